@@ -28,8 +28,6 @@ def offer(
     tested: Sequence[str],
     place: str,
     replace: Callable[[list[Any]], None],
-    *,
-    probes: bool = False,
 ) -> None:
     """Add a program to those that an engine may choose among; `replace` puts them into it, once.
 
@@ -38,20 +36,17 @@ def offer(
         engine: as people write it; its distribution is called the same.
         tested: the versions that the adapter is tested with, in any build.
         place: name of a module of the engine's, which keeps the list for all wheels of a process.
-        replace: called with the list, before anything is in it.
-        probes: whether `replace` raises where anything is missing that the adapter needs. Versions that are not tested
-            then run with a warning; otherwise they are refused.
+        replace: called with the list, before anything is in it; it raises where anything is missing that the adapter
+            needs. A version that is not tested, and has all of that, runs with a warning.
 
-    Raises RuntimeError on a version that is refused, what `replace` raises, and RuntimeError for a program of another
-    version of specc than those that are there; SystemExit instead if the program must run.
+    Raises what `replace` raises, and RuntimeError for a program of another version of specc than those that are there;
+    SystemExit instead if the program must run.
 
     """
     try:
         found = importlib.metadata.version(engine.lower())
         is_tested = found.partition("+")[0] in tested
         versions = " and ".join((", ".join(tested[:-1]), tested[-1]) if len(tested) > 1 else tested)
-        if not is_tested and not probes:
-            raise RuntimeError(f"{package.__name__} runs in {engine} {versions}, this is {found}")
         # One list for all wheels, each of which has a copy of the adapter: the first one's runs them all.
         programs = vars(importlib.import_module(place)).setdefault("specc_programs", [])
         made_by = [program.__version__.partition("+")[0] for program in (package, *programs)]

@@ -80,9 +80,9 @@ def _sglang() -> tuple[str, ...]:
 
 
 def _vllm() -> tuple[str, ...]:
-    from specc.adapters.vllm import VERSION
+    from specc.adapters.vllm import TESTED
 
-    return (VERSION,)
+    return TESTED
 
 
 _ENGINES = {"SGLang": _sglang, "vLLM": _vllm}

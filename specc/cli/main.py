@@ -22,7 +22,7 @@ COMMANDS: tuple[str, ...] = (
 )  # fmt: skip
 """Commands in the order of `specc --help`: ``specc.cli.<name>`` has a function ``<name>``, with _ for -."""
 
-GROUPS: tuple[str, ...] = ("sglang",)
+GROUPS: tuple[str, ...] = ("sglang", "vllm")
 """Groups of commands, one for an engine: ``specc.cli.<name>`` has a typer app ``<name>``."""
 
 YOUNG_OBJECTS = 50_000

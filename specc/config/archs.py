@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 from typing import Literal, get_args
 
 Arch = Literal["sm_80", "sm_86", "sm_89", "sm_90", "sm_100", "sm_103", "sm_120", "gfx90a", "gfx942", "gfx950"]
@@ -31,6 +32,14 @@ _OF_ARCH: Mapping[Arch, str] = {
 
 GPUS: Mapping[str, Arch] = {name: arch for arch, names in _OF_ARCH.items() for name in names.split()}
 """Name of a GPU -> its architecture."""
+
+_MEMORY: Mapping[str, int] = {
+    "sm_80": 80, "sm_86": 24, "sm_89": 24, "sm_90": 80, "sm_100": 180, "sm_103": 270, "sm_120": 32,
+    "a30": 24, "a16": 16, "a2": 16, "a40": 48, "a6000": 48, "l20": 48, "l40": 48, "l40s": 48, "rtx6000ada": 48,
+    "a4000": 16, "a4500": 20, "rtx3060": 12, "rtx3070": 8, "rtx3080": 10, "rtx4060": 8, "rtx4070": 12, "rtx4080": 16,
+    "rtx5060": 8, "rtx5070": 12, "rtx5080": 16, "rtxpro6000": 96,
+}  # fmt: skip
+"""GiB of a GPU by its name or else its architecture: where several are sold, the usual one."""
 
 _MAKERS = re.compile(r"^(nvidia|amd|geforce|instinct|tesla)+")
 
@@ -101,3 +110,37 @@ def _distance(one: str, other: str) -> int:
 def _plain(word: str) -> str:
     """Return a name as compared: lower case, without separators."""
     return re.sub(r"[\s_\-]", "", word.lower())
+
+
+@dataclass(frozen=True)
+class Gpu:
+    """The GPU that a server runs on: its name or an empty text, its architecture, and where that comes from."""
+
+    name: str
+    arch: str
+    origin: str
+
+    @property
+    def memory(self) -> int:
+        """Its memory in GiB."""
+        return _MEMORY.get(self.name, _MEMORY.get(self.arch, 80))
+
+
+def gpu_of(word: str | None) -> Gpu:
+    """Return the GPU of a name or an architecture; without one that of this machine, or else Hopper's.
+
+    Raises ValueError, with a hint, for a name that is unknown.
+    """
+    if word is not None:
+        arch = arch_of(word)
+        if arch not in ARCHS:
+            raise ValueError(arch_hint(word))
+        plain = word.lower()
+        return Gpu(plain if plain in GPUS else "", str(arch), f"--gpu {word}")
+    try:
+        found = [(name, arch) for name, arch in gpus() if arch in ARCHS]
+    except NoGpuError:
+        found = []
+    if found:
+        return Gpu("", found[0][1], f"this machine has {found[0][0]}")
+    return Gpu("", "sm_90", "no GPU was found here, so that of H100 and H200 is taken; --gpu names another")

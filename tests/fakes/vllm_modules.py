@@ -29,6 +29,24 @@ UNSET = (1 << 20) + 7
 # --- tables of requests -----------------------------------------------------------------------------------------------
 
 
+@at(f"{WORKER}.buffer_utils")
+@dataclass
+class UvaBackedTensor:
+    """Memory of the host's that the device sees."""
+
+    np: Any
+    gpu: Tensor | None = None
+
+
+@at(f"{WORKER}.buffer_utils")
+@dataclass
+class StagedWriteTensor:
+    """A table of the device's, of which the host writes rows."""
+
+    gpu: Tensor
+
+
+@at(f"{WORKER}.states")
 class RequestState:
     """Tables with a row for every request: on the device what it has computed and emitted, and its drafts."""
 
@@ -36,10 +54,11 @@ class RequestState:
         self.max_num_reqs = requests
         self.draft_tokens = torch.zeros(requests, steps, dtype=torch.int64)
         self.last_sampled_tokens = torch.zeros(requests, 1, dtype=torch.int64)
-        self.num_computed_tokens = SimpleNamespace(gpu=torch.zeros(requests, dtype=torch.int32))
-        self.all_token_ids = SimpleNamespace(gpu=torch.zeros(requests, longest, dtype=torch.int32))
+        self.num_computed_tokens = StagedWriteTensor(torch.zeros(requests, dtype=torch.int32))
+        self.all_token_ids = StagedWriteTensor(torch.zeros(requests, longest, dtype=torch.int32))
 
 
+@at(f"{WORKER}.block_table")
 class BlockTables:
     """By group of KV caches the blocks of every request, and those of a batch, gathered for a step.
 
@@ -50,10 +69,10 @@ class BlockTables:
 
     def __init__(self, requests: int, widths: Sequence[int], block_sizes: Sequence[int] = ()) -> None:
         shapes = [(requests, width) for width in widths]
-        self.block_tables = [SimpleNamespace(gpu=torch.zeros(shape, dtype=torch.int32)) for shape in shapes]
+        self.block_tables = [StagedWriteTensor(torch.zeros(shape, dtype=torch.int32)) for shape in shapes]
         self.input_block_tables = [torch.zeros_like(table.gpu) for table in self.block_tables]
         self.block_sizes, self.told = list(block_sizes), list[list[int]]()
-        self.num_blocks = SimpleNamespace(np=np.zeros((len(widths), requests), dtype=np.int32))
+        self.num_blocks = UvaBackedTensor(np.zeros((len(widths), requests), dtype=np.int32))
 
     def init_block_table_layout_tensors(self) -> None:
         self.told.append([table.gpu.data_ptr() for table in self.block_tables])
@@ -70,6 +89,7 @@ class BlockTables:
             self.input_block_tables[group][: len(rows)] = table.gpu[torch.from_numpy(rows).long()]
 
 
+@at(f"{WORKER}.input_batch")
 class InputBuffers:
     """What forwards of a speculator read."""
 
@@ -79,6 +99,7 @@ class InputBuffers:
         self.seq_lens = torch.zeros(requests, dtype=torch.int32)
 
 
+@at(f"{WORKER}.input_batch")
 @dataclass(eq=False)
 class InputBatch:
     """Requests of a step, by rows of the tables, and the tokens that each has in it."""
@@ -124,39 +145,59 @@ class LogitBiasState:
 @at(f"{WORKER}.sample.bad_words")
 class BadWordsState:
     def __init__(self, rows: int) -> None:
-        self.num_bad_words = SimpleNamespace(np=np.zeros(rows, dtype=np.int32))
+        self.num_bad_words = UvaBackedTensor(np.zeros(rows, dtype=np.int32))
 
 
+@at(f"{WORKER}.sample.states")
+class SamplingStates:
+    """What the request of every row samples with."""
+
+    def __init__(self, rows: int, vocabulary: int) -> None:
+        self.none = {"temperature": 0, "top_k": vocabulary, "top_p": 1, "min_p": 0}
+        self.temperature, self.top_p, self.min_p = (
+            UvaBackedTensor(np.full(rows, self.none[name], np.float32)) for name in ("temperature", "top_p", "min_p")
+        )
+        self.top_k = UvaBackedTensor(np.full(rows, vocabulary, np.int32))
+        self.seeds = UvaBackedTensor(np.zeros(rows, dtype=np.int64))
+        self.seeds_set = np.zeros(rows, dtype=bool)
+
+
+@at(f"{WORKER}.sample.thinking_budget")
+class ThinkingBudgetState:
+    """How long a request may think; here as long as it likes."""
+
+    enabled = False
+
+    def __init__(self, rows: int) -> None:
+        self.use_thinking_budget = np.zeros(rows, dtype=bool)
+
+
+@at(f"{WORKER}.sample.sampler")
 class Sampler:
     """How the request of every row samples, and what changes its logits; greedy at first."""
 
     compute_nans = False
 
     def __init__(self, rows: int, vocabulary: int, *processors: Any) -> None:
-        self._none = {"temperature": 0, "top_k": vocabulary, "top_p": 1, "min_p": 0}
-        columns = {name: np.int32 if name == "top_k" else np.float32 for name in self._none}
-        self.sampling_states = SimpleNamespace(
-            **{name: SimpleNamespace(np=np.full(rows, self._none[name], kind)) for name, kind in columns.items()},
-            seeds=SimpleNamespace(np=np.zeros(rows, dtype=np.int64)), seeds_set=np.zeros(rows, dtype=bool),
-        )  # fmt: skip
+        self.sampling_states = SamplingStates(rows, vocabulary)
         self.needs_logits_processing = np.zeros(rows, dtype=bool)
         self.wants_logprobs = np.zeros(rows, dtype=bool)
         self.logits_processors = list(processors)
-        self.thinking_budget_state = SimpleNamespace(enabled=False)
+        self.thinking_budget_state = ThinkingBudgetState(rows)
 
     def admit(self, row: int, seed: int = 0, *, seeded: bool = False, **given: float) -> None:
         """Give a row to a request."""
         states = self.sampling_states
-        asked = self._none | given
+        asked = states.none | given
         for name, value in asked.items():
             getattr(states, name).np[row] = value
         states.seeds.np[row], states.seeds_set[row] = seed, seeded
-        filters = [asked[name] != self._none[name] for name in ("top_k", "top_p", "min_p")]
+        filters = [asked[name] != states.none[name] for name in ("top_k", "top_p", "min_p")]
         heat = asked["temperature"]
         self.needs_logits_processing[row] = heat not in (0, 1) or (heat and any(filters))
 
-    def get_logprobs_dims(self, rows: Any) -> tuple[int] | None:
-        return (1,) if self.wants_logprobs[rows].any() else None
+    def get_logprobs_dims(self, idx_mapping_np: Any) -> tuple[int] | None:
+        return (1,) if self.wants_logprobs[idx_mapping_np].any() else None
 
 
 # --- speculators ------------------------------------------------------------------------------------------------------
@@ -175,16 +216,17 @@ class BatchExecutionDescriptor:
     num_reqs: int
 
 
+@at(f"{SPECULATORS}.speculator")
 class BaseSpeculator:
     """Drafts after every batch; `model` is what drafts and knows by itself what it would, see `vllm_server.Draft`."""
 
     draft_max_seq_len = 0
 
-    def __init__(self, config: Any, device: torch.device) -> None:
-        self.vllm_config = config
-        self.device, self.max_model_len = device, config.model_config.max_model_len
-        self.num_speculative_steps = config.speculative_config.num_speculative_tokens
-        requests = config.scheduler_config.max_num_seqs
+    def __init__(self, vllm_config: Any, device: torch.device) -> None:
+        self.vllm_config = vllm_config
+        self.device, self.max_model_len = device, vllm_config.model_config.max_model_len
+        self.num_speculative_steps = vllm_config.speculative_config.num_speculative_tokens
+        requests = vllm_config.scheduler_config.max_num_seqs
         self.arange_np = np.arange(requests + 1, dtype=np.int32)
         self.input_buffers = InputBuffers(requests, requests * (self.num_speculative_steps + 1))
 
@@ -198,10 +240,15 @@ class BaseSpeculator:
     def capture(self) -> None:
         """Nothing is captured here."""
 
-    def propose(self, input_batch: InputBatch, *_: Any, **__: Any) -> Tensor:
+    def propose(
+        self, input_batch: InputBatch, attn_metadata: Any, slot_mappings: Any, last_hidden_states: Tensor,
+        aux_hidden_states: Any, num_sampled: Tensor, num_rejected: Tensor, last_sampled: Any, next_prefill_tokens: Any,
+        temperature: Any, seeds: Any,
+    ) -> Tensor:  # fmt: skip
         return self.model.own_drafts(input_batch.idx_mapping_np)
 
 
+@at(f"{SPECULATORS}.speculator")
 class DraftModelSpeculator(BaseSpeculator):
     """A model drafts, whose keys and values are in blocks of a group."""
 
@@ -226,29 +273,34 @@ class DraftModelSpeculator(BaseSpeculator):
             max_seq_len=min(most, self.draft_max_seq_len, self.max_model_len),
         )  # fmt: skip
 
-    def compute_draft_logits(self, hidden: Tensor, step: int) -> Tensor:
-        return self.model.compute_logits(hidden)
+    def compute_draft_logits(self, hidden_states: Tensor, spec_step_idx: int) -> Tensor:
+        return self.model.compute_logits(hidden_states)
 
 
 @at(f"{SPECULATORS}.standalone_ar.speculator")
 class StandaloneARSpeculator(DraftModelSpeculator):
-    def _run_model(self, ids: Tensor, positions: Tensor, metadata: Any, slots: dict[str, Tensor], _: None) -> Tensor:
-        assert {*slots} == self.draft_attn_layer_names
-        return self.model.run(ids, positions, metadata, next(iter(slots.values())), None)[0]
+    def _run_model(
+        self, input_ids: Tensor, positions: Tensor, attn_metadata: Any, slot_mappings: dict[str, Tensor],
+        num_tokens_across_dp: None,
+    ) -> Tensor:  # fmt: skip
+        assert {*slot_mappings} == self.draft_attn_layer_names
+        return self.model.run(input_ids, positions, attn_metadata, next(iter(slot_mappings.values())), None)[0]
 
 
 @at(f"{SPECULATORS}.eagle.speculator")
 class EagleSpeculator(DraftModelSpeculator):
-    def __init__(self, config: Any, device: torch.device) -> None:
-        super().__init__(config, device)
-        draft = config.speculative_config.draft_model_config
+    def __init__(self, vllm_config: Any, device: torch.device) -> None:
+        super().__init__(vllm_config, device)
+        draft = vllm_config.speculative_config.draft_model_config
         self.hidden_size = draft.get_hidden_size()
         self.hidden_states = torch.zeros(len(self.input_buffers.input_ids), self.hidden_size, dtype=draft.dtype)
 
-    def _run_model(self, count: int, metadata: Any, slots: dict[str, Tensor], _: None) -> tuple[Tensor, Tensor]:
-        buffers = self.input_buffers
-        given = buffers.input_ids[:count], buffers.positions[:count], metadata, next(iter(slots.values()))
-        return self.model.run(*given, self.hidden_states[:count])
+    def _run_model(
+        self, num_tokens: int, attn_metadata: Any, slot_mappings: dict[str, Tensor], num_tokens_across_dp: None
+    ) -> tuple[Tensor, Tensor]:
+        ids, positions = self.input_buffers.input_ids[:num_tokens], self.input_buffers.positions[:num_tokens]
+        given = ids, positions, attn_metadata, next(iter(slot_mappings.values()))
+        return self.model.run(*given, self.hidden_states[:num_tokens])
 
 
 @at(f"{SPECULATORS}.mtp.speculator")
@@ -258,8 +310,8 @@ class MTPSpeculator(EagleSpeculator):
 
 @at(f"{SPECULATORS}.ngram.speculator")
 class NgramGPUSpeculator(BaseSpeculator):
-    def __init__(self, config: Any, device: torch.device, states: RequestState) -> None:
-        super().__init__(config, device)
+    def __init__(self, vllm_config: Any, device: torch.device, req_states: RequestState) -> None:
+        super().__init__(vllm_config, device)
 
 
 def looked_up(text: list[int], steps: int, longest: int, shortest: int) -> list[int]:
@@ -272,12 +324,12 @@ def looked_up(text: list[int], steps: int, longest: int, shortest: int) -> list[
     return text[-1:] * steps
 
 
-def init_speculator(config: Any, device: torch.device, states: RequestState) -> BaseSpeculator:
-    method = config.speculative_config.method
+def init_speculator(vllm_config: Any, device: torch.device, req_states: RequestState) -> BaseSpeculator:
+    method = vllm_config.speculative_config.method
     if method.startswith("ngram"):
-        return NgramGPUSpeculator(config, device, states)
+        return NgramGPUSpeculator(vllm_config, device, req_states)
     kinds = {"draft_model": StandaloneARSpeculator, "mtp": MTPSpeculator}
-    return kinds.get(method, EagleSpeculator)(config, device)
+    return kinds.get(method, EagleSpeculator)(vllm_config, device)
 
 
 # --- the model runner -------------------------------------------------------------------------------------------------

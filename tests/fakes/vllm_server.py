@@ -177,17 +177,18 @@ class Server:
 
     def __init__(
         self, plan: Plan, monkeypatch: pytest.MonkeyPatch, *, longest: int = 64, requests: int = 6, ahead: int = 3,
-        cuda: bool = False, max_graph: int = 512, profile: bool = False, **spec: Any,
+        cuda: bool = False, max_graph: int = 512, profile: bool = False, release: str = "", **spec: Any,
     ) -> None:  # fmt: skip
         """`longest`: `max_model_len`; `ahead`: slots that a request has behind those of a step.
 
         `max_graph`: tokens of its largest graph; with `profile` it has measured what graphs take before it starts.
+        `release`: the version of vLLM, where it is not one that is tested.
         """
         self.plan, self._ahead, self._longest = plan, ahead, longest
         runner = GPUModelRunner
         for kind, name in ((runner, "sample"), (runner, "profile_cudagraph_memory"), (Worker, "load_model")):
             monkeypatch.setattr(kind, name, getattr(kind, name))  # they are as they were when the test ends
-        VLLM.plug_in(package_of(plan, PROGRAM), monkeypatch, lambda adapter: adapter.VERSION)
+        VLLM.plug_in(package_of(plan, PROGRAM), monkeypatch, lambda adapter: release or adapter.TESTED[-1])
         width, page = -(-longest // plan.kv.page_size), plan.kv.page_size
         self.states = RequestState(requests, plan.size("S"), longest)
         self.tables, self.target = BlockTables(requests, (3, width), (2 * page, page)), Target(plan)
@@ -299,7 +300,9 @@ class Server:
             self.states.all_token_ids.gpu[row, start : start + last + 1] = tokens.int()
             self.states.last_sampled_tokens[row] = tokens[last]
             computed[row] += counts[place] - int(rejected[place])
-        proposed = self.runner.speculator.propose(batch, None, None, hidden, None, accepted, rejected)
+        proposed = self.runner.speculator.propose(
+            batch, None, None, hidden, None, accepted, rejected, None, None, None, None
+        )
         self.states.draft_tokens[torch.from_numpy(at).long()] = proposed
         self._read(keep=1)
 
@@ -342,7 +345,7 @@ def config_of(plan: Plan, requests: int, longest: int, max_graph: int, **spec: A
     said = {
         "method": METHODS[plan.algorithm], "num_speculative_tokens": plan.size("S"), "draft_sample_method": "greedy",
         "rejection_sample_method": "standard", "enable_adaptive_verification": False,
-        "uses_dynamic_speculative_decoding": lambda: False, "use_local_argmax_reduction": False,
+        "num_speculative_tokens_per_batch_size": None, "use_local_argmax_reduction": False,
         "parallel_drafting": False, "draft_model_config": model(plan.models.get("draft", plan.models["target"])),
         "prompt_lookup_max": plan.options.get("longest"), "prompt_lookup_min": plan.options.get("shortest"),
     }  # fmt: skip

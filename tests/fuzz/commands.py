@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import enum
 import functools
+import json
 import random
 import re
 from collections.abc import Mapping, Sequence
@@ -21,7 +22,8 @@ from typer.testing import CliRunner
 
 from specc.cli import opt, reporting
 from specc.cli.main import app
-from specc.config.sglang.command_line import KNOWN
+from specc.config.sglang import command_line as of_sglang
+from specc.config.vllm import command_line as of_vllm
 from specc.support.codes import CODES
 
 from .hostile import SAYINGS, place, raw
@@ -150,7 +152,7 @@ def _line(rng: random.Random, words: tuple[str, ...]) -> list[str]:
                 line += [] if argument else [rng.choice(one.opts + one.secondary_opts), *value]
     if rng.random() < 0.05:
         line.insert(rng.randrange(len(line) + 1), rng.choice([f"--{saying}" for saying in SAYINGS if saying] + ["-x"]))
-    if words == ("sglang", "check"):
+    if words in SERVERS:
         return [*line, *(["--"] if rng.random() < 0.95 else []), *behind]
     return [*behind, *line] if rng.random() < 0.5 else [*line, *behind]
 
@@ -159,8 +161,8 @@ def _value(rng: random.Random, words: tuple[str, ...], one: Any) -> list[str]:
     """What is said of a parameter: mostly of its type, sometimes anything."""
     if one.param_type_name != "argument" and one.is_flag:
         return []
-    if words == ("sglang", "check") and one.param_type_name == "argument":
-        return _server(rng)
+    if words in SERVERS and one.param_type_name == "argument":
+        return SERVERS[words](rng)
     if (known := _known(words, one)) and rng.random() < 0.6:
         return [rng.choice(known)]
     if rng.random() < 0.1:
@@ -183,15 +185,15 @@ def _known(words: tuple[str, ...], one: Any) -> Sequence[str]:
     return {
         "config": ("c.yaml",), "against": ("c.yaml", "none"), "source": ("c.yaml", "-"), "target": ("target", "c.yaml"),
         "draft": ("eagle", "standalone", "target"), "text": ("text.txt",), "tokenizer": ("target",),
-        "engine": ("sglang",),
+        "engine": ("sglang", "vllm"),
         "size": ("2", "20"), "algorithm": ("EAGLE", "standalone"), "gpu": ("h100", "sm_100"), "prompt": ("x",),
         "verify": ("target_only", "greedy"), "sampling": ("top_k", "grammar,penalties"), "outputs": ("logprobs",),
         "logits": ("sharded",), "topk": ("1", "2"), "num_steps": ("1", "2"), "name": ("fuzzed",),
     }.get(one.name, ())  # fmt: skip
 
 
-def _server(rng: random.Random) -> list[str]:
-    """The command of a server: one that is served, with arguments that are changed, left out, or anything."""
+def _sglang(rng: random.Random) -> list[str]:
+    """The command of a server of SGLang's: one that is served, with arguments changed, left out, or anything."""
     draft = rng.choice(["eagle", "standalone"])
     said = {
         "--model-path": "target", "--speculative-draft-model-path": draft,
@@ -199,7 +201,7 @@ def _server(rng: random.Random) -> list[str]:
         "--speculative-eagle-topk": "1", "--attention-backend": "triton", "--dtype": rng.choice(["float16", "float32"]),
     }  # fmt: skip
     for _ in range(rng.choice([0, 1, 1, 2, 4])):
-        key = rng.choice([*KNOWN, *said])
+        key = rng.choice([*of_sglang.KNOWN, *said])
         said[key] = rng.choice([*SAYINGS, *PATHS, *PATHS, *NUMBERS, "EAGLE3", "NEXTN", "fa3", "xgrammar", "auto"])
     for key in rng.sample(list(said), rng.choice([0, 0, 0, 1])):
         del said[key]
@@ -208,3 +210,29 @@ def _server(rng: random.Random) -> list[str]:
     front = rng.choice([[], [], ["python", "-m", "sglang.launch_server"], ["sglang", "serve"], ["A=\x1b", "B=1"]])
     line = [*front, *line]
     return [" ".join(line)] if rng.random() < 0.2 else line
+
+
+def _vllm(rng: random.Random) -> list[str]:
+    """The command of a server of vLLM's, as of SGLang's."""
+    method = rng.choice(["eagle", "draft_model", "ngram"])
+    drafts = {"eagle": "eagle", "draft_model": "standalone"}.get(method)
+    said = {
+        "--model": "target", "--spec-method": method, "--spec-tokens": "3", "--dtype": rng.choice(["half", "float32"])
+    } | ({"--spec-model": drafts} if drafts else {})  # fmt: skip
+    if rng.random() < 0.4:
+        keys = {"method": method, "num_speculative_tokens": 3} | ({"model": drafts} if drafts else {})
+        said = {"--model": "target", "--speculative-config": json.dumps(keys)}
+    for _ in range(rng.choice([0, 1, 1, 2, 4])):
+        key = rng.choice([*of_vllm.KNOWN, *said, "-sc.model", "-cc.a.b+", "--speculative-config.method", "--no-x"])
+        said[key] = rng.choice([*SAYINGS, *PATHS, *PATHS, *NUMBERS, "{}", "[1]", '{"a": {"b": 1}}', "mtp", "auto"])
+    for key in rng.sample(list(said), rng.choice([0, 0, 0, 1])):
+        del said[key]
+    equals = rng.random() < 0.3
+    line = [word for key, value in said.items() for word in ([f"{key}={value}"] if equals else [key, value])]
+    front = rng.choice([[], [], ["python", "-m", "vllm.entrypoints.openai.api_server"], ["vllm", "serve"], ["A=\x1b"]])
+    line = [*front, *line]
+    return [" ".join(line)] if rng.random() < 0.2 else line
+
+
+SERVERS = {("sglang", "check"): _sglang, ("vllm", "check"): _vllm}
+"""Commands that are given the command line of a server, and what makes one."""

@@ -45,10 +45,10 @@ MAY_NAME_RUNTIME = re.compile(r"ir/interpret\.py|emit/wheel\.py|cli/inspect\.py|
 Besides, any file may import `specc.runtime.plan`: what the compiler writes and the runtime reads.
 """
 
-SERVED = "specc.adapters.sglang.served"
+SERVED = "specc.adapters.{}.served"
 """The one file of an adapter's that the compiler reads: facts and functions over them, which import nothing.
 
-Only what is of SGLang may, so that a refusal is the same before a server starts and when it does.
+Only what is of that engine may, so that a refusal is the same before a server starts and when it does.
 """
 
 ISLANDS = ("runtime", "adapters")
@@ -175,19 +175,21 @@ def test_every_engine_has_a_preset_and_an_adapter() -> None:
 
 
 def test_nobody_imports_an_adapter() -> None:
-    """But what is of SGLang its table of what is served."""
+    """But what is of an engine the engine's table of what is served."""
     outside = [path for path in SOURCES if not parts(path).startswith("adapters/")]
     named = {(parts(path), name) for path in outside for name in imports(path) if layer(name) == "adapters"}
-    of_sglang = re.compile(r"config(/presets)?/sglang\w*(\.py|/.*)")
-    allowed = {
-        (path, name) for path, name in named if of_sglang.fullmatch(path) and (f"{name}.").startswith(f"{SERVED}.")
-    }
-    assert named - allowed == set()
-    assert allowed
+    for engine in ENGINES:
+        of_engine = re.compile(rf"config(/presets)?/{engine}\w*(\.py|/.*)")
+        table = f"{SERVED.format(engine)}."
+        allowed = {(path, name) for path, name in named if of_engine.fullmatch(path) and f"{name}.".startswith(table)}
+        assert allowed
+        named -= allowed
+    assert named == set()
 
 
-def test_what_the_compiler_reads_of_an_adapter_imports_nothing() -> None:
-    found = set(imports(PACKAGE / "adapters/sglang/served.py"))
+@pytest.mark.parametrize("engine", ENGINES)
+def test_what_the_compiler_reads_of_an_adapter_imports_nothing(engine: str) -> None:
+    found = set(imports(MODULES[SERVED.format(engine)]))
     assert {name.split(".")[0] for name in found} <= {*sys.stdlib_module_names}
 
 

@@ -20,11 +20,13 @@ import yaml
 from sglang_files import HERE, NEWEST, ON_GPU, ROOT, environment
 
 from specc.adapters.sglang.served import refusals, roles
+from specc.config.archs import gpu_of
+from specc.config.pasted import Wanted
 from specc.config.presets.preset import Asked
 from specc.config.presets.sglang_models import unserved
 from specc.config.sglang.command_line import Arguments, parse
-from specc.config.sglang.server import Started, gpu_of, started
-from specc.config.sglang.written import Wanted, configuration
+from specc.config.sglang.server import Started, started
+from specc.config.sglang.written import configuration
 from specc.support.diagnostics import DiagnosticError
 
 pytestmark = pytest.mark.skipif(ON_GPU, reason="the machine is said to have other GPUs")

@@ -6,20 +6,20 @@ from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
-from sglang_copy import changed_sglang
-from sglang_files import VERSION
+from engine_copy import changed_copy
+from sglang_files import ENVIRONMENT, VERSION
 from sglang_models import most_probable
 from sglang_programs import build_program
 from sglang_server import Variant, serve
 
-RENAMED = {"managers/overlap_utils.py": {"topk_index_buf": "draft_tokens_buf"}}
+RENAMED = {"srt/managers/overlap_utils.py": {"topk_index_buf": "draft_tokens_buf"}}
 """SGLang's own relay goes on as ever, under another name."""
 OTHER_MEANING = {
-    "model_executor/forward_batch_info.py": {
+    "srt/model_executor/forward_batch_info.py": {
         "    seq_lens_sum: int\n": "    seq_lens_sum: int\n    sees_prefix: int = 0\n",
         "        ret = cls(\n": "        ret = cls(\n            sees_prefix=1,\n",
     },
-    "layers/attention/intel_amx_backend.py": {
+    "srt/layers/attention/intel_amx_backend.py": {
         "forward_batch.seq_lens + num_draft_tokens": (
             "forward_batch.seq_lens * forward_batch.sees_prefix + num_draft_tokens"
         )
@@ -44,7 +44,7 @@ def test_a_changed_sglang_runs_its_own_steps(
     """What differs stands in the log; texts are those that SGLang itself makes, and right."""
     variant = Variant("EAGLE", "eagle", overlap=overlap, program=True)
     wheel = build_program(variant.engine(models), tmp_path / "wheel")
-    changed = changed_sglang(tmp_path / "changed", changes)
+    changed = changed_copy(ENVIRONMENT.site / "sglang", tmp_path / "changed", changes)
     paths = f"{changed}:{tmp_path / 'job' / 'site'}"
     sampling = {"temperature": 0, "max_new_tokens": 24, "ignore_eos": True}
     served = serve(

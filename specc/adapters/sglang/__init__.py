@@ -24,7 +24,7 @@ def register() -> None:
     `offer`, which SGLang logs.
     """
     package = importlib.import_module(__name__.rpartition(".")[0])
-    offer(package, "SGLang", TESTED, "sglang.srt.plugins", _replace, probes=True)
+    offer(package, "SGLang", TESTED, "sglang.srt.plugins", _replace)
 
 
 def _replace(programs: list[Any]) -> None:

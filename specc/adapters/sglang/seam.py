@@ -1,24 +1,26 @@
 """All of SGLang that this adapter touches, and the check that it is there before anything is replaced.
 
-A line of `MUST` is a place below `sglang.srt`: what the adapter imports, calls, overrides or hooks, in parentheses the
-names that are given to it, behind a colon what is read of it, of its objects, or set on them. Where one of them is
-missing no program runs. `MAY` has what only a feature needs, by what is left out without it. What a request could lose
-without anybody noticing is never in `MAY`. Attributes that are read while a program is fitted and bound are in no line:
-if one is missing that fails, by name. What is called in another way in another version of SGLang is a function here.
+Lines of the tables are those of `_probe`, of places below `sglang.srt`. Where something of `MUST` is missing no program
+runs. `MAY` has what only a feature needs, by what is left out without it. What a request could lose without anybody
+noticing is never in `MAY`. Attributes that are read while a program is fitted and bound are in no line: if one is
+missing that fails, by name. What is called in another way in another version of SGLang is a function here.
 """
 
 from __future__ import annotations
 
 import contextlib
-import dis
-import importlib
+import functools
 import inspect
 import logging
-import re
-from collections.abc import Iterable, Iterator
-from typing import Any, NamedTuple
+from collections.abc import Iterator
+from typing import Any
+
+from .._probe import absent, at, touches
+from .._probe import probe as probe_all
 
 logger = logging.getLogger(__name__)
+ROOT = "sglang.srt"
+lacking = functools.partial(absent, ROOT)
 
 MUST = """
 plugins.hook_registry.HookRegistry.register(target hook hook_type)
@@ -159,58 +161,18 @@ layers.attention.base_attn_backend.AttentionBackend.init_forward_metadata_in_gra
 """What a kind of attention needs beside `MUST`, looked for in servers that have it."""
 
 
-class Touch(NamedTuple):
-    """A line of the tables: the place, the names that are given to it or None, and what is read of it."""
-
-    place: str
-    takes: str | None
-    has: str
-
-
-def touches(table: str) -> list[Touch]:
-    """The lines of a table; an indented one goes on with the one before."""
-    made: list[Touch] = []
-    for line in filter(None, re.sub(r"\n +", " ", table).split("\n")):
-        found = re.fullmatch(r"([\w.]+)(\([\w ]*\))?(?:: ([\w ]+))?", line)
-        assert found is not None, line
-        made.append(Touch(found[1], found[2] and found[2][1:-1], found[3] or ""))
-    return made
-
-
 def probe(version: str, *, tested: bool) -> None:
     """Look for all that the adapter touches. RuntimeError with everything that is missing of what must be there.
 
     What may be missing is logged with what is then left out, unless this version was `tested` without it.
     """
-    if missing := list(lacking(MUST)):
-        raise RuntimeError(f"SGLang {version}: {'; '.join(missing)}")
-    for left_out, table in MAY.items():
-        if not tested and (missing := list(lacking(table))):
-            logger.warning("SGLang %s: %s: %s", version, "; ".join(missing), left_out)
+    probe_all(f"SGLang {version}", ROOT, MUST, {} if tested else MAY, logger)
 
 
 def need(attention: str) -> None:
     """Look for what a kind of attention needs. RuntimeError with everything that is missing."""
     if missing := list(lacking(ATTENTION[attention])):
         raise RuntimeError(f"attention of SGLang's {attention}: {'; '.join(missing)}")
-
-
-def lacking(table: str) -> Iterator[str]:
-    """What of the lines of a table this SGLang does not have, or takes otherwise, in words."""
-    for place, takes, has in touches(table):
-        above, _, name = place.rpartition(".")
-        try:
-            owner, found = _resolved(above), _resolved(place)
-        except (ImportError, AttributeError) as error:
-            why = f" ({error})" if isinstance(error, ImportError) else ""
-            yield f"{above.rpartition('.')[2] or 'sglang.srt'} has no {name}{why}"
-            continue
-        if takes is not None:
-            short = ".".join(place.split(".")[-2:])
-            method = isinstance(owner, type)
-            yield from (f"{short} {what}" for what in _taken_otherwise(found, takes.split(), method=method))
-        known = attributes(found)
-        yield from (f"{name} has no {one}" for one in has.split() if one not in known)
 
 
 def there(feature: str) -> bool:
@@ -223,49 +185,10 @@ def found(feature: str) -> list[Any]:
     every: list[Any] = []
     for touch in touches(MAY[feature]):
         try:
-            every.append(_resolved(touch.place))
+            every.append(at(ROOT, touch.place))
         except (ImportError, AttributeError):
             every.append(None)
     return every
-
-
-def _resolved(place: str) -> Any:
-    """What is at a place. ImportError or AttributeError where there is nothing."""
-    found: Any = importlib.import_module("sglang.srt")
-    for name in filter(None, place.split(".")):
-        if not hasattr(found, name) and hasattr(found, "__path__"):
-            importlib.import_module(f"{found.__name__}.{name}")
-        found = getattr(found, name)
-    return found
-
-
-def _taken_otherwise(call: Any, given: Iterable[str], *, method: bool) -> Iterator[str]:
-    """How a call with arguments of these names differs from what is taken."""
-    parameters = dict(inspect.signature(call).parameters)
-    if method:
-        parameters.pop("self", None)
-    kinds = {one.kind for one in parameters.values()}
-    yield from (
-        f"takes no {name}" for name in given if name not in parameters and inspect.Parameter.VAR_KEYWORD not in kinds
-    )
-    for name, one in parameters.items():
-        needed = one.default is one.empty and one.kind not in (one.VAR_POSITIONAL, one.VAR_KEYWORD)
-        if needed and name not in given:
-            yield f"needs {name}"
-
-
-def attributes(owner: Any) -> set[str]:
-    """What a module has; what a class or its objects have: members, fields, and all that its methods set on `self`."""
-    if not isinstance(owner, type):
-        return set(dir(owner))
-    names: set[str] = set()
-    for base in owner.__mro__:
-        names.update(vars(base), vars(base).get("__annotations__", ()))
-        for member in vars(base).values():
-            code = getattr(inspect.unwrap(member) if callable(member) else member, "__code__", None)
-            if code is not None:
-                names.update(one.argval for one in dis.get_instructions(code) if one.opname == "STORE_ATTR")
-    return names
 
 
 @contextlib.contextmanager

@@ -1,4 +1,4 @@
-"""A program as the speculative decoding of vLLM 0.33.0, model runner V2.
+"""A program as the speculative decoding of vLLM, in its model runner V2.
 
 vLLM finds `register` through the entry point of the wheel (group `vllm.general_plugins`) and calls it in every process
 that it starts. This folder is copied as it is into the wheel, beside the runtime; it imports the standard library,
@@ -8,12 +8,13 @@ torch, vLLM and the package that holds it. docs/vllm.md says what is served.
 from __future__ import annotations
 
 import importlib
+import importlib.metadata
 from typing import Any
 
 from .._plugin import offer, tried
 
-VERSION = "0.33.0"
-"""The only version of vLLM whose inside this adapter knows."""
+TESTED = ("0.33.0",)
+"""The versions of vLLM that `make vllm` runs programs in."""
 
 
 def register() -> None:
@@ -23,10 +24,14 @@ def register() -> None:
     logged, for vLLM would end; SystemExit if `SPECC_PROGRAM` demands this program.
     """
     package = importlib.import_module(__name__.rpartition(".")[0])
-    tried(lambda: offer(package, "vLLM", (VERSION,), "vllm.plugins", _replace), "vLLM")
+    tried(lambda: offer(package, "vLLM", TESTED, "vllm.plugins", _replace), "vLLM")
 
 
 def _replace(programs: list[Any]) -> None:
+    from . import seam
+
+    version = importlib.metadata.version("vllm")
+    seam.probe(version, tested=version.partition("+")[0] in TESTED)
     from .speculators import replace_speculators
 
     replace_speculators(programs)

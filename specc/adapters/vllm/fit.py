@@ -5,20 +5,10 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator
 from typing import Any
 
-RANKS = (
-    "tensor_parallel_size",
-    "pipeline_parallel_size",
-    "data_parallel_size",
-    "prefill_context_parallel_size",
-    "decode_context_parallel_size",
-)
-METHODS = {
-    "STANDALONE": ("draft_model",),
-    "EAGLE": ("eagle", "mtp"),
-    "EAGLE3": ("eagle3",),
-    "NGRAM": ("ngram", "ngram_gpu"),
-}
-"""Algorithm of a program -> vLLM's `method` of the same."""
+from .served import DRAFT, METHODS, MODEL, PARALLEL, SETTINGS, SPECULATIVE, WHOLE, Server, Setting, refusals
+
+MAY_LACK = (DRAFT, WHOLE)
+"""Parts of a VllmConfig in which a setting is only there where somebody has set it."""
 
 
 def misfits(plan: Any, config: Any, kind: type, served: Collection[type]) -> list[str]:
@@ -29,7 +19,7 @@ def misfits(plan: Any, config: Any, kind: type, served: Collection[type]) -> lis
     if kind not in served:
         names = ", ".join(sorted(one.__name__ for one in served))
         return [f"drafts are those of {kind.__name__}, served are {names}"]
-    return [*_unserved(config), *_arguments(plan, config), *_models(plan, config)]
+    return [*map(str, refusals(facts(config))), *_arguments(plan, config), *_models(plan, config)]
 
 
 def draft_group(speculator: Any) -> int:
@@ -41,31 +31,15 @@ def draft_group(speculator: Any) -> int:
     return found[0]
 
 
-def _unserved(config: Any) -> Iterator[str]:
-    """What no program does in vLLM."""
-    parallel, spec = config.parallel_config, config.speculative_config
-    for name in RANKS:
-        if getattr(parallel, name) != 1:
-            yield f"{name} is {getattr(parallel, name)}"
-    if parallel.use_ubatching:
-        yield "microbatches"
-    if parallel.enable_eplb:
-        yield "experts move between ranks (enable_eplb)"
-    if spec.draft_sample_method != "greedy":
-        yield f"draft_sample_method is {spec.draft_sample_method}: drafts of a program are the most probable tokens"
-    if spec.rejection_sample_method != "standard":
-        yield f"rejection_sample_method is {spec.rejection_sample_method}"
-    if spec.enable_adaptive_verification or spec.uses_dynamic_speculative_decoding():
-        yield "the number of drafts changes"
-    for name in ("use_local_argmax_reduction", "parallel_drafting"):
-        if getattr(spec, name):
-            yield name
-    if getattr(spec.draft_model_config.hf_config, "index_share_for_mtp_iteration", False):
-        yield "modules share the tokens that sparse attention picks"
-    if config.model_config.return_sampling_mask:
-        yield "sampling masks are returned"
-    if getattr(config, "watermark_config", None) is not None:
-        yield "watermarks"
+def facts(config: Any) -> Server:
+    """The facts of the server of a VllmConfig, as far as its speculator does not show them."""
+    draft = config.speculative_config.draft_model_config.hf_config
+    parts = {name: getattr(config, name) for name in (PARALLEL, SPECULATIVE, MODEL)} | {WHOLE: config, DRAFT: draft}
+    return Server(settings={name: _said(parts[setting.part], name, setting) for name, setting in SETTINGS.items()})
+
+
+def _said(part: Any, name: str, setting: Setting) -> Any:
+    return getattr(part, name, setting.served) if setting.part in MAY_LACK else getattr(part, name)
 
 
 def _arguments(plan: Any, config: Any) -> Iterator[str]:

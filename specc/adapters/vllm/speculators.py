@@ -13,13 +13,10 @@ import torch
 from torch import Tensor
 from vllm.v1.worker import gpu_worker
 from vllm.v1.worker.gpu import model_runner
-from vllm.v1.worker.gpu.spec_decode.eagle.speculator import EagleSpeculator
-from vllm.v1.worker.gpu.spec_decode.mtp.speculator import MTPSpeculator
-from vllm.v1.worker.gpu.spec_decode.ngram.speculator import NgramGPUSpeculator
-from vllm.v1.worker.gpu.spec_decode.standalone_ar.speculator import StandaloneARSpeculator
 
 from .._counters import Counters
 from .._plugin import CHOICE, ServerError, chosen, tried, word
+from . import seam
 from .batches import Steps
 from .fit import draft_group, misfits
 from .forwards import Forwards, NoForwards
@@ -30,13 +27,19 @@ CAPTURE = "SPECC_CAPTURE"
 """The environment variable that says what is captured where vLLM captures graphs: `drafts`, or `none`."""
 logger = logging.getLogger("vllm.specc")
 
+EagleSpeculator: Any = seam.kind(seam.HEADS)
+MTPSpeculator: Any = seam.kind(seam.MODULES)
+NgramGPUSpeculator: Any = seam.kind(seam.LOOK_UPS)
+StandaloneARSpeculator: Any = seam.kind(seam.LANGUAGE_MODELS)
+
 
 def replace_speculators(programs: Sequence[Any]) -> None:
     """Have vLLM make speculators that choose among `programs`, packages of wheels; more may be added later."""
     model_runner.init_speculator = functools.partial(_init_speculator, model_runner.init_speculator, programs)
     runner = model_runner.GPUModelRunner
     runner.sample = _sampling(runner.sample)
-    runner.profile_cudagraph_memory = _releasing(runner.profile_cudagraph_memory)
+    if seam.there(seam.PROFILE):
+        runner.profile_cudagraph_memory = _releasing(runner.profile_cudagraph_memory)
     gpu_worker.Worker.load_model = _demanding(gpu_worker.Worker.load_model)
 
 
@@ -167,17 +170,20 @@ SERVED: dict[type, type[ProgramDrafts]] = {
     MTPSpeculator: MtpDrafts,
     NgramGPUSpeculator: NgramDrafts,
 }
+SERVED.pop(seam.Absent, None)
 
 
-def _init_speculator(original: Any, programs: Sequence[Any], config: Any, device: torch.device, states: Any) -> Any:
+def _init_speculator(
+    original: Any, programs: Sequence[Any], vllm_config: Any, device: torch.device, req_states: Any
+) -> Any:
     """VLLM's `init_speculator`: the speculator of a program, where one fits."""
-    made = original(config, device, states)
+    made = original(vllm_config, device, req_states)
     kind = type(made)
-    package = tried(lambda: chosen(programs, ENGINE, lambda one: misfits(one.plan, config, kind, SERVED)), ENGINE)
+    package = tried(lambda: chosen(programs, ENGINE, lambda one: misfits(one.plan, vllm_config, kind, SERVED)), ENGINE)
     if package is None:
         return made
-    drafts = SERVED[kind](config, device, states)
-    drafts.take(package, states)
+    drafts = SERVED[kind](vllm_config, device, req_states)
+    drafts.take(package, req_states)
     return drafts
 
 
@@ -226,7 +232,7 @@ def _demanding(original: Any) -> Any:
     @functools.wraps(original)
     def load_model(worker: Any, **named: Any) -> None:
         original(worker, **named)
-        if not worker.use_v2_model_runner:
+        if seam.there(seam.RUNNER) and not worker.use_v2_model_runner:
             logger.warning("specc: no program runs: this server has vLLM's first model runner, which knows of none")
         wanted, drafts = os.environ.get(CHOICE), getattr(worker.model_runner, "speculator", None)
         if wanted and not isinstance(drafts, ProgramDrafts):

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import re
-import shlex
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
-from itertools import takewhile
+from dataclasses import dataclass
 
 from specc.adapters.sglang.served import SETTINGS
+from specc.config.pasted import Pasted, is_count, served_by, without_launcher, words_of
 from specc.config.presets.sglang import SGLANG
-from specc.support.diagnostics import Diagnostics
 
 THRESHOLDS = ("--speculative-accept-threshold-acc", "--speculative-accept-threshold-single")
 """Arguments below 1 let SGLang accept more drafts than sampling from the target would."""
@@ -73,38 +71,13 @@ KNOWN = frozenset({*_READ, *THRESHOLDS, *UNREAD, *_ALIASES, *map(argument, SETTI
 """Arguments that say something about the program."""
 
 _SERVER = re.compile(r"sglang\.launch_server|(.*/)?sglang/launch_server\.py")
-_ASSIGNMENT = re.compile(r"(?P<name>[A-Za-z_]\w*)=(?P<value>.*)", re.DOTALL)
-_NOTHING = re.compile(r"[\s\\]*")
-"""What the end of a line leaves of a command that goes on below."""
 
 
 @dataclass
-class Arguments:
-    """The arguments by name, with their values as written; ``unused`` say nothing about the program."""
+class Arguments(Pasted):
+    """The arguments of a server of SGLang's."""
 
-    values: dict[str, list[str]] = field(default_factory=dict[str, list[str]])
-    environment: dict[str, str] = field(default_factory=dict[str, str])
-    unused: list[str] = field(default_factory=list[str])
-    found: Diagnostics = field(default_factory=Diagnostics)
-
-    def text(self, name: str, default: str = "") -> str:
-        """Return the value of an argument; of several the last."""
-        return (self.values.get(name) or [default])[-1]
-
-    def number(self, name: str) -> int | None:
-        """Return a positive integer, or None where it is not given, or after reporting that it is none."""
-        if name not in self.values:
-            return None
-        written = self.text(name)
-        self._check(name, written)
-        return int(written) if _is_count(written) else None
-
-    def numbers(self, name: str) -> list[int]:
-        """Return the positive integers of an argument that lists some, after reporting what is none."""
-        words = self.values.get(name, [])
-        for word in words:
-            self._check(name, word)
-        return [int(word) for word in words if _is_count(word)]
+    title = SGLANG.title
 
     def settings(self) -> dict[str, object]:
         """Return by its name what is said of each of `SETTINGS`, with the type of the value that is served."""
@@ -114,25 +87,8 @@ class Arguments:
             if served is False and (argument(setting) in self.values or written not in (None, "", "0", "false")):
                 said[setting] = True
             elif served is not False and (word := self.text(argument(setting))):
-                said[setting] = int(word) if type(served) is int and _is_count(word) else word
+                said[setting] = int(word) if type(served) is int and is_count(word) else word
         return said
-
-    def _check(self, name: str, written: str) -> None:
-        if not _is_count(written):
-            self.wrong(f"{name} takes a positive integer, and this is '{written[:60]}'")
-
-    def wrong(self, message: str, hint: str | None = None) -> None:
-        """Report an argument that is missing or cannot be read."""
-        self.found.error("config/engine-argument", message, hint=hint)
-
-    def refuse(self, what: str, hint: str | None) -> None:
-        """Report what the adapter cannot serve."""
-        self.found.error("config/engine-unsupported", f"with {SGLANG.title}, {what} is not served", hint=hint)
-
-
-def _is_count(word: str) -> bool:
-    """Whether a word is a positive integer, of a size that some key may have."""
-    return word.isascii() and word.isdigit() and len(word) < 10 and int(word) > 0
 
 
 def parse(words: Sequence[str]) -> Arguments:
@@ -143,7 +99,8 @@ def parse(words: Sequence[str]) -> Arguments:
     unique beginning of a known name stands for it, as on SGLang's command line.
     """
     arguments, name = Arguments(), None
-    for word in _without_launcher(arguments, _words(arguments, words)):
+    rest, model = without_launcher(arguments, words_of(arguments, words), _starts)
+    for word in ["--model-path"] * model + rest:
         if word.startswith("--"):
             written, equals, value = word.partition("=")
             name = _full_name(written)
@@ -157,32 +114,9 @@ def parse(words: Sequence[str]) -> Arguments:
     return arguments
 
 
-def _words(arguments: Arguments, words: Sequence[str]) -> list[str]:
-    """Return the words of a command line: of one that is a single word as a shell would see them."""
-    if len(words) == 1 and re.search(r"\s", words[0]):
-        try:
-            return shlex.split(re.sub(r"\\\s*\n", " ", words[0]), comments=True)
-        except ValueError as error:
-            arguments.wrong(f"the command line cannot be read: {str(error).lower()}", "close what is quoted")
-            return []
-    return [word for word in words if not _NOTHING.fullmatch(word)]
-
-
-def _without_launcher(arguments: Arguments, words: Sequence[str]) -> list[str]:
-    """Return the server's own arguments, and note the variables that are set in front of it."""
-    begin = next((index + 1 for index in range(len(words)) if _starts(words, index)), 0)
-    front = words[:begin] or list(takewhile(_ASSIGNMENT.fullmatch, words))
-    set_there = filter(None, map(_ASSIGNMENT.fullmatch, front))
-    arguments.environment |= {found["name"]: found["value"] for found in set_there}
-    rest = list(words[len(front) :])
-    positional = bool(begin and rest) and words[begin - 1] == "serve" and not rest[0].startswith("-")
-    return ["--model-path", *rest] if positional else rest
-
-
 def _starts(words: Sequence[str], index: int) -> bool:
     """Whether the server's arguments follow this word."""
-    served = words[index] == "serve" and index > 0 and words[index - 1].rpartition("/")[2] == "sglang"
-    return served or _SERVER.fullmatch(words[index]) is not None
+    return served_by("sglang", words, index) or _SERVER.fullmatch(words[index]) is not None
 
 
 def _full_name(written: str) -> str:

@@ -10,6 +10,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from specc.config.archs import Gpu
+
 HOPPER = ("sm_90",)
 B200 = ("sm_100", "sm_103")
 BLACKWELL = (*B200, "sm_120")
@@ -161,22 +163,13 @@ MULTI_LAYER = re.compile(r"MiMoV2(Flash)?ForCausalLM|Step3p|GigaChat35")
 MAX_REQUESTS = 48
 """Requests at once with speculation, where ``--max-running-requests`` is not given."""
 
-_MEMORY: Mapping[str, int] = {
-    "sm_80": 80, "sm_86": 24, "sm_89": 24, "sm_90": 80, "sm_100": 180, "sm_103": 270, "sm_120": 32,
-    "a30": 24, "a16": 16, "a2": 16, "a40": 48, "a6000": 48, "l20": 48, "l40": 48, "l40s": 48, "rtx6000ada": 48,
-    "a4000": 16, "a4500": 20, "rtx3060": 12, "rtx3070": 8, "rtx3080": 10, "rtx4060": 8, "rtx4070": 12, "rtx4080": 16,
-    "rtx5060": 8, "rtx5070": 12, "rtx5080": 16, "rtxpro6000": 96,
-}  # fmt: skip
-"""GiB of a GPU by its name or else its architecture: where several are sold, the usual one."""
-
 _GRAPHS = ((20, 8, 8), (35, 48, 160), (60, 32, 160), (160, 256, 512))
 """Below so many GiB, the most requests of a captured step: of fewer than four ranks, and of four and more."""
 
 
-def most_captured(gpu: str, arch: str, ranks: int) -> int:
+def most_captured(gpu: Gpu, ranks: int) -> int:
     """Return of how many requests SGLang's largest graph is, where nothing of it is written."""
-    memory = _MEMORY.get(gpu, _MEMORY.get(arch, 80))
-    few, many = next(((few, many) for below, few, many in _GRAPHS if memory < below), (512, 512))
+    few, many = next(((few, many) for below, few, many in _GRAPHS if gpu.memory < below), (512, 512))
     return few if ranks < 4 else many
 
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from specc.adapters.sglang.served import BACKENDS, ROLES, SETTINGS, Model, Refusal, Server, refusals, roles
-from specc.config.archs import ARCHS, GPUS, NoGpuError, arch_hint, arch_of, gpus
+from specc.config.archs import Gpu
 from specc.config.models import Fact, ModelFacts, ModelUnreadableError, directory_of, read_model
 from specc.config.presets.sglang import SGLANG
 from specc.config.presets.sglang_models import architecture_of, facts_of
@@ -37,15 +37,6 @@ DEVICES = tuple(dict.fromkeys(backend.device for backend in BACKENDS.values()))
 
 _RENAMED = {"nsa": "dsa", "compressed": "dsv4", "tokenspeed_mla": "cutedsl_mla"}
 """Attention backends by older names."""
-
-
-@dataclass(frozen=True)
-class Gpu:
-    """The GPU that a server runs on: its name or an empty text, its architecture, and where that comes from."""
-
-    name: str
-    arch: str
-    origin: str
 
 
 @dataclass(frozen=True)
@@ -101,26 +92,6 @@ class Started:
             yield "untried", f"no program has run with {', '.join(self.facts.untried)} attention on a GPU yet"
 
 
-def gpu_of(word: str | None) -> Gpu:
-    """Return the GPU of a name or an architecture; without one that of this machine, or else Hopper's.
-
-    Raises ValueError, with a hint, for a name that is unknown.
-    """
-    if word is not None:
-        arch = arch_of(word)
-        if arch not in ARCHS:
-            raise ValueError(arch_hint(word))
-        plain = word.lower()
-        return Gpu(plain if plain in GPUS else "", str(arch), f"--gpu {word}")
-    try:
-        found = [(name, arch) for name, arch in gpus() if arch in ARCHS]
-    except NoGpuError:
-        found = []
-    if found:
-        return Gpu("", found[0][1], f"this machine has {found[0][0]}")
-    return Gpu("", "sm_90", "no GPU was found here, so that of H100 and H200 is taken; --gpu names another")
-
-
 def started(arguments: Arguments, gpu: Gpu) -> Started:
     """Return the server that the arguments start on a GPU; what it does not serve is reported in them.
 
@@ -141,10 +112,9 @@ def started(arguments: Arguments, gpu: Gpu) -> Started:
     known = _shape(arguments, algorithm, target)
     requests, ranks = arguments.number("--max-running-requests"), arguments.number("--tp-size") or 1
     kept = requests or MAX_REQUESTS
-    buckets, buckets_origin = _buckets(arguments, kept, most_captured(gpu.name, gpu.arch, ranks))
+    buckets, buckets_origin = _buckets(arguments, kept, most_captured(gpu, ranks))
     page = arguments.number("--page-size")
-    misread = any(found.code == "config/engine-argument" for found in arguments.found.errors)
-    if target is None or draft is None or known is None or misread or not served:
+    if target is None or draft is None or known is None or arguments.misread or not served:
         arguments.found.raise_if_errors()
         raise AssertionError("what is missing was reported")
     num_steps, topk, num_draft_tokens = known

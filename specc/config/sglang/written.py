@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 from specc.config.models import ModelFacts
+from specc.config.pasted import Wanted, configuration_name, listed, served_by_program
 from specc.config.presets.sglang import SGLANG
 from specc.config.presets.sglang_models import architecture_of
-from specc.config.proposal import as_yaml, quoted
+from specc.config.proposal import quoted
 from specc.config.resolved import Config
-from specc.config.schema import fault_of_name
 from specc.config.sglang.command_line import THRESHOLDS, Arguments
 from specc.config.sglang.server import Started
-from specc.config.validate import name_hint
 from specc.support.paths import PathError, path_of
 
 _DTYPES = {"half": "float16", "float16": "float16", "bfloat16": "bfloat16", "float": "float32", "float32": "float32"}
@@ -30,34 +27,15 @@ _GRAMMARS = ("xgrammar", "llguidance")
 _DRAFT_KV = ("--speculative-draft-kv-cache-dtype", "--kv-cache-dtype")
 
 
-@dataclass(frozen=True)
-class Wanted:
-    """What a program is asked for that no argument of the server says.
-
-    Attributes:
-        name: the configuration's; None for one made of the algorithm.
-        verify, logits, best_logprobs: the keys.
-        sampling, outputs: the keys as words with commas between them.
-
-    """
-
-    name: str | None = None
-    verify: str = "greedy"
-    sampling: str = ""
-    outputs: str = ""
-    best_logprobs: int = 0
-    logits: str = "gathered"
-
-
 def configuration(arguments: Arguments, server: Started, wanted: Wanted) -> str:
     """Return the YAML of the program that a server with these arguments runs.
 
     Raises DiagnosticError with all that is missing, cannot be read, or is not served, of the server as well.
     """
-    outputs, best = _listed(wanted.outputs), wanted.best_logprobs
+    _check_sampled(arguments, wanted)
     lines = [
         f"# Written for a server of {SGLANG.title} from its arguments.",
-        f"name: {_name(arguments, server, wanted.name)}",
+        f"name: {configuration_name(arguments, wanted.name, f'sglang_{server.algorithm.lower()}')}",
         "engine: sglang",
         f"algorithm: {server.algorithm} # --speculative-algorithm {arguments.text('--speculative-algorithm')}",
         *_shape(arguments, server),
@@ -66,10 +44,7 @@ def configuration(arguments: Arguments, server: Started, wanted: Wanted) -> str:
         f"buckets: {list(server.buckets)} # {server.buckets_origin}",
         f"archs: [{server.gpu.arch}] # {server.gpu.origin}",
         *([f"tensor_parallel: {server.facts.ranks} # --tp-size"] if server.facts.ranks > 1 else []),
-        *_sampled(arguments, wanted.verify, _listed(wanted.sampling)),
-        *([f"outputs: {json.dumps(outputs)} # --outputs"] if outputs else []),
-        *([f"best_logprobs: {best} # --best-logprobs"] if best else []),
-        *([f"logits: {json.dumps(wanted.logits)} # --logits"] if wanted.logits != "gathered" else []),
+        *wanted.lines(),
         *_model(arguments, server, "target", wanted.logits),
         *_model(arguments, server, "draft", wanted.logits),
     ]
@@ -77,23 +52,10 @@ def configuration(arguments: Arguments, server: Started, wanted: Wanted) -> str:
     return "\n".join(lines) + "\n"
 
 
-def _name(arguments: Arguments, server: Started, wanted: str | None) -> str:
-    """Return the configuration's name as YAML, after reporting one that it cannot have."""
-    if wanted is None:
-        return f"sglang_{server.algorithm.lower()}"
-    if fault := fault_of_name(wanted):
-        arguments.found.error("config/bad-name", f"--name '{wanted[:80]}' {fault}", hint=name_hint(wanted))
-    return as_yaml(wanted)
-
-
 def served(config: Config) -> str:
     """Return in a line which requests a program of this configuration serves."""
-    logprobs = ("return_logprob",) if "logprobs" in config.file.outputs else ()
-    logprobs += (f"top_logprobs_num up to {config.file.best_logprobs}",) if config.file.best_logprobs else ()
-    sampled = ("temperature", "sampling_seed", *config.sampling) if config.file.verify != "greedy" else ()
-    known = ", ".join((*sampled, *logprobs))
-    others = "" if sampled else ", those that sample among them (--verify)"
-    return f"serves greedy requests{known and ' and those with '}{known}; SGLang's own step serves all others{others}"
+    named = ("temperature", "sampling_seed"), ("return_logprob", "top_logprobs_num")
+    return served_by_program(config, "SGLang", *named)
 
 
 def _shape(arguments: Arguments, server: Started) -> list[str]:
@@ -110,23 +72,17 @@ def _shape(arguments: Arguments, server: Started) -> list[str]:
     return lines
 
 
-def _listed(words: str) -> list[str]:
-    """Return words that have commas between them."""
-    return [word.strip() for word in words.split(",") if word.strip()]
-
-
-def _sampled(arguments: Arguments, verify: str, listed: Sequence[str]) -> list[str]:
-    """Return the lines of how tokens are drawn, none for a greedy program."""
-    if verify == "greedy" and not listed:
-        return []
+def _check_sampled(arguments: Arguments, wanted: Wanted) -> None:
+    """Report what makes SGLang draw tokens otherwise than a program."""
+    asked = listed(wanted.sampling)
+    if wanted.verify == "greedy" and not asked:
+        return
     for name in THRESHOLDS:
         if arguments.text(name, "1.0") not in ("1", "1.0"):
             arguments.refuse(f"{name} {arguments.text(name)[:60]} with sampling", f"leave {name} out, or write 1.0")
     backend = arguments.text("--grammar-backend", _GRAMMARS[0])
-    if "grammar" in listed and backend not in _GRAMMARS:
+    if "grammar" in asked and backend not in _GRAMMARS:
         arguments.refuse(f"--grammar-backend {backend[:60]} with grammars", f"there are {', '.join(_GRAMMARS)}")
-    lines = [f"verify: {json.dumps(verify)} # --verify"]
-    return [*lines, f"sampling: {json.dumps(listed)} # --sampling"] if listed else lines
 
 
 def _model(arguments: Arguments, server: Started, side: str, logits: str) -> list[str]:

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import ast
-import importlib
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -14,93 +13,14 @@ from specc.adapters import sglang as adapter
 from specc.adapters.sglang import seam
 from specc.adapters.sglang.attention import KINDS
 
+SmallEngine = Callable[[str], Path]
 FILES = sorted(Path(adapter.__file__).parent.rglob("*.py"))
-WORKERS = """
-from dataclasses import dataclass
-from enum import Enum, auto
-from functools import wraps
-
-LEVEL = 0
-
-class Mode(Enum):
-    DECODE = auto()
-    def is_idle(self): return False
-
-@dataclass
-class Batch:
-    rows: int
-    lengths: object = None
-
-class Base:
-    def __init__(self, pool, *, topk=1):
-        self.pool, self.topk = pool, topk
-        self.graphs()
-    def graphs(self):
-        self.runner = None
-
-def noted(call):
-    @wraps(call)
-    def noting(*given, **named): return call(*given, **named)
-    return noting
-
-class Worker(Base):
-    @noted
-    def step(self, batch, publish=None): self.last = batch
-    @property
-    def draft(self): return self._draft
-    def close(self, **how): pass
-
-def order(first, second): pass
-"""
 
 
 @pytest.fixture(autouse=True)
-def engine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+def engine(small_engine: SmallEngine) -> None:
     """A package of the name of SGLang's."""
-    folder = tmp_path / "sglang" / "srt"
-    folder.mkdir(parents=True)
-    for place in (folder.parent, folder):
-        (place / "__init__.py").touch()
-    (folder / "workers.py").write_text(WORKERS)
-    monkeypatch.syspath_prepend(str(tmp_path))
-    importlib.invalidate_caches()
-    kept = {name: sys.modules.pop(name) for name in [*sys.modules] if name.split(".")[0] == "sglang"}
-    yield
-    for name in [name for name in sys.modules if name.split(".")[0] == "sglang"]:
-        del sys.modules[name]
-    sys.modules.update(kept)
-
-
-@pytest.mark.parametrize(
-    ("line", "missing"),
-    [
-        ("workers: LEVEL Worker", []),
-        ("workers: LEVEL Drafter", ["workers has no Drafter"]),
-        ("workers.Mode: DECODE is_idle is_decode", ["Mode has no is_decode"]),
-        ("workers.Batch(rows lengths): rows lengths", []),
-        ("workers.Batch(rows sum)", ["workers.Batch takes no sum"]),
-        ("workers.Batch(lengths)", ["workers.Batch needs rows"]),
-        ("workers.Worker: pool topk runner last draft close", []),
-        ("workers.Worker: pools runners", ["Worker has no pools", "Worker has no runners"]),
-        ("workers.Worker.step(batch publish)", []),
-        ("workers.Worker.step(batch barrier)", ["Worker.step takes no barrier"]),
-        ("workers.Worker.step()", ["Worker.step needs batch"]),
-        ("workers.Worker.close(how fast)", []),
-        ("workers.Worker.stop(batch)", ["Worker has no stop"]),
-        ("workers.order(second\n    first)", []),
-        ("workers.order", []),
-        ("drafts.Drafter: pool", ["drafts has no Drafter"]),
-        ("drafts", ["sglang.srt has no drafts"]),
-    ],
-)
-def test_what_is_missing_is_named(line: str, missing: list[str]) -> None:
-    assert [one.partition(" (")[0] for one in seam.lacking(line)] == missing
-
-
-def test_why_something_is_not_there_is_told(tmp_path: Path) -> None:
-    """As where SGLang has it, and lacks what it needs itself."""
-    (tmp_path / "sglang" / "srt" / "drafts.py").write_text("import what_nobody_installed\n\nclass Drafter: pass\n")
-    assert list(seam.lacking("drafts.Drafter")) == ["drafts has no Drafter (No module named 'what_nobody_installed')"]
+    small_engine("sglang.srt")
 
 
 def test_a_version_without_something_is_refused_by_all_its_names(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -112,13 +112,14 @@ def server(**changes: Any) -> Any:
     )  # fmt: skip
     spec = {
         "method": "eagle", "num_speculative_tokens": 3, "draft_sample_method": "greedy",
-        "rejection_sample_method": "standard", "enable_adaptive_verification": False, "dynamic": False,
+        "rejection_sample_method": "standard", "enable_adaptive_verification": False,
+        "num_speculative_tokens_per_batch_size": None,
         "use_local_argmax_reduction": False, "parallel_drafting": False, "draft_model_config": model(),
     }  # fmt: skip
     beside = {"max_num_seqs": P - 1, "enable_eplb": False, "watermark_config": None, "model_config": model()}
     given = ranks | spec | beside | changes
     given["model_config"].max_model_len = 160
-    made = SimpleNamespace(**given, use_ubatching=False, uses_dynamic_speculative_decoding=lambda: given["dynamic"])
+    made = SimpleNamespace(**given, use_ubatching=False)
     made.parallel_config = made.speculative_config = made.scheduler_config = made
     return made
 
@@ -139,13 +140,16 @@ def test_a_server_that_the_program_is_for() -> None:
         ({"method": "eagle3"}, "the program is of EAGLE, the server's method is eagle3"),
         ({"max_num_seqs": P}, "the server keeps 7 requests, the program 6 (max_requests)"),
         ({"max_num_seqs": 3}, "the largest bucket is 4, the server keeps 3 requests (max_num_seqs)"),
-        ({"tensor_parallel_size": 2}, "tensor_parallel_size is 2"),
-        ({"draft_sample_method": "probabilistic"}, "draft_sample_method is probabilistic"),
-        ({"rejection_sample_method": "block"}, "rejection_sample_method is block"),
-        ({"dynamic": True}, "the number of drafts changes"),
-        ({"use_local_argmax_reduction": True}, "use_local_argmax_reduction"),
-        ({"watermark_config": object()}, "watermarks"),
-        ({"enable_eplb": True}, "experts move between ranks (enable_eplb)"),
+        ({"tensor_parallel_size": 2}, "tensor parallelism (tensor_parallel_size 2) is not served"),
+        ({"draft_sample_method": "probabilistic"}, "drafts that are drawn (draft_sample_method probabilistic) is"),
+        ({"rejection_sample_method": "block"}, "another rejection sampler (rejection_sample_method block) is"),
+        (
+            {"num_speculative_tokens_per_batch_size": [(1, 4, 3)]},
+            "a number of drafts that changes (num_speculative_tokens_per_batch_size) is not served",
+        ),
+        ({"use_local_argmax_reduction": True}, "the most probable token of each rank's own logits (use_local"),
+        ({"watermark_config": object()}, "watermarks (watermark_config) is not served"),
+        ({"enable_eplb": True}, "experts that move between ranks (enable_eplb) is not served"),
         ({"model_config": model(hidden=128)}, "hidden_size of the target is 64 in the program, 128 in the server"),
         ({"draft_model_config": model(hidden=32)}, "hidden_size of the draft is 64 in the program, 32 in the server"),
     ],

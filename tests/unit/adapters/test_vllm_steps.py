@@ -282,5 +282,5 @@ def test_a_program_that_must_run_ends_a_server_that_it_does_not_fit(
     serve: Serve, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("SPECC_PROGRAM", PROGRAM)
-    with pytest.raises(RuntimeError, match=f"{PROGRAM} does not fit this server: rejection_sample_method is block"):
+    with pytest.raises(RuntimeError, match=f"{PROGRAM} does not fit this server: another rejection sampler"):
         serve(plan_of("EAGLE"), rejection_sample_method="block")

@@ -10,6 +10,7 @@ import re
 import pytest
 
 from specc.config import archs
+from specc.config.archs import Gpu, gpu_of
 from specc.config.sglang import server
 from specc.config.sglang.command_line import parse
 from specc.config.sglang.defaults import (
@@ -25,7 +26,7 @@ from specc.config.sglang.defaults import (
     page_of,
     shape,
 )
-from specc.config.sglang.server import MOST_BUCKETS, gpu_of
+from specc.config.sglang.server import MOST_BUCKETS
 
 PLAIN = ["--model-path", "m", "--tp", "2"]
 VALUES = {"--model-path": ["m"], "--tp-size": ["2"]}
@@ -129,8 +130,9 @@ def test_batches_that_are_captured() -> None:
     assert captured(12) == [1, 2, 3, 4, 5, 6, 7, 8, 10, 12]
     assert captured(11) == [1, 2, 3, 4, 5, 6, 7, 8, 10, 11]
     assert captured(320)[-5:] == [256, 272, 288, 304, 320]
-    assert [most_captured("", "sm_90", ranks) for ranks in (1, 2, 4, 8)] == [256, 256, 512, 512]
-    assert [most_captured(*gpu, 1) for gpu in (("", "sm_100"), ("l40s", "sm_89"), ("", "sm_89"))] == [512, 32, 48]
+    assert [most_captured(Gpu("", "sm_90", ""), ranks) for ranks in (1, 2, 4, 8)] == [256, 256, 512, 512]
+    small = (("", "sm_100"), ("l40s", "sm_89"), ("", "sm_89"))
+    assert [most_captured(Gpu(*gpu, ""), 1) for gpu in small] == [512, 32, 48]
 
 
 def test_as_many_buckets_as_there_may_be() -> None:
@@ -147,11 +149,11 @@ def test_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(ValueError, match="did you mean 'h100'"):
         gpu_of("h101")
     for here, arch in (([("A100", "sm_80")], "sm_80"), ([("V100", "sm_70")], "sm_90"), ([], "sm_90")):
-        monkeypatch.setattr(server, "gpus", lambda here=here: here)
+        monkeypatch.setattr(archs, "gpus", lambda here=here: here)
         assert gpu_of(None).arch == arch
 
     def none() -> list[tuple[str, str]]:
         raise archs.NoGpuError("there is none")
 
-    monkeypatch.setattr(server, "gpus", none)
+    monkeypatch.setattr(archs, "gpus", none)
     assert gpu_of(None).arch == "sm_90"

@@ -1,4 +1,4 @@
-"""Published models, as far as SGLang's arguments and caches depend on them: the fields of their config.json.
+"""Published models, as far as arguments and caches of engines depend on them: the fields of their config.json.
 
 Those of `tests/published` are taken from there. The weights do not matter, and heads have the sizes of their targets.
 """
@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-ROOT = Path(__file__).resolve().parents[2]
+ROOT = Path(__file__).resolve().parents[1]
 PUBLISHED = ROOT / "tests/published"
 
 

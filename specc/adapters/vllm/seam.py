@@ -1,0 +1,105 @@
+"""All of vLLM that this adapter touches, and the check that it is there before anything is replaced.
+
+Lines of the tables are those of `_probe`, of places below `vllm`. Where something of `MUST` is missing no program runs.
+`MAY` has what only a feature needs, by what is left out without it. What a request could lose without anybody noticing
+is never in `MAY`. Attributes that are read while a program is fitted and bound are in no line: if one is missing that
+fails, by name.
+"""
+
+from __future__ import annotations
+
+import functools
+import logging
+from typing import Any
+
+from .._probe import absent, at, touches
+from .._probe import probe as probe_all
+
+logger = logging.getLogger("vllm.specc")
+ROOT = "vllm"
+lacking = functools.partial(absent, ROOT)
+
+MUST = """
+config.compilation.CUDAGraphMode: NONE
+v1.worker.gpu_worker.Worker: load_model model_runner
+v1.worker.gpu.model_runner.init_speculator(vllm_config device req_states)
+v1.worker.gpu.model_runner.GPUModelRunner: device model output_copy_stream sampler speculator
+v1.worker.gpu.model_runner.GPUModelRunner.sample(hidden_states input_batch grammar_output)
+
+v1.worker.gpu.states.RequestState: all_token_ids draft_tokens last_sampled_tokens max_num_reqs num_computed_tokens
+v1.worker.gpu.block_table.BlockTables: block_sizes block_tables init_block_table_layout_tensors input_block_tables
+    num_blocks
+v1.worker.gpu.buffer_utils.StagedWriteTensor: gpu
+v1.worker.gpu.buffer_utils.UvaBackedTensor: gpu np
+v1.worker.gpu.input_batch.InputBatch: cu_num_logits_np has_prefill has_structured_output_reqs idx_mapping_np
+    num_draft_tokens num_reqs num_tokens seq_lens_cpu_upper_bound
+v1.worker.gpu.input_batch.InputBuffers: input_ids positions query_start_loc seq_lens
+v1.worker.gpu.cudagraph_utils.BatchExecutionDescriptor(cg_mode num_tokens num_reqs)
+
+v1.worker.gpu.sample.output.SamplerOutput(sampled_token_ids logprobs_tensors num_nans num_sampled num_rejected)
+v1.worker.gpu.sample.sampler.Sampler: compute_nans logits_processors needs_logits_processing sampling_states
+    thinking_budget_state
+v1.worker.gpu.sample.sampler.Sampler.get_logprobs_dims(idx_mapping_np)
+v1.worker.gpu.sample.states.SamplingStates: min_p seeds seeds_set temperature top_k top_p
+v1.worker.gpu.sample.bad_words.BadWordsState: num_bad_words
+v1.worker.gpu.sample.logit_bias.LogitBiasState: use_logit_bias
+v1.worker.gpu.sample.penalties.PenaltiesState: use_penalty
+v1.worker.gpu.sample.thinking_budget.ThinkingBudgetState: enabled use_thinking_budget
+
+v1.worker.gpu.spec_decode.speculator.BaseSpeculator: capture init_cudagraph_manager
+v1.worker.gpu.spec_decode.speculator.BaseSpeculator.propose(input_batch attn_metadata slot_mappings last_hidden_states
+    aux_hidden_states num_sampled num_rejected last_sampled next_prefill_tokens temperature seeds)
+v1.worker.gpu.spec_decode.speculator.DraftModelSpeculator(vllm_config device): arange_np block_tables device
+    draft_attn_layer_names draft_max_seq_len input_buffers kv_cache_config max_model_len model num_speculative_steps
+    supports_decode_metadata_update vllm_config
+v1.worker.gpu.spec_decode.speculator.DraftModelSpeculator._build_attn_metadata(num_reqs batch_desc query_start_loc_np
+    seq_lens_cpu_upper_bound step slot_mappings)
+v1.worker.gpu.spec_decode.speculator.DraftModelSpeculator.compute_draft_logits(hidden_states spec_step_idx)
+"""
+
+LANGUAGE_MODELS = "drafts of a language model are vLLM's own"
+HEADS = "drafts of EAGLE heads are vLLM's own"
+MODULES = "drafts of modules of multi-token prediction are vLLM's own"
+LOOK_UPS = "drafts that are looked up are vLLM's own"
+PROFILE = "memory of a program counts twice while vLLM measures what graphs take"
+RUNNER = "the log does not say where vLLM has its first model runner, which knows of no programs"
+_HEAD = """
+v1.worker.gpu.spec_decode.{0}.speculator.{1}: hidden_size hidden_states
+v1.worker.gpu.spec_decode.{0}.speculator.{1}._run_model(num_tokens attn_metadata slot_mappings num_tokens_across_dp)
+"""
+MAY = {
+    LANGUAGE_MODELS: """
+v1.worker.gpu.spec_decode.standalone_ar.speculator.StandaloneARSpeculator
+v1.worker.gpu.spec_decode.standalone_ar.speculator.StandaloneARSpeculator._run_model(input_ids positions attn_metadata
+    slot_mappings num_tokens_across_dp)
+""",
+    HEADS: _HEAD.format("eagle", "EagleSpeculator"),
+    MODULES: _HEAD.format("mtp", "MTPSpeculator"),
+    LOOK_UPS: """
+v1.worker.gpu.spec_decode.ngram.speculator.NgramGPUSpeculator(vllm_config device req_states): max_model_len
+""",
+    PROFILE: "v1.worker.gpu.model_runner.GPUModelRunner.profile_cudagraph_memory()",
+    RUNNER: "v1.worker.gpu_worker.Worker: use_v2_model_runner",
+}
+
+
+class Absent:
+    """In the place of a class that this vLLM does not have: nothing is of it."""
+
+
+def probe(version: str, *, tested: bool) -> None:
+    """Look for all that the adapter touches. RuntimeError with everything that is missing of what must be there.
+
+    What may be missing is logged with what is then left out, unless this version was `tested` without it.
+    """
+    probe_all(f"vLLM {version}", ROOT, MUST, {} if tested else MAY, logger)
+
+
+def there(feature: str) -> bool:
+    """Whether all is there that a feature of `MAY` needs."""
+    return not any(lacking(MAY[feature]))
+
+
+def kind(feature: str) -> Any:
+    """The class that a feature of `MAY` begins with; `Absent` unless all is there that the feature needs."""
+    return at(ROOT, touches(MAY[feature])[0].place) if there(feature) else Absent

@@ -1,0 +1,113 @@
+"""What of a server programs serve and what they do not, from plain facts of it: the one list of both.
+
+The adapter asks when a server starts, with facts of vLLM's objects; the compiler asks before there is one, with what
+arguments and two model directories say. Imports the standard library only.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+METHODS: Mapping[str, tuple[str, ...]] = {
+    "STANDALONE": ("draft_model",),
+    "EAGLE": ("eagle", "mtp"),
+    "EAGLE3": ("eagle3",),
+    "NGRAM": ("ngram", "ngram_gpu"),
+}
+"""Algorithm of a program -> vLLM's `method` of the same."""
+
+
+class Setting(NamedTuple):
+    """A setting of a server of which one value is served.
+
+    Attributes:
+        part: the attribute of vLLM's VllmConfig that has it; an empty text for the VllmConfig itself.
+        served: the value.
+        what: what any other asks for.
+
+    """
+
+    part: str
+    served: object
+    what: str
+
+
+PARALLEL, SPECULATIVE, MODEL, DRAFT, WHOLE = "parallel_config", "speculative_config", "model_config", "draft", ""
+"""Parts of a VllmConfig; `DRAFT` is what the draft's directory says, the `hf_config` of its model."""
+
+SETTINGS: Mapping[str, Setting] = {
+    "tensor_parallel_size": Setting(PARALLEL, 1, "tensor parallelism"),
+    "pipeline_parallel_size": Setting(PARALLEL, 1, "pipeline parallelism"),
+    "data_parallel_size": Setting(PARALLEL, 1, "data parallelism"),
+    "prefill_context_parallel_size": Setting(PARALLEL, 1, "context parallelism of prefill"),
+    "decode_context_parallel_size": Setting(PARALLEL, 1, "context parallelism of decode"),
+    "use_ubatching": Setting(PARALLEL, False, "microbatches"),
+    "enable_eplb": Setting(PARALLEL, False, "experts that move between ranks"),
+    "draft_sample_method": Setting(SPECULATIVE, "greedy", "drafts that are drawn"),
+    "rejection_sample_method": Setting(SPECULATIVE, "standard", "another rejection sampler"),
+    "enable_adaptive_verification": Setting(SPECULATIVE, False, "adaptive verification"),
+    "num_speculative_tokens_per_batch_size": Setting(SPECULATIVE, None, "a number of drafts that changes"),
+    "use_local_argmax_reduction": Setting(SPECULATIVE, False, "the most probable token of each rank's own logits"),
+    "parallel_drafting": Setting(SPECULATIVE, False, "drafts that are all made in one forward"),
+    "index_share_for_mtp_iteration": Setting(DRAFT, False, "modules that share the tokens that sparse attention picks"),
+    "return_sampling_mask": Setting(MODEL, False, "sampling masks"),
+    "watermark_config": Setting(WHOLE, None, "watermarks"),
+}
+"""Setting of vLLM's -> where it is, the only value that is served, and what any other asks for."""
+
+
+@dataclass(frozen=True)
+class Server:
+    """Facts of a server; what is not known is left out, and is in nobody's way.
+
+    Attributes:
+        method: vLLM's word for how it drafts, after it has settled it.
+        modules: of multi-token prediction, as many as draft one after the other.
+        assistant: whether an assistant drafts, which reads the target's own keys and values.
+        first_runner: why vLLM takes its first model runner; an empty text where it takes the second.
+        settings: by vLLM's name what `SETTINGS` has a word on.
+
+    """
+
+    method: str | None = None
+    modules: int = 1
+    assistant: bool = False
+    first_runner: str = ""
+    settings: Mapping[str, object] = field(default_factory=dict[str, object])
+
+
+@dataclass(frozen=True)
+class Refusal:
+    """Something that is not served.
+
+    Attributes:
+        about: the name of what would have to change: one of `SETTINGS`, or another field of `Server`.
+        what: it, in a few words, a noun.
+
+    """
+
+    about: str
+    what: str
+
+    def __str__(self) -> str:
+        """In a sentence."""
+        return f"{self.what} is not served"
+
+
+def refusals(server: Server) -> Iterator[Refusal]:
+    """All that is in the way of any program on a server; nothing where programs are served."""
+    if server.first_runner:
+        yield Refusal("first_runner", f"vLLM's first model runner ({server.first_runner})")
+    if server.method is not None and not any(server.method in methods for methods in METHODS.values()):
+        yield Refusal("method", f"the method {server.method}")
+    if server.modules > 1:
+        yield Refusal("modules", f"drafts of {server.modules} modules of multi-token prediction")
+    if server.assistant:
+        yield Refusal("assistant", "an assistant that reads the target's keys and values")
+    for name, value in server.settings.items():
+        setting = SETTINGS[name]
+        if (value or None) != (setting.served or None):
+            plain = isinstance(value, int | str) and value is not True
+            yield Refusal(name, f"{setting.what} ({name}{f' {value}' if plain else ''})")

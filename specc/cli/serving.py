@@ -1,0 +1,75 @@
+"""What commands share that are given the command line of a server: how it is given, how the server is told."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from specc.cli.reporting import Report, printing
+from specc.support.render import printable
+from specc.support.writing import write_output
+
+if TYPE_CHECKING:
+    from specc.config import Config
+    from specc.config.archs import Gpu
+    from specc.config.pasted import Pasted
+
+OutputOption = Annotated[
+    Path | None, typer.Option("--output", "-o", metavar="FILE", help="Where to write. Default: standard output.")
+]
+GpuOption = Annotated[
+    str | None,
+    typer.Option(metavar="GPU", help="The server's: h100, b200, sm_89, ... Default: this machine's, or else sm_90."),
+]
+NameOption = Annotated[
+    str | None, typer.Option(metavar="NAME", help="The configuration's name. Default: one made of the algorithm.")
+]
+
+
+def gpu_named(word: str | None) -> Gpu:
+    """The GPU of ``--gpu``; a usage error for an unknown one."""
+    from specc.config.archs import gpu_of
+
+    try:
+        return gpu_of(word)
+    except ValueError as error:
+        raise typer.BadParameter(f"unknown GPU {word!r}; {error}", param_hint="--gpu") from error
+
+
+def say(lines: Iterable[tuple[str, str]]) -> None:
+    """Print on stderr which server it is."""
+    from rich.table import Column, Table
+    from rich.text import Text
+
+    with printing(err=True) as console:
+        table = Table("", Column(overflow="fold"), box=None, show_header=False, pad_edge=False)
+        for what, said in lines:
+            table.add_row(Text(what, "bold"), Text(printable(said)))
+        console.print(table)
+
+
+def checked(text: str, path: Path, arguments: Pasted, report: Report) -> Config:
+    """The configuration that a server's arguments have become, after checking it; DiagnosticError if it is not one."""
+    from specc.algorithms import names, needs
+    from specc.config import load_text
+    from specc.driver.compile import check_config
+
+    loaded = load_text(text, path, names(), needs)
+    report.know(loaded.sources, loaded.paths)
+    check_config(loaded)
+    report.show(loaded.warnings)
+    if arguments.unused:
+        typer.echo(f"say nothing about the program: {', '.join(sorted(set(arguments.unused)))}", err=True)
+    return loaded.config
+
+
+def write(text: str, output: Path | None) -> None:
+    """Write into a file, or to stdout; DiagnosticError ``emit/io``."""
+    if output is None:
+        typer.echo(text, nl=False)
+        return
+    write_output(output, text)
+    typer.echo(printable(str(output)))

@@ -1,0 +1,164 @@
+"""A command line of a server, as people paste it: its words, what is set in front of it, its arguments by name."""
+
+from __future__ import annotations
+
+import json
+import re
+import shlex
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from itertools import takewhile
+from typing import ClassVar
+
+from specc.config.proposal import as_yaml
+from specc.config.resolved import Config
+from specc.config.schema import fault_of_name
+from specc.config.validate import name_hint
+from specc.support.diagnostics import Diagnostics
+
+_ASSIGNMENT = re.compile(r"(?P<name>[A-Za-z_]\w*)=(?P<value>.*)", re.DOTALL)
+_NOTHING = re.compile(r"[\s\\]*")
+"""What the end of a line leaves of a command that goes on below."""
+
+
+@dataclass
+class Pasted:
+    """The arguments by name, with their values as written; ``unused`` say nothing about the program."""
+
+    title: ClassVar[str] = ""
+    """The engine and its version, as people write them."""
+    values: dict[str, list[str]] = field(default_factory=dict[str, list[str]])
+    environment: dict[str, str] = field(default_factory=dict[str, str])
+    unused: list[str] = field(default_factory=list[str])
+    found: Diagnostics = field(default_factory=Diagnostics)
+
+    def text(self, name: str, default: str = "") -> str:
+        """Return the value of an argument; of several the last."""
+        return (self.values.get(name) or [default])[-1]
+
+    def number(self, name: str) -> int | None:
+        """Return a positive integer, or None where it is not given, or after reporting that it is none."""
+        if name not in self.values:
+            return None
+        written = self.text(name)
+        self._check(name, written)
+        return int(written) if is_count(written) else None
+
+    def numbers(self, name: str) -> list[int]:
+        """Return the positive integers of an argument that lists some, after reporting what is none."""
+        words = self.values.get(name, [])
+        for word in words:
+            self._check(name, word)
+        return [int(word) for word in words if is_count(word)]
+
+    def _check(self, name: str, written: str) -> None:
+        if not is_count(written):
+            self.wrong(f"{name} takes a positive integer, and this is '{written[:60]}'")
+
+    def wrong(self, message: str, hint: str | None = None) -> None:
+        """Report an argument that is missing or cannot be read."""
+        self.found.error("config/engine-argument", message, hint=hint)
+
+    def refuse(self, what: str, hint: str | None) -> None:
+        """Report what the adapter cannot serve."""
+        self.found.error("config/engine-unsupported", f"with {self.title}, {what} is not served", hint=hint)
+
+    @property
+    def misread(self) -> bool:
+        """Whether an argument is missing or cannot be read."""
+        return any(found.code == "config/engine-argument" for found in self.found.errors)
+
+
+def is_count(word: str) -> bool:
+    """Whether a word is a positive integer, of a size that some key may have."""
+    return word.isascii() and word.isdigit() and len(word) < 10 and int(word) > 0
+
+
+def words_of(arguments: Pasted, words: Sequence[str]) -> list[str]:
+    """Return the words of a command line: of one that is a single word as a shell would see them."""
+    if len(words) == 1 and re.search(r"\s", words[0]):
+        try:
+            return shlex.split(re.sub(r"\\\s*\n", " ", words[0]), comments=True)
+        except ValueError as error:
+            arguments.wrong(f"the command line cannot be read: {str(error).lower()}", "close what is quoted")
+            return []
+    return [word for word in words if not _NOTHING.fullmatch(word)]
+
+
+def without_launcher(
+    arguments: Pasted, words: Sequence[str], starts: Callable[[Sequence[str], int], bool]
+) -> tuple[list[str], bool]:
+    """Return the server's own arguments, and whether the first of them is the model; note variables set in front.
+
+    ``starts`` says of words and an index whether the server's arguments follow that word.
+    """
+    begin = next((index + 1 for index in range(len(words)) if starts(words, index)), 0)
+    front = words[:begin] or list(takewhile(_ASSIGNMENT.fullmatch, words))
+    set_there = filter(None, map(_ASSIGNMENT.fullmatch, front))
+    arguments.environment |= {found["name"]: found["value"] for found in set_there}
+    rest = list(words[len(front) :])
+    return rest, bool(begin and rest) and words[begin - 1] == "serve" and not rest[0].startswith("-")
+
+
+def served_by(program: str, words: Sequence[str], index: int) -> bool:
+    """Whether this word is ``serve`` behind a program of that name."""
+    return words[index] == "serve" and index > 0 and words[index - 1].rpartition("/")[2] == program
+
+
+def configuration_name(arguments: Pasted, wanted: str | None, usual: str) -> str:
+    """Return the configuration's name as YAML, after reporting one that it cannot have."""
+    if wanted is None:
+        return usual
+    if fault := fault_of_name(wanted):
+        arguments.found.error("config/bad-name", f"--name '{wanted[:80]}' {fault}", hint=name_hint(wanted))
+    return as_yaml(wanted)
+
+
+def listed(words: str) -> list[str]:
+    """Return words that have commas between them."""
+    return [word.strip() for word in words.split(",") if word.strip()]
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """What a program is asked for that no argument of the server says.
+
+    Attributes:
+        name: the configuration's; None for one made of the algorithm.
+        verify, logits, best_logprobs: the keys.
+        sampling, outputs: the keys as words with commas between them.
+
+    """
+
+    name: str | None = None
+    verify: str = "greedy"
+    sampling: str = ""
+    outputs: str = ""
+    best_logprobs: int = 0
+    logits: str = "gathered"
+
+    def lines(self) -> list[str]:
+        """Return the keys as lines of YAML, none for those that have their defaults."""
+        sampling, outputs = listed(self.sampling), listed(self.outputs)
+        return [
+            *([f"verify: {json.dumps(self.verify)} # --verify"] if sampling or self.verify != "greedy" else []),
+            *([f"sampling: {json.dumps(sampling)} # --sampling"] if sampling else []),
+            *([f"outputs: {json.dumps(outputs)} # --outputs"] if outputs else []),
+            *([f"best_logprobs: {self.best_logprobs} # --best-logprobs"] if self.best_logprobs else []),
+            *([f"logits: {json.dumps(self.logits)} # --logits"] if self.logits != "gathered" else []),
+        ]
+
+
+def served_by_program(config: Config, engine: str, drawn: Sequence[str], logprobs: tuple[str, str]) -> str:
+    """Return in a line which requests a program of this configuration serves.
+
+    ``drawn`` and ``logprobs`` are the engine's words for what requests ask for: that draw tokens, that want the
+    log-probability of their tokens and of so many others.
+    """
+    file, (own, others) = config.file, logprobs
+    handed = (own,) if "logprobs" in file.outputs else ()
+    handed += (f"{others} up to {file.best_logprobs}",) if file.best_logprobs else ()
+    sampled = (*drawn, *config.sampling) if file.verify != "greedy" else ()
+    known = ", ".join((*sampled, *handed))
+    left = "" if sampled else ", those that sample among them (--verify)"
+    return f"serves greedy requests{known and ' and those with '}{known}; {engine}'s own step serves all others{left}"

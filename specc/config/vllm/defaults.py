@@ -1,0 +1,138 @@
+"""What vLLM 0.33.0 takes where its command line says nothing: attention, blocks, requests, graphs, sampling."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import NamedTuple
+
+from specc.config.archs import Gpu
+
+DATA_CENTER = ("sm_100", "sm_103")
+HOPPER = ("sm_90",)
+
+
+class Backend(NamedTuple):
+    """An attention backend of vLLM's.
+
+    Attributes:
+        captured: whether it makes the metadata of decode steps on the device, so that drafts can be a graph.
+        blocks: sizes of blocks that it has, of which another is no multiple; none for multiples of 16.
+
+    """
+
+    captured: bool
+    blocks: tuple[int, ...] = ()
+
+
+BACKENDS: Mapping[str, Backend] = {
+    "FLASH_ATTN": Backend(captured=True),
+    "TRITON_ATTN": Backend(captured=True),
+    "FLASHINFER": Backend(captured=False),
+    "FLEX_ATTENTION": Backend(captured=False),
+    "TRITON_MLA": Backend(captured=True),
+    "FLASH_ATTN_MLA": Backend(captured=False),
+    "FLASHINFER_MLA": Backend(captured=False, blocks=(32, 64)),
+    "FLASHMLA": Backend(captured=False, blocks=(64,)),
+    "CUTLASS_MLA": Backend(captured=False, blocks=(128,)),
+    "FLASH_ATTN_MLA_SPARSE": Backend(captured=True, blocks=(64,)),
+    "FLASHMLA_SPARSE": Backend(captured=False, blocks=(64,)),
+}
+"""vLLM's backends that are known here."""
+
+ON_DATA_CENTER: Mapping[str, Backend] = {"FLASHINFER": Backend(captured=True)}
+"""What is otherwise on a B200: FlashInfer has kernels of TensorRT-LLM's there."""
+
+
+class Default(NamedTuple):
+    """An attention backend that vLLM takes by itself: the first whose conditions hold; an empty one always does.
+
+    Attributes:
+        backend: its name.
+        archs: GPUs.
+        caches: layouts of the KV cache.
+        dtypes: element types of the server.
+        kv_cache: whether it is for a KV cache of 8 bits alone.
+        architectures: what the name of the model's class begins with, a regular expression.
+
+    """
+
+    backend: str
+    archs: tuple[str, ...] = ()
+    caches: tuple[str, ...] = ()
+    dtypes: tuple[str, ...] = ()
+    kv_cache: bool = False
+    architectures: str = ""
+
+
+DEFAULTS: tuple[Default, ...] = (
+    Default("FLASH_ATTN_MLA_SPARSE", HOPPER, ("dsa",)),
+    Default("FLASHMLA_SPARSE", DATA_CENTER, ("dsa",)),
+    Default("TRITON_MLA", caches=("mla",), dtypes=("float32",)),
+    Default("FLASH_ATTN_MLA", HOPPER, ("mla",)),
+    Default("FLASHINFER_MLA", DATA_CENTER, ("mla",)),
+    Default("TRITON_MLA", caches=("mla",)),
+    Default("TRITON_ATTN", caches=("mha",), dtypes=("float32",)),
+    Default("FLASHINFER", DATA_CENTER, ("mha",)),
+    Default("FLASH_ATTN", HOPPER, ("mha",)),
+    Default("TRITON_ATTN", caches=("mha",), architectures=r"GptOss|MiMoV2"),
+    Default("FLASHINFER", caches=("mha",), kv_cache=True),
+    Default("FLASH_ATTN", caches=("mha",)),
+)
+"""The attention backends that vLLM takes by itself: FlashAttention 2 has no sinks, and no KV cache of 8 bits."""
+
+
+def attention(arch: str, cache: str, dtype: str, architecture: str, *, small_cache: bool) -> str | None:
+    """Return the attention backend of a model where none is written; None where none is known here."""
+    return next(
+        (
+            row.backend
+            for row in DEFAULTS
+            if (not row.archs or arch in row.archs)
+            and (not row.caches or cache in row.caches)
+            and (not row.dtypes or dtype in row.dtypes)
+            and (not row.kv_cache or small_cache)
+            and re.match(row.architectures, architecture)
+        ),
+        None,
+    )
+
+
+def is_captured(backend: str, arch: str) -> bool:
+    """Return whether drafts with this attention can be a graph."""
+    found = ON_DATA_CENTER.get(backend) if arch in DATA_CENTER else None
+    found = found or BACKENDS.get(backend)
+    return found is not None and found.captured
+
+
+BLOCK = 16
+"""Tokens of a block, where the backends have it."""
+
+
+def block_of(backends: set[str]) -> int:
+    """Return the tokens of a block where nothing of it is written: the fewest that every backend has."""
+    return max([BLOCK, *(min(sizes) for name in backends if name in BACKENDS and (sizes := BACKENDS[name].blocks))])
+
+
+def max_requests(gpu: Gpu) -> int:
+    """Return how many requests a server keeps where nothing of it is written."""
+    return 1024 if gpu.memory >= 70 and gpu.arch != "sm_80" else 256
+
+
+def most_captured(requests: int, tokens: int, arch: str) -> int:
+    """Return of how many tokens vLLM's largest graph is, for requests with so many tokens in a step."""
+    return min(2 * requests * tokens, 1024 if arch in DATA_CENTER else 512)
+
+
+_STEPS = ((8, 64, 8), (64, 257, 16), (288, 1 << 16, 32))
+
+
+def buckets_up_to(most: int) -> list[int]:
+    """Return sizes of batches up to the largest: more of the small ones, which are the most frequent."""
+    small = [size for size in (1, 2, 4) if size <= most]
+    large = [size for begin, end, step in _STEPS for size in range(begin, min(end, most + 1), step)]
+    return sorted({*small, *large, most})
+
+
+SAMPLED: Mapping[str, float] = {"temperature": 1.0, "top_p": 1.0, "top_k": 0, "min_p": 0.0, "repetition_penalty": 1.0}
+"""What a request of the OpenAI server is sampled with that says nothing of it, where the model says nothing either."""

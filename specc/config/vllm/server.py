@@ -1,0 +1,305 @@
+"""The arguments of vLLM's server -> the server that they start: each value with where it comes from."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import cast
+
+from specc.adapters.vllm.served import SETTINGS, Refusal, Server, refusals
+from specc.config.archs import Gpu
+from specc.config.models import Fact, ModelFacts
+from specc.config.models.pair import Described
+from specc.config.pasted import is_count
+from specc.config.presets.vllm import VLLM
+from specc.config.vllm.command_line import ATTENTION, COMPILATION, GENERATION, SPECULATION, UNREAD, Arguments, argument
+from specc.config.vllm.defaults import (
+    BLOCK,
+    SAMPLED,
+    attention,
+    block_of,
+    buckets_up_to,
+    is_captured,
+    max_requests,
+    most_captured,
+)
+from specc.config.vllm.speculation import Speculation, model, speculation
+from specc.support.reading import read_regular
+
+RUNNER = "VLLM_USE_V2_MODEL_RUNNER"
+"""vLLM's variable that chooses the model runner, where that is possible."""
+_DTYPES = {"half": "float16", "float16": "float16", "bfloat16": "bfloat16", "float": "float32", "float32": "float32"}
+_UNCAPTURED = 256
+"""Requests in the largest bucket where nothing is captured."""
+
+
+@dataclass(frozen=True)
+class Started:
+    """The server that arguments start.
+
+    Attributes:
+        gpu: what it runs on.
+        runner: the model runner, `V1` or `V2`.
+        algorithm: by the program's name.
+        drafting: how drafts are made.
+        models: by side the directory and what it says.
+        dtype: the element type of both models.
+        attention: by side the attention backend; None for one that is not known here.
+        captured: why the drafts of a batch are one graph, or why they are not.
+        page_size: tokens of a block.
+        max_requests: requests at once.
+        buckets: sizes of batches, with where they come from.
+        longest: how many tokens a text may have.
+        sampled: what a request is sampled with that says nothing of it.
+        facts: those on which it hangs whether programs are served.
+
+    """
+
+    gpu: Gpu
+    runner: Fact
+    algorithm: str
+    drafting: Speculation
+    models: Mapping[str, tuple[Path, ModelFacts]]
+    dtype: Fact
+    attention: Mapping[str, Fact]
+    captured: Fact
+    page_size: Fact
+    max_requests: Fact
+    buckets: tuple[tuple[int, ...], str]
+    longest: Fact | None
+    sampled: Fact
+    facts: Server
+
+    def described(self) -> Iterator[tuple[str, str]]:
+        """The server in lines: what, and it with where it comes from."""
+        yield "server", f"{VLLM.title} on {self.gpu.arch}: {self.gpu.origin}"
+        yield "runner", f"{self.runner.value}: {self.runner.origin}"
+        for origin in dict.fromkeys(fact.origin for fact in self.attention.values()):
+            named = {side: str(fact.value) for side, fact in self.attention.items() if fact.origin == origin}
+            same = len(set(named.values())) == 1 and len(named) == len(self.attention)
+            words = [*named.values()][:1] if same else [f"{name} of the {side}" for side, name in named.items()]
+            yield "attention", f"{', '.join(words)}: {origin}"
+        yield "page_size", f"{self.page_size.value}: {self.page_size.origin}"
+        drafting = self.drafting
+        yield "method", f"{drafting.method.value}: {drafting.method.origin}"
+        yield "drafts", f"{drafting.num_steps.value}: {drafting.num_steps.origin}"
+        if drafting.draft is not None:
+            yield "draft", f"{drafting.draft[0]}: {drafting.draft_origin}"
+        sizes, origin = self.buckets
+        yield "batches", f"up to {sizes[-1]}, {len(sizes)} of them: {origin}"
+        yield "captured", f"{self.captured.value}: {self.captured.origin}"
+        yield "requests", f"up to {self.max_requests.value} at once: {self.max_requests.origin}"
+        yield "sampling", f"{self.sampled.value}: {self.sampled.origin}"
+
+
+def started(arguments: Arguments, gpu: Gpu, page_size: int | None = None) -> Started:
+    """Return the server that the arguments start on a GPU; what it does not serve is reported in them.
+
+    ``page_size`` is the tokens of its blocks where somebody knows them. Raises DiagnosticError with all that is missing
+    or cannot be read.
+    """
+    for name, what in UNREAD.items():
+        if name in arguments.values and arguments.text(name) != "{}":
+            arguments.refuse(f"{what} ({name})", f"leave {name} out")
+    if not gpu.arch.startswith(VLLM.gpus):
+        arguments.refuse(f"{gpu.arch} ({gpu.origin})", f"programs run on {VLLM.gpus}...")
+    target = model(arguments, "--model", arguments.text("--model"))
+    drafting = speculation(arguments, target)
+    requests, block = arguments.number("--max-num-seqs"), arguments.number("--block-size")
+    settings = arguments.settings()
+    if target is None or drafting is None or arguments.misread or not gpu.arch.startswith(VLLM.gpus):
+        arguments.found.raise_if_errors()
+        raise AssertionError("what is missing was reported")
+    facts = _facts(arguments, drafting, settings)
+    for refusal in refusals(facts):
+        arguments.refuse(refusal.what, _hint(refusal))
+    if drafting.algorithm is None:
+        arguments.found.raise_if_errors()
+        raise AssertionError("a method that no program has was reported")
+    described = {"target": target} | ({"draft": drafting.draft} if drafting.draft is not None else {})
+    models = {side: (directory, one.said) for side, (directory, one) in described.items()}
+    dtype = _dtype(arguments, target[1])
+    backends = {side: _attention(arguments, gpu, side, one, str(dtype.value)) for side, (_, one) in described.items()}
+    kept = _requests(arguments, requests, gpu)
+    width = int(drafting.num_steps.value) + 1
+    buckets, graphs = _buckets(arguments, int(kept.value), width, gpu)
+    found = Started(
+        gpu, _runner(arguments, facts), drafting.algorithm, drafting, models, dtype, backends,
+        _captured(gpu, backends, graphs, buckets[0][-1], looked_up=drafting.draft is None),
+        _page(arguments, page_size or block, target[1], backends, written=page_size is not None), kept, buckets,
+        _longest(arguments, target[1].said), _sampled(arguments, target[0]), facts,
+    )  # fmt: skip
+    if arguments.misread:
+        arguments.found.raise_if_errors()
+    return found
+
+
+def _facts(arguments: Arguments, drafting: Speculation, settings: Mapping[str, object]) -> Server:
+    """Return the facts on which it hangs whether programs are served."""
+    shared = drafting.draft[1].content.get("index_share_for_mtp_iteration") if drafting.draft is not None else None
+    said = {"index_share_for_mtp_iteration": True} if shared is True else {}
+    found = Server(str(drafting.method.value), drafting.modules, drafting.assistant, settings=said | {**settings})
+    return replace(found, first_runner=_first_runner(arguments, found))
+
+
+def _first_runner(arguments: Arguments, server: Server) -> str:
+    """Return why vLLM takes its first model runner; an empty text where it takes the second."""
+    spec = arguments.block(SPECULATION)
+    if arguments.environment.get(RUNNER) == "0":
+        return f"{RUNNER}=0"
+    if server.method in ("suffix", "custom_class"):
+        return f"the method {server.method}"
+    if spec.get("use_heterogeneous_vocab"):
+        return "use_heterogeneous_vocab"
+    if server.settings.get("parallel_drafting") and server.method not in ("dflash", "dspark"):
+        return "parallel_drafting"
+    if server.settings.get("use_ubatching") and RUNNER not in arguments.environment:
+        return "microbatches"
+    launched = arguments.text("--distributed-executor-backend") == "external_launcher"
+    several = launched and server.settings.get("pipeline_parallel_size", 1) != 1
+    return "pipeline parallelism with external_launcher" if several else ""
+
+
+def _runner(arguments: Arguments, facts: Server) -> Fact:
+    """Return the model runner, and why."""
+    if facts.first_runner:
+        return Fact("V1", facts.first_runner)
+    said = arguments.environment.get(RUNNER)
+    return Fact("V2", f"{RUNNER}={said}" if said else "vLLM's default, and nothing here that it lacks")
+
+
+def _dtype(arguments: Arguments, target: Described) -> Fact:
+    """Return the element type of the server, after reporting one that is unknown."""
+    written = arguments.text("--dtype", "auto").lower()
+    if written != "auto":
+        if written not in _DTYPES:
+            arguments.wrong(f"--dtype '{written[:60]}' is unknown", f"there are auto, {', '.join(_DTYPES)}")
+        return Fact(_DTYPES.get(written, written), f"--dtype {written[:60]}")
+    own = target.said.facts.get("dtype")
+    if own is not None and own.value != "float32":
+        return own
+    return Fact("bfloat16", "--dtype auto: vLLM runs models of float32 in it")
+
+
+def _attention(arguments: Arguments, gpu: Gpu, side: str, described: Described, dtype: str) -> Fact:
+    """Return a model's attention backend, after reporting that none is known."""
+    written = arguments.block(ATTENTION).get("backend")
+    own = arguments.block(SPECULATION).get("attention_backend") if side == "draft" else None
+    origin = f"{SPECULATION}.attention_backend" if own else "--attention-backend"
+    if isinstance(named := own or written, str) and named.lower() != "auto":
+        return Fact(named.upper(), origin)
+    said = described.said.values
+    cache, architecture = str(said.get("kv_layout", "mha")), str(said.get("architecture", ""))
+    cache = "dsa" if cache == "mla" and "index_topk" in said else cache
+    small = arguments.text("--kv-cache-dtype").startswith("fp8")
+    found = attention(gpu.arch, cache, dtype, architecture, small_cache=small)
+    if found is None:
+        arguments.wrong(
+            f"which attention vLLM takes on {gpu.arch} for {cache} is not known", "write --attention-backend"
+        )
+    return Fact(found or "", f"vLLM's choice on {gpu.arch} for {cache} in {dtype}")
+
+
+def _requests(arguments: Arguments, written: int | None, gpu: Gpu) -> Fact:
+    """Return how many requests the server keeps."""
+    if written is not None:
+        return Fact(written, "--max-num-seqs")
+    usual, origin = max_requests(gpu), f"vLLM's default for {gpu.memory} GiB of GPU memory"
+    scheduled = arguments.tokens("--max-num-batched-tokens")
+    if scheduled is not None and scheduled < usual:
+        return Fact(scheduled, "--max-num-batched-tokens")
+    if arguments.text("--performance-mode") == "throughput":
+        return Fact(2 * usual, f"{origin}, twice with --performance-mode throughput")
+    return Fact(usual, origin)
+
+
+def _buckets(arguments: Arguments, kept: int, width: int, gpu: Gpu) -> tuple[tuple[tuple[int, ...], str], int]:
+    """Return sizes of batches with where they come from, and of how many tokens vLLM's largest graph is.
+
+    ``width``: tokens of a request in a step.
+    """
+    said = arguments.block(COMPILATION)
+    mode, level = str(said.get("cudagraph_mode", "")).upper(), arguments.text("--optimization-level")
+    if arguments.flag("--enforce-eager") or mode == "NONE" or (level == "0" and not mode):
+        largest = min(kept, _UNCAPTURED)
+        return (tuple(buckets_up_to(largest)), "vLLM captures nothing"), 0
+    sizes, most = said.get("cudagraph_capture_sizes"), said.get("max_cudagraph_capture_size")
+    words = [str(size) for size in cast("list[object]", sizes)] if isinstance(sizes, list) else []
+    listed = [int(size) for size in words if is_count(size)]
+    tokens = most if type(most) is int else max(listed, default=most_captured(kept, width, gpu.arch))
+    tokens = min(tokens, arguments.tokens("--max-num-batched-tokens") or tokens)
+    largest = max(1, min(kept, tokens // width))
+    return (tuple(buckets_up_to(largest)), f"vLLM's largest graph has {tokens} tokens, a request {width}"), tokens
+
+
+def _captured(gpu: Gpu, backends: Mapping[str, Fact], tokens: int, largest: int, *, looked_up: bool) -> Fact:
+    """Return whether drafts are graphs, and why."""
+    if not tokens:
+        return Fact("no graphs", "vLLM captures none")
+    if looked_up:
+        return Fact("look-ups are one graph", f"in batches of up to {largest}")
+    backend = str(backends["draft"].value)
+    if is_captured(backend, gpu.arch):
+        return Fact(
+            "drafts are one graph", f"in batches of up to {largest}: {backend} makes its metadata on the device"
+        )
+    return Fact("drafts are launched kernel by kernel", f"{backend} makes its metadata on the host")
+
+
+def _page(
+    arguments: Arguments, given: int | None, target: Described, backends: Mapping[str, Fact], *, written: bool
+) -> Fact:
+    """Return the tokens of a block, after reporting that they follow from what is not known here."""
+    hybrid = "recurrent_state" in target.said.facts
+    if given is not None and (written or not hybrid):
+        return Fact(given, "--page-size" if written else "--block-size")
+    if hybrid:
+        hint = "give --page-size N: the server's log says it, 'Setting attention block size to N tokens'"
+        arguments.wrong("blocks of a model with recurrent state are as large as that state, which is not known", hint)
+    size = block_of({str(fact.value) for fact in backends.values()})
+    return Fact(size, "vLLM's default" if size == BLOCK else f"what {backends['target'].value} attention takes")
+
+
+def _longest(arguments: Arguments, target: ModelFacts) -> Fact | None:
+    """Return how many tokens a text may have; None where that follows from free memory, or nothing says it."""
+    if "--max-model-len" not in arguments.values:
+        return target.facts.get("context_length")
+    tokens = arguments.tokens("--max-model-len")
+    return Fact(tokens, "--max-model-len") if tokens is not None else None
+
+
+def _sampled(arguments: Arguments, target: Path) -> Fact:
+    """Return in words what a request is sampled with that says nothing of it."""
+    said, origin = dict[str, object](), "vLLM's default"
+    folder = arguments.text("--generation-config", "auto")
+    if folder != "vllm":
+        file = (target if folder == "auto" else Path(folder)) / "generation_config.json"
+        try:
+            found = json.loads(read_regular(file))
+        except (OSError, ValueError, RecursionError):
+            found = None
+        if isinstance(found, dict):
+            said, origin = cast("dict[str, object]", found), "generation_config.json"
+    if more := arguments.block(GENERATION):
+        said, origin = said | more, GENERATION
+    asked = {name: said.get(name, usual) for name, usual in SAMPLED.items()}
+    if asked["temperature"] == 0:
+        return Fact("requests that say nothing of it are greedy", origin)
+    drawn = [
+        f"{name} {asked[name]}" for name, usual in SAMPLED.items() if name == "temperature" or asked[name] != usual
+    ]
+    return Fact(f"requests that say nothing of it draw with {', '.join(drawn)}", origin)
+
+
+def _hint(refusal: Refusal) -> str | None:
+    """Return what would be served instead."""
+    if refusal.about in SETTINGS:
+        served, name = SETTINGS[refusal.about].served, argument(refusal.about)
+        return f"leave {name} out" + ("" if served in (None, False) else f", or write {served}")
+    return {
+        "method": f"there are {', '.join(VLLM.algorithms)}, by the methods draft_model, eagle, eagle3, mtp and ngram",
+        "modules": f"write {SPECULATION}.num_speculative_tokens 1",
+        "first_runner": "programs run in the second one, which vLLM takes by itself",
+    }.get(refusal.about)

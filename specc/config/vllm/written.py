@@ -1,0 +1,68 @@
+"""The configuration of a program for a server of vLLM, each value with where it comes from."""
+
+from __future__ import annotations
+
+from specc.config.pasted import Wanted, configuration_name, served_by_program
+from specc.config.presets.vllm import VLLM
+from specc.config.proposal import quoted
+from specc.config.resolved import Config
+from specc.config.vllm.command_line import Arguments
+from specc.config.vllm.server import Started
+
+
+def configuration(arguments: Arguments, server: Started, wanted: Wanted) -> str:
+    """Return the YAML of the program that a server with these arguments runs.
+
+    Raises DiagnosticError with all that is missing or cannot be read.
+    """
+    drafting, (buckets, origin) = server.drafting, server.buckets
+    name = configuration_name(arguments, wanted.name, f"vllm_{server.algorithm.lower()}")
+    coupled = wanted.verify != "greedy" and drafting.draft is not None
+    lines = [
+        f"# Written for a server of {VLLM.title} from its arguments.",
+        f"name: {name}",
+        "engine: vllm",
+        f"algorithm: {server.algorithm} # method {drafting.method.value}: {drafting.method.origin}",
+        f"num_steps: {drafting.num_steps.value} # {drafting.num_steps.origin}",
+        "topk: 1 # vLLM has no trees",
+        f"page_size: {server.page_size.value} # {server.page_size.origin}",
+        f"max_requests: {server.max_requests.value} # {server.max_requests.origin}",
+        f"buckets: {list(buckets)} # {origin}",
+        f"archs: [{server.gpu.arch}] # {server.gpu.origin}",
+        *wanted.lines(),
+        *(["draft_sampling: coupled # drafts use the noise that verifies them"] if coupled else []),
+        *_look_ups(arguments, server),
+        *_model(server, "target", "--model"),
+        *(_model(server, "draft", drafting.draft_origin) if drafting.draft is not None else []),
+    ]
+    arguments.found.raise_if_errors()
+    return "\n".join(lines) + "\n"
+
+
+def served(config: Config) -> str:
+    """Return in a line which requests a program of this configuration serves."""
+    return served_by_program(config, "vLLM", ("temperature",), ("logprobs", "logprobs"))
+
+
+def _look_ups(arguments: Arguments, server: Started) -> list[str]:
+    """Return the lines of what is looked up, after reporting that nothing says how long a text may be."""
+    if server.drafting.draft is not None:
+        return []
+    if server.longest is None:
+        hint = "write --max-model-len, for the server as well"
+        arguments.wrong("drafts are looked up in as many tokens as a text may have, and nothing says how many", hint)
+        return []
+    lengths = f"longest: {server.drafting.longest}, shortest: {server.drafting.shortest}"
+    return [
+        f"options: {{window: {server.longest.value}, {lengths}}} # {server.longest.origin}, prompt_lookup_max, _min"
+    ]
+
+
+def _model(server: Started, side: str, origin: str) -> list[str]:
+    """Return the lines of one model."""
+    directory, facts = server.models[side]
+    lines = [f"{side}:", f"  model: {quoted(str(directory.resolve()))} # {origin}"]
+    own = facts.facts.get("dtype")
+    if side == "target" and (own is None or own.value != server.dtype.value):
+        lines.append(f"  dtype: {server.dtype.value} # {server.dtype.origin}")
+    return lines

@@ -1,0 +1,107 @@
+"""`specc vllm check`: vLLM's arguments become a configuration that passes `specc check`, or are refused by name."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from click.testing import Result
+from programs import EXAMPLES
+from typer.testing import CliRunner
+
+from specc.algorithms import names, needs
+from specc.cli.main import app
+from specc.config import Config, load_config
+
+MODELS = EXAMPLES / "models"
+TARGET = str(MODELS / "target")
+EAGLE = ("--spec-method", "eagle", "--spec-model", str(MODELS / "eagle"), "--spec-tokens", "3")
+FLOAT = ("--dtype", "float32")
+
+
+def run(*words: object) -> Result:
+    return CliRunner().invoke(app, ["vllm", "check", *map(str, words)])
+
+
+def config(tmp_path: Path, *words: str, options: tuple[str, ...] = ()) -> Config:
+    """What a run with these arguments writes, after `specc check` has passed it."""
+    path = tmp_path / "written.yaml"
+    result = run("-o", path, *options, "--", "vllm", "serve", TARGET, *words)
+    assert result.exit_code == 0, result.output
+    checked = CliRunner().invoke(app, ["check", str(path)])
+    assert checked.exit_code == 0, checked.output
+    return load_config(path, names(), needs).config
+
+
+def test_a_head(tmp_path: Path) -> None:
+    found = config(tmp_path, *EAGLE, *FLOAT, "--max-num-seqs", "12")
+    assert (found.name, found.file.engine, found.algorithm) == ("vllm_eagle", "vllm", "EAGLE")
+    assert (found.file.topk, found.num_steps, found.file.page_size) == (1, 3, 16)
+    assert (found.max_requests, found.file.buckets) == (12, [1, 2, 4, 8, 12])
+    assert (found.file.verify, [*found.sampling], found.file.draft_sampling) == (
+        "target_only", ["top_k", "top_p"], "coupled",
+    )  # fmt: skip
+
+
+def test_a_draft_model_in_the_servers_element_type(tmp_path: Path) -> None:
+    draft = ("--spec-model", str(MODELS / "standalone"), "--spec-tokens", "2")
+    found = config(tmp_path, *draft)
+    assert found.draft is not None
+    assert (found.algorithm, found.target.dtype, found.draft.dtype) == ("STANDALONE", "bfloat16", "bfloat16")
+
+
+def test_look_ups(tmp_path: Path) -> None:
+    """They are as long as the server says, and draw no drafts."""
+    words = ("-sc.method", "ngram", "-sc.num_speculative_tokens", "4", "-sc.prompt_lookup_max", "3", *FLOAT)
+    found = config(tmp_path, *words, "--max-model-len", "512")
+    said = {name: found.file.options[name] for name in ("window", "longest", "shortest")}
+    assert (found.algorithm, said) == ("NGRAM", {"window": 512, "longest": 3, "shortest": 3})
+    result = run("--", TARGET, *words)
+    assert result.exit_code == 1
+    assert f"'{TARGET[:60]}' is the value of no argument" in result.stderr
+    result = run("--", "vllm", "serve", TARGET, *words, "--max-model-len", "auto")
+    assert result.exit_code == 1
+    assert "drafts are looked up in as many tokens as a text may have, and nothing says how many" in result.stderr
+
+
+def test_how_tokens_are_verified() -> None:
+    """Requests of a default server draw, and so does the program, unless it is asked for otherwise."""
+    served = ("vllm", "serve", TARGET, *EAGLE, *FLOAT)
+    result = run("--name", "mine", "--", *served)
+    assert "serves greedy requests and those with temperature, top_k, top_p; vLLM's own step serves" in result.stderr
+    assert "\nname: mine\n" in f"\n{result.stdout}"
+    result = run("--verify", "greedy", "--", *served)
+    assert (result.exit_code, "verify" in result.stdout, "coupled" in result.stdout) == (0, False, False)
+    assert "serves greedy requests; vLLM's own step serves all others, those that sample among" in result.stderr
+    result = run("--sampling", "top_k", "--", *served)
+    assert '\nsampling: ["top_k"] # --sampling\n' in result.stdout
+    result = run("--verify", "rejection", "--", *served)
+    assert (result.exit_code, "error[config/engine-conflict]" in result.stderr) == (1, True)
+
+
+def test_the_server_is_told() -> None:
+    result = run("--gpu", "b200", "--", f"vllm serve {TARGET} --port 8000 {' '.join(EAGLE)} --dtype bfloat16")
+    assert result.exit_code == 0, result.output
+    said = {line.split()[0]: " ".join(line.split()[1:]) for line in result.stderr.splitlines() if line.split()}
+    assert said["server"] == "vLLM 0.33.0 on sm_100: --gpu b200"
+    assert said["runner"] == "V2: vLLM's default, and nothing here that it lacks"
+    assert said["attention"] == "FLASHINFER: vLLM's choice on sm_100 for mha in bfloat16"
+    assert said["batches"].startswith("up to 256, ")
+    assert said["captured"].startswith("drafts are one graph: in batches of up to 256")
+    assert said["requests"] == "up to 1024 at once: vLLM's default for 180 GiB of GPU memory"
+    assert said["sampling"].startswith("requests that say nothing of it draw with temperature")
+    assert "say nothing about the program: --port\n" in result.stderr
+
+
+def test_what_is_not_served_is_told_with_the_server() -> None:
+    result = run("--", "vllm", "serve", TARGET, *EAGLE, *FLOAT, "-tp", "2", "-sc.draft_sample_method=probabilistic")
+    assert result.exit_code == 1, "keys behind dots replace none of those with an argument of their own"
+    assert result.stdout == ""
+    assert "runner" in result.stderr
+    for said in ("tensor parallelism (tensor_parallel_size 2)", "drafts that are drawn (draft_sample_method proba"):
+        assert f"error[config/engine-unsupported]: with vLLM 0.33.0, {said}" in result.stderr
+    assert "hint: leave --tensor-parallel-size out, or write 1" in result.stderr
+    assert "hint: leave --speculative-config.draft_sample_method out, or write greedy" in result.stderr
+
+
+def test_an_unknown_gpu_is_wrong_usage() -> None:
+    assert run("--gpu", "h101", "--", "vllm", "serve", TARGET).exit_code == 2

@@ -1,0 +1,278 @@
+"""From a command line of vLLM to the server that it starts: how it may be written, and what vLLM takes by itself.
+
+`tests/vllm/test_published_servers.py` compares the same with vLLM's own resolution.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from specc.config.archs import Gpu, gpu_of
+from specc.config.vllm.command_line import COMPILATION, SPECULATION, parse
+from specc.config.vllm.defaults import attention, block_of, buckets_up_to, is_captured, max_requests, most_captured
+from specc.config.vllm.server import Started, started
+from specc.support.diagnostics import DiagnosticError
+
+PLAIN = ["--model", "m", "--tensor-parallel-size", "2"]
+VALUES = {"--model": ["m"], "--tensor-parallel-size": ["2"]}
+LLAMA = {
+    "architectures": ["LlamaForCausalLM"], "model_type": "llama", "hidden_size": 256, "num_hidden_layers": 4,
+    "num_attention_heads": 4, "num_key_value_heads": 2, "vocab_size": 2048, "torch_dtype": "bfloat16",
+    "max_position_embeddings": 2048, "intermediate_size": 512,
+}  # fmt: skip
+MODULES = LLAMA | {"num_nextn_predict_layers": 2}
+H100 = gpu_of("h100")
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        PLAIN,
+        ["vllm", "serve", "m", "-tp", "2"],
+        ["/opt/bin/vllm", "serve", "--model", "m", "-tp=2"],
+        ["python3", "-m", "vllm.entrypoints.openai.api_server", "\\", *PLAIN, "\\\n"],
+        ["CUDA_VISIBLE_DEVICES=0", "vllm", "serve", "m", "--tensor_parallel_size=2"],
+        ["docker run --gpus all -e A=1 vllm/vllm-openai:v0.33.0 --model m -tp 2"],
+        ["vllm serve m \\\n  --tensor-par 2 # two GPUs"],
+    ],
+    ids=lambda words: " ".join(words)[:40],
+)
+def test_forms_of_a_command_line(words: list[str]) -> None:
+    found = parse(words)
+    assert (found.values, found.found.errors, found.unused) == (VALUES, (), [])
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        [SPECULATION, '{"method": "ngram", "num_speculative_tokens": 4}'],
+        ["-sc", '{"method": "ngram", "num-speculative-tokens": 4}'],
+        ["--speculative_config.method", "ngram", "-sc.num_speculative_tokens=4"],
+        ["--spec-method", "ngram", "--spec-tokens", "4"],
+        [f'{SPECULATION}={{"method": "eagle"}}', "-sc.num-speculative-tokens", "4", "-sc.method", "ngram"],
+        [SPECULATION, '{"method": "eagle", "a": 1}', "-sc", '{"method": "ngram", "num_speculative_tokens": 4}'],
+    ],
+)
+def test_ways_to_say_how_drafts_are_made(words: list[str]) -> None:
+    assert parse(words).block(SPECULATION) == {"method": "ngram", "num_speculative_tokens": 4}
+
+
+def test_an_object_is_forgotten_where_keys_are_dotted() -> None:
+    """As in vLLM, to which the keys together are a later object."""
+    words = [SPECULATION, '{"method": "eagle", "model": "m"}', "-sc.method", "ngram", "--spec-tokens", "4"]
+    assert parse(words).block(SPECULATION) == {"method": "ngram", "num_speculative_tokens": 4}
+
+
+def test_blocks_in_blocks() -> None:
+    words = ["-cc.pass_config.fuse_norm", "true", "-cc.pass_config.level=2", "-cc.cudagraph_capture_sizes+", "1,2"]
+    found = parse(words).block(COMPILATION)
+    assert found == {"pass_config": {"fuse_norm": True, "level": 2}, "cudagraph_capture_sizes": ["1", "2"]}
+
+
+@pytest.mark.parametrize(("words", "on"), [
+    (["--enable-dbo"], True), (["--enable-dbo", "--no-enable-dbo"], False), (["--enable-dbo", "--disable-dbo"], False),
+    (["--no-enable-dbo"], False), (["--ubatch-size", "2"], True), (["--enable-dbo", "--port", "8000"], True),
+])  # fmt: skip
+def test_flags_that_are_taken_back(words: list[str], on: bool) -> None:
+    assert parse(words).settings()["use_ubatching"] is on
+
+
+def test_a_file_of_arguments(tmp_path: Path) -> None:
+    """Those of the command line go before it."""
+    file = tmp_path / "server.yaml"
+    file.write_text(
+        "model: m\ntensor_parallel_size: 2\nport: 8000\nenable-dbo: true\nenable-eplb: false\n"
+        "speculative-config: {method: ngram, num_speculative_tokens: 4}\ncudagraph_capture_sizes: [1, 8]\n"
+    )
+    found = parse(["vllm", "serve", "--config", str(file), "-tp", "4"])
+    assert (found.text("--model"), found.number("--tensor-parallel-size")) == ("m", 4)
+    assert found.block(SPECULATION) == {"method": "ngram", "num_speculative_tokens": 4}
+    assert found.block(COMPILATION) == {"cudagraph_capture_sizes": [1, 8]}
+    assert (found.flag("--enable-dbo"), found.flag("--enable-eplb"), found.unused) == (True, False, ["--port"])
+
+
+@pytest.mark.parametrize("text", ["a: [", "- 1", "", "\x00", "[" * 5000])
+def test_a_file_that_cannot_be_read(text: str, tmp_path: Path) -> None:
+    file = tmp_path / "server.yaml"
+    file.write_text(text)
+    (error,) = parse(["--config", str(file)]).found.errors
+    assert error.code == "config/engine-argument"
+    (error,) = parse(["--config", str(tmp_path)]).found.errors
+    assert "cannot be read" in error.message
+
+
+@pytest.mark.parametrize("written", ["[1]", "3", "{", "", "null", "[" * 5000])
+def test_what_is_no_object(written: str) -> None:
+    (error,) = parse([SPECULATION, written]).found.errors
+    assert error.message.startswith(f"{SPECULATION} takes a JSON object")
+
+
+@pytest.fixture
+def models(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder with a target, a draft of its kind, a head, and a target with modules."""
+    head = {"architectures": ["LlamaForCausalLMEagle3"], "num_hidden_layers": 1, "draft_vocab_size": 512}
+    hybrid = json.loads((Path(__file__).parents[2] / "published/Qwen3-Next-80B-A3B-Instruct/config.json").read_text())
+    said = {"t": LLAMA, "d": LLAMA, "my-eagle3": LLAMA | head, "m": MODULES, "hybrid": hybrid}
+    for name, config in said.items():
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "config.json").write_text(json.dumps(config))
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def server(line: str, gpu: Gpu = H100, page_size: int | None = None) -> Started:
+    return started(parse([f"vllm serve {line}"]), gpu, page_size)
+
+
+@pytest.mark.usefixtures("models")
+@pytest.mark.parametrize(("line", "method", "algorithm", "steps"), [
+    ("t --spec-model d --spec-tokens 2", "draft_model", "STANDALONE", 2),
+    ("t --spec-model my-eagle3 --spec-tokens 2", "eagle3", "EAGLE3", 2),
+    ("t --spec-model my-eagle3 --spec-method eagle --spec-tokens 2", "eagle", "EAGLE", 2),
+    ("m --spec-method deepseek_mtp --spec-tokens 1", "mtp", "EAGLE", 1),
+    ("t --spec-model m", "mtp", "EAGLE", 2),
+    ("t --spec-model ngram --spec-tokens 2", "ngram", "NGRAM", 2),
+    ("t --spec-method ngram_gpu --spec-tokens 2", "ngram_gpu", "NGRAM", 2),
+])  # fmt: skip
+def test_methods_that_vllm_settles_on(line: str, method: str, algorithm: str, steps: int) -> None:
+    found = server(line)
+    assert (found.drafting.method.value, found.algorithm, found.drafting.num_steps.value) == (method, algorithm, steps)
+    assert found.drafting.modules == (2 if line == "t --spec-model m" else 1)
+
+
+@pytest.mark.usefixtures("models")
+@pytest.mark.parametrize(("line", "said"), [
+    ("t", "--speculative-config is missing: nothing is drafted"),
+    ("t --spec-model d", "--speculative-config.num_speculative_tokens is missing"),
+    ("t --spec-method ngram", "--speculative-config.num_speculative_tokens is missing"),
+    ("t --spec-method eagle --spec-tokens 2", "--speculative-config.model is missing"),
+    ("t --spec-method what --spec-model d --spec-tokens 2", "--speculative-config.method 'what' is unknown"),
+    ("t --spec-method mtp --spec-tokens 2", "--speculative-config.method 'mtp' is unknown"),
+    ("m --spec-method mtp --spec-tokens 3", "--speculative-config.num_speculative_tokens is no multiple of"),
+    ("t --spec-model d --spec-tokens x", "--spec-tokens takes a positive integer, and this is 'x'"),
+    ("t -sc.model d -sc.num_speculative_tokens x", "--speculative-config.num_speculative_tokens takes a positive"),
+    ("t -sc.model 3 -sc.num_speculative_tokens 2", "--speculative-config.model takes a text, and this is 3"),
+    ("t -sc.method ngram --spec-tokens 2 -sc.prompt_lookup_max 2 -sc.prompt_lookup_min 3", "--speculative-config.prom"),
+    ("t --spec-model d --spec-tokens 2 --dtype int8", "--dtype 'int8' is unknown"),
+    ("org/model --spec-method ngram --spec-tokens 2", "--model 'org/model' is not a directory"),
+    ("hybrid --spec-method mtp --spec-tokens 2", "blocks of a model with recurrent state are as large as that state"),
+])  # fmt: skip
+def test_what_is_missing_or_cannot_be_read(line: str, said: str) -> None:
+    with pytest.raises(DiagnosticError) as raised:
+        server(line)
+    assert raised.value.diagnostics[0].message.startswith(said)
+
+
+@pytest.mark.usefixtures("models")
+@pytest.mark.parametrize(("line", "said"), [
+    ("t -tp 2 --spec-model d --spec-tokens 2", "tensor parallelism (tensor_parallel_size 2)"),
+    ("t --enable-eplb --spec-model d --spec-tokens 2", "experts that move between ranks (enable_eplb)"),
+    ("t --spec-method suffix --spec-tokens 2", "the method suffix"),
+    ("m --spec-method mtp --spec-tokens 2", "drafts of 2 modules of multi-token prediction"),
+    ("t -sc.draft_sample_method probabilistic --spec-model d --spec-tokens 2", "drafts that are drawn"),
+    ("t -sc.use_heterogeneous_vocab true --spec-model d --spec-tokens 2", "vLLM's first model runner (use_hetero"),
+    ("t --hf-overrides {\"a\":1} --spec-model d --spec-tokens 2", "a model other than its config.json says"),
+    ("t --watermark-config {} --spec-model d --spec-tokens 2", "watermarks (watermark_config)"),
+])  # fmt: skip
+def test_what_is_refused_by_name(line: str, said: str) -> None:
+    arguments = parse(["vllm", "serve", *line.split(" ")])
+    try:
+        started(arguments, H100)
+    except DiagnosticError:
+        assert "suffix" in line
+    assert any(one.message.startswith(f"with vLLM 0.33.0, {said}") for one in arguments.found.errors)
+
+
+@pytest.mark.usefixtures("models")
+def test_the_runner() -> None:
+    line = "t --spec-model d --spec-tokens 2"
+    assert server(line).runner.value == "V2"
+    for variable, runner in (("0", "V1"), ("1", "V2")):
+        found = started(parse([f"VLLM_USE_V2_MODEL_RUNNER={variable} vllm serve {line}"]), H100)
+        assert (found.runner.value, variable in found.runner.origin) == (runner, True)
+    assert server(f"{line} --enable-dbo").runner.value == "V1"
+
+
+@pytest.mark.usefixtures("models")
+@pytest.mark.parametrize(("more", "largest", "captured"), [
+    ("", 170, True), ("--max-num-seqs 32", 32, True), ("--enforce-eager", 256, False), ("-O0", 256, False),
+    ("-O3", 170, True), ("-cc.cudagraph_mode NONE", 256, False), ("--max-cudagraph-capture-size 64", 21, True),
+    ("--cudagraph-capture-sizes 1 2 30", 10, True), ("-cc.cudagraph_capture_sizes+ 1,2,30", 10, True),
+     ("-sc.attention_backend FLASHINFER", 170, False),
+    ("--attention-backend triton_attn", 170, True), ("--performance-mode throughput --enforce-eager", 256, False),
+])  # fmt: skip
+def test_batches_and_what_is_captured(more: str, largest: int, captured: bool) -> None:
+    """A request has three tokens in a step here."""
+    found = server(f"t --spec-model d --spec-tokens 2 {more}")
+    assert found.buckets[0][-1] == largest
+    assert (found.captured.value == "drafts are one graph") is captured
+    assert len(found.buckets[0]) <= 64
+
+
+@pytest.mark.usefixtures("models")
+@pytest.mark.parametrize(("more", "most"), [
+    ("", 1024), ("--max-num-seqs 12", 12), ("--performance-mode throughput", 2048),
+    ("--performance-mode balanced", 1024), ("--max-num-batched-tokens 8k", 1024), ("--max-num-batched-tokens 200", 200),
+])  # fmt: skip
+def test_requests_at_once(more: str, most: int) -> None:
+    assert server(f"t --spec-model d --spec-tokens 2 {more}").max_requests.value == most
+
+
+@pytest.mark.usefixtures("models")
+def test_pages() -> None:
+    line = "t --spec-model d --spec-tokens 2"
+    assert server(line).page_size.value == 16
+    assert server(f"{line} --block-size 32").page_size.value == 32
+    assert server("hybrid --spec-method mtp --spec-tokens 2", page_size=64).page_size.value == 64
+    assert block_of({"FLASH_ATTN", "FLASHMLA"}) == 64
+    assert (block_of({"FLASHINFER_MLA"}), block_of({"WHO_KNOWS"})) == (32, 16)
+
+
+def test_what_a_request_samples_with(models: Path) -> None:
+    """Of a request that says nothing of it: what the model says, or else vLLM."""
+    line = "t --spec-model d --spec-tokens 2"
+    assert server(line).sampled.value == "requests that say nothing of it draw with temperature 1.0"
+    (models / "t" / "generation_config.json").write_text('{"temperature": 0.6, "top_k": 20, "eos_token_id": 3}')
+    assert server(line).sampled.value == "requests that say nothing of it draw with temperature 0.6, top_k 20"
+    assert server(f"{line} --generation-config vllm").sampled.origin == "vLLM's default"
+    more = "--override-generation-config.temperature 0"
+    assert server(f"{line} {more}").sampled.value == "requests that say nothing of it are greedy"
+
+
+@pytest.mark.usefixtures("models")
+@pytest.mark.parametrize(("written", "longest"), [
+    ("", 2048), ("--max-model-len 512", 512), ("--max-model-len 1k", 1000), ("--max-model-len 1K", 1024),
+    ("--max-model-len auto", None), ("--max-model-len -1", None),
+])  # fmt: skip
+def test_how_long_a_text_may_be(written: str, longest: int | None) -> None:
+    found = server(f"t --spec-model d --spec-tokens 2 {written}").longest
+    assert (found.value if found is not None else None) == longest
+
+
+def test_what_vllm_takes_by_itself() -> None:
+    """Attention by GPU, requests by its memory, graphs by both."""
+
+    def taken(arch: str, cache: str = "mha", dtype: str = "bfloat16", small: bool = False, of: str = "") -> str | None:
+        return attention(arch, cache, dtype, of, small_cache=small)
+
+    assert [taken(arch) for arch in ("sm_80", "sm_90", "sm_120")] == ["FLASH_ATTN"] * 3
+    assert [taken(arch) for arch in ("sm_100", "sm_103")] == ["FLASHINFER"] * 2
+    assert [taken(arch, "mla") for arch in ("sm_80", "sm_90", "sm_100")] == [
+        "TRITON_MLA", "FLASH_ATTN_MLA", "FLASHINFER_MLA",
+    ]  # fmt: skip
+    assert (taken("sm_90", dtype="float32"), taken("sm_90", of="GptOssForCausalLM")) == ("TRITON_ATTN", "FLASH_ATTN")
+    assert (taken("sm_80", of="GptOssForCausalLM"), taken("sm_80", small=True)) == ("TRITON_ATTN", "FLASHINFER")
+    assert taken("sm_80", "dsa") is None
+    assert [is_captured("FLASHINFER", arch) for arch in ("sm_90", "sm_100")] == [False, True]
+    assert not is_captured("WHO_KNOWS", "sm_90")
+    memories = [max_requests(gpu_of(word)) for word in ("h100", "b200", "a100", "l40s", "rtxpro6000")]
+    assert memories == [1024, 1024, 256, 256, 1024]
+    assert [most_captured(1024, 4, "sm_90"), most_captured(16, 4, "sm_90"), most_captured(1024, 4, "sm_100")] == [
+        512, 128, 1024,
+    ]  # fmt: skip
+    assert buckets_up_to(20) == [1, 2, 4, 8, 16, 20]
+    assert buckets_up_to(1) == [1]
+    assert len(buckets_up_to(1024)) <= 64

@@ -1,0 +1,78 @@
+"""The machine that vLLM finds when this is imported before it: one with GPUs, of which nothing is run.
+
+So that its arguments and configuration become what they are there. No library for GPUs is loaded.
+"""
+
+from __future__ import annotations
+
+import importlib
+import os
+import sys
+from types import ModuleType
+from typing import Any, ClassVar
+
+os.environ |= {"HF_HUB_OFFLINE": "1", "VLLM_NO_USAGE_STATS": "1", "VLLM_LOGGING_LEVEL": "ERROR"}
+MEMORY_GIB = {"sm_80": 80, "sm_89": 24, "sm_90": 80, "sm_100": 180, "sm_120": 32}
+"""Of the usual GPU of an architecture."""
+NAMES = {"sm_80": "NVIDIA A100-SXM4-80GB", "sm_90": "NVIDIA H100 80GB HBM3"}
+LIBRARIES = ("_C_stable_libtorch", "_moe_C_stable_libtorch", "vllm_flash_attn", "vllm_flash_attn.flash_attn_interface")
+
+
+class Library(ModuleType):
+    """A library of vLLM's for GPUs: it has everything."""
+
+    __path__: ClassVar[list[str]] = []
+
+    def __getattr__(self, name: str) -> Any:
+        """Something that says yes."""
+        if name.startswith("__"):
+            raise AttributeError(name)
+        return lambda *_, **__: True
+
+
+for library in LIBRARIES:
+    sys.modules[f"vllm.{library}"] = Library(f"vllm.{library}")
+cuda: Any = importlib.import_module("vllm.platforms.cuda")
+
+
+class Gpu(cuda.CudaPlatformBase):
+    """Eight GPUs of an architecture."""
+
+    arch = "sm_90"
+
+    @classmethod
+    def get_device_capability(cls, device_id: int = 0) -> Any:
+        """As in the name of the architecture."""
+        return cuda.DeviceCapability(*divmod(int(cls.arch.removeprefix("sm_")), 10))
+
+    @classmethod
+    def has_device_capability(cls, capability: Any, device_id: int = 0) -> bool:
+        """Whether the architecture is as new."""
+        wanted = capability if isinstance(capability, int) else 10 * capability[0] + capability[1]
+        return int(cls.arch.removeprefix("sm_")) >= wanted
+
+    @classmethod
+    def get_device_name(cls, device_id: int = 0) -> str:
+        """As CUDA has it."""
+        return NAMES.get(cls.arch, cls.arch)
+
+    @classmethod
+    def get_device_total_memory(cls, device_id: int = 0) -> int:
+        """In bytes."""
+        return MEMORY_GIB[cls.arch] << 30
+
+    @classmethod
+    def is_fully_connected(cls, physical_device_ids: list[int]) -> bool:
+        """They are."""
+        return True
+
+    @classmethod
+    def device_count(cls) -> int:
+        """More than any command line asks for."""
+        return 8
+
+
+importlib.import_module("vllm.platforms")._current_platform = Gpu()
+custom = importlib.import_module("vllm._custom_ops")
+for kernel in [name for name in dir(custom) if "_supports_" in name]:
+    setattr(custom, kernel, lambda *_: True)

@@ -1,0 +1,155 @@
+"""`specc vllm check` against vLLM itself: command lines of published models, on GPUs that the machine is said to have.
+
+What it says of a server is what vLLM's own argument code and configuration say, and it refuses what the adapter does.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shlex
+import subprocess
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import published_models
+import pytest
+from vllm_files import ENVIRONMENT, HERE, ON_GPU, PYTHON, ROOT
+
+from specc.adapters.vllm.served import refusals
+from specc.config.archs import gpu_of
+from specc.config.vllm.command_line import Arguments, parse
+from specc.config.vllm.defaults import attention
+from specc.config.vllm.server import Started, started
+
+pytestmark = pytest.mark.skipif(ON_GPU, reason="the machine is said to have other GPUs")
+
+
+def by(**keys: Any) -> str:
+    """How drafts are made, as JSON."""
+    return f"--speculative-config '{json.dumps(keys)}'"
+
+
+EAGLE3, LLAMA = "EAGLE3-LLaMA3.1-Instruct-8B", "vllm serve Llama-3.1-8B-Instruct"
+COMMANDS = {
+    "Llama 8B, EAGLE": f"""{LLAMA} --port 8000 \\
+        {by(method="eagle", model="EAGLE-LLaMA3.1-Instruct-8B", num_speculative_tokens=5)}""",
+    "Llama 8B, EAGLE3 by its name": f"{LLAMA} --max-num-seqs 64 {by(model=EAGLE3, num_speculative_tokens=3)}",
+    "Llama 8B, n-grams": f"""{LLAMA} --dtype half --performance-mode throughput \\
+        {by(method="ngram", num_speculative_tokens=5, prompt_lookup_max=4)}""",
+    "Llama 8B, n-grams on the GPU": f"{LLAMA} -sc.method ngram_gpu -sc.num-speculative-tokens 2 --enforce-eager",
+    "Llama 8B, few tokens at once": f"""{LLAMA} --max-num-batched-tokens 200 \\
+        {by(model=EAGLE3, num_speculative_tokens=2)}""",
+    "Llama 70B, EAGLE3": f"""vllm serve Llama-3.3-70B-Instruct --tensor_parallel_size 4 \\
+        {by(method="eagle3", model="Llama-3.3-70B-Instruct-EAGLE3", num_speculative_tokens=3)}""",
+    "Qwen3 8B, a draft model": """vllm serve Qwen3-8B --spec-method draft_model --spec-model Qwen3-0.6B \\
+        --spec-tokens 4 --max-model-len 16k --block-size 32""",
+    "Qwen3 30B, EAGLE3": f"""python3 -m vllm.entrypoints.openai.api_server --model Qwen3-30B-A3B \\
+        {by(method="eagle3", model="Qwen3-30B-A3B-EAGLE3", num_speculative_tokens=4)}""",
+    "DeepSeek V3": f"vllm serve DeepSeek-V3 -tp 8 {by(method='deepseek_mtp', num_speculative_tokens=1)}",
+    "DeepSeek V3, some drafts of one module": f"vllm serve DeepSeek-V3 {by(method='mtp', num_speculative_tokens=3)}",
+    "DeepSeek V3.2": f"vllm serve DeepSeek-V3.2 --kv-cache-dtype fp8 {by(method='mtp', num_speculative_tokens=1)}",
+    "GLM 4.5": f"vllm serve GLM-4.5 -tp 8 -ep --enable-eplb {by(method='glm4_moe_mtp', num_speculative_tokens=1)}",
+    "Kimi K2, EAGLE3": f"""vllm serve Kimi-K2-Instruct -dp 8 -ep --enable-dbo --max-num-seqs 64 \\
+        --all2all-backend deepep_low_latency \\
+        {by(method="eagle3", model="Kimi-K2-Instruct-EAGLE3", num_speculative_tokens=3)}""",
+    "gpt-oss, EAGLE3": f"""vllm serve gpt-oss-120b --max-cudagraph-capture-size 256 \\
+        {by(method="eagle3", model="gpt-oss-120b-EAGLE3", num_speculative_tokens=3)}""",
+    "MiMo 7B": f"vllm serve MiMo-7B-Base {by(method='mimo_mtp', num_speculative_tokens=1)}",
+    "Qwen3-Next": f"""vllm serve Qwen3-Next-80B-A3B-Instruct --max-model-len 8192 \\
+        {by(method="qwen3_next_mtp", num_speculative_tokens=2)}""",
+    "drafts that are drawn": f"""{LLAMA} {
+        by(
+            method="eagle3",
+            model=EAGLE3,
+            num_speculative_tokens=3,
+            draft_sample_method="probabilistic",
+            rejection_sample_method="block",
+        )
+    }""",
+    "drafts in one forward": f"""VLLM_LOGGING_LEVEL=INFO {LLAMA} \\
+        {by(method="eagle3", model=EAGLE3, num_speculative_tokens=3, parallel_drafting=True)}""",
+}
+GPUS = ("sm_90", "sm_100", "sm_80")
+CASES = [
+    *((name, "sm_90") for name in COMMANDS),
+    *((name, gpu) for name in ("Llama 8B, EAGLE", "Qwen3 8B, a draft model") for gpu in GPUS[1:]),
+]
+
+
+@pytest.fixture(scope="session")
+def published(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder with the models."""
+    folder = tmp_path_factory.mktemp("published")
+    published_models.write(folder)
+    return folder
+
+
+@pytest.fixture(scope="session")
+def answers(published: Path, tmp_path_factory: pytest.TempPathFactory) -> Mapping[Any, Any]:
+    """What vLLM makes of every case, and its first choices of attention."""
+    jobs: list[dict[str, Any]] = []
+    for name, gpu in CASES:
+        words = shlex.split(COMMANDS[name].replace("\\\n", " "))
+        begin = next(place for place, word in enumerate(words) if word.endswith(("serve", "api_server"))) + 1
+        jobs.append({"words": words[begin:], "gpu": gpu, "environment": {}})
+    folder = tmp_path_factory.mktemp("jobs")
+    given, out = folder / "job.json", folder / "out.json"
+    given.write_text(json.dumps(jobs))
+    subprocess.run(
+        [str(PYTHON), str(HERE / "resolve.py"), str(given), str(out)],
+        cwd=published,
+        env={**os.environ, **ENVIRONMENT.variables, "PYTHONPATH": f"{ROOT}:{HERE / 'stand_ins'}"},
+        check=True,
+        timeout=570,
+    )
+    found = json.loads(out.read_text())
+    return {"backends": found["backends"], **dict(zip(CASES, found["answers"], strict=True))}
+
+
+def mine(name: str, gpu: str, published: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[Started, Arguments]:
+    """The server of a command line, by `check`."""
+    monkeypatch.chdir(published)
+    arguments = parse([COMMANDS[name]])
+    return started(arguments, gpu_of(gpu), page_size=528 if name == "Qwen3-Next" else None), arguments
+
+
+@pytest.mark.parametrize(("name", "gpu"), CASES, ids=[", ".join(case) for case in CASES])
+def test_the_server_is_vllms(
+    name: str, gpu: str, published: Path, answers: Mapping[Any, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    theirs = answers[name, gpu]
+    assert "error" not in theirs, theirs
+    found, arguments = mine(name, gpu, published, monkeypatch)
+    assert found.runner.value == theirs["runner"]
+    assert (found.drafting.method.value, found.drafting.num_steps.value) == (theirs["method"], theirs["num_steps"])
+    assert found.max_requests.value == theirs["max_requests"]
+    assert found.dtype.value == theirs["dtype"]
+    assert found.longest is not None and found.longest.value == theirs["longest"]
+    width = int(found.drafting.num_steps.value) + 1
+    largest = theirs["largest_graph"] // width if theirs["largest_graph"] else 256
+    assert found.buckets[0][-1] == min(theirs["max_requests"], largest)
+    if theirs["written_block"] is not None:
+        assert found.page_size.value == theirs["written_block"]
+    if theirs["method"].startswith("ngram"):
+        assert [found.drafting.longest, found.drafting.shortest] == theirs["lookups"]
+    assert ("recurrent_state" in found.models["target"][1].facts) == theirs["hybrid"]
+    assert sorted(refusal.about for refusal in refusals(found.facts)) == theirs["refusals"]
+    assert len(arguments.found.errors) == len(theirs["refusals"])
+
+
+def test_some_are_served_and_some_are_not(answers: Mapping[Any, Any]) -> None:
+    """So that neither list is empty."""
+    refused = [case for case in CASES if answers[case].get("refusals")]
+    assert len(refused) > 4
+    assert len(CASES) - len(refused) > 8
+
+
+def test_the_first_choice_of_attention(answers: Mapping[Any, Any]) -> None:
+    """In bfloat16 it is the first one of vLLM's list that the GPU has: FLASH_ATTN_MLA is Hopper's alone."""
+    for case, backend in answers["backends"].items():
+        gpu, cache = case.split()
+        found = attention(gpu, cache, "bfloat16", "LlamaForCausalLM", small_cache=False)
+        expected = "TRITON_MLA" if backend == "FLASH_ATTN_MLA" and gpu != "sm_90" else backend
+        assert found == expected, case
