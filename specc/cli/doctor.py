@@ -7,7 +7,7 @@ import os
 import platform
 import re
 import subprocess
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, distribution, entry_points, version
 from pathlib import Path
@@ -19,6 +19,7 @@ from specc.cli.reporting import Format, printing, reporting
 from specc.version import __version__
 
 if TYPE_CHECKING:
+    from specc.config.presets import Preset
     from specc.support.diagnostics import Diagnostic
 
 _PACKAGES = ("torch", "triton", "transformers", "cuda-core", "pydantic", "networkx", "jinja2")
@@ -52,73 +53,56 @@ def doctor(format: Annotated[Format, typer.Option(help="How it is printed.")] = 
 
 def rows() -> Iterator[Row]:
     """Yield everything that the table shows."""
+    from specc.config.presets import PRESETS
+
     yield Row("specc", __version__)
     yield Row("python", f"{platform.python_version()} on {platform.machine()}")
     yield from map(_package, _PACKAGES)
     yield from _compilers()
     gpus, archs = _gpus()
     yield from (*gpus, _driver())
-    engines = {engine: _version(engine.lower()) for engine in _ENGINES}
-    yield from (_engine(engine, found) for engine, found in engines.items())
-    yield from _programs(engines, archs)
+    yield from map(_engine, PRESETS.values())
+    yield from _programs(archs)
     yield from (Row(name, os.environ[name]) for name in sorted(os.environ) if name.startswith("SPECC_"))
 
 
-def _engine(engine: str, found: str | None) -> Row:
+def _engine(preset: Preset) -> Row:
     """Return an engine's version, and whether programs are tested in it."""
+    found = _version(preset.name.lower())
     if found is None:
-        return Row(engine, "not installed")
-    tested = _ENGINES[engine]()
-    good = found.partition("+")[0] in tested
-    return Row(engine, found if good else f"{found}; programs are tested in {', '.join(tested)}", good)
+        return Row(preset.name, "not installed")
+    good = found.partition("+")[0] in preset.tested
+    return Row(preset.name, found if good else f"{found}; programs are tested in {', '.join(preset.tested)}", good)
 
 
-def _sglang() -> tuple[str, ...]:
-    from specc.adapters.sglang import TESTED
-
-    return TESTED
-
-
-def _vllm() -> tuple[str, ...]:
-    from specc.adapters.vllm import TESTED
-
-    return TESTED
-
-
-_ENGINES = {"SGLang": _sglang, "vLLM": _vllm}
-"""Engines that have an adapter -> its versions."""
-
-
-def _programs(engines: dict[str, str | None], archs: Iterable[str]) -> Iterator[Row]:
+def _programs(archs: Collection[str]) -> Iterator[Row]:
     """Yield every installed program, and what is in the way of it here; its server may still be another one's."""
     from specc.cli.list import programs
+    from specc.config.presets import PRESETS
 
     problems: dict[str, Diagnostic] = {}
     for found in programs(problems):
-        engine = next((name for name in engines if name.lower() == found["engine"]), None)
-        for_whom = f"{found['algorithm']} for {engine or 'engines of your own'}, {', '.join(found['archs'])}"
-        reasons = [*_in_the_way(found, engine, engines, archs)]
-        state = "; ".join(reasons) or "a server that it fits runs it" * bool(engine) or "it can be loaded"
-        yield Row(found["package"], f"{found['version']}: {for_whom}: {state}", not reasons)
+        preset = PRESETS.get(found["engine"])
+        for_whom = f"{found['algorithm']} for {preset.name if preset else 'engines of your own'}"
+        reasons = [*_in_the_way(found, preset, archs)]
+        state = "; ".join(reasons) or ("a server that it fits runs it" if preset else "it can be loaded")
+        yield Row(
+            found["package"], f"{found['version']}: {for_whom}, {', '.join(found['archs'])}: {state}", not reasons
+        )
     for package, problem in problems.items():
         yield Row(package, f"{problem.message} ({problem.code})", False)
 
 
-def _in_the_way(
-    found: dict[str, Any], engine: str | None, engines: dict[str, str | None], archs: Iterable[str]
-) -> Iterator[str]:
+def _in_the_way(found: dict[str, Any], preset: Preset | None, archs: Collection[str]) -> Iterator[str]:
     """Yield why a program does not run here, as far as that is known without a server."""
-    from specc.adapters._plugin import CHOICE
     from specc.runtime.plan.manifest import plain_arch
 
-    if engine and engines[engine] is None:
-        yield f"{engine} is not installed"
+    if preset and _version(preset.name.lower()) is None:
+        yield f"{preset.name} is not installed"
     if not archs:
         yield "there is no GPU"
     elif missing := sorted(set(archs) - {*map(plain_arch, found["archs"])}):
         yield f"it has no code for {', '.join(missing)}"
-    if engine and (wanted := os.environ.get(CHOICE)) and wanted != found["package"]:
-        yield f"{CHOICE} names another"
 
 
 def _driver() -> Row:

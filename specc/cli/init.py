@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import shlex
+from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -10,6 +12,7 @@ import typer
 
 from specc.cli.progress import progress
 from specc.cli.reporting import printing, reporting
+from specc.cli.serving import DRAWN, GpuOption
 from specc.support.diagnostics import Diagnostic, DiagnosticError
 from specc.support.render import printable
 from specc.support.writing import write_output
@@ -43,40 +46,89 @@ def init(
     algorithm: Annotated[
         str | None, typer.Option(metavar="NAME", help="The algorithm, instead of the one that fits.")
     ] = None,
-    topk: Annotated[int, typer.Option(min=1, max=16, help="Children kept per draft step; more than 1 is a tree.")] = 1,
+    topk: Annotated[
+        int | None, typer.Option(min=1, max=16, help="Children kept per draft step; more than 1 is a tree. Default: 1.")
+    ] = None,
     num_steps: Annotated[
         int | None, typer.Option(min=1, max=16, help="Draft steps. Default: what the draft was made for, or 3.")
     ] = None,
+    engine: Annotated[
+        str | None,
+        typer.Option(
+            metavar="NAME",
+            help="Write it for a server of this engine as people start it: its shape, batches and pages.",
+        ),
+    ] = None,
+    gpu: GpuOption = None,
 ) -> None:
     """Write a configuration for a target and its draft, and say what was chosen and why."""
     with reporting() as report:
-        from specc.algorithms import names, needs
-        from specc.config import load_text
-        from specc.config.proposal import name_of, propose, text_of
-        from specc.driver.compile import check_config
+        from specc.config.proposal import name_of
 
-        with progress("reading the models") as shown:
+        with progress("reading the models"):
             pair = _pair(target, draft)
             chosen = _chosen(pair, algorithm, report)
-            name = name_of(target, chosen.algorithm)
-            path = Path(f"{name}.yaml") if output in (None, STDOUT) else output
-            assert path is not None  # output is a path
-            if output != STDOUT and not force and os.path.exists(path):  # of a name too long, `write_output` tells
-                hint = "give --force to write over it, or -o FILE"
-                raise DiagnosticError(Diagnostic("emit/exists", f"'{path}' is there already", hint=hint))
-            keys = propose(pair, chosen, name, path.parent, topk, num_steps)
-            text = text_of(keys)
-            loaded = load_text(text, path, names(), needs)
-            report.know(loaded.sources, loaded.paths)
-            shown.begin("trying the configuration")
-            check_config(loaded)
-        report.show(loaded.warnings)
-        _say(keys, loaded)
+        name = name_of(target, chosen.algorithm)
+        path = Path(f"{name}.yaml") if output in (None, STDOUT) else output
+        assert path is not None  # output is a path
+        if output != STDOUT and not force and os.path.exists(path):  # of a name too long, `write_output` tells
+            hint = "give --force to write over it, or -o FILE"
+            raise DiagnosticError(Diagnostic("emit/exists", f"'{path}' is there already", hint=hint))
+        if engine is None:
+            text = _proposed(pair, chosen, name, path, topk, num_steps, report)
+        else:
+            text = _for_engine(engine, pair, chosen, (name, gpu), path, (topk, num_steps), report)
         if output == STDOUT:
             typer.echo(text, nl=False)
             return
         write_output(path, text)
         typer.echo(printable(str(path)))
+
+
+def _proposed(
+    pair: Pair, chosen: Drafting, name: str, path: Path, topk: int | None, num_steps: int | None, report: Report
+) -> str:
+    """A commented configuration for an engine of one's own, after saying what was chosen and why."""
+    from specc.algorithms import names, needs
+    from specc.config import load_text
+    from specc.config.proposal import propose, text_of
+    from specc.driver.compile import check_config
+
+    keys = propose(pair, chosen, name, path.parent, topk or 1, num_steps)
+    text = text_of(keys)
+    loaded = load_text(text, path, names(), needs)
+    report.know(loaded.sources, loaded.paths)
+    with progress("trying the configuration"):
+        check_config(loaded)
+    report.show(loaded.warnings)
+    _say(keys, loaded)
+    return text
+
+
+def _for_engine(
+    engine: str, pair: Pair, chosen: Drafting, called: tuple[str, str | None], path: Path,
+    shape: tuple[int | None, int | None], report: Report,
+) -> str:  # fmt: skip
+    """The configuration for a server of an engine's, after saying which that is and how it is started.
+
+    ``called``: the configuration, and the GPU; ``shape``: topk and num_steps, where they are given.
+    """
+    from specc.config.pasted import Wanted
+    from specc.config.presets import ENGINES
+    from specc.support.suggest import did_you_mean
+
+    if engine not in ENGINES:
+        message = f"no engine {engine!r} is known; {did_you_mean(engine, ENGINES)}"
+        raise typer.BadParameter(message, param_hint="--engine")
+    server, starts = import_module(f"specc.cli.{engine}"), import_module(f"specc.config.{engine}.launch")
+    try:
+        words = starts.command(pair, chosen, *shape)
+    except ValueError as error:
+        raise typer.BadParameter(str(error), param_hint="--topk") from error
+    name, gpu = called
+    text = server.configured(words, gpu, Wanted(name, "target_only", DRAWN), path, report)
+    typer.echo(f"the server: {printable(shlex.join(words))}", err=True)
+    return text
 
 
 def _pair(target: Path, draft: Path | None) -> Pair:

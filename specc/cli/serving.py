@@ -27,6 +27,8 @@ GpuOption = Annotated[
 NameOption = Annotated[
     str | None, typer.Option(metavar="NAME", help="The configuration's name. Default: one made of the algorithm.")
 ]
+DRAWN = "top_k,top_p"
+"""What requests of an ordinary server sample with, beside a temperature."""
 
 
 def gpu_named(word: str | None) -> Gpu:

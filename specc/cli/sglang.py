@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from specc.cli.reporting import reporting
+from specc.cli.reporting import Report, reporting
 from specc.cli.serving import GpuOption, NameOption, OutputOption, checked, gpu_named, say, write
+
+if TYPE_CHECKING:
+    from specc.config.pasted import Wanted
 
 CommandArgument = Annotated[
     list[str],
@@ -58,14 +61,20 @@ def check(
     """Say which server a command starts, and write the configuration of its program, which is checked."""
     with reporting() as report:
         from specc.config.pasted import Wanted
-        from specc.config.sglang.command_line import parse
-        from specc.config.sglang.server import started
-        from specc.config.sglang.written import configuration, served
 
-        parsed = parse(arguments)
-        server = started(parsed, gpu_named(gpu))
-        say(server.described())
-        text = configuration(parsed, server, Wanted(name, verify, sampling, outputs, best_logprobs, logits))
-        config = checked(text, output or Path("sglang.yaml"), parsed, report)
-        typer.echo(served(config), err=True)
-        write(text, output)
+        wanted = Wanted(name, verify, sampling, outputs, best_logprobs, logits)
+        write(configured(arguments, gpu, wanted, output or Path("sglang.yaml"), report), output)
+
+
+def configured(words: list[str], gpu: str | None, wanted: Wanted, path: Path, report: Report) -> str:
+    """The configuration for the server that a command starts, after saying which that is and what will be served."""
+    from specc.config.sglang.command_line import parse
+    from specc.config.sglang.server import started
+    from specc.config.sglang.written import configuration, served
+
+    parsed = parse(words)
+    server = started(parsed, gpu_named(gpu))
+    say(server.described())
+    text = configuration(parsed, server, wanted)
+    typer.echo(served(checked(text, path, parsed, report)), err=True)
+    return text

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from specc.cli.reporting import reporting
-from specc.cli.serving import GpuOption, NameOption, OutputOption, checked, gpu_named, say, write
+from specc.cli.reporting import Report, reporting
+from specc.cli.serving import DRAWN, GpuOption, NameOption, OutputOption, checked, gpu_named, say, write
+
+if TYPE_CHECKING:
+    from specc.config.pasted import Wanted
 
 CommandArgument = Annotated[
     list[str],
@@ -57,15 +60,23 @@ def check(
     """Say which server a command starts, and write the configuration of its program, which is checked."""
     with reporting() as report:
         from specc.config.pasted import Wanted
-        from specc.config.vllm.command_line import parse
-        from specc.config.vllm.server import started
-        from specc.config.vllm.written import configuration, served
 
-        parsed = parse(arguments)
-        server = started(parsed, gpu_named(gpu), page_size)
-        say(server.described())
-        filters = sampling if sampling is not None else "" if verify == "greedy" else "top_k,top_p"
-        text = configuration(parsed, server, Wanted(name, verify, filters, outputs, best_logprobs))
-        config = checked(text, output or Path("vllm.yaml"), parsed, report)
-        typer.echo(served(config), err=True)
-        write(text, output)
+        filters = sampling if sampling is not None else "" if verify == "greedy" else DRAWN
+        wanted = Wanted(name, verify, filters, outputs, best_logprobs)
+        write(configured(arguments, gpu, wanted, output or Path("vllm.yaml"), report, page_size), output)
+
+
+def configured(
+    words: list[str], gpu: str | None, wanted: Wanted, path: Path, report: Report, page_size: int | None = None
+) -> str:
+    """The configuration for the server that a command starts, after saying which that is and what will be served."""
+    from specc.config.vllm.command_line import parse
+    from specc.config.vllm.server import started
+    from specc.config.vllm.written import configuration, served
+
+    parsed = parse(words)
+    server = started(parsed, gpu_named(gpu), page_size)
+    say(server.described())
+    text = configuration(parsed, server, wanted)
+    typer.echo(served(checked(text, path, parsed, report)), err=True)
+    return text

@@ -76,7 +76,7 @@ def propose(
     pair: Pair, chosen: Drafting, name: str, folder: Path, topk: int = 1, num_steps: int | None = None
 ) -> list[Key]:
     """Return the keys of a configuration that will stand in ``folder``; ``num_steps`` None leaves it to the draft."""
-    steps, why = _steps(chosen, num_steps)
+    steps, why = steps_of(chosen, num_steps)
     keys = [
         Key("name", name, f"The configuration, and the Python package built from it: specc_program_{name}."),
         Key("algorithm", chosen.algorithm, "", f"{chosen.summary}; {chosen.fit.why}"),
@@ -84,8 +84,7 @@ def propose(
         Key("num_steps", str(steps), "How many tokens ahead are drafted.", why),
     ]
     if topk > 1:
-        most = chosen.needs.most_nodes(topk, steps)
-        nodes = min(most, topk * (steps + 1))
+        most, nodes = chosen.needs.most_nodes(topk, steps), nodes_of(chosen, topk, steps)
         about = "Tokens that the target verifies, the one that it has already decided on among them."
         keys.append(Key("num_draft_tokens", str(nodes), about, f"there may be up to {most}"))
     defaults = ConfigFile()
@@ -121,7 +120,12 @@ def _shape(topk: int) -> str:
     return "One draft for every place: a chain." if topk == 1 else "So many drafts are kept for every place: a tree."
 
 
-def _steps(chosen: Drafting, wanted: int | None) -> tuple[int, str]:
+def nodes_of(chosen: Drafting, topk: int, steps: int) -> int:
+    """Return how many tokens the target verifies, the one that is decided on among them."""
+    return steps + 1 if topk == 1 else min(chosen.needs.most_nodes(topk, steps), topk * (steps + 1))
+
+
+def steps_of(chosen: Drafting, wanted: int | None) -> tuple[int, str]:
     """Return how many steps are drafted, and why: what is wanted, what the draft was made for, or the default."""
     needs, draft = chosen.needs, chosen.draft
     steps, why = min(chosen.fit.num_steps or 3, _MOST_STEPS), "the default"

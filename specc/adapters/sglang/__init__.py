@@ -12,9 +12,7 @@ import importlib.metadata
 from typing import Any
 
 from .._plugin import offer
-
-TESTED = ("0.5.22", "0.5.23")
-"""The versions of SGLang that `make sglang` runs programs in."""
+from .served import TESTED
 
 
 def register() -> None:

@@ -9,6 +9,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
+TESTED = ("0.5.22", "0.5.23")
+"""The versions of SGLang that `make sglang` runs programs in."""
+
 
 @dataclass(frozen=True)
 class Backend:

@@ -12,9 +12,7 @@ import importlib.metadata
 from typing import Any
 
 from .._plugin import offer, tried
-
-TESTED = ("0.33.0",)
-"""The versions of vLLM that `make vllm` runs programs in."""
+from .served import TESTED
 
 
 def register() -> None:

@@ -8,6 +8,7 @@ from pathlib import Path
 from specc.support.paths import path_of
 
 _NAME = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*", re.ASCII)
+_IN_CACHE = re.compile(r"/models--(?P<owner>[^/]+?)--(?P<name>[^/]+)/snapshots/[^/]+$")
 _LOCAL = "give a local directory, in a file by its path from there"
 
 
@@ -20,6 +21,13 @@ def model_path(written: str | Path, folder: Path = Path()) -> Path:
     if path.exists() or not is_name(written):
         return path
     return _cached(str(written)) or path
+
+
+def named(directory: Path) -> str:
+    """Return how a configuration anywhere on this machine names a directory: the Hub's name, or the path."""
+    found = _IN_CACHE.search(directory.as_posix())
+    name = found and f"{found['owner']}/{found['name']}"
+    return name if name and _cached(name) == directory else str(directory.resolve())
 
 
 def is_name(written: str | Path) -> bool:

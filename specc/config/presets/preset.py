@@ -40,7 +40,8 @@ class Preset:
     """One engine, in one version.
 
     Attributes:
-        title: the engine and the version whose ways these are, as people write them.
+        name: the engine's, as people write it.
+        tested: its versions in which programs are tried; the last is the one whose ways these are.
         plugins: group of the entry points by which the engine finds its plugins.
         algorithms: names of the algorithms that the adapter serves.
         demands: path of a key -> its only value; the default where the file does not write it. A path that begins with
@@ -64,7 +65,8 @@ class Preset:
 
     """
 
-    title: str
+    name: str
+    tested: tuple[str, ...]
     plugins: str
     algorithms: tuple[str, ...]
     demands: Mapping[tuple[str, ...], Value]
@@ -83,6 +85,11 @@ class Preset:
     one_dtype: bool = False
     unserved: Callable[[Asked], Iterable[tuple[tuple[str, ...], str]]] = nothing
     tables: TablesBlock | None = None
+
+    @property
+    def title(self) -> str:
+        """The engine and the version whose ways these are."""
+        return f"{self.name} {self.tested[-1]}"
 
     def longest(self, context_length: int, num_steps: int) -> int:
         """Return how long a text may be when a step starts, in tokens.

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from specc.adapters.sglang.served import TESTED
 from specc.config.presets.preset import Preset
 from specc.config.presets.sglang_models import unserved
 
 SGLANG = Preset(
-    title="SGLang 0.5.23",
+    name="SGLang",
+    tested=TESTED,
     plugins="sglang.srt.plugins",
     algorithms=("STANDALONE", "EAGLE", "EAGLE3"),
     demands={

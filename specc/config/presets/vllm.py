@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from specc.adapters.vllm.served import TESTED
 from specc.config.engine_tables import FieldBlock, TablesBlock
 from specc.config.presets.preset import Preset
 
 VLLM = Preset(
-    title="vLLM 0.33.0",
+    name="vLLM",
+    tested=TESTED,
     plugins="vllm.general_plugins",
     algorithms=("STANDALONE", "EAGLE", "EAGLE3", "NGRAM"),
     demands={

@@ -158,10 +158,6 @@ def _model(arguments: Arguments, name: str, written: str) -> tuple[Path, ModelFa
         return None
     try:
         directory = directory_of(written)
-        if not directory.is_dir():
-            hint = "download it, and give the directory: names of the Hub are not looked up"
-            arguments.wrong(f"{name} '{written[:200]}' is not a directory", hint)
-            return None
         facts = read_model(directory, written)
     except ModelUnreadableError as error:
         arguments.wrong(f"{name}: {error}", error.hint)

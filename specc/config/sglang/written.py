@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from specc.config.models import ModelFacts
+from specc.config.models.hub import named
 from specc.config.pasted import Wanted, configuration_name, listed, served_by_program
 from specc.config.presets.sglang import SGLANG
 from specc.config.presets.sglang_models import architecture_of
@@ -89,7 +90,7 @@ def _model(arguments: Arguments, server: Started, side: str, logits: str) -> lis
     """Return the lines of one model."""
     directory, facts = server.models[side]
     origin = "--model-path" if side == "target" else server.draft_origin
-    lines = [f"{side}:", f"  model: {quoted(str(directory.resolve()))} # {origin}"]
+    lines = [f"{side}:", f"  model: {quoted(named(directory))} # {origin}"]
     lines += _token_map(arguments, server) if side == "draft" else []
     lines += _columns(arguments, facts) if logits == "sharded" else []
     dtype, why = _dtype(arguments, server, side)

@@ -74,10 +74,6 @@ def model(arguments: Arguments, name: str, written: str) -> tuple[Path, Describe
         return None
     try:
         directory = directory_of(written)
-        if not directory.is_dir():
-            hint = "download it, and give the directory: names of the Hub are not looked up"
-            arguments.wrong(f"{name} '{written[:200]}' is not a directory", hint)
-            return None
         return directory, describe(directory, written)
     except ModelUnreadableError as error:
         arguments.wrong(f"{name}: {error}", error.hint)

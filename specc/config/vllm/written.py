@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from specc.config.models.hub import named
 from specc.config.pasted import Wanted, configuration_name, served_by_program
 from specc.config.presets.vllm import VLLM
 from specc.config.proposal import quoted
@@ -61,7 +62,7 @@ def _look_ups(arguments: Arguments, server: Started) -> list[str]:
 def _model(server: Started, side: str, origin: str) -> list[str]:
     """Return the lines of one model."""
     directory, facts = server.models[side]
-    lines = [f"{side}:", f"  model: {quoted(str(directory.resolve()))} # {origin}"]
+    lines = [f"{side}:", f"  model: {quoted(named(directory))} # {origin}"]
     own = facts.facts.get("dtype")
     if side == "target" and (own is None or own.value != server.dtype.value):
         lines.append(f"  dtype: {server.dtype.value} # {server.dtype.origin}")

@@ -23,7 +23,7 @@ from .sglang_words import MODELS, config, run, words
         ({"--speculative-num-steps": "-1"}, "--speculative-num-steps takes a positive integer, and this is '-1'"),
         ({"--page-size": ""}, "--page-size takes a positive integer, and this is ''"),
         ({"--cuda-graph-bs-decode": "1 x"}, "--cuda-graph-bs-decode takes a positive integer, and this is 'x'"),
-        ({"--model-path": "org/model"}, "--model-path 'org/model' is not a directory"),
+        ({"--model-path": "org/model"}, "--model-path: model directory 'org/model' does not exist"),
         ({"--speculative-draft-model-path": None}, "--speculative-draft-model-path is missing"),
     ],
 )

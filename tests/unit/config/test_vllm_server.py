@@ -157,7 +157,7 @@ def test_methods_that_vllm_settles_on(line: str, method: str, algorithm: str, st
     ("t -sc.model 3 -sc.num_speculative_tokens 2", "--speculative-config.model takes a text, and this is 3"),
     ("t -sc.method ngram --spec-tokens 2 -sc.prompt_lookup_max 2 -sc.prompt_lookup_min 3", "--speculative-config.prom"),
     ("t --spec-model d --spec-tokens 2 --dtype int8", "--dtype 'int8' is unknown"),
-    ("org/model --spec-method ngram --spec-tokens 2", "--model 'org/model' is not a directory"),
+    ("org/model --spec-method ngram --spec-tokens 2", "--model: model directory 'org/model' does not exist"),
     ("hybrid --spec-method mtp --spec-tokens 2", "blocks of a model with recurrent state are as large as that state"),
 ])  # fmt: skip
 def test_what_is_missing_or_cannot_be_read(line: str, said: str) -> None:
