@@ -17,11 +17,17 @@ import published_models
 import pytest
 from vllm_files import ENVIRONMENT, HERE, ON_GPU, PYTHON, ROOT
 
-from specc.adapters.vllm.served import refusals
+from specc.adapters.vllm.served import METHODS, refusals
+from specc.algorithms import names, needs
+from specc.config import load_text
 from specc.config.archs import gpu_of
+from specc.config.pasted import Wanted
 from specc.config.vllm.command_line import Arguments, parse
 from specc.config.vllm.defaults import attention
 from specc.config.vllm.server import Started, started
+from specc.config.vllm.written import configuration
+from specc.driver.compile import check_config
+from specc.support.diagnostics import DiagnosticError
 
 pytestmark = pytest.mark.skipif(ON_GPU, reason="the machine is said to have other GPUs")
 
@@ -112,7 +118,7 @@ def mine(name: str, gpu: str, published: Path, monkeypatch: pytest.MonkeyPatch) 
     """The server of a command line, by `check`."""
     monkeypatch.chdir(published)
     arguments = parse([COMMANDS[name]])
-    return started(arguments, gpu_of(gpu), page_size=528 if name == "Qwen3-Next" else None), arguments
+    return started(arguments, gpu_of(gpu), page_size=512 if name == "Qwen3-Next" else None), arguments
 
 
 @pytest.mark.parametrize(("name", "gpu"), CASES, ids=[", ".join(case) for case in CASES])
@@ -137,6 +143,22 @@ def test_the_server_is_vllms(
     assert ("recurrent_state" in found.models["target"][1].facts) == theirs["hybrid"]
     assert sorted(refusal.about for refusal in refusals(found.facts)) == theirs["refusals"]
     assert len(arguments.found.errors) == len(theirs["refusals"])
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_what_is_served_has_a_program(
+    name: str, published: Path, answers: Mapping[Any, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its configuration passes all checks, and has vLLM's method; of all others there is none."""
+    found, arguments = mine(name, "sm_90", published, monkeypatch)
+    wanted = Wanted(verify="target_only", sampling="top_k, top_p")
+    if answers[name, "sm_90"]["refusals"]:
+        with pytest.raises(DiagnosticError):
+            configuration(arguments, found, wanted)
+        return
+    loaded = load_text(configuration(arguments, found, wanted), Path("vllm.yaml"), names(), needs)
+    check_config(loaded)
+    assert found.drafting.method.value in METHODS[loaded.config.algorithm]
 
 
 def test_some_are_served_and_some_are_not(answers: Mapping[Any, Any]) -> None:

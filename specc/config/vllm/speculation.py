@@ -120,7 +120,8 @@ def _of_model(
     if found is None:
         arguments.wrong(f"{SPECULATION}.method '{method[:60]}' is unknown", f"there are {_methods()}")
         return None
-    named = f"{SPECULATION}.method" if found == written else "what vLLM takes for such a draft"
+    said = found == written or (found == "mtp" and written.endswith("mtp"))
+    named = f"{SPECULATION}.method" if said else "what vLLM takes for such a draft"
     drafted = Fact(steps, f"{SPECULATION}.num_speculative_tokens") if steps is not None else None
     modules = draft[1].number("num_mtp_modules")
     if drafted is None and found == "mtp" and modules is not None and not own:

@@ -66,4 +66,6 @@ def _model(server: Started, side: str, origin: str) -> list[str]:
     own = facts.facts.get("dtype")
     if side == "target" and (own is None or own.value != server.dtype.value):
         lines.append(f"  dtype: {server.dtype.value} # {server.dtype.origin}")
+    if side == "draft" and directory == server.models["target"][0] and "num_mtp_modules" not in facts.facts:
+        lines.append("  num_layers: 1 # the module of this type of model")
     return lines
