@@ -111,8 +111,41 @@ class SamplerOutput:
 
 @at(f"{WORKER}.sample.penalties")
 class PenaltiesState:
-    def __init__(self, rows: int) -> None:
+    """Penalties by row, and of texts that have some the tokens of the prompt and how often each was emitted."""
+
+    NONE = {"repetition_penalty": 1, "frequency_penalty": 0, "presence_penalty": 0}  # noqa: RUF012
+
+    def __init__(self, rows: int, vocabulary: int = 32) -> None:
         self.use_penalty = np.zeros(rows, dtype=bool)
+        for name, none in self.NONE.items():
+            setattr(self, name, SimpleNamespace(np=np.full(rows, none, np.float32)))
+        self.prompt_bin_mask = torch.full((rows, -(-vocabulary // 32)), UNSET, dtype=torch.int32)
+        self.output_bin_counts = torch.full((rows, vocabulary), UNSET, dtype=torch.int32)
+
+    def admit(self, row: int, prompt: Sequence[int], given: dict[str, float]) -> None:
+        """Give a row to a request; what a text without penalties has is not looked at."""
+        for name, none in self.NONE.items():
+            getattr(self, name).np[row] = given.get(name, none)
+        self.use_penalty[row] = any(given.get(name, none) != none for name, none in self.NONE.items())
+        if self.use_penalty[row]:
+            words = [sum(1 << token % 32 for token in {*prompt} if token // 32 == word) for word in self._words]
+            self.prompt_bin_mask[row] = torch.from_numpy(np.array(words, dtype=np.uint32).view(np.int32))
+            self.output_bin_counts[row] = 0
+
+    @property
+    def _words(self) -> range:
+        return range(self.prompt_bin_mask.shape[1])
+
+    def apply(self, scores: Tensor, row: int, drafts: Sequence[int]) -> Tensor:
+        """Scores f32[V] of what follows these drafts in the text of a request: scaled, then less what was emitted."""
+        repetition, frequency, presence = (float(getattr(self, name).np[row]) for name in self.NONE)
+        found = []
+        for token, score in enumerate(scores.tolist()):
+            times = int(self.output_bin_counts[row, token]) + list(drafts).count(token)
+            prompt = int(self.prompt_bin_mask[row, token // 32]) >> token % 32 & 1
+            scale = repetition if times or prompt else 1.0
+            found.append((score / scale if score > 0 else score * scale) - frequency * times - presence * (times > 0))
+        return torch.tensor(found)
 
 
 @at(f"{WORKER}.sample.logit_bias")
@@ -142,18 +175,24 @@ class Sampler:
         self.needs_logits_processing = np.zeros(rows, dtype=bool)
         self.wants_logprobs = np.zeros(rows, dtype=bool)
         self.logits_processors = list(processors)
+        [self.penalties_state] = [one for one in processors if isinstance(one, PenaltiesState)] or [None]
         self.thinking_budget_state = SimpleNamespace(enabled=False)
 
-    def admit(self, row: int, seed: int = 0, *, seeded: bool = False, **given: float) -> None:
+    def admit(
+        self, row: int, seed: int = 0, *, seeded: bool = False, prompt: Sequence[int] = (), **given: float
+    ) -> None:
         """Give a row to a request."""
-        states = self.sampling_states
-        asked = self._none | given
+        states, penalties = self.sampling_states, self.penalties_state
+        asked = self._none | {name: value for name, value in given.items() if name in self._none}
         for name, value in asked.items():
             getattr(states, name).np[row] = value
+        if penalties is not None:
+            penalties.admit(row, prompt, given)
         states.seeds.np[row], states.seeds_set[row] = seed, seeded
         filters = [asked[name] != self._none[name] for name in ("top_k", "top_p", "min_p")]
         heat = asked["temperature"]
-        self.needs_logits_processing[row] = heat not in (0, 1) or (heat and any(filters))
+        penalized = penalties is not None and penalties.use_penalty[row]
+        self.needs_logits_processing[row] = heat not in (0, 1) or (heat and any(filters)) or penalized
 
     def get_logprobs_dims(self, rows: Any) -> tuple[int] | None:
         return (1,) if self.wants_logprobs[rows].any() else None
@@ -334,6 +373,7 @@ class GPUModelRunner:
     def sample(self, hidden_states: Tensor, input_batch: InputBatch, grammar_output: Any) -> Any:
         logits = self.model.compute_logits(hidden_states[: input_batch.num_tokens])
         best, width = logits.argmax(-1), max(input_batch.counts) if not input_batch.has_prefill else 1
+        self._penalize(logits, best, input_batch)
         sampled, counts, ends = (
             torch.full((input_batch.num_reqs, width), -1),
             list[int](),
@@ -349,6 +389,15 @@ class GPUModelRunner:
         most = torch.from_numpy(np.diff(input_batch.cu_num_logits_np))
         rejected = most - accepted
         return SamplerOutput(sampled, None, None, accepted, rejected), accepted, rejected
+
+    def _penalize(self, logits: Tensor, best: Tensor, batch: InputBatch) -> None:
+        """Choose otherwise for requests with penalties."""
+        penalties = self.sampler.penalties_state
+        assert penalties is not None
+        for row, count, end in zip(batch.idx_mapping_np, batch.counts, np.cumsum(batch.counts).tolist(), strict=True):
+            for place in range(end - count, end) if penalties.use_penalty[row] else ():
+                drafts = [] if batch.has_prefill else self.model.tokens[end - count + 1 : place + 1].tolist()
+                best[place] = penalties.apply(logits[place], row, drafts).argmax()
 
 
 VLLM.put(f"{WORKER}.model_runner", init_speculator=init_speculator)

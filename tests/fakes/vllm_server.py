@@ -192,7 +192,8 @@ class Server:
         self.states = RequestState(requests, plan.size("S"), longest)
         self.tables, self.target = BlockTables(requests, (3, width), (2 * page, page)), Target(plan)
         self.tables.block_tables[DRAFT].gpu.fill_(UNSET)
-        processors = (kind(requests) for kind in (PenaltiesState, LogitBiasState, BadWordsState))
+        penalties = PenaltiesState(requests, plan.size("V"))
+        processors = penalties, LogitBiasState(requests), BadWordsState(requests)
         device = SimpleNamespace(type="cuda") if cuda else torch.device("cpu")
         module = importlib.import_module("vllm.v1.worker.gpu.model_runner")
         self.runner = GPUModelRunner(self.target, Sampler(requests, plan.size("V"), *processors), device)
@@ -225,16 +226,20 @@ class Server:
         length = int(self.states.num_computed_tokens.gpu[row]) + 1
         return self.states.all_token_ids.gpu[row, :length].tolist()
 
-    def judge(self, says: Callable[[int, list[int]], int] | None = None) -> None:
+    def judge(
+        self, says: Callable[[int, list[int]], int] | None = None, first: Callable[[int, list[int]], int] | None = None
+    ) -> None:
         """Texts are what the target says after each, and a step gives as many tokens as drafts were right, and one.
 
-        `says`: by row and text what the target says, which is its most probable token by default.
+        `says`: by row and text what the target says, which is its most probable token by default; `first` the same of
+        the first token.
         """
         self.settle()
         for row, steps in self.steps.items():
             length = self._prompts[row]
             text, rest = self._texts[row][: length + 1], self._texts[row][length + 1 :]
-            assert text[-1] == target_next(self.target.model, text[:-1])
+            whole = text[:-1]
+            assert text[-1] == (target_next(self.target.model, whole) if first is None else first(row, whole))
             for tried, given in steps:
                 for draft in [*self.draft.drafts(text)[1][:tried], None]:
                     text.append(target_next(self.target.model, text) if says is None else says(row, text))
@@ -249,7 +254,7 @@ class Server:
     def begin(self, prompts: dict[int, list[int]], **asked: Any) -> None:
         """Prefill requests in these rows, which all sample alike."""
         for row, prompt in prompts.items():
-            self.runner.sampler.admit(row, **asked)
+            self.runner.sampler.admit(row, prompt=prompt, **asked)
             self._texts[row], self._prompts[row], self.steps[row] = list(prompt), len(prompt), []
             self.states.all_token_ids.gpu[row, : len(prompt)] = torch.tensor(prompt, dtype=torch.int32)
             self.states.num_computed_tokens.gpu[row] = 0
@@ -298,6 +303,9 @@ class Server:
             tokens = output.sampled_token_ids[place, : last + 1]
             self.states.all_token_ids.gpu[row, start : start + last + 1] = tokens.int()
             self.states.last_sampled_tokens[row] = tokens[last]
+            self.runner.sampler.penalties_state.output_bin_counts[row].index_add_(
+                0, tokens.long(), torch.ones_like(tokens, dtype=torch.int32)
+            )
             computed[row] += counts[place] - int(rejected[place])
         proposed = self.runner.speculator.propose(batch, None, None, hidden, None, accepted, rejected)
         self.states.draft_tokens[torch.from_numpy(at).long()] = proposed

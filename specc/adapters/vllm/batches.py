@@ -125,11 +125,13 @@ class Steps:
         """The program does not run any more."""
         self._counters.active(None)
 
-    def leave(self, reason: str) -> None:
-        """Take note of a verification that vLLM runs."""
-        self.left[reason] += 1
-        self._counters.count(left=reason)
-        self._tell()
+    def leave(self, batch: Any, reason: str | None = None) -> None:
+        """Take note of a batch of vLLM's own; the `reason` is why the program does not verify it, if it has drafts."""
+        self._admission.left(batch.idx_mapping_np)
+        if reason is not None:
+            self.left[reason] += 1
+            self._counters.count(left=reason)
+            self._tell()
 
     def report(self) -> dict[str, Any]:
         """What the program is and did."""

@@ -187,11 +187,12 @@ def _sampling(original: Any) -> Any:
     @functools.wraps(original)
     def sample(runner: Any, hidden_states: Tensor, input_batch: Any, grammar_output: Any) -> Any:
         steps: Steps | None = getattr(runner.speculator, "steps", None)
-        if steps is None or not input_batch.num_draft_tokens:
+        if steps is None:
             return original(runner, hidden_states, input_batch, grammar_output)
-        reason = steps.refuses(runner.sampler, input_batch, grammar_output)
-        if reason is not None:
-            steps.leave(reason)
+        drafts = bool(input_batch.num_draft_tokens)
+        reason = steps.refuses(runner.sampler, input_batch, grammar_output) if drafts else None
+        if reason is not None or not drafts:
+            steps.leave(input_batch, reason)
             return original(runner, hidden_states, input_batch, grammar_output)
         logits = runner.model.compute_logits(hidden_states[: input_batch.num_tokens])
         if runner.device.type == "cuda":

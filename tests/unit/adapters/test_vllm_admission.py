@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from fakes.vllm_modules import PenaltiesState, Sampler
 
 from specc.adapters.vllm.admission import Admission
@@ -27,9 +28,11 @@ class Program:
 
     def __init__(self) -> None:
         self.rows: dict[int, Sampling] = {}
+        self.pools = {"sampling_counts": torch.full((ROWS + AHEAD, V), -5, dtype=torch.int32)}
         self.told = 0
 
-    def set_sampling(self, rows: list[int], params: list[Sampling]) -> None:
+    def set_sampling(self, rows: list[int], params: list[Sampling], texts: list[Any]) -> None:
+        assert texts == [((), ())] * len(rows), "what they have is counted by vLLM"
         self.rows |= dict(zip(rows, params, strict=True))
         self.told += len(rows)
 
@@ -43,7 +46,7 @@ def admission(*parameters: str) -> tuple[Admission, Program]:
 
 
 def sampler(*processors: Any) -> Sampler:
-    return Sampler(ROWS, V, PenaltiesState(ROWS), *processors)
+    return Sampler(ROWS, V, PenaltiesState(ROWS, V), *processors)
 
 
 def rows(*numbers: int) -> Any:
@@ -88,6 +91,62 @@ def test_processors_of_logits_are_vllms(temperature: float) -> None:
     engine.logits_processors[0].use_penalty[3] = engine.needs_logits_processing[3] = True
     assert made.refuses(engine, rows(3)) == "penalties, biases or other processors of logits"
     assert made.refuses(engine, rows(2)) is None
+
+
+PENALIZED = ("seed", "temperature", "repetition_penalty", "frequency_penalty", "presence_penalty", "counts")
+
+
+@pytest.mark.parametrize("temperature", [0, 0.5, 1])
+@pytest.mark.parametrize(
+    ("given", "reason"),
+    [
+        ({"repetition_penalty": 1.25}, None),
+        ({"frequency_penalty": -0.5, "presence_penalty": 2}, None),
+        ({"repetition_penalty": 1.25, "presence_penalty": 0.5}, "a repetition penalty beside others"),
+        ({"repetition_penalty": 1.25, "frequency_penalty": 0.5}, "a repetition penalty beside others"),
+        ({"repetition_penalty": 2.0**-11}, "a repetition penalty out of range"),
+        ({"repetition_penalty": 1025}, "a repetition penalty out of range"),
+    ],
+)
+def test_penalties_are_a_programs_that_has_them(temperature: float, given: dict[str, Any], reason: str | None) -> None:
+    """But where vLLM applies them in another order, or takes what a program does not."""
+    (made, program), engine = admission(*PENALIZED), sampler()
+    assert "counts" not in made.parameters
+    engine.admit(3, temperature=temperature, prompt=[4], **given)
+    assert made.refuses(engine, rows(0, 3)) == reason
+    assert made.refuses(engine, rows(0, 1)) is None
+    if reason is None:
+        made.say(engine, rows(0, 3))
+        mine = program.rows[3 + AHEAD]
+        wanted = {"repetition_penalty": 1, "frequency_penalty": 0, "presence_penalty": 0} | given
+        assert {name: getattr(mine, name) for name in wanted} == wanted
+    engine.logits_processors.append(Owns())
+    assert made.refuses(engine, rows(3)) == "penalties, biases or other processors of logits"
+
+
+def test_what_vllm_has_counted_is_counted() -> None:
+    """Whenever vLLM has run the last step of a request, and not again."""
+    (made, program), engine = admission(*PENALIZED), sampler()
+    counts, state = program.pools["sampling_counts"], engine.penalties_state
+    assert state is not None
+    engine.admit(3, prompt=[4, 31, 49, 4], presence_penalty=1)
+    engine.admit(0, prompt=[4])
+    state.output_bin_counts[3, [31, 8]] = torch.tensor([2, 1], dtype=torch.int32)
+    made.say(engine, rows(0, 3))
+    wanted = torch.zeros(V, dtype=torch.int32)
+    wanted[[4, 31, 49, 8]] = torch.tensor([1, 1 + 4, 1, 2], dtype=torch.int32)
+    assert torch.equal(counts[3 + AHEAD], wanted)
+    assert (counts[[row for row in range(ROWS + AHEAD) if row != 3 + AHEAD]] == -5).all(), "nobody else's"
+    counts[3 + AHEAD, 9] = 2  # the program counts what it emits itself
+    made.say(engine, rows(3))
+    assert counts[3 + AHEAD, 9] == 2
+    made.left(rows(3, 0))
+    made.say(engine, rows(0))
+    assert counts[3 + AHEAD, 9] == 2, "not in this batch"
+    state.output_bin_counts[3, 7] = 5
+    made.say(engine, rows(3))
+    wanted[7] = 10
+    assert torch.equal(counts[3 + AHEAD], wanted)
 
 
 def test_of_a_processor_that_nobody_knows_it_is_not_known_whose_logits_it_changes() -> None:

@@ -12,6 +12,7 @@ import torch
 from fakes.models import target_scores
 from fakes.vllm_modules import VLLM, DraftModelSpeculator, InputBatch, Worker
 from fakes.vllm_server import PROGRAM, Server
+from penalties_oracle import changed
 from programs import load
 from prometheus_client import REGISTRY
 from sampling_oracle import drawn
@@ -21,6 +22,7 @@ from specc.adapters._plugin import SEEDS
 from specc.driver.build import build_program
 from specc.runtime.plan.plan import Plan
 from specc.runtime.rotated import RotatedStep
+from specc.runtime.sampling import Sampling
 
 Serve = Callable[..., Server]
 PROMPTS = {2: [4, 9, 2], 0: [7, 1], 5: [5, 5, 8, 1, 2], 1: [1]}
@@ -164,6 +166,48 @@ def test_texts_that_are_drawn(serve: Serve, algorithm: str) -> None:
     server.judge(says)
     assert server.program.left == {}
     assert server.program.report()["sampling"] == ["seed", "temperature", "top_k"]
+
+
+@pytest.mark.parametrize("algorithm", ["STANDALONE", "EAGLE"])
+def test_texts_with_penalties(serve: Serve, algorithm: str) -> None:
+    """For what prompt and text have, whoever ran which step of the request, or of the one before it in its row."""
+    plan = plan_of(algorithm, ("verify", "target_only"), ("sampling", ("penalties",)))
+    server = serve(plan)
+    asked: dict[int, dict[str, Any]] = {
+        2: {"seed": 7, "temperature": 1.5, "frequency_penalty": 0.5, "presence_penalty": -0.25},
+        0: {"repetition_penalty": 1.5}, 5: {}, 1: {"frequency_penalty": 1.5},
+    }  # fmt: skip
+    prompts = dict(PROMPTS)
+
+    def says(row: int, text: list[int]) -> int:
+        heat, seed = asked[row].get("temperature", 0.0), asked[row].get("seed", 0)
+        penalties = {name: value for name, value in asked[row].items() if name.endswith("penalty")}
+        logits, begin = target_scores(server.target.model, text), len(prompts[row])
+        scores = changed(logits, text[:begin], text[begin:], Sampling(**penalties))
+        return drawn(scores, seed, heat, len(text))
+
+    def begin(row: int) -> None:
+        server.begin({row: prompts[row]}, **asked[row])
+
+    def first(row: int, text: list[int]) -> int:
+        penalties = {name: value for name, value in asked[row].items() if name.endswith("penalty")}
+        scores = changed(target_scores(server.target.model, text), text, [], Sampling(**penalties))
+        return scores.index(max(scores))
+
+    for row in prompts:
+        begin(row)
+    for _ in range(2):
+        run(server, BATCHES)
+        server.decode([0, 1, 5], drafts=2)
+    server.judge(says, first)
+    server.end(1)
+    asked[1], prompts[1] = {"repetition_penalty": 0.5, "seed": 3, "temperature": 1.0}, [3, 3, 9]
+    begin(1)
+    run(server, BATCHES)
+    server.judge(says, first)
+    assert server.program.left == {"fewer drafts than 3": 2}
+    names = {"seed", "temperature", "repetition_penalty", "frequency_penalty", "presence_penalty"}
+    assert {*server.program.report()["sampling"]} == names
 
 
 def test_scores_that_are_no_numbers_are_counted(serve: Serve, monkeypatch: pytest.MonkeyPatch) -> None:

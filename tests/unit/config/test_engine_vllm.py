@@ -83,7 +83,7 @@ def test_look_ups_in_vllm(model: Model) -> None:
                 "EAGLE", {"verify": "target_only", "sampling": [parameter]},
                 ("config/engine-unsupported", "leave it out"),
             )
-            for parameter in ("penalties", "logit_bias", "grammar", "min_p")
+            for parameter in ("logit_bias", "grammar", "min_p")
         ),
         (
             "EAGLE3", {"draft": {"token_map": "engine", "vocab_size": 48}},
