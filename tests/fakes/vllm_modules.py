@@ -88,10 +88,11 @@ class InputBatch:
     seq_lens_cpu_upper_bound: Tensor
     num_draft_tokens: int
     has_prefill: bool = False
-    has_structured_output_reqs: bool = False
 
     def __post_init__(self) -> None:
         self.num_reqs, self.num_tokens = len(self.counts), sum(self.counts)
+        self.idx_mapping = torch.from_numpy(np.array(self.idx_mapping_np, dtype=np.int64))
+        self.req_ids = [str(row) for row in self.idx_mapping_np]
         logits = [1 if self.has_prefill else count for count in self.counts]
         self.cu_num_logits_np = np.cumsum([0, *logits], dtype=np.int32)
 
@@ -107,6 +108,69 @@ class SamplerOutput:
     num_nans: Tensor | None
     num_sampled: Tensor
     num_rejected: Tensor
+
+
+VLLM.put("config.model", PROCESSED_LOGPROBS_MODES=("processed_logits", "processed_logprobs"))
+NO_LOGPROBS = -1
+VLLM.put(f"{WORKER}.sample.states", NO_LOGPROBS=NO_LOGPROBS)
+
+
+@dataclass
+class LogprobsTensors:
+    """Of every place of a batch tokens, the one that was emitted first, with their scores, and its rank."""
+
+    logprob_token_ids: Tensor
+    logprobs: Tensor
+    selected_token_ranks: Tensor
+    cu_num_generated_tokens: list[int]
+
+
+def compute_topk_scores(
+    logits: Tensor, count: int, tokens: Tensor, bounds: list[int], *, logits_mode: bool = False
+) -> LogprobsTensors:
+    assert tokens.dtype == torch.int64
+    named = torch.cat((tokens[:, None], logits.topk(count).indices), 1)
+    scores = logits if logits_mode else logits.float().log_softmax(-1)
+    ranks = (logits >= logits.gather(1, tokens[:, None])).sum(-1)
+    return LogprobsTensors(named, scores.gather(1, named), ranks, bounds)
+
+
+VLLM.put(f"{WORKER}.sample.logprob", compute_topk_scores=compute_topk_scores)
+
+
+@dataclass
+class GrammarOutput:
+    """Of some requests what their grammars allow at every place of a step, and how many drafts they know."""
+
+    structured_output_request_ids: list[str]
+    grammar_bitmask: Any
+    num_acceptable_drafts: list[int] | None
+
+
+class StructuredOutputsWorker:
+    """Lays masks over scores; of drafts so many each that every request has as many places."""
+
+    def __init__(self, places: int) -> None:
+        self._places = places
+
+    def apply_grammar_bitmask(self, logits: Tensor, batch: InputBatch, names: list[str], masks: Any) -> None:
+        for number, name in enumerate(names):
+            begin, end = batch.cu_num_logits_np[batch.req_ids.index(name) :][:2]
+            for place in range(end - begin):
+                bits = np.unpackbits(masks[number * self._places + place].view(np.uint8), bitorder="little")
+                logits[begin + place, torch.from_numpy(bits[: logits.shape[1]] == 0)] = -torch.inf
+
+
+def grammar_invalid_drafts(batch: InputBatch, names: list[str], acceptable: list[int] | None) -> Tensor | None:
+    known = dict(zip(names, acceptable or [0] * len(names), strict=True))
+    if batch.has_prefill or all(known.get(name, 1 << 20) >= batch.counts[0] - 1 for name in batch.req_ids):
+        return None
+    most = [known.get(name, 1 << 20) for name in batch.req_ids]
+    found = [place > limit for limit, count in zip(most, batch.counts, strict=True) for place in range(count)]
+    return torch.tensor(found)
+
+
+VLLM.put(f"{WORKER}.structured_outputs", grammar_invalid_drafts=grammar_invalid_drafts)
 
 
 @at(f"{WORKER}.sample.penalties")
@@ -164,6 +228,7 @@ class Sampler:
     """How the request of every row samples, and what changes its logits; greedy at first."""
 
     compute_nans = False
+    logprobs_mode = "raw_logprobs"
 
     def __init__(self, rows: int, vocabulary: int, *processors: Any) -> None:
         self._none = {"temperature": 0, "top_k": vocabulary, "top_p": 1, "min_p": 0}
@@ -171,9 +236,10 @@ class Sampler:
         self.sampling_states = SimpleNamespace(
             **{name: SimpleNamespace(np=np.full(rows, self._none[name], kind)) for name, kind in columns.items()},
             seeds=SimpleNamespace(np=np.zeros(rows, dtype=np.int64)), seeds_set=np.zeros(rows, dtype=bool),
+            num_logprobs=np.full(rows, NO_LOGPROBS, dtype=np.int32),
         )  # fmt: skip
         self.needs_logits_processing = np.zeros(rows, dtype=bool)
-        self.wants_logprobs = np.zeros(rows, dtype=bool)
+        self.num_token_ids = np.zeros(rows, dtype=np.int32)
         self.logits_processors = list(processors)
         [self.penalties_state] = [one for one in processors if isinstance(one, PenaltiesState)] or [None]
         self.thinking_budget_state = SimpleNamespace(enabled=False)
@@ -194,8 +260,9 @@ class Sampler:
         penalized = penalties is not None and penalties.use_penalty[row]
         self.needs_logits_processing[row] = heat not in (0, 1) or (heat and any(filters)) or penalized
 
-    def get_logprobs_dims(self, rows: Any) -> tuple[int] | None:
-        return (1,) if self.wants_logprobs[rows].any() else None
+    def get_logprobs_dims(self, rows: Any) -> tuple[int, int] | None:
+        most, given = int(self.sampling_states.num_logprobs[rows].max()), int(self.num_token_ids[rows].max())
+        return None if most == NO_LOGPROBS and not given else (max(most, 0), given)
 
 
 # --- speculators ------------------------------------------------------------------------------------------------------
@@ -360,6 +427,7 @@ class GPUModelRunner:
     def __init__(self, model: Any, sampler: Sampler, device: Any) -> None:
         self.model, self.sampler, self.device = model, sampler, device
         self.output_copy_stream = CopyStream(waits=device.type == "cuda")
+        self.structured_outputs_worker: StructuredOutputsWorker | None = None
         self.speculator: Any = None
         self.profiled = list[weakref.ref[Any]]()
 
@@ -372,6 +440,17 @@ class GPUModelRunner:
 
     def sample(self, hidden_states: Tensor, input_batch: InputBatch, grammar_output: Any) -> Any:
         logits = self.model.compute_logits(hidden_states[: input_batch.num_tokens])
+        tokens = self.model.tokens.clone()
+        if grammar_output is not None and self.structured_outputs_worker is not None:
+            named = grammar_output.structured_output_request_ids
+            scored = logits if not input_batch.has_prefill else logits[np.cumsum(input_batch.counts) - 1]
+            self.structured_outputs_worker.apply_grammar_bitmask(
+                scored, input_batch, named, grammar_output.grammar_bitmask
+            )
+            if input_batch.has_prefill:
+                logits[np.cumsum(input_batch.counts) - 1] = scored
+            invalid = grammar_invalid_drafts(input_batch, named, grammar_output.num_acceptable_drafts)
+            tokens = tokens if invalid is None else tokens.masked_fill(invalid, -1)
         best, width = logits.argmax(-1), max(input_batch.counts) if not input_batch.has_prefill else 1
         self._penalize(logits, best, input_batch)
         sampled, counts, ends = (
@@ -381,7 +460,7 @@ class GPUModelRunner:
         )
         for place, (count, end) in enumerate(zip(input_batch.counts, ends.tolist(), strict=True)):
             first = end - 1 if input_batch.has_prefill else end - count
-            drafts = self.model.tokens[first + 1 : end]
+            drafts = tokens[first + 1 : end]
             right = int((best[first : end - 1] == drafts).long().cumprod(0).sum())
             sampled[place, : right + 1] = best[first : first + right + 1]
             counts.append(right + 1)

@@ -24,6 +24,7 @@ from .vllm_modules import (
     BadWordsState,
     BlockTables,
     GPUModelRunner,
+    GrammarOutput,
     InputBatch,
     LogitBiasState,
     PenaltiesState,
@@ -31,6 +32,7 @@ from .vllm_modules import (
     Sampler,
     SamplerOutput,
     Stream,
+    StructuredOutputsWorker,
     Worker,
     looked_up,
 )
@@ -169,6 +171,8 @@ class Server:
         states, tables: vLLM's tables of requests, whose rows begin at 0.
         runner: its model runner.
         steps: of each decode step how many drafts a request had, and how many tokens it was given, by row.
+        grammars: by row which tokens may follow a text.
+        known: whether the scheduler says how many drafts grammars know; otherwise none of theirs is accepted.
         output: what was sampled last.
 
     """
@@ -213,6 +217,8 @@ class Server:
         self.runner.speculator.init_cudagraph_manager()
         self.runner.speculator.capture()
         self._free = list(range(blocks - 1, 0, -1))
+        self.runner.structured_outputs_worker = StructuredOutputsWorker(plan.size("A"))
+        self.grammars, self.known = dict[int, Callable[[list[int]], set[int]]](), True
         self._texts, self._prompts = dict[int, list[int]](), dict[int, int]()
         self.steps, self._late = dict[int, list[tuple[int, int]]](), list[tuple[Any, ...]]()
 
@@ -293,10 +299,13 @@ class Server:
         batch = InputBatch(at, counts, bounds, 0 if prefill else sum(counts) - len(rows), has_prefill=prefill)
         self.tables.gather(at)
         hidden = self.target.forward(texts, counts)
-        output, accepted, rejected = self.runner.sample(hidden, batch, None)
+        grammar = self._grammar(rows, texts, [1] * len(rows) if prefill else counts)
+        output, accepted, rejected = self.runner.sample(hidden, batch, grammar)
         self.output = output
         copied = self.runner.output_copy_stream.copy(output.sampled_token_ids)
-        self._late.append((rows, copied, accepted.tolist(), None if prefill else counts))
+        none = () if self.known else self.grammars.keys()
+        tried = [1 if row in none else count for row, count in zip(rows, counts, strict=True)]
+        self._late.append((rows, copied, accepted.tolist(), None if prefill else tried))
         for place, row in enumerate(rows):
             last = int(accepted[place]) - 1
             start = int(computed[row]) + (counts[place] if prefill else 1)
@@ -310,6 +319,29 @@ class Server:
         proposed = self.runner.speculator.propose(batch, None, None, hidden, None, accepted, rejected)
         self.states.draft_tokens[torch.from_numpy(at).long()] = proposed
         self._read(keep=1)
+
+    def _grammar(self, rows: Sequence[int], texts: Sequence[list[int]], counts: Sequence[int]) -> Any:
+        """What may follow in requests with grammars: all behind the first draft that one does not know."""
+        named = [place for place, row in enumerate(rows) if row in self.grammars]
+        if not named:
+            return None
+        masks, known = list[Any](), list[int]()
+        for place in named:
+            row, text, count = rows[place], texts[place], counts[place]
+            ends = range(len(text) - count + 1, len(text) + 1)
+            fit = [i for i, end in enumerate(ends) if all(
+                text[to] in self.grammars[row](text[:to]) for to in range(ends[0], end)
+            )]  # fmt: skip
+            known.append(len(fit) - 1)
+            allowed = [self.grammars[row](text[: ends[i]]) if i in fit else None for i in range(self.plan.size("A"))]
+            masks += [self._mask(of) for of in allowed]
+        return GrammarOutput([str(rows[place]) for place in named], np.stack(masks), known if self.known else None)
+
+    def _mask(self, allowed: set[int] | None) -> Any:
+        """The words of a bitmask; None allows all."""
+        bits = np.zeros(-(-self.plan.size("V") // 32) * 32, dtype=np.uint8)
+        bits[[*allowed] if allowed is not None else slice(None)] = 1
+        return np.packbits(bits, bitorder="little").view(np.int32)
 
     def _scheduled(self, row: int, count: int, prefill: bool) -> list[int]:
         """The text of a request up to the end of a step's tokens."""

@@ -13,7 +13,7 @@ ALGORITHMS = {"draft_model": "STANDALONE", "eagle": "EAGLE", "eagle3": "EAGLE3",
 """vLLM's methods and what specc calls them."""
 BUCKETS = (1, 2, ROWS)
 """So that a batch of three has a padding row."""
-DRAWS = "target_only\nsampling: [top_k, top_p]\ndraft_sampling: {}"
+DRAWS = "target_only\nsampling: [penalties, top_k, top_p]\ndraft_sampling: {}"
 """The value of `verify` of a program that draws, and the keys behind it."""
 CONFIG = """
 name: served

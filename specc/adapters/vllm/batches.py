@@ -16,6 +16,7 @@ from vllm.v1.worker.gpu.sample.penalties import PenaltiesState
 from .._counters import Counters
 from .admission import Admission, Processors
 from .binding import Bound
+from .scores import logprobs, unserved
 from .tables import AHEAD
 
 logger = logging.getLogger("vllm.specc")
@@ -60,16 +61,14 @@ class Steps:
         self._unhealthy = sum(1 << bit for bit in range(WORD) if package.faults(1 << bit) == (UNHEALTHY,))
         self._longest = speculator.max_model_len
 
-    def refuses(self, sampler: Any, batch: Any, grammar: Any) -> str | None:
+    def refuses(self, sampler: Any, batch: Any) -> str | None:
         """Why vLLM verifies this batch of its own; None when the program does.
 
-        `sampler` is vLLM's, `batch` an InputBatch with drafts, `grammar` what restricts it.
+        `sampler` is vLLM's, `batch` an InputBatch with drafts.
         """
         rows = batch.idx_mapping_np
         if batch.has_prefill:
             return "a prefill in the batch"
-        if grammar is not None or batch.has_structured_output_reqs:
-            return "a grammar"
         if batch.num_reqs > self._largest:
             return f"more than {self._largest} requests"
         firsts = batch.cu_num_logits_np
@@ -77,8 +76,8 @@ class Steps:
             return f"fewer drafts than {self._nodes - 1}"
         if (reason := self._admission.refuses(sampler, rows)) is not None:
             return reason
-        if sampler.get_logprobs_dims(rows) is not None:
-            return "log-probabilities"
+        if (reason := unserved(sampler, rows)) is not None:
+            return reason
         # Most tokens that texts have before the step; it writes a window behind that.
         ends = batch.seq_lens_cpu_upper_bound.numpy()[: batch.num_reqs] - self._nodes + self._window
         if (ends > self._longest).any():
@@ -95,7 +94,7 @@ class Steps:
         self.committed = batch
         return SamplerOutput(
             sampled_token_ids=found.predict,
-            logprobs_tensors=None,
+            logprobs_tensors=logprobs(logits, found.predict, found.accept_lens, batch, sampler),
             num_nans=(found.health & self._unhealthy).ne(0).int() if sampler.compute_nans else None,
             num_sampled=found.accept_lens,
             num_rejected=self._nodes - found.accept_lens,

@@ -23,6 +23,7 @@ from .._plugin import CHOICE, ServerError, chosen, tried, word
 from .batches import Steps
 from .fit import draft_group, misfits
 from .forwards import Forwards, NoForwards
+from .scores import restrict
 from .tables import Blocks, NoBlocks, carried
 
 ENGINE = "vLLM"
@@ -190,11 +191,14 @@ def _sampling(original: Any) -> Any:
         if steps is None:
             return original(runner, hidden_states, input_batch, grammar_output)
         drafts = bool(input_batch.num_draft_tokens)
-        reason = steps.refuses(runner.sampler, input_batch, grammar_output) if drafts else None
+        reason = steps.refuses(runner.sampler, input_batch) if drafts else None
         if reason is not None or not drafts:
             steps.leave(input_batch, reason)
             return original(runner, hidden_states, input_batch, grammar_output)
         logits = runner.model.compute_logits(hidden_states[: input_batch.num_tokens])
+        if grammar_output is not None:
+            fields = runner.speculator.fields
+            restrict(logits, input_batch, grammar_output, runner.structured_outputs_worker, fields["drafts"])
         if runner.device.type == "cuda":
             # The last step's tokens, which may still be on their way to the host, lie where this one's will.
             torch.cuda.current_stream(runner.device).wait_stream(runner.output_copy_stream)

@@ -69,13 +69,13 @@ def test_texts_are_the_targets_own(serve: Serve, algorithm: str, cuda: bool) -> 
 def test_steps_of_either_go_on_where_the_other_stopped(serve: Serve, algorithm: str) -> None:
     server = serve(plan_of(algorithm))
     server.begin(PROMPTS)
-    server.runner.sampler.wants_logprobs[5] = True
+    server.runner.sampler.num_token_ids[5] = 1
     run(server, BATCHES)
     server.decode([0, 2], drafts=2)
     run(server, BATCHES)
     server.judge()
     assert server.program.left == {
-        "log-probabilities": 2 * sum(5 in rows for rows in BATCHES),
+        "log-probabilities of given tokens": 2 * sum(5 in rows for rows in BATCHES),
         "fewer drafts than 3": 1,
     }
     assert server.program.served == 2 * sum(5 not in rows for rows in BATCHES)
@@ -132,12 +132,88 @@ def test_batches_that_are_no_steps_of_a_programs(serve: Serve) -> None:
         "num_draft_tokens": 6,
     }
     batch, refuses = partial(InputBatch, np.array([2, 0]), **given), server.program.refuses
-    assert refuses(sampler, batch(), None) is None
-    assert refuses(sampler, batch(has_prefill=True), None) == "a prefill in the batch"
-    assert refuses(sampler, batch(has_structured_output_reqs=True), None) == "a grammar"
-    assert refuses(sampler, batch(), object()) == "a grammar"
+    assert refuses(sampler, batch()) is None
+    assert refuses(sampler, batch(has_prefill=True)) == "a prefill in the batch"
     sampler.needs_logits_processing[0] = penalties.use_penalty[0] = True
-    assert refuses(sampler, batch(), None) == "penalties, biases or other processors of logits"
+    assert refuses(sampler, batch()) == "penalties, biases or other processors of logits"
+
+
+@pytest.mark.parametrize("mode", ["raw_logprobs", "raw_logits", "processed_logprobs"])
+@pytest.mark.parametrize("algorithm", ["EAGLE", "NGRAM"])
+def test_log_probabilities_are_those_of_the_targets_scores(serve: Serve, algorithm: str, mode: str) -> None:
+    """Of every emitted token and of the best beside it, as many as any request of the batch asks for."""
+    server = serve(plan_of(algorithm))
+    server.begin(PROMPTS)
+    server.runner.sampler.logprobs_mode = mode
+    asked = server.runner.sampler.sampling_states.num_logprobs
+    asked[[2, 5]] = [0, 3]
+    for rows in BATCHES:
+        before = {row: server.text(row) for row in rows}
+        server.decode(rows)
+        found, most = server.output.logprobs_tensors, max(asked[rows])
+        if most < 0:
+            assert found is None
+            continue
+        assert found.cu_num_generated_tokens == [4 * place for place in range(len(rows) + 1)]
+        assert found.logprobs.shape == (4 * len(rows), 1 + most)
+        for place, row in enumerate(rows):
+            emitted = server.text(row)[len(before[row]) :]
+            for i, token in enumerate(emitted):
+                scores = target_scores(server.target.model, before[row] + emitted[:i])
+                scores = scores if mode == "raw_logits" else scores.log_softmax(-1)
+                assert found.logprob_token_ids[4 * place + i, 0] == token
+                assert found.selected_token_ranks[4 * place + i] == 1
+                assert torch.allclose(found.logprobs[4 * place + i, 0], scores[token])
+                assert torch.allclose(found.logprobs[4 * place + i, 1:], scores.topk(int(most)).values)
+    server.judge()
+    assert server.program.left == {}
+
+
+def test_log_probabilities_that_are_vllms(serve: Serve) -> None:
+    """Of what is drawn from, where that is not the target's scores, and of tokens that a request names."""
+    server = serve(plan_of("EAGLE", ("verify", "target_only"), ("sampling", ("top_k",))), ahead=8)
+    sampler, states = server.runner.sampler, server.runner.sampler.sampling_states
+    sampler.logprobs_mode = "processed_logprobs"
+    batch = InputBatch(np.array([2, 0]), [4, 4], torch.tensor([7, 6]), 6)
+    server.begin({2: PROMPTS[2], 0: PROMPTS[0]}, temperature=1.0, seed=3)
+    assert server.program.refuses(sampler, batch) is None
+    states.num_logprobs[0] = 2
+    assert server.program.refuses(sampler, batch) is None, "nothing is processed"
+    sampler.admit(0, temperature=0.5)
+    assert server.program.refuses(sampler, batch) == "log-probabilities of processed scores"
+    sampler.logprobs_mode = "raw_logprobs"
+    assert server.program.refuses(sampler, batch) is None
+    sampler.logprobs_mode, states.num_logprobs[[0, 2]] = "processed_logprobs", [-1, 2]
+    assert server.program.refuses(sampler, batch) is None, "it is another's scores that are processed"
+    sampler.num_token_ids[2] = 1
+    assert server.program.refuses(sampler, batch) == "log-probabilities of given tokens"
+
+
+@pytest.mark.parametrize("known", [True, False])
+@pytest.mark.parametrize("algorithm", ["STANDALONE", "EAGLE", "NGRAM"])
+def test_texts_obey_grammars(serve: Serve, algorithm: str, known: bool) -> None:
+    """As far as the scheduler says that a grammar knows the drafts; no other draft is accepted."""
+    plan = plan_of(algorithm)
+    server, half = serve(plan), plan.size("V") // 2
+
+    def even(text: list[int]) -> set[int]:
+        return set(range(len(text) % 2, plan.size("V"), 2))
+
+    server.grammars, server.known = {2: even, 1: lambda _: {*range(half, plan.size("V"))}}, known
+
+    def says(row: int, text: list[int]) -> int:
+        scores = target_scores(server.target.model, text)
+        allowed = sorted(server.grammars[row](text)) if row in server.grammars else range(plan.size("V"))
+        return max(allowed, key=scores.tolist().__getitem__)
+
+    server.begin(PROMPTS)
+    run(server, BATCHES)
+    server.decode([2, 1], drafts=2)
+    run(server, BATCHES)
+    server.judge(says, says)
+    assert server.program.left == {"fewer drafts than 3": 1}
+    accepted = [count for row in (1, 2) for _, count in server.steps[row]]
+    assert (max(accepted) > 1) == known
 
 
 @pytest.mark.parametrize("algorithm", ["STANDALONE", "EAGLE"])
