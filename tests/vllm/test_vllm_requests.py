@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -31,11 +30,12 @@ RESTRICTED: dict[str, dict[str, Any]] = {
     "json": {"structured_outputs": {"json": SCHEMA}, "ignore_eos": False},
     "choice": {"structured_outputs": {"choice": ["self.name", "self.value", "return None"]}, "ignore_eos": False},
 }
+ORDER, PROCESSED = "a repetition penalty beside others", "penalties, biases or other processors of logits"
 LEFT: dict[str, dict[str, Any]] = {
-    "a repetition penalty beside others": {"repetition_penalty": 1.3, "presence_penalty": 0.5},
-    "penalties, biases or other processors of logits": {"min_tokens": 6, "stop_token_ids": [5, 6, 7]},
+    ORDER: {"repetition_penalty": 1.3, "presence_penalty": 0.5},
+    PROCESSED: {"min_tokens": 6, "stop_token_ids": [5, 6, 7]},
 }
-"""What is vLLM's, by the reason that is counted."""
+"""What is vLLM's, by the reason that a program with penalties is said to have; others know no difference."""
 TOKENS = 24
 ROUNDS = 2
 """How often each kind is asked for, behind another prompt each time."""
@@ -55,7 +55,7 @@ ENGINES = [
         Variant("draft_model", "standalone", ahead=True, program=True, drafting="greedy"),
         PENALIZED | SCORED | RESTRICTED,
     ),
-    (Variant("eagle", "eagle", program=True), SCORED | RESTRICTED),
+    (Variant("eagle", "eagle", ahead=True, program=True), SCORED | RESTRICTED),
 ]
 
 
@@ -123,7 +123,6 @@ def test_the_program_ran_them(pair: Pair) -> None:
     counts = pair.mine.counts
     assert counts is not None
     left = counts["vllm_steps"]
-    assert {*LEFT} < {*left}
-    assert {*left} - {*LEFT} <= {"a prefill in the batch", "fewer drafts than 3", "a text near max_model_len"}
+    assert {*left} & {*LEFT} == ({*LEFT} if "repetition" in pair.kinds else {PROCESSED})
+    assert {*left} - {*LEFT} == {"a prefill in the batch"}
     assert counts["program_steps"] > 2 * left["a prefill in the batch"], counts
-    print(json.dumps(counts))

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -43,7 +42,7 @@ class Counts:
     def __init__(self, pool: Tensor) -> None:
         """Nothing is counted. `pool` are the program's rows i32[P, V], see the op `sample.penalize`."""
         self._pool = pool
-        self._counted = np.zeros(len(pool) - AHEAD, dtype=bool)
+        self._counted = torch.zeros(len(pool) - AHEAD, dtype=torch.bool).numpy()
 
     def left(self, rows: Any) -> None:
         """Take note of a step of vLLM's for requests in these rows, an array of numpy's."""
@@ -55,7 +54,7 @@ class Counts:
         self._counted[rows] = True
         if not len(missing):
             return
-        at = torch.from_numpy(missing.astype(np.int64)).to(self._pool.device, non_blocking=True)
+        at = torch.from_numpy(missing).long().to(self._pool.device, non_blocking=True)
         places = torch.arange(WORD, dtype=torch.int32, device=self._pool.device)
         prompt = (state.prompt_bin_mask[at][..., None] >> places & 1).flatten(1)[:, : self._pool.shape[1]]
         self._pool.index_copy_(0, at + AHEAD, 2 * state.output_bin_counts[at] + prompt)
