@@ -88,6 +88,8 @@ class InputBatch:
     seq_lens_cpu_upper_bound: Tensor
     num_draft_tokens: int
     has_prefill: bool = False
+    input_ids: Tensor | None = None
+    positions: Tensor | None = None
 
     def __post_init__(self) -> None:
         self.num_reqs, self.num_tokens = len(self.counts), sum(self.counts)
@@ -95,6 +97,12 @@ class InputBatch:
         self.req_ids = [str(row) for row in self.idx_mapping_np]
         logits = [1 if self.has_prefill else count for count in self.counts]
         self.cu_num_logits_np = np.cumsum([0, *logits], dtype=np.int32)
+        ends = np.cumsum(self.counts).tolist()
+        self.logits_indices = torch.tensor([
+            place for end, count in zip(ends, logits, strict=True) for place in range(end - count, end)
+        ])  # fmt: skip
+        self.expanded_idx_mapping = self.idx_mapping.repeat_interleave(torch.tensor(logits))
+        self.expanded_local_pos = torch.tensor([place for count in logits for place in range(count)])
 
 
 # --- sampling ---------------------------------------------------------------------------------------------------------
@@ -212,16 +220,59 @@ class PenaltiesState:
         return torch.tensor(found)
 
 
+@at(f"{WORKER}.sample.logits_processor.interface")
+@dataclass
+class LogitsContext:
+    """Where the rows of scores belong."""
+
+    expanded_idx_mapping: Tensor
+    idx_mapping: Tensor
+    idx_mapping_np: Any
+    expanded_local_pos: Tensor
+    input_ids: Tensor
+    pos: Tensor
+    seq_lens_upper_bound_np: Any
+
+    def rows(self) -> list[tuple[int, int, int, int]]:
+        """Of each the request's row, its place among those of the request, the token there and its position."""
+        named = self.expanded_idx_mapping, self.expanded_local_pos, self.input_ids, self.pos
+        return list(zip(*(one.tolist() for one in named), strict=True))
+
+
 @at(f"{WORKER}.sample.logit_bias")
 class LogitBiasState:
+    """By row, tokens that are forbidden before a length of the text; and biases, which a server with drafts has not."""
+
     def __init__(self, rows: int) -> None:
         self.use_logit_bias = np.zeros(rows, dtype=bool)
+        self.num_logit_bias = SimpleNamespace(np=np.zeros(rows, dtype=np.int32))
+        self.early = dict[int, tuple[int, list[int]]]()
+
+    def apply(self, logits: Tensor, context: LogitsContext) -> Tensor:
+        for place, (row, _, _, position) in enumerate(context.rows()):
+            length, tokens = self.early.get(row, (0, []))
+            if self.use_logit_bias[row] and position + 1 < length:
+                logits[place, tokens] = -torch.inf
+        return logits
 
 
 @at(f"{WORKER}.sample.bad_words")
 class BadWordsState:
+    """By row, whether some tokens may not follow each other, see `bad_behind`."""
+
     def __init__(self, rows: int) -> None:
         self.num_bad_words = SimpleNamespace(np=np.zeros(rows, dtype=np.int32))
+
+    def apply(self, logits: Tensor, context: LogitsContext) -> Tensor:
+        for place, (row, _, token, _) in enumerate(context.rows()):
+            if self.num_bad_words.np[row]:
+                logits[place, bad_behind(token, logits.shape[1])] = -torch.inf
+        return logits
+
+
+def bad_behind(token: int, vocabulary: int) -> list[int]:
+    """The tokens that may not follow one in the words of `BadWordsState`."""
+    return [other for other in range(vocabulary) if (token + other) % 3 == 0]
 
 
 class Sampler:
@@ -451,6 +502,7 @@ class GPUModelRunner:
                 logits[np.cumsum(input_batch.counts) - 1] = scored
             invalid = grammar_invalid_drafts(input_batch, named, grammar_output.num_acceptable_drafts)
             tokens = tokens if invalid is None else tokens.masked_fill(invalid, -1)
+        logits = self._forbid(logits, input_batch)
         best, width = logits.argmax(-1), max(input_batch.counts) if not input_batch.has_prefill else 1
         self._penalize(logits, best, input_batch)
         sampled, counts, ends = (
@@ -468,6 +520,19 @@ class GPUModelRunner:
         most = torch.from_numpy(np.diff(input_batch.cu_num_logits_np))
         rejected = most - accepted
         return SamplerOutput(sampled, None, None, accepted, rejected), accepted, rejected
+
+    def _forbid(self, logits: Tensor, batch: InputBatch) -> Tensor:
+        """The scores without tokens that processors forbid."""
+        assert batch.input_ids is not None and batch.positions is not None
+        at, changed = batch.logits_indices, logits.clone()
+        context = LogitsContext(
+            batch.expanded_idx_mapping, batch.idx_mapping, batch.idx_mapping_np, batch.expanded_local_pos,
+            batch.input_ids[at], batch.positions[at], batch.seq_lens_cpu_upper_bound.numpy(),
+        )  # fmt: skip
+        for one in self.sampler.logits_processors:
+            if isinstance(one, LogitBiasState | BadWordsState):
+                changed[at] = one.apply(changed[at], context)
+        return changed
 
     def _penalize(self, logits: Tensor, best: Tensor, batch: InputBatch) -> None:
         """Choose otherwise for requests with penalties."""

@@ -296,7 +296,12 @@ class Server:
             self._allocate(row, len(text))
         at, bounds = np.array(rows, dtype=np.int32), torch.tensor([len(text) for text in texts], dtype=torch.int32)
         bounds = torch.cat((bounds, torch.full((2,), 1 << 20, dtype=torch.int32)))
-        batch = InputBatch(at, counts, bounds, 0 if prefill else sum(counts) - len(rows), has_prefill=prefill)
+        read = [[*enumerate(text)][-count:] for text, count in zip(texts, counts, strict=True)]
+        positions, ids = torch.tensor([pair for pairs in read for pair in pairs]).unbind(1)
+        batch = InputBatch(
+            at, counts, bounds, 0 if prefill else sum(counts) - len(rows), has_prefill=prefill, input_ids=ids,
+            positions=positions,
+        )  # fmt: skip
         self.tables.gather(at)
         hidden = self.target.forward(texts, counts)
         grammar = self._grammar(rows, texts, [1] * len(rows) if prefill else counts)

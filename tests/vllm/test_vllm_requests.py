@@ -31,11 +31,13 @@ RESTRICTED: dict[str, dict[str, Any]] = {
     "choice": {"structured_outputs": {"choice": ["self.name", "self.value", "return None"]}, "ignore_eos": False},
 }
 ORDER, PROCESSED = "a repetition penalty beside others", "penalties, biases or other processors of logits"
-LEFT: dict[str, dict[str, Any]] = {
-    ORDER: {"repetition_penalty": 1.3, "presence_penalty": 0.5},
-    PROCESSED: {"min_tokens": 6, "stop_token_ids": [5, 6, 7]},
+LEFT: dict[str, Any] = {"repetition_penalty": 1.3, "presence_penalty": 0.5}
+"""What is vLLM's, for the first of these reasons where a program has penalties, for the other where it has none."""
+FORBIDDEN: dict[str, dict[str, Any]] = {
+    "long": {"min_tokens": 12, "stop_token_ids": [*range(2, 400, 3)], "logprobs": 1},
+    "words": {"bad_words": ["self", "value", " return", "self.value"]},
+    "allowed": {"allowed_token_ids": [*range(250, 900)]},
 }
-"""What is vLLM's, by the reason that a program with penalties is said to have; others know no difference."""
 TOKENS = 24
 ROUNDS = 2
 """How often each kind is asked for, behind another prompt each time."""
@@ -53,15 +55,15 @@ class Pair(NamedTuple):
 ENGINES = [
     (
         Variant("draft_model", "standalone", ahead=True, program=True, drafting="greedy"),
-        PENALIZED | SCORED | RESTRICTED,
+        PENALIZED | SCORED | RESTRICTED | FORBIDDEN,
     ),
-    (Variant("eagle", "eagle", ahead=True, program=True), SCORED | RESTRICTED),
+    (Variant("eagle", "eagle", ahead=True, program=True), SCORED | RESTRICTED | FORBIDDEN),
 ]
 
 
 @pytest.fixture(scope="module", params=ENGINES, ids=lambda given: str(given[0]))
 def pair(request: pytest.FixtureRequest, models: Path, tmp_path_factory: pytest.TempPathFactory) -> Pair:
-    """Requests of all kinds in mixed batches, then those that are left to vLLM, one by one."""
+    """Requests of all kinds in mixed batches, then one that is left to vLLM, alone."""
     variant, kinds = request.param
     folder = tmp_path_factory.mktemp("asked")
     wheel = build_program(variant, models, folder / "wheel")
@@ -76,10 +78,8 @@ def asked(kinds: dict[str, dict[str, Any]]) -> tuple[list[str], list[dict[str, A
     tokenize = AutoTokenizer.from_pretrained(EXAMPLES / "target")
     names = [*kinds] * ROUNDS
     made = [request(tokenize, number, kinds[kind]) for number, kind in enumerate(names)]
-    for kind, one in LEFT.items():
-        alone = request(tokenize, len(made), one) | {"after": [len(made) - 1, 1 << 20]}
-        names, made = [*names, kind], [*made, alone]
-    return names, made
+    alone = request(tokenize, len(made), LEFT) | {"after": [len(made) - 1, 1 << 20]}
+    return [*names, ORDER], [*made, alone]
 
 
 def request(tokenize: Any, number: int, kind: dict[str, Any]) -> dict[str, Any]:
@@ -123,6 +123,5 @@ def test_the_program_ran_them(pair: Pair) -> None:
     counts = pair.mine.counts
     assert counts is not None
     left = counts["vllm_steps"]
-    assert {*left} & {*LEFT} == ({*LEFT} if "repetition" in pair.kinds else {PROCESSED})
-    assert {*left} - {*LEFT} == {"a prefill in the batch"}
+    assert {*left} == {"a prefill in the batch", ORDER if "repetition" in pair.kinds else PROCESSED}
     assert counts["program_steps"] > 2 * left["a prefill in the batch"], counts

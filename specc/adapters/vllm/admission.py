@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import operator
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 from .._plugin import HOTTEST, SEEDS
 from .penalties import PENALTIES, Counts, unserved
@@ -14,8 +14,23 @@ from .tables import AHEAD
 COUNTS = "sampling_counts"
 """What a program with penalties counts by itself: a field of its carry, no parameter."""
 PROCESSED = "penalties, biases or other processors of logits"
-Processors: TypeAlias = Mapping[type, Callable[[Any], Any]]
-"""By class of vLLM's processors of logits, how one of it says which rows, of all, it changes."""
+
+
+class Processor(NamedTuple):
+    """What one of vLLM's processors of logits does, in the rows of all requests.
+
+    Attributes:
+        changes: the rows in which it changes logits as no program does.
+        masks: those in which it does nothing but forbid tokens, which vLLM's own kernel does for a program, too.
+
+    """
+
+    changes: Callable[[Any], Any]
+    masks: Callable[[Any], Any]
+
+
+Processors: TypeAlias = Mapping[type, Processor]
+"""By their classes."""
 
 
 class Admission:
@@ -30,7 +45,7 @@ class Admission:
     """
 
     def __init__(self, package: Any, step: Any, processors: Processors) -> None:
-        """Nobody was told of. `step` is the package's program, bound; `processors` are those that vLLM brings."""
+        """Nobody was told of. `step` is the package's program, bound; `processors` are those that are known."""
         self._package, self._step, self._processors = package, step, processors
         given = [field.name for field in package.plan.carry.values() if field.given]
         self.parameters = [name.removeprefix("sampling_") for name in given if name != COUNTS]
@@ -83,16 +98,18 @@ class Admission:
 
         `drawn`: whose temperature and filters change them as well.
         """
-        needs, served = sampler.needs_logits_processing[rows], drawn
-        if self._counts is not None:
-            served = drawn | sampler.penalties_state.use_penalty[rows]
-        yield (needs & ~served).any()
-        if (needs & served).any():  # all the same to vLLM: what filters, and what changes logits before
+        needs = sampler.needs_logits_processing[rows]
+        if needs.any():  # all the same to vLLM: what filters, and what changes logits before
+            served = drawn
             for processor in sampler.logits_processors:
                 if self._counts is not None and processor is sampler.penalties_state:
+                    served = served | processor.use_penalty[rows]
                     continue
-                changes = self._processors.get(type(processor))
-                yield changes is None or changes(processor)[rows].any()  # of another one nobody knows
+                known = self._processors.get(type(processor))
+                yield known is None or known.changes(processor)[rows].any()  # of another one nobody knows
+                if known is not None:
+                    served = served | known.masks(processor)[rows]
+            yield (needs & ~served).any()
             budget = sampler.thinking_budget_state
             yield budget.enabled and budget.use_thinking_budget[rows].any()
 

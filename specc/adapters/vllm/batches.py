@@ -14,9 +14,9 @@ from vllm.v1.worker.gpu.sample.output import SamplerOutput
 from vllm.v1.worker.gpu.sample.penalties import PenaltiesState
 
 from .._counters import Counters
-from .admission import Admission, Processors
+from .admission import Admission, Processor, Processors
 from .binding import Bound
-from .scores import logprobs, unserved
+from .scores import forbid, logprobs, unserved
 from .tables import AHEAD
 
 logger = logging.getLogger("vllm.specc")
@@ -24,10 +24,12 @@ logger = logging.getLogger("vllm.specc")
 UNHEALTHY, WORD = "target", 31
 """What a health word says of a target whose logits are NaN or infinite, and how many bits it has."""
 PROCESSORS: Processors = {
-    PenaltiesState: lambda state: state.use_penalty,
-    LogitBiasState: lambda state: state.use_logit_bias,
-    BadWordsState: lambda state: state.num_bad_words.np > 0,
+    PenaltiesState: Processor(lambda state: state.use_penalty, lambda state: state.use_penalty & False),
+    # Beside biases, which vLLM refuses where it speculates, allowed tokens, and stop tokens before `min_tokens`.
+    LogitBiasState: Processor(lambda state: state.num_logit_bias.np > 0, lambda state: state.use_logit_bias),
+    BadWordsState: Processor(lambda state: state.num_bad_words.np < 0, lambda state: state.num_bad_words.np > 0),
 }
+"""Those that vLLM brings."""
 TOLD_EVERY = 60.0
 """Seconds between two lines in the log that say how many steps there were."""
 
@@ -90,15 +92,23 @@ class Steps:
         """Verify the drafts of a batch by the target's logits T[b * A, V], as `refuses` has it."""
         self._admission.say(sampler, batch.idx_mapping_np)
         self._requests = self._package.Batch((batch.idx_mapping_np + AHEAD).tolist())
+        kept = logits
+        if masks := self._masks(sampler, batch.idx_mapping_np):
+            kept = forbid(logits, batch, masks, sampler)
         found = self.step.commit(self._requests, logits)
         self.committed = batch
         return SamplerOutput(
             sampled_token_ids=found.predict,
-            logprobs_tensors=logprobs(logits, found.predict, found.accept_lens, batch, sampler),
+            logprobs_tensors=logprobs(kept, found.predict, found.accept_lens, batch, sampler),
             num_nans=(found.health & self._unhealthy).ne(0).int() if sampler.compute_nans else None,
             num_sampled=found.accept_lens,
             num_rejected=self._nodes - found.accept_lens,
         )
+
+    def _masks(self, sampler: Any, rows: Any) -> list[Any]:
+        """The processors of logits that forbid tokens to requests in these rows."""
+        known = ((one, PROCESSORS.get(type(one))) for one in sampler.logits_processors)
+        return [one for one, what in known if what is not None and what.masks(one)[rows].any()]
 
     def propose(self, hidden: Tensor | None = None) -> Tensor:
         """Drafts i64[b, S] for the next step of the batch that was verified; `hidden` are the target's T[b * A, W]."""

@@ -1,4 +1,4 @@
-"""What vLLM does with the target's scores around a verification: masks of grammars before, log-probabilities behind.
+"""What vLLM does with the target's scores around a verification: masks before, log-probabilities behind.
 
 Both are by vLLM's own kernels, over the scores that the program verifies by. So they are what vLLM's step would have
 given, and cost nothing where nobody asks for them.
@@ -6,11 +6,13 @@ given, and cost nothing where nobody asks for them.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 from vllm.config.model import PROCESSED_LOGPROBS_MODES
+from vllm.v1.worker.gpu.sample.logits_processor.interface import LogitsContext
 from vllm.v1.worker.gpu.sample.logprob import compute_topk_scores
 from vllm.v1.worker.gpu.sample.states import NO_LOGPROBS
 from vllm.v1.worker.gpu.structured_outputs import grammar_invalid_drafts
@@ -43,6 +45,27 @@ def logprobs(logits: Tensor, tokens: Tensor, lengths: Tensor, batch: Any, sample
     emitted = torch.where(places < lengths[:, None], tokens, 0).flatten().to(torch.int64)
     raw = sampler.logprobs_mode in ("raw_logits", "processed_logits")
     return compute_topk_scores(logits, dims[0], emitted, batch.cu_num_logits_np.tolist(), logits_mode=raw)
+
+
+def forbid(logits: Tensor, batch: Any, masks: Sequence[Any], sampler: Any) -> Tensor:
+    """Have processors of vLLM's that do nothing else forbid tokens in logits T[b * A, V], in place.
+
+    What log-probabilities are of comes back, which these masks do not change: a copy where somebody asks for any.
+    """
+    kept = logits if sampler.get_logprobs_dims(batch.idx_mapping_np) is None else logits.clone()
+    rows = batch.logits_indices
+    context = LogitsContext(
+        expanded_idx_mapping=batch.expanded_idx_mapping,
+        idx_mapping=batch.idx_mapping,
+        idx_mapping_np=batch.idx_mapping_np,
+        expanded_local_pos=batch.expanded_local_pos,
+        input_ids=batch.input_ids[rows],
+        pos=batch.positions[rows],
+        seq_lens_upper_bound_np=batch.seq_lens_cpu_upper_bound.numpy(),
+    )
+    for one in masks:
+        one.apply(logits, context)
+    return kept
 
 
 def restrict(logits: Tensor, batch: Any, grammar: Any, worker: Any, drafts: Tensor) -> None:

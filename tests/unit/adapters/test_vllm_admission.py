@@ -11,7 +11,7 @@ import pytest
 import torch
 from fakes.vllm_modules import PenaltiesState, Sampler
 
-from specc.adapters.vllm.admission import Admission
+from specc.adapters.vllm.admission import Admission, Processor
 from specc.adapters.vllm.tables import AHEAD
 from specc.runtime.sampling import Sampling
 
@@ -21,6 +21,13 @@ SEED = (1 << 63) - 1
 
 class Owns:
     """One of somebody's own."""
+
+
+class Masks:
+    """One that forbids tokens to some, and does more to others."""
+
+    def __init__(self, masks: int, changes: int) -> None:
+        self.masks, self.changes = (np.arange(ROWS) == row for row in (masks, changes))
 
 
 class Program:
@@ -42,7 +49,11 @@ def admission(*parameters: str) -> tuple[Admission, Program]:
     fields = [SimpleNamespace(name=f"sampling_{name}", given=True) for name in parameters]
     carry = {one.name: one for one in [*fields, SimpleNamespace(name="bonus", given=False)]}
     package = SimpleNamespace(Sampling=Sampling, plan=SimpleNamespace(carry=carry, size=sizes.__getitem__))
-    return Admission(package, program, {PenaltiesState: lambda state: state.use_penalty}), program
+    processors = {
+        PenaltiesState: Processor(lambda state: state.use_penalty, lambda state: state.use_penalty & False),
+        Masks: Processor(lambda one: one.changes, lambda one: one.masks),
+    }
+    return Admission(package, program, processors), program
 
 
 def sampler(*processors: Any) -> Sampler:
@@ -155,6 +166,19 @@ def test_of_a_processor_that_nobody_knows_it_is_not_known_whose_logits_it_change
     engine.admit(3, temperature=0.5)
     assert made.refuses(engine, rows(0, 3)) == "penalties, biases or other processors of logits"
     assert made.refuses(engine, rows(0, 1)) is None, "greedy, and vLLM says that nothing changes these"
+
+
+@pytest.mark.parametrize("temperature", [0, 0.5])
+def test_what_only_forbids_tokens_is_no_reason(temperature: float) -> None:
+    made, _ = admission("seed", "temperature")
+    engine = sampler(Masks(masks=1, changes=3))
+    for row in (1, 3):
+        engine.admit(row, temperature=temperature)
+        engine.needs_logits_processing[row] = True
+    assert made.refuses(engine, rows(0, 1)) is None
+    assert made.refuses(engine, rows(1, 3)) == "penalties, biases or other processors of logits"
+    engine.needs_logits_processing[2] = True
+    assert made.refuses(engine, rows(1, 2)) == "penalties, biases or other processors of logits", "of nobody's"
 
 
 def test_a_budget_of_thoughts_changes_logits() -> None:

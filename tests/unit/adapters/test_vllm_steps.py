@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 from fakes.models import target_scores
-from fakes.vllm_modules import VLLM, DraftModelSpeculator, InputBatch, Worker
+from fakes.vllm_modules import VLLM, DraftModelSpeculator, InputBatch, Worker, bad_behind
 from fakes.vllm_server import PROGRAM, Server
 from penalties_oracle import changed
 from programs import load
@@ -113,6 +113,19 @@ def test_nothing_is_written_behind_a_requests_blocks(serve: Serve) -> None:
     assert server.program.served > 3
 
 
+@pytest.mark.parametrize("algorithm", ["STANDALONE", "EAGLE"])
+def test_blocks_of_a_size_that_is_no_power_of_two(serve: Serve, algorithm: str) -> None:
+    """Texts go on from one block into the next, and end with the last."""
+    server = serve(plan_of(algorithm, ("page_size", 48)), longest=112)
+    server.begin(PROMPTS)
+    while max(len(server.text(row)) for row in PROMPTS) < 100:
+        run(server, BATCHES[:1])
+        server.settle()
+    server.judge()
+    assert {*server.program.left} <= {"a text near max_model_len", "fewer drafts than 3"}
+    assert server.program.served > 20
+
+
 def test_a_batch_beyond_the_largest_bucket_is_vllms(serve: Serve) -> None:
     server = serve(plan_of("EAGLE", ("buckets", (1, 2))))
     server.begin(PROMPTS)
@@ -187,6 +200,41 @@ def test_log_probabilities_that_are_vllms(serve: Serve) -> None:
     assert server.program.refuses(sampler, batch) is None, "it is another's scores that are processed"
     sampler.num_token_ids[2] = 1
     assert server.program.refuses(sampler, batch) == "log-probabilities of given tokens"
+
+
+@pytest.mark.parametrize("algorithm", ["EAGLE", "NGRAM"])
+def test_tokens_that_requests_forbid(serve: Serve, algorithm: str) -> None:
+    """Before some length, and behind others; log-probabilities know nothing of it."""
+    plan = plan_of(algorithm)
+    server, asked = serve(plan), {0: 30, 5: 14}
+    sampler, vocabulary = server.runner.sampler, plan.size("V")
+    early, words = (one for one in sampler.logits_processors if not hasattr(one, "use_penalty"))
+    stops = [*range(0, vocabulary, 2)]
+    early.early = {row: (length, stops) for row, length in asked.items()}
+    early.use_logit_bias[[*asked]] = True
+    words.num_bad_words.np[2] = 1
+    server.begin(PROMPTS)
+    sampler.needs_logits_processing[[0, 2, 5]] = True
+    sampler.sampling_states.num_logprobs[5] = 0
+
+    def says(row: int, text: list[int]) -> int:
+        scores = target_scores(server.target.model, text).clone()
+        none = bad_behind(text[-1], vocabulary) if row == 2 else stops if len(text) < asked.get(row, 0) else []
+        scores[none] = -torch.inf
+        return int(scores.argmax())
+
+    for rows in BATCHES:
+        before = {row: server.text(row) for row in rows}
+        server.decode(rows)
+        for place, row in enumerate(rows) if 5 in rows else ():
+            emitted = server.text(row)[len(before[row]) :]
+            for i, token in enumerate(emitted):
+                scores = target_scores(server.target.model, before[row] + emitted[:i]).log_softmax(-1)
+                assert torch.allclose(server.output.logprobs_tensors.logprobs[4 * place + i, 0], scores[token])
+    server.decode([0, 5, 2], drafts=2)
+    run(server, BATCHES)
+    server.judge(says, says)
+    assert server.program.left == {"fewer drafts than 3": 1}
 
 
 @pytest.mark.parametrize("known", [True, False])
