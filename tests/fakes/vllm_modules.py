@@ -90,6 +90,7 @@ class InputBatch:
     has_prefill: bool = False
     input_ids: Tensor | None = None
     positions: Tensor | None = None
+    has_structured_output_reqs: bool = False
 
     def __post_init__(self) -> None:
         self.num_reqs, self.num_tokens = len(self.counts), sum(self.counts)

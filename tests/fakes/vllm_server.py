@@ -219,6 +219,7 @@ class Server:
         self._free = list(range(blocks - 1, 0, -1))
         self.runner.structured_outputs_worker = StructuredOutputsWorker(plan.size("A"))
         self.grammars, self.known = dict[int, Callable[[list[int]], set[int]]](), True
+        self._sent = list[tuple[Tensor, Tensor]]()
         self._texts, self._prompts = dict[int, list[int]](), dict[int, int]()
         self.steps, self._late = dict[int, list[tuple[int, int]]](), list[tuple[Any, ...]]()
 
@@ -300,7 +301,7 @@ class Server:
         positions, ids = torch.tensor([pair for pairs in read for pair in pairs]).unbind(1)
         batch = InputBatch(
             at, counts, bounds, 0 if prefill else sum(counts) - len(rows), has_prefill=prefill, input_ids=ids,
-            positions=positions,
+            positions=positions, has_structured_output_reqs=any(row in self.grammars for row in rows),
         )  # fmt: skip
         self.tables.gather(at)
         hidden = self.target.forward(texts, counts)
@@ -323,6 +324,8 @@ class Server:
             computed[row] += counts[place] - int(rejected[place])
         proposed = self.runner.speculator.propose(batch, None, None, hidden, None, accepted, rejected)
         self.states.draft_tokens[torch.from_numpy(at).long()] = proposed
+        assert all(torch.equal(*pair) for pair in self._sent), "drafts on their way to the scheduler"
+        self._sent = [(proposed, proposed.clone())] if batch.has_structured_output_reqs else []
         self._read(keep=1)
 
     def _grammar(self, rows: Sequence[int], texts: Sequence[list[int]], counts: Sequence[int]) -> Any:

@@ -118,7 +118,8 @@ class Steps:
         self.served += 1
         self._counters.count()
         self._tell()
-        return drafts
+        # Drafts of grammars are on their way to the host, on a stream of vLLM's, while the next step may run.
+        return drafts.clone() if batch.has_structured_output_reqs else drafts
 
     def capture(self, tokens: int) -> Steps:
         """Capture the drafts of every bucket whose step has so many tokens at most, as one graph each; itself.
