@@ -59,7 +59,7 @@ ENGINES = [
         Variant("draft_model", "standalone", ahead=True, program=True, drafting="greedy"),
         PENALIZED | SCORED | RESTRICTED | FORBIDDEN,
     ),
-    (Variant("eagle", "eagle", ahead=True, program=True), SCORED | RESTRICTED | FORBIDDEN),
+    (Variant("eagle", "eagle", ahead=True, program=True, block=96), SCORED | RESTRICTED | FORBIDDEN),
 ]
 
 
