@@ -22,6 +22,12 @@ from specc.support.location import Location
 MAX_BATCH = 65536
 """Largest batch size, in requests, that a bucket may name."""
 
+MAX_POWER = 1024
+"""Largest page, in tokens, of a table with the slot of every position, or of branches: a power of two."""
+
+BLOCK = 16
+"""What the sizes of blocks are multiples of, in tokens, beside the powers of two."""
+
 MAX_KV_ROW = 65536
 """Largest num_kv_heads * head_dim, in elements."""
 
@@ -51,6 +57,7 @@ def check_file(checked: Checked, algorithm: str | None, needs: Needs) -> None:
     _algorithm(checked, algorithm, needs)
     _buckets(checked)
     _pool(checked)
+    _page(checked)
     _no_repeats(checked, "archs", _written_archs(checked))
     _no_repeats(checked, "outputs", checked.file.outputs)
     _no_repeats(checked, "sampling", checked.file.sampling)
@@ -119,6 +126,18 @@ def _pool(checked: Checked) -> None:
     else:
         hint = f"write buckets, which are {buckets} by default, up to {limit}"
         checked.found.error("config/buckets", message, at.value("max_requests"), hint=hint)
+
+
+def _page(checked: Checked) -> None:
+    """Check the page: a power of two, or, where slots are looked up in blocks, a multiple of 16."""
+    page, blocks = checked.file.page_size, checked.file.tables.slots == "block_table"
+    legal = (not page & (page - 1) and page <= MAX_POWER) or (blocks and not page % BLOCK)
+    if legal or not checked.sound("page_size") or checked.places.broken("tables", "slots"):
+        return
+    also = f", or a multiple of {BLOCK}" if blocks else ""
+    message = f"page_size is a power of two up to {MAX_POWER}{also}, and this is {page}"
+    hint = None if blocks else f"multiples of {BLOCK} are pages of an engine with tables: {{slots: block_table}}"
+    checked.found.error("config/out-of-range", message, checked.places.value("page_size"), hint=hint)
 
 
 def _no_repeats(checked: Checked, key: str, entries: Iterable[str]) -> None:

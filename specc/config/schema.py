@@ -18,6 +18,7 @@ from specc.config.archs import ARCHS, GPUS, NATIVE, Arch, arch_of
 from specc.config.block import Block
 from specc.config.engine_tables import TablesBlock
 from specc.config.presets import Engine
+from specc.ir.opdef import PAGES
 
 HiddenSource = Literal["collapsed", "hc_residual", "aux"]
 KvLayout = Literal["mha", "mla"]
@@ -35,6 +36,8 @@ StepForm = Literal["whole", "rotated"]
 DraftPositions = Literal["true", "shifted", "auto"]
 Output = Literal["accept_index", "hidden_states", "logprobs", "routed_experts", "indexer_topk"]
 
+MOST_TOKENS = PAGES[-1]
+"""Most tokens of a page."""
 OUTPUTS: tuple[str, ...] = get_args(Output)
 SAMPLING: tuple[Sampling, ...] = get_args(Sampling)
 """In the order in which they are applied."""
@@ -56,7 +59,7 @@ def _check_name(value: object) -> object:
     return value
 
 
-def _check_page(value: object) -> object:
+def _check_power(value: object) -> object:
     """Let only powers of two through; the range is the field's business."""
     if type(value) is int and value > 0 and value & (value - 1):
         raise PydanticCustomError("not_allowed", "must be a power of two, and {value} is not", {"value": value})
@@ -158,8 +161,8 @@ class ConfigFile(Block):
     """N: tokens the target verifies per request, root included: num_steps + 1 for a chain, the default; for a tree
     from 2 to as many as the algorithm can draft, which is 1 + topk + (num_steps - 1) * topk^2 for one that grows it.
     With several num_steps it is that of the last; the others verify as many of them as they can draft."""
-    page_size: Annotated[int, Field(strict=True, ge=1, le=1024), BeforeValidator(_check_page)] = 1
-    """Tokens per page of the KV pool, a power of two."""
+    page_size: Annotated[int, Field(strict=True, ge=1, le=MOST_TOKENS)] = 1
+    """Tokens per page of the KV pool: a power of two up to 1024; with a block table any multiple of 16, too."""
     max_requests: Annotated[Count, Field(le=1 << 20)] | None = None
     """Requests the engine keeps at once; the request pool has one row more, row 0 being padding. Default: the
     largest bucket."""
@@ -217,7 +220,7 @@ class ConfigFile(Block):
     ] = ["sm_90"]
     """GPU architectures to compile for: their names, names of GPUs in any case (h100, l40s, mi300x), or native for the
     GPUs of this machine."""
-    tensor_parallel: Annotated[int, Field(strict=True, ge=1, le=16), BeforeValidator(_check_page)] = 1
+    tensor_parallel: Annotated[int, Field(strict=True, ge=1, le=16), BeforeValidator(_check_power)] = 1
     """Ranks that run the models together, a power of two; each runs this program."""
     logits: Logits = "gathered"
     """What a forward hands over of its logits: whole rows, on every rank (gathered), or the rank's share of the

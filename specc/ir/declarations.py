@@ -8,6 +8,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
+from specc.ir.opdef import PAGES
+
 
 @dataclass(frozen=True)
 class Decl:
@@ -41,8 +43,8 @@ class Options(Decl):
         """Raise ValueError for buckets that do not ascend from 1, and for a page of no length."""
         if not self.buckets or list(self.buckets) != sorted({max(bucket, 1) for bucket in self.buckets}):
             raise ValueError("buckets must ascend, and be at least 1")
-        if self.page_size not in range(1, 1025):
-            raise ValueError(f"page_size is from 1 to 1024, not {self.page_size}")
+        if self.page_size not in PAGES:
+            raise ValueError(f"page_size is from 1 to {PAGES[-1]}, not {self.page_size}")
 
 
 @dataclass(frozen=True)

@@ -28,7 +28,7 @@ from specc.ir.types import DTYPES, Dim, StateType, TensorType, Type
 Bindings = dict[str, Any]
 COUNT = range(1 << 48)
 """What may be counted: more elements than any memory has."""
-PAGES = range(1, 1025)
+PAGES = range(1, (1 << 16) + 1)
 """Tokens per page, as in a configuration."""
 STEPS = range(1, 513)
 """Draft steps, or nodes that follow each other: no more than nodes are verified."""

@@ -109,12 +109,22 @@ class InputBatch:
     seq_lens_cpu_upper_bound: Tensor
     num_draft_tokens: int
     has_prefill: bool = False
+    input_ids: Tensor | None = None
+    positions: Tensor | None = None
     has_structured_output_reqs: bool = False
 
     def __post_init__(self) -> None:
         self.num_reqs, self.num_tokens = len(self.counts), sum(self.counts)
+        self.idx_mapping = torch.from_numpy(np.array(self.idx_mapping_np, dtype=np.int64))
+        self.req_ids = [str(row) for row in self.idx_mapping_np]
         logits = [1 if self.has_prefill else count for count in self.counts]
         self.cu_num_logits_np = np.cumsum([0, *logits], dtype=np.int32)
+        ends = np.cumsum(self.counts).tolist()
+        self.logits_indices = torch.tensor([
+            place for end, count in zip(ends, logits, strict=True) for place in range(end - count, end)
+        ])  # fmt: skip
+        self.expanded_idx_mapping = self.idx_mapping.repeat_interleave(torch.tensor(logits))
+        self.expanded_local_pos = torch.tensor([place for count in logits for place in range(count)])
 
 
 # --- sampling ---------------------------------------------------------------------------------------------------------
@@ -130,22 +140,172 @@ class SamplerOutput:
     num_rejected: Tensor
 
 
+VLLM.put("config.model", PROCESSED_LOGPROBS_MODES=("processed_logits", "processed_logprobs"))
+NO_LOGPROBS = -1
+VLLM.put(f"{WORKER}.sample.states", NO_LOGPROBS=NO_LOGPROBS)
+
+
+@dataclass
+class LogprobsTensors:
+    """Of every place of a batch tokens, the one that was emitted first, with their scores, and its rank."""
+
+    logprob_token_ids: Tensor
+    logprobs: Tensor
+    selected_token_ranks: Tensor
+    cu_num_generated_tokens: list[int]
+
+
+def compute_topk_scores(
+    logits: Tensor, num_logprobs: int, sampled_token_ids: Tensor, cu_num_logits: list[int], *, logits_mode: bool = False
+) -> LogprobsTensors:
+    tokens = sampled_token_ids
+    assert tokens.dtype == torch.int64
+    named = torch.cat((tokens[:, None], logits.topk(num_logprobs).indices), 1)
+    scores = logits if logits_mode else logits.float().log_softmax(-1)
+    ranks = (logits >= logits.gather(1, tokens[:, None])).sum(-1)
+    return LogprobsTensors(named, scores.gather(1, named), ranks, cu_num_logits)
+
+
+VLLM.put(f"{WORKER}.sample.logprob", compute_topk_scores=compute_topk_scores)
+
+
+@at("v1.core.sched.output")
+@dataclass
+class GrammarOutput:
+    """Of some requests what their grammars allow at every place of a step, and how many drafts they know."""
+
+    structured_output_request_ids: list[str]
+    grammar_bitmask: Any
+    num_acceptable_drafts: list[int] | None
+
+
+@at(f"{WORKER}.structured_outputs")
+class StructuredOutputsWorker:
+    """Lays masks over scores; of drafts so many each that every request has as many places."""
+
+    def __init__(self, places: int) -> None:
+        self._places = places
+
+    def apply_grammar_bitmask(
+        self, logits: Tensor, input_batch: InputBatch, grammar_req_ids: list[str], grammar_bitmask: Any
+    ) -> None:
+        for number, name in enumerate(grammar_req_ids):
+            begin, end = input_batch.cu_num_logits_np[input_batch.req_ids.index(name) :][:2]
+            for place in range(end - begin):
+                bits = np.unpackbits(grammar_bitmask[number * self._places + place].view(np.uint8), bitorder="little")
+                logits[begin + place, torch.from_numpy(bits[: logits.shape[1]] == 0)] = -torch.inf
+
+
+def grammar_invalid_drafts(
+    input_batch: InputBatch, grammar_req_ids: list[str], num_acceptable_drafts: list[int] | None
+) -> Tensor | None:
+    batch, names = input_batch, grammar_req_ids
+    known = dict(zip(names, num_acceptable_drafts or [0] * len(names), strict=True))
+    if batch.has_prefill or all(known.get(name, 1 << 20) >= batch.counts[0] - 1 for name in batch.req_ids):
+        return None
+    most = [known.get(name, 1 << 20) for name in batch.req_ids]
+    found = [place > limit for limit, count in zip(most, batch.counts, strict=True) for place in range(count)]
+    return torch.tensor(found)
+
+
+VLLM.put(f"{WORKER}.structured_outputs", grammar_invalid_drafts=grammar_invalid_drafts)
+
+
 @at(f"{WORKER}.sample.penalties")
 class PenaltiesState:
-    def __init__(self, rows: int) -> None:
+    """Penalties by row, and of texts that have some the tokens of the prompt and how often each was emitted."""
+
+    NONE = {"repetition_penalty": 1, "frequency_penalty": 0, "presence_penalty": 0}  # noqa: RUF012
+    repetition_penalty: Any
+    frequency_penalty: Any
+    presence_penalty: Any
+
+    def __init__(self, rows: int, vocabulary: int = 32) -> None:
         self.use_penalty = np.zeros(rows, dtype=bool)
+        for name, none in self.NONE.items():
+            setattr(self, name, SimpleNamespace(np=np.full(rows, none, np.float32)))
+        self.prompt_bin_mask = torch.full((rows, -(-vocabulary // 32)), UNSET, dtype=torch.int32)
+        self.output_bin_counts = torch.full((rows, vocabulary), UNSET, dtype=torch.int32)
+
+    def admit(self, row: int, prompt: Sequence[int], given: dict[str, float]) -> None:
+        """Give a row to a request; what a text without penalties has is not looked at."""
+        for name, none in self.NONE.items():
+            getattr(self, name).np[row] = given.get(name, none)
+        self.use_penalty[row] = any(given.get(name, none) != none for name, none in self.NONE.items())
+        if self.use_penalty[row]:
+            words = [sum(1 << token % 32 for token in {*prompt} if token // 32 == word) for word in self._words]
+            self.prompt_bin_mask[row] = torch.from_numpy(np.array(words, dtype=np.uint32).view(np.int32))
+            self.output_bin_counts[row] = 0
+
+    @property
+    def _words(self) -> range:
+        return range(self.prompt_bin_mask.shape[1])
+
+    def apply(self, scores: Tensor, row: int, drafts: Sequence[int]) -> Tensor:
+        """Scores f32[V] of what follows these drafts in the text of a request: scaled, then less what was emitted."""
+        repetition, frequency, presence = (float(getattr(self, name).np[row]) for name in self.NONE)
+        found = []
+        for token, score in enumerate(scores.tolist()):
+            times = int(self.output_bin_counts[row, token]) + list(drafts).count(token)
+            prompt = int(self.prompt_bin_mask[row, token // 32]) >> token % 32 & 1
+            scale = repetition if times or prompt else 1.0
+            found.append((score / scale if score > 0 else score * scale) - frequency * times - presence * (times > 0))
+        return torch.tensor(found)
+
+
+@at(f"{WORKER}.sample.logits_processor.interface")
+@dataclass
+class LogitsContext:
+    """Where the rows of scores belong."""
+
+    expanded_idx_mapping: Tensor
+    idx_mapping: Tensor
+    idx_mapping_np: Any
+    expanded_local_pos: Tensor
+    input_ids: Tensor
+    pos: Tensor
+    seq_lens_upper_bound_np: Any
+
+    def rows(self) -> list[tuple[int, int, int, int]]:
+        """Of each the request's row, its place among those of the request, the token there and its position."""
+        named = self.expanded_idx_mapping, self.expanded_local_pos, self.input_ids, self.pos
+        return list(zip(*(one.tolist() for one in named), strict=True))
 
 
 @at(f"{WORKER}.sample.logit_bias")
 class LogitBiasState:
+    """By row, tokens that are forbidden before a length of the text; and biases, which a server with drafts has not."""
+
     def __init__(self, rows: int) -> None:
         self.use_logit_bias = np.zeros(rows, dtype=bool)
+        self.num_logit_bias = SimpleNamespace(np=np.zeros(rows, dtype=np.int32))
+        self.early = dict[int, tuple[int, list[int]]]()
+
+    def apply(self, logits: Tensor, ctx: LogitsContext) -> Tensor:
+        for place, (row, _, _, position) in enumerate(ctx.rows()):
+            length, tokens = self.early.get(row, (0, []))
+            if self.use_logit_bias[row] and position + 1 < length:
+                logits[place, tokens] = -torch.inf
+        return logits
 
 
 @at(f"{WORKER}.sample.bad_words")
 class BadWordsState:
+    """By row, whether some tokens may not follow each other, see `bad_behind`."""
+
     def __init__(self, rows: int) -> None:
         self.num_bad_words = UvaBackedTensor(np.zeros(rows, dtype=np.int32))
+
+    def apply(self, logits: Tensor, ctx: LogitsContext) -> Tensor:
+        for place, (row, _, token, _) in enumerate(ctx.rows()):
+            if self.num_bad_words.np[row]:
+                logits[place, bad_behind(token, logits.shape[1])] = -torch.inf
+        return logits
+
+
+def bad_behind(token: int, vocabulary: int) -> list[int]:
+    """The tokens that may not follow one in the words of `BadWordsState`."""
+    return [other for other in range(vocabulary) if (token + other) % 3 == 0]
 
 
 @at(f"{WORKER}.sample.states")
@@ -160,6 +320,7 @@ class SamplingStates:
         self.top_k = UvaBackedTensor(np.full(rows, vocabulary, np.int32))
         self.seeds = UvaBackedTensor(np.zeros(rows, dtype=np.int64))
         self.seeds_set = np.zeros(rows, dtype=bool)
+        self.num_logprobs = np.full(rows, NO_LOGPROBS, dtype=np.int32)
 
 
 @at(f"{WORKER}.sample.thinking_budget")
@@ -177,27 +338,36 @@ class Sampler:
     """How the request of every row samples, and what changes its logits; greedy at first."""
 
     compute_nans = False
+    logprobs_mode = "raw_logprobs"
 
     def __init__(self, rows: int, vocabulary: int, *processors: Any) -> None:
         self.sampling_states = SamplingStates(rows, vocabulary)
         self.needs_logits_processing = np.zeros(rows, dtype=bool)
-        self.wants_logprobs = np.zeros(rows, dtype=bool)
+        self.num_token_ids = np.zeros(rows, dtype=np.int32)
         self.logits_processors = list(processors)
+        [self.penalties_state] = [one for one in processors if isinstance(one, PenaltiesState)] or [None]
         self.thinking_budget_state = ThinkingBudgetState(rows)
 
-    def admit(self, row: int, seed: int = 0, *, seeded: bool = False, **given: float) -> None:
+    def admit(
+        self, row: int, seed: int = 0, *, seeded: bool = False, prompt: Sequence[int] = (), **given: float
+    ) -> None:
         """Give a row to a request."""
-        states = self.sampling_states
-        asked = states.none | given
+        states, penalties = self.sampling_states, self.penalties_state
+        asked = states.none | {name: value for name, value in given.items() if name in states.none}
         for name, value in asked.items():
             getattr(states, name).np[row] = value
+        if penalties is not None:
+            penalties.admit(row, prompt, given)
         states.seeds.np[row], states.seeds_set[row] = seed, seeded
         filters = [asked[name] != states.none[name] for name in ("top_k", "top_p", "min_p")]
         heat = asked["temperature"]
-        self.needs_logits_processing[row] = heat not in (0, 1) or (heat and any(filters))
+        penalized = penalties is not None and penalties.use_penalty[row]
+        self.needs_logits_processing[row] = heat not in (0, 1) or (heat and any(filters)) or penalized
 
-    def get_logprobs_dims(self, idx_mapping_np: Any) -> tuple[int] | None:
-        return (1,) if self.wants_logprobs[idx_mapping_np].any() else None
+    def get_logprobs_dims(self, idx_mapping_np: Any) -> tuple[int, int] | None:
+        wanted, given = self.sampling_states.num_logprobs[idx_mapping_np], self.num_token_ids[idx_mapping_np]
+        most, named = int(wanted.max()), int(given.max())
+        return None if most == NO_LOGPROBS and not named else (max(most, 0), named)
 
 
 # --- speculators ------------------------------------------------------------------------------------------------------
@@ -373,6 +543,7 @@ class GPUModelRunner:
     def __init__(self, model: Any, sampler: Sampler, device: Any) -> None:
         self.model, self.sampler, self.device = model, sampler, device
         self.output_copy_stream = CopyStream(waits=device.type == "cuda")
+        self.structured_outputs_worker: StructuredOutputsWorker | None = None
         self.speculator: Any = None
         self.profiled = list[weakref.ref[Any]]()
 
@@ -385,7 +556,20 @@ class GPUModelRunner:
 
     def sample(self, hidden_states: Tensor, input_batch: InputBatch, grammar_output: Any) -> Any:
         logits = self.model.compute_logits(hidden_states[: input_batch.num_tokens])
+        tokens = self.model.tokens.clone()
+        if grammar_output is not None and self.structured_outputs_worker is not None:
+            named = grammar_output.structured_output_request_ids
+            scored = logits if not input_batch.has_prefill else logits[np.cumsum(input_batch.counts) - 1]
+            self.structured_outputs_worker.apply_grammar_bitmask(
+                scored, input_batch, named, grammar_output.grammar_bitmask
+            )
+            if input_batch.has_prefill:
+                logits[np.cumsum(input_batch.counts) - 1] = scored
+            invalid = grammar_invalid_drafts(input_batch, named, grammar_output.num_acceptable_drafts)
+            tokens = tokens if invalid is None else tokens.masked_fill(invalid, -1)
+        logits = self._forbid(logits, input_batch)
         best, width = logits.argmax(-1), max(input_batch.counts) if not input_batch.has_prefill else 1
+        self._penalize(logits, best, input_batch)
         sampled, counts, ends = (
             torch.full((input_batch.num_reqs, width), -1),
             list[int](),
@@ -393,7 +577,7 @@ class GPUModelRunner:
         )
         for place, (count, end) in enumerate(zip(input_batch.counts, ends.tolist(), strict=True)):
             first = end - 1 if input_batch.has_prefill else end - count
-            drafts = self.model.tokens[first + 1 : end]
+            drafts = tokens[first + 1 : end]
             right = int((best[first : end - 1] == drafts).long().cumprod(0).sum())
             sampled[place, : right + 1] = best[first : first + right + 1]
             counts.append(right + 1)
@@ -401,6 +585,28 @@ class GPUModelRunner:
         most = torch.from_numpy(np.diff(input_batch.cu_num_logits_np))
         rejected = most - accepted
         return SamplerOutput(sampled, None, None, accepted, rejected), accepted, rejected
+
+    def _forbid(self, logits: Tensor, batch: InputBatch) -> Tensor:
+        """The scores without tokens that processors forbid."""
+        assert batch.input_ids is not None and batch.positions is not None
+        at, changed = batch.logits_indices, logits.clone()
+        context = LogitsContext(
+            batch.expanded_idx_mapping, batch.idx_mapping, batch.idx_mapping_np, batch.expanded_local_pos,
+            batch.input_ids[at], batch.positions[at], batch.seq_lens_cpu_upper_bound.numpy(),
+        )  # fmt: skip
+        for one in self.sampler.logits_processors:
+            if isinstance(one, LogitBiasState | BadWordsState):
+                changed[at] = one.apply(changed[at], context)
+        return changed
+
+    def _penalize(self, logits: Tensor, best: Tensor, batch: InputBatch) -> None:
+        """Choose otherwise for requests with penalties."""
+        penalties = self.sampler.penalties_state
+        assert penalties is not None
+        for row, count, end in zip(batch.idx_mapping_np, batch.counts, np.cumsum(batch.counts).tolist(), strict=True):
+            for place in range(end - count, end) if penalties.use_penalty[row] else ():
+                drafts = [] if batch.has_prefill else self.model.tokens[end - count + 1 : place + 1].tolist()
+                best[place] = penalties.apply(logits[place], row, drafts).argmax()
 
 
 VLLM.put(f"{WORKER}.model_runner", init_speculator=init_speculator)

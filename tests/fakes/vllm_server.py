@@ -24,6 +24,7 @@ from .vllm_modules import (
     BadWordsState,
     BlockTables,
     GPUModelRunner,
+    GrammarOutput,
     InputBatch,
     LogitBiasState,
     PenaltiesState,
@@ -31,6 +32,7 @@ from .vllm_modules import (
     Sampler,
     SamplerOutput,
     Stream,
+    StructuredOutputsWorker,
     Worker,
     looked_up,
 )
@@ -169,6 +171,8 @@ class Server:
         states, tables: vLLM's tables of requests, whose rows begin at 0.
         runner: its model runner.
         steps: of each decode step how many drafts a request had, and how many tokens it was given, by row.
+        grammars: by row which tokens may follow a text.
+        known: whether the scheduler says how many drafts grammars know; otherwise none of theirs is accepted.
         output: what was sampled last.
 
     """
@@ -193,7 +197,8 @@ class Server:
         self.states = RequestState(requests, plan.size("S"), longest)
         self.tables, self.target = BlockTables(requests, (3, width), (2 * page, page)), Target(plan)
         self.tables.block_tables[DRAFT].gpu.fill_(UNSET)
-        processors = (kind(requests) for kind in (PenaltiesState, LogitBiasState, BadWordsState))
+        penalties = PenaltiesState(requests, plan.size("V"))
+        processors = penalties, LogitBiasState(requests), BadWordsState(requests)
         device = SimpleNamespace(type="cuda") if cuda else torch.device("cpu")
         module = importlib.import_module("vllm.v1.worker.gpu.model_runner")
         self.runner = GPUModelRunner(self.target, Sampler(requests, plan.size("V"), *processors), device)
@@ -213,6 +218,9 @@ class Server:
         self.runner.speculator.init_cudagraph_manager()
         self.runner.speculator.capture()
         self._free = list(range(blocks - 1, 0, -1))
+        self.runner.structured_outputs_worker = StructuredOutputsWorker(plan.size("A"))
+        self.grammars, self.known = dict[int, Callable[[list[int]], set[int]]](), True
+        self._sent = list[tuple[Tensor, Tensor]]()
         self._texts, self._prompts = dict[int, list[int]](), dict[int, int]()
         self.steps, self._late = dict[int, list[tuple[int, int]]](), list[tuple[Any, ...]]()
 
@@ -226,16 +234,20 @@ class Server:
         length = int(self.states.num_computed_tokens.gpu[row]) + 1
         return self.states.all_token_ids.gpu[row, :length].tolist()
 
-    def judge(self, says: Callable[[int, list[int]], int] | None = None) -> None:
+    def judge(
+        self, says: Callable[[int, list[int]], int] | None = None, first: Callable[[int, list[int]], int] | None = None
+    ) -> None:
         """Texts are what the target says after each, and a step gives as many tokens as drafts were right, and one.
 
-        `says`: by row and text what the target says, which is its most probable token by default.
+        `says`: by row and text what the target says, which is its most probable token by default; `first` the same of
+        the first token.
         """
         self.settle()
         for row, steps in self.steps.items():
             length = self._prompts[row]
             text, rest = self._texts[row][: length + 1], self._texts[row][length + 1 :]
-            assert text[-1] == target_next(self.target.model, text[:-1])
+            whole = text[:-1]
+            assert text[-1] == (target_next(self.target.model, whole) if first is None else first(row, whole))
             for tried, given in steps:
                 for draft in [*self.draft.drafts(text)[1][:tried], None]:
                     text.append(target_next(self.target.model, text) if says is None else says(row, text))
@@ -250,7 +262,7 @@ class Server:
     def begin(self, prompts: dict[int, list[int]], **asked: Any) -> None:
         """Prefill requests in these rows, which all sample alike."""
         for row, prompt in prompts.items():
-            self.runner.sampler.admit(row, **asked)
+            self.runner.sampler.admit(row, prompt=prompt, **asked)
             self._texts[row], self._prompts[row], self.steps[row] = list(prompt), len(prompt), []
             self.states.all_token_ids.gpu[row, : len(prompt)] = torch.tensor(prompt, dtype=torch.int32)
             self.states.num_computed_tokens.gpu[row] = 0
@@ -286,25 +298,61 @@ class Server:
             self._allocate(row, len(text))
         at, bounds = np.array(rows, dtype=np.int32), torch.tensor([len(text) for text in texts], dtype=torch.int32)
         bounds = torch.cat((bounds, torch.full((2,), 1 << 20, dtype=torch.int32)))
-        batch = InputBatch(at, counts, bounds, 0 if prefill else sum(counts) - len(rows), has_prefill=prefill)
+        read = [[*enumerate(text)][-count:] for text, count in zip(texts, counts, strict=True)]
+        positions, ids = torch.tensor([pair for pairs in read for pair in pairs]).unbind(1)
+        batch = InputBatch(
+            at, counts, bounds, 0 if prefill else sum(counts) - len(rows), has_prefill=prefill, input_ids=ids,
+            positions=positions, has_structured_output_reqs=any(row in self.grammars for row in rows),
+        )  # fmt: skip
         self.tables.gather(at)
         hidden = self.target.forward(texts, counts)
-        output, accepted, rejected = self.runner.sample(hidden, batch, None)
+        grammar = self._grammar(rows, texts, [1] * len(rows) if prefill else counts)
+        output, accepted, rejected = self.runner.sample(hidden, batch, grammar)
         self.output = output
         copied = self.runner.output_copy_stream.copy(output.sampled_token_ids)
-        self._late.append((rows, copied, accepted.tolist(), None if prefill else counts))
+        none = () if self.known else self.grammars.keys()
+        tried = [1 if row in none else count for row, count in zip(rows, counts, strict=True)]
+        self._late.append((rows, copied, accepted.tolist(), None if prefill else tried))
         for place, row in enumerate(rows):
             last = int(accepted[place]) - 1
             start = int(computed[row]) + (counts[place] if prefill else 1)
             tokens = output.sampled_token_ids[place, : last + 1]
             self.states.all_token_ids.gpu[row, start : start + last + 1] = tokens.int()
             self.states.last_sampled_tokens[row] = tokens[last]
+            self.runner.sampler.penalties_state.output_bin_counts[row].index_add_(
+                0, tokens.long(), torch.ones_like(tokens, dtype=torch.int32)
+            )
             computed[row] += counts[place] - int(rejected[place])
         proposed = self.runner.speculator.propose(
             batch, None, None, hidden, None, accepted, rejected, None, None, None, None
         )
         self.states.draft_tokens[torch.from_numpy(at).long()] = proposed
+        assert all(torch.equal(*pair) for pair in self._sent), "drafts on their way to the scheduler"
+        self._sent = [(proposed, proposed.clone())] if batch.has_structured_output_reqs else []
         self._read(keep=1)
+
+    def _grammar(self, rows: Sequence[int], texts: Sequence[list[int]], counts: Sequence[int]) -> Any:
+        """What may follow in requests with grammars: all behind the first draft that one does not know."""
+        named = [place for place, row in enumerate(rows) if row in self.grammars]
+        if not named:
+            return None
+        masks, known = list[Any](), list[int]()
+        for place in named:
+            row, text, count = rows[place], texts[place], counts[place]
+            ends = range(len(text) - count + 1, len(text) + 1)
+            fit = [i for i, end in enumerate(ends) if all(
+                text[to] in self.grammars[row](text[:to]) for to in range(ends[0], end)
+            )]  # fmt: skip
+            known.append(len(fit) - 1)
+            allowed = [self.grammars[row](text[: ends[i]]) if i in fit else None for i in range(self.plan.size("A"))]
+            masks += [self._mask(of) for of in allowed]
+        return GrammarOutput([str(rows[place]) for place in named], np.stack(masks), known if self.known else None)
+
+    def _mask(self, allowed: set[int] | None) -> Any:
+        """The words of a bitmask; None allows all."""
+        bits = np.zeros(-(-self.plan.size("V") // 32) * 32, dtype=np.uint8)
+        bits[[*allowed] if allowed is not None else slice(None)] = 1
+        return np.packbits(bits, bitorder="little").view(np.int32)
 
     def _scheduled(self, row: int, count: int, prefill: bool) -> list[int]:
         """The text of a request up to the end of a step's tokens."""

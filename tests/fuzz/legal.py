@@ -132,6 +132,8 @@ def _tree(rng: random.Random, keys: Keys, most: int) -> None:
 
 FIELDS = ("bonus", "drafts", "seq_lens", "text")
 """Carried fields of rotated programs that may live in tables of the engine's."""
+BLOCKS = (48, 528)
+"""Sizes of blocks that are no powers of two."""
 ENGINES_OWN = {"engine": "vllm"}
 """What stands for all that an engine says of programs whose target it runs."""
 
@@ -156,7 +158,9 @@ def _rotate(rng: random.Random, keys: Keys) -> None:
         _leave_to_engine(rng, keys)
         return
     tables: Keys = rng.choice([{"slots": "req_to_token"}, {"slots": "block_table"}])
-    tables |= {"padding_slot": -1} if tables["slots"] == "block_table" and rng.random() < 0.5 else {}
+    if tables["slots"] == "block_table":
+        tables |= {"padding_slot": -1} if rng.random() < 0.5 else {}
+        keys["page_size"] = rng.choice([keys["page_size"], *BLOCKS])
     if rng.random() < 0.6:
         vocab = keys["target"]["vocab_size"]
         keys["target"]["padded_vocab_size"] = vocab + rng.choice([0, 1, 7, rng.randint(0, 70), -vocab % 64])
@@ -182,6 +186,7 @@ def _leave_to_engine(rng: random.Random, keys: Keys) -> None:
     keys["outputs"] = [name for name in keys["outputs"] if name == "accept_index"]
     for name in ("step", "disaggregation", "overlap", "draft_positions", "best_logprobs", "logprobs", "sampling"):
         keys.pop(name, None)
+    keys["page_size"] = rng.choice([keys["page_size"], *BLOCKS])
     keys |= rng.choice([{}, {"step": "rotated"}, {"tables": {"slots": "block_table"}}, {"overlap": True}])
 
 

@@ -32,7 +32,7 @@ def begin(page: int, window: int, padding: int) -> Module:
     return module
 
 
-@pytest.mark.parametrize("page", [1, 4, 16])
+@pytest.mark.parametrize("page", [1, 4, 16, 48, 528])
 @pytest.mark.parametrize("past", [-1, 0, 1])
 def test_room_ends_with_the_blocks(launcher: Launcher, page: int, past: int) -> None:
     """A length at, one below and one beyond what the blocks hold, in a table amid poison; in plain loops."""

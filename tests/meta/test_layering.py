@@ -40,7 +40,7 @@ LAYERS = (
 """Lowest first: a file may import its own layer and those before it."""
 
 MAY_NAME_RUNTIME = re.compile(r"ir/interpret\.py|emit/wheel\.py|cli/(doctor|inspect)\.py|(engine|measure)/.*\.py")
-"""Only op semantics, the wheel writer, `specc inspect` and `doctor`, the engine and measuring touch the runtime, an island.
+"""Only op semantics, the wheel writer, `inspect` and `doctor`, the engine and measuring touch the runtime, an island.
 
 Besides, any file may import `specc.runtime.plan`: what the compiler writes and the runtime reads.
 """

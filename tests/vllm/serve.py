@@ -74,9 +74,13 @@ class Job:
     def add(self, number: int) -> None:
         """Hand a request over."""
         from vllm import SamplingParams
+        from vllm.sampling_params import StructuredOutputsParams
 
         request = self.requests[number]
-        sampling = SamplingParams(**{"detokenize": False, **request["sampling"]})
+        asked = {"detokenize": False, **request["sampling"]}
+        if "structured_outputs" in asked:
+            asked["structured_outputs"] = StructuredOutputsParams(**asked["structured_outputs"])
+        sampling = SamplingParams(**asked)
         name = self.engine.add_request(str(number), {"prompt_token_ids": request["prompt"]}, sampling)
         self.names[name] = number
 
@@ -90,6 +94,9 @@ class Job:
         if text.logprobs is not None:
             pairs = zip(text.token_ids, text.logprobs, strict=True)
             answer["logprobs"] = [values[token].logprob for token, values in pairs]
+            answer["best"] = [
+                sorted((token, one.rank, one.logprob) for token, one in place.items()) for place in text.logprobs
+            ]
         if not output.finished and len(text.token_ids) >= self.requests[number].get("abort_after", float("inf")):
             answer["finish_reason"] = "abort"
             self.engine.abort_request([output.request_id])

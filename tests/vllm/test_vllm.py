@@ -135,7 +135,7 @@ def test_the_program_ran_the_steps_that_it_serves(variant: Variant, served: Serv
     """And vLLM the others, in the same server."""
     assert served.counts is not None
     assert served.counts["program_steps"] > served.seen["steps"] / 3
-    assert {"a prefill in the batch", "sampling", "log-probabilities"} < set(served.counts["vllm_steps"])
+    assert {"a prefill in the batch", "sampling"} <= set(served.counts["vllm_steps"])
     assert served.counts["captured"] == (variant.capture or "drafts" if ON_GPU else "none")
 
 

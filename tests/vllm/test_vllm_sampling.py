@@ -16,14 +16,15 @@ from vllm_programs import build_program
 from vllm_server import ROWS, Served, Variant, serve
 
 KINDS: dict[str, dict[str, Any]] = {
+    "greedy": {"temperature": 0},
     "temperature": {"temperature": 1.2},
     "filters": {"temperature": 0.8, "top_k": 6, "top_p": 0.9},
-    "greedy": {"temperature": 0},
+    "penalties": {"temperature": 1.2, "repetition_penalty": 1.4},
 }
+"""The next wave arrives behind the last of these, which is accepted least."""
 LEFT: dict[str, dict[str, Any]] = {
     "a seed": {"temperature": 0.8, "seed": 3},
-    "penalties, biases or other processors of logits": {"temperature": 0.8, "presence_penalty": 0.5},
-    "log-probabilities": {"temperature": 0.8, "logprobs": 0},
+    "a repetition penalty beside others": {"temperature": 0.8, "repetition_penalty": 1.4, "presence_penalty": 0.5},
 }
 """Requests that vLLM draws for by itself, by what it is said to be."""
 TOKENS = 4

@@ -7,13 +7,13 @@ from dataclasses import replace
 from pathlib import Path
 
 from engine_job import specc
-from vllm_server import BLOCK, MODEL_LEN, NGRAM, NUM_STEPS, ROWS, Variant
+from vllm_server import MODEL_LEN, NGRAM, NUM_STEPS, ROWS, Variant
 
 ALGORITHMS = {"draft_model": "STANDALONE", "eagle": "EAGLE", "eagle3": "EAGLE3", "mtp": "EAGLE", "ngram": "NGRAM"}
 """vLLM's methods and what specc calls them."""
 BUCKETS = (1, 2, ROWS)
 """So that a batch of three has a padding row."""
-DRAWS = "target_only\nsampling: [top_k, top_p]\ndraft_sampling: {}"
+DRAWS = "target_only\nsampling: [penalties, top_k, top_p]\ndraft_sampling: {}"
 """The value of `verify` of a program that draws, and the keys behind it."""
 CONFIG = """
 name: served
@@ -48,7 +48,7 @@ def build_program(variant: Variant, models: Path, folder: Path, buckets: Sequenc
     named = {"models": models, "target": variant.target, "draft": variant.draft, "dtype": dtype}
     drafts = DRAFT.format(**named) if variant.draft else LOOKED_UP
     verify = DRAWS.format(variant.drafting) if variant.drafting else "greedy"
-    sizes = {"block": BLOCK, "num_steps": NUM_STEPS, "buckets": list(buckets), "verify": verify}
+    sizes = {"block": variant.block, "num_steps": NUM_STEPS, "buckets": list(buckets), "verify": verify}
     config.write_text(CONFIG.format(algorithm=algorithm, drafts=drafts, **named, **sizes))
     specc("build", str(config), "-o", str(folder), "--quiet")
     return next(folder.glob("*.whl"))

@@ -14,8 +14,9 @@ from vllm.v1.worker.gpu.sample.output import SamplerOutput
 from vllm.v1.worker.gpu.sample.penalties import PenaltiesState
 
 from .._counters import Counters
-from .admission import Admission, Processors
+from .admission import Admission, Processor, Processors
 from .binding import Bound
+from .scores import forbid, logprobs, unserved
 from .tables import AHEAD
 
 logger = logging.getLogger("vllm.specc")
@@ -23,10 +24,12 @@ logger = logging.getLogger("vllm.specc")
 UNHEALTHY, WORD = "target", 31
 """What a health word says of a target whose logits are NaN or infinite, and how many bits it has."""
 PROCESSORS: Processors = {
-    PenaltiesState: lambda state: state.use_penalty,
-    LogitBiasState: lambda state: state.use_logit_bias,
-    BadWordsState: lambda state: state.num_bad_words.np > 0,
+    PenaltiesState: Processor(lambda state: state.use_penalty, lambda state: state.use_penalty & False),
+    # Beside biases, which vLLM refuses where it speculates, allowed tokens, and stop tokens before `min_tokens`.
+    LogitBiasState: Processor(lambda state: state.num_logit_bias.np > 0, lambda state: state.use_logit_bias),
+    BadWordsState: Processor(lambda state: state.num_bad_words.np < 0, lambda state: state.num_bad_words.np > 0),
 }
+"""Those that vLLM brings."""
 TOLD_EVERY = 60.0
 """Seconds between two lines in the log that say how many steps there were."""
 
@@ -60,16 +63,14 @@ class Steps:
         self._unhealthy = sum(1 << bit for bit in range(WORD) if package.faults(1 << bit) == (UNHEALTHY,))
         self._longest = speculator.max_model_len
 
-    def refuses(self, sampler: Any, batch: Any, grammar: Any) -> str | None:
+    def refuses(self, sampler: Any, batch: Any) -> str | None:
         """Why vLLM verifies this batch of its own; None when the program does.
 
-        `sampler` is vLLM's, `batch` an InputBatch with drafts, `grammar` what restricts it.
+        `sampler` is vLLM's, `batch` an InputBatch with drafts.
         """
         rows = batch.idx_mapping_np
         if batch.has_prefill:
             return "a prefill in the batch"
-        if grammar is not None or batch.has_structured_output_reqs:
-            return "a grammar"
         if batch.num_reqs > self._largest:
             return f"more than {self._largest} requests"
         firsts = batch.cu_num_logits_np
@@ -77,8 +78,8 @@ class Steps:
             return f"fewer drafts than {self._nodes - 1}"
         if (reason := self._admission.refuses(sampler, rows)) is not None:
             return reason
-        if sampler.get_logprobs_dims(rows) is not None:
-            return "log-probabilities"
+        if (reason := unserved(sampler, rows)) is not None:
+            return reason
         # Most tokens that texts have before the step; it writes a window behind that.
         ends = batch.seq_lens_cpu_upper_bound.numpy()[: batch.num_reqs] - self._nodes + self._window
         if (ends > self._longest).any():
@@ -91,15 +92,23 @@ class Steps:
         """Verify the drafts of a batch by the target's logits T[b * A, V], as `refuses` has it."""
         self._admission.say(sampler, batch.idx_mapping_np)
         self._requests = self._package.Batch((batch.idx_mapping_np + AHEAD).tolist())
+        kept = logits
+        if masks := self._masks(sampler, batch.idx_mapping_np):
+            kept = forbid(logits, batch, masks, sampler)
         found = self.step.commit(self._requests, logits)
         self.committed = batch
         return SamplerOutput(
             sampled_token_ids=found.predict,
-            logprobs_tensors=None,
+            logprobs_tensors=logprobs(kept, found.predict, found.accept_lens, batch, sampler),
             num_nans=(found.health & self._unhealthy).ne(0).int() if sampler.compute_nans else None,
             num_sampled=found.accept_lens,
             num_rejected=self._nodes - found.accept_lens,
         )
+
+    def _masks(self, sampler: Any, rows: Any) -> list[Any]:
+        """The processors of logits that forbid tokens to requests in these rows."""
+        known = ((one, PROCESSORS.get(type(one))) for one in sampler.logits_processors)
+        return [one for one, what in known if what is not None and what.masks(one)[rows].any()]
 
     def propose(self, hidden: Tensor | None = None) -> Tensor:
         """Drafts i64[b, S] for the next step of the batch that was verified; `hidden` are the target's T[b * A, W]."""
@@ -109,7 +118,8 @@ class Steps:
         self.served += 1
         self._counters.count()
         self._tell()
-        return drafts
+        # Drafts of grammars are on their way to the host, on a stream of vLLM's, while the next step may run.
+        return drafts.clone() if batch.has_structured_output_reqs else drafts
 
     def capture(self, tokens: int) -> Steps:
         """Capture the drafts of every bucket whose step has so many tokens at most, as one graph each; itself.
@@ -125,11 +135,13 @@ class Steps:
         """The program does not run any more."""
         self._counters.active(None)
 
-    def leave(self, reason: str) -> None:
-        """Take note of a verification that vLLM runs."""
-        self.left[reason] += 1
-        self._counters.count(left=reason)
-        self._tell()
+    def leave(self, batch: Any, reason: str | None = None) -> None:
+        """Take note of a batch of vLLM's own; the `reason` is why the program does not verify it, if it has drafts."""
+        self._admission.left(batch.idx_mapping_np)
+        if reason is not None:
+            self.left[reason] += 1
+            self._counters.count(left=reason)
+            self._tell()
 
     def report(self) -> dict[str, Any]:
         """What the program is and did."""

@@ -21,9 +21,11 @@ lacking = functools.partial(absent, ROOT)
 
 MUST = """
 config.compilation.CUDAGraphMode: NONE
+config.model: PROCESSED_LOGPROBS_MODES
 v1.worker.gpu_worker.Worker: load_model model_runner
 v1.worker.gpu.model_runner.init_speculator(vllm_config device req_states)
 v1.worker.gpu.model_runner.GPUModelRunner: device model output_copy_stream sampler speculator
+    structured_outputs_worker
 v1.worker.gpu.model_runner.GPUModelRunner.sample(hidden_states input_batch grammar_output)
 
 v1.worker.gpu.states.RequestState: all_token_ids draft_tokens last_sampled_tokens max_num_reqs num_computed_tokens
@@ -31,20 +33,33 @@ v1.worker.gpu.block_table.BlockTables: block_sizes block_tables init_block_table
     num_blocks
 v1.worker.gpu.buffer_utils.StagedWriteTensor: gpu
 v1.worker.gpu.buffer_utils.UvaBackedTensor: gpu np
-v1.worker.gpu.input_batch.InputBatch: cu_num_logits_np has_prefill has_structured_output_reqs idx_mapping_np
-    num_draft_tokens num_reqs num_tokens seq_lens_cpu_upper_bound
+v1.worker.gpu.input_batch.InputBatch: cu_num_logits_np expanded_idx_mapping expanded_local_pos has_prefill
+    has_structured_output_reqs idx_mapping idx_mapping_np input_ids logits_indices num_draft_tokens num_reqs num_tokens
+    positions seq_lens_cpu_upper_bound
 v1.worker.gpu.input_batch.InputBuffers: input_ids positions query_start_loc seq_lens
 v1.worker.gpu.cudagraph_utils.BatchExecutionDescriptor(cg_mode num_tokens num_reqs)
 
 v1.worker.gpu.sample.output.SamplerOutput(sampled_token_ids logprobs_tensors num_nans num_sampled num_rejected)
-v1.worker.gpu.sample.sampler.Sampler: compute_nans logits_processors needs_logits_processing sampling_states
-    thinking_budget_state
+v1.worker.gpu.sample.sampler.Sampler: compute_nans logits_processors logprobs_mode needs_logits_processing
+    penalties_state sampling_states thinking_budget_state
 v1.worker.gpu.sample.sampler.Sampler.get_logprobs_dims(idx_mapping_np)
-v1.worker.gpu.sample.states.SamplingStates: min_p seeds seeds_set temperature top_k top_p
+v1.worker.gpu.sample.states.SamplingStates: min_p num_logprobs seeds seeds_set temperature top_k top_p
+v1.worker.gpu.sample.states: NO_LOGPROBS
 v1.worker.gpu.sample.bad_words.BadWordsState: num_bad_words
-v1.worker.gpu.sample.logit_bias.LogitBiasState: use_logit_bias
-v1.worker.gpu.sample.penalties.PenaltiesState: use_penalty
+v1.worker.gpu.sample.bad_words.BadWordsState.apply(logits ctx)
+v1.worker.gpu.sample.logit_bias.LogitBiasState: num_logit_bias use_logit_bias
+v1.worker.gpu.sample.logit_bias.LogitBiasState.apply(logits ctx)
+v1.worker.gpu.sample.logits_processor.interface.LogitsContext(expanded_idx_mapping idx_mapping idx_mapping_np
+    expanded_local_pos input_ids pos seq_lens_upper_bound_np)
+v1.worker.gpu.sample.logprob.compute_topk_scores(logits num_logprobs sampled_token_ids cu_num_logits logits_mode)
+v1.worker.gpu.sample.penalties.PenaltiesState: frequency_penalty output_bin_counts presence_penalty prompt_bin_mask
+    repetition_penalty use_penalty
 v1.worker.gpu.sample.thinking_budget.ThinkingBudgetState: enabled use_thinking_budget
+
+v1.core.sched.output.GrammarOutput: grammar_bitmask num_acceptable_drafts structured_output_request_ids
+v1.worker.gpu.structured_outputs.StructuredOutputsWorker.apply_grammar_bitmask(logits input_batch grammar_req_ids
+    grammar_bitmask)
+v1.worker.gpu.structured_outputs.grammar_invalid_drafts(input_batch grammar_req_ids num_acceptable_drafts)
 
 v1.worker.gpu.spec_decode.speculator.BaseSpeculator: capture init_cudagraph_manager
 v1.worker.gpu.spec_decode.speculator.BaseSpeculator.propose(input_batch attn_metadata slot_mappings last_hidden_states

@@ -20,6 +20,7 @@ from . import seam
 from .batches import Steps
 from .fit import draft_group, misfits
 from .forwards import Forwards, NoForwards
+from .scores import restrict
 from .tables import Blocks, NoBlocks, carried
 
 ENGINE = "vLLM"
@@ -193,13 +194,17 @@ def _sampling(original: Any) -> Any:
     @functools.wraps(original)
     def sample(runner: Any, hidden_states: Tensor, input_batch: Any, grammar_output: Any) -> Any:
         steps: Steps | None = getattr(runner.speculator, "steps", None)
-        if steps is None or not input_batch.num_draft_tokens:
+        if steps is None:
             return original(runner, hidden_states, input_batch, grammar_output)
-        reason = steps.refuses(runner.sampler, input_batch, grammar_output)
-        if reason is not None:
-            steps.leave(reason)
+        drafts = bool(input_batch.num_draft_tokens)
+        reason = steps.refuses(runner.sampler, input_batch) if drafts else None
+        if reason is not None or not drafts:
+            steps.leave(input_batch, reason)
             return original(runner, hidden_states, input_batch, grammar_output)
         logits = runner.model.compute_logits(hidden_states[: input_batch.num_tokens])
+        if grammar_output is not None:
+            fields = runner.speculator.fields
+            restrict(logits, input_batch, grammar_output, runner.structured_outputs_worker, fields["drafts"])
         if runner.device.type == "cuda":
             # The last step's tokens, which may still be on their way to the host, lie where this one's will.
             torch.cuda.current_stream(runner.device).wait_stream(runner.output_copy_stream)

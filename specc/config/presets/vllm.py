@@ -18,6 +18,7 @@ VLLM = Preset(
         ("disaggregation",): False,
         ("tensor_parallel",): 1,  # several ranks were not tried in it
         ("logits",): "gathered",
+        ("penalties",): "exact",  # as its own, at every draft
     },
     heads_of_target=(),
     verifies=("greedy", "target_only"),  # of a greedy program requests that sample are its own
@@ -29,7 +30,7 @@ VLLM = Preset(
     missing_outputs=("logprobs", "hidden_states", "routed_experts", "indexer_topk"),
     gpus="sm_",
     one_dtype=True,
-    missing_sampling=("penalties", "logit_bias", "grammar", "min_p"),  # it serves these itself, or not with drafts
+    missing_sampling=("logit_bias", "grammar", "min_p"),  # it masks logits itself, and refuses the others with drafts
     options={"NGRAM": {"beyond": "last", "corpus": None}},
     whole_text={"NGRAM": "window"},
     tables=TablesBlock(

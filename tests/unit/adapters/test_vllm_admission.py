@@ -8,9 +8,10 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from fakes.vllm_modules import PenaltiesState, Sampler
 
-from specc.adapters.vllm.admission import Admission
+from specc.adapters.vllm.admission import Admission, Processor
 from specc.adapters.vllm.tables import AHEAD
 from specc.runtime.sampling import Sampling
 
@@ -22,14 +23,23 @@ class Owns:
     """One of somebody's own."""
 
 
+class Masks:
+    """One that forbids tokens to some, and does more to others."""
+
+    def __init__(self, masks: int, changes: int) -> None:
+        self.masks, self.changes = (np.arange(ROWS) == row for row in (masks, changes))
+
+
 class Program:
     """What a program's rows say."""
 
     def __init__(self) -> None:
         self.rows: dict[int, Sampling] = {}
+        self.pools = {"sampling_counts": torch.full((ROWS + AHEAD, V), -5, dtype=torch.int32)}
         self.told = 0
 
-    def set_sampling(self, rows: list[int], params: list[Sampling]) -> None:
+    def set_sampling(self, rows: list[int], params: list[Sampling], texts: list[Any]) -> None:
+        assert texts == [((), ())] * len(rows), "what they have is counted by vLLM"
         self.rows |= dict(zip(rows, params, strict=True))
         self.told += len(rows)
 
@@ -39,11 +49,15 @@ def admission(*parameters: str) -> tuple[Admission, Program]:
     fields = [SimpleNamespace(name=f"sampling_{name}", given=True) for name in parameters]
     carry = {one.name: one for one in [*fields, SimpleNamespace(name="bonus", given=False)]}
     package = SimpleNamespace(Sampling=Sampling, plan=SimpleNamespace(carry=carry, size=sizes.__getitem__))
-    return Admission(package, program, {PenaltiesState: lambda state: state.use_penalty}), program
+    processors = {
+        PenaltiesState: Processor(lambda state: state.use_penalty, lambda state: state.use_penalty & False),
+        Masks: Processor(lambda one: one.changes, lambda one: one.masks),
+    }
+    return Admission(package, program, processors), program
 
 
 def sampler(*processors: Any) -> Sampler:
-    return Sampler(ROWS, V, PenaltiesState(ROWS), *processors)
+    return Sampler(ROWS, V, PenaltiesState(ROWS, V), *processors)
 
 
 def rows(*numbers: int) -> Any:
@@ -90,12 +104,81 @@ def test_processors_of_logits_are_vllms(temperature: float) -> None:
     assert made.refuses(engine, rows(2)) is None
 
 
+PENALIZED = ("seed", "temperature", "repetition_penalty", "frequency_penalty", "presence_penalty", "counts")
+
+
+@pytest.mark.parametrize("temperature", [0, 0.5, 1])
+@pytest.mark.parametrize(
+    ("given", "reason"),
+    [
+        ({"repetition_penalty": 1.25}, None),
+        ({"frequency_penalty": -0.5, "presence_penalty": 2}, None),
+        ({"repetition_penalty": 1.25, "presence_penalty": 0.5}, "a repetition penalty beside others"),
+        ({"repetition_penalty": 1.25, "frequency_penalty": 0.5}, "a repetition penalty beside others"),
+        ({"repetition_penalty": 2.0**-11}, "a repetition penalty out of range"),
+        ({"repetition_penalty": 1025}, "a repetition penalty out of range"),
+    ],
+)
+def test_penalties_are_a_programs_that_has_them(temperature: float, given: dict[str, Any], reason: str | None) -> None:
+    """But where vLLM applies them in another order, or takes what a program does not."""
+    (made, program), engine = admission(*PENALIZED), sampler()
+    assert "counts" not in made.parameters
+    engine.admit(3, temperature=temperature, prompt=[4], **given)
+    assert made.refuses(engine, rows(0, 3)) == reason
+    assert made.refuses(engine, rows(0, 1)) is None
+    if reason is None:
+        made.say(engine, rows(0, 3))
+        mine = program.rows[3 + AHEAD]
+        wanted = {"repetition_penalty": 1, "frequency_penalty": 0, "presence_penalty": 0} | given
+        assert {name: getattr(mine, name) for name in wanted} == wanted
+    engine.logits_processors.append(Owns())
+    assert made.refuses(engine, rows(3)) == "penalties, biases or other processors of logits"
+
+
+def test_what_vllm_has_counted_is_counted() -> None:
+    """Whenever vLLM has run the last step of a request, and not again."""
+    (made, program), engine = admission(*PENALIZED), sampler()
+    counts, state = program.pools["sampling_counts"], engine.penalties_state
+    assert state is not None
+    engine.admit(3, prompt=[4, 31, 49, 4], presence_penalty=1)
+    engine.admit(0, prompt=[4])
+    state.output_bin_counts[3, [31, 8]] = torch.tensor([2, 1], dtype=torch.int32)
+    made.say(engine, rows(0, 3))
+    wanted = torch.zeros(V, dtype=torch.int32)
+    wanted[[4, 31, 49, 8]] = torch.tensor([1, 1 + 4, 1, 2], dtype=torch.int32)
+    assert torch.equal(counts[3 + AHEAD], wanted)
+    assert (counts[[row for row in range(ROWS + AHEAD) if row != 3 + AHEAD]] == -5).all(), "nobody else's"
+    counts[3 + AHEAD, 9] = 2  # the program counts what it emits itself
+    made.say(engine, rows(3))
+    assert counts[3 + AHEAD, 9] == 2
+    made.left(rows(3, 0))
+    made.say(engine, rows(0))
+    assert counts[3 + AHEAD, 9] == 2, "not in this batch"
+    state.output_bin_counts[3, 7] = 5
+    made.say(engine, rows(3))
+    wanted[7] = 10
+    assert torch.equal(counts[3 + AHEAD], wanted)
+
+
 def test_of_a_processor_that_nobody_knows_it_is_not_known_whose_logits_it_changes() -> None:
     made, _ = admission("seed", "temperature")
     engine = sampler(Owns())
     engine.admit(3, temperature=0.5)
     assert made.refuses(engine, rows(0, 3)) == "penalties, biases or other processors of logits"
     assert made.refuses(engine, rows(0, 1)) is None, "greedy, and vLLM says that nothing changes these"
+
+
+@pytest.mark.parametrize("temperature", [0, 0.5])
+def test_what_only_forbids_tokens_is_no_reason(temperature: float) -> None:
+    made, _ = admission("seed", "temperature")
+    engine = sampler(Masks(masks=1, changes=3))
+    for row in (1, 3):
+        engine.admit(row, temperature=temperature)
+        engine.needs_logits_processing[row] = True
+    assert made.refuses(engine, rows(0, 1)) is None
+    assert made.refuses(engine, rows(1, 3)) == "penalties, biases or other processors of logits"
+    engine.needs_logits_processing[2] = True
+    assert made.refuses(engine, rows(1, 2)) == "penalties, biases or other processors of logits", "of nobody's"
 
 
 def test_a_budget_of_thoughts_changes_logits() -> None:

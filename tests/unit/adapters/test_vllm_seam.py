@@ -84,7 +84,8 @@ def test_everything_that_is_imported_is_in_a_table() -> None:
 
 def renamed(self: Any, rows: int) -> None:
     """A LogitBiasState of a version to come."""
-    self.has_logit_bias = np.zeros(rows, dtype=bool)
+    self.use_logit_bias, self.early = np.zeros(rows, dtype=bool), {}
+    self.biases = np.zeros(rows, dtype=np.int32)
 
 
 def of_one_runner(self: Any, model_runner: Any) -> None:
@@ -103,11 +104,11 @@ def test_a_version_without_something_runs_its_own_speculation(
     """All that it lacks stands in the log, and is why a server ends in which a program must run."""
     monkeypatch.setattr(LogitBiasState, "__init__", renamed)
     server = serve(plan_of("EAGLE"))
-    assert "RuntimeError: vLLM 0.33.0: LogitBiasState has no use_logit_bias" in caplog.text
+    assert "RuntimeError: vLLM 0.33.0: LogitBiasState has no num_logit_bias" in caplog.text
     assert server.program is None
     decode(server)
     monkeypatch.setenv("SPECC_PROGRAM", PROGRAM)
-    with pytest.raises(SystemExit, match=f"SPECC_PROGRAM={PROGRAM}: vLLM 0.33.0: LogitBiasState has no use_logit_bias"):
+    with pytest.raises(SystemExit, match=f"SPECC_PROGRAM={PROGRAM}: vLLM 0.33.0: LogitBiasState has no num_logit_bias"):
         serve(plan_of("EAGLE"))
 
 

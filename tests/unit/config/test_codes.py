@@ -195,6 +195,9 @@ CASES: list[tuple[str, str | bytes, int, int]] = [
     ("config/not-yet", edit("verify: greedy", "tables: {carry: {bonus: {}}}"), 9, 17),
     ("config/not-a-mapping", rotated("tables: {carry: {bonus: engine}}"), 9, 25),
     ("config/out-of-range", rotated("tables: {carry: {bonus: {dtype: int8}}}"), 9, 33),
+    ("config/out-of-range", edit("page_size: 16", "page_size: 2048"), 6, 12),
+    ("config/out-of-range", rotated("tables: {slots: block_table}").replace("size: 16", "size: 40"), 6, 12),
+    ("config/out-of-range", rotated("tables: {slots: block_table}").replace("size: 16", "size: 65552"), 6, 12),
     ("config/unknown-key", rotated("tables: {carry: {bonus: {stride: 8}}}"), 9, 26),
     ("config/not-yet", rotated("verify: rejection"), 9, 9),
     ("config/not-yet", rotated("engine: sglang"), 10, 7),
@@ -254,6 +257,20 @@ def test_keys_of_others_inside_tables(find: Find) -> None:
         "did you mean 'slots'?",
     ]
     assert hints == wanted
+
+
+def test_pages_of_an_engine_with_blocks_are_any_multiple_of_16(find: Find) -> None:
+    blocks = rotated("tables: {slots: block_table}")
+    for page in (1, 2, 8, 16, 48, 528, 1024, 2096, 65536):
+        assert not find(blocks.replace("page_size: 16", f"page_size: {page}")), page
+    (found,) = find(edit("page_size: 16", "page_size: 48"))
+    assert found.message == "page_size is a power of two up to 1024, and this is 48"
+    assert found.hint == "multiples of 16 are pages of an engine with tables: {slots: block_table}"
+    (found,) = find(blocks.replace("page_size: 16", "page_size: 40"))
+    assert (found.message, found.hint) == (
+        "page_size is a power of two up to 1024, or a multiple of 16, and this is 40",
+        None,
+    )
 
 
 PASSES_OWN = {"config/unknown-field", "legal/carry"}

@@ -52,7 +52,7 @@ EDITS = [
     ("infer-types", TREE, "dim K : branch = 2", f"dim K : branch = {1 << 64}", LATER, "axis branch has from 1 to 16"),
     ("infer-types", CHAIN, r"dim P : pool = \d+", "dim P : pool", LATER, "only the engine's axes have no size"),
     ("infer-types", CHAIN, r"buckets = \[.*?\]", "buckets = []", LATER, "buckets must ascend"),
-    ("infer-types", TREE, "page_size = 4", "page_size = 0", LATER, "page_size is from 1 to 1024, not 0"),
+    ("infer-types", TREE, "page_size = 4", "page_size = 0", LATER, "page_size is from 1 to 65536, not 0"),
     ("infer-types", TREE, r"(kvpool @draft .*)layers = \d+", r"\1layers = 0", LATER, "layers, buffers and row_bytes"),
     ("form-kernels", CHAIN, r"( *kernel @prepare_rows .*\n)", r"\1\1", PLANS, "kernel @prepare_rows is declared twice"),
     # what passes look for
@@ -64,7 +64,7 @@ EDITS = [
     ("infer-types", CHAIN, r"output health = %\w+", "output health = %kv_target", LATER, "output health is a state"),
     # attributes and operands
     ("infer-types", CHAIN, r"\{bit = \d+\}", "{bit = 99999999999999999999}", LATER, "bit must be int from 0 to 30"),
-    ("infer-types", TREE, "page = 4", "page = 0", LATER, "page must be int from 1 to 1024, got 0"),
+    ("infer-types", TREE, "page = 4", "page = 0", LATER, "page must be int from 1 to 65536, got 0"),
     (
         "infer-types",
         {"num_steps": 3},
