@@ -7,7 +7,6 @@ import re
 import sys
 import zipfile
 from collections.abc import Iterator
-from functools import cache
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -16,11 +15,10 @@ import pytest
 import torch
 from fakes.drafts import Engine
 from fakes.plans import chain_plan
-from programs import load
+from programs import planned
 from toy_wheel import toy_wheel
 
 import specc.runtime
-from specc.driver.build import build_program
 from specc.emit.runtime_files import LISTS, runtime_files
 from specc.runtime.plan import capabilities
 from specc.runtime.plan.capabilities import CAPABILITIES, Capability
@@ -48,10 +46,9 @@ MOST_LINES = 5200
 """Of the runtime of a greedy chain."""
 
 
-@cache
 def plans_of(number: int) -> tuple[Plan, ...]:
     algorithm, keys, _ = PROGRAMS[number]
-    return tuple(depth.plan for depth in build_program(load(algorithm, **keys)).depths)
+    return planned(algorithm, **keys)
 
 
 @pytest.mark.parametrize("number", range(len(PROGRAMS)))
