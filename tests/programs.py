@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 from specc.algorithms import names, needs
 from specc.config import LoadedConfig, load_text
+from specc.driver.build import build_program
 from specc.driver.compile import start_module
 from specc.ir.core import Module
 from specc.ir.ops import OPS
@@ -64,6 +66,17 @@ def _said(block: dict[str, Any]) -> dict[str, Any]:
 def load(algorithm: str = "EAGLE", **keys: Any) -> LoadedConfig:
     """The configuration of `config_text`, loaded."""
     return load_text(config_text(algorithm, **keys), Path("small.yaml"), names(), needs)
+
+
+def planned(algorithm: str = "EAGLE", **keys: Any) -> tuple[Plan, ...]:
+    """The plans of `config_text`, the deepest first. Each configuration is compiled once in a process."""
+    return _plans(config_text(algorithm, **keys))
+
+
+@cache
+def _plans(text: str) -> tuple[Plan, ...]:
+    built = build_program(load_text(text, Path("small.yaml"), names(), needs))
+    return tuple(depth.plan for depth in built.depths)
 
 
 def passes_to(last: str, loaded: LoadedConfig | None = None) -> list[Pass]:

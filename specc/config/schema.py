@@ -213,8 +213,8 @@ class ConfigFile(Block):
     overlap: Flag = True
     """Whether the scheduler prepares a step before the previous one's results reach the host."""
     disaggregation: Flag = False
-    """Whether prefill and decode run on different machines. Recorded in the plan; kernels and buffers stay as they
-    are."""
+    """Whether prefill and decode run on different machines. The program then makes records of requests and reads them;
+    kernels and buffers stay as they are."""
     archs: Annotated[
         list[Annotated[Arch | Literal["native"], BeforeValidator(arch_of)]], Field(min_length=1, max_length=16)
     ] = ["sm_90"]

@@ -27,7 +27,6 @@ def check_step(checked: Checked, needs: Needs) -> None:
         "topk": (file.topk > 1 and needs.trees, f"a tree (topk: {file.topk})"),
         "num_steps": (len(file.num_steps) > 1, "a choice of several num_steps"),
         "verify": (file.verify in ("rejection", "block"), f"verify: {file.verify}"),
-        "disaggregation": (file.disaggregation, "disaggregation: true"),
         "logits": (file.logits == "sharded", "logits: sharded"),
     }
     for key, (wanted, what) in asked.items():

@@ -18,13 +18,13 @@ from specc.runtime.backends import Backend
 from specc.runtime.batch import Batch
 from specc.runtime.collective import gather, rank_table
 from specc.runtime.columns import LENGTHS, Columns
-from specc.runtime.external import laid_apart
 from specc.runtime.frame import Frame
 from specc.runtime.memory.arena import Arena
 from specc.runtime.memory.kv_pools import KvPools
 from specc.runtime.memory.staging import Staging
 from specc.runtime.plan.nodes import Collective, External, Given, Launch, Node
 from specc.runtime.plan.plan import COUNTS, PROMPT, Input, Plan
+from specc.runtime.rotated import laid_apart
 from specc.runtime.sampling import Sampling, SamplingRows
 from specc.runtime.semantics.convention import DTYPES
 from specc.runtime.state.relay import RelayPools

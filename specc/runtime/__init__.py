@@ -28,7 +28,7 @@ def __getattr__(name: str) -> Any:
     home = ".errors" if name.endswith("Error") else None if name.startswith("__") else _homes().get(name)
     module = importlib.import_module(home, __name__) if home is not None else None
     if not hasattr(module, name):
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        raise importlib.import_module(".plan.capabilities", __name__).lacking(f"module {__name__!r}", name)
     return getattr(module, name)
 
 

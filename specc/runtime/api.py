@@ -4,7 +4,6 @@ Errors stand in `errors`, which imports nothing, so that a damaged file can be t
 """
 
 from .batch import Batch as Batch
-from .collective import Collective as Collective
 from .collective import GroupCollective as GroupCollective
 from .depth import AcceptanceDepth as AcceptanceDepth
 from .depth import DepthPolicy as DepthPolicy
@@ -16,6 +15,7 @@ from .errors import CollectiveError as CollectiveError
 from .errors import DamagedWheelError as DamagedWheelError
 from .errors import FieldError as FieldError
 from .errors import ForwardContractError as ForwardContractError
+from .errors import LackingError as LackingError
 from .errors import MissingFieldError as MissingFieldError
 from .errors import PlanError as PlanError
 from .errors import RecordError as RecordError
@@ -34,6 +34,7 @@ from .plan.manifest import Manifest as Manifest
 from .plan.plan import Plan as Plan
 from .program import Program as Program
 from .program import load as load
+from .ranks import Collective as Collective
 from .result import HostCopy as HostCopy
 from .result import HostPrefill as HostPrefill
 from .result import HostProposal as HostProposal

@@ -2,42 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from .bound import BoundStep
 from .errors import BindError, CollectiveError
 from .frame import Frame
-from .plan.nodes import Collective as Node
+from .plan.nodes import Collective as Gather
+from .plan.nodes import Node
 from .plan.plan import RANK, Plan
+from .ranks import Collective
 
 DIGEST_WORDS = 4
-
-
-class Collective(Protocol):
-    """All ranks of a program, seen from one of them. Anything with these three does."""
-
-    @property
-    def rank(self) -> int:
-        """The number of this one: it has the columns from rank * V / size on."""
-        ...
-
-    @property
-    def size(self) -> int:
-        """How many there are."""
-        ...
-
-    def all_gather(self, out: Tensor, record: Tensor) -> None:
-        """Write the records i64[1, ...] of all ranks, by rank, into out i64[size, ...]; both are contiguous.
-
-        On CUDA it is queued on the current stream, and can be captured. Raises CollectiveError when a rank is gone, or
-        does not come in time, where that is known when the call returns.
-        """
-        ...
 
 
 class GroupCollective:
@@ -80,6 +61,20 @@ def _typed_errors() -> Iterator[None]:
         raise CollectiveError(f"the ranks cannot gather their records: {first}") from error
 
 
+class ShardedStep(BoundStep):
+    """A step of one rank of several, or of a program that may have several."""
+
+    def _brought(self, tables: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """As of any step, and the number of the rank."""
+        return super()._brought(tables) | rank_table(self._plan, self._collective, self._device)
+
+    def _dispatch(self, node: Node, frame: Frame) -> None:
+        """As of any step, and gather records."""
+        if isinstance(node, Gather):
+            return gather(node, frame, self._collective)
+        return super()._dispatch(node, frame)
+
+
 def rank_table(plan: Plan, collective: Collective | None, device: torch.device) -> dict[str, Tensor]:
     """The table of the rank's number, of a program with sharded logits. BindError for several ranks of whom none is."""
     if plan.ranks > 1 and collective is None:
@@ -88,7 +83,7 @@ def rank_table(plan: Plan, collective: Collective | None, device: torch.device) 
     return {RANK: torch.tensor([number], dtype=torch.int64, device=device)} if RANK in plan.inputs else {}
 
 
-def gather(node: Node, frame: Frame, collective: Collective | None) -> None:
+def gather(node: Gather, frame: Frame, collective: Collective | None) -> None:
     """Run a node: give the other ranks this one's record, and get theirs."""
     assert collective is not None  # `rank_table` has asked for it
     for call in node.ops:

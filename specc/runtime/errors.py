@@ -29,6 +29,10 @@ class UnsupportedDriverError(SpeccError):
     """The GPU's driver is older than the machine code for it needs."""
 
 
+class LackingError(SpeccError, AttributeError):
+    """Something that only some programs have, and this one was built without; the message says what asks for it."""
+
+
 class BindError(SpeccError):
     """The callbacks, `req_to_token` or the KV buffers do not fit the plan."""
 

@@ -7,14 +7,13 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from .errors import BindError, ForwardContractError
 from .frame import Frame
 from .memory.tables import plain_fault
 from .plan.fields import row_stride
-from .plan.nodes import External, Given, Reference
+from .plan.nodes import External
 from .plan.plan import Plan
 from .semantics.convention import DTYPES
 
@@ -71,40 +70,7 @@ def call(node: External, frame: Frame, callbacks: object) -> None:
     returned = getattr(callbacks, node.callback)(**_arguments(node, operands))
     for result, value in node.results.items():
         where, found = f"{node.callback} returned {result}", getattr(returned, result, None)
-        frame.adopt(value, _checked(where, frame, value, found))
-
-
-def stand_for(node: External, frame: Frame, given: Mapping[str, Tensor]) -> None:
-    """Let tensors stand for results of a forward that the engine ran by itself. ForwardContractError on a breach."""
-    for result, value in node.results.items():
-        if result in given:
-            frame.adopt(value, _checked(f"{node.callback} returned {result}", frame, value, given[result]))
-
-
-def take(node: Given, frame: Frame, given: Mapping[str, Tensor], live: int) -> None:
-    """Let what the engine hands over of the first `live` rows, or more, stand for the node's values.
-
-    The rows of a request may be an axis of their own, or follow each other as those of all requests do. Kernels do not
-    read the rows of padding, so these may lack on CUDA. Raises ForwardContractError.
-    """
-    for result, value in node.results.items():
-        tensor, rows, axes = given.get(result), frame.rows, frame.plan.values[value].axes
-        if isinstance(tensor, Tensor) and not plain_fault(tensor):
-            if tensor.dim() == len(axes) - 1 and tensor.shape[0] % frame.dims[axes[1]] == 0:
-                tensor = tensor.unflatten(0, (-1, frame.dims[axes[1]]))
-            if tensor.dim() == len(axes):
-                tensor = tensor[:rows]
-                rows = max(live, tensor.shape[0])
-        checked = _checked(f"the engine handed over {result}", frame, value, tensor, rows)
-        if rows < frame.rows and not _kernels_alone(frame, checked):
-            behind = checked.new_zeros(frame.rows - rows, *checked.shape[1:])
-            checked = laid_apart(frame.plan, value, torch.cat([checked, behind]))
-        frame.adopt(value, checked)
-
-
-def _kernels_alone(frame: Frame, tensor: Tensor) -> bool:
-    """Whether nothing but kernels, which skip rows of padding, reads what is handed over."""
-    return tensor.is_cuda and not any(isinstance(node, Reference) for node in frame.plan.nodes("step"))
+        frame.adopt(value, checked(where, frame, value, found))
 
 
 def _operand(node: External, frame: Frame, name: str) -> Tensor:
@@ -116,7 +82,7 @@ def _operand(node: External, frame: Frame, name: str) -> Tensor:
     return tensor
 
 
-def _checked(where: str, frame: Frame, name: str, tensor: object, rows: int | None = None) -> Tensor:
+def checked(where: str, frame: Frame, name: str, tensor: object, rows: int | None = None) -> Tensor:
     """The tensor, if it is what the plan says of a value. ForwardContractError, which begins with `where`, if not.
 
     `rows`: those that it has of the run, where they are not all.
@@ -154,15 +120,6 @@ def _lies(tensor: Tensor, row: int) -> bool:
             return False
         wanted *= size
     return tensor.stride(-1) == 1
-
-
-def laid_apart(plan: Plan, value: str, tensor: Tensor) -> Tensor:
-    """The same numbers, in rows as far apart as the plan has those of a value, with NaN between them."""
-    row = row_stride(plan, value)
-    if tensor.dim() < 2 or row <= tensor.shape[-1]:
-        return tensor
-    wide = tensor.new_full((*tensor.shape[:-1], row), torch.nan)[..., : tensor.shape[-1]]
-    return wide.copy_(tensor)
 
 
 def _spell(dtype: str, axes: Sequence[str]) -> str:

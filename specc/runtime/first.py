@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 from torch import Tensor
 
 from .errors import BindError
-from .external import stand_for
+from .external import checked
 from .frame import Frame
 from .plan.nodes import External, Node
 from .plan.plan import Plan
@@ -48,7 +48,14 @@ class FirstTokens:
         """The tokens i32[rows] of logits T[rows, V]."""
         for node in self._nodes if rows else ():
             if isinstance(node, External) and not node.host:
-                stand_for(node, frame, {LOGITS: logits})
+                _stand_for(node, frame, {LOGITS: logits})
             else:
                 execute(node, frame)
         return frame.output(self._drawn, rows)
+
+
+def _stand_for(node: External, frame: Frame, given: Mapping[str, Tensor]) -> None:
+    """Let tensors stand for results of a forward that the engine ran by itself. ForwardContractError on a breach."""
+    for result, value in node.results.items():
+        if result in given:
+            frame.adopt(value, checked(f"{node.callback} returned {result}", frame, value, given[result]))

@@ -4,28 +4,30 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Literal
 
 import torch
 from torch import Tensor
 
 from .backends import Backend
 from .backends.cpu import ReferenceBackend
-from .brought import load_ops
-from .collective import Collective, GroupCollective, check_ranks
 from .errors import BindError, UnsupportedDeviceError
 from .graphs.capture import check_device
 from .memory.arena import allocate
+from .plan.capabilities import absent, check_held
 from .plan.manifest import Manifest
 from .plan.plan import Plan
 from .plan.plan_json import load_plan
+from .ranks import Collective
+from .records import RecordedProgram
+from .semantics.convention import Semantics
 from .state.carry import Carry
-from .state.peer import schema, schema_digest
-from .state.transfer import RecordLayout, Requests
 from .step import Step
 
 
-class Program:
+class Program(
+    RecordedProgram,
+):
     """A loaded program. It owns no request state: every `bind` allocates its own.
 
     Attributes:
@@ -33,7 +35,6 @@ class Program:
         plans: the program itself by num_steps, one for each that it was compiled for, descending.
         plan: that of the most steps.
         device: where it runs.
-        record_layout: of the records in which requests move to another machine.
 
     """
 
@@ -44,8 +45,10 @@ class Program:
         self.plan = next(iter(self.plans.values()))
         self.manifest = manifest
         self.device = device
-        self.record_layout = RecordLayout.of(self.plan)
         self._backend = backend
+
+    if not TYPE_CHECKING:  # checkers see what there is
+        __getattr__ = absent
 
     def __repr__(self) -> str:
         """Name, version with its label, what it decodes, its depths where there are several, and its device."""
@@ -57,26 +60,9 @@ class Program:
         """That of the wheel: specc's, and a label which changes with anything that the wheel holds."""
         return self.manifest.version
 
-    @property
-    def schema(self) -> dict[str, Any]:
-        """What a peer's program must agree on, see `peer.schema`; for `check_peer`."""
-        return schema(self.plan)
-
-    @property
-    def schema_digest(self) -> str:
-        """The sha256 of the schema, in hex."""
-        return schema_digest(self.plan)
-
     def idle_carry(self) -> Carry:
         """The carry of no requests."""
         return Carry.idle(self.plan, self.device)
-
-    def build_draft_input(self, requests: Requests) -> Carry:
-        """The carry of requests that another machine prefilled, for `Step.write_carry`.
-
-        `requests` has by id a record, or every carried field by name; see `RecordLayout.build_draft_input`.
-        """
-        return self.record_layout.build_draft_input(requests, self.device)
 
     def bind(
         self,
@@ -121,8 +107,7 @@ class Program:
         if capture is None:
             capture = cuda and (True if getattr(callbacks, "capturable", False) else "segments")
         if self.plan.ranks > 1:
-            collective = GroupCollective() if collective is None else collective
-            check_ranks(collective, self.plan.ranks, self.manifest.digest, self.device)
+            collective = _compared(collective, self.plan.ranks, self.manifest.digest, self.device)
         elif collective is not None and collective.size > 1:
             raise BindError(f"a collective of {collective.size} ranks is given, and the program is of one")
         bound: dict[int, Step] = {}
@@ -155,6 +140,7 @@ def load(root: Path, device: str | torch.device = "cuda", *, verify: bool = True
         manifest.verify(root)
     manifest.check_torch(torch.__version__)
     plans = [load_plan(root, file) for file in manifest.plans.values()]
+    check_held(plans, Path(__file__).parent)
     resolved = _resolve(device)
     return Program(plans, manifest, resolved, _backend(plans, manifest, root, resolved))
 
@@ -191,8 +177,26 @@ def _rotated() -> type[Step]:
     return RotatedStep
 
 
+def _compared(given: Collective | None, ranks: int, digest: str, device: torch.device) -> Collective:
+    """The ranks of a program of several, which all run the same: the wheel of another one does not have the file."""
+    from .collective import GroupCollective, check_ranks
+
+    collective = GroupCollective() if given is None else given
+    check_ranks(collective, ranks, digest, device)
+    return collective
+
+
+def _ops(plans: Sequence[Plan], manifest: Manifest, root: Path) -> dict[str, Semantics]:
+    """References of the ops that a plugin brought: the wheel of a program without any does not have the file."""
+    if not any(plan.ops for plan in plans):
+        return {}
+    from .brought import load_ops
+
+    return load_ops(plans, manifest, root)
+
+
 def _backend(plans: Sequence[Plan], manifest: Manifest, root: Path, device: torch.device) -> Backend:
-    ops = load_ops(plans, manifest, root)
+    ops = _ops(plans, manifest, root)
     if device.type == "cpu":
         return ReferenceBackend(ops)
     from .backends.cuda import CudaBackend

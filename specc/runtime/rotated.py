@@ -7,18 +7,22 @@ from dataclasses import dataclass
 from functools import cached_property, partial
 from typing import Literal, NoReturn
 
+import torch
 from torch import Tensor
 
 from .batch import Batch, integers
 from .columns import ROWS
 from .errors import BatchError, BindError
-from .external import laid_apart, take
+from .external import checked
 from .frame import Frame, Progress
 from .graphs.capture import Recorder, check_capturable
 from .graphs.segments import SegmentGraphs
+from .memory.tables import plain_fault
+from .plan.fields import row_stride
 from .plan.halves import halves
-from .plan.nodes import Given, Node
+from .plan.nodes import Given, Node, Reference
 from .plan.outputs import PROPOSE
+from .plan.plan import Plan
 from .result import PrefillResult, ProposeResult, StepResult
 from .semantics.convention import DTYPES
 from .step import Step
@@ -44,6 +48,8 @@ class RotatedStep(Step):
 
     _open: _Open | None = None
     _largest: int | None = None
+    _given: Mapping[str, Tensor] = {}
+    _live = 0
 
     def decode(self, batch: Batch, **_: object) -> NoReturn:
         """BatchError: the engine runs the target of this program."""
@@ -121,6 +127,10 @@ class RotatedStep(Step):
                 self._half(1, frame, Progress(begun=True))
         self._open = None
         return ProposeResult(self._outputs(PROPOSE, frame, rows))
+
+    def _dispatch(self, node: Node, frame: Frame) -> None:
+        """As of any step, and take what the engine hands over."""
+        return take(node, frame, self._given, self._live) if isinstance(node, Given) else super()._dispatch(node, frame)
 
     def _check_closed(self, what: str) -> None:
         if self._open is not None:
@@ -200,3 +210,38 @@ class RotatedStep(Step):
             graphs = self._plan.segments if segments else self._plan.captures
             how = self._frame, self._execute, self._idle, beside, self._largest
             return SegmentGraphs(self._plan, graphs, self._device, *how)
+
+
+def take(node: Given, frame: Frame, given: Mapping[str, Tensor], live: int) -> None:
+    """Let what the engine hands over of the first `live` rows, or more, stand for the node's values.
+
+    The rows of a request may be an axis of their own, or follow each other as those of all requests do. Kernels do not
+    read the rows of padding, so these may lack on CUDA. Raises ForwardContractError.
+    """
+    for result, value in node.results.items():
+        tensor, rows, axes = given.get(result), frame.rows, frame.plan.values[value].axes
+        if isinstance(tensor, Tensor) and not plain_fault(tensor):
+            if tensor.dim() == len(axes) - 1 and tensor.shape[0] % frame.dims[axes[1]] == 0:
+                tensor = tensor.unflatten(0, (-1, frame.dims[axes[1]]))
+            if tensor.dim() == len(axes):
+                tensor = tensor[:rows]
+                rows = max(live, tensor.shape[0])
+        held = checked(f"the engine handed over {result}", frame, value, tensor, rows)
+        if rows < frame.rows and not _kernels_alone(frame, held):
+            behind = held.new_zeros(frame.rows - rows, *held.shape[1:])
+            held = laid_apart(frame.plan, value, torch.cat([held, behind]))
+        frame.adopt(value, held)
+
+
+def _kernels_alone(frame: Frame, tensor: Tensor) -> bool:
+    """Whether nothing but kernels, which skip rows of padding, reads what is handed over."""
+    return tensor.is_cuda and not any(isinstance(node, Reference) for node in frame.plan.nodes("step"))
+
+
+def laid_apart(plan: Plan, value: str, tensor: Tensor) -> Tensor:
+    """The same numbers, in rows as far apart as the plan has those of a value, with NaN between them."""
+    row = row_stride(plan, value)
+    if tensor.dim() < 2 or row <= tensor.shape[-1]:
+        return tensor
+    wide = tensor.new_full((*tensor.shape[:-1], row), torch.nan)[..., : tensor.shape[-1]]
+    return wide.copy_(tensor)

@@ -65,9 +65,10 @@ and `prefill`:
 {% endfor %}
 All errors derive from `SpeccError`: `load` raises DamagedWheelError, UnsupportedTorchError,
 UnsupportedDeviceError and UnsupportedDriverError, `bind` BindError,
-{{ calls }} BatchError and ForwardContractError,
-`set_sampling` SamplingError; what is said at each of them has the rest. Importing the package is cheap:
-torch is imported by `load`.
+{{ calls }} BatchError and ForwardContractError
+{%- if samples %},
+`set_sampling` SamplingError{% endif %}. What is said at each of them has the rest.
+Importing the package is cheap: torch is imported by `load`.
 """
 
 from __future__ import annotations
@@ -126,7 +127,9 @@ def __getattr__(name: str) -> Any:
     else:
         try:
             value = getattr(importlib.import_module("._runtime", __name__), name)
-        except AttributeError:
+        except AttributeError as error:
+            if type(error) is not AttributeError:  # it says what the program was built without
+                raise
             raise AttributeError(f"module {__name__!r} has no attribute {name!r}") from None
     globals()[name] = value
     return value

@@ -226,6 +226,7 @@ def config_text(case: Case, models: Models) -> str:
             *([f"mask: {case.mask}", "context_length: 256"] if case.topk > 1 else []),
             "buckets: [1, 2, 4]",
             "max_requests: 6",
+            "disaggregation: true",
             f"target: {{model: {str(models.target)!r}{dtypes}}}",
             *([f"draft: {{model: {str(draft)!r}{dtypes}{token_map}}}"] if draft else []),
             *(["options: {corpus: corpus.txt}"] if case.corpus else []),

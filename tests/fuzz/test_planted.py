@@ -14,14 +14,14 @@ from specc.cli import inspect
 from specc.codegen import aot, plan
 from specc.config import models
 from specc.ir import parser
+from specc.runtime import bound as bound_step
 from specc.runtime import external
-from specc.runtime import step as bound_step
 from specc.runtime.plan import manifest
 from specc.runtime.plan.manifest import Manifest
 from specc.runtime.rotated import RotatedStep
 from specc.runtime.semantics import convention as semantics
 from specc.runtime.semantics import reference, tree, vocab
-from specc.runtime.state import transfer
+from specc.runtime.state import limits
 from specc.runtime.state.torn import Torn
 from specc.runtime.state.transfer import RecordLayout
 from specc.support import cachedir, token_map, weights
@@ -167,7 +167,7 @@ ROTATED: dict[str, Patch] = {
     "halves": taken(RotatedStep, "_check_closed", lambda *_: None),
     "hidden": taken(RotatedStep, "_check_given", lambda *_: None),
     "torn": taken(Torn, "_tear", lambda *_: None),
-    "none": taken(transfer, "LEAST", {}),
+    "none": taken(limits, "LEAST", {}),
     "apart": taken(bound_step, "check_apart", lambda *_: None),
 }
 

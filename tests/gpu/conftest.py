@@ -106,11 +106,11 @@ def build_wheel(text: str, archs: tuple[str, ...], path: Path, out: Path, site: 
 
 
 @pytest.fixture(scope="session")
-def example(build: Callable[..., Built], arch: str) -> Callable[[str], Built]:
-    """Return a function that builds `examples/<name>.yaml` for this GPU alone."""
+def example(build: Callable[..., Built], arch: str) -> Callable[..., Built]:
+    """Return a function that builds `examples/<name>.yaml`, perhaps with a line more, for this GPU alone."""
 
-    def make(name: str) -> Built:
+    def make(name: str, more: str = "") -> Built:
         path = EXAMPLES / f"{name}.yaml"
-        return build(path.read_text(encoding="utf-8"), (arch,), path)
+        return build(path.read_text(encoding="utf-8") + more, (arch,), path)
 
     return make

@@ -5,11 +5,11 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from specc.runtime.external import laid_apart
 from specc.runtime.frame import Frame
 from specc.runtime.memory.arena import Arena
 from specc.runtime.plan.nodes import Computed, External
 from specc.runtime.plan.plan import COUNTS, PROMPT, RANK, TABLES, Plan
+from specc.runtime.rotated import laid_apart
 from specc.runtime.semantics.convention import DTYPES
 
 POISON = 0x5A

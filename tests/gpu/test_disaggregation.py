@@ -34,6 +34,7 @@ WAYS = [
     pytest.param(TWO_GPUS, id="nccl", marks=pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two GPUs")),
 ]
 SECONDS = 500.0
+APART = "\ndisaggregation: true\n"
 MOVING = 15.0
 """How long a side waits for a tensor of a message that has begun."""
 
@@ -79,10 +80,10 @@ def answer(process: subprocess.Popen[str]) -> dict[str, Any]:
 
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("name", NAMES)
-def test_text_equals_generate(name: str, way: dict[str, tuple[str, str]], example: Callable[[str], Built]) -> None:
+def test_text_equals_generate(name: str, way: dict[str, tuple[str, str]], example: Callable[..., Built]) -> None:
     """And drafts are accepted as often as if nothing had moved: a draft that computes on garbage changes no text."""
     pytest.importorskip("transformers")
-    with sides(name, example(name), way) as running:
+    with sides(name, example(name, APART), way) as running:
         sent, decoded = answer(running["prefill"]), answer(running["decode"])
     assert sent == {"gone": dict.fromkeys(PROMPTS), "pages": 0, "rows": 0}
     assert decoded["errors"] == {}
@@ -95,12 +96,12 @@ def test_text_equals_generate(name: str, way: dict[str, tuple[str, str]], exampl
 
 @pytest.mark.parametrize("way", WAYS)
 def test_killing_the_side_that_prefills_costs_what_it_had_not_sent(
-    way: dict[str, tuple[str, str]], example: Callable[[str], Built]
+    way: dict[str, tuple[str, str]], example: Callable[..., Built]
 ) -> None:
     """Two are sent, the third dies under way, the others were still to come."""
     pytest.importorskip("transformers")
     name, (first, second, third, *others) = "standalone-chain", PROMPTS
-    with sides(name, example(name), way, whole=2) as running:
+    with sides(name, example(name, APART), way, whole=2) as running:
         decoded = answer(running["decode"])
         assert running["prefill"].wait(SECONDS) == -signal.SIGKILL
     assert decoded["tokens"] == {request: decoded["expected"][request] for request in (first, second)}

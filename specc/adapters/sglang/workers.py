@@ -109,7 +109,7 @@ class ProgramSteps(_Worker):
         result = super().forward_batch_generation(batch, on_publish, grammar_barrier, pp_proxy_tensors)
         drafts = result.next_draft_input
         drafts.topk_index = steps.numbers.tokens(drafts.topk_index)
-        if decoding:
+        if decoding and steps.admission is not None:
             steps.step.count(rows, result.next_token_ids.view(len(rows), -1), result.accept_lens)
         if on_publish is None:
             result.next_draft_input = steps.adopt(rows, drafts, result.new_seq_lens)

@@ -16,7 +16,7 @@ from vllm.v1.worker.gpu.sample.penalties import PenaltiesState
 from .._counters import Counters
 from .admission import Admission, Processor, Processors
 from .binding import Bound
-from .scores import forbid, logprobs, unserved
+from .logits import forbid, logprobs, unserved
 from .tables import AHEAD
 
 logger = logging.getLogger("vllm.specc")

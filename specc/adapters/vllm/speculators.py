@@ -20,7 +20,7 @@ from . import seam
 from .batches import Steps
 from .fit import draft_group, misfits
 from .forwards import Forwards, NoForwards
-from .scores import restrict
+from .logits import restrict
 from .tables import Blocks, NoBlocks, carried
 
 ENGINE = "vLLM"

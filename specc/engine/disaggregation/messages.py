@@ -114,11 +114,13 @@ def greet(engine: Engine, channel: Channel, patience: Patience, *, first: bool) 
 
     first: whether this side speaks first. The channel is closed when they do not agree. Both sides raise the package's
     SchemaMismatchError when their programs differ, TransferError when the peer is gone, says nothing for
-    `patience.moving` seconds, or speaks another version of the messages.
+    `patience.moving` seconds, or speaks another version of the messages. LackingError here for a program without
+    records.
     """
-    schema, patience = engine.program.schema, replace(patience, idle=patience.moving)
-    own = {"version": VERSION, "schema": schema, "max_context": engine.scheduler.max_context}
+    patience = replace(patience, idle=patience.moving)
     try:
+        schema = engine.program.schema
+        own = {"version": VERSION, "schema": schema, "max_context": engine.scheduler.max_context}
         if first:
             send(channel, Message(HELLO, fields=own), patience)
         theirs = receive(channel, patience).fields

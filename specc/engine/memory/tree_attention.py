@@ -12,7 +12,7 @@ from torch import Tensor
 
 from specc.engine.memory.context import PagedContext
 from specc.engine.memory.kv_pool import KVPool
-from specc.runtime.semantics.kv import branch_run
+from specc.runtime.semantics.moves import branch_run
 
 
 @dataclass(frozen=True)

@@ -9,6 +9,7 @@ import re
 
 from specc.ir.opdef import OpDef, Trait
 from specc.ir.ops import (
+    blocks,
     carry,
     chain,
     commit,
@@ -16,9 +17,12 @@ from specc.ir.ops import (
     health,
     kv,
     model,
+    moves,
     ngram,
     rejection,
+    roots,
     sample,
+    scores,
     shards,
     spec,
     tree,
@@ -34,7 +38,11 @@ OPS: dict[str, OpDef] = {
         health,
         carry,
         kv,
+        blocks,
+        moves,
         vocab,
+        scores,
+        roots,
         tree,
         chain,
         ngram,

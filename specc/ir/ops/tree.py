@@ -51,8 +51,6 @@ def _parts(attrs: Mapping[str, Any]) -> str:
 
 
 OPS = (
-    OpDef("tree.repeat", "x: T[B, ?w] -> x: T[B, K, ?w]", "One copy per branch.", traits=frozenset({Trait.COPIES})),
-    OpDef("tree.root", "bonus: i32[B] -> token: i64[B]", "The root as the token that a draft forward reads."),
     OpDef(
         "tree.comb",
         "rows: i64[B] -> parent: i64[B, N], depth: i64[B, N]",

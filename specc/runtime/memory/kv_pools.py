@@ -11,20 +11,15 @@ from torch import Tensor
 from ..errors import BindError
 from ..plan.plan import KvPool, Plan, kv_pointers
 from .arena import Arena
+from .kv_rows import KvRows
 from .tables import check_names, plain_fault
 
 VECTOR_BYTES = 16
 """Bytes of the widest load. Rows, addresses and strides need no more than the row's own length divides by."""
 
 
-class KvPools:
-    """The KV buffers that the kernels of one plan touch.
-
-    Attributes:
-        buffers: T[slots, ...] per layer and kind (keys, values; or one of latent rows), layer by layer, by owner.
-            Holding them keeps their memory alive.
-
-    """
+class KvPools(KvRows):
+    """The KV buffers that the kernels of one plan touch."""
 
     def __init__(self, plan: Plan, device: torch.device, given: Mapping[str, Sequence[Tensor]]) -> None:
         """Check the buffers of every owner that the plan binds; others are left alone. BindError says what is wrong."""
@@ -32,12 +27,6 @@ class KvPools:
         pools = {owner: pool for owner, pool in plan.kv_pools.items() if pool.bound}
         self.buffers = {owner: _checked(owner, pool, device, given.get(owner)) for owner, pool in pools.items()}
         self._addresses = self._where()
-
-    @property
-    def named(self) -> dict[str, Tensor]:
-        """Every buffer by its name for people."""
-        pools = {f"kv_pools[{owner!r}]": buffers for owner, buffers in self.buffers.items()}
-        return {f"{pool}[{i}]": one for pool, buffers in pools.items() for i, one in enumerate(buffers)}
 
     def write_pointers(self, arena: Arena) -> None:
         """Fill the pointer tables, i64[layers * buffers] per owner."""

@@ -97,26 +97,10 @@ def batch_rows(rows: Sequence[int] | Tensor, pool_rows: int, device: torch.devic
 
 def batch_column(name: str, column: Tensor, device: torch.device, count: int | None = None) -> Tensor:
     """The column itself. BatchError unless it is i64[count], or i64[any], on the device; its values are not read."""
-    fault = _type_fault(Input(name, "i64", ("b",), "engine"), device, column, {} if count is None else {"b": count})
+    fault = type_fault(Input(name, "i64", ("b",), "engine"), device, column, {} if count is None else {"b": count})
     if fault:
         raise BatchError(f"{name} {fault}")
     return column
-
-
-def check_emitted(
-    rows: Tensor, tokens: Tensor, lengths: Tensor | None, device: torch.device
-) -> tuple[Tensor, Tensor, Tensor | None]:
-    """The arguments of `Step.count`. BatchError unless they are what it says; their values are not read."""
-    sizes = {"b": len(batch_column("rows", rows, device))}
-    wide = isinstance(tokens, Tensor) and tokens.dim() > 1
-    given = {"tokens": (tokens, ("b", "n") if wide else ("b",)), "lengths": (lengths, ("b",))}
-    if lengths is None:
-        del given["lengths"]
-    for name, (tensor, axes) in given.items():
-        dtype = "i32" if isinstance(tensor, Tensor) and tensor.dtype == torch.int32 else "i64"
-        if fault := _type_fault(Input(name, dtype, axes, "engine"), device, tensor, sizes):
-            raise BatchError(f"{name} {fault}")
-    return rows, tokens, lengths
 
 
 def prompt_tokens(tokens: Sequence[int] | Tensor, count: int, vocabulary: int, device: torch.device) -> Tensor:
@@ -142,8 +126,8 @@ def prompt_tokens(tokens: Sequence[int] | Tensor, count: int, vocabulary: int, d
 
 
 def _fault(field: Input, device: torch.device, tensor: Tensor, sizes: dict[str, int]) -> str:
-    """What is wrong with a tensor that kernels read in place, or nothing; see `_type_fault`."""
-    if fault := _type_fault(field, device, tensor, sizes):
+    """What is wrong with a tensor that kernels read in place, or nothing; see `type_fault`."""
+    if fault := type_fault(field, device, tensor, sizes):
         return fault
     if tensor.numel() > LARGEST:
         return f"has {tensor.numel()} elements, more than {LARGEST}"
@@ -164,7 +148,7 @@ def _entry_fault(field: Input, tensor: Tensor, plan: Plan) -> str:
     return f"has the entry {falls[1]} behind {falls[0]}, the program reads entries that ascend" if falls else ""
 
 
-def _type_fault(field: Input, device: torch.device, tensor: Tensor, sizes: dict[str, int]) -> str:
+def type_fault(field: Input, device: torch.device, tensor: Tensor, sizes: dict[str, int]) -> str:
     """What is wrong with type and place of a tensor, or nothing; an axis that has no size yet takes the tensor's."""
     if fault := plain_fault(tensor):
         return fault

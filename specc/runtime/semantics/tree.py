@@ -14,20 +14,6 @@ from torch import Tensor
 from .convention import Attrs, Dims, Tensors, comparable, ranking, register, zero_rows
 
 
-@register("tree.repeat")
-def tree_repeat(operands: Tensors, attrs: Attrs, dims: Dims) -> Tensors:
-    """Values T[B, W] -> T[B, K, W]: one copy per branch."""
-    (x,) = operands
-    return (x[:, None].repeat(1, dims["K"], *([1] * (x.dim() - 1))),)
-
-
-@register("tree.root")
-def tree_root(operands: Tensors, attrs: Attrs, dims: Dims) -> Tensors:
-    """Bonus i32[B] -> i64[B]."""
-    (bonus,) = operands
-    return (bonus.to(torch.int64),)
-
-
 @register("tree.comb")
 def tree_comb(operands: Tensors, attrs: Attrs, dims: Dims) -> Tensors:
     """Rows i64[B] -> parent i64[B, N], depth i64[B, N] of K branches of `steps` nodes; padding rows: -1, 0."""

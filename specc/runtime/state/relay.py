@@ -12,8 +12,8 @@ from ..memory.arena import Arena
 from ..memory.tables import batch_rows
 from ..plan.plan import Plan
 from .carry import Carry, check_carry
+from .limits import CarriedField, check_limits
 from .torn import Torn
-from .transfer import RecordLayout
 
 
 class RelayPools(Mapping[str, Tensor]):
@@ -39,11 +39,13 @@ class RelayPools(Mapping[str, Tensor]):
 class Relay:
     """Moves carried state out of and into the pool rows, as a `Carry`."""
 
-    def __init__(self, pools: RelayPools, rows: int, device: torch.device, layout: RecordLayout, torn: Torn) -> None:
+    def __init__(
+        self, pools: RelayPools, rows: int, device: torch.device, fields: Sequence[CarriedField], torn: Torn
+    ) -> None:
         """A view of `pools`, of which requests use the first `rows` rows; holds no state of its own."""
         self._pools, self._rows, self._device = pools, rows, device
-        self._layout, self._torn = layout, torn
-        self._own = [field.name for field in layout.fields]
+        self._fields, self._torn = fields, torn
+        self._own = [field.name for field in fields]
 
     def read(self, rows: Sequence[int] | Tensor) -> Carry:
         """A copy of the state of pool rows `rows`, in that order, but for what the engine writes.
@@ -72,7 +74,7 @@ class Relay:
             raise CarryError(f"a carry of {len(carry)} rows for {len(rows)} pool rows")
         carry.check_like(Carry({field: self._pools[field][:0] for field in self._own}))
         if not isinstance(rows, Tensor):
-            self._layout.check(carry, rows)
+            check_limits(self._fields, carry, rows)
         index = self._index(checked)
         with self._torn.unless_done(checked):
             for field, values in carry.fields.items():

@@ -14,22 +14,17 @@ import torch
 from torch import Tensor
 
 from ..errors import FieldError, MissingFieldError, RecordError
-from ..plan.fields import own
-from ..plan.plan import CONTEXT_AXIS, Carried, Plan
+from ..plan.plan import Plan
 from ..rounding import round_up
 from ..semantics.convention import DTYPES
 from .carry import Carry
+from .limits import CarriedField, carried_fields, check_limits
 from .peer import schema_digest
 
 ALIGNMENT = 16
 """Bytes that divide the offset of every field in a record, and the size of a record."""
 HEADER = 16
 """Bytes before the first field: the tag and the checksum, both i64."""
-UNLIMITED = 2**63 - 1
-"""What bounds a field whose limit is an axis that nobody knows here: at least it is not negative."""
-LEAST = {"drafts": -1}
-"""By field of a rotated program the least integer that it carries, which stands for a draft that there is not."""
-
 Bytes: TypeAlias = bytes | bytearray | memoryview
 Record: TypeAlias = Bytes | Tensor
 Row: TypeAlias = Mapping[str, Tensor]
@@ -38,26 +33,10 @@ Requests: TypeAlias = Mapping[Any, Row | Record]
 
 
 @dataclass(frozen=True)
-class RecordField:
-    """Where a carried field is in a record.
+class RecordField(CarriedField):
+    """Where a carried field is in a record: `offset` bytes from its start."""
 
-    Attributes:
-        name: of the field.
-        dtype: as the plan spells it.
-        shape: of one request's value.
-        offset: bytes from the start of the record.
-        limit: integers are at least `least` and less than it, other numbers from 0 to it, or, where it is negative,
-            from it to its opposite; None if any value is one.
-        least: of integers.
-
-    """
-
-    name: str
-    dtype: str
-    shape: tuple[int, ...]
-    offset: int
-    limit: int | None = None
-    least: int = 0
+    offset: int = 0
 
     @property
     def nbytes(self) -> int:
@@ -68,22 +47,6 @@ class RecordField:
         """The field T[n, ...] of records u8[n, record_bytes], in their memory."""
         held = records[:, self.offset : self.offset + self.nbytes]
         return held.view(DTYPES[self.dtype]).view(len(records), *self.shape)
-
-    def inside(self, values: Tensor) -> Tensor:
-        """Which numbers T[...] keep to the limit; NaN keeps to none."""
-        limit = UNLIMITED if self.limit is None else self.limit
-        if DTYPES[self.dtype].is_floating_point:
-            return (values >= min(limit, 0)) & (values <= abs(limit))
-        numbers = values.to(torch.int64)
-        return (numbers >= self.least) & (numbers < limit)
-
-    def fault(self, value: Tensor) -> str:
-        """What is wrong with a value that does not keep to the limit, by its first such number."""
-        first = value[~self.inside(value)][0].item()
-        if self.limit == UNLIMITED:
-            return f"holds {first}, the program carries no negative numbers there"
-        end, limit = "]" if DTYPES[self.dtype].is_floating_point else ")", self.limit or 0
-        return f"holds {first}, the program carries numbers in [{min(limit, self.least)}, {abs(limit)}{end} there"
 
     def check(self, request: Hashable, value: object) -> None:
         """FieldError unless `value` is a tensor of one request's dtype and shape."""
@@ -116,14 +79,10 @@ class RecordLayout:
     @staticmethod
     def of(plan: Plan, columns: int | None = None) -> RecordLayout:
         """The layout of the fields that move; `columns`: C, those of the request table, if there is one."""
-        # A text may fill its row of the table: whether a step has room behind it, is asked where it decodes.
-        sizes = plan.dims if columns is None else {**plan.dims, CONTEXT_AXIS: columns + 1}
         fields: list[RecordField] = []
         end = HEADER
-        for name, carried in sorted(own(plan).items()):
-            shape = tuple(plan.size(axis) for axis in carried.axes[1:])
-            least = LEAST.get(name, 0) if plan.rotated else 0
-            fields.append(RecordField(name, carried.dtype, shape, end, _limit(carried, sizes), least))
+        for one in carried_fields(plan, columns):
+            fields.append(RecordField(**vars(one), offset=end))
             end = round_up(end + fields[-1].nbytes, ALIGNMENT)
         tag = int.from_bytes(bytes.fromhex(schema_digest(plan))[:8], "little", signed=True)
         return RecordLayout(tag, tuple(fields), end)
@@ -155,17 +114,6 @@ class RecordLayout:
         if table.dim() != 2 or table.shape[1] != self.record_bytes:
             raise RecordError(f"{list(table.shape)} bytes are not whole records of {self.record_bytes}")
         return self._verified(table, range(len(table)), device)
-
-    def check(self, carry: Carry, requests: Sequence[Hashable]) -> None:
-        """FieldError unless all values of the requests' carry keep to their limits. Waits for its device."""
-        limited = [field for field in self.fields if field.limit is not None]
-        if not limited or not requests:
-            return
-        inside = [field.inside(carry.fields[field.name]).reshape(len(requests), -1).all(1) for field in limited]
-        for row, (request, right) in enumerate(zip(requests, torch.stack(inside, dim=1).tolist(), strict=True)):
-            for field, fine in zip(limited, right, strict=True):
-                if not fine:
-                    raise FieldError(request, field.name, field.fault(carry.fields[field.name][row]))
 
     def build_draft_input(self, requests: Requests, device: torch.device) -> Carry:
         """The carry on `device` of some requests, in their order; without any, 0 rows in the right dtypes and widths.
@@ -200,7 +148,7 @@ class RecordLayout:
         if not rows:
             return self._idle(device)
         carry = Carry({name: _stack([row[name] for row in rows.values()]) for name in known})
-        self.check(carry, list(rows))
+        check_limits(self.fields, carry, list(rows))
         return Carry({name: values.to(device) for name, values in carry.fields.items()})
 
     def _of_records(self, records: Mapping[Hashable, Record], device: torch.device) -> Carry:
@@ -220,7 +168,7 @@ class RecordLayout:
     def _verified(self, table: Tensor, requests: Sequence[Hashable], device: torch.device) -> Carry:
         """The carry on `device` of records u8[n, record_bytes], when nothing is wrong with them."""
         self._verify(table, requests)
-        self.check(self._carry(table), requests)
+        check_limits(self.fields, self._carry(table), requests)
         return self._carry(table.to(device))
 
     def _verify(self, table: Tensor, requests: Sequence[Hashable]) -> None:
@@ -236,14 +184,6 @@ class RecordLayout:
     def _carry(self, table: Tensor) -> Carry:
         """The fields of records, in their memory."""
         return Carry({field.name: field.view(table) for field in self.fields})
-
-
-def _limit(carried: Carried, sizes: Mapping[str, int]) -> int | None:
-    """What the values of a carried field are compared with."""
-    if carried.limit is None:
-        return None
-    number = carried.limit.removeprefix("-").isdecimal()
-    return int(carried.limit) if number else sizes.get(carried.limit, UNLIMITED)
 
 
 def _bytes(record: object, request: Hashable = None) -> Tensor:

@@ -11,14 +11,13 @@ import pytest
 import torch
 from fakes.drafts import Engine
 from fakes.sglang_modules import request
-from programs import load
+from programs import planned
 from sampling_oracle import drawn
 from test_sglang import VOCABULARY
 from torch import Tensor
 
 from specc.adapters.sglang.admission import PENALTIES, Admission, asked
 from specc.adapters.sglang.requests import unserved
-from specc.driver.build import build_program
 from specc.runtime.backends.cpu import ReferenceBackend
 from specc.runtime.batch import Batch
 from specc.runtime.sampling import Sampling
@@ -84,7 +83,7 @@ class Prefill:
 
     def __init__(self, *sampling: str, seeds: Iterable[int] = ()) -> None:
         keys: dict[str, Any] = {"sampling": ["top_k", *sampling], "buckets": [1, 2], "max_requests": 8}
-        plan = build_program(load("EAGLE", verify="target_only", **keys)).plan
+        plan = planned("EAGLE", verify="target_only", **keys)[0]
         engine = Engine.of_plan(plan, seed=3)
         self.step = Step(plan, ReferenceBackend(), torch.device("cpu"), engine, engine.table, engine.kv)
         package: Any = SimpleNamespace(plan=plan, Sampling=Sampling, Batch=Batch)

@@ -7,11 +7,10 @@ from typing import Any
 
 import pytest
 import torch
-from programs import load
+from programs import planned
 from torch import Tensor, nn
 
 from specc.adapters.sglang.shards import GATHERS, Ranks, Shards, columns, misfits
-from specc.driver.build import build_program
 from specc.runtime.plan.plan import Plan
 
 TOKENS, PADDED = 90, 128
@@ -48,7 +47,7 @@ def gathers(runner: Runner) -> list[bool]:
 
 def plan_of(ranks: int = 2, padded: int = PADDED, tokens: int = TOKENS, logits: str = "sharded") -> Plan:
     said = {"vocab_size": tokens} | ({"padded_vocab_size": padded} if logits == "sharded" else {})
-    return build_program(load("EAGLE", logits=logits, tensor_parallel=ranks, target=said, draft=said)).plan
+    return planned("EAGLE", logits=logits, tensor_parallel=ranks, target=said, draft=said)[0]
 
 
 @pytest.fixture(scope="module")

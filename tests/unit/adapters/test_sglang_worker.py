@@ -14,12 +14,11 @@ from fakes.sglang_grammars import START, Grammar
 from fakes.sglang_modules import SRT, ForwardMode, request
 from fakes.sglang_server import PROGRAM, Server, SharedOutput, adapter, engine_of, part
 from fakes.sglang_worker import IntelAMXAttnBackend, TritonAttnBackend
-from programs import load
+from programs import planned
 from prometheus_client import REGISTRY
 from sampling_oracle import drawn
 
 from specc.adapters._plugin import SEEDS
-from specc.driver.build import build_program
 from specc.runtime.batch import Batch
 from specc.runtime.plan.plan import Plan
 from specc.runtime.step import Step
@@ -37,7 +36,7 @@ def plan_of(algorithm: str, *keys: tuple[str, Any], scored: int | None = None, t
     """A program for SGLang; `scored`: how many tokens its draft scores, by SGLang's token map."""
     draft = {"vocab_size": tokens} if scored is None else {"vocab_size": scored, "token_map": "engine"}
     more = {"max_requests": 6, "buckets": [1, 2, 4], "target": {"vocab_size": tokens}, "draft": draft, **dict(keys)}
-    return build_program(load(algorithm, engine="sglang", **more)).plan
+    return planned(algorithm, engine="sglang", **more)[0]
 
 
 @pytest.fixture

@@ -13,13 +13,12 @@ from fakes.models import target_scores
 from fakes.vllm_modules import VLLM, DraftModelSpeculator, InputBatch, Worker, bad_behind
 from fakes.vllm_server import PROGRAM, Server
 from penalties_oracle import changed
-from programs import load
+from programs import planned
 from prometheus_client import REGISTRY
 from sampling_oracle import drawn
 from torch import Tensor
 
 from specc.adapters._plugin import SEEDS
-from specc.driver.build import build_program
 from specc.runtime.plan.plan import Plan
 from specc.runtime.rotated import RotatedStep
 from specc.runtime.sampling import Sampling
@@ -34,7 +33,7 @@ def plan_of(algorithm: str, *keys: tuple[str, Any]) -> Plan:
     """A program for vLLM."""
     more = {"page_size": 4, "max_requests": 6, "buckets": [1, 2, 4], **dict(keys)}
     more |= {"options": {"window": 64, "longest": 3, "shortest": 1}} if algorithm == "NGRAM" else {}
-    return build_program(load(algorithm, engine="vllm", **more)).plan
+    return planned(algorithm, engine="vllm", **more)[0]
 
 
 @pytest.fixture

@@ -5,9 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from programs import load
+from programs import planned
 
-from specc.driver.build import build_program
 from specc.runtime.plan.plan import Serving
 
 STEPS = 3
@@ -36,4 +35,4 @@ TREE: dict[str, Any] = {"topk": 2, "num_draft_tokens": 7}
     ],
 )
 def test_what_an_engine_has_to_follow(algorithm: str, keys: dict[str, Any], serving: Serving) -> None:
-    assert build_program(load(algorithm, num_steps=STEPS, **keys)).plan.serving == serving
+    assert planned(algorithm, num_steps=STEPS, **keys)[0].serving == serving

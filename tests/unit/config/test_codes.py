@@ -202,7 +202,6 @@ CASES: list[tuple[str, str | bytes, int, int]] = [
     ("config/not-yet", rotated("verify: rejection"), 9, 9),
     ("config/not-yet", rotated("engine: sglang"), 10, 7),
     ("config/not-yet", rotated("verify: target_only\nsampling: [top_k, grammar]"), 10, 19),
-    ("config/not-yet", rotated("disaggregation: true"), 9, 17),
     ("config/not-yet", rotated("logits: sharded\ntensor_parallel: 4"), 9, 9),
     ("config/not-yet", rotated("verify: greedy").replace("[accept_index]", "[hidden_states]"), 11, 11),
     (

@@ -12,12 +12,11 @@ import pytest
 import torch
 from fakes.drafts import Engine
 from fakes.plans import chain_plan, program_of
-from programs import load
+from programs import planned
 from torch import Tensor
 from toy_wheel import toy_wheel
 from wheel.wheelfile import WheelFile
 
-from specc.driver.build import build_program
 from specc.runtime.batch import Batch
 from specc.runtime.plan.plan import PROMPT, Output, Plan
 from specc.runtime.plan.plan_json import read_plan
@@ -90,7 +89,7 @@ class Recorder:
 
 @pytest.mark.parametrize(("algorithm", "keys"), PROGRAMS, ids=lambda part: part if isinstance(part, str) else "")
 def test_forwards_and_results_are_those_of_a_run(algorithm: str, keys: dict[str, Any], tmp_path: Path) -> None:
-    plan = build_program(load(algorithm, **keys)).plan
+    plan = planned(algorithm, **keys)[0]
     engine = Engine.of_plan(plan)
     recorder = Recorder(engine)
     engine.prompts |= PROMPTS
@@ -124,8 +123,8 @@ def test_forwards_and_results_are_those_of_a_run(algorithm: str, keys: dict[str,
 
 @pytest.mark.parametrize("algorithm", ["STANDALONE", "EAGLE"])
 def test_a_rotated_step_is_two_calls(algorithm: str, tmp_path: Path) -> None:
-    plan = build_program(load(algorithm, step="rotated")).plan
-    engine = Engine.of_plan(build_program(load(algorithm)).plan)
+    plan = planned(algorithm, step="rotated")[0]
+    engine = Engine.of_plan(planned(algorithm)[0])
     recorder = Recorder(engine)
     engine.prompts |= PROMPTS
     step = program_of(plan).bind(recorder, engine.table)
@@ -152,18 +151,18 @@ def test_a_rotated_step_is_two_calls(algorithm: str, tmp_path: Path) -> None:
 
 
 def test_what_is_brought(tmp_path: Path) -> None:
-    tree = page_of(build_program(load("EAGLE", **TREE)).plan, tmp_path)
+    tree = page_of(planned("EAGLE", **TREE)[0], tmp_path)
     assert "step = program.bind(callbacks, req_to_token, kv_pools)\n" in tree
     assert "* `kv_pools`: the KV buffers of the draft and the target, by owner" in tree
     assert "set_sampling(rows, params)" not in tree
-    chain = page_of(build_program(load("STANDALONE", verify="target_only")).plan, tmp_path)
+    chain = page_of(planned("STANDALONE", verify="target_only")[0], tmp_path)
     assert "step = program.bind(callbacks, req_to_token)\n    step.set_sampling(rows, params)  # " in chain
     assert "* `req_to_token` i32[5, C]: " in chain
     assert "kv_pools" not in chain
 
 
 def test_several_depths_are_named(tmp_path: Path) -> None:
-    plan = build_program(load("EAGLE", num_steps=4)).plan
+    plan = planned("EAGLE", num_steps=4)[0]
     assert "num_steps" not in page_of(plan, tmp_path)
     shallow = replace(plan, dims={**plan.dims, "S": 1})
     named = page_of(plan, tmp_path, plans={"plan.json": plan, "plan.1.json": shallow})
@@ -179,5 +178,5 @@ def test_a_plugins_output_has_no_meaning_and_any_name(tmp_path: Path) -> None:
 
 
 def test_the_page_is_no_wider_than_it_says(tmp_path: Path) -> None:
-    page = page_of(build_program(load("EAGLE", **TREE, **SCORED)).plan, tmp_path)
+    page = page_of(planned("EAGLE", **TREE, **SCORED)[0], tmp_path)
     assert max(len(line) for line in page.splitlines()) <= 112

@@ -8,10 +8,9 @@ from typing import Any
 
 import pytest
 import torch
-from programs import load
+from programs import planned
 from torch import Tensor
 
-from specc.driver.build import build_program
 from specc.engine.errors import GrammarError
 from specc.engine.serving.grammar import Grammars, Masks, Matcher
 from specc.runtime.sampling import Sampling
@@ -103,9 +102,7 @@ def test_a_matcher_follows_what_was_emitted() -> None:
 def masks() -> Masks:
     """Of a program of trees of 6 nodes."""
     keys: dict[str, Any] = {"topk": 2, "num_draft_tokens": 6, "verify": "target_only", "sampling": ["grammar"]}
-    return Masks(
-        build_program(load("EAGLE", target={"vocab_size": VOCAB}, draft={"vocab_size": VOCAB}, **keys)).plan, CPU
-    )
+    return Masks(planned("EAGLE", target={"vocab_size": VOCAB}, draft={"vocab_size": VOCAB}, **keys)[0], CPU)
 
 
 def test_masks_are_those_of_the_next_launch(masks: Masks) -> None:
@@ -147,7 +144,7 @@ def test_the_nodes_are_those_that_were_begun(masks: Masks) -> None:
 
 
 def test_a_program_without_grammars_has_no_masks() -> None:
-    made = Masks(build_program(load("EAGLE")).plan, CPU)
+    made = Masks(planned("EAGLE")[0], CPU)
     assert made._masks.numel() == 0
 
 

@@ -9,7 +9,7 @@ import torch
 
 from specc.ir.page_runs import PageRuns
 from specc.runtime.rounding import round_up as round_up_there
-from specc.runtime.semantics.kv import branch_run
+from specc.runtime.semantics.moves import branch_run
 from specc.support.rounding import round_up
 
 SIZES = [(page, room) for page in (1, 2, 3, 4, 16) for room in (1, 2, 3, 5, 16, 17)]

@@ -12,11 +12,10 @@ import torch
 from fakes.cuda import FakeBackend, FakeCuda
 from fakes.drafts import Engine
 from fakes.plans import program_of
-from programs import brought, load
+from programs import brought, planned
 from returned import Fresh, Static
 from test_transfer import CASES, CPU, IDS, Machine, plugin, text
 
-from specc.driver.build import build_program
 from specc.runtime import program as program_module
 from specc.runtime.backends import Backend
 from specc.runtime.backends.cpu import ReferenceBackend
@@ -39,8 +38,7 @@ each_case = pytest.mark.parametrize(
 def plans_of(algorithm: str, steps: list[int] = STEPS, **keys: Any) -> list[Plan]:
     """The plans of all depths, the deepest first."""
     keys |= {"options": {"window": 64}} if algorithm == "NGRAM" else {}
-    built = build_program(load(algorithm, **keys | {"num_steps": steps, "buckets": BUCKETS, "max_requests": 6}))
-    return [depth.plan for depth in built.depths]
+    return [*planned(algorithm, **keys | {"num_steps": steps, "buckets": BUCKETS, "max_requests": 6})]
 
 
 def bind(plans: Sequence[Plan], seed: int) -> Machine:

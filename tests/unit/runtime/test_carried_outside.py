@@ -9,10 +9,9 @@ from typing import Any
 import pytest
 import torch
 from fakes.drafts import Engine
-from programs import load
+from programs import planned
 from torch import Tensor
 
-from specc.driver.build import build_program
 from specc.runtime.backends.cpu import ReferenceBackend
 from specc.runtime.batch import Batch
 from specc.runtime.errors import BindError
@@ -27,7 +26,7 @@ PROMPTS = {3: [4, 9, 2], 1: [7, 1], 6: [5, 5, 8, 1, 2]}
 
 @pytest.fixture(scope="module")
 def plan() -> Plan:
-    return build_program(load("EAGLE", max_requests=6, buckets=[1, 2, 4])).depths[0].plan
+    return planned("EAGLE", max_requests=6, buckets=[1, 2, 4])[0]
 
 
 def bound(plan: Plan, carry: dict[str, Any]) -> Step:

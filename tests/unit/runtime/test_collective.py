@@ -10,10 +10,9 @@ import pytest
 import torch
 from fakes.drafts import Engine
 from fakes.shards import Sharded
-from programs import load, written
+from programs import load, planned, written
 from torch import Tensor
 
-from specc.driver.build import build_program
 from specc.runtime.backends.cpu import ReferenceBackend
 from specc.runtime.batch import Batch
 from specc.runtime.collective import DIGEST_WORDS, check_ranks
@@ -54,7 +53,7 @@ class Gone(Told):
 
 def plan_of(ranks: int) -> Plan:
     said = {"vocab_size": 90, "padded_vocab_size": 96}
-    return build_program(load("EAGLE", logits="sharded", tensor_parallel=ranks, target=said, draft=said)).plan
+    return planned("EAGLE", logits="sharded", tensor_parallel=ranks, target=said, draft=said)[0]
 
 
 def bound(plan: Plan, **options: Any) -> Any:
@@ -140,7 +139,7 @@ def test_records_of_all_ranks_are_dense_for_any_batch() -> None:
 def test_a_failed_collective_tears_the_rows_of_the_batch() -> None:
     plan = plan_of(2)
     model = load("EAGLE", logits="sharded", tensor_parallel=2, target={"padded_vocab_size": 96}).config
-    whole = build_program(load("EAGLE", target={"vocab_size": 90}, draft={"vocab_size": 90})).plan
+    whole = planned("EAGLE", target={"vocab_size": 90}, draft={"vocab_size": 90})[0]
     engine = Engine.of_plan(whole)
     sides = {side: replace(one, vocab_size=90) for side, one in model.models.items()}
     config = replace(model, target=sides["target"], draft=replace(sides["draft"], padded_vocab_size=96))

@@ -18,11 +18,10 @@ import torch
 from fakes.markov import MarkovEngine
 from fakes.memory import Memory
 from penalties_oracle import changed
-from programs import load
+from programs import planned
 from sampling_oracle import allowed
 from torch import Tensor
 
-from specc.driver.build import build_program
 from specc.runtime.backends.cpu import ReferenceBackend
 from specc.runtime.batch import Batch
 from specc.runtime.plan.parameters import PARAMETERS
@@ -108,7 +107,7 @@ def distribution(number: int) -> Tensor:
 def plan_of(rows: int, **keys: Any) -> Plan:
     """The program for batches of up to so many requests."""
     more = {"buckets": [rows], "max_requests": rows, "context_length": COLUMNS, "sampling": list(ALL), **keys}
-    return build_program(load("STANDALONE", target=SMALL, draft=SMALL, **more)).plan
+    return planned("STANDALONE", target=SMALL, draft=SMALL, **more)[0]
 
 
 def kinds_of(rows: int) -> Tensor:

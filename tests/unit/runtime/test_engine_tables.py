@@ -8,10 +8,9 @@ from typing import Any
 import pytest
 import torch
 from fakes.drafts import Engine
-from programs import load
+from programs import planned
 from torch import Tensor
 
-from specc.driver.build import build_program
 from specc.runtime.backends.cpu import ReferenceBackend
 from specc.runtime.batch import Batch
 from specc.runtime.errors import BindError, CarryError, TornError
@@ -35,7 +34,7 @@ ENGINES = {
 
 
 def plan_of(algorithm: str, **keys: Any) -> Plan:
-    return build_program(load(algorithm, **{"max_requests": 6, "buckets": [1, 2, 4]} | keys)).depths[0].plan
+    return planned(algorithm, **{"max_requests": 6, "buckets": [1, 2, 4]} | keys)[0]
 
 
 class Served:

@@ -9,17 +9,16 @@ from typing import Any
 
 import pytest
 from fakes.plans import program_of
-from programs import load
+from programs import planned
 
 from specc.algorithms import names, needs
-from specc.driver.build import build_program
 from specc.runtime.errors import SchemaMismatchError
 from specc.runtime.plan.plan import Plan
 from specc.runtime.state.peer import check_peer, schema, schema_digest
 
 
 def plan_of(algorithm: str = "EAGLE", **keys: Any) -> Plan:
-    return build_program(load(algorithm, **keys)).plan
+    return planned(algorithm, **keys)[0]
 
 
 def differences(mine: Plan, theirs: Plan) -> str:

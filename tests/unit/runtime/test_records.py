@@ -10,9 +10,8 @@ from typing import Any
 import pytest
 import torch
 from fakes.plans import Json, chain_plan, program_of
-from programs import load
+from programs import planned
 
-from specc.driver.build import build_program
 from specc.runtime.errors import CarryError, FieldError, MissingFieldError, RecordError
 from specc.runtime.plan.plan import Plan
 from specc.runtime.plan.plan_json import read_plan
@@ -119,7 +118,7 @@ WIDTHS: list[tuple[str, dict[str, Any], dict[str, tuple[str, tuple[int, ...]]]]]
 @pytest.mark.parametrize(("algorithm", "keys", "expected"), WIDTHS, ids=[name for name, _, _ in WIDTHS])
 def test_widths_are_those_of_the_schema(algorithm: str, keys: dict[str, Any], expected: dict[str, Any]) -> None:
     """Of the model whose rows are carried, and as many branches as there are."""
-    plan = build_program(load(algorithm, **keys)).plan
+    plan = planned(algorithm, **keys)[0]
     layout = RecordLayout.of(plan)
     expected = expected | {"seq_lens": ("i64", ())} | ({} if algorithm == "NGRAM" else {"bonus": ("i32", ())})
     assert {field.name: (field.dtype, field.shape) for field in layout.fields} == expected
@@ -316,7 +315,7 @@ def spoilt(carry: Carry, name: str, value: float) -> Carry:
 @pytest.mark.parametrize(("algorithm", "keys"), LIMITED, ids=[name for name, _ in LIMITED])
 def test_values_beyond_their_limits_are_named(algorithm: str, keys: dict[str, Any]) -> None:
     """However they come, in a record that is whole otherwise, with the request among others; edges are within."""
-    plan = build_program(load(algorithm, **keys)).plan
+    plan = planned(algorithm, **keys)[0]
     layout = RecordLayout.of(plan, COLUMNS)
     carry = random_carry(plan, 3)
     assert {name for name, field in plan.carry.items() if field.limit is not None} == plan.carry.keys() - {"hidden"}
@@ -340,7 +339,7 @@ def test_values_beyond_their_limits_are_named(algorithm: str, keys: dict[str, An
 
 
 def test_a_length_is_not_negative_where_no_table_is_known() -> None:
-    plan = build_program(load("EAGLE")).plan
+    plan = planned("EAGLE")[0]
     layout, carry = RecordLayout.of(plan), random_carry(plan, 3)
     layout.unpack(layout.pack(spoilt(carry, "seq_lens", 2**40)), CPU)
     with pytest.raises(FieldError, match="holds -5, the program carries no negative numbers there"):

@@ -10,10 +10,9 @@ import pytest
 import torch
 from fakes.cuda import FakeBackend, FakeCuda
 from fakes.drafts import Engine
-from programs import compile_to, load
+from programs import compile_to, load, planned
 from torch import Tensor
 
-from specc.driver.build import build_program
 from specc.runtime.backends.cpu import ReferenceBackend
 from specc.runtime.batch import Batch
 from specc.runtime.errors import BatchError, BindError, FieldError, ForwardContractError, TornError
@@ -31,7 +30,7 @@ POISON = 0xFF
 
 
 def plan_of(algorithm: str, **keys: Any) -> Plan:
-    return build_program(load(algorithm, **{"max_requests": 6, "buckets": [1, 2, 4]} | keys)).depths[0].plan
+    return planned(algorithm, **{"max_requests": 6, "buckets": [1, 2, 4]} | keys)[0]
 
 
 class Machine:

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from programs import load
+from programs import load, planned
 from sampling_oracle import drawn, philox2x32, philox4x32
 from test_torn import machine_of
 from torch import Tensor
@@ -323,7 +323,7 @@ def test_a_text_has_one_grammar() -> None:
 @pytest.mark.parametrize("sampling", [[], ["grammar"], ["top_k"]])
 def test_a_grammar_is_for_programs_that_restrict(sampling: list[str]) -> None:
     """Of others it is refused by name, of a greedy request too; they take the same request without it."""
-    step = machine_of(build_program(load("EAGLE", verify="target_only", sampling=sampling)).plan).step
+    step = machine_of(planned("EAGLE", verify="target_only", sampling=sampling)[0]).step
     for temperature in (0.0, 0.7):
         step.set_sampling([1], [Sampling(temperature)])
         if "grammar" in sampling:

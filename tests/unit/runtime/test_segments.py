@@ -13,12 +13,11 @@ from chains import make_engine, start
 from fakes.cuda import GRAPH_BYTES, FakeBackend, FakeCuda
 from fakes.drafts import Engine
 from fakes.plans import chain_plan, lookup_plan, program_of
-from programs import load
+from programs import planned
 from returned import Fresh, Static
 from test_step import CPU, VARIANTS, decode
 from test_transfer import CASES, IDS, TREE, Machine, machine, plugin, text
 
-from specc.driver.build import build_program
 from specc.runtime import program as program_module
 from specc.runtime.backends.cpu import ReferenceBackend
 from specc.runtime.batch import Batch
@@ -224,7 +223,7 @@ def test_a_table_that_moved_is_refused(moved: str, cuda: FakeCuda) -> None:
 
 
 def test_kv_buffers_that_moved_are_refused(cuda: FakeCuda) -> None:
-    plan = build_program(load("EAGLE", **TREE)).plan
+    plan = planned("EAGLE", **TREE)[0]
     engine = Engine.of_plan(plan, seed=1)
     step = Step(plan, FakeBackend(cuda), CPU, Static(engine), engine.table, engine.kv)
     step.capture("segments")

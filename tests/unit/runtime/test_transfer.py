@@ -14,10 +14,9 @@ from chains import batch_of, make_engine, start
 from fakes.drafts import Engine
 from fakes.plans import chain_plan
 from fakes.tables import tame_text
-from programs import EXAMPLES, brought, load
+from programs import EXAMPLES, brought, planned
 
 from specc import algorithms
-from specc.driver.build import build_program
 from specc.ir.ops import OPS
 from specc.runtime.backends.cpu import ReferenceBackend
 from specc.runtime.batch import Batch
@@ -81,7 +80,7 @@ class Machine:
 def machine(algorithm: str, seed: int, **keys: Any) -> Machine:
     """A machine with a program of its own."""
     keys |= {"options": {"window": 64}} if algorithm == "NGRAM" else {}
-    plan = build_program(load(algorithm, **keys)).plan
+    plan = planned(algorithm, **keys)[0]
     engine = Engine.of_plan(plan, seed=seed)
     return Machine(
         plan, engine, Step(plan, ReferenceBackend(brought()), CPU, engine, engine.table, engine.kv, poison=0x5A)

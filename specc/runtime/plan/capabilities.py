@@ -1,0 +1,100 @@
+"""Capabilities of the runtime: files that only some programs need, and what these bring.
+
+This module imports the standard library only.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import NoReturn
+
+from ..errors import LackingError, PlanError
+from .plan import RANK, Plan
+
+
+@dataclass(frozen=True)
+class Capability:
+    """What some programs have and others do without.
+
+    Attributes:
+        files: of the runtime, below its folder; what they import comes with them.
+        names: public names, and attributes of programs and steps, that are there with them alone.
+        key: what in a configuration asks for it.
+        needed: whether the program of some plans, one for each depth, has it.
+
+    """
+
+    files: tuple[str, ...]
+    names: tuple[str, ...]
+    key: str
+    needed: Callable[[Sequence[Plan]], bool]
+
+
+SAMPLING = Capability(
+    ("sampled.py", "sampling.py"),
+    ("Sampling", "set_sampling", "first_tokens", "count"),
+    "`verify: target_only`, `rejection` or `block`",
+    lambda plans: any(plan.samples for plan in plans),
+)
+RECORDS = Capability(
+    ("records.py", "state/peer.py", "state/transfer.py"),
+    (
+        *("RecordField", "RecordLayout", "check_peer", "schema", "schema_digest"),
+        *("record_layout", "pack", "unpack", "build_draft_input"),
+    ),
+    "`disaggregation: true`",
+    lambda plans: any(plan.disaggregation for plan in plans),
+)
+RANKS = Capability(
+    ("collective.py",),
+    ("GroupCollective",),
+    "`logits: sharded`",
+    lambda plans: any(RANK in plan.inputs for plan in plans),
+)
+MOVES = Capability(
+    ("moving.py",),
+    (),
+    "`topk` or `page_size` above 1",
+    lambda plans: any(pool.bound for plan in plans for pool in plan.kv_pools.values()),
+)
+OPS = Capability(
+    ("brought.py",),
+    (),
+    "an algorithm of a plugin",
+    lambda plans: any(plan.ops for plan in plans),
+)
+ROTATED = Capability(
+    ("rotated.py",),
+    ("RotatedStep", "commit", "propose", "zeros"),
+    "`step: rotated`",
+    lambda plans: any(plan.rotated for plan in plans),
+)
+DEPTHS = Capability(
+    ("depth.py",),
+    ("AcceptanceDepth", "DepthPolicy", "FixedDepth"),
+    "several numbers in `num_steps`",
+    lambda plans: len(plans) > 1,
+)
+CAPABILITIES = (SAMPLING, RECORDS, RANKS, MOVES, OPS, ROTATED, DEPTHS)
+
+
+def lacking(owner: str, name: str) -> AttributeError:
+    """What to raise where `owner`, as it is called, has no attribute `name`: a LackingError if others have it."""
+    for one in CAPABILITIES:
+        if name in one.names:
+            return LackingError(f"{name}: the program was built without it; {one.key} in its configuration brings it")
+    return AttributeError(f"{owner} has no attribute {name!r}")
+
+
+def check_held(plans: Sequence[Plan], root: Path) -> None:
+    """PlanError when a program of these plans needs a file of the runtime that its folder `root` does not have."""
+    needed = [file for one in CAPABILITIES if one.needed(plans) for file in one.files]
+    if missing := [file for file in needed if not root.joinpath(file).is_file()]:
+        raise PlanError(f"the plan needs {', '.join(missing)} of the runtime, which was not built for it")
+
+
+def absent(self: object, name: str) -> NoReturn:
+    """The method `__getattr__` of an object that has the capabilities of its program alone."""
+    raise lacking(f"{type(self).__name__!r} object", name)
