@@ -1,6 +1,6 @@
 """From a command line of vLLM to the server that it starts: how it may be written, and what vLLM takes by itself.
 
-`tests/vllm/test_published_servers.py` compares the same with vLLM's own resolution.
+`tests/vllm/test_vllm_published.py` compares the same with vLLM's own resolution.
 """
 
 from __future__ import annotations
