@@ -5,17 +5,22 @@ from __future__ import annotations
 import json
 import re
 import shlex
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import takewhile
-from typing import ClassVar
+from pathlib import Path
+from typing import ClassVar, TypeVar
 
+from specc.config.models import ModelUnreadableError, directory_of
 from specc.config.proposal import as_yaml
 from specc.config.resolved import Config
 from specc.config.schema import fault_of_name
 from specc.config.validate import name_hint
 from specc.support.diagnostics import Diagnostics
 
+DTYPES = {"half": "float16", "float16": "float16", "bfloat16": "bfloat16", "float": "float32", "float32": "float32"}
+"""Element types by the words of ``--dtype``."""
+_Model = TypeVar("_Model")
 _ASSIGNMENT = re.compile(r"(?P<name>[A-Za-z_]\w*)=(?P<value>.*)", re.DOTALL)
 _NOTHING = re.compile(r"[\s\\]*")
 """What the end of a line leaves of a command that goes on below."""
@@ -62,6 +67,24 @@ class Pasted:
     def refuse(self, what: str, hint: str | None) -> None:
         """Report what the adapter cannot serve."""
         self.found.error("config/engine-unsupported", f"with {self.title}, {what} is not served", hint=hint)
+
+    def refuse_unread(self, unread: Mapping[str, str]) -> None:
+        """Report arguments that say of the server what is not read, by what they ask for."""
+        for name, what in unread.items():
+            if name in self.values and self.text(name) != "{}":
+                self.refuse(f"{what} ({name})", f"leave {name} out")
+
+    def model(self, name: str, written: str, read: Callable[[Path, str], _Model]) -> tuple[Path, _Model] | None:
+        """Return a model's directory and what is read there, or None after reporting that it cannot be."""
+        if not written:
+            self.wrong(f"{name} is missing")
+            return None
+        try:
+            directory = directory_of(written)
+            return directory, read(directory, written)
+        except ModelUnreadableError as error:
+            self.wrong(f"{name}: {error}", error.hint)
+            return None
 
     @property
     def misread(self) -> bool:

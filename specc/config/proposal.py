@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from specc.config.archs import ARCHS, NoGpuError, gpus
+from specc.config.models.hub import name_in_cache
 from specc.config.models.pair import Described, Fit, Pair
 from specc.config.needs import Needs
 from specc.config.schema import ConfigFile
@@ -22,8 +23,6 @@ _COMMENT = 116
 """Widest comment, in characters."""
 _PLAIN = re.compile(r"(\.{1,2}/)*[A-Za-z][\w.\-]*(/[\w.\-]+)*")
 _WORDS = {"y", "n", "yes", "no", "on", "off", "true", "false", "null"}
-_HUB = re.compile(r"models--.*--(?P<name>[^/]+)/snapshots/[^/]+$")
-"""Where a model of the Hub lies in the cache of its downloads."""
 
 
 @dataclass(frozen=True)
@@ -66,8 +65,8 @@ class Drafting:
 def name_of(directory: Path, algorithm: str) -> str:
     """Return the name of a configuration: the model's, of the Hub's cache too, and the algorithm's."""
     path = directory.absolute()
-    hub = _HUB.search(path.as_posix())
-    model, suffix = _word(hub["name"] if hub else path.name), _word(algorithm)
+    name = name_in_cache(path) or path.name
+    model, suffix = _word(name.rpartition("/")[2]), _word(algorithm)
     model = model if model[:1].isalpha() else f"model_{model}".rstrip("_")
     return f"{model[: _LONGEST_NAME - len(suffix) - 1].rstrip('_')}_{suffix}"
 

@@ -25,9 +25,14 @@ def model_path(written: str | Path, folder: Path = Path()) -> Path:
 
 def named(directory: Path) -> str:
     """Return how a configuration anywhere on this machine names a directory: the Hub's name, or the path."""
-    found = _IN_CACHE.search(directory.as_posix())
-    name = found and f"{found['owner']}/{found['name']}"
+    name = name_in_cache(directory)
     return name if name and _cached(name) == directory else str(directory.resolve())
+
+
+def name_in_cache(directory: Path) -> str | None:
+    """Return the name of the model that the Hub's cache has at this place; None elsewhere."""
+    found = _IN_CACHE.search(directory.as_posix())
+    return found and f"{found['owner']}/{found['name']}"
 
 
 def is_name(written: str | Path) -> bool:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from specc.adapters.sglang.served import BACKENDS, ROLES, SETTINGS, Model, Refusal, Server, refusals, roles
 from specc.config.archs import Gpu
-from specc.config.models import Fact, ModelFacts, ModelUnreadableError, directory_of, read_model
+from specc.config.models import Fact, ModelFacts, read_model
 from specc.config.presets.sglang import SGLANG
 from specc.config.presets.sglang_models import architecture_of, facts_of
 from specc.config.sglang.command_line import UNREAD, Arguments, argument
@@ -99,9 +99,7 @@ def started(arguments: Arguments, gpu: Gpu) -> Started:
     """
     algorithm, device = _algorithm(arguments), arguments.text("--device", "cuda")
     served = algorithm in SGLANG.algorithms and device in DEVICES and gpu.arch.startswith(SGLANG.gpus)
-    for name, what in UNREAD.items():
-        if name in arguments.values and arguments.text(name) != "{}":
-            arguments.refuse(f"{what} ({name})", f"leave {name} out")
+    arguments.refuse_unread(UNREAD)
     if device not in DEVICES:
         arguments.refuse(f"--device {device[:60]}", f"there are {', '.join(DEVICES)}")
     if not gpu.arch.startswith(SGLANG.gpus):
@@ -153,18 +151,11 @@ def _algorithm(arguments: Arguments) -> str:
 
 def _model(arguments: Arguments, name: str, written: str) -> tuple[Path, ModelFacts] | None:
     """Return a model's directory and what it says, or None after reporting that it cannot be read."""
-    if not written:
-        arguments.wrong(f"{name} is missing")
-        return None
-    try:
-        directory = directory_of(written)
-        facts = read_model(directory, written)
-    except ModelUnreadableError as error:
-        arguments.wrong(f"{name}: {error}", error.hint)
-        return None
-    if "gemma4" in facts.model_type and "assistant" in facts.model_type:
+    found = arguments.model(name, written, read_model)
+    kind = "" if found is None else found[1].model_type
+    if "gemma4" in kind and "assistant" in kind:
         arguments.refuse(f"the assistant '{written[:200]}', which SGLang runs as FROZEN_KV_MTP,", "give a head")
-    return directory, facts
+    return found
 
 
 def _draft(arguments: Arguments, target: tuple[Path, ModelFacts] | None) -> tuple[str, str]:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from specc.config.models import ModelFacts
 from specc.config.models.hub import named
-from specc.config.pasted import Wanted, configuration_name, listed, served_by_program
+from specc.config.pasted import DTYPES, Wanted, configuration_name, listed, served_by_program
 from specc.config.presets.sglang import SGLANG
 from specc.config.presets.sglang_models import architecture_of
 from specc.config.proposal import quoted
@@ -15,7 +15,6 @@ from specc.config.sglang.command_line import THRESHOLDS, Arguments
 from specc.config.sglang.server import Started
 from specc.support.paths import PathError, path_of
 
-_DTYPES = {"half": "float16", "float16": "float16", "bfloat16": "bfloat16", "float": "float32", "float32": "float32"}
 _KV_DTYPES = {
     "bf16": "bfloat16",
     "bfloat16": "bfloat16",
@@ -135,9 +134,9 @@ def _dtype(arguments: Arguments, server: Started, side: str) -> tuple[str, str]:
     if architecture_of(target.values) == "GptOssForCausalLM" and quantised is not None and quantised.value == "mxfp4":
         return "bfloat16", "SGLang runs a target of mxfp4 in it, and its draft"
     if written != "auto":
-        if written not in _DTYPES and side == "target":
-            arguments.wrong(f"--dtype '{written[:60]}' is unknown", f"there are auto, {', '.join(_DTYPES)}")
-        return _DTYPES.get(written, written), f"--dtype {written}"
+        if written not in DTYPES and side == "target":
+            arguments.wrong(f"--dtype '{written[:60]}' is unknown", f"there are auto, {', '.join(DTYPES)}")
+        return DTYPES.get(written, written), f"--dtype {written}"
     own, (others, _) = _own_dtype(server.models[side][1]), _own_dtype(target)
     if side == "draft" and server.algorithm != "STANDALONE" and own[0] != others:
         message = f"with --dtype auto the head is of {own[0]} and its target of {others}, and SGLang's step fails"

@@ -11,8 +11,8 @@ from typing import cast
 from specc.adapters.vllm.served import SETTINGS, Refusal, Server, refusals
 from specc.config.archs import Gpu
 from specc.config.models import Fact, ModelFacts
-from specc.config.models.pair import Described
-from specc.config.pasted import is_count
+from specc.config.models.pair import Described, describe
+from specc.config.pasted import DTYPES, is_count
 from specc.config.presets.vllm import VLLM
 from specc.config.vllm.command_line import ATTENTION, COMPILATION, GENERATION, SPECULATION, UNREAD, Arguments, argument
 from specc.config.vllm.defaults import (
@@ -25,12 +25,11 @@ from specc.config.vllm.defaults import (
     max_requests,
     most_captured,
 )
-from specc.config.vllm.speculation import Speculation, model, speculation
+from specc.config.vllm.speculation import Speculation, speculation
 from specc.support.reading import read_regular
 
 RUNNER = "VLLM_USE_V2_MODEL_RUNNER"
 """vLLM's variable that chooses the model runner, where that is possible."""
-_DTYPES = {"half": "float16", "float16": "float16", "bfloat16": "bfloat16", "float": "float32", "float32": "float32"}
 _UNCAPTURED = 256
 """Requests in the largest bucket where nothing is captured."""
 
@@ -100,12 +99,10 @@ def started(arguments: Arguments, gpu: Gpu, page_size: int | None = None) -> Sta
     ``page_size`` is the tokens of its blocks where somebody knows them. Raises DiagnosticError with all that is missing
     or cannot be read.
     """
-    for name, what in UNREAD.items():
-        if name in arguments.values and arguments.text(name) != "{}":
-            arguments.refuse(f"{what} ({name})", f"leave {name} out")
+    arguments.refuse_unread(UNREAD)
     if not gpu.arch.startswith(VLLM.gpus):
         arguments.refuse(f"{gpu.arch} ({gpu.origin})", f"programs run on {VLLM.gpus}...")
-    target = model(arguments, "--model", arguments.text("--model"))
+    target = arguments.model("--model", arguments.text("--model"), describe)
     drafting = speculation(arguments, target)
     requests, block = arguments.number("--max-num-seqs"), arguments.number("--block-size")
     settings = arguments.settings()
@@ -174,9 +171,9 @@ def _dtype(arguments: Arguments, target: Described) -> Fact:
     """Return the element type of the server, after reporting one that is unknown."""
     written = arguments.text("--dtype", "auto").lower()
     if written != "auto":
-        if written not in _DTYPES:
-            arguments.wrong(f"--dtype '{written[:60]}' is unknown", f"there are auto, {', '.join(_DTYPES)}")
-        return Fact(_DTYPES.get(written, written), f"--dtype {written[:60]}")
+        if written not in DTYPES:
+            arguments.wrong(f"--dtype '{written[:60]}' is unknown", f"there are auto, {', '.join(DTYPES)}")
+        return Fact(DTYPES.get(written, written), f"--dtype {written[:60]}")
     own = target.said.facts.get("dtype")
     if own is not None and own.value != "float32":
         return own

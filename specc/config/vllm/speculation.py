@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from specc.adapters.vllm.served import METHODS
-from specc.config.models import Fact, ModelUnreadableError, directory_of
+from specc.config.models import Fact
 from specc.config.models.pair import Described, describe
 from specc.config.vllm.command_line import SPECULATION, Arguments
 from specc.support.speculators import MARK
@@ -67,19 +67,6 @@ class Speculation:
         return "gemma4" in kind and "assistant" in kind
 
 
-def model(arguments: Arguments, name: str, written: str) -> tuple[Path, Described] | None:
-    """Return a model's directory and what it says, or None after reporting that it cannot be read."""
-    if not written:
-        arguments.wrong(f"{name} is missing")
-        return None
-    try:
-        directory = directory_of(written)
-        return directory, describe(directory, written)
-    except ModelUnreadableError as error:
-        arguments.wrong(f"{name}: {error}", error.hint)
-    return None
-
-
 def speculation(arguments: Arguments, target: tuple[Path, Described] | None) -> Speculation | None:
     """Return how drafts are made, or None after reporting what is missing or cannot be read."""
     said = arguments.block(SPECULATION)
@@ -113,7 +100,7 @@ def _of_model(
 ) -> Speculation | None:
     """Return the speculation of a method that a model drafts by."""
     own = method.endswith("mtp") and not drafting
-    draft = target if own else model(arguments, f"{SPECULATION}.model", drafting)
+    draft = target if own else arguments.model(f"{SPECULATION}.model", drafting, describe)
     if draft is None:
         return None
     found = _settled("mtp" if method.endswith("mtp") else method, drafting or str(draft[0]), draft[1])
