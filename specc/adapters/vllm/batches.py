@@ -107,6 +107,8 @@ class Steps:
 
     def _masks(self, sampler: Any, rows: Any) -> list[Any]:
         """The processors of logits that forbid tokens to requests in these rows."""
+        if not sampler.needs_logits_processing[rows].any():
+            return []
         known = ((one, PROCESSORS.get(type(one))) for one in sampler.logits_processors)
         return [one for one, what in known if what is not None and what.masks(one)[rows].any()]
 
