@@ -62,6 +62,8 @@ def init(
     gpu: GpuOption = None,
 ) -> None:
     """Write a configuration for a target and its draft, and say what was chosen and why."""
+    if gpu is not None and engine is None:
+        raise typer.BadParameter("it is the server's: give --engine, or write archs: in the file", param_hint="--gpu")
     with reporting() as report:
         from specc.config.proposal import name_of
 

@@ -1,0 +1,91 @@
+"""`specc init --engine`: the configuration of a default server's program, and the command that starts the server."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from ruamel.yaml import YAML
+
+from specc.config.proposal import name_of
+
+from .test_init import HEAD, ONE_MODULE, folder, init, model
+
+__all__ = ["folder"]
+
+SERVED = {"verify": "target_only", "sampling": ["top_k", "top_p"], "archs": ["sm_90"]}
+
+
+@pytest.mark.parametrize(
+    ("words", "expected", "server"),
+    [
+        (
+            ["head", "--engine", "sglang"],
+            {
+                "algorithm": "EAGLE",
+                "topk": 4,
+                "num_steps": 5,
+                "num_draft_tokens": 8,
+                "page_size": 1,
+                "max_requests": 48,
+            },
+            "python -m sglang.launch_server --model-path target --speculative-algorithm EAGLE "
+            "--speculative-draft-model-path head",
+        ),
+        (
+            ["small", "--engine", "sglang", "--topk", 2],
+            {"algorithm": "STANDALONE", "topk": 2, "num_steps": 3, "num_draft_tokens": 8},
+            "--speculative-num-steps 3 --speculative-eagle-topk 2 --speculative-num-draft-tokens 8",
+        ),
+        (
+            ["small", "--engine", "sglang", "--num-steps", 2],
+            {"topk": 1, "num_steps": 2, "num_draft_tokens": 3},
+            "--speculative-num-steps 2 --speculative-eagle-topk 1 --speculative-num-draft-tokens 3",
+        ),
+        (
+            ["head", "--engine", "vllm", "--num-steps", 2],
+            {"algorithm": "EAGLE", "topk": 1, "num_steps": 2, "page_size": 16, "max_requests": 1024},
+            "vllm serve target --speculative-config "
+            '\'{"method": "eagle", "model": "head", "num_speculative_tokens": 2}\'',
+        ),
+        (
+            ["small", "--engine", "vllm"],
+            {"algorithm": "STANDALONE", "num_steps": 3, "draft_sampling": "coupled"},
+            '{"method": "draft_model", "model": "small", "num_speculative_tokens": 3}',
+        ),
+    ],
+)
+def test_a_server_as_people_start_it(words: list[object], expected: dict[str, Any], server: str) -> None:
+    model("head", HEAD)
+    ended = init("target", *words, "--gpu", "h100", "-o", "c.yaml")
+    assert ended.exit_code == 0, ended.output
+    keys = YAML(typ="safe").load(Path("c.yaml"))
+    assert {name: keys[name] for name in expected | SERVED} == expected | SERVED
+    assert keys["engine"] == words[2]
+    assert keys["name"] == name_of(Path("target"), keys["algorithm"])
+    (said,) = (line for line in ended.stderr.splitlines() if line.startswith("the server: "))
+    assert server in said
+
+
+def test_a_module_of_the_targets_own_needs_no_draft_in_a_server() -> None:
+    model("target", ONE_MODULE | {"architectures": ["DeepseekV3ForCausalLM"]})
+    ended = init("target", "--engine", "vllm")
+    assert '{"method": "mtp", "num_speculative_tokens": ' in ended.stderr
+    assert YAML(typ="safe").load(Path("target_eagle.yaml"))["target"] is not None
+
+
+def test_what_a_server_has_not_is_refused() -> None:
+    model("head", HEAD)
+    ended = init("target", "head", "--engine", "vllm", "--topk", 2)
+    assert ended.exit_code == 2
+    assert "vLLM drafts chains alone" in ended.stderr
+    ended = init("target", "head", "--gpu", "h100")
+    assert ended.exit_code == 2
+    assert "it is the server's" in ended.stderr
+    ended = init("target", "head", "--engine", "llm")
+    assert ended.exit_code == 2
+    assert "no engine 'llm' is known" in ended.stderr
+    ended = init("target", "--engine", "sglang")
+    assert "error[config/engine-unsupported]" in ended.stderr
+    assert "--speculative-algorithm NGRAM is not served" in ended.stderr
