@@ -36,7 +36,7 @@ def touches(table: str) -> list[Touch]:
 def probe(title: str, root: str, must: str, may: Mapping[str, str], logger: Logger) -> None:
     """Look for all that is in a table. RuntimeError with everything that is missing of it.
 
-    Of the tables of `may` what is missing is logged, with what is then left out, their key.
+    A place of `may` that is missing is logged with the key of its table, which says what is then left out.
 
     Args:
         title: the engine with its version, as people write it.

@@ -1,4 +1,4 @@
-"""What commands share that are given the command line of a server: how it is given, how the server is told."""
+"""Options and output that commands share which take the command line of a server."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ NameOption = Annotated[
     str | None, typer.Option(metavar="NAME", help="The configuration's name. Default: one made of the algorithm.")
 ]
 DRAWN = "top_k,top_p"
-"""What requests of an ordinary server sample with, beside a temperature."""
+"""Parameters, beside a temperature, that requests of an ordinary server sample with."""
 
 
 def gpu_named(word: str | None) -> Gpu:

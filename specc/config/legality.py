@@ -26,7 +26,7 @@ MAX_POWER = 1024
 """Largest page, in tokens, of a table with the slot of every position, or of branches: a power of two."""
 
 BLOCK = 16
-"""What the sizes of blocks are multiples of, in tokens, beside the powers of two."""
+"""Tokens of which a block is a multiple, where it is no power of two."""
 
 MAX_KV_ROW = 65536
 """Largest num_kv_heads * head_dim, in elements."""

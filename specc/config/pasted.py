@@ -23,7 +23,7 @@ DTYPES = {"half": "float16", "float16": "float16", "bfloat16": "bfloat16", "floa
 _Model = TypeVar("_Model")
 _ASSIGNMENT = re.compile(r"(?P<name>[A-Za-z_]\w*)=(?P<value>.*)", re.DOTALL)
 _NOTHING = re.compile(r"[\s\\]*")
-"""What the end of a line leaves of a command that goes on below."""
+"""Words that the end of a line leaves of a command that goes on below."""
 
 
 @dataclass
@@ -144,7 +144,7 @@ def listed(words: str) -> list[str]:
 
 @dataclass(frozen=True)
 class Wanted:
-    """What a program is asked for that no argument of the server says.
+    """Keys of a program that no argument of the server says.
 
     Attributes:
         name: the configuration's; None for one made of the algorithm.

@@ -18,24 +18,17 @@ from .memory import Memory
 from .models import NO_HIDDEN, draft_code, fold, fold_all, hidden_code, target_code, target_next, target_scores
 from .plans import package_of
 from .tables import tame_models
-from .vllm_modules import (
-    UNSET,
-    VLLM,
+from .vllm_modules import GPUModelRunner, Stream, Worker, looked_up
+from .vllm_sampling import (
     BadWordsState,
-    BlockTables,
-    GPUModelRunner,
     GrammarOutput,
-    InputBatch,
     LogitBiasState,
     PenaltiesState,
-    RequestState,
     Sampler,
     SamplerOutput,
-    Stream,
     StructuredOutputsWorker,
-    Worker,
-    looked_up,
 )
+from .vllm_tables import UNSET, VLLM, BlockTables, InputBatch, RequestState
 
 PROGRAM = "specc_program_small"
 METHODS = {"STANDALONE": "draft_model", "EAGLE": "eagle", "EAGLE3": "eagle3", "NGRAM": "ngram"}

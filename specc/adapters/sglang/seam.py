@@ -164,7 +164,7 @@ layers.attention.base_attn_backend.AttentionBackend.init_forward_metadata_in_gra
 def probe(version: str, *, tested: bool) -> None:
     """Look for all that the adapter touches. RuntimeError with everything that is missing of what must be there.
 
-    What may be missing is logged with what is then left out, unless this version was `tested` without it.
+    A feature that lacks something is logged as left out, unless this version was `tested` without it.
     """
     probe_all(f"SGLang {version}", ROOT, MUST, {} if tested else MAY, logger)
 

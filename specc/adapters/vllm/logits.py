@@ -72,7 +72,7 @@ def restrict(logits: Tensor, batch: Any, grammar: Any, worker: Any, drafts: Tens
     """Lay the masks of grammars over logits T[b * A, V], in place, and take back drafts that they do not reach.
 
     `grammar` is vLLM's GrammarOutput and `worker` its StructuredOutputsWorker; `drafts` are the program's rows
-    i64[P, S]. Behind a draft that a grammar does not know masks allow everything, so that draft must not be accepted.
+    i64[P, S]. Masks allow everything behind a draft that a grammar does not know, so that draft must not be accepted.
     """
     names = grammar.structured_output_request_ids
     worker.apply_grammar_bitmask(logits, batch, names, grammar.grammar_bitmask)

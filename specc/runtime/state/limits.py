@@ -17,7 +17,7 @@ from .carry import Carry
 UNLIMITED = 2**63 - 1
 """What bounds a field whose limit is an axis that nobody knows here: at least it is not negative."""
 LEAST = {"drafts": -1}
-"""By field of a rotated program the least integer that it carries, which stands for a draft that there is not."""
+"""The least integer that a field of a rotated program carries, by field: it stands for a draft that there is not."""
 
 
 @dataclass(frozen=True)

@@ -6,6 +6,7 @@ import importlib
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 
@@ -51,7 +52,7 @@ def order(first, second): pass
 @pytest.fixture
 def small_engine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[str], Path]]:
     """Makes a package of an engine's name, such as `sglang.srt`, with a module `workers`: its folder."""
-    kept = dict[str, object]()
+    kept = dict[str, ModuleType]()
     made = set[str]()
 
     def make(name: str) -> Path:
@@ -70,4 +71,4 @@ def small_engine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Ca
     yield make
     for one in [one for one in sys.modules if one.split(".")[0] in made]:
         del sys.modules[one]
-    sys.modules.update(kept)  # type: ignore[arg-type]
+    sys.modules.update(kept)

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from fakes.vllm_modules import BlockTables, RequestState
+from fakes.vllm_tables import BlockTables, RequestState
 from torch import Tensor
 
 from specc.adapters.vllm.fit import draft_group, misfits

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from fakes.vllm_modules import PenaltiesState, Sampler
+from fakes.vllm_sampling import PenaltiesState, Sampler
 
 from specc.adapters.vllm.admission import Admission, Processor
 from specc.adapters.vllm.tables import AHEAD

@@ -11,16 +11,10 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from fakes.vllm_modules import (
-    VLLM,
-    BaseSpeculator,
-    GPUModelRunner,
-    LogitBiasState,
-    NgramGPUSpeculator,
-    RequestState,
-    Worker,
-)
+from fakes.vllm_modules import BaseSpeculator, GPUModelRunner, NgramGPUSpeculator, Worker
+from fakes.vllm_sampling import LogitBiasState
 from fakes.vllm_server import PROGRAM, Server, adapter
+from fakes.vllm_tables import VLLM, RequestState
 from programs import load
 
 from specc.adapters import vllm

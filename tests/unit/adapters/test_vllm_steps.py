@@ -10,8 +10,10 @@ import numpy as np
 import pytest
 import torch
 from fakes.models import target_scores
-from fakes.vllm_modules import VLLM, DraftModelSpeculator, InputBatch, Worker, bad_behind
+from fakes.vllm_modules import DraftModelSpeculator, Worker
+from fakes.vllm_sampling import bad_behind
 from fakes.vllm_server import PROGRAM, Server
+from fakes.vllm_tables import VLLM, InputBatch
 from penalties_oracle import changed
 from programs import planned
 from prometheus_client import REGISTRY
