@@ -111,17 +111,17 @@ def _driver() -> Row:
     from specc.runtime.errors import UnsupportedDeviceError
     from specc.runtime.plan.manifest import cuda_release
 
-    built = "unknown without torch"
+    built = "torch is not installed"
     if _version("torch"):
         import torch
 
-        built = torch.version.cuda or "none"
+        built = f"torch has {torch.version.cuda or 'none'}"
     try:
-        return Row("CUDA", f"{built} of torch, {cuda_release(driver_version())} of the driver", True)
+        return Row("CUDA", f"{built}, {cuda_release(driver_version())} of the driver", True)
     except UnsupportedDeviceError:
-        return Row("CUDA", f"{built} of torch, no driver", False)
+        return Row("CUDA", f"{built}, no driver", False)
     except ImportError:  # of specc's extra `cuda`
-        return Row("CUDA", f"{built} of torch; the driver's is unknown without cuda-bindings", False)
+        return Row("CUDA", f"{built}; that of the driver is unknown without cuda-bindings", False)
 
 
 def _package(name: str) -> Row:
