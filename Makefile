@@ -85,10 +85,11 @@ QUICK   ?=
 versions: setup
 	$(BIN)/python tests/triton_versions.py $(TRITONS) $(QUICK)
 
-# Whether the pins resolve from the default index alone; nothing is installed.
+# Whether the pins resolve from the default index alone; nothing is installed, and fast-deps reads the metadata in wheels of
+# gigabytes without the rest.
 resolve: setup
 	env -u PIP_FIND_LINKS PIP_CONFIG_FILE=/dev/null $(BIN)/pip install --dry-run --ignore-installed --quiet \
-	    --constraint constraints.txt '.[cuda,dev,grammar,bench]'
+	    --use-feature=fast-deps --constraint constraints.txt '.[cuda,dev,grammar,bench]'
 
 check: lint types test-all
 
