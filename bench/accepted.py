@@ -20,9 +20,9 @@ from cpu import CONTEXT, DRAFTS, EXAMPLES, NEW, PROMPTS
 from transformers.utils import logging
 
 from specc.algorithms import names, needs
+from specc.build.build import build_program
+from specc.build.wheel.build_wheel import emit_wheel
 from specc.config import load_text
-from specc.driver.build import build_program
-from specc.emit.build_wheel import emit_wheel
 from specc.engine.engine import Engine
 from specc.engine.models.loading import load_draft, load_target
 from specc.engine.serving.request import Sampling, StopConditions

@@ -27,17 +27,17 @@ ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
 from specc.algorithms import names, needs
+from specc.build.build import build_program, compile_machine_code
+from specc.build.wheel.build_wheel import emit_wheel
 from specc.codegen.cache import Cache
 from specc.config import load_config
-from specc.driver.build import build_program, compile_machine_code
-from specc.emit.build_wheel import emit_wheel
 from specc.engine.engine import Engine
 from specc.engine.models.loading import load_draft, load_target
 from specc.engine.reference import greedy
 from specc.engine.serving.request import StopConditions
 from specc.engine.wheel import package
 from specc.runtime.backends.cuda import device_arch
-from specc.runtime.depth import FixedDepth
+from specc.runtime.capabilities.depth import FixedDepth
 
 DEVICE = torch.device("cuda", 0) if torch.cuda.is_available() else torch.device("cpu")
 MODELS = ROOT / "examples" / "models"

@@ -26,7 +26,7 @@ from torch import Tensor
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from specc.runtime.collective import GroupCollective
+from specc.runtime.capabilities.collective import GroupCollective
 from specc.runtime.semantics.reference import OPS
 
 REAL = [(k, s, n, v, b) for k, s, n in ((1, 3, 4), (4, 3, 16), (8, 5, 64)) for v in (32000, 128256) for b in (1, 8, 32)]
@@ -123,7 +123,7 @@ def run(rank: int, ranks: int, port: int, check_only: bool, file: str | None) ->
         line: dict[str, object] = {"topk": topk, "steps": steps, "nodes": nodes, "vocab": vocab, "batch": batch}
         line |= {"ranks": ranks, "record_bytes": records, "logits_bytes": logits}
         if on_gpus and not check_only:
-            from specc.measure.ratios import Ratio
+            from specc.measure.results.ratios import Ratio
             from specc.measure.timing import capture, pairs
 
             graphs = [capture(one, COPIES) for one in (side.gather_logits, side.gather_records)]

@@ -18,13 +18,13 @@ from typing import TYPE_CHECKING
 import harness
 import torch
 
-from specc.kernels.shared.traffic import Traffic
+from specc.kernels.writing.traffic import Traffic
 from specc.measure.against import compare
 from specc.measure.against.beside import agreeing, effort_of, missing
 from specc.measure.against.ours import Ours
 from specc.measure.against.parts import Part, parts
 from specc.measure.against.work import Shape
-from specc.measure.ratios import Ratio
+from specc.measure.results.ratios import Ratio
 from specc.measure.steps import tokens_moved
 from specc.measure.timing import Effort, Floors, capture, nothing, pairs
 from specc.support.diagnostics import DiagnosticError

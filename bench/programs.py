@@ -7,8 +7,8 @@ from dataclasses import asdict
 from pathlib import Path
 
 from specc.algorithms import names, needs
+from specc.build.build import Build, build_program
 from specc.config import load_text
-from specc.driver.build import Build, build_program
 from specc.measure.against.work import Shape
 
 CONFIG = """\

@@ -26,7 +26,7 @@ from torch import Tensor
 from specc.measure.against.compare import most_runs
 from specc.measure.against.ours import Ours
 from specc.measure.against.work import Shape
-from specc.measure.ratios import Ratio
+from specc.measure.results.ratios import Ratio
 from specc.measure.timing import Effort, Floors, capture, pairs
 from specc.runtime.backends.cpu import ReferenceBackend
 

@@ -23,7 +23,7 @@ from specc.measure.against.compare import most_runs
 from specc.measure.against.ours import Ours
 from specc.measure.against.work import Shape, differences
 from specc.measure.against.work_tree import TreeWork
-from specc.measure.ratios import Ratio
+from specc.measure.results.ratios import Ratio
 from specc.measure.timing import Effort, capture, pairs
 
 REAL = [(topk, steps, nodes, vocab, batch)

@@ -23,7 +23,7 @@ from torch import Tensor
 from specc.measure.against.compare import most_runs
 from specc.measure.against.ours import Ours
 from specc.measure.against.work import Shape, Work
-from specc.measure.ratios import Ratio
+from specc.measure.results.ratios import Ratio
 from specc.measure.timing import Effort, Floors, capture, nothing, pairs
 from specc.runtime.plan.nodes import Launch
 from specc.runtime.semantics.reference import OPS

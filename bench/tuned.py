@@ -20,13 +20,13 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 import torch
 
 from specc.algorithms import names, needs
+from specc.build.build import build_program
 from specc.config import load_config
-from specc.driver.build import build_program
 from specc.measure.session import on
-from specc.measure.tune import THOROUGH, Bench, Depth, cut
-from specc.measure.tuned import step_gains
-from specc.measure.tuning_file import Gain, noise_of
-from specc.measure.variants import DEFAULT, Variant, compiled, with_choices
+from specc.measure.tuning.file import Gain, noise_of
+from specc.measure.tuning.search import THOROUGH, Bench, Depth, cut
+from specc.measure.tuning.tuned import step_gains
+from specc.measure.tuning.variants import DEFAULT, Variant, compiled, with_choices
 
 
 def main() -> None:

@@ -22,13 +22,13 @@ sys.path.insert(0, str(ROOT))
 import torch
 from programs import compile_shape
 
+from specc.build.build import compile_machine_code
+from specc.build.wheel.build_wheel import emit_wheel
 from specc.codegen.cache import Cache
-from specc.driver.build import compile_machine_code
-from specc.emit.build_wheel import emit_wheel
 from specc.measure.against.ours import Ours
 from specc.measure.against.work import Shape, Work, differences
 from specc.measure.against.work_tree import TreeWork
-from specc.measure.ratios import Ratio
+from specc.measure.results.ratios import Ratio
 from specc.measure.timing import Effort, capture, pairs
 from specc.runtime.backends.cuda import CudaBackend
 from specc.runtime.plan.manifest import Manifest

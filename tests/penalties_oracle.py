@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from transformers import RepetitionPenaltyLogitsProcessor
 
-from specc.runtime.sampling import Sampling
+from specc.runtime.capabilities.sampling import Sampling
 
 
 def changed(logits: Tensor, prompt: Sequence[int], output: Sequence[int], how: Sampling) -> list[float]:

@@ -8,12 +8,12 @@ from pathlib import Path
 from typing import Any
 
 from specc.algorithms import names, needs
+from specc.build.build import build_program
+from specc.build.compile import start_module
 from specc.config import LoadedConfig, load_text
-from specc.driver.build import build_program
-from specc.driver.compile import start_module
 from specc.ir.core import Module
 from specc.ir.ops import OPS
-from specc.ir.parser import parse_module
+from specc.ir.text.parser import parse_module
 from specc.pass_manager.manager import run_passes
 from specc.pass_manager.pass_base import Context, Pass
 from specc.passes.invariants import CheckEach

@@ -14,7 +14,7 @@ from specc.algorithms.eagle3 import EAGLE3
 from specc.algorithms.frozen_kv_mtp import FROZEN_KV_MTP
 from specc.algorithms.multi_layer_eagle import MULTI_LAYER_EAGLE
 from specc.algorithms.ngram import NGRAM
-from specc.algorithms.plugins import Plugin
+from specc.algorithms.plugins.plugin import Plugin
 from specc.algorithms.standalone import STANDALONE
 from specc.config import Needs
 from specc.support.diagnostics import Diagnostic, DiagnosticError

@@ -25,8 +25,8 @@ from specc.support.diagnostics import Diagnostic, DiagnosticError
 from specc.support.render import printable
 
 if TYPE_CHECKING:
-    from specc.driver.build import Build
-    from specc.measure.records import Measurement
+    from specc.build.build import Build
+    from specc.measure.results.records import Measurement
     from specc.runtime.plan.plan import Plan
 
 
@@ -51,7 +51,7 @@ def bench(
 ) -> None:
     """Time every launch of a program, and a whole step without its forwards, beside an empty launch or a copy."""
     with reporting(format) as report, _subject(target, engine, report) as subject:
-        from specc.driver.build import require_compiler
+        from specc.build.build import require_compiler
         from specc.measure.bench import backend_of, here, measure, unmeasured, versions_of
 
         _require_drawable(plot)
@@ -92,8 +92,8 @@ def _subject(target: str, engine: str | None, report: Report) -> Iterator[Subjec
     """Build a configuration, or unpack a wheel for the length of the block."""
     path = Path(target)
     if not target.endswith(".whl") and (path.suffix or os.path.exists(path)):
+        from specc.build.build import build_program, require_compiler
         from specc.codegen.aot import triton_version
-        from specc.driver.build import build_program, require_compiler
 
         loaded = load(path, report, engine)
         require_compiler(loaded.location("archs"))
@@ -129,7 +129,7 @@ def _buckets(plan: Plan, chosen: str | None) -> Sequence[int]:
 
 
 def _require_drawable(plot: Path | None) -> None:
-    from specc.measure.plot import drawable
+    from specc.measure.results.plot import drawable
     from specc.support.extras import how_to_get
 
     if plot is not None and not drawable():
@@ -149,7 +149,7 @@ def _require_importable(against: Against) -> None:
 
 
 def _print(found: Measurement, warnings: Sequence[Diagnostic], format: Format, report: Report) -> None:
-    from specc.measure.table import tables
+    from specc.measure.results.table import tables
     from specc.support.render import to_json
 
     if format is Format.json:
@@ -162,7 +162,7 @@ def _print(found: Measurement, warnings: Sequence[Diagnostic], format: Format, r
 
 
 def _draw(found: Measurement, plot: Path) -> None:
-    from specc.measure.plot import draw
+    from specc.measure.results.plot import draw
 
     try:
         draw(found, plot)

@@ -16,8 +16,8 @@ from specc.cli.reporting import Format, printing, reporting
 from specc.support.render import printable
 
 if TYPE_CHECKING:
+    from specc.build.build import Build
     from specc.config import LoadedConfig
-    from specc.driver.build import Build
     from specc.support.diagnostics import Diagnostic
 
 
@@ -48,9 +48,9 @@ def build(
     """Compile a configuration into specialised kernels, a plan and an installable wheel."""
     wanted = emit or [Emit.wheel]
     with reporting(format) as report:
-        from specc.driver.build import build_program
-        from specc.driver.compile import unloadable
-        from specc.explain.report import record
+        from specc.build.build import build_program
+        from specc.build.compile import unloadable
+        from specc.build.summary import record
         from specc.pass_manager.instruments import Reproducer
         from specc.support.render import to_json
 
@@ -103,8 +103,8 @@ def _unkept() -> list[Diagnostic]:
 
 
 def _compile(result: Build, archs: Sequence[str], jobs: int | None, cached: bool, shown: Progress) -> None:
+    from specc.build.build import compile_machine_code
     from specc.codegen.cache import Cache
-    from specc.driver.build import compile_machine_code
 
     cache = Cache.default() if cached else Cache.disabled()
     shown.begin("compiling", len(result.sources) * len(archs))
@@ -116,8 +116,8 @@ def _compile(result: Build, archs: Sequence[str], jobs: int | None, cached: bool
 
 
 def _write(result: Build, wanted: Sequence[Emit], output: Path) -> list[Path]:
-    from specc.emit.build_wheel import emit_wheel
-    from specc.emit.files import EMITTERS
+    from specc.build.files import EMITTERS
+    from specc.build.wheel.build_wheel import emit_wheel
 
     with result.stage("emit"):
         files: list[Path] = []
@@ -132,7 +132,7 @@ def _finish(result: Build, files: Sequence[Path], quiet: bool) -> None:
         for path in files:
             typer.echo(printable(str(path)))
         return
-    from specc.explain.report import print_summary
+    from specc.build.summary import print_summary
 
     with printing() as console:
         print_summary(result, console, files)

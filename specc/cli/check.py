@@ -21,7 +21,7 @@ def check(
 ) -> None:
     """Check a configuration, without compiling anything."""
     with reporting(format) as report:
-        from specc.driver.compile import check_config, unloadable
+        from specc.build.compile import check_config, unloadable
 
         loaded = load(config, report, engine)
         check_config(loaded)

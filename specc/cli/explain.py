@@ -36,7 +36,7 @@ def explain(
 ) -> None:
     """Tell what becomes of a configuration and why, without compiling anything."""
     with reporting(format) as report:
-        from specc.driver.build import build_program
+        from specc.build.build import build_program
         from specc.explain.document import document
         from specc.explain.story import tell
         from specc.support.render import to_json
@@ -96,8 +96,8 @@ def _text(story: Story, *, rejected: bool) -> Iterator[RenderableType]:
     """
     from rich.text import Text
 
+    from specc.build.summary import totals_table
     from specc.explain.document import KV
-    from specc.explain.report import totals_table
 
     yield _headline(story)
     yield _settings("the configuration", story.settings)
@@ -197,7 +197,7 @@ def _nodes(plan: Plan) -> Group:
 
 def _node(plan: Plan, step: Step) -> tuple[str, str, str]:
     """What computes a node, what it is, and its grid."""
-    from specc.explain.report import counted
+    from specc.build.summary import counted
     from specc.passes.form_kernels import REFERENCE_LAUNCHES
     from specc.runtime.plan.nodes import Collective, External, Launch, Reference
 

@@ -92,9 +92,9 @@ def _proposed(
 ) -> str:
     """A commented configuration for an engine of one's own, after saying what was chosen and why."""
     from specc.algorithms import names, needs
+    from specc.build.compile import check_config
     from specc.config import load_text
     from specc.config.proposal import propose, text_of
-    from specc.driver.compile import check_config
 
     keys = propose(pair, chosen, name, path.parent, topk or 1, num_steps)
     text = text_of(keys)

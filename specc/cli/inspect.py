@@ -97,8 +97,8 @@ def _facts(
     package: str, manifest: Manifest, sizes: Mapping[str, int], plans: Mapping[int, Plan], text: str
 ) -> dict[str, Any]:
     """What is shown, by its name; ``sizes`` are of files, ``plans`` by num_steps, the deepest first."""
+    from specc.build.summary import written_totals
     from specc.explain.program import rows
-    from specc.explain.report import written_totals
 
     plan = next(iter(plans.values()))
     code = Counter[str]()
@@ -140,7 +140,7 @@ def _print(console: Console, found: Mapping[str, Any], plans: Mapping[int, Plan]
     """Print everything as text: single facts, then tables, then the configuration without its comments."""
     from rich.text import Text
 
-    from specc.explain.report import plain_table, totals_table
+    from specc.build.summary import plain_table, totals_table
 
     single = {key: value for key, value in found.items() if key not in ("models", "carry", "totals", "configuration")}
     width = max(map(len, single))

@@ -76,7 +76,7 @@ def programs(problems: dict[str, Diagnostic]) -> Iterator[dict[str, Any]]:
 def _print(found: dict[str, Any]) -> None:
     from rich.text import Text
 
-    from specc.explain.report import plain_table
+    from specc.build.summary import plain_table
 
     with printing() as console:
         console.print(Text("algorithms", "bold"), plain_table(found["algorithms"]), sep="\n")

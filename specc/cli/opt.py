@@ -98,13 +98,13 @@ def _read(source: str, report: Report) -> tuple[Module, Context]:
         DiagnosticError: it cannot be read, or it is wrong.
 
     """
-    from specc.ir.parser import parse_module
+    from specc.ir.text.parser import parse_module
     from specc.pass_manager.pass_base import Context
     from specc.support.diagnostics import Diagnostic, DiagnosticError
     from specc.support.reading import read_text, why_unreadable
 
     if source.endswith((".yaml", ".yml")):
-        from specc.driver.compile import start_module
+        from specc.build.compile import start_module
 
         loaded = load(Path(source), report)
         return start_module(loaded), Context(loaded)
@@ -134,7 +134,7 @@ def _echo(text: str) -> None:
 def _finish(
     module: Module, ctx: Context, output: Path | None, *, quiet: bool, remarks: bool, clock: TimePasses
 ) -> None:
-    from specc.ir.printer import print_module
+    from specc.ir.text.printer import print_module
     from specc.support.writing import write_output
 
     if output is not None:

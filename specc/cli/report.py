@@ -13,7 +13,7 @@ from specc.support.render import printable
 
 if TYPE_CHECKING:
     from specc.cli.reporting import Report
-    from specc.report.model import Page
+    from specc.explain.page.model import Page
 
 
 def report(
@@ -29,7 +29,7 @@ def report(
 ) -> None:
     """Write a page that tells what becomes of a configuration and why, without compiling anything."""
     with reporting() as told:
-        from specc.report.page import render
+        from specc.explain.page.page import render
         from specc.support.writing import write_output
 
         page = _page(config, told, engine, num_steps)
@@ -40,8 +40,8 @@ def report(
 
 def _page(config: Path, told: Report, engine: str | None, num_steps: int | None) -> Page:
     """What there is to tell of a configuration, at a depth or its deepest; its warnings are printed."""
-    from specc.driver.build import build_program
-    from specc.report.model import gather
+    from specc.build.build import build_program
+    from specc.explain.page.model import gather
 
     loaded = load(config, told, engine)
     at = depth_index(loaded, num_steps)

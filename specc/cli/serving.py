@@ -56,8 +56,8 @@ def say(lines: Iterable[tuple[str, str]]) -> None:
 def checked(text: str, path: Path, arguments: Pasted, report: Report) -> Config:
     """The configuration that a server's arguments have become, after checking it; DiagnosticError if it is not one."""
     from specc.algorithms import names, needs
+    from specc.build.compile import check_config
     from specc.config import load_text
-    from specc.driver.compile import check_config
 
     loaded = load_text(text, path, names(), needs)
     report.know(loaded.sources, loaded.paths)

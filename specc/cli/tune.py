@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from rich.table import Table
 
     from specc.config import LoadedConfig
-    from specc.measure.tuned import Tuned
+    from specc.measure.tuning.tuned import Tuned
 
 SECONDS = 120
 """How long candidates are timed, by default."""
@@ -51,11 +51,11 @@ def tune(
                 with printing() as console:
                     console.print(_searched(loaded))
             raise typer.Exit(EXIT_NO_GPU)
-        from specc.driver.build import require_compiler
+        from specc.build.build import require_compiler
 
         require_compiler(loaded.location("archs"))
-        from specc.measure.tuned import tune as search
-        from specc.measure.tuning_file import tuning_text
+        from specc.measure.tuning.file import tuning_text
+        from specc.measure.tuning.tuned import tune as search
         from specc.support.writing import write_output
 
         _require_arch(loaded, device_arch(device))
@@ -83,8 +83,8 @@ def _require_arch(loaded: LoadedConfig, arch: str) -> None:
 
 def _knobs(loaded: LoadedConfig) -> Iterator[dict[str, Any]]:
     """What would be searched, of every launch of a step."""
-    from specc.driver.build import build_program
-    from specc.measure.variants import described, kernels_of, knobs_of
+    from specc.build.build import build_program
+    from specc.measure.tuning.variants import described, kernels_of, knobs_of
 
     for depth in build_program(loaded).depths:
         for nodes in kernels_of(depth).values():

@@ -9,10 +9,10 @@ from specc.codegen.aot import KernelSource
 from specc.codegen.render import render_kernel, template_digest
 from specc.ir.core import Module
 from specc.ir.declarations import Kernel, Layout
-from specc.ir.printer import print_op
+from specc.ir.text.printer import print_op
 from specc.kernels import FAMILIES
-from specc.kernels.shared.base import Cluster, Spec, cluster_of
-from specc.kernels.shared.knobs import tuned
+from specc.kernels.writing.family import Cluster, Spec, cluster_of
+from specc.kernels.writing.knobs import tuned
 from specc.runtime.plan.nodes import Argument
 from specc.version import __version__
 

@@ -13,8 +13,8 @@ import jinja2.meta
 import jinja2.nodes
 
 from specc.codegen.imports import reached
-from specc.kernels.shared.base import Spec
-from specc.kernels.shared.tiles import device_code
+from specc.kernels.writing.family import Spec
+from specc.kernels.writing.functions import device_code
 from specc.support.templates import lib_names, read_template
 
 COUNTS = frozenset({"values"})

@@ -6,16 +6,16 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from specc.config.legality import Checked
-from specc.config.locations import Locations
 from specc.config.models import ModelFacts
 from specc.config.models.hub import model_path
-from specc.config.needs import Needs
 from specc.config.presets import Engine
-from specc.config.resolve import resolve
+from specc.config.resolution.resolve import resolve
 from specc.config.resolved import Config
-from specc.config.validate import validate
-from specc.config.yaml_tree import read_tree
+from specc.config.rules.legality import Checked
+from specc.config.rules.needs import Needs
+from specc.config.rules.validate import validate
+from specc.config.text.locations import Locations
+from specc.config.text.tree import read_tree
 from specc.support.diagnostics import Diagnostic, DiagnosticError, Diagnostics
 from specc.support.location import Location
 from specc.support.reading import read_regular, why_unreadable

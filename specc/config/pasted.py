@@ -14,8 +14,8 @@ from typing import ClassVar, TypeVar
 from specc.config.models import ModelUnreadableError, directory_of
 from specc.config.proposal import as_yaml
 from specc.config.resolved import Config
+from specc.config.rules.validate import name_hint
 from specc.config.schema import fault_of_name
-from specc.config.validate import name_hint
 from specc.support.diagnostics import Diagnostics
 
 DTYPES = {"half": "float16", "float16": "float16", "bfloat16": "bfloat16", "float": "float32", "float32": "float32"}

@@ -12,7 +12,7 @@ from pathlib import Path
 from specc.config.archs import ARCHS, NoGpuError, gpus
 from specc.config.models.hub import name_in_cache
 from specc.config.models.pair import Described, Fit, Pair
-from specc.config.needs import Needs
+from specc.config.rules.needs import Needs
 from specc.config.schema import ConfigFile
 from specc.support.paths import path_of
 from specc.support.render import printable

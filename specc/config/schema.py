@@ -1,7 +1,7 @@
 """The configuration file as written: its keys, their types, ranges, defaults and meaning.
 
 This is the only list of keys. `json_schema` publishes it, `docs/config.md` repeats it (a test compares), and
-`specc.config.resolve` turns an instance into a `specc.config.resolved.Config`.
+`specc.config.resolution.resolve` turns an instance into a `specc.config.resolved.Config`.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from pydantic_core import PydanticCustomError
 
 from specc.config.archs import ARCHS, GPUS, NATIVE, Arch, arch_of
 from specc.config.block import Block
-from specc.config.engine_tables import TablesBlock
 from specc.config.presets import Engine
+from specc.config.presets.engine_tables import TablesBlock
 from specc.ir.opdef import PAGES
 
 HiddenSource = Literal["collapsed", "hc_residual", "aux"]

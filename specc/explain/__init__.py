@@ -1,1 +1,1 @@
-"""What people are told: the story of a configuration, and the summary a build ends with."""
+"""What people are told of a program: the story of its configuration, and a page with pictures."""

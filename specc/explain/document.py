@@ -6,8 +6,8 @@ from collections.abc import Iterable
 from dataclasses import asdict
 from typing import Any
 
+from specc.build.summary import written_totals
 from specc.explain.program import Step, captured, rows, steps
-from specc.explain.report import written_totals
 from specc.explain.story import Story
 from specc.passes.form_kernels import REFERENCE_LAUNCHES
 from specc.runtime.plan.nodes import Collective, External, Launch, Reference

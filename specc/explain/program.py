@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from math import prod
 
 from specc.ir.ops import OPS
-from specc.kernels.shared.traffic import Traffic, named
+from specc.kernels.writing.traffic import Traffic, named
 from specc.runtime.plan.nodes import OUTSIDE, Collective, External, Given, Node, Phase, read_by
 from specc.runtime.plan.plan import Plan
 

@@ -10,11 +10,11 @@ from dataclasses import dataclass, fields
 from typing import Any, cast
 
 from specc.algorithms import algorithm
+from specc.build.build import DepthBuild
 from specc.config import Config, LoadedConfig, ModelConfig
 from specc.config.models import Fact
 from specc.config.presets import PRESETS
 from specc.config.schema import ConfigFile
-from specc.driver.build import DepthBuild
 from specc.pass_manager.pass_base import Choice, Context
 from specc.passes.pipeline import PASSES
 from specc.runtime.plan.plan import Plan

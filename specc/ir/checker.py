@@ -10,7 +10,7 @@ from specc.ir.infer import explain, infer_op
 from specc.ir.nodes import is_collective, is_external, node_of
 from specc.ir.opdef import OpDef, TypeMismatch
 from specc.ir.ops import OPS
-from specc.ir.printer import print_op
+from specc.ir.text.printer import print_op
 from specc.ir.types import TensorType
 from specc.support.diagnostics import Diagnostic, Note
 

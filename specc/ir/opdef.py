@@ -130,7 +130,7 @@ class OpDef:
         parts: the variadic operands, a signature of their own, from the op's attributes.
         indexes: by attribute the dimension that it counts along, or the operand along whose last axis it does.
         reference: of an op from outside what it computes, in torch, by the calling convention of `runtime.reference`.
-        tile: of an op from outside the file that has its device function, see `specc.kernels.shared.tiles`.
+        tile: of an op from outside the file that has its device function, see `specc.kernels.writing.functions`.
         traits: what passes and kernels ask of it; none of an op from outside.
         pooled: the operand, without its number, that kernels read in the pool rows of a field that is loaded for it.
 

@@ -18,8 +18,8 @@ from specc.kernels import (
     topk,
     topk_part,
 )
-from specc.kernels.shared.base import Family
-from specc.kernels.shared.compose import Composed
+from specc.kernels.writing.compose import Composed
+from specc.kernels.writing.family import Family
 
 COMPOSED: dict[str, Composed] = {
     family.stem: family

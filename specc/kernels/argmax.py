@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from specc.ir.core import Module, Op, tensor_type
-from specc.kernels.shared import vocabulary
-from specc.kernels.shared.base import Cluster
-from specc.kernels.shared.compose import Composed
-from specc.kernels.shared.knobs import Knobs
-from specc.kernels.shared.text import Text
+from specc.kernels.writing import vocabulary
+from specc.kernels.writing.compose import Composed
+from specc.kernels.writing.family import Cluster
+from specc.kernels.writing.knobs import Knobs
+from specc.kernels.writing.writer import Text
 
 
 class Argmax(Composed):

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from specc.ir.core import Op
-from specc.kernels.shared import parts, vocabulary
-from specc.kernels.shared.base import Cluster
-from specc.kernels.shared.text import Text
+from specc.kernels.writing import sharding as parts
+from specc.kernels.writing import vocabulary
+from specc.kernels.writing.family import Cluster
+from specc.kernels.writing.writer import Text
 
 
 class ArgmaxPart(parts.Part):

@@ -6,9 +6,9 @@ from collections.abc import Iterable
 
 from specc.ir.core import Module, Op, Value, tensor_type
 from specc.ir.nodes import is_external
-from specc.kernels.shared import copying
-from specc.kernels.shared.base import Arguments, Cluster, Family, Spec, in_order, kv_pool, maybe, power_of_two
-from specc.kernels.shared.knobs import WARPS, Knobs, tuned_split
+from specc.kernels.writing import copying
+from specc.kernels.writing.family import Arguments, Cluster, Family, Spec, in_order, kv_pool, maybe, power_of_two
+from specc.kernels.writing.knobs import WARPS, Knobs, tuned_split
 
 
 class Compact(Family):

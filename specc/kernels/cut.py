@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from specc.ir.core import Module, tensor_type
-from specc.kernels.shared import vocabulary
-from specc.kernels.shared.base import Cluster, Family, Spec, leaves, power_of_two
-from specc.kernels.shared.text import Text
+from specc.kernels.writing import vocabulary
+from specc.kernels.writing.family import Cluster, Family, Spec, leaves, power_of_two
+from specc.kernels.writing.writer import Text
 
 _OPS = ("sample.top_k", "sample.top_p", "sample.min_p")
 _PARAMETER = {"sample.top_k": ("count", "k"), "sample.top_p": ("share", "p"), "sample.min_p": ("least", "p")}

@@ -10,8 +10,8 @@ from specc.ir.core import Module
 from specc.ir.declarations import Kernel, Reference
 from specc.ir.nodes import is_collective, is_external, quotient
 from specc.kernels import FAMILIES, LONE
-from specc.kernels.shared.base import Cluster, cluster_of, read_in_place
-from specc.kernels.shared.tiles import is_prologue
+from specc.kernels.writing.family import Cluster, cluster_of, read_in_place
+from specc.kernels.writing.functions import is_prologue
 
 
 def malformed(module: Module) -> list[str]:

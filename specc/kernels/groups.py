@@ -16,8 +16,8 @@ import networkx as nx
 from specc.ir.core import Module, Op, Value, entry_of
 from specc.ir.nodes import is_external, on_field
 from specc.kernels import COMPOSED, LONE
-from specc.kernels.shared.base import Cluster, read_in_place
-from specc.kernels.shared.tiles import is_prologue
+from specc.kernels.writing.family import Cluster, read_in_place
+from specc.kernels.writing.functions import is_prologue
 
 REDUCTIONS = {family.reduces: stem for stem, family in COMPOSED.items() if family.reduces}
 """The ops that a launch begins with, and its family."""

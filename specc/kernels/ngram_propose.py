@@ -14,7 +14,7 @@ from specc.ir.nodes import is_external
 from specc.ir.opdef import Trait
 from specc.ir.ops.ngram import LAST
 from specc.ir.ops.tree import SEEN_SLOTS
-from specc.kernels.shared.base import (
+from specc.kernels.writing.family import (
     CAPACITY,
     MASK_MODES,
     MAX_SPLITS,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from specc.ir.core import Module
-from specc.kernels.shared.base import Arguments, Cluster, Family, Spec, leaves, only
+from specc.kernels.writing.family import Arguments, Cluster, Family, Spec, leaves, only
 
 _BLOCK = 1024
 

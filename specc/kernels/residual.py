@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from specc.ir.core import Op, Value
 from specc.ir.opdef import Trait
-from specc.kernels.shared import vocabulary
-from specc.kernels.shared.base import Cluster, numbered
-from specc.kernels.shared.compose import Composed
-from specc.kernels.shared.text import Text, in_tuple, rows_of
+from specc.kernels.writing import vocabulary
+from specc.kernels.writing.compose import Composed
+from specc.kernels.writing.family import Cluster, numbered
+from specc.kernels.writing.writer import Text, in_tuple, rows_of
 
 
 class Residual(Composed):

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from specc.ir.core import Module, Op
-from specc.kernels.shared.base import Cluster
-from specc.kernels.shared.compose import Composed
-from specc.kernels.shared.knobs import NONE, WARPS, Knobs, exact
-from specc.kernels.shared.text import Text
+from specc.kernels.writing.compose import Composed
+from specc.kernels.writing.family import Cluster
+from specc.kernels.writing.knobs import NONE, WARPS, Knobs, exact
+from specc.kernels.writing.writer import Text
 
 
 class Rows(Composed):

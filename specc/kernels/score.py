@@ -6,9 +6,9 @@ from collections.abc import Iterable
 
 from specc.ir.core import Module, Op, tensor_type
 from specc.kernels import argmax, topk
-from specc.kernels.shared import vocabulary
-from specc.kernels.shared.base import Cluster, Family, Spec, in_order
-from specc.kernels.shared.text import Text
+from specc.kernels.writing import vocabulary
+from specc.kernels.writing.family import Cluster, Family, Spec, in_order
+from specc.kernels.writing.writer import Text
 
 _LOGPROB = ("vocab.logprob", "vocab.logprob_path")
 _BEST = ("vocab.best", "vocab.best_path")

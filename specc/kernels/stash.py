@@ -7,10 +7,10 @@ from collections.abc import Iterable
 from specc.ir.core import Module, Op, Value, tensor_type
 from specc.ir.opdef import Trait
 from specc.ir.types import TensorType
-from specc.kernels.shared import copying
-from specc.kernels.shared.base import Arguments, Cluster, Family, Spec, in_order, leaves, power_of_two
-from specc.kernels.shared.blocks import fits_registers
-from specc.kernels.shared.knobs import WARPS, Knobs
+from specc.kernels.writing import copying
+from specc.kernels.writing.blocks import fits_registers
+from specc.kernels.writing.family import Arguments, Cluster, Family, Spec, in_order, leaves, power_of_two
+from specc.kernels.writing.knobs import WARPS, Knobs
 
 _TILE = 256
 """Units of one chunk: of 8 bytes that is four 16-byte loads for every thread of the one warp."""

@@ -7,10 +7,10 @@ from zipfile import ZipFile
 
 import torch
 
+from specc.build.build import Build, compile_machine_code
+from specc.build.wheel.build_wheel import emit_wheel
+from specc.build.wheel.wheel import wheel_names
 from specc.codegen.cache import Cache
-from specc.driver.build import Build, compile_machine_code
-from specc.emit.build_wheel import emit_wheel
-from specc.emit.wheel import wheel_names
 from specc.runtime.backends.cuda import CudaBackend, device_arch
 from specc.runtime.plan.manifest import Manifest
 

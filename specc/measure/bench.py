@@ -7,15 +7,15 @@ from pathlib import Path
 
 import torch
 
-from specc.driver.build import Build
+from specc.build.build import Build
 from specc.measure.backends import cuda_backend
 from specc.measure.host import launch_costs
-from specc.measure.records import Measurement
+from specc.measure.results.records import Measurement
 from specc.measure.session import on
 from specc.measure.steps import OnDone, known, measured
 from specc.runtime.backends import Backend
 from specc.runtime.backends.cuda import CudaBackend, device_arch
-from specc.runtime.brought import load_ops
+from specc.runtime.capabilities.brought import load_ops
 from specc.runtime.errors import SpeccError
 from specc.runtime.plan.manifest import Manifest
 from specc.runtime.plan.plan import Plan

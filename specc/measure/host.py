@@ -7,8 +7,8 @@ from collections.abc import Callable
 
 import torch
 
-from specc.measure.ratios import Spread
-from specc.measure.records import HostCost
+from specc.measure.results.ratios import Spread
+from specc.measure.results.records import HostCost
 from specc.measure.timing import WARM_UPS, Run, capture, empty_kernel
 
 NODES = (8, 64, 256, 1024)

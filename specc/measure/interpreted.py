@@ -6,10 +6,10 @@ import importlib
 import sys
 from pathlib import Path
 
-from specc.driver.build import Build
-from specc.emit.files import kernel_files
+from specc.build.build import Build
+from specc.build.files import kernel_files
 from specc.runtime.backends.cuda import argument_value
-from specc.runtime.frame import Frame
+from specc.runtime.entry.frame import Frame
 from specc.runtime.plan.nodes import Launch
 
 

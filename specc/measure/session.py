@@ -16,16 +16,16 @@ from torch import Tensor
 
 from specc.runtime.backends import Backend
 from specc.runtime.batch import Batch
-from specc.runtime.collective import gather, rank_table
-from specc.runtime.columns import LENGTHS, Columns
-from specc.runtime.frame import Frame
+from specc.runtime.capabilities.collective import gather, rank_table
+from specc.runtime.capabilities.sampling import Sampling, SamplingRows
+from specc.runtime.entry.columns import LENGTHS, Columns
+from specc.runtime.entry.frame import Frame
 from specc.runtime.memory.arena import Arena
 from specc.runtime.memory.kv_pools import KvPools
 from specc.runtime.memory.staging import Staging
 from specc.runtime.plan.nodes import Collective, External, Given, Launch, Node
 from specc.runtime.plan.plan import COUNTS, PROMPT, Input, Plan
 from specc.runtime.rotated import laid_apart
-from specc.runtime.sampling import Sampling, SamplingRows
 from specc.runtime.semantics.convention import DTYPES
 from specc.runtime.state.relay import RelayPools
 
@@ -58,7 +58,7 @@ class Alone:
         self.size = size
 
     def all_gather(self, out: Tensor, record: Tensor) -> None:
-        """As `specc.runtime.collective.Collective.all_gather`."""
+        """As `specc.runtime.capabilities.collective.Collective.all_gather`."""
         out.copy_(record.expand_as(out))
 
 

@@ -11,13 +11,13 @@ from torch import Tensor
 
 from specc.ir.opdef import Trait
 from specc.ir.ops import has
-from specc.kernels.shared.traffic import Traffic, named
-from specc.measure.ratios import Ratio, Spread
-from specc.measure.records import BucketFigures, Figures
+from specc.kernels.writing.traffic import Traffic, named
+from specc.measure.results.ratios import Ratio, Spread
+from specc.measure.results.records import BucketFigures, Figures
 from specc.measure.session import Session, on
 from specc.measure.timing import WARM_UPS, Effort, Floors, capture, nothing, pairs
 from specc.runtime.backends import Backend
-from specc.runtime.frame import Frame
+from specc.runtime.entry.frame import Frame
 from specc.runtime.plan.nodes import Launch, OpCall, Reference
 from specc.runtime.plan.plan import Plan
 

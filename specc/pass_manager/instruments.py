@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, fields
 from pathlib import Path
 
 from specc.ir.core import Module
-from specc.ir.printer import print_module
+from specc.ir.text.printer import print_module
 from specc.pass_manager.manager import BaseInstrument
 from specc.pass_manager.pass_base import Pass
 from specc.support.diagnostics import DiagnosticError

@@ -15,8 +15,8 @@ from specc.ir.nodes import crossing, is_external
 from specc.ir.opdef import Trait
 from specc.ir.ops.model import GIVEN_PADDED
 from specc.ir.types import DTYPES, TensorType, per_request, row_major
-from specc.kernels.shared.base import VECTOR_BYTES, alignment
-from specc.kernels.shared.blocks import replaced
+from specc.kernels.writing.blocks import replaced
+from specc.kernels.writing.family import VECTOR_BYTES, alignment
 from specc.pass_manager.pass_base import Choice, Context, Pass, Rejected
 
 

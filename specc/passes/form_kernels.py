@@ -24,10 +24,10 @@ from specc.ir.ops import OPS
 from specc.kernels import COMPOSED
 from specc.kernels.formed import malformed
 from specc.kernels.groups import JOINED, REDUCTIONS, TORCH, Group, grouped, share_no_prologues, waiting
-from specc.kernels.shared.blocks import block_shape, is_gather, is_long
-from specc.kernels.shared.compose import has_tile
-from specc.kernels.shared.tiles import in_memory, is_prologue, side_of
-from specc.kernels.shared.traffic import traffic
+from specc.kernels.writing.blocks import block_shape, is_gather, is_long
+from specc.kernels.writing.compose import has_tile
+from specc.kernels.writing.functions import in_memory, is_prologue, side_of
+from specc.kernels.writing.traffic import traffic
 from specc.pass_manager.pass_base import Choice, Context, Pass, Rejected
 from specc.passes.gather_logits import unsplit
 from specc.passes.tune_launches import wrongly_tuned

@@ -17,7 +17,7 @@ from specc.ir.opdef import Trait
 from specc.ir.ops import OPS
 from specc.ir.ops.shards import MOST_CHUNKS
 from specc.ir.types import DTYPES, SHARDS, TensorType
-from specc.kernels.shared.vocabulary import of_argmax
+from specc.kernels.writing.vocabulary import of_argmax
 from specc.pass_manager.pass_base import Choice, Context, Pass, Rejected
 from specc.runtime.plan.plan import RANK
 from specc.support.diagnostics import Diagnostic, DiagnosticError

@@ -12,7 +12,7 @@ from typing import cast, get_args
 from urllib.parse import quote, unquote
 
 from specc.config import LoadedConfig
-from specc.config.engine_tables import FieldBlock, Integer, Writer
+from specc.config.presets.engine_tables import FieldBlock, Integer, Writer
 from specc.ir.core import Carry, Module, Op, entry_of
 from specc.ir.infer import assign_types
 from specc.ir.liveness import sweep

@@ -16,7 +16,7 @@ from specc.ir.declarations import Buffer, Kernel, KvPool, Layout, Reference
 from specc.ir.nodes import node_of, node_order
 from specc.ir.types import StateType, TensorType, row_major
 from specc.kernels import FAMILIES
-from specc.kernels.shared.base import Scratch, Spec, cluster_of, nbytes
+from specc.kernels.writing.family import Scratch, Spec, cluster_of, nbytes
 from specc.pass_manager.pass_base import Choice, Context, Pass, Rejected
 from specc.runtime.plan.plan import kv_pointers
 from specc.support.diagnostics import Diagnostic, DiagnosticError

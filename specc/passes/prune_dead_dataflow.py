@@ -13,7 +13,7 @@ from specc.ir.declarations import KvPool
 from specc.ir.liveness import Removed, brief, hidden_result, liveness, sweep
 from specc.ir.nodes import is_external
 from specc.ir.types import StateType
-from specc.kernels.shared.base import nbytes
+from specc.kernels.writing.family import nbytes
 from specc.pass_manager.pass_base import REMOVED, Choice, Context, Pass, Rejected
 
 

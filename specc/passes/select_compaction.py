@@ -14,7 +14,7 @@ from specc.ir.infer import assign_types
 from specc.ir.nodes import is_external
 from specc.ir.opdef import Trait
 from specc.ir.ops import OPS
-from specc.kernels.shared.base import nbytes
+from specc.kernels.writing.family import nbytes
 from specc.pass_manager.pass_base import Choice, Context, Pass, Rejected
 from specc.support.diagnostics import Diagnostic, DiagnosticError
 from specc.support.location import Location

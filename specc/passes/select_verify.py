@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from specc.ir.core import Attr, Module, Op, Value, tensor_type
 from specc.ir.declarations import Options
 from specc.ir.infer import assign_types
-from specc.kernels.shared import vocabulary
+from specc.kernels.writing import vocabulary
 from specc.pass_manager.pass_base import Choice, Context, Pass, Rejected
 from specc.support.diagnostics import Diagnostic, DiagnosticError
 

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from specc.ir.core import Module
 from specc.ir.declarations import Grid, Kernel, Options
 from specc.kernels import FAMILIES
-from specc.kernels.shared.base import cluster_of
-from specc.kernels.shared.vocabulary import least
+from specc.kernels.writing.family import cluster_of
+from specc.kernels.writing.vocabulary import least
 from specc.pass_manager.pass_base import Choice, Context, Pass, Rejected
 from specc.support.diagnostics import Diagnostic, DiagnosticError
 

@@ -10,8 +10,8 @@ from specc.config.chosen import Choice
 from specc.ir.core import Module
 from specc.ir.declarations import Kernel, Options, Tuned
 from specc.kernels import FAMILIES
-from specc.kernels.shared.base import cluster_of
-from specc.kernels.shared.knobs import tuned
+from specc.kernels.writing.family import cluster_of
+from specc.kernels.writing.knobs import tuned
 from specc.pass_manager import pass_base
 from specc.pass_manager.pass_base import Context, Pass
 from specc.support.diagnostics import Diagnostic, DiagnosticError

@@ -4,10 +4,20 @@ Errors stand in `errors`, which imports nothing, so that a damaged file can be t
 """
 
 from .batch import Batch as Batch
-from .collective import GroupCollective as GroupCollective
-from .depth import AcceptanceDepth as AcceptanceDepth
-from .depth import DepthPolicy as DepthPolicy
-from .depth import FixedDepth as FixedDepth
+from .capabilities.collective import GroupCollective as GroupCollective
+from .capabilities.depth import AcceptanceDepth as AcceptanceDepth
+from .capabilities.depth import DepthPolicy as DepthPolicy
+from .capabilities.depth import FixedDepth as FixedDepth
+from .capabilities.sampling import Sampling as Sampling
+from .entry.external import Forward as Forward
+from .entry.result import HostCopy as HostCopy
+from .entry.result import HostPrefill as HostPrefill
+from .entry.result import HostProposal as HostProposal
+from .entry.result import HostResult as HostResult
+from .entry.result import PrefillResult as PrefillResult
+from .entry.result import ProposeResult as ProposeResult
+from .entry.result import Score as Score
+from .entry.result import StepResult as StepResult
 from .errors import BatchError as BatchError
 from .errors import BindError as BindError
 from .errors import CarryError as CarryError
@@ -26,7 +36,6 @@ from .errors import TornError as TornError
 from .errors import UnsupportedDeviceError as UnsupportedDeviceError
 from .errors import UnsupportedDriverError as UnsupportedDriverError
 from .errors import UnsupportedTorchError as UnsupportedTorchError
-from .external import Forward as Forward
 from .graphs.capture import Replays as Replays
 from .health import faults as faults
 from .memory.footprint import Memory as Memory
@@ -35,16 +44,7 @@ from .plan.plan import Plan as Plan
 from .program import Program as Program
 from .program import load as load
 from .ranks import Collective as Collective
-from .result import HostCopy as HostCopy
-from .result import HostPrefill as HostPrefill
-from .result import HostProposal as HostProposal
-from .result import HostResult as HostResult
-from .result import PrefillResult as PrefillResult
-from .result import ProposeResult as ProposeResult
-from .result import Score as Score
-from .result import StepResult as StepResult
 from .rotated import RotatedStep as RotatedStep
-from .sampling import Sampling as Sampling
 from .state.carry import Carry as Carry
 from .state.peer import check_peer as check_peer
 from .state.peer import schema as schema

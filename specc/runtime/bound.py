@@ -14,10 +14,12 @@ from torch import Tensor
 
 from .backends import Backend
 from .batch import Batch, integers
-from .columns import LENGTHS, ROWS, Columns
+from .entry.columns import LENGTHS, ROWS, Columns
+from .entry.external import call, check_callbacks
+from .entry.frame import After, Frame, Progress
+from .entry.ranges import in_ranges
+from .entry.result import PrefillResult, StepResult
 from .errors import BatchError, BindError
-from .external import call, check_callbacks
-from .frame import After, Frame, Progress
 from .graphs.capture import Graphs, Recorder, Replays, check_capturable
 from .graphs.segments import SegmentGraphs
 from .memory.arena import Arena
@@ -30,9 +32,7 @@ from .memory.tables import TableGuard, check_names, check_request_table, check_t
 from .plan.capabilities import absent
 from .plan.nodes import External, Launch, Node, Reference
 from .plan.plan import PROMPT, Plan
-from .ranges import in_ranges
 from .ranks import Collective
-from .result import PrefillResult, StepResult
 from .state.carry import Carry
 from .state.limits import carried_fields
 from .state.relay import Relay, RelayPools

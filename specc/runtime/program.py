@@ -11,6 +11,7 @@ from torch import Tensor
 
 from .backends import Backend
 from .backends.cpu import ReferenceBackend
+from .capabilities.records import RecordedProgram
 from .errors import BindError, UnsupportedDeviceError
 from .graphs.capture import check_device
 from .memory.arena import allocate
@@ -19,7 +20,6 @@ from .plan.manifest import Manifest
 from .plan.plan import Plan
 from .plan.plan_json import load_plan
 from .ranks import Collective
-from .records import RecordedProgram
 from .semantics.convention import Semantics
 from .state.carry import Carry
 from .step import Step
@@ -179,7 +179,7 @@ def _rotated() -> type[Step]:
 
 def _compared(given: Collective | None, ranks: int, digest: str, device: torch.device) -> Collective:
     """The ranks of a program of several, which all run the same: the wheel of another one does not have the file."""
-    from .collective import GroupCollective, check_ranks
+    from .capabilities.collective import GroupCollective, check_ranks
 
     collective = GroupCollective() if given is None else given
     check_ranks(collective, ranks, digest, device)
@@ -190,7 +190,7 @@ def _ops(plans: Sequence[Plan], manifest: Manifest, root: Path) -> dict[str, Sem
     """References of the ops that a plugin brought: the wheel of a program without any does not have the file."""
     if not any(plan.ops for plan in plans):
         return {}
-    from .brought import load_ops
+    from .capabilities.brought import load_ops
 
     return load_ops(plans, manifest, root)
 

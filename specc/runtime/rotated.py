@@ -11,10 +11,11 @@ import torch
 from torch import Tensor
 
 from .batch import Batch, integers
-from .columns import ROWS
+from .entry.columns import ROWS
+from .entry.external import checked
+from .entry.frame import Frame, Progress
+from .entry.result import PrefillResult, ProposeResult, StepResult
 from .errors import BatchError, BindError
-from .external import checked
-from .frame import Frame, Progress
 from .graphs.capture import Recorder, check_capturable
 from .graphs.segments import SegmentGraphs
 from .memory.tables import plain_fault
@@ -23,7 +24,6 @@ from .plan.halves import halves
 from .plan.nodes import Given, Node, Reference
 from .plan.outputs import PROPOSE
 from .plan.plan import Plan
-from .result import PrefillResult, ProposeResult, StepResult
 from .semantics.convention import DTYPES
 from .step import Step
 

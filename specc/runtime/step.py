@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from .bound import BoundStep
-from .collective import ShardedStep
-from .moving import MovingStep
-from .records import RecordedStep
-from .sampled import SampledStep
+from .capabilities.collective import ShardedStep
+from .capabilities.moving import MovingStep
+from .capabilities.records import RecordedStep
+from .capabilities.sampled import SampledStep
 
 
 class Step(

@@ -10,12 +10,12 @@ from typing import Any
 
 from programs import load
 
+from specc.build.build import build_program
 from specc.codegen import machine_code, render
 from specc.codegen.aot import KernelSource, compile_kernels
 from specc.codegen.artifact import Artifact
 from specc.codegen.cache import Cache, default_directory
 from specc.config import LoadedConfig
-from specc.driver.build import build_program
 from specc.ir.declarations import Kernel
 
 ARCHS = ("sm_80", "sm_90", "sm_100", "gfx942")

@@ -12,9 +12,9 @@ import pytest
 from programs import EXAMPLES, load
 
 from specc import algorithms
+from specc.build.build import Build, build_program, compile_machine_code
 from specc.codegen.aot import cache_key
 from specc.codegen.cache import Cache
-from specc.driver.build import Build, build_program, compile_machine_code
 from specc.ir.ops import OPS
 from specc.support.diagnostics import DiagnosticError
 

@@ -19,12 +19,12 @@ from compiled import code_bytes, compiled
 from programs import EXAMPLES, ROOT
 
 from specc.algorithms import names, needs
+from specc.build.build import build_program
 from specc.codegen.aot import KernelSource, cache_key, triton_version
 from specc.codegen.artifact import Artifact
 from specc.codegen.machine_code import sass
 from specc.codegen.render import lib_sources
 from specc.config import load_config
-from specc.driver.build import build_program
 
 ARCHS = ("sm_80", "sm_90", "sm_100")
 TABLE = ROOT / "kernels_generated" / "registers.txt"

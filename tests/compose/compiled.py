@@ -10,11 +10,11 @@ from pathlib import Path
 
 from triton_interpreter import lighten, quietly
 
+from specc.build.build import Build, DepthBuild
+from specc.build.plan import build_plan
 from specc.codegen.kernels import generate_kernels
-from specc.codegen.plan import build_plan
 from specc.codegen.render import lib_sources
 from specc.config import LoadedConfig
-from specc.driver.build import Build, DepthBuild
 from specc.ir.core import Module
 from specc.measure.interpreted import InterpretedBackend
 from specc.pass_manager.manager import run_passes

@@ -19,7 +19,7 @@ from specc.ir.interpret import Forward, interpret
 from specc.ir.nodes import callback_of
 from specc.ir.ops import OPS
 from specc.runtime.backends.cpu import ReferenceBackend
-from specc.runtime.frame import Frame
+from specc.runtime.entry.frame import Frame
 from specc.runtime.plan.nodes import External, Given, Launch
 from specc.runtime.plan.plan import COUNTS, PROMPT, RANK, TABLES, Input
 from specc.runtime.rotated import laid_apart

@@ -14,9 +14,9 @@ from session import RecordingEngine, Script, outputs_of
 from torch import Tensor
 
 from specc.algorithms import names, needs
+from specc.build.build import Build
+from specc.build.compile import start_module
 from specc.config import Config, LoadedConfig, load_config, load_text
-from specc.driver.build import Build
-from specc.driver.compile import start_module
 from specc.ir.core import Module, Value, entry_of, is_state, on_nodes
 from specc.ir.interpret import interpret
 from specc.pass_manager.manager import run_passes

@@ -14,8 +14,8 @@ from pathlib import Path
 from programs import config_text
 
 from specc.algorithms import names, needs
+from specc.build.compile import start_module
 from specc.config import LoadedConfig, load_text
-from specc.driver.compile import start_module
 from specc.ir.core import NODE, Module, on_nodes
 from specc.ir.declarations import KvLayout
 from specc.ir.types import REDUCED, Dim, TensorType

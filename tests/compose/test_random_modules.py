@@ -9,14 +9,14 @@ from collections.abc import Iterator
 import pytest
 import torch
 
-from specc.driver.build import Build
+from specc.build.build import Build
 from specc.ir.ops import OPS, add_forward
-from specc.ir.parser import parse_module
-from specc.ir.printer import print_module
+from specc.ir.text.parser import parse_module
+from specc.ir.text.printer import print_module
 from specc.kernels import LONE
-from specc.kernels.shared.base import in_order
+from specc.kernels.writing.family import in_order
 from specc.passes.invariants import check_now
-from specc.runtime.frame import Frame
+from specc.runtime.entry.frame import Frame
 from specc.runtime.plan.nodes import Launch
 
 from .compiled import compile_planned, interpreted

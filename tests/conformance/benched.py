@@ -18,8 +18,8 @@ warnings.filterwarnings("ignore", "overflow encountered", RuntimeWarning)  # exp
 import torch
 
 from specc.algorithms import names, needs
+from specc.build.build import build_program
 from specc.config import load_text
-from specc.driver.build import build_program
 from specc.measure.against.beside import agreeing, missing
 from specc.measure.against.counterpart import obstacle
 from specc.measure.against.parts import parts

@@ -195,7 +195,7 @@ def build(
         if case not in built:
             with pytest.MonkeyPatch.context() as patch:
                 if case.mask != "full":
-                    patch.setattr("specc.driver.build.compile_machine_code", lambda *_, **__: None)
+                    patch.setattr("specc.build.build.compile_machine_code", lambda *_, **__: None)
                 wheel = build_wheel(case, models[case.models], tmp_path_factory.mktemp(case.name))
             with ZipFile(wheel) as archive:
                 archive.extractall(site)

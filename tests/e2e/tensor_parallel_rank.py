@@ -22,7 +22,7 @@ from specc.algorithms import names, needs
 from specc.config import load_text
 from specc.runtime.backends.cpu import ReferenceBackend
 from specc.runtime.batch import Batch
-from specc.runtime.collective import GroupCollective, check_ranks
+from specc.runtime.capabilities.collective import GroupCollective, check_ranks
 from specc.runtime.errors import SpeccError
 from specc.runtime.plan.plan import Plan
 from specc.runtime.plan.plan_json import read_plan

@@ -15,7 +15,7 @@ from specc.engine.data_parallel import LockStep, Peers
 from specc.engine.engine import Engine
 from specc.engine.errors import LockStepError, StepFailedError
 from specc.engine.serving.request import Completion, StopConditions
-from specc.runtime.depth import FixedDepth
+from specc.runtime.capabilities.depth import FixedDepth
 
 from .ranks import Meeting, run_ranks
 from .tree_engine import Config, InjectedError, Launched, base_texts, expected, make_engine, program_of

@@ -13,7 +13,7 @@ from specc.algorithms import needs
 from specc.config.resolved import Depth
 from specc.engine.errors import StepFailedError
 from specc.engine.serving.request import Completion, StopConditions
-from specc.runtime.depth import AcceptanceDepth, DepthPolicy, FixedDepth
+from specc.runtime.capabilities.depth import AcceptanceDepth, DepthPolicy, FixedDepth
 
 from .test_tree_accept import NEW, PROMPTS, lengths_of
 from .tree_engine import Config, expected, make_engine

@@ -24,7 +24,7 @@ from specc.engine.serving.ranges import ranges
 from specc.engine.serving.request import Completion, StopConditions
 from specc.ir.ops.health import TREE_BIT
 from specc.runtime.backends.cpu import ReferenceBackend
-from specc.runtime.frame import Frame
+from specc.runtime.entry.frame import Frame
 from specc.runtime.health import FAULTS
 from specc.runtime.plan.nodes import Launch
 

@@ -14,7 +14,7 @@ from specc.engine.engine import Engine
 from specc.engine.errors import EngineError, OutOfRoomError, StepFailedError
 from specc.engine.serving.request import Completion, StopConditions, TokenEvent
 from specc.runtime.backends.cpu import ReferenceBackend
-from specc.runtime.result import HostCopy
+from specc.runtime.entry.result import HostCopy
 
 from .tree_engine import Config, MemoryStep, base_texts, expected, make_engine, program_of
 

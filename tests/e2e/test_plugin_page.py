@@ -19,9 +19,9 @@ BLOCK = re.compile(r"^```\w+\n# (\S+)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 BUILD = """
 from pathlib import Path
 from specc.algorithms import names, needs
-from specc.driver.build import build_program
+from specc.build.build import build_program
 from specc.config import load_config
-from specc.emit.build_wheel import emit_wheel
+from specc.build.wheel.build_wheel import emit_wheel
 emit_wheel(build_program(load_config(Path("medusa.yaml"), names(), needs)), Path("dist"))
 """
 

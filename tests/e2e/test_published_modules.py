@@ -62,7 +62,7 @@ def test_the_target_alone_is_given(
     case: Case, models: dict[str, Models], tmp_path: Path, *, named: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """`specc run` finds the module in the target's directory, or is told the same one twice."""
-    monkeypatch.setattr("specc.driver.build.compile_machine_code", lambda *_, **__: None)
+    monkeypatch.setattr("specc.build.build.compile_machine_code", lambda *_, **__: None)
     wheel, directory = build_wheel(case, models[case.models], tmp_path), str(models[case.models].target)
     draft = ["--draft", directory] if named else []
     words = ["run", str(wheel), "--target", directory, *draft, "--prompt", PROMPTS[0], "--check"]

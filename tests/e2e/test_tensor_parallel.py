@@ -18,8 +18,8 @@ from programs import config_text as small_text
 from programs import written
 
 from specc.algorithms import names, needs
+from specc.build.build import build_program
 from specc.config import load_text
-from specc.driver.build import build_program
 from specc.engine.engine import Engine
 from specc.engine.reference import greedy
 

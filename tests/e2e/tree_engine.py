@@ -18,7 +18,7 @@ from torch import Tensor
 from torch.nn.functional import cross_entropy
 from transformers import DynamicCache, LlamaConfig, LlamaForCausalLM
 
-from specc.driver.build import build_program
+from specc.build.build import build_program
 from specc.engine.engine import Engine
 from specc.engine.memory.attention import plain_attention
 from specc.engine.models.causal_models import TargetModel
@@ -40,11 +40,11 @@ from specc.engine.reference import greedy
 from specc.runtime.backends import Backend
 from specc.runtime.backends.cpu import ReferenceBackend
 from specc.runtime.batch import Batch
+from specc.runtime.entry.result import HostResult, StepResult
 from specc.runtime.errors import SpeccError
 from specc.runtime.graphs.capture import Replays
 from specc.runtime.memory.arena import allocate
 from specc.runtime.plan.plan import Plan
-from specc.runtime.result import HostResult, StepResult
 from specc.runtime.state.carry import Carry
 from specc.runtime.state.peer import check_peer, schema
 from specc.runtime.state.transfer import RecordLayout

@@ -17,7 +17,7 @@ import torch
 from programs import brought
 
 from specc.runtime.backends.cpu import ReferenceBackend
-from specc.runtime.frame import Frame
+from specc.runtime.entry.frame import Frame
 from specc.runtime.graphs import capture as capture_module
 from specc.runtime.plan.nodes import Computed
 

@@ -12,12 +12,12 @@ from programs import load
 from sampling_oracle import allowed
 from torch import Tensor
 
-from specc.driver.build import Build, build_program
+from specc.build.build import Build, build_program
 from specc.runtime.backends import Backend
 from specc.runtime.batch import Batch
+from specc.runtime.capabilities.sampling import Sampling
 from specc.runtime.plan.nodes import External
 from specc.runtime.plan.plan import Plan
-from specc.runtime.sampling import Sampling
 from specc.runtime.step import Step
 
 from .markov import MarkovEngine

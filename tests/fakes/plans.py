@@ -15,8 +15,8 @@ import torch
 from programs import config_text
 
 from specc import adapters, algorithms, runtime
+from specc.build.build import build_program
 from specc.config import load_text
-from specc.driver.build import build_program
 from specc.runtime.backends.cpu import ReferenceBackend
 from specc.runtime.plan.manifest import Manifest
 from specc.runtime.plan.plan import Plan

@@ -26,7 +26,7 @@ from specc.engine.models.drafts import (
     StandaloneDraft,
 )
 from specc.runtime.batch import Batch
-from specc.runtime.depth import FixedDepth
+from specc.runtime.capabilities.depth import FixedDepth
 from specc.runtime.plan.plan import Plan
 from specc.runtime.plan.plan_json import read_plan
 from specc.runtime.semantics.convention import DTYPES

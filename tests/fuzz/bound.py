@@ -18,8 +18,8 @@ from fakes.tables import wild_models
 from torch import Tensor
 
 from specc import algorithms
+from specc.build.build import build_program
 from specc.config import Config, load_text
-from specc.driver.build import build_program
 from specc.ir.ops import OPS
 from specc.runtime.backends.cpu import ReferenceBackend
 from specc.runtime.errors import BindError

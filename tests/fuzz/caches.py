@@ -18,7 +18,7 @@ from typing import Any
 
 from specc.codegen.aot import KernelSource, from_cache
 from specc.codegen.cache import Cache
-from specc.config.remembered import Answer, remembered
+from specc.config.models.remembered import Answer, remembered
 
 from .artefacts import changed, damaged
 from .outcome import RIGHT, expect

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from specc.runtime.result import StepResult
+from specc.runtime.entry.result import StepResult
 
 from .bound import Bound
 from .oracle import Expected, Oracle

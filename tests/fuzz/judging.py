@@ -8,9 +8,9 @@ from collections.abc import Callable
 from pathlib import Path
 
 from specc import algorithms
+from specc.build.build import build_program
 from specc.config import LoadedConfig, load_text
 from specc.config.load import MAX_BYTES
-from specc.driver.build import build_program
 from specc.runtime.plan.nodes import OF_TENSORS, Launch
 from specc.runtime.plan.plan import Buffer, Plan
 from specc.runtime.plan.plan_json import plan_text, read_plan

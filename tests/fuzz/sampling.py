@@ -7,7 +7,7 @@ from collections.abc import Collection, Sequence
 from types import SimpleNamespace
 from typing import Any
 
-from specc.runtime.sampling import GREEDY, Sampling
+from specc.runtime.capabilities.sampling import GREEDY, Sampling
 
 HOTTEST, SEEDS = 1 << 20, (1 << 63) - 1
 TEMPERATURES = (1e-6, 9.99e-7, 5e-324, 1e-30, 1e-5, 1e-3, 0.1, 0.7, 1, 1.0, 1.5, 30.0, 1e4, HOTTEST, float(HOTTEST))

@@ -8,10 +8,10 @@ from functools import lru_cache
 from pathlib import Path
 
 from specc import algorithms
+from specc.build.compile import start_module
 from specc.config import load_text
-from specc.driver.compile import start_module
-from specc.ir.parser import parse_module
-from specc.ir.printer import print_module
+from specc.ir.text.parser import parse_module
+from specc.ir.text.printer import print_module
 from specc.pass_manager.manager import run_passes
 from specc.pass_manager.pass_base import Context
 from specc.passes.invariants import CheckEach, check_now

@@ -12,11 +12,11 @@ from fakes.grammar import FREE
 from torch import Tensor
 
 from specc.runtime.batch import Batch
+from specc.runtime.capabilities.sampling import GREEDY, Sampling
+from specc.runtime.entry.result import StepResult
 from specc.runtime.errors import BatchError, SamplingError, SpeccError
 from specc.runtime.memory.tables import room
 from specc.runtime.plan.plan import PROMPT, Plan
-from specc.runtime.result import StepResult
-from specc.runtime.sampling import GREEDY, Sampling
 
 from . import sampling
 from .bound import Broken

@@ -10,12 +10,13 @@ import pytest
 import torch
 from torch import Tensor
 
+from specc.build import plan
 from specc.cli import inspect
-from specc.codegen import aot, plan
+from specc.codegen import aot
 from specc.config import models
-from specc.ir import parser
+from specc.ir.text import parser
 from specc.runtime import bound as bound_step
-from specc.runtime import external
+from specc.runtime.entry import external
 from specc.runtime.plan import manifest
 from specc.runtime.plan.manifest import Manifest
 from specc.runtime.rotated import RotatedStep

@@ -12,9 +12,9 @@ from pathlib import Path
 import pytest
 
 from specc.algorithms import names, needs
+from specc.build.build import build_program
+from specc.build.files import EMITTERS
 from specc.config import load_config
-from specc.driver.build import build_program
-from specc.emit.files import EMITTERS
 
 ROOT = Path(__file__).resolve().parents[2]
 GOLDEN = ROOT / "kernels_generated"

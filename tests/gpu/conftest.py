@@ -91,10 +91,10 @@ def build(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[..., Bu
 def build_wheel(text: str, archs: tuple[str, ...], path: Path, out: Path, site: Path) -> Built:
     """Compile a configuration that would stand at `path`, write its wheel, unpack it into `site`."""
     from specc.algorithms import names, needs
+    from specc.build.build import build_program, compile_machine_code
+    from specc.build.wheel.build_wheel import emit_wheel
     from specc.codegen.cache import Cache
     from specc.config import load_text
-    from specc.driver.build import build_program, compile_machine_code
-    from specc.emit.build_wheel import emit_wheel
 
     result = build_program(load_text(text, path, names(), needs))
     beside = int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1"))

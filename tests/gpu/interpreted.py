@@ -24,15 +24,15 @@ from gpu.room import run_out
 from gpu.rotated import RotatedVariant
 from gpu.serving import Serving, Variant
 from specc.algorithms import names, needs
+from specc.build.build import build_program
 from specc.config import LoadedConfig, load_config, load_text
 from specc.config.chosen import Choice, Tuning
-from specc.driver.build import build_program
 from specc.measure.interpreted import InterpretedBackend
-from specc.measure.variants import kernels_of, knobs_of, with_choices
+from specc.measure.tuning.variants import kernels_of, knobs_of, with_choices
 from specc.runtime.backends import Backend
 from specc.runtime.backends.cpu import ReferenceBackend
 from specc.runtime.batch import Batch
-from specc.runtime.frame import Frame
+from specc.runtime.entry.frame import Frame
 from specc.runtime.plan.nodes import Computed, Reference
 from specc.runtime.plan.plan import Plan
 from specc.runtime.program import Program

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from specc.runtime.backends import Backend
 from specc.runtime.backends.cpu import ReferenceBackend
-from specc.runtime.frame import Frame
+from specc.runtime.entry.frame import Frame
 from specc.runtime.memory.arena import Arena
 from specc.runtime.memory.kv_pools import KvPools
 from specc.runtime.plan.nodes import OUTSIDE, Computed, OpCall, Reference

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from specc.runtime.frame import Frame
+from specc.runtime.entry.frame import Frame
 from specc.runtime.memory.arena import Arena
 from specc.runtime.plan.nodes import Computed, External
 from specc.runtime.plan.plan import COUNTS, PROMPT, RANK, TABLES, Plan

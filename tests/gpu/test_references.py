@@ -13,7 +13,7 @@ from returned import Static
 from specc.kernels import groups
 from specc.passes import form_kernels
 from specc.runtime.backends.cuda import CudaBackend
-from specc.runtime.frame import Frame, Progress
+from specc.runtime.entry.frame import Frame, Progress
 from specc.runtime.plan.manifest import Manifest
 from specc.runtime.plan.nodes import Computed, Reference
 from specc.runtime.plan.plan_json import load_plan

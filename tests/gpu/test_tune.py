@@ -9,11 +9,11 @@ import pytest
 import torch
 from typer.testing import CliRunner
 
+from specc.build.build import build_program
 from specc.cli.main import app
 from specc.config.chosen import Choice, Tuning
-from specc.driver.build import build_program
 from specc.measure.session import Session, on
-from specc.measure.variants import DEFAULT, Variant, compiled, kernels_of, knobs_of, with_choices
+from specc.measure.tuning.variants import DEFAULT, Variant, compiled, kernels_of, knobs_of, with_choices
 
 from .conftest import EXAMPLES
 

@@ -19,8 +19,8 @@ from specc.ir.declarations import Kernel
 from specc.ir.infer import assign_types
 from specc.ir.types import Dim, TensorType
 from specc.kernels import FAMILIES
-from specc.kernels.shared import vocabulary
-from specc.kernels.shared.base import Cluster, Spec, cluster_of, leaves
+from specc.kernels.writing import vocabulary
+from specc.kernels.writing.family import Cluster, Spec, cluster_of, leaves
 from specc.pass_manager.pass_base import Context
 from specc.passes.form_kernels import FormKernels
 

@@ -22,7 +22,7 @@ from triton_interpreter import lighten, quietly
 
 from specc.codegen.aot import COMMON_OPTIONS
 from specc.codegen.render import lib_sources, render_kernel
-from specc.kernels.shared.base import Spec
+from specc.kernels.writing.family import Spec
 
 PACKAGE = "specc_test_kernels"
 INTERPRETED = not isinstance(tl.max, triton.JITFunction)

@@ -10,7 +10,7 @@ import torch
 from specc.ir.core import Module, Value
 from specc.ir.declarations import KvPool
 from specc.ir.types import StateType
-from specc.kernels.shared.base import alignment
+from specc.kernels.writing.family import alignment
 
 # Dtype and elements of a row: every unit from one byte to eight, rows that 16 bytes divide and rows that they do not.
 ROWS = (

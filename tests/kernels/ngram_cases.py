@@ -11,7 +11,7 @@ from kernel_launcher import Launcher
 
 from specc.ir.types import Dim, TensorType
 from specc.kernels import FAMILIES
-from specc.kernels.shared.base import Spec
+from specc.kernels.writing.family import Spec
 from specc.runtime.semantics.reference import OPS
 
 POOL = 8

@@ -32,8 +32,8 @@ from programs import EXAMPLES, ROOT, compile_to, load
 from topk_cases import hostile_logits
 
 from specc import algorithms
-from specc.algorithms.brought_tiles import check_tile
-from specc.algorithms.plugins import Plugin
+from specc.algorithms.plugins.plugin import Plugin
+from specc.algorithms.plugins.tiles import check_tile
 from specc.ir.core import tensor_type
 from specc.ir.opdef import OpDef
 from specc.ir.ops import OPS

@@ -13,7 +13,7 @@ from kernel_launcher import Launcher
 from kv_cases import ROWS, Pool, kv_state, random_pool, units
 
 from specc.kernels import FAMILIES
-from specc.kernels.shared.base import Spec
+from specc.kernels.writing.family import Spec
 from specc.runtime.semantics.convention import DTYPES
 from specc.runtime.semantics.reference import OPS, evaluate
 

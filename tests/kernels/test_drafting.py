@@ -11,7 +11,7 @@ from programs import compile_to, load
 
 from specc.ir.core import tensor_type
 from specc.ir.declarations import Kernel
-from specc.kernels.shared.base import cluster_of
+from specc.kernels.writing.family import cluster_of
 
 TREE = {"topk": 3, "num_draft_tokens": 6}
 PROGRAMS: dict[str, dict[str, Any]] = {

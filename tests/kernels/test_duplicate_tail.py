@@ -10,7 +10,7 @@ from kernel_launcher import Launcher
 from kv_cases import ROWS, Pool, kv_state, random_pool, units
 
 from specc.kernels import FAMILIES
-from specc.kernels.shared.base import Spec, power_of_two
+from specc.kernels.writing.family import Spec, power_of_two
 from specc.runtime.semantics.reference import evaluate
 
 shapes = st.fixed_dictionaries(

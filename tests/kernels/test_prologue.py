@@ -27,7 +27,7 @@ from programs import compile_to, load
 from topk_cases import hostile_logits
 
 from specc.algorithms import names, needs
-from specc.algorithms.brought_tiles import check_tile
+from specc.algorithms.plugins.tiles import check_tile
 from specc.ir.core import Module, Op, Value, tensor_type
 from specc.ir.infer import assign_types
 from specc.ir.opdef import OpDef

@@ -12,7 +12,7 @@ from ngram_cases import PLAIN, completed, look_up, start
 from torch import Tensor
 
 from specc.ir.core import Module
-from specc.kernels.shared.vocabulary import widest_group
+from specc.kernels.writing.vocabulary import widest_group
 
 if not ON_GPU:
     from triton.runtime.interpreter import InterpreterBuilder

@@ -18,8 +18,9 @@ from torch import Tensor
 from specc.ir.core import Module
 from specc.ir.types import REDUCED, Dim, TensorType
 from specc.kernels import COMPOSED
-from specc.kernels.shared import parts, vocabulary
-from specc.kernels.shared.base import Cluster
+from specc.kernels.writing import sharding as parts
+from specc.kernels.writing import vocabulary
+from specc.kernels.writing.family import Cluster
 from specc.pass_manager.pass_base import Context
 from specc.passes.gather_logits import GatherLogits
 from specc.runtime.plan.plan import TOKEN_MAP

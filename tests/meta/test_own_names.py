@@ -12,7 +12,7 @@ import pytest
 from packaging.requirements import InvalidRequirement, Requirement
 from packaging.utils import canonicalize_name
 
-from specc.emit.wheel import PREFIX
+from specc.build.wheel.wheel import PREFIX
 from specc.support.extras import how_to_get
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -22,9 +22,9 @@ from specc.ir.interpret import Forward, interpret
 from specc.ir.nodes import callback_of
 from specc.ir.ops import OPS
 from specc.ir.ops.model import GIVEN_HIDDEN, GIVEN_LOGITS, GIVEN_PADDED
+from specc.runtime.capabilities.sampling import Sampling
 from specc.runtime.plan.parameters import PREFIX
 from specc.runtime.plan.plan import TOKEN_MAP
-from specc.runtime.sampling import Sampling
 from specc.runtime.step import Step
 
 UNSPECIFIED = ("hidden_states", "logprobs", "routed_experts", "indexer_topk")

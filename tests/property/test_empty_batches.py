@@ -12,8 +12,8 @@ from session import DTYPES, RecordingEngine, Script, interpret_entry, script
 from torch import Tensor
 
 from specc.algorithms import names, needs
+from specc.build.build import Build, build_program
 from specc.config import LoadedConfig
-from specc.driver.build import Build, build_program
 from specc.ir.core import Module, is_state, tensor_type
 from specc.ir.types import TensorType
 from specc.runtime.batch import Batch

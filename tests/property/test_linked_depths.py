@@ -14,12 +14,12 @@ from programs import load, written
 from strategies import configs, to_yaml
 
 from specc.algorithms import names, needs
+from specc.build.build import Build, build_program
+from specc.build.compile import compile_depths
 from specc.config import load_text
-from specc.driver.build import Build, build_program
-from specc.driver.compile import compile_depths
 from specc.ir.core import Module
-from specc.ir.parser import parse_module
-from specc.ir.printer import print_module
+from specc.ir.text.parser import parse_module
+from specc.ir.text.printer import print_module
 from specc.passes.plan_memory import FOREVER
 from specc.runtime.memory.arena import Arena, allocate
 from specc.runtime.memory.footprint import Memory

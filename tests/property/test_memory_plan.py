@@ -27,10 +27,10 @@ from session import (
 from strategies import configs, to_yaml
 
 from specc.algorithms import names, needs
+from specc.build.build import Build, build_program
 from specc.config import load_text
-from specc.driver.build import Build, build_program
 from specc.ir.ops import OPS
-from specc.ir.printer import print_module
+from specc.ir.text.printer import print_module
 from specc.kernels import LONE, groups
 from specc.passes import form_kernels
 from specc.runtime.batch import Batch

@@ -11,10 +11,10 @@ from programs import load, passes_to
 from strategies import configs, to_yaml
 
 from specc.algorithms import names, needs
+from specc.build.compile import start_module
 from specc.config import LoadedConfig, load_config, load_text
-from specc.driver.compile import start_module
-from specc.ir.parser import parse_module
-from specc.ir.printer import print_module
+from specc.ir.text.parser import parse_module
+from specc.ir.text.printer import print_module
 from specc.pass_manager.instruments import spell
 from specc.pass_manager.manager import run_passes
 from specc.pass_manager.pass_base import Context

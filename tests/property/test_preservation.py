@@ -14,11 +14,11 @@ from session import RECURRENT, Trace, assert_same, equal, interpret_script, scri
 from strategies import configs, to_yaml
 
 from specc.algorithms import names, needs
+from specc.build.compile import start_module
 from specc.config import Config, LoadedConfig, load_text
-from specc.driver.compile import start_module
 from specc.ir.core import Module
-from specc.ir.parser import parse_module
-from specc.ir.printer import print_module
+from specc.ir.text.parser import parse_module
+from specc.ir.text.printer import print_module
 from specc.pass_manager.manager import BaseInstrument, run_passes
 from specc.pass_manager.pass_base import Context, Pass
 from specc.passes.invariants import CheckEach

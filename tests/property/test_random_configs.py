@@ -10,10 +10,10 @@ from programs import written
 from strategies import changed_configs, configs, to_yaml
 
 from specc.algorithms import names, needs
+from specc.build.build import build_program
 from specc.config import load_text
-from specc.driver.build import build_program
-from specc.ir.parser import parse_module
-from specc.ir.printer import print_module
+from specc.ir.text.parser import parse_module
+from specc.ir.text.printer import print_module
 from specc.runtime.plan.plan_json import read_plan
 from specc.support.diagnostics import Diagnostic, DiagnosticError
 from specc.support.render import render

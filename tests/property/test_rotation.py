@@ -14,8 +14,8 @@ from strategies import configs, to_yaml, whole_of
 from torch import Tensor
 
 from specc.algorithms import names, needs
+from specc.build.build import Build, build_program
 from specc.config import load_text
-from specc.driver.build import Build, build_program
 from specc.runtime.batch import Batch
 
 LATER = 1

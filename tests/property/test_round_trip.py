@@ -11,12 +11,12 @@ from programs import passes_to
 from strategies import configs, modules, to_yaml
 
 from specc.algorithms import names, needs
+from specc.build.compile import start_module
 from specc.config import load_text
-from specc.driver.compile import start_module
 from specc.ir.checker import check_module
 from specc.ir.core import Module, Op
-from specc.ir.parser import parse_module
-from specc.ir.printer import print_module
+from specc.ir.text.parser import parse_module
+from specc.ir.text.printer import print_module
 from specc.pass_manager.manager import run_passes
 from specc.pass_manager.pass_base import Context
 from specc.support.diagnostics import Diagnostic

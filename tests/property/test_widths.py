@@ -12,8 +12,8 @@ from programs import MODEL, passes_to
 from strategies import DTYPE_NAMES, to_yaml, width
 
 from specc.algorithms import names, needs
+from specc.build.compile import start_module
 from specc.config import LoadedConfig, load_text
-from specc.driver.compile import start_module
 from specc.pass_manager.manager import run_passes
 from specc.pass_manager.pass_base import Context
 from specc.passes.invariants import CheckEach

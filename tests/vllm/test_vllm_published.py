@@ -19,6 +19,7 @@ from vllm_files import ENVIRONMENT, HERE, ON_GPU, PYTHON, ROOT
 
 from specc.adapters.vllm.served import METHODS, refusals
 from specc.algorithms import names, needs
+from specc.build.compile import check_config
 from specc.config import load_text
 from specc.config.archs import gpu_of
 from specc.config.pasted import Wanted
@@ -26,7 +27,6 @@ from specc.config.vllm.command_line import Arguments, parse
 from specc.config.vllm.defaults import attention
 from specc.config.vllm.server import Started, started
 from specc.config.vllm.written import configuration
-from specc.driver.compile import check_config
 from specc.support.diagnostics import DiagnosticError
 
 pytestmark = pytest.mark.skipif(ON_GPU, reason="the machine is said to have other GPUs")

@@ -24,7 +24,7 @@ from specc.config.models.config_json import (
 from specc.config.models.known import plain
 from specc.config.models.kv_cache import key_value_facts, kv_dtype
 from specc.config.models.layers import layer_facts
-from specc.config.remembered import Answer, remembered
+from specc.config.models.remembered import Answer, remembered
 from specc.config.schema import Dtype, HiddenSource
 from specc.support.speculators import DTYPE_KEYS
 

@@ -1,11 +1,11 @@
-"""What a serving engine asks of a configuration, as data. `specc.config.engine` applies it."""
+"""What a serving engine asks of a configuration, as data. `specc.config.resolution.engine` applies it."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 
-from specc.config.engine_tables import TablesBlock
+from specc.config.presets.engine_tables import TablesBlock
 
 Value = bool | int | str
 

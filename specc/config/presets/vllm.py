@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from specc.adapters.vllm.served import TESTED
-from specc.config.engine_tables import FieldBlock, TablesBlock
+from specc.config.presets.engine_tables import FieldBlock, TablesBlock
 from specc.config.presets.preset import Preset
 
 VLLM = Preset(

@@ -12,7 +12,7 @@ from specc.adapters.vllm.served import SETTINGS, SPECULATIVE
 from specc.config.models.attributes import decimal_number, whole_number
 from specc.config.pasted import Pasted, is_count, served_by, without_launcher, words_of
 from specc.config.presets.vllm import VLLM
-from specc.config.yaml_tree import read_tree
+from specc.config.text.tree import read_tree
 from specc.support.diagnostics import Diagnostics
 from specc.support.paths import PathError, path_of
 from specc.support.reading import read_text

@@ -16,8 +16,8 @@ import torch
 from torch import Tensor
 
 from specc.engine.errors import GrammarError, first_line
+from specc.runtime.capabilities.sampling import Sampling
 from specc.runtime.plan.plan import Plan
-from specc.runtime.sampling import Sampling
 from specc.support.extras import how_to_get
 
 ALL = -1

@@ -13,9 +13,9 @@ from specc.engine.serving.grammar import Grammars
 from specc.engine.serving.handover import Handover, Places
 from specc.engine.serving.request import FIRST, Request, StopConditions
 from specc.engine.serving.text import Detokenizer, StopText
+from specc.runtime.capabilities.sampling import GREEDY, Sampling, carried, check_built
 from specc.runtime.errors import SamplingError
 from specc.runtime.plan.plan import Plan
-from specc.runtime.sampling import GREEDY, Sampling, carried, check_built
 from specc.support.reading import half_character
 
 

@@ -13,9 +13,9 @@ from specc.engine.serving.handover import Handover
 from specc.engine.serving.prompts import Prompt
 from specc.engine.serving.text import StopText
 from specc.runtime import Score as Score
+from specc.runtime.capabilities.sampling import GREEDY
+from specc.runtime.capabilities.sampling import Sampling as Sampling
 from specc.runtime.errors import SamplingError as SamplingError
-from specc.runtime.sampling import GREEDY
-from specc.runtime.sampling import Sampling as Sampling
 
 LENGTH, EOS, STOP, ABORT, ERROR = "length", "eos", "stop", "abort", "error"
 """Why a request finished: max_new_tokens reached, an EOS token, a stop string, the caller gave it up, or it failed."""

@@ -16,7 +16,7 @@ from specc.measure.against.ours import Ours
 from specc.measure.against.parts import parts
 from specc.measure.against.work import Work
 from specc.measure.against.work_tree import TooCloseError, TreeWork
-from specc.measure.records import Compared, Measurement
+from specc.measure.results.records import Compared, Measurement
 from specc.measure.session import on
 from specc.measure.timing import Effort
 from specc.runtime.backends import Backend

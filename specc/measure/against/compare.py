@@ -9,7 +9,7 @@ import torch
 from specc.measure.against.ours import Ours
 from specc.measure.against.parts import Part
 from specc.measure.against.work import differences, equal
-from specc.measure.ratios import Ratio
+from specc.measure.results.ratios import Ratio
 from specc.measure.timing import WARM_UPS, Effort, capture, pairs
 
 if TYPE_CHECKING:  # it needs SGLang

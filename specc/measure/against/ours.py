@@ -8,7 +8,7 @@ from torch import Tensor
 
 from specc.measure.against.work import Work, observed
 from specc.runtime.backends import Backend
-from specc.runtime.frame import Frame
+from specc.runtime.entry.frame import Frame
 from specc.runtime.memory.arena import Arena
 from specc.runtime.memory.kv_pools import KvPools
 from specc.runtime.plan.nodes import External, Launch

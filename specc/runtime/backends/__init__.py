@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Protocol
 
-from ..frame import Frame
+from ..entry.frame import Frame
 from ..plan.nodes import Computed
 
 

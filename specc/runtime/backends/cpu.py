@@ -9,8 +9,8 @@ from collections.abc import Mapping
 
 from torch import Tensor
 
+from ..entry.frame import Frame
 from ..errors import PlanError
-from ..frame import Frame
 from ..plan.nodes import Computed, OpCall
 from ..semantics.convention import Semantics
 from ..semantics.reference import MOVES, OPS, evaluate

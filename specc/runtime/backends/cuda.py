@@ -16,8 +16,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ..entry.frame import Frame
 from ..errors import BindError, DamagedWheelError, UnsupportedDeviceError
-from ..frame import Frame
 from ..plan.manifest import Artifact, Manifest
 from ..plan.nodes import Argument, Computed, Kernel, Launch, Reference
 from ..plan.plan import Plan

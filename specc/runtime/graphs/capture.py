@@ -11,8 +11,8 @@ from functools import partial
 
 import torch
 
+from ..entry.frame import Frame, Progress
 from ..errors import BindError
-from ..frame import Frame, Progress
 from ..plan.halves import runs
 from ..plan.nodes import External, Given
 from ..plan.plan import Plan

@@ -16,7 +16,7 @@ from typing import TypeAlias
 import torch
 from torch import Tensor
 
-from ..frame import Frame, Progress
+from ..entry.frame import Frame, Progress
 from ..plan.halves import halves
 from ..plan.nodes import OUTSIDE, Capture, External, Given, Node
 from ..plan.plan import Plan

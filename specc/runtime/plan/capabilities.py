@@ -33,13 +33,13 @@ class Capability:
 
 
 SAMPLING = Capability(
-    ("sampled.py", "sampling.py"),
+    ("capabilities/sampled.py", "capabilities/sampling.py"),
     ("Sampling", "set_sampling", "first_tokens", "count"),
     "`verify: target_only`, `rejection` or `block`",
     lambda plans: any(plan.samples for plan in plans),
 )
 RECORDS = Capability(
-    ("records.py", "state/peer.py", "state/transfer.py"),
+    ("capabilities/records.py", "state/peer.py", "state/transfer.py"),
     (
         *("RecordField", "RecordLayout", "check_peer", "schema", "schema_digest"),
         *("record_layout", "pack", "unpack", "build_draft_input"),
@@ -48,19 +48,19 @@ RECORDS = Capability(
     lambda plans: any(plan.disaggregation for plan in plans),
 )
 RANKS = Capability(
-    ("collective.py",),
+    ("capabilities/collective.py",),
     ("GroupCollective",),
     "`logits: sharded`",
     lambda plans: any(RANK in plan.inputs for plan in plans),
 )
 MOVES = Capability(
-    ("moving.py",),
+    ("capabilities/moving.py",),
     (),
     "`topk` or `page_size` above 1",
     lambda plans: any(pool.bound for plan in plans for pool in plan.kv_pools.values()),
 )
 OPS = Capability(
-    ("brought.py",),
+    ("capabilities/brought.py",),
     (),
     "an algorithm of a plugin",
     lambda plans: any(plan.ops for plan in plans),
@@ -72,7 +72,7 @@ ROTATED = Capability(
     lambda plans: any(plan.rotated for plan in plans),
 )
 DEPTHS = Capability(
-    ("depth.py",),
+    ("capabilities/depth.py",),
     ("AcceptanceDepth", "DepthPolicy", "FixedDepth"),
     "several numbers in `num_steps`",
     lambda plans: len(plans) > 1,

@@ -20,7 +20,7 @@ from specc.adapters.sglang.admission import PENALTIES, Admission, asked
 from specc.adapters.sglang.requests import unserved
 from specc.runtime.backends.cpu import ReferenceBackend
 from specc.runtime.batch import Batch
-from specc.runtime.sampling import Sampling
+from specc.runtime.capabilities.sampling import Sampling
 from specc.runtime.step import Step
 
 ALL = 1 << 30

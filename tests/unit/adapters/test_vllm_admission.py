@@ -13,7 +13,7 @@ from fakes.vllm_sampling import PenaltiesState, Sampler
 
 from specc.adapters.vllm.admission import Admission, Processor
 from specc.adapters.vllm.tables import AHEAD
-from specc.runtime.sampling import Sampling
+from specc.runtime.capabilities.sampling import Sampling
 
 V, ROWS = 50, 6
 SEED = (1 << 63) - 1

@@ -20,7 +20,7 @@ from programs import load
 from specc.adapters import vllm
 from specc.adapters._probe import touches
 from specc.adapters.vllm import seam
-from specc.driver.build import build_program
+from specc.build.build import build_program
 from specc.runtime.plan.plan import Plan
 
 FILES = sorted(Path(vllm.__file__).parent.rglob("*.py"))

@@ -21,9 +21,9 @@ from sampling_oracle import drawn
 from torch import Tensor
 
 from specc.adapters._plugin import SEEDS
+from specc.runtime.capabilities.sampling import Sampling
 from specc.runtime.plan.plan import Plan
 from specc.runtime.rotated import RotatedStep
-from specc.runtime.sampling import Sampling
 
 Serve = Callable[..., Server]
 PROMPTS = {2: [4, 9, 2], 0: [7, 1], 5: [5, 5, 8, 1, 2], 1: [1]}

@@ -13,7 +13,7 @@ from programs import compile_to, load
 from widths import reads
 
 from specc.algorithms import names, needs
-from specc.driver.build import build_program
+from specc.build.build import build_program
 from specc.ir.core import Module, entry_of
 from specc.ir.declarations import KvPool
 from specc.ir.liveness import hidden_result

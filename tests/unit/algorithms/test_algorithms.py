@@ -12,9 +12,9 @@ from programs import MODEL, ROOT, config_text, load
 
 from specc import algorithms
 from specc.algorithms.ngram import NgramOptions
+from specc.build.compile import check_config, compile_module
 from specc.config import LoadedConfig, Needs, load_text
 from specc.config.block import Block
-from specc.driver.compile import check_config, compile_module
 from specc.ir.opdef import OpDef
 from specc.ir.ops import OPS, add_forward
 from specc.support.diagnostics import Diagnostic, DiagnosticError

@@ -10,7 +10,7 @@ import pytest
 from programs import EXAMPLES, compile_to, load
 
 from specc import algorithms
-from specc.driver.build import build_program
+from specc.build.build import build_program
 from specc.ir.ops import OPS
 from specc.support.diagnostics import DiagnosticError
 

@@ -11,7 +11,7 @@ import pytest
 from programs import compile_to, load
 from widths import check_widths, reads
 
-from specc.driver.build import build_program
+from specc.build.build import build_program
 
 TREE = {"topk": 4, "num_draft_tokens": 16, "page_size": 16}
 

@@ -13,8 +13,8 @@ from specc import algorithms
 from specc.algorithms.blocks.recurrent import build_recurrent
 from specc.algorithms.blocks.scope import Algorithm, Scope
 from specc.algorithms.blocks.verification import store
+from specc.build.compile import Compiled, compile_depths
 from specc.config import load_text
-from specc.driver.compile import Compiled, compile_depths
 from specc.support.diagnostics import DiagnosticError
 
 FIELDS = ("first", "second", "third", "fourth")

@@ -11,7 +11,7 @@ import pytest
 from programs import load
 
 from specc.algorithms import needs
-from specc.driver.compile import compile_module
+from specc.build.compile import compile_module
 from specc.ir.declarations import Node
 
 TOUR = (Path(__file__).parents[3] / "docs" / "tour.md").read_text()

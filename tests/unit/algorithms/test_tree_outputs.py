@@ -21,12 +21,12 @@ from torch import Tensor
 from specc import algorithms
 from specc.algorithms.blocks.recurrent import build_recurrent
 from specc.algorithms.blocks.scope import Algorithm, Scope
+from specc.build.build import build_program
 from specc.config import LoadedConfig, load_text
 from specc.config.schema import OUTPUTS
-from specc.driver.build import build_program
 from specc.ir.core import Module, is_state, on_nodes
 from specc.ir.interpret import interpret
-from specc.ir.printer import print_module
+from specc.ir.text.printer import print_module
 from specc.runtime.backends.cpu import ReferenceBackend
 from specc.runtime.batch import Batch
 from specc.runtime.plan.nodes import Launch

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from specc.build.compile import compile_module
 from specc.config import LoadedConfig
-from specc.driver.compile import compile_module
 from specc.ir.core import Module, tensor_type
 from specc.ir.nodes import is_external, node_of
 from specc.support.diagnostics import Diagnostic, DiagnosticError

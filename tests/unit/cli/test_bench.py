@@ -89,7 +89,7 @@ def test_buckets_that_are_none(buckets: str) -> None:
 
 
 def test_no_picture_without_what_draws(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr("specc.measure.plot.find_spec", lambda name: None)
+    monkeypatch.setattr("specc.measure.results.plot.find_spec", lambda name: None)
     done = run("bench", CHAIN, "--plot", str(tmp_path / "x.svg"))
     assert done.exit_code == 2 and "in the clone of specc, pip install '.[bench]'" in done.stderr
 
@@ -115,9 +115,9 @@ def test_a_program_for_another_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_what_was_found_is_written(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """The file that is written is read by the next build."""
     from specc.config.chosen import Choice, Tuning
-    from specc.measure import tuned
-    from specc.measure.ratios import Ratio
-    from specc.measure.tuning_file import Found, Gain
+    from specc.measure.results.ratios import Ratio
+    from specc.measure.tuning import tuned
+    from specc.measure.tuning.file import Found, Gain
 
     gain = Gain(1, Ratio(1.2, 1.1, 1.3), 0.01)
     choice = Choice("prepare_rows", None, None, 2)

@@ -16,7 +16,7 @@ from specc.cli.main import app
 from specc.codegen.aot import CompileError
 from specc.codegen.artifact import KNOWN_ARCHS
 from specc.config import ARCHS
-from specc.ir.parser import parse_module
+from specc.ir.text.parser import parse_module
 from specc.runtime.plan.plan import FORMAT
 from specc.support.diagnostics import DiagnosticError
 from specc.version import __version__
@@ -263,7 +263,7 @@ def test_without_a_compiler(config: Path, tmp_path: Path, monkeypatch: pytest.Mo
     def missing(name: str) -> str:
         raise importlib.metadata.PackageNotFoundError(name)
 
-    monkeypatch.setattr("specc.driver.build.importlib.metadata.version", missing)
+    monkeypatch.setattr("specc.build.build.importlib.metadata.version", missing)
     result = build(config, "-o", tmp_path)
     assert result.exit_code == 1
     assert "error[aot/no-compiler]" in result.stderr

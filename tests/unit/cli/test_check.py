@@ -29,7 +29,7 @@ HEAVY = ("torch", "triton", "transformers", "networkx")
 @pytest.fixture
 def front(monkeypatch: pytest.MonkeyPatch) -> None:
     """Leave the compiler out: these tests are about the command."""
-    monkeypatch.setattr("specc.driver.compile.check_config", lambda loaded: None)
+    monkeypatch.setattr("specc.build.compile.check_config", lambda loaded: None)
 
 
 def changed(tmp_path: Path, old: str, new: str) -> Path:
@@ -88,7 +88,7 @@ def test_findings_of_the_compiler_have_snippets(monkeypatch: pytest.MonkeyPatch)
     def fail(loaded: LoadedConfig) -> None:
         raise DiagnosticError(Diagnostic("type/width-mismatch", "wide", loaded.location("target", "hidden_size")))
 
-    monkeypatch.setattr("specc.driver.compile.check_config", fail)
+    monkeypatch.setattr("specc.build.compile.check_config", fail)
     result = CliRunner().invoke(app, ["check", str(EXAMPLE)])
     assert result.exit_code == 1
     assert "hidden_size: 4096" in result.stderr
@@ -114,7 +114,7 @@ def test_a_crash_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     def crash(loaded: object) -> None:
         raise KeyError("oops")
 
-    monkeypatch.setattr("specc.driver.compile.check_config", crash)
+    monkeypatch.setattr("specc.build.compile.check_config", crash)
     monkeypatch.delenv("SPECC_DEBUG", raising=False)
     result = CliRunner().invoke(app, ["check", str(EXAMPLE)])
     assert (result.exit_code, result.stdout) == (70, "")

@@ -12,10 +12,10 @@ from programs import ROOT, config_text, written
 from typer.testing import CliRunner, Result
 
 from specc.algorithms import names, needs
+from specc.build.build import build_program
 from specc.cli.main import app
 from specc.config import load_config
-from specc.config.remembered import Answer
-from specc.driver.build import build_program
+from specc.config.models.remembered import Answer
 
 TREE = {"topk": 2, "num_draft_tokens": 6, "page_size": 16}
 CASES: dict[str, tuple[str, dict[str, Any]]] = {

@@ -11,11 +11,11 @@ from ruamel.yaml import YAML
 from typer.testing import CliRunner, Result
 
 from specc.algorithms import names, needs
+from specc.build.compile import check_config
 from specc.cli.main import app
 from specc.config import LoadedConfig, load_config
 from specc.config.archs import NoGpuError
 from specc.config.proposal import name_of
-from specc.driver.compile import check_config
 
 LLAMA: dict[str, Any] = {
     "architectures": ["LlamaForCausalLM"],

@@ -10,8 +10,8 @@ from programs import compile_to, config_text, load
 from typer.testing import CliRunner, Result
 
 from specc.cli.opt import app
-from specc.ir.parser import parse_module
-from specc.ir.printer import print_module
+from specc.ir.text.parser import parse_module
+from specc.ir.text.printer import print_module
 from specc.passes.pipeline import PASSES
 from specc.version import __version__
 

@@ -13,8 +13,8 @@ import pytest
 from programs import ROOT, load, written
 
 from specc.algorithms import names
-from specc.driver.build import Build, build_program
-from specc.ir.printer import print_module
+from specc.build.build import Build, build_program
+from specc.ir.text.printer import print_module
 from specc.runtime.plan.nodes import KINDS, External, Launch
 from specc.runtime.plan.plan_json import plan_text, read_plan
 

@@ -18,7 +18,7 @@ from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_N
 from specc.config import models
 from specc.config.models import known
 from specc.config.models.config_json import _ALSO_KNOWN_AS, Directory, configuration
-from specc.config.remembered import Answer
+from specc.config.models.remembered import Answer
 
 CASES = 1000
 """Files of a type, all of which have to be read alike for it to be known."""

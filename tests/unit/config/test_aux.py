@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from specc.config import Needs, load_text
-from specc.config.resolve import default_aux_layers
+from specc.config.resolution.resolve import default_aux_layers
 
 from .conftest import VALID, Find, Load, Model
 from .test_models import LLAMA, TEXT

@@ -11,11 +11,12 @@ import pytest
 from programs import compile_to, config_text
 
 from specc.algorithms import names, needs
-from specc.config import engine as engine_module
-from specc.config import load_text, sharded, step_form
-from specc.config.engine_tables import FieldBlock, TablesBlock
+from specc.config import load_text
 from specc.config.presets import ENGINES
+from specc.config.presets.engine_tables import FieldBlock, TablesBlock
 from specc.config.presets.sglang import SGLANG
+from specc.config.resolution import engine as engine_module
+from specc.config.resolution import sharded, step_form
 from specc.ir.declarations import KvLayout
 from specc.support.diagnostics import DiagnosticError
 

@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 from specc.algorithms import names, needs
+from specc.build.compile import check_config
 from specc.config import LoadedConfig, ModelConfig, load_text
-from specc.driver.compile import check_config
 from specc.support.diagnostics import DiagnosticError
 
 ROOT = Path(__file__).parents[3]

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from specc.config.remembered import Answer, remembered
+from specc.config.models.remembered import Answer, remembered
 
 ANSWER = Answer("llama", True, {"hidden_size": [64, "hidden_size"], "dtype": ["float32", "dtype"]})
 

@@ -12,7 +12,7 @@ from ruamel.yaml import YAML
 
 from specc.algorithms import names
 from specc.config.block import Block
-from specc.config.engine_tables import TablesBlock
+from specc.config.presets.engine_tables import TablesBlock
 from specc.config.schema import ARCHS, OUTPUTS, REQUIRED, ConfigFile, ModelBlock, json_schema
 
 ROOT = Path(__file__).parents[3]

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from specc.engine.errors import GrammarError
 from specc.engine.serving.grammar import Grammars, Masks, Matcher
-from specc.runtime.sampling import Sampling
+from specc.runtime.capabilities.sampling import Sampling
 
 VOCAB, STOP, CPU = 70, 1, torch.device("cpu")
 

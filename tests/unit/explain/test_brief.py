@@ -10,9 +10,9 @@ from programs import EXAMPLES, config_text
 from typer.testing import CliRunner
 
 from specc.algorithms import names, needs
+from specc.build.build import DepthBuild, build_program
 from specc.cli.main import app
 from specc.config import load_config, load_text
-from specc.driver.build import DepthBuild, build_program
 from specc.explain import brief
 from specc.explain.program import steps
 from specc.explain.story import PassStory, RemarkStory, Story, tell

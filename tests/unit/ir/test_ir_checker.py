@@ -7,7 +7,7 @@ from programs import compile_to, load
 
 from specc.algorithms import names
 from specc.ir.checker import check_linear, check_module
-from specc.ir.parser import parse_module
+from specc.ir.text.parser import parse_module
 from specc.passes.pipeline import PASSES
 
 HEAD = """module @m {

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from specc.ir.interpret import interpret
 from specc.ir.liveness import liveness
-from specc.ir.parser import parse_module
+from specc.ir.text.parser import parse_module
 
 TEXT = """module @m {
   established typed

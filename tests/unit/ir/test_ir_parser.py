@@ -8,14 +8,14 @@ import pytest
 from programs import EXAMPLES, MODEL, config_text, load, passes_to
 
 from specc.algorithms import names, needs
+from specc.build.compile import start_module
 from specc.config import load_config
 from specc.config.load import load_text
-from specc.driver.compile import start_module
 from specc.ir.checker import check_module
 from specc.ir.core import Module, Op
 from specc.ir.declarations import Options
-from specc.ir.parser import parse_module, parse_type
-from specc.ir.printer import print_module, print_op
+from specc.ir.text.parser import parse_module, parse_type
+from specc.ir.text.printer import print_module, print_op
 from specc.ir.types import StateType, TensorType
 from specc.pass_manager.manager import BaseInstrument, run_passes
 from specc.pass_manager.pass_base import Context

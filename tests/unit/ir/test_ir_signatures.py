@@ -11,7 +11,7 @@ from programs import ROOT
 from specc.ir.core import Module
 from specc.ir.opdef import OpDef, TypeMismatch
 from specc.ir.ops import OPS
-from specc.ir.parser import parse_type
+from specc.ir.text.parser import parse_type
 from specc.ir.types import DTYPES, StateType, TensorType
 from specc.runtime.semantics.reference import MOVES, STORES
 from specc.runtime.semantics.reference import OPS as REFERENCE

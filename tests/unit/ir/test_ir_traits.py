@@ -9,7 +9,7 @@ import pytest
 from specc.ir.opdef import OpDef, Trait
 from specc.ir.ops import DIALECTS, OPS, add_op, has
 from specc.kernels import COMPOSED
-from specc.kernels.shared.compose import Composed
+from specc.kernels.writing.compose import Composed
 
 OWN = [op for op in OPS.values() if op.name.partition(".")[0] in DIALECTS]
 

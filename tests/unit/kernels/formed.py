@@ -10,9 +10,9 @@ from programs import compile_to, load
 from specc.algorithms import names, needs
 from specc.ir.core import Module
 from specc.ir.declarations import Kernel
-from specc.ir.parser import parse_module
+from specc.ir.text.parser import parse_module
 from specc.kernels import FAMILIES
-from specc.kernels.shared.base import Spec, cluster_of
+from specc.kernels.writing.family import Spec, cluster_of
 from specc.pass_manager.pass_base import Context
 from specc.passes.form_kernels import FormKernels
 

@@ -16,16 +16,9 @@ from specc.ir.infer import assign_types
 from specc.ir.types import Dim, TensorType
 from specc.kernels import FAMILIES
 from specc.kernels.groups import Nodes, waiting
-from specc.kernels.shared.base import (
-    Cluster,
-    Spec,
-    cluster_of,
-    in_order,
-    leaves,
-    read_in_place,
-)
-from specc.kernels.shared.blocks import is_long
-from specc.kernels.shared.traffic import traffic
+from specc.kernels.writing.blocks import is_long
+from specc.kernels.writing.family import Cluster, Spec, cluster_of, in_order, leaves, read_in_place
+from specc.kernels.writing.traffic import traffic
 from specc.pass_manager.pass_base import Context
 from specc.passes.form_kernels import FormKernels
 

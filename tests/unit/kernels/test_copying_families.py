@@ -11,8 +11,8 @@ from programs import compile_to, load
 from specc.codegen.render import render_kernel
 from specc.ir.core import Module, Op
 from specc.kernels import FAMILIES
-from specc.kernels.shared.base import Spec, alignment
-from specc.kernels.shared.copying import programs
+from specc.kernels.writing.copying import programs
+from specc.kernels.writing.family import Spec, alignment
 
 OUTPUTS = ["hidden_states", "logprobs", "routed_experts", "indexer_topk", "accept_index"]
 TREE: dict[str, Any] = {"topk": 4, "num_draft_tokens": 16, "page_size": 16}

@@ -10,15 +10,15 @@ from typing import Any
 import pytest
 from programs import ROOT, compile_to, load
 
-from specc.driver.build import build_program
+from specc.build.build import build_program
 from specc.ir.core import Module, is_state
 from specc.ir.declarations import Kernel
 from specc.ir.nodes import is_external
 from specc.ir.types import TensorType
 from specc.kernels import COMPOSED, FAMILIES, LONE
-from specc.kernels.shared.base import CAPACITY, MAX_SPLITS, cluster_of, nbytes
-from specc.kernels.shared.traffic import traffic
-from specc.kernels.shared.vocabulary import block, most_splits, rows_of, splits
+from specc.kernels.writing.family import CAPACITY, MAX_SPLITS, cluster_of, nbytes
+from specc.kernels.writing.traffic import traffic
+from specc.kernels.writing.vocabulary import block, most_splits, rows_of, splits
 from specc.runtime.plan.nodes import KINDS
 
 TREE: dict[str, Any] = {"topk": 4, "num_draft_tokens": 9}

@@ -12,7 +12,7 @@ from specc.ir.declarations import Kernel
 from specc.ir.nodes import is_external, node_order, quotient
 from specc.ir.opdef import Trait
 from specc.ir.ops import OPS, has
-from specc.kernels.shared.base import CAPACITY, cluster_of
+from specc.kernels.writing.family import CAPACITY, cluster_of
 
 
 @pytest.mark.parametrize(("algorithm", "form"), FORMS)

@@ -15,10 +15,10 @@ from specc.ir.infer import assign_types
 from specc.ir.opdef import OpDef
 from specc.ir.ops import OPS
 from specc.ir.types import TensorType
-from specc.kernels.shared.base import cluster_of
-from specc.kernels.shared.blocks import is_long
-from specc.kernels.shared.compose import has_tile
-from specc.kernels.shared.text import Text
+from specc.kernels.writing.blocks import is_long
+from specc.kernels.writing.compose import has_tile
+from specc.kernels.writing.family import cluster_of
+from specc.kernels.writing.writer import Text
 from specc.pass_manager.pass_base import Context
 from specc.passes.form_kernels import FormKernels
 from specc.support.diagnostics import DiagnosticError

@@ -7,11 +7,11 @@ from typing import Any
 import pytest
 from programs import compile_to, load
 
-from specc.driver.build import build_program
+from specc.build.build import build_program
 from specc.ir.core import Module, Op
 from specc.ir.types import TensorType
 from specc.kernels import FAMILIES
-from specc.kernels.shared.base import CAPACITY, Cluster, Parameter, read_in_place
+from specc.kernels.writing.family import CAPACITY, Cluster, Parameter, read_in_place
 from specc.runtime.plan.nodes import Argument, Launch
 
 START, PROPOSE = FAMILIES["ngram_start"], FAMILIES["ngram_propose"]

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 from programs import load
 
-from specc.driver.build import build_program
-from specc.kernels.shared.traffic import Traffic
+from specc.build.build import build_program
+from specc.kernels.writing.traffic import Traffic
 from specc.runtime.plan.nodes import Launch
 from specc.runtime.plan.plan import Plan
 

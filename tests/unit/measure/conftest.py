@@ -13,8 +13,9 @@ import torch
 
 from specc.algorithms import names, needs
 from specc.config import LoadedConfig, load_text
-from specc.measure import tune, tuned
-from specc.measure.variants import Variant
+from specc.measure.tuning import search as tune
+from specc.measure.tuning import tuned
+from specc.measure.tuning.variants import Variant
 from specc.runtime.backends.cpu import ReferenceBackend
 from specc.runtime.plan.plan import Plan
 

@@ -17,9 +17,9 @@ import torch
 from typer.testing import CliRunner
 
 from specc.algorithms import names, needs
+from specc.build.build import build_program
 from specc.cli.main import app
 from specc.config import load_config
-from specc.driver.build import build_program
 from specc.measure import bench
 from specc.measure.against import beside as other_side
 from specc.measure.against import work_tree
@@ -29,9 +29,9 @@ from specc.measure.against.ours import Ours
 from specc.measure.against.parts import parts
 from specc.measure.against.work import Work
 from specc.measure.bench import unmeasured
-from specc.measure.plot import draw
-from specc.measure.ratios import Ratio
-from specc.measure.records import Compared
+from specc.measure.results.plot import draw
+from specc.measure.results.ratios import Ratio
+from specc.measure.results.records import Compared
 from specc.measure.timing import Effort
 from specc.runtime.backends.cpu import ReferenceBackend
 from specc.runtime.plan.plan import Plan

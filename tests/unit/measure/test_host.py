@@ -7,9 +7,9 @@ from collections.abc import Callable
 import pytest
 
 from specc.measure.host import call_us
-from specc.measure.ratios import Spread
-from specc.measure.records import HostCost, Measurement
-from specc.measure.table import tables
+from specc.measure.results.ratios import Spread
+from specc.measure.results.records import HostCost, Measurement
+from specc.measure.results.table import tables
 from specc.measure.timing import WARM_UPS
 
 

@@ -9,11 +9,11 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from specc.measure.plot import draw
-from specc.measure.ratios import Ratio, Spread
-from specc.measure.records import BucketFigures, Figures, Measurement
+from specc.measure.results.plot import draw
+from specc.measure.results.ratios import Ratio, Spread
+from specc.measure.results.records import BucketFigures, Figures, Measurement
+from specc.measure.results.table import tables
 from specc.measure.steps import known
-from specc.measure.table import tables
 
 NAMES = {"prepare_rows": (2.9, 2.2), "verify_argmax": (8.1, 3.9), "extend_argmax": (5.5, 2.4)}
 
@@ -88,7 +88,7 @@ def test_a_picture_of_no_format(tmp_path: Path) -> None:
 
 
 def test_what_is_known_without_a_gpu() -> None:
-    from specc.driver.build import build_program
+    from specc.build.build import build_program
 
     from .conftest import CHAIN, load
 

@@ -9,13 +9,13 @@ from pathlib import Path
 
 import pytest
 
+from specc.build.build import Build, build_program, compile_machine_code
+from specc.build.wheel.build_wheel import emit_wheel
 from specc.codegen.cache import Cache
 from specc.config.chosen import Choice, Tuning
-from specc.driver.build import Build, build_program, compile_machine_code
-from specc.emit.build_wheel import emit_wheel
-from specc.measure.ratios import Ratio
-from specc.measure.tuning_file import Found, Gain, tuning_text
-from specc.measure.variants import kernels_of, knobs_of
+from specc.measure.results.ratios import Ratio
+from specc.measure.tuning.file import Found, Gain, tuning_text
+from specc.measure.tuning.variants import kernels_of, knobs_of
 from specc.runtime.plan.nodes import Launch
 from specc.support.diagnostics import DiagnosticError
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from specc.driver.build import build_program
+from specc.build.build import build_program
 from specc.measure.session import PROMPTS, SETTLED, Session
 from specc.measure.steps import tokens_moved
 from specc.runtime.backends.cpu import ReferenceBackend

@@ -6,10 +6,10 @@ from pathlib import Path
 
 import torch
 
+from specc.build.build import build_program
 from specc.config.chosen import Choice
-from specc.driver.build import build_program
-from specc.measure.tuned import Tuned, tune
-from specc.measure.tuning_file import tuning_text
+from specc.measure.tuning.file import tuning_text
+from specc.measure.tuning.tuned import Tuned, tune
 from specc.runtime.plan.nodes import Launch
 from specc.runtime.plan.plan import Plan
 

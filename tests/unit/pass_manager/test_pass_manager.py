@@ -10,8 +10,8 @@ from programs import compile_to, load, passes_to, run_on
 
 from specc.ir.core import Module
 from specc.ir.declarations import Resources
-from specc.ir.parser import parse_module
-from specc.ir.printer import print_module
+from specc.ir.text.parser import parse_module
+from specc.ir.text.printer import print_module
 from specc.ir.types import TensorType
 from specc.pass_manager.instruments import PrintIr, Reproducer, TimePasses, spell
 from specc.pass_manager.manager import BaseInstrument, run_passes
@@ -143,7 +143,7 @@ def test_a_wrong_module_leaves_a_reproducer_too(tmp_path: Path) -> None:
 
 def test_the_users_mistake_leaves_none(tmp_path: Path) -> None:
     loaded = load("EAGLE", draft={"hidden_size": 32})
-    from specc.driver.compile import start_module
+    from specc.build.compile import start_module
 
     with pytest.raises(DiagnosticError, match="type/width-mismatch"):
         run_passes(start_module(loaded), passes_to("infer-types", loaded), Context(loaded), [Reproducer(tmp_path)])

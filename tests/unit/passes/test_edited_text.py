@@ -9,8 +9,8 @@ import pytest
 from programs import compile_to, load
 
 from specc.ir.core import Module
-from specc.ir.parser import parse_module
-from specc.ir.printer import print_module
+from specc.ir.text.parser import parse_module
+from specc.ir.text.printer import print_module
 from specc.pass_manager.manager import run_passes
 from specc.pass_manager.pass_base import Context
 from specc.passes.invariants import CheckEach, check_now

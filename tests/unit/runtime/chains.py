@@ -16,7 +16,7 @@ from programs import load
 
 from specc.config import Config
 from specc.runtime.batch import Batch
-from specc.runtime.frame import Frame
+from specc.runtime.entry.frame import Frame
 from specc.runtime.memory.arena import Arena
 from specc.runtime.plan.nodes import Launch
 from specc.runtime.plan.plan import Plan

@@ -11,9 +11,9 @@ from chains import make_engine
 from fakes.plans import by_torch, chain_plan, node_of
 
 from specc.runtime.backends.cpu import ReferenceBackend
-from specc.runtime.brought import load_ops
+from specc.runtime.capabilities.brought import load_ops
+from specc.runtime.entry.frame import Frame
 from specc.runtime.errors import DamagedWheelError, PlanError
-from specc.runtime.frame import Frame
 from specc.runtime.memory.arena import Arena
 from specc.runtime.plan.manifest import Manifest
 from specc.runtime.plan.nodes import OpSource, Reference

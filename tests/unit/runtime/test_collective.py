@@ -15,7 +15,7 @@ from torch import Tensor
 
 from specc.runtime.backends.cpu import ReferenceBackend
 from specc.runtime.batch import Batch
-from specc.runtime.collective import DIGEST_WORDS, check_ranks
+from specc.runtime.capabilities.collective import DIGEST_WORDS, check_ranks
 from specc.runtime.errors import BindError, CollectiveError, PlanError
 from specc.runtime.memory.arena import Arena
 from specc.runtime.plan.plan import RANK, Plan

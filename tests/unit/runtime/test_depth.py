@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from specc.runtime.depth import AcceptanceDepth, DepthPolicy, FixedDepth
+from specc.runtime.capabilities.depth import AcceptanceDepth, DepthPolicy, FixedDepth
 
 
 def accept_len(random: Random, p: float, num_steps: int) -> int:

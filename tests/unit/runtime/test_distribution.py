@@ -24,9 +24,9 @@ from torch import Tensor
 
 from specc.runtime.backends.cpu import ReferenceBackend
 from specc.runtime.batch import Batch
+from specc.runtime.capabilities.sampling import Sampling
 from specc.runtime.plan.parameters import PARAMETERS
 from specc.runtime.plan.plan import Plan
-from specc.runtime.sampling import Sampling
 from specc.runtime.semantics.convention import DTYPES
 from specc.runtime.semantics.reference import OPS, STORES
 from specc.runtime.step import Step

@@ -10,8 +10,8 @@ from test_transfer import CHAIN, Machine, machine
 from torch import Tensor
 
 from specc.runtime.batch import Batch
+from specc.runtime.capabilities.sampling import Sampling
 from specc.runtime.errors import BatchError, BindError, ForwardContractError
-from specc.runtime.sampling import Sampling
 
 FILTERS = {"verify": "target_only", "sampling": ["top_k", "top_p", "min_p"]}
 ROWS, LENGTHS = [3, 1, 4, 2], [5, 9, 2, 16]

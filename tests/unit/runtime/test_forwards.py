@@ -11,9 +11,9 @@ from test_transfer import CASES, IDS, Machine, machine, plugin
 from torch import Tensor
 
 from specc.runtime.batch import Batch
+from specc.runtime.capabilities.sampling import Sampling
 from specc.runtime.plan.nodes import External
 from specc.runtime.plan.plan import Plan
-from specc.runtime.sampling import Sampling
 
 __all__ = ["plugin"]
 BITS = {

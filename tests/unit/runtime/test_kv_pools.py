@@ -15,8 +15,8 @@ from torch import Tensor
 
 from specc.runtime.backends.cuda import argument_value
 from specc.runtime.batch import Batch
+from specc.runtime.entry.frame import Frame
 from specc.runtime.errors import BatchError, BindError, ForwardContractError, PlanError
-from specc.runtime.frame import Frame
 from specc.runtime.plan.nodes import Launch
 from specc.runtime.plan.plan import kv_pointers
 from specc.runtime.plan.plan_json import read_plan

@@ -9,12 +9,12 @@ import pytest
 import torch
 from fakes.plans import chain_plan, node_of
 
+from specc.runtime.entry.frame import Frame
+from specc.runtime.entry.result import SPAN_LIMIT, StepResult
 from specc.runtime.errors import PlanError
-from specc.runtime.frame import Frame
 from specc.runtime.memory.arena import ALIGNMENT, Arena
 from specc.runtime.memory.staging import Staging
 from specc.runtime.plan.plan_json import read_plan
-from specc.runtime.result import SPAN_LIMIT, StepResult
 from specc.runtime.state.relay import RelayPools
 
 CPU = torch.device("cpu")

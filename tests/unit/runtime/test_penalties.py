@@ -13,11 +13,11 @@ from test_torn import Boom, failing, machine_of
 from test_transfer import Machine
 from torch import Tensor
 
-from specc.driver.build import build_program
+from specc.build.build import build_program
 from specc.runtime.batch import Batch
+from specc.runtime.capabilities.sampling import GREEDY, Sampling, carried
 from specc.runtime.errors import BatchError, FieldError, SamplingError
 from specc.runtime.plan.parameters import PENALTIES
-from specc.runtime.sampling import GREEDY, Sampling, carried
 from specc.runtime.semantics.reference import OPS
 from specc.runtime.state.carry import Carry
 

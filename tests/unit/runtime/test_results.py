@@ -13,9 +13,8 @@ import pytest
 import torch
 
 from specc.config.schema import ConfigFile
-from specc.runtime.outputs import Output
-from specc.runtime.plan.outputs import MEANINGS
-from specc.runtime.result import (
+from specc.runtime.entry.outputs import Output
+from specc.runtime.entry.result import (
     HostPrefill,
     HostProposal,
     HostResult,
@@ -24,6 +23,7 @@ from specc.runtime.result import (
     Score,
     StepResult,
 )
+from specc.runtime.plan.outputs import MEANINGS
 
 DECODED = {
     "predict": torch.tensor([[4, 7, 0], [5, 0, 0]], dtype=torch.int32),

@@ -20,11 +20,11 @@ from transformers import (
     TopPLogitsWarper,
 )
 
-from specc.driver.build import build_program
+from specc.build.build import build_program
 from specc.runtime.batch import Batch
+from specc.runtime.capabilities.sampling import Sampling
 from specc.runtime.errors import BatchError, FieldError, SamplingError
 from specc.runtime.plan.parameters import HOTTEST, SEEDS
-from specc.runtime.sampling import Sampling
 from specc.runtime.semantics import sample
 from specc.runtime.semantics.reference import OPS
 from specc.runtime.state.carry import Carry

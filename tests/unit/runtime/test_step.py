@@ -15,10 +15,10 @@ from fakes.plans import chain_plan
 
 from specc.runtime.backends.cpu import ReferenceBackend
 from specc.runtime.batch import Batch
+from specc.runtime.entry.external import Forward
+from specc.runtime.entry.result import StepResult
 from specc.runtime.errors import BatchError, CarryError
-from specc.runtime.external import Forward
 from specc.runtime.plan.plan_json import read_plan
-from specc.runtime.result import StepResult
 from specc.runtime.state.carry import Carry
 from specc.runtime.step import Step
 

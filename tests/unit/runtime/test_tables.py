@@ -17,8 +17,8 @@ from torch import Tensor
 from specc.runtime.backends.cpu import ReferenceBackend
 from specc.runtime.backends.cuda import argument_value
 from specc.runtime.batch import Batch
+from specc.runtime.entry.frame import Frame
 from specc.runtime.errors import BatchError, BindError, PlanError
-from specc.runtime.frame import Frame
 from specc.runtime.memory.tables import TableGuard
 from specc.runtime.plan.nodes import Argument
 from specc.runtime.plan.plan_json import read_plan

@@ -20,6 +20,7 @@ from test_transfer import machine
 
 from specc.runtime import program as module
 from specc.runtime.batch import Batch
+from specc.runtime.capabilities.sampling import GREEDY
 from specc.runtime.errors import (
     BatchError,
     BindError,
@@ -30,7 +31,6 @@ from specc.runtime.errors import (
 )
 from specc.runtime.plan.plan import Plan
 from specc.runtime.plan.plan_json import read_plan
-from specc.runtime.sampling import GREEDY
 from specc.runtime.state.carry import Carry
 from specc.runtime.step import Step
 

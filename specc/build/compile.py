@@ -1,0 +1,137 @@
+"""From a loaded configuration to finished modules: what every command that compiles does first."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import nullcontext
+from typing import NamedTuple
+
+from specc.algorithms import plugin
+from specc.config import LoadedConfig, ModelConfig
+from specc.build.link import link
+from specc.ir.core import Carry, Module
+from specc.ir.declarations import KvPool, Options
+from specc.pass_manager.manager import Instrument, run_passes
+from specc.pass_manager.pass_base import Context
+from specc.passes.invariants import CheckEach
+from specc.passes.pipeline import FRONT, default_passes
+from specc.runtime.plan.manifest import for_inspection
+from specc.support.diagnostics import Diagnostic, DiagnosticError
+
+
+class Compiled(NamedTuple):
+    """The program of one depth: the configuration there, the module after all passes, and what they remarked."""
+
+    loaded: LoadedConfig
+    module: Module
+    ctx: Context
+
+
+def start_module(loaded: LoadedConfig) -> Module:
+    """The module before the first pass: options and one ``spec.step``."""
+    config = loaded.config
+    module = Module(config.name)
+    module.decls.append(Options("config", tuple(config.file.buckets), config.file.page_size, config.longest))
+    module.decls += [_kv_pool(owner, model) for owner, model in config.models.items()]
+    attrs = {"algorithm": config.algorithm}
+    module.add_op("prepare", "spec.step", (), (), attrs, loaded.location("algorithm"))
+    return module
+
+
+def _kv_pool(owner: str, model: ModelConfig) -> KvPool:
+    buffers = 1 if model.kv_layout == "mla" else 2
+    return KvPool(owner, model.num_layers, buffers, model.kv_row_bytes, model.kv_dtype)
+
+
+def compile_module(
+    loaded: LoadedConfig, instruments: Sequence[Instrument] = (), kept: frozenset[str] = frozenset()
+) -> Compiled:
+    """Run every pass that comes before code generation, with the checker after each, for one depth.
+
+    kept: carried values that stay though this depth may not read them.
+
+    Raises:
+        DiagnosticError: the configuration cannot be built, with sources and paths filled in by whoever prints.
+
+    """
+    module, ctx = start_module(loaded), Context(loaded, kept)
+    source = plugin(loaded.config.algorithm)
+    with source.suspected() if source is not None else nullcontext():
+        run_passes(module, default_passes(loaded), ctx, [CheckEach(), *instruments])
+    return Compiled(loaded, module, ctx)
+
+
+def compile_depths(loaded: LoadedConfig, instruments: Sequence[Instrument] = ()) -> list[Compiled]:
+    """The module of every depth of a configuration, the deepest first, with the same carry in one arena.
+
+    Raises:
+        DiagnosticError: as `compile_module`, and ``legal/depths`` where requests could not go from depth to depth.
+
+    """
+    depths = loaded.depths()
+    if len(depths) == 1:
+        return [compile_module(loaded, instruments)]
+    kept = _carried_by_some(depths)
+    compiled = [compile_module(depth, instruments, kept) for depth in depths]
+    _check_carry(compiled)
+    link([one.module for one in compiled])
+    return compiled
+
+
+def _carried_by_some(depths: Sequence[LoadedConfig]) -> frozenset[str]:
+    """Carried values that one depth needs and another would not have: to carry one may take others."""
+    kept: frozenset[str] = frozenset()
+    while True:
+        carried = [_front(depth, kept).carries.keys() for depth in depths]
+        some, every = set[str]().union(*carried), set(carried[0]).intersection(*carried)
+        if some - every <= kept:  # what is still missing is declared at other depths alone
+            return kept
+        kept |= some - every
+
+
+def _front(loaded: LoadedConfig, kept: frozenset[str]) -> Module:
+    """The program of one depth before it is planned."""
+    module = start_module(loaded)
+    run_passes(module, [step.of(loaded) for step in FRONT], Context(loaded, kept), [])
+    return module
+
+
+def _check_carry(depths: Sequence[Compiled]) -> None:
+    """Every carried value is carried at all depths, with one type."""
+    deepest = depths[0]
+    for name in dict.fromkeys(name for one in depths for name in one.module.carries):
+        types = {one.loaded.config.num_steps: _spell(one.module, one.module.carries.get(name)) for one in depths}
+        if len(set(types.values())) > 1:
+            what = ", ".join(f"{type_} with num_steps {steps}" for steps, type_ in types.items())
+            algorithm, where = deepest.loaded.config.algorithm, deepest.loaded.location("num_steps")
+            message = f"{algorithm} cannot change its depth: @{name}, which it carries, is {what}"
+            raise DiagnosticError(Diagnostic("legal/depths", message, where, "write one num_steps"))
+
+
+def _spell(module: Module, carry: Carry | None) -> str:
+    """The type of a carried value with the sizes of its axes."""
+    if carry is None:
+        return "nothing"
+    sizes = ", ".join(str(size) for size in carry.type.sizes(module.dims)[1:])
+    return f"{carry.type.dtype}[B{', ' if sizes else ''}{sizes}]"
+
+
+def check_config(loaded: LoadedConfig) -> None:
+    """What ``specc check`` runs: everything short of code generation."""
+    compile_depths(loaded)
+
+
+def unloadable(loaded: LoadedConfig, archs: Sequence[str]) -> list[Diagnostic]:
+    """A warning for every arch whose machine code the runtime does not load, where the configuration names it."""
+    written = loaded.config.archs
+    return [
+        Diagnostic(
+            "aot/inspection-only",
+            f"machine code for {arch} is for inspection: the runtime loads NVIDIA's alone",
+            loaded.location("archs", written.index(arch)) if arch in written else None,
+            hint="a program runs on NVIDIA GPUs (sm_..) and, without machine code, on the CPU",
+            severity="warning",
+        )
+        for arch in archs
+        if for_inspection(arch)
+    ]

@@ -1,0 +1,152 @@
+"""The summary a build ends with: phases, launches, bytes, buffers, time per stage."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import MISSING, fields
+from typing import TYPE_CHECKING, Any, cast
+
+from rich.console import Console, Group
+from rich.table import Table
+from rich.text import Text
+
+from specc.runtime.plan.nodes import External, Given, Node, Reference
+from specc.runtime.plan.plan import Plan, Totals
+from specc.runtime.plan.typed import to_json
+from specc.support.render import printable
+
+if TYPE_CHECKING:
+    from specc.build.build import Build
+
+
+def print_summary(build: Build, console: Console, files: Iterable[object]) -> None:
+    """Print the summary of a finished build."""
+    several = len(build.depths) > 1
+    for depth in build.depths:
+        title = f"{depth.plan.name}: {depth.plan.algorithm}" + f", num_steps {depth.num_steps}" * several
+        console.print(Group(_phases(depth.plan, title), totals_table(depth.plan.totals)))
+    if several:
+        console.print(Text(_shared(build)))
+    console.print(*_resources(build))
+    for path in files:
+        console.print(Text(printable(f"wrote {path}")), soft_wrap=True)
+    stages = ", ".join(f"{name} {seconds:.2f} s" for name, seconds in build.seconds.items())
+    console.print(Text(f"time: {stages}"))
+
+
+def _shared(build: Build) -> str:
+    """What the depths have in common."""
+    uses = Counter(source.name for depth in build.depths for source in depth.generated.sources)
+    shared = sum(times > 1 for times in uses.values())
+    arena = max(depth.plan.memory.arena for depth in build.depths)
+    return f"{len(uses)} kernels, {shared} of them for more than one num_steps; one arena of {arena:,} bytes"
+
+
+def _phases(plan: Plan, title: str) -> Table:
+    table = Table(title=title, title_justify="left", box=None)
+    table.add_column("phase")
+    table.add_column("node")
+    table.add_column("what")
+    table.add_column("captures")
+    for phase in plan.phases:
+        for node in phase.nodes:
+            table.add_row(phase.name, node.name, _what(node), node.capture or "" if isinstance(node, External) else "")
+    return table
+
+
+def _what(node: Node) -> str:
+    if isinstance(node, External):
+        return f"the engine's {node.callback} {'on the host' if node.host else 'forward'}"
+    if isinstance(node, Given):
+        return f"{', '.join(node.results)} of the target, which the engine hands over"
+    return counted(call.op for call in node.ops) + " (torch)" * isinstance(node, Reference)
+
+
+def counted(words: Iterable[str]) -> str:
+    """Words in order, each once: ``a x2, b``."""
+    return ", ".join(word if n == 1 else f"{word} x{n}" for word, n in Counter(words).items())
+
+
+def totals_table(totals: Mapping[int, Totals]) -> Table:
+    """What a decode step costs in every bucket, as ``totals`` of a plan has it."""
+    table = Table(title="per decode step, by bucket", title_justify="left", box=None)
+    keys = totals_columns(totals)
+    table.add_column("bucket", justify="right")
+    for key in keys:
+        table.add_column(key.replace("_", " "), justify="right", overflow="fold")
+    for bucket, figures in totals.items():
+        table.add_row(str(bucket), *[f"{getattr(figures, key):,}" for key in keys])
+    return table
+
+
+def totals_columns(totals: Mapping[int, Totals]) -> list[str]:
+    """The keys of totals that are told: those that always are, and those that are not 0 in every bucket."""
+    known = {field.name: field.default is MISSING for field in fields(Totals)}
+    return [key for key, always in known.items() if always or any(getattr(one, key) for one in totals.values())]
+
+
+def written_totals(totals: Mapping[int, Totals]) -> dict[str, dict[str, Any]]:
+    """The same as in plan.json."""
+    return {str(bucket): to_json(figures) for bucket, figures in totals.items()}
+
+
+def plain_table(rows: Sequence[Mapping[str, object]]) -> Table:
+    """Records as a table: a column for each key that some record has a value for, headed by its words."""
+    keys = [key for key in (rows[0] if rows else ()) if any(row[key] is not None for row in rows)]
+    table = Table(box=None)
+    for key in keys:
+        counts = all(isinstance(row[key], int) for row in rows)
+        head = Text(printable(key.replace("_", " ")))
+        table.add_column(head, justify="right" if counts else "left", overflow="fold")
+    for row in rows:
+        table.add_row(*[Text(printable(_cell(row[key]))) for key in keys])
+    return table
+
+
+def _cell(value: object) -> str:
+    if isinstance(value, list | tuple):
+        return ", ".join(map(str, cast("Iterable[object]", value)))
+    return f"{value:,}" if isinstance(value, int) else "" if value is None else str(value)
+
+
+def record(build: Build, files: Iterable[object], warnings: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
+    """What `print_summary` prints, JSON-ready; ``warnings`` are findings that are no errors."""
+    config = build.loaded.config
+    return {
+        "name": config.name,
+        "algorithm": config.algorithm,
+        "files": [str(file) for file in files],
+        "programs": [
+            {
+                "num_steps": depth.num_steps,
+                "phases": {
+                    phase.name: [
+                        {"node": node.name, "what": _what(node), "capture": getattr(node, "capture", None)}
+                        for node in phase.nodes
+                    ]
+                    for phase in depth.plan.phases
+                },
+                "totals": written_totals(depth.plan.totals),
+            }
+            for depth in build.depths
+        ],
+        "machine_code": [
+            {"kernel": kernel, "arch": arch, "bytes": len(a.binary), "registers": a.registers, "spills": a.spills,
+             "shared": a.shared}
+            for (kernel, arch), a in build.artifacts.items()
+        ],
+        "seconds": dict(build.seconds),
+        "warnings": [*warnings],
+    }  # fmt: skip
+
+
+def _resources(build: Build) -> list[Table]:
+    if not build.artifacts:
+        return []
+    table = Table(title="machine code", title_justify="left", box=None)
+    for name in ("kernel", "arch", "bytes", "registers", "spills", "shared"):
+        table.add_column(name, justify="left" if name in ("kernel", "arch") else "right")
+    for (kernel, arch), a in build.artifacts.items():
+        table.add_row(kernel, arch, f"{len(a.binary):,}", str(a.registers), str(a.spills), str(a.shared))
+    return [table]

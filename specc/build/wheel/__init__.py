@@ -1,0 +1,1 @@
+"""The wheel: the program, its runtime and its machine code as a Python distribution."""

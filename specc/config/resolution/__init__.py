@@ -1,0 +1,1 @@
+"""A checked file completed: its models, its engine, what ranks share out, and its tuning file."""

@@ -1,0 +1,161 @@
+"""`ConfigFile` -> `Config`: defaults, model directories, and the algorithm's canonical name."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from itertools import pairwise
+from pathlib import Path
+from typing import NamedTuple
+
+from specc.config.archs import ARCHS, NATIVE, NoGpuError, with_native
+from specc.config.block import Block
+from specc.config.models import ModelFacts
+from specc.config.resolution.engine import for_engine, in_engine
+from specc.config.resolution.reduced import check_map
+from specc.config.resolution.sharded import check_shards, with_heads, with_shards
+from specc.config.resolution.sides import facts_of, settle
+from specc.config.resolution.step_form import check_step
+from specc.config.resolution.tuning import read_tuning
+from specc.config.resolved import Config, Depth, ModelConfig
+from specc.config.rules.legality import Checked, check_file, check_models
+from specc.config.rules.needs import Needs
+from specc.config.rules.validate import validate_options
+from specc.config.schema import SAMPLING
+from specc.support.diagnostics import Note
+from specc.support.suggest import did_you_mean
+
+
+class Resolved(NamedTuple):
+    """A complete configuration, and what the model directories of ``target`` and ``draft`` say, if they have one."""
+
+    config: Config
+    facts: Mapping[str, ModelFacts]
+
+
+def resolve(
+    checked: Checked, directory: Path, algorithms: Sequence[str], needs: Callable[[str], Needs]
+) -> Resolved | None:
+    """Check every rule and return the complete configuration, or None if anything was wrong.
+
+    ``directory`` is where relative `model:` paths start; ``algorithms`` are the known names, ``needs`` says what
+    the chosen one asks for.
+    """
+    algorithm = _algorithm(checked, algorithms)
+    needed = needs(algorithm) if algorithm is not None else Needs()
+    facts = in_engine(checked, facts_of(checked, directory, needed), needed)
+    checked = for_engine(checked, algorithm, facts)
+    check_file(checked, algorithm, needed)
+    check_step(checked, needed)
+    check_shards(checked)
+    options, archs = _options(checked, algorithm, needed), _archs(checked)
+    target = settle(checked, "target", facts, needed.target_hidden, directory)
+    draft = settle(checked, "draft", facts, None, directory)
+    target = _with_aux_layers(checked, target, draft)
+    check_models(checked, target, draft)
+    check_map(checked, target, draft, directory)
+    target, draft = with_shards(checked, "target", target), with_shards(checked, "draft", draft)
+    target, draft = with_heads(checked, "target", target), with_heads(checked, "draft", draft)
+    tuning = read_tuning(checked, directory)
+    if checked.found.errors or algorithm is None or target is None or options is None:
+        return None
+    file, depths = checked.file, _depths(checked, needed)
+    config = Config(
+        file=file,
+        name=file.name or "",
+        algorithm=algorithm,
+        num_steps=depths[-1].num_steps,
+        num_draft_tokens=depths[-1].num_nodes,
+        depths=depths,
+        max_requests=file.max_requests or file.buckets[-1],
+        sampling=tuple(name for name in SAMPLING if name in file.sampling),
+        archs=archs,
+        target=target,
+        draft=draft,
+        options=options,
+        tuning=tuning,
+    )
+    return Resolved(config, {side: found for side, found in facts.items() if found is not None})
+
+
+def _depths(checked: Checked, needs: Needs) -> tuple[Depth, ...]:
+    """Return every depth with its number of nodes: what the file says, or as many as can be drafted."""
+    topk, nodes = checked.file.topk, checked.file.num_draft_tokens
+    if topk == 1 or nodes is None:
+        return tuple(Depth(steps, steps + 1) for steps in checked.file.num_steps)
+    return tuple(Depth(steps, min(nodes, needs.most_nodes(topk, steps))) for steps in checked.file.num_steps)
+
+
+def _algorithm(checked: Checked, algorithms: Sequence[str]) -> str | None:
+    """Return the algorithm's name as it is listed, or None after reporting."""
+    written = checked.file.algorithm
+    if written is None:
+        return None
+    for name in algorithms:
+        if name.lower() == written.lower():
+            return name
+    at = checked.places.value("algorithm")
+    message = f"unknown algorithm '{written[:60]}'"
+    checked.found.error("config/unknown-algorithm", message, at, hint=did_you_mean(written, algorithms))
+    return None
+
+
+def _archs(checked: Checked) -> tuple[str, ...]:
+    """Return the architectures, with those of this machine for ``native``; none after reporting that it has no GPU."""
+    try:
+        return with_native(checked.file.archs)
+    except NoGpuError as error:
+        at = checked.places.value("archs", checked.file.archs.index(NATIVE))
+        message = f"'{NATIVE}' stands for the GPUs of this machine: {error}"
+        checked.found.error("config/no-gpu", message, at, hint=f"write names: {', '.join(ARCHS)}")
+        return ()
+
+
+def _options(checked: Checked, algorithm: str | None, needs: Needs) -> Block | None:
+    """Return the keys of the algorithm's own, or None after reporting, or if nobody knows which they are."""
+    if algorithm is None:
+        return None
+    return validate_options(needs.options, checked.file.options, checked.places, checked.found)
+
+
+def _with_aux_layers(checked: Checked, target: ModelConfig | None, draft: ModelConfig | None) -> ModelConfig | None:
+    """Return the target with the layers whose outputs it hands over, or None after reporting."""
+    if target is None or checked.file.target is None:
+        return target
+    written, at = checked.file.target.aux_layers, checked.places
+    where = at.value("target", "aux_layers")
+    if target.hidden_source != "aux":
+        if written:
+            note = Note(f"hidden_source is {target.hidden_source}", at.value("target", "hidden_source"))
+            message = "aux_layers goes with hidden_source: aux"
+            checked.found.error("config/out-of-range", message, where, hint="leave one of them out", notes=[note])
+        return target
+    trained = draft.aux_layers if draft is not None else None
+    layers = tuple(written) if written else trained or default_aux_layers(target.depth)
+    if layers is None and checked.places.broken("draft"):
+        return None
+    if layers is None:
+        message = f"hidden_source: aux needs aux_layers for a target of {target.depth} layers"
+        hint = "add 'aux_layers:' inside target: the layers, counted from 1, whose outputs the draft reads"
+        checked.found.error("config/missing-key", message, at.key("target"), hint=hint)
+        return None
+    if not written and trained:
+        where = at.value("draft", "model")
+    ascending = all(one < other for one, other in pairwise(layers))
+    if not ascending or not 1 <= layers[0] <= layers[-1] <= target.depth:
+        found = ", ".join(map(str, layers))
+        message = f"aux_layers ascend strictly from 1 to the target's last layer, {target.depth}, and these are {found}"
+        checked.found.error("config/out-of-range", message, where)
+        return None
+    if written and trained and len(trained) == len(layers) and trained != layers:
+        note = Note(f"the model reads layers {', '.join(map(str, trained))}", at.value("draft", "model"))
+        message = "target.aux_layers are not the layers that the draft was trained on"
+        checked.found.error("config/model-contradiction", message, where, hint="leave aux_layers out", notes=[note])
+        return None
+    return replace(target, aux_layers=layers)
+
+
+def default_aux_layers(count: int) -> tuple[int, ...] | None:
+    """Return the layers that EAGLE3 heads are usually trained on, of ``count``; None for too few to be three."""
+    layers = (2, count // 2, count - 3)
+    return layers if layers[0] < layers[1] < layers[2] else None

@@ -1,0 +1,88 @@
+"""What ranks share out: logits that are sharded, and heads of keys and values; and what cannot be shared yet."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from specc.config.presets import PRESETS
+from specc.config.resolution.sides import Side
+from specc.config.resolved import ModelConfig
+from specc.config.rules.legality import Checked, refuse
+from specc.support.diagnostics import Note
+
+GATHERED = "write logits: gathered, with which every rank has whole rows"
+
+
+def check_shards(checked: Checked) -> None:
+    """With sharded logits, refuse features that need more than the largest entries."""
+    file = checked.file
+    if file.logits != "sharded" or not checked.sound("logits"):
+        return
+    what = "with logits: sharded"
+    refuse(checked, file.verify != "greedy", f"verify: {file.verify} {what}", ("verify",), GATHERED)
+    refuse(checked, file.best_logprobs > 0, f"best_logprobs {what}", ("best_logprobs",), GATHERED)
+
+
+def with_shards(checked: Checked, side: Side, model: ModelConfig | None) -> ModelConfig | None:
+    """Return a model with the columns of all its shards, None after reporting that they cannot be shared out."""
+    block = checked.file.target if side == "target" else checked.file.draft
+    if model is None or block is None:
+        return model
+    written, at = block.padded_vocab_size, checked.places.value(side, "padded_vocab_size")
+    if checked.file.logits != "sharded":
+        if side == "target" and checked.file.step == "rotated":
+            return _with_rows(checked, model, written)
+        if written is not None and checked.sound("logits"):
+            message = "padded_vocab_size says how shards of logits are padded, and every rank has whole rows"
+            checked.found.error("legal/shards", message, at, hint="write logits: sharded, or leave the key out")
+        return model
+    if not checked.sound("logits", "tensor_parallel"):
+        return None
+    ranks, engine = checked.file.tensor_parallel, checked.file.engine
+    size = written or (model.vocab_size if engine is None else PRESETS[engine].columns(model.vocab_size, ranks))
+    least = -(-model.vocab_size // ranks) * ranks
+    if size % ranks or size < model.vocab_size:
+        place = at if written else checked.places.value(side, "vocab_size" if block.vocab_size else "model")
+        message = f"{size} columns cannot be shared out: {model.vocab_size} tokens on {ranks} ranks"
+        notes = [Note(f"tensor_parallel is {ranks}", checked.places.value("tensor_parallel"))]
+        hint = f"write padded_vocab_size: a multiple of {ranks}, from {least} on"
+        checked.found.error("legal/shards", message, place, hint=hint, notes=notes)
+        return None
+    return replace(model, padded_vocab_size=size)
+
+
+def _with_rows(checked: Checked, target: ModelConfig, written: int | None) -> ModelConfig | None:
+    """Return the target with the elements from row to row of the logits that the engine hands over, where it pads them.
+
+    None after reporting that they are fewer than a row has.
+    """
+    engine, tokens = checked.file.engine, target.vocab_size
+    pads = engine is not None and PRESETS[engine].pads_rows
+    size = written or (PRESETS[engine].columns(tokens, 1) if pads and engine is not None else tokens)
+    if size < tokens:
+        message = f"rows of {tokens} logits cannot be {size} elements apart"
+        at, hint = checked.places.value("target", "padded_vocab_size"), f"write {tokens} or more, or leave the key out"
+        checked.found.error("legal/shards", message, at, hint=hint)
+        return None
+    return target if size == tokens else replace(target, padded_vocab_size=size)
+
+
+def with_heads(checked: Checked, side: Side, model: ModelConfig | None) -> ModelConfig | None:
+    """Return a model as an engine's ranks keep its keys and values, None after reporting that they cannot.
+
+    A rank has its share of the heads; where there are fewer heads than ranks, one that others have too. Without an
+    engine every rank keeps them all, and so it does with the latent rows of mla.
+    """
+    file = checked.file
+    if model is None or file.engine is None or not checked.sound("tensor_parallel"):
+        return model
+    ranks, heads = file.tensor_parallel, model.num_kv_heads
+    if max(heads, ranks) % min(heads, ranks):
+        block = file.target if side == "target" else file.draft
+        key = "num_kv_heads" if block is not None and block.num_kv_heads else "model"
+        message = f"{heads} heads of keys and values cannot be shared out over {ranks} ranks"
+        notes = [Note(f"tensor_parallel is {ranks}", checked.places.value("tensor_parallel"))]
+        hint = "heads are a multiple of the ranks, or ranks of the heads"
+        checked.found.error("legal/shards", message, checked.places.value(side, key), hint=hint, notes=notes)
+        return None
+    return replace(model, kv_ranks=ranks)

@@ -1,0 +1,125 @@
+"""The file that `tuning:` names: choices that a search on a GPU has made, with the line of each."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+from pydantic import Field, ValidationError
+
+from specc.config.block import Block
+from specc.config.chosen import Choice, Tuning
+from specc.config.rules.legality import Checked
+from specc.config.text.locations import Locations
+from specc.config.text.scalars import spell
+from specc.config.text.tree import read_tree
+from specc.support.diagnostics import Diagnostics, Note
+from specc.support.paths import path_of
+from specc.support.reading import read_regular, why_unreadable
+
+MAX_BYTES = 1 << 17
+"""Largest file that is read, in bytes."""
+
+_Count = Annotated[int, Field(strict=True, ge=1, le=65535)]
+_Text = Annotated[str, Field(min_length=1, max_length=256)]
+
+
+class ChoiceBlock(Block):
+    """An entry of ``launches``."""
+
+    launch: _Text
+    num_steps: _Count | None = None
+    tile: _Count | None = None
+    warps: _Count | None = None
+    split: dict[Annotated[int, Field(strict=False, ge=1)], _Count] = Field(default_factory=dict[int, int])
+
+
+class TuningFile(Block):
+    """The keys of a tuning file."""
+
+    gpu: _Text
+    arch: _Text
+    specc: _Text
+    triton: _Text
+    launches: Annotated[list[ChoiceBlock], Field(max_length=512)]
+
+
+def read_tuning(checked: Checked, directory: Path) -> Tuning | None:
+    """The file that ``tuning:`` names, relative to ``directory``; None without one, or where it cannot be read.
+
+    Raises:
+        DiagnosticError: what is wrong in it, with its text.
+    """
+    written = checked.file.tuning
+    if written is None:
+        return None
+    try:
+        path = path_of(written, directory)
+        text = read_regular(path, MAX_BYTES).decode("utf-8-sig")
+    except (OSError, ValueError) as error:
+        why = "it is not UTF-8 text" if isinstance(error, UnicodeDecodeError) else why_unreadable(error)
+        message = f"cannot read the tuning file '{written[:200]}': {why}"
+        hint = "specc tune writes one; or leave tuning out"
+        checked.found.error("tuning/unreadable", message, checked.places.value("tuning"), hint=hint)
+        return None
+    file = "".join(char if " " <= char <= "~" else ascii(char)[1:-1] for char in written)
+    found = Diagnostics()
+    tree = read_tree(text, file, found)
+    tuning = None
+    if tree is not None and not found.errors:
+        places = Locations(file, tree)
+        block = _validated(places, found)
+        if block is not None:
+            tuning = _tuning(block, places, text, str(path))
+            _check(checked, tuning, places, found)
+    found.raise_if_errors({file: text}, {file: str(path)})
+    return tuning
+
+
+def _validated(places: Locations, found: Diagnostics) -> TuningFile | None:
+    """What stands in the file, None after reporting."""
+    try:
+        return TuningFile.model_validate(places.tree.values)
+    except ValidationError as error:
+        for details in error.errors(include_url=False):
+            path = details["loc"][:-1] if details["loc"][-1:] == ("[key]",) else details["loc"]
+            kind = details["type"]
+            place = places.key(*path) if kind == "extra_forbidden" else places.value(*path)
+            what = {"extra_forbidden": "is no key of a tuning file", "missing": "is missing"}.get(kind)
+            message = f"{spell(path)} {what or 'is wrong: ' + details['msg'].lower()}"
+            found.error("tuning/malformed", message, place, hint="docs/tuning.md has the keys")
+        return None
+
+
+def _tuning(block: TuningFile, places: Locations, text: str, path: str) -> Tuning:
+    choices = tuple(
+        Choice(one.launch, one.num_steps, one.tile, one.warps, one.split, places.value("launches", i, "launch"))
+        for i, one in enumerate(block.launches)
+    )
+    return Tuning(block.arch, block.gpu, block.specc, block.triton, choices, text, places.file, path)
+
+
+def _check(checked: Checked, tuning: Tuning, places: Locations, found: Diagnostics) -> None:
+    """Compare with the configuration what needs no compiled program: architecture, depths, buckets, one entry each."""
+    file = checked.file
+    if checked.sound("archs") and list(file.archs) not in ([tuning.arch], ["native"]):
+        note = Note(f"the program is for {', '.join(file.archs)}", checked.places.value("archs"))
+        message = f"the choices were measured on {tuning.arch}, and hold for a program of that architecture alone"
+        hint = f"write archs: [{tuning.arch}], or leave tuning out"
+        found.error("tuning/arch", message, places.value("arch"), hint=hint, notes=[note])
+    seen: set[tuple[str, int]] = set()
+    for i, one in enumerate(tuning.choices):
+        depths = file.num_steps if one.num_steps is None else [one.num_steps]
+        if one.num_steps is not None and one.num_steps not in file.num_steps:
+            message = f"the program has no depth of num_steps {one.num_steps}"
+            found.error("tuning/no-launch", message, places.value("launches", i, "num_steps"))
+        twice = [depth for depth in depths if (one.launch, depth) in seen]
+        if twice:
+            message = f"{one.launch} has an entry already"
+            found.error("tuning/no-launch", message, one.location, hint="write one entry for a launch")
+        seen |= {(one.launch, depth) for depth in depths}
+        for bucket in one.split:
+            if checked.sound("buckets") and bucket not in file.buckets:
+                listed = ", ".join(map(str, file.buckets))
+                message = f"the program has no bucket of {bucket}; there are {listed}"
+                found.error("tuning/no-choice", message, places.key("launches", i, "split", str(bucket)))

@@ -1,0 +1,1 @@
+"""What a configuration may say: rules about values, alone and together."""

@@ -1,1 +1,0 @@
-"""One configuration through the whole compiler: passes at every depth, linking, code generation."""

@@ -1,1 +1,0 @@
-"""What `specc build --emit` can write, one module per format."""

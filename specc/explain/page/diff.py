@@ -1,0 +1,106 @@
+"""What differs between two programs: keys, costs, launches, carry, memory and decisions."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import asdict, dataclass
+
+from specc.build.summary import counted
+from specc.explain.brief import cost_of, spelled
+from specc.explain.page.model import Page
+from specc.explain.program import Step, does, rows
+from specc.explain.story import Story
+from specc.runtime.plan.nodes import OUTSIDE, External, Launch
+
+_MEMORY = {"arena": "arena, bytes", "relay": "carried rows, bytes", "scratch": "scratch, bytes"}
+
+
+@dataclass(frozen=True)
+class Difference:
+    """One thing that is not the same: what it is, here and there; None where it is not there at all."""
+
+    what: str
+    here: str | None
+    there: str | None
+
+
+@dataclass(frozen=True)
+class Area:
+    """What differs in one respect; empty where nothing does."""
+
+    name: str
+    differences: tuple[Difference, ...]
+
+
+def compare(here: Page, there: Page) -> tuple[Area, ...]:
+    """All differences of a program to another one, area by area."""
+    shared = here.plan.totals.keys() & there.plan.totals.keys()
+    bucket = max(shared, default=None)
+    areas: dict[str, tuple[Mapping[str, str], Mapping[str, str]]] = {
+        "Configuration": (_settings(here.story), _settings(there.story)),
+        "Costs of a step" + (f" of {bucket} requests" if bucket else ""): (_costs(here, bucket), _costs(there, bucket)),
+        "What runs": (_nodes(here), _nodes(there)),
+        "What is carried": (_carry(here), _carry(there)),
+        "Buffers": (_buffers(here), _buffers(there)),
+        "Decisions": (_decisions(here.story), _decisions(there.story)),
+    }
+    return tuple(Area(name, tuple(_differing(*both))) for name, both in areas.items())
+
+
+def _differing(here: Mapping[str, str], there: Mapping[str, str]) -> Iterator[Difference]:
+    for what in dict.fromkeys((*here, *there)):
+        if here.get(what) != there.get(what):
+            yield Difference(what, here.get(what), there.get(what))
+
+
+def _settings(story: Story) -> dict[str, str]:
+    found = {"name": story.plan.name} | {one.key: spelled(one.value) for one in story.settings}
+    for model in story.models:
+        found |= {f"{model.side}.{one.key}": spelled(one.value) for one in model.settings}
+    return found
+
+
+def _costs(page: Page, bucket: int | None) -> dict[str, str]:
+    """What a step costs at the largest bucket that both have, each at its own largest if there is none; the memory."""
+    batch = max(page.plan.totals) if bucket is None else bucket
+    numbers = {key: value for key, value in asdict(page.plan.totals[batch]).items() if key != "arena_bytes"}
+    rows = {"requests": f"{batch}"} | {key.replace("_", " "): f"{value:,}" for key, value in numbers.items()}
+    return rows | {_MEMORY[key]: f"{value:,}" for key, value in asdict(page.plan.memory).items()}
+
+
+def _nodes(page: Page) -> dict[str, str]:
+    return {step.node.name: _node(page, step) for step in page.steps}
+
+
+def _node(page: Page, step: Step) -> str:
+    plan, node = page.plan, step.node
+    if isinstance(node, Launch):
+        grid = " × ".join(map(str, node.grid[plan.buckets[-1]]))
+        ops = counted(call.op for call in node.ops)
+        return f"{plan.kernels[node.kernel].family} over {ops}; grid {grid}; {step.bytes:,} bytes"
+    if isinstance(node, OUTSIDE):
+        operands = node.operands if isinstance(node, External) else {}
+        return f"{does(node)}; reads {', '.join(operands) or 'nothing'}"
+    return f"{node.kind}; {step.bytes:,} bytes"
+
+
+def _carry(page: Page) -> dict[str, str]:
+    return {row.name: f"{row.dtype}[{row.width:,}], {row.bytes:,} bytes" for row in rows(page.plan)}
+
+
+def _buffers(page: Page) -> dict[str, str]:
+    return {one.name: f"{page.kind(one)}, {one.bytes:,} bytes" for one in page.arena}
+
+
+def _decisions(story: Story) -> dict[str, str]:
+    """What each pass chose of what; costs but where a launch's bytes say them already."""
+    found: dict[str, str] = {}
+    for name, _, choice in story.choices():
+        cost = cost_of(choice.cost, choice.unit) if name not in ("form-kernels", "specialize-buckets") else ""
+        found[f"{name}: {choice.of}"] = choice.chosen + f" ({cost})" * bool(cost)
+    return found
+
+
+def count(areas: Iterable[Area]) -> int:
+    """How many things differ."""
+    return sum(len(area.differences) for area in areas)

@@ -1,1 +1,0 @@
-"""What kernel families share."""

@@ -1,0 +1,1 @@
+"""What was measured: records, ratios, tables and pictures."""

@@ -1,0 +1,75 @@
+"""A measurement as a picture: a bar for every launch, and where its floor is; one for all that was compared."""
+
+from __future__ import annotations
+
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+from specc.measure.results.records import BucketFigures, Measurement
+
+WIDTH, HEIGHT = 9.0, 0.32
+"""Inches of a picture, and of a bar."""
+
+
+def drawable() -> bool:
+    """Whether matplotlib, which draws, is installed (the extra `bench`)."""
+    return find_spec("matplotlib") is not None
+
+
+def draw(found: Measurement, path: Path) -> None:
+    """Write a picture of the launches in every bucket, in the format that the file's name ends with.
+
+    Raises:
+        ValueError: no format of that name.
+        OSError: the file cannot be written.
+
+    """
+    from matplotlib import rc_context
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    rows = [len(one.launches) for one in found.buckets] + ([len(found.compared)] if found.compared else [])
+    figure = Figure(figsize=(WIDTH, sum(rows) * HEIGHT + 0.9 * len(rows) + 0.6), layout="constrained")
+    FigureCanvasAgg(figure)
+    panels = figure.subplots(len(rows), 1, squeeze=False, gridspec_kw={"height_ratios": rows})
+    for panel, one in zip(panels[:, 0], found.buckets, strict=False):
+        _draw_bucket(panel, one)
+    if found.compared:
+        _draw_compared(panels[-1, 0], found)
+    last = panels[len(found.buckets) - 1, 0]
+    last.set_xlabel("microseconds; the mark is the floor: an empty launch, or a copy of as many bytes")
+    figure.suptitle(f"{found.name}: {found.algorithm}, num_steps {found.num_steps}, on {found.gpu}")
+    with rc_context({"svg.hashsalt": found.name}):  # the same figures are the same bytes
+        figure.savefig(path, metadata={"Date": None} if path.suffix == ".svg" else None)
+
+
+def _draw_bucket(panel: Any, found: BucketFigures) -> None:
+    """One bucket's bars, the first launch on top."""
+    timed = [one for one in found.launches if one.us is not None and one.floor_us is not None]
+    places = list(range(len(timed)))
+    times = [one.us.median for one in timed if one.us is not None]
+    floors = [one.floor_us.median for one in timed if one.floor_us is not None]
+    panel.barh(places, times, height=0.7, color="#4c78a8")
+    panel.vlines(floors, [place - 0.42 for place in places], [place + 0.42 for place in places], color="#e45756", lw=2)
+    for place, one in zip(places, timed, strict=True):
+        over = f"{one.ratio.median:.1f} x" if one.ratio is not None else ""
+        panel.annotate(over, (times[place], place), xytext=(4, 0), textcoords="offset points", va="center", fontsize=8)
+    panel.set_yticks(places, [one.name for one in timed])
+    panel.invert_yaxis()
+    panel.margins(x=0.12)
+    step = found.step
+    whole = f": a step {step.us.median:.1f} us, {step.ratio}" if step.us is not None and step.ratio is not None else ""
+    panel.set_title(f"bucket {found.bucket}{whole} times its floor" if whole else f"bucket {found.bucket}", loc="left")
+
+
+def _draw_compared(panel: Any, found: Measurement) -> None:
+    """How many times as long the other side took, with the middle half of the samples."""
+    places, times = list(range(len(found.compared))), [one.ratio.median for one in found.compared]
+    panel.barh(places, times, height=0.7, color="#54a24b")
+    lows, highs = ([getattr(one.ratio, end) for one in found.compared] for end in ("low", "high"))
+    panel.hlines(places, lows, highs, color="k")
+    panel.axvline(1, color="#e45756", lw=2)
+    panel.set_yticks(places, [f"{one.work}, {one.bucket}" for one in found.compared])
+    panel.invert_yaxis()
+    panel.set_title(f"{found.against}: times as long as ours", loc="left")

@@ -1,0 +1,159 @@
+"""What becomes of a search: the choices that make a program faster as a whole, and the gains of its steps."""
+
+from __future__ import annotations
+
+import statistics
+import tempfile
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+
+import torch
+
+from specc.build.build import build_program
+from specc.codegen.aot import triton_version
+from specc.config import LoadedConfig
+from specc.config.chosen import Tuning
+from specc.measure.results.ratios import Ratio
+from specc.measure.session import Session, on
+from specc.measure.timing import WARM_UPS, capture, pairs
+from specc.measure.tuning.file import LEAST_NOISE, Found, Gain
+from specc.measure.tuning.search import COPIES, OnDone, bits, tune_depth
+from specc.measure.tuning.variants import DEFAULT, Variant, compiled, with_choices
+from specc.runtime.backends.cuda import device_arch
+from specc.version import __version__
+
+PLACES, SHIFT = 3, 40_000_000
+"""How often two programs get other memory to be compared in, and by how many bytes it is moved."""
+STEPS = 25
+"""Pairs of samples in each place."""
+
+
+@dataclass(frozen=True)
+class Tuned:
+    """A finished search.
+
+    Attributes:
+        tuning: what the file says.
+        found: the choices with what they gained, one for every kernel that has any.
+        steps: gains of whole steps by num_steps; none where nothing was chosen.
+
+    """
+
+    tuning: Tuning
+    found: tuple[Found, ...]
+    steps: dict[int, list[Gain]]
+
+
+def tune(loaded: LoadedConfig, device: torch.device, seconds: float, on_done: OnDone) -> Tuned:
+    """Search choices for every depth of a configuration; ``seconds`` are for timing all of them.
+
+    A launch that is faster alone, in a warm cache, may be slower in a step: choices are taken back, first the one that
+    gains least where a step is slowest, until no bucket's step is slower.
+
+    Raises:
+        DiagnosticError: the configuration cannot be built.
+
+    """
+    tuning = Tuning(device_arch(device), torch.cuda.get_device_name(device), __version__, triton_version(), ())
+    depths = loaded.depths()
+    found: list[Found] = []
+    steps: dict[int, list[Gain]] = {}
+    for at, depth in enumerate(depths):
+
+        def advanced(what: str, part: float, at: int = at) -> None:
+            on_done(what, (at + part) / len(depths))
+
+        mine = tune_depth(loaded, tuning, at, device, seconds / len(depths), advanced)
+        while mine:
+            gains = _of_steps(loaded, tuning, at, mine, device)
+            if not any(gain.slower for gain in gains):
+                steps[depth.config.num_steps] = gains
+                break
+            mine.remove(_least(mine, min(gains, key=lambda gain: gain.ratio.median).bucket))
+        found += mine
+    chosen = tuple(choice for one in found for choice in one.choices)
+    return Tuned(replace(tuning, choices=chosen), tuple(found), steps)
+
+
+def _least(found: Sequence[Found], bucket: int) -> Found:
+    """The choice that gains least in a bucket, of those that change it."""
+    changing = [one for one in found if any(gain.bucket == bucket for gain in one.gains)]
+    return min(changing or found, key=lambda one: one.least(bucket))
+
+
+def _of_steps(
+    loaded: LoadedConfig, tuning: Tuning, at: int, found: Sequence[Found], device: torch.device
+) -> list[Gain]:
+    """Gains of a depth's steps with choices."""
+    choices = tuple(choice for one in found for choice in one.choices)
+    with tempfile.TemporaryDirectory(prefix="specc-tune-") as folder:
+        sides: list[Variant] = []
+        for name, chosen in (("default", ()), ("tuned", choices)):
+            build = build_program(with_choices(loaded, tuning, chosen))
+            made = compiled(build, at, DEFAULT, Path(folder, name), device)
+            assert made is not None, "what was timed compiles"
+            sides.append(made)
+        default, tuned = sides
+        return step_gains(default, tuned, tuned.depth.plan.buckets, device)
+
+
+def step_gains(default: Variant, tuned: Variant, buckets: Sequence[int], device: torch.device) -> list[Gain]:
+    """Whole steps of two programs in turn, on the same inputs.
+
+    Where memory lies decides a step's time by some parts in a hundred, so both are compared in several places, and the
+    noise is that of the default's own steps there. RuntimeError where results differ.
+    """
+    found: list[Gain] = []
+    with on(device):
+        for bucket in buckets:
+            ratios: list[float] = []
+            noise = [LEAST_NOISE]
+            for place in range(PLACES):
+                held = torch.empty((1 + place) * SHIFT, dtype=torch.uint8, device=device)
+                order = (default, tuned, default) if place % 2 == 0 else (tuned, default, default)
+                sides = [_Side(one, bucket, device) for one in order]
+                ours, theirs = sides[:2] if place % 2 == 0 else (sides[1], sides[0])
+                if not _same(ours.session, theirs.session):
+                    raise RuntimeError(f"the tuned program gives other results at bucket {bucket}")
+                ratios += ours.over(theirs)
+                noise.append(abs(statistics.median(ours.over(sides[2])) - 1))
+                del held, sides, ours, theirs
+            found.append(Gain(bucket, Ratio.over(ratios), max(noise)))
+    return found
+
+
+class _Side:
+    """A program's whole step, captured, and its memory before."""
+
+    def __init__(self, variant: Variant, bucket: int, device: torch.device) -> None:
+        plan = variant.depth.plan
+        self.session = Session(plan, variant.backend, device, bucket, steps=WARM_UPS + COPIES)
+        self._before = partial(self.session.restore, self.session.memory())
+        self._graph: torch.cuda.CUDAGraph | None = None
+
+    def over(self, other: _Side) -> list[float]:
+        """This one's times over the other one's, taken in turn."""
+        graphs = [side.graph().replay for side in (self, other)]
+        mine, others = pairs(graphs[0], graphs[1], STEPS, (self._before, other._before))
+        return [one / two for one, two in zip(mine, others, strict=True)]
+
+    def graph(self) -> torch.cuda.CUDAGraph:
+        """Several steps, one after the other."""
+        if self._graph is None:
+            self._before()
+            self._graph = capture(self.session.step, COPIES)
+            self._before()
+        return self._graph
+
+
+def _same(one: Session, other: Session) -> bool:
+    """Whether a step decides the same on both sides."""
+    memories = one.memory(), other.memory()
+    one.step()
+    other.step()
+    mine, others = one.decided(), other.decided()
+    one.restore(memories[0])
+    other.restore(memories[1])
+    return all(torch.equal(bits(tensor), bits(others[name])) for name, tensor in mine.items())

@@ -1,0 +1,140 @@
+"""Programs that differ in a launch's tile and warps alone, compiled and loaded."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from itertools import product
+from pathlib import Path
+
+import torch
+
+from specc.build.build import Build, DepthBuild, compile_machine_code
+from specc.codegen.aot import CompileError, compile_kernels
+from specc.codegen.cache import Cache
+from specc.config import LoadedConfig
+from specc.config.chosen import Choice, Tuning
+from specc.ir.declarations import Kernel
+from specc.kernels import FAMILIES
+from specc.kernels.writing.family import cluster_of
+from specc.kernels.writing.knobs import Knobs
+from specc.measure.backends import loaded as load
+from specc.passes.tune_launches import told
+from specc.runtime.backends import Backend
+from specc.runtime.backends.cuda import device_arch
+from specc.runtime.plan.nodes import Launch
+from specc.support.diagnostics import DiagnosticError
+
+Pair = tuple[int | None, int | None]
+"""Tile and warps; None for specc's own choice."""
+DEFAULT: Pair = (None, None)
+
+
+@dataclass(frozen=True)
+class Variant:
+    """One depth of a program with other tiles and warps.
+
+    Attributes:
+        pair: the tile and the warps of every launch that has such a knob and such a value.
+        depth: how it was built.
+        backend: its machine code, loaded.
+        refused: kernels that spill, or take more shared memory than they may.
+
+    """
+
+    pair: Pair
+    depth: DepthBuild
+    backend: Backend
+    refused: frozenset[str] = frozenset()
+
+    def knobs(self, launch: str) -> Knobs:
+        """The knobs of a launch, with this tile."""
+        return knobs_of(self.depth, launch)
+
+
+def kernels_of(depth: DepthBuild) -> dict[str, list[Launch]]:
+    """The launches of a step by the kernel that they launch, those alone that have a knob."""
+    found: dict[str, list[Launch]] = {}
+    for node in depth.plan.nodes("step"):
+        if isinstance(node, Launch) and knobs_of(depth, node.name) != Knobs():
+            found.setdefault(node.kernel, []).append(node)
+    return found
+
+
+def knobs_of(depth: DepthBuild, launch: str) -> Knobs:
+    """What may be chosen of a launch."""
+    kernel = _declared(depth, launch)
+    return FAMILIES[kernel.family].knobs(depth.module, cluster_of(depth.module, launch))
+
+
+def described(depth: DepthBuild, launch: str) -> str:
+    """The tile, warps and split that a launch has, in words."""
+    return told(depth.module, _declared(depth, launch))
+
+
+def _declared(depth: DepthBuild, launch: str) -> Kernel:
+    return next(kernel for kernel in depth.module.decls_of(Kernel) if kernel.name == launch)
+
+
+def pairs_of(depth: DepthBuild, launch: str) -> set[Pair]:
+    """Every combination of a tile and warps that a launch may have; None where they are specc's own."""
+    knobs, kernel = knobs_of(depth, launch), depth.plan.kernels[depth.generated.kernel_of[launch]]
+    tiles = (None, *(tile for tile in knobs.tiles if tile != kernel.constants.get("BLOCK")))
+    warps = (None, *(count for count in knobs.warps if count != kernel.num_warps))
+    return set(product(tiles, warps))
+
+
+def choices_of(depth: DepthBuild, kernels: Mapping[str, list[Launch]], pair: Pair) -> tuple[Choice, ...]:
+    """A tile and warps for every launch that may have them."""
+    names = [node.name for nodes in kernels.values() for node in nodes if pair in pairs_of(depth, node.name)]
+    return tuple(Choice(name, depth.num_steps, *pair) for name in names)
+
+
+def with_choices(loaded: LoadedConfig, tuning: Tuning, choices: tuple[Choice, ...]) -> LoadedConfig:
+    """A configuration with other choices; ``tuning`` says the rest. Without any, specc makes them all."""
+    chosen = replace(tuning, choices=choices) if choices else None
+    return replace(loaded, config=replace(loaded.config, tuning=chosen))
+
+
+def compile_ahead(builds: Collection[Build], device: torch.device, on_done: Callable[[float], None]) -> None:
+    """Put the machine code of all kernels of several builds into the cache, all of them side by side.
+
+    One that does not compile is nothing here; `compiled` says so of its build. ``on_done``: how much of all is there.
+    """
+    sources = [
+        replace(source, name=f"{source.name}_{number}") for number, one in enumerate(builds) for source in one.sources
+    ]
+    lib = {path: text for one in builds for path, text in one.lib.items()}
+    done = iter(range(1, len(sources) + 1))
+    with suppress(CompileError):
+        compile_kernels(
+            sources,
+            [device_arch(device)],
+            lib=lib,
+            cache=Cache.default(),
+            workers=None,
+            on_done=lambda _kernel, _arch: on_done(next(done) / len(sources)),
+        )
+
+
+def compiled(build: Build, at: int, pair: Pair, folder: Path, device: torch.device) -> Variant | None:
+    """The machine code of one depth of a build, by way of a folder; None if a kernel does not compile."""
+    try:
+        refused = _compile(build, device_arch(device))
+    except DiagnosticError:
+        return None
+    folder.mkdir()
+    return Variant(pair, build.depths[at], load(build, folder, device), refused)
+
+
+def _compile(build: Build, arch: str) -> frozenset[str]:
+    """Compile; the kernels that take too much, which a build would refuse."""
+    try:
+        compile_machine_code(build, [arch], cache=Cache.default())
+    except DiagnosticError as error:
+        if any(found.code != "kernel/resources" for found in error.diagnostics) or not build.artifacts:
+            raise
+        blamed = " ".join(found.message for found in error.diagnostics).split()
+        return frozenset(kernel for kernel, _ in build.artifacts if kernel in blamed)
+    return frozenset()

@@ -1,0 +1,1 @@
+"""What only some programs need, a file each (see `plan/capabilities.py`)."""

@@ -1,0 +1,1 @@
+"""One run of an entry: its inputs, its memory, calls into the engine, and its results."""

@@ -1,0 +1,61 @@
+"""The first token of requests that the engine has prefilled: what the prefill computes of the target's logits alone."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+from torch import Tensor
+
+from ..errors import BindError
+from ..plan.nodes import External, Node
+from ..plan.plan import Plan
+from .external import checked
+from .frame import Frame
+
+LOGITS, COUNT = "logits", "carry.count"
+
+
+class FirstTokens:
+    """The nodes of a prefill up to the one that draws its first tokens; the target's forward is one of them.
+
+    `counted` is whether they count these tokens as well.
+    """
+
+    def __init__(self, plan: Plan) -> None:
+        """Of `plan`.
+
+        BindError where what draws reads more of the target than its logits: what it computes besides cannot be left
+        out. What a call of the host gives is there, as in a prefill.
+        """
+        nodes = plan.nodes("prefill")
+        self._plan, self._drawn = plan, plan.output("bonus", "prefill").value
+        self._nodes = nodes[: nodes.index(plan.producer(self._drawn)) + 1]
+        self.counted = any(op.op == COUNT for node in self._nodes for op in node.ops)
+        calls = [node for node in self._nodes if isinstance(node, External)]
+        given = {
+            plan.values[value].buffer
+            for call in calls
+            for name, value in call.results.items()
+            if call.host or name == LOGITS
+        }
+        read = {name for node in self._nodes if not isinstance(node, External) for name in plan.engine_reads(node)}
+        if more := sorted(read - given):
+            raise BindError(
+                f"the launch that draws first tokens reads {', '.join(more)}, too: no logits are enough for it"
+            )
+
+    def run(self, frame: Frame, logits: Tensor, execute: Callable[[Node, Frame], object], rows: int) -> Tensor:
+        """The tokens i32[rows] of logits T[rows, V]."""
+        for node in self._nodes if rows else ():
+            if isinstance(node, External) and not node.host:
+                _stand_for(node, frame, {LOGITS: logits})
+            else:
+                execute(node, frame)
+        return frame.output(self._drawn, rows)
+
+
+def _stand_for(node: External, frame: Frame, given: Mapping[str, Tensor]) -> None:
+    """Let tensors stand for results of a forward that the engine ran by itself. ForwardContractError on a breach."""
+    for result, value in node.results.items():
+        if result in given:
+            frame.adopt(value, checked(f"{node.callback} returned {result}", frame, value, given[result]))

@@ -1,0 +1,45 @@
+"""The bytes of a launch are one number, whoever says it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from fakes.toys import ROTATED, SAMPLED, TOYS, Toy
+from programs import EXAMPLES
+
+from specc.algorithms import names, needs
+from specc.build.build import build_program
+from specc.config import LoadedConfig, load_config, load_text
+from specc.explain.document import document
+from specc.explain.page.model import gather
+from specc.explain.story import tell
+from specc.measure.steps import known
+from specc.runtime.plan.nodes import Launch
+
+NOT_HERE = ("random-qwen3-chain",)
+"""Its models are made by a script."""
+WRITTEN = [path for path in sorted(EXAMPLES.glob("*.yaml")) if path.stem not in NOT_HERE]
+
+
+def loaded(program: Path | Toy) -> LoadedConfig:
+    if isinstance(program, Path):
+        return load_config(program, names(), needs)
+    return load_text(program.text, Path("toy.yaml"), names(), needs)
+
+
+@pytest.mark.parametrize(
+    "program",
+    [*WRITTEN, *TOYS, *ROTATED, SAMPLED],
+    ids=lambda one: one.stem if isinstance(one, Path) else one.name,
+)
+def test_explain_report_and_bench_say_one_number(program: Path | Toy) -> None:
+    for depth in build_program(loaded(program)).depths:
+        (bucket,) = known(depth.plan, depth.plan.buckets[-1:])
+        phases = document(tell(depth))["phases"]
+        nodes = [node for phase in phases if phase["entry"] == "step" for node in phase["nodes"]]
+        explained = {node["name"]: node["bytes"] for node in nodes if node["kind"] == "launch"}
+        steps = gather(depth).of("step")
+        reported = {step.node.name: step.bytes for step in steps if isinstance(step.node, Launch)}
+        assert {one.name: one.bytes for one in bucket.launches} == explained == reported
+        assert explained

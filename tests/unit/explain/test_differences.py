@@ -1,0 +1,45 @@
+"""What differs between two programs."""
+
+from __future__ import annotations
+
+from told_pages import page_of
+
+from specc.explain.page.diff import Area, Difference, compare, count
+
+
+def areas(here: str, there: str) -> dict[str, Area]:
+    return {area.name.partition(" of ")[0]: area for area in compare(page_of(here), page_of(there))}
+
+
+def test_nothing_differs_from_itself() -> None:
+    found = compare(page_of("eagle_tree"), page_of("eagle_tree"))
+    assert count(found) == 0
+    assert len(found) == 6
+
+
+def test_a_tree_and_a_sampled_tree() -> None:
+    found = areas("eagle_tree", "sampled_tree")
+    assert found["Configuration"].differences == (
+        Difference("name", "eagle_tree", "sampled_tree"),
+        Difference("verify", "greedy", "target_only"),
+        Difference("verify_rows", "auto", "lazy"),
+        Difference("sampling", "none", "top_k"),
+    )
+    carried = {one.what: (one.here, one.there) for one in found["What is carried"].differences}
+    assert carried["sampling_temperature"] == (None, "f32[1], 4 bytes")
+    assert "hidden" not in carried
+    costs = {one.what: (one.here, one.there) for one in found["Costs"].differences}
+    assert costs["launches in graph"] == ("7", "14")
+    assert {"arena, bytes", "carried rows, bytes", "scratch, bytes"} <= costs.keys()
+    decided = {one.what: (one.here, one.there) for one in found["Decisions"].differences}
+    assert decided["select-verify: verification"] == ("greedy", "target_only")
+    runs = {one.what: one for one in found["What runs"].differences}
+    assert runs["verify_argmax"].there is None
+    assert runs["verify_draw_0"].here is None
+    assert "target" not in runs
+
+
+def test_costs_are_those_of_a_bucket_that_both_have() -> None:
+    """Of batches of one, because the others of the two are not the same; hidden states are in pool rows as well."""
+    found = {one.what for one in areas("eagle_tree", "other_buckets")["Costs"].differences}
+    assert found == {"hidden state bytes", "arena, bytes", "carried rows, bytes", "scratch, bytes"}
