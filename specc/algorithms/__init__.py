@@ -42,13 +42,13 @@ def plugin(name: str) -> Plugin | None:
     if name in _BUILT_IN:
         return None
     points = [point for point in entry_points(group="specc.algorithms") if point.name.upper() == name]
-    found = {point.value: Plugin(point) for point in points}
-    if len(found) > 1:
-        message = f"several plugins bring the algorithm {name}: {'; '.join(map(str, found.values()))}"
+    plugins = {point.value: Plugin(point) for point in points}
+    if len(plugins) > 1:
+        message = f"several plugins bring the algorithm {name}: {'; '.join(map(str, plugins.values()))}"
         raise DiagnosticError(Diagnostic("plugin/unusable", message, hint="uninstall all of them but one"))
-    if not found:
+    if not plugins:
         raise KeyError(name)
-    return next(iter(found.values()))
+    return next(iter(plugins.values()))
 
 
 def algorithm(name: str) -> Algorithm:

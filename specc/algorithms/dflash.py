@@ -92,10 +92,10 @@ def _recognises(pair: Pair) -> Fit | None:
     """A block drafter by its class or its own block of keys; its blocks hold the root and a place for every step."""
     if (draft := pair.draft) is None:
         return None
-    head, said = draft.named("dflash"), draft.block("dflash_config")
-    if head is None and not said:
+    head, options = draft.named("dflash"), draft.block("dflash_config")
+    if head is None and not options:
         return None
-    size = said.get("block_size", draft.content.get("block_size"))
+    size = options.get("block_size", draft.content.get("block_size"))
     why = f"the draft's class is {head}" if head else "the draft has a dflash_config"
     return Fit(f"{why}, with blocks of {size}", size - 1) if type(size) is int and size > 1 else Fit(why)
 

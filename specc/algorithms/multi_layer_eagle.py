@@ -133,9 +133,9 @@ def _check_modules(scope: Scope) -> None:
 
 def _recognises(pair: Pair) -> Fit | None:
     """Several modules of multi-token prediction; a single one is a head that runs at every step."""
-    if (found := pair.modules) is None or found.modules <= 1:
+    if (modules := pair.modules) is None or modules.modules <= 1:
         return None
-    return Fit(f"'{found.written}' has {found.modules} modules of multi-token prediction", found.modules)
+    return Fit(f"'{modules.written}' has {modules.modules} modules of multi-token prediction", modules.modules)
 
 
 MULTI_LAYER_EAGLE = Algorithm(

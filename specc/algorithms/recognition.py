@@ -25,7 +25,7 @@ def recognise(pair: Pair) -> tuple[str, Fit, list[Diagnostic]]:
         try:
             fit = needs(name).recognises(pair)
         except DiagnosticError as error:  # a plugin's
-            warnings += [replace(found, severity="warning", location=None) for found in error.diagnostics]
+            warnings += [replace(diagnostic, severity="warning", location=None) for diagnostic in error.diagnostics]
             continue
         if fit is not None:
             fits[name] = fit
@@ -42,8 +42,8 @@ def _undecided(pair: Pair, fits: dict[str, Fit]) -> Diagnostic:
         reasons = "; ".join(f"{name}, because {fit.why}" for name, fit in fits.items())
         message, known = f"'{draft.written}' is a draft for several algorithms: {reasons}", tuple(fits)
     else:
-        said = draft.content
-        what = f"architectures {list(draft.classes)}, model_type {str(said.get('model_type'))[:60]}"
+        content = draft.content
+        what = f"architectures {list(draft.classes)}, model_type {str(content.get('model_type'))[:60]}"
         message = f"nothing in '{draft.written}/config.json' says which algorithm drafts with it: {what}"
         known = names()
     return Diagnostic("init/which-algorithm", printable(message), hint=f"{_HINT} {', '.join(known)}")

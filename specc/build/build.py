@@ -216,9 +216,9 @@ def _compile_failed(build: Build, error: CompileError) -> DiagnosticError:
     where = ops[0].location if ops else None
     first, *rest = error.message.splitlines() or [""]
     message, notes = f"{error.kernel} for {error.arch}: {first}", tuple(map(Note, rest))
-    if (found := _blamed(error, ops)) is None:
+    if (culprit := _blamed(error, ops)) is None:
         return DiagnosticError(Diagnostic("aot/compile-failed", message, where, notes=notes))
-    tile, line = found
+    tile, line = culprit
     at = Location(tile.tile.name, line, 1) if tile.tile is not None else None
     what = Diagnostic(
         "plugin/failed",

@@ -168,11 +168,11 @@ def compile_kernels(
     artifacts: dict[tuple[str, str], Artifact] = {}
     missing: dict[str, list[tuple[str, str]]] = {}  # by key: equal sources are compiled once
     for (name, arch), key in keys.items():
-        found = from_cache(by_name[name], arch, cache, key)
-        if found is None:
+        cached = from_cache(by_name[name], arch, cache, key)
+        if cached is None:
             missing.setdefault(key, []).append((name, arch))
         else:
-            artifacts[name, arch] = found
+            artifacts[name, arch] = cached
             if on_done:
                 on_done(name, arch)
     jobs = [(by_name[users[0][0]], users[0][1]) for users in missing.values()]
@@ -371,7 +371,7 @@ def _assembler(target: Target) -> str | None:
         return None
     from triton.backends.nvidia.compiler import get_ptxas_version
 
-    said = get_ptxas_version(target.triton_arch)
-    if (found := re.search(r"\bV(\d+(?:\.\d+)+)", said)) is None:
-        raise RuntimeError(f"ptxas does not say its version: {said}")
-    return found[1]
+    version = get_ptxas_version(target.triton_arch)
+    if (match := re.search(r"\bV(\d+(?:\.\d+)+)", version)) is None:
+        raise RuntimeError(f"ptxas does not say its version: {version}")
+    return match[1]

@@ -52,11 +52,11 @@ class Cache:
         """The (metadata, binary) stored under `key`, or None. A damaged entry is removed."""
         if self.directory is None or (raw := kept(self.directory, self.path(key))) is None:
             return None
-        found = _opened(raw)
-        if found is None:
+        entry = _opened(raw)
+        if entry is None:
             with contextlib.suppress(OSError):
                 self.path(key).unlink()
-        return found
+        return entry
 
     def store(self, key: str, metadata: dict[str, Any], binary: bytes) -> None:
         """Write an entry in one step: a reader sees all of it or nothing. Failures are ignored."""

@@ -12,14 +12,14 @@ def reached(kernels: Iterable[str], read: Callable[[str], str | None]) -> dict[s
 
     `read` gives the text of a path relative to the folder of the kernels, None where there is no such file.
     """
-    found, waiting = dict[str, str](), ["lib/__init__.py", *(name for text in kernels for name in _imported(text))]
+    texts, waiting = dict[str, str](), ["lib/__init__.py", *(name for text in kernels for name in _imported(text))]
     while waiting:
         name = waiting.pop()
-        text = None if name in found else read(name)
+        text = None if name in texts else read(name)
         if text is not None:
-            found[name] = text
+            texts[name] = text
             waiting += _imported(text)
-    return dict(sorted(found.items()))
+    return dict(sorted(texts.items()))
 
 
 @functools.cache
@@ -29,5 +29,5 @@ def _imported(text: str) -> tuple[str, ...]:
         body = ast.parse(text).body
     except SyntaxError:
         return ()
-    found = [node for node in body if isinstance(node, ast.ImportFrom) and node.level]
-    return tuple(f"lib/{(node.module or '').removeprefix('lib.')}.py" for node in found)
+    statements = [node for node in body if isinstance(node, ast.ImportFrom) and node.level]
+    return tuple(f"lib/{(node.module or '').removeprefix('lib.')}.py" for node in statements)

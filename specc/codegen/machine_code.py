@@ -65,10 +65,10 @@ def sass(cubin: bytes) -> str:
 def resource_usage(cubin: bytes) -> Resources:
     """The figures of the one kernel in a cubin. Raises ToolError, also when it has not exactly one."""
     text = _run(cubin, "cuobjdump", "--dump-resource-usage")
-    found = [match for match in _USAGE.finditer(text) if int(match["reg"]) > 0]
-    if len(found) != 1:
-        raise ToolError(f"expected one kernel, found {len(found)}: {text.strip()}")
-    registers, stack, shared, local = map(int, found[0].groups())
+    matches = [match for match in _USAGE.finditer(text) if int(match["reg"]) > 0]
+    if len(matches) != 1:
+        raise ToolError(f"expected one kernel, found {len(matches)}: {text.strip()}")
+    registers, stack, shared, local = map(int, matches[0].groups())
     return Resources(registers, stack + local, shared)
 
 

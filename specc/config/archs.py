@@ -62,8 +62,8 @@ def with_native(archs: Iterable[str]) -> tuple[str, ...]:
 
     Raises NoGpuError when those are asked for, and there is none or none that can be compiled for.
     """
-    found = [one for arch in archs for one in (_native() if arch == NATIVE else (arch,))]
-    return tuple(dict.fromkeys(found))
+    named = [one for arch in archs for one in (_native() if arch == NATIVE else (arch,))]
+    return tuple(dict.fromkeys(named))
 
 
 def gpus() -> list[tuple[str, str]]:
@@ -72,20 +72,20 @@ def gpus() -> list[tuple[str, str]]:
         import torch
     except ImportError as error:
         raise NoGpuError("torch, which knows them, is not installed") from error
-    found = [torch.cuda.get_device_properties(index) for index in range(torch.cuda.device_count())]
+    properties = [torch.cuda.get_device_properties(index) for index in range(torch.cuda.device_count())]
     if torch.version.hip:
-        return [(one.name, one.gcnArchName.partition(":")[0]) for one in found]
-    return [(one.name, f"sm_{one.major}{one.minor}") for one in found]
+        return [(one.name, one.gcnArchName.partition(":")[0]) for one in properties]
+    return [(one.name, f"sm_{one.major}{one.minor}") for one in properties]
 
 
 def _native() -> list[str]:
-    found = gpus()
-    if not found:
+    present = gpus()
+    if not present:
         raise NoGpuError("torch sees none")
-    unknown = sorted({f"{name} ({arch})" for name, arch in found if arch not in ARCHS})
+    unknown = sorted({f"{name} ({arch})" for name, arch in present if arch not in ARCHS})
     if unknown:
         raise NoGpuError(f"programs are not compiled for {', '.join(unknown)}")
-    return [arch for _, arch in found]
+    return [arch for _, arch in present]
 
 
 def arch_hint(word: str) -> str:
@@ -138,9 +138,9 @@ def gpu_of(word: str | None) -> Gpu:
         plain = word.lower()
         return Gpu(plain if plain in GPUS else "", str(arch), f"--gpu {word}")
     try:
-        found = [(name, arch) for name, arch in gpus() if arch in ARCHS]
+        present = [(name, arch) for name, arch in gpus() if arch in ARCHS]
     except NoGpuError:
-        found = []
-    if found:
-        return Gpu("", found[0][1], f"this machine has {found[0][0]}")
+        present = []
+    if present:
+        return Gpu("", present[0][1], f"this machine has {present[0][0]}")
     return Gpu("", "sm_90", "no GPU was found here, so that of H100 and H200 is taken; --gpu names another")

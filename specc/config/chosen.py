@@ -57,5 +57,5 @@ class Tuning:
 
     def of(self, launch: str, num_steps: int) -> Choice | None:
         """The choice for a launch of a depth."""
-        found = (one for one in self.choices if one.launch == launch and one.num_steps in (None, num_steps))
-        return next(found, None)
+        choices = (one for one in self.choices if one.launch == launch and one.num_steps in (None, num_steps))
+        return next(choices, None)

@@ -106,24 +106,24 @@ def _load(
     engine: Engine | None,
 ) -> LoadedConfig:
     """Run the stages; each one reports what it can before the first that cannot go on."""
-    found = Diagnostics()
-    tree = read_tree(text, file, found)
+    findings = Diagnostics()
+    tree = read_tree(text, file, findings)
     if tree is not None:
         if engine is not None:
             tree.values["engine"] = engine
             tree.broken.discard(("engine",))
         places = Locations(file, tree)
-        checked = Checked(validate(places, found), places, found)
+        checked = Checked(validate(places, findings), places, findings)
         try:
             resolved = resolve(checked, path.parent, algorithms, needs)
         except DiagnosticError as error:  # a plugin's
             for diagnostic in error.diagnostics:
-                found.add(replace(diagnostic, location=diagnostic.location or places.value("algorithm")))
-            every = (*found.errors, *found.warnings)
+                findings.add(replace(diagnostic, location=diagnostic.location or places.value("algorithm")))
+            every = (*findings.errors, *findings.warnings)
             raise DiagnosticError(every, {**error.sources, file: text}, {**error.paths, file: str(path)}) from error
         if resolved is not None:
-            return LoadedConfig(resolved.config, text, file, path, places, found.warnings, resolved.facts)
-    found.raise_if_errors({file: text}, {file: str(path)})
+            return LoadedConfig(resolved.config, text, file, path, places, findings.warnings, resolved.facts)
+    findings.raise_if_errors({file: text}, {file: str(path)})
     raise AssertionError("a configuration that does not resolve has an error")
 
 

@@ -142,13 +142,13 @@ def steps_of(chosen: Drafting, wanted: int | None) -> tuple[int, str]:
 def _archs() -> Key:
     """Return the architectures: those of the GPUs of this machine, or Hopper's."""
     try:
-        found = gpus()
+        present = gpus()
     except NoGpuError:
-        found = []
-    known = {arch: name for name, arch in found if arch in ARCHS}
+        present = []
+    known = {arch: name for name, arch in present if arch in ARCHS}
     why = f"this machine has {' and '.join(known.values())}"
     if not known:
-        here = f"programs are not compiled for the {found[0][0]} here" if found else "no GPU was found here"
+        here = f"programs are not compiled for the {present[0][0]} here" if present else "no GPU was found here"
         why = f"{here}, so that of H100 and H200 is taken; write those of the GPUs that will run the program"
     return Key("archs", f"[{', '.join(known or ['sm_90'])}]", "GPU architectures to compile for.", why)
 
@@ -166,9 +166,9 @@ def _models(pair: Pair, chosen: Drafting, folder: Path) -> list[Key]:
     if draft is None:
         return keys
     own, head = draft is target, chosen.needs.modules is not None
-    said = draft.said.facts.get("dtype")
+    written = draft.said.facts.get("dtype")
     more = ()
-    if said is None or (head and said.value != element):
+    if written is None or (head and written.value != element):
         reason = "Of the rows of the target that it reads." if head else "Its config.json names none: the target's."
         more = (f"  # {reason}", f"  dtype: {element}")
     words = "The module that drafts, which lies in the target's directory." if own else "The model that drafts."

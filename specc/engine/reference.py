@@ -73,10 +73,10 @@ def compare(
         if at is None:
             break
         place = start + at
-        found, wanted = _at(tokens, place), _at(expected, at)
-        if found is None or wanted is None or not _nearly_equal(scores[at], found, wanted, target.model.dtype):
-            return Verdict(False, tuple(ties), place, found, wanted)
-        ties.append(Tie(place, found, wanted, float(scores[at][found]), float(scores[at][wanted])))
+        token, wanted = _at(tokens, place), _at(expected, at)
+        if token is None or wanted is None or not _nearly_equal(scores[at], token, wanted, target.model.dtype):
+            return Verdict(False, tuple(ties), place, token, wanted)
+        ties.append(Tie(place, token, wanted, float(scores[at][token]), float(scores[at][wanted])))
         start = place + 1
     return Verdict(not ties, tuple(ties))
 
@@ -119,9 +119,9 @@ def first_difference(completion: Completion, expected: Sequence[int]) -> int | N
 
     A completion that ended at a stop string is compared up to there; any other must have the same length.
     """
-    found = completion.token_ids
-    for index, (token, wanted) in enumerate(zip(found, expected, strict=False)):
+    ids = completion.token_ids
+    for index, (token, wanted) in enumerate(zip(ids, expected, strict=False)):
         if token != wanted:
             return index
-    stopped_early = completion.finish_reason == STOP and len(found) <= len(expected)
-    return None if stopped_early or len(found) == len(expected) else min(len(found), len(expected))
+    stopped_early = completion.finish_reason == STOP and len(ids) <= len(expected)
+    return None if stopped_early or len(ids) == len(expected) else min(len(ids), len(expected))

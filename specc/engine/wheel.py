@@ -68,9 +68,9 @@ def exported(program: Any, name: str) -> Any:
     """Return what the package that a program came from has under a name; raises EngineError if it has nothing."""
     module = type(program).__module__
     for place in (module.partition("._runtime")[0], module):
-        found = getattr(sys.modules.get(place), name, None)
-        if found is not None:
-            return found
+        value = getattr(sys.modules.get(place), name, None)
+        if value is not None:
+            return value
     raise EngineError(f"{module} is not a generated package: it has no {name}")
 
 

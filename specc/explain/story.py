@@ -141,10 +141,10 @@ def _place(loaded: LoadedConfig, location: Location | None) -> str | None:
 def _settings(loaded: LoadedConfig) -> tuple[Setting, ...]:
     """All keys but the models, and the name, which is told first; the algorithm's own ones last."""
     config = loaded.config
-    found = {(key,): _value(config, key) for key in ConfigFile.model_fields if key not in _TOLD_ELSEWHERE}
-    found |= {("tables", key): value for key, value in config.file.tables.model_dump().items()}
-    found |= {("options", key): value for key, value in config.options.model_dump(mode="json").items()}
-    return tuple(_setting(loaded, path, value) for path, value in found.items() if value is not None)
+    values = {(key,): _value(config, key) for key in ConfigFile.model_fields if key not in _TOLD_ELSEWHERE}
+    values |= {("tables", key): value for key, value in config.file.tables.model_dump().items()}
+    values |= {("options", key): value for key, value in config.options.model_dump(mode="json").items()}
+    return tuple(_setting(loaded, path, value) for path, value in values.items() if value is not None)
 
 
 def _value(config: Config, key: str) -> Any:
@@ -188,8 +188,8 @@ def _passes(loaded: LoadedConfig, ctx: Context) -> tuple[PassStory, ...]:
     """Passes in order, without those that decided nothing."""
     remarks: dict[str, list[RemarkStory]] = {}
     for remark in ctx.remarks:
-        told = RemarkStory(remark.message, _place(loaded, remark.location), remark.choice)
-        remarks.setdefault(remark.pass_name, []).append(told)
+        remark_story = RemarkStory(remark.message, _place(loaded, remark.location), remark.choice)
+        remarks.setdefault(remark.pass_name, []).append(remark_story)
     return tuple(
         PassStory(name, (PASSES[name].__doc__ or "").partition("\n")[0].replace("`", ""), tuple(found))
         for name, found in remarks.items()

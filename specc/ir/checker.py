@@ -17,18 +17,18 @@ from specc.support.diagnostics import Diagnostic, Note
 
 def check_module(module: Module) -> list[Diagnostic]:
     """Every violation found: undeclared dimensions, unknown ops and attributes, order, types, stage."""
-    found = _check_dims(module) + _check_decls(module) + _check_tables(module)
+    findings = _check_dims(module) + _check_decls(module) + _check_tables(module)
     order = module.order()
     for op in order:
         problems = _check_op(module, op, order)
-        found += [_report(module, op, problem) for problem in problems]
-    if not found:
-        found += _check_nodes(module)
+        findings += [_report(module, op, problem) for problem in problems]
+    if not findings:
+        findings += _check_nodes(module)
     if not nx.is_directed_acyclic_graph(module.graph):
-        found.append(Diagnostic("ir/invalid", "the def-use graph has a cycle"))
-    if "typed" in module.established and not found:
-        found += check_types(module)
-    return found
+        findings.append(Diagnostic("ir/invalid", "the def-use graph has a cycle"))
+    if "typed" in module.established and not findings:
+        findings += check_types(module)
+    return findings
 
 
 def _check_dims(module: Module) -> list[Diagnostic]:
@@ -42,24 +42,24 @@ def _check_dims(module: Module) -> list[Diagnostic]:
 def _check_decls(module: Module) -> list[Diagnostic]:
     """A declaration is there because a pass has run: it makes none twice."""
     early = [decl for decl in module.decls if decl.since and decl.since not in module.established]
-    found = [f"{decl.kind} @{decl.name} is declared, and the module is not {decl.since}" for decl in early]
+    messages = [f"{decl.kind} @{decl.name} is declared, and the module is not {decl.since}" for decl in early]
     if "clustered" not in module.established:
-        found += [
+        messages += [
             f"{op.opcode} is in a kernel, and the module is not clustered"
             for op in module.ops()
             if "kernel" in op.attrs
         ]
-    return [Diagnostic("ir/invalid", message) for message in found]
+    return [Diagnostic("ir/invalid", message) for message in messages]
 
 
 def _check_tables(module: Module) -> list[Diagnostic]:
     """A field that the engine writes is loaded alone, and before the engine does, between the halves of a step."""
     written = {carry.name for carry in module.carries.values() if carry.table == "engine"}
     ops = [op for op in module.ops() if op.attrs.get("field") in written]
-    late = {kernel.name for kernel in module.decls_of(Kernel) if kernel.phase in SECOND_HALF}
-    found = [_report(module, op, f"{op.opcode} of a field that the engine writes") for op in ops if _stores(op)]
-    after = [op for op in ops if op.phase in SECOND_HALF or op.attrs.get("kernel") in late]
-    return found + [_report(module, op, f"{op.opcode} behind the engine's own writes") for op in after]
+    second_half = {kernel.name for kernel in module.decls_of(Kernel) if kernel.phase in SECOND_HALF}
+    findings = [_report(module, op, f"{op.opcode} of a field that the engine writes") for op in ops if _stores(op)]
+    after = [op for op in ops if op.phase in SECOND_HALF or op.attrs.get("kernel") in second_half]
+    return findings + [_report(module, op, f"{op.opcode} behind the engine's own writes") for op in after]
 
 
 def _stores(op: Op) -> bool:
@@ -69,31 +69,31 @@ def _stores(op: Op) -> bool:
 def _check_nodes(module: Module) -> list[Diagnostic]:
     """Every node has a name of its own: no two calls of the engine are the same one, and no launch is called so."""
     taken = {decl.name for kind in (Kernel, Reference) for decl in module.decls_of(kind)}
-    found: list[Diagnostic] = []
+    findings: list[Diagnostic] = []
     for op in (op for op in module.ops() if is_external(op) or is_collective(op)):
         name = node_of(op)
         if name in taken:
-            found.append(_report(module, op, f"{op.opcode} is node {name}, and so is another op"))
+            findings.append(_report(module, op, f"{op.opcode} is node {name}, and so is another op"))
         taken.add(name)
-    return found
+    return findings
 
 
 def check_types(module: Module) -> list[Diagnostic]:
     """Mismatches between each op's signature and the types of its operands and results."""
-    found: list[Diagnostic] = []
+    findings: list[Diagnostic] = []
     for op in module.ops():
         try:
             types = infer_op(module, op)
         except TypeMismatch as mismatch:
-            found.append(explain(op, mismatch))
+            findings.append(explain(op, mismatch))
             continue
         for value, type_ in zip(op.results, types, strict=True):
             if value.type != type_:
-                found.append(_report(module, op, f"%{value.name} is {value.type}, should be {type_}"))
+                findings.append(_report(module, op, f"%{value.name} is {value.type}, should be {type_}"))
         operands = [value.type for value in op.operands]
         bad = OPS[op.opcode].bad_indexes(module.dims, operands, op.attrs)
-        found += [_report(module, op, problem) for problem in bad]
-    return found
+        findings += [_report(module, op, problem) for problem in bad]
+    return findings
 
 
 def _check_op(module: Module, op: Op, order: dict[Op, int]) -> list[str]:
@@ -153,22 +153,24 @@ def _check_operand(op: Op, value: Value, order: dict[Op, int]) -> list[str]:
 
 def _check_inplace(module: Module, op: Op, victim: Value, order: dict[Op, int]) -> list[str]:
     """Nothing may read the operand after it has been overwritten."""
-    late = [user for user in module.users(victim) if order[user] > order[op]]
-    late += [] if victim not in module.outputs.values() else [op]
-    return [f"%{victim.name} is read after {op.opcode} overwrote it" for _ in late[:1]]
+    later_users = [user for user in module.users(victim) if order[user] > order[op]]
+    later_users += [] if victim not in module.outputs.values() else [op]
+    return [f"%{victim.name} is read after {op.opcode} overwrote it" for _ in later_users[:1]]
 
 
 def check_linear(module: Module) -> list[Diagnostic]:
     """States are read by exactly one op each (per entry), and never handed over: otherwise order is not dataflow."""
     handed_out = [name for name, value in module.outputs.items() if is_state(value)]
-    found = [Diagnostic("ir/invalid", f"output {name} is a state, which is never handed over") for name in handed_out]
+    findings = [
+        Diagnostic("ir/invalid", f"output {name} is a state, which is never handed over") for name in handed_out
+    ]
     for value in module.values():
         if not is_state(value):
             continue
         entries = [entry_of(user.phase) for user in module.users(value)]
         if len(entries) != len(set(entries)):
-            found.append(Diagnostic("ir/invalid", f"state %{value.name} is read twice"))
-    return found
+            findings.append(Diagnostic("ir/invalid", f"state %{value.name} is read twice"))
+    return findings
 
 
 def _report(module: Module, op: Op, message: str) -> Diagnostic:

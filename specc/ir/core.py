@@ -202,11 +202,11 @@ class Module:
         Raises:
             DiagnosticError: ``ir/invalid``, there is none or more than one (only in edited text).
         """
-        found = self.decls_of(kind)
-        if len(found) != 1:
-            message = f"@{self.name} needs exactly one {kind.kind} declaration, has {len(found)}"
+        decls = self.decls_of(kind)
+        if len(decls) != 1:
+            message = f"@{self.name} needs exactly one {kind.kind} declaration, has {len(decls)}"
             raise DiagnosticError(Diagnostic("ir/invalid", message))
-        return found[0]
+        return decls[0]
 
     # --- building ----------------------------------------------------------------------------------------
 

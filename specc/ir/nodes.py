@@ -99,7 +99,7 @@ def node_order(module: Module) -> list[str]:
 
 def _carried(module: Module) -> list[tuple[str, str]]:
     """Carried values are loaded and stored in the order of the ops; what is published comes before extend."""
-    edges = [(node_of(before), node_of(op)) for op, found in on_field(module).items() for before in found]
+    edges = [(node_of(before), node_of(op)) for op, readers in on_field(module).items() for before in readers]
     extends = [op for op in module.phases["extend"] if is_external(op)]
     for publish in module.find("relay.publish"):
         edges += [(node_of(publish), node_of(extend)) for extend in extends]
@@ -108,21 +108,21 @@ def _carried(module: Module) -> list[tuple[str, str]]:
 
 def on_field(module: Module) -> dict[Op, list[Op]]:
     """By load and store of a carried field, those of the same entry before it that it waits for: the other kind."""
-    found: dict[Op, list[Op]] = {}
+    ops: dict[Op, list[Op]] = {}
     for entry in ("prefill", "step"):
         seen: list[Op] = []
         for op in (op for op in module.ops(entry) if "field" in op.attrs):
             stores = OPS[op.opcode].effect == "carry"
             same = [before for before in seen if before.attrs["field"] == op.attrs["field"]]
-            found[op] = [before for before in same if (OPS[before.opcode].effect == "carry") != stores]
+            ops[op] = [before for before in same if (OPS[before.opcode].effect == "carry") != stores]
             seen.append(op)
-    return found
+    return ops
 
 
 def crossing(module: Module) -> list[Value]:
     """Values that live in memory: read by another node than the one that makes them, or handed to the engine."""
     outputs = set(module.outputs.values())
-    found: list[Value] = []
+    values: list[Value] = []
     for value in module.values():
         if is_state(value):
             continue
@@ -130,5 +130,5 @@ def crossing(module: Module) -> list[Value]:
         home = node_of(value.source) if value.source is not None else ""
         external = value.source is not None and is_external(value.source)
         if value in outputs or external or readers - {home}:
-            found.append(value)
-    return found
+            values.append(value)
+    return values

@@ -94,8 +94,8 @@ class Slot:
 
 
 def _slots(text: str) -> tuple[Slot, ...]:
-    found = re.findall(r"(\w+)([?*]?): ([^,\[]+(?:\[[^\]]*\])?)", text)
-    return tuple(Slot(name, pattern.strip(), mark == "?", mark == "*") for name, mark, pattern in found)
+    matches = re.findall(r"(\w+)([?*]?): ([^,\[]+(?:\[[^\]]*\])?)", text)
+    return tuple(Slot(name, pattern.strip(), mark == "?", mark == "*") for name, mark, pattern in matches)
 
 
 def _last_axis(type_: Type | None) -> str | int:

@@ -44,13 +44,13 @@ class Nodes:
     def __init__(self, waits: Mapping[Op, Sequence[Op]]) -> None:
         self._graph = nx.DiGraph()
         self._graph.add_nodes_from(waits)
-        self._graph.add_edges_from((before, op) for op, found in waits.items() for before in found)
+        self._graph.add_edges_from((before, op) for op, before_ops in waits.items() for before in before_ops)
         self._node = {op: op for op in waits}
 
     def merge(self, ops: Sequence[Op]) -> bool:
         """Make the nodes of some ops one; False, and nothing is done, where it would wait for itself."""
         graph, nodes = self._graph, {self._node[op] for op in ops}
-        after = {found for node in nodes for found in nx.descendants(graph, node)} - nodes
+        after = {descendant for node in nodes for descendant in nx.descendants(graph, node)} - nodes
         if any(not nodes.isdisjoint(graph.successors(node)) for node in after):
             return False
         kept = self._node[ops[0]]
@@ -67,7 +67,7 @@ def waiting(module: Module) -> dict[Op, list[Op]]:
     and stores before loads, as they stand.
     """
     carried, published = on_field(module), module.find("relay.publish")
-    found: dict[Op, list[Op]] = {}
+    waits: dict[Op, list[Op]] = {}
     for op in module.ops():
         before = [value.source for value in op.operands if value.source is not None]
         if op.overwritten is not None:
@@ -75,19 +75,19 @@ def waiting(module: Module) -> dict[Op, list[Op]]:
         before += carried.get(op, [])
         if is_external(op) and op.phase == "extend":
             before += published
-        found[op] = [one for one in dict.fromkeys(before) if entry_of(one.phase) == entry_of(op.phase)]
-    return found
+        waits[op] = [one for one in dict.fromkeys(before) if entry_of(one.phase) == entry_of(op.phase)]
+    return waits
 
 
 def grouped(module: Module, waits: Mapping[Op, Sequence[Op]]) -> dict[Op, Group]:
     """The groups of a module in which nobody shares changed logits, by each of their ops."""
-    nodes, found = Nodes(waits), dict[Op, Group]()
+    nodes, groups = Nodes(waits), dict[Op, Group]()
 
     def add(family: str, begun: Op, cluster: Sequence[Op], changes: Sequence[Op]) -> None:
         ops = (*changes, *cluster)
         alone = all(user in ops for op in changes for value in op.results for user in module.users(value))
-        if alone and found.keys().isdisjoint(ops) and nodes.merge(ops):
-            found.update(dict.fromkeys(ops, Group(family, ops, begun)))
+        if alone and groups.keys().isdisjoint(ops) and nodes.merge(ops):
+            groups.update(dict.fromkeys(ops, Group(family, ops, begun)))
         elif changes and family != TORCH:
             add(family, begun, cluster, ())
 
@@ -98,10 +98,10 @@ def grouped(module: Module, waits: Mapping[Op, Sequence[Op]]) -> dict[Op, Group]
     for op in module.find(*REDUCTIONS):
         beside = [one for one, reduction in sums.items() if reduction is op]
         add(REDUCTIONS[op.opcode], op, [op, *beside], [*_carried(module, op), *_prologues(module, sums, op)])
-    for op in (op for op in module.ops() if _reads_logits(op) and op not in found):
+    for op in (op for op in module.ops() if _reads_logits(op) and op not in groups):
         if changes := [one for one in _late(module, sums, op) if is_prologue(one)]:
             add(TORCH, op, [op], changes)
-    return found
+    return groups
 
 
 def share_no_prologues(module: Module) -> None:
@@ -110,11 +110,11 @@ def share_no_prologues(module: Module) -> None:
     Ops that are launched together are one reader. What is read where it is carried is loaded for each.
     """
     nodes = Nodes(waiting(module))
-    sums, lone = _sums(module, nodes), _lone(module, nodes)
+    sums, alone = _sums(module, nodes), _lone(module, nodes)
     for op in reversed(list(module.ops())):
         if is_prologue(op) and op.result not in module.outputs.values() and _stays(module, op):
             readers = _readers(module, sums, op.result)
-            clusters = [set(lone[reader][1]) if reader in lone else {reader} for reader in readers]
+            clusters = [set(alone[reader][1]) if reader in alone else {reader} for reader in readers]
             for n, reader in enumerate(readers):
                 with_it = [one for one in module.users(op.result) if one is reader or sums.get(one) is reader]
                 if not with_it:  # it came with one before
@@ -130,23 +130,23 @@ def share_no_prologues(module: Module) -> None:
 
 def _lone(module: Module, nodes: Nodes) -> dict[Op, tuple[str, Cluster]]:
     """The clusters of families that compose nothing, largest first, by each of their ops."""
-    found: dict[Op, tuple[str, Cluster]] = {}
+    clusters: dict[Op, tuple[str, Cluster]] = {}
     for stem, family in LONE.items():
         for cluster in sorted(family.candidates(module), key=len, reverse=True):
-            if found.keys().isdisjoint(cluster) and nodes.merge(cluster):
-                found |= dict.fromkeys(cluster, (stem, cluster))
-    return found
+            if clusters.keys().isdisjoint(cluster) and nodes.merge(cluster):
+                clusters |= dict.fromkeys(cluster, (stem, cluster))
+    return clusters
 
 
 def _sums(module: Module, nodes: Nodes) -> dict[Op, Op]:
     """By sum over logits the reduction of the same logits that makes it besides, rather one whose result it is of."""
-    found: dict[Op, Op] = {}
+    sums: dict[Op, Op] = {}
     for op in module.find(*JOINED):
         able = [one for one in module.users(op["logits"]) if _makes(one, op)]
         able.sort(key=lambda one: one not in [value.source for value in op.operands])
         if (chosen := next((one for one in able if nodes.merge((one, op))), None)) is not None:
-            found[op] = chosen
-    return found
+            sums[op] = chosen
+    return sums
 
 
 def _makes(reduction: Op, op: Op) -> bool:
@@ -167,8 +167,8 @@ def _copy(module: Module, op: Op) -> Op:
 
 def _late(module: Module, sums: Mapping[Op, Op], *readers: Op) -> list[Op]:
     """What changes the logits of readers that are no reductions, if it may be computed as late as they are."""
-    found = _prologues(module, sums, *readers)
-    return found if all(_stays(module, op) for op in found) else []
+    prologues = _prologues(module, sums, *readers)
+    return prologues if all(_stays(module, op) for op in prologues) else []
 
 
 def _stays(module: Module, op: Op) -> bool:
@@ -197,13 +197,13 @@ def _prologues(module: Module, sums: Mapping[Op, Op], reader: Op, *beside: Op) -
 
     With them the loads of what they read where it is carried. Cuts that are found one after the other are one reader.
     """
-    found: list[Op] = []
+    prologues: list[Op] = []
     value = reader["logits"]
     while value.source is not None and is_prologue(value.source):
         readers = [op for op in _readers(module, sums, value) if op not in beside]
         others = [op for op in readers if op.get("within") is None or op["within"].source not in readers]
         if len(others) > 1 or value in module.outputs.values():
             break
-        found = [*_carried(module, value.source), value.source, *found]
+        prologues = [*_carried(module, value.source), value.source, *prologues]
         value = value.source["logits"]
-    return found
+    return prologues

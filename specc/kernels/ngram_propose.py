@@ -157,8 +157,8 @@ def _links(module: Module, propose: Op) -> list[Op]:
         of_branches = comb["rows"] is rows and comb.attrs["steps"] == propose.attrs["steps"]
         whole = [op.opcode for op in positions] == ["tree.positions"] and len(masks) <= 1
         stored = leaves(module, parent, derived) and not leaves(module, depth, derived)
-        found = [value for op in positions for value in op.results]
-        computed = any(not is_external(user) for value in found for user in module.users(value))
+        links = [value for op in positions for value in op.results]
+        computed = any(not is_external(user) for value in links for user in module.users(value))
         lengths = {op.named.get("seq_lens", seq_lens) for op in derived}  # a mask of slots reads none
         if of_branches and whole and stored and not computed and lengths == {seq_lens}:
             return [comb, *derived]

@@ -28,7 +28,7 @@ class Score(Family):
             kinds = [
                 [op for op in rest if op.opcode in opcodes and _alike(op, rest[0])] for opcodes in (_LOGPROB, _BEST)
             ]
-            chosen = [found[0] for found in kinds if found]
+            chosen = [ops[0] for ops in kinds if ops]
             rest = [op for op in rest if op not in chosen]
             yield in_order(module, chosen)
 

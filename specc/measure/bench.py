@@ -63,15 +63,17 @@ def measure(
     on_done: OnDone,
 ) -> Measurement:
     """Every launch of a step, and the step, in some buckets; and what launches of graphs cost the host."""
-    found = measured(plan, backend, device, buckets, on_done)
+    figures = measured(plan, backend, device, buckets, on_done)
     with on(device):
         host = launch_costs(device)
     on_done("launches of graphs")
     gpu, arch = torch.cuda.get_device_name(device), device_arch(device)
-    return Measurement(plan.name, plan.algorithm, plan.size("S"), gpu, arch, versions, found, host)
+    return Measurement(plan.name, plan.algorithm, plan.size("S"), gpu, arch, versions, figures, host)
 
 
 def versions_of(triton: str | None) -> dict[str, str]:
     """What was measured with; ``triton`` compiled the kernels."""
-    found = {"specc": __version__, "torch": torch.__version__}
-    return found | ({"triton": triton} if triton else {}) | ({"cuda": torch.version.cuda} if torch.version.cuda else {})
+    versions = {"specc": __version__, "torch": torch.__version__}
+    return (
+        versions | ({"triton": triton} if triton else {}) | ({"cuda": torch.version.cuda} if torch.version.cuda else {})
+    )

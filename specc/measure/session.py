@@ -132,15 +132,15 @@ class Session:
 
     def decided(self) -> dict[str, Tensor]:
         """Copies of what a step has handed out and carried on; of rows along the path those of accepted nodes."""
-        found = {f"relay.{name}": pool.clone() for name, pool in self._pools.items()}
+        relays = {f"relay.{name}": pool.clone() for name, pool in self._pools.items()}
         outputs = {one.name: one.value for one in self.plan.outputs if one.entry == "step"}
         lengths = self.frame.read(outputs["accept_lens"])
         for name, value in outputs.items():
             tensor, field = self.frame.read(value), self.plan.values.get(value)
             if field is not None and field.axes[1:2] == ("A",):
                 tensor = tensor[torch.arange(tensor.shape[1], device=self.device) < lengths[:, None]]
-            found[name] = tensor.clone()
-        return found
+            relays[name] = tensor.clone()
+        return relays
 
     def memory(self) -> Tensor:
         """A copy of the arena, for `restore`."""

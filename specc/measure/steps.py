@@ -40,7 +40,7 @@ def measured(
     ``on_done`` hears of each launch as it has been timed.
     """
     floors = Floors(device, effort)
-    found: list[BucketFigures] = []
+    figures: list[BucketFigures] = []
     with on(device):
         for bucket in buckets:
             session = Session(plan, backend, device, bucket, steps=WARM_UPS + effort.copies)
@@ -54,9 +54,9 @@ def measured(
             counts = [one.bytes for one in launches]
             us, floor, ratio = _timed(session, session.step, floors.run(counts), effort)
             step = Figures("step", None, whole.step.programs, 0, whole.step.bytes, us, floor, ratio)
-            found.append(BucketFigures(bucket, whole.launches, step, whole.references))
+            figures.append(BucketFigures(bucket, whole.launches, step, whole.references))
             on_done(f"a step at {bucket}")
-    return tuple(found)
+    return tuple(figures)
 
 
 def _timed_launch(session: Session, node: Launch, floors: Floors, effort: Effort) -> Figures:

@@ -32,11 +32,13 @@ class AssignLayouts(Pass):
     @classmethod
     def violations(cls, module: Module) -> list[str]:
         """Values without the layout that they have to have."""
-        found, wanted = module.decls_of(Layout), layouts(module)
+        present, wanted = module.decls_of(Layout), layouts(module)
         crossed = {layout.name for layout in wanted}
-        known = {layout.name: layout for layout in found}
+        known = {layout.name: layout for layout in present}
         bad = [f"%{name} crosses nodes and has no layout" for name in sorted(crossed - known.keys())]
-        bad += [f"%{layout.name} has a layout, and crosses no nodes" for layout in found if layout.name not in crossed]
+        bad += [
+            f"%{layout.name} has a layout, and crosses no nodes" for layout in present if layout.name not in crossed
+        ]
         return bad + [f"the layout of %{x.name} is not {x}" for x in wanted if known.get(x.name, x) != x]
 
     def run(self, module: Module, ctx: Context) -> None:

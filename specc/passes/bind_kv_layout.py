@@ -107,9 +107,9 @@ class BindKvLayout(Pass):
             module.replace_operand(op, lens, admit.out("seq_lens"))
         for clear in (op for op in module.find("health.clear") if entry_of(op.phase) == "step"):
             operands = clear.result, admit.out("full")
-            told = self._insert(module, "health.raise", operands, ("health_room",), location, bit=ROOM_BIT)
-            module.replace_uses(clear.result, told.result)
-            module.set_operands(told, operands)
+            raised = self._insert(module, "health.raise", operands, ("health_room",), location, bit=ROOM_BIT)
+            module.replace_uses(clear.result, raised.result)
+            module.set_operands(raised, operands)
         bound = f", or longer than the {longest} of its mask," if longest >= 0 else ""
         self.remark(
             ctx,

@@ -29,21 +29,21 @@ class CheckResources(Pass):
 
     def run(self, module: Module, ctx: Context) -> None:
         """Hold what the compiled kernels take against the limits."""
-        found: list[Diagnostic] = []
+        findings: list[Diagnostic] = []
         if not ctx.resources:
             self.remark(ctx, "no machine code: nothing to check")
         for (kernel, arch), used in sorted(ctx.resources.items()):
             if used.spills > self.max_spills:
-                found.append(
+                findings.append(
                     Diagnostic("kernel/resources", f"{kernel} on {arch} spills {used.spills} bytes per thread")
                 )
             if used.shared > self.max_shared:
-                found.append(
+                findings.append(
                     Diagnostic("kernel/resources", f"{kernel} on {arch} needs {used.shared} bytes of shared memory")
                 )
             self.remark(
                 ctx, f"{kernel} on {arch}: {used.registers} registers, {used.spills} B spilled, {used.shared} B shared"
             )
-        if found:
-            raise DiagnosticError(found)
+        if findings:
+            raise DiagnosticError(findings)
         module.decls += [ctx.resources[key] for key in sorted(ctx.resources)]

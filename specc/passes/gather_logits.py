@@ -44,8 +44,8 @@ class GatherLogits(Pass):
             whole = Rejected("gather the logits", "every rank would be sent what the others have", row)
             why = "what a row is asked for is in a record of each rank"
             choice = Choice(f"row of %{part['logits'].name}", "gather records", why, (whole,), 8 * int(words), "bytes")
-            told = f"{message}: {words} words of 64 bits per row are gathered"
-            self.remark(ctx, told, part.location, choice if ranks else None)
+            remark = f"{message}: {words} words of 64 bits per row are gathered"
+            self.remark(ctx, remark, part.location, choice if ranks else None)
         if left := unsplit(module):
             raise DiagnosticError([_refused(op) for op in left])
 

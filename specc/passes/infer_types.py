@@ -27,14 +27,14 @@ class InferTypes(Pass):
 
     def run(self, module: Module, ctx: Context) -> None:
         """Type every op in order, and report all that does not fit."""
-        found: list[Diagnostic] = []
+        findings: list[Diagnostic] = []
         for op in module.ops():
             if any(operand.type is None for operand in op.operands):
                 continue  # its producer is already reported
             try:
                 assign_types(module, op)
             except TypeMismatch as mismatch:
-                found.append(explain(op, mismatch))
-        found = found or check_types(module) + check_linear(module)
-        if found:
-            raise DiagnosticError(found)
+                findings.append(explain(op, mismatch))
+        findings = findings or check_types(module) + check_linear(module)
+        if findings:
+            raise DiagnosticError(findings)

@@ -30,7 +30,7 @@ _NEEDS = _needs()
 
 def check_invariants(module: Module) -> list[Diagnostic]:
     """Violations of every invariant the module claims; what rests on one that does not hold is not asked for."""
-    found: list[Diagnostic] = []
+    findings: list[Diagnostic] = []
     held: set[str] = set()
     for name in (name for name in _NEEDS if name in module.established):
         missing = sorted(_NEEDS[name] - module.established)
@@ -39,8 +39,8 @@ def check_invariants(module: Module) -> list[Diagnostic]:
             bad = _OWNERS[name].violations(module)
             if not bad:
                 held.add(name)
-        found += [Diagnostic("ir/invalid", f"not {name}: {problem}") for problem in bad]
-    return found
+        findings += [Diagnostic("ir/invalid", f"not {name}: {problem}") for problem in bad]
+    return findings
 
 
 def check_now(module: Module) -> None:
@@ -50,10 +50,10 @@ def check_now(module: Module) -> None:
         DiagnosticError: ``ir/invalid`` or a mismatch of types.
 
     """
-    found = check_module(module)
-    found += check_linear(module) + check_invariants(module) if not found else []
-    if found:
-        raise DiagnosticError(found)
+    findings = check_module(module)
+    findings += check_linear(module) + check_invariants(module) if not findings else []
+    if findings:
+        raise DiagnosticError(findings)
 
 
 class BrokenModuleError(Exception):

@@ -44,16 +44,18 @@ class PlanMemory(Pass):
     @classmethod
     def violations(cls, module: Module) -> list[str]:
         """Buffers that are not planned as they have to be, or overlap while both are live."""
-        found = {buffer.name: buffer for buffer in module.decls_of(Buffer)}
+        by_name = {buffer.name: buffer for buffer in module.decls_of(Buffer)}
         wanted = {buffer.name: buffer for buffer in unplaced(module)}
-        bad = [f"buffer {name} is not planned" for name in sorted(wanted.keys() - found.keys())]
-        bad += [f"buffer {name} is nobody's" for name in sorted(found.keys() - wanted.keys())]
+        bad = [f"buffer {name} is not planned" for name in sorted(wanted.keys() - by_name.keys())]
+        bad += [f"buffer {name} is nobody's" for name in sorted(by_name.keys() - wanted.keys())]
         if bad:
             return bad
-        bad = [f"buffer {name} is not {b}" for name, b in wanted.items() if replace(found[name], offset=b.offset) != b]
+        bad = [
+            f"buffer {name} is not {b}" for name, b in wanted.items() if replace(by_name[name], offset=b.offset) != b
+        ]
         if bad:
             return bad
-        buffers = [buffer for buffer in found.values() if buffer.owner == "arena"]
+        buffers = [buffer for buffer in by_name.values() if buffer.owner == "arena"]
         askew = [b for b in buffers if b.offset < 0 or b.offset % b.alignment]
         bad = [f"buffer {b.name} is not aligned to {b.alignment}" for b in askew]
         for a, b in combinations(buffers, 2):
@@ -203,7 +205,7 @@ def _blocks(module: Module, buffers: list[Buffer]) -> list[_Block]:
     members: dict[str, list[Buffer]] = {}
     for buffer in buffers:
         members.setdefault(group.get(buffer.name, buffer.name), []).append(buffer)
-    return [_Block(name, tuple(found)) for name, found in members.items()]
+    return [_Block(name, tuple(blocks)) for name, blocks in members.items()]
 
 
 def _place(blocks: list[_Block]) -> dict[str, Buffer]:

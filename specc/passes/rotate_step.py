@@ -92,16 +92,16 @@ class _Body:
         targets = module.find(TARGET)
         if len(targets) != 1 or module.size("K") != 1:
             raise DiagnosticError(Diagnostic("ir/invalid", "only a chain with one forward of the target is rotated"))
-        found: set[Op] = set()
+        ops: set[Op] = set()
         pending = [targets[0]["tokens"]]
         while pending:
             source = pending.pop().source
-            if source is not None and source not in found:
-                found.add(source)
+            if source is not None and source not in ops:
+                ops.add(source)
                 pending += source.operands
         order = module.order()
-        raises = [op for op in module.find("health.raise") if op["bad"].source in found]
-        return cls(targets[0], tuple(sorted(found, key=order.__getitem__)), tuple(raises))
+        raises = [op for op in module.find("health.raise") if op["bad"].source in ops]
+        return cls(targets[0], tuple(sorted(ops, key=order.__getitem__)), tuple(raises))
 
     @property
     def tokens(self) -> Value:
@@ -115,11 +115,11 @@ class _Body:
 
     def drafted(self) -> set[Value]:
         """What depends on a forward of it."""
-        found: set[Value] = set()
+        values: set[Value] = set()
         for op in self.ops:
-            if is_external(op) or found & set(op.operands):
-                found |= set(op.results)
-        return found
+            if is_external(op) or values & set(op.operands):
+                values |= set(op.results)
+        return values
 
     def close(self, module: Module) -> None:
         """Let keys and values, and health, go on behind it as they were before it."""
@@ -181,7 +181,7 @@ def _check(module: Module, body: _Body, ctx: Context) -> None:
 def _split_health(module: Module) -> None:
     """Let each half have a health word of its own."""
     word = module.outputs["health"]
-    late = word
+    word_of_propose = word
     while word.source is not None and word.source.phase in SECOND_HALF:
         word = word.source["health"]
     (clear,) = (op for op in module.find("health.clear") if entry_of(op.phase) == "step")
@@ -190,7 +190,7 @@ def _split_health(module: Module) -> None:
     assign_types(module, own)
     for op in (op for op in module.users(word) if op.phase in SECOND_HALF):
         module.replace_operand(op, word, own.result)
-    module.outputs |= {"health": word, "propose.health": own.result if late is word else late}
+    module.outputs |= {"health": word, "propose.health": own.result if word_of_propose is word else word_of_propose}
 
 
 def _stored(module: Module, entry: str) -> dict[str, Value]:
@@ -275,10 +275,10 @@ def _give(module: Module, target: Op, row: int) -> None:
 
 def _defer(module: Module, hidden: Value) -> None:
     """What is made of hidden rows is made in the second half, which they are handed over to."""
-    late, moved = {hidden}, 0
+    deferred, moved = {hidden}, 0
     for op in list(module.ops("step")):
-        if late & set(op.operands):
-            late |= set(op.results)
+        if deferred & set(op.operands):
+            deferred |= set(op.results)
             if op.phase not in SECOND_HALF:
                 module.move(op, SECOND_HALF[0], moved)
                 moved += 1

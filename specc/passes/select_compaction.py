@@ -33,8 +33,8 @@ class SelectCompaction(Pass):
     def violations(cls, module: Module) -> list[str]:
         """What reads a value along the nodes after verification, other than compaction."""
         bad = [f"output {name} has the node axis" for name, value in module.outputs.items() if on_nodes(value)]
-        late = read_along_nodes(module)
-        bad += [f"{op.opcode} in {op.phase} reads %{value.name} along the nodes" for op, value in late]
+        readers = read_along_nodes(module)
+        bad += [f"{op.opcode} in {op.phase} reads %{value.name} along the nodes" for op, value in readers]
         return bad
 
     def run(self, module: Module, ctx: Context) -> None:
@@ -50,8 +50,8 @@ class SelectCompaction(Pass):
             slots = _written_nodes(forward)
             if slots is not None:
                 self._move(module, forward, slots, ctx)
-        if late := read_along_nodes(module):
-            raise DiagnosticError([_still_on_nodes(op, value) for op, value in late])
+        if readers := read_along_nodes(module):
+            raise DiagnosticError([_still_on_nodes(op, value) for op, value in readers])
 
     def _lower(self, module: Module, path: Op, ctx: Context) -> None:
         _read_argmax(module, path)
@@ -103,8 +103,8 @@ class SelectCompaction(Pass):
 
 def read_along_nodes(module: Module) -> list[tuple[Op, Value]]:
     """Ops behind verification, and stores, that read values with the node axis, but for compaction itself."""
-    late = [op for op in module.ops() if op.phase in ("commit", "extend") or OPS[op.opcode].effect == "carry"]
-    readers = [op for op in late if not op.has(Trait.PICKS)]
+    second_half = [op for op in module.ops() if op.phase in ("commit", "extend") or OPS[op.opcode].effect == "carry"]
+    readers = [op for op in second_half if not op.has(Trait.PICKS)]
     return [(op, value) for op in readers for value in op.operands if on_nodes(value)]
 
 
@@ -153,10 +153,12 @@ def _acceptance(module: Module) -> Op:
     Raises:
         DiagnosticError: ``ir/invalid``, there is none, or more than one.
     """
-    found = [op for op in module.ops() if op.opcode.startswith("verify.")]
-    if len(found) != 1:
-        raise DiagnosticError(Diagnostic("ir/invalid", f"compaction needs one verify op, the module has {len(found)}"))
-    return found[0]
+    verifying = [op for op in module.ops() if op.opcode.startswith("verify.")]
+    if len(verifying) != 1:
+        raise DiagnosticError(
+            Diagnostic("ir/invalid", f"compaction needs one verify op, the module has {len(verifying)}")
+        )
+    return verifying[0]
 
 
 def _path_of(module: Module, value: Value) -> Value:

@@ -43,18 +43,18 @@ class TuneLaunches(Pass):
 
     def run(self, module: Module, ctx: Context) -> None:
         """Declare the choices of the launches of this depth."""
-        found: list[Diagnostic] = []
+        findings: list[Diagnostic] = []
         kernels = {kernel.name: kernel for kernel in module.decls_of(Kernel)}
         for unplaced in _choices(self.choices):
             choice = replace(unplaced, location=_location(unplaced, ctx))
             if choice.launch not in kernels:
                 message = f"the program has no launch {choice.launch}"
                 hint = did_you_mean(choice.launch, kernels) or f"there are {', '.join(kernels)}"
-                found.append(Diagnostic("tuning/no-launch", message, choice.location, hint))
+                findings.append(Diagnostic("tuning/no-launch", message, choice.location, hint))
                 continue
-            found += self._declare(module, kernels[choice.launch], choice, ctx)
-        if found:
-            raise DiagnosticError(found)
+            findings += self._declare(module, kernels[choice.launch], choice, ctx)
+        if findings:
+            raise DiagnosticError(findings)
 
     def _declare(self, module: Module, kernel: Kernel, choice: Choice, ctx: Context) -> list[Diagnostic]:
         """Add the declaration of one choice; what is impossible about it."""
@@ -101,16 +101,16 @@ def _location(choice: Choice, ctx: Context) -> Location | None:
 def impossible(module: Module, kernel: Kernel, chosen: Tuned) -> list[str]:
     """What of a choice the kernel does not have, or not with its tiles."""
     knobs = FAMILIES[kernel.family].knobs(module, cluster_of(module, kernel.name))
-    found: list[str] = []
+    reasons: list[str] = []
     for word, value, known in (("tile", chosen.tile, knobs.tiles), ("warps", chosen.warps, knobs.warps)):
         if value and value not in known:
             listed = f"it is one of {', '.join(map(str, known))}" if known else "its results would depend on it"
-            found.append(f"{word} {value} cannot be chosen: {listed}")
+            reasons.append(f"{word} {value} cannot be chosen: {listed}")
     most = max(chosen.splits, default=0)
     if most > knobs.split:
         limit = f"at most {knobs.split} programs share" if knobs.split else "its results, or its work, allow no other"
-        found.append(f"split {most} cannot be chosen: {limit}")
-    return found
+        reasons.append(f"split {most} cannot be chosen: {limit}")
+    return reasons
 
 
 def wrongly_tuned(module: Module) -> list[str]:

@@ -157,8 +157,8 @@ class BoundStep:
     @property
     def replays(self) -> Replays:
         """How often graphs were replayed, at all depths together, and what was not; all zero without capture."""
-        found = [step._graphs.replays for step in self._depths.values() if step._graphs]
-        return Replays(sum(one.replayed for one in found), sum((one.moved for one in found), Counter[str]()))
+        counts = [step._graphs.replays for step in self._depths.values() if step._graphs]
+        return Replays(sum(one.replayed for one in counts), sum((one.moved for one in counts), Counter[str]()))
 
     def capture(self, how: Literal[True, "segments"] = True) -> None:
         """Capture the CUDA graphs that `decode` replays from then on, of all depths; see `Program.bind`.

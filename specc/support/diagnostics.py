@@ -62,11 +62,11 @@ class DiagnosticError(Exception):
         paths: Mapping[str, str] | None = None,
     ) -> None:
         """Take one diagnostic or several; raises ValueError when there is none."""
-        found = (diagnostics,) if isinstance(diagnostics, Diagnostic) else tuple(diagnostics)
-        if not found:
+        given = (diagnostics,) if isinstance(diagnostics, Diagnostic) else tuple(diagnostics)
+        if not given:
             raise ValueError("a DiagnosticError needs at least one diagnostic")
-        super().__init__("\n".join(str(diagnostic) for diagnostic in found))
-        self.diagnostics: tuple[Diagnostic, ...] = found
+        super().__init__("\n".join(str(diagnostic) for diagnostic in given))
+        self.diagnostics: tuple[Diagnostic, ...] = given
         self.sources: dict[str, str] = dict(sources or {})
         self.paths: dict[str, str] = dict(paths or {})
 

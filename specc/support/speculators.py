@@ -21,5 +21,5 @@ def merged(content: Mapping[str, Any]) -> dict[str, Any]:
     if kind != "eagle3" or not isinstance(decoder, dict):
         raise ValueError(f"in the format of speculators, of type {str(kind)[:60]!r}")
     own = {key: value for key, value in content.items() if value is not None and key != "model_type"}
-    said = own.keys() | ({*DTYPE_KEYS} if own.keys() & {*DTYPE_KEYS} else set[str]())
-    return {key: value for key, value in cast("dict[str, Any]", decoder).items() if key not in said} | own
+    keys = own.keys() | ({*DTYPE_KEYS} if own.keys() & {*DTYPE_KEYS} else set[str]())
+    return {key: value for key, value in cast("dict[str, Any]", decoder).items() if key not in keys} | own

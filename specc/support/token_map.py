@@ -52,11 +52,11 @@ def read_token_map(path: Path) -> list[int]:
         message = f"'{path}' is neither a JSON array nor a list that torch has saved: {reason}"
         raise TokenMapError("map/unreadable", message) from error
     listed = cast("list[object]", tokens) if isinstance(tokens, list) else []
-    found = [token for token in listed if type(token) is int and -MOST_TOKENS <= token <= MOST_TOKENS]
-    if not 0 < len(found) == len(listed) <= MOST_TOKENS:
+    valid = [token for token in listed if type(token) is int and -MOST_TOKENS <= token <= MOST_TOKENS]
+    if not 0 < len(valid) == len(listed) <= MOST_TOKENS:
         hint = f"write whole numbers, one per row, of at most {MOST_TOKENS} tokens"
         raise TokenMapError("map/unreadable", f"'{path}' is no list of tokens", hint)
-    return found
+    return valid
 
 
 def _listed(content: bytes) -> Any:
@@ -72,15 +72,15 @@ def _saved_by_torch(content: bytes) -> Any:
 
     if zipfile.is_zipfile(io.BytesIO(content)):
         bounded(io.BytesIO(content), MOST_BYTES).close()
-    found = torch.load(io.BytesIO(content), map_location="cpu", weights_only=True)
-    if not isinstance(found, torch.Tensor):
-        return found
+    loaded = torch.load(io.BytesIO(content), map_location="cpu", weights_only=True)
+    if not isinstance(loaded, torch.Tensor):
+        return loaded
     whole = (torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64)
-    if found.layout != torch.strided or found.dim() != 1 or found.dtype not in whole:
-        raise ValueError(f"a tensor of {found.dtype} and {found.dim()} axes is no list of whole numbers")
-    if len(found) > MOST_TOKENS:  # one that repeats its memory takes none of its own
+    if loaded.layout != torch.strided or loaded.dim() != 1 or loaded.dtype not in whole:
+        raise ValueError(f"a tensor of {loaded.dtype} and {loaded.dim()} axes is no list of whole numbers")
+    if len(loaded) > MOST_TOKENS:  # one that repeats its memory takes none of its own
         raise ValueError(f"it has more than {MOST_TOKENS} values")
-    return found.tolist()
+    return loaded.tolist()
 
 
 def read_offsets(directory: Path) -> list[int] | None:

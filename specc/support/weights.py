@@ -35,20 +35,20 @@ def whole_numbers(path: Path, name: str, most: int) -> list[int] | None:
             raise ValueError("its header is nested too deeply") from error
         if not isinstance(header, dict):
             raise ValueError("its header is no JSON object")
-        said = cast("dict[str, object]", header).get(name)
-        if said is None:
+        entry = cast("dict[str, object]", header).get(name)
+        if entry is None:
             return None
-        code, start, length = _place(said, name, most, os.fstat(stream.fileno()).st_size - 8 - size)
+        code, start, length = _place(entry, name, most, os.fstat(stream.fileno()).st_size - 8 - size)
         stream.seek(8 + size + start)
-        found = array(code, _exactly(stream, length))
+        numbers = array(code, _exactly(stream, length))
     if sys.byteorder == "big":
-        found.byteswap()
-    return found.tolist()
+        numbers.byteswap()
+    return numbers.tolist()
 
 
-def _place(said: object, name: str, most: int, available: int) -> tuple[str, int, int]:
+def _place(header: object, name: str, most: int, available: int) -> tuple[str, int, int]:
     """Return a tensor's type as `array` calls it, where its bytes begin behind the header, and how many there are."""
-    entry: dict[str, Any] = cast("dict[str, Any]", said) if isinstance(said, dict) else {}
+    entry: dict[str, Any] = cast("dict[str, Any]", header) if isinstance(header, dict) else {}
     dtype, shape, places = entry.get("dtype"), _counts(entry, "shape", 1), _counts(entry, "data_offsets", 2)
     if not isinstance(dtype, str) or dtype not in _CODES:
         raise ValueError(f"{name} is of type {dtype!r:.40}, not of whole numbers")
@@ -66,13 +66,13 @@ def _place(said: object, name: str, most: int, available: int) -> tuple[str, int
 def _counts(entry: dict[str, Any], key: str, count: int) -> list[int] | None:
     """Return a list of so many numbers from 0; None where something else stands there."""
     listed = cast("list[object]", entry.get(key)) if isinstance(entry.get(key), list) else []
-    found = [one for one in listed if type(one) is int and one >= 0]
-    return found if len(found) == len(listed) == count else None
+    counts = [one for one in listed if type(one) is int and one >= 0]
+    return counts if len(counts) == len(listed) == count else None
 
 
 def _exactly(stream: BinaryIO, count: int) -> bytes:
     """Return the next bytes; ValueError where the file ends before."""
-    found = stream.read(count)
-    if len(found) < count:
-        raise ValueError(f"it ends after {len(found)} of {count} bytes")
-    return found
+    content = stream.read(count)
+    if len(content) < count:
+        raise ValueError(f"it ends after {len(content)} of {count} bytes")
+    return content

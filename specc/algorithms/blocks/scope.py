@@ -136,10 +136,10 @@ class Scope:
         if self.token_map is None:
             return self.b.many(opcode, logits, self.rows, names=names, **attrs)
         *others, token, bad = names
-        found = self.b.many(opcode, logits, self.rows, names=(*others, f"{token}_of_draft", bad), **attrs)
+        values = self.b.many(opcode, logits, self.rows, names=(*others, f"{token}_of_draft", bad), **attrs)
         with self.b.at(self.at("draft", "token_map")):
-            tokens = self.b("vocab.translate", found[-2], self.token_map, self.rows, names=(token,))
-        return *found[:-2], tokens, found[-1]
+            tokens = self.b("vocab.translate", values[-2], self.token_map, self.rows, names=(token,))
+        return *values[:-2], tokens, values[-1]
 
     def refuse(self, code: str, message: str, key: tuple[str, ...], *notes: Note, hint: str | None = None) -> None:
         """Refuse the configuration for what stands at a key.

@@ -53,28 +53,28 @@ class Plugin:
 
         """
         try:
-            found = self.point.load()
+            algorithm = self.point.load()
         except (Exception, SystemExit) as error:
             self._blame("plugin/unusable", "cannot be imported", error)
-        if problem := _no_algorithm(found):
+        if problem := _no_algorithm(algorithm):
             raise DiagnosticError(Diagnostic("plugin/unusable", f"the plugin {self}: {problem}", hint=HINT))
-        for forward in found.forwards:
+        for forward in algorithm.forwards:
             try:
                 add_forward(forward)
             except TypeError as error:
                 self._blame("plugin/unusable", "has a forward that cannot be called", error)
-        for op in found.ops:
+        for op in algorithm.ops:
             try:
                 add_op(op)
                 reference_source(op)
                 check_tile(op)
             except (TypeError, SyntaxError, ValueError, OSError) as error:
                 self._blame("plugin/unusable", "has an op that cannot be computed", error)
-        return found
+        return algorithm
 
-    def needs(self, found: Algorithm) -> Needs:
+    def needs(self, algorithm: Algorithm) -> Needs:
         """What its algorithm asks of a configuration, with functions that are blamed."""
-        needs = found.needs
+        needs = algorithm.needs
         if needs.most_nodes is not Needs().most_nodes:
             needs = replace(needs, most_nodes=self._number("most_nodes", needs.most_nodes))
         if needs.modules is not None:
@@ -95,8 +95,8 @@ class Plugin:
             with self.blamed(chosen.build):
                 chosen.build(scope)
         except DiagnosticError as error:
-            found = [replace(one, location=one.location or at) for one in error.diagnostics]
-            raise DiagnosticError(found, error.sources, error.paths) from error
+            diagnostics = [replace(one, location=one.location or at) for one in error.diagnostics]
+            raise DiagnosticError(diagnostics, error.sources, error.paths) from error
         problems = [(one.message, one.notes) for one in check_module(scope.module) or check_linear(scope.module)]
         if missing := [name for name in _OUTPUTS if name not in scope.module.outputs]:
             message = f"it hands out no {', '.join(missing)}; finish_prefill() and verify() hand out all but health"
@@ -111,10 +111,10 @@ class Plugin:
 
         def asked(*sizes: int) -> int:
             with self.blamed(function):
-                found = function(*sizes)
-                if type(found) is not int or found < 1:
-                    raise TypeError(f"{name} gives {found!r} for {', '.join(map(str, sizes))}, not a number from 1 on")
-            return found
+                answer = function(*sizes)
+                if type(answer) is not int or answer < 1:
+                    raise TypeError(f"{name} gives {answer!r} for {', '.join(map(str, sizes))}, not a number from 1 on")
+            return answer
 
         return asked
 
@@ -123,10 +123,10 @@ class Plugin:
 
         def asked(pair: Pair) -> Fit | None:
             with self.blamed(function):
-                found = function(pair)
-                if found is not None and not isinstance(found, Fit):
-                    raise TypeError(f"recognises gives {found!r:.80}, neither a specc.config.Fit nor None")
-            return found
+                answer = function(pair)
+                if answer is not None and not isinstance(answer, Fit):
+                    raise TypeError(f"recognises gives {answer!r:.80}, neither a specc.config.Fit nor None")
+            return answer
 
         return asked
 
@@ -147,11 +147,11 @@ class Plugin:
         try:
             yield
         except DiagnosticError as error:
-            found = [
+            plugins = [
                 replace(one, notes=(*one.notes, note)) if one.code.startswith(("type/", "ir/", "kernel/")) else one
                 for one in error.diagnostics
             ]
-            raise DiagnosticError(found, error.sources, error.paths) from error
+            raise DiagnosticError(plugins, error.sources, error.paths) from error
         except Exception as error:
             if self.place(error) is not None:
                 self._blame("plugin/failed", "failed", error)
@@ -170,33 +170,33 @@ class Plugin:
         indent = len(written := linecache.getline(path, line)) - len(written.lstrip())
         at = Note("it was here", Location(Path(path).name, line, indent + 1))
         known = {at.location.file: text} if text and at.location else {}
-        found = Diagnostic(code, message, hint=HINT, notes=(at,))
-        raise DiagnosticError(found, known, {Path(path).name: path}) from error
+        diagnostic = Diagnostic(code, message, hint=HINT, notes=(at,))
+        raise DiagnosticError(diagnostic, known, {Path(path).name: path}) from error
 
     def place(self, error: BaseException, *functions: Callable[..., object]) -> tuple[str, int] | None:
         """File and line of the innermost frame of the plugin's package, or of the package of one of its functions."""
         modules = [self.point.value.partition(":")[0], *(getattr(one, "__module__", None) or "" for one in functions)]
         packages = {module.strip().partition(".")[0] for module in modules} - {"specc", ""}
-        found = None
+        innermost = None
         for frame, line in traceback.walk_tb(error.__traceback__):
             if str(frame.f_globals.get("__name__")).partition(".")[0] in packages:
-                found = frame.f_code.co_filename, line
+                innermost = frame.f_code.co_filename, line
         if isinstance(error, SyntaxError) and error.filename and error.lineno:
-            found = error.filename, error.lineno
-        return found
+            innermost = error.filename, error.lineno
+        return innermost
 
 
-def _no_algorithm(found: object) -> str | None:
+def _no_algorithm(loaded: object) -> str | None:
     """What keeps an object from being an algorithm; None if nothing does."""
-    if not isinstance(found, Algorithm):
-        return f"it is no specc.algorithms.Algorithm but of type {type(found).__name__}"
-    if not callable(found.build):
-        return f"its build is no function but of type {type(found.build).__name__}"
-    if not isinstance(found.needs, Needs):
-        return f"its needs are no specc.config.Needs but of type {type(found.needs).__name__}"
-    if not isinstance(found.needs.options, type) or not issubclass(found.needs.options, Block):
+    if not isinstance(loaded, Algorithm):
+        return f"it is no specc.algorithms.Algorithm but of type {type(loaded).__name__}"
+    if not callable(loaded.build):
+        return f"its build is no function but of type {type(loaded.build).__name__}"
+    if not isinstance(loaded.needs, Needs):
+        return f"its needs are no specc.config.Needs but of type {type(loaded.needs).__name__}"
+    if not isinstance(loaded.needs.options, type) or not issubclass(loaded.needs.options, Block):
         return "the options of its needs are no class derived from specc.config.block.Block"
-    for what, ops in (("forwards", found.forwards), ("ops", found.ops)):
+    for what, ops in (("forwards", loaded.forwards), ("ops", loaded.ops)):
         if not isinstance(ops, tuple) or not all(isinstance(one, OpDef) for one in ops):
             return f"its {what} are no tuple of specc.ir.opdef.OpDef"
     return None

@@ -39,10 +39,10 @@ def check_tile(op: OpDef) -> None:
         rule = "it becomes part of kernels, and may import triton and, at its top, functions of specc's library"
         raise wrong(node, f"{op.tile.name}, the tile of {op.name}, imports {imported}; {rule}")
     name = function_name(op.name)
-    found = [node for node in tree.body if isinstance(node, ast.FunctionDef) and node.name == name]
-    if not found:
+    functions = [node for node in tree.body if isinstance(node, ast.FunctionDef) and node.name == name]
+    if not functions:
         raise wrong(tree, f"{op.tile.name} has no function {name}, the tile of {op.name}")
-    _check_function(op, found[-1], wrong)
+    _check_function(op, functions[-1], wrong)
 
 
 class _Wrong:

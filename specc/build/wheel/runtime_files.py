@@ -36,7 +36,7 @@ def runtime_files(plans: Sequence[Plan], folder: str) -> dict[str, str]:
     files = dict[str, str]()
     while new:
         files |= {path: texts[path] for path in new}
-        new = {found for path in new for _, found in _imported(path, texts)} - files.keys()
+        new = {imported for path in new for _, imported in _imported(path, texts)} - files.keys()
     return {f"{folder}/{path}": files[path] for path in sorted(files)}
 
 
@@ -50,8 +50,8 @@ def _without(unwanted: set[str], path: str, texts: Mapping[str, str]) -> str:
 
 def _imported(path: str, texts: Mapping[str, str]) -> list[tuple[str, str]]:
     """The files of the runtime that a file imports, each behind the first name that it imports of it."""
-    found: list[tuple[str, str]] = []
+    names: list[tuple[str, str]] = []
     for dots, module, name in _IMPORT.findall(texts[path]):
         base = PurePosixPath(path).parents[len(dots) - 1]
-        found.append((name, (base / module.replace(".", "/")).as_posix() + ".py"))
-    return [(name, file) for name, file in found if file in texts]
+        names.append((name, (base / module.replace(".", "/")).as_posix() + ".py"))
+    return [(name, file) for name, file in names if file in texts]

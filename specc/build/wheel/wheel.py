@@ -224,8 +224,8 @@ def _assemblers(artifacts: Sequence[compiled.Artifact]) -> dict[str, Assembler]:
     newest: dict[str, str] = {}
     for artifact in artifacts:
         if artifact.assembler is not None:
-            found = newest.setdefault(artifact.arch, artifact.assembler)
-            newest[artifact.arch] = max(found, artifact.assembler, key=Version)
+            assembler = newest.setdefault(artifact.arch, artifact.assembler)
+            newest[artifact.arch] = max(assembler, artifact.assembler, key=Version)
     return {arch: Assembler(version, least_driver(arch, version)) for arch, version in newest.items()}
 
 

@@ -75,50 +75,50 @@ def read_model(directory: Path, written: str) -> ModelFacts:
 
     Raises ModelUnreadableError. Nothing is downloaded and no code from the directory is run.
     """
-    found = read_directory(directory, written)
+    files = read_directory(directory, written)
 
     def ask() -> Answer:
         try:
-            config = configuration(found.content)
+            config = configuration(files.content)
             text = config.get_text_config()
         except Exception as error:  # transformers and the code it calls raise anything on odd files
             message = f"transformers cannot read '{written}/config.json': {in_short(error)}"
             raise ModelUnreadableError(message) from error
-        return answer_of(config, text, found)
+        return answer_of(config, text, files)
 
-    known = plain(found.content)
-    answer = remembered(found.raw, ask) if known is None else answer_of(known, known, found)
+    known = plain(files.content)
+    answer = remembered(files.raw, ask) if known is None else answer_of(known, known, files)
     facts = {key: Fact(value, str(origin)) for key, (value, origin) in answer.facts.items()}
     return ModelFacts(answer.model_type, answer.known, facts)
 
 
-def answer_of(config: object, text: object, found: Directory) -> Answer:
+def answer_of(config: object, text: object, directory: Directory) -> Answer:
     """Return what a configuration, its language model's part and the directory say together."""
     model_type = str(getattr(text, "model_type", "") or getattr(config, "model_type", ""))
-    facts = {key: [fact.value, fact.origin] for key, fact in _facts(config, text, found).items()}
+    facts = {key: [fact.value, fact.origin] for key, fact in _facts(config, text, directory).items()}
     return Answer(model_type, not isinstance(config, Bare), facts)
 
 
-def _facts(config: object, text: object, found: Directory) -> dict[str, Fact]:
+def _facts(config: object, text: object, directory: Directory) -> dict[str, Fact]:
     """Return the facts that the configuration settles."""
     facts = {
         "hidden_size": attribute(text, ("hidden_size",)),
         "vocab_size": attribute(text, ("vocab_size",)),
         "hc_mult": attribute(text, _HC_MULT),
         "dtype": _dtype(text) or _dtype(config),
-        "kv_dtype": kv_dtype(config, text, found.quantization),
+        "kv_dtype": kv_dtype(config, text, directory.quantization),
         "experts_per_token": attribute(text, ("num_experts_per_tok", "num_experts_per_token")),
         "index_topk": attribute(text, ("index_topk",)),
         "draft_vocab_size": attribute(text, ("draft_vocab_size",)),
         "context_length": _context_length(text),
-        "language_model": Fact(own, "architectures") if (own := language_model(found.content)) else None,
-        "architecture": _architecture(found.content),
+        "language_model": Fact(own, "architectures") if (own := language_model(directory.content)) else None,
+        "architecture": _architecture(directory.content),
         "window": attribute(text, _WINDOW),
         "attention_chunk": attribute(text, ("attention_chunk_size",)),
         "mrope": _mrope(config, text),
         "quant_method": _quant_method(config, text),
         **layer_facts(text),
-        **_aux_facts(config, text, found.first_layer),
+        **_aux_facts(config, text, directory.first_layer),
         **key_value_facts(text),
     }
     return {key: fact for key, fact in facts.items() if fact is not None}
@@ -140,8 +140,8 @@ def _mrope(config: object, text: object) -> Fact | None:
 
 def _quant_method(config: object, text: object) -> Fact | None:
     """Return how the weights are quantised, by the word that the model has for it."""
-    said = block_of(config, "quantization_config") or block_of(text, "quantization_config")
-    word = said.get("quant_method")
+    block = block_of(config, "quantization_config") or block_of(text, "quantization_config")
+    word = block.get("quant_method")
     return Fact(word, "quantization_config.quant_method") if isinstance(word, str) else None
 
 
@@ -150,9 +150,9 @@ def _context_length(text: object) -> Fact | None:
     trained, rope = attribute(text, ("max_position_embeddings",)), value_of(text, "rope_parameters")
     if trained is None or not isinstance(rope, dict):
         return trained
-    said = cast("dict[str, object]", rope)
-    factor = ratio(said.get("factor"))
-    if said.get("rope_type") not in ("linear", "dynamic") or factor is None:
+    scaling = cast("dict[str, object]", rope)
+    factor = ratio(scaling.get("factor"))
+    if scaling.get("rope_type") not in ("linear", "dynamic") or factor is None:
         return trained
     return Fact(int(int(trained.value) * factor), f"{trained.origin} * {factor}")
 
@@ -163,15 +163,15 @@ def _aux_facts(config: object, text: object, first_layer: int) -> dict[str, Fact
     Drafts say it beside their language model's part or in it.
     """
     key, layers = _aux_layer_ids(text)
-    said: dict[str, Fact | None] = {
+    facts: dict[str, Fact | None] = {
         "target_hidden_size": attribute(text, _TARGET_WIDTH) or attribute(config, _TARGET_WIDTH),
         "num_aux_layers": attribute(text, ("num_aux_hidden_states",)),
     }
     if isinstance(layers, list) and layers and all(type(layer) is int for layer in layers):
         counted = [int(layer) + 1 - first_layer for layer in layers]
-        said["aux_layers"] = Fact(" ".join(map(str, counted)), f"{key}, which counts from {first_layer}")
-        said["num_aux_layers"] = said["num_aux_layers"] or Fact(len(counted), f"entries of {key}")
-    return said
+        facts["aux_layers"] = Fact(" ".join(map(str, counted)), f"{key}, which counts from {first_layer}")
+        facts["num_aux_layers"] = facts["num_aux_layers"] or Fact(len(counted), f"entries of {key}")
+    return facts
 
 
 def _aux_layer_ids(text: object) -> tuple[str, object]:

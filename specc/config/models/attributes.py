@@ -51,10 +51,10 @@ def whole_number(word: str) -> int:
 
 def decimal_number(word: str) -> float:
     """Return the number that a word of JSON is. Raises TooLargeError for one that no float can be."""
-    found = float(word)
-    if not math.isfinite(found):
+    number = float(word)
+    if not math.isfinite(number):
         raise TooLargeError(f"the number {word[:MOST_DIGITS]}, which is too large")
-    return found
+    return number
 
 
 def ratio(value: object) -> float | None:

@@ -80,10 +80,10 @@ def read_directory(directory: Path, written: str) -> Directory:
         problem = f"cannot be read: {error.strerror or error}"
     if problem:
         raise ModelUnreadableError(f"model directory '{written[:80]}' {problem}", hint_for(written))
-    found = _keys(directory, written, "config.json")
-    if found is None:
+    keys = _keys(directory, written, "config.json")
+    if keys is None:
         raise ModelUnreadableError(f"model directory '{written}' has no config.json", hint_for(written))
-    raw, content = found
+    raw, content = keys
     first_layer = 0
     if MARK in content:
         try:

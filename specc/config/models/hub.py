@@ -31,8 +31,8 @@ def named(directory: Path) -> str:
 
 def name_in_cache(directory: Path) -> str | None:
     """Return the name of the model that the Hub's cache has at this place; None elsewhere."""
-    found = _IN_CACHE.search(directory.as_posix())
-    return found and f"{found['owner']}/{found['name']}"
+    match = _IN_CACHE.search(directory.as_posix())
+    return match and f"{match['owner']}/{match['name']}"
 
 
 def is_name(written: str | Path) -> bool:
@@ -53,7 +53,7 @@ def _cached(name: str) -> Path | None:
     from huggingface_hub.errors import HFValidationError
 
     try:
-        found = try_to_load_from_cache(name, "config.json")
+        file = try_to_load_from_cache(name, "config.json")
     except HFValidationError:
         return None
-    return Path(found).parent if isinstance(found, str) else None
+    return Path(file).parent if isinstance(file, str) else None

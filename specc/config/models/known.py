@@ -77,14 +77,14 @@ def plain(content: Mapping[str, Any]) -> Plain | None:
         return None
     if any(isinstance(value, list | dict) for key, value in content.items() if key not in _NESTED):
         return None
-    said = {known.names.get(key, key): value for key, value in content.items()}
-    twice = len(said) < len(content)
+    renamed = {known.names.get(key, key): value for key, value in content.items()}
+    twice = len(renamed) < len(content)
     if twice or not all(
-        _like(said[key], known.defaults[key]) for key in (said.keys() & known.defaults.keys()) - _NESTED
+        _like(renamed[key], known.defaults[key]) for key in (renamed.keys() & known.defaults.keys()) - _NESTED
     ):
         return None
-    values: dict[str, Any] = {**known.defaults, **said, "model_type": known.model_type}
-    values["dtype"] = next((said[key] for key in DTYPE_KEYS if said.get(key) is not None), None)
+    values: dict[str, Any] = {**known.defaults, **renamed, "model_type": known.model_type}
+    values["dtype"] = next((renamed[key] for key in DTYPE_KEYS if renamed.get(key) is not None), None)
     if not (_derive(values, known) and _position(values, known) and _layers(values)):
         return None
     values |= {name: values.get(own) for name, own in known.names.items()}
@@ -104,10 +104,10 @@ def _derive(values: dict[str, Any], known: Known) -> bool:
     hidden, heads = named.values()
     if type(hidden) is not int or type(heads) is not int or heads < 1 or hidden % heads:
         return False
-    found = {"num_key_value_heads": heads, "head_dim": hidden // heads}
+    derived = {"num_key_value_heads": heads, "head_dim": hidden // heads}
     for name in known.derived:
         if values.get(name) is None:
-            values[name] = found[name]
+            values[name] = derived[name]
     if "use_sliding_window" in known.defaults and not values["use_sliding_window"]:
         values["sliding_window"] = None
     return True
@@ -115,12 +115,12 @@ def _derive(values: dict[str, Any], known: Known) -> bool:
 
 def _position(values: dict[str, Any], known: Known) -> bool:
     """Write rotary scaling in the newer form; False where a class would have more to say of it."""
-    said = [values[key] for key in ("rope_parameters", "rope_scaling") if values.get(key) is not None]
-    if not said:
+    blocks = [values[key] for key in ("rope_parameters", "rope_scaling") if values.get(key) is not None]
+    if not blocks:
         return True
-    if len(said) > 1 or "rope_parameters" not in known.defaults or not isinstance(said[0], dict):
+    if len(blocks) > 1 or "rope_parameters" not in known.defaults or not isinstance(blocks[0], dict):
         return False
-    rope = cast("dict[str, Any]", said[0])
+    rope = cast("dict[str, Any]", blocks[0])
     kind = rope.get("rope_type", rope.get("type"))
     plainly = all(isinstance(value, int | float | str | bool | list) for value in rope.values())
     if kind not in _ROPE_TYPES or not plainly or ("factor" in rope and ratio(rope["factor"]) is None):

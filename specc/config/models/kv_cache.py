@@ -52,8 +52,8 @@ def kv_dtype(config: object, text: object, quantization: Mapping[str, Any]) -> F
     ``quantization`` are the keys of hf_quant_config.json. A format that no pool can have is given in its own words.
     """
     for holder in (config, text):
-        said = block_of(holder, "quantization_config") or block_of(holder, "compression_config")
-        if fact := _scheme(said.get("kv_cache_scheme")) or _algorithm(said, "quantization_config"):
+        block = block_of(holder, "quantization_config") or block_of(holder, "compression_config")
+        if fact := _scheme(block.get("kv_cache_scheme")) or _algorithm(block, "quantization_config"):
             return fact
     return _algorithm(quantization.get("quantization"), "hf_quant_config.json")
 
@@ -67,7 +67,7 @@ def _scheme(scheme: object) -> Fact | None:
     return Fact(word, "quantization_config.kv_cache_scheme")
 
 
-def _algorithm(said: object, where: str) -> Fact | None:
+def _algorithm(value: object, where: str) -> Fact | None:
     """Return the type that a ``kv_cache_quant_algo`` names (ModelOpt)."""
-    word = said.get("kv_cache_quant_algo") if isinstance(said, Mapping) else None
+    word = value.get("kv_cache_quant_algo") if isinstance(value, Mapping) else None
     return Fact(_FLOATS.get(word, word), f"{where}: kv_cache_quant_algo") if isinstance(word, str) else None

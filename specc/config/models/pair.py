@@ -41,8 +41,8 @@ class Described:
 
     def block(self, key: str) -> Mapping[str, Any]:
         """A block of keys of config.json; an empty one where there is none."""
-        found = self.content.get(key)
-        return cast("Mapping[str, Any]", found) if isinstance(found, dict) else {}
+        value = self.content.get(key)
+        return cast("Mapping[str, Any]", value) if isinstance(value, dict) else {}
 
     def named(self, pattern: str) -> str | None:
         """The first class of ``architectures`` in whose name a regular expression is found, in any case."""
@@ -51,8 +51,8 @@ class Described:
     @property
     def classes(self) -> tuple[str, ...]:
         """The names of ``architectures``."""
-        found = self.content.get("architectures")
-        listed = cast("list[object]", found) if isinstance(found, list) else []
+        names = self.content.get("architectures")
+        listed = cast("list[object]", names) if isinstance(names, list) else []
         return tuple(name for name in listed if isinstance(name, str))
 
     @property
@@ -69,8 +69,8 @@ class Described:
     @property
     def modules(self) -> int:
         """How many modules of multi-token prediction are in it: said, or its layers where its class is one of them."""
-        said = self.number("num_mtp_modules")
-        return said or (self.number("num_layers") or 0 if self.named(_MODULE.pattern) else 0)
+        count = self.number("num_mtp_modules")
+        return count or (self.number("num_layers") or 0 if self.named(_MODULE.pattern) else 0)
 
 
 @dataclass(frozen=True)

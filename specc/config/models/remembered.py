@@ -36,11 +36,11 @@ def remembered(config_json: bytes, ask: Callable[[], Answer]) -> Answer:
     """
     directory = default_directory()
     path = directory / "models" / f"{_key(config_json)}.json"
-    found = _opened(kept(directory, path))
-    if found is None:
-        found = ask()
-        keep(directory, path, json.dumps(asdict(found), sort_keys=True).encode())
-    return found
+    entry = _opened(kept(directory, path))
+    if entry is None:
+        entry = ask()
+        keep(directory, path, json.dumps(asdict(entry), sort_keys=True).encode())
+    return entry
 
 
 def _key(config_json: bytes) -> str:

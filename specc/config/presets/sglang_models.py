@@ -19,23 +19,23 @@ _OWN_CACHES = re.compile(r"MiniMaxM3Sparse")
 """Architectures with a KV cache of a kind of their own."""
 
 
-def facts_of(said: Mapping[str, Value]) -> Model:
+def facts_of(values: Mapping[str, Value]) -> Model:
     """Return the facts of a model in SGLang; ``said`` is what its directory says, by key."""
-    architecture, cache = architecture_of(said), str(said.get("kv_layout", "mha"))
-    if cache == "mla" and "index_topk" in said:
+    architecture, cache = architecture_of(values), str(values.get("kv_layout", "mha"))
+    if cache == "mla" and "index_topk" in values:
         cache = "dsa"
-    windowed = "window" in said and _WINDOWED.match(architecture) is not None
+    windowed = "window" in values and _WINDOWED.match(architecture) is not None
     return Model(
         cache=f"that of {architecture}" if _OWN_CACHES.match(architecture) else cache,
-        window=windowed or "attention_chunk" in said,
-        recurrent="recurrent_state" in said,
-        mrope="mrope" in said,
+        window=windowed or "attention_chunk" in values,
+        recurrent="recurrent_state" in values,
+        mrope="mrope" in values,
     )
 
 
-def architecture_of(said: Mapping[str, Value]) -> str:
+def architecture_of(values: Mapping[str, Value]) -> str:
     """Return the class by which SGLang knows a model; an empty text where its directory does not name it."""
-    return str(said.get("architecture", ""))
+    return str(values.get("architecture", ""))
 
 
 def unserved(asked: Asked) -> Iterator[tuple[tuple[str, ...], str]]:
@@ -47,7 +47,7 @@ def unserved(asked: Asked) -> Iterator[tuple[tuple[str, ...], str]]:
         yield paths.get(refusal.about, (refusal.about, "model")), refusal.what
 
 
-def _of(said: Mapping[str, Value] | None, layout: str | None) -> Model:
+def _of(values: Mapping[str, Value] | None, layout: str | None) -> Model:
     """Return the facts of a model whose directory says this, or whose layout is written."""
-    found = facts_of(said) if said is not None else Model()
-    return found if layout is None or layout == found.cache else replace(found, cache=layout)
+    model = facts_of(values) if values is not None else Model()
+    return model if layout is None or layout == model.cache else replace(model, cache=layout)

@@ -49,15 +49,15 @@ def in_engine(checked: Checked, facts: Mapping[Side, ModelFacts | None], needs: 
     target, draft, file = facts.get("target"), facts.get("draft"), checked.file
     if file.engine is None or draft is None:
         return dict(facts)
-    preset, said = PRESETS[file.engine], dict(draft.facts)
+    preset, models_draft = PRESETS[file.engine], dict(draft.facts)
     if not preset.parts_of_tokens:
-        said.pop("draft_vocab_size", None)
+        models_draft.pop("draft_vocab_size", None)
     written = file.target.dtype if file.target is not None else None
     named = target.facts.get("dtype") if target is not None else None
     element = written or (named.value if named is not None else None)
     if element is not None and (needs.head or preset.one_dtype):
-        said["dtype"] = Fact(element, f"that of the target, as in {preset.title}")
-    return {**facts, "draft": replace(draft, facts=said)}
+        models_draft["dtype"] = Fact(element, f"that of the target, as in {preset.title}")
+    return {**facts, "draft": replace(draft, facts=models_draft)}
 
 
 def _unsupported(checked: Checked, preset: Preset, algorithm: str | None) -> None:
@@ -95,7 +95,7 @@ def _of_models(
     blocks = {"target": file.target, "draft": file.draft}
     mapped = file.draft is not None and file.draft.token_map is not None
     asked = Asked(
-        models={side: found.values for side, found in facts.items() if found is not None},
+        models={side: model.values for side, model in facts.items() if model is not None},
         layouts={side: block.kv_layout for side, block in blocks.items() if block is not None and block.kv_layout},
         topk=file.topk,
         ranks=file.tensor_parallel,

@@ -76,10 +76,10 @@ def _read(checked: Checked, path: str, directory: Path) -> list[int] | None:
     try:
         return read_token_map(path_of(path, directory))
     except (TokenMapError, PathError) as error:
-        said, hint = str(error), None
+        message, hint = str(error), None
         if isinstance(error, PathError):
-            said = f"'{path[:80]}' is not a path: {error}"
+            message = f"'{path[:80]}' is not a path: {error}"
         else:
             hint = error.hint
-        checked.found.error("map/unreadable", said, checked.places.value("draft", "token_map"), hint=hint)
+        checked.found.error("map/unreadable", message, checked.places.value("draft", "token_map"), hint=hint)
         return None

@@ -75,7 +75,7 @@ def resolve(
         options=options,
         tuning=tuning,
     )
-    return Resolved(config, {side: found for side, found in facts.items() if found is not None})
+    return Resolved(config, {side: model for side, model in facts.items() if model is not None})
 
 
 def _depths(checked: Checked, needs: Needs) -> tuple[Depth, ...]:
@@ -143,8 +143,10 @@ def _with_aux_layers(checked: Checked, target: ModelConfig | None, draft: ModelC
         where = at.value("draft", "model")
     ascending = all(one < other for one, other in pairwise(layers))
     if not ascending or not 1 <= layers[0] <= layers[-1] <= target.depth:
-        found = ", ".join(map(str, layers))
-        message = f"aux_layers ascend strictly from 1 to the target's last layer, {target.depth}, and these are {found}"
+        layers_text = ", ".join(map(str, layers))
+        message = (
+            f"aux_layers ascend strictly from 1 to the target's last layer, {target.depth}, and these are {layers_text}"
+        )
         checked.found.error("config/out-of-range", message, where)
         return None
     if written and trained and len(trained) == len(layers) and trained != layers:

@@ -65,27 +65,27 @@ def settle(
     ``wanted``: the hidden state that it hands over if the file does not say. ``directory`` is where relative paths
     start.
     """
-    block, found = _block(checked, side), facts[side]
-    if block is None or (block.model is not None and found is None):
+    block, model = _block(checked, side), facts[side]
+    if block is None or (block.model is not None and model is None):
         return None
-    said = _usable(block, found)
+    usable = _usable(block, model)
     token_map = None
     if side == "draft":
-        token_map, said = token_map_of(checked, block, said, directory)
-    taken = [key for key in _KEYS if key in said and getattr(block, key) is None]
-    in_range = [_in_range(checked, side, key, said[key]) for key in taken]
-    values: dict[str, Any] = {key: _settle(checked, side, key, getattr(block, key), said) for key in _KEYS}
+        token_map, usable = token_map_of(checked, block, usable, directory)
+    taken = [key for key in _KEYS if key in usable and getattr(block, key) is None]
+    in_range = [_in_range(checked, side, key, usable[key]) for key in taken]
+    values: dict[str, Any] = {key: _settle(checked, side, key, getattr(block, key), usable) for key in _KEYS}
     missing = [key for key in REQUIRED_SIZES if values[key] is None]
     _report_missing(checked, side, missing, block.model)
     if missing or checked.places.broken(side) or not all(in_range):
         return None
-    _beside_keys_and_values(checked, side, said)
+    _beside_keys_and_values(checked, side, usable)
     hc_mult = values["hc_mult"] or 1
     wanted = "aux" if side == "target" and block.aux_layers else wanted
-    source = block.hidden_source or wanted or _hidden_source(checked, side, hc_mult, found)
+    source = block.hidden_source or wanted or _hidden_source(checked, side, hc_mult, model)
     rest = {**values, "hc_mult": hc_mult, "kv_layout": values["kv_layout"] or "mha"}
     rest |= {"kv_dtype": values["kv_dtype"] or values["dtype"], "logits_dtype": block.logits_dtype or values["dtype"]}
-    fact = said.get("aux_layers") if side == "draft" else None
+    fact = usable.get("aux_layers") if side == "draft" else None
     layers = tuple(map(int, str(fact.value).split())) if fact is not None else None
     return ModelConfig(model=block.model, hidden_source=source, aux_layers=layers, token_map=token_map, **rest)
 
@@ -122,10 +122,10 @@ def _own_draft(checked: Checked, directory: Path) -> bool:
     """Whether both sides name one directory."""
     paths = [block and block.model for block in (checked.file.target, checked.file.draft)]
     try:
-        found = [model_path(path, directory).resolve() for path in paths if path]
+        models = [model_path(path, directory).resolve() for path in paths if path]
     except PathError:  # of which `_facts` tells
         return False
-    return len(found) == 2 and found[0] == found[1]
+    return len(models) == 2 and models[0] == models[1]
 
 
 def _modules(checked: Checked, model: ModelFacts, used: int, own: bool) -> ModelFacts | None:
@@ -157,9 +157,9 @@ def _modules(checked: Checked, model: ModelFacts, used: int, own: bool) -> Model
     return replace(model, facts={**kept, "num_layers": layers})
 
 
-def _usable(block: ModelBlock, found: ModelFacts | None) -> Mapping[str, Fact]:
+def _usable(block: ModelBlock, model: ModelFacts | None) -> Mapping[str, Fact]:
     """Return the facts that count beside what is written: another layout has rows of other sizes."""
-    facts = found.facts if found is not None else {}
+    facts = model.facts if model is not None else {}
     layout = facts.get("kv_layout")
     if block.kv_layout is None or block.kv_layout == (layout.value if layout is not None else "mha"):
         return facts

@@ -63,20 +63,20 @@ def read_tuning(checked: Checked, directory: Path) -> Tuning | None:
         checked.found.error("tuning/unreadable", message, checked.places.value("tuning"), hint=hint)
         return None
     file = "".join(char if " " <= char <= "~" else ascii(char)[1:-1] for char in written)
-    found = Diagnostics()
-    tree = read_tree(text, file, found)
+    findings = Diagnostics()
+    tree = read_tree(text, file, findings)
     tuning = None
-    if tree is not None and not found.errors:
+    if tree is not None and not findings.errors:
         places = Locations(file, tree)
-        block = _validated(places, found)
+        block = _validated(places, findings)
         if block is not None:
             tuning = _tuning(block, places, text, str(path))
-            _check(checked, tuning, places, found)
-    found.raise_if_errors({file: text}, {file: str(path)})
+            _check(checked, tuning, places, findings)
+    findings.raise_if_errors({file: text}, {file: str(path)})
     return tuning
 
 
-def _validated(places: Locations, found: Diagnostics) -> TuningFile | None:
+def _validated(places: Locations, findings: Diagnostics) -> TuningFile | None:
     """What stands in the file, None after reporting."""
     try:
         return TuningFile.model_validate(places.tree.values)
@@ -87,7 +87,7 @@ def _validated(places: Locations, found: Diagnostics) -> TuningFile | None:
             place = places.key(*path) if kind == "extra_forbidden" else places.value(*path)
             what = {"extra_forbidden": "is no key of a tuning file", "missing": "is missing"}.get(kind)
             message = f"{spell(path)} {what or 'is wrong: ' + details['msg'].lower()}"
-            found.error("tuning/malformed", message, place, hint="docs/tuning.md has the keys")
+            findings.error("tuning/malformed", message, place, hint="docs/tuning.md has the keys")
         return None
 
 
@@ -99,27 +99,27 @@ def _tuning(block: TuningFile, places: Locations, text: str, path: str) -> Tunin
     return Tuning(block.arch, block.gpu, block.specc, block.triton, choices, text, places.file, path)
 
 
-def _check(checked: Checked, tuning: Tuning, places: Locations, found: Diagnostics) -> None:
+def _check(checked: Checked, tuning: Tuning, places: Locations, findings: Diagnostics) -> None:
     """Compare with the configuration what needs no compiled program: architecture, depths, buckets, one entry each."""
     file = checked.file
     if checked.sound("archs") and list(file.archs) not in ([tuning.arch], ["native"]):
         note = Note(f"the program is for {', '.join(file.archs)}", checked.places.value("archs"))
         message = f"the choices were measured on {tuning.arch}, and hold for a program of that architecture alone"
         hint = f"write archs: [{tuning.arch}], or leave tuning out"
-        found.error("tuning/arch", message, places.value("arch"), hint=hint, notes=[note])
+        findings.error("tuning/arch", message, places.value("arch"), hint=hint, notes=[note])
     seen: set[tuple[str, int]] = set()
     for i, one in enumerate(tuning.choices):
         depths = file.num_steps if one.num_steps is None else [one.num_steps]
         if one.num_steps is not None and one.num_steps not in file.num_steps:
             message = f"the program has no depth of num_steps {one.num_steps}"
-            found.error("tuning/no-launch", message, places.value("launches", i, "num_steps"))
+            findings.error("tuning/no-launch", message, places.value("launches", i, "num_steps"))
         twice = [depth for depth in depths if (one.launch, depth) in seen]
         if twice:
             message = f"{one.launch} has an entry already"
-            found.error("tuning/no-launch", message, one.location, hint="write one entry for a launch")
+            findings.error("tuning/no-launch", message, one.location, hint="write one entry for a launch")
         seen |= {(one.launch, depth) for depth in depths}
         for bucket in one.split:
             if checked.sound("buckets") and bucket not in file.buckets:
                 listed = ", ".join(map(str, file.buckets))
                 message = f"the program has no bucket of {bucket}; there are {listed}"
-                found.error("tuning/no-choice", message, places.key("launches", i, "split", str(bucket)))
+                findings.error("tuning/no-choice", message, places.key("launches", i, "split", str(bucket)))

@@ -82,36 +82,36 @@ def _required(checked: Checked) -> None:
 
 def _algorithm(checked: Checked, algorithm: str | None, needs: Needs) -> None:
     """Check that there is a draft exactly where one is used, and no tree where only chains are drafted."""
-    at, found = checked.places, checked.found
+    at, findings = checked.places, checked.found
     if algorithm is None:
         return
     if needs.draft and not at.written("draft") and checked.sound("draft"):
-        found.error("config/missing-key", "key 'draft' is missing", at.key(), hint="add 'draft:'")
+        findings.error("config/missing-key", "key 'draft' is missing", at.key(), hint="add 'draft:'")
     note = Note(f"the algorithm is {algorithm}", at.value("algorithm"))
     if not needs.draft and at.written("draft"):
         message = "there is no draft model to describe"
-        found.error("legal/no-draft", message, at.key("draft"), hint="leave 'draft:' out", notes=[note])
+        findings.error("legal/no-draft", message, at.key("draft"), hint="leave 'draft:' out", notes=[note])
     if not needs.trees and checked.file.topk > 1 and checked.sound("topk"):
         message = f"topk is {checked.file.topk}, and only chains are drafted"
-        found.error("legal/chain-only", message, at.value("topk"), hint="write topk: 1", notes=[note])
+        findings.error("legal/chain-only", message, at.value("topk"), hint="write topk: 1", notes=[note])
 
 
 def _buckets(checked: Checked) -> None:
     """Check that buckets ascend strictly from at least 1."""
-    buckets, at, found = checked.file.buckets, checked.places, checked.found
+    buckets, at, findings = checked.file.buckets, checked.places, checked.found
     if not checked.sound("buckets"):
         return
     if not buckets:
-        found.error("config/buckets", "there must be at least one bucket", at.value("buckets"))
+        findings.error("config/buckets", "there must be at least one bucket", at.value("buckets"))
     for index, size in enumerate(buckets):
         if not 1 <= size <= MAX_BATCH:
             message = f"a bucket is a batch size from 1 to {MAX_BATCH}, and this is {str(size)[:40]}"
-            found.error("config/buckets", message, at.value("buckets", index))
+            findings.error("config/buckets", message, at.value("buckets", index))
         elif index and size <= buckets[index - 1]:
             note = Note("it follows this one", at.value("buckets", index - 1))
             hint = f"write {sorted(set(buckets))}" if min(buckets) > 0 else None
             message = f"buckets must ascend, and {size} follows {buckets[index - 1]}"
-            found.error("config/buckets", message, at.value("buckets", index), hint=hint, notes=[note])
+            findings.error("config/buckets", message, at.value("buckets", index), hint=hint, notes=[note])
 
 
 def _pool(checked: Checked) -> None:
@@ -264,15 +264,15 @@ def _drafts_drawn(checked: Checked, algorithm: str | None, needs: Needs) -> None
 
 def _draws(checked: Checked, key: str, value: str, algorithm: str, needs: Needs, hint: str) -> None:
     """Report one key that wants drafts to be drawn where no model drafts a chain."""
-    at, found, code = checked.places, checked.found, f"legal/{key.replace('_', '-')}"
+    at, findings, code = checked.places, checked.found, f"legal/{key.replace('_', '-')}"
     if not needs.draft:
         note = Note(f"the algorithm is {algorithm}", at.value("algorithm"))
         message = f"{key}: {value} needs drafts that a model draws, and there is no draft model"
-        found.error(code, message, at.value(key), hint=hint, notes=[note])
+        findings.error(code, message, at.value(key), hint=hint, notes=[note])
     elif checked.file.topk > 1 and needs.trees and checked.sound("topk"):
         message = f"{key}: {value} is for chains, and topk is {checked.file.topk}"
         notes = [_origin(checked, "topk", checked.file.topk)]
-        found.error(code, message, at.value(key), hint=f"write topk: 1, or {hint[6:]}", notes=notes)
+        findings.error(code, message, at.value(key), hint=f"write topk: 1, or {hint[6:]}", notes=notes)
 
 
 def _logprobs(checked: Checked) -> None:

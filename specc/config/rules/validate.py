@@ -44,7 +44,7 @@ _HOMES: Mapping[type[Block], tuple[str, tuple[Path, ...]]] = {
 """Blocks whose keys may have been meant elsewhere: where they belong, in words and as the paths of the blocks."""
 
 
-def validate(places: Locations, found: Diagnostics) -> ConfigFile:
+def validate(places: Locations, findings: Diagnostics) -> ConfigFile:
     """Return what stands in the file with every wrong value reported and left out."""
     broken = places.tree.broken
     values = _without(places.tree.values, broken)
@@ -57,7 +57,7 @@ def validate(places: Locations, found: Diagnostics) -> ConfigFile:
                 if path in broken:
                     raise AssertionError(f"{path} was taken out and is still there") from error
                 broken.add(path)
-                _report(details, path, places, found)
+                _report(details, path, places, findings)
             values = _without(values, broken)
 
 
@@ -83,7 +83,7 @@ def broken_bound(key: str, value: object) -> str | None:
 
 
 def validate_options(
-    kind: type[Block], values: Mapping[str, Any], places: Locations, found: Diagnostics
+    kind: type[Block], values: Mapping[str, Any], places: Locations, findings: Diagnostics
 ) -> Block | None:
     """Return the keys of ``options:`` as the algorithm's own block, or None after reporting what is wrong."""
     try:
@@ -91,7 +91,7 @@ def validate_options(
     except ValidationError as error:
         for details in error.errors(include_url=False):
             path: Path = ("options", *details["loc"])
-            _report(details, path, places, found, tuple(kind.model_fields))
+            _report(details, path, places, findings, tuple(kind.model_fields))
     return None
 
 
@@ -114,40 +114,40 @@ def _kept(values: dict[str, Any], broken: set[Path], around: set[Path], above: P
 
 
 def _report(
-    details: ErrorDetails, path: Path, places: Locations, found: Diagnostics, known: tuple[str, ...] | None = None
+    details: ErrorDetails, path: Path, places: Locations, findings: Diagnostics, known: tuple[str, ...] | None = None
 ) -> None:
     """Report one pydantic error under the code it has for users; ``known`` are the keys of the block, if not ours."""
     kind, value = details["type"], details["input"]
     context: Mapping[str, Any] = details.get("ctx", {})
     if kind == "extra_forbidden":
         hint, meant = _key_hint(path, known)
-        found.error("config/unknown-key", f"unknown key {_quote(path[-1])}", places.key(*path), hint=hint)
+        findings.error("config/unknown-key", f"unknown key {_quote(path[-1])}", places.key(*path), hint=hint)
         places.tree.broken |= {one for one in meant if not places.written(*one)}
     elif kind in ("model_type", "model_attributes_type", "dict_type"):
         message = f"{spell(path)} is a block of keys, and this is {say(value)}"
         hint = "write its keys on lines of their own, indented"
-        found.error("config/not-a-mapping", message, places.value(*path), hint=hint)
+        findings.error("config/not-a-mapping", message, places.value(*path), hint=hint)
     elif kind == "bad_name":
-        found.error("config/bad-name", details["msg"], places.value(*path), hint=name_hint(str(value)))
+        findings.error("config/bad-name", details["msg"], places.value(*path), hint=name_hint(str(value)))
     elif kind == "literal_error" and isinstance(value, str):
-        _report_word(path, value, str(context.get("expected", "")), places, found)
+        _report_word(path, value, str(context.get("expected", "")), places, findings)
     elif kind in _TYPES:
         message = f"{spell(path)} takes {_TYPES[kind]}, and this is {say(value)}"
         hint = _type_hint(kind, value, context)
-        found.error("config/wrong-type", message, places.value(*path), hint=hint)
+        findings.error("config/wrong-type", message, places.value(*path), hint=hint)
     else:
         message = f"{spell(path)} {_limit(kind, context) or details['msg']}, and this is {say(value)}"
         if kind == "not_allowed":
             message = f"{spell(path)} {details['msg']}"
-        found.error("config/out-of-range", message, places.value(*path))
+        findings.error("config/out-of-range", message, places.value(*path))
 
 
-def _report_word(path: Path, value: str, expected: str, places: Locations, found: Diagnostics) -> None:
+def _report_word(path: Path, value: str, expected: str, places: Locations, findings: Diagnostics) -> None:
     """Report a word that is none of those allowed."""
     known = tuple(word.strip("' ") for word in expected.replace(" or ", ", ").split(","))
     usual = ("config/out-of-range", f"{spell(path)} value", lambda word: did_you_mean(word, known))
     code, what, hint = _WORDS.get(str(path[0]), usual)
-    found.error(code, f"unknown {what} {_quote(value)}", places.value(*path), hint=hint(value))
+    findings.error(code, f"unknown {what} {_quote(value)}", places.value(*path), hint=hint(value))
 
 
 def _limit(kind: str, context: Mapping[str, Any]) -> str | None:

@@ -81,14 +81,14 @@ class Arguments(Pasted):
 
     def settings(self) -> dict[str, object]:
         """Return by its name what is said of each of `SETTINGS`, with the type of the value that is served."""
-        said: dict[str, object] = {}
+        values: dict[str, object] = {}
         for setting, (served, _) in SETTINGS.items():
             written = self.environment.get(setting)
             if served is False and (argument(setting) in self.values or written not in (None, "", "0", "false")):
-                said[setting] = True
+                values[setting] = True
             elif served is not False and (word := self.text(argument(setting))):
-                said[setting] = int(word) if type(served) is int and is_count(word) else word
-        return said
+                values[setting] = int(word) if type(served) is int and is_count(word) else word
+        return values
 
 
 def parse(words: Sequence[str]) -> Arguments:

@@ -128,13 +128,13 @@ def started(arguments: Arguments, gpu: Gpu) -> Started:
         settings=_settings(arguments, target[1]),
     )
     limit = Fact(kept, "--max-running-requests" if requests else "SGLang's default with speculation")
-    found = Started(
+    server = Started(
         gpu, algorithm, {"target": target, "draft": draft}, origin, attention, page_size, num_steps, topk,
         num_draft_tokens, limit, buckets, buckets_origin, facts,
     )  # fmt: skip
     for refusal in refusals(facts):
         arguments.refuse(refusal.what, _hint(refusal, facts))
-    return found
+    return server
 
 
 def _algorithm(arguments: Arguments) -> str:
@@ -151,11 +151,11 @@ def _algorithm(arguments: Arguments) -> str:
 
 def _model(arguments: Arguments, name: str, written: str) -> tuple[Path, ModelFacts] | None:
     """Return a model's directory and what it says, or None after reporting that it cannot be read."""
-    found = arguments.model(name, written, read_model)
-    kind = "" if found is None else found[1].model_type
+    model = arguments.model(name, written, read_model)
+    kind = "" if model is None else model[1].model_type
     if "gemma4" in kind and "assistant" in kind:
         arguments.refuse(f"the assistant '{written[:200]}', which SGLang runs as FROZEN_KV_MTP,", "give a head")
-    return found
+    return model
 
 
 def _draft(arguments: Arguments, target: tuple[Path, ModelFacts] | None) -> tuple[str, str]:
@@ -231,13 +231,13 @@ def _attention(
     base = "triton" if (base, arguments.text("--kv-cache-dtype")) == ("fa3", "fp8_e5m2") else base or prefill
     if "cutedsl_mla" in (base, decode) and not prefill:
         prefill = "trtllm_mla"
-    found = roles(prefill or base, decode or base, own or None, mode)
+    by_role = roles(prefill or base, decode or base, own or None, mode)
     origin = _why(gpu, cache, architecture, known, topk)
-    said = {role: Fact(name, _origin(arguments, role, mode) or origin) for role, name in found.items()}
+    facts = {role: Fact(name, _origin(arguments, role, mode) or origin) for role, name in by_role.items()}
     deciding = {base, decode, *({prefill} & DECIDES_AS_PREFILL), *({own} & DECIDES_AS_DRAFT)}
     row = row if not written or row.caches else replace(row, page_size=None, forced=False)
     small = gpu.arch in B200 and cache == "mha" and known != TREE
-    return said, _page(page, row, deciding, fa4_is_large=small)
+    return facts, _page(page, row, deciding, fa4_is_large=small)
 
 
 def _page(written: int | None, row: Default, deciding: set[str], *, fa4_is_large: bool) -> Fact:
@@ -255,9 +255,9 @@ def _page(written: int | None, row: Default, deciding: set[str], *, fa4_is_large
 
 def _why(gpu: Gpu, cache: str, architecture: str, known: str, topk: int) -> str:
     """Return why SGLang takes an attention backend, in words."""
-    late = ", before it takes a tree" if known == UNWRITTEN and topk > 1 else ""
+    exception = ", before it takes a tree" if known == UNWRITTEN and topk > 1 else ""
     tree = " and trees" if known == TREE else ""
-    return f"SGLang's choice on {gpu.arch} for {architecture or 'such a model'}, {cache}{tree}{late}"
+    return f"SGLang's choice on {gpu.arch} for {architecture or 'such a model'}, {cache}{tree}{exception}"
 
 
 def _origin(arguments: Arguments, role: str, mode: str) -> str:

@@ -63,7 +63,7 @@ class Node(Protocol):
     end_mark: Mark
 
 
-def compose(text: str, file: str, found: Diagnostics) -> Node | None:
+def compose(text: str, file: str, findings: Diagnostics) -> Node | None:
     """Return the root node of the only document, or None after reporting."""
     try:
         with warnings.catch_warnings():
@@ -72,15 +72,15 @@ def compose(text: str, file: str, found: Diagnostics) -> Node | None:
             yaml.Scanner = _Scanner
             root: Node | None = yaml.compose(text)  # pyright: ignore[reportUnknownMemberType]
     except YAMLError as error:
-        _report_syntax(error, text, file, found)
+        _report_syntax(error, text, file, findings)
     except RecursionError:
-        found.error("config/not-yaml", "the text is nested too deeply", Location(file, 1, 1))
+        findings.error("config/not-yaml", "the text is nested too deeply", Location(file, 1, 1))
     except _PARSER_FAILURES as error:
         # The parser gives up on some malformed texts (odd directives, broken escapes) in its own words.
-        found.error("config/not-yaml", f"the YAML parser gave up: {error}", Location(file, 1, 1))
+        findings.error("config/not-yaml", f"the YAML parser gave up: {error}", Location(file, 1, 1))
     else:
         if root is None:
-            found.error(
+            findings.error(
                 "config/not-a-mapping",
                 "the file is empty",
                 Location(file, 1, 1),
@@ -90,7 +90,7 @@ def compose(text: str, file: str, found: Diagnostics) -> Node | None:
     return None
 
 
-def _report_syntax(error: Exception, text: str, file: str, found: Diagnostics) -> None:
+def _report_syntax(error: Exception, text: str, file: str, findings: Diagnostics) -> None:
     """Report a parser error at its mark, with the context mark as a note."""
     problem = str(getattr(error, "problem", None) or getattr(error, "reason", None) or "not YAML")
     mark = getattr(error, "problem_mark", None)
@@ -101,7 +101,7 @@ def _report_syntax(error: Exception, text: str, file: str, found: Diagnostics) -
         place = _located(context_mark, text, file)
         if place != location:
             notes.append(Note(str(context), place))
-    found.error("config/not-yaml", problem, location, hint=_syntax_hint(problem), notes=notes)
+    findings.error("config/not-yaml", problem, location, hint=_syntax_hint(problem), notes=notes)
 
 
 def _located(mark: Mark, text: str, file: str) -> Location:

@@ -32,15 +32,15 @@ class Tree:
     broken: set[Path] = field(default_factory=set[Path])
 
 
-def read_tree(text: str, file: str, found: Diagnostics) -> Tree | None:
+def read_tree(text: str, file: str, findings: Diagnostics) -> Tree | None:
     """Parse ``text`` and report what is wrong with it; return the tree, or None when there is none."""
-    root = compose(text, file, found)
+    root = compose(text, file, findings)
     if root is None:
         return None
-    builder = _Builder(file, found)
+    builder = _Builder(file, findings)
     if not root.tag.endswith(":map") or not isinstance(root.value, list):
         what = describe(root)
-        found.error(
+        findings.error(
             "config/not-a-mapping",
             f"a configuration is keys with values, and this is {what}",
             builder.span(root),
@@ -50,7 +50,7 @@ def read_tree(text: str, file: str, found: Diagnostics) -> Tree | None:
     try:
         builder.tree.values = builder.mapping(root, ())
     except _TooMuch as error:
-        found.error("config/not-yaml", f"{error}, counting what aliases repeat", error.at)
+        findings.error("config/not-yaml", f"{error}, counting what aliases repeat", error.at)
         return None
     return builder.tree
 
@@ -66,10 +66,10 @@ class _TooMuch(Exception):
 class _Builder:
     """Turns nodes into values; records places, reports what YAML allows and a configuration does not."""
 
-    def __init__(self, file: str, found: Diagnostics) -> None:
+    def __init__(self, file: str, findings: Diagnostics) -> None:
         self.tree = Tree()
         self._file = file
-        self._found = found
+        self._found = findings
         self._budget = MAX_VALUES
 
     def span(self, node: Node) -> Location:

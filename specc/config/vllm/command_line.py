@@ -114,18 +114,18 @@ class Arguments(Pasted):
 
     def settings(self) -> dict[str, object]:
         """Return by its name what is said of each of `SETTINGS`, with the type of the value that is served."""
-        spec, said = self.block(SPECULATION), dict[str, object]()
+        spec, values = self.block(SPECULATION), dict[str, object]()
         for name, setting in SETTINGS.items():
             if setting.part in (SPECULATIVE, "draft"):
                 if spec.get(name) is not None:
-                    said[name] = spec[name]
+                    values[name] = spec[name]
             elif name == "use_ubatching":
-                said[name] = self.flag("--enable-dbo") or (self.number("--ubatch-size") or 0) > 1
+                values[name] = self.flag("--enable-dbo") or (self.number("--ubatch-size") or 0) > 1
             elif setting.served is False:
-                said[name] = self.flag(argument(name))
+                values[name] = self.flag(argument(name))
             elif argument(name) in self.values:
-                said[name] = self.number(argument(name)) if setting.served == 1 else True
-        return said
+                values[name] = self.number(argument(name)) if setting.served == 1 else True
+        return values
 
     def say(self, name: str, keys: Sequence[str], written: str) -> None:
         """Take the value of an object, or of what it has at some keys; report what is none."""
@@ -185,21 +185,21 @@ def _starts(words: Sequence[str], index: int) -> bool:
 
 def _pairs(arguments: Arguments, words: Sequence[str]) -> Iterator[tuple[str, list[str]]]:
     """Return the arguments one by one, with dashes in their names and their values behind."""
-    found: list[tuple[str, list[str]]] = []
+    pairs: list[tuple[str, list[str]]] = []
     for word in words:
         level = _LEVEL.fullmatch(word)
         if level is not None:
-            found.append(("--optimization-level", [level[1]]))
+            pairs.append(("--optimization-level", [level[1]]))
         elif _NAME.fullmatch(word):
             name, equals, value = word.partition("=")
             head, dot, keys = name.partition(".")
             head = head[:2] + head[2:].replace("_", "-")
-            found.append((_full_name(head) + dot + keys, [value] if equals else []))
-        elif found:
-            found[-1][1].append(word)
+            pairs.append((_full_name(head) + dot + keys, [value] if equals else []))
+        elif pairs:
+            pairs[-1][1].append(word)
         else:
             arguments.wrong(f"'{word[:60]}' is the value of no argument", "arguments start with --")
-    yield from found
+    yield from pairs
 
 
 def _full_name(written: str) -> str:

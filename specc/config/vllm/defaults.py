@@ -100,9 +100,9 @@ def attention(arch: str, cache: str, dtype: str, architecture: str, *, small_cac
 
 def is_captured(backend: str, arch: str) -> bool:
     """Return whether drafts with this attention can be a graph."""
-    found = ON_DATA_CENTER.get(backend) if arch in DATA_CENTER else None
-    found = found or BACKENDS.get(backend)
-    return found is not None and found.captured
+    modes = ON_DATA_CENTER.get(backend) if arch in DATA_CENTER else None
+    modes = modes or BACKENDS.get(backend)
+    return modes is not None and modes.captured
 
 
 BLOCK = 16

@@ -122,7 +122,7 @@ def started(arguments: Arguments, gpu: Gpu, page_size: int | None = None) -> Sta
     kept = _requests(arguments, requests, gpu)
     width = int(drafting.num_steps.value) + 1
     buckets, graphs = _buckets(arguments, int(kept.value), width, gpu)
-    found = Started(
+    server = Started(
         gpu, _runner(arguments, facts), drafting.algorithm, drafting, models, dtype, backends,
         _captured(gpu, backends, graphs, buckets[0][-1], looked_up=drafting.draft is None),
         _page(arguments, page_size or block, target[1], backends, written=page_size is not None), kept, buckets,
@@ -130,15 +130,15 @@ def started(arguments: Arguments, gpu: Gpu, page_size: int | None = None) -> Sta
     )  # fmt: skip
     if arguments.misread:
         arguments.found.raise_if_errors()
-    return found
+    return server
 
 
 def _facts(arguments: Arguments, drafting: Speculation, settings: Mapping[str, object]) -> Server:
     """Return the facts on which it hangs whether programs are served."""
     shared = drafting.draft[1].content.get("index_share_for_mtp_iteration") if drafting.draft is not None else None
-    said = {"index_share_for_mtp_iteration": True} if shared is True else {}
-    found = Server(str(drafting.method.value), drafting.modules, drafting.assistant, settings=said | {**settings})
-    return replace(found, first_runner=_first_runner(arguments, found))
+    overrides = {"index_share_for_mtp_iteration": True} if shared is True else {}
+    server = Server(str(drafting.method.value), drafting.modules, drafting.assistant, settings=overrides | {**settings})
+    return replace(server, first_runner=_first_runner(arguments, server))
 
 
 def _first_runner(arguments: Arguments, server: Server) -> str:
@@ -163,8 +163,8 @@ def _runner(arguments: Arguments, facts: Server) -> Fact:
     """Return the model runner, and why."""
     if facts.first_runner:
         return Fact("V1", facts.first_runner)
-    said = arguments.environment.get(RUNNER)
-    return Fact("V2", f"{RUNNER}={said}" if said else "vLLM's default, and nothing here that it lacks")
+    variable = arguments.environment.get(RUNNER)
+    return Fact("V2", f"{RUNNER}={variable}" if variable else "vLLM's default, and nothing here that it lacks")
 
 
 def _dtype(arguments: Arguments, target: Described) -> Fact:
@@ -187,16 +187,16 @@ def _attention(arguments: Arguments, gpu: Gpu, side: str, described: Described, 
     origin = f"{SPECULATION}.attention_backend" if own else "--attention-backend"
     if isinstance(named := own or written, str) and named.lower() != "auto":
         return Fact(named.upper(), origin)
-    said = described.said.values
-    cache, architecture = str(said.get("kv_layout", "mha")), str(said.get("architecture", ""))
-    cache = "dsa" if cache == "mla" and "index_topk" in said else cache
+    values = described.said.values
+    cache, architecture = str(values.get("kv_layout", "mha")), str(values.get("architecture", ""))
+    cache = "dsa" if cache == "mla" and "index_topk" in values else cache
     small = arguments.text("--kv-cache-dtype").startswith("fp8")
-    found = attention(gpu.arch, cache, dtype, architecture, small_cache=small)
-    if found is None:
+    backend = attention(gpu.arch, cache, dtype, architecture, small_cache=small)
+    if backend is None:
         arguments.wrong(
             f"which attention vLLM takes on {gpu.arch} for {cache} is not known", "write --attention-backend"
         )
-    return Fact(found or "", f"vLLM's choice on {gpu.arch} for {cache} in {dtype}")
+    return Fact(backend or "", f"vLLM's choice on {gpu.arch} for {cache} in {dtype}")
 
 
 def _requests(arguments: Arguments, written: int | None, gpu: Gpu) -> Fact:
@@ -217,12 +217,12 @@ def _buckets(arguments: Arguments, kept: int, width: int, gpu: Gpu) -> tuple[tup
 
     ``width``: tokens of a request in a step.
     """
-    said = arguments.block(COMPILATION)
-    mode, level = str(said.get("cudagraph_mode", "")).upper(), arguments.text("--optimization-level")
+    compilation = arguments.block(COMPILATION)
+    mode, level = str(compilation.get("cudagraph_mode", "")).upper(), arguments.text("--optimization-level")
     if arguments.flag("--enforce-eager") or mode == "NONE" or (level == "0" and not mode):
         largest = min(kept, _UNCAPTURED)
         return (tuple(buckets_up_to(largest)), "vLLM captures nothing"), 0
-    sizes, most = said.get("cudagraph_capture_sizes"), said.get("max_cudagraph_capture_size")
+    sizes, most = compilation.get("cudagraph_capture_sizes"), compilation.get("max_cudagraph_capture_size")
     words = [str(size) for size in cast("list[object]", sizes)] if isinstance(sizes, list) else []
     listed = [int(size) for size in words if is_count(size)]
     tokens = most if type(most) is int else max(listed, default=most_captured(kept, width, gpu.arch))
@@ -269,19 +269,19 @@ def _longest(arguments: Arguments, target: ModelFacts) -> Fact | None:
 
 def _sampled(arguments: Arguments, target: Path) -> Fact:
     """Return in words what a request is sampled with that says nothing of it."""
-    said, origin = dict[str, object](), "vLLM's default"
+    values, origin = dict[str, object](), "vLLM's default"
     folder = arguments.text("--generation-config", "auto")
     if folder != "vllm":
         file = (target if folder == "auto" else Path(folder)) / "generation_config.json"
         try:
-            found = json.loads(read_regular(file))
+            content = json.loads(read_regular(file))
         except (OSError, ValueError, RecursionError):
-            found = None
-        if isinstance(found, dict):
-            said, origin = cast("dict[str, object]", found), "generation_config.json"
+            content = None
+        if isinstance(content, dict):
+            values, origin = cast("dict[str, object]", content), "generation_config.json"
     if more := arguments.block(GENERATION):
-        said, origin = said | more, GENERATION
-    asked = {name: said.get(name, usual) for name, usual in SAMPLED.items()}
+        values, origin = values | more, GENERATION
+    asked = {name: values.get(name, usual) for name, usual in SAMPLED.items()}
     if asked["temperature"] == 0:
         return Fact("requests that say nothing of it are greedy", origin)
     drawn = [

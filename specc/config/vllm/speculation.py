@@ -56,8 +56,8 @@ class Speculation:
         """How many modules draft one after the other."""
         if self.method.value != "mtp" or self.draft is None:
             return 1
-        said = self.draft[1].said.facts.get("num_mtp_modules")
-        count = int(said.value) if said is not None and said.origin == _SEVERAL else 1
+        modules_written = self.draft[1].said.facts.get("num_mtp_modules")
+        count = int(modules_written.value) if modules_written is not None and modules_written.origin == _SEVERAL else 1
         return max(1, min(count, int(self.num_steps.value)))
 
     @property
@@ -69,24 +69,24 @@ class Speculation:
 
 def speculation(arguments: Arguments, target: tuple[Path, Described] | None) -> Speculation | None:
     """Return how drafts are made, or None after reporting what is missing or cannot be read."""
-    said = arguments.block(SPECULATION)
-    if not said:
+    block = arguments.block(SPECULATION)
+    if not block:
         hint = f'write {SPECULATION} \'{{"method": ..., "model": ..., "num_speculative_tokens": ...}}\''
         arguments.wrong(f"{SPECULATION} is missing: nothing is drafted", hint)
         return None
     if target is not None and MARK in target[1].content:
         arguments.refuse("a head that names its target by itself", f"give the target, and the head in {SPECULATION}")
         return None
-    written, drafting = _word(arguments, said, "method"), _word(arguments, said, "model")
+    written, drafting = _word(arguments, block, "method"), _word(arguments, block, "model")
     method = written.strip("[]") or (drafting.strip("[]") if drafting.strip("[]") == "ngram" else "draft_model")
-    steps = _count(arguments, said, "num_speculative_tokens")
+    steps = _count(arguments, block, "num_speculative_tokens")
     if method in LOOK_UPS or method in _OTHERS:
         if steps is None:
             arguments.wrong(f"{SPECULATION}.num_speculative_tokens is missing")
             return None
         given = Fact(method, f"{SPECULATION}.{'method' if written else 'model'}")
         drafted = Fact(steps, f"{SPECULATION}.num_speculative_tokens")
-        return Speculation(given, None, "", drafted, *_lengths(arguments, said))
+        return Speculation(given, None, "", drafted, *_lengths(arguments, block))
     return _of_model(arguments, target, method, written, drafting, steps)
 
 
@@ -103,30 +103,35 @@ def _of_model(
     draft = target if own else arguments.model(f"{SPECULATION}.model", drafting, describe)
     if draft is None:
         return None
-    found = _settled("mtp" if method.endswith("mtp") else method, drafting or str(draft[0]), draft[1])
-    if found is None:
+    method_of_draft = _settled("mtp" if method.endswith("mtp") else method, drafting or str(draft[0]), draft[1])
+    if method_of_draft is None:
         arguments.wrong(f"{SPECULATION}.method '{method[:60]}' is unknown", f"there are {_methods()}")
         return None
-    said = found == written or (found == "mtp" and written.endswith("mtp"))
-    named = f"{SPECULATION}.method" if said else "what vLLM takes for such a draft"
+    agrees = method_of_draft == written or (method_of_draft == "mtp" and written.endswith("mtp"))
+    named = f"{SPECULATION}.method" if agrees else "what vLLM takes for such a draft"
     drafted = Fact(steps, f"{SPECULATION}.num_speculative_tokens") if steps is not None else None
     modules = draft[1].number("num_mtp_modules")
-    if drafted is None and found == "mtp" and modules is not None and not own:
+    if drafted is None and method_of_draft == "mtp" and modules is not None and not own:
         drafted = Fact(modules, "as many as the draft has modules")
     if drafted is None:
         arguments.wrong(f"{SPECULATION}.num_speculative_tokens is missing")
         return None
-    if found == "mtp" and modules is not None and int(drafted.value) > modules and int(drafted.value) % modules:
+    if (
+        method_of_draft == "mtp"
+        and modules is not None
+        and int(drafted.value) > modules
+        and int(drafted.value) % modules
+    ):
         arguments.wrong(f"{SPECULATION}.num_speculative_tokens is no multiple of the draft's {modules} modules")
     origin = f"modules of the target's own, which {SPECULATION} names no other for" if own else f"{SPECULATION}.model"
-    return Speculation(Fact(found, named), draft, origin, drafted)
+    return Speculation(Fact(method_of_draft, named), draft, origin, drafted)
 
 
 def _settled(method: str, name: str, draft: Described) -> str | None:
     """Return the method that vLLM settles on for a draft of this name; None for one that it does not know."""
     if method in ("eagle", "eagle3"):
         return method
-    if named := next((found for part, found in _BY_NAME.items() if part in name.lower()), None):
+    if named := next((by_name for part, by_name in _BY_NAME.items() if part in name.lower()), None):
         return named
     if draft.modules or "mtp" in draft.said.model_type or _WITH_MODULES.fullmatch(draft.said.model_type):
         return "mtp"
@@ -137,17 +142,17 @@ def _methods() -> str:
     return ", ".join(method for methods in METHODS.values() for method in methods)
 
 
-def _word(arguments: Arguments, said: Mapping[str, object], key: str) -> str:
+def _word(arguments: Arguments, block: Mapping[str, object], key: str) -> str:
     """Return a key that is a text, an empty one where it is not there or after reporting that it is none."""
-    value = said.get(key)
+    value = block.get(key)
     if value is not None and not isinstance(value, str):
         arguments.wrong(f"{SPECULATION}.{key} takes a text, and this is {str(value)[:60]}")
     return value if isinstance(value, str) else ""
 
 
-def _count(arguments: Arguments, said: Mapping[str, object], key: str) -> int | None:
+def _count(arguments: Arguments, block: Mapping[str, object], key: str) -> int | None:
     """Return a key that is a positive integer, None where it is not there or after reporting that it is none."""
-    value = said.get(key)
+    value = block.get(key)
     if value is None:
         return None
     if type(value) is not int or not 0 < value < 1 << 30:
@@ -156,9 +161,9 @@ def _count(arguments: Arguments, said: Mapping[str, object], key: str) -> int | 
     return value
 
 
-def _lengths(arguments: Arguments, said: Mapping[str, object]) -> tuple[int, int]:
+def _lengths(arguments: Arguments, block: Mapping[str, object]) -> tuple[int, int]:
     """Return the lengths of what is looked up: one stands for the other that is not given."""
-    longest, shortest = (_count(arguments, said, f"prompt_lookup_{end}") for end in ("max", "min"))
+    longest, shortest = (_count(arguments, block, f"prompt_lookup_{end}") for end in ("max", "min"))
     usual = longest or shortest or _LOOK_UP_LENGTH
     if (longest or usual) < (shortest or usual):
         arguments.wrong(f"{SPECULATION}.prompt_lookup_min is more than prompt_lookup_max")

@@ -147,14 +147,14 @@ class DecodeWorker:
 
     def _enter(self, announced: Message, state: Message) -> int:
         """Queue a request in the engine and return its number there; nothing is kept of one that is refused."""
-        asked, said = announced.fields, state.fields
+        asked, values = announced.fields, state.fields
         ends = asked["conditions"]
         conditions = StopConditions(ends["max_new_tokens"], frozenset(ends["eos_token_ids"]), tuple(ends["stop"]))
         scores = [
-            Score(one["logprob"], tuple((token, value) for token, value in one["best"])) for one in said["scores"]
+            Score(one["logprob"], tuple((token, value) for token, value in one["best"])) for one in values["scores"]
         ]
         carry = self.engine.program.build_draft_input({state.request: state.tensors["record"]})
-        handover = Handover(said["first"], said["health"], _kv_of(state), carry, asked["grammar"], scores)
+        handover = Handover(values["first"], values["health"], _kv_of(state), carry, asked["grammar"], scores)
         return self.engine.add(asked["prompt"], conditions, handover=handover)
 
     def _part(self, peer: str, reason: TransferError) -> None:
@@ -172,8 +172,8 @@ def _why(peer: str, reason: TransferError, request: str) -> str:
 
 def _kv_of(state: Message) -> Kv:
     """Rows by owner of a pool, in the order in which they came."""
-    found: Kv = {}
+    kv: Kv = {}
     for name, rows in state.tensors.items():
         if name.startswith("kv."):
-            found.setdefault(name.split(".")[1], []).append(rows)
-    return found
+            kv.setdefault(name.split(".")[1], []).append(rows)
+    return kv

@@ -113,8 +113,8 @@ def plain_errors() -> Iterator[None]:
         yield
     except RuntimeError as error:
         message = str(error)
-        late = "timed out" in message.lower() or "timeout" in message.lower()
-        raise (TimeoutError if late else ConnectionError)(_gist(message)) from error
+        timed_out = "timed out" in message.lower() or "timeout" in message.lower()
+        raise (TimeoutError if timed_out else ConnectionError)(_gist(message)) from error
 
 
 def _gist(message: str) -> str:

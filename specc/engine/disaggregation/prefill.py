@@ -74,8 +74,8 @@ class PrefillWorker:
             if takes > holds:
                 raise RequestTooLongError(f"the request takes {takes} tokens, {whose} context holds {holds}")
         grammar = {} if sampling is None else dict(sampling.grammar)
-        said = asdict(conditions) | {"eos_token_ids": sorted(conditions.eos_token_ids)}
-        message = Message(REQUEST, name, {"prompt": ids, "conditions": said, "grammar": grammar})
+        content = asdict(conditions) | {"eos_token_ids": sorted(conditions.eos_token_ids)}
+        message = Message(REQUEST, name, {"prompt": ids, "conditions": content, "grammar": grammar})
         request_id = self.engine.add(ids, FIRST, sampling=sampling)
         self.names[request_id] = name
         try:
@@ -161,8 +161,8 @@ class PrefillWorker:
             tensors |= {f"kv.{owner}.{index}": rows for index, rows in enumerate(buffers)}
         staged = {key: tensor.to(self.channel.device) for key, tensor in tensors.items()}
         scores = [asdict(score) for score in handover.scores]
-        said = {"first": handover.first, "health": handover.health, "scores": scores}
-        return Message(STATE, name, said, staged)
+        values = {"first": handover.first, "health": handover.health, "scores": scores}
+        return Message(STATE, name, values, staged)
 
     def _send(self, message: Message) -> None:
         if self._lost is not None:

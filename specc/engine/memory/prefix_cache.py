@@ -47,12 +47,12 @@ class PrefixCache:
         self._clock += 1
         node, pages = self._root, []
         for key in self._keys(tokens[: len(tokens) - 1 + self.lookahead]):
-            found = node.children.get(key)
-            if found is None:
+            child = node.children.get(key)
+            if child is None:
                 break
-            found.used = self._clock
-            pages.append(found.page)
-            node = found
+            child.used = self._clock
+            pages.append(child.page)
+            node = child
         return pages
 
     def insert(self, tokens: Sequence[int], pages: Sequence[int]) -> None:

@@ -22,8 +22,10 @@ class AuxStates:
         """Hook the layers; raises UnsupportedModelError where there are no such."""
         stack = _layers(model)
         if not all(0 < layer <= len(stack) for layer in layers):
-            found = ", ".join(map(str, layers))
-            raise UnsupportedModelError(f"the program wants the outputs of layers {found}, the model has {len(stack)}")
+            layers_text = ", ".join(map(str, layers))
+            raise UnsupportedModelError(
+                f"the program wants the outputs of layers {layers_text}, the model has {len(stack)}"
+            )
         self.layers = tuple(layers)
         self._found: dict[int, Tensor] = {}
         for layer in set(layers):
@@ -37,9 +39,9 @@ class AuxStates:
 
     def take(self) -> Tensor:
         """The layers' outputs in the last forward side by side, T[..., layers * H]; they are let go of."""
-        found = torch.cat([self._found[layer] for layer in self.layers], dim=-1)
+        states = torch.cat([self._found[layer] for layer in self.layers], dim=-1)
         self._found.clear()
-        return found
+        return states
 
 
 def _layers(model: PreTrainedModel) -> nn.ModuleList:

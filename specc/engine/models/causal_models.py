@@ -123,22 +123,22 @@ class CausalModel:
     @property
     def eos_token_ids(self) -> frozenset[int]:
         """The tokens that end a text, as transformers' `generate` would take them."""
-        found = self.model.generation_config.eos_token_id if self.model.generation_config else None
-        if found is None:
+        ids = self.model.generation_config.eos_token_id if self.model.generation_config else None
+        if ids is None:
             return frozenset()
-        return frozenset((found,) if isinstance(found, int) else found)
+        return frozenset((ids,) if isinstance(ids, int) else ids)
 
     def check_tokens(self, tokens: Sequence[int]) -> tuple[int, ...]:
         """Return the tokens as integers; UnknownTokenError for the first that the model has no embedding of."""
-        found: list[int] = []
+        wrong: list[int] = []
         for place, token in enumerate(tokens):
             try:
-                found.append(index(token))
+                wrong.append(index(token))
             except TypeError:
                 raise UnknownTokenError(place, token, self.facts.vocab_size) from None
-            if not 0 <= found[-1] < self.facts.vocab_size:
-                raise UnknownTokenError(place, found[-1], self.facts.vocab_size)
-        return tuple(found)
+            if not 0 <= wrong[-1] < self.facts.vocab_size:
+                raise UnknownTokenError(place, wrong[-1], self.facts.vocab_size)
+        return tuple(wrong)
 
     def forward(self, tokens: Tensor, positions: Tensor, paged: PagedContext) -> Tensor:
         """Run tokens i64[b, n] at positions i64[b, n]: hidden states T[b, n, H].

@@ -80,8 +80,8 @@ class Eagle3Head(SharingHead):
     @property
     def aux_layers(self) -> tuple[int, ...] | None:
         """The layers of the target, counted from 1, whose outputs the head was trained on; None if it does not say."""
-        found = (getattr(self.config, "eagle_config", None) or {}).get("eagle_aux_hidden_state_layer_ids")
-        return tuple(layer + 1 for layer in found) if found else None
+        layers = (getattr(self.config, "eagle_config", None) or {}).get("eagle_aux_hidden_state_layer_ids")
+        return tuple(layer + 1 for layer in layers) if layers else None
 
     @property
     def num_aux_layers(self) -> int:
@@ -93,18 +93,20 @@ class Eagle3Head(SharingHead):
 
         Raises ValueError for offsets that its config knows not of, or that are no whole numbers.
         """
-        found = renamed(weights, "layers.0.", "midlayer.")
-        if "embed_tokens.weight" in found:
-            count, width = found["embed_tokens.weight"].shape
+        renamed_weights = renamed(weights, "layers.0.", "midlayer.")
+        if "embed_tokens.weight" in renamed_weights:
+            count, width = renamed_weights["embed_tokens.weight"].shape
             self.embed_tokens = nn.Embedding(count, width)
             self.midlayer = Eagle3Layer(self.config, self.embed_tokens.embedding_dim)
-        if "d2t" in found and not hasattr(self, "d2t"):
-            if found["d2t"].any():
+        if "d2t" in renamed_weights and not hasattr(self, "d2t"):
+            if renamed_weights["d2t"].any():
                 raise ValueError("the head has offsets d2t, and its config.json no draft_vocab_size")
-            del found["d2t"]
-        elif "d2t" in found and (found["d2t"].is_floating_point() or found["d2t"].is_complex()):
-            raise ValueError(f"the head's offsets d2t are {found['d2t'].dtype}, not whole numbers")
-        return found
+            del renamed_weights["d2t"]
+        elif "d2t" in renamed_weights and (
+            renamed_weights["d2t"].is_floating_point() or renamed_weights["d2t"].is_complex()
+        ):
+            raise ValueError(f"the head's offsets d2t are {renamed_weights['d2t'].dtype}, not whole numbers")
+        return renamed_weights
 
     def embed(self, tokens: Tensor) -> Tensor:
         """The embeddings T[..., E] of tokens i64[...], by a module of its own if it has one."""

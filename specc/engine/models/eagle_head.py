@@ -181,14 +181,18 @@ class EagleHead(SharingHead):
 
         Its embedding is a copy of the target's, and its scores are those of the target's ``lm_head``.
         """
-        found = renamed(weights, "layers.0.", "layer.")
-        found = {name: value for name, value in found.items() if name not in ("embed_tokens.weight", "lm_head.weight")}
-        if "layer.input_layernorm.weight" not in found:
+        renamed_weights = renamed(weights, "layers.0.", "layer.")
+        renamed_weights = {
+            name: value
+            for name, value in renamed_weights.items()
+            if name not in ("embed_tokens.weight", "lm_head.weight")
+        }
+        if "layer.input_layernorm.weight" not in renamed_weights:
             layer: Any = self.layer
             layer.input_layernorm = nn.Identity()
-        if "fc.bias" in found:
+        if "fc.bias" in renamed_weights:
             self.fc = nn.Linear(self.fc.in_features, self.fc.out_features)
-        return found
+        return renamed_weights
 
     def forward(self, input_ids: Tensor, hidden: Tensor, position_ids: Tensor, **attention_kwargs: Any) -> Tensor:
         """Predict the next hidden state of each pair.

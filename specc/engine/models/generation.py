@@ -38,12 +38,12 @@ CHANGE_GREEDY_TEXT = {
 
 def ignored_settings(model: PreTrainedModel) -> list[Diagnostic]:
     """A warning that names the settings of a model which its greedy text does not follow here, if it has any."""
-    found = [f"{name}: {value}" for name, value in _settings(model)]
-    message = f"generation settings of the target are ignored: {', '.join(found)}"
+    ignored = [f"{name}: {value}" for name, value in _settings(model)]
+    message = f"generation settings of the target are ignored: {', '.join(ignored)}"
     hint = (
         "texts are the greedy texts of the target's scores; `--check` compares with `generate` without these settings"
     )
-    return [Diagnostic("run/ignored-settings", message, hint=hint, severity="warning")] if found else []
+    return [Diagnostic("run/ignored-settings", message, hint=hint, severity="warning")] if ignored else []
 
 
 @contextmanager

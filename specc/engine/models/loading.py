@@ -62,13 +62,13 @@ def load_draft(path: str | Path, plan: Plan, target: TargetModel, token_map: str
     """
     wanted = plan.models["draft"]
     with _readable("draft model", path):
-        found = _head_of(plan, path)
-        if found is None:
+        published = _head_of(plan, path)
+        if published is None:
             loaded = _weights(path, wanted.dtype, target.device)
             draft = StandaloneDraft(loaded)
             draft.warnings = _own_code_left_out("draft", path, loaded)
         else:
-            kind, wrap = found
+            kind, wrap = published
             head = kind.from_directory(path, target.model, DTYPES[wanted.dtype])
             if isinstance(head, Eagle3Head | DflashHead):
                 _check_aux(head, plan.models["target"].aux_layers)
@@ -113,17 +113,17 @@ def load_corpus(path: str | Path, target: TargetModel) -> torch.Tensor:
 def load_tokenizer(path: str | Path) -> Any:
     """Load the tokenizer of a directory alone; names of the Hub are not looked up."""
     with _readable("tokenizer of", path):
-        found = _tokenizer(path)
-    if found is None:
+        tokenizer = _tokenizer(path)
+    if tokenizer is None:
         message = f"the directory {str(path)!r} has no tokenizer"
         raise _refused("run/model-unreadable", message, "give the directory of a model with its tokenizer.json")
-    return found
+    return tokenizer
 
 
 def brings_draft(path: str | Path, plan: Plan) -> bool:
     """Whether a target's directory has the module that the program drafts with."""
-    found = _head_of(plan, path)
-    return found is not None and found[0] in (ModuleHead, MtpHeads) and has_modules(_config(path))
+    head = _head_of(plan, path)
+    return head is not None and head[0] in (ModuleHead, MtpHeads) and has_modules(_config(path))
 
 
 def _head_of(plan: Plan, path: str | Path) -> tuple[type[SharingHead], Callable[[Any], Draft]] | None:

@@ -88,8 +88,8 @@ def has_modules(content: Mapping[str, Any]) -> bool:
 
 def layout_of(config: PretrainedConfig) -> Layout | None:
     """The layout of a published module's configuration; None for modules of this project."""
-    found = getattr(config, "mtp_module", None)
-    return LAYOUTS[found["model_type"]] if found else None
+    layout = getattr(config, "mtp_module", None)
+    return LAYOUTS[layout["model_type"]] if layout else None
 
 
 def module_config(content: Mapping[str, Any]) -> PretrainedConfig:
@@ -124,15 +124,15 @@ def module_weights(path: Path, prefix: str) -> dict[str, Tensor]:
     if (path / INDEX).exists():
         places = json.loads(read_text(path / INDEX))["weight_map"]
         files = sorted({Path(file).name for name, file in places.items() if name.startswith(prefix)})
-    found: dict[str, Tensor] = {}
+    weights: dict[str, Tensor] = {}
     for file in files:
         with safe_open(path / file, "pt") as opened:
             names = [name for name in set(opened.keys()) if name.startswith(prefix)]
-            found |= {name.removeprefix(prefix): opened.get_tensor(name) for name in names}
-    for name, value in found.items():
+            weights |= {name.removeprefix(prefix): opened.get_tensor(name) for name in names}
+    for name, value in weights.items():
         if value.dtype.itemsize == 1:
             raise UnsupportedModelError(f"its weights are quantised ({prefix}{name} is {value.dtype})", PLAIN)
-    return found
+    return weights
 
 
 def adapted(config: PretrainedConfig, weights: Mapping[str, Tensor], wanted: Mapping[str, Tensor]) -> dict[str, Tensor]:

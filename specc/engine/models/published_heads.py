@@ -46,12 +46,12 @@ def read_config(path: Path) -> PretrainedConfig:
 def read_weights(path: Path, config: PretrainedConfig) -> dict[str, Tensor]:
     """The weights of a head by the names that they have here; raises what the readers of files raise."""
     if (module := getattr(config, "mtp_module", None)) is not None:
-        found = module_weights(path, module["prefix"])
+        weights = module_weights(path, module["prefix"])
     elif (path / SAFE).exists() or not (path / PICKLED).exists():
-        found = load_file(path / SAFE)
+        weights = load_file(path / SAFE)
     else:
-        found = torch.load(path / PICKLED, map_location="cpu", weights_only=True)
-    return {name.removeprefix("model."): value for name, value in found.items() if not name.endswith(UNREAD)}
+        weights = torch.load(path / PICKLED, map_location="cpu", weights_only=True)
+    return {name.removeprefix("model."): value for name, value in weights.items() if not name.endswith(UNREAD)}
 
 
 def renamed(weights: Mapping[str, Tensor], old: str, new: str) -> dict[str, Tensor]:
@@ -61,8 +61,8 @@ def renamed(weights: Mapping[str, Tensor], old: str, new: str) -> dict[str, Tens
 
 def _of_speculators(content: Mapping[str, Any]) -> dict[str, Any]:
     """The keys as other formats have them: layers of the target count from 0, inside `eagle_config`."""
-    found = {key: value for key, value in merged(content).items() if key != "auto_map"}
-    layers = found.get("eagle_aux_hidden_state_layer_ids")
+    content_of_head = {key: value for key, value in merged(content).items() if key != "auto_map"}
+    layers = content_of_head.get("eagle_aux_hidden_state_layer_ids")
     if layers is not None:
-        found["eagle_config"] = {"eagle_aux_hidden_state_layer_ids": [layer - 1 for layer in layers]}
-    return found
+        content_of_head["eagle_config"] = {"eagle_aux_hidden_state_layer_ids": [layer - 1 for layer in layers]}
+    return content_of_head

@@ -62,10 +62,10 @@ class Series:
     def read(self, family: type[CounterMetricFamily] | type[GaugeMetricFamily], usage: Usage) -> Metric:
         """Return the metric with its values of now."""
         value = self.value(usage)
-        found = family(self.name, self.help, labels=[self.label] if self.label else [])
+        metric = family(self.name, self.help, labels=[self.label] if self.label else [])
         for key, number in value.items() if isinstance(value, Mapping) else [(None, value)]:
-            found.add_metric([] if key is None else [str(key)], number)
-        return found
+            metric.add_metric([] if key is None else [str(key)], number)
+        return metric
 
 
 def _accepted_length(usage: Usage) -> Metric:
@@ -87,9 +87,9 @@ def _finished(usage: Usage) -> Mapping[str, float]:
 
 def _health(usage: Usage) -> Mapping[str, float]:
     """By bit; those that a plugin raises and that have no name go by their number."""
-    found = Counter(usage.engine.stats.health)
-    named = {name: found.pop(bit, 0) for bit, name in enumerate(FAULTS)}
-    return named | {str(bit): times for bit, times in sorted(found.items())}
+    counts = Counter(usage.engine.stats.health)
+    named = {name: counts.pop(bit, 0) for bit, name in enumerate(FAULTS)}
+    return named | {str(bit): times for bit, times in sorted(counts.items())}
 
 
 def _seconds(usage: Usage) -> Mapping[str, float]:

@@ -51,10 +51,10 @@ class Usage:
 
     def steps_by_depth(self) -> Counter[int]:
         """Steps by how many draft steps they had."""
-        found: Counter[int] = Counter()
+        counts: Counter[int] = Counter()
         for (_, num_steps), steps in Counter(self.engine.stats.decodes).items():
-            found[num_steps] += steps
-        return found
+            counts[num_steps] += steps
+        return counts
 
     def drafted(self) -> dict[int, int]:
         """By position of a draft in its path, from 1 on: request-steps that drafted so far."""

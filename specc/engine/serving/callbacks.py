@@ -46,15 +46,15 @@ class Memory:
 
     def prefixes(self, rows: Tensor, seq_lens: Tensor) -> list[Prefix]:
         """The prompts of pool rows i64[b]; ContractError where one has another length than i64[b] says."""
-        found: list[Prefix] = []
+        prefixes: list[Prefix] = []
         for row, length in zip(rows.tolist(), seq_lens.tolist(), strict=True):
             tokens, shared, _ = self.prompts.get(row, Prompt(()))
             if len(tokens) != length:
                 reason = f"pool row {row} has {len(tokens)} tokens to prefill, the program asks for {length}"
                 raise ContractError(reason)
             host = torch.tensor(tokens, dtype=torch.int64, pin_memory=self.req_to_token.is_cuda)
-            found.append(Prefix(row, host.to(self.req_to_token.device, non_blocking=True), shared))
-        return found
+            prefixes.append(Prefix(row, host.to(self.req_to_token.device, non_blocking=True), shared))
+        return prefixes
 
     def batches(self, owner: str, spans: Sequence[Span]) -> Iterator[PromptBatch]:
         """The batches in which a model runs the tokens at these positions; a prompt's number is its place there."""
@@ -141,10 +141,10 @@ class TargetCallbacks:
         for batch in memory.batches("target", [prompt.span for prompt in prompts]):
             tokens = batch.padded([prompt.tokens[prompt.shared :] for prompt in prompts])
             states = model.forward(tokens, batch.positions, batch.paged)
-            last.update((member, found[-1:]) for member, found in batch.rows_of(states))
-            for member, found in batch.rows_of(model.handed_over(states)):
-                shared = found.new_zeros(prompts[member].shared, found.shape[1])
-                handed[member] = torch.cat((shared, found)) if capture == "full" else found[-1:]
+            last.update((member, own_rows[-1:]) for member, own_rows in batch.rows_of(states))
+            for member, own_rows in batch.rows_of(model.handed_over(states)):
+                shared = own_rows.new_zeros(prompts[member].shared, own_rows.shape[1])
+                handed[member] = torch.cat((shared, own_rows)) if capture == "full" else own_rows[-1:]
         scores = self._target_logits(memory.joined(in_order(last), model.facts))
         for index, prompt in enumerate(prompts):
             if (known := memory.prompts[prompt.row].known) is not None:
@@ -170,9 +170,9 @@ class TargetCallbacks:
         return self.target_model.logits(hidden).to(self.logits_dtypes["target"])
 
 
-def in_order(found: Mapping[int, Tensor]) -> list[Tensor]:
+def in_order(by_row: Mapping[int, Tensor]) -> list[Tensor]:
     """What was found of prompts, by their numbers."""
-    return [found[member] for member in sorted(found)]
+    return [by_row[member] for member in sorted(by_row)]
 
 
 def captured(logits: Tensor, hidden: Tensor, capture: str) -> Forward:

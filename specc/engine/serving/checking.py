@@ -97,8 +97,8 @@ def _compare(model: CausalModel, length: int) -> None:
     texts = [torch.randint(model.facts.vocab_size, (n,), generator=generator).to(model.device) for n in lengths]
     floor, most = FLOOR[model.facts.dtype], MOST[model.facts.dtype]
     owns = [_plain(model, text) for text in texts]
-    for text, own, found in zip(texts, owns, _paged(model, texts), strict=True):
-        errors = _by_part(model, found, own)
+    for text, own, scores in zip(texts, owns, _paged(model, texts), strict=True):
+        errors = _by_part(model, scores, own)
         limits = dict.fromkeys(PARTS, floor)
         if not _within(errors, limits):
             noise = _by_part(model, _in_parts(model, text, "eager"), own)
@@ -120,15 +120,15 @@ def _paged(model: CausalModel, texts: Sequence[Tensor]) -> list[Tensor]:
     parts: dict[int, list[Tensor]] = {}
     for batch in memory.batches(OWNER, [Span(row, 0, len(prompt)) for row, prompt in enumerate(prompts)]):
         states = _forward(model, batch.paged, batch.padded(prompts), batch.positions)
-        parts.update((row, [model.scores(found[-PREFILL:])]) for row, found in batch.rows_of(states))
+        parts.update((row, [model.scores(own_states[-PREFILL:])]) for row, own_states in batch.rows_of(states))
     rows, tails = torch.arange(len(texts), device=model.device), torch.stack([text[-READ:] for text in texts])
     begin = torch.tensor([len(prompt) for prompt in prompts], device=model.device)[:, None]
     for tokens in tails.split([WINDOW, *[1] * SINGLES], dim=1):
         positions = begin + torch.arange(tokens.shape[1], device=model.device)
         slots = table[rows[:, None], positions].long()
         states = _forward(model, PagedContext(pool, table, rows, positions, slots, width), tokens, positions)
-        for row, found in enumerate(model.scores(states)):
-            parts[row].append(found)
+        for row, own_states in enumerate(model.scores(states)):
+            parts[row].append(own_states)
         begin = begin + tokens.shape[1]
     return [torch.cat(parts[row]) for row in range(len(texts))]
 
@@ -151,11 +151,11 @@ def _plain(model: CausalModel, text: Tensor) -> Tensor:
 
 def _in_parts(model: CausalModel, text: Tensor, attention: str | None = None) -> Tensor:
     """The same in another order: over a cache of transformers, in parts, with one of its attentions."""
-    cache, found = DynamicCache(config=model.model.config), []
+    cache, parts = DynamicCache(config=model.model.config), []
     with plain_attention(model.model, attention):
         for part in text.split([len(text) - READ, WINDOW, *[1] * SINGLES]):
-            found.append(_last(model, part, **{CACHE: cache}, use_cache=True))
-    return torch.cat(found)[-TAIL:]
+            parts.append(_last(model, part, **{CACHE: cache}, use_cache=True))
+    return torch.cat(parts)[-TAIL:]
 
 
 def _last(model: CausalModel, tokens: Tensor, **given: object) -> Tensor:
@@ -164,14 +164,14 @@ def _last(model: CausalModel, tokens: Tensor, **given: object) -> Tensor:
     return model.model(input_ids=tokens[None], **given, **keep).logits[0, -TAIL:]
 
 
-def _by_part(model: CausalModel, found: Tensor, own: Tensor) -> dict[str, float]:
+def _by_part(model: CausalModel, scores: Tensor, own: Tensor) -> dict[str, float]:
     """How far scores are from a model's own, in parts of the spread of those.
 
     The worst position counts. In 16 bits it is the middle one, since rounding may send a token to another expert.
     """
     own = own.float()
     spread = (own - own.mean(-1, keepdim=True)).norm(dim=-1)
-    distance = (found.float() - own).norm(dim=-1) / spread
+    distance = (scores.float() - own).norm(dim=-1) / spread
     parts = zip(PARTS, distance.split((PREFILL, WINDOW, SINGLES)), strict=True)
     return {part: float(d.max() if model.facts.dtype == "f32" else d.median()) for part, d in parts}
 
@@ -183,7 +183,7 @@ def _within(errors: Mapping[str, float], limits: Mapping[str, float]) -> bool:
 
 def _difference(model: CausalModel, length: int, errors: Mapping[str, float]) -> str:
     """What to say of scores that are not the model's own, and why that may be."""
-    found = ", ".join(f"{error:.2g} of their spread in {part}" for part, error in errors.items())
+    spread = ", ".join(f"{error:.2g} of their spread in {part}" for part, error in errors.items())
     why = "" if model.has_usual_attention else "; its attention is code of its own"
     why = why if model.takes_positions else "; it counts positions itself, and takes none"
-    return f"its scores over paged memory differ from its own{why}: after {length} tokens by {found}"
+    return f"its scores over paged memory differ from its own{why}: after {length} tokens by {spread}"

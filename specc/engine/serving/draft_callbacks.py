@@ -53,10 +53,10 @@ class DraftCallbacks(TargetCallbacks, Generic[DraftT]):
 
     def _last_rows(self, spans: Sequence[Span], run: Callable[[PromptBatch], Tensor]) -> Tensor:
         """The last row of every prompt, T[b, W], of what `run` gives for batches of them, T[.., n, W]."""
-        found: dict[int, Tensor] = {}
+        last: dict[int, Tensor] = {}
         for batch in self.memory.batches("draft", spans):
-            found.update((member, rows[-1:]) for member, rows in batch.rows_of(run(batch)))
-        return self.memory.joined(in_order(found), self.draft_model.facts)
+            last.update((member, rows[-1:]) for member, rows in batch.rows_of(run(batch)))
+        return self.memory.joined(in_order(last), self.draft_model.facts)
 
 
 def rows_to_run(prompts: Sequence[Prefix], hidden: Tensor) -> list[Tensor]:

@@ -81,9 +81,9 @@ class Places:
     def check(self, length: int, kv: Mapping[str, Any]) -> None:
         """ContractError unless these are the rows of a prompt of some length, in the dtypes and shapes of the pools."""
         expected = {owner: self._types(owner, length) for owner in self.pools}
-        found = {owner: [_type_of(rows) for rows in tensors] for owner, tensors in kv.items()}
-        if found != expected:
-            raise ContractError(f"the keys and values of a prompt of {length} tokens are {expected}, not {found}")
+        types = {owner: [_type_of(rows) for rows in tensors] for owner, tensors in kv.items()}
+        if types != expected:
+            raise ContractError(f"the keys and values of a prompt of {length} tokens are {expected}, not {types}")
 
     def _types(self, owner: str, length: int) -> list[str]:
         rows = self.count(owner, length)

@@ -64,9 +64,9 @@ class Intake:
         matcher = self.grammars.matcher(sampling)
         if matcher is not None and conditions is not FIRST:  # behind the end of its grammar nothing is restricted
             conditions = replace(conditions, eos_token_ids=conditions.eos_token_ids | self.target.eos_token_ids)
-        found = Request(request_id, ids, conditions, text, sampling, handover=handover, matcher=matcher)
-        found.resumes = self._drafts_decide
-        return found
+        request = Request(request_id, ids, conditions, text, sampling, handover=handover, matcher=matcher)
+        request.resumes = self._drafts_decide
+        return request
 
     def encode(self, text: str) -> list[int]:
         """Tokenise a prompt; raises EngineError without a tokenizer, BadPromptError for what is no text."""

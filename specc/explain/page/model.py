@@ -46,8 +46,8 @@ class Page:
     @cached_property
     def arena(self) -> tuple[Buffer, ...]:
         """The buffers of the arena, by offset."""
-        found = [buffer for buffer in self.plan.buffers.values() if buffer.owner == "arena"]
-        return tuple(sorted(found, key=lambda buffer: (buffer.offset or 0, self.alive(buffer)[0])))
+        buffers = [buffer for buffer in self.plan.buffers.values() if buffer.owner == "arena"]
+        return tuple(sorted(buffers, key=lambda buffer: (buffer.offset or 0, self.alive(buffer)[0])))
 
     def alive(self, buffer: Buffer) -> tuple[int, int]:
         """The first node that may not find anything else in a buffer, and the last; all where it lives across steps."""
@@ -64,10 +64,10 @@ class Page:
     def reused(self) -> int:
         """Bytes of the arena that more than one buffer has, one after the other."""
         taken = [extent(buffer) for buffer in self.arena]
-        found = 0
+        reused_bytes = 0
         for low, high in pairwise(sorted({edge for both in taken for edge in both})):
-            found += (high - low) * (sum(begin < high and low < end for begin, end in taken) > 1)
-        return found
+            reused_bytes += (high - low) * (sum(begin < high and low < end for begin, end in taken) > 1)
+        return reused_bytes
 
     def written(self, field: str) -> tuple[str, ...]:
         """The nodes that store a carried field, in order."""

@@ -143,77 +143,77 @@ class _Parser:
         }
 
     def _established(self, module: Module, text: str, _: int) -> None:
-        found = _full(_ESTABLISHED, text)
-        module.established = {word.strip() for word in found["names"].split(",")}
+        match = _full(_ESTABLISHED, text)
+        module.established = {word.strip() for word in match["names"].split(",")}
 
     def _dim(self, module: Module, text: str, _: int) -> None:
-        found = _full(_DIM, text)
-        if found["axis"] not in AXES:
-            raise _Failure(f"unknown axis {found['axis']!r}")
-        _once("dim ", found["name"], module.dims)
-        size = None if found["size"] is None else int(found["size"])
-        module.dims[found["name"]] = Dim(found["name"], found["axis"], size, found["rel"] == "<=")
+        match = _full(_DIM, text)
+        if match["axis"] not in AXES:
+            raise _Failure(f"unknown axis {match['axis']!r}")
+        _once("dim ", match["name"], module.dims)
+        size = None if match["size"] is None else int(match["size"])
+        module.dims[match["name"]] = Dim(match["name"], match["axis"], size, match["rel"] == "<=")
 
     def _input(self, module: Module, text: str, _: int) -> None:
-        found = _full(_INPUT, text)
-        self.values[found["name"]] = module.add_input(found["name"], parse_type(found["type"]))
+        match = _full(_INPUT, text)
+        self.values[match["name"]] = module.add_input(match["name"], parse_type(match["type"]))
 
     def _carry(self, module: Module, text: str, _: int) -> None:
-        found = _full(_CARRY, text)
-        type_ = parse_type(found["type"])
+        match = _full(_CARRY, text)
+        type_ = parse_type(match["type"])
         if not isinstance(type_, TensorType):
             raise _Failure("only tensors are carried")
-        _once("carry @", found["name"], module.carries)
-        limit = found["limit"]
+        _once("carry @", match["name"], module.carries)
+        limit = match["limit"]
         limit = int(limit) if limit is not None and limit.removeprefix("-").isdecimal() else limit
-        kept, given = found["kept"] is not None, found["given"] is not None
-        module.carries[found["name"]] = Carry(
-            found["name"], type_, _location(found), kept, limit, given, found["table"] or ""
+        kept, given = match["kept"] is not None, match["given"] is not None
+        module.carries[match["name"]] = Carry(
+            match["name"], type_, _location(match), kept, limit, given, match["table"] or ""
         )
 
     def _phase(self, module: Module, text: str, _: int) -> None:
-        found = _full(re.compile(r"phase (?P<name>\w+) \{"), text)
-        if found["name"] not in PHASES:
-            raise _Failure(f"unknown phase {found['name']!r}")
-        self.phase = found["name"]
+        match = _full(re.compile(r"phase (?P<name>\w+) \{"), text)
+        if match["name"] not in PHASES:
+            raise _Failure(f"unknown phase {match['name']!r}")
+        self.phase = match["name"]
 
     def _output(self, module: Module, text: str, number: int) -> None:
-        found = _full(_OUTPUT, text)
-        _once("output ", found["name"], self.outputs)
-        self.outputs.add(found["name"])
-        self.pending.append((number, found["name"], found["value"]))
+        match = _full(_OUTPUT, text)
+        _once("output ", match["name"], self.outputs)
+        self.outputs.add(match["name"])
+        self.pending.append((number, match["name"], match["value"]))
 
     def _decl(self, module: Module, text: str, _: int) -> None:
-        found = _full(_DECL, text)
-        decl = DECLS.get(found["kind"])
+        match = _full(_DECL, text)
+        decl = DECLS.get(match["kind"])
         if decl is None:
-            raise _Failure(f"unknown declaration {found['kind']!r}")
-        attrs = _attrs(found["attrs"])
+            raise _Failure(f"unknown declaration {match['kind']!r}")
+        attrs = _attrs(match["attrs"])
         expected = {f.name for f in fields(decl)} - {"name"}
         if set(attrs) != expected:
-            raise _Failure(f"{found['kind']} has the fields {', '.join(sorted(expected))}")
+            raise _Failure(f"{match['kind']} has the fields {', '.join(sorted(expected))}")
         for field in fields(decl):
             if field.name != "name" and not _fits(attrs[field.name], str(field.type)):
-                raise _Failure(f"{field.name} of {found['kind']} must be {field.type}")
-        _once(f"{decl.kind} @", found["name"], {other.name for other in module.decls_of(decl)})
-        module.decls.append(decl(name=found["name"], **attrs))
+                raise _Failure(f"{field.name} of {match['kind']} must be {field.type}")
+        _once(f"{decl.kind} @", match["name"], {other.name for other in module.decls_of(decl)})
+        module.decls.append(decl(name=match["name"], **attrs))
 
     def _op(self, module: Module, text: str) -> None:
         assert self.phase is not None
-        found = _full(_OP, text)
-        names = [name.strip().removeprefix("%") for name in (found["results"] or "").split(",") if name]
-        types = _types(found["types"], len(names))
-        operands = [self._value(name) for name in found["operands"].split(",") if name.strip()]
+        match = _full(_OP, text)
+        names = [name.strip().removeprefix("%") for name in (match["results"] or "").split(",") if name]
+        types = _types(match["types"], len(names))
+        operands = [self._value(name) for name in match["operands"].split(",") if name.strip()]
         for index, name in enumerate(names):
             if name in self.values or name in names[:index]:
                 raise _Failure(f"%{name} is defined twice")
         op = module.add_op(
             self.phase,
-            found["opcode"],
+            match["opcode"],
             operands,
             zip(names, types, strict=True),
-            _attrs(found["attrs"]),
-            _location(found),
+            _attrs(match["attrs"]),
+            _location(match),
         )
         self.values.update({value.name: value for value in op.results})
 
@@ -230,10 +230,10 @@ def _once(what: str, name: str, declared: Container[str]) -> None:
 
 
 def _full(pattern: re.Pattern[str], text: str) -> re.Match[str]:
-    found = pattern.fullmatch(text)
-    if found is None:
+    match = pattern.fullmatch(text)
+    if match is None:
         raise _Failure(f"cannot read {text!r}")
-    return found
+    return match
 
 
 def _strip_comment(line: str) -> str:
@@ -269,8 +269,8 @@ def _attrs(text: str | None) -> dict[str, Any]:
             raise _Failure(f"the attribute {key['key']} is written twice")
         value, end = decoder.raw_decode(rest, key.end())
         attrs[key["key"]] = _attr_value(value)
-        found = _COMMA.match(rest, end)
-        at = found.end() if found else end
+        match = _COMMA.match(rest, end)
+        at = match.end() if match else end
     return attrs
 
 
@@ -294,7 +294,7 @@ def _fits(value: Any, wanted: str) -> bool:
     )
 
 
-def _location(found: re.Match[str]) -> Location | None:
-    if found["file"] is None:
+def _location(match: re.Match[str]) -> Location | None:
+    if match["file"] is None:
         return None
-    return Location(json.loads(found["file"]), int(found["line"]), int(found["column"]))
+    return Location(json.loads(match["file"]), int(match["line"]), int(match["column"]))

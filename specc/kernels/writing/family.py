@@ -197,8 +197,8 @@ def only(cluster: Iterable[Op], opcode: str) -> Op:
 
 def maybe(cluster: Iterable[Op], opcode: str) -> Op | None:
     """The op of this opcode in a cluster, or None."""
-    found = [op for op in cluster if op.opcode == opcode]
-    return found[0] if found else None
+    ops = [op for op in cluster if op.opcode == opcode]
+    return ops[0] if ops else None
 
 
 def in_order(module: Module, ops: Iterable[Op]) -> Cluster:
@@ -241,10 +241,10 @@ def kv_pool(module: Module, owner: str) -> KvPool:
     Raises:
         DiagnosticError: ``ir/invalid``, they are not declared (only in edited text).
     """
-    found = [pool for pool in module.decls_of(KvPool) if pool.name == owner]
-    if not found:
+    pools = [pool for pool in module.decls_of(KvPool) if pool.name == owner]
+    if not pools:
         raise DiagnosticError(Diagnostic("ir/invalid", f"@{module.name} needs a kvpool declaration of the {owner}"))
-    return found[0]
+    return pools[0]
 
 
 def nbytes(module: Module, type_: TensorType, batch: int | None = None) -> int:

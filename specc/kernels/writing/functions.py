@@ -57,17 +57,17 @@ class Function:
 @cache
 def functions() -> dict[str, Function]:
     """The device functions of ``templates/lib`` by name."""
-    found: dict[str, Function] = {}
+    by_name: dict[str, Function] = {}
     for path in lib_names():
-        found |= _functions_in(path.removeprefix("lib/").removesuffix(".py"), read_template(path), brought=False)
-    return found
+        by_name |= _functions_in(path.removeprefix("lib/").removesuffix(".py"), read_template(path), brought=False)
+    return by_name
 
 
 @cache
 def _functions_in(module: str, text: str, *, brought: bool) -> Mapping[str, Function]:
     """The functions at the top of a file by name."""
-    found = [node for node in ast.parse(text).body if isinstance(node, ast.FunctionDef)]
-    return {f.name: Function(f.name, module, tuple(arg.arg for arg in f.args.args), brought) for f in found}
+    definitions = [node for node in ast.parse(text).body if isinstance(node, ast.FunctionDef)]
+    return {f.name: Function(f.name, module, tuple(arg.arg for arg in f.args.args), brought) for f in definitions}
 
 
 def function_name(opcode: str) -> str:
@@ -124,7 +124,7 @@ def changes_logits(function: Function) -> bool:
 def in_memory(op: Op) -> frozenset[str]:
     """Names of the operands and results that an op's functions want the memory of."""
     parameters = [name for function in (tile_of(op), side_of(op)) if function for name in function.parameters]
-    found = {name.removesuffix("_ptr") for name in parameters if name.endswith("_ptr")}
+    pointers = {name.removesuffix("_ptr") for name in parameters if name.endswith("_ptr")}
     for prefix in (name.removesuffix("_ptrs") for name in parameters if name.endswith("_ptrs")):
-        found |= {name for name in op.named if name.rstrip("0123456789") == prefix}
-    return frozenset(found & (op.named.keys() | op.named_results.keys()))
+        pointers |= {name for name in op.named if name.rstrip("0123456789") == prefix}
+    return frozenset(pointers & (op.named.keys() | op.named_results.keys()))

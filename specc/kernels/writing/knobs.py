@@ -64,7 +64,7 @@ def tuned(module: Module, op: Op) -> Tuned | None:
 
 def tuned_split(module: Module, op: Op, batch: int) -> int:
     """The programs that were chosen to share a row in a bucket, 0 where none were."""
-    found = tuned(module, op)
-    if found is None or not found.splits:
+    choice = tuned(module, op)
+    if choice is None or not choice.splits:
         return 0
-    return dict(zip(module.decl(Options).buckets, found.splits, strict=True))[batch]
+    return dict(zip(module.decl(Options).buckets, choice.splits, strict=True))[batch]

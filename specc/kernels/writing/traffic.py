@@ -68,9 +68,9 @@ class Traffic:
     def of_cluster(module: Module, cluster: Cluster) -> Traffic:
         """That of ops that are launched together."""
         made = {value for op in cluster for value in op.results}
-        found = {value for op in cluster for value in op.operands} - made - {op.get("map") for op in cluster}
-        found |= {value for value in made if leaves(module, value, cluster)}
-        tensors = {value.name: Typed.of(tensor_type(value)) for value in found if not is_state(value)}
+        operands = {value for op in cluster for value in op.operands} - made - {op.get("map") for op in cluster}
+        operands |= {value for value in made if leaves(module, value, cluster)}
+        tensors = {value.name: Typed.of(tensor_type(value)) for value in operands if not is_state(value)}
         dims = {dim.name: dim.size for dim in module.dims.values() if dim.size is not None}
         carry = {name: Typed.of(one.type) for name, one in module.carries.items()}
         pools = {owner: kv_pool(module, owner) for op in cluster if (owner := _moved(op.opcode))}
@@ -159,11 +159,11 @@ class _Launch:
             return {}
         if "most" in call.attrs:
             left = most = int(call.attrs["most"])
-            found = {logits: most}
+            rows = {logits: most}
             for name in _drafted(call):  # as many in all, of any
-                found[name] = min(self._height(name), left)
-                left -= found[name]
-            return found
+                rows[name] = min(self._height(name), left)
+                left -= rows[name]
+            return rows
         if "path" in named(call):
             return {logits: self._size("A")}
         alike = [name for name in call.operands if self._axes(name)[1:-1] == self._axes(logits)[1:-1] != ()]

@@ -54,20 +54,20 @@ class Cost:
 
 def logits_of(reduction: Op, cluster: Cluster) -> tuple[Op, ...]:
     """The ops of a cluster that change logits before a reduction reads them, first to last."""
-    found: list[Op] = []
+    readers: list[Op] = []
     source = reduction["logits"].source
     while source is not None and source in cluster and is_prologue(source):
-        found.insert(0, source)
+        readers.insert(0, source)
         source = source["logits"].source
-    return tuple(found)
+    return tuple(readers)
 
 
 def of_argmax(op: Op) -> bool:
     """Whether an op is the log-probability of the argmax of the same logits."""
-    found = op["index"].source if op.opcode == "vocab.logprob" else None
-    if found is None or found.opcode != "vocab.argmax" or op["index"] is not found.out("index"):
+    argmax = op["index"].source if op.opcode == "vocab.logprob" else None
+    if argmax is None or argmax.opcode != "vocab.argmax" or op["index"] is not argmax.out("index"):
         return False
-    return found["logits"] is op["logits"] and found["rows"] is op["rows"]
+    return argmax["logits"] is op["logits"] and argmax["rows"] is op["rows"]
 
 
 def stored_logits(reduction: Op, cluster: Cluster) -> Value:

@@ -89,9 +89,9 @@ class Text:
 
     def use(self, function: str | Function) -> str:
         """Import a device function, specc's own by its name; its name."""
-        found = functions()[function] if isinstance(function, str) else function
-        self.imports.setdefault(found.module, set()).add(found.name)
-        return found.name
+        definition = functions()[function] if isinstance(function, str) else function
+        self.imports.setdefault(definition.module, set()).add(definition.name)
+        return definition.name
 
     def partial(self, name: str, dtype: str, shape: tuple[int, ...], *, zero: bool = False) -> str:
         """The argument that is memory of the kernel's own."""
@@ -294,13 +294,13 @@ class Text:
 
     def _parts(self, op: Op, function: Function, stem: str, kind: str) -> str:
         """The memory of numbered operands as a tuple, but for a last one that is taken in registers; or its block."""
-        found = numbered(op, stem)
+        results = numbered(op, stem)
         late = None
-        if f"{stem}_late" in function.parameters and len(found) > 1 and found[-1].source in self.cluster:
-            late = found[-1] if found[-1] in self.blocks else None
+        if f"{stem}_late" in function.parameters and len(results) > 1 and results[-1].source in self.cluster:
+            late = results[-1] if results[-1] in self.blocks else None
         if kind == "late":
             return "None" if late is None else self.blocks[late]
-        stored = found if late is None else found[:-1]
+        stored = results if late is None else results[:-1]
         names = [self.memory(value, f"{stem}{i}") for i, value in enumerate(stored)]
         return in_tuple(names)
 
@@ -389,8 +389,8 @@ def in_tuple(names: Sequence[str]) -> str:
 
 def flags_first(ops: Sequence[Op]) -> list[Op]:
     """Ops with every health.raise as soon as its operands are there, so that flags do not stay in registers."""
-    found = [op for op in ops if op.opcode != "health.raise"]
+    others = [op for op in ops if op.opcode != "health.raise"]
     for op in (op for op in ops if op.opcode == "health.raise"):
-        makers = [found.index(value.source) for value in op.operands if value.source in found]
-        found.insert(max(makers, default=-1) + 1, op)
-    return found
+        makers = [others.index(value.source) for value in op.operands if value.source in others]
+        others.insert(max(makers, default=-1) + 1, op)
+    return others

@@ -34,11 +34,11 @@ CHAIN_EFFORT, TREE_EFFORT = Effort(copies=10, samples=40), Effort(copies=5, samp
 def missing() -> str | None:
     """Why SGLang's kernels cannot be imported; None if they can."""
     try:
-        found = version("sglang")
+        installed = version("sglang")
     except PackageNotFoundError:
         return f"SGLang {VERSION} is not installed here"
-    if found != VERSION:
-        return f"SGLang {found} is installed here, and only {VERSION} is compared with"
+    if installed != VERSION:
+        return f"SGLang {installed} is installed here, and only {VERSION} is compared with"
     try:
         for name in ("chain", "tree"):
             importlib.import_module(f"specc.measure.against.sglang_{name}")
@@ -53,7 +53,7 @@ def effort_of(plan: Plan) -> Effort:
 
 
 def beside(
-    found: Measurement, plan: Plan, backend: Backend, device: torch.device, on_done: Callable[[str], None]
+    measurement: Measurement, plan: Plan, backend: Backend, device: torch.device, on_done: Callable[[str], None]
 ) -> Measurement:
     """The measurement with times of both sides in its buckets, or with a remark why there are none.
 
@@ -64,21 +64,21 @@ def beside(
     why = obstacle(plan)
     remark = f"SGLang {VERSION} has no counterpart that is compared: {why}" if why else missing()
     if remark:
-        return replace(found, remark=remark)
+        return replace(measurement, remark=remark)
     name, compared = "", list[Compared]()
-    for one in found.buckets:
+    for one in measurement.buckets:
         effort = effort_of(plan)
         with on(device):
             try:
                 ours, theirs = agreeing(plan, backend, device, one.bucket, effort)
             except TooCloseError as error:
-                return replace(found, remark=str(error))
+                return replace(measurement, remark=str(error))
             name = theirs.name
             for part in parts(ours, theirs):
                 ratio, _ = captured(part, ours, theirs, effort)
                 compared.append(Compared(one.bucket, part.work, ratio))
         on_done(f"both sides at {one.bucket}")
-    return replace(found, against=name, compared=tuple(compared))
+    return replace(measurement, against=name, compared=tuple(compared))
 
 
 def agreeing(plan: Plan, backend: Backend, device: torch.device, bucket: int, effort: Effort) -> tuple[Ours, Sequence]:

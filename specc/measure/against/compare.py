@@ -36,12 +36,12 @@ def compare(ours: Ours, theirs: Sequence) -> None:
 
     """
     for step in range(COMPARED_STEPS):
-        found = differences(ours.observed_step(), theirs.observed_step())
+        unequal = differences(ours.observed_step(), theirs.observed_step())
         for owner, buffers in ours.kv.buffers.items():
             same = [equal(mine, other) for mine, other in zip(buffers, theirs.kv[owner], strict=True)]
-            found += [] if all(same) else [f"{owner} keys and values of {same.count(False)} buffers"]
-        if found:
-            raise ResultsDifferError(f"results differ in step {step} ({', '.join(found)})")
+            unequal += [] if all(same) else [f"{owner} keys and values of {same.count(False)} buffers"]
+        if unequal:
+            raise ResultsDifferError(f"results differ in step {step} ({', '.join(unequal)})")
     ours.work.settle({name: ours.pool(name) for name in ours.work.pools})
     ours.reset()
     theirs.reset()

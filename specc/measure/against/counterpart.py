@@ -79,15 +79,15 @@ def _of_sizes(plan: Plan) -> str | None:
 def _of_launches(plan: Plan) -> str | None:
     """Launches and forwards other than those that both sides are made of."""
     tree, steps, nodes = plan.size("K") > 1, plan.size("S"), plan.nodes("step")
-    found = [
+    launches = [
         node.name.rstrip("0123456789").rstrip("_") if isinstance(node, Launch) else _called(node) for node in nodes
     ]
     drafting = ["draft", "draft_topk" if tree else "draft_argmax"] * (steps - 1)
     tails = ["duplicate_tail"] if tree and plan.kv.page_size > 1 else []
     verifying = ["target", "verify_argmax", *(["compact"] if tree else []), "extend"]
     wanted = ["prepare_rows", *tails, *drafting, *verifying, "extend_topk" if tree else "extend_argmax"]
-    if found != wanted:
-        return f"its step is made of other parts: {_listed(set(found) ^ set(wanted)) or 'in another order'}"
+    if launches != wanted:
+        return f"its step is made of other parts: {_listed(set(launches) ^ set(wanted)) or 'in another order'}"
     names = [node.operands.get("mask") for node in plan.externals("step")]
     masks = [plan.values[name] for name in names if name is not None]
     if tree and [(mask.dtype, mask.axes) for mask in masks] != [("i1", ("B", "N", "N"))]:

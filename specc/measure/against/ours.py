@@ -41,13 +41,13 @@ class Ours:
         for node in self.plan.nodes("step"):
             if not isinstance(node, External):
                 continue
-            found = {
+            tensors = {
                 "draft": lambda step: (work.draft_logits[step], work.draft_hidden[step]),
                 "target": lambda _: (work.target_logits, work.target_hidden),
                 "extend": lambda _: (work.extend_logits, work.extend_hidden),
             }[node.callback](node.step)
             results = node.results
-            for name, tensor in zip(("logits", "hidden"), found, strict=True):
+            for name, tensor in zip(("logits", "hidden"), tensors, strict=True):
                 if name in results:
                     self.frame.adopt(results[name], tensor)
 

@@ -30,8 +30,8 @@ class Part:
 def parts(ours: Ours, theirs: Sequence) -> list[Part]:
     """All that both sides do between the forwards, and the whole step."""
     tree = ours.work.shape.topk > 1
-    found = _of_tree(ours, cast("SglangTree", theirs)) if tree else _of_chain(ours, cast("SglangChain", theirs))
-    return [*found, Part("whole step", tuple(ours.launches), theirs.step)]
+    sglang_parts = _of_tree(ours, cast("SglangTree", theirs)) if tree else _of_chain(ours, cast("SglangChain", theirs))
+    return [*sglang_parts, Part("whole step", tuple(ours.launches), theirs.step)]
 
 
 def _of_chain(ours: Ours, theirs: SglangChain) -> list[Part]:

@@ -139,8 +139,8 @@ class SglangTree(Sequence):
         p, index = torch.topk(torch.softmax(logits, dim=-1, dtype=torch.float32), topk, dim=-1)
         self.draft_positions.add_(1)
         hidden = self.work.draft_hidden[i].view(-1, self.shape.width)
-        found = spec_utils.select_top_k_tokens(i + 1, p, index, hidden, self.scores[i], topk)
-        ids, following, self.scores[i + 1], (scores, tokens, parents) = found
+        selected = spec_utils.select_top_k_tokens(i + 1, p, index, hidden, self.scores[i], topk)
+        ids, following, self.scores[i + 1], (scores, tokens, parents) = selected
         self.frontier[i + 1] = ids, following
         self.tree_scores[i + 1], self.tree_tokens[i + 1], self.tree_parents[i + 1] = scores, tokens, parents
 

@@ -17,7 +17,7 @@ def drawable() -> bool:
     return find_spec("matplotlib") is not None
 
 
-def draw(found: Measurement, path: Path) -> None:
+def draw(measurement: Measurement, path: Path) -> None:
     """Write a picture of the launches in every bucket, in the format that the file's name ends with.
 
     Raises:
@@ -29,24 +29,28 @@ def draw(found: Measurement, path: Path) -> None:
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
-    rows = [len(one.launches) for one in found.buckets] + ([len(found.compared)] if found.compared else [])
+    rows = [len(one.launches) for one in measurement.buckets] + (
+        [len(measurement.compared)] if measurement.compared else []
+    )
     figure = Figure(figsize=(WIDTH, sum(rows) * HEIGHT + 0.9 * len(rows) + 0.6), layout="constrained")
     FigureCanvasAgg(figure)
     panels = figure.subplots(len(rows), 1, squeeze=False, gridspec_kw={"height_ratios": rows})
-    for panel, one in zip(panels[:, 0], found.buckets, strict=False):
+    for panel, one in zip(panels[:, 0], measurement.buckets, strict=False):
         _draw_bucket(panel, one)
-    if found.compared:
-        _draw_compared(panels[-1, 0], found)
-    last = panels[len(found.buckets) - 1, 0]
+    if measurement.compared:
+        _draw_compared(panels[-1, 0], measurement)
+    last = panels[len(measurement.buckets) - 1, 0]
     last.set_xlabel("microseconds; the mark is the floor: an empty launch, or a copy of as many bytes")
-    figure.suptitle(f"{found.name}: {found.algorithm}, num_steps {found.num_steps}, on {found.gpu}")
-    with rc_context({"svg.hashsalt": found.name}):  # the same figures are the same bytes
+    figure.suptitle(
+        f"{measurement.name}: {measurement.algorithm}, num_steps {measurement.num_steps}, on {measurement.gpu}"
+    )
+    with rc_context({"svg.hashsalt": measurement.name}):  # the same figures are the same bytes
         figure.savefig(path, metadata={"Date": None} if path.suffix == ".svg" else None)
 
 
-def _draw_bucket(panel: Any, found: BucketFigures) -> None:
+def _draw_bucket(panel: Any, figures: BucketFigures) -> None:
     """One bucket's bars, the first launch on top."""
-    timed = [one for one in found.launches if one.us is not None and one.floor_us is not None]
+    timed = [one for one in figures.launches if one.us is not None and one.floor_us is not None]
     places = list(range(len(timed)))
     times = [one.us.median for one in timed if one.us is not None]
     floors = [one.floor_us.median for one in timed if one.floor_us is not None]
@@ -58,18 +62,20 @@ def _draw_bucket(panel: Any, found: BucketFigures) -> None:
     panel.set_yticks(places, [one.name for one in timed])
     panel.invert_yaxis()
     panel.margins(x=0.12)
-    step = found.step
+    step = figures.step
     whole = f": a step {step.us.median:.1f} us, {step.ratio}" if step.us is not None and step.ratio is not None else ""
-    panel.set_title(f"bucket {found.bucket}{whole} times its floor" if whole else f"bucket {found.bucket}", loc="left")
+    panel.set_title(
+        f"bucket {figures.bucket}{whole} times its floor" if whole else f"bucket {figures.bucket}", loc="left"
+    )
 
 
-def _draw_compared(panel: Any, found: Measurement) -> None:
+def _draw_compared(panel: Any, measurement: Measurement) -> None:
     """How many times as long the other side took, with the middle half of the samples."""
-    places, times = list(range(len(found.compared))), [one.ratio.median for one in found.compared]
+    places, times = list(range(len(measurement.compared))), [one.ratio.median for one in measurement.compared]
     panel.barh(places, times, height=0.7, color="#54a24b")
-    lows, highs = ([getattr(one.ratio, end) for one in found.compared] for end in ("low", "high"))
+    lows, highs = ([getattr(one.ratio, end) for one in measurement.compared] for end in ("low", "high"))
     panel.hlines(places, lows, highs, color="k")
     panel.axvline(1, color="#e45756", lw=2)
-    panel.set_yticks(places, [f"{one.work}, {one.bucket}" for one in found.compared])
+    panel.set_yticks(places, [f"{one.work}, {one.bucket}" for one in measurement.compared])
     panel.invert_yaxis()
-    panel.set_title(f"{found.against}: times as long as ours", loc="left")
+    panel.set_title(f"{measurement.against}: times as long as ours", loc="left")

@@ -11,28 +11,28 @@ from specc.measure.results.records import BucketFigures, Compared, Figures, Host
 from specc.support.render import printable
 
 
-def tables(found: Measurement) -> Iterator[Table | Text]:
+def tables(measurement: Measurement) -> Iterator[Table | Text]:
     """A heading, a table for every bucket, what the host pays, and what was compared with an engine's kernels."""
-    where = f"on {found.gpu}" if found.gpu else "not measured: no GPU"
-    yield Text(printable(f"{found.name}: {found.algorithm}, num_steps {found.num_steps}, {where}"))
-    for one in found.buckets:
+    where = f"on {measurement.gpu}" if measurement.gpu else "not measured: no GPU"
+    yield Text(printable(f"{measurement.name}: {measurement.algorithm}, num_steps {measurement.num_steps}, {where}"))
+    for one in measurement.buckets:
         yield _bucket(one)
-    if found.host:
-        yield _host(found.host)
-    if found.compared:
-        yield _compared(found.against or "", found.compared)
-    if found.remark:
-        yield Text(f"not compared: {found.remark}")
+    if measurement.host:
+        yield _host(measurement.host)
+    if measurement.compared:
+        yield _compared(measurement.against or "", measurement.compared)
+    if measurement.remark:
+        yield Text(f"not compared: {measurement.remark}")
 
 
-def _bucket(found: BucketFigures) -> Table:
-    also = f", and {found.references} that torch computes" if found.references else ""
-    table = Table(title=f"bucket {found.bucket}{also}", title_justify="left", box=None)
-    timed = found.step.us is not None
+def _bucket(figures: BucketFigures) -> Table:
+    also = f", and {figures.references} that torch computes" if figures.references else ""
+    table = Table(title=f"bucket {figures.bucket}{also}", title_justify="left", box=None)
+    timed = figures.step.us is not None
     table.add_column("launch", overflow="fold")
     for name in ("programs", "warps", "bytes", *(("us", "floor us", "over floor") if timed else ())):
         table.add_column(name, justify="right")
-    for one in (*found.launches, found.step):
+    for one in (*figures.launches, figures.step):
         table.add_row(*_cells(one))
     return table
 
@@ -49,20 +49,20 @@ def _cells(one: Figures) -> list[Text | str]:
     return cells
 
 
-def _host(found: tuple[HostCost, ...]) -> Table:
+def _host(costs: tuple[HostCost, ...]) -> Table:
     table = Table(title="launch of a graph, by its nodes", title_justify="left", box=None)
     table.add_column("nodes", justify="right")
     table.add_column("host us", justify="right")
-    for one in found:
+    for one in costs:
         table.add_row(f"{one.nodes:,}", str(one.us))
     return table
 
 
-def _compared(against: str, found: tuple[Compared, ...]) -> Table:
+def _compared(against: str, compared: tuple[Compared, ...]) -> Table:
     table = Table(title=f"{against} over specc, both captured", title_justify="left", box=None)
     table.add_column("bucket", justify="right")
     table.add_column("work")
     table.add_column("times as long", justify="right")
-    for one in found:
+    for one in compared:
         table.add_row(str(one.bucket), one.work, str(one.ratio))
     return table

@@ -63,7 +63,7 @@ class Found:
         return min(here or [gain.ratio.median for gain in self.gains])
 
 
-def tuning_text(tuning: Tuning, found: Sequence[Found], steps: Mapping[int, Sequence[Gain]]) -> str:
+def tuning_text(tuning: Tuning, winners: Sequence[Found], steps: Mapping[int, Sequence[Gain]]) -> str:
     """A tuning file that reads back as ``tuning``; ``steps`` are the gains of whole steps by num_steps."""
     lines = [HEAD.rstrip()]
     for depth, gains in steps.items():
@@ -72,7 +72,7 @@ def tuning_text(tuning: Tuning, found: Sequence[Found], steps: Mapping[int, Sequ
     named = {"gpu": tuning.gpu, "arch": tuning.arch, "specc": tuning.specc, "triton": tuning.triton}
     lines += [f"{key}: {json.dumps(value)}" for key, value in named.items()]
     lines.append("launches:" if tuning.choices else "launches: []  # nothing was faster by more than the noise")
-    for one in found:
+    for one in winners:
         lines.append(f"  # instead of {one.default}: {', '.join(map(str, one.gains))}")
         for choice in one.choices:
             lines += _entry(choice)

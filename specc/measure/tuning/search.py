@@ -72,7 +72,7 @@ class Timed:
 
     def finalists(self, buckets: Sequence[int]) -> list[Pair]:
         """Specc's own tile and warps, and the best of those that were tried in every bucket."""
-        whole = [pair for pair, found in self.best.items() if len(found) == len(buckets)]
+        whole = [pair for pair, times in self.best.items() if len(times) == len(buckets)]
         whole.sort(key=lambda pair: -sum(math.log(gain) for _, gain in self.best[pair].values()))
         return list(dict.fromkeys([*whole[:FINALISTS], *(pair for pair in self.best if pair == DEFAULT)]))
 
@@ -118,7 +118,7 @@ def tune_depth(
     with _depth(loaded, tuning, at, device, on_done) as depth, on(device):
         _explore(depth, seconds, on_done)
         _compare(depth, on_done)
-        return [found for timed in depth.kernels.values() for found in _chosen(depth, timed)]
+        return [winner for timed in depth.kernels.values() for winner in _chosen(depth, timed)]
 
 
 @contextmanager
@@ -181,8 +181,8 @@ def _try_all(depth: Depth, session: Session, timed: Timed, bucket: int, until: f
 def _in_order(depth: Depth, node: Launch) -> list[Variant]:
     """The variants that a launch has, specc's own tile and warps first."""
     wanted = pairs_of(depth.default.depth, node.name)
-    found = [variant for pair, variant in depth.variants.items() if pair in wanted]
-    return [variant for variant in found if _launch(variant, node.name).kernel not in variant.refused]
+    variants = [variant for pair, variant in depth.variants.items() if pair in wanted]
+    return [variant for variant in variants if _launch(variant, node.name).kernel not in variant.refused]
 
 
 def _splits(variant: Variant, node: Launch, bucket: int) -> list[int]:
@@ -234,9 +234,9 @@ class Bench:
 
     def equal(self, variant: Variant, node: Launch) -> bool:
         """Whether a launch leaves the same bits."""
-        found = self._outcome(self._run(variant, node))
+        outcome = self._outcome(self._run(variant, node))
         self.reset()
-        return all(torch.equal(bits(one), bits(other)) for one, other in zip(found, self._wanted, strict=True))
+        return all(torch.equal(bits(one), bits(other)) for one, other in zip(outcome, self._wanted, strict=True))
 
     def graph(self, variant: Variant, node: Launch) -> torch.cuda.CUDAGraph:
         """A launch captured several times."""
@@ -296,15 +296,15 @@ def _chosen(depth: Depth, timed: Timed) -> list[Found]:
 
     With specc's own tile and warps every bucket may keep the split that it has.
     """
-    found: list[tuple[float, Pair, list[Gain]]] = []
+    candidates: list[tuple[float, Pair, list[Gain]]] = []
     for pair, gains in timed.gains.items():
         kept = [gain for gain in gains if gain.better] if pair == DEFAULT else gains
         whole = pair == DEFAULT or len(kept) == len(depth.buckets)
         if whole and any(gain.better for gain in kept) and not any(gain.slower for gain in kept):
-            found.append((sum(math.log(gain.ratio.median) for gain in kept), pair, kept))
-    if not found:
+            candidates.append((sum(math.log(gain.ratio.median) for gain in kept), pair, kept))
+    if not candidates:
         return []
-    _, pair, gains = max(found, key=lambda one: one[0])
+    _, pair, gains = max(candidates, key=lambda one: one[0])
     splits = {gain.bucket: timed.best[pair][gain.bucket][0] for gain in gains}
     steps = depth.default.depth.num_steps if len(depth.default.depth.loaded.config.depths) > 1 else None
     kept = {bucket: split for bucket, split in splits.items() if split}

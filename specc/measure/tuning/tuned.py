@@ -58,7 +58,7 @@ def tune(loaded: LoadedConfig, device: torch.device, seconds: float, on_done: On
     """
     tuning = Tuning(device_arch(device), torch.cuda.get_device_name(device), __version__, triton_version(), ())
     depths = loaded.depths()
-    found: list[Found] = []
+    winners: list[Found] = []
     steps: dict[int, list[Gain]] = {}
     for at, depth in enumerate(depths):
 
@@ -72,22 +72,22 @@ def tune(loaded: LoadedConfig, device: torch.device, seconds: float, on_done: On
                 steps[depth.config.num_steps] = gains
                 break
             mine.remove(_least(mine, min(gains, key=lambda gain: gain.ratio.median).bucket))
-        found += mine
-    chosen = tuple(choice for one in found for choice in one.choices)
-    return Tuned(replace(tuning, choices=chosen), tuple(found), steps)
+        winners += mine
+    chosen = tuple(choice for one in winners for choice in one.choices)
+    return Tuned(replace(tuning, choices=chosen), tuple(winners), steps)
 
 
-def _least(found: Sequence[Found], bucket: int) -> Found:
+def _least(winners: Sequence[Found], bucket: int) -> Found:
     """The choice that gains least in a bucket, of those that change it."""
-    changing = [one for one in found if any(gain.bucket == bucket for gain in one.gains)]
-    return min(changing or found, key=lambda one: one.least(bucket))
+    changing = [one for one in winners if any(gain.bucket == bucket for gain in one.gains)]
+    return min(changing or winners, key=lambda one: one.least(bucket))
 
 
 def _of_steps(
-    loaded: LoadedConfig, tuning: Tuning, at: int, found: Sequence[Found], device: torch.device
+    loaded: LoadedConfig, tuning: Tuning, at: int, winners: Sequence[Found], device: torch.device
 ) -> list[Gain]:
     """Gains of a depth's steps with choices."""
-    choices = tuple(choice for one in found for choice in one.choices)
+    choices = tuple(choice for one in winners for choice in one.choices)
     with tempfile.TemporaryDirectory(prefix="specc-tune-") as folder:
         sides: list[Variant] = []
         for name, chosen in (("default", ()), ("tuned", choices)):
@@ -105,7 +105,7 @@ def step_gains(default: Variant, tuned: Variant, buckets: Sequence[int], device:
     Where memory lies decides a step's time by some parts in a hundred, so both are compared in several places, and the
     noise is that of the default's own steps there. RuntimeError where results differ.
     """
-    found: list[Gain] = []
+    gains: list[Gain] = []
     with on(device):
         for bucket in buckets:
             ratios: list[float] = []
@@ -120,8 +120,8 @@ def step_gains(default: Variant, tuned: Variant, buckets: Sequence[int], device:
                 ratios += ours.over(theirs)
                 noise.append(abs(statistics.median(ours.over(sides[2])) - 1))
                 del held, sides, ours, theirs
-            found.append(Gain(bucket, Ratio.over(ratios), max(noise)))
-    return found
+            gains.append(Gain(bucket, Ratio.over(ratios), max(noise)))
+    return gains
 
 
 class _Side:

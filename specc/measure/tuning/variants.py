@@ -55,11 +55,11 @@ class Variant:
 
 def kernels_of(depth: DepthBuild) -> dict[str, list[Launch]]:
     """The launches of a step by the kernel that they launch, those alone that have a knob."""
-    found: dict[str, list[Launch]] = {}
+    launches: dict[str, list[Launch]] = {}
     for node in depth.plan.nodes("step"):
         if isinstance(node, Launch) and knobs_of(depth, node.name) != Knobs():
-            found.setdefault(node.kernel, []).append(node)
-    return found
+            launches.setdefault(node.kernel, []).append(node)
+    return launches
 
 
 def knobs_of(depth: DepthBuild, launch: str) -> Knobs:
@@ -133,8 +133,8 @@ def _compile(build: Build, arch: str) -> frozenset[str]:
     try:
         compile_machine_code(build, [arch], cache=Cache.default())
     except DiagnosticError as error:
-        if any(found.code != "kernel/resources" for found in error.diagnostics) or not build.artifacts:
+        if any(diagnostic.code != "kernel/resources" for diagnostic in error.diagnostics) or not build.artifacts:
             raise
-        blamed = " ".join(found.message for found in error.diagnostics).split()
+        blamed = " ".join(diagnostic.message for diagnostic in error.diagnostics).split()
         return frozenset(kernel for kernel, _ in build.artifacts if kernel in blamed)
     return frozenset()

@@ -38,8 +38,8 @@ class ReferenceBackend:
             try:
                 results = evaluate(call.op, operands, call.attrs, frame.dims, frame.pools, frame.kv, self._semantics)
             except Exception as error:
-                told = f"as the plan has it, or with what the engine's tensors hold: {type(error).__name__}: {error}"
-                raise PlanError(f"{call.op} in {node.name!r} cannot be computed {told}") from error
+                reason = f"as the plan has it, or with what the engine's tensors hold: {type(error).__name__}: {error}"
+                raise PlanError(f"{call.op} in {node.name!r} cannot be computed {reason}") from error
             self._store(node, call, results, frame, local)
 
     def _store(

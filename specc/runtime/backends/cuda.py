@@ -135,8 +135,8 @@ class CudaBackend:
 
 def _value(argument: Argument, kind: str, frame: Frame, node: Launch, kernel: Kernel) -> Any:
     """The value to pass: an int is a pointer to `cuda.core`, a ctypes scalar a number of that width."""
-    found = argument_value(argument, frame)
-    value = found.data_ptr() if isinstance(found, Tensor) else found
+    plain = argument_value(argument, frame)
+    value = plain.data_ptr() if isinstance(plain, Tensor) else plain
     if argument.name in kernel.aligned and value % ALIGNMENT:
         name = f"{argument.name} of kernel {node.kernel!r}"
         raise BindError(f"{name} is {value:#x}, promised to be a multiple of {ALIGNMENT}")

@@ -23,12 +23,12 @@ def load_ops(plans: Iterable[Plan], manifest: Manifest, root: Path) -> dict[str,
     if foreign := sorted({at.source for at in ops.values()} - manifest.files.keys()):
         raise DamagedWheelError(f"the plan names references in {', '.join(foreign)}, which the wheel does not hold")
     modules = {source: _run(root, source) for source in sorted({at.source for at in ops.values()})}
-    found: dict[str, Semantics] = {}
+    semantics: dict[str, Semantics] = {}
     for name, at in ops.items():
         if not callable(getattr(modules[at.source], at.function, None)):
             raise DamagedWheelError(f"{at.source} has no function {at.function!r}, the reference of {name}")
-        found[name] = getattr(modules[at.source], at.function)
-    return found
+        semantics[name] = getattr(modules[at.source], at.function)
+    return semantics
 
 
 def _run(root: Path, source: str) -> ModuleType:

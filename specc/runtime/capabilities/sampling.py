@@ -145,10 +145,10 @@ def carried(carry: Carry) -> Sampling:
     if len(carry) != 1 or not {"seed", "temperature"} <= {*names}:
         raise CarryError(f"a carry of {len(carry)} requests that does not say how one is sampled")
     rows = {name: carry.fields[f"{PREFIX}{name}"][0] for name in names}
-    found: dict[str, Any] = {name: row.item() for name, row in rows.items() if name != LOGIT_BIAS}
+    values: dict[str, Any] = {name: row.item() for name, row in rows.items() if name != LOGIT_BIAS}
     if (row := rows.get(LOGIT_BIAS)) is not None:
-        found[LOGIT_BIAS] = [(token, row[token].item()) for token in row.nonzero()[:, 0].tolist()]
-    return Sampling(**found)
+        values[LOGIT_BIAS] = [(token, row[token].item()) for token in row.nonzero()[:, 0].tolist()]
+    return Sampling(**values)
 
 
 def check_built(plan: Plan, sampling: Sampling) -> None:
@@ -178,9 +178,9 @@ class SamplingRows:
         """Of `plan`'s fields in `pools`, of which requests use the first `rows` rows; none is set."""
         self._plan, self._rows = plan, rows
         given = [field for field in plan.carry.values() if field.given]
-        found = {field.name.removeprefix(PREFIX): (pools[field.name], DTYPES[field.dtype]) for field in given}
-        self._fields = {name: field for name, field in found.items() if name in PARAMETERS}
-        self._tokenwise = {name: pool for name, (pool, _) in found.items() if name in TOKENWISE}
+        tables = {field.name.removeprefix(PREFIX): (pools[field.name], DTYPES[field.dtype]) for field in given}
+        self._fields = {name: field for name, field in tables.items() if name in PARAMETERS}
+        self._tokenwise = {name: pool for name, (pool, _) in tables.items() if name in TOKENWISE}
         self._fresh = set[int]()
 
     def set(self, rows: Sequence[int], params: Sequence[Sampling], texts: Sequence[Text] | None = None) -> None:
@@ -216,10 +216,10 @@ class SamplingRows:
             pairs = [(prompt, output) for (prompt, output), _ in zip(texts or (), params, strict=True)]
         except (TypeError, ValueError):
             raise SamplingError("penalties need the text of every request, its prompt and its output so far") from None
-        found = [(_listed(prompt), _listed(output)) for prompt, output in pairs]
-        for prompt, output in found:
+        counted = [(_listed(prompt), _listed(output)) for prompt, output in pairs]
+        for prompt, output in counted:
             _check_tokens(self._plan, "a text", [*prompt, *output])
-        return [text if on else ((), ()) for text, on in zip(found, penalized, strict=True)]
+        return [text if on else ((), ()) for text, on in zip(counted, penalized, strict=True)]
 
     def _write_biases(self, row: int, sampling: Sampling) -> None:
         """What is added to the logits of all tokens."""

@@ -60,8 +60,8 @@ def _signature_fault(node: External, callback: Callable[..., object]) -> str:
 
 def _arguments(node: External, operands: Mapping[str, object]) -> dict[str, Any]:
     """The keyword arguments of a call."""
-    said = {"step": node.step, "capture": node.capture}
-    return {**operands, **{name: value for name, value in said.items() if value is not None}}
+    arguments = {"step": node.step, "capture": node.capture}
+    return {**operands, **{name: value for name, value in arguments.items() if value is not None}}
 
 
 def call(node: External, frame: Frame, callbacks: object) -> None:
@@ -69,8 +69,8 @@ def call(node: External, frame: Frame, callbacks: object) -> None:
     operands = {name: _operand(node, frame, value) for name, value in node.operands.items()}
     returned = getattr(callbacks, node.callback)(**_arguments(node, operands))
     for result, value in node.results.items():
-        where, found = f"{node.callback} returned {result}", getattr(returned, result, None)
-        frame.adopt(value, checked(where, frame, value, found))
+        where, tensor = f"{node.callback} returned {result}", getattr(returned, result, None)
+        frame.adopt(value, checked(where, frame, value, tensor))
 
 
 def _operand(node: External, frame: Frame, name: str) -> Tensor:

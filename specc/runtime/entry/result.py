@@ -225,7 +225,7 @@ def _best(outputs: Mapping[str, list[Any]], request: int) -> list[list[Any]]:
 def _scores(logprobs: list[float], best: list[list[Any]], count: int) -> list[Score]:
     """Of the first `count` tokens; `best` has, token by token, the most probable ones, then their log-probabilities."""
     pairs = [tuple(zip(*row, strict=True)) for row in zip(*best, strict=True)] or [()] * len(logprobs)
-    return [Score(*found) for found in zip(logprobs[:count], pairs[:count], strict=True)]
+    return [Score(*pair) for pair in zip(logprobs[:count], pairs[:count], strict=True)]
 
 
 def _to_host(tensor: Tensor) -> Tensor:

@@ -27,13 +27,13 @@ def check_carried(plan: Plan, device: torch.device, given: Mapping[str, Tensor])
         buffer = plan.buffers[f"relay.{name}"]
         held = f"{DTYPES[buffer.dtype]}{list(buffer.shape)}"
         raise BindError(f"carry has no {name!r}, which the engine writes: its table {held}")
-    found: dict[str, Tensor] = {}
+    tensors: dict[str, Tensor] = {}
     for field, tensor in given.items():
         buffer = plan.buffers[f"relay.{field}"]
         if fault := plain_fault(tensor) or _fault(tensor, device, buffer, apart=told_strides(plan, field)):
             raise BindError(f"carried field {field!r} {fault}")
-        found[buffer.name] = tensor
-    return found
+        tensors[buffer.name] = tensor
+    return tensors
 
 
 def _fault(tensor: Tensor, device: torch.device, buffer: Buffer, *, apart: bool) -> str:

@@ -60,10 +60,10 @@ def check_apart(written: Mapping[str, Tensor], read: Mapping[str, Tensor]) -> No
 
     Tensors by name, for people; each as `Rows.of` takes it.
     """
-    found = sharing(*([Rows.of(name, tensor) for name, tensor in given.items()] for given in (written, read)))
-    if found:
+    shared = sharing(*([Rows.of(name, tensor) for name, tensor in given.items()] for given in (written, read)))
+    if shared:
         raise BindError(
-            f"{found[0]} and {found[1]} share memory: what the program writes to one would change the other"
+            f"{shared[0]} and {shared[1]} share memory: what the program writes to one would change the other"
         )
 
 

@@ -112,17 +112,17 @@ def prompt_tokens(tokens: Sequence[int] | Tensor, count: int, vocabulary: int, d
         fault = _fault(Input(PROMPT, "i64", ("T",), "engine"), device, tokens, {})
         if fault:
             raise BatchError(f"{PROMPT} {fault}")
-        found = tokens
+        prompt = tokens
     else:
         listed = integers(tokens, PROMPT)
         wrong = next((token for token in listed if not 0 <= token < vocabulary), None)
         if wrong is not None:
             raise BatchError(f"{PROMPT} has token {wrong}, the target knows 0..{vocabulary - 1}")
         host = torch.tensor(listed, dtype=torch.int64, pin_memory=device.type == "cuda")
-        found = host.to(device, non_blocking=True)
-    if len(found) != count:
-        raise BatchError(f"{len(found)} {PROMPT} for prompts of {count} tokens")
-    return found
+        prompt = host.to(device, non_blocking=True)
+    if len(prompt) != count:
+        raise BatchError(f"{len(prompt)} {PROMPT} for prompts of {count} tokens")
+    return prompt
 
 
 def _fault(field: Input, device: torch.device, tensor: Tensor, sizes: dict[str, int]) -> str:

@@ -22,4 +22,4 @@ def told_strides(plan: Plan, field: str) -> bool:
     name = f"relay.{field}"
     launches = [node for node in plan.nodes() if isinstance(node, Launch)]
     kinds = [{argument.kind for argument in node.args if argument.target == name} for node in launches]
-    return len(plan.buffers[name].shape) == 2 and all("row_stride" in found for found in kinds if found)
+    return len(plan.buffers[name].shape) == 2 and all("row_stride" in strides for strides in kinds if strides)

@@ -20,5 +20,5 @@ def halves(plan: Plan) -> tuple[tuple[Node, ...], ...]:
 
 def runs(plan: Plan, cuts: Callable[[Node], bool]) -> list[tuple[str, ...]]:
     """Names of the nodes of every run of the step without nodes that cut it, within one call."""
-    found = [(cut, list(nodes)) for half in halves(plan) for cut, nodes in groupby(half, key=cuts)]
-    return [tuple(node.name for node in nodes) for cut, nodes in found if not cut]
+    stretches = [(cut, list(nodes)) for half in halves(plan) for cut, nodes in groupby(half, key=cuts)]
+    return [tuple(node.name for node in nodes) for cut, nodes in stretches if not cut]

@@ -123,11 +123,11 @@ class Manifest:
         for file, digest in sorted(self.files.items()):
             try:
                 with _opened(root, file) as stream:
-                    found = hashlib.file_digest(stream, "sha256").hexdigest()
+                    computed = hashlib.file_digest(stream, "sha256").hexdigest()
                     sizes[file] = stream.tell()
             except Exception as error:
                 raise _unread(file, error) from error
-            if found != digest:
+            if computed != digest:
                 raise DamagedWheelError(f"{file} differs from its digest in {MANIFEST}")
         return sizes
 

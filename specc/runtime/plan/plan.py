@@ -303,10 +303,10 @@ class Plan:
     @property
     def scores(self) -> int | None:
         """How many best tokens come with the log-probability of every emitted one; None where that is not there."""
-        found = {output.name: self.home(output.value) for output in self.outputs if output.entry == "step"}
-        if "logprobs" not in found:
+        homes = {output.name: self.home(output.value) for output in self.outputs if output.entry == "step"}
+        if "logprobs" not in homes:
             return None
-        best = found.get("best_tokens")
+        best = homes.get("best_tokens")
         return int(best.shape[-1]) if best is not None else 0
 
     def nodes(self, entry: str | None = None) -> tuple[Node, ...]:

@@ -179,5 +179,5 @@ def _check_argument(argument: Argument) -> None:
         raise PlanError(f"argument {argument.name!r} is of the kind {argument.kind!r:.80}, which is not {known}")
     literal = argument.kind == "literal"
     if (argument.literal is not None, argument.target != "") != (literal, not literal):
-        said = f"has the target {argument.target!r:.80} and the literal {argument.literal}"
-        raise PlanError(f"argument {argument.name!r} is of the kind {argument.kind}, and {said}")
+        mismatch = f"has the target {argument.target!r:.80} and the literal {argument.literal}"
+        raise PlanError(f"argument {argument.name!r} is of the kind {argument.kind}, and {mismatch}")

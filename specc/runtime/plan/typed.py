@@ -41,10 +41,10 @@ def _number(word: str) -> float:
 
 
 def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    found = dict(pairs)
-    if len(found) < len(pairs):
+    content = dict(pairs)
+    if len(content) < len(pairs):
         raise ValueError(f"key {twice(key for key, _ in pairs)!r:.80} is there twice")
-    return found
+    return content
 
 
 def twice(values: Iterable[T]) -> T | None:
@@ -60,12 +60,12 @@ def twice(values: Iterable[T]) -> T | None:
 def to_json(value: Any) -> dict[str, Any]:
     """A dataclass as parsed JSON, which `from_json` reads again."""
     hints, kind = _annotations(type(value)), type(value)
-    found = {} if "kind" in hints or not hasattr(kind, "kind") else {"kind": kind.kind}
+    content = {} if "kind" in hints or not hasattr(kind, "kind") else {"kind": kind.kind}
     for field in fields(value):
         one = getattr(value, field.name)
         if field.default is MISSING or field.default != one:
-            found[field.name] = _written(hints[field.name], one)
-    return found
+            content[field.name] = _written(hints[field.name], one)
+    return content
 
 
 def _written(wanted: Any, value: Any) -> Any:

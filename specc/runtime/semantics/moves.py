@@ -70,8 +70,8 @@ def kv_duplicate_tail(operands: Tensors, attrs: Attrs, dims: Dims, buffers: Sequ
     sources = base - base % page + place
     targets = sources + branches * branch_run(base, page, room)
     # What is not copied is the slot of position 0, which no request's branches reach.
-    found = (table[rows[:, None, None], torch.where(valid, at, 0)].to(torch.int64) for at in (sources, targets))
-    _copy(buffers, *(slots.flatten() for slots in torch.broadcast_tensors(*found)))
+    pairs = (table[rows[:, None, None], torch.where(valid, at, 0)].to(torch.int64) for at in (sources, targets))
+    _copy(buffers, *(slots.flatten() for slots in torch.broadcast_tensors(*pairs)))
 
 
 def _copy(buffers: Sequence[Tensor], sources: Tensor, targets: Tensor) -> None:

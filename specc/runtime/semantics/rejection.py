@@ -29,10 +29,10 @@ def sample_mass(operands: Tensors, attrs: Attrs, dims: Dims) -> Tensors:
     total = torch.where(top.isinf() | ~(scales > 0), 1.0, e.exp().sum(dim=-1).clamp(min=1.0)).to(torch.float32)
     entry = _next(entries.view(top.shape)) if attrs["ahead"] else entries.view(top.shape)
     there = (entry >= 0) & (entry < logits.shape[-1])
-    found = torch.stack([top, total], dim=-1)
-    chance = _probabilities(values, scales, found, first).gather(-1, torch.where(there, entry, 0)[..., None])[..., 0]
+    mass = torch.stack([top, total], dim=-1)
+    chance = _probabilities(values, scales, mass, first).gather(-1, torch.where(there, entry, 0)[..., None])[..., 0]
     chance = torch.where(scales > 0, torch.where(there, chance, 0.0), 1.0)
-    return (zero_rows(torch.cat([found, chance[..., None]], dim=-1), rows == 0),)
+    return (zero_rows(torch.cat([mass, chance[..., None]], dim=-1), rows == 0),)
 
 
 @register("sample.weigh")
@@ -82,8 +82,8 @@ def sample_residual(operands: Tensors, attrs: Attrs, dims: Dims) -> Tensors:
         chances = torch.stack([_normal(torch.where(others, left, 0.0)), _normal(torch.where(others, p, 0.0))])
         some, any_ = (chances > 0).any(dim=-1)
         chance = torch.where(some[:, None], chances[0], chances[1]).log()
-        found, _ = sample_draw((chance, rows, keys[:, c], torch.ones_like(scale)), {"dtype": "i32"}, dims)
-        index[:, c] = torch.where(wanted[:, c], torch.where(any_, found, drawn[:, c]), 0)
+        draws, _ = sample_draw((chance, rows, keys[:, c], torch.ones_like(scale)), {"dtype": "i32"}, dims)
+        index[:, c] = torch.where(wanted[:, c], torch.where(any_, draws, drawn[:, c]), 0)
         sums[:, c] = torch.where(wanted[:, c], left.double().sum(dim=-1).to(torch.float32), 0.0)
     return index, sums
 

@@ -96,13 +96,13 @@ def _largest(values: Tensor, noise: Tensor) -> tuple[Tensor, Tensor]:
 
     Sums are f64 and what is left of them; those that are no f32 are infinite.
     """
-    found = values + noise
-    back = found - values
-    left = (values - (found - back)) + (noise - back)
-    infinite = found.to(torch.float32).isinf()
-    found, left = torch.where(infinite, found.to(torch.float32), found), torch.where(infinite, 0.0, left)
-    best = found.amax(dim=-1)
-    return best, torch.where(found == best[..., None], left, -torch.inf).max(dim=-1).indices
+    scores = values + noise
+    back = scores - values
+    left = (values - (scores - back)) + (noise - back)
+    infinite = scores.to(torch.float32).isinf()
+    scores, left = torch.where(infinite, scores.to(torch.float32), scores), torch.where(infinite, 0.0, left)
+    best = scores.amax(dim=-1)
+    return best, torch.where(scores == best[..., None], left, -torch.inf).max(dim=-1).indices
 
 
 def uniforms(counter: Tensor, keys: Tensor) -> Tensor:

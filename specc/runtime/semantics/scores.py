@@ -43,8 +43,8 @@ def vocab_best(operands: Tensors, attrs: Attrs, dims: Dims) -> Tensors:
 def vocab_best_path(operands: Tensors, attrs: Attrs, dims: Dims) -> Tensors:
     """Logits T[B, N, V], rows i64[B], path i32[B, A] -> the same [B, A, n] of the rows path; 0, 0 without."""
     logits, rows, path = operands
-    found = vocab_best((_picked(logits, path), rows), attrs, dims)
-    return tuple(values.masked_fill((path < 0)[..., None], 0) for values in found)
+    best = vocab_best((_picked(logits, path), rows), attrs, dims)
+    return tuple(values.masked_fill((path < 0)[..., None], 0) for values in best)
 
 
 def _log_softmax(logits: Tensor) -> Tensor:

@@ -26,8 +26,8 @@ def walk_step(operands: Tensors, attrs: Attrs, dims: Dims) -> Tensors:
     (parent,) = parents or ((columns - 1).expand(tokens.shape),)
     agrees = (parent == node[:, None]) & (tokens == token[:, None]) & (columns > 0)
     child = torch.where(agrees, columns, nodes).amin(dim=1)
-    found = (child < nodes) & (node >= 0) & (rows != 0)
-    return torch.where(found, rows, 0), torch.where(found, child, -1)
+    matches = (child < nodes) & (node >= 0) & (rows != 0)
+    return torch.where(matches, rows, 0), torch.where(matches, child, -1)
 
 
 @register("walk.at")

@@ -29,8 +29,8 @@ class Torn:
 
     def check(self, rows: Rows) -> None:
         """TornError, naming them, when some of `rows` are torn."""
-        if self.rows and (found := sorted(self.rows.intersection(_listed(rows)))):
-            raise TornError(found)
+        if self.rows and (torn := sorted(self.rows.intersection(_listed(rows)))):
+            raise TornError(torn)
 
     def mend(self, rows: Rows) -> None:
         """Take note that all state of `rows` has been written anew."""
@@ -48,12 +48,12 @@ class Torn:
             raise
 
     def _tear(self, rows: Rows) -> None:
-        found = set(self._every)
+        torn = set(self._every)
         try:
             with contextlib.suppress(Exception):
-                found.intersection_update(_listed(rows))
+                torn.intersection_update(_listed(rows))
         finally:
-            self.rows |= found
+            self.rows |= torn
 
 
 def _listed(rows: Rows) -> list[int]:
