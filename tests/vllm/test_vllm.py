@@ -153,7 +153,7 @@ def test_the_program_accepts_what_vllms_own_step_does(
 CARELESS = """
 def register():
     from vllm.v1.worker.gpu.model_runner import GPUModelRunner
-    from watch import by_block
+    from watched import by_block
 
     sample = GPUModelRunner.sample_tokens
 

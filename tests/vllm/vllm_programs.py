@@ -16,7 +16,7 @@ BUCKETS = (1, 2, ROWS)
 DRAWS = "target_only\nsampling: [penalties, top_k, top_p]\ndraft_sampling: {}"
 """The value of `verify` of a program that draws, and the keys behind it."""
 CONFIG = """
-name: served
+name: {name}
 engine: vllm
 algorithm: {algorithm}
 page_size: {block}
@@ -35,11 +35,13 @@ LOOKED_UP = (
 
 
 def same_program(variant: Variant) -> Variant:
-    """The variant that stands for all with the same program."""
-    return replace(variant, ahead=False, canaries=True, capture="")
+    """The variant that stands for all with the same program, which does not depend on how many ranks there are."""
+    return replace(variant, ahead=False, canaries=True, capture="", ranks=1)
 
 
-def build_program(variant: Variant, models: Path, folder: Path, buckets: Sequence[int] = BUCKETS) -> Path:
+def build_program(
+    variant: Variant, models: Path, folder: Path, buckets: Sequence[int] = BUCKETS, name: str = "served"
+) -> Path:
     """The wheel for a variant's engine, built in a new folder. RuntimeError with what specc said."""
     folder.mkdir(parents=True)
     config = folder / "program.yaml"
@@ -48,7 +50,7 @@ def build_program(variant: Variant, models: Path, folder: Path, buckets: Sequenc
     named = {"models": models, "target": variant.target, "draft": variant.draft, "dtype": dtype}
     drafts = DRAFT.format(**named) if variant.draft else LOOKED_UP
     verify = DRAWS.format(variant.drafting) if variant.drafting else "greedy"
-    sizes = {"block": variant.block, "num_steps": NUM_STEPS, "buckets": list(buckets), "verify": verify}
+    sizes = {"block": variant.block, "num_steps": NUM_STEPS, "buckets": list(buckets), "verify": verify, "name": name}
     config.write_text(CONFIG.format(algorithm=algorithm, drafts=drafts, **named, **sizes))
     specc("build", str(config), "-o", str(folder), "--quiet")
     return next(folder.glob("*.whl"))

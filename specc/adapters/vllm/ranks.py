@@ -1,7 +1,7 @@
 """What the ranks of a server with tensor parallelism have to have alike, and how they capture together.
 
-vLLM sends every step of its scheduler's to all ranks, and every rank gets whole rows of logits and draws the same seeds.
-So each runs the same program, and nothing of a step is sent, as long as no rank decides anything by itself.
+vLLM sends every step of its scheduler's to all ranks. Each gets whole rows of logits, and draws the same seeds. So each
+runs the same program, and nothing of a step is sent, as long as no rank decides anything by itself.
 """
 
 from __future__ import annotations

@@ -73,7 +73,10 @@ def test_look_ups_in_vllm(model: Model) -> None:
             "EAGLE", {"draft_positions": True},
             ("config/engine-conflict", "write draft_positions: auto, or leave the key out"),
         ),
-        ("EAGLE", {"tensor_parallel": 2}, ("config/engine-conflict", "write tensor_parallel: 1, or leave the key out")),
+        (
+            "EAGLE", {"tensor_parallel": 2, "logits": "sharded"},
+            ("config/engine-conflict", "write logits: gathered, or leave the key out"),
+        ),
         (
             "EAGLE", {"verify": "rejection"},
             ("config/engine-conflict", "write verify: greedy or target_only, or leave the key out"),

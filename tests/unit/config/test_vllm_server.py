@@ -168,7 +168,8 @@ def test_what_is_missing_or_cannot_be_read(line: str, said: str) -> None:
 
 @pytest.mark.usefixtures("models")
 @pytest.mark.parametrize(("line", "said"), [
-    ("t -tp 2 --spec-model d --spec-tokens 2", "tensor parallelism (tensor_parallel_size 2)"),
+    ("t -pp 2 --spec-model d --spec-tokens 2", "pipeline parallelism (pipeline_parallel_size 2)"),
+    ("t -tp 2 --enable-batch-sharded-sampling --spec-model d --spec-tokens 2", "sampling in which each rank has a"),
     ("t --enable-eplb --spec-model d --spec-tokens 2", "experts that move between ranks (enable_eplb)"),
     ("t --spec-method suffix --spec-tokens 2", "the method suffix"),
     ("m --spec-method mtp --spec-tokens 2", "drafts of 2 modules of multi-token prediction"),
