@@ -16,7 +16,7 @@ from vllm.v1.worker.gpu import model_runner
 
 from .._counters import Counters
 from .._plugin import CHOICE, ServerError, chosen, tried, word
-from . import ranks, seam
+from . import parallel, seam
 from .batches import Steps
 from .fit import draft_group, misfits
 from .forwards import Forwards, NoForwards
@@ -64,7 +64,7 @@ class ProgramDrafts(_Speculator):
 
     def take(self, package: Any, states: Any) -> None:
         """Run the program of a package, for requests in vLLM's RequestState, which holds none yet."""
-        self._package, self._counters = package, Counters(package, ENGINE, kept=ranks.is_first())
+        self._package, self._counters = package, Counters(package, ENGINE, kept=parallel.is_first())
         self.fields = carried(states, package.plan.size("P"), text="text" in package.plan.carry)
 
     def init_cudagraph_manager(self, *args: Any, **named: Any) -> None:
@@ -76,7 +76,7 @@ class ProgramDrafts(_Speculator):
         self.steps = tried(lambda: Steps(self._package, self, self._counters), ENGINE)
         if not _agreed({"a bound program": self.steps is not None}):
             self.release()
-        if self.steps is not None and ranks.is_first():
+        if self.steps is not None and parallel.is_first():
             logger.info("specc: %s runs the decode steps: %s", self._package.__name__, self.steps.report())
 
     def capture(self) -> None:
@@ -92,11 +92,11 @@ class ProgramDrafts(_Speculator):
             logger.info("specc: drafts are not captured: their attention makes its metadata on the host")
             return
         tokens = self.vllm_config.compilation_config.max_cudagraph_capture_size
-        if tried(lambda steps=self.steps: self._captured(steps, tokens), ENGINE, must=ranks.several()) is None:
+        if tried(lambda steps=self.steps: self._captured(steps, tokens), ENGINE, must=parallel.several()) is None:
             self.release()
 
     def _captured(self, steps: Steps, tokens: int) -> Steps:
-        with ranks.capturing(self.device):
+        with parallel.capturing(self.device):
             return steps.capture(tokens)
 
     def release(self) -> None:
@@ -208,8 +208,8 @@ def _init_speculator(
 
 def _agreed(said: Mapping[str, object]) -> bool:
     """Whether all ranks say the same, which the log tells otherwise; all of them call this at the same place."""
-    found = ranks.disagreement(said)
-    if found is not None and ranks.is_first():
+    found = parallel.disagreement(said)
+    if found is not None and parallel.is_first():
         logger.warning("specc: %s. %s's own steps run", found, ENGINE)
     return found is None
 
