@@ -17,7 +17,7 @@ from head_layouts import EXAMPLES
 from transformers import AutoTokenizer
 from vllm_files import ON_GPU
 from vllm_programs import build_program, same_program
-from vllm_server import PLAIN, Served, Variant, serve
+from vllm_server import PLAIN, ROWS, Served, Variant, serve
 from vllm_workload import STREAM, greedy, is_greedy, without_aborts, workload
 
 pytestmark = pytest.mark.skipif(ON_GPU, reason="one GPU has one rank")
@@ -33,17 +33,18 @@ DRAWN: list[dict[str, Any]] = [
     {"temperature": 0.7},
 ]
 """Without seeds of their own: each rank draws one for every request."""
+TOKENS = 16
 
 
 def requests(tokenize: Callable[[str], list[int]]) -> list[dict[str, Any]]:
-    """A stream of all kinds, and behind it requests that draw."""
+    """A stream of all kinds, behind it requests that draw, and behind these greedy ones with long answers."""
     made = workload(tokenize, seed=4)[:STREAM]
     for place, kind in enumerate(DRAWN):
-        sampling = {"max_tokens": 16, "ignore_eos": True, **kind}
-        made.append(
-            {"prompt": tokenize(PREAMBLES[place] + TAILS[place]), "sampling": sampling, "after": [STREAM - 1, 1]}
-        )
-    return made
+        sampling = {"max_tokens": TOKENS, "ignore_eos": True, **kind}
+        text = PREAMBLES[place] + TAILS[place]
+        made.append({"prompt": tokenize(text), "sampling": sampling, "after": [STREAM - 1, 1]})
+    behind = {"after": [len(made) - 1, TOKENS]}
+    return [*made, *(greedy(tokenize(TAILS[place]), 40) | behind for place in range(ROWS))]
 
 
 @pytest.fixture(scope="module")
@@ -106,10 +107,11 @@ def test_accepted_lengths_are_those_of_vllms_own_step_on_two_ranks(variant: Vari
 def test_texts_that_are_drawn_are_those_of_one_rank(variant: Variant, engines: Any) -> None:
     """From the same seeds, whatever a sum over ranks is rounded to; how they are distributed is tested on one rank."""
     mine, alone = (engines[one].result() for one in (variant, replace(variant, ranks=1)))
-    texts = [[one["token_ids"] for one in served.outputs[STREAM:]] for served in (mine, alone)]
+    places = range(STREAM, STREAM + len(DRAWN))
+    texts = [[served.outputs[place]["token_ids"] for place in places] for served in (mine, alone)]
     assert texts[0] == texts[1]
     assert len({tuple(text) for text in texts[0]}) == len(DRAWN)
-    assert all(len(text) == 16 for text in texts[0])
+    assert all(len(text) == TOKENS for text in texts[0])
 
 
 @both
