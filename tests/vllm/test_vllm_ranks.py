@@ -8,7 +8,6 @@ from concurrent.futures import Future
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
-from zipfile import ZipFile
 
 import pytest
 from engine_fixtures import asked, side_by_side, started
@@ -16,7 +15,7 @@ from engine_prompts import PREAMBLES, TAILS
 from head_layouts import EXAMPLES
 from transformers import AutoTokenizer
 from vllm_files import ON_GPU
-from vllm_programs import build_program, same_program
+from vllm_programs import build_program, plugin_wheel, same_program
 from vllm_server import PLAIN, ROWS, Served, Variant, serve
 from vllm_workload import STREAM, greedy, is_greedy, without_aborts, workload
 
@@ -128,6 +127,29 @@ def test_the_program_ran_on_both_ranks(variant: Variant, engines: Any) -> None:
     assert mine.seen["free_blocks"] == mine.seen["num_blocks"] - 1
 
 
+DRIFTING = """
+def register():
+    from vllm.distributed.parallel_state import get_tp_group
+    from vllm.v1.worker.gpu.model_runner import GPUModelRunner
+
+    sample = GPUModelRunner.sample_tokens
+
+    def drifting(self, *given, **named):
+        done = sample(self, *given, **named)
+        self.req_states.draft_tokens[:, 0] += get_tp_group().rank_in_group
+        return done
+
+    GPUModelRunner.sample_tokens = drifting
+"""
+
+
+def test_ranks_that_are_not_alike_end_the_job(models: Path, tmp_path: Path) -> None:
+    """So that they are looked at: one has other drafts here."""
+    job = Variant("eagle", "eagle", ranks=2).engine(models), [greedy([5, 6, 7], 8)], tmp_path / "job"
+    with pytest.raises(RuntimeError, match="watched_state of ranks"):
+        serve(*job, wheel=plugin_wheel(DRIFTING, tmp_path))
+
+
 ODD = """
 import sys
 
@@ -168,7 +190,7 @@ def test_ranks_that_would_run_other_steps_run_vllms(odd: str, said: str, models:
     variant = Variant("eagle", "eagle", program=True, ranks=2)
     wheels = [build_program(same_program(variant), models, tmp_path / "served")]
     wheels.append(build_program(same_program(variant), models, tmp_path / "other", buckets=(1, 2), name="other"))
-    wheel = together(wheels, ODD.format(odd=odd), tmp_path)
+    wheel = plugin_wheel(ODD.format(odd=odd), tmp_path, wheels)
     job = variant.engine(models), [greedy([5, 6, 7], 8)], tmp_path / "job"
     served = serve(*job, wheel=wheel, settings={"SPECC_PROGRAM": ""})
     lines = [line for line in served.log.splitlines() if "ranks would not run the same steps" in line]
@@ -176,18 +198,3 @@ def test_ranks_that_would_run_other_steps_run_vllms(odd: str, said: str, models:
     assert re.search(f"steps: {said}. vLLM's own steps run", line)
     assert served.counts is None
     assert len(served.outputs[0]["accepted"]) > 1
-
-
-def together(wheels: list[Path], plugin: str, folder: Path) -> Path:
-    """One wheel of several, and of a plugin, named as the first."""
-    made = folder / wheels[0].name
-    with ZipFile(made, "w") as archive:
-        for wheel in wheels:
-            with ZipFile(wheel) as one:
-                for name in one.namelist():
-                    archive.writestr(name, one.read(name))
-        about = "specc_program_odd-0.1.0.dist-info"
-        archive.writestr("specc_program_odd.py", plugin)
-        archive.writestr(f"{about}/METADATA", "Metadata-Version: 2.1\nName: specc-program-odd\nVersion: 0.1.0\n")
-        archive.writestr(f"{about}/entry_points.txt", "[vllm.general_plugins]\nodd = specc_program_odd:register\n")
-    return made

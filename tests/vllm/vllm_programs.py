@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
+from zipfile import ZipFile
 
 from engine_job import specc
 from vllm_server import MODEL_LEN, NGRAM, NUM_STEPS, ROWS, Variant
@@ -54,3 +55,18 @@ def build_program(
     config.write_text(CONFIG.format(algorithm=algorithm, drafts=drafts, **named, **sizes))
     specc("build", str(config), "-o", str(folder), "--quiet")
     return next(folder.glob("*.whl"))
+
+
+def plugin_wheel(code: str, folder: Path, wheels: Sequence[Path] = ()) -> Path:
+    """A wheel with a plugin of vLLM's and all that is in other wheels, named as the first of these."""
+    made = folder / (wheels[0].name if wheels else "specc_program_plugin-0.1.0-py3-none-any.whl")
+    with ZipFile(made, "w") as archive:
+        for wheel in wheels:
+            with ZipFile(wheel) as one:
+                for name in one.namelist():
+                    archive.writestr(name, one.read(name))
+        about = "specc_program_plugin-0.1.0.dist-info"
+        archive.writestr("specc_program_plugin.py", code)
+        archive.writestr(f"{about}/METADATA", "Metadata-Version: 2.1\nName: specc-program-plugin\nVersion: 0.1.0\n")
+        archive.writestr(f"{about}/entry_points.txt", "[vllm.general_plugins]\nx = specc_program_plugin:register\n")
+    return made
