@@ -24,7 +24,7 @@ HEAD = Variant("eagle", "eagle", program=True, drafting="coupled", ranks=2)
 """It draws; each rank has one of two heads of keys and values, of the target and of the draft."""
 MODEL = Variant("draft_model", "standalone", ahead=True, program=True, ranks=2)
 """It is greedy; its draft has one head of keys and values, which both ranks keep."""
-both = pytest.mark.parametrize("variant", [HEAD, MODEL], ids=str)
+both = pytest.mark.parametrize("ranked", [HEAD, MODEL], ids=str)
 DRAWN: list[dict[str, Any]] = [
     {"temperature": 1.0},
     {"temperature": 0.8, "top_k": 12, "top_p": 0.9},
@@ -53,7 +53,7 @@ def engines(
     """One after the other: ranks wait for each other in loops, and two of them keep a small machine busy."""
     made = AutoTokenizer.from_pretrained(EXAMPLES / "target")
     folder, given = tmp_path_factory.mktemp("ranks"), requests(lambda text: made(text).input_ids)
-    wanted = dict.fromkeys(asked(request.session, "variant")).keys() & {HEAD, MODEL}
+    wanted: list[Variant] = [*dict.fromkeys(asked(request.session, "ranked"))]
     alone = [replace(variant, ranks=1) for variant in wanted if variant.drafting]
 
     def run(variant: Variant) -> Served:
@@ -81,8 +81,8 @@ def greedy_ones(served: Served) -> list[int]:
 
 
 @both
-def test_texts_are_those_without_speculation_on_one_rank(variant: Variant, engines: Any) -> None:
-    mine, plain = engines[variant].result(), engines[PLAIN].result()
+def test_texts_are_those_without_speculation_on_one_rank(ranked: Variant, engines: Any) -> None:
+    mine, plain = engines[ranked].result(), engines[PLAIN].result()
     numbers = greedy_ones(mine)
     assert len(numbers) > STREAM / 2
     for number in numbers:
@@ -90,9 +90,9 @@ def test_texts_are_those_without_speculation_on_one_rank(variant: Variant, engin
 
 
 @both
-def test_accepted_lengths_are_those_of_vllms_own_step_on_two_ranks(variant: Variant, engines: Any) -> None:
+def test_accepted_lengths_are_those_of_vllms_own_step_on_two_ranks(ranked: Variant, engines: Any) -> None:
     """At every verification."""
-    mine, theirs = engines[variant].result(), engines[own(variant)].result()
+    mine, theirs = engines[ranked].result(), engines[own(ranked)].result()
     assert theirs.counts is None
     lengths = list[int]()
     for number in greedy_ones(mine):
@@ -102,10 +102,10 @@ def test_accepted_lengths_are_those_of_vllms_own_step_on_two_ranks(variant: Vari
     assert sum(lengths) > 1.3 * len(lengths) > 50
 
 
-@pytest.mark.parametrize("variant", [HEAD], ids=str)
-def test_texts_that_are_drawn_are_those_of_one_rank(variant: Variant, engines: Any) -> None:
+@pytest.mark.parametrize("ranked", [HEAD], ids=str)
+def test_texts_that_are_drawn_are_those_of_one_rank(ranked: Variant, engines: Any) -> None:
     """From the same seeds, whatever a sum over ranks is rounded to; how they are distributed is tested on one rank."""
-    mine, alone = (engines[one].result() for one in (variant, replace(variant, ranks=1)))
+    mine, alone = (engines[one].result() for one in (ranked, replace(ranked, ranks=1)))
     places = range(STREAM, STREAM + len(DRAWN))
     texts = [[served.outputs[place]["token_ids"] for place in places] for served in (mine, alone)]
     assert texts[0] == texts[1]
@@ -114,9 +114,9 @@ def test_texts_that_are_drawn_are_those_of_one_rank(variant: Variant, engines: A
 
 
 @both
-def test_the_program_ran_on_both_ranks(variant: Variant, engines: Any) -> None:
+def test_the_program_ran_on_both_ranks(ranked: Variant, engines: Any) -> None:
     """One rank counts. That drafts, tokens, lengths and seeds of ranks are alike is looked at after every step."""
-    mine = engines[variant].result()
+    mine = engines[ranked].result()
     assert mine.counts is not None
     assert mine.counts["program_steps"] > mine.seen["steps"] / 3
     assert len(mine.seen["speculators"]) == 2
