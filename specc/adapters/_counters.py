@@ -9,10 +9,16 @@ ABOUT = ("program", "version", "capture")
 
 
 class Counters:
-    """Counters of decode steps."""
+    """Counters of decode steps.
 
-    def __init__(self, package: Any, engine: str) -> None:
+    Attributes:
+        kept: whether this process counts: of ranks that run the same steps one does.
+
+    """
+
+    def __init__(self, package: Any, engine: str, *, kept: bool = True) -> None:
         """Of the program of a package, in an engine as people write it; the same where it is bound again."""
+        self.kept = kept
         # Not before the engine has told prometheus_client where its processes leave their figures.
         client = importlib.import_module("prometheus_client")
         self._name, self._version, self._engine = package.__name__, package.__version__, engine.lower()
@@ -22,6 +28,8 @@ class Counters:
 
     def active(self, captured: str | None) -> None:
         """The program runs, captured so; None: it does not run."""
+        if not self.kept:
+            return
         for sample in next(iter(self._active.collect())).samples:  # metrics of several processes keep what is cleared
             self._active.labels(**sample.labels).set(0)
         if captured is not None:
@@ -29,7 +37,8 @@ class Counters:
 
     def count(self, left: str | None = None) -> None:
         """A step of the program's; or one that it left to the engine, for this reason."""
-        self._steps.labels(self._name, "program" if left is None else self._engine, left or "").inc()
+        if self.kept:
+            self._steps.labels(self._name, "program" if left is None else self._engine, left or "").inc()
 
 
 def _once(client: Any, kind: str, name: str, text: str, labels: tuple[str, ...]) -> Any:

@@ -392,7 +392,10 @@ def config_of(plan: Plan, requests: int, longest: int, max_graph: int, **spec: A
     }  # fmt: skip
     return SimpleNamespace(
         parallel_config=SimpleNamespace(
-            use_ubatching=False, enable_eplb=False, **{f"{name}_parallel_size": 1 for name in ranks}
+            use_ubatching=False,
+            enable_eplb=False,
+            enable_batch_sharded_sampling=False,
+            **{f"{name}_parallel_size": 1 for name in ranks},
         ),
         compilation_config=SimpleNamespace(max_cudagraph_capture_size=max_graph),
         speculative_config=SimpleNamespace(**said | spec),

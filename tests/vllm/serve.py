@@ -17,7 +17,6 @@ import json
 import os
 import sys
 import time
-from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -40,6 +39,7 @@ ENGINE: dict[str, Any] = {
     "enable_prefix_caching": False,
     "disable_log_stats": True,
     "seed": 1,
+    "worker_extension_cls": "watched.Watched",
 }
 
 
@@ -120,37 +120,6 @@ def keep_async() -> None:
     CpuPlatform.check_and_update_config = staticmethod(kept)
 
 
-def torch_filters() -> None:
-    """Have vLLM filter logits by `top_k` and `top_p` in torch: Triton's interpreter does not run its kernel of that."""
-    from vllm.v1.sample.ops import topk_topp_sampler
-
-    topk_topp_sampler.HAS_TRITON = False
-
-
-def samples(name: str) -> list[Any]:
-    """Of a metric of this process."""
-    from prometheus_client import REGISTRY
-
-    return [one for metric in REGISTRY.collect() for one in metric.samples if one.name == name]
-
-
-def steps() -> Counter[tuple[str, str]]:
-    """How many steps the program ran and how many it left to vLLM, by who and why, as its metrics have them."""
-    counted = samples("specc:decode_steps_total")
-    return Counter({(one.labels["by"], one.labels["reason"]): int(one.value) for one in counted})
-
-
-def counts(before: Counter[tuple[str, str]]) -> dict[str, Any] | None:
-    """The steps since `before`, which vLLM warms up with on a GPU, and what is captured; None without a program."""
-    active = samples("specc:program_active")
-    if not active:
-        return None
-    found = steps() - before
-    left = {reason: count for (by, reason), count in found.items() if by != "program"}
-    [captured] = [one.labels["capture"] for one in active if one.value]
-    return {"program_steps": found["program", ""], "vllm_steps": left, "captured": captured}
-
-
 def main() -> None:
     """Read a job, serve it, write what came out."""
     job, out = (Path(name) for name in sys.argv[1:])
@@ -165,16 +134,16 @@ def main() -> None:
 
     if given["device"] == "cpu":
         keep_async()
-        torch_filters()
     engine = LLMEngine.from_engine_args(EngineArgs(**ENGINE | given["engine"]))
     watch = Watch(engine.engine_core.engine_core, canaries=given["canaries"])
-    started, warmed_up = time.monotonic(), steps()
+    started = time.monotonic()
     served = Job(engine, given["requests"])
     served.run()
     ended = time.monotonic()
     for name, accepted in watch.accepted.items():
         served.answers[served.names[name]]["accepted"] = accepted
-    result = {"outputs": served.answers, "seen": watch.report(), "counts": counts(warmed_up)}
+    seen = watch.report()
+    result = {"outputs": served.answers, "seen": seen, "counts": seen.pop("counts")[0]}
     result["start_s"] = round(started - begin, 1)
     out.write_text(json.dumps(result | {"serving_s": round(ended - started, 1)}))
 

@@ -7,14 +7,13 @@ from concurrent.futures import Future
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
-from zipfile import ZipFile
 
 import pytest
 import torch
 from head_layouts import EXAMPLES
 from transformers import AutoModelForCausalLM
 from vllm_files import ON_GPU
-from vllm_programs import build_program
+from vllm_programs import build_program, plugin_wheel
 from vllm_server import MODEL_LEN, PLAIN, ROWS, Served, Variant, serve
 from vllm_workload import greedy, is_greedy
 
@@ -153,7 +152,7 @@ def test_the_program_accepts_what_vllms_own_step_does(
 CARELESS = """
 def register():
     from vllm.v1.worker.gpu.model_runner import GPUModelRunner
-    from watch import by_block
+    from watched import by_block
 
     sample = GPUModelRunner.sample_tokens
 
@@ -169,14 +168,9 @@ def register():
 
 def test_a_write_into_a_block_of_nobody_fails_the_job(models: Path, tmp_path: Path) -> None:
     """So a wheel's plugin runs in the engine, and what it spoils in a single layer of the draft is seen."""
-    wheel = tmp_path / "specc_program_careless-0.1.0-py3-none-any.whl"
-    with ZipFile(wheel, "w") as archive:
-        about = "specc_program_careless-0.1.0.dist-info"
-        archive.writestr("specc_program_careless.py", CARELESS)
-        archive.writestr(f"{about}/METADATA", "Metadata-Version: 2.1\nName: specc-program-careless\nVersion: 0.1.0\n")
-        archive.writestr(f"{about}/entry_points.txt", "[vllm.general_plugins]\nx = specc_program_careless:register\n")
+    job = SPECULATING[0].engine(models), [greedy([5, 6, 7], 8)], tmp_path / "job"
     with pytest.raises(RuntimeError, match=r"draft_model.*: blocks \[13\] were written, which no request owns"):
-        serve(SPECULATING[0].engine(models), [greedy([5, 6, 7], 8)], tmp_path / "job", wheel=wheel)
+        serve(*job, wheel=plugin_wheel(CARELESS, tmp_path))
 
 
 @pytest.mark.skipif(ON_GPU, reason="what a server is compared with is the same on a CPU")

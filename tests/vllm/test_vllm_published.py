@@ -65,6 +65,8 @@ COMMANDS = {
     "MiMo 7B": f"vllm serve MiMo-7B-Base {by(method='mimo_mtp', num_speculative_tokens=1)}",
     "Qwen3-Next": f"""vllm serve Qwen3-Next-80B-A3B-Instruct --max-model-len 8192 \\
         {by(method="qwen3_next_mtp", num_speculative_tokens=2)}""",
+    "Llama 8B, batches in parts": f"""{LLAMA} -tp 2 --enable-batch-sharded-sampling \\
+        {by(method="eagle3", model=EAGLE3, num_speculative_tokens=3)}""",
     "drafts that are drawn": f"""{LLAMA} {
         by(
             method="eagle3",

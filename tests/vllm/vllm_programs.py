@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
+from zipfile import ZipFile
 
 from engine_job import specc
 from vllm_server import MODEL_LEN, NGRAM, NUM_STEPS, ROWS, Variant
@@ -16,7 +17,7 @@ BUCKETS = (1, 2, ROWS)
 DRAWS = "target_only\nsampling: [penalties, top_k, top_p]\ndraft_sampling: {}"
 """The value of `verify` of a program that draws, and the keys behind it."""
 CONFIG = """
-name: served
+name: {name}
 engine: vllm
 algorithm: {algorithm}
 page_size: {block}
@@ -35,11 +36,13 @@ LOOKED_UP = (
 
 
 def same_program(variant: Variant) -> Variant:
-    """The variant that stands for all with the same program."""
-    return replace(variant, ahead=False, canaries=True, capture="")
+    """The variant that stands for all with the same program, which does not depend on how many ranks there are."""
+    return replace(variant, ahead=False, canaries=True, capture="", ranks=1)
 
 
-def build_program(variant: Variant, models: Path, folder: Path, buckets: Sequence[int] = BUCKETS) -> Path:
+def build_program(
+    variant: Variant, models: Path, folder: Path, buckets: Sequence[int] = BUCKETS, name: str = "served"
+) -> Path:
     """The wheel for a variant's engine, built in a new folder. RuntimeError with what specc said."""
     folder.mkdir(parents=True)
     config = folder / "program.yaml"
@@ -48,7 +51,22 @@ def build_program(variant: Variant, models: Path, folder: Path, buckets: Sequenc
     named = {"models": models, "target": variant.target, "draft": variant.draft, "dtype": dtype}
     drafts = DRAFT.format(**named) if variant.draft else LOOKED_UP
     verify = DRAWS.format(variant.drafting) if variant.drafting else "greedy"
-    sizes = {"block": variant.block, "num_steps": NUM_STEPS, "buckets": list(buckets), "verify": verify}
+    sizes = {"block": variant.block, "num_steps": NUM_STEPS, "buckets": list(buckets), "verify": verify, "name": name}
     config.write_text(CONFIG.format(algorithm=algorithm, drafts=drafts, **named, **sizes))
     specc("build", str(config), "-o", str(folder), "--quiet")
     return next(folder.glob("*.whl"))
+
+
+def plugin_wheel(code: str, folder: Path, wheels: Sequence[Path] = ()) -> Path:
+    """A wheel with a plugin of vLLM's and all that is in other wheels, named as the first of these."""
+    made = folder / (wheels[0].name if wheels else "specc_program_plugin-0.1.0-py3-none-any.whl")
+    with ZipFile(made, "w") as archive:
+        for wheel in wheels:
+            with ZipFile(wheel) as one:
+                for name in one.namelist():
+                    archive.writestr(name, one.read(name))
+        about = "specc_program_plugin-0.1.0.dist-info"
+        archive.writestr("specc_program_plugin.py", code)
+        archive.writestr(f"{about}/METADATA", "Metadata-Version: 2.1\nName: specc-program-plugin\nVersion: 0.1.0\n")
+        archive.writestr(f"{about}/entry_points.txt", "[vllm.general_plugins]\nx = specc_program_plugin:register\n")
+    return made

@@ -48,7 +48,7 @@ class Variant:
     bfloat16, and prompts that begin alike share blocks. With `ahead` a step is scheduled before the results of the last
     are read. With `drafting` the program draws from the target, and drafts are chosen so (`draft_sampling`).
     `canaries` watch the blocks that no request has. `capture` is what of a program is captured where vLLM
-    captures graphs, by the word of its variable. A block has `block` tokens.
+    captures graphs, by the word of its variable. A block has `block` tokens. Models are shared out over `ranks`.
     """
 
     method: str | None = None
@@ -61,6 +61,7 @@ class Variant:
     canaries: bool = True
     capture: str = ""
     block: int = BLOCK
+    ranks: int = 1
 
     def __str__(self) -> str:
         """For the names of tests and files."""
@@ -68,7 +69,8 @@ class Variant:
         said = {"half": self.half, "ahead": self.ahead, "unwatched": not self.canaries, "program": self.program}
         words = [drafts, *(word for word, so in said.items() if so)]
         words += [f"capture_{self.capture}"] if self.capture else []
-        return "-".join([*words, f"blocks_{self.block}"] if self.block != BLOCK else words)
+        words += [f"blocks_{self.block}"] if self.block != BLOCK else []
+        return "-".join([*words, f"ranks_{self.ranks}"] if self.ranks > 1 else words)
 
     @property
     def own(self) -> Variant:
@@ -78,7 +80,7 @@ class Variant:
     def engine(self, models: Path) -> dict[str, Any]:
         """Arguments of the engine."""
         given = {"model": str(models / self.target), **SERVER, **ON[DEVICE], **(HALF if self.half else {})}
-        given |= {"async_scheduling": self.ahead, "block_size": self.block}
+        given |= {"async_scheduling": self.ahead, "block_size": self.block, "tensor_parallel_size": self.ranks}
         if ON_GPU:
             given["compilation_config"] = graphs(ROWS if self.method is None else ROWS * (NUM_STEPS + 1))
         if self.method is None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from engine_prompts import PREAMBLES, TAILS
@@ -79,7 +79,7 @@ def prompt(draw: random.Random, tokenize: Tokenize, pieces: int, most: int = PRO
     return tokenize("".join(draw.choices(PREAMBLES, k=pieces)) + draw.choice(TAILS))[-most:]
 
 
-def is_greedy(request: dict[str, Any]) -> bool:
+def is_greedy(request: Mapping[str, Any]) -> bool:
     """Whether its text is determined."""
     return request["sampling"]["temperature"] == 0
 

@@ -1,8 +1,8 @@
-"""What happens inside an engine of vLLM between one schedule and the next, seen from outside of its model runner.
+"""What happens inside an engine of vLLM between one schedule and the next, seen from outside of its model runners.
 
 Before every step all KV blocks that no request owns are filled with a pattern, in the layers of the target and of the
 draft; after it they must hold that pattern still. Who looks must wait for the GPU, which hides what is written too late
-or too early: without canaries nothing waits for it that does not without this module.
+or too early: without canaries nothing waits for it that does not without this module. All ranks are looked at.
 """
 
 from __future__ import annotations
@@ -10,13 +10,7 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from typing import Any
 
-import torch
-from torch import Tensor
-
-PATTERN = -8192.0
-"""A number in float types of 16 bits and more, so far from keys and values that a text which reads it is another."""
-
-COUNTED = ("steps", "mixed", "in_row_0", "across_blocks", "short_of_drafts", "preemptions", "graphs")
+COUNTED = ("steps", "mixed", "in_row_0", "across_blocks", "short_of_drafts", "preemptions")
 
 
 class Watch:
@@ -28,8 +22,7 @@ class Watch:
         self.canaries = canaries
         self.scheduler = core.scheduler
         self.pool = self.scheduler.kv_cache_manager.block_pool
-        self.runner = core.model_executor.driver_worker.worker.model_runner
-        self.caches = by_block(self.runner, self.pool.num_gpu_blocks)
+        self.ranks = [dict(one) for one in self.ask("watched_begin", self.pool.num_gpu_blocks)]
         self.accepted: dict[str, list[int]] = defaultdict(list)
         """Tokens that each verification of a request took, the bonus included, by the engine's name of the request."""
         self.counts = Counter(dict.fromkeys(COUNTED, 0))
@@ -39,8 +32,17 @@ class Watch:
         self._schedule, self._update = self.scheduler.schedule, self.scheduler.update_from_output
         self.scheduler.schedule, self.scheduler.update_from_output = self.schedule, self.update
         self._preempt, self.scheduler._preempt_request = self.scheduler._preempt_request, self.preempt
-        if (graphs := self.runner.cudagraph_manager) is not None:
-            self._replay, graphs.run_fullgraph = graphs.run_fullgraph, self.replay
+
+    def ask(self, method: str, *given: Any) -> list[Any]:
+        """What a method of `Watched` answers, on every rank."""
+        return self.core.model_executor.collective_rpc(method, args=given)
+
+    def same(self, method: str, *given: Any) -> Any:
+        """The same, which all ranks answer alike. SystemExit where they do not."""
+        first, *others = found = self.ask(method, *given)
+        if any(one != first for one in others):
+            raise SystemExit(f"{method} of ranks: {found}")
+        return first
 
     def schedule(self, *given: Any, **named: Any) -> Any:
         """Schedule, and plant the pattern in what is free then.
@@ -54,20 +56,13 @@ class Watch:
             return step
         pool = self.pool.blocks
         self.free = [block.block_id for block in pool if block.is_null or not (block.ref_cnt or block.block_hash)]
-        with torch.inference_mode():
-            for cache in self.caches.values():
-                cache[self.free] = PATTERN
+        self.ask("watched_plant", self.free)
         return step
 
     def preempt(self, *given: Any, **named: Any) -> None:
         """Count a request that loses its blocks."""
         self.counts["preemptions"] += 1
         self._preempt(*given, **named)
-
-    def replay(self, *given: Any, **named: Any) -> Any:
-        """Count a forward of the target that is a graph."""
-        self.counts["graphs"] += 1
-        return self._replay(*given, **named)
 
     def update(self, step: Any, output: Any) -> Any:
         """Look at what a step left behind, and at what it accepted."""
@@ -77,13 +72,12 @@ class Watch:
         return self._update(step, output)
 
     def compare(self) -> None:
-        """The pattern is where it was planted before the last step. SystemExit when it is not."""
-        if self.free and torch.cuda.is_available():
-            torch.cuda.synchronize()  # whatever stream a step writes on
-        for layer, cache in self.caches.items():
-            spoiled = [block for block in self.free if (cache[block] != PATTERN).any()]
-            if spoiled:
-                raise SystemExit(f"{layer}: blocks {spoiled} were written, which no request owns")
+        """The pattern is where it was planted before the last step, and ranks are alike. SystemExit where not."""
+        spoiled = [told for rank in self.ask("watched_spoiled", self.free) for told in rank] if self.free else []
+        if spoiled:
+            raise SystemExit("; ".join(dict.fromkeys(spoiled)))
+        if len(self.ranks) > 1:
+            self.same("watched_state")
         self.free = []
 
     def note(self, step: Any) -> None:
@@ -92,14 +86,14 @@ class Watch:
         if not scheduled:
             return
         self.counts["steps"] += 1
-        rows = self.runner.req_states.req_id_to_index
+        rows = self.same("watched_rows")
         prefills = {name for name in scheduled if self.is_prefill(name, scheduled[name], rows.get(name))}
         decodes = scheduled.keys() - prefills
         self.counts["mixed"] += bool(prefills and decodes)
         if not prefills:
             self.batches[len(decodes)] += 1
         for name in decodes:
-            self.counts["in_row_0"] += rows[name] == 0
+            self.counts["in_row_0"] += rows[name][0] == 0
             self.counts["across_blocks"] += self.crosses(name, scheduled[name])
         most = self.scheduler.num_spec_tokens
         self.counts["short_of_drafts"] += sum(len(tokens) < most for tokens in drafts.values())
@@ -110,9 +104,9 @@ class Watch:
         """The position of the first of the tokens that a request has in the step, at most."""
         return self.scheduler.requests[name].num_computed_tokens - tokens
 
-    def is_prefill(self, name: str, tokens: int, row: int | None) -> bool:
-        """Whether a request is in its prompt, or in what it emitted before it was thrown out; `row` is that it has."""
-        return row is None or self.begin(name, tokens) + 1 < self.runner.req_states.prefill_len.np[row]
+    def is_prefill(self, name: str, tokens: int, row: tuple[int, int] | None) -> bool:
+        """Whether a request is in its prompt, or in what it emitted before it was thrown out; `row`: see `Watched`."""
+        return row is None or self.begin(name, tokens) + 1 < row[1]
 
     def crosses(self, name: str, tokens: int) -> bool:
         """Whether the tokens of a step lie in several blocks."""
@@ -120,25 +114,18 @@ class Watch:
         return begin // size != (begin + tokens - 1) // size
 
     def report(self) -> dict[str, Any]:
-        """All of it, for JSON."""
+        """All of it, for JSON: `counts` are those of the steps by rank, see `Watched`."""
+        ended = self.ask("watched_end")
         return {
             **self.counts,
+            "graphs": ended[0]["graphs"],
+            "counts": [one["counts"] for one in ended],
             "batches": {str(size): count for size, count in sorted(self.batches.items())},
             "blocks": sorted(self.blocks),
             "num_blocks": self.pool.num_gpu_blocks,
             "free_blocks": self.pool.get_num_free_blocks(),
-            "layers": sorted(self.caches),
+            "layers": self.ranks[0]["layers"],
             "async": bool(self.core.async_scheduling),
-            "speculator": type(self.runner.speculator).__name__,
+            "speculator": self.ranks[0]["speculator"],
+            "speculators": [one["speculator"] for one in self.ranks],
         }
-
-
-def by_block(runner: Any, blocks: int) -> dict[str, Tensor]:
-    """The KV cache of every layer, target's and draft's, as views whose first dimension is that of the blocks."""
-    context = runner.vllm_config.compilation_config.static_forward_context
-    found: dict[str, Tensor] = {}
-    for layer, attention in context.items():
-        cache = attention.kv_cache
-        [dimension] = [place for place, size in enumerate(cache.shape) if size == blocks]
-        found[layer] = cache.movedim(dimension, 0)
-    return found

@@ -12,6 +12,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from .._plugin import ServerError
+from .._ranks import difference
 
 
 def agree(group: Any, said: Mapping[str, object]) -> None:
@@ -22,11 +23,8 @@ def agree(group: Any, said: Mapping[str, object]) -> None:
     if group.world_size == 1:
         return
     of_ranks = group.all_gather_object(dict(said))
-    for name in said:
-        found = [one[name] for one in of_ranks]
-        if any(one != found[0] for one in found):
-            told = ", ".join(f"{value} on rank {rank}" for rank, value in enumerate(found))
-            raise ServerError(f"specc: ranks would not run the same steps: {name} is {told}")
+    if (found := difference(of_ranks)) is not None:
+        raise ServerError(f"specc: {found}")
 
 
 def seeds(group: Any, below: int) -> Callable[[], int]:

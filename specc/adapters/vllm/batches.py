@@ -158,6 +158,6 @@ class Steps:
 
     def _tell(self) -> None:
         """Say now and then in the log what was done."""
-        if time.monotonic() - self._told > TOLD_EVERY:
+        if self._counters.kept and time.monotonic() - self._told > TOLD_EVERY:
             self._told = time.monotonic()
             logger.info("specc: %s", self.report())

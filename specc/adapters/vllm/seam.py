@@ -22,6 +22,9 @@ lacking = functools.partial(absent, ROOT)
 MUST = """
 config.compilation.CUDAGraphMode: NONE
 config.model: PROCESSED_LOGPROBS_MODES
+distributed.parallel_state.GroupCoordinator: cpu_group rank_in_group world_size
+distributed.parallel_state.get_tp_group()
+distributed.parallel_state.graph_capture(device)
 v1.worker.gpu_worker.Worker: load_model model_runner
 v1.worker.gpu.model_runner.init_speculator(vllm_config device req_states)
 v1.worker.gpu.model_runner.GPUModelRunner: device model output_copy_stream sampler speculator

@@ -40,12 +40,12 @@ PARALLEL, SPECULATIVE, MODEL, DRAFT, WHOLE = "parallel_config", "speculative_con
 """Parts of a VllmConfig; `DRAFT` is what the draft's directory says, the `hf_config` of its model."""
 
 SETTINGS: Mapping[str, Setting] = {
-    "tensor_parallel_size": Setting(PARALLEL, 1, "tensor parallelism"),
     "pipeline_parallel_size": Setting(PARALLEL, 1, "pipeline parallelism"),
     "data_parallel_size": Setting(PARALLEL, 1, "data parallelism"),
     "prefill_context_parallel_size": Setting(PARALLEL, 1, "context parallelism of prefill"),
     "decode_context_parallel_size": Setting(PARALLEL, 1, "context parallelism of decode"),
     "use_ubatching": Setting(PARALLEL, False, "microbatches"),
+    "enable_batch_sharded_sampling": Setting(PARALLEL, False, "sampling in which each rank has a part of the batch"),
     "enable_eplb": Setting(PARALLEL, False, "experts that move between ranks"),
     "draft_sample_method": Setting(SPECULATIVE, "greedy", "drafts that are drawn"),
     "rejection_sample_method": Setting(SPECULATIVE, "standard", "another rejection sampler"),

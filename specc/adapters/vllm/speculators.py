@@ -16,7 +16,7 @@ from vllm.v1.worker.gpu import model_runner
 
 from .._counters import Counters
 from .._plugin import CHOICE, ServerError, chosen, tried, word
-from . import seam
+from . import parallel, seam
 from .batches import Steps
 from .fit import draft_group, misfits
 from .forwards import Forwards, NoForwards
@@ -25,7 +25,9 @@ from .tables import Blocks, NoBlocks, carried
 
 ENGINE = "vLLM"
 CAPTURE = "SPECC_CAPTURE"
-"""The environment variable that says what is captured where vLLM captures graphs: `drafts`, or `none`."""
+"""The environment variable that says what is captured where vLLM captures graphs: one of `CAPTURES`."""
+CAPTURES = ("drafts", "none")
+"""The default first."""
 logger = logging.getLogger("vllm.specc")
 
 EagleSpeculator: Any = seam.kind(seam.HEADS)
@@ -62,28 +64,40 @@ class ProgramDrafts(_Speculator):
 
     def take(self, package: Any, states: Any) -> None:
         """Run the program of a package, for requests in vLLM's RequestState, which holds none yet."""
-        self._package, self._counters = package, Counters(package, ENGINE)
+        self._package, self._counters = package, Counters(package, ENGINE, kept=parallel.is_first())
         self.fields = carried(states, package.plan.size("P"), text="text" in package.plan.carry)
 
     def init_cudagraph_manager(self, *args: Any, **named: Any) -> None:
-        """See BaseSpeculator; then bind the program: a draft knows by now where its keys and values are."""
+        """See BaseSpeculator; then bind the program: a draft knows by now where its keys and values are.
+
+        Where one rank cannot, none does.
+        """
         super().init_cudagraph_manager(*args, **named)
         self.steps = tried(lambda: Steps(self._package, self, self._counters), ENGINE)
-        if self.steps is not None:
+        if not _agreed({"a bound program": self.steps is not None}):
+            self.release()
+        if self.steps is not None and parallel.is_first():
             logger.info("specc: %s runs the decode steps: %s", self._package.__name__, self.steps.report())
 
     def capture(self) -> None:
-        """See BaseSpeculator; called where vLLM captures the target as well."""
+        """See BaseSpeculator; called where vLLM captures the target as well.
+
+        While several ranks capture, each waits for the others in forwards: one that fails ends the server.
+        """
         super().capture()
-        if self.steps is None or word(CAPTURE, ("drafts", "none"), "drafts") == "none":
+        if self.steps is None or word(CAPTURE, CAPTURES, CAPTURES[0]) == "none":
             return
         # Metadata of attention in a graph is made by the graph, which not every backend can.
         if not getattr(self, "supports_decode_metadata_update", True):
             logger.info("specc: drafts are not captured: their attention makes its metadata on the host")
             return
         tokens = self.vllm_config.compilation_config.max_cudagraph_capture_size
-        if tried(lambda steps=self.steps: steps.capture(tokens), ENGINE) is None:
+        if tried(lambda steps=self.steps: self._captured(steps, tokens), ENGINE, must=parallel.several()) is None:
             self.release()
+
+    def _captured(self, steps: Steps, tokens: int) -> Steps:
+        with parallel.capturing(self.device):
+            return steps.capture(tokens)
 
     def release(self) -> None:
         """Give back the program's memory and graphs: vLLM drafts until the program is bound again."""
@@ -181,11 +195,23 @@ def _init_speculator(
     made = original(vllm_config, device, req_states)
     kind = type(made)
     package = tried(lambda: chosen(programs, ENGINE, lambda one: misfits(one.plan, vllm_config, kind, SERVED)), ENGINE)
-    if package is None:
+    said = {
+        "the program": package and f"{package.__name__} {package.__version__}",
+        CAPTURE: word(CAPTURE, CAPTURES, CAPTURES[0]),
+    }
+    if not _agreed(said) or package is None:
         return made
     drafts = SERVED[kind](vllm_config, device, req_states)
     drafts.take(package, req_states)
     return drafts
+
+
+def _agreed(said: Mapping[str, object]) -> bool:
+    """Whether all ranks say the same, which the log tells otherwise; all of them call this at the same place."""
+    found = parallel.disagreement(said)
+    if found is not None and parallel.is_first():
+        logger.warning("specc: %s. %s's own steps run", found, ENGINE)
+    return found is None
 
 
 def _sampling(original: Any) -> Any:

@@ -16,8 +16,7 @@ VLLM = Preset(
         ("draft_positions",): "auto",  # language models see a token where it is, heads of the target one further
         ("overlap",): True,  # lengths stay on the device, with async scheduling and without
         ("disaggregation",): False,
-        ("tensor_parallel",): 1,  # several ranks were not tried in it
-        ("logits",): "gathered",
+        ("logits",): "gathered",  # every rank gets whole rows
         ("penalties",): "exact",  # as its own, at every draft
     },
     heads_of_target=(),

@@ -48,7 +48,7 @@ _READ = (
     "--block-size", "--config", "--distributed-executor-backend", "--dtype", "--enable-dbo", "--enforce-eager",
     "--generation-config", "--kv-cache-dtype", "--max-model-len", "--max-num-batched-tokens",
     "--max-num-seqs", "--model", "--optimization-level",
-    "--performance-mode", "--ubatch-size",
+    "--performance-mode", "--tensor-parallel-size", "--ubatch-size",
 )  # fmt: skip
 
 

@@ -49,6 +49,7 @@ class Started:
         captured: why the drafts of a batch are one graph, or why they are not.
         page_size: tokens of a block.
         max_requests: requests at once.
+        ranks: among which every layer is shared out.
         buckets: sizes of batches, with where they come from.
         longest: how many tokens a text may have.
         sampled: what a request is sampled with that says nothing of it.
@@ -66,6 +67,7 @@ class Started:
     captured: Fact
     page_size: Fact
     max_requests: Fact
+    ranks: int
     buckets: tuple[tuple[int, ...], str]
     longest: Fact | None
     sampled: Fact
@@ -80,6 +82,8 @@ class Started:
             same = len(set(named.values())) == 1 and len(named) == len(self.attention)
             words = [*named.values()][:1] if same else [f"{name} of the {side}" for side, name in named.items()]
             yield "attention", f"{', '.join(words)}: {origin}"
+        if self.ranks > 1:
+            yield "ranks", f"{self.ranks}, each with the whole program: --tensor-parallel-size"
         yield "page_size", f"{self.page_size.value}: {self.page_size.origin}"
         drafting = self.drafting
         yield "method", f"{drafting.method.value}: {drafting.method.origin}"
@@ -125,7 +129,8 @@ def started(arguments: Arguments, gpu: Gpu, page_size: int | None = None) -> Sta
     server = Started(
         gpu, _runner(arguments, facts), drafting.algorithm, drafting, models, dtype, backends,
         _captured(gpu, backends, graphs, buckets[0][-1], looked_up=drafting.draft is None),
-        _page(arguments, page_size or block, target[1], backends, written=page_size is not None), kept, buckets,
+        _page(arguments, page_size or block, target[1], backends, written=page_size is not None), kept,
+        arguments.number("--tensor-parallel-size") or 1, buckets,
         _longest(arguments, target[1].said), _sampled(arguments, target[0]), facts,
     )  # fmt: skip
     if arguments.misread:

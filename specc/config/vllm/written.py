@@ -30,6 +30,7 @@ def configuration(arguments: Arguments, server: Started, wanted: Wanted) -> str:
         f"max_requests: {server.max_requests.value} # {server.max_requests.origin}",
         f"buckets: {list(buckets)} # {origin}",
         f"archs: [{server.gpu.arch}] # {server.gpu.origin}",
+        *([f"tensor_parallel: {server.ranks} # --tensor-parallel-size"] if server.ranks > 1 else []),
         *wanted.lines(),
         *(["draft_sampling: coupled # drafts use the noise that verifies them"] if coupled else []),
         *_look_ups(arguments, server),

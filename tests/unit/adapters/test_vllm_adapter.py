@@ -117,6 +117,7 @@ def server(**changes: Any) -> Any:
         "use_local_argmax_reduction": False, "parallel_drafting": False, "draft_model_config": model(),
     }  # fmt: skip
     beside = {"max_num_seqs": P - 1, "enable_eplb": False, "watermark_config": None, "model_config": model()}
+    beside |= {"enable_batch_sharded_sampling": False}
     given = ranks | spec | beside | changes
     given["model_config"].max_model_len = 160
     made = SimpleNamespace(**given, use_ubatching=False)
@@ -131,6 +132,7 @@ class Own:
 def test_a_server_that_the_program_is_for() -> None:
     assert misfits(plan(), server(), Own, {Own}) == []
     assert misfits(plan(), server(method="mtp"), Own, {Own}) == []
+    assert misfits(plan(), server(tensor_parallel_size=2), Own, {Own}) == []
 
 
 @pytest.mark.parametrize(
@@ -140,7 +142,8 @@ def test_a_server_that_the_program_is_for() -> None:
         ({"method": "eagle3"}, "the program is of EAGLE, the server's method is eagle3"),
         ({"max_num_seqs": P}, "the server keeps 7 requests, the program 6 (max_requests)"),
         ({"max_num_seqs": 3}, "the largest bucket is 4, the server keeps 3 requests (max_num_seqs)"),
-        ({"tensor_parallel_size": 2}, "tensor parallelism (tensor_parallel_size 2) is not served"),
+        ({"pipeline_parallel_size": 2}, "pipeline parallelism (pipeline_parallel_size 2) is not served"),
+        ({"enable_batch_sharded_sampling": True}, "sampling in which each rank has a part of the batch (enable_batch"),
         ({"draft_sample_method": "probabilistic"}, "drafts that are drawn (draft_sample_method probabilistic) is"),
         ({"rejection_sample_method": "block"}, "another rejection sampler (rejection_sample_method block) is"),
         (

@@ -93,13 +93,13 @@ def test_the_server_is_told() -> None:
 
 
 def test_what_is_not_served_is_told_with_the_server() -> None:
-    result = run("--", "vllm", "serve", TARGET, *EAGLE, *FLOAT, "-tp", "2", "-sc.draft_sample_method=probabilistic")
+    result = run("--", "vllm", "serve", TARGET, *EAGLE, *FLOAT, "-pp", "2", "-sc.draft_sample_method=probabilistic")
     assert result.exit_code == 1, "keys behind dots replace none of those with an argument of their own"
     assert result.stdout == ""
     assert "runner" in result.stderr
-    for said in ("tensor parallelism (tensor_parallel_size 2)", "drafts that are drawn (draft_sample_method proba"):
+    for said in ("pipeline parallelism (pipeline_parallel_size 2)", "drafts that are drawn (draft_sample_method proba"):
         assert f"error[config/engine-unsupported]: with vLLM 0.33.0, {said}" in result.stderr
-    assert "hint: leave --tensor-parallel-size out, or write 1" in result.stderr
+    assert "hint: leave --pipeline-parallel-size out, or write 1" in result.stderr
     assert "hint: leave --speculative-config.draft_sample_method out, or write greedy" in result.stderr
 
 

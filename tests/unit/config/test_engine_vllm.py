@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
-from programs import compile_to
+from programs import compile_to, planned
 
 from .conftest import Model
 from .engine_keys import LLAMA, TREE, findings, load
@@ -73,7 +75,10 @@ def test_look_ups_in_vllm(model: Model) -> None:
             "EAGLE", {"draft_positions": True},
             ("config/engine-conflict", "write draft_positions: auto, or leave the key out"),
         ),
-        ("EAGLE", {"tensor_parallel": 2}, ("config/engine-conflict", "write tensor_parallel: 1, or leave the key out")),
+        (
+            "EAGLE", {"tensor_parallel": 2, "logits": "sharded"},
+            ("config/engine-conflict", "write logits: gathered, or leave the key out"),
+        ),
         (
             "EAGLE", {"verify": "rejection"},
             ("config/engine-conflict", "write verify: greedy or target_only, or leave the key out"),
@@ -100,6 +105,22 @@ def test_a_program_that_draws_in_vllm(drafts: str) -> None:
     keys = {"verify": "target_only", "sampling": ["top_k", "top_p"], "draft_sampling": drafts}
     config = load("EAGLE", "vllm", **keys).config
     assert (config.file.verify, config.file.draft_sampling) == ("target_only", drafts)
+
+
+def test_a_program_is_the_same_whatever_the_number_of_ranks() -> None:
+    """But for what is said of the bytes of a rank's keys and values, which no program for vLLM touches."""
+    heads = {"target": {"num_kv_heads": 2}, "draft": {"num_kv_heads": 2}}
+    one, two = (planned("EAGLE", engine="vllm", page_size=16, tensor_parallel=ranks, **heads)[0] for ranks in (1, 2))
+    bytes_of = [{side: pool.row_bytes for side, pool in plan.kv_pools.items()} for plan in (one, two)]
+    assert bytes_of[0] == {side: 2 * count for side, count in bytes_of[1].items()}
+    assert not any(pool.bound for pool in one.kv_pools.values())
+    assert replace(two, kv_pools=one.kv_pools) == one
+
+
+def test_heads_of_keys_and_values_that_ranks_cannot_share_out() -> None:
+    found = findings("STANDALONE", engine="vllm", tensor_parallel=4, draft={"num_kv_heads": 3})
+    assert [code for code, _, _ in found] == ["legal/shards"]
+    assert load("STANDALONE", "vllm", tensor_parallel=4, draft={"num_kv_heads": 2}).config.draft is not None
 
 
 def test_a_published_head_of_some_tokens_in_vllm(model: Model) -> None:

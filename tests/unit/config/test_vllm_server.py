@@ -11,9 +11,11 @@ from pathlib import Path
 import pytest
 
 from specc.config.archs import Gpu, gpu_of
+from specc.config.pasted import Wanted
 from specc.config.vllm.command_line import COMPILATION, SPECULATION, parse
 from specc.config.vllm.defaults import attention, block_of, buckets_up_to, is_captured, max_requests, most_captured
 from specc.config.vllm.server import Started, started
+from specc.config.vllm.written import configuration
 from specc.support.diagnostics import DiagnosticError
 
 PLAIN = ["--model", "m", "--tensor-parallel-size", "2"]
@@ -168,7 +170,8 @@ def test_what_is_missing_or_cannot_be_read(line: str, said: str) -> None:
 
 @pytest.mark.usefixtures("models")
 @pytest.mark.parametrize(("line", "said"), [
-    ("t -tp 2 --spec-model d --spec-tokens 2", "tensor parallelism (tensor_parallel_size 2)"),
+    ("t -pp 2 --spec-model d --spec-tokens 2", "pipeline parallelism (pipeline_parallel_size 2)"),
+    ("t -tp 2 --enable-batch-sharded-sampling --spec-model d --spec-tokens 2", "sampling in which each rank has a"),
     ("t --enable-eplb --spec-model d --spec-tokens 2", "experts that move between ranks (enable_eplb)"),
     ("t --spec-method suffix --spec-tokens 2", "the method suffix"),
     ("m --spec-method mtp --spec-tokens 2", "drafts of 2 modules of multi-token prediction"),
@@ -184,6 +187,19 @@ def test_what_is_refused_by_name(line: str, said: str) -> None:
     except DiagnosticError:
         assert "suffix" in line
     assert any(one.message.startswith(f"with vLLM 0.33.0, {said}") for one in arguments.found.errors)
+
+
+@pytest.mark.usefixtures("models")
+@pytest.mark.parametrize(("more", "count"), [("", 1), ("-tp 1", 1), ("-tp 2", 2), ("--tensor-parallel-size 4", 4)])
+def test_ranks(more: str, count: int) -> None:
+    """Each runs the program; the configuration says how many there are, so that heads are shared out among them."""
+    line = f"t --spec-model d --spec-tokens 2 {more}".strip()
+    arguments = parse(["vllm", "serve", *line.split(" ")])
+    found = started(arguments, H100)
+    assert (found.ranks, arguments.unused) == (count, [])
+    written = configuration(arguments, found, Wanted("ranks"))
+    assert ("tensor_parallel: " in written) == any(what == "ranks" for what, _ in found.described()) == (count > 1)
+    assert count == 1 or f"\ntensor_parallel: {count} #" in written
 
 
 @pytest.mark.usefixtures("models")

@@ -1,0 +1,18 @@
+"""What the ranks of a server have to have alike: each runs the same program, and nothing of a step is sent."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+
+def difference(of_ranks: Sequence[Mapping[str, object]]) -> str | None:
+    """What ranks are about to do otherwise than each other, in words; None where all do the same.
+
+    `of_ranks`: by rank what it does, by names that all of them have.
+    """
+    for name in of_ranks[0]:
+        found = [one[name] for one in of_ranks]
+        if any(one != found[0] for one in found):
+            told = ", ".join(f"{value} on rank {rank}" for rank, value in enumerate(found))
+            return f"ranks would not run the same steps: {name} is {told}"
+    return None

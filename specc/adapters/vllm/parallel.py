@@ -1,0 +1,47 @@
+"""What the ranks of a server with tensor parallelism have to have alike, and how they capture together.
+
+vLLM sends every step of its scheduler's to all ranks. Each gets whole rows of logits, and draws the same seeds. So each
+runs the same program, and nothing of a step is sent, as long as no rank decides anything by itself.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from vllm.distributed.parallel_state import get_tp_group, graph_capture
+
+from .._ranks import difference
+
+
+def several() -> bool:
+    """Whether there are others beside this rank."""
+    return bool(get_tp_group().world_size > 1)
+
+
+def is_first() -> bool:
+    """Whether this rank is the one that tells of all: logs and metrics would have everything several times."""
+    return bool(get_tp_group().rank_in_group == 0)
+
+
+def disagreement(said: Mapping[str, object]) -> str | None:
+    """What ranks are about to do otherwise than each other, in words, on all of them the same; None if nothing.
+
+    All ranks call this at the same place. It is a collective of vLLM's group for the host, over what can be pickled.
+    """
+    if not several():
+        return None
+    group = get_tp_group()
+    of_ranks: list[Any] = [None] * group.world_size
+    torch.distributed.all_gather_object(of_ranks, dict(said), group=group.cpu_group)
+    return difference(of_ranks)
+
+
+def capturing(device: torch.device) -> contextlib.AbstractContextManager[object]:
+    """Around captures whose forwards are those of several ranks: vLLM's own all-reduce is captured in there.
+
+    On leaving, ranks tell each other where collectives of graphs have memory, so no rank leaves alone.
+    """
+    return graph_capture(device=device) if several() else contextlib.nullcontext()

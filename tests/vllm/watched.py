@@ -1,0 +1,122 @@
+"""The part of `watch.py` that is in every worker of an engine: vLLM makes workers with it (`worker_extension_cls`).
+
+Several ranks have a process each. So what the process of `serve.py` prepares for its own worker is done here, too.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections import Counter
+from typing import Any
+
+import torch
+from torch import Tensor
+
+PATTERN = -8192.0
+"""A number in float types of 16 bits and more, so far from keys and values that a text which reads it is another."""
+
+
+class Watched:
+    """Methods that a worker has more, by the names that `collective_rpc` calls."""
+
+    model_runner: Any
+
+    def watched_begin(self, blocks: int) -> dict[str, Any]:
+        """Begin to watch so many blocks: the names of their layers, and of the speculator's class."""
+        self.watched_caches = by_block(self.model_runner, blocks)
+        self.watched_graphs = 0
+        self.watched_warmed_up = steps()
+        if (graphs := self.model_runner.cudagraph_manager) is not None:
+            replay = graphs.run_fullgraph
+
+            def counted(*given: Any, **named: Any) -> Any:
+                self.watched_graphs += 1
+                return replay(*given, **named)
+
+            graphs.run_fullgraph = counted
+        return {"layers": sorted(self.watched_caches), "speculator": type(self.model_runner.speculator).__name__}
+
+    def watched_plant(self, free: list[int]) -> None:
+        """Fill blocks with the pattern, in every layer."""
+        with torch.inference_mode():
+            for cache in self.watched_caches.values():
+                cache[free] = PATTERN
+
+    def watched_spoiled(self, free: list[int]) -> list[str]:
+        """In which layers which of these blocks do not hold the pattern any more."""
+        if free and torch.cuda.is_available():
+            torch.cuda.synchronize()  # whatever stream a step writes on
+        found = {
+            layer: [block for block in free if (cache[block] != PATTERN).any()]
+            for layer, cache in self.watched_caches.items()
+        }
+        return [
+            f"{layer}: blocks {blocks} were written, which no request owns" for layer, blocks in found.items() if blocks
+        ]
+
+    def watched_rows(self) -> dict[str, Any]:
+        """By request the row that it has in vLLM's tables, and how many tokens of it are prefilled."""
+        states = self.model_runner.req_states
+        return {
+            name: (row, int(states.prefill_len.np[row])) for name, row in states.req_id_to_index.items()
+        }  # fmt: skip
+
+    def watched_state(self) -> str:
+        """A digest of drafts, last tokens, lengths and seeds of all requests, which ranks have alike."""
+        states, sampler = self.model_runner.req_states, self.model_runner.sampler
+        rows = sorted(states.req_id_to_index.values())
+        tables = (states.last_sampled_tokens, states.num_computed_tokens.gpu, states.draft_tokens)
+        found = hashlib.sha256(sampler.sampling_states.seeds.np[rows].tobytes())
+        for table in tables:
+            found.update(table[rows].cpu().numpy().tobytes())
+        return found.hexdigest()
+
+    def watched_end(self) -> dict[str, Any]:
+        """What was counted, see `counts`."""
+        return {"graphs": self.watched_graphs, "counts": counts(self.watched_warmed_up)}
+
+
+def by_block(runner: Any, blocks: int) -> dict[str, Tensor]:
+    """The KV cache of every layer, target's and draft's, as views whose first dimension is that of the blocks."""
+    context = runner.vllm_config.compilation_config.static_forward_context
+    found: dict[str, Tensor] = {}
+    for layer, attention in context.items():
+        cache = attention.kv_cache
+        [dimension] = [place for place, size in enumerate(cache.shape) if size == blocks]
+        found[layer] = cache.movedim(dimension, 0)
+    return found
+
+
+def samples(name: str) -> list[Any]:
+    """Of a metric of this process."""
+    from prometheus_client import REGISTRY
+
+    return [one for metric in REGISTRY.collect() for one in metric.samples if one.name == name]
+
+
+def steps() -> Counter[tuple[str, str]]:
+    """How many steps the program ran and how many it left to vLLM, by who and why, as its metrics have them."""
+    counted = samples("specc:decode_steps_total")
+    return Counter({(one.labels["by"], one.labels["reason"]): int(one.value) for one in counted})
+
+
+def counts(before: Counter[tuple[str, str]]) -> dict[str, Any] | None:
+    """The steps since `before`, which vLLM warms up with on a GPU, and what is captured; None without a program."""
+    active = samples("specc:program_active")
+    if not any(one.value for one in active):
+        return None
+    found = steps() - before
+    left = {reason: count for (by, reason), count in found.items() if by != "program"}
+    [captured] = [one.labels["capture"] for one in active if one.value]
+    return {"program_steps": found["program", ""], "vllm_steps": left, "captured": captured}
+
+
+def torch_filters() -> None:
+    """Have vLLM filter logits by `top_k` and `top_p` in torch: Triton's interpreter does not run its kernel of that."""
+    from vllm.v1.sample.ops import topk_topp_sampler
+
+    topk_topp_sampler.HAS_TRITON = False
+
+
+if not torch.cuda.is_available():
+    torch_filters()
