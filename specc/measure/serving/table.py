@@ -38,18 +38,8 @@ def _requests(one: BatchFigures) -> str:
 
 def _figures(found: Served) -> Table:
     table = Table(box=None)
-    names = (
-        "clients",
-        "side",
-        "tokens/s",
-        "ms a token",
-        "p90",
-        "ms to the first",
-        "accepted",
-        "steps",
-        "tokens/s over",
-    )
-    for name in names:
+    names = "clients side tokens/s ms/token p90 ms/first accepted steps".split()
+    for name in (*names, "times the rate"):
         table.add_column(name, justify="left" if name == "side" else "right")
     for one in found.batches:
         table.add_row(str(one.clients), SIDES[0], *_cells(one.program), str(one.ratio))

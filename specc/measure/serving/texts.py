@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Sequence
 from dataclasses import replace
 
@@ -31,7 +30,7 @@ async def compare(client: Client, prompts: Prompts, ours: Sequence[Answer], thei
         if gap is not None and gap <= NEAR:
             ties += 1
             continue
-        place = len(os.path.commonprefix([one.text, other.text]))
+        place = _parting(one.text, other.text)
         score = "no scores of the two tokens are known" if gap is None else f"the two tokens are {gap:.3f} apart"
         found, wanted = (text[place : place + 20] for text in (one.text, other.text))
         apart.append(f"prompt {number}, character {place}: {found!r} instead of {wanted!r}; {score}")
@@ -47,7 +46,7 @@ async def _gap(client: Client, prompt: Prompt, ours: str, theirs: str, *, whole:
 
     The server's answer is made once more, token by token, up to there.
     """
-    place = len(os.path.commonprefix([ours, theirs]))
+    place = _parting(ours, theirs)
     asked = replace(prompt, max_tokens=min(prompt.max_tokens, place + ROOM))
     begin = 0
     for token, best in await client.best(asked, whole=whole):
@@ -60,3 +59,9 @@ async def _gap(client: Client, prompt: Prompt, ours: str, theirs: str, *, whole:
             return likely[0][1] - likely[1][1] if known else None
         begin += len(token)
     return None
+
+
+def _parting(one: str, other: str) -> int:
+    """The first character at which two texts differ, or the end of the shorter one."""
+    pairs = enumerate(zip(one, other, strict=False))
+    return next((place for place, (ours, theirs) in pairs if ours != theirs), min(len(one), len(other)))

@@ -148,7 +148,7 @@ async def _batch(
             turns[which].append(await sides[which].ask(prompts, numbers, clients))
             told(f"timed {clients} clients")
     ours, theirs = ([turn.tokens_per_s for turn in side] for side in turns)
-    return BatchFigures(clients, requests, *map(SideFigures.of, turns), Ratio.of(ours, theirs))
+    return BatchFigures(clients, requests, SideFigures.of(turns[0]), SideFigures.of(turns[1]), Ratio.of(ours, theirs))
 
 
 def _doubts(found: Served) -> list[Diagnostic]:
