@@ -19,8 +19,8 @@ from specc.support.extras import how_to_get
 from specc.support.render import printable
 
 if TYPE_CHECKING:
-    from specc.measure.serving.prompts import Prompts
-    from specc.measure.serving.records import Served
+    from specc.measure.serving.questions import Prompts
+    from specc.measure.serving.figures import Served
 
 MADE_UP, MT_BENCH = "made-up", "mt-bench"
 MOST_CLIENTS = 4096
@@ -28,7 +28,10 @@ MOST_CLIENTS = 4096
 _Url = Annotated[str, typer.Option(metavar="URL", help="The server with the program, as http://127.0.0.1:30000.")]
 _Against = Annotated[
     str | None,
-    typer.Option(metavar="URL", help="The server without it. Default: SGLang's, whose program is switched off and on."),
+    typer.Option(
+        metavar="URL",
+        help="The server without it. Default: the same one, its program off and on, if it can be switched.",
+    ),
 ]
 _Prompts = Annotated[
     str,
@@ -39,7 +42,7 @@ _Prompts = Annotated[
     ),
 ]
 _Batch = Annotated[str, typer.Option(metavar="N,...", help="How many clients ask at a time.")]
-_Turns = Annotated[int, typer.Option(min=2, max=1000, help="Of each side, in turn, for each number of clients.")]
+_Turns = Annotated[int, typer.Option(min=3, max=1000, help="Of each side, in turn, for each number of clients.")]
 _Requests = Annotated[
     int | None, typer.Option(min=1, help="Of a turn. Default: two of each client, and at least 8.", show_default=False)
 ]
@@ -116,7 +119,7 @@ def _address(given: str, option: str) -> str:
 
 def _asked(prompts: str, count: int, seed: int, max_tokens: int) -> Prompts:
     """What `--prompts` names."""
-    from specc.measure.serving.prompts import made_up, mt_bench, of_file
+    from specc.measure.serving.questions import made_up, mt_bench, of_file
 
     try:
         if prompts == MADE_UP:

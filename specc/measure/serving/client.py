@@ -10,7 +10,7 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from specc.measure.serving.prompts import Prompt
+from specc.measure.serving.questions import Prompt
 from specc.support.diagnostics import Diagnostic, DiagnosticError
 
 if TYPE_CHECKING:
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 CONNECT_S = 10
 """Seconds in which a server must take a connection."""
 LONGEST = 1 << 22
-"""Bytes of the longest line of a stream."""
+"""Bytes of the longest line of a stream, and of an answer that is none."""
 SHOWN = 300
 """Characters that are shown of what a server says."""
 
@@ -86,7 +86,7 @@ class Client:
         body = self._body(prompt) | {
             "stream": True,
             "stream_options": {"include_usage": True},
-            "return_spec_tokens_details": True,  # SGLang's; others do not look at it
+            "return_spec_tokens_details": True,  # of some engines; others do not look at it
         }
         heard, done = _Heard(time.perf_counter()), False
         async with self._asked("POST", self._path, json=body | ({"ignore_eos": True} if whole else {})) as response:
@@ -126,11 +126,11 @@ class Client:
     async def text(self, path: str, body: Any = None) -> str:
         """The text of a path, as `get`."""
         async with self._asked("GET" if body is None else "POST", path, json=body) as response:
-            return await response.text(errors="replace")
+            return await self._body_of(response)
 
     def broken(self, what: str) -> NoReturn:
         """Raise that the server does not keep to the interface."""
-        hint = "its log may say more; the interface is OpenAI's, as vLLM and SGLang have it"
+        hint = "its log may say more; what is asked is the OpenAI interface, streamed"
         raise DiagnosticError(Diagnostic("serve/broken-answer", f"{self.url}: {what}", hint=hint))
 
     @property
@@ -170,15 +170,25 @@ class Client:
             self.broken(f"an answer with text says that it has {tokens} tokens")
         return Answer("".join(heard.pieces), tokens, prompt_tokens, heard.first_s, heard.last_s, heard.accepted)
 
+    async def _body_of(self, response: aiohttp.ClientResponse) -> str:
+        """All that a server says, if it is no more than `LONGEST` bytes."""
+        said = bytearray()
+        async for piece in response.content.iter_any():
+            said += piece
+            if len(said) > LONGEST:
+                self.broken(f"{response.url.path} answers with more than {LONGEST} bytes")
+        return said.decode(errors="replace")
+
     @asynccontextmanager
     async def _asked(self, method: str, path: str, **given: Any) -> AsyncIterator[aiohttp.ClientResponse]:
         """A response that is none of an error; what fails on the way to it, or in it, is a DiagnosticError."""
         import aiohttp
+        from aiohttp.http import HttpProcessingError
 
         try:
             async with self._session.request(method, self.url + path, **given) as response:
                 if response.status >= 400:
-                    said = (await response.text(errors="replace"))[:SHOWN]
+                    said = (await self._body_of(response))[:SHOWN]
                     message = f"{self.url}{path} answers with status {response.status}: {said!r}"
                     raise DiagnosticError(Diagnostic("serve/refused", message, hint=_HINTS.get(response.status)))
                 yield response
@@ -190,7 +200,7 @@ class Client:
             message = f"{self.url} takes no connection: {error}"
             hint = "start the server first; --url is the address that its log names, such as http://127.0.0.1:30000"
             raise DiagnosticError(Diagnostic("serve/unreachable", message, hint=hint)) from error
-        except (aiohttp.ClientError, ValueError, OSError) as error:
+        except (aiohttp.ClientError, HttpProcessingError, ValueError, OSError) as error:
             self.broken(f"the connection has ended in the middle of an answer: {type(error).__name__}: {error}")
 
 

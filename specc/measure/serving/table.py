@@ -9,7 +9,7 @@ from rich.table import Table
 from rich.text import Text
 
 from specc.measure.plot import panels_of, save
-from specc.measure.serving.records import BatchFigures, Served, SideFigures
+from specc.measure.serving.figures import BatchFigures, Served, SideFigures
 from specc.support.render import printable
 
 SIDES = ("program", "without")
@@ -38,8 +38,8 @@ def _requests(one: BatchFigures) -> str:
 
 def _figures(found: Served) -> Table:
     table = Table(box=None)
-    names = "clients side tokens/s ms/token p90 ms/first accepted steps".split()
-    for name in (*names, "times the rate"):
+    names = ("clients", "side", "tokens/s", "ms/token", "p90", "ms/first", "accepted", "steps", "times the rate")
+    for name in names:
         table.add_column(name, justify="left" if name == "side" else "right")
     for one in found.batches:
         table.add_row(str(one.clients), SIDES[0], *_cells(one.program), str(one.ratio))

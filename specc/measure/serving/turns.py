@@ -6,13 +6,13 @@ import statistics
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from specc.measure.ratios import Ratio
 from specc.measure.serving.client import Answer, all_of, connected
-from specc.measure.serving.prompts import Prompts
-from specc.measure.serving.records import BatchFigures, Served, SideFigures, Turn
-from specc.measure.serving.server import Counts, Server, meet, no_other_side, of_answers
+from specc.measure.serving.questions import Prompts
+from specc.measure.serving.figures import BatchFigures, Served, SideFigures, Turn
+from specc.measure.serving.endpoint import Server, meet, no_other_side, of_answers
 from specc.measure.serving.texts import compare
 from specc.support.diagnostics import Diagnostic, DiagnosticError
 
@@ -28,7 +28,7 @@ class Wanted:
         url: the server with the program.
         against: the server without it; None has the program of ``url`` switched off and on.
         batches: numbers of clients, ascending.
-        turns: of each side in each batch, two or more.
+        turns: of each side in each batch, three or more.
         requests: of a turn; None are two of each client, and at least `LEAST_REQUESTS`.
         model: as the servers name it; None is their first one.
         chat: whether prompts are messages of a chat.
@@ -67,9 +67,9 @@ class Side:
         answers = await all_of(self.server.client, asked, clients, whole=prompts.made_up)
         seconds = time.perf_counter() - begin
         counts = (await self.server.counts()).since(before)
-        if counts.verifications == 0:
-            said = of_answers(answers)
-            counts = Counts(said.verifications, said.accepted, counts.served, counts.left)
+        said = of_answers(answers)
+        if said.verifications:
+            counts = replace(counts, verifications=said.verifications, accepted=said.accepted)
         return Turn(clients, seconds, tuple(answers), counts)
 
 
@@ -125,7 +125,7 @@ async def _both(
     mine, other = (side.server for side in sides)
     found = Served(
         mine.program,
-        mine.model,
+        mine.client.model,
         (mine.address, other.address),
         (mine.engine, other.engine),
         prompts.about,

@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections import Counter
+from collections.abc import Awaitable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from itertools import zip_longest
-from typing import Any
+from typing import Any, TypeVar
 
 from specc.measure.serving.client import Answer, Client
 from specc.support.diagnostics import Diagnostic, DiagnosticError
 
-SWITCH, STATE = "/set_internal_state", "/server_info"
-"""Paths of SGLang's: where its program is switched, and where it tells of it."""
-DRAFTS = "vllm:spec_decode_num_drafts_total"
-BY_POSITION = "vllm:spec_decode_num_accepted_tokens_per_pos_total"
-STEPS = "specc:decode_steps_total"
+T = TypeVar("T")
+SWITCH, STATE, METRICS = "/set_internal_state", "/server_info", "/metrics"
+"""Where a program is switched, where a server tells of it, and where it has its metrics; not all servers have these."""
+DRAFTS, BY_POSITION = ":spec_decode_num_drafts_total", ":spec_decode_num_accepted_tokens_per_pos_total"
+"""How the names of an engine's counters end: verifications, and accepted drafts by position."""
+MOST_POSITIONS = 1024
+STEPS, ACTIVE = "specc:decode_steps_total", "specc:program_active"
 
 
 @dataclass(frozen=True)
@@ -68,14 +71,22 @@ def of_answers(answers: Sequence[Answer]) -> Counts:
 
 @dataclass
 class Server:
-    """A server, and what it said when it was met."""
+    """A server, and what it said when it was met.
+
+    Attributes:
+        client: that asks it.
+        engine: as it names itself.
+        program: the program's name, None where it does not tell, or has none.
+        switchable: whether the program can be switched.
+        metrics: whether it has any.
+
+    """
 
     client: Client
-    model: str
     engine: str
-    program: str | None = None
-    switchable: bool = False
-    metrics: bool = field(default=True, repr=False)
+    program: str | None
+    switchable: bool
+    metrics: bool
 
     @property
     def address(self) -> str:
@@ -92,13 +103,17 @@ class Server:
 
     async def counts(self) -> Counts:
         """Of now."""
-        found = counted(await self.client.text("/metrics")) if self.metrics else Counts()
+        try:
+            found = counted(samples_of(await self.client.text(METRICS))) if self.metrics else Counts()
+        except (KeyError, ValueError, OverflowError) as error:
+            self.client.broken(f"{METRICS} has a counter that is none: {error}")
         if not self.switchable:
             return found
         state = _program(await self.client.get(STATE)) or {}
-        left = state.get("left")
-        served = int(state.get("served") or 0)
-        return Counts(0, (), served, sum(left.values()) if isinstance(left, dict) else 0)
+        try:
+            return replace(found, served=int(state["served"]), left=sum(state["left"].values()))
+        except (KeyError, TypeError, ValueError, AttributeError):
+            self.client.broken(f"{STATE} does not say how many steps its program ran")
 
 
 def no_other_side(address: str, why: str) -> DiagnosticError:
@@ -121,44 +136,41 @@ async def meet(client: Client, model: str | None) -> Server:
         wanted = "no model" if model is None else f"no model {model[:60]!r}"
         raise DiagnosticError(Diagnostic("serve/no-model", f"{client.url} serves {wanted}, but {list(models)[:8]}"))
     client.model = model or next(iter(models))
-    found = Server(client, client.model, models[client.model])
-    if found.engine == "sglang":
-        state = _program(await client.get(STATE))
-        found.program, found.switchable = (state or {}).get("program"), state is not None
-        found.metrics = False  # answers say what they took, and SGLang has metrics only where it is asked to
-    else:
-        found.metrics, found.program = await _with_metrics(client)
-    return found
+    state = _program(await _if_there(client.get(STATE)))
+    text = await _if_there(client.text(METRICS))
+    active = [one.labels.get("program") for one in samples_of(text or "") if one.name == ACTIVE and one.value]
+    program = state.get("program") if state else next(iter(active), None)
+    return Server(client, models[client.model], program, state is not None, text is not None)
 
 
-async def _with_metrics(client: Client) -> tuple[bool, str | None]:
-    """Whether a server has metrics, and the program that they name."""
+async def _if_there(answer: Awaitable[T]) -> T | None:
+    """What a server answers; None where it has no such path."""
     try:
-        samples = _samples(await client.text("/metrics"))
+        return await answer
     except DiagnosticError:
-        return False, None
-    active = [one for one in samples if one.name == "specc:program_active" and one.value]
-    return True, active[0].labels.get("program") if active else None
+        return None
 
 
-def counted(text: str) -> Counts:
-    """What metrics in Prometheus' format say; those of several engines behind one address are added up."""
-    total, positions, steps = {DRAFTS: 0}, dict[int, int](), dict[bool, int]()
-    for one in _samples(text):
-        if one.name in total:
-            total[one.name] += int(one.value)
-        elif one.name == BY_POSITION:
-            place = int(one.labels["position"])
-            positions[place] = positions.get(place, 0) + int(one.value)
+def counted(samples: Iterable[Any]) -> Counts:
+    """What samples of metrics say; those of several engines behind one address are added up.
+
+    Raises KeyError, ValueError and OverflowError for counters that are none.
+    """
+    drafts, positions, steps = 0, Counter[int](), Counter[bool]()
+    for one in samples:
+        if one.name.endswith(DRAFTS):
+            drafts += int(one.value)
+        elif one.name.endswith(BY_POSITION):
+            if (place := int(one.labels["position"])) not in range(MOST_POSITIONS):
+                raise ValueError(f"position {place}")
+            positions[place] += int(one.value)
         elif one.name == STEPS:
-            ours = one.labels.get("by") == "program"
-            steps[ours] = steps.get(ours, 0) + int(one.value)
-    accepted = tuple(positions.get(place, 0) for place in range(max(positions, default=-1) + 1))
-    told = (steps.get(True, 0), steps.get(False, 0)) if steps else (None, None)
-    return Counts(total[DRAFTS], accepted, *told)
+            steps[one.labels.get("by") == "program"] += int(one.value)
+    accepted = tuple(positions[place] for place in range(max(positions, default=-1) + 1))
+    return Counts(drafts, accepted, *((steps[True], steps[False]) if steps else (None, None)))
 
 
-def _samples(text: str) -> list[Any]:
+def samples_of(text: str) -> list[Any]:
     """All samples of metrics; none of what are no metrics."""
     from prometheus_client.parser import text_string_to_metric_families
 
@@ -169,7 +181,7 @@ def _samples(text: str) -> list[Any]:
 
 
 def _program(info: Any) -> Mapping[str, Any] | None:
-    """What SGLang's answer about itself says of a program; None without one."""
+    """What a server's answer about itself says of a program; None without one."""
     states = info.get("internal_states") if isinstance(info, dict) else None
     first = states[0] if isinstance(states, list) and states else None
     found = first.get("specc") if isinstance(first, dict) else None

@@ -9,7 +9,7 @@ from typing import Any
 
 from specc.measure.ratios import Ratio
 from specc.measure.serving.client import Answer
-from specc.measure.serving.server import Counts
+from specc.measure.serving.endpoint import Counts
 
 
 @dataclass(frozen=True)
