@@ -19,8 +19,8 @@ from specc.support.extras import how_to_get
 from specc.support.render import printable
 
 if TYPE_CHECKING:
-    from specc.measure.serving.questions import Prompts
     from specc.measure.serving.figures import Served
+    from specc.measure.serving.questions import Prompts
 
 MADE_UP, MT_BENCH = "made-up", "mt-bench"
 MOST_CLIENTS = 4096

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from specc.measure.serving.client import Answer, Client
-from specc.measure.serving.questions import Prompt, Prompts
 from specc.measure.serving.figures import Texts
+from specc.measure.serving.questions import Prompt, Prompts
 from specc.support.diagnostics import Diagnostic, DiagnosticError
 
 NEAR = 0.25

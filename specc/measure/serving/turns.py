@@ -10,9 +10,9 @@ from dataclasses import dataclass, replace
 
 from specc.measure.ratios import Ratio
 from specc.measure.serving.client import Answer, all_of, connected
-from specc.measure.serving.questions import Prompts
-from specc.measure.serving.figures import BatchFigures, Served, SideFigures, Turn
 from specc.measure.serving.endpoint import Server, meet, no_other_side, of_answers
+from specc.measure.serving.figures import BatchFigures, Served, SideFigures, Turn
+from specc.measure.serving.questions import Prompts
 from specc.measure.serving.texts import compare
 from specc.support.diagnostics import Diagnostic, DiagnosticError
 
