@@ -53,7 +53,7 @@ def bench_serve(
     url: _Url,
     against: _Against = None,
     prompts: _Prompts = MADE_UP,
-    count: Annotated[int, typer.Option(min=1, max=100_000, help="How many prompts are taken, or made up.")] = 32,
+    count: Annotated[int, typer.Option(min=1, max=10_000, help="How many prompts are taken, or made up.")] = 32,
     max_new_tokens: Annotated[int, typer.Option(min=2, max=1_000_000, help="Most new tokens per prompt.")] = 256,
     batch: _Batch = "1,8,32",
     turns: _Turns = 3,
@@ -70,8 +70,8 @@ def bench_serve(
     with reporting(format) as report:
         _require_installed(plot)
         batches = _batches(batch)
-        addresses = _address(url, "--url"), None if against is None else _address(against, "--against")
         asked = _asked(prompts, count, seed, max_new_tokens)
+        addresses = _address(url, "--url"), None if against is None else _address(against, "--against")
         import asyncio
 
         from specc.measure.serving.turns import Wanted, measure
