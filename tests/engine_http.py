@@ -27,7 +27,7 @@ from head_layouts import EXAMPLES
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 START_S, ANSWER_S = 240, 120
-LONGEST = 40
+LONGEST = 24
 """Most tokens of an answer that is compared."""
 PROMPTS = [head + tail for head in PREAMBLES for tail in TAILS[:4]]
 
