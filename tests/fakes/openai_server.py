@@ -65,7 +65,8 @@ class Fake:
         """The two most probable tokens of every place."""
         found = [{one: -0.1, " OTHER": -5.0} for one in self.tokens(prompt, count)]
         if prompt in self.apart and count > 2:
-            found[2] = {token(prompt, 2): -0.5, " OTHER": -0.5 - self.apart[prompt]}
+            second = " third" if self.fault == "third token" else " OTHER"
+            found[2] = {token(prompt, 2): -0.5, second: -0.5 - self.apart[prompt]}
         return found
 
 
@@ -144,7 +145,7 @@ class Handler(BaseHTTPRequestHandler):
             if fake.fault != "stuck":
                 fake.on = bool(body["server_args"]["specc"])
             return self.say([fake.fault != "refuses"])
-        fake.asked.append(body)
+        fake.asked.append(body | {"ran": fake.on and fake.program})
         if fake.fault == "status":
             return self.say({"object": "error", "message": "\x1b[2Jno\u202e"}, 400)
         chat = self.path == "/v1/chat/completions"

@@ -52,13 +52,32 @@ def test_a_program_that_is_switched() -> None:
 
 
 def test_what_is_asked() -> None:
-    """Both sides of a turn are asked the same, greedily; sides take turns at being first."""
+    """Both sides of a turn are asked the same, greedily."""
     with serving(Fake()) as fake:
         found("--url", fake.url, *QUICK)
     assert all(body["temperature"] == 0 and body["ignore_eos"] for body in fake.asked)
     assert len(fake.asked) == 2 * 6 + 2 * 3 * 2 * 5
     timed = [body["prompt"] for body in fake.asked[12:42]]
     assert timed[:5] == timed[5:10] and timed[10:15] == timed[15:20] != timed[:5]
+
+
+def test_sides_take_turns_at_being_first() -> None:
+    with serving(Fake()) as fake:
+        found(
+            "--url",
+            fake.url,
+            "--count",
+            "2",
+            "--max-new-tokens",
+            "4",
+            "--batch",
+            "1",
+            "--turns",
+            "4",
+            "--requests",
+            "2",
+        )
+    assert [body["ran"] for body in fake.asked[4::2]] == [True, False, False, True, True, False, False, True]
 
 
 def test_accepted_lengths_are_those_of_the_verifications() -> None:
@@ -118,6 +137,14 @@ def test_texts_that_differ_are_not_timed(gap: float, fault: str, tmp_path: Path)
     assert "1 of 2 texts differ" in done.stderr and "prompt 2, character " in done.stderr
     assert len([body for body in fake.asked if body.get("stream")]) == 4
     assert fake.on
+
+
+def test_another_token_is_no_near_tie(tmp_path: Path) -> None:
+    """The two best are close, and a third was taken."""
+    (tmp_path / "p.json").write_text(json.dumps(["one", "two"]))
+    with serving(Fake(apart={"two": 0.1}, fault="third token")) as fake:
+        done = run("--url", fake.url, "--prompts", str(tmp_path / "p.json"), "--batch", "1", "--max-new-tokens", "8")
+    assert done.exit_code == 1 and code(done) == "serve/texts-differ"
 
 
 FAULTS = {
