@@ -17,8 +17,8 @@ from specc.cli.versions import VersionOption
 from specc.cli.words import Group
 
 COMMANDS: tuple[str, ...] = (
-    "init", "check", "explain", "report", "build", "list", "inspect", "run", "bench", "tune", "hot-tokens", "schema",
-    "doctor",
+    "init", "check", "explain", "report", "build", "list", "inspect", "run", "bench", "bench-serve", "tune",
+    "hot-tokens", "schema", "doctor",
 )  # fmt: skip
 """Commands in the order of `specc --help`: ``specc.cli.<name>`` has a function ``<name>``, with _ for -."""
 

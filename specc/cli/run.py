@@ -5,7 +5,6 @@ Nothing heavy is imported before the command runs.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
@@ -19,6 +18,7 @@ from specc.cli.printing import Printer
 from specc.cli.progress import progress
 from specc.cli.reporting import Format, reporting
 from specc.support.diagnostics import Diagnostic, DiagnosticError
+from specc.support.prompts import read_prompts, require_whole
 from specc.support.reading import half_character, read_text
 from specc.support.writing import write_output
 
@@ -63,7 +63,7 @@ def run(
     corpus: Annotated[Path | None, typer.Option(help="A text file that the program looks drafts up in.")] = None,
     token_map: Annotated[Path | None, typer.Option(help="The tokens that the draft scores, if only this says.")] = None,
     prompt: Annotated[list[str] | None, typer.Option(help="A prompt; may be repeated.")] = None,
-    prompts: Annotated[Path | None, typer.Option(help="A file of prompts: one per line, or a JSON list.")] = None,
+    prompts: Annotated[Path | None, typer.Option(help="A file of prompts: a line each, a JSON list, or JSONL.")] = None,
     max_new_tokens: Annotated[int, typer.Option(min=1, help="Most new tokens per prompt.")] = 64,
     device: Annotated[Device, typer.Option(help="Where to run.")] = Device.cpu,
     stop: Annotated[list[str] | None, typer.Option(help="End a completion here; may be repeated.")] = None,
@@ -149,30 +149,8 @@ class _Files:
 
 def _prompts(given: Sequence[str], file: Path | None) -> list[str]:
     """Return all prompts: those of the command line, then those of the file."""
-    _require_whole(given, "the command line")
-    if file is None:
-        return list(given)
-    try:
-        text = read_text(file)
-        listed = json.loads(text) if file.suffix == ".json" else [line for line in text.splitlines() if line.strip()]
-    except (OSError, ValueError, RecursionError) as error:
-        message = f"cannot read the prompts in {str(file)!r}: {error}"
-        raise DiagnosticError(Diagnostic("config/unreadable", message)) from error
-    if not isinstance(listed, list) or not all(isinstance(item, str) for item in listed):
-        message = f"{str(file)!r} is not a JSON list of strings"
-        raise DiagnosticError(Diagnostic("config/wrong-type", message))
-    _require_whole(listed, repr(str(file)))
-    return [*given, *listed]
-
-
-def _require_whole(prompts: Sequence[str], origin: str) -> None:
-    """Raise DiagnosticError ``run/bad-prompt`` for the first prompt that is no text."""
-    for number, prompt in enumerate(prompts, 1):
-        if (place := half_character(prompt)) is not None:
-            near = prompt[max(place - 20, 0) : place + 20]
-            message = f"prompt {number} of {origin} has half of a character at place {place}, in {near!r}"
-            hint = "write the whole character: in JSON as both of its halves, on a command line as UTF-8"
-            raise DiagnosticError(Diagnostic("run/bad-prompt", message, hint=hint))
+    require_whole(given, "the command line")
+    return [*given, *(read_prompts(file) if file is not None else [])]
 
 
 def _check_stops(stops: Sequence[str]) -> None:

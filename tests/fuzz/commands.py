@@ -58,6 +58,11 @@ LISTS = (
     "native",
     "x\n,y",
 )
+ADDRESSES = (
+    "", "http", "http://", "http:///x", "ftp://x", "http://x:0", "http://x:99999", "http://[", "http://u:p@x",
+    "http://x?y", "http://x/#y", "http://x y", "http://\u00e9", "http://x\n", "\x1b[2J", "http://" + "x" * 5000, "1",
+)  # fmt: skip
+"""What of an address is refused, so that nobody is asked."""
 SMALL = """\
 name: fuzzed
 algorithm: STANDALONE
@@ -161,6 +166,8 @@ def _value(rng: random.Random, words: tuple[str, ...], one: Any) -> list[str]:
     """What is said of a parameter: mostly of its type, sometimes anything."""
     if one.param_type_name != "argument" and one.is_flag:
         return []
+    if words == ("bench-serve",) and one.name in ("url", "against"):
+        return [rng.choice(ADDRESSES)]
     if words in SERVERS and one.param_type_name == "argument":
         return SERVERS[words](rng)
     if (known := _known(words, one)) and rng.random() < 0.6:

@@ -23,7 +23,7 @@ STAND_INS = HERE / "stand_ins"
 CHECK = """
 import json, torch, sgl_kernel, xgrammar
 from importlib.metadata import version
-from sglang.srt.entrypoints import engine
+from sglang.srt.entrypoints import engine, http_server
 from sglang.srt.speculative import eagle_worker_v2
 print(json.dumps({"sglang": version("sglang"), "torch": torch.__version__, "sgl_kernel": sgl_kernel.__file__}))
 """

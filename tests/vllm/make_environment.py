@@ -28,6 +28,7 @@ CHECK = """
 import json, torch, xgrammar
 from importlib.metadata import version
 from vllm.platforms import current_platform
+from vllm.entrypoints.openai import api_server
 from vllm.v1.engine import llm_engine
 if not current_platform.is_cpu():
     raise SystemExit(f"vLLM chose {current_platform}")

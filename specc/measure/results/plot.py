@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -25,26 +26,38 @@ def draw(measurement: Measurement, path: Path) -> None:
         OSError: the file cannot be written.
 
     """
-    from matplotlib import rc_context
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
-
     rows = [len(one.launches) for one in measurement.buckets] + (
         [len(measurement.compared)] if measurement.compared else []
     )
-    figure = Figure(figsize=(WIDTH, sum(rows) * HEIGHT + 0.9 * len(rows) + 0.6), layout="constrained")
-    FigureCanvasAgg(figure)
-    panels = figure.subplots(len(rows), 1, squeeze=False, gridspec_kw={"height_ratios": rows})
-    for panel, one in zip(panels[:, 0], measurement.buckets, strict=False):
+    figure, panels = panels_of(rows)
+    for panel, one in zip(panels, measurement.buckets, strict=False):
         _draw_bucket(panel, one)
     if measurement.compared:
-        _draw_compared(panels[-1, 0], measurement)
-    last = panels[len(measurement.buckets) - 1, 0]
+        _draw_compared(panels[-1], measurement)
+    last = panels[len(measurement.buckets) - 1]
     last.set_xlabel("microseconds; the mark is the floor: an empty launch, or a copy of as many bytes")
     figure.suptitle(
         f"{measurement.name}: {measurement.algorithm}, num_steps {measurement.num_steps}, on {measurement.gpu}"
     )
-    with rc_context({"svg.hashsalt": measurement.name}):  # the same figures are the same bytes
+    save(figure, path, measurement.name)
+
+
+def panels_of(rows: Sequence[int]) -> tuple[Any, list[Any]]:
+    """A figure, and its panels from top to bottom, for so many bars each."""
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(WIDTH, sum(rows) * HEIGHT + 0.9 * len(rows) + 0.6), layout="constrained")
+    FigureCanvasAgg(figure)
+    panels = figure.subplots(len(rows), 1, squeeze=False, gridspec_kw={"height_ratios": rows})
+    return figure, list(panels[:, 0])
+
+
+def save(figure: Any, path: Path, salt: str) -> None:
+    """Write a figure, the same bytes for the same figures and ``salt``; raises as `draw`."""
+    from matplotlib import rc_context
+
+    with rc_context({"svg.hashsalt": salt}):
         figure.savefig(path, metadata={"Date": None} if path.suffix == ".svg" else None)
 
 

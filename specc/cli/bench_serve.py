@@ -1,0 +1,154 @@
+"""`specc bench-serve`: a running server with a program and without it, over its OpenAI interface."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from importlib.util import find_spec
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+from urllib.parse import urlsplit
+
+import typer
+
+from specc.cli.configuration import words_of
+from specc.cli.progress import progress
+from specc.cli.reporting import Format, Report, printing, reporting
+from specc.support.diagnostics import Diagnostic, DiagnosticError
+from specc.support.extras import how_to_get
+from specc.support.render import printable
+
+if TYPE_CHECKING:
+    from specc.measure.serving.figures import Served
+    from specc.measure.serving.questions import Prompts
+
+MADE_UP, MT_BENCH = "made-up", "mt-bench"
+MOST_CLIENTS = 4096
+
+_Url = Annotated[str, typer.Option(metavar="URL", help="The server with the program, as http://127.0.0.1:30000.")]
+_Against = Annotated[
+    str | None,
+    typer.Option(
+        metavar="URL",
+        help="The server without it. Default: the same one, its program off and on, if it can be switched.",
+    ),
+]
+_Prompts = Annotated[
+    str,
+    typer.Option(
+        metavar="FILE|made-up|mt-bench",
+        help="A file with a prompt a line, a JSON list, JSONL with prompt or turns; random words of lengths as "
+        "people's; or MT-Bench's questions, where a package that has them is installed.",
+    ),
+]
+_Batch = Annotated[str, typer.Option(metavar="N,...", help="How many clients ask at a time.")]
+_Turns = Annotated[int, typer.Option(min=3, max=1000, help="Of each side, in turn, for each number of clients.")]
+_Requests = Annotated[
+    int | None, typer.Option(min=1, help="Of a turn. Default: two of each client, and at least 8.", show_default=False)
+]
+_Silence = Annotated[float, typer.Option(min=0.1, max=86400, help="Seconds that a server may say nothing.")]
+
+
+def bench_serve(
+    url: _Url,
+    against: _Against = None,
+    prompts: _Prompts = MADE_UP,
+    count: Annotated[int, typer.Option(min=1, max=10_000, help="How many prompts are taken, or made up.")] = 32,
+    max_new_tokens: Annotated[int, typer.Option(min=2, max=1_000_000, help="Most new tokens per prompt.")] = 256,
+    batch: _Batch = "1,8,32",
+    turns: _Turns = 3,
+    requests: _Requests = None,
+    seed: Annotated[int, typer.Option(help="Of prompts that are made up.")] = 0,
+    model: Annotated[str | None, typer.Option(help="As the servers name it. Default: their first.")] = None,
+    chat: Annotated[bool, typer.Option("--chat", help="Prompts are messages; the server's template is used.")] = False,
+    timeout: _Silence = 120.0,
+    plot: Annotated[Path | None, typer.Option(metavar="FILE", help="A picture, such as serve.svg.")] = None,
+    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="No progress.")] = False,
+    format: Annotated[Format, typer.Option(help="How the figures are printed.")] = Format.text,
+) -> None:
+    """Compare a running server with a program and without it: greedy texts first, then both sides in turns."""
+    with reporting(format) as report:
+        _require_installed(plot)
+        batches = _batches(batch)
+        asked = _asked(prompts, count, seed, max_new_tokens)
+        addresses = _address(url, "--url"), None if against is None else _address(against, "--against")
+        import asyncio
+
+        from specc.measure.serving.turns import Wanted, measure
+
+        wanted = Wanted(*addresses, batches, turns, requests, model, chat, timeout)
+        with progress("comparing texts", 2 * (1 + turns * len(batches)), quiet=quiet) as shown:
+            found, doubts = asyncio.run(measure(wanted, asked, shown.advance))
+        _print(found, doubts, format, report)
+        if plot is not None:
+            _draw(found, plot)
+
+
+def _require_installed(plot: Path | None) -> None:
+    """The client of servers, and what draws where a picture is wanted."""
+    needed = {"--url": ("aiohttp", "asks servers"), **({"--plot": ("matplotlib", "draws")} if plot else {})}
+    for option, (library, does) in needed.items():
+        if find_spec(library) is None:
+            message = f"{library} {does}, and is not installed: {how_to_get('bench')}"
+            raise typer.BadParameter(message, param_hint=option)
+
+
+def _batches(given: str) -> tuple[int, ...]:
+    """Numbers of clients, ascending."""
+    words = words_of(given)
+    if not words or not all(word.isascii() and word.isdecimal() and len(word) < 6 for word in words):
+        raise typer.BadParameter(f"numbers with commas, as 1,8,32, not {given[:60]!r}", param_hint="--batch")
+    found = tuple(sorted({int(word) for word in words}))
+    if found[0] < 1 or found[-1] > MOST_CLIENTS:
+        raise typer.BadParameter(f"from 1 to {MOST_CLIENTS} clients", param_hint="--batch")
+    return found
+
+
+def _address(given: str, option: str) -> str:
+    """The address of a server: a scheme, a host and perhaps a port."""
+    try:
+        parts = urlsplit(given)
+        whole = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
+        whole = whole and not (parts.username or parts.password or parts.query or parts.fragment)
+    except ValueError:
+        whole = False
+    if not whole or not given.isascii() or not given.isprintable() or " " in given or len(given) > 2000:
+        raise typer.BadParameter(f"an address as http://127.0.0.1:30000, not {given[:80]!r}", param_hint=option)
+    return given.rstrip("/").removesuffix("/v1")
+
+
+def _asked(prompts: str, count: int, seed: int, max_tokens: int) -> Prompts:
+    """What `--prompts` names."""
+    from specc.measure.serving.questions import made_up, mt_bench, of_file
+
+    try:
+        if prompts == MADE_UP:
+            return made_up(count, seed, max_tokens)
+        if prompts == MT_BENCH:
+            return mt_bench(count, max_tokens)
+        return of_file(Path(prompts), count, max_tokens)
+    except (LookupError, ValueError) as error:
+        raise typer.BadParameter(str(error), param_hint="--prompts") from error
+
+
+def _print(found: Served, doubts: Sequence[Diagnostic], format: Format, report: Report) -> None:
+    from specc.measure.serving.table import tables
+    from specc.support.render import to_json
+
+    if format is Format.json:
+        typer.echo(json.dumps(found.record() | {"warnings": to_json(doubts, {})}, indent=2))
+        return
+    report.show(doubts)
+    with printing() as console:
+        for part in tables(found):
+            console.print(part)
+
+
+def _draw(found: Served, plot: Path) -> None:
+    from specc.measure.serving.table import draw
+
+    try:
+        draw(found, plot)
+    except (OSError, ValueError) as error:
+        raise DiagnosticError(Diagnostic("emit/io", f"cannot draw into '{plot}': {error}")) from error
+    typer.echo(printable(f"wrote {plot}"), err=True)

@@ -1,0 +1,188 @@
+"""What a server says of itself: its model, its program, and what it has counted since it began."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Awaitable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import zip_longest
+from typing import Any, TypeVar
+
+from specc.measure.serving.client import Answer, Client
+from specc.support.diagnostics import Diagnostic, DiagnosticError
+
+T = TypeVar("T")
+SWITCH, STATE, METRICS = "/set_internal_state", "/server_info", "/metrics"
+"""Where a program is switched, where a server tells of it, and where it has its metrics; not all servers have these."""
+DRAFTS, BY_POSITION = ":spec_decode_num_drafts_total", ":spec_decode_num_accepted_tokens_per_pos_total"
+"""How the names of an engine's counters end: verifications, and accepted drafts by position."""
+MOST_POSITIONS = 1024
+STEPS, ACTIVE = "specc:decode_steps_total", "specc:program_active"
+
+
+@dataclass(frozen=True)
+class Counts:
+    """Counters of a server. ``served`` and ``left`` are decode steps of its program, and those left to the engine.
+
+    Attributes:
+        verifications: of the drafts of one request each.
+        accepted: drafts that these accepted, by their position, from 0.
+        served: None where the server does not tell, or has no program.
+        left: as served.
+
+    """
+
+    verifications: int = 0
+    accepted: tuple[int, ...] = ()
+    served: int | None = None
+    left: int | None = None
+
+    def plus(self, other: Counts, sign: int = 1) -> Counts:
+        """Both together."""
+        pairs = zip_longest(self.accepted, other.accepted, fillvalue=0)
+        served, left = (
+            None if one is None and more is None else (one or 0) + sign * (more or 0)
+            for one, more in ((self.served, other.served), (self.left, other.left))
+        )
+        accepted = tuple(one + sign * more for one, more in pairs)
+        return Counts(self.verifications + sign * other.verifications, accepted, served, left)
+
+    def since(self, before: Counts) -> Counts:
+        """What was counted between two times."""
+        return self.plus(before, -1)
+
+    @property
+    def accept_length(self) -> float | None:
+        """Tokens a verification, the one after the accepted drafts included; None without verifications."""
+        return 1 + sum(self.accepted) / self.verifications if self.verifications > 0 else None
+
+    @property
+    def by_position(self) -> tuple[float, ...]:
+        """By position, which part of the verifications accepted the draft that stands there."""
+        return tuple(count / self.verifications for count in self.accepted) if self.verifications > 0 else ()
+
+
+def of_answers(answers: Sequence[Answer]) -> Counts:
+    """What the answers of a server say of their verifications themselves."""
+    most = max((len(one.accepted) for one in answers), default=0)
+    by_count = [sum(one.accepted[k] for one in answers if k < len(one.accepted)) for k in range(most)]
+    return Counts(sum(by_count), tuple(sum(by_count[k:]) for k in range(1, most)))
+
+
+@dataclass
+class Server:
+    """A server, and what it said when it was met.
+
+    Attributes:
+        client: that asks it.
+        engine: as it names itself.
+        program: the program's name, None where it does not tell, or has none.
+        switchable: whether the program can be switched.
+        metrics: whether it has any.
+
+    """
+
+    client: Client
+    engine: str
+    program: str | None
+    switchable: bool
+    metrics: bool
+
+    @property
+    def address(self) -> str:
+        """Where it is."""
+        return self.client.url
+
+    async def switch(self, on: bool) -> None:
+        """Have the program run the decode steps, or the engine. DiagnosticError where that is refused."""
+        answer = await self.client.get(SWITCH, {"server_args": {"specc": int(on)}})
+        done = answer if isinstance(answer, list) else [answer]
+        state = _program(await self.client.get(STATE))
+        if not done or not all(one is True for one in done) or state is None or state.get("on") is not on:
+            raise no_other_side(self.address, f"its program could not be switched {'on' if on else 'off'}")
+
+    async def counts(self) -> Counts:
+        """Of now."""
+        try:
+            found = counted(samples_of(await self.client.text(METRICS))) if self.metrics else Counts()
+        except (KeyError, ValueError, OverflowError) as error:
+            self.client.broken(f"{METRICS} has a counter that is none: {error}")
+        if not self.switchable:
+            return found
+        state = _program(await self.client.get(STATE)) or {}
+        try:
+            return replace(found, served=int(state["served"]), left=sum(state["left"].values()))
+        except (KeyError, TypeError, ValueError, AttributeError):
+            self.client.broken(f"{STATE} does not say how many steps its program ran")
+
+
+def no_other_side(address: str, why: str) -> DiagnosticError:
+    """There is one side alone."""
+    hint = "--against gives the address of the same server without the program"
+    return DiagnosticError(Diagnostic("serve/no-other-side", f"{address}: {why}", hint=hint))
+
+
+async def meet(client: Client, model: str | None) -> Server:
+    """Ask a server who it is. It must serve the model of that name, or have a first one.
+
+    Raises DiagnosticError where it does not answer, or has no such model.
+    """
+    listed = await client.get("/v1/models")
+    try:
+        models = {str(one["id"]): str(one.get("owned_by", "")) for one in listed["data"]}
+    except (KeyError, TypeError, AttributeError):
+        client.broken("/v1/models lists no models")
+    if not models or (model is not None and model not in models):
+        wanted = "no model" if model is None else f"no model {model[:60]!r}"
+        raise DiagnosticError(Diagnostic("serve/no-model", f"{client.url} serves {wanted}, but {list(models)[:8]}"))
+    client.model = model or next(iter(models))
+    state = _program(await _if_there(client.get(STATE)))
+    text = await _if_there(client.text(METRICS))
+    active = [one.labels.get("program") for one in samples_of(text or "") if one.name == ACTIVE and one.value]
+    program = state.get("program") if state else next(iter(active), None)
+    return Server(client, models[client.model], program, state is not None, text is not None)
+
+
+async def _if_there(answer: Awaitable[T]) -> T | None:
+    """What a server answers; None where it has no such path."""
+    try:
+        return await answer
+    except DiagnosticError:
+        return None
+
+
+def counted(samples: Iterable[Any]) -> Counts:
+    """What samples of metrics say; those of several engines behind one address are added up.
+
+    Raises KeyError, ValueError and OverflowError for counters that are none.
+    """
+    drafts, positions, steps = 0, Counter[int](), Counter[bool]()
+    for one in samples:
+        if one.name.endswith(DRAFTS):
+            drafts += int(one.value)
+        elif one.name.endswith(BY_POSITION):
+            if (place := int(one.labels["position"])) not in range(MOST_POSITIONS):
+                raise ValueError(f"position {place}")
+            positions[place] += int(one.value)
+        elif one.name == STEPS:
+            steps[one.labels.get("by") == "program"] += int(one.value)
+    accepted = tuple(positions[place] for place in range(max(positions, default=-1) + 1))
+    return Counts(drafts, accepted, *((steps[True], steps[False]) if steps else (None, None)))
+
+
+def samples_of(text: str) -> list[Any]:
+    """All samples of metrics; none of what are no metrics."""
+    from prometheus_client.parser import text_string_to_metric_families
+
+    try:
+        return [sample for family in text_string_to_metric_families(text) for sample in family.samples]
+    except (ValueError, KeyError, IndexError):
+        return []
+
+
+def _program(info: Any) -> Mapping[str, Any] | None:
+    """What a server's answer about itself says of a program; None without one."""
+    states = info.get("internal_states") if isinstance(info, dict) else None
+    first = states[0] if isinstance(states, list) and states else None
+    found = first.get("specc") if isinstance(first, dict) else None
+    return found if isinstance(found, dict) else None

@@ -1,0 +1,129 @@
+"""What was found of a server with a program and without it, as records: table, JSON and picture are made of them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from statistics import median, quantiles
+from typing import Any
+
+from specc.measure.results.ratios import Ratio
+from specc.measure.serving.client import Answer
+from specc.measure.serving.endpoint import Counts
+
+
+@dataclass(frozen=True)
+class Turn:
+    """One side for the length of some requests, asked by ``clients`` at a time, in ``seconds``."""
+
+    clients: int
+    seconds: float
+    answers: tuple[Answer, ...]
+    counts: Counts
+
+    @property
+    def tokens_per_s(self) -> float:
+        """All tokens of all answers over the time of the turn."""
+        return sum(one.tokens for one in self.answers) / self.seconds
+
+
+@dataclass(frozen=True)
+class SideFigures:
+    """One side in all turns of a batch.
+
+    Attributes:
+        tokens_per_s: of all requests together, the median of the turns.
+        per_token_ms: milliseconds a token behind a request's first, the median of the requests.
+        per_token_ms_p90: what nine requests in ten do not exceed.
+        first_token_ms: milliseconds to a request's first text, the median.
+        accept_length: tokens a verification, None where the server does not tell.
+        by_position: which part of the verifications accepted the draft of each position; empty where not told.
+        program_steps: which part of the decode steps the program ran, None where the server does not tell.
+        tokens: of all answers of all turns.
+
+    """
+
+    tokens_per_s: float
+    per_token_ms: float | None
+    per_token_ms_p90: float | None
+    first_token_ms: float
+    accept_length: float | None
+    by_position: tuple[float, ...]
+    program_steps: float | None
+    tokens: int
+
+    @staticmethod
+    def of(turns: Sequence[Turn]) -> SideFigures:
+        """From at least one turn."""
+        answers = [one for turn in turns for one in turn.answers]
+        counts = Counts()
+        for turn in turns:
+            counts = counts.plus(turn.counts)
+        each = [1000 * one.per_token_s for one in answers if one.per_token_s is not None]
+        steps = None if counts.served is None or counts.left is None else counts.served + counts.left
+        return SideFigures(
+            median(turn.tokens_per_s for turn in turns),
+            median(each) if each else None,
+            quantiles(each, n=10, method="inclusive")[-1] if len(each) > 1 else None,
+            median(1000 * one.first_s for one in answers),
+            counts.accept_length,
+            counts.by_position,
+            (counts.served or 0) / steps if steps else None,
+            sum(one.tokens for one in answers),
+        )
+
+
+@dataclass(frozen=True)
+class BatchFigures:
+    """Both sides with so many clients at a time. ``ratio`` is the program's tokens/s over the other side's, by turn."""
+
+    clients: int
+    requests: int
+    program: SideFigures
+    other: SideFigures
+    ratio: Ratio
+
+
+@dataclass(frozen=True)
+class Texts:
+    """Greedy texts of both sides: how many were compared, and how many part at a near tie of two tokens."""
+
+    compared: int
+    near_ties: int
+
+    @property
+    def equal(self) -> int:
+        """How many are the same to the last character."""
+        return self.compared - self.near_ties
+
+
+@dataclass(frozen=True)
+class Served:
+    """A server with a program and without it.
+
+    Attributes:
+        program: the program's name, None where the server does not tell.
+        model: as the server names it.
+        addresses: of the side with the program and of the other one; the same for a program that is switched.
+        engines: as the two servers name themselves.
+        prompts: what was asked.
+        prompt_tokens: the median of the prompts' tokens.
+        turns: of each side, in each batch.
+        texts: what was compared before anything was timed.
+        batches: figures by number of clients.
+
+    """
+
+    program: str | None
+    model: str
+    addresses: tuple[str, str]
+    engines: tuple[str, str]
+    prompts: str
+    prompt_tokens: float
+    turns: int
+    texts: Texts
+    batches: tuple[BatchFigures, ...]
+
+    def record(self) -> dict[str, Any]:
+        """As JSON has it."""
+        return asdict(self) | {"texts": asdict(self.texts) | {"equal": self.texts.equal}}

@@ -1,0 +1,73 @@
+"""What was found of a server, as tables and a picture."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+from rich.table import Table
+from rich.text import Text
+
+from specc.measure.results.plot import panels_of, save
+from specc.measure.serving.figures import BatchFigures, Served, SideFigures
+from specc.support.render import printable
+
+SIDES = ("program", "without")
+
+
+def tables(found: Served) -> Iterator[Table | Text]:
+    """What was compared, the verdict about texts, and a table with two lines for each number of clients."""
+    ours, theirs = found.addresses
+    named = found.program or "the program (the server does not name it)"
+    how = f"{ours}, switched on and off" if ours == theirs else f"{ours} against {theirs}"
+    yield Text(printable(f"{named}: {found.model}, {how}"))
+    yield Text(printable(f"prompts     {found.prompts}; {found.prompt_tokens:g} tokens (median)"))
+    ties = f", {found.texts.near_ties} part at a near tie" if found.texts.near_ties else ""
+    yield Text(f"texts       {found.texts.equal} of {found.texts.compared} are equal{ties}")
+    yield Text(f"turns       {found.turns} of each side, of {', '.join(_requests(one) for one in found.batches)}")
+    yield _figures(found)
+    for number, one in enumerate(found.batches):
+        if number == len(found.batches) - 1 and one.program.by_position:
+            shares = ", ".join(f"{share:.2f}" for share in one.program.by_position)
+            yield Text(f"accepted by position, {one.clients} clients: {shares}")
+
+
+def _requests(one: BatchFigures) -> str:
+    return f"{one.requests} requests by {one.clients} client{'s' * (one.clients != 1)}"
+
+
+def _figures(found: Served) -> Table:
+    table = Table(box=None)
+    names = ("clients", "side", "tokens/s", "ms/token", "p90", "ms/first", "accepted", "steps", "times the rate")
+    for name in names:
+        table.add_column(name, justify="left" if name == "side" else "right")
+    for one in found.batches:
+        table.add_row(str(one.clients), SIDES[0], *_cells(one.program), str(one.ratio))
+        table.add_row("", SIDES[1], *_cells(one.other), "")
+    return table
+
+
+def _cells(side: SideFigures) -> list[str]:
+    return [
+        f"{side.tokens_per_s:.1f}",
+        "" if side.per_token_ms is None else f"{side.per_token_ms:.2f}",
+        "" if side.per_token_ms_p90 is None else f"{side.per_token_ms_p90:.2f}",
+        f"{side.first_token_ms:.1f}",
+        "" if side.accept_length is None else f"{side.accept_length:.2f}",
+        "" if side.program_steps is None else f"{100 * side.program_steps:.0f} %",
+    ]
+
+
+def draw(found: Served, path: Path) -> None:
+    """Write a picture of the tokens/s of both sides; raises ValueError and OSError as `specc.measure.results.plot.draw`."""
+    figure, panels = panels_of([2] * len(found.batches))
+    for panel, one in zip(panels, found.batches, strict=True):
+        rates = [one.program.tokens_per_s, one.other.tokens_per_s]
+        panel.barh([0, 1], rates, height=0.7, color=["#4c78a8", "#bab0ac"])
+        panel.set_yticks([0, 1], list(SIDES))
+        panel.invert_yaxis()
+        panel.margins(x=0.12)
+        panel.set_title(f"{one.clients} clients: {one.ratio} times as many tokens/s", loc="left")
+    panels[-1].set_xlabel("tokens/s of all clients together, median of the turns")
+    figure.suptitle(printable(f"{found.program or found.model}: with the program and without it"))
+    save(figure, path, found.program or found.model)

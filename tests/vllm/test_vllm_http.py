@@ -1,0 +1,84 @@
+"""vLLM as people start it, behind HTTP, with a program: a crowd of clients, some of whom leave, and the benchmark."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from engine_http import Server, crowd, free_port, started, wrong
+from engine_job import environment
+from vllm_files import HERE, ON_GPU, PYTHON
+from vllm_programs import build_program
+from vllm_server import BLOCK, NUM_STEPS, Variant
+
+pytestmark = pytest.mark.skipif(ON_GPU, reason="the environment of GPUs has no HTTP server")
+REQUESTS, CLIENTS, LEAVING = 160, 24, 60
+ROWS, BLOCKS, MODEL_LEN = 16, 200, 512
+IDLE_S = 30
+
+
+@pytest.fixture(scope="module")
+def server(models: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    folder, port = tmp_path_factory.mktemp("http"), free_port()
+    wheel = build_program(Variant("eagle", "eagle", program=True), models, folder / "wheel", (1, 2, 4, 8, ROWS))
+    drafts = {"method": "eagle", "num_speculative_tokens": NUM_STEPS, "model": str(models / "eagle")}
+    given = {
+        "served-model-name": "target", "host": "127.0.0.1", "port": port, "dtype": "float32", "max-num-seqs": ROWS,
+        "max-num-batched-tokens": 256, "max-model-len": MODEL_LEN, "block-size": BLOCK, "seed": 1,
+        "num-gpu-blocks-override": BLOCKS, "speculative-config": json.dumps(drafts),
+    }  # fmt: skip
+    flags = ("--enforce-eager", "--no-async-scheduling", "--no-enable-prefix-caching")
+    words = [f"--{name}={value}" for name, value in given.items()]
+    figures = folder / "figures"
+    figures.mkdir()
+    settings = environment(folder, wheel) | {
+        "VLLM_NO_USAGE_STATS": "1",
+        "VLLM_USE_FLASHINFER_SAMPLER": "0",
+        "VLLM_CPU_KVCACHE_SPACE": "1",
+        "VLLM_CPU_OMP_THREADS_BIND": "nobind",
+        "HF_HUB_OFFLINE": "1",
+        "OMP_NUM_THREADS": "1",
+        "TRITON_INTERPRET": "1",
+        "PROMETHEUS_MULTIPROC_DIR": str(figures),
+    }
+    settings["PYTHONPATH"] += f":{HERE / 'stand_ins'}"
+    command = [str(PYTHON), "-m", "vllm.entrypoints.cli.main", "serve", str(models / "target"), *words, *flags]
+    with started(command, settings, folder, port) as running:
+        yield running
+
+
+def wait(server: Server) -> None:
+    """Until nothing runs and nothing waits."""
+    for _ in range(10 * IDLE_S):
+        if not sum(server.metric(f"vllm:num_requests_{state}") for state in ("running", "waiting")):
+            return
+        time.sleep(0.1)
+    raise AssertionError(f"something still runs {IDLE_S} s after the last client has left")
+
+
+def test_a_crowd_has_the_texts_of_the_target_and_leaves_nothing_behind(server: Server) -> None:
+    """Those who leave are aborted, the program runs steps, and no block of the KV cache is in use."""
+    answers = crowd(server, REQUESTS, CLIENTS, LEAVING, seed=1)
+    assert wrong(answers) == []
+    wait(server)
+    assert server.metric("vllm:kv_cache_usage_perc") == 0
+    assert server.metric("vllm:request_success_total", finished_reason="abort") > LEAVING / 2
+    steps, left = (server.metric("specc:decode_steps_total", by=who) for who in ("program", "vllm"))
+    assert server.metric("specc:program_active", program="specc_program_served") == 1
+    assert steps > (steps + left) / 3
+
+
+def test_the_benchmark_of_two_servers_that_are_one(server: Server, tmp_path: Path) -> None:
+    """Both sides are this server: what is the same is found to be, and that a program ran on the other side is told."""
+    told = server.bench(tmp_path, "--against", server.url)
+    assert told["program"] == "specc_program_served" and told["engines"] == ["vllm", "vllm"]
+    assert told["texts"] == {"compared": 4, "near_ties": 0, "equal": 4}
+    assert [one["code"] for one in told["warnings"]] == ["serve/program-idle"]
+    [one] = told["batches"]
+    assert one["program"]["program_steps"] > 0 and one["other"]["program_steps"] > 0
+    assert one["program"]["tokens"] == one["other"]["tokens"] > 100
+    assert one["program"]["accept_length"] == pytest.approx(one["other"]["accept_length"], rel=0.05)
+    assert len(one["program"]["by_position"]) == NUM_STEPS and 1.5 < one["program"]["accept_length"] < 4
