@@ -5,12 +5,12 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from specc.cli.configuration import EngineOption, depth_index, load
+from specc.cli import completion
+from specc.cli.configuration import EngineOption, SubjectArgument, depth_index, load_subject
 from specc.cli.reporting import Format, printing, reporting
 
 if TYPE_CHECKING:
@@ -23,9 +23,12 @@ if TYPE_CHECKING:
 
 
 def explain(
-    config: Annotated[Path, typer.Argument(metavar="CONFIG", help="The YAML file.", show_default=False)],
+    config: SubjectArgument,
     only: Annotated[
-        str | None, typer.Option("--pass", metavar="NAME", help="Tell of the passes only what this one decided.")
+        str | None,
+        typer.Option(
+            "--pass", metavar="NAME", help="Tell only what this pass decided.", autocompletion=completion.one_pass
+        ),
     ] = None,
     num_steps: Annotated[
         int | None, typer.Option(help="Which depth to tell of, if there are several. Default: the deepest.")
@@ -36,22 +39,22 @@ def explain(
 ) -> None:
     """Tell what becomes of a configuration and why, without compiling anything."""
     with reporting(format) as report:
-        from specc.driver.build import build_program
         from specc.explain.document import document
         from specc.explain.story import tell
         from specc.support.render import to_json
 
         _require_pass(only)
-        loaded = load(config, report, engine)
-        at = depth_index(loaded, num_steps)
-        story = tell(build_program(loaded).depths[at])
+        subject = load_subject(config, report, engine)
+        at = depth_index(subject.loaded, num_steps)
+        build, warnings = subject.compiled()
+        story = tell(build.depths[at])
         if only is not None:
             story = replace(story, passes=tuple(told for told in story.passes if told.name == only))
         if format is Format.json:
-            warnings = {"warnings": to_json(loaded.warnings, loaded.paths)}
-            typer.echo(json.dumps(document(story) | warnings, indent=2))
+            more = {"warnings": to_json(warnings, subject.loaded.paths)}
+            typer.echo(json.dumps(document(story) | more, indent=2))
             return
-        report.show(loaded.warnings)
+        report.show(warnings)
         with printing() as console:
             for part in _text(story, rejected=only is not None) if full or only else _brief(story):
                 console.print(part)

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from specc.cli import completion
 from specc.cli.progress import progress
 from specc.cli.reporting import printing, reporting
 from specc.cli.serving import DRAWN, GpuOption
@@ -33,7 +34,7 @@ def init(
     draft: Annotated[
         Path | None,
         typer.Argument(
-            metavar="[DRAFT]",
+            metavar="DRAFT",
             help="Directory of the model that drafts; none for look-ups, or a module of the target's own.",
             show_default=False,
         ),
@@ -44,7 +45,12 @@ def init(
     ] = None,
     force: Annotated[bool, typer.Option("--force", help="Write over a file that is there.")] = False,
     algorithm: Annotated[
-        str | None, typer.Option(metavar="NAME", help="The algorithm, instead of the one that fits.")
+        str | None,
+        typer.Option(
+            metavar="NAME",
+            help="The algorithm, instead of the one that fits.",
+            autocompletion=completion.algorithm,
+        ),
     ] = None,
     topk: Annotated[
         int | None, typer.Option(min=1, max=16, help="Children kept per draft step; more than 1 is a tree. Default: 1.")
@@ -57,6 +63,7 @@ def init(
         typer.Option(
             metavar="NAME",
             help="Write it for a server of this engine as people start it: its shape, batches and pages.",
+            autocompletion=completion.engine,
         ),
     ] = None,
     gpu: GpuOption = None,

@@ -5,19 +5,16 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from dataclasses import replace
-from importlib.metadata import entry_points
 from typing import Annotated, Any
 
 import typer
 
+from specc.cli.completion import installed
 from specc.cli.inspect import program_root, undamaged
 from specc.cli.reporting import Format, printing, reporting
 from specc.runtime.plan.manifest import Manifest
 from specc.runtime.plan.plan_json import load_plan
 from specc.support.diagnostics import Diagnostic, DiagnosticError
-
-PROGRAMS = "specc.programs"
-"""The entry points of programs, as their wheels have them."""
 
 
 def list(format: Annotated[Format, typer.Option(help="How it is printed.")] = Format.text) -> None:
@@ -55,7 +52,7 @@ def _algorithms(problems: dict[str, Diagnostic]) -> Iterator[dict[str, Any]]:
 
 def programs(problems: dict[str, Diagnostic]) -> Iterator[dict[str, Any]]:
     """Every program, by name; damaged ones are problems instead. Digests are not compared."""
-    for package in sorted({point.value for point in entry_points(group=PROGRAMS)}):
+    for package in installed():
         try:
             with program_root(package) as root, undamaged(package):
                 manifest, plan = Manifest.read(root), load_plan(root)

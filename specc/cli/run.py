@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.console import Console
 
+from specc.cli.inspect import ProgramArgument
 from specc.cli.printing import Printer
 from specc.cli.progress import progress
 from specc.cli.reporting import Format, reporting
@@ -36,58 +37,128 @@ class Device(StrEnum):
     cuda = "cuda"
 
 
+_MODELS, _PROMPTS, _DRAWING, _FORM, _SHOWN = "Models", "Prompts", "Drawing", "Form of the text", "What is shown"
+"""Headings of options in `--help`."""
+
+_Target = Annotated[Path, typer.Option(help="Directory of the target model.", rich_help_panel=_MODELS)]
 _Draft = Annotated[
     Path | None,
-    typer.Option(help="Directory of the draft model, if the program has one; by default the target's own module."),
+    typer.Option(
+        help="Directory of the draft model, if the program has one; by default the target's own module.",
+        rich_help_panel=_MODELS,
+    ),
 ]
-_Temperature = Annotated[float, typer.Option(help="Draw tokens at this temperature; 0 takes the most probable ones.")]
-_Seed = Annotated[int | None, typer.Option(help="Of the randomness of every prompt; by default each has its own.")]
-_Repetition = Annotated[
-    float, typer.Option(help="Divide positive logits of tokens in prompt or output by it, multiply the others.")
+_Corpus = Annotated[
+    Path | None, typer.Option(help="A text file that the program looks drafts up in.", rich_help_panel=_MODELS)
+]
+_TokenMap = Annotated[
+    Path | None, typer.Option(help="The tokens that the draft scores, if only this says.", rich_help_panel=_MODELS)
+]
+_Device = Annotated[
+    Device | None, typer.Option(help="Where to run. Default: the GPU if there is one.", rich_help_panel=_MODELS)
 ]
 _Steps = Annotated[
-    int | None, typer.Option(help="Draft so many tokens in every step, of a program for several numbers.")
+    int | None,
+    typer.Option(help="Draft so many tokens in every step, of a program for several numbers.", rich_help_panel=_MODELS),
+]
+_Prompt = Annotated[list[str] | None, typer.Option(help="A prompt; may be repeated.", rich_help_panel=_PROMPTS)]
+_Prompts = Annotated[
+    Path | None, typer.Option(help="A file of prompts: one per line, or a JSON list.", rich_help_panel=_PROMPTS)
+]
+_Context = Annotated[
+    int | None, typer.Option(min=1, help="Most tokens of prompt and completion.", rich_help_panel=_PROMPTS)
+]
+_Tokens = Annotated[int, typer.Option(min=1, help="Most new tokens per prompt.", rich_help_panel=_FORM)]
+_Stop = Annotated[list[str] | None, typer.Option(help="End a completion here; may be repeated.", rich_help_panel=_FORM)]
+_Schema = Annotated[
+    str | None, typer.Option(metavar="FILE|TEXT", help="Write JSON of this schema.", rich_help_panel=_FORM)
+]
+_Regex = Annotated[str | None, typer.Option(help="Write what matches this regular expression.", rich_help_panel=_FORM)]
+_Temperature = Annotated[
+    float,
+    typer.Option(help="Draw tokens at this temperature; 0 takes the most probable ones.", rich_help_panel=_DRAWING),
+]
+_Seed = Annotated[
+    int | None,
+    typer.Option(help="Of the randomness of every prompt; by default each has its own.", rich_help_panel=_DRAWING),
+]
+_TopK = Annotated[
+    int, typer.Option(help="Draw from so many most probable tokens; 0 from all.", rich_help_panel=_DRAWING)
+]
+_TopP = Annotated[
+    float, typer.Option(help="Draw from the most probable tokens that have this share.", rich_help_panel=_DRAWING)
+]
+_MinP = Annotated[
+    float, typer.Option(help="Draw from tokens at least this times as probable as the best.", rich_help_panel=_DRAWING)
+]
+_Repetition = Annotated[
+    float,
+    typer.Option(
+        help="Divide positive logits of tokens in prompt or output by it, multiply the others.",
+        rich_help_panel=_DRAWING,
+    ),
+]
+_Frequency = Annotated[
+    float, typer.Option(help="Less for every time that a token is in the output.", rich_help_panel=_DRAWING)
+]
+_Presence = Annotated[float, typer.Option(help="Less for tokens that are in the output.", rich_help_panel=_DRAWING)]
+_Biases = Annotated[
+    list[str] | None,
+    typer.Option(metavar="TOKEN:NUMBER", help="Add to a token's logit; may be repeated.", rich_help_panel=_DRAWING),
 ]
 _Logprobs = Annotated[
-    int | None, typer.Option(min=0, help="Print every token's log-probability, and those of so many best tokens.")
+    int | None,
+    typer.Option(
+        min=0,
+        help="Print every token's log-probability, and those of so many best tokens.",
+        rich_help_panel=_SHOWN,
+    ),
 ]
-_Biases = Annotated[
-    list[str] | None, typer.Option(metavar="TOKEN:NUMBER", help="Add to a token's logit; may be repeated.")
+_Check = Annotated[
+    bool, typer.Option("--check", help="Compare with the target's own greedy text.", rich_help_panel=_SHOWN)
 ]
+_Stream = Annotated[
+    bool | None, typer.Option(help="Print tokens as they come (one prompt only).", rich_help_panel=_SHOWN)
+]
+_Metrics = Annotated[
+    Path | None, typer.Option(help="Write Prometheus metrics of the run to this file.", rich_help_panel=_SHOWN)
+]
+_Format = Annotated[Format, typer.Option(help="How to print results.", rich_help_panel=_SHOWN)]
 
 
 def run(
-    program: Annotated[str, typer.Argument(metavar="WHEEL_OR_PACKAGE", help="A .whl file or installed package.")],
-    target: Annotated[Path, typer.Option(help="Directory of the target model.")],
+    program: ProgramArgument,
+    target: _Target,
     draft: _Draft = None,
-    corpus: Annotated[Path | None, typer.Option(help="A text file that the program looks drafts up in.")] = None,
-    token_map: Annotated[Path | None, typer.Option(help="The tokens that the draft scores, if only this says.")] = None,
-    prompt: Annotated[list[str] | None, typer.Option(help="A prompt; may be repeated.")] = None,
-    prompts: Annotated[Path | None, typer.Option(help="A file of prompts: one per line, or a JSON list.")] = None,
-    max_new_tokens: Annotated[int, typer.Option(min=1, help="Most new tokens per prompt.")] = 64,
-    device: Annotated[Device, typer.Option(help="Where to run.")] = Device.cpu,
-    stop: Annotated[list[str] | None, typer.Option(help="End a completion here; may be repeated.")] = None,
+    corpus: _Corpus = None,
+    token_map: _TokenMap = None,
+    device: _Device = None,
+    num_steps: _Steps = None,
+    prompt: _Prompt = None,
+    prompts: _Prompts = None,
+    max_context: _Context = None,
+    max_new_tokens: _Tokens = 64,
+    stop: _Stop = None,
+    json_schema: _Schema = None,
+    regex: _Regex = None,
     temperature: _Temperature = 0.0,
     seed: _Seed = None,
-    top_k: Annotated[int, typer.Option(help="Draw from so many most probable tokens; 0 from all.")] = 0,
-    top_p: Annotated[float, typer.Option(help="Draw from the most probable tokens that have this share.")] = 1.0,
-    min_p: Annotated[float, typer.Option(help="Draw from tokens at least this times as probable as the best.")] = 0.0,
+    top_k: _TopK = 0,
+    top_p: _TopP = 1.0,
+    min_p: _MinP = 0.0,
     repetition_penalty: _Repetition = 1.0,
-    frequency_penalty: Annotated[float, typer.Option(help="Less for every time that a token is in the output.")] = 0.0,
-    presence_penalty: Annotated[float, typer.Option(help="Less for tokens that are in the output.")] = 0.0,
+    frequency_penalty: _Frequency = 0.0,
+    presence_penalty: _Presence = 0.0,
     logit_bias: _Biases = None,
-    json_schema: Annotated[str | None, typer.Option(metavar="FILE|TEXT", help="Write JSON of this schema.")] = None,
-    regex: Annotated[str | None, typer.Option(help="Write what matches this regular expression.")] = None,
     logprobs: _Logprobs = None,
-    check: Annotated[bool, typer.Option("--check", help="Compare with the target's own greedy text.")] = False,
-    stream: Annotated[bool | None, typer.Option(help="Print tokens as they come (one prompt only).")] = None,
-    max_context: Annotated[int | None, typer.Option(min=1, help="Most tokens of prompt and completion.")] = None,
-    num_steps: _Steps = None,
-    metrics: Annotated[Path | None, typer.Option(help="Write Prometheus metrics of the run to this file.")] = None,
-    format: Annotated[Format, typer.Option(help="How to print results.")] = Format.text,
+    check: _Check = False,
+    stream: _Stream = None,
+    metrics: _Metrics = None,
+    format: _Format = Format.text,
 ) -> None:
     """Generate text with a compiled program.
 
+    Texts go to standard output, and what is said of them to standard error.
     With --check, exit code 1 means that some text differs from what transformers' generate writes, near-ties apart.
     """
     with reporting(format) as report:
@@ -100,12 +171,14 @@ def run(
             repetition_penalty=repetition_penalty, frequency_penalty=frequency_penalty, regex=regex,
             presence_penalty=presence_penalty, logit_bias=_biases(logit_bias or ()), json_schema=_schema(json_schema),
         )  # fmt: skip
-        console = Console(soft_wrap=True, highlight=False, markup=False, emoji=False)
+        console, said = (
+            Console(stderr=err, soft_wrap=True, highlight=False, markup=False, emoji=False) for err in (False, True)
+        )
         stream = len(texts) == 1 and (console.is_terminal if stream is None else stream)
-        printer = Printer(console, texts, format, max_new_tokens, stream=stream, logprobs=logprobs)
+        printer = Printer(console, said, texts, format, max_new_tokens, stream=stream, logprobs=logprobs)
         files = _Files(target, draft, corpus, token_map, logprobs)
         with _wheel_package(program) as module:
-            engine = _make_engine(module, files, device.value, printer, max_context=max_context, num_steps=num_steps)
+            engine = _make_engine(module, files, device, printer, max_context=max_context, num_steps=num_steps)
             if format is Format.text:
                 report.show(engine.warnings)
             completions = _generate(engine, texts, _conditions(engine, max_new_tokens, stop or ()), sampling, printer)
@@ -198,7 +271,13 @@ def _wheel_package(name_or_path: str) -> Any:
 
 
 def _make_engine(
-    module: Any, files: _Files, device: str, printer: Printer, *, max_context: int | None, num_steps: int | None
+    module: Any,
+    files: _Files,
+    wanted: Device | None,
+    printer: Printer,
+    *,
+    max_context: int | None,
+    num_steps: int | None,
 ) -> Engine:
     """Load program, models and corpus and bind them."""
     import torch
@@ -208,8 +287,10 @@ def _make_engine(
     from specc.engine.models.loading import load_corpus, load_draft, load_target
     from specc.engine.wheel import exported, load_program
 
-    if device == "cuda" and not torch.cuda.is_available():
+    has_gpu = torch.cuda.is_available() and not torch.version.hip
+    if wanted is Device.cuda and not has_gpu:
         raise typer.BadParameter("this machine has no CUDA device", param_hint="--device")
+    device = str(wanted or (Device.cuda if has_gpu else Device.cpu))
     with progress("loading the program", quiet=not printer.is_text):
         loaded = load_program(module, device)
     if num_steps is not None and num_steps not in loaded.plans:

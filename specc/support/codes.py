@@ -84,6 +84,7 @@ CODES: dict[str, str] = {
     "measure/results-differ": "A step decides something else than an engine's own kernels, so they are not compared.",
     "run/wheel-missing": "The compiled program for a configuration is not installed or not found.",
     "run/wheel-unusable": "The compiled program cannot run here: another device, another torch, or damaged files.",
+    "run/other-program": "This specc makes another program of a configuration than the one that it is asked about.",
     "run/model-mismatch": "A model is not the one that the program was built for.",
     "run/model-unreadable": "A model's weights or tokenizer could not be loaded.",
     "run/model-unsupported": "The reference engine cannot run a model or a program.",
