@@ -56,7 +56,7 @@ def explain(
             return
         report.show(warnings)
         with printing() as console:
-            for part in _text(story, rejected=only is not None) if full or only else _brief(story):
+            for part in _told(story, only is not None, full):
                 console.print(part)
 
 
@@ -66,6 +66,13 @@ def _require_pass(name: str | None) -> None:
     known = [step.name for step in default_passes()]
     if name is not None and name not in known:
         raise typer.BadParameter(f"no pass named {name!r}; there are {', '.join(known)}", param_hint="--pass")
+
+
+def _told(story: Story, one_pass: bool, full: bool) -> Iterator[RenderableType]:
+    """What a pass decided and what it did not choose; all of the story; or what matters most of it."""
+    if one_pass and not full:
+        return (_pass(told, rejected=True) for told in story.passes)
+    return _text(story, rejected=one_pass) if full else _brief(story)
 
 
 def _headline(story: Story) -> Text:
@@ -128,9 +135,13 @@ def _table(title: str, *columns: str, rows: Iterable[Iterable[object]]) -> Group
 
     from specc.explain.brief import spelled
 
-    table = Table(*columns, box=None)
-    for row in rows:
-        table.add_row(*[Text(spelled(value)) for value in row])
+    told = [[spelled(value) for value in row] for row in rows]
+    table = Table(box=None)
+    for at, column in enumerate(columns):
+        numbers = all(row[at].replace(",", "").isdecimal() for row in told if row[at])
+        table.add_column(column, no_wrap=bool(told) and numbers)
+    for row in told:
+        table.add_row(*map(Text, row))
     return Group(Text(title, "italic"), table)
 
 
