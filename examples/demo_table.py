@@ -28,7 +28,9 @@ def identical(verdicts: Iterable[dict[str, Any]]) -> str:
 
 def table(records: dict[str, Any]) -> Table:
     """A row for every program's record, by the program's name."""
-    found = Table("program", "tokens", "accepted", "seconds", "identical", box=None)
+    found = Table(
+        "program", "tokens", "accepted", "seconds", "identical", box=None, pad_edge=False, collapse_padding=True
+    )
     for column in found.columns[1:4]:
         column.justify, column.no_wrap = "right", True
     for name, record in records.items():

@@ -6,7 +6,7 @@ import os
 import shlex
 from importlib import import_module
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, NamedTuple
 
 import typer
 
@@ -76,6 +76,7 @@ def init(
 
         with progress("reading the models"):
             pair = _pair(target, draft)
+            _require_order(pair, algorithm, _Line(output, force, algorithm, topk, num_steps, engine, gpu))
             chosen = _chosen(pair, algorithm, report)
         name = name_of(target, chosen.algorithm)
         path = Path(f"{name}.yaml") if output in (None, STDOUT) else output
@@ -171,6 +172,48 @@ def _described(directory: Path) -> Described:
         return describe(directory_of(str(directory)), str(directory))
     except ModelUnreadableError as error:
         raise DiagnosticError(Diagnostic("config/model-unreadable", str(error), hint=error.hint)) from error
+
+
+class _Line(NamedTuple):
+    """The options of a command line, by the names of their arguments."""
+
+    output: Path | None
+    force: bool
+    algorithm: str | None
+    topk: int | None
+    num_steps: int | None
+    engine: str | None
+    gpu: str | None
+
+    def text(self, *models: str) -> str:
+        """The line to type for these models."""
+        words = ["specc", "init", *models]
+        for name, value in self._asdict().items():
+            if value is not None and value is not False:
+                words += [f"--{name.replace('_', '-')}", *([] if value is True else [str(value)])]
+        return f"type: {printable(shlex.join(words))}"
+
+
+def _require_order(pair: Pair, wanted: str | None, line: _Line) -> None:
+    """Refuse a target that drafts for its draft, and a head of another algorithm than the wanted one.
+
+    Raises:
+        DiagnosticError: ``init/reversed`` or ``init/other-algorithm``, with the line to type instead.
+
+    """
+    from specc.algorithms import names
+    from specc.algorithms.recognition import better_than, reversed_because
+
+    target, draft = pair.target.written, (pair.draft or pair.target).written
+    why = reversed_because(pair)
+    if why is not None and not (wanted is not None and pair.target.plain):
+        message = printable(f"'{target}' is what drafts, and '{draft}' its target: {why}")
+        raise DiagnosticError(Diagnostic("init/reversed", message, hint=line.text(draft, target)))
+    if wanted is not None and wanted.upper() in names() and (other := better_than(wanted.upper(), pair)) is not None:
+        name, fit = other
+        message = printable(f"'{draft}' is no head of {wanted.upper()} but of {name}: {fit.why}")
+        hint = line._replace(algorithm=name).text(target, draft)
+        raise DiagnosticError(Diagnostic("init/other-algorithm", message, hint=hint))
 
 
 def _chosen(pair: Pair, wanted: str | None, report: Report) -> Drafting:

@@ -18,6 +18,8 @@ CODES: dict[str, str] = {
     "config/out-of-range": "The value has the right type, but is not one of those allowed.",
     "config/bad-name": "The name cannot be the name of a Python package.",
     "config/unknown-algorithm": "No algorithm of that name is installed.",
+    "init/reversed": "The model that drafts is given as the target, and the target as the draft.",
+    "init/other-algorithm": "A draft is a head of another algorithm than the one that is asked for.",
     "init/which-algorithm": "Nothing says which algorithm a draft is for, or several algorithms recognise it.",
     "config/unknown-arch": "No GPU architecture of that name is known.",
     "config/no-gpu": "This machine has no GPU for which programs are compiled, and `native` asks for it.",
