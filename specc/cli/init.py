@@ -6,7 +6,7 @@ import os
 import shlex
 from importlib import import_module
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, NamedTuple
+from typing import TYPE_CHECKING, Annotated, NamedTuple, cast
 
 import typer
 
@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from specc.cli.reporting import Report
     from specc.config import LoadedConfig, ModelConfig, Pair
     from specc.config.models.pair import Described
+    from specc.config.presets import Engine
     from specc.config.proposal import Drafting, Key
 
 STDOUT = Path("-")
@@ -124,12 +125,17 @@ def _for_engine(
     ``called``: the configuration, and the GPU; ``shape``: topk and num_steps, where they are given.
     """
     from specc.config.pasted import Wanted
-    from specc.config.presets import ENGINES
+    from specc.config.presets import ENGINES, PRESETS
     from specc.support.suggest import did_you_mean
 
     if engine not in ENGINES:
         message = f"no engine {engine!r} is known; {did_you_mean(engine, ENGINES)}"
         raise typer.BadParameter(message, param_hint="--engine")
+    preset = PRESETS[cast("Engine", engine)]
+    if chosen.algorithm not in preset.algorithms:
+        message = f"with {preset.title}, {chosen.algorithm} is not served"
+        hint = f"there are {', '.join(preset.algorithms)}; leave --engine out for an engine of your own"
+        raise DiagnosticError(Diagnostic("config/engine-unsupported", message, hint=hint))
     server, starts = import_module(f"specc.cli.{engine}"), import_module(f"specc.config.{engine}.launch")
     try:
         words = starts.command(pair, chosen, *shape)

@@ -12,7 +12,7 @@ def command(pair: Pair, chosen: Drafting, topk: int | None, num_steps: int | Non
     """Return its words; SGLang chooses the shape where neither ``topk`` nor ``num_steps`` is given."""
     words = ["python", "-m", "sglang.launch_server", "--model-path", pair.target.written]
     words += ["--speculative-algorithm", chosen.algorithm]
-    if chosen.draft is not None and chosen.draft is not pair.modules:
+    if chosen.draft is not None and chosen.draft is not pair.target:
         words += ["--speculative-draft-model-path", chosen.draft.written]
         words += _dtype(pair.target.said, chosen)
     if topk is None and num_steps is None:

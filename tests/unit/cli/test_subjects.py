@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import zipfile
 from pathlib import Path
 
@@ -128,3 +129,30 @@ def test_what_is_wrong_in_standard_input_has_a_place() -> None:
     assert "error[config/unknown-key]" in told and "--> <stdin>:" in told
     assert "error[config/encoding]" in specc("check", "-", given=b"name: \xff", status=1).stderr
     assert "error[config/unreadable]" in specc("check", "-", given=b" " * (1 << 18), status=1).stderr
+
+
+DRAFTS = ("standalone", "eagle", "eagle3", "eagle3_reduced", "mtp", "frozen_kv", "dflash", "")
+SERVED = {
+    "none": set(DRAFTS),
+    "sglang": {"standalone", "eagle", "eagle3", "eagle3_reduced"},
+    "vllm": {"standalone", "eagle", "eagle3", "eagle3_reduced", ""},
+}
+"""By engine the drafts of the examples that it serves; the empty one is none."""
+
+
+@pytest.mark.parametrize("engine", SERVED)
+@pytest.mark.parametrize("draft", DRAFTS)
+def test_what_init_writes_is_checked_without_a_warning(
+    draft: str, engine: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("specc.config.proposal.gpus", list)
+    models = [TARGET] + ([str(Path(TARGET).parent / draft)] if draft else [])
+    more = [] if engine == "none" else ["--engine", engine]
+    served = draft in SERVED[engine]
+    told = specc("init", *models, *more, "-o", "-", status=0 if served else 1)
+    assert "warning" not in told.stderr
+    if served:
+        assert specc("check", "-", given=told.stdout).stderr == ""
+    else:
+        assert len(re.findall(r"^error\[config/engine-", told.stderr, re.MULTILINE)) == 1
