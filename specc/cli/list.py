@@ -17,11 +17,20 @@ from specc.runtime.plan.plan_json import load_plan
 from specc.support.diagnostics import Diagnostic, DiagnosticError
 
 
-def list(format: Annotated[Format, typer.Option(help="How it is printed.")] = Format.text) -> None:
-    """List the algorithms and the programs that are installed."""
+def list(
+    models: Annotated[
+        bool,
+        typer.Option("--models", help="List the types of models instead, and what is served of each in which engine."),
+    ] = False,
+    format: Annotated[Format, typer.Option(help="How it is printed.")] = Format.text,
+) -> None:
+    """List the algorithms and the programs that are installed, or the models that are served."""
     with reporting(format) as report:
         from specc.support.render import to_json
 
+        if models:
+            _print_models(format)
+            return
         problems: dict[str, Diagnostic] = {}
         found = {"algorithms": [*_algorithms(problems)], "programs": [*programs(problems)]}
         warnings = [replace(problem, severity="warning", location=None) for problem in problems.values()]
@@ -68,6 +77,21 @@ def programs(problems: dict[str, Diagnostic]) -> Iterator[dict[str, Any]]:
             "archs": [*manifest.archs],
             "engine": manifest.engine,
         }
+
+
+def _print_models(format: Format) -> None:
+    from rich.text import Text
+
+    from specc.cli.models import rows
+    from specc.explain.report import plain_table
+
+    found = [*rows()]
+    if format is Format.json:
+        typer.echo(json.dumps({"models": found}, indent=2))
+        return
+    with printing() as console:
+        console.print(plain_table(found))
+        console.print(Text("an engine has to have the model itself; `specc check` asks a model of yours"))
 
 
 def _print(found: dict[str, Any]) -> None:
