@@ -28,45 +28,52 @@ if TYPE_CHECKING:
 STDOUT = Path("-")
 
 
+_Target = Annotated[
+    Path, typer.Argument(metavar="TARGET", help="Directory of the model whose text is wanted.", show_default=False)
+]
+_Draft = Annotated[
+    Path | None,
+    typer.Argument(
+        metavar="DRAFT",
+        help="Directory of the model that drafts; none for look-ups, or a module of the target's own.",
+        show_default=False,
+    ),
+]
+_Output = Annotated[
+    Path | None,
+    typer.Option("--output", "-o", metavar="FILE", help="Where to write, - for stdout. Default: NAME.yaml here."),
+]
+_Algorithm = Annotated[
+    str | None,
+    typer.Option(
+        metavar="NAME", help="The algorithm, instead of the one that fits.", autocompletion=completion.algorithm
+    ),
+]
+_TopK = Annotated[
+    int | None, typer.Option(min=1, max=16, help="Children kept per draft step; more than 1 is a tree. Default: 1.")
+]
+_Steps = Annotated[
+    int | None, typer.Option(min=1, max=16, help="Draft steps. Default: what the draft was made for, or 3.")
+]
+_Engine = Annotated[
+    str | None,
+    typer.Option(
+        metavar="NAME",
+        help="Write it for a server of this engine as people start it: its shape, batches and pages.",
+        autocompletion=completion.engine,
+    ),
+]
+
+
 def init(
-    target: Annotated[
-        Path, typer.Argument(metavar="TARGET", help="Directory of the model whose text is wanted.", show_default=False)
-    ],
-    draft: Annotated[
-        Path | None,
-        typer.Argument(
-            metavar="DRAFT",
-            help="Directory of the model that drafts; none for look-ups, or a module of the target's own.",
-            show_default=False,
-        ),
-    ] = None,
-    output: Annotated[
-        Path | None,
-        typer.Option("--output", "-o", metavar="FILE", help="Where to write, - for stdout. Default: NAME.yaml here."),
-    ] = None,
+    target: _Target,
+    draft: _Draft = None,
+    output: _Output = None,
     force: Annotated[bool, typer.Option("--force", help="Write over a file that is there.")] = False,
-    algorithm: Annotated[
-        str | None,
-        typer.Option(
-            metavar="NAME",
-            help="The algorithm, instead of the one that fits.",
-            autocompletion=completion.algorithm,
-        ),
-    ] = None,
-    topk: Annotated[
-        int | None, typer.Option(min=1, max=16, help="Children kept per draft step; more than 1 is a tree. Default: 1.")
-    ] = None,
-    num_steps: Annotated[
-        int | None, typer.Option(min=1, max=16, help="Draft steps. Default: what the draft was made for, or 3.")
-    ] = None,
-    engine: Annotated[
-        str | None,
-        typer.Option(
-            metavar="NAME",
-            help="Write it for a server of this engine as people start it: its shape, batches and pages.",
-            autocompletion=completion.engine,
-        ),
-    ] = None,
+    algorithm: _Algorithm = None,
+    topk: _TopK = None,
+    num_steps: _Steps = None,
+    engine: _Engine = None,
     gpu: GpuOption = None,
 ) -> None:
     """Write a configuration for a target and its draft, and say what was chosen and why."""

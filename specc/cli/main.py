@@ -12,7 +12,7 @@ from collections.abc import Callable
 
 import typer
 
-from specc.cli.examples import epilog
+from specc.cli.examples import EXAMPLES, epilog
 from specc.cli.reporting import reported, run
 from specc.cli.versions import VersionOption
 from specc.cli.words import Command, Group
@@ -49,15 +49,16 @@ def _register(name: str) -> None:
     module = name.replace("-", "_")
     command: Callable[..., None] = getattr(importlib.import_module(f"specc.cli.{module}"), module)
     about = (command.__doc__ or "").split("\n")[0]
-    app.command(name, cls=Command, short_help=about, epilog=epilog(name))(reported(command))
+    app.command(name, cls=Command, short_help=about, epilog=epilog(EXAMPLES[name]))(reported(command))
 
 
 def _register_group(name: str) -> None:
-    """Add the commands of an engine."""
-    group: typer.Typer = getattr(importlib.import_module(f"specc.cli.{name}"), name)
+    """Add the commands of an engine, whose module has their examples, too."""
+    module = importlib.import_module(f"specc.cli.{name}")
+    group: typer.Typer = getattr(module, name)
     for command in group.registered_commands:
         assert command.callback is not None  # a function became a command
-        command.epilog = epilog(f"{name} {command.callback.__name__}")
+        command.epilog = epilog(module.EXAMPLES[command.callback.__name__])
     app.add_typer(group, name=name)
 
 

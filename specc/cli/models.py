@@ -10,14 +10,12 @@ import json
 from collections.abc import Iterator
 from importlib.resources import files
 
-from specc.adapters.sglang.served import Server, refusals
 from specc.config.models import ModelFacts, ModelUnreadableError, facts_of_type
 from specc.config.models.config_json import language_model_of
 from specc.config.presets import PRESETS
-from specc.config.presets.sglang_models import facts_of
-from specc.config.vllm.defaults import attention
+from specc.config.presets.preset import Asked, Preset
 
-BOTH = "chain, tree"
+FORMS = "chain, tree"
 _IN_A_WORD = {
     "a recurrent state": "recurrent state",
     "sparse attention": "sparse attention",
@@ -29,7 +27,7 @@ _IN_A_WORD = {
 
 
 def rows() -> Iterator[dict[str, str]]:
-    """The type, its class, and what the reference engine, SGLang and vLLM serve of it, in order."""
+    """The type, its class, and what the reference engine and every other serve of it, in order."""
     from transformers.utils import logging
 
     logging.set_verbosity_error()
@@ -42,8 +40,7 @@ def rows() -> Iterator[dict[str, str]]:
             "model_type": model_type,
             "architecture": language_model_of(model_type) or "",
             "specc run": _reference(status, reason),
-            PRESETS["sglang"].title: _unread(model) or _sglang(model),
-            PRESETS["vllm"].title: _unread(model) or _vllm(model),
+            **{preset.title: _engine(preset, model) for preset in PRESETS.values()},
         }
 
 
@@ -56,7 +53,7 @@ def _tried() -> dict[str, tuple[str, str]]:
 def _reference(status: str, reason: str) -> str:
     """What the reference engine serves of a type."""
     if status == "right":
-        return BOTH
+        return FORMS
     return "untried" if status != "refused" else f"no: {_in_a_word(reason)}"
 
 
@@ -64,35 +61,21 @@ def _in_a_word(reason: str) -> str:
     return next((word for part, word in _IN_A_WORD.items() if part in reason), "code of its own")
 
 
-def _unread(model: ModelFacts | None) -> str:
-    """Why no program is compiled for a model, if so."""
-    if model is None or "num_layers" not in model.facts:
-        return "sizes to be written"
-    if model.facts["num_layers"].value == 0:
+def _engine(preset: Preset, model: ModelFacts | None) -> str:
+    """What an engine's adapter serves of a type, if a program is compiled for it."""
+    if model is not None and model.values.get("num_layers") == 0:
         return "no: no KV cache"
-    return "" if "head_dim" in model.facts and "num_kv_heads" in model.facts else "sizes to be written"
-
-
-def _sglang(model: ModelFacts) -> str:
-    """What SGLang's adapter serves of a model: as refused with a chain, or else with a tree."""
-    chain, tree = ([*refusals(Server(facts_of(model.values), topk=topk))] for topk in (1, 2))
+    if model is None or not {"num_layers", "head_dim", "num_kv_heads"} <= model.facts.keys():
+        return "sizes to be written"
+    chain, tree = (
+        [what for _, what in preset.unserved(Asked({"target": model.values}, {}, topk, ranks=1, head_rows=False))]
+        for topk in (1, 2)
+    )
     if chain:
-        return f"no: {', '.join(_short(refusal.what) for refusal in chain)}"
-    return "chain" if tree else BOTH
+        return f"no: {', '.join(map(_short, chain))}"
+    return "chain" if tree or not preset.tree_masks else FORMS
 
 
 def _short(what: str) -> str:
     """What is not served, without whose it is."""
     return what.replace(" of the target", "").removeprefix("a ").removeprefix("the ").rstrip(",")
-
-
-def _vllm(model: ModelFacts) -> str:
-    """What vLLM's adapter serves of a model; which it refuses by its server alone, not by its model."""
-    said, needed = model.values, list[str]()
-    cache = str(said.get("kv_layout", "mha"))
-    cache = "dsa" if cache == "mla" and "index_topk" in said else cache
-    if "recurrent_state" in said:
-        needed.append("--page-size")
-    if attention("sm_90", cache, "bfloat16", str(said.get("architecture", "")), small_cache=False) is None:
-        needed.append("--attention-backend")
-    return "chain" + (f", with {' and '.join(needed)}" if needed else "")

@@ -8,13 +8,13 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass
-from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Any
 
 import typer
 from rich.console import Console
 
+from specc.cli import run_options as options
 from specc.cli.inspect import ProgramArgument
 from specc.cli.printing import Printer
 from specc.cli.progress import progress
@@ -30,131 +30,35 @@ if TYPE_CHECKING:
     from specc.runtime.plan.plan import Plan
 
 
-class Device(StrEnum):
-    """Where models and program run."""
-
-    cpu = "cpu"
-    cuda = "cuda"
-
-
-_MODELS, _PROMPTS, _DRAWING, _FORM, _SHOWN = "Models", "Prompts", "Drawing", "Form of the text", "What is shown"
-"""Headings of options in `--help`."""
-
-_Target = Annotated[Path, typer.Option(help="Directory of the target model.", rich_help_panel=_MODELS)]
-_Draft = Annotated[
-    Path | None,
-    typer.Option(
-        help="Directory of the draft model, if the program has one; by default the target's own module.",
-        rich_help_panel=_MODELS,
-    ),
-]
-_Corpus = Annotated[
-    Path | None, typer.Option(help="A text file that the program looks drafts up in.", rich_help_panel=_MODELS)
-]
-_TokenMap = Annotated[
-    Path | None, typer.Option(help="The tokens that the draft scores, if only this says.", rich_help_panel=_MODELS)
-]
-_Device = Annotated[
-    Device | None, typer.Option(help="Where to run. Default: the GPU if there is one.", rich_help_panel=_MODELS)
-]
-_Steps = Annotated[
-    int | None,
-    typer.Option(help="Draft so many tokens in every step, of a program for several numbers.", rich_help_panel=_MODELS),
-]
-_Prompt = Annotated[list[str] | None, typer.Option(help="A prompt; may be repeated.", rich_help_panel=_PROMPTS)]
-_Prompts = Annotated[
-    Path | None, typer.Option(help="A file of prompts: one per line, or a JSON list.", rich_help_panel=_PROMPTS)
-]
-_Context = Annotated[
-    int | None, typer.Option(min=1, help="Most tokens of prompt and completion.", rich_help_panel=_PROMPTS)
-]
-_Tokens = Annotated[int, typer.Option(min=1, help="Most new tokens per prompt.", rich_help_panel=_FORM)]
-_Stop = Annotated[list[str] | None, typer.Option(help="End a completion here; may be repeated.", rich_help_panel=_FORM)]
-_Schema = Annotated[
-    str | None, typer.Option(metavar="FILE|TEXT", help="Write JSON of this schema.", rich_help_panel=_FORM)
-]
-_Regex = Annotated[str | None, typer.Option(help="Write what matches this regular expression.", rich_help_panel=_FORM)]
-_Temperature = Annotated[
-    float,
-    typer.Option(help="Draw tokens at this temperature; 0 takes the most probable ones.", rich_help_panel=_DRAWING),
-]
-_Seed = Annotated[
-    int | None,
-    typer.Option(help="Of the randomness of every prompt; by default each has its own.", rich_help_panel=_DRAWING),
-]
-_TopK = Annotated[
-    int, typer.Option(help="Draw from so many most probable tokens; 0 from all.", rich_help_panel=_DRAWING)
-]
-_TopP = Annotated[
-    float, typer.Option(help="Draw from the most probable tokens that have this share.", rich_help_panel=_DRAWING)
-]
-_MinP = Annotated[
-    float, typer.Option(help="Draw from tokens at least this times as probable as the best.", rich_help_panel=_DRAWING)
-]
-_Repetition = Annotated[
-    float,
-    typer.Option(
-        help="Divide positive logits of tokens in prompt or output by it, multiply the others.",
-        rich_help_panel=_DRAWING,
-    ),
-]
-_Frequency = Annotated[
-    float, typer.Option(help="Less for every time that a token is in the output.", rich_help_panel=_DRAWING)
-]
-_Presence = Annotated[float, typer.Option(help="Less for tokens that are in the output.", rich_help_panel=_DRAWING)]
-_Biases = Annotated[
-    list[str] | None,
-    typer.Option(metavar="TOKEN:NUMBER", help="Add to a token's logit; may be repeated.", rich_help_panel=_DRAWING),
-]
-_Logprobs = Annotated[
-    int | None,
-    typer.Option(
-        min=0,
-        help="Print every token's log-probability, and those of so many best tokens.",
-        rich_help_panel=_SHOWN,
-    ),
-]
-_Check = Annotated[
-    bool, typer.Option("--check", help="Compare with the target's own greedy text.", rich_help_panel=_SHOWN)
-]
-_Stream = Annotated[
-    bool | None, typer.Option(help="Print tokens as they come (one prompt only).", rich_help_panel=_SHOWN)
-]
-_Metrics = Annotated[
-    Path | None, typer.Option(help="Write Prometheus metrics of the run to this file.", rich_help_panel=_SHOWN)
-]
-_Format = Annotated[Format, typer.Option(help="How to print results.", rich_help_panel=_SHOWN)]
-
-
 def run(
     program: ProgramArgument,
-    target: _Target,
-    draft: _Draft = None,
-    corpus: _Corpus = None,
-    token_map: _TokenMap = None,
-    device: _Device = None,
-    num_steps: _Steps = None,
-    prompt: _Prompt = None,
-    prompts: _Prompts = None,
-    max_context: _Context = None,
-    max_new_tokens: _Tokens = 64,
-    stop: _Stop = None,
-    json_schema: _Schema = None,
-    regex: _Regex = None,
-    temperature: _Temperature = 0.0,
-    seed: _Seed = None,
-    top_k: _TopK = 0,
-    top_p: _TopP = 1.0,
-    min_p: _MinP = 0.0,
-    repetition_penalty: _Repetition = 1.0,
-    frequency_penalty: _Frequency = 0.0,
-    presence_penalty: _Presence = 0.0,
-    logit_bias: _Biases = None,
-    logprobs: _Logprobs = None,
-    check: _Check = False,
-    stream: _Stream = None,
-    metrics: _Metrics = None,
-    format: _Format = Format.text,
+    target: options.TargetOption,
+    draft: options.DraftOption = None,
+    corpus: options.CorpusOption = None,
+    token_map: options.TokenMapOption = None,
+    device: options.DeviceOption = None,
+    num_steps: options.StepsOption = None,
+    prompt: options.PromptOption = None,
+    prompts: options.PromptsOption = None,
+    max_context: options.ContextOption = None,
+    max_new_tokens: options.TokensOption = 64,
+    stop: options.StopOption = None,
+    json_schema: options.SchemaOption = None,
+    regex: options.RegexOption = None,
+    temperature: options.TemperatureOption = 0.0,
+    seed: options.SeedOption = None,
+    top_k: options.TopKOption = 0,
+    top_p: options.TopPOption = 1.0,
+    min_p: options.MinPOption = 0.0,
+    repetition_penalty: options.RepetitionOption = 1.0,
+    frequency_penalty: options.FrequencyOption = 0.0,
+    presence_penalty: options.PresenceOption = 0.0,
+    logit_bias: options.BiasesOption = None,
+    logprobs: options.LogprobsOption = None,
+    check: options.CheckOption = False,
+    stream: options.StreamOption = None,
+    metrics: options.MetricsOption = None,
+    format: options.FormatOption = Format.text,
 ) -> None:
     """Generate text with a compiled program.
 
@@ -171,9 +75,7 @@ def run(
             repetition_penalty=repetition_penalty, frequency_penalty=frequency_penalty, regex=regex,
             presence_penalty=presence_penalty, logit_bias=_biases(logit_bias or ()), json_schema=_schema(json_schema),
         )  # fmt: skip
-        console, said = (
-            Console(stderr=err, soft_wrap=True, highlight=False, markup=False, emoji=False) for err in (False, True)
-        )
+        console, said = _console(), _console(stderr=True)
         stream = len(texts) == 1 and (console.is_terminal if stream is None else stream)
         printer = Printer(console, said, texts, format, max_new_tokens, stream=stream, logprobs=logprobs)
         files = _Files(target, draft, corpus, token_map, logprobs)
@@ -188,6 +90,11 @@ def run(
         printer.finish(completions, verdicts, engine)
     if not all(verdict.right for verdict in verdicts):
         raise typer.Exit(1)
+
+
+def _console(*, stderr: bool = False) -> Console:
+    """A console that prints what it is given, as it is."""
+    return Console(stderr=stderr, soft_wrap=True, highlight=False, markup=False, emoji=False)
 
 
 @dataclass(frozen=True)
@@ -273,7 +180,7 @@ def _wheel_package(name_or_path: str) -> Any:
 def _make_engine(
     module: Any,
     files: _Files,
-    wanted: Device | None,
+    wanted: options.Device | None,
     printer: Printer,
     *,
     max_context: int | None,
@@ -288,9 +195,9 @@ def _make_engine(
     from specc.engine.wheel import exported, load_program
 
     has_gpu = torch.cuda.is_available() and not torch.version.hip
-    if wanted is Device.cuda and not has_gpu:
+    if wanted is options.Device.cuda and not has_gpu:
         raise typer.BadParameter("this machine has no CUDA device", param_hint="--device")
-    device = str(wanted or (Device.cuda if has_gpu else Device.cpu))
+    device = str(wanted or (options.Device.cuda if has_gpu else options.Device.cpu))
     with progress("loading the program", quiet=not printer.is_text):
         loaded = load_program(module, device)
     if num_steps is not None and num_steps not in loaded.plans:
@@ -307,9 +214,9 @@ def _make_engine(
     with progress("loading the draft", quiet=not printer.is_text):
         draft = None if directory is None else load_draft(directory, loaded.plan, target, files.token_map)
     tables = {} if files.corpus is None else {"corpus": load_corpus(files.corpus, target)}
-    options: dict[str, Any] = {"max_context": max_context, "depth": depth, "on_token": printer.token}
+    chosen: dict[str, Any] = {"max_context": max_context, "depth": depth, "on_token": printer.token}
     try:
-        return Engine(loaded, target, draft, tables=tables, **options)
+        return Engine(loaded, target, draft, tables=tables, **chosen)
     except UnsupportedModelError as error:
         raise DiagnosticError(Diagnostic("run/model-unsupported", str(error), hint=error.hint)) from error
     except EngineError as error:

@@ -393,7 +393,7 @@ def test_steps_are_counted(serve: Serve) -> None:
 
 
 def test_what_is_accepted_is_counted(serve: Serve) -> None:
-    """As vLLM counts it: a verification of a request is a draft, and what a text gained beyond one token is accepted."""
+    """As vLLM counts it: a verification is a draft, and what a text gained beyond one token is accepted."""
     names = ("drafts", "draft_tokens", "accepted_tokens")
 
     def counts() -> list[float]:

@@ -11,13 +11,17 @@ from typer.main import get_command
 from typer.testing import CliRunner
 
 from specc.algorithms import names
-from specc.cli import completion
-from specc.cli.examples import EXAMPLES
+from specc.cli import completion, examples, sglang, vllm
 from specc.cli.main import app
 from specc.passes.pipeline import PASSES
 
 from .test_commands_page import COMMANDS
 
+EXAMPLES = {
+    **examples.EXAMPLES,
+    **{f"sglang {name}": lines for name, lines in sglang.EXAMPLES.items()},
+    **{f"vllm {name}": lines for name, lines in vllm.EXAMPLES.items()},
+}
 OWN = [name for name in COMMANDS if name != "specc-opt"]
 
 
