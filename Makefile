@@ -26,23 +26,28 @@ $(VENV)/.ready: pyproject.toml constraints.txt
 	touch $@
 
 demo: setup
+	rm -rf build/demo
+	mkdir -p build/demo
 	for demo in $(DEMOS); do $(BIN)/specc build examples/$$demo.yaml -o build/wheels || exit 1; done
 	$(BIN)/python examples/random_models.py build/random-qwen3
 	$(BIN)/specc build examples/random-qwen3-chain.yaml -o build/wheels --quiet
 	$(BIN)/pip install --quiet --no-deps build/wheels/*.whl
+	$(BIN)/specc run specc_program_eagle_tree_sampled --target $(MODELS)/target --draft $(MODELS)/eagle \
+	    --prompts examples/prompts.json --temperature 0.8 --seed 7
+	$(BIN)/specc run specc_program_eagle_tree_json --target $(MODELS)/target --draft $(MODELS)/eagle \
+	    --prompts examples/prompts.json --json-schema '{"enum": ["yes", "no", {"why": [null, true]}]}'
 	for demo in $(DEMOS); do \
 	    echo "== $$demo"; \
 	    draft=$(MODELS)/$$(echo $$demo | sed 's/-chain.*//; s/-tree.*//' | tr - _); \
 	    test -d $$draft && draft="--draft $$draft" || draft=; \
 	    $(BIN)/specc run specc_program_$$(echo $$demo | tr - _) --target $(MODELS)/target $$draft \
-	        --prompts examples/prompts.json --check || exit 1; \
+	        --prompts examples/prompts.json --check --format json >build/demo/$$demo.json \
+	        || { cat build/demo/$$demo.json; exit 1; }; \
 	done
 	$(BIN)/specc run specc_program_random_qwen3_chain --target build/random-qwen3/target --draft build/random-qwen3/draft \
-	    --prompts examples/prompts.json --check --max-new-tokens 24
-	$(BIN)/specc run specc_program_eagle_tree_sampled --target $(MODELS)/target --draft $(MODELS)/eagle \
-	    --prompts examples/prompts.json --temperature 0.8 --seed 7
-	$(BIN)/specc run specc_program_eagle_tree_json --target $(MODELS)/target --draft $(MODELS)/eagle \
-	    --prompts examples/prompts.json --json-schema '{"enum": ["yes", "no", {"why": [null, true]}]}'
+	    --prompts examples/prompts.json --check --max-new-tokens 24 --format json >build/demo/random-qwen3-chain.json \
+	    || { cat build/demo/random-qwen3-chain.json; exit 1; }
+	$(BIN)/python examples/demo_table.py $(DEMOS:%=build/demo/%.json) build/demo/random-qwen3-chain.json
 
 # tests/conftest.py says which tests are slow, tests/README.md what is where.
 PYTEST := $(BIN)/python -m pytest -n 2 --dist worksteal -W error --timeout 300

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+from collections.abc import Sequence
 from typing import Any
 
 ABOUT = ("program", "version", "capture")
@@ -39,6 +40,35 @@ class Counters:
         """A step of the program's; or one that it left to the engine, for this reason."""
         if self.kept:
             self._steps.labels(self._name, "program" if left is None else self._engine, left or "").inc()
+
+
+class Verified:
+    """What became of drafts, where an engine does not count it itself: the counters that vLLM has, by their names."""
+
+    def __init__(self, package: Any) -> None:
+        """Of the program of a package, of one depth."""
+        client = importlib.import_module("prometheus_client")
+        self._name, plan = package.__name__, package.plan
+        self._drafted, self._places = plan.size("N") - 1, plan.size("A") - 1
+        self._drafts, self._tokens, self._accepted, self._by_place = (
+            _once(client, "Counter", f"specc:spec_decode_num_{name}", about, ("program", *labels))
+            for name, about, labels in (
+                ("drafts", "Verifications of a request's drafts.", ()),
+                ("draft_tokens", "Tokens that were drafted for them.", ()),
+                ("accepted_tokens", "Of these, tokens that were accepted.", ()),
+                ("accepted_tokens_per_pos", "Tokens that were accepted at a place, the first is 0.", ("position",)),
+            )
+        )
+
+    def count(self, lengths: Sequence[int]) -> None:
+        """A step that emitted so many tokens of every request: its accepted drafts, and one token more."""
+        accepted = [max(length - 1, 0) for length in lengths]
+        self._drafts.labels(self._name).inc(len(accepted))
+        self._tokens.labels(self._name).inc(len(accepted) * self._drafted)
+        self._accepted.labels(self._name).inc(sum(accepted))
+        for place in range(self._places):
+            reached = sum(count > place for count in accepted)
+            self._by_place.labels(self._name, str(place)).inc(reached)
 
 
 def _once(client: Any, kind: str, name: str, text: str, labels: tuple[str, ...]) -> Any:

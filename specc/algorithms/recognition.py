@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from dataclasses import replace
 
 from specc.algorithms import names, needs
 from specc.config import Fit, Pair
+from specc.config.models.pair import Described
 from specc.support.diagnostics import Diagnostic, DiagnosticError
 from specc.support.render import printable
 
@@ -33,6 +35,50 @@ def recognise(pair: Pair) -> tuple[str, Fit, list[Diagnostic]]:
         raise DiagnosticError([*warnings, _undecided(pair, fits)])
     ((name, fit),) = fits.items()
     return name, fit, warnings
+
+
+def reversed_because(pair: Pair) -> str | None:
+    """Return why the target is what drafts, and the draft its target; None where they are as given.
+
+    That is a head in the target's place, or a language model larger than the target in the draft's.
+    """
+    if pair.draft is None:
+        return None
+    turned = Pair(pair.draft, pair.target)
+    if not any(needs(name).head for name in _fitting(pair)):
+        for name, fit in _fitting(turned).items():
+            if needs(name).head:
+                return f"{name}: {fit.why}"
+    if pair.target.plain and pair.draft.plain and _size(pair.draft) > _size(pair.target):
+        return f"'{pair.draft.written}' is the larger of the two"
+    return None
+
+
+def better_than(wanted: str, pair: Pair) -> tuple[str, Fit] | None:
+    """Return the algorithm whose head the draft is, and why, where the wanted one reads other rows of the target."""
+    fits = _fitting(pair)
+    if pair.draft is None or wanted in fits or not needs(wanted).head:
+        return None
+    rows = needs(wanted).target_hidden
+    others = ((name, fit) for name, fit in fits.items() if needs(name).head)
+    return next(((name, fit) for name, fit in others if needs(name).target_hidden != rows), None)
+
+
+def _fitting(pair: Pair) -> dict[str, Fit]:
+    """The algorithms that recognise the draft, but for plugins that cannot be asked."""
+    found: dict[str, Fit] = {}
+    for name in names():
+        with suppress(DiagnosticError):
+            if (fit := needs(name).recognises(pair)) is not None:
+                found[name] = fit
+    return found
+
+
+def _size(model: Described) -> int:
+    """About how many weights the layers have, by which language models are compared."""
+    return (model.number("num_hidden_layers") or model.number("num_layers") or 0) * (
+        model.number("hidden_size") or 0
+    ) ** 2
 
 
 def _undecided(pair: Pair, fits: dict[str, Fit]) -> Diagnostic:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import textwrap
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import MISSING, fields
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Any, cast
 
-from rich.console import Console, Group
+from rich.console import Console, ConsoleOptions, Group
 from rich.table import Table
 from rich.text import Text
 
@@ -68,22 +69,60 @@ def counted(words: Iterable[str]) -> str:
     return ", ".join(word if n == 1 else f"{word} x{n}" for word, n in Counter(words).items())
 
 
-def totals_table(totals: Mapping[int, Totals]) -> Table:
+@dataclass(frozen=True)
+class Figures:
+    """Columns of numbers, of which none is broken: columns that do not fit stand below, in a table of the same rows.
+
+    ``rows`` is the first column, headed by ``first``; ``columns`` have by heading as many numbers.
+    """
+
+    title: str
+    first: str
+    rows: Sequence[str]
+    columns: Mapping[str, Sequence[str]]
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> Iterator[Table]:
+        """One table, or as many as the width asks for."""
+        parts: list[dict[str, Sequence[str]]] = [{}]
+        whole = left = options.max_width - _width(self.first, self.rows)
+        for heading, cells in self.columns.items():
+            head = _head(heading, cells)
+            if parts[-1] and _width(head, cells) > left:
+                parts.append({})
+                left = whole
+            parts[-1][head] = cells
+            left -= _width(head, cells)
+        for number, part in enumerate(parts):
+            table = Table(title=None if number else self.title, title_justify="left", box=None)
+            for head in (self.first, *part):
+                table.add_column(head, justify="right", vertical="bottom", no_wrap=True)
+            for row in zip(self.rows, *part.values(), strict=True):
+                table.add_row(*row)
+            yield table
+
+
+def _head(heading: str, cells: Sequence[str]) -> str:
+    """The lines of a heading over numbers, which make the column no wider than they and its longest word do."""
+    return "\n".join(textwrap.wrap(heading, max(map(len, [*heading.split(), *cells]))))
+
+
+def _width(head: str, cells: Sequence[str]) -> int:
+    """What a column takes, with a blank on both sides."""
+    return max(map(len, [*head.split("\n"), *cells])) + 2
+
+
+def totals_table(totals: Mapping[int, Totals]) -> Figures:
     """What a decode step costs in every bucket, as ``totals`` of a plan has it."""
-    table = Table(title="per decode step, by bucket", title_justify="left", box=None)
-    keys = totals_columns(totals)
-    table.add_column("bucket", justify="right")
-    for key in keys:
-        table.add_column(key.replace("_", " "), justify="right", overflow="fold")
-    for bucket, figures in totals.items():
-        table.add_row(str(bucket), *[f"{getattr(figures, key):,}" for key in keys])
-    return table
+    columns = {
+        key.replace("_", " "): [f"{getattr(figures, key):,}" for figures in totals.values()]
+        for key in totals_columns(totals)
+    }
+    return Figures("per decode step, by bucket", "bucket", [str(bucket) for bucket in totals], columns)
 
 
 def totals_columns(totals: Mapping[int, Totals]) -> list[str]:
-    """The keys of totals that are told: those that always are, and those that are not 0 in every bucket."""
-    known = {field.name: field.default is MISSING for field in fields(Totals)}
-    return [key for key, always in known.items() if always or any(getattr(one, key) for one in totals.values())]
+    """The keys of totals that are told: those that are not 0 in every bucket."""
+    return [field.name for field in fields(Totals) if any(getattr(one, field.name) for one in totals.values())]
 
 
 def written_totals(totals: Mapping[int, Totals]) -> dict[str, dict[str, Any]]:
@@ -98,7 +137,7 @@ def plain_table(rows: Sequence[Mapping[str, object]]) -> Table:
     for key in keys:
         counts = all(isinstance(row[key], int) for row in rows)
         head = Text(printable(key.replace("_", " ")))
-        table.add_column(head, justify="right" if counts else "left", overflow="fold")
+        table.add_column(head, justify="right" if counts else "left", overflow="fold", no_wrap=counts)
     for row in rows:
         table.add_row(*[Text(printable(_cell(row[key]))) for key in keys])
     return table
@@ -146,7 +185,8 @@ def _resources(build: Build) -> list[Table]:
         return []
     table = Table(title="machine code", title_justify="left", box=None)
     for name in ("kernel", "arch", "bytes", "registers", "spills", "shared"):
-        table.add_column(name, justify="left" if name in ("kernel", "arch") else "right")
+        counts = name not in ("kernel", "arch")
+        table.add_column(name, justify="right" if counts else "left", no_wrap=counts)
     for (kernel, arch), a in build.artifacts.items():
         table.add_row(kernel, arch, f"{len(a.binary):,}", str(a.registers), str(a.spills), str(a.shared))
     return [table]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import tempfile
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -13,13 +12,12 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from specc.cli.configuration import EngineOption, chosen_depth, load, words_of
-from specc.cli.inspect import program_root, undamaged
+from specc.cli.configuration import EngineOption, SubjectArgument, chosen_depth, is_program, load, words_of
+from specc.cli.inspect import opened
 from specc.cli.progress import progress
 from specc.cli.reporting import EXIT_NO_GPU, Format, Report, printing, reporting
 from specc.measure.against import Against
 from specc.runtime.plan.manifest import MANIFEST, Manifest
-from specc.runtime.plan.plan_json import load_plan
 from specc.support.archives import open_archive
 from specc.support.diagnostics import Diagnostic, DiagnosticError
 from specc.support.render import printable
@@ -35,12 +33,12 @@ class Subject:
     """What is measured: a configuration that was built, or the package of a wheel, with the plans of its depths."""
 
     made: Build | Path
-    plans: dict[int, Plan]
+    plans: Mapping[int, Plan]
     triton: str | None
 
 
 def bench(
-    target: Annotated[str, typer.Argument(metavar="CONFIG_OR_WHEEL", help="The YAML file, or a program's wheel.")],
+    subject: SubjectArgument,
     buckets: Annotated[str | None, typer.Option(metavar="N,...", help="Batch sizes. Default: all buckets.")] = None,
     num_steps: Annotated[int | None, typer.Option(help="Which depth, of several. Default: the deepest.")] = None,
     engine: EngineOption = None,
@@ -50,21 +48,21 @@ def bench(
     format: Annotated[Format, typer.Option(help="How the figures are printed.")] = Format.text,
 ) -> None:
     """Time every launch of a program, and a whole step without its forwards, beside an empty launch or a copy."""
-    with reporting(format) as report, _subject(target, engine, report) as subject:
+    with reporting(format) as report, _subject(str(subject), engine, report) as measured:
         from specc.build.build import require_compiler
         from specc.measure.bench import backend_of, here, measure, unmeasured, versions_of
 
         _require_drawable(plot)
         _require_importable(against)
-        plan = subject.plans[chosen_depth(subject.plans, num_steps)]
+        plan = measured.plans[chosen_depth(measured.plans, num_steps)]
         wanted = _buckets(plan, buckets)
-        device, versions = here(), versions_of(subject.triton)
+        device, versions = here(), versions_of(measured.triton)
         if device is None:
             _print(unmeasured(plan, wanted, versions), [no_gpu("times")], format, report)
             raise typer.Exit(EXIT_NO_GPU)
         require_compiler(None)  # what a launch costs is measured by an empty one, which is compiled here
         with tempfile.TemporaryDirectory(prefix="specc-bench-") as folder, progress("compiling", quiet=quiet) as shown:
-            backend = backend_of(subject.made, Path(folder), device)
+            backend = backend_of(measured.made, Path(folder), device)
             shown.begin("timing", 1 + len(wanted) * (1 + plan.totals[wanted[0]].launches_in_graph))
             found = measure(plan, backend, device, wanted, versions, lambda what: shown.advance(f"timed {what}"))
             if against is not Against.none:
@@ -90,22 +88,19 @@ def no_gpu(what: str) -> Diagnostic:
 @contextmanager
 def _subject(target: str, engine: str | None, report: Report) -> Iterator[Subject]:
     """Build a configuration, or unpack a wheel for the length of the block."""
-    path = Path(target)
-    if not target.endswith(".whl") and (path.suffix or os.path.exists(path)):
+    if not is_program(target):
         from specc.build.build import build_program, require_compiler
         from specc.codegen.aot import triton_version
 
-        loaded = load(path, report, engine)
+        loaded = load(Path(target), report, engine)
         require_compiler(loaded.location("archs"))
         build = build_program(loaded)
         yield Subject(build, {depth.num_steps: depth.plan for depth in build.depths}, triton_version())
         return
-    with tempfile.TemporaryDirectory(prefix="specc-wheel-") as folder, undamaged(target), program_root(target) as found:
-        manifest = Manifest.read(found)
-        manifest.verify(found)
-        root = _extracted(Path(target), found.name, manifest, Path(folder)) if target.endswith(".whl") else found
-        plans = {steps: load_plan(root, file) for steps, file in manifest.plans.items()}
-        yield Subject(Path(str(root)), plans, manifest.triton)
+    with tempfile.TemporaryDirectory(prefix="specc-wheel-") as folder, opened(target) as program:
+        root, manifest = program.root, program.manifest
+        root = _extracted(Path(target), root.name, manifest, Path(folder)) if target.endswith(".whl") else root
+        yield Subject(Path(str(root)), program.plans, manifest.triton)
 
 
 def _extracted(wheel: Path, package: str, manifest: Manifest, folder: Path) -> Path:

@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from specc.cli.configuration import EngineOption, load, words_of
+from specc.cli import completion
+from specc.cli.configuration import ConfigArgument, EngineOption, load, words_of
 from specc.cli.progress import Progress, progress
 from specc.cli.reporting import Format, printing, reporting
 from specc.support.render import printable
@@ -32,11 +33,15 @@ class Emit(StrEnum):
 
 
 def build(
-    config: Annotated[Path, typer.Argument(metavar="CONFIG", help="The YAML file.", show_default=False)],
+    config: ConfigArgument,
     output: Annotated[Path, typer.Option("--output", "-o", metavar="DIR", help="Where to write.")] = Path("dist"),
     arch: Annotated[
         str | None,
-        typer.Option(metavar="ARCH,...", help="Architectures instead of the configuration's, e.g. sm_80,sm_90."),
+        typer.Option(
+            metavar="ARCH,...",
+            help="Architectures instead of the configuration's, e.g. sm_80,sm_90.",
+            autocompletion=completion.arch,
+        ),
     ] = None,
     engine: EngineOption = None,
     emit: Annotated[list[Emit] | None, typer.Option(help="What to write; may be repeated. Default: wheel.")] = None,

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from specc.cli.configuration import EngineOption, load
+from specc.cli.configuration import EngineOption, SubjectArgument, load_subject
 from specc.cli.reporting import Format, reporting
 
 if TYPE_CHECKING:
@@ -15,7 +14,7 @@ if TYPE_CHECKING:
 
 
 def check(
-    config: Annotated[Path, typer.Argument(metavar="CONFIG", help="The YAML file.", show_default=False)],
+    config: SubjectArgument,
     engine: EngineOption = None,
     format: Annotated[Format, typer.Option(help="How findings are printed.")] = Format.text,
 ) -> None:
@@ -23,7 +22,7 @@ def check(
     with reporting(format) as report:
         from specc.build.compile import check_config, unloadable
 
-        loaded = load(config, report, engine)
+        loaded = load_subject(config, report, engine).loaded
         check_config(loaded)
         report.show([*loaded.warnings, *unloadable(loaded, loaded.config.archs)])
         if format is Format.text:

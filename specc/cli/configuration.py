@@ -1,38 +1,189 @@
-"""Loading a configuration for a command: with the installed algorithms, and so that findings can show its lines."""
+"""Loading a configuration for a command: with the installed algorithms, and so that findings can show its lines.
+
+It is a file, standard input, or the one that a compiled program was made of.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import os
+import sys
+import tempfile
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, cast
+from typing import TYPE_CHECKING, Annotated, Any, cast
 
 import typer
 
+from specc.cli import completion
+from specc.support.diagnostics import Diagnostic, DiagnosticError
+
 if TYPE_CHECKING:
+    from specc.build.build import Build
+    from specc.cli.inspect import Opened
     from specc.cli.reporting import Report
     from specc.config import LoadedConfig
     from specc.config.presets import Engine
+    from specc.runtime.plan.plan import Model, Plan
 
+STDIN = Path("-")
+"""What stands for standard input."""
+
+ConfigArgument = Annotated[
+    Path, typer.Argument(metavar="CONFIG", help="The YAML file; - for standard input.", show_default=False)
+]
+"""The argument of a command that makes something of a configuration."""
+SubjectArgument = Annotated[
+    Path,
+    typer.Argument(
+        metavar="CONFIG|PROGRAM",
+        help="The YAML file; - for standard input; or a program, for its configuration: a .whl file or a package.",
+        show_default=False,
+        autocompletion=completion.program,
+    ),
+]
+"""The argument of a command that tells of a configuration."""
 EngineOption = Annotated[
-    str | None, typer.Option("--engine", metavar="NAME", help="Serving engine instead of the configuration's.")
+    str | None,
+    typer.Option(
+        "--engine",
+        metavar="NAME",
+        help="Serving engine instead of the configuration's.",
+        autocompletion=completion.engine,
+    ),
 ]
 """The option of every command that loads a configuration to compile it."""
+
+
+@dataclass(frozen=True)
+class Subject:
+    """A configuration, and by num_steps the plans of the program that it is of, if it is of one."""
+
+    loaded: LoadedConfig
+    plans: Mapping[int, Plan] = field(default_factory=dict[int, "Plan"])
+    made_by: str = ""
+
+    def compiled(self) -> tuple[Build, tuple[Diagnostic, ...]]:
+        """What the compiler makes of it, and all warnings; one tells that the program was made otherwise."""
+        from specc.build.build import build_program
+
+        build = build_program(self.loaded)
+        if any(self.plans.get(depth.num_steps) != depth.plan for depth in build.depths if self.plans):
+            message = "this specc makes another program of the configuration: what is told is not of the one given"
+            hint = f"it was compiled by specc {self.made_by}; `specc inspect` tells of it"
+            other = Diagnostic("run/other-program", message, hint=hint, severity="warning")
+            return build, (*self.loaded.warnings, other)
+        return build, self.loaded.warnings
+
+
+def is_program(word: str) -> bool:
+    """Whether a word is a program: a wheel, or, unless a file is called so, the name of a package."""
+    file = os.path.exists(word) and not os.path.isdir(word)
+    return word.endswith(".whl") or (word.isidentifier() and not file)
 
 
 def load(path: Path, report: Report, engine: str | None = None) -> LoadedConfig:
     """Load the configuration at ``path``, for another engine if one is named, and let ``report`` know its text.
 
-    Raises DiagnosticError, and a usage error for an unknown engine.
+    Models that standard input names are looked for from the current folder. Raises DiagnosticError, and a usage error
+    for an unknown engine.
     """
     from specc.algorithms import names, needs
-    from specc.config import load_config
-    from specc.config.presets import ENGINES
+    from specc.config import load_config, load_text
 
-    if engine is not None and engine not in ENGINES:
-        raise typer.BadParameter(f"unknown engine {engine!r}; there are {', '.join(ENGINES)}", param_hint="--engine")
-    loaded = load_config(path, names(), needs, cast("Engine | None", engine))
+    wanted = _engine(engine)
+    if path == STDIN:
+        loaded = load_text(_standard_input(), Path("<stdin>"), names(), needs, wanted)
+    else:
+        loaded = load_config(path, names(), needs, wanted)
     report.know(loaded.sources, loaded.paths)
     return loaded
+
+
+def load_subject(path: Path, report: Report, engine: str | None = None) -> Subject:
+    """As `load`, also of a program; of its models counts what it was compiled for, wherever they are now."""
+    if not is_program(str(path)):
+        return Subject(load(path, report, engine))
+    from specc.cli.inspect import opened
+
+    wanted = _engine(engine)
+    with opened(str(path)) as program, tempfile.TemporaryDirectory(prefix="specc-config-") as folder:
+        loaded = _of_program(path, program, Path(folder), wanted)
+        report.know(loaded.sources, loaded.paths)
+        plans = program.plans if wanted in (None, program.manifest.engine) else {}
+        return Subject(loaded, plans, program.manifest.specc)
+
+
+def _of_program(path: Path, program: Opened, folder: Path, engine: Engine | None) -> LoadedConfig:
+    """Load the configuration of a program, a tuning file by way of a folder; what is shown is where it is in it."""
+    from specc.algorithms import names, needs
+    from specc.build.wheel.build_wheel import TUNING
+    from specc.cli.inspect import CONFIG
+    from specc.config import load_text
+    from specc.config.load import MAX_BYTES
+    from specc.runtime.plan.manifest import read_packaged
+
+    settled = _settled(program.plans[max(program.plans)])
+    if TUNING in program.manifest.files:
+        settled["tuning"] = str(folder / TUNING)
+        (folder / TUNING).write_text(read_packaged(program.root, TUNING))
+    text = read_packaged(program.root, CONFIG, MAX_BYTES)
+    return load_text(text, path / CONFIG, names(), needs, engine, settled)
+
+
+def _settled(plan: Plan) -> dict[str, Any]:
+    """The keys of a configuration that its models decided when a program was compiled."""
+    settled: dict[str, Any] = {side: _sizes(model, plan, side) for side, model in plan.models.items()}
+    settled["options"] = dict(plan.options)
+    if plan.kv.longest is not None:
+        settled["context_length"] = plan.kv.longest
+    target, draft = plan.models["target"], settled.get("draft")
+    if draft is not None:
+        draft["target_hidden_size"] = target.hidden_size
+        draft["num_aux_layers"] = len(target.aux_layers) or None
+        draft["token_map"] = "engine" if draft["vocab_size"] != target.vocab_size else None
+    return settled
+
+
+def _sizes(model: Model, plan: Plan, side: str) -> dict[str, Any]:
+    """The keys of one model, None for paths."""
+    from specc.config.resolved import TARGET_OUTPUTS
+    from specc.ir.types import DTYPES
+
+    sizes: dict[str, Any] = {"model": None}
+    for key in ("hidden_size", "num_layers", "num_kv_heads", "head_dim", "kv_layout", "vocab_size"):
+        sizes[key] = getattr(model, key)
+    sizes |= {"dtype": DTYPES[model.dtype].torch, "logits_dtype": DTYPES[model.logits_dtype].torch}
+    if side in plan.kv_pools:
+        sizes["kv_dtype"] = plan.kv_pools[side].dtype
+    if model.aux_layers:
+        layers = max(model.num_layers, *model.aux_layers)
+        sizes |= {"aux_layers": [*model.aux_layers], "num_hidden_layers": layers}
+    elif model.spec_width != model.hidden_size:
+        sizes |= {"hc_mult": model.spec_width // model.hidden_size, "hidden_source": "hc_residual"}
+    if side == "target":
+        sizes |= {key: plan.dims[key] for key in TARGET_OUTPUTS.values() if key in plan.dims}
+    return sizes
+
+
+def _standard_input() -> bytes:
+    """All of standard input; raises DiagnosticError for more than a configuration may be."""
+    from specc.config.load import MAX_BYTES
+
+    content = sys.stdin.buffer.read(MAX_BYTES + 1)
+    if len(content) > MAX_BYTES:
+        message = f"cannot read standard input: it is larger than {MAX_BYTES} bytes"
+        raise DiagnosticError(Diagnostic("config/unreadable", message))
+    return content
+
+
+def _engine(name: str | None) -> Engine | None:
+    """The engine of a name; a usage error for an unknown one."""
+    from specc.config.presets import ENGINES
+
+    if name is not None and name not in ENGINES:
+        raise typer.BadParameter(f"unknown engine {name!r}; there are {', '.join(ENGINES)}", param_hint="--engine")
+    return cast("Engine | None", name)
 
 
 def depth_index(loaded: LoadedConfig, num_steps: int | None) -> int:

@@ -5,12 +5,12 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from specc.cli.configuration import EngineOption, depth_index, load
+from specc.cli import completion
+from specc.cli.configuration import EngineOption, SubjectArgument, depth_index, load_subject
 from specc.cli.reporting import Format, printing, reporting
 
 if TYPE_CHECKING:
@@ -23,9 +23,12 @@ if TYPE_CHECKING:
 
 
 def explain(
-    config: Annotated[Path, typer.Argument(metavar="CONFIG", help="The YAML file.", show_default=False)],
+    config: SubjectArgument,
     only: Annotated[
-        str | None, typer.Option("--pass", metavar="NAME", help="Tell of the passes only what this one decided.")
+        str | None,
+        typer.Option(
+            "--pass", metavar="NAME", help="Tell only what this pass decided.", autocompletion=completion.one_pass
+        ),
     ] = None,
     num_steps: Annotated[
         int | None, typer.Option(help="Which depth to tell of, if there are several. Default: the deepest.")
@@ -36,24 +39,24 @@ def explain(
 ) -> None:
     """Tell what becomes of a configuration and why, without compiling anything."""
     with reporting(format) as report:
-        from specc.build.build import build_program
         from specc.explain.document import document
         from specc.explain.story import tell
         from specc.support.render import to_json
 
         _require_pass(only)
-        loaded = load(config, report, engine)
-        at = depth_index(loaded, num_steps)
-        story = tell(build_program(loaded).depths[at])
+        subject = load_subject(config, report, engine)
+        at = depth_index(subject.loaded, num_steps)
+        build, warnings = subject.compiled()
+        story = tell(build.depths[at])
         if only is not None:
             story = replace(story, passes=tuple(told for told in story.passes if told.name == only))
         if format is Format.json:
-            warnings = {"warnings": to_json(loaded.warnings, loaded.paths)}
-            typer.echo(json.dumps(document(story) | warnings, indent=2))
+            more = {"warnings": to_json(warnings, subject.loaded.paths)}
+            typer.echo(json.dumps(document(story) | more, indent=2))
             return
-        report.show(loaded.warnings)
+        report.show(warnings)
         with printing() as console:
-            for part in _text(story, rejected=only is not None) if full or only else _brief(story):
+            for part in _told(story, only is not None, full):
                 console.print(part)
 
 
@@ -63,6 +66,13 @@ def _require_pass(name: str | None) -> None:
     known = [step.name for step in default_passes()]
     if name is not None and name not in known:
         raise typer.BadParameter(f"no pass named {name!r}; there are {', '.join(known)}", param_hint="--pass")
+
+
+def _told(story: Story, one_pass: bool, full: bool) -> Iterator[RenderableType]:
+    """What a pass decided and what it did not choose; all of the story; or what matters most of it."""
+    if one_pass and not full:
+        return (_pass(told, rejected=True) for told in story.passes)
+    return _text(story, rejected=one_pass) if full else _brief(story)
 
 
 def _headline(story: Story) -> Text:
@@ -125,9 +135,13 @@ def _table(title: str, *columns: str, rows: Iterable[Iterable[object]]) -> Group
 
     from specc.explain.brief import spelled
 
-    table = Table(*columns, box=None)
-    for row in rows:
-        table.add_row(*[Text(spelled(value)) for value in row])
+    told = [[spelled(value) for value in row] for row in rows]
+    table = Table(box=None)
+    for at, column in enumerate(columns):
+        numbers = all(row[at].replace(",", "").isdecimal() for row in told if row[at])
+        table.add_column(column, no_wrap=bool(told) and numbers)
+    for row in told:
+        table.add_row(*map(Text, row))
     return Group(Text(title, "italic"), table)
 
 

@@ -6,10 +6,11 @@ import os
 import shlex
 from importlib import import_module
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, NamedTuple, cast
 
 import typer
 
+from specc.cli import completion
 from specc.cli.progress import progress
 from specc.cli.reporting import printing, reporting
 from specc.cli.serving import DRAWN, GpuOption
@@ -21,44 +22,58 @@ if TYPE_CHECKING:
     from specc.cli.reporting import Report
     from specc.config import LoadedConfig, ModelConfig, Pair
     from specc.config.models.pair import Described
+    from specc.config.presets import Engine
     from specc.config.proposal import Drafting, Key
 
 STDOUT = Path("-")
 
 
+_Target = Annotated[
+    Path, typer.Argument(metavar="TARGET", help="Directory of the model whose text is wanted.", show_default=False)
+]
+_Draft = Annotated[
+    Path | None,
+    typer.Argument(
+        metavar="DRAFT",
+        help="Directory of the model that drafts; none for look-ups, or a module of the target's own.",
+        show_default=False,
+    ),
+]
+_Output = Annotated[
+    Path | None,
+    typer.Option("--output", "-o", metavar="FILE", help="Where to write, - for stdout. Default: NAME.yaml here."),
+]
+_Algorithm = Annotated[
+    str | None,
+    typer.Option(
+        metavar="NAME", help="The algorithm, instead of the one that fits.", autocompletion=completion.algorithm
+    ),
+]
+_TopK = Annotated[
+    int | None, typer.Option(min=1, max=16, help="Children kept per draft step; more than 1 is a tree. Default: 1.")
+]
+_Steps = Annotated[
+    int | None, typer.Option(min=1, max=16, help="Draft steps. Default: what the draft was made for, or 3.")
+]
+_Engine = Annotated[
+    str | None,
+    typer.Option(
+        metavar="NAME",
+        help="Write it for a server of this engine as people start it: its shape, batches and pages.",
+        autocompletion=completion.engine,
+    ),
+]
+
+
 def init(
-    target: Annotated[
-        Path, typer.Argument(metavar="TARGET", help="Directory of the model whose text is wanted.", show_default=False)
-    ],
-    draft: Annotated[
-        Path | None,
-        typer.Argument(
-            metavar="[DRAFT]",
-            help="Directory of the model that drafts; none for look-ups, or a module of the target's own.",
-            show_default=False,
-        ),
-    ] = None,
-    output: Annotated[
-        Path | None,
-        typer.Option("--output", "-o", metavar="FILE", help="Where to write, - for stdout. Default: NAME.yaml here."),
-    ] = None,
+    target: _Target,
+    draft: _Draft = None,
+    output: _Output = None,
     force: Annotated[bool, typer.Option("--force", help="Write over a file that is there.")] = False,
-    algorithm: Annotated[
-        str | None, typer.Option(metavar="NAME", help="The algorithm, instead of the one that fits.")
-    ] = None,
-    topk: Annotated[
-        int | None, typer.Option(min=1, max=16, help="Children kept per draft step; more than 1 is a tree. Default: 1.")
-    ] = None,
-    num_steps: Annotated[
-        int | None, typer.Option(min=1, max=16, help="Draft steps. Default: what the draft was made for, or 3.")
-    ] = None,
-    engine: Annotated[
-        str | None,
-        typer.Option(
-            metavar="NAME",
-            help="Write it for a server of this engine as people start it: its shape, batches and pages.",
-        ),
-    ] = None,
+    algorithm: _Algorithm = None,
+    topk: _TopK = None,
+    num_steps: _Steps = None,
+    engine: _Engine = None,
     gpu: GpuOption = None,
 ) -> None:
     """Write a configuration for a target and its draft, and say what was chosen and why."""
@@ -69,6 +84,7 @@ def init(
 
         with progress("reading the models"):
             pair = _pair(target, draft)
+            _require_order(pair, algorithm, _Line(output, force, algorithm, topk, num_steps, engine, gpu))
             chosen = _chosen(pair, algorithm, report)
         name = name_of(target, chosen.algorithm)
         path = Path(f"{name}.yaml") if output in (None, STDOUT) else output
@@ -116,12 +132,17 @@ def _for_engine(
     ``called``: the configuration, and the GPU; ``shape``: topk and num_steps, where they are given.
     """
     from specc.config.pasted import Wanted
-    from specc.config.presets import ENGINES
+    from specc.config.presets import ENGINES, PRESETS
     from specc.support.suggest import did_you_mean
 
     if engine not in ENGINES:
         message = f"no engine {engine!r} is known; {did_you_mean(engine, ENGINES)}"
         raise typer.BadParameter(message, param_hint="--engine")
+    preset = PRESETS[cast("Engine", engine)]
+    if chosen.algorithm not in preset.algorithms:
+        message = f"with {preset.title}, {chosen.algorithm} is not served"
+        hint = f"there are {', '.join(preset.algorithms)}; leave --engine out for an engine of your own"
+        raise DiagnosticError(Diagnostic("config/engine-unsupported", message, hint=hint))
     server, starts = import_module(f"specc.cli.{engine}"), import_module(f"specc.config.{engine}.launch")
     try:
         words = starts.command(pair, chosen, *shape)
@@ -164,6 +185,48 @@ def _described(directory: Path) -> Described:
         return describe(directory_of(str(directory)), str(directory))
     except ModelUnreadableError as error:
         raise DiagnosticError(Diagnostic("config/model-unreadable", str(error), hint=error.hint)) from error
+
+
+class _Line(NamedTuple):
+    """The options of a command line, by the names of their arguments."""
+
+    output: Path | None
+    force: bool
+    algorithm: str | None
+    topk: int | None
+    num_steps: int | None
+    engine: str | None
+    gpu: str | None
+
+    def text(self, *models: str) -> str:
+        """The line to type for these models."""
+        words = ["specc", "init", *models]
+        for name, value in self._asdict().items():
+            if value is not None and value is not False:
+                words += [f"--{name.replace('_', '-')}", *([] if value is True else [str(value)])]
+        return f"type: {printable(shlex.join(words))}"
+
+
+def _require_order(pair: Pair, wanted: str | None, line: _Line) -> None:
+    """Refuse a target that drafts for its draft, and a head of another algorithm than the wanted one.
+
+    Raises:
+        DiagnosticError: ``init/reversed`` or ``init/other-algorithm``, with the line to type instead.
+
+    """
+    from specc.algorithms import names
+    from specc.algorithms.recognition import better_than, reversed_because
+
+    target, draft = pair.target.written, (pair.draft or pair.target).written
+    why = reversed_because(pair)
+    if why is not None and not (wanted is not None and pair.target.plain):
+        message = printable(f"'{target}' is what drafts, and '{draft}' its target: {why}")
+        raise DiagnosticError(Diagnostic("init/reversed", message, hint=line.text(draft, target)))
+    if wanted is not None and wanted.upper() in names() and (other := better_than(wanted.upper(), pair)) is not None:
+        name, fit = other
+        message = printable(f"'{draft}' is no head of {wanted.upper()} but of {name}: {fit.why}")
+        hint = line._replace(algorithm=name).text(target, draft)
+        raise DiagnosticError(Diagnostic("init/other-algorithm", message, hint=hint))
 
 
 def _chosen(pair: Pair, wanted: str | None, report: Report) -> Drafting:

@@ -7,7 +7,7 @@ import zipfile
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from importlib.resources.abc import Traversable
 from importlib.util import find_spec
 from pathlib import Path
@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from specc.cli import completion
 from specc.cli.reporting import Format, printing, reporting
 from specc.runtime.errors import DamagedWheelError, PlanError
 from specc.runtime.plan.manifest import MANIFEST, Manifest, cuda_release, for_inspection, read_packaged
@@ -31,25 +32,59 @@ CONFIG = "config.yaml"
 """The configuration as written, in the package."""
 
 
+ProgramArgument = Annotated[
+    str,
+    typer.Argument(
+        metavar="PROGRAM", help="A .whl file or an installed package.", autocompletion=completion.program,
+        show_default=False,
+    ),
+]  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Opened:
+    """A program whose files have the digests that it says.
+
+    ``root`` is the folder of its package, which may be inside a wheel; ``sizes`` are of files in bytes; ``plans`` are
+    by num_steps, the deepest first.
+    """
+
+    root: Traversable
+    manifest: Manifest
+    sizes: Mapping[str, int]
+    plans: Mapping[int, Plan]
+
+
 def inspect(
-    program: Annotated[str, typer.Argument(metavar="WHEEL_OR_PACKAGE", help="A .whl file or installed package.")],
+    program: ProgramArgument,
     format: Annotated[Format, typer.Option(help="How it is printed.")] = Format.text,
 ) -> None:
     """Show what a program is, after comparing its files' digests: versions, models, carry, launches, configuration."""
     with reporting(format):
         from specc.config.load import MAX_BYTES
 
-        with program_root(program) as root, undamaged(program):
-            manifest = Manifest.read(root)
-            sizes = manifest.verify(root)
-            plans = {steps: load_plan(root, file) for steps, file in sorted(manifest.plans.items(), reverse=True)}
-            text = read_packaged(root, CONFIG, MAX_BYTES)
-            found = _facts(root.name, manifest, sizes, plans, text)
+        with opened(program) as shown:
+            plans = shown.plans
+            found = _facts(shown, read_packaged(shown.root, CONFIG, MAX_BYTES))
         if format is Format.json:
             typer.echo(json.dumps(found, indent=2))
             return
         with printing() as console:
             _print(console, found, plans)
+
+
+@contextmanager
+def opened(program: str) -> Iterator[Opened]:
+    """A program for the length of the block, after comparing the digests of its files; nothing of it is run.
+
+    Raises:
+        DiagnosticError: ``run/wheel-missing``, or ``run/wheel-unusable``, also for damage that the block meets.
+    """
+    with program_root(program) as root, undamaged(program):
+        manifest = Manifest.read(root)
+        sizes = manifest.verify(root)
+        plans = {steps: load_plan(root, file) for steps, file in sorted(manifest.plans.items(), reverse=True)}
+        yield Opened(root, manifest, sizes, plans)
 
 
 @contextmanager
@@ -93,13 +128,12 @@ def undamaged(program: str) -> Iterator[None]:
         raise DiagnosticError(Diagnostic("run/wheel-unusable", f"'{program}' is damaged: {error}")) from error
 
 
-def _facts(
-    package: str, manifest: Manifest, sizes: Mapping[str, int], plans: Mapping[int, Plan], text: str
-) -> dict[str, Any]:
-    """What is shown, by its name; ``sizes`` are of files, ``plans`` by num_steps, the deepest first."""
+def _facts(program: Opened, text: str) -> dict[str, Any]:
+    """What is shown, by its name; ``text`` is the configuration."""
     from specc.build.summary import written_totals
     from specc.explain.program import rows
 
+    manifest, sizes, plans = program.manifest, program.sizes, program.plans
     plan = next(iter(plans.values()))
     code = Counter[str]()
     for artifact in manifest.artifacts:
@@ -109,7 +143,7 @@ def _facts(
         "name": manifest.name,
         "version": manifest.version,
         "digest": manifest.digest,
-        "package": package,
+        "package": program.root.name,
         "engine": manifest.engine,
         "algorithm": plan.algorithm,
         "num_steps": sorted(manifest.plans),

@@ -5,26 +5,32 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from dataclasses import replace
-from importlib.metadata import entry_points
 from typing import Annotated, Any
 
 import typer
 
+from specc.cli.completion import installed
 from specc.cli.inspect import program_root, undamaged
 from specc.cli.reporting import Format, printing, reporting
 from specc.runtime.plan.manifest import Manifest
 from specc.runtime.plan.plan_json import load_plan
 from specc.support.diagnostics import Diagnostic, DiagnosticError
 
-PROGRAMS = "specc.programs"
-"""The entry points of programs, as their wheels have them."""
 
-
-def list(format: Annotated[Format, typer.Option(help="How it is printed.")] = Format.text) -> None:
-    """List the algorithms and the programs that are installed."""
+def list(
+    models: Annotated[
+        bool,
+        typer.Option("--models", help="List the types of models instead, and what is served of each in which engine."),
+    ] = False,
+    format: Annotated[Format, typer.Option(help="How it is printed.")] = Format.text,
+) -> None:
+    """List the algorithms and the programs that are installed, or the models that are served."""
     with reporting(format) as report:
         from specc.support.render import to_json
 
+        if models:
+            _print_models(format)
+            return
         problems: dict[str, Diagnostic] = {}
         found = {"algorithms": [*_algorithms(problems)], "programs": [*programs(problems)]}
         warnings = [replace(problem, severity="warning", location=None) for problem in problems.values()]
@@ -55,7 +61,7 @@ def _algorithms(problems: dict[str, Diagnostic]) -> Iterator[dict[str, Any]]:
 
 def programs(problems: dict[str, Diagnostic]) -> Iterator[dict[str, Any]]:
     """Every program, by name; damaged ones are problems instead. Digests are not compared."""
-    for package in sorted({point.value for point in entry_points(group=PROGRAMS)}):
+    for package in installed():
         try:
             with program_root(package) as root, undamaged(package):
                 manifest, plan = Manifest.read(root), load_plan(root)
@@ -71,6 +77,21 @@ def programs(problems: dict[str, Diagnostic]) -> Iterator[dict[str, Any]]:
             "archs": [*manifest.archs],
             "engine": manifest.engine,
         }
+
+
+def _print_models(format: Format) -> None:
+    from rich.text import Text
+
+    from specc.build.summary import plain_table
+    from specc.cli.models import rows
+
+    found = [*rows()]
+    if format is Format.json:
+        typer.echo(json.dumps({"models": found}, indent=2))
+        return
+    with printing() as console:
+        console.print(plain_table(found))
+        console.print(Text("an engine has to have the model itself; `specc check` asks a model of yours"))
 
 
 def _print(found: dict[str, Any]) -> None:

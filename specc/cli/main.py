@@ -12,9 +12,10 @@ from collections.abc import Callable
 
 import typer
 
+from specc.cli.examples import EXAMPLES, epilog
 from specc.cli.reporting import reported, run
 from specc.cli.versions import VersionOption
-from specc.cli.words import Group
+from specc.cli.words import Command, Group
 
 COMMANDS: tuple[str, ...] = (
     "init", "check", "explain", "report", "build", "list", "inspect", "run", "bench", "bench-serve", "tune",
@@ -47,13 +48,24 @@ def _register(name: str) -> None:
     """Add one command."""
     module = name.replace("-", "_")
     command: Callable[..., None] = getattr(importlib.import_module(f"specc.cli.{module}"), module)
-    app.command(name)(reported(command))
+    about = (command.__doc__ or "").split("\n")[0]
+    app.command(name, cls=Command, short_help=about, epilog=epilog(EXAMPLES[name]))(reported(command))
+
+
+def _register_group(name: str) -> None:
+    """Add the commands of an engine, whose module has their examples, too."""
+    module = importlib.import_module(f"specc.cli.{name}")
+    group: typer.Typer = getattr(module, name)
+    for command in group.registered_commands:
+        assert command.callback is not None  # a function became a command
+        command.epilog = epilog(module.EXAMPLES[command.callback.__name__])
+    app.add_typer(group, name=name)
 
 
 for _name in COMMANDS:
     _register(_name)
 for _name in GROUPS:
-    app.add_typer(getattr(importlib.import_module(f"specc.cli.{_name}"), _name), name=_name)
+    _register_group(_name)
 
 
 def main() -> None:

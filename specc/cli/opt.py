@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from specc.cli import completion
 from specc.cli.configuration import load
 from specc.cli.reporting import Report, reporting, run
 from specc.cli.versions import VersionOption
@@ -46,6 +47,7 @@ def opt(
             metavar="PASS,...",
             help="Passes to run, in order, as name or name{option=value}. Default: all of a build for .yaml,"
             " none for .specir.",
+            autocompletion=completion.passes,
         ),
     ] = None,
     output: Annotated[Path | None, typer.Option("-o", help="Where to write the module. Default: stdout.")] = None,

@@ -1,4 +1,4 @@
-"""What `specc run` prints: completions as they finish, verdicts, log-probabilities and counts, or one JSON record."""
+"""What `specc run` prints: texts as they finish, and on stderr what is said of them; or one JSON record."""
 
 from __future__ import annotations
 
@@ -23,14 +23,18 @@ if TYPE_CHECKING:
 
 
 class Printer:
-    """Prints completions as they finish, or one of them token by token; JSON only at the end."""
+    """Prints completions as they finish, or one of them token by token; JSON only at the end.
+
+    Texts go to ``console``; verdicts, log-probabilities and counts to ``said``.
+    """
 
     def __init__(
-        self, console: Console, texts: Sequence[str], format: Format, max_new_tokens: int, *, stream: bool,
-        logprobs: int | None = None,
+        self, console: Console, said: Console, texts: Sequence[str], format: Format, max_new_tokens: int, *,
+        stream: bool, logprobs: int | None = None,
     ) -> None:  # fmt: skip
         """logprobs: how many best tokens to show beside every emitted one; None for none, and no log-probability."""
-        self.console, self.texts, self.max_new_tokens, self.logprobs = console, texts, max_new_tokens, logprobs
+        self.console, self.said, self.texts = console, said, texts
+        self.max_new_tokens, self.logprobs = max_new_tokens, logprobs
         self.is_text = format is Format.text
         self.stream = stream and self.is_text
         self._begun = False
@@ -56,24 +60,25 @@ class Printer:
             record = _record(self.texts, completions, verdicts, engine, self.logprobs)
             typer.echo(json.dumps(record, indent=2))
             return
+        self.console.file.flush()  # both streams may end in one place
         context = engine.scheduler.max_context
         for completion, verdict in zip_longest(completions, verdicts):
             label = f"[{completion.request_id}] " if len(completions) > 1 else ""
             if self.logprobs is not None:
-                self.console.print(self._scores(completion, engine, self.logprobs))
+                self.said.print(self._scores(completion, engine, self.logprobs))
             if completion.finish_reason == "length" and len(completion.token_ids) < self.max_new_tokens:
-                self.console.print(f"{label}ended by the context of {context} tokens, see --max-context")
+                self.said.print(f"{label}ended by the context of {context} tokens, see --max-context")
             if completion.error is not None:
-                self.console.print(f"{label}ended by an error: {completion.error}", style="red")
+                self.said.print(f"{label}ended by an error: {completion.error}", style="red")
             if verdict is not None:
                 style = "green" if verdict.identical else "yellow" if verdict.right else "red"
-                self.console.print(f"{label}identical to generate: {_said(verdict, engine)}", style=style)
+                self.said.print(f"{label}identical to generate: {_said(verdict, engine)}", style=style)
         stats, table = engine.stats, Table(show_edge=False)
         for name in ("prompts", "tokens", "steps", "mean accepted length", "tokens/s"):
             table.add_column(name, justify="right")
         counts = (str(stats.requests), str(stats.tokens), str(stats.steps))
         table.add_row(*counts, f"{stats.mean_accept_len:.2f}", f"{stats.tokens_per_second:.1f}")
-        self.console.print(table)
+        self.said.print(table)
 
     def _scores(self, completion: Completion, engine: Engine, most: int) -> Table:
         """Return a row for every emitted token."""

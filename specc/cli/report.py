@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from specc.cli.configuration import EngineOption, depth_index, load
+from specc.cli import completion
+from specc.cli.configuration import EngineOption, SubjectArgument, depth_index, load_subject
 from specc.cli.reporting import reporting
 from specc.support.render import printable
 
@@ -17,10 +18,15 @@ if TYPE_CHECKING:
 
 
 def report(
-    config: Annotated[Path, typer.Argument(metavar="CONFIG", help="The YAML file.", show_default=False)],
+    config: SubjectArgument,
     out: Annotated[Path, typer.Option("-o", "--out", metavar="FILE", help="The page.")] = Path("report.html"),
     against: Annotated[
-        Path | None, typer.Option(metavar="CONFIG", help="A second configuration, to show what differs.")
+        Path | None,
+        typer.Option(
+            metavar="CONFIG|PROGRAM",
+            help="A second configuration, to show what differs.",
+            autocompletion=completion.program,
+        ),
     ] = None,
     engine: EngineOption = None,
     num_steps: Annotated[
@@ -40,11 +46,11 @@ def report(
 
 def _page(config: Path, told: Report, engine: str | None, num_steps: int | None) -> Page:
     """What there is to tell of a configuration, at a depth or its deepest; its warnings are printed."""
-    from specc.build.build import build_program
     from specc.explain.page.model import gather
 
-    loaded = load(config, told, engine)
-    at = depth_index(loaded, num_steps)
-    page = gather(build_program(loaded).depths[at])
-    told.show(loaded.warnings)
+    subject = load_subject(config, told, engine)
+    at = depth_index(subject.loaded, num_steps)
+    build, warnings = subject.compiled()
+    page = gather(build.depths[at])
+    told.show(warnings)
     return page

@@ -15,6 +15,7 @@ import sys
 import traceback
 from collections.abc import Callable, Generator, Iterable, Mapping
 from contextlib import contextmanager
+from dataclasses import replace
 from enum import StrEnum
 from typing import TYPE_CHECKING, NoReturn, ParamSpec, TextIO, TypeVar
 
@@ -56,14 +57,31 @@ class Report:
         self._paths.update(paths or {})
 
     def show(self, diagnostics: Iterable[Diagnostic]) -> None:
-        """Print findings: as one JSON list (even an empty one), or as text and nothing for none."""
+        """Print findings: as one JSON list (even an empty one), or as text, in which a mistake stands once."""
         found = tuple(diagnostics)
         if self.format is Format.json:
             typer.echo(json.dumps(to_json(found, self._paths), indent=2))
             return
         color = wants_color(sys.stderr)
-        for text in render_all(found, self._sources, color, self._paths):
+        for text in render_all(_mistakes(found), self._sources, color, self._paths):
             typer.echo(text, err=True, color=color)
+
+
+def _mistakes(found: Iterable[Diagnostic]) -> list[Diagnostic]:
+    """Findings, those as one that say of the same places that they disagree: several ops may read one size."""
+    same: dict[object, list[Diagnostic]] = {}
+    for diagnostic in found:
+        places = (diagnostic.location, *(note.location for note in diagnostic.notes))
+        same.setdefault(
+            (diagnostic.code, *places) if diagnostic.code.startswith("type/") and None not in places else diagnostic, []
+        ).append(diagnostic)
+    return [_with_others(first, others) for first, *others in same.values()]
+
+
+def _with_others(first: Diagnostic, others: Iterable[Diagnostic]) -> Diagnostic:
+    """A finding, with a note of where the others found the same, as their messages begin."""
+    ops = dict.fromkeys(other.message.partition(": ")[0] for other in others)
+    return replace(first, notes=(*first.notes, Note(f"the same in {', '.join(ops)}"))) if ops else first
 
 
 def wants_color(stream: TextIO) -> bool:

@@ -7,13 +7,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Any
 
 import typer
 from rich.console import Console
 
+from specc.cli import run_options as options
+from specc.cli.inspect import ProgramArgument
 from specc.cli.printing import Printer
 from specc.cli.progress import progress
 from specc.cli.reporting import Format, reporting
@@ -29,65 +30,39 @@ if TYPE_CHECKING:
     from specc.runtime.plan.plan import Plan
 
 
-class Device(StrEnum):
-    """Where models and program run."""
-
-    cpu = "cpu"
-    cuda = "cuda"
-
-
-_Draft = Annotated[
-    Path | None,
-    typer.Option(help="Directory of the draft model, if the program has one; by default the target's own module."),
-]
-_Temperature = Annotated[float, typer.Option(help="Draw tokens at this temperature; 0 takes the most probable ones.")]
-_Seed = Annotated[int | None, typer.Option(help="Of the randomness of every prompt; by default each has its own.")]
-_Repetition = Annotated[
-    float, typer.Option(help="Divide positive logits of tokens in prompt or output by it, multiply the others.")
-]
-_Steps = Annotated[
-    int | None, typer.Option(help="Draft so many tokens in every step, of a program for several numbers.")
-]
-_Logprobs = Annotated[
-    int | None, typer.Option(min=0, help="Print every token's log-probability, and those of so many best tokens.")
-]
-_Biases = Annotated[
-    list[str] | None, typer.Option(metavar="TOKEN:NUMBER", help="Add to a token's logit; may be repeated.")
-]
-
-
 def run(
-    program: Annotated[str, typer.Argument(metavar="WHEEL_OR_PACKAGE", help="A .whl file or installed package.")],
-    target: Annotated[Path, typer.Option(help="Directory of the target model.")],
-    draft: _Draft = None,
-    corpus: Annotated[Path | None, typer.Option(help="A text file that the program looks drafts up in.")] = None,
-    token_map: Annotated[Path | None, typer.Option(help="The tokens that the draft scores, if only this says.")] = None,
-    prompt: Annotated[list[str] | None, typer.Option(help="A prompt; may be repeated.")] = None,
-    prompts: Annotated[Path | None, typer.Option(help="A file of prompts: a line each, a JSON list, or JSONL.")] = None,
-    max_new_tokens: Annotated[int, typer.Option(min=1, help="Most new tokens per prompt.")] = 64,
-    device: Annotated[Device, typer.Option(help="Where to run.")] = Device.cpu,
-    stop: Annotated[list[str] | None, typer.Option(help="End a completion here; may be repeated.")] = None,
-    temperature: _Temperature = 0.0,
-    seed: _Seed = None,
-    top_k: Annotated[int, typer.Option(help="Draw from so many most probable tokens; 0 from all.")] = 0,
-    top_p: Annotated[float, typer.Option(help="Draw from the most probable tokens that have this share.")] = 1.0,
-    min_p: Annotated[float, typer.Option(help="Draw from tokens at least this times as probable as the best.")] = 0.0,
-    repetition_penalty: _Repetition = 1.0,
-    frequency_penalty: Annotated[float, typer.Option(help="Less for every time that a token is in the output.")] = 0.0,
-    presence_penalty: Annotated[float, typer.Option(help="Less for tokens that are in the output.")] = 0.0,
-    logit_bias: _Biases = None,
-    json_schema: Annotated[str | None, typer.Option(metavar="FILE|TEXT", help="Write JSON of this schema.")] = None,
-    regex: Annotated[str | None, typer.Option(help="Write what matches this regular expression.")] = None,
-    logprobs: _Logprobs = None,
-    check: Annotated[bool, typer.Option("--check", help="Compare with the target's own greedy text.")] = False,
-    stream: Annotated[bool | None, typer.Option(help="Print tokens as they come (one prompt only).")] = None,
-    max_context: Annotated[int | None, typer.Option(min=1, help="Most tokens of prompt and completion.")] = None,
-    num_steps: _Steps = None,
-    metrics: Annotated[Path | None, typer.Option(help="Write Prometheus metrics of the run to this file.")] = None,
-    format: Annotated[Format, typer.Option(help="How to print results.")] = Format.text,
+    program: ProgramArgument,
+    target: options.TargetOption,
+    draft: options.DraftOption = None,
+    corpus: options.CorpusOption = None,
+    token_map: options.TokenMapOption = None,
+    device: options.DeviceOption = None,
+    num_steps: options.StepsOption = None,
+    prompt: options.PromptOption = None,
+    prompts: options.PromptsOption = None,
+    max_context: options.ContextOption = None,
+    max_new_tokens: options.TokensOption = 64,
+    stop: options.StopOption = None,
+    json_schema: options.SchemaOption = None,
+    regex: options.RegexOption = None,
+    temperature: options.TemperatureOption = 0.0,
+    seed: options.SeedOption = None,
+    top_k: options.TopKOption = 0,
+    top_p: options.TopPOption = 1.0,
+    min_p: options.MinPOption = 0.0,
+    repetition_penalty: options.RepetitionOption = 1.0,
+    frequency_penalty: options.FrequencyOption = 0.0,
+    presence_penalty: options.PresenceOption = 0.0,
+    logit_bias: options.BiasesOption = None,
+    logprobs: options.LogprobsOption = None,
+    check: options.CheckOption = False,
+    stream: options.StreamOption = None,
+    metrics: options.MetricsOption = None,
+    format: options.FormatOption = Format.text,
 ) -> None:
     """Generate text with a compiled program.
 
+    Texts go to standard output, and what is said of them to standard error.
     With --check, exit code 1 means that some text differs from what transformers' generate writes, near-ties apart.
     """
     with reporting(format) as report:
@@ -100,12 +75,12 @@ def run(
             repetition_penalty=repetition_penalty, frequency_penalty=frequency_penalty, regex=regex,
             presence_penalty=presence_penalty, logit_bias=_biases(logit_bias or ()), json_schema=_schema(json_schema),
         )  # fmt: skip
-        console = Console(soft_wrap=True, highlight=False, markup=False, emoji=False)
+        console, said = _console(), _console(stderr=True)
         stream = len(texts) == 1 and (console.is_terminal if stream is None else stream)
-        printer = Printer(console, texts, format, max_new_tokens, stream=stream, logprobs=logprobs)
+        printer = Printer(console, said, texts, format, max_new_tokens, stream=stream, logprobs=logprobs)
         files = _Files(target, draft, corpus, token_map, logprobs)
         with _wheel_package(program) as module:
-            engine = _make_engine(module, files, device.value, printer, max_context=max_context, num_steps=num_steps)
+            engine = _make_engine(module, files, device, printer, max_context=max_context, num_steps=num_steps)
             if format is Format.text:
                 report.show(engine.warnings)
             completions = _generate(engine, texts, _conditions(engine, max_new_tokens, stop or ()), sampling, printer)
@@ -115,6 +90,11 @@ def run(
         printer.finish(completions, verdicts, engine)
     if not all(verdict.right for verdict in verdicts):
         raise typer.Exit(1)
+
+
+def _console(*, stderr: bool = False) -> Console:
+    """A console that prints what it is given, as it is."""
+    return Console(stderr=stderr, soft_wrap=True, highlight=False, markup=False, emoji=False)
 
 
 @dataclass(frozen=True)
@@ -176,7 +156,13 @@ def _wheel_package(name_or_path: str) -> Any:
 
 
 def _make_engine(
-    module: Any, files: _Files, device: str, printer: Printer, *, max_context: int | None, num_steps: int | None
+    module: Any,
+    files: _Files,
+    wanted: options.Device | None,
+    printer: Printer,
+    *,
+    max_context: int | None,
+    num_steps: int | None,
 ) -> Engine:
     """Load program, models and corpus and bind them."""
     import torch
@@ -186,8 +172,10 @@ def _make_engine(
     from specc.engine.models.loading import load_corpus, load_draft, load_target
     from specc.engine.wheel import exported, load_program
 
-    if device == "cuda" and not torch.cuda.is_available():
+    has_gpu = torch.cuda.is_available() and not torch.version.hip
+    if wanted is options.Device.cuda and not has_gpu:
         raise typer.BadParameter("this machine has no CUDA device", param_hint="--device")
+    device = str(wanted or (options.Device.cuda if has_gpu else options.Device.cpu))
     with progress("loading the program", quiet=not printer.is_text):
         loaded = load_program(module, device)
     if num_steps is not None and num_steps not in loaded.plans:
@@ -204,9 +192,9 @@ def _make_engine(
     with progress("loading the draft", quiet=not printer.is_text):
         draft = None if directory is None else load_draft(directory, loaded.plan, target, files.token_map)
     tables = {} if files.corpus is None else {"corpus": load_corpus(files.corpus, target)}
-    options: dict[str, Any] = {"max_context": max_context, "depth": depth, "on_token": printer.token}
+    chosen: dict[str, Any] = {"max_context": max_context, "depth": depth, "on_token": printer.token}
     try:
-        return Engine(loaded, target, draft, tables=tables, **options)
+        return Engine(loaded, target, draft, tables=tables, **chosen)
     except UnsupportedModelError as error:
         raise DiagnosticError(Diagnostic("run/model-unsupported", str(error), hint=error.hint)) from error
     except EngineError as error:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from specc.cli import completion
 from specc.cli.reporting import Report, printing
 from specc.support.render import printable
 from specc.support.writing import write_output
@@ -22,7 +23,11 @@ OutputOption = Annotated[
 ]
 GpuOption = Annotated[
     str | None,
-    typer.Option(metavar="GPU", help="The server's: h100, b200, sm_89, ... Default: this machine's, or else sm_90."),
+    typer.Option(
+        metavar="GPU",
+        help="The server's: h100, b200, sm_89, ... Default: this machine's, or else sm_90.",
+        autocompletion=completion.gpu,
+    ),
 ]
 NameOption = Annotated[
     str | None, typer.Option(metavar="NAME", help="The configuration's name. Default: one made of the algorithm.")

@@ -22,6 +22,13 @@ CommandArgument = Annotated[
         show_default=False,
     ),
 ]
+EXAMPLES = {
+    "check": (
+        "specc sglang check -o server.yaml -- python -m sglang.launch_server --model-path models/target ...",
+        "specc sglang check --gpu b200 -- 'sglang serve --model-path models/target ...'",
+    )
+}
+"""What `--help` ends with."""
 sglang = typer.Typer(help="Programs for SGLang.", no_args_is_help=True, rich_markup_mode=None)
 
 

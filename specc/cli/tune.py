@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from specc.cli.bench import no_gpu
-from specc.cli.configuration import EngineOption, load
+from specc.cli.configuration import STDIN, ConfigArgument, EngineOption, load
 from specc.cli.progress import progress
 from specc.cli.reporting import EXIT_NO_GPU, Format, printing, reporting
 from specc.support.diagnostics import Diagnostic, DiagnosticError
@@ -28,7 +28,7 @@ SECONDS = 120
 
 
 def tune(
-    config: Annotated[Path, typer.Argument(metavar="CONFIG", help="The YAML file.", show_default=False)],
+    config: ConfigArgument,
     output: Annotated[
         Path | None, typer.Option("--output", "-o", metavar="FILE", help="Default: CONFIG with .tuning.yaml.")
     ] = None,
@@ -41,6 +41,8 @@ def tune(
     with reporting(format) as report:
         from specc.measure.bench import device_arch, here
 
+        if config == STDIN and output is None:
+            raise typer.BadParameter("a configuration of standard input needs it", param_hint="--output")
         loaded = load(config, report, engine)
         device = here()
         if device is None:

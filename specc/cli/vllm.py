@@ -22,6 +22,13 @@ CommandArgument = Annotated[
         show_default=False,
     ),
 ]
+EXAMPLES = {
+    "check": (
+        "specc vllm check -o server.yaml -- vllm serve models/target --speculative-config '{...}'",
+        "specc vllm check --gpu b200 --page-size 32 -- vllm serve models/target --speculative-config '{...}'",
+    )
+}
+"""What `--help` ends with."""
 vllm = typer.Typer(help="Programs for vLLM.", no_args_is_help=True, rich_markup_mode=None)
 
 

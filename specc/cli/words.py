@@ -1,4 +1,7 @@
-"""Words of a command line: what no shell could hand over is refused, and what is said of one steers no terminal."""
+"""Words of a command line: what no shell could hand over is refused, and what is said of one steers no terminal.
+
+Help is typer's plain one, with headings between options.
+"""
 
 from __future__ import annotations
 
@@ -36,7 +39,21 @@ class Group(_Words, TyperGroup):
 
 
 class Command(_Words, TyperCommand):
-    """A command line of one command."""
+    """A command line of one command, in whose help options stand under the headings that they name."""
+
+    def format_options(self, ctx: Any, formatter: Any) -> None:
+        """As typer with rich, without rich: arguments, the headings in order, options that name none."""
+        parts: dict[str, list[tuple[str, str]]] = {"Arguments": []}
+        for one in self.get_params(ctx):
+            usual = "Arguments" if one.param_type_name == "argument" else "Options"
+            record = one.get_help_record(ctx)
+            if record is not None:
+                parts.setdefault(getattr(one, "rich_help_panel", None) or usual, []).append(record)
+        parts["Options"] = parts.pop("Options", [])
+        for heading, records in parts.items():
+            if records:
+                with formatter.section(heading):
+                    formatter.write_dl(records)
 
 
 @contextmanager

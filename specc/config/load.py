@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from types import MappingProxyType
+from typing import Any
 
 from specc.config.models import ModelFacts
 from specc.config.models.hub import model_path
@@ -85,10 +87,20 @@ def load_config(
 
 
 def load_text(
-    text: str, path: Path, algorithms: Sequence[str], needs: Callable[[str], Needs], engine: Engine | None = None
+    text: str | bytes,
+    path: Path,
+    algorithms: Sequence[str],
+    needs: Callable[[str], Needs],
+    engine: Engine | None = None,
+    settled: Mapping[str, object] | None = None,
 ) -> LoadedConfig:
-    """Like `load_config`, for a text that would stand at ``path`` (which need not exist)."""
-    return _load(text, path, _file_name(path), algorithms, needs, engine)
+    """Like `load_config`, for a text that would stand at ``path`` (which need not exist).
+
+    ``settled``: keys, or blocks of keys, that count in place of what is written; one of None counts as not written.
+    """
+    file = _file_name(path)
+    text = text if isinstance(text, str) else _decoded(text, path, file)
+    return _load(text, path, file, algorithms, needs, engine, settled or {})
 
 
 def _file_name(path: Path) -> str:
@@ -104,6 +116,7 @@ def _load(
     algorithms: Sequence[str],
     needs: Callable[[str], Needs],
     engine: Engine | None,
+    settled: Mapping[str, object] = MappingProxyType({}),
 ) -> LoadedConfig:
     """Run the stages; each one reports what it can before the first that cannot go on."""
     findings = Diagnostics()
@@ -112,6 +125,7 @@ def _load(
         if engine is not None:
             tree.values["engine"] = engine
             tree.broken.discard(("engine",))
+        _settle(tree.values, settled)
         places = Locations(file, tree)
         checked = Checked(validate(places, findings), places, findings)
         try:
@@ -127,6 +141,19 @@ def _load(
     raise AssertionError("a configuration that does not resolve has an error")
 
 
+def _settle(values: dict[str, Any], settled: Mapping[str, Any]) -> None:
+    """Put settled keys in place of those that are written; None takes one away."""
+    for key, value in settled.items():
+        if isinstance(value, Mapping):
+            written = values.get(key)
+            values[key] = dict(written) if isinstance(written, dict) else {}
+            _settle(values[key], value)
+        elif value is None:
+            values.pop(key, None)
+        else:
+            values[key] = value
+
+
 def _read(path: Path, file: str) -> str:
     """Return the text of the file; raises DiagnosticError when there is none to read."""
     try:
@@ -135,6 +162,11 @@ def _read(path: Path, file: str) -> str:
         raise DiagnosticError(
             Diagnostic("config/unreadable", f"cannot read '{path}': {why_unreadable(error)}")
         ) from error
+    return _decoded(data, path, file)
+
+
+def _decoded(data: bytes, path: Path, file: str) -> str:
+    """Return the text of a file; raises DiagnosticError where it is none."""
     try:
         return data.decode("utf-8-sig")
     except UnicodeDecodeError as error:

@@ -55,7 +55,9 @@ def load_program(module: ModuleType, device: str) -> Any:
     except Exception as error:
         if not _is_of_wheel(error):
             raise
-        diagnostic = Diagnostic("run/wheel-unusable", f"cannot load {module.__name__}: {error}")
+        other = "UnsupportedDeviceError" in _names(error)
+        hint = "or run it on the CPU, which needs no machine code: --device cpu" if other else None
+        diagnostic = Diagnostic("run/wheel-unusable", f"cannot load {module.__name__}: {error}", hint=hint)
         raise DiagnosticError(diagnostic) from error
 
 
@@ -133,7 +135,12 @@ def _forget(name: str) -> None:
 
 def _is_of_wheel(error: Exception) -> bool:
     """Whether an error is one that the wheel's runtime raises on purpose (docs/runtime.md, "Errors")."""
-    return any(base.__name__ == "SpeccError" for base in type(error).__mro__)
+    return "SpeccError" in _names(error)
+
+
+def _names(error: Exception) -> set[str]:
+    """What an error is called, and what it is a kind of: every wheel has classes of its own."""
+    return {base.__name__ for base in type(error).__mro__}
 
 
 def _missing(message: str, hint: str | None) -> DiagnosticError:

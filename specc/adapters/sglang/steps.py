@@ -14,7 +14,7 @@ from sglang.srt.runtime_context import get_exec, get_observability, get_parallel
 from sglang.srt.speculative.eagle_info import EagleDraftInput
 from torch import Tensor
 
-from .._counters import Counters
+from .._counters import Counters, Verified
 from .._plugin import SEEDS
 from .admission import DETERMINISTIC_SEED, Admission
 from .binding import Bound, bind
@@ -33,11 +33,13 @@ COUNTS = "sampling_counts"
 class StepResult(GenerationBatchResult):
     """What SGLang gets of a step, and the health words i32[b] of its requests, on the host once `copy_done` is.
 
-    `faults` names what a word says.
+    `faults` names what a word says; `verified` counts by the tokens that a step emitted of every request, where that is
+    counted.
     """
 
     health: Tensor | None = None
     faults: Callable[[int], tuple[str, ...]] | None = None
+    verified: Callable[[Sequence[int]], None] | None = None
 
 
 class Steps:
@@ -99,9 +101,11 @@ class Steps:
             if self.proof == "passed":
                 self._prove(bound, worker)
         self._counters: Counters | None = None
+        self._verified: Verified | None = None
         if get_observability().enable_metrics and not get_parallel().tp_rank:
             self._counters = Counters(package, "SGLang")
             self._counters.active(self.captured)
+            self._verified = Verified(package)
 
     def refuses(self, batch: Any) -> str | None:
         """Why SGLang runs this batch itself; None when the program does."""
@@ -166,6 +170,7 @@ class Steps:
             accept_lens=host["accept_lens"],
             health=host["health"],
             faults=self._package.faults,
+            verified=None if self._verified is None else self._verified.count,
             can_run_cuda_graph=self.captured != "none",
             speculative_num_draft_tokens=self._nodes,
             speculative_output_stride=self._width,

@@ -44,7 +44,7 @@ def replace_workers(programs: Sequence[Any]) -> None:
     ):
         HookRegistry.register(place, replacement, HookType.REPLACE)
     results = f"{MANAGERS}.scheduler_components.batch_result_processor.SchedulerBatchResultProcessor"
-    HookRegistry.register(f"{results}.process_batch_result_decode", abort_unhealthy, HookType.BEFORE)
+    HookRegistry.register(f"{results}.process_batch_result_decode", receive, HookType.BEFORE)
     anew = "sglang.srt.model_executor.model_runner.ModelRunner.recapture_decode_cuda_graph"
     HookRegistry.register(anew, retire, HookType.AFTER)
     HookRegistry.register("sglang.srt.model_executor.model_runner.ModelRunner.sample", sample, HookType.AROUND)
@@ -131,11 +131,14 @@ def _loaded(programs: Sequence[Any], worker: Any) -> tuple[Any, Any] | None:
     return package and (package, package.load(str(device) if device.type == "cuda" else "cpu"))
 
 
-def abort_unhealthy(processor: Any, batch: Any, result: Any) -> None:
-    """End requests whose target returned scores that are no numbers, and those that have no room for a step."""
+def receive(processor: Any, batch: Any, result: Any) -> None:
+    """Count what was accepted, and end requests whose target returned scores that are no numbers or that lack room."""
     if not isinstance(result, StepResult) or result.health is None or result.faults is None:
         return
     result.copy_done.synchronize()
+    if result.verified is not None:  # of requests that ended, a step that was under way is of nobody
+        pairs = zip(batch.reqs, result.accept_lens.tolist(), strict=True)
+        result.verified([length for request, length in pairs if not request.finished()])
     for request, word in zip(batch.reqs, result.health.tolist(), strict=True):
         reasons = [FATAL[name] for name in result.faults(word) if name in FATAL]
         if reasons and not request.finished():

@@ -6,6 +6,7 @@ token leaves in the KV pool (`kv_cache`). This one puts the answers together.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,6 +20,7 @@ from specc.config.models.config_json import (
     directory_of,
     in_short,
     language_model,
+    language_model_of,
     read_directory,
 )
 from specc.config.models.known import plain
@@ -28,7 +30,7 @@ from specc.config.models.remembered import Answer, remembered
 from specc.config.schema import Dtype, HiddenSource
 from specc.support.speculators import DTYPE_KEYS
 
-__all__ = ["HANDS_OVER", "Fact", "ModelFacts", "ModelUnreadableError", "directory_of", "read_model"]
+__all__ = ["HANDS_OVER", "Fact", "ModelFacts", "ModelUnreadableError", "directory_of", "facts_of_type", "read_model"]
 
 HANDS_OVER: dict[str, HiddenSource] = {
     "deepseek_v4": "hc_residual",
@@ -75,7 +77,21 @@ def read_model(directory: Path, written: str) -> ModelFacts:
 
     Raises ModelUnreadableError. Nothing is downloaded and no code from the directory is run.
     """
-    files = read_directory(directory, written)
+    return facts_of(read_directory(directory, written), written)
+
+
+def facts_of_type(model_type: str) -> ModelFacts:
+    """Return the facts of a type's language model with the sizes that its class has by itself.
+
+    Raises ModelUnreadableError.
+    """
+    own = language_model_of(model_type)
+    content = {"model_type": model_type, "architectures": [own] if own is not None else []}
+    return facts_of(Directory(json.dumps(content).encode(), content), model_type)
+
+
+def facts_of(files: Directory, written: str) -> ModelFacts:
+    """Return the facts of a model whose files say this; raises ModelUnreadableError."""
 
     def ask() -> Answer:
         try:

@@ -148,11 +148,11 @@ def class_for(model_type: str) -> str | None:
 
 def language_model(content: Mapping[str, Any]) -> str | None:
     """Return the class of ``architectures`` that is transformers' own language model of the type; None without one."""
-    own, classes = _language_model_of(str(content["model_type"])), content.get("architectures")
+    own, classes = language_model_of(str(content["model_type"])), content.get("architectures")
     return own if isinstance(classes, list) and own in classes else None
 
 
-def _language_model_of(model_type: str) -> str | None:
+def language_model_of(model_type: str) -> str | None:
     """Return the class of transformers that is the language model of a type."""
     if model_type in known_types():
         return known_types()[model_type].language_model

@@ -43,13 +43,18 @@ def for_engine(checked: Checked, algorithm: str | None, facts: Mapping[Side, Mod
 def in_engine(checked: Checked, facts: Mapping[Side, ModelFacts | None], needs: Needs) -> dict[Side, ModelFacts | None]:
     """Return what the models' directories say, as their engine runs the models.
 
-    A head has its target's element type, and scores all tokens where the engine has no scores of a part. ``needs`` says
-    whether the draft is a head.
+    A model of float32 runs in the 16 bits that are written. A head has its target's element type, and scores all tokens
+    where the engine has no scores of a part. ``needs`` says whether the draft is a head.
     """
-    target, draft, file = facts.get("target"), facts.get("draft"), checked.file
-    if file.engine is None or draft is None:
+    file = checked.file
+    if file.engine is None:
         return dict(facts)
-    preset, models_draft = PRESETS[file.engine], dict(draft.facts)
+    preset = PRESETS[file.engine]
+    target, draft = _halved(facts.get("target"), file.target, preset), _halved(facts.get("draft"), file.draft, preset)
+    facts = {"target": target, "draft": draft}
+    if draft is None:
+        return facts
+    models_draft = dict(draft.facts)
     if not preset.parts_of_tokens:
         models_draft.pop("draft_vocab_size", None)
     written = file.target.dtype if file.target is not None else None
@@ -58,6 +63,14 @@ def in_engine(checked: Checked, facts: Mapping[Side, ModelFacts | None], needs: 
     if element is not None and (needs.head or preset.one_dtype):
         models_draft["dtype"] = Fact(element, f"that of the target, as in {preset.title}")
     return {**facts, "draft": replace(draft, facts=models_draft)}
+
+
+def _halved(model: ModelFacts | None, block: ModelBlock | None, preset: Preset) -> ModelFacts | None:
+    """Return what a model says, which the engine runs in fewer bits than it is kept in if that is written."""
+    own, written = model and model.facts.get("dtype"), block and block.dtype
+    if model is None or own is None or own.value != "float32" or written not in ("float16", "bfloat16"):
+        return model
+    return replace(model, facts={**model.facts, "dtype": Fact(written, f"float32, in 16 bits in {preset.title}")})
 
 
 def _unsupported(checked: Checked, preset: Preset, algorithm: str | None) -> None:

@@ -137,14 +137,14 @@ def _dtype(arguments: Arguments, server: Started, side: str) -> tuple[str, str]:
         if written not in DTYPES and side == "target":
             arguments.wrong(f"--dtype '{written[:60]}' is unknown", f"there are auto, {', '.join(DTYPES)}")
         return DTYPES.get(written, written), f"--dtype {written}"
-    own, (others, _) = _own_dtype(server.models[side][1]), _own_dtype(target)
+    own, (others, _) = own_dtype(server.models[side][1]), own_dtype(target)
     if side == "draft" and server.algorithm != "STANDALONE" and own[0] != others:
         message = f"with --dtype auto the head is of {own[0]} and its target of {others}, and SGLang's step fails"
         arguments.wrong(message, f"write --dtype {others}, for the server as well: both are then of that")
     return own
 
 
-def _own_dtype(model: ModelFacts) -> tuple[str, str]:
+def own_dtype(model: ModelFacts) -> tuple[str, str]:
     """Return the element type of a model that nothing is said of, and why."""
     own = model.facts.get("dtype")
     if own is not None and own.value != "float32":

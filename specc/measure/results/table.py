@@ -31,7 +31,7 @@ def _bucket(figures: BucketFigures) -> Table:
     timed = figures.step.us is not None
     table.add_column("launch", overflow="fold")
     for name in ("programs", "warps", "bytes", *(("us", "floor us", "over floor") if timed else ())):
-        table.add_column(name, justify="right")
+        table.add_column(name, justify="right", no_wrap=True)
     for one in (*figures.launches, figures.step):
         table.add_row(*_cells(one))
     return table
@@ -51,8 +51,8 @@ def _cells(one: Figures) -> list[Text | str]:
 
 def _host(costs: tuple[HostCost, ...]) -> Table:
     table = Table(title="launch of a graph, by its nodes", title_justify="left", box=None)
-    table.add_column("nodes", justify="right")
-    table.add_column("host us", justify="right")
+    table.add_column("nodes", justify="right", no_wrap=True)
+    table.add_column("host us", justify="right", no_wrap=True)
     for one in costs:
         table.add_row(f"{one.nodes:,}", str(one.us))
     return table
@@ -60,9 +60,9 @@ def _host(costs: tuple[HostCost, ...]) -> Table:
 
 def _compared(against: str, compared: tuple[Compared, ...]) -> Table:
     table = Table(title=f"{against} over specc, both captured", title_justify="left", box=None)
-    table.add_column("bucket", justify="right")
+    table.add_column("bucket", justify="right", no_wrap=True)
     table.add_column("work")
-    table.add_column("times as long", justify="right")
+    table.add_column("times as long", justify="right", no_wrap=True)
     for one in compared:
         table.add_row(str(one.bucket), one.work, str(one.ratio))
     return table

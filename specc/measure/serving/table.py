@@ -59,7 +59,7 @@ def _cells(side: SideFigures) -> list[str]:
 
 
 def draw(found: Served, path: Path) -> None:
-    """Write a picture of the tokens/s of both sides; raises ValueError and OSError as `specc.measure.results.plot.draw`."""
+    """Write a picture of the tokens/s of both sides; raises ValueError and OSError as `plot.draw`."""
     figure, panels = panels_of([2] * len(found.batches))
     for panel, one in zip(panels, found.batches, strict=True):
         rates = [one.program.tokens_per_s, one.other.tokens_per_s]

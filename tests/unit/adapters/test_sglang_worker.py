@@ -390,3 +390,28 @@ def test_steps_are_counted(serve: Serve) -> None:
     run(server, BATCHES)
     left = sum(6 in rows for rows in BATCHES)
     assert [now - was for now, was in zip(counts(), before, strict=True)] == [len(BATCHES) - left, left]
+
+
+def test_what_is_accepted_is_counted(serve: Serve) -> None:
+    """As vLLM counts it: a verification is a draft, and what a text gained beyond one token is accepted."""
+    names = ("drafts", "draft_tokens", "accepted_tokens")
+
+    def counts() -> list[float]:
+        of_program = {"program": PROGRAM}
+        found = [REGISTRY.get_sample_value(f"specc:spec_decode_num_{name}_total", of_program) or 0 for name in names]
+        by_place = "specc:spec_decode_num_accepted_tokens_per_pos_total"
+        return found + [
+            REGISTRY.get_sample_value(by_place, of_program | {"position": str(place)}) or 0 for place in range(3)
+        ]
+
+    server, before = serve(plan_of("EAGLE"), metrics=True), counts()
+    server.begin({row: PROMPTS[row] for row in (3, 1, 2)})
+    lengths = list[int]()
+    for _ in range(6):
+        seen = {row: len(found) for row, found in server.steps.items()}
+        server.decode([3, 1, 2])
+        lengths += [length for row in (3, 1, 2) for length in server.steps[row][seen.get(row, 0) :]]
+    drafts, tokens, accepted, *places = (now - was for now, was in zip(counts(), before, strict=True))
+    assert (drafts, tokens) == (len(lengths), 3 * len(lengths))
+    assert accepted == sum(lengths) - len(lengths) == sum(places) > 0
+    assert places == [sum(length > place + 1 for length in lengths) for place in range(3)]

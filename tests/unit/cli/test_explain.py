@@ -227,7 +227,7 @@ def test_one_pass(configs: dict[str, Path]) -> None:
     assert [told["name"] for told in document["passes"]] == ["plan-memory"]
     text = done(configs["eagle_tree"], "--pass", "plan-memory").stdout
     assert "plan-memory: " in text
-    assert "form-kernels: " not in text
+    assert [line for line in text.splitlines() if line[:1].isalpha()] == [text.splitlines()[0]]
     wrong = explain(configs["eagle_tree"], "--pass", "plan-memroy")
     assert wrong.exit_code == 2
     assert "no pass named 'plan-memroy'" in wrong.output
@@ -242,7 +242,7 @@ def test_some_lines_say_the_form(configs: dict[str, Path]) -> None:
 def test_what_one_pass_did_not_choose(configs: dict[str, Path]) -> None:
     text = " ".join(done(configs["eagle_tree"], "--pass", "select-compaction").stdout.split())
     assert "not every node's row (6,144 bytes): rows that were not accepted lie between those that were" in text
-    assert "what runs" in text
+    assert "what runs" not in text
     assert "not every node's row" not in done(configs["eagle_tree"], "--full").stdout
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 from pathlib import Path
 from typing import Any
 
@@ -381,3 +382,32 @@ def test_names_of_any_characters(name: str) -> None:
     model(name, LLAMA)
     assert init(name, "-o", "c.yaml").exit_code == 0
     assert CliRunner().invoke(app, ["check", "c.yaml"]).exit_code == 0
+
+
+@pytest.mark.parametrize("head", [HEAD, HEAD3])
+@pytest.mark.parametrize("words", [(), ("--topk", 2, "-o", "a b.yaml")])
+def test_a_head_in_the_targets_place(head: dict[str, Any], words: tuple[object, ...]) -> None:
+    """The hint is a line that works."""
+    model("head", head)
+    said = refused("head", "target", *words)
+    assert "error[init/reversed]: 'head' is what drafts, and 'target' its target: EAGLE" in said
+    line = shlex.split(said.split("type: ")[1])
+    assert line[:4] == ["specc", "init", "target", "head"]
+    written(*line[2:])
+
+
+def test_the_larger_of_two_language_models_is_no_draft() -> None:
+    assert "type: specc init target small --engine vllm" in refused("small", "target", "--engine", "vllm")
+    assert written("small", "target", "--algorithm", "STANDALONE")["draft"] == {"model": "target"}
+
+
+@pytest.mark.parametrize(("head", "wanted", "is_of"), [(HEAD3, "eagle", "EAGLE3"), (HEAD, "EAGLE3", "EAGLE")])
+def test_a_head_of_another_algorithm(head: dict[str, Any], wanted: str, is_of: str) -> None:
+    model("head", head)
+    said = refused("target", "head", "--algorithm", wanted, "--num-steps", 2)
+    assert (
+        f"error[init/other-algorithm]: 'head' is no head of {wanted.upper()} but of {is_of}: the draft's class is"
+        in said
+    )
+    line = shlex.split(said.split("type: ")[1])
+    assert written(*line[2:])["algorithm"] == is_of

@@ -20,7 +20,7 @@ from specc.version import __version__
 
 ROOT = Path(__file__).parents[3]
 TRANSCRIPTS = Path(__file__).parent / "transcripts"
-WIDTHS = (80, 160)
+WIDTHS = (60, 80, 160)
 
 EXAMPLES = {
     "standalone": "models/standalone",

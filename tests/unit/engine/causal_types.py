@@ -23,6 +23,7 @@ from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_N
 
 from specc.engine.engine import Engine
 from specc.engine.errors import UnsupportedModelError
+from specc.engine.models import causal_models
 from specc.engine.models.causal_models import TargetModel
 from specc.engine.models.drafts import StandaloneDraft
 from specc.engine.reference import greedy
@@ -34,7 +35,7 @@ LARGEST = 40_000_000
 PROMPTS = ((5, 9, 2, 30, 11), tuple(range(40, 75)), (7, 7, 8, 6, 5, 4, 4, 4, 9, 12, 14))
 NEW_TOKENS = 24
 
-LIST = Path(__file__).with_name("causal_types.json")
+LIST = Path(causal_models.__file__).with_name("causal_types.json")
 PAGE = Path(__file__).parents[3] / "docs" / "models.md"
 HEADING = "## What the reference engine runs"
 SAID = {"right": "are right", "refused": "are refused", "not built": "cannot be made small here"}

@@ -1,0 +1,74 @@
+"""What a shell completes beyond commands, options and files: names that this installation knows.
+
+Each function takes what has been typed of a word, and returns the words that it may become. A list with commas is
+completed at its last word. Where nothing fits, shells complete files.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from importlib.metadata import entry_points
+
+PROGRAMS = "specc.programs"
+"""The entry points of programs, as their wheels have them."""
+
+
+def installed() -> list[str]:
+    """The packages of all programs that are installed, in order."""
+    return sorted({point.value for point in entry_points(group=PROGRAMS)})
+
+
+def program(incomplete: str) -> list[str]:
+    """An installed program."""
+    return _fitting(incomplete, installed())
+
+
+def engine(incomplete: str) -> list[str]:
+    """A serving engine."""
+    from specc.config.presets import ENGINES
+
+    return _fitting(incomplete, ENGINES)
+
+
+def algorithm(incomplete: str) -> list[str]:
+    """An algorithm, in small letters where they are typed."""
+    from specc.algorithms import names
+
+    return _fitting(incomplete, map(str.lower, names()) if incomplete.islower() else names())
+
+
+def arch(incomplete: str) -> list[str]:
+    """Architectures, with commas."""
+    from specc.config.archs import ARCHS, NATIVE
+
+    return _listed(incomplete, (*ARCHS, NATIVE))
+
+
+def gpu(incomplete: str) -> list[str]:
+    """A GPU, or its architecture."""
+    from specc.config.archs import ARCHS, GPUS
+
+    return _fitting(incomplete, (*GPUS, *ARCHS))
+
+
+def one_pass(incomplete: str) -> list[str]:
+    """A pass."""
+    from specc.passes.pipeline import PASSES
+
+    return _fitting(incomplete, PASSES)
+
+
+def passes(incomplete: str) -> list[str]:
+    """Passes, with commas."""
+    from specc.passes.pipeline import PASSES
+
+    return _listed(incomplete, PASSES)
+
+
+def _fitting(incomplete: str, words: Iterable[str]) -> list[str]:
+    return [word for word in words if word.startswith(incomplete)]
+
+
+def _listed(incomplete: str, words: Iterable[str]) -> list[str]:
+    before, comma, last = incomplete.rpartition(",")
+    return [before + comma + word for word in _fitting(last, words) if word not in before.split(",")]

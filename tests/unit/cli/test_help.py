@@ -1,0 +1,104 @@
+"""`--help`, and what shells complete."""
+
+from __future__ import annotations
+
+import re
+import shlex
+
+import pytest
+from typer.core import TyperCommand, TyperGroup
+from typer.main import get_command
+from typer.testing import CliRunner
+
+from specc.algorithms import names
+from specc.cli import completion, examples, sglang, vllm
+from specc.cli.main import app
+from specc.passes.pipeline import PASSES
+
+from .test_commands_page import COMMANDS
+
+EXAMPLES = {
+    **examples.EXAMPLES,
+    **{f"sglang {name}": lines for name, lines in sglang.EXAMPLES.items()},
+    **{f"vllm {name}": lines for name, lines in vllm.EXAMPLES.items()},
+}
+OWN = [name for name in COMMANDS if name != "specc-opt"]
+
+
+def helped(*words: str, width: int = 80) -> str:
+    """What help prints on a terminal of so many columns."""
+    done = CliRunner().invoke(app, [*words, "--help"], env={"COLUMNS": str(width)}, terminal_width=width)
+    assert done.exit_code == 0, done.output
+    return done.output
+
+
+@pytest.mark.parametrize("width", [60, 80, 160])
+def test_summaries_are_whole(width: int) -> None:
+    text = helped(width=width)
+    assert "..." not in text[text.index("Commands:") :]
+    for name in OWN:
+        if name.count(" ") == 1:
+            summary = (COMMANDS[name].help or "").split("\n")[0]
+            assert summary in " ".join(text.split()), name
+
+
+@pytest.mark.parametrize("name", OWN)
+def test_help_ends_with_examples(name: str) -> None:
+    words = name.split()[1:]
+    text = helped(*words)
+    assert text.rstrip().endswith("\n".join(f"    {line}" for line in EXAMPLES[" ".join(words)]))
+
+
+@pytest.mark.parametrize("name", OWN)
+def test_examples_are_command_lines(name: str) -> None:
+    """Every command of a line parses; what is behind a pipe is one as well."""
+    group = get_command(app)
+    assert isinstance(group, TyperGroup)
+    for line in EXAMPLES[name.removeprefix("specc ")]:
+        for part in re.split(r" [|>] ", line):
+            words = shlex.split(part)
+            if words[0] != "specc":
+                continue
+            command = group.commands[words[1]]
+            rest = words[2:]
+            if isinstance(command, TyperGroup):
+                command, rest = command.commands[words[2]], words[3:]
+            assert isinstance(command, TyperCommand)
+            with command.make_context(words[1], rest) as context:
+                assert context.args == []
+            assert " ".join(words[:3]).startswith(name) or part != line
+
+
+def test_options_of_run_stand_in_groups() -> None:
+    text = helped("run")
+    headings = re.findall(r"^(\S.*):$", text, re.MULTILINE)
+    assert headings == ["Arguments", "Models", "Prompts", "Form of the text", "Drawing", "What is shown", "Options"]
+    drawing = text[text.index("\nDrawing:") : text.index("\nWhat is shown:")]
+    assert "--temperature" in drawing and "--target" not in drawing
+
+
+def completed(line: str) -> list[str]:
+    """The words that bash would offer at the end of a line."""
+    words = line.split(" ")
+    environment = {
+        "_SPECC_COMPLETE": "complete_bash",
+        "COMP_WORDS": line,
+        "COMP_CWORD": str(len(words) - 1),
+        "_TYPER_COMPLETE_TESTING": "True",
+    }
+    done = CliRunner().invoke(app, [], env=environment, prog_name="specc")
+    return done.stdout.split()
+
+
+def test_shells_complete_what_is_known(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(completion, "installed", lambda: ["specc_program_one", "specc_program_two"])
+    assert completed("specc build a.yaml --arch sm_9") == ["sm_90"]
+    assert completed("specc build a.yaml --arch sm_80,sm_10") == ["sm_80,sm_100", "sm_80,sm_103"]
+    assert completed("specc check a.yaml --engine ") == ["sglang", "vllm"]
+    assert completed("specc explain a.yaml --pass ") == [*PASSES]
+    assert completed("specc init a b --algorithm eag") == ["eagle", "eagle3"]
+    assert completed("specc init a b --algorithm ") == [*names()]
+    assert completed("specc init a b --gpu h1") == ["h100"]
+    for command in ("run", "inspect", "explain", "report", "check", "bench"):
+        assert completed(f"specc {command} specc_program_t") == ["specc_program_two"]
+    assert completed("specc run examples/") == []  # the shell has the files
