@@ -171,6 +171,7 @@ FAULTS = {
     "a lot": "serve/broken-answer",
     "no models": "serve/no-model",
     "status": "serve/refused",
+    "redirect": "serve/refused",
     "silent": "serve/unreachable",
     "stuck": "serve/no-other-side",
     "refuses": "serve/no-other-side",
