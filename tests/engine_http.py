@@ -27,8 +27,8 @@ from head_layouts import EXAMPLES
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 START_S, ANSWER_S = 240, 120
-LONGEST = 24
-"""Most tokens of an answer that is compared."""
+LONGEST, TO_LEAVE = 16, 200
+"""Most tokens of an answer that is compared, and how many a client asks for who will leave in the middle."""
 PROMPTS = [head + tail for head in PREAMBLES for tail in TAILS[:4]]
 
 
@@ -146,7 +146,7 @@ def crowd(server: Server, requests: int, clients: int, leaving: int, seed: int) 
     left = [(rng.choice(PROMPTS), rng.randint(1, 3)) for _ in range(leaving)]
     with ThreadPoolExecutor(clients) as stay, ThreadPoolExecutor(max(1, clients // 4)) as leave:
         answers = [stay.submit(ask, server, prompt, tokens) for prompt, tokens in wanted]
-        gone = [leave.submit(ask, server, prompt, 200, pieces) for prompt, pieces in left]
+        gone = [leave.submit(ask, server, prompt, TO_LEAVE, pieces) for prompt, pieces in left]
         assert [one.result() for one in gone] == [None] * leaving
         return [Asked(*one, answer.result()) for one, answer in zip(wanted, answers, strict=True)]
 

@@ -112,6 +112,8 @@ class Handler(BaseHTTPRequestHandler):
         if self.path == "/v1/models":
             if fake.fault == "html":
                 return self.say("<html>")
+            if fake.fault == "redirect":
+                return self.say("elsewhere", 307)
             if fake.fault == "a lot":
                 return self.say(" " * (1 << 24))
             if fake.fault == "no models":

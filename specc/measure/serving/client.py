@@ -186,8 +186,8 @@ class Client:
         from aiohttp.http import HttpProcessingError
 
         try:
-            async with self._session.request(method, self.url + path, **given) as response:
-                if response.status >= 400:
+            async with self._session.request(method, self.url + path, allow_redirects=False, **given) as response:
+                if response.status >= 300:
                     said = (await self._body_of(response))[:SHOWN]
                     message = f"{self.url}{path} answers with status {response.status}: {said!r}"
                     raise DiagnosticError(Diagnostic("serve/refused", message, hint=_HINTS.get(response.status)))

@@ -134,7 +134,9 @@ async def meet(client: Client, model: str | None) -> Server:
         client.broken("/v1/models lists no models")
     if not models or (model is not None and model not in models):
         wanted = "no model" if model is None else f"no model {model[:60]!r}"
-        raise DiagnosticError(Diagnostic("serve/no-model", f"{client.url} serves {wanted}, but {list(models)[:8]}"))
+        raise DiagnosticError(
+            Diagnostic("serve/no-model", f"{client.url} serves {wanted}, but {[one[:60] for one in models][:8]}")
+        )
     client.model = model or next(iter(models))
     state = _program(await _if_there(client.get(STATE)))
     text = await _if_there(client.text(METRICS))

@@ -76,7 +76,7 @@ class Side:
 async def measure(wanted: Wanted, prompts: Prompts, told: Callable[[str], None]) -> tuple[Served, list[Diagnostic]]:
     """Compare the texts of both sides, then time them; ``told`` hears after every turn what it was.
 
-    A program that was switched is on in the end.
+    Programs that can be switched are on in the end.
 
     Raises DiagnosticError where a server does not answer as it must, there is no other side, or texts differ.
     """
@@ -88,16 +88,17 @@ async def measure(wanted: Wanted, prompts: Prompts, told: Callable[[str], None])
             found = await _both(sides, wanted, prompts, told)
         except BaseException:
             with suppress(DiagnosticError):  # what has failed first is what is told
-                await _on_again(sides[0])
+                await _on_again(servers)
             raise
-        await _on_again(sides[0])
+        await _on_again(servers)
         return found
 
 
-async def _on_again(side: Side) -> None:
-    """Leave a program that was switched as it was found."""
-    if side.on is not None:
-        await side.server.switch(True)
+async def _on_again(servers: Sequence[Server]) -> None:
+    """Leave programs that can be switched as they are when a server starts."""
+    for server in servers:
+        if server.switchable:
+            await server.switch(True)
 
 
 def _sides(servers: Sequence[Server]) -> tuple[Side, Side]:

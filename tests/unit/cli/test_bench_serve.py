@@ -105,6 +105,14 @@ def test_two_servers(chat: bool, tmp_path: Path) -> None:
     assert not any("ignore_eos" in body for body in first.asked)
 
 
+def test_a_second_server_with_a_program_that_can_be_switched() -> None:
+    """It is off for the turns of that server, and on in the end."""
+    with serving(Fake()) as first, serving(Fake()) as second:
+        told = found("--url", first.url, "--against", second.url, *QUICK)
+    assert told["warnings"] == [] and first.on and second.on
+    assert first.verified[False] == [] == second.verified[True] and second.verified[False]
+
+
 def test_the_table_and_the_picture(tmp_path: Path) -> None:
     with serving(Fake()) as fake:
         done = run("--url", fake.url, *QUICK, "--plot", str(tmp_path / "x.svg"), "--seed", "7")
@@ -163,6 +171,7 @@ FAULTS = {
     "a lot": "serve/broken-answer",
     "no models": "serve/no-model",
     "status": "serve/refused",
+    "redirect": "serve/refused",
     "silent": "serve/unreachable",
     "stuck": "serve/no-other-side",
     "refuses": "serve/no-other-side",
