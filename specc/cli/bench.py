@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -33,7 +33,7 @@ class Subject:
     """What is measured: a configuration that was built, or the package of a wheel, with the plans of its depths."""
 
     made: Build | Path
-    plans: dict[int, Plan]
+    plans: Mapping[int, Plan]
     triton: str | None
 
 
