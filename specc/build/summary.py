@@ -186,7 +186,7 @@ def _resources(build: Build) -> list[Table]:
     table = Table(title="machine code", title_justify="left", box=None)
     for name in ("kernel", "arch", "bytes", "registers", "spills", "shared"):
         counts = name not in ("kernel", "arch")
-        table.add_column(name, justify="right" if counts else "left", no_wrap=counts)
+        table.add_column(name, justify="right" if counts else "left", no_wrap=counts, overflow="fold")
     for (kernel, arch), a in build.artifacts.items():
         table.add_row(kernel, arch, f"{len(a.binary):,}", str(a.registers), str(a.spills), str(a.shared))
     return [table]

@@ -189,7 +189,7 @@ def test_on_the_command_line(tmp_path: Path, models: dict[str, Models]) -> None:
         best = row.topk(2)
         assert [other["token"] for other in entry["best"]] == best.indices.tolist()
         assert [other["logprob"] for other in entry["best"]] == pytest.approx(best.values.tolist(), abs=1e-4)
-    table = CliRunner().invoke(app, asked).stdout
+    table = CliRunner().invoke(app, asked).stderr
     assert all(f"{entry['logprob']:.4f}" in table for entry in record["logprobs"])
     refused = CliRunner().invoke(app, [*asked[:-1], "4"])
     assert (refused.exit_code, "best_logprobs: 3" in refused.output) == (2, True)

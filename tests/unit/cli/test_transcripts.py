@@ -1,6 +1,6 @@
 """What a new user types first, from an empty folder, and all that is printed.
 
-The transcripts stand in transcripts/, at 80 and at 160 columns; ``pytest tests/unit/cli/test_transcripts.py
+The transcripts stand in transcripts/, at 60, at 80 and at 160 columns; ``pytest tests/unit/cli/test_transcripts.py
 --update-golden`` rewrites them, and the difference is reviewed like any other. What differs from day to day or from one
 compiler to the next is left out: digests, versions, times, and what machine code takes.
 """
@@ -136,6 +136,14 @@ def test_published(models: str, width: int, folder: Path, request: pytest.Fixtur
     compare(session, models, request.config.getoption("--update-golden"))
 
 
+@pytest.mark.parametrize("width", WIDTHS)
+def test_no_number_is_broken(width: int) -> None:
+    """A column of figures has none that ends in three points or goes on below: commas stand before three digits."""
+    for path in TRANSCRIPTS.glob(f"*.{width}.txt"):
+        for line in path.read_text().splitlines():
+            assert not re.search(r"\d…|\d,\d{1,2}(?!\d)|(?:^|\s),\d", line), (path.name, line)
+
+
 def test_every_transcript_has_its_test() -> None:
     wanted = {f"{name}.{width}.txt" for name in (*EXAMPLES, *PUBLISHED) for width in WIDTHS}
     assert {path.name for path in TRANSCRIPTS.iterdir()} == wanted
@@ -143,9 +151,13 @@ def test_every_transcript_has_its_test() -> None:
 
 @pytest.mark.parametrize("width", WIDTHS)
 def test_no_line_is_wider_than_the_terminal(width: int) -> None:
-    """But those that are copied: commands, paths that were written, and lines of files."""
+    """But those that are copied: commands, paths and packages, and lines of files; and findings, each of one line."""
     for path in TRANSCRIPTS.glob(f"*.{width}.txt"):
         for command in path.read_text().split("$ specc ")[1:]:
             said = command.split("$ cat ")[0].splitlines()[1:]
-            wide = [line for line in said if len(line) > width and not line.startswith(("wrote ", "ok: "))]
+            wide = [
+                line
+                for line in said
+                if len(line) > width and not line.startswith(("wrote ", "ok: ", "warning[", "package "))
+            ]
             assert wide == [], path.name
