@@ -44,8 +44,8 @@ def offer(
 
     """
     try:
-        found = importlib.metadata.version(engine.lower())
-        is_tested = found.partition("+")[0] in tested
+        version = importlib.metadata.version(engine.lower())
+        is_tested = version.partition("+")[0] in tested
         versions = " and ".join((", ".join(tested[:-1]), tested[-1]) if len(tested) > 1 else tested)
         # One list for all wheels, each of which has a copy of the adapter: the first one's runs them all.
         programs = vars(importlib.import_module(place)).setdefault("specc_programs", [])
@@ -58,7 +58,7 @@ def offer(
                 text = (
                     "specc: tested with %s %s, this is %s: all that programs must have is there, nothing else is known"
                 )
-                _logger(engine).warning(text, engine, versions, found)
+                _logger(engine).warning(text, engine, versions, version)
         if package not in programs:
             programs.append(package)
     except Exception as error:
@@ -89,10 +89,10 @@ def chosen(programs: Sequence[Any], engine: str, misfits: Callable[[Any], list[s
     faults = {package: misfits(package) for package in programs if wanted in (None, package.__name__)}
     if wanted is not None and not faults:
         raise RuntimeError(f"{CHOICE}={wanted}: no such program is installed for {engine}")
-    fitting = [package for package, found in faults.items() if not found]
+    fitting = [package for package, reasons in faults.items() if not reasons]
     if not fitting:
-        for package, found in faults.items():
-            message = f"specc: {package.__name__} does not fit this server: {'; '.join(found)}"
+        for package, reasons in faults.items():
+            message = f"specc: {package.__name__} does not fit this server: {'; '.join(reasons)}"
             if wanted is not None:
                 raise RuntimeError(message)
             _logger(engine).warning("%s. %s's own steps run", message, engine)

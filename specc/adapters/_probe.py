@@ -27,9 +27,9 @@ def touches(table: str) -> list[Touch]:
     """The lines of a table; an indented one goes on with the one before."""
     made: list[Touch] = []
     for line in filter(None, re.sub(r"\n +", " ", table).split("\n")):
-        found = re.fullmatch(r"([\w.]+)(\([\w ]*\))?(?:: ([\w ]+))?", line)
-        assert found is not None, line
-        made.append(Touch(found[1], found[2] and found[2][1:-1], found[3] or ""))
+        match = re.fullmatch(r"([\w.]+)(\([\w ]*\))?(?:: ([\w ]+))?", line)
+        assert match is not None, line
+        made.append(Touch(match[1], match[2] and match[2][1:-1], match[3] or ""))
     return made
 
 
@@ -58,7 +58,7 @@ def absent(root: str, table: str) -> Iterator[str]:
     for place, takes, has in touches(table):
         above, _, name = place.rpartition(".")
         try:
-            owner, found = at(root, above), at(root, place)
+            owner, present = at(root, above), at(root, place)
         except (ImportError, AttributeError) as error:
             why = f" ({error})" if isinstance(error, ImportError) else ""
             yield f"{above.rpartition('.')[2] or root} has no {name}{why}"
@@ -66,19 +66,19 @@ def absent(root: str, table: str) -> Iterator[str]:
         if takes is not None:
             short = ".".join(place.split(".")[-2:])
             method = isinstance(owner, type)
-            yield from (f"{short} {what}" for what in _taken_otherwise(found, takes.split(), method=method))
-        known = attributes(found)
+            yield from (f"{short} {what}" for what in _taken_otherwise(present, takes.split(), method=method))
+        known = attributes(present)
         yield from (f"{name} has no {one}" for one in has.split() if one not in known)
 
 
 def at(root: str, place: str) -> Any:
     """What is at a place below the package `root`. ImportError or AttributeError where there is nothing."""
-    found: Any = importlib.import_module(root)
+    value: Any = importlib.import_module(root)
     for name in filter(None, place.split(".")):
-        if not hasattr(found, name) and hasattr(found, "__path__"):
-            importlib.import_module(f"{found.__name__}.{name}")
-        found = getattr(found, name)
-    return found
+        if not hasattr(value, name) and hasattr(value, "__path__"):
+            importlib.import_module(f"{value.__name__}.{name}")
+        value = getattr(value, name)
+    return value
 
 
 def _taken_otherwise(call: Any, given: Iterable[str], *, method: bool) -> Iterator[str]:

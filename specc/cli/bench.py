@@ -64,15 +64,15 @@ def bench(
         with tempfile.TemporaryDirectory(prefix="specc-bench-") as folder, progress("compiling", quiet=quiet) as shown:
             backend = backend_of(measured.made, Path(folder), device)
             shown.begin("timing", 1 + len(wanted) * (1 + plan.totals[wanted[0]].launches_in_graph))
-            found = measure(plan, backend, device, wanted, versions, lambda what: shown.advance(f"timed {what}"))
+            measurement = measure(plan, backend, device, wanted, versions, lambda what: shown.advance(f"timed {what}"))
             if against is not Against.none:
                 from specc.measure.against.beside import beside
 
                 shown.begin("comparing", len(wanted))
-                found = beside(found, plan, backend, device, lambda what: shown.advance(f"timed {what}"))
-        _print(found, [], format, report)
+                measurement = beside(measurement, plan, backend, device, lambda what: shown.advance(f"timed {what}"))
+        _print(measurement, [], format, report)
         if plot is not None:
-            _draw(found, plot)
+            _draw(measurement, plot)
 
 
 def no_gpu(what: str) -> Diagnostic:
@@ -143,24 +143,24 @@ def _require_importable(against: Against) -> None:
         raise typer.BadParameter(reason, param_hint="--against")
 
 
-def _print(found: Measurement, warnings: Sequence[Diagnostic], format: Format, report: Report) -> None:
+def _print(measurement: Measurement, warnings: Sequence[Diagnostic], format: Format, report: Report) -> None:
     from specc.measure.results.table import tables
     from specc.support.render import to_json
 
     if format is Format.json:
-        typer.echo(json.dumps(found.record() | {"warnings": to_json(warnings, {})}, indent=2))
+        typer.echo(json.dumps(measurement.record() | {"warnings": to_json(warnings, {})}, indent=2))
         return
     report.show(warnings)
     with printing() as console:
-        for part in tables(found):
+        for part in tables(measurement):
             console.print(part)
 
 
-def _draw(found: Measurement, plot: Path) -> None:
+def _draw(measurement: Measurement, plot: Path) -> None:
     from specc.measure.results.plot import draw
 
     try:
-        draw(found, plot)
+        draw(measurement, plot)
     except (OSError, ValueError) as error:
         raise DiagnosticError(Diagnostic("emit/io", f"cannot draw into '{plot}': {error}")) from error
     typer.echo(printable(f"wrote {plot}"), err=True)

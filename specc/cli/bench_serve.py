@@ -78,10 +78,10 @@ def bench_serve(
 
         wanted = Wanted(*addresses, batches, turns, requests, model, chat, timeout)
         with progress("comparing texts", 2 * (1 + turns * len(batches)), quiet=quiet) as shown:
-            found, doubts = asyncio.run(measure(wanted, asked, shown.advance))
-        _print(found, doubts, format, report)
+            served, doubts = asyncio.run(measure(wanted, asked, shown.advance))
+        _print(served, doubts, format, report)
         if plot is not None:
-            _draw(found, plot)
+            _draw(served, plot)
 
 
 def _require_installed(plot: Path | None) -> None:
@@ -98,10 +98,10 @@ def _batches(given: str) -> tuple[int, ...]:
     words = words_of(given)
     if not words or not all(word.isascii() and word.isdecimal() and len(word) < 6 for word in words):
         raise typer.BadParameter(f"numbers with commas, as 1,8,32, not {given[:60]!r}", param_hint="--batch")
-    found = tuple(sorted({int(word) for word in words}))
-    if found[0] < 1 or found[-1] > MOST_CLIENTS:
+    numbers = tuple(sorted({int(word) for word in words}))
+    if numbers[0] < 1 or numbers[-1] > MOST_CLIENTS:
         raise typer.BadParameter(f"from 1 to {MOST_CLIENTS} clients", param_hint="--batch")
-    return found
+    return numbers
 
 
 def _address(given: str, option: str) -> str:
@@ -131,24 +131,24 @@ def _asked(prompts: str, count: int, seed: int, max_tokens: int) -> Prompts:
         raise typer.BadParameter(str(error), param_hint="--prompts") from error
 
 
-def _print(found: Served, doubts: Sequence[Diagnostic], format: Format, report: Report) -> None:
+def _print(served: Served, doubts: Sequence[Diagnostic], format: Format, report: Report) -> None:
     from specc.measure.serving.table import tables
     from specc.support.render import to_json
 
     if format is Format.json:
-        typer.echo(json.dumps(found.record() | {"warnings": to_json(doubts, {})}, indent=2))
+        typer.echo(json.dumps(served.record() | {"warnings": to_json(doubts, {})}, indent=2))
         return
     report.show(doubts)
     with printing() as console:
-        for part in tables(found):
+        for part in tables(served):
             console.print(part)
 
 
-def _draw(found: Served, plot: Path) -> None:
+def _draw(served: Served, plot: Path) -> None:
     from specc.measure.serving.table import draw
 
     try:
-        draw(found, plot)
+        draw(served, plot)
     except (OSError, ValueError) as error:
         raise DiagnosticError(Diagnostic("emit/io", f"cannot draw into '{plot}': {error}")) from error
     typer.echo(printable(f"wrote {plot}"), err=True)

@@ -40,12 +40,12 @@ def doctor(format: Annotated[Format, typer.Option(help="How it is printed.")] = 
         from rich.table import Table
         from rich.text import Text
 
-        found = [*rows()]
+        facts = [*rows()]
         if format is Format.json:
-            typer.echo(json.dumps({row.what: row.value for row in found}, indent=2))
+            typer.echo(json.dumps({row.what: row.value for row in facts}, indent=2))
             return
         table = Table("what", "found")
-        for row in found:
+        for row in facts:
             table.add_row(row.what, Text(row.value, {True: "green", False: "yellow", None: ""}[row.good]))
         with printing() as console:
             console.print(table)
@@ -68,11 +68,11 @@ def rows() -> Iterator[Row]:
 
 def _engine(preset: Preset) -> Row:
     """Return an engine's version, and whether programs are tested in it."""
-    found = _version(preset.name.lower())
-    if found is None:
+    version = _version(preset.name.lower())
+    if version is None:
         return Row(preset.name, "not installed")
-    good = found.partition("+")[0] in preset.tested
-    return Row(preset.name, found if good else f"{found}; programs are tested in {', '.join(preset.tested)}", good)
+    good = version.partition("+")[0] in preset.tested
+    return Row(preset.name, version if good else f"{version}; programs are tested in {', '.join(preset.tested)}", good)
 
 
 def _programs(archs: Collection[str]) -> Iterator[Row]:
@@ -81,19 +81,19 @@ def _programs(archs: Collection[str]) -> Iterator[Row]:
     from specc.config.presets import PRESETS
 
     problems: dict[str, Diagnostic] = {}
-    for found in programs(problems):
-        preset = PRESETS.get(found["engine"])
-        for_whom = f"{found['algorithm']} for {preset.name if preset else 'engines of your own'}"
-        reasons = [*_in_the_way(found, preset, archs)]
+    for program in programs(problems):
+        preset = PRESETS.get(program["engine"])
+        for_whom = f"{program['algorithm']} for {preset.name if preset else 'engines of your own'}"
+        reasons = [*_in_the_way(program, preset, archs)]
         state = "; ".join(reasons) or ("a server that it fits runs it" if preset else "it can be loaded")
         yield Row(
-            found["package"], f"{found['version']}: {for_whom}, {', '.join(found['archs'])}: {state}", not reasons
+            program["package"], f"{program['version']}: {for_whom}, {', '.join(program['archs'])}: {state}", not reasons
         )
     for package, problem in problems.items():
         yield Row(package, f"{problem.message} ({problem.code})", False)
 
 
-def _in_the_way(found: dict[str, Any], preset: Preset | None, archs: Collection[str]) -> Iterator[str]:
+def _in_the_way(program: dict[str, Any], preset: Preset | None, archs: Collection[str]) -> Iterator[str]:
     """Yield why a program does not run here, as far as that is known without a server."""
     from specc.runtime.plan.manifest import plain_arch
 
@@ -101,7 +101,7 @@ def _in_the_way(found: dict[str, Any], preset: Preset | None, archs: Collection[
         yield f"{preset.name} is not installed"
     if not archs:
         yield "there is no GPU"
-    elif missing := sorted(set(archs) - {*map(plain_arch, found["archs"])}):
+    elif missing := sorted(set(archs) - {*map(plain_arch, program["archs"])}):
         yield f"it has no code for {', '.join(missing)}"
 
 
@@ -126,8 +126,8 @@ def _driver() -> Row:
 
 def _package(name: str) -> Row:
     """Return the installed version of a package, without importing it."""
-    found = _version(name)
-    return Row(name, found or "not installed", None if found else False)
+    version = _version(name)
+    return Row(name, version or "not installed", None if version else False)
 
 
 def _version(name: str) -> str | None:
@@ -177,10 +177,10 @@ def _gpus() -> tuple[list[Row], list[str]]:
     from specc.config.archs import NoGpuError, gpus
 
     try:
-        found = gpus()
+        present = gpus()
     except NoGpuError:
         return [Row("GPU", "unknown without torch", False)], []
-    if not found:
+    if not present:
         return [Row("GPU", "none: compiled programs run on the CPU reference here", False)], []
-    rows = [Row(f"GPU {index}", f"{name}, {arch}", True) for index, (name, arch) in enumerate(found)]
-    return rows, [arch for _, arch in found]
+    rows = [Row(f"GPU {index}", f"{name}, {arch}", True) for index, (name, arch) in enumerate(present)]
+    return rows, [arch for _, arch in present]

@@ -49,7 +49,7 @@ def explain(
         build, warnings = subject.compiled()
         story = tell(build.depths[at])
         if only is not None:
-            story = replace(story, passes=tuple(told for told in story.passes if told.name == only))
+            story = replace(story, passes=tuple(pass_story for pass_story in story.passes if pass_story.name == only))
         if format is Format.json:
             more = {"warnings": to_json(warnings, subject.loaded.paths)}
             typer.echo(json.dumps(document(story) | more, indent=2))
@@ -71,7 +71,7 @@ def _require_pass(name: str | None) -> None:
 def _told(story: Story, one_pass: bool, full: bool) -> Iterator[RenderableType]:
     """What a pass decided and what it did not choose; all of the story; or what matters most of it."""
     if one_pass and not full:
-        return (_pass(told, rejected=True) for told in story.passes)
+        return (_pass(pass_story, rejected=True) for pass_story in story.passes)
     return _text(story, rejected=one_pass) if full else _brief(story)
 
 
@@ -93,8 +93,8 @@ def _brief(story: Story) -> Iterator[RenderableType]:
     yield _headline(story)
     table = Table(box=None, show_header=False)
     table.add_column(no_wrap=True)
-    for word, said in lines(story):
-        table.add_row(word, Text(said))
+    for word, line in lines(story):
+        table.add_row(word, Text(line))
     table.add_row("more", Text("--full tells all, --pass NAME what one pass decided; specc report makes a page of it"))
     yield table
 
@@ -114,8 +114,8 @@ def _text(story: Story, *, rejected: bool) -> Iterator[RenderableType]:
     for model in story.models:
         yield _settings(f"{model.side}: {model.model or 'all sizes written out'}", model.settings)
     yield Text("\nwhat the passes decided", "bold")
-    for told in story.passes:
-        yield _pass(told, rejected)
+    for pass_story in story.passes:
+        yield _pass(pass_story, rejected)
     yield Text("\nwhat is kept", "bold")
     yield _captures(story.plan)
     yield _carry(story)
@@ -135,12 +135,12 @@ def _table(title: str, *columns: str, rows: Iterable[Iterable[object]]) -> Group
 
     from specc.explain.brief import spelled
 
-    told = [[spelled(value) for value in row] for row in rows]
+    words = [[spelled(value) for value in row] for row in rows]
     table = Table(box=None)
     for at, column in enumerate(columns):
-        numbers = all(row[at].replace(",", "").isdecimal() for row in told if row[at])
-        table.add_column(column, no_wrap=bool(told) and numbers)
-    for row in told:
+        numbers = all(row[at].replace(",", "").isdecimal() for row in words if row[at])
+        table.add_column(column, no_wrap=bool(words) and numbers)
+    for row in words:
         table.add_row(*map(Text, row))
     return Group(Text(title, "italic"), table)
 
@@ -153,18 +153,18 @@ def _settings(title: str, settings: Iterable[Setting]) -> Group:
     return _table(title, "key", "value", "from", rows=rows)
 
 
-def _pass(told: PassStory, rejected: bool) -> Group:
+def _pass(story: PassStory, rejected: bool) -> Group:
     from specc.explain.brief import cost_of
 
     rows: list[tuple[str | None, str]] = []
-    for remark in told.remarks:
+    for remark in story.remarks:
         rows.append((remark.place, remark.message))
         if remark.choice is None or not rejected:
             continue
         for other in remark.choice.rejected:
             cost = f" ({cost_of(other.cost, remark.choice.unit)})" if other.cost is not None else ""
             rows.append((None, f"  not {other.what}{cost}: {other.reason}"))
-    return _table(f"{told.name}: {told.summary}", "where", "what", rows=rows)
+    return _table(f"{story.name}: {story.summary}", "where", "what", rows=rows)
 
 
 def _captures(plan: Plan) -> Group:
@@ -187,9 +187,9 @@ def _carry(story: Story) -> Group:
     from specc.explain.program import rows
 
     carry = rows(story.plan)
-    told = [(row.name, row.dtype, row.width, f"{row.bytes:,}", story.places[row.name]) for row in carry]
+    cells = [(row.name, row.dtype, row.width, f"{row.bytes:,}", story.places[row.name]) for row in carry]
     title = f"carried between steps: {sum(row.bytes for row in carry):,} bytes per request"
-    return _table(title, "field", "dtype", "elements", "bytes", "from", rows=told)
+    return _table(title, "field", "dtype", "elements", "bytes", "from", rows=cells)
 
 
 def _nodes(plan: Plan) -> Group:

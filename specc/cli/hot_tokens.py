@@ -44,20 +44,20 @@ def hot_tokens(
     with reporting():
         from specc.engine.models.loading import load_tokenizer
 
-        found: Any = load_tokenizer(tokenizer)
-        if size > len(found):
-            raise typer.BadParameter(f"the tokenizer has {len(found)} tokens", param_hint="--size")
+        loaded: Any = load_tokenizer(tokenizer)
+        if size > len(loaded):
+            raise typer.BadParameter(f"the tokenizer has {len(loaded)} tokens", param_hint="--size")
         counts: Counter[int] = Counter()
         with progress("counting tokens", sum(os.path.getsize(file) for file in text if os.path.isfile(file))) as shown:
             for chunk in _chunks(text):
-                counts.update(found(chunk, add_special_tokens=False, verbose=False)["input_ids"])
+                counts.update(loaded(chunk, add_special_tokens=False, verbose=False)["input_ids"])
                 shown.advance(parts=len(chunk.encode()))
-        kept = most_frequent(counts, size, len(found), _ends(tokenizer, found))
+        kept = most_frequent(counts, size, len(loaded), _ends(tokenizer, loaded))
         write_output(output, _content(kept, output), folders=True)
         total, covered = sum(counts.values()), sum(counts[token] for token in kept)
         share = f"{100 * covered / total:.2f} %" if total else "none"
-        said = f"wrote {output}: {size:,} of {len(found):,} tokens, {share} of the {total:,} in the text"
-        typer.echo(printable(said))
+        message = f"wrote {output}: {size:,} of {len(loaded):,} tokens, {share} of the {total:,} in the text"
+        typer.echo(printable(message))
 
 
 def most_frequent(counts: Counter[int], size: int, vocabulary: int, always: Sequence[int]) -> list[int]:
@@ -71,10 +71,10 @@ def _ends(directory: Path, tokenizer: Any) -> list[int]:
     ends = [tokenizer.eos_token_id]
     path = directory / "generation_config.json"
     try:
-        said = json.loads(read_text(path)).get("eos_token_id") if path.exists() else None
+        ids = json.loads(read_text(path)).get("eos_token_id") if path.exists() else None
     except (OSError, ValueError, AttributeError, RecursionError) as error:
         raise DiagnosticError(Diagnostic("config/unreadable", f"cannot read {str(path)!r}: {error}")) from error
-    ends += said if isinstance(said, list) else [said]
+    ends += ids if isinstance(ids, list) else [ids]
     return sorted({end for end in ends if type(end) is int and 0 <= end < len(tokenizer)})
 
 

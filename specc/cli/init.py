@@ -164,13 +164,13 @@ def _pair(target: Path, draft: Path | None) -> Pair:
     from specc.config import Pair
     from specc.config.models.hub import model_path
 
-    found = _described(target)
+    described = _described(target)
     if draft is None:
-        return Pair(found)
+        return Pair(described)
     other = _described(draft)
     if not model_path(draft).samefile(model_path(target)):
-        return Pair(found, other)
-    if (own := Pair(found)).modules is None:
+        return Pair(described, other)
+    if (own := Pair(described)).modules is None:
         message = f"'{draft}' is the target itself, and its config.json says of no module that drafts"
         hint = "give the directory of a draft, or none for look-ups in the text"
         raise DiagnosticError(Diagnostic("init/which-algorithm", message, hint=hint))
@@ -268,11 +268,11 @@ def _say(keys: list[Key], loaded: LoadedConfig) -> None:
         table = Table("", Column(overflow="fold"), box=None, show_header=False, pad_edge=False)
         for key in keys:
             if (model := models.get(key.name)) is not None:
-                said = f"{model.model}: {_sizes(model)}"
+                sentence = f"{model.model}: {_sizes(model)}"
             else:
-                said = f"{key.value}: {key.why}"
+                sentence = f"{key.value}: {key.why}"
             if model is not None or key.why:
-                table.add_row(Text(key.name, "bold"), Text(printable(said)))
+                table.add_row(Text(key.name, "bold"), Text(printable(sentence)))
         console.print(table)
 
 

@@ -65,12 +65,12 @@ def inspect(
 
         with opened(program) as shown:
             plans = shown.plans
-            found = _facts(shown, read_packaged(shown.root, CONFIG, MAX_BYTES))
+            facts = _facts(shown, read_packaged(shown.root, CONFIG, MAX_BYTES))
         if format is Format.json:
-            typer.echo(json.dumps(found, indent=2))
+            typer.echo(json.dumps(facts, indent=2))
             return
         with printing() as console:
-            _print(console, found, plans)
+            _print(console, facts, plans)
 
 
 @contextmanager
@@ -170,24 +170,24 @@ def _facts(program: Opened, text: str) -> dict[str, Any]:
     }
 
 
-def _print(console: Console, found: Mapping[str, Any], plans: Mapping[int, Plan]) -> None:
+def _print(console: Console, facts: Mapping[str, Any], plans: Mapping[int, Plan]) -> None:
     """Print everything as text: single facts, then tables, then the configuration without its comments."""
     from rich.text import Text
 
     from specc.build.summary import plain_table, totals_table
 
-    single = {key: value for key, value in found.items() if key not in ("models", "carry", "totals", "configuration")}
+    single = {key: value for key, value in facts.items() if key not in ("models", "carry", "totals", "configuration")}
     width = max(map(len, single))
     for key, value in single.items():
         console.out(f"{key.replace('_', ' '):{width}}  {printable(_spell(value))}", highlight=False)
-    console.print(Text("\nmodels", "bold"), plain_table(_by_key(found["models"])), sep="\n")
-    console.print(Text("\ncarried by a request, from step to step", "bold"), plain_table(found["carry"]), sep="\n")
+    console.print(Text("\nmodels", "bold"), plain_table(_by_key(facts["models"])), sep="\n")
+    console.print(Text("\ncarried by a request, from step to step", "bold"), plain_table(facts["carry"]), sep="\n")
     for steps, plan in plans.items():
         console.print(
             Text(f"\nnum_steps {steps}" if len(plans) > 1 else "", "bold"), totals_table(plan.totals), sep="\n"
         )
     console.print(Text("\nconfiguration", "bold"))
-    for line in found["configuration"].splitlines():
+    for line in facts["configuration"].splitlines():
         if line.strip() and not line.lstrip().startswith("#"):
             console.out(printable(line), highlight=False)
 

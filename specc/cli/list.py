@@ -32,12 +32,12 @@ def list(
             _print_models(format)
             return
         problems: dict[str, Diagnostic] = {}
-        found = {"algorithms": [*_algorithms(problems)], "programs": [*programs(problems)]}
+        listed = {"algorithms": [*_algorithms(problems)], "programs": [*programs(problems)]}
         warnings = [replace(problem, severity="warning", location=None) for problem in problems.values()]
         if format is Format.json:
-            typer.echo(json.dumps(found | {"warnings": to_json(warnings)}, indent=2))
+            typer.echo(json.dumps(listed | {"warnings": to_json(warnings)}, indent=2))
             return
-        _print(found)
+        _print(listed)
         report.show(warnings)
 
 
@@ -47,14 +47,14 @@ def _algorithms(problems: dict[str, Diagnostic]) -> Iterator[dict[str, Any]]:
 
     for name in names():
         try:
-            found, source = algorithm(name), plugin(name)
+            loaded, source = algorithm(name), plugin(name)
         except DiagnosticError as error:
             problems[name] = error.diagnostics[0]
             continue
         yield {
             "name": name,
-            "summary": found.summary,
-            "forms": ["chain", *(["tree"] if found.needs.trees else [])],
+            "summary": loaded.summary,
+            "forms": ["chain", *(["tree"] if loaded.needs.trees else [])],
             "from": "specc" if source is None else source.distribution,
         }
 
@@ -85,24 +85,24 @@ def _print_models(format: Format) -> None:
     from specc.build.summary import plain_table
     from specc.cli.models import rows
 
-    found = [*rows()]
+    models = [*rows()]
     if format is Format.json:
-        typer.echo(json.dumps({"models": found}, indent=2))
+        typer.echo(json.dumps({"models": models}, indent=2))
         return
     with printing() as console:
-        console.print(plain_table(found))
+        console.print(plain_table(models))
         console.print(Text("an engine has to have the model itself; `specc check` asks a model of yours"))
 
 
-def _print(found: dict[str, Any]) -> None:
+def _print(listed: dict[str, Any]) -> None:
     from rich.text import Text
 
     from specc.build.summary import plain_table
 
     with printing() as console:
-        console.print(Text("algorithms", "bold"), plain_table(found["algorithms"]), sep="\n")
+        console.print(Text("algorithms", "bold"), plain_table(listed["algorithms"]), sep="\n")
         console.print(Text("\nprograms", "bold"))
-        if found["programs"]:
-            console.print(plain_table(found["programs"]))
+        if listed["programs"]:
+            console.print(plain_table(listed["programs"]))
         else:
             console.print(Text("none is installed: pip install the wheel that `specc build` writes"))

@@ -29,11 +29,11 @@ class Printer:
     """
 
     def __init__(
-        self, console: Console, said: Console, texts: Sequence[str], format: Format, max_new_tokens: int, *,
+        self, console: Console, notes: Console, texts: Sequence[str], format: Format, max_new_tokens: int, *,
         stream: bool, logprobs: int | None = None,
     ) -> None:  # fmt: skip
         """logprobs: how many best tokens to show beside every emitted one; None for none, and no log-probability."""
-        self.console, self.said, self.texts = console, said, texts
+        self.console, self.said, self.texts = console, notes, texts
         self.max_new_tokens, self.logprobs = max_new_tokens, logprobs
         self.is_text = format is Format.text
         self.stream = stream and self.is_text

@@ -34,23 +34,23 @@ def report(
     ] = None,
 ) -> None:
     """Write a page that tells what becomes of a configuration and why, without compiling anything."""
-    with reporting() as told:
+    with reporting() as messages:
         from specc.explain.page.page import render
         from specc.support.writing import write_output
 
-        page = _page(config, told, engine, num_steps)
-        other = _page(against, told, engine, None) if against is not None else None
+        page = _page(config, messages, engine, num_steps)
+        other = _page(against, messages, engine, None) if against is not None else None
         write_output(out, render(page, other))
         typer.echo(f"wrote {printable(str(out))}")
 
 
-def _page(config: Path, told: Report, engine: str | None, num_steps: int | None) -> Page:
+def _page(config: Path, messages: Report, engine: str | None, num_steps: int | None) -> Page:
     """What there is to tell of a configuration, at a depth or its deepest; its warnings are printed."""
     from specc.explain.page.model import gather
 
-    subject = load_subject(config, told, engine)
+    subject = load_subject(config, messages, engine)
     at = depth_index(subject.loaded, num_steps)
     build, warnings = subject.compiled()
     page = gather(build.depths[at])
-    told.show(warnings)
+    messages.show(warnings)
     return page

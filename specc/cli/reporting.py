@@ -58,19 +58,19 @@ class Report:
 
     def show(self, diagnostics: Iterable[Diagnostic]) -> None:
         """Print findings: as one JSON list (even an empty one), or as text, in which a mistake stands once."""
-        found = tuple(diagnostics)
+        shown = tuple(diagnostics)
         if self.format is Format.json:
-            typer.echo(json.dumps(to_json(found, self._paths), indent=2))
+            typer.echo(json.dumps(to_json(shown, self._paths), indent=2))
             return
         color = wants_color(sys.stderr)
-        for text in render_all(_mistakes(found), self._sources, color, self._paths):
+        for text in render_all(_mistakes(shown), self._sources, color, self._paths):
             typer.echo(text, err=True, color=color)
 
 
-def _mistakes(found: Iterable[Diagnostic]) -> list[Diagnostic]:
+def _mistakes(diagnostics: Iterable[Diagnostic]) -> list[Diagnostic]:
     """Findings, those as one that say of the same places that they disagree: several ops may read one size."""
     same: dict[object, list[Diagnostic]] = {}
-    for diagnostic in found:
+    for diagnostic in diagnostics:
         places = (diagnostic.location, *(note.location for note in diagnostic.notes))
         same.setdefault(
             (diagnostic.code, *places) if diagnostic.code.startswith("type/") and None not in places else diagnostic, []

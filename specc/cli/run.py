@@ -75,9 +75,9 @@ def run(
             repetition_penalty=repetition_penalty, frequency_penalty=frequency_penalty, regex=regex,
             presence_penalty=presence_penalty, logit_bias=_biases(logit_bias or ()), json_schema=_schema(json_schema),
         )  # fmt: skip
-        console, said = _console(), _console(stderr=True)
+        console, notes = _console(), _console(stderr=True)
         stream = len(texts) == 1 and (console.is_terminal if stream is None else stream)
-        printer = Printer(console, said, texts, format, max_new_tokens, stream=stream, logprobs=logprobs)
+        printer = Printer(console, notes, texts, format, max_new_tokens, stream=stream, logprobs=logprobs)
         files = _Files(target, draft, corpus, token_map, logprobs)
         with _wheel_package(program) as module:
             engine = _make_engine(module, files, device, printer, max_context=max_context, num_steps=num_steps)
@@ -210,16 +210,16 @@ def _conditions(engine: Engine, max_new_tokens: int, stop: Sequence[str]) -> Sto
 
 def _biases(given: Sequence[str]) -> dict[int, float]:
     """Read biases of tokens, ``17:-1.5`` each."""
-    found: dict[int, float] = {}
+    biases: dict[int, float] = {}
     for text in given:
         token, _, bias = text.partition(":")
         try:
-            found[int(token)] = float(bias)
+            biases[int(token)] = float(bias)
         except ValueError:
             raise typer.BadParameter(
                 f"a token and a number, as 17:-1.5, not {text!r}", param_hint="--logit-bias"
             ) from None
-    return found
+    return biases
 
 
 def _schema(given: str | None) -> str | None:

@@ -53,8 +53,8 @@ def say(lines: Iterable[tuple[str, str]]) -> None:
 
     with printing(err=True) as console:
         table = Table("", Column(overflow="fold"), box=None, show_header=False, pad_edge=False)
-        for what, said in lines:
-            table.add_row(Text(what, "bold"), Text(printable(said)))
+        for what, text in lines:
+            table.add_row(Text(what, "bold"), Text(printable(text)))
         console.print(table)
 
 

@@ -63,15 +63,15 @@ def tune(
         _require_arch(loaded, device_arch(device))
         place = output or config.with_suffix(".tuning.yaml")
         with progress("building", quiet=quiet) as shown:
-            found = search(loaded, device, seconds, shown.reach)
-        write_output(place, tuning_text(found.tuning, found.found, found.steps), folders=True)
+            tuned = search(loaded, device, seconds, shown.reach)
+        write_output(place, tuning_text(tuned.tuning, tuned.found, tuned.steps), folders=True)
         if format is Format.json:
-            typer.echo(json.dumps(_record(found, place), indent=2))
+            typer.echo(json.dumps(_record(tuned, place), indent=2))
             return
         with printing() as console:
-            console.print(_gained(found))
-        said = f"wrote {place}; a configuration reads it by the line 'tuning: {place.name}'"
-        typer.echo(printable(said))
+            console.print(_gained(tuned))
+        message = f"wrote {place}; a configuration reads it by the line 'tuning: {place.name}'"
+        typer.echo(printable(message))
 
 
 def _require_arch(loaded: LoadedConfig, arch: str) -> None:
@@ -121,27 +121,27 @@ def _ranges(one: Mapping[str, Any]) -> str:
     return ", ".join(f"{word} {min(each)} to {max(each)}" for word, each in known.items() if each and max(each) > 1)
 
 
-def _gained(found: Tuned) -> Table:
+def _gained(tuned: Tuned) -> Table:
     """A line for every kernel that has choices, and for every step."""
     from rich.table import Table
 
-    table = Table(title=f"on {found.tuning.gpu}", title_justify="left", box=None)
+    table = Table(title=f"on {tuned.tuning.gpu}", title_justify="left", box=None)
     for name in ("launches", "instead of", "times as fast, at bucket"):
         table.add_column(name, overflow="fold")
-    for one in found.found:
+    for one in tuned.found:
         names = ", ".join(choice.launch for choice in one.choices)
         table.add_row(names, one.default, ", ".join(map(str, one.gains)))
-    for depth, gains in found.steps.items():
+    for depth, gains in tuned.steps.items():
         table.add_row(f"a step of num_steps {depth}", "", ", ".join(map(str, gains)))
-    if not found.found:
+    if not tuned.found:
         table.add_row("nothing was faster by more than the noise", "", "")
     return table
 
 
-def _record(found: Tuned, place: Path) -> dict[str, object]:
-    chosen = [{**asdict(one), "choices": [_plain(asdict(choice)) for choice in one.choices]} for one in found.found]
-    steps = {str(depth): [asdict(gain) for gain in gains] for depth, gains in found.steps.items()}
-    named = {"gpu": found.tuning.gpu, "arch": found.tuning.arch, "triton": found.tuning.triton}
+def _record(tuned: Tuned, place: Path) -> dict[str, object]:
+    chosen = [{**asdict(one), "choices": [_plain(asdict(choice)) for choice in one.choices]} for one in tuned.found]
+    steps = {str(depth): [asdict(gain) for gain in gains] for depth, gains in tuned.steps.items()}
+    named = {"gpu": tuned.tuning.gpu, "arch": tuned.tuning.arch, "triton": tuned.tuning.triton}
     return {"file": str(place), **named, "found": chosen, "steps": steps}
 
 

@@ -89,7 +89,7 @@ class Pasted:
     @property
     def misread(self) -> bool:
         """Whether an argument is missing or cannot be read."""
-        return any(found.code == "config/engine-argument" for found in self.found.errors)
+        return any(finding.code == "config/engine-argument" for finding in self.found.errors)
 
 
 def is_count(word: str) -> bool:
@@ -118,7 +118,7 @@ def without_launcher(
     begin = next((index + 1 for index in range(len(words)) if starts(words, index)), 0)
     front = words[:begin] or list(takewhile(_ASSIGNMENT.fullmatch, words))
     set_there = filter(None, map(_ASSIGNMENT.fullmatch, front))
-    arguments.environment |= {found["name"]: found["value"] for found in set_there}
+    arguments.environment |= {match["name"]: match["value"] for match in set_there}
     rest = list(words[len(front) :])
     return rest, bool(begin and rest) and words[begin - 1] == "serve" and not rest[0].startswith("-")
 

@@ -20,7 +20,7 @@ _KEPT = {"full": "every row of", "last": "one row of", "null": "nothing of"}
 
 def choice_of(story: Story, name: str) -> Choice | None:
     """The choice of a pass that made one besides what it removed, the first of several."""
-    return next((choice for told, _, choice in story.choices() if told == name and choice.chosen != REMOVED), None)
+    return next((choice for owner, _, choice in story.choices() if owner == name and choice.chosen != REMOVED), None)
 
 
 def removed(story: Story) -> list[Choice]:
@@ -35,14 +35,14 @@ def weighty(story: Story) -> list[tuple[RemarkStory, Choice]]:
     Of a pass the one that saves most. What is removed, the arena and the graphs have lines of their own.
     """
     elsewhere = {node.name for node in story.plan.nodes("prefill")}
-    found: dict[str, tuple[float, RemarkStory, Choice]] = {}
+    heaviest: dict[str, tuple[float, RemarkStory, Choice]] = {}
     for name, remark, choice in story.choices():
         if not choice.cost or choice.of in elsewhere or name in ("plan-memory", "plan-graphs"):
             continue
         saved = _next_best(choice) - choice.cost
-        if saved > 0 and saved >= (found[name][0] if name in found else 0):
-            found[name] = saved, remark, choice
-    best = sorted(found.values(), key=lambda one: -_next_best(one[2]) / (one[2].cost or 1))
+        if saved > 0 and saved >= (heaviest[name][0] if name in heaviest else 0):
+            heaviest[name] = saved, remark, choice
+    best = sorted(heaviest.values(), key=lambda one: -_next_best(one[2]) / (one[2].cost or 1))
     return [(remark, choice) for _, remark, choice in best[:MOST_DECISIONS]]
 
 
@@ -97,15 +97,15 @@ def spelled(value: object) -> str:
 
 def spans(names: Iterable[str]) -> str:
     """Names in order, those that only count on as one: ``draft_0..2, extend``."""
-    found: list[tuple[str, int, int]] = []
+    spans_so_far: list[tuple[str, int, int]] = []
     for name in names:
         stem, _, number = name.rpartition("_")
         at = int(number) if stem and number.isdecimal() else -1
-        if at > 0 and found and found[-1][0] == stem and found[-1][2] == at - 1:
-            found[-1] = stem, found[-1][1], at
+        if at > 0 and spans_so_far and spans_so_far[-1][0] == stem and spans_so_far[-1][2] == at - 1:
+            spans_so_far[-1] = stem, spans_so_far[-1][1], at
         else:
-            found.append((stem, at, at) if at >= 0 else (name, -1, -1))
-    return ", ".join(_span(*one) for one in found)
+            spans_so_far.append((stem, at, at) if at >= 0 else (name, -1, -1))
+    return ", ".join(_span(*one) for one in spans_so_far)
 
 
 def _span(stem: str, first: int, last: int) -> str:
@@ -117,8 +117,8 @@ def _span(stem: str, first: int, last: int) -> str:
 def _forwards(plan: Plan) -> str:
     calls = plan.externals("step")
     forwards = [node for node in calls if not node.host]
-    told = [(said, [node.name for node in forwards if node.capture == mode]) for mode, said in _KEPT.items()]
-    kept = [f"{said} {spans(names)}" for said, names in told if names]
+    of_modes = [(words, [node.name for node in forwards if node.capture == mode]) for mode, words in _KEPT.items()]
+    kept = [f"{words} {spans(names)}" for words, names in of_modes if names]
     given = [node.name for node in plan.nodes("step") if isinstance(node, Given)]
     hosts = [node.name for node in calls if node.host]
     more = f"; calls of the host: {spans(hosts)}" if hosts else ""

@@ -57,13 +57,13 @@ def _phases(plan: Plan) -> list[dict[str, Any]]:
 
 def _node(plan: Plan, step: Step) -> dict[str, Any]:
     node = step.node
-    found: dict[str, Any] = {"name": node.name, "kind": node.kind, "graph": step.graph}
+    content: dict[str, Any] = {"name": node.name, "kind": node.kind, "graph": step.graph}
     if isinstance(node, Launch):
-        found |= {"family": plan.kernels[node.kernel].family, "ops": [call.op for call in node.ops]}
-        return found | {"grid": node.grid[plan.buckets[-1]], "bytes": step.bytes}
+        content |= {"family": plan.kernels[node.kernel].family, "ops": [call.op for call in node.ops]}
+        return content | {"grid": node.grid[plan.buckets[-1]], "bytes": step.bytes}
     if isinstance(node, Reference):
-        return found | {"op": node.ops[-1].op, "launches": REFERENCE_LAUNCHES, "bytes": step.bytes}
+        return content | {"op": node.ops[-1].op, "launches": REFERENCE_LAUNCHES, "bytes": step.bytes}
     if isinstance(node, Collective):
-        return found | {"ranks": plan.ranks, "bytes": step.bytes}
+        return content | {"ranks": plan.ranks, "bytes": step.bytes}
     called = isinstance(node, External)
-    return found | {"operands": node.operands if called else {}, "capture": node.capture if called else None}
+    return content | {"operands": node.operands if called else {}, "capture": node.capture if called else None}

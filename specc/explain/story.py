@@ -108,10 +108,10 @@ class Story:
 
     def choices(self) -> Iterator[tuple[str, RemarkStory, Choice]]:
         """Every choice, with the name of its pass and its remark."""
-        for told in self.passes:
-            for remark in told.remarks:
+        for pass_story in self.passes:
+            for remark in pass_story.remarks:
                 if remark.choice is not None:
-                    yield told.name, remark, remark.choice
+                    yield pass_story.name, remark, remark.choice
 
     def about(self, node: str) -> dict[str, Choice]:
         """What passes chose about a node, by pass."""
@@ -165,10 +165,10 @@ def _setting(loaded: LoadedConfig, path: tuple[str, ...], value: Value) -> Setti
 
 def _model(loaded: LoadedConfig, side: str, model: ModelConfig) -> ModelStory:
     """Sizes and where each comes from; last W, the width of the hidden states that this model hands over."""
-    found = loaded.facts.get(side)
-    facts = dict(found.facts) if found is not None else {}
-    if found is not None and found.hands_over == model.hidden_source and model.hc_mult > 1:
-        facts["hidden_source"] = Fact(model.hidden_source, f"model_type {found.model_type}")
+    read = loaded.facts.get(side)
+    facts = dict(read.facts) if read is not None else {}
+    if read is not None and read.hands_over == model.hidden_source and model.hc_mult > 1:
+        facts["hidden_source"] = Fact(model.hidden_source, f"model_type {read.model_type}")
     values = {field.name: getattr(model, field.name) for field in fields(model) if field.name != "model"}
     settings: list[Setting] = []
     for key, value in values.items():
@@ -191,6 +191,6 @@ def _passes(loaded: LoadedConfig, ctx: Context) -> tuple[PassStory, ...]:
         remark_story = RemarkStory(remark.message, _place(loaded, remark.location), remark.choice)
         remarks.setdefault(remark.pass_name, []).append(remark_story)
     return tuple(
-        PassStory(name, (PASSES[name].__doc__ or "").partition("\n")[0].replace("`", ""), tuple(found))
-        for name, found in remarks.items()
+        PassStory(name, (PASSES[name].__doc__ or "").partition("\n")[0].replace("`", ""), tuple(of_pass))
+        for name, of_pass in remarks.items()
     )

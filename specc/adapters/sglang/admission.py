@@ -27,30 +27,30 @@ def asked(request: Any, vocabulary: int) -> dict[str, Any]:
     `vocabulary`: tokens of the target. SGLang's greedy requests have a `top_k` of 1, whatever they were given as.
     """
     given = request.sampling_params
-    found: dict[str, Any] = {
+    parameters: dict[str, Any] = {
         name: getattr(given, name) for name in PENALTIES if getattr(given, name) != PENALTIES[name]
     }
     if given.logit_bias:
-        found["logit_bias"] = {int(token): float(bias) for token, bias in given.logit_bias.items()}
+        parameters["logit_bias"] = {int(token): float(bias) for token, bias in given.logit_bias.items()}
     if given.top_k <= 1:
-        return found
-    found["temperature"] = min(given.temperature, HOTTEST)
+        return parameters
+    parameters["temperature"] = min(given.temperature, HOTTEST)
     if given.top_k < vocabulary:
-        found["top_k"] = given.top_k
+        parameters["top_k"] = given.top_k
     if given.top_p < 1:
-        found["top_p"] = given.top_p
+        parameters["top_p"] = given.top_p
     if given.min_p > 0:
-        found["min_p"] = given.min_p
-    return found
+        parameters["min_p"] = given.min_p
+    return parameters
 
 
 def lacking(request: Any, vocabulary: int, parameters: Collection[str]) -> str | None:
     """What a request asks for of a program that has these parameters alone; None if nothing is lacking."""
-    found = asked(request, vocabulary)
-    missing = [WANTED.get(name, name) for name in found if name not in parameters]
-    if found.get("repetition_penalty", 1.0) < LEAST_REPETITION:
+    wanted = asked(request, vocabulary)
+    missing = [WANTED.get(name, name) for name in wanted if name not in parameters]
+    if wanted.get("repetition_penalty", 1.0) < LEAST_REPETITION:
         missing.append(f"a repetition penalty below {LEAST_REPETITION:g}")
-    if not all(-MOST_BIAS <= bias <= MOST_BIAS for bias in found.get("logit_bias", {}).values()):
+    if not all(-MOST_BIAS <= bias <= MOST_BIAS for bias in wanted.get("logit_bias", {}).values()):
         missing.append(f"a logit bias beyond {MOST_BIAS:g}")
     return "sampling" if "sampling" in missing else next(iter(missing), None)
 
@@ -115,22 +115,22 @@ class Admission:
 
     def _drawn(self, batch: Any, places: Sequence[int], index: Tensor, logits: Tensor) -> Tensor:
         """The tokens i32[n] that the program draws at these places, index i64[n], of a prefill's logits f32[b, V]."""
-        found = [torch.empty(0, dtype=torch.int32, device=logits.device)]
+        tokens = [torch.empty(0, dtype=torch.int32, device=logits.device)]
         for start in range(0, len(places), self._largest):
             part = slice(start, start + self._largest)
             here = index[part]
             self._restrict([batch.reqs[place] for place in places[part]])
             some = self._package.Batch(batch.req_pool_indices[here], batch.seq_lens[here])
-            found.append(self._step.first_tokens(some, logits[here]).clone())
-        return torch.cat(found)
+            tokens.append(self._step.first_tokens(some, logits[here]).clone())
+        return torch.cat(tokens)
 
     def _parameters(self, request: Any) -> Mapping[str, Any]:
         """Those of a request, the same for its whole life."""
         if not hasattr(request, _PARAMETERS):
             seed = request.sampling_params.sampling_seed
             seed = self._seeds() if seed is None else seed % SEEDS
-            found = {"temperature": 0.0} | asked(request, self._vocabulary) | {"seed": seed}
-            setattr(request, _PARAMETERS, found)
+            parameters = {"temperature": 0.0} | asked(request, self._vocabulary) | {"seed": seed}
+            setattr(request, _PARAMETERS, parameters)
         return getattr(request, _PARAMETERS)
 
 

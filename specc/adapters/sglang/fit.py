@@ -74,10 +74,10 @@ def _facts_of(runner: Any) -> Model:
 def _settings(worker: Any) -> dict[str, object]:
     """What the server was told, as far as `SETTINGS` has a word on it: by what came of it where SGLang keeps that."""
     parallel, spec, given = get_parallel(), get_spec(), worker.server_args
-    told = {name: getattr(given, name) for name in SETTINGS if hasattr(given, name)}
-    told |= {name: getattr(spec, name) for name in SETTINGS if hasattr(spec, name)}
+    settings = {name: getattr(given, name) for name in SETTINGS if hasattr(given, name)}
+    settings |= {name: getattr(spec, name) for name in SETTINGS if hasattr(spec, name)}
     runners = _runners(worker).values()
-    return told | {
+    return settings | {
         **{name: getattr(parallel, rank) for name, rank in PARALLEL.items()},
         "disaggregation_mode": get_disagg().disaggregation_mode,
         "enable_lora": bool(given.enable_lora),
@@ -119,13 +119,13 @@ def _models(plan: Any, worker: Any) -> Iterator[str]:
         model, config = plan.models[role], runner.model_config
         dtype = str(runner.dtype).removeprefix("torch.")
         scored = scored_tokens(worker) if role == "draft" else None
-        found = {
+        models = {
             "vocab_size": config.vocab_size if scored is None else len(scored),
             "hidden_size": config.hidden_size,
             "dtype": {"bfloat16": "bf16", "float16": "f16", "float32": "f32"}.get(dtype, dtype),
             "logits_dtype": "f32",
         }
-        for name, theirs in found.items():
+        for name, theirs in models.items():
             if (mine := getattr(model, name)) != theirs:
                 yield f"{name} of the {role} is {mine} in the program, {theirs} in the server"
 

@@ -207,9 +207,9 @@ class Forwards:
         if hasattr(model, "prepare_for_forward"):
             model.prepare_for_forward(batch)
         with seam.running(model, backend, batch), self._shards.kept(runner):
-            found = model.forward(batch.input_ids, batch.positions, batch)
-        logits = found.next_token_logits.view(*shape, -1).contiguous()
-        hidden = found.hidden_states
+            output = model.forward(batch.input_ids, batch.positions, batch)
+        logits = output.next_token_logits.view(*shape, -1).contiguous()
+        hidden = output.hidden_states
         return Outputs(logits, None if hidden is None else hidden.view(*shape, -1).contiguous())
 
 

@@ -60,10 +60,10 @@ class Heard:
 
     def __call__(self, **given: Any) -> Any:
         """Call it."""
-        found = self._target(**given)
+        result = self._target(**given)
         if self._listening and len(given["rows"]) == self.rows:
-            self.logits = found.logits.clone()
-        return found
+            self.logits = result.logits.clone()
+        return result
 
     def forget(self) -> None:
         """Hold nothing from now on."""
@@ -196,11 +196,11 @@ def _apart(mine: Tensor, own: Tensor) -> list[tuple[int, float]]:
 
 def _tokens_differ(tokens: list[list[int]], before: Tensor, after: Tensor) -> Iterator[str]:
     """Emitted tokens that SGLang does not score highest, and drafts that were right and not accepted."""
-    for row, found in enumerate(tokens):
-        if not found:
+    for row, row_tokens in enumerate(tokens):
+        if not row_tokens:
             yield f"text {row} had no room for a step"
-        for place, (token, scores) in enumerate(zip(found, (before[row], after[row]), strict=False)):
+        for place, (token, scores) in enumerate(zip(row_tokens, (before[row], after[row]), strict=False)):
             if not scores.max() - scores[token] <= WORSE * scores.std():
                 yield f"token {place} of text {row} is {token}, not {int(scores.argmax())}"
-        if len(found) == 1 and found[0] == int(before[row].argmax()):
+        if len(row_tokens) == 1 and row_tokens[0] == int(before[row].argmax()):
             yield f"the draft of text {row} was right, and was not accepted"

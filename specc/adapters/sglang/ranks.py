@@ -15,16 +15,16 @@ from .._plugin import ServerError
 from .._ranks import difference
 
 
-def agree(group: Any, said: Mapping[str, object]) -> None:
+def agree(group: Any, of_rank: Mapping[str, object]) -> None:
     """Compare what ranks of a `GroupCoordinator` are about to do; all of them call this, before their first collective.
 
     ServerError on every rank where one differs: a rank that ran other steps would wait for the others for ever.
     """
     if group.world_size == 1:
         return
-    of_ranks = group.all_gather_object(dict(said))
-    if (found := difference(of_ranks)) is not None:
-        raise ServerError(f"specc: {found}")
+    of_ranks = group.all_gather_object(dict(of_rank))
+    if (reason := difference(of_ranks)) is not None:
+        raise ServerError(f"specc: {reason}")
 
 
 def seeds(group: Any, below: int) -> Callable[[], int]:

@@ -43,7 +43,7 @@ def unplanned(batch: Any, room: int) -> str | None:
 
 def _unserved(request: Any, parameters: Collection[str], best: int) -> str | None:
     asked = request.sampling_params
-    found = {
+    reasons = {
         "a grammar": GRAMMAR not in parameters and request.grammar is not None,
         "min_new_tokens": asked.min_new_tokens,
         "a custom logit processor": request.custom_logit_processor,
@@ -51,7 +51,7 @@ def _unserved(request: Any, parameters: Collection[str], best: int) -> str | Non
         "a sampling mask": request.return_sampling_mask,
         "a watermark": asked.watermark,
     }
-    named = (name for name, asked_for in found.items() if asked_for)
+    named = (name for name, asked_for in reasons.items() if asked_for)
     return next(named, None) or (_logprobs(request, parameters, best) if request.return_logprob else None)
 
 
@@ -61,7 +61,7 @@ def _logprobs(request: Any, parameters: Collection[str], best: int) -> str | Non
     SGLang's are those of the scores that it draws from, before filters.
     """
     asked = request.sampling_params
-    found = {
+    reasons = {
         "logprobs": LOGPROBS not in parameters,
         "top logprobs": request.logprob.top_logprobs_num > best or request.logprob.token_ids_logprob is not None,
         "logprobs with a grammar": request.grammar is not None,
@@ -69,7 +69,7 @@ def _logprobs(request: Any, parameters: Collection[str], best: int) -> str | Non
         "logprobs with logit bias": asked.logit_bias,
         "logprobs with a temperature": asked.top_k > 1 and asked.temperature != 1 and not flag(ORIGINAL),
     }
-    return next((name for name, asked_for in found.items() if asked_for), None)
+    return next((name for name, asked_for in reasons.items() if asked_for), None)
 
 
 def refuses() -> bool:

@@ -78,11 +78,11 @@ class Shards:
 
 def misfits(plan: Any, runners: Mapping[str, Any], ranks: int) -> Iterator[str]:
     """What is in the way of sharded logits on so many ranks, of a program that has them."""
-    found = columns(plan)
-    if found and plan.ranks != ranks:
+    parts = columns(plan)
+    if parts and plan.ranks != ranks:
         yield f"tensor_parallel is {plan.ranks} in the program, tp_size is {ranks} in the server"
         return
-    for role, own in found.items():
+    for role, own in parts.items():
         yield from _head(role, runners[role], own, ranks)
 
 

@@ -49,7 +49,7 @@ class Simulated(Forwards):
 
     def target(self, **given: Any) -> Outputs:
         """See `Forwards`."""
-        found = super().target(**given)
+        output = super().target(**given)
         tokens, seq_lens = given["tokens"], given["seq_lens"]
         length = self._accepted[self._turn % STEPS]
         self._turn += 1
@@ -59,8 +59,8 @@ class Simulated(Forwards):
         wanted = torch.where(follows, tokens.gather(1, cols[:, 1:]), TOKEN)
         wanted = torch.cat((wanted, torch.full_like(wanted[:, :1], TOKEN)), dim=1)
         rows = torch.arange(len(tokens), device=tokens.device)[:, None]
-        found.logits.index_put_((rows, cols, wanted), self._highest)
-        return found
+        output.logits.index_put_((rows, cols, wanted), self._highest)
+        return output
 
     def _path(self, last: Tensor, depth: Tensor, sees: Tensor) -> Tensor:
         """Columns i64[b, A] of a path to the first node of depth `last` i64[1], that node again and again behind it.

@@ -153,17 +153,17 @@ class Steps:
         self._masks.restrict(batch.reqs, barrier)
         if self._attention.plans:
             self._plan(batch.seq_lens_cpu.tolist())
-        found = self.step.decode(self._package.Batch(batch.req_pool_indices), on_commit=self._publisher(publish))
+        decoded = self.step.decode(self._package.Batch(batch.req_pool_indices), on_commit=self._publisher(publish))
         self.served += 1
         if self._counters is not None:
             self._counters.count()
-        host = found.start_copy().tensors
-        lengths = found.new_seq_lens
+        host = decoded.start_copy().tensors
+        lengths = decoded.new_seq_lens
         if publish is None:
             state, lengths = self._blank.draft_input(rows), lengths.clone()
         else:
-            state = EagleDraftInput(bonus_tokens=found.bonus)
-            self.published.published_bonus = found.bonus
+            state = EagleDraftInput(bonus_tokens=decoded.bonus)
+            self.published.published_bonus = decoded.bonus
         return StepResult(
             logits_output=_scores(batch, host),
             next_token_ids=host["predict"].view(-1),
@@ -250,14 +250,14 @@ class Steps:
 
 def _scores(batch: Any, host: Mapping[str, Tensor]) -> LogitsProcessorOutput:
     """What SGLang reads of emitted tokens: their log-probabilities [b, A], and the best at each of b * A places."""
-    found = LogitsProcessorOutput(next_token_logits=None, next_token_logprobs=host.get(LOGPROBS))
+    output = LogitsProcessorOutput(next_token_logits=None, next_token_logprobs=host.get(LOGPROBS))
     counts = (batch.top_logprobs_nums or []) if "best_tokens" in host else []
     if any(counts):
-        found.next_token_top_logprobs_val, found.next_token_top_logprobs_idx = (
+        output.next_token_top_logprobs_val, output.next_token_top_logprobs_idx = (
             [place[:count] for count, of in zip(counts, host[name], strict=True) for place in of]
             for name in ("best_logprobs", "best_tokens")
         )
-    return found
+    return output
 
 
 class Published:

@@ -78,8 +78,8 @@ class ProgramSteps(_Worker):
             return
         group = get_parallel().tp_group
         package, program = tried(lambda: _loaded(self.programs, self), ENGINE) or (None, None)
-        said = {"the program": package and f"{package.__name__} {package.__version__}"}
-        agree(group, said | {"SPECC_CAPTURE": capturing(self), "SPECC_FALLBACK": refuses(), PROOF: proving()})
+        of_rank = {"the program": package and f"{package.__name__} {package.__version__}"}
+        agree(group, of_rank | {"SPECC_CAPTURE": capturing(self), "SPECC_FALLBACK": refuses(), PROOF: proving()})
         if package is None:
             return
         self.steps = tried(lambda: Steps(package, program, self), ENGINE, must=group.world_size > 1)

@@ -95,14 +95,14 @@ class Steps:
         kept = logits
         if masks := self._masks(sampler, batch.idx_mapping_np):
             kept = forbid(logits, batch, masks, sampler)
-        found = self.step.commit(self._requests, logits)
+        committed = self.step.commit(self._requests, logits)
         self.committed = batch
         return SamplerOutput(
-            sampled_token_ids=found.predict,
-            logprobs_tensors=logprobs(kept, found.predict, found.accept_lens, batch, sampler),
-            num_nans=(found.health & self._unhealthy).ne(0).int() if sampler.compute_nans else None,
-            num_sampled=found.accept_lens,
-            num_rejected=self._nodes - found.accept_lens,
+            sampled_token_ids=committed.predict,
+            logprobs_tensors=logprobs(kept, committed.predict, committed.accept_lens, batch, sampler),
+            num_nans=(committed.health & self._unhealthy).ne(0).int() if sampler.compute_nans else None,
+            num_sampled=committed.accept_lens,
+            num_rejected=self._nodes - committed.accept_lens,
         )
 
     def _masks(self, sampler: Any, rows: Any) -> list[Any]:

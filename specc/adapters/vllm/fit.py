@@ -25,10 +25,10 @@ def misfits(plan: Any, config: Any, kind: type, served: Collection[type]) -> lis
 def draft_group(speculator: Any) -> int:
     """The group of KV caches that all layers of the draft are in. RuntimeError when there are several."""
     groups = speculator.kv_cache_config.kv_cache_groups
-    found = [place for place, group in enumerate(groups) if speculator.draft_attn_layer_names & set(group.layer_names)]
-    if len(found) != 1:
-        raise RuntimeError(f"layers of the draft are in {len(found)} groups of KV caches")
-    return found[0]
+    places = [place for place, group in enumerate(groups) if speculator.draft_attn_layer_names & set(group.layer_names)]
+    if len(places) != 1:
+        raise RuntimeError(f"layers of the draft are in {len(places)} groups of KV caches")
+    return places[0]
 
 
 def facts(config: Any) -> Server:

@@ -26,7 +26,7 @@ def is_first() -> bool:
     return bool(get_tp_group().rank_in_group == 0)
 
 
-def disagreement(said: Mapping[str, object]) -> str | None:
+def disagreement(of_rank: Mapping[str, object]) -> str | None:
     """What ranks are about to do otherwise than each other, in words, on all of them the same; None if nothing.
 
     All ranks call this at the same place. It is a collective of vLLM's group for the host, over what can be pickled.
@@ -35,7 +35,7 @@ def disagreement(said: Mapping[str, object]) -> str | None:
         return None
     group = get_tp_group()
     of_ranks: list[Any] = [None] * group.world_size
-    torch.distributed.all_gather_object(of_ranks, dict(said), group=group.cpu_group)
+    torch.distributed.all_gather_object(of_ranks, dict(of_rank), group=group.cpu_group)
     return difference(of_ranks)
 
 

@@ -195,23 +195,23 @@ def _init_speculator(
     made = original(vllm_config, device, req_states)
     kind = type(made)
     package = tried(lambda: chosen(programs, ENGINE, lambda one: misfits(one.plan, vllm_config, kind, SERVED)), ENGINE)
-    said = {
+    of_rank = {
         "the program": package and f"{package.__name__} {package.__version__}",
         CAPTURE: word(CAPTURE, CAPTURES, CAPTURES[0]),
     }
-    if not _agreed(said) or package is None:
+    if not _agreed(of_rank) or package is None:
         return made
     drafts = SERVED[kind](vllm_config, device, req_states)
     drafts.take(package, req_states)
     return drafts
 
 
-def _agreed(said: Mapping[str, object]) -> bool:
+def _agreed(of_rank: Mapping[str, object]) -> bool:
     """Whether all ranks say the same, which the log tells otherwise; all of them call this at the same place."""
-    found = parallel.disagreement(said)
-    if found is not None and parallel.is_first():
-        logger.warning("specc: %s. %s's own steps run", found, ENGINE)
-    return found is None
+    reason = parallel.disagreement(of_rank)
+    if reason is not None and parallel.is_first():
+        logger.warning("specc: %s. %s's own steps run", reason, ENGINE)
+    return reason is None
 
 
 def _sampling(original: Any) -> Any:

@@ -16,8 +16,8 @@ def command(pair: Pair, chosen: Drafting, topk: int | None, num_steps: int | Non
     if topk is not None and topk > 1:
         raise ValueError("vLLM drafts chains alone")
     draft, methods = chosen.draft, METHODS.get(chosen.algorithm, (chosen.algorithm.lower(),))
-    said: dict[str, Any] = {"method": methods[-1 if draft is not None and draft.modules else 0]}
+    speculation: dict[str, Any] = {"method": methods[-1 if draft is not None and draft.modules else 0]}
     if draft is not None and draft is not pair.target:
-        said["model"] = draft.written
-    said["num_speculative_tokens"] = steps_of(chosen, num_steps)[0]
-    return ["vllm", "serve", pair.target.written, SPECULATION, json.dumps(said)]
+        speculation["model"] = draft.written
+    speculation["num_speculative_tokens"] = steps_of(chosen, num_steps)[0]
+    return ["vllm", "serve", pair.target.written, SPECULATION, json.dumps(speculation)]

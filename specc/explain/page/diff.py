@@ -54,10 +54,10 @@ def _differing(here: Mapping[str, str], there: Mapping[str, str]) -> Iterator[Di
 
 
 def _settings(story: Story) -> dict[str, str]:
-    found = {"name": story.plan.name} | {one.key: spelled(one.value) for one in story.settings}
+    values = {"name": story.plan.name} | {one.key: spelled(one.value) for one in story.settings}
     for model in story.models:
-        found |= {f"{model.side}.{one.key}": spelled(one.value) for one in model.settings}
-    return found
+        values |= {f"{model.side}.{one.key}": spelled(one.value) for one in model.settings}
+    return values
 
 
 def _costs(page: Page, bucket: int | None) -> dict[str, str]:
@@ -94,11 +94,11 @@ def _buffers(page: Page) -> dict[str, str]:
 
 def _decisions(story: Story) -> dict[str, str]:
     """What each pass chose of what; costs but where a launch's bytes say them already."""
-    found: dict[str, str] = {}
+    decisions: dict[str, str] = {}
     for name, _, choice in story.choices():
         cost = cost_of(choice.cost, choice.unit) if name not in ("form-kernels", "specialize-buckets") else ""
-        found[f"{name}: {choice.of}"] = choice.chosen + f" ({cost})" * bool(cost)
-    return found
+        decisions[f"{name}: {choice.of}"] = choice.chosen + f" ({cost})" * bool(cost)
+    return decisions
 
 
 def count(areas: Iterable[Area]) -> int:

@@ -75,11 +75,11 @@ def drafting(plan: Plan) -> Drafting:
 
 def comb(steps: int, nodes: int) -> list[Drafted]:
     """A root and branches of ``steps`` nodes each, column after column, as far as there are nodes."""
-    found = [Drafted(0, -1, 0)]
+    drafted = [Drafted(0, -1, 0)]
     for column in range(1, nodes):
         along = (column - 1) % steps
-        found.append(Drafted(column, column - 1 if along else 0, along + 1))
-    return found
+        drafted.append(Drafted(column, column - 1 if along else 0, along + 1))
+    return drafted
 
 
 @dataclass

@@ -127,8 +127,8 @@ def _node(node: Drafted, x: float, y: float) -> Markup:
     if node.column is None:
         return element("circle", element("title", "a candidate that was not kept"), cx=x, cy=y, r=3, class_="dropped")
     kind = "root" if node.column == 0 else "draft"
-    told = "the root" if node.column == 0 else f"column {node.column}, {node.depth} below the root"
-    circle = element("circle", element("title", told), cx=x, cy=y, r=11, class_=kind)
+    hint = "the root" if node.column == 0 else f"column {node.column}, {node.depth} below the root"
+    circle = element("circle", element("title", hint), cx=x, cy=y, r=11, class_=kind)
     return circle + text(x, y + 4, str(node.column), f"on-{kind} small", "middle")
 
 
@@ -194,8 +194,8 @@ def arena(page: Page) -> Markup:
             inside.append(text(left - 6, top + height[edge] + 4, f"{edge:,}", "soft", "end"))
     width = left + len(page.steps) * column + 90
     size = page.plan.memory.arena
-    told = f"{len(page.arena)} buffers in {size:,} bytes; {page.reused():,} of them have more than one."
-    return picture("arena", "The arena: who has which bytes when", told, (width, top + tall + 14), inside)
+    caption = f"{len(page.arena)} buffers in {size:,} bytes; {page.reused():,} of them have more than one."
+    return picture("arena", "The arena: who has which bytes when", caption, (width, top + tall + 14), inside)
 
 
 def _short(name: str) -> str:
@@ -206,8 +206,8 @@ def _buffer(page: Page, one: Buffer, left: float, top: float, column: float, hei
     (first, last), kind = page.alive(one), page.kind(one)
     low, high = (height[edge] for edge in extent(one))
     x, wide = left + (first - 1) * column, (last - first + 1) * column
-    told = f"{one.name}: {one.bytes:,} bytes at {one.offset:,}, nodes {first} to {last}; {KINDS[kind]}"
-    shape = box(x + 0.5, top + low + 0.3, wide - 1, max(high - low - 0.6, 1.5), f"b-{kind}", told, 1)
+    hint = f"{one.name}: {one.bytes:,} bytes at {one.offset:,}, nodes {first} to {last}; {KINDS[kind]}"
+    shape = box(x + 0.5, top + low + 0.3, wide - 1, max(high - low - 0.6, 1.5), f"b-{kind}", hint, 1)
     most = int((wide - 8) / 6.2)
     name = one.name.rpartition(".")[2] if kind == "scratch" else one.name
     if high - low < 14 or most < min(len(name), 8):

@@ -15,10 +15,10 @@ def element(tag: str, *inside: str, **attrs: object) -> Markup:
     return Markup("<{0}{1}>{2}</{0}>").format(tag, Markup(words), Markup("").join(inside))
 
 
-def picture(name: str, title: str, told: str, size: tuple[float, float], inside: Sequence[str]) -> Markup:
+def picture(name: str, title: str, description: str, size: tuple[float, float], inside: Sequence[str]) -> Markup:
     """A whole picture of a size in pixels: a title, and what it shows in a sentence, for those who do not see it."""
     width, height = size
-    head = element("title", title, id=f"{name}-title"), element("desc", told, id=f"{name}-desc")
+    head = element("title", title, id=f"{name}-title"), element("desc", description, id=f"{name}-desc")
     return element(
         "svg",
         *head,
@@ -32,15 +32,15 @@ def picture(name: str, title: str, told: str, size: tuple[float, float], inside:
     )
 
 
-def box(x: float, y: float, width: float, height: float, kind: str, told: str = "", radius: float = 3) -> Markup:
+def box(x: float, y: float, width: float, height: float, kind: str, hint: str = "", radius: float = 3) -> Markup:
     """A rectangle, and what is said where a pointer rests on it."""
-    inside = [element("title", told)] if told else []
+    inside = [element("title", hint)] if hint else []
     return element("rect", *inside, x=x, y=y, width=width, height=height, rx=radius, class_=kind)
 
 
-def text(x: float, y: float, said: str, kind: str = "", anchor: str = "start") -> Markup:
+def text(x: float, y: float, words: str, kind: str = "", anchor: str = "start") -> Markup:
     """A line of text."""
-    return element("text", said, x=x, y=y, text_anchor=anchor, class_=f"t {kind}".strip())
+    return element("text", words, x=x, y=y, text_anchor=anchor, class_=f"t {kind}".strip())
 
 
 def line(x1: float, y1: float, x2: float, y2: float, kind: str = "edge") -> Markup:

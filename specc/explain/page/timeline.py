@@ -36,9 +36,9 @@ def timeline(page: Page, entry: str, name: str, title: str) -> Markup:
         x = max(x, begins + wanted + GAP)
         inside += [line(begins, TOP - 8, x - GAP, TOP - 8, "span"), text(begins, TOP - 14, phase, "soft")]
     forwards = sum(is_forward(step.node) for step in steps)
-    told = f"{forwards} forwards of the engine and {len(steps) - forwards} other nodes in order: "
-    told += ", ".join(step.node.name for step in steps)
-    return picture(name, title, told, (x - GAP + LEFT, TOP + HEIGHT + 6), inside)
+    caption = f"{forwards} forwards of the engine and {len(steps) - forwards} other nodes in order: "
+    caption += ", ".join(step.node.name for step in steps)
+    return picture(name, title, caption, (x - GAP + LEFT, TOP + HEIGHT + 6), inside)
 
 
 def _block(page: Page, step: Step, x: float, width: float) -> Markup:

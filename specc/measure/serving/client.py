@@ -91,12 +91,12 @@ class Client:
         heard, done = _Heard(time.perf_counter()), False
         async with self._asked("POST", self._path, json=body | ({"ignore_eos": True} if whole else {})) as response:
             async for line in response.content:
-                said = line.removeprefix(b"data:").strip() if line.startswith(b"data:") else b""
-                if said == b"[DONE]":
+                data = line.removeprefix(b"data:").strip() if line.startswith(b"data:") else b""
+                if data == b"[DONE]":
                     done = True
                     break
-                if said:
-                    self._take(heard, said)
+                if data:
+                    self._take(heard, data)
                 if len(heard.pieces) > prompt.max_tokens:
                     self.broken(f"an answer has more than the {prompt.max_tokens} tokens that it was asked for")
         return self._answer(heard, done)
@@ -107,11 +107,11 @@ class Client:
         body = self._body(prompt) | asked | ({"ignore_eos": True} if whole else {})
         answer = await self.get(self._path, body)
         try:
-            found = answer["choices"][0]["logprobs"]
+            logprobs = answer["choices"][0]["logprobs"]
             if self._chat:
                 return [(one["token"], {b["token"]: b["logprob"] for b in one["top_logprobs"]})
-                        for one in found["content"]]  # fmt: skip
-            return list(zip(found["tokens"], found["top_logprobs"], strict=True))
+                        for one in logprobs["content"]]  # fmt: skip
+            return list(zip(logprobs["tokens"], logprobs["top_logprobs"], strict=True))
         except (KeyError, IndexError, TypeError, ValueError):
             return []  # a server without log-probabilities
 
@@ -138,22 +138,22 @@ class Client:
         return "/v1/chat/completions" if self._chat else "/v1/completions"
 
     def _body(self, prompt: Prompt) -> dict[str, Any]:
-        said = {"messages": [{"role": "user", "content": prompt.text}]} if self._chat else {"prompt": prompt.text}
-        return {"model": self.model, **said, "max_tokens": prompt.max_tokens, "temperature": 0}
+        question = {"messages": [{"role": "user", "content": prompt.text}]} if self._chat else {"prompt": prompt.text}
+        return {"model": self.model, **question, "max_tokens": prompt.max_tokens, "temperature": 0}
 
-    def _take(self, heard: _Heard, said: bytes) -> None:
+    def _take(self, heard: _Heard, data: bytes) -> None:
         """One record of a stream."""
         try:
-            record = json.loads(said)
+            record = json.loads(data)
             if "error" in record or record.get("object") == "error":
-                self.broken(f"it ends an answer with an error: {said[:SHOWN].decode(errors='replace')}")
+                self.broken(f"it ends an answer with an error: {data[:SHOWN].decode(errors='replace')}")
             for choice in record.get("choices") or ():
                 heard.take((choice["delta"].get("content") if self._chat else choice["text"]) or "")
             heard.usage = record.get("usage") or heard.usage
             details = ((record.get("sglext") or {}).get("spec_tokens_details") or {}) or {}
             heard.accepted = tuple(map(int, details.get("spec_correct_drafts_histogram", heard.accepted)))
         except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
-            self.broken(f"a record of its stream is none: {said[:SHOWN].decode(errors='replace')!r}")
+            self.broken(f"a record of its stream is none: {data[:SHOWN].decode(errors='replace')!r}")
 
     def _answer(self, heard: _Heard, done: bool) -> Answer:
         """What was heard, once the stream has ended."""
@@ -172,12 +172,12 @@ class Client:
 
     async def _body_of(self, response: aiohttp.ClientResponse) -> str:
         """All that a server says, if it is no more than `LONGEST` bytes."""
-        said = bytearray()
+        content = bytearray()
         async for piece in response.content.iter_any():
-            said += piece
-            if len(said) > LONGEST:
+            content += piece
+            if len(content) > LONGEST:
                 self.broken(f"{response.url.path} answers with more than {LONGEST} bytes")
-        return said.decode(errors="replace")
+        return content.decode(errors="replace")
 
     @asynccontextmanager
     async def _asked(self, method: str, path: str, **given: Any) -> AsyncIterator[aiohttp.ClientResponse]:
@@ -188,8 +188,8 @@ class Client:
         try:
             async with self._session.request(method, self.url + path, allow_redirects=False, **given) as response:
                 if response.status >= 300:
-                    said = (await self._body_of(response))[:SHOWN]
-                    message = f"{self.url}{path} answers with status {response.status}: {said!r}"
+                    content = (await self._body_of(response))[:SHOWN]
+                    message = f"{self.url}{path} answers with status {response.status}: {content!r}"
                     raise DiagnosticError(Diagnostic("serve/refused", message, hint=_HINTS.get(response.status)))
                 yield response
         except TimeoutError as error:

@@ -104,14 +104,14 @@ class Server:
     async def counts(self) -> Counts:
         """Of now."""
         try:
-            found = counted(samples_of(await self.client.text(METRICS))) if self.metrics else Counts()
+            now = counted(samples_of(await self.client.text(METRICS))) if self.metrics else Counts()
         except (KeyError, ValueError, OverflowError) as error:
             self.client.broken(f"{METRICS} has a counter that is none: {error}")
         if not self.switchable:
-            return found
+            return now
         state = _program(await self.client.get(STATE)) or {}
         try:
-            return replace(found, served=int(state["served"]), left=sum(state["left"].values()))
+            return replace(now, served=int(state["served"]), left=sum(state["left"].values()))
         except (KeyError, TypeError, ValueError, AttributeError):
             self.client.broken(f"{STATE} does not say how many steps its program ran")
 
@@ -186,5 +186,5 @@ def _program(info: Any) -> Mapping[str, Any] | None:
     """What a server's answer about itself says of a program; None without one."""
     states = info.get("internal_states") if isinstance(info, dict) else None
     first = states[0] if isinstance(states, list) and states else None
-    found = first.get("specc") if isinstance(first, dict) else None
-    return found if isinstance(found, dict) else None
+    entry = first.get("specc") if isinstance(first, dict) else None
+    return entry if isinstance(entry, dict) else None

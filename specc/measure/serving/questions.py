@@ -69,8 +69,8 @@ def made_up(count: int, seed: int, max_tokens: int) -> Prompts:
         words = min(max(round(rng.lognormvariate(*PROMPT_WORDS)), LEAST_WORDS), MOST_PROMPT_WORDS)
         answer = min(max(round(rng.lognormvariate(*ANSWER_WORDS)), LEAST_WORDS), max_tokens)
         drawn.append(Prompt(" ".join(rng.choices(WORDS, k=words)), answer))
-    told = "made up: random words, their number log-normal ({}, {}), tokens of answers log-normal ({}, {}), seed {}"
-    return Prompts(tuple(drawn), told.format(*PROMPT_WORDS, *ANSWER_WORDS, seed), True)
+    remark = "made up: random words, their number log-normal ({}, {}), tokens of answers log-normal ({}, {}), seed {}"
+    return Prompts(tuple(drawn), remark.format(*PROMPT_WORDS, *ANSWER_WORDS, seed), True)
 
 
 def of_file(path: Path, count: int, max_tokens: int) -> Prompts:

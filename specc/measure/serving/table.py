@@ -15,19 +15,19 @@ from specc.support.render import printable
 SIDES = ("program", "without")
 
 
-def tables(found: Served) -> Iterator[Table | Text]:
+def tables(served: Served) -> Iterator[Table | Text]:
     """What was compared, the verdict about texts, and a table with two lines for each number of clients."""
-    ours, theirs = found.addresses
-    named = found.program or "the program (the server does not name it)"
+    ours, theirs = served.addresses
+    named = served.program or "the program (the server does not name it)"
     how = f"{ours}, switched on and off" if ours == theirs else f"{ours} against {theirs}"
-    yield Text(printable(f"{named}: {found.model}, {how}"))
-    yield Text(printable(f"prompts     {found.prompts}; {found.prompt_tokens:g} tokens (median)"))
-    ties = f", {found.texts.near_ties} part at a near tie" if found.texts.near_ties else ""
-    yield Text(f"texts       {found.texts.equal} of {found.texts.compared} are equal{ties}")
-    yield Text(f"turns       {found.turns} of each side, of {', '.join(_requests(one) for one in found.batches)}")
-    yield _figures(found)
-    for number, one in enumerate(found.batches):
-        if number == len(found.batches) - 1 and one.program.by_position:
+    yield Text(printable(f"{named}: {served.model}, {how}"))
+    yield Text(printable(f"prompts     {served.prompts}; {served.prompt_tokens:g} tokens (median)"))
+    ties = f", {served.texts.near_ties} part at a near tie" if served.texts.near_ties else ""
+    yield Text(f"texts       {served.texts.equal} of {served.texts.compared} are equal{ties}")
+    yield Text(f"turns       {served.turns} of each side, of {', '.join(_requests(one) for one in served.batches)}")
+    yield _figures(served)
+    for number, one in enumerate(served.batches):
+        if number == len(served.batches) - 1 and one.program.by_position:
             shares = ", ".join(f"{share:.2f}" for share in one.program.by_position)
             yield Text(f"accepted by position, {one.clients} clients: {shares}")
 
@@ -36,12 +36,12 @@ def _requests(one: BatchFigures) -> str:
     return f"{one.requests} requests by {one.clients} client{'s' * (one.clients != 1)}"
 
 
-def _figures(found: Served) -> Table:
+def _figures(served: Served) -> Table:
     table = Table(box=None)
     names = ("clients", "side", "tokens/s", "ms/token", "p90", "ms/first", "accepted", "steps", "times the rate")
     for name in names:
         table.add_column(name, justify="left" if name == "side" else "right")
-    for one in found.batches:
+    for one in served.batches:
         table.add_row(str(one.clients), SIDES[0], *_cells(one.program), str(one.ratio))
         table.add_row("", SIDES[1], *_cells(one.other), "")
     return table
@@ -58,10 +58,10 @@ def _cells(side: SideFigures) -> list[str]:
     ]
 
 
-def draw(found: Served, path: Path) -> None:
+def draw(served: Served, path: Path) -> None:
     """Write a picture of the tokens/s of both sides; raises ValueError and OSError as `plot.draw`."""
-    figure, panels = panels_of([2] * len(found.batches))
-    for panel, one in zip(panels, found.batches, strict=True):
+    figure, panels = panels_of([2] * len(served.batches))
+    for panel, one in zip(panels, served.batches, strict=True):
         rates = [one.program.tokens_per_s, one.other.tokens_per_s]
         panel.barh([0, 1], rates, height=0.7, color=["#4c78a8", "#bab0ac"])
         panel.set_yticks([0, 1], list(SIDES))
@@ -69,5 +69,5 @@ def draw(found: Served, path: Path) -> None:
         panel.margins(x=0.12)
         panel.set_title(f"{one.clients} clients: {one.ratio} times as many tokens/s", loc="left")
     panels[-1].set_xlabel("tokens/s of all clients together, median of the turns")
-    figure.suptitle(printable(f"{found.program or found.model}: with the program and without it"))
-    save(figure, path, found.program or found.model)
+    figure.suptitle(printable(f"{served.program or served.model}: with the program and without it"))
+    save(figure, path, served.program or served.model)

@@ -32,8 +32,8 @@ async def compare(client: Client, prompts: Prompts, ours: Sequence[Answer], thei
             continue
         place = _parting(one.text, other.text)
         score = "no scores of the two tokens are known" if gap is None else f"the two tokens are {gap:.3f} apart"
-        found, wanted = (text[place : place + 20] for text in (one.text, other.text))
-        apart.append(f"prompt {number}, character {place}: {found!r} instead of {wanted!r}; {score}")
+        heard, wanted = (text[place : place + 20] for text in (one.text, other.text))
+        apart.append(f"prompt {number}, character {place}: {heard!r} instead of {wanted!r}; {score}")
     if apart:
         message = f"{len(apart)} of {len(ours)} texts differ, so nothing is timed; {'; '.join(apart[:3])}"
         hint = "both servers need the same model, element type and template; if they have, report it with both commands"

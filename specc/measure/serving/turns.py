@@ -67,13 +67,13 @@ class Side:
         answers = await all_of(self.server.client, asked, clients, whole=prompts.made_up)
         seconds = time.perf_counter() - begin
         counts = (await self.server.counts()).since(before)
-        said = of_answers(answers)
-        if said.verifications:
-            counts = replace(counts, verifications=said.verifications, accepted=said.accepted)
+        counted = of_answers(answers)
+        if counted.verifications:
+            counts = replace(counts, verifications=counted.verifications, accepted=counted.accepted)
         return Turn(clients, seconds, tuple(answers), counts)
 
 
-async def measure(wanted: Wanted, prompts: Prompts, told: Callable[[str], None]) -> tuple[Served, list[Diagnostic]]:
+async def measure(wanted: Wanted, prompts: Prompts, on_turn: Callable[[str], None]) -> tuple[Served, list[Diagnostic]]:
     """Compare the texts of both sides, then time them; ``told`` hears after every turn what it was.
 
     Programs that can be switched are on in the end.
@@ -85,13 +85,13 @@ async def measure(wanted: Wanted, prompts: Prompts, told: Callable[[str], None])
         servers = [await meet(client, wanted.model) for client in clients]
         sides = _sides(servers)
         try:
-            found = await _both(sides, wanted, prompts, told)
+            served = await _both(sides, wanted, prompts, on_turn)
         except BaseException:
             with suppress(DiagnosticError):  # what has failed first is what is told
                 await _on_again(servers)
             raise
         await _on_again(servers)
-        return found
+        return served
 
 
 async def _on_again(servers: Sequence[Server]) -> None:
@@ -114,17 +114,17 @@ def _sides(servers: Sequence[Server]) -> tuple[Side, Side]:
 
 
 async def _both(
-    sides: tuple[Side, Side], wanted: Wanted, prompts: Prompts, told: Callable[[str], None]
+    sides: tuple[Side, Side], wanted: Wanted, prompts: Prompts, on_turn: Callable[[str], None]
 ) -> tuple[Served, list[Diagnostic]]:
     every, most = range(len(prompts.listed)), max(wanted.batches)
     texts = list[Sequence[Answer]]()
     for side in sides:
         texts.append((await side.ask(prompts, every, most)).answers)
-        told("asked for all texts")
+        on_turn("asked for all texts")
     compared = await compare(sides[1].server.client, prompts, *texts)
-    batches = [await _batch(sides, clients, wanted, prompts, told) for clients in wanted.batches]
+    batches = [await _batch(sides, clients, wanted, prompts, on_turn) for clients in wanted.batches]
     mine, other = (side.server for side in sides)
-    found = Served(
+    served = Served(
         mine.program,
         mine.client.model,
         (mine.address, other.address),
@@ -135,11 +135,11 @@ async def _both(
         compared,
         tuple(batches),
     )
-    return found, list(_doubts(found))
+    return served, list(_doubts(served))
 
 
 async def _batch(
-    sides: tuple[Side, Side], clients: int, wanted: Wanted, prompts: Prompts, told: Callable[[str], None]
+    sides: tuple[Side, Side], clients: int, wanted: Wanted, prompts: Prompts, on_turn: Callable[[str], None]
 ) -> BatchFigures:
     """All turns with so many clients: program first in one pair of turns, the other side first in the next."""
     requests, turns = wanted.asked(clients), ([], [])
@@ -147,15 +147,15 @@ async def _batch(
         numbers = range(number * requests, (number + 1) * requests)
         for which in (0, 1) if number % 2 == 0 else (1, 0):
             turns[which].append(await sides[which].ask(prompts, numbers, clients))
-            told(f"timed {clients} clients")
+            on_turn(f"timed {clients} clients")
     ours, theirs = ([turn.tokens_per_s for turn in side] for side in turns)
     return BatchFigures(clients, requests, SideFigures.of(turns[0]), SideFigures.of(turns[1]), Ratio.of(ours, theirs))
 
 
-def _doubts(found: Served) -> list[Diagnostic]:
+def _doubts(served: Served) -> list[Diagnostic]:
     """Why the figures may not be what they seem: a program that ran no steps, or one on the other side."""
-    none = [str(one.clients) for one in found.batches if one.program.program_steps == 0]
-    some = [str(one.clients) for one in found.batches if one.other.program_steps]
+    none = [str(one.clients) for one in served.batches if one.program.program_steps == 0]
+    some = [str(one.clients) for one in served.batches if one.other.program_steps]
     doubts = list[Diagnostic]()
     if none:
         message = f"the program ran none of the steps in batches of {', '.join(none)}: both sides are the engine's own"

@@ -44,8 +44,8 @@ class Roles:
 
     def named(self) -> dict[str, str]:
         """The backend's name by role; without drafts there is no role `draft`."""
-        found = {"verify": name_of(self.verify), "extend": name_of(self.extend)}
-        return found | ({"draft": name_of(self.draft[0])} if self.draft else {})
+        names = {"verify": name_of(self.verify), "extend": name_of(self.extend)}
+        return names | ({"draft": name_of(self.draft[0])} if self.draft else {})
 
 
 def roles_of(worker: Any) -> Roles:
