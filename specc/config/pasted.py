@@ -35,7 +35,7 @@ class Pasted:
     values: dict[str, list[str]] = field(default_factory=dict[str, list[str]])
     environment: dict[str, str] = field(default_factory=dict[str, str])
     unused: list[str] = field(default_factory=list[str])
-    found: Diagnostics = field(default_factory=Diagnostics)
+    findings: Diagnostics = field(default_factory=Diagnostics)
 
     def text(self, name: str, default: str = "") -> str:
         """Return the value of an argument; of several the last."""
@@ -62,11 +62,11 @@ class Pasted:
 
     def wrong(self, message: str, hint: str | None = None) -> None:
         """Report an argument that is missing or cannot be read."""
-        self.found.error("config/engine-argument", message, hint=hint)
+        self.findings.error("config/engine-argument", message, hint=hint)
 
     def refuse(self, what: str, hint: str | None) -> None:
         """Report what the adapter cannot serve."""
-        self.found.error("config/engine-unsupported", f"with {self.title}, {what} is not served", hint=hint)
+        self.findings.error("config/engine-unsupported", f"with {self.title}, {what} is not served", hint=hint)
 
     def refuse_unread(self, unread: Mapping[str, str]) -> None:
         """Report arguments that say of the server what is not read, by what they ask for."""
@@ -89,7 +89,7 @@ class Pasted:
     @property
     def misread(self) -> bool:
         """Whether an argument is missing or cannot be read."""
-        return any(finding.code == "config/engine-argument" for finding in self.found.errors)
+        return any(finding.code == "config/engine-argument" for finding in self.findings.errors)
 
 
 def is_count(word: str) -> bool:
@@ -133,7 +133,7 @@ def configuration_name(arguments: Pasted, wanted: str | None, usual: str) -> str
     if wanted is None:
         return usual
     if fault := fault_of_name(wanted):
-        arguments.found.error("config/bad-name", f"--name '{wanted[:80]}' {fault}", hint=name_hint(wanted))
+        arguments.findings.error("config/bad-name", f"--name '{wanted[:80]}' {fault}", hint=name_hint(wanted))
     return as_yaml(wanted)
 
 

@@ -52,7 +52,7 @@ class Compact(Family):
             constants += [(f"ROW{number}", row), (f"UNIT{number}", unit)]
         flags = {"move": move is not None, "values": len(values)}
         tiles = f"{rows} rows of {block} units, {copying.TILE} units at most"
-        return Spec(self.stem, flags, tuple(constants), tuple(arguments.found), tiles=tiles)
+        return Spec(self.stem, flags, tuple(constants), tuple(arguments.parameters), tiles=tiles)
 
     def grid(self, module: Module, cluster: Cluster, batch: int) -> tuple[int, int, int]:
         """A program per request and chunk of a value's columns; the rest share the chunks of all KV buffers."""

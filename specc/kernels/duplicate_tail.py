@@ -43,7 +43,7 @@ class DuplicateTail(Family):
             *copying.kv_constants(pool),
         )
         tiles = f"{tokens} tokens of {block} units, {copying.TILE} units at most"
-        return Spec(self.stem, {}, constants, tuple(arguments.found), tiles=tiles)
+        return Spec(self.stem, {}, constants, tuple(arguments.parameters), tiles=tiles)
 
     def grid(self, module: Module, cluster: Cluster, batch: int) -> tuple[int, int, int]:
         """The longest tail, a token less than a page, cut into tiles; a request's programs share them."""

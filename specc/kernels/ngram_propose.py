@@ -77,7 +77,7 @@ class NgramPropose(Family):
             self.stem,
             flags,
             tuple(constants),
-            tuple(_arguments(name, cluster, shape).found),
+            tuple(_arguments(name, cluster, shape).parameters),
             _scratch(module, name, shape),
             num_warps=max(1, shape.block // _PER_WARP),
             tiles=tiles,

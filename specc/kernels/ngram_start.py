@@ -33,7 +33,7 @@ class NgramStart(Family):
         arguments.buffer("text_ptr", "i32", f"relay.{only(cluster, 'carry.store').attrs['field']}")
         constants = (("WINDOW", int(start.attrs["window"])), ("BLOCK", _BLOCK))
         tiles = f"{_BLOCK} entries of the ring per program, eight per thread"
-        return Spec(self.stem, {}, constants, tuple(arguments.found), tiles=tiles)
+        return Spec(self.stem, {}, constants, tuple(arguments.parameters), tiles=tiles)
 
     def grid(self, module: Module, cluster: Cluster, batch: int) -> tuple[int, int, int]:
         """One program per request and chunk of its ring."""

@@ -171,10 +171,10 @@ def test_what_is_refused(
     answer = answers[line, gpu]
     mine, arguments = found(line, gpu, published)
     if "error" in answer:
-        assert arguments.found.errors, answer
+        assert arguments.findings.errors, answer
         return
     assert [[refusal.about, refusal.what] for refusal in refusals(mine.facts)] == answer["refusals"]
-    assert len(arguments.found.errors) == len(answer["refusals"])
+    assert len(arguments.findings.errors) == len(answer["refusals"])
     of_models = [what for about, what in answer["refusals"] if about in ("target", "draft", "topk", "head_rows")]
     models = {side: facts.values for side, (_, facts) in mine.models.items()}
     asked = Asked(models, {}, topk=int(mine.topk.value), ranks=mine.facts.ranks, head_rows=False)

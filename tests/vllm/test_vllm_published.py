@@ -144,7 +144,7 @@ def test_the_server_is_vllms(
         assert [found.drafting.longest, found.drafting.shortest] == theirs["lookups"]
     assert ("recurrent_state" in found.models["target"][1].facts) == theirs["hybrid"]
     assert sorted(refusal.about for refusal in refusals(found.facts)) == theirs["refusals"]
-    assert len(arguments.found.errors) == len(theirs["refusals"])
+    assert len(arguments.findings.errors) == len(theirs["refusals"])
 
 
 @pytest.mark.parametrize("name", COMMANDS)

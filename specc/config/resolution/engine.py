@@ -167,7 +167,7 @@ def _with_tables(checked: Checked, preset: Preset, file: ConfigFile) -> ConfigFi
             known = f"tables.carry.{name} is {place.model_dump()}" if place is not None else None
             message = f"with {preset.title}, {known or f'tables.carry has no {name}'}"
             where, notes = at.value("tables", "carry", name), _engine_note(checked, preset)
-            checked.found.error("config/engine-conflict", message, where, hint="leave it out", notes=notes)
+            checked.findings.error("config/engine-conflict", message, where, hint="leave it out", notes=notes)
     return file.model_copy(update={"tables": tables})
 
 
@@ -197,7 +197,7 @@ def _whole_text(
         return {key: longest.value}
     message = f"with {preset.title}, options.{key} is as long as a text may be, and nothing says how long that is"
     at, notes = checked.places.value("options"), _engine_note(checked, preset)
-    checked.found.error("config/missing-key", message, at, hint=f"add '{key}:' under 'options:'", notes=notes)
+    checked.findings.error("config/missing-key", message, at, hint=f"add '{key}:' under 'options:'", notes=notes)
     return {}
 
 
@@ -220,12 +220,12 @@ def _with_mask(checked: Checked, preset: Preset, file: ConfigFile, target: Model
 def _conflict(checked: Checked, preset: Preset, path: tuple[str, ...], rule: str, write: str) -> None:
     hint = f"write {path[-1]}: {write}, or leave the key out"
     at, notes = checked.places.value(*path), _engine_note(checked, preset)
-    checked.found.error("config/engine-conflict", f"with {preset.title}, {rule}", at, hint=hint, notes=notes)
+    checked.findings.error("config/engine-conflict", f"with {preset.title}, {rule}", at, hint=hint, notes=notes)
 
 
 def _refuse(checked: Checked, preset: Preset, what: str, at: Location, hint: str) -> None:
     message, notes = f"with {preset.title}, {what}", _engine_note(checked, preset)
-    checked.found.error("config/engine-unsupported", message, at, hint=hint, notes=notes)
+    checked.findings.error("config/engine-unsupported", message, at, hint=hint, notes=notes)
 
 
 def _engine_note(checked: Checked, preset: Preset) -> list[Note]:

@@ -47,7 +47,7 @@ def check_map(checked: Checked, target: ModelConfig | None, draft: ModelConfig |
     if draft.vocab_size >= target.vocab_size:
         message = f"the draft scores {draft.vocab_size} tokens, and the target has {target.vocab_size}"
         hint = "leave token_map out for a draft that scores all tokens"
-        checked.found.error("legal/vocab-mismatch", message, at, hint=hint)
+        checked.findings.error("legal/vocab-mismatch", message, at, hint=hint)
         return
     tokens = _tokens(checked, draft, directory)
     if tokens is None:
@@ -55,7 +55,7 @@ def check_map(checked: Checked, target: ModelConfig | None, draft: ModelConfig |
     try:
         check_token_map(tokens, draft.vocab_size, target.vocab_size)
     except TokenMapError as error:
-        checked.found.error(error.code, str(error), at, hint=error.hint)
+        checked.findings.error(error.code, str(error), at, hint=error.hint)
 
 
 def _tokens(checked: Checked, draft: ModelConfig, directory: Path) -> list[int] | None:
@@ -67,7 +67,7 @@ def _tokens(checked: Checked, draft: ModelConfig, directory: Path) -> list[int] 
     try:
         return read_offsets(model_path(str(draft.model), directory))
     except TokenMapError as error:
-        checked.found.error(error.code, str(error), checked.places.value("draft", "model"), hint=error.hint)
+        checked.findings.error(error.code, str(error), checked.places.value("draft", "model"), hint=error.hint)
         return None
 
 
@@ -81,5 +81,5 @@ def _read(checked: Checked, path: str, directory: Path) -> list[int] | None:
             message = f"'{path[:80]}' is not a path: {error}"
         else:
             hint = error.hint
-        checked.found.error("map/unreadable", message, checked.places.value("draft", "token_map"), hint=hint)
+        checked.findings.error("map/unreadable", message, checked.places.value("draft", "token_map"), hint=hint)
         return None

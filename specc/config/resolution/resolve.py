@@ -57,7 +57,7 @@ def resolve(
     target, draft = with_shards(checked, "target", target), with_shards(checked, "draft", draft)
     target, draft = with_heads(checked, "target", target), with_heads(checked, "draft", draft)
     tuning = read_tuning(checked, directory)
-    if checked.found.errors or algorithm is None or target is None or options is None:
+    if checked.findings.errors or algorithm is None or target is None or options is None:
         return None
     file, depths = checked.file, _depths(checked, needed)
     config = Config(
@@ -96,7 +96,7 @@ def _algorithm(checked: Checked, algorithms: Sequence[str]) -> str | None:
             return name
     at = checked.places.value("algorithm")
     message = f"unknown algorithm '{written[:60]}'"
-    checked.found.error("config/unknown-algorithm", message, at, hint=did_you_mean(written, algorithms))
+    checked.findings.error("config/unknown-algorithm", message, at, hint=did_you_mean(written, algorithms))
     return None
 
 
@@ -107,7 +107,7 @@ def _archs(checked: Checked) -> tuple[str, ...]:
     except NoGpuError as error:
         at = checked.places.value("archs", checked.file.archs.index(NATIVE))
         message = f"'{NATIVE}' stands for the GPUs of this machine: {error}"
-        checked.found.error("config/no-gpu", message, at, hint=f"write names: {', '.join(ARCHS)}")
+        checked.findings.error("config/no-gpu", message, at, hint=f"write names: {', '.join(ARCHS)}")
         return ()
 
 
@@ -115,7 +115,7 @@ def _options(checked: Checked, algorithm: str | None, needs: Needs) -> Block | N
     """Return the keys of the algorithm's own, or None after reporting, or if nobody knows which they are."""
     if algorithm is None:
         return None
-    return validate_options(needs.options, checked.file.options, checked.places, checked.found)
+    return validate_options(needs.options, checked.file.options, checked.places, checked.findings)
 
 
 def _with_aux_layers(checked: Checked, target: ModelConfig | None, draft: ModelConfig | None) -> ModelConfig | None:
@@ -128,7 +128,7 @@ def _with_aux_layers(checked: Checked, target: ModelConfig | None, draft: ModelC
         if written:
             note = Note(f"hidden_source is {target.hidden_source}", at.value("target", "hidden_source"))
             message = "aux_layers goes with hidden_source: aux"
-            checked.found.error("config/out-of-range", message, where, hint="leave one of them out", notes=[note])
+            checked.findings.error("config/out-of-range", message, where, hint="leave one of them out", notes=[note])
         return target
     trained = draft.aux_layers if draft is not None else None
     layers = tuple(written) if written else trained or default_aux_layers(target.depth)
@@ -137,7 +137,7 @@ def _with_aux_layers(checked: Checked, target: ModelConfig | None, draft: ModelC
     if layers is None:
         message = f"hidden_source: aux needs aux_layers for a target of {target.depth} layers"
         hint = "add 'aux_layers:' inside target: the layers, counted from 1, whose outputs the draft reads"
-        checked.found.error("config/missing-key", message, at.key("target"), hint=hint)
+        checked.findings.error("config/missing-key", message, at.key("target"), hint=hint)
         return None
     if not written and trained:
         where = at.value("draft", "model")
@@ -147,12 +147,12 @@ def _with_aux_layers(checked: Checked, target: ModelConfig | None, draft: ModelC
         message = (
             f"aux_layers ascend strictly from 1 to the target's last layer, {target.depth}, and these are {layers_text}"
         )
-        checked.found.error("config/out-of-range", message, where)
+        checked.findings.error("config/out-of-range", message, where)
         return None
     if written and trained and len(trained) == len(layers) and trained != layers:
         note = Note(f"the model reads layers {', '.join(map(str, trained))}", at.value("draft", "model"))
         message = "target.aux_layers are not the layers that the draft was trained on"
-        checked.found.error("config/model-contradiction", message, where, hint="leave aux_layers out", notes=[note])
+        checked.findings.error("config/model-contradiction", message, where, hint="leave aux_layers out", notes=[note])
         return None
     return replace(target, aux_layers=layers)
 

@@ -34,7 +34,7 @@ def with_shards(checked: Checked, side: Side, model: ModelConfig | None) -> Mode
             return _with_rows(checked, model, written)
         if written is not None and checked.sound("logits"):
             message = "padded_vocab_size says how shards of logits are padded, and every rank has whole rows"
-            checked.found.error("legal/shards", message, at, hint="write logits: sharded, or leave the key out")
+            checked.findings.error("legal/shards", message, at, hint="write logits: sharded, or leave the key out")
         return model
     if not checked.sound("logits", "tensor_parallel"):
         return None
@@ -46,7 +46,7 @@ def with_shards(checked: Checked, side: Side, model: ModelConfig | None) -> Mode
         message = f"{size} columns cannot be shared out: {model.vocab_size} tokens on {ranks} ranks"
         notes = [Note(f"tensor_parallel is {ranks}", checked.places.value("tensor_parallel"))]
         hint = f"write padded_vocab_size: a multiple of {ranks}, from {least} on"
-        checked.found.error("legal/shards", message, place, hint=hint, notes=notes)
+        checked.findings.error("legal/shards", message, place, hint=hint, notes=notes)
         return None
     return replace(model, padded_vocab_size=size)
 
@@ -62,7 +62,7 @@ def _with_rows(checked: Checked, target: ModelConfig, written: int | None) -> Mo
     if size < tokens:
         message = f"rows of {tokens} logits cannot be {size} elements apart"
         at, hint = checked.places.value("target", "padded_vocab_size"), f"write {tokens} or more, or leave the key out"
-        checked.found.error("legal/shards", message, at, hint=hint)
+        checked.findings.error("legal/shards", message, at, hint=hint)
         return None
     return target if size == tokens else replace(target, padded_vocab_size=size)
 
@@ -83,6 +83,6 @@ def with_heads(checked: Checked, side: Side, model: ModelConfig | None) -> Model
         message = f"{heads} heads of keys and values cannot be shared out over {ranks} ranks"
         notes = [Note(f"tensor_parallel is {ranks}", checked.places.value("tensor_parallel"))]
         hint = "heads are a multiple of the ranks, or ranks of the heads"
-        checked.found.error("legal/shards", message, checked.places.value(side, key), hint=hint, notes=notes)
+        checked.findings.error("legal/shards", message, checked.places.value(side, key), hint=hint, notes=notes)
         return None
     return replace(model, kv_ranks=ranks)

@@ -103,17 +103,17 @@ def _facts(checked: Checked, side: Side, directory: Path) -> ModelFacts | None:
     try:
         facts = read_model(directory_of(written, directory), written)
     except ModelUnreadableError as error:
-        checked.found.error("config/model-unreadable", str(error), at, hint=error.hint)
+        checked.findings.error("config/model-unreadable", str(error), at, hint=error.hint)
         return None
     if not facts.known:
         message = f"transformers has no class for the model_type '{facts.model_type[:60]}' of '{written}'"
         hint = "its config.json was read as it stands: see 'specc explain' for the sizes that were found"
-        checked.found.warning("config/unknown-architecture", message, at, hint=hint)
+        checked.findings.warning("config/unknown-architecture", message, at, hint=hint)
     layers = facts.facts.get("num_layers")
     if layers is not None and layers.value == 0:
         message = f"no layer of '{written}', a model of type '{facts.model_type[:60]}', keeps keys and values"
         hint = "choose a model with attention: programs verify over a pool of keys and values"
-        checked.found.error("config/no-kv", message, at, hint=hint)
+        checked.findings.error("config/no-kv", message, at, hint=hint)
         return None
     return facts
 
@@ -140,7 +140,7 @@ def _modules(checked: Checked, model: ModelFacts, used: int, own: bool) -> Model
         if own and written is None:
             message = "the draft is the target's own directory, which does not say how many modules draft"
             hint = "give the directory of a draft, or write num_layers: beside 'model:', the layers of its modules"
-            checked.found.error("config/missing-key", message, places.value("draft", "model"), hint=hint)
+            checked.findings.error("config/missing-key", message, places.value("draft", "model"), hint=hint)
             return None
         return model
     count = int(there.value)
@@ -149,7 +149,7 @@ def _modules(checked: Checked, model: ModelFacts, used: int, own: bool) -> Model
         message = f"draft.num_layers is written as {written}, and the model has fewer modules that draft"
         hint = f"write {count} or less, or leave the key out"
         at = places.value("draft", "num_layers")
-        checked.found.error("config/model-contradiction", message, at, hint=hint, notes=[note])
+        checked.findings.error("config/model-contradiction", message, at, hint=hint, notes=[note])
         return None
     count = written or min(used, count)
     layers = Fact(count, f"modules that are used, of {there.value} ({there.origin})")
@@ -172,7 +172,7 @@ def _in_range(checked: Checked, side: Side, key: str, fact: Fact) -> bool:
     if bound is not None:
         message = f"{side}.{key} {bound}, and config.json says {str(fact.value)[:40]} ({fact.origin})"
         hint = None if key in FIXED_BY_WEIGHTS else f"write {key}: beside 'model:'"
-        checked.found.error("config/out-of-range", message, checked.places.value(side, "model"), hint=hint)
+        checked.findings.error("config/out-of-range", message, checked.places.value(side, "model"), hint=hint)
     return bound is None
 
 
@@ -187,9 +187,9 @@ def _settle(checked: Checked, side: Side, key: str, written: Value | None, facts
     message = f"{side}.{key} is written as {written}, and the model says {str(fact.value)[:40]}"
     if key in FIXED_BY_WEIGHTS:
         hint = f"write {str(fact.value)[:40]}, or leave the key out"
-        checked.found.error("config/model-contradiction", message, at, hint=hint, notes=[note])
+        checked.findings.error("config/model-contradiction", message, at, hint=hint, notes=[note])
     else:
-        checked.found.warning("config/model-override", f"{message}: {written} is kept", at, notes=[note])
+        checked.findings.warning("config/model-override", f"{message}: {written} is kept", at, notes=[note])
     return written
 
 
@@ -203,7 +203,7 @@ def _report_missing(checked: Checked, side: Side, missing: Sequence[str], model:
     if model is not None:
         message += f", and '{model}' does not settle {'it' if len(keys) == 1 else 'them'}"
         hint = f"write {', '.join(f'{key}:' for key in keys)} beside 'model:'"
-    checked.found.error("config/missing-key", message, checked.places.key(side), hint=hint)
+    checked.findings.error("config/missing-key", message, checked.places.key(side), hint=hint)
 
 
 def _beside_keys_and_values(checked: Checked, side: Side, facts: Mapping[str, Fact]) -> None:
@@ -213,13 +213,13 @@ def _beside_keys_and_values(checked: Checked, side: Side, facts: Mapping[str, Fa
     if state is not None:
         message = f"'{side}' keeps recurrent state in {state.value}, which the program does not move"
         hint = "after every step the engine brings that state back to the last accepted token, by accept_lens"
-        checked.found.warning("config/more-state", message, at, hint=hint)
+        checked.findings.warning("config/more-state", message, at, hint=hint)
     if index is not None:
         message = f"'{side}' keeps {index.value} beside keys and values, which the program does not move"
         hint = "the engine keeps them in the slots of their tokens"
         if checked.file.topk > 1:
             hint += ", and moves those of the accepted path, which the output accept_index names"
-        checked.found.warning("config/more-state", message, at, hint=hint)
+        checked.findings.warning("config/more-state", message, at, hint=hint)
 
 
 def _hidden_source(checked: Checked, side: Side, hc_mult: int, facts: ModelFacts | None) -> HiddenSource:
@@ -232,5 +232,5 @@ def _hidden_source(checked: Checked, side: Side, hc_mult: int, facts: ModelFacts
     message = f"'{side}' has hc_mult {hc_mult} and no hidden_source: assuming hc_residual"
     hint = f"write hidden_source: hc_residual (hidden_size * {hc_mult} wide) or hidden_source: collapsed"
     key = "hc_mult" if checked.places.written(side, "hc_mult") else "model"
-    checked.found.warning("config/hc-mult-default", message, checked.places.value(side, key), hint=hint)
+    checked.findings.warning("config/hc-mult-default", message, checked.places.value(side, key), hint=hint)
     return "hc_residual"

@@ -60,7 +60,7 @@ def read_tuning(checked: Checked, directory: Path) -> Tuning | None:
         why = "it is not UTF-8 text" if isinstance(error, UnicodeDecodeError) else why_unreadable(error)
         message = f"cannot read the tuning file '{written[:200]}': {why}"
         hint = "specc tune writes one; or leave tuning out"
-        checked.found.error("tuning/unreadable", message, checked.places.value("tuning"), hint=hint)
+        checked.findings.error("tuning/unreadable", message, checked.places.value("tuning"), hint=hint)
         return None
     file = "".join(char if " " <= char <= "~" else ascii(char)[1:-1] for char in written)
     findings = Diagnostics()

@@ -44,7 +44,7 @@ class Checked:
 
     file: ConfigFile
     places: Locations
-    found: Diagnostics
+    findings: Diagnostics
 
     def sound(self, *keys: str) -> bool:
         """Whether no error was reported yet at any of the top-level keys."""
@@ -77,12 +77,12 @@ def _required(checked: Checked) -> None:
     for key in REQUIRED:
         if not checked.places.written(key) and checked.sound(key):
             message = f"key '{key}' is missing"
-            checked.found.error("config/missing-key", message, checked.places.key(), hint=f"add '{key}:'")
+            checked.findings.error("config/missing-key", message, checked.places.key(), hint=f"add '{key}:'")
 
 
 def _algorithm(checked: Checked, algorithm: str | None, needs: Needs) -> None:
     """Check that there is a draft exactly where one is used, and no tree where only chains are drafted."""
-    at, findings = checked.places, checked.found
+    at, findings = checked.places, checked.findings
     if algorithm is None:
         return
     if needs.draft and not at.written("draft") and checked.sound("draft"):
@@ -98,7 +98,7 @@ def _algorithm(checked: Checked, algorithm: str | None, needs: Needs) -> None:
 
 def _buckets(checked: Checked) -> None:
     """Check that buckets ascend strictly from at least 1."""
-    buckets, at, findings = checked.file.buckets, checked.places, checked.found
+    buckets, at, findings = checked.file.buckets, checked.places, checked.findings
     if not checked.sound("buckets"):
         return
     if not buckets:
@@ -122,10 +122,10 @@ def _pool(checked: Checked) -> None:
     message = f"the largest bucket is {buckets[-1]}, and max_requests is {limit}"
     if at.written("buckets"):
         notes = [Note("the request pool is bounded here", at.value("max_requests"))]
-        checked.found.error("config/buckets", message, at.value("buckets", len(buckets) - 1), notes=notes)
+        checked.findings.error("config/buckets", message, at.value("buckets", len(buckets) - 1), notes=notes)
     else:
         hint = f"write buckets, which are {buckets} by default, up to {limit}"
-        checked.found.error("config/buckets", message, at.value("max_requests"), hint=hint)
+        checked.findings.error("config/buckets", message, at.value("max_requests"), hint=hint)
 
 
 def _page(checked: Checked) -> None:
@@ -137,7 +137,7 @@ def _page(checked: Checked) -> None:
     also = f", or a multiple of {BLOCK}" if blocks else ""
     message = f"page_size is a power of two up to {MAX_POWER}{also}, and this is {page}"
     hint = None if blocks else f"multiples of {BLOCK} are pages of an engine with tables: {{slots: block_table}}"
-    checked.found.error("config/out-of-range", message, checked.places.value("page_size"), hint=hint)
+    checked.findings.error("config/out-of-range", message, checked.places.value("page_size"), hint=hint)
 
 
 def _no_repeats(checked: Checked, key: str, entries: Iterable[str]) -> None:
@@ -147,7 +147,7 @@ def _no_repeats(checked: Checked, key: str, entries: Iterable[str]) -> None:
         if entry in first:
             note = Note("first written here", checked.places.value(key, first[entry]))
             at = checked.places.value(key, index)
-            checked.found.error("config/out-of-range", f"'{entry}' is listed twice", at, notes=[note])
+            checked.findings.error("config/out-of-range", f"'{entry}' is listed twice", at, notes=[note])
         first.setdefault(entry, index)
 
 
@@ -165,7 +165,9 @@ def _depths(checked: Checked) -> None:
             note = Note("it follows this one", at.value("num_steps", index - 1))
             message = f"num_steps must ascend, and {more} follows {one}"
             hint = f"write {sorted(set(steps))}"
-            checked.found.error("config/out-of-range", message, at.value("num_steps", index), hint=hint, notes=[note])
+            checked.findings.error(
+                "config/out-of-range", message, at.value("num_steps", index), hint=hint, notes=[note]
+            )
 
 
 def _width(checked: Checked, needs: Needs) -> None:
@@ -178,19 +180,19 @@ def _width(checked: Checked, needs: Needs) -> None:
         if width > 1:
             hint = f"write num_draft_tokens: a number from 2 to {needs.most_nodes(width, depth)}"
             message = "a tree needs num_draft_tokens, the tokens the target verifies"
-            checked.found.error("config/missing-key", message, at.value("topk"), hint=hint)
+            checked.findings.error("config/missing-key", message, at.value("topk"), hint=hint)
         return
     where = at.value("num_draft_tokens")
     if width == 1 and nodes != depth + 1:
         message = f"a chain of {depth} steps verifies {depth + 1} tokens, and num_draft_tokens is {nodes}"
         notes = [_origin(checked, "num_steps", depth)]
         hint = f"write num_draft_tokens: {depth + 1}, or leave the key out"
-        checked.found.error("legal/chain-width", message, where, hint=hint, notes=notes)
+        checked.findings.error("legal/chain-width", message, where, hint=hint, notes=notes)
     largest = needs.most_nodes(width, depth)
     if width > 1 and not 2 <= nodes <= largest:
         message = f"a tree with topk {width} and num_steps {depth} has 2 to {largest} nodes, and not {nodes}"
         notes = [_origin(checked, "topk", width), _origin(checked, "num_steps", depth)]
-        checked.found.error("legal/tree-size", message, where, notes=notes)
+        checked.findings.error("legal/tree-size", message, where, notes=notes)
 
 
 def _origin(checked: Checked, key: str, value: int) -> Note:
@@ -211,18 +213,18 @@ def _mask(checked: Checked, needs: Needs) -> None:
     if file.mask == "bitpacked" and nodes > MAX_PACKED_NODES:
         message = f"a bitpacked mask holds at most {MAX_PACKED_NODES} nodes, and num_draft_tokens is {nodes}"
         notes = [_origin(checked, "num_draft_tokens", nodes)]
-        checked.found.error("legal/mask", message, at.value("mask"), hint="write mask: qlen", notes=notes)
+        checked.findings.error("legal/mask", message, at.value("mask"), hint="write mask: qlen", notes=notes)
     if file.mask == "full" and file.context_length is None:
         message = "mask: full covers the whole text, and context_length does not say how long one may be"
         where = at.value("mask" if at.written("mask") else "topk")
-        checked.found.error("config/missing-key", message, where, hint="add 'context_length:'")
+        checked.findings.error("config/missing-key", message, where, hint="add 'context_length:'")
     elif file.mask == "full" and file.context_length is not None and checked.sound("buckets") and file.buckets:
         size = file.buckets[-1] * mask_width("full", nodes, file.context_length)
         if size > MAX_MASK_BYTES:
             message = (
                 f"the mask would take {size} bytes at the largest bucket, and at most {MAX_MASK_BYTES} are supported"
             )
-            checked.found.error("legal/mask", message, at.value("context_length"), hint="write mask: qlen")
+            checked.findings.error("legal/mask", message, at.value("context_length"), hint="write mask: qlen")
 
 
 def _drawn(checked: Checked) -> None:
@@ -230,12 +232,12 @@ def _drawn(checked: Checked) -> None:
     if checked.file.sampling and checked.file.verify == "greedy" and checked.sound("sampling", "verify"):
         message = "verify: greedy draws no tokens, and sampling lists how they are drawn"
         at, hint = checked.places.value("sampling"), "write verify: target_only, or leave sampling out"
-        checked.found.error("legal/sampling", message, at, hint=hint)
+        checked.findings.error("legal/sampling", message, at, hint=hint)
     unlisted = "penalties" not in checked.file.sampling and checked.sound("sampling", "penalties")
     if checked.file.penalties != "exact" and unlisted:
         message = "penalties says what penalties know, and sampling does not list them"
         at, hint = checked.places.value("penalties"), "add penalties to sampling, or leave penalties out"
-        checked.found.error("legal/sampling", message, at, hint=hint)
+        checked.findings.error("legal/sampling", message, at, hint=hint)
 
 
 def _rows_drawn(checked: Checked) -> None:
@@ -244,7 +246,7 @@ def _rows_drawn(checked: Checked) -> None:
     if file.verify_rows != "auto" and file.verify != "target_only" and checked.sound("verify", "verify_rows"):
         message = f"verify_rows: {file.verify_rows} is of verify: target_only, and verify is {file.verify}"
         at, hint = checked.places.value("verify_rows"), "write verify: target_only, or leave verify_rows out"
-        checked.found.error("legal/verify", message, at, hint=hint)
+        checked.findings.error("legal/verify", message, at, hint=hint)
 
 
 def _drafts_drawn(checked: Checked, algorithm: str | None, needs: Needs) -> None:
@@ -259,12 +261,12 @@ def _drafts_drawn(checked: Checked, algorithm: str | None, needs: Needs) -> None
     if file.draft_sampling == "coupled" and file.verify != "target_only" and checked.sound("draft_sampling", "verify"):
         message = f"draft_sampling: coupled is for verify: target_only, and verify is {file.verify}"
         at = checked.places.value("draft_sampling")
-        checked.found.error("legal/draft-sampling", message, at, hint="write verify: target_only")
+        checked.findings.error("legal/draft-sampling", message, at, hint="write verify: target_only")
 
 
 def _draws(checked: Checked, key: str, value: str, algorithm: str, needs: Needs, hint: str) -> None:
     """Report one key that wants drafts to be drawn where no model drafts a chain."""
-    at, findings, code = checked.places, checked.found, f"legal/{key.replace('_', '-')}"
+    at, findings, code = checked.places, checked.findings, f"legal/{key.replace('_', '-')}"
     if not needs.draft:
         note = Note(f"the algorithm is {algorithm}", at.value("algorithm"))
         message = f"{key}: {value} needs drafts that a model draws, and there is no draft model"
@@ -283,7 +285,7 @@ def _logprobs(checked: Checked) -> None:
         if wanted and checked.sound(key):
             message = f"{key} describes an output that is not listed"
             hint = f"write outputs: [logprobs], or leave {key} out"
-            checked.found.error("legal/logprobs", message, checked.places.value(key), hint=hint)
+            checked.findings.error("legal/logprobs", message, checked.places.value(key), hint=hint)
 
 
 def _one_sided(checked: Checked) -> None:
@@ -295,7 +297,7 @@ def _one_sided(checked: Checked) -> None:
         other = "draft" if side == "target" else "target"
         if places.written(other, key) and not places.broken(other, key):
             hint = f"'{key}' belongs inside {side}:"
-            checked.found.error(
+            checked.findings.error(
                 "config/unknown-key", f"'{key}' says nothing about the {other}", places.key(other, key), hint=hint
             )
 
@@ -311,7 +313,7 @@ def refuse(checked: Checked, wanted: bool, what: str, path: tuple[str | int, ...
     """Report one thing that is not implemented, if the file wants it."""
     if wanted:
         message = f"{what} is not implemented in this version"
-        checked.found.error("config/not-yet", message, checked.places.value(*path), hint=hint)
+        checked.findings.error("config/not-yet", message, checked.places.value(*path), hint=hint)
 
 
 def check_models(checked: Checked, target: ModelConfig | None, draft: ModelConfig | None) -> None:
@@ -323,10 +325,10 @@ def check_models(checked: Checked, target: ModelConfig | None, draft: ModelConfi
         _target_outputs(checked, target)
         if checked.file.best_logprobs > target.vocab_size and checked.sound("best_logprobs"):
             message = f"best_logprobs is {checked.file.best_logprobs}, and the target has {target.vocab_size} tokens"
-            checked.found.error("legal/logprobs", message, checked.places.value("best_logprobs"))
+            checked.findings.error("legal/logprobs", message, checked.places.value("best_logprobs"))
     if draft is not None and checked.file.topk > draft.vocab_size and checked.sound("topk"):
         message = f"topk is {checked.file.topk}, and the draft has {draft.vocab_size} tokens"
-        checked.found.error("legal/tree-size", message, checked.places.value("topk"))
+        checked.findings.error("legal/tree-size", message, checked.places.value("topk"))
 
 
 def _target_outputs(checked: Checked, target: ModelConfig) -> None:
@@ -336,7 +338,7 @@ def _target_outputs(checked: Checked, target: ModelConfig) -> None:
         if key is not None and getattr(target, key) is None:
             message = f"the output '{output}' needs target.{key}, and nothing says it"
             at = checked.places.value("outputs", index)
-            checked.found.error("config/missing-key", message, at, hint=f"add '{key}:' inside target:")
+            checked.findings.error("config/missing-key", message, at, hint=f"add '{key}:' inside target:")
 
 
 def _settled_at(checked: Checked, side: str, key: str) -> Location:
@@ -349,8 +351,8 @@ def _key_value_row(checked: Checked, side: str, model: ModelConfig) -> None:
     if model.kv_layout == "mla" and model.num_kv_heads != 1:
         message = f"mla keeps one latent row per token, so num_kv_heads is 1, and not {model.num_kv_heads}"
         hint = "write num_kv_heads: 1, and head_dim: the length of the latent row"
-        checked.found.error("config/out-of-range", message, _settled_at(checked, side, "num_kv_heads"), hint=hint)
+        checked.findings.error("config/out-of-range", message, _settled_at(checked, side, "num_kv_heads"), hint=hint)
     row = model.num_kv_heads * model.head_dim
     if row > MAX_KV_ROW:
         message = f"num_kv_heads * head_dim is {row}, and at most {MAX_KV_ROW} elements are supported"
-        checked.found.error("config/out-of-range", message, _settled_at(checked, side, "head_dim"))
+        checked.findings.error("config/out-of-range", message, _settled_at(checked, side, "head_dim"))

@@ -113,7 +113,7 @@ def started(arguments: Arguments, gpu: Gpu) -> Started:
     buckets, buckets_origin = _buckets(arguments, kept, most_captured(gpu, ranks))
     page = arguments.number("--page-size")
     if target is None or draft is None or known is None or arguments.misread or not served:
-        arguments.found.raise_if_errors()
+        arguments.findings.raise_if_errors()
         raise AssertionError("what is missing was reported")
     num_steps, topk, num_draft_tokens = known
     attention, page_size = _attention(arguments, gpu, target[1], page, int(topk.value))

@@ -48,7 +48,7 @@ def configuration(arguments: Arguments, server: Started, wanted: Wanted) -> str:
         *_model(arguments, server, "target", wanted.logits),
         *_model(arguments, server, "draft", wanted.logits),
     ]
-    arguments.found.raise_if_errors()
+    arguments.findings.raise_if_errors()
     return "\n".join(lines) + "\n"
 
 

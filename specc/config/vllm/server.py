@@ -111,13 +111,13 @@ def started(arguments: Arguments, gpu: Gpu, page_size: int | None = None) -> Sta
     requests, block = arguments.number("--max-num-seqs"), arguments.number("--block-size")
     settings = arguments.settings()
     if target is None or drafting is None or arguments.misread or not gpu.arch.startswith(VLLM.gpus):
-        arguments.found.raise_if_errors()
+        arguments.findings.raise_if_errors()
         raise AssertionError("what is missing was reported")
     facts = _facts(arguments, drafting, settings)
     for refusal in refusals(facts):
         arguments.refuse(refusal.what, _hint(refusal))
     if drafting.algorithm is None:
-        arguments.found.raise_if_errors()
+        arguments.findings.raise_if_errors()
         raise AssertionError("a method that no program has was reported")
     described = {"target": target} | ({"draft": drafting.draft} if drafting.draft is not None else {})
     models = {side: (directory, one.said) for side, (directory, one) in described.items()}
@@ -134,7 +134,7 @@ def started(arguments: Arguments, gpu: Gpu, page_size: int | None = None) -> Sta
         _longest(arguments, target[1].said), _sampled(arguments, target[0]), facts,
     )  # fmt: skip
     if arguments.misread:
-        arguments.found.raise_if_errors()
+        arguments.findings.raise_if_errors()
     return server
 
 

@@ -37,7 +37,7 @@ def configuration(arguments: Arguments, server: Started, wanted: Wanted) -> str:
         *_model(server, "target", "--model"),
         *(_model(server, "draft", drafting.draft_origin) if drafting.draft is not None else []),
     ]
-    arguments.found.raise_if_errors()
+    arguments.findings.raise_if_errors()
     return "\n".join(lines) + "\n"
 
 

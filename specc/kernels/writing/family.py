@@ -130,15 +130,15 @@ class Family(ABC):
 class Arguments:
     """Collects a kernel's arguments in order."""
 
-    found: list[Parameter] = field(default_factory=list)
+    parameters: list[Parameter] = field(default_factory=list)
 
     def value(self, name: str, value: Value) -> None:
         """Pass the memory of an SSA value."""
-        self.found.append(Parameter(DTYPES[tensor_type(value).dtype].pointer, Argument(name, "value", value.name)))
+        self.parameters.append(Parameter(DTYPES[tensor_type(value).dtype].pointer, Argument(name, "value", value.name)))
 
     def buffer(self, name: str, dtype: str, buffer: str) -> None:
         """Pass a named buffer."""
-        self.found.append(Parameter(DTYPES[dtype].pointer, Argument(name, "buffer", buffer)))
+        self.parameters.append(Parameter(DTYPES[dtype].pointer, Argument(name, "buffer", buffer)))
 
     def relay(self, module: Module, field_name: str) -> None:
         """Pass the pool rows of a carried value."""
@@ -147,15 +147,15 @@ class Arguments:
 
     def input(self, name: str, value: Value) -> None:
         """Pass a tensor the engine owns."""
-        self.found.append(Parameter(DTYPES[tensor_type(value).dtype].pointer, Argument(name, "input", value.name)))
+        self.parameters.append(Parameter(DTYPES[tensor_type(value).dtype].pointer, Argument(name, "input", value.name)))
 
     def stride(self, name: str, value: Value) -> None:
         """Pass the row stride of a tensor the engine owns."""
-        self.found.append(Parameter("i64", Argument(name, "stride", value.name)))
+        self.parameters.append(Parameter("i64", Argument(name, "stride", value.name)))
 
     def size(self, name: str, value: Value, axis: int = 0) -> None:
         """Pass the length of a tensor the engine owns, along an axis."""
-        self.found.append(Parameter("i64", Argument(name, "size", value.name, axis)))
+        self.parameters.append(Parameter("i64", Argument(name, "size", value.name, axis)))
 
     def kv_pointers(self, name: str, owner: str) -> None:
         """Pass the table i64[layers * buffers] of the addresses of a model's KV buffers, layer by layer."""
@@ -163,15 +163,15 @@ class Arguments:
 
     def slot_stride(self, name: str, owner: str) -> None:
         """Pass the bytes between two slots of a model's KV buffers, the same for all of them, i64."""
-        self.found.append(Parameter("i64", Argument(name, "slot_stride", owner)))
+        self.parameters.append(Parameter("i64", Argument(name, "slot_stride", owner)))
 
     def row_stride(self, name: str, buffer: str) -> None:
         """Pass the elements between two rows of a named buffer, i64."""
-        self.found.append(Parameter("i64", Argument(name, "row_stride", buffer)))
+        self.parameters.append(Parameter("i64", Argument(name, "row_stride", buffer)))
 
     def literal(self, name: str, number: int) -> None:
         """Pass an integer."""
-        self.found.append(Parameter("i32", Argument(name, "literal", literal=number)))
+        self.parameters.append(Parameter("i32", Argument(name, "literal", literal=number)))
 
 
 def row_elements(module: Module, field_name: str) -> int:

@@ -67,7 +67,7 @@ class Text:
             family,
             {},
             tuple(self.constants),
-            tuple(self.arguments.found),
+            tuple(self.arguments.parameters),
             tuple(self.scratch),
             num_warps=num_warps,
             tiles=tiles,

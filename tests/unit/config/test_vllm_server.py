@@ -186,7 +186,7 @@ def test_what_is_refused_by_name(line: str, said: str) -> None:
         started(arguments, H100)
     except DiagnosticError:
         assert "suffix" in line
-    assert any(one.message.startswith(f"with vLLM 0.33.0, {said}") for one in arguments.found.errors)
+    assert any(one.message.startswith(f"with vLLM 0.33.0, {said}") for one in arguments.findings.errors)
 
 
 @pytest.mark.usefixtures("models")
