@@ -10,11 +10,11 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from specc.algorithms.plugins.plugin import HINT
-from specc.codegen.kernels import Generated, generate_kernels
+from specc.build.compile import compile_depths
 from specc.build.plan import build_plan
+from specc.codegen.kernels import Generated, generate_kernels
 from specc.codegen.render import lib_sources
 from specc.config import LoadedConfig
-from specc.build.compile import compile_depths
 from specc.ir.core import Module, Op
 from specc.ir.declarations import Resources
 from specc.ir.opdef import OpDef

@@ -7,8 +7,8 @@ from contextlib import nullcontext
 from typing import NamedTuple
 
 from specc.algorithms import plugin
-from specc.config import LoadedConfig, ModelConfig
 from specc.build.link import link
+from specc.config import LoadedConfig, ModelConfig
 from specc.ir.core import Carry, Module
 from specc.ir.declarations import KvPool, Options
 from specc.pass_manager.manager import Instrument, run_passes

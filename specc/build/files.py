@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
-from specc.build.plan import brought
 from specc.build.build import Build, DepthBuild
+from specc.build.plan import brought
 from specc.ir.text.printer import print_module
 from specc.runtime.plan.plan import Plan
 from specc.runtime.plan.plan_json import plan_text

@@ -6,8 +6,8 @@ from collections.abc import Mapping
 
 from specc.algorithms.blocks.scope import dtype_of, logits_dtype_of
 from specc.algorithms.plugins.references import ReferenceSource, reference_source
-from specc.codegen.kernels import Generated, aligned_arguments
 from specc.build.totals import memory, totals
+from specc.codegen.kernels import Generated, aligned_arguments
 from specc.config import Config, ModelConfig
 from specc.ir import declarations as ir
 from specc.ir.core import Module, Op, Value, entry_of, is_state, tensor_type
@@ -18,7 +18,18 @@ from specc.ir.ops import OPS
 from specc.ir.ops.tree import mask_mode
 from specc.ir.types import TensorType, per_request
 from specc.kernels.writing import family as kernels
-from specc.runtime.plan.nodes import Capture, Collective, External, Given, Kernel, Launch, Node, OpSource, Phase, Reference
+from specc.runtime.plan.nodes import (
+    Capture,
+    Collective,
+    External,
+    Given,
+    Kernel,
+    Launch,
+    Node,
+    OpSource,
+    Phase,
+    Reference,
+)
 from specc.runtime.plan.plan import Buffer, Carried, Input, Kv, KvPool, Model, Output, Plan, Serving, kv_pointers
 from specc.runtime.plan.plan import Value as Place
 from specc.version import __version__

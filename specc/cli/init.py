@@ -20,7 +20,7 @@ from specc.support.writing import write_output
 
 if TYPE_CHECKING:
     from specc.cli.reporting import Report
-    from specc.config import LoadedConfig, ModelConfig, Pair
+    from specc.config import LoadedConfig, Pair
     from specc.config.models.pair import Described
     from specc.config.presets import Engine
     from specc.config.proposal import Drafting, Key
@@ -268,16 +268,9 @@ def _say(keys: list[Key], loaded: LoadedConfig) -> None:
         table = Table("", Column(overflow="fold"), box=None, show_header=False, pad_edge=False)
         for key in keys:
             if (model := models.get(key.name)) is not None:
-                sentence = f"{model.model}: {_sizes(model)}"
+                sentence = f"{model.model}: {model.sizes}"
             else:
                 sentence = f"{key.value}: {key.why}"
             if model is not None or key.why:
                 table.add_row(Text(key.name, "bold"), Text(printable(sentence)))
         console.print(table)
-
-
-def _sizes(model: ModelConfig) -> str:
-    """What was read of a model, in words."""
-    layers = f"{model.num_layers} layer{'s' * (model.num_layers > 1)} with keys and values"
-    kv = f"{model.kv_layout} {model.num_kv_heads} x {model.head_dim} {model.kv_dtype}"
-    return f"{layers} ({kv}), hidden {model.hidden_size}, vocabulary {model.vocab_size}, {model.dtype}"

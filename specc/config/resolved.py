@@ -69,6 +69,13 @@ class ModelConfig:
     kv_ranks: int = 1
 
     @property
+    def sizes(self) -> str:
+        """What the model is, in words."""
+        layers = f"{self.num_layers} layer{'s' * (self.num_layers > 1)} with keys and values"
+        kv = f"{self.kv_layout} {self.num_kv_heads} x {self.head_dim} {self.kv_dtype}"
+        return f"{layers} ({kv}), hidden {self.hidden_size}, vocabulary {self.vocab_size}, {self.dtype}"
+
+    @property
     def depth(self) -> int:
         """All layers, those included that keep no keys and values."""
         return self.num_hidden_layers or self.num_layers

@@ -86,6 +86,16 @@ def cost_of(cost: float | None, unit: str) -> str:
     return f"{amount} {unit.removesuffix('s') if cost == 1 else unit}"
 
 
+def sized(count: int) -> str:
+    """A number of bytes in the largest binary unit of which it has one: ``56 KiB``, ``1.5 MiB``."""
+    amount, unit = float(count), "bytes"
+    for larger in ("KiB", "MiB", "GiB"):
+        if amount < 1024:
+            break
+        amount, unit = amount / 1024, larger
+    return f"{amount:,.0f} {unit}" if amount == int(amount) or amount >= 100 else f"{amount:.1f} {unit}"
+
+
 def spelled(value: object) -> str:
     """A value of the configuration, as the file has it; several after one another."""
     if value is None:

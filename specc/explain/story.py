@@ -55,6 +55,7 @@ class ModelStory:
 
     side: str
     model: str | None
+    sizes: str
     settings: tuple[Setting, ...]
 
 
@@ -181,7 +182,9 @@ def _model(loaded: LoadedConfig, side: str, model: ModelConfig) -> ModelStory:
     factor = " * number of aux_layers" if model.hidden_source == "aux" else factor
     origin = f"hidden_size{factor}, because hidden_source is {model.hidden_source}"
     place = next(setting.place for setting in settings if setting.key == "hidden_size")
-    return ModelStory(side, model.model, (*settings, Setting("spec_width", "W", model.spec_width, origin, place)))
+    return ModelStory(
+        side, model.model, model.sizes, (*settings, Setting("spec_width", "W", model.spec_width, origin, place))
+    )
 
 
 def _passes(loaded: LoadedConfig, ctx: Context) -> tuple[PassStory, ...]:

@@ -59,7 +59,7 @@ def clone(folder: Path) -> Path:
     """A copy of the working tree as a clone would be, with its environment, from which commands run."""
     for name in TREE:
         source = ROOT / name
-        ignored = shutil.ignore_patterns("__pycache__", "build", "dist")
+        ignored = shutil.ignore_patterns("__pycache__")
         shutil.copytree(source, folder / name, ignore=ignored) if source.is_dir() else shutil.copy(source, folder)
     (folder / ".venv").symlink_to(sys.prefix)
     return folder

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from specc.codegen.aot import triton_version
 from specc.build.build import Build
 from specc.build.files import kernel_files, plan_files, reference_files, specir_files
 from specc.build.wheel.wheel import write_wheel
+from specc.codegen.aot import triton_version
 from specc.support.diagnostics import Diagnostic, DiagnosticError
 from specc.version import __version__
 

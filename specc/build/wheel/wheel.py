@@ -25,11 +25,11 @@ from packaging.utils import canonicalize_name
 from packaging.version import Version
 from wheel.wheelfile import WheelFile
 
-from specc.codegen.artifact import least_driver
-from specc.config.presets import PRESETS
 from specc.build.wheel.pages import package_page, wanted
 from specc.build.wheel.runtime_files import runtime_files
 from specc.build.wheel.sources import LICENSE, copied, license_text, shared, template
+from specc.codegen.artifact import least_driver
+from specc.config.presets import PRESETS
 from specc.runtime.plan.manifest import MANIFEST, PLAN, Artifact, Assembler, Manifest
 from specc.runtime.plan.plan import FORMAT, Plan
 from specc.runtime.plan.plan_json import plan_text

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass
 
@@ -14,6 +15,9 @@ from specc.runtime.plan.nodes import OUTSIDE, External, Launch
 
 _MEMORY = {"arena": "arena, bytes", "relay": "carried rows, bytes", "scratch": "scratch, bytes"}
 
+_NAMED = ("What runs", "What is carried", "Buffers")
+"""Areas in which a name is the compiler's own, so that the same thing may have another one."""
+
 
 @dataclass(frozen=True)
 class Difference:
@@ -23,6 +27,14 @@ class Difference:
     here: str | None
     there: str | None
 
+    @property
+    def change(self) -> str:
+        """By how much the number of here is above that of there; empty where one is no number."""
+        here, there = _number(self.here), _number(self.there)
+        if here is None or there is None:
+            return ""
+        return f"{here - there:+,}" + (f" ({(here - there) / there:+.0%})" if there else "")
+
 
 @dataclass(frozen=True)
 class Area:
@@ -30,6 +42,11 @@ class Area:
 
     name: str
     differences: tuple[Difference, ...]
+
+    @property
+    def counts(self) -> bool:
+        """Whether some of it are numbers."""
+        return any(one.change for one in self.differences)
 
 
 def compare(here: Page, there: Page) -> tuple[Area, ...]:
@@ -44,13 +61,38 @@ def compare(here: Page, there: Page) -> tuple[Area, ...]:
         "Buffers": (_buffers(here), _buffers(there)),
         "Decisions": (_decisions(here.story), _decisions(there.story)),
     }
-    return tuple(Area(name, tuple(_differing(*both))) for name, both in areas.items())
+    return tuple(Area(name, tuple(_differing(*both, name in _NAMED))) for name, both in areas.items())
 
 
-def _differing(here: Mapping[str, str], there: Mapping[str, str]) -> Iterator[Difference]:
+def _differing(here: Mapping[str, str], there: Mapping[str, str], named: bool) -> Iterator[Difference]:
+    """What is not the same; where things are `named`, those that only their name tells apart are one difference."""
+    renamed = _renamed(here, there) if named else {}
     for what in dict.fromkeys((*here, *there)):
-        if here.get(what) != there.get(what):
+        if what in renamed:
+            yield Difference(here[what], what, renamed[what])
+        elif what not in renamed.values() and here.get(what) != there.get(what):
             yield Difference(what, here.get(what), there.get(what))
+
+
+def _renamed(here: Mapping[str, str], there: Mapping[str, str]) -> dict[str, str]:
+    """Names of here that there does not have, by which there has the same under a name of its own: one and no other."""
+    mine, others = _only(here, there), _only(there, here)
+    return {
+        names[0]: others[value][0] for value, names in mine.items() if len(names) == len(others.get(value, ())) == 1
+    }
+
+
+def _only(here: Mapping[str, str], there: Mapping[str, str]) -> dict[str, list[str]]:
+    """Names that only the first has, by what they stand for."""
+    names: dict[str, list[str]] = {}
+    for name in here.keys() - there.keys():
+        names.setdefault(here[name], []).append(name)
+    return names
+
+
+def _number(text: str | None) -> int | None:
+    """A count as a page writes it, with or without `,` between thousands."""
+    return int(text.replace(",", "")) if text is not None and re.fullmatch(r"\d{1,3}(,\d{3})*|\d+", text) else None
 
 
 def _settings(story: Story) -> dict[str, str]:

@@ -8,7 +8,7 @@ import importlib.resources
 import jinja2
 
 from specc.build.summary import counted, totals_columns
-from specc.explain.brief import choice_of, cost_of, removed, removed_in_short, spelled, weighty
+from specc.explain.brief import choice_of, cost_of, removed, removed_in_short, sized, spelled, weighty
 from specc.explain.document import KV
 from specc.explain.page.diff import compare, count
 from specc.explain.page.figures import KINDS, arena, drafted, shows_dropped
@@ -31,7 +31,7 @@ def _environment() -> jinja2.Environment:
         keep_trailing_newline=True,
         autoescape=True,
     )
-    environment.filters |= {"spelled": spelled, "counted": counted, "cost": cost_of}
+    environment.filters |= {"spelled": spelled, "counted": counted, "cost": cost_of, "sized": sized}
     return environment
 
 
@@ -54,6 +54,7 @@ def render(page: Page, other: Page | None = None) -> str:
             page=page,
             story=page.story,
             plan=page.plan,
+            keys={one.key: one.value for one in page.story.settings},
             carry=rows(page.plan),
             captured=list(captured(page.plan)),
             kv={name: getattr(page.plan.kv, name) for name in KV},

@@ -20,12 +20,12 @@ from toy_wheel import toy_wheel
 
 import specc.runtime
 from specc.build.wheel.runtime_files import LISTS, runtime_files
-from specc.runtime.rotated import RotatedStep
 from specc.runtime.plan import capabilities
 from specc.runtime.plan.capabilities import CAPABILITIES, Capability
 from specc.runtime.plan.plan import Plan
 from specc.runtime.plan.plan_json import read_plan
 from specc.runtime.program import Program
+from specc.runtime.rotated import RotatedStep
 
 ROOT = Path(specc.runtime.__file__).parent
 PACKAGE = "specc_program_toy_chain"
@@ -142,7 +142,9 @@ def test_a_plan_that_the_runtime_was_not_built_for_is_refused(chain: ModuleType)
     path = Path(str(chain.__file__)).with_name("plan.json")
     path.write_text(path.read_text().replace('"disaggregation": false', '"disaggregation": true'))
     assert read_plan(chain_plan()).disaggregation is False
-    with pytest.raises(chain.PlanError, match=r"needs capabilities/records\.py, state/peer\.py, state/transfer\.py of the runtime"):
+    with pytest.raises(
+        chain.PlanError, match=r"needs capabilities/records\.py, state/peer\.py, state/transfer\.py of the runtime"
+    ):
         chain.load("cpu", verify=False)
 
 

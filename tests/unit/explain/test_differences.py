@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from told_pages import page_of
 
-from specc.explain.page.diff import Area, Difference, compare, count
+from specc.explain.page.diff import Area, Difference, _differing, compare, count
 
 
 def areas(here: str, there: str) -> dict[str, Area]:
@@ -43,3 +43,28 @@ def test_costs_are_those_of_a_bucket_that_both_have() -> None:
     """Of batches of one, because the others of the two are not the same; hidden states are in pool rows as well."""
     found = {one.what for one in areas("eagle_tree", "other_buckets")["Costs"].differences}
     assert found == {"hidden state bytes", "arena, bytes", "carried rows, bytes", "scratch, bytes"}
+
+
+def test_numbers_are_compared_as_numbers() -> None:
+    assert Difference("launches", "14", "7").change == "+7 (+100%)"
+    assert Difference("bytes", "1,024", "2,048").change == "-1,024 (-50%)"
+    assert Difference("launches", "3", "0").change == "+3"
+    assert [Difference("x", here, "7").change for here in (None, "none", "7 bytes", "1,2")] == [""] * 4
+    costs = areas("eagle_tree", "sampled_tree")["Costs"]
+    assert costs.counts
+    assert {one.what: one.change for one in costs.differences}["launches in graph"] == "-7 (-50%)"
+
+
+def test_what_has_another_name_is_one_difference() -> None:
+    """What runs and what is kept has names of the compiler's; keys of a configuration have their own."""
+    here = {"a": "argmax over 3 ops", "b": "the same", "c": "twice", "d": "twice", "e": "of here"}
+    there = {"x": "argmax over 3 ops", "b": "the same", "y": "twice", "z": "of there"}
+    assert list(_differing(here, there, named=True)) == [
+        Difference("argmax over 3 ops", "a", "x"),
+        Difference("c", "twice", None),
+        Difference("d", "twice", None),
+        Difference("e", "of here", None),
+        Difference("y", None, "twice"),
+        Difference("z", None, "of there"),
+    ]
+    assert Difference("a", "argmax over 3 ops", None) in list(_differing(here, there, named=False))

@@ -13,8 +13,11 @@ from pathlib import Path
 import pytest
 from told_pages import CASES, page_of, plan_of
 
+from specc.explain.brief import sized
 from specc.explain.page.page import render
 
+UNITS = {"bytes": 1, "KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30}
+SIZE = re.compile(r"([\d,.]+) (bytes|[KMG]iB)")
 CSS = (Path(__file__).parents[3] / "specc/explain/page/page.css").read_text()
 VOID = {"meta", "link", "br", "wbr", "img", "input", "hr"}
 
@@ -87,14 +90,31 @@ def test_headings_tables_and_pictures_say_what_they_are(text: str) -> None:
     assert all("aria-hidden" in attrs or "aria-labelledby" in attrs for tag, attrs in outline.tags if tag == "svg")
 
 
+@pytest.mark.parametrize(
+    ("count", "words"),
+    [
+        (0, "0 bytes"),
+        (1023, "1,023 bytes"),
+        (1024, "1 KiB"),
+        (1536, "1.5 KiB"),
+        (57_344, "56 KiB"),
+        (200_000, "195 KiB"),
+        (5 << 40, "5,120 GiB"),
+    ],
+)
+def test_bytes_have_the_unit_that_is_short(count: int, words: str) -> None:
+    assert sized(count) == words
+
+
 @pytest.mark.parametrize("name", CASES)
 def test_its_numbers_are_those_of_the_plan(name: str) -> None:
     text, plan = render(page_of(name)), plan_of(name)
     words = Outline(text).words
     most = plan["totals"][str(plan["buckets"][-1])]
     cards = words["dd"]
+    sizes = [float(found[1].replace(",", "")) * UNITS[found[2]] for card in cards if (found := SIZE.fullmatch(card))]
     for key in ("vocab_bytes_read", "hidden_state_bytes", "arena_bytes"):
-        assert f"{most[key]:,}" in cards
+        assert min(abs(size - most[key]) for size in sizes) <= 0.05 * most[key], (key, most[key], sizes)
     assert str(most["launches_in_graph"] + most["launches_outside_graph"]) in cards
     for one in plan["totals"].values():
         assert {f"{value:,}" for value in one.values()} <= set(words["td"])
