@@ -1,1 +1,1 @@
-"""A configuration through the whole compiler: passes at every depth, linking, the plan, and what a build leaves behind."""
+"""A configuration through the whole compiler: passes at every depth, linking, the plan, and what is written of it."""
