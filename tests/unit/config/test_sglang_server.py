@@ -49,7 +49,7 @@ VALUES = {"--model-path": ["m"], "--tp-size": ["2"]}
 )
 def test_forms_of_a_command_line(words: list[str]) -> None:
     found = parse(words)
-    assert (found.values, found.found.errors, found.unused) == (VALUES, (), [])
+    assert (found.values, found.findings.errors, found.unused) == (VALUES, (), [])
 
 
 def test_variables_in_front() -> None:
@@ -62,7 +62,7 @@ def test_variables_in_front() -> None:
 
 
 def test_a_text_that_no_shell_could_read() -> None:
-    (error,) = parse(["sglang serve 'm --tp 2"]).found.errors
+    (error,) = parse(["sglang serve 'm --tp 2"]).findings.errors
     assert (error.code, error.hint) == ("config/engine-argument", "close what is quoted")
 
 

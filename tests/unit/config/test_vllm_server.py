@@ -44,7 +44,7 @@ H100 = gpu_of("h100")
 )
 def test_forms_of_a_command_line(words: list[str]) -> None:
     found = parse(words)
-    assert (found.values, found.found.errors, found.unused) == (VALUES, (), [])
+    assert (found.values, found.findings.errors, found.unused) == (VALUES, (), [])
 
 
 @pytest.mark.parametrize(
@@ -100,15 +100,15 @@ def test_a_file_of_arguments(tmp_path: Path) -> None:
 def test_a_file_that_cannot_be_read(text: str, tmp_path: Path) -> None:
     file = tmp_path / "server.yaml"
     file.write_text(text)
-    (error,) = parse(["--config", str(file)]).found.errors
+    (error,) = parse(["--config", str(file)]).findings.errors
     assert error.code == "config/engine-argument"
-    (error,) = parse(["--config", str(tmp_path)]).found.errors
+    (error,) = parse(["--config", str(tmp_path)]).findings.errors
     assert "cannot be read" in error.message
 
 
 @pytest.mark.parametrize("written", ["[1]", "3", "{", "", "null", "[" * 5000])
 def test_what_is_no_object(written: str) -> None:
-    (error,) = parse([SPECULATION, written]).found.errors
+    (error,) = parse([SPECULATION, written]).findings.errors
     assert error.message.startswith(f"{SPECULATION} takes a JSON object")
 
 
