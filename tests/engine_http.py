@@ -8,7 +8,6 @@ from __future__ import annotations
 import http.client
 import json
 import random
-import socket
 import subprocess
 import sys
 import time
@@ -73,13 +72,6 @@ class Server:
         done = subprocess.run([sys.executable, *command, *few, *words], capture_output=True, text=True)
         assert done.returncode == 0, done.stdout + done.stderr
         return json.loads(done.stdout)
-
-
-def free_port() -> int:
-    """A port that nobody listens on."""
-    with socket.socket() as one:
-        one.bind(("127.0.0.1", 0))
-        return one.getsockname()[1]
 
 
 @contextmanager

@@ -46,7 +46,7 @@ class Verified:
     """What became of drafts, where an engine does not count it itself: the counters that vLLM has, by their names."""
 
     def __init__(self, package: Any) -> None:
-        """Of the program of a package, of one depth."""
+        """Count for the program of a package, which has one depth."""
         client = importlib.import_module("prometheus_client")
         self._name, plan = package.__name__, package.plan
         self._drafted, self._places = plan.size("N") - 1, plan.size("A") - 1

@@ -1,4 +1,4 @@
-"""What the ranks of a server have to have alike: each runs the same program, and nothing of a step is sent."""
+"""Ranks of a server compare what they are about to run: each runs the same program, and nothing of a step is sent."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 
 
 def difference(of_ranks: Sequence[Mapping[str, object]]) -> str | None:
-    """What ranks are about to do otherwise than each other, in words; None where all do the same.
+    """Return in words what ranks are about to do otherwise than each other; None where all do the same.
 
     `of_ranks`: by rank what it does, by names that all of them have.
     """

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from contextlib import suppress
 from dataclasses import replace
 
 from specc.algorithms import names, needs
@@ -21,16 +20,7 @@ def recognise(pair: Pair) -> tuple[str, Fit, list[Diagnostic]]:
         DiagnosticError: ``init/which-algorithm``, none of them does, or several do.
 
     """
-    fits: dict[str, Fit] = {}
-    warnings: list[Diagnostic] = []
-    for name in names():
-        try:
-            fit = needs(name).recognises(pair)
-        except DiagnosticError as error:  # a plugin's
-            warnings += [replace(diagnostic, severity="warning", location=None) for diagnostic in error.diagnostics]
-            continue
-        if fit is not None:
-            fits[name] = fit
+    fits, warnings = _asked(pair)
     if len(fits) != 1:
         raise DiagnosticError([*warnings, _undecided(pair, fits)])
     ((name, fit),) = fits.items()
@@ -44,11 +34,10 @@ def reversed_because(pair: Pair) -> str | None:
     """
     if pair.draft is None:
         return None
-    turned = Pair(pair.draft, pair.target)
-    if not any(needs(name).head for name in _fitting(pair)):
-        for name, fit in _fitting(turned).items():
-            if needs(name).head:
-                return f"{name}: {fit.why}"
+    heads = {} if _heads(pair) else _heads(Pair(pair.draft, pair.target))
+    if heads:
+        name, fit = next(iter(heads.items()))
+        return f"{name}: {fit.why}"
     if pair.target.plain and pair.draft.plain and _size(pair.draft) > _size(pair.target):
         return f"'{pair.draft.written}' is the larger of the two"
     return None
@@ -56,22 +45,30 @@ def reversed_because(pair: Pair) -> str | None:
 
 def better_than(wanted: str, pair: Pair) -> tuple[str, Fit] | None:
     """Return the algorithm whose head the draft is, and why, where the wanted one reads other rows of the target."""
-    fits = _fitting(pair)
-    if pair.draft is None or wanted in fits or not needs(wanted).head:
+    if pair.draft is None or not needs(wanted).head or wanted in (heads := _heads(pair)):
         return None
     rows = needs(wanted).target_hidden
-    others = ((name, fit) for name, fit in fits.items() if needs(name).head)
-    return next(((name, fit) for name, fit in others if needs(name).target_hidden != rows), None)
+    return next(((name, fit) for name, fit in heads.items() if needs(name).target_hidden != rows), None)
 
 
-def _fitting(pair: Pair) -> dict[str, Fit]:
-    """The algorithms that recognise the draft, but for plugins that cannot be asked."""
-    found: dict[str, Fit] = {}
+def _heads(pair: Pair) -> dict[str, Fit]:
+    """The algorithms of which the draft is a head."""
+    return {name: fit for name, fit in _asked(pair)[0].items() if needs(name).head}
+
+
+def _asked(pair: Pair) -> tuple[dict[str, Fit], list[Diagnostic]]:
+    """The algorithms that recognise the draft, and warnings that name plugins that cannot be asked."""
+    fits: dict[str, Fit] = {}
+    warnings: list[Diagnostic] = []
     for name in names():
-        with suppress(DiagnosticError):
-            if (fit := needs(name).recognises(pair)) is not None:
-                found[name] = fit
-    return found
+        try:
+            fit = needs(name).recognises(pair)
+        except DiagnosticError as error:  # a plugin's
+            warnings += [replace(diagnostic, severity="warning", location=None) for diagnostic in error.diagnostics]
+            continue
+        if fit is not None:
+            fits[name] = fit
+    return fits, warnings
 
 
 def _size(model: Described) -> int:

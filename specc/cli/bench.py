@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -14,22 +13,21 @@ import typer
 
 from specc.cli.configuration import EngineOption, SubjectArgument, chosen_depth, is_program, load, words_of
 from specc.cli.inspect import opened
+from specc.cli.measured import draw_figures, print_figures, require_drawable
 from specc.cli.progress import progress
-from specc.cli.reporting import EXIT_NO_GPU, Format, Report, printing, reporting
+from specc.cli.reporting import EXIT_NO_GPU, Format, Report, reporting
 from specc.measure.against import Against
 from specc.runtime.plan.manifest import MANIFEST, Manifest
 from specc.support.archives import open_archive
-from specc.support.diagnostics import Diagnostic, DiagnosticError
-from specc.support.render import printable
+from specc.support.diagnostics import Diagnostic
 
 if TYPE_CHECKING:
     from specc.build.build import Build
-    from specc.measure.results.records import Measurement
     from specc.runtime.plan.plan import Plan
 
 
 @dataclass(frozen=True)
-class Subject:
+class Compiled:
     """What is measured: a configuration that was built, or the package of a wheel, with the plans of its depths."""
 
     made: Build | Path
@@ -51,14 +49,16 @@ def bench(
     with reporting(format) as report, _subject(str(subject), engine, report) as measured:
         from specc.build.build import require_compiler
         from specc.measure.bench import backend_of, here, measure, unmeasured, versions_of
+        from specc.measure.results.plot import draw
+        from specc.measure.results.table import tables
 
-        _require_drawable(plot)
+        require_drawable(plot)
         _require_importable(against)
         plan = measured.plans[chosen_depth(measured.plans, num_steps)]
         wanted = _buckets(plan, buckets)
         device, versions = here(), versions_of(measured.triton)
         if device is None:
-            _print(unmeasured(plan, wanted, versions), [no_gpu("times")], format, report)
+            print_figures(unmeasured(plan, wanted, versions), tables, [no_gpu("times")], format, report)
             raise typer.Exit(EXIT_NO_GPU)
         require_compiler(None)  # what a launch costs is measured by an empty one, which is compiled here
         with tempfile.TemporaryDirectory(prefix="specc-bench-") as folder, progress("compiling", quiet=quiet) as shown:
@@ -70,9 +70,9 @@ def bench(
 
                 shown.begin("comparing", len(wanted))
                 measurement = beside(measurement, plan, backend, device, lambda what: shown.advance(f"timed {what}"))
-        _print(measurement, [], format, report)
+        print_figures(measurement, tables, [], format, report)
         if plot is not None:
-            _draw(measurement, plot)
+            draw_figures(measurement, draw, plot)
 
 
 def no_gpu(what: str) -> Diagnostic:
@@ -86,7 +86,7 @@ def no_gpu(what: str) -> Diagnostic:
 
 
 @contextmanager
-def _subject(target: str, engine: str | None, report: Report) -> Iterator[Subject]:
+def _subject(target: str, engine: str | None, report: Report) -> Iterator[Compiled]:
     """Build a configuration, or unpack a wheel for the length of the block."""
     if not is_program(target):
         from specc.build.build import build_program, require_compiler
@@ -95,12 +95,12 @@ def _subject(target: str, engine: str | None, report: Report) -> Iterator[Subjec
         loaded = load(Path(target), report, engine)
         require_compiler(loaded.location("archs"))
         build = build_program(loaded)
-        yield Subject(build, {depth.num_steps: depth.plan for depth in build.depths}, triton_version())
+        yield Compiled(build, {depth.num_steps: depth.plan for depth in build.depths}, triton_version())
         return
     with tempfile.TemporaryDirectory(prefix="specc-wheel-") as folder, opened(target) as program:
         root, manifest = program.root, program.manifest
         root = _extracted(Path(target), root.name, manifest, Path(folder)) if target.endswith(".whl") else root
-        yield Subject(Path(str(root)), program.plans, manifest.triton)
+        yield Compiled(Path(str(root)), program.plans, manifest.triton)
 
 
 def _extracted(wheel: Path, package: str, manifest: Manifest, folder: Path) -> Path:
@@ -123,15 +123,6 @@ def _buckets(plan: Plan, chosen: str | None) -> Sequence[int]:
     return sorted({known[word] for word in words})
 
 
-def _require_drawable(plot: Path | None) -> None:
-    from specc.measure.results.plot import drawable
-    from specc.support.extras import how_to_get
-
-    if plot is not None and not drawable():
-        message = f"matplotlib draws, and is not installed: {how_to_get('bench')}"
-        raise typer.BadParameter(message, param_hint="--plot")
-
-
 def _require_importable(against: Against) -> None:
     """An engine that is named has to be there."""
     if against in (Against.none, Against.auto):
@@ -141,26 +132,3 @@ def _require_importable(against: Against) -> None:
     reason = missing()
     if reason is not None:
         raise typer.BadParameter(reason, param_hint="--against")
-
-
-def _print(measurement: Measurement, warnings: Sequence[Diagnostic], format: Format, report: Report) -> None:
-    from specc.measure.results.table import tables
-    from specc.support.render import to_json
-
-    if format is Format.json:
-        typer.echo(json.dumps(measurement.record() | {"warnings": to_json(warnings, {})}, indent=2))
-        return
-    report.show(warnings)
-    with printing() as console:
-        for part in tables(measurement):
-            console.print(part)
-
-
-def _draw(measurement: Measurement, plot: Path) -> None:
-    from specc.measure.results.plot import draw
-
-    try:
-        draw(measurement, plot)
-    except (OSError, ValueError) as error:
-        raise DiagnosticError(Diagnostic("emit/io", f"cannot draw into '{plot}': {error}")) from error
-    typer.echo(printable(f"wrote {plot}"), err=True)

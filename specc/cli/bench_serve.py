@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Sequence
-from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 from urllib.parse import urlsplit
@@ -12,14 +9,11 @@ from urllib.parse import urlsplit
 import typer
 
 from specc.cli.configuration import words_of
+from specc.cli.measured import draw_figures, print_figures, require_drawable, require_library
 from specc.cli.progress import progress
-from specc.cli.reporting import Format, Report, printing, reporting
-from specc.support.diagnostics import Diagnostic, DiagnosticError
-from specc.support.extras import how_to_get
-from specc.support.render import printable
+from specc.cli.reporting import Format, reporting
 
 if TYPE_CHECKING:
-    from specc.measure.serving.figures import Served
     from specc.measure.serving.questions import Prompts
 
 MADE_UP, MT_BENCH = "made-up", "mt-bench"
@@ -68,29 +62,22 @@ def bench_serve(
 ) -> None:
     """Compare a running server with a program and without it: greedy texts first, then both sides in turns."""
     with reporting(format) as report:
-        _require_installed(plot)
+        require_library("aiohttp", "asks servers", "--url")
+        require_drawable(plot)
         batches = _batches(batch)
         asked = _asked(prompts, count, seed, max_new_tokens)
         addresses = _address(url, "--url"), None if against is None else _address(against, "--against")
         import asyncio
 
+        from specc.measure.serving.table import draw, tables
         from specc.measure.serving.turns import Wanted, measure
 
         wanted = Wanted(*addresses, batches, turns, requests, model, chat, timeout)
         with progress("comparing texts", 2 * (1 + turns * len(batches)), quiet=quiet) as shown:
             served, doubts = asyncio.run(measure(wanted, asked, shown.advance))
-        _print(served, doubts, format, report)
+        print_figures(served, tables, doubts, format, report)
         if plot is not None:
-            _draw(served, plot)
-
-
-def _require_installed(plot: Path | None) -> None:
-    """The client of servers, and what draws where a picture is wanted."""
-    needed = {"--url": ("aiohttp", "asks servers"), **({"--plot": ("matplotlib", "draws")} if plot else {})}
-    for option, (library, does) in needed.items():
-        if find_spec(library) is None:
-            message = f"{library} {does}, and is not installed: {how_to_get('bench')}"
-            raise typer.BadParameter(message, param_hint=option)
+            draw_figures(served, draw, plot)
 
 
 def _batches(given: str) -> tuple[int, ...]:
@@ -129,26 +116,3 @@ def _asked(prompts: str, count: int, seed: int, max_tokens: int) -> Prompts:
         return of_file(Path(prompts), count, max_tokens)
     except (LookupError, ValueError) as error:
         raise typer.BadParameter(str(error), param_hint="--prompts") from error
-
-
-def _print(served: Served, doubts: Sequence[Diagnostic], format: Format, report: Report) -> None:
-    from specc.measure.serving.table import tables
-    from specc.support.render import to_json
-
-    if format is Format.json:
-        typer.echo(json.dumps(served.record() | {"warnings": to_json(doubts, {})}, indent=2))
-        return
-    report.show(doubts)
-    with printing() as console:
-        for part in tables(served):
-            console.print(part)
-
-
-def _draw(served: Served, plot: Path) -> None:
-    from specc.measure.serving.table import draw
-
-    try:
-        draw(served, plot)
-    except (OSError, ValueError) as error:
-        raise DiagnosticError(Diagnostic("emit/io", f"cannot draw into '{plot}': {error}")) from error
-    typer.echo(printable(f"wrote {plot}"), err=True)

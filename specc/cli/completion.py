@@ -1,4 +1,4 @@
-"""What a shell completes beyond commands, options and files: names that this installation knows.
+"""Completion of names that this installation knows, beyond commands, options and files.
 
 Each function takes what has been typed of a word, and returns the words that it may become. A list with commas is
 completed at its last word. Where nothing fits, shells complete files.
@@ -9,13 +9,12 @@ from __future__ import annotations
 from collections.abc import Iterable
 from importlib.metadata import entry_points
 
-PROGRAMS = "specc.programs"
-"""The entry points of programs, as their wheels have them."""
+from specc.build.wheel import ENTRY_POINTS
 
 
 def installed() -> list[str]:
     """The packages of all programs that are installed, in order."""
-    return sorted({point.value for point in entry_points(group=PROGRAMS)})
+    return sorted({point.value for point in entry_points(group=ENTRY_POINTS)})
 
 
 def program(incomplete: str) -> list[str]:

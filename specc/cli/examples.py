@@ -1,4 +1,4 @@
-"""What `--help` of every command ends with: lines that people type."""
+"""Lines that people type, with which `--help` of every command ends."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ EXAMPLES: Mapping[str, tuple[str, ...]] = {
     "schema": ("specc schema > specc.schema.json",),
     "doctor": ("specc doctor", "specc doctor --format json"),
 }
-"""By command the lines, in which names of files stand for the user's own; those of an engine are beside them."""
+"""Lines by command; names of files stand for the user's own. Lines of an engine's commands stand beside these."""
 
 
 def epilog(lines: Iterable[str]) -> str:

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 class Printer:
     """Prints completions as they finish, or one of them token by token; JSON only at the end.
 
-    Texts go to ``console``; verdicts, log-probabilities and counts to ``said``.
+    Texts go to ``console``; verdicts, log-probabilities and counts to ``notes``.
     """
 
     def __init__(
@@ -33,7 +33,7 @@ class Printer:
         stream: bool, logprobs: int | None = None,
     ) -> None:  # fmt: skip
         """logprobs: how many best tokens to show beside every emitted one; None for none, and no log-probability."""
-        self.console, self.said, self.texts = console, notes, texts
+        self.console, self.notes, self.texts = console, notes, texts
         self.max_new_tokens, self.logprobs = max_new_tokens, logprobs
         self.is_text = format is Format.text
         self.stream = stream and self.is_text
@@ -65,20 +65,20 @@ class Printer:
         for completion, verdict in zip_longest(completions, verdicts):
             label = f"[{completion.request_id}] " if len(completions) > 1 else ""
             if self.logprobs is not None:
-                self.said.print(self._scores(completion, engine, self.logprobs))
+                self.notes.print(self._scores(completion, engine, self.logprobs))
             if completion.finish_reason == "length" and len(completion.token_ids) < self.max_new_tokens:
-                self.said.print(f"{label}ended by the context of {context} tokens, see --max-context")
+                self.notes.print(f"{label}ended by the context of {context} tokens, see --max-context")
             if completion.error is not None:
-                self.said.print(f"{label}ended by an error: {completion.error}", style="red")
+                self.notes.print(f"{label}ended by an error: {completion.error}", style="red")
             if verdict is not None:
                 style = "green" if verdict.identical else "yellow" if verdict.right else "red"
-                self.said.print(f"{label}identical to generate: {_said(verdict, engine)}", style=style)
+                self.notes.print(f"{label}identical to generate: {_said(verdict, engine)}", style=style)
         stats, table = engine.stats, Table(show_edge=False)
         for name in ("prompts", "tokens", "steps", "mean accepted length", "tokens/s"):
             table.add_column(name, justify="right")
         counts = (str(stats.requests), str(stats.tokens), str(stats.steps))
         table.add_row(*counts, f"{stats.mean_accept_len:.2f}", f"{stats.tokens_per_second:.1f}")
-        self.said.print(table)
+        self.notes.print(table)
 
     def _scores(self, completion: Completion, engine: Engine, most: int) -> Table:
         """Return a row for every emitted token."""

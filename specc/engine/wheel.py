@@ -139,7 +139,7 @@ def _is_of_wheel(error: Exception) -> bool:
 
 
 def _names(error: Exception) -> set[str]:
-    """What an error is called, and what it is a kind of: every wheel has classes of its own."""
+    """The names of an error's class and its bases: every wheel has classes of its own."""
     return {base.__name__ for base in type(error).__mro__}
 
 

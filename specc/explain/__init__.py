@@ -1,1 +1,1 @@
-"""What people are told of a program: the story of its configuration, and a page with pictures."""
+"""The story of a configuration as people are told it, and a page of it with pictures."""

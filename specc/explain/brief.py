@@ -107,15 +107,15 @@ def spelled(value: object) -> str:
 
 def spans(names: Iterable[str]) -> str:
     """Names in order, those that only count on as one: ``draft_0..2, extend``."""
-    spans_so_far: list[tuple[str, int, int]] = []
+    stretches: list[tuple[str, int, int]] = []
     for name in names:
         stem, _, number = name.rpartition("_")
         at = int(number) if stem and number.isdecimal() else -1
-        if at > 0 and spans_so_far and spans_so_far[-1][0] == stem and spans_so_far[-1][2] == at - 1:
-            spans_so_far[-1] = stem, spans_so_far[-1][1], at
+        if at > 0 and stretches and stretches[-1][0] == stem and stretches[-1][2] == at - 1:
+            stretches[-1] = stem, stretches[-1][1], at
         else:
-            spans_so_far.append((stem, at, at) if at >= 0 else (name, -1, -1))
-    return ", ".join(_span(*one) for one in spans_so_far)
+            stretches.append((stem, at, at) if at >= 0 else (name, -1, -1))
+    return ", ".join(_span(*one) for one in stretches)
 
 
 def _span(stem: str, first: int, last: int) -> str:

@@ -56,10 +56,10 @@ def render_all(
     paths: Mapping[str, str] | None = None,
 ) -> Iterator[str]:
     """Yield the first `MAX_SHOWN` diagnostics as `render` does, then, if there are more, one line with how many."""
-    renderer, diagnostics_list = _Renderer(sources, color, paths or {}), list(diagnostics)
-    yield from map(renderer.render, diagnostics_list[:MAX_SHOWN])
-    if len(diagnostics_list) > MAX_SHOWN:
-        yield f"{len(diagnostics_list) - MAX_SHOWN} more of {len(diagnostics_list)} findings are not shown"
+    renderer, findings = _Renderer(sources, color, paths or {}), list(diagnostics)
+    yield from map(renderer.render, findings[:MAX_SHOWN])
+    if len(findings) > MAX_SHOWN:
+        yield f"{len(findings) - MAX_SHOWN} more of {len(findings)} findings are not shown"
 
 
 def to_json(diagnostics: Iterable[Diagnostic], paths: Mapping[str, str] | None = None) -> list[dict[str, Any]]:

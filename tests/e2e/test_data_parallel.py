@@ -13,12 +13,12 @@ from types import ModuleType
 from typing import Any
 
 import pytest
+from ports import free_port
 
 from specc.engine.engine import Engine
 from specc.engine.reference import greedy
 
 from .conftest import PROMPTS, ROOT, Case, Models
-from .test_disaggregation import free_port
 
 SECONDS = 240.0
 CASES = [

@@ -6,7 +6,6 @@ import json
 import os
 import re
 import signal
-import socket
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -16,6 +15,7 @@ from types import ModuleType
 from typing import Any
 
 import pytest
+from ports import free_port
 
 from specc.engine.disaggregation import DecodeWorker, Outcome, Role, connect
 from specc.engine.engine import Engine
@@ -78,13 +78,6 @@ def prefiller(site: Path, models: dict[str, Models]) -> Iterator[Prefiller]:
     process = Prefiller(site, models)
     yield process
     process.close()
-
-
-def free_port() -> int:
-    """A port that nobody listens at."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
 
 
 def listen(engine: Engine, port: int) -> DecodeWorker:

@@ -14,6 +14,7 @@ from types import ModuleType
 from typing import Any
 
 import pytest
+from ports import free_port
 from programs import config_text as small_text
 from programs import written
 
@@ -24,7 +25,6 @@ from specc.engine.engine import Engine
 from specc.engine.reference import greedy
 
 from .conftest import PROMPTS, ROOT, Case, Models
-from .test_disaggregation import free_port
 
 SECONDS = 240.0
 RANKS = (1, 2, 4, 8)

@@ -9,8 +9,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from engine_http import Server, crowd, free_port, started, wrong
+from engine_http import Server, crowd, started, wrong
 from engine_job import environment
+from ports import free_port
 from sglang_files import ENVIRONMENT, ON_GPU, PYTHON
 from sglang_programs import SERVED, build_program
 from sglang_server import Variant

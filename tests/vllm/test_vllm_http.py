@@ -8,8 +8,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from engine_http import LONGEST, PROMPTS, TO_LEAVE, Server, ask, crowd, expected, free_port, started, wrong
+from engine_http import LONGEST, PROMPTS, TO_LEAVE, Server, ask, crowd, expected, started, wrong
 from engine_job import environment
+from ports import free_port
 from vllm_files import HERE, ON_GPU, PYTHON
 from vllm_programs import build_program
 from vllm_server import BLOCK, NUM_STEPS, Variant

@@ -1,4 +1,4 @@
-"""What the ranks of a server with tensor parallelism have to have alike, and how they capture together.
+"""Ranks of a server with tensor parallelism compare what they are about to run, and capture together.
 
 vLLM sends every step of its scheduler's to all ranks. Each gets whole rows of logits, and draws the same seeds. So each
 runs the same program, and nothing of a step is sent, as long as no rank decides anything by itself.
@@ -22,12 +22,12 @@ def several() -> bool:
 
 
 def is_first() -> bool:
-    """Whether this rank is the one that tells of all: logs and metrics would have everything several times."""
+    """Whether this rank tells of all: logs and metrics would have everything several times."""
     return bool(get_tp_group().rank_in_group == 0)
 
 
 def disagreement(of_rank: Mapping[str, object]) -> str | None:
-    """What ranks are about to do otherwise than each other, in words, on all of them the same; None if nothing.
+    """Return in words what ranks are about to do otherwise than each other, on all the same; None if nothing.
 
     All ranks call this at the same place. It is a collective of vLLM's group for the host, over what can be pickled.
     """

@@ -85,7 +85,7 @@ class ProgramDrafts(_Speculator):
         While several ranks capture, each waits for the others in forwards: one that fails ends the server.
         """
         super().capture()
-        if self.steps is None or word(CAPTURE, CAPTURES, CAPTURES[0]) == "none":
+        if self.steps is None or captures() == "none":
             return
         # Metadata of attention in a graph is made by the graph, which not every backend can.
         if not getattr(self, "supports_decode_metadata_update", True):
@@ -197,13 +197,18 @@ def _init_speculator(
     package = tried(lambda: chosen(programs, ENGINE, lambda one: misfits(one.plan, vllm_config, kind, SERVED)), ENGINE)
     of_rank = {
         "the program": package and f"{package.__name__} {package.__version__}",
-        CAPTURE: word(CAPTURE, CAPTURES, CAPTURES[0]),
+        CAPTURE: captures(),
     }
     if not _agreed(of_rank) or package is None:
         return made
     drafts = SERVED[kind](vllm_config, device, req_states)
     drafts.take(package, req_states)
     return drafts
+
+
+def captures() -> str:
+    """One of `CAPTURES`; raises ServerError where `SPECC_CAPTURE` is another word."""
+    return word(CAPTURE, CAPTURES, CAPTURES[0])
 
 
 def _agreed(of_rank: Mapping[str, object]) -> bool:

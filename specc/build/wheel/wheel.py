@@ -25,6 +25,7 @@ from packaging.utils import canonicalize_name
 from packaging.version import Version
 from wheel.wheelfile import WheelFile
 
+from specc.build.wheel import ENTRY_POINTS
 from specc.build.wheel.pages import package_page, wanted
 from specc.build.wheel.runtime_files import runtime_files
 from specc.build.wheel.sources import LICENSE, copied, license_text, shared, template
@@ -52,7 +53,6 @@ TORCH_MINIMUM = "2.11"
 PYTHON = ">=3.11"
 CUDA_REQUIRES = ("cuda-core>=0.5", "cuda-bindings>=12")
 """The same as specc's own extra `cuda`."""
-ENTRY_POINTS = "specc.programs"
 PREFIX = "specc-program-"
 """What the distribution of every program begins with, so that none has the name of specc, a plugin or another tool."""
 

@@ -20,7 +20,7 @@ _OWN_CACHES = re.compile(r"MiniMaxM3Sparse")
 
 
 def facts_of(values: Mapping[str, Value]) -> Model:
-    """Return the facts of a model in SGLang; ``said`` is what its directory says, by key."""
+    """Return the facts of a model in SGLang; ``values`` is what its directory says, by key."""
     architecture, cache = architecture_of(values), str(values.get("kv_layout", "mha"))
     if cache == "mla" and "index_topk" in values:
         cache = "dsa"

@@ -54,15 +54,15 @@ def in_engine(checked: Checked, facts: Mapping[Side, ModelFacts | None], needs: 
     facts = {"target": target, "draft": draft}
     if draft is None:
         return facts
-    models_draft = dict(draft.facts)
+    of_draft = dict(draft.facts)
     if not preset.parts_of_tokens:
-        models_draft.pop("draft_vocab_size", None)
+        of_draft.pop("draft_vocab_size", None)
     written = file.target.dtype if file.target is not None else None
     named = target.facts.get("dtype") if target is not None else None
     element = written or (named.value if named is not None else None)
     if element is not None and (needs.head or preset.one_dtype):
-        models_draft["dtype"] = Fact(element, f"that of the target, as in {preset.title}")
-    return {**facts, "draft": replace(draft, facts=models_draft)}
+        of_draft["dtype"] = Fact(element, f"that of the target, as in {preset.title}")
+    return {**facts, "draft": replace(draft, facts=of_draft)}
 
 
 def _halved(model: ModelFacts | None, block: ModelBlock | None, preset: Preset) -> ModelFacts | None:

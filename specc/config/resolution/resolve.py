@@ -143,9 +143,9 @@ def _with_aux_layers(checked: Checked, target: ModelConfig | None, draft: ModelC
         where = at.value("draft", "model")
     ascending = all(one < other for one, other in pairwise(layers))
     if not ascending or not 1 <= layers[0] <= layers[-1] <= target.depth:
-        layers_text = ", ".join(map(str, layers))
+        listed = ", ".join(map(str, layers))
         message = (
-            f"aux_layers ascend strictly from 1 to the target's last layer, {target.depth}, and these are {layers_text}"
+            f"aux_layers ascend strictly from 1 to the target's last layer, {target.depth}, and these are {listed}"
         )
         checked.findings.error("config/out-of-range", message, where)
         return None

@@ -56,8 +56,8 @@ class Speculation:
         """How many modules draft one after the other."""
         if self.method.value != "mtp" or self.draft is None:
             return 1
-        modules_written = self.draft[1].said.facts.get("num_mtp_modules")
-        count = int(modules_written.value) if modules_written is not None and modules_written.origin == _SEVERAL else 1
+        fact = self.draft[1].said.facts.get("num_mtp_modules")
+        count = int(fact.value) if fact is not None and fact.origin == _SEVERAL else 1
         return max(1, min(count, int(self.num_steps.value)))
 
     @property
@@ -103,28 +103,23 @@ def _of_model(
     draft = target if own else arguments.model(f"{SPECULATION}.model", drafting, describe)
     if draft is None:
         return None
-    method_of_draft = _settled("mtp" if method.endswith("mtp") else method, drafting or str(draft[0]), draft[1])
-    if method_of_draft is None:
+    kind = _settled("mtp" if method.endswith("mtp") else method, drafting or str(draft[0]), draft[1])
+    if kind is None:
         arguments.wrong(f"{SPECULATION}.method '{method[:60]}' is unknown", f"there are {_methods()}")
         return None
-    agrees = method_of_draft == written or (method_of_draft == "mtp" and written.endswith("mtp"))
+    agrees = kind == written or (kind == "mtp" and written.endswith("mtp"))
     named = f"{SPECULATION}.method" if agrees else "what vLLM takes for such a draft"
     drafted = Fact(steps, f"{SPECULATION}.num_speculative_tokens") if steps is not None else None
     modules = draft[1].number("num_mtp_modules")
-    if drafted is None and method_of_draft == "mtp" and modules is not None and not own:
+    if drafted is None and kind == "mtp" and modules is not None and not own:
         drafted = Fact(modules, "as many as the draft has modules")
     if drafted is None:
         arguments.wrong(f"{SPECULATION}.num_speculative_tokens is missing")
         return None
-    if (
-        method_of_draft == "mtp"
-        and modules is not None
-        and int(drafted.value) > modules
-        and int(drafted.value) % modules
-    ):
+    if kind == "mtp" and modules is not None and int(drafted.value) > modules and int(drafted.value) % modules:
         arguments.wrong(f"{SPECULATION}.num_speculative_tokens is no multiple of the draft's {modules} modules")
     origin = f"modules of the target's own, which {SPECULATION} names no other for" if own else f"{SPECULATION}.model"
-    return Speculation(Fact(method_of_draft, named), draft, origin, drafted)
+    return Speculation(Fact(kind, named), draft, origin, drafted)
 
 
 def _settled(method: str, name: str, draft: Described) -> str | None:

@@ -22,10 +22,8 @@ class AuxStates:
         """Hook the layers; raises UnsupportedModelError where there are no such."""
         stack = _layers(model)
         if not all(0 < layer <= len(stack) for layer in layers):
-            layers_text = ", ".join(map(str, layers))
-            raise UnsupportedModelError(
-                f"the program wants the outputs of layers {layers_text}, the model has {len(stack)}"
-            )
+            listed = ", ".join(map(str, layers))
+            raise UnsupportedModelError(f"the program wants the outputs of layers {listed}, the model has {len(stack)}")
         self.layers = tuple(layers)
         self._found: dict[int, Tensor] = {}
         for layer in set(layers):

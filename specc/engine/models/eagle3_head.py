@@ -93,20 +93,18 @@ class Eagle3Head(SharingHead):
 
         Raises ValueError for offsets that its config knows not of, or that are no whole numbers.
         """
-        renamed_weights = renamed(weights, "layers.0.", "midlayer.")
-        if "embed_tokens.weight" in renamed_weights:
-            count, width = renamed_weights["embed_tokens.weight"].shape
+        adapted = renamed(weights, "layers.0.", "midlayer.")
+        if "embed_tokens.weight" in adapted:
+            count, width = adapted["embed_tokens.weight"].shape
             self.embed_tokens = nn.Embedding(count, width)
             self.midlayer = Eagle3Layer(self.config, self.embed_tokens.embedding_dim)
-        if "d2t" in renamed_weights and not hasattr(self, "d2t"):
-            if renamed_weights["d2t"].any():
+        if "d2t" in adapted and not hasattr(self, "d2t"):
+            if adapted["d2t"].any():
                 raise ValueError("the head has offsets d2t, and its config.json no draft_vocab_size")
-            del renamed_weights["d2t"]
-        elif "d2t" in renamed_weights and (
-            renamed_weights["d2t"].is_floating_point() or renamed_weights["d2t"].is_complex()
-        ):
-            raise ValueError(f"the head's offsets d2t are {renamed_weights['d2t'].dtype}, not whole numbers")
-        return renamed_weights
+            del adapted["d2t"]
+        elif "d2t" in adapted and (adapted["d2t"].is_floating_point() or adapted["d2t"].is_complex()):
+            raise ValueError(f"the head's offsets d2t are {adapted['d2t'].dtype}, not whole numbers")
+        return adapted
 
     def embed(self, tokens: Tensor) -> Tensor:
         """The embeddings T[..., E] of tokens i64[...], by a module of its own if it has one."""

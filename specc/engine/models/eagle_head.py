@@ -181,18 +181,16 @@ class EagleHead(SharingHead):
 
         Its embedding is a copy of the target's, and its scores are those of the target's ``lm_head``.
         """
-        renamed_weights = renamed(weights, "layers.0.", "layer.")
-        renamed_weights = {
-            name: value
-            for name, value in renamed_weights.items()
-            if name not in ("embed_tokens.weight", "lm_head.weight")
+        adapted = renamed(weights, "layers.0.", "layer.")
+        adapted = {
+            name: value for name, value in adapted.items() if name not in ("embed_tokens.weight", "lm_head.weight")
         }
-        if "layer.input_layernorm.weight" not in renamed_weights:
+        if "layer.input_layernorm.weight" not in adapted:
             layer: Any = self.layer
             layer.input_layernorm = nn.Identity()
-        if "fc.bias" in renamed_weights:
+        if "fc.bias" in adapted:
             self.fc = nn.Linear(self.fc.in_features, self.fc.out_features)
-        return renamed_weights
+        return adapted
 
     def forward(self, input_ids: Tensor, hidden: Tensor, position_ids: Tensor, **attention_kwargs: Any) -> Tensor:
         """Predict the next hidden state of each pair.

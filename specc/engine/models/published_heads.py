@@ -61,8 +61,8 @@ def renamed(weights: Mapping[str, Tensor], old: str, new: str) -> dict[str, Tens
 
 def _of_speculators(content: Mapping[str, Any]) -> dict[str, Any]:
     """The keys as other formats have them: layers of the target count from 0, inside `eagle_config`."""
-    content_of_head = {key: value for key, value in merged(content).items() if key != "auto_map"}
-    layers = content_of_head.get("eagle_aux_hidden_state_layer_ids")
+    head = {key: value for key, value in merged(content).items() if key != "auto_map"}
+    layers = head.get("eagle_aux_hidden_state_layer_ids")
     if layers is not None:
-        content_of_head["eagle_config"] = {"eagle_aux_hidden_state_layer_ids": [layer - 1 for layer in layers]}
-    return content_of_head
+        head["eagle_config"] = {"eagle_aux_hidden_state_layer_ids": [layer - 1 for layer in layers]}
+    return head

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -11,11 +10,6 @@ from specc.measure.results.records import BucketFigures, Measurement
 
 WIDTH, HEIGHT = 9.0, 0.32
 """Inches of a picture, and of a bar."""
-
-
-def drawable() -> bool:
-    """Whether matplotlib, which draws, is installed (the extra `bench`)."""
-    return find_spec("matplotlib") is not None
 
 
 def draw(measurement: Measurement, path: Path) -> None:

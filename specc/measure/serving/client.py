@@ -75,7 +75,7 @@ class Client:
     """Asks one server."""
 
     def __init__(self, session: aiohttp.ClientSession, url: str, *, chat: bool) -> None:
-        """With an open session; with ``chat`` a prompt is the message of a user, otherwise the text itself."""
+        """Take an open session; with ``chat`` a prompt is the message of a user, otherwise the text itself."""
         self.url, self.model, self._session, self._chat = url.rstrip("/"), "", session, chat
 
     async def ask(self, prompt: Prompt, *, whole: bool) -> Answer:
@@ -150,7 +150,7 @@ class Client:
             for choice in record.get("choices") or ():
                 heard.take((choice["delta"].get("content") if self._chat else choice["text"]) or "")
             heard.usage = record.get("usage") or heard.usage
-            details = ((record.get("sglext") or {}).get("spec_tokens_details") or {}) or {}
+            details = (record.get("sglext") or {}).get("spec_tokens_details") or {}
             heard.accepted = tuple(map(int, details.get("spec_correct_drafts_histogram", heard.accepted)))
         except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
             self.broken(f"a record of its stream is none: {data[:SHOWN].decode(errors='replace')!r}")
@@ -209,7 +209,7 @@ _HINTS = {
     403: "servers that want a key are not served yet",
     404: "--url is the address of the server alone, without /v1",
 }
-"""What to do, by status."""
+"""Hints by status."""
 
 
 @asynccontextmanager

@@ -1,4 +1,4 @@
-"""What a server says of itself: its model, its program, and what it has counted since it began."""
+"""A server tells of itself: its model, its program, and what it has counted since it began."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from specc.support.diagnostics import Diagnostic, DiagnosticError
 
 T = TypeVar("T")
 SWITCH, STATE, METRICS = "/set_internal_state", "/server_info", "/metrics"
-"""Where a program is switched, where a server tells of it, and where it has its metrics; not all servers have these."""
+"""Paths at which a program is switched, told of, and measured; not all servers have them."""
 DRAFTS, BY_POSITION = ":spec_decode_num_drafts_total", ":spec_decode_num_accepted_tokens_per_pos_total"
-"""How the names of an engine's counters end: verifications, and accepted drafts by position."""
+"""Ends of the names of an engine's counters: verifications, and accepted drafts by position."""
 MOST_POSITIONS = 1024
 STEPS, ACTIVE = "specc:decode_steps_total", "specc:program_active"
 
@@ -102,7 +102,7 @@ class Server:
             raise no_other_side(self.address, f"its program could not be switched {'on' if on else 'off'}")
 
     async def counts(self) -> Counts:
-        """Of now."""
+        """The counters of now."""
         try:
             now = counted(samples_of(await self.client.text(METRICS))) if self.metrics else Counts()
         except (KeyError, ValueError, OverflowError) as error:

@@ -1,4 +1,4 @@
-"""What was found of a server with a program and without it, as records: table, JSON and picture are made of them."""
+"""Records of a server with a program and without it: table, JSON and picture are made of them."""
 
 from __future__ import annotations
 

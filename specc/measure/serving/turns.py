@@ -17,7 +17,7 @@ from specc.measure.serving.texts import compare
 from specc.support.diagnostics import Diagnostic, DiagnosticError
 
 LEAST_REQUESTS = 8
-"""Of a turn, if nothing is said."""
+"""Requests of a turn by default."""
 
 
 @dataclass(frozen=True)
@@ -74,7 +74,7 @@ class Side:
 
 
 async def measure(wanted: Wanted, prompts: Prompts, on_turn: Callable[[str], None]) -> tuple[Served, list[Diagnostic]]:
-    """Compare the texts of both sides, then time them; ``told`` hears after every turn what it was.
+    """Compare the texts of both sides, then time them; ``on_turn`` is told after every turn what it was.
 
     Programs that can be switched are on in the end.
 

@@ -119,9 +119,9 @@ def tree_seen_slots(operands: Tensors, attrs: Attrs, dims: Dims) -> Tensors:
     slots, parent = operands
     seen = _seen(parent)
     place = torch.where(seen, seen.cumsum(2) - 1, seen.shape[2])  # of what is not seen behind the last entry
-    slots_of_nodes = torch.zeros(*parent.shape, seen.shape[2] + 1, dtype=torch.int32, device=slots.device)
-    slots_of_nodes.scatter_(2, place, slots[:, None].expand(seen.shape).to(torch.int32))
-    return slots_of_nodes[..., :-1].contiguous(), seen.sum(2, dtype=torch.int32)
+    dense = torch.zeros(*parent.shape, seen.shape[2] + 1, dtype=torch.int32, device=slots.device)
+    dense.scatter_(2, place, slots[:, None].expand(seen.shape).to(torch.int32))
+    return dense[..., :-1].contiguous(), seen.sum(2, dtype=torch.int32)
 
 
 def _seen(parent: Tensor) -> Tensor:

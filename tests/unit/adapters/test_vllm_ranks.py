@@ -13,13 +13,12 @@ from fakes.vllm_server import PROGRAM, Server, adapter
 from fakes.vllm_tables import VLLM
 from programs import planned
 from prometheus_client import REGISTRY
+from vllm_batches import BATCHES, decode
 
 from specc.runtime.plan.plan import Plan
 from specc.runtime.rotated import RotatedStep
 
 Serve = Callable[..., Server]
-PROMPTS = {2: [4, 9, 2], 0: [7, 1]}
-BATCHES = [[2, 0], [0], [2]]
 BOUND, CHOSEN, CAPTURE = "a bound program", "the program", "SPECC_CAPTURE"
 
 
@@ -36,14 +35,6 @@ def serve(monkeypatch: pytest.MonkeyPatch) -> Iterator[Serve]:
     monkeypatch.setenv(CAPTURE, "none")
     with VLLM.starting(Server, PROGRAM) as start:
         yield start
-
-
-def decode(server: Server) -> None:
-    """Some steps, whose texts are the target's own whoever runs them."""
-    server.begin(PROMPTS)
-    for rows in BATCHES:
-        server.decode(rows)
-    server.judge()
 
 
 def told(caplog: pytest.LogCaptureFixture) -> list[str]:

@@ -16,6 +16,7 @@ from fakes.vllm_sampling import LogitBiasState
 from fakes.vllm_server import PROGRAM, Server, adapter
 from fakes.vllm_tables import VLLM, RequestState
 from programs import load
+from vllm_batches import BATCHES, decode
 
 from specc.adapters import vllm
 from specc.adapters._probe import touches
@@ -24,8 +25,6 @@ from specc.build.build import build_program
 from specc.runtime.plan.plan import Plan
 
 FILES = sorted(Path(vllm.__file__).parent.rglob("*.py"))
-PROMPTS = {2: [4, 9, 2], 0: [7, 1]}
-BATCHES = [[2, 0], [0], [2]]
 Serve = Callable[..., Server]
 
 
@@ -43,14 +42,6 @@ def plan_of(algorithm: str) -> Plan:
     more: dict[str, Any] = {"page_size": 4, "max_requests": 6, "buckets": [1, 2]}
     more |= {"options": {"window": 64, "longest": 3, "shortest": 1}} if algorithm == "NGRAM" else {}
     return build_program(load(algorithm, engine="vllm", **more)).plan
-
-
-def decode(server: Server) -> None:
-    """Some steps, whose texts are the target's own whoever runs them."""
-    server.begin(PROMPTS)
-    for rows in BATCHES:
-        server.decode(rows)
-    server.judge()
 
 
 def test_all_that_the_adapter_touches_is_there(serve: Serve) -> None:

@@ -89,7 +89,7 @@ def test_buckets_that_are_none(buckets: str) -> None:
 
 
 def test_no_picture_without_what_draws(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr("specc.measure.results.plot.find_spec", lambda name: None)
+    monkeypatch.setattr("specc.cli.measured.find_spec", lambda name: None)
     done = run("bench", CHAIN, "--plot", str(tmp_path / "x.svg"))
     assert done.exit_code == 2 and "in the clone of specc, pip install '.[bench]'" in done.stderr
 

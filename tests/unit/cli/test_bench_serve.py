@@ -13,7 +13,6 @@ import pytest
 from fakes.openai_server import MODEL, Fake, serving
 from typer.testing import CliRunner
 
-from specc.cli import bench_serve
 from specc.cli.main import app
 
 QUICK = ("--count", "6", "--max-new-tokens", "12", "--turns", "3", "--batch", "4,1", "--requests", "5")
@@ -273,6 +272,6 @@ def test_files_that_have_no_prompts(name: str, text: str, wanted: str, tmp_path:
 
 
 def test_what_is_not_installed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(bench_serve, "find_spec", lambda name: None)
+    monkeypatch.setattr("specc.cli.measured.find_spec", lambda name: None)
     done = run("--url", "http://x")
     assert done.exit_code == 2 and "aiohttp" in done.output and "'.[bench]'" in done.output

@@ -35,7 +35,7 @@ def specc(*words: str, given: str | bytes | None = None, status: int = 0) -> Res
     return done
 
 
-def same_plans(text: str, path: Path) -> None:
+def assert_same_plans(text: str, path: Path) -> None:
     """A configuration whose models are gone makes the same plans, from what the plans say of the models."""
     build = build_program(load_text(text, path, names(), needs))
     again = load_text(text, Path("gone/config.yaml"), names(), needs, settled=_settled(build.plan))
@@ -45,7 +45,7 @@ def same_plans(text: str, path: Path) -> None:
 
 @pytest.mark.parametrize("path", [path for path in EXAMPLES if "random" not in path.name], ids=lambda path: path.stem)
 def test_a_plan_says_all_that_models_decided(path: Path) -> None:
-    same_plans(path.read_text(), path)
+    assert_same_plans(path.read_text(), path)
 
 
 @pytest.mark.parametrize("pair", PAIRS)
@@ -55,7 +55,7 @@ def test_a_plan_says_it_of_published_models(pair: str, tmp_path: Path) -> None:
     more = ["--engine", engine] if engine else []
     path = tmp_path / "written.yaml"
     specc("init", *words, *more, "-o", str(path))
-    same_plans(path.read_text(), path)
+    assert_same_plans(path.read_text(), path)
 
 
 @pytest.fixture(scope="module")

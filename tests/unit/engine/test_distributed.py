@@ -2,23 +2,16 @@
 
 from __future__ import annotations
 
-import socket
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
+from ports import free_port
 
 from specc.engine.disaggregation.distributed import DistributedChannel, Role, connect
 
 HOST, SECONDS = "127.0.0.1", 20.0
-
-
-def free_port() -> int:
-    """A port that nobody listens at."""
-    with socket.socket() as probe:
-        probe.bind((HOST, 0))
-        return probe.getsockname()[1]
 
 
 @pytest.fixture
