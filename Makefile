@@ -1,6 +1,7 @@
 # make demo      set up, build wheels, install them, generate text and compare it with transformers' own
 # make test      set up, run the tests that answer in minutes: most of those that need no GPU
-# make test-all  every test that needs no GPU
+# make test-all  every test that needs no GPU and no engine
+# make test-slow what make test leaves out; PART=1/4: the second of four parts of it
 # make check     lint, types, every test
 # make fuzz      attack every input with random cases of another seed, for ten minutes
 PYTHON ?= python3
@@ -11,7 +12,7 @@ MODELS := examples/models
 DEMOS  := standalone-chain eagle-chain eagle-chain-adaptive eagle3-chain frozen-kv-chain mtp-chain dflash-chain ngram-chain \
           standalone-tree eagle-tree eagle-tree-wide eagle-tree-sampled eagle-tree-json eagle3-tree eagle3-reduced-tree frozen-kv-tree ngram-tree
 
-.PHONY: setup demo test test-all lint types check golden models known versions resolve conformance site browser sglang vllm gpu sanitize fuzz perturb grammars mutants bench clean
+.PHONY: setup demo test test-slow test-all lint types check golden models known versions resolve conformance site browser sglang vllm gpu sanitize fuzz perturb grammars mutants bench clean
 
 setup: $(VENV)/.ready
 
@@ -54,6 +55,12 @@ PYTEST := $(BIN)/python -m pytest -n 2 --dist worksteal -W error --timeout 300
 
 test: setup
 	$(PYTEST) -m "not slow"
+
+# CI runs another part of what takes long with every commit.
+PART ?= 0/1
+
+test-slow: setup
+	$(PYTEST) -m slow --part $(PART)
 
 test-all: setup
 	$(PYTEST)
@@ -147,14 +154,14 @@ VERSION ?=
 sglang: export SPECC_TEST_SGLANG = $(VERSION)
 sglang: setup
 	$(PYTHON) tests/sglang/make_environment.py
-	SPECC_TEST_TEXTS=$(TEXTS) $(BIN)/python -m pytest tests/sglang -m sglang $(SGLANG)
+	SPECC_TEST_TEXTS=$(TEXTS) $(BIN)/python -m pytest tests/sglang -m sglang --part $(PART) $(SGLANG)
 
 # The real vLLM on a CPU, in an environment of its own.
 VLLM ?=
 
 vllm: setup
 	$(PYTHON) tests/vllm/make_environment.py
-	$(BIN)/python -m pytest tests/vllm -m vllm $(VLLM)
+	$(BIN)/python -m pytest tests/vllm -m vllm --part $(PART) $(VLLM)
 
 gpu: setup
 	SPECC_TEST_GPU=1 $(BIN)/python -m pytest tests/kernels tests/gpu -m gpu

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -26,8 +27,9 @@ settings.load_profile("ci" if os.environ.get("CI") else "dev")
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    """Add ``--update-golden``."""
+    """Add ``--update-golden`` and ``--part``."""
     parser.addoption("--update-golden", action="store_true", help="rewrite kernels_generated/ instead of comparing")
+    parser.addoption("--part", default="0/1", metavar="K/N", help="the K-th of N parts of the tests that are chosen")
 
 
 SLOW = re.compile(
@@ -51,9 +53,25 @@ QUICK = re.compile(
 """What of that it runs all the same: the texts of one model by every algorithm, and one of each kind besides."""
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Mark what is slow, in one place."""
+@pytest.hookimpl(wrapper=True)
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> Iterator[None]:
+    """Mark what is slow, in one place, and keep the part that is asked for of what ``-m`` and ``-k`` leave."""
     for item in items:
         name = item.nodeid.removeprefix("tests/")
         if SLOW.match(name) and not QUICK.match(name):
             item.add_marker(pytest.mark.slow)
+    yield
+    part, parts = (int(number) for number in config.getoption("part").split("/"))
+    if parts > 1:
+        kept = set([*dict.fromkeys(map(kept_together, items))][part % parts :: parts])
+        config.hook.pytest_deselected(items=[item for item in items if kept_together(item) not in kept])
+        items[:] = [item for item in items if kept_together(item) in kept]
+
+
+def kept_together(item: pytest.Item) -> str:
+    """What is the same for all tests of one engine and of the one it is compared with; else the test's own name."""
+    params = item.callspec.params if isinstance(item, pytest.Function) and hasattr(item, "callspec") else {}
+    engines = [str(params[name]) for name in ("variant", "ranked") if name in params]
+    if engines:
+        return engines[0].replace("-program", "")
+    return item.path.name if item.path.parent.name in ("sglang", "vllm") else item.nodeid
