@@ -7,6 +7,7 @@ carried.
 
 from __future__ import annotations
 
+from specc.algorithms.blocks.growth import no_drafts
 from specc.algorithms.blocks.rejection import chosen
 from specc.algorithms.blocks.scope import Algorithm, Scope, logits_dtype_of
 from specc.algorithms.blocks.verification import (
@@ -56,6 +57,8 @@ def _draft(scope: Scope, state: State, root: Value) -> tuple[Value, Value, Nodes
             "kv.extend_slots", scope.req_to_token, scope.rows, state.seq_lens,
             names=("block_slots",), axis="A", offset=0,
         )  # fmt: skip
+    if not scope.config.num_steps:
+        return positions, slots, no_drafts(scope, root)
     with b.phase("draft"):
         with b.at(scope.at("num_steps")):
             logits, state.kv_draft = b.many(

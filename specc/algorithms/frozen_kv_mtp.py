@@ -7,10 +7,11 @@ nothing is written and there is no extend: what is carried is a row of the targe
 
 from __future__ import annotations
 
-from specc.algorithms.blocks.growth import Frontier, grow_tree
+from specc.algorithms.blocks.growth import Frontier, grow_tree, no_drafts
 from specc.algorithms.blocks.rejection import Source, children
 from specc.algorithms.blocks.scope import Algorithm, Scope, dtype_of, logits_dtype_of
 from specc.algorithms.blocks.verification import (
+    Nodes,
     State,
     carry_lengths,
     finish_prefill,
@@ -38,20 +39,26 @@ def _build(scope: Scope) -> None:
     health, first, hidden = prefill_target(scope, last=True)
     finish_prefill(scope, health, first, {"bonus": first, "hidden": hidden})
     state, root, hidden = _prepare(scope)
-    frontier, q = _seed(scope, state, root, hidden)
-
-    def forward(step: int, at: Frontier) -> tuple[Value, Value]:
-        assert at.hidden is not None  # `_seed` and this function hand one over
-        return _assist(scope, state, (at.tokens, at.positions, at.hidden), step + 1)
-
-    nodes = grow_tree(scope, state, root, frontier, forward, advance=False, q=q)
-    accepted = verify(scope, state, nodes)
+    accepted = verify(scope, state, _draft(scope, state, root, hidden))
     with scope.b.phase("commit"), scope.b.at(scope.at("draft", target_width_key(scope))):
         last = scope.b(
             "commit.last", accepted.hidden, accepted.accept_index, accepted.accept_lens, names=("last_hidden",)
         )
         store(scope, {"bonus": accepted.bonus, "hidden": last})
     scope.output("health", state.health)
+
+
+def _draft(scope: Scope, state: State, root: Value, hidden: Value) -> Nodes:
+    """The nodes to verify; the first forward of a step is one of its own, so a step without drafts has none."""
+    if not scope.config.num_steps:
+        return no_drafts(scope, root)
+    frontier, q = _seed(scope, state, root, hidden)
+
+    def forward(step: int, at: Frontier) -> tuple[Value, Value]:
+        assert at.hidden is not None  # `_seed` and this function hand one over
+        return _assist(scope, state, (at.tokens, at.positions, at.hidden), step + 1)
+
+    return grow_tree(scope, state, root, frontier, forward, advance=False, q=q)
 
 
 def _prepare(scope: Scope) -> tuple[State, Value, Value]:

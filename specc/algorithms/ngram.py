@@ -11,6 +11,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
+from specc.algorithms.blocks.growth import no_drafts
 from specc.algorithms.blocks.scope import Algorithm, Scope
 from specc.algorithms.blocks.verification import (
     Nodes,
@@ -50,14 +51,28 @@ def _build(scope: Scope) -> None:
     _check(scope, options)
     scope.carry("text", "i32", options.window, limit="V", at=("options", "window"))
     carry_lengths(scope)
-    rotated = scope.config.file.step == "rotated"
-    if rotated:
+    carries_bonus = scope.config.file.step == "rotated" or scope.config.depths[0].num_steps == 0
+    if carries_bonus:
         scope.carry("bonus", "i32", limit="V")
-    _prefill(scope, options, carries_bonus=rotated)
-    b, steps = scope.b, scope.config.num_steps
+    _prefill(scope, options, carries_bonus=carries_bonus)
+    b = scope.b
     health, seq_lens = start(scope)
     with b.phase("prepare"):
         text = b("carry.load", scope.rows, names=("text",), field="text")
+    state = State(health, seq_lens, scope.kv_draft, scope.kv_target)
+    accepted = verify(scope, state, _nodes(scope, options, seq_lens, text))
+    with b.phase("commit"):
+        if carries_bonus:
+            store(scope, {"bonus": accepted.bonus})
+        b.many("carry.append", scope.rows, seq_lens, accepted.predict, accepted.accept_lens, field="text")
+    scope.output("health", state.health)
+
+
+def _nodes(scope: Scope, options: NgramOptions, seq_lens: Value, text: Value) -> Nodes:
+    """The text's last token and what followed it earlier; a step without drafts looks nothing up."""
+    b, steps, rotated = scope.b, scope.config.num_steps, scope.config.file.step == "rotated"
+    if not steps:
+        return no_drafts(scope, _root(scope))
     with b.phase("draft"), b.at(scope.at("num_steps")):
         corpus = (scope.table("corpus", "i32", "M"),) if options.corpus is not None else ()
         tokens = b(
@@ -65,13 +80,13 @@ def _build(scope: Scope) -> None:
             names=("tokens",), axis="A" if rotated else "N", steps=steps,
             longest=options.longest, shortest=options.shortest, beyond=options.beyond,
         )  # fmt: skip
-    state = State(health, seq_lens, scope.kv_draft, scope.kv_target)
-    accepted = verify(scope, state, _joined(scope, tokens) if rotated else _comb(scope, tokens))
-    with b.phase("commit"):
-        if rotated:
-            store(scope, {"bonus": accepted.bonus})
-        b.many("carry.append", scope.rows, seq_lens, accepted.predict, accepted.accept_lens, field="text")
-    scope.output("health", state.health)
+    return _joined(scope, tokens) if rotated else _comb(scope, tokens)
+
+
+def _root(scope: Scope) -> Value:
+    """The bonus token i32[B]."""
+    with scope.b.phase("prepare"):
+        return scope.b("carry.load", scope.rows, names=("root",), field="bonus")
 
 
 def _comb(scope: Scope, tokens: Value) -> Nodes:
@@ -83,9 +98,7 @@ def _comb(scope: Scope, tokens: Value) -> Nodes:
 
 def _joined(scope: Scope, tokens: Value) -> Nodes:
     """The bonus token, which the engine's own forward begins with, and the drafts of a chain."""
-    b = scope.b
-    with b.phase("prepare"):
-        root = b("carry.load", scope.rows, names=("root",), field="bonus")
+    b, root = scope.b, _root(scope)
     with b.phase("draft"), b.at(scope.at("num_steps")):
         return Nodes(b("chain.join", root, b("chain.drafts", tokens, names=("drafts",)), names=("nodes",)))
 

@@ -9,7 +9,7 @@ from typing import NamedTuple
 from specc.algorithms import plugin
 from specc.build.link import link
 from specc.config import LoadedConfig, ModelConfig
-from specc.ir.core import Carry, Module
+from specc.ir.core import Carry, Module, states
 from specc.ir.declarations import KvPool, Options
 from specc.pass_manager.manager import Instrument, run_passes
 from specc.pass_manager.pass_base import Context
@@ -48,7 +48,7 @@ def compile_module(
 ) -> Compiled:
     """Run every pass that comes before code generation, with the checker after each, for one depth.
 
-    kept: carried values that stay though this depth may not read them.
+    kept: carried values and states that stay though this depth may not read them.
 
     Raises:
         DiagnosticError: the configuration cannot be built, with sources and paths filled in by whoever prints.
@@ -79,10 +79,11 @@ def compile_depths(loaded: LoadedConfig, instruments: Sequence[Instrument] = ())
 
 
 def _carried_by_some(depths: Sequence[LoadedConfig]) -> frozenset[str]:
-    """Carried values that one depth needs and another would not have: to carry one may take others."""
+    """Carried values and states that one depth needs and another would not have: to keep one may take others."""
     kept: frozenset[str] = frozenset()
     while True:
-        carried = [_front(depth, kept).carries.keys() for depth in depths]
+        fronts = [_front(depth, kept) for depth in depths]
+        carried = [{*front.carries, *states(front)} for front in fronts]
         some, every = set[str]().union(*carried), set(carried[0]).intersection(*carried)
         if some - every <= kept:  # what is still missing is declared at other depths alone
             return kept

@@ -153,10 +153,12 @@ class ConfigFile(Block):
     topk: Annotated[Count, Field(le=16)] = 1
     """K: children kept per draft step. 1 drafts a chain, more a tree."""
     num_steps: Annotated[
-        list[Annotated[Count, Field(le=16)]], BeforeValidator(_listed), Field(min_length=1, max_length=16)
+        list[Annotated[int, Field(strict=True, ge=0, le=16)]],
+        BeforeValidator(_listed),
+        Field(min_length=1, max_length=16),
     ] = [3]
     """S: draft steps. A list, ascending, compiles a program for each of them, between which requests may change at any
-    step."""
+    step. In a list 0 stands for a step without drafts, which keeps the draft's state up to date."""
     num_draft_tokens: Annotated[Count, Field(le=512)] | None = None
     """N: tokens the target verifies per request, root included: num_steps + 1 for a chain, the default; for a tree
     from 2 to as many as the algorithm can draft, which is 1 + topk + (num_steps - 1) * topk^2 for one that grows it.
@@ -261,7 +263,8 @@ def json_schema(algorithms: Collection[str]) -> dict[str, Any]:
     schema["required"] = list(REQUIRED)
     schema["properties"]["algorithm"]["examples"] = list(algorithms)
     steps = schema["properties"]["num_steps"]
-    steps["anyOf"] = [steps["items"], {key: steps.pop(key) for key in ("type", "items", "minItems", "maxItems")}]
+    listed = {key: steps.pop(key) for key in ("type", "items", "minItems", "maxItems")} | {"contains": {"minimum": 1}}
+    steps["anyOf"] = [listed["items"] | {"minimum": 1}, listed]
     schema["properties"]["archs"]["items"] = {"type": "string", "enum": [*ARCHS, *GPUS, NATIVE]}
     # YAML reads the bare word `true` as a boolean; both spellings mean the same.
     schema["properties"]["draft_positions"]["enum"] = [True, "true", "shifted", "auto"]

@@ -110,13 +110,13 @@ class LockStep:
         engine = self.engine
         fresh = [] if self._prefilled else engine.admit()
         due = [] if fresh else engine.due()
-        num_steps = engine.depth.choose() if due else 0
+        num_steps = engine.depth.choose(len(due)) if due else 0
         agreed = self._agree(Round(len(fresh), len(due), num_steps, int(engine.has_work)), fresh, due)
         self.has_work, self._prefilled = agreed.working > 0, agreed.prefill > 0
         most = agreed.prefill or agreed.decode
         if most:
             with self._or_over():
-                steps = 0 if self._prefilled else agreed.num_steps
+                steps = None if self._prefilled else agreed.num_steps
                 engine.launch(fresh if self._prefilled else due, num_steps=steps, at_least=most)
         engine.read(keep=engine.ahead if most else 0)
         return engine.collect()

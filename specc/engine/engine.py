@@ -183,7 +183,7 @@ class Engine:
             self.read(keep=self.ahead)
         due = self.due()
         if due:
-            self.launch(due, num_steps=self.depth.choose())
+            self.launch(due, num_steps=self.depth.choose(len(due)))
         self.read(keep=self.ahead if due else 0)
         return self.collect()
 
@@ -251,17 +251,18 @@ class Engine:
             self.stats.retractions += len(self.scheduler.reserve_step())
         return self.scheduler.take_turns(unread(self._flights))
 
-    def launch(self, requests: Sequence[Request], *, num_steps: int = 0, at_least: int = 0) -> None:
+    def launch(self, requests: Sequence[Request], *, num_steps: int | None = None, at_least: int = 0) -> None:
         """Queue a prefill or, with draft steps, a decode step, and the copy of its results.
 
-        num_steps: one that the program was compiled for, or 0 for a prefill. at_least: the most rows of any engine that
+        num_steps: one that the program was compiled for, None for a prefill. at_least: the most rows of any engine that
         launches the same in lock-step, of which this one may have none. Raises StepFailedError.
         """
         started = time.perf_counter()
-        what, name = ("a decode step", "specc.decode") if num_steps else ("a prefill", "specc.prefill")
-        self.callbacks.masks.restrict(r.matcher if num_steps or r.known is None else None for r in requests)
+        decodes = num_steps is not None
+        what, name = ("a decode step", "specc.decode") if decodes else ("a prefill", "specc.prefill")
+        self.callbacks.masks.restrict(r.matcher if decodes or r.known is None else None for r in requests)
         with self._recovering(what, requests), self._range(name):
-            result = self._decode(requests, num_steps, at_least) if num_steps else self._prefill(requests, at_least)
+            result = self.decode(requests, num_steps, at_least) if decodes else self._prefill(requests, at_least)
             self._flights.append(InFlight.launched(requests, result, num_steps))
         self.stats.launched(requests, time.perf_counter() - started, num_steps)
 
@@ -276,7 +277,7 @@ class Engine:
             with self._recovering("reading the results", [r for _, r in live]), self._range("specc.read"):
                 result = flight.wait(live)
             self.stats.read(live, result, time.perf_counter() - started, flight.num_steps)
-            if flight.num_steps:
+            if flight.num_steps is not None:
                 self.depth.observe(flight.num_steps, [n for index, _ in live if (n := int(result.accept_lens[index]))])
             given = [(request, flight.emitted(request, result, index)) for index, request in live]
             self._give(given, is_prefill=flight.is_prefill)
@@ -333,7 +334,7 @@ class Engine:
         batch = self._batch(rows, [len(request.unread) for request in requests], tokens)
         return self._step.prefill(batch, run_idle=at_least > 0)
 
-    def _decode(self, requests: Sequence[Request], num_steps: int, at_least: int) -> Any:
+    def decode(self, requests: Sequence[Request], num_steps: int, at_least: int) -> Any:
         """Queue one decode step of so many drafts; with overlap nobody knows the lengths, only how long they can be."""
         rows, bounds = [request.row or 0 for request in requests], self._bounds(requests)
         if not self._fixed_width:

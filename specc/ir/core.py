@@ -325,6 +325,11 @@ def is_state(value: Value) -> bool:
     return isinstance(value.type, StateType)
 
 
+def states(module: Module) -> dict[str, str]:
+    """The owners of the states that a module begins with, by the names of these inputs."""
+    return {name: value.type.owner for name, value in module.inputs.items() if isinstance(value.type, StateType)}
+
+
 def tensor_type(value: Value) -> TensorType:
     """The tensor type of a value.
 

@@ -80,6 +80,7 @@ class KvPool(Decl):
         buffers: buffers per layer: 2 (keys, values), or 1 (latent rows).
         row_bytes: bytes of one slot in one buffer.
         dtype: element type, in the configuration's words.
+        kept: whether a program of another depth reads or writes it, so that this one keeps what is written to it.
 
     """
 
@@ -88,6 +89,7 @@ class KvPool(Decl):
     buffers: int
     row_bytes: int
     dtype: str
+    kept: bool = False
 
     def __post_init__(self) -> None:
         """Raise ValueError for a pool without layers, buffers or bytes."""

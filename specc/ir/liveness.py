@@ -1,8 +1,8 @@
 """Liveness over the loop: which ops, optional results and carried values some output depends on.
 
 A carried value is live iff some live op loads it, or a program of another depth does; its store is live iff it is.
-State (KV) is live iff some live op reads or writes it, and then every write to it is. The sets grow to a fixpoint. No
-algorithm's name is read.
+State (KV) is live iff some live op, or a program of another depth, reads or writes it, and then every write to it is.
+The sets grow to a fixpoint. No algorithm's name is read.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from specc.ir.core import Module, Op, Value, is_state
+from specc.ir.declarations import KvPool
 from specc.ir.opdef import Trait
 from specc.ir.ops import OPS
 from specc.ir.types import StateType, TensorType
@@ -61,7 +62,8 @@ class Removed:
 def liveness(module: Module) -> Liveness:
     """Compute the least fixpoint from the module's outputs and the carried values that are kept."""
     kept = {carry.name for carry in module.carries.values() if carry.kept}
-    live = Liveness(values=set(module.outputs.values()), fields=kept)
+    states = {pool.name for pool in module.decls_of(KvPool) if pool.kept}
+    live = Liveness(values=set(module.outputs.values()), fields=kept, states=states)
     size = -1
     while size != _size(live):
         size = _size(live)

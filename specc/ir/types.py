@@ -79,10 +79,10 @@ class Dim:
     dynamic: bool = False
 
     def __post_init__(self) -> None:
-        """Raise ValueError for a size that no dimension of this axis has; only a step of one draft has no forwards."""
+        """Raise ValueError for a size that no dimension of this axis has; only drafts and forwards may be none."""
         if self.size is None and self.axis not in UNBOUNDED:
             raise ValueError(f"only the engine's axes have no size: {', '.join(sorted(UNBOUNDED))}, not {self.axis}")
-        least, most = int(self.axis != "forward"), LARGEST.get(self.axis, 1 << 31)
+        least, most = int(self.axis not in ("step", "forward")), LARGEST.get(self.axis, 1 << 31)
         if self.size is not None and not least <= self.size <= most:
             raise ValueError(f"a dimension of the axis {self.axis} has from {least} to {most} entries, not {self.size}")
 

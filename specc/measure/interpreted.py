@@ -27,7 +27,7 @@ class InterpretedBackend:
         importlib.invalidate_caches()
         self._kernels = {
             source.name: getattr(importlib.import_module(f"{package}.kernels.{source.name}"), source.function)
-            for source in build.generated.sources
+            for source in build.sources
         }
 
     def launch(self, node: Launch, frame: Frame) -> None:

@@ -63,7 +63,7 @@ class Context:
 
     Attributes:
         loaded: the configuration; None when a module was read from ``.specir``.
-        kept: carried values that stay though nothing may load them: a program of another depth does.
+        kept: carried values and states that stay though nothing may read them: a program of another depth does.
         resources: figures of compiled kernels, by (kernel, arch); empty before AOT compilation.
         remarks: decisions taken so far, in order.
 

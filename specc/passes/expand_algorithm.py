@@ -6,7 +6,8 @@ from dataclasses import dataclass, replace
 
 from specc.algorithms import algorithm, plugin
 from specc.algorithms.blocks.scope import Scope
-from specc.ir.core import Module
+from specc.ir.core import Module, states
+from specc.ir.declarations import KvPool
 from specc.pass_manager.pass_base import Context, Pass
 from specc.support.diagnostics import Diagnostic, DiagnosticError
 
@@ -42,5 +43,8 @@ class ExpandAlgorithm(Pass):
                 source.build(chosen, Scope(module, ctx.loaded))
             kept = sorted(ctx.kept & module.carries.keys())
             module.carries |= {name: replace(module.carries[name], kept=True) for name in kept}
+            owners = {owner for name, owner in states(module).items() if name in ctx.kept}
+            for pool in [pool for pool in module.decls_of(KvPool) if pool.name in owners]:
+                module.decls[module.decls.index(pool)] = replace(pool, kept=True)
             counts = [f"{len(ops)} in {phase}" for phase, ops in module.phases.items() if ops]
             self.remark(ctx, f"{chosen.name}: {chosen.summary}; ops: {', '.join(counts)}", op.location)

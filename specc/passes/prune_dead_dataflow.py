@@ -8,11 +8,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from specc.ir.core import Module, Op
+from specc.ir.core import Module, Op, states
 from specc.ir.declarations import KvPool
 from specc.ir.liveness import Removed, brief, hidden_result, liveness, sweep
 from specc.ir.nodes import is_external
-from specc.ir.types import StateType
 from specc.kernels.writing.family import nbytes
 from specc.pass_manager.pass_base import REMOVED, Choice, Context, Pass, Rejected
 
@@ -48,7 +47,7 @@ class PruneDeadDataflow(Pass):
 
     def _drop_pools(self, module: Module, ctx: Context) -> None:
         """A model whose keys and values nothing reads or writes has no pool."""
-        owners = {value.type.owner for value in module.inputs.values() if isinstance(value.type, StateType)}
+        owners = states(module).values()
         for pool in [pool for pool in module.decls_of(KvPool) if pool.name not in owners]:
             module.decls.remove(pool)
             message = f"no forward writes keys and values of the {pool.name}"

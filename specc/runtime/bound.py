@@ -87,6 +87,7 @@ class BoundStep:
         self._backend = backend
         self._device = device
         self._callbacks = callbacks
+        self._depths = {self.num_steps: self} if depths is None else depths
         self._tables = self._brought({} if tables is None else tables)
         self._kv = self._moved({} if kv_pools is None else kv_pools)
         outside = check_carried(plan, device, {} if carry is None else carry)
@@ -96,9 +97,8 @@ class BoundStep:
         for name, tensor in outside.items():
             self._arena.stand_for(name, tensor)
         self._kv.write_pointers(self._arena)
-        self._depths = {self.num_steps: self} if depths is None else depths
-        beside = next(iter(self._depths.values()), self)
-        self._torn = Torn(req_to_token.shape[0]) if beside is self else beside._torn
+        first = self._first_depth()
+        self._torn = Torn(req_to_token.shape[0]) if first is self else first._torn
         self._pools = RelayPools(plan, self._arena)
         fields = carried_fields(plan, room(plan, req_to_token.shape[1]))
         self._relay = Relay(self._pools, req_to_token.shape[0], device, fields, self._torn)
@@ -257,8 +257,14 @@ class BoundStep:
         """
         self._relay.write(rows, carry)
 
+    def _first_depth(self) -> Self:
+        """The step of the depth that was bound first, the deepest, which reads whatever any depth does."""
+        return next(iter(self._depths.values()), self)
+
     def _brought(self, tables: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """What the program reads besides the request table, by name. BindError as `check_tables`."""
+        if self._first_depth() is not self:
+            tables = {name: table for name, table in tables.items() if name in self._plan.tables()}
         return check_tables(self._plan, self._device, tables)
 
     def _moved(self, kv_pools: Mapping[str, Sequence[Tensor]]) -> KvRows:

@@ -5,6 +5,12 @@ import triton.language as tl
 
 
 @triton.jit
+def chain_root(bonus, A: tl.constexpr):
+    """Tokens i64[A]: the bonus token, 0 after it."""
+    return tl.where(tl.arange(0, triton.next_power_of_2(A)) == 0, bonus.to(tl.int64), 0)
+
+
+@triton.jit
 def chain_start(bonus, token, A: tl.constexpr):
     """Tokens i64[A]: the bonus token, the first draft i64[1], 0 after them."""
     c = tl.arange(0, triton.next_power_of_2(A))

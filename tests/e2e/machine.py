@@ -98,7 +98,7 @@ class Chosen:
         """Begin with the first."""
         self.depths, self.num_steps, self.seen = depths, depths[0], seen
 
-    def choose(self) -> int:
+    def choose(self, requests: int) -> int:
         """See `DepthPolicy`."""
         return self.num_steps
 

@@ -12,6 +12,7 @@ import pytest
 from specc.algorithms import needs
 from specc.config.resolved import Depth
 from specc.engine.errors import StepFailedError
+from specc.engine.observe.step_times import step_times
 from specc.engine.serving.request import Completion, StopConditions
 from specc.runtime.capabilities.depth import AcceptanceDepth, DepthPolicy, FixedDepth
 
@@ -19,16 +20,16 @@ from .test_tree_accept import NEW, PROMPTS, lengths_of
 from .tree_engine import Config, expected, make_engine
 
 CONFIGS = [
-    Config("STANDALONE", 1, 4, 5, 1, shallower=(1, 2)),
-    Config("EAGLE", 1, 4, 5, 16, shallower=(1, 2)),
-    Config("EAGLE3", 1, 3, 4, 1, shallower=(1,)),
-    Config("FROZEN_KV_MTP", 1, 4, 5, 1, shallower=(1, 2)),
-    Config("DFLASH", 1, 4, 5, 16, shallower=(1, 2)),
-    Config("NGRAM", 1, 4, 5, 1, shallower=(1, 2)),
-    Config("EAGLE", 2, 4, 9, 16, shallower=(1, 2)),
-    Config("STANDALONE", 4, 3, 16, 16, shallower=(1, 2)),
-    Config("FROZEN_KV_MTP", 4, 3, 12, 1, shallower=(1, 2)),
-    Config("NGRAM", 2, 4, 9, 1, shallower=(1, 2)),
+    Config("STANDALONE", 1, 4, 5, 1, shallower=(0, 1, 2)),
+    Config("EAGLE", 1, 4, 5, 16, shallower=(0, 1, 2)),
+    Config("EAGLE3", 1, 3, 4, 1, shallower=(0, 1)),
+    Config("FROZEN_KV_MTP", 1, 4, 5, 1, shallower=(0, 1, 2)),
+    Config("DFLASH", 1, 4, 5, 16, shallower=(0, 1, 2)),
+    Config("NGRAM", 1, 4, 5, 1, shallower=(0, 1, 2)),
+    Config("EAGLE", 2, 4, 9, 16, shallower=(0, 1, 2)),
+    Config("STANDALONE", 4, 3, 16, 16, shallower=(0, 1, 2)),
+    Config("FROZEN_KV_MTP", 4, 3, 12, 1, shallower=(0, 1, 2)),
+    Config("NGRAM", 2, 4, 9, 1, shallower=(0, 1, 2)),
 ]
 each_config = pytest.mark.parametrize(
     "config", CONFIGS, ids=lambda c: f"{c.algorithm.lower()}-{'tree' if c.topk > 1 else 'chain'}"
@@ -41,7 +42,7 @@ class Turns:
     def __init__(self, depths: Sequence[int]) -> None:
         self._turns, self.seen = cycle(depths), Counter[int]()
 
-    def choose(self) -> int:
+    def choose(self, requests: int) -> int:
         return next(self._turns)
 
     def observe(self, num_steps: int, accept_lens: Sequence[int]) -> None:
@@ -71,7 +72,7 @@ def complete(config: Config, depth: DepthPolicy, *, padded: bool = False) -> lis
 
 @each_config
 def test_a_depth_is_as_good_as_a_program_of_its_own(config: Config) -> None:
-    for steps in (*config.shallower, config.steps):
+    for steps in (*filter(None, config.shallower), config.steps):
         one = complete(alone(config, steps), FixedDepth(steps))
         several = complete(config, FixedDepth(steps))
         assert [c.accept_lens for c in several] == [c.accept_lens for c in one]
@@ -96,7 +97,7 @@ def test_the_engine_chooses_by_acceptance_unless_told() -> None:
     config = Config("EAGLE", 1, 4, 5, 1, shallower=(1, 2))
     engine = make_engine(config)
     assert isinstance(engine.depth, AcceptanceDepth)
-    assert engine.depth.choose() == 4
+    assert engine.depth.choose(3) == 4
     completions = engine.generate(PROMPTS, StopConditions(NEW))
     assert engine.stats.depths.total() == sum(len(completion.accept_lens) for completion in completions)
     assert set(engine.stats.depths) <= {1, 2, 4}
@@ -106,3 +107,24 @@ def test_a_depth_that_was_not_compiled_is_refused() -> None:
     engine = make_engine(Config("EAGLE", 1, 4, 5, 1, shallower=(1, 2)), depth=FixedDepth(3))
     with pytest.raises(StepFailedError, match=r"BindError.* for num_steps 3; there is 1, 2, 4"):
         engine.generate(PROMPTS[:1], StopConditions(NEW))
+
+
+def test_steps_are_timed_on_padding_rows_alone() -> None:
+    """Of every depth in every bucket, in the middle of texts, which stay as they are."""
+    config = Config("EAGLE", 1, 4, 5, 1, shallower=(0, 2))
+    engine = make_engine(config, padded=True)
+    for prompt in PROMPTS:
+        engine.add(prompt, StopConditions(NEW))
+    engine.step()
+    counted = dict(engine.stats.decodes)
+    times = step_times(engine, repeats=2)
+    assert set(times) == {0, 2, 4}
+    assert all(set(by_bucket) == set(engine.plan.buckets) for by_bucket in times.values())
+    assert all(time > 0 for by_bucket in times.values() for time in by_bucket.values())
+    assert dict(engine.stats.decodes) == counted
+    engine.depth = AcceptanceDepth([0, 2, 4], times=times)
+    done = dict[int, Completion]()
+    while engine.has_work:
+        done |= {completion.request_id: completion for completion in engine.step()}
+    texts = [done[number].token_ids for number in sorted(done)]
+    assert texts == [expected(prompt)[:NEW] for prompt in PROMPTS]

@@ -26,14 +26,13 @@ from specc.engine.models.drafts import (
     StandaloneDraft,
 )
 from specc.runtime.batch import Batch
-from specc.runtime.capabilities.depth import FixedDepth
 from specc.runtime.plan.plan import Plan
 from specc.runtime.plan.plan_json import read_plan
 from specc.runtime.semantics.convention import DTYPES
 
 from .plans import compiled, program_of
 
-__all__ = ["Batch", "FixedDepth"]  # where an engine and the command look for them: in the module of the program
+__all__ = ["Batch"]  # where an engine looks for it: in the module of the program
 ALGORITHMS: dict[type, str] = {
     StandaloneDraft: "STANDALONE",
     EagleDraft: "EAGLE",

@@ -142,7 +142,7 @@ def _rotate(rng: random.Random, keys: Keys) -> None:
     """Leave the target to the engine, which has tables of its own, or is one that is known."""
     steps = keys["num_steps"]
     keys |= {"step": "rotated", "topk": 1, "disaggregation": False}
-    keys["num_steps"] = rng.choice(steps) if isinstance(steps, list) else steps
+    keys["num_steps"] = rng.choice([*filter(None, steps)]) if isinstance(steps, list) else steps
     if keys["algorithm"].upper() == "MULTI_LAYER_EAGLE":
         keys["draft"]["num_layers"] = max(keys["draft"]["num_layers"], keys["num_steps"])
     for name in ("num_draft_tokens", "mask", "context_length", "logits", "tensor_parallel"):
@@ -199,6 +199,8 @@ def draw(rng: random.Random, *, algorithm: str | None = None, small: bool = Fals
     depths = sorted(rng.sample(range(1, 9), rng.choice([1, 1, 1, 2, 3])))
     if algorithm == "MULTI_LAYER_EAGLE" or rng.random() < 0.4:
         depths = [_near(rng, 4 if small else 8)]
+    if len(depths) > 1 and rng.random() < 0.4:
+        depths[0] = 0
     target, draft = _pair(rng, algorithm, vocab, depths[-1])
     scored = draft["vocab_size"] if needs.draft else vocab
     topk = _near(rng, min(scored, 3 if small else 8)) if needs.trees and rng.random() < 0.6 else 1

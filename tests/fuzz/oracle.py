@@ -164,7 +164,7 @@ class Oracle:
         """
         self.health = 0
         if self.config.file.step != "rotated":
-            return self.verify(self.draft(steps, nodes), steps, said)
+            return self.verify(self.draft(steps, nodes) if steps else chain(self.text[-1], []), steps, said)
         found = self.verify(chain(self.text[-1], self.carried["drafts"]), steps, said)
         self._redraft(steps)
         return replace(found, health=self.health)  # of both halves

@@ -7,6 +7,7 @@ What test_kernels.py does with machine code, for machines without a GPU.
 
 from __future__ import annotations
 
+import re
 import sys
 import tempfile
 from dataclasses import replace
@@ -64,6 +65,17 @@ def check(name: str) -> None:
         check_program(Pair(build.plan, backend, CPU, seed=len(name)), (1, 4))
         if name in TEXTS and name != SAMPLED.name:
             serve(build.plan, backend)
+
+
+def check_without_drafts(name: str) -> None:
+    """Check the step without drafts of a toy that has one beside its own."""
+    lighten()
+    text = re.sub(r"num_steps: (\d+)", r"num_steps: [0, \1]", TEXTS[name])
+    build = build_program(load_text(text, ROOT / f"{name}.yaml", names(), needs))
+    with tempfile.TemporaryDirectory() as folder, quietly():
+        plan = build.depths[-1].plan
+        assert plan.size("S") == 0
+        check_program(Pair(plan, InterpretedBackend(build, Path(folder)), CPU, seed=len(name)), (1, 4))
 
 
 def check_tuned(name: str) -> None:

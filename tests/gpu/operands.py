@@ -130,7 +130,7 @@ class Operands:
 
     def fill_paths(self, read: set[str], frame: Frame, live: int) -> None:
         """Accepted paths and their lengths, of those that are read: flat node ids and -1, none in padding rows."""
-        chain, slots = self.plan.size("K") == 1, self.plan.size("A")
+        chain, slots = self.plan.size("K") == 1 or self.plan.size("S") == 0, self.plan.size("A")
         nodes = slots if chain else self.plan.size("N")
         index = torch.full((frame.rows, slots), -1, dtype=torch.int32)
         for b in range(live):

@@ -34,7 +34,7 @@ class Turns:
         self.turns: Iterator[int] = cycle(depths)
         self.seen: list[tuple[int, tuple[int, ...]]] = []
 
-    def choose(self) -> int:
+    def choose(self, requests: int) -> int:
         """Return the next depth."""
         return next(self.turns)
 

@@ -12,7 +12,7 @@ from fakes import extremes
 from fakes.toys import ROTATED, SAMPLED, TOYS
 
 from .conftest import ROOT
-from .interpreted import check, check_tuned, crowd, extremes_of
+from .interpreted import check, check_tuned, check_without_drafts, crowd, extremes_of
 
 SLOW = "toy_ngram_tree"
 """Half a minute with texts as long as its mask."""
@@ -31,6 +31,13 @@ def test_every_launch_of_a_rotated_program(name: str) -> None:
     """Of tables that the engine writes, and of logits in rows that it pads."""
     torch.set_num_threads(1)
     check(name)
+
+
+@pytest.mark.skipif(os.environ.get("SPECC_TEST_GPU") == "1", reason="kernels are compiled in this process")
+@pytest.mark.parametrize("name", [toy.name for toy in TOYS if toy.algorithm != "MULTI_LAYER_EAGLE"])
+def test_every_launch_of_a_step_without_drafts(name: str) -> None:
+    torch.set_num_threads(1)
+    check_without_drafts(name)
 
 
 @pytest.mark.skipif(os.environ.get("SPECC_TEST_GPU") == "1", reason="kernels are compiled in this process")

@@ -132,7 +132,7 @@ def several(draw: st.DrawFn) -> Json:
     """A configuration of up to three depths; a tree's nodes are those of the deepest."""
     keys = draw(configs(SEVERAL, rotates=False))
     deepest = keys["num_steps"]
-    others = draw(st.lists(st.integers(1, deepest - 1), max_size=2, unique=True)) if deepest > 1 else []
+    others = draw(st.lists(st.integers(0, deepest - 1), max_size=2, unique=True))
     return keys | {"num_steps": sorted([*others, deepest])}
 
 

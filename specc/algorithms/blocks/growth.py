@@ -49,6 +49,8 @@ def grow_tree(
 
     """
     b = scope.b
+    if not scope.config.num_steps:
+        return no_drafts(scope, root)
     if drawn_drafts(scope):
         return _draw_chain(scope, state, root, frontier, forward, advance=advance, q=q)
     best = frontier.scores
@@ -72,6 +74,12 @@ def grow_tree(
             kept.append(origin)
     # What would grow from the last candidates is never drafted.
     return _select(scope, state, root, [*scores, *tokens, *kept[:-1]])
+
+
+def no_drafts(scope: Scope, root: Value) -> Nodes:
+    """The root alone, of a step that drafts nothing."""
+    with scope.b.phase("draft"), scope.b.at(scope.at("num_steps")):
+        return Nodes(scope.b("chain.root", root, names=("tokens",)))
 
 
 def _draw_chain(

@@ -186,7 +186,7 @@ def _declare_dims(module: Module, config: Config) -> None:
         Dim("B", "request", config.max_batch, dynamic=True),
         Dim("K", "branch", config.file.topk),
         Dim("S", "step", config.num_steps),
-        Dim("D", "forward", config.num_steps - 1),
+        Dim("D", "forward", max(0, config.num_steps - 1)),
         Dim("N", "node", config.num_nodes),
         Dim("A", "path", config.path_slots),
         Dim("V", "vocab", config.target.vocab_size),

@@ -124,7 +124,8 @@ def start(scope: Scope) -> tuple[Value, Value]:
 def verify(scope: Scope, state: State, nodes: Nodes, offers: str = "hidden_size") -> Accepted:
     """The target over the nodes, the accepted path, new lengths and bonus; ``offers`` as for `prefill_target`."""
     b = scope.b
-    if scope.config.file.topk > 1 and (nodes.parent is None or nodes.depth is None):
+    tree = scope.config.file.topk > 1 and scope.config.num_steps > 0
+    if tree and (nodes.parent is None or nodes.depth is None):
         raise ValueError(f"topk is {scope.config.file.topk}, and these nodes are a chain: say Needs(trees=False)")
     begun = restriction.begin(scope, nodes.tokens, state.seq_lens, nodes.parent)
     positions, logits, hidden, extras = _target(scope, state, nodes, offers)
@@ -168,12 +169,12 @@ def _accept(
             return logits, path, bad
         mine = restriction.allowed(scope, changed(scope, logits, "", "prepare", (nodes.tokens, *links)), begun)
         given = draws(scope, mine, positions, 1, "", "prepare")
-        if sampled(scope):
+        if drafted := sampled(scope) and scope.config.num_steps > 0:
             token, bad = decide(scope, nodes.tokens, mine, state.seq_lens, given, nodes.q)
         else:
             token, bad = drawn(scope, mine, given, ("drawn", "drawn_bad"))
         path = b.many("verify.greedy", nodes.tokens, token, scope.rows, *links, names=names)
-        if not sampled(scope):
+        if not drafted:
             with b.at(scope.at("verify_rows")):
                 bad = b("walk.bad", bad, path[1], names=("target_bad",), rows=scope.config.file.verify_rows)
         return logprobs.scored(scope, logits, mine, given, "scaled_logits"), path, bad

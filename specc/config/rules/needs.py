@@ -11,8 +11,8 @@ from specc.config.schema import HiddenSource
 
 
 def largest_tree(topk: int, num_steps: int) -> int:
-    """Return the most nodes of a tree that is grown step by step, root included: 1 + K + (S - 1) * K^2."""
-    return 1 + topk + (num_steps - 1) * topk * topk
+    """Return the most nodes of a tree that is grown step by step, root included: 1 + K + (S - 1) * K^2, 1 without S."""
+    return 1 + topk + (num_steps - 1) * topk * topk if num_steps else 1
 
 
 def recognises_nothing(pair: Pair) -> Fit | None:

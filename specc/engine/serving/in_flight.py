@@ -22,23 +22,23 @@ class InFlight:
     """A prefill, or a decode step, whose results are on their way to the host.
 
     requests: row by row; stays: the stay of each that it was launched for. copy: has `wait() -> HostResult`.
-    num_steps: draft steps of a decode step, 0 of a prefill.
+    num_steps: draft steps of a decode step, None of a prefill.
     """
 
     requests: Sequence[Request]
     stays: Sequence[int]
     copy: Any
-    num_steps: int
+    num_steps: int | None
 
     @classmethod
-    def launched(cls, requests: Sequence[Request], result: Any, num_steps: int) -> InFlight:
+    def launched(cls, requests: Sequence[Request], result: Any, num_steps: int | None) -> InFlight:
         """Queue the copy of a launch's result to the host; nothing waits."""
         return cls(requests, [request.stay for request in requests], result.start_copy(), num_steps)
 
     @property
     def is_prefill(self) -> bool:
         """Whether it is a prefill."""
-        return not self.num_steps
+        return self.num_steps is None
 
     def live(self) -> Iterator[tuple[int, Request]]:
         """Rows whose results count, with their requests: those that have not left since."""

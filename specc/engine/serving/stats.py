@@ -40,10 +40,10 @@ class Stats:
     prefill_seconds: float = 0.0
     decode_seconds: float = 0.0
 
-    def launched(self, requests: Sequence[Request], seconds: float, num_steps: int) -> None:
+    def launched(self, requests: Sequence[Request], seconds: float, num_steps: int | None) -> None:
         """Count the launch of a decode step with so many draft steps, or of a prefill, which has none."""
         self.idle += not requests
-        if num_steps:
+        if num_steps is not None:
             self.decodes[len(requests), num_steps] += 1
             self.decode_seconds += seconds
         else:
@@ -51,11 +51,11 @@ class Stats:
             self.shared_tokens += sum(request.shared for request in requests)
             self.prefill_seconds += seconds
 
-    def read(self, live: Iterable[tuple[int, Request]], result: Any, seconds: float, num_steps: int) -> None:
+    def read(self, live: Iterable[tuple[int, Request]], result: Any, seconds: float, num_steps: int | None) -> None:
         """Count the results of rows, given with their requests, that were waited for so long; as `launched`."""
         rows = [index for index, _ in live]
         self.saw_health(result.health[row] for row in rows)
-        if not num_steps:
+        if num_steps is None:
             self.prefill_seconds += seconds
         else:
             accepted = [length for row in rows if (length := int(result.accept_lens[row]))]

@@ -5,6 +5,7 @@ from __future__ import annotations
 from specc.ir.opdef import OpDef
 
 OPS = (
+    OpDef("chain.root", "bonus: i32[B] -> tokens: i64[B, A]", "Column 0 is the bonus token, the others are 0."),
     OpDef(
         "chain.start",
         "bonus: i32[B], token: i64[B, K] -> tokens: i64[B, A]",

@@ -188,8 +188,9 @@ class _Parser:
         decl = DECLS.get(match["kind"])
         if decl is None:
             raise _Failure(f"unknown declaration {match['kind']!r}")
-        attrs = _attrs(match["attrs"])
-        expected = {f.name for f in fields(decl)} - {"name"}
+        flags = {field.name: False for field in fields(decl) if field.type == "bool"}
+        attrs = flags | _attrs(match["attrs"])
+        expected = {field.name for field in fields(decl)} - {"name"}
         if set(attrs) != expected:
             raise _Failure(f"{match['kind']} has the fields {', '.join(sorted(expected))}")
         for field in fields(decl):
@@ -283,7 +284,7 @@ def _attr_value(value: Any) -> Any:
     return value
 
 
-_ITEMS = {"str": str, "int": int, "tuple[str, ...]": str, "tuple[int, ...]": int}
+_ITEMS = {"str": str, "int": int, "bool": bool, "tuple[str, ...]": str, "tuple[int, ...]": int}
 
 
 def _fits(value: Any, wanted: str) -> bool:

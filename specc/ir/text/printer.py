@@ -65,7 +65,8 @@ def _marks(carry: Carry) -> str:
 
 
 def _decl(decl: Decl) -> str:
-    attrs = {f.name: getattr(decl, f.name) for f in fields(decl) if f.name != "name"}
+    given = {field.name: getattr(decl, field.name) for field in fields(decl) if field.name != "name"}
+    attrs = {name: value for name, value in given.items() if value is not False}
     return f"{decl.kind} @{decl.name} {_attrs(attrs)}"
 
 

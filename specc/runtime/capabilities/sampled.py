@@ -78,7 +78,7 @@ class SampledStep(BoundStep):
     @cached_property
     def _sampling(self) -> SamplingRows:
         """One for all depths: that of the first."""
-        first = next(iter(self._depths.values()), self)
+        first = self._first_depth()
         return SamplingRows(self._plan, self._pools, len(self._table)) if first is self else first._sampling
 
     @cached_property

@@ -7,12 +7,20 @@ import torch
 from .convention import Attrs, Dims, Tensors, register
 
 
+@register("chain.root")
+def chain_root(operands: Tensors, attrs: Attrs, dims: Dims) -> Tensors:
+    """Bonus i32[B] -> tokens i64[B, A]: column 0 the bonus, else 0."""
+    (bonus,) = operands
+    tokens = torch.zeros(bonus.shape[0], dims["A"], dtype=torch.int64, device=bonus.device)
+    tokens[:, 0] = bonus
+    return (tokens,)
+
+
 @register("chain.start")
 def chain_start(operands: Tensors, attrs: Attrs, dims: Dims) -> Tensors:
     """Bonus i32[B], token i64[B, 1] -> tokens i64[B, A]: column 0 the bonus, column 1 the token, else 0."""
     bonus, token = operands
-    tokens = torch.zeros(bonus.shape[0], dims["A"], dtype=torch.int64, device=bonus.device)
-    tokens[:, 0] = bonus
+    (tokens,) = chain_root((bonus,), attrs, dims)
     tokens[:, 1] = token.reshape(-1)
     return (tokens,)
 

@@ -110,6 +110,8 @@ def errors(value: Any, rule: Mapping[str, Any], root: Mapping[str, Any]) -> Sequ
         found.append(f"{value!r} does not match {rule['pattern']}")
     for item in value if isinstance(value, list) else ():
         found += errors(item, rule.get("items", {}), root)
+    if isinstance(value, list) and "contains" in rule and all(errors(item, rule["contains"], root) for item in value):
+        found.append(f"no entry of {value!r} is {rule['contains']}")
     if isinstance(value, dict):
         properties = rule.get("properties", {})
         found += [f"{key} is missing" for key in rule.get("required", ()) if key not in value]

@@ -32,6 +32,7 @@ def test_depths_are_told_deepest_first(load: Load) -> None:
     loaded = load(steps("[1, 3, 16]"))
     assert loaded.config.depths == ((1, 2), (3, 4), (16, 17))
     assert loaded.config.shape == "chain of 1, 3 or 16"
+    assert load(steps("[0, 3]")).config.shape == "chain of 0 or 3"
     depths = [depth.config for depth in loaded.depths()]
     assert depths[0] == loaded.config
     assert [(depth.num_steps, depth.num_nodes, depth.path_slots) for depth in depths] == [
@@ -46,8 +47,8 @@ def test_shallow_trees_verify_as_many_nodes_as_they_can_draft(load: Load, topk: 
     """They are counted here by growing them: topk children of the root, then topk of each of topk branches."""
     for nodes in (2, topk + 1, topk + 2, 1 + topk + 2 * topk**2):
         text = VALID.replace("topk: 1", f"topk: {topk}").replace("tokens: 4", f"tokens: {nodes}")
-        loaded = load(steps("[1, 2, 3]", text))
-        drafted, wanted = 1, []
+        loaded = load(steps("[0, 1, 2, 3]", text))
+        drafted, wanted = 1, [(0, 1)]
         for step in (1, 2, 3):
             drafted += topk if step == 1 else topk * topk
             wanted.append((step, min(nodes, drafted)))
@@ -59,9 +60,12 @@ def test_shallow_trees_verify_as_many_nodes_as_they_can_draft(load: Load, topk: 
     ("value", "code", "column", "said"),
     [
         ("[]", "config/out-of-range", 12, "at least this many entries: 1"),
-        ("0", "config/out-of-range", 12, "at least 1"),
+        ("0", "config/out-of-range", 12, "nothing is ever drafted"),
+        ("[0]", "config/out-of-range", 12, "nothing is ever drafted"),
+        ("-1", "config/out-of-range", 12, "at least 0"),
         ("17", "config/out-of-range", 12, "at most 16"),
-        ("[0, 3]", "config/out-of-range", 13, "at least 1"),
+        ("[-1, 3]", "config/out-of-range", 13, "at least 0"),
+        ("[0, 0, 3]", "config/out-of-range", 16, "num_steps must ascend, and 0 follows 0"),
         ("[3, 17]", "config/out-of-range", 16, "at most 16"),
         ("[3, 1]", "config/out-of-range", 16, "num_steps must ascend, and 1 follows 3"),
         ("[1, 3, 3]", "config/out-of-range", 19, "num_steps must ascend, and 3 follows 3"),
@@ -96,12 +100,12 @@ def test_the_width_of_a_chain_is_that_of_the_deepest(find: Find) -> None:
     assert only(find(steps("[1, 3]", tree))).code == "legal/tree-size"
 
 
-@pytest.mark.parametrize("value", [1, 16, [1], [3], [1, 2, 16]])
+@pytest.mark.parametrize("value", [1, 16, [1], [3], [1, 2, 16], [0, 3]])
 def test_the_schema_accepts_both_forms(value: Any) -> None:
     assert _against_the_schema(value) == []
 
 
-@pytest.mark.parametrize("value", [0, 17, "3", 1.0, True, None, [0], [1, 17], ["1"], [[1]], {}])
+@pytest.mark.parametrize("value", [0, -1, 17, "3", 1.0, True, None, [0], [-1, 3], [1, 17], ["1"], [[1]], {}])
 def test_the_schema_refuses_what_loading_refuses(value: Any) -> None:
     assert _against_the_schema(value)
 

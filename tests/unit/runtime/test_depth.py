@@ -24,7 +24,7 @@ def run(policy: DepthPolicy, steps: int, lengths: Callable[[int], Sequence[int]]
     """The depths of so many steps; `lengths` are the accepted lengths of a step of a depth."""
     chosen: list[int] = []
     for _ in range(steps):
-        chosen.append(policy.choose())
+        chosen.append(policy.choose(2))
         policy.observe(chosen[-1], lengths(chosen[-1]))
     return chosen
 
@@ -53,7 +53,7 @@ def test_a_fixed_depth_learns_nothing() -> None:
 
 
 def test_it_starts_with_the_deepest_whatever_the_order() -> None:
-    assert AcceptanceDepth([3, 1, 5, 5]).choose() == 5
+    assert AcceptanceDepth([3, 1, 5, 5]).choose(1) == 5
 
 
 def test_one_depth_is_kept() -> None:
@@ -102,7 +102,7 @@ def test_it_changes_for_more_than_the_gain_and_for_nothing_less(step_cost: float
         for gain in (promised * 0.99, promised * 1.01):
             policy = AcceptanceDepth(depths, step_cost=step_cost, gain=gain, patience=0)
             learned(policy, tokens)
-            chosen.append(policy.choose())
+            chosen.append(policy.choose(2))
         assert chosen == [best, 4]
         changes += best != 4
     assert changes >= 1
@@ -157,20 +157,69 @@ def test_the_long_run_is_the_best_for_the_draft_and_the_machine(p: float, step_c
     assert sum(depth in good for depth in chosen) > 0.95 * len(chosen)
 
 
+def test_drafts_that_are_never_right_are_left_out_and_tried_again() -> None:
+    """A step without drafts tells nothing of drafts, so what was seen of them is forgotten in the end."""
+    policy = AcceptanceDepth([0, 2, 4])
+    chosen = run(policy, 1000, nothing)[100:]
+    assert 0.75 < chosen.count(0) / len(chosen) < 1.0
+    assert run(policy, 300, everything)[-1] == 4
+
+
+TIMES = {0: {1: 8.0, 8: 8.5, 64: 10.0}, 2: {1: 8.6, 8: 9.6, 64: 17.0}, 5: {1: 9.5, 8: 12.0, 64: 26.0}}
+"""Milliseconds: a step with drafts costs little where it waits for weights, and much where it waits for products."""
+
+
+@pytest.mark.parametrize("p", [0.15, 0.4, 0.6, 0.8, 0.95])
+@pytest.mark.parametrize("requests", [1, 7, 8, 40, 64, 90])
+def test_every_batch_has_the_depth_that_its_times_make_best(p: float, requests: int) -> None:
+    random, policy = Random(3), AcceptanceDepth([0, 2, 5], times=TIMES, window=128.0)
+
+    def lengths(num_steps: int) -> list[int]:
+        return [accept_len(random, p, num_steps) for _ in range(requests)]
+
+    chosen = list[int]()
+    for _ in range(800):
+        chosen.append(policy.choose(requests))
+        policy.observe(chosen[-1], lengths(chosen[-1]))
+    bucket = min((size for size in (1, 8, 64) if size >= requests), default=64)
+    by_depth = {depth: speed([p] * depth, depth, 0.0) / TIMES[depth][bucket] for depth in (0, 2, 5)}
+    good = {depth for depth, value in by_depth.items() if value * 1.08 >= max(by_depth.values())}
+    assert sum(depth in good for depth in chosen[300:]) > 0.85 * len(chosen[300:])
+
+
+def test_a_batch_of_another_size_has_its_depth_at_once() -> None:
+    """What was learnt at one size counts at the others, and patience is that of each size."""
+    policy = AcceptanceDepth([0, 2, 5], times=TIMES)
+    for _ in range(200):
+        for requests in (1, 64):
+            num_steps = policy.choose(requests)
+            policy.observe(num_steps, [min(num_steps, 1) + 1] * requests)
+    assert (policy.choose(1), policy.choose(64), policy.choose(1)) == (2, 2, 2)
+    for _ in range(60):
+        policy.observe(policy.choose(64), [1] * 64)
+    assert policy.choose(64) == 0
+
+
 @pytest.mark.parametrize(
     ("depths", "numbers"),
     [
         ([], {}),
-        ([0, 1], {}),
-        ([-1], {}),
+        ([0], {}),
+        ([-1, 2], {}),
         ([1], {"step_cost": -0.1}),
         ([1], {"window": 0.0}),
         ([1], {"window": -1.0}),
         ([1], {"pull": 0.0}),
         ([1], {"gain": -0.01}),
         ([1], {"patience": -1}),
+        ([0, 1], {"times": {}}),
+        ([0, 1], {"times": {0: {}, 1: {}}}),
+        ([0, 1], {"times": {0: {1: 1.0}}}),
+        ([0, 1], {"times": {0: {1: 1.0}, 1: {1: 2.0, 2: 2.0}}}),
+        ([0, 1], {"times": {0: {1: 1.0}, 1: {1: 0.0}}}),
+        ([0, 1], {"times": {0: {1: float("nan")}, 1: {1: 2.0}}}),
     ],
 )
 def test_nonsense_is_refused(depths: list[int], numbers: dict[str, Any]) -> None:
-    with pytest.raises(ValueError, match="depths are at least 1"):
+    with pytest.raises(ValueError, match=r"depths go from 0|are not below 0|times are"):
         AcceptanceDepth(depths, **numbers)

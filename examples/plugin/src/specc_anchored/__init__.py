@@ -18,7 +18,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from specc.algorithms.blocks.growth import Frontier, grow_tree
+from specc.algorithms.blocks.growth import Frontier, grow_tree, no_drafts
 from specc.algorithms.blocks.scope import Algorithm, Scope, dtype_of, logits_dtype_of
 from specc.algorithms.blocks.verification import (
     State,
@@ -72,7 +72,10 @@ def _build(scope: Scope) -> None:
     def forward(step: int, at: Frontier) -> tuple[Value, None]:
         return _draft(scope, at.tokens, at.positions, anchor, step + 1), None
 
-    nodes = grow_tree(scope, state, root, _seed(scope, state, root, anchor), forward, advance=True)
+    if scope.config.num_steps:
+        nodes = grow_tree(scope, state, root, _seed(scope, state, root, anchor), forward, advance=True)
+    else:
+        nodes = no_drafts(scope, root)
     accepted = verify(scope, state, nodes)
     with b.phase("commit"), b.at(scope.at(*width)):
         last = b("commit.last", accepted.hidden, accepted.accept_index, accepted.accept_lens, names=("next_anchor",))
