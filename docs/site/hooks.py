@@ -1,8 +1,9 @@
-"""What mkdocs does besides: README as the first page, files outside docs/ as pages, and Mermaid from this machine."""
+"""What mkdocs does besides: files outside docs/ as pages, Mermaid from this machine, consoles that copy commands."""
 
 from __future__ import annotations
 
 import re
+from html import escape, unescape
 from pathlib import Path, PurePosixPath
 from posixpath import normpath, relpath
 
@@ -15,6 +16,11 @@ ROOT = Path(__file__).resolve().parents[2]
 MERMAID = "assets/mermaid.min.js"
 LINK = re.compile(r"""(\]\(|\b(?:src|srcset|href)=")(?![a-z]+:|#|/)([^)\s"#]+)""")
 """A link of Markdown or HTML to a file of the repository: what stands before it, and the path."""
+CONSOLE = re.compile(r'(?<=<div class="language-console highlight"><pre)>(.*?)</pre>', re.DOTALL)
+"""A console in a page, from the end of its opening tag."""
+TAG = re.compile(r"<[^>]*>")
+COMMAND = re.compile(r"^\$ ((?:.*\\\n)*.*)$", re.MULTILINE)
+"""A command behind its prompt, with the lines that continue it."""
 SHOWN: dict[str, str] = {}
 """Files outside docs/ by the source of the page that shows them."""
 LANGUAGES = {".py": "python", ".yaml": "yaml", ".json": "json", ".toml": "toml"}
@@ -39,12 +45,22 @@ def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Fil
     return LINK.sub(lambda link: link[1] + led(link[2], source, own), markdown)
 
 
+def on_page_content(html: str, page: Page, config: MkDocsConfig, files: Files) -> str:
+    """Let a console's button copy what is typed; the theme would copy prompts and output, too."""
+    return CONSOLE.sub(lambda console: f' data-copy="{escape(commands(console[1]))}"{console[0]}', html)
+
+
 def on_post_page(output: str, page: Page, config: MkDocsConfig) -> str:
     """Load Mermaid where a page has a diagram; the theme would fetch it from elsewhere."""
     if 'class="mermaid"' not in output:
         return output
     script = relpath(MERMAID, page.url or ".")
     return output.replace("</head>", f'<script src="{script}"></script></head>', 1)
+
+
+def commands(console: str) -> str:
+    """The commands of a console's HTML, a line each."""
+    return "\n".join(COMMAND.findall(unescape(TAG.sub("", console))))
 
 
 def outside(pages: set[str]) -> list[str]:

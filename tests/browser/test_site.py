@@ -145,6 +145,31 @@ def test_every_page_in_a_browser(seen: Seen, served: str, pages: dict[str, Html]
     assert drawn >= 4
 
 
+PRESSED = {
+    "console": "specc build target_eagle.yaml -o dist\nspecc inspect dist/specc_program_target_eagle-*.whl\n"
+    "specc run dist/specc_program_target_eagle-*.whl --target examples/models/target \\\n"
+    "    --draft examples/models/eagle --prompt 'class Node:' --max-new-tokens 24 --check",
+    "python": None,
+    "yaml": None,
+}
+"""Kinds of blocks on the first page, and what the button of one copies: nothing stands for all that it shows."""
+
+
+@pytest.mark.parametrize("kind", PRESSED)
+def test_buttons_copy_what_is_typed(kind: str, seen: Seen, served: str) -> None:
+    seen.page.context.grant_permissions(["clipboard-read", "clipboard-write"])
+    seen.page.goto(served)
+    expected = PRESSED[kind]
+    block = seen.page.locator(f".language-{kind}", has_text=(expected or "").partition("\n")[0]).first
+    shown = block.locator("code").inner_text().rstrip()
+    block.hover()
+    block.get_by_title("Copy to clipboard").click()
+    expect(seen.page.get_by_text("Copied to clipboard")).to_be_visible()
+    assert seen.page.evaluate("navigator.clipboard.readText()") == (expected or shown)
+    assert len(shown.splitlines()) > len((expected or "").splitlines())
+    assert seen.complaints == []
+
+
 def test_it_is_searched_and_dark(seen: Seen, served: str) -> None:
     seen.page.emulate_media(color_scheme="dark")
     seen.page.goto(served)
