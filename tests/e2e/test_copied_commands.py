@@ -7,9 +7,10 @@ from html import unescape
 from pathlib import Path
 
 import pytest
-from e2e.pages import ROOT, blocks
 from markdown import Markdown
 from mkdocs.config import load_config
+
+from .pages import ROOT, blocks
 
 PAGES = [str(path.relative_to(ROOT)) for path in [*ROOT.glob("*.md"), *ROOT.glob("docs/*.md")]]
 COPIED = re.compile(r'<pre data-copy="([^"]*)">')
