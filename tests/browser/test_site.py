@@ -31,6 +31,11 @@ Element.prototype.attachShadow = function (how) { return attach.call(this, {...h
 SCALES = "all => all.map(one => one.getBoundingClientRect().width / one.viewBox.baseVal.width)"
 """How much smaller than drawn, in letters of 16 pixels, diagrams are shown."""
 
+LOST = """all => all.filter(cell => cell.textContent.length > 60 && cell.getBoundingClientRect().right > innerWidth)
+  .map(cell => cell.textContent)"""
+"""Sentences in cells that nobody reads without scrolling a table."""
+BROKEN = "all => all.filter(code => code.getClientRects().length > 1).map(code => code.textContent)"
+
 
 @dataclass
 class Html(HTMLParser):
@@ -137,6 +142,9 @@ def test_every_page_in_a_browser(seen: Seen, served: str, pages: dict[str, Html]
         expect(seen.page.locator("div.mermaid svg")).to_have_count(page.diagrams)
         scales = seen.page.locator("div.mermaid svg").evaluate_all(SCALES)
         assert min(scales, default=1) > 0.6, f"{path}: a diagram is too small to be read"
+        assert seen.page.locator("article code.option").evaluate_all(BROKEN) == [], path
+        assert seen.page.locator("article td").evaluate_all(LOST) == [], path
+        assert seen.unmarked() == [], path
         if path in SHOWN:
             seen.shoot(f"site-{path.strip('/').replace('/', '-') or 'readme'}")
         assert seen.overflow() <= 0, path
