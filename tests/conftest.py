@@ -46,7 +46,7 @@ SLOW = re.compile(
 draws, and whatever else took five seconds of a processor. A test stands here by its folder, its file or its name."""
 QUICK = re.compile(
     r"aot/test_(compile|cache)\.py|compose/test_random_modules\.py::test_they_are_legal|property/test_(widths|round_trip)"
-    r"|unit/cli/test_transcripts\.py::\w+\[(eagle|qwen)-80\]|e2e/test_generate\.py::test_text_equals_generate\[\w+_trained_|e2e/test_(penalties|grammar|metrics)"
+    r"|unit/cli/test_transcripts\.py::\w+\[(eagle|qwen)-80\]|e2e/test_generate\.py::test_text_equals_generate\[\w+_trained_|e2e/test_(penalties|grammar|metrics|site_html)"
     r"|e2e/test_sampling\.py::test_(texts|row_after_row|coupled_drafts\[dflash|after_a_handover|drawn|only|the_oracle|a_seed|what)"
     r"|unit/engine/test_drafts\.py::test_shared_pages\w+\[mtp-4"
 )

@@ -8,21 +8,15 @@ writes docs/assets/step.svg and step-dark.svg. What is drawn to scale are counts
 from __future__ import annotations
 
 import re
-from pathlib import Path
 
-DOCS = Path(__file__).resolve().parents[1]
+from drawing import DOCS, Picture, write
+
 ROW = "EAGLE chain, 8 B | 1 |"
 FORWARDS = (("draft", 80), ("verify", 120), ("extend", 62))
 """What runs in a graph of SGLang's, and pixels."""
 DRAFTS = 2
 """Forwards of the draft in a step of three drafts; one was made by the step before."""
-WIDTH, HEIGHT, LEFT, PITCH, TALL = 560, 372, 16, 4, 44
-THEMES = {
-    "step.svg": {"text": "#1f2328", "soft": "#59636e", "block": "#d1d9e0", "edge": "#818b98", "ink": "#1f2328",
-                 "them": "#bc4c00", "us": "#0969da"},
-    "step-dark.svg": {"text": "#f0f6fc", "soft": "#9198a1", "block": "#3d444d", "edge": "#656c76", "ink": "#f0f6fc",
-                      "them": "#f0883e", "us": "#58a6ff"},
-}  # fmt: skip
+WIDTH, HEIGHT, LEFT, PITCH, TALL = 496, 390, 16, 4, 44
 
 
 def measured() -> dict[str, tuple[float, float]]:
@@ -34,26 +28,8 @@ def measured() -> dict[str, tuple[float, float]]:
     return {"rate": (1.0, float(rate)), **{name: (pair[0], pair[1]) for name, pair in found.items()}}
 
 
-class Picture:
-    """Shapes of an SVG, top to bottom."""
-
-    def __init__(self, colours: dict[str, str]) -> None:
-        """An empty one in the colours of a theme."""
-        self.colours, self.shapes = colours, list[str]()
-
-    def text(self, x: float, y: float, words: str, colour: str = "text", size: int = 15, **more: str) -> None:
-        """Words that begin, or end, at a point."""
-        said = "".join(f' {name.replace("_", "-")}="{value}"' for name, value in more.items())
-        fill = self.colours[colour]
-        self.shapes.append(f'<text x="{x:g}" y="{y:g}" font-size="{size}" fill="{fill}"{said}>{words}</text>')
-
-    def box(self, x: float, y: float, width: float, tall: float, colour: str, edge: str | None = None) -> None:
-        """A rectangle."""
-        stroke = f' stroke="{self.colours[edge]}" stroke-width="1.5"' if edge else ""
-        fill = self.colours[colour] if colour != "none" else "none"
-        self.shapes.append(
-            f'<rect x="{x:g}" y="{y:g}" width="{width:g}" height="{tall:g}" rx="2" fill="{fill}"{stroke}/>'
-        )
+class Step(Picture):
+    """Launches and forwards from left to right."""
 
     def ticks(self, x: float, y: float, count: int, colour: str) -> float:
         """Launches one after the other; returns where the next thing begins."""
@@ -64,50 +40,43 @@ class Picture:
     def forward(self, x: float, y: float, name: str, width: float) -> float:
         """A forward; returns where the next thing begins."""
         self.box(x, y, width, TALL, "block")
-        self.text(x + width / 2, y + TALL / 2 + 5, name, "ink", 14, text_anchor="middle")
+        self.text(x + width / 2, y + TALL / 2 + 5, name, "text", 14, text_anchor="middle")
         return x + width + PITCH
 
-    def svg(self, title: str) -> str:
-        """The file."""
-        family = "system-ui, -apple-system, 'Segoe UI', Helvetica, Arial, sans-serif"
-        head = f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {HEIGHT}" width="{WIDTH}" '
-        head += f'height="{HEIGHT}" role="img" aria-label="{title}" font-family="{family}">'
-        return "\n".join((head, f"<title>{title}</title>", *self.shapes, "</svg>", ""))
 
-
-def before(picture: Picture, y: float, launches: int, between: int) -> None:
+def before(picture: Step, y: float, launches: int, between: int) -> None:
     """A step of three graphs: launches stand before, between and behind them."""
     outside = launches - between - len(FORWARDS)
     counts = (outside - outside // 2, between // 2, between - between // 2, outside // 2)
     x = float(LEFT)
     for count, (name, width) in zip(counts, FORWARDS, strict=False):
-        x = picture.forward(picture.ticks(x, y, count, "them") + 2, y, name, width)
-    picture.ticks(x, y, counts[-1], "them")
+        x = picture.forward(picture.ticks(x, y, count, "engine") + 2, y, name, width)
+    picture.ticks(x, y, counts[-1], "engine")
 
 
-def after(picture: Picture, y: float, launches: int) -> None:
+def after(picture: Step, y: float, launches: int) -> None:
     """A step of one graph, in which the program's launches are, and what the scheduler launches beside it."""
-    x = start = picture.ticks(LEFT, y, launches - 2, "them") + 8
+    x = start = picture.ticks(LEFT, y, launches - 2, "engine") + 8
     (_, width), *others = FORWARDS
-    x = picture.ticks(x + 4, y, 1, "us")
+    x = picture.ticks(x + 4, y, 1, "program")
     for name, wide in [("draft", width / 2 + 4)] * DRAFTS + others:  # one launch behind each forward
-        x = picture.ticks(picture.forward(x, y, name, wide), y, 1, "us")
-    picture.box(start, y - 5, x - start + 2, TALL + 10, "none", "us")
-    picture.text((start + x) / 2, y + TALL + 22, "one CUDA graph", "us", 13, text_anchor="middle")
-    picture.ticks(x + 10, y, 1, "them")
+        x = picture.ticks(picture.forward(x, y, name, wide), y, 1, "program")
+    picture.box(start, y - 5, x - start + 2, TALL + 10, "none", "program")
+    picture.text((start + x) / 2, y + TALL + 22, "one CUDA graph", "program", 14, text_anchor="middle")
+    picture.ticks(x + 10, y, 1, "engine")
 
 
-def bars(picture: Picture, y: float, sides: tuple[float, float]) -> None:
+def bars(picture: Step, y: float, sides: tuple[float, float]) -> None:
     """Glue in microseconds, to scale."""
     scale, at = 400 / max(sides), LEFT
-    for index, (value, colour) in enumerate(zip(sides, ("them", "us"), strict=True)):
+    for index, (value, colour) in enumerate(zip(sides, ("engine", "program"), strict=True)):
         picture.box(at, y + 26 * index, scale * value, 18, colour)
         picture.text(at + scale * value + 8, y + 26 * index + 14, f"{value:g} µs", "text", 14)
 
 
 def draw(colours: dict[str, str]) -> str:
     """The picture in the colours of a theme."""
-    figures, picture = measured(), Picture(colours)
+    figures, picture = measured(), Step(colours, WIDTH, HEIGHT)
     (theirs, ours), (between, none), glue = (figures[name] for name in ("launches", "between", "glue"))
     assert none == 0
     picture.text(LEFT, 28, "SGLang’s own step", size=16, font_weight="600")
@@ -118,17 +87,11 @@ def draw(colours: dict[str, str]) -> str:
     after(picture, 180, int(ours))
     picture.text(LEFT, 280, "Glue on the GPU, per step", size=16, font_weight="600")
     bars(picture, 292, glue)
-    what = "EAGLE chain at the sizes of an 8B model, batch 1, one H100, default attention. Measured."
-    picture.text(LEFT, HEIGHT - 8, what, "soft", 13)
+    picture.text(LEFT, HEIGHT - 28, "Measured: EAGLE chain at the sizes of an 8B model, batch 1,", "soft", 14)
+    picture.text(LEFT, HEIGHT - 8, "one H100, SGLang’s default attention", "soft", 14)
     told = f"{theirs:g} launches and {glue[0]:g} microseconds of glue before, {ours:g} and {glue[1]:g} after"
     return picture.svg(f"A decode step: {told}")
 
 
-def main() -> None:
-    """Write both files."""
-    for name, colours in THEMES.items():
-        (DOCS / "assets" / name).write_text(draw(colours))
-
-
 if __name__ == "__main__":
-    main()
+    write("step", draw)

@@ -10,6 +10,13 @@ from playwright.sync_api import Page
 SHOTS = Path(__file__).parents[2] / "build" / "screenshots"
 """Where pictures of the pages are left, to be looked at."""
 
+UNMARKED = """() => [...document.querySelectorAll("*")].filter(element => {
+  const style = getComputedStyle(element)
+  const scrolls = ["auto", "scroll"].includes(style.overflowX) && element.scrollWidth > element.clientWidth + 1
+  const shown = element.checkVisibility({opacityProperty: true, visibilityProperty: true})
+  return shown && scrolls && !/100% - [1-9]/.test(style.maskImage)
+}).map(element => `${element.tagName} ${element.className}: ${element.textContent.trim().slice(0, 40)}`)"""
+
 
 @dataclass
 class Seen:
@@ -23,6 +30,10 @@ class Seen:
         SHOTS.mkdir(parents=True, exist_ok=True)
         width = self.page.viewport_size["width"]
         self.page.screenshot(path=SHOTS / f"{name}-{width}.png", full_page=True)
+
+    def unmarked(self) -> list[str]:
+        """What scrolls sideways and does not fade at the edge behind which more of it is."""
+        return self.page.evaluate(UNMARKED)
 
     def overflow(self) -> int:
         """Pixels by which the page is wider than the window: a reader would have to scroll sideways."""

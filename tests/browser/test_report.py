@@ -44,6 +44,7 @@ def test_it_reads_well(name: str, scheme: str, pages: dict[str, Path], seen: See
     for summary in seen.page.locator("summary").all():
         summary.click()
     assert seen.overflow() <= 0
+    assert seen.unmarked() == []
     seen.shoot(f"report-{name}-{scheme}-open")
     assert seen.complaints == []
 
@@ -68,6 +69,23 @@ def test_a_block_leads_to_its_row(name: str, pages: dict[str, Path], seen: Seen)
     assert seen.page.locator("tr:target").inner_text().startswith("target")
     assert 0 <= seen.page.locator("tr:target").bounding_box()["y"] < 900
     assert seen.complaints == []
+
+
+FADES = "scroll => ['--before', '--behind'].map(name => getComputedStyle(scroll).getPropertyValue(name) !== '0px')"
+"""Whether what scrolls fades at its left edge, and at its right one."""
+
+
+def test_pictures_fade_where_they_go_on(pages: dict[str, Path], seen: Seen) -> None:
+    seen.page.goto(pages["tree"].as_uri())
+    picture = seen.page.locator(".scroll", has=seen.page.locator("svg")).first
+    width = picture.evaluate("scroll => scroll.scrollWidth - scroll.clientWidth")
+    assert (width > 1) is (seen.page.viewport_size["width"] < 640)
+    fades = []
+    for share in (0, 0.5, 1):
+        picture.evaluate("(scroll, left) => { scroll.scrollLeft = left }", share * width)
+        seen.page.wait_for_function("new Promise(done => requestAnimationFrame(() => requestAnimationFrame(done)))")
+        fades.append(picture.evaluate(FADES))
+    assert fades == ([[False, True], [True, True], [True, False]] if width > 1 else [[False, False]] * 3)
 
 
 def test_dark_is_dark(pages: dict[str, Path], seen: Seen) -> None:

@@ -14,3 +14,9 @@ def test_complaints_are_kept(seen: Seen) -> None:
         "none.png",
     ]
     assert seen.overflow() > 1500
+
+
+def test_what_scrolls_unseen_is_noticed(seen: Seen) -> None:
+    seen.page.set_content("<div style='overflow-x: auto'><p style='width: 3000px'>wide</p></div><pre>narrow</pre>")
+    assert seen.unmarked() == ["DIV : wide"]
+    assert seen.overflow() <= 0

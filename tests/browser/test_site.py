@@ -31,6 +31,11 @@ Element.prototype.attachShadow = function (how) { return attach.call(this, {...h
 SCALES = "all => all.map(one => one.getBoundingClientRect().width / one.viewBox.baseVal.width)"
 """How much smaller than drawn, in letters of 16 pixels, diagrams are shown."""
 
+LOST = """all => all.filter(cell => cell.textContent.length > 60 && cell.getBoundingClientRect().right > innerWidth)
+  .map(cell => cell.textContent)"""
+"""Sentences in cells that nobody reads without scrolling a table."""
+BROKEN = "all => all.filter(code => code.getClientRects().length > 1).map(code => code.textContent)"
+
 
 @dataclass
 class Html(HTMLParser):
@@ -137,6 +142,9 @@ def test_every_page_in_a_browser(seen: Seen, served: str, pages: dict[str, Html]
         expect(seen.page.locator("div.mermaid svg")).to_have_count(page.diagrams)
         scales = seen.page.locator("div.mermaid svg").evaluate_all(SCALES)
         assert min(scales, default=1) > 0.6, f"{path}: a diagram is too small to be read"
+        assert seen.page.locator("article code.option").evaluate_all(BROKEN) == [], path
+        assert seen.page.locator("article td").evaluate_all(LOST) == [], path
+        assert seen.unmarked() == [], path
         if path in SHOWN:
             seen.shoot(f"site-{path.strip('/').replace('/', '-') or 'readme'}")
         assert seen.overflow() <= 0, path
@@ -145,13 +153,38 @@ def test_every_page_in_a_browser(seen: Seen, served: str, pages: dict[str, Html]
     assert drawn >= 4
 
 
+PRESSED = {
+    "console": "specc build target_eagle.yaml -o dist\nspecc inspect dist/specc_program_target_eagle-*.whl\n"
+    "specc run dist/specc_program_target_eagle-*.whl --target examples/models/target \\\n"
+    "    --draft examples/models/eagle --prompt 'class Node:' --max-new-tokens 24 --check",
+    "python": None,
+    "yaml": None,
+}
+"""Kinds of blocks on the first page, and what the button of one copies: nothing stands for all that it shows."""
+
+
+@pytest.mark.parametrize("kind", PRESSED)
+def test_buttons_copy_what_is_typed(kind: str, seen: Seen, served: str) -> None:
+    seen.page.context.grant_permissions(["clipboard-read", "clipboard-write"])
+    seen.page.goto(served)
+    expected = PRESSED[kind]
+    block = seen.page.locator(f".language-{kind}", has_text=(expected or "").partition("\n")[0]).first
+    shown = block.locator("code").inner_text().rstrip()
+    block.hover()
+    block.get_by_title("Copy to clipboard").click()
+    expect(seen.page.get_by_text("Copied to clipboard")).to_be_visible()
+    assert seen.page.evaluate("navigator.clipboard.readText()") == (expected or shown)
+    assert len(shown.splitlines()) > len((expected or "").splitlines())
+    assert seen.complaints == []
+
+
 def test_it_is_searched_and_dark(seen: Seen, served: str) -> None:
     seen.page.emulate_media(color_scheme="dark")
     seen.page.goto(served)
     expect(seen.page.locator("body")).to_have_attribute("data-md-color-scheme", "slate")
-    picture = seen.page.locator("article picture img")
-    assert picture.evaluate("one => one.currentSrc").endswith("step-dark.svg")
-    assert picture.evaluate("one => one.naturalWidth") > 0
+    pictures = seen.page.locator("article picture img")
+    shown = pictures.evaluate_all("all => all.map(one => one.naturalWidth && one.currentSrc.split('/').at(-1))")
+    assert shown == ["overview-dark.svg", "step-dark.svg"]
     seen.shoot("site-readme-dark")
     seen.page.keyboard.press("/")
     seen.page.get_by_role("textbox", name="Search").press_sequentially("Gumbel")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import re
 import sys
 from pathlib import Path
@@ -10,12 +11,15 @@ import pytest
 import torch
 from fakes.drafts import Engine
 
+from specc.passes.pipeline import PASSES
+
 from .pages import ROOT, blocks, clone, compare, run
 
 README = (ROOT / "README.md").read_text()
 BLOCKS = blocks("README.md")
 COMMANDS = [command for block in BLOCKS if block.language == "console" for command in block.commands()]
 SGLANG = (ROOT / "docs" / "sglang.md").read_text()
+HOW = ("greedy", "drawn")
 MISTAKE = ("hidden_size: 4096, num_layers: 1,", "hidden_size: 2048, num_layers: 1,")
 """The draft of README's configuration, and the one of which it shows the diagnostic."""
 
@@ -107,11 +111,31 @@ def test_figures_are_those_of_the_documents() -> None:
         assert re.search(rf"^\| .*{form}.*\| {glue[1]} times as fast \|$", README, re.M)
 
 
-def test_the_picture_is_what_its_script_draws(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_first_screen_says_what_the_table_says() -> None:
+    """The least and the most of the ratios of a step, of trees and of the greedy chain."""
+    rows = {kind: [float(word) for word in cells(README, kind)[0].split(", ")] for kind in SERVERS}
+    gains = " ".join(README[README.index("**What it gains.**") : README.index("**What it does not do.**")].split())
+    trees = [(min(rows[f"SGLang's default tree, {how}"]), max(rows[f"SGLang's default tree, {how}"])) for how in HOW]
+    assert re.findall(r"(0\.\d\d) to (0\.\d\d)", gains) == [(f"{least:.2f}", f"{most:.2f}") for least, most in trees]
+    chain = sorted({round(100 * (1 - ratio)) for ratio in rows["chain of 3 drafts, greedy"]})
+    assert f"A greedy chain gains {chain[0]} to {chain[-1]} %." in gains
+
+
+@pytest.mark.parametrize("name", ["overview", "step"])
+def test_the_picture_is_what_its_script_draws(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(str(ROOT / "docs" / "site"))
+    drawing, picture = importlib.import_module("drawing"), importlib.import_module(name)
+    for suffix, colours in drawing.THEMES.items():
+        file = f"docs/assets/{name}{suffix}.svg"
+        assert (ROOT / file).read_text() == picture.draw(colours)
+        assert file in README
+
+
+def test_the_pictures_say_what_is_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Launches as they were measured, and passes in the order in which they run."""
+    monkeypatch.syspath_prepend(str(ROOT / "docs" / "site"))
+    import overview
     import step
 
     assert step.measured()["launches"] == (49, 7)
-    for name, colours in step.THEMES.items():
-        assert (ROOT / "docs" / "assets" / name).read_text() == step.draw(colours)
-        assert f"docs/assets/{name}" in README
+    assert [name for name in PASSES if name in overview.PASSES] == list(overview.PASSES)

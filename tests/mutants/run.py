@@ -31,7 +31,18 @@ import child
 
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parents[1]
-COPIED = ("pyproject.toml", "LICENSE", "README.md", "specc", "templates", "tests", "bench", "examples", "docs")
+COPIED = (
+    "pyproject.toml",
+    "LICENSE",
+    "README.md",
+    "mkdocs.yml",
+    "specc",
+    "templates",
+    "tests",
+    "bench",
+    "examples",
+    "docs",
+)
 """What tests need of the tree."""
 PROCESSES = multiprocessing.get_context("forkserver")
 """Every run is forked from a process that has imported what takes long, and nothing of the tree."""

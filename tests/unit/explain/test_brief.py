@@ -161,4 +161,4 @@ def test_the_page_shows_what_is_printed(monkeypatch: pytest.MonkeyPatch) -> None
     monkeypatch.chdir(EXAMPLES.parent)
     command = "explain examples/eagle-tree-sampled-wide.yaml"
     done = CliRunner().invoke(app, command.split(), env={"COLUMNS": "160"})
-    assert f"```\n$ specc {command}\n{done.stdout}```\n" in (EXAMPLES.parent / "docs/explain.md").read_text()
+    assert f"```console\n$ specc {command}\n{done.stdout}```\n" in (EXAMPLES.parent / "docs/explain.md").read_text()
