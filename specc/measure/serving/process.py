@@ -78,7 +78,7 @@ class Running:
 
     def lines(self, having: str = "") -> list[str]:
         """The last lines of its log that have a text."""
-        with self.log.open(errors="replace") as file:
+        with self.log.open(encoding="utf-8", errors="replace") as file:
             return [line[:CHARACTERS].rstrip() for line in deque(filter(lambda one: having in one, file), LINES)]
 
     def program(self) -> str | None:
@@ -87,12 +87,12 @@ class Running:
 
     def failed(self, how: str) -> DiagnosticError:
         """It does not run, or not yet: how that is, with the end of its log."""
-        return not_running(f"'{self.command}' {how}", self.lines())
+        hint = "type the command without specc to see all that it says; --start-timeout gives it more time to start"
+        return _not_running(f"'{self.command}' {how}", hint, self.lines())
 
 
-def not_running(message: str, said: Sequence[str] = ()) -> DiagnosticError:
+def _not_running(message: str, hint: str, said: Sequence[str] = ()) -> DiagnosticError:
     """A server that was to be started is not there, and what its log says."""
-    hint = "--start-timeout says how many seconds it may take; the command must start the server without specc, too"
     notes = tuple(Note(f"its log: {line}") for line in said)
     return DiagnosticError(Diagnostic("serve/not-running", message, hint=hint, notes=notes))
 
@@ -105,7 +105,8 @@ async def started(command: Command, settings: Mapping[str, str]) -> AsyncIterato
     block becomes that one where the server has ended.
     """
     if _is_taken(command):
-        raise not_running(f"something listens at {command.url} already, where the server is to be")
+        hint = "give the command another --port, or none"
+        raise _not_running(f"something listens at {command.url} already, where the server is to be", hint)
     with TemporaryDirectory(ignore_cleanup_errors=True) as folder, _stopped_as_interrupted():
         figures = Path(folder) / "figures"
         figures.mkdir()
@@ -151,7 +152,8 @@ def _process(command: Command, variables: Mapping[str, str], output: int) -> sub
             command.words, env=variables, stdin=subprocess.DEVNULL, stdout=output, stderr=output, start_new_session=True
         )
     except OSError as error:
-        raise not_running(f"'{command}' cannot be started: {error.strerror or error}") from error
+        hint = "words behind -- are run without a shell: env NAME=VALUE ... sets variables, bash -c TEXT runs a text"
+        raise _not_running(f"'{command}' cannot be started: {error.strerror or error}", hint) from error
 
 
 async def _answers(running: Running) -> None:
