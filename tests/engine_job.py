@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 from zipfile import ZipFile
 
-import yaml
+from ruamel.yaml import YAML
 
 LIMIT_S = 600
 SPECC = (sys.executable, "-c", "from specc.cli.main import main; main()")
@@ -98,10 +98,10 @@ def first_program(engine: str, target: Path, draft: Path, flags: Sequence[str], 
     said = specc("init", str(target), str(draft), "--engine", engine, "-o", config)
     found = re.search(r"^the server: (.*)$", said, re.MULTILINE)
     command = shlex.split(found[1] if found else "")
-    proposed = yaml.safe_load(Path(config).read_text())
+    proposed = YAML(typ="safe").load(Path(config))
     asked = ("--verify", proposed["verify"], "--sampling", ",".join(proposed["sampling"]), "--name", proposed["name"])
     for line in (command, [*command, *flags]):
         specc(engine, "check", "-o", config, *asked, "--", *line)
-        assert line != command or yaml.safe_load(Path(config).read_text()) == proposed
+        assert line != command or YAML(typ="safe").load(Path(config)) == proposed
     specc("build", config, "-o", str(folder), "--quiet")
     return [*command, *flags], next(folder.glob("*.whl"))
