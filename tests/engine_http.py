@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import http.client
 import json
+import os
 import random
 import subprocess
 import sys
@@ -63,15 +64,30 @@ class Server:
         lines = [line for line in self.text("/metrics").splitlines() if line.startswith((f"{name} ", f"{name}{{"))]
         return sum(float(line.rpartition(" ")[2]) for line in lines if all(one in line for one in wanted))
 
-    def bench(self, folder: Path, *words: str) -> dict[str, Any]:
-        """What `specc bench-serve` finds of this server, with a few small prompts."""
-        prompts = folder / "prompts.jsonl"
-        prompts.write_text("".join(json.dumps({"prompt": one}) + "\n" for one in PROMPTS[:4]))
-        command = ("-m", "specc.cli.main", "bench-serve", "--url", self.url, "--prompts", str(prompts))
-        few = ("--max-new-tokens", "12", "--batch", "2", "--turns", "3", "--requests", "4", "--format", "json")
-        done = subprocess.run([sys.executable, *command, *few, *words], capture_output=True, text=True)
-        assert done.returncode == 0, done.stdout + done.stderr
-        return json.loads(done.stdout)
+
+def bench(folder: Path, *words: str) -> dict[str, Any]:
+    """What `specc bench-serve` finds with a few small prompts, of the servers that the words name or start."""
+    prompts = folder / "prompts.jsonl"
+    prompts.write_text("".join(json.dumps({"prompt": one}) + "\n" for one in PROMPTS[:4]))
+    command = ("-m", "specc.cli.main", "bench-serve", "--prompts", str(prompts), "--format", "json")
+    few = ("--max-new-tokens", "12", "--batch", "2", "--turns", "3", "--requests", "4")
+    done = subprocess.run([sys.executable, *command, *few, *words], capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return json.loads(done.stdout)
+
+
+@dataclass(frozen=True)
+class Start:
+    """What starts a server: its command, and the variables of its environment, no others among them."""
+
+    command: list[str]
+    settings: dict[str, str]
+
+    @property
+    def words(self) -> list[str]:
+        """One command line for both, where this process's environment is what there is."""
+        without = [f"--unset={name}" for name in os.environ if name not in self.settings]
+        return ["env", *without, *(f"{name}={value}" for name, value in self.settings.items()), *self.command]
 
 
 @contextmanager

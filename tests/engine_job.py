@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import os
+import re
+import shlex
 import signal
 import subprocess
 import sys
@@ -11,6 +13,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 from zipfile import ZipFile
+
+from ruamel.yaml import YAML
 
 LIMIT_S = 600
 SPECC = (sys.executable, "-c", "from specc.cli.main import main; main()")
@@ -74,8 +78,30 @@ def stop_group(process: subprocess.Popen[bytes]) -> None:
     process.wait()
 
 
-def specc(*words: str) -> None:
-    """Run a command of specc's. RuntimeError with what it said when it fails."""
+def specc(*words: str) -> str:
+    """Run a command of specc's: what it said. RuntimeError with that when it fails."""
     ended = subprocess.run([*SPECC, *words], capture_output=True, text=True)
     if ended.returncode != 0:
         raise RuntimeError(f"specc {' '.join(words)}\n{ended.stdout}{ended.stderr}")
+    return ended.stdout + ended.stderr
+
+
+def first_program(engine: str, target: Path, draft: Path, flags: Sequence[str], folder: Path) -> tuple[list[str], Path]:
+    """The command of a server and the wheel of its program, as somebody has them who comes with two models.
+
+    `init` writes a configuration and prints the command. The server runs on a CPU, where it must have `flags`: so
+    `check` writes the configuration again, for the command with these, and `build` compiles it in the folder.
+
+    RuntimeError with what specc said. AssertionError unless `check` writes for the command alone what `init` has.
+    """
+    config = str(folder / "program.yaml")
+    said = specc("init", str(target), str(draft), "--engine", engine, "-o", config)
+    found = re.search(r"^the server: (.*)$", said, re.MULTILINE)
+    command = shlex.split(found[1] if found else "")
+    proposed = YAML(typ="safe").load(Path(config))
+    asked = ("--verify", proposed["verify"], "--sampling", ",".join(proposed["sampling"]), "--name", proposed["name"])
+    for line in (command, [*command, *flags]):
+        specc(engine, "check", "-o", config, *asked, "--", *line)
+        assert line != command or YAML(typ="safe").load(Path(config)) == proposed
+    specc("build", config, "-o", str(folder), "--quiet")
+    return [*command, *flags], next(folder.glob("*.whl"))

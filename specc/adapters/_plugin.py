@@ -11,6 +11,8 @@ from typing import Any, TypeVar
 
 CHOICE = "SPECC_PROGRAM"
 """The environment variable that names the package of a program that must run: a server in which it cannot, ends."""
+NONE = "none"
+"""Its value where no program may run: the engine is as it is without a wheel."""
 HOTTEST = float(1 << 20)
 """The highest temperature of programs. Tokens are as likely as each other before that."""
 SEEDS = (1 << 63) - 1
@@ -31,6 +33,8 @@ def offer(
 ) -> None:
     """Add a program to those that an engine may choose among; `replace` puts them into it, once.
 
+    Nothing is done where `SPECC_PROGRAM` says that none may run.
+
     Args:
         package: of the program.
         engine: as people write it; its distribution is called the same.
@@ -43,6 +47,9 @@ def offer(
     SystemExit instead if the program must run.
 
     """
+    if os.environ.get(CHOICE) == NONE:
+        _logger(engine).info("specc: %s does not run: %s=%s", package.__name__, CHOICE, NONE)
+        return
     try:
         version = importlib.metadata.version(engine.lower())
         is_tested = version.partition("+")[0] in tested

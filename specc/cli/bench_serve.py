@@ -1,9 +1,11 @@
-"""`specc bench-serve`: a running server with a program and without it, over its OpenAI interface."""
+"""`specc bench-serve`: a server with a program and without it, over its OpenAI interface."""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Coroutine
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 from urllib.parse import urlsplit
 
 import typer
@@ -14,12 +16,25 @@ from specc.cli.progress import progress
 from specc.cli.reporting import Format, reporting
 
 if TYPE_CHECKING:
+    from specc.measure.serving.figures import Served
     from specc.measure.serving.questions import Prompts
+    from specc.measure.serving.turns import Measurement
+    from specc.support.diagnostics import Diagnostic
 
 MADE_UP, MT_BENCH = "made-up", "mt-bench"
 MOST_CLIENTS = 4096
 
-_Url = Annotated[str, typer.Option(metavar="URL", help="The server with the program, as http://127.0.0.1:30000.")]
+_Words = Annotated[
+    list[str] | None,
+    typer.Argument(
+        metavar="-- COMMAND...",
+        help="What starts the server, instead of --url: it is run as it is, with the program and without it.",
+        show_default=False,
+    ),
+]
+_Url = Annotated[
+    str | None, typer.Option(metavar="URL", help="The server with the program, as http://127.0.0.1:30000.")
+]
 _Against = Annotated[
     str | None,
     typer.Option(
@@ -41,10 +56,12 @@ _Requests = Annotated[
     int | None, typer.Option(min=1, help="Of a turn. Default: two of each client, and at least 8.", show_default=False)
 ]
 _Silence = Annotated[float, typer.Option(min=0.1, max=86400, help="Seconds that a server may say nothing.")]
+_Start = Annotated[float, typer.Option(min=0.1, max=86400, help="Seconds in which a COMMAND must have its server up.")]
 
 
 def bench_serve(
-    url: _Url,
+    command: _Words = None,
+    url: _Url = None,
     against: _Against = None,
     prompts: _Prompts = MADE_UP,
     count: Annotated[int, typer.Option(min=1, max=10_000, help="How many prompts are taken, or made up.")] = 32,
@@ -56,28 +73,52 @@ def bench_serve(
     model: Annotated[str | None, typer.Option(help="As the servers name it. Default: their first.")] = None,
     chat: Annotated[bool, typer.Option("--chat", help="Prompts are messages; the server's template is used.")] = False,
     timeout: _Silence = 120.0,
+    start_timeout: _Start = 600.0,
     plot: Annotated[Path | None, typer.Option(metavar="FILE", help="A picture, such as serve.svg.")] = None,
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="No progress.")] = False,
     format: Annotated[Format, typer.Option(help="How the figures are printed.")] = Format.text,
 ) -> None:
-    """Compare a running server with a program and without it: greedy texts first, then both sides in turns."""
+    """Compare a server with a program and without it: greedy texts first, then the times of both."""
     with reporting(format) as report:
         require_library("aiohttp", "asks servers", "--url")
         require_drawable(plot)
         batches = _batches(batch)
         asked = _asked(prompts, count, seed, max_new_tokens)
-        addresses = _address(url, "--url"), None if against is None else _address(against, "--against")
+        measured = _measured(command, url, against, start_timeout)
         import asyncio
 
         from specc.measure.serving.table import draw, tables
-        from specc.measure.serving.turns import Wanted, measure
+        from specc.measure.serving.turns import Measurement, Wanted
 
-        wanted = Wanted(*addresses, batches, turns, requests, model, chat, timeout)
-        with progress("comparing texts", 2 * (1 + turns * len(batches)), quiet=quiet) as shown:
-            served, doubts = asyncio.run(measure(wanted, asked, shown.advance))
+        wanted = Wanted(batches, turns, requests, model, chat, timeout)
+        what = "starting the server" if command else "comparing texts"
+        with progress(what, 2 * (1 + turns * len(batches)), quiet=quiet) as shown:
+            served, doubts = asyncio.run(measured(Measurement(wanted, asked, shown.advance)))
         print_figures(served, tables, doubts, format, report)
         if plot is not None:
             draw_figures(served, draw, plot)
+
+
+def _measured(
+    command: list[str] | None, url: str | None, against: str | None, start_s: float
+) -> Callable[[Measurement], Coroutine[Any, Any, tuple[Served, list[Diagnostic]]]]:
+    """What measures the server that a command starts, or those at addresses."""
+    from specc.measure.serving.apart import measure_command
+    from specc.measure.serving.process import Command
+    from specc.measure.serving.turns import measure
+
+    if command:
+        if url is not None or against is not None:
+            raise typer.BadParameter("the command's server is the only one", param_hint="--url and --against")
+        try:
+            return partial(measure_command, Command.of(command, start_s))
+        except ValueError as error:
+            raise typer.BadParameter(str(error), param_hint="COMMAND") from error
+    if url is None:
+        message = "give the address of a server that runs, or behind -- the command that starts one"
+        raise typer.BadParameter(message, param_hint="--url")
+    urls = [_address(url, "--url")] + ([] if against is None else [_address(against, "--against")])
+    return partial(measure, urls)
 
 
 def _batches(given: str) -> tuple[int, ...]:

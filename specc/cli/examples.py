@@ -32,6 +32,8 @@ EXAMPLES: Mapping[str, tuple[str, ...]] = {
     ),
     "bench": ("specc bench chain.yaml --buckets 1,8", "specc bench dist/program.whl --plot bench.svg"),
     "bench-serve": (
+        "specc bench-serve -- sglang serve --model-path models/target ...",
+        "specc bench-serve --batch 1,32 -- vllm serve models/target --speculative-config '{...}'",
         "specc bench-serve --url http://127.0.0.1:30000",
         "specc bench-serve --url http://127.0.0.1:8000 --against http://127.0.0.1:8001 --prompts prompts.json",
     ),

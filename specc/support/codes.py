@@ -85,6 +85,8 @@ CODES: dict[str, str] = {
     "measure/other-arch": "The program is not compiled for the GPU that is to be measured.",
     "measure/results-differ": "A step decides something else than an engine's own kernels, so they are not compared.",
     "serve/unreachable": "A server takes no connection, or is silent for too long.",
+    "serve/not-running": "A server that a command was to start ends, or does not answer in time.",
+    "serve/no-program": "A server that was started to be measured runs no program.",
     "serve/refused": "A server answers a request with an error.",
     "serve/broken-answer": "A server's answer ends early, or is not what the OpenAI interface says.",
     "serve/no-model": "A server does not serve the model that is asked for, or none.",

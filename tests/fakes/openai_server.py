@@ -71,13 +71,13 @@ class Fake:
 
 
 @contextmanager
-def serving(fake: Fake) -> Iterator[Fake]:
-    """Run one on a free port until the block ends."""
+def serving(fake: Fake, port: int = 0) -> Iterator[Fake]:
+    """Run one on a port, or a free one, until the block ends."""
 
     class Bound(Handler):
         state = fake
 
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Bound)
+    server = ThreadingHTTPServer(("127.0.0.1", port), Bound)
     server.daemon_threads = True
     thread = threading.Thread(target=server.serve_forever, args=(0.02,), daemon=True)
     thread.start()
@@ -119,6 +119,8 @@ class Handler(BaseHTTPRequestHandler):
             if fake.fault == "no models":
                 return self.say({"data": []})
             return self.say({"data": [{"id": MODEL, "owned_by": fake.engine}]})
+        if self.path == "/health" and fake.fault == "starting":
+            return self.say("not yet", 503)
         if self.path == "/server_info" and fake.engine == "sglang":
             steps = {ran: len(found) for ran, found in fake.verified.items()}
             specc = {"program": "specc_program_x", "on": fake.on, "served": steps[True], "left": {"off": steps[False]}}

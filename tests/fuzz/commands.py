@@ -241,5 +241,12 @@ def _vllm(rng: random.Random) -> list[str]:
     return [" ".join(line)] if rng.random() < 0.2 else line
 
 
-SERVERS = {("sglang", "check"): _sglang, ("vllm", "check"): _vllm}
+def _started(rng: random.Random) -> list[str]:
+    """A command that starts nothing, for no path is a program."""
+    port = rng.choice([[], [], ["--port", rng.choice(NUMBERS)], [f"--port={rng.choice(NUMBERS)}"]])
+    rest = [rng.choice([*SAYINGS, *PATHS]) for _ in range(rng.randrange(4))]
+    return [rng.choice(PATHS), *port, *rest]
+
+
+SERVERS = {("sglang", "check"): _sglang, ("vllm", "check"): _vllm, ("bench-serve",): _started}
 """Commands that are given the command line of a server, and what makes one."""

@@ -277,10 +277,10 @@ def test_algorithms_are_named_in_few_places(path: Path) -> None:
 
 
 NAMES_ENGINES = re.compile(
-    rf"{PRESET.pattern}|config/presets/__init__\.py|cli/(main|{'|'.join(ENGINES)})\.py"
+    rf"{PRESET.pattern}|config/presets/__init__\.py|cli/(main|examples|{'|'.join(ENGINES)})\.py"
     r"|measure/against/.*"
 )
-"""The table of presets, the commands of one engine, and its kernels on the other side of a benchmark."""
+"""The table of presets, the commands of one engine, lines that people type, kernels of an engine's in benchmarks."""
 
 
 @pytest.mark.parametrize("path", SOURCES, ids=parts)

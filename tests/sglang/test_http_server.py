@@ -9,36 +9,35 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from engine_http import Server, crowd, started, wrong
-from engine_job import environment
+from engine_http import Server, Start, bench, crowd, started, wrong
+from engine_job import environment, first_program
 from ports import free_port
 from sglang_files import ENVIRONMENT, ON_GPU, PYTHON
-from sglang_programs import SERVED, build_program
-from sglang_server import Variant
+from sglang_programs import SERVED
+from sglang_server import SERVER
 
 pytestmark = pytest.mark.skipif(ON_GPU, reason="the environment of GPUs has no HTTP server")
 REQUESTS, CLIENTS, LEAVING = 160, 24, 60
-ROWS, MOST_A_STEP = 16, 4
-"""Requests of a step, and tokens that one of them can gain in it."""
+ROWS, NUM_STEPS = 16, 5
+"""Requests of a step, and the drafts of a branch of the tree that is SGLang's default."""
+PROGRAM = "specc_program_target_eagle"
 IDLE_S = 30
 KEPT = {"llama", "llama_eagle"}
 """Modules of models that are imported; SGLang would import some two hundred more."""
 
 
-def arguments(models: Path) -> dict[str, Any]:
-    """What the server is started with, those of its program among them."""
-    engine = Variant("EAGLE", "eagle", program=True).engine(models)
-    return engine | {"max_running_requests": ROWS, "max_total_tokens": 8192, "schedule_conservativeness": 1.0}
-
-
 @pytest.fixture(scope="module")
-def server(models: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    folder = tmp_path_factory.mktemp("http")
-    given, port = arguments(models), free_port()
-    wheel = build_program(given, folder / "wheel")
-    more = {"sampling_backend": "pytorch", "grammar_backend": "none", "mem_fraction_static": 0.3, "port": port}
-    words = [f"--{name.replace('_', '-')}={value}" for name, value in {**SERVED, **given, **more}.items()]
+def start(models: Path, tmp_path_factory: pytest.TempPathFactory) -> Start:
+    """From two models by the commands of specc, with what a small CPU needs beside them."""
+    folder = tmp_path_factory.mktemp("start")
+    given = {
+        **SERVED, **SERVER, "max_running_requests": ROWS, "max_total_tokens": 8192, "sampling_backend": "pytorch",
+        "grammar_backend": "none", "mem_fraction_static": 0.3,
+    }  # fmt: skip
     flags = ("--disable-cuda-graph", "--skip-server-warmup", "--enable-metrics")
+    words = [*(f"--{name.replace('_', '-')}={value}" for name, value in given.items()), *flags]
+    (python, *command), wheel = first_program("sglang", models / "target", models / "eagle", words, folder)
+    assert python == "python"
     found = {path.stem for path in (ENVIRONMENT.site / "sglang" / "srt" / "models").glob("*.py")}
     settings = environment(folder, wheel) | dict(ENVIRONMENT.variables) | {
         "SGLANG_ENABLE_STRICT_MEM_CHECK_DURING_IDLE": "1",
@@ -46,8 +45,21 @@ def server(models: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[S
         "HF_HUB_OFFLINE": "1",
         "OMP_NUM_THREADS": "1",
     }  # fmt: skip
-    with started([str(PYTHON), "-m", "sglang.launch_server", *words, *flags], settings, folder, port) as running:
+    assert settings.pop("SPECC_PROGRAM") == PROGRAM
+    return Start([str(PYTHON), *command], settings)
+
+
+@pytest.fixture(scope="module")
+def server(start: Start, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    """One for all tests but that of the command which starts its own."""
+    folder, port = tmp_path_factory.mktemp("http"), free_port()
+    with started([*start.command, f"--port={port}"], start.settings, folder, port) as running:
         yield running
+
+
+def test_two_models_become_a_server_with_a_program(server: Server) -> None:
+    """By `init`, `build` and the command that these print; the program is chosen by nobody."""
+    assert f"specc: {PROGRAM} runs the decode steps" in server.log.read_text()
 
 
 def state(server: Server) -> Mapping[str, Any]:
@@ -69,8 +81,8 @@ def test_a_crowd_has_the_texts_of_the_target_and_leaves_nothing_behind(server: S
     assert slots["slots_free"] + slots["slots_cached"] == slots["slots_owned_once"] == slots["slots"]
     assert slots["slots_protected"] == 0
     assert slots["rows_free"] == slots["rows_free_once"] == slots["rows"]
-    assert program["program"] == "specc_program_served" and program["left"] == {}
-    assert sum(one.tokens for one in answers) <= program["served"] * ROWS * MOST_A_STEP
+    assert program["program"] == PROGRAM and program["left"] == {}
+    assert sum(one.tokens for one in answers) <= program["served"] * ROWS * (NUM_STEPS + 1)
     assert server.metric("specc:decode_steps_total", by="program") == program["served"]
     assert server.metric("sglang:num_aborted_requests_total") > LEAVING / 2
 
@@ -78,13 +90,22 @@ def test_a_crowd_has_the_texts_of_the_target_and_leaves_nothing_behind(server: S
 def test_the_benchmark_of_a_server(server: Server, tmp_path: Path) -> None:
     """Its program is off for one side's turns and on again in the end."""
     before = state(server)["specc"]["served"]
-    told = server.bench(tmp_path)
-    assert told["program"] == "specc_program_served" and told["engines"] == ["sglang", "sglang"]
+    told = bench(tmp_path, "--url", server.url)
+    assert told["program"] == PROGRAM and told["engines"] == ["sglang", "sglang"]
     assert told["texts"] == {"compared": 4, "near_ties": 0, "equal": 4} and told["warnings"] == []
     [one] = told["batches"]
     assert one["program"]["program_steps"] == 1 and one["other"]["program_steps"] == 0
     assert one["program"]["tokens"] == one["other"]["tokens"] > 100
     assert one["program"]["accept_length"] == pytest.approx(one["other"]["accept_length"], rel=0.05)
-    assert len(one["program"]["by_position"]) == 3 and 1.5 < one["program"]["accept_length"] < 4
+    assert 0 < len(one["program"]["by_position"]) <= NUM_STEPS and 1.5 < one["program"]["accept_length"] < 4
     after = state(server)["specc"]
     assert after["on"] and after["served"] > before and sum(after["left"].values()) > 0
+
+
+def test_the_benchmark_starts_a_server(start: Start, tmp_path: Path) -> None:
+    """By the server's own command line: one of SGLang, whose program is switched."""
+    told = bench(tmp_path, "--", *start.words)
+    assert told["how"] == "switched" and told["program"] == PROGRAM and told["warnings"] == []
+    assert told["texts"] == {"compared": 4, "near_ties": 0, "equal": 4}
+    [one] = told["batches"]
+    assert one["program"]["program_steps"] == 1 and one["other"]["program_steps"] == 0

@@ -2,39 +2,37 @@
 
 from __future__ import annotations
 
-import json
 import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from engine_http import LONGEST, PROMPTS, TO_LEAVE, Server, ask, crowd, expected, started, wrong
-from engine_job import environment
+from engine_http import LONGEST, PROMPTS, TO_LEAVE, Server, Start, ask, bench, crowd, expected, started, wrong
+from engine_job import environment, first_program
 from ports import free_port
 from vllm_files import HERE, ON_GPU, PYTHON
-from vllm_programs import build_program
-from vllm_server import BLOCK, NUM_STEPS, Variant
+from vllm_server import BLOCK, NUM_STEPS
 
 pytestmark = pytest.mark.skipif(ON_GPU, reason="the environment of GPUs has no HTTP server")
 REQUESTS, CLIENTS, LEAVING = 160, 24, 60
 ROWS, BLOCKS, MODEL_LEN = 16, 200, 512
 IDLE_S = 30
+PROGRAM = "specc_program_target_eagle"
 
 
 @pytest.fixture(scope="module")
-def server(models: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    folder, port = tmp_path_factory.mktemp("http"), free_port()
-    wheel = build_program(Variant("eagle", "eagle", program=True), models, folder / "wheel", (1, 2, 4, 8, ROWS))
-    drafts = {"method": "eagle", "num_speculative_tokens": NUM_STEPS, "model": str(models / "eagle")}
+def start(models: Path, tmp_path_factory: pytest.TempPathFactory) -> Start:
+    """From two models by the commands of specc, with what a small CPU needs beside them."""
+    folder = tmp_path_factory.mktemp("start")
     given = {
-        "served-model-name": "target", "host": "127.0.0.1", "port": port, "dtype": "float32", "max-num-seqs": ROWS,
+        "served-model-name": "target", "host": "127.0.0.1", "dtype": "float32", "max-num-seqs": ROWS,
         "max-num-batched-tokens": 256, "max-model-len": MODEL_LEN, "block-size": BLOCK, "seed": 1,
-        "num-gpu-blocks-override": BLOCKS, "speculative-config": json.dumps(drafts),
+        "num-gpu-blocks-override": BLOCKS,
     }  # fmt: skip
     flags = ("--enforce-eager", "--no-async-scheduling", "--no-enable-prefix-caching")
-    words = [f"--{name}={value}" for name, value in given.items()]
-    figures = folder / "figures"
-    figures.mkdir()
+    words = [*(f"--{name}={value}" for name, value in given.items()), *flags]
+    (vllm, *command), wheel = first_program("vllm", models / "target", models / "eagle", words, folder)
+    assert vllm == "vllm"
     settings = environment(folder, wheel) | {
         "VLLM_NO_USAGE_STATS": "1",
         "VLLM_USE_FLASHINFER_SAMPLER": "0",
@@ -43,12 +41,26 @@ def server(models: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[S
         "HF_HUB_OFFLINE": "1",
         "OMP_NUM_THREADS": "1",
         "TRITON_INTERPRET": "1",
-        "PROMETHEUS_MULTIPROC_DIR": str(figures),
     }
+    assert settings.pop("SPECC_PROGRAM") == PROGRAM
     settings["PYTHONPATH"] += f":{HERE / 'stand_ins'}"
-    command = [str(PYTHON), "-m", "vllm.entrypoints.cli.main", "serve", str(models / "target"), *words, *flags]
-    with started(command, settings, folder, port) as running:
+    return Start([str(PYTHON), "-m", "vllm.entrypoints.cli.main", *command], settings)
+
+
+@pytest.fixture(scope="module")
+def server(start: Start, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    """One for all tests but that of the command which starts its own."""
+    folder, port = tmp_path_factory.mktemp("http"), free_port()
+    figures = folder / "figures"
+    figures.mkdir()
+    settings = start.settings | {"PROMETHEUS_MULTIPROC_DIR": str(figures)}
+    with started([*start.command, f"--port={port}"], settings, folder, port) as running:
         yield running
+
+
+def test_two_models_become_a_server_with_a_program(server: Server) -> None:
+    """By `init`, `build` and the command that these print; the program is chosen by nobody."""
+    assert f"specc: {PROGRAM} runs the decode steps" in server.log.read_text()
 
 
 def wait(server: Server) -> None:
@@ -78,7 +90,7 @@ def test_a_crowd_has_the_texts_of_the_target_and_leaves_nothing_behind(server: S
     assert server.metric("vllm:kv_cache_usage_perc") == 0
     stayed = sum(one.tokens for one in answers)
     assert stayed < server.metric("vllm:generation_tokens_total") < stayed + LEAVING * TO_LEAVE / 2
-    assert server.metric("specc:program_active", program="specc_program_served") == 1
+    assert server.metric("specc:program_active", program=PROGRAM) == 1
     ours, left, prefills = steps(server)
     assert ours > 0 and left == prefills
 
@@ -95,8 +107,8 @@ def test_a_client_alone_is_the_program_s(server: Server) -> None:
 
 def test_the_benchmark_of_two_servers_that_are_one(server: Server, tmp_path: Path) -> None:
     """Both sides are this server: what is the same is found to be, and that a program ran on the other side is told."""
-    told = server.bench(tmp_path, "--against", server.url)
-    assert told["program"] == "specc_program_served" and told["engines"] == ["vllm", "vllm"]
+    told = bench(tmp_path, "--url", server.url, "--against", server.url)
+    assert told["program"] == PROGRAM and told["engines"] == ["vllm", "vllm"]
     assert told["texts"] == {"compared": 4, "near_ties": 0, "equal": 4}
     assert [one["code"] for one in told["warnings"]] == ["serve/program-idle"]
     [one] = told["batches"]
@@ -104,3 +116,14 @@ def test_the_benchmark_of_two_servers_that_are_one(server: Server, tmp_path: Pat
     assert one["program"]["tokens"] == one["other"]["tokens"] > 100
     assert one["program"]["accept_length"] == pytest.approx(one["other"]["accept_length"], rel=0.05)
     assert len(one["program"]["by_position"]) == NUM_STEPS and 1.5 < one["program"]["accept_length"] < 4
+
+
+def test_the_benchmark_starts_servers(start: Start, tmp_path: Path) -> None:
+    """By the server's own command line: one with the program, then one in which the variable says that none runs."""
+    told = bench(tmp_path, "--", *start.words)
+    assert told["how"] == "apart" and told["program"] == PROGRAM and told["warnings"] == []
+    assert told["texts"] == {"compared": 4, "near_ties": 0, "equal": 4}
+    [one] = told["batches"]
+    assert one["program"]["program_steps"] > 0 and one["other"]["program_steps"] is None
+    assert one["program"]["tokens"] == one["other"]["tokens"] > 100
+    assert one["program"]["accept_length"] == pytest.approx(one["other"]["accept_length"], rel=0.05)

@@ -11,6 +11,9 @@ from specc.measure.results.ratios import Ratio
 from specc.measure.serving.client import Answer
 from specc.measure.serving.endpoint import Counts
 
+SWITCHED, BESIDE, APART = "switched", "beside", "apart"
+"""One server whose program is switched, two that run, or one that is started with the program and without it."""
+
 
 @dataclass(frozen=True)
 class Turn:
@@ -83,6 +86,12 @@ class BatchFigures:
     other: SideFigures
     ratio: Ratio
 
+    @staticmethod
+    def of(clients: int, requests: int, program: Sequence[Turn], other: Sequence[Turn]) -> BatchFigures:
+        """From the turns of both sides, as many of each."""
+        rates = ([turn.tokens_per_s for turn in side] for side in (program, other))
+        return BatchFigures(clients, requests, SideFigures.of(program), SideFigures.of(other), Ratio.of(*rates))
+
 
 @dataclass(frozen=True)
 class Texts:
@@ -104,7 +113,8 @@ class Served:
     Attributes:
         program: the program's name, None where the server does not tell.
         model: as the server names it.
-        addresses: of the side with the program and of the other one; the same for a program that is switched.
+        how: what the two sides are, `SWITCHED`, `BESIDE` or `APART`.
+        addresses: of the side with the program and of the other one; the same where one server runs at a time.
         engines: as the two servers name themselves.
         prompts: what was asked.
         prompt_tokens: the median of the prompts' tokens.
@@ -116,6 +126,7 @@ class Served:
 
     program: str | None
     model: str
+    how: str
     addresses: tuple[str, str]
     engines: tuple[str, str]
     prompts: str

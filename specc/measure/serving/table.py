@@ -9,18 +9,18 @@ from rich.table import Table
 from rich.text import Text
 
 from specc.measure.results.plot import panels_of, save
-from specc.measure.serving.figures import BatchFigures, Served, SideFigures
+from specc.measure.serving.figures import APART, BESIDE, SWITCHED, BatchFigures, Served, SideFigures
 from specc.support.render import printable
 
 SIDES = ("program", "without")
+HOW = {SWITCHED: "{0}, switched on and off", BESIDE: "{0} against {1}", APART: "{0}, with it and then without it"}
+"""What is said of the addresses."""
 
 
 def tables(served: Served) -> Iterator[Table | Text]:
     """What was compared, the verdict about texts, and a table with two lines for each number of clients."""
-    ours, theirs = served.addresses
     named = served.program or "the program (the server does not name it)"
-    how = f"{ours}, switched on and off" if ours == theirs else f"{ours} against {theirs}"
-    yield Text(printable(f"{named}: {served.model}, {how}"))
+    yield Text(printable(f"{named}: {served.model}, {HOW[served.how].format(*served.addresses)}"))
     yield Text(printable(f"prompts     {served.prompts}; {served.prompt_tokens:g} tokens (median)"))
     ties = f", {served.texts.near_ties} part at a near tie" if served.texts.near_ties else ""
     yield Text(f"texts       {served.texts.equal} of {served.texts.compared} are equal{ties}")

@@ -35,7 +35,7 @@ async def compare(client: Client, prompts: Prompts, ours: Sequence[Answer], thei
         heard, wanted = (text[place : place + 20] for text in (one.text, other.text))
         apart.append(f"prompt {number}, character {place}: {heard!r} instead of {wanted!r}; {score}")
     if apart:
-        message = f"{len(apart)} of {len(ours)} texts differ, so nothing is timed; {'; '.join(apart[:3])}"
+        message = f"{len(apart)} of {len(ours)} texts differ, so no times are compared; {'; '.join(apart[:3])}"
         hint = "both servers need the same model, element type and template; if they have, report it with both commands"
         raise DiagnosticError(Diagnostic("serve/texts-differ", message, hint=hint))
     return Texts(len(ours), ties)

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import statistics
 import time
+from collections import defaultdict
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
-from specc.measure.results.ratios import Ratio
 from specc.measure.serving.client import Answer, all_of, connected
 from specc.measure.serving.endpoint import Server, meet, no_other_side, of_answers
-from specc.measure.serving.figures import BatchFigures, Served, SideFigures, Turn
+from specc.measure.serving.figures import BESIDE, SWITCHED, BatchFigures, Served, Texts, Turn
 from specc.measure.serving.questions import Prompts
 from specc.measure.serving.texts import compare
 from specc.support.diagnostics import Diagnostic, DiagnosticError
@@ -22,11 +22,9 @@ LEAST_REQUESTS = 8
 
 @dataclass(frozen=True)
 class Wanted:
-    """What is measured, and how.
+    """How a server is measured.
 
     Attributes:
-        url: the server with the program.
-        against: the server without it; None has the program of ``url`` switched off and on.
         batches: numbers of clients, ascending.
         turns: of each side in each batch, three or more.
         requests: of a turn; None are two of each client, and at least `LEAST_REQUESTS`.
@@ -36,8 +34,6 @@ class Wanted:
 
     """
 
-    url: str
-    against: str | None
     batches: tuple[int, ...]
     turns: int
     requests: int | None = None
@@ -52,10 +48,20 @@ class Wanted:
 
 @dataclass
 class Side:
-    """One of the two things that are compared: a server, whose program is on or off where it can be switched."""
+    """One of the two things that are compared: a server, whose program is on or off where it can be switched.
+
+    Attributes:
+        server: that is asked.
+        on: what its program is switched to; None where it is not switched.
+        texts: its answers to all prompts.
+        turns: those that were timed, by number of clients.
+
+    """
 
     server: Server
     on: bool | None
+    texts: tuple[Answer, ...] = ()
+    turns: dict[int, list[Turn]] = field(default_factory=lambda: defaultdict(list))
 
     async def ask(self, prompts: Prompts, numbers: Sequence[int], clients: int) -> Turn:
         """One turn: the prompts of these numbers, by so many clients."""
@@ -73,83 +79,97 @@ class Side:
         return Turn(clients, seconds, tuple(answers), counts)
 
 
-async def measure(wanted: Wanted, prompts: Prompts, on_turn: Callable[[str], None]) -> tuple[Served, list[Diagnostic]]:
-    """Compare the texts of both sides, then time them; ``on_turn`` is told after every turn what it was.
+@dataclass(frozen=True)
+class Measurement:
+    """What both sides are asked; ``on_turn`` is told after every turn what it was."""
 
-    Programs that can be switched are on in the end.
+    wanted: Wanted
+    prompts: Prompts
+    on_turn: Callable[[str], None]
+
+    async def write(self, side: Side) -> None:
+        """Ask a side for all texts."""
+        every = range(len(self.prompts.listed))
+        side.texts = (await side.ask(self.prompts, every, max(self.wanted.batches))).answers
+        self.on_turn("asked for all texts")
+
+    async def compare(self, mine: Side, other: Side) -> Texts:
+        """Compare the texts of both sides, while the other one answers. DiagnosticError where they differ."""
+        return await compare(other.server.client, self.prompts, mine.texts, other.texts)
+
+    async def time(self, *sides: Side) -> None:
+        """Time sides in turns: the first one is first in one turn of each, the last one in the next."""
+        for clients in self.wanted.batches:
+            requests = self.wanted.asked(clients)
+            for number in range(self.wanted.turns):
+                numbers = range(number * requests, (number + 1) * requests)
+                for side in sides if number % 2 == 0 else sides[::-1]:
+                    side.turns[clients].append(await side.ask(self.prompts, numbers, clients))
+                    self.on_turn(f"timed {clients} clients")
+
+    async def in_turns(self, sides: tuple[Side, Side], how: str) -> tuple[Served, list[Diagnostic]]:
+        """Compare the texts of two sides that both answer, then time them. Programs that were switched are on again."""
+        try:
+            for side in sides:
+                await self.write(side)
+            texts = await self.compare(*sides)
+            await self.time(*sides)
+        except BaseException:
+            with suppress(DiagnosticError):  # what has failed first is what is told
+                await _on_again(sides)
+            raise
+        await _on_again(sides)
+        return self.figures(sides, texts, how)
+
+    def figures(self, sides: tuple[Side, Side], texts: Texts, how: str) -> tuple[Served, list[Diagnostic]]:
+        """What was measured, and why that may not be what it seems."""
+        mine, other = sides
+        served = Served(
+            mine.server.program,
+            mine.server.client.model,
+            how,
+            (mine.server.address, other.server.address),
+            (mine.server.engine, other.server.engine),
+            self.prompts.about,
+            statistics.median(one.prompt_tokens for one in mine.texts),
+            self.wanted.turns,
+            texts,
+            tuple(
+                BatchFigures.of(clients, self.wanted.asked(clients), mine.turns[clients], other.turns[clients])
+                for clients in self.wanted.batches
+            ),
+        )
+        return served, list(_doubts(served))
+
+
+async def measure(urls: Sequence[str], measurement: Measurement) -> tuple[Served, list[Diagnostic]]:
+    """Compare servers that run: one with the program and one without it, or one whose program is switched off and on.
 
     Raises DiagnosticError where a server does not answer as it must, there is no other side, or texts differ.
     """
-    urls = [wanted.url] if wanted.against is None else [wanted.url, wanted.against]
+    wanted = measurement.wanted
     async with connected(urls, chat=wanted.chat, silence_s=wanted.silence_s) as clients:
         servers = [await meet(client, wanted.model) for client in clients]
-        sides = _sides(servers)
-        try:
-            served = await _both(sides, wanted, prompts, on_turn)
-        except BaseException:
-            with suppress(DiagnosticError):  # what has failed first is what is told
-                await _on_again(servers)
-            raise
-        await _on_again(servers)
-        return served
+        if len(servers) == 1:
+            return await measurement.in_turns(switched(servers[0]), SWITCHED)
+        first, second = servers
+        sides = Side(first, True if first.switchable else None), Side(second, False if second.switchable else None)
+        return await measurement.in_turns(sides, BESIDE)
 
 
-async def _on_again(servers: Sequence[Server]) -> None:
+def switched(server: Server) -> tuple[Side, Side]:
+    """Both sides of a server whose program is switched. DiagnosticError where it cannot be."""
+    if not server.switchable:
+        named = server.engine or "this server"
+        raise no_other_side(server.address, f"{named} has no program that can be switched off and on")
+    return Side(server, True), Side(server, False)
+
+
+async def _on_again(sides: Sequence[Side]) -> None:
     """Leave programs that can be switched as they are when a server starts."""
-    for server in servers:
+    for server in {id(side.server): side.server for side in sides}.values():
         if server.switchable:
             await server.switch(True)
-
-
-def _sides(servers: Sequence[Server]) -> tuple[Side, Side]:
-    """The side with the program, then the other one."""
-    first = servers[0]
-    if len(servers) > 1:
-        second = servers[1]
-        return Side(first, True if first.switchable else None), Side(second, False if second.switchable else None)
-    if not first.switchable:
-        named = first.engine or "this server"
-        raise no_other_side(first.address, f"{named} has no program that can be switched off and on")
-    return Side(first, True), Side(first, False)
-
-
-async def _both(
-    sides: tuple[Side, Side], wanted: Wanted, prompts: Prompts, on_turn: Callable[[str], None]
-) -> tuple[Served, list[Diagnostic]]:
-    every, most = range(len(prompts.listed)), max(wanted.batches)
-    texts = list[Sequence[Answer]]()
-    for side in sides:
-        texts.append((await side.ask(prompts, every, most)).answers)
-        on_turn("asked for all texts")
-    compared = await compare(sides[1].server.client, prompts, *texts)
-    batches = [await _batch(sides, clients, wanted, prompts, on_turn) for clients in wanted.batches]
-    mine, other = (side.server for side in sides)
-    served = Served(
-        mine.program,
-        mine.client.model,
-        (mine.address, other.address),
-        (mine.engine, other.engine),
-        prompts.about,
-        statistics.median(one.prompt_tokens for one in texts[0]),
-        wanted.turns,
-        compared,
-        tuple(batches),
-    )
-    return served, list(_doubts(served))
-
-
-async def _batch(
-    sides: tuple[Side, Side], clients: int, wanted: Wanted, prompts: Prompts, on_turn: Callable[[str], None]
-) -> BatchFigures:
-    """All turns with so many clients: program first in one pair of turns, the other side first in the next."""
-    requests, turns = wanted.asked(clients), ([], [])
-    for number in range(wanted.turns):
-        numbers = range(number * requests, (number + 1) * requests)
-        for which in (0, 1) if number % 2 == 0 else (1, 0):
-            turns[which].append(await sides[which].ask(prompts, numbers, clients))
-            on_turn(f"timed {clients} clients")
-    ours, theirs = ([turn.tokens_per_s for turn in side] for side in turns)
-    return BatchFigures(clients, requests, SideFigures.of(turns[0]), SideFigures.of(turns[1]), Ratio.of(ours, theirs))
 
 
 def _doubts(served: Served) -> list[Diagnostic]:

@@ -66,6 +66,15 @@ def test_a_version_in_which_something_is_missing(place: ModuleType, monkeypatch:
         offer(program("a"), "Engine", ("1.2",), "engine_plugins", replace)
 
 
+def test_none_may_run(place: ModuleType, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+    """Nothing of the engine is looked at or replaced, whatever its version, and the log says why."""
+    monkeypatch.setenv("SPECC_PROGRAM", "none")
+    with caplog.at_level(logging.INFO):
+        offer(program("a"), "Engine", ("9.9",), "engine_plugins", pytest.fail)
+    assert vars(place).get("specc_programs") is None
+    assert caplog.messages == ["specc: a does not run: SPECC_PROGRAM=none"]
+
+
 def test_programs_of_two_speccs_do_not_mix(place: ModuleType) -> None:
     offer(program("a"), "Engine", ("1.2",), "engine_plugins", lambda _: None)
     with pytest.raises(RuntimeError, match=r"b is of specc 0\.2\.0, a of 0\.1\.0"):

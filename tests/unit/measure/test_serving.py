@@ -14,7 +14,7 @@ from specc.measure.results.ratios import Ratio
 from specc.measure.serving import questions
 from specc.measure.serving.client import Answer
 from specc.measure.serving.endpoint import Counts, counted, of_answers, samples_of
-from specc.measure.serving.figures import BatchFigures, Served, SideFigures, Texts, Turn
+from specc.measure.serving.figures import BESIDE, BatchFigures, Served, SideFigures, Texts, Turn
 from specc.measure.serving.table import tables
 
 METRICS = """\
@@ -79,7 +79,8 @@ def test_a_side_that_tells_little() -> None:
     found = SideFigures.of([Turn(1, 2.0, (answer(1, 0.5, 0.5),), Counts())])
     assert (found.per_token_ms, found.per_token_ms_p90, found.accept_length, found.program_steps) == (None,) * 4
     batch = BatchFigures(1, 1, found, found, Ratio(1, 1, 1))
-    served = Served(None, "m", ("http://a", "http://b"), ("", ""), "\x1b[2J", 3, 3, Texts(2, 1), (batch,))
+    addresses, engines = ("http://a", "http://b"), ("", "")
+    served = Served(None, "m", BESIDE, addresses, engines, "\x1b[2J", 3, 3, Texts(2, 1), (batch,))
     told = [str(one) for one in tables(served)]
     assert "the program (the server does not name it): m, http://a against http://b" in told[0]
     assert "\x1b" not in "".join(told) and "1 of 2 are equal, 1 part at a near tie" in told[2]
