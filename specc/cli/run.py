@@ -170,9 +170,8 @@ def _make_engine(
     from specc.engine.engine import Engine
     from specc.engine.errors import EngineError, UnsupportedModelError
     from specc.engine.models.loading import load_corpus, load_draft, load_target
-    from specc.engine.observe.step_times import step_times
+    from specc.engine.observe.step_times import choose_by_times
     from specc.engine.wheel import load_program
-    from specc.runtime import AcceptanceDepth, FixedDepth
 
     has_gpu = torch.cuda.is_available() and not torch.version.hip
     if wanted is options.Device.cuda and not has_gpu:
@@ -193,17 +192,16 @@ def _make_engine(
     with progress("loading the draft", quiet=not printer.is_text):
         draft = None if directory is None else load_draft(directory, loaded.plan, target, files.token_map)
     tables = {} if files.corpus is None else {"corpus": load_corpus(files.corpus, target)}
-    depth = None if num_steps is None else FixedDepth(num_steps)
-    chosen: dict[str, Any] = {"max_context": max_context, "depth": depth, "on_token": printer.token}
+    chosen: dict[str, Any] = {"max_context": max_context, "depth": num_steps, "on_token": printer.token}
     try:
         engine = Engine(loaded, target, draft, tables=tables, **chosen)
     except UnsupportedModelError as error:
         raise DiagnosticError(Diagnostic("run/model-unsupported", str(error), hint=error.hint)) from error
     except EngineError as error:
         raise typer.BadParameter(str(error)) from error
-    if depth is None and len(loaded.plans) > 1 and device != options.Device.cpu:
+    if num_steps is None and len(loaded.plans) > 1 and device != options.Device.cpu:
         with progress("timing steps", quiet=not printer.is_text):
-            engine.depth = AcceptanceDepth(list(loaded.plans), times=step_times(engine))
+            choose_by_times(engine)
     return engine
 
 

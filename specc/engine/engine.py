@@ -27,7 +27,7 @@ from specc.engine.serving.request import ABORT, Completion, Request, Score, Stop
 from specc.engine.serving.scheduler import Scheduler
 from specc.engine.serving.stats import Stats
 from specc.engine.wheel import batch_type
-from specc.runtime import AcceptanceDepth, DepthPolicy, Sampling
+from specc.runtime import AcceptanceDepth, DepthPolicy, FixedDepth, Sampling
 from specc.runtime.plan.plan import PROMPT
 from specc.runtime.rounding import round_up
 from specc.support.diagnostics import Diagnostic
@@ -55,7 +55,7 @@ class Engine:
         capture: bool | None = None,
         share_prefixes: bool = True,
         overlap: bool | None = None,
-        depth: DepthPolicy | None = None,
+        depth: DepthPolicy | int | None = None,
         nvtx: bool = False,
         on_token: Callable[[TokenEvent], None] | None = None,
     ) -> None:
@@ -68,10 +68,10 @@ class Engine:
         the target's. capture: see docs/runtime.md. share_prefixes: keep the pages of earlier texts, until they are
         needed, for requests that begin like them. overlap: launch a step before the last one's results are read; by
         default on a GPU, if lengths are relayed. depth: chooses how many tokens a step drafts, of a program for several
-        num_steps; by default `AcceptanceDepth`. nvtx: name what the host does in NVTX ranges, on CUDA; see
-        docs/engine.md. on_token: called for every emitted token, in order. Raises DiagnosticError when a model does not
-        fit, UnsupportedModelError when the program wants what no model here can give, or when a model's scores over
-        paged memory are not its own, which is found out once per model.
+        num_steps, or is one of them; by default `AcceptanceDepth`. nvtx: name what the host does in NVTX ranges, on
+        CUDA; see docs/engine.md. on_token: called for every emitted token, in order. Raises DiagnosticError when a
+        model does not fit, UnsupportedModelError when the program wants what no model here can give, or when a model's
+        scores over paged memory are not its own, which is found out once per model.
         """
         self.program = program
         self.plan = plan = program.plan
@@ -82,7 +82,8 @@ class Engine:
         self.target, self.draft = target, draft
         self.tokenizer = tokenizer if tokenizer is not None else target.tokenizer
         self.ahead = int(fitting.overlaps(plan, overlap, target.device))
-        self.depth: DepthPolicy = depth or AcceptanceDepth(list(program.plans))
+        fixed = FixedDepth(depth) if isinstance(depth, int) else depth
+        self.depth: DepthPolicy = fixed or AcceptanceDepth(list(program.plans))
         self._make_memory(context, num_pages, share_prefixes)
         self._intake = Intake(plan, target, self.tokenizer, self.places)
         self._bind(tables or {}, {"capture": capture, "nvtx": nvtx})

@@ -9,15 +9,16 @@ from itertools import cycle
 
 import pytest
 
-from specc.algorithms import needs
+from specc.algorithms import names, needs
 from specc.config.resolved import Depth
 from specc.engine.errors import StepFailedError
-from specc.engine.observe.step_times import step_times
+from specc.engine.observe.step_times import choose_by_times, step_times
 from specc.engine.serving.request import Completion, StopConditions
 from specc.runtime.capabilities.depth import AcceptanceDepth, DepthPolicy, FixedDepth
+from specc.runtime.plan.nodes import External
 
 from .test_tree_accept import NEW, PROMPTS, lengths_of
-from .tree_engine import Config, expected, make_engine
+from .tree_engine import Config, expected, make_engine, plans_of
 
 CONFIGS = [
     Config("STANDALONE", 1, 4, 5, 1, shallower=(0, 1, 2)),
@@ -122,9 +123,25 @@ def test_steps_are_timed_on_padding_rows_alone() -> None:
     assert all(set(by_bucket) == set(engine.plan.buckets) for by_bucket in times.values())
     assert all(time > 0 for by_bucket in times.values() for time in by_bucket.values())
     assert dict(engine.stats.decodes) == counted
-    engine.depth = AcceptanceDepth([0, 2, 4], times=times)
+    choose_by_times(engine)
+    assert isinstance(engine.depth, AcceptanceDepth)
     done = dict[int, Completion]()
     while engine.has_work:
         done |= {completion.request_id: completion for completion in engine.step()}
     texts = [done[number].token_ids for number in sorted(done)]
     assert texts == [expected(prompt)[:NEW] for prompt in PROMPTS]
+
+
+@pytest.mark.parametrize("algorithm", [name for name in names() if name != "MULTI_LAYER_EAGLE"])
+def test_a_step_without_drafts_has_no_launch_for_them(algorithm: str) -> None:
+    """Of a tree, too: no forward of the draft phase, no tree, no mask, no compaction; the next step finds its state."""
+    trees = needs(algorithm).trees
+    config = Config(algorithm, 2 if trees else 1, 3, 6 if trees else 4, 16, shallower=(0,))
+    deep, plain = plans_of(config)
+    nodes = plain.nodes("step")
+    forwards = [node.callback for node in nodes if isinstance(node, External)]
+    opcodes = {op.op for node in nodes for op in node.ops}
+    assert forwards[0] == "target"
+    assert len(forwards) <= 2, "the target, and what keeps the draft's keys up to date"
+    assert not [name for name in opcodes if name.startswith(("tree.", "ngram.", "kv.move", "kv.draft", "kv.branch"))]
+    assert plain.carry == deep.carry

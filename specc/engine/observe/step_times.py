@@ -7,6 +7,7 @@ import time
 import torch
 
 from specc.engine.engine import Engine
+from specc.runtime import AcceptanceDepth
 from specc.runtime.capabilities.depth import StepTimes
 
 WARM = 2
@@ -35,6 +36,11 @@ def step_times(engine: Engine, *, repeats: int = 8) -> StepTimes:
         num_steps: {bucket: _milliseconds(engine, num_steps, bucket, repeats) for bucket in plan.buckets}
         for num_steps, plan in engine.program.plans.items()
     }
+
+
+def choose_by_times(engine: Engine) -> None:
+    """Choose depths by acceptance and by how long steps take here from now on; see `step_times`."""
+    engine.depth = AcceptanceDepth(list(engine.program.plans), times=step_times(engine))
 
 
 def _milliseconds(engine: Engine, num_steps: int, bucket: int, repeats: int) -> float:
