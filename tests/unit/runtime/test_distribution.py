@@ -25,6 +25,7 @@ from torch import Tensor
 from specc.runtime.backends.cpu import ReferenceBackend
 from specc.runtime.batch import Batch
 from specc.runtime.capabilities.sampling import Sampling
+from specc.runtime.memory.arena import allocate
 from specc.runtime.plan.parameters import PARAMETERS
 from specc.runtime.plan.plan import Plan
 from specc.runtime.semantics.convention import DTYPES
@@ -103,11 +104,10 @@ def distribution(number: int) -> Tensor:
     return torch.tensor(found, dtype=torch.float64)
 
 
-@cache
-def plan_of(rows: int, **keys: Any) -> Plan:
-    """The program for batches of up to so many requests."""
+def plans_of(rows: int, **keys: Any) -> tuple[Plan, ...]:
+    """The program for batches of up to so many requests, the deepest plan first."""
     more = {"buckets": [rows], "max_requests": rows, "context_length": COLUMNS, "sampling": list(ALL), **keys}
-    return planned("STANDALONE", target=SMALL, draft=SMALL, **more)[0]
+    return planned("STANDALONE", target=SMALL, draft=SMALL, **more)
 
 
 def kinds_of(rows: int) -> Tensor:
@@ -117,15 +117,18 @@ def kinds_of(rows: int) -> Tensor:
     return numbers[torch.randperm(rows, generator=torch.Generator().manual_seed(rows))]
 
 
-def bind(plan: Plan, kinds: Tensor) -> Step:
+def bind(plans: Sequence[Plan], kinds: Tensor) -> Step:
     """A binding whose pool rows, from 1 on, are of these kinds."""
     words = torch.tensor([sum(1 << v for v in MAY[last]) for last in range(VOCAB)], dtype=torch.int32)
     grammars = torch.tensor([False, *(KINDS[n].grammar for n in kinds.tolist())])
     bitmask = torch.where(grammars[:, None], words, -1)[..., None].contiguous()
     engine = MarkovEngine(PROMPT, TARGET, DRAFT, bitmask)
     table = torch.arange(1, COLUMNS + 1, dtype=torch.int32).repeat(len(kinds) + 1, 1)
-    kv = {owner: Memory.of_pool(pool, COLUMNS + 1, CPU).buffers for owner, pool in plan.kv_pools.items()}
-    return Step(plan, ReferenceBackend(), CPU, engine, table, kv, poison=0x5A)
+    kv = {owner: Memory.of_pool(pool, COLUMNS + 1, CPU).buffers for owner, pool in plans[0].kv_pools.items()}
+    memory, depths = allocate(plans, CPU, poison=0x5A), dict[int, Step]()
+    for plan in plans:
+        depths[plan.size("S")] = Step(plan, ReferenceBackend(), CPU, engine, table, kv, memory=memory, depths=depths)
+    return depths[plans[0].size("S")]
 
 
 def say(step: Step, kinds: Tensor, seeds: Tensor) -> None:
@@ -142,13 +145,17 @@ def say(step: Step, kinds: Tensor, seeds: Tensor) -> None:
     step.pools["sampling_counts"][1:] = torch.zeros(VOCAB, dtype=torch.int32).index_fill(0, torch.tensor(PROMPT), 1)
 
 
-def emitted(step: Step, rows: int, steps: int = LENGTH) -> tuple[Tensor, Tensor]:
-    """What all requests write in so many steps, or until all have LENGTH tokens: i64[rows, LENGTH + 8], and lengths."""
+def emitted(step: Step, rows: int, steps: int = LENGTH, turns: Sequence[int] = ()) -> tuple[Tensor, Tensor]:
+    """What all requests write in so many steps, or until all have LENGTH tokens: i64[rows, LENGTH + 8], and lengths.
+
+    turns: the depths of the steps, one after the other and again, if there are several.
+    """
     every = torch.arange(1, rows + 1)
     found = torch.zeros(rows, LENGTH + 8, dtype=torch.int64)
     found[:, 0] = step.prefill(Batch(every, [len(PROMPT)] * rows)).outputs["bonus"]
     length = torch.ones(rows, dtype=torch.int64)
-    for _ in range(steps):
+    for number in range(steps):
+        step = step.at(turns[number % len(turns)]) if turns else step
         at = every - 1 if steps < LENGTH else (length < LENGTH).nonzero()[:, 0]
         result = step.decode(Batch(every[at], len(PROMPT) - 1 + length[at]))
         predict = result.outputs["predict"].long()
@@ -158,13 +165,13 @@ def emitted(step: Step, rows: int, steps: int = LENGTH) -> tuple[Tensor, Tensor]
     return found, length
 
 
-def write(plan: Plan, count: int, chunk: int = 1 << 13) -> tuple[Tensor, Tensor]:
+def write(plans: Sequence[Plan], count: int, turns: Sequence[int] = (), chunk: int = 1 << 13) -> tuple[Tensor, Tensor]:
     """Texts i64[count, LENGTH] of seeds one after the other, and the kinds i64[count] of who wrote them."""
     kinds = kinds_of(chunk)
-    step, found = bind(plan, kinds), list[Tensor]()
+    step, found = bind(plans, kinds), list[Tensor]()
     for first in range(0, count, chunk):
         say(step, kinds, torch.arange(first, first + chunk))
-        found.append(emitted(step, chunk)[0][:, :LENGTH])
+        found.append(emitted(step, chunk, turns=turns)[0][:, :LENGTH])
     return torch.cat(found), kinds.repeat(count // chunk)
 
 
@@ -239,13 +246,13 @@ def test_all_outcomes(
     What is not emitted then of LENGTH tokens is as the target goes on.
     """
     count = 4 ** (1 + nodes * steps)
-    plan = plan_of(count, **PROGRAMS[name])
+    plans = plans_of(count, **PROGRAMS[name])
     for kind in kinds:
         outcomes = Outcomes(count)
         monkeypatch.setitem(OPS, "sample.draw", outcomes.draw)
         number = KINDS.index(kind)
         numbers = torch.full((count,), number)
-        step = bind(plan, numbers)
+        step = bind(plans, numbers)
         say(step, numbers, numbers)
         found, length = emitted(step, count, steps)
         assert not outcomes.left.any()
@@ -269,7 +276,7 @@ MOST, FEWER = 1 << 16, 1 << 14
 @cache
 def written(name: str, count: int) -> tuple[Tensor, Tensor]:
     """Texts of a program and the kinds of who wrote them."""
-    return write(plan_of(1 << 13, **PROGRAMS[name]), count)
+    return write(plans_of(1 << 13, **PROGRAMS[name]), count)
 
 
 @pytest.mark.parametrize("name", ["chain", "rejection", "block"])
@@ -277,6 +284,16 @@ def test_texts_of_all_kinds(name: str, request: pytest.FixtureRequest) -> None:
     """Requests of all kinds in one batch: with every feature alone, and with all of them."""
     count = request.config.getoption("--texts", default=MOST)
     assert min(found := surprises(*written(name, count))) > 1e-4, found
+
+
+@pytest.mark.parametrize("verify", ["target_only", "rejection", "block"])
+@pytest.mark.parametrize("turns", [(0, 2), (2, 0, 0, 1)], ids=str)
+def test_depths_change_in_the_middle_of_a_text(verify: str, turns: tuple[int, ...]) -> None:
+    """To no drafts and back: what `target_only` writes does not depend on it, and nothing else is biased by it."""
+    found, kinds = write(plans_of(1 << 13, num_steps=sorted(set(turns)), verify=verify), MOST // 2, turns)
+    if verify == "target_only":
+        assert torch.equal(found, written("chain", MOST)[0][: MOST // 2])
+    assert min(chances := surprises(found, kinds)) > 1e-4, chances
 
 
 def test_a_tree_draws_what_a_chain_draws() -> None:
@@ -336,4 +353,4 @@ def test_a_bias_is_noticed(fault: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """By the same test, of fewer texts."""
     name, patch = BIASED[fault]
     patch(monkeypatch)
-    assert min(surprises(*write(plan_of(1 << 13, **PROGRAMS[name]), FEWER))) < 1e-6
+    assert min(surprises(*write(plans_of(1 << 13, **PROGRAMS[name]), FEWER))) < 1e-6
