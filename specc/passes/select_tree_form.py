@@ -19,6 +19,7 @@ from specc.pass_manager.pass_base import Choice, Context, Pass, Rejected
 from specc.passes.prune_dead_dataflow import removal
 from specc.support.diagnostics import Diagnostic, DiagnosticError
 
+_FORM = "form of the draft"
 _OF_CHAINS = frozenset({"tree.repeat", "tree.root"})
 """Ops of the ``tree`` dialect that a chain has too."""
 
@@ -39,15 +40,29 @@ class SelectTreeForm(Pass):
         return [f"{op.opcode} in a chain" for op in links_of(module)]
 
     def run(self, module: Module, ctx: Context) -> None:
-        """Fold the tree of a single branch into a chain."""
-        if module.size("K") != 1:
+        """Fold the tree of a single branch into a chain, and say what is drafted."""
+        steps = module.dims.get("S")
+        if steps is not None and steps.size == 0:
+            reason = "num_steps is 0, and the target reads the root alone"
+            self.remark(ctx, f"{reason}: nothing is linked", ctx.at("num_steps"), Choice(_FORM, "no drafts", reason))
+        elif module.size("K") != 1:
             k, n = module.size("K"), module.size("N")
             links = "selected and linked every step" if module.find("tree.select") else "with constant links"
             message = f"topk = {k}: a tree of {n} nodes, {links}; its node axis is no path"
             other = Rejected("chain", f"it would draft one of {k} branches, {module.size('A')} of {n} nodes")
-            choice = Choice("form of the draft", f"tree of {n} nodes", f"topk is {k}; {links}", (other,))
+            choice = Choice(_FORM, f"tree of {n} nodes", f"topk is {k}; {links}", (other,))
             self.remark(ctx, message, ctx.at("topk"), choice)
-            return
+        else:
+            nodes = f"links and mask are constants, the node axis is the path axis (N = A = {module.size('A')})"
+            tree = Rejected("tree", "scores, links and a mask, all of them constants where there is one branch")
+            choice = Choice(_FORM, f"chain of {module.size('A')} nodes", "topk is 1: nothing is ranked", (tree,))
+            message = f"topk = 1: a chain; {nodes}, tokens are argmaxes and carry no scores"
+            self.remark(ctx, message, ctx.at("topk"), choice)
+        if module.size("K") == 1:
+            self._fold(module, ctx)
+
+    def _fold(self, module: Module, ctx: Context) -> None:
+        """Fold a chain's tree away."""
         drafted = dict(_fold_grow(module, grow) for grow in module.find("tree.grow"))
         for select in module.find("tree.select"):
             _fold_select(module, select, drafted)
@@ -63,18 +78,6 @@ class SelectTreeForm(Pass):
             if not module.users(topk.out("p")) and topk.out("p") not in handed_out:
                 _topk_to_argmax(module, topk, keep="K")
         _rename_axis(module, "N", "A")
-        self.remark(
-            ctx,
-            "topk = 1: a chain; links and mask are constants, the node axis is the path axis (N = A = "
-            f"{module.size('A')}), tokens are argmaxes and carry no scores",
-            ctx.at("topk"),
-            Choice(
-                "form of the draft",
-                f"chain of {module.size('A')} nodes",
-                "topk is 1: nothing is ranked",
-                (Rejected("tree", "scores, links and a mask, all of them constants where there is one branch"),),
-            ),
-        )
 
 
 def links_of(module: Module) -> list[Op]:
