@@ -25,6 +25,8 @@ def obstacle(plan: Plan) -> str | None:
         return "it samples, and only greedy verification is compared"
     if target is None or draft is None:
         return "there is no draft model"
+    if plan.size("S") == 0:
+        return "a step without drafts is not compared"
     if plan.size("K") > 1 and plan.size("S") < 2:
         return "a tree of one step is not compared"
     if plan.size("K") + SPARE > plan.size("V"):

@@ -106,6 +106,12 @@ def test_what_has_no_counterpart_by_a_key(written: str, reason: str) -> None:
     assert reason in (obstacle(plan_of(written)) or "")
 
 
+def test_a_step_without_drafts_has_no_counterpart() -> None:
+    deep, plain = build_program(load(CHAIN.replace("num_steps: 2", "num_steps: [0, 2]"))).depths
+    assert obstacle(deep.plan) is None
+    assert "without drafts" in (obstacle(plain.plan) or "")
+
+
 def test_launches_that_nobody_knows_have_no_counterpart() -> None:
     plan = plan_of(CHAIN)
     nodes = [node for node in plan.nodes("step") if node.name != "verify_argmax"]
