@@ -18,7 +18,7 @@ class Counters:
     """
 
     def __init__(self, package: Any, engine: str, *, kept: bool = True) -> None:
-        """Of the program of a package, in an engine as people write it; the same where it is bound again."""
+        """Counts for the program of a package, in an engine as people write it; the same where it is bound again."""
         self.kept = kept
         # Not before the engine has told prometheus_client where its processes leave their figures.
         client = importlib.import_module("prometheus_client")

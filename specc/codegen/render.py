@@ -93,7 +93,7 @@ def _parse(stem: str) -> jinja2.nodes.Template:
 def render_kernel(spec: Spec, header: Sequence[str]) -> str:
     """The Python source of one kernel; the function is called by its family's stem, and takes what the spec says.
 
-    A composed kernel brings its statements. Of others a template of the stem has them, and the spec's flags give every
+    A composed kernel brings its statements. A template of the stem has those of others. The spec's flags give every
     flag of the template a bool, those in COUNTS a number, those of `looped_flags` different identifiers, and name
     nothing else. `header` is put on top, one comment line per entry. Raises ValueError when the flags do not match the
     template or a header line is not one printable ASCII line, FileNotFoundError when there is no template of that stem.

@@ -84,7 +84,7 @@ def quotient(module: Module) -> nx.DiGraph:
 def node_order(module: Module) -> list[str]:
     """Nodes in execution order: dataflow first, then the order in which their first ops stand.
 
-    Of a phase what the engine hands over comes first, for it waits for nothing and cuts graphs.
+    What the engine hands over comes first in its phase, for it waits for nothing and cuts graphs.
 
     Raises:
         networkx.NetworkXUnfeasible: nodes wait for each other in a circle.
@@ -107,7 +107,7 @@ def _carried(module: Module) -> list[tuple[str, str]]:
 
 
 def on_field(module: Module) -> dict[Op, list[Op]]:
-    """By load and store of a carried field, those of the same entry before it that it waits for: the other kind."""
+    """The loads that a store of a carried field waits for, and the stores that a load does, earlier in its entry."""
     ops: dict[Op, list[Op]] = {}
     for entry in ("prefill", "step"):
         seen: list[Op] = []

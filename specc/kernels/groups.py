@@ -139,7 +139,7 @@ def _lone(module: Module, nodes: Nodes) -> dict[Op, tuple[str, Cluster]]:
 
 
 def _sums(module: Module, nodes: Nodes) -> dict[Op, Op]:
-    """By sum over logits the reduction of the same logits that makes it besides, rather one whose result it is of."""
+    """The reduction that makes a sum over the same logits besides, by the sum; rather one whose result it is of."""
     sums: dict[Op, Op] = {}
     for op in module.find(*JOINED):
         able = [one for one in module.users(op["logits"]) if _makes(one, op)]

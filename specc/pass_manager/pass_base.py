@@ -107,7 +107,7 @@ class Pass(ABC):
     def violations(cls, module: Module) -> list[str]:
         """What keeps a module from being what the pass ``establishes``, in words. The checker knows more, see `until`.
 
-        Of several passes that establish the same, the first in the pipeline is asked.
+        The first in the pipeline is asked where several passes establish the same.
         """
         return []
 

@@ -116,7 +116,7 @@ def _still_on_nodes(op: Op, value: Value) -> Diagnostic:
 def _read_argmax(module: Module, path: Op) -> None:
     """Let the path take the target's tokens from the argmax.
 
-    At accepted nodes that is what is predicted, and past them nobody reads; so nothing has to know which are accepted.
+    That is what is predicted at accepted nodes, and nobody reads past them; so nothing has to know which are accepted.
     """
     value, greedy = path["x"], path["accept_index"].source
     if greedy is None or greedy.opcode != "verify.greedy":

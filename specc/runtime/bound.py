@@ -217,7 +217,7 @@ class BoundStep:
     def prefill(self, batch: Batch, *, run_idle: bool = False) -> PrefillResult:
         """Prefill target and draft for the batch's prompts; `bonus` is the first token of every request.
 
-        Of a program that samples `set_sampling` comes first, again after a prefill that failed: otherwise this raises
+        `set_sampling` comes first where the program samples, again after a prefill that failed: otherwise this raises
         SamplingError.
         `batch.seq_lens` are the prompt lengths, as integers. With `run_idle` an empty batch calls all forwards, with 0
         rows and 0 tokens, instead of none. Raises BatchError and ForwardContractError as `decode`, and BindError when

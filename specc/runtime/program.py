@@ -78,9 +78,9 @@ class Program(
     ) -> Step:
         """Bind the engine's forwards, its request table i32[p, C] and its KV buffers; allocates the program's memory.
 
-        The result drafts the most steps that the program was compiled for; its `at` has the others. Of a program whose
-        target the engine runs (`plan.rotated`) it is a `RotatedStep`. The table may have
-        fewer than the program's P rows; requests are then in rows 1..p-1. Forwards of the prefill are needed only by
+        The result drafts the most steps that the program was compiled for; its `at` has the others. It is a
+        `RotatedStep` where the engine runs the target (`plan.rotated`). The table may have fewer than the program's P
+        rows; requests are then in rows 1..p-1. Forwards of the prefill are needed only by
         those who call it.
 
         `kv_pools` has the KV buffers T[slots, ...] of `target` and `draft`, layer by layer (keys, then values), needed

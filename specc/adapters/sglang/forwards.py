@@ -34,7 +34,7 @@ def scored_tokens(worker: Any) -> Tensor | None:
 class Outputs(NamedTuple):
     """What a forward returns: logits f32[..., V], and hidden states T[..., W] where it captures any.
 
-    Of a program with sharded logits V are the columns of the rank.
+    V are the columns of the rank where a program has sharded logits.
     """
 
     logits: Tensor

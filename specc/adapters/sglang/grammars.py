@@ -104,7 +104,7 @@ class Masks:
 
 
 def links(parents: Sequence[Sequence[int]]) -> tuple[Tensor, Tensor]:
-    """Of trees, by their parents, the first child and the next sibling i64[b, N] of each node, -1 for none."""
+    """The first child and the next sibling i64[b, N] of each node of trees, from their parents; -1 for none."""
     children = torch.full((len(parents), len(parents[0])), -1)
     siblings = children.clone()
     for tree, of in enumerate(parents):

@@ -76,7 +76,7 @@ def prove(
     """Make the dry step of a program that is bound to a worker. RuntimeError with all that differs from SGLang's own.
 
     Once the step is captured `heard` has no logits, and what it emits is compared alone. `plan` is called with the
-    lengths of the texts before the step. On several ranks every one calls this, with its number.
+    lengths of the texts before the step. Every rank calls this, with its number.
     """
     sizes, table = package.plan, worker.req_to_token_pool.req_to_token
     rows = torch.arange(1, heard.rows + 1, device=table.device)

@@ -1,7 +1,7 @@
 """SGLang's relay between overlapped steps, in the pool rows of a program.
 
-Under the overlap schedule SGLang keeps what a request takes from step to step in tables of its `FutureMap`, by pool
-row: lengths, bonus tokens, drafts, hidden states. A program keeps the same in its own. Here both are one memory, so
+SGLang's overlap schedule keeps what a request takes from step to step in tables of its `FutureMap`, by pool row:
+lengths, bonus tokens, drafts, hidden states. A program keeps the same in its own. Here both are one memory, so
 that a step may be the program's or SGLang's without any conversion, and the program's needs neither gather nor stash.
 """
 

@@ -146,7 +146,7 @@ class Steps:
     ) -> StepResult:
         """One step of the batch's requests.
 
-        Under the overlap schedule `publish` gets their new lengths i64[b], and `barrier` lets their grammars follow the
+        `publish` gets their new lengths i64[b] under the overlap schedule, and `barrier` lets their grammars follow the
         step before.
         """
         rows = len(batch.reqs)

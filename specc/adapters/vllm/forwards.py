@@ -32,7 +32,7 @@ class Forwards:
         self._lengths = self._longest
 
     def begin(self, batch: Any | None) -> None:
-        """Of the requests of an InputBatch, whose block tables vLLM has gathered; None: of any, for graphs."""
+        """Serve the requests of an InputBatch, whose block tables vLLM has gathered; None: any, for graphs."""
         self._lengths = self._longest if batch is None else batch.seq_lens_cpu_upper_bound[: batch.num_reqs]
         # vLLM's heads say it at the beginning of each of their own steps; what is longer than the text may, is cut.
         self._speculator.draft_max_seq_len = int(self._lengths.max()) + self._speculator.num_speculative_steps + 1

@@ -42,6 +42,6 @@ def disagreement(of_rank: Mapping[str, object]) -> str | None:
 def capturing(device: torch.device) -> contextlib.AbstractContextManager[object]:
     """Around captures whose forwards are those of several ranks: vLLM's own all-reduce is captured in there.
 
-    On leaving, ranks tell each other where collectives of graphs have memory, so no rank leaves alone.
+    Ranks tell each other on leaving where collectives of graphs have memory, so no rank leaves alone.
     """
     return graph_capture(device=device) if several() else contextlib.nullcontext()

@@ -112,7 +112,7 @@ class ProgramDrafts(_Speculator):
         return self.steps.propose(*self.handed_over(*args, **named))
 
     def handed_over(self, *_: Any, **__: Any) -> tuple[Tensor, ...]:
-        """Of what `propose` is given, the target's hidden states T[tokens, W], where the draft reads them."""
+        """The target's hidden states T[tokens, W] among what `propose` is given, where the draft reads them."""
         return ()
 
     def forwards(self, result: Any) -> Any:

@@ -84,7 +84,7 @@ def chosen(
 def children(
     scope: Scope, logits: Value, lens: Value, names: tuple[str, str, str], *, stem: str, carried: bool = False
 ) -> tuple[Value | None, Value, Value, Source | None]:
-    """Of the root's children p f32[B, K], None if they are drawn, the tokens i64[B, K], and bad rows i1[B].
+    """The root's children: p f32[B, K], None if they are drawn, the tokens i64[B, K], and bad rows i1[B].
 
     Args, and what they were drawn from, as of `chosen`.
     """

@@ -131,7 +131,7 @@ class Scope:
     def pick(self, opcode: str, logits: Value, names: tuple[str, ...], **attrs: Attr) -> tuple[Value, ...]:
         """What a reduction over a draft's logits gives, of which the last but one are the target's tokens i64.
 
-        Of a draft that scores a part of them its numbers are translated. ``names``: of the results, in order.
+        The numbers of a draft that scores a part of them are translated. ``names``: of the results, in order.
         """
         if self.token_map is None:
             return self.b.many(opcode, logits, self.rows, names=names, **attrs)

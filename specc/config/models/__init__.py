@@ -50,7 +50,7 @@ _TARGET_WIDTH = ("target_hidden_size", "backbone_hidden_size")
 class ModelFacts:
     """What one model directory says, by configuration key; a key that it does not settle is absent.
 
-    Beside keys of the configuration there are ``aux_layers`` (text, counted from 1), ``context_length``,
+    There are more than keys of the configuration: ``aux_layers`` (text, counted from 1), ``context_length``,
     ``draft_vocab_size``, ``num_mtp_modules``, ``language_model`` (a class of transformers'), ``architecture`` (the
     class that the weights are of), ``window`` and ``attention_chunk`` (tokens that some layers see at most),
     ``quant_method`` and, in words, ``recurrent_state``, ``index_keys`` and ``mrope``. ``known``: whether transformers

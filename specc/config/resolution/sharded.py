@@ -70,8 +70,8 @@ def _with_rows(checked: Checked, target: ModelConfig, written: int | None) -> Mo
 def with_heads(checked: Checked, side: Side, model: ModelConfig | None) -> ModelConfig | None:
     """Return a model as an engine's ranks keep its keys and values, None after reporting that they cannot.
 
-    A rank has its share of the heads; where there are fewer heads than ranks, one that others have too. Without an
-    engine every rank keeps them all, and so it does with the latent rows of mla.
+    A rank has its share of the heads; where there are fewer heads than ranks, one that others have too. Every
+    rank keeps them all without an engine, and always the latent rows of mla.
     """
     file = checked.file
     if model is None or file.engine is None or not checked.sound("tensor_parallel"):

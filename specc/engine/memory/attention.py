@@ -67,7 +67,7 @@ def paged_eager_attention(
 def paged_mask(*, mask_function: MaskFunction, dtype: torch.dtype, **kwargs: object) -> Tensor:
     """What a model's mask function allows in the running forward, bool[b, 1, n, width].
 
-    On a CPU, where every layer would make that of it, what is added to scores: dtype[b, 1, n, width].
+    It is what is added to scores on a CPU, where every layer would make that of it: dtype[b, 1, n, width].
     """
     mask = running().mask_by(mask_function)
     return _added(mask, dtype) if mask.device.type == "cpu" else mask

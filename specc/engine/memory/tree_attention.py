@@ -29,8 +29,8 @@ class Branches:
     def places(self, seq_lens: Tensor, count: int, width: int) -> Tensor:
         """Columns of the request table that hold positions 0..width-1 of every branch: i64[b, count, width].
 
-        With base = seq_len + offset and tail = base % page, positions before base - tail are shared. From there on
-        branch k has a run of its own, ceil((tail + room) / page) pages long, at base - tail + k * run.
+        With base = seq_len + offset and tail = base % page, positions before base - tail are shared. Branch k has
+        a run of its own from there on, ceil((tail + room) / page) pages long, at base - tail + k * run.
         """
         positions = torch.arange(width, device=seq_lens.device)
         branch = torch.arange(count, device=seq_lens.device)[None, :, None]

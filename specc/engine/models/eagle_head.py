@@ -2,7 +2,7 @@
 
 EAGLE (arXiv 2401.15077) drafts in feature space. The pair at position ``p`` joins the
 embedding of token ``p + 1`` with the target's last hidden state at ``p`` (after the final
-norm). From the pairs up to ``p`` the head predicts the hidden state at ``p + 1``, and the
+norm). The head predicts the hidden state at ``p + 1`` from the pairs up to ``p``, and the
 target's own ``lm_head`` turns that into a distribution over token ``p + 2``. The rotary
 position of a pair is ``p``.
 
@@ -201,7 +201,7 @@ class EagleHead(SharingHead):
         position_ids [B, n] i64: the position ``p`` of each pair.
         attention_kwargs: handed to the decoder layer, and by it to the attention function that
             ``config._attn_implementation`` names (``attention_mask``, a cache, ...).
-            Without any, the pairs of the call attend causally to each other.
+            The pairs of the call attend causally without any to each other.
         Returns [B, n, H]: at pair ``p`` the predicted hidden state at ``p + 1``.
         """
         pairs = self.fc(torch.cat((self.embed(input_ids), hidden), dim=-1))

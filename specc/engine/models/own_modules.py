@@ -5,10 +5,10 @@
 * `mimo`: `model.mtp_layers.0.*`, with `token_layernorm`, `hidden_layernorm`, `input_proj` and `final_layernorm`. A pair
   is hidden state, then embedding.
 
-Beside those a module has the weights of a decoder layer of its target, the one with experts if there is one. Its
-embedding and scores are the target's, of which `embed_tokens` and `shared_head.head` are copies. At position 0 MiMo's
-reads a zero for the embedding. The target's hidden states are those after its final norm, and what a module gives,
-scores and hidden state, is after its own last norm. So SGLang 0.5.23 has it (`deepseek_nextn.py`, `glm4_moe_nextn.py`,
+A module also has the weights of a decoder layer of its target, the one with experts if there is one. Its embedding and
+scores are the target's, of which `embed_tokens` and `shared_head.head` are copies. MiMo's reads a zero for the
+embedding at position 0. The target's hidden states are those after its final norm, and what a module gives, scores and
+hidden state, is after its own last norm. So SGLang 0.5.23 has it (`deepseek_nextn.py`, `glm4_moe_nextn.py`,
 `mimo_mtp.py`); vLLM's modules all start with a zero.
 """
 

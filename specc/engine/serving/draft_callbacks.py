@@ -60,7 +60,7 @@ class DraftCallbacks(TargetCallbacks, Generic[DraftT]):
 
 
 def rows_to_run(prompts: Sequence[Prefix], hidden: Tensor) -> list[Tensor]:
-    """Of the target's hidden T[sum of lengths, W] the rows T[n - shared, W] of every prompt."""
+    """The rows T[n - shared, W] of every prompt, of the target's hidden T[sum of lengths, W]."""
     parts = hidden.split([len(prompt.tokens) for prompt in prompts])
     return [part[prompt.shared :] for prompt, part in zip(prompts, parts, strict=True)]
 

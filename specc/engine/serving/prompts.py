@@ -59,7 +59,7 @@ class PromptBatch(NamedTuple):
     paged: PagedContext
 
     def padded(self, rows: Sequence[Tensor]) -> Tensor:
-        """Of rows T[length, ...] of every prompt, in the order of their numbers, those of this batch: T[b, n, ...]."""
+        """This batch's rows T[b, n, ...] of rows T[length, ...] of every prompt, in the order of their numbers."""
         return pad_sequence([rows[member] for member in self.members], batch_first=True)
 
     def rows_of(self, states: Tensor) -> Iterator[tuple[int, Tensor]]:

@@ -29,7 +29,7 @@ class Difference:
 
     @property
     def change(self) -> str:
-        """By how much the number of here is above that of there; empty where one is no number."""
+        """How much the number of here is above that of there; empty where one is no number."""
         here, there = _number(self.here), _number(self.there)
         if here is None or there is None:
             return ""

@@ -93,7 +93,7 @@ class _Candidate:
 def grown(topk: int, steps: int, nodes: int) -> list[Drafted]:
     """A tree as drafting selects one, where every next token is half as probable as the one before it.
 
-    Of the candidates those that are kept have a column. The frontier grows as in docs/semantics.md.
+    Candidates that are kept have a column. The frontier grows as in docs/semantics.md.
     """
     candidates = [_Candidate(rank, -1, 1, 0.5 ** (rank + 1)) for rank in range(topk)]
     frontier = list(candidates)

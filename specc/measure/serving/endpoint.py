@@ -58,7 +58,7 @@ class Counts:
 
     @property
     def by_position(self) -> tuple[float, ...]:
-        """By position, which part of the verifications accepted the draft that stands there."""
+        """Which part of the verifications accepted the draft at each position."""
         return tuple(count / self.verifications for count in self.accepted) if self.verifications > 0 else ()
 
 

@@ -53,7 +53,7 @@ class Command:
 
     @staticmethod
     def of(words: Sequence[str], start_s: float) -> Command:
-        """From the words of a user, with a free port where they name none. ValueError for a port that is none."""
+        """Read the words of a user, and add a free port where they name none. ValueError for a port that is none."""
         host = _value(words, "--host") or ""
         host = EVERYWHERE.get(host, host)
         written = _value(words, "--port")

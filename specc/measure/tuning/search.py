@@ -292,9 +292,9 @@ def _compare_launch(depth: Depth, bench: Bench, timed: Timed, bucket: int) -> No
 
 
 def _chosen(depth: Depth, timed: Timed) -> list[Found]:
-    """Of the finalists that are nowhere slower and somewhere faster by more than the noise, the best one; or none.
+    """The best finalist that is nowhere slower and somewhere faster by more than the noise, if there is one.
 
-    With specc's own tile and warps every bucket may keep the split that it has.
+    Every bucket may keep the split that it has with specc's own tile and warps.
     """
     candidates: list[tuple[float, Pair, list[Gain]]] = []
     for pair, gains in timed.gains.items():

@@ -175,7 +175,7 @@ class SamplingRows:
     """The pool rows of the fields that requests are sampled with, of one binding at all its depths."""
 
     def __init__(self, plan: Plan, pools: Mapping[str, Tensor], rows: int) -> None:
-        """Of `plan`'s fields in `pools`, of which requests use the first `rows` rows; none is set."""
+        """Find `plan`'s fields in `pools`, of which requests use the first `rows` rows; none is set."""
         self._plan, self._rows = plan, rows
         given = [field for field in plan.carry.values() if field.given]
         tables = {field.name.removeprefix(PREFIX): (pools[field.name], DTYPES[field.dtype]) for field in given}

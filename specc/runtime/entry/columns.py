@@ -26,7 +26,7 @@ class Columns:
     """
 
     def __init__(self, plan: Plan, entry: str, table: Tensor) -> None:
-        """Of an entry of `plan`, for requests in rows of the engine's table i32[p, C]."""
+        """The inputs of an entry of `plan`, for requests in rows of the engine's table i32[p, C]."""
         self.inputs = plan.written_inputs(entry)
         self._entry, self._table, self._most = entry, table, plan.buckets[-1]
         # A draft at true positions prefills the first token behind the prompt.

@@ -1,8 +1,8 @@
 """JSON held to its own rules, and dataclasses to and from it by their annotations. Imports the standard library only.
 
 A dataclass is an object of its fields; one that is at its default is left out. A tuple is a list. A mapping to
-dataclasses that have a field `name` is a list of them, in order, and any other mapping an object. Of a union of
-dataclasses each has the class variable `kind`, which its object has as a key. Whole numbers are not below 0, unless
+dataclasses that have a field `name` is a list of them, in order, and any other mapping an object. Each
+dataclass of a union has the class variable `kind`, which its object has as a key. Whole numbers are not below 0, unless
 they are annotated `Signed`.
 """
 

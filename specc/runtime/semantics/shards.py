@@ -1,10 +1,10 @@
 """Logits that are sharded over ranks: what a rank knows of its columns, and what all of them say together.
 
-Records are i64 words. Of an argmax the first has the order of the largest value in its upper half, so that comparing
-words compares values, below it the complement of the token, so that of equal values the lowest token is first, and in
-its lowest bit whether there is NaN. Of a top-k there are K words of order and complement, LEAST for none. The last word
-of a top-k, and the second of an argmax that is scored, has the largest value and the sum of exp(x - largest), f32 each;
-of a top-k the sum is negative where there is NaN. Padding rows: 0.
+Records are i64 words. The first word of an argmax has the order of the largest value in its upper half, so that
+comparing words compares values. Below it stands the complement of the token, so that of equal values the lowest token
+is first, and its lowest bit says whether there is NaN. A top-k has K words of order and complement, LEAST for none. The
+last word of a top-k, and the second of an argmax that is scored, has the largest value and the sum of exp(x - largest),
+f32 each; the sum of a top-k is negative where there is NaN. Padding rows: 0.
 
 Sums are added in one order whatever the ranks: chunks of equal length, and halves of what is left, always the first
 with the second. What torch would add in an order of its own is added one by one, and exponentials are rounded from f64.

@@ -50,8 +50,8 @@ class Relay:
     def read(self, rows: Sequence[int] | Tensor) -> Carry:
         """A copy of the state of pool rows `rows`, in that order, but for what the engine writes.
 
-        BatchError on rows out of range or repeated, TornError on torn ones. Of a tensor i64[n] on the device no other
-        value is checked, and nobody waits for it unless some row is torn.
+        BatchError on rows out of range or repeated, TornError on torn ones. The
+        values of a tensor i64[n] on the device are not checked otherwise, and nobody waits unless some row is torn.
         """
         checked = batch_rows(rows, self._rows, self._device)
         self._torn.check(checked)

@@ -69,7 +69,7 @@ class Flash(Backend):
         return self._set(self._roles.extend, self._text(rows, width, self._tables.extending(rows)), None)
 
     def _text(self, rows: int, width: int, lengths: Tensor) -> FlashAttentionMetadata:
-        """Of `width` queries of each request over its table, up to i32[rows] lengths."""
+        """Metadata of `width` queries of each request over its table, up to i32[rows] lengths."""
         tables = self._tables
         return FlashAttentionMetadata(
             cache_seqlens_int32=lengths,
