@@ -6,10 +6,8 @@ import ast
 from collections.abc import Iterator
 from pathlib import Path
 
-import pytest
+from source_files import SOURCES, by_folder, problems, tree_of
 
-ROOT = Path(__file__).resolve().parents[2]
-SOURCES = sorted((ROOT / "specc").rglob("*.py"))
 MAX_FILE, MAX_FUNCTION = 400, 60
 
 Function = ast.FunctionDef | ast.AsyncFunctionDef
@@ -34,29 +32,52 @@ def _overload(node: ast.AST) -> bool:
     return isinstance(node, Function) and len(node.body) == 1 and ast.unparse(node.body[0]) == "..."
 
 
-@pytest.mark.parametrize("path", SOURCES, ids=lambda path: path.relative_to(ROOT).as_posix())
-def test_budget(path: Path) -> None:
-    text = path.read_text()
-    tree = ast.parse(text)
-    assert len(text.splitlines()) <= MAX_FILE
-    for function in functions(tree):
+def too_long(path: Path) -> Iterator[str]:
+    """The file, and its functions, that have too many lines."""
+    if (lines := len(path.read_text().splitlines())) > MAX_FILE:
+        yield f"{lines} lines"
+    for function in functions(tree_of(path)):
         length = (function.end_lineno or 0) - function.lineno + 1
-        assert length <= MAX_FUNCTION, f"{function.name} has {length} lines"
+        if length > MAX_FUNCTION:
+            yield f"{function.name} has {length} lines"
 
 
-@pytest.mark.parametrize("path", SOURCES, ids=lambda path: path.relative_to(ROOT).as_posix())
-def test_documentation(path: Path) -> None:
-    tree = ast.parse(path.read_text())
-    assert ast.get_docstring(tree), "no module docstring"
-    missing = [node.name for node in public(tree) if not ast.get_docstring(node)]
-    assert missing == []
+def undocumented(path: Path) -> Iterator[str]:
+    """What has no docstring, though it must."""
+    if not ast.get_docstring(tree_of(path)):
+        yield "the module"
+    yield from (node.name for node in public(tree_of(path)) if not ast.get_docstring(node))
 
 
-@pytest.mark.parametrize("path", SOURCES, ids=lambda path: path.relative_to(ROOT).as_posix())
-def test_annotations(path: Path) -> None:
-    for function in functions(ast.parse(path.read_text())):
+def unannotated(path: Path) -> Iterator[str]:
+    """Functions whose arguments or results lack a type."""
+    for function in functions(tree_of(path)):
         arguments = function.args
         named = [*arguments.posonlyargs, *arguments.args, *arguments.kwonlyargs, arguments.vararg, arguments.kwarg]
-        bare = [a.arg for a in named if a is not None and a.annotation is None and a.arg not in ("self", "cls")]
-        assert not bare, f"{function.name}: {bare}"
-        assert function.returns is not None, function.name
+        if [a.arg for a in named if a is not None and a.annotation is None and a.arg not in ("self", "cls")]:
+            yield f"arguments of {function.name}"
+        if function.returns is None:
+            yield f"the result of {function.name}"
+
+
+@by_folder(SOURCES)
+def test_budget(paths: list[Path]) -> None:
+    assert problems(paths, too_long) == {}
+
+
+@by_folder(SOURCES)
+def test_documentation(paths: list[Path]) -> None:
+    assert problems(paths, undocumented) == {}
+
+
+@by_folder(SOURCES)
+def test_annotations(paths: list[Path]) -> None:
+    assert problems(paths, unannotated) == {}
+
+
+def test_the_scans_find_what_they_look_for(tmp_path: Path) -> None:
+    path = tmp_path / "long.py"
+    path.write_text("def f(x):\n" + "    x += 1\n" * MAX_FUNCTION + "\n" * MAX_FILE)
+    assert [*too_long(path)] == [f"{MAX_FILE + MAX_FUNCTION + 1} lines", f"f has {MAX_FUNCTION + 1} lines"]
+    assert [*undocumented(path)] == ["the module", "f"]
+    assert [*unannotated(path)] == ["arguments of f", "the result of f"]

@@ -12,12 +12,10 @@ from pathlib import Path
 
 import networkx as nx
 import pytest
+from source_files import PACKAGE, ROOT, SOURCES, below, by_folder, problems, tree_of
 
 from specc.algorithms import names
 from specc.config.presets import ENGINES
-
-ROOT = Path(__file__).resolve().parents[2]
-PACKAGE = ROOT / "specc"
 
 LAYERS = (
     "version",
@@ -57,8 +55,6 @@ ISLANDS = ("runtime", "adapters")
 BROUGHT = {"sglang": ("triton",)}
 """What an engine never runs without, beside torch, and its adapter may use."""
 
-SOURCES = sorted(PACKAGE.rglob("*.py"))
-
 
 def module(path: Path) -> str:
     """``specc/ir/core.py`` -> ``specc.ir.core``; the face of a package is the package."""
@@ -71,7 +67,7 @@ MODULES = {module(path): path for path in SOURCES}
 def imports(path: Path) -> Iterator[str]:
     """Absolute names of modules a file imports, in functions too; relative imports resolved."""
     package = path.relative_to(ROOT).with_suffix("").parts[:-1]
-    for node in ast.walk(ast.parse(path.read_text())):
+    for node in ast.walk(tree_of(path)):
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)
         elif isinstance(node, ast.ImportFrom):
@@ -88,26 +84,27 @@ def layer(name: str) -> str:
     return name.split(".")[1] if name.startswith("specc.") else ""
 
 
-def parts(path: Path) -> str:
-    """Path below ``specc/``."""
-    return path.relative_to(PACKAGE).as_posix()
-
-
 def test_every_file_has_a_layer() -> None:
-    names = {parts(path).partition("/")[0].removesuffix(".py") for path in SOURCES}
+    names = {below(path).partition("/")[0].removesuffix(".py") for path in SOURCES}
     assert names - {"__init__", "__main__", *ISLANDS} == set(LAYERS)
 
 
-@pytest.mark.parametrize("path", SOURCES, ids=parts)
-def test_imports_go_down(path: Path) -> None:
-    own = parts(path).partition("/")[0].removesuffix(".py")
+def imports_upwards(path: Path) -> Iterator[str]:
+    """What a file imports of layers above its own."""
+    own = below(path).partition("/")[0].removesuffix(".py")
     if own in (*ISLANDS, "__init__", "__main__"):
         return
     for name in imports(path):
         other = layer(name)
         if not other or other in ISLANDS or (not (PACKAGE / other).exists() and not (PACKAGE / f"{other}.py").exists()):
             continue
-        assert LAYERS.index(other) <= LAYERS.index(own), f"{parts(path)} imports {name}"
+        if LAYERS.index(other) > LAYERS.index(own):
+            yield name
+
+
+@by_folder(SOURCES)
+def test_imports_go_down(paths: list[Path]) -> None:
+    assert problems(paths, imports_upwards) == {}
 
 
 def test_the_page_says_what_layers_import() -> None:
@@ -128,7 +125,7 @@ def test_the_page_says_what_layers_import() -> None:
 def room(path: Path) -> str:
     """A folder without folders is a room; in any other, every file is one."""
     folders = any(child.is_dir() and any(child.glob("*.py")) for child in path.parent.iterdir())
-    return parts(path) if folders else parts(path.parent)
+    return below(path) if folders else below(path.parent)
 
 
 def test_no_import_goes_in_a_circle() -> None:
@@ -145,7 +142,7 @@ def test_no_name_stands_three_times() -> None:
     assert {name for name, times in count.items() if times > 2} == set()
 
 
-@pytest.mark.parametrize("path", [path for path in SOURCES if parts(path).startswith("runtime/")], ids=parts)
+@pytest.mark.parametrize("path", [path for path in SOURCES if below(path).startswith("runtime/")], ids=below)
 def test_the_runtime_is_an_island(path: Path) -> None:
     """It is copied into wheels: nothing of specc outside itself, and of others only torch and CUDA's bindings."""
     for name in imports(path):
@@ -156,10 +153,10 @@ def test_the_runtime_is_an_island(path: Path) -> None:
     assert "specc.runtime" not in path.read_text(), "an absolute import would not survive the copy"
 
 
-@pytest.mark.parametrize("path", [path for path in SOURCES if parts(path).startswith("adapters/")], ids=parts)
+@pytest.mark.parametrize("path", [path for path in SOURCES if below(path).startswith("adapters/")], ids=below)
 def test_an_adapter_is_an_island(path: Path) -> None:
     """It is copied into wheels of its engine: nothing of specc but the program around it, and of others the engine."""
-    engine = parts(path).split("/")[1]
+    engine = below(path).split("/")[1]
     for name in imports(path):
         if name.startswith("specc"):
             assert name == "specc.adapters" or name.startswith("specc.adapters."), name
@@ -176,8 +173,8 @@ def test_every_engine_has_a_preset_and_an_adapter() -> None:
 
 def test_nobody_imports_an_adapter() -> None:
     """But what is of an engine the engine's table of what is served."""
-    outside = [path for path in SOURCES if not parts(path).startswith("adapters/")]
-    named = {(parts(path), name) for path in outside for name in imports(path) if layer(name) == "adapters"}
+    outside = [path for path in SOURCES if not below(path).startswith("adapters/")]
+    named = {(below(path), name) for path in outside for name in imports(path) if layer(name) == "adapters"}
     for engine in ENGINES:
         of_engine = re.compile(rf"config(/presets)?/{engine}\w*(\.py|/.*)")
         table = f"{SERVED.format(engine)}."
@@ -195,7 +192,7 @@ def test_what_the_compiler_reads_of_an_adapter_imports_nothing(engine: str) -> N
 
 def test_who_names_the_runtime() -> None:
     inner = re.compile(r"specc\.runtime\.(?!plan\.)")
-    named = {parts(path) for path in SOURCES if any(inner.match(name) for name in imports(path))}
+    named = {below(path) for path in SOURCES if any(inner.match(name) for name in imports(path))}
     outside = {path for path in named if not path.startswith("runtime/")}
     assert {path for path in outside if not MAY_NAME_RUNTIME.fullmatch(path)} == set()
 
@@ -225,7 +222,7 @@ def code_words(path: Path) -> list[str]:
     """Names and strings in a file's code, without docstrings and comments; of a template every line."""
     if path.suffix != ".py":
         return path.read_text().splitlines()
-    tree = ast.parse(path.read_text())
+    tree = tree_of(path)
     found = strings(tree)
     for node in ast.walk(tree):
         if isinstance(node, ast.Name | ast.Attribute | ast.arg | ast.alias | ast.FunctionDef | ast.ClassDef):
@@ -269,11 +266,12 @@ PRESET = re.compile(rf"(config(/presets)?|adapters|measure/against)/({'|'.join(E
 """What is of one engine: it serves some algorithms, by name."""
 
 
-@pytest.mark.parametrize("path", [path for path in SOURCES if not parts(path).startswith("algorithms/")], ids=parts)
-def test_algorithms_are_named_in_few_places(path: Path) -> None:
+@by_folder(path for path in SOURCES if not below(path).startswith("algorithms/"))
+def test_algorithms_are_named_in_few_places(paths: list[Path]) -> None:
     """Their own files, keys of models, and the reference engine's drafts. No pass, kernel, runtime or command does."""
-    if parts(path) not in KEYS_OF_MODELS and not (ENGINE.fullmatch(parts(path)) or PRESET.fullmatch(parts(path))):
-        assert named(path, PACKAGE) == set()
+    others = (path for path in paths if below(path) not in KEYS_OF_MODELS)
+    others = (path for path in others if not (ENGINE.fullmatch(below(path)) or PRESET.fullmatch(below(path))))
+    assert problems(others, lambda path: named(path, PACKAGE)) == {}
 
 
 NAMES_ENGINES = re.compile(
@@ -283,11 +281,14 @@ NAMES_ENGINES = re.compile(
 """The table of presets, the commands of one engine, lines that people type, kernels of an engine's in benchmarks."""
 
 
-@pytest.mark.parametrize("path", SOURCES, ids=parts)
-def test_engines_are_named_in_few_places(path: Path) -> None:
+@by_folder(path for path in SOURCES if not NAMES_ENGINES.fullmatch(below(path)))
+def test_engines_are_named_in_few_places(paths: list[Path]) -> None:
     """Whoever needs to know an engine asks its preset."""
-    words = {word for word in code_words(path) for engine in ENGINES if engine in word.lower()}
-    assert words == set() or NAMES_ENGINES.fullmatch(parts(path)), words
+
+    def words(path: Path) -> set[str]:
+        return {word for word in code_words(path) for engine in ENGINES if engine in word.lower()}
+
+    assert problems(paths, words) == {}
 
 
 @pytest.mark.parametrize("path", TEMPLATES, ids=lambda path: path.name)
@@ -298,10 +299,10 @@ def test_no_template_names_an_algorithm(path: Path) -> None:
 def test_every_exception_is_needed() -> None:
     """Who may name algorithms does; and the scan finds every one of them where it is defined."""
     assert all(named(PACKAGE / path, PACKAGE) for path in KEYS_OF_MODELS)
-    assert all(named(path, PACKAGE) for path in SOURCES if ENGINE.fullmatch(parts(path)))
-    dialect = [path for path in SOURCES if DIALECT.fullmatch(parts(path))]
+    assert all(named(path, PACKAGE) for path in SOURCES if ENGINE.fullmatch(below(path)))
+    dialect = [path for path in SOURCES if DIALECT.fullmatch(below(path))]
     assert all(any("ngram" in word.lower() for word in code_words(path)) for path in dialect)
-    own = [named(path, PACKAGE) for path in SOURCES if parts(path).startswith("algorithms/")]
+    own = [named(path, PACKAGE) for path in SOURCES if below(path).startswith("algorithms/")]
     assert set().union(*own) == set(ALGORITHMS)
 
 
@@ -310,16 +311,20 @@ FIELDS = {"bonus", "topk_index", "topk_p", "hidden"}
 STRUCTURE = ("passes/", "kernels/", "codegen/", "explain/", "report/", "ir/")
 
 
-@pytest.mark.parametrize("path", [path for path in SOURCES if parts(path).startswith(STRUCTURE)], ids=parts)
-def test_structure_is_not_decided_by_names(path: Path) -> None:
+def names_of_values(path: Path) -> set[str]:
+    """Opcodes of forwards and names of fields in a file's code, but for those of operands and results."""
+    words = set(strings(tree_of(path), without=operand_names(tree_of(path))))
+    forwards = {word for word in words if FORWARD.fullmatch(word) and below(path) != "ir/ops/model.py"}
+    return forwards | words & FIELDS
+
+
+@by_folder(path for path in SOURCES if below(path).startswith(STRUCTURE))
+def test_structure_is_not_decided_by_names(paths: list[Path]) -> None:
     """No forward is told from another by its opcode, and no carried value by its field: plugins bring their own.
 
     Operands and results have names of their own, and some are those of fields.
     """
-    tree = ast.parse(path.read_text())
-    found = set(strings(tree, without=operand_names(tree)))
-    assert {word for word in found if FORWARD.fullmatch(word)} == set() or parts(path) == "ir/ops/model.py"
-    assert found & FIELDS == set()
+    assert problems(paths, names_of_values) == {}
 
 
 def loaded_by(code: str) -> set[str]:

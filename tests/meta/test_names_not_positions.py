@@ -7,13 +7,11 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-
-ROOT = Path(__file__).resolve().parents[2]
-PACKAGE = ROOT / "specc"
+from source_files import ROOT, SOURCES, below, by_folder, problems, tree_of
 
 # What makes, reads and writes ops of any kind.
 PLUMBING = {f"ir/{name}.py" for name in ("core", "builder", "parser", "printer", "opdef", "infer", "checker")}
-FILES = sorted([*PACKAGE.rglob("*.py"), *(ROOT / "examples" / "plugin").rglob("*.py")])
+FILES = [*SOURCES, *sorted((ROOT / "examples" / "plugin").rglob("*.py"))]
 
 
 def _is_list(node: ast.expr) -> bool:
@@ -35,14 +33,9 @@ def positions(tree: ast.AST) -> Iterator[int]:
                 pass
 
 
-def _below(path: Path) -> str:
-    return path.relative_to(PACKAGE if path.is_relative_to(PACKAGE) else ROOT).as_posix()
-
-
-@pytest.mark.parametrize("path", FILES, ids=_below)
-def test_operands_and_results_have_names(path: Path) -> None:
-    if _below(path) not in PLUMBING:
-        assert list(positions(ast.parse(path.read_text()))) == []
+@by_folder(path for path in FILES if below(path) not in PLUMBING)
+def test_operands_and_results_have_names(paths: list[Path]) -> None:
+    assert problems(paths, lambda path: positions(tree_of(path))) == {}
 
 
 @pytest.mark.parametrize(
