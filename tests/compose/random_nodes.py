@@ -67,12 +67,14 @@ class NodeOps(Values):
             fact = self.fact(x)
             self.make("tree.repeat", x, facts=[Fact(rough=fact.rough)])
         else:
-            bonus = self.of("i32", "B")
-            self.make("tree.root", bonus)
+            self.make("tree.root", self.of("i32", "B"))
 
     def chain_of_tokens(self) -> None:
-        """A chain, column after column, of any tokens."""
+        """A chain, column after column, of any tokens, or its root alone."""
         self._only(chain=True)
+        if self.rng.random() < 0.2:
+            self.make("chain.root", self.of("i32", "B"))
+            return
         token = self.of("i64", "B", "K")
         if self.rng.random() < 0.5:
             (tokens,), size, done = self.make("chain.start", self.of("i32", "B"), token), self.module.size("A"), 2

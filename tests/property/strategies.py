@@ -259,6 +259,7 @@ TENSORS = st.builds(
 TYPES: st.SearchStrategy[Type] = TENSORS | st.builds(StateType, st.sampled_from(["target", "draft"]))
 LIMITS = st.none() | st.integers(0, 1 << 62) | st.sampled_from(["K", "N"])
 FIELD_VALUES: dict[str, st.SearchStrategy[Any]] = {
+    "bool": st.booleans(),
     "int": st.integers(),
     "str": st.text(max_size=6),
     "tuple[int, ...]": st.lists(st.integers(), max_size=3).map(tuple),

@@ -42,6 +42,7 @@ PROGRAMS: tuple[tuple[str, dict[str, Any]], ...] = (
     ("FROZEN_KV_MTP", {"verify": "target_only", **SCORES, "draft": {"vocab_size": 24, "token_map": "engine"}}),
     ("EAGLE", {"verify": "rejection", "sampling": ["min_p"]}),
     ("DFLASH", {"verify": "block"}),
+    ("STANDALONE", {"num_steps": [0, 2]}),
     ("NGRAM", {"options": {"corpus": "corpus"}}),
     ("NGRAM", {"topk": 2, "num_draft_tokens": 6}),
     ("NGRAM", {"step": "rotated"}),
@@ -84,8 +85,9 @@ def test_the_mode_and_the_device_notice() -> None:
 def modules() -> Iterator[Module]:
     """Programs as algorithms write them, and as they are at the end."""
     for algorithm, keys in PROGRAMS:
-        for last in ("infer-types", "form-kernels"):
-            yield compile_to(last, load(algorithm, **keys))
+        for depth in load(algorithm, **keys).depths():
+            for last in ("infer-types", "form-kernels"):
+                yield compile_to(last, depth)
 
 
 def test_every_reference_is_queued() -> None:
