@@ -15,21 +15,21 @@ WIDTHS = (1280, 390)
 """Pixels of a desktop's window and of a telephone's."""
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Mark what needs a browser; without ``-m browser`` it is left out where none is installed."""
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Mark what needs a browser; it is left out without ``-m browser``, for its event loop stops those of commands."""
     for item in items:
         if Path(__file__).parent in item.path.parents:
             item.add_marker(pytest.mark.browser)
+            if "browser" not in config.getoption("markexpr"):
+                item.add_marker(pytest.mark.skip(reason="needs a browser: run `make browser`"))
 
 
 @pytest.fixture(scope="session")
-def chromium(request: pytest.FixtureRequest) -> Iterator[playwright.Browser]:
+def chromium() -> Iterator[playwright.Browser]:
     """The system's Chromium, without a window and without calls home."""
     binary = shutil.which("chromium") or shutil.which("google-chrome")
     if binary is None:
-        if "browser" in request.config.getoption("-m"):
-            pytest.fail("no Chromium here: install the system's package, as `make browser` does")
-        pytest.skip("no Chromium here: `make browser` installs it")
+        pytest.fail("no Chromium here: install the system's package, as `make browser` does")
     quiet = ["--no-sandbox", "--disable-gpu", "--disable-quic", "--disable-background-networking", "--disable-sync"]
     with playwright.sync_playwright() as driver:
         browser = driver.chromium.launch(executable_path=binary, args=quiet)
