@@ -63,13 +63,14 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     yield
     part, parts = (int(number) for number in config.getoption("part").split("/"))
     if parts > 1:
-        kept = set([*dict.fromkeys(map(kept_together, items))][part % parts :: parts])
-        config.hook.pytest_deselected(items=[item for item in items if kept_together(item) not in kept])
-        items[:] = [item for item in items if kept_together(item) in kept]
+        groups = {item: kept_together(item) for item in items}
+        kept = set([*dict.fromkeys(groups.values())][part % parts :: parts])
+        config.hook.pytest_deselected(items=[item for item in items if groups[item] not in kept])
+        items[:] = [item for item in items if groups[item] in kept]
 
 
 def kept_together(item: pytest.Item) -> str:
-    """What is the same for all tests of one engine and of the one it is compared with; else the test's own name."""
+    """Name the engine of a test, the same for the one it is compared with; a test without any has its own name."""
     params = item.callspec.params if isinstance(item, pytest.Function) and hasattr(item, "callspec") else {}
     engines = [str(params[name]) for name in ("variant", "ranked") if name in params]
     if engines:

@@ -134,7 +134,7 @@ def test_steps_are_timed_on_padding_rows_alone() -> None:
 
 @pytest.mark.parametrize("algorithm", [name for name in names() if name != "MULTI_LAYER_EAGLE"])
 def test_a_step_without_drafts_has_no_launch_for_them(algorithm: str) -> None:
-    """Of a tree, too: no forward of the draft phase, no tree, no mask, no compaction; the next step finds its state."""
+    """A tree has no forward of the draft phase, no tree, no mask and no compaction either; its carry is the same."""
     trees = needs(algorithm).trees
     config = Config(algorithm, 2 if trees else 1, 3, 6 if trees else 4, 16, shallower=(0,))
     deep, plain = plans_of(config)

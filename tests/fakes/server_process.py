@@ -21,7 +21,7 @@ from fakes.openai_server import Fake, serving
 FAULTS = ("", "ends", "silent", "starting", "dies", "stubborn", "no program")
 """It ends at once; listens nowhere; is never ready; ends at the first question; ends only when it is killed."""
 LIMIT_S = 120
-"""Whoever forgets this server is rid of it then."""
+"""Seconds after which this server ends by itself, if nobody has stopped it."""
 
 
 def main() -> None:

@@ -159,11 +159,11 @@ def _written_archs(checked: Checked) -> list[str]:
 
 def _depths(checked: Checked) -> None:
     """Check that the depths ascend strictly, up to one that drafts."""
-    steps, at = checked.file.num_steps, checked.places
-    if checked.sound("num_steps") and max(steps) == 0:
+    steps, at = checked.file.num_steps if checked.sound("num_steps") else [], checked.places
+    if max(steps, default=1) == 0:
         message, hint = "num_steps is 0: nothing is ever drafted", "write a number from 1 to 16, or [0, 3]"
         checked.findings.error("config/out-of-range", message, at.value("num_steps"), hint=hint)
-    for index, (one, more) in enumerate(pairwise(steps if checked.sound("num_steps") else ()), start=1):
+    for index, (one, more) in enumerate(pairwise(steps), start=1):
         if more <= one:
             note = Note("it follows this one", at.value("num_steps", index - 1))
             message = f"num_steps must ascend, and {more} follows {one}"

@@ -131,7 +131,7 @@ class Eagle3Head(SharingHead):
         hidden [B, n, H]: at pair ``p`` what `project` made of the target's layers at ``p``, or what this gave for
             the pair before.
         position_ids [B, n] i64: the position ``p`` of each pair.
-        attention_kwargs: handed to the attention. The pairs of the call attend causally without any.
+        attention_kwargs: handed to the attention. The pairs of the call attend causally unless any is given.
         """
         embedded = self.embed(input_ids).to(hidden.dtype)
         return self.midlayer(

@@ -201,7 +201,7 @@ class EagleHead(SharingHead):
         position_ids [B, n] i64: the position ``p`` of each pair.
         attention_kwargs: handed to the decoder layer, and by it to the attention function that
             ``config._attn_implementation`` names (``attention_mask``, a cache, ...).
-            The pairs of the call attend causally without any to each other.
+            The pairs of the call attend causally to each other unless any is given.
         Returns [B, n, H]: at pair ``p`` the predicted hidden state at ``p + 1``.
         """
         pairs = self.fc(torch.cat((self.embed(input_ids), hidden), dim=-1))

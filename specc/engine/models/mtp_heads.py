@@ -113,7 +113,8 @@ class MtpHeads(SharingHead):
         hidden [B, n, H]: at pair ``p`` the target's last hidden state at ``p``, whichever the module.
         position_ids [B, n] i64: the position ``p`` of each pair.
         attention_kwargs: handed to the decoder layer, and by it to the attention function that
-            ``config._attn_implementation`` names. The pairs of the call attend causally without any to each other.
+            ``config._attn_implementation`` names. The pairs of the call attend causally to each other unless any is
+            given.
         Returns [B, n, H]: at pair ``p`` what `logits` turns into the scores of token ``p + 2 + s``.
         """
         embedding, _ = self._modules_of_target()
@@ -142,7 +143,7 @@ class ModuleHead(SharingHead):
         input_ids [B, n] i64: at pair ``p`` the token at ``p + 1``.
         hidden [B, n, H]: at pair ``p`` the target's last hidden state at ``p``, or what this gave for the pair before.
         position_ids [B, n] i64: the position ``p`` of each pair.
-        attention_kwargs: handed to the decoder layer. The pairs of the call attend causally without any.
+        attention_kwargs: handed to the decoder layer. The pairs of the call attend causally unless any is given.
         Returns [B, n, H]: at pair ``p`` what `logits` turns into the scores of token ``p + 2``.
         """
         return self.module(self.embed(input_ids), hidden, self.rotary, position_ids, **attention_kwargs)

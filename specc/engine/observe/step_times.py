@@ -17,10 +17,10 @@ WARM = 2
 def step_times(engine: Engine, *, repeats: int = 8) -> StepTimes:
     """Run steps on padding rows alone, which change nothing, and time them.
 
-    Attention reads a single row of keys there, so that texts of any length add the same to every depth but the widest.
+    Attention reads a single row of keys there, so times are those of short texts.
 
     Args:
-        engine: it has no request in flight.
+        engine: its steps are timed; it may have requests, and counts none of these steps.
         repeats: timed steps of each depth and bucket.
 
     Returns:

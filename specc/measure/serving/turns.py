@@ -81,7 +81,7 @@ class Side:
 
 @dataclass(frozen=True)
 class Measurement:
-    """What both sides are asked; ``on_turn`` is told after every turn what it was."""
+    """Both sides are asked the same; ``on_turn`` is told after every turn what it was."""
 
     wanted: Wanted
     prompts: Prompts
