@@ -37,7 +37,7 @@ from specc.engine.reference import greedy
 from specc.engine.serving.request import StopConditions
 from specc.engine.wheel import package
 from specc.runtime.backends.cuda import device_arch
-from specc.runtime.capabilities.depth import FixedDepth
+from specc.runtime.capabilities.shape import FixedShape
 
 DEVICE = torch.device("cuda", 0) if torch.cuda.is_available() else torch.device("cpu")
 MODELS = ROOT / "examples" / "models"
@@ -72,7 +72,7 @@ def ways_of_running() -> list[Way]:
 
 def depths(plans: Sequence[int]) -> list[Way]:
     """One after the other alone, the deepest first, and all by what is accepted."""
-    return [*(Way(f"num_steps {n}", {"depth": FixedDepth(n)}) for n in plans), Way("by acceptance", {})]
+    return [*(Way(f"num_steps {n}", {"depth": FixedShape(n)}) for n in plans), Way("by acceptance", {})]
 
 
 @contextmanager

@@ -58,12 +58,12 @@ def main() -> None:
 
 def launches(default: Variant, tuned: Variant, buckets: tuple[int, ...], device: torch.device) -> dict[str, Gain]:
     """Every launch that differs."""
-    chosen = {choice.launch for choice in tuned.depth.loaded.config.tuning.choices}
+    chosen = {choice.launch for choice in tuned.shape.loaded.config.tuning.choices}
     found: dict[str, Gain] = {}
     depth = Depth({DEFAULT: default}, {}, buckets, device)
     with on(device):
         for bucket in buckets:
-            session = depth.session(bucket, default)
+            session = shape.session(bucket, default)
             for node in session.launches():
                 if node.name in chosen:
                     bench, other = Bench(session, node), cut(tuned, node, bucket)

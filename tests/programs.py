@@ -52,7 +52,8 @@ def config_text(
 ) -> str:
     """The YAML of a small configuration; ``keys`` and the model blocks replace the defaults, None leaves a key out."""
     more = BESIDES.get(algorithm, ({}, {}))
-    top: dict[str, Any] = {"name": "small", "algorithm": algorithm, "num_steps": 3, "buckets": [1, 2, 4]} | keys
+    drafted = {} if "shapes" in keys else {"num_steps": 3}
+    top: dict[str, Any] = {"name": "small", "algorithm": algorithm, **drafted, "buckets": [1, 2, 4]} | keys
     top["target"] = _said(MODEL | more[0] | (target or {}))
     if algorithm not in names() or needs(algorithm).draft:
         top["draft"] = _said(MODEL | more[1] | (draft or {}))
@@ -76,7 +77,7 @@ def planned(algorithm: str = "EAGLE", **keys: Any) -> tuple[Plan, ...]:
 @cache
 def _plans(text: str) -> tuple[Plan, ...]:
     built = build_program(load_text(text, Path("small.yaml"), names(), needs))
-    return tuple(depth.plan for depth in built.depths)
+    return tuple(shape.plan for shape in built.shapes)
 
 
 def passes_to(last: str, loaded: LoadedConfig | None = None) -> list[Pass]:

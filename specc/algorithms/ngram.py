@@ -51,7 +51,7 @@ def _build(scope: Scope) -> None:
     _check(scope, options)
     scope.carry("text", "i32", options.window, limit="V", at=("options", "window"))
     carry_lengths(scope)
-    carries_bonus = scope.config.file.step == "rotated" or scope.config.depths[0].num_steps == 0
+    carries_bonus = scope.config.file.step == "rotated" or scope.config.shapes[0].num_steps == 0
     if carries_bonus:
         scope.carry("bonus", "i32", limit="V")
     _prefill(scope, options, carries_bonus=carries_bonus)

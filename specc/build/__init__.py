@@ -1,1 +1,1 @@
-"""A configuration through the whole compiler: passes at every depth, linking, the plan, and what is written of it."""
+"""A configuration through the whole compiler: passes at every shape, linking, the plan, and what is written of it."""

@@ -10,8 +10,8 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from specc.algorithms.plugins.plugin import HINT
-from specc.build.compile import compile_depths
-from specc.build.plan import build_plan
+from specc.build.compile import compile_shapes
+from specc.build.plan import build_plan, followed_together
 from specc.codegen.kernels import Generated, generate_kernels
 from specc.codegen.render import lib_sources
 from specc.config import LoadedConfig
@@ -26,6 +26,7 @@ from specc.pass_manager.pass_base import Context
 from specc.passes.check_resources import CheckResources
 from specc.passes.invariants import CheckEach
 from specc.runtime.plan.plan import Plan
+from specc.runtime.plan.shape import Shape
 from specc.support.diagnostics import Diagnostic, DiagnosticError, Note
 from specc.support.location import Location
 
@@ -36,14 +37,14 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class DepthBuild:
-    """The program of one depth.
+class ShapeBuild:
+    """The program of one shape.
 
     Attributes:
-        loaded: the configuration at this depth.
+        loaded: the configuration at this shape.
         module: the final module.
         ctx: remarks of the passes.
-        generated: rendered kernels; those that serve other depths too are in each.
+        generated: rendered kernels; those that serve other shapes too are in each.
         plan: what its plan.json has.
 
     """
@@ -55,9 +56,9 @@ class DepthBuild:
     plan: Plan
 
     @property
-    def num_steps(self) -> int:
-        """S: how many steps are drafted."""
-        return self.loaded.config.num_steps
+    def shape(self) -> Shape:
+        """What it drafts."""
+        return self.loaded.config.shape
 
     def covered_by(self, kernel: str) -> list[Op]:
         """The ops that launches of a kernel compute."""
@@ -71,7 +72,7 @@ class Build:
 
     Attributes:
         loaded: the configuration.
-        depths: the program of every depth, the deepest first.
+        shapes: the program of every shape, the deepest first.
         lib: shared device code, path -> text.
         artifacts: machine code by (kernel, arch); empty if it was not asked for.
         seconds: wall time of every stage.
@@ -79,7 +80,7 @@ class Build:
     """
 
     loaded: LoadedConfig
-    depths: tuple[DepthBuild, ...]
+    shapes: tuple[ShapeBuild, ...]
     lib: Mapping[str, str]
     artifacts: Mapping[tuple[str, str], Artifact] = field(default_factory=dict)
     seconds: dict[str, float] = field(default_factory=dict)
@@ -87,22 +88,22 @@ class Build:
     @property
     def sources(self) -> tuple[KernelSource, ...]:
         """Every kernel, once."""
-        return tuple({source.name: source for depth in self.depths for source in depth.generated.sources}.values())
+        return tuple({source.name: source for shape in self.shapes for source in shape.generated.sources}.values())
 
     @property
     def module(self) -> Module:
         """The final module of the deepest program."""
-        return self.depths[0].module
+        return self.shapes[0].module
 
     @property
     def generated(self) -> Generated:
         """The kernels of the deepest program."""
-        return self.depths[0].generated
+        return self.shapes[0].generated
 
     @property
     def plan(self) -> Plan:
         """The plan of the deepest program."""
-        return self.depths[0].plan
+        return self.shapes[0].plan
 
     @contextmanager
     def stage(self, name: str) -> Iterator[None]:
@@ -120,14 +121,16 @@ def build_program(loaded: LoadedConfig, instruments: Sequence[Instrument] = ()) 
 
     """
     start = time.perf_counter()
-    compiled = compile_depths(loaded, instruments)
+    compiled = compile_shapes(loaded, instruments)
     passes = time.perf_counter()
-    generated = generate_kernels({one.loaded.config.num_steps: one.module for one in compiled}, loaded.file)
-    depths = tuple(
-        DepthBuild(*one, kernels, build_plan(one.module, kernels, one.loaded.config))
-        for one, kernels in zip(compiled, generated, strict=True)
+    generated = generate_kernels({one.loaded.config.shape: one.module for one in compiled}, loaded.file)
+    plans = followed_together(
+        [build_plan(one.module, kernels, one.loaded.config) for one, kernels in zip(compiled, generated, strict=True)]
     )
-    build = Build(loaded, depths, {})
+    shapes = tuple(
+        ShapeBuild(*one, kernels, plan) for one, kernels, plan in zip(compiled, generated, plans, strict=True)
+    )
+    build = Build(loaded, shapes, {})
     build.lib = lib_sources(source.text for source in build.sources)
     build.seconds = {"passes": passes - start, "render": time.perf_counter() - passes}
     return build
@@ -167,14 +170,14 @@ def compile_machine_code(
             )
         except CompileError as error:
             raise _compile_failed(build, error) from error
-    for depth in build.depths:
-        names = {source.name for source in depth.generated.sources}
-        depth.ctx.resources = {
+    for shape in build.shapes:
+        names = {source.name for source in shape.generated.sources}
+        shape.ctx.resources = {
             key: Resources(f"{key[0]}.{key[1]}", key[0], key[1], a.registers, a.spills, a.shared)
             for key, a in build.artifacts.items()
             if key[0] in names
         }
-        run_passes(depth.module, [CheckResources()], depth.ctx, [CheckEach()])
+        run_passes(shape.module, [CheckResources()], shape.ctx, [CheckEach()])
 
 
 def _require_tuned_arch(build: Build, archs: Sequence[str]) -> None:
@@ -212,7 +215,7 @@ def _compile_failed(build: Build, error: CompileError) -> DiagnosticError:
 
     What a plugin's device function is the reason of is the plugin's mistake, and shown in its file.
     """
-    ops = [op for depth in build.depths for op in depth.covered_by(error.kernel)]
+    ops = [op for shape in build.shapes for op in shape.covered_by(error.kernel)]
     where = ops[0].location if ops else None
     first, *rest = error.message.splitlines() or [""]
     message, notes = f"{error.kernel} for {error.arch}: {first}", tuple(map(Note, rest))

@@ -20,7 +20,7 @@ from specc.support.diagnostics import Diagnostic, DiagnosticError
 
 
 class Compiled(NamedTuple):
-    """The program of one depth: the configuration there, the module after all passes, and what they remarked."""
+    """The program of one shape: the configuration there, the module after all passes, and what they remarked."""
 
     loaded: LoadedConfig
     module: Module
@@ -46,9 +46,9 @@ def _kv_pool(owner: str, model: ModelConfig) -> KvPool:
 def compile_module(
     loaded: LoadedConfig, instruments: Sequence[Instrument] = (), kept: frozenset[str] = frozenset()
 ) -> Compiled:
-    """Run every pass that comes before code generation, with the checker after each, for one depth.
+    """Run every pass that comes before code generation, with the checker after each, for one shape.
 
-    kept: carried values and states that stay though this depth may not read them.
+    kept: carried values and states that stay though this shape may not read them.
 
     Raises:
         DiagnosticError: the configuration cannot be built, with sources and paths filled in by whoever prints.
@@ -61,52 +61,54 @@ def compile_module(
     return Compiled(loaded, module, ctx)
 
 
-def compile_depths(loaded: LoadedConfig, instruments: Sequence[Instrument] = ()) -> list[Compiled]:
-    """The module of every depth of a configuration, the deepest first, with the same carry in one arena.
+def compile_shapes(loaded: LoadedConfig, instruments: Sequence[Instrument] = ()) -> list[Compiled]:
+    """The module of every shape of a configuration, the deepest first, with the same carry in one arena.
 
     Raises:
-        DiagnosticError: as `compile_module`, and ``legal/depths`` where requests could not go from depth to depth.
+        DiagnosticError: as `compile_module`, and ``legal/shapes`` where requests could not go from shape to shape.
 
     """
-    depths = loaded.depths()
-    if len(depths) == 1:
+    shapes = loaded.shapes()
+    if len(shapes) == 1:
         return [compile_module(loaded, instruments)]
-    kept = _carried_by_some(depths)
-    compiled = [compile_module(depth, instruments, kept) for depth in depths]
+    kept = _carried_by_some(shapes)
+    compiled = [compile_module(shape, instruments, kept) for shape in shapes]
     _check_carry(compiled)
     link([one.module for one in compiled])
     return compiled
 
 
-def _carried_by_some(depths: Sequence[LoadedConfig]) -> frozenset[str]:
-    """Carried values and states that one depth needs and another would not have: to keep one may take others."""
+def _carried_by_some(shapes: Sequence[LoadedConfig]) -> frozenset[str]:
+    """Carried values and states that one shape needs and another would not have: to keep one may take others."""
     kept: frozenset[str] = frozenset()
     while True:
-        fronts = [_front(depth, kept) for depth in depths]
+        fronts = [_front(shape, kept) for shape in shapes]
         carried = [{*front.carries, *states(front)} for front in fronts]
         some, every = set[str]().union(*carried), set(carried[0]).intersection(*carried)
-        if some - every <= kept:  # what is still missing is declared at other depths alone
+        if some - every <= kept:  # what is still missing is declared at other shapes alone
             return kept
         kept |= some - every
 
 
 def _front(loaded: LoadedConfig, kept: frozenset[str]) -> Module:
-    """The program of one depth before it is planned."""
+    """The program of one shape before it is planned."""
     module = start_module(loaded)
     run_passes(module, [step.of(loaded) for step in FRONT], Context(loaded, kept), [])
     return module
 
 
-def _check_carry(depths: Sequence[Compiled]) -> None:
-    """Every carried value is carried at all depths, with one type."""
-    deepest = depths[0]
-    for name in dict.fromkeys(name for one in depths for name in one.module.carries):
-        types = {one.loaded.config.num_steps: _spell(one.module, one.module.carries.get(name)) for one in depths}
+def _check_carry(shapes: Sequence[Compiled]) -> None:
+    """Every carried value is carried at all shapes, with one type."""
+    deepest = shapes[0]
+    for name in dict.fromkeys(name for one in shapes for name in one.module.carries):
+        types = {one.loaded.config.shape: _spell(one.module, one.module.carries.get(name)) for one in shapes}
         if len(set(types.values())) > 1:
-            what = ", ".join(f"{type_} with num_steps {steps}" for steps, type_ in types.items())
-            algorithm, where = deepest.loaded.config.algorithm, deepest.loaded.location("num_steps")
-            message = f"{algorithm} cannot change its depth: @{name}, which it carries, is {what}"
-            raise DiagnosticError(Diagnostic("legal/depths", message, where, "write one num_steps"))
+            what = ", ".join(f"{type_} at {shape}" for shape, type_ in types.items())
+            loaded = deepest.loaded
+            key = "num_steps" if loaded.config.file.shapes is None else "shapes"
+            message = f"{loaded.config.algorithm} cannot change its shape: @{name}, which it carries, is {what}"
+            hint = "write one num_steps" if key == "num_steps" else "write one shape"
+            raise DiagnosticError(Diagnostic("legal/shapes", message, loaded.location(key), hint))
 
 
 def _spell(module: Module, carry: Carry | None) -> str:
@@ -119,7 +121,7 @@ def _spell(module: Module, carry: Carry | None) -> str:
 
 def check_config(loaded: LoadedConfig) -> None:
     """What ``specc check`` runs: everything short of code generation."""
-    compile_depths(loaded)
+    compile_shapes(loaded)
 
 
 def unloadable(loaded: LoadedConfig, archs: Sequence[str]) -> list[Diagnostic]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
-from specc.build.build import Build, DepthBuild
+from specc.build.build import Build, ShapeBuild
 from specc.build.plan import brought
 from specc.ir.text.printer import print_module
 from specc.runtime.plan.plan import Plan
@@ -22,32 +22,32 @@ def kernel_files(build: Build) -> dict[str, str]:
 
 def reference_files(build: Build) -> dict[str, str]:
     """Path inside the package -> text, of the files with the references of ops that a plugin brought."""
-    sources = [source for depth in build.depths for source in brought(depth.module).values()]
+    sources = [source for shape in build.shapes for source in brought(shape.module).values()]
     return {source.path: source.text for source in sources}
 
 
 def specir_files(build: Build) -> dict[str, str]:
-    """Path below the output directory -> text: the module of every depth, the deepest first."""
-    return {_of_depth(build, depth, "module", ".specir"): print_module(depth.module) for depth in build.depths}
+    """Path below the output directory -> text: the module of every shape, the deepest first."""
+    return {_of_shape(build, shape, "module", ".specir"): print_module(shape.module) for shape in build.shapes}
 
 
 def plan_files(build: Build) -> dict[str, Plan]:
-    """Path below the output directory -> plan, of every depth, the deepest first."""
-    return {_of_depth(build, depth, "plan", ".json"): depth.plan for depth in build.depths}
+    """Path below the output directory -> plan, of every shape, the deepest first."""
+    return {_of_shape(build, shape, "plan", ".json"): shape.plan for shape in build.shapes}
 
 
-def _of_depth(build: Build, depth: DepthBuild, stem: str, suffix: str) -> str:
-    """The plain name for the deepest program, ``plan.1.json`` for another."""
-    return stem + suffix if depth is build.depths[0] else f"{stem}.{depth.num_steps}{suffix}"
+def _of_shape(build: Build, shape: ShapeBuild, stem: str, suffix: str) -> str:
+    """The plain name for the deepest program, ``plan.1.json`` for a chain of one."""
+    return stem + suffix if shape is build.shapes[0] else f"{stem}.{shape.shape}{suffix}"
 
 
 def emit_specir(build: Build, directory: Path) -> list[Path]:
-    """``module.specir``, and ``module.<num_steps>.specir`` of every other depth."""
+    """``module.specir``, and ``module.<shape>.specir`` of every other shape."""
     return write_files(directory, specir_files(build))
 
 
 def emit_plan(build: Build, directory: Path) -> list[Path]:
-    """``plan.json``, and ``plan.<num_steps>.json`` of every other depth."""
+    """``plan.json``, and ``plan.<shape>.json`` of every other shape."""
     return write_files(directory, {name: plan_text(plan) for name, plan in plan_files(build).items()})
 
 

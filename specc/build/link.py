@@ -1,6 +1,6 @@
-"""Programs of several depths in one arena: what lives across steps is at the same place in all of them.
+"""Programs of several shapes in one arena: what lives across steps is at the same place in all of them.
 
-A request then goes from one depth to another without a copy, and the memory of the deepest serves all.
+A request then goes from one shape to another without a copy, and the memory of the deepest serves all.
 """
 
 from __future__ import annotations

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 from specc.algorithms.blocks.scope import dtype_of, logits_dtype_of
 from specc.algorithms.plugins.references import ReferenceSource, reference_source
@@ -89,6 +90,21 @@ def build_plan(module: Module, generated: Generated, config: Config) -> Plan:
         memory=memory(module),
         totals={bucket: totals(module, bucket) for bucket in options.buckets},
     )
+
+
+def followed_together(plans: Sequence[Plan]) -> list[Plan]:
+    """The plans of all shapes of a program, each with what an engine has to follow whatever the next shape is."""
+    serving = [plan.serving for plan in plans]
+    together = Serving(
+        reach=max(one.reach for one in serving),
+        lookahead=max(one.lookahead for one in serving),
+        settled=all(one.settled for one in serving),
+        reads_hidden=any(one.reads_hidden for one in serving),
+        mask_mode=next((one.mask_mode for one in serving if one.mask_mode is not None), None),
+        extras=tuple(sorted({name for one in serving for name in one.extras})),
+    )
+    room = {name: max(getattr(plan.kv, name) for plan in plans) for name in ("branch_room", "reserve")}
+    return [replace(plan, serving=together, kv=replace(plan.kv, **room)) for plan in plans]
 
 
 def brought(module: Module) -> dict[str, ReferenceSource]:

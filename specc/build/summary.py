@@ -23,10 +23,10 @@ if TYPE_CHECKING:
 
 def print_summary(build: Build, console: Console, files: Iterable[object]) -> None:
     """Print the summary of a finished build."""
-    several = len(build.depths) > 1
-    for depth in build.depths:
-        title = f"{depth.plan.name}: {depth.plan.algorithm}" + f", num_steps {depth.num_steps}" * several
-        console.print(Group(_phases(depth.plan, title), totals_table(depth.plan.totals)))
+    several = len(build.shapes) > 1
+    for shape in build.shapes:
+        title = f"{shape.plan.name}: {shape.plan.algorithm}" + f", shape {shape.shape}" * several
+        console.print(Group(_phases(shape.plan, title), totals_table(shape.plan.totals)))
     if several:
         console.print(Text(_shared(build)))
     console.print(*_resources(build))
@@ -37,11 +37,11 @@ def print_summary(build: Build, console: Console, files: Iterable[object]) -> No
 
 
 def _shared(build: Build) -> str:
-    """What the depths have in common."""
-    uses = Counter(source.name for depth in build.depths for source in depth.generated.sources)
+    """What the shapes have in common."""
+    uses = Counter(source.name for shape in build.shapes for source in shape.generated.sources)
     shared = sum(times > 1 for times in uses.values())
-    arena = max(depth.plan.memory.arena for depth in build.depths)
-    return f"{len(uses)} kernels, {shared} of them for more than one num_steps; one arena of {arena:,} bytes"
+    arena = max(shape.plan.memory.arena for shape in build.shapes)
+    return f"{len(uses)} kernels, {shared} of them for more than one shape; one arena of {arena:,} bytes"
 
 
 def _phases(plan: Plan, title: str) -> Table:
@@ -158,17 +158,17 @@ def record(build: Build, files: Iterable[object], warnings: Iterable[Mapping[str
         "files": [str(file) for file in files],
         "programs": [
             {
-                "num_steps": depth.num_steps,
+                "shape": str(shape.shape),
                 "phases": {
                     phase.name: [
                         {"node": node.name, "what": _what(node), "capture": getattr(node, "capture", None)}
                         for node in phase.nodes
                     ]
-                    for phase in depth.plan.phases
+                    for phase in shape.plan.phases
                 },
-                "totals": written_totals(depth.plan.totals),
+                "totals": written_totals(shape.plan.totals),
             }
-            for depth in build.depths
+            for shape in build.shapes
         ],
         "machine_code": [
             {"kernel": kernel, "arch": arch, "bytes": len(a.binary), "registers": a.registers, "spills": a.spills,

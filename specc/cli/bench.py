@@ -11,13 +11,14 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from specc.cli.configuration import EngineOption, SubjectArgument, chosen_depth, is_program, load, words_of
+from specc.cli.configuration import EngineOption, ShapeOption, SubjectArgument, chosen_shape, is_program, load, words_of
 from specc.cli.inspect import opened
 from specc.cli.measured import draw_figures, print_figures, require_drawable
 from specc.cli.progress import progress
 from specc.cli.reporting import EXIT_NO_GPU, Format, Report, reporting
 from specc.measure.against import Against
 from specc.runtime.plan.manifest import MANIFEST, Manifest
+from specc.runtime.plan.shape import Shape
 from specc.support.archives import open_archive
 from specc.support.diagnostics import Diagnostic
 
@@ -28,17 +29,17 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Compiled:
-    """What is measured: a configuration that was built, or the package of a wheel, with the plans of its depths."""
+    """What is measured: a configuration that was built, or the package of a wheel, with the plans of its shapes."""
 
     made: Build | Path
-    plans: Mapping[int, Plan]
+    plans: Mapping[Shape, Plan]
     triton: str | None
 
 
 def bench(
     subject: SubjectArgument,
     buckets: Annotated[str | None, typer.Option(metavar="N,...", help="Batch sizes. Default: all buckets.")] = None,
-    num_steps: Annotated[int | None, typer.Option(help="Which depth, of several. Default: the deepest.")] = None,
+    shape: ShapeOption = None,
     engine: EngineOption = None,
     against: Annotated[Against, typer.Option(help="Whose own kernels are timed beside ours.")] = Against.auto,
     plot: Annotated[Path | None, typer.Option(metavar="FILE", help="A picture, such as bench.svg.")] = None,
@@ -54,7 +55,7 @@ def bench(
 
         require_drawable(plot)
         _require_importable(against)
-        plan = measured.plans[chosen_depth(measured.plans, num_steps)]
+        plan = measured.plans[chosen_shape(measured.plans, shape)]
         wanted = _buckets(plan, buckets)
         device, versions = here(), versions_of(measured.triton)
         if device is None:
@@ -95,7 +96,7 @@ def _subject(target: str, engine: str | None, report: Report) -> Iterator[Compil
         loaded = load(Path(target), report, engine)
         require_compiler(loaded.location("archs"))
         build = build_program(loaded)
-        yield Compiled(build, {depth.num_steps: depth.plan for depth in build.depths}, triton_version())
+        yield Compiled(build, {built.shape: built.plan for built in build.shapes}, triton_version())
         return
     with tempfile.TemporaryDirectory(prefix="specc-wheel-") as folder, opened(target) as program:
         root, manifest = program.root, program.manifest

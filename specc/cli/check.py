@@ -33,4 +33,4 @@ def summary(config: Config) -> str:
     """Return a configuration in one line."""
     smallest, largest = config.file.buckets[0], config.file.buckets[-1]
     sizes = f"bucket {largest}" if smallest == largest else f"buckets {smallest}..{largest}"
-    return f"{config.name}: {config.algorithm}, {config.shape}, page {config.file.page_size}, {sizes}"
+    return f"{config.name}: {config.algorithm}, {config.drafted}, page {config.file.page_size}, {sizes}"

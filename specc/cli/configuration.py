@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Annotated, Any, cast
 import typer
 
 from specc.cli import completion
+from specc.runtime.plan.shape import Shape, listed, named
 from specc.support.diagnostics import Diagnostic, DiagnosticError
 
 if TYPE_CHECKING:
@@ -53,14 +54,21 @@ EngineOption = Annotated[
     ),
 ]
 """The option of every command that loads a configuration to compile it."""
+ShapeOption = Annotated[
+    str | None,
+    typer.Option(
+        "--shape", metavar="NAME", help="Which shape, of several: 3, or 5x4x24 for a tree. Default: the deepest."
+    ),
+]
+"""The option of commands that show one of several shapes."""
 
 
 @dataclass(frozen=True)
 class Subject:
-    """A configuration, and by num_steps the plans of the program that it is of, if it is of one."""
+    """A configuration, and by shape the plans of the program that it is of, if it is of one."""
 
     loaded: LoadedConfig
-    plans: Mapping[int, Plan] = field(default_factory=dict[int, "Plan"])
+    plans: Mapping[Shape, Plan] = field(default_factory=dict[Shape, "Plan"])
     made_by: str = ""
 
     def compiled(self) -> tuple[Build, tuple[Diagnostic, ...]]:
@@ -68,7 +76,7 @@ class Subject:
         from specc.build.build import build_program
 
         build = build_program(self.loaded)
-        if any(self.plans.get(depth.num_steps) != depth.plan for depth in build.depths if self.plans):
+        if any(self.plans.get(built.shape) != built.plan for built in build.shapes if self.plans):
             message = "this specc makes another program of the configuration: what is told is not of the one given"
             hint = f"it was compiled by specc {self.made_by}; `specc inspect` tells of it"
             other = Diagnostic("run/other-program", message, hint=hint, severity="warning")
@@ -186,22 +194,22 @@ def _engine(name: str | None) -> Engine | None:
     return cast("Engine | None", name)
 
 
-def depth_index(loaded: LoadedConfig, num_steps: int | None) -> int:
-    """Where a depth is among those of a configuration, the deepest being the first, which None stands for.
+def shape_index(loaded: LoadedConfig, name: str | None) -> int:
+    """Where a shape is among those of a configuration, the deepest being the first, which None stands for.
 
-    Raises a usage error for a depth that is not there.
+    Raises a usage error for a shape that is not there.
     """
-    known = [depth.config.num_steps for depth in loaded.depths()]
-    return known.index(chosen_depth(known, num_steps))
+    known = [one.config.shape for one in loaded.shapes()]
+    return known.index(chosen_shape(known, name))
 
 
-def chosen_depth(known: Iterable[int], num_steps: int | None) -> int:
-    """One of the depths that there are, None being the deepest; a usage error for one that is not there."""
-    known = sorted(known)
-    if num_steps is not None and num_steps not in known:
-        listed = ", ".join(map(str, known))
-        raise typer.BadParameter(f"num_steps is {listed} there, not {num_steps}", param_hint="--num-steps")
-    return known[-1] if num_steps is None else num_steps
+def chosen_shape(shapes: Iterable[Shape], name: str | None) -> Shape:
+    """The shape of a name, None being the deepest; a usage error for one that is not there."""
+    known = sorted(shapes)
+    shape = known[-1] if name is None else named(known, name)
+    if shape is None:
+        raise typer.BadParameter(f"there is {listed(known)}, and not {name}", param_hint="--shape")
+    return shape
 
 
 def words_of(option: str) -> list[str]:

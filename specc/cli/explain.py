@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from specc.cli import completion
-from specc.cli.configuration import EngineOption, SubjectArgument, depth_index, load_subject
+from specc.cli.configuration import EngineOption, ShapeOption, SubjectArgument, load_subject, shape_index
 from specc.cli.reporting import Format, printing, reporting
+from specc.runtime.plan.shape import listed
 
 if TYPE_CHECKING:
     from rich.console import Group, RenderableType
@@ -30,9 +31,7 @@ def explain(
             "--pass", metavar="NAME", help="Tell only what this pass decided.", autocompletion=completion.one_pass
         ),
     ] = None,
-    num_steps: Annotated[
-        int | None, typer.Option(help="Which depth to tell of, if there are several. Default: the deepest.")
-    ] = None,
+    shape: ShapeOption = None,
     engine: EngineOption = None,
     full: Annotated[bool, typer.Option("--full", help="All of the story, and not what matters most of it.")] = False,
     format: Annotated[Format, typer.Option(help="How the story is printed; JSON is always all of it.")] = Format.text,
@@ -45,9 +44,9 @@ def explain(
 
         _require_pass(only)
         subject = load_subject(config, report, engine)
-        at = depth_index(subject.loaded, num_steps)
+        at = shape_index(subject.loaded, shape)
         build, warnings = subject.compiled()
-        story = tell(build.depths[at])
+        story = tell(build.shapes[at])
         if only is not None:
             story = replace(story, passes=tuple(pass_story for pass_story in story.passes if pass_story.name == only))
         if format is Format.json:
@@ -78,8 +77,8 @@ def _told(story: Story, one_pass: bool, full: bool) -> Iterator[RenderableType]:
 def _headline(story: Story) -> Text:
     from rich.text import Text
 
-    several = f" of num_steps {story.num_steps}, compiled for {', '.join(map(str, story.depths))}"
-    form = story.form + several * (len(story.depths) > 1)
+    several = f" of shape {story.shape}, compiled for {listed(story.shapes)}"
+    form = story.form + several * (len(story.shapes) > 1)
     return Text(f"{story.plan.name}: {story.plan.algorithm}, {story.summary}; a {form}", "bold")
 
 

@@ -10,6 +10,7 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass
 from importlib.resources.abc import Traversable
 from importlib.util import find_spec
+from operator import attrgetter
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -21,6 +22,7 @@ from specc.runtime.errors import DamagedWheelError, PlanError
 from specc.runtime.plan.manifest import MANIFEST, Manifest, cuda_release, for_inspection, read_packaged
 from specc.runtime.plan.plan import Plan
 from specc.runtime.plan.plan_json import load_plan
+from specc.runtime.plan.shape import Shape
 from specc.support.archives import UNREADABLE, open_archive
 from specc.support.diagnostics import Diagnostic, DiagnosticError
 from specc.support.render import printable
@@ -46,13 +48,13 @@ class Opened:
     """A program whose files have the digests that it says.
 
     ``root`` is the folder of its package, which may be inside a wheel; ``sizes`` are of files in bytes; ``plans`` are
-    by num_steps, the deepest first.
+    by shape, the deepest first.
     """
 
     root: Traversable
     manifest: Manifest
     sizes: Mapping[str, int]
-    plans: Mapping[int, Plan]
+    plans: Mapping[Shape, Plan]
 
 
 def inspect(
@@ -83,8 +85,8 @@ def opened(program: str) -> Iterator[Opened]:
     with program_root(program) as root, undamaged(program):
         manifest = Manifest.read(root)
         sizes = manifest.verify(root)
-        plans = {steps: load_plan(root, file) for steps, file in sorted(manifest.plans.items(), reverse=True)}
-        yield Opened(root, manifest, sizes, plans)
+        plans = sorted((load_plan(root, file) for file in manifest.plans.values()), key=attrgetter("shape"))
+        yield Opened(root, manifest, sizes, {plan.shape: plan for plan in reversed(plans)})
 
 
 @contextmanager
@@ -146,7 +148,7 @@ def _facts(program: Opened, text: str) -> dict[str, Any]:
         "package": program.root.name,
         "engine": manifest.engine,
         "algorithm": plan.algorithm,
-        "num_steps": sorted(manifest.plans),
+        "shapes": [str(shape) for shape in sorted(plans)],
         "verified_tokens": plan.size("N"),
         "page_size": plan.kv.page_size,
         "buckets": list(plan.buckets),
@@ -165,12 +167,12 @@ def _facts(program: Opened, text: str) -> dict[str, Any]:
         "files": len(manifest.files),
         "models": {side: asdict(model) for side, model in plan.models.items()},
         "carry": carry,
-        "totals": {str(steps): written_totals(one.totals) for steps, one in plans.items()},
+        "totals": {str(shape): written_totals(one.totals) for shape, one in plans.items()},
         "configuration": text,
     }
 
 
-def _print(console: Console, facts: Mapping[str, Any], plans: Mapping[int, Plan]) -> None:
+def _print(console: Console, facts: Mapping[str, Any], plans: Mapping[Shape, Plan]) -> None:
     """Print everything as text: single facts, then tables, then the configuration without its comments."""
     from rich.text import Text
 
@@ -182,10 +184,8 @@ def _print(console: Console, facts: Mapping[str, Any], plans: Mapping[int, Plan]
         console.out(f"{key.replace('_', ' '):{width}}  {printable(_spell(value))}", highlight=False)
     console.print(Text("\nmodels", "bold"), plain_table(_by_key(facts["models"])), sep="\n")
     console.print(Text("\ncarried by a request, from step to step", "bold"), plain_table(facts["carry"]), sep="\n")
-    for steps, plan in plans.items():
-        console.print(
-            Text(f"\nnum_steps {steps}" if len(plans) > 1 else "", "bold"), totals_table(plan.totals), sep="\n"
-        )
+    for shape, plan in plans.items():
+        console.print(Text(f"\nshape {shape}" if len(plans) > 1 else "", "bold"), totals_table(plan.totals), sep="\n")
     console.print(Text("\nconfiguration", "bold"))
     for line in facts["configuration"].splitlines():
         if line.strip() and not line.lstrip().startswith("#"):

@@ -73,7 +73,7 @@ def programs(problems: dict[str, Diagnostic]) -> Iterator[dict[str, Any]]:
             "package": package,
             "version": manifest.version,
             "algorithm": plan.algorithm,
-            "num_steps": sorted(manifest.plans),
+            "shapes": [*manifest.plans][::-1],
             "archs": [*manifest.archs],
             "engine": manifest.engine,
         }

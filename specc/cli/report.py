@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from specc.cli import completion
-from specc.cli.configuration import EngineOption, SubjectArgument, depth_index, load_subject
+from specc.cli.configuration import EngineOption, ShapeOption, SubjectArgument, load_subject, shape_index
 from specc.cli.reporting import reporting
 from specc.support.render import printable
 
@@ -29,28 +29,26 @@ def report(
         ),
     ] = None,
     engine: EngineOption = None,
-    num_steps: Annotated[
-        int | None, typer.Option(help="Which depth to tell of, if there are several. Default: the deepest.")
-    ] = None,
+    shape: ShapeOption = None,
 ) -> None:
     """Write a page that tells what becomes of a configuration and why, without compiling anything."""
     with reporting() as messages:
         from specc.explain.page.page import render
         from specc.support.writing import write_output
 
-        page = _page(config, messages, engine, num_steps)
+        page = _page(config, messages, engine, shape)
         other = _page(against, messages, engine, None) if against is not None else None
         write_output(out, render(page, other))
         typer.echo(f"wrote {printable(str(out))}")
 
 
-def _page(config: Path, messages: Report, engine: str | None, num_steps: int | None) -> Page:
-    """What there is to tell of a configuration, at a depth or its deepest; its warnings are printed."""
+def _page(config: Path, messages: Report, engine: str | None, shape: str | None) -> Page:
+    """What there is to tell of a configuration, at a shape or its deepest; its warnings are printed."""
     from specc.explain.page.model import gather
 
     subject = load_subject(config, messages, engine)
-    at = depth_index(subject.loaded, num_steps)
+    at = shape_index(subject.loaded, shape)
     build, warnings = subject.compiled()
-    page = gather(build.depths[at])
+    page = gather(build.shapes[at])
     messages.show(warnings)
     return page

@@ -14,6 +14,7 @@ import typer
 from rich.console import Console
 
 from specc.cli import run_options as options
+from specc.cli.configuration import chosen_shape
 from specc.cli.inspect import ProgramArgument
 from specc.cli.printing import Printer
 from specc.cli.progress import progress
@@ -37,7 +38,7 @@ def run(
     corpus: options.CorpusOption = None,
     token_map: options.TokenMapOption = None,
     device: options.DeviceOption = None,
-    num_steps: options.StepsOption = None,
+    shape: options.ShapeOption = None,
     prompt: options.PromptOption = None,
     prompts: options.PromptsOption = None,
     max_context: options.ContextOption = None,
@@ -80,7 +81,7 @@ def run(
         printer = Printer(console, notes, texts, format, max_new_tokens, stream=stream, logprobs=logprobs)
         files = _Files(target, draft, corpus, token_map, logprobs)
         with _wheel_package(program) as module:
-            engine = _make_engine(module, files, device, printer, max_context=max_context, num_steps=num_steps)
+            engine = _make_engine(module, files, device, printer, max_context=max_context, shape=shape)
             if format is Format.text:
                 report.show(engine.warnings)
             completions = _generate(engine, texts, _conditions(engine, max_new_tokens, stop or ()), sampling, printer)
@@ -162,7 +163,7 @@ def _make_engine(
     printer: Printer,
     *,
     max_context: int | None,
-    num_steps: int | None,
+    shape: str | None,
 ) -> Engine:
     """Load program, models and corpus and bind them."""
     import torch
@@ -179,9 +180,7 @@ def _make_engine(
     device = str(wanted or (options.Device.cuda if has_gpu else options.Device.cpu))
     with progress("loading the program", quiet=not printer.is_text):
         loaded = load_program(module, device)
-    if num_steps is not None and num_steps not in loaded.plans:
-        known = ", ".join(map(str, sorted(loaded.plans)))
-        raise typer.BadParameter(f"the program was compiled for {known}", param_hint="--num-steps")
+    wanted_shape = None if shape is None else chosen_shape(loaded.plans, shape)
     files.check(loaded.plan)
     with progress("loading the target", quiet=not printer.is_text):
         target = load_target(files.target, loaded.plan, device)
@@ -192,14 +191,14 @@ def _make_engine(
     with progress("loading the draft", quiet=not printer.is_text):
         draft = None if directory is None else load_draft(directory, loaded.plan, target, files.token_map)
     tables = {} if files.corpus is None else {"corpus": load_corpus(files.corpus, target)}
-    chosen: dict[str, Any] = {"max_context": max_context, "depth": num_steps, "on_token": printer.token}
+    chosen: dict[str, Any] = {"max_context": max_context, "shape": wanted_shape, "on_token": printer.token}
     try:
         engine = Engine(loaded, target, draft, tables=tables, **chosen)
     except UnsupportedModelError as error:
         raise DiagnosticError(Diagnostic("run/model-unsupported", str(error), hint=error.hint)) from error
     except EngineError as error:
         raise typer.BadParameter(str(error)) from error
-    if num_steps is None and len(loaded.plans) > 1 and device != options.Device.cpu:
+    if shape is None and len(loaded.plans) > 1 and device != options.Device.cpu:
         with progress("timing steps", quiet=not printer.is_text):
             choose_by_times(engine)
     return engine

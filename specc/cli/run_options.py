@@ -38,9 +38,13 @@ TokenMapOption = Annotated[
 DeviceOption = Annotated[
     Device | None, typer.Option(help="Where to run. Default: the GPU if there is one.", rich_help_panel=_MODELS)
 ]
-StepsOption = Annotated[
-    int | None,
-    typer.Option(help="Draft so many tokens in every step, of a program for several numbers.", rich_help_panel=_MODELS),
+ShapeOption = Annotated[
+    str | None,
+    typer.Option(
+        metavar="NAME",
+        help="Draft this shape in every step, of a program for several: 3, or 5x4x24 for a tree.",
+        rich_help_panel=_MODELS,
+    ),
 ]
 PromptOption = Annotated[list[str] | None, typer.Option(help="A prompt; may be repeated.", rich_help_panel=_PROMPTS)]
 PromptsOption = Annotated[

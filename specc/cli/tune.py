@@ -88,13 +88,13 @@ def _knobs(loaded: LoadedConfig) -> Iterator[dict[str, Any]]:
     from specc.build.build import build_program
     from specc.measure.tuning.variants import described, kernels_of, knobs_of
 
-    for depth in build_program(loaded).depths:
-        for nodes in kernels_of(depth).values():
-            knobs = knobs_of(depth, nodes[0].name)
+    for shape in build_program(loaded).shapes:
+        for nodes in kernels_of(shape).values():
+            knobs = knobs_of(shape, nodes[0].name)
             yield {
-                "num_steps": depth.num_steps,
+                "shape": str(shape.shape),
                 "launches": [node.name for node in nodes],
-                "now": described(depth, nodes[0].name),
+                "now": described(shape, nodes[0].name),
                 "tiles": list(knobs.tiles),
                 "warps": list(knobs.warps),
                 "most_split": knobs.split,
@@ -102,15 +102,15 @@ def _knobs(loaded: LoadedConfig) -> Iterator[dict[str, Any]]:
 
 
 def _searched(loaded: LoadedConfig) -> Table:
-    """A line for every kernel that has knobs; at each depth, where there are several."""
+    """A line for every kernel that has knobs; at each shape, where there are several."""
     from rich.table import Table
 
-    table, several = Table(box=None), len(loaded.config.depths) > 1
+    table, several = Table(box=None), len(loaded.config.shapes) > 1
     table.add_column("launches", overflow="fold", min_width=16)
     for name in ("now", "searched"):
         table.add_column(name, overflow="fold")
     for one in _knobs(loaded):
-        names = ", ".join(one["launches"]) + f" of num_steps {one['num_steps']}" * several
+        names = ", ".join(one["launches"]) + f" of shape {one['shape']}" * several
         table.add_row(names, one["now"], _ranges(one))
     return table
 
@@ -131,8 +131,8 @@ def _gained(tuned: Tuned) -> Table:
     for one in tuned.found:
         names = ", ".join(choice.launch for choice in one.choices)
         table.add_row(names, one.default, ", ".join(map(str, one.gains)))
-    for depth, gains in tuned.steps.items():
-        table.add_row(f"a step of num_steps {depth}", "", ", ".join(map(str, gains)))
+    for shape, gains in tuned.steps.items():
+        table.add_row(f"a step of shape {shape}", "", ", ".join(map(str, gains)))
     if not tuned.found:
         table.add_row("nothing was faster by more than the noise", "", "")
     return table
@@ -140,7 +140,7 @@ def _gained(tuned: Tuned) -> Table:
 
 def _record(tuned: Tuned, place: Path) -> dict[str, object]:
     chosen = [{**asdict(one), "choices": [_plain(asdict(choice)) for choice in one.choices]} for one in tuned.found]
-    steps = {str(depth): [asdict(gain) for gain in gains] for depth, gains in tuned.steps.items()}
+    steps = {str(shape): [asdict(gain) for gain in gains] for shape, gains in tuned.steps.items()}
     named = {"gpu": tuned.tuning.gpu, "arch": tuned.tuning.arch, "triton": tuned.tuning.triton}
     return {"file": str(place), **named, "found": chosen, "steps": steps}
 

@@ -14,12 +14,13 @@ from specc.kernels import FAMILIES
 from specc.kernels.writing.family import Cluster, Spec, cluster_of
 from specc.kernels.writing.knobs import tuned
 from specc.runtime.plan.nodes import Argument
+from specc.runtime.plan.shape import Shape
 from specc.version import __version__
 
 
 @dataclass(frozen=True)
 class Generated:
-    """All kernels of one depth of a program.
+    """All kernels of one shape of a program.
 
     Attributes:
         sources: one per distinct kernel.
@@ -41,22 +42,22 @@ class Generated:
         return next(self.specs[node] for node, kernel in self.kernel_of.items() if kernel == name)
 
 
-def generate_kernels(modules: Mapping[int, Module], config_file: str) -> list[Generated]:
-    """Render every kernel of planned modules; launches that need the same code share it, at whatever depth they are.
+def generate_kernels(modules: Mapping[Shape, Module], config_file: str) -> list[Generated]:
+    """Render every kernel of planned modules; launches that need the same code share it, at whatever shape they are.
 
     Args:
-        modules: the program by num_steps, one for each of its depths, with ``Kernel`` and ``Layout`` declarations.
+        modules: the program of every shape, with ``Kernel`` and ``Layout`` declarations.
         config_file: file name of the configuration, for the headers.
 
     """
     distinct: dict[tuple[object, ...], KernelSource] = {}
-    return [_generate(module, num_steps, config_file, distinct) for num_steps, module in modules.items()]
+    return [_generate(module, shape, config_file, distinct) for shape, module in modules.items()]
 
 
 def _generate(
-    module: Module, num_steps: int, config_file: str, distinct: dict[tuple[object, ...], KernelSource]
+    module: Module, shape: Shape, config_file: str, distinct: dict[tuple[object, ...], KernelSource]
 ) -> Generated:
-    """The kernels of one depth; those that are in no other yet are added to ``distinct``."""
+    """The kernels of one shape; those that are in no other yet are added to ``distinct``."""
     specs: dict[str, Spec] = {}
     kernel_of: dict[str, str] = {}
     used: dict[str, KernelSource] = {}
@@ -69,7 +70,7 @@ def _generate(
         key = _key(module, spec)
         if key not in distinct:
             taken = any(source.name == kernel.name for source in distinct.values())
-            name = f"{kernel.name}_of_{num_steps}" if taken else kernel.name
+            name = f"{kernel.name}_of_{shape}" if taken else kernel.name
             distinct[key] = _source(module, name, kernel, cluster, spec, config_file)
         kernel_of[kernel.name] = distinct[key].name
         used[distinct[key].name] = distinct[key]

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from specc.runtime.plan.shape import Shape
 from specc.support.location import Location
 
 
@@ -14,7 +15,7 @@ class Choice:
 
     Attributes:
         launch: its name.
-        num_steps: the depth whose launch it is; None for that of every depth.
+        shape: the name of the shape whose launch it is; None for that of every shape.
         tile: elements of a tile of logits; None for specc's own choice, as for the next two.
         warps: warps of a program.
         split: by bucket, the programs that share a row, or a request's copies.
@@ -23,7 +24,7 @@ class Choice:
     """
 
     launch: str
-    num_steps: int | None = None
+    shape: str | None = None
     tile: int | None = None
     warps: int | None = None
     split: Mapping[int, int] = field(default_factory=dict[int, int])
@@ -55,7 +56,7 @@ class Tuning:
     file: str = ""
     path: str = ""
 
-    def of(self, launch: str, num_steps: int) -> Choice | None:
-        """The choice for a launch of a depth."""
-        choices = (one for one in self.choices if one.launch == launch and one.num_steps in (None, num_steps))
+    def of(self, launch: str, shape: Shape) -> Choice | None:
+        """The choice for a launch of a shape."""
+        choices = (one for one in self.choices if one.launch == launch and one.shape in (None, str(shape)))
         return next(choices, None)

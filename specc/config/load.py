@@ -13,8 +13,9 @@ from specc.config.models.hub import model_path
 from specc.config.presets import Engine
 from specc.config.resolution.resolve import resolve
 from specc.config.resolved import Config
-from specc.config.rules.legality import Checked
+from specc.config.rules.checked import Checked
 from specc.config.rules.needs import Needs
+from specc.config.rules.shapes import ALONE, path_of
 from specc.config.rules.validate import validate
 from specc.config.text.locations import Locations
 from specc.config.text.tree import read_tree
@@ -45,13 +46,15 @@ class LoadedConfig:
     def location(self, *key_path: str | int) -> Location:
         """Return where a value was written; else its key, the block around it, or the first key.
 
-        ``location("target", "hidden_size")``, ``location("buckets", 2)``.
+        ``location("target", "hidden_size")``, ``location("buckets", 2)``. Where shapes are listed, ``num_steps``,
+        ``topk`` and ``num_draft_tokens`` are those of this one.
         """
-        return self.locations.value(*key_path)
+        above = path_of(self.config.file, self.config.shape) if key_path[:1] in [(key,) for key in ALONE] else ()
+        return self.locations.value(*above, *key_path)
 
-    def depths(self) -> list[LoadedConfig]:
-        """One for each depth that is compiled for, the deepest first."""
-        return [replace(self, config=self.config.at(depth)) for depth in reversed(self.config.depths)]
+    def shapes(self) -> list[LoadedConfig]:
+        """One for each shape that is compiled for, the deepest first."""
+        return [replace(self, config=self.config.at(shape)) for shape in reversed(self.config.shapes)]
 
     def model_dir(self, side: str) -> Path | None:
         """Return the directory of the ``target`` or ``draft`` model; None when it has none."""

@@ -7,14 +7,15 @@ handed-over hidden state.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
-from typing import NamedTuple
 
 from specc.config.block import Block
 from specc.config.chosen import Tuning
 from specc.config.schema import ConfigFile, Dtype, HiddenSource, KvDtype, KvLayout, Sampling
 from specc.ir.ops.tree import mask_width
 from specc.ir.types import DTYPES
+from specc.runtime.plan.shape import Shape
 
 DEFAULT_AUX_LAYERS = 3
 """Layers of the target that a draft reads if nothing says how many."""
@@ -108,13 +109,6 @@ class ModelConfig:
         return (self.num_aux_layers or DEFAULT_AUX_LAYERS) * self.target_width
 
 
-class Depth(NamedTuple):
-    """How far is drafted: S draft steps, N nodes verified per request."""
-
-    num_steps: int
-    num_nodes: int
-
-
 @dataclass(frozen=True)
 class Config:
     """One configuration of speculative decoding, complete and legal.
@@ -122,17 +116,16 @@ class Config:
     ``file`` has its keys as they were checked, with the defaults of its engine. What other keys or the models' files
     decide stands beside it: a key that is a field here counts as it is here. ``algorithm`` is the name that is listed;
     ``options`` are the keys of the algorithm's own; ``draft`` is None for an algorithm without a draft model,
-    ``tuning`` where specc makes all choices. ``depths`` are all that are compiled for, ascending; ``num_steps`` and
-    ``num_draft_tokens`` are those of one of them, the deepest in a configuration as it was loaded. ``sampling`` is in
-    the order in which it is applied; in ``archs`` are those of this machine instead of ``native``.
+    ``tuning`` where specc makes all choices. ``shapes`` are all that are compiled for, ascending; ``shape`` is one of
+    them, the deepest in a configuration as it was loaded. ``sampling`` is in the order in which it is applied; in
+    ``archs`` are those of this machine instead of ``native``.
     """
 
     file: ConfigFile
     name: str
     algorithm: str
-    num_steps: int
-    num_draft_tokens: int
-    depths: tuple[Depth, ...]
+    shape: Shape
+    shapes: tuple[Shape, ...]
     max_requests: int
     sampling: tuple[Sampling, ...]
     archs: tuple[str, ...]
@@ -143,6 +136,9 @@ class Config:
 
     def settled(self, key: str) -> object:
         """What counts of a key of the file: what was settled of it, or what is written."""
+        of_shape = {"num_steps": self.num_steps, "topk": self.topk, "num_draft_tokens": self.num_nodes}
+        if key in of_shape:
+            return of_shape[key]
         return getattr(self, key) if key in self.__dataclass_fields__ else getattr(self.file, key)
 
     @property
@@ -151,26 +147,48 @@ class Config:
         return {"target": self.target} | ({"draft": self.draft} if self.draft is not None else {})
 
     @property
-    def chain(self) -> bool:
-        """Whether one token is drafted per step, so that there is no tree."""
-        return self.file.topk == 1
-
-    def at(self, depth: Depth) -> Config:
-        """The configuration at one of its depths."""
-        return replace(self, num_steps=depth.num_steps, num_draft_tokens=depth.num_nodes)
+    def num_steps(self) -> int:
+        """S: draft steps."""
+        return self.shape.num_steps
 
     @property
-    def shape(self) -> str:
-        """What is drafted, in words: ``chain of 3``, ``chain of 1, 3 or 5``, ``tree of 16 nodes``."""
-        sizes = dict.fromkeys(str(depth.num_steps if self.chain else depth.num_nodes) for depth in self.depths)
-        *others, last = sizes
-        text = f"{', '.join(others)} or {last}" if others else last
-        return f"chain of {text}" if self.chain else f"tree of {text} nodes"
+    def topk(self) -> int:
+        """K: children kept per draft step."""
+        return self.shape.topk
 
     @property
     def num_nodes(self) -> int:
         """N: nodes given to the target per request, root included."""
-        return self.num_draft_tokens
+        return self.shape.num_nodes
+
+    @property
+    def chain(self) -> bool:
+        """Whether one token is drafted per step, so that there is no tree."""
+        return self.topk == 1
+
+    @property
+    def widest(self) -> int:
+        """The most branches of any shape: so many children of a root are carried."""
+        return max(shape.topk for shape in self.shapes)
+
+    @property
+    def deepest(self) -> int:
+        """The most steps of any shape."""
+        return self.shapes[-1].num_steps
+
+    def at(self, shape: Shape) -> Config:
+        """The configuration at one of its shapes."""
+        return replace(self, shape=shape)
+
+    @property
+    def drafted(self) -> str:
+        """What is drafted, in words: ``chain of 3``, ``chain of 1, 3 or 5``, ``tree of 16 nodes``."""
+        trees = [shape for shape in self.shapes if shape.is_tree]
+        chains = [shape for shape in self.shapes if not shape.is_tree]
+        of_trees = _or(dict.fromkeys(str(shape.num_nodes) for shape in trees))
+        of_chains = _or(dict.fromkeys(str(shape.num_steps) for shape in chains))
+        words = [f"chain of {of_chains}"] * bool(chains) + [f"tree of {of_trees} nodes"] * bool(trees)
+        return _or(words)
 
     @property
     def mask_width(self) -> int:
@@ -196,3 +214,9 @@ class Config:
     def max_batch(self) -> int:
         """The largest B: the largest bucket."""
         return self.file.buckets[-1]
+
+
+def _or(words: Iterable[str]) -> str:
+    """Words with commas, and ``or`` before the last one."""
+    *others, last = words
+    return f"{', '.join(others)} or {last}" if others else last

@@ -135,6 +135,22 @@ class ModelBlock(Block):
     """Positions that the indexer of sparse attention picks per token and layer; needed for the output indexer_topk."""
 
 
+Steps = Annotated[int, Field(strict=True, ge=0, le=16)]
+Branches = Annotated[Count, Field(le=16)]
+Nodes = Annotated[Count, Field(le=512)]
+
+
+class ShapeBlock(Block):
+    """One shape of several, between which requests change."""
+
+    num_steps: Steps
+    """S: draft steps; 0 stands for a step without drafts, which keeps the draft's state up to date."""
+    topk: Branches = 1
+    """K: children kept per draft step."""
+    num_draft_tokens: Nodes | None = None
+    """N: tokens that the target verifies per request, as for the key of a configuration with one shape."""
+
+
 class ConfigFile(Block):
     """One configuration of speculative decoding, as written.
 
@@ -150,19 +166,22 @@ class ConfigFile(Block):
     engine: Engine | None = None
     """Serving engine that runs the program: it settles defaults and refuses what it does not do, and the wheel
     carries an adapter for it. Without, the wheel is for any engine."""
-    topk: Annotated[Count, Field(le=16)] = 1
+    topk: Branches = 1
     """K: children kept per draft step. 1 drafts a chain, more a tree."""
     num_steps: Annotated[
-        list[Annotated[int, Field(strict=True, ge=0, le=16)]],
+        list[Steps],
         BeforeValidator(_listed),
         Field(min_length=1, max_length=16),
     ] = [3]
     """S: draft steps. A list, ascending, compiles a program for each of them, between which requests may change at any
     step. In a list 0 stands for a step without drafts, which keeps the draft's state up to date."""
-    num_draft_tokens: Annotated[Count, Field(le=512)] | None = None
+    num_draft_tokens: Nodes | None = None
     """N: tokens the target verifies per request, root included: num_steps + 1 for a chain, the default; for a tree
     from 2 to as many as the algorithm can draft, which is 1 + topk + (num_steps - 1) * topk^2 for one that grows it.
     With several num_steps it is that of the last; the others verify as many of them as they can draft."""
+    shapes: Annotated[list[ShapeBlock], Field(min_length=1, max_length=16)] | None = None
+    """Several shapes, in place of num_steps, topk and num_draft_tokens: the wheel holds a program for each of them,
+    between which requests may change at any step."""
     page_size: Annotated[int, Field(strict=True, ge=1, le=MOST_TOKENS)] = 1
     """Tokens per page of the KV pool: a power of two up to 1024; with a block table any multiple of 16, too."""
     max_requests: Annotated[Count, Field(le=1 << 20)] | None = None

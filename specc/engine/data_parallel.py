@@ -64,13 +64,13 @@ class GroupPeers:
 class Round(NamedTuple):
     """What a rank has to do in a round, or the most that any has.
 
-    prefill, decode: rows. num_steps: tokens to draft. working: 1 if it has any request. leaving: its number, from 1 on,
-    if it leaves.
+    prefill, decode: rows. shape: its place among those of the program, ascending. working: 1 if it has any request.
+    leaving: its number, from 1 on, if it leaves.
     """
 
     prefill: int = 0
     decode: int = 0
-    num_steps: int = 0
+    shape: int = 0
     working: int = 0
     leaving: int = 0
 
@@ -91,7 +91,7 @@ class LockStep:
         be reached.
         """
         self.engine, self.peers = engine, peers
-        self.has_work = True
+        self.has_work, self._shapes = True, sorted(engine.program.plans)
         self._over = self._prefilled = False
         with self._or_over():
             number = _number(engine.program)
@@ -110,14 +110,14 @@ class LockStep:
         engine = self.engine
         fresh = [] if self._prefilled else engine.admit()
         due = [] if fresh else engine.due()
-        num_steps = engine.depth.choose(len(due)) if due else 0
-        agreed = self._agree(Round(len(fresh), len(due), num_steps, int(engine.has_work)), fresh, due)
+        shape = self._shapes.index(engine.shape.choose(len(due))) if due else 0
+        agreed = self._agree(Round(len(fresh), len(due), shape, int(engine.has_work)), fresh, due)
         self.has_work, self._prefilled = agreed.working > 0, agreed.prefill > 0
         most = agreed.prefill or agreed.decode
         if most:
             with self._or_over():
-                steps = None if self._prefilled else agreed.num_steps
-                engine.launch(fresh if self._prefilled else due, num_steps=steps, at_least=most)
+                agreed_shape = None if self._prefilled else self._shapes[agreed.shape]
+                engine.launch(fresh if self._prefilled else due, shape=agreed_shape, at_least=most)
         engine.read(keep=engine.ahead if most else 0)
         return engine.collect()
 
@@ -169,7 +169,7 @@ class LockStep:
 
 
 def _number(program: Any) -> int:
-    """A number that tells apart programs whose forwards, or the shapes of whose forwards, differ at any depth."""
+    """A number that tells apart programs whose forwards, or the shapes of whose forwards, differ."""
     shapes = [_shape(plan) for plan in program.plans.values()]
     return crc32(repr(shapes).encode())
 

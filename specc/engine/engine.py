@@ -27,8 +27,9 @@ from specc.engine.serving.request import ABORT, Completion, Request, Score, Stop
 from specc.engine.serving.scheduler import Scheduler
 from specc.engine.serving.stats import Stats
 from specc.engine.wheel import batch_type
-from specc.runtime import AcceptanceDepth, DepthPolicy, FixedDepth, Sampling
+from specc.runtime import Sampling, ShapePolicy
 from specc.runtime.plan.plan import PROMPT
+from specc.runtime.plan.shape import Shape
 from specc.runtime.rounding import round_up
 from specc.support.diagnostics import Diagnostic
 
@@ -55,7 +56,7 @@ class Engine:
         capture: bool | None = None,
         share_prefixes: bool = True,
         overlap: bool | None = None,
-        depth: DepthPolicy | int | None = None,
+        shape: ShapePolicy | Shape | str | int | None = None,
         nvtx: bool = False,
         on_token: Callable[[TokenEvent], None] | None = None,
     ) -> None:
@@ -67,8 +68,8 @@ class Engine:
         of the KV pools, page 0 included; by default enough for a full batch of longest requests. tokenizer: by default
         the target's. capture: see docs/runtime.md. share_prefixes: keep the pages of earlier texts, until they are
         needed, for requests that begin like them. overlap: launch a step before the last one's results are read; by
-        default on a GPU, if lengths are relayed. depth: chooses how many tokens a step drafts, of a program for several
-        num_steps, or is one of them; by default `AcceptanceDepth`. nvtx: name what the host does in NVTX ranges, on
+        default on a GPU, if lengths are relayed. shape: chooses what a step drafts, of a program for several
+        shapes, or is one of them; by default `AcceptanceShape`. nvtx: name what the host does in NVTX ranges, on
         CUDA; see docs/engine.md. on_token: called for every emitted token, in order. Raises DiagnosticError when a
         model does not fit, UnsupportedModelError when the program wants what no model here can give, or when a model's
         scores over paged memory are not its own, which is found out once per model.
@@ -76,14 +77,13 @@ class Engine:
         self.program = program
         self.plan = plan = program.plan
         self.models = {"target": target, **({} if draft is None else {"draft": draft})}
-        fitting.check_program(plan, self.models)
+        fitting.check_program(plan, self.models, trees=any(shape.is_tree for shape in program.plans))
         context = fitting.context_length(max_context, self.models, plan)
         fitting.check_models(self.models, context)
         self.target, self.draft = target, draft
         self.tokenizer = tokenizer if tokenizer is not None else target.tokenizer
         self.ahead = int(fitting.overlaps(plan, overlap, target.device))
-        fixed = FixedDepth(depth) if isinstance(depth, int) else depth
-        self.depth: DepthPolicy = fixed or AcceptanceDepth(list(program.plans))
+        self.shape = fitting.shape_policy(shape, list(program.plans))
         self._make_memory(context, num_pages, share_prefixes)
         self._intake = Intake(plan, target, self.tokenizer, self.places)
         self._bind(tables or {}, {"capture": capture, "nvtx": nvtx})
@@ -184,7 +184,7 @@ class Engine:
             self.read(keep=self.ahead)
         due = self.due()
         if due:
-            self.launch(due, num_steps=self.depth.choose(len(due)))
+            self.launch(due, shape=self.shape.choose(len(due)))
         self.read(keep=self.ahead if due else 0)
         return self.collect()
 
@@ -252,20 +252,20 @@ class Engine:
             self.stats.retractions += len(self.scheduler.reserve_step())
         return self.scheduler.take_turns(unread(self._flights))
 
-    def launch(self, requests: Sequence[Request], *, num_steps: int | None = None, at_least: int = 0) -> None:
-        """Queue a prefill or, with draft steps, a decode step, and the copy of its results.
+    def launch(self, requests: Sequence[Request], *, shape: Shape | None = None, at_least: int = 0) -> None:
+        """Queue a prefill or, with a shape, a decode step, and the copy of its results.
 
-        num_steps: one that the program was compiled for, None for a prefill. at_least: the most rows of any engine that
+        shape: one that the program was compiled for, None for a prefill. at_least: the most rows of any engine that
         launches the same in lock-step, of which this one may have none. Raises StepFailedError.
         """
         started = time.perf_counter()
-        decodes = num_steps is not None
+        decodes = shape is not None
         what, name = ("a decode step", "specc.decode") if decodes else ("a prefill", "specc.prefill")
         self.callbacks.masks.restrict(r.matcher if decodes or r.known is None else None for r in requests)
         with self._recovering(what, requests), self._range(name):
-            result = self.decode(requests, num_steps, at_least) if decodes else self._prefill(requests, at_least)
-            self._flights.append(InFlight.launched(requests, result, num_steps))
-        self.stats.launched(requests, time.perf_counter() - started, num_steps)
+            result = self.decode(requests, shape, at_least) if shape else self._prefill(requests, at_least)
+            self._flights.append(InFlight.launched(requests, result, shape))
+        self.stats.launched(requests, time.perf_counter() - started, shape)
 
     def read(self, keep: int) -> None:
         """Read what is in flight, oldest first, but the last `keep`, for its requests. Raises StepFailedError."""
@@ -277,9 +277,9 @@ class Engine:
             started = time.perf_counter()
             with self._recovering("reading the results", [r for _, r in live]), self._range("specc.read"):
                 result = flight.wait(live)
-            self.stats.read(live, result, time.perf_counter() - started, flight.num_steps)
-            if flight.num_steps is not None:
-                self.depth.observe(flight.num_steps, [n for index, _ in live if (n := int(result.accept_lens[index]))])
+            self.stats.read(live, result, time.perf_counter() - started, flight.shape)
+            if flight.shape is not None:
+                self.shape.observe(flight.shape, [n for index, _ in live if (n := int(result.accept_lens[index]))])
             given = [(request, flight.emitted(request, result, index)) for index, request in live]
             self._give(given, is_prefill=flight.is_prefill)
 
@@ -335,13 +335,13 @@ class Engine:
         batch = self._batch(rows, [len(request.unread) for request in requests], tokens)
         return self._step.prefill(batch, run_idle=at_least > 0)
 
-    def decode(self, requests: Sequence[Request], num_steps: int, at_least: int) -> Any:
-        """Queue one decode step of so many drafts; with overlap nobody knows the lengths, only how long they can be."""
+    def decode(self, requests: Sequence[Request], shape: Shape, at_least: int) -> Any:
+        """Queue one decode step of a shape; with overlap nobody knows the lengths, only how long they can be."""
         rows, bounds = [request.row or 0 for request in requests], self._bounds(requests)
         if not self._fixed_width:
             self.memory.width = min(max(bounds, default=0) + self.plan.serving.reach, self.table.columns)
         batch = self._batch(rows, None if self.ahead else bounds)
-        return self._step.at(num_steps).decode(batch, at_least=at_least)
+        return self._step.at(shape).decode(batch, at_least=at_least)
 
     def _give(self, given: Sequence[tuple[Request, Emitted]], *, is_prefill: bool) -> None:
         """Give tokens to their requests. One whose text cannot be made waits again, when the others have theirs."""

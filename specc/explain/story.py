@@ -10,7 +10,7 @@ from dataclasses import dataclass, fields
 from typing import Any, cast
 
 from specc.algorithms import algorithm
-from specc.build.build import DepthBuild
+from specc.build.build import ShapeBuild
 from specc.config import Config, LoadedConfig, ModelConfig
 from specc.config.models import Fact
 from specc.config.presets import PRESETS
@@ -18,6 +18,7 @@ from specc.config.schema import ConfigFile
 from specc.pass_manager.pass_base import Choice, Context
 from specc.passes.pipeline import PASSES
 from specc.runtime.plan.plan import Plan
+from specc.runtime.plan.shape import Shape
 from specc.support.location import Location
 
 Value = int | str | bool | tuple[int | str, ...]
@@ -79,13 +80,13 @@ class PassStory:
 
 @dataclass(frozen=True)
 class Story:
-    """Everything about one depth: its plan, and what a plan does not say.
+    """Everything about one shape: its plan, and what a plan does not say.
 
     Attributes:
         plan: the program.
         summary: its algorithm in a line.
         form: ``chain`` or ``tree``.
-        depths: all that are compiled for, by num_steps.
+        shapes: all that are compiled for, ascending.
         settings: keys outside the models.
         models: the target, and the draft where there is one.
         passes: what each pass decided.
@@ -96,16 +97,16 @@ class Story:
     plan: Plan
     summary: str
     form: str
-    depths: tuple[int, ...]
+    shapes: tuple[Shape, ...]
     settings: tuple[Setting, ...]
     models: tuple[ModelStory, ...]
     passes: tuple[PassStory, ...]
     places: Mapping[str, str | None]
 
     @property
-    def num_steps(self) -> int:
-        """The depth that is told of."""
-        return self.plan.size("S")
+    def shape(self) -> Shape:
+        """The one that is told of."""
+        return self.plan.shape
 
     def choices(self) -> Iterator[tuple[str, RemarkStory, Choice]]:
         """Every choice, with the name of its pass and its remark."""
@@ -119,14 +120,14 @@ class Story:
         return {name: choice for name, _, choice in self.choices() if choice.of == node}
 
 
-def tell(built: DepthBuild) -> Story:
+def tell(built: ShapeBuild) -> Story:
     """The story of a program."""
     loaded, config = built.loaded, built.loaded.config
     return Story(
         plan=built.plan,
         summary=algorithm(config.algorithm).summary,
         form="chain" if config.chain else "tree",
-        depths=tuple(depth.num_steps for depth in config.depths),
+        shapes=config.shapes,
         settings=_settings(loaded),
         models=tuple(_model(loaded, side, model) for side, model in config.models.items()),
         passes=_passes(loaded, built.ctx),

@@ -42,7 +42,7 @@ DTYPES: dict[str, Dtype] = {
 """Every dtype of the IR, by its name there."""
 
 AXES: frozenset[str] = frozenset(
-    {"request", "branch", "step", "node", "path", "forward", "vocab", "draft_vocab", "reduced_vocab"}
+    {"request", "branch", "candidate", "step", "node", "path", "forward", "vocab", "draft_vocab", "reduced_vocab"}
     | {"vocab_shard", "rank"}
     | {"pool", "context", "token", "corpus"}
 )
@@ -57,7 +57,7 @@ SHARDS = {"V": "Vs", "Vd": "Vds"}
 UNBOUNDED: frozenset[str] = frozenset({"context", "token", "corpus"})
 """Those whose size the engine decides, if no configuration does."""
 
-LARGEST: dict[str, int] = {"branch": 16} | dict.fromkeys(("step", "node", "path", "forward"), 512)
+LARGEST: dict[str, int] = {"branch": 16, "candidate": 16} | dict.fromkeys(("step", "node", "path", "forward"), 512)
 """The most entries of axes that kernels hold in registers, as in a configuration."""
 
 

@@ -18,7 +18,7 @@ class Topk(Composed):
 
     def scan(self, text: Text, reduction: Op, cluster: Cluster) -> str:
         """See `Composed.scan`."""
-        module, branches = text.module, text.module.size("K")
+        module, branches = text.module, vocabulary.ranked(text.module, reduction)
         text.constants += [
             *vocabulary.sizes(text, reduction),
             ("GROUP", vocabulary.group(module, reduction, branches)),

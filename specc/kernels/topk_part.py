@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from specc.ir.core import Module, Op
+from specc.ir.core import Op
 from specc.kernels.writing import sharding as parts
 from specc.kernels.writing import vocabulary
 from specc.kernels.writing.family import Cluster
@@ -16,14 +16,14 @@ class TopkPart(parts.Part):
     reduces = "vocab.topk_part"
     tile = 1024  # its lanes form no groups, so it keeps more of each element
 
-    def keys(self, module: Module) -> int:
+    def keys(self, reduction: Op) -> int:
         """See `Part.keys`."""
-        return module.size("K")
+        return int(reduction.attrs["words"]) - 1
 
     def scan(self, text: Text, reduction: Op, cluster: Cluster) -> str:
         """See `Composed.scan`."""
         module, rows = text.module, vocabulary.rows_of(text.module, reduction)
-        count = int(reduction.attrs["words"]) - 1
+        count = self.keys(reduction)
         text.constants += self.sizes(module, reduction)
         function, operands, logits, shape = parts.scanned(text, reduction, cluster)
         key = text.partial("partial_key", "i64", (*shape, count))

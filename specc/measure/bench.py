@@ -1,4 +1,4 @@
-"""`specc bench`: one depth of a program on the GPU at hand, or what is known of it without one."""
+"""`specc bench`: one shape of a program on the GPU at hand, or what is known of it without one."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def backend_of(build: Build | Path, folder: Path, device: torch.device) -> Backe
 
 def unmeasured(plan: Plan, buckets: Sequence[int], versions: Mapping[str, str]) -> Measurement:
     """What a plan says of its steps."""
-    return Measurement(plan.name, plan.algorithm, plan.size("S"), None, None, versions, known(plan, buckets))
+    return Measurement(plan.name, plan.algorithm, str(plan.shape), None, None, versions, known(plan, buckets))
 
 
 def measure(
@@ -68,7 +68,7 @@ def measure(
         host = launch_costs(device)
     on_done("launches of graphs")
     gpu, arch = torch.cuda.get_device_name(device), device_arch(device)
-    return Measurement(plan.name, plan.algorithm, plan.size("S"), gpu, arch, versions, figures, host)
+    return Measurement(plan.name, plan.algorithm, str(plan.shape), gpu, arch, versions, figures, host)
 
 
 def versions_of(triton: str | None) -> dict[str, str]:

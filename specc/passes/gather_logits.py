@@ -17,7 +17,7 @@ from specc.ir.opdef import Trait
 from specc.ir.ops import OPS
 from specc.ir.ops.shards import MOST_CHUNKS
 from specc.ir.types import DTYPES, SHARDS, TensorType
-from specc.kernels.writing.vocabulary import of_argmax
+from specc.kernels.writing.vocabulary import of_argmax, ranked
 from specc.pass_manager.pass_base import Choice, Context, Pass, Rejected
 from specc.runtime.plan.plan import RANK
 from specc.support.diagnostics import Diagnostic, DiagnosticError
@@ -97,7 +97,7 @@ class _Split:
         if self.tokens < self.columns:
             given = self._op("comm.pad", (given, rank), (f"{given.name}_own",), vocab=self.tokens).result
         top = reduction.opcode == "vocab.topk"
-        words = module.size("K") + 1 if top else 1 + bool(scores)
+        words = ranked(module, reduction) + 1 if top else 1 + bool(scores)
         name = reduction.out("index").name
         operands = (given, reduction["rows"], rank)
         records = self._op(

@@ -20,7 +20,7 @@ from specc.passes.prune_dead_dataflow import removal
 from specc.support.diagnostics import Diagnostic, DiagnosticError
 
 _FORM = "form of the draft"
-_OF_CHAINS = frozenset({"tree.repeat", "tree.root"})
+_OF_CHAINS = frozenset({"tree.repeat", "tree.root", "tree.best"})
 """Ops of the ``tree`` dialect that a chain has too."""
 
 
@@ -75,7 +75,8 @@ class SelectTreeForm(Pass):
             raise DiagnosticError([_still_read(op) for op in links])
         handed_out = module.outputs.values()
         for topk in module.find("vocab.topk"):
-            if not module.users(topk.out("p")) and topk.out("p") not in handed_out:
+            alone = module.size(str(topk.attrs["axis"])) == 1 and not module.users(topk.out("p"))
+            if alone and topk.out("p") not in handed_out:
                 _topk_to_argmax(module, topk, keep="K")
         _rename_axis(module, "N", "A")
 

@@ -36,13 +36,13 @@ class TuneLaunches(Pass):
 
     @classmethod
     def of(cls, loaded: LoadedConfig) -> TuneLaunches:
-        """As the tuning file says for this depth."""
-        tuning, depth = loaded.config.tuning, (None, loaded.config.num_steps)
+        """As the tuning file says for this shape."""
+        tuning, shape = loaded.config.tuning, (None, str(loaded.config.shape))
         chosen = () if tuning is None else tuning.choices
-        return cls("+".join(_spelled(one) for one in chosen if one.num_steps in depth))
+        return cls("+".join(_spelled(one) for one in chosen if one.shape in shape))
 
     def run(self, module: Module, ctx: Context) -> None:
-        """Declare the choices of the launches of this depth."""
+        """Declare the choices of the launches of this shape."""
         findings: list[Diagnostic] = []
         kernels = {kernel.name: kernel for kernel in module.decls_of(Kernel)}
         for unplaced in _choices(self.choices):
@@ -94,7 +94,7 @@ def _choices(text: str) -> list[Choice]:
 def _location(choice: Choice, ctx: Context) -> Location | None:
     """Where the tuning file of the configuration has it."""
     config = ctx.loaded.config if ctx.loaded is not None else None
-    written = config.tuning.of(choice.launch, config.num_steps) if config is not None and config.tuning else None
+    written = config.tuning.of(choice.launch, config.shape) if config is not None and config.tuning else None
     return written.location if written is not None else None
 
 

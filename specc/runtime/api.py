@@ -5,10 +5,10 @@ Errors stand in `errors`, which imports nothing, so that a damaged file can be t
 
 from .batch import Batch as Batch
 from .capabilities.collective import GroupCollective as GroupCollective
-from .capabilities.depth import AcceptanceDepth as AcceptanceDepth
-from .capabilities.depth import DepthPolicy as DepthPolicy
-from .capabilities.depth import FixedDepth as FixedDepth
 from .capabilities.sampling import Sampling as Sampling
+from .capabilities.shape import AcceptanceShape as AcceptanceShape
+from .capabilities.shape import FixedShape as FixedShape
+from .capabilities.shape import ShapePolicy as ShapePolicy
 from .entry.external import Forward as Forward
 from .entry.result import HostCopy as HostCopy
 from .entry.result import HostPrefill as HostPrefill

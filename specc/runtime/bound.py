@@ -32,6 +32,7 @@ from .memory.tables import TableGuard, check_names, check_request_table, check_t
 from .plan.capabilities import absent
 from .plan.nodes import External, Launch, Node, Reference
 from .plan.plan import PROMPT, Plan
+from .plan.shape import Shape, listed, named
 from .ranks import Collective
 from .state.carry import Carry
 from .state.limits import carried_fields
@@ -58,7 +59,7 @@ class BoundStep:
         nvtx: whether every node that the host launches or calls is in an NVTX range of its name.
         poison: see `Arena`.
         memory: see `Arena`.
-        depths: by num_steps the steps of one binding, which share state and memory; others may be added later.
+        shapes: the steps of one binding by shape, which share state and memory; others may be added later.
 
     """
 
@@ -77,7 +78,7 @@ class BoundStep:
         nvtx: bool = False,
         poison: int | None = None,
         memory: Tensor | None = None,
-        depths: dict[int, Self] | None = None,
+        shapes: dict[Shape, Self] | None = None,
     ) -> None:
         """Allocate the arena. BindError when callbacks, tables or KV buffers do not fit, or memory is shared."""
         check_callbacks(plan, callbacks, "step")
@@ -87,7 +88,7 @@ class BoundStep:
         self._backend = backend
         self._device = device
         self._callbacks = callbacks
-        self._depths = {self.num_steps: self} if depths is None else depths
+        self._shapes = {plan.shape: self} if shapes is None else shapes
         self._tables = self._brought({} if tables is None else tables)
         self._kv = self._moved({} if kv_pools is None else kv_pools)
         outside = check_carried(plan, device, {} if carry is None else carry)
@@ -97,7 +98,7 @@ class BoundStep:
         for name, tensor in outside.items():
             self._arena.stand_for(name, tensor)
         self._kv.write_pointers(self._arena)
-        first = self._first_depth()
+        first = self._first_shape()
         self._torn = Torn(req_to_token.shape[0]) if first is self else first._torn
         self._pools = RelayPools(plan, self._arena)
         fields = carried_fields(plan, room(plan, req_to_token.shape[1]))
@@ -113,29 +114,30 @@ class BoundStep:
         __getattr__ = absent
 
     def __repr__(self) -> str:
-        """Name, what it decodes, how large a table it serves, its depths, its device, and whether it is captured."""
+        """Name, what it decodes, how large a table it serves, its shapes, its device, and whether it is captured."""
         rows, columns = self._table.shape
-        depths = f", depths {', '.join(map(str, sorted(self._depths)))}" if len(self._depths) > 1 else ""
+        shapes = f", shapes {listed(self._shapes)}" if len(self._shapes) > 1 else ""
         how = "captured" if self._graphs else "not captured"
-        where = f"{self._plan.table} [{rows}, {columns}]{depths}, on {self._device}"
+        where = f"{self._plan.table} [{rows}, {columns}]{shapes}, on {self._device}"
         return f"<Step {self._plan.name}: {self._plan.summary}, {where}, {how}>"
 
     @property
-    def num_steps(self) -> int:
-        """S: how many steps it drafts."""
-        return self._plan.size("S")
+    def shape(self) -> Shape:
+        """What it drafts and verifies."""
+        return self._plan.shape
 
-    def at(self, num_steps: int) -> Self:
-        """The step of another depth of the same binding, which goes on where this one is. BindError without one."""
-        try:
-            return self._depths[integers([num_steps], "num_steps")[0]]
-        except (BatchError, KeyError):
-            known = ", ".join(map(str, sorted(self._depths)))
-            raise BindError(f"the program was not compiled for num_steps {num_steps!r}; there is {known}") from None
+    def at(self, shape: Shape | str | int) -> Self:
+        """The step of another shape of the same binding, which goes on where this one is. BindError without one.
+
+        A shape goes by its name, too, such as ``3`` or ``5x4x24``; a number means the only one of so many steps.
+        """
+        if (known := named(self._shapes, shape)) is None:
+            raise BindError(f"the program was not compiled for the shape {shape!r}; there is {listed(self._shapes)}")
+        return self._shapes[known]
 
     @property
     def pools(self) -> Mapping[str, Tensor]:
-        """The pool rows themselves, by carried field, T[P, ...], of all depths, in one place; row 0 is for padding.
+        """The pool rows themselves, by carried field, T[P, ...], of all shapes, in one place; row 0 is for padding.
 
         Who writes a row writes the state of its request.
         """
@@ -143,7 +145,7 @@ class BoundStep:
 
     @property
     def torn(self) -> frozenset[int]:
-        """Pool rows, at all depths, that a call which raised has left halfway.
+        """Pool rows, at all shapes, that a call which raised has left halfway.
 
         Until their prefill, or `write_carry`, a call that reads their state raises TornError.
         """
@@ -156,25 +158,25 @@ class BoundStep:
 
     @property
     def replays(self) -> Replays:
-        """How often graphs were replayed, at all depths together, and what was not; all zero without capture."""
-        counts = [step._graphs.replays for step in self._depths.values() if step._graphs]
+        """How often graphs were replayed, at all shapes together, and what was not; all zero without capture."""
+        counts = [step._graphs.replays for step in self._shapes.values() if step._graphs]
         return Replays(sum(one.replayed for one in counts), sum((one.moved for one in counts), Counter[str]()))
 
     def capture(self, how: Literal[True, "segments"] = True) -> None:
-        """Capture the CUDA graphs that `decode` replays from then on, of all depths; see `Program.bind`.
+        """Capture the CUDA graphs that `decode` replays from then on, of all shapes; see `Program.bind`.
 
         For engines whose forwards cannot run while they bind: captures run them on padding rows, and change no row.
         BindError when it is done already, not on CUDA, not as the plan has it, or when a table has moved.
         """
         if not isinstance(how, bool | str) or how not in (True, "segments"):
             raise BindError(f"what to capture is True or 'segments', got {how!r}")
-        if any(step._graphs for step in self._depths.values()):
+        if any(step._graphs for step in self._shapes.values()):
             raise BindError("the step has been captured already")
         captured: list[Graphs | SegmentGraphs] = []
-        for step in self._depths.values():
+        for step in self._shapes.values():
             beside = captured[0].recorder if captured else None
             captured.append(step._captured(beside, segments=how == "segments"))
-        for step, graphs in zip(self._depths.values(), captured, strict=True):
+        for step, graphs in zip(self._shapes.values(), captured, strict=True):
             step._graphs = graphs
 
     def decode(
@@ -257,13 +259,13 @@ class BoundStep:
         """
         self._relay.write(rows, carry)
 
-    def _first_depth(self) -> Self:
-        """The step of the depth that was bound first, the deepest, which reads whatever any depth does."""
-        return next(iter(self._depths.values()), self)
+    def _first_shape(self) -> Self:
+        """The step of the shape that was bound first, the deepest."""
+        return next(iter(self._shapes.values()), self)
 
     def _brought(self, tables: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """What the program reads besides the request table, by name. BindError as `check_tables`."""
-        if self._first_depth() is not self:
+        if self._first_shape() is not self:
             tables = {name: table for name, table in tables.items() if name in self._plan.tables()}
         return check_tables(self._plan, self._device, tables)
 
@@ -331,7 +333,7 @@ class BoundStep:
         self._staging["step"].send({name: [] for name in self._columns["step"].inputs}, 0)
 
     def _captured(self, beside: Recorder | None, *, segments: bool) -> Graphs | SegmentGraphs:
-        """Graphs of this depth, in the memory pool of another's."""
+        """Graphs of this shape, in the memory pool of another's."""
 
         def run(bucket: int) -> Frame:
             return self._run("step", self._frame(bucket))

@@ -19,6 +19,7 @@ from .plan.capabilities import absent, check_held
 from .plan.manifest import Manifest
 from .plan.plan import Plan
 from .plan.plan_json import load_plan
+from .plan.shape import Shape, listed
 from .ranks import Collective
 from .semantics.convention import Semantics
 from .state.carry import Carry
@@ -32,16 +33,16 @@ class Program(
 
     Attributes:
         manifest: what the wheel holds.
-        plans: the program itself by num_steps, one for each that it was compiled for, descending.
-        plan: that of the most steps.
+        plans: the program itself by shape, one for each that it was compiled for, the deepest first.
+        plan: that of the deepest.
         device: where it runs.
 
     """
 
     def __init__(self, plans: Sequence[Plan], manifest: Manifest, device: torch.device, backend: Backend) -> None:
         """Use `load` instead."""
-        by_steps = {plan.size("S"): plan for plan in plans}
-        self.plans = {num_steps: by_steps[num_steps] for num_steps in sorted(by_steps, reverse=True)}
+        by_shape = {plan.shape: plan for plan in plans}
+        self.plans = {shape: by_shape[shape] for shape in sorted(by_shape, reverse=True)}
         self.plan = next(iter(self.plans.values()))
         self.manifest = manifest
         self.device = device
@@ -51,9 +52,9 @@ class Program(
         __getattr__ = absent
 
     def __repr__(self) -> str:
-        """Name, version with its label, what it decodes, its depths where there are several, and its device."""
-        depths = f", depths {', '.join(map(str, sorted(self.plans)))}" if len(self.plans) > 1 else ""
-        return f"<Program {self.manifest.name} {self.version}: {self.plan.summary}{depths}, on {self.device}>"
+        """Name, version with its label, what it decodes, its shapes where there are several, and its device."""
+        shapes = f", shapes {listed(self.plans)}" if len(self.plans) > 1 else ""
+        return f"<Program {self.manifest.name} {self.version}: {self.plan.summary}{shapes}, on {self.device}>"
 
     @property
     def version(self) -> str:
@@ -78,7 +79,7 @@ class Program(
     ) -> Step:
         """Bind the engine's forwards, its request table i32[p, C] and its KV buffers; allocates the program's memory.
 
-        The result drafts the most steps that the program was compiled for; its `at` has the others. It is a
+        The result drafts the deepest shape that the program was compiled for; its `at` has the others. It is a
         `RotatedStep` where the engine runs the target (`plan.rotated`). The table may have fewer than the program's P
         rows; requests are then in rows 1..p-1. Forwards of the prefill are needed only by
         those who call it.
@@ -110,15 +111,15 @@ class Program(
             collective = _compared(collective, self.plan.ranks, self.manifest.digest, self.device)
         elif collective is not None and collective.size > 1:
             raise BindError(f"a collective of {collective.size} ranks is given, and the program is of one")
-        bound: dict[int, Step] = {}
+        bound: dict[Shape, Step] = {}
         memory = allocate(self.plans.values(), self.device)
         place = self._backend, self.device, callbacks, req_to_token, kv_pools, tables
         kind = _rotated() if self.plan.rotated else Step
-        for num_steps, plan in self.plans.items():
-            bound[num_steps] = kind(
-                plan, *place, collective=collective, carry=carry, nvtx=nvtx and cuda, memory=memory, depths=bound
+        for shape, plan in self.plans.items():
+            bound[shape] = kind(
+                plan, *place, collective=collective, carry=carry, nvtx=nvtx and cuda, memory=memory, shapes=bound
             )
-        step = bound[self.plan.size("S")]
+        step = bound[self.plan.shape]
         if capture:
             step.capture(capture)
         return step

@@ -49,7 +49,7 @@ CODES: dict[str, str] = {
     "legal/chain-only": "The algorithm drafts one token after the other, and topk is above 1.",
     "legal/no-draft": "The algorithm has no draft model, and one is described.",
     "legal/modules": "The draft has one module per step, and fewer of them than num_steps.",
-    "legal/depths": "Requests cannot change from one num_steps to another with this algorithm.",
+    "legal/shapes": "Requests cannot change from one shape to another with this algorithm.",
     "legal/shards": "The columns of sharded logits cannot be shared out over the ranks, or logits that are whole are"
     " said to be padded, or heads of keys and values cannot be shared out over the ranks of an engine.",
     "legal/carry": "A carried field cannot have that element type in a table of the engine's.",

@@ -90,7 +90,6 @@ def vocab_topk_merge(
     records_ptr,
     rows,
     b,
-    K: tl.constexpr,
     RANKS: tl.constexpr,
     ROWS: tl.constexpr,
     RANK_LEVELS: tl.constexpr,
@@ -99,6 +98,7 @@ def vocab_topk_merge(
 ):
     """p, index and bad of the K most probable tokens of every row: see the op."""
     R: tl.constexpr = triton.next_power_of_2(ROWS)
+    K: tl.constexpr = SIZE_RECORDS - 1
     live = rows != 0
     words = _words(records_ptr, b, live, K, RANKS, ROWS, SIZE_RECORDS)
     top, mass = _joined_masses(words, ROWS, RANKS, RANK_LEVELS)

@@ -209,6 +209,13 @@ def tree_repeat(x, K: tl.constexpr):
 
 
 @triton.jit
+def tree_best(candidates, K: tl.constexpr):
+    """The first K of candidates T[J]."""
+    k = tl.arange(0, triton.next_power_of_2(K))
+    return tl.where(k < K, tl.gather(candidates, k, 0), 0)
+
+
+@triton.jit
 def tree_comb(rows, STEPS: tl.constexpr, N: tl.constexpr):
     """Parents and depths i64[N] of branches of STEPS nodes, one after the other, under the root; padding: -1, 0."""
     column = tl.arange(0, triton.next_power_of_2(N))

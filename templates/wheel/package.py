@@ -18,9 +18,9 @@ forwards, then {{ calls }}.
     result = step.decode(k.Batch(rows, lengths)).to_host()  # rows: of {{ holds }}
 {%- endif %}
     result.tokens(0)  # those that the first request of the batch has emitted
-{% if depths | length > 1 %}
-It was compiled for num_steps {{ depths | join(", ") }}: `step.at(n)` is the step of each.
-Sizes below are those of the most.
+{% if shapes | length > 1 %}
+It was compiled for the shapes {{ shapes | join(", ") }}: `step.at("{{ shapes[0] }}")` is the step of one.
+Sizes below are those of {{ shapes[-1] }}.
 {% endif %}
 What the engine brings:
 

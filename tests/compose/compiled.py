@@ -10,7 +10,7 @@ from pathlib import Path
 
 from triton_interpreter import lighten, quietly
 
-from specc.build.build import Build, DepthBuild
+from specc.build.build import Build, ShapeBuild
 from specc.build.plan import build_plan
 from specc.codegen.kernels import generate_kernels
 from specc.codegen.render import lib_sources
@@ -34,7 +34,7 @@ def compile_planned(module: Module, loaded: LoadedConfig) -> Build:
     run_passes(module, [step.of(loaded) for step in PLANNING], ctx)
     check_now(module)
     (generated,) = generate_kernels({loaded.config.num_steps: module}, loaded.file)
-    depth = DepthBuild(loaded, module, ctx, generated, build_plan(module, generated, loaded.config))
+    depth = ShapeBuild(loaded, module, ctx, generated, build_plan(module, generated, loaded.config))
     return Build(loaded, (depth,), lib_sources(source.text for source in generated.sources))
 
 

@@ -29,7 +29,7 @@ from specc.runtime.step import Step
 
 
 def _load(path: Path) -> LoadedConfig:
-    return load_config(path, names(), needs).depths()[0]
+    return load_config(path, names(), needs).shapes()[0]
 
 
 PROBE = "probe"
@@ -55,7 +55,7 @@ def small(name: str) -> LoadedConfig:
     for key, size in SMALL.items():
         text = re.sub(rf"{key}: \d+", f"{key}: {size}", text)
     text = re.sub(r"buckets: .*", "buckets: [1, 4, 6]", text)
-    return load_text(text, path, names(), needs).depths()[0]
+    return load_text(text, path, names(), needs).shapes()[0]
 
 
 class Probe(NamedTuple):

@@ -28,6 +28,7 @@ from specc.engine.serving.request import (
     StopConditions,
     TokenEvent,
 )
+from specc.runtime.plan.shape import Shape
 
 from .tree_engine import (
     CONTEXT,
@@ -38,6 +39,7 @@ from .tree_engine import (
     kv_buffers,
     make_engine,
     program_of,
+    shapes_of,
     target_of,
 )
 
@@ -92,23 +94,23 @@ class Ask:
 
 
 class Chosen:
-    """The depth that a test has chosen."""
+    """The shape that a test has chosen."""
 
-    def __init__(self, depths: list[int], seen: Counter[str]) -> None:
+    def __init__(self, shapes: list[Shape], seen: Counter[str]) -> None:
         """Begin with the first."""
-        self.depths, self.num_steps, self.seen = depths, depths[0], seen
+        self.shapes, self.shape, self.seen = shapes, shapes[0], seen
 
-    def choose(self, requests: int) -> int:
-        """See `DepthPolicy`."""
-        return self.num_steps
+    def choose(self, requests: int) -> Shape:
+        """See `ShapePolicy`."""
+        return self.shape
 
-    def observe(self, num_steps: int, accept_lens: Sequence[int]) -> None:
+    def observe(self, shape: Shape, accept_lens: Sequence[int]) -> None:
         """Count lengths by how they relate to what was drafted; with overlap that is not what is chosen now."""
-        assert num_steps in self.depths
+        assert shape in self.shapes
         for length in accept_lens:
-            assert 1 <= length <= num_steps + 1
+            assert 1 <= length <= shape.num_steps + 1
             self.seen["accept none" if length == 1 else "accept some"] += 1
-            self.seen["accept all"] += length == num_steps + 1
+            self.seen["accept all"] += length == shape.num_steps + 1
 
 
 class Machine:
@@ -116,8 +118,8 @@ class Machine:
 
     def __init__(self, config: Config, *, padded: bool, memory: float, seen: Counter[str]) -> None:
         """Start without requests; see `make_engine`."""
-        self.depth = Chosen([config.steps, *config.shallower], seen)
-        options: dict[str, Any] = {"tokenizer": Letters(), "on_token": self._hear, "depth": self.depth}
+        self.shape = Chosen(shapes_of(config), seen)
+        options: dict[str, Any] = {"tokenizer": Letters(), "on_token": self._hear, "shape": self.shape}
         self.engine = make_engine(config, padded=padded, memory=memory, **options)
         self.other = make_engine(config)
         self.program, self.seen = program_of(self.engine), seen
@@ -200,9 +202,9 @@ class Machine:
             self.seen["retract"] += 1
 
     def dive(self, index: int) -> None:
-        """Draft more or fewer tokens from the next step on; what is in flight stays as it is."""
-        before, self.depth.num_steps = self.depth.num_steps, self.depth.depths[index % len(self.depth.depths)]
-        self.seen["depth change"] += before != self.depth.num_steps
+        """Draft another shape from the next step on; what is in flight stays as it is."""
+        before, self.shape.shape = self.shape.shape, self.shape.shapes[index % len(self.shape.shapes)]
+        self.seen["shape change"] += before != self.shape.shape
 
     def fail(self, countdown: int, *, late: bool) -> None:
         """Let one of the next forwards fail, before or after it has done its work."""

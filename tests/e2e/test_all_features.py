@@ -21,8 +21,8 @@ from specc.engine.memory.attention import plain_attention
 from specc.engine.serving.request import Completion, Sampling, StopConditions
 
 from .local_pair import outcomes_of
-from .test_depths import Turns
 from .test_grammar import PROMPTS, compiled
+from .test_shapes import Turns
 from .tree_engine import EOS, VOCAB, Config, draft_of, make_engine, target_of
 
 xgrammar = pytest.importorskip("xgrammar")
@@ -175,7 +175,7 @@ def test_the_target_s_texts(config: Config) -> None:
 @pytest.mark.parametrize("overlap", [False, True])
 def test_at_changing_depths(overlap: bool) -> None:
     config = replace(CHAIN, steps=4, nodes=5, shallower=(1, 2), overlap=overlap)
-    assert finish(make_engine(config, depth=Turns([4, 1, 4, 2, 1]))) == wanted()
+    assert finish(make_engine(config, shape=Turns(config, 4, 1, 4, 2, 1))) == wanted()
 
 
 @pytest.mark.parametrize("config", CONFIGS[:2], ids=["chain", "tree"])

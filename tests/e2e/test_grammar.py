@@ -23,7 +23,7 @@ from specc.engine.serving.request import ERROR, Completion, Sampling, SamplingEr
 
 from . import spelling
 from .local_pair import outcomes_of
-from .test_depths import Turns
+from .test_shapes import Turns
 from .tree_engine import EOS, VOCAB, Config, base_texts, make_engine, target_of
 
 xgrammar = pytest.importorskip("xgrammar")
@@ -178,7 +178,7 @@ def test_retracted(config: Config) -> None:
 @pytest.mark.parametrize("overlap", [False, True])
 def test_at_changing_depths(overlap: bool) -> None:
     config = replace(CHAIN, steps=4, nodes=5, shallower=(1, 2), overlap=overlap)
-    expect(run(make_engine(config, depth=Turns([4, 1, 4, 2, 1]))))
+    expect(run(make_engine(config, shape=Turns(config, 4, 1, 4, 2, 1))))
 
 
 @pytest.mark.parametrize("config", [CHAIN, TREE], ids=["chain", "tree"])

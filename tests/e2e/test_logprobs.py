@@ -30,7 +30,7 @@ from specc.engine.serving.request import Completion, Sampling, Score, StopCondit
 
 from .conftest import Case, Models, config_text
 from .local_pair import outcomes_of
-from .test_depths import Turns
+from .test_shapes import Turns
 from .tree_engine import Config, base_texts, make_engine, program_of, target_of
 
 NEW, BEST = 16, 3
@@ -124,7 +124,7 @@ def test_of_all_that_is_emitted(name: str) -> None:
 
 def test_at_changing_depths() -> None:
     config = replace(CONFIGS["processed-chain"], algorithm="STANDALONE", steps=4, nodes=5, shallower=(1, 2))
-    for completion, how in zip(run(make_engine(config, depth=Turns([4, 1, 2])), config), SAMPLINGS, strict=True):
+    for completion, how in zip(run(make_engine(config, shape=Turns(config, 4, 1, 2)), config), SAMPLINGS, strict=True):
         check(completion, how, config)
 
 

@@ -17,7 +17,7 @@ from specc.engine.memory.attention import plain_attention
 from specc.engine.serving.request import Completion, Sampling, SamplingError, StopConditions
 
 from .local_pair import outcomes_of
-from .test_depths import Turns
+from .test_shapes import Turns
 from .tree_engine import Config, base_texts, make_engine, program_of, target_of
 
 NEW = 24
@@ -121,7 +121,7 @@ def test_retracted(config: Config) -> None:
 
 def test_at_changing_depths() -> None:
     config = replace(CONFIGS[0], steps=4, nodes=5, shallower=(1, 2), overlap=True)
-    assert texts(config, depth=Turns([4, 1, 4, 2, 1])) == wanted()
+    assert texts(config, shape=Turns(config, 4, 1, 4, 2, 1)) == wanted()
 
 
 def test_after_a_handover() -> None:

@@ -16,7 +16,7 @@ from specc.engine.models.drafts import StandaloneDraft
 from specc.engine.serving.request import Sampling, SamplingError, StopConditions
 
 from .local_pair import outcomes_of
-from .test_depths import Turns
+from .test_shapes import Turns
 from .tree_engine import Config, base_texts, expected, make_engine, target_of
 
 NEW = 24
@@ -106,7 +106,7 @@ def test_alone_and_retracted(config: Config) -> None:
 def test_at_changing_depths(overlap: bool) -> None:
     wanted = [alone(prompt, sampling) for prompt, sampling in zip(PROMPTS, SAMPLINGS, strict=True)]
     rows = "lazy" if overlap else "eager"
-    assert texts(replace(DEEP, overlap=overlap, rows=rows), depth=Turns([4, 1, 4, 2, 1])) == wanted
+    assert texts(replace(DEEP, overlap=overlap, rows=rows), shape=Turns(DEEP, 4, 1, 4, 2, 1)) == wanted
 
 
 COUPLED = [

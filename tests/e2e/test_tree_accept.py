@@ -15,8 +15,8 @@ import torch
 from memoryless import Growing, memoryless
 from torch import Tensor
 
-from specc.config.resolved import Depth
 from specc.engine.serving.request import Completion, StopConditions
+from specc.runtime.plan.shape import Shape
 
 from .tree_engine import LOOKUP, Config, base_texts, corpus, draft_of, expected, make_engine, target_of
 
@@ -106,25 +106,25 @@ def accepted(found: list[Candidate], nodes: int, text: tuple[int, ...]) -> int:
 
 
 @torch.no_grad()
-def lengths_of(config: Config, prompt: tuple[int, ...], depths: Sequence[Depth] = ()) -> list[int]:
+def lengths_of(config: Config, prompt: tuple[int, ...], shapes: Sequence[Shape] = ()) -> list[int]:
     """What every step commits while the target's own text is written, at least NEW tokens.
 
-    depths: those that the steps take turns in; by default the configuration's own.
+    shapes: those that the steps take turns in; by default the configuration's own.
     """
     text, at = (*prompt, *expected(prompt)), len(prompt) + 1
     draft, lengths = draft_of(config.algorithm), list[int]()
-    turns = cycle(depths or [Depth(config.steps, config.nodes)])
+    turns = cycle(shapes or [Shape(config.steps, config.topk, config.nodes)])
     if draft is not None:
         alone = memoryless(target_of(config.algorithm), draft, text, shifted=config.algorithm != "STANDALONE")
     while at < len(prompt) + NEW:
-        steps, nodes = next(turns)
+        steps, topk, nodes = next(turns)
         if draft is None:
-            branches = looked_up(text[:at], config.topk, steps)
+            branches = looked_up(text[:at], topk, steps)
             found = comb([token for branch in branches for token in branch][: nodes - 1], steps)
-        elif config.topk == 1:
+        elif topk == 1:
             found = comb(alone.chain(at, steps), steps)
         else:
-            found = candidates_of(alone, at, config.topk, steps)
+            found = candidates_of(alone, at, topk, steps)
         lengths.append(accepted(found, nodes, text[at:]))
         at += lengths[-1]
     return lengths

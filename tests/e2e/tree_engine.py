@@ -45,6 +45,7 @@ from specc.runtime.errors import SpeccError
 from specc.runtime.graphs.capture import Replays
 from specc.runtime.memory.arena import allocate
 from specc.runtime.plan.plan import Plan
+from specc.runtime.plan.shape import Shape, named
 from specc.runtime.state.carry import Carry
 from specc.runtime.state.peer import check_peer, schema
 from specc.runtime.state.transfer import RecordLayout
@@ -75,7 +76,7 @@ __all__ = ["Batch", "SpeccError", "check_peer"]  # where an engine looks for the
 
 @dataclass(frozen=True)
 class Config:
-    """One configuration, of a chain if topk is 1; shallower: further num_steps.
+    """One configuration, of a chain if topk is 1; shallower: further num_steps; others: further shapes.
 
     Random actions are seeded with its text. It says nothing of how tokens are drawn, so that they stay what they are.
     """
@@ -89,6 +90,7 @@ class Config:
     overlap: bool = False
     buckets: tuple[int, ...] = (1, 2, 4, 8)
     shallower: tuple[int, ...] = ()
+    others: tuple[Shape, ...] = field(default=(), repr=False)
     verify: str = field(default="greedy", repr=False)
     sampling: tuple[str, ...] = field(default=(), repr=False)
     rows: str = field(default="auto", repr=False)
@@ -98,12 +100,20 @@ class Config:
     best: int = field(default=0, repr=False)
 
     @property
+    def drafted(self) -> dict[str, Any]:
+        """The keys of its shapes."""
+        if not self.others:
+            steps = [*self.shallower, self.steps]
+            return {"topk": self.topk, "num_steps": steps, "num_draft_tokens": self.nodes}
+        names = ("num_steps", "topk", "num_draft_tokens")
+        shapes = Shape(self.steps, self.topk, self.nodes), *self.others
+        return {"shapes": [dict(zip(names, shape, strict=True)) for shape in shapes]}
+
+    @property
     def keys(self) -> dict[str, Any]:
         """The configuration as the keys of the YAML."""
         return {
-            "topk": self.topk,
-            "num_steps": [*self.shallower, self.steps],
-            "num_draft_tokens": self.nodes,
+            **self.drafted,
             "page_size": self.page_size,
             "mask": self.mask,
             "overlap": self.overlap,
@@ -129,7 +139,13 @@ def plans_of(config: Config) -> tuple[Plan, ...]:
     """Compile a configuration for the models below, short of machine code; the deepest first."""
     draft = SIZES | {"num_layers": LAYERS.get(config.algorithm, SIZES["num_layers"])}
     loaded = programs.load(config.algorithm, target=SIZES, draft=draft, **config.keys)
-    return tuple(depth.plan for depth in build_program(loaded).depths)
+    return tuple(built.plan for built in build_program(loaded).shapes)
+
+
+def shapes_of(config: Config, *wanted: int | str) -> list[Shape]:
+    """The shapes of these names, by default all, the deepest first."""
+    known = [plan.shape for plan in plans_of(config)]
+    return [next(filter(None, [named(known, name)])) for name in wanted] if wanted else known
 
 
 class InjectedError(RuntimeError):
@@ -169,7 +185,7 @@ class MemoryProgram:
 
     def __init__(self, plans: Sequence[Plan], *, padded: bool = False, backend: Backend | None = None) -> None:
         """padded: run the bucket that holds the batch, as a captured step does. backend: runs the launches."""
-        self.plans = {plan.size("S"): plan for plan in plans}
+        self.plans = {plan.shape: plan for plan in plans}
         self.plan, self.padded, self.backend = plans[0], padded, backend or ReferenceBackend()
         self.log: list[tuple[str, int]] = []
         self.buckets: list[int] = []
@@ -184,11 +200,11 @@ class MemoryProgram:
     ) -> MemoryStep:
         """Bind as a loaded program does."""
         self.faults = Faults(callbacks)
-        given, depths = (self.backend, CPU, self.faults, table, kv_pools, tables), dict[int, Step]()
+        given, shapes = (self.backend, CPU, self.faults, table, kv_pools, tables), dict[Shape, Step]()
         memory = allocate(self.plans.values(), CPU, poison=0xFF)
-        for num_steps, plan in self.plans.items():
-            depths[num_steps] = Step(plan, *given, nvtx=nvtx, memory=memory, depths=depths)
-        step = depths[self.plan.size("S")]
+        for shape, plan in self.plans.items():
+            shapes[shape] = Step(plan, *given, nvtx=nvtx, memory=memory, shapes=shapes)
+        step = shapes[self.plan.shape]
         if capture:
             step.capture(capture)
         return MemoryStep(self, step)
@@ -203,9 +219,9 @@ class MemoryStep:
         self.read_carry, self.write_carry, self.pools = step.read_carry, step.write_carry, step.pools
         self.set_sampling = step.set_sampling
 
-    def at(self, num_steps: int) -> MemoryStep:
-        """Decode at a depth from now on."""
-        self.step = self.step.at(num_steps)
+    def at(self, shape: Shape) -> MemoryStep:
+        """Decode at a shape from now on."""
+        self.step = self.step.at(shape)
         return self
 
     @property

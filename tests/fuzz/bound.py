@@ -75,7 +75,7 @@ def program(seed: str, rotated: bool | None = None) -> Compiled | str:
         built = build_program(loaded)
     except DiagnosticError as error:
         return diagnosed(error)
-    texts = tuple(plan_text(depth.plan) for depth in built.depths)
+    texts = tuple(plan_text(shape.plan) for shape in built.shapes)
     return Compiled((seed, rotated), loaded.config, tuple(read_plan(json.loads(text)) for text in texts), texts)
 
 

@@ -40,8 +40,8 @@ def outcome(load: Callable[[], LoadedConfig], compiled: float, rng: random.Rando
         built = build_program(loaded)
     except DiagnosticError as error:
         return diagnosed(error, located=located)
-    for depth in built.depths:
-        check_plan(depth.plan)
+    for shape in built.shapes:
+        check_plan(shape.plan)
     return f"{RIGHT} (compiled)"
 
 

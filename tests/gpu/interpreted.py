@@ -73,7 +73,7 @@ def check_without_drafts(name: str) -> None:
     text = re.sub(r"num_steps: (\d+)", r"num_steps: [0, \1]", TEXTS[name])
     build = build_program(load_text(text, ROOT / f"{name}.yaml", names(), needs))
     with tempfile.TemporaryDirectory() as folder, quietly():
-        plan = build.depths[-1].plan
+        plan = build.shapes[-1].plan
         assert plan.size("S") == 0
         check_program(Pair(plan, InterpretedBackend(build, Path(folder)), CPU, seed=len(name)), (1, 4))
 
@@ -82,7 +82,7 @@ def check_tuned(name: str) -> None:
     """Check one toy, of more tokens, whose launches have another tile, other warps, and all programs that they may."""
     lighten()
     loaded = load_text(TEXTS[name].replace("vocab_size: 64", "vocab_size: 1100"), ROOT / f"{name}.yaml", names(), needs)
-    plain = build_program(loaded).depths[0]
+    plain = build_program(loaded).shapes[0]
     choices: list[Choice] = []
     for nodes in kernels_of(plain).values():
         own, knobs = plain.plan.kernels[nodes[0].kernel], knobs_of(plain, nodes[0].name)
@@ -97,9 +97,9 @@ def check_tuned(name: str) -> None:
 
 def with_all_splits(loaded: LoadedConfig, choice: Choice) -> Choice:
     """A choice of tile and warps with the most programs a row that it may have then, in every bucket."""
-    depth = build_program(with_choices(loaded, TUNING, (choice,))).depths[0]
-    most = knobs_of(depth, choice.launch).split
-    return replace(choice, split=dict.fromkeys(depth.plan.buckets, most) if most else {})
+    built = build_program(with_choices(loaded, TUNING, (choice,))).shapes[0]
+    most = knobs_of(built, choice.launch).split
+    return replace(choice, split=dict.fromkeys(built.plan.buckets, most) if most else {})
 
 
 def crowd(name: str) -> None:

@@ -49,7 +49,7 @@ def test_any_choice_gives_the_same_bits(kind: str, arch: str, device: torch.devi
 
     loaded = load_text(config(kind, arch), EXAMPLES / "c.yaml", names(), needs)
     tuning = Tuning(arch, "", "", "", ())
-    plain = build_program(loaded).depths[0]
+    plain = build_program(loaded).shapes[0]
     default = variant(loaded, tmp_path / "default", device)
     for number in range(5):
         choices: list[Choice] = []
@@ -57,7 +57,7 @@ def test_any_choice_gives_the_same_bits(kind: str, arch: str, device: torch.devi
             knobs = knobs_of(plain, nodes[0].name)
             tile, warps = (values[number % len(values)] if values else None for values in (knobs.tiles, knobs.warps))
             choices += [Choice(node.name, None, tile, warps) for node in nodes]
-        built = build_program(with_choices(loaded, tuning, tuple(choices))).depths[0]
+        built = build_program(with_choices(loaded, tuning, tuple(choices))).shapes[0]
         cut = tuple(
             Choice(one.launch, None, one.tile, one.warps, dict.fromkeys((1, 6), most) if most else {})
             for one in choices
@@ -77,7 +77,7 @@ def variant(loaded, folder: Path, device: torch.device) -> Variant:
 def steps(one: Variant, bucket: int, device: torch.device) -> list[list[float]]:
     """All that three steps decide."""
     with on(device):
-        session = Session(one.depth.plan, one.backend, device, bucket, steps=3)
+        session = Session(one.shape.plan, one.backend, device, bucket, steps=3)
         found: list[list[float]] = []
         for _ in range(3):
             session.step()

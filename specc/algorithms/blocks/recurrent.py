@@ -38,8 +38,8 @@ def build_recurrent(scope: Scope, *, reads_hidden: bool, from_target: FromTarget
     scope.require_one_vocabulary()
     config, draft = scope.config, scope.draft
     scope.carry("bonus", "i32", limit="V")
-    scope.carry("topk_p", "f32", "K", limit=1, at=("topk",))
-    scope.carry("topk_index", "i64", "K", limit="V", at=("topk",))
+    scope.carry("topk_p", "f32", scope.candidates, limit=1, at=("topk",))
+    scope.carry("topk_index", "i64", scope.candidates, limit="V", at=("topk",))
     scope.carry("hidden", dtype_of(draft), draft.spec_width, at=("draft", "hidden_size"))
     carry_rows(scope)
     carry_lengths(scope)
@@ -89,14 +89,19 @@ def _fields(p: Value | None, index: Value) -> dict[str, Value]:
     return {"topk_index": index} if p is None else {"topk_p": p, "topk_index": index}
 
 
+def _candidates(scope: Scope, field: str) -> Value:
+    """The root's children [B, K] of a field; of those of the widest shape the best."""
+    carried = scope.b("carry.load", scope.rows, names=(field,), field=field)
+    return carried if scope.candidates == "K" else scope.b("tree.best", carried, names=(f"best_{field}",))
+
+
 def _prepare(scope: Scope, first: int) -> tuple[State, Value, Frontier, Value]:
     """Load the carry: the root, its children, and the slots [D, B, K] of the draft's forwards."""
     b = scope.b
     health, seq_lens = start(scope)
     with b.phase("prepare"):
         root = b("carry.load", scope.rows, names=("root",), field="bonus")
-        scores = b("carry.load", scope.rows, names=("topk_p",), field="topk_p")
-        tokens = b("carry.load", scope.rows, names=("topk_index",), field="topk_index")
+        scores, tokens = (_candidates(scope, field) for field in ("topk_p", "topk_index"))
         with b.at(scope.at("draft", "hidden_size")):
             hidden = b("carry.load", scope.rows, names=("carried_hidden",), field="hidden")
             hidden = b("tree.repeat", hidden, names=("frontier_hidden",))
@@ -105,7 +110,7 @@ def _prepare(scope: Scope, first: int) -> tuple[State, Value, Frontier, Value]:
             slots = b(
                 "kv.draft_slots", scope.req_to_token, scope.rows, seq_lens,
                 names=("draft_slots",), offset=first, page=scope.config.file.page_size,
-                room=scope.config.depths[-1].num_steps,
+                room=scope.config.deepest,
             )  # fmt: skip
     state = State(health, seq_lens, scope.kv_draft, scope.kv_target)
     return state, root, Frontier(tokens, scores, positions, hidden), slots

@@ -86,12 +86,15 @@ def children(
 ) -> tuple[Value | None, Value, Value, Source | None]:
     """The root's children: p f32[B, K], None if they are drawn, the tokens i64[B, K], and bad rows i1[B].
 
+    Those that are carried are as many as the widest shape has.
+
     Args, and what they were drawn from, as of `chosen`.
     """
     if drawn_drafts(scope):
         token, bad, source = chosen(scope, logits, lens, 0, names[1:], stem=stem, keep="K", carried=carried)
         return None, token, bad, source
-    p, token, bad = scope.pick("vocab.topk", logits, names)
+    axis = scope.candidates if carried else "K"
+    p, token, bad = scope.pick("vocab.topk", logits, names, axis=axis)
     return p, token, bad, None
 
 

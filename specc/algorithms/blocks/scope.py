@@ -115,6 +115,11 @@ class Scope:
         wanted = {name: key for name, key in TARGET_OUTPUTS.items() if name in self.config.file.outputs}
         return {name: f"i32[B, ?n, {target.depth}, {getattr(target, key)}]" for name, key in wanted.items()}
 
+    @property
+    def candidates(self) -> str:
+        """The axis of a root's carried children: of a shape that has as many branches as any, its branches."""
+        return "K" if self.config.widest == self.config.topk else "J"
+
     def require_one_vocabulary(self) -> None:
         """Refuse models of two vocabularies, for drafts whose tokens are the target's, or a mapped part of them.
 
@@ -184,7 +189,8 @@ def _declare_dims(module: Module, config: Config) -> None:
     }
     dims = (
         Dim("B", "request", config.max_batch, dynamic=True),
-        Dim("K", "branch", config.file.topk),
+        Dim("K", "branch", config.topk),
+        *([Dim("J", "candidate", config.widest)] if config.widest > config.topk else []),
         Dim("S", "step", config.num_steps),
         Dim("D", "forward", max(0, config.num_steps - 1)),
         Dim("N", "node", config.num_nodes),

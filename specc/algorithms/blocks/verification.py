@@ -124,9 +124,9 @@ def start(scope: Scope) -> tuple[Value, Value]:
 def verify(scope: Scope, state: State, nodes: Nodes, offers: str = "hidden_size") -> Accepted:
     """The target over the nodes, the accepted path, new lengths and bonus; ``offers`` as for `prefill_target`."""
     b = scope.b
-    tree = scope.config.file.topk > 1 and scope.config.num_steps > 0
+    tree = scope.config.shape.is_tree
     if tree and (nodes.parent is None or nodes.depth is None):
-        raise ValueError(f"topk is {scope.config.file.topk}, and these nodes are a chain: say Needs(trees=False)")
+        raise ValueError(f"topk is {scope.config.topk}, and these nodes are a chain: say Needs(trees=False)")
     begun = restriction.begin(scope, nodes.tokens, state.seq_lens, nodes.parent)
     positions, logits, hidden, extras = _target(scope, state, nodes, offers)
     with b.phase("verify"):

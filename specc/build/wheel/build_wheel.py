@@ -34,7 +34,7 @@ def emit_wheel(build: Build, directory: Path) -> list[Path]:
             specirs=specir_files(build),
             config_text=build.loaded.source,
             artifacts=list(build.artifacts.values()),
-            summary=f"{config.algorithm} decode step, {config.shape}, compiled by specc",
+            summary=f"{config.algorithm} decode step, {config.drafted}, compiled by specc",
             triton=triton_version() if build.artifacts else None,
         )
     except OSError as error:

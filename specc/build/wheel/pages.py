@@ -35,7 +35,7 @@ def package_page(package: str, plans: Mapping[str, Plan]) -> dict[str, Any]:
     fields = {
         "package": package,
         "summary": f"{plan.name}: {plan.summary}",
-        "depths": sorted(one.size("S") for one in plans.values()),
+        "shapes": [str(shape) for shape in sorted(one.shape for one in plans.values())],
         "bound": ", ".join(
             ["callbacks", plan.table]
             + ["kv_pools"] * bool(wanted(plan)["moved"])

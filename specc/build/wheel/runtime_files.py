@@ -21,7 +21,7 @@ _IMPORT = re.compile(r"^from (\.+)([\w.]+) import \(?(\w*)", re.MULTILINE)
 
 
 def runtime_files(plans: Sequence[Plan], folder: str) -> dict[str, str]:
-    """The files of the runtime by path below `folder`, for a program of these plans, one for each depth.
+    """The files of the runtime by path below `folder`, for a program of these plans, one for each shape.
 
     Semantics of ops that no plan has are left out, and capabilities that the program does without. All others are there
     byte for byte, but `LISTS`, which have lines of what is there.

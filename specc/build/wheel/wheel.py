@@ -99,9 +99,9 @@ def write_wheel(
         out_dir: folder, made if it is missing.
         name: the configuration's name.
         version: specc's version.
-        plans: path inside the package to the plan of every depth, `plan.json`, that of the deepest, first.
+        plans: path inside the package to the plan of every shape, `plan.json`, that of the deepest, first.
         sources: Triton sources, references of plugins' ops and a tuning file, path inside the package to text.
-        specirs: path inside the package to the lowered module of every depth as text.
+        specirs: path inside the package to the lowered module of every shape as text.
         config_text: the configuration as written.
         artifacts: machine code; none makes a wheel for the CPU backend alone.
         summary: one line for people; the archs are added.
@@ -250,7 +250,7 @@ def _manifest(
         specc=plan.specc,
         triton=triton,
         plan_format=FORMAT,
-        plans={one.size("S"): path for path, one in plans.items()},
+        plans={str(one.shape): path for path, one in plans.items()},
         torch=torch_minimum,
         archs=tuple(sorted({artifact.arch for artifact in artifacts})),
         artifacts=tuple(ordered),

@@ -11,8 +11,9 @@ from specc.config.models import Fact, ModelFacts
 from specc.config.presets import PRESETS, Preset
 from specc.config.presets.preset import Asked, Value
 from specc.config.resolution.sides import Side
-from specc.config.rules.legality import Checked
+from specc.config.rules.checked import Checked
 from specc.config.rules.needs import Needs
+from specc.config.rules.shapes import sound_shapes, trees, written_shapes
 from specc.config.schema import ConfigFile, ModelBlock
 from specc.support.diagnostics import Note
 from specc.support.location import Location
@@ -79,10 +80,13 @@ def _unsupported(checked: Checked, preset: Preset, algorithm: str | None) -> Non
     if algorithm is not None and algorithm not in preset.algorithms:
         hint = f"there are {', '.join(preset.algorithms)}"
         _refuse(checked, preset, f"the algorithm {algorithm} is not served", at.value("algorithm"), hint)
-    if file.topk > 1 and not preset.tree_masks and checked.sound("topk"):
-        _refuse(checked, preset, "trees are not served", at.value("topk"), "write topk: 1")
+    for tree in trees(checked) if not preset.tree_masks else ():
+        _refuse(checked, preset, "trees are not served", tree.at(checked, "topk"), "write topk: 1")
     if len(file.num_steps) > 1 and checked.sound("num_steps"):
         _refuse(checked, preset, "several num_steps are not served", at.value("num_steps"), "write one number")
+    if file.shapes is not None and checked.sound("shapes"):
+        hint = "write num_steps, topk and num_draft_tokens of one shape"
+        _refuse(checked, preset, "several shapes are not served", at.key("shapes"), hint)
     if file.verify not in preset.verifies and checked.sound("verify"):
         served = " or ".join(preset.verifies)
         _conflict(checked, preset, ("verify",), f"verify is {served}", served)
@@ -110,12 +114,12 @@ def _of_models(
     asked = Asked(
         models={side: model.values for side, model in facts.items() if model is not None},
         layouts={side: block.kv_layout for side, block in blocks.items() if block is not None and block.kv_layout},
-        topk=file.topk,
+        topk=max(shape.topk for shape in written_shapes(file)),
         ranks=file.tensor_parallel,
         head_rows=mapped and algorithm in preset.heads_of_target,
     )
     hints = {"topk": "write topk: 1", "token_map": "write tensor_parallel: 1"}
-    for path, what in preset.unserved(asked) if checked.sound("topk", "tensor_parallel") else ():
+    for path, what in preset.unserved(asked) if sound_shapes(checked) and checked.sound("tensor_parallel") else ():
         hint = hints.get(path[-1], "choose another model, or another engine")
         _refuse(checked, preset, f"{what} is not served", checked.places.value(*path), hint)
 
@@ -203,7 +207,7 @@ def _whole_text(
 
 def _with_mask(checked: Checked, preset: Preset, file: ConfigFile, target: ModelFacts | None) -> ConfigFile:
     """Return the file of a tree with a mask that the engine's attention reads, and what sizes it."""
-    if file.topk == 1 or not preset.tree_masks or not checked.sound("mask", "topk"):
+    if not trees(checked) or not preset.tree_masks or not checked.sound("mask"):
         return file
     if not checked.places.written("mask"):
         file = file.model_copy(update={"mask": preset.tree_masks[0]})
@@ -212,7 +216,7 @@ def _with_mask(checked: Checked, preset: Preset, file: ConfigFile, target: Model
         _conflict(checked, preset, ("mask",), f"the mask of a tree is {read}", read)
     longest = target.facts.get("context_length") if target is not None else None
     if file.mask == "full" and file.context_length is None and longest is not None:
-        length = preset.longest(int(longest.value), max(file.num_steps))
+        length = preset.longest(int(longest.value), max(shape.num_steps for shape in written_shapes(file)))
         file = file.model_copy(update={"context_length": length})
     return file
 

@@ -17,9 +17,11 @@ from specc.config.resolution.sharded import check_shards, with_heads, with_shard
 from specc.config.resolution.sides import facts_of, settle
 from specc.config.resolution.step_form import check_step
 from specc.config.resolution.tuning import read_tuning
-from specc.config.resolved import Config, Depth, ModelConfig
-from specc.config.rules.legality import Checked, check_file, check_models
+from specc.config.resolved import Config, ModelConfig
+from specc.config.rules.checked import Checked
+from specc.config.rules.legality import check_file, check_models
 from specc.config.rules.needs import Needs
+from specc.config.rules.shapes import settled_shapes
 from specc.config.rules.validate import validate_options
 from specc.config.schema import SAMPLING
 from specc.support.diagnostics import Note
@@ -56,17 +58,16 @@ def resolve(
     check_map(checked, target, draft, directory)
     target, draft = with_shards(checked, "target", target), with_shards(checked, "draft", draft)
     target, draft = with_heads(checked, "target", target), with_heads(checked, "draft", draft)
-    tuning = read_tuning(checked, directory)
+    tuning = read_tuning(checked, needed, directory)
     if checked.findings.errors or algorithm is None or target is None or options is None:
         return None
-    file, depths = checked.file, _depths(checked, needed)
+    file, shapes = checked.file, settled_shapes(checked.file, needed)
     config = Config(
         file=file,
         name=file.name or "",
         algorithm=algorithm,
-        num_steps=depths[-1].num_steps,
-        num_draft_tokens=depths[-1].num_nodes,
-        depths=depths,
+        shape=shapes[-1],
+        shapes=shapes,
         max_requests=file.max_requests or file.buckets[-1],
         sampling=tuple(name for name in SAMPLING if name in file.sampling),
         archs=archs,
@@ -76,14 +77,6 @@ def resolve(
         tuning=tuning,
     )
     return Resolved(config, {side: model for side, model in facts.items() if model is not None})
-
-
-def _depths(checked: Checked, needs: Needs) -> tuple[Depth, ...]:
-    """Return every depth with its number of nodes: what the file says, or as many as can be drafted."""
-    topk, nodes = checked.file.topk, checked.file.num_draft_tokens
-    if topk == 1 or nodes is None:
-        return tuple(Depth(steps, steps + 1) for steps in checked.file.num_steps)
-    return tuple(Depth(steps, min(nodes, needs.most_nodes(topk, steps))) for steps in checked.file.num_steps)
 
 
 def _algorithm(checked: Checked, algorithms: Sequence[str]) -> str | None:

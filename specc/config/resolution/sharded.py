@@ -7,7 +7,7 @@ from dataclasses import replace
 from specc.config.presets import PRESETS
 from specc.config.resolution.sides import Side
 from specc.config.resolved import ModelConfig
-from specc.config.rules.legality import Checked, refuse
+from specc.config.rules.checked import Checked, refuse
 from specc.support.diagnostics import Note
 
 GATHERED = "write logits: gathered, with which every rank has whole rows"

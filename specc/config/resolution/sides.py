@@ -15,8 +15,9 @@ from specc.config.models import Fact, ModelFacts, ModelUnreadableError, director
 from specc.config.models.hub import model_path
 from specc.config.resolution.reduced import token_map_of
 from specc.config.resolved import ModelConfig
-from specc.config.rules.legality import Checked
+from specc.config.rules.checked import Checked
 from specc.config.rules.needs import Needs
+from specc.config.rules.shapes import written_shapes
 from specc.config.rules.validate import broken_bound
 from specc.config.schema import REQUIRED_SIZES, HiddenSource, ModelBlock
 from specc.support.diagnostics import Note
@@ -48,7 +49,7 @@ def facts_of(checked: Checked, directory: Path, needs: Needs) -> dict[Side, Mode
     """
     target, draft = _facts(checked, "target", directory), _facts(checked, "draft", directory)
     if draft is not None and needs.modules is not None:
-        used = needs.modules(max(checked.file.num_steps))
+        used = needs.modules(max(shape.num_steps for shape in written_shapes(checked.file)))
         draft = _modules(checked, draft, used, _own_draft(checked, directory))
     return {"target": target, "draft": draft}
 
@@ -217,7 +218,7 @@ def _beside_keys_and_values(checked: Checked, side: Side, facts: Mapping[str, Fa
     if index is not None:
         message = f"'{side}' keeps {index.value} beside keys and values, which the program does not move"
         hint = "the engine keeps them in the slots of their tokens"
-        if checked.file.topk > 1:
+        if any(shape.topk > 1 for shape in written_shapes(checked.file)):
             hint += ", and moves those of the accepted path, which the output accept_index names"
         checked.findings.warning("config/more-state", message, at, hint=hint)
 

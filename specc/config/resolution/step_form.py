@@ -5,8 +5,9 @@ from __future__ import annotations
 from specc.config.presets import PRESETS
 from specc.config.presets.engine_tables import TablesBlock
 from specc.config.resolved import TARGET_OUTPUTS
-from specc.config.rules.legality import Checked, refuse
+from specc.config.rules.checked import Checked, refuse
 from specc.config.rules.needs import Needs
+from specc.config.rules.shapes import trees
 
 
 def check_step(checked: Checked, needs: Needs) -> None:
@@ -18,14 +19,16 @@ def check_step(checked: Checked, needs: Needs) -> None:
     if file.engine is not None and PRESETS[file.engine].rotates:  # what it does not have was said of the engine
         return
     hint = "write step: whole"
+    for tree in trees(checked) if needs.trees and file.shapes is None else ():
+        refuse(checked, True, f"a tree (topk: {tree.topk}) with step: rotated", (*tree.path, "topk"), hint)
     for key, name, what in (("sampling", "grammar", "grammars"), *_outputs()):
         listed: list[str] = list(getattr(file, key))
         wanted = name in listed and checked.sound(key)
         refuse(checked, wanted, f"{what} with step: rotated", (key, listed.index(name) if wanted else 0), hint)
     refuse(checked, file.engine is not None, f"step: rotated in {file.engine}", ("step",), hint)
     asked: dict[str, tuple[bool, str]] = {
-        "topk": (file.topk > 1 and needs.trees, f"a tree (topk: {file.topk})"),
         "num_steps": (len(file.num_steps) > 1, "a choice of several num_steps"),
+        "shapes": (file.shapes is not None, "a choice of several shapes"),
         "verify": (file.verify in ("rejection", "block"), f"verify: {file.verify}"),
         "logits": (file.logits == "sharded", "logits: sharded"),
     }

@@ -5,11 +5,13 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated
 
-from pydantic import Field, ValidationError
+from pydantic import BeforeValidator, Field, ValidationError
 
 from specc.config.block import Block
 from specc.config.chosen import Choice, Tuning
-from specc.config.rules.legality import Checked
+from specc.config.rules.checked import Checked
+from specc.config.rules.needs import Needs
+from specc.config.rules.shapes import settled_shapes, sound_shapes
 from specc.config.text.locations import Locations
 from specc.config.text.scalars import spell
 from specc.config.text.tree import read_tree
@@ -20,15 +22,22 @@ from specc.support.reading import read_regular, why_unreadable
 MAX_BYTES = 1 << 17
 """Largest file that is read, in bytes."""
 
+
+def _text_of_number(value: object) -> object:
+    """A chain's name is a number."""
+    return str(value) if isinstance(value, int) and not isinstance(value, bool) else value
+
+
 _Count = Annotated[int, Field(strict=True, ge=1, le=65535)]
 _Text = Annotated[str, Field(min_length=1, max_length=256)]
+_Shape = Annotated[str, BeforeValidator(_text_of_number), Field(min_length=1, max_length=32)]
 
 
 class ChoiceBlock(Block):
     """An entry of ``launches``."""
 
     launch: _Text
-    num_steps: _Count | None = None
+    shape: _Shape | None = None
     tile: _Count | None = None
     warps: _Count | None = None
     split: dict[Annotated[int, Field(strict=False, ge=1)], _Count] = Field(default_factory=dict[int, int])
@@ -44,7 +53,7 @@ class TuningFile(Block):
     launches: Annotated[list[ChoiceBlock], Field(max_length=512)]
 
 
-def read_tuning(checked: Checked, directory: Path) -> Tuning | None:
+def read_tuning(checked: Checked, needs: Needs, directory: Path) -> Tuning | None:
     """The file that ``tuning:`` names, relative to ``directory``; None without one, or where it cannot be read.
 
     Raises:
@@ -71,7 +80,7 @@ def read_tuning(checked: Checked, directory: Path) -> Tuning | None:
         block = _validated(places, findings)
         if block is not None:
             tuning = _tuning(block, places, text, str(path))
-            _check(checked, tuning, places, findings)
+            _check(checked, needs, tuning, places, findings)
     findings.raise_if_errors({file: text}, {file: str(path)})
     return tuning
 
@@ -93,31 +102,32 @@ def _validated(places: Locations, findings: Diagnostics) -> TuningFile | None:
 
 def _tuning(block: TuningFile, places: Locations, text: str, path: str) -> Tuning:
     choices = tuple(
-        Choice(one.launch, one.num_steps, one.tile, one.warps, one.split, places.value("launches", i, "launch"))
+        Choice(one.launch, one.shape, one.tile, one.warps, one.split, places.value("launches", i, "launch"))
         for i, one in enumerate(block.launches)
     )
     return Tuning(block.arch, block.gpu, block.specc, block.triton, choices, text, places.file, path)
 
 
-def _check(checked: Checked, tuning: Tuning, places: Locations, findings: Diagnostics) -> None:
-    """Compare with the configuration what needs no compiled program: architecture, depths, buckets, one entry each."""
+def _check(checked: Checked, needs: Needs, tuning: Tuning, places: Locations, findings: Diagnostics) -> None:
+    """Compare with the configuration what needs no compiled program: architecture, shapes, buckets, one entry each."""
     file = checked.file
     if checked.sound("archs") and list(file.archs) not in ([tuning.arch], ["native"]):
         note = Note(f"the program is for {', '.join(file.archs)}", checked.places.value("archs"))
         message = f"the choices were measured on {tuning.arch}, and hold for a program of that architecture alone"
         hint = f"write archs: [{tuning.arch}], or leave tuning out"
         findings.error("tuning/arch", message, places.value("arch"), hint=hint, notes=[note])
-    seen: set[tuple[str, int]] = set()
+    seen: set[tuple[str, str]] = set()
+    known = [str(shape) for shape in settled_shapes(file, needs)] if sound_shapes(checked) else []
     for i, one in enumerate(tuning.choices):
-        depths = file.num_steps if one.num_steps is None else [one.num_steps]
-        if one.num_steps is not None and one.num_steps not in file.num_steps:
-            message = f"the program has no depth of num_steps {one.num_steps}"
-            findings.error("tuning/no-launch", message, places.value("launches", i, "num_steps"))
-        twice = [depth for depth in depths if (one.launch, depth) in seen]
+        shapes = known if one.shape is None else [one.shape]
+        if one.shape is not None and known and one.shape not in known:
+            message = f"the program has no shape {one.shape}; there is {', '.join(known)}"
+            findings.error("tuning/no-launch", message, places.value("launches", i, "shape"))
+        twice = [shape for shape in shapes if (one.launch, shape) in seen]
         if twice:
             message = f"{one.launch} has an entry already"
             findings.error("tuning/no-launch", message, one.location, hint="write one entry for a launch")
-        seen |= {(one.launch, depth) for depth in depths}
+        seen |= {(one.launch, shape) for shape in shapes}
         for bucket in one.split:
             if checked.sound("buckets") and bucket not in file.buckets:
                 listed = ", ".join(map(str, file.buckets))

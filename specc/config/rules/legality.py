@@ -7,16 +7,15 @@ value to change with a note at the one it clashes with.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
-from itertools import pairwise
 from typing import cast
 
 from specc.config.resolved import TARGET_OUTPUTS, ModelConfig
+from specc.config.rules.checked import Checked, refuse
 from specc.config.rules.needs import Needs
-from specc.config.schema import REQUIRED, ConfigFile
-from specc.config.text.locations import Locations
+from specc.config.rules.shapes import check_shapes, origin, trees
+from specc.config.schema import REQUIRED
 from specc.ir.ops.tree import mask_width
-from specc.support.diagnostics import Diagnostics, Note
+from specc.support.diagnostics import Note
 from specc.support.location import Location
 
 MAX_BATCH = 65536
@@ -38,19 +37,6 @@ MAX_MASK_BYTES = 1 << 31
 """Most bytes that the mask of the largest batch may take."""
 
 
-@dataclass(frozen=True)
-class Checked:
-    """What a rule works with: the values, their places, and where findings go."""
-
-    file: ConfigFile
-    places: Locations
-    findings: Diagnostics
-
-    def sound(self, *keys: str) -> bool:
-        """Whether no error was reported yet at any of the top-level keys."""
-        return not any(self.places.broken(key) for key in keys)
-
-
 def check_file(checked: Checked, algorithm: str | None, needs: Needs) -> None:
     """Apply every rule that needs no model; ``needs`` is what the algorithm of this name asks for."""
     _required(checked)
@@ -65,8 +51,7 @@ def check_file(checked: Checked, algorithm: str | None, needs: Needs) -> None:
     _rows_drawn(checked)
     _drafts_drawn(checked, algorithm, needs)
     _logprobs(checked)
-    _depths(checked)
-    _width(checked, needs)
+    check_shapes(checked, needs)
     _mask(checked, needs)
     _one_sided(checked)
     _not_yet(checked)
@@ -91,9 +76,9 @@ def _algorithm(checked: Checked, algorithm: str | None, needs: Needs) -> None:
     if not needs.draft and at.written("draft"):
         message = "there is no draft model to describe"
         findings.error("legal/no-draft", message, at.key("draft"), hint="leave 'draft:' out", notes=[note])
-    if not needs.trees and checked.file.topk > 1 and checked.sound("topk"):
-        message = f"topk is {checked.file.topk}, and only chains are drafted"
-        findings.error("legal/chain-only", message, at.value("topk"), hint="write topk: 1", notes=[note])
+    for tree in trees(checked) if not needs.trees else ():
+        message = f"topk is {tree.topk}, and only chains are drafted"
+        findings.error("legal/chain-only", message, tree.at(checked, "topk"), hint="write topk: 1", notes=[note])
 
 
 def _buckets(checked: Checked) -> None:
@@ -157,72 +142,25 @@ def _written_archs(checked: Checked) -> list[str]:
     return [str(word).lower() for word in cast("list[object]", written)] if isinstance(written, list) else []
 
 
-def _depths(checked: Checked) -> None:
-    """Check that the depths ascend strictly, up to one that drafts."""
-    steps, at = checked.file.num_steps if checked.sound("num_steps") else [], checked.places
-    if max(steps, default=1) == 0:
-        message, hint = "num_steps is 0: nothing is ever drafted", "write a number from 1 to 16, or [0, 3]"
-        checked.findings.error("config/out-of-range", message, at.value("num_steps"), hint=hint)
-    for index, (one, more) in enumerate(pairwise(steps), start=1):
-        if more <= one:
-            note = Note("it follows this one", at.value("num_steps", index - 1))
-            message = f"num_steps must ascend, and {more} follows {one}"
-            hint = f"write {sorted(set(steps))}"
-            checked.findings.error(
-                "config/out-of-range", message, at.value("num_steps", index), hint=hint, notes=[note]
-            )
-
-
-def _width(checked: Checked, needs: Needs) -> None:
-    """Check N: S + 1 for a chain; for a tree from 2 up to all it can draft and the root."""
-    file, at = checked.file, checked.places
-    nodes, depth, width = file.num_draft_tokens, max(file.num_steps), file.topk
-    if not checked.sound("num_draft_tokens", "num_steps", "topk") or (width > 1 and not needs.trees):
-        return
-    if nodes is None:
-        if width > 1:
-            hint = f"write num_draft_tokens: a number from 2 to {needs.most_nodes(width, depth)}"
-            message = "a tree needs num_draft_tokens, the tokens the target verifies"
-            checked.findings.error("config/missing-key", message, at.value("topk"), hint=hint)
-        return
-    where = at.value("num_draft_tokens")
-    if width == 1 and nodes != depth + 1:
-        message = f"a chain of {depth} steps verifies {depth + 1} tokens, and num_draft_tokens is {nodes}"
-        notes = [_origin(checked, "num_steps", depth)]
-        hint = f"write num_draft_tokens: {depth + 1}, or leave the key out"
-        checked.findings.error("legal/chain-width", message, where, hint=hint, notes=notes)
-    largest = needs.most_nodes(width, depth)
-    if width > 1 and not 2 <= nodes <= largest:
-        message = f"a tree with topk {width} and num_steps {depth} has 2 to {largest} nodes, and not {nodes}"
-        notes = [_origin(checked, "topk", width), _origin(checked, "num_steps", depth)]
-        checked.findings.error("legal/tree-size", message, where, notes=notes)
-
-
-def _origin(checked: Checked, key: str, value: int) -> Note:
-    """Return a note that says what a key is and where that was written."""
-    if not checked.places.written(key):
-        return Note(f"{key} is {value} by default")
-    return Note(f"{key} is {value}", checked.places.value(key))
-
-
 def _mask(checked: Checked, needs: Needs) -> None:
-    """Check that the mask's mode fits the tree, and has what it needs."""
+    """Check that the mask's mode fits every tree, and has what it needs."""
     file, at = checked.file, checked.places
-    nodes = file.num_draft_tokens
-    if file.topk == 1 or nodes is None or not needs.trees:
+    sized = {shape: shape.nodes for shape in trees(checked) if shape.nodes is not None and needs.trees}
+    if not sized or not checked.sound("mask", "context_length"):
         return
-    if not checked.sound("mask", "num_draft_tokens", "topk", "context_length"):
-        return
-    if file.mask == "bitpacked" and nodes > MAX_PACKED_NODES:
-        message = f"a bitpacked mask holds at most {MAX_PACKED_NODES} nodes, and num_draft_tokens is {nodes}"
-        notes = [_origin(checked, "num_draft_tokens", nodes)]
-        checked.findings.error("legal/mask", message, at.value("mask"), hint="write mask: qlen", notes=notes)
+    for shape, nodes in sized.items():
+        if file.mask == "bitpacked" and nodes > MAX_PACKED_NODES:
+            message = f"a bitpacked mask holds at most {MAX_PACKED_NODES} nodes, and num_draft_tokens is {nodes}"
+            notes = [origin(checked, (*shape.path, "num_draft_tokens"), nodes)]
+            checked.findings.error("legal/mask", message, at.value("mask"), hint="write mask: qlen", notes=notes)
+            return
+    largest = max(sized, key=sized.__getitem__)
     if file.mask == "full" and file.context_length is None:
         message = "mask: full covers the whole text, and context_length does not say how long one may be"
-        where = at.value("mask" if at.written("mask") else "topk")
+        where = at.value("mask") if at.written("mask") else largest.at(checked, "topk")
         checked.findings.error("config/missing-key", message, where, hint="add 'context_length:'")
     elif file.mask == "full" and file.context_length is not None and checked.sound("buckets") and file.buckets:
-        size = file.buckets[-1] * mask_width("full", nodes, file.context_length)
+        size = file.buckets[-1] * mask_width("full", sized[largest], file.context_length)
         if size > MAX_MASK_BYTES:
             message = (
                 f"the mask would take {size} bytes at the largest bucket, and at most {MAX_MASK_BYTES} are supported"
@@ -274,9 +212,9 @@ def _draws(checked: Checked, key: str, value: str, algorithm: str, needs: Needs,
         note = Note(f"the algorithm is {algorithm}", at.value("algorithm"))
         message = f"{key}: {value} needs drafts that a model draws, and there is no draft model"
         findings.error(code, message, at.value(key), hint=hint, notes=[note])
-    elif checked.file.topk > 1 and needs.trees and checked.sound("topk"):
-        message = f"{key}: {value} is for chains, and topk is {checked.file.topk}"
-        notes = [_origin(checked, "topk", checked.file.topk)]
+    elif needs.trees and (drafted := trees(checked)):
+        message = f"{key}: {value} is for chains, and topk is {drafted[0].topk}"
+        notes = [origin(checked, (*drafted[0].path, "topk"), drafted[0].topk)]
         findings.error(code, message, at.value(key), hint=f"write topk: 1, or {hint[6:]}", notes=notes)
 
 
@@ -312,13 +250,6 @@ def _not_yet(checked: Checked) -> None:
     refuse(checked, aux, "hidden_source: aux of a draft", ("draft", "hidden_source"), None)
 
 
-def refuse(checked: Checked, wanted: bool, what: str, path: tuple[str | int, ...], hint: str | None) -> None:
-    """Report one thing that is not implemented, if the file wants it."""
-    if wanted:
-        message = f"{what} is not implemented in this version"
-        checked.findings.error("config/not-yet", message, checked.places.value(*path), hint=hint)
-
-
 def check_models(checked: Checked, target: ModelConfig | None, draft: ModelConfig | None) -> None:
     """Apply the rules about the two models; a model that could not be settled is None."""
     for side, model in (("target", target), ("draft", draft)):
@@ -329,9 +260,10 @@ def check_models(checked: Checked, target: ModelConfig | None, draft: ModelConfi
         if checked.file.best_logprobs > target.vocab_size and checked.sound("best_logprobs"):
             message = f"best_logprobs is {checked.file.best_logprobs}, and the target has {target.vocab_size} tokens"
             checked.findings.error("legal/logprobs", message, checked.places.value("best_logprobs"))
-    if draft is not None and checked.file.topk > draft.vocab_size and checked.sound("topk"):
-        message = f"topk is {checked.file.topk}, and the draft has {draft.vocab_size} tokens"
-        checked.findings.error("legal/tree-size", message, checked.places.value("topk"))
+    for tree in trees(checked) if draft is not None else ():
+        if draft is not None and tree.topk > draft.vocab_size:
+            message = f"topk is {tree.topk}, and the draft has {draft.vocab_size} tokens"
+            checked.findings.error("legal/tree-size", message, tree.at(checked, "topk"))
 
 
 def _target_outputs(checked: Checked, target: ModelConfig) -> None:

@@ -112,9 +112,9 @@ COUNTERS = (
     Series("specc_emitted_tokens", "Tokens handed to their requests.", lambda usage: usage.engine.stats.tokens),
     Series(
         "specc_decode_steps",
-        "Decode steps of the whole batch that were launched, by how many draft steps they had.",
-        Usage.steps_by_depth,
-        "num_steps",
+        "Decode steps of the whole batch that were launched, by their shape.",
+        lambda usage: {str(shape): steps for shape, steps in usage.steps_by_shape().items()},
+        "shape",
     ),
     Series("specc_prefills", "Prefills that were launched.", lambda usage: usage.engine.stats.prefills),
     Series(

@@ -1,4 +1,4 @@
-"""How long decode steps take on this machine, by depth and bucket: a policy of depths weighs acceptance against it."""
+"""How long decode steps take on this machine, by shape and bucket: a policy of shapes weighs acceptance against it."""
 
 from __future__ import annotations
 
@@ -7,8 +7,9 @@ import time
 import torch
 
 from specc.engine.engine import Engine
-from specc.runtime import AcceptanceDepth
-from specc.runtime.capabilities.depth import StepTimes
+from specc.runtime import AcceptanceShape
+from specc.runtime.capabilities.shape import StepTimes
+from specc.runtime.plan.shape import Shape
 
 WARM = 2
 """Steps before any is timed: the first ones compile, allocate or load."""
@@ -21,36 +22,36 @@ def step_times(engine: Engine, *, repeats: int = 8) -> StepTimes:
 
     Args:
         engine: its steps are timed; it may have requests, and counts none of these steps.
-        repeats: timed steps of each depth and bucket.
+        repeats: timed steps of each shape and bucket.
 
     Returns:
-        Milliseconds of a decode step, by num_steps and bucket.
+        Milliseconds of a decode step, by shape and bucket.
 
     Raises:
         ValueError: the program's logits are sharded over ranks, which may not choose by times of their own.
 
     """
     if engine.plan.ranks > 1:
-        raise ValueError("ranks choose a depth alike, and their times differ")
+        raise ValueError("ranks choose a shape alike, and their times differ")
     return {
-        num_steps: {bucket: _milliseconds(engine, num_steps, bucket, repeats) for bucket in plan.buckets}
-        for num_steps, plan in engine.program.plans.items()
+        shape: {bucket: _milliseconds(engine, shape, bucket, repeats) for bucket in plan.buckets}
+        for shape, plan in engine.program.plans.items()
     }
 
 
 def choose_by_times(engine: Engine) -> None:
-    """Choose depths by acceptance and by how long steps take here from now on; see `step_times`."""
-    engine.depth = AcceptanceDepth(list(engine.program.plans), times=step_times(engine))
+    """Choose shapes by acceptance and by how long steps take here from now on; see `step_times`."""
+    engine.shape = AcceptanceShape(list(engine.program.plans), times=step_times(engine))
 
 
-def _milliseconds(engine: Engine, num_steps: int, bucket: int, repeats: int) -> float:
+def _milliseconds(engine: Engine, shape: Shape, bucket: int, repeats: int) -> float:
     """Milliseconds of one step: the mean of those that are queued behind each other."""
     for _ in range(WARM):
-        engine.decode((), num_steps, bucket)
+        engine.decode((), shape, bucket)
     _wait(engine)
     start = time.perf_counter()
     for _ in range(repeats):
-        engine.decode((), num_steps, bucket)
+        engine.decode((), shape, bucket)
     _wait(engine)
     return (time.perf_counter() - start) * 1e3 / repeats
 

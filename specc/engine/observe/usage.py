@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 from specc.engine.engine import Engine
 from specc.runtime.plan.plan import Plan
+from specc.runtime.plan.shape import Shape
 
 
 class Usage:
@@ -17,9 +18,9 @@ class Usage:
     """
 
     def __init__(self, engine: Engine) -> None:
-        """Read the costs of a step from the plans, one for each depth: launches by bucket, and forwards."""
+        """Read the costs of a step from the plans, one for each shape: launches by bucket, and forwards."""
         self.engine = engine
-        self._costs = {num_steps: _Cost.read(plan) for num_steps, plan in engine.program.plans.items()}
+        self._costs = {shape: _Cost.read(plan) for shape, plan in engine.program.plans.items()}
         self._buckets = engine.plan.buckets
 
     @property
@@ -31,11 +32,11 @@ class Usage:
     def launches(self) -> int:
         """Launches of generated kernels, in graphs or not."""
         decodes = Counter(self.engine.stats.decodes)
-        return sum(n * self._costs[steps].launches[self._bucket(rows)] for (rows, steps), n in decodes.items())
+        return sum(n * self._costs[shape].launches[self._bucket(rows)] for (rows, shape), n in decodes.items())
 
     def forwards(self) -> int:
         """Forwards of target and draft, in graphs or not."""
-        return sum(n * self._costs[steps].forwards for steps, n in self.steps_by_depth().items())
+        return sum(n * self._costs[shape].forwards for shape, n in self.steps_by_shape().items())
 
     def eager_steps(self) -> int:
         """Steps that a program without graphs launched kernel by kernel."""
@@ -49,11 +50,11 @@ class Usage:
         """Batch rows without a request: graphs run a whole bucket, other steps no more rows than there are."""
         return sum(steps * (self._bucket(rows) - rows) for rows, steps in self._batches()) if self.captured else 0
 
-    def steps_by_depth(self) -> Counter[int]:
-        """Steps by how many draft steps they had."""
-        counts: Counter[int] = Counter()
-        for (_, num_steps), steps in Counter(self.engine.stats.decodes).items():
-            counts[num_steps] += steps
+    def steps_by_shape(self) -> Counter[Shape]:
+        """Steps by their shape."""
+        counts: Counter[Shape] = Counter()
+        for (_, shape), steps in Counter(self.engine.stats.decodes).items():
+            counts[shape] += steps
         return counts
 
     def drafted(self) -> dict[int, int]:
@@ -80,7 +81,7 @@ class Usage:
 
 @dataclass(frozen=True)
 class _Cost:
-    """What a decode step of one depth takes: kernel launches by bucket, and forwards."""
+    """What a decode step of one shape takes: kernel launches by bucket, and forwards."""
 
     launches: dict[int, int]
     forwards: int

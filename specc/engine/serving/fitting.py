@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import torch
 from torch import Tensor
@@ -11,16 +11,18 @@ from specc.engine.errors import EngineError, UnsupportedModelError
 from specc.engine.models.causal_models import CausalModel, TargetModel
 from specc.engine.models.drafts import Draft
 from specc.engine.serving.checking import check_scores
+from specc.runtime import AcceptanceShape, FixedShape, ShapePolicy
 from specc.runtime.plan.plan import RANK, TOKEN_MAP, Plan
+from specc.runtime.plan.shape import Shape, listed, named
 
 DEFAULT_CONTEXT = 1024
 """Context length to serve if the models can, in tokens."""
 
 
-def check_program(plan: Plan, models: Mapping[str, TargetModel | Draft]) -> None:
+def check_program(plan: Plan, models: Mapping[str, TargetModel | Draft], *, trees: bool) -> None:
     """Raise EngineError or DiagnosticError for models that are not those of the program.
 
-    UnsupportedModelError for what it asks of them and no model here can give.
+    UnsupportedModelError for what it asks of them and no model here can give. ``trees``: whether any shape is one.
     """
     if plan.rotated:
         what = "the program leaves the target's forward to the engine (`step: rotated`), this engine runs whole steps"
@@ -37,8 +39,19 @@ def check_program(plan: Plan, models: Mapping[str, TargetModel | Draft]) -> None
     if plan.serving.extras:
         wanted = ", ".join(plan.serving.extras)
         raise UnsupportedModelError(f"the program hands out {wanted}, which the engine's models do not give")
-    if plan.size("K") > 1 and plan.serving.mask_mode is None:
+    if trees and plan.serving.mask_mode is None:
         raise UnsupportedModelError("the program gives the target no tree mask (`mask: none`), this engine needs one")
+
+
+def shape_policy(wanted: ShapePolicy | Shape | str | int | None, known: Sequence[Shape]) -> ShapePolicy:
+    """What chooses among the shapes of a program; always one of them where it is named. EngineError for no such one."""
+    if wanted is None:
+        return AcceptanceShape(known)
+    if not isinstance(wanted, tuple | str | int):
+        return wanted
+    if (shape := named(known, wanted)) is None:
+        raise EngineError(f"the program has no shape {wanted}; there is {listed(known)}")
+    return FixedShape(shape)
 
 
 def check_models(models: Mapping[str, TargetModel | Draft], max_context: int) -> None:

@@ -10,6 +10,7 @@ from typing import Any, TypeAlias
 from specc.engine.errors import ContractError, OutOfRoomError
 from specc.engine.serving.request import Request, Score
 from specc.runtime.health import faults
+from specc.runtime.plan.shape import Shape
 
 Emitted: TypeAlias = tuple[Sequence[int], Sequence[Score]]
 """Tokens, and what the program says of each; nothing of one that hands out no log-probabilities."""
@@ -22,23 +23,23 @@ class InFlight:
     """A prefill, or a decode step, whose results are on their way to the host.
 
     requests: row by row; stays: the stay of each that it was launched for. copy: has `wait() -> HostResult`.
-    num_steps: draft steps of a decode step, None of a prefill.
+    shape: of a decode step, None of a prefill.
     """
 
     requests: Sequence[Request]
     stays: Sequence[int]
     copy: Any
-    num_steps: int | None
+    shape: Shape | None
 
     @classmethod
-    def launched(cls, requests: Sequence[Request], result: Any, num_steps: int | None) -> InFlight:
+    def launched(cls, requests: Sequence[Request], result: Any, shape: Shape | None) -> InFlight:
         """Queue the copy of a launch's result to the host; nothing waits."""
-        return cls(requests, [request.stay for request in requests], result.start_copy(), num_steps)
+        return cls(requests, [request.stay for request in requests], result.start_copy(), shape)
 
     @property
     def is_prefill(self) -> bool:
         """Whether it is a prefill."""
-        return self.num_steps is None
+        return self.shape is None
 
     def live(self) -> Iterator[tuple[int, Request]]:
         """Rows whose results count, with their requests: those that have not left since."""

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from specc.engine.serving.request import ABORT, Request
+from specc.runtime.plan.shape import Shape
 
 
 @dataclass
@@ -15,7 +16,7 @@ class Stats:
     """Counts since the engine was made.
 
     A request-step is one request in one decode step. finished: requests by why they did. tokens: emitted and kept.
-    prefills: prefill calls. decodes: decode steps of the whole batch, by their requests and their draft steps.
+    prefills: prefill calls. decodes: decode steps of the whole batch, by their requests and their shape.
     idle: how many of both had no request, for the sake of other ranks. shared_tokens: tokens of prefilled texts whose
     keys and values were there already. accept_lens: how many request-steps committed how many tokens, bonus included.
     depths: how many had how many draft steps. Neither counts those that nobody read, for their request had left, and
@@ -28,7 +29,7 @@ class Stats:
     finished: Counter[str] = field(default_factory=Counter)
     tokens: int = 0
     prefills: int = 0
-    decodes: Counter[tuple[int, int]] = field(default_factory=Counter)
+    decodes: Counter[tuple[int, Shape]] = field(default_factory=Counter)
     idle: int = 0
     shared_tokens: int = 0
     accept_lens: Counter[int] = field(default_factory=Counter)
@@ -40,27 +41,27 @@ class Stats:
     prefill_seconds: float = 0.0
     decode_seconds: float = 0.0
 
-    def launched(self, requests: Sequence[Request], seconds: float, num_steps: int | None) -> None:
-        """Count the launch of a decode step with so many draft steps, or of a prefill, which has none."""
+    def launched(self, requests: Sequence[Request], seconds: float, shape: Shape | None) -> None:
+        """Count the launch of a decode step of a shape, or of a prefill, which has none."""
         self.idle += not requests
-        if num_steps is not None:
-            self.decodes[len(requests), num_steps] += 1
+        if shape is not None:
+            self.decodes[len(requests), shape] += 1
             self.decode_seconds += seconds
         else:
             self.prefills += 1
             self.shared_tokens += sum(request.shared for request in requests)
             self.prefill_seconds += seconds
 
-    def read(self, live: Iterable[tuple[int, Request]], result: Any, seconds: float, num_steps: int | None) -> None:
+    def read(self, live: Iterable[tuple[int, Request]], result: Any, seconds: float, shape: Shape | None) -> None:
         """Count the results of rows, given with their requests, that were waited for so long; as `launched`."""
         rows = [index for index, _ in live]
         self.saw_health(result.health[row] for row in rows)
-        if num_steps is None:
+        if shape is None:
             self.prefill_seconds += seconds
         else:
             accepted = [length for row in rows if (length := int(result.accept_lens[row]))]
             self.accept_lens.update(accepted)
-            self.depths[num_steps] += len(accepted)
+            self.depths[shape.num_steps] += len(accepted)
             self.decode_seconds += seconds
 
     def saw_health(self, words: Iterable[int]) -> None:

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from itertools import pairwise
 
-from specc.build.build import DepthBuild
+from specc.build.build import ShapeBuild
 from specc.explain.brief import spans
 from specc.explain.page.drafting import Drafting, drafting
 from specc.explain.program import Step, steps
@@ -101,7 +101,7 @@ class Page:
         return others or [node.name]
 
 
-def gather(built: DepthBuild) -> Page:
+def gather(built: ShapeBuild) -> Page:
     """What there is to tell of one depth."""
     return Page(tell(built), drafting(built.plan))
 

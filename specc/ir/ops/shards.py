@@ -53,16 +53,16 @@ OPS = (
     OpDef(
         "vocab.topk_part",
         f"{_SHARD} -> record: i64[1, B, *x, $words]",
-        "What a rank knows of ``vocab.topk`` by its columns: K values with their tokens, and the largest value, the sum"
-        " of exponentials and whether there is NaN in one word more.",
+        "What a rank knows of ``vocab.topk`` by its columns: values with their tokens, the largest value, the sum of"
+        " exponentials, and whether there is NaN in one word more.",
         {"words": range(2, LARGEST["branch"] + 2), "chunks": _CHUNKS},
         traits=frozenset({Trait.REDUCES, Trait.SUMS}),
     ),
     OpDef(
         "vocab.topk_merge",
-        f"{_RECORDS} -> p: f32[B, *x, K], index: i64<$of>[B, *x, K], bad: i1[B, *x]",
+        f"{_RECORDS} -> p: f32[B, *x, $axis], index: i64<$of>[B, *x, $axis], bad: i1[B, *x]",
         "``vocab.topk`` of the records of all ranks; ``of`` as for ``vocab.argmax_merge``.",
-        {"of": str},
+        {"axis": str, "of": str},
         traits=frozenset({Trait.SUMS}),
     ),
 )

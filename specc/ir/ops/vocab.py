@@ -19,8 +19,9 @@ OPS = (
     ),
     OpDef(
         "vocab.topk",
-        "logits: T[B, *x, ?v], rows: i64[B] -> p: f32[B, *x, K], index: i64<?v>[B, *x, K], bad: i1[B, *x]",
-        "The K most probable tokens of every row, softmax in f32 over the whole vocabulary.",
+        "logits: T[B, *x, ?v], rows: i64[B] -> p: f32[B, *x, $axis], index: i64<?v>[B, *x, $axis], bad: i1[B, *x]",
+        "The most probable tokens of every row, as many as ``axis`` has, softmax in f32 over the whole vocabulary.",
+        {"axis": str},
         traits=frozenset({Trait.REDUCES, Trait.SUMS}),
     ),
     OpDef(

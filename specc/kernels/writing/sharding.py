@@ -38,14 +38,14 @@ class Part(Composed):
     tile: ClassVar[int]
     """Most elements of a tile."""
 
-    def keys(self, module: Module) -> int:
+    def keys(self, reduction: Op) -> int:
         """Keys that a program keeps of a row; none where it keeps the largest value."""
         return 0
 
     def programs(self, module: Module, reduction: Op) -> int:
         """Programs that share a row, a power of two: as many as there are chunks, if the last one can combine them."""
         rows = power_of_two(vocabulary.rows_of(module, reduction))
-        most = min(_PARTIALS // rows, vocabulary.most_of_one(self.keys(module)))
+        most = min(_PARTIALS // rows, vocabulary.most_of_one(self.keys(reduction)))
         return max(1, min(int(reduction.attrs["chunks"]), most))
 
     def each(self, module: Module, reduction: Op) -> int:

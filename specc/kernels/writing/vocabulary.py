@@ -122,6 +122,11 @@ def ranks(reduction: Op) -> bool:
     return reduction.opcode == "vocab.topk"
 
 
+def ranked(module: Module, reduction: Op) -> int:
+    """How many of the largest of a row an op gives."""
+    return module.size(str(reduction.attrs["axis"]))
+
+
 def block(module: Module, reduction: Op) -> int:
     """Elements of one tile of a logits row; small vocabularies take the next power of two.
 
@@ -169,7 +174,7 @@ def widest_group(vocab: int, size: int, branches: int, most: int) -> int:
 def most_splits(module: Module, reduction: Op) -> int:
     """Most programs that share a row, a power of two, where one program combines the partials of all rows."""
     if ranks(reduction):
-        return most_of_one(module.size("K"))
+        return most_of_one(ranked(module, reduction))
     return max(1, min(MAX_SPLITS, _PARTIALS // power_of_two(scanned_rows(module, reduction))))
 
 
@@ -195,17 +200,17 @@ def least(costs: Mapping[int, int]) -> int:
 
 def split_costs(module: Module, reduction: Op, batch: int, cost: Cost) -> dict[int, int]:
     """The time, in tiles, by programs per row: the number of waves over the device, and of tiles in a program."""
-    size, ranked = block(module, reduction), ranks(reduction)
+    size, by_rank = block(module, reduction), ranks(reduction)
     tiles_ = tile_count(module, reduction)
     each_row = scanned_rows(module, reduction)
     rows = batch * each_row
-    tail = (cost.tail + _RANKING * (ranked and each_row > 1)) // size
+    tail = (cost.tail + _RANKING * (by_rank and each_row > 1)) // size
 
     def time(count: int) -> int:
         waves, each = -(-rows * count // cost.wave), -(-tiles_ // count)
         # Programs that compute side by side are slower than one, but for what each waits for: its tiles come in turn.
-        alone = each if ranked else 0
-        if ranked and each * group(module, reduction, module.size("K")) > _COLUMN:
+        alone = each if by_rank else 0
+        if by_rank and each * group(module, reduction, ranked(module, reduction)) > _COLUMN:
             alone += _LONG // size
         return waves * (each + tail) + alone
 

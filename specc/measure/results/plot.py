@@ -30,9 +30,7 @@ def draw(measurement: Measurement, path: Path) -> None:
         _draw_compared(panels[-1], measurement)
     last = panels[len(measurement.buckets) - 1]
     last.set_xlabel("microseconds; the mark is the floor: an empty launch, or a copy of as many bytes")
-    figure.suptitle(
-        f"{measurement.name}: {measurement.algorithm}, num_steps {measurement.num_steps}, on {measurement.gpu}"
-    )
+    figure.suptitle(f"{measurement.name}: {measurement.algorithm}, shape {measurement.shape}, on {measurement.gpu}")
     save(figure, path, measurement.name)
 
 

@@ -71,7 +71,7 @@ class Measurement:
     Attributes:
         name: of the configuration.
         algorithm: how it drafts.
-        num_steps: the depth that was measured.
+        shape: the one that was measured.
         gpu: the GPU's name, None without one.
         arch: what the machine code is for, None without any.
         versions: of specc, torch and triton, and of the driver.
@@ -85,7 +85,7 @@ class Measurement:
 
     name: str
     algorithm: str
-    num_steps: int
+    shape: str
     gpu: str | None
     arch: str | None
     versions: Mapping[str, str]

@@ -14,7 +14,7 @@ from specc.support.render import printable
 def tables(measurement: Measurement) -> Iterator[Table | Text]:
     """A heading, a table for every bucket, what the host pays, and what was compared with an engine's kernels."""
     where = f"on {measurement.gpu}" if measurement.gpu else "not measured: no GPU"
-    yield Text(printable(f"{measurement.name}: {measurement.algorithm}, num_steps {measurement.num_steps}, {where}"))
+    yield Text(printable(f"{measurement.name}: {measurement.algorithm}, shape {measurement.shape}, {where}"))
     for one in measurement.buckets:
         yield _bucket(one)
     if measurement.host:

@@ -63,11 +63,11 @@ class Found:
         return min(here or [gain.ratio.median for gain in self.gains])
 
 
-def tuning_text(tuning: Tuning, winners: Sequence[Found], steps: Mapping[int, Sequence[Gain]]) -> str:
-    """A tuning file that reads back as ``tuning``; ``steps`` are the gains of whole steps by num_steps."""
+def tuning_text(tuning: Tuning, winners: Sequence[Found], steps: Mapping[str, Sequence[Gain]]) -> str:
+    """A tuning file that reads back as ``tuning``; ``steps`` are the gains of whole steps by shape."""
     lines = [HEAD.rstrip()]
-    for depth, gains in steps.items():
-        several = f", num_steps {depth}" if len(steps) > 1 else ""
+    for shape, gains in steps.items():
+        several = f", shape {shape}" if len(steps) > 1 else ""
         lines.append(f"# a whole step, without the forwards{several}: {', '.join(map(str, gains))}")
     named = {"gpu": tuning.gpu, "arch": tuning.arch, "specc": tuning.specc, "triton": tuning.triton}
     lines += [f"{key}: {json.dumps(value)}" for key, value in named.items()]
@@ -81,7 +81,7 @@ def tuning_text(tuning: Tuning, winners: Sequence[Found], steps: Mapping[int, Se
 
 def _entry(choice: Choice) -> list[str]:
     lines = [f"  - launch: {choice.launch}"]
-    words = {"num_steps": choice.num_steps, "tile": choice.tile, "warps": choice.warps}
+    words = {"shape": choice.shape, "tile": choice.tile, "warps": choice.warps}
     lines += [f"    {key}: {value}" for key, value in words.items() if value is not None]
     if choice.split:
         lines.append(f"    split: {{{', '.join(f'{bucket}: {split}' for bucket, split in choice.split.items())}}}")

@@ -78,8 +78,8 @@ class Timed:
 
 
 @dataclass(frozen=True)
-class Depth:
-    """One depth of a configuration while it is tuned: its variants, the default first."""
+class TunedShape:
+    """One shape of a configuration while it is tuned: its variants, the default first."""
 
     variants: Mapping[Pair, Variant]
     kernels: Mapping[str, Timed]
@@ -93,19 +93,19 @@ class Depth:
 
     def session(self, bucket: int, variant: Variant) -> Session:
         """The program's step on inputs of its own, the same for every variant."""
-        plan = variant.depth.plan
+        plan = variant.shape.plan
         return Session(plan, variant.backend, self.device, bucket, steps=WARM_UPS + COPIES)
 
 
-def tune_depth(
+def tune_shape(
     loaded: LoadedConfig, tuning: Tuning, at: int, device: torch.device, seconds: float, on_done: OnDone
 ) -> list[Found]:
-    """The choices for one depth of a configuration.
+    """The choices for one shape of a configuration.
 
     Args:
         loaded: the configuration; choices that it has are not looked at.
         tuning: what the file will say besides choices.
-        at: which of its depths.
+        at: which of its shapes.
         device: a CUDA device.
         seconds: after so many no more candidates are tried; compiling them does not count.
         on_done: told of progress.
@@ -115,17 +115,19 @@ def tune_depth(
 
     """
     gc.freeze()  # captures collect garbage, and what has been imported is none
-    with _depth(loaded, tuning, at, device, on_done) as depth, on(device):
-        _explore(depth, seconds, on_done)
-        _compare(depth, on_done)
-        return [winner for timed in depth.kernels.values() for winner in _chosen(depth, timed)]
+    with _shape(loaded, tuning, at, device, on_done) as shape, on(device):
+        _explore(shape, seconds, on_done)
+        _compare(shape, on_done)
+        return [winner for timed in shape.kernels.values() for winner in _chosen(shape, timed)]
 
 
 @contextmanager
-def _depth(loaded: LoadedConfig, tuning: Tuning, at: int, device: torch.device, on_done: OnDone) -> Iterator[Depth]:
+def _shape(
+    loaded: LoadedConfig, tuning: Tuning, at: int, device: torch.device, on_done: OnDone
+) -> Iterator[TunedShape]:
     """Build, compile and load every variant."""
     build = build_program(with_choices(loaded, tuning, ()))
-    plain = build.depths[at]
+    plain = build.shapes[at]
     kernels = kernels_of(plain)
     wanted = {pair for nodes in kernels.values() for pair in pairs_of(plain, nodes[0].name)} - {DEFAULT}
     choices = {pair: choices_of(plain, kernels, pair) for pair in sorted(wanted, key=str)}
@@ -137,33 +139,33 @@ def _depth(loaded: LoadedConfig, tuning: Tuning, at: int, device: torch.device, 
     with tempfile.TemporaryDirectory(prefix="specc-tune-") as folder:
         for number, (pair, one) in enumerate(builds.items()):
             variant = compiled(one, at, pair, Path(folder, str(number)), device)
-            if variant is not None and variant.depth.plan.buffers == plain.plan.buffers:
+            if variant is not None and variant.shape.plan.buffers == plain.plan.buffers:
                 variants[pair] = variant
             on_done("loading", 0.25 + 0.05 * (number + 1) / len(builds))
         timed = {kernel: Timed(nodes) for kernel, nodes in kernels.items()}
-        yield Depth(variants, timed, plain.plan.buckets, device)
+        yield TunedShape(variants, timed, plain.plan.buckets, device)
 
 
-def _explore(depth: Depth, seconds: float, on_done: OnDone) -> None:
+def _explore(shape: TunedShape, seconds: float, on_done: OnDone) -> None:
     """Time every candidate of every kernel in every bucket, as long as there is time."""
-    total, done = max(1, len(depth.kernels) * len(depth.buckets)), 0
-    for bucket in depth.buckets:
-        session = depth.session(bucket, depth.default)
+    total, done = max(1, len(shape.kernels) * len(shape.buckets)), 0
+    for bucket in shape.buckets:
+        session = shape.session(bucket, shape.default)
         for node in session.launches():
-            timed = depth.kernels.get(node.kernel)
+            timed = shape.kernels.get(node.kernel)
             if timed is None or node is not timed.nodes[0]:
                 continue
-            _try_all(depth, session, timed, bucket, time.monotonic() + seconds / total)
+            _try_all(shape, session, timed, bucket, time.monotonic() + seconds / total)
             done += 1
             on_done(f"timed {node.name} at {bucket}", 0.3 + 0.5 * done / total)
 
 
-def _try_all(depth: Depth, session: Session, timed: Timed, bucket: int, until: float) -> None:
+def _try_all(shape: TunedShape, session: Session, timed: Timed, bucket: int, until: float) -> None:
     """Candidates for one launch in one bucket, from the memory that it finds."""
     node = timed.nodes[0]
     bench = Bench(session, node)
-    ours = bench.graph(depth.default, node)
-    for variant in _in_order(depth, node):
+    ours = bench.graph(shape.default, node)
+    for variant in _in_order(shape, node):
         for split in _splits(variant, node, bucket):
             if time.monotonic() > until and timed.best.get(DEFAULT, {}).get(bucket):
                 return
@@ -178,10 +180,10 @@ def _try_all(depth: Depth, session: Session, timed: Timed, bucket: int, until: f
                 best[bucket] = split, gain
 
 
-def _in_order(depth: Depth, node: Launch) -> list[Variant]:
+def _in_order(shape: TunedShape, node: Launch) -> list[Variant]:
     """The variants that a launch has, specc's own tile and warps first."""
-    wanted = pairs_of(depth.default.depth, node.name)
-    variants = [variant for pair, variant in depth.variants.items() if pair in wanted]
+    wanted = pairs_of(shape.default.shape, node.name)
+    variants = [variant for pair, variant in shape.variants.items() if pair in wanted]
     return [variant for variant in variants if _launch(variant, node.name).kernel not in variant.refused]
 
 
@@ -196,7 +198,7 @@ def _splits(variant: Variant, node: Launch, bucket: int) -> list[int]:
 
 
 def _launch(variant: Variant, name: str) -> Launch:
-    nodes = variant.depth.plan.nodes("step")
+    nodes = variant.shape.plan.nodes("step")
     return next(node for node in nodes if isinstance(node, Launch) and node.name == name)
 
 
@@ -268,30 +270,30 @@ def bits(tensor: Tensor) -> Tensor:
     return tensor.contiguous().view(torch.uint8)
 
 
-def _compare(depth: Depth, on_done: OnDone) -> None:
+def _compare(shape: TunedShape, on_done: OnDone) -> None:
     """A thorough comparison of every kernel's finalists with the default, and of the default with itself."""
-    for number, bucket in enumerate(depth.buckets):
-        session = depth.session(bucket, depth.default)
+    for number, bucket in enumerate(shape.buckets):
+        session = shape.session(bucket, shape.default)
         for node in session.launches():
-            timed = depth.kernels.get(node.kernel)
+            timed = shape.kernels.get(node.kernel)
             if timed is not None and node is timed.nodes[0]:
-                _compare_launch(depth, Bench(session, node), timed, bucket)
-        on_done(f"compared the best at {bucket}", 0.8 + 0.2 * (number + 1) / len(depth.buckets))
+                _compare_launch(shape, Bench(session, node), timed, bucket)
+        on_done(f"compared the best at {bucket}", 0.8 + 0.2 * (number + 1) / len(shape.buckets))
 
 
-def _compare_launch(depth: Depth, bench: Bench, timed: Timed, bucket: int) -> None:
+def _compare_launch(shape: TunedShape, bench: Bench, timed: Timed, bucket: int) -> None:
     node = timed.nodes[0]
-    ours, twin = bench.graph(depth.default, node), bench.graph(depth.default, node)
+    ours, twin = bench.graph(shape.default, node), bench.graph(shape.default, node)
     itself = bench.gain(ours, twin, THOROUGH)
     noise = noise_of(itself)
-    for pair in timed.finalists(depth.buckets):
+    for pair in timed.finalists(shape.buckets):
         if bucket in timed.best[pair]:
-            variant, (split, _) = depth.variants[pair], timed.best[pair][bucket]
+            variant, (split, _) = shape.variants[pair], timed.best[pair][bucket]
             other = bench.graph(variant, cut(variant, node, bucket, split))
             timed.gains.setdefault(pair, []).append(Gain(bucket, bench.gain(ours, other, THOROUGH), noise))
 
 
-def _chosen(depth: Depth, timed: Timed) -> list[Found]:
+def _chosen(shape: TunedShape, timed: Timed) -> list[Found]:
     """The best finalist that is nowhere slower and somewhere faster by more than the noise, if there is one.
 
     Every bucket may keep the split that it has with specc's own tile and warps.
@@ -299,14 +301,14 @@ def _chosen(depth: Depth, timed: Timed) -> list[Found]:
     candidates: list[tuple[float, Pair, list[Gain]]] = []
     for pair, gains in timed.gains.items():
         kept = [gain for gain in gains if gain.better] if pair == DEFAULT else gains
-        whole = pair == DEFAULT or len(kept) == len(depth.buckets)
+        whole = pair == DEFAULT or len(kept) == len(shape.buckets)
         if whole and any(gain.better for gain in kept) and not any(gain.slower for gain in kept):
             candidates.append((sum(math.log(gain.ratio.median) for gain in kept), pair, kept))
     if not candidates:
         return []
     _, pair, gains = max(candidates, key=lambda one: one[0])
     splits = {gain.bucket: timed.best[pair][gain.bucket][0] for gain in gains}
-    steps = depth.default.depth.num_steps if len(depth.default.depth.loaded.config.depths) > 1 else None
+    name = str(shape.default.shape.shape) if len(shape.default.shape.loaded.config.shapes) > 1 else None
     kept = {bucket: split for bucket, split in splits.items() if split}
-    choices = tuple(Choice(node.name, steps, *pair, kept) for node in timed.nodes)
-    return [Found(choices, described(depth.default.depth, timed.nodes[0].name), tuple(gains))]
+    choices = tuple(Choice(node.name, name, *pair, kept) for node in timed.nodes)
+    return [Found(choices, described(shape.default.shape, timed.nodes[0].name), tuple(gains))]

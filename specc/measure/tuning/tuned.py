@@ -19,7 +19,7 @@ from specc.measure.results.ratios import Ratio
 from specc.measure.session import Session, on
 from specc.measure.timing import WARM_UPS, capture, pairs
 from specc.measure.tuning.file import LEAST_NOISE, Found, Gain
-from specc.measure.tuning.search import COPIES, OnDone, bits, tune_depth
+from specc.measure.tuning.search import COPIES, OnDone, bits, tune_shape
 from specc.measure.tuning.variants import DEFAULT, Variant, compiled, with_choices
 from specc.runtime.backends.cuda import device_arch
 from specc.version import __version__
@@ -37,17 +37,17 @@ class Tuned:
     Attributes:
         tuning: what the file says.
         found: the choices with what they gained, one for every kernel that has any.
-        steps: gains of whole steps by num_steps; none where nothing was chosen.
+        steps: gains of whole steps by shape; none where nothing was chosen.
 
     """
 
     tuning: Tuning
     found: tuple[Found, ...]
-    steps: dict[int, list[Gain]]
+    steps: dict[str, list[Gain]]
 
 
 def tune(loaded: LoadedConfig, device: torch.device, seconds: float, on_done: OnDone) -> Tuned:
-    """Search choices for every depth of a configuration; ``seconds`` are for timing all of them.
+    """Search choices for every shape of a configuration; ``seconds`` are for timing all of them.
 
     A launch that is faster alone, in a warm cache, may be slower in a step: choices are taken back, first the one that
     gains least where a step is slowest, until no bucket's step is slower.
@@ -57,19 +57,19 @@ def tune(loaded: LoadedConfig, device: torch.device, seconds: float, on_done: On
 
     """
     tuning = Tuning(device_arch(device), torch.cuda.get_device_name(device), __version__, triton_version(), ())
-    depths = loaded.depths()
+    shapes = loaded.shapes()
     winners: list[Found] = []
-    steps: dict[int, list[Gain]] = {}
-    for at, depth in enumerate(depths):
+    steps: dict[str, list[Gain]] = {}
+    for at, shape in enumerate(shapes):
 
         def advanced(what: str, part: float, at: int = at) -> None:
-            on_done(what, (at + part) / len(depths))
+            on_done(what, (at + part) / len(shapes))
 
-        mine = tune_depth(loaded, tuning, at, device, seconds / len(depths), advanced)
+        mine = tune_shape(loaded, tuning, at, device, seconds / len(shapes), advanced)
         while mine:
             gains = _of_steps(loaded, tuning, at, mine, device)
             if not any(gain.slower for gain in gains):
-                steps[depth.config.num_steps] = gains
+                steps[str(shape.config.shape)] = gains
                 break
             mine.remove(_least(mine, min(gains, key=lambda gain: gain.ratio.median).bucket))
         winners += mine
@@ -86,7 +86,7 @@ def _least(winners: Sequence[Found], bucket: int) -> Found:
 def _of_steps(
     loaded: LoadedConfig, tuning: Tuning, at: int, winners: Sequence[Found], device: torch.device
 ) -> list[Gain]:
-    """Gains of a depth's steps with choices."""
+    """Gains of a shape's steps with choices."""
     choices = tuple(choice for one in winners for choice in one.choices)
     with tempfile.TemporaryDirectory(prefix="specc-tune-") as folder:
         sides: list[Variant] = []
@@ -96,7 +96,7 @@ def _of_steps(
             assert made is not None, "what was timed compiles"
             sides.append(made)
         default, tuned = sides
-        return step_gains(default, tuned, tuned.depth.plan.buckets, device)
+        return step_gains(default, tuned, tuned.shape.plan.buckets, device)
 
 
 def step_gains(default: Variant, tuned: Variant, buckets: Sequence[int], device: torch.device) -> list[Gain]:
@@ -128,7 +128,7 @@ class _Side:
     """A program's whole step, captured, and its memory before."""
 
     def __init__(self, variant: Variant, bucket: int, device: torch.device) -> None:
-        plan = variant.depth.plan
+        plan = variant.shape.plan
         self.session = Session(plan, variant.backend, device, bucket, steps=WARM_UPS + COPIES)
         self._before = partial(self.session.restore, self.session.memory())
         self._graph: torch.cuda.CUDAGraph | None = None

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import torch
 
-from specc.build.build import Build, DepthBuild, compile_machine_code
+from specc.build.build import Build, ShapeBuild, compile_machine_code
 from specc.codegen.aot import CompileError, compile_kernels
 from specc.codegen.cache import Cache
 from specc.config import LoadedConfig
@@ -33,62 +33,62 @@ DEFAULT: Pair = (None, None)
 
 @dataclass(frozen=True)
 class Variant:
-    """One depth of a program with other tiles and warps.
+    """One shape of a program with other tiles and warps.
 
     Attributes:
         pair: the tile and the warps of every launch that has such a knob and such a value.
-        depth: how it was built.
+        shape: how it was built.
         backend: its machine code, loaded.
         refused: kernels that spill, or take more shared memory than they may.
 
     """
 
     pair: Pair
-    depth: DepthBuild
+    shape: ShapeBuild
     backend: Backend
     refused: frozenset[str] = frozenset()
 
     def knobs(self, launch: str) -> Knobs:
         """The knobs of a launch, with this tile."""
-        return knobs_of(self.depth, launch)
+        return knobs_of(self.shape, launch)
 
 
-def kernels_of(depth: DepthBuild) -> dict[str, list[Launch]]:
+def kernels_of(shape: ShapeBuild) -> dict[str, list[Launch]]:
     """The launches of a step by the kernel that they launch, those alone that have a knob."""
     launches: dict[str, list[Launch]] = {}
-    for node in depth.plan.nodes("step"):
-        if isinstance(node, Launch) and knobs_of(depth, node.name) != Knobs():
+    for node in shape.plan.nodes("step"):
+        if isinstance(node, Launch) and knobs_of(shape, node.name) != Knobs():
             launches.setdefault(node.kernel, []).append(node)
     return launches
 
 
-def knobs_of(depth: DepthBuild, launch: str) -> Knobs:
+def knobs_of(shape: ShapeBuild, launch: str) -> Knobs:
     """What may be chosen of a launch."""
-    kernel = _declared(depth, launch)
-    return FAMILIES[kernel.family].knobs(depth.module, cluster_of(depth.module, launch))
+    kernel = _declared(shape, launch)
+    return FAMILIES[kernel.family].knobs(shape.module, cluster_of(shape.module, launch))
 
 
-def described(depth: DepthBuild, launch: str) -> str:
+def described(shape: ShapeBuild, launch: str) -> str:
     """The tile, warps and split that a launch has, in words."""
-    return told(depth.module, _declared(depth, launch))
+    return told(shape.module, _declared(shape, launch))
 
 
-def _declared(depth: DepthBuild, launch: str) -> Kernel:
-    return next(kernel for kernel in depth.module.decls_of(Kernel) if kernel.name == launch)
+def _declared(shape: ShapeBuild, launch: str) -> Kernel:
+    return next(kernel for kernel in shape.module.decls_of(Kernel) if kernel.name == launch)
 
 
-def pairs_of(depth: DepthBuild, launch: str) -> set[Pair]:
+def pairs_of(shape: ShapeBuild, launch: str) -> set[Pair]:
     """Every combination of a tile and warps that a launch may have; None where they are specc's own."""
-    knobs, kernel = knobs_of(depth, launch), depth.plan.kernels[depth.generated.kernel_of[launch]]
+    knobs, kernel = knobs_of(shape, launch), shape.plan.kernels[shape.generated.kernel_of[launch]]
     tiles = (None, *(tile for tile in knobs.tiles if tile != kernel.constants.get("BLOCK")))
     warps = (None, *(count for count in knobs.warps if count != kernel.num_warps))
     return set(product(tiles, warps))
 
 
-def choices_of(depth: DepthBuild, kernels: Mapping[str, list[Launch]], pair: Pair) -> tuple[Choice, ...]:
+def choices_of(shape: ShapeBuild, kernels: Mapping[str, list[Launch]], pair: Pair) -> tuple[Choice, ...]:
     """A tile and warps for every launch that may have them."""
-    names = [node.name for nodes in kernels.values() for node in nodes if pair in pairs_of(depth, node.name)]
-    return tuple(Choice(name, depth.num_steps, *pair) for name in names)
+    names = [node.name for nodes in kernels.values() for node in nodes if pair in pairs_of(shape, node.name)]
+    return tuple(Choice(name, str(shape.shape), *pair) for name in names)
 
 
 def with_choices(loaded: LoadedConfig, tuning: Tuning, choices: tuple[Choice, ...]) -> LoadedConfig:
@@ -119,13 +119,13 @@ def compile_ahead(builds: Collection[Build], device: torch.device, on_done: Call
 
 
 def compiled(build: Build, at: int, pair: Pair, folder: Path, device: torch.device) -> Variant | None:
-    """The machine code of one depth of a build, by way of a folder; None if a kernel does not compile."""
+    """The machine code of one shape of a build, by way of a folder; None if a kernel does not compile."""
     try:
         refused = _compile(build, device_arch(device))
     except DiagnosticError:
         return None
     folder.mkdir()
-    return Variant(pair, build.depths[at], load(build, folder, device), refused)
+    return Variant(pair, build.shapes[at], load(build, folder, device), refused)
 
 
 def _compile(build: Build, arch: str) -> frozenset[str]:

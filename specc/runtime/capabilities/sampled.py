@@ -77,8 +77,8 @@ class SampledStep(BoundStep):
 
     @cached_property
     def _sampling(self) -> SamplingRows:
-        """One for all depths: that of the first."""
-        first = self._first_depth()
+        """One for all shapes: that of the first."""
+        first = self._first_shape()
         return SamplingRows(self._plan, self._pools, len(self._table)) if first is self else first._sampling
 
     @cached_property

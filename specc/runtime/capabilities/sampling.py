@@ -172,7 +172,7 @@ def _check_tokens(plan: Plan, what: str, tokens: Sequence[int]) -> None:
 
 
 class SamplingRows:
-    """The pool rows of the fields that requests are sampled with, of one binding at all its depths."""
+    """The pool rows of the fields that requests are sampled with, of one binding at all its shapes."""
 
     def __init__(self, plan: Plan, pools: Mapping[str, Tensor], rows: int) -> None:
         """Find `plan`'s fields in `pools`, of which requests use the first `rows` rows; none is set."""

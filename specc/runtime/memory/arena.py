@@ -24,7 +24,7 @@ class Arena:
         device: where to allocate.
         poison: byte to fill fresh memory with before buffers of `init` zero are cleared; None leaves it as it comes.
             Tests use it to show that nothing reads what nobody wrote.
-        memory: u8[at least the arena's bytes] of `allocate` to use, which programs of other depths use too.
+        memory: u8[at least the arena's bytes] of `allocate` to use, which programs of other shapes use too.
 
     Raises PlanError when a buffer is misaligned, does not hold its shape, or overlaps one that keeps its content.
 

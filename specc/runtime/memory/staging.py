@@ -69,7 +69,7 @@ class Staging:
             torch.cat((column, self._padding[: rows - len(column)]), out=self._homes[name][:rows])
 
     def _outside(self, column: Tensor) -> Tensor:
-        """The column, or a copy of one in the arena: a result of another depth may lie where the inputs do."""
+        """The column, or a copy of one in the arena: a result of another shape may lie where the inputs do."""
         inside = column.untyped_storage().data_ptr() == self._arena.bytes.untyped_storage().data_ptr()
         return column.clone() if inside else column
 

@@ -22,7 +22,7 @@ class Capability:
         files: of the runtime, below its folder; what they import comes with them.
         names: public names, and attributes of programs and steps, that are there with them alone.
         key: what in a configuration asks for it.
-        needed: whether the program of some plans, one for each depth, has it.
+        needed: whether the program of some plans, one for each shape, has it.
 
     """
 
@@ -71,13 +71,13 @@ ROTATED = Capability(
     "`step: rotated`",
     lambda plans: any(plan.rotated for plan in plans),
 )
-DEPTHS = Capability(
-    ("capabilities/depth.py",),
-    ("AcceptanceDepth", "DepthPolicy", "FixedDepth"),
-    "several numbers in `num_steps`",
+SHAPES = Capability(
+    ("capabilities/shape.py",),
+    ("AcceptanceShape", "FixedShape", "ShapePolicy"),
+    "several numbers in `num_steps`, or `shapes`",
     lambda plans: len(plans) > 1,
 )
-CAPABILITIES = (SAMPLING, RECORDS, RANKS, MOVES, OPS, ROTATED, DEPTHS)
+CAPABILITIES = (SAMPLING, RECORDS, RANKS, MOVES, OPS, ROTATED, SHAPES)
 
 
 def lacking(owner: str, name: str) -> AttributeError:

@@ -68,9 +68,9 @@ class Manifest:
     `version` is specc's with a label, the start of `digest`, which is the sha256 of all that the wheel holds, in hex;
     `triton` compiled the machine code, None where there is none; `torch` is the oldest that the program runs on.
     `assemblers` has what assembled it for each arch that this runtime loads.
-    `plans` maps each num_steps that the program was compiled for to the file of its plan, and `files` every file of the
-    package but this to its sha256 in hex. `engine` is the serving engine that the wheel has an adapter for, None where
-    it is for any.
+    `plans` maps the name of each shape that the program was compiled for to the file of its plan, and `files` every
+    file of the package but this to its sha256 in hex. `engine` is the serving engine that the wheel has an adapter for,
+    None where it is for any.
     """
 
     name: str
@@ -83,7 +83,7 @@ class Manifest:
     archs: tuple[str, ...]
     files: Mapping[str, str]
     artifacts: tuple[Artifact, ...]
-    plans: Mapping[int, str]
+    plans: Mapping[str, str]
     assemblers: Mapping[str, Assembler]
     engine: str | None = None
 

@@ -12,6 +12,7 @@ from typing import Any
 
 from ..errors import PlanError
 from .nodes import OUTSIDE, STORES, Capture, External, Given, Kernel, Node, OpSource, Phase, read_by, results_of
+from .shape import Shape
 from .typed import LARGEST
 
 FORMAT = 5
@@ -148,14 +149,14 @@ class Model:
 
 @dataclass(frozen=True)
 class Serving:
-    """What an engine has to follow, beyond sizes.
+    """What an engine has to follow, beyond sizes; of a program of several shapes, at any of them.
 
     Attributes:
         reach: positions beyond a request's committed tokens that its forwards may be at.
         lookahead: tokens after a position that the draft's keys and values there depend on.
         settled: those of committed tokens never come from tokens that were only drafted.
         reads_hidden: some forward of a recurrent draft reads hidden states.
-        mask_mode: how the target is told the tree, None if it is not.
+        mask_mode: how the target is told a tree, None if it is not.
         extras: what the program wants of the target besides logits and hidden states, sorted.
 
     """
@@ -281,9 +282,14 @@ class Plan:
     @property
     def summary(self) -> str:
         """What it decodes in a few words: how it drafts, what a step verifies, how many requests it takes."""
-        depth = self.size("S")
-        tree = f"a tree of {self.size('N') - 1} drafts, {depth} deep" if self.serving.mask_mode else ""
+        depth, _, nodes = self.shape
+        tree = f"a tree of {nodes - 1} drafts, {depth} deep" if self.shape.is_tree else ""
         return f"{self.algorithm}, {tree or f'a chain of {depth} drafts'}, up to {self.buckets[-1]} requests"
+
+    @property
+    def shape(self) -> Shape:
+        """What it drafts and verifies."""
+        return Shape(self.size("S"), self.size("K"), self.size("N"))
 
     @property
     def ranks(self) -> int:

@@ -14,6 +14,12 @@ def tree_repeat(operands: Tensors, attrs: Attrs, dims: Dims) -> Tensors:
     return (x[:, None].repeat(1, dims["K"], *([1] * (x.dim() - 1))),)
 
 
+@register("tree.best")
+def tree_best(operands: Tensors, attrs: Attrs, dims: Dims) -> Tensors:
+    """Candidates T[B, J] -> T[B, K]: the first K."""
+    return (operands[0][:, : dims["K"]].contiguous(),)
+
+
 @register("tree.root")
 def tree_root(operands: Tensors, attrs: Attrs, dims: Dims) -> Tensors:
     """Bonus i32[B] -> i64[B]."""

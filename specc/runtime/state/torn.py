@@ -13,7 +13,7 @@ Rows = list[int] | Tensor
 
 
 class Torn:
-    """The torn pool rows of one binding, at all its depths.
+    """The torn pool rows of one binding, at all its shapes.
 
     As long as there are none, nothing is read from the device.
 

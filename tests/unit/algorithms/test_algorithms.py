@@ -73,7 +73,7 @@ def test_what_is_carried_has_one_size_at_all_depths() -> None:
     with pytest.raises(DiagnosticError) as raised:
         check_config(loaded)
     (found,) = raised.value.diagnostics
-    assert (found.code, found.location) == ("legal/depths", loaded.location("num_steps"))
+    assert (found.code, found.location) == ("legal/shapes", loaded.location("num_steps"))
     assert "i64[B, 4] with num_steps 4, i64[B, 2] with num_steps 2" in found.message
     assert found.hint == "write one num_steps"
     check_config(load("MULTI_LAYER_EAGLE", num_steps=[4]))

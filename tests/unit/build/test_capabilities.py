@@ -106,7 +106,7 @@ BROUGHT_BY = {
     "schema_digest": "`disaggregation: true`",
     "GroupCollective": "`logits: sharded`",
     "RotatedStep": "`step: rotated`",
-    "AcceptanceDepth": "several numbers in `num_steps`",
+    "AcceptanceShape": "several numbers in `num_steps`",
 }
 
 

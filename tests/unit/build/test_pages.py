@@ -161,7 +161,7 @@ def test_what_is_brought(tmp_path: Path) -> None:
     assert "kv_pools" not in chain
 
 
-def test_several_depths_are_named(tmp_path: Path) -> None:
+def test_several_shapes_are_named(tmp_path: Path) -> None:
     plan = planned("EAGLE", num_steps=4)[0]
     assert "num_steps" not in page_of(plan, tmp_path)
     shallow = replace(plan, dims={**plan.dims, "S": 1})

@@ -84,7 +84,7 @@ def test_what_a_program_keeps_and_costs(wheel: Path) -> None:
     assert sizes.items() <= found["models"]["target"].items()
 
 
-def test_several_depths_and_a_program_without_a_draft(tmp_path: Path) -> None:
+def test_several_shapes_and_a_program_without_a_draft(tmp_path: Path) -> None:
     wheel = built(tmp_path, "--arch", "sm_90", num_steps=[1, 3])
     found = json.loads(inspect(wheel, "--format", "json").stdout)
     assert (found["num_steps"], list(found["totals"]), found["verified_tokens"]) == ([1, 3], ["3", "1"], 4)

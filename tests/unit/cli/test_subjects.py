@@ -40,7 +40,7 @@ def assert_same_plans(text: str, path: Path) -> None:
     build = build_program(load_text(text, path, names(), needs))
     again = load_text(text, Path("gone/config.yaml"), names(), needs, settled=_settled(build.plan))
     assert again.config.target.model is None
-    assert [depth.plan for depth in build_program(again).depths] == [depth.plan for depth in build.depths]
+    assert [shape.plan for shape in build_program(again).shapes] == [shape.plan for shape in build.shapes]
 
 
 @pytest.mark.parametrize("path", [path for path in EXAMPLES if "random" not in path.name], ids=lambda path: path.stem)

@@ -10,7 +10,7 @@ from programs import EXAMPLES, config_text
 from typer.testing import CliRunner
 
 from specc.algorithms import names, needs
-from specc.build.build import DepthBuild, build_program
+from specc.build.build import ShapeBuild, build_program
 from specc.cli.main import app
 from specc.config import load_config, load_text
 from specc.explain import brief
@@ -21,20 +21,20 @@ from specc.runtime.plan.nodes import Launch
 
 
 @pytest.fixture(scope="module")
-def wide() -> DepthBuild:
+def wide() -> ShapeBuild:
     """A large tree whose rows are drawn along the path."""
-    return build_program(load_config(EXAMPLES / "eagle-tree-sampled-wide.yaml", names(), needs)).depths[0]
+    return build_program(load_config(EXAMPLES / "eagle-tree-sampled-wide.yaml", names(), needs)).shapes[0]
 
 
 @pytest.fixture(scope="module")
-def story(wide: DepthBuild) -> Story:
+def story(wide: ShapeBuild) -> Story:
     return tell(wide)
 
 
 @pytest.fixture(scope="module")
 def chain() -> Story:
     text = config_text("STANDALONE", num_steps=2)
-    return tell(build_program(load_text(text, Path("small.yaml"), names(), needs)).depths[0])
+    return tell(build_program(load_text(text, Path("small.yaml"), names(), needs)).shapes[0])
 
 
 def choosing(story: Story, *chosen: tuple[str, Choice]) -> Story:
@@ -108,7 +108,7 @@ def test_values_are_spelled_as_in_a_file() -> None:
     assert [brief.spelled(one) for one in (None, True, (), (1, 2), 128256)] == ["", "true", "none", "1, 2", "128256"]
 
 
-def test_rows_are_chosen_by_their_estimates(wide: DepthBuild) -> None:
+def test_rows_are_chosen_by_their_estimates(wide: ShapeBuild) -> None:
     (choice,) = [one for name, _, one in tell(wide).choices() if one.of == "rows that are drawn"]
     (other,) = choice.rejected
     assert (choice.chosen, other.what, choice.unit) == ("lazy", "eager", "us")

@@ -34,12 +34,12 @@ def loaded(program: Path | Toy) -> LoadedConfig:
     ids=lambda one: one.stem if isinstance(one, Path) else one.name,
 )
 def test_explain_report_and_bench_say_one_number(program: Path | Toy) -> None:
-    for depth in build_program(loaded(program)).depths:
-        (bucket,) = known(depth.plan, depth.plan.buckets[-1:])
-        phases = document(tell(depth))["phases"]
+    for built in build_program(loaded(program)).shapes:
+        (bucket,) = known(built.plan, built.plan.buckets[-1:])
+        phases = document(tell(built))["phases"]
         nodes = [node for phase in phases if phase["entry"] == "step" for node in phase["nodes"]]
         explained = {node["name"]: node["bytes"] for node in nodes if node["kind"] == "launch"}
-        steps = gather(depth).of("step")
+        steps = gather(built).of("step")
         reported = {step.node.name: step.bytes for step in steps if isinstance(step.node, Launch)}
         assert {one.name: one.bytes for one in bucket.launches} == explained == reported
         assert explained

@@ -109,7 +109,7 @@ def test_a_look_up_in_a_corpus(tmp_path: Path) -> None:
     (tmp_path / "corpus.txt").write_text("to be or not to be")
     text = config_text("NGRAM", options={"corpus": "corpus.txt"})
     loaded = load_text(text, tmp_path / "small.yaml", names(), needs)
-    page = gather(build_program(loaded).depths[0])
+    page = gather(build_program(loaded).shapes[0])
     assert page.drafting.corpus and not page_of("look_up_chain").drafting.corpus
     assert "The text and a corpus are looked through" in render(page)
     assert "The text is looked through" in render(page_of("look_up_chain"))

@@ -40,7 +40,7 @@ def loaded(name: str) -> LoadedConfig:
 @functools.cache
 def page_of(name: str) -> Page:
     """What its page tells."""
-    return gather(build_program(loaded(name)).depths[0])
+    return gather(build_program(loaded(name)).shapes[0])
 
 
 @functools.cache

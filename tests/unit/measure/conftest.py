@@ -92,7 +92,7 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     made = Clock()
 
     def compiled(build: Any, at: int, pair: Any, folder: Path, device: torch.device) -> Variant:
-        return Variant(pair, build.depths[at], Timed(pair, lambda *args: made.wrong(*args)))
+        return Variant(pair, build.shapes[at], Timed(pair, lambda *args: made.wrong(*args)))
 
     for module in (tune, tuned):
         monkeypatch.setattr(module, "compiled", compiled)

@@ -107,7 +107,7 @@ def test_what_has_no_counterpart_by_a_key(written: str, reason: str) -> None:
 
 
 def test_a_step_without_drafts_has_no_counterpart() -> None:
-    deep, plain = build_program(load(CHAIN.replace("num_steps: 2", "num_steps: [0, 2]"))).depths
+    deep, plain = build_program(load(CHAIN.replace("num_steps: 2", "num_steps: [0, 2]"))).shapes
     assert obstacle(deep.plan) is None
     assert "without drafts" in (obstacle(plain.plan) or "")
 

@@ -70,7 +70,7 @@ def test_one_of_two_launches_of_a_kernel_gets_its_own(tmp_path: Path) -> None:
 
 def test_the_remark_says_what_was_there(tmp_path: Path) -> None:
     build = tuned(CHAIN, tmp_path, Choice("prepare_rows", None, None, 4))
-    said = [remark.message for remark in build.depths[0].ctx.remarks if remark.pass_name == "tune-launches"]
+    said = [remark.message for remark in build.shapes[0].ctx.remarks if remark.pass_name == "tune-launches"]
     assert said == ["prepare_rows: tuned: 4 warps instead of 1 warp"]
 
 
@@ -103,25 +103,25 @@ def test_a_tile_moves_the_most_programs(tmp_path: Path) -> None:
 
 def test_sums_have_no_knobs() -> None:
     """What adds over a vocabulary: a top-k's probabilities, and the log-probability beside an argmax."""
-    depth = build_program(load(TREE)).depths[0]
-    assert {nodes[0].name for nodes in kernels_of(depth).values()} == {"prepare_rows", "verify_argmax", "compact"}
-    depth = build_program(load(CHAIN + "outputs: [logprobs]\n")).depths[0]
-    verify = [node.name for nodes in kernels_of(depth).values() for node in nodes if "verify" in node.name]
+    built = build_program(load(TREE)).shapes[0]
+    assert {nodes[0].name for nodes in kernels_of(built).values()} == {"prepare_rows", "verify_argmax", "compact"}
+    built = build_program(load(CHAIN + "outputs: [logprobs]\n")).shapes[0]
+    verify = [node.name for nodes in kernels_of(built).values() for node in nodes if "verify" in node.name]
     assert verify == []
-    depth = build_program(load(CHAIN + "verify: block\n")).depths[0]
-    assert "verify_draw" in {node.name for node in depth.plan.nodes("step")}
-    assert {nodes[0].name for nodes in kernels_of(depth).values()} == {"prepare_rows"}
+    built = build_program(load(CHAIN + "verify: block\n")).shapes[0]
+    assert "verify_draw" in {node.name for node in built.plan.nodes("step")}
+    assert {nodes[0].name for nodes in kernels_of(built).values()} == {"prepare_rows"}
 
 
 def test_how_a_row_is_cut_changes_no_draw() -> None:
-    depth = build_program(load(CHAIN + "verify: target_only\n")).depths[0]
-    knobs = knobs_of(depth, "verify_draw")
+    built = build_program(load(CHAIN + "verify: target_only\n")).shapes[0]
+    knobs = knobs_of(built, "verify_draw")
     assert (knobs.tiles, knobs.warps, knobs.split > 1) == ((), (), True)
 
 
 def test_copies_are_shared_by_as_many_as_there_are_pieces(tmp_path: Path) -> None:
-    depth = build_program(load(TREE)).depths[0]
-    knobs = knobs_of(depth, "compact")
+    built = build_program(load(TREE)).shapes[0]
+    knobs = knobs_of(built, "compact")
     build = tuned(TREE, tmp_path, Choice("compact", None, None, 8, {4: 3}))
     assert launch(build, "compact").grid[4] == (4, knobs.fixed + 3, 1)
     assert knobs.split_of(launch(build, "compact").grid[4]) == 3
@@ -151,7 +151,7 @@ def test_it_is_not_compiled_for_another_architecture(tmp_path: Path) -> None:
 def test_a_choice_may_be_of_one_depth(tmp_path: Path) -> None:
     text = CHAIN.replace("num_steps: 2", "num_steps: [1, 2]")
     build = tuned(text, tmp_path, Choice("verify_argmax", 1, 1024))
-    deep, shallow = (depth.plan for depth in build.depths)
+    deep, shallow = (shape.plan for shape in build.shapes)
     tiles = [plan.kernels[launch_of(plan)].constants["BLOCK"] for plan in (deep, shallow)]
     assert tiles == [2048, 1024]
 

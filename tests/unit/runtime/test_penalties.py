@@ -138,8 +138,8 @@ def test_biases_are_pairs() -> None:
 def machine() -> Machine:
     """Bound, after a first prefill and step of rows 2, 4 and 1."""
     loaded = load("STANDALONE", verify="target_only", sampling=["penalties", "logit_bias"])
-    (depth,) = build_program(loaded).depths
-    return machine_of(depth.plan)
+    (built,) = build_program(loaded).shapes
+    return machine_of(built.plan)
 
 
 def test_texts_and_biases_are_in_the_pools(machine: Machine) -> None:

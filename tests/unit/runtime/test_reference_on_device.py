@@ -85,7 +85,7 @@ def test_the_mode_and_the_device_notice() -> None:
 def modules() -> Iterator[Module]:
     """Programs as algorithms write them, and as they are at the end."""
     for algorithm, keys in PROGRAMS:
-        for depth in load(algorithm, **keys).depths():
+        for depth in load(algorithm, **keys).shapes():
             for last in ("infer-types", "form-kernels"):
                 yield compile_to(last, depth)
 

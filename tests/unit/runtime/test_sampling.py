@@ -245,8 +245,8 @@ class TestRows:
     @pytest.fixture
     def step(self) -> Step:
         """Bound, after a first prefill and step of rows 2, 4 and 1."""
-        (depth,) = build_program(load("STANDALONE", verify="target_only")).depths
-        return machine_of(depth.plan).step
+        (built,) = build_program(load("STANDALONE", verify="target_only")).shapes
+        return machine_of(built.plan).step
 
     def test_they_are_in_the_pools(self, step: Step) -> None:
         step.set_sampling([3, 1], [Sampling(0.5, 11), Sampling(0.0, 12)])
@@ -300,8 +300,8 @@ class TestRows:
 
 def test_a_greedy_program_takes_greedy_requests() -> None:
     """And names what it was built without."""
-    (depth,) = build_program(load("STANDALONE")).depths
-    step = machine_of(depth.plan).step
+    (built,) = build_program(load("STANDALONE")).shapes
+    step = machine_of(built.plan).step
     step.set_sampling([1], [Sampling(0.0)])
     with pytest.raises(SamplingError, match="was built without temperature"):
         step.set_sampling([1], [Sampling(0.5)])

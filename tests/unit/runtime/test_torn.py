@@ -17,8 +17,8 @@ from fakes.drafts import Engine
 from fakes.plans import chain_plan
 from host_reads import HostReads
 from programs import brought
-from test_bound_depths import bind as bind_depths
-from test_bound_depths import plans_of
+from test_bound_shapes import bind as bind_depths
+from test_bound_shapes import plans_of
 from test_on_commit import step_of
 from test_step import bind, decode
 from test_transfer import CASES, IDS, Machine, machine, plugin, text

@@ -57,8 +57,8 @@ def test_equal_code_is_one_kernel(built: Build) -> None:
     names = [source.name for source in built.sources]
     assert len({name.lower() for name in names}) == len(names)
     by_name = {source.name: source for source in built.sources}
-    for depth in built.depths:
-        assert all(by_name[source.name] == source for source in depth.generated.sources)
+    for shape in built.shapes:
+        assert all(by_name[source.name] == source for source in shape.generated.sources)
 
 
 def _body(text: str) -> str:
@@ -70,7 +70,7 @@ def _body(text: str) -> str:
 
 def test_depths_share_what_does_not_depend_on_them(built: Build) -> None:
     """Prefill is the same for all; a step of another depth verifies another number of tokens."""
-    launched = {depth.num_steps: depth.generated.kernel_of for depth in built.depths}
+    launched = {shape.num_steps: shape.generated.kernel_of for shape in built.shapes}
     prefill = [{k for node, k in nodes.items() if node.startswith("prefill")} for nodes in launched.values()]
     assert prefill[0] == prefill[1] == prefill[2] != set()
     assert [nodes["verify_argmax"] for nodes in launched.values()] == [
@@ -82,8 +82,8 @@ def test_depths_share_what_does_not_depend_on_them(built: Build) -> None:
 
 def test_every_plan_finds_its_kernels(built: Build, package: Path) -> None:
     launched = set[str]()
-    for depth in built.depths:
-        plan = depth.plan
+    for shape in built.shapes:
+        plan = shape.plan
         nodes = [node for phase in plan.phases for node in phase.nodes if isinstance(node, Launch)]
         assert {node.kernel for node in nodes} == plan.kernels.keys()
         for name, kernel in plan.kernels.items():
@@ -96,12 +96,12 @@ def test_every_plan_finds_its_kernels(built: Build, package: Path) -> None:
 def test_the_package_has_a_plan_and_a_module_of_every_depth(built: Build, package: Path) -> None:
     manifest = Manifest.read(package)
     assert dict(manifest.plans) == {4: "plan.json", 2: "plan.2.json", 1: "plan.1.json"}
-    for depth in built.depths:
-        file = manifest.plans[depth.num_steps]
-        assert (package / file).read_text() == plan_text(depth.plan)
+    for shape in built.shapes:
+        file = manifest.plans[shape.num_steps]
+        assert (package / file).read_text() == plan_text(shape.plan)
         text = (package / file.replace("plan", "module").replace("json", "specir")).read_text()
-        assert text == print_module(depth.module)
-        assert parse_module(text).size("A") == depth.num_steps + 1
+        assert text == print_module(shape.module)
+        assert parse_module(text).size("A") == shape.num_steps + 1
     assert {"plan.1.json", "plan.2.json", "module.1.specir", "module.2.specir"} <= manifest.files.keys()
 
 
@@ -109,13 +109,13 @@ def test_it_loads(built: Build, package: Path) -> None:
     program = load_program(package, "cpu")
     assert list(program.plans) == [4, 2, 1]
     assert program.plan is program.plans[4]
-    for depth in built.depths:
-        plan = program.plans[depth.num_steps]
-        assert plan == depth.plan
+    for shape in built.shapes:
+        plan = program.plans[shape.num_steps]
+        assert plan == shape.plan
         assert (plan.size("S"), plan.size("A"), plan.size("N")) == (
-            depth.num_steps,
-            depth.num_steps + 1,
-            depth.loaded.config.num_nodes,
+            shape.num_steps,
+            shape.num_steps + 1,
+            shape.loaded.config.num_nodes,
         )
 
 

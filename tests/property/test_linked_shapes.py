@@ -15,7 +15,7 @@ from strategies import configs, to_yaml
 
 from specc.algorithms import names, needs
 from specc.build.build import Build, build_program
-from specc.build.compile import compile_depths
+from specc.build.compile import compile_shapes
 from specc.config import load_text
 from specc.ir.core import Module
 from specc.ir.text.parser import parse_module
@@ -33,7 +33,7 @@ SEVERAL = [name for name in names() if name != "MULTI_LAYER_EAGLE"]
 
 def plans_of(build: Build) -> dict[int, Json]:
     """The plans by num_steps."""
-    return {depth.num_steps: written(depth.plan) for depth in build.depths}
+    return {shape.num_steps: written(shape.plan) for shape in build.shapes}
 
 
 def in_arena(plan: Json) -> dict[str, Json]:
@@ -194,18 +194,18 @@ def stored(plan: Json, entry: str) -> set[str]:
 
 def test_what_is_kept_says_so() -> None:
     """Only where the depths differ, and at all of them."""
-    both = [module for _, module, _ in compile_depths(load(num_steps=[1, 3]))]
+    both = [module for _, module, _ in compile_shapes(load(num_steps=[1, 3]))]
     for module in both:
         assert {carry.name for carry in module.carries.values() if carry.kept} == {"hidden"}
         assert " kept" in next(line for line in print_module(module).splitlines() if "carry @hidden" in line)
     for steps in (1, 3, [2, 3]):
-        for _, module, _ in compile_depths(load(num_steps=steps)):
+        for _, module, _ in compile_shapes(load(num_steps=steps)):
             assert not any(carry.kept for carry in module.carries.values())
 
 
 @pytest.mark.parametrize("algorithm", SEVERAL)
 def test_modules_of_depths_can_be_read_again(algorithm: str) -> None:
-    for _, module, _ in compile_depths(load(algorithm, num_steps=[1, 3])):
+    for _, module, _ in compile_shapes(load(algorithm, num_steps=[1, 3])):
         again = parse_module(print_module(module))
         assert kept_fields(again) == kept_fields(module)
         assert print_module(again) == print_module(module)

@@ -13,7 +13,7 @@ from specc import algorithms
 from specc.algorithms.blocks.recurrent import build_recurrent
 from specc.algorithms.blocks.scope import Algorithm, Scope
 from specc.algorithms.blocks.verification import store
-from specc.build.compile import Compiled, compile_depths
+from specc.build.compile import Compiled, compile_shapes
 from specc.config import load_text
 from specc.support.diagnostics import DiagnosticError
 
@@ -65,7 +65,7 @@ def depths(monkeypatch: pytest.MonkeyPatch) -> Depths:
         point = SimpleNamespace(name="OUTSIDE", value="plugin:it", load=lambda: Algorithm("OUTSIDE", "", build))
         monkeypatch.setattr(algorithms, "entry_points", lambda group: [point] if group == "specc.algorithms" else [])
         text = config_text("OUTSIDE", num_steps=[1, 3])
-        return compile_depths(load_text(text, Path("small.yaml"), algorithms.names(), algorithms.needs))
+        return compile_shapes(load_text(text, Path("small.yaml"), algorithms.names(), algorithms.needs))
 
     return compile_
 
@@ -81,4 +81,4 @@ def test_what_only_one_depth_declares_is_refused(depths: Depths) -> None:
         DiagnosticError, match=r"@first, which it carries, is i32\[B\] with num_steps 3, nothing"
     ) as found:
         depths(only_deep)
-    assert found.value.diagnostics[0].code == "legal/depths"
+    assert found.value.diagnostics[0].code == "legal/shapes"

@@ -25,17 +25,17 @@ def test_one_depth_needs_no_list(load: Load) -> None:
     for text in (VALID, UNSAID):
         plain, listed = load(text), load(steps("[3]", text))
         assert plain.config == listed.config
-        assert [depth.config for depth in plain.depths()] == [plain.config]
+        assert [shape.config for shape in plain.shapes()] == [plain.config]
 
 
 def test_depths_are_told_deepest_first(load: Load) -> None:
     loaded = load(steps("[1, 3, 16]"))
-    assert loaded.config.depths == ((1, 2), (3, 4), (16, 17))
+    assert loaded.config.shapes == ((1, 2), (3, 4), (16, 17))
     assert loaded.config.shape == "chain of 1, 3 or 16"
     assert load(steps("[0, 3]")).config.shape == "chain of 0 or 3"
-    depths = [depth.config for depth in loaded.depths()]
-    assert depths[0] == loaded.config
-    assert [(depth.num_steps, depth.num_nodes, depth.path_slots) for depth in depths] == [
+    configs = [shape.config for shape in loaded.shapes()]
+    assert configs[0] == loaded.config
+    assert [(config.num_steps, config.num_nodes, config.path_slots) for config in configs] == [
         (16, 17, 17),
         (3, 4, 4),
         (1, 2, 2),
@@ -52,8 +52,8 @@ def test_shallow_trees_verify_as_many_nodes_as_they_can_draft(load: Load, topk: 
         for step in (1, 2, 3):
             drafted += topk if step == 1 else topk * topk
             wanted.append((step, min(nodes, drafted)))
-        assert list(loaded.config.depths) == wanted
-        assert [depth.config.num_draft_tokens for depth in loaded.depths()] == [size for _, size in reversed(wanted)]
+        assert list(loaded.config.shapes) == wanted
+        assert [shape.config.num_draft_tokens for shape in loaded.shapes()] == [size for _, size in reversed(wanted)]
 
 
 @pytest.mark.parametrize(

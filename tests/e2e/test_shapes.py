@@ -1,4 +1,4 @@
-"""Depths change in the middle of a text, and every step drafts and accepts what its own depth would."""
+"""Shapes change in the middle of a text, and every step drafts and accepts what its own shape would."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ from itertools import cycle
 import pytest
 
 from specc.algorithms import names, needs
-from specc.config.resolved import Depth
-from specc.engine.errors import StepFailedError
+from specc.engine.errors import EngineError, StepFailedError
 from specc.engine.observe.step_times import choose_by_times, step_times
 from specc.engine.serving.request import Completion, StopConditions
-from specc.runtime.capabilities.depth import AcceptanceDepth, DepthPolicy, FixedDepth
+from specc.runtime.capabilities.shape import AcceptanceShape, FixedShape, ShapePolicy
 from specc.runtime.plan.nodes import External
+from specc.runtime.plan.shape import Shape
 
 from .test_tree_accept import NEW, PROMPTS, lengths_of
-from .tree_engine import Config, expected, make_engine, plans_of
+from .tree_engine import Config, expected, make_engine, plans_of, shapes_of
 
 CONFIGS = [
     Config("STANDALONE", 1, 4, 5, 1, shallower=(0, 1, 2)),
@@ -31,40 +31,43 @@ CONFIGS = [
     Config("STANDALONE", 4, 3, 16, 16, shallower=(0, 1, 2)),
     Config("FROZEN_KV_MTP", 4, 3, 12, 1, shallower=(0, 1, 2)),
     Config("NGRAM", 2, 4, 9, 1, shallower=(0, 1, 2)),
+    Config("STANDALONE", 4, 3, 12, 16, others=(Shape(4, 1, 5), Shape(2, 2, 5), Shape(0, 1, 1))),
+    Config("EAGLE", 1, 4, 5, 1, others=(Shape(3, 4, 16), Shape(3, 2, 7), Shape(1, 1, 2))),
+    Config("EAGLE3", 3, 3, 9, 16, others=(Shape(3, 1, 4), Shape(1, 2, 3), Shape(0, 1, 1))),
+    Config("FROZEN_KV_MTP", 4, 3, 12, 1, others=(Shape(2, 1, 3), Shape(2, 3, 8))),
+    Config("NGRAM", 2, 4, 9, 1, others=(Shape(3, 1, 4), Shape(4, 4, 16), Shape(0, 1, 1))),
 ]
 each_config = pytest.mark.parametrize(
-    "config", CONFIGS, ids=lambda c: f"{c.algorithm.lower()}-{'tree' if c.topk > 1 else 'chain'}"
+    "config",
+    CONFIGS,
+    ids=lambda c: f"{c.algorithm.lower()}-{'mixed' if c.others else 'tree' if c.topk > 1 else 'chain'}",
 )
 
 
 class Turns:
-    """Depths one after the other, from the first again after the last."""
+    """Shapes one after the other, from the first again after the last."""
 
-    def __init__(self, depths: Sequence[int]) -> None:
-        self._turns, self.seen = cycle(depths), Counter[int]()
+    def __init__(self, config: Config, *names: int | str) -> None:
+        self.shapes = shapes_of(config, *names)
+        self._turns, self.seen = cycle(self.shapes), Counter[Shape]()
 
-    def choose(self, requests: int) -> int:
+    def choose(self, requests: int) -> Shape:
         return next(self._turns)
 
-    def observe(self, num_steps: int, accept_lens: Sequence[int]) -> None:
-        self.seen[num_steps] += len(accept_lens)
-        assert all(1 <= length <= num_steps + 1 for length in accept_lens)
+    def observe(self, shape: Shape, accept_lens: Sequence[int]) -> None:
+        self.seen[shape] += len(accept_lens)
+        assert all(1 <= length <= shape.num_steps + 1 for length in accept_lens)
 
 
-def nodes_at(config: Config, steps: int) -> int:
-    """What a step of a depth verifies: no more than it can draft."""
-    largest = needs(config.algorithm).most_nodes(config.topk, steps)
-    return steps + 1 if config.topk == 1 else min(config.nodes, largest)
+def alone(config: Config, shape: Shape) -> Config:
+    """A configuration of one of the shapes and no other."""
+    steps, topk, nodes = shape
+    return replace(config, steps=steps, topk=topk, nodes=nodes, shallower=(), others=())
 
 
-def alone(config: Config, steps: int) -> Config:
-    """A configuration of one of the depths and no other."""
-    return replace(config, steps=steps, nodes=nodes_at(config, steps), shallower=())
-
-
-def complete(config: Config, depth: DepthPolicy, *, padded: bool = False) -> list[Completion]:
+def complete(config: Config, policy: ShapePolicy, *, padded: bool = False) -> list[Completion]:
     """Complete the prompts together; the texts are the target's own."""
-    engine = make_engine(config, padded=padded, depth=depth)
+    engine = make_engine(config, padded=padded, shape=policy)
     completions = engine.generate(PROMPTS, StopConditions(NEW))
     for prompt, completion in zip(PROMPTS, completions, strict=True):
         assert completion.token_ids == expected(prompt)[:NEW]
@@ -72,46 +75,48 @@ def complete(config: Config, depth: DepthPolicy, *, padded: bool = False) -> lis
 
 
 @each_config
-def test_a_depth_is_as_good_as_a_program_of_its_own(config: Config) -> None:
-    for steps in (*filter(None, config.shallower), config.steps):
-        one = complete(alone(config, steps), FixedDepth(steps))
-        several = complete(config, FixedDepth(steps))
+def test_a_shape_is_as_good_as_a_program_of_its_own(config: Config) -> None:
+    for shape in (shape for shape in shapes_of(config) if shape.num_steps):
+        one = complete(alone(config, shape), FixedShape(shape))
+        several = complete(config, FixedShape(shape))
         assert [c.accept_lens for c in several] == [c.accept_lens for c in one]
 
 
 @each_config
 @pytest.mark.parametrize("overlap", [False, True])
 def test_every_step_accepts_what_a_draft_without_kv_memory_gets_right(config: Config, overlap: bool) -> None:
-    """Whatever the depth of the step before: state and keys and values of the draft fit every depth."""
-    turns = [config.steps, config.shallower[0], config.steps, config.shallower[-1], config.shallower[0]]
-    policy = Turns(turns)
+    """Whatever the shape of the step before: state and keys and values of the draft fit every shape."""
+    deepest, *others = map(str, shapes_of(config))
+    policy = Turns(config, deepest, others[-1], deepest, *others, others[-1])
     completions = complete(replace(config, overlap=overlap), policy, padded=overlap)
-    depths = [Depth(steps, nodes_at(config, steps)) for steps in turns]
     for prompt, completion in zip(PROMPTS, completions, strict=True):
-        assert list(completion.accept_lens) == lengths_of(config, prompt, depths)
-    assert set(policy.seen) == set(turns)
+        assert list(completion.accept_lens) == lengths_of(config, prompt, policy.shapes)
+    assert set(policy.seen) == set(shapes_of(config))
     assert max(max(completion.accept_lens) for completion in completions) > 2
 
 
 def test_the_engine_chooses_by_acceptance_unless_told() -> None:
-    """All depths are offered to the policy of its own, and each step is counted under what it chose."""
+    """All shapes are offered to the policy of its own, and each step is counted under what it chose."""
     config = Config("EAGLE", 1, 4, 5, 1, shallower=(1, 2))
     engine = make_engine(config)
-    assert isinstance(engine.depth, AcceptanceDepth)
-    assert engine.depth.choose(3) == 4
+    assert isinstance(engine.shape, AcceptanceShape)
+    assert engine.shape.choose(3).num_steps == 4
     completions = engine.generate(PROMPTS, StopConditions(NEW))
     assert engine.stats.depths.total() == sum(len(completion.accept_lens) for completion in completions)
     assert set(engine.stats.depths) <= {1, 2, 4}
 
 
-def test_a_depth_that_was_not_compiled_is_refused() -> None:
-    engine = make_engine(Config("EAGLE", 1, 4, 5, 1, shallower=(1, 2)), depth=FixedDepth(3))
-    with pytest.raises(StepFailedError, match=r"BindError.* for num_steps 3; there is 1, 2, 4"):
+def test_a_shape_that_was_not_compiled_is_refused() -> None:
+    config = Config("EAGLE", 1, 4, 5, 1, shallower=(1, 2))
+    engine = make_engine(config, shape=FixedShape(Shape(3, 1, 4)))
+    with pytest.raises(StepFailedError, match=r"BindError.* for the shape .*; there is 1, 2, 4"):
         engine.generate(PROMPTS[:1], StopConditions(NEW))
+    with pytest.raises(EngineError, match="the program has no shape 3; there is 1, 2, 4"):
+        make_engine(config, shape=3)
 
 
 def test_steps_are_timed_on_padding_rows_alone() -> None:
-    """Of every depth in every bucket, in the middle of texts, which stay as they are."""
+    """Of every shape in every bucket, in the middle of texts, which stay as they are."""
     config = Config("EAGLE", 1, 4, 5, 1, shallower=(0, 2))
     engine = make_engine(config, padded=True)
     for prompt in PROMPTS:
@@ -119,12 +124,12 @@ def test_steps_are_timed_on_padding_rows_alone() -> None:
     engine.step()
     counted = dict(engine.stats.decodes)
     times = step_times(engine, repeats=2)
-    assert set(times) == {0, 2, 4}
+    assert set(times) == set(shapes_of(config))
     assert all(set(by_bucket) == set(engine.plan.buckets) for by_bucket in times.values())
     assert all(time > 0 for by_bucket in times.values() for time in by_bucket.values())
     assert dict(engine.stats.decodes) == counted
     choose_by_times(engine)
-    assert isinstance(engine.depth, AcceptanceDepth)
+    assert isinstance(engine.shape, AcceptanceShape)
     done = dict[int, Completion]()
     while engine.has_work:
         done |= {completion.request_id: completion for completion in engine.step()}

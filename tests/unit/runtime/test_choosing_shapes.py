@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from specc.runtime.capabilities.depth import AcceptanceDepth, DepthPolicy, FixedDepth
+from specc.runtime.capabilities.shape import AcceptanceShape, FixedShape, ShapePolicy
 
 
 def accept_len(random: Random, p: float, num_steps: int) -> int:
@@ -20,7 +20,7 @@ def accept_len(random: Random, p: float, num_steps: int) -> int:
     return length
 
 
-def run(policy: DepthPolicy, steps: int, lengths: Callable[[int], Sequence[int]]) -> list[int]:
+def run(policy: ShapePolicy, steps: int, lengths: Callable[[int], Sequence[int]]) -> list[int]:
     """The depths of so many steps; `lengths` are the accepted lengths of a step of a depth."""
     chosen: list[int] = []
     for _ in range(steps):
@@ -49,26 +49,26 @@ def speed(rates: Sequence[float], num_steps: int, step_cost: float) -> float:
 
 
 def test_a_fixed_depth_learns_nothing() -> None:
-    assert run(FixedDepth(3), 40, nothing) == [3] * 40
+    assert run(FixedShape(3), 40, nothing) == [3] * 40
 
 
 def test_it_starts_with_the_deepest_whatever_the_order() -> None:
-    assert AcceptanceDepth([3, 1, 5, 5]).choose(1) == 5
+    assert AcceptanceShape([3, 1, 5, 5]).choose(1) == 5
 
 
 def test_one_depth_is_kept() -> None:
-    assert run(AcceptanceDepth([2]), 40, nothing) == [2] * 40
+    assert run(AcceptanceShape([2]), 40, nothing) == [2] * 40
 
 
 def test_it_goes_down_and_up_again() -> None:
-    policy = AcceptanceDepth([1, 3, 5])
+    policy = AcceptanceShape([1, 3, 5])
     assert run(policy, 40, nothing)[-1] == 1
     assert run(policy, 200, everything)[-1] == 5
 
 
 def test_it_goes_up_from_a_depth_whose_deeper_positions_are_forgotten() -> None:
     """First positions were always accepted, and later ones were never right, but that was long ago."""
-    policy = AcceptanceDepth([1, 5])
+    policy = AcceptanceShape([1, 5])
     assert run(policy, 60, lambda num_steps: [2, 2])[-1] == 1
     assert 5 in run(policy, 1000, everything)
     assert run(policy, 100, everything)[-1] == 5
@@ -76,7 +76,7 @@ def test_it_goes_up_from_a_depth_whose_deeper_positions_are_forgotten() -> None:
 
 def test_it_stays_as_long_as_patience_says() -> None:
     random = Random(5)
-    policy = AcceptanceDepth([1, 2, 5], patience=12, gain=0.0, window=2.0)
+    policy = AcceptanceShape([1, 2, 5], patience=12, gain=0.0, window=2.0)
     chosen = run(policy, 600, lambda num_steps: [random.choice([1, num_steps + 1])])
     changes = [index for index, (one, other) in enumerate(pairwise(chosen), start=1) if one != other]
     assert len(changes) > 5
@@ -84,7 +84,7 @@ def test_it_stays_as_long_as_patience_says() -> None:
 
 
 def test_steps_of_nobody_do_not_count_as_patience() -> None:
-    policy = AcceptanceDepth([1, 5], patience=3)
+    policy = AcceptanceShape([1, 5], patience=3)
     assert run(policy, 30, lambda num_steps: []) == [5] * 30
     assert run(policy, 5, nothing) == [5, 5, 5, 1, 1]
 
@@ -95,12 +95,12 @@ def test_it_changes_for_more_than_the_gain_and_for_nothing_less(step_cost: float
     depths, changes = [1, 2, 4], 0
     for tokens in range(1, 6):
         chosen: list[int] = []
-        rates = learned(AcceptanceDepth(depths, step_cost=step_cost), tokens)
+        rates = learned(AcceptanceShape(depths, step_cost=step_cost), tokens)
         by_depth = {depth: speed(rates, depth, step_cost) for depth in depths}
         best = max(by_depth, key=by_depth.__getitem__)
         promised = by_depth[best] / by_depth[4] - 1.0
         for gain in (promised * 0.99, promised * 1.01):
-            policy = AcceptanceDepth(depths, step_cost=step_cost, gain=gain, patience=0)
+            policy = AcceptanceShape(depths, step_cost=step_cost, gain=gain, patience=0)
             learned(policy, tokens)
             chosen.append(policy.choose(2))
         assert chosen == [best, 4]
@@ -108,7 +108,7 @@ def test_it_changes_for_more_than_the_gain_and_for_nothing_less(step_cost: float
     assert changes >= 1
 
 
-def learned(policy: AcceptanceDepth, tokens: int) -> list[float]:
+def learned(policy: AcceptanceShape, tokens: int) -> list[float]:
     """The rates after ten steps of the deepest that commit so many tokens."""
     for _ in range(10):
         policy.observe(4, [tokens, 1])
@@ -120,7 +120,7 @@ def test_rates_are_weighted_means_of_what_was_seen(seed: int) -> None:
     """Computed from the whole history: an observation of n steps ago weighs (1 - 1 / window) ** n."""
     random = Random(seed)
     window, pull = random.uniform(1.0, 40.0), random.uniform(0.1, 5.0)
-    policy = AcceptanceDepth([1, 2, 5], window=window, pull=pull)
+    policy = AcceptanceShape([1, 2, 5], window=window, pull=pull)
     history: list[tuple[int, list[int]]] = []
     for _ in range(60):
         depth = random.choice([1, 2, 5])
@@ -150,7 +150,7 @@ def brute_force(history: list[tuple[int, list[int]]], window: float, pull: float
 def test_the_long_run_is_the_best_for_the_draft_and_the_machine(p: float, step_cost: float) -> None:
     """Most steps are of a depth that nothing beats by more than the gain, and a margin for noise."""
     depths, random = [1, 2, 3, 5, 8], Random(7)
-    policy = AcceptanceDepth(depths, step_cost=step_cost, window=128.0)
+    policy = AcceptanceShape(depths, step_cost=step_cost, window=128.0)
     chosen = run(policy, 2000, lambda num_steps: [accept_len(random, p, num_steps) for _ in range(16)])[500:]
     by_depth = {depth: speed([p] * depth, depth, step_cost) for depth in depths}
     good = {depth for depth, value in by_depth.items() if value * 1.08 >= max(by_depth.values())}
@@ -159,7 +159,7 @@ def test_the_long_run_is_the_best_for_the_draft_and_the_machine(p: float, step_c
 
 def test_drafts_that_are_never_right_are_left_out_and_tried_again() -> None:
     """A step without drafts tells nothing of drafts, so what was seen of them is forgotten in the end."""
-    policy = AcceptanceDepth([0, 2, 4])
+    policy = AcceptanceShape([0, 2, 4])
     chosen = run(policy, 1000, nothing)[100:]
     assert 0.75 < chosen.count(0) / len(chosen) < 1.0
     assert run(policy, 300, everything)[-1] == 4
@@ -172,7 +172,7 @@ TIMES = {0: {1: 8.0, 8: 8.5, 64: 10.0}, 2: {1: 8.6, 8: 9.6, 64: 17.0}, 5: {1: 9.
 @pytest.mark.parametrize("p", [0.15, 0.4, 0.6, 0.8, 0.95])
 @pytest.mark.parametrize("requests", [1, 7, 8, 40, 64, 90])
 def test_every_batch_has_the_depth_that_its_times_make_best(p: float, requests: int) -> None:
-    random, policy = Random(3), AcceptanceDepth([0, 2, 5], times=TIMES, window=128.0)
+    random, policy = Random(3), AcceptanceShape([0, 2, 5], times=TIMES, window=128.0)
 
     def lengths(num_steps: int) -> list[int]:
         return [accept_len(random, p, num_steps) for _ in range(requests)]
@@ -189,7 +189,7 @@ def test_every_batch_has_the_depth_that_its_times_make_best(p: float, requests: 
 
 def test_a_batch_of_another_size_has_its_depth_at_once() -> None:
     """What was learnt at one size counts at the others, and patience is that of each size."""
-    policy = AcceptanceDepth([0, 2, 5], times=TIMES)
+    policy = AcceptanceShape([0, 2, 5], times=TIMES)
     for _ in range(200):
         for requests in (1, 64):
             num_steps = policy.choose(requests)
@@ -222,4 +222,4 @@ def test_a_batch_of_another_size_has_its_depth_at_once() -> None:
 )
 def test_nonsense_is_refused(depths: list[int], numbers: dict[str, Any]) -> None:
     with pytest.raises(ValueError, match=r"depths go from 0|are not below 0|times are"):
-        AcceptanceDepth(depths, **numbers)
+        AcceptanceShape(depths, **numbers)

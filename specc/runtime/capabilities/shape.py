@@ -1,0 +1,165 @@
+"""Which shape to draft next, of a program that was compiled for several.
+
+Whatever is chosen, the text is the target's own: drafts are verified at every shape. Imports no torch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from math import isfinite
+from typing import Protocol, TypeAlias
+
+from ..plan.shape import Shape
+
+StepTimes: TypeAlias = Mapping[Shape, Mapping[int, float]]
+"""By shape and bucket how long a step takes, in any unit."""
+
+
+class ShapePolicy(Protocol):
+    """Chooses the shape of the next step from the results of earlier ones.
+
+    With overlap a step is chosen before the last one's results are known.
+    """
+
+    def choose(self, requests: int) -> Shape:
+        """The shape of the next decode step, of so many requests: one that the program was compiled for."""
+        ...
+
+    def observe(self, shape: Shape, accept_lens: Sequence[int]) -> None:
+        """Take note of a step of a shape: tokens committed per request, bonus included."""
+        ...
+
+
+class FixedShape:
+    """Always the same shape."""
+
+    def __init__(self, shape: Shape) -> None:
+        """`shape`: what to draft in every step."""
+        self._shape = shape
+
+    def choose(self, requests: int) -> Shape:
+        """See `ShapePolicy`."""
+        return self._shape
+
+    def observe(self, shape: Shape, accept_lens: Sequence[int]) -> None:
+        """Nothing to learn."""
+
+
+class AcceptanceShape:
+    """The shape that commits most tokens per time, by an estimate of how often the draft at each position is accepted.
+
+    Rates belong to positions of shapes of one width, topk. A position's rate is a mean over what was seen there lately,
+    drawn towards what is expected: of the fewest branches towards the rate of the position before it, the first one's
+    towards 1, so that drafts count as no worse than those before them where nothing was drafted for long; of more
+    branches towards the rate at which two drafts of the next fewer would be accepted, 1 - (1 - r)^2. A step of S draft
+    steps commits 1 + r1 + r1 r2 + ... + r1 ... rS tokens. It takes as long as `times` say of the bucket that its
+    requests run in, or else 1 + step_cost * S + node_cost * requests * (N - 1) times as long as one without drafts.
+    Every bucket has a shape of its own. To change it must promise more than `gain`, and so much that noise does not
+    make it swing.
+
+    Args:
+        shapes: those of every program.
+        step_cost: time of one draft step, in times of a step without drafts, where there are no `times`.
+        node_cost: time of one more token that the target verifies, likewise.
+        window: steps after which an observation counts for 1 / e of a new one.
+        pull: observations that the expected rate counts for.
+        gain: by how much, relative, another shape must be better.
+        patience: steps to stay at a shape at least.
+        times: how long steps take, of every shape in the same buckets.
+
+    Raises ValueError without shapes, or on numbers that make no sense.
+
+    """
+
+    def __init__(
+        self,
+        shapes: Sequence[Shape],
+        *,
+        step_cost: float = 0.1,
+        node_cost: float = 0.002,
+        window: float = 32.0,
+        pull: float = 2.0,
+        gain: float = 0.05,
+        patience: int = 8,
+        times: StepTimes | None = None,
+    ) -> None:
+        """Begin with the deepest."""
+        steps = [shape.num_steps for shape in shapes]
+        if not steps or min(steps) < 0 or max(steps) < 1 or min(step_cost, node_cost) < 0 or window <= 0 or pull <= 0:
+            raise ValueError("a shape drafts, no cost is below 0, window and pull are above")
+        if gain < 0 or patience < 0:
+            raise ValueError("gain and patience are not below 0")
+        self._shapes = sorted(set(shapes))
+        self._step_cost, self._node_cost, self._pull = step_cost, node_cost, pull
+        self._gain, self._patience = gain, patience
+        self._times, self._buckets = times, _buckets(self._shapes, times)
+        self._keep = 1.0 - min(1.0, 1.0 / window)
+        widths = sorted({shape.topk for shape in shapes if shape.num_steps})
+        self._tried = {width: [0.0] * max(steps) for width in widths}
+        self._accepted = {width: [0.0] * max(steps) for width in widths}
+        self._bucket = self._buckets[-1]
+        self._current = dict.fromkeys(self._buckets, self._shapes[-1])
+        self._stayed = dict.fromkeys(self._buckets, 0)
+
+    def choose(self, requests: int) -> Shape:
+        """The current shape of the bucket that holds so many requests, or a better one if it promises enough."""
+        bucket = next((bucket for bucket in self._buckets if bucket >= requests), self._buckets[-1])
+        rates, current = self.rates(), self._current[bucket]
+        speeds = {shape: self._speed(shape, rates, bucket, requests) for shape in self._shapes}
+        best = max(speeds, key=speeds.__getitem__)
+        enough = speeds[best] > (1.0 + self._gain) * speeds[current]
+        if enough and self._stayed[bucket] >= self._patience:
+            self._current[bucket], self._stayed[bucket] = best, 0
+        self._bucket = bucket
+        return self._current[bucket]
+
+    def observe(self, shape: Shape, accept_lens: Sequence[int]) -> None:
+        """Count what was tried and accepted at every position; a request that commits n tokens accepts n - 1."""
+        if not accept_lens:
+            return
+        self._stayed[self._bucket] += 1
+        for width, tried in self._tried.items():
+            accepted = self._accepted[width]
+            for position in range(len(tried)):
+                tried[position] *= self._keep
+                accepted[position] *= self._keep
+                if width == shape.topk and position < shape.num_steps:
+                    tried[position] += sum(length > position for length in accept_lens)
+                    accepted[position] += sum(length > position + 1 for length in accept_lens)
+
+    def rates(self) -> dict[int, list[float]]:
+        """By topk how often a draft at each position is accepted, of those whose predecessors were."""
+        by_width: dict[int, list[float]] = {}
+        narrower: list[float] | None = None
+        for width, tried in self._tried.items():
+            rates: list[float] = []
+            for position, (count, accepted) in enumerate(zip(tried, self._accepted[width], strict=True)):
+                before = rates[-1] if rates else 1.0
+                expected = before if narrower is None else 1.0 - (1.0 - narrower[position]) ** 2
+                rates.append((accepted + self._pull * expected) / (count + self._pull))
+            by_width[width] = narrower = rates
+        return by_width
+
+    def _speed(self, shape: Shape, rates: Mapping[int, Sequence[float]], bucket: int, requests: int) -> float:
+        """Tokens per time of a step of a shape in a bucket that holds the requests."""
+        committed = reached = 1.0
+        for rate in rates[shape.topk][: shape.num_steps] if shape.num_steps else ():
+            reached *= rate
+            committed += reached
+        if self._times is not None:
+            return committed / self._times[shape][bucket]
+        nodes = max(1, requests) * (shape.num_nodes - 1)
+        return committed / (1.0 + self._step_cost * shape.num_steps + self._node_cost * nodes)
+
+
+def _buckets(shapes: Sequence[Shape], times: StepTimes | None) -> list[int]:
+    """The buckets that times are known of, ascending; one without times. ValueError unless all shapes have the same."""
+    if times is None:
+        return [1]
+    buckets = {shape: sorted(times.get(shape, ())) for shape in shapes}
+    known = buckets[shapes[0]]
+    if not known or any(other != known for other in buckets.values()):
+        raise ValueError(f"times are of every shape, in the same buckets, and these are of {buckets}")
+    if any(not isfinite(time) or time <= 0 for shape in shapes for time in times[shape].values()):
+        raise ValueError("times are above 0 and finite")
+    return known
