@@ -14,7 +14,7 @@ import statistics
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -37,7 +37,7 @@ from specc.engine.reference import greedy
 from specc.engine.serving.request import StopConditions
 from specc.engine.wheel import package
 from specc.runtime.backends.cuda import device_arch
-from specc.runtime.capabilities.shape import FixedShape
+from specc.runtime.plan.shape import Shape
 
 DEVICE = torch.device("cuda", 0) if torch.cuda.is_available() else torch.device("cpu")
 MODELS = ROOT / "examples" / "models"
@@ -70,9 +70,9 @@ def ways_of_running() -> list[Way]:
     return ways
 
 
-def depths(plans: Sequence[int]) -> list[Way]:
+def shapes(known: Iterable[Shape]) -> list[Way]:
     """One after the other alone, the deepest first, and all by what is accepted."""
-    return [*(Way(f"num_steps {n}", {"depth": FixedShape(n)}) for n in plans), Way("by acceptance", {})]
+    return [*(Way(f"shape {shape}", {"shape": shape}) for shape in known), Way("by acceptance", {})]
 
 
 @contextmanager
@@ -121,7 +121,7 @@ def main() -> None:
         compare("ways of running", module, ways_of_running(), rounds)
     with built("eagle-chain-adaptive") as module:
         plans = list(module.load(DEVICE).plans)
-        compare("depths", module, depths(plans), rounds)
+        compare("shapes", module, shapes(plans), rounds)
 
 
 if __name__ == "__main__":

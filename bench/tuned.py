@@ -24,7 +24,7 @@ from specc.build.build import build_program
 from specc.config import load_config
 from specc.measure.session import on
 from specc.measure.tuning.file import Gain, noise_of
-from specc.measure.tuning.search import THOROUGH, Bench, Depth, cut
+from specc.measure.tuning.search import THOROUGH, Bench, TunedShape, cut
 from specc.measure.tuning.tuned import step_gains
 from specc.measure.tuning.variants import DEFAULT, Variant, compiled, with_choices
 
@@ -60,7 +60,7 @@ def launches(default: Variant, tuned: Variant, buckets: tuple[int, ...], device:
     """Every launch that differs."""
     chosen = {choice.launch for choice in tuned.shape.loaded.config.tuning.choices}
     found: dict[str, Gain] = {}
-    depth = Depth({DEFAULT: default}, {}, buckets, device)
+    shape = TunedShape({DEFAULT: default}, {}, buckets, device)
     with on(device):
         for bucket in buckets:
             session = shape.session(bucket, default)

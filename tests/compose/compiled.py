@@ -33,7 +33,7 @@ def compile_planned(module: Module, loaded: LoadedConfig) -> Build:
     ctx = Context(loaded)
     run_passes(module, [step.of(loaded) for step in PLANNING], ctx)
     check_now(module)
-    (generated,) = generate_kernels({loaded.config.num_steps: module}, loaded.file)
+    (generated,) = generate_kernels({loaded.config.shape: module}, loaded.file)
     depth = ShapeBuild(loaded, module, ctx, generated, build_plan(module, generated, loaded.config))
     return Build(loaded, (depth,), lib_sources(source.text for source in generated.sources))
 

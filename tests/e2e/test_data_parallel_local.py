@@ -15,7 +15,6 @@ from specc.engine.data_parallel import LockStep, Peers
 from specc.engine.engine import Engine
 from specc.engine.errors import LockStepError, StepFailedError
 from specc.engine.serving.request import Completion, StopConditions
-from specc.runtime.capabilities.shape import FixedShape
 
 from .ranks import Meeting, run_ranks
 from .tree_engine import Config, InjectedError, Launched, base_texts, expected, make_engine, program_of
@@ -273,16 +272,18 @@ def test_programs_that_differ_cannot_step_together() -> None:
 def test_ranks_draft_as_deep_as_any_of_them_wants() -> None:
     """A rank without requests wants nothing; what each would do alone is of no interest to the others' forwards."""
     config = replace(config_of("EAGLE"), shallower=(1, 2))
-    engines = [make_engine(config, depth=FixedShape(wanted)) for wanted in (1, 2, 3)]
+    engines = [make_engine(config, shape=wanted) for wanted in (1, 2, 3)]
     met = run_ranks(works(engines))
     assert not [one for one in met if isinstance(one, Exception)]
     assert met[0].calls == met[1].calls == met[2].calls
     for engine in engines:
-        depths = {num_steps for _, num_steps in engine.stats.decodes}
-        assert depths == {1, 2}  # as long as the second rank has work, and afterwards
+        assert {shape.num_steps for _, shape in engine.stats.decodes} == {
+            1,
+            2,
+        }  # as long as the second rank has work, and afterwards
 
 
-def test_programs_of_other_depths_do_not_meet() -> None:
-    engines = [make_engine(replace(config_of("EAGLE"), shallower=depths)) for depths in ((1, 2), (2,))]
+def test_programs_of_other_shapes_do_not_meet() -> None:
+    engines = [make_engine(replace(config_of("EAGLE"), shallower=steps)) for steps in ((1, 2), (2,))]
     for found in run_ranks([partial(serve, engine, ()) for engine in engines]):
         assert isinstance(found, LockStepError)

@@ -27,6 +27,7 @@ from specc.runtime.backends.cpu import ReferenceBackend
 from specc.runtime.entry.frame import Frame
 from specc.runtime.health import FAULTS
 from specc.runtime.plan.nodes import Launch
+from specc.runtime.plan.shape import Shape
 
 from .tree_engine import Config, InjectedError, Launched, base_texts, expected, make_engine, program_of
 
@@ -64,9 +65,9 @@ class Watch:
         """Return what the step has counted."""
         return self.step.replays
 
-    def at(self, num_steps: int) -> Any:
-        """Decode at a depth."""
-        self.step = self.step.at(num_steps)
+    def at(self, shape: Shape) -> Any:
+        """Decode at a shape."""
+        self.step = self.step.at(shape)
         return self
 
     def prefill(self, batch: Any, **how: Any) -> Any:
@@ -309,7 +310,7 @@ def test_bits_without_a_name_go_by_their_number() -> None:
     assert (found["specc_health_bits_total", "draft"], found["specc_health_bits_total", "9"]) == (1, 2)
 
 
-def test_steps_of_different_depths() -> None:
+def test_steps_of_different_shapes() -> None:
     """Positions beyond a step's own depth were not drafted."""
     engine, generator = make_engine(replace(CHAIN, shallower=(1, 2))), torch.Generator().manual_seed(7)
     seen: list[tuple[int, int]] = []
@@ -318,8 +319,9 @@ def test_steps_of_different_depths() -> None:
         lengths = torch.randint(1, depth + 2, (count,), generator=generator).tolist()
         requests: Any = [SimpleNamespace(shared=0)] * count
         result = SimpleNamespace(health=[0] * count, accept_lens=lengths)
-        engine.stats.launched(requests, 0.0, depth)
-        engine.stats.read(list(enumerate(requests)), result, 0.0, depth)
+        shape = Shape(depth, 1, depth + 1)
+        engine.stats.launched(requests, 0.0, shape)
+        engine.stats.read(list(enumerate(requests)), result, 0.0, shape)
         seen += [(depth, length) for length in lengths]
     found = read(Metrics(engine))
     for place in (1, 2, 3):
@@ -327,9 +329,9 @@ def test_steps_of_different_depths() -> None:
         assert found["specc_position_accepted_total", str(place)] == sum(length > place for _, length in seen)
     assert sum(found["specc_decode_steps_total", str(depth)] for depth in (1, 2, 3)) == 40
     assert found["specc_request_rows_total",] == len(seen)
-    launches = {num_steps: plan.totals[4].launches_in_graph for num_steps, plan in engine.program.plans.items()}
+    launches = {shape: plan.totals[4].launches_in_graph for shape, plan in engine.program.plans.items()}
     assert found["specc_kernel_launches_total",] == sum(
-        found["specc_decode_steps_total", str(num_steps)] * count for num_steps, count in launches.items()
+        found["specc_decode_steps_total", str(shape)] * count for shape, count in launches.items()
     )
 
 

@@ -50,7 +50,7 @@ class Broken(Exception):
 
 @dataclass(frozen=True)
 class Compiled:
-    """A configuration and its program at every depth, the deepest first; ``texts`` are their plan.json.
+    """A configuration and its program at every shape, the deepest first; ``texts`` are their plan.json.
 
     `asked`: the arguments of `program` that made it.
     """
@@ -190,7 +190,7 @@ class Bound:
             arguments = plan, ReferenceBackend(brought), CPU, callbacks, table, self.engine.kv, self.tables
             collective = Siblings(callbacks, plan) if plan.ranks > 1 else None
             kind = RotatedStep if plan.rotated else Step
-            bound[plan.size("S")] = kind(*arguments, collective=collective, memory=memory, depths=bound, **more)
+            bound[plan.shape] = kind(*arguments, collective=collective, memory=memory, shapes=bound, **more)
         self.memory = memory
         self.loose = _loose(self.compiled.plans, len(memory))
         return bound[self.plan.size("S")]
@@ -213,8 +213,8 @@ class Bound:
         wide[:, 1] = torch.tensor(values, dtype=torch.int64)
         return wide[:, 1] if self.rng.random() < 0.5 else wide[:, 1].contiguous()
 
-    def _at_any_depth(self) -> Step:
-        return self.step.at(self.rng.choice(self.compiled.plans).size("S"))
+    def _at_any_shape(self) -> Step:
+        return self.step.at(self.rng.choice(self.compiled.plans).shape)
 
 
 def _together(rng: random.Random, *tensors: Tensor) -> list[Tensor]:

@@ -89,7 +89,7 @@ class Session(Checks):
         for _ in range(2):
             column = self._column(rows)
             try:
-                result = self._at_any_depth().prefill(Batch(column, lengths, tokens))
+                result = self._at_any_shape().prefill(Batch(column, lengths, tokens))
                 self.fresh -= set(rows if isinstance(column, list) else ())
                 break
             except Broken:
@@ -127,7 +127,7 @@ class Session(Checks):
             given = [replace(one, temperature=self.rng.choice([0.0, 5e-7])) for one in given]
         cuts = [self.rng.choice([len(prompt), self.rng.randint(0, len(prompt))]) for prompt in prompts.values()]
         texts = [(prompt[:cut], prompt[cut:]) for prompt, cut in zip(prompts.values(), cuts, strict=True)]
-        self._at_any_depth().set_sampling(rows, given, texts)
+        self._at_any_shape().set_sampling(rows, given, texts)
         if self.plan.restricts:
             self.engine.grammars |= {row: self.rng.choice([FREE, self.rng.randrange(1, 1 << 30)]) for row in rows}
         self.fresh |= set(rows)
@@ -157,12 +157,12 @@ class Session(Checks):
         return oracle
 
     def decode(self) -> None:
-        """One step of some requests, at any depth, checked in everything it says and leaves."""
+        """One step of some requests, at any shape, checked in everything it says and leaves."""
         rows = self._rows()
         if not rows:
             self.steps += 1
             return
-        step = self._at_any_depth()
+        step = self._at_any_shape()
         plan = step._plan
         lengths = {row: self.requests[row].length for row in rows}
         pools, kv = self._pools(), {owner: pool.words.clone() for owner, pool in self.engine.memory.items()}
@@ -197,7 +197,7 @@ class Session(Checks):
         return Batch(self._column(rows), self._column([self.requests[row].length for row in rows]))
 
     def _full(self, plan: Plan, most: int) -> list[int]:
-        """Requests without room for a step of this depth, which leaves them out."""
+        """Requests without room for a step of this shape, which leaves them out."""
         columns = self.table.shape[1]
         room = min(columns - plan.kv.window, plan.kv.longest or columns)
         full = [row for row, oracle in self.requests.items() if oracle.length > room]

@@ -43,7 +43,7 @@ def test_every_request_says_it_anew() -> None:
         one.engine.prompts = {row: [0] for row in rows}
         for plan in one.compiled.plans:
             one.step.set_sampling(rows, given)
-            one.step.at(plan.size("S")).prefill(batch)
+            one.step.at(plan.shape).prefill(batch)
             for other in one.compiled.plans:
-                again = partial(one.step.at(other.size("S")).prefill, batch)
+                again = partial(one.step.at(other.shape).prefill, batch)
                 one._refused(again, "prefilled twice", SamplingError)

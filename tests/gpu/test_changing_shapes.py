@@ -1,4 +1,4 @@
-"""A program of several depths on a GPU: any depth after any other, captured or not, and the text is the target's."""
+"""A program of several shapes on a GPU: any shape after any other, captured or not, and the text is the target's."""
 
 from __future__ import annotations
 
@@ -13,65 +13,68 @@ from .conftest import EXAMPLES, Built
 
 PROMPTS = ("def main():\n", "import os\nimport sys\n\n", "class Node:\n", "x")
 NEW = 64
-TREE = """
+TEXT = """
 name: {name}
 algorithm: {algorithm}
-topk: 4
-num_steps: [1, 2, 4]
-num_draft_tokens: 12
+{shapes}
 page_size: 16
 buckets: [1, 2, 4]
 target: {{model: models/target}}
 draft: {{model: models/{draft}}}
 """
+SHAPES = {
+    "tree": "topk: 4\nnum_steps: [1, 2, 4]\nnum_draft_tokens: 12",
+    "mixed": "shapes: [{num_steps: 4, topk: 4, num_draft_tokens: 12}, {num_steps: 2, topk: 2, num_draft_tokens: 6},"
+    " {num_steps: 3}, {num_steps: 0}]",
+}
 
 
 class Turns:
-    """One depth after the other, over and over; `seen` has the lengths that each committed."""
+    """One shape after the other, over and over; `seen` has the lengths that each committed."""
 
-    def __init__(self, depths: Sequence[int]) -> None:
+    def __init__(self, shapes: Sequence[Any]) -> None:
         """Begin with the first."""
-        self.turns: Iterator[int] = cycle(depths)
-        self.seen: list[tuple[int, tuple[int, ...]]] = []
+        self.turns: Iterator[Any] = cycle(shapes)
+        self.seen: list[tuple[str, tuple[int, ...]]] = []
 
-    def choose(self, requests: int) -> int:
-        """Return the next depth."""
+    def choose(self, requests: int) -> Any:
+        """Return the next shape."""
         return next(self.turns)
 
-    def observe(self, num_steps: int, accept_lens: Sequence[int]) -> None:
+    def observe(self, shape: Any, accept_lens: Sequence[int]) -> None:
         """Note what was accepted."""
-        self.seen.append((num_steps, tuple(accept_lens)))
+        self.seen.append((str(shape), tuple(accept_lens)))
 
 
-@pytest.fixture(params=["chain", "eagle tree", "standalone tree"])
+@pytest.fixture(params=["chain", "eagle tree", "standalone tree", "eagle mixed", "standalone mixed"])
 def several(
     request: pytest.FixtureRequest, build: Callable[..., Built], example: Callable[[str], Built], arch: str
 ) -> tuple[Built, str]:
-    """Return a program of several depths, and the directory of its draft."""
+    """Return a program of several shapes, and the directory of its draft."""
     if request.param == "chain":
         return example("eagle-chain-adaptive"), "eagle"
-    draft, _ = request.param.split()
-    text = TREE.format(name=f"{draft}_depths", algorithm=draft.upper(), draft=draft)
+    draft, form = request.param.split()
+    text = TEXT.format(name=f"{draft}_{form}", algorithm=draft.upper(), draft=draft, shapes=SHAPES[form])
     return build(text, (arch,)), draft
 
 
-def test_any_depth_after_any_other(several: tuple[Built, str], device: torch.device) -> None:
+def test_any_shape_after_any_other(several: tuple[Built, str], device: torch.device) -> None:
     pytest.importorskip("transformers")
     from specc.engine.engine import Engine
     from specc.engine.models.loading import load_draft, load_target
     from specc.engine.reference import greedy
     from specc.engine.serving.request import StopConditions
 
-    def run(place: torch.device, capture: Any) -> list[tuple[int, tuple[int, ...]]]:
+    def run(place: torch.device, capture: Any) -> list[tuple[str, tuple[int, ...]]]:
         program = several[0].load_module().load(place)
         target = load_target(EXAMPLES / "models" / "target", program.plan, str(place))
         draft = load_draft(EXAMPLES / "models" / several[1], program.plan, target)
-        turns = Turns([1, *program.plans])
-        engine = Engine(program, target, draft, max_context=256, capture=capture, depth=turns)
+        turns = Turns([min(program.plans), *program.plans])
+        engine = Engine(program, target, draft, max_context=256, capture=capture, shape=turns)
         for completion in engine.generate(PROMPTS, StopConditions(NEW)):
             assert completion.token_ids == greedy(target, completion.prompt_ids, NEW)
         assert engine.stats.unhealthy == 0
-        assert {num_steps for num_steps, _ in turns.seen} == set(program.plans)
+        assert {name for name, _ in turns.seen} == set(map(str, program.plans))
         assert (engine.replays.replayed > 0) is (capture is not False)
         return turns.seen
 

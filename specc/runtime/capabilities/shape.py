@@ -15,6 +15,10 @@ StepTimes: TypeAlias = Mapping[Shape, Mapping[int, float]]
 """By shape and bucket how long a step takes, in any unit."""
 
 
+UNTRIED = 8.0
+"""How much longer an observation counts where there are no new ones."""
+
+
 class ShapePolicy(Protocol):
     """Chooses the shape of the next step from the results of earlier ones.
 
@@ -55,13 +59,13 @@ class AcceptanceShape:
     steps commits 1 + r1 + r1 r2 + ... + r1 ... rS tokens. It takes as long as `times` say of the bucket that its
     requests run in, or else 1 + step_cost * S + node_cost * requests * (N - 1) times as long as one without drafts.
     Every bucket has a shape of its own. To change it must promise more than `gain`, and so much that noise does not
-    make it swing.
+    make it swing. What nobody drafts is forgotten, too, but so slowly that it is tried for few of all steps.
 
     Args:
         shapes: those of every program.
         step_cost: time of one draft step, in times of a step without drafts, where there are no `times`.
         node_cost: time of one more token that the target verifies, likewise.
-        window: steps after which an observation counts for 1 / e of a new one.
+        window: steps after which an observation counts for 1 / e of a new one, where there are new ones.
         pull: observations that the expected rate counts for.
         gain: by how much, relative, another shape must be better.
         patience: steps to stay at a shape at least.
@@ -93,7 +97,7 @@ class AcceptanceShape:
         self._step_cost, self._node_cost, self._pull = step_cost, node_cost, pull
         self._gain, self._patience = gain, patience
         self._times, self._buckets = times, _buckets(self._shapes, times)
-        self._keep = 1.0 - min(1.0, 1.0 / window)
+        self._keep, self._keep_untried = (1.0 - min(1.0, 1.0 / steps) for steps in (window, UNTRIED * window))
         widths = sorted({shape.topk for shape in shapes if shape.num_steps})
         self._tried = {width: [0.0] * max(steps) for width in widths}
         self._accepted = {width: [0.0] * max(steps) for width in widths}
@@ -121,9 +125,11 @@ class AcceptanceShape:
         for width, tried in self._tried.items():
             accepted = self._accepted[width]
             for position in range(len(tried)):
-                tried[position] *= self._keep
-                accepted[position] *= self._keep
-                if width == shape.topk and position < shape.num_steps:
+                drafted = width == shape.topk and position < shape.num_steps
+                keep = self._keep if drafted else self._keep_untried
+                tried[position] *= keep
+                accepted[position] *= keep
+                if drafted:
                     tried[position] += sum(length > position for length in accept_lens)
                     accepted[position] += sum(length > position + 1 for length in accept_lens)
 

@@ -17,7 +17,7 @@ from specc.cli import doctor as doctor_module
 from specc.cli.main import app
 from specc.cli.reporting import reported, reporting
 from specc.config import LoadedConfig
-from specc.config.resolved import Depth
+from specc.runtime.plan.shape import Shape
 from specc.support.diagnostics import Diagnostic, DiagnosticError
 from specc.version import __version__
 
@@ -104,9 +104,7 @@ def test_one_bucket_and_trees_in_the_summary() -> None:
     assert check_module.summary(replace(config, file=config.file.model_copy(update={"buckets": [4]}))).endswith(
         "page 16, bucket 4"
     )
-    assert "tree of 8" in check_module.summary(
-        replace(config, file=config.file.model_copy(update={"topk": 2}), depths=(Depth(3, 8),))
-    )
+    assert "tree of 8" in check_module.summary(replace(config, shape=Shape(3, 2, 8), shapes=(Shape(3, 2, 8),)))
 
 
 @pytest.mark.usefixtures("front")

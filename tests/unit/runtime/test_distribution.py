@@ -28,6 +28,7 @@ from specc.runtime.capabilities.sampling import Sampling
 from specc.runtime.memory.arena import allocate
 from specc.runtime.plan.parameters import PARAMETERS
 from specc.runtime.plan.plan import Plan
+from specc.runtime.plan.shape import Shape
 from specc.runtime.semantics.convention import DTYPES
 from specc.runtime.semantics.reference import OPS, STORES
 from specc.runtime.step import Step
@@ -125,10 +126,10 @@ def bind(plans: Sequence[Plan], kinds: Tensor) -> Step:
     engine = MarkovEngine(PROMPT, TARGET, DRAFT, bitmask)
     table = torch.arange(1, COLUMNS + 1, dtype=torch.int32).repeat(len(kinds) + 1, 1)
     kv = {owner: Memory.of_pool(pool, COLUMNS + 1, CPU).buffers for owner, pool in plans[0].kv_pools.items()}
-    memory, depths = allocate(plans, CPU, poison=0x5A), dict[int, Step]()
+    memory, shapes = allocate(plans, CPU, poison=0x5A), dict[Shape, Step]()
     for plan in plans:
-        depths[plan.size("S")] = Step(plan, ReferenceBackend(), CPU, engine, table, kv, memory=memory, depths=depths)
-    return depths[plans[0].size("S")]
+        shapes[plan.shape] = Step(plan, ReferenceBackend(), CPU, engine, table, kv, memory=memory, shapes=shapes)
+    return shapes[plans[0].shape]
 
 
 def say(step: Step, kinds: Tensor, seeds: Tensor) -> None:
