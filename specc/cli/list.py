@@ -73,7 +73,7 @@ def programs(problems: dict[str, Diagnostic]) -> Iterator[dict[str, Any]]:
             "package": package,
             "version": manifest.version,
             "algorithm": plan.algorithm,
-            "shapes": [*manifest.plans][::-1],
+            "shapes": sorted(manifest.plans, key=lambda name: [int(number) for number in name.split("x")]),
             "archs": [*manifest.archs],
             "engine": manifest.engine,
         }

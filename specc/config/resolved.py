@@ -183,12 +183,10 @@ class Config:
     @property
     def drafted(self) -> str:
         """What is drafted, in words: ``chain of 3``, ``chain of 1, 3 or 5``, ``tree of 16 nodes``."""
-        trees = [shape for shape in self.shapes if shape.is_tree]
-        chains = [shape for shape in self.shapes if not shape.is_tree]
-        of_trees = _or(dict.fromkeys(str(shape.num_nodes) for shape in trees))
-        of_chains = _or(dict.fromkeys(str(shape.num_steps) for shape in chains))
-        words = [f"chain of {of_chains}"] * bool(chains) + [f"tree of {of_trees} nodes"] * bool(trees)
-        return _or(words)
+        trees = dict.fromkeys(str(shape.num_nodes) for shape in self.shapes if shape.topk > 1)
+        chains = dict.fromkeys(str(shape.num_steps) for shape in self.shapes if shape.topk == 1)
+        words = [f"chain of {_or(chains)}"] if chains else []
+        return _or([*words, f"tree of {_or(trees)} nodes"] if trees else words)
 
     @property
     def mask_width(self) -> int:

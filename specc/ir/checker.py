@@ -126,7 +126,7 @@ def _check_attrs(op: Op, definition: OpDef) -> list[str]:
     problems = [
         f"attribute {name} must be {_spell(kind)}, got {op.attrs.get(name)!r}"
         for name, kind in wanted.items()
-        if not _is_a(op.attrs.get(name), kind)
+        if not _is_a(definition.complete(op.attrs).get(name), kind)
     ]
     unknown = sorted(set(op.attrs) - set(wanted) - {"kernel"})
     return problems + [f"{op.opcode} has no attribute {name}" for name in unknown]

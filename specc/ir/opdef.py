@@ -120,7 +120,8 @@ class OpDef:
         name: ``dialect.op``.
         signature: operands ``->`` results, see the module's docstring.
         doc: meaning, with units and the source of the semantics.
-        attrs: required attributes, and their types or the numbers that they may be.
+        attrs: attributes, and their types or the numbers that they may be.
+        defaults: what those attributes are that need not be there; all others must.
         until: invariant after which the op is illegal; empty if it is legal to the end.
         effect: ``carry`` for ops that write carried state, ``external`` for the engine's forwards, ``host`` for
             its other calls, which no graph can hold, ``given`` for what the engine hands over when it runs the step,
@@ -140,6 +141,7 @@ class OpDef:
     signature: str
     doc: str
     attrs: Mapping[str, type | range] | None = None
+    defaults: Mapping[str, str] | None = None
     until: str = ""
     effect: str = ""
     inplace: bool = False
@@ -175,6 +177,10 @@ class OpDef:
         unknown = sorted(set(re.findall(r"\$(\w+)", self.signature)) - set(self.attrs or {}))
         return f"reads {', '.join(unknown)}, which is no attribute" if unknown else None
 
+    def complete(self, attrs: Mapping[str, Any]) -> Mapping[str, Any]:
+        """Attributes with those that are not there."""
+        return {**(self.defaults or {}), **attrs}
+
     def result_types(
         self, carried: Mapping[str, TensorType], operands: Sequence[Type], attrs: Mapping[str, Any]
     ) -> tuple[Type, ...]:
@@ -184,6 +190,7 @@ class OpDef:
             TypeMismatch: an operand does not fit.
 
         """
+        attrs = self.complete(attrs)
         bound = self._bind(operands, attrs)
         if self.infer is not None:
             return tuple(self.infer(carried, attrs))

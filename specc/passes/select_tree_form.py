@@ -15,6 +15,7 @@ from specc.ir.infer import assign_types
 from specc.ir.liveness import sweep
 from specc.ir.opdef import Trait
 from specc.ir.types import TensorType
+from specc.kernels.writing.vocabulary import ranked
 from specc.pass_manager.pass_base import Choice, Context, Pass, Rejected
 from specc.passes.prune_dead_dataflow import removal
 from specc.support.diagnostics import Diagnostic, DiagnosticError
@@ -75,7 +76,7 @@ class SelectTreeForm(Pass):
             raise DiagnosticError([_still_read(op) for op in links])
         handed_out = module.outputs.values()
         for topk in module.find("vocab.topk"):
-            alone = module.size(str(topk.attrs["axis"])) == 1 and not module.users(topk.out("p"))
+            alone = ranked(module, topk) == 1 and not module.users(topk.out("p"))
             if alone and topk.out("p") not in handed_out:
                 _topk_to_argmax(module, topk, keep="K")
         _rename_axis(module, "N", "A")

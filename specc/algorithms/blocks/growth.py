@@ -59,7 +59,7 @@ def grow_tree(
     with b.phase("draft"), b.at(scope.at("num_steps")):
         for step in range(scope.config.num_steps - 1):
             logits, hidden = forward(step, frontier)
-            p, index, bad = scope.pick("vocab.topk", logits, (f"p{step}", f"index{step}", f"draft_bad{step}"), axis="K")
+            p, index, bad = scope.pick("vocab.topk", logits, (f"p{step}", f"index{step}", f"draft_bad{step}"))
             state.health = b("health.raise", state.health, bad, names=("health_draft",), bit=DRAFT_BIT)
             grown, best, origin, candidates = b.many(
                 "tree.grow", best, p, index,

@@ -93,8 +93,8 @@ def children(
     if drawn_drafts(scope):
         token, bad, source = chosen(scope, logits, lens, 0, names[1:], stem=stem, keep="K", carried=carried)
         return None, token, bad, source
-    axis = scope.candidates if carried else "K"
-    p, token, bad = scope.pick("vocab.topk", logits, names, axis=axis)
+    more = {"axis": scope.candidates} if carried and scope.candidates != "K" else {}
+    p, token, bad = scope.pick("vocab.topk", logits, names, **more)
     return p, token, bad, None
 
 

@@ -63,6 +63,7 @@ OPS = (
         f"{_RECORDS} -> p: f32[B, *x, $axis], index: i64<$of>[B, *x, $axis], bad: i1[B, *x]",
         "``vocab.topk`` of the records of all ranks; ``of`` as for ``vocab.argmax_merge``.",
         {"axis": str, "of": str},
+        {"axis": "K"},
         traits=frozenset({Trait.SUMS}),
     ),
 )

@@ -22,6 +22,7 @@ OPS = (
         "logits: T[B, *x, ?v], rows: i64[B] -> p: f32[B, *x, $axis], index: i64<?v>[B, *x, $axis], bad: i1[B, *x]",
         "The most probable tokens of every row, as many as ``axis`` has, softmax in f32 over the whole vocabulary.",
         {"axis": str},
+        {"axis": "K"},
         traits=frozenset({Trait.REDUCES, Trait.SUMS}),
     ),
     OpDef(

@@ -124,7 +124,7 @@ def ranks(reduction: Op) -> bool:
 
 def ranked(module: Module, reduction: Op) -> int:
     """How many of the largest of a row an op gives."""
-    return module.size(str(reduction.attrs["axis"]))
+    return module.size(str(OPS[reduction.opcode].complete(reduction.attrs)["axis"]))
 
 
 def block(module: Module, reduction: Op) -> int:

@@ -86,7 +86,7 @@ def vocab_topk_merge(operands: Tensors, attrs: Attrs, dims: Dims) -> Tensors:
         .movedim(0, -2)
         .flatten(-2)
         .sort(dim=-1, descending=True)
-        .values[..., : dims[str(attrs["axis"])]]
+        .values[..., : dims[attrs.get("axis", "K")]]
     )
     top, mass = _masses(records)
     nan = torch.signbit(mass).any(dim=0)

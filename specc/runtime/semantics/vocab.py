@@ -36,7 +36,7 @@ def vocab_topk(operands: Tensors, attrs: Attrs, dims: Dims) -> Tensors:
     weights = torch.where(scores == best, 1.0, torch.exp(scores - best))
     bad = bad_rows(logits)
     p = torch.where(best == -torch.inf, 0.0, weights / weights.sum(dim=-1, keepdim=True))
-    index = ranking(scores)[..., : dims[str(attrs["axis"])]]
+    index = ranking(scores)[..., : dims[attrs.get("axis", "K")]]
     padding = rest[0] == 0 if rest else torch.zeros(len(logits), dtype=torch.bool, device=logits.device)
     results = p.gather(-1, index), index, bad
     return tuple(zero_rows(result, padding).contiguous() for result in results)

@@ -67,14 +67,14 @@ def test_every_step_has_a_module(steps: int, layers: int) -> None:
     assert found.hint == f"write num_steps: {layers}"
 
 
-def test_what_is_carried_has_one_size_at_all_depths() -> None:
+def test_what_is_carried_has_one_size_at_all_shapes() -> None:
     """Each module drafts for a step of its own, and what it drafted is carried: with other modules, more of it."""
     loaded = load("MULTI_LAYER_EAGLE", num_steps=[2, 4])
     with pytest.raises(DiagnosticError) as raised:
         check_config(loaded)
     (found,) = raised.value.diagnostics
     assert (found.code, found.location) == ("legal/shapes", loaded.location("num_steps"))
-    assert "i64[B, 4] with num_steps 4, i64[B, 2] with num_steps 2" in found.message
+    assert "i64[B, 4] at 4, i64[B, 2] at 2" in found.message
     assert found.hint == "write one num_steps"
     check_config(load("MULTI_LAYER_EAGLE", num_steps=[4]))
 

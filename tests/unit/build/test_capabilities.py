@@ -40,7 +40,7 @@ PROGRAMS: list[tuple[str, dict[str, Any], list[Capability]]] = [
     ("EAGLE", SHARDED, [capabilities.RANKS]),
     ("EAGLE", {"topk": 2, "num_draft_tokens": 6}, [capabilities.MOVES]),
     ("EAGLE", {"step": "rotated", "disaggregation": True}, [capabilities.RECORDS, capabilities.ROTATED]),
-    ("EAGLE", {"num_steps": [2, 3]}, [capabilities.DEPTHS]),
+    ("EAGLE", {"num_steps": [2, 3]}, [capabilities.SHAPES]),
 ]
 MOST_LINES = 5200
 """Of the runtime of a greedy chain."""
@@ -106,7 +106,7 @@ BROUGHT_BY = {
     "schema_digest": "`disaggregation: true`",
     "GroupCollective": "`logits: sharded`",
     "RotatedStep": "`step: rotated`",
-    "AcceptanceShape": "several numbers in `num_steps`",
+    "AcceptanceShape": "several numbers in `num_steps`, or `shapes`",
 }
 
 

@@ -163,10 +163,10 @@ def test_what_is_brought(tmp_path: Path) -> None:
 
 def test_several_shapes_are_named(tmp_path: Path) -> None:
     plan = planned("EAGLE", num_steps=4)[0]
-    assert "num_steps" not in page_of(plan, tmp_path)
+    assert "compiled for the shapes" not in page_of(plan, tmp_path)
     shallow = replace(plan, dims={**plan.dims, "S": 1})
     named = page_of(plan, tmp_path, plans={"plan.json": plan, "plan.1.json": shallow})
-    assert "\nIt was compiled for num_steps 1, 4: `step.at(n)` is the step of each.\n" in named
+    assert '\nIt was compiled for the shapes 1, 4: `step.at("1")` is the step of one.\n' in named
     assert "target(tokens=i64[b, 5]," in named
 
 

@@ -1,4 +1,4 @@
-"""What is written of a program of several depths: every file once, every plan with all that it launches."""
+"""What is written of a program of several shapes: every file once, every plan with all that it launches."""
 
 from __future__ import annotations
 
@@ -20,6 +20,7 @@ from specc.runtime.plan.nodes import Launch
 from specc.runtime.plan.plan_json import plan_text
 from specc.runtime.program import load as load_program
 
+FILES = (("plan", "json"), ("module", "specir"))
 STEPS = [1, 2, 4]
 TREE = {"topk": 2, "num_draft_tokens": 6, "page_size": 16}
 PROGRAMS: list[tuple[str, dict[str, Any]]] = [
@@ -68,15 +69,14 @@ def _body(text: str) -> str:
     return "\n".join(lines[first:])
 
 
-def test_depths_share_what_does_not_depend_on_them(built: Build) -> None:
-    """Prefill is the same for all; a step of another depth verifies another number of tokens."""
-    launched = {shape.num_steps: shape.generated.kernel_of for shape in built.shapes}
+def test_shapes_share_what_does_not_depend_on_them(built: Build) -> None:
+    """Prefill is the same for all; a step of another shape verifies another number of tokens."""
+    launched = {shape.shape: shape.generated.kernel_of for shape in built.shapes}
     prefill = [{k for node, k in nodes.items() if node.startswith("prefill")} for nodes in launched.values()]
     assert prefill[0] == prefill[1] == prefill[2] != set()
     assert [nodes["verify_argmax"] for nodes in launched.values()] == [
         "verify_argmax",
-        "verify_argmax_of_2",
-        "verify_argmax_of_1",
+        *(f"verify_argmax_of_{shape}" for shape in list(launched)[1:]),
     ]
 
 
@@ -93,28 +93,29 @@ def test_every_plan_finds_its_kernels(built: Build, package: Path) -> None:
     assert launched == {source.name for source in built.sources}
 
 
-def test_the_package_has_a_plan_and_a_module_of_every_depth(built: Build, package: Path) -> None:
+def test_the_package_has_a_plan_and_a_module_of_every_shape(built: Build, package: Path) -> None:
     manifest = Manifest.read(package)
-    assert dict(manifest.plans) == {4: "plan.json", 2: "plan.2.json", 1: "plan.1.json"}
+    deepest, *others = (str(shape.shape) for shape in built.shapes)
+    assert dict(manifest.plans) == {deepest: "plan.json"} | {name: f"plan.{name}.json" for name in others}
     for shape in built.shapes:
-        file = manifest.plans[shape.num_steps]
+        file = manifest.plans[str(shape.shape)]
         assert (package / file).read_text() == plan_text(shape.plan)
         text = (package / file.replace("plan", "module").replace("json", "specir")).read_text()
         assert text == print_module(shape.module)
-        assert parse_module(text).size("A") == shape.num_steps + 1
-    assert {"plan.1.json", "plan.2.json", "module.1.specir", "module.2.specir"} <= manifest.files.keys()
+        assert parse_module(text).size("A") == shape.shape.num_steps + 1
+    assert {f"{stem}.{name}.{kind}" for name in others for stem, kind in FILES} <= manifest.files.keys()
 
 
 def test_it_loads(built: Build, package: Path) -> None:
     program = load_program(package, "cpu")
-    assert list(program.plans) == [4, 2, 1]
-    assert program.plan is program.plans[4]
+    assert [shape.num_steps for shape in program.plans] == [4, 2, 1]
+    assert program.plan is next(iter(program.plans.values()))
     for shape in built.shapes:
-        plan = program.plans[shape.num_steps]
+        plan = program.plans[shape.shape]
         assert plan == shape.plan
         assert (plan.size("S"), plan.size("A"), plan.size("N")) == (
-            shape.num_steps,
-            shape.num_steps + 1,
+            shape.shape.num_steps,
+            shape.shape.num_steps + 1,
             shape.loaded.config.num_nodes,
         )
 
@@ -129,8 +130,12 @@ def test_bytes_are_reproducible(built: Build, tmp_path: Path) -> None:
 
 def test_files_beside_the_wheel(built: Build, tmp_path: Path) -> None:
     plans = [path.name for path in emit_plan(built, tmp_path)]
-    assert plans == ["plan.json", "plan.2.json", "plan.1.json"]
+    others = [str(shape.shape) for shape in built.shapes[1:]]
+    assert plans == ["plan.json", *(f"plan.{name}.json" for name in others)]
     assert [json.loads((tmp_path / name).read_text())["dims"]["S"] for name in plans] == [4, 2, 1]
-    assert [p.name for p in emit_specir(built, tmp_path)] == ["module.specir", "module.2.specir", "module.1.specir"]
+    assert [p.name for p in emit_specir(built, tmp_path)] == [
+        "module.specir",
+        *(f"module.{name}.specir" for name in others),
+    ]
     written = {path.relative_to(tmp_path).as_posix() for path in emit_kernels(built, tmp_path)}
     assert {f"kernels/{source.name}.py" for source in built.sources} <= written

@@ -32,7 +32,7 @@ def test_bench_says_what_is_known() -> None:
     done = run("bench", CHAIN, "--buckets", "8,1")
     assert done.exit_code == 3
     assert "warning[measure/no-gpu]" in done.stderr and "warning" not in done.stdout
-    assert "eagle_chain: EAGLE, num_steps 3, not measured: no GPU" in done.stdout
+    assert "eagle_chain: EAGLE, shape 3, not measured: no GPU" in done.stdout
     assert [line for line in done.stdout.splitlines() if line.startswith("bucket")] == ["bucket 1", "bucket 8"]
 
 
@@ -76,10 +76,10 @@ def test_a_wheel_that_is_none(tmp_path: Path) -> None:
     assert done.exit_code == 1 and "run/wheel-missing" in done.stderr
 
 
-def test_depths() -> None:
-    deepest, shallow = (run("bench", ADAPTIVE, *words) for words in ((), ("--num-steps", "1")))
-    assert "num_steps 5" in deepest.stdout and "num_steps 1" in shallow.stdout
-    assert run("bench", ADAPTIVE, "--num-steps", "2").exit_code == 2
+def test_shapes() -> None:
+    deepest, shallow = (run("bench", ADAPTIVE, *words) for words in ((), ("--shape", "1")))
+    assert "shape 5" in deepest.stdout and "shape 1" in shallow.stdout
+    assert run("bench", ADAPTIVE, "--shape", "2").exit_code == 2
 
 
 @pytest.mark.parametrize("buckets", ["3", "1,x", ",", "0", "9" * 4301, "\u00b2", "\u0661"])

@@ -253,29 +253,29 @@ def test_plain_text_where_there_is_no_terminal(full: tuple[str, ...], configs: d
     assert all(line == line.rstrip() and len(line) <= 160 for line in text.splitlines())
 
 
-def test_one_of_several_depths(tmp_path: Path) -> None:
+def test_one_of_several_shapes(tmp_path: Path) -> None:
     path = tmp_path / "several.yaml"
     path.write_text(config_text("EAGLE", num_steps=[1, 3]))
-    deep, shallow = (json.loads(done(path, "--num-steps", steps, "--format", "json").stdout) for steps in (3, 1))
+    deep, shallow = (json.loads(done(path, "--shape", steps, "--format", "json").stdout) for steps in (3, 1))
     assert json.loads(done(path, "--format", "json").stdout) == deep
     for document, steps in ((deep, 3), (shallow, 1)):
-        assert (document["num_steps"], document["depths"]) == (steps, [1, 3])
+        assert (document["shape"], document["shapes"]) == (str(steps), ["1", "3"])
         forwards = [name for name, node in nodes(document).items() if node["kind"] == "external"]
         assert sum(name.startswith("draft") for name in forwards) == steps - 1
         assert setting(document["settings"], "num_steps")["value"] == steps
         assert setting(document["settings"], "num_draft_tokens")["value"] == steps + 1
     assert "hidden" in {field["name"] for field in shallow["carry"]}
-    text = " ".join(done(path, "--num-steps", 1, "--full").stdout.split())
-    assert "a chain of num_steps 1, compiled for 1, 3" in text
+    text = " ".join(done(path, "--shape", 1, "--full").stdout.split())
+    assert "a chain of shape 1, compiled for 1, 3" in text
 
 
 @pytest.mark.parametrize(("steps", "listed"), [([1, 3], "1, 3"), (3, "3")])
-def test_a_depth_that_is_not_there(steps: object, listed: str, tmp_path: Path) -> None:
+def test_a_shape_that_is_not_there(steps: object, listed: str, tmp_path: Path) -> None:
     path = tmp_path / "several.yaml"
     path.write_text(config_text("EAGLE", num_steps=steps))
-    result = explain(path, "--num-steps", 2)
+    result = explain(path, "--shape", 2)
     assert (result.exit_code, result.stdout) == (2, "")
-    assert f"num_steps is {listed} there, not 2" in result.stderr
+    assert f"there is {listed}, and not 2" in result.stderr
 
 
 def test_a_wrong_configuration(tmp_path: Path) -> None:

@@ -44,7 +44,7 @@ def test_a_wheel_and_an_installed_package_say_the_same(
     assert found["version"] == f"{__version__}+p{found['digest'][:12]}"
     assert found["version"] in wheel.name
     assert (found["name"], found["package"], found["algorithm"]) == ("small", "specc_program_small", "EAGLE")
-    assert (found["num_steps"], found["verified_tokens"], found["buckets"]) == ([2], 3, [2])
+    assert (found["shapes"], found["verified_tokens"], found["buckets"]) == (["2"], 3, [2])
     assert (found["archs"], found["for_inspection"]) == (["gfx942", "sm_90"], ["gfx942"])
     assert found["machine_code"] == 2 * found["kernels"] == 2 * len(plan["kernels"])
     assert found["engine"] is None
@@ -87,9 +87,9 @@ def test_what_a_program_keeps_and_costs(wheel: Path) -> None:
 def test_several_shapes_and_a_program_without_a_draft(tmp_path: Path) -> None:
     wheel = built(tmp_path, "--arch", "sm_90", num_steps=[1, 3])
     found = json.loads(inspect(wheel, "--format", "json").stdout)
-    assert (found["num_steps"], list(found["totals"]), found["verified_tokens"]) == ([1, 3], ["3", "1"], 4)
+    assert (found["shapes"], list(found["totals"]), found["verified_tokens"]) == (["1", "3"], ["3", "1"], 4)
     text = inspect(wheel).stdout
-    assert text.index("num_steps 3\n") < text.index("num_steps 1\n") < text.index("\nconfiguration\n")
+    assert text.index("shape 3\n") < text.index("shape 1\n") < text.index("\nconfiguration\n")
     (tmp_path / "alone").mkdir()
     alone = built(tmp_path / "alone", "--arch", "sm_90", algorithm="NGRAM", draft=None)
     said = inspect(alone).stdout

@@ -29,7 +29,7 @@ def test_a_page_is_written(config: Path, tmp_path: Path) -> None:
     assert (result.exit_code, result.stdout, result.stderr) == (0, f"wrote {out}\n", "")
     text = out.read_text()
     assert text.startswith("<!DOCTYPE html>\n")
-    assert "of num_steps 3, compiled for 1, 3" in text
+    assert "of shape 3, compiled for 1, 3" in text
     assert "Difference" not in text
 
 
@@ -39,14 +39,14 @@ def test_it_is_called_report_html(config: Path, tmp_path: Path, monkeypatch: pyt
     assert {path.name for path in tmp_path.iterdir()} == {"small.yaml", "report.html"}
 
 
-def test_one_of_several_depths_against_the_deepest(config: Path, tmp_path: Path) -> None:
+def test_one_of_several_shapes_against_the_deepest(config: Path, tmp_path: Path) -> None:
     out = tmp_path / "page.html"
-    assert report(config, "-o", out, "--num-steps", 1, "--against", config).exit_code == 0
+    assert report(config, "-o", out, "--shape", 1, "--against", config).exit_code == 0
     text = out.read_text()
-    assert "of num_steps 1, compiled for 1, 3" in text
+    assert "of shape 1, compiled for 1, 3" in text
     assert ">Difference to small</h2>" in text
     assert re.search(r">num_steps</th><td[^>]*>1</td><td[^>]*>3</td>", text)
-    assert report(config, "-o", out, "--num-steps", 2).exit_code == 2
+    assert report(config, "-o", out, "--shape", 2).exit_code == 2
 
 
 def test_the_engine_s_defaults(tmp_path: Path) -> None:

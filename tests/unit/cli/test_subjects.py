@@ -89,7 +89,7 @@ def test_a_wheel_stands_for_its_configuration(wheel: Path, tmp_path: Path, monke
         ]
         specc("report", word, "--against", word, "-o", "page.html")
         assert Path("page.html").stat().st_size > 10_000
-        assert "num_steps 2, not measured: no GPU" in specc("bench", word, "--buckets", "1", status=3).stdout
+        assert "shape 2, not measured: no GPU" in specc("bench", word, "--buckets", "1", status=3).stdout
 
 
 def test_another_specc_s_wheel_is_told_of_with_a_warning(wheel: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -35,7 +35,7 @@ draft:
 
 def test_defaults(load: Load) -> None:
     config = load(SHORT).config
-    assert (config.file.topk, config.num_steps, config.num_draft_tokens, config.file.page_size) == (1, 3, 4, 1)
+    assert (config.file.topk, config.num_steps, config.num_nodes, config.file.page_size) == (1, 3, 4, 1)
     assert (config.file.buckets, config.file.outputs, config.max_requests) == ([1, 2, 4, 8], [], 8)
     assert config.file.verify == "greedy"
     assert (config.file.overlap, config.file.disaggregation, config.archs) == (True, False, ("sm_90",))

@@ -1,4 +1,4 @@
-"""`num_steps` as a list: what it loads to, and where it is wrong."""
+"""Several shapes, by `num_steps` as a list or by `shapes`: what they load to, and where they are wrong."""
 
 from __future__ import annotations
 
@@ -21,18 +21,18 @@ def steps(value: object, text: str = UNSAID) -> str:
     return text.replace("num_steps: 3", f"num_steps: {value}")
 
 
-def test_one_depth_needs_no_list(load: Load) -> None:
+def test_one_shape_needs_no_list(load: Load) -> None:
     for text in (VALID, UNSAID):
         plain, listed = load(text), load(steps("[3]", text))
         assert plain.config == listed.config
         assert [shape.config for shape in plain.shapes()] == [plain.config]
 
 
-def test_depths_are_told_deepest_first(load: Load) -> None:
+def test_shapes_are_told_deepest_first(load: Load) -> None:
     loaded = load(steps("[1, 3, 16]"))
-    assert loaded.config.shapes == ((1, 2), (3, 4), (16, 17))
-    assert loaded.config.shape == "chain of 1, 3 or 16"
-    assert load(steps("[0, 3]")).config.shape == "chain of 0 or 3"
+    assert loaded.config.shapes == ((1, 1, 2), (3, 1, 4), (16, 1, 17))
+    assert loaded.config.drafted == "chain of 1, 3 or 16"
+    assert load(steps("[0, 3]")).config.drafted == "chain of 0 or 3"
     configs = [shape.config for shape in loaded.shapes()]
     assert configs[0] == loaded.config
     assert [(config.num_steps, config.num_nodes, config.path_slots) for config in configs] == [
@@ -48,12 +48,12 @@ def test_shallow_trees_verify_as_many_nodes_as_they_can_draft(load: Load, topk: 
     for nodes in (2, topk + 1, topk + 2, 1 + topk + 2 * topk**2):
         text = VALID.replace("topk: 1", f"topk: {topk}").replace("tokens: 4", f"tokens: {nodes}")
         loaded = load(steps("[0, 1, 2, 3]", text))
-        drafted, wanted = 1, [(0, 1)]
+        drafted, wanted = 1, [(0, topk, 1)]
         for step in (1, 2, 3):
             drafted += topk if step == 1 else topk * topk
-            wanted.append((step, min(nodes, drafted)))
+            wanted.append((step, topk, min(nodes, drafted)))
         assert list(loaded.config.shapes) == wanted
-        assert [shape.config.num_draft_tokens for shape in loaded.shapes()] == [size for _, size in reversed(wanted)]
+        assert [shape.config.num_nodes for shape in loaded.shapes()] == [size for *_, size in reversed(wanted)]
 
 
 @pytest.mark.parametrize(

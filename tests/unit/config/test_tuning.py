@@ -64,7 +64,7 @@ def test_without_one(load: Load) -> None:
         ("arch: sm_90", "arch: sm_80", "tuning/arch", 2),
         ("{1: 16, 64: 2}", "{1: 16, 32: 2}", "tuning/no-choice", 9),
         ("launch: prepare_rows", "launch: verify_argmax", "tuning/no-launch", 10),
-        ("{launch: prepare_rows,", "{launch: prepare_rows, num_steps: 5,", "tuning/no-launch", 10),
+        ("{launch: prepare_rows,", "{launch: prepare_rows, shape: 5,", "tuning/no-launch", 10),
         ("gpu: NVIDIA H200", "gpu: [", "config/not-yaml", None),
         ("warps: 8", "warps: 8\n    warps: 4", "config/duplicate-key", 9),
     ],

@@ -37,7 +37,7 @@ def launch(build: Build, name: str) -> Launch:
 
 
 def test_what_is_written_reads_back(tmp_path: Path) -> None:
-    choices = Choice("verify_argmax", None, 1024, 8, {1: 3, 4: 2}), Choice("prepare_rows", 2, None, 2)
+    choices = Choice("verify_argmax", None, 1024, 8, {1: 3, 4: 2}), Choice("prepare_rows", "2", None, 2)
     found = tuned(CHAIN, tmp_path, *choices).loaded.config.tuning
     assert found is not None
     assert tuple(replace(choice, location=None) for choice in found.choices) == choices
@@ -148,9 +148,9 @@ def test_it_is_not_compiled_for_another_architecture(tmp_path: Path) -> None:
         assert error.value.diagnostics[0].code == "tuning/arch"
 
 
-def test_a_choice_may_be_of_one_depth(tmp_path: Path) -> None:
+def test_a_choice_may_be_of_one_shape(tmp_path: Path) -> None:
     text = CHAIN.replace("num_steps: 2", "num_steps: [1, 2]")
-    build = tuned(text, tmp_path, Choice("verify_argmax", 1, 1024))
+    build = tuned(text, tmp_path, Choice("verify_argmax", "1", 1024))
     deep, shallow = (shape.plan for shape in build.shapes)
     tiles = [plan.kernels[launch_of(plan)].constants["BLOCK"] for plan in (deep, shallow)]
     assert tiles == [2048, 1024]

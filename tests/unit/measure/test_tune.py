@@ -105,16 +105,16 @@ def test_launches_of_a_kernel_are_timed_once_and_chosen_together(clock: Clock) -
     assert [choice.launch for choice in one.choices] == ["draft_argmax_0", "draft_argmax_1"]
 
 
-def test_depths_have_choices_of_their_own(clock: Clock) -> None:
+def test_shapes_have_choices_of_their_own(clock: Clock) -> None:
     clock.cost = lambda name, tile, *_: 0.5 if tile == 512 and name == "verify_argmax" else 1.0
     found = search(CHAIN.replace("num_steps: 2", "num_steps: [1, 2]").replace("[1, 4]", "[1]"))
-    assert [(choice.launch, choice.num_steps) for choice in found.tuning.choices] == [
-        ("verify_argmax", 2),
-        ("verify_argmax", 1),
+    assert [(choice.launch, choice.shape) for choice in found.tuning.choices] == [
+        ("verify_argmax", "2"),
+        ("verify_argmax", "1"),
     ]
-    assert list(found.steps) == [2, 1]
+    assert list(found.steps) == ["2", "1"]
     said = tuning_text(found.tuning, found.found, found.steps)
-    assert "num_steps 2: 1.00 at 1" in said and said.count("num_steps: ") == 2
+    assert "shape 2: 1.00 at 1" in said and said.count("shape: ") == 2
 
 
 def test_no_time_tries_nothing_but_what_there_is(clock: Clock) -> None:
