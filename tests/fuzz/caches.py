@@ -81,13 +81,13 @@ def _kernel(folder: Path, rng: random.Random) -> str:
 
 def _taken(cache: Cache, key: str) -> tuple[dict[str, Any], bytes] | None:
     """The metadata and binary of what is taken from a cache."""
-    kernel = from_cache(SOURCE, "sm_90", cache, key)
-    if kernel is None:
+    artifact = from_cache(SOURCE, "sm_90", cache, key)
+    if artifact is None:
         return None
-    expect((kernel.kernel, kernel.arch, kernel.kind) == ("one", "sm_90", "cubin"), f"it is of {kernel.kernel}")
-    numbers = {name: getattr(kernel, name) for name in NUMBERS}
-    words = {"entry": kernel.entry, "parameters": list(kernel.parameters), "assembler": kernel.assembler}
-    return words | numbers, kernel.binary
+    expect((artifact.kernel, artifact.arch, artifact.kind) == ("one", "sm_90", "cubin"), f"it is of {artifact.kernel}")
+    numbers = {name: getattr(artifact, name) for name in NUMBERS}
+    words = {"entry": artifact.entry, "parameters": list(artifact.parameters), "assembler": artifact.assembler}
+    return words | numbers, artifact.binary
 
 
 def _plausible(line: bytes, binary: bytes) -> tuple[dict[str, Any], bytes] | None:
