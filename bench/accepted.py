@@ -43,7 +43,7 @@ def accepted(chain: str, way: str, temperatures: Sequence[float], seeds: int) ->
     path, models = EXAMPLES / f"{chain}-chain.yaml", EXAMPLES / "models"
     text = re.sub(r"(?m)^verify:.*\n", "", path.read_text()) + WAYS[way]
     build = build_program(load_text(text, path, names(), needs))
-    found: list[tuple[float, Texts]] = []
+    results: list[tuple[float, Texts]] = []
     with tempfile.TemporaryDirectory() as folder:
         (wheel,) = emit_wheel(build, Path(folder))
         with package(str(wheel)) as module:
@@ -55,8 +55,8 @@ def accepted(chain: str, way: str, temperatures: Sequence[float], seeds: int) ->
                 for seed in range(seeds):
                     done = engine.generate(PROMPTS, StopConditions(NEW), Sampling(temperature, seed))
                     texts += [completion.token_ids for completion in done]
-                found.append((engine.stats.mean_accept_len, texts))
-    return found
+                results.append((engine.stats.mean_accept_len, texts))
+    return results
 
 
 def main() -> None:
@@ -69,14 +69,14 @@ def main() -> None:
     arguments = parser.parse_args()
     logging.disable_progress_bar()
     torch.set_num_threads(1)
-    temperatures = [float(one) for one in arguments.temperatures.split(",")]
+    temperatures = [float(value) for value in arguments.temperatures.split(",")]
     print(f"| chain | temperature | {' | '.join(WAYS)} |\n|---|---|{'---|' * len(WAYS)}")
     for chain in arguments.only.split(","):
-        found = {way: accepted(chain, way, temperatures, arguments.seeds) for way in WAYS}
+        by_way = {way: accepted(chain, way, temperatures, arguments.seeds) for way in WAYS}
         for number, temperature in enumerate(temperatures):
-            if found["greedy"][number][1] != found["coupled"][number][1]:
+            if by_way["greedy"][number][1] != by_way["coupled"][number][1]:
                 sys.exit(f"{chain} at temperature {temperature}: coupled drafts have changed the text")
-            lengths = " | ".join(f"{found[way][number][0]:.2f}" for way in WAYS)
+            lengths = " | ".join(f"{by_way[way][number][0]:.2f}" for way in WAYS)
             print(f"| {chain} | {temperature:g} | {lengths} |", flush=True)
 
 

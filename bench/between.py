@@ -105,7 +105,7 @@ def compare(title: str, module: ModuleType, ways: Sequence[Way], rounds: int) ->
             way.seconds.append(time.perf_counter() - start)
     first = ways[0].seconds
     for way in ways if first else ():
-        ratios = sorted(one / other for one, other in zip(first, way.seconds, strict=True))
+        ratios = sorted(base / seconds for base, seconds in zip(first, way.seconds, strict=True))
         low, middle, high = ratios[0], statistics.median(ratios), ratios[-1]
         print(f"{title}: {way.name}: {middle:.2f} times as fast as {ways[0].name} ({low:.2f} to {high:.2f})")
 

@@ -144,13 +144,13 @@ def compare(chain: str, kind: str, work: str, ours: Engine, plain: PreTrainedMod
     prompts = WORK[work]
     sides = through(ours, prompts), plainly(plain, ours.tokenizer, prompts)
     ours.stats.__init__()
-    found, wanted = (side() for side in sides)
-    if found != wanted:
+    texts, wanted = (run() for run in sides)
+    if texts != wanted:
         raise SystemExit(f"{chain}, {kind}, {work}: not the text of generate")
     accepted = ours.stats.mean_accept_len
     print(f"{chain}, {kind}, {work}: same text, {accepted:.2f} tokens accepted per step", file=sys.stderr)
-    seconds = [[_timed(side) for side in sides] for _ in range(rounds)]
-    ratios = sorted(theirs / own for own, theirs in seconds)
+    seconds = [[_timed(run) for run in sides] for _ in range(rounds)]
+    ratios = sorted(plain_seconds / own for own, plain_seconds in seconds)
     return Line(chain, kind, work, accepted, statistics.median(ratios), ratios[0], ratios[-1]) if ratios else None
 
 
@@ -173,9 +173,9 @@ def lines(chains: Sequence[str], rounds: int) -> Iterator[Line]:
                 plain = AutoModelForCausalLM.from_pretrained(target).eval()
                 with engine_of(chain, target, folder / kind.replace(" ", "-")) as engine:
                     for work in WORK:
-                        found = compare(chain, kind, work, engine, plain, rounds)
-                        if found is not None:
-                            yield found
+                        line = compare(chain, kind, work, engine, plain, rounds)
+                        if line is not None:
+                            yield line
 
 
 def main() -> None:
@@ -190,14 +190,14 @@ def main() -> None:
     logging.disable_progress_bar()
     torch.set_num_threads(arguments.threads)
     chains = arguments.only.split(",") if arguments.only else list(DRAFTS)
-    found = list(lines(chains, 0 if arguments.check_only else arguments.rounds))
-    if found:
+    results = list(lines(chains, 0 if arguments.check_only else arguments.rounds))
+    if results:
         print("| chain | target | prompts | accepted | tokens/s, engine / generate |\n|---|---|---|---|---|")
-    for line in found:
+    for line in results:
         spread = f"{line.ratio:.2f} ({line.low:.2f} to {line.high:.2f})"
         print(f"| {line.chain} | {line.target} | {line.prompts} | {line.accepted:.2f} | {spread} |")
     if arguments.json is not None:
-        arguments.json.write_text(json.dumps([asdict(line) for line in found], indent=2))
+        arguments.json.write_text(json.dumps([asdict(line) for line in results], indent=2))
 
 
 if __name__ == "__main__":

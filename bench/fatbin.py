@@ -49,5 +49,5 @@ def reduce(path: Path, arch: int) -> Counter[bool]:
 
 
 if __name__ == "__main__":
-    found = reduce(Path(sys.argv[1]), int(sys.argv[2]))
-    print(f"{sys.argv[1]}: {found[True] >> 10} KiB of code kept, {found[False] >> 10} dropped")
+    sizes = reduce(Path(sys.argv[1]), int(sys.argv[2]))
+    print(f"{sys.argv[1]}: {sizes[True] >> 10} KiB of code kept, {sizes[False] >> 10} dropped")

@@ -60,14 +60,14 @@ class Side:
     def __init__(self, reads: Sequence[Read], vocab: int, device: torch.device, rank: int, ranks: int) -> None:
         source = torch.Generator().manual_seed(vocab)
         self.reads, self.collective = reads, GroupCollective()
-        self.whole = [torch.randn(one.rows, vocab, generator=source).to(device, torch.bfloat16) for one in reads]
+        self.whole = [torch.randn(read.rows, vocab, generator=source).to(device, torch.bfloat16) for read in reads]
         self.shards = [logits.chunk(ranks, dim=-1)[rank].contiguous() for logits in self.whole]
         self.number, self.live = (
             torch.tensor([rank], device=device),
-            [torch.ones(one.rows, device=device) for one in reads],
+            [torch.ones(read.rows, device=device) for read in reads],
         )
         self.records = [
-            self._record(one, *given, ranks) for one, *given in zip(reads, self.shards, self.live, strict=True)
+            self._record(read, *given, ranks) for read, *given in zip(reads, self.shards, self.live, strict=True)
         ]
         self.gathered = [record.new_empty(ranks, *record.shape[1:]) for record in self.records]
         self.columns = [shard.new_empty(ranks, *shard.shape) for shard in self.shards]
@@ -90,8 +90,8 @@ class Side:
     @property
     def sent(self) -> tuple[int, int]:
         """Bytes that a rank sends to each other one: as records, as logits."""
-        one, other = (sum(t.numel() * t.element_size() for t in ts) for ts in (self.records, self.shards))
-        return one, other
+        records, logits = (sum(t.numel() * t.element_size() for t in ts) for ts in (self.records, self.shards))
+        return records, logits
 
     def check(self) -> None:
         """Both sides choose the tokens of whole logits."""
@@ -126,7 +126,7 @@ def run(rank: int, ranks: int, port: int, check_only: bool, file: str | None) ->
             from specc.measure.results.ratios import Ratio
             from specc.measure.timing import capture, pairs
 
-            graphs = [capture(one, COPIES) for one in (side.gather_logits, side.gather_records)]
+            graphs = [capture(gather, COPIES) for gather in (side.gather_logits, side.gather_records)]
             line["ratio"] = str(Ratio.of(*pairs(graphs[0].replay, graphs[1].replay, SAMPLES)))
         lines.append(line)
         if rank == 0:

@@ -94,38 +94,41 @@ def lines(shape: Shape, device: torch.device, floors: Floors | None) -> Iterator
             at, effort = replace(shape, batch=batch), effort_of(plan)
             label = " ".join(f"{name}={value}" for name, value in case(at).items())
             try:
-                ours, theirs = agreeing(plan, backend, device, batch, effort)
+                ours, counterpart = agreeing(plan, backend, device, batch, effort)
             except DiagnosticError as error:
                 raise SystemExit(f"{label}: {error}; nothing is reported") from error
             print(f"{label}: same results over {compare.COMPARED_STEPS} steps", flush=True)
-            for part in parts(ours, theirs) if floors is not None else ():
+            for part in parts(ours, counterpart) if floors is not None else ():
                 if at.page == 1 or "duplication" in part.work:
-                    yield line(part, at, ours, theirs, floors, effort)
+                    yield line(part, at, ours, counterpart, floors, effort)
 
 
-def line(part: Part, shape: Shape, ours: Ours, theirs: Baseline, floors: Floors, effort: Effort) -> Line:
+def line(part: Part, shape: Shape, ours: Ours, counterpart: Baseline, floors: Floors, effort: Effort) -> Line:
     """Captured against captured, eager against one replay, ours against its floor."""
-    ratio, graph = compare.captured(part, ours, theirs, effort)
+    ratio, graph = compare.captured(part, ours, counterpart, effort)
     traffic, frame = Traffic.of_plan(ours.plan), ours.frame
-    least = floors.run([traffic.launch(one.ops, shape.batch, tokens_moved(frame, one)) for one in part.launches])
+    least = floors.run([traffic.launch(node.ops, shape.batch, tokens_moved(frame, node)) for node in part.launches])
     ours.reset()
-    theirs.reset()
-    one = capture(ours.queueing(part.launches), 1)
-    replay, eager = pairs(one.replay, part.theirs, effort.samples, (ours.reset, theirs.reset))
+    counterpart.reset()
+    single = capture(ours.queueing(part.launches), 1)
+    replay, eager = pairs(single.replay, part.theirs, effort.samples, (ours.reset, counterpart.reset))
     floor = capture(least, effort.copies)
     again, least_times = pairs(graph.replay, floor.replay, effort.samples, (ours.reset, nothing))
     return Line(part.work, shape, ratio, Ratio.of(eager, replay), Ratio.of(again, least_times))
 
 
-def report(found: Sequence[Line], path: Path | None) -> None:
+def report(results: Sequence[Line], path: Path | None) -> None:
     """Print the table, write the file."""
-    rows = [("work", *COLUMNS, "captured/captured", "eager/replay", "ours/floor"), *(one.cells() for one in found)]
+    rows = [
+        ("work", *COLUMNS, "captured/captured", "eager/replay", "ours/floor"),
+        *(result.cells() for result in results),
+    ]
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     for row in rows:
         print("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip())
     if path is not None:
         record = {"device": torch.cuda.get_device_name(), "torch": torch.__version__}
-        path.write_text(json.dumps(record | {"ratios": [one.record() for one in found]}, indent=2) + "\n")
+        path.write_text(json.dumps(record | {"ratios": [result.record() for result in results]}, indent=2) + "\n")
 
 
 def main() -> None:
@@ -138,13 +141,13 @@ def main() -> None:
         return
     if not harness.ON_GPU:
         print("no CUDA device: comparing results in Triton's interpreter, timing nothing")
-    found: list[Line] = []
+    results: list[Line] = []
     for form, shapes in programs().items():
         floors = Floors(device, EFFORT) if harness.ON_GPU and not options.check_only else None
         for shape in shapes if options.only in (None, form) else ():
-            found += lines(shape, device, floors)
-    if found:
-        report(found, options.json)
+            results += lines(shape, device, floors)
+    if results:
+        report(results, options.json)
 
 
 if __name__ == "__main__":

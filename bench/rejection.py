@@ -143,18 +143,18 @@ def sides(device: torch.device) -> Iterator[tuple[Ours, DrawnWork, str]]:
                 yield Ours(work, plan, backend), work, mode
 
 
-def lines(ours: Ours, theirs: Theirs, case: dict[str, object], floors: Floors) -> Iterator[Line]:
+def lines(ours: Ours, baseline: Theirs, case: dict[str, object], floors: Floors) -> Iterator[Line]:
     """Verification, and a draft."""
     shape = ours.work.shape
     row = shape.batch * shape.vocab * 2
     parts = {
-        "verify": (ours.queueing(verification(ours)), theirs.step, row * shape.nodes),
-        "draft": (ours.queueing(ours.nodes("draft_draw_0")), theirs.draft, row),
+        "verify": (ours.queueing(verification(ours)), baseline.step, row * shape.nodes),
+        "draft": (ours.queueing(ours.nodes("draft_draw_0")), baseline.draft, row),
     }
-    for name, (mine, other, count) in parts.items():
+    for name, (our_run, baseline_run, count) in parts.items():
         ours.reset()
         ours.step()
-        graphs = [capture(run, EFFORT.copies) for run in (mine, other, floors.run((count,)))]
+        graphs = [capture(run, EFFORT.copies) for run in (our_run, baseline_run, floors.run((count,)))]
         us, them = pairs(graphs[0].replay, graphs[1].replay, EFFORT.samples)
         again, copied = pairs(graphs[0].replay, graphs[2].replay, EFFORT.samples)
         yield Line({"work": name, **case}, Ratio.of(them, us), Ratio.of(again, copied))
@@ -165,16 +165,16 @@ def main() -> None:
     options, device = harness.parser(__doc__).parse_args(), harness.device()
     floors = Floors(device, EFFORT) if harness.ON_GPU and not options.check_only else None
     print(f"SGLang's kernel: {'left out' if chain_speculative_sampling_triton is None else 'run'}")
-    found: list[Line] = []
+    results: list[Line] = []
     for ours, work, mode in sides(device):
         case: dict[str, object] = {"V": work.shape.vocab, "B": work.shape.batch, "verify": mode}
         case["filters"] = " ".join(work.filters) or "none"
         tokens = check(ours, " ".join(f"{key}={value}" for key, value in case.items()))
         for line in () if floors is None else lines(ours, Theirs(work, tokens, mode), case, floors):
-            found.append(line)
+            results.append(line)
             print(f"  {line.case['work']}: captured/captured {line.captured}  ours/floor {line.floor}", flush=True)
     if options.json is not None:
-        record = [one.case | {"captured": vars(one.captured), "floor": vars(one.floor)} for one in found]
+        record = [result.case | {"captured": vars(result.captured), "floor": vars(result.floor)} for result in results]
         options.json.write_text(json.dumps(record, indent=2) + "\n")
 
 

@@ -70,21 +70,21 @@ def sides(device: torch.device) -> Iterator[tuple[dict[str, Ours], dict[str, obj
             width = 4096 if harness.ON_GPU else 40
             shape = Shape(batch, steps, nodes, vocab, width, batch + 1, topk)
             work = SampledTree(shape, device, sampling, runs=most_runs(EFFORT))
-            found: dict[str, Ours] = {}
+            forms: dict[str, Ours] = {}
             with ExitStack() as stack:
                 for form in FORMS:
                     keys = f"verify: target_only\nverify_rows: {form}\nsampling: [{', '.join(sampling)}]\n"
                     program = harness.compiled(shape, [batch], device, keys=keys)
-                    found[form] = Ours(work, *stack.enter_context(program))
+                    forms[form] = Ours(work, *stack.enter_context(program))
                 case: dict[str, object] = {"K": topk, "S": steps, "N": nodes, "V": vocab, "B": batch}
-                yield found, case | {"sampling": " ".join(sampling) or "none"}
+                yield forms, case | {"sampling": " ".join(sampling) or "none"}
 
 
-def check(found: dict[str, Ours], label: str) -> float:
+def check(forms: dict[str, Ours], label: str) -> float:
     """The mean accepted length; SystemExit unless steps decide the same in both forms."""
     accepted = 0.0
     for step in range(STEPS):
-        eager, lazy = (found[form].observed_step() for form in FORMS)
+        eager, lazy = (forms[form].observed_step() for form in FORMS)
         if wrong := differences(lazy, eager):
             raise SystemExit(f"{label}: results differ in step {step} ({', '.join(wrong)}); nothing is reported")
         accepted = float(eager["accept_lens"].float().mean())
@@ -92,9 +92,9 @@ def check(found: dict[str, Ours], label: str) -> float:
     return accepted
 
 
-def line(found: dict[str, Ours], case: dict[str, object], accepted: float) -> Line:
+def line(forms: dict[str, Ours], case: dict[str, object], accepted: float) -> Line:
     """Captured against captured."""
-    runs = [found[form].queueing(verification(found[form])) for form in FORMS]
+    runs = [forms[form].queueing(verification(forms[form])) for form in FORMS]
     eager, lazy = (capture(run, EFFORT.copies) for run in runs)
     return Line(case, Ratio.of(*pairs(eager.replay, lazy.replay, EFFORT.samples)), accepted)
 
@@ -103,13 +103,15 @@ def main() -> None:
     """Compare, then time if there is a GPU."""
     options, device = harness.parser(__doc__).parse_args(), harness.device()
     lines: list[Line] = []
-    for found, case in sides(device):
-        accepted = check(found, " ".join(f"{key}={value}" for key, value in case.items()))
+    for forms, case in sides(device):
+        accepted = check(forms, " ".join(f"{key}={value}" for key, value in case.items()))
         if harness.ON_GPU and not options.check_only:
-            lines.append(line(found, case, accepted))
+            lines.append(line(forms, case, accepted))
             print(f"  eager/lazy {lines[-1].eager_over_lazy}", flush=True)
     if options.json is not None:
-        record = [one.case | {"accepted": one.accepted, "eager/lazy": vars(one.eager_over_lazy)} for one in lines]
+        record = [
+            result.case | {"accepted": result.accepted, "eager/lazy": vars(result.eager_over_lazy)} for result in lines
+        ]
         options.json.write_text(json.dumps(record, indent=2) + "\n")
 
 

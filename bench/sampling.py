@@ -152,12 +152,12 @@ def sides(device: torch.device) -> Iterator[tuple[Ours, SampledWork]]:
 
 def line(ours: Ours, work: SampledWork, floors: Floors) -> Line:
     """Captured against captured, and ours against a copy of the logits."""
-    theirs, shape = SoftmaxSequence(work), work.shape
+    baseline, shape = SoftmaxSequence(work), work.shape
     ours.reset()
     ours.step()
     graph = capture(ours.queueing(verification(ours)), EFFORT.copies)
-    other = capture(theirs.step, EFFORT.copies)
-    us, them = pairs(graph.replay, other.replay, EFFORT.samples)
+    baseline_graph = capture(baseline.step, EFFORT.copies)
+    us, them = pairs(graph.replay, baseline_graph.replay, EFFORT.samples)
     least = floors.run((shape.batch * shape.nodes * shape.vocab * 2,))
     floor = capture(least, EFFORT.copies)
     again, copied = pairs(graph.replay, floor.replay, EFFORT.samples, (nothing, nothing))
@@ -180,7 +180,7 @@ def main() -> None:
             lines.append(line(ours, work, floors))
             print(f"  captured/captured {lines[-1].captured}  ours/floor {lines[-1].floor}", flush=True)
     if options.json is not None:
-        record = [one.case | {"captured": vars(one.captured), "floor": vars(one.floor)} for one in lines]
+        record = [result.case | {"captured": vars(result.captured), "floor": vars(result.floor)} for result in lines]
         options.json.write_text(json.dumps(record, indent=2) + "\n")
 
 

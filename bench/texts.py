@@ -7,19 +7,19 @@ from typing import Any
 Result = dict[str, Any]
 
 
-def compare_texts(mine: Result, other: Result) -> dict[str, Any] | None:
+def compare_texts(run: Result, reference: Result) -> dict[str, Any] | None:
     """How many answers have the same tokens, and where the others differ first."""
-    if "output_ids" not in mine or "output_ids" not in other:
+    if "output_ids" not in run or "output_ids" not in reference:
         return None
-    pairs = list(zip(mine["output_ids"], other["output_ids"], strict=True))
+    pairs = list(zip(run["output_ids"], reference["output_ids"], strict=True))
     return {"same": sum(a == b for a, b in pairs), "of": len(pairs), "first_difference": [differs(*p) for p in pairs]}
 
 
-def differs(mine: list[int], other: list[int]) -> int | None:
+def differs(tokens: list[int], reference: list[int]) -> int | None:
     """The first place where two answers differ."""
-    length = min(len(mine), len(other))
-    place = next((i for i in range(length) if mine[i] != other[i]), length)
-    return None if mine == other else place
+    length = min(len(tokens), len(reference))
+    place = next((i for i in range(length) if tokens[i] != reference[i]), length)
+    return None if tokens == reference else place
 
 
 def share(texts: Result | None) -> str:

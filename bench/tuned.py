@@ -41,38 +41,38 @@ def main() -> None:
     device = torch.device("cuda", torch.cuda.current_device())
     with tempfile.TemporaryDirectory() as folder:
         sides: list[Variant] = []
-        for name, one in (("default", with_choices(loaded, loaded.config.tuning, ())), ("tuned", loaded)):
-            made = compiled(build_program(one), 0, DEFAULT, Path(folder, name), device)
+        for name, configured in (("default", with_choices(loaded, loaded.config.tuning, ())), ("tuned", loaded)):
+            made = compiled(build_program(configured), 0, DEFAULT, Path(folder, name), device)
             assert made is not None
             sides.append(made)
         default, tuned = sides
-        found = {
+        gains = {
             f"step at {gain.bucket}": gain for gain in step_gains(default, tuned, loaded.config.file.buckets, device)
         }
-        found |= launches(default, tuned, loaded.config.file.buckets, device)
-    for name, gain in found.items():
+        gains |= launches(default, tuned, loaded.config.file.buckets, device)
+    for name, gain in gains.items():
         print(f"{name:32} {gain.ratio} noise {gain.noise:.3f}")
     if options.json is not None:
-        options.json.write_text(json.dumps({name: asdict(gain) for name, gain in found.items()}, indent=2) + "\n")
+        options.json.write_text(json.dumps({name: asdict(gain) for name, gain in gains.items()}, indent=2) + "\n")
 
 
 def launches(default: Variant, tuned: Variant, buckets: tuple[int, ...], device: torch.device) -> dict[str, Gain]:
     """Every launch that differs."""
-    chosen = {choice.launch for choice in tuned.shape.loaded.config.tuning.choices}
-    found: dict[str, Gain] = {}
-    shape = TunedShape({DEFAULT: default}, {}, buckets, device)
+    chosen = {choice.launch for choice in tuned.depth.loaded.config.tuning.choices}
+    gains: dict[str, Gain] = {}
+    depth = Depth({DEFAULT: default}, {}, buckets, device)
     with on(device):
         for bucket in buckets:
             session = shape.session(bucket, default)
             for node in session.launches():
                 if node.name in chosen:
-                    bench, other = Bench(session, node), cut(tuned, node, bucket)
-                    assert bench.equal(tuned, other), f"{node.name} at {bucket}"
+                    bench, tuned_node = Bench(session, node), cut(tuned, node, bucket)
+                    assert bench.equal(tuned, tuned_node), f"{node.name} at {bucket}"
                     ours, twin = bench.graph(default, node), bench.graph(default, node)
                     noise = noise_of(bench.gain(ours, twin, THOROUGH))
-                    ratio = bench.gain(ours, bench.graph(tuned, other), THOROUGH)
-                    found[f"{node.name} at {bucket}"] = Gain(bucket, ratio, noise)
-    return found
+                    ratio = bench.gain(ours, bench.graph(tuned, tuned_node), THOROUGH)
+                    gains[f"{node.name} at {bucket}"] = Gain(bucket, ratio, noise)
+    return gains
 
 
 if __name__ == "__main__":

@@ -79,31 +79,31 @@ def compare(name: str, shape: Shape, folders: tuple[Path, Path], device: torch.d
     work = (TreeWork if shape.topk > 1 else Work)(shape, device, runs=RUNS)
     old, new = (Ours(work, *load(folder / name, device)) for folder in folders)
     for _ in range(3):
-        if found := differences(old.observed_step(), new.observed_step()):
-            raise SystemExit(f"{name} B={shape.batch}: results differ: {', '.join(found)}")
+        if differing := differences(old.observed_step(), new.observed_step()):
+            raise SystemExit(f"{name} B={shape.batch}: results differ: {', '.join(differing)}")
     work.settle({name: new.pool(name) for name in work.pools})
-    for side in (old, new):
-        side.reset()
-        side.step()
+    for version in (old, new):
+        version.reset()
+        version.step()
     parts = [("whole step", old.step, new.step)]
     if len(old.launches) == len(new.launches):
-        for one, two in zip(old.launches, new.launches, strict=True):
+        for old_node, new_node in zip(old.launches, new.launches, strict=True):
             parts.append(
                 (
-                    two.name,
-                    lambda node=one: old.backend.launch(node, old.frame),
-                    lambda node=two: new.backend.launch(node, new.frame),
+                    new_node.name,
+                    lambda node=old_node: old.backend.launch(node, old.frame),
+                    lambda node=new_node: new.backend.launch(node, new.frame),
                 )
             )
-    found = []
+    records = []
     for part, before, after in parts:
         first, second = (capture(run, EFFORT.copies).replay for run in (before, after))
         slow, fast = pairs(first, second, EFFORT.samples, (old.reset, new.reset))
         ratio = Ratio.of(slow, fast)
         us = sorted(fast)[len(fast) // 2] / EFFORT.copies * 1e3
         print(f"{name:14} B={shape.batch:<3} {part:20} {ratio}  {us:.1f} us", flush=True)
-        found.append({"program": name, "batch": shape.batch, "launch": part, **vars(ratio), "us": us})
-    return found
+        records.append({"program": name, "batch": shape.batch, "launch": part, **vars(ratio), "us": us})
+    return records
 
 
 def main() -> None:
@@ -117,14 +117,14 @@ def main() -> None:
     if given.old == "emit":
         emit(given.new)
         return
-    device, found = torch.device("cuda", torch.cuda.current_device()), []
+    device, records = torch.device("cuda", torch.cuda.current_device()), []
     for name, shape in programs().items():
         if given.only in name:
             for batch in BATCHES:
                 smaller = Shape(**{**vars(shape), "batch": batch})
-                found += compare(name, smaller, (Path(given.old), given.new), device)
+                records += compare(name, smaller, (Path(given.old), given.new), device)
     if given.json:
-        given.json.write_text(json.dumps(found, indent=1) + "\n")
+        given.json.write_text(json.dumps(records, indent=1) + "\n")
 
 
 if __name__ == "__main__":

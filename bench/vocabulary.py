@@ -57,11 +57,11 @@ def hot(tokenizer: Any, sizes: Sequence[int], folder: Path) -> dict[int, Path]:
     counts: Counter[int] = Counter()
     for path in sorted(Path(sysconfig.get_path("stdlib")).glob("*.py")):
         counts.update(tokenizer(path.read_text(), add_special_tokens=False, verbose=False)["input_ids"])
-    found = {}
+    paths = {}
     for size in sizes:
-        found[size] = folder / f"hot-{size}.json"
-        found[size].write_text(json.dumps(most_frequent(counts, size, len(tokenizer), [1])))
-    return found
+        paths[size] = folder / f"hot-{size}.json"
+        paths[size].write_text(json.dumps(most_frequent(counts, size, len(tokenizer), [1])))
+    return paths
 
 
 def accepted(name: str, draft: Path, token_map: Path | None, folder: Path) -> float:
@@ -89,9 +89,9 @@ def lengths(chosen: Sequence[str], sizes: Sequence[int]) -> Iterator[str]:
         maps = hot(tokenizer, sizes, Path(place))
         for name in chosen:
             draft = MODELS / name.replace("-", "_")
-            found = [accepted(name, draft, token_map, Path(place)) for token_map in (None, *maps.values())]
+            accepted_lengths = [accepted(name, draft, token_map, Path(place)) for token_map in (None, *maps.values())]
             trained = accepted(name, TRAINED[name], None, Path(place)) if name in TRAINED else None
-            cells = [f"{length:.2f}" for length in found] + ["" if trained is None else f"{trained:.2f}"]
+            cells = [f"{length:.2f}" for length in accepted_lengths] + ["" if trained is None else f"{trained:.2f}"]
             yield f"| {name} | {' | '.join(cells)} |"
 
 
@@ -106,7 +106,11 @@ def heads(device: torch.device, rounds: int) -> Iterator[str]:
             part = rows_of(whole, tokens)
             torch.testing.assert_close(part(rows), whole(rows)[:, tokens.to(device)], rtol=2e-2, atol=2e-2)
             pairs = [(timed(whole, rows), timed(part, rows)) for _ in range(rounds)]
-            ratios.append(f"{statistics.median(one / other for one, other in pairs):.2f}" if pairs else "same scores")
+            ratios.append(
+                f"{statistics.median(whole_seconds / part_seconds for whole_seconds, part_seconds in pairs):.2f}"
+                if pairs
+                else "same scores"
+            )
         yield f"| {batch} | {' | '.join(ratios)} |"
 
 

@@ -52,23 +52,23 @@ class Server:
             given = None if body is None else json.dumps(body)
             connection.request("GET" if body is None else "POST", path, given, headers)
             response = connection.getresponse()
-            said = response.read().decode()
+            answer = response.read().decode()
         finally:
             connection.close()
-        assert response.status == 200, (path, response.status, said[:500])
-        return said
+        assert response.status == 200, (path, response.status, answer[:500])
+        return answer
 
     def metric(self, name: str, **labels: str) -> float:
         """The sum of a metric's samples that have these labels."""
         wanted = [f'{key}="{value}"' for key, value in labels.items()]
         lines = [line for line in self.text("/metrics").splitlines() if line.startswith((f"{name} ", f"{name}{{"))]
-        return sum(float(line.rpartition(" ")[2]) for line in lines if all(one in line for one in wanted))
+        return sum(float(line.rpartition(" ")[2]) for line in lines if all(label in line for label in wanted))
 
 
 def bench(folder: Path, *words: str) -> dict[str, Any]:
     """What `specc bench-serve` finds with a few small prompts, of the servers that the words name or start."""
     prompts = folder / "prompts.jsonl"
-    prompts.write_text("".join(json.dumps({"prompt": one}) + "\n" for one in PROMPTS[:4]))
+    prompts.write_text("".join(json.dumps({"prompt": prompt}) + "\n" for prompt in PROMPTS[:4]))
     command = ("-m", "specc.cli.main", "bench-serve", "--prompts", str(prompts), "--format", "json")
     few = ("--max-new-tokens", "12", "--batch", "2", "--turns", "3", "--requests", "4")
     done = subprocess.run([sys.executable, *command, *few, *words], capture_output=True, text=True)
@@ -106,8 +106,8 @@ def started(command: Sequence[str], settings: Mapping[str, str], folder: Path, p
                 break
             except (OSError, http.client.HTTPException, AssertionError):
                 if process.poll() is not None or time.monotonic() > until:
-                    said = "\n".join(log.read_text(errors="replace").splitlines()[-40:])
-                    raise RuntimeError(f"the server does not answer, exit status {process.poll()}\n{said}") from None
+                    tail = "\n".join(log.read_text(errors="replace").splitlines()[-40:])
+                    raise RuntimeError(f"the server does not answer, exit status {process.poll()}\n{tail}") from None
                 time.sleep(0.3)
         yield server
     finally:
@@ -126,11 +126,11 @@ def ask(server: Server, prompt: str, tokens: int, leave_after: int | None = None
         response = connection.getresponse()
         assert response.status == 200, response.read()[:500]
         for line in response:
-            said = line.removeprefix(b"data:").strip()
-            if said == b"[DONE]":
+            event = line.removeprefix(b"data:").strip()
+            if event == b"[DONE]":
                 return "".join(pieces)
-            if said:
-                pieces += [one["text"] for one in json.loads(said)["choices"] if one["text"]]
+            if event:
+                pieces += [choice["text"] for choice in json.loads(event)["choices"] if choice["text"]]
             if leave_after is not None and len(pieces) >= leave_after:
                 return None
     finally:
@@ -155,20 +155,20 @@ def crowd(server: Server, requests: int, clients: int, leaving: int, seed: int) 
     with ThreadPoolExecutor(clients) as stay, ThreadPoolExecutor(max(1, clients // 4)) as leave:
         answers = [stay.submit(ask, server, prompt, tokens) for prompt, tokens in wanted]
         gone = [leave.submit(ask, server, prompt, TO_LEAVE, pieces) for prompt, pieces in left]
-        assert [one.result() for one in gone] == [None] * leaving
-        return [Asked(*one, answer.result()) for one, answer in zip(wanted, answers, strict=True)]
+        assert [request.result() for request in gone] == [None] * leaving
+        return [Asked(*request, answer.result()) for request, answer in zip(wanted, answers, strict=True)]
 
 
 def wrong(answers: Sequence[Asked]) -> list[tuple[Asked, str]]:
     """The answers that are not the target's greedy text by transformers, which needs no drafts, with that text."""
-    return [(one, text) for one in answers if one.text != (text := expected(one.prompt, one.tokens))]
+    return [(answer, text) for answer in answers if answer.text != (text := expected(answer.prompt, answer.tokens))]
 
 
 def expected(prompt: str, tokens: int) -> str:
     """The target's greedy text by transformers."""
-    prompt_ids, found = _greedy(prompt)
+    prompt_ids, greedy_ids = _greedy(prompt)
     tokenizer, _ = _target()
-    return tokenizer.decode([*prompt_ids, *found[:tokens]])[len(tokenizer.decode(prompt_ids)) :]
+    return tokenizer.decode([*prompt_ids, *greedy_ids[:tokens]])[len(tokenizer.decode(prompt_ids)) :]
 
 
 @cache

@@ -52,11 +52,11 @@ def run_job(
             code = None
         finally:
             stop_group(process)
-    said = log.read_text(errors="replace")
+    output = log.read_text(errors="replace")
     if code != 0 or not out.exists():
         ended = f"took longer than {limit_s} s" if code is None else f"exited with {code}"
-        raise RuntimeError(f"the engine of {folder.name} {ended}\n" + "\n".join(said.splitlines()[-60:]))
-    return json.loads(out.read_text()), said
+        raise RuntimeError(f"the engine of {folder.name} {ended}\n" + "\n".join(output.splitlines()[-60:]))
+    return json.loads(out.read_text()), output
 
 
 def environment(folder: Path, wheel: Path | None) -> dict[str, str]:
@@ -95,9 +95,9 @@ def first_program(engine: str, target: Path, draft: Path, flags: Sequence[str], 
     RuntimeError with what specc said. AssertionError unless `check` writes for the command alone what `init` has.
     """
     config = str(folder / "program.yaml")
-    said = specc("init", str(target), str(draft), "--engine", engine, "-o", config)
-    found = re.search(r"^the server: (.*)$", said, re.MULTILINE)
-    command = shlex.split(found[1] if found else "")
+    output = specc("init", str(target), str(draft), "--engine", engine, "-o", config)
+    match = re.search(r"^the server: (.*)$", output, re.MULTILINE)
+    command = shlex.split(match[1] if match else "")
     proposed = YAML(typ="safe").load(Path(config))
     asked = ("--verify", proposed["verify"], "--sampling", ",".join(proposed["sampling"]), "--name", proposed["name"])
     for line in (command, [*command, *flags]):

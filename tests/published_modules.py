@@ -137,16 +137,16 @@ def _module(kind: str, model: PreTrainedModel) -> dict[str, Tensor]:
         sizes |= {"self_attn.q_a_layernorm.weight": 24, "self_attn.kv_a_layernorm.weight": 16}
     if kind == "glm4_moe":
         sizes |= {"self_attn.q_norm.weight": 16, "self_attn.k_norm.weight": 16}
-    found = {name: 1 + 0.3 * torch.randn(size) for name, size in sizes.items()}
-    found |= {f"{name}.weight": 0.3 * torch.randn(shape) for name, shape in matrices.items()}
+    weights = {name: 1 + 0.3 * torch.randn(size) for name, size in sizes.items()}
+    weights |= {f"{name}.weight": 0.3 * torch.randn(shape) for name, shape in matrices.items()}
     if kind != "deepseek_v3":
         projections = [f"self_attn.{part}_proj" for part in "qkv"]
-        found |= {f"{name}.bias": 0.3 * torch.randn(matrices[name][0]) for name in projections}
+        weights |= {f"{name}.bias": 0.3 * torch.randn(matrices[name][0]) for name in projections}
     if kind != "mimo":
-        found["mlp.gate.e_score_correction_bias"] = 0.3 * torch.randn(EXPERTS)
-        found["embed_tokens.weight"] = model.get_parameter("model.embed_tokens.weight").detach().clone()
-        found["shared_head.head.weight"] = model.get_parameter("lm_head.weight").detach().clone()
-    return found
+        weights["mlp.gate.e_score_correction_bias"] = 0.3 * torch.randn(EXPERTS)
+        weights["embed_tokens.weight"] = model.get_parameter("model.embed_tokens.weight").detach().clone()
+        weights["shared_head.head.weight"] = model.get_parameter("lm_head.weight").detach().clone()
+    return weights
 
 
 def _weaken(weights: Mapping[str, Tensor]) -> None:

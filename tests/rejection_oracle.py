@@ -21,27 +21,27 @@ def chances(
 
     p has a row after every draft and one before, q one for every draft. Sun et al., arXiv 2403.10444, algorithm 2.
     """
-    found: list[tuple[Number, Number]] = []
+    results: list[tuple[Number, Number]] = []
     weight = 1
     for i, draft in enumerate(drafts):
         ratio = p[i][draft] / q[i][draft] if q[i][draft] > 0 else 0
         if mode == "rejection":
-            found.append((min(1, ratio), 1))
+            results.append((min(1, ratio), 1))
             continue
         weight = min(1, weight * ratio)
         if i == len(drafts) - 1:
-            found.append((weight, weight))
+            results.append((weight, weight))
             continue
         gain = sum(max(0, weight * a - b) for a, b in zip(p[i + 1], q[i + 1], strict=True))
-        found.append((gain / (gain + 1 - weight) if gain > 0 else 0, weight))
-    return found
+        results.append((gain / (gain + 1 - weight) if gain > 0 else 0, weight))
+    return results
 
 
 def accepted(mode: str, passed: Sequence[bool]) -> int:
     """How many drafts are accepted: up to the first that does not pass, or to the last that does."""
     if mode == "rejection":
         return [*passed, False].index(False)
-    return max((i + 1 for i, one in enumerate(passed) if one), default=0)
+    return max((i + 1 for i, passes in enumerate(passed) if passes), default=0)
 
 
 def left(p: Sequence[Number], q: Sequence[Number] | None, weight: Number) -> list[Number]:
@@ -50,7 +50,7 @@ def left(p: Sequence[Number], q: Sequence[Number] | None, weight: Number) -> lis
         return list(p)
     rest = [max(0, weight * a - b) for a, b in zip(p, q, strict=True)]
     total = sum(rest)
-    return [one / total for one in rest] if total else rest
+    return [share / total for share in rest] if total else rest
 
 
 def softmax(logits: Sequence[float], temperature: float, allowed: Sequence[int] | None = None) -> list[float]:
@@ -82,9 +82,9 @@ def emitted(
     mode: str, p: Sequence[Sequence[float]], q: Sequence[Sequence[float]], drafts: Sequence[int], seed: int, root: int
 ) -> list[int]:
     """The tokens of one step whose root stands at position ``root``."""
-    found = chances(mode, p, q, drafts)
-    count = accepted(mode, [coin(seed, root, i) < chance for i, (chance, _) in enumerate(found)])
-    weight = found[count - 1][1] if count else 1
+    of_drafts = chances(mode, p, q, drafts)
+    count = accepted(mode, [coin(seed, root, i) < chance for i, (chance, _) in enumerate(of_drafts)])
+    weight = of_drafts[count - 1][1] if count else 1
     rest = left(p[count], q[count] if count < len(drafts) else None, weight)
     return [*drafts[:count], drawn(rest, seed, root + count + 1)]
 
@@ -97,12 +97,12 @@ def joint(
 
     What a step does not emit of them the target writes alone. ``p`` and ``q`` give rows after a text.
     """
-    found: dict[tuple[int, ...], Number] = {}
+    probabilities: dict[tuple[int, ...], Number] = {}
     mean: Number = 0
 
     def go_on(text: tuple[int, ...], chance: Number) -> None:
         if len(text) == steps + 1:
-            found[text] = found.get(text, 0) + chance
+            probabilities[text] = probabilities.get(text, 0) + chance
             return
         for token, share in enumerate(p(text)):
             go_on((*text, token), chance * share)
@@ -123,8 +123,8 @@ def joint(
         for number in range(1 << steps):
             passed = [bool(number >> i & 1) for i in range(steps)]
             likely = chance
-            for one, (share, _) in zip(passed, coins, strict=True):
-                likely *= share if one else 1 - share
+            for passes, (share, _) in zip(passed, coins, strict=True):
+                likely *= share if passes else 1 - share
             if not likely:
                 continue
             count = accepted(mode, passed)
@@ -136,4 +136,4 @@ def joint(
                     go_on((*drafts[:count], token), likely * share)
 
     draft((), 1)
-    return found, mean
+    return probabilities, mean

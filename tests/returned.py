@@ -23,8 +23,8 @@ class Static:
         self._held: dict[tuple[Key, torch.Size], Tensor] = {}
 
     def __getattr__(self, name: str) -> Any:
-        found = getattr(self._callbacks, name)
-        return partial(self._call, name, found) if callable(found) else found
+        member = getattr(self._callbacks, name)
+        return partial(self._call, name, member) if callable(member) else member
 
     def _call(self, name: str, forward: Callable[..., Any], **operands: Any) -> SimpleNamespace:
         fields: dict[str, Tensor | None] = vars(forward(**operands) or SimpleNamespace())

@@ -49,16 +49,16 @@ def noise(seed: int, position: int, counter: int, kind: int = 0) -> float:
 
 def allowed(logits: Sequence[float], temperature: float, top_k: int, top_p: float, min_p: float) -> list[int]:
     """The tokens that may be drawn: the most probable ones, one filter after the other, ties together."""
-    found = sorted(range(len(logits)), key=lambda i: -logits[i])
-    weights = [math.exp((x - logits[found[0]]) / temperature) for x in logits]
-    if 0 < top_k < len(found):
-        found = [i for i in found if logits[i] >= logits[found[top_k - 1]]]
+    kept = sorted(range(len(logits)), key=lambda i: -logits[i])
+    weights = [math.exp((x - logits[kept[0]]) / temperature) for x in logits]
+    if 0 < top_k < len(kept):
+        kept = [i for i in kept if logits[i] >= logits[kept[top_k - 1]]]
     if top_p < 1:
-        wanted, total, count = top_p * sum(weights[i] for i in found), 0.0, 0
+        wanted, total, count = top_p * sum(weights[i] for i in kept), 0.0, 0
         while not count or total < wanted:
-            total, count = total + weights[found[count]], count + 1
-        found = [i for i in found if logits[i] >= logits[found[count - 1]]]
-    return [i for i in found if weights[i] >= min_p]
+            total, count = total + weights[kept[count]], count + 1
+        kept = [i for i in kept if logits[i] >= logits[kept[count - 1]]]
+    return [i for i in kept if weights[i] >= min_p]
 
 
 def drawn(

@@ -105,17 +105,17 @@ def run(piece: Piece, tool: str, logs: Path, limit: float) -> Outcome:
     return Outcome(piece, tool, int(ended[1]) if ended else 0, time.monotonic() - started, fault, log)
 
 
-def run_all(found: Iterable[Piece], tools: Iterable[str], logs: Path, jobs: int, limit: float) -> list[Outcome]:
+def run_all(chosen: Iterable[Piece], tools: Iterable[str], logs: Path, jobs: int, limit: float) -> list[Outcome]:
     """Run pieces side by side under each of the tools, and tell of each when it ends."""
 
-    def told(case: tuple[str, Piece]) -> Outcome:
+    def report(case: tuple[str, Piece]) -> Outcome:
         outcome = run(case[1], case[0], logs, limit)
         counts = f"{outcome.passed:5} passed {outcome.seconds:5.0f} s"
         print(f"{case[0] or 'no tool':10} {outcome.piece.name:16} {counts}  {outcome.fault or 'clean'}", flush=True)
         return outcome
 
     with ThreadPoolExecutor(jobs) as pool:
-        return list(pool.map(told, product(tools, found)))
+        return list(pool.map(report, product(tools, chosen)))
 
 
 def main() -> int:

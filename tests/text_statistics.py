@@ -21,28 +21,28 @@ def surprise(*pairs: tuple[Texts, Texts]) -> float:
     these are independent of each other, so that their sum is of a chi-square distribution, too.
     """
     square = freedom = 0.0
-    for one, other in pairs:
-        for place in range(len(one[0])):
+    for first, second in pairs:
+        for place in range(len(first[0])):
             after = defaultdict[tuple[int, ...], tuple[Counter[int], Counter[int]]](lambda: (Counter(), Counter()))
-            for side, texts in enumerate((one, other)):
+            for index, texts in enumerate((first, second)):
                 for text in texts:
-                    after[tuple(text[:place])][side][text[place]] += 1
-            for mine, theirs in after.values():
-                found = table(mine, theirs)
-                square, freedom = square + chi_square(found), freedom + found.shape[1] - 1
+                    after[tuple(text[:place])][index][text[place]] += 1
+            for first_counts, second_counts in after.values():
+                counts = table(first_counts, second_counts)
+                square, freedom = square + chi_square(counts), freedom + counts.shape[1] - 1
     half = torch.tensor([freedom, square], dtype=torch.float64) / 2
     return torch.special.gammaincc(half[0], half[1]).item()
 
 
-def table(mine: Counter[int], theirs: Counter[int]) -> torch.Tensor:
+def table(first: Counter[int], second: Counter[int]) -> torch.Tensor:
     """Counts f64[2, n] of the tokens that are frequent, and of the others together; n is 1 where nothing is to tell."""
-    both = mine + theirs
+    both = first + second
     frequent = [token for token, count in both.items() if count >= LEAST]
-    columns = [(mine[token], theirs[token]) for token in frequent]
-    rest = (mine.total() - sum(a for a, _ in columns), theirs.total() - sum(b for _, b in columns))
+    columns = [(first[token], second[token]) for token in frequent]
+    rest = (first.total() - sum(a for a, _ in columns), second.total() - sum(b for _, b in columns))
     columns = [*columns, rest] if sum(rest) >= LEAST or not columns else columns
-    found = torch.tensor(columns, dtype=torch.float64).T
-    return found if found.sum(1).min() > 0 else found.sum(1, keepdim=True)
+    counts = torch.tensor(columns, dtype=torch.float64).T
+    return counts if counts.sum(1).min() > 0 else counts.sum(1, keepdim=True)
 
 
 def chi_square(counts: torch.Tensor) -> float:

@@ -54,12 +54,12 @@ def _remembered(of_type: Callable[[Any], Any]) -> Callable[[Any], Any]:
     """A function of a type, called once for each. A type is its name: it has element, address space and shape."""
     known: dict[str, Any] = {}
 
-    def found(type_: Any) -> Any:
+    def remembered(type_: Any) -> Any:
         if type_.name not in known:
             known[type_.name] = of_type(type_)
         return known[type_.name]
 
-    return found
+    return remembered
 
 
 def _remembered_blocks(init: Callable[..., None]) -> Callable[..., None]:

@@ -40,11 +40,11 @@ def tried(version: str, quick: bool) -> bool:
     """Whether everything works under one release."""
     start = time.monotonic()
     environment = {"PYTHONPATH": os.pathsep.join([str(installed(version)), str(ROOT)])}
-    found = run(
+    imported = run(
         environment, "-c", "import triton, importlib.metadata as m; print(triton.__version__, m.version('triton'))"
     )
-    if found.stdout.split() != [version, version]:
-        raise SystemExit(f"Triton {version} was installed, and Python finds {found.stdout or found.stderr}")
+    if imported.stdout.split() != [version, version]:
+        raise SystemExit(f"Triton {version} was installed, and Python finds {imported.stdout or imported.stderr}")
     archs = "sm_90,gfx942" if quick else "sm_80,sm_90,sm_100,gfx942"
     configs = [path for path in sorted((ROOT / "examples").glob("*.yaml")) if not quick or path.stem in QUICK]
     out = FOLDER / "out"
@@ -55,10 +55,10 @@ def tried(version: str, quick: bool) -> bool:
     tests = [*(f"tests/kernels/{name}" for name in QUICK_TESTS), "-m", "not slow"] if quick else ["tests/kernels"]
     pytest = ["-m", "pytest", "-W", "error", "--timeout", "600", "tests/aot/test_compile.py", *tests]
     tested = run(environment, *pytest, "-n", "2")
-    said = tested.stdout.strip().splitlines()
+    lines = tested.stdout.strip().splitlines()
     bad = [path.stem for path, done in zip(configs, built, strict=True) if done.returncode]
     print(f"Triton {version}: {len(configs)} configurations for {archs}, failed: {', '.join(bad) or 'none'}")
-    print(f"Triton {version}: tests ended with {tested.returncode}: {said[-1] if said else tested.stderr}")
+    print(f"Triton {version}: tests ended with {tested.returncode}: {lines[-1] if lines else tested.stderr}")
     for done in (*built, tested):
         if done.returncode:
             print(done.stdout, done.stderr)

@@ -33,8 +33,8 @@ LENGTHS, WIDTH = (37, 300), 4
 
 def has_fa3() -> bool:
     """Whether the bundle has the library."""
-    found = find_spec("sgl_kernel")
-    return found is not None and Path(found.origin or "").with_name("flash_ops.abi3.so").exists()
+    spec = find_spec("sgl_kernel")
+    return spec is not None and Path(spec.origin or "").with_name("flash_ops.abi3.so").exists()
 
 
 def norm() -> str:
@@ -61,18 +61,18 @@ def paged(page: int, heads: int, kv_heads: int, keys: int, values: int, latent: 
     scale = (keys + values if latent else keys) ** -0.5
     starts = torch.arange(rows + 1, device="cuda", dtype=torch.int32) * WIDTH
     lengths = torch.tensor(LENGTHS, device="cuda", dtype=torch.int32)
-    found = flash_attn_with_kvcache(
+    attended = flash_attn_with_kvcache(
         query, key, value, qv=wide, page_table=table, cache_seqlens=lengths, cu_seqlens_q=starts, max_seqlen_q=WIDTH,
         softmax_scale=scale, causal=True,
     )  # fmt: skip
     expected = []
     for row, length in enumerate(LENGTHS):
         pages = table[row].long()
-        k, v = (one[pages].flatten(0, 1)[:length].float() for one in (key, value))
-        mine = slice(row * WIDTH, (row + 1) * WIDTH)
-        q, k = (torch.cat((query[mine], wide[mine]), -1), torch.cat((k, v), -1)) if latent else (query[mine], k)
+        k, v = (tensor[pages].flatten(0, 1)[:length].float() for tensor in (key, value))
+        part = slice(row * WIDTH, (row + 1) * WIDTH)
+        q, k = (torch.cat((query[part], wide[part]), -1), torch.cat((k, v), -1)) if latent else (query[part], k)
         expected.append(attend(q.float(), k, v, scale))
-    return near(found, torch.cat(expected))
+    return near(attended, torch.cat(expected))
 
 
 def ragged() -> str:
@@ -82,23 +82,23 @@ def ragged() -> str:
     length = LENGTHS[-1]
     q, k, v = (torch.randn(length, 4, n, device="cuda", dtype=torch.bfloat16) for n in (192, 192, 128))
     starts = torch.tensor([0, length], device="cuda", dtype=torch.int32)
-    found = flash_attn_varlen_func(q, k, v, starts, starts, length, length, softmax_scale=192**-0.5, causal=True)
-    return near(found, attend(q.float(), k.float(), v.float(), 192**-0.5))
+    attended = flash_attn_varlen_func(q, k, v, starts, starts, length, length, softmax_scale=192**-0.5, causal=True)
+    return near(attended, attend(q.float(), k.float(), v.float(), 192**-0.5))
 
 
 def attend(query: Tensor, key: Tensor, value: Tensor, scale: float) -> Tensor:
     """Causal attention of a text's last tokens, grouped heads spread out."""
     spread = query.shape[1] // key.shape[1]
-    key, value = (one.repeat_interleave(spread, 1).transpose(0, 1) for one in (key, value))
+    key, value = (tensor.repeat_interleave(spread, 1).transpose(0, 1) for tensor in (key, value))
     scores = query.transpose(0, 1) @ key.transpose(1, 2) * scale
     width, length = scores.shape[1:]
     seen = torch.ones(width, length, dtype=torch.bool, device=scores.device).tril(length - width)
     return (scores.masked_fill(~seen, float("-inf")).softmax(-1) @ value).transpose(0, 1)
 
 
-def near(mine: Tensor, expected: Tensor) -> str:
+def near(actual: Tensor, expected: Tensor) -> str:
     """The relative distance, which is that of bf16."""
-    distance = float((mine.float() - expected).norm() / expected.norm())
+    distance = float((actual.float() - expected).norm() / expected.norm())
     if not distance < 1e-2:
         raise RuntimeError(f"relative distance {distance}")
     return f"relative distance {distance:.1e}"

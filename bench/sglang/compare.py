@@ -84,8 +84,8 @@ class Session:
 
     def results(self, variant: Variant) -> dict[str, Result]:
         """By side what its run left; "error" where there is none."""
-        found = {sides: self.result(variant, sides) for sides in self.runs(variant)}
-        parts = {side: run for sides, run in found.items() for side in sides}
+        by_sides = {sides: self.result(variant, sides) for sides in self.runs(variant)}
+        parts = {side: run for sides, run in by_sides.items() for side in sides}
         return {
             side: {key: run[key] for key in run if key not in SIDES} | run.get(side, {}) for side, run in parts.items()
         }
@@ -139,9 +139,11 @@ def run_engine(session: Session, variant: Variant, sides: tuple[str, ...], gpu: 
     )
     say(f"{label}: exit status {code} after {time.monotonic() - begin:.0f} s")
     if code:
-        found = session.result(variant, sides)
+        partial_result = session.result(variant, sides)
         reason = "ran past its limit" if code == -9 else f"exit status {code}"
-        result.write_text(json.dumps(found | {"error": found.get("error", "").replace("not run", "") or reason}))
+        result.write_text(
+            json.dumps(partial_result | {"error": partial_result.get("error", "").replace("not run", "") or reason})
+        )
         say("".join(log.read_text(errors="replace").splitlines(keepends=True)[-25:]))
 
 
@@ -195,7 +197,9 @@ def chosen(patterns: Iterable[str]) -> list[Variant]:
     patterns = list(patterns) or ["*"]
     if unknown := [pattern for pattern in patterns if not fnmatch.filter(VARIANTS, pattern)]:
         raise ValueError(f"no variant {', '.join(unknown)}; there are {', '.join(VARIANTS)}")
-    return [one for name, one in VARIANTS.items() if any(fnmatch.fnmatch(name, pattern) for pattern in patterns)]
+    return [
+        variant for name, variant in VARIANTS.items() if any(fnmatch.fnmatch(name, pattern) for pattern in patterns)
+    ]
 
 
 def numbers(text: str) -> tuple[int, ...]:
@@ -240,18 +244,18 @@ def main() -> int:
     folders = (path.resolve() for path in (options.models, options.programs, options.out))
     points = Points(options.contexts, options.batches, options.traced)
     session = Session(*folders, options.device, deadline, options.limit, options.job, gpus, points, options.apart)
-    if any(one.text for one in options.variants):
+    if any(variant.text for variant in options.variants):
         _ = session.prompts  # transformers is not imported by several threads at once
     with ThreadPoolExecutor(options.jobs) as pool:
         list(pool.map(lambda variant: run_variant(session, variant), options.variants))
-    results = {one.name: session.results(one) for one in options.variants}
-    plain = {one.plain: session.results(VARIANTS[one.plain])["stock"] for one in options.variants}
-    found = report.report(options.variants, results, plain, session.models)
-    (options.out / "comparison.json").write_text(json.dumps(found, indent=1))
-    text = report.tables(found)
+    results = {variant.name: session.results(variant) for variant in options.variants}
+    plain = {variant.plain: session.results(VARIANTS[variant.plain])["stock"] for variant in options.variants}
+    comparison = report.report(options.variants, results, plain, session.models)
+    (options.out / "comparison.json").write_text(json.dumps(comparison, indent=1))
+    text = report.tables(comparison)
     (options.out / "comparison.md").write_text(text)
     say(text)
-    return int(bool(found["failures"]))
+    return int(bool(comparison["failures"]))
 
 
 if __name__ == "__main__":

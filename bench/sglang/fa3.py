@@ -52,30 +52,30 @@ def is_wanted(kernel: str, wanted: set[tuple[int, int, bool]]) -> bool:
     """Whether a kernel, by its demangled name, is to be kept."""
     if any(name in kernel for name in BESIDE):
         return True
-    found = FORWARD.search(kernel)
-    if found is None or found["soft_cap"] == "true":
+    match = FORWARD.search(kernel)
+    if match is None or match["soft_cap"] == "true":
         return False
-    return (int(found["keys"]), int(found["values"]), found["pages"] == "true") in wanted
+    return (int(match["keys"]), int(match["values"]), match["pages"] == "true") in wanted
 
 
 def keep(library: Path, wanted: set[tuple[int, int, bool]]) -> int:
     """Rewrite a library; bytes of code that are left. SystemExit if a wanted width has none."""
     source = library.read_bytes()
     places = [(begin, end, kind, arch) for kind, arch, begin, end in fatbin.entries(source)]
-    found = {
+    by_place = {
         (begin, end): symbols(source[begin:end])
         for begin, end, kind, arch in places
         if (kind, arch) == (fatbin.MACHINE_CODE, ARCH)
     }
-    kernels = demangled({name for names in found.values() for name in names})
+    kernels = demangled({name for names in by_place.values() for name in names})
     counts = Counter(
-        one for one in wanted for name in kernels.values() if is_wanted(name, {one}) and FORWARD.search(name)
+        width for width in wanted for name in kernels.values() if is_wanted(name, {width}) and FORWARD.search(name)
     )
     if missing := wanted - counts.keys():
         raise SystemExit(f"{library} has no kernel of the widths {sorted(missing)}")
     reduced, left = bytearray(source), 0
     for begin, end, _, _ in places:
-        if any(is_wanted(kernels[name], wanted) for name in found.get((begin, end), ())):
+        if any(is_wanted(kernels[name], wanted) for name in by_place.get((begin, end), ())):
             left += end - begin
         else:
             reduced[begin:end] = bytes(end - begin)

@@ -104,9 +104,9 @@ class Server:
 
     def about(self) -> Result:
         """What server this is, and what the program has done."""
-        found = self.engine.get_server_info()
-        internal = (found.get("internal_states") or [{}])[0]
-        return {"server": {name: found.get(name) for name in SERVER}, "program": internal.get("specc")}
+        info = self.engine.get_server_info()
+        internal = (info.get("internal_states") or [{}])[0]
+        return {"server": {name: info.get(name) for name in SERVER}, "program": internal.get("specc")}
 
 
 def random_prompts(context: int, batch: int) -> list[list[int]]:
@@ -138,7 +138,7 @@ def rates(server: Server, prompts: list[list[int]], job: Job, turn: Callable[[st
             many, long = server.generate(prompts, job.tokens)
             count, tokens = max(1, decode_steps(many) - decode_steps(few)), job.tokens - SHORT
             taken[side].append((1e3 * (long - short) / count, len(prompts) * tokens / (long - short), tokens / count))
-    return {side: summary(found) for side, found in taken.items()}
+    return {side: summary(samples) for side, samples in taken.items()}
 
 
 def summary(taken: list[tuple[float, float, float]]) -> Result:
@@ -164,19 +164,19 @@ def trace(server: Server, prompts: list[list[int]], job: Job, label: str, progra
         answers, _ = server.generate(prompts, job.profiled)
     finally:
         server.engine.stop_profile()
-    found = steps.summarise(wait_for_trace(folder), decode_steps(answers), program)
-    if program and not found["program_kernels"]:
-        found["error"] = "no kernel of the program ran"
-    return found
+    profile = steps.summarise(wait_for_trace(folder), decode_steps(answers), program)
+    if program and not profile["program_kernels"]:
+        profile["error"] = "no kernel of the program ran"
+    return profile
 
 
 def wait_for_trace(folder: Path) -> list[steps.Event]:
     """The events of the trace that the scheduler's process writes."""
     deadline = time.monotonic() + TRACE_WAIT
     while True:
-        found = sorted(folder.rglob("*.json.gz"))
+        paths = sorted(folder.rglob("*.json.gz"))
         try:
-            return steps.read_events(found[0])
+            return steps.read_events(paths[0])
         except (IndexError, EOFError, OSError, ValueError, zlib.error):  # none yet, or half of one
             if time.monotonic() > deadline:
                 raise
@@ -202,8 +202,8 @@ def run(job: Job, label: str, result: Result, save: Callable[[], None]) -> None:
             save()
     for context, batch in job.points:
         point, prompts = f"{context}x{batch}", random_prompts(context, batch)
-        for side, found in rates(server, prompts, job, turn).items():
-            result[side][point] = found
+        for side, measured in rates(server, prompts, job, turn).items():
+            result[side][point] = measured
         save()
         for side in job.sides if [context, batch] in job.traced else ():
             turn(side)

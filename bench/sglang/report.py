@@ -52,45 +52,45 @@ def report(
     """All that is known of some variants, from what one.py left for each side and for the targets alone."""
     records = [record(variant, results[variant.name], plain[variant.plain]) for variant in variants]
     explain_ties(records, results, models)
-    found = [f"{one['variant']}: {what}" for one in records for what in failures(one)]
-    return {"machine": machine(), "made_up": MADE_UP, "records": records, "failures": found}
+    failed = [f"{entry['variant']}: {what}" for entry in records for what in failures(entry)]
+    return {"machine": machine(), "made_up": MADE_UP, "records": records, "failures": failed}
 
 
 def machine() -> Result:
     """The GPU, the driver's CUDA and what is installed."""
     import torch
 
-    found: Result = {"gpu": None, "python": platform.python_version(), "cuda": torch.version.cuda}
+    facts: Result = {"gpu": None, "python": platform.python_version(), "cuda": torch.version.cuda}
     if torch.cuda.is_available():
-        found["gpu"] = torch.cuda.get_device_name()
+        facts["gpu"] = torch.cuda.get_device_name()
     for name in PACKAGES:
         try:
-            found[name] = version(name)
+            facts[name] = version(name)
         except PackageNotFoundError:
-            found[name] = None
-    return found
+            facts[name] = None
+    return facts
 
 
 def record(variant: Variant, runs: dict[str, Result], plain: Result) -> Result:
     """What one variant has: errors, servers, and texts or times."""
-    found: Result = {"variant": variant.name, "models": variant.models.target, "errors": {}}
+    entry: Result = {"variant": variant.name, "models": variant.models.target, "errors": {}}
     for side, run in runs.items():
         parts = {side: run} | {f"{side} {key}": value for key, value in run.items() if key.startswith("trace ")}
-        found["errors"] |= {part: one["error"] for part, one in parts.items() if "error" in one}
+        entry["errors"] |= {part: result["error"] for part, result in parts.items() if "error" in result}
     for key in ("up_s", "server", "program"):
-        found[key] = {side: run.get(key) for side, run in runs.items()}
-    found["attention"] = {side: attention(run.get("server") or {}) for side, run in runs.items()}
+        entry[key] = {side: run.get(key) for side, run in runs.items()}
+    entry["attention"] = {side: attention(run.get("server") or {}) for side, run in runs.items()}
     if variant.text:
-        return found | compared(runs, plain)
+        return entry | compared(runs, plain)
     points = sorted({key for run in runs.values() for key in run if "x" in key and key[0].isdigit()}, key=order)
-    return found | {"points": {point: at_point(runs, point) for point in points}}
+    return entry | {"points": {point: at_point(runs, point) for point in points}}
 
 
 def attention(server: Mapping[str, Any]) -> str:
     """A server's backend, or those of its roles where they differ."""
     roles = ("prefill_attention_backend", "decode_attention_backend", "speculative_draft_attention_backend")
     named = [server.get(role) or server.get("attention_backend") for role in roles]
-    return "/".join(dict.fromkeys(str(one) for one in named if one)) or "-"
+    return "/".join(dict.fromkeys(str(backend) for backend in named if backend)) or "-"
 
 
 def order(point: str) -> tuple[int, ...]:
@@ -100,21 +100,21 @@ def order(point: str) -> tuple[int, ...]:
 
 def compared(runs: Mapping[str, Result], plain: Result) -> Result:
     """Texts of both sides, and of no speculation; accepted lengths where texts are the same."""
-    found: Result = {"texts_of_no_speculation": {side: compare_texts(run, plain) for side, run in runs.items()}}
+    comparison: Result = {"texts_of_no_speculation": {side: compare_texts(run, plain) for side, run in runs.items()}}
     if "specc" not in runs:
-        return found
-    found["texts"] = texts = compare_texts(runs["specc"], runs["stock"])
+        return comparison
+    comparison["texts"] = texts = compare_texts(runs["specc"], runs["stock"])
     if texts is not None:
         pairs = zip(runs["specc"]["accept_lengths"], runs["stock"]["accept_lengths"], strict=True)
         same = [
-            mine == other
-            for (mine, other), place in zip(pairs, texts["first_difference"], strict=True)
+            accepted == stock_accepted
+            for (accepted, stock_accepted), place in zip(pairs, texts["first_difference"], strict=True)
             if place is None
         ]
-        lengths = [one for one in runs["stock"]["accept_lengths"] if one is not None]
+        lengths = [length for length in runs["stock"]["accept_lengths"] if length is not None]
         mean = statistics.mean(lengths) if lengths else None
-        found["accepted"] = {"same": sum(same), "of": len(same), "mean": mean}
-    return found
+        comparison["accepted"] = {"same": sum(same), "of": len(same), "mean": mean}
+    return comparison
 
 
 def at_point(runs: Mapping[str, Result], point: str) -> Result:
@@ -122,9 +122,9 @@ def at_point(runs: Mapping[str, Result], point: str) -> Result:
     sets = {side: figures(run, point) for side, run in runs.items()}
     if "specc" in sets:
         pairs = {name: (sets["specc"][name], sets["stock"][name]) for name in RATIOS}
-        sets["ratio"] = {name: mine / own if mine is not None and own else None for name, (mine, own) in pairs.items()}
+        sets["ratio"] = {name: ours / own if ours is not None and own else None for name, (ours, own) in pairs.items()}
         turns = [run.get(point, {}).get("ms_per_step_each", []) for run in (runs["specc"], runs["stock"])]
-        if each := [mine / own for mine, own in zip(*turns, strict=False)]:
+        if each := [ours / own for ours, own in zip(*turns, strict=False)]:
             sets["ratio"] |= {"ms a step": statistics.median(each), "range": [min(each), max(each)]}
     return sets
 
@@ -132,67 +132,67 @@ def at_point(runs: Mapping[str, Result], point: str) -> Result:
 def figures(run: Result, point: str) -> Result:
     """The columns of one run, None where it was not measured; and the range of its milliseconds."""
     rate, trace = run.get(point, {}), run.get(f"trace {point}", {})
-    found: Result = {}
+    values: Result = {}
     for name, read in COLUMNS.items():
         try:
-            found[name] = float(read(rate, trace))
+            values[name] = float(read(rate, trace))
         except (KeyError, TypeError):
-            found[name] = None
-    return found | {"range": rate.get("ms_per_step_range")}
+            values[name] = None
+    return values | {"range": rate.get("ms_per_step_range")}
 
 
 def explain_ties(records: Sequence[Result], results: Mapping[str, dict[str, Result]], models: Path) -> None:
     """Say of every answer that differs how near the target's best scores were."""
     from prompts import text_prompts
 
-    differing = [one for one in records if one.get("texts") and one["texts"]["same"] < one["texts"]["of"]]
+    differing = [entry for entry in records if entry.get("texts") and entry["texts"]["same"] < entry["texts"]["of"]]
     if not differing:
         return
     from ties import Target
 
-    targets = {one["models"]: Target(models / one["models"]) for one in differing}
+    targets = {entry["models"]: Target(models / entry["models"]) for entry in differing}
     prompts = text_prompts(models / "ex_target")
-    for one in differing:
-        mine, own = (results[one["variant"]][side]["output_ids"] for side in ("specc", "stock"))
-        one["parting"] = {
-            number: targets[one["models"]].parting(prompts[number], mine[number], own[number], place)
-            for number, place in enumerate(one["texts"]["first_difference"])
+    for entry in differing:
+        ids, own = (results[entry["variant"]][side]["output_ids"] for side in ("specc", "stock"))
+        entry["parting"] = {
+            number: targets[entry["models"]].parting(prompts[number], ids[number], own[number], place)
+            for number, place in enumerate(entry["texts"]["first_difference"])
             if place is not None
         }
 
 
-def failures(one: Result) -> Iterable[str]:
+def failures(entry: Result) -> Iterable[str]:
     """What of a record must not be so."""
-    for part, error in one["errors"].items():
+    for part, error in entry["errors"].items():
         yield f"{part}: {last_line(error)}"
-    if len(set(one["attention"].values()) - {"-"}) > 1:
-        yield f"attention backends differ: {one['attention']}"
-    far = [str(number) for number, found in one.get("parting", {}).items() if not found["near"]]
+    if len(set(entry["attention"].values()) - {"-"}) > 1:
+        yield f"attention backends differ: {entry['attention']}"
+    far = [str(number) for number, tie in entry.get("parting", {}).items() if not tie["near"]]
     if far:
         yield f"texts of prompts {', '.join(far)} differ, and no near tie is there"
-    if (accepted := one.get("accepted")) and accepted["same"] < accepted["of"]:
+    if (accepted := entry.get("accepted")) and accepted["same"] < accepted["of"]:
         yield f"accepted lengths of {accepted['of'] - accepted['same']} prompts with the same text differ"
-    for point, sets in one.get("points", {}).items():
+    for point, sets in entry.get("points", {}).items():
         pair = [sets[side]["tokens a step"] for side in ("stock", "specc") if side in sets]
         if len(pair) == 2 and None not in pair and abs(pair[1] / pair[0] - 1) > EQUAL:
             yield f"{point}: {pair[0]:.2f} and {pair[1]:.2f} tokens a step"
-    served = (one["program"].get("specc") or {}) if "specc" in one["server"] else None
-    if served is not None and "specc" not in one["errors"] and not served.get("served"):
+    served = (entry["program"].get("specc") or {}) if "specc" in entry["server"] else None
+    if served is not None and "specc" not in entry["errors"] and not served.get("served"):
         yield f"the program served no step: {served}"
     left = {reason: steps for reason, steps in ((served or {}).get("left") or {}).items() if reason != "switched off"}
     if left:
         yield f"the program left steps to SGLang: {left}"
 
 
-def tables(found: Result) -> str:
+def tables(comparison: Result) -> str:
     """Markdown: the machine, texts, times, and what failed."""
-    named = ", ".join(f"{name} {what}" for name, what in found["machine"].items() if what)
-    lines = [named, "", found["made_up"]]
-    texts = [one for one in found["records"] if "points" not in one]
-    timed = [one for one in found["records"] if "points" in one]
+    named = ", ".join(f"{name} {what}" for name, what in comparison["machine"].items() if what)
+    lines = [named, "", comparison["made_up"]]
+    texts = [entry for entry in comparison["records"] if "points" not in entry]
+    timed = [entry for entry in comparison["records"] if "points" in entry]
     lines += ["", *text_table(texts)] if texts else []
     lines += ["", *time_table(timed)] if timed else []
-    lines += ["", *(f"FAILED {what}" for what in found["failures"])]
+    lines += ["", *(f"FAILED {what}" for what in comparison["failures"])]
     return "\n".join(lines) + "\n"
 
 
@@ -208,17 +208,17 @@ def text_table(records: Iterable[Result]) -> list[str]:
         "stock as no speculation",
     )
     lines = ["| " + " | ".join(heads) + " |", "|---" * len(heads) + "|"]
-    for one in records:
-        accepted, parting = one.get("accepted"), one.get("parting", {})
-        gaps = [f"{found['gap']:.3f}" for found in parting.values() if found["near"]]
+    for entry in records:
+        accepted, parting = entry.get("accepted"), entry.get("parting", {})
+        gaps = [f"{tie['gap']:.3f}" for tie in parting.values() if tie["near"]]
         cells = (
-            one["variant"],
-            " vs ".join(dict.fromkeys(one["attention"].values())),
-            share(one.get("texts")),
+            entry["variant"],
+            " vs ".join(dict.fromkeys(entry["attention"].values())),
+            share(entry.get("texts")),
             f"{accepted['same']}/{accepted['of']}" if accepted else "-",
             number(accepted and accepted["mean"]),
             f"{len(gaps)} (gaps {', '.join(gaps)})" if gaps else "-",
-            share(one["texts_of_no_speculation"]["stock"]),
+            share(entry["texts_of_no_speculation"]["stock"]),
         )
         lines.append("| " + " | ".join(cells) + " |")
     return lines
@@ -228,13 +228,13 @@ def time_table(records: Iterable[Result]) -> list[str]:
     """By variant and point a line per side, and one of ratios."""
     heads = ("variant", "context", "batch", "side", "attention", *COLUMNS)
     lines = ["| " + " | ".join(heads) + " |", "|---" * len(heads) + "|"]
-    for one in records:
-        for point, sets in one["points"].items():
-            for side, found in sets.items():
+    for entry in records:
+        for point, sets in entry["points"].items():
+            for side, values in sets.items():
                 label = "**specc / stock**" if side == "ratio" else side
-                cells = [number(found.get(name)) for name in COLUMNS]
-                if spread := found.get("range"):
+                cells = [number(values.get(name)) for name in COLUMNS]
+                if spread := values.get("range"):
                     cells[0] += f" ({spread[0]:.2f} to {spread[1]:.2f})"
-                row = (one["variant"], *point.split("x"), label, one["attention"].get(side, ""), *cells)
+                row = (entry["variant"], *point.split("x"), label, entry["attention"].get(side, ""), *cells)
                 lines.append("| " + " | ".join(row) + " |")
     return lines

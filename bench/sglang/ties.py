@@ -21,14 +21,14 @@ class Target:
         model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.bfloat16)
         self._model = model.to(self._device, torch.float32).eval()
 
-    def parting(self, prompt: list[int], mine: list[int], other: list[int], place: int) -> dict[str, Any]:
+    def parting(self, prompt: list[int], ids: list[int], reference_ids: list[int], place: int) -> dict[str, Any]:
         """What the target says where two answers to a prompt differ first.
 
         The tokens of both, the distance of the two best scores, and whether the answers are these two and a near tie.
         """
         with torch.inference_mode():
-            scores = self._model(torch.tensor([prompt + mine[:place]], device=self._device)).logits[0, -1]
-        (first, second), tokens = (found.tolist() for found in scores.topk(2))
-        pair = [answer[place] if place < len(answer) else None for answer in (mine, other)]
+            scores = self._model(torch.tensor([prompt + ids[:place]], device=self._device)).logits[0, -1]
+        (first, second), tokens = (best.tolist() for best in scores.topk(2))
+        pair = [answer[place] if place < len(answer) else None for answer in (ids, reference_ids)]
         near = first - second <= NEAR * abs(first)
         return {"place": place, "tokens": pair, "gap": first - second, "near": near and set(pair) == set(tokens)}

@@ -61,9 +61,9 @@ def gate() -> str:
     return near(out, torch.nn.functional.silu(left) * right)
 
 
-def near(mine: torch.Tensor, expected: torch.Tensor) -> str:
+def near(actual: torch.Tensor, expected: torch.Tensor) -> str:
     """The relative distance, which is that of bf16."""
-    distance = float((mine.float() - expected).norm() / expected.norm())
+    distance = float((actual.float() - expected).norm() / expected.norm())
     if not distance < 1e-2:
         raise RuntimeError(f"relative distance {distance}")
     return f"relative distance {distance:.1e}"

@@ -116,9 +116,9 @@ class Engine:
                 return True
             if time.monotonic() > deadline:
                 self.stop()
-                found = self.result()
-                error = found["error"] if "not run" not in found.get("error", "not run") else "ran past its limit"
-                self.path.write_text(json.dumps(found | {"error": error}))
+                result = self.result()
+                error = result["error"] if "not run" not in result.get("error", "not run") else "ran past its limit"
+                self.path.write_text(json.dumps(result | {"error": error}))
                 return False
             time.sleep(0.01)
         return self._process.returncode == 0
@@ -147,11 +147,11 @@ class Engine:
     def result(self) -> Result:
         """What it left; "error" where there is nothing, or it ended before its time."""
         try:
-            found = json.loads(self.path.read_text())
+            left = json.loads(self.path.read_text())
         except (OSError, ValueError):
             return {"error": "not run"}
         code = self._process.poll() if self._process is not None else None
-        return {"error": f"exit status {code}"} | found if code else found
+        return {"error": f"exit status {code}"} | left if code else left
 
 
 def serve(engines: list[Engine], given: argparse.Namespace) -> None:
@@ -164,7 +164,7 @@ def serve(engines: list[Engine], given: argparse.Namespace) -> None:
             for engine in group:
                 engine.start()
             up = min(last, time.monotonic() + given.start)
-            ready = [engine for engine in group if told(engine, engine.wait(up, engine.is_up), "up", begin)]
+            ready = [engine for engine in group if tell(engine, engine.wait(up, engine.is_up), "up", begin)]
             take_turns(ready, min(last, time.monotonic() + given.limit * len(ready)), begin)
     finally:
         for engine in engines:
@@ -179,11 +179,11 @@ def take_turns(engines: list[Engine], deadline: float, begin: float) -> None:
         for engine in engines[:: 1 if turn % 2 else -1]:
             good = engine.measure(turn, deadline)
             if engine.ended:
-                told(engine, good, "measured", begin)
+                tell(engine, good, "measured", begin)
         engines = [engine for engine in engines if not engine.ended]
 
 
-def told(engine: Engine, good: bool, what: str, begin: float) -> bool:
+def tell(engine: Engine, good: bool, what: str, begin: float) -> bool:
     """Say how far an engine came, and the end of its log if it failed."""
     print(f"{time.monotonic() - begin:6.1f} s  {engine.name}: {what if good else 'FAILED'}", flush=True)
     if not good:
@@ -199,9 +199,9 @@ def report(engines: list[Engine]) -> tuple[Result, str, bool]:
     lines = [f"| {' | '.join([*heads, 'GPU us', 'x'])} |", "|---" * (len(heads) + 2) + "|"]
     good = not any("error" in run for run in runs.values())
     for name, run in runs.items():
-        other = runs.get(name.replace("specc", "vllm"), {})
+        own_run = runs.get(name.replace("specc", "vllm"), {})
         for key in [key for key in run if key.startswith("b") and key[1:].isdigit()]:
-            cells, same = row(run, other, runs.get("none", {}), key)
+            cells, same = row(run, own_run, runs.get("none", {}), key)
             good = good and same
             lines.append(f"| {name} | {key[1:]} | {' | '.join(cells)} |")
     for name, run in runs.items():
@@ -211,20 +211,23 @@ def report(engines: list[Engine]) -> tuple[Result, str, bool]:
     return runs, "\n".join(lines) + "\n", good
 
 
-def row(run: Result, other: Result, plain: Result, key: str) -> tuple[list[str], bool]:
+def row(run: Result, own_run: Result, plain: Result, key: str) -> tuple[list[str], bool]:
     """The cells of one batch size, and whether ids and accepted length are those that they must be."""
-    found, traced = run[key], run.get(f"profile_{key}", {})
-    mine = {"output_ids": found["output_ids"]}
-    theirs = other.get(key, {})
-    texts = [compare_texts(mine, one.get(key, {})) for one in (plain, other)]
+    measured, traced = run[key], run.get(f"profile_{key}", {})
+    ids_of_run = {"output_ids": measured["output_ids"]}
+    own_measured = own_run.get(key, {})
+    texts = [compare_texts(ids_of_run, reference.get(key, {})) for reference in (plain, own_run)]
     graphs = sum(count for name, count in traced.get("calls_per_step", {}).items() if "GraphLaunch" in name)
-    ratios = [mine / other for mine, other in zip(found["tokens_per_s"], theirs.get("tokens_per_s", []), strict=False)]
+    ratios = [
+        ours / stock
+        for ours, stock in zip(measured["tokens_per_s"], own_measured.get("tokens_per_s", []), strict=False)
+    ]
     spread = f" ({number(min(ratios))} to {number(max(ratios))})" if ratios else ""
     cells = [share(text) for text in texts] + [
         number(value)
         for value in (
-            found["accept_length"],
-            *(median(found[name]) for name in ("timed_accept_length", "tokens_per_s", "ms_per_step")),
+            measured["accept_length"],
+            *(median(measured[name]) for name in ("timed_accept_length", "tokens_per_s", "ms_per_step")),
             traced.get("launches_per_step"),
             graphs if traced else None,
             traced.get("gpu_us_per_step"),
@@ -232,7 +235,7 @@ def row(run: Result, other: Result, plain: Result, key: str) -> tuple[list[str],
     ]
     cells.append(number(median(ratios)) + spread)
     same = all(text is None or text["same"] == text["of"] for text in texts)
-    return cells, same and theirs.get("accept_length", found["accept_length"]) == found["accept_length"]
+    return cells, same and own_measured.get("accept_length", measured["accept_length"]) == measured["accept_length"]
 
 
 def median(samples: list[Any]) -> float | None:

@@ -107,11 +107,11 @@ class Server:
 
     def drain(self) -> list[list[int]]:
         """Serve all requests to their ends: their token ids, in the order in which they came."""
-        found: dict[str, list[int]] = {}
+        by_request: dict[str, list[int]] = {}
         while self.engine.has_unfinished_requests():
             for output in self.engine.step():
-                found[output.request_id] = list(output.outputs[0].token_ids)
-        return [ids for _, ids in sorted(found.items())]
+                by_request[output.request_id] = list(output.outputs[0].token_ids)
+        return [ids for _, ids in sorted(by_request.items())]
 
     def generate(self, batch: int, tokens: int, sampling: dict[str, Any]) -> tuple[list[list[int]], float, int]:
         """Token ids, seconds, and steps."""
@@ -126,19 +126,19 @@ def compared(server: Server, batch: int, job: Job) -> Result:
     server.generate(batch, job.tokens // 4, GREEDY)
     server.accepted.clear()
     ids, *_ = server.generate(batch, job.compared, GREEDY)
-    found: Result = {"output_ids": ids, "accept_length": mean(server.accepted), "verified": len(server.accepted)}
+    result: Result = {"output_ids": ids, "accept_length": mean(server.accepted), "verified": len(server.accepted)}
     server.generate(batch, job.tokens // 4, job.sampling)
-    return found | {"timed_accept_length": [], "tokens_per_s": [], "ms_per_step": []}
+    return result | {"timed_accept_length": [], "tokens_per_s": [], "ms_per_step": []}
 
 
-def timed(server: Server, batch: int, job: Job, found: Result) -> None:
+def timed(server: Server, batch: int, job: Job, result: Result) -> None:
     """Add a sample to each list: accepted length, tokens per second with the prefill, the time of a step."""
     server.accepted.clear()
     _, short, few = server.generate(batch, job.tokens // 4, job.sampling)
     _, long, many = server.generate(batch, job.tokens, job.sampling)
-    found["timed_accept_length"].append(mean(server.accepted))
-    found["tokens_per_s"].append(batch * job.tokens / long)
-    found["ms_per_step"].append(1e3 * (long - short) / max(1, many - few))
+    result["timed_accept_length"].append(mean(server.accepted))
+    result["tokens_per_s"].append(batch * job.tokens / long)
+    result["ms_per_step"].append(1e3 * (long - short) / max(1, many - few))
 
 
 def mean(numbers: list[int]) -> float | None:
@@ -228,10 +228,10 @@ def about() -> Result:
 def parts(server: Server, job: Job, result: Result, label: str) -> Iterator[None]:
     """Everything that the job asks for, a part at a time."""
     for batch in job.batches:
-        found = result[f"b{batch}"] = compared(server, batch, job)
+        entry = result[f"b{batch}"] = compared(server, batch, job)
         yield
         for _ in range(job.repeats):
-            timed(server, batch, job, found)
+            timed(server, batch, job, entry)
             yield
     for batch in job.batches if job.profiled else ():
         result[f"profile_b{batch}"] = profile(server, batch, job, label)

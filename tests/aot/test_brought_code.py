@@ -35,8 +35,8 @@ def program(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Program
         for path in PLUGIN.glob("*.py"):
             (folder / path.name).write_text(path.read_text().replace(RETURN, last))
         monkeypatch.syspath_prepend(str(folder.parent))
-        found = importlib.import_module("specc_anchored").ANCHORED
-        point = SimpleNamespace(name="anchored", value="specc_anchored:ANCHORED", load=lambda: found)
+        algorithm = importlib.import_module("specc_anchored").ANCHORED
+        point = SimpleNamespace(name="anchored", value="specc_anchored:ANCHORED", load=lambda: algorithm)
         monkeypatch.setattr(algorithms, "entry_points", lambda group: [point])
         return build_program(load("ANCHORED", num_steps=2))
 
@@ -62,10 +62,10 @@ def test_a_cubin_of_the_example(program: Program) -> None:
     artifact = build.artifacts["verify_argmax", "sm_90"]
     assert artifact.binary
     assert artifact.spills == 0
-    other = program(RETURN.replace("axis=0)", "axis=0) + 1"))
-    (source,) = [source for source in other.sources if source.name == "verify_argmax"]
+    changed = program(RETURN.replace("axis=0)", "axis=0) + 1"))
+    (source,) = [source for source in changed.sources if source.name == "verify_argmax"]
     assert source in build.sources
-    assert cache_key(source, "sm_90", other.lib) != cache_key(source, "sm_90", build.lib)
+    assert cache_key(source, "sm_90", changed.lib) != cache_key(source, "sm_90", build.lib)
 
 
 @pytest.mark.parametrize(
@@ -83,13 +83,16 @@ def test_what_triton_refuses(program: Program, last: str, line: str, what: str) 
     build = program(last)
     with pytest.raises(DiagnosticError) as raised:
         compile_machine_code(build, ["sm_90"], cache=Cache.disabled(), workers=1)
-    (found,) = raised.value.diagnostics
-    assert (found.code, found.message.startswith("the tile of anchored.repeats cannot be compiled: verify_argmax")) == (
+    (diagnostic,) = raised.value.diagnostics
+    assert (
+        diagnostic.code,
+        diagnostic.message.startswith("the tile of anchored.repeats cannot be compiled: verify_argmax"),
+    ) == (
         "plugin/failed",
         True,
     )
-    at = found.notes[0].location
+    at = diagnostic.notes[0].location
     assert at is not None
     assert line.replace(RETURN, last) in raised.value.sources[at.file].splitlines()[at.line - 1]
     assert Path(raised.value.paths[at.file]).parent.name == "specc_anchored"
-    assert any(what in note.message for note in found.notes)
+    assert any(what in note.message for note in diagnostic.notes)

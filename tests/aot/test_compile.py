@@ -107,8 +107,10 @@ def test_the_comment_above_a_kernel_decides_nothing(tmp_path: Path) -> None:
     plain = altered(text=SMALL.text[SMALL.text.index("import") :])
     commented = altered(text="# of a configuration\n# of some name\n" + plain.text)
     assert cache_key(plain, "sm_90", LIB) == cache_key(commented, "sm_90", LIB)
-    one, other = (build(Cache(tmp_path / str(i)), source) for i, source in enumerate((plain, commented)))
-    assert [artifact.binary for artifact in one.values()] == [artifact.binary for artifact in other.values()]
+    of_plain, of_commented = (build(Cache(tmp_path / str(i)), source) for i, source in enumerate((plain, commented)))
+    assert [artifact.binary for artifact in of_plain.values()] == [
+        artifact.binary for artifact in of_commented.values()
+    ]
 
 
 def test_equal_sources_are_compiled_once(tmp_path: Path) -> None:
@@ -214,8 +216,8 @@ def test_the_assembler_is_the_one_that_triton_used(arch: str) -> None:
     (artifact,) = build(Cache.disabled(), SMALL, arch=arch).values()
     newer = arch == "sm_100" or Version(aot.triton_version()) >= Version("3.9")
     tool = machine_code._tool("ptxas-blackwell" if newer else "ptxas")
-    said = subprocess.run([tool, "--version"], capture_output=True, text=True, check=True).stdout
-    assert re.findall(r"V([0-9.]+)", said) == [artifact.assembler]
+    output = subprocess.run([tool, "--version"], capture_output=True, text=True, check=True).stdout
+    assert re.findall(r"V([0-9.]+)", output) == [artifact.assembler]
     written = re.findall(rb"Cuda compilation tools, release [0-9.]+, V([0-9.]+)", artifact.binary)
     assert written == [str(artifact.assembler).encode()] * newer
 

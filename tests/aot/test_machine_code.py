@@ -65,8 +65,8 @@ def test_parameters_are_the_arguments_and_two_hidden_pointers(sm_90: dict[str, A
 def instructions(sass: str) -> Iterator[str]:
     """The instructions of a disassembly, without address and predicate."""
     for line in sass.splitlines():
-        if found := re.search(r"/\*[0-9a-f]{4,}\*/\s+(?:@!?U?P\w+\s+)?([A-Z][^;]*);", line):
-            yield found[1].strip()
+        if match := re.search(r"/\*[0-9a-f]{4,}\*/\s+(?:@!?U?P\w+\s+)?([A-Z][^;]*);", line):
+            yield match[1].strip()
 
 
 def loads_by_width(sass: str) -> dict[int, int]:

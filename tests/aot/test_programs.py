@@ -33,19 +33,21 @@ DRAWN |= {"coupled": {"verify": "target_only", "draft_sampling": "coupled"}}
 
 def programs() -> dict[str, dict[str, Any]]:
     """Configurations by name: a chain of every algorithm, and a tree where there is one; with every way to verify."""
-    found: dict[str, dict[str, Any]] = {}
+    configurations: dict[str, dict[str, Any]] = {}
     for algorithm in names():
         wants = needs(algorithm)
         common = {"algorithm": algorithm, "buckets": [64], "target": MODEL} | ({"draft": MODEL} if wants.draft else {})
-        found[f"{algorithm}-chain"] = common
+        configurations[f"{algorithm}-chain"] = common
         if wants.trees:
-            found[f"{algorithm}-tree"] = tree = common | (TREE if wants.draft else COMB)
-            found[f"{algorithm}-tree-target_only"] = tree | DRAWN["target_only"]
+            configurations[f"{algorithm}-tree"] = tree = common | (TREE if wants.draft else COMB)
+            configurations[f"{algorithm}-tree-target_only"] = tree | DRAWN["target_only"]
         ways = DRAWN if wants.draft else ["target_only"]
-        found |= {f"{algorithm}-chain-{way}": common | DRAWN[way] for way in ways}
+        configurations |= {f"{algorithm}-chain-{way}": common | DRAWN[way] for way in ways}
     scored_in_f32 = {"target": MODEL | WIDER_LOGITS, "draft": MODEL | WIDER_LOGITS}
-    found |= {f"{name}-f32-logits": found[name] | scored_in_f32 for name in ("EAGLE-chain", "EAGLE-tree")}
-    return found
+    configurations |= {
+        f"{name}-f32-logits": configurations[name] | scored_in_f32 for name in ("EAGLE-chain", "EAGLE-tree")
+    }
+    return configurations
 
 
 PROGRAMS = programs()
@@ -73,7 +75,7 @@ def everything() -> Compiled:
     """All programs; a kernel that several of them have is compiled once, and named after the first."""
     lib = render.lib_sources()
     sources = {
-        program: [(cache_key(one, "sm_90", lib), one) for one in build_program(load(**keys)).generated.sources]
+        program: [(cache_key(source, "sm_90", lib), source) for source in build_program(load(**keys)).generated.sources]
         for program, keys in PROGRAMS.items()
     }
     named = {
@@ -84,11 +86,11 @@ def everything() -> Compiled:
     keys = {source.name: key for key, source in named.items()}
     greedy = {key for program, listed in sources.items() if "verify" not in PROGRAMS[program] for key, _ in listed}
     archs = {key: archs_of(key, twice=key in greedy) for key in named}
-    found: dict[tuple[str, str], Artifact] = {}
+    artifacts: dict[tuple[str, str], Artifact] = {}
     for arch in KNOWN_ARCHS:
         chosen = [source for key, source in named.items() if arch in archs[key]]
-        found |= {(keys[name], arch): one for (name, arch), one in compiled(chosen, arch).items()}
-    return Compiled(sources, archs, found)
+        artifacts |= {(keys[name], arch): artifact for (name, arch), artifact in compiled(chosen, arch).items()}
+    return Compiled(sources, archs, artifacts)
 
 
 def archs_of(key: str, *, twice: bool) -> tuple[str, ...]:
@@ -132,7 +134,7 @@ def test_penalties_and_biases_do_not_spill(program: str) -> None:
 @pytest.mark.parametrize("logits", ["bfloat16", "float16", "float32"])
 def test_what_drafts_leave_does_not_spill(logits: str) -> None:
     """Of rows that are read where they are carried and where forwards left them; with masks, penalties and a cut."""
-    models = {side: MODEL | {"logits_dtype": logits} for side in ("target", "draft")}
+    models = {role: MODEL | {"logits_dtype": logits} for role in ("target", "draft")}
     asked = {"verify": "block", "num_steps": 5} | models
     if logits == "float16":
         asked |= {"sampling": ["penalties", "logit_bias", "grammar", "top_p"]}
@@ -158,8 +160,8 @@ def test_scores_do_not_spill(best: int) -> None:
     """Of what tokens are drawn from, with everything that may come before it; the best tokens take more warps."""
     asked = {"verify": "target_only", "sampling": ["penalties", "logit_bias", "grammar", "top_k", "top_p", "min_p"]}
     asked |= {"outputs": ["logprobs"], "logprobs": "processed", "best_logprobs": best}
-    found = kernels_of(load(**PROGRAMS["EAGLE-tree-f32-logits"] | asked), "score")
-    (source,) = [source for source in found if source.name == "score"]
+    kernels = kernels_of(load(**PROGRAMS["EAGLE-tree-f32-logits"] | asked), "score")
+    (source,) = [source for source in kernels if source.name == "score"]
     assert source.num_warps == (16 if best > 16 else 4)
     assert {artifact.spills for artifact in compiled([source], *ARCHS).values()} == {0}
 

@@ -59,12 +59,12 @@ def configurations(folder: Path) -> Iterator[Path]:
 @pytest.fixture(scope="module")
 def kernels(tmp_path_factory: pytest.TempPathFactory) -> list[Kernel]:
     """The distinct kernels of all examples, compiled."""
-    lib, found = lib_sources(), dict[tuple[str, str], Kernel]()
+    lib, distinct = lib_sources(), dict[tuple[str, str], Kernel]()
     for path in configurations(tmp_path_factory.mktemp("examples")):
         for source in build_program(load_config(path, names(), needs)).sources:
             key = source.name, cache_key(source, ARCHS[0], lib)
-            found.setdefault(key, Kernel(source, [], {})).examples.append(path.stem)
-    unique = {f"{kernel.source.name}_{number}": kernel for number, kernel in enumerate(found.values())}
+            distinct.setdefault(key, Kernel(source, [], {})).examples.append(path.stem)
+    unique = {f"{kernel.source.name}_{number}": kernel for number, kernel in enumerate(distinct.values())}
     sources = [replace(kernel.source, name=name) for name, kernel in unique.items()]
     for (name, arch), artifact in compiled(sources, *ARCHS).items():
         unique[name].artifacts[arch] = artifact

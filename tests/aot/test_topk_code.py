@@ -22,11 +22,11 @@ def model(dtype: str, vocab: int = 128256) -> dict[str, object]:
 @pytest.fixture(scope="module")
 def scans() -> dict[tuple[str, int], Artifact]:
     """The plainest kernel with a top-k, by dtype and vocabulary: no hidden rows follow."""
-    found = {
+    artifacts = {
         case: compiled([kernel("extend_topk", "STANDALONE", model=model(*case), **TREE)], "sm_90")
         for case in VOCABULARIES
     }
-    return {case: artifact for case, made in found.items() for artifact in made.values()}
+    return {case: artifact for case, made in artifacts.items() for artifact in made.values()}
 
 
 @pytest.mark.parametrize("dtype", ["bf16", "fp32"])
@@ -66,9 +66,9 @@ def test_one_exponential_per_logit_and_group(scans: dict[tuple[str, int], Artifa
     labels = {line.strip().rstrip(":"): i for i, line in enumerate(lines) if re.match(r"\s*\.L_x_\d+:", line)}
     loops = []
     for i, line in enumerate(lines):
-        found = re.search(r"BRA `\((\.L_x_\d+)\)", line)
-        if found and labels[found[1]] < i:
-            loops.append([op for op in lines[labels[found[1]] : i] if re.search(r"/\*[0-9a-f]{4,}\*/\s+[@A-Z]", op)])
+        branch = re.search(r"BRA `\((\.L_x_\d+)\)", line)
+        if branch and labels[branch[1]] < i:
+            loops.append([op for op in lines[labels[branch[1]] : i] if re.search(r"/\*[0-9a-f]{4,}\*/\s+[@A-Z]", op)])
     fast = min((loop for loop in loops if any("MUFU.EX2" in op for op in loop)), key=len)
     assert sum("MUFU.EX2" in op for op in fast) == 18
     assert sum("LDG.E.128" in op for op in fast) == 2

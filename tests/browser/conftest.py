@@ -42,9 +42,17 @@ def seen(chromium: playwright.Browser, request: pytest.FixtureRequest) -> Iterat
     """An empty page of each width; what it logs, throws or fails to load is kept."""
     page = chromium.new_page(viewport={"width": request.param, "height": 900})
     seen = Seen(page)
-    page.on("console", lambda one: seen.complaints.append(one.text) if one.type in ("error", "warning") else None)
+    page.on(
+        "console",
+        lambda message: seen.complaints.append(message.text) if message.type in ("error", "warning") else None,
+    )
     page.on("pageerror", lambda error: seen.complaints.append(str(error)))
-    page.on("requestfailed", lambda one: seen.complaints.append(f"{one.url}: {one.failure}"))
-    page.on("response", lambda one: seen.complaints.append(f"{one.url}: {one.status}") if one.status >= 400 else None)
+    page.on("requestfailed", lambda failed: seen.complaints.append(f"{failed.url}: {failed.failure}"))
+    page.on(
+        "response",
+        lambda response: (
+            seen.complaints.append(f"{response.url}: {response.status}") if response.status >= 400 else None
+        ),
+    )
     yield seen
     page.close()

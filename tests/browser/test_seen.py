@@ -8,7 +8,9 @@ from seen import Seen
 def test_complaints_are_kept(seen: Seen) -> None:
     seen.page.set_content("<script>console.error('first'); throw new Error('second')</script>")
     seen.page.set_content("<img src='http://127.0.0.1:9/none.png'><p style='width: 3000px'>wide</p>")
-    assert [word for word in ("first", "second", "none.png") if any(word in one for one in seen.complaints)] == [
+    assert [
+        word for word in ("first", "second", "none.png") if any(word in complaint for complaint in seen.complaints)
+    ] == [
         "first",
         "second",
         "none.png",

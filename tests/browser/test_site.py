@@ -52,13 +52,15 @@ class Html(HTMLParser):
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
         """Keep what an element says."""
-        said = dict(attrs)
-        self.anchors += [said[key] for key in ("id", "name") if said.get(key) and (key == "id" or tag == "a")]
-        self.diagrams += tag == "pre" and "mermaid" in (said.get("class") or "").split()
-        if tag == "a" and said.get("href"):
-            self.links.append(said["href"])
-        if tag in ("script", "img", "link", "source", "iframe") and said.get("rel") != "canonical":
-            self.loaded += [said[key] for key in ("src", "srcset", "href") if said.get(key)]
+        attributes = dict(attrs)
+        self.anchors += [
+            attributes[key] for key in ("id", "name") if attributes.get(key) and (key == "id" or tag == "a")
+        ]
+        self.diagrams += tag == "pre" and "mermaid" in (attributes.get("class") or "").split()
+        if tag == "a" and attributes.get("href"):
+            self.links.append(attributes["href"])
+        if tag in ("script", "img", "link", "source", "iframe") and attributes.get("rel") != "canonical":
+            self.loaded += [attributes[key] for key in ("src", "srcset", "href") if attributes.get(key)]
 
 
 class Quiet(SimpleHTTPRequestHandler):
@@ -87,11 +89,11 @@ def folder(tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequ
 @pytest.fixture(scope="session")
 def pages(folder: Path) -> dict[str, Html]:
     """Every page by its path in the site."""
-    found: dict[str, Html] = {}
+    by_path: dict[str, Html] = {}
     for file in sorted(folder.rglob("index.html")):
-        found[str(file.relative_to(folder)).removesuffix("index.html")] = page = Html()
+        by_path[str(file.relative_to(folder)).removesuffix("index.html")] = page = Html()
         page.feed(file.read_text())
-    return found
+    return by_path
 
 
 @pytest.fixture(scope="session")

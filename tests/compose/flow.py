@@ -93,8 +93,8 @@ class Flow(Pair):
         for name, pool in self.pools.items():
             assert_equal(pool, pools[name], f"pool {name}")
         for owner, buffers in self.cpu.kv.buffers.items():
-            for mine, wanted in zip(buffers, kv[owner], strict=True):
-                assert_equal(mine.view(torch.uint8), wanted.view(torch.uint8), f"KV rows of {owner}")
+            for own, wanted in zip(buffers, kv[owner], strict=True):
+                assert_equal(own.view(torch.uint8), wanted.view(torch.uint8), f"KV rows of {owner}")
 
     @property
     def pools(self) -> RelayPools:
@@ -113,17 +113,17 @@ class Flow(Pair):
             pool.copy_(pools[name])
         tokens = int(batch["seq_lens"].sum()) if entry == "prefill" else 0
         sides, count = (self.cpu, self.other), len(batch["seq_lens"])
-        mine, other = (
+        first, second = (
             Frame(self.plan, side.arena, RelayPools(self.plan, side.arena), side.table, count, tokens, side.kv.buffers)
             for side in sides
         )
         for name in self.plan.inputs.keys() - set(TABLES):
             if name in batch and self.plan.home(name) is not None:
-                mine.read(name).copy_(batch[name])
+                first.read(name).copy_(batch[name])
             elif name not in batch:
                 brought = self._brought(self.plan.inputs[name], tokens)
-                mine.inputs = other.inputs = {**mine.inputs, name: brought}
-        return mine, other
+                first.inputs = second.inputs = {**first.inputs, name: brought}
+        return first, second
 
     def _brought(self, field: Input, tokens: int) -> Tensor:
         """What the engine brings: so many tokens of prompts, different entries of an axis, or any numbers."""
@@ -159,11 +159,11 @@ class Flow(Pair):
     def _skip(self, node: Launch, frame: Frame) -> None:
         """Run the ops of a launch alone."""
         ReferenceBackend().launch(node, frame)
-        theirs = dict(self.moved(node, self.other))
+        tensors = dict(self.moved(node, self.other))
         for name, moved in self.moved(node, self.cpu):
-            theirs[name].copy_(moved)
+            tensors[name].copy_(moved)
 
 
-def assert_equal(mine: Tensor, wanted: Tensor, what: str) -> None:
+def assert_equal(actual: Tensor, wanted: Tensor, what: str) -> None:
     """Bit for bit; NaN equals NaN."""
-    torch.testing.assert_close(mine, wanted, rtol=0, atol=0, equal_nan=True, msg=lambda text: f"{what}: {text}")
+    torch.testing.assert_close(actual, wanted, rtol=0, atol=0, equal_nan=True, msg=lambda text: f"{what}: {text}")

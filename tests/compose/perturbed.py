@@ -78,12 +78,12 @@ def internal(module: Module) -> Iterator[Value]:
 
 def probes(loaded: LoadedConfig) -> list[Probe]:
     """All internal values of a program."""
-    found: list[Probe] = []
+    collected: list[Probe] = []
     front(
         loaded,
-        lambda module, nodes: found.extend(Probe(v.name, nodes) for v in internal(module) if on_nodes(v) == nodes),
+        lambda module, nodes: collected.extend(Probe(v.name, nodes) for v in internal(module) if on_nodes(v) == nodes),
     )
-    return found
+    return collected
 
 
 def front(loaded: LoadedConfig, look: Callable[[Module, bool], object] = lambda module, nodes: None) -> Module:
@@ -119,23 +119,23 @@ def run(build: Build, todo: Script) -> list[dict[str, Tensor]]:
     engine, plan = RecordingEngine(config, todo), build.plan
     step = Step(plan, ReferenceBackend(), CPU, engine, todo.table, engine.kv, todo.tables(build.module), poison=0x5A)
     todo.sample(step)
-    lengths, found = dict(todo.prompts), list[dict[str, Tensor]]()
+    lengths, outputs = dict(todo.prompts), list[dict[str, Tensor]]()
     for index, batch in enumerate([list(todo.prompts), *todo.batches]):
         rows = [row for row in batch if row]
         prompts = todo.prompt_tokens(rows) if "prompt_tokens" in build.module.inputs and not index else None
         request = Batch(rows, [lengths[row] for row in rows], prompts)
         result = step.decode(request) if index else step.prefill(request)
-        found.append({name: tensor.clone() for name, tensor in result.outputs.items()})
+        outputs.append({name: tensor.clone() for name, tensor in result.outputs.items()})
         if index:
-            lengths |= dict(zip(rows, found[-1]["new_seq_lens"].tolist(), strict=True))
-    return found
+            lengths |= dict(zip(rows, outputs[-1]["new_seq_lens"].tolist(), strict=True))
+    return outputs
 
 
 def meaning(module: Module, config: Config, todo: Script) -> list[dict[str, Tensor]]:
     """The same outputs, by the interpreter of modules."""
     engine = RecordingEngine(config, todo)
     pools = todo.pools(module, config.pool_rows)
-    lengths, found = dict(todo.prompts), list[dict[str, Tensor]]()
+    lengths, outputs = dict(todo.prompts), list[dict[str, Tensor]]()
     for index, batch in enumerate([list(todo.prompts), *todo.batches]):
         rows, entry = [row for row in batch if row], "step" if index else "prefill"
         inputs = {
@@ -146,7 +146,7 @@ def meaning(module: Module, config: Config, todo: Script) -> list[dict[str, Tens
             **todo.tables(module),
         }
         values = interpret(module, entry, inputs, pools, engine.interpreted(), len(rows), engine.kv)
-        found.append(outputs_of(module, entry, values))
+        outputs.append(outputs_of(module, entry, values))
         if index:
-            lengths |= dict(zip(rows, found[-1]["new_seq_lens"].tolist(), strict=True))
-    return found
+            lengths |= dict(zip(rows, outputs[-1]["new_seq_lens"].tolist(), strict=True))
+    return outputs

@@ -54,12 +54,12 @@ class LogitOps(Values):
 
     def translate(self) -> None:
         """The tokens that numbers of a reduced vocabulary stand for."""
-        found = [value for value in self.here if tensor_type(value).of and tensor_type(value).dtype == "i64"]
-        found = [value for value in found if not (self._late and on_nodes(value))]
-        if not found:
+        numbers = [value for value in self.here if tensor_type(value).of and tensor_type(value).dtype == "i64"]
+        numbers = [value for value in numbers if not (self._late and on_nodes(value))]
+        if not numbers:
             raise Unfit
         table = self.module.inputs.get(TOKEN_MAP) or self.module.add_input(TOKEN_MAP, TensorType("i64", ("Vd",)))
-        self.make("vocab.translate", self.rng.choice(found), table, self.rows())
+        self.make("vocab.translate", self.rng.choice(numbers), table, self.rows())
 
     def keys(self) -> None:
         """What the noise of rows is made with, at positions of any kind."""
@@ -82,7 +82,7 @@ class LogitOps(Values):
         """What logits are multiplied with, which are finite."""
         type_ = TensorType("f32", shape)
         try:
-            return self.pick(lambda found, fact: found == type_ and fact.kind == "scale")
+            return self.pick(lambda candidate, fact: candidate == type_ and fact.kind == "scale")
         except Unfit:
             return self._asked("scales", type_, Fact("scale"))
 
@@ -185,7 +185,7 @@ class LogitOps(Values):
         self._forward([], gives)
         tokens, coins, keys, scales, mass, drawn, own, row = self.here[-len(asked) :]
         cuts = [self.of("f32", "B", "A")] if rng.random() < 0.4 else []
-        masses, q = ([one] * (1 if together else steps) for one in (own, row))
+        masses, q = ([repeated] * (1 if together else steps) for repeated in (own, row))
         if any(self.fact(value).rough for value in (logits, *cuts)):
             raise Unfit
         if not together and rng.random() < 0.5:
@@ -239,7 +239,7 @@ class LogitOps(Values):
         """Tokens along a path, perhaps such as a forward gives for it."""
         type_ = TensorType("i32", ("B", "A"))
         try:
-            return self.pick(lambda found, fact: found == type_ and fact.kind == "token")
+            return self.pick(lambda candidate, fact: candidate == type_ and fact.kind == "token")
         except Unfit:
             return self._asked("ids", type_, Fact("token"))
 

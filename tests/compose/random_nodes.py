@@ -139,9 +139,9 @@ class NodeOps(Values):
         tokens = self.of("i64", "B", axis)
         parents = [self.kind("parent", axis)] if self.rng.random() < 0.7 and not self.chain else []
         (node,) = self.make("walk.root", rows)
-        found, nodes = [self.of("i32", "B")], [node]
+        drawn, nodes = [self.of("i32", "B")], [node]
         for _ in range(self.rng.randint(0, self.module.size("A") - 1)):
-            rows, node = self.make("walk.step", tokens, found[-1], rows, node, *parents, facts=[Fact("rows")])
+            rows, node = self.make("walk.step", tokens, drawn[-1], rows, node, *parents, facts=[Fact("rows")])
             if self.rng.random() < 0.5:
                 dtype = self.rng.choice(["i32", "i64", "f32"])
                 self.make("walk.at", self.of(dtype, "B", axis), node)
@@ -153,9 +153,9 @@ class NodeOps(Values):
                 token, _ = self.make("vocab.argmax", row, rows, dtype="i32", keep="")
             except Unfit:
                 token = self.of("i32", "B")
-            found.append(token)
+            drawn.append(token)
             nodes.append(node)
-        results = self.make("verify.path", *found, *nodes, axis=axis, parts=len(nodes))
+        results = self.make("verify.path", *drawn, *nodes, axis=axis, parts=len(nodes))
         self.facts |= {results[1]: Fact("path", axis), results[2]: Fact("count", pair=results[1])}
         if self.rng.random() < 0.5:
             self.make("walk.bad", self.of("i1", "B", axis), self.kind("path", axis), rows="eager")

@@ -146,8 +146,8 @@ class StateOps(Values):
 
     def state(self, owner: str) -> Value:
         """The KV state of a model as it is by now; it is read once."""
-        found = self.states[owner] or self.module.inputs.get(f"kv_{owner}")
-        return found or self.module.add_input(f"kv_{owner}", StateType(owner))
+        value = self.states[owner] or self.module.inputs.get(f"kv_{owner}")
+        return value or self.module.add_input(f"kv_{owner}", StateType(owner))
 
     def move(self) -> None:
         slots, count = (

@@ -81,18 +81,18 @@ class Values(Builder):
 
     def pick(self, fits: Callable[[TensorType, Fact], bool]) -> Value:
         """A value that fits, rather a late one."""
-        found = [
+        fitting = [
             value for value in self.here if not tensor_type(value).of and fits(tensor_type(value), self.fact(value))
         ]
-        if not found:
+        if not fitting:
             raise Unfit
-        return found[max(self.rng.randrange(len(found)), self.rng.randrange(len(found)))]
+        return fitting[max(self.rng.randrange(len(fitting)), self.rng.randrange(len(fitting)))]
 
     def of(self, dtype: str, *shape: str | int) -> Value:
         """A value of a type, perhaps one that a forward gives for it."""
         type_ = TensorType(dtype, shape)
         try:
-            return self.pick(lambda found, _: found == type_)
+            return self.pick(lambda candidate, _: candidate == type_)
         except Unfit:
             return self._asked("asked", type_, Fact())
 
@@ -138,10 +138,10 @@ class Values(Builder):
         def own(value: Value) -> bool:
             return value.source is not None and value.source.opcode != SOURCE.name
 
-        found = [value for value in self.here if own(value) and fits(tensor_type(value), self.fact(value))]
-        if not found:
+        replaceable = [value for value in self.here if own(value) and fits(tensor_type(value), self.fact(value))]
+        if not replaceable:
             raise Unfit
-        return self.rng.choice(found)
+        return self.rng.choice(replaceable)
 
     def _unfit(self) -> Value:
         raise Unfit

@@ -26,18 +26,18 @@ ALWAYS = ("draft_slots", "prefill_target_hidden", "full")
 
 def some(name: str, count: int) -> list[Probe]:
     """Values of an example, always the same."""
-    found = probes(small(name))
-    odd = [probe for probe in found if probe.name in ALWAYS]
-    return odd + random.Random(name).sample(found, min(count, len(found)))
+    of_example = probes(small(name))
+    odd = [probe for probe in of_example if probe.name in ALWAYS]
+    return odd + random.Random(name).sample(of_example, min(count, len(of_example)))
 
 
 @pytest.mark.parametrize("name", EXAMPLES)
 def test_it_compiles(name: str) -> None:
     """Every value of every example: passes with their invariants, sources and plan."""
     loaded = EXAMPLES[name]()
-    found = probes(loaded)
-    assert len(found) > 20
-    for probe in found:
+    of_example = probes(loaded)
+    assert len(of_example) > 20
+    for probe in of_example:
         compile_planned(handing_out(loaded, probe), loaded)
 
 

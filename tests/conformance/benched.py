@@ -55,12 +55,12 @@ def main() -> None:
         with tempfile.TemporaryDirectory() as folder:
             backend = InterpretedBackend(build, Path(folder))
             for bucket in build.plan.buckets:
-                ours, theirs = agreeing(build.plan, backend, torch.device("cpu"), bucket, Effort(1, 2))
-                theirs.step()
-                for part in parts(ours, theirs):
+                ours, counterpart = agreeing(build.plan, backend, torch.device("cpu"), bucket, Effort(1, 2))
+                counterpart.step()
+                for part in parts(ours, counterpart):
                     ours.queueing(part.launches)()
                     part.theirs()
-                print(f"{build.plan.name} at {bucket}: same results as {theirs.name}")
+                print(f"{build.plan.name} at {bucket}: same results as {counterpart.name}")
 
 
 if __name__ == "__main__":

@@ -13,19 +13,24 @@ from .conftest import Answers
 SIDES = ("kernels", "reference")
 
 
-def same(ours: Tensor, theirs: Tensor) -> bool:
+def same(ours: Tensor, expected: Tensor) -> bool:
     """Bit for bit, dtype and shape included; NaN equals NaN."""
-    if ours.dtype != theirs.dtype or ours.shape != theirs.shape:
+    if ours.dtype != expected.dtype or ours.shape != expected.shape:
         return False
-    return bool(torch.equal(ours, theirs) or ((ours == theirs) | (ours.isnan() & theirs.isnan())).all())
+    return bool(torch.equal(ours, expected) or ((ours == expected) | (ours.isnan() & expected.isnan())).all())
 
 
-def rounds(answers: Answers, side: str, *, target_nan: bool = False) -> Iterator[tuple[str, Any, Any, Any, Any]]:
+def rounds(
+    answers: Answers, implementation: str, *, target_nan: bool = False
+) -> Iterator[tuple[str, Any, Any, Any, Any]]:
     """Every step of every chain: (label, case, what the forwards returned, specc's answer, SGLang's)."""
     for number, case in enumerate(answers.cases["chain"]):
         if case["target_nan"] is target_nan:
             both = zip(
-                case["rounds"], answers.specc[side]["chain"][number], answers.oracle["chain"][number], strict=True
+                case["rounds"],
+                answers.specc[implementation]["chain"][number],
+                answers.oracle["chain"][number],
+                strict=True,
             )
-            for step, (given, ours, theirs) in enumerate(both):
-                yield f"chain {number}, step {step}", case, given, ours, theirs
+            for step, (given, ours, expected) in enumerate(both):
+                yield f"chain {number}, step {step}", case, given, ours, expected

@@ -50,22 +50,22 @@ def answers(tmp_path_factory: pytest.TempPathFactory) -> Answers:
     torch.save(all_cases, given)
     kept = known_answers()
     running = [start([sys.executable, str(HERE / "ours.py"), str(given), str(ours)], {"PYTHONPATH": str(ROOT)})]
-    theirs = folder / "oracle.pt"
+    oracle_path = folder / "oracle.pt"
     if kept.exists():
-        theirs = kept
+        oracle_path = kept
     else:
-        command = [str(oracle_files.PYTHON), "-E", str(HERE / "oracle.py"), str(given), str(theirs)]
+        command = [str(oracle_files.PYTHON), "-E", str(HERE / "oracle.py"), str(given), str(oracle_path)]
         running.append(start(command, {}))
     kinds = {"chain": reference.chain, "argmax": reference.argmax, "tree": reference.tree, "reject": reference.reject}
     with one_thread():
         referred = {name: [kinds[name](case) for case in group] for name, group in all_cases.items()}
     finished = [(process.communicate()[0], process) for process in running]
-    if theirs.exists():
-        keep(theirs, kept)
+    if oracle_path.exists():
+        keep(oracle_path, kept)
     for output, process in finished:
         if process.returncode:
             pytest.fail(f"{process.args} exited with {process.returncode}\n{output}", pytrace=False)
-    oracle = torch.load(theirs, weights_only=True)
+    oracle = torch.load(oracle_path, weights_only=True)
     kernels = torch.load(ours, weights_only=True)
     return Answers(all_cases, oracle, {"kernels": kernels, "reference": referred})
 
@@ -90,15 +90,15 @@ def known_answers() -> Path:
     return oracle_files.ANSWERS / f"answers-{digest}.pt"
 
 
-def keep(found: Path, kept: Path) -> None:
+def keep(fresh: Path, kept: Path) -> None:
     """Keep new answers, in one step, in place of older ones."""
-    if found == kept:
+    if fresh == kept:
         return
     kept.parent.mkdir(parents=True, exist_ok=True)
     for old in kept.parent.glob("answers-*.pt"):
         old.unlink(missing_ok=True)
     unfinished = kept.with_suffix(f".{os.getpid()}")
-    unfinished.write_bytes(found.read_bytes())
+    unfinished.write_bytes(fresh.read_bytes())
     unfinished.replace(kept)
 
 

@@ -188,9 +188,9 @@ def linked(case: Case, parents: Tensor, chosen: Tensor, tokens: Tensor, kernels:
         kernels.build(
             parents, chosen, case["seq_lens"], mask, positions, *links, case["branches"], case["steps"], nodes, mode
         )
-        found = {"positions": positions, "index": links[0], "next": links[1], "sibling": links[2]}
-        assert all(torch.equal(answer[key], found[key]) for key in answer.keys() & found.keys())
-        answer |= {**found, name: mask}
+        built = {"positions": positions, "index": links[0], "next": links[1], "sibling": links[2]}
+        assert all(torch.equal(answer[key], built[key]) for key in answer.keys() & built.keys())
+        answer |= {**built, name: mask}
     links = tuple(answer[name] for name in ("index", "next", "sibling"))
     return answer | verify(tokens, links, case["target"], case["steps"] + 1, kernels.verify)
 
@@ -221,11 +221,11 @@ def organize(case: Case) -> tuple[Tensor, Tensor, Tensor]:
 
 def top(scores: Tensor, count: int, given: Tensor | None, poisoned: bool) -> tuple[Tensor, Tensor]:
     """torch.topk; or the given places, which must hold the same scores (of poison anything may be kept)."""
-    found = torch.topk(scores, count, dim=-1)
+    best = torch.topk(scores, count, dim=-1)
     if given is None:
-        return found.values, found.indices
+        return best.values, best.indices
     values = scores.gather(1, given)
-    assert poisoned or torch.equal(values.sort(dim=1).values, found.values.sort(dim=1).values)
+    assert poisoned or torch.equal(values.sort(dim=1).values, best.values.sort(dim=1).values)
     return values, given
 
 

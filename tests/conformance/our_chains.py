@@ -49,5 +49,5 @@ def reject(launcher: Launcher, case: dict[str, Any]) -> dict[str, Tensor]:
     values |= {"scales": scales, "draft_scales": scales[:, 1:].clone(), "draft_keys": case["keys"][:, 1:].clone()}
     values |= {"drafts": case["tokens"][:, 1:].clone(), "req_pool_indices": torch.arange(1, live + 1)}
     given = {name: padded(value, padding, 0) for name, value in values.items()}
-    found = launch_all(launcher, verification(case), given, Scan(case["splits"], case["block"]))
-    return {name: found[name][:live].clone() for name in ("predict", "accept_lens")}
+    memory = launch_all(launcher, verification(case), given, Scan(case["splits"], case["block"]))
+    return {name: memory[name][:live].clone() for name in ("predict", "accept_lens")}

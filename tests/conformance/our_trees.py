@@ -36,14 +36,14 @@ def tree(launcher: Launcher, case: Case) -> Answer | None:
     if not case["kernels"]:
         return None
     count, mask = len(case["bonus"]), MASKS[case["mode"]]
-    found = launch_all(launcher, build(case), given(case), Scan(case["splits"], BLOCK))
-    answer = {name: found[name][:count] for name in RESULTS}
+    memory = launch_all(launcher, build(case), given(case), Scan(case["splits"], BLOCK))
+    answer = {name: memory[name][:count] for name in RESULTS}
     answer |= {
-        "positions": found["at"][:count],
-        "states": found["path_states"][:count],
-        "health": found["raised"][:count],
+        "positions": memory["at"][:count],
+        "states": memory["path_states"][:count],
+        "health": memory["raised"][:count],
     }
-    return answer | {mask: found["tree_mask"].flatten() if mask == "full" else found["tree_mask"][:count]}
+    return answer | {mask: memory["tree_mask"].flatten() if mask == "full" else memory["tree_mask"][:count]}
 
 
 def build(case: Case) -> Module:

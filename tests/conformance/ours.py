@@ -125,9 +125,9 @@ def chain(launcher: Launcher, case: Case) -> list[Answer]:
     for given in case["rounds"]:
         values = returned(given, case["padding"]) | pools
         values |= {"req_pool_indices": padded(case["rows"], case["padding"], 0), "req_to_token": case["table"]}
-        found = launch_all(launcher, module, values, scan)
-        pools = {name: found[name] for name in pools}
-        answers.append(answer(module, found, case))
+        memory = launch_all(launcher, module, values, scan)
+        pools = {name: memory[name] for name in pools}
+        answers.append(answer(module, memory, case))
     return answers
 
 
@@ -138,10 +138,10 @@ def returned(given: Case, padding: int) -> Answer:
     return {name: padded(value, padding, torch.inf) for name, value in values.items()}
 
 
-def answer(module: Module, found: Mapping[str, Tensor], case: Case) -> Answer:
+def answer(module: Module, memory: Mapping[str, Tensor], case: Case) -> Answer:
     """The outputs of a step under the names that all sides use."""
     live, forwards = len(case["rows"]), case["steps"] - 1
-    values = {name: found[value.name] for name, value in module.outputs.items()}
+    values = {name: memory[value.name] for name, value in module.outputs.items()}
     values = {name: value if name == "draft_slots" else value[:live] for name, value in values.items()}
     tokens, lens = values.pop("tokens"), values.pop("lens")
     seen = [values.pop(f"positions{i}")[:, 0] for i in range(forwards)]
@@ -154,7 +154,7 @@ def answer(module: Module, found: Mapping[str, Tensor], case: Case) -> Answer:
         answer |= {"draft_positions": torch.stack(seen), "draft_slots": values["draft_slots"][:, :live]}
     if "hidden" in case:
         answer["draft_hidden"] = values["draft_hidden"][:, 0]
-    answer["next_topk_index"] = found["relay.topk_index"][case["rows"]]
+    answer["next_topk_index"] = memory["relay.topk_index"][case["rows"]]
     return {name: value.clone() for name, value in answer.items()}
 
 
@@ -172,10 +172,10 @@ def argmax(launcher: Launcher, case: Case) -> Answer:
         b.hand_out(index, tokens, positions, health)
     given = {"req_pool_indices": torch.arange(1, count + 1), "logits": case["logits"][:, None]}
     given |= {"given_tokens": case["tokens"], "given_positions": case["positions"][:, None]}
-    found = launch_all(launcher, module, given, Scan(case["splits"], case["block"]))
-    return {name: found[name] for name in ("index", "tokens")} | {
-        "positions": found["positions"][:, 0],
-        "health": found["raised"],
+    memory = launch_all(launcher, module, given, Scan(case["splits"], case["block"]))
+    return {name: memory[name] for name in ("index", "tokens")} | {
+        "positions": memory["positions"][:, 0],
+        "health": memory["raised"],
     }
 
 

@@ -26,65 +26,65 @@ LINKS = ("retrieve_index", "retrieve_next", "retrieve_sibling")
 
 
 @pytest.mark.parametrize("field", [*GATHERED, *DRAFT, *CHAIN, *COMMIT, *EXTEND])
-@pytest.mark.parametrize("side", SIDES)
-def test_every_value_of_a_step(answers: Answers, side: str, field: str) -> None:
+@pytest.mark.parametrize("implementation", SIDES)
+def test_every_value_of_a_step(answers: Answers, implementation: str, field: str) -> None:
     compared = 0
-    for label, case, _, ours, theirs in rounds(answers, side):
+    for label, case, _, ours, expected in rounds(answers, implementation):
         if field in DRAFT and case["steps"] == 1:
             continue  # no draft forward, so specc writes nothing for one
         if field == "draft_hidden" and "hidden" not in case:
             assert field not in ours
-            assert field not in theirs
+            assert field not in expected
             continue
-        assert same(ours[field], theirs[field]), f"{label}: {ours[field]} is not SGLang's {theirs[field]}"
+        assert same(ours[field], expected[field]), f"{label}: {ours[field]} is not SGLang's {expected[field]}"
         compared += 1
     assert compared > 40
 
 
-@pytest.mark.parametrize("side", SIDES)
-def test_nothing_else_is_answered(answers: Answers, side: str) -> None:
+@pytest.mark.parametrize("implementation", SIDES)
+def test_nothing_else_is_answered(answers: Answers, implementation: str) -> None:
     """Every value of SGLang's step has its counterpart: none is compared by nobody."""
-    for _, _, _, ours, theirs in rounds(answers, side):
-        assert {*theirs} - {*ours} <= {*LINKS, *DRAFT}
-        assert {*ours} - {*theirs} <= {"health"}
+    for _, _, _, ours, expected in rounds(answers, implementation):
+        assert {*expected} - {*ours} <= {*LINKS, *DRAFT}
+        assert {*ours} - {*expected} <= {"health"}
 
 
 def test_links_of_a_chain_are_constants(answers: Answers) -> None:
     """SGLang writes them every step; in specc they exist nowhere."""
-    for label, case, _, _, theirs in rounds(answers, "reference"):
+    for label, case, _, _, expected in rounds(answers, "reference"):
         count, nodes = len(case["rows"]), case["steps"] + 1
         following = [*range(1, nodes), -1]
-        assert theirs["retrieve_index"].tolist() == torch.arange(count * nodes).view(count, nodes).tolist(), label
-        assert theirs["retrieve_next"].tolist() == [following] * count, label
-        assert theirs["retrieve_sibling"].tolist() == [[-1] * nodes] * count, label
+        assert expected["retrieve_index"].tolist() == torch.arange(count * nodes).view(count, nodes).tolist(), label
+        assert expected["retrieve_next"].tolist() == [following] * count, label
+        assert expected["retrieve_sibling"].tolist() == [[-1] * nodes] * count, label
 
 
 def test_verification_by_parents_and_without(answers: Answers) -> None:
     """The reference's chain form of `verify.greedy` is its tree form on the parents that SGLang's links mean."""
-    for label, case, given, ours, theirs in rounds(answers, "reference"):
+    for label, case, given, ours, expected in rounds(answers, "reference"):
         nodes = case["steps"] + 1
         argmax = given["target_logits"].argmax(-1).to(torch.int32)
         operands = (ours["tokens"].view(-1, nodes), argmax, case["rows"])
         plain = evaluate("verify.greedy", operands, {}, {"A": nodes}, {})
-        linked = evaluate("verify.greedy", (*operands, parents(theirs)), {}, {"A": nodes}, {})
+        linked = evaluate("verify.greedy", (*operands, parents(expected)), {}, {"A": nodes}, {})
         assert all(map(same, plain, linked)), label
 
 
-def parents(theirs: Mapping[str, torch.Tensor]) -> torch.Tensor:
+def parents(links: Mapping[str, torch.Tensor]) -> torch.Tensor:
     """i64[B, N]: the node that a walk over first children and next siblings comes from, -1 for the root."""
-    found = torch.full_like(theirs["retrieve_next"], -1)
-    for b, first in enumerate(theirs["retrieve_next"].tolist()):
+    parent = torch.full_like(links["retrieve_next"], -1)
+    for b, first in enumerate(links["retrieve_next"].tolist()):
         for node, child in enumerate(first):
             while child >= 0:
-                found[b, child] = node
-                child = int(theirs["retrieve_sibling"][b, child])
-    return found
+                parent[b, child] = node
+                child = int(links["retrieve_sibling"][b, child])
+    return parent
 
 
 def test_the_cases_cover_what_they_should(answers: Answers) -> None:
     lengths, shapes = Counter[int](), Counter[tuple[int, bool, bool]]()
-    for _, case, _, _, theirs in rounds(answers, "reference"):
-        lengths.update(theirs["accept_lens"].tolist())
+    for _, case, _, _, expected in rounds(answers, "reference"):
+        lengths.update(expected["accept_lens"].tolist())
         shapes[case["draft_offset"], "hidden" in case, case["padding"] > 0] += 1
     assert min(lengths[accepted] for accepted in range(1, 6)) >= 5
     assert len(shapes) == 8
@@ -111,20 +111,20 @@ def bad(logits: torch.Tensor) -> torch.Tensor:
     return (rows.isnan().any(-1) | largest.isinf()).reshape(len(rows), -1).any(1)
 
 
-@pytest.mark.parametrize("side", SIDES)
-def test_nan_in_target_rows_differs_by_design(answers: Answers, side: str) -> None:
+@pytest.mark.parametrize("implementation", SIDES)
+def test_nan_in_target_rows_differs_by_design(answers: Answers, implementation: str) -> None:
     """SGLang takes torch.argmax of the target's rows, where NaN wins; specc pins NaN = -inf.
 
     So a request with NaN in one of its target rows is excluded, and the others of its batch must not notice it.
     """
     clean, different = 0, 0
-    for label, case, given, ours, theirs in rounds(answers, side, target_nan=True):
+    for label, case, given, ours, expected in rounds(answers, implementation, target_nan=True):
         count = len(case["rows"])
         has_nan = given["target_logits"].isnan().flatten(1).any(1)
         for field in COMMIT:
-            mine, other = (answer[field].reshape(count, -1) for answer in (ours, theirs))
-            assert same(mine[~has_nan], other[~has_nan]), f"{label}: {field}"
-            different += not same(mine[has_nan], other[has_nan])
+            our_rows, expected_rows = (answer[field].reshape(count, -1) for answer in (ours, expected))
+            assert same(our_rows[~has_nan], expected_rows[~has_nan]), f"{label}: {field}"
+            different += not same(our_rows[has_nan], expected_rows[has_nan])
         clean += int((~has_nan).sum())
     assert clean > 3
     assert different > 3

@@ -21,17 +21,17 @@ from .conftest import Answers
 SGLANG_NAN = -1e30
 
 
-def requests(answers: Answers, side: str) -> Iterator[tuple[Tensor, int, int, bool]]:
+def requests(answers: Answers, implementation: str) -> Iterator[tuple[Tensor, int, int, bool]]:
     """(row f32[V], specc's index, SGLang's index, specc's health) of every request."""
-    for case, ours, theirs in both(answers, side):
-        columns = (ours["index"], theirs["index"], ours["health"])
-        for row, mine, other, health in zip(case["logits"].float(), *columns, strict=True):
-            yield row, int(mine), int(other), bool(health)
+    for case, ours, expected in both(answers, implementation):
+        columns = (ours["index"], expected["index"], ours["health"])
+        for row, index, expected_index, health in zip(case["logits"].float(), *columns, strict=True):
+            yield row, int(index), int(expected_index), bool(health)
 
 
-def both(answers: Answers, side: str) -> Iterator[tuple[Any, Any, Any]]:
+def both(answers: Answers, implementation: str) -> Iterator[tuple[Any, Any, Any]]:
     """(case, specc's answer, SGLang's answer)."""
-    return zip(answers.cases["argmax"], answers.specc[side]["argmax"], answers.oracle["argmax"], strict=True)
+    return zip(answers.cases["argmax"], answers.specc[implementation]["argmax"], answers.oracle["argmax"], strict=True)
 
 
 def differs(row: Tensor) -> bool:
@@ -40,44 +40,44 @@ def differs(row: Tensor) -> bool:
     return bool(row.isnan().any()) and bool((values <= SGLANG_NAN).all())
 
 
-@pytest.mark.parametrize("side", SIDES)
-def test_same_index_but_for_the_rule_on_nan(answers: Answers, side: str) -> None:
+@pytest.mark.parametrize("implementation", SIDES)
+def test_same_index_but_for_the_rule_on_nan(answers: Answers, implementation: str) -> None:
     agreed = 0
-    for row, mine, other, _ in requests(answers, side):
+    for row, index, expected_index, _ in requests(answers, implementation):
         if not differs(row):
-            assert mine == other, row
+            assert index == expected_index, row
             agreed += 1
     assert agreed > 100
 
 
-@pytest.mark.parametrize("side", SIDES)
-def test_the_difference_on_nan_is_the_documented_one(answers: Answers, side: str) -> None:
+@pytest.mark.parametrize("implementation", SIDES)
+def test_the_difference_on_nan_is_the_documented_one(answers: Answers, implementation: str) -> None:
     seen = 0
-    for row, mine, other, _ in requests(answers, side):
+    for row, index, expected_index, _ in requests(answers, implementation):
         if differs(row):
             values = row.nan_to_num(nan=float("-inf"), neginf=float("-inf"))
-            assert other == int(row.isnan().int().argmax())
-            assert mine == int((values == values.max()).int().argmax())
-            seen += mine != other
+            assert expected_index == int(row.isnan().int().argmax())
+            assert index == int((values == values.max()).int().argmax())
+            seen += index != expected_index
     assert seen > 10
 
 
-@pytest.mark.parametrize("side", SIDES)
-def test_health_marks_rows_with_nan_and_rows_without_a_finite_maximum(answers: Answers, side: str) -> None:
-    for row, mine, _, health in requests(answers, side):
+@pytest.mark.parametrize("implementation", SIDES)
+def test_health_marks_rows_with_nan_and_rows_without_a_finite_maximum(answers: Answers, implementation: str) -> None:
+    for row, index, _, health in requests(answers, implementation):
         values = [value for value in row.tolist() if not math.isnan(value)]
         largest = max(values, default=-math.inf)
         assert health is (len(values) < len(row) or math.isinf(largest))
-        assert mine == 0 or largest > -math.inf
+        assert index == 0 or largest > -math.inf
 
 
-@pytest.mark.parametrize("side", SIDES)
-def test_positions_and_token_columns(answers: Answers, side: str) -> None:
+@pytest.mark.parametrize("implementation", SIDES)
+def test_positions_and_token_columns(answers: Answers, implementation: str) -> None:
     """Positions advance by one; the token goes into its column and nowhere else."""
-    for case, ours, theirs in both(answers, side):
-        assert same(ours["positions"], theirs["positions"])
+    for case, ours, oracle in both(answers, implementation):
+        assert same(ours["positions"], oracle["positions"])
         column = case["column"]
-        for answer in (ours, theirs):
+        for answer in (ours, oracle):
             expected = case["tokens"].clone()
             expected[:, column] = answer["index"][:, 0]
             assert same(answer["tokens"], expected)

@@ -35,16 +35,16 @@ from .tree_cases import parent_columns, tree_tokens
 Found = tuple[str, Any, Any, Any]
 ORPHAN_BIT = 16
 COMMITTED = ("predict", "accept_index", "accept_lens", "new_seq_lens", "bonus")
-sides = pytest.mark.parametrize("side", SIDES)
+sides = pytest.mark.parametrize("implementation", SIDES)
 
 
-def trees(answers: Answers, side: str = "reference") -> Iterator[Found]:
+def trees(answers: Answers, implementation: str = "reference") -> Iterator[Found]:
     """(label, case, specc's answer, SGLang's) of every batch of trees that the side has answered."""
-    both = zip(answers.cases["tree"], answers.specc[side]["tree"], answers.oracle["tree"], strict=True)
-    for number, (case, ours, theirs) in enumerate(both):
+    both = zip(answers.cases["tree"], answers.specc[implementation]["tree"], answers.oracle["tree"], strict=True)
+    for number, (case, ours, expected) in enumerate(both):
         if ours is not None:
             shape = f"K = {case['branches']}, S = {case['steps']}, N = {case['nodes']}"
-            yield f"batch {number} ({shape})", case, ours, theirs
+            yield f"batch {number} ({shape})", case, ours, expected
 
 
 def links(parent: Tensor) -> tuple[Tensor, Tensor]:
@@ -69,39 +69,39 @@ def below_an_orphan(parent: Tensor) -> Tensor:
 
 
 @sides
-def test_tokens_and_links(answers: Answers, side: str) -> None:
-    for label, _, ours, theirs in trees(answers, side):
-        assert same(ours["tokens"], theirs["tokens"]), label
-        for mine, other in zip(links(ours["parent"]), ("next", "sibling"), strict=True):
-            assert same(mine, theirs[other]), f"{label}: {mine} is not SGLang's {other} {theirs[other]}"
+def test_tokens_and_links(answers: Answers, implementation: str) -> None:
+    for label, _, ours, expected in trees(answers, implementation):
+        assert same(ours["tokens"], expected["tokens"]), label
+        for column, link in zip(links(ours["parent"]), ("next", "sibling"), strict=True):
+            assert same(column, expected[link]), f"{label}: {column} is not SGLang's {link} {expected[link]}"
 
 
 @sides
-def test_parents_by_hand(answers: Answers, side: str) -> None:
-    for label, case, ours, _ in trees(answers, side):
+def test_parents_by_hand(answers: Answers, implementation: str) -> None:
+    for label, case, ours, _ in trees(answers, implementation):
         assert ours["parent"].tolist() == parent_columns(case), label
         assert same(ours["tokens"], tree_tokens(case)), label
         unlinked = ours["parent"] < 0
         unlinked[:, 0] = False
-        if side == "reference":
+        if implementation == "reference":
             assert same(ours["orphan"], unlinked), label
         else:
             assert (ours["health"] == torch.where(unlinked.any(1), ORPHAN_BIT, 0)).all(), label
 
 
 @sides
-def test_positions(answers: Answers, side: str) -> None:
-    for label, _, ours, theirs in trees(answers, side):
+def test_positions(answers: Answers, implementation: str) -> None:
+    for label, _, ours, expected in trees(answers, implementation):
         lost = below_an_orphan(ours["parent"])
-        mine, other = ours["positions"], theirs["positions"].view_as(ours["positions"])
-        assert same(mine.masked_fill(lost, 0), other.masked_fill(lost, 0)), label
+        positions, expected_positions = ours["positions"], expected["positions"].view_as(ours["positions"])
+        assert same(positions.masked_fill(lost, 0), expected_positions.masked_fill(lost, 0)), label
 
 
 @sides
-def test_masks(answers: Answers, side: str) -> None:
+def test_masks(answers: Answers, implementation: str) -> None:
     weights, seen = 2 ** torch.arange(8), Counter[str]()
-    for label, case, ours, theirs in trees(answers, side):
-        mask = theirs["mask"].view(-1, case["nodes"], case["nodes"])
+    for label, case, ours, expected in trees(answers, implementation):
+        mask = expected["mask"].view(-1, case["nodes"], case["nodes"])
         seen.update(ours.keys() & {"mask", "packed", "full"})
         if "mask" in ours:
             assert same(ours["mask"], mask), label
@@ -110,7 +110,7 @@ def test_masks(answers: Answers, side: str) -> None:
             padded = torch.nn.functional.pad(mask, (0, 8 * width - case["nodes"])).unflatten(-1, (width, 8))
             assert same(ours["packed"], (padded * weights).sum(-1).to(torch.uint8)), label
         if "full" in ours:
-            flat = theirs["full"] if case["full"] else flattened(mask, case["seq_lens"])
+            flat = expected["full"] if case["full"] else flattened(mask, case["seq_lens"])
             assert same(ours["full"][: len(flat)], flat), label
     assert min(seen[mode] for mode in ("mask", "packed", "full")) > 30
 
@@ -123,16 +123,16 @@ def flattened(mask: Tensor, seq_lens: Tensor) -> Tensor:
 
 @sides
 @pytest.mark.parametrize("field", COMMITTED)
-def test_verification_and_commit(answers: Answers, side: str, field: str) -> None:
+def test_verification_and_commit(answers: Answers, implementation: str, field: str) -> None:
     """Kernels write `predict` along the accepted path, SGLang and the reference op by node."""
-    for label, case, ours, theirs in trees(answers, side):
-        mine, other = ours[field], theirs[field]
-        if field == "predict" and side == "reference":
-            mine = mine.flatten()
+    for label, case, ours, expected in trees(answers, implementation):
+        values, expected_values = ours[field], expected[field]
+        if field == "predict" and implementation == "reference":
+            values = values.flatten()
         elif field == "predict":
-            on_path = torch.arange(case["steps"] + 1) < theirs["accept_lens"][:, None]
-            other = other[theirs["accept_index"].clamp(min=0).long()].masked_fill(~on_path, 0)
-        assert same(mine, other), f"{label}: {mine} is not SGLang's {other}"
+            on_path = torch.arange(case["steps"] + 1) < expected["accept_lens"][:, None]
+            expected_values = expected_values[expected["accept_index"].clamp(min=0).long()].masked_fill(~on_path, 0)
+        assert same(values, expected_values), f"{label}: {values} is not SGLang's {expected_values}"
 
 
 def accepted(case: Any, parents: list[int], tokens: list[int], target: list[int]) -> list[int]:
@@ -151,9 +151,9 @@ def accepted(case: Any, parents: list[int], tokens: list[int], target: list[int]
 
 
 @sides
-def test_values_of_nodes_follow_the_path(answers: Answers, side: str) -> None:
+def test_values_of_nodes_follow_the_path(answers: Answers, implementation: str) -> None:
     """Compaction: row i is that of the i-th accepted node; rows after the last are not looked at."""
-    for label, case, ours, _ in trees(answers, side):
+    for label, case, ours, _ in trees(answers, implementation):
         walks = zip(parent_columns(case), tree_tokens(case).tolist(), case["target"].tolist(), strict=True)
         for b, (parents, tokens, target) in enumerate(walks):
             path = accepted(case, parents, tokens, target)
@@ -167,12 +167,12 @@ def test_values_of_nodes_follow_the_path(answers: Answers, side: str) -> None:
 
 def test_kernels_run_hundreds_of_trees(answers: Answers) -> None:
     counts, shapes = Counter[str](), set[tuple[int, int]]()
-    for _, case, ours, theirs in trees(answers, "kernels"):
+    for _, case, ours, expected in trees(answers, "kernels"):
         shapes.add((case["branches"], case["steps"]))
         counts["trees"] += len(case["bonus"])
         counts["padded"] += case["padding"] > 0
         counts["orphans"] += int((ours["health"] != 0).sum())
-        counts["long paths"] += int((theirs["accept_lens"] > 4).sum())
+        counts["long paths"] += int((expected["accept_lens"] > 4).sum())
     assert len(shapes) > 30
     assert counts["trees"] > 350
     assert min(counts.values()) > 10, counts
@@ -181,10 +181,10 @@ def test_kernels_run_hundreds_of_trees(answers: Answers) -> None:
 def test_the_cases_cover_what_they_should(answers: Answers) -> None:
     shapes, lengths = set[tuple[int, int]](), Counter[int]()
     counts = Counter[str]()
-    for _, case, ours, theirs in trees(answers):
+    for _, case, ours, expected in trees(answers):
         count = len(case["bonus"])
         shapes.add((case["branches"], case["steps"]))
-        lengths.update(theirs["accept_lens"].tolist())
+        lengths.update(expected["accept_lens"].tolist())
         counts["trees"] += count
         counts["in Triton's interpreter"] += count * case["interpreted"]
         counts["selected by SGLang"] += count * (not case["given"])
@@ -200,11 +200,11 @@ def test_the_cases_cover_what_they_should(answers: Answers) -> None:
     assert counts["unreachable"] > counts["orphans"]
 
 
-@pytest.mark.parametrize("side", ["oracle", "reference"])
-def test_the_worked_trace(answers: Answers, side: str) -> None:
+@pytest.mark.parametrize("implementation", ["oracle", "reference"])
+def test_the_worked_trace(answers: Answers, implementation: str) -> None:
     """B = 2, K = 2, S = 3, N = 6: request 0 accepts the root's first child, request 1 nothing."""
-    trace = (answers.oracle if side == "oracle" else answers.specc["reference"])["tree"][0]
-    following, sibling = (trace["next"], trace["sibling"]) if side == "oracle" else links(trace["parent"])
+    trace = (answers.oracle if implementation == "oracle" else answers.specc["reference"])["tree"][0]
+    following, sibling = (trace["next"], trace["sibling"]) if implementation == "oracle" else links(trace["parent"])
     assert trace["positions"].flatten().tolist() == [5, 6, 6, 7, 7, 7, 3, 4, 4, 5, 5, 5]
     assert following.tolist() == [[1, 3, 4, -1, -1, -1]] * 2
     assert sibling.tolist() == [[-1, 2, -1, -1, 5, -1]] * 2

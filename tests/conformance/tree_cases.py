@@ -136,7 +136,7 @@ def tree_tokens(case: Case) -> Tensor:
 def parent_columns(case: Case) -> list[list[int]]:
     """Parent of every column of every request, -1 for the root and where it was not chosen. By hand, from the ids."""
     branches, squared = case["branches"], case["branches"] ** 2
-    found = []
+    columns = []
     for b, chosen in enumerate(case["chosen"].tolist()):
         column = {candidate: place for place, candidate in enumerate(chosen, start=1)}
         parents = [-1]
@@ -149,8 +149,8 @@ def parent_columns(case: Case) -> list[list[int]]:
             else:
                 above = case["kept"][step - 1][b, place // branches].item()
                 parents.append(column.get(branches + squared * (step - 1) + int(above), -1))
-        found.append(parents)
-    return found
+        columns.append(parents)
+    return columns
 
 
 def follow(case: Case, pick: random.Random, vocab: int) -> Tensor:
@@ -164,8 +164,10 @@ def follow(case: Case, pick: random.Random, vocab: int) -> Tensor:
         row = []
         for below in children:
             deepest = max(below, key=height.__getitem__, default=0)
-            other = tokens[pick.choice(below)] if below else pick.randrange(vocab)
-            row.append(pick.choice((tokens[deepest] if below else other, other, other, pick.randrange(vocab))))
+            of_a_child = tokens[pick.choice(below)] if below else pick.randrange(vocab)
+            row.append(
+                pick.choice((tokens[deepest] if below else of_a_child, of_a_child, of_a_child, pick.randrange(vocab)))
+            )
         rows.append(row)
     return torch.tensor(rows, dtype=torch.int64)
 

@@ -62,15 +62,15 @@ def outcomes_of(
 ) -> dict[str, Outcome]:
     """What becomes of the requests that a worker sends over a channel; neither engine keeps anything."""
     here, there = LocalChannel.pair()
-    other = make_engine(config)
-    with prefilling(other, channel(there), work) as raised:
+    peer = make_engine(config)
+    with prefilling(peer, channel(there), work) as raised:
         worker = DecodeWorker(engine, QUICK)
         worker.connect(here)
-        found = {outcome.request: outcome for outcome in worker.serve()}
+        outcomes = {outcome.request: outcome for outcome in worker.serve()}
     assert raised == []
-    for each in (engine, other):
+    for each in (engine, peer):
         expect_empty(each)
-    return found
+    return outcomes
 
 
 def expect_empty(engine: Engine) -> None:
@@ -91,7 +91,7 @@ def expect_text(outcome: Outcome, new: int = NEW) -> None:
 
 def handed_over(config: Config, prompts: Iterable[tuple[int, ...]]) -> list[tuple[tuple[int, ...], Handover]]:
     """Prompts with what another engine prefilled of them."""
-    other = make_engine(config)
+    prefiller = make_engine(config)
     for prompt in prompts:
-        other.add(prompt, FIRST)
-    return [(request.prompt_ids, other.hand_over(request)) for request in other.prefill()]
+        prefiller.add(prompt, FIRST)
+    return [(request.prompt_ids, prefiller.hand_over(request)) for request in prefiller.prefill()]

@@ -37,22 +37,22 @@ class Block:
     @property
     def file(self) -> str | None:
         """The name of the file."""
-        found = NAMED.match(self.text)
-        return found[1] if found else None
+        match = NAMED.match(self.text)
+        return match[1] if match else None
 
     def commands(self) -> list[tuple[str, str]]:
         """What is typed, and what is shown of its answer."""
-        found: list[tuple[str, str]] = []
+        typed: list[tuple[str, str]] = []
         for part in re.split(r"^\$ ", self.text, flags=re.MULTILINE)[1:]:
             command = re.match(r"(?:.*\\\n)*.*\n", part)
             assert command
-            found.append((command[0].rstrip("\n"), part[command.end() :]))
-        return found
+            typed.append((command[0].rstrip("\n"), part[command.end() :]))
+        return typed
 
 
 def blocks(page: str) -> list[Block]:
     """The blocks of a page of the repository, in order."""
-    return [Block(*found) for found in BLOCK.findall((ROOT / page).read_text())]
+    return [Block(*groups) for groups in BLOCK.findall((ROOT / page).read_text())]
 
 
 def clone(folder: Path) -> Path:
@@ -88,11 +88,11 @@ def run(folder: Path, *command: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, **both, text=True, check=False, cwd=folder, env=place)
 
 
-def compare(shown: str, said: str) -> None:
+def compare(shown: str, printed: str) -> None:
     """What is printed is what the page shows; a line of three points stands for any lines."""
     parts = [re.escape(part) for part in re.split(r"^\.\.\.\n", plain(shown), flags=re.MULTILINE)]
-    if re.fullmatch("(?:.*\n)*".join(parts), plain(said)) is None:
-        assert plain(said) == plain(shown)
+    if re.fullmatch("(?:.*\n)*".join(parts), plain(printed)) is None:
+        assert plain(printed) == plain(shown)
 
 
 def plain(text: str) -> str:

@@ -25,8 +25,8 @@ class Meeting:
         self.calls: list[tuple[str, int | None, int]] = []
 
     def __getattr__(self, name: str) -> Any:
-        found = getattr(self.callbacks, name)
-        return partial(self._call, name, found) if callable(found) else found
+        member = getattr(self.callbacks, name)
+        return partial(self._call, name, member) if callable(member) else member
 
     def _call(self, name: str, forward: Callable[..., Any], **operands: Any) -> Any:
         rows = 0 if name.startswith("prefill") else len(operands["rows"])
@@ -84,14 +84,14 @@ def run_ranks(works: Sequence[Callable[[Peers, Peers], Any]]) -> list[Any]:
     """Run a function for each rank, given its seats in two groups; what each returned or raised."""
     baton = threading.Condition()
     groups = [Turns(len(works), baton) for _ in range(2)]
-    found: list[Any] = [None] * len(works)
+    results: list[Any] = [None] * len(works)
 
     def run(rank: int, work: Callable[[Peers, Peers], Any]) -> None:
         with baton:
             try:
-                found[rank] = work(*(group.seat(rank) for group in groups))
+                results[rank] = work(*(group.seat(rank) for group in groups))
             except Exception as error:
-                found[rank] = error
+                results[rank] = error
                 for group in groups:
                     group.leave()
 
@@ -101,4 +101,4 @@ def run_ranks(works: Sequence[Callable[[Peers, Peers], Any]]) -> list[Any]:
     for thread in threads:
         thread.join(2 * SECONDS)
     assert not any(thread.is_alive() for thread in threads)
-    return found
+    return results

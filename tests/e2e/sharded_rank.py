@@ -29,7 +29,9 @@ def serve(package: str, target: str, draft: str, prompts: list[str]) -> list[tup
     for prompt in prompts:
         engine.add(prompt, StopConditions(16, model.eos_token_ids))
     with SameStep(engine, GroupPeers(dist.new_group(backend="gloo"))) as ranks:
-        return [one.token_ids for one in sorted(ranks.run(), key=lambda one: one.request_id)]
+        return [
+            completion.token_ids for completion in sorted(ranks.run(), key=lambda completion: completion.request_id)
+        ]
 
 
 def main() -> None:

@@ -41,11 +41,11 @@ class SameStep(LockStep):
 
     def _agree(self, mine: Round, fresh: Sequence[Request], due: Sequence[Request]) -> Round:
         """See `LockStep`; the numbers must be the same on all ranks, and the requests, which are compared by a sum."""
-        told = (*mine, crc32(repr([_of(request) for request in (*fresh, *due)]).encode()))
+        numbers = (*mine, crc32(repr([_of(request) for request in (*fresh, *due)]).encode()))
         try:
             with self._or_over():
-                found = self.peers.largest([*told, *(-number for number in told)])
-                most, least = found[: len(told)], [-number for number in found[len(told) :]]
+                extremes = self.peers.largest([*numbers, *(-number for number in numbers)])
+                most, least = extremes[: len(numbers)], [-number for number in extremes[len(numbers) :]]
                 agreed = Round(*most[:-1])
                 if agreed.leaving:
                     raise LockStepError(f"rank {agreed.leaving - 1} has left")
@@ -70,8 +70,8 @@ def of_rank(program: Any, collective: Collective) -> Any:
 
     Columns of no token hold NaN, which the program never looks at.
     """
-    found, plan = copy(program), program.plan
-    found.plan = replace(plan, inputs={name: one for name, one in plan.inputs.items() if name != RANK})
+    ranked, plan = copy(program), program.plan
+    ranked.plan = replace(plan, inputs={name: spec for name, spec in plan.inputs.items() if name != RANK})
 
     def bind(callbacks: Any, table: Tensor, **given: Any) -> Any:
         axes = {node.callback: _axis(plan, node) for node in plan.externals()}
@@ -81,8 +81,8 @@ def of_rank(program: Any, collective: Collective) -> Any:
                 setattr(callbacks, name, _sharded(whole, plan.size(axis), plan.ranks, collective.rank))
         return program.bind(callbacks, table, collective=collective, **given)
 
-    found.bind = bind
-    return found
+    ranked.bind = bind
+    return ranked
 
 
 def _axis(plan: Plan, node: External) -> str:

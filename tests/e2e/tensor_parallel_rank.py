@@ -75,14 +75,14 @@ def serve(step: Step, plan: Plan, engine: Any, rng: random.Random) -> list[dict[
 
 def defined(outputs: dict[str, Tensor] | Any) -> dict[str, Any]:
     """Outputs by name, without what is past the accepted length."""
-    found: dict[str, Any] = {}
+    results: dict[str, Any] = {}
     for name, value in outputs.items():
         kept = value.clone()
         if value.dim() > 1 and "accept_lens" in outputs:
             past = torch.arange(value.shape[1]) >= outputs["accept_lens"][:, None]
             kept[past] = 0
-        found[name] = bits(kept)
-    return found
+        results[name] = bits(kept)
+    return results
 
 
 def bits(tensor: Tensor) -> list[Any]:

@@ -62,17 +62,17 @@ def scores(draft: bool, text: tuple[int, ...]) -> torch.Tensor:
 
 def logits_after(prompt: tuple[int, ...], output: Sequence[int], how: Sampling) -> list[float]:
     """The target's logits after penalties, biases and the grammar's mask; of what no grammar allows without one."""
-    found = changed(scores(False, (*prompt, *output)), prompt, output, how)
+    logits = changed(scores(False, (*prompt, *output)), prompt, output, how)
     kinds = [*how.grammar.items()]
     if not kinds:
-        return found
+        return logits
     matcher = xgrammar.GrammarMatcher(compiled(*kinds[0]))
     if not all(matcher.accept_token(token) for token in output) or matcher.is_terminated():
-        return found
+        return logits
     bits = torch.full((1, VOCAB // 32), -1, dtype=torch.int32)
     matcher.fill_next_token_bitmask(bits)
     words = bits[0].tolist()
-    return [x if words[v // 32] >> v % 32 & 1 else -math.inf for v, x in enumerate(found)]
+    return [x if words[v // 32] >> v % 32 & 1 else -math.inf for v, x in enumerate(logits)]
 
 
 def whole(output: list[int], how: Sampling) -> tuple[int, ...]:
@@ -146,8 +146,8 @@ def handed_over(config: Config) -> list[tuple[int, ...]]:
             worker.step()
         worker.close()
 
-    found = outcomes_of(make_engine(config), work, config)
-    completions = [found[f"{number}"].completion for number in range(len(PROMPTS))]
+    outcomes = outcomes_of(make_engine(config), work, config)
+    completions = [outcomes[f"{number}"].completion for number in range(len(PROMPTS))]
     return [completion.token_ids for completion in completions if completion]
 
 

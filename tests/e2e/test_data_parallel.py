@@ -45,14 +45,14 @@ def answers(build: Callable[[Case], ModuleType], site: Path, models: dict[str, M
         build(case)
     jobs = [job(case.name, case, models) for case in CASES]
     jobs.append(job("failure", CASES[0], models, fails_after=FAILURE))
-    found = run_processes(site, json.dumps(jobs, default=str))
-    return {one["name"]: list(column) for one, column in zip(jobs, zip(*found, strict=True), strict=True)}
+    by_rank = run_processes(site, json.dumps(jobs, default=str))
+    return {task["name"]: list(column) for task, column in zip(jobs, zip(*by_rank, strict=True), strict=True)}
 
 
 def job(name: str, case: Case, models: dict[str, Models], fails_after: int = -1) -> dict[str, Any]:
     """What all ranks are told: a case, queues, and when the second rank fails."""
-    said = {"case": asdict(case), "models": asdict(models[case.models]), "queues": QUEUES}
-    return {"name": name, "fails_after": [-1, fails_after, -1], **said}
+    shared = {"case": asdict(case), "models": asdict(models[case.models]), "queues": QUEUES}
+    return {"name": name, "fails_after": [-1, fails_after, -1], **shared}
 
 
 def run_processes(site: Path, jobs: str) -> list[list[dict[str, Any]]]:
@@ -104,6 +104,6 @@ def test_a_forward_that_fails_holds_nobody(answers: Answers) -> None:
     first, failing, last = answers["failure"]
     assert failing["error"] == "StepFailedError: InjectedError"
     assert len(failing["calls"]) == FAILURE
-    for other in (first, last):
-        assert other["error"] == "StepFailedError: ConnectionError"
-        assert len(other["calls"]) == FAILURE + 1
+    for rank_answer in (first, last):
+        assert rank_answer["error"] == "StepFailedError: ConnectionError"
+        assert len(rank_answer["calls"]) == FAILURE + 1

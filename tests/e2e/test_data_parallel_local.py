@@ -81,7 +81,7 @@ def works(engines: Sequence[Engine], what: Callable[..., Any] = serve) -> list[C
 def test_ranks_call_the_same_forwards(algorithm: str, topk: int, overlap: bool) -> None:
     engines = [make_engine(config_of(algorithm, topk, overlap=overlap)) for _ in QUEUES]
     met = run_ranks(works(engines))
-    assert not [one for one in met if isinstance(one, Exception)]
+    assert not [result for result in met if isinstance(result, Exception)]
     assert met[0].calls == met[1].calls == met[2].calls
     assert {rows for name, _, rows in met[2].calls if not name.startswith("prefill")} >= {2, 4}
     launches = [engine.stats.prefills + engine.stats.steps for engine in engines]
@@ -135,7 +135,7 @@ def test_requests_come_while_others_run(seed: int) -> None:
         return met.calls
 
     calls = run_ranks([partial(serve_in_time, rank) for rank in range(3)])
-    assert not [one for one in calls if isinstance(one, Exception)]
+    assert not [rank_calls for rank_calls in calls if isinstance(rank_calls, Exception)]
     assert calls[0] == calls[1] == calls[2]
 
 
@@ -195,9 +195,9 @@ def test_a_forward_fails(name: str, late: bool) -> None:
     first, failing, last = run_ranks(works(engines, serve_until_it_fails))
     assert isinstance(failing, StepFailedError)
     assert isinstance(failing.__cause__, InjectedError)
-    for other in (first, last):
-        assert isinstance(other, StepFailedError | LockStepError)
-        assert isinstance(other.__cause__, ConnectionError)
+    for error in (first, last):
+        assert isinstance(error, StepFailedError | LockStepError)
+        assert isinstance(error.__cause__, ConnectionError)
     assert engines[1].stats.failures == 1
 
 
@@ -274,7 +274,7 @@ def test_ranks_draft_as_deep_as_any_of_them_wants() -> None:
     config = replace(config_of("EAGLE"), shallower=(1, 2))
     engines = [make_engine(config, shape=wanted) for wanted in (1, 2, 3)]
     met = run_ranks(works(engines))
-    assert not [one for one in met if isinstance(one, Exception)]
+    assert not [result for result in met if isinstance(result, Exception)]
     assert met[0].calls == met[1].calls == met[2].calls
     for engine in engines:
         assert {shape.num_steps for _, shape in engine.stats.decodes} == {
@@ -283,7 +283,7 @@ def test_ranks_draft_as_deep_as_any_of_them_wants() -> None:
         }  # as long as the second rank has work, and afterwards
 
 
-def test_programs_of_other_shapes_do_not_meet() -> None:
-    engines = [make_engine(replace(config_of("EAGLE"), shallower=steps)) for steps in ((1, 2), (2,))]
-    for found in run_ranks([partial(serve, engine, ()) for engine in engines]):
-        assert isinstance(found, LockStepError)
+def test_programs_of_other_depths_do_not_meet() -> None:
+    engines = [make_engine(replace(config_of("EAGLE"), shallower=depths)) for depths in ((1, 2), (2,))]
+    for error in run_ranks([partial(serve, engine, ()) for engine in engines]):
+        assert isinstance(error, LockStepError)

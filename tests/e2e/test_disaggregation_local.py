@@ -32,12 +32,12 @@ def test_text_and_steps_as_if_nothing_had_moved(config: Config, memory: float) -
     """With few pages requests are retracted, and prefilled again where they are decoded."""
     stayed = make_engine(config).generate(PROMPTS.values(), StopConditions(NEW))
     engine = make_engine(config, padded=True, memory=memory)
-    found = outcomes_of(engine, send_all, config)
-    assert found.keys() == PROMPTS.keys()
+    outcomes = outcomes_of(engine, send_all, config)
+    assert outcomes.keys() == PROMPTS.keys()
     for name, completion in zip(PROMPTS, stayed, strict=True):
-        expect_text(found[name])
+        expect_text(outcomes[name])
         if memory == 9:
-            assert found[name].completion == replace(completion, request_id=found[name].completion.request_id)
+            assert outcomes[name].completion == replace(completion, request_id=outcomes[name].completion.request_id)
     assert (engine.stats.retractions > 0) is (memory < 2)
     assert (engine.stats.prefills > 0) is (memory < 2)
     assert engine.stats.requests == len(PROMPTS)
@@ -48,10 +48,10 @@ def test_many_branches(algorithm: str) -> None:
     """Nothing bounds how many branches a request brings."""
     config = Config(algorithm, topk=16, steps=2, nodes=20, page_size=1, overlap=True)
     stayed = make_engine(config).generate(PROMPTS.values(), StopConditions(NEW))
-    found = outcomes_of(make_engine(config), send_all, config)
+    outcomes = outcomes_of(make_engine(config), send_all, config)
     for name, completion in zip(PROMPTS, stayed, strict=True):
-        expect_text(found[name])
-        assert found[name].completion.accept_lens == completion.accept_lens
+        expect_text(outcomes[name])
+        assert outcomes[name].completion.accept_lens == completion.accept_lens
 
 
 def test_pages_that_are_there_already_are_shared() -> None:
@@ -62,16 +62,16 @@ def test_pages_that_are_there_already_are_shared() -> None:
     for buffer in kv_buffers(engine):
         buffer[slots] *= 1 + 1e-6
     before = [buffer[slots].clone() for buffer in kv_buffers(engine)]
-    found = outcomes_of(engine, lambda worker: send_all(worker, {"33 tokens": PROMPTS["33 tokens"]}), CHAIN)
-    expect_text(found["33 tokens"])
+    outcomes = outcomes_of(engine, lambda worker: send_all(worker, {"33 tokens": PROMPTS["33 tokens"]}), CHAIN)
+    expect_text(outcomes["33 tokens"])
     assert engine.stats.shared_tokens == len(slots) == 32
     assert all(torch.equal(buffer[slots], rows) for buffer, rows in zip(kv_buffers(engine), before, strict=True))
 
 
 @pytest.mark.parametrize("new", [1, 2])
 def test_the_first_token_may_be_the_last(new: int) -> None:
-    found = outcomes_of(make_engine(CHAIN), lambda worker: send_all(worker, new=new), CHAIN)
-    for outcome in found.values():
+    outcomes = outcomes_of(make_engine(CHAIN), lambda worker: send_all(worker, new=new), CHAIN)
+    for outcome in outcomes.values():
         expect_text(outcome, new)
 
 
@@ -90,9 +90,9 @@ def test_several_peers_share_a_batch() -> None:
     with left, right:
         for name, (here, _) in peers.items():
             worker.connect(here, name)
-        found = list(worker.serve())
-    assert sorted((o.peer, o.request) for o in found) == sorted((peer, name) for peer in peers for name in PROMPTS)
-    for outcome in found:
+        outcomes = list(worker.serve())
+    assert sorted((o.peer, o.request) for o in outcomes) == sorted((peer, name) for peer in peers for name in PROMPTS)
+    for outcome in outcomes:
         expect_text(outcome)
     expect_empty(engine)
 
@@ -130,9 +130,9 @@ def holding(**values: float) -> Callable[[Message], Message]:
         carried = {each.name: each.view(record) for each in layout.fields}
         for name in values.keys() & carried.keys():
             carried[name].view(-1)[-1] = values[name]
-        said = {key: value for key, value in values.items() if key in message.fields}
+        changes = {key: value for key, value in values.items() if key in message.fields}
         tensors = dict(message.tensors) | {"record": layout.pack(Carry(carried))[0]}
-        return replace(message, fields=dict(message.fields) | said, tensors=tensors)
+        return replace(message, fields=dict(message.fields) | changes, tensors=tensors)
 
     return spoil
 
@@ -156,16 +156,16 @@ def test_a_value_that_cannot_be_fails_alone(held: str, monkeypatch: pytest.Monke
     monkeypatch.setattr(prefill_module, "send", Spoiling(holding(**values)))
     events: list[int] = []
     engine = make_engine(OVERLAPPING, on_token=lambda event: events.append(event.token))
-    found = outcomes_of(engine, send_all, OVERLAPPING)
-    failed = found.pop("5 tokens")
+    outcomes = outcomes_of(engine, send_all, OVERLAPPING)
+    failed = outcomes.pop("5 tokens")
     assert type(failed.error) is error
     assert message in str(failed.error)
     if isinstance(failed.error, FieldError):
         assert failed.error.request == "5 tokens"
-    assert found.keys() == PROMPTS.keys() - {"5 tokens"}
-    for outcome in found.values():
+    assert outcomes.keys() == PROMPTS.keys() - {"5 tokens"}
+    for outcome in outcomes.values():
         expect_text(outcome)
-    assert len(events) == NEW * len(found)
+    assert len(events) == NEW * len(outcomes)
     assert engine.stats.failures == 0
 
 
@@ -180,12 +180,12 @@ SPOILT: dict[str, tuple[Callable[[Message], Message], type[Exception], str]] = {
 def test_a_request_whose_state_is_wrong_fails_alone(spoilt: str, monkeypatch: pytest.MonkeyPatch) -> None:
     spoil, error, message = SPOILT[spoilt]
     monkeypatch.setattr(prefill_module, "send", Spoiling(spoil))
-    found = outcomes_of(make_engine(CHAIN), send_all, CHAIN)
-    failed = found.pop("5 tokens")
+    outcomes = outcomes_of(make_engine(CHAIN), send_all, CHAIN)
+    failed = outcomes.pop("5 tokens")
     assert type(failed.error) is error
     assert message in str(failed.error)
-    assert found.keys() == PROMPTS.keys() - {"5 tokens"}
-    for outcome in found.values():
+    assert outcomes.keys() == PROMPTS.keys() - {"5 tokens"}
+    for outcome in outcomes.values():
         expect_text(outcome)
 
 
@@ -222,16 +222,16 @@ def test_wherever_the_connection_breaks(sent: int) -> None:
             gone.update(worker.step())
         worker.close()
 
-    found = outcomes_of(make_engine(CHAIN), work, CHAIN, lambda channel: Breaking(channel, sent))
+    outcomes = outcomes_of(make_engine(CHAIN), work, CHAIN, lambda channel: Breaking(channel, sent))
     assert gone.keys() == PROMPTS.keys()
     for name, error in gone.items():
         assert error is None or error.request == name
-        if name in found and found[name].error is None:
-            expect_text(found[name])
-        elif name in found:
-            assert isinstance(found[name].error, TransferError)
-            assert found[name].error.request == name
-        assert error is not None or found[name].error is None
+        if name in outcomes and outcomes[name].error is None:
+            expect_text(outcomes[name])
+        elif name in outcomes:
+            assert isinstance(outcomes[name].error, TransferError)
+            assert outcomes[name].error.request == name
+        assert error is not None or outcomes[name].error is None
     assert any(gone.values())
 
 
@@ -271,10 +271,10 @@ def test_what_can_never_fit_is_refused() -> None:
 
 
 def test_pages_of_the_side_that_decodes_may_be_too_few() -> None:
-    found = outcomes_of(make_engine(CHAIN, memory=0.5), send_all, CHAIN)
-    refused = found.pop("33 tokens")
+    outcomes = outcomes_of(make_engine(CHAIN, memory=0.5), send_all, CHAIN)
+    refused = outcomes.pop("33 tokens")
     assert isinstance(refused.error, RequestTooLongError)
-    for outcome in found.values():
+    for outcome in outcomes.values():
         expect_text(outcome)
 
 

@@ -38,18 +38,18 @@ def add_all(worker: PrefillWorker) -> None:
         worker.add(name, prompt, StopConditions(NEW))
 
 
-def expect_others(found: dict[str, Outcome]) -> None:
+def expect_others(outcomes: dict[str, Outcome]) -> None:
     """All but the bad one have their text."""
-    assert found.keys() == PROMPTS.keys() - {BAD}
-    for outcome in found.values():
+    assert outcomes.keys() == PROMPTS.keys() - {BAD}
+    for outcome in outcomes.values():
         expect_text(outcome)
 
 
-def expect_lost(outcome: Outcome, said: str) -> None:
+def expect_lost(outcome: Outcome, reason: str) -> None:
     """The request has not come, for a reason."""
     assert isinstance(outcome.error, TransferError)
     assert outcome.error.request == outcome.request
-    assert said in str(outcome.error)
+    assert reason in str(outcome.error)
 
 
 def test_a_listener_that_raises_where_prompts_are_prefilled() -> None:
@@ -95,9 +95,9 @@ def test_a_state_that_cannot_be_taken(late: bool) -> None:
         assert gone == dict.fromkeys(PROMPTS.keys() - {BAD})
         worker.close()
 
-    found = outcomes_of(make_engine(CHAIN), work, CHAIN)
-    expect_lost(found.pop(BAD), "no memory")
-    expect_others(found)
+    outcomes = outcomes_of(make_engine(CHAIN), work, CHAIN)
+    expect_lost(outcomes.pop(BAD), "no memory")
+    expect_others(outcomes)
 
 
 def test_a_prefill_that_fails_is_retried_or_given_up() -> None:
@@ -112,9 +112,9 @@ def test_a_prefill_that_fails_is_retried_or_given_up() -> None:
         assert worker.step() == dict.fromkeys(PROMPTS.keys() - {BAD})
         worker.close()
 
-    found = outcomes_of(make_engine(CHAIN), work, CHAIN)
-    expect_lost(found.pop(BAD), "given up")
-    expect_others(found)
+    outcomes = outcomes_of(make_engine(CHAIN), work, CHAIN)
+    expect_lost(outcomes.pop(BAD), "given up")
+    expect_others(outcomes)
 
 
 def test_a_side_that_closes_keeps_nothing() -> None:
@@ -125,9 +125,9 @@ def test_a_side_that_closes_keeps_nothing() -> None:
         with pytest.raises(TransferError, match="this side has closed the connection"):
             worker.add("late", (2, 3))
 
-    found = outcomes_of(make_engine(CHAIN), work, CHAIN)
-    assert found.keys() == PROMPTS.keys()
-    for outcome in found.values():
+    outcomes = outcomes_of(make_engine(CHAIN), work, CHAIN)
+    assert outcomes.keys() == PROMPTS.keys()
+    for outcome in outcomes.values():
         expect_lost(outcome, "the peer has ended")
 
 
@@ -142,9 +142,9 @@ def test_requests_are_given_up_where_they_are_decoded() -> None:
         worker.close()
 
     here, there = LocalChannel.pair()
-    engine, other = make_engine(CHAIN), make_engine(CHAIN)
-    worker, found = DecodeWorker(engine, QUICK), dict[str, Outcome]()
-    with prefilling(other, there, work) as raised:
+    engine, prefiller = make_engine(CHAIN), make_engine(CHAIN)
+    worker, outcomes = DecodeWorker(engine, QUICK), dict[str, Outcome]()
+    with prefilling(prefiller, there, work) as raised:
         worker.connect(here)
         while len(worker._expected) < len(PROMPTS):
             assert worker.step(0.05) == []
@@ -152,9 +152,9 @@ def test_requests_are_given_up_where_they_are_decoded() -> None:
         assert worker.abort(PEER, BAD) is None
         go.set()
         while (PEER, "4 tokens") not in worker.names.values():
-            found |= {outcome.request: outcome for outcome in worker.step(0.05)}
+            outcomes |= {outcome.request: outcome for outcome in worker.step(0.05)}
         stopped = worker.abort(PEER, "4 tokens")
-        found |= {outcome.request: outcome for outcome in worker.serve()}
+        outcomes |= {outcome.request: outcome for outcome in worker.serve()}
     assert raised == []
     assert lost
     expect_lost(lost, "given up")
@@ -165,11 +165,11 @@ def test_requests_are_given_up_where_they_are_decoded() -> None:
     assert 0 < len(begun) < NEW
     assert begun == expected(PROMPTS["4 tokens"])[: len(begun)]
     assert worker.abort(PEER, "1 tokens") is None
-    assert found.keys() == PROMPTS.keys() - {BAD, "4 tokens"}
-    for outcome in found.values():
+    assert outcomes.keys() == PROMPTS.keys() - {BAD, "4 tokens"}
+    for outcome in outcomes.values():
         expect_text(outcome)
     expect_empty(engine)
-    expect_empty(other)
+    expect_empty(prefiller)
 
 
 def test_a_step_that_fails_loses_no_outcome(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -191,13 +191,13 @@ def test_a_step_that_fails_loses_no_outcome(monkeypatch: pytest.MonkeyPatch) -> 
         worker.close()
 
     monkeypatch.setattr(engine, "step", flaky)
-    found: list[Outcome] = []
+    outcomes: list[Outcome] = []
     with prefilling(make_engine(CHAIN), there, work):
         worker.connect(here)
         with pytest.raises(StepFailedError):
-            found += worker.serve()
-        found += worker.serve()
-    (outcome,) = found
+            outcomes += worker.serve()
+        outcomes += worker.serve()
+    (outcome,) = outcomes
     expect_lost(outcome, "the peer has ended")
 
 
@@ -211,9 +211,9 @@ def test_whatever_taking_a_request_in_raises_is_its_own(monkeypatch: pytest.Monk
         return build(requests)
 
     monkeypatch.setattr(engine.program, "build_draft_input", flaky)
-    found = outcomes_of(engine, send_all, CHAIN)
-    assert str(found.pop(BAD).error) == "no memory"
-    expect_others(found)
+    outcomes = outcomes_of(engine, send_all, CHAIN)
+    assert str(outcomes.pop(BAD).error) == "no memory"
+    expect_others(outcomes)
 
 
 @pytest.mark.parametrize("overlap", [False, True])

@@ -105,9 +105,9 @@ def run(engine: Engine, samplings: list[Sampling] = SAMPLINGS, new: int = NEW) -
     return [done[request] for request in order]
 
 
-def expect(found: list[Completion], samplings: list[Sampling] = SAMPLINGS, new: int = NEW) -> None:
+def expect(completions: list[Completion], samplings: list[Sampling] = SAMPLINGS, new: int = NEW) -> None:
     """Each text is the target's, and of its grammar."""
-    for completion, prompt, sampling in zip(found, PROMPTS, samplings, strict=True):
+    for completion, prompt, sampling in zip(completions, PROMPTS, samplings, strict=True):
         assert completion.error is None
         assert completion.token_ids == alone(prompt, sampling, new)
         if completion.finish_reason == "eos":
@@ -146,9 +146,9 @@ def _expect_value(value: Any, wanted: dict[str, Any]) -> None:
 @pytest.mark.parametrize("padded", [False, True])
 def test_texts_are_the_target_s(config: Config, padded: bool) -> None:
     """Of chains and trees, in buckets of their own and padded; a greedy and a free one beside them."""
-    found = run(make_engine(config, padded=padded))
-    expect(found)
-    assert [completion.finish_reason for completion in found] == ["eos", "eos", "length", "eos"]
+    completions = run(make_engine(config, padded=padded))
+    expect(completions)
+    assert [completion.finish_reason for completion in completions] == ["eos", "eos", "length", "eos"]
 
 
 def test_a_free_text_is_what_it_would_be_without_grammars() -> None:
@@ -163,8 +163,10 @@ def test_a_free_text_is_what_it_would_be_without_grammars() -> None:
 
 def test_drafts_are_accepted_within_a_grammar() -> None:
     """Of a draft that is the target itself, all that the grammar allows too."""
-    found = run(make_engine(CHAIN))
-    assert sum(map(sum, (completion.accept_lens for completion in found))) > sum(len(c.accept_lens) for c in found)
+    completions = run(make_engine(CHAIN))
+    assert sum(map(sum, (completion.accept_lens for completion in completions))) > sum(
+        len(c.accept_lens) for c in completions
+    )
 
 
 @pytest.mark.parametrize("config", [CHAIN, TREE], ids=["chain", "tree"])
@@ -208,8 +210,8 @@ def test_after_a_handover() -> None:
         worker.close()
 
     outcomes = outcomes_of(make_engine(TREE), work, TREE)
-    found = [outcomes[name].completion for name, _, _ in jobs]
-    expect([completion for completion in found if completion is not None])
+    completions = [outcomes[name].completion for name, _, _ in jobs]
+    expect([completion for completion in completions if completion is not None])
 
 
 def test_an_empty_text_is_handed_over() -> None:
@@ -267,7 +269,7 @@ def test_where_nothing_is_allowed_the_text_ends(config: Config) -> None:
     """No token spells a capital A: the row is bad, token 0 is drawn, and only that request ends, with its reason."""
     engine = make_engine(config)
     stuck = engine.add(PROMPTS[0], StopConditions(NEW), sampling=Sampling(1.0, 1, regex="aaA"))
-    other = engine.add(PROMPTS[1], StopConditions(NEW), sampling=SAMPLINGS[1])
+    free = engine.add(PROMPTS[1], StopConditions(NEW), sampling=SAMPLINGS[1])
     done = {}
     while engine.has_work:
         done |= {completion.request_id: completion for completion in engine.step()}
@@ -276,7 +278,7 @@ def test_where_nothing_is_allowed_the_text_ends(config: Config) -> None:
     before = done[stuck].token_ids[: done[stuck].token_ids.index(0)]
     assert spelling.tokenizer().decode(before) == "aa"
     assert engine.stats.unhealthy > 0
-    assert done[other].token_ids == alone(PROMPTS[1], SAMPLINGS[1])
+    assert done[free].token_ids == alone(PROMPTS[1], SAMPLINGS[1])
 
 
 @pytest.mark.parametrize("config", [CHAIN, TREE], ids=["chain", "tree"])

@@ -101,11 +101,11 @@ def test_one_whose_decode_always_fails_gets_on_by_prefills(name: str, overlap: b
     done: dict[int, Completion] = {}
     while engine.has_work:
         try:
-            found = {completion.request_id: completion for completion in engine.step()}
+            finished = {completion.request_id: completion for completion in engine.step()}
         except StepFailedError:
             continue
-        order += found
-        done |= found
+        order += finished
+        done |= finished
     expect_idle(engine)
     expect_others(done, others)
     expect_others(done, [bad])
@@ -195,13 +195,13 @@ def test_the_peer_of_one_that_always_fails_learns_it(prefilling: bool) -> None:
             failing(engine, name, lambda ids: any(_prompt(engine, i) == PROMPTS[bad] for i in ids))
         step = engine.step
         engine.step = lambda: until_done(step)
-    found = outcomes_of(engine, work, CHAIN)
-    failed = found.pop(bad).error
+    outcomes = outcomes_of(engine, work, CHAIN)
+    failed = outcomes.pop(bad).error
     assert isinstance(failed, TransferError if prefilling else StepFailedError)
     assert "InjectedError" in str(failed)
     assert {name for name, error in gone.items() if error} == ({bad} if prefilling else set())
-    assert found.keys() == PROMPTS.keys() - {bad}
-    for outcome in found.values():
+    assert outcomes.keys() == PROMPTS.keys() - {bad}
+    for outcome in outcomes.values():
         expect_text(outcome)
 
 

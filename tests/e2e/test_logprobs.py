@@ -140,10 +140,10 @@ def test_after_a_handover(name: str) -> None:
             worker.step()
         worker.close()
 
-    found = outcomes_of(make_engine(config), work, config)
+    outcomes = outcomes_of(make_engine(config), work, config)
     for number, how in enumerate(samplings_of(config)):
-        completion = found[f"{number}"].completion
-        assert completion is not None, found[f"{number}"].error
+        completion = outcomes[f"{number}"].completion
+        assert completion is not None, outcomes[f"{number}"].error
         check(completion, how, config)
 
 
@@ -187,8 +187,8 @@ def test_on_the_command_line(tmp_path: Path, models: dict[str, Models]) -> None:
     for entry, row in zip(record["logprobs"], rows, strict=True):
         assert entry["logprob"] == pytest.approx(row[entry["token"]].item(), abs=1e-4)
         best = row.topk(2)
-        assert [other["token"] for other in entry["best"]] == best.indices.tolist()
-        assert [other["logprob"] for other in entry["best"]] == pytest.approx(best.values.tolist(), abs=1e-4)
+        assert [candidate["token"] for candidate in entry["best"]] == best.indices.tolist()
+        assert [candidate["logprob"] for candidate in entry["best"]] == pytest.approx(best.values.tolist(), abs=1e-4)
     table = CliRunner().invoke(app, asked).stderr
     assert all(f"{entry['logprob']:.4f}" in table for entry in record["logprobs"])
     refused = CliRunner().invoke(app, [*asked[:-1], "4"])

@@ -85,21 +85,21 @@ class Rules(RuleBasedStateMachine):
     @initialize(padded=st.booleans(), memory=st.sampled_from(MEMORY), asks=st.lists(ASKS, min_size=6))
     def start(self, padded: bool, memory: float, asks: list[Ask]) -> None:
         self.machine = Machine(self.config, padded=padded, memory=memory, seen=self.seen)
-        for one in asks:
-            self.machine.admit(one)
+        for asked in asks:
+            self.machine.admit(asked)
 
     @rule(asks=st.lists(ASKS, min_size=1, max_size=4))
     def admit(self, asks: list[Ask]) -> None:
-        for one in asks:
-            self.machine.admit(one)
+        for asked in asks:
+            self.machine.admit(asked)
 
     @rule(index=st.integers(0, 99))
     def repeat(self, index: int) -> None:
         self.machine.repeat(index)
 
-    @rule(one=ASKS)
-    def hand_over(self, one: Ask) -> None:
-        self.machine.hand_over(one)
+    @rule(asked=ASKS)
+    def hand_over(self, asked: Ask) -> None:
+        self.machine.hand_over(asked)
 
     @rule(count=st.integers(1, 6))
     def step(self, count: int) -> None:

@@ -43,6 +43,6 @@ def generated() -> list[str]:
     tokenizer, target = AutoTokenizer.from_pretrained(folder), AutoModelForCausalLM.from_pretrained(folder)
     texts: list[str] = []
     for prompt in json.loads((ROOT / "examples" / "prompts.json").read_text()):
-        found = target.generate(**tokenizer(prompt, return_tensors="pt"), do_sample=False, max_new_tokens=48)
-        texts.append(tokenizer.decode(found[0], skip_special_tokens=True))
+        sequences = target.generate(**tokenizer(prompt, return_tensors="pt"), do_sample=False, max_new_tokens=48)
+        texts.append(tokenizer.decode(sequences[0], skip_special_tokens=True))
     return texts

@@ -63,13 +63,13 @@ def expect_idle(engine: Engine) -> None:
 def test_the_same_with_and_without(algorithm: str, topk: int) -> None:
     """Completions, accepted lengths and the stream of every request."""
     conditions = StopConditions(NEW, frozenset(expected(prompts()[1])[7:8]))
-    found = []
+    results = []
     for options in ({}, {"overlap": False}):
         events: list[TokenEvent] = []
         engine = make_engine(config_of(algorithm, topk), on_token=events.append, **options)
-        found.append((engine.generate(prompts(), conditions), sorted(events, key=lambda event: event.request_id)))
+        results.append((engine.generate(prompts(), conditions), sorted(events, key=lambda event: event.request_id)))
         expect_idle(engine)
-    assert found[0] == found[1]
+    assert results[0] == results[1]
 
 
 @pytest.mark.parametrize(("algorithm", "topk"), SHAPES)
@@ -343,9 +343,9 @@ def test_a_tokenizer_may_fail(every: int, overlap: bool) -> None:
     for completion in done:
         assert completion.token_ids == expected(completion.prompt_ids)[:NEW]
         assert completion.text == Letters(()).decode(completion.token_ids)
-        mine = [event for event in heard if event.request_id == completion.request_id]
-        assert tuple(event.token for event in mine) == completion.token_ids
-        assert "".join(event.text for event in mine) == completion.text
+        of_request = [event for event in heard if event.request_id == completion.request_id]
+        assert tuple(event.token for event in of_request) == completion.token_ids
+        assert "".join(event.text for event in of_request) == completion.text
         assert sum(completion.accept_lens) < len(completion.token_ids) + engine.plan.size("A")
     expect_idle(engine)
 

@@ -77,7 +77,7 @@ def wanted() -> list[tuple[int, ...]]:
 def test_they_matter() -> None:
     """All texts but that of the request without any are others than without."""
     free = [alone(p, Sampling(s.temperature, s.seed)) for p, s in zip(PROMPTS, SAMPLINGS, strict=True)]
-    assert [one != other for one, other in zip(wanted(), free, strict=True)] == [True, True, False, True]
+    assert [penalized != plain for penalized, plain in zip(wanted(), free, strict=True)] == [True, True, False, True]
 
 
 @pytest.mark.parametrize("config", CONFIGS, ids=NAMES)
@@ -96,11 +96,11 @@ def test_row_after_row(config: Config) -> None:
 def test_penalties_of_what_is_committed(rows: str) -> None:
     """The first token of a text is the exact one; later ones know less, in either form alike."""
     config = replace(CONFIGS[1], penalties="committed", rows=rows)
-    found, exact = texts(config), wanted()
-    assert found[2] == exact[2]  # the one without any
-    assert found != exact
-    assert found == texts(replace(config, rows="eager"))
-    assert all(text[:1] == other[:1] for text, other in zip(found, exact, strict=True))
+    committed, exact = texts(config), wanted()
+    assert committed[2] == exact[2]  # the one without any
+    assert committed != exact
+    assert committed == texts(replace(config, rows="eager"))
+    assert all(text[:1] == exact_text[:1] for text, exact_text in zip(committed, exact, strict=True))
 
 
 @pytest.mark.parametrize("config", CONFIGS[:3], ids=["chain", "tree", "look-up"])
@@ -135,9 +135,9 @@ def test_after_a_handover() -> None:
             worker.step()
         worker.close()
 
-    found = outcomes_of(make_engine(config), work, config)
+    outcomes = outcomes_of(make_engine(config), work, config)
     for number, text in enumerate(wanted()):
-        completion = found[f"{number}"].completion
+        completion = outcomes[f"{number}"].completion
         assert completion
         assert completion.token_ids == text
 
@@ -145,19 +145,19 @@ def test_after_a_handover() -> None:
 @pytest.mark.parametrize("config", CONFIGS[:2], ids=["chain", "tree"])
 def test_prefilled_again_where_it_was_handed_to(config: Config) -> None:
     """Its prompt and its output are still told apart, and its biases known."""
-    one, other = make_engine(config), make_engine(config)
+    prefiller, decoder = make_engine(config), make_engine(config)
     for prompt, sampling in zip(PROMPTS, SAMPLINGS, strict=True):
-        one.add(prompt, StopConditions(2), sampling=sampling)
-    handed = [(request.prompt_ids, one.hand_over(request)) for request in one.prefill()]
-    order = {other.add(prompt, StopConditions(NEW), handover=handover): prompt for prompt, handover in handed}
+        prefiller.add(prompt, StopConditions(2), sampling=sampling)
+    handed = [(request.prompt_ids, prefiller.hand_over(request)) for request in prefiller.prefill()]
+    order = {decoder.add(prompt, StopConditions(NEW), handover=handover): prompt for prompt, handover in handed}
     done: dict[int, tuple[int, ...]] = {}
     for step in count():
-        if not other.has_work:
+        if not decoder.has_work:
             break
         if step in (1, 2):
-            other.scheduler.retract(other.scheduler.running[0])
-        done |= {completion.request_id: completion.token_ids for completion in other.step()}
-    assert other.stats.prefills > 0
+            decoder.scheduler.retract(decoder.scheduler.running[0])
+        done |= {completion.request_id: completion.token_ids for completion in decoder.step()}
+    assert decoder.stats.prefills > 0
     for request, prompt in order.items():
         assert done[request] == wanted()[PROMPTS.index(prompt)]
 

@@ -48,9 +48,9 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_a_foreign_algorithm_decodes(site: Path, form: str) -> None:
     run(site, "-m", "specc.cli.main", "build", str(PLUGIN / f"anchored-{form}.yaml"), "-o", str(site / "dist"))
     install(site, *(site / "dist").glob(f"specc_program_anchored_{form}-*.whl"))
-    said = run(site, str(PLUGIN / "demo.py"), f"specc_program_anchored_{form}")
-    assert said.startswith("3 texts right, mean accepted length ")
-    assert float(said.split()[-1]) > ACCEPTED[form]
+    output = run(site, str(PLUGIN / "demo.py"), f"specc_program_anchored_{form}")
+    assert output.startswith("3 texts right, mean accepted length ")
+    assert float(output.split()[-1]) > ACCEPTED[form]
 
 
 @pytest.mark.parametrize("form", ["chain", "tree"])

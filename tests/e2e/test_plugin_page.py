@@ -63,10 +63,10 @@ def test_the_texts_are_the_targets_own(folder: Path) -> None:
     with zipfile.ZipFile(wheel) as archive:
         archive.extractall(folder)
     assert (folder / "specc_program_medusa" / "ops" / "specc_medusa_reference.py").is_file()
-    said = run(folder, "engine.py")
-    found = re.fullmatch(r"3 texts are the target's own, in (\d+) steps\n", said)
-    assert found
-    assert 15 <= int(found[1]) < 40
+    output = run(folder, "engine.py")
+    match = re.fullmatch(r"3 texts are the target's own, in (\d+) steps\n", output)
+    assert match
+    assert 15 <= int(match[1]) < 40
 
 
 def test_without_its_tile_the_op_is_left_to_torch(folder: Path, tmp_path: Path) -> None:

@@ -102,8 +102,8 @@ def test_figures_are_those_of_the_documents() -> None:
         steps, launches, glue, *_ = cells(README, ours)
         assert steps == ", ".join(cell.split()[0] for cell in cells(SGLANG, ratios))
         if trace is not None:
-            _, theirs, _, times, _ = cells(SGLANG, f"{trace} | 1")
-            assert (launches, glue) == (theirs.replace(", ", " → "), times.replace(", ", " → ") + " µs")
+            _, counts, _, times, _ = cells(SGLANG, f"{trace} | 1")
+            assert (launches, glue) == (counts.replace(", ", " → "), times.replace(", ", " → ") + " µs")
     measured = (ROOT / "docs" / "benchmarks.md").read_text()
     for form in ("chain", "tree"):
         glue = re.search(rf"^\| {form}: whole step \| ([\d.]+ to [\d.]+) \|", measured, re.M)

@@ -75,8 +75,8 @@ def texts(config: Config, samplings: Sequence[Sampling] = SAMPLINGS, **options: 
 @pytest.mark.parametrize("padded", [False, True])
 def test_texts_are_the_oracle_s(mode: str, padded: bool) -> None:
     """Each request as if it were alone; a greedy one beside them."""
-    found = texts(replace(CHAINS[0], verify=mode), padded=padded)
-    for text, prompt, sampling in zip(found, PROMPTS, SAMPLINGS, strict=True):
+    outputs = texts(replace(CHAINS[0], verify=mode), padded=padded)
+    for text, prompt, sampling in zip(outputs, PROMPTS, SAMPLINGS, strict=True):
         greedy = sampling.temperature == 0
         assert text == (expected(prompt)[:NEW] if greedy else written(mode, prompt, sampling, 3))
 
@@ -86,11 +86,11 @@ def test_texts_are_the_oracle_s(mode: str, padded: bool) -> None:
 def test_batches_decide_nothing(mode: str, config: Config) -> None:
     """The same text alone, in a batch, and padded, of every algorithm; without a temperature the greedy one."""
     config = replace(config, verify=mode)
-    found = texts(config)
-    assert found[2] == expected(PROMPTS[2])[:NEW]
-    assert texts(config, padded=True) == found
+    outputs = texts(config)
+    assert outputs[2] == expected(PROMPTS[2])[:NEW]
+    assert texts(config, padded=True) == outputs
     engine = make_engine(config)
-    for prompt, sampling, text in zip(PROMPTS, SAMPLINGS, found, strict=True):
+    for prompt, sampling, text in zip(PROMPTS, SAMPLINGS, outputs, strict=True):
         (completion,) = engine.generate([prompt], StopConditions(NEW), sampling)
         assert completion.token_ids == text
     cold = [Sampling(0.0)] * len(PROMPTS)
@@ -110,9 +110,9 @@ def test_after_a_handover(mode: str) -> None:
             worker.step()
         worker.close()
 
-    found = outcomes_of(make_engine(config), work, config)
+    outcomes = outcomes_of(make_engine(config), work, config)
     for number, text in enumerate(wanted):
-        completion = found[f"{number}"].completion
+        completion = outcomes[f"{number}"].completion
         assert completion
         assert completion.token_ids == text
 

@@ -124,14 +124,14 @@ def test_coupled_drafts(config: Config) -> None:
 
 def test_more_coupled_drafts_are_accepted() -> None:
     """Fewer steps write the same texts, also of requests that were thrown out."""
-    found: list[list[tuple[int, ...]]] = []
+    by_mode: list[list[tuple[int, ...]]] = []
     lengths: list[float] = []
     for how in ("greedy", "coupled"):
         engine = make_engine(replace(COUPLED[0], draft_sampling=how), memory=1.2)
-        found.append([done.token_ids for done in engine.generate(PROMPTS, StopConditions(NEW), Sampling(1.0, 4))])
+        by_mode.append([done.token_ids for done in engine.generate(PROMPTS, StopConditions(NEW), Sampling(1.0, 4))])
         lengths.append(engine.stats.mean_accept_len)
         assert engine.stats.retractions > 0
-    assert found[0] == found[1]
+    assert by_mode[0] == by_mode[1]
     assert lengths[0] + 0.5 < lengths[1]
 
 
@@ -156,9 +156,9 @@ def test_after_a_handover() -> None:
             worker.step()
         worker.close()
 
-    found = outcomes_of(make_engine(config), work, config)
+    outcomes = outcomes_of(make_engine(config), work, config)
     for number, (prompt, sampling) in enumerate(zip(PROMPTS, SAMPLINGS, strict=True)):
-        completion = found[f"{number}"].completion
+        completion = outcomes[f"{number}"].completion
         assert completion
         assert completion.token_ids == alone(prompt, sampling)
 
@@ -166,21 +166,21 @@ def test_after_a_handover() -> None:
 @pytest.mark.parametrize("config", CONFIGS[:3], ids=lambda c: f"{c.algorithm.lower()}-{c.topk}")
 def test_prefilled_again_where_it_was_handed_to(config: Config) -> None:
     """It goes on as it began: what the record says is the request's, not only the row's."""
-    one, other = make_engine(config), make_engine(config)
+    prefiller, decoder = make_engine(config), make_engine(config)
     for prompt, sampling in zip(PROMPTS, SAMPLINGS, strict=True):
-        one.add(prompt, StopConditions(2), sampling=sampling)
-    handed = [(request.prompt_ids, one.hand_over(request)) for request in one.prefill()]
+        prefiller.add(prompt, StopConditions(2), sampling=sampling)
+    handed = [(request.prompt_ids, prefiller.hand_over(request)) for request in prefiller.prefill()]
     with pytest.raises(SamplingError, match="a handover says itself how the request is sampled"):
-        other.add(handed[0][0], StopConditions(NEW), sampling=SAMPLINGS[0], handover=handed[0][1])
-    order = {other.add(prompt, StopConditions(NEW), handover=handover): prompt for prompt, handover in handed}
+        decoder.add(handed[0][0], StopConditions(NEW), sampling=SAMPLINGS[0], handover=handed[0][1])
+    order = {decoder.add(prompt, StopConditions(NEW), handover=handover): prompt for prompt, handover in handed}
     done = {}
     for step in count():
-        if not other.has_work:
+        if not decoder.has_work:
             break
         if step in (1, 2):
-            other.scheduler.retract(other.scheduler.running[0])
-        done |= {completion.request_id: completion.token_ids for completion in other.step()}
-    assert other.stats.prefills > 0
+            decoder.scheduler.retract(decoder.scheduler.running[0])
+        done |= {completion.request_id: completion.token_ids for completion in decoder.step()}
+    assert decoder.stats.prefills > 0
     for request, prompt in order.items():
         assert done[request] == alone(prompt, SAMPLINGS[PROMPTS.index(prompt)])
 
@@ -203,7 +203,12 @@ def test_drawn_from_the_most_probable(config: Config) -> None:
         alone(prompt, replace(sampling, top_k=0, top_p=1.0, min_p=0.0))
         for prompt, sampling in zip(PROMPTS, FILTERED, strict=True)
     ]
-    assert [one != other for one, other in zip(wanted, free, strict=True)] == [True, True, False, True]
+    assert [filtered != unfiltered for filtered, unfiltered in zip(wanted, free, strict=True)] == [
+        True,
+        True,
+        False,
+        True,
+    ]
 
 
 @pytest.mark.parametrize("name", ALL)
@@ -217,11 +222,11 @@ def test_only_what_is_listed_is_there(name: str) -> None:
         "top_p": Sampling(1.0, 1, top_p=0.5),
         "min_p": Sampling(1.0, 1, min_p=0.1),
     }
-    for other, sampling in asks.items():
-        if other == name:
+    for asked, sampling in asks.items():
+        if asked == name:
             engine.add(PROMPTS[0], StopConditions(2), sampling=sampling)
         else:
-            with pytest.raises(SamplingError, match=f"was built without {other}, see 'sampling' in its configuration"):
+            with pytest.raises(SamplingError, match=f"was built without {asked}, see 'sampling' in its configuration"):
                 engine.add(PROMPTS[0], StopConditions(2), sampling=sampling)
 
 

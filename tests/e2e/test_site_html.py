@@ -64,7 +64,7 @@ def test_output_and_code_are_left_out(site) -> None:
 def lost_items(html: str) -> list[str]:
     """Lines of paragraphs that were items of a list."""
     text = re.sub(r"<pre.*?</pre>", "", html, flags=re.DOTALL)
-    return [item for found in PARAGRAPH.findall(text) for item in re.findall(r"\n *(?:[*-]|\d+\.) .*", found)]
+    return [item for paragraph in PARAGRAPH.findall(text) for item in re.findall(r"\n *(?:[*-]|\d+\.) .*", paragraph)]
 
 
 def test_items_of_lists_are_items(site) -> None:

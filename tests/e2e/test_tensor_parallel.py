@@ -43,15 +43,15 @@ draft scores on 64 columns the last one has none either."""
 
 def text_of(name: str, ranks: int | None) -> str:
     """The configuration of a case for so many ranks, or with whole logits."""
-    said = {"buckets": [1, 2, 4], "vocab": 84, "dtype": "float32"} | CASES[name]
-    vocab = said.pop("vocab")
-    model = {"vocab_size": vocab, "dtype": said.pop("dtype")}
-    draft = model | ({"vocab_size": said.pop("reduced"), "token_map": "engine"} if "reduced" in said else {})
+    keys = {"buckets": [1, 2, 4], "vocab": 84, "dtype": "float32"} | CASES[name]
+    vocab = keys.pop("vocab")
+    model = {"vocab_size": vocab, "dtype": keys.pop("dtype")}
+    draft = model | ({"vocab_size": keys.pop("reduced"), "token_map": "engine"} if "reduced" in keys else {})
     if ranks is not None:
-        said |= {"logits": "sharded", "tensor_parallel": ranks}
+        keys |= {"logits": "sharded", "tensor_parallel": ranks}
         model["padded_vocab_size"] = 96
         draft["padded_vocab_size"] = 64 if "token_map" in draft else 96
-    return small_text(said.pop("algorithm"), target=model, draft=draft, **said)
+    return small_text(keys.pop("algorithm"), target=model, draft=draft, **keys)
 
 
 @cache
@@ -92,8 +92,8 @@ def run_ranks(jobs: list[dict[str, Any]], size: int) -> list[list[Any]]:
 def answers() -> dict[tuple[str, int | None], list[Any]]:
     """What each rank says of each case, by case and number of ranks; None stands for whole logits."""
     keys = [(name, ranks) for name in CASES for ranks in (None, *RANKS)]
-    found = run_ranks([job(*key) for key in keys], max(RANKS))
-    return {key: [rank[index] for rank in found][: key[1] or 1] for index, key in enumerate(keys)}
+    by_rank = run_ranks([job(*key) for key in keys], max(RANKS))
+    return {key: [rank[index] for rank in by_rank][: key[1] or 1] for index, key in enumerate(keys)}
 
 
 @pytest.mark.parametrize("name", CASES)
@@ -113,15 +113,17 @@ def test_tokens_are_those_of_whole_logits(name: str, answers: dict[tuple[str, in
     """Sums in another order differ in their last bits, and trees of close scores by them, but no text does."""
     ((alone,), (whole,)) = answers[name, 1], answers[name, None]
     same = ("predict", "accept_lens", "new_seq_lens", "bonus", "health")
-    for mine, theirs in zip(alone["out"], whole["out"], strict=True):
-        assert {key: mine[key] for key in same if key in mine} == {key: theirs[key] for key in same if key in mine}
+    for sharded_step, whole_step in zip(alone["out"], whole["out"], strict=True):
+        assert {key: sharded_step[key] for key in same if key in sharded_step} == {
+            key: whole_step[key] for key in same if key in sharded_step
+        }
     assert alone["pools"]["bonus"] == whole["pools"]["bonus"]
 
 
 def test_a_rank_that_dies_or_runs_something_else_is_named() -> None:
     """The others get a typed error, at once or after the timeout of the group."""
-    told = job("eagle", 2)
-    first, second = run_ranks([{**told, "other": 1}, {**told, "dies": 1, "patience": 10}], 2)
+    task = job("eagle", 2)
+    first, second = run_ranks([{**task, "other": 1}, {**task, "dies": 1, "patience": 10}], 2)
     assert first[0]["error"] == second[0]["error"]
     assert first[0]["error"].startswith("BindError: rank 1 runs another program than rank 0")
     assert first[1]["error"].startswith("CollectiveError: the ranks cannot gather their records: ")
@@ -134,8 +136,8 @@ def test_what_is_sent_does_not_depend_on_the_vocabulary() -> None:
         plan_of(text_of("eagle_tree", 4).replace("84", str(vocab)).replace("96", str(columns)))
         for vocab, columns in ((84, 96), (8_000, 8_192))
     )
-    assert [one["wire_bytes"] for one in small["totals"].values()] == [3 * 8 * n for n in (44, 88, 176)]
-    assert [one["wire_bytes"] for one in large["totals"].values()] == [3 * 8 * n for n in (44, 88, 176)]
+    assert [total["wire_bytes"] for total in small["totals"].values()] == [3 * 8 * n for n in (44, 88, 176)]
+    assert [total["wire_bytes"] for total in large["totals"].values()] == [3 * 8 * n for n in (44, 88, 176)]
 
 
 SHARDED = Case("EAGLE", "trained", ranks=2)
@@ -151,8 +153,8 @@ def test_the_reference_engine_on_two_ranks(
     directories = models["trained"].target, models["trained"].drafts["EAGLE"]
     command = [sys.executable, "-m", "e2e.sharded_rank", f"specc_program_{SHARDED.name}", *map(str, directories)]
     command.append(json.dumps(PROMPTS[:3]))
-    told: dict[str, Any] = {"cwd": ROOT / "tests", "stdout": subprocess.PIPE}
-    ranks = [subprocess.Popen(command, env=os.environ | where | {"RANK": str(rank)}, **told) for rank in range(2)]
+    options: dict[str, Any] = {"cwd": ROOT / "tests", "stdout": subprocess.PIPE}
+    ranks = [subprocess.Popen(command, env=os.environ | where | {"RANK": str(rank)}, **options) for rank in range(2)]
     outputs = [rank.communicate(timeout=SECONDS)[0] for rank in ranks]
     assert [rank.returncode for rank in ranks] == [0, 0]
     target = make_engine(Case("EAGLE", "trained")).target

@@ -47,7 +47,7 @@ def serve(
     rank = agreement.rank
     order = [engine.add(prompt, StopConditions(new[rank], engine.target.eos_token_ids)) for prompt in prompts[rank]]
     with SameStep(engine, agreement) as ranks:
-        done = {one.request_id: list(one.token_ids) for one in ranks.run()}
+        done = {completion.request_id: list(completion.token_ids) for completion in ranks.run()}
     return [done[number] for number in order]
 
 
@@ -56,9 +56,9 @@ def test_both_ranks_write_the_targets_texts(make_engine: Callable[..., Engine], 
     """More requests than a batch holds; of trees, whose branches have pages of their own."""
     make = partial(make_engine, case)
     target = make_engine(Case("EAGLE", "trained")).target
-    one, other = run_ranks([partial(serve, make, {0: list(PROMPTS), 1: list(PROMPTS)}, {0: 12, 1: 12})] * 2)
+    first, second = run_ranks([partial(serve, make, {0: list(PROMPTS), 1: list(PROMPTS)}, {0: 12, 1: 12})] * 2)
     encoded = [target.tokenizer.encode(prompt) for prompt in PROMPTS]
-    assert one == other == [list(greedy(target, ids, 12, target.eos_token_ids)) for ids in encoded]
+    assert first == second == [list(greedy(target, ids, 12, target.eos_token_ids)) for ids in encoded]
 
 
 @pytest.mark.parametrize(
@@ -73,6 +73,6 @@ def test_ranks_that_disagree_are_told(
     make_engine: Callable[..., Engine], prompts: dict[int, list[str]], new: dict[int, int], what: str
 ) -> None:
     """All of them, in the same round, before anything is launched that waits for the others."""
-    found: list[Any] = run_ranks([partial(serve, partial(make_engine, TREE), prompts, new)] * 2)
-    assert all(isinstance(error, LockStepError) for error in found)
-    assert {str(error) for error in found} == {f"the ranks disagree about the step: {what}"}
+    errors: list[Any] = run_ranks([partial(serve, partial(make_engine, TREE), prompts, new)] * 2)
+    assert all(isinstance(error, LockStepError) for error in errors)
+    assert {str(error) for error in errors} == {f"the ranks disagree about the step: {what}"}

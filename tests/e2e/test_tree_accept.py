@@ -75,7 +75,7 @@ def candidates_of(draft: Growing[Any], known: int, topk: int, steps: int) -> lis
     p, state = run([])
     best = p.topk(topk)
     frontier = [Candidate(k, float(best.values[k]), int(best.indices[k]), -1) for k in range(topk)]
-    states, paths, found = [state] * topk, [[] for _ in range(topk)], list(frontier)
+    states, paths, candidates = [state] * topk, [[] for _ in range(topk)], list(frontier)
     for step in range(1, steps):
         for k, path in enumerate(paths):
             path.append((frontier[k].token, states[k]))
@@ -87,15 +87,15 @@ def candidates_of(draft: Growing[Any], known: int, topk: int, steps: int) -> lis
             for rank in range(topk):
                 score = frontier[k].score * float(best.values[rank])
                 grown.append(Candidate(first + k * topk + rank, score, int(best.indices[rank]), frontier[k].number))
-        found += grown
+        candidates += grown
         frontier = sorted(grown, key=lambda c: (-c.score, c.number))[:topk]
         states = [outputs[(c.number - first) // topk][1] for c in frontier]
-    return found
+    return candidates
 
 
-def accepted(found: list[Candidate], nodes: int, text: tuple[int, ...]) -> int:
+def accepted(candidates: list[Candidate], nodes: int, text: tuple[int, ...]) -> int:
     """Tokens of `text` that a step commits: the path along the kept candidates, and the bonus."""
-    kept = sorted(sorted(found, key=lambda c: (-c.score, c.number))[: nodes - 1], key=lambda c: c.number)
+    kept = sorted(sorted(candidates, key=lambda c: (-c.score, c.number))[: nodes - 1], key=lambda c: c.number)
     at, length = -1, 0
     for token in text:
         child = next((c for c in kept if c.parent == at and c.token == token), None)
@@ -119,13 +119,13 @@ def lengths_of(config: Config, prompt: tuple[int, ...], shapes: Sequence[Shape] 
     while at < len(prompt) + NEW:
         steps, topk, nodes = next(turns)
         if draft is None:
-            branches = looked_up(text[:at], topk, steps)
-            found = comb([token for branch in branches for token in branch][: nodes - 1], steps)
-        elif topk == 1:
-            found = comb(alone.chain(at, steps), steps)
+            branches = looked_up(text[:at], config.topk, steps)
+            candidates = comb([token for branch in branches for token in branch][: nodes - 1], steps)
+        elif config.topk == 1:
+            candidates = comb(alone.chain(at, steps), steps)
         else:
-            found = candidates_of(alone, at, topk, steps)
-        lengths.append(accepted(found, nodes, text[at:]))
+            candidates = candidates_of(alone, at, config.topk, steps)
+        lengths.append(accepted(candidates, nodes, text[at:]))
         at += lengths[-1]
     return lengths
 
@@ -137,14 +137,14 @@ def comb(tokens: list[int], steps: int) -> list[Candidate]:
 
 def looked_up(text: tuple[int, ...], topk: int, steps: int) -> list[list[int]]:
     """What followed the places in text and corpus that end like the text does, the most alike first."""
-    own, found = list(text[-LOOKUP["window"] :]), []
+    own, places = list(text[-LOOKUP["window"] :]), []
     for rank, source in ((1, own), (0, list(corpus()))):
         for end in range(len(source) - 1):
             alike = [n for n in range(1, LOOKUP["longest"] + 1) if own[-n:] == source[max(0, end + 1 - n) : end + 1]]
             if alike:
-                found.append((max(alike), rank, end, source))
+                places.append((max(alike), rank, end, source))
     branches: dict[int, list[int]] = {}
-    for _, rank, end, source in sorted(found, key=lambda place: place[:3], reverse=True):
+    for _, rank, end, source in sorted(places, key=lambda place: place[:3], reverse=True):
         if source[end + 1] not in branches and len(branches) < topk:
             branch: list[int] = []
             while len(branch) < steps:
@@ -166,8 +166,8 @@ def run(config: Config, rounds: int = 1, **options: Any) -> list[list[Completion
 def test_a_tree_accepts_what_a_draft_without_kv_memory_gets_right(config: Config) -> None:
     wanted = [lengths_of(config, prompt) for prompt in PROMPTS]
     assert max(max(lengths) for lengths in wanted) > 1
-    for other in ({}, *OTHERS):
-        (completions,) = run(replace(config, **other), padded=bool(other))
+    for changes in ({}, *OTHERS):
+        (completions,) = run(replace(config, **changes), padded=bool(changes))
         for prompt, lengths, completion in zip(PROMPTS, wanted, completions, strict=True):
             assert completion.token_ids == expected(prompt)[:NEW]
             assert list(completion.accept_lens) == lengths

@@ -166,7 +166,7 @@ CASES = {
 
 
 @pytest.fixture(scope="module")
-def said(models: dict[str, Models], tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+def verdicts(models: dict[str, Models], tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     """What the stranger says of each case: one process for all, which imports torch and reads models once."""
     folder = tmp_path_factory.mktemp("stranger")
     wheels = [build_wheel(case, models["trained"], tmp_path_factory.mktemp(case.name)) for case in CASES.values()]
@@ -180,6 +180,6 @@ def said(models: dict[str, Models], tmp_path_factory: pytest.TempPathFactory) ->
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_an_engine_of_a_stranger(name: str, said: dict[str, str]) -> None:
+def test_an_engine_of_a_stranger(name: str, verdicts: dict[str, str]) -> None:
     """The installed wheel decodes real text where specc, jinja2, networkx and triton cannot be imported."""
-    assert said[name] == "identical"
+    assert verdicts[name] == "identical"

@@ -30,15 +30,15 @@ class LocalChannel:
     def receive(self, tensor: Tensor, timeout: float) -> None:
         """Take the next tensor from the queue."""
         try:
-            found = self._incoming.get(timeout=timeout)
+            received = self._incoming.get(timeout=timeout)
         except queue.Empty:
             raise TimeoutError(f"nothing came for {timeout} seconds") from None
-        if found is None:
+        if received is None:
             self._incoming.put(None)
             raise ConnectionError("the peer closed the channel")
-        if found.shape != tensor.shape:
-            raise ConnectionError(f"{len(found)} bytes came, not {len(tensor)}")
-        tensor.copy_(found)
+        if received.shape != tensor.shape:
+            raise ConnectionError(f"{len(received)} bytes came, not {len(tensor)}")
+        tensor.copy_(received)
 
     def close(self) -> None:
         """Tell the other end that nothing comes any more, and let this one see the same."""

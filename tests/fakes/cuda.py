@@ -45,8 +45,8 @@ class FakeStream:
     def __init__(self, device: torch.device) -> None:
         self.device = device
 
-    def wait_stream(self, other: object) -> None:
-        assert other is not self
+    def wait_stream(self, stream: object) -> None:
+        assert stream is not self
 
 
 class FakeCuda:

@@ -29,8 +29,8 @@ class Engine(TargetEngine):
         start = base - tail * (branch > 0)
         places = at + (at >= start[..., None]) * (branch * run)[..., None]
         codes = self.codes("draft", rows)[:, None].expand(-1, len(branch), -1)
-        found = codes.gather(2, places.clamp(max=len(at) - 1))
-        states = fold(self.fold_rows(found, (at < base[..., None] + step + 1).expand_as(found)), step)
+        gathered = codes.gather(2, places.clamp(max=len(at) - 1))
+        states = fold(self.fold_rows(gathered, (at < base[..., None] + step + 1).expand_as(gathered)), step)
         return self.answer("draft", capture, states, tokens, rows)
 
     def forward_extend(

@@ -53,7 +53,7 @@ class TargetEngine:
         ``first`` is the position of the draft's first new token from the committed length, ``page`` and ``room`` say
         where branches are, ``extras`` are sizes per node, layers and entries, of what the target hands over besides.
         """
-        self.models = {side: model.to(table.device) for side, model in models.items()}
+        self.models = {role: model.to(table.device) for role, model in models.items()}
         self.memory, self.table, self.extras = dict(memory), table, dict(extras or {})
         self.first, self.page, self.room = first, page, room
         self.prompts: dict[int, list[int]] = {}
@@ -78,8 +78,8 @@ class TargetEngine:
             if getattr(node, "callback", None) == "target":
                 axes = {name: plan.values[value].axes for name, value in node.results.items() if name in OUTPUTS}
                 extras = {name: (plan.size(layers), plan.size(size)) for name, (*_, layers, size) in axes.items()}
-        said = {name: int(getattr(plan.kv, key) or 0) for name, key in kv.items()}
-        return cls(tame_models(plan), memory, table, **said, extras=extras)
+        options = {name: int(getattr(plan.kv, key) or 0) for name, key in kv.items()}
+        return cls(tame_models(plan), memory, table, **options, extras=extras)
 
     @classmethod
     def of_config(
@@ -127,19 +127,19 @@ class TargetEngine:
             for owner, memory in self.memory.items()
         ]
 
-    def take(self, other: TargetEngine, row: int, into: int, length: int) -> None:
-        """Copy the KV rows of a request of ``other`` in pool row ``row`` to pool row ``into``."""
+    def take(self, donor: TargetEngine, row: int, into: int, length: int) -> None:
+        """Copy the KV rows of a request of ``donor`` in pool row ``row`` to pool row ``into``."""
         for owner, memory in self.memory.items():
             here, there = (
-                engine.table[at, : self.positions(owner, length)].long() for engine, at in ((self, into), (other, row))
+                engine.table[at, : self.positions(owner, length)].long() for engine, at in ((self, into), (donor, row))
             )
-            memory.words[:, here] = other.memory[owner].words[:, there]
+            memory.words[:, here] = donor.memory[owner].words[:, there]
 
     def prompt(self, row: int, length: int) -> list[int]:
         """What a prefill of a pool row reads."""
-        found = self.prompts.get(row, [1] * length)
-        assert len(found) == length
-        return found
+        tokens = self.prompts.get(row, [1] * length)
+        assert len(tokens) == length
+        return tokens
 
     # --- reading and answering ----------------------------------------------------------------------------------------
 
@@ -166,19 +166,19 @@ class TargetEngine:
         """Integers on the engine's device."""
         return torch.tensor(values, dtype=torch.int64, device=self.table.device)
 
-    def answer(self, side: str, capture: str, states: Tensor, tokens: Tensor, rows: Tensor) -> SimpleNamespace:
+    def answer(self, role: str, capture: str, states: Tensor, tokens: Tensor, rows: Tensor) -> SimpleNamespace:
         """Logits, and hidden rows, of rows that saw ``states`` i64[B, ...] and stand after ``tokens``."""
-        model, live = self.models[side], along(rows, states) != 0
-        found = SimpleNamespace(
+        model, live = self.models[role], along(rows, states) != 0
+        result = SimpleNamespace(
             logits=model.logits[torch.where(live, model.row(tokens, states), len(model.logits) - 1)]
         )
         if capture != "null":
-            found.hidden = self.hidden(side, states, live)
-        return found
+            result.hidden = self.hidden(role, states, live)
+        return result
 
-    def hidden(self, side: str, states: Tensor, live: Tensor) -> Tensor:
+    def hidden(self, role: str, states: Tensor, live: Tensor) -> Tensor:
         """The hidden rows of those who saw ``states``."""
-        model = self.models[side]
+        model = self.models[role]
         return model.hidden[torch.where(live, model.hidden_row(states), len(model.hidden) - 1)]
 
     # --- the target ---------------------------------------------------------------------------------------------------
@@ -199,12 +199,12 @@ class TargetEngine:
         text = self.texts("target", rows, seq_lens)
         states = self.fold_rows(window, shown, text[:, None])
         states = torch.where(whole, states, fold(states, LOST))
-        found = self.answer("target", capture, states, tokens, rows)
+        result = self.answer("target", capture, states, tokens, rows)
         for name, (layers, size) in self.extras.items():
             layer, entry = (torch.arange(count, device=rows.device) for count in (layers, size))
             numbers = extra(states[..., None, None], OUTPUTS.index(name), layer[:, None], entry)
-            setattr(found, name, torch.where(along(rows, numbers) != 0, numbers, -7).to(torch.int32))
-        return found
+            setattr(result, name, torch.where(along(rows, numbers) != 0, numbers, -7).to(torch.int32))
+        return result
 
     def forward_prefill_target(self, *, rows: Tensor, seq_lens: Tensor, capture: str) -> SimpleNamespace:
         """The prompts through the target."""
@@ -219,10 +219,10 @@ class TargetEngine:
                 states.append(state)
             tokens.append(prompt[-1] if prompt else 0)
         seen, ends = self.numbers([0, *states]), seq_lens.cumsum(0)
-        found = self.answer("target", capture, seen[ends], self.numbers(tokens), rows)
+        result = self.answer("target", capture, seen[ends], self.numbers(tokens), rows)
         if capture == "full":
-            found.hidden = self.hidden("target", seen[1:], seen[1:] >= 0)
-        return found
+            result.hidden = self.hidden("target", seen[1:], seen[1:] >= 0)
+        return result
 
     # --- the host -----------------------------------------------------------------------------------------------------
 
@@ -255,11 +255,11 @@ class TargetEngine:
     def _masks(self, nodes: list[list[tuple[int, int, int]]]) -> Tensor:
         """Masks i32[b, n, words] after nodes of pool rows, as tokens and the positions behind them."""
         vocab = self.models["target"].logits.shape[-1]
-        found = [
+        words = [
             [grammar.words(self.grammars.get(row, grammar.FREE), *at, vocab) for row, *at in each] for each in nodes
         ]
         shape = len(nodes), len(nodes[0]) if nodes else 1, -(-vocab // 32)
-        return torch.tensor(found, dtype=torch.int32, device=self.table.device).view(shape)
+        return torch.tensor(words, dtype=torch.int32, device=self.table.device).view(shape)
 
 
 def along(per_request: Tensor, like: Tensor) -> Tensor:

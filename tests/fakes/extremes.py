@@ -93,20 +93,20 @@ def possible(
     accepts: whether drafts are accepted by probabilities, for which no logit is divided by the temperature alone.
     """
     row = TARGET[(len(context) - 1) % 2, context[-1]]
-    found = changed(row, context[:prompt], context[prompt:], how)
-    found = [x if not grammar or v in MAY[context[-1]] else -INF for v, x in enumerate(found)]
-    bad = any(map(math.isnan, found))
-    found = torch.tensor([-INF if math.isnan(x) else x for x in found]).tolist()
-    if max(found) == -INF:
+    logits = changed(row, context[:prompt], context[prompt:], how)
+    logits = [x if not grammar or v in MAY[context[-1]] else -INF for v, x in enumerate(logits)]
+    bad = any(map(math.isnan, logits))
+    logits = torch.tensor([-INF if math.isnan(x) else x for x in logits]).tolist()
+    if max(logits) == -INF:
         return {0}, True
     if how.temperature < 1e-6:
-        return {found.index(max(found))}, bad or max(found) == INF
-    scaled = (torch.tensor(found) * torch.tensor(1.0).div(how.temperature)).tolist()
+        return {logits.index(max(logits))}, bad or max(logits) == INF
+    scaled = (torch.tensor(logits) * torch.tensor(1.0).div(how.temperature)).tolist()
     if math.isinf(max(scaled)):  # of several infinite ones the first is drawn
         first = scaled.index(max(scaled))
         return {first, *(v for v, x in enumerate(scaled) if accepts and x == max(scaled))}, True
-    return {*allowed(found, how.temperature, how.top_k, how.top_p, how.min_p)} - {
-        v for v, x in enumerate(found) if x == -INF
+    return {*allowed(logits, how.temperature, how.top_k, how.top_p, how.min_p)} - {
+        v for v, x in enumerate(logits) if x == -INF
     }, bad
 
 

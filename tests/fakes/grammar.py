@@ -21,13 +21,13 @@ def words(grammar: int, token: int, position: int, vocab: int) -> list[int]:
     else:
         bits = rng.getrandbits(vocab) | (rng.getrandbits(vocab) if kind > 3 else 0)
     bits |= rng.getrandbits(32) << vocab
-    found = [bits >> 32 * i & 0xFFFFFFFF for i in range(count)]
-    return [word - (1 << 32) if word >> 31 else word for word in found]
+    unsigned = [bits >> 32 * i & 0xFFFFFFFF for i in range(count)]
+    return [word - (1 << 32) if word >> 31 else word for word in unsigned]
 
 
 def depths(parents: Sequence[int]) -> list[int]:
     """How deep columns of a tree are; 0 of those that have no parent."""
-    found: list[int] = []
+    levels: list[int] = []
     for parent in parents:
-        found.append(found[parent] + 1 if 0 <= parent < len(found) else 0)
-    return found
+        levels.append(levels[parent] + 1 if 0 <= parent < len(levels) else 0)
+    return levels

@@ -29,8 +29,8 @@ class MarkovEngine:
         self.prompt, self.tables, self.bitmask = prompt, {"target": target, "draft": draft}, bitmask
         self.last = torch.full((len(bitmask),), prompt[-1])
 
-    def _rows(self, side: str, tokens: Tensor, positions: Tensor) -> SimpleNamespace:
-        return SimpleNamespace(logits=self.tables[side][positions % 2, tokens.long()])
+    def _rows(self, role: str, tokens: Tensor, positions: Tensor) -> SimpleNamespace:
+        return SimpleNamespace(logits=self.tables[role][positions % 2, tokens.long()])
 
     def target(self, *, tokens: Tensor, positions: Tensor, mask: Tensor | None = None, **_: object) -> SimpleNamespace:
         """Logits [b, N, V]."""

@@ -64,18 +64,18 @@ class Memory:
         """Put a code into each slot; nothing where the slot is -1."""
         places, what = (torch.as_tensor(part, dtype=torch.int64, device=self.words.device) for part in (slots, codes))
         places, words = places.reshape(-1), self.words[self._kinds(layer)]
-        where, said = places.clamp(min=0), self._said(what.reshape(-1).expand_as(places), layer)
-        words.index_copy_(1, where, torch.where(places[:, None] < 0, words.index_select(1, where), said))
+        where, stored = places.clamp(min=0), self._said(what.reshape(-1).expand_as(places), layer)
+        words.index_copy_(1, where, torch.where(places[:, None] < 0, words.index_select(1, where), stored))
 
     def read(self, slots: Sequence[int] | Tensor, layer: int | None = None) -> Tensor:
         """The code in each slot, i64 of the shape of ``slots``; LOST where there is none."""
         kinds = self._kinds(layer)
         where = torch.as_tensor(slots, dtype=torch.int64, device=self.words.device)
-        found = self.words[kinds].index_select(1, where.reshape(-1))
-        parts, bits = 4 // found.dtype.itemsize, 8 * found.dtype.itemsize
-        first = (found[0] ^ self._salt[kinds][0])[:, :parts].to(torch.int64) & ((1 << bits) - 1)
+        stored = self.words[kinds].index_select(1, where.reshape(-1))
+        parts, bits = 4 // stored.dtype.itemsize, 8 * stored.dtype.itemsize
+        first = (stored[0] ^ self._salt[kinds][0])[:, :parts].to(torch.int64) & ((1 << bits) - 1)
         codes = (first << self._shifts[:parts]).sum(-1)
-        same = (found == self._said(codes, layer)).all(-1).all(0)
+        same = (stored == self._said(codes, layer)).all(-1).all(0)
         return torch.where(same & (codes < MODULUS), codes, LOST).view(where.shape)
 
 

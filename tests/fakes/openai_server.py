@@ -56,18 +56,18 @@ class Fake:
 
     def tokens(self, prompt: str, count: int) -> list[str]:
         """The text of a prompt, in tokens."""
-        found = [token(prompt, place) for place in range(count)]
+        pieces = [token(prompt, place) for place in range(count)]
         if prompt in self.apart and self.on and self.program and count > 2:
-            found[2] = " OTHER"
-        return found
+            pieces[2] = " OTHER"
+        return pieces
 
     def best(self, prompt: str, count: int) -> list[dict[str, float]]:
         """The two most probable tokens of every place."""
-        found = [{one: -0.1, " OTHER": -5.0} for one in self.tokens(prompt, count)]
+        places = [{word: -0.1, " OTHER": -5.0} for word in self.tokens(prompt, count)]
         if prompt in self.apart and count > 2:
             second = " third" if self.fault == "third token" else " OTHER"
-            found[2] = {token(prompt, 2): -0.5, second: -0.5 - self.apart[prompt]}
-        return found
+            places[2] = {token(prompt, 2): -0.5, second: -0.5 - self.apart[prompt]}
+        return places
 
 
 @contextmanager
@@ -122,7 +122,7 @@ class Handler(BaseHTTPRequestHandler):
         if self.path == "/health" and fake.fault == "starting":
             return self.say("not yet", 503)
         if self.path == "/server_info" and fake.engine == "sglang":
-            steps = {ran: len(found) for ran, found in fake.verified.items()}
+            steps = {ran: len(lengths) for ran, lengths in fake.verified.items()}
             specc = {"program": "specc_program_x", "on": fake.on, "served": steps[True], "left": {"off": steps[False]}}
             return self.say({"internal_states": [{"specc": specc} if fake.program else {}]})
         if self.path == "/metrics" and fake.engine == "vllm":
@@ -135,7 +135,7 @@ class Handler(BaseHTTPRequestHandler):
             return f"x:spec_decode_num_accepted_tokens_per_pos_total{self.state.fault.removeprefix('counter')}\n"
         label, lines = '{model_name="x",engine="0"', [f'vllm:spec_decode_num_drafts_total{{engine="0"}} {len(steps)}.0']
         for place in range(POSITIONS):
-            count = sum(one > place for one in steps)
+            count = sum(accepted > place for accepted in steps)
             lines.append(f'vllm:spec_decode_num_accepted_tokens_per_pos_total{label},position="{place}"}} {count}.0')
         if self.state.program:
             lines.append(f'specc:decode_steps_total{{by="program",program="specc_program_y",reason=""}} {len(steps)}.0')
@@ -155,7 +155,7 @@ class Handler(BaseHTTPRequestHandler):
         chat = self.path == "/v1/chat/completions"
         prompt = body["messages"][0]["content"] if chat else body["prompt"]
         if not body.get("stream"):
-            tokens, best = (found(prompt, body["max_tokens"]) for found in (fake.tokens, fake.best))
+            tokens, best = (part(prompt, body["max_tokens"]) for part in (fake.tokens, fake.best))
             return self.say(self.scored(tokens, best, chat))
         with fake.lock:
             fake.running += 1
@@ -178,8 +178,8 @@ class Handler(BaseHTTPRequestHandler):
         if not chat:
             return {"choices": [{"logprobs": {"tokens": tokens, "top_logprobs": best}}]}
         content = [
-            {"token": one, "top_logprobs": [{"token": word, "logprob": score} for word, score in scores.items()]}
-            for one, scores in zip(tokens, best, strict=True)
+            {"token": piece, "top_logprobs": [{"token": word, "logprob": score} for word, score in scores.items()]}
+            for piece, scores in zip(tokens, best, strict=True)
         ]
         return {"choices": [{"logprobs": {"content": content}}]}
 

@@ -24,9 +24,9 @@ class Places:
     def at(self, module: str, *names: str) -> Callable[[_Kind], _Kind]:
         """A class or a function that stands in a module, by its own name unless others are given."""
 
-        def put(one: _Kind) -> _Kind:
-            self.put(module, **dict.fromkeys(names or (one.__name__,), one))  # type: ignore[attr-defined]
-            return one
+        def put(kind: _Kind) -> _Kind:
+            self.put(module, **dict.fromkeys(names or (kind.__name__,), kind))  # type: ignore[attr-defined]
+            return kind
 
         return put
 
@@ -71,9 +71,9 @@ class Places:
         """
         engine = self._root.partition(".")[0]
         sys.modules[package.__name__] = package
-        found = importlib.import_module(f"{package.__name__}.{engine}")
-        monkeypatch.setattr(importlib.metadata, "version", lambda name: {engine: release(found)}[name])
-        found.register()
+        plugin = importlib.import_module(f"{package.__name__}.{engine}")
+        monkeypatch.setattr(importlib.metadata, "version", lambda name: {engine: release(plugin)}[name])
+        plugin.register()
 
     def _make(self) -> None:
         for name in sorted({*self._held, self._root}):

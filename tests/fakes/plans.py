@@ -89,8 +89,8 @@ def tree_plan(*, layers: int = 2, heads: int = 1, kv_dtype: str = "float32") -> 
 
 def node_of(plan: Json, name: str) -> Json:
     """The node of a plan with a name."""
-    (found,) = [node for phase in plan["phases"] for node in phase["nodes"] if node["name"] == name]
-    return found
+    (match,) = [node for phase in plan["phases"] for node in phase["nodes"] if node["name"] == name]
+    return match
 
 
 def by_torch(plan: Json, *names: str) -> Json:
@@ -101,7 +101,7 @@ def by_torch(plan: Json, *names: str) -> Json:
             kernel = node.pop("kernel")
             node["kind"] = "reference"
             del node["args"], node["grid"]
-            if all(other.get("kernel") != kernel for other in nodes):
+            if all(remaining.get("kernel") != kernel for remaining in nodes):
                 del plan["kernels"][kernel]
     return plan
 

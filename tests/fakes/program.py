@@ -158,8 +158,8 @@ class Watched:
 
     def __getattr__(self, name: str) -> Any:
         """A callback, or whatever else is asked of the engine's."""
-        found = getattr(self.callbacks, name)
-        return partial(self._call, name, found) if callable(found) else found
+        member = getattr(self.callbacks, name)
+        return partial(self._call, name, member) if callable(member) else member
 
     def _call(self, name: str, callback: Callable[..., Any], **operands: Any) -> Any:
         rows, slots = operands["rows"], operands.get("slots")

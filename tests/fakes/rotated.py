@@ -23,10 +23,10 @@ def run_target(
 
 
 def write_left(
-    left: Collection[str], pools: Mapping[str, Tensor], rows: Sequence[int], found: Mapping[str, Tensor]
+    left: Collection[str], pools: Mapping[str, Tensor], rows: Sequence[int], values: Mapping[str, Tensor]
 ) -> None:
     """Write fields that a program leaves to its engine, of what a call has handed back of some rows, 0 for padding."""
     live = torch.tensor([i for i, row in enumerate(rows) if row], dtype=torch.int64)
     at = torch.tensor(rows, dtype=torch.int64)[live]
-    for name in sorted({*left} & found.keys()):
-        pools[name][at] = found[name][live].to(pools[name].dtype)
+    for name in sorted({*left} & values.keys()):
+        pools[name][at] = values[name][live].to(pools[name].dtype)

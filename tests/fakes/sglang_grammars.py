@@ -58,12 +58,12 @@ class Grammar:
 
     def fill_vocab_mask(self, vocab_mask: Tensor, idx: int) -> None:
         for word in range(vocab_mask.shape[1]):
-            found = [self.allows(self._accepted[-1], 32 * word + bit) << bit for bit in range(32)]
-            vocab_mask[idx, word] = sum(found) - (found[31] << 1)
+            bits = [self.allows(self._accepted[-1], 32 * word + bit) << bit for bit in range(32)]
+            vocab_mask[idx, word] = sum(bits) - (bits[31] << 1)
 
     def fill_vocab_mask_batched(self, rows: Sequence[GrammarRow], vocab_mask: Tensor) -> None:
-        for one in rows:
-            one.grammar.fill_vocab_mask(vocab_mask, one.row)
+        for entry in rows:
+            entry.grammar.fill_vocab_mask(vocab_mask, entry.row)
 
 
 @at("speculative.spec_utils")
@@ -75,10 +75,10 @@ def generate_token_bitmask(
     masks: Any = None
     grammar: Any = None
     nodes = draft_tokens_cpu.shape[1]
-    for place, one in enumerate(reqs):
-        if one.grammar is None:
+    for place, req in enumerate(reqs):
+        if req.grammar is None:
             continue
-        grammar = one.grammar
+        grammar = req.grammar
         if masks is None:
             masks = grammar.allocate_vocab_mask(vocab_size=vocab_size, batch_size=len(reqs) * nodes, device="cpu")
         tree = (retrieve_next_token_cpu[place], retrieve_next_sibling_cpu[place], draft_tokens_cpu[place])

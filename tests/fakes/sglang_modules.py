@@ -131,7 +131,7 @@ class HookRegistry:
     def apply_hooks(cls, monkeypatch: pytest.MonkeyPatch) -> None:
         """Change it until the test ends: classes first, so that methods of what replaces them are."""
         wanted, cls.wanted = cls.wanted, []
-        for target, hook, kind in sorted(wanted, key=lambda one: one[2] is not HookType.REPLACE):
+        for target, hook, kind in sorted(wanted, key=lambda entry: entry[2] is not HookType.REPLACE):
             owner, name = _owner(target)
             made = hook if kind is HookType.REPLACE else _hooked(getattr(owner, name), hook, kind)
             monkeypatch.setattr(owner, name, made)
@@ -156,9 +156,9 @@ def _hooked(original: Callable[..., Any], hook: Any, kind: HookType) -> Callable
             changed = hook(*given, **named)
             given, named = (given, named) if changed is None else changed
             return original(*given, **named)
-        found = original(*given, **named)
-        changed = hook(found, *given, **named)
-        return found if changed is None else changed
+        result = original(*given, **named)
+        changed = hook(result, *given, **named)
+        return result if changed is None else changed
 
     return call
 

@@ -117,14 +117,14 @@ class Server:
 
     def _worker(self, attention: type[IntelAMXAttnBackend], scored: list[int] | None, context: int) -> Any:
         plan, runners = self.plan, dict[str, ModelRunner]()
-        for side in ("target", "draft"):
-            model = plan.models[side]
+        for role in ("target", "draft"):
+            model = plan.models[role]
             config = SimpleNamespace(
                 vocab_size=plan.size("V"), hidden_size=model.hidden_size, context_len=context, model_is_mrope=False,
                 dtype=torch.float32,
             )  # fmt: skip
             kind = part("model_executor.model_runner.ModelRunner")
-            runners[side] = kind(self.engine, config, attention(), is_draft_worker=side == "draft")
+            runners[role] = kind(self.engine, config, attention(), is_draft_worker=role == "draft")
         backends = MultiStepDraftBackend(attention, plan.size("S") - 1)
         drafter = EagleDraftWorker(runners["draft"], backends, None if scored is None else torch.tensor(scored))
         kind = part(f"speculative.{WORKERS[plan.algorithm]}")
@@ -144,10 +144,10 @@ class Server:
         """Prefill requests in these rows, which all ask for the same."""
         rows = list(prompts)
         for row, prompt in prompts.items():
-            one = sglang.request(**asked)
-            one.kv = sglang.ReqKvInfo(row)
-            self.scheduler._add_request_to_queue(one)
-            self.requests[row], self.prompts[row], self.steps[row] = one, prompt, []
+            req = sglang.request(**asked)
+            req.kv = sglang.ReqKvInfo(row)
+            self.scheduler._add_request_to_queue(req)
+            self.requests[row], self.prompts[row], self.steps[row] = req, prompt, []
         lengths = torch.tensor([len(prompt) for prompt in prompts.values()])
         batch = self._batch(rows, ForwardMode.EXTEND, lengths)
         batch.input_ids = torch.tensor([token for prompt in prompts.values() for token in prompt])
@@ -169,7 +169,7 @@ class Server:
         if self.overlap:
             self.relay._resolve_spec_extras(batch)
         result = self._forward(batch)
-        result.copy_done = Arrival([one for one in self._copied(result) if one is not None])
+        result.copy_done = Arrival([copied for copied in self._copied(result) if copied is not None])
         self._late.append((batch, result))
         self._settle(keep=int(self.overlap))
 
@@ -196,9 +196,9 @@ class Server:
 
     def _batch(self, rows: Sequence[int], mode: ForwardMode, lengths: Tensor) -> ScheduleBatch:
         requests = [self.requests[row] for row in rows]
-        asked = [one.return_logprob for one in requests]
+        asked = [req.return_logprob for req in requests]
         batch = ScheduleBatch(requests, mode, torch.tensor(rows), lengths, return_logprob=any(asked))
-        batch.top_logprobs_nums = [one.logprob.top_logprobs_num for one in requests] if any(asked) else None
+        batch.top_logprobs_nums = [req.logprob.top_logprobs_num for req in requests] if any(asked) else None
         return batch
 
     def _forward(self, batch: ScheduleBatch) -> Any:
@@ -211,26 +211,26 @@ class Server:
         result = self.worker.forward_batch_generation(batch)
         for place, row in enumerate(rows.tolist()):
             part = slice(place, place + 1)
-            found = vars(result.next_draft_input)
-            fields = {name: value[part] for name, value in found.items() if isinstance(value, Tensor)}
+            left = vars(result.next_draft_input)
+            fields = {name: value[part] for name, value in left.items() if isinstance(value, Tensor)}
             self._states[row], self._lengths[row] = fields, result.new_seq_lens[part]
         return result
 
     def _state(self, rows: Sequence[int]) -> EagleDraftInput:
         if self.overlap:
             return EagleDraftInput(future_indices=torch.tensor(rows))
-        states, found = [self._states[row] for row in rows], EagleDraftInput()
-        vars(found).update({name: torch.cat([state[name] for state in states]) for name in states[0]})
-        return found
+        states, draft_input = [self._states[row] for row in rows], EagleDraftInput()
+        vars(draft_input).update({name: torch.cat([state[name] for state in states]) for name in states[0]})
+        return draft_input
 
     def _settle(self, keep: int) -> None:
         """Give out the tokens of all but so many of the last steps."""
         while len(self._late) > keep:
             batch, result = self._late.pop(0)
-            before = [len(one.output_ids) for one in batch.reqs]
+            before = [len(req.output_ids) for req in batch.reqs]
             self.processor.process_batch_result_decode(batch, result)
-            for row, one, count in zip(batch.req_pool_indices.tolist(), batch.reqs, before, strict=True):
-                self.steps[row].append(len(one.output_ids) - count)
+            for row, req, count in zip(batch.req_pool_indices.tolist(), batch.reqs, before, strict=True):
+                self.steps[row].append(len(req.output_ids) - count)
 
     @staticmethod
     def _copied(result: Any) -> tuple[Tensor | None, ...]:

@@ -117,8 +117,8 @@ class Model:
         given |= {"rows": batch.req_pool_indices, "seq_lens": batch.seq_lens}
         assert batch.capture_hidden_mode is not None
         given["capture"] = batch.capture_hidden_mode.name.lower()
-        found = self._ran(given, batch, backend)
-        logits, hidden = found.logits.flatten(0, -2), getattr(found, "hidden", None)
+        output = self._ran(given, batch, backend)
+        logits, hidden = output.logits.flatten(0, -2), getattr(output, "hidden", None)
         if batch.next_token_logits_buffer is not None:
             logits = batch.next_token_logits_buffer.copy_(logits)
         return sglang.LogitsProcessorOutput(logits, None if hidden is None else hidden.flatten(0, -2))
@@ -161,30 +161,30 @@ class ModelRunner:
     graph_shared_output: Any = None
 
     def __init__(self, engine: Engine, config: Any, attention: Any, *, is_draft_worker: bool) -> None:
-        side = "draft" if is_draft_worker else "target"
+        role = "draft" if is_draft_worker else "target"
         self.model, self.model_config, self.attn_backend = Model(engine), config, attention
         self.is_draft_worker, self.dtype = is_draft_worker, config.dtype
-        self.token_to_kv_pool, self.kv_index_translator = MHATokenToKVPool(engine.memory[side]), KVIndexTranslator()
+        self.token_to_kv_pool, self.kv_index_translator = MHATokenToKVPool(engine.memory[role]), KVIndexTranslator()
         self.spec_algorithm = "EAGLE"
 
     def forward(self, forward_batch: ForwardBatch) -> Any:
         self.attn_backend.init_forward_metadata(forward_batch)
         with forward_context(ForwardContext(self.attn_backend)):
-            found = self.model.forward(forward_batch.input_ids, forward_batch.positions, forward_batch)
-        return SimpleNamespace(logits_output=found)
+            output = self.model.forward(forward_batch.input_ids, forward_batch.positions, forward_batch)
+        return SimpleNamespace(logits_output=output)
 
     def sample(self, logits_output: Any, forward_batch: Any) -> Tensor:
         """The most probable tokens that grammars allow. Of the logits nothing is left."""
         logits = logits_output.next_token_logits
-        for row, one in zip(logits, forward_batch.reqs, strict=True):
-            if one.grammar is not None:
-                mask = one.grammar.allocate_vocab_mask(vocab_size=len(row), batch_size=1, device="cpu")
-                one.grammar.fill_vocab_mask(mask, 0)
+        for row, req in zip(logits, forward_batch.reqs, strict=True):
+            if req.grammar is not None:
+                mask = req.grammar.allocate_vocab_mask(vocab_size=len(row), batch_size=1, device="cpu")
+                req.grammar.fill_vocab_mask(mask, 0)
                 bits = mask[0, :, None] >> torch.arange(32) & 1
                 row[bits.flatten()[: len(row)] == 0] = -torch.inf
-        found = logits.argmax(-1)
+        tokens = logits.argmax(-1)
         logits.zero_()
-        return found
+        return tokens
 
     def recapture_decode_cuda_graph(self) -> None:
         """Nothing is captured here."""
@@ -233,20 +233,20 @@ class EAGLEWorkerV2:
         assert batch.input_ids is not None
         rows, lens, counts = batch.req_pool_indices, batch.seq_lens, batch.seq_lens.tolist()
         runner, table = self.target_worker.model_runner, self.req_to_token_pool.req_to_token
-        one = ForwardBatch(
+        forward_batch = ForwardBatch(
             forward_mode=ForwardMode.EXTEND, batch_size=len(rows), input_ids=batch.input_ids, req_pool_indices=rows,
             seq_lens=lens, seq_lens_sum=sum(counts), positions=torch.cat([torch.arange(count) for count in counts]),
             out_cache_loc=torch.cat([table[row, :count] for row, count in zip(rows, counts, strict=True)]).long(),
             extend_seq_lens_cpu=counts,
             capture_hidden_mode=CaptureHiddenMode.FULL if self.recurs else CaptureHiddenMode.NULL, reqs=batch.reqs,
         )  # fmt: skip
-        found = runner.forward(one).logits_output
-        tokens = runner.sample(found, one)
+        output = runner.forward(forward_batch).logits_output
+        tokens = runner.sample(output, forward_batch)
         publish(lens)
-        given = {"hidden": found.hidden_states} if self.recurs else {}
+        given = {"hidden": output.hidden_states} if self.recurs else {}
         drafted = self._engine.prefill_draft(first=tokens, rows=rows, seq_lens=lens, capture=self._capture, **given)
         state = self._state(drafted, tokens)
-        return sglang.GenerationBatchResult(found, tokens, next_draft_input=state, new_seq_lens=lens)
+        return sglang.GenerationBatchResult(output, tokens, next_draft_input=state, new_seq_lens=lens)
 
     def _decode(self, batch: ScheduleBatch, publish: Publish) -> sglang.GenerationBatchResult:
         state, lens, drafts = batch.spec_info, batch.seq_lens, self._drafts(batch)
@@ -254,11 +254,11 @@ class EAGLEWorkerV2:
         nodes = torch.cat((state.bonus_tokens[:, None].long(), *drafts), 1)
         at = self._at(batch, torch.arange(nodes.shape[1]))
         capture = "full" if self.recurs else "null"
-        found = self._engine.target(tokens=nodes, **at, capture=capture)
-        best = found.logits.argmax(-1)
+        output = self._engine.target(tokens=nodes, **at, capture=capture)
+        best = output.logits.argmax(-1)
         right = (best[:, :-1] == nodes[:, 1:]).long().cumprod(1).sum(1)
         publish(lens + right + 1)
-        given = {"hidden": found.hidden} if self.recurs else {}
+        given = {"hidden": output.hidden} if self.recurs else {}
         select = torch.arange(len(lens)) * nodes.shape[1] + right
         fed = self._engine.extend(
             tokens=best, select=select, accept_lens=right + 1, **at, capture=self._capture, **given
@@ -279,9 +279,9 @@ class EAGLEWorkerV2:
         for step in range(self.speculative_num_steps - 1):
             given = {"hidden": hidden.view(len(drafts[0]), 1, -1)} if hidden is not None else {}
             at = self._at(batch, torch.tensor([step]))
-            found = self._engine.draft(step=step, tokens=drafts[-1], **at, capture=self._capture, **given)
-            drafts.append(self.draft_worker.token(found.logits.argmax(-1)))
-            hidden = getattr(found, "hidden", None)
+            output = self._engine.draft(step=step, tokens=drafts[-1], **at, capture=self._capture, **given)
+            drafts.append(self.draft_worker.token(output.logits.argmax(-1)))
+            hidden = getattr(output, "hidden", None)
         return drafts
 
     def _at(self, batch: ScheduleBatch, places: Tensor) -> dict[str, Tensor]:
@@ -290,9 +290,9 @@ class EAGLEWorkerV2:
         slots = self.req_to_token_pool.req_to_token[rows[:, None], positions].long()
         return {"rows": rows, "seq_lens": batch.seq_lens, "positions": positions, "slots": slots}
 
-    def _state(self, found: Any, bonus: Tensor) -> EagleDraftInput:
-        chances, numbers = found.logits.softmax(-1).topk(self.topk, -1)
-        return EagleDraftInput(chances, numbers, getattr(found, "hidden", None), bonus)
+    def _state(self, output: Any, bonus: Tensor) -> EagleDraftInput:
+        chances, numbers = output.logits.softmax(-1).topk(self.topk, -1)
+        return EagleDraftInput(chances, numbers, getattr(output, "hidden", None), bonus)
 
     @property
     def _capture(self) -> str:

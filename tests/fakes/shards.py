@@ -26,13 +26,13 @@ class Sharded:
         self.whole, self.rows = torch.empty(0), torch.empty(0)
 
     def __getattr__(self, name: str) -> Any:
-        found = getattr(self.engine, name)
-        if name.startswith("_") or not callable(found):
-            return found
+        member = getattr(self.engine, name)
+        if name.startswith("_") or not callable(member):
+            return member
         model = self.config.models["target" if name.endswith("target") else "draft"]
 
         def forward(**operands: Any) -> Any:
-            answer = found(**operands)
+            answer = member(**operands)
             if getattr(answer, "logits", None) is not None:
                 columns = model.padded_vocab_size or model.vocab_size
                 pad = answer.logits.new_full((*answer.logits.shape[:-1], columns - model.vocab_size), torch.nan)
@@ -43,7 +43,7 @@ class Sharded:
             return answer
 
         # The runtime asks a callback what it takes.
-        forward.__wrapped__ = found  # pyright: ignore[reportFunctionMemberAccess]
+        forward.__wrapped__ = member  # pyright: ignore[reportFunctionMemberAccess]
         return forward
 
 

@@ -31,16 +31,16 @@ def wild_models(
     share = rng.choice(odd)
     vocab = config.target.vocab_size
     follows = [rng.randrange(vocab) for _ in range(min(vocab, CLASSES))]
-    found = {}
-    for side, model in config.models.items():
-        errs = 0.1 if side == "target" else rng.choice([0.05, 0.3, 0.3, 0.9])
+    models = {}
+    for role, model in config.models.items():
+        errs = 0.1 if role == "target" else rng.choice([0.05, 0.3, 0.3, 0.9])
         width = (model.target_hidden_size or model.hidden_size) if config.algorithm == "FROZEN_KV_MTP" else 0
-        width = width if side == "draft" and width else model.spec_width
+        width = width if role == "draft" and width else model.spec_width
         logits = model.vocab_size, getattr(torch, model.logits_dtype)
         row = partial(_wild_row, rng, *logits, share)
         tokens = sorted(rng.sample(range(vocab), model.vocab_size)) if model.vocab_size < vocab else None
-        found[side] = _model(rng, row, follows, errs, logits, (width, getattr(torch, model.dtype)), padding, tokens)
-    return found
+        models[role] = _model(rng, row, follows, errs, logits, (width, getattr(torch, model.dtype)), padding, tokens)
+    return models
 
 
 def tame_models(plan: Plan) -> dict[str, Model]:
@@ -50,27 +50,27 @@ def tame_models(plan: Plan) -> dict[str, Model]:
     for node in (node for entry in ("prefill", "step") for node in plan.nodes(entry) if hasattr(node, "callback")):
         results = {name: plan.values[value] for name, value in node.results.items()}
         types.setdefault("target" if node.callback.endswith("target") else "draft", {}).update(results)
-    found = {}
-    for side, results in types.items():
+    models = {}
+    for role, results in types.items():
         sizes = [
             (plan.size(results[name].axes[-1]), DTYPES[results[name].dtype]) if name in results else (1, torch.float32)
             for name in ("logits", "hidden")
         ]
-        found[side] = _tame_model(side, *sizes)
-    return found
+        models[role] = _tame_model(role, *sizes)
+    return models
 
 
 @cache
-def _tame_model(side: str, logits: Size, hidden: Size) -> Model:
+def _tame_model(role: str, logits: Size, hidden: Size) -> Model:
     """A model of a side, by the widths and dtypes of what it returns."""
-    rng = random.Random(side)
+    rng = random.Random(role)
     levels = [8 * rng.random() for _ in range(251)]
 
     def row(peak: int) -> list[float]:
         return [9 + rng.random() if token == peak else rng.choice(levels) for token in range(logits[0])]
 
     follows = [follow(token) for token in range(min(logits[0], CLASSES))]
-    return _model(rng, row, follows, 0.1 if side == "target" else 0.3, logits, hidden, NAN)
+    return _model(rng, row, follows, 0.1 if role == "target" else 0.3, logits, hidden, NAN)
 
 
 def follow(token: int) -> int:

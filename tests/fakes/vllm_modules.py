@@ -174,11 +174,11 @@ class CopyStream:
 
     def copy(self, source: Tensor) -> Tensor:
         """The copy, which is on its way."""
-        found = torch.full_like(source, UNSET)
-        self._queued.append(lambda: void(found.copy_(source)))
+        copied = torch.full_like(source, UNSET)
+        self._queued.append(lambda: void(copied.copy_(source)))
         if not self._waits:
             self.synchronize()
-        return found
+        return copied
 
     def synchronize(self) -> None:
         for copy in self._queued:
@@ -193,8 +193,8 @@ def void(_: object) -> None:
 class Stream:
     """The stream that a device computes on."""
 
-    def wait_stream(self, other: CopyStream) -> None:
-        other.synchronize()
+    def wait_stream(self, stream: CopyStream) -> None:
+        stream.synchronize()
 
 
 @at(f"{WORKER}.model_runner")
@@ -255,9 +255,9 @@ class GPUModelRunner:
             batch.expanded_idx_mapping, batch.idx_mapping, batch.idx_mapping_np, batch.expanded_local_pos,
             batch.input_ids[at], batch.positions[at], batch.seq_lens_cpu_upper_bound.numpy(),
         )  # fmt: skip
-        for one in self.sampler.logits_processors:
-            if isinstance(one, LogitBiasState | BadWordsState):
-                changed[at] = one.apply(changed[at], context)
+        for processor in self.sampler.logits_processors:
+            if isinstance(processor, LogitBiasState | BadWordsState):
+                changed[at] = processor.apply(changed[at], context)
         return changed
 
     def _penalize(self, logits: Tensor, best: Tensor, batch: InputBatch) -> None:

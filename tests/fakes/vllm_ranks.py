@@ -56,10 +56,10 @@ def graph_capture(device: Any) -> Iterator[None]:
     get_tp_group().captures.append("end")
 
 
-def gather(out: list[Any], mine: Said, group: GroupCoordinator) -> None:
+def gather(out: list[Any], obj: Said, group: GroupCoordinator) -> None:
     """What torch's `all_gather_object` does."""
-    group.said.append(mine)
-    out[:] = [mine if rank == group.rank_in_group else group.answer(mine) for rank in range(group.world_size)]
+    group.said.append(obj)
+    out[:] = [obj if rank == group.rank_in_group else group.answer(obj) for rank in range(group.world_size)]
 
 
 def ranks(monkeypatch: pytest.MonkeyPatch, group: GroupCoordinator) -> GroupCoordinator:

@@ -88,8 +88,8 @@ def grammar_invalid_drafts(
     if batch.has_prefill or all(known.get(name, 1 << 20) >= batch.counts[0] - 1 for name in batch.req_ids):
         return None
     most = [known.get(name, 1 << 20) for name in batch.req_ids]
-    found = [place > limit for limit, count in zip(most, batch.counts, strict=True) for place in range(count)]
-    return torch.tensor(found)
+    invalid = [place > limit for limit, count in zip(most, batch.counts, strict=True) for place in range(count)]
+    return torch.tensor(invalid)
 
 
 VLLM.put(f"{WORKER}.structured_outputs", grammar_invalid_drafts=grammar_invalid_drafts)
@@ -128,13 +128,15 @@ class PenaltiesState:
     def apply(self, scores: Tensor, row: int, drafts: Sequence[int]) -> Tensor:
         """Scores f32[V] of what follows these drafts in the text of a request: scaled, then less what was emitted."""
         repetition, frequency, presence = (float(getattr(self, name).np[row]) for name in self.NONE)
-        found = []
+        penalized = []
         for token, score in enumerate(scores.tolist()):
             times = int(self.output_bin_counts[row, token]) + list(drafts).count(token)
             prompt = int(self.prompt_bin_mask[row, token // 32]) >> token % 32 & 1
             scale = repetition if times or prompt else 1.0
-            found.append((score / scale if score > 0 else score * scale) - frequency * times - presence * (times > 0))
-        return torch.tensor(found)
+            penalized.append(
+                (score / scale if score > 0 else score * scale) - frequency * times - presence * (times > 0)
+            )
+        return torch.tensor(penalized)
 
 
 @at(f"{WORKER}.sample.logits_processor.interface")
@@ -153,7 +155,7 @@ class LogitsContext:
     def rows(self) -> list[tuple[int, int, int, int]]:
         """Of each the request's row, its place among those of the request, the token there and its position."""
         named = self.expanded_idx_mapping, self.expanded_local_pos, self.input_ids, self.pos
-        return list(zip(*(one.tolist() for one in named), strict=True))
+        return list(zip(*(column.tolist() for column in named), strict=True))
 
 
 @at(f"{WORKER}.sample.logit_bias")
@@ -189,7 +191,7 @@ class BadWordsState:
 
 def bad_behind(token: int, vocabulary: int) -> list[int]:
     """The tokens that may not follow one in the words of `BadWordsState`."""
-    return [other for other in range(vocabulary) if (token + other) % 3 == 0]
+    return [candidate for candidate in range(vocabulary) if (token + candidate) % 3 == 0]
 
 
 @at(f"{WORKER}.sample.states")
@@ -229,7 +231,9 @@ class Sampler:
         self.needs_logits_processing = np.zeros(rows, dtype=bool)
         self.num_token_ids = np.zeros(rows, dtype=np.int32)
         self.logits_processors = list(processors)
-        [self.penalties_state] = [one for one in processors if isinstance(one, PenaltiesState)] or [None]
+        [self.penalties_state] = [processor for processor in processors if isinstance(processor, PenaltiesState)] or [
+            None
+        ]
         self.thinking_budget_state = ThinkingBudgetState(rows)
 
     def admit(

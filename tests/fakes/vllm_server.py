@@ -383,7 +383,7 @@ def config_of(plan: Plan, requests: int, longest: int, max_graph: int, **spec: A
         )  # fmt: skip
 
     ranks = ("tensor", "pipeline", "data", "prefill_context", "decode_context")
-    said = {
+    options = {
         "method": METHODS[plan.algorithm], "num_speculative_tokens": plan.size("S"), "draft_sample_method": "greedy",
         "rejection_sample_method": "standard", "enable_adaptive_verification": False,
         "num_speculative_tokens_per_batch_size": None, "use_local_argmax_reduction": False,
@@ -398,7 +398,7 @@ def config_of(plan: Plan, requests: int, longest: int, max_graph: int, **spec: A
             **{f"{name}_parallel_size": 1 for name in ranks},
         ),
         compilation_config=SimpleNamespace(max_cudagraph_capture_size=max_graph),
-        speculative_config=SimpleNamespace(**said | spec),
+        speculative_config=SimpleNamespace(**options | spec),
         scheduler_config=SimpleNamespace(max_num_seqs=requests),
         model_config=model(plan.models["target"]),
     )

@@ -35,10 +35,10 @@ def run_lines(case: Path) -> list[str]:
     """The commands of a case, which stand before anything else in it."""
     commands = []
     for line in case.read_text().splitlines():
-        found = RUN.fullmatch(line)
-        if found is None:
+        match = RUN.fullmatch(line)
+        if match is None:
             break
-        commands.append(expand(found["command"], case))
+        commands.append(expand(match["command"], case))
     return commands
 
 

@@ -24,7 +24,7 @@ def main() -> int:
     names = given.generator or list(GENERATORS)
     if given.case is not None:
         for name in names:
-            print(f"{name}: {runner.one(name, given.seed, given.case)}")
+            print(f"{name}: {runner.outcome_of(name, given.seed, given.case)}")
         return 0
     seconds = float("inf") if given.count else given.seconds
     return runner.report(runner.run(names, given.seed, given.jobs, seconds, given.count), given.seed, given.jobs)

@@ -42,18 +42,18 @@ KINDS = ("bytes", "plan", "plan", "plan", "argument", "manifest", "text")
 
 def files_of(compiled: bound.Compiled) -> dict[str, bytes]:
     """A package folder as a wheel has it, without machine code."""
-    found: dict[str, bytes] = {"module.specir": b"module\n", "kernels/prepare.py": b"# a kernel\n"}
+    files: dict[str, bytes] = {"module.specir": b"module\n", "kernels/prepare.py": b"# a kernel\n"}
     plans = {}
     for number, plan in enumerate(compiled.texts):
         file = PLAN if not number else f"plan_{number}.json"
-        found[file] = plan.encode()
+        files[file] = plan.encode()
         plans[str(json.loads(plan)["dims"]["S"])] = file
     manifest = {
         "name": "fuzzed", "version": "1.0+p0", "digest": "0" * 64, "specc": "1.0", "triton": None,
         "plan_format": FORMAT, "torch": "2.11",
         "archs": [], "artifacts": [], "plans": plans, "assemblers": {},
     }  # fmt: skip
-    return signed(found, manifest)
+    return signed(files, manifest)
 
 
 def signed(files: dict[str, bytes], manifest: dict[str, Any]) -> dict[str, bytes]:
@@ -157,18 +157,18 @@ def rebind(rng: random.Random, plan: Any) -> None:
     """Give an argument of a launch another kind, target, literal or axis, or all that another one is bound to."""
     nodes = [node for phase in plan["phases"] for node in phase["nodes"]]
     args = [argument for node in nodes for argument in node.get("args", ())]
-    one, other = rng.choice(args), rng.choice(args)
+    rebound, donor = rng.choice(args), rng.choice(args)
     match rng.randrange(5):
         case 0:
-            one["kind"] = rng.choice(BINDINGS)
+            rebound["kind"] = rng.choice(BINDINGS)
         case 1:
-            one["target"] = rng.choice([*plan["values"], *plan["kv_pools"], other.get("target", "x")])
+            rebound["target"] = rng.choice([*plan["values"], *plan["kv_pools"], donor.get("target", "x")])
         case 2:
-            one["literal"] = rng.choice([0, -1, 1 << 31, (1 << 63) - 1, -(1 << 63), other.get("literal")])
+            rebound["literal"] = rng.choice([0, -1, 1 << 31, (1 << 63) - 1, -(1 << 63), donor.get("literal")])
         case 3:
-            one["axis"] = rng.choice([0, 1, 9, 1 << 40, -1])
+            rebound["axis"] = rng.choice([0, 1, 9, 1 << 40, -1])
         case _:
-            one |= {key: inner for key, inner in other.items() if key != "name"}
+            rebound |= {key: inner for key, inner in donor.items() if key != "name"}
 
 
 def changed(rng: random.Random, data: Any) -> Any:
@@ -189,8 +189,8 @@ def changed(rng: random.Random, data: Any) -> Any:
         case 1:
             at[key] = [inner]
         case 2:
-            other = rng.choice(list(at)) if isinstance(at, dict) else rng.randrange(len(at))
-            at[key], at[other] = at[other], at[key]
+            second_key = rng.choice(list(at)) if isinstance(at, dict) else rng.randrange(len(at))
+            at[key], at[second_key] = at[second_key], at[key]
         case 3 if isinstance(inner, int):
             at[key] = rng.choice([inner + 1, inner - 1, -inner, inner * 2, float(inner), str(inner), inner + (1 << 33)])
         case 4 if isinstance(at, dict):

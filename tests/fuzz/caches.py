@@ -63,41 +63,41 @@ def _kernel(folder: Path, rng: random.Random) -> str:
             metadata = changed(rng, METADATA) if rng.random() < 0.8 else METADATA
             line = json.dumps(metadata).encode()
             line = damaged(rng, line) if rng.random() < 0.2 else line
-            other = rng.choice([binary, binary, damaged(rng, binary)])
-            path.write_bytes(_sealed(line, other))
-            wanted = _plausible(line, other)
+            content = rng.choice([binary, binary, damaged(rng, binary)])
+            path.write_bytes(_sealed(line, content))
+            wanted = _plausible(line, content)
         case "replaced":
             _replace(path, rng)
         case _:
             _let_others_write(rng.choice([folder, folder / "kernels", path.parent]), rng)
-    found = _taken(cache, key)
-    expect(found == wanted, f"{how}: {found} is taken, not {wanted}")
+    taken = _taken(cache, key)
+    expect(taken == wanted, f"{how}: {taken} is taken, not {wanted}")
     cache.store(key, METADATA, binary)
     again = _taken(cache, key)
     kept = None if how == "writable" or path.is_dir() else (METADATA, binary)
     expect(again == kept, f"{how}: {again} is found of what is kept again")
-    return RIGHT if found else f"{how}, made anew"
+    return RIGHT if taken else f"{how}, made anew"
 
 
 def _taken(cache: Cache, key: str) -> tuple[dict[str, Any], bytes] | None:
     """The metadata and binary of what is taken from a cache."""
-    found = from_cache(SOURCE, "sm_90", cache, key)
-    if found is None:
+    artifact = from_cache(SOURCE, "sm_90", cache, key)
+    if artifact is None:
         return None
-    expect((found.kernel, found.arch, found.kind) == ("one", "sm_90", "cubin"), f"it is of {found.kernel}")
-    numbers = {name: getattr(found, name) for name in NUMBERS}
-    words = {"entry": found.entry, "parameters": list(found.parameters), "assembler": found.assembler}
-    return words | numbers, found.binary
+    expect((artifact.kernel, artifact.arch, artifact.kind) == ("one", "sm_90", "cubin"), f"it is of {artifact.kernel}")
+    numbers = {name: getattr(artifact, name) for name in NUMBERS}
+    words = {"entry": artifact.entry, "parameters": list(artifact.parameters), "assembler": artifact.assembler}
+    return words | numbers, artifact.binary
 
 
 def _plausible(line: bytes, binary: bytes) -> tuple[dict[str, Any], bytes] | None:
     """What a sealed entry holds, if it can be the kernel's own."""
-    first, found, rest = (line + b"\n" + binary).partition(b"\n")
+    first, separator, rest = (line + b"\n" + binary).partition(b"\n")
     try:
         metadata = json.loads(first)
     except (ValueError, RecursionError):
         return None
-    right = found and isinstance(metadata, dict) and rest.startswith(b"\x7fELF") and set(metadata) == set(METADATA)
+    right = separator and isinstance(metadata, dict) and rest.startswith(b"\x7fELF") and set(metadata) == set(METADATA)
     if not right or metadata["entry"] != "argmax" or metadata["parameters"] != PARAMETERS:
         return None
     version = metadata["assembler"]
@@ -137,11 +137,11 @@ def _model(folder: Path, rng: random.Random) -> str:
             ]
         )
         how()
-        found = remembered(content, ask)
-        expect(isinstance(found.known, bool) and isinstance(found.model_type, str), f"{found} is remembered")
-        pairs = list(found.facts.values())
+        answer = remembered(content, ask)
+        expect(isinstance(answer.known, bool) and isinstance(answer.model_type, str), f"{answer} is remembered")
+        pairs = list(answer.facts.values())
         expect(all(isinstance(value, int | str) and isinstance(origin, str) for value, origin in pairs), f"{pairs}")
-        expect(len(asked) == 1 or found == ANSWER, f"{found} is what was said")
+        expect(len(asked) == 1 or answer == ANSWER, f"{answer} is what was said")
     return RIGHT if len(asked) == 1 else "made anew"
 
 
@@ -164,7 +164,7 @@ def _cache_at(folder: Path) -> Any:
 def _replace(path: Path, rng: random.Random) -> None:
     """Put something that is no file, or too large, or nothing, where an entry was."""
     path.unlink()
-    other = path.with_name("other")
+    target = path.with_name("other")
     match rng.randrange(7):
         case 0:
             os.mkfifo(path)
@@ -173,15 +173,15 @@ def _replace(path: Path, rng: random.Random) -> None:
         case 2:
             path.symlink_to(path)
         case 3:
-            os.mkfifo(other)
-            path.symlink_to(other)
+            os.mkfifo(target)
+            path.symlink_to(target)
         case 4:
             path.symlink_to("/dev/zero")
         case 5:
             with path.open("wb") as stream:
                 stream.truncate(1 << rng.choice([25, 40]))
         case _:
-            path.symlink_to(other)
+            path.symlink_to(target)
 
 
 def _let_others_write(folder: Path, rng: random.Random) -> None:

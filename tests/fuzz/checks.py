@@ -62,12 +62,15 @@ class Checks(Bound):
                 expect(got == value, f"{where}: {name} {got}, not {value}")
                 continue
             value = [list(row) if isinstance(row, tuple) else row for row in value]
-            value = [mine if row is None else row for mine, row in zip(got, value, strict=False)]
+            value = [actual if row is None else row for actual, row in zip(got, value, strict=False)]
             if name in ("logprobs", "best_logprobs"):
                 pairs = zip(got, value, strict=False)
                 if name == "best_logprobs":
                     pairs = (pair for rows in pairs for pair in zip(*rows, strict=True))
-                near = all(one == other or abs(one - other) <= 1e-3 + 1e-5 * abs(other) for one, other in pairs)
+                near = all(
+                    score == wanted_score or abs(score - wanted_score) <= 1e-3 + 1e-5 * abs(wanted_score)
+                    for score, wanted_score in pairs
+                )
                 expect(near, f"{where}: {name} {got}, not {value}")
                 continue
             expect(got[:count] == value, f"{where}: {name} {got[:count]}, not {value}")
@@ -86,18 +89,21 @@ class Checks(Bound):
     @staticmethod
     def _check_field(name: str, got: Tensor, carried: dict[str, Any]) -> None:
         expect(name in carried, f"{name} is carried, and nothing says what it is")
-        wanted, found = carried[name], got.tolist()
+        wanted, values = carried[name], got.tolist()
         if isinstance(wanted, dict):
-            ring = [wanted.get(i, 0) for i in range(len(found))]
-            expect(found == ring, f"carried {name}: {found}, not {ring}")
+            ring = [wanted.get(i, 0) for i in range(len(values))]
+            expect(values == ring, f"carried {name}: {values}, not {ring}")
         elif name == "topk_p":
-            near = all(abs(one - other) <= 1e-5 * other + 1e-36 for one, other in zip(found, wanted, strict=True))
-            expect(near, f"carried {name}: {found}, not {wanted}")
+            near = all(
+                abs(score - wanted_score) <= 1e-5 * wanted_score + 1e-36
+                for score, wanted_score in zip(values, wanted, strict=True)
+            )
+            expect(near, f"carried {name}: {values}, not {wanted}")
         elif name.startswith("draft_logits"):
-            expect(str(found) == str(wanted), f"carried {name}: {found}, not {wanted}")  # of which some are NaN
+            expect(str(values) == str(wanted), f"carried {name}: {values}, not {wanted}")  # of which some are NaN
         else:
             wanted = list(wanted) if isinstance(wanted, list | tuple) else wanted
-            expect(found == wanted, f"carried {name}: {found}, not {wanted}")
+            expect(values == wanted, f"carried {name}: {values}, not {wanted}")
 
     def _check_kv(self, before: dict[str, Tensor], lengths: dict[int, int]) -> None:
         """The text's keys and values are those of its tokens, and only slots of the step's windows were written."""
@@ -127,5 +133,5 @@ class Checks(Bound):
         """A request without room emits nothing and says why; its pool rows are checked with those of no batch."""
         host = result.to_host()
         for b, row in enumerate(full, start):
-            said = host.accept_lens[b], host.new_seq_lens[b], host.bonus[b], host.health[b]
-            expect(said == (0, 0, 0, ROOM), f"step {self.steps}, pool row {row} without room: {said}")
+            results = host.accept_lens[b], host.new_seq_lens[b], host.bonus[b], host.health[b]
+            expect(results == (0, 0, 0, ROOM), f"step {self.steps}, pool row {row} without room: {results}")

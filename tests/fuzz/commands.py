@@ -83,11 +83,18 @@ HEAVY = ("--emit", "--jobs", "--cache", "--no-cache", "-j", "--force")
 @functools.cache
 def commands() -> Mapping[tuple[str, ...], Sequence[Any]]:
     """The parameters of every command by its words; `specc-opt` is one, under its own name."""
-    found = {("specc-opt",): get_command(opt.app).params}
+    parameters = {("specc-opt",): get_command(opt.app).params}
     for name, command in get_command(app).commands.items():
         inner = getattr(command, "commands", None)
-        found |= {(name, sub): one.params for sub, one in inner.items()} if inner else {(name,): command.params}
-    return {words: [one for one in params if one.name not in ELSEWHERE] for words, params in found.items()}
+        parameters |= (
+            {(name, sub): subcommand.params for sub, subcommand in inner.items()}
+            if inner
+            else {(name,): command.params}
+        )
+    return {
+        words: [parameter for parameter in params if parameter.name not in ELSEWHERE]
+        for words, params in parameters.items()
+    }
 
 
 def case(seed: str, rng: random.Random) -> str:
@@ -123,8 +130,10 @@ def _judge(words: tuple[str, ...], done: Any) -> None:
         code for code in codes if code not in CODES or code.startswith(BLAMED_ON_US[: 1 + (words[0] != "specc-opt")])
     ]
     expect(not ours, f"{words}: {ours}: {shown[:300]!r}")
-    told = codes or "Error" in shown or unwritable
-    expect(done.exit_code not in (1, 2) or told, f"{words} ends with {done.exit_code} and does not say why: {shown!r}")
+    explained = codes or "Error" in shown or unwritable
+    expect(
+        done.exit_code not in (1, 2) or explained, f"{words} ends with {done.exit_code} and does not say why: {shown!r}"
+    )
 
 
 def _files(folder: Path) -> dict[str, int]:
@@ -145,16 +154,16 @@ def _line(rng: random.Random, words: tuple[str, ...]) -> list[str]:
     needed = {("build",): ["--emit", rng.choice(["plan", "specir", "kernels"])], ("run",): ["--prompt", "x"]}
     line: list[str] = needed.get(words, [])
     behind: list[str] = []
-    for one in commands()[words]:
-        if words == ("build",) and one.opts[0] in HEAVY:
+    for parameter in commands()[words]:
+        if words == ("build",) and parameter.opts[0] in HEAVY:
             continue
-        argument = one.param_type_name == "argument"
-        chance = 0.97 if one.required or argument else min(0.3, 1.5 / len(commands()[words]))
-        for _ in range(rng.choice([1] * (29 if argument and one.nargs == 1 else 3) + [2])):
+        argument = parameter.param_type_name == "argument"
+        chance = 0.97 if parameter.required or argument else min(0.3, 1.5 / len(commands()[words]))
+        for _ in range(rng.choice([1] * (29 if argument and parameter.nargs == 1 else 3) + [2])):
             if rng.random() < chance:
-                value = _value(rng, words, one)
+                value = _value(rng, words, parameter)
                 behind += value if argument else []
-                line += [] if argument else [rng.choice(one.opts + one.secondary_opts), *value]
+                line += [] if argument else [rng.choice(parameter.opts + parameter.secondary_opts), *value]
     if rng.random() < 0.05:
         line.insert(rng.randrange(len(line) + 1), rng.choice([f"--{saying}" for saying in SAYINGS if saying] + ["-x"]))
     if words in SERVERS:
@@ -162,32 +171,32 @@ def _line(rng: random.Random, words: tuple[str, ...]) -> list[str]:
     return [*behind, *line] if rng.random() < 0.5 else [*line, *behind]
 
 
-def _value(rng: random.Random, words: tuple[str, ...], one: Any) -> list[str]:
+def _value(rng: random.Random, words: tuple[str, ...], parameter: Any) -> list[str]:
     """What is said of a parameter: mostly of its type, sometimes anything."""
-    if one.param_type_name != "argument" and one.is_flag:
+    if parameter.param_type_name != "argument" and parameter.is_flag:
         return []
-    if words == ("bench-serve",) and one.name in ("url", "against"):
+    if words == ("bench-serve",) and parameter.name in ("url", "against"):
         return [rng.choice(ADDRESSES)]
-    if words in SERVERS and one.param_type_name == "argument":
+    if words in SERVERS and parameter.param_type_name == "argument":
         return SERVERS[words](rng)
-    if (known := _known(words, one)) and rng.random() < 0.6:
+    if (known := _known(words, parameter)) and rng.random() < 0.6:
         return [rng.choice(known)]
     if rng.random() < 0.1:
         return [rng.choice([*SAYINGS, *PATHS, *NUMBERS])]
-    kind = str(one.type_descriptor.annotation)
-    choices = one.type_descriptor.annotation
+    kind = str(parameter.type_descriptor.annotation)
+    choices = parameter.type_descriptor.annotation
     if isinstance(choices, type) and issubclass(choices, enum.Enum):
         return [rng.choice([choice.value for choice in choices])]
-    if "Path" in kind or one.name in ("program", "source", "json_schema"):
+    if "Path" in kind or parameter.name in ("program", "source", "json_schema"):
         return [rng.choice(PATHS)]
     if "int" in kind or "float" in kind:
         return [rng.choice(NUMBERS)]
     return [rng.choice([*SAYINGS, *LISTS, *NUMBERS])]
 
 
-def _known(words: tuple[str, ...], one: Any) -> Sequence[str]:
+def _known(words: tuple[str, ...], parameter: Any) -> Sequence[str]:
     """What a parameter could rightly be."""
-    if words[0] in ("bench", "tune") and torch.cuda.is_available() and one.name in ("config", "target"):
+    if words[0] in ("bench", "tune") and torch.cuda.is_available() and parameter.name in ("config", "target"):
         return ("text.txt",)  # where something could be measured, it would be for seconds
     return {
         "config": ("c.yaml",), "against": ("c.yaml", "none"), "source": ("c.yaml", "-"), "target": ("target", "c.yaml"),
@@ -196,24 +205,24 @@ def _known(words: tuple[str, ...], one: Any) -> Sequence[str]:
         "size": ("2", "20"), "algorithm": ("EAGLE", "standalone"), "gpu": ("h100", "sm_100"), "prompt": ("x",),
         "verify": ("target_only", "greedy"), "sampling": ("top_k", "grammar,penalties"), "outputs": ("logprobs",),
         "logits": ("sharded",), "topk": ("1", "2"), "num_steps": ("1", "2"), "name": ("fuzzed",),
-    }.get(one.name, ())  # fmt: skip
+    }.get(parameter.name, ())  # fmt: skip
 
 
 def _sglang(rng: random.Random) -> list[str]:
     """The command of a server of SGLang's: one that is served, with arguments changed, left out, or anything."""
     draft = rng.choice(["eagle", "standalone"])
-    said = {
+    options = {
         "--model-path": "target", "--speculative-draft-model-path": draft,
         "--speculative-algorithm": draft.upper(), "--speculative-num-steps": "3",
         "--speculative-eagle-topk": "1", "--attention-backend": "triton", "--dtype": rng.choice(["float16", "float32"]),
     }  # fmt: skip
     for _ in range(rng.choice([0, 1, 1, 2, 4])):
-        key = rng.choice([*of_sglang.KNOWN, *said])
-        said[key] = rng.choice([*SAYINGS, *PATHS, *PATHS, *NUMBERS, "EAGLE3", "NEXTN", "fa3", "xgrammar", "auto"])
-    for key in rng.sample(list(said), rng.choice([0, 0, 0, 1])):
-        del said[key]
+        key = rng.choice([*of_sglang.KNOWN, *options])
+        options[key] = rng.choice([*SAYINGS, *PATHS, *PATHS, *NUMBERS, "EAGLE3", "NEXTN", "fa3", "xgrammar", "auto"])
+    for key in rng.sample(list(options), rng.choice([0, 0, 0, 1])):
+        del options[key]
     equals = rng.random() < 0.3
-    line = [word for key, value in said.items() for word in ([f"{key}={value}"] if equals else [key, value])]
+    line = [word for key, value in options.items() for word in ([f"{key}={value}"] if equals else [key, value])]
     front = rng.choice([[], [], ["python", "-m", "sglang.launch_server"], ["sglang", "serve"], ["A=\x1b", "B=1"]])
     line = [*front, *line]
     return [" ".join(line)] if rng.random() < 0.2 else line
@@ -223,19 +232,19 @@ def _vllm(rng: random.Random) -> list[str]:
     """The command of a server of vLLM's, as of SGLang's."""
     method = rng.choice(["eagle", "draft_model", "ngram"])
     drafts = {"eagle": "eagle", "draft_model": "standalone"}.get(method)
-    said = {
+    options = {
         "--model": "target", "--spec-method": method, "--spec-tokens": "3", "--dtype": rng.choice(["half", "float32"])
     } | ({"--spec-model": drafts} if drafts else {})  # fmt: skip
     if rng.random() < 0.4:
         keys = {"method": method, "num_speculative_tokens": 3} | ({"model": drafts} if drafts else {})
-        said = {"--model": "target", "--speculative-config": json.dumps(keys)}
+        options = {"--model": "target", "--speculative-config": json.dumps(keys)}
     for _ in range(rng.choice([0, 1, 1, 2, 4])):
-        key = rng.choice([*of_vllm.KNOWN, *said, "-sc.model", "-cc.a.b+", "--speculative-config.method", "--no-x"])
-        said[key] = rng.choice([*SAYINGS, *PATHS, *PATHS, *NUMBERS, "{}", "[1]", '{"a": {"b": 1}}', "mtp", "auto"])
-    for key in rng.sample(list(said), rng.choice([0, 0, 0, 1])):
-        del said[key]
+        key = rng.choice([*of_vllm.KNOWN, *options, "-sc.model", "-cc.a.b+", "--speculative-config.method", "--no-x"])
+        options[key] = rng.choice([*SAYINGS, *PATHS, *PATHS, *NUMBERS, "{}", "[1]", '{"a": {"b": 1}}', "mtp", "auto"])
+    for key in rng.sample(list(options), rng.choice([0, 0, 0, 1])):
+        del options[key]
     equals = rng.random() < 0.3
-    line = [word for key, value in said.items() for word in ([f"{key}={value}"] if equals else [key, value])]
+    line = [word for key, value in options.items() for word in ([f"{key}={value}"] if equals else [key, value])]
     front = rng.choice([[], [], ["python", "-m", "vllm.entrypoints.openai.api_server"], ["vllm", "serve"], ["A=\x1b"]])
     line = [*front, *line]
     return [" ".join(line)] if rng.random() < 0.2 else line

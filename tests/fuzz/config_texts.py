@@ -41,53 +41,53 @@ def schema() -> dict[str, dict[str, Any]]:
     for name in algorithms.names():
         options |= algorithms.needs(name).options.model_json_schema().get("properties", {})
     blocks = {"": whole["properties"], "model": whole["$defs"]["ModelBlock"]["properties"], "options": options}
-    return {name: {key: _flat(said) for key, said in keys.items()} for name, keys in blocks.items()}
+    return {name: {key: _flat(rule) for key, rule in keys.items()} for name, keys in blocks.items()}
 
 
-def _flat(said: dict[str, Any]) -> dict[str, Any]:
+def _flat(rule: dict[str, Any]) -> dict[str, Any]:
     """One key's schema without the alternative null."""
-    some = [option for option in said.get("anyOf", ()) if option.get("type") != "null"]
-    return {**said, **some[0]} if len(some) == 1 else said
+    some = [option for option in rule.get("anyOf", ()) if option.get("type") != "null"]
+    return {**rule, **some[0]} if len(some) == 1 else rule
 
 
-def value(rng: random.Random, said: dict[str, Any]) -> Any:
+def value(rng: random.Random, rule: dict[str, Any]) -> Any:
     """A value for a key: at its bounds, one of its words, or anything at all."""
     pool: list[Any] = []
-    kind = said.get("type")
+    kind = rule.get("type")
     if kind == "integer":
-        bounds = [said.get("minimum", 0), said.get("maximum", 1 << 20)]
+        bounds = [rule.get("minimum", 0), rule.get("maximum", 1 << 20)]
         pool = [edge + by for edge in bounds for by in (-1, 0, 1)] + [1 << rng.randrange(24), rng.randint(1, 16)]
         pool += [(1 << rng.randrange(1, 24)) + rng.choice([-1, 1]), float(rng.randint(1, 9)), str(rng.randint(1, 9))]
-    elif "enum" in said or "const" in said:
-        words = said.get("enum", [said.get("const")])
+    elif "enum" in rule or "const" in rule:
+        words = rule.get("enum", [rule.get("const")])
         pool = [*words, rng.choice(words).upper(), rng.choice(words)[:-1], misspelt(rng, str(rng.choice(words)))]
     elif kind == "boolean":
         pool = [True, False, "yes", "no", "on", 0, 1]
     elif kind == "array":
-        item = {**said.get("items", {})}
-        sizes = (0, 1, 2, 3, said.get("maxItems", 8), said.get("maxItems", 8) + 1)
+        item = {**rule.get("items", {})}
+        sizes = (0, 1, 2, 3, rule.get("maxItems", 8), rule.get("maxItems", 8) + 1)
         pool = [
             [value(rng, item) for _ in range(rng.choice(sizes))],
             sorted(rng.sample(range(1, 20), rng.randint(1, 5))),
         ]
     elif kind == "string":
-        pool = ["a", "m", "eagle", "x" * said.get("maxLength", 63), "x" * (said.get("maxLength", 63) + 1)]
+        pool = ["a", "m", "eagle", "x" * rule.get("maxLength", 63), "x" * (rule.get("maxLength", 63) + 1)]
     if not pool or rng.random() < 0.25:
         return rng.choice(ODD)
-    allowed = [one for one in pool if not breaks(said, one)]
+    allowed = [candidate for candidate in pool if not breaks(rule, candidate)]
     return rng.choice(allowed if allowed and rng.random() < 0.5 else pool)
 
 
-def breaks(said: dict[str, Any], given: Any) -> bool:
+def breaks(rule: dict[str, Any], given: Any) -> bool:
     """Whether the schema alone forbids a value: kinds and bounds of numbers, flags and words."""
-    kind = said.get("type")
+    kind = rule.get("type")
     if kind == "integer":
         wrong = type(given) is not int
-        return wrong or given < said.get("minimum", given) or given > said.get("maximum", given)
+        return wrong or given < rule.get("minimum", given) or given > rule.get("maximum", given)
     if kind == "boolean":
         return type(given) is not bool
-    if "enum" in said and kind == "string":
-        return given not in said["enum"] and not (given is True and "true" in said["enum"])
+    if "enum" in rule and kind == "string":
+        return given not in rule["enum"] and not (given is True and "true" in rule["enum"])
     return False
 
 
@@ -103,11 +103,11 @@ def misspelt(rng: random.Random, word: str) -> str:
 
 def blocks(keys: dict[str, Any]) -> list[tuple[dict[str, Any], str]]:
     """All blocks of a configuration, the outermost first, with their names in `schema`."""
-    found = [(keys, "")]
+    nested = [(keys, "")]
     for name, kind in (("target", "model"), ("draft", "model"), ("options", "options")):
         if isinstance(keys.get(name), dict):
-            found.append((keys[name], kind))
-    return found
+            nested.append((keys[name], kind))
+    return nested
 
 
 def block_of(rng: random.Random, keys: dict[str, Any]) -> tuple[dict[str, Any], str]:

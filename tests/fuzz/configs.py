@@ -47,7 +47,7 @@ def changed(rng: random.Random) -> str:
             case 1:
                 block[misspelt(rng, key)] = block.pop(key, value(rng, known.get(key, {})))
             case 2:
-                block[rng.choice([other for of in schema().values() for other in of])] = rng.choice(ODD)
+                block[rng.choice([any_key for of in schema().values() for any_key in of])] = rng.choice(ODD)
             case _:
                 if not isinstance(block.get(key), dict):
                     block[key] = value(rng, known.get(key, {}))
@@ -77,8 +77,8 @@ def document(rng: random.Random) -> str:
             return [any_value(depth - 1) for _ in range(rng.randint(0, 4))]
         return rng.choice(ODD)
 
-    found = {key: any_value(rng.randint(0, 4)) for key in rng.sample([*schema()[""], "x"], rng.randint(0, 12))}
-    return judge(to_text(rng, found) if rng.random() < 0.9 else json.dumps(any_value(3)), COMPILED, rng)
+    content = {key: any_value(rng.randint(0, 4)) for key in rng.sample([*schema()[""], "x"], rng.randint(0, 12))}
+    return judge(to_text(rng, content) if rng.random() < 0.9 else json.dumps(any_value(3)), COMPILED, rng)
 
 
 def deep(rng: random.Random) -> str:
@@ -140,18 +140,20 @@ def tuning_files(rng: random.Random) -> str:
     keys = legal.draw(rng, small=True) | {"tuning": "t.yaml", "archs": ["sm_90"]}
     launches: list[dict[str, Any]] = []
     for _ in range(rng.randint(0, 3)):
-        one: dict[str, Any] = {"launch": rng.choice(["prepare_rows", "verify_argmax", "verify_draw", "compact", "x"])}
+        launch: dict[str, Any] = {
+            "launch": rng.choice(["prepare_rows", "verify_argmax", "verify_draw", "compact", "x"])
+        }
         if rng.random() < 0.5:
-            one["warps"] = rng.choice([1, 2, 4, 8, 16, 32, *ODD])
+            launch["warps"] = rng.choice([1, 2, 4, 8, 16, 32, *ODD])
         if rng.random() < 0.3:
-            one["tile"] = rng.choice([512, 1024, 3, *ODD])
+            launch["tile"] = rng.choice([512, 1024, 3, *ODD])
         if rng.random() < 0.3:
-            one["split"] = rng.choice([{bucket: rng.randint(1, 3)} for bucket in keys.get("buckets", [1])] + [*ODD])
-        launches.append(one)
-    said: dict[str, Any] = {"gpu": "g", "arch": "sm_90", "specc": "0", "triton": "0", "launches": launches}
+            launch["split"] = rng.choice([{bucket: rng.randint(1, 3)} for bucket in keys.get("buckets", [1])] + [*ODD])
+        launches.append(launch)
+    tuning: dict[str, Any] = {"gpu": "g", "arch": "sm_90", "specc": "0", "triton": "0", "launches": launches}
     if rng.random() < 0.2:
-        said[rng.choice([*said, "x"])] = rng.choice(ODD)
-    lines = to_text(rng, said).splitlines()
+        tuning[rng.choice([*tuning, "x"])] = rng.choice(ODD)
+    lines = to_text(rng, tuning).splitlines()
     if rng.random() < 0.3:
         damage(rng, lines)
     with tempfile.TemporaryDirectory() as folder:

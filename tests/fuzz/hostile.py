@@ -127,5 +127,5 @@ def _furnish(folder: Path, rng: random.Random) -> None:
 
 def raw(text: str) -> object:
     """What of a text steers a terminal, or cannot be shown; None for nothing."""
-    found = CONTROL.search(text)
-    return repr(found.group()) if found else next((repr(char) for char in text if "\ud800" <= char <= "\udfff"), None)
+    match = CONTROL.search(text)
+    return repr(match.group()) if match else next((repr(char) for char in text if "\ud800" <= char <= "\udfff"), None)

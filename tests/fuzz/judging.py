@@ -58,12 +58,12 @@ def check_plan(plan: Plan) -> None:
                 expect(known, f"{node.name}: {argument} names nothing")
     placed = [(b.offset, b.offset + b.bytes, b) for b in plan.buffers.values() if b.offset is not None and b.bytes]
     live: list[tuple[int, Buffer]] = []
-    for start, end, buffer in sorted(placed, key=lambda one: one[0]):
+    for start, end, buffer in sorted(placed, key=lambda place: place[0]):
         expect(buffer.owner == "arena", f"{buffer.name} is the engine's, and in the arena")
         expect(start % 256 == 0, f"{buffer.name} is at {start}")
         expect(end <= plan.memory.arena, f"{buffer.name} ends behind the arena")
-        live = [(stop, other) for stop, other in live if stop > start]
-        for _, other in live:
-            apart = other.lifetime[1] < buffer.lifetime[0] or buffer.lifetime[1] < other.lifetime[0]
-            expect(apart, f"{buffer.name} and {other.name} live at once in the same memory")
+        live = [(stop, neighbour) for stop, neighbour in live if stop > start]
+        for _, neighbour in live:
+            apart = neighbour.lifetime[1] < buffer.lifetime[0] or buffer.lifetime[1] < neighbour.lifetime[0]
+            expect(apart, f"{buffer.name} and {neighbour.name} live at once in the same memory")
         live.append((end, buffer))

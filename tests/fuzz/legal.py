@@ -39,8 +39,8 @@ def install_plugin() -> None:
     sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "examples" / "plugin" / "src"))
     importlib.import_module("specc_anchored")
     point = EntryPoint(PLUGIN.lower(), f"specc_anchored:{PLUGIN}", "specc.algorithms")
-    found = [*algorithms.entry_points(group=point.group), point]
-    algorithms.entry_points = lambda group: [one for one in found if one.group == group]  # type: ignore[assignment]
+    points = [*algorithms.entry_points(group=point.group), point]
+    algorithms.entry_points = lambda group: [entry for entry in points if entry.group == group]  # type: ignore[assignment]
 
 
 def _model(rng: random.Random, vocab: int) -> Keys:
@@ -171,13 +171,13 @@ def _places(rng: random.Random, keys: Keys) -> Keys:
     """Some carried fields, in tables of any integers, which either side writes; an appended one as it is."""
     known = [name for name in FIELDS if name != ("text" if keys["algorithm"].upper() != "NGRAM" else "")]
     known = [name for name in known if name != "seq_lens" or keys["overlap"]]
-    found: Keys = {}
+    places: Keys = {}
     for name in known:
         own = name != "text"
         dtype = rng.choice([{}, {"dtype": "int32"}, *[{"dtype": "int64"}] * own])
         writer = rng.choice([{}, {"written_by": "program"}, *[{"written_by": "engine"}] * (3 * own)])
-        found |= {name: dtype | writer} if rng.random() < 0.7 else {}
-    return found
+        places |= {name: dtype | writer} if rng.random() < 0.7 else {}
+    return places
 
 
 def _leave_to_engine(rng: random.Random, keys: Keys) -> None:

@@ -73,12 +73,12 @@ def model_directories(rng: random.Random) -> str:
     with tempfile.TemporaryDirectory() as folder:
         _directories(rng, Path(folder), [0, 1, 1, 2, 4])
         keys = legal.draw(rng, algorithm=rng.choice(algorithms.names()), small=True)
-        for side in ("target", "draft"):
-            if side in keys:
-                kept = rng.sample(list(keys[side]), rng.choice([0, 0, 1, 3]))
+        for role in ("target", "draft"):
+            if role in keys:
+                kept = rng.sample(list(keys[role]), rng.choice([0, 0, 1, 3]))
                 elsewhere = rng.choice(["no_such", ".", "m/config.json", "/dev/null", "m\x00", ""])
                 where = elsewhere if rng.random() < 0.1 else rng.choice(["m", "d"])
-                keys[side] = {key: keys[side][key] for key in kept} | {"model": where}
+                keys[role] = {key: keys[role][key] for key in kept} | {"model": where}
         path = Path(folder) / "c.yaml"
         made = to_text(rng, keys)
         return outcome(
@@ -91,20 +91,24 @@ def _blamed_rightly(load: Callable[[], LoadedConfig]) -> LoadedConfig:
     try:
         return load()
     except DiagnosticError as error:
-        told = [one.message for one in error.diagnostics if "is not a path" in one.message and "\0" not in one.message]
-        expect(not told, f"a path that is one is blamed: {told}")
+        blames = [
+            diagnostic.message
+            for diagnostic in error.diagnostics
+            if "is not a path" in diagnostic.message and "\0" not in diagnostic.message
+        ]
+        expect(not blames, f"a path that is one is blamed: {blames}")
         raise
 
 
 def _directories(rng: random.Random, folder: Path, changes: list[int]) -> None:
     """Two model directories, ``m`` and ``d``, with so many keys that say anything, and fewer that are missing."""
-    said = {"hidden_size": 256, "num_hidden_layers": 4, "num_attention_heads": 4, "num_key_value_heads": 2,
+    sizes = {"hidden_size": 256, "num_hidden_layers": 4, "num_attention_heads": 4, "num_key_value_heads": 2,
         "head_dim": 64,
             "vocab_size": 2048, "dtype": "bfloat16"}  # fmt: skip
-    for side in ("m", "d"):
-        (folder / side).mkdir()
+    for name in ("m", "d"):
+        (folder / name).mkdir()
         facts = {"model_type": rng.choice(["llama", "qwen3_next", "deepseek_v3", "gemma3", "mamba", "no_such", "gpt2"])}
-        facts |= said | {rng.choice(MODEL_KEYS): _fact(rng, 2) for _ in range(rng.choice(changes))}
+        facts |= sizes | {rng.choice(MODEL_KEYS): _fact(rng, 2) for _ in range(rng.choice(changes))}
         if rng.random() < 0.5:
             facts |= {"architectures": [rng.choice(CLASSES)], "num_hidden_layers": rng.choice([1, 3, 4])}
         for key in rng.sample(list(facts), rng.choice(changes) // 2):
@@ -118,7 +122,7 @@ def _directories(rng: random.Random, folder: Path, changes: list[int]) -> None:
             made = rng.choice(
                 ["", "{", made[: len(made) // 2], "[" * 5000, "\x00", made * 2, '{"a": NaN}', "\ufeff" + made]
             )
-        place = folder / side / "config.json"
+        place = folder / name / "config.json"
         if rng.random() < 0.05:
             place.mkdir()
         else:
@@ -152,7 +156,7 @@ def first(rng: random.Random) -> str:
 
 def renumbered(rng: random.Random, made: str) -> str:
     """JSON in which one number is another word for one."""
-    places = [found.span() for found in re.finditer(r"(?<=[\[ ])-?[\d.]+(?=[,\]}])", made)]
+    places = [match.span() for match in re.finditer(r"(?<=[\[ ])-?[\d.]+(?=[,\]}])", made)]
     start, end = rng.choice(places) if places else (len(made), len(made))
     return made[:start] + rng.choice(NUMBERS) + made[end:]
 
@@ -204,20 +208,20 @@ def _tokens(rng: random.Random) -> Any:
 
 def _tensor(rng: random.Random) -> Any:
     """What torch may have saved: of any type, of more axes or entries than a map has, of repeated memory."""
-    one: Any = torch.tensor(rng.sample(range(8), rng.choice([0, 1, 4]))).to(rng.choice([*WHOLE, *OTHERS]))
+    tensor: Any = torch.tensor(rng.sample(range(8), rng.choice([0, 1, 4]))).to(rng.choice([*WHOLE, *OTHERS]))
     match rng.randrange(7):
         case 0:
-            return one[None]
-        case 1 if len(one):
-            return one[:1].expand(rng.choice([5, (1 << 24) + 1, 1 << 40, 1 << 60]))
+            return tensor[None]
+        case 1 if len(tensor):
+            return tensor[:1].expand(rng.choice([5, (1 << 24) + 1, 1 << 40, 1 << 60]))
         case 2:
             return torch.zeros(rng.choice([1, 1 << 40]), dtype=torch.int64, device="meta")
         case 3:
-            return [one, one]
+            return [tensor, tensor]
         case 4:
-            return rng.choice([{"d2t": one}, (1, 2), "x", 3, None, [1 << 400, 2], b"12"])
+            return rng.choice([{"d2t": tensor}, (1, 2), "x", 3, None, [1 << 400, 2], b"12"])
         case _:
-            return one
+            return tensor
 
 
 def token_maps(rng: random.Random) -> str:
@@ -265,15 +269,15 @@ def headers(rng: random.Random) -> str:
     header: Any = rng.choice(
         [{"d2t": entry, "fc.weight": {}}, {"d2t": entry}, {"d2t": entry}, {"t2d": entry}, rng.choice(ODD)]
     )
-    said = json.dumps(header).encode()
-    length = rng.choice([len(said)] * 6 + [0, len(said) - 1, len(said) + 9, 1 << 25, 1 << 40, (1 << 64) - 1])
+    encoded = json.dumps(header).encode()
+    length = rng.choice([len(encoded)] * 6 + [0, len(encoded) - 1, len(encoded) + 9, 1 << 25, 1 << 40, (1 << 64) - 1])
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / rng.choice(["model.safetensors", "a.safetensors"])
         if rng.random() < 0.1:
             _no_file(rng, path)
         else:
             path.write_bytes(
-                length.to_bytes(8, "little") + said + rng.choice([bytes, rng.randbytes])(rng.choice([0, 24, 32, 64]))
+                length.to_bytes(8, "little") + encoded + rng.choice([bytes, rng.randbytes])(rng.choice([0, 24, 32, 64]))
             )
         return _judged(lambda: read_offsets(Path(folder)), rng)
 
@@ -294,13 +298,13 @@ def _no_file(rng: random.Random, path: Path) -> None:
 def _judged(read: Callable[[], list[int] | None], rng: random.Random) -> str:
     """Read a map and compare it with a draft: whole numbers that are right, or a coded error that can be printed."""
     try:
-        found = read()
-        if found is None:
+        tokens = read()
+        if tokens is None:
             return "no map"
-        expect(len(found) <= 1 << 24, "a map of more tokens than a vocabulary has")
-        expect(all(type(token) is int for token in found), "a token that is no whole number")
-        check_token_map(found, rng.choice([len(found), 4]), 40)
-        expect(found == sorted(set(found)) and all(0 <= token < 40 for token in found), "a map that breaks a rule")
+        expect(len(tokens) <= 1 << 24, "a map of more tokens than a vocabulary has")
+        expect(all(type(token) is int for token in tokens), "a token that is no whole number")
+        check_token_map(tokens, rng.choice([len(tokens), 4]), 40)
+        expect(tokens == sorted(set(tokens)) and all(0 <= token < 40 for token in tokens), "a map that breaks a rule")
     except TokenMapError as error:
         expect(error.code.startswith("map/") and len(str(error)) < 1000, f"{error.code}: {error!s:.200}")
         return f"diagnostic {error.code}"

@@ -57,13 +57,13 @@ class Oracle:
 
     # --- rows ---------------------------------------------------------------------------------------------------------
 
-    def argmax(self, side: str, token: int, seen: int) -> tuple[int, bool]:
+    def argmax(self, role: str, token: int, seen: int) -> tuple[int, bool]:
         """The token that a model says next, and whether the row is bad."""
-        number = self.models[side].row(token, seen)
-        if (side, number) not in self.cache:
-            column, bad = argmax(self.models[side].rows[number])
-            self.cache[side, number] = self.models[side].token(column), bad
-        return self.cache[side, number]
+        number = self.models[role].row(token, seen)
+        if (role, number) not in self.cache:
+            column, bad = argmax(self.models[role].rows[number])
+            self.cache[role, number] = self.models[role].token(column), bad
+        return self.cache[role, number]
 
     def _target_row(self, token: int, seen: int, position: int, path: Sequence[int]) -> list[float]:
         """The target's row for a position, after a token at the one before, changed by what the text and a path have.
@@ -87,12 +87,12 @@ class Oracle:
         row = self._target_row(token, seen, position, path)
         return argmax(row if self.sampler.greedy else self.sampler.scaled(row))[1]
 
-    def target_token(self, token: int, seen: int, position: int, said: int | None, path: Sequence[int] = ()) -> int:
-        """What the target has at a position, after a token at the one before: ``said`` if rounding decides."""
+    def target_token(self, token: int, seen: int, position: int, reported: int | None, path: Sequence[int] = ()) -> int:
+        """What the target has at a position, after a token at the one before: ``reported`` if rounding decides."""
         if self._as_it_is():
             return self.argmax("target", token, seen)[0]
-        found = self.sampler.draw(self._target_row(token, seen, position, path), position)
-        return said if said in found else found[0]
+        drawable = self.sampler.draw(self._target_row(token, seen, position, path), position)
+        return reported if reported in drawable else drawable[0]
 
     def count(self, tokens: Sequence[int]) -> None:
         """Take note of tokens that are emitted."""
@@ -105,13 +105,13 @@ class Oracle:
         key = (number, self.config.file.topk)
         if key not in self.cache:
             draft = self.models["draft"]
-            found = most_probable(number, draft.rows[number], self.config.file.topk)
-            self.cache[key] = [replace(choice, token=draft.token(choice.token)) for choice in found]
+            candidates = most_probable(number, draft.rows[number], self.config.file.topk)
+            self.cache[key] = [replace(choice, token=draft.token(choice.token)) for choice in candidates]
         return self.cache[key]
 
-    def hidden(self, side: str, seen: int) -> int:
+    def hidden(self, role: str, seen: int) -> int:
         """The code of the hidden row of who has seen that."""
-        return self.models[side].hidden_codes[Model.hidden_row(seen)]
+        return self.models[role].hidden_codes[Model.hidden_row(seen)]
 
     @property
     def length(self) -> int:
@@ -128,11 +128,11 @@ class Oracle:
 
     # --- prefill ------------------------------------------------------------------------------------------------------
 
-    def prefill(self, said: int | None = None) -> None:
-        """Target and draft over the prompt: the first token, which a program ``said``, is the root."""
+    def prefill(self, reported: int | None = None) -> None:
+        """Target and draft over the prompt: the first token, which a program ``reported``, is the root."""
         self.target_codes = [target_code(token, position) for position, token in enumerate(self.text)]
         self._seen = fold_all(0, self.target_codes)
-        first = self.target_token(self.text[-1], self._seen, len(self.text), said)
+        first = self.target_token(self.text[-1], self._seen, len(self.text), reported)
         self.health = TARGET * self.target_bad(self.text[-1], self._seen, len(self.text))
         states, state = [], 0
         for code in self.target_codes:
@@ -157,17 +157,17 @@ class Oracle:
 
     # --- a step -------------------------------------------------------------------------------------------------------
 
-    def step(self, steps: int, nodes: int, said: Sequence[int] = ()) -> Expected:
-        """One step of S drafts and N nodes, at which a program ``said`` these tokens.
+    def step(self, steps: int, nodes: int, reported: Sequence[int] = ()) -> Expected:
+        """One step of S drafts and N nodes, at which a program ``reported`` these tokens.
 
         Doubt when rounding decides what is drafted.
         """
         self.health = 0
         if self.config.file.step != "rotated":
-            return self.verify(self.draft(steps, nodes) if steps else chain(self.text[-1], []), steps, said)
-        found = self.verify(chain(self.text[-1], self.carried["drafts"]), steps, said)
+            return self.verify(self.draft(steps, nodes) if steps else chain(self.text[-1], []), steps, reported)
+        expected = self.verify(chain(self.text[-1], self.carried["drafts"]), steps, reported)
         self._redraft(steps)
-        return replace(found, health=self.health)  # of both halves
+        return replace(expected, health=self.health)  # of both halves
 
     def _redraft(self, steps: int) -> None:
         """Draft, at the end of a rotated step, what the next one verifies."""
@@ -177,7 +177,7 @@ class Oracle:
         """What is verified."""
         raise NotImplementedError
 
-    def verify(self, tree: Tree, steps: int, said: Sequence[int] = ()) -> Expected:
+    def verify(self, tree: Tree, steps: int, reported: Sequence[int] = ()) -> Expected:
         """The target over all nodes, the walk, and what follows from what was accepted."""
         seen, codes = [], []
         for column, token in enumerate(tree.tokens):
@@ -189,10 +189,10 @@ class Oracle:
             seen.append(fold_all(self._seen, [codes[c] for c in visible]))
         path, emitted, rows = [0], list[int](), list[list[float] | None]()
         while True:
-            told = said[len(emitted)] if len(emitted) < len(said) else None
+            reported_token = reported[len(emitted)] if len(emitted) < len(reported) else None
             position = len(self.text) + len(emitted)
             known = emitted if self.config.file.penalties == "exact" else []
-            token = self.target_token(tree.tokens[path[-1]], seen[path[-1]], position, told, known)
+            token = self.target_token(tree.tokens[path[-1]], seen[path[-1]], position, reported_token, known)
             rows.append(self._scored_row(tree.tokens[path[-1]], seen[path[-1]], position, known))
             emitted.append(token)
             children = [c for c, parent in enumerate(tree.parents) if parent == path[-1] and tree.tokens[c] == token]
@@ -238,17 +238,17 @@ class Oracle:
     def _outputs(self, path: list[int], states: list[int], tree: Tree) -> dict[str, Any]:
         """What a configuration may ask for, of the accepted nodes."""
         model, target = self.models["target"], self.config.target
-        found: dict[str, Any] = {
+        outputs: dict[str, Any] = {
             "hidden_states": [model.hidden_rows[Model.hidden_row(state)] for state in states],
             "drafted": [tree.tokens[column] for column in path],
         }
         for number, name in enumerate(("routed_experts", "indexer_topk")):
             size = int((target.experts_per_token, target.index_topk)[number] or 0)
-            found[name] = [
+            outputs[name] = [
                 [[extra(state, number, layer, i) for i in range(size)] for layer in range(target.depth)]
                 for state in states
             ] if name in self.config.file.outputs else []  # fmt: skip
-        return found
+        return outputs
 
     def commit(self, emitted: list[int], hidden: list[int], steps: int) -> None:
         """What the draft makes of accepted tokens; `hidden` are the target's rows of the accepted nodes."""
@@ -307,7 +307,7 @@ class Oracle:
         # Without a temperature: the largest logit, and a draft that is sure.
         self.carried[f"draft_mass{number}"] = [max((x for x in row if x == x), default=-INF), 1.0, 1.0]
 
-    def carry_hidden(self, name: str, side: str, seen: int) -> None:
+    def carry_hidden(self, name: str, role: str, seen: int) -> None:
         """A hidden row that the next step reads."""
-        self.handed = self.hidden(side, seen)
-        self.carried[name] = self.models[side].hidden_rows[Model.hidden_row(seen)]
+        self.handed = self.hidden(role, seen)
+        self.carried[name] = self.models[role].hidden_rows[Model.hidden_row(seen)]

@@ -94,7 +94,7 @@ class Anchored(Oracle):
     def _outputs(self, path: list[int], states: list[int], tree: Tree) -> dict[str, Any]:
         self.carried["anchor"] = self.models["target"].hidden_rows[Model.hidden_row(states[-1])]
         emitted = self.text[-len(path) :]
-        again = sum(one == other for one, other in pairwise(emitted))
+        again = sum(token == next_token for token, next_token in pairwise(emitted))
         return super()._outputs(path, states, tree) | {"repeats": again}
 
     def draft(self, steps: int, nodes: int) -> Tree:
@@ -154,9 +154,9 @@ class Block(Oracle):
         before = [root]
         while len(before) < steps:
             before.append(self.models["draft"].follow(before[-1]))
-        found = [self.argmax("draft", token, fold(seen, i)) for i, token in enumerate(before)]
-        self.health |= DRAFT * any(bad for _, bad in found)
-        return chain(root, [token for token, _ in found])
+        best = [self.argmax("draft", token, fold(seen, i)) for i, token in enumerate(before)]
+        self.health |= DRAFT * any(bad for _, bad in best)
+        return chain(root, [token for token, _ in best])
 
     def commit(self, emitted: list[int], hidden: list[int], steps: int) -> None:
         self.draft_codes += [injected_code(len(self.draft_codes) + i, code) for i, code in enumerate(hidden)]
@@ -196,13 +196,13 @@ class LookUp(Oracle):
             source, after = (own, list(self.corpus))[rank], 1 - negative
             if len(branches) == self.config.file.topk or any(branch[0] == source[after] for branch in branches):
                 continue
-            told = list(source)
+            known = list(source)
             branch = []
             for i in range(steps):
-                token = told[after + i] if after + i < len(told) else fill
+                token = known[after + i] if after + i < len(known) else fill
                 branch.append(token)
                 if rank == 0 and options.beyond == "period":
-                    told.append(token)  # past the root it goes on into the drafts themselves
+                    known.append(token)  # past the root it goes on into the drafts themselves
             branches.append(branch)
         branches += [[fill] * steps] * (self.config.file.topk - len(branches))
         tokens, parents = [self.text[-1]], [-1]

@@ -61,10 +61,10 @@ def run(rng: random.Random, folder: Path) -> str:
     for _ in range(rng.choice([0, 0, 1, 2])):
         texts.append(rng.choice([*SAYINGS, "class Node:"]))
         words.append(f"--prompt={texts[-1]}")
-    said: list[str] | None = []
+    listed: list[str] | None = []
     if rng.random() < 0.8:
         path = folder / rng.choice(["p.json", "p.json", "p.txt", "p"])
-        said = _file(rng, path)
+        listed = _file(rng, path)
         words += ["--prompts", str(path)]
     options = {
         "--stop": SAYINGS,
@@ -82,8 +82,8 @@ def run(rng: random.Random, folder: Path) -> str:
     expect(done.exit_code in (0, 1, 2), f"it ends with {done.exit_code}: {done.output[-300:]!r}")
     expect(raw(done.stderr) is None and raw(done.stdout) is None, f"it shows {raw(done.output)}: {done.output[:300]!r}")
     codes = re.findall(r'"code": "([a-z/-]+)"', done.stdout)
-    if plain and said is not None:
-        _judge([*texts, *said], done, codes)
+    if plain and listed is not None:
+        _judge([*texts, *listed], done, codes)
     return f"ends with {done.exit_code} {codes[0] if done.exit_code == 1 else ''}".rstrip()
 
 
@@ -98,8 +98,8 @@ def _judge(texts: list[str], done: Any, codes: list[str]) -> None:
     fits = texts and not halves and all(0 < length < CONTEXT for length in long) and "\0" not in "".join(texts)
     expect(not fits or done.exit_code == 0, f"prompts that fit end with {done.exit_code}: {done.output[:300]!r}")
     if done.exit_code == 0:
-        found = [one["prompt"] for one in json.loads(done.stdout)["completions"]]
-        expect(found == texts, f"of prompts {texts!r:.200} these are run: {found!r:.200}")
+        prompts = [completion["prompt"] for completion in json.loads(done.stdout)["completions"]]
+        expect(prompts == texts, f"of prompts {texts!r:.200} these are run: {prompts!r:.200}")
 
 
 def _file(rng: random.Random, path: Path) -> list[str] | None:
@@ -179,28 +179,28 @@ def _loaded() -> tuple[TargetModel, Draft, Any]:
 
     models = EXAMPLES / "models"
     read = functools.partial(AutoModelForCausalLM.from_pretrained, dtype=torch.float32, local_files_only=True)
-    found = TargetModel(
+    target_model = TargetModel(
         read(models / "target"), AutoTokenizer.from_pretrained(models / "target", local_files_only=True)
     )
     draft = StandaloneDraft(read(models / "standalone"))
-    return found, draft, program.make_plan(found, draft)
+    return target_model, draft, program.make_plan(target_model, draft)
 
 
 @functools.cache
 def _engine() -> Engine:
-    found, draft, plan = _loaded()
-    return Engine(program.FakeProgram(plan), found, draft, max_context=CONTEXT)
+    target_model, draft, plan = _loaded()
+    return Engine(program.FakeProgram(plan), target_model, draft, max_context=CONTEXT)
 
 
 @contextlib.contextmanager
 def _runnable() -> Iterator[None]:
     """The fake program is a package, and its models are loaded already."""
-    found, draft, plan = _loaded()
+    target_model, draft, plan = _loaded()
     module: Any = ModuleType(PACKAGE)
     module.load, module.Batch = (lambda device: program.FakeProgram(plan)), program.Batch
     with (
         mock.patch.dict(sys.modules, {PACKAGE: module}),
-        mock.patch.object(loading, "load_target", return_value=found),
+        mock.patch.object(loading, "load_target", return_value=target_model),
         mock.patch.object(loading, "load_draft", return_value=draft),
     ):
         yield

@@ -73,11 +73,11 @@ def most_probable(number: int, row: list[float], count: int) -> list[Choice]:
     weights = [1.0 if value == best else math.exp(value - best) if value > -INF else 0.0 for value in values]
     exact = all(weight in (0.0, 1.0) for weight in weights)
     total = math.fsum(weights)
-    found = []
+    choices = []
     for token in first:
         p = f32(weights[token] / total)
-        found.append(Choice(token, p, exact or weights[token] / total < 1e-47, (number, values[token])))
-    return found
+        choices.append(Choice(token, p, exact or weights[token] / total < 1e-47, (number, values[token])))
+    return choices
 
 
 def log_probability(row: list[float], index: int) -> float:
@@ -122,27 +122,27 @@ class Branch:
 def best_of(branches: list[Branch], count: int, *, ordered: bool) -> list[Branch]:
     """Those of the highest score, lowest number on ties. Doubt when rounding decides who, or, if `ordered`, where."""
     ranked = sorted(branches, key=lambda branch: (-branch.score, branch.number))
-    for i, (one, other) in enumerate(pairwise(ranked)):
+    for i, (better, worse) in enumerate(pairwise(ranked)):
         if not ordered and i != count - 1:
             continue
         if i >= count:
             break
-        if _in_doubt(one, other):
+        if _in_doubt(better, worse):
             raise Doubt
     # Candidates that tie by rounding with the first left out may stand anywhere behind it.
     if count < len(ranked):
         edge = ranked[count - 1]
-        if any(_in_doubt(edge, other) for other in ranked[count:]):
+        if any(_in_doubt(edge, left_out) for left_out in ranked[count:]):
             raise Doubt
         if any(_in_doubt(kept, ranked[count]) for kept in ranked[:count]):
             raise Doubt
     return ranked[:count]
 
 
-def _in_doubt(one: Branch, other: Branch) -> bool:
-    if (one.exact and other.exact) or one.path == other.path:
+def _in_doubt(first: Branch, second: Branch) -> bool:
+    if (first.exact and second.exact) or first.path == second.path:
         return False
-    return abs(one.score - other.score) <= CLOSE * max(one.score, other.score) + 1e-36
+    return abs(first.score - second.score) <= CLOSE * max(first.score, second.score) + 1e-36
 
 
 @dataclass

@@ -61,7 +61,7 @@ def handed_over(compiled: bound.Compiled, rng: random.Random) -> str:
     if not able or len(session.table) < 3:
         return "no room"
     row = rng.choice(able)
-    into = rng.choice([other for other in range(1, len(session.table)) if other != row])
+    into = rng.choice([candidate for candidate in range(1, len(session.table)) if candidate != row])
     session.requests.pop(into, None)
     if not own(session.plan):
         return "all that is carried is the engine's"
@@ -78,7 +78,11 @@ def handed_over(compiled: bound.Compiled, rng: random.Random) -> str:
         return type(error).__name__
     expect(same is not None, "a record is not what its checksum says, and is taken in")
     session.pass_on(row, into)
-    others = [other for other, oracle in session.requests.items() if oracle.length <= session.room and other != row]
+    others = [
+        candidate
+        for candidate, oracle in session.requests.items()
+        if oracle.length <= session.room and candidate != row
+    ]
     goes_on(session, others[: session.plan.buckets[-1] - 1], row, into)
     return RIGHT if same else "taken in"
 
@@ -93,15 +97,17 @@ def goes_on(session: steps.Session, others: list[int], row: int, into: int) -> N
     plan, vocab = session.plan, session.config.target.vocab_size
     for _ in range(2):
         rows = [*others, into]
-        lengths = [*(session.requests[other].length for other in others), length]
+        lengths = [*(session.requests[neighbour].length for neighbour in others), length]
         result = session.after(rows, lengths)
-        told = result.to_host()
-        expect(all(0 <= token < vocab for token in told.tokens(len(others))), f"{told.tokens(len(others))} is emitted")
+        host = result.to_host()
+        expect(all(0 <= token < vocab for token in host.tokens(len(others))), f"{host.tokens(len(others))} is emitted")
         session._check_result(result, others, plan.size("S"), plan.size("N"))
         others = [
-            other for other in others if other in session.requests and session.requests[other].length <= session.room
+            neighbour
+            for neighbour in others
+            if neighbour in session.requests and session.requests[neighbour].length <= session.room
         ]
-        length = told.new_seq_lens[-1]
+        length = host.new_seq_lens[-1]
         if not session.config.file.overlap and not 1 <= length <= session.room:
             return
 

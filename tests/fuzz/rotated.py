@@ -55,10 +55,10 @@ class RotatedSession(RotatedEngine):
         on_commit = seen.append if self.rng.random() < 0.3 else None
         order = self._order(rows, out)
         batch = self._unchecked(order) if out else self._batch(order)
-        found = self.both(batch, order, set(out), on_commit=on_commit)
+        stepped = self.both(batch, order, set(out), on_commit=on_commit)
         if on_commit is not None:
-            expect(len(seen) == 1 and torch.equal(seen[0], found.committed.new_seq_lens), "on_commit")
-        self._check(found, order, set(out))
+            expect(len(seen) == 1 and torch.equal(seen[0], stepped.committed.new_seq_lens), "on_commit")
+        self._check(stepped, order, set(out))
         undo()
         self._check_pools(pools, rows)
         self._check_around()
@@ -79,13 +79,13 @@ class RotatedSession(RotatedEngine):
         committed = self.step.commit(batch, given.logits, at_least=at_least, on_commit=on_commit)
         live = torch.tensor([i for i, row in enumerate(rows) if row not in out], dtype=torch.int64)
         kept = [row for row in rows if row not in out]
-        told = {"bonus": committed.bonus[live].clone(), "seq_lens": committed.new_seq_lens[live].clone()}
-        self._between(batch, rows, kept, told)
+        fields = {"bonus": committed.bonus[live].clone(), "seq_lens": committed.new_seq_lens[live].clone()}
+        self._between(batch, rows, kept, fields)
         again = self._again(batch, rows)
         if rng.random() < 0.25:
             self._refuse_halves(batch, again, rows, given)
         proposed = self.step.propose(again, given.hidden)
-        self.write(kept, told | {"drafts": proposed.drafts[live]})
+        self.write(kept, fields | {"drafts": proposed.drafts[live]})
         return Stepped(committed, proposed)
 
     def _given(self, rows: list[int], out: set[int], more: int) -> SimpleNamespace:
@@ -93,11 +93,11 @@ class RotatedSession(RotatedEngine):
         kept = [0 if row in out else row for row in rows]
         return self.target(kept, [self.requests[row].length if row else 0 for row in kept], more)
 
-    def _between(self, batch: Batch, rows: list[int], kept: list[int], told: dict[str, Tensor]) -> None:
+    def _between(self, batch: Batch, rows: list[int], kept: list[int], fields: dict[str, Tensor]) -> None:
         """What an engine may do between the halves: write its tables, right or not yet, and use its tensors again."""
         if self.rng.random() < 0.7:
-            junk = {name: self._junk(value.shape, torch.int64) for name, value in told.items()}
-            self.write(kept, told if self.rng.random() < 0.5 else junk)
+            junk = {name: self._junk(value.shape, torch.int64) for name, value in fields.items()}
+            self.write(kept, fields if self.rng.random() < 0.5 else junk)
         if self.theirs and self.rng.random() < 0.2:
             self.write(kept, {"drafts": self._junk((len(kept), self.plan.size("S")), torch.int64)})
         for column in (batch.req_pool_indices, batch.seq_lens):
@@ -120,22 +120,22 @@ class RotatedSession(RotatedEngine):
         self.rng.shuffle(order)
         return order
 
-    def _check(self, found: Stepped, order: list[int], out: set[int]) -> None:
+    def _check(self, stepped: Stepped, order: list[int], out: set[int]) -> None:
         """Both halves said what the oracles say; who was left out emits nothing, and both say why."""
-        proposed, committed = found.proposed.to_host(), found.committed.to_host()
+        proposed, committed = stepped.proposed.to_host(), stepped.committed.to_host()
         kept = [i for i, row in enumerate(order) if row not in out]
         rows = [order[i] for i in kept]
-        whole = {name: value[torch.tensor(kept)] for name, value in found.whole.outputs.items()}
+        whole = {name: value[torch.tensor(kept)] for name, value in stepped.whole.outputs.items()}
         if "accept_index" in whole:  # by places in the batch, which the check numbers anew
             moved = torch.tensor(kept) - torch.arange(len(kept))
             index = whole["accept_index"]
             whole["accept_index"] = torch.where(index < 0, index, index - (moved * self.plan.size("N"))[:, None].int())
-        self._check_result(type(found.committed)(whole), rows, self.plan.size("S"), self.plan.size("N"))
+        self._check_result(type(stepped.committed)(whole), rows, self.plan.size("S"), self.plan.size("N"))
         for i, row in enumerate(order):
             where = f"step {self.steps}, pool row {row}"
             if row in out:
-                said = committed.accept_lens[i], committed.new_seq_lens[i], committed.bonus[i], committed.health[i]
-                expect(said == (0, 0, 0, ROOM), f"{where} without room: {said}")
+                outcome = committed.accept_lens[i], committed.new_seq_lens[i], committed.bonus[i], committed.health[i]
+                expect(outcome == (0, 0, 0, ROOM), f"{where} without room: {outcome}")
                 expect(proposed.health[i] == ROOM, f"{where} without room: health {proposed.health[i]} of propose")
                 continue
             drafts = self.requests[row].carried["drafts"]
@@ -151,8 +151,8 @@ class RotatedSession(RotatedEngine):
         batch = Batch(self._column([]), self._column([]))
         committed = self.step.commit(batch, given.logits, at_least=at_least)
         proposed = self.step.propose(batch, given.hidden)
-        said = [*committed.to_host().outputs.values(), *proposed.to_host().outputs.values()]
-        expect(not any(said), f"a batch without requests says {said}")
+        values = [*committed.to_host().outputs.values(), *proposed.to_host().outputs.values()]
+        expect(not any(values), f"a batch without requests says {values}")
         expect(at_least or len(self.engine.calls) == calls + 1, "a forward ran for no request")
         same = [torch.equal(*pair) for pair in zip(self._held(), held, strict=True)]
         expect(all(same), "a batch without requests changed memory")
@@ -223,7 +223,7 @@ class RotatedSession(RotatedEngine):
         """Between the halves nothing else is called, and nothing of other rows."""
         wrong = [rows[:-1], [*rows, len(self.table)], [0] * len(rows)]
         wrong += [rows[::-1]] if len(rows) > 1 and isinstance(batch.req_pool_indices, list) else []
-        other = Batch(self.rng.choice(wrong), again.seq_lens if isinstance(again.seq_lens, list) else None)
+        wrong_batch = Batch(self.rng.choice(wrong), again.seq_lens if isinstance(again.seq_lens, list) else None)
         calls: list[Callable[[], object]] = [
             partial(self.step.commit, again, given.logits),
             partial(self.step.decode, again),
@@ -232,7 +232,7 @@ class RotatedSession(RotatedEngine):
             partial(self.step.propose, SimpleNamespace(), given.hidden),
         ]
         if self.config.file.overlap:
-            calls.append(partial(self.step.propose, Batch(other.req_pool_indices), given.hidden))
+            calls.append(partial(self.step.propose, Batch(wrong_batch.req_pool_indices), given.hidden))
         self._refused(self.rng.choice(calls), "something else is called between the halves", BatchError)
         if given.hidden is not None:
             self._refuse_handed("hidden", given.hidden, len(rows), partial(self.step.propose, again))
@@ -311,8 +311,8 @@ class RotatedSession(RotatedEngine):
 
     def _check_again(self, rows: list[int]) -> None:
         """A step that failed, of rows that are as they were, is right when it runs once more."""
-        found = self.both(self._batch(rows), rows, set())
-        self._check(found, rows, set())
+        stepped = self.both(self._batch(rows), rows, set())
+        self._check(stepped, rows, set())
         self._poison()
 
     # --- state that moves ---------------------------------------------------------------------------------------------
@@ -327,8 +327,8 @@ class RotatedSession(RotatedEngine):
     def _write_back(self, rows: list[int], carry: Carry) -> None:
         """State is written as it was read; as integers where every number is one that may be."""
         pool, vocab = self.step.pools["drafts"], self.config.target.vocab_size
-        theirs = Carry({**carry.fields, self.rng.choice([*self.theirs, "x"]): carry.fields[next(iter(carry.fields))]})
-        self._refused(partial(self.step.write_carry, rows, theirs), "fields of the engine's are written", CarryError)
+        foreign = Carry({**carry.fields, self.rng.choice([*self.theirs, "x"]): carry.fields[next(iter(carry.fields))]})
+        self._refused(partial(self.step.write_carry, rows, foreign), "fields of the engine's are written", CarryError)
         drafts = carry.fields.get("drafts", pool[:0])
         if ((drafts < -1) | (drafts >= vocab)).any():
             self._refused(partial(self.step.write_carry, rows, carry), "drafts that are none are written", FieldError)
@@ -373,7 +373,7 @@ class RotatedSession(RotatedEngine):
         self.show(dict(zip(rows, known, strict=True)))
         given, batch = self.target(kept, known, 0), Batch(rows) if self.config.file.overlap else Batch(rows, lengths)
         committed = self.step.commit(batch, given.logits)
-        told = {"bonus": committed.bonus.clone(), "seq_lens": committed.new_seq_lens.clone()}
+        fields = {"bonus": committed.bonus.clone(), "seq_lens": committed.new_seq_lens.clone()}
         proposed = self.step.propose(batch, given.hidden)
-        self.write(rows, told | {"drafts": proposed.drafts})
+        self.write(rows, fields | {"drafts": proposed.drafts})
         return Stepped(committed, proposed).whole

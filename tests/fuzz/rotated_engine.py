@@ -73,14 +73,14 @@ class RotatedEngine(Session):
     @cached_property
     def wide(self) -> dict[str, Tensor]:
         """The engine's tables of carried fields, with whatever stands behind every row."""
-        found = {}
+        tables = {}
         for name, field in self.plan.carry.items():
             if not field.written_by:
                 continue
             sizes = self._sizes(name)
             gap = self.rng.choice([0, self.rng.randint(1, SPARE)]) if told_strides(self.plan, name) else 0
-            found[name] = self._junk([*sizes[:-1], sizes[-1] + gap], DTYPES[field.dtype])
-        return found
+            tables[name] = self._junk([*sizes[:-1], sizes[-1] + gap], DTYPES[field.dtype])
+        return tables
 
     @cached_property
     def place(self) -> tuple[Tensor, dict[str, Any]]:
@@ -167,10 +167,10 @@ class RotatedEngine(Session):
         """The target over bonus and drafts of some rows, of which 0 is none, and of ``more`` rows behind them."""
         capture = "full" if self.step.reads_hidden else "null"
         behind = [0] * more
-        found = run_target(self.engine, self.step.pools, [*rows, *behind], [*lengths, *behind], capture)
+        result = run_target(self.engine, self.step.pools, [*rows, *behind], [*lengths, *behind], capture)
         return SimpleNamespace(
-            logits=self._laid("logits", found.logits),
-            hidden=self._laid("hidden", found.hidden) if self.step.reads_hidden else None,
+            logits=self._laid("logits", result.logits),
+            hidden=self._laid("hidden", result.hidden) if self.step.reads_hidden else None,
         )
 
     def _laid(self, result: str, tensor: Tensor) -> Tensor:
@@ -179,5 +179,5 @@ class RotatedEngine(Session):
         junk = self.rng.choice([torch.nan, torch.inf, -torch.inf, 6e4])
         wide = tensor.new_full((*tensor.shape[:-1], max(row, size)), junk)
         wide[..., :size] = tensor
-        found = wide[..., :size] if row > size else tensor.contiguous()
-        return found.flatten(0, 1) if self.rng.random() < 0.4 else found
+        laid = wide[..., :size] if row > size else tensor.contiguous()
+        return laid.flatten(0, 1) if self.rng.random() < 0.4 else laid

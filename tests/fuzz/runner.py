@@ -33,7 +33,7 @@ SHOWN = 40
 """Most failures that are shown of a generator."""
 
 
-def one(name: str, seed: str, number: int) -> str:
+def outcome_of(name: str, seed: str, number: int) -> str:
     """Run one case and say its outcome; raises what is a failure."""
     ignored: list[object] = []
     hook, sys.unraisablehook = sys.unraisablehook, ignored.append
@@ -73,10 +73,10 @@ def _limited() -> Iterator[None]:
         if time.process_time() - worked < waited / 2 and waited < STARVED * CASE_SECONDS:
             signal.setitimer(signal.ITIMER_REAL, CASE_SECONDS)
             return
-        found.append(Failure(f"it took longer than {waited:.0f} seconds"))
-        raise found[0]
+        failures.append(Failure(f"it took longer than {waited:.0f} seconds"))
+        raise failures[0]
 
-    found: list[Failure] = []
+    failures: list[Failure] = []
     start, worked, handler = time.monotonic(), time.process_time(), signal.signal(signal.SIGALRM, late)
     left, every = signal.setitimer(signal.ITIMER_REAL, CASE_SECONDS)
     try:
@@ -86,8 +86,8 @@ def _limited() -> Iterator[None]:
         signal.signal(signal.SIGALRM, handler)
         if left:
             signal.setitimer(signal.ITIMER_REAL, max(left - (time.monotonic() - start), 0.001), every)
-    if found:  # what was inside took it for an error of a file
-        raise found[0]
+    if failures:  # what was inside took it for an error of a file
+        raise failures[0]
 
 
 # --- many -------------------------------------------------------------------------------------------------------------
@@ -102,19 +102,19 @@ class Tally:
     outcomes: Counter[str] = field(default_factory=Counter)
     failures: dict[int, str] = field(default_factory=dict)
 
-    def add(self, other: Tally) -> None:
+    def add(self, tally: Tally) -> None:
         """Count another tally in."""
-        self.cases += other.cases
-        self.seconds += other.seconds
-        self.outcomes += other.outcomes
-        self.failures |= other.failures
+        self.cases += tally.cases
+        self.seconds += tally.seconds
+        self.outcomes += tally.outcomes
+        self.failures |= tally.failures
 
 
 def attempt(name: str, seed: str, number: int, tally: Tally) -> None:
     """Run one case and count what became of it."""
     start = time.perf_counter()
     try:
-        tally.outcomes[one(name, seed, number)] += 1
+        tally.outcomes[outcome_of(name, seed, number)] += 1
     except Exception as error:
         tally.outcomes["FAILURE"] += 1
         where = traceback.extract_tb(error.__traceback__)[-1]
@@ -124,7 +124,9 @@ def attempt(name: str, seed: str, number: int, tally: Tally) -> None:
     tally.seconds += time.perf_counter() - start
 
 
-def work(index: int, jobs: int, names: list[str], seed: str, until: float, count: int, state: Any, found: Any) -> None:
+def work(
+    index: int, jobs: int, names: list[str], seed: str, until: float, count: int, state: Any, results: Any
+) -> None:
     """A process: slices of every generator in turn, of the cases ``index``, ``index + jobs``, ...
 
     ``state`` is shared with the parent: the case under way (generator, number, when), then the next number of each.
@@ -147,8 +149,8 @@ def work(index: int, jobs: int, names: list[str], seed: str, until: float, count
                 state[3 + place] = number + jobs
                 attempt(name, seed, number, tally)
             state[2] = 0
-            found.put((name, tally))
-    found.put((None, index))
+            results.put((name, tally))
+    results.put((None, index))
 
 
 def run(names: list[str], seed: str, jobs: int, seconds: float, count: int) -> dict[str, Tally]:
@@ -156,13 +158,13 @@ def run(names: list[str], seed: str, jobs: int, seconds: float, count: int) -> d
     context = multiprocessing.get_context("spawn")
     tallies = {name: Tally() for name in names}
     until = time.time() + seconds
-    found = context.Queue()
+    results = context.Queue()
     states = [context.Array("q", 3 + len(names), lock=False) for _ in range(jobs)]
     for index, state in enumerate(states):
         state[3:] = [index] * len(names)
 
     def start(index: int) -> Any:
-        arguments = index, jobs, names, seed, until, count, states[index], found
+        arguments = index, jobs, names, seed, until, count, states[index], results
         process = context.Process(target=work, args=arguments, daemon=True)
         process.start()
         return process
@@ -171,7 +173,7 @@ def run(names: list[str], seed: str, jobs: int, seconds: float, count: int) -> d
     shown = time.time()
     while workers:
         try:
-            name, tally = found.get(timeout=1.0)
+            name, tally = results.get(timeout=1.0)
         except queue.Empty:
             name, tally = "", None
         if name is None:

@@ -64,7 +64,7 @@ class Sampler:
         """The token at a position, of the logits before it; then others that rounding might put in its place."""
         if self.greedy:
             return [argmax(row)[0]]
-        found: list[int] = []
+        tokens: list[int] = []
         for slack in (0.0, -CLOSE, CLOSE):
             cut = self.cut(row, slack)
             left = [-INF if math.isnan(value) or value < cut else value for value in row]
@@ -72,8 +72,8 @@ class Sampler:
             sums = [log_of_sum(scaled[first : first + TILE]) for first in range(0, len(left), TILE)]
             tiles = [_bounded(value + noise(self.seed, position, 2**31 + t)) for t, value in enumerate(sums)]
             for tile in _near(tiles):
-                found += self._inside(left[: (tile + 1) * TILE], tile * TILE, position)
-        return list(dict.fromkeys(found))
+                tokens += self._inside(left[: (tile + 1) * TILE], tile * TILE, position)
+        return list(dict.fromkeys(tokens))
 
     def _inside(self, left: list[float], first: int, position: int) -> list[int]:
         """The entry drawn of the tile that begins with the first, the last of those left, and others as of `draw`.

@@ -65,8 +65,8 @@ def wrong(rng: random.Random, rows: list[int], pool: int, *, samples: bool) -> t
     odd = SimpleNamespace(**vars(Sampling(1.0, 3)))
     match rng.randrange(5 if samples else 6):
         case 0:
-            other = rng.choice([rows[0], 0, -1, pool, 1 << 40, 10**30, 1.0, "1", None])
-            return [*rows, other], [*right, GREEDY]
+            bad_row = rng.choice([rows[0], 0, -1, pool, 1 << 40, 10**30, 1.0, "1", None])
+            return [*rows, bad_row], [*right, GREEDY]
         case 1:
             return rng.choice([None, 1, "x", [None]]), right
         case 2:

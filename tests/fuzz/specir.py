@@ -41,13 +41,13 @@ def stages(seed: str) -> list[tuple[str, int]]:
             loaded = load_text(
                 legal.to_yaml(legal.draw(rng, small=True)), Path("fuzzed.yaml"), algorithms.names(), algorithms.needs
             )
-            module, found = start_module(loaded), []
+            module, texts = start_module(loaded), []
             for number, step in enumerate(default_passes(loaded)):
                 run_passes(module, [step], Context(loaded), [])
-                found.append((print_module(module), number + 1))
+                texts.append((print_module(module), number + 1))
         except DiagnosticError:
             continue
-        return found
+        return texts
 
 
 def mutate(rng: random.Random, text: str) -> str:
@@ -56,15 +56,15 @@ def mutate(rng: random.Random, text: str) -> str:
     for _ in range(rng.choice([1, 1, 1, 2, 3, 8])):
         index = rng.randrange(len(lines))
         if rng.random() < 0.25:
-            other = rng.randrange(len(lines))
+            second_index = rng.randrange(len(lines))
             match rng.randrange(3):
                 case 0:
                     del lines[index]
                     lines = lines or [""]
                 case 1:
-                    lines.insert(other, lines[index])
+                    lines.insert(second_index, lines[index])
                 case _:
-                    lines[index], lines[other] = lines[other], lines[index]
+                    lines[index], lines[second_index] = lines[second_index], lines[index]
             continue
         lines[index] = _changed(rng, lines[index], text)
     return "\n".join(lines) + rng.choice(["\n", "\n", ""])
@@ -85,8 +85,8 @@ def _changed(rng: random.Random, line: str, text: str) -> str:
         case 2:
             tokens.insert(at, tokens[at])
         case 3:
-            other = rng.choice(places)
-            tokens[at], tokens[other] = tokens[other], tokens[at]
+            second = rng.choice(places)
+            tokens[at], tokens[second] = tokens[second], tokens[at]
         case 4:
             tokens[at] = _like(rng, tokens[at], text)
         case 5:
@@ -101,7 +101,7 @@ def _changed(rng: random.Random, line: str, text: str) -> str:
 def _like(rng: random.Random, token: str, text: str) -> str:
     """Another token of the same kind, from anywhere in the text."""
     kind = token[0] if token[0] in '%@"' else r"[\w]"
-    same = [other for other in set(TOKEN.findall(text)) if re.match(kind, other)]
+    same = [candidate for candidate in set(TOKEN.findall(text)) if re.match(kind, candidate)]
     return rng.choice(sorted(same)) if same else token
 
 

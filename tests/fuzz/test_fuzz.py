@@ -32,5 +32,5 @@ def test_no_third_outcome(name: str, part: int) -> None:
     for number in range(part * CASES[name], (part + 1) * CASES[name]):
         runner.attempt(name, SEED, number, tally)
     assert tally.cases == CASES[name]
-    found = [f"{runner.reproducer(name, SEED, number)}\n  {text}" for number, text in tally.failures.items()]
-    assert not found, "\n".join(found)
+    failures = [f"{runner.reproducer(name, SEED, number)}\n  {text}" for number, text in tally.failures.items()]
+    assert not failures, "\n".join(failures)

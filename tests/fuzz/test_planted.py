@@ -100,41 +100,43 @@ def moves_nothing(name: str) -> Patch:
     return patch
 
 
-def lost_noise(operands: Any, found: Any) -> Any:
+def lost_noise(operands: Any, results: Any) -> Any:
     """Large logits swallow the noise where the temperature is low: the first of the largest."""
     logits, _, _, scales, *_ = operands
-    return torch.where(scales > 1e4, logits.nan_to_num(nan=-torch.inf).argmax(-1), found[0]).to(found[0].dtype), found[
-        1
-    ]
+    return torch.where(scales > 1e4, logits.nan_to_num(nan=-torch.inf).argmax(-1), results[0]).to(
+        results[0].dtype
+    ), results[1]
 
 
 SLOTS = ("kv.verify_slots", "kv.extend_slots", "kv.slots")
 STEPS: dict[str, Patch] = {
     "ties": last_of_ties,
     "ranks": rank_from_behind,
-    "slots": op(*SLOTS, wrong=lambda _, found: tuple(slots.roll(1, -1) for slots in found)),
-    "positions": op("kv.positions", wrong=lambda _, found: tuple(positions + 1 for positions in found)),
+    "slots": op(*SLOTS, wrong=lambda _, results: tuple(slots.roll(1, -1) for slots in results)),
+    "positions": op("kv.positions", wrong=lambda _, results: tuple(positions + 1 for positions in results)),
     "publish": store("relay.publish", lambda _, before: before),
-    "store": store("carry.store", lambda found, _: found.roll(1, 0)),
+    "store": store("carry.store", lambda results, _: results.roll(1, 0)),
     "append": store("carry.append", lambda _, before: before),
     "health": op("health.raise", wrong=lambda operands, _: (operands[0],)),
-    "bits": op("tree.mask", wrong=lambda _, found: (found[0] | torch.ones_like(found[0]),)),
-    "seen": op("tree.seen_slots", wrong=lambda _, found: (found[0].roll(1, 1), found[1])),
-    "counted": op("tree.seen_slots", wrong=lambda _, found: (found[0], found[1].clamp(max=1))),
+    "bits": op("tree.mask", wrong=lambda _, results: (results[0] | torch.ones_like(results[0]),)),
+    "seen": op("tree.seen_slots", wrong=lambda _, results: (results[0].roll(1, 1), results[1])),
+    "counted": op("tree.seen_slots", wrong=lambda _, results: (results[0], results[1].clamp(max=1))),
     "moves": moves_nothing("kv.move"),
     "tails": moves_nothing("kv.duplicate_tail"),
-    "keys": op("sample.keys", wrong=lambda _, found: (found[0] + (1 << 32), found[1])),
-    "scales": op("sample.keys", wrong=lambda _, found: (found[0], found[1] * 1.5)),
-    "noise": op("sample.draw", wrong=lambda operands, found: (operands[0].argmax(-1).to(found[0].dtype), found[1])),
+    "keys": op("sample.keys", wrong=lambda _, results: (results[0] + (1 << 32), results[1])),
+    "scales": op("sample.keys", wrong=lambda _, results: (results[0], results[1] * 1.5)),
+    "noise": op(
+        "sample.draw", wrong=lambda operands, results: (operands[0].argmax(-1).to(results[0].dtype), results[1])
+    ),
     "masks": op("sample.allow", wrong=lambda operands, _: (operands[0].float(),)),
-    "filters": op("sample.top_k", "sample.top_p", wrong=lambda _, found: (found[0] - 3,)),
+    "filters": op("sample.top_k", "sample.top_p", wrong=lambda _, results: (results[0] - 3,)),
     "penalties": op("sample.penalize", "sample.penalize_nodes", wrong=lambda operands, _: (operands[0].float(),)),
     "biases": op("sample.bias", wrong=lambda operands, _: (operands[0].float(),)),
     "counts": store("carry.count", lambda _, before: before),
-    "least": op("sample.min_p", wrong=lambda _, found: (found[0] - 3,)),
+    "least": op("sample.min_p", wrong=lambda _, results: (results[0] - 3,)),
     "apart": lambda monkeypatch: monkeypatch.setattr(bound_step, "check_apart", lambda *_: None),
     "lost": op("sample.draw", wrong=lost_noise),
-    "lengths": op("commit.lengths", wrong=lambda _, found: (found[0] + 1, found[1])),
+    "lengths": op("commit.lengths", wrong=lambda _, results: (results[0] + 1, results[1])),
 }
 
 
@@ -149,20 +151,20 @@ def taken(owner: Any, name: str, wrong: Any) -> Patch:
     return lambda monkeypatch: monkeypatch.setattr(owner, name, wrong)
 
 
-def whole_rows(operands: Any, found: Any) -> Any:
+def whole_rows(operands: Any, results: Any) -> Any:
     """Whoever has a length has room, whatever number of blocks is said."""
     _, _, rows, seq_lens = operands
     live = (rows != 0) & (seq_lens >= 0)
-    return rows.where(live, 0), seq_lens.where(live, 0), found[2] & ~live
+    return rows.where(live, 0), seq_lens.where(live, 0), results[2] & ~live
 
 
 ROTATED: dict[str, Patch] = {
-    "places": op("kv.block_slots", wrong=lambda _, found: (found[0].roll(1, -1),)),
+    "places": op("kv.block_slots", wrong=lambda _, results: (results[0].roll(1, -1),)),
     "counts": op("kv.admit_blocks", wrong=whole_rows),
-    "tokens": op("carry.convert", wrong=lambda _, found: (found[0].clamp(min=0),)),
-    "joined": op("chain.join", wrong=lambda _, found: (found[0].clamp(min=0),)),
-    "first": op("chain.first", wrong=lambda _, found: (found[0].roll(1, 0),)),
-    "redrafted": store("carry.store", lambda found, before: before if found.dim() == 2 else found),
+    "tokens": op("carry.convert", wrong=lambda _, results: (results[0].clamp(min=0),)),
+    "joined": op("chain.join", wrong=lambda _, results: (results[0].clamp(min=0),)),
+    "first": op("chain.first", wrong=lambda _, results: (results[0].roll(1, 0),)),
+    "redrafted": store("carry.store", lambda results, before: before if results.dim() == 2 else results),
     "padding": taken(external, "_lies", lambda tensor, row: True),
     "order": taken(RotatedStep, "_check_same", lambda *_: None),
     "halves": taken(RotatedStep, "_check_closed", lambda *_: None),

@@ -16,9 +16,9 @@ from .test_fuzz import SEED
 
 def session(number: int, *, samples: bool, depths: int = 1) -> steps.Session:
     """A session of one of the programs that sample, or of those that do not, of so many depths at least."""
-    found = (bound.program(f"sampling/{SEED}/{i}") for i in range(100))
-    able = [one for one in (next(found) for _ in range(40)) if isinstance(one, bound.Compiled)]
-    able = [one for one in able if one.plan.samples == samples and len(one.plans) >= depths]
+    programs = (bound.program(f"sampling/{SEED}/{i}") for i in range(100))
+    able = [program for program in (next(programs) for _ in range(40)) if isinstance(program, bound.Compiled)]
+    able = [program for program in able if program.plan.samples == samples and len(program.plans) >= depths]
     return sessions.session_of(able[number % len(able)], random.Random(number))
 
 
@@ -26,24 +26,26 @@ def session(number: int, *, samples: bool, depths: int = 1) -> steps.Session:
 def test_wrong_ways_are_refused(samples: bool) -> None:
     """Nothing is written, not even the seed of the one before the wrong one."""
     for number in range(4):
-        one = session(number, samples=samples)
-        one.admit(2)
+        decoding = session(number, samples=samples)
+        decoding.admit(2)
         for _ in range(60):
-            one.refuse_sampling()
+            decoding.refuse_sampling()
 
 
 def test_every_request_says_it_anew() -> None:
     """What was said of a row is for one prefill, at whatever depth."""
     for number in range(6):
-        one = session(number, samples=True, depths=1 + number % 2)
-        one.admit(2)
-        rows = list(range(1, min(len(one.table), one.plan.buckets[-1] + 1)))
-        given = [sampling.legal(one.rng) for _ in rows]
-        batch = Batch(rows, [1] * len(rows), [0] * len(rows) if "prompt_tokens" in one.plan.reads("prefill") else None)
-        one.engine.prompts = {row: [0] for row in rows}
-        for plan in one.compiled.plans:
-            one.step.set_sampling(rows, given)
-            one.step.at(plan.shape).prefill(batch)
-            for other in one.compiled.plans:
-                again = partial(one.step.at(other.shape).prefill, batch)
-                one._refused(again, "prefilled twice", SamplingError)
+        decoding = session(number, samples=True, depths=1 + number % 2)
+        decoding.admit(2)
+        rows = list(range(1, min(len(decoding.table), decoding.plan.buckets[-1] + 1)))
+        given = [sampling.legal(decoding.rng) for _ in rows]
+        batch = Batch(
+            rows, [1] * len(rows), [0] * len(rows) if "prompt_tokens" in decoding.plan.reads("prefill") else None
+        )
+        decoding.engine.prompts = {row: [0] for row in rows}
+        for plan in decoding.compiled.plans:
+            decoding.step.set_sampling(rows, given)
+            decoding.step.at(plan.size("S")).prefill(batch)
+            for depth in decoding.compiled.plans:
+                again = partial(decoding.step.at(depth.size("S")).prefill, batch)
+                decoding._refused(again, "prefilled twice", SamplingError)

@@ -65,10 +65,10 @@ def arch(device: torch.device) -> str:
     from specc.codegen.artifact import KNOWN_ARCHS
     from specc.runtime.backends.cuda import device_arch
 
-    found = device_arch(device)
-    if found not in KNOWN_ARCHS:
-        pytest.skip(f"specc does not build for {found}")
-    return found
+    name = device_arch(device)
+    if name not in KNOWN_ARCHS:
+        pytest.skip(f"specc does not build for {name}")
+    return name
 
 
 @pytest.fixture(scope="session")

@@ -122,8 +122,8 @@ def extremes_of(mode: str) -> None:
         def launch(node: Computed, frame: Frame) -> None:
             (torch_s if isinstance(node, Reference) else interpreted).launch(node, frame)
 
-        found = extremes.play(build.plan, SimpleNamespace(launch=launch), crowd, steps=2)
-    assert found == extremes.play(build.plan, torch_s, crowd, steps=2)
+        texts = extremes.play(build.plan, SimpleNamespace(launch=launch), crowd, steps=2)
+    assert texts == extremes.play(build.plan, torch_s, crowd, steps=2)
 
 
 def serve(plan: Plan, backend: Backend) -> None:

@@ -62,8 +62,8 @@ class Pair:
         table = slot_table((plan.size("P"), columns), source, dense=bool(bound))
         pools = {owner: kv_rows(pool, table.numel() + 1, source) for owner, pool in bound.items()}
         self.cpu = Side(plan, torch.device("cpu"), table, pools)
-        other = {owner: [t.clone() for t in buffers] for owner, buffers in pools.items()}
-        self.other = Side(plan, device, table, other)
+        copies = {owner: [t.clone() for t in buffers] for owner, buffers in pools.items()}
+        self.other = Side(plan, device, table, copies)
         longest = min(LONGEST, plan.kv.longest or LONGEST)
         self.operands = Operands(plan, source, longest, table.numel() + 1)
 
@@ -89,8 +89,8 @@ class Pair:
         self.backend.launch(node, frames[1])
         if self.device.type == "cuda":
             torch.cuda.synchronize(self.device)
-        mine, want = self.other.arena.bytes.cpu(), self.cpu.arena.bytes
-        differs = (mine != want) & ~self.ignored(node, frames[0]) & ~self.no_numbers(node, frames)
+        actual, want = self.other.arena.bytes.cpu(), self.cpu.arena.bytes
+        differs = (actual != want) & ~self.ignored(node, frames[0]) & ~self.no_numbers(node, frames)
         assert not differs.any(), f"{what}: {self.where(differs)}"
         self.check_close(node, frames, what)
         return int((want != before).sum()) + self.check_moved(node, held, what)
@@ -104,9 +104,9 @@ class Pair:
 
     def check_moved(self, node: Computed, before: dict[str, Tensor], what: str) -> int:
         """Compare KV buffers; the number of bytes that changed."""
-        mine, changed = dict(self.moved(node, self.other)), 0
+        moved, changed = dict(self.moved(node, self.other)), 0
         for name, want in self.moved(node, self.cpu):
-            assert torch.equal(mine[name].cpu(), want), f"{what}: KV buffer {name}"
+            assert torch.equal(moved[name].cpu(), want), f"{what}: KV buffer {name}"
             changed += int((want != before[name]).sum())
         return changed
 
@@ -114,13 +114,13 @@ class Pair:
         """Compare what comes from sums over a vocabulary."""
         for name in sorted(inexact(node.ops)):
             if name.startswith("relay."):
-                found = [side.arena.buffer(name).cpu() for side in (self.other, self.cpu)]
+                pair = [side.arena.buffer(name).cpu() for side in (self.other, self.cpu)]
             elif frames[0].holds(name):
                 live = self.specified(node, frames[0], name)
-                found = [frame.read(name).cpu()[live] for frame in reversed(frames)]
+                pair = [frame.read(name).cpu()[live] for frame in reversed(frames)]
             else:
                 continue
-            torch.testing.assert_close(*found, **CLOSE, msg=lambda text, name=name: f"{what}: {name}: {text}")
+            torch.testing.assert_close(*pair, **CLOSE, msg=lambda text, name=name: f"{what}: {name}: {text}")
 
     def ignored(self, node: Computed, frame: Frame) -> Tensor:
         """Bytes that may differ, or are compared otherwise."""
@@ -145,10 +145,10 @@ class Pair:
         """Bytes of results that are NaN on both sides: which of the NaNs arithmetic makes differs between devices."""
         mask = torch.zeros(len(self.cpu.arena.bytes), dtype=torch.bool)
         for name in {name for call in node.ops for name in call.results if frames[0].holds(name)}:
-            found, home = [frame.read(name).cpu() for frame in frames], self.plan.home(name)
-            if home is not None and found[0].is_floating_point():
-                here = self.bytes_of(mask, home)[: found[0].numel() * found[0].element_size()]
-                here.view(*found[0].shape, -1)[found[0].isnan() & found[1].isnan()] = True
+            values, home = [frame.read(name).cpu() for frame in frames], self.plan.home(name)
+            if home is not None and values[0].is_floating_point():
+                here = self.bytes_of(mask, home)[: values[0].numel() * values[0].element_size()]
+                here.view(*values[0].shape, -1)[values[0].isnan() & values[1].isnan()] = True
         return mask
 
     def specified(self, node: Computed, frame: Frame, name: str) -> Tensor:
@@ -174,13 +174,13 @@ class Pair:
     def where(self, differs: Tensor) -> str:
         """The buffers that hold differing bytes; several may share memory."""
         counts = {name: int(self.bytes_of(differs, buffer).sum()) for name, buffer in self.cpu.arena.buffers.items()}
-        found = [f"{count} bytes in {name}" for name, count in counts.items() if count]
-        return ", ".join(found) or f"{int(differs.sum())} bytes in no buffer"
+        parts = [f"{count} bytes in {name}" for name, count in counts.items() if count]
+        return ", ".join(parts) or f"{int(differs.sum())} bytes in no buffer"
 
 
 def inexact(ops: Sequence[OpCall]) -> set[str]:
     """Values and pools of a node that depend on a sum over a vocabulary, or a logarithm; indices are exact."""
-    found: set[str] = set()
+    dependent: set[str] = set()
     for call in ops:
         if call.op in (
             "vocab.topk",
@@ -190,16 +190,16 @@ def inexact(ops: Sequence[OpCall]) -> set[str]:
             "sample.min_p",
             "sample.mass",
         ):
-            found.add(call.results[0])
+            dependent.add(call.results[0])
         elif call.op in ("vocab.best", "vocab.best_path", "sample.residual"):
-            found.add(call.results[1])
+            dependent.add(call.results[1])
         elif call.op == "tree.grow":
-            found |= {call.results[1], call.results[3]}
-        elif call.op in HANDED_ON and call.operands[0] in found:
-            found.add(call.results[0])
-        elif call.op in ("carry.store", "relay.publish") and call.operands[1] in found:
-            found.add(f"relay.{call.attrs['field']}")
-    return found
+            dependent |= {call.results[1], call.results[3]}
+        elif call.op in HANDED_ON and call.operands[0] in dependent:
+            dependent.add(call.results[0])
+        elif call.op in ("carry.store", "relay.publish") and call.operands[1] in dependent:
+            dependent.add(f"relay.{call.attrs['field']}")
+    return dependent
 
 
 def accepted(node: Computed, frame: Frame, call: OpCall) -> Tensor:

@@ -60,13 +60,13 @@ class Operands:
         home = self.plan.home(name)
         if home is None:
             tensor = self.brought(name, frame)
-            for side in frames:
-                side.inputs = {**side.inputs, name: tensor.to(side.table.device)}
+            for device_frame in frames:
+                device_frame.inputs = {**device_frame.inputs, name: tensor.to(device_frame.table.device)}
             return
         if home.owner != "arena":
             tensor = self.forward_result(frame.shape(name), DTYPES[self.plan.values[name].dtype])
-            for side in frames:
-                side.adopt(name, laid_apart(self.plan, name, tensor.to(side.table.device)))
+            for device_frame in frames:
+                device_frame.adopt(name, laid_apart(self.plan, name, tensor.to(device_frame.table.device)))
             return
         view = frame.read(name)
         if name == "req_pool_indices" or self.makers.get(name) in (

@@ -61,17 +61,17 @@ class Requests:
         lengths = torch.tensor([lies.get(row, self.lengths[row]) for row in rows], device=self.table.device)
         if self.overlap:
             self.step.pools["seq_lens"][rows] = lengths
-        found = self.step.decode(self.batch_type(rows, None if self.overlap else lengths)).to_host().outputs
+        outputs = self.step.decode(self.batch_type(rows, None if self.overlap else lengths)).to_host().outputs
         if self.overlap:
             for row in lies:
                 assert int(self.step.pools["seq_lens"][row]) == lies[row]
                 self.step.pools["seq_lens"][row] = self.lengths[row]
-        return {row: {name: values[i] for name, values in found.items()} for i, row in enumerate(rows)}
+        return {row: {name: values[i] for name, values in outputs.items()} for i, row in enumerate(rows)}
 
     def state(self, rows: list[int]) -> list[Tensor]:
         """What is carried of requests, and the KV rows of their committed text."""
-        found = [pool[rows].cpu() for pool in self.step.pools.values()]
-        return found + [words for row in rows for words in self.engine.content(row, self.lengths[row])]
+        tensors = [pool[rows].cpu() for pool in self.step.pools.values()]
+        return tensors + [words for row in rows for words in self.engine.content(row, self.lengths[row])]
 
     def commit(self, row: int, outputs: dict[str, Any]) -> None:
         """Append what a request emitted: each token the target's own."""
@@ -92,8 +92,8 @@ def run_out(package: Package, device: str | torch.device, seed: int, **options: 
     masked = crowd.plan.kv.longest is not None
     sizes = {3: last - 9, 1: last - 1, 6: last, 4: last - 4 if masked else last + 1}
     prompts = {row: pick.choices(range(vocab), k=size) for row, size in sizes.items()}
-    for one in (crowd, others):
-        one.prefill(prompts)
+    for requests in (crowd, others):
+        requests.prefill(prompts)
     edges = [last + 1, crowd.table.shape[1], crowd.table.shape[1] + 1, *NO_LENGTHS]
     turn = 0
     while any(length <= last for length in crowd.lengths.values()):
@@ -103,17 +103,17 @@ def run_out(package: Package, device: str | torch.device, seed: int, **options: 
         served = [row for row in rows if lies.get(row, crowd.lengths[row]) in range(last + 1)]
         left = [row for row in rows if row not in served]
         before = crowd.state(left)
-        found = crowd.decode(rows, lies)
+        stepped = crowd.decode(rows, lies)
         assert all(map(torch.equal, before, crowd.state(left)))
         for row in left:
-            assert found[row]["health"] == ROOM_BIT
-            outputs = {name: found[row][name] for name in ("predict", "accept_lens", "new_seq_lens", "bonus")}
+            assert stepped[row]["health"] == ROOM_BIT
+            outputs = {name: stepped[row][name] for name in ("predict", "accept_lens", "new_seq_lens", "bonus")}
             assert not any(torch.tensor(value).any() for value in outputs.values()), outputs
         without = others.decode(served, {}) if served else {}
         for row in served:
-            assert not found[row]["health"]
-            assert along_path(found[row]) == along_path(without[row])
-            crowd.commit(row, found[row])
+            assert not stepped[row]["health"]
+            assert along_path(stepped[row]) == along_path(without[row])
+            crowd.commit(row, stepped[row])
             others.commit(row, without[row])
         assert all(map(torch.equal, crowd.state(served), others.state(served)))
         turn += 1

@@ -49,11 +49,11 @@ class RotatedVariant(Variant):
         device = self.engine.table.device
         return torch.full(wide, UNTOUCHED, dtype=DTYPES[field.dtype], device=device)[..., : sizes[-1]]
 
-    def update(self, rows: list[int], found: dict[str, Any]) -> None:
+    def update(self, rows: list[int], fields: dict[str, Any]) -> None:
         """Let the engine write what it writes by itself."""
         for name, table in self.tables.items():
-            if self.plan.carry[name].written_by == "engine" and name in found:
-                at, values = (torch.tensor(one, device=table.device) for one in (rows, found[name]))
+            if self.plan.carry[name].written_by == "engine" and name in fields:
+                at, values = (torch.tensor(entries, device=table.device) for entries in (rows, fields[name]))
                 table[at] = values.to(table.dtype)
 
     def prefill(self, rows: list[int], prompts: list[list[int]]) -> dict[str, list[Any]]:
@@ -73,20 +73,22 @@ class RotatedVariant(Variant):
         (given_logits, *_) = [node for node in self.plan.nodes("step") if node.kind == "given"]
         logits = laid_apart(self.plan, given_logits.results["logits"], given.logits)
         batch = self.batch_type(rows, lengths)
-        mine = self.step.commit(batch, logits, at_least=int(self.padded)).to_host()
-        self.update(rows, {"bonus": mine.bonus, "seq_lens": mine.new_seq_lens})
+        committed = self.step.commit(batch, logits, at_least=int(self.padded)).to_host()
+        self.update(rows, {"bonus": committed.bonus, "seq_lens": committed.new_seq_lens})
         proposed = self.step.propose(batch, given.hidden if self.step.reads_hidden else None).to_host()
         self.update(rows, {"drafts": proposed.drafts})
-        outputs = {**mine.outputs, "drafts": proposed.drafts}
-        outputs["health"] = [one | other for one, other in zip(mine.health, proposed.health, strict=True)]
+        outputs = {**committed.outputs, "drafts": proposed.drafts}
+        outputs["health"] = [
+            first_half | second_half for first_half, second_half in zip(committed.health, proposed.health, strict=True)
+        ]
         if "logprobs" in outputs:
-            outputs["logprobs"] = [p[:n] for p, n in zip(outputs["logprobs"], mine.accept_lens, strict=True)]
+            outputs["logprobs"] = [p[:n] for p, n in zip(outputs["logprobs"], committed.accept_lens, strict=True)]
         return outputs
 
     def target(self, rows: list[int], lengths: list[int]) -> Any:
         """The target over bonus and drafts, and over padding."""
         slots, pools = self.engine.table, self.step.pools
-        at, lens = (torch.tensor(one, device=slots.device) for one in (rows, lengths))
+        at, lens = (torch.tensor(numbers, device=slots.device) for numbers in (rows, lengths))
         tokens = torch.cat((pools["bonus"][at][:, None].long(), pools["drafts"][at].long()), 1)
         positions = lens[:, None] + torch.arange(tokens.shape[1], device=slots.device)
         places = torch.where(at[:, None] != 0, slots[at[:, None], positions].long(), 0)

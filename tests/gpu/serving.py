@@ -139,32 +139,34 @@ class Serving:
         """Make a call on every variant; all must answer alike."""
         answers = {name: getattr(variant, call)(*arguments) for name, variant in self.variants.items()}
         (first, want), *others = answers.items()
-        for name, found in others:
-            assert found.keys() == want.keys()
+        for name, answer in others:
+            assert answer.keys() == want.keys()
             for output, values in want.items():
                 what = f"{call}{arguments}: {output} of {name} is not that of {first}"
-                assert alike(output, found[output], values), f"{what}: {found[output]}, {values}"
+                assert alike(output, answer[output], values), f"{what}: {answer[output]}, {values}"
         return want
 
     def same_state(self) -> None:
         """What is carried to the next step must be alike too, and the KV rows of all text."""
         rows = sorted(self.lengths)
         carried = [variant.carried(rows) for variant in self.variants.values()]
-        for found in carried[1:]:
+        for fields in carried[1:]:
             for field, values in carried[0].items():
-                same = torch.allclose(found[field], values) if field == "topk_p" else torch.equal(found[field], values)
+                same = (
+                    torch.allclose(fields[field], values) if field == "topk_p" else torch.equal(fields[field], values)
+                )
                 assert same, field
         kept = [variant.kept(self.lengths) for variant in self.variants.values()]
-        for found in kept[1:]:
-            assert all(torch.equal(mine, theirs) for mine, theirs in zip(found, kept[0], strict=True))
+        for contents in kept[1:]:
+            assert all(torch.equal(words, wanted) for words, wanted in zip(contents, kept[0], strict=True))
 
 
-def alike(output: str, found: list[Any], want: list[Any]) -> bool:
+def alike(output: str, values: list[Any], want: list[Any]) -> bool:
     """Whether two outputs are equal; log probabilities, of a row or of a path of each, depend on the order of a sum."""
     if output != "logprobs":
-        return found == want
-    pairs = zip(_numbers(found), _numbers(want), strict=True)
-    return all(math.isclose(mine, theirs, rel_tol=1e-4, abs_tol=1e-5) for mine, theirs in pairs)
+        return values == want
+    pairs = zip(_numbers(values), _numbers(want), strict=True)
+    return all(math.isclose(value, wanted, rel_tol=1e-4, abs_tol=1e-5) for value, wanted in pairs)
 
 
 def _numbers(values: Any) -> list[float]:

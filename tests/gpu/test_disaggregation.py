@@ -73,9 +73,9 @@ def start(built: Built, job: dict[str, Any]) -> subprocess.Popen[str]:
 
 def answer(process: subprocess.Popen[str]) -> dict[str, Any]:
     """What a side says at its end."""
-    said, _ = process.communicate(timeout=SECONDS)
-    assert process.returncode == 0, said
-    return json.loads(said)
+    output, _ = process.communicate(timeout=SECONDS)
+    assert process.returncode == 0, output
+    return json.loads(output)
 
 
 @pytest.mark.parametrize("way", WAYS)

@@ -109,7 +109,7 @@ class Step:
         """The layer's output T[b * width, heads, size] in every forward."""
         batch = SimpleNamespace(batch_size=BUCKET, req_pool_indices=self.rows, seq_lens=self.lengths)
         self.attention.begin(batch)
-        found = {}
+        outputs = {}
         for name, query in self.queries.items():
             if name.startswith("draft"):
                 forward = self.attention.draft(int(name[-1]), batch).forward_decode
@@ -117,8 +117,8 @@ class Step:
                 forward = self.attention.target(batch, self.nodes, self.mask, None).forward_extend
             else:
                 forward = self.attention.extend(batch, self.lengths, STEPS + 1).forward_extend
-            found[name] = forward(query.flatten(1), None, None, self.layer.radix, batch).view(query.shape)
-        return found
+            outputs[name] = forward(query.flatten(1), None, None, self.layer.radix, batch).view(query.shape)
+        return outputs
 
     def keys(self, name: str, row: int, length: int, place: int) -> list[int]:
         """The slots that query `place` of a request reads."""
@@ -146,12 +146,12 @@ def test_a_captured_step_reads_its_keys(heads: Heads, topk: int, device: torch.d
         step.run()
         stream.synchronize()
     with torch.cuda.graph(graph, stream=stream):
-        found = step.run()
+        outputs = step.run()
     for lengths in BATCHES:
         step.lengths.copy_(torch.tensor(lengths))
         step.attention.plan(BUCKET, lengths)
         graph.replay()
-        for name, out in found.items():
+        for name, out in outputs.items():
             shaped = out.view(BUCKET, -1, heads.queries, heads.size)
             queries = step.queries[name].view(shaped.shape)
             for b, length in enumerate(lengths):

@@ -40,21 +40,21 @@ def load_in_a_process(built: Built, cwd: Path) -> subprocess.CompletedProcess[st
 def test_load_compiles_nothing(name: str, example: Callable[[str], Built], tmp_path: Path) -> None:
     done = load_in_a_process(example(name), tmp_path)
     assert done.returncode == 0, done.stderr
-    found = json.loads(done.stdout)
-    assert found["device"].startswith("cuda:")
-    packages = {module.partition(".")[0] for module in found["modules"]}
+    report = json.loads(done.stdout)
+    assert report["device"].startswith("cuda:")
+    packages = {module.partition(".")[0] for module in report["modules"]}
     assert not packages & {"triton", "specc", "jinja2"}
     compilers = ("ptxas", "nvcc", "gcc", "clang", "/cc")
-    assert not [command for command in found["started"] if any(name in command for name in compilers)]
+    assert not [command for command in report["started"] if any(name in command for name in compilers)]
 
 
 def test_an_arch_that_is_missing_is_named(build: Callable[..., Built], arch: str, device: object) -> None:
-    other = "sm_80" if arch != "sm_80" else "sm_90"
+    missing = "sm_80" if arch != "sm_80" else "sm_90"
     path = EXAMPLES / "llama-8b-eagle.yaml"
     text = path.read_text(encoding="utf-8").replace("name: llama_8b_eagle", "name: other_arch")
-    package = build(text, (other,), path).load_module()
+    package = build(text, (missing,), path).load_module()
     with pytest.raises(package.UnsupportedDeviceError) as caught:
         package.load(device)
     assert arch in str(caught.value)
-    assert other in str(caught.value)
+    assert missing in str(caught.value)
     assert package.load("cpu").device.type == "cpu"

@@ -18,13 +18,13 @@ from .conftest import EXAMPLES
 def test_every_launch_is_timed(name: str, arch: str) -> None:
     done = CliRunner().invoke(app, ["bench", str(EXAMPLES / f"{name}.yaml"), "--buckets", "1,4", "--format", "json"])
     assert done.exit_code == 0, done.output
-    found = json.loads(done.stdout)
-    assert (found["gpu"], found["arch"]) == (torch.cuda.get_device_name(), arch)
-    for bucket in found["buckets"]:
+    report = json.loads(done.stdout)
+    assert (report["gpu"], report["arch"]) == (torch.cuda.get_device_name(), arch)
+    for bucket in report["buckets"]:
         launches, step = bucket["launches"], bucket["step"]
-        assert all(one["us"]["median"] > 0 and one["ratio"]["median"] > 0.5 for one in (*launches, step))
-        assert step["us"]["median"] < 2 * sum(one["us"]["median"] for one in launches)
-    few, *_, many = found["host"]
+        assert all(timed["us"]["median"] > 0 and timed["ratio"]["median"] > 0.5 for timed in (*launches, step))
+        assert step["us"]["median"] < 2 * sum(timed["us"]["median"] for timed in launches)
+    few, *_, many = report["host"]
     assert 0 < few["us"]["median"] < many["us"]["median"]
 
 

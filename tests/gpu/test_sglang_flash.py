@@ -47,7 +47,7 @@ class Layer:
     def expected(self, query: Tensor, slots: Tensor) -> Tensor:
         """One query's attention f32[HEADS, WIDTH] over these slots."""
         keys, values = (
-            one[slots.long()].float().repeat_interleave(HEADS // KV_HEADS, 1) for one in (self.keys, self.values)
+            rows[slots.long()].float().repeat_interleave(HEADS // KV_HEADS, 1) for rows in (self.keys, self.values)
         )
         scores = torch.einsum("hd,nhd->hn", query.float(), keys) / WIDTH**0.5
         return torch.einsum("hn,nhd->hd", scores.softmax(-1), values)
@@ -143,11 +143,11 @@ def test_forwards_read_what_they_should(page: int, steps: int, topk: int, nodes:
     def step() -> list[Tensor]:
         flash._tables.fill(first)
         flash.begin(first)
-        found = [layer.attend(queries["draft"], flash.draft(i, first), causal=topk == 1) for i in range(steps - 1)]
+        outputs = [layer.attend(queries["draft"], flash.draft(i, first), causal=topk == 1) for i in range(steps - 1)]
         seen = (mask, counts) if topk > 1 else (None, None)
-        found.append(layer.attend(queries["target"], flash.target(first, nodes, *seen), causal=True))
-        found.append(layer.attend(queries["extend"], flash.extend(first, first.seq_lens, steps + 1), causal=True))
-        return found
+        outputs.append(layer.attend(queries["target"], flash.target(first, nodes, *seen), causal=True))
+        outputs.append(layer.attend(queries["extend"], flash.extend(first, first.seq_lens, steps + 1), causal=True))
+        return outputs
 
     plain = [tensor.clone() for tensor in step()]
     graph = torch.cuda.CUDAGraph()
@@ -173,7 +173,7 @@ def _check_row(
     layer: Layer,
     sizes: Sizes,
     queries: dict[str, Tensor],
-    found: list[Tensor],
+    outputs: list[Tensor],
     b: int,
     slots: Tensor,
     length: int,
@@ -190,10 +190,10 @@ def _check_row(
         for k in range(topk):
             begin = length - tail + k * run
             own = slots[begin : begin + tail + step + 1]
-            same("draft", b * topk + k, found[step], torch.cat((slots[: length - tail], own)))
+            same("draft", b * topk + k, outputs[step], torch.cat((slots[: length - tail], own)))
     for node in range(nodes):
         columns = sees[node] if topk > 1 else list(range(node + 1))
         own = slots[[length + column for column in columns]]
-        same("target", b * nodes + node, found[-2], torch.cat((slots[:length], own)))
+        same("target", b * nodes + node, outputs[-2], torch.cat((slots[:length], own)))
     for at in range(steps + 1):
-        same("extend", b * (steps + 1) + at, found[-1], slots[: length + at + 1])
+        same("extend", b * (steps + 1) + at, outputs[-1], slots[: length + at + 1])

@@ -34,8 +34,8 @@ def test_what_is_found_is_built(arch: str, tmp_path: Path) -> None:
     path.write_text(config("tree", arch))
     done = CliRunner().invoke(app, ["tune", str(path), "-o", str(tuning), "--seconds", "5", "--format", "json"])
     assert done.exit_code == 0, done.output
-    found = json.loads(done.stdout)
-    assert all(gain["ratio"]["median"] > 0.99 for gains in found["steps"].values() for gain in gains)
+    report = json.loads(done.stdout)
+    assert all(gain["ratio"]["median"] > 0.99 for gains in report["steps"].values() for gain in gains)
     path.write_text(config("tree", arch) + "tuning: t.yaml\n")
     done = CliRunner().invoke(app, ["build", str(path), "-o", str(tmp_path / "dist")])
     assert done.exit_code == 0, done.output
@@ -59,13 +59,13 @@ def test_any_choice_gives_the_same_bits(kind: str, arch: str, device: torch.devi
             choices += [Choice(node.name, None, tile, warps) for node in nodes]
         built = build_program(with_choices(loaded, tuning, tuple(choices))).shapes[0]
         cut = tuple(
-            Choice(one.launch, None, one.tile, one.warps, dict.fromkeys((1, 6), most) if most else {})
-            for one in choices
-            for most in (knobs_of(built, one.launch).split,)
+            Choice(choice.launch, None, choice.tile, choice.warps, dict.fromkeys((1, 6), most) if most else {})
+            for choice in choices
+            for most in (knobs_of(built, choice.launch).split,)
         )
-        other = variant(with_choices(loaded, tuning, cut), tmp_path / str(number), device)
+        chosen = variant(with_choices(loaded, tuning, cut), tmp_path / str(number), device)
         for bucket in (1, 6):
-            assert steps(default, bucket, device) == steps(other, bucket, device), (number, bucket)
+            assert steps(default, bucket, device) == steps(chosen, bucket, device), (number, bucket)
 
 
 def variant(loaded, folder: Path, device: torch.device) -> Variant:
@@ -74,12 +74,12 @@ def variant(loaded, folder: Path, device: torch.device) -> Variant:
     return made
 
 
-def steps(one: Variant, bucket: int, device: torch.device) -> list[list[float]]:
+def steps(built: Variant, bucket: int, device: torch.device) -> list[list[float]]:
     """All that three steps decide."""
     with on(device):
-        session = Session(one.shape.plan, one.backend, device, bucket, steps=3)
-        found: list[list[float]] = []
+        session = Session(built.depth.plan, built.backend, device, bucket, steps=3)
+        decisions: list[list[float]] = []
         for _ in range(3):
             session.step()
-            found += [tensor.flatten().tolist() for tensor in session.decided().values()]
-    return found
+            decisions += [tensor.flatten().tolist() for tensor in session.decided().values()]
+    return decisions

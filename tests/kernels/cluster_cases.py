@@ -249,9 +249,9 @@ def sums_of(launcher: Launcher, memory: Memory, stem: str, scan: Scan) -> dict[V
             memory.argument(argument, launch.spec)
         after = memory.moved(launcher.device, {})
         launch.run(launcher, after)
-    found = {value: memory.prefix(value, after.tensors[value.name]).cpu() for value in sums}
+    computed = {value: memory.prefix(value, after.tensors[value.name]).cpu() for value in sums}
     memory.tensors = before
-    return found
+    return computed
 
 
 def check_partials(cluster: Cluster, launch: Launch, rows: Tensor, scratch: Mapping[str, Tensor]) -> None:

@@ -50,8 +50,8 @@ def whole(tensor: Tensor) -> Tensor:
 
 def copied(tensor: Tensor, device: str = "cpu") -> Tensor:
     """The same tensor in the same place of other memory."""
-    other = whole(tensor).clone().to(device)
-    return other.as_strided(tensor.shape, tensor.stride(), tensor.storage_offset())
+    copy = whole(tensor).clone().to(device)
+    return copy.as_strided(tensor.shape, tensor.stride(), tensor.storage_offset())
 
 
 @dataclass
@@ -172,11 +172,11 @@ def expect(memory: Memory, sums: Mapping[Value, Tensor]) -> tuple[Memory, dict[s
         if op.opcode in SUMS:
             total = op.out(SUMS[op.opcode])
             meant = specified(op, operands)
-            found, wanted = sums[total][meant], values[total][meant]
+            computed, wanted = sums[total][meant], values[total][meant]
             if op.opcode in ("vocab.topk", *ROUNDED) or vocabulary.of_argmax(op):
-                assert_probabilities(found, wanted, ROUNDED.get(op.opcode, 4e-6))
+                assert_probabilities(computed, wanted, ROUNDED.get(op.opcode, 4e-6))
             else:
-                assert_logs(found, wanted)
+                assert_logs(computed, wanted)
             values[total] = sums[total]
         for value in op.results:
             if (name := memory.root(value).name) in want.tensors:

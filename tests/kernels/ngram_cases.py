@@ -113,16 +113,16 @@ def drafts(text: list[int], corpus: list[int], shape: Case) -> list[int]:
     definition words it.
     """
     text = text[-shape["window"] :]
-    found: list[tuple[int, int, int, list[int]]] = []
+    branches: list[tuple[int, int, int, list[int]]] = []
     for preference, known in ((1, text), (0, corpus)):
         for stop in range(1, len(known)):
             most = next(n for n in range(min(shape["longest"], stop), -1, -1) if tail(known[:stop], n) == tail(text, n))
             if most >= shape["shortest"]:
                 fill = text[-1] if shape["beyond"] == "last" else None
                 tokens = continued(known, stop, shape["steps"], grows=preference == 1, fill=fill)
-                found.append((most, preference, stop, tokens))
+                branches.append((most, preference, stop, tokens))
     chosen: dict[int, list[int]] = {}
-    for _, preference, stop, tokens in sorted(found, reverse=True):
+    for _, preference, stop, tokens in sorted(branches, reverse=True):
         begin = text[stop] if preference else corpus[stop]
         if len(chosen) < shape["k"]:
             chosen.setdefault(begin, tokens)
@@ -260,8 +260,8 @@ def linked(
     if mode == "slots":
         slots = torch.randint(1, 1 << 31, (batch, nodes), generator=generator(shape["seed"]))
         inputs["slots_ptr"] = slots.masked_fill((rows == 0)[:, None], 0)
-        found = OPS["tree.seen_slots"]((inputs["slots_ptr"], parent), {}, dims)
-        for name, value in zip(("mask_ptr", "counts_ptr"), found, strict=True):
+        results = OPS["tree.seen_slots"]((inputs["slots_ptr"], parent), {}, dims)
+        for name, value in zip(("mask_ptr", "counts_ptr"), results, strict=True):
             outputs[name] = poison(max_b, *value.shape[1:], dtype=torch.int32)
             expected[name] = torch.cat((value, outputs[name][batch:]))
         return outputs, expected, 0

@@ -52,17 +52,17 @@ def test_room_ends_with_the_blocks(launcher: Launcher, page: int, past: int) -> 
     padding = min(past, 0)
     module = begin(page, window, padding)
     drawn = {"req_pool_indices": torch.tensor(rows), "seq_lens": torch.tensor(lengths)}
-    found = check_module(launcher, module, torch.Generator(), {**drawn, "block_table": table, "num_blocks": counts})
+    values = check_module(launcher, module, torch.Generator(), {**drawn, "block_table": table, "num_blocks": counts})
     blocks = table.tolist()
     for i, (row, size) in enumerate(zip(rows, lengths, strict=True)):
         has_room = row != 0 and 0 <= size <= last[row]
-        assert found["told"][i] == (1 << ROOM_BIT if row and not has_room else 0)
-        assert found["rows"][i] == (row if has_room else 0)
-        assert found["lens"][i] == (size if has_room else 0)
+        assert values["told"][i] == (1 << ROOM_BIT if row and not has_room else 0)
+        assert values["rows"][i] == (row if has_room else 0)
+        assert values["lens"][i] == (size if has_room else 0)
 
         def slots(first: int, count: int, row: int = row, size: int = size, live: bool = has_room) -> list[int]:
             places = range(size + first, size + first + count)
             return [blocks[row][place // page] * page + place % page if live else padding for place in places]
 
-        assert found["path"][i].tolist() == slots(1, STEPS + 1)
-        assert found["forwards"][:, i, 0].tolist() == slots(2, STEPS - 1)
+        assert values["path"][i].tolist() == slots(1, STEPS + 1)
+        assert values["forwards"][:, i, 0].tolist() == slots(2, STEPS - 1)

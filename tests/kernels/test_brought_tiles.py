@@ -83,8 +83,8 @@ def ban(_ops: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator
     for name, text in files.items():
         (tmp_path / name).write_text(text)
     monkeypatch.syspath_prepend(str(tmp_path))
-    found = importlib.import_module("specc_medusa").MEDUSA
-    yield Plugin(SimpleNamespace(name="MEDUSA", value="specc_medusa:MEDUSA", load=lambda: found)).load().ops[0]
+    algorithm = importlib.import_module("specc_medusa").MEDUSA
+    yield Plugin(SimpleNamespace(name="MEDUSA", value="specc_medusa:MEDUSA", load=lambda: algorithm)).load().ops[0]
     for name in files:
         sys.modules.pop(name.removesuffix(".py"), None)
 
@@ -164,11 +164,11 @@ def test_an_op_without_a_tile_has_no_function_of_that_name(monkeypatch: pytest.M
 def test_the_op_of_the_example(launcher: Launcher, monkeypatch: pytest.MonkeyPatch, keys: dict[str, int]) -> None:
     """In the launch that verifies, of the plugin's own program: predictions that repeat, padding rows among them."""
     monkeypatch.syspath_prepend(str(EXAMPLES / "plugin" / "src"))
-    found = importlib.import_module("specc_anchored").ANCHORED
-    point = SimpleNamespace(name="anchored", value="specc_anchored:ANCHORED", load=lambda: found)
+    algorithm = importlib.import_module("specc_anchored").ANCHORED
+    point = SimpleNamespace(name="anchored", value="specc_anchored:ANCHORED", load=lambda: algorithm)
     monkeypatch.setattr(algorithms, "entry_points", lambda group: [point])
     module = compile_to("canonicalize", load("ANCHORED", num_steps=3, **keys))
-    ((stem, cluster),) = [one for one in form(module) if any(op.opcode == "anchored.repeats" for op in one[1])]
+    ((stem, cluster),) = [kernel for kernel in form(module) if any(op.opcode == "anchored.repeats" for op in kernel[1])]
     (op,) = module.find("anchored.repeats")
     (argmax,) = [op for op in cluster if op.opcode == "vocab.argmax"]
     seen = set[int]()

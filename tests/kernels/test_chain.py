@@ -63,10 +63,10 @@ def test_what_becomes_of_a_drafted_token(launcher: Launcher, dtype: str, seed: i
     drawn = {"req_pool_indices": batch, "accept_lens": torch.randint(0, module.size("A") + 1, (len(batch),))}
     drawn["accept_lens"] = drawn["accept_lens"].int()
     drawn["logits"] = random_logits(source, len(batch), module.size("V"), module.size("V"), DTYPES[dtype])
-    found = check_module(launcher, module, source, drawn, Scan(integer(source, 1, 4), 64, integer(source, 0, 2)))
+    values = check_module(launcher, module, source, drawn, Scan(integer(source, 1, 4), 64, integer(source, 0, 2)))
     assert len({op.attrs["kernel"] for op in module.ops()}) == 1
     live = [argmax(line)[0] if row else 0 for line, row in zip(drawn["logits"], batch, strict=True)]
-    assert found["index"][:, 0].tolist() == live
+    assert values["index"][:, 0].tolist() == live
 
 
 @pytest.mark.parametrize("path", [2, 3, 8, 9])
@@ -82,8 +82,8 @@ def test_shifting_by_every_accepted_length(launcher: Launcher, path: int) -> Non
     logits = torch.randn(path + 1, 40, generator=source).to(torch.bfloat16)
     drawn = {"req_pool_indices": torch.arange(path + 1), "logits": logits, "tokens": before}
     drawn["accept_lens"] = torch.arange(path + 1, dtype=torch.int32)
-    found = check_module(launcher, module, source, drawn, Scan(2, 16))
-    for length, (line, shifted) in enumerate(zip(before.tolist(), found["shifted"].tolist(), strict=True)):
+    values = check_module(launcher, module, source, drawn, Scan(2, 16))
+    for length, (line, shifted) in enumerate(zip(before.tolist(), values["shifted"].tolist(), strict=True)):
         token = argmax(logits[length])[0]
         assert shifted == (line[1:length] + [token] * (length > 0) + line[length:])[:path]
     assert len(before) < POOL
@@ -105,6 +105,6 @@ def test_a_chain_of_every_length(launcher: Launcher, steps: int) -> None:
     source, batch = generator(steps), torch.tensor([3, 0, 7])
     drawn = {"req_pool_indices": batch, "bonus": torch.tensor([5, 0, 9], dtype=torch.int32)}
     drawn |= {f"logits{column}": torch.randn(3, 40, generator=source) for column in range(1, steps + 1)}
-    found = check_module(launcher, module, source, drawn)
+    values = check_module(launcher, module, source, drawn)
     drafts = [[int(drawn[f"logits{c}"][b].argmax()) for c in range(1, steps + 1)] for b in range(3)]
-    assert found[chain.name].tolist() == [[5, *drafts[0]], [0] * (steps + 1), [9, *drafts[2]]]
+    assert values[chain.name].tolist() == [[5, *drafts[0]], [0] * (steps + 1), [9, *drafts[2]]]

@@ -102,7 +102,7 @@ def check(launcher: Launcher, shape: dict[str, Any], drawn: Drawn, source: torch
     count, nodes, _ = drawn["logits"].shape
     drawn["earlier"] = torch.randint(0, 32, (count,), generator=source, dtype=torch.int32) & ~(1 << BIT)
     drawn.setdefault("seq_lens", torch.randint(1, 2**40, (count,), generator=source))
-    found = check_module(launcher, verification(shape, tree=tree), source, drawn, shape["scan"])
+    values = check_module(launcher, verification(shape, tree=tree), source, drawn, shape["scan"])
     for b, row in enumerate(drawn["req_pool_indices"].tolist()):
         path: list[int] = []
         targets = [argmax(line)[0] for line in drawn["logits"][b]]
@@ -110,15 +110,15 @@ def check(launcher: Launcher, shape: dict[str, Any], drawn: Drawn, source: torch
             parents = drawn["parent"][b].tolist() if tree else list(range(-1, nodes - 1))
             path = walk(drawn["tokens"][b].tolist(), targets, parents, width)
         emitted, rest = [targets[column] for column in path], width - len(path)
-        assert found["accept_lens"][b] == len(path)
-        assert found["accept_index"][b].tolist() == [b * nodes + column for column in path] + [-1] * rest
-        assert found["path" if tree else "predict"][b].tolist() == emitted + [0] * rest
-        assert found["new_seq_lens"][b] == (int(drawn["seq_lens"][b]) + len(path) if row else 0)
-        assert found["bonus"][b] == (emitted[-1] if row else 0)
+        assert values["accept_lens"][b] == len(path)
+        assert values["accept_index"][b].tolist() == [b * nodes + column for column in path] + [-1] * rest
+        assert values["path" if tree else "predict"][b].tolist() == emitted + [0] * rest
+        assert values["new_seq_lens"][b] == (int(drawn["seq_lens"][b]) + len(path) if row else 0)
+        assert values["bonus"][b] == (emitted[-1] if row else 0)
         if shape["parts"]["extend"]:
-            assert found["ids"][b].tolist() == emitted + [0] * rest
-            assert found["select"][b] == b * width + max(len(path) - 1, 0)
-    return found
+            assert values["ids"][b].tolist() == emitted + [0] * rest
+            assert values["select"][b] == b * width + max(len(path) - 1, 0)
+    return values
 
 
 def random_inputs(shape: dict[str, Any], nodes: int, source: torch.Generator) -> tuple[Drawn, Tensor]:
@@ -191,8 +191,8 @@ def test_large_trees(launcher: Launcher, nodes: int, steps: int, splits: int) ->
     wanted = targets[drawn["parent"][0].clamp(min=0)]
     drawn["tokens"][0] += (drawn["tokens"][0] == wanted) & torch.isin(drawn["parent"][0], columns)
     drawn["tokens"][0, columns[1:]] = targets[columns[:-1]]
-    found = check(launcher, shape, drawn, source)
-    assert found["accept_index"][0].tolist() == columns.tolist()
+    values = check(launcher, shape, drawn, source)
+    assert values["accept_index"][0].tolist() == columns.tolist()
 
 
 @settings(quicker, max_examples=12)
@@ -216,8 +216,8 @@ def test_a_column_that_does_not_exist_has_no_children(launcher: Launcher) -> Non
     source = generator(2)
     logits = torch.randn(1, 1, 50, generator=source).repeat(1, 5, 1)
     drawn = {"req_pool_indices": torch.tensor([5]), "logits": logits, "tokens": logits.argmax(-1)}
-    found = check(launcher, case(), drawn | {"parent": torch.tensor([[-1, 5, 5, 5, 5]])}, source)
-    assert found["accept_lens"][0] == 1
+    values = check(launcher, case(), drawn | {"parent": torch.tensor([[-1, 5, 5, 5, 5]])}, source)
+    assert values["accept_lens"][0] == 1
 
 
 @pytest.mark.parametrize("accepted", range(4))
@@ -231,10 +231,10 @@ def test_every_accept_length_of_a_chain(launcher: Launcher, accepted: int) -> No
     if accepted < 3:
         tokens[:, accepted + 1] = (tokens[:, accepted + 1] + 1) % 40
     drawn = {"req_pool_indices": torch.tensor([5, 0]), "logits": logits, "tokens": tokens}
-    found = check(launcher, case(steps=3, vocab=40), drawn | {"seq_lens": torch.tensor([7, 9])}, source)
-    assert found["accept_lens"].tolist() == [accepted + 1, 0]
-    assert found["new_seq_lens"].tolist() == [7 + accepted + 1, 0]
-    assert found["bonus"].tolist() == [targets[0, accepted], 0]
+    values = check(launcher, case(steps=3, vocab=40), drawn | {"seq_lens": torch.tensor([7, 9])}, source)
+    assert values["accept_lens"].tolist() == [accepted + 1, 0]
+    assert values["new_seq_lens"].tolist() == [7 + accepted + 1, 0]
+    assert values["bonus"].tolist() == [targets[0, accepted], 0]
 
 
 @pytest.mark.parametrize("accepted", range(6))
@@ -249,11 +249,11 @@ def test_every_accept_length_of_a_tree(launcher: Launcher, accepted: int) -> Non
     tokens[0, 1::2] = (tokens[0, 1::2] + 1) % 50
     tokens[0, 2 * accepted + 2] = (tokens[0, 2 * accepted + 2] + 1) % 50
     drawn = {"req_pool_indices": torch.tensor([3]), "logits": logits, "tokens": tokens, "parent": parent}
-    found = check(launcher, case(nodes=13), drawn, source)
+    values = check(launcher, case(nodes=13), drawn, source)
     drafts = min(accepted, 4)
-    assert found["accept_lens"][0] == drafts + 1
-    assert found["accept_index"][0].tolist() == [2 * i for i in range(drafts + 1)] + [-1] * (4 - drafts)
-    assert found["bonus"][0] == targets[2 * drafts]
+    assert values["accept_lens"][0] == drafts + 1
+    assert values["accept_index"][0].tolist() == [2 * i for i in range(drafts + 1)] + [-1] * (4 - drafts)
+    assert values["bonus"][0] == targets[2 * drafts]
 
 
 def random_paths(source: torch.Generator, rows: Tensor, nodes: int, width: int) -> Drawn:

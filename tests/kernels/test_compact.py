@@ -144,9 +144,9 @@ def launch(launcher: Launcher, flags: Flags, shape: dict[str, int], case: Case) 
     return [path.cpu() for path in paths], pool.copy("cpu")
 
 
-def same_bits(one: torch.Tensor, other: torch.Tensor) -> bool:
+def same_bits(first: torch.Tensor, second: torch.Tensor) -> bool:
     """Equal, NaN or not."""
-    return torch.equal(one.view(torch.uint8), other.view(torch.uint8))
+    return torch.equal(first.view(torch.uint8), second.view(torch.uint8))
 
 
 def check(launcher: Launcher, flags: Flags, shape: dict[str, int], case: Case) -> None:

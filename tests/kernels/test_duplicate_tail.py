@@ -42,11 +42,11 @@ def pairs(table: torch.Tensor, row: int, base: int, page: int, shape: dict[str, 
     """Source and target slots of one request."""
     tail = base % page
     run = -(-(tail + shape["room"]) // page) * page
-    found = []
+    slots = []
     for branch in range(1, shape["branches"]):
         for position in range(base - tail, base):
-            found.append((int(table[row, position]), int(table[row, position + branch * run])))
-    return found
+            slots.append((int(table[row, position]), int(table[row, position + branch * run])))
+    return slots
 
 
 def check(launcher: Launcher, shape: dict[str, int], page: int, rows: torch.Tensor, seq_lens: torch.Tensor) -> None:

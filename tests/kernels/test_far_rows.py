@@ -68,8 +68,8 @@ def results(launcher: Launcher, name: str, logits: Tensor, far: Tensor | None = 
 def test_rows_past_32_bits(launcher: Launcher, name: str) -> None:
     if launcher.device != "cpu":
         pytest.skip("a GPU has no memory that is reserved and never touched")
-    near, other = torch.randn(2, BATCH * ROWS, VOCAB, generator=generator(7)).half()
-    want, found = results(launcher, name, near), results(launcher, name, near, far_apart(near))
-    differs = results(launcher, name, torch.cat((near[:2], other[2:])))
-    assert all(torch.equal(found[name], want[name]) for name in want)
+    near, changed = torch.randn(2, BATCH * ROWS, VOCAB, generator=generator(7)).half()
+    want, far_results = results(launcher, name, near), results(launcher, name, near, far_apart(near))
+    differs = results(launcher, name, torch.cat((near[:2], changed[2:])))
+    assert all(torch.equal(far_results[name], want[name]) for name in want)
     assert any(not torch.equal(differs[name], want[name]) for name in want)

@@ -128,18 +128,18 @@ def test_small_vocabularies(launcher: Launcher, k: int, more: int, splits: int) 
 def test_ties_go_to_the_lowest_index_and_candidate(launcher: Launcher, k: int, splits: int) -> None:
     """Equal logits and equal scores: tokens 0..K-1 of parent 0, wherever they are scanned."""
     logits, scores = torch.full((k, 200), -0.0, dtype=torch.bfloat16), torch.full((1, k), 0.25)
-    found = check_step(
+    values = check_step(
         launcher, case(k=k, dtype="bf16", scan=Scan(splits, 16)), generator(0),
         req_pool_indices=torch.tensor([3]), logits=logits, parents=scores,
     )  # fmt: skip
-    assert found["tokens"][0].tolist() == found["kept"][0].tolist() == list(range(k))
+    assert values["tokens"][0].tolist() == values["kept"][0].tolist() == list(range(k))
 
 
 def test_padding_rows_hold_what_zeros_give(launcher: Launcher) -> None:
     source = generator(1)
-    found = check_step(launcher, case(), source, req_pool_indices=torch.tensor([0, 5]))
-    assert found["kept"][0].tolist() == [0, 1, 2, 3]
-    assert not any(found[name][0].any() for name in ("index", "candidates", "tokens", "scores"))
+    values = check_step(launcher, case(), source, req_pool_indices=torch.tensor([0, 5]))
+    assert values["kept"][0].tolist() == [0, 1, 2, 3]
+    assert not any(values[name][0].any() for name in ("index", "candidates", "tokens", "scores"))
 
 
 @settings(quick, max_examples=30)

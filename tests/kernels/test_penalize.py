@@ -111,11 +111,11 @@ def write_changed(
     row = tl.program_id(0)
     column = tl.minimum(tl.arange(0, BLOCK), V - 1)
     logits = tl.load(logits_ptr + row * V + column)
-    found = PENALIZE(
+    penalized = PENALIZE(
         logits, column, row, counts_ptr, None, repetition_ptr, frequency_ptr, presence_ptr, tokens_ptr, parent_ptr,
         ROWS=ROWS, A=A, SIZE_COUNTS=V,
     )  # fmt: skip
-    tl.store(out_ptr + row * V + column, found)
+    tl.store(out_ptr + row * V + column, penalized)
 
 
 @pytest.mark.parametrize("tree", [False, True])
@@ -144,14 +144,14 @@ def test_one_penalty_alone(launcher: Launcher, name: str) -> None:
     """Each is enough for what was counted to be read."""
     vocab, source = 40, generator(9)
     values = {"req_pool_indices": torch.tensor([2, 1]), "logits": torch.randn(2, vocab, generator=source)}
-    values |= {one: torch.full((2,), float(one == "repetition")) for one in PENALTIES}
+    values |= {penalty: torch.full((2,), float(penalty == "repetition")) for penalty in PENALTIES}
     values[name] = torch.full((2,), 2.0)
     best = values["logits"].argmax(dim=1)
     counts = torch.zeros(POOL, vocab, dtype=torch.int32)
     counts[[2, 1], best] = 3
     values |= {"relay.counts": counts, "relay.bias": torch.zeros(POOL, vocab)}
-    found = check_module(launcher, changed("f32", 0, vocab, form="row", carried=True), source, values)
-    assert (found["index"] != best).all()
+    results = check_module(launcher, changed("f32", 0, vocab, form="row", carried=True), source, values)
+    assert (results["index"] != best).all()
 
 
 def counting(width: int, *, some: bool) -> Module:

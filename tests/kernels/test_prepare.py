@@ -192,16 +192,16 @@ def test_room_ends_with_the_row_and_with_the_mask(
     rows, lengths = [3, 0, 5, 2], [length, 99, 7, length]
     drawn = {"req_pool_indices": torch.tensor(rows), "seq_lens": torch.tensor(lengths), "req_to_token": table}
     drawn["relay.seq_lens"] = torch.tensor([0, 0, length, length, 0, 7, *[0] * (POOL - 6)])
-    found, slots = check_module(launcher, module, torch.Generator(), drawn), table.tolist()
+    values, slots = check_module(launcher, module, torch.Generator(), drawn), table.tolist()
     for i, (row, size) in enumerate(zip(rows, lengths, strict=True)):
         has_room, run = row != 0 and 0 <= size <= last, -(-(size % page + STEPS) // page) * page
         places = [[size + k * run + step for k in range(BRANCHES)] for step in range(STEPS - 1)]
-        assert found["told"][i] == (1 << ROOM_BIT if row and not has_room else 0)
-        assert found["rows"][i] == (row if has_room else 0)
-        assert found["lens"][i] == (size if has_room else 0)
-        assert found["window"][i].tolist() == (slots[row][size:][:NODES] if has_room else [0] * NODES)
+        assert values["told"][i] == (1 << ROOM_BIT if row and not has_room else 0)
+        assert values["rows"][i] == (row if has_room else 0)
+        assert values["lens"][i] == (size if has_room else 0)
+        assert values["window"][i].tolist() == (slots[row][size:][:NODES] if has_room else [0] * NODES)
         want = [[slots[row][place] if has_room else 0 for place in step] for step in places]
-        assert found["runs"][:, i].tolist() == want
+        assert values["runs"][:, i].tolist() == want
 
 
 @pytest.mark.parametrize("offset", [0, 3 << 32])
@@ -213,5 +213,5 @@ def test_places_further_apart_than_32_bits(launcher: Launcher, offset: int) -> N
         given_ = b.given("lens", "i64")
         b.hand_out(b("kv.positions", given_, names=("places",), axis="N", offset=offset, stride=1 << 32))
     values = {"req_pool_indices": torch.tensor([3, 0, 1]), "lens": lens}
-    found = check_module(launcher, module, torch.Generator().manual_seed(1), values)
-    assert found["places"].tolist() == [[length + offset + (i << 32) for i in range(5)] for length in lens.tolist()]
+    results = check_module(launcher, module, torch.Generator().manual_seed(1), values)
+    assert results["places"].tolist() == [[length + offset + (i << 32) for i in range(5)] for length in lens.tolist()]

@@ -236,21 +236,21 @@ def test_padding_rows_may_hold_anything(launcher: Launcher, addresses: list[int]
         padding = rows == 0 if len(tensor) == len(rows) else torch.arange(POOL) == 0
         tensor[padding] = torch.nan if tensor.is_floating_point() else torch.iinfo(tensor.dtype).max
     lengths = torch.tensor([0, 4, 0, 1])
-    memory, other = (
+    memory, poisoned_memory = (
         launched(launcher, verified(width, nodes, vocab), rows.tolist(), seq_lens=lengths, **tensors)
         for tensors in (given, poisoned)
     )
-    assert inside(addresses, other["logits"]) == of_rows([3, 4, 5, 9, 10, 11], vocab)
-    assert inside(addresses, other["hidden"]) == of_rows([1, 3], width)
-    assert inside(addresses, other["relay.short"]) == [2, 5]
-    assert set(inside(addresses, other["relay.long"])) == set(of_rows([2, 5], width))
-    assert {number // columns for number in inside(addresses, other["req_to_token"])} == {2, 5}
-    assert torch.equal(memory["relay.kept"][1:], other["relay.kept"][1:])
-    assert other["relay.kept"][0].isnan().all()
+    assert inside(addresses, poisoned_memory["logits"]) == of_rows([3, 4, 5, 9, 10, 11], vocab)
+    assert inside(addresses, poisoned_memory["hidden"]) == of_rows([1, 3], width)
+    assert inside(addresses, poisoned_memory["relay.short"]) == [2, 5]
+    assert set(inside(addresses, poisoned_memory["relay.long"])) == set(of_rows([2, 5], width))
+    assert {number // columns for number in inside(addresses, poisoned_memory["req_to_token"])} == {2, 5}
+    assert torch.equal(memory["relay.kept"][1:], poisoned_memory["relay.kept"][1:])
+    assert poisoned_memory["relay.kept"][0].isnan().all()
     made = [name for name in memory.keys() - given.keys() if ".partial_" not in name]
     assert len(made) > 10
     for name in made:
-        torch.testing.assert_close(memory[name], other[name], rtol=0, atol=0, equal_nan=True, msg=name)
+        torch.testing.assert_close(memory[name], poisoned_memory[name], rtol=0, atol=0, equal_nan=True, msg=name)
 
 
 def test_what_is_carried_after_a_reduction_is_read_once(launcher: Launcher, addresses: list[int]) -> None:

@@ -83,11 +83,11 @@ def test_masses_are_a_softmax_s(launcher: Launcher) -> None:
     tokens = torch.randint(0, vocab, (6, 4), generator=source)
     values = {"req_pool_indices": torch.arange(1, 7), "logits": logits, "keys": keys_of(source, 6, 4)}
     values |= {"scales": torch.full((6, 4), 0.7), "entries": tokens}
-    found = check_module(launcher, massive("f32", 4, vocab, cut=False, ahead=1), source, values, Scan(3, 64))["mass"]
+    mass = check_module(launcher, massive("f32", 4, vocab, cut=False, ahead=1), source, values, Scan(3, 64))["mass"]
     shares = (0.7 * logits).softmax(-1)
-    torch.testing.assert_close(found[:, :-1, 2], shares[:, :-1].gather(2, tokens[:, 1:, None])[..., 0])
-    torch.testing.assert_close(1 / found[..., 1], shares.amax(-1))
-    assert not found[:, -1, 2].any()
+    torch.testing.assert_close(mass[:, :-1, 2], shares[:, :-1].gather(2, tokens[:, 1:, None])[..., 0])
+    torch.testing.assert_close(1 / mass[..., 1], shares.amax(-1))
+    assert not mass[:, -1, 2].any()
 
 
 # --- what is left -----------------------------------------------------------------------------------------------------
@@ -131,13 +131,13 @@ def chains(
     given_, ones = [] if cuts is None else [cuts], torch.ones_like(batch)
     drawn, _ = OPS["sample.draw"]((logits, ones, keys, scales, *given_), {"dtype": "i32", "keep": ""}, {})
     (mass,) = OPS["sample.mass"]((logits, ones, scales, tokens, *given_), {"ahead": 1, "keep": ""}, {})
-    (other,) = OPS["sample.mass"]((q, ones, scales[:, 1:], tokens[:, 1:]), {"ahead": 0, "keep": ""}, {})
+    (draft_mass,) = OPS["sample.mass"]((q, ones, scales[:, 1:], tokens[:, 1:]), {"ahead": 0, "keep": ""}, {})
     values = {"req_pool_indices": batch, "tokens": tokens, "logits": logits, "keys": keys, "scales": scales}
     values |= {"drawn": drawn, "mass": mass, "weights": weights} | ({} if cuts is None else {"cuts": cuts})
     first = 0
     for i, rows in enumerate(PARTS[form]):
         part = slice(first, first + rows) if rows else first
-        values[f"masses{i}"] = other[:, part].contiguous()
+        values[f"masses{i}"] = draft_mass[:, part].contiguous()
         if form == "carried":
             pool = torch.full((POOL, vocab), math.nan, dtype=q.dtype)
             pool[batch] = q[:, part]
@@ -187,13 +187,13 @@ def test_extreme_rows(launcher: Launcher, vocab: int) -> None:
             q = logits[:, :3].clone()  # nothing is left but what rounding leaves, and that is nothing here
         weights = weights_of(source, count)
         values = chains(source, torch.arange(1, 1 + count), logits, q, "one", weights.round(), None)
-        found = check_module(launcher, leaving("f32", vocab, "one", most=3, cut=False), source, values, Scan(2, 64))
+        results = check_module(launcher, leaving("f32", vocab, "one", most=3, cut=False), source, values, Scan(2, 64))
         looked = weights.round()[:, :3] > 0
-        index, drawn = found["index"][:, :3].long(), values["drawn"][:, :3].long()
+        index, drawn = results["index"][:, :3].long(), values["drawn"][:, :3].long()
         allowed = logits[:, :3].gather(2, index[..., None])[..., 0] > -INF
         assert (allowed | (index == drawn) | ~looked).all()
         assert ((index != values["tokens"][:, 1:]) | (index == drawn) | ~looked).all()
-        assert not found["index"][:, 3].any()
+        assert not results["index"][:, 3].any()
 
 
 def test_a_rejected_draft_is_not_drawn(launcher: Launcher) -> None:
@@ -203,8 +203,8 @@ def test_a_rejected_draft_is_not_drawn(launcher: Launcher) -> None:
     logits[..., :2], q[..., 2] = 0.0, 0.0
     values = chains(source, torch.arange(1, 1 + MAX_B), logits, q, "one", torch.ones(MAX_B, 4), None)
     values["tokens"] = torch.zeros_like(values["tokens"])
-    found = check_module(launcher, leaving("f32", 4, "one", most=3, cut=False), source, values)
-    assert (found["index"][:, :3] == 1).all()
+    results = check_module(launcher, leaving("f32", 4, "one", most=3, cut=False), source, values)
+    assert (results["index"][:, :3] == 1).all()
 
 
 @pytest.mark.parametrize("beyond", [1 << 32, -(1 << 32), -(1 << 62), 1 << 40])
@@ -215,8 +215,8 @@ def test_a_draft_that_is_no_token_takes_nothing_away(launcher: Launcher, beyond:
     logits[..., :2], q[..., 0] = 0.0, 0.0
     values = chains(source, torch.arange(1, 1 + MAX_B), logits, q, "one", torch.ones(MAX_B, 4), None)
     values["tokens"] = torch.full_like(values["tokens"], 1 + beyond)
-    found = check_module(launcher, leaving("f32", 4, "one", most=3, cut=False), source, values)
-    assert (found["index"][:, :3] == 1).all()
+    results = check_module(launcher, leaving("f32", 4, "one", most=3, cut=False), source, values)
+    assert (results["index"][:, :3] == 1).all()
 
 
 def test_what_is_left_however_rows_are_cut(launcher: Launcher) -> None:
@@ -225,12 +225,12 @@ def test_what_is_left_however_rows_are_cut(launcher: Launcher) -> None:
     logits, q = (torch.randn(3, n, vocab, generator=source) for n in (4, 3))
     values = chains(source, torch.tensor([3, 1, 7]), logits, q, "each", torch.ones(3, 4), None)
     values |= {"scales": torch.ones(3, 4)}
-    found = [
+    indices = [
         check_module(launcher, leaving("f32", vocab, "each", most=3, cut=False), source, values, Scan(*scan))["index"]
         for scan in ((1, 512), (3, 64), (2, 128))
     ]
-    assert torch.equal(found[0], found[1])
-    assert torch.equal(found[0], found[2])
+    assert torch.equal(indices[0], indices[1])
+    assert torch.equal(indices[0], indices[2])
 
 
 # --- weights, and tokens ----------------------------------------------------------------------------------------------
@@ -268,10 +268,10 @@ def test_where_drafts_end(launcher: Launcher, mode: str, seed: int, nodes: int, 
     values["scales"] = SCALES[torch.randint(len(SCALES), (count, 1), generator=source)].expand(count, nodes).clone()
     values |= {"masses0": q} if form == "one" else {f"masses{i}": q[:, i].contiguous() for i in range(nodes - 1)}
     values["sums"] = torch.rand(count, nodes, generator=source) * (torch.rand(count, nodes, generator=source) < 0.7)
-    check_module(launcher, weighing(mode, form, nodes), source, values | told(source, count, nodes))
+    check_module(launcher, weighing(mode, form, nodes), source, values | drafts_of_rows(source, count, nodes))
 
 
-def told(source: torch.Generator, count: int, nodes: int) -> dict[str, Tensor]:
+def drafts_of_rows(source: torch.Generator, count: int, nodes: int) -> dict[str, Tensor]:
     """Tokens of every kind that `weighing` is given."""
     kinds = {"tokens": torch.int64, "drawn": torch.int32, "left": torch.int32}
     return {name: torch.randint(0, 90, (count, nodes), generator=source).to(dtype) for name, dtype in kinds.items()}
@@ -283,7 +283,9 @@ def weighed(launcher: Launcher, mode: str, coins: Tensor, p: Tensor, q: Tensor) 
     mass, masses = torch.ones(count, nodes, 3), torch.ones(count, nodes - 1, 3)
     mass[:, :-1, 2], masses[..., 2] = p, q
     values = {"req_pool_indices": torch.arange(1, 1 + count), "coins": coins, "mass": mass, "masses0": masses}
-    values |= {"scales": torch.ones(count, nodes), "sums": torch.zeros(count, nodes)} | told(source, count, nodes)
+    values |= {"scales": torch.ones(count, nodes), "sums": torch.zeros(count, nodes)} | drafts_of_rows(
+        source, count, nodes
+    )
     return check_module(launcher, weighing(mode, "one", nodes), source, values)["weights"]
 
 

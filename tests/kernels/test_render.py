@@ -45,9 +45,9 @@ TAIL = Spec("duplicate_tail", {}, (), (Parameter("i64", Argument("kv_stride", "s
 @pytest.fixture(scope="module")
 def specs() -> list[Spec]:
     """The kernels of some programs, of every family."""
-    found = list(_specs())
-    assert {spec.family for spec in found} == set(FAMILIES)
-    return found
+    rendered = list(_specs())
+    assert {spec.family for spec in rendered} == set(FAMILIES)
+    return rendered
 
 
 def _specs() -> Iterator[Spec]:
@@ -96,9 +96,9 @@ def test_parameters_are_those_of_the_spec(specs: list[Spec]) -> None:
     for spec in specs:
         tree = ast.parse(render.render_kernel(spec, []))
         kernel = next(node for node in tree.body if isinstance(node, ast.FunctionDef) and node.name == spec.family)
-        found = [(arg.arg, ast.unparse(arg.annotation) if arg.annotation else "") for arg in kernel.args.args]
+        parameters = [(arg.arg, ast.unparse(arg.annotation) if arg.annotation else "") for arg in kernel.args.args]
         types = [(argument.name, "tl.int64" if argument.type == "i64" else "") for argument in spec.arguments]
-        assert found == types + [(name, "tl.constexpr") for name, _ in spec.constants]
+        assert parameters == types + [(name, "tl.constexpr") for name, _ in spec.constants]
         numbers = [argument.name for argument in spec.arguments if not argument.type.startswith("*")]
         (decorator,) = (ast.unparse(node) for node in kernel.decorator_list)
         assert decorator == (f"triton.jit(do_not_specialize={numbers})" if numbers else "triton.jit")
@@ -166,8 +166,8 @@ def test_lib_sources_are_every_file_of_the_library() -> None:
 
 
 def test_kernels_get_what_they_import_and_nothing_else() -> None:
-    found = render.lib_sources(["import triton\nfrom .lib.topk import combine_topk\n"])
-    assert list(found) == ["lib/__init__.py", "lib/argmax.py", "lib/best.py", "lib/topk.py"]
+    sources = render.lib_sources(["import triton\nfrom .lib.topk import combine_topk\n"])
+    assert list(sources) == ["lib/__init__.py", "lib/argmax.py", "lib/best.py", "lib/topk.py"]
     assert list(render.lib_sources([])) == ["lib/__init__.py"]
 
 

@@ -121,5 +121,5 @@ def test_other_rows_are_not_read(launcher: Launcher) -> None:
     at = torch.tensor([4, 0, 2, 3])
     logits[torch.arange(4), at] = torch.randn(4, 200, generator=source)
     values = {"req_pool_indices": torch.tensor([1, 2, 0, 3]), "logits": logits, "at": at, **noise_of(source, 4)}
-    found = check_module(launcher, reading("f32", 5, 200, "sample.draw", "none", "none"), source, values, Scan(3, 64))
-    assert not found["bad"].any()
+    results = check_module(launcher, reading("f32", 5, 200, "sample.draw", "none", "none"), source, values, Scan(3, 64))
+    assert not results["bad"].any()

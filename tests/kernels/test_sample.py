@@ -97,12 +97,12 @@ def test_cuts_decide_nothing(launcher: Launcher, vocab: int) -> None:
     batch = torch.tensor([3, 1])
     values = {"req_pool_indices": batch, "logits": torch.randn(2, 3, vocab, generator=source)}
     values |= noise_of(source, 2, 3) | {"scales": torch.ones(2, 3)}
-    found = [
+    indices = [
         check_module(launcher, drawn("f32", 3, vocab), source, values, Scan(splits, block))["index"]
         for splits, block in ((1, 1024), (3, 64), (8, 256))
     ]
-    assert torch.equal(found[0], found[1])
-    assert torch.equal(found[0], found[2])
+    assert torch.equal(indices[0], indices[1])
+    assert torch.equal(indices[0], indices[2])
 
 
 @pytest.mark.parametrize("size", [1000.0, -3e4])
@@ -123,9 +123,9 @@ def test_only_what_is_allowed_is_drawn(launcher: Launcher) -> None:
     logits = torch.full((6, 200), -math.inf)
     logits[torch.arange(6), torch.arange(6) * 39] = -3.0
     values = {"req_pool_indices": torch.arange(1, 7), "logits": logits, **noise_of(source, 6)}
-    found = check_module(launcher, drawn("f32", 0, 200), source, values, Scan(3, 64))
-    assert found["index"].tolist() == [39 * i for i in range(6)]
-    assert not found["bad"].any()
+    results = check_module(launcher, drawn("f32", 0, 200), source, values, Scan(3, 64))
+    assert results["index"].tolist() == [39 * i for i in range(6)]
+    assert not results["bad"].any()
 
 
 def allowed(dtype: str, rows: int, vocab: int, words: int, *, noise: bool) -> Module:
@@ -136,9 +136,9 @@ def allowed(dtype: str, rows: int, vocab: int, words: int, *, noise: bool) -> Mo
     logits, bitmask = b.given("logits", dtype, *axes, "V"), b.given("bitmask", "i32", *axes, words)
     keyed = (b.given("keys", "i64", *axes), b.given("scales", "f32", *axes)) if noise else ()
     with b.phase("verify"):
-        found = b("sample.allow", logits, bitmask)
+        masked = b("sample.allow", logits, bitmask)
         reduction = "sample.draw" if noise else "vocab.argmax"
-        b.hand_out(*b.many(reduction, found, module.inputs["req_pool_indices"], *keyed, dtype="i32", keep=""))
+        b.hand_out(*b.many(reduction, masked, module.inputs["req_pool_indices"], *keyed, dtype="i32", keep=""))
     return module
 
 
@@ -184,13 +184,13 @@ def test_bits_are_those_of_xgrammar(launcher: Launcher, vocab: int) -> None:
     mask[2, 2], mask[2, 2, -1] = 0, -(2**31)  # the last bit of all: an entry only in rows of whole words
     values = {"req_pool_indices": torch.arange(1, 7), "logits": logits, "bitmask": mask}
     module = allowed("f32", 4, vocab, words, noise=False)
-    found = check_module(launcher, module, source, values, Scan(3, 64))
+    results = check_module(launcher, module, source, values, Scan(3, 64))
     for b in range(6):
         for row in range(4):
             bits = [int(word) & 0xFFFFFFFF for word in mask[b, row]]
             able = [v for v in range(vocab) if bits[v // 32] >> v % 32 & 1]
             best = max(able, key=lambda v: float(logits[b, row, v]), default=0)
-            assert (int(found["index"][b, row]), bool(found["bad"][b, row])) == (best, not able)
+            assert (int(results["index"][b, row]), bool(results["bad"][b, row])) == (best, not able)
 
 
 @triton.jit

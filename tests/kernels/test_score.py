@@ -85,11 +85,11 @@ def test_a_masked_token_has_none(launcher: Launcher) -> None:
     values |= {"scales": torch.full((1, 4), 0.5), "cuts": torch.full((1, 4), -math.inf)}
     values["path"] = torch.tensor([[0, 1, 2, 3, -1]], dtype=torch.int32)
     values["index"] = torch.tensor([[7, 7, 9, 0, 0]], dtype=torch.int32)
-    found = check_module(launcher, scoring("f32", 4, 100, places=5, count=2), generator(1), values, Scan(2, 64))
-    assert found["logprob"].tolist() == [[-math.inf, -math.inf, pytest.approx(-math.log(2)), -math.inf, 0.0]]
-    assert found["tokens"].tolist() == [[[0, 1], [0, 1], [3, 9], [60, 61], [0, 0]]]
-    assert found["logprobs"][0, 0].tolist() == pytest.approx([-math.log(99)] * 2)
-    assert not found["logprobs"].isnan().any()
+    scored = check_module(launcher, scoring("f32", 4, 100, places=5, count=2), generator(1), values, Scan(2, 64))
+    assert scored["logprob"].tolist() == [[-math.inf, -math.inf, pytest.approx(-math.log(2)), -math.inf, 0.0]]
+    assert scored["tokens"].tolist() == [[[0, 1], [0, 1], [3, 9], [60, 61], [0, 0]]]
+    assert scored["logprobs"][0, 0].tolist() == pytest.approx([-math.log(99)] * 2)
+    assert not scored["logprobs"].isnan().any()
 
 
 def test_a_logit_far_below_has_its_own(launcher: Launcher) -> None:
@@ -98,6 +98,6 @@ def test_a_logit_far_below_has_its_own(launcher: Launcher) -> None:
     logits[0, 150], logits[0, 3] = 0.0, -300.0
     values = {"req_pool_indices": torch.tensor([1]), "logits": logits, "scales": torch.ones(1)}
     values |= {"cuts": torch.tensor([-math.inf]), "index": torch.tensor([3], dtype=torch.int32)}
-    found = check_module(launcher, scoring("f32", 0, 200, count=3), generator(2), values)
-    assert found["logprob"].tolist() == [-300.0]
-    assert (found["tokens"].tolist(), found["logprobs"].tolist()) == ([[150, 3, 0]], [[0.0, -300.0, -900.0]])
+    scored = check_module(launcher, scoring("f32", 0, 200, count=3), generator(2), values)
+    assert scored["logprob"].tolist() == [-300.0]
+    assert (scored["tokens"].tolist(), scored["logprobs"].tolist()) == ([[150, 3, 0]], [[0.0, -300.0, -900.0]])

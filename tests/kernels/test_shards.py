@@ -92,8 +92,8 @@ def run_ranks(
     """What a rank hands out, and the record of each, of logits T[b, ..., V] of all columns; merges read the tables."""
     ranks, count = module.size("R"), len(rows)
     width = logits.shape[-1] // ranks
-    (stem, part), (other, merge) = form(module)
-    assert other == "rows"
+    (stem, part), (merge_stem, merge) = form(module)
+    assert merge_stem == "rows"
     (record,) = part[-1].results
     (records,) = {op["records"] for op in merge if "records" in op.named}
     made: list[Tensor] = []
@@ -106,7 +106,7 @@ def run_ranks(
     dense = torch.cat(made)
     held = torch.full((ranks, *memory.shape[1:]), POISON, dtype=torch.int64)
     held.view(-1)[: dense.numel()] = dense.reshape(-1)
-    memory = launched(launcher, module, other, merge, {"req_pool_indices": rows} | tables, {records.name: held})
+    memory = launched(launcher, module, merge_stem, merge, {"req_pool_indices": rows} | tables, {records.name: held})
     return {name: memory[value.name][:count] for name, value in module.outputs.items()}, made
 
 
@@ -128,10 +128,10 @@ def test_every_rank_has_the_bits_of_one(
     want: dict[str, Tensor] | None = None
     for ranks in RANKS:
         module = sharded(opcode, dtype, axis, ranks, size, **sizes)
-        found, records = run_ranks(launcher, module, logits, batch)
+        results, records = run_ranks(launcher, module, logits, batch)
         check_records(opcode, module, logits, batch, records)
-        want = want or found
-        for name, value in found.items():
+        want = want or results
+        for name, value in results.items():
             assert_same(value, want[name], f"{name} of {ranks} ranks")
     assert want is not None
     check_results(opcode, whole, batch, want, branches)
@@ -154,9 +154,9 @@ def test_numbers_of_a_reduced_vocabulary_become_tokens_behind_the_merge(
     (wanted,) = OPS["vocab.translate"]((index, tokens, rows), {}, {})
     for ranks in RANKS:
         module = numbered(opcode, axis, ranks, (scored, columns), **sizes)
-        found, _ = run_ranks(launcher, module, logits, rows, d2t=tokens)
-        assert_same(found.pop("token"), wanted, "token")
-        assert_same(*found.values(), bad, "bad")
+        results, _ = run_ranks(launcher, module, logits, rows, d2t=tokens)
+        assert_same(results.pop("token"), wanted, "token")
+        assert_same(*results.values(), bad, "bad")
 
 
 def check_records(opcode: str, module: Module, logits: Tensor, rows: Tensor, records: list[Tensor]) -> None:
@@ -171,17 +171,17 @@ def check_records(opcode: str, module: Module, logits: Tensor, rows: Tensor, rec
         assert torch.equal(record[..., exact], wanted[..., exact])
 
 
-def check_results(opcode: str, logits: Tensor, rows: Tensor, found: dict[str, Tensor], branches: int) -> None:
+def check_results(opcode: str, logits: Tensor, rows: Tensor, results: dict[str, Tensor], branches: int) -> None:
     """What comes of the records is what the reduction of whole rows gives."""
     if opcode == "vocab.topk":
         p, index, bad = OPS[opcode]((logits, rows), {}, {"K": branches})
-        assert_probabilities(found["p"], p)
+        assert_probabilities(results["p"], p)
     else:
         index, bad = OPS[opcode]((logits, rows), {"dtype": "i32", "keep": ""}, {})
         (logprob,) = OPS["vocab.logprob"]((logits, rows, index), {}, {})
-        assert_logs(found["logprob"], logprob)
-    assert_same(found["index"], index, "index")
-    assert_same(found["bad"], bad, "bad")
+        assert_logs(results["logprob"], logprob)
+    assert_same(results["index"], index, "index")
+    assert_same(results["bad"], bad, "bad")
 
 
 @pytest.mark.parametrize("opcode", FAMILIES)
@@ -195,7 +195,7 @@ def test_programs_of_a_row_change_no_bit(
     logits[0, 0] = torch.randn(192, generator=source)
     logits[0, 1, 100], logits[0, 2] = torch.nan, logits[0, 0].roll(1)
     rows = torch.tensor([3, 7])
-    found: list[dict[str, Tensor]] = []
+    of_cuts: list[dict[str, Tensor]] = []
     for most in (None, programs):
         if most is not None:
             monkeypatch.setattr(parts, "_PARTIALS", 4 * most)
@@ -207,6 +207,6 @@ def test_programs_of_a_row_change_no_bit(
         family = COMPOSED[part.opcode.removeprefix("vocab.")]
         assert isinstance(family, parts.Part)
         assert family.programs(module, part) == (most or 32)
-        found.append(results)
-    for name, value in found[0].items():
-        assert_same(value, found[1][name], name)
+        of_cuts.append(results)
+    for name, value in of_cuts[0].items():
+        assert_same(value, of_cuts[1][name], name)

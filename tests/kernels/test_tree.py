@@ -259,8 +259,8 @@ def test_large_trees(launcher: Launcher, k: int, steps: int, nodes: int, mode: s
         _, frontier, kept, drawn[f"scores{number}"] = OPS["tree.grow"]((frontier, p, index), {}, {"K": k})
         if number < steps - 1:
             drawn[f"kept{number}"] = kept
-    found = check(launcher, shape, drawn, source)
-    assert (found["parent"][0, 1:] >= 0).all()
+    results = check(launcher, shape, drawn, source)
+    assert (results["parent"][0, 1:] >= 0).all()
 
 
 def test_an_orphan_is_reported_and_unreachable(launcher: Launcher) -> None:
@@ -269,9 +269,9 @@ def test_an_orphan_is_reported_and_unreachable(launcher: Launcher) -> None:
     source, drawn = random_case(shape, [4, 5, 0])
     drawn["scores0"] = torch.tensor([[math.nan, math.nan], [0.6, 0.4], [math.nan, math.nan]])
     drawn["scores1"] = torch.tensor([[[0.4, 0.1], [0.3, 0.2]]]).repeat(3, 1, 1)
-    found = check(launcher, shape, drawn, source)
-    assert found["parent"].tolist() == [[-1, -1, -1, -1], [-1, 0, 0, 1], [-1, -1, -1, -1]]
-    assert [bool(word & (1 << ORPHAN)) for word in found["health_of_tree"].tolist()] == [True, False, False]
+    results = check(launcher, shape, drawn, source)
+    assert results["parent"].tolist() == [[-1, -1, -1, -1], [-1, 0, 0, 1], [-1, -1, -1, -1]]
+    assert [bool(word & (1 << ORPHAN)) for word in results["health_of_tree"].tolist()] == [True, False, False]
 
 
 @pytest.mark.parametrize("value", [math.nan, -math.inf, 0.0, -0.0, 1.0, math.inf])
@@ -280,9 +280,9 @@ def test_equal_scores_keep_the_first(launcher: Launcher, value: float) -> None:
     source, drawn = random_case(shape, [4])
     for number in range(3):
         drawn[f"scores{number}"].fill_(value)
-    found = check(launcher, shape, drawn, source)
+    results = check(launcher, shape, drawn, source)
     tokens = torch.cat([drawn["tokens0"].view(-1), drawn["tokens1"].view(-1)])[:7]
-    assert torch.equal(found["tokens"][0, 1:], tokens)
+    assert torch.equal(results["tokens"][0, 1:], tokens)
 
 
 def test_zeros_of_both_signs_tie(launcher: Launcher) -> None:
@@ -291,8 +291,8 @@ def test_zeros_of_both_signs_tie(launcher: Launcher) -> None:
     for number in range(3):
         scores = drawn[f"scores{number}"].view(-1)
         scores.copy_(torch.copysign(torch.zeros(len(scores)), torch.arange(len(scores)) % 2 - 0.5))
-    found = check(launcher, shape, drawn, source)
-    assert torch.equal(found["tokens"][0, 1:4], drawn["tokens0"][0])
+    results = check(launcher, shape, drawn, source)
+    assert torch.equal(results["tokens"][0, 1:4], drawn["tokens0"][0])
 
 
 @pytest.mark.parametrize("share", [0.1, 0.5, 0.9])
@@ -311,15 +311,15 @@ def test_kept_out_of_range_reads_nothing_else(launcher: Launcher, wild: int) -> 
     """No draft kernel writes such a thing; if memory holds it, the tree is some tree with clamped parents."""
     shape = PLAIN | {"k": 4, "steps": 4, "nodes": 30, "mode": "qlen", "longest": 0}
     _, drawn = random_case(shape, [4])
-    found = {}
+    results = {}
     for content in (wild, max(0, min(15, (wild + 2**31) % 2**32 - 2**31))):  # of the low word
         values = drawn | {"kept1": torch.full_like(drawn["kept1"], content)}
         values["earlier"] = torch.zeros(1, dtype=torch.int32)
         memory, launch = prepared(selection(shape), values, generator(1))
         after = memory.moved(launcher.device, {})
         launch.run(launcher, after)
-        found[content] = {name: value.cpu() for name, value in after.tensors.items() if name != "kept1"}
-    ours, clamped = found.values() if len(found) > 1 else [*found.values()] * 2
+        results[content] = {name: value.cpu() for name, value in after.tensors.items() if name != "kept1"}
+    ours, clamped = results.values() if len(results) > 1 else [*results.values()] * 2
     for name, value in ours.items():
         assert_same(value, clamped[name], name)
 

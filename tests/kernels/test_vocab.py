@@ -82,11 +82,11 @@ def test_argmax(launcher: Launcher, dtype: str, seed: int, rows: int, index: str
     batch = random_rows(source, integer(source, 1, 6 // max(rows, 1) or 1), POOL)
     logits = hostile_logits(source, len(batch) * max(rows, 1), vocab, vocab, DTYPES[dtype])
     shape = (len(batch), rows, vocab) if rows else (len(batch), vocab)
-    found = check(launcher, module, logits.view(shape), batch, affordable(scan, vocab), source)
+    results = check(launcher, module, logits.view(shape), batch, affordable(scan, vocab), source)
     plain = [argmax(row) for row in logits]
     live = (batch != 0).repeat_interleave(max(rows, 1))
-    assert found["index"].flatten()[live].tolist() == [plain[i][0] for i in live.nonzero().flatten()]
-    assert found["bad"].flatten()[live].tolist() == [plain[i][1] for i in live.nonzero().flatten()]
+    assert results["index"].flatten()[live].tolist() == [plain[i][0] for i in live.nonzero().flatten()]
+    assert results["bad"].flatten()[live].tolist() == [plain[i][1] for i in live.nonzero().flatten()]
 
 
 @pytest.mark.parametrize("dtype", FLOATS)
@@ -113,8 +113,8 @@ def test_few_values_above_the_lowest(launcher: Launcher) -> None:
     module = reduction("vocab.topk", "f32", 0, K=3, V=48)
     logits = torch.full((1, 48), -math.inf)
     logits[0, 3], logits[0, 14], logits[0, 31] = 1.0, torch.finfo(torch.float32).min, torch.finfo(torch.float32).min
-    found = check(launcher, module, logits, torch.tensor([2]), Scan(1, 16), generator(0))
-    assert found["index"][0].tolist() == [3, 14, 31]
+    results = check(launcher, module, logits, torch.tensor([2]), Scan(1, 16), generator(0))
+    assert results["index"][0].tolist() == [3, 14, 31]
 
 
 @pytest.mark.parametrize(("vocab", "splits"), [(70, 3), (64, 3), (63, 2), (5, 3)])
@@ -141,8 +141,8 @@ def test_good_rows_raise_no_health(launcher: Launcher, opcode: str, each: int) -
     """Whatever number of rows a request has: lanes past them are not bad."""
     source, module = generator(each), reduction(opcode, "f32", each, V=40, K=each)
     logits = torch.randn(1, each, 40, generator=source)
-    found = check(launcher, module, logits, torch.tensor([4]), Scan(2, 16), source)
-    assert not found["bad"].any()
+    results = check(launcher, module, logits, torch.tensor([4]), Scan(2, 16), source)
+    assert not results["bad"].any()
 
 
 @pytest.mark.parametrize(("k", "more", "splits"), [(1, 0, 1), (2, 0, 1), (3, 1, 3), (5, 0, 2), (8, 40, 4), (16, 20, 2)])
@@ -176,10 +176,10 @@ def test_rows_by_hand(launcher: Launcher, row: list[float], index: list[int], p:
     logits, at = torch.full((1, 64), -math.inf), torch.arange(4) * 16
     logits[0, at] = torch.tensor(row)
     source, module = generator(1), reduction("vocab.topk", "f32", 0, K=4, V=64)
-    found = check(launcher, module, logits, torch.tensor([3]), Scan(splits, 16), source)
+    results = check(launcher, module, logits, torch.tensor([3]), Scan(splits, 16), source)
     places = [at[i].item() for i, q in zip(index, p, strict=True) if q]
-    assert found["index"][0, : len(places)].tolist() == places
-    torch.testing.assert_close(found["p"][0], torch.tensor(p))
+    assert results["index"][0, : len(places)].tolist() == places
+    torch.testing.assert_close(results["p"][0], torch.tensor(p))
 
 
 @pytest.mark.parametrize("splits", [1, 2, 8])
@@ -187,9 +187,9 @@ def test_rows_by_hand(launcher: Launcher, row: list[float], index: list[int], p:
 def test_ties_go_to_the_lowest_index(launcher: Launcher, opcode: str, splits: int) -> None:
     source, module = generator(0), reduction(opcode, "bf16", 0, K=4, V=200)
     logits = torch.where(torch.arange(200) % 3 == 0, -0.0, 0.0).to(torch.bfloat16)[None]
-    found = check(launcher, module, logits, torch.tensor([3]), Scan(splits, 16), source)
-    assert found["index"].flatten().tolist() == ([0, 1, 2, 3] if opcode == "vocab.topk" else [0])
-    assert not found["bad"].any()
+    results = check(launcher, module, logits, torch.tensor([3]), Scan(splits, 16), source)
+    assert results["index"].flatten().tolist() == ([0, 1, 2, 3] if opcode == "vocab.topk" else [0])
+    assert not results["bad"].any()
 
 
 LONG = {
@@ -210,8 +210,8 @@ def test_groups_of_long_chunks(launcher: Launcher, kind: str, each: bool, k: int
     rows = torch.stack([LONG[kind](source, vocab) for _ in range(k if each else 1)])
     order = [sorted(range(vocab), key=lambda i, row=row: (-row[i].item(), i))[:k] for row in rows]
     for splits in (1, 3):
-        found = check(launcher, module, rows[None] if each else rows, torch.tensor([3]), Scan(splits, block), source)
-        assert found["index"].view(-1, k).tolist() == order
+        results = check(launcher, module, rows[None] if each else rows, torch.tensor([3]), Scan(splits, block), source)
+        assert results["index"].view(-1, k).tolist() == order
 
 
 @pytest.mark.parametrize("clear", [False, True])
@@ -232,9 +232,9 @@ def test_who_is_accused(launcher: Launcher, opcode: str, value: float, count: in
         b.hand_out(b("health.raise", earlier, flag, names=("health",), bit=BIT))
     drawn = torch.randn(2, 200, generator=source)
     drawn[1, torch.randperm(200, generator=source)[:count]] = value
-    found = check(launcher, module, drawn, torch.tensor([3, 9]), Scan(3, 16), source)
-    assert [bool(word & (1 << BIT)) for word in found["health"].tolist()] == [False, bad]
-    assert not clear or found["health"][0] == 0
+    results = check(launcher, module, drawn, torch.tensor([3, 9]), Scan(3, 16), source)
+    assert [bool(word & (1 << BIT)) for word in results["health"].tolist()] == [False, bad]
+    assert not clear or results["health"][0] == 0
 
 
 @pytest.mark.parametrize("opcode", ["vocab.argmax", "vocab.topk"])
@@ -242,8 +242,8 @@ def test_padding_rows_hold_what_zeros_give(launcher: Launcher, opcode: str) -> N
     """Nothing of their logits shows, however bad they are."""
     source, module = generator(1), reduction(opcode, "f32", 0, K=4, V=200)
     logits = torch.stack([torch.full((200,), math.nan), torch.randn(200, generator=source)])
-    found = check(launcher, module, logits, torch.tensor([0, 5]), Scan(3, 16), source)
-    assert not any(value[0].any() for name, value in found.items() if name in ("index", "p", "bad"))
+    results = check(launcher, module, logits, torch.tensor([0, 5]), Scan(3, 16), source)
+    assert not any(value[0].any() for name, value in results.items() if name in ("index", "p", "bad"))
 
 
 @pytest.mark.parametrize("kind", ["far apart", "one", "plus infinities", "lowest", "nothing", "nan", "nan alone"])
@@ -269,8 +269,8 @@ def test_logprobs_of_hostile_rows(launcher: Launcher, kind: str, dtype: str) -> 
         row[[0, 50, 51, 149]] = math.nan
     elif kind == "nan alone":
         row[:] = math.nan
-    found = logprobs(launcher, torch.stack([row, torch.randn(vocab, generator=source)] * 2).to(DTYPES[dtype]))
-    assert found["bad"][0, 0] == (kind in ("plus infinities", "nothing", "nan", "nan alone"))
+    results = logprobs(launcher, torch.stack([row, torch.randn(vocab, generator=source)] * 2).to(DTYPES[dtype]))
+    assert results["bad"][0, 0] == (kind in ("plus infinities", "nothing", "nan", "nan alone"))
 
 
 def logprobs(launcher: Launcher, logits: Tensor, scan: Scan | None = None) -> dict[str, Tensor]:
@@ -281,10 +281,10 @@ def logprobs(launcher: Launcher, logits: Tensor, scan: Scan | None = None) -> di
     b = TypedBuilder(module)
     with b.phase("draft"):
         b.hand_out(b("vocab.logprob", argmax_op["logits"], argmax_op["rows"], argmax_op.out("index")))
-    found = check(launcher, module, logits[None], torch.tensor([3]), scan or Scan(4, 32), generator(3))
+    results = check(launcher, module, logits[None], torch.tensor([3]), scan or Scan(4, 32), generator(3))
     plain = [logprob(row) for row in logits]
-    torch.testing.assert_close(found["logprob"][0], torch.tensor(plain), rtol=1e-5, atol=1e-6)
-    return found
+    torch.testing.assert_close(results["logprob"][0], torch.tensor(plain), rtol=1e-5, atol=1e-6)
+    return results
 
 
 def logprob(row: Tensor) -> float:

@@ -143,9 +143,9 @@ def test_both_forms_compute_the_same(seed: int, case: Case) -> None:
     """Tokens, paths, lengths and health, of padding and greedy requests among them."""
     eager, lazy = verifying(case, "eager"), verifying(case, "lazy")
     values = given_for(generator(seed), case)
-    want, found = computed(eager, values), computed(lazy, values)
+    want, lazy_results = computed(eager, values), computed(lazy, values)
     for name in RESULTS:
-        assert torch.equal(want[name], found[name]), name
+        assert torch.equal(want[name], lazy_results[name]), name
     assert visited(lazy) == min(case.nodes, case.slots)
     assert not visited(eager)
 
@@ -156,11 +156,11 @@ def test_drafts_are_accepted_and_rows_are_bad() -> None:
     lens, health, beside = set[int](), set[int](), 0
     for seed in range(20):
         values = given_for(generator(seed), case)
-        found = computed(verifying(case, "lazy"), values)
-        lens |= set(found["accept_lens"].tolist())
-        health |= set(found["health"].tolist())
+        results = computed(verifying(case, "lazy"), values)
+        lens |= set(results["accept_lens"].tolist())
+        health |= set(results["health"].tolist())
         live = (values["req_pool_indices"] != 0)[:, None]
-        beside += int(((values["logits"].float().amax(-1).isnan() & live).any(1) & (found["health"] == 0)).sum())
+        beside += int(((values["logits"].float().amax(-1).isnan() & live).any(1) & (results["health"] == 0)).sum())
     assert lens == {0, 1, 2, 3, 4}
     assert health == {0, 2}
     assert beside
@@ -190,9 +190,9 @@ def test_no_walk_goes_on_from_where_it_ended(launcher: Launcher, ended: bool) ->
     values = {"req_pool_indices": torch.tensor([3, 1]), "tokens": torch.full((2, 4), 7)}
     values |= {"token": torch.full((2,), 7, dtype=torch.int32), "at": torch.full((2,), -1 if ended else 0)}
     values["parent"] = torch.tensor([[-1, -1, -1, 0], [-1, 0, -1, -1]])
-    found = check_module(launcher, module, source, values)
-    assert found["node"].tolist() == ([-1, -1] if ended else [3, 1])
-    assert found["rows"].tolist() == ([0, 0] if ended else [3, 1])
+    results = check_module(launcher, module, source, values)
+    assert results["node"].tolist() == ([-1, -1] if ended else [3, 1])
+    assert results["rows"].tolist() == ([0, 0] if ended else [3, 1])
 
 
 def test_a_launch_a_round(launcher: Launcher) -> None:

@@ -38,4 +38,4 @@ def by_folder(paths: Iterable[Path]) -> pytest.MarkDecorator:
 
 def problems(paths: Iterable[Path], check: Callable[[Path], Iterable[object]]) -> dict[str, list[object]]:
     """What a check finds, by file, of those where it finds anything."""
-    return {below(path): list(found) for path in paths if (found := [*check(path)])}
+    return {below(path): list(findings) for path in paths if (findings := [*check(path)])}

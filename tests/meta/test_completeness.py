@@ -70,8 +70,8 @@ def test_the_map_counts_kernel_families() -> None:
     words = dict(
         zip(range(1, 11), ["one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten"], strict=True)
     )
-    said = f"{words[len(COMPOSED)]} compose kernels from ops, {words[len(LONE)]} have a template"
-    assert said in page
+    sentence = f"{words[len(COMPOSED)]} compose kernels from ops, {words[len(LONE)]} have a template"
+    assert sentence in page
 
 
 def test_pages_that_code_names_exist() -> None:

@@ -39,9 +39,9 @@ def build(folder: Path, seed: str, *emit: str) -> dict[str, bytes]:
     return {path.relative_to(out).as_posix(): path.read_bytes() for path in out.rglob("*") if path.is_file()}
 
 
-def differences(one: dict[str, bytes], other: dict[str, bytes]) -> list[str]:
+def differences(first: dict[str, bytes], second: dict[str, bytes]) -> list[str]:
     """Names of files that are not the same."""
-    return sorted(name for name in one.keys() | other.keys() if one.get(name) != other.get(name))
+    return sorted(name for name in first.keys() | second.keys() if first.get(name) != second.get(name))
 
 
 def test_texts(tmp_path: Path) -> None:

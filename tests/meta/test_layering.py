@@ -95,10 +95,14 @@ def imports_upwards(path: Path) -> Iterator[str]:
     if own in (*ISLANDS, "__init__", "__main__"):
         return
     for name in imports(path):
-        other = layer(name)
-        if not other or other in ISLANDS or (not (PACKAGE / other).exists() and not (PACKAGE / f"{other}.py").exists()):
+        imported = layer(name)
+        if (
+            not imported
+            or imported in ISLANDS
+            or (not (PACKAGE / imported).exists() and not (PACKAGE / f"{imported}.py").exists())
+        ):
             continue
-        if LAYERS.index(other) > LAYERS.index(own):
+        if LAYERS.index(imported) > LAYERS.index(own):
             yield name
 
 
@@ -110,16 +114,16 @@ def test_imports_go_down(paths: list[Path]) -> None:
 def test_the_page_says_what_layers_import() -> None:
     """A row that says "up to" a layer names the highest one that the folder's files import."""
     page = (ROOT / "docs" / "architecture.md").read_text()
-    said = dict(re.findall(r"^\| `specc/(\w+)` \|.*\| up to (\w+)\b[^|]*\|$", page, re.M))
-    found = {
+    documented = dict(re.findall(r"^\| `specc/(\w+)` \|.*\| up to (\w+)\b[^|]*\|$", page, re.M))
+    actual = {
         own: max(
             (layer(name) for path in (PACKAGE / own).rglob("*.py") for name in imports(path) if layer(name) in below),
             key=LAYERS.index,
         )
-        for own in said
+        for own in documented
         if (below := LAYERS[: LAYERS.index(own)])
     }
-    assert said == found
+    assert documented == actual
 
 
 def room(path: Path) -> str:
@@ -131,7 +135,7 @@ def room(path: Path) -> str:
 def test_no_import_goes_in_a_circle() -> None:
     """Between rooms, imports for type checkers and in functions included."""
     arrows = {(room(path), room(MODULES[name])) for path in SOURCES for name in imports(path) if name in MODULES}
-    house = nx.DiGraph((one, other) for one, other in arrows if one != other)
+    house = nx.DiGraph((importer, imported) for importer, imported in arrows if importer != imported)
     assert [sorted(circle) for circle in nx.strongly_connected_components(house) if len(circle) > 1] == []
 
 
@@ -186,8 +190,8 @@ def test_nobody_imports_an_adapter() -> None:
 
 @pytest.mark.parametrize("engine", ENGINES)
 def test_what_the_compiler_reads_of_an_adapter_imports_nothing(engine: str) -> None:
-    found = set(imports(MODULES[SERVED.format(engine)]))
-    assert {name.split(".")[0] for name in found} <= {*sys.stdlib_module_names}
+    imported = set(imports(MODULES[SERVED.format(engine)]))
+    assert {name.split(".")[0] for name in imported} <= {*sys.stdlib_module_names}
 
 
 def test_who_names_the_runtime() -> None:
@@ -206,16 +210,16 @@ def strings(tree: ast.Module, *, without: frozenset[int] = frozenset()) -> list[
 
 def operand_names(tree: ast.Module) -> frozenset[int]:
     """The nodes that name an op's operand or result: of ``op["x"]``, ``op.get("x")`` and ``op.out("x")``."""
-    found: set[int] = set()
+    operands: set[int] = set()
     for node in ast.walk(tree):
         match node:
             case ast.Subscript(value=ast.Name(), slice=ast.Constant() as name):
-                found.add(id(name))
+                operands.add(id(name))
             case ast.Call(func=ast.Attribute(value=ast.Name(), attr="get" | "out"), args=[ast.Constant() as name]):
-                found.add(id(name))
+                operands.add(id(name))
             case _:
                 pass
-    return frozenset(found)
+    return frozenset(operands)
 
 
 def code_words(path: Path) -> list[str]:
@@ -223,13 +227,13 @@ def code_words(path: Path) -> list[str]:
     if path.suffix != ".py":
         return path.read_text().splitlines()
     tree = tree_of(path)
-    found = strings(tree)
+    words = strings(tree)
     for node in ast.walk(tree):
         if isinstance(node, ast.Name | ast.Attribute | ast.arg | ast.alias | ast.FunctionDef | ast.ClassDef):
-            found += [str(getattr(node, name)) for name in ("id", "attr", "arg", "name") if hasattr(node, name)]
+            words += [str(getattr(node, name)) for name in ("id", "attr", "arg", "name") if hasattr(node, name)]
         elif isinstance(node, ast.ImportFrom) and node.module:
-            found.append(node.module)
-    return found
+            words.append(node.module)
+    return words
 
 
 ALGORITHMS = {name: re.compile(name.replace("_", "_?"), re.IGNORECASE) for name in names()}
@@ -258,8 +262,8 @@ DIALECT = re.compile(
 def named(path: Path, base: Path) -> set[str]:
     """Algorithms that a file names; the dialect of look-ups is none."""
     words = code_words(path)
-    found = {name for name, pattern in ALGORITHMS.items() if any(pattern.search(word) for word in words)}
-    return found - {"NGRAM"} if DIALECT.fullmatch(path.relative_to(base).as_posix()) else found
+    algorithms = {name for name, pattern in ALGORITHMS.items() if any(pattern.search(word) for word in words)}
+    return algorithms - {"NGRAM"} if DIALECT.fullmatch(path.relative_to(base).as_posix()) else algorithms
 
 
 PRESET = re.compile(rf"(config(/presets)?|adapters|measure/against)/({'|'.join(ENGINES)})\w*(\.py|/.*)")

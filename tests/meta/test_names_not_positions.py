@@ -39,7 +39,7 @@ def test_operands_and_results_have_names(paths: list[Path]) -> None:
 
 
 @pytest.mark.parametrize(
-    ("line", "found"),
+    ("line", "count"),
     [
         ("op.operands[0]", 1),
         ("value.source.results[:2]", 1),
@@ -50,5 +50,5 @@ def test_operands_and_results_have_names(paths: list[Path]) -> None:
         ("(*op.operands, state)", 0),
     ],
 )
-def test_the_scan_finds_positions(line: str, found: int) -> None:
-    assert len(list(positions(ast.parse(line)))) == found
+def test_the_scan_finds_positions(line: str, count: int) -> None:
+    assert len(list(positions(ast.parse(line)))) == count

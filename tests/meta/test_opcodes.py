@@ -43,7 +43,7 @@ def texts(tree: ast.AST) -> list[int]:
 
 def collections(tree: ast.AST) -> list[int]:
     """The lines of the tuples, lists, sets and dicts of a file that hold several opcodes."""
-    found: list[int] = []
+    lines: list[int] = []
     for node in ast.walk(tree):
         entries: list[ast.expr | None] = []
         if isinstance(node, ast.Tuple | ast.List | ast.Set):
@@ -51,8 +51,8 @@ def collections(tree: ast.AST) -> list[int]:
         elif isinstance(node, ast.Dict):
             entries += [*node.keys, *node.values]
         if isinstance(node, ast.expr) and sum(map(is_opcode, entries)) > 1:
-            found.append(node.lineno)
-    return found
+            lines.append(node.lineno)
+    return lines
 
 
 @pytest.mark.parametrize(
@@ -60,10 +60,10 @@ def collections(tree: ast.AST) -> list[int]:
     [(texts, TEXTS, WITH_FAMILIES), (collections, COLLECTIONS, COLLECTIONS_WITH_FAMILIES)],
 )
 def test_few_opcodes_stand_outside_their_homes(count: Callable[[ast.AST], list[int]], most: int, in_all: int) -> None:
-    found = [(name, line) for name, tree in elsewhere() for line in count(tree)]
-    strangers = [f"{name}:{line}" for name, line in found if name not in FAMILIES]
+    places = [(name, line) for name, tree in elsewhere() for line in count(tree)]
+    strangers = [f"{name}:{line}" for name, line in places if name not in FAMILIES]
     assert len(strangers) <= most, strangers
-    assert len(found) <= in_all, found
+    assert len(places) <= in_all, places
 
 
 def test_the_counts_see_what_they_count() -> None:

@@ -25,17 +25,17 @@ PIP = re.compile(r"\bpip3? (?:install|download|wheel|index versions)\b((?:\\\n|[
 def asked_of_an_index(text: str) -> list[str]:
     """What commands of a text have pip look up, and is ours. What has a slash, or names a file, is a path."""
     text = re.sub(r"\{\{ distribution \}\}", f"{PREFIX}x", text)  # as a template of METADATA names a program
-    return [word for found in PIP.findall(text) for word in words(found) if is_ours(word)]
+    return [word for command in PIP.findall(text) for word in words(command) if is_ours(word)]
 
 
 def words(command: str) -> list[str]:
     """The words of a command, also where it stands in a sentence or in a string of a program."""
     command = command.replace("\\\n", " ")
     try:
-        found = shlex.split(command)
+        parts = shlex.split(command)
     except ValueError:
-        found = command.replace("'", " ").replace('"', " ").split()
-    return [word.strip("\"'(),.:") for word in found]
+        parts = command.replace("'", " ").replace('"', " ").split()
+    return [word.strip("\"'(),.:") for word in parts]
 
 
 def is_ours(word: str) -> bool:
@@ -49,19 +49,19 @@ def is_ours(word: str) -> bool:
 
 def texts() -> Iterator[tuple[Path, str]]:
     """Every file of the tree that tells somebody something."""
-    found = [ROOT / name for name in ("README.md", "CONTRIBUTING.md", "CHANGELOG.md", "Makefile", "constraints.txt")]
-    found += [path for tree in TREES for path in sorted((ROOT / tree).rglob("*")) if path.suffix in KINDS]
-    for path in found:
+    paths = [ROOT / name for name in ("README.md", "CONTRIBUTING.md", "CHANGELOG.md", "Makefile", "constraints.txt")]
+    paths += [path for tree in TREES for path in sorted((ROOT / tree).rglob("*")) if path.suffix in KINDS]
+    for path in paths:
         if path.is_file() and path != Path(__file__).resolve():
             yield path, path.read_text(errors="replace")
 
 
 def test_nobody_is_sent_to_an_index() -> None:
-    assert {str(path.relative_to(ROOT)): found for path, text in texts() if (found := asked_of_an_index(text))} == {}
+    assert {str(path.relative_to(ROOT)): asked for path, text in texts() if (asked := asked_of_an_index(text))} == {}
 
 
 @pytest.mark.parametrize(
-    ("text", "found"),
+    ("text", "expected"),
     [
         ("pip install specc", ["specc"]),
         ("$ pip install sglang==0.5.23 'specc[cuda]'\n", ["specc[cuda]"]),
@@ -75,8 +75,8 @@ def test_nobody_is_sent_to_an_index() -> None:
         ("pip install torch; specc is there", []),
     ],
 )
-def test_what_is_found(text: str, found: list[str]) -> None:
-    assert asked_of_an_index(text) == found
+def test_what_is_found(text: str, expected: list[str]) -> None:
+    assert asked_of_an_index(text) == expected
 
 
 def test_the_distribution_is_named_like_nobody_elses() -> None:

@@ -29,17 +29,17 @@ _END = re.compile(r"(?:(?<=[.!?])|(?<=[.!?][)*\"])|(?<=[.!?]\*\*))(?<!e\.g\.)(?<
 
 def paragraphs(page: str) -> list[str]:
     """Paragraphs and items of lists, each in one line, without code blocks, tables, headings and HTML."""
-    found, code = [""], False
+    collected, code = [""], False
     for line in map(str.strip, page.splitlines()):
         fence = line.startswith("```")
         code ^= fence
         if code or fence or not line or line.startswith(("#", "|", "<")):
-            found.append("")
+            collected.append("")
         elif marker := _MARKER.match(line):
-            found.append(line[marker.end() :])
+            collected.append(line[marker.end() :])
         else:
-            found[-1] = f"{found[-1]} {line}".lstrip()
-    return [paragraph for paragraph in found if paragraph]
+            collected[-1] = f"{collected[-1]} {line}".lstrip()
+    return [paragraph for paragraph in collected if paragraph]
 
 
 def sentences(page: str) -> list[str]:
@@ -48,19 +48,19 @@ def sentences(page: str) -> list[str]:
     return [part for part in parts if len(part.split()) >= LEAST]
 
 
-def long_ones(found: list[str]) -> list[str]:
+def long_ones(listed: list[str]) -> list[str]:
     """Sentences that are not short."""
-    return [sentence for sentence in found if len(sentence.split()) >= WORDS]
+    return [sentence for sentence in listed if len(sentence.split()) >= WORDS]
 
 
-def turned(found: list[str]) -> list[str]:
+def turned(listed: list[str]) -> list[str]:
     """Sentences that begin with "Of": their subject comes behind what it is a part of."""
-    return [sentence for sentence in found if re.match(r"[*_(\"]*Of\b", sentence)]
+    return [sentence for sentence in listed if re.match(r"[*_(\"]*Of\b", sentence)]
 
 
-def is_short(found: list[str]) -> bool:
+def is_short(listed: list[str]) -> bool:
     """Whether at least nine sentences in ten are short."""
-    return len(long_ones(found)) * ONE_IN <= len(found)
+    return len(long_ones(listed)) * ONE_IN <= len(listed)
 
 
 def name(page: Path) -> str:
@@ -69,15 +69,15 @@ def name(page: Path) -> str:
 
 @pytest.mark.parametrize("page", [page for page in PAGES if name(page) not in NOT_YET], ids=name)
 def test_sentences_are_short_and_begin_with_their_subject(page: Path) -> None:
-    found = sentences(page.read_text(encoding="utf-8"))
-    assert turned(found) == []
-    assert is_short(found), long_ones(found)
+    listed = sentences(page.read_text(encoding="utf-8"))
+    assert turned(listed) == []
+    assert is_short(listed), long_ones(listed)
 
 
 def test_pages_that_are_not_yet_rewritten_need_it() -> None:
     for page in NOT_YET:
-        found = sentences((ROOT / page).read_text(encoding="utf-8"))
-        assert turned(found) or not is_short(found), f"{page} is good by now"
+        listed = sentences((ROOT / page).read_text(encoding="utf-8"))
+        assert turned(listed) or not is_short(listed), f"{page} is good by now"
 
 
 PAGE = """# A title of more than four words
@@ -96,8 +96,8 @@ Of code nothing counts. Nor does this.
 
 
 def test_what_counts_as_a_sentence() -> None:
-    found = sentences(PAGE)
-    assert found == [
+    listed = sentences(PAGE)
+    assert listed == [
         "One sentence has some words.",
         "Of two words the first is it.",
         '"In quotes it ends."',
@@ -105,11 +105,11 @@ def test_what_counts_as_a_sentence() -> None:
         "See `a.b` of Sun et al. 2024 for it.",
         "An item has a sentence, too and goes on here",
     ]
-    assert turned(found) == ["Of two words the first is it."]
+    assert turned(listed) == ["Of two words the first is it."]
 
 
 @pytest.mark.parametrize(("long", "short"), [(0, True), (1, True), (2, False), (10, False)])
 def test_one_long_sentence_in_ten_is_allowed(long: int, short: bool) -> None:
-    found = sentences(f"{'word ' * 29}word. " * long + f"{'word ' * 28}word. " * (10 - long))
-    assert len(found) == 10
-    assert is_short(found) is short
+    listed = sentences(f"{'word ' * 29}word. " * long + f"{'word ' * 28}word. " * (10 - long))
+    assert len(listed) == 10
+    assert is_short(listed) is short

@@ -42,11 +42,11 @@ def run(step: Step, engine: RecordingEngine, batch: Batch, *, first: bool = Fals
     if not isinstance(step, RotatedStep):
         result = step.prefill(batch) if first else step.decode(batch, at_least=1)
         return {name: tensor.clone() for name, tensor in result.outputs.items()}
-    rows, theirs = list(batch.req_pool_indices), plan.carry.keys() - own(plan).keys()
+    rows, engine_fields = list(batch.req_pool_indices), plan.carry.keys() - own(plan).keys()
     lengths = list(batch.seq_lens or ())
     if first:
         outputs = {name: tensor.clone() for name, tensor in step.prefill(batch).outputs.items()}
-        write_left(theirs, step.pools, rows, outputs | {"seq_lens": torch.tensor(lengths)})
+        write_left(engine_fields, step.pools, rows, outputs | {"seq_lens": torch.tensor(lengths)})
         outputs.pop("drafts", None)
         return outputs
     more = [0] * (plan.bucket(len(rows)) - len(rows))
@@ -54,10 +54,10 @@ def run(step: Step, engine: RecordingEngine, batch: Batch, *, first: bool = Fals
     given = run_target(engine, step.pools, rows + more, lengths + more, "full" if step.reads_hidden else "null")
     committed = step.commit(batch, laid_apart(plan, logits.results["logits"], given.logits), at_least=1)
     outputs = {name: tensor.clone() for name, tensor in committed.outputs.items()}
-    write_left(theirs, step.pools, rows, {"bonus": outputs["bonus"], "seq_lens": outputs["new_seq_lens"]})
+    write_left(engine_fields, step.pools, rows, {"bonus": outputs["bonus"], "seq_lens": outputs["new_seq_lens"]})
     proposed = step.propose(batch, given.hidden if step.reads_hidden else None)
     outputs |= {f"propose.{name}": tensor.clone() for name, tensor in proposed.outputs.items()}
-    write_left(theirs, step.pools, rows, {"drafts": proposed.drafts})
+    write_left(engine_fields, step.pools, rows, {"drafts": proposed.drafts})
     for name in plan.carry:
         table = step.pools[name]
         if plan.carry[name].written_by and table.dim() == 2:

@@ -241,13 +241,13 @@ def interpret_entry(
     forwards = engine.interpreted()
     if entry == "step" and (given := module.find(GIVEN_LOGITS, GIVEN_PADDED, GIVEN_HIDDEN)):
         capture = "full" if module.find(GIVEN_HIDDEN) else "null"
-        said = vars(run_target(engine, pools, rows, lens, capture))
-        forwards |= {op.opcode: lambda *_: said for op in given}
+        results = vars(run_target(engine, pools, rows, lens, capture))
+        forwards |= {op.opcode: lambda *_: results for op in given}
     values = interpret(module, entry, inputs, pools, forwards, len(rows), engine.kv)
     outputs = outputs_of(module, entry, values)
-    told = {"seq_lens": outputs.get("new_seq_lens", inputs["seq_lens"])} | outputs
-    told |= {"drafts": outputs["propose.drafts"]} if "propose.drafts" in outputs else {}
-    write_left([name for name, carry in module.carries.items() if carry.table == "engine"], pools, rows, told)
+    fields = {"seq_lens": outputs.get("new_seq_lens", inputs["seq_lens"])} | outputs
+    fields |= {"drafts": outputs["propose.drafts"]} if "propose.drafts" in outputs else {}
+    write_left([name for name, carry in module.carries.items() if carry.table == "engine"], pools, rows, fields)
     return values
 
 
@@ -273,10 +273,10 @@ def accepted_nodes(module: Module, values: dict[str, Tensor]) -> list[list[int]]
 
 def along(value: Tensor, paths: list[list[int]], slots: int) -> Tensor:
     """T[B, slots, ...]: the rows of a value T[B, N, ...] that lie on the accepted paths, zeros behind them."""
-    found = value.new_zeros(len(value), slots, *value.shape[2:])
+    rows = value.new_zeros(len(value), slots, *value.shape[2:])
     for b, path in enumerate(paths):
-        found[b, : len(path)] = value[b, path]
-    return found
+        rows[b, : len(path)] = value[b, path]
+    return rows
 
 
 def move_paths(engine: RecordingEngine, lengths: dict[int, int], paths: list[list[int]]) -> None:
@@ -291,11 +291,11 @@ def move_paths(engine: RecordingEngine, lengths: dict[int, int], paths: list[lis
 
 def content(engine: RecordingEngine, lengths: dict[int, int]) -> Content:
     """The KV rows of all committed positions of all requests."""
-    found: Content = {}
+    contents: Content = {}
     for row, length in lengths.items():
         for owner, memory in engine.memory.items() if row else ():
-            found[owner, row] = list(memory.words[:, engine.table[row, : engine.positions(owner, length)].long()])
-    return found
+            contents[owner, row] = list(memory.words[:, engine.table[row, : engine.positions(owner, length)].long()])
+    return contents
 
 
 def outputs_of(module: Module, entry: str, values: dict[str, Tensor]) -> dict[str, Tensor]:
@@ -348,31 +348,31 @@ def defined_call(call: Call, config: Config) -> Call:
     return name, step, operands
 
 
-def equal(one: Tensor, other: Tensor) -> bool:
+def equal(first: Tensor, second: Tensor) -> bool:
     """Whether two tensors have the same values, which may be NaN."""
-    return torch.equal(one.isnan(), other.isnan()) and torch.equal(one.nan_to_num(), other.nan_to_num())
+    return torch.equal(first.isnan(), second.isnan()) and torch.equal(first.nan_to_num(), second.nan_to_num())
 
 
-def assert_same(one: Trace, other: Trace, what: str) -> None:
-    """Everything that both traces have is equal; what ``other`` lacks must be pools only."""
-    assert len(one.outputs) == len(other.outputs)
-    for index, (mine, theirs) in enumerate(zip(one.outputs, other.outputs, strict=True)):
-        assert mine.keys() == theirs.keys()
-        for name in mine:
-            assert torch.equal(mine[name], theirs[name]), f"{what}: output {name} of run {index}"
-    for index, (before, after) in enumerate(zip(one.pools, other.pools, strict=True)):
+def assert_same(first: Trace, second: Trace, what: str) -> None:
+    """Everything that both traces have is equal; what ``second`` lacks must be pools only."""
+    assert len(first.outputs) == len(second.outputs)
+    for index, (first_outputs, second_outputs) in enumerate(zip(first.outputs, second.outputs, strict=True)):
+        assert first_outputs.keys() == second_outputs.keys()
+        for name in first_outputs:
+            assert torch.equal(first_outputs[name], second_outputs[name]), f"{what}: output {name} of run {index}"
+    for index, (before, after) in enumerate(zip(first.pools, second.pools, strict=True)):
         for name in before.keys() & after.keys():
-            mine, theirs = before[name], after[name]
-            if not mine.is_floating_point():  # a table of the engine's may have other integers
-                mine, theirs = mine.long(), theirs.long()
-            assert equal(mine, theirs), f"{what}: pool {name} after run {index}"
-    for index, (before, after) in enumerate(zip(one.kv, other.kv, strict=True)):
+            first_pool, second_pool = before[name], after[name]
+            if not first_pool.is_floating_point():  # a table of the engine's may have other integers
+                first_pool, second_pool = first_pool.long(), second_pool.long()
+            assert equal(first_pool, second_pool), f"{what}: pool {name} after run {index}"
+    for index, (before, after) in enumerate(zip(first.kv, second.kv, strict=True)):
         assert before.keys() == after.keys()
-        for (owner, row), mine in before.items():
-            same = [torch.equal(a, b) for a, b in zip(mine, after[owner, row], strict=True)]
+        for (owner, row), words in before.items():
+            same = [torch.equal(a, b) for a, b in zip(words, after[owner, row], strict=True)]
             assert all(same), f"{what}: KV rows of {owner}, pool row {row}, after run {index}"
-    assert [call[:2] for call in one.calls] == [call[:2] for call in other.calls], what
-    for (name, step, mine), (_, _, theirs) in zip(one.calls, other.calls, strict=True):
-        assert mine.keys() == theirs.keys(), f"{what}: operands of {name}"
-        for operand in mine:
-            assert torch.equal(mine[operand], theirs[operand]), f"{what}: {operand} of {name} {step}"
+    assert [call[:2] for call in first.calls] == [call[:2] for call in second.calls], what
+    for (name, step, first_operands), (_, _, second_operands) in zip(first.calls, second.calls, strict=True):
+        assert first_operands.keys() == second_operands.keys(), f"{what}: operands of {name}"
+        for operand in first_operands:
+            assert torch.equal(first_operands[operand], second_operands[operand]), f"{what}: {operand} of {name} {step}"

@@ -172,8 +172,8 @@ def whole_configs(draw: st.DrawFn, algorithms: Sequence[str], topk: int | None =
 
 def verifications(*, chain: bool) -> list[dict[str, str]]:
     """How drafts may be verified, and drawn; ``chain``: that a model draws."""
-    found = [{"verify": mode} for mode in ("greedy", "target_only", *(("rejection", "block") if chain else ()))]
-    return [*found, *([{"verify": "target_only", "draft_sampling": "coupled"}] if chain else [])]
+    modes = [{"verify": mode} for mode in ("greedy", "target_only", *(("rejection", "block") if chain else ()))]
+    return [*modes, *([{"verify": "target_only", "draft_sampling": "coupled"}] if chain else [])]
 
 
 @st.composite
@@ -268,7 +268,7 @@ FIELD_VALUES: dict[str, st.SearchStrategy[Any]] = {
 
 COUNTS = st.integers(1, 1 << 40)
 TAKEN: dict[tuple[type[Decl], str], st.SearchStrategy[Any]] = {
-    (Options, "buckets"): st.sets(COUNTS, min_size=1, max_size=3).map(lambda found: tuple(sorted(found))),
+    (Options, "buckets"): st.sets(COUNTS, min_size=1, max_size=3).map(lambda counts: tuple(sorted(counts))),
     (Options, "page_size"): st.integers(1, 1024),
     **{(KvPool, name): COUNTS for name in ("layers", "buffers", "row_bytes")},
 }
@@ -298,7 +298,9 @@ def modules(draw: st.DrawFn) -> Module:
     for name in draw(st.lists(NAMES, max_size=2, unique=True)):
         kept, given = draw(st.booleans()), draw(st.booleans())
         module.carries[name] = Carry(name, draw(TENSORS), draw(LOCATIONS), kept, draw(LIMITS), given)
-    for phase in draw(st.lists(st.sampled_from(PHASES), max_size=6).map(lambda found: sorted(found, key=PHASES.index))):
+    for phase in draw(
+        st.lists(st.sampled_from(PHASES), max_size=6).map(lambda phases: sorted(phases, key=PHASES.index))
+    ):
         values = list(module.values())
         operands = draw(st.lists(st.sampled_from(values), max_size=3)) if values else []
         results = draw(st.lists(st.tuples(NAMES, st.none() | TYPES), max_size=2))

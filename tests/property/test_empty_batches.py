@@ -64,8 +64,8 @@ def check_shapes(module: Module, entry: str, values: dict[str, Tensor], rows: in
     for value in (value for op in module.ops(entry) for value in op.results if not is_state(value)):
         type_: TensorType = tensor_type(value)
         wanted = tuple(entry if isinstance(entry, int) else sizes[entry] for entry in type_.shape)
-        found = values[value.name]
-        assert (tuple(found.shape), found.dtype) == (wanted, DTYPES[type_.dtype]), value.name
+        actual = values[value.name]
+        assert (tuple(actual.shape), actual.dtype) == (wanted, DTYPES[type_.dtype]), value.name
 
 
 @pytest.mark.parametrize("last", ["infer-types", "canonicalize"])
@@ -83,13 +83,13 @@ def test_nothing_happens_without_requests(algorithm: str, shape: dict[str, Any],
             which = "prefill" if turn == 0 else "step"
             check_shapes(busy.module, which, busy.run(which, idle, lengths), len(idle))
             assert all(torch.equal(before[name][1:], pool[1:]) for name, pool in busy.pools.items())
-            assert all(torch.equal(one, other) for one, other in zip(kv, held(busy.engine, lengths), strict=True))
-        mine, theirs = busy.run(entry, rows, lengths), alone.run(entry, rows, lengths)
+            assert all(torch.equal(earlier, now) for earlier, now in zip(kv, held(busy.engine, lengths), strict=True))
+        busy_values, alone_values = busy.run(entry, rows, lengths), alone.run(entry, rows, lengths)
         for name, value in busy.module.outputs.items():
-            if value.name in mine:
-                assert torch.equal(mine[value.name], theirs[value.name]), name
+            if value.name in busy_values:
+                assert torch.equal(busy_values[value.name], alone_values[value.name]), name
         if entry == "step":
-            lengths |= dict(zip(rows, mine[busy.module.outputs["new_seq_lens"].name].tolist(), strict=True))
+            lengths |= dict(zip(rows, busy_values[busy.module.outputs["new_seq_lens"].name].tolist(), strict=True))
     assert all(torch.equal(pool[1:], alone.pools[name][1:]) for name, pool in busy.pools.items())
 
 
@@ -145,17 +145,17 @@ def test_the_runtime_idles(algorithm: str, shape: dict[str, Any]) -> None:
         idle = [busy.prefill(nobody, run_idle=run_idle) for run_idle in (False, True)]
         idle += [result for rows_of_others in (0, 1, 3) for result in idle_step(busy, rows_of_others)]
         assert not any(len(value) for result in idle for value in result.outputs.values())
-        assert all(torch.equal(one, other) for one, other in zip(state(busy), before, strict=True))
+        assert all(torch.equal(now, earlier) for now, earlier in zip(state(busy), before, strict=True))
         prompts = todo.prompt_tokens(rows) if reads_prompts and turn == 0 else None
         batch = Batch(rows, [lengths[row] for row in rows], prompts)
-        mine, theirs = (run(step, engine_of(step), batch, first=not turn) for step in (busy, alone))
-        assert mine.keys() == theirs.keys()
-        for name, value in mine.items():
-            assert torch.equal(value, theirs[name]), name
+        busy_outputs, alone_outputs = (run(step, engine_of(step), batch, first=not turn) for step in (busy, alone))
+        assert busy_outputs.keys() == alone_outputs.keys()
+        for name, value in busy_outputs.items():
+            assert torch.equal(value, alone_outputs[name]), name
         carried, wanted = busy.read_carry(rows), alone.read_carry(rows)
         merged = Carry.idle(built.plan, torch.device("cpu")).merge(carried)
         for record in (carried, merged):
             assert record.fields.keys() == wanted.fields.keys()
             assert all(torch.equal(field, wanted.fields[name]) for name, field in record.fields.items())
         if turn:
-            lengths |= dict(zip(rows, mine["new_seq_lens"].tolist(), strict=True))
+            lengths |= dict(zip(rows, busy_outputs["new_seq_lens"].tolist(), strict=True))

@@ -48,14 +48,14 @@ def build(keys: dict[str, Any]) -> Build:
 def uses(plan: Any) -> dict[str, tuple[int, int]]:
     """First and last node, counted over both entries, that names each buffer: straight from the plan's nodes."""
     home = {name: value["buffer"] for name, value in plan["values"].items()}
-    found: dict[str, list[int]] = {}
+    users: dict[str, list[int]] = {}
     nodes = [node for phase in plan["phases"] for node in phase["nodes"]]
     for position, node in enumerate(nodes, start=1):
         names = {home.get(ssa, ssa) for op in node["ops"] for ssa in (*op["operands"], *op["results"])}
         names |= {argument["target"] for argument in node.get("args", []) if argument["kind"] == "buffer"}
         for name in names:
-            found.setdefault(name, []).append(position)
-    return {name: (min(positions), max(positions)) for name, positions in found.items()}
+            users.setdefault(name, []).append(position)
+    return {name: (min(positions), max(positions)) for name, positions in users.items()}
 
 
 @settings(max_examples=25)
@@ -72,10 +72,15 @@ def test_live_buffers_never_overlap(keys: dict[str, Any]) -> None:
         if buffer["name"] in touched:
             assert first <= touched[buffer["name"]][0], f"{buffer['name']} is used before it lives"
             assert touched[buffer["name"]][1] <= last, f"{buffer['name']} is used after it has died"
-    for one, other in combinations(arena.values(), 2):
-        apart = one["offset"] + one["bytes"] <= other["offset"] or other["offset"] + other["bytes"] <= one["offset"]
-        together = one["lifetime"][0] <= other["lifetime"][1] and other["lifetime"][0] <= one["lifetime"][1]
-        assert apart or not together, f"{one['name']} and {other['name']}"
+    for placed, neighbour in combinations(arena.values(), 2):
+        apart = (
+            placed["offset"] + placed["bytes"] <= neighbour["offset"]
+            or neighbour["offset"] + neighbour["bytes"] <= placed["offset"]
+        )
+        together = (
+            placed["lifetime"][0] <= neighbour["lifetime"][1] and neighbour["lifetime"][0] <= placed["lifetime"][1]
+        )
+        assert apart or not together, f"{placed['name']} and {neighbour['name']}"
 
 
 OWNERS = ("target", "draft")
@@ -112,12 +117,12 @@ def test_edges_order_every_conflict(keys: dict[str, Any]) -> None:
     nodes = {node["name"]: accesses(plan, node) for phase in plan["phases"] for node in phase["nodes"]}
     for capture in plan["captures"]:
         order = nx.transitive_closure(nx.DiGraph(map(tuple, capture["edges"])))
-        for one, other in combinations(capture["nodes"], 2):
-            mine, theirs = nodes[one], nodes[other]
-            pairs = [(w, t) for w in mine[1] for t in theirs[0] | theirs[1]]
-            pairs += [(r, w) for r in mine[0] for w in theirs[1]]
+        for first, second in combinations(capture["nodes"], 2):
+            first_accesses, second_accesses = nodes[first], nodes[second]
+            pairs = [(w, t) for w in first_accesses[1] for t in second_accesses[0] | second_accesses[1]]
+            pairs += [(r, w) for r in first_accesses[0] for w in second_accesses[1]]
             if any(share(buffers[x], buffers[y]) for x, y in pairs):
-                assert order.has_edge(one, other), f"{one} and {other}"
+                assert order.has_edge(first, second), f"{first} and {second}"
 
 
 def is_rotated(keys: dict[str, Any]) -> bool:
@@ -125,13 +130,13 @@ def is_rotated(keys: dict[str, Any]) -> bool:
     return "engine" in keys or keys.get("step") == "rotated"
 
 
-def share(one: Any, other: Any) -> bool:
+def share(first: Any, second: Any) -> bool:
     """Whether two buffers have a byte in common."""
-    if one["name"] == other["name"]:
+    if first["name"] == second["name"]:
         return True
-    if one["owner"] != "arena" or other["owner"] != "arena":
+    if first["owner"] != "arena" or second["owner"] != "arena":
         return False
-    return one["offset"] < other["offset"] + other["bytes"] and other["offset"] < one["offset"] + one["bytes"]
+    return first["offset"] < second["offset"] + second["bytes"] and second["offset"] < first["offset"] + first["bytes"]
 
 
 @settings(max_examples=25)
@@ -170,8 +175,8 @@ def test_outputs_live_to_the_end_of_their_entry(key: str) -> None:
     plan = written(build_program(load()).plan)
     (output,) = [o for o in plan["outputs"] if o["name"] == key and o["entry"] == "step"]
     buffer = plan["values"][output["value"]]["buffer"]
-    (found,) = [b for b in plan["buffers"] if b["name"] == buffer]
-    assert found["lifetime"][1] >= sum(len(phase["nodes"]) for phase in plan["phases"])
+    (placed,) = [b for b in plan["buffers"] if b["name"] == buffer]
+    assert placed["lifetime"][1] >= sum(len(phase["nodes"]) for phase in plan["phases"])
 
 
 def run_plan(built: Build, todo: Script, poison: int) -> Trace:

@@ -49,9 +49,9 @@ def test_passes_preserve_the_program(keys: dict[str, Any], seed: int) -> None:
     torch.set_num_threads(1)
     loaded = load_text(to_yaml(keys), Path("random.yaml"), names(), needs)
     todo = script(loaded.config, seed)
-    found = stages(loaded)
-    base = interpret_script(found.pop("infer-types"), loaded.config, todo)
-    for name, module in found.items():
+    modules = stages(loaded)
+    base = interpret_script(modules.pop("infer-types"), loaded.config, todo)
+    for name, module in modules.items():
         trace = interpret_script(module, loaded.config, todo)
         if name == "rotate-step" and loaded.config.file.step == "rotated":
             assert_rotated(base, trace)
@@ -69,14 +69,16 @@ def assert_rotated(whole: Trace, rotated: Trace) -> None:
     for index, (before, after) in enumerate(zip(whole.outputs, rotated.outputs, strict=True)):
         for name in before.keys() - {"health"}:
             assert equal(before[name], after[name]), f"rotated: output {name} of run {index}"
-        told = after["health"] | after.get("propose.health", 0)
-        assert torch.equal(before["health"] & ~LATER, told & ~LATER), f"rotated: health of run {index}"
+        health = after["health"] | after.get("propose.health", 0)
+        assert torch.equal(before["health"] & ~LATER, health & ~LATER), f"rotated: health of run {index}"
     for index, (before, after) in enumerate(zip(whole.kv, rotated.kv, strict=True)):
         for key, words in before.items():
             assert all(map(torch.equal, words, after[key])), f"rotated: KV rows of {key} after run {index}"
     seen, wanted = ([call for call in trace.calls if call[0] == "target"] for trace in (rotated, whole))
-    for (*_, mine), (*_, theirs) in zip(seen, wanted, strict=True):
-        assert all(torch.equal(mine[name], theirs[name]) for name in ("tokens", "positions", "rows", "seq_lens"))
+    for (*_, operands), (*_, wanted_operands) in zip(seen, wanted, strict=True):
+        assert all(
+            torch.equal(operands[name], wanted_operands[name]) for name in ("tokens", "positions", "rows", "seq_lens")
+        )
 
 
 CARRIED = {
@@ -211,13 +213,13 @@ def test_a_pass_that_changes_the_program_is_noticed(algorithm: str, old: str, ne
     broken = parse_module(text.replace(old, new))
     scripts = [script(loaded.config, seed) for seed in range(4)]
     pairs = [[interpret_script(which, loaded.config, todo) for which in (module, broken)] for todo in scripts]
-    assert any(differ(one, other) for one, other in pairs)
+    assert any(differ(whole, mutated) for whole, mutated in pairs)
 
 
-def differ(one: Trace, other: Trace) -> bool:
+def differ(first: Trace, second: Trace) -> bool:
     """Whether two runs can be told apart."""
     try:
-        assert_same(one, other, "mutant")
+        assert_same(first, second, "mutant")
     except AssertionError:
         return True
     return False

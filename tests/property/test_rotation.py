@@ -61,22 +61,22 @@ def test_every_step_is_that_of_the_whole_program(keys: dict[str, Any], seed: int
     assert rotated.plan.rotated
     assert not whole.plan.rotated
     todo = script(rotated.loaded.config, seed, steps=5)
-    mine, other = Served(rotated, todo, 0xFF), Served(whole, todo, 0x5A)
+    rotated_run, whole_run = Served(rotated, todo, 0xFF), Served(whole, todo, 0x5A)
     drafted = dict.fromkeys(todo.prompts, 0)
     for index, batch in enumerate([list(todo.prompts), *todo.batches]):
         rows = [row for row in batch if row]
-        found, wanted = (served.turn(rows, first=not index) for served in (mine, other))
+        outputs, wanted = (served.turn(rows, first=not index) for served in (rotated_run, whole_run))
         for name, value in wanted.items():
             if name != "health":
-                assert equal(found[name], value), f"{name} of run {index}"
-        told = found["health"] | found.get("propose.health", 0)
-        assert torch.equal(told & ~LATER, wanted["health"] & ~LATER), f"health of run {index}"
-        said = [drafted[row] if index else 0 for row in rows]
-        assert (wanted["health"] & LATER).tolist() == said, f"health of the drafts of run {index}"
-        drafted |= dict(zip(rows, (told & LATER).tolist(), strict=True))
-        held, other_held = (content(served.engine, served.lengths) for served in (mine, other))
+                assert equal(outputs[name], value), f"{name} of run {index}"
+        health = outputs["health"] | outputs.get("propose.health", 0)
+        assert torch.equal(health & ~LATER, wanted["health"] & ~LATER), f"health of run {index}"
+        expected_health = [drafted[row] if index else 0 for row in rows]
+        assert (wanted["health"] & LATER).tolist() == expected_health, f"health of the drafts of run {index}"
+        drafted |= dict(zip(rows, (health & LATER).tolist(), strict=True))
+        held, other_held = (content(served.engine, served.lengths) for served in (rotated_run, whole_run))
         assert held.keys() == other_held.keys()
         for key, words in held.items():
             assert all(map(torch.equal, words, other_held[key])), f"keys and values of {key} after run {index}"
-    assert all(map(torch.equal, mine.verified(), other.verified()))
-    assert len(mine.verified()) == len(other.verified()) == len(todo.batches)
+    assert all(map(torch.equal, rotated_run.verified(), whole_run.verified()))
+    assert len(rotated_run.verified()) == len(whole_run.verified()) == len(todo.batches)

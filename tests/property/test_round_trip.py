@@ -55,7 +55,7 @@ def test_any_module(module: Module) -> None:
 @given(modules())
 def test_the_checker_takes_any_module(module: Module) -> None:
     """Whatever stands in a module, the checker answers with diagnostics."""
-    assert all(isinstance(found, Diagnostic) for found in check_module(module))
+    assert all(isinstance(diagnostic, Diagnostic) for diagnostic in check_module(module))
 
 
 @settings(max_examples=15)

@@ -83,10 +83,10 @@ def test_it_builds_or_shows_both_lines(keys: dict[str, Any]) -> None:
     dtypes = keys["target"]["dtype"] == keys["draft"]["dtype"] or not one_dtype
     codes = {code for code, fits in (("width", offered == read), ("dtype", dtypes)) if not fits}
     event(f"{keys['algorithm']}: {'+'.join(sorted(codes)) or 'builds'}")
-    found = wrong(loaded)
-    assert bool(found) == bool(codes), found
-    assert {d.code for d in found} <= {f"type/{code}-mismatch" for code in codes}
-    for diagnostic in found:
+    diagnostics = wrong(loaded)
+    assert bool(diagnostics) == bool(codes), diagnostics
+    assert {d.code for d in diagnostics} <= {f"type/{code}-mismatch" for code in codes}
+    for diagnostic in diagnostics:
         assert diagnostic.hint
         assert diagnostic.location is not None
         assert diagnostic.location.line == lines["draft"], diagnostic

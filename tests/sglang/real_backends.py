@@ -200,23 +200,23 @@ def steps(kind: str) -> list[Any]:
     for backend, mode in zip(backends, ("draft", "draft", "verify", "extend"), strict=True):
         given = batch_of(mode, torch.tensor([1, 2]), torch.tensor([9, 9]))  # a size that SGLang has captured
         backend.init_forward_metadata_out_graph(given, in_capture=True)
-    theirs = [dict(of) for backend in backends for of in vars(backend).values() if isinstance(of, dict)]
+    before = [dict(of) for backend in backends for of in vars(backend).values() if isinstance(of, dict)]
     sizes = Sizes(LARGEST, STEPS, 1, NODES, PAGE, context=CONTEXT)
-    attention, found = Contract(Roles(backends[:2], None, *backends[2:]), Tables(SLOTS, sizes)), []
+    attention, reads = Contract(Roles(backends[:2], None, *backends[2:]), Tables(SLOTS, sizes)), []
     for place, lengths in enumerate(BATCHES):
         rows, text = torch.arange(len(lengths)) + place + 1, torch.tensor(lengths)
-        one: dict[str, Any] = {}
+        by_forward: dict[str, Any] = {}
         for step in range(STEPS - 1):
             given = batch_of("draft", rows, text)
-            one[f"draft {step}"] = read(attention.draft(step, given), given)
+            by_forward[f"draft {step}"] = read(attention.draft(step, given), given)
         given = batch_of("verify", rows, text)
-        one["verify"] = read(attention.target(given, NODES, None, None), given)
+        by_forward["verify"] = read(attention.target(given, NODES, None, None), given)
         given = batch_of("extend", rows, text + STEPS + 1)
-        one["extend"] = read(attention.extend(given, text, STEPS + 1), given)
-        found.append({forward: [part.tolist() for part in parts] for forward, parts in one.items()})
+        by_forward["extend"] = read(attention.extend(given, text, STEPS + 1), given)
+        reads.append({forward: [part.tolist() for part in parts] for forward, parts in by_forward.items()})
     now = [dict(of) for backend in backends for of in vars(backend).values() if isinstance(of, dict)]
-    same = [a.keys() == b.keys() and all(a[key] is b[key] for key in a) for a, b in zip(theirs, now, strict=True)]
-    return [all(same), found]
+    same = [a.keys() == b.keys() and all(a[key] is b[key] for key in a) for a, b in zip(before, now, strict=True)]
+    return [all(same), reads]
 
 
 if __name__ == "__main__":

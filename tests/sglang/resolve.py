@@ -105,9 +105,9 @@ class Chosen:
     def __getattr__(self, name: str) -> Any:
         if name in self._settings:
             return self._settings[name]
-        found = getattr(pools.KVCacheConfigurator, name)
+        member = getattr(pools.KVCacheConfigurator, name)
         if not name.startswith("_build_") or name in ("_build_token_to_kv_pool", "_build_req_to_token_pool"):
-            return found.__get__(self)
+            return member.__get__(self)
         if name in ("_build_mtp_kv_shard_pool", "_build_mha_quant_method"):
             return lambda **_: None
         return lambda **given: self._class_of(name, given)
@@ -147,9 +147,9 @@ def window(config: ModelConfig) -> int | None:
     model, _ = ModelRegistry.resolve_model_cls(config.hf_config.architectures)
     made = object.__new__(model)
     inner = object.__new__(model)
-    for one, of in ((made, config.hf_config), (inner, config.hf_text_config)):
-        object.__setattr__(one, "config", of)
-        object.__setattr__(one, "_draft_window_size", get_spec().speculative_draft_window_size)
+    for layer, of in ((made, config.hf_config), (inner, config.hf_text_config)):
+        object.__setattr__(layer, "config", of)
+        object.__setattr__(layer, "_draft_window_size", get_spec().speculative_draft_window_size)
     text = SimpleNamespace(get_attention_sliding_window_size=lambda: config.hf_text_config.sliding_window - 1)
     object.__setattr__(made, "language_model", text)
     return resolve_sliding_window_size(made, config)
@@ -194,9 +194,9 @@ class Factory(DraftBackendFactory):
         runner, steps = self.draft_model_runner, self.speculative_num_steps
 
         def create() -> tuple[str, Any]:
-            one = partial(backend, kind[1], mla=runner.use_mla_backend)
-            several = SimpleNamespace(attn_backends=[one() for _ in range(steps - 1)])
-            return kind[1], several if kind[2] == "decode" else one()
+            make = partial(backend, kind[1], mla=runner.use_mla_backend)
+            several = SimpleNamespace(attn_backends=[make() for _ in range(steps - 1)])
+            return kind[1], several if kind[2] == "decode" else make()
 
         return create
 
@@ -249,30 +249,30 @@ def answer(words: list[str], gpu: str) -> dict[str, Any]:
         own, _ = _normalize_positional_model_path(words)
         arguments = prepare_server_args([*own, "--device", "cuda"])
         arguments.resolve_once()
-        found = {"server": server(arguments)}
+        result = {"server": server(arguments)}
         publish(arguments, role="scheduler")
         made = worker(arguments)
         facts = fit.facts(made)
     runners = {"target": made.target_worker.model_runner, "draft": made.draft_worker.draft_runner}
-    return found | {
+    return result | {
         "facts": dataclasses.asdict(facts),
         "refusals": [[refusal.about, refusal.what] for refusal in refusals(facts)],
-        "dtypes": {side: str(one.dtype).removeprefix("torch.") for side, one in runners.items()},
+        "dtypes": {role: str(of_role.dtype).removeprefix("torch.") for role, of_role in runners.items()},
     }
 
 
 def main() -> None:
     """Read a job, answer it, write what came out; what SGLang refuses has its message instead."""
     job, out = (Path(name) for name in sys.argv[1:])
-    found: list[dict[str, Any]] = []
-    for one in json.loads(job.read_text()):
+    answers: list[dict[str, Any]] = []
+    for case in json.loads(job.read_text()):
         try:
-            found.append(answer(one["words"], one["gpu"]))
+            answers.append(answer(case["words"], case["gpu"]))
         except Exception as error:  # SGLang raises anything
             if os.environ.get("RAISE"):
                 raise
-            found.append({"error": f"{type(error).__name__}: {error}"})
-    out.write_text(json.dumps(found))
+            answers.append({"error": f"{type(error).__name__}: {error}"})
+    out.write_text(json.dumps(answers))
 
 
 if __name__ == "__main__":

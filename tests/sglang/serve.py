@@ -164,8 +164,8 @@ def fork_engines() -> None:
 
 def check_threads() -> None:
     """SystemExit if there is another thread than this one."""
-    if len(found := os.listdir("/proc/self/task")) > 1:
-        names = sorted(Path("/proc/self/task", thread, "comm").read_text().strip() for thread in found)
+    if len(threads := os.listdir("/proc/self/task")) > 1:
+        names = sorted(Path("/proc/self/task", thread, "comm").read_text().strip() for thread in threads)
         raise SystemExit(f"SGLang's processes are forked beside threads: {names}")
 
 

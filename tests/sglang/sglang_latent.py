@@ -61,7 +61,7 @@ def write_latent(folder: Path) -> None:
         "mlp.gate.weight": random(EXPERTS, WIDTH),
         "mlp.gate.e_score_correction_bias": torch.zeros(EXPERTS),
     }
-    write(folder, weights | {f"model.layers.{LAYERS}.{name}": one for name, one in module.items()}, about(of))
+    write(folder, weights | {f"model.layers.{LAYERS}.{name}": weight for name, weight in module.items()}, about(of))
 
 
 def about(of: dict[str, Any]) -> dict[str, Any]:

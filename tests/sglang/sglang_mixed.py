@@ -109,11 +109,11 @@ class Oracle:
         filters = {name: sampling[name] for name in ("top_k", "top_p", "min_p") if name in sampling}
         temperature = 0.0 if is_greedy(sampling) else sampling["temperature"]
         seed = sampling.get("sampling_seed", 0) % (SEEDS - 1)
-        found: list[int] = []
+        tokens: list[int] = []
         for place, token in enumerate(answer):
             scores[place, token] += NEAR
-            found.append(drawn(scores[place].tolist(), seed, temperature, len(prompt) + place, **filters))
-        return found
+            tokens.append(drawn(scores[place].tolist(), seed, temperature, len(prompt) + place, **filters))
+        return tokens
 
     def follows(self, text: str, answer: list[int]) -> bool:
         """Whether each token of a prompt's answer is the most probable one after all before it."""

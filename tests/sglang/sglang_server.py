@@ -141,5 +141,5 @@ def serve(
     script = (str(PYTHON), str(HERE / "serve.py"))
     asked = {"SPECC_TEST_OVERLAP": "1" if overlap else "0", **(settings or {})}
     job = {"device": DEVICE, "engine": dict(engine), "requests": list(requests)}
-    answer, said = run_job(script, job, folder, wheel=wheel, settings=asked, limit_s=limit_s)
-    return Served(requests, answer["outputs"], answer["state"], said)
+    answer, log = run_job(script, job, folder, wheel=wheel, settings=asked, limit_s=limit_s)
+    return Served(requests, answer["outputs"], answer["state"], log)

@@ -25,7 +25,7 @@ def workload(requests: int, seed: int, bursts: int = 2) -> list[dict[str, Any]]:
         if len(made) in starts:
             made += [long_answer(draw, after=len(made) - 1) for _ in range(BURST)]
         else:
-            made.append(one(draw, len(made)))
+            made.append(streamed(draw, len(made)))
     return made
 
 
@@ -35,7 +35,7 @@ def long_answer(draw: random.Random, after: int) -> dict[str, Any]:
     return {"text": draw.choice(TAILS), "sampling": sampling, "after": [after, 1]}
 
 
-def one(draw: random.Random, number: int) -> dict[str, Any]:
+def streamed(draw: random.Random, number: int) -> dict[str, Any]:
     """One request of the stream between the bursts."""
     prefix = "".join(draw.choices(PREAMBLES, k=draw.choice((0, 1, 1, 1, 2, 3, 8))))
     tokens = draw.choice((1, 2, 3, draw.randint(4, 24), draw.randint(4, 24), draw.randint(24, 64)))

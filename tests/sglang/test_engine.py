@@ -70,9 +70,9 @@ def test_texts_are_those_without_speculation(variant: Variant, served: Served, p
     for number, request, output in greedy(served):
         expected = plain.outputs[number]
         if output["finish_reason"]["type"] == "abort":
-            mine, whole = output["token_ids"], expected["token_ids"]
-            assert len(mine) >= request["abort_after"], number
-            assert mine[: len(whole)] == whole[: len(mine)], number
+            tokens, whole = output["token_ids"], expected["token_ids"]
+            assert len(tokens) >= request["abort_after"], number
+            assert tokens[: len(whole)] == whole[: len(tokens)], number
         else:
             for key in ("token_ids", "text", "finish_reason"):
                 assert output[key] == expected[key], (number, key)
@@ -101,9 +101,9 @@ def test_logprobs_are_those_without_speculation(variant: Variant, served: Served
     asked = [number for number, request in enumerate(served.requests) if request.get("logprobs")]
     assert len(asked) > 5
     for number in asked:
-        mine, expected = (run.outputs[number]["logprobs"] for run in (served, plain))
-        assert [token for _, token in mine] == served.outputs[number]["token_ids"]
-        assert [value for value, _ in mine] == pytest.approx([value for value, _ in expected], abs=1e-3), number
+        logprobs, expected = (run.outputs[number]["logprobs"] for run in (served, plain))
+        assert [token for _, token in logprobs] == served.outputs[number]["token_ids"]
+        assert [value for value, _ in logprobs] == pytest.approx([value for value, _ in expected], abs=1e-3), number
 
 
 @speculating
@@ -154,10 +154,10 @@ def own(program: Variant) -> Variant:
     if program.attention:
         return replace(program, program=False)
     shape = program.draft, program.topk, program.token_map
-    return next(one for one in SPECULATING if (one.draft, one.topk, one.token_map) == shape)
+    return next(variant for variant in SPECULATING if (variant.draft, variant.topk, variant.token_map) == shape)
 
 
-@pytest.mark.parametrize(("variant", "own"), [(one, own(one)) for one in PROGRAMS], ids=map(str, PROGRAMS))
+@pytest.mark.parametrize(("variant", "own"), [(program, own(program)) for program in PROGRAMS], ids=map(str, PROGRAMS))
 def test_the_program_accepts_as_much_as_sglangs_own_step(
     variant: Variant, own: Variant, served: Served, running: Mapping[Variant, Future[Served]]
 ) -> None:

@@ -38,10 +38,10 @@ def start(models: Path, tmp_path_factory: pytest.TempPathFactory) -> Start:
     words = [*(f"--{name.replace('_', '-')}={value}" for name, value in given.items()), *flags]
     (python, *command), wheel = first_program("sglang", models / "target", models / "eagle", words, folder)
     assert python == "python"
-    found = {path.stem for path in (ENVIRONMENT.site / "sglang" / "srt" / "models").glob("*.py")}
+    architectures = {path.stem for path in (ENVIRONMENT.site / "sglang" / "srt" / "models").glob("*.py")}
     settings = environment(folder, wheel) | dict(ENVIRONMENT.variables) | {
         "SGLANG_ENABLE_STRICT_MEM_CHECK_DURING_IDLE": "1",
-        "SGLANG_DISABLED_MODEL_ARCHS": ",".join(sorted(found - KEPT)),
+        "SGLANG_DISABLED_MODEL_ARCHS": ",".join(sorted(architectures - KEPT)),
         "HF_HUB_OFFLINE": "1",
         "OMP_NUM_THREADS": "1",
     }  # fmt: skip
@@ -65,9 +65,9 @@ def test_two_models_become_a_server_with_a_program(server: Server) -> None:
 def state(server: Server) -> Mapping[str, Any]:
     """The scheduler's state, once nothing runs."""
     for _ in range(10 * IDLE_S):
-        found = json.loads(server.text("/server_info"))["internal_states"][0]
-        if found["specc_testing"]["idle"]:
-            return found
+        internal = json.loads(server.text("/server_info"))["internal_states"][0]
+        if internal["specc_testing"]["idle"]:
+            return internal
         time.sleep(0.1)
     raise AssertionError(f"something still runs {IDLE_S} s after the last client has left")
 
@@ -76,13 +76,13 @@ def test_a_crowd_has_the_texts_of_the_target_and_leaves_nothing_behind(server: S
     """Those who leave are aborted, the program runs the steps, and every KV slot and pool row is free or cached."""
     answers = crowd(server, REQUESTS, CLIENTS, LEAVING, seed=1)
     assert wrong(answers) == []
-    found = state(server)
-    slots, program = found["specc_testing"], found["specc"]
+    internal = state(server)
+    slots, program = internal["specc_testing"], internal["specc"]
     assert slots["slots_free"] + slots["slots_cached"] == slots["slots_owned_once"] == slots["slots"]
     assert slots["slots_protected"] == 0
     assert slots["rows_free"] == slots["rows_free_once"] == slots["rows"]
     assert program["program"] == PROGRAM and program["left"] == {}
-    assert sum(one.tokens for one in answers) <= program["served"] * ROWS * (NUM_STEPS + 1)
+    assert sum(answer.tokens for answer in answers) <= program["served"] * ROWS * (NUM_STEPS + 1)
     assert server.metric("specc:decode_steps_total", by="program") == program["served"]
     assert server.metric("sglang:num_aborted_requests_total") > LEAVING / 2
 
@@ -90,22 +90,22 @@ def test_a_crowd_has_the_texts_of_the_target_and_leaves_nothing_behind(server: S
 def test_the_benchmark_of_a_server(server: Server, tmp_path: Path) -> None:
     """Its program is off for one side's turns and on again in the end."""
     before = state(server)["specc"]["served"]
-    told = bench(tmp_path, "--url", server.url)
-    assert told["program"] == PROGRAM and told["engines"] == ["sglang", "sglang"]
-    assert told["texts"] == {"compared": 4, "near_ties": 0, "equal": 4} and told["warnings"] == []
-    [one] = told["batches"]
-    assert one["program"]["program_steps"] == 1 and one["other"]["program_steps"] == 0
-    assert one["program"]["tokens"] == one["other"]["tokens"] > 100
-    assert one["program"]["accept_length"] == pytest.approx(one["other"]["accept_length"], rel=0.05)
-    assert 0 < len(one["program"]["by_position"]) <= NUM_STEPS and 1.5 < one["program"]["accept_length"] < 4
+    report = bench(tmp_path, "--url", server.url)
+    assert report["program"] == PROGRAM and report["engines"] == ["sglang", "sglang"]
+    assert report["texts"] == {"compared": 4, "near_ties": 0, "equal": 4} and report["warnings"] == []
+    [batch] = report["batches"]
+    assert batch["program"]["program_steps"] == 1 and batch["other"]["program_steps"] == 0
+    assert batch["program"]["tokens"] == batch["other"]["tokens"] > 100
+    assert batch["program"]["accept_length"] == pytest.approx(batch["other"]["accept_length"], rel=0.05)
+    assert 0 < len(batch["program"]["by_position"]) <= NUM_STEPS and 1.5 < batch["program"]["accept_length"] < 4
     after = state(server)["specc"]
     assert after["on"] and after["served"] > before and sum(after["left"].values()) > 0
 
 
 def test_the_benchmark_starts_a_server(start: Start, tmp_path: Path) -> None:
     """By the server's own command line: one of SGLang, whose program is switched."""
-    told = bench(tmp_path, "--", *start.words)
-    assert told["how"] == "switched" and told["program"] == PROGRAM and told["warnings"] == []
-    assert told["texts"] == {"compared": 4, "near_ties": 0, "equal": 4}
-    [one] = told["batches"]
-    assert one["program"]["program_steps"] == 1 and one["other"]["program_steps"] == 0
+    report = bench(tmp_path, "--", *start.words)
+    assert report["how"] == "switched" and report["program"] == PROGRAM and report["warnings"] == []
+    assert report["texts"] == {"compared": 4, "near_ties": 0, "equal": 4}
+    [batch] = report["batches"]
+    assert batch["program"]["program_steps"] == 1 and batch["other"]["program_steps"] == 0

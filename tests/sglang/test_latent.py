@@ -74,9 +74,9 @@ def test_the_program_ran_the_steps_that_it_serves(latent: Variant, engines: Mapp
     assert seen["pools"] == ["MLATokenToKVPool", "MLATokenToKVPool"]
 
 
-@pytest.mark.parametrize(("latent", "latent_own"), [(one, OWN) for one in PROGRAMS], ids=map(str, PROGRAMS))
+@pytest.mark.parametrize(("latent", "latent_own"), [(program, OWN) for program in PROGRAMS], ids=map(str, PROGRAMS))
 def test_the_program_accepts_as_much_as_sglangs_own_step(
     latent: Variant, latent_own: Variant, engines: Mapping[Variant, Future[Served]]
 ) -> None:
-    mine, own = (accept_length(engines[one].result()) for one in (latent, latent_own))
-    assert mine == pytest.approx(own, rel=0.03)
+    accepted, own = (accept_length(engines[variant].result()) for variant in (latent, latent_own))
+    assert accepted == pytest.approx(own, rel=0.03)

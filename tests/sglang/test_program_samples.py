@@ -42,7 +42,7 @@ def jobs(
         return alone_in(models, folder) if variant == PLAIN else mixed_in(variant, models, folder / str(variant))
 
     with side_by_side(2) as pool:
-        yield started(pool, [one for one in (CHAIN, TREE, PLAIN) if one in variants], run)
+        yield started(pool, [variant for variant in (CHAIN, TREE, PLAIN) if variant in variants], run)
 
 
 def mixed_in(variant: Variant, models: Path, folder: Path) -> Served:
@@ -60,7 +60,7 @@ def alone_in(models: Path, folder: Path) -> Served:
     One after the other: in a batch SGLang's penalties miss a token now and then.
     """
     requests = [request for request in mixed(random.Random(1))[:COUNT] if is_greedy(request["sampling"])]
-    in_any_order = [{name: value for name, value in one.items() if name != "after"} for one in requests]
+    in_any_order = [{name: value for name, value in request.items() if name != "after"} for request in requests]
     engine = PLAIN.engine(models) | GRAMMARS | {"max_running_requests": 1, "max_total_tokens": 4096}
     return serve(engine, in_any_order, folder / "alone")
 
@@ -77,7 +77,7 @@ def test_every_step_is_the_program_s(served: Served) -> None:
     assert served.state["specc"]["served"] > 50
     both = list(zip(served.requests, served.outputs, strict=True))
     thrown_out = [request["sampling"] for request, output in both if output["num_retractions"]]
-    for kind in (lambda one: not is_greedy(one), is_penalized, is_restricted):
+    for kind in (lambda sampling: not is_greedy(sampling), is_penalized, is_restricted):
         assert any(map(kind, thrown_out)), thrown_out
     accepted = [output for output in served.outputs if output.get("spec_verify_ct")]
     tokens, steps = (sum(output[name] for output in accepted) for name in ("completion_tokens", "spec_verify_ct"))
@@ -104,17 +104,17 @@ def test_a_program_s_texts_are_the_same_alone_and_in_a_batch(served: Served) -> 
 
 def test_a_program_s_json_is_that_of_its_schema(served: Served) -> None:
     """Drawn or not, with drafts of a chain and of a tree, on every prompt: whole, and of the right types."""
-    found = [
+    documents = [
         json.loads(output["text"])
         for request, output in zip(served.requests, served.outputs, strict=True)
         if "json_schema" in request["sampling"] and output["finish_reason"]["type"] == "stop"
     ]
-    assert len(found) > COUNT / 8
-    for one in found:
-        assert one.keys() == SCHEMA["properties"].keys()
-        assert (type(one["name"]), type(one["ok"])) == (str, bool)
-        assert one["count"] in range(100)
-        assert {*one["tags"]} <= {"a", "bc", "def"}
+    assert len(documents) > COUNT / 8
+    for document in documents:
+        assert document.keys() == SCHEMA["properties"].keys()
+        assert (type(document["name"]), type(document["ok"])) == (str, bool)
+        assert document["count"] in range(100)
+        assert {*document["tags"]} <= {"a", "bc", "def"}
 
 
 def test_a_program_s_log_probabilities_are_the_targets(served: Served, oracle: Oracle) -> None:
@@ -126,14 +126,16 @@ def test_a_program_s_log_probabilities_are_the_targets(served: Served, oracle: O
         prompt, answer = oracle.tokens(request["text"]), output["token_ids"]
         scores = oracle.scores(prompt + answer).log_softmax(-1)
         for name, tokens, first in (("logprobs", answer, len(prompt) - 1), ("prompt_logprobs", prompt[1:], 0)):
-            found = output[name][len(output[name]) - len(tokens) :]
-            assert [token for _, token in found] == tokens, (number, name)
+            logprobs = output[name][len(output[name]) - len(tokens) :]
+            assert [token for _, token in logprobs] == tokens, (number, name)
             expected = [float(scores[first + place, token]) for place, token in enumerate(tokens)]
-            assert [value for value, _ in found] == pytest.approx(expected, abs=1e-4), (number, name)
+            assert [value for value, _ in logprobs] == pytest.approx(expected, abs=1e-4), (number, name)
         compared += 1
         best = scores[len(prompt) - 1 : -1].topk(request["top_logprobs"])
-        found = [[value for value, _ in place] for place in output["top_logprobs"]]
-        assert torch.tensor(found).flatten().tolist() == pytest.approx(best.values.flatten().tolist(), abs=1e-4), number
+        best_logprobs = [[value for value, _ in place] for place in output["top_logprobs"]]
+        assert torch.tensor(best_logprobs).flatten().tolist() == pytest.approx(
+            best.values.flatten().tolist(), abs=1e-4
+        ), number
         assert [[token for _, token in place] for place in output["top_logprobs"]] == (
             best.indices.tolist() if request["top_logprobs"] else []
         )
@@ -154,9 +156,11 @@ def test_a_program_s_greedy_answers_are_those_without_speculation(served: Served
         for name in ("token_ids", "text", "finish_reason"):
             assert output[name] == expected[name], request
         for name in ("logprobs", "prompt_logprobs") if request.get("logprobs") else ():
-            mine, theirs = ([value for value, _ in one[name] if value is not None] for one in (output, expected))
-            assert mine == pytest.approx(theirs, abs=1e-4), request
-    for kind in (is_penalized, is_restricted, lambda one: "logit_bias" in one):
+            logprobs, expected_logprobs = (
+                [value for value, _ in answer[name] if value is not None] for answer in (output, expected)
+            )
+            assert logprobs == pytest.approx(expected_logprobs, abs=1e-4), request
+    for kind in (is_penalized, is_restricted, lambda sampling: "logit_bias" in sampling):
         assert any(kind(dict(request["sampling"])) for request, _ in greedy)
 
 
@@ -191,8 +195,8 @@ def test_a_program_s_distribution_is_that_without_speculation(models: Path, tmp_
     with side_by_side(2) as pool:
         limit = {"limit_s": 300 + TEXTS}
         ours = pool.submit(serve, engine, requests, tmp_path / "program", overlap=True, wheel=wheel, **limit)
-        theirs = pool.submit(serve, PLAIN.engine(models) | CROWD, short(seeds=False), tmp_path / "plain", **limit)
-        served, plain = ours.result(), theirs.result()
+        without = pool.submit(serve, PLAIN.engine(models) | CROWD, short(seeds=False), tmp_path / "plain", **limit)
+        served, plain = ours.result(), without.result()
     assert served.state["specc"]["left"] == {}
     fair, biased, expected = texts(served)[:3], texts(served)[3:], texts(plain)
     assert surprise(*zip(fair, expected, strict=True)) > 1e-3
@@ -201,8 +205,8 @@ def test_a_program_s_distribution_is_that_without_speculation(models: Path, tmp_
 
 def texts(served: Served) -> list[list[list[int]]]:
     """The tokens of every text, by prompt."""
-    found = [output["token_ids"] for output in served.outputs]
-    return [found[start : start + TEXTS] for start in range(0, len(found), TEXTS)]
+    tokens = [output["token_ids"] for output in served.outputs]
+    return [tokens[start : start + TEXTS] for start in range(0, len(tokens), TEXTS)]
 
 
 def test_what_a_program_was_built_without_is_sglang_s(models: Path, tmp_path: Path, oracle: Oracle) -> None:
@@ -225,7 +229,7 @@ def test_what_a_program_was_built_without_is_sglang_s(models: Path, tmp_path: Pa
         {"text": TAILS[0], "sampling": kind | more, "logprobs": name == "logprobs"} for name, kind in kinds.items()
     ]
     requests.append({"text": TAILS[2], "sampling": {"temperature": 0, "repetition_penalty": 1.8, "max_new_tokens": 70}})
-    in_turn = [one | ({"after": [number - 1, 1000]} if number else {}) for number, one in enumerate(requests)]
+    in_turn = [request | ({"after": [number - 1, 1000]} if number else {}) for number, request in enumerate(requests)]
     between = {"temperature": 0, "min_new_tokens": 16, "max_new_tokens": 16}
     served = serve(
         engine,

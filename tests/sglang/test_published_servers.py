@@ -134,7 +134,7 @@ def answers(published: Path, tmp_path_factory: pytest.TempPathFactory) -> Mappin
     return dict(zip(CASES, json.loads((folder / "out.json").read_text()), strict=True))
 
 
-def found(line: str, gpu: str, folder: Path) -> tuple[Started, Arguments]:
+def settings_of(line: str, gpu: str, folder: Path) -> tuple[Started, Arguments]:
     """What `specc sglang check` makes of a command line."""
     arguments = parse(in_folder(line, folder))
     return started(arguments, gpu_of(gpu)), arguments
@@ -147,20 +147,20 @@ def test_which_server_starts(
 ) -> None:
     """Backends by role, page, shape, draft, and sizes of batches, which are no larger than those captured."""
     answer = answers[COMMANDS[name], gpu]
-    mine, arguments = found(COMMANDS[name], gpu, published)
+    settings, arguments = settings_of(COMMANDS[name], gpu, published)
     assert "error" not in answer, answer
-    theirs = answer["server"]
+    resolved = answer["server"]
     mode = arguments.text("--speculative-attention-mode", "prefill")
-    given_out = roles(theirs["prefill"], theirs["decode"], theirs["draft"], mode)
-    assert {role: fact.value for role, fact in mine.attention.items()} == given_out
-    assert mine.page_size.value == theirs["page_size"]
-    assert [mine.num_steps.value, mine.topk.value, mine.num_draft_tokens.value] == theirs["shape"]
-    assert (mine.algorithm, mine.max_requests.value) == (theirs["algorithm"], theirs["max_requests"])
-    assert str(mine.models["draft"][0]) == theirs["draft_path"]
-    captured = [size for size in theirs["captured"] if size <= theirs["max_requests"]]
-    assert list(mine.buckets) == captured
-    for line in (f"{mine.page_size.value}: {mine.page_size.origin}", theirs["decode"]):
-        assert any(line in said for _, said in mine.described())
+    given_out = roles(resolved["prefill"], resolved["decode"], resolved["draft"], mode)
+    assert {role: fact.value for role, fact in settings.attention.items()} == given_out
+    assert settings.page_size.value == resolved["page_size"]
+    assert [settings.num_steps.value, settings.topk.value, settings.num_draft_tokens.value] == resolved["shape"]
+    assert (settings.algorithm, settings.max_requests.value) == (resolved["algorithm"], resolved["max_requests"])
+    assert str(settings.models["draft"][0]) == resolved["draft_path"]
+    captured = [size for size in resolved["captured"] if size <= resolved["max_requests"]]
+    assert list(settings.buckets) == captured
+    for line in (f"{settings.page_size.value}: {settings.page_size.origin}", resolved["decode"]):
+        assert any(line in description for _, description in settings.described())
 
 
 @pytest.mark.parametrize(("line", "gpu"), CASES, ids=[*(f"{n}, {g}" for n in COMMANDS for g in GPUS), *HELD_OUT])
@@ -169,15 +169,15 @@ def test_what_is_refused(
 ) -> None:
     """By `check`, what `fit` refuses; and by a build for the engine, what of that hangs on the models alone."""
     answer = answers[line, gpu]
-    mine, arguments = found(line, gpu, published)
+    settings, arguments = settings_of(line, gpu, published)
     if "error" in answer:
         assert arguments.findings.errors, answer
         return
-    assert [[refusal.about, refusal.what] for refusal in refusals(mine.facts)] == answer["refusals"]
+    assert [[refusal.about, refusal.what] for refusal in refusals(settings.facts)] == answer["refusals"]
     assert len(arguments.findings.errors) == len(answer["refusals"])
     of_models = [what for about, what in answer["refusals"] if about in ("target", "draft", "topk", "head_rows")]
-    models = {side: facts.values for side, (_, facts) in mine.models.items()}
-    asked = Asked(models, {}, topk=int(mine.topk.value), ranks=mine.facts.ranks, head_rows=False)
+    models = {role: facts.values for role, (_, facts) in settings.models.items()}
+    asked = Asked(models, {}, topk=int(settings.topk.value), ranks=settings.facts.ranks, head_rows=False)
     assert [what for _, what in unserved(asked)] == of_models
 
 
@@ -192,12 +192,12 @@ def test_most_are_served_and_some_are_not(answers: Mapping[tuple[str, str], Mapp
 @pytest.mark.parametrize("name", COMMANDS)
 def test_element_types(name: str, published: Path, answers: Mapping[tuple[str, str], Mapping[str, Any]]) -> None:
     """Those that are written are SGLang's."""
-    mine, arguments = found(COMMANDS[name], "sm_90", published)
+    settings, arguments = settings_of(COMMANDS[name], "sm_90", published)
     try:
-        text = configuration(arguments, mine, Wanted())
+        text = configuration(arguments, settings, Wanted())
     except DiagnosticError:
         return
     written = yaml.load(text, Loader=yaml.CSafeLoader)
-    for side, dtype in answers[COMMANDS[name], "sm_90"]["dtypes"].items():
-        own = mine.models[side][1].values.get("dtype")
-        assert written[side].get("dtype", own) == dtype
+    for role, dtype in answers[COMMANDS[name], "sm_90"]["dtypes"].items():
+        own = settings.models[role][1].values.get("dtype")
+        assert written[role].get("dtype", own) == dtype

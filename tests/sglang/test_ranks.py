@@ -43,8 +43,8 @@ def requests() -> list[dict[str, Any]]:
     hands them out.
     """
     made, more = workload(200, seed=1)[:BEGINNING], {"max_new_tokens": 12}
-    for one in made[:SILENT]:
-        one.pop("logprobs", None)
+    for request in made[:SILENT]:
+        request.pop("logprobs", None)
     for place, kind in enumerate(DRAWN):
         for seed in ({}, {}, {"sampling_seed": place}, {"sampling_seed": place}):
             text = PREAMBLES[place] + TAILS[place]
@@ -76,22 +76,22 @@ def both(request: pytest.FixtureRequest, engines: Mapping[Variant, Future[Served
 
 
 def of_ranks(served: Served) -> list[Mapping[str, Any]]:
-    found = served.state["specc_testing"]["ranks"]
-    assert len(found) == 2
-    return found
+    by_rank = served.state["specc_testing"]["ranks"]
+    assert len(by_rank) == 2
+    return by_rank
 
 
 def test_texts_of_ranks_are_those_without_speculation(both: Served, plain: Served) -> None:
     compared = 0
     for number, request in enumerate(both.requests[:BEGINNING]):
-        mine, whole = both.outputs[number], plain.outputs[number]
+        output, whole = both.outputs[number], plain.outputs[number]
         if not is_greedy(dict(request)):
             continue
-        if mine["finish_reason"]["type"] == "abort":  # SGLang does not cut the last step where the text would end
+        if output["finish_reason"]["type"] == "abort":  # SGLang does not cut the last step where the text would end
             tokens = len(whole["token_ids"])
-            assert mine["token_ids"][:tokens] == whole["token_ids"][: len(mine["token_ids"])], number
+            assert output["token_ids"][:tokens] == whole["token_ids"][: len(output["token_ids"])], number
         else:
-            assert (mine["token_ids"], mine["text"]) == (whole["token_ids"], whole["text"]), number
+            assert (output["token_ids"], output["text"]) == (whole["token_ids"], whole["text"]), number
         compared += 1
     assert compared > 40
 
@@ -155,9 +155,9 @@ def test_log_probabilities_are_those_without_speculation(both: Served, plain: Se
     asked = [number for number in range(SILENT, BEGINNING) if both.requests[number].get("logprobs")]
     assert len(asked) > 1
     for number in asked:
-        mine, expected = (served.outputs[number]["logprobs"] for served in (both, plain))
-        assert [token for _, token in mine] == both.outputs[number]["token_ids"]
-        assert [value for value, _ in mine] == pytest.approx([value for value, _ in expected], abs=1e-3), number
+        logprobs, expected = (served.outputs[number]["logprobs"] for served in (both, plain))
+        assert [token for _, token in logprobs] == both.outputs[number]["token_ids"]
+        assert [value for value, _ in logprobs] == pytest.approx([value for value, _ in expected], abs=1e-3), number
 
 
 def test_slots_of_ranks_are_free_or_cached_at_the_end(both: Served) -> None:

@@ -13,7 +13,7 @@ from sglang_files import ENVIRONMENT, HERE, PYTHON
 
 
 @pytest.fixture(scope="module")
-def found() -> dict[str, Any]:
+def reads() -> dict[str, Any]:
     variables = os.environ | ENVIRONMENT.variables | {"TRITON_INTERPRET": "1"}
     variables.pop("PYTHONPATH", None)
     done = subprocess.run(
@@ -24,8 +24,8 @@ def found() -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("kind", [*KINDS])
-def test_forwards_read_their_keys(kind: str, found: dict[str, Any]) -> None:
-    kept, steps = found[kind]
+def test_forwards_read_their_keys(kind: str, reads: dict[str, Any]) -> None:
+    kept, steps = reads[kind]
     assert kept, "what SGLang's graphs read has been replaced"
     more = {f"draft {step}": step + 1 for step in range(STEPS - 1)} | {"verify": NODES, "extend": STEPS + 1}
     for place, (lengths, step) in enumerate(zip(BATCHES, steps, strict=True)):
@@ -33,5 +33,5 @@ def test_forwards_read_their_keys(kind: str, found: dict[str, Any]) -> None:
         for forward, (keys, pages) in step.items():
             assert keys == [length + more[forward] for length in lengths]
             for row, (count, table) in enumerate(zip(keys, pages, strict=True), place + 1):
-                wanted = [found["slots"][row][at] // PAGE for at in range(0, count, PAGE)]
+                wanted = [reads["slots"][row][at] // PAGE for at in range(0, count, PAGE)]
                 assert table[: len(wanted)] == wanted

@@ -39,8 +39,8 @@ def test_without_a_fallback(models: Path, tmp_path: Path) -> None:
     wheel, settings = build_program(engine, tmp_path / "wheel"), {"SPECC_FALLBACK": "refuse"}
     served = serve(engine, requests, tmp_path / "program", wheel=wheel, settings=settings)
     plain = serve(roomy(Variant(), models), requests[: len(PROMPTS)], tmp_path / "plain")
-    for mine, expected in zip(served.outputs, plain.outputs, strict=False):
-        assert mine["token_ids"] == expected["token_ids"]
+    for answer, expected in zip(served.outputs, plain.outputs, strict=False):
+        assert answer["token_ids"] == expected["token_ids"]
     assert served.state["specc"]["served"] > 0
     assert served.state["specc"]["left"] == {}
     for what, output in zip(odd, served.outputs[len(PROMPTS) :], strict=True):
@@ -54,7 +54,7 @@ def test_scores_that_are_no_numbers_end_their_request_alone(models: Path, tmp_pa
     clean = serve(engine, [*map(greedy, PROMPTS)], tmp_path / "clean", wheel=wheel)
     tokens = [set(output["token_ids"]) for output in clean.outputs]
     spoiled = clean.outputs[0]["token_ids"]
-    token = next(one for one in spoiled[4:] if one not in tokens[1] | tokens[2])
+    token = next(candidate for candidate in spoiled[4:] if candidate not in tokens[1] | tokens[2])
     served = serve(
         engine, [*map(greedy, PROMPTS)], tmp_path / "nan", wheel=wheel, settings={"SPECC_TEST_NAN": str(token)}
     )
@@ -62,8 +62,8 @@ def test_scores_that_are_no_numbers_end_their_request_alone(models: Path, tmp_pa
     assert ended["type"] == "abort"
     assert "NaN" in ended["message"]
     assert "health word" in ended["message"]
-    for mine, expected in zip(served.outputs[1:], clean.outputs[1:], strict=True):
-        assert mine["token_ids"] == expected["token_ids"]
+    for answer, expected in zip(served.outputs[1:], clean.outputs[1:], strict=True):
+        assert answer["token_ids"] == expected["token_ids"]
 
 
 def test_a_program_that_does_not_fit(models: Path, tmp_path: Path) -> None:

@@ -34,10 +34,10 @@ def parsed(words: list[str]) -> Any:
     serve.add_argument("model_tag", nargs="?")
     serve.add_argument("--port")
     serve.add_argument("--config")
-    found = AsyncEngineArgs.add_cli_args(serve) and parser.parse_args(["serve", *words])
-    if found.model_tag is not None:
-        found.model = found.model_tag
-    return found
+    arguments = AsyncEngineArgs.add_cli_args(serve) and parser.parse_args(["serve", *words])
+    if arguments.model_tag is not None:
+        arguments.model = arguments.model_tag
+    return arguments
 
 
 def answer(words: list[str], gpu: str) -> dict[str, Any]:
@@ -72,29 +72,32 @@ def answer(words: list[str], gpu: str) -> dict[str, Any]:
 
 def first_choices() -> dict[str, str]:
     """VLLM's first choices of attention in bfloat16, by GPU and layout of the KV cache."""
-    found: dict[str, str] = {}
+    choices: dict[str, str] = {}
     for gpu in MEMORY_GIB:
         Gpu.arch = gpu
         for mla in (False, True):
-            names = [one.name for one in cuda._get_backend_priorities(mla, Gpu.get_device_capability(), num_heads=128)]
-            found[f"{gpu} {'mla' if mla else 'mha'}"] = names[0]
-    return found
+            names = [
+                backend.name
+                for backend in cuda._get_backend_priorities(mla, Gpu.get_device_capability(), num_heads=128)
+            ]
+            choices[f"{gpu} {'mla' if mla else 'mha'}"] = names[0]
+    return choices
 
 
 def main() -> None:
     """Read a job, answer it, write what came out; what vLLM refuses has its message instead."""
     job, out = (Path(name) for name in sys.argv[1:])
-    found: list[dict[str, Any]] = []
-    for one in json.loads(job.read_text()):
+    answers: list[dict[str, Any]] = []
+    for case in json.loads(job.read_text()):
         os.environ.pop("VLLM_USE_V2_MODEL_RUNNER", None)
-        os.environ.update(one["environment"])
+        os.environ.update(case["environment"])
         try:
-            found.append(answer(one["words"], one["gpu"]))
+            answers.append(answer(case["words"], case["gpu"]))
         except (Exception, SystemExit) as error:  # vLLM raises anything, and its parser ends the process
             if os.environ.get("RAISE"):
                 raise
-            found.append({"error": f"{type(error).__name__}: {str(error)[:2000]}"})
-    out.write_text(json.dumps({"answers": found, "backends": first_choices()}))
+            answers.append({"error": f"{type(error).__name__}: {str(error)[:2000]}"})
+    out.write_text(json.dumps({"answers": answers, "backends": first_choices()}))
 
 
 if __name__ == "__main__":

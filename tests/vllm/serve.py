@@ -68,8 +68,12 @@ class Job:
 
     def is_due(self, number: int) -> bool:
         """Whether a request may arrive."""
-        other, tokens = self.requests[number].get("after", (None, 0))
-        return other is None or self.answers[other]["finish_reason"] or len(self.answers[other]["token_ids"]) >= tokens
+        predecessor, tokens = self.requests[number].get("after", (None, 0))
+        return (
+            predecessor is None
+            or self.answers[predecessor]["finish_reason"]
+            or len(self.answers[predecessor]["token_ids"]) >= tokens
+        )
 
     def add(self, number: int) -> None:
         """Hand a request over."""
@@ -95,7 +99,8 @@ class Job:
             pairs = zip(text.token_ids, text.logprobs, strict=True)
             answer["logprobs"] = [values[token].logprob for token, values in pairs]
             answer["best"] = [
-                sorted((token, one.rank, one.logprob) for token, one in place.items()) for place in text.logprobs
+                sorted((token, logprob.rank, logprob.logprob) for token, logprob in place.items())
+                for place in text.logprobs
             ]
         if not output.finished and len(text.token_ids) >= self.requests[number].get("abort_after", float("inf")):
             answer["finish_reason"] = "abort"

@@ -88,8 +88,8 @@ def test_logprobs_are_those_without_speculation(variant: Variant, served: Served
     asked = [number for number, request, _ in determined(served) if "logprobs" in request["sampling"]]
     assert asked
     for number in asked:
-        mine, expected = (run.outputs[number]["logprobs"] for run in (served, plain))
-        assert mine == pytest.approx(expected, abs=1e-3), number
+        logprobs, expected = (run.outputs[number]["logprobs"] for run in (served, plain))
+        assert logprobs == pytest.approx(expected, abs=1e-3), number
 
 
 @speculating
@@ -144,9 +144,9 @@ def test_the_program_accepts_what_vllms_own_step_does(
 ) -> None:
     """At every verification of every request; so what they sample, in steps that are left to vLLM, is equal, too."""
     own = running[variant.own].result()
-    for number, (mine, theirs) in enumerate(zip(served.outputs, own.outputs, strict=True)):
-        assert mine.get("accepted") == theirs.get("accepted"), number
-        assert mine["token_ids"] == theirs["token_ids"], number
+    for number, (output, expected) in enumerate(zip(served.outputs, own.outputs, strict=True)):
+        assert output.get("accepted") == expected.get("accepted"), number
+        assert output["token_ids"] == expected["token_ids"], number
 
 
 CARELESS = """
@@ -175,7 +175,7 @@ def test_a_write_into_a_block_of_nobody_fails_the_job(models: Path, tmp_path: Pa
 
 @pytest.mark.skipif(ON_GPU, reason="what a server is compared with is the same on a CPU")
 @pytest.mark.parametrize(
-    ("engine", "said"),
+    ("engine", "message"),
     [
         (PLAIN, "this server has no step that a program runs"),
         (Variant("eagle", "eagle"), "the program is of STANDALONE, the server's method is eagle"),
@@ -183,13 +183,13 @@ def test_a_write_into_a_block_of_nobody_fails_the_job(models: Path, tmp_path: Pa
     ids=str,
 )
 def test_a_server_that_a_program_must_run_in_and_cannot_ends(
-    engine: Variant, said: str, models: Path, tmp_path: Path
+    engine: Variant, message: str, models: Path, tmp_path: Path
 ) -> None:
     wheel = build_program(Variant("draft_model", "standalone", program=True), models, tmp_path / "wheel")
     job = engine.engine(models), [greedy([5, 6, 7], 4)]
-    with pytest.raises(RuntimeError, match=said):
+    with pytest.raises(RuntimeError, match=message):
         serve(*job, tmp_path / "must", wheel=wheel)
     if engine != PLAIN:
         served = serve(*job, tmp_path / "may", wheel=wheel, settings={"SPECC_PROGRAM": ""})
-        assert said in served.log
+        assert message in served.log
         assert served.counts is None

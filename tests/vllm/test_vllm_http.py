@@ -88,7 +88,7 @@ def test_a_crowd_has_the_texts_of_the_target_and_leaves_nothing_behind(server: S
     assert wrong(answers) == []
     wait(server)
     assert server.metric("vllm:kv_cache_usage_perc") == 0
-    stayed = sum(one.tokens for one in answers)
+    stayed = sum(answer.tokens for answer in answers)
     assert stayed < server.metric("vllm:generation_tokens_total") < stayed + LEAVING * TO_LEAVE / 2
     assert server.metric("specc:program_active", program=PROGRAM) == 1
     ours, left, prefills = steps(server)
@@ -107,23 +107,23 @@ def test_a_client_alone_is_the_program_s(server: Server) -> None:
 
 def test_the_benchmark_of_two_servers_that_are_one(server: Server, tmp_path: Path) -> None:
     """Both sides are this server: what is the same is found to be, and that a program ran on the other side is told."""
-    told = bench(tmp_path, "--url", server.url, "--against", server.url)
-    assert told["program"] == PROGRAM and told["engines"] == ["vllm", "vllm"]
-    assert told["texts"] == {"compared": 4, "near_ties": 0, "equal": 4}
-    assert [one["code"] for one in told["warnings"]] == ["serve/program-idle"]
-    [one] = told["batches"]
-    assert one["program"]["program_steps"] > 0 and one["other"]["program_steps"] > 0
-    assert one["program"]["tokens"] == one["other"]["tokens"] > 100
-    assert one["program"]["accept_length"] == pytest.approx(one["other"]["accept_length"], rel=0.05)
-    assert len(one["program"]["by_position"]) == NUM_STEPS and 1.5 < one["program"]["accept_length"] < 4
+    report = bench(tmp_path, "--url", server.url, "--against", server.url)
+    assert report["program"] == PROGRAM and report["engines"] == ["vllm", "vllm"]
+    assert report["texts"] == {"compared": 4, "near_ties": 0, "equal": 4}
+    assert [warning["code"] for warning in report["warnings"]] == ["serve/program-idle"]
+    [batch] = report["batches"]
+    assert batch["program"]["program_steps"] > 0 and batch["other"]["program_steps"] > 0
+    assert batch["program"]["tokens"] == batch["other"]["tokens"] > 100
+    assert batch["program"]["accept_length"] == pytest.approx(batch["other"]["accept_length"], rel=0.05)
+    assert len(batch["program"]["by_position"]) == NUM_STEPS and 1.5 < batch["program"]["accept_length"] < 4
 
 
 def test_the_benchmark_starts_servers(start: Start, tmp_path: Path) -> None:
     """By the server's own command line: one with the program, then one in which the variable says that none runs."""
-    told = bench(tmp_path, "--", *start.words)
-    assert told["how"] == "apart" and told["program"] == PROGRAM and told["warnings"] == []
-    assert told["texts"] == {"compared": 4, "near_ties": 0, "equal": 4}
-    [one] = told["batches"]
-    assert one["program"]["program_steps"] > 0 and one["other"]["program_steps"] is None
-    assert one["program"]["tokens"] == one["other"]["tokens"] > 100
-    assert one["program"]["accept_length"] == pytest.approx(one["other"]["accept_length"], rel=0.05)
+    report = bench(tmp_path, "--", *start.words)
+    assert report["how"] == "apart" and report["program"] == PROGRAM and report["warnings"] == []
+    assert report["texts"] == {"compared": 4, "near_ties": 0, "equal": 4}
+    [batch] = report["batches"]
+    assert batch["program"]["program_steps"] > 0 and batch["other"]["program_steps"] is None
+    assert batch["program"]["tokens"] == batch["other"]["tokens"] > 100
+    assert batch["program"]["accept_length"] == pytest.approx(batch["other"]["accept_length"], rel=0.05)

@@ -112,11 +112,11 @@ def answers(published: Path, tmp_path_factory: pytest.TempPathFactory) -> Mappin
         check=True,
         timeout=570,
     )
-    found = json.loads(out.read_text())
-    return {"backends": found["backends"], **dict(zip(CASES, found["answers"], strict=True))}
+    resolved = json.loads(out.read_text())
+    return {"backends": resolved["backends"], **dict(zip(CASES, resolved["answers"], strict=True))}
 
 
-def mine(name: str, gpu: str, published: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[Started, Arguments]:
+def settings_of(name: str, gpu: str, published: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[Started, Arguments]:
     """The server of a command line, by `check`."""
     monkeypatch.chdir(published)
     arguments = parse([COMMANDS[name]])
@@ -127,24 +127,27 @@ def mine(name: str, gpu: str, published: Path, monkeypatch: pytest.MonkeyPatch) 
 def test_the_server_is_vllms(
     name: str, gpu: str, published: Path, answers: Mapping[Any, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    theirs = answers[name, gpu]
-    assert "error" not in theirs, theirs
-    found, arguments = mine(name, gpu, published, monkeypatch)
-    assert found.runner.value == theirs["runner"]
-    assert (found.drafting.method.value, found.drafting.num_steps.value) == (theirs["method"], theirs["num_steps"])
-    assert found.max_requests.value == theirs["max_requests"]
-    assert found.dtype.value == theirs["dtype"]
-    assert found.longest is not None and found.longest.value == theirs["longest"]
-    width = int(found.drafting.num_steps.value) + 1
-    largest = theirs["largest_graph"] // width if theirs["largest_graph"] else 256
-    assert found.buckets[0][-1] == min(theirs["max_requests"], largest)
-    if theirs["written_block"] is not None:
-        assert found.page_size.value == theirs["written_block"]
-    if theirs["method"].startswith("ngram"):
-        assert [found.drafting.longest, found.drafting.shortest] == theirs["lookups"]
-    assert ("recurrent_state" in found.models["target"][1].facts) == theirs["hybrid"]
-    assert sorted(refusal.about for refusal in refusals(found.facts)) == theirs["refusals"]
-    assert len(arguments.findings.errors) == len(theirs["refusals"])
+    resolved = answers[name, gpu]
+    assert "error" not in resolved, resolved
+    settings, arguments = settings_of(name, gpu, published, monkeypatch)
+    assert settings.runner.value == resolved["runner"]
+    assert (settings.drafting.method.value, settings.drafting.num_steps.value) == (
+        resolved["method"],
+        resolved["num_steps"],
+    )
+    assert settings.max_requests.value == resolved["max_requests"]
+    assert settings.dtype.value == resolved["dtype"]
+    assert settings.longest is not None and settings.longest.value == resolved["longest"]
+    width = int(settings.drafting.num_steps.value) + 1
+    largest = resolved["largest_graph"] // width if resolved["largest_graph"] else 256
+    assert settings.buckets[0][-1] == min(resolved["max_requests"], largest)
+    if resolved["written_block"] is not None:
+        assert settings.page_size.value == resolved["written_block"]
+    if resolved["method"].startswith("ngram"):
+        assert [settings.drafting.longest, settings.drafting.shortest] == resolved["lookups"]
+    assert ("recurrent_state" in settings.models["target"][1].facts) == resolved["hybrid"]
+    assert sorted(refusal.about for refusal in refusals(settings.facts)) == resolved["refusals"]
+    assert len(arguments.findings.errors) == len(resolved["refusals"])
 
 
 @pytest.mark.parametrize("name", COMMANDS)
@@ -152,15 +155,15 @@ def test_what_is_served_has_a_program(
     name: str, published: Path, answers: Mapping[Any, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its configuration passes all checks, and has vLLM's method; of all others there is none."""
-    found, arguments = mine(name, "sm_90", published, monkeypatch)
+    settings, arguments = settings_of(name, "sm_90", published, monkeypatch)
     wanted = Wanted(verify="target_only", sampling="top_k, top_p")
     if answers[name, "sm_90"]["refusals"]:
         with pytest.raises(DiagnosticError):
-            configuration(arguments, found, wanted)
+            configuration(arguments, settings, wanted)
         return
-    loaded = load_text(configuration(arguments, found, wanted), Path("vllm.yaml"), names(), needs)
+    loaded = load_text(configuration(arguments, settings, wanted), Path("vllm.yaml"), names(), needs)
     check_config(loaded)
-    assert found.drafting.method.value in METHODS[loaded.config.algorithm]
+    assert settings.drafting.method.value in METHODS[loaded.config.algorithm]
 
 
 def test_some_are_served_and_some_are_not(answers: Mapping[Any, Any]) -> None:
@@ -174,6 +177,6 @@ def test_the_first_choice_of_attention(answers: Mapping[Any, Any]) -> None:
     """In bfloat16 it is the first one of vLLM's list that the GPU has: FLASH_ATTN_MLA is Hopper's alone."""
     for case, backend in answers["backends"].items():
         gpu, cache = case.split()
-        found = attention(gpu, cache, "bfloat16", "LlamaForCausalLM", small_cache=False)
+        chosen = attention(gpu, cache, "bfloat16", "LlamaForCausalLM", small_cache=False)
         expected = "TRITON_MLA" if backend == "FLASH_ATTN_MLA" and gpu != "sm_90" else backend
-        assert found == expected, case
+        assert chosen == expected, case

@@ -51,7 +51,7 @@ class Pair(NamedTuple):
 
     kinds: list[str]
     own: Served
-    mine: Served
+    program: Served
 
 
 ENGINES = [
@@ -93,20 +93,20 @@ def request(tokenize: Any, number: int, kind: dict[str, Any]) -> dict[str, Any]:
 
 
 def test_texts_are_those_of_vllms_own_step(pair: Pair) -> None:
-    for kind, mine, own in zip(pair.kinds, pair.mine.outputs, pair.own.outputs, strict=True):
-        assert mine["token_ids"] == own["token_ids"], kind
-        assert mine["finish_reason"] == own["finish_reason"], kind
-        assert mine.get("accepted") == own.get("accepted"), kind
+    for kind, output, own in zip(pair.kinds, pair.program.outputs, pair.own.outputs, strict=True):
+        assert output["token_ids"] == own["token_ids"], kind
+        assert output["finish_reason"] == own["finish_reason"], kind
+        assert output.get("accepted") == own.get("accepted"), kind
 
 
 def test_log_probabilities_are_those_of_vllms_own_step(pair: Pair) -> None:
     """With the tokens that come with each, and their ranks."""
     compared = 0
-    for kind, mine, own in zip(pair.kinds, pair.mine.outputs, pair.own.outputs, strict=True):
-        assert ("best" in mine) == ("best" in own), kind
-        for here, there in zip(mine.get("best", []), own.get("best", []), strict=True):
-            assert [one[:2] for one in here] == [one[:2] for one in there], kind
-            assert [one[2] for one in here] == pytest.approx([one[2] for one in there], abs=1e-4), kind
+    for kind, output, own in zip(pair.kinds, pair.program.outputs, pair.own.outputs, strict=True):
+        assert ("best" in output) == ("best" in own), kind
+        for here, there in zip(output.get("best", []), own.get("best", []), strict=True):
+            assert [logprob[:2] for logprob in here] == [logprob[:2] for logprob in there], kind
+            assert [logprob[2] for logprob in here] == pytest.approx([logprob[2] for logprob in there], abs=1e-4), kind
             compared += 1
     assert compared > 4 * TOKENS
 
@@ -114,15 +114,15 @@ def test_log_probabilities_are_those_of_vllms_own_step(pair: Pair) -> None:
 def test_texts_obey_grammars(pair: Pair) -> None:
     tokenize = AutoTokenizer.from_pretrained(EXAMPLES / "target")
     choices = RESTRICTED["choice"]["structured_outputs"]["choice"]
-    texts = [tokenize.decode(one["token_ids"], skip_special_tokens=True) for one in pair.mine.outputs]
-    found = {kind: text for kind, text in zip(pair.kinds, texts, strict=True) if kind in RESTRICTED}
-    assert found.keys() == RESTRICTED.keys()
-    assert found["choice"] in choices
-    assert found["json"].startswith("{")
+    texts = [tokenize.decode(output["token_ids"], skip_special_tokens=True) for output in pair.program.outputs]
+    by_kind = {kind: text for kind, text in zip(pair.kinds, texts, strict=True) if kind in RESTRICTED}
+    assert by_kind.keys() == RESTRICTED.keys()
+    assert by_kind["choice"] in choices
+    assert by_kind["json"].startswith("{")
 
 
 def test_the_program_ran_them(pair: Pair) -> None:
-    counts = pair.mine.counts
+    counts = pair.program.counts
     assert counts is not None
     left = counts["vllm_steps"]
     assert {*left} == {"a prefill in the batch", ORDER if "repetition" in pair.kinds else PROCESSED}

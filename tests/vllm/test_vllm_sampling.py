@@ -54,10 +54,12 @@ def requests() -> list[dict[str, Any]]:
     """See `serve.py`: each wave arrives when the last one's last request has its tokens; then those of `LEFT`."""
     kinds = list(KINDS)
     made = [asked(kinds[number % len(kinds)], number // WAVE) for number in range(WAVE * WAVES)]
-    left = [{"prompt": prompt(), "sampling": {"max_tokens": 12, "ignore_eos": True, **one}} for one in LEFT.values()]
-    for one in left:
-        one["after"] = [len(made) - 1, TOKENS]
-        made.append(one)
+    left = [
+        {"prompt": prompt(), "sampling": {"max_tokens": 12, "ignore_eos": True, **request}} for request in LEFT.values()
+    ]
+    for request in left:
+        request["after"] = [len(made) - 1, TOKENS]
+        made.append(request)
     return made
 
 
@@ -98,14 +100,14 @@ def expected(kind: str) -> Texts:
 
 def test_texts_are_distributed_as_those_that_transformers_draws(drawn: Served) -> None:
     """All kinds in the same batches; the first token is vLLM's, which prefills."""
-    found = {kind: surprise((texts(drawn, kind), expected(kind))) for kind in KINDS if kind != "greedy"}
-    assert min(found.values()) > IMPROBABLE, found
+    surprises = {kind: surprise((texts(drawn, kind), expected(kind))) for kind in KINDS if kind != "greedy"}
+    assert min(surprises.values()) > IMPROBABLE, surprises
 
 
 def test_what_is_drawn_depends_on_how(drawn: Served) -> None:
     """The comparison tells the kinds apart."""
-    other = surprise((texts(drawn, "temperature"), expected("filters")))
-    assert other < IMPROBABLE
+    across_kinds = surprise((texts(drawn, "temperature"), expected("filters")))
+    assert across_kinds < IMPROBABLE
 
 
 def test_greedy_requests_in_the_same_batches_are_greedy(drawn: Served) -> None:

@@ -82,32 +82,32 @@ def greedy_ones(served: Served) -> list[int]:
 
 @both
 def test_texts_are_those_without_speculation_on_one_rank(ranked: Variant, engines: Any) -> None:
-    mine, plain = engines[ranked].result(), engines[PLAIN].result()
-    numbers = greedy_ones(mine)
+    program_run, plain = engines[ranked].result(), engines[PLAIN].result()
+    numbers = greedy_ones(program_run)
     assert len(numbers) > STREAM / 2
     for number in numbers:
-        assert mine.outputs[number]["token_ids"] == plain.outputs[number]["token_ids"], number
+        assert program_run.outputs[number]["token_ids"] == plain.outputs[number]["token_ids"], number
 
 
 @both
 def test_accepted_lengths_are_those_of_vllms_own_step_on_two_ranks(ranked: Variant, engines: Any) -> None:
     """At every verification."""
-    mine, theirs = engines[ranked].result(), engines[own(ranked)].result()
-    assert theirs.counts is None
+    program_run, own_run = engines[ranked].result(), engines[own(ranked)].result()
+    assert own_run.counts is None
     lengths = list[int]()
-    for number in greedy_ones(mine):
-        assert mine.outputs[number]["token_ids"] == theirs.outputs[number]["token_ids"], number
-        assert mine.outputs[number].get("accepted") == theirs.outputs[number].get("accepted"), number
-        lengths += mine.outputs[number].get("accepted", [])
+    for number in greedy_ones(program_run):
+        assert program_run.outputs[number]["token_ids"] == own_run.outputs[number]["token_ids"], number
+        assert program_run.outputs[number].get("accepted") == own_run.outputs[number].get("accepted"), number
+        lengths += program_run.outputs[number].get("accepted", [])
     assert sum(lengths) > 1.3 * len(lengths) > 50
 
 
 @pytest.mark.parametrize("ranked", [HEAD], ids=str)
 def test_texts_that_are_drawn_are_those_of_one_rank(ranked: Variant, engines: Any) -> None:
     """From the same seeds, whatever a sum over ranks is rounded to; how they are distributed is tested on one rank."""
-    mine, alone = (engines[one].result() for one in (ranked, replace(ranked, ranks=1)))
+    together, alone = (engines[variant].result() for variant in (ranked, replace(ranked, ranks=1)))
     places = range(STREAM, STREAM + len(DRAWN))
-    texts = [[served.outputs[place]["token_ids"] for place in places] for served in (mine, alone)]
+    texts = [[served.outputs[place]["token_ids"] for place in places] for served in (together, alone)]
     assert texts[0] == texts[1]
     assert len({tuple(text) for text in texts[0]}) == len(DRAWN)
     assert all(len(text) == TOKENS for text in texts[0])
@@ -116,15 +116,15 @@ def test_texts_that_are_drawn_are_those_of_one_rank(ranked: Variant, engines: An
 @both
 def test_the_program_ran_on_both_ranks(ranked: Variant, engines: Any) -> None:
     """One rank counts. That drafts, tokens, lengths and seeds of ranks are alike is looked at after every step."""
-    mine = engines[ranked].result()
-    assert mine.counts is not None
-    assert mine.counts["program_steps"] > mine.seen["steps"] / 3
-    assert len(mine.seen["speculators"]) == 2
-    assert len({*mine.seen["speculators"]}) == 1
-    assert mine.seen["speculators"][0].endswith("Drafts")
-    assert mine.log.count("runs the decode steps") == 1
-    assert mine.seen["mixed"] > 0
-    assert mine.seen["free_blocks"] == mine.seen["num_blocks"] - 1
+    program_run = engines[ranked].result()
+    assert program_run.counts is not None
+    assert program_run.counts["program_steps"] > program_run.seen["steps"] / 3
+    assert len(program_run.seen["speculators"]) == 2
+    assert len({*program_run.seen["speculators"]}) == 1
+    assert program_run.seen["speculators"][0].endswith("Drafts")
+    assert program_run.log.count("runs the decode steps") == 1
+    assert program_run.seen["mixed"] > 0
+    assert program_run.seen["free_blocks"] == program_run.seen["num_blocks"] - 1
 
 
 DRIFTING = """
@@ -177,7 +177,7 @@ UNBOUND = """programs[:] = [one for one in programs if one.__name__ == PROGRAMS[
 
 
 @pytest.mark.parametrize(
-    ("odd", "said"),
+    ("odd", "difference"),
     [
         (ANOTHER, r"the program is specc_program_served \S+ on rank 0, specc_program_other \S+ on rank 1"),
         (NONE, r"the program is specc_program_served \S+ on rank 0, None on rank 1"),
@@ -185,7 +185,7 @@ UNBOUND = """programs[:] = [one for one in programs if one.__name__ == PROGRAMS[
     ],
     ids=["another", "none", "unbound"],
 )
-def test_ranks_that_would_run_other_steps_run_vllms(odd: str, said: str, models: Path, tmp_path: Path) -> None:
+def test_ranks_that_would_run_other_steps_run_vllms(odd: str, difference: str, models: Path, tmp_path: Path) -> None:
     """On all ranks, and the log says why, once."""
     variant = Variant("eagle", "eagle", program=True, ranks=2)
     wheels = [build_program(same_program(variant), models, tmp_path / "served")]
@@ -195,6 +195,6 @@ def test_ranks_that_would_run_other_steps_run_vllms(odd: str, said: str, models:
     served = serve(*job, wheel=wheel, settings={"SPECC_PROGRAM": ""})
     lines = [line for line in served.log.splitlines() if "ranks would not run the same steps" in line]
     (line,) = lines
-    assert re.search(f"steps: {said}. vLLM's own steps run", line)
+    assert re.search(f"steps: {difference}. vLLM's own steps run", line)
     assert served.counts is None
     assert len(served.outputs[0]["accepted"]) > 1

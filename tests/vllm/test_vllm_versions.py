@@ -25,12 +25,12 @@ PROMPTS = ([5, 6, 7], [9, 4, 4, 1, 30])
 
 def test_nothing_is_left_out_of_this_version() -> None:
     """Of a version that is tested nobody is told what it lacks."""
-    said = subprocess.run(
+    result = subprocess.run(
         [str(PYTHON), "-c", LACKING],
         env={**os.environ, **ENVIRONMENT.variables, "PYTHONPATH": f"{ROOT}:{HERE / 'stand_ins'}"},
         capture_output=True, text=True, check=True,
     )  # fmt: skip
-    assert said.stdout.strip() == ""
+    assert result.stdout.strip() == ""
 
 
 @pytest.mark.skipif(ON_GPU, reason="what is compared is the same on a CPU")
@@ -47,11 +47,11 @@ def test_a_changed_vllm_runs_its_own_speculation(models: Path, tmp_path: Path) -
 
     job = variant.engine(models), requests
     served = serve(*job, tmp_path / "may", wheel=wheel, settings=settings("may") | {"SPECC_PROGRAM": ""})
-    said = "LogitBiasState has no use_logit_bias"
-    assert f"RuntimeError: vLLM 0.33.0+cpu: {said}" in served.log
+    reason = "LogitBiasState has no use_logit_bias"
+    assert f"RuntimeError: vLLM 0.33.0+cpu: {reason}" in served.log
     assert served.counts is None
     assert served.seen["speculator"] == "EagleSpeculator"
-    assert [one["token_ids"] for one in served.outputs] == [one["token_ids"] for one in plain.outputs]
-    assert all(max(one["accepted"]) > 1 for one in served.outputs)
-    with pytest.raises(RuntimeError, match=said):
+    assert [output["token_ids"] for output in served.outputs] == [output["token_ids"] for output in plain.outputs]
+    assert all(max(output["accepted"]) > 1 for output in served.outputs)
+    with pytest.raises(RuntimeError, match=reason):
         serve(*job, tmp_path / "must", wheel=wheel, settings=settings("must"))

@@ -62,9 +62,9 @@ def plugin_wheel(code: str, folder: Path, wheels: Sequence[Path] = ()) -> Path:
     made = folder / (wheels[0].name if wheels else "specc_program_plugin-0.1.0-py3-none-any.whl")
     with ZipFile(made, "w") as archive:
         for wheel in wheels:
-            with ZipFile(wheel) as one:
-                for name in one.namelist():
-                    archive.writestr(name, one.read(name))
+            with ZipFile(wheel) as source:
+                for name in source.namelist():
+                    archive.writestr(name, source.read(name))
         about = "specc_program_plugin-0.1.0.dist-info"
         archive.writestr("specc_program_plugin.py", code)
         archive.writestr(f"{about}/METADATA", "Metadata-Version: 2.1\nName: specc-program-plugin\nVersion: 0.1.0\n")

@@ -66,8 +66,8 @@ class Variant:
     def __str__(self) -> str:
         """For the names of tests and files."""
         drafts = self.draft or self.method or "plain"
-        said = {"half": self.half, "ahead": self.ahead, "unwatched": not self.canaries, "program": self.program}
-        words = [drafts, *(word for word, so in said.items() if so)]
+        options = {"half": self.half, "ahead": self.ahead, "unwatched": not self.canaries, "program": self.program}
+        words = [drafts, *(word for word, so in options.items() if so)]
         words += [f"capture_{self.capture}"] if self.capture else []
         words += [f"blocks_{self.block}"] if self.block != BLOCK else []
         return "-".join([*words, f"ranks_{self.ranks}"] if self.ranks > 1 else words)
@@ -129,5 +129,5 @@ def serve(
     """
     script = (str(PYTHON), str(HERE / "serve.py"))
     job = {"device": DEVICE, "canaries": canaries, "engine": dict(engine), "requests": list(requests)}
-    answer, said = run_job(script, job, folder, wheel=wheel, settings=settings, limit_s=LIMIT_S)
-    return Served(requests, answer["outputs"], answer["seen"], said, answer["counts"])
+    answer, log = run_job(script, job, folder, wheel=wheel, settings=settings, limit_s=LIMIT_S)
+    return Served(requests, answer["outputs"], answer["seen"], log, answer["counts"])

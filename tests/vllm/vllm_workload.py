@@ -27,7 +27,7 @@ def workload(tokenize: Tokenize, seed: int) -> list[dict[str, Any]]:
     does.
     """
     draw = random.Random(seed)
-    made = [one(draw, tokenize, number) for number in range(STREAM)]
+    made = [streamed(draw, tokenize, number) for number in range(STREAM)]
     begin = {"after": [STREAM - 1, 1]}
     made += [greedy(prompt(draw, tokenize, 1), draw.randint(60, 80)) | begin for _ in range(BURST)]
     full = [greedy(prompt(draw, tokenize, 8, MODEL_LEN - missing), None) for missing in FULL]
@@ -41,15 +41,15 @@ def workloads(tokenize: Tokenize, seeds: Iterable[int]) -> list[dict[str, Any]]:
         begin = len(made)
         for request in workload(tokenize, seed):
             if "after" in request:
-                other, tokens = request["after"]
-                request["after"] = [begin + other, tokens]
+                predecessor, tokens = request["after"]
+                request["after"] = [begin + predecessor, tokens]
             elif begin:
                 request["after"] = [begin - 1, MODEL_LEN]
             made.append(request)
     return made
 
 
-def one(draw: random.Random, tokenize: Tokenize, number: int) -> dict[str, Any]:
+def streamed(draw: random.Random, tokenize: Tokenize, number: int) -> dict[str, Any]:
     """One request of the stream: every third is not just greedy."""
     request = greedy(prompt(draw, tokenize, draw.choice((1, 1, 2, 3))), draw.choice((1, 2, draw.randint(8, 24))))
     sampling = request["sampling"]

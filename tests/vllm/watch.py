@@ -22,7 +22,7 @@ class Watch:
         self.canaries = canaries
         self.scheduler = core.scheduler
         self.pool = self.scheduler.kv_cache_manager.block_pool
-        self.ranks = [dict(one) for one in self.ask("watched_begin", self.pool.num_gpu_blocks)]
+        self.ranks = [dict(rank) for rank in self.ask("watched_begin", self.pool.num_gpu_blocks)]
         self.accepted: dict[str, list[int]] = defaultdict(list)
         """Tokens that each verification of a request took, the bonus included, by the engine's name of the request."""
         self.counts = Counter(dict.fromkeys(COUNTED, 0))
@@ -39,9 +39,9 @@ class Watch:
 
     def same(self, method: str, *given: Any) -> Any:
         """The same, which all ranks answer alike. SystemExit where they do not."""
-        first, *others = found = self.ask(method, *given)
-        if any(one != first for one in others):
-            raise SystemExit(f"{method} of ranks: {found}")
+        first, *others = answers = self.ask(method, *given)
+        if any(answer != first for answer in others):
+            raise SystemExit(f"{method} of ranks: {answers}")
         return first
 
     def schedule(self, *given: Any, **named: Any) -> Any:
@@ -73,7 +73,7 @@ class Watch:
 
     def compare(self) -> None:
         """The pattern is where it was planted before the last step, and ranks are alike. SystemExit where not."""
-        spoiled = [told for rank in self.ask("watched_spoiled", self.free) for told in rank] if self.free else []
+        spoiled = [problem for rank in self.ask("watched_spoiled", self.free) for problem in rank] if self.free else []
         if spoiled:
             raise SystemExit("; ".join(dict.fromkeys(spoiled)))
         if len(self.ranks) > 1:
@@ -119,7 +119,7 @@ class Watch:
         return {
             **self.counts,
             "graphs": ended[0]["graphs"],
-            "counts": [one["counts"] for one in ended],
+            "counts": [rank["counts"] for rank in ended],
             "batches": {str(size): count for size, count in sorted(self.batches.items())},
             "blocks": sorted(self.blocks),
             "num_blocks": self.pool.num_gpu_blocks,
@@ -127,5 +127,5 @@ class Watch:
             "layers": self.ranks[0]["layers"],
             "async": bool(self.core.async_scheduling),
             "speculator": self.ranks[0]["speculator"],
-            "speculators": [one["speculator"] for one in self.ranks],
+            "speculators": [rank["speculator"] for rank in self.ranks],
         }

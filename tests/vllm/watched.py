@@ -46,12 +46,14 @@ class Watched:
         """In which layers which of these blocks do not hold the pattern any more."""
         if free and torch.cuda.is_available():
             torch.cuda.synchronize()  # whatever stream a step writes on
-        found = {
+        spoiled = {
             layer: [block for block in free if (cache[block] != PATTERN).any()]
             for layer, cache in self.watched_caches.items()
         }
         return [
-            f"{layer}: blocks {blocks} were written, which no request owns" for layer, blocks in found.items() if blocks
+            f"{layer}: blocks {blocks} were written, which no request owns"
+            for layer, blocks in spoiled.items()
+            if blocks
         ]
 
     def watched_rows(self) -> dict[str, Any]:
@@ -66,10 +68,10 @@ class Watched:
         states, sampler = self.model_runner.req_states, self.model_runner.sampler
         rows = sorted(states.req_id_to_index.values())
         tables = (states.last_sampled_tokens, states.num_computed_tokens.gpu, states.draft_tokens)
-        found = hashlib.sha256(sampler.sampling_states.seeds.np[rows].tobytes())
+        digest = hashlib.sha256(sampler.sampling_states.seeds.np[rows].tobytes())
         for table in tables:
-            found.update(table[rows].cpu().numpy().tobytes())
-        return found.hexdigest()
+            digest.update(table[rows].cpu().numpy().tobytes())
+        return digest.hexdigest()
 
     def watched_end(self) -> dict[str, Any]:
         """What was counted, see `counts`."""
@@ -79,36 +81,36 @@ class Watched:
 def by_block(runner: Any, blocks: int) -> dict[str, Tensor]:
     """The KV cache of every layer, target's and draft's, as views whose first dimension is that of the blocks."""
     context = runner.vllm_config.compilation_config.static_forward_context
-    found: dict[str, Tensor] = {}
+    caches: dict[str, Tensor] = {}
     for layer, attention in context.items():
         cache = attention.kv_cache
         [dimension] = [place for place, size in enumerate(cache.shape) if size == blocks]
-        found[layer] = cache.movedim(dimension, 0)
-    return found
+        caches[layer] = cache.movedim(dimension, 0)
+    return caches
 
 
 def samples(name: str) -> list[Any]:
     """Of a metric of this process."""
     from prometheus_client import REGISTRY
 
-    return [one for metric in REGISTRY.collect() for one in metric.samples if one.name == name]
+    return [sample for metric in REGISTRY.collect() for sample in metric.samples if sample.name == name]
 
 
 def steps() -> Counter[tuple[str, str]]:
     """How many steps the program ran and how many it left to vLLM, by who and why, as its metrics have them."""
     counted = samples("specc:decode_steps_total")
-    return Counter({(one.labels["by"], one.labels["reason"]): int(one.value) for one in counted})
+    return Counter({(sample.labels["by"], sample.labels["reason"]): int(sample.value) for sample in counted})
 
 
 def counts(before: Counter[tuple[str, str]]) -> dict[str, Any] | None:
     """The steps since `before`, which vLLM warms up with on a GPU, and what is captured; None without a program."""
     active = samples("specc:program_active")
-    if not any(one.value for one in active):
+    if not any(sample.value for sample in active):
         return None
-    found = steps() - before
-    left = {reason: count for (by, reason), count in found.items() if by != "program"}
-    [captured] = [one.labels["capture"] for one in active if one.value]
-    return {"program_steps": found["program", ""], "vllm_steps": left, "captured": captured}
+    since = steps() - before
+    left = {reason: count for (by, reason), count in since.items() if by != "program"}
+    [captured] = [sample.labels["capture"] for sample in active if sample.value]
+    return {"program_steps": since["program", ""], "vllm_steps": left, "captured": captured}
 
 
 def torch_filters() -> None:

@@ -141,9 +141,9 @@ def plan_attention(_: Any, scheduler: Any, *__: Any, **___: Any) -> None:
             _planned["planned"] += 1
 
         def begin(self, batch: Any) -> None:
-            expected, found = plans.pop(), batch.seq_lens.tolist()
-            if expected != found:
-                raise AssertionError(f"planned for {expected}, run with {found}")
+            expected, given_lengths = plans.pop(), batch.seq_lens.tolist()
+            if expected != given_lengths:
+                raise AssertionError(f"planned for {expected}, run with {given_lengths}")
             _planned["run"] += 1
 
     for backend in attention._backends:
@@ -154,11 +154,11 @@ def spoil(token: int) -> Callable[..., Any]:
     """Have the target score NaN after one token, where it verifies."""
 
     def forward(original: Callable[..., Any], processor: Any, input_ids: Tensor, *given: Any, **named: Any) -> Any:
-        found = original(processor, input_ids, *given, **named)
-        metadata = next(one for one in (*given, *named.values()) if hasattr(one, "forward_mode"))
+        output = original(processor, input_ids, *given, **named)
+        metadata = next(argument for argument in (*given, *named.values()) if hasattr(argument, "forward_mode"))
         if metadata.forward_mode.is_target_verify():
-            found.next_token_logits[input_ids == token] = float("nan")
-        return found
+            output.next_token_logits[input_ids == token] = float("nan")
+        return output
 
     return forward
 
@@ -197,13 +197,13 @@ def note_gather(method: str) -> Callable[..., None]:
 def note_logits(original: Callable[..., Any], processor: Any, *given: Any, **named: Any) -> Any:
     """Count a forward, by whether anything was gathered for its logits."""
     before = _gathers.total()
-    found = original(processor, *given, **named)
-    mode = next(one for one in (*given, *named.values()) if hasattr(one, "forward_mode")).forward_mode
+    output = original(processor, *given, **named)
+    mode = next(argument for argument in (*given, *named.values()) if hasattr(argument, "forward_mode")).forward_mode
     gathered = _gathers.total() > before
     _logits[mode.name if gathered else f"kept {mode.name}"] += 1
     if mode.is_target_verify():
         _verified.append(gathered)
-    return found
+    return output
 
 
 def add_accounting(get_internal_state: Callable[[Any, Any], Any], controller: Any, request: Any) -> Any:
@@ -234,7 +234,7 @@ def accounting(scheduler: Any) -> dict[str, Any]:
         "plans": dict(_planned),
         "prepared": dict(_prepared),
         "pools": [] if worker is None else pools(worker),
-        "ranks": of_ranks({name: list(one.output_ids) for name, one in _requests.items()}, worker),
+        "ranks": of_ranks({name: list(request.output_ids) for name, request in _requests.items()}, worker),
         "worker": None if worker is None else f"{type(worker).__module__}.{type(worker).__qualname__}",
     }
 
@@ -250,7 +250,10 @@ def of_ranks(tokens: dict[str, list[int]], worker: Any) -> list[dict[str, Any]]:
     from sglang.srt.runtime_context import get_parallel
 
     steps = getattr(worker, "steps", None)
-    mine = {"tokens": tokens, "specc": None if steps is None else steps.report()}
-    mine |= {"logits": dict(_logits), "turns": sum(one != other for one, other in pairwise(_verified))}
+    of_rank = {"tokens": tokens, "specc": None if steps is None else steps.report()}
+    of_rank |= {
+        "logits": dict(_logits),
+        "turns": sum(verified != next_verified for verified, next_verified in pairwise(_verified)),
+    }
     group = get_parallel().tp_group
-    return group.all_gather_object(mine) if group.world_size > 1 else [mine]
+    return group.all_gather_object(of_rank) if group.world_size > 1 else [of_rank]

@@ -65,10 +65,16 @@ def small_engine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Ca
         monkeypatch.syspath_prepend(str(tmp_path))
         importlib.invalidate_caches()
         made.add(top)
-        kept.update({one: sys.modules.pop(one) for one in [*sys.modules] if one.split(".")[0] == top})
+        kept.update(
+            {
+                module_name: sys.modules.pop(module_name)
+                for module_name in [*sys.modules]
+                if module_name.split(".")[0] == top
+            }
+        )
         return folder
 
     yield make
-    for one in [one for one in sys.modules if one.split(".")[0] in made]:
-        del sys.modules[one]
+    for module_name in [module_name for module_name in sys.modules if module_name.split(".")[0] in made]:
+        del sys.modules[module_name]
     sys.modules.update(kept)

@@ -40,13 +40,15 @@ def test_steps_are_counted_by_who_ran_them_and_why(engine: str, files: bool, tmp
     if files:
         registry = CollectorRegistry()
         MultiProcessCollector(registry, str(tmp_path))
-        samples = [(one.name, one.labels, one.value) for family in registry.collect() for one in family.samples]
-    found = {
+        samples = [
+            (sample.name, sample.labels, sample.value) for family in registry.collect() for sample in family.samples
+        ]
+    counted = {
         (name, *(labels.get(key, "") for key in ("program", "by", "reason", "version", "capture"))): value
         for name, labels, value in samples
         if name in ("specc:decode_steps_total", "specc:program_active")
     }
-    assert found == {
+    assert counted == {
         ("specc:decode_steps_total", "counted", "program", "", "", ""): 3,
         ("specc:decode_steps_total", "counted", engine.lower(), "sampling", "", ""): 2,
         ("specc:program_active", "counted", "", "", "1+p1", "none"): 0,

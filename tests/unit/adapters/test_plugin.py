@@ -33,25 +33,25 @@ def program(name: str, version: str = "0.1.0+p1") -> Any:
 def test_programs_are_listed_once_and_the_first_replaces(place: ModuleType) -> None:
     replaced: list[list[Any]] = []
     first, second = program("a"), program("b", "0.1.0+p2")
-    for one in (first, second, first):
-        offer(one, "Engine", ("1.2",), "engine_plugins", replaced.append)
+    for offered in (first, second, first):
+        offer(offered, "Engine", ("1.2",), "engine_plugins", replaced.append)
     assert vars(place)["specc_programs"] == [first, second]
     assert replaced == [[first, second]], "the same list, once"
 
 
 @pytest.mark.parametrize(
-    ("tested", "told"),
+    ("tested", "versions"),
     [(("1.1", "1.2"), None), (("1.3",), "1.3"), (("1.20",), "1.20"), (("1.0", "1.1", "1.3"), "1.0, 1.1 and 1.3")],
 )
 def test_a_version_that_is_probed(
-    place: ModuleType, tested: Sequence[str], told: str | None, caplog: pytest.LogCaptureFixture
+    place: ModuleType, tested: Sequence[str], versions: str | None, caplog: pytest.LogCaptureFixture
 ) -> None:
     """One that was tested runs silently, another with a warning, once for all programs."""
     for name in ("a", "b"):
         offer(program(name), "Engine", tested, "engine_plugins", lambda _: None)
     assert len(vars(place)["specc_programs"]) == 2
-    said = f"specc: tested with Engine {told}, this is 1.2+cpu: all that programs must have is there"
-    assert [record.getMessage().startswith(said) for record in caplog.records] == [True] * (told is not None)
+    warning = f"specc: tested with Engine {versions}, this is 1.2+cpu: all that programs must have is there"
+    assert [record.getMessage().startswith(warning) for record in caplog.records] == [True] * (versions is not None)
 
 
 def test_a_version_in_which_something_is_missing(place: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -84,18 +84,18 @@ def test_programs_of_two_speccs_do_not_mix(place: ModuleType) -> None:
 def test_the_one_that_fits_runs(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
     monkeypatch.delenv("SPECC_PROGRAM", raising=False)
     a, b = program("a"), program("b")
-    assert chosen([a, b], "Engine", lambda one: ["num_steps"] if one is a else []) is b
-    assert chosen([a], "Engine", lambda one: ["num_steps is 3", "page_size is 1"]) is None
+    assert chosen([a, b], "Engine", lambda candidate: ["num_steps"] if candidate is a else []) is b
+    assert chosen([a], "Engine", lambda candidate: ["num_steps is 3", "page_size is 1"]) is None
     assert "a does not fit this server: num_steps is 3; page_size is 1. Engine's own steps run" in caplog.text
     assert caplog.records[0].name == "engine.specc", "a child of the engine's logger"
     with pytest.raises(ServerError, match="several programs fit this server, set SPECC_PROGRAM to one of a, b"):
-        chosen([a, b], "Engine", lambda one: [])
+        chosen([a, b], "Engine", lambda candidate: [])
     monkeypatch.setenv("SPECC_PROGRAM", "a")
-    assert chosen([a, b], "Engine", lambda one: []) is a
+    assert chosen([a, b], "Engine", lambda candidate: []) is a
     with pytest.raises(RuntimeError, match="a does not fit this server: num_steps"):
-        chosen([a, b], "Engine", lambda one: ["num_steps"])
+        chosen([a, b], "Engine", lambda candidate: ["num_steps"])
     with pytest.raises(RuntimeError, match="SPECC_PROGRAM=a: no such program is installed for Engine"):
-        chosen([b], "Engine", lambda one: [])
+        chosen([b], "Engine", lambda candidate: [])
 
 
 def test_what_fails_is_logged_unless_it_must_run(

@@ -37,7 +37,7 @@ SmallEngine = Callable[[str], Path]
 )
 def test_what_is_missing_is_named(small_engine: SmallEngine, line: str, missing: list[str]) -> None:
     small_engine("engine.srt")
-    assert [one.partition(" (")[0] for one in absent("engine.srt", line)] == missing
+    assert [problem.partition(" (")[0] for problem in absent("engine.srt", line)] == missing
 
 
 def test_why_something_is_not_there_is_told(small_engine: SmallEngine) -> None:

@@ -43,10 +43,10 @@ def test_why_attention_of_a_batch_cannot_be_planned(lengths: list[int] | None, r
     ],
 )
 def test_why_a_request_is_not_served(asked: dict[str, Any], reason: str | None) -> None:
-    one = request(**asked)
-    assert requests.unserved(one, VOCABULARY) == reason
-    one.sampling_params.top_k = 20
-    assert requests.unserved(one, VOCABULARY) == reason, "what a request asks for does not change"
+    req = request(**asked)
+    assert requests.unserved(req, VOCABULARY) == reason
+    req.sampling_params.top_k = 20
+    assert requests.unserved(req, VOCABULARY) == reason, "what a request asks for does not change"
 
 
 @pytest.mark.parametrize(
@@ -82,17 +82,17 @@ def test_log_probabilities_that_are_the_targets_own(
 
 @pytest.mark.parametrize("steps", [None, SimpleNamespace(refuses_unserved=False, name="served")])
 def test_nobody_is_turned_away_unasked(steps: object) -> None:
-    one = request(top_k=20)
-    requests.turn_away(SimpleNamespace(draft_worker=SimpleNamespace(steps=steps)), one)
-    assert one.to_finish is None
+    req = request(top_k=20)
+    requests.turn_away(SimpleNamespace(draft_worker=SimpleNamespace(steps=steps)), req)
+    assert req.to_finish is None
 
 
 def test_turned_away_by_name() -> None:
-    steps = SimpleNamespace(refuses_unserved=True, name="mine", unserved=lambda one: requests.unserved(one, VOCABULARY))
+    steps = SimpleNamespace(refuses_unserved=True, name="mine", unserved=lambda req: requests.unserved(req, VOCABULARY))
     scheduler = SimpleNamespace(draft_worker=SimpleNamespace(steps=steps))
     served, sampled = request(), request(top_k=20)
-    for one in (served, sampled):
-        requests.turn_away(scheduler, one)
+    for req in (served, sampled):
+        requests.turn_away(scheduler, req)
     assert served.to_finish is None
     assert "mine does not serve sampling" in sampled.to_finish.message
 

@@ -93,8 +93,8 @@ class Prefill:
         self, requests: list[Any], rows: list[int], served: list[int], *, logprobs: bool = False, **options: bool
     ) -> None:
         """Of requests in these rows, after texts of 5, 6, ... tokens."""
-        for one, row in zip(requests, rows, strict=True):
-            one.kv = SimpleNamespace(req_pool_idx=row)
+        for req, row in zip(requests, rows, strict=True):
+            req.kv = SimpleNamespace(req_pool_idx=row)
         lengths = torch.arange(5, 5 + len(rows))
         batch = SimpleNamespace(
             reqs=requests, req_pool_indices=torch.tensor(rows), seq_lens=lengths, return_logprob=logprobs
@@ -109,9 +109,9 @@ class Prefill:
             return torch.tensor(tokens, dtype=torch.int32)
 
         output = SimpleNamespace(next_token_logits=logits, next_token_logprobs=logprobs)
-        found = self.admission.first(sample, output)
-        assert found.dtype == torch.int32
-        return found.tolist()
+        first_tokens = self.admission.first(sample, output)
+        assert first_tokens.dtype == torch.int32
+        return first_tokens.tolist()
 
     def counts(self, row: int) -> dict[int, int]:
         """What was counted of a row, by token."""
@@ -148,18 +148,20 @@ def test_who_draws_the_first_token() -> None:
     """The program for those that it goes on with and that sample, in parts as large as a bucket; SGLang the others."""
     prefill = Prefill()
     given: list[dict[str, Any]] = [{"top_k": ALL}, {"top_k": 1}, {"top_k": 9, "temperature": 2.0}, {"min_p": 0.1}]
-    some = [request(**({"top_k": ALL, "sampling_seed": seed} | one)) for seed, one in enumerate([*given, *given])]
+    some = [
+        request(**({"top_k": ALL, "sampling_seed": seed} | options)) for seed, options in enumerate([*given, *given])
+    ]
     rows, served = list(range(1, 9)), [0, 1, 2, 4, 5, 6]
     logits = 2 * torch.randn(8, VOCABULARY, generator=torch.Generator().manual_seed(5))
     own = list(range(80, 88))
     prefill.say(some, rows, served)
-    found = prefill.first(logits.clone(), own)
+    tokens = prefill.first(logits.clone(), own)
     expected = list(own)
     for place in (0, 2, 4, 6):
         asks = given[place % 4]
         temperature, top_k = asks.get("temperature", 1.0), asks["top_k"] % ALL
         expected[place] = drawn(logits[place].tolist(), place, temperature, 5 + place, top_k)
-    assert found == expected
+    assert tokens == expected
     assert prefill.first(logits.clone(), own) == own, "once for a prefill"
     prefill.say(some, rows, served, draws=False)
     assert prefill.first(logits.clone(), own) == own, "a watermark is SGLang's"
@@ -171,9 +173,9 @@ def test_log_probabilities_of_first_tokens_are_those_of_the_tokens_that_were_dra
     prefill.say(some, [1, 2, 3], [0, 2], logprobs=True)
     logits = 2 * torch.randn(3, VOCABULARY, generator=torch.Generator().manual_seed(6))
     logprobs = torch.tensor([7.0, 8.0, 9.0])
-    found = prefill.first(logits.clone(), [80, 81, 82], logprobs)
+    tokens = prefill.first(logits.clone(), [80, 81, 82], logprobs)
     expected = logits.log_softmax(-1)
-    assert logprobs.tolist() == pytest.approx([float(expected[0, found[0]]), 8.0, float(expected[2, found[2]])])
+    assert logprobs.tolist() == pytest.approx([float(expected[0, tokens[0]]), 8.0, float(expected[2, tokens[2]])])
 
 
 def test_what_was_emitted_is_counted() -> None:

@@ -84,15 +84,15 @@ def batch(mode: str, lengths: list[int]) -> Any:
 
 def run(attention: Contract, lengths: list[int]) -> dict[str, list[int]]:
     """The keys that layers read in each forward of a step."""
-    found = {}
+    keys = {}
     for step in range(STEPS - 1):
         given = batch("draft", lengths)
-        found[f"draft {step}"] = attention.draft(step, given).read()
-    found["verify"] = attention.target(batch("verify", lengths), NODES, None, None).read()
+        keys[f"draft {step}"] = attention.draft(step, given).read()
+    keys["verify"] = attention.target(batch("verify", lengths), NODES, None, None).read()
     given = batch("extend", [length + STEPS + 1 for length in lengths])
-    found["extend"] = attention.extend(given, torch.tensor(lengths), STEPS + 1).read()
+    keys["extend"] = attention.extend(given, torch.tensor(lengths), STEPS + 1).read()
     assert given.extend_seq_lens.tolist() == given.spec_info.extend_seq_lens_tensor.tolist() == [4] * len(lengths)
-    return found
+    return keys
 
 
 def wanted(lengths: list[int]) -> dict[str, list[int]]:
@@ -104,17 +104,17 @@ def wanted(lengths: list[int]) -> dict[str, list[int]]:
 def test_forwards_read_their_keys_and_sglangs_room_stays(kind: type[Any]) -> None:
     backends = [kind(0), kind(1), kind(), kind()]
     modes = ("draft", "draft", "verify", "extend")
-    theirs = []
+    captured = []
     for backend, mode in zip(backends, modes, strict=True):  # SGLang has captured a size that programs have, too
         backend.init_forward_metadata_out_graph(batch(mode, [0, 0]), in_capture=True)
-        theirs.append({name: dict(of) for name, of in vars(backend).items() if isinstance(of, dict)})
+        captured.append({name: dict(of) for name, of in vars(backend).items() if isinstance(of, dict)})
         backend.calls.clear()
     attention = Contract(Roles(backends[:2], None, *backends[2:]), Tables(torch.zeros(9, 600).int(), SIZES))
     sizes: list[list[int]] = [[7, 0, 300], [7, 0, 300], [5, 9], [1, 2, 3], [6, 1]]
     for place, lengths in enumerate(sizes):
         assert run(attention, lengths) == wanted(lengths)
-        for backend, before in zip(backends, theirs, strict=True):
-            first = len(lengths) not in {len(one) for one in sizes[:place]}
+        for backend, before in zip(backends, captured, strict=True):
+            first = len(lengths) not in {len(earlier) for earlier in sizes[:place]}
             assert backend.calls == ["capture"] * first + ["out", "in"]
             backend.calls.clear()
             backend.forward_metadata = backend.forward_decode_metadata = "of a prefill"
@@ -125,9 +125,9 @@ def test_forwards_read_their_keys_and_sglangs_room_stays(kind: type[Any]) -> Non
 
 def test_trees_are_refused() -> None:
     sizes = Sizes(8, STEPS, 4, 8, 64, context=512)
-    one = TRTLLMMLABackend()
+    backend = TRTLLMMLABackend()
     with pytest.raises(ValueError, match="trtllm_mla serves chains"):
-        Contract(Roles([one, one], None, one, one), Tables(torch.zeros(9, 600).int(), sizes))
+        Contract(Roles([backend, backend], None, backend, backend), Tables(torch.zeros(9, 600).int(), sizes))
 
 
 @pytest.mark.parametrize(("captured", "kind"), [(True, "Contract"), (False, "Eager")])

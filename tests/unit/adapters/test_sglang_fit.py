@@ -21,36 +21,36 @@ def misfits(server: Server) -> list[str]:
     return adapter("fit").misfits(server.plan, server.worker)
 
 
-def told(part: str, name: str, value: object) -> Change:
+def setting(part: str, name: str, value: object) -> Change:
     """The server was told something."""
     return lambda server: setattr(getattr(SETTINGS, part), name, value)
 
 
-def config(side: str, name: str, value: object) -> Change:
+def config(role: str, name: str, value: object) -> Change:
     """The configuration of a model says something."""
-    return lambda server: setattr(runner(server, side).model_config, name, value)
+    return lambda server: setattr(runner(server, role).model_config, name, value)
 
 
-def runner(server: Server, side: str) -> Any:
+def runner(server: Server, role: str) -> Any:
     worker = server.worker
-    return worker.target_worker.model_runner if side == "target" else worker.draft_worker.draft_runner
+    return worker.target_worker.model_runner if role == "target" else worker.draft_worker.draft_runner
 
 
-def of(side: str, name: str, value: object) -> Change:
+def of(role: str, name: str, value: object) -> Change:
     """The runner of a model has something."""
-    return lambda server: setattr(runner(server, side), name, value)
+    return lambda server: setattr(runner(server, role), name, value)
 
 
 CHANGES: dict[str, Change] = {
-    "num_steps is 3 in the program, 4 in the server": told("spec", "speculative_num_steps", 4),
-    "page_size is 1 in the program, 16 in the server": told("schedule", "page_size", 16),
-    "algorithm is EAGLE in the program, EAGLE3 in the server": told("spec", "speculative_algorithm", "EAGLE3"),
-    "pipeline parallelism (pp_size 2) is not served": told("parallel", "pp_size", 2),
-    "expert parallelism (ep_size 4) is not served": told("parallel", "moe_ep_size", 4),
-    "prefill and decode on different machines (disaggregation_mode decode) is not served": told(
+    "num_steps is 3 in the program, 4 in the server": setting("spec", "speculative_num_steps", 4),
+    "page_size is 1 in the program, 16 in the server": setting("schedule", "page_size", 16),
+    "algorithm is EAGLE in the program, EAGLE3 in the server": setting("spec", "speculative_algorithm", "EAGLE3"),
+    "pipeline parallelism (pp_size 2) is not served": setting("parallel", "pp_size", 2),
+    "expert parallelism (ep_size 4) is not served": setting("parallel", "moe_ep_size", 4),
+    "prefill and decode on different machines (disaggregation_mode decode) is not served": setting(
         "disagg", "disaggregation_mode", "decode"
     ),
-    "forward hooks (forward_hooks ['h']) is not served": told("observability", "forward_hooks", ["h"]),
+    "forward hooks (forward_hooks ['h']) is not served": setting("observability", "forward_hooks", ["h"]),
     "vocab_size of the target is 96 in the program, 128 in the server": config("target", "vocab_size", 128),
     "hidden_size of the draft is 64 in the program, 32 in the server": config("draft", "hidden_size", 32),
     "dtype of the target is f32 in the program, bf16 in the server": of("target", "dtype", torch.bfloat16),
@@ -71,23 +71,23 @@ CHANGES: dict[str, Change] = {
 }
 
 
-@pytest.mark.parametrize(("said", "change"), CHANGES.items(), ids=list(CHANGES))
-def test_what_does_not_fit_is_named(serve: Serve, said: str, change: Change) -> None:
+@pytest.mark.parametrize(("misfit", "change"), CHANGES.items(), ids=list(CHANGES))
+def test_what_does_not_fit_is_named(serve: Serve, misfit: str, change: Change) -> None:
     server = serve(plan_of("EAGLE"))
     assert misfits(server) == []
     change(server)
-    found = misfits(server)
-    if "captures graphs" in said:  # attention of a CPU is not on a GPU
-        found = [one for one in found if "intel_amx" not in one]
-    assert found == [said]
+    problems = misfits(server)
+    if "captures graphs" in misfit:  # attention of a CPU is not on a GPU
+        problems = [problem for problem in problems if "intel_amx" not in problem]
+    assert problems == [misfit]
 
 
 @pytest.mark.parametrize("name", ["speculative_accept_threshold_single", "speculative_accept_threshold_acc"])
 def test_thresholds_are_in_the_way_of_drawing_alone(serve: Serve, name: str) -> None:
-    for keys, said in (((), []), (DRAWS, [f"{name} is 0.5: drafts are accepted as the target samples"])):
+    for keys, expected in (((), []), (DRAWS, [f"{name} is 0.5: drafts are accepted as the target samples"])):
         server = serve(plan_of("EAGLE", *keys))
         setattr(SETTINGS.spec, name, 0.5)
-        assert misfits(server) == said
+        assert misfits(server) == expected
 
 
 def test_a_step_may_start_before_the_two_that_end_a_text_are_known_to(serve: Serve) -> None:
@@ -96,40 +96,40 @@ def test_a_step_may_start_before_the_two_that_end_a_text_are_known_to(serve: Ser
     steps = 2 * (plan.size("S") + 1)
     assert plan.kv.longest == 88
     assert misfits(serve(plan, attention=TritonAttnBackend, context=88 - steps)) == []
-    found = misfits(serve(plan, attention=TritonAttnBackend, context=88 - steps + 1))
-    assert found == ["texts of the server, and two steps, have up to 89 tokens, context_length is 88"]
+    problems = misfits(serve(plan, attention=TritonAttnBackend, context=88 - steps + 1))
+    assert problems == ["texts of the server, and two steps, have up to 89 tokens, context_length is 88"]
 
 
 def test_masks_are_those_that_attention_reads(serve: Serve) -> None:
-    for keys, attention, said in (
+    for keys, attention, expected in (
         (QLEN, TritonAttnBackend, ["mask is qlen in the program, full in the server's attention backend"]),
         (QLEN, IntelAMXAttnBackend, []),
         (FULL, IntelAMXAttnBackend, ["mask is full in the program, qlen in the server's attention backend"]),
     ):
-        assert misfits(serve(plan_of("EAGLE", *keys), attention=attention)) == said
+        assert misfits(serve(plan_of("EAGLE", *keys), attention=attention)) == expected
 
 
 def test_slots_that_a_step_may_write_are_allocated(serve: Serve, monkeypatch: pytest.MonkeyPatch) -> None:
     server = serve(plan_of("EAGLE"))
     reserve = server.plan.kv.reserve
-    for allocated, said in (
+    for allocated, expected in (
         (reserve, []),
         (reserve - 1, [f"a step may write {reserve} slots of a request, the server allocates {reserve - 1}"]),
     ):
         monkeypatch.setattr(adapter("fit"), "get_alloc_reserve_per_decode", lambda allocated=allocated: allocated)
-        assert misfits(server) == said
+        assert misfits(server) == expected
 
 
 def test_rows_that_are_moved_are_as_long_as_in_the_plan(serve: Serve) -> None:
     """Those of a tree's target; of a chain nothing is moved."""
-    for keys, said in (
+    for keys, expected in (
         (QLEN, ["a slot of a layer of the target has 128 bytes in the program, 64 on a rank"]),
         ((), []),
     ):
         server = serve(plan_of("EAGLE", *keys))
         pool = runner(server, "target").token_to_kv_pool
         pool.k_buffer = [buffer[:, :16] for buffer in pool.k_buffer]
-        assert misfits(server) == said
+        assert misfits(server) == expected
 
 
 def test_tokens_that_a_draft_scores_are_counted(serve: Serve) -> None:

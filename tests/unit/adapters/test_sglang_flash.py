@@ -64,8 +64,8 @@ def module(monkeypatch: pytest.MonkeyPatch) -> Iterator[ModuleType]:
     made = [ModuleType(".".join(parts[: end + 1])) for end in range(len(parts))]
     for parent, child in pairwise(made):
         setattr(parent, child.__name__.rpartition(".")[2], child)
-    for one in made:
-        monkeypatch.setitem(sys.modules, one.__name__, one)
+    for stand_in in made:
+        monkeypatch.setitem(sys.modules, stand_in.__name__, stand_in)
     vars(made[-1]).update(
         FlashAttentionMetadata=Metadata,
         flash_attn_with_kvcache=lambda *_, scheduler_metadata=None, **__: scheduler_metadata,
@@ -100,9 +100,9 @@ class Step:
             counts = torch.ones(ROWS, self.nodes, dtype=torch.int32)
         self.flash._tables.fill(batch)
         self.flash.begin(batch)
-        found = {f"draft {step}": self.flash.draft(step, batch).forward() for step in range(STEPS - 1)}
-        found["target"] = self.flash.target(batch, self.nodes, mask, counts).forward()
-        return found | {"extend": self.flash.extend(batch, LENGTHS, STEPS + 1).forward()}
+        by_forward = {f"draft {step}": self.flash.draft(step, batch).forward() for step in range(STEPS - 1)}
+        by_forward["target"] = self.flash.target(batch, self.nodes, mask, counts).forward()
+        return by_forward | {"extend": self.flash.extend(batch, LENGTHS, STEPS + 1).forward()}
 
 
 @pytest.mark.parametrize(("topk", "nodes"), [(1, STEPS + 1), (2, 6)])
@@ -113,11 +113,11 @@ def test_all_layers_of_a_captured_target_have_one_schedule(module: ModuleType, t
     assert module.flash_attn_with_kvcache is attend
 
     parts = 1 if topk == 1 else 2
-    numbers = [[schedule.item() for schedule in _given(found.pop("target"))] for found in steps]
+    numbers = [[schedule.item() for schedule in _given(by_forward.pop("target"))] for by_forward in steps]
     made = [sorted(set(of_step)) for of_step in numbers]
     assert made == ([[1], [2]] if parts == 1 else [[1, 2], [3, 4]])
     assert numbers == [of_step[:parts] * LAYERS for of_step in numbers]
-    assert not [one for found in steps for layers in found.values() for one in _given(layers)]
+    assert not [schedule for by_forward in steps for layers in by_forward.values() for schedule in _given(layers)]
     assert len(step.target.made) == 2 * parts
     assert not any(backend.made for backend in (*step.drafts, step.extend))
 
@@ -137,9 +137,9 @@ def test_a_schedule_is_of_the_call_that_gets_it(module: ModuleType) -> None:
     text = {"batch_size": ROWS, "page_size": PAGE, "max_seqlen_k": CONTEXT}
     nodes = {"batch_size": ROWS * 6, "page_size": 1, "max_seqlen_k": 6, "max_seqlen_q": 1, "causal": False}
     lengths = LENGTHS.tolist()
-    expected = shared | text | {"max_seqlen_q": 4, "causal": True, "cache_seqlens": [one + 4 for one in lengths]}
-    assert [_without_starts(one) for one in chain.target.made] == [expected]
-    assert [_without_starts(one) for one in tree.target.made] == [
+    expected = shared | text | {"max_seqlen_q": 4, "causal": True, "cache_seqlens": [length + 4 for length in lengths]}
+    assert [_without_starts(call) for call in chain.target.made] == [expected]
+    assert [_without_starts(call) for call in tree.target.made] == [
         shared | nodes | {"cache_seqlens": [1] * ROWS * 6},
         shared | text | {"max_seqlen_q": 6, "causal": False, "cache_seqlens": lengths},
     ]
@@ -159,11 +159,11 @@ def test_layers_make_their_own_schedules_otherwise(module: ModuleType, lacking: 
     if lacking == "a scheduler":
         step.target._get_scheduler_metadata = None  # pyright: ignore[reportAttributeAccessIssue]
     if lacking == "captured":
-        found = step.forwards()
+        by_forward = step.forwards()
     else:
         with step.flash.capturing():
-            found = step.forwards()
-    assert not [one for layers in found.values() for one in _given(layers)]
+            by_forward = step.forwards()
+    assert not [schedule for layers in by_forward.values() for schedule in _given(layers)]
     assert not step.target.made
 
 

@@ -44,7 +44,7 @@ class Wrapper:
 def planned(wrapper: Wrapper, sums: Tensor, buffers: tuple[Tensor, ...]) -> None:
     """Note a plan, which copies nothing: what it is given to copy is what the wrapper has, or is empty."""
     assert wrapper.loaded and sums.dtype == torch.int32 and int(sums[0]) == 0
-    assert all(any(one is own for own in wrapper.given.values()) or not one.numel() for one in buffers)
+    assert all(any(buffer is own for own in wrapper.given.values()) or not buffer.numel() for buffer in buffers)
     wrapper.keys = (sums[1:] - sums[:-1]).tolist()
 
 
@@ -73,15 +73,15 @@ def fast_prefill_plan(
 @pytest.fixture
 def flashinfer(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
     """The module, over stand-ins for SGLang's."""
-    theirs: Any = ModuleType(BACKEND)
-    theirs.BatchDecodeWithPagedKVCacheWrapper = theirs.BatchPrefillWithPagedKVCacheWrapper = Wrapper
-    theirs.fast_decode_plan, theirs.fast_prefill_plan = fast_decode_plan, fast_prefill_plan
-    theirs.DecodeMetadata = lambda wrappers: SimpleNamespace(wrapper=wrappers[0])
-    theirs.PrefillMetadata = lambda wrappers, use_ragged, extend_no_prefix: SimpleNamespace(wrapper=wrappers[0])
+    stand_in: Any = ModuleType(BACKEND)
+    stand_in.BatchDecodeWithPagedKVCacheWrapper = stand_in.BatchPrefillWithPagedKVCacheWrapper = Wrapper
+    stand_in.fast_decode_plan, stand_in.fast_prefill_plan = fast_decode_plan, fast_prefill_plan
+    stand_in.DecodeMetadata = lambda wrappers: SimpleNamespace(wrapper=wrappers[0])
+    stand_in.PrefillMetadata = lambda wrappers, use_ragged, extend_no_prefix: SimpleNamespace(wrapper=wrappers[0])
     parts = BACKEND.split(".")
     for end in range(1, len(parts)):
         monkeypatch.setitem(sys.modules, ".".join(parts[:end]), ModuleType(parts[end - 1]))
-    monkeypatch.setitem(sys.modules, BACKEND, theirs)
+    monkeypatch.setitem(sys.modules, BACKEND, stand_in)
     monkeypatch.delitem(sys.modules, MODULE, raising=False)
     yield importlib.import_module(MODULE)
     sys.modules.pop(MODULE)
@@ -129,16 +129,20 @@ def test_what_is_planned_is_what_kernels_read(flashinfer: Any, topk: int) -> Non
         of = batch(lengths)
         attention.begin(of)
         for step in range(2):
-            one = attention.draft(step, of)
-            assert one is roles.draft[step]
+            planned_backend = attention.draft(step, of)
+            assert planned_backend is roles.draft[step]
             wanted = [length + step + 1 for length in lengths for _ in range(topk)]
-            assert one.forward_metadata.wrapper.keys == one.forward_metadata.wrapper.lengths() == wanted
-        for role, one, width in (
+            assert (
+                planned_backend.forward_metadata.wrapper.keys
+                == planned_backend.forward_metadata.wrapper.lengths()
+                == wanted
+            )
+        for role, planned_backend, width in (
             ("verify", attention.target(of, sizes.nodes, mask, None), sizes.nodes),
             ("extend", attention.extend(of, of.seq_lens, 4), 4),
         ):
-            assert one is getattr(roles, role)
-            wrapper = one.forward_metadata.wrapper
+            assert planned_backend is getattr(roles, role)
+            wrapper = planned_backend.forward_metadata.wrapper
             assert wrapper.keys == wrapper.lengths() == [length + width for length in lengths]
             assert ("custom_mask_buf" in wrapper.given) == (role == "verify" and topk > 1)
 

@@ -36,5 +36,5 @@ def test_every_mask_says_the_same(seed: int) -> None:
 
 
 def test_a_chain_is_causal() -> None:
-    found = seen(torch.arange(6).view(2, 3), torch.tensor([4, 0]), None, None)
-    assert found.tolist() == [[[True, False, False], [True, True, False], [True, True, True]]] * 2
+    visible = seen(torch.arange(6).view(2, 3), torch.tensor([4, 0]), None, None)
+    assert visible.tolist() == [[[True, False, False], [True, True, False], [True, True, True]]] * 2

@@ -62,7 +62,7 @@ class Step:
         }
 
     def set_sampling(self, rows: list[int], params: list[Any]) -> None:
-        self.pools["sampling_temperature"][rows] = torch.tensor([one.temperature for one in params])
+        self.pools["sampling_temperature"][rows] = torch.tensor([sampling.temperature for sampling in params])
 
     def decode(self, batch: Any) -> Any:
         rows = batch.req_pool_indices.tolist()
@@ -87,8 +87,8 @@ class Step:
 def sglang(monkeypatch: pytest.MonkeyPatch) -> None:
     """What the proof imports of SGLang."""
     module = ModuleType("sglang.srt.model_executor.forward_batch_info")
-    found = {"CaptureHiddenMode": SimpleNamespace(NULL=0), "ForwardMode": SimpleNamespace(EXTEND=1)}
-    vars(module).update(found, ForwardBatch=SimpleNamespace)
+    modes = {"CaptureHiddenMode": SimpleNamespace(NULL=0), "ForwardMode": SimpleNamespace(EXTEND=1)}
+    vars(module).update(modes, ForwardBatch=SimpleNamespace)
     monkeypatch.setitem(sys.modules, module.__name__, module)
     for name in ("sglang", "sglang.srt", "sglang.srt.model_executor"):
         monkeypatch.setitem(sys.modules, name, ModuleType(name))
@@ -99,7 +99,7 @@ def plan(buckets: tuple[int, ...] = (1, 4)) -> Any:
     return SimpleNamespace(
         buckets=buckets,
         size=sizes.__getitem__,
-        bucket=lambda rows: next(one for one in buckets if one >= rows),
+        bucket=lambda rows: next(bucket for bucket in buckets if bucket >= rows),
         kv=SimpleNamespace(reserve=RESERVE, page_size=PAGE),
         dims={},
     )
@@ -141,7 +141,7 @@ def test_a_step_that_is_sglangs_own(sampling: bool, buckets: tuple[int, ...], ca
 
 
 @pytest.mark.parametrize(
-    ("fault", "said"),
+    ("fault", "message"),
     [
         ("scores", r"the target's scores of text 0 are off by \d+%; the target's scores of text 1 are off by"),
         ("first", r"token 0 of text 0 is \d+, not \d+"),
@@ -150,8 +150,8 @@ def test_a_step_that_is_sglangs_own(sampling: bool, buckets: tuple[int, ...], ca
         ("room", "text 0 had no room for a step; text 1 had no room"),
     ],
 )
-def test_a_step_that_is_not(fault: str, said: str) -> None:
-    with pytest.raises(RuntimeError, match=rf"the dry step \(SPECC_PROOF\) is not SGLang's own: {said}"):
+def test_a_step_that_is_not(fault: str, message: str) -> None:
+    with pytest.raises(RuntimeError, match=rf"the dry step \(SPECC_PROOF\) is not SGLang's own: {message}"):
         proved(fault)
 
 

@@ -53,25 +53,25 @@ def drawn(group: Any, _: int) -> list[int]:
 def test_ranks_draw_the_same_seeds(ranks: int) -> None:
     """Each seed is another one, and other servers have others."""
     first, *others = on_ranks(ranks, drawn)
-    assert all(other == first for other in others)
+    assert all(rank_seeds == first for rank_seeds in others)
     assert len({*first, *on_ranks(ranks, drawn)[0]}) == 10
     assert all(0 <= seed < 1 << 62 for seed in first)
 
 
 def test_seeds_are_as_small_as_asked() -> None:
-    (found,) = on_ranks(1, lambda group, _: [seeds(group, 3)() for _ in range(100)])
-    assert {*found} == {0, 1, 2}
+    (seeds_drawn,) = on_ranks(1, lambda group, _: [seeds(group, 3)() for _ in range(100)])
+    assert {*seeds_drawn} == {0, 1, 2}
 
 
 @pytest.mark.parametrize("ranks", [1, 2, 3])
 def test_ranks_that_agree(ranks: int) -> None:
-    said = {"the program": "mine 0.1.0", "SPECC_CAPTURE": "graph"}
-    assert on_ranks(ranks, lambda group, _: agree(group, said)) == [None] * ranks
+    facts = {"the program": "mine 0.1.0", "SPECC_CAPTURE": "graph"}
+    assert on_ranks(ranks, lambda group, _: agree(group, facts)) == [None] * ranks
 
 
 def test_a_rank_that_would_do_something_else_is_named_on_all() -> None:
     """Whichever it is, and if no program fits there."""
     for odd in range(3):
-        found = on_ranks(3, lambda group, rank, odd=odd: agree(group, {"a": 1, "b": None if rank == odd else "mine"}))
-        told = ", ".join(f"{None if rank == odd else 'mine'} on rank {rank}" for rank in range(3))
-        assert [str(one) for one in found] == [f"specc: ranks would not run the same steps: b is {told}"] * 3
+        errors = on_ranks(3, lambda group, rank, odd=odd: agree(group, {"a": 1, "b": None if rank == odd else "mine"}))
+        values = ", ".join(f"{None if rank == odd else 'mine'} on rank {rank}" for rank in range(3))
+        assert [str(error) for error in errors] == [f"specc: ranks would not run the same steps: b is {values}"] * 3

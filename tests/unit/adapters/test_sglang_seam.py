@@ -56,16 +56,16 @@ def test_everything_that_is_imported_is_in_a_table() -> None:
     known = {touch.place for touch in touches}
     known |= {f"{touch.place}.{name}" for touch in touches for name in touch.has.split()}
     above = {place.rpartition(".")[0] for place in known}
-    found = [
-        (file.name, f"{node.module}.{one.name}".removeprefix("sglang.srt."))
+    imported = [
+        (file.name, f"{node.module}.{alias.name}".removeprefix("sglang.srt."))
         for file in FILES
         for node in ast.walk(ast.parse(file.read_text(encoding="utf-8")))
         if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("sglang")
-        for one in node.names
+        for alias in node.names
     ]
-    assert len(found) > 30
+    assert len(imported) > 30
     assert seam.ATTENTION.keys() == KINDS.keys()
-    assert [(file, place) for file, place in found if place not in known | above] == []
+    assert [(file, place) for file, place in imported if place not in known | above] == []
 
 
 @pytest.mark.parametrize("batched", [True, False])

@@ -37,10 +37,10 @@ def test_a_setting_has_one_value_that_is_served(name: str) -> None:
     assert about(Server(settings={name: served})) == []
     for value in (None, False) if served in (None, False) else (served,):  # SGLang has either for what is not there
         assert about(Server(settings={name: value})) == []
-    other = {bool: True, int: 2}.get(type(served), "another")
-    (found,) = refusals(Server(settings={name: other}))
-    assert found == Refusal(name, what if other is True else f"{what} ({name} {other})")
-    assert str(found).endswith("is not served")
+    unserved = {bool: True, int: 2}.get(type(served), "another")
+    (refusal,) = refusals(Server(settings={name: unserved}))
+    assert refusal == Refusal(name, what if unserved is True else f"{what} ({name} {unserved})")
+    assert str(refusal).endswith("is not served")
 
 
 @pytest.mark.parametrize(
@@ -56,11 +56,11 @@ def test_a_setting_has_one_value_that_is_served(name: str) -> None:
         (SPARSE, []),
     ],
 )
-@pytest.mark.parametrize("side", ["target", "draft"])
-def test_models(side: str, model: Model, what: list[str]) -> None:
+@pytest.mark.parametrize("role", ["target", "draft"])
+def test_models(role: str, model: Model, what: list[str]) -> None:
     """A window and a state explain the cache that SGLang keeps for them."""
-    server = Server(target=model) if side == "target" else Server(draft=model)
-    assert list(refusals(server)) == [Refusal(side, words.format(side=side)) for words in what]
+    server = Server(target=model) if role == "target" else Server(draft=model)
+    assert list(refusals(server)) == [Refusal(role, words.format(side=role)) for words in what]
 
 
 @pytest.mark.parametrize("model", [LATENT, SPARSE])
@@ -73,14 +73,14 @@ def test_trees_over_latent_rows(model: Model) -> None:
 @pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize("cache", CACHES)
 def test_a_backend_is_served_over_its_caches(backend: str, cache: str) -> None:
-    model, one = Model(cache=cache), BACKENDS[backend]
-    server = Server(model, model, attention=everywhere(backend), device=one.device)
-    fits = cache in one.caches
+    model, traits = Model(cache=cache), BACKENDS[backend]
+    server = Server(model, model, attention=everywhere(backend), device=traits.device)
+    fits = cache in traits.caches
     assert about(server) == ([] if fits else [f"attention {role}" for role in ROLES])
-    tree = Server(model, model, topk=4, attention=everywhere(backend), device=one.device)
-    served = fits and one.mask is not None and cache == "mha"
+    tree = Server(model, model, topk=4, attention=everywhere(backend), device=traits.device)
+    served = fits and traits.mask is not None and cache == "mha"
     assert (about(tree) == []) == served
-    assert tree.mask == one.mask
+    assert tree.mask == traits.mask
     assert server.mask is None
 
 

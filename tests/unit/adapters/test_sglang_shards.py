@@ -42,12 +42,12 @@ def of_ranks(ranks: int, *, padded: int = PADDED, added: int = 0) -> SimpleNames
 
 
 def gathers(runner: Runner) -> list[bool]:
-    return [getattr(one, GATHERS) for one in runner.model.logits]
+    return [getattr(processor, GATHERS) for processor in runner.model.logits]
 
 
 def plan_of(ranks: int = 2, padded: int = PADDED, tokens: int = TOKENS, logits: str = "sharded") -> Plan:
-    said = {"vocab_size": tokens} | ({"padded_vocab_size": padded} if logits == "sharded" else {})
-    return planned("EAGLE", logits=logits, tensor_parallel=ranks, target=said, draft=said)[0]
+    sizes = {"vocab_size": tokens} | ({"padded_vocab_size": padded} if logits == "sharded" else {})
+    return planned("EAGLE", logits=logits, tensor_parallel=ranks, target=sizes, draft=sizes)[0]
 
 
 @pytest.fixture(scope="module")
@@ -106,15 +106,15 @@ def test_records_are_gathered_by_the_group() -> None:
     assert torch.equal(out, torch.arange(1, 5)[:, None, None] * record)
 
 
-def found(plan: Plan, ranks: int = 2, **runners: Any) -> list[str]:
+def misfits_of(plan: Plan, ranks: int = 2, **runners: Any) -> list[str]:
     """What is in the way, where one runner is another than it should be."""
     return list(misfits(plan, {"target": Runner(ranks), "draft": Runner(ranks)} | runners, ranks))
 
 
 def test_servers_that_fit(plan: Plan) -> None:
-    assert found(plan) == []
-    assert found(plan_of(logits="gathered"), draft=Runner(head=object())) == []
-    assert found(plan_of(ranks=1, padded=TOKENS), ranks=1) == [], "SGLang hands over no padding there"
+    assert misfits_of(plan) == []
+    assert misfits_of(plan_of(logits="gathered"), draft=Runner(head=object())) == []
+    assert misfits_of(plan_of(ranks=1, padded=TOKENS), ranks=1) == [], "SGLang hands over no padding there"
 
 
 @pytest.mark.parametrize(
@@ -137,12 +137,12 @@ def test_servers_that_fit(plan: Plan) -> None:
     ],
 )
 def test_models_that_do_not_fit(plan: Plan, draft: dict[str, Any], message: str) -> None:
-    assert found(plan, draft=Runner(**draft)) == [message]
+    assert misfits_of(plan, draft=Runner(**draft)) == [message]
 
 
 def test_other_numbers_of_ranks(plan: Plan) -> None:
-    told = "tensor_parallel is 2 in the program, tp_size is 4 in the server"
-    assert found(plan, ranks=4) == [told]
+    misfit = "tensor_parallel is 2 in the program, tp_size is 4 in the server"
+    assert misfits_of(plan, ranks=4) == [misfit]
     padded = plan_of(ranks=1)
-    told = f"padded_vocab_size of the {{}} is {PADDED} in the program, {TOKENS} in the server"
-    assert found(padded, ranks=1) == [told.format("target"), told.format("draft")]
+    misfit = f"padded_vocab_size of the {{}} is {PADDED} in the program, {TOKENS} in the server"
+    assert misfits_of(padded, ranks=1) == [misfit.format("target"), misfit.format("draft")]

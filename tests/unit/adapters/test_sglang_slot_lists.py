@@ -99,11 +99,11 @@ def test_bits_are_the_masks(seed: int, steps: int, topk: int) -> None:
         seen = torch.cat((torch.ones(nodes, length, dtype=torch.bool), mask[b]), dim=1).flatten()
         padded = torch.cat((seen, torch.zeros(-len(seen) % 8, dtype=torch.bool)))
         wanted = (padded.view(-1, 8) * (1 << torch.arange(8))).sum(1)
-        found = lists.masks[starts[b] : starts[b + 1]]
-        assert len(wanted) <= len(found)
+        bits = lists.masks[starts[b] : starts[b + 1]]
+        assert len(wanted) <= len(bits)
         used = torch.cat((torch.full((len(seen) // 8,), 0xFF), torch.tensor([(1 << len(seen) % 8) - 1])))[: len(wanted)]
-        assert torch.equal(found[: len(wanted)] & used, wanted & used)
-        assert set(found[len(wanted) :].tolist()) <= {0xA5}
+        assert torch.equal(bits[: len(wanted)] & used, wanted & used)
+        assert set(bits[len(wanted) :].tolist()) <= {0xA5}
 
 
 def test_lists_that_32_bits_cannot_count() -> None:

@@ -61,11 +61,11 @@ def counted(plan: Plan, batches: Sequence[Sequence[int]], scored: list[int] | No
     tables = {} if scored is None else {"d2t": torch.tensor(scored)}
     step = program_of(plan).bind(engine, engine.table, engine.kv, tables=tables, capture=False)
     step.prefill(Batch([*PROMPTS], [len(prompt) for prompt in PROMPTS.values()]))
-    found: dict[int, list[int]] = {row: [] for row in PROMPTS}
+    counts: dict[int, list[int]] = {row: [] for row in PROMPTS}
     for rows in batches:
         for row, count in zip(rows, step.decode(Batch(list(rows))).to_host().accept_lens, strict=True):
-            found[row].append(count)
-    return found
+            counts[row].append(count)
+    return counts
 
 
 def run(server: Server, batches: Sequence[Sequence[int]], says: Any = None, *, known: bool = True) -> None:
@@ -73,8 +73,8 @@ def run(server: Server, batches: Sequence[Sequence[int]], says: Any = None, *, k
     for rows in batches:
         server.decode(rows, known=known)
     server.settle()
-    for row, one in server.requests.items():
-        assert one.output_ids == server.own_text(row, says)
+    for row, req in server.requests.items():
+        assert req.output_ids == server.own_text(row, says)
 
 
 BATCHES = [[3, 1, 6, 2], [1, 2], [6], [2, 3, 6], [3], [2, 1, 3], [3, 1, 6, 2]]
@@ -151,9 +151,9 @@ def test_log_probabilities_are_those_of_emitted_tokens(serve: Serve, overlap: bo
     run(server, BATCHES)
     assert server.requests[2].scores == []
     for row, best in wanted.items():
-        text, found = [*PROMPTS[row], *server.requests[row].output_ids], server.requests[row].scores
-        assert len(found) == len(server.requests[row].output_ids) - 1
-        for end, (logprob, tokens, others) in enumerate(found, len(PROMPTS[row]) + 1):
+        text, scores = [*PROMPTS[row], *server.requests[row].output_ids], server.requests[row].scores
+        assert len(scores) == len(server.requests[row].output_ids) - 1
+        for end, (logprob, tokens, others) in enumerate(scores, len(PROMPTS[row]) + 1):
             own = server.scores(text[:end]).log_softmax(-1)
             values, indices = (of[:best] for of in own.sort(descending=True, stable=True))
             assert logprob == pytest.approx(float(own[text[end]]))
@@ -204,8 +204,8 @@ def test_a_text_without_room_for_a_step_is_not_planned(serve: Serve, keys: Any) 
         batch = server._batch([4], ForwardMode.DECODE, lengths)
         batch.seq_lens_cpu = lengths
         steps._plan(lengths.tolist() if (reason := steps.refuses(batch)) is None else [0])
-        found = steps.step.decode(Batch(rows)).to_host()
-        assert ("room" in found.faults(0)) == (reason == "no room for a step")
+        decoded = steps.step.decode(Batch(rows)).to_host()
+        assert ("room" in decoded.faults(0)) == (reason == "no room for a step")
         refused += [length] * (reason is not None)
     assert refused == list(range(columns - plan.kv.window + 1, columns + 1))
 
@@ -218,13 +218,13 @@ def test_requests_whose_scores_are_no_numbers_are_ended(serve: Serve, monkeypatc
     target, engine = server.engine.target, server.engine
 
     def spoiled(**given: Any) -> Any:
-        found = target(**given)
-        found.logits[given["rows"] == 6] = torch.nan
-        return found
+        scored = target(**given)
+        scored.logits[given["rows"] == 6] = torch.nan
+        return scored
 
     monkeypatch.setattr(engine, "target", spoiled, raising=False)
     run(server, [[3, 1, 6, 2], [1, 2], [3, 2, 1]])
-    ended = {row: one.to_finish for row, one in server.requests.items() if one.to_finish is not None}
+    ended = {row: req.to_finish for row, req in server.requests.items() if req.to_finish is not None}
     assert ended.keys() == {6}
     assert "the target's scores hold NaN or are infinite (health word" in ended[6].message
     assert all(len(server.requests[row].output_ids) > 4 for row in (3, 1, 2))
@@ -240,9 +240,9 @@ def test_after_graphs_were_captured_anew_steps_are_sglangs(serve: Serve, overlap
     server.worker.target_worker.model_runner.recapture_decode_cuda_graph()
     run(server, BATCHES[4:])
     assert server.steps == counted(server.plan, BATCHES)
-    told = controller_of(server).get_internal_state(None).internal_state["specc"]
-    assert told == server.worker.steps.report()
-    assert (told["served"], told["left"]) == (4, {"graphs captured anew": len(BATCHES) - 4})
+    report = controller_of(server).get_internal_state(None).internal_state["specc"]
+    assert report == server.worker.steps.report()
+    assert (report["served"], report["left"]) == (4, {"graphs captured anew": len(BATCHES) - 4})
 
 
 def controller_of(server: Server) -> Any:
@@ -272,8 +272,8 @@ def test_a_program_is_switched_off_and_on_in_a_running_server(serve: Serve, over
     assert controller.settings == {"pp_max_micro_batch_size": 4}
     run(server, BATCHES[4:])
     assert server.steps == counted(server.plan, BATCHES)
-    told = server.worker.steps.report()
-    assert (told["on"], told["served"], told["left"]) == (True, len(BATCHES) - 2, {"switched off": 2})
+    report = server.worker.steps.report()
+    assert (report["on"], report["served"], report["left"]) == (True, len(BATCHES) - 2, {"switched off": 2})
     server.worker.steps = None
     assert not switched(specc=0)
 
@@ -303,8 +303,8 @@ def test_a_server_that_refuses_turns_requests_away(serve: Serve, monkeypatch: py
     monkeypatch.setenv("SPECC_FALLBACK", "refuse")
     server = serve(plan_of("EAGLE"))
     served, sampled = request(), request(top_k=ALL)
-    for one in (served, sampled):
-        server.scheduler._add_request_to_queue(one)
+    for req in (served, sampled):
+        server.scheduler._add_request_to_queue(req)
     assert (served.to_finish, sampled.to_finish.err_type) == (None, "SpeccUnservedError")
     assert f"{PROGRAM} does not serve sampling" in sampled.to_finish.message
 
@@ -398,9 +398,9 @@ def test_what_is_accepted_is_counted(serve: Serve) -> None:
 
     def counts() -> list[float]:
         of_program = {"program": PROGRAM}
-        found = [REGISTRY.get_sample_value(f"specc:spec_decode_num_{name}_total", of_program) or 0 for name in names]
+        totals = [REGISTRY.get_sample_value(f"specc:spec_decode_num_{name}_total", of_program) or 0 for name in names]
         by_place = "specc:spec_decode_num_accepted_tokens_per_pos_total"
-        return found + [
+        return totals + [
             REGISTRY.get_sample_value(by_place, of_program | {"position": str(place)}) or 0 for place in range(3)
         ]
 
@@ -408,7 +408,7 @@ def test_what_is_accepted_is_counted(serve: Serve) -> None:
     server.begin({row: PROMPTS[row] for row in (3, 1, 2)})
     lengths = list[int]()
     for _ in range(6):
-        seen = {row: len(found) for row, found in server.steps.items()}
+        seen = {row: len(row_steps) for row, row_steps in server.steps.items()}
         server.decode([3, 1, 2])
         lengths += [length for row in (3, 1, 2) for length in server.steps[row][seen.get(row, 0) :]]
     drafts, tokens, accepted, *places = (now - was for now, was in zip(counts(), before, strict=True))

@@ -20,7 +20,7 @@ def written() -> str:
     for path in (ROOT / "specc" / "adapters").rglob("*.py"):
         for node in ast.walk(ast.parse(path.read_text())):
             if isinstance(node, ast.JoinedStr):
-                parts = (str(one.value) if isinstance(one, ast.Constant) else "..." for one in node.values)
+                parts = (str(piece.value) if isinstance(piece, ast.Constant) else "..." for piece in node.values)
                 lines.append("".join(parts))
             elif isinstance(node, ast.Constant) and isinstance(node.value, str):
                 lines.append(re.sub("%s", "...", node.value))

@@ -22,45 +22,48 @@ def states(requests: int = 5, steps: int = 3) -> RequestState:
 
 
 def test_a_row_of_vllms_is_the_one_behind_it_of_the_program() -> None:
-    theirs = states()
-    fields = carried(theirs, P)
+    req_states = states()
+    fields = carried(req_states, P)
     assert {name: (list(table.shape), table.dtype) for name, table in fields.items()} == {
         "drafts": ([P, 3], torch.int64), "bonus": ([P], torch.int64), "seq_lens": ([P], torch.int32),
     }  # fmt: skip
-    theirs.draft_tokens[0] = torch.tensor([4, 5, 6])
-    theirs.last_sampled_tokens[4] = 9
-    theirs.num_computed_tokens.gpu[2] = 11
+    req_states.draft_tokens[0] = torch.tensor([4, 5, 6])
+    req_states.last_sampled_tokens[4] = 9
+    req_states.num_computed_tokens.gpu[2] = 11
     assert fields["drafts"][:3].tolist() == [[0, 0, 0], [4, 5, 6], [0, 0, 0]]
     assert fields["bonus"].tolist() == [0, 0, 0, 0, 0, 9, 0]
     assert fields["seq_lens"].tolist() == [0, 0, 0, 11, 0, 0, 0]
-    assert [list(table.shape) for table in (theirs.draft_tokens, theirs.last_sampled_tokens)] == [[5, 3], [5, 1]]
+    assert [list(table.shape) for table in (req_states.draft_tokens, req_states.last_sampled_tokens)] == [
+        [5, 3],
+        [5, 1],
+    ]
     assert all(table.data_ptr() % 16 == 0 and table.is_contiguous() for table in fields.values())
 
 
 def test_texts_are_a_field_where_drafts_are_looked_up() -> None:
-    theirs, other = states(), states()
-    own = other.all_token_ids.gpu
-    text = carried(theirs, P, text=True)["text"]
+    req_states, untouched = states(), states()
+    own = untouched.all_token_ids.gpu
+    text = carried(req_states, P, text=True)["text"]
     assert (list(text.shape), text.dtype) == ([P, 8], torch.int32)
-    theirs.all_token_ids.gpu[4, 7] = 3
+    req_states.all_token_ids.gpu[4, 7] = 3
     assert text.nonzero().tolist() == [[5, 7]]
-    assert theirs.all_token_ids.gpu.stride(0) == 8, "vLLM's kernels are told how far rows are apart"
-    assert "text" not in carried(other, P)
-    assert other.all_token_ids.gpu is own, "it may be memory of the host's"
+    assert req_states.all_token_ids.gpu.stride(0) == 8, "vLLM's kernels are told how far rows are apart"
+    assert "text" not in carried(untouched, P)
+    assert untouched.all_token_ids.gpu is own, "it may be memory of the host's"
 
 
 @pytest.mark.parametrize(("width", "wider"), [(5, 8), (8, 8), (1, 4)])
 def test_rows_of_blocks_begin_at_multiples_of_sixteen_bytes(width: int, wider: int) -> None:
     blocks = BlockTables(5, (3, width))
-    other: Tensor = blocks.block_tables[0].gpu
+    untouched: Tensor = blocks.block_tables[0].gpu
     whole = block_table(blocks, 1, P)
-    theirs: Tensor = blocks.block_tables[1].gpu
-    assert (list(whole.shape), list(theirs.shape)) == ([P, wider], [5, wider])
-    assert theirs.data_ptr() == whole[1].data_ptr()
-    assert theirs.data_ptr() % 16 == whole.data_ptr() % 16 == 0
-    assert blocks.input_block_tables[1].shape == theirs.shape, "vLLM gathers rows into a table as wide"
-    assert blocks.block_tables[0].gpu is other
-    assert blocks.told == [[other.data_ptr(), theirs.data_ptr()]], "vLLM's kernels find tables by these addresses"
+    replaced: Tensor = blocks.block_tables[1].gpu
+    assert (list(whole.shape), list(replaced.shape)) == ([P, wider], [5, wider])
+    assert replaced.data_ptr() == whole[1].data_ptr()
+    assert replaced.data_ptr() % 16 == whole.data_ptr() % 16 == 0
+    assert blocks.input_block_tables[1].shape == replaced.shape, "vLLM gathers rows into a table as wide"
+    assert blocks.block_tables[0].gpu is untouched
+    assert blocks.told == [[untouched.data_ptr(), replaced.data_ptr()]], "vLLM's kernels find tables by these addresses"
 
 
 def test_room_of_requests() -> None:
@@ -136,7 +139,7 @@ def test_a_server_that_the_program_is_for() -> None:
 
 
 @pytest.mark.parametrize(
-    ("changes", "said"),
+    ("changes", "message"),
     [
         ({"num_speculative_tokens": 5}, "num_steps is 3 in the program, 5 in the server"),
         ({"method": "eagle3"}, "the program is of EAGLE, the server's method is eagle3"),
@@ -157,9 +160,9 @@ def test_a_server_that_the_program_is_for() -> None:
         ({"draft_model_config": model(hidden=32)}, "hidden_size of the draft is 64 in the program, 32 in the server"),
     ],
 )
-def test_what_does_not_fit_is_named(changes: dict[str, Any], said: str) -> None:
-    (found,) = misfits(plan(), server(**changes), Own, {Own})
-    assert found.startswith(said)
+def test_what_does_not_fit_is_named(changes: dict[str, Any], message: str) -> None:
+    (misfit,) = misfits(plan(), server(**changes), Own, {Own})
+    assert misfit.startswith(message)
 
 
 def look_ups(**changes: Any) -> Any:
@@ -172,14 +175,14 @@ def test_how_drafts_are_looked_up_is_compared(method: str) -> None:
     """And a model that drafts is not: vLLM has the target in its place."""
     own = {"method": method, "prompt_lookup_max": 4, "prompt_lookup_min": 2, "draft_model_config": model(hidden=32)}
     assert misfits(look_ups(), server(**own), Own, {Own}) == []
-    for changes, said in (
+    for changes, message in (
         ({"window": 128}, "options.window is 128 in the program, max_model_len is 160 in the server"),
         ({"longest": 5}, "options.longest is 5 in the program, prompt_lookup_max is 4 in the server"),
         ({"shortest": 1}, "options.shortest is 1 in the program, prompt_lookup_min is 2 in the server"),
     ):
-        assert misfits(look_ups(**changes), server(**own), Own, {Own}) == [said]
-    (found,) = misfits(look_ups(), server(), Own, {Own})
-    assert found == "the program is of NGRAM, the server's method is eagle"
+        assert misfits(look_ups(**changes), server(**own), Own, {Own}) == [message]
+    (misfit,) = misfits(look_ups(), server(), Own, {Own})
+    assert misfit == "the program is of NGRAM, the server's method is eagle"
 
 
 def test_other_drafts_are_vllms_own() -> None:
@@ -189,8 +192,8 @@ def test_other_drafts_are_vllms_own() -> None:
 @pytest.mark.parametrize(("layers", "group"), [({"d.0", "d.1"}, 1), ({"t.0"}, 0)])
 def test_where_keys_and_values_of_the_draft_are(layers: set[str], group: int) -> None:
     groups = [SimpleNamespace(layer_names=names) for names in (["t.0"], ["d.0", "d.1"])]
-    found = SimpleNamespace(kv_cache_config=SimpleNamespace(kv_cache_groups=groups), draft_attn_layer_names=layers)
-    assert draft_group(found) == group
-    found.draft_attn_layer_names = layers | {"t.0", "d.0"}
+    speculator = SimpleNamespace(kv_cache_config=SimpleNamespace(kv_cache_groups=groups), draft_attn_layer_names=layers)
+    assert draft_group(speculator) == group
+    speculator.draft_attn_layer_names = layers | {"t.0", "d.0"}
     with pytest.raises(RuntimeError, match="in 2 groups of KV caches"):
-        draft_group(found)
+        draft_group(speculator)

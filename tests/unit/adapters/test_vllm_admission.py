@@ -47,11 +47,11 @@ class Program:
 def admission(*parameters: str) -> tuple[Admission, Program]:
     program, sizes = Program(), {"V": V}
     fields = [SimpleNamespace(name=f"sampling_{name}", given=True) for name in parameters]
-    carry = {one.name: one for one in [*fields, SimpleNamespace(name="bonus", given=False)]}
+    carry = {field.name: field for field in [*fields, SimpleNamespace(name="bonus", given=False)]}
     package = SimpleNamespace(Sampling=Sampling, plan=SimpleNamespace(carry=carry, size=sizes.__getitem__))
     processors = {
         PenaltiesState: Processor(lambda state: state.use_penalty, lambda state: state.use_penalty & False),
-        Masks: Processor(lambda one: one.changes, lambda one: one.masks),
+        Masks: Processor(lambda masks: masks.changes, lambda masks: masks.masks),
     }
     return Admission(package, program, processors), program
 
@@ -128,9 +128,9 @@ def test_penalties_are_a_programs_that_has_them(temperature: float, given: dict[
     assert made.refuses(engine, rows(0, 1)) is None
     if reason is None:
         made.say(engine, rows(0, 3))
-        mine = program.rows[3 + AHEAD]
+        sampling = program.rows[3 + AHEAD]
         wanted = {"repetition_penalty": 1, "frequency_penalty": 0, "presence_penalty": 0} | given
-        assert {name: getattr(mine, name) for name in wanted} == wanted
+        assert {name: getattr(sampling, name) for name in wanted} == wanted
     engine.logits_processors.append(Owns())
     assert made.refuses(engine, rows(3)) == "penalties, biases or other processors of logits"
 
@@ -210,10 +210,10 @@ def test_a_program_has_at_every_step_what_its_requests_ask_for() -> None:
         assert program.told - before == len(new & {*batch})
         new -= {*batch}
         for row in batch:
-            mine, wanted = program.rows[row + AHEAD], asked[row]
-            assert (mine.temperature, mine.seed) == (wanted["temperature"], wanted["seed"] % SEED)
-            assert mine.top_p == wanted.get("top_p", 1)
-            assert mine.top_k == (wanted.get("top_k", V) if wanted.get("top_k", V) < V else 0)
+            sampling, wanted = program.rows[row + AHEAD], asked[row]
+            assert (sampling.temperature, sampling.seed) == (wanted["temperature"], wanted["seed"] % SEED)
+            assert sampling.top_p == wanted.get("top_p", 1)
+            assert sampling.top_k == (wanted.get("top_k", V) if wanted.get("top_k", V) < V else 0)
 
 
 def test_a_temperature_above_all_of_a_programs() -> None:

@@ -37,20 +37,20 @@ def serve(monkeypatch: pytest.MonkeyPatch) -> Iterator[Serve]:
         yield start
 
 
-def told(caplog: pytest.LogCaptureFixture) -> list[str]:
+def messages_of_ranks(caplog: pytest.LogCaptureFixture) -> list[str]:
     """What the log says of ranks."""
-    return [one.getMessage() for one in caplog.records if "ranks" in one.getMessage()]
+    return [record.getMessage() for record in caplog.records if "ranks" in record.getMessage()]
 
 
 def otherwise(name: str, value: object) -> Callable[[dict[str, object]], dict[str, object]]:
     """Another rank, which says something else of one thing."""
-    return lambda mine: mine | ({name: value} if name in mine else {})
+    return lambda facts: facts | ({name: value} if name in facts else {})
 
 
 def counted() -> float:
     """The steps that this process has counted."""
-    samples = [one for metric in REGISTRY.collect() for one in metric.samples]
-    return sum(one.value for one in samples if one.name == "specc:decode_steps_total")
+    samples = [sample for metric in REGISTRY.collect() for sample in metric.samples]
+    return sum(sample.value for sample in samples if sample.name == "specc:decode_steps_total")
 
 
 def test_one_rank_asks_nobody(serve: Serve, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -69,30 +69,30 @@ def test_ranks_that_agree_run_the_program(
     before, server = counted(), serve(plan())
     decode(server)
     assert server.program.served == len(BATCHES)
-    assert [{*said} for said in group.said] == [{CHOSEN, CAPTURE}, {BOUND}]
+    assert [{*facts} for facts in group.said] == [{CHOSEN, CAPTURE}, {BOUND}]
     assert group.said[0] == {CHOSEN: f"{PROGRAM} 0.1.0+p1", CAPTURE: "none"}
-    assert told(caplog) == []
+    assert messages_of_ranks(caplog) == []
     assert counted() - before == (0 if rank else len(BATCHES))
     assert ("runs the decode steps" in caplog.text) != bool(rank)
 
 
 @pytest.mark.parametrize("rank", [0, 1])
 @pytest.mark.parametrize(
-    ("name", "value", "mine"),
+    ("name", "value", "own_value"),
     [(CHOSEN, f"{PROGRAM} 0.1.0+p2", f"{PROGRAM} 0.1.0+p1"), (CHOSEN, None, f"{PROGRAM} 0.1.0+p1"),
      (CAPTURE, "drafts", "none"), (BOUND, False, True)],
 )  # fmt: skip
 def test_where_a_rank_would_run_something_else_all_run_vllms_steps(
-    serve: Serve, rank: int, name: str, value: object, mine: object, monkeypatch: pytest.MonkeyPatch,
+    serve: Serve, rank: int, name: str, value: object, own_value: object, monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
 ) -> None:  # fmt: skip
     ranks(monkeypatch, GroupCoordinator(2, rank, otherwise(name, value)))
     server = serve(plan())
     assert server.program is None
     decode(server)
-    by_rank = f"{name} is {mine} on rank 0, {value} on rank 1"
+    by_rank = f"{name} is {own_value} on rank 0, {value} on rank 1"
     line = f"specc: ranks would not run the same steps: {by_rank}. vLLM's own steps run"
-    assert told(caplog) == ([] if rank else [line])
+    assert messages_of_ranks(caplog) == ([] if rank else [line])
 
 
 def test_where_no_program_fits_this_rank_none_runs_on_others(
@@ -103,7 +103,7 @@ def test_where_no_program_fits_this_rank_none_runs_on_others(
     server = serve(plan(), rejection_sample_method="block")
     assert server.program is None
     assert group.said[0][CHOSEN] is None
-    assert any("None on rank 0, another on rank 1" in line for line in told(caplog))
+    assert any("None on rank 0, another on rank 1" in line for line in messages_of_ranks(caplog))
     decode(server)
 
 

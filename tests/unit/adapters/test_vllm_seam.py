@@ -46,9 +46,9 @@ def plan_of(algorithm: str) -> Plan:
 
 def test_all_that_the_adapter_touches_is_there(serve: Serve) -> None:
     serve(plan_of("EAGLE"))
-    found = adapter("seam")
-    tables = (found.MUST, *found.MAY.values())
-    assert [list(found.lacking(table)) for table in tables] == [[]] * (1 + len(found.MAY))
+    checked = adapter("seam")
+    tables = (checked.MUST, *checked.MAY.values())
+    assert [list(checked.lacking(table)) for table in tables] == [[]] * (1 + len(checked.MAY))
 
 
 def test_everything_that_is_imported_is_in_a_table() -> None:
@@ -56,15 +56,15 @@ def test_everything_that_is_imported_is_in_a_table() -> None:
     rows = [touch for table in (seam.MUST, *seam.MAY.values()) for touch in touches(table)]
     known = {touch.place for touch in rows} | {f"{touch.place}.{name}" for touch in rows for name in touch.has.split()}
     above = {place.rpartition(".")[0] for place in known}
-    found = [
-        (file.name, f"{node.module}.{one.name}".removeprefix("vllm."))
+    imported = [
+        (file.name, f"{node.module}.{alias.name}".removeprefix("vllm."))
         for file in FILES
         for node in ast.walk(ast.parse(file.read_text(encoding="utf-8")))
         if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("vllm")
-        for one in node.names
+        for alias in node.names
     ]
-    assert len(found) > 7
-    assert [(file, place) for file, place in found if place not in known | above] == []
+    assert len(imported) > 7
+    assert [(file, place) for file, place in imported if place not in known | above] == []
 
 
 def renamed(self: Any, rows: int) -> None:

@@ -164,21 +164,21 @@ def test_log_probabilities_are_those_of_the_targets_scores(serve: Serve, algorit
     for rows in BATCHES:
         before = {row: server.text(row) for row in rows}
         server.decode(rows)
-        found, most = server.output.logprobs_tensors, max(asked[rows])
+        logprobs, most = server.output.logprobs_tensors, max(asked[rows])
         if most < 0:
-            assert found is None
+            assert logprobs is None
             continue
-        assert found.cu_num_generated_tokens == [4 * place for place in range(len(rows) + 1)]
-        assert found.logprobs.shape == (4 * len(rows), 1 + most)
+        assert logprobs.cu_num_generated_tokens == [4 * place for place in range(len(rows) + 1)]
+        assert logprobs.logprobs.shape == (4 * len(rows), 1 + most)
         for place, row in enumerate(rows):
             emitted = server.text(row)[len(before[row]) :]
             for i, token in enumerate(emitted):
                 scores = target_scores(server.target.model, before[row] + emitted[:i])
                 scores = scores if mode == "raw_logits" else scores.log_softmax(-1)
-                assert found.logprob_token_ids[4 * place + i, 0] == token
-                assert found.selected_token_ranks[4 * place + i] == 1
-                assert torch.allclose(found.logprobs[4 * place + i, 0], scores[token])
-                assert torch.allclose(found.logprobs[4 * place + i, 1:], scores.topk(int(most)).values)
+                assert logprobs.logprob_token_ids[4 * place + i, 0] == token
+                assert logprobs.selected_token_ranks[4 * place + i] == 1
+                assert torch.allclose(logprobs.logprobs[4 * place + i, 0], scores[token])
+                assert torch.allclose(logprobs.logprobs[4 * place + i, 1:], scores.topk(int(most)).values)
     server.judge()
     assert server.program.left == {}
 
@@ -209,7 +209,7 @@ def test_tokens_that_requests_forbid(serve: Serve, algorithm: str) -> None:
     plan = plan_of(algorithm)
     server, asked = serve(plan), {0: 30, 5: 14}
     sampler, vocabulary = server.runner.sampler, plan.size("V")
-    early, words = (one for one in sampler.logits_processors if not hasattr(one, "use_penalty"))
+    early, words = (processor for processor in sampler.logits_processors if not hasattr(processor, "use_penalty"))
     stops = [*range(0, vocabulary, 2)]
     early.early = {row: (length, stops) for row, length in asked.items()}
     early.use_logit_bias[[*asked]] = True
@@ -344,9 +344,9 @@ def test_scores_that_are_no_numbers_are_counted(serve: Serve, monkeypatch: pytes
     scored = server.target.compute_logits
 
     def spoiled(hidden: Tensor) -> Tensor:
-        found = scored(hidden)
-        found[6, 50] = torch.nan
-        return found
+        logits = scored(hidden)
+        logits[6, 50] = torch.nan
+        return logits
 
     monkeypatch.setattr(server.target, "compute_logits", spoiled)
     server.decode([2, 0, 1])
@@ -376,7 +376,9 @@ def test_drafts_that_are_captured_read_hidden_states_at_one_place(
     run(server, BATCHES)
     server.judge()
     assert server.program.report()["capture"] == "drafts"
-    assert {one.data_ptr() for one in handed if one is not None} == {one.data_ptr() for one in given.values()}
+    assert {tensor.data_ptr() for tensor in handed if tensor is not None} == {
+        tensor.data_ptr() for tensor in given.values()
+    }
 
 
 @pytest.mark.parametrize("algorithm", ["EAGLE", "NGRAM"])
@@ -404,7 +406,9 @@ def test_after_a_capture_that_fails_vllms_steps_run(serve: Serve, monkeypatch: p
     monkeypatch.setattr(RotatedStep, "capture", fail)
     server = serve(plan_of("EAGLE"))
     assert server.program is None
-    active = [one.value for metric in REGISTRY.collect() for one in metric.samples if "program_active" in one.name]
+    active = [
+        sample.value for metric in REGISTRY.collect() for sample in metric.samples if "program_active" in sample.name
+    ]
     assert active and not any(active)
     server.begin(PROMPTS)
     run(server, BATCHES)

@@ -27,18 +27,18 @@ def refused(loaded: LoadedConfig) -> Diagnostic:
     """The only thing that is wrong with it."""
     with pytest.raises(DiagnosticError) as raised:
         compile_module(loaded)
-    (found,) = raised.value.diagnostics
-    return found
+    (diagnostic,) = raised.value.diagnostics
+    return diagnostic
 
 
 @pytest.mark.parametrize("name", WITH_DRAFT)
 def test_a_draft_shares_the_targets_vocabulary(name: str) -> None:
     """Draft token ids are target token ids; the finding stands at the draft's size, with a note at the target's."""
     loaded = load(name, draft={"vocab_size": 97})
-    found = refused(loaded)
-    assert found.code == "legal/vocab-mismatch"
-    assert found.location == loaded.location("draft", "vocab_size")
-    assert [note.location for note in found.notes] == [loaded.location("target", "vocab_size")]
+    diagnostic = refused(loaded)
+    assert diagnostic.code == "legal/vocab-mismatch"
+    assert diagnostic.location == loaded.location("draft", "vocab_size")
+    assert [note.location for note in diagnostic.notes] == [loaded.location("target", "vocab_size")]
 
 
 def test_the_vocabulary_of_a_model_directory_is_shown_at_its_path(tmp_path: Path) -> None:
@@ -61,10 +61,10 @@ def test_the_vocabulary_of_a_model_directory_is_shown_at_its_path(tmp_path: Path
 def test_every_step_has_a_module(steps: int, layers: int) -> None:
     """The draft's layers are its modules; fewer steps than modules are fine."""
     loaded = load("MULTI_LAYER_EAGLE", num_steps=steps, draft={"num_layers": layers})
-    found = refused(loaded)
-    assert (found.code, found.location) == ("legal/modules", loaded.location("num_steps"))
-    assert [note.location for note in found.notes] == [loaded.location("draft", "num_layers")]
-    assert found.hint == f"write num_steps: {layers}"
+    diagnostic = refused(loaded)
+    assert (diagnostic.code, diagnostic.location) == ("legal/modules", loaded.location("num_steps"))
+    assert [note.location for note in diagnostic.notes] == [loaded.location("draft", "num_layers")]
+    assert diagnostic.hint == f"write num_steps: {layers}"
 
 
 def test_what_is_carried_has_one_size_at_all_shapes() -> None:
@@ -72,10 +72,10 @@ def test_what_is_carried_has_one_size_at_all_shapes() -> None:
     loaded = load("MULTI_LAYER_EAGLE", num_steps=[2, 4])
     with pytest.raises(DiagnosticError) as raised:
         check_config(loaded)
-    (found,) = raised.value.diagnostics
-    assert (found.code, found.location) == ("legal/shapes", loaded.location("num_steps"))
-    assert "i64[B, 4] at 4, i64[B, 2] at 2" in found.message
-    assert found.hint == "write one num_steps"
+    (diagnostic,) = raised.value.diagnostics
+    assert (diagnostic.code, diagnostic.location) == ("legal/depths", loaded.location("num_steps"))
+    assert "i64[B, 4] with num_steps 4, i64[B, 2] with num_steps 2" in diagnostic.message
+    assert diagnostic.hint == "write one num_steps"
     check_config(load("MULTI_LAYER_EAGLE", num_steps=[4]))
 
 
@@ -89,16 +89,16 @@ def test_what_is_carried_has_one_size_at_all_shapes() -> None:
 )
 def test_a_reader_of_the_targets_keys_and_values_expects_those(key: str, draft: dict[str, Any]) -> None:
     loaded = load("FROZEN_KV_MTP", draft=draft)
-    found = refused(loaded)
-    assert (found.code, found.location) == ("legal/kv-mismatch", loaded.location("draft", key))
-    assert [note.location for note in found.notes] == [loaded.location("target", key)]
+    diagnostic = refused(loaded)
+    assert (diagnostic.code, diagnostic.location) == ("legal/kv-mismatch", loaded.location("draft", key))
+    assert [note.location for note in diagnostic.notes] == [loaded.location("target", key)]
 
 
 def test_a_shortest_match_is_not_longer_than_the_longest() -> None:
     loaded = load("NGRAM", options={"longest": 3, "shortest": 4})
-    found = refused(loaded)
-    assert (found.code, found.location) == ("config/out-of-range", loaded.location("options", "shortest"))
-    assert [note.location for note in found.notes] == [loaded.location("options", "longest")]
+    diagnostic = refused(loaded)
+    assert (diagnostic.code, diagnostic.location) == ("config/out-of-range", loaded.location("options", "shortest"))
+    assert [note.location for note in diagnostic.notes] == [loaded.location("options", "longest")]
 
 
 # --- the registry -----------------------------------------------------------------------------------------------------
@@ -176,9 +176,9 @@ def test_forwards_are_added_once(monkeypatch: pytest.MonkeyPatch) -> None:
     add_forward(FORWARD)
     add_forward(FORWARD)
     assert known["model.mine"] is FORWARD
-    other = OpDef("model.mine", "rows: i64[B] -> logits: f32[B, Vd]", "Another one.", effect="external")
+    namesake = OpDef("model.mine", "rows: i64[B] -> logits: f32[B, Vd]", "Another one.", effect="external")
     with pytest.raises(TypeError, match=r"another op named model\.mine"):
-        add_forward(other)
+        add_forward(namesake)
 
 
 # --- the documentation ------------------------------------------------------------------------------------------------

@@ -57,8 +57,8 @@ def test_coupled_drafts(algorithm: str) -> None:
     draws = [op for op in module.find("sample.keys") if op.phase != "prefill"]
     assert {op.attrs["kind"] for op in draws} == {0}
     places = [op["positions"].source for op in draws if op.attrs["offset"] == 0]
-    found = [(int(place.attrs["offset"]), int(place.attrs["stride"])) for place in places if place]
-    assert sorted(found) == ([(1, 1)] if algorithm == "DFLASH" else [(1, 0), (2, 0), (3, 0)])
+    offsets = [(int(place.attrs["offset"]), int(place.attrs["stride"])) for place in places if place]
+    assert sorted(offsets) == ([(1, 1)] if algorithm == "DFLASH" else [(1, 0), (2, 0), (3, 0)])
     plans = [build_program(load(algorithm, **keys, draft_sampling=how)).plan for how in ("greedy", "coupled")]
     assert [*plans[0].carry] == [*plans[1].carry]
     assert len({len([*plan.nodes("step")]) for plan in plans}) == 1
@@ -67,13 +67,13 @@ def test_coupled_drafts(algorithm: str) -> None:
 def test_an_algorithm_that_keeps_them_to_itself(monkeypatch: pytest.MonkeyPatch) -> None:
     """Of the example plugin, whose drafts are drawn by forwards of its own."""
     monkeypatch.syspath_prepend(str(EXAMPLES / "plugin" / "src"))
-    found = importlib.import_module("specc_anchored").ANCHORED
-    for forward in found.forwards:  # which are forgotten afterwards
+    algorithm = importlib.import_module("specc_anchored").ANCHORED
+    for forward in algorithm.forwards:  # which are forgotten afterwards
         monkeypatch.setitem(OPS, forward.name, forward)
-    point = SimpleNamespace(name="ANCHORED", value="specc_anchored:ANCHORED", load=lambda: found)
+    point = SimpleNamespace(name="ANCHORED", value="specc_anchored:ANCHORED", load=lambda: algorithm)
     monkeypatch.setattr(algorithms, "entry_points", lambda group: [point] if group == "specc.algorithms" else [])
     with pytest.raises(DiagnosticError, match="needs what drafts are drawn from, which ANCHORED lacks") as raised:
         compile_to("expand-algorithm", load("ANCHORED", verify="block"))
-    (found,) = raised.value.diagnostics
-    assert (found.code, found.hint) == ("legal/verify", "write verify: target_only")
-    assert found.location is not None
+    (diagnostic,) = raised.value.diagnostics
+    assert (diagnostic.code, diagnostic.hint) == ("legal/verify", "write verify: target_only")
+    assert diagnostic.location is not None

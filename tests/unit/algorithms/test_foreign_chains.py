@@ -85,8 +85,8 @@ def test_what_was_not_grown_is_refused(compiled: Compile) -> None:
         operands = list(select.operands)
         with scope.b.phase("draft"):
             forward = scope.module.find("model.draft")[0]
-            found = scope.b.many("vocab.topk", forward.results[0], scope.rows, names=("p", "strange", "bad"))
-        operands[2 + STEPS + 1] = found[1]
+            candidates = scope.b.many("vocab.topk", forward.results[0], scope.rows, names=("p", "strange", "bad"))
+        operands[2 + STEPS + 1] = candidates[1]
         scope.module.set_operands(select, operands)
 
     with pytest.raises(DiagnosticError, match=r"%strange are no candidates of a tree\.grow") as raised:

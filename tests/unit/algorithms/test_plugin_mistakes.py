@@ -74,10 +74,10 @@ FAILED = [
 
 @pytest.mark.parametrize(("old", "new", "what"), [case[1:] for case in FAILED], ids=[case[0] for case in FAILED])
 def test_what_fails_while_it_runs(check: Check, old: str, new: str, what: str) -> None:
-    said = check(old, new)
-    assert said[0].startswith(f"error[plugin/failed]: the plugin {WHO}, failed:")
-    assert what in said[0]
-    at = next(line for line in said if "specc_broken.py:" in line)
+    output = check(old, new)
+    assert output[0].startswith(f"error[plugin/failed]: the plugin {WHO}, failed:")
+    assert what in output[0]
+    at = next(line for line in output if "specc_broken.py:" in line)
     shown = int(at.split(":")[-2])
     marked = SOURCE.replace(old, new, 1).splitlines()[shown - 1 : shown + 4]
     assert any(new.splitlines()[0].strip() in line for line in marked), marked
@@ -114,10 +114,10 @@ UNUSABLE = [
 
 @pytest.mark.parametrize(("old", "new", "what"), [case[1:] for case in UNUSABLE], ids=[case[0] for case in UNUSABLE])
 def test_what_cannot_be_used(check: Check, old: str, new: str, what: str) -> None:
-    said = check(old, new)
-    assert said[0].startswith(f"error[plugin/unusable]: the plugin {WHO}")
-    assert what in said[0]
-    assert said[1] == " --> c.yaml:2:12"
+    output = check(old, new)
+    assert output[0].startswith(f"error[plugin/unusable]: the plugin {WHO}")
+    assert what in output[0]
+    assert output[1] == " --> c.yaml:2:12"
 
 
 TILES = [
@@ -147,10 +147,10 @@ TILES = [
 @pytest.mark.parametrize(("old", "new", "what"), [case[1:] for case in TILES], ids=[case[0] for case in TILES])
 def test_a_tile_that_kernels_cannot_call(check: Check, old: str, new: str, what: str) -> None:
     """The file is named, and the line that is wrong."""
-    said = check(old, new)
-    assert said[0].startswith(f"error[plugin/unusable]: the plugin {WHO}, has an op that cannot be computed:")
-    assert what in said[0]
-    at = next(line for line in said if "tile.py:" in line)
+    output = check(old, new)
+    assert output[0].startswith(f"error[plugin/unusable]: the plugin {WHO}, has an op that cannot be computed:")
+    assert what in output[0]
+    at = next(line for line in output if "tile.py:" in line)
     shown = TILE.replace(old, new, 1).splitlines()[int(at.split(":")[-2]) - 1]
     assert "repeats" in shown or shown in new or what.startswith("has no"), shown
 
@@ -168,16 +168,16 @@ OPS_WITH_TILES = [
 
 @pytest.mark.parametrize(("old", "new", "what"), [c[1:] for c in OPS_WITH_TILES], ids=[c[0] for c in OPS_WITH_TILES])
 def test_an_op_that_can_have_no_tile(check: Check, old: str, new: str, what: str) -> None:
-    said = check(old, new)
-    assert said[0].startswith(f"error[plugin/unusable]: the plugin {WHO}, has an op that cannot be computed:")
-    assert what in said[0]
+    output = check(old, new)
+    assert output[0].startswith(f"error[plugin/unusable]: the plugin {WHO}, has an op that cannot be computed:")
+    assert what in output[0]
 
 
 def test_two_ops_whose_tiles_would_have_one_name(check: Check, monkeypatch: pytest.MonkeyPatch) -> None:
-    other = OpDef("broken_repeats.x", "a: i32[B] -> c: i32[B]", "", reference=len, tile=PLUGIN / "tile.py")
-    monkeypatch.setitem(OPS, other.name, other)
-    said = check('"anchored.repeats",', '"broken.repeats_x",')
-    assert "broken_repeats_x would be the function of broken_repeats.x too" in said[0]
+    namesake = OpDef("broken_repeats.x", "a: i32[B] -> c: i32[B]", "", reference=len, tile=PLUGIN / "tile.py")
+    monkeypatch.setitem(OPS, namesake.name, namesake)
+    output = check('"anchored.repeats",', '"broken.repeats_x",')
+    assert "broken_repeats_x would be the function of broken_repeats.x too" in output[0]
 
 
 GRAPHS = [
@@ -189,13 +189,13 @@ GRAPHS = [
 
 @pytest.mark.parametrize(("old", "new", "what"), [case[1:] for case in GRAPHS], ids=[case[0] for case in GRAPHS])
 def test_graphs_that_break_a_rule(check: Check, old: str, new: str, what: str) -> None:
-    said = check(old, new)
-    assert said[0].startswith(f"error[plugin/failed]: the plugin {WHO}, wrote a wrong graph:")
-    assert what in said[0]
+    output = check(old, new)
+    assert output[0].startswith(f"error[plugin/failed]: the plugin {WHO}, wrote a wrong graph:")
+    assert what in output[0]
 
 
 def test_types_that_do_not_fit_name_the_plugin(check: Check) -> None:
-    said = check('"bonus", "i32"', '"bonus", "i64"')
-    assert said[0].startswith("error[type/dtype-mismatch]")
-    assert f"note: the graph was written by the plugin {WHO}" in said
-    assert not any("hidden states" in line for line in said)
+    output = check('"bonus", "i32"', '"bonus", "i64"')
+    assert output[0].startswith("error[type/dtype-mismatch]")
+    assert f"note: the graph was written by the plugin {WHO}" in output
+    assert not any("hidden states" in line for line in output)

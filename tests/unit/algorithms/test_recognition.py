@@ -85,10 +85,10 @@ UNKNOWN: dict[str, dict[str, Any]] = {
 def pair(folder: Path, draft: dict[str, Any] | None, target: dict[str, Any] = LLAMA) -> Pair:
     """Two directories with these keys."""
     sides = {"target": target} | ({"draft": draft} if draft is not None else {})
-    for side, keys in sides.items():
-        (folder / side).mkdir()
-        (folder / side / "config.json").write_text(json.dumps(keys))
-    return Pair(*(describe(folder / side, side) for side in sides))
+    for role, keys in sides.items():
+        (folder / role).mkdir()
+        (folder / role / "config.json").write_text(json.dumps(keys))
+    return Pair(*(describe(folder / role, role) for role in sides))
 
 
 @pytest.mark.parametrize(("keys", "algorithm", "steps"), DRAFTS.values(), ids=DRAFTS)
@@ -107,10 +107,12 @@ def test_targets_alone(keys: dict[str, Any], algorithm: str, steps: int | None, 
 def test_what_nothing_recognises(keys: dict[str, Any], tmp_path: Path) -> None:
     with pytest.raises(DiagnosticError) as error:
         recognise(pair(tmp_path, keys))
-    (found,) = error.value.diagnostics
-    assert found.code == "init/which-algorithm"
-    assert found.message.startswith("nothing in 'draft/config.json' says which algorithm drafts with it: architectures")
-    assert found.hint == (
+    (diagnostic,) = error.value.diagnostics
+    assert diagnostic.code == "init/which-algorithm"
+    assert diagnostic.message.startswith(
+        "nothing in 'draft/config.json' says which algorithm drafts with it: architectures"
+    )
+    assert diagnostic.hint == (
         "give --algorithm NAME, one of STANDALONE, EAGLE, EAGLE3, FROZEN_KV_MTP, MULTI_LAYER_EAGLE, DFLASH, NGRAM"
     )
 
@@ -127,7 +129,7 @@ OTHER = Algorithm("OTHER", "something drafts", lambda scope: None, Needs(recogni
 
 
 @pytest.fixture
-def other(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
+def other_plugin(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
     """Installs a plugin that recognises what an expression says."""
     folder = tmp_path / "site"
     about = folder / "specc_other-1.0.dist-info"
@@ -139,27 +141,29 @@ def other(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
     sys.modules.pop("specc_other", None)
 
 
-def test_a_plugin_recognises_its_own(other: Any, tmp_path: Path) -> None:
-    other('Fit("it has three heads", 3) if pair.draft and pair.draft.named("medusa") else None')
+def test_a_plugin_recognises_its_own(other_plugin: Any, tmp_path: Path) -> None:
+    other_plugin('Fit("it has three heads", 3) if pair.draft and pair.draft.named("medusa") else None')
     name, fit, warnings = recognise(pair(tmp_path, of("MedusaModel")))
     assert (name, fit.why, fit.num_steps, warnings) == ("OTHER", "it has three heads", 3, [])
 
 
-def test_what_two_recognise(other: Any, tmp_path: Path) -> None:
-    other('Fit("it is a head")')
+def test_what_two_recognise(other_plugin: Any, tmp_path: Path) -> None:
+    other_plugin('Fit("it is a head")')
     with pytest.raises(DiagnosticError) as error:
         recognise(pair(tmp_path, of("EagleHead")))
-    (found,) = error.value.diagnostics
-    assert found.code == "init/which-algorithm"
+    (diagnostic,) = error.value.diagnostics
+    assert diagnostic.code == "init/which-algorithm"
     reasons = "EAGLE, because the draft's class is EagleHead; OTHER, because it is a head"
-    assert found.message == f"'draft' is a draft for several algorithms: {reasons}"
-    assert found.hint == "give --algorithm NAME, one of EAGLE, OTHER"
+    assert diagnostic.message == f"'draft' is a draft for several algorithms: {reasons}"
+    assert diagnostic.hint == "give --algorithm NAME, one of EAGLE, OTHER"
 
 
-@pytest.mark.parametrize(("result", "said"), [("1 / 0", "ZeroDivisionError"), ("'yes'", "recognises gives 'yes'")])
-def test_a_plugin_that_fails_is_blamed_and_left_out(other: Any, result: str, said: str, tmp_path: Path) -> None:
-    other(result)
+@pytest.mark.parametrize(("result", "message"), [("1 / 0", "ZeroDivisionError"), ("'yes'", "recognises gives 'yes'")])
+def test_a_plugin_that_fails_is_blamed_and_left_out(
+    other_plugin: Any, result: str, message: str, tmp_path: Path
+) -> None:
+    other_plugin(result)
     name, _, (warning,) = recognise(pair(tmp_path, of("EagleHead")))
     assert (name, warning.code, warning.severity) == ("EAGLE", "plugin/failed", "warning")
-    assert said in warning.message
+    assert message in warning.message
     assert "OTHER, of specc-other 1.0" in warning.message

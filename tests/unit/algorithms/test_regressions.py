@@ -84,8 +84,8 @@ MERGED = {"hc_mult": 4, "hidden_source": "collapsed"}
 def test_the_width_of_streams_is_that_of_the_model_that_hands_them_over(algorithm: str, shape: dict[str, Any]) -> None:
     """The number of streams was multiplied in for one model where the rows were the other's, or not at all."""
     shape = shape if needs(algorithm).trees else {}
-    for side in ("target", "draft"):
-        check_widths(load(algorithm, **shape, **{side: STREAMS}), "hc_mult", "hc_mult")
+    for role in ("target", "draft"):
+        check_widths(load(algorithm, **shape, **{role: STREAMS}), "hc_mult", "hc_mult")
     wide = front(algorithm, **shape, target=STREAMS, draft=STREAMS)
     assert {type_.rpartition(" ")[2] for type_ in reads(wide).values()} == {"256]"}
     merged = front(algorithm, **shape, target=MERGED, draft={})
@@ -100,8 +100,8 @@ def test_an_assistant_says_how_wide_the_streams_of_its_target_are(shape: dict[st
     module = front("FROZEN_KV_MTP", **shape, **keys)
     assert str(module.carries["hidden"].type) == "f32[B, 256]"
     assert sizes(module) == {256}
-    found = refused(load("FROZEN_KV_MTP", **shape, target=STREAMS, draft=NARROW | {"target_hidden_size": 64}))
-    assert {d.code for d in found} == {"type/width-mismatch"}
+    diagnostics = refused(load("FROZEN_KV_MTP", **shape, target=STREAMS, draft=NARROW | {"target_hidden_size": 64}))
+    assert {d.code for d in diagnostics} == {"type/width-mismatch"}
 
 
 # --- rows of the target in batches that were sized by the draft -------------------------------------------------------
@@ -227,8 +227,8 @@ def test_another_dtype(algorithm: str) -> None:
     assert {str(module.carries[name].type) for name in module.carries.keys() & {"hidden"}} <= {"f16[B, 64]"}
     for bare in ("EAGLE", "MULTI_LAYER_EAGLE"):
         loaded = load(bare, **keys)
-        found = refused(loaded)
-        assert {(d.code, d.location) for d in found} == {
+        diagnostics = refused(loaded)
+        assert {(d.code, d.location) for d in diagnostics} == {
             ("type/dtype-mismatch", loaded.location("draft", "hidden_size"))
         }
-        assert {note.location for d in found for note in d.notes} == {loaded.location("target", "hidden_size")}
+        assert {note.location for d in diagnostics for note in d.notes} == {loaded.location("target", "hidden_size")}

@@ -84,8 +84,8 @@ def reads_the_target_afterwards(scope: Scope) -> None:
         dtypes = dict.fromkeys(("dtype", "logits_dtype", "input_dtype"), "f32")
         names = ("again_logits", "kv_again", "again_hidden")
         logits, *_ = b.many("model.assist", token, at, scope.rows, lens, state, names=names, **widths, **dtypes)
-        found, _ = b.many("vocab.argmax", logits, scope.rows, names=("guess", "guess_bad"), dtype="i32", keep="")
-    scope.output("guess", found)
+        guess, _ = b.many("vocab.argmax", logits, scope.rows, names=("guess", "guess_bad"), dtype="i32", keep="")
+    scope.output("guess", guess)
 
 
 def test_keys_and_values_are_moved_before_others_read_them(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -207,11 +207,11 @@ def test_rows_of_nodes_are_no_rows_of_a_path(keys: dict[str, Any]) -> None:
     loaded = curious("CONFUSED", **keys)
     with pytest.raises(DiagnosticError) as raised:
         compile_to("infer-types", loaded)
-    (found,) = raised.value.diagnostics
-    assert found.code == "type/axis-mismatch"
-    assert found.message == "model.extend: hidden must have A at axis 1, got N in f32[B, N, 64]"
-    assert found.location == loaded.location("draft", "hidden_size")
-    assert [(note.message, note.location) for note in found.notes] == [
+    (diagnostic,) = raised.value.diagnostics
+    assert diagnostic.code == "type/axis-mismatch"
+    assert diagnostic.message == "model.extend: hidden must have A at axis 1, got N in f32[B, N, 64]"
+    assert diagnostic.location == loaded.location("draft", "hidden_size")
+    assert [(note.message, note.location) for note in diagnostic.notes] == [
         ("f32[B, N, 64] comes from model.target", loaded.location("target", "hidden_size"))
     ]
 

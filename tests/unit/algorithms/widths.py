@@ -26,8 +26,8 @@ def refused(loaded: LoadedConfig) -> tuple[Diagnostic, ...]:
 
 def check_widths(loaded: LoadedConfig, draft_key: str, target_key: str) -> None:
     """A width mismatch, in prefill and after verification, that shows the line of either model."""
-    found = refused(loaded)
-    assert [d.code for d in found] == ["type/width-mismatch"] * 2
-    assert {d.location for d in found} == {loaded.location("draft", draft_key)}
-    assert {note.location for d in found for note in d.notes} == {loaded.location("target", target_key)}
-    assert all(d.hint and "aux_layers" in d.hint for d in found)
+    diagnostics = refused(loaded)
+    assert [d.code for d in diagnostics] == ["type/width-mismatch"] * 2
+    assert {d.location for d in diagnostics} == {loaded.location("draft", draft_key)}
+    assert {note.location for d in diagnostics for note in d.notes} == {loaded.location("target", target_key)}
+    assert all(d.hint and "aux_layers" in d.hint for d in diagnostics)

@@ -20,9 +20,13 @@ def container(*entries):
 
 def test_machine_code_of_one_architecture_is_left(tmp_path):
     parts = [(1, 90, b"p" * 24), (2, 80, b"a" * 40), (2, 90, b"k" * 16), (2, 100, b"b" * 8)]
-    other = [(2, 75, b"t" * 32), (2, 90, b"q" * 8)]
+    second_parts = [(2, 75, b"t" * 32), (2, 90, b"q" * 8)]
     before = (
-        b"host" + container(*(entry(*p) for p in parts)) + b"between" + container(*(entry(*p) for p in other)) + b"end"
+        b"host"
+        + container(*(entry(*p) for p in parts))
+        + b"between"
+        + container(*(entry(*p) for p in second_parts))
+        + b"end"
     )
     path = tmp_path / "library.so"
     path.write_bytes(before)
@@ -79,14 +83,14 @@ def test_kernels_of_the_wanted_widths_are_kept(fa3):
 
 def test_a_library_keeps_the_entries_of_its_wanted_kernels(fa3, tmp_path, monkeypatch):
     names = {"_Zwide": kernel(128, 128, pages=True), "_Zother": kernel(256, 256, pages=True)}
-    monkeypatch.setattr(fa3, "demangled", lambda found: {name: names[name] for name in found})
-    wide, other = (b"\x7fELF" + f".text.{name}\0".encode() for name in names)
-    before = container(entry(2, 90, wide), entry(2, 90, other), entry(2, 80, wide))
+    monkeypatch.setattr(fa3, "demangled", lambda mangled: {name: names[name] for name in mangled})
+    wide, unwanted = (b"\x7fELF" + f".text.{name}\0".encode() for name in names)
+    before = container(entry(2, 90, wide), entry(2, 90, unwanted), entry(2, 80, wide))
     path = tmp_path / "library.so"
     path.write_bytes(before)
     assert fa3.keep(path, fa3.KINDS["128"]) == len(wide)
     assert path.read_bytes() == container(
-        entry(2, 90, wide), entry(2, 90, bytes(len(other))), entry(2, 80, bytes(len(wide)))
+        entry(2, 90, wide), entry(2, 90, bytes(len(unwanted))), entry(2, 80, bytes(len(wide)))
     )
     path.write_bytes(before)
     with pytest.raises(SystemExit, match=r"no kernel of the widths \[\(64, 64, True\)\]"):

@@ -52,16 +52,16 @@ def reported(variant, stock, specc, plain=None, models=Path()):
 
 
 def test_ratios_are_the_programs_over_stock():
-    found = reported(TIMED, timed(1.0, 50), timed(0.5, 5))
-    (record,) = found["records"]
+    result = reported(TIMED, timed(1.0, 50), timed(0.5, 5))
+    (record,) = result["records"]
     assert list(record["points"]) == ["1024x1", "8192x1"]
     ratio = record["points"]["1024x1"]["ratio"]
     assert (ratio["ms a step"], ratio["tokens/s"], ratio["launches"]) == pytest.approx((0.5, 2.0, 0.1))
-    mine = record["points"]["1024x1"]["specc"]
-    assert (mine["step / GPU"], mine["forwards us"], mine["least"]) == pytest.approx((500 / 900, 850, 90))
+    figures = record["points"]["1024x1"]["specc"]
+    assert (figures["step / GPU"], figures["forwards us"], figures["least"]) == pytest.approx((500 / 900, 850, 90))
     assert record["points"]["8192x1"]["ratio"]["launches"] is None
     assert record["errors"].keys() == {"stock trace 8192x1", "specc trace 8192x1"}
-    text = report.tables(found)
+    text = report.tables(result)
     assert "| llama_chain | 1024 | 1 | specc | fa3 | 0.5 (0.50 to 0.51) | 5000 |" in text
     assert "| llama_chain | 1024 | 1 | **specc / stock** |  | 0.5 | 2 |" in text
     assert "FAILED llama_chain: specc trace 8192x1: few steps" in text
@@ -76,9 +76,9 @@ def test_ratios_of_time_are_those_of_turns():
 
 
 def test_the_machine_and_what_is_made_up_are_said():
-    found = reported(TIMED, timed(1.0, 50), timed(0.5, 5))
-    assert found["machine"]["torch"]
-    assert "SGLANG_SIMULATE_ACC_LEN=2.5" in report.tables(found)
+    result = reported(TIMED, timed(1.0, 50), timed(0.5, 5))
+    assert result["machine"]["torch"]
+    assert "SGLANG_SIMULATE_ACC_LEN=2.5" in report.tables(result)
 
 
 @pytest.mark.parametrize(
@@ -94,8 +94,8 @@ def test_what_must_be_the_same_is_a_failure_where_it_is_not(specc, failure):
     """Figures of another server, of SGLang's own step, or of other accepted lengths."""
     own = {name: what for name, what in timed(1.0, 50).items() if not name.startswith("trace 8192")}
     assert reported(TIMED, own, own)["failures"] == []
-    (found,) = reported(TIMED, own, own | specc)["failures"]
-    assert failure in found
+    (message,) = reported(TIMED, own, own | specc)["failures"]
+    assert failure in message
 
 
 def test_backends_of_roles_are_named_where_they_differ():
@@ -108,14 +108,14 @@ def test_accepted_lengths_count_where_texts_are_the_same(monkeypatch):
     monkeypatch.setattr(report, "explain_ties", lambda *_: None)
     ids = [[1, 2], [3, 4], [5, 6]]
     stock, specc = answered(ids, [2.0, 3.0, 2.0]), answered([[1, 2], [3, 4], [5, 7]], [2.0, 2.5, 1.0])
-    found = reported(CHAIN, stock, specc, answered([[1, 2], [3, 9], [5, 6]], [None] * 3))
-    (record,) = found["records"]
+    result = reported(CHAIN, stock, specc, answered([[1, 2], [3, 9], [5, 6]], [None] * 3))
+    (record,) = result["records"]
     assert record["accepted"] == {"same": 1, "of": 2, "mean": pytest.approx(7 / 3)}
     assert record["texts"] == {"same": 2, "of": 3, "first_difference": [None, None, 1]}
     assert record["texts_of_no_speculation"]["stock"]["same"] == 2
-    assert found["failures"] == ["ex_eagle_chain_fa3: accepted lengths of 1 prompts with the same text differ"]
+    assert result["failures"] == ["ex_eagle_chain_fa3: accepted lengths of 1 prompts with the same text differ"]
     assert "| ex_eagle_chain_fa3 | fa3 | 2/3, others differ from token 1 on | 1/2 | 2.33 | - | 2/3" in report.tables(
-        found
+        result
     )
 
 
@@ -128,8 +128,13 @@ def test_texts_that_part_at_a_near_tie_are_named_and_no_failure(monkeypatch):
         def __init__(self, folder):
             assert folder.name == "ex_target"
 
-        def parting(self, prompt, mine, other, place):
-            return {"place": place, "tokens": [mine[place], other[place]], "gap": prompt[0], "near": prompt[0] < 0.1}
+        def parting(self, prompt, tokens, reference, place):
+            return {
+                "place": place,
+                "tokens": [tokens[place], reference[place]],
+                "gap": prompt[0],
+                "near": prompt[0] < 0.1,
+            }
 
     monkeypatch.setattr(ties, "Target", Target)
     monkeypatch.setattr(prompts, "text_prompts", lambda _: [[0.01], [0.02], [3.0]])
@@ -143,18 +148,18 @@ def test_texts_that_part_at_a_near_tie_are_named_and_no_failure(monkeypatch):
 
 
 def test_what_did_not_run_is_named_and_not_left_out():
-    found = reported(CHAIN, answered([[1]], [2.0]), {"error": "not run"}, answered([[1]], [None]))
-    (record,) = found["records"]
+    result = reported(CHAIN, answered([[1]], [2.0]), {"error": "not run"}, answered([[1]], [None]))
+    (record,) = result["records"]
     assert record["texts"] is None
     assert record["texts_of_no_speculation"]["stock"]["same"] == 1
-    assert "FAILED ex_eagle_chain_fa3: specc: not run" in report.tables(found)
+    assert "FAILED ex_eagle_chain_fa3: specc: not run" in report.tables(result)
 
 
 @pytest.mark.parametrize(
-    ("mine", "other", "place"), [([1, 2], [1, 2], None), ([1, 2], [1], 1), ([], [1], 0), ([5, 2], [6, 2], 0)]
+    ("tokens", "reference", "place"), [([1, 2], [1, 2], None), ([1, 2], [1], 1), ([], [1], 0), ([5, 2], [6, 2], 0)]
 )
-def test_where_answers_differ_first(mine, other, place):
-    assert texts.differs(mine, other) == place
+def test_where_answers_differ_first(tokens, reference, place):
+    assert texts.differs(tokens, reference) == place
 
 
 def test_a_near_tie_is_one_of_the_targets_two_best_tokens():
@@ -193,13 +198,13 @@ def test_a_missing_program_is_an_error_before_an_engine_starts(session, monkeypa
 
     monkeypatch.setattr(compare, "run_process", never)
     compare.run_engine(session, CHAIN, compare.SIDES, "")
-    assert all("no program" in found["error"] for found in session.results(CHAIN).values())
+    assert all("no program" in result["error"] for result in session.results(CHAIN).values())
 
 
 def test_sides_are_of_one_server_or_of_two(session):
     both = {"stock": {"output_ids": [[1]]}, "specc": {"output_ids": [[2]]}, "server": {"page_size": 1}}
     session.path(CHAIN, compare.SIDES, "json").write_text(json.dumps(both))
-    assert session.results(CHAIN) == {side: both[side] | {"server": both["server"]} for side in compare.SIDES}
+    assert session.results(CHAIN) == {engine: both[engine] | {"server": both["server"]} for engine in compare.SIDES}
     alone = {"specc": {"output_ids": [[3]]}, "server": {"page_size": 16}}
     session.path(CHAIN, ["specc"], "json").write_text(json.dumps(alone))
     apart = replace(session, apart=True)
@@ -216,9 +221,9 @@ class Clock:
     def __init__(self, tenths):
         self.tenths, self.turns, self.side = tenths, [], ""
 
-    def turn(self, side):
-        self.turns.append(side)
-        self.side = side
+    def turn(self, engine):
+        self.turns.append(engine)
+        self.side = engine
 
     def generate(self, prompts, tokens):
         answer = {"meta_info": {"spec_verify_ct": tokens // 2}}
@@ -229,11 +234,11 @@ def test_sides_take_turns():
     """Eight tokens more than 32 are four steps: forwards and backwards, and the first generation is not timed."""
     server = Clock({"stock": [9, 9, 5, 5, 4, 4, 99], "specc": [7, 7, 3, 3, 2, 2, 99]})
     job = one.Job({}, tokens=40, repeats=3, sides=["stock", "specc"])
-    found = one.rates(server, [[1]], job, server.turn)
+    measured = one.rates(server, [[1]], job, server.turn)
     assert server.turns == ["stock", "specc", "stock", "specc", "specc", "stock", "stock", "specc"]
-    assert found["stock"]["ms_per_step_each"] == pytest.approx((0.4, 0.5, 0.9))
-    assert found["specc"]["ms_per_step"] == pytest.approx(0.3)
-    assert found["specc"]["tokens_per_step"] == 2.0
+    assert measured["stock"]["ms_per_step_each"] == pytest.approx((0.4, 0.5, 0.9))
+    assert measured["specc"]["ms_per_step"] == pytest.approx(0.3)
+    assert measured["specc"]["tokens_per_step"] == 2.0
 
 
 def test_results_that_are_there_are_not_made_again(session, monkeypatch):
@@ -244,10 +249,10 @@ def test_results_that_are_there_are_not_made_again(session, monkeypatch):
 
 def test_the_program_is_found_by_path_and_name_and_stock_sees_none(session):
     program = session.programs / CHAIN.program
-    mine = compare.environment(session, CHAIN, program, "3")
-    assert mine["SPECC_PROGRAM"] == "specc_program_bench_ex_eagle_chain"
-    assert mine["PYTHONPATH"].endswith(str(program))
-    assert mine["CUDA_VISIBLE_DEVICES"] == "3"
+    variables = compare.environment(session, CHAIN, program, "3")
+    assert variables["SPECC_PROGRAM"] == "specc_program_bench_ex_eagle_chain"
+    assert variables["PYTHONPATH"].endswith(str(program))
+    assert variables["CUDA_VISIBLE_DEVICES"] == "3"
     stock = compare.environment(session, CHAIN, None, "")
     assert "SPECC_PROGRAM" not in stock
     assert str(program) not in stock["PYTHONPATH"]
@@ -274,6 +279,10 @@ def test_a_job_asks_for_texts_or_for_times(session, monkeypatch):
 
 
 def test_names_stand_for_all_that_match():
-    assert [one.name for one in compare.chosen(["mla_*", "llama_chain"])] == ["llama_chain", "mla_nospec", "mla_chain"]
+    assert [variant.name for variant in compare.chosen(["mla_*", "llama_chain"])] == [
+        "llama_chain",
+        "mla_nospec",
+        "mla_chain",
+    ]
     with pytest.raises(ValueError, match="no variant lama"):
         compare.chosen(["lama"])

@@ -67,37 +67,37 @@ def one_graph():
 
 
 def test_launches_between_graphs_are_counted_by_name():
-    found = steps.summarise(stock(), STEPS)
-    assert found["graphs_per_step"] == 3
-    assert found["steps_measured"] == STEPS // 2
-    assert found["graph_kernels"] == [2, 2, 1]
-    assert found["graph_same_kernels"]
-    assert found["launches_per_step"] == 3 + 4
-    assert found["between_per_step"] == 3  # the copy of results comes after the last graph
-    assert {name for name, *_ in found["between"]} == {
+    summary = steps.summarise(stock(), STEPS)
+    assert summary["graphs_per_step"] == 3
+    assert summary["steps_measured"] == STEPS // 2
+    assert summary["graph_kernels"] == [2, 2, 1]
+    assert summary["graph_same_kernels"]
+    assert summary["launches_per_step"] == 3 + 4
+    assert summary["between_per_step"] == 3  # the copy of results comes after the last graph
+    assert {name for name, *_ in summary["between"]} == {
         "build_chain_tree",
         "Memcpy HtoD",
         "create_flashinfer_kv_indices_triton",
     }
-    assert found["outside_per_step"] == {"kernel": 2, "memcpy": 2}
-    assert found["wall_us"] == pytest.approx(STEP)
-    assert found["gpu_busy_us"] == pytest.approx(100 + 5 + 4 + 1 + 2 + 200 + 3 + 60 + 1.5)
+    assert summary["outside_per_step"] == {"kernel": 2, "memcpy": 2}
+    assert summary["wall_us"] == pytest.approx(STEP)
+    assert summary["gpu_busy_us"] == pytest.approx(100 + 5 + 4 + 1 + 2 + 200 + 3 + 60 + 1.5)
 
 
 def test_time_is_split_by_kind():
-    found = steps.summarise(stock(), STEPS)
+    summary = steps.summarise(stock(), STEPS)
     expected = {"program": 0, "metadata": 2, "outside": 4 + 1 + 1.5, "speculation": 5, "torch": 3, "forward": 360}
-    assert found["us_by_kind"] == pytest.approx(expected)
-    assert found["glue_us"] == pytest.approx(2 + 6.5 + 5)
-    assert sum(found["us_by_kind"].values()) == pytest.approx(found["gpu_busy_us"])
+    assert summary["us_by_kind"] == pytest.approx(expected)
+    assert summary["glue_us"] == pytest.approx(2 + 6.5 + 5)
+    assert sum(summary["us_by_kind"].values()) == pytest.approx(summary["gpu_busy_us"])
 
 
 def test_a_step_of_one_graph_has_nothing_between():
-    found = steps.summarise(one_graph(), STEPS, {"rows", "argmax", "topk"})
-    assert found["graphs_per_step"] == 1
-    assert found["between_per_step"] == 0
-    assert found["program_kernels"] == ["argmax", "rows"]
-    assert found["kernels_by_kind"] == {
+    summary = steps.summarise(one_graph(), STEPS, {"rows", "argmax", "topk"})
+    assert summary["graphs_per_step"] == 1
+    assert summary["between_per_step"] == 0
+    assert summary["program_kernels"] == ["argmax", "rows"]
+    assert summary["kernels_by_kind"] == {
         "program": 2,
         "metadata": 1,
         "outside": 1,
@@ -105,8 +105,8 @@ def test_a_step_of_one_graph_has_nothing_between():
         "torch": 0,
         "forward": 1,
     }
-    assert found["glue_us"] == pytest.approx(3 + 7 + 2 + 1)
-    assert len(found["one_step"]) == 2
+    assert summary["glue_us"] == pytest.approx(3 + 7 + 2 + 1)
+    assert len(summary["one_step"]) == 2
 
 
 def test_a_kernel_named_like_the_programs_counts_as_its_own_only_there():
@@ -176,16 +176,16 @@ def test_run_ahead_is_from_the_call_to_the_start():
 def test_every_variant_with_speculation_has_a_configuration_of_its_sizes(tmp_path):
     """Of both kinds of a program's numbers: those that SGLang is started with, and those it is compiled for."""
     models.main(tmp_path, FOLDER.parents[1] / "examples" / "models")
-    found = {}
+    configs = {}
     for path in (FOLDER / "configs").glob("*.yaml"):
         config = YAML(typ="safe").load(path)
         assert config["name"] == f"bench_{path.stem}"
-        found[f"specc_program_{config['name']}"] = config
+        configs[f"specc_program_{config['name']}"] = config
     wanted = {variant.program for variant in variants.VARIANTS.values() if variant.program}
-    assert found.keys() == wanted
+    assert configs.keys() == wanted
     for variant in variants.VARIANTS.values():
         if variant.program:
-            check_config(found[variant.program], variant, tmp_path)
+            check_config(configs[variant.program], variant, tmp_path)
 
 
 def check_config(config, variant, folder):
@@ -228,8 +228,8 @@ def test_prompts_have_many_lengths_and_beginnings():
 def test_the_mtp_module_of_the_small_model_has_what_transformers_reads_and_what_sglang_does(tmp_path):
     models.small_mla(tmp_path, tmp_path)
     names = load_file(tmp_path / "exmla_target" / "model.safetensors").keys()
-    mine = {name.removeprefix("model.layers.3.") for name in names if name.startswith("model.layers.3.")}
-    assert {"eh_proj.weight", "enorm.weight", "hnorm.weight", "shared_head.head.weight", "mlp.gate.weight"} <= mine
-    assert "mlp.experts.7.down_proj.weight" in mine
+    of_module = {name.removeprefix("model.layers.3.") for name in names if name.startswith("model.layers.3.")}
+    assert {"eh_proj.weight", "enorm.weight", "hnorm.weight", "shared_head.head.weight", "mlp.gate.weight"} <= of_module
+    assert "mlp.experts.7.down_proj.weight" in of_module
     model = AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(tmp_path / "exmla_target"))
     assert {name for name in names if "layers.3." not in name} == model.state_dict().keys()

@@ -39,10 +39,10 @@ def test_bench_says_what_is_known() -> None:
 def test_bench_as_json() -> None:
     done = run("bench", CHAIN, "--format", "json")
     assert done.exit_code == 3 and done.stderr == ""
-    found = json.loads(done.stdout)
-    assert found["gpu"] is None and [one["code"] for one in found["warnings"]] == ["measure/no-gpu"]
-    assert [one["bucket"] for one in found["buckets"]] == [1, 2, 4, 8]
-    assert found["buckets"][0]["step"]["bytes"] > 0 and found["buckets"][0]["step"]["us"] is None
+    report = json.loads(done.stdout)
+    assert report["gpu"] is None and [warning["code"] for warning in report["warnings"]] == ["measure/no-gpu"]
+    assert [bucket["bucket"] for bucket in report["buckets"]] == [1, 2, 4, 8]
+    assert report["buckets"][0]["step"]["bytes"] > 0 and report["buckets"][0]["step"]["us"] is None
 
 
 @pytest.mark.parametrize("device", [None, torch.device("cuda:0")])
@@ -66,8 +66,8 @@ def test_without_a_compiler(device: torch.device | None, tmp_path: Path, monkeyp
 def test_a_wheel_says_what_its_configuration_says(tmp_path: Path) -> None:
     assert run("build", CHAIN, "-o", str(tmp_path), "-q").exit_code == 0
     (wheel,) = tmp_path.glob("*.whl")
-    told = [json.loads(run("bench", of, "--format", "json").stdout) for of in (CHAIN, str(wheel))]
-    assert told[0]["buckets"] == told[1]["buckets"]
+    reports = [json.loads(run("bench", of, "--format", "json").stdout) for of in (CHAIN, str(wheel))]
+    assert reports[0]["buckets"] == reports[1]["buckets"]
 
 
 def test_a_wheel_that_is_none(tmp_path: Path) -> None:
@@ -98,9 +98,9 @@ def test_tune_says_what_would_be_searched(tmp_path: Path) -> None:
     done = run("tune", CHAIN, "-o", str(tmp_path / "t.yaml"))
     assert done.exit_code == 3 and "measure/no-gpu" in done.stderr
     assert "verify_argmax" in done.stdout and not (tmp_path / "t.yaml").exists()
-    found = json.loads(run("tune", CHAIN, "--format", "json").stdout)["launches"]
-    assert [one["launches"] for one in found][:1] == [["prepare_rows"]]
-    assert found[0]["warps"] == [1, 2, 4, 8] and found[0]["most_split"] == 0
+    searched = json.loads(run("tune", CHAIN, "--format", "json").stdout)["launches"]
+    assert [entry["launches"] for entry in searched][:1] == [["prepare_rows"]]
+    assert searched[0]["warps"] == [1, 2, 4, 8] and searched[0]["most_split"] == 0
 
 
 def test_a_program_for_another_gpu(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -22,38 +22,38 @@ def run(*words: str) -> Any:
     return CliRunner().invoke(app, ["bench-serve", *words])
 
 
-def found(*words: str) -> dict[str, Any]:
+def report_of(*words: str) -> dict[str, Any]:
     done = run(*words, "--format", "json")
     assert done.exit_code == 0, done.output
     return json.loads(done.stdout)
 
 
 def code(done: Any) -> str:
-    [said] = re.findall(r"error\[([a-z/-]+)\]", done.stderr)
-    return said
+    [error_code] = re.findall(r"error\[([a-z/-]+)\]", done.stderr)
+    return error_code
 
 
 def test_a_program_that_is_switched() -> None:
     with serving(Fake(token_s=(0.002, 0.006))) as fake:
-        told = found("--url", fake.url, *QUICK)
-    assert told["program"] == "specc_program_x" and told["model"] == MODEL and told["warnings"] == []
-    assert told["addresses"] == [fake.url, fake.url] and told["engines"] == ["sglang", "sglang"]
-    assert told["texts"] == {"compared": 6, "near_ties": 0, "equal": 6}
-    assert [one["clients"] for one in told["batches"]] == [1, 4]
-    for one in told["batches"]:
-        assert one["program"]["program_steps"] == 1 and one["other"]["program_steps"] == 0
-        assert one["program"]["tokens"] == one["other"]["tokens"] > 0
-        assert one["program"]["accept_length"] == one["other"]["accept_length"]
-        assert one["ratio"]["median"] > 1.3
-        assert one["program"]["per_token_ms"] < one["other"]["per_token_ms"] <= one["other"]["per_token_ms_p90"]
-        assert one["program"]["first_token_ms"] >= 2
+        report = report_of("--url", fake.url, *QUICK)
+    assert report["program"] == "specc_program_x" and report["model"] == MODEL and report["warnings"] == []
+    assert report["addresses"] == [fake.url, fake.url] and report["engines"] == ["sglang", "sglang"]
+    assert report["texts"] == {"compared": 6, "near_ties": 0, "equal": 6}
+    assert [batch["clients"] for batch in report["batches"]] == [1, 4]
+    for batch in report["batches"]:
+        assert batch["program"]["program_steps"] == 1 and batch["other"]["program_steps"] == 0
+        assert batch["program"]["tokens"] == batch["other"]["tokens"] > 0
+        assert batch["program"]["accept_length"] == batch["other"]["accept_length"]
+        assert batch["ratio"]["median"] > 1.3
+        assert batch["program"]["per_token_ms"] < batch["other"]["per_token_ms"] <= batch["other"]["per_token_ms_p90"]
+        assert batch["program"]["first_token_ms"] >= 2
     assert fake.on and fake.most_at_once == 4
 
 
 def test_what_is_asked() -> None:
     """Both sides of a turn are asked the same, greedily."""
     with serving(Fake()) as fake:
-        found("--url", fake.url, *QUICK)
+        report_of("--url", fake.url, *QUICK)
     assert all(body["temperature"] == 0 and body["ignore_eos"] for body in fake.asked)
     assert len(fake.asked) == 2 * 6 + 2 * 3 * 2 * 5
     timed = [body["prompt"] for body in fake.asked[12:42]]
@@ -62,7 +62,7 @@ def test_what_is_asked() -> None:
 
 def test_sides_take_turns_at_being_first() -> None:
     with serving(Fake()) as fake:
-        found(
+        report_of(
             "--url",
             fake.url,
             "--count",
@@ -82,10 +82,14 @@ def test_sides_take_turns_at_being_first() -> None:
 def test_accepted_lengths_are_those_of_the_verifications() -> None:
     """Against the counts of the server itself, in one batch of one client."""
     with serving(Fake()) as fake:
-        told = found("--url", fake.url, "--count", "4", "--max-new-tokens", "40", "--batch", "1", "--requests", "4")
-    side, steps = told["batches"][0]["program"], fake.verified[True]
-    assert side["accept_length"] == pytest.approx(1 + sum(steps) / len(steps))
-    assert side["by_position"] == pytest.approx([sum(one > k for one in steps) / len(steps) for k in range(3)])
+        report = report_of(
+            "--url", fake.url, "--count", "4", "--max-new-tokens", "40", "--batch", "1", "--requests", "4"
+        )
+    figures, steps = report["batches"][0]["program"], fake.verified[True]
+    assert figures["accept_length"] == pytest.approx(1 + sum(steps) / len(steps))
+    assert figures["by_position"] == pytest.approx(
+        [sum(accepted > k for accepted in steps) / len(steps) for k in range(3)]
+    )
 
 
 @pytest.mark.parametrize("chat", [False, True])
@@ -94,21 +98,21 @@ def test_two_servers(chat: bool, tmp_path: Path) -> None:
     prompts.write_text("one\ntwo words\n\nthree more words\n")
     words = ("--prompts", str(prompts), "--max-new-tokens", "9", "--batch", "2", *(["--chat"] * chat))
     with serving(Fake("vllm")) as first, serving(Fake("vllm", program=False)) as second:
-        told = found("--url", first.url, "--against", f"{second.url}/v1/", *words)
-    assert told["program"] == "specc_program_y" and told["addresses"] == [first.url, second.url]
-    assert told["prompts"] == "the first 3 of prompts.txt" and told["prompt_tokens"] == 2
-    side = told["batches"][0]["program"]
+        report = report_of("--url", first.url, "--against", f"{second.url}/v1/", *words)
+    assert report["program"] == "specc_program_y" and report["addresses"] == [first.url, second.url]
+    assert report["prompts"] == "the first 3 of prompts.txt" and report["prompt_tokens"] == 2
+    figures = report["batches"][0]["program"]
     steps = first.verified[True]
-    assert side["accept_length"] == pytest.approx(1 + sum(steps) / len(steps), rel=0.2)
-    assert side["program_steps"] == 1 and told["batches"][0]["other"]["program_steps"] is None
+    assert figures["accept_length"] == pytest.approx(1 + sum(steps) / len(steps), rel=0.2)
+    assert figures["program_steps"] == 1 and report["batches"][0]["other"]["program_steps"] is None
     assert not any("ignore_eos" in body for body in first.asked)
 
 
 def test_a_second_server_with_a_program_that_can_be_switched() -> None:
     """It is off for the turns of that server, and on in the end."""
     with serving(Fake()) as first, serving(Fake()) as second:
-        told = found("--url", first.url, "--against", second.url, *QUICK)
-    assert told["warnings"] == [] and first.on and second.on
+        report = report_of("--url", first.url, "--against", second.url, *QUICK)
+    assert report["warnings"] == [] and first.on and second.on
     assert first.verified[False] == [] == second.verified[True] and second.verified[False]
 
 
@@ -130,8 +134,10 @@ def test_a_near_tie_is_counted(tmp_path: Path) -> None:
     prompts.write_text(json.dumps(["one", "two"]))
     for chat in ([], ["--chat"]):
         with serving(Fake(apart={"two": 0.1})) as fake:
-            told = found("--url", fake.url, "--prompts", str(prompts), "--batch", "1", "--max-new-tokens", "8", *chat)
-        assert told["texts"] == {"compared": 2, "near_ties": 1, "equal": 1}
+            report = report_of(
+                "--url", fake.url, "--prompts", str(prompts), "--batch", "1", "--max-new-tokens", "8", *chat
+            )
+        assert report["texts"] == {"compared": 2, "near_ties": 1, "equal": 1}
 
 
 @pytest.mark.parametrize(("gap", "fault"), [(0.3, ""), (0.1, "no scores")])
@@ -189,10 +195,10 @@ def test_a_hostile_server(fault: str) -> None:
 def test_metrics_that_are_none() -> None:
     """The figures do without what they would tell."""
     with serving(Fake("vllm", fault="metrics")) as first, serving(Fake("vllm", program=False)) as second:
-        told = found("--url", first.url, "--against", second.url, *QUICK)
-    side = told["batches"][0]["program"]
-    assert told["program"] is None and side["accept_length"] is None and side["program_steps"] is None
-    assert side["tokens_per_s"] > 0 and side["by_position"] == []
+        report = report_of("--url", first.url, "--against", second.url, *QUICK)
+    figures = report["batches"][0]["program"]
+    assert report["program"] is None and figures["accept_length"] is None and figures["program_steps"] is None
+    assert figures["tokens_per_s"] > 0 and figures["by_position"] == []
 
 
 @pytest.mark.parametrize("counter", ["{} 1.0", '{position="x"} 1.0', '{position="9999999"} 1.0', '{position="0"} +Inf'])
@@ -226,12 +232,12 @@ def test_a_model_that_is_not_served() -> None:
 def test_a_program_that_runs_nothing_is_doubted() -> None:
     """Its own server says that all steps were left to the engine."""
     with serving(Fake("vllm")) as first, serving(Fake("vllm")) as second:
-        told = found("--url", first.url, "--against", second.url, *QUICK)
-    assert [one["code"] for one in told["warnings"]] == ["serve/program-idle"]
+        report = report_of("--url", first.url, "--against", second.url, *QUICK)
+    assert [warning["code"] for warning in report["warnings"]] == ["serve/program-idle"]
 
 
 @pytest.mark.parametrize(
-    ("words", "said"),
+    ("words", "expected"),
     [
         (["--url", "nowhere"], "http://127.0.0.1:30000"),
         (["--url", "http://"], "http://127.0.0.1:30000"),
@@ -248,9 +254,9 @@ def test_a_program_that_runs_nothing_is_doubted() -> None:
         ([], "--url"),
     ],
 )
-def test_wrong_words(words: Sequence[str], said: str) -> None:
+def test_wrong_words(words: Sequence[str], expected: str) -> None:
     done = run(*words)
-    assert done.exit_code == 2 and said in done.output.replace("\n", "")
+    assert done.exit_code == 2 and expected in done.output.replace("\n", "")
 
 
 @pytest.mark.parametrize(

@@ -71,11 +71,11 @@ def test_a_server_is_started_with_its_program_and_without_it(server: Started, tm
     port = free_port()
     done = run(*QUICK, "--format", "json", "--plot", str(tmp_path / "x.svg"), *server.command("--port", str(port)))
     assert done.exit_code == 0, done.output
-    told, url = json.loads(done.stdout), f"http://127.0.0.1:{port}"
-    assert told["program"] == "specc_program_y" and told["model"] == MODEL and told["warnings"] == []
-    assert told["how"] == "apart" and told["addresses"] == [url, url] and told["engines"] == ["vllm", "vllm"]
-    assert told["texts"] == {"compared": 3, "near_ties": 0, "equal": 3}
-    [batch] = told["batches"]
+    report, url = json.loads(done.stdout), f"http://127.0.0.1:{port}"
+    assert report["program"] == "specc_program_y" and report["model"] == MODEL and report["warnings"] == []
+    assert report["how"] == "apart" and report["addresses"] == [url, url] and report["engines"] == ["vllm", "vllm"]
+    assert report["texts"] == {"compared": 3, "near_ties": 0, "equal": 3}
+    [batch] = report["batches"]
     assert batch["program"]["program_steps"] == 1 and batch["other"]["program_steps"] is None
     assert batch["program"]["tokens"] == batch["other"]["tokens"] > 0
     assert (tmp_path / "x.svg").stat().st_size > 1000
@@ -191,7 +191,7 @@ def test_whoever_is_stopped_stops_the_server(server: Started, ending: signal.Sig
 
 
 @pytest.mark.parametrize(
-    ("words", "said"),
+    ("words", "expected"),
     [
         (["--url", "http://x", "--", "x"], "--url"),
         (["--against", "http://x", "--", "x"], "--against"),
@@ -201,6 +201,6 @@ def test_whoever_is_stopped_stops_the_server(server: Started, ending: signal.Sig
         (["--"], "--url"),
     ],
 )
-def test_wrong_words(words: Sequence[str], said: str) -> None:
+def test_wrong_words(words: Sequence[str], expected: str) -> None:
     done = run(*words)
-    assert done.exit_code == 2 and said in done.output.replace("\n", "")
+    assert done.exit_code == 2 and expected in done.output.replace("\n", "")

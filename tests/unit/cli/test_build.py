@@ -79,9 +79,9 @@ def test_the_files_of_several_depths(tmp_path: Path) -> None:
 
 def test_kernels(config: Path, tmp_path: Path) -> None:
     assert build(config, "-o", tmp_path, "--emit", "kernels", "--quiet").exit_code == 0
-    found = files(tmp_path)
-    assert {f"kernels/{name}.py" for name in ("__init__", "prepare_rows", "verify_argmax", "extend_argmax")} <= found
-    for name in found:
+    emitted = files(tmp_path)
+    assert {f"kernels/{name}.py" for name in ("__init__", "prepare_rows", "verify_argmax", "extend_argmax")} <= emitted
+    for name in emitted:
         compile((tmp_path / name).read_text(), name, "exec")
 
 
@@ -114,22 +114,22 @@ def test_json(config: Path, tmp_path: Path) -> None:
     emitted = ("--emit", "plan", "--emit", "cubins", "--arch", "sm_90,gfx942")
     result = build(config, "-o", tmp_path, *emitted, "--format", "json")
     assert (result.exit_code, result.stderr) == (0, "")
-    said, plan = json.loads(result.stdout), json.loads((tmp_path / "plan.json").read_text())
-    assert (said["name"], said["algorithm"]) == (plan["name"], plan["algorithm"])
-    assert set(said["files"]) == {str(tmp_path / name) for name in files(tmp_path)}
-    (program,) = said["programs"]
-    assert (program["shape"], program["totals"]) == ("1", plan["totals"])
+    summary, plan = json.loads(result.stdout), json.loads((tmp_path / "plan.json").read_text())
+    assert (summary["name"], summary["algorithm"]) == (plan["name"], plan["algorithm"])
+    assert set(summary["files"]) == {str(tmp_path / name) for name in files(tmp_path)}
+    (program,) = summary["programs"]
+    assert (program["num_steps"], program["totals"]) == (1, plan["totals"])
     assert {phase: [node["node"] for node in nodes] for phase, nodes in program["phases"].items()} == {
         phase["name"]: [node["name"] for node in phase["nodes"]] for phase in plan["phases"]
     }
-    assert {(code["kernel"], code["arch"]) for code in said["machine_code"]} == {
+    assert {(code["kernel"], code["arch"]) for code in summary["machine_code"]} == {
         (kernel, arch) for kernel in plan["kernels"] for arch in ("sm_90", "gfx942")
     }
-    for code in said["machine_code"]:
+    for code in summary["machine_code"]:
         (file,) = tmp_path.glob(f"cubins/{code['kernel']}.{code['arch']}.*")
         assert file.stat().st_size == code["bytes"]
-    assert said["seconds"].keys() == {"passes", "render", "compile", "emit"}
-    (warning,) = said["warnings"]
+    assert summary["seconds"].keys() == {"passes", "render", "compile", "emit"}
+    (warning,) = summary["warnings"]
     assert (warning["code"], warning["severity"]) == ("aot/inspection-only", "warning")
 
 
@@ -138,7 +138,7 @@ def test_json_of_what_is_wrong(tmp_path: Path) -> None:
     (tmp_path / "wrong.yaml").write_text(config_text(topk=0))
     result = build(tmp_path / "wrong.yaml", "-o", tmp_path / "out", "--format", "json")
     assert (result.exit_code, result.stderr) == (1, "")
-    assert [found["code"] for found in json.loads(result.stdout)] == ["config/out-of-range"]
+    assert [diagnostic["code"] for diagnostic in json.loads(result.stdout)] == ["config/out-of-range"]
     assert not (tmp_path / "out").exists()
 
 
@@ -173,10 +173,11 @@ def test_a_cache_that_others_may_write_is_told_of(
     folder.mkdir()
     folder.chmod(0o777)
     monkeypatch.setenv("SPECC_CACHE_DIR", str(folder))
-    told = build(config, "-o", tmp_path / "one", "--emit", "cubins")
-    assert told.exit_code == 0, told.output
+    result = build(config, "-o", tmp_path / "one", "--emit", "cubins")
+    assert result.exit_code == 0, result.output
     assert (
-        f"warning[aot/no-cache]: no compiled kernels are kept or reused: the folder of caches '{folder}'" in told.output
+        f"warning[aot/no-cache]: no compiled kernels are kept or reused: the folder of caches '{folder}'"
+        in result.output
     )
     assert not files(folder)
     assert "aot/no-cache" not in build(config, "-o", tmp_path / "two", "--emit", "plan").output

@@ -17,13 +17,13 @@ PAGE = (Path(__file__).parents[3] / "docs" / "commands.md").read_text()
 USAGES = dict(re.findall(r"^### ([^\n]+)\n\n```text\n(.*?)```$", PAGE, re.MULTILINE | re.DOTALL))
 
 
-def commands(name: str, one: object) -> Iterator[tuple[str, TyperCommand]]:
+def commands(name: str, command: object) -> Iterator[tuple[str, TyperCommand]]:
     """A command, or those of a group, by what is typed."""
-    if isinstance(one, TyperGroup):
-        for word, inner in one.commands.items():
+    if isinstance(command, TyperGroup):
+        for word, inner in command.commands.items():
             yield from commands(f"{name} {word}", inner)
-    elif isinstance(one, TyperCommand):
-        yield name, one
+    elif isinstance(command, TyperCommand):
+        yield name, command
 
 
 COMMANDS = {**dict(commands("specc", get_command(app))), **dict(commands("specc-opt", get_command(opt)))}

@@ -23,14 +23,14 @@ VERDICTS = {
 }
 
 
-@pytest.mark.parametrize("said", VERDICTS)
-def test_a_row(said: str, tmp_path: Path) -> None:
-    record = {"completions": [{"check": asdict(one)} for one in VERDICTS[said]], "stats": Stats().as_dict()}
+@pytest.mark.parametrize("verdict", VERDICTS)
+def test_a_row(verdict: str, tmp_path: Path) -> None:
+    record = {"completions": [{"check": asdict(check)} for check in VERDICTS[verdict]], "stats": Stats().as_dict()}
     record["stats"] |= {"tokens": 1234567, "mean_accept_len": 2.5071, "decode_seconds": 3.14159}
     (tmp_path / "eagle-chain-adaptive.json").write_text(json.dumps(record))
     command = [sys.executable, str(SCRIPT), str(tmp_path / "eagle-chain-adaptive.json")]
     done = subprocess.run(command, capture_output=True, text=True, check=True, env={"COLUMNS": "60"})
-    assert done.stdout.splitlines()[1].split() == ["eagle-chain-adaptive", "1,234,567", "2.51", "3.14", said]
+    assert done.stdout.splitlines()[1].split() == ["eagle-chain-adaptive", "1,234,567", "2.51", "3.14", verdict]
 
 
 def test_make_demo_ends_with_it() -> None:

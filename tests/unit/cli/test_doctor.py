@@ -42,24 +42,24 @@ def machine(monkeypatch: pytest.MonkeyPatch):
 
 
 def test_a_program_whose_server_is_here(machine) -> None:
-    said = machine(PROGRAM, sglang="0.5.23+cu130")
-    assert said["SGLang"] == "0.5.23+cu130"
-    assert said["vLLM"] == "not installed"
-    assert said["specc_program_llama"] == "0.1.0+p1: EAGLE for SGLang, sm_90a: a server that it fits runs it"
-    assert said["specc_program_bad"] == "it is damaged (run/wheel-unusable)"
-    assert "no driver" in said["CUDA"] or "of the driver" in said["CUDA"]
+    report = machine(PROGRAM, sglang="0.5.23+cu130")
+    assert report["SGLang"] == "0.5.23+cu130"
+    assert report["vLLM"] == "not installed"
+    assert report["specc_program_llama"] == "0.1.0+p1: EAGLE for SGLang, sm_90a: a server that it fits runs it"
+    assert report["specc_program_bad"] == "it is damaged (run/wheel-unusable)"
+    assert "no driver" in report["CUDA"] or "of the driver" in report["CUDA"]
 
 
 def test_what_is_in_the_way(machine, monkeypatch: pytest.MonkeyPatch) -> None:
     assert machine(PROGRAM)["specc_program_llama"].endswith("sm_90a: SGLang is not installed")
-    said = machine(PROGRAM, archs=("sm_80", "sm_90"), sglang="0.5.30")
-    assert said["SGLang"] == "0.5.30; programs are tested in 0.5.22, 0.5.23"
-    assert said["specc_program_llama"].endswith(": it has no code for sm_80")
+    report = machine(PROGRAM, archs=("sm_80", "sm_90"), sglang="0.5.30")
+    assert report["SGLang"] == "0.5.30; programs are tested in 0.5.22, 0.5.23"
+    assert report["specc_program_llama"].endswith(": it has no code for sm_80")
     assert machine(PROGRAM, archs=(), sglang="0.5.23")["specc_program_llama"].endswith(": there is no GPU")
     monkeypatch.setenv("SPECC_PROGRAM", "specc_program_other")
     assert machine()["SPECC_PROGRAM"] == "specc_program_other"
 
 
 def test_a_program_for_an_engine_of_ones_own(machine) -> None:
-    said = machine(PROGRAM | {"engine": None})
-    assert said["specc_program_llama"].endswith("EAGLE for engines of your own, sm_90a: it can be loaded")
+    report = machine(PROGRAM | {"engine": None})
+    assert report["specc_program_llama"].endswith("EAGLE for engines of your own, sm_90a: it can be loaded")

@@ -60,8 +60,8 @@ def done(*words: object) -> Result:
 
 def messages(document: Any, name: str) -> str:
     """All that a pass said, a remark a line."""
-    (told,) = [told for told in document["passes"] if told["name"] == name]
-    return "\n".join(remark["message"] for remark in told["remarks"])
+    (entry,) = [entry for entry in document["passes"] if entry["name"] == name]
+    return "\n".join(remark["message"] for remark in entry["remarks"])
 
 
 def nodes(document: Any) -> dict[str, Any]:
@@ -71,7 +71,7 @@ def nodes(document: Any) -> dict[str, Any]:
 
 def setting(settings: list[Any], key: str) -> Any:
     """A setting by its key."""
-    return next(found for found in settings if found["key"] == key)
+    return next(entry for entry in settings if entry["key"] == key)
 
 
 def test_a_standalone_chain(texts: dict[str, str], documents: dict[str, Any]) -> None:
@@ -136,20 +136,20 @@ def test_a_paged_eagle_tree(texts: dict[str, str], documents: dict[str, Any]) ->
 @pytest.mark.parametrize("name", CASES)
 def test_what_runs_is_the_plan(name: str, configs: dict[str, Path], documents: dict[str, Any]) -> None:
     plan = written(build_program(load_config(configs[name], names(), needs)).plan)
-    told = documents[name]["phases"]
-    assert [(p["name"], p["entry"]) for p in told] == [(p["name"], p["entry"]) for p in plan["phases"]]
+    phases = documents[name]["phases"]
+    assert [(p["name"], p["entry"]) for p in phases] == [(p["name"], p["entry"]) for p in plan["phases"]]
     graphs = {node: capture["name"] for capture in plan["captures"] for node in capture["nodes"]}
-    for mine, planned in zip(told, plan["phases"], strict=True):
-        for node, other in zip(mine["nodes"], planned["nodes"], strict=True):
-            assert (node["name"], node["kind"]) == (other["name"], other["kind"])
+    for phase, planned in zip(phases, plan["phases"], strict=True):
+        for node, planned_node in zip(phase["nodes"], planned["nodes"], strict=True):
+            assert (node["name"], node["kind"]) == (planned_node["name"], planned_node["kind"])
             assert node["graph"] == graphs.get(node["name"])
             if node["kind"] == "launch":
-                assert node["ops"] == [op["op"] for op in other["ops"]]
-                assert node["grid"] == other["grid"]["4"]
-                assert node["family"] == plan["kernels"][other["kernel"]]["family"]
+                assert node["ops"] == [op["op"] for op in planned_node["ops"]]
+                assert node["grid"] == planned_node["grid"]["4"]
+                assert node["family"] == plan["kernels"][planned_node["kernel"]]["family"]
                 assert node["bytes"] > 0
             else:
-                assert (node["operands"], node["capture"]) == (other["operands"], other["capture"])
+                assert (node["operands"], node["capture"]) == (planned_node["operands"], planned_node["capture"])
     assert documents[name]["totals"] == plan["totals"]
     assert documents[name]["kv"].items() <= plan["kv"].items()
     assert [(f["name"], f["dtype"]) for f in documents[name]["carry"]] == [
@@ -160,10 +160,10 @@ def test_what_runs_is_the_plan(name: str, configs: dict[str, Path], documents: d
 @pytest.mark.parametrize("name", CASES)
 def test_text_and_json_tell_the_same(name: str, texts: dict[str, str], documents: dict[str, Any]) -> None:
     text, document = texts[name], documents[name]
-    for told in document["passes"]:
-        assert told["remarks"]
-        assert f"{told['name']}: {told['summary']}" in text
-        for remark in told["remarks"]:
+    for entry in document["passes"]:
+        assert entry["remarks"]
+        assert f"{entry['name']}: {entry['summary']}" in text
+        for remark in entry["remarks"]:
             assert remark["message"] in text
             assert (remark["place"] or "") in text
     for word in (*nodes(document), *(field["name"] for field in document["carry"])):
@@ -173,9 +173,9 @@ def test_text_and_json_tell_the_same(name: str, texts: dict[str, str], documents
 def test_where_values_come_from(configs: dict[str, Path], documents: dict[str, Any]) -> None:
     document, lines = documents["eagle_tree"], configs["eagle_tree"].read_text().splitlines()
     for key, symbol, value in (("topk", "K", 2), ("num_steps", "S", 3), ("num_draft_tokens", "N", 6)):
-        found = setting(document["settings"], key)
-        assert (found["symbol"], found["value"], found["origin"]) == (symbol, value, "written")
-        file, line, column = found["place"].split(":")
+        entry = setting(document["settings"], key)
+        assert (entry["symbol"], entry["value"], entry["origin"]) == (symbol, value, "written")
+        file, line, column = entry["place"].split(":")
         assert (file, lines[int(line) - 1][int(column) - 1 :]) == ("eagle_tree.yaml", str(value))
     assert setting(document["settings"], "max_requests")["origin"] == "the largest bucket"
     assert setting(document["settings"], "verify") == {
@@ -200,7 +200,7 @@ def test_what_a_model_says_has_its_key(tmp_path: Path, monkeypatch: pytest.Monke
     path = tmp_path / "deep.yaml"
     path.write_text("name: deep\nalgorithm: EAGLE\ntarget: {model: model}\ndraft: {model: model, head_dim: 16}\n")
     draft = json.loads(done(path, "--format", "json").stdout)["models"][1]
-    origins = {found["key"]: (found["origin"], found["place"]) for found in draft["settings"]}
+    origins = {entry["key"]: (entry["origin"], entry["place"]) for entry in draft["settings"]}
     assert draft["model"] == "model"
     assert origins["num_kv_heads"] == ("model/config.json: its_num_kv_heads", "deep.yaml:4:16")
     assert origins["hidden_source"] == ("model/config.json: model_type deepseek_v4", "deep.yaml:4:16")
@@ -224,7 +224,7 @@ def test_streams_widen_what_is_handed_over(tmp_path: Path) -> None:
 
 def test_one_pass(configs: dict[str, Path]) -> None:
     document = json.loads(done(configs["eagle_tree"], "--pass", "plan-memory", "--format", "json").stdout)
-    assert [told["name"] for told in document["passes"]] == ["plan-memory"]
+    assert [entry["name"] for entry in document["passes"]] == ["plan-memory"]
     text = done(configs["eagle_tree"], "--pass", "plan-memory").stdout
     assert "plan-memory: " in text
     assert [line for line in text.splitlines() if line[:1].isalpha()] == [text.splitlines()[0]]
@@ -312,10 +312,10 @@ def test_warnings(tmp_path: Path) -> None:
 def keys(value: Any) -> set[str]:
     """All keys of a document, but those that are names of its own: buckets, and parameters of forwards."""
     if isinstance(value, list):
-        return {key for one in value for key in keys(one)}
+        return {key for inner in value for key in keys(inner)}
     if not isinstance(value, dict):
         return set()
-    return {*value}.union(*(keys(one) for key, one in value.items() if key not in ("totals", "operands")))
+    return {*value}.union(*(keys(inner) for key, inner in value.items() if key not in ("totals", "operands")))
 
 
 def test_every_key_is_documented(tmp_path: Path) -> None:

@@ -33,6 +33,6 @@ def test_bytes_on_the_wire(tmp_path: Path) -> None:
     nodes = [node for phase in story["phases"] for node in phase["nodes"] if phase["entry"] == "step"]
     assert [node["bytes"] for node in nodes if node["kind"] == "collective"] == [8 * 4, 8 * 4 * 3, 8 * 4]
     assert {node["graph"] for node in nodes} == {"step"}
-    assert [(one["collectives"], one["wire_bytes"]) for one in story["totals"].values()] == [
+    assert [(totals["collectives"], totals["wire_bytes"]) for totals in story["totals"].values()] == [
         (3, 3 * 8 * 5 * batch) for batch in (1, 2, 4)
     ]

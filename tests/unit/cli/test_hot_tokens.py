@@ -37,14 +37,14 @@ def test_the_most_frequent_tokens(text: Path, tmp_path: Path) -> None:
     """By a count of its own, over the text in one piece."""
     result = hot(text, text, "-o", tmp_path / "map.json")
     assert result.exit_code == 0, result.output
-    found = read_token_map(tmp_path / "map.json")
-    check_token_map(found, 20, 2048)
+    hot_tokens = read_token_map(tmp_path / "map.json")
+    check_token_map(hot_tokens, 20, 2048)
     tokenizer = AutoTokenizer.from_pretrained(TOKENIZER)
     counts = Counter(tokenizer(TEXT, add_special_tokens=False)["input_ids"])
-    assert tokenizer.eos_token_id in found
-    assert set(counts) <= set(found)
+    assert tokenizer.eos_token_id in hot_tokens
+    assert set(counts) <= set(hot_tokens)
     rest = [token for token in range(2048) if token not in counts and token != tokenizer.eos_token_id]
-    assert found == sorted([*counts, tokenizer.eos_token_id, *rest[: 20 - len(counts) - 1]])
+    assert hot_tokens == sorted([*counts, tokenizer.eos_token_id, *rest[: 20 - len(counts) - 1]])
     assert f"20 of 2,048 tokens, 100.00 % of the {2 * counts.total():,} in the text" in result.stdout
 
 
@@ -62,7 +62,7 @@ def test_equally_frequent_ones() -> None:
 
 
 @pytest.mark.parametrize(
-    ("words", "code", "said"),
+    ("words", "code", "message"),
     [
         (("--size", "2049", "TEXT", "-o", "map.json"), 2, "the tokenizer has 2048 tokens"),
         (("nowhere.txt", "-o", "map.json"), 1, "config/unreadable"),
@@ -74,11 +74,11 @@ def test_equally_frequent_ones() -> None:
     ],
 )
 def test_what_is_wrong(
-    text: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, words: tuple[str, ...], code: int, said: str
+    text: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, words: tuple[str, ...], code: int, message: str
 ) -> None:
     monkeypatch.chdir(tmp_path)
     result = hot(*(str(text) if word == "TEXT" else word for word in words))
-    assert (result.exit_code, said in result.output) == (code, True), result.output
+    assert (result.exit_code, message in result.output) == (code, True), result.output
     assert not (tmp_path / "map.json").exists()
 
 
@@ -91,8 +91,8 @@ def test_names_of_the_hub_are_not_looked_up(
     monkeypatch.chdir(tmp_path)
     result = hot(text, "-o", "map.json", tokenizer=Path(name))
     assert result.exit_code == 1
-    said = f"cannot load the tokenizer of '{name}': there is no such directory"
-    assert f"error[run/model-unreadable]: {said}" in result.stderr
+    message = f"cannot load the tokenizer of '{name}': there is no such directory"
+    assert f"error[run/model-unreadable]: {message}" in result.stderr
     assert "= hint: " in result.stderr
     assert asked == []
 

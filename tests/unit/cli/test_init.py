@@ -70,9 +70,9 @@ def written(*words: object) -> dict[str, Any]:
 
 def loaded(path: Path) -> LoadedConfig:
     """A configuration, checked."""
-    found = load_config(path, names(), needs)
-    check_config(found)
-    return found
+    config = load_config(path, names(), needs)
+    check_config(config)
+    return config
 
 
 def refused(*words: object) -> str:
@@ -117,8 +117,8 @@ def test_stdout() -> None:
 
 def test_a_target_given_as_where_one_is(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir("target")
-    found = written(".", "../small")
-    assert (found["name"], found["target"]) == ("target_standalone", {"model": "."})
+    config = written(".", "../small")
+    assert (config["name"], config["target"]) == ("target_standalone", {"model": "."})
 
 
 def test_steps_that_are_wanted() -> None:
@@ -137,16 +137,16 @@ def test_no_more_steps_than_there_may_be() -> None:
 
 def test_steps_with_a_module_for_each() -> None:
     model("target", LLAMA | {"num_nextn_predict_layers": 2})
-    found = written("target")
-    assert (found["algorithm"], found["num_steps"]) == ("MULTI_LAYER_EAGLE", 2)
-    assert found["draft"] == found["target"]
+    config = written("target")
+    assert (config["algorithm"], config["num_steps"]) == ("MULTI_LAYER_EAGLE", 2)
+    assert config["draft"] == config["target"]
     assert loaded(Path("target_multi_layer_eagle.yaml")).config.models["draft"].num_layers == 2
 
 
 @pytest.mark.parametrize(("steps", "nodes"), [(3, 16), (1, 5)])
 def test_steps_of_a_tree(steps: int, nodes: int) -> None:
-    found = written("target", "small", "--topk", 4, "--num-steps", steps)
-    assert (found["topk"], found["num_draft_tokens"]) == (4, nodes)
+    config = written("target", "small", "--topk", 4, "--num-steps", steps)
+    assert (config["topk"], config["num_draft_tokens"]) == (4, nodes)
 
 
 def test_a_tree_where_only_chains_are_drafted() -> None:
@@ -163,33 +163,33 @@ def test_steps_out_of_range(option: str, number: str) -> None:
 @pytest.mark.parametrize("words", [["target"], ["target", "target"], ["target", "./small/../target"]])
 def test_one_module_is_a_head(words: list[str]) -> None:
     model("target", ONE_MODULE)
-    found = written(*words)
-    assert (found["algorithm"], found["draft"]) == ("EAGLE", {"model": "target"})
+    config = written(*words)
+    assert (config["algorithm"], config["draft"]) == ("EAGLE", {"model": "target"})
     assert loaded(Path("target_eagle.yaml")).config.models["draft"].num_layers == 1
 
 
 def test_one_module_as_another_algorithm() -> None:
     model("target", ONE_MODULE)
-    found = written("target", "--algorithm", "multi_layer_eagle")
-    assert (found["algorithm"], found["num_steps"]) == ("MULTI_LAYER_EAGLE", 1)
+    config = written("target", "--algorithm", "multi_layer_eagle")
+    assert (config["algorithm"], config["num_steps"]) == ("MULTI_LAYER_EAGLE", 1)
 
 
 def test_a_target_without_modules_as_its_draft() -> None:
-    said = refused("target", "target")
-    assert "error[init/which-algorithm]: 'target' is the target itself" in said
+    message = refused("target", "target")
+    assert "error[init/which-algorithm]: 'target' is the target itself" in message
 
 
 def test_modules_that_are_not_wanted() -> None:
     model("target", ONE_MODULE)
-    found = written("target", "--algorithm", "NGRAM")
-    assert (found["algorithm"], "draft" in found) == ("NGRAM", False)
+    config = written("target", "--algorithm", "NGRAM")
+    assert (config["algorithm"], "draft" in config) == ("NGRAM", False)
 
 
 def test_a_draft_that_nothing_recognises() -> None:
     model("heads", LLAMA | {"architectures": ["MedusaModel"]})
-    said = refused("target", "heads")
-    assert "error[init/which-algorithm]: nothing in 'heads/config.json' says which algorithm drafts" in said
-    assert "hint: give --algorithm NAME, one of STANDALONE, EAGLE" in said
+    message = refused("target", "heads")
+    assert "error[init/which-algorithm]: nothing in 'heads/config.json' says which algorithm drafts" in message
+    assert "hint: give --algorithm NAME, one of STANDALONE, EAGLE" in message
     assert written("target", "heads", "--algorithm", "standalone")["algorithm"] == "STANDALONE"
 
 
@@ -214,8 +214,8 @@ def test_an_algorithm_that_is_none() -> None:
 
 def test_a_target_without_element_type() -> None:
     model("target", LLAMA, "dtype")
-    found = written("target", "small")
-    assert (found["target"]["dtype"], "dtype" in found["draft"]) == ("bfloat16", False)
+    config = written("target", "small")
+    assert (config["target"]["dtype"], "dtype" in config["draft"]) == ("bfloat16", False)
 
 
 def test_a_draft_without_element_type() -> None:
@@ -226,18 +226,18 @@ def test_a_draft_without_element_type() -> None:
 
 def test_a_head_of_another_element_type() -> None:
     """It reads rows of the target, so it runs in the target's; what reads its own or projects them need not."""
-    other = {"dtype": "float16"}
-    model("head", HEAD | other)
+    half = {"dtype": "float16"}
+    model("head", HEAD | half)
     assert written("target", "head")["draft"] == {"model": "head", "dtype": "bfloat16"}
     assert "config/model-override" in init("target", "head", "--force").stderr
-    model("head3", HEAD3 | other)
+    model("head3", HEAD3 | half)
     assert written("target", "head3")["draft"] == {"model": "head3"}
-    model("small", SMALL | other)
+    model("small", SMALL | half)
     assert written("target", "small")["draft"] == {"model": "small"}
 
 
 @pytest.mark.parametrize(
-    ("gpus", "archs", "said"),
+    ("gpus", "archs", "reason"),
     [
         ([("NVIDIA A100", "sm_80")], ["sm_80"], "this machine has NVIDIA A100"),
         ([("NVIDIA H200", "sm_90"), ("NVIDIA H200", "sm_90")], ["sm_90"], "this machine has NVIDIA H200"),
@@ -257,17 +257,17 @@ def test_a_head_of_another_element_type() -> None:
     ],
 )
 def test_archs(
-    gpus: list[tuple[str, str]] | None, archs: list[str], said: str, monkeypatch: pytest.MonkeyPatch
+    gpus: list[tuple[str, str]] | None, archs: list[str], reason: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def found() -> list[tuple[str, str]]:
+    def listed() -> list[tuple[str, str]]:
         if gpus is None:
             raise NoGpuError("torch is not installed")
         return gpus
 
-    monkeypatch.setattr("specc.config.proposal.gpus", found)
+    monkeypatch.setattr("specc.config.proposal.gpus", listed)
     result = init("target", "small", "-o", "-")
     assert YAML(typ="safe").load(result.stdout)["archs"] == archs
-    assert said in " ".join(result.stderr.split())
+    assert reason in " ".join(result.stderr.split())
 
 
 UNREADABLE = [
@@ -279,18 +279,18 @@ UNREADABLE = [
 ]
 
 
-@pytest.mark.parametrize(("words", "said"), UNREADABLE)
-def test_what_is_no_model(words: list[str], said: str) -> None:
-    found = refused(*words)
-    assert "error[config/model-unreadable]" in found
-    assert said in found
+@pytest.mark.parametrize(("words", "message"), UNREADABLE)
+def test_what_is_no_model(words: list[str], message: str) -> None:
+    errors = refused(*words)
+    assert "error[config/model-unreadable]" in errors
+    assert message in errors
 
 
 def test_what_a_check_refuses_is_not_written() -> None:
     model("small", SMALL | {"vocab_size": 1000})
-    said = refused("target", "small")
-    assert "error[legal/vocab-mismatch]" in said
-    assert f"{FILE}:3" in said
+    message = refused("target", "small")
+    assert "error[legal/vocab-mismatch]" in message
+    assert f"{FILE}:3" in message
     model("target", LLAMA | {"vocab_size": 0})
     assert "error[config/missing-key]" in refused("target")
 
@@ -305,9 +305,9 @@ def test_warnings_are_shown() -> None:
 def test_a_head_in_the_targets_place(head: dict[str, Any], words: tuple[object, ...]) -> None:
     """The hint is a line that works."""
     model("head", head)
-    said = refused("head", "target", *words)
-    assert "error[init/reversed]: 'head' is what drafts, and 'target' its target: EAGLE" in said
-    line = shlex.split(said.split("type: ")[1])
+    message = refused("head", "target", *words)
+    assert "error[init/reversed]: 'head' is what drafts, and 'target' its target: EAGLE" in message
+    line = shlex.split(message.split("type: ")[1])
     assert line[:4] == ["specc", "init", "target", "head"]
     written(*line[2:])
 
@@ -320,10 +320,10 @@ def test_the_larger_of_two_language_models_is_no_draft() -> None:
 @pytest.mark.parametrize(("head", "wanted", "is_of"), [(HEAD3, "eagle", "EAGLE3"), (HEAD, "EAGLE3", "EAGLE")])
 def test_a_head_of_another_algorithm(head: dict[str, Any], wanted: str, is_of: str) -> None:
     model("head", head)
-    said = refused("target", "head", "--algorithm", wanted, "--num-steps", 2)
+    message = refused("target", "head", "--algorithm", wanted, "--num-steps", 2)
     assert (
         f"error[init/other-algorithm]: 'head' is no head of {wanted.upper()} but of {is_of}: the draft's class is"
-        in said
+        in message
     )
-    line = shlex.split(said.split("type: ")[1])
+    line = shlex.split(message.split("type: ")[1])
     assert written(*line[2:])["algorithm"] == is_of

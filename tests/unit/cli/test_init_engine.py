@@ -64,8 +64,8 @@ def test_a_server_as_people_start_it(words: list[object], expected: dict[str, An
     assert {name: keys[name] for name in expected | SERVED} == expected | SERVED
     assert keys["engine"] == words[2]
     assert keys["name"] == name_of(Path("target"), keys["algorithm"])
-    (said,) = (line for line in ended.stderr.splitlines() if line.startswith("the server: "))
-    assert server in said
+    (summary,) = (line for line in ended.stderr.splitlines() if line.startswith("the server: "))
+    assert server in summary
 
 
 def test_a_module_of_the_targets_own_needs_no_draft_in_a_server() -> None:

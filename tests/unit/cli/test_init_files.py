@@ -17,8 +17,8 @@ __all__ = ["folder"]
 
 def test_a_file_that_is_there_is_kept() -> None:
     Path(FILE).write_text("mine")
-    said = refused("target", "small")
-    assert f"error[emit/exists]: '{FILE}' is there already = hint: give --force to write over it, or -o FILE" in said
+    message = refused("target", "small")
+    assert f"error[emit/exists]: '{FILE}' is there already = hint: give --force to write over it, or -o FILE" in message
     assert Path(FILE).read_text() == "mine"
     assert init("target", "small", "--force").exit_code == 0
     assert loaded(Path(FILE)).config.algorithm == "STANDALONE"
@@ -33,8 +33,8 @@ def test_a_folder_that_is_not_there() -> None:
 
 def test_paths_are_relative_to_the_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     Path("configs").mkdir()
-    found = written("target", tmp_path / "small", "-o", "configs/c.yaml")
-    assert (found["target"], found["draft"]) == ({"model": "../target"}, {"model": "../small"})
+    config = written("target", tmp_path / "small", "-o", "configs/c.yaml")
+    assert (config["target"], config["draft"]) == ({"model": "../target"}, {"model": "../small"})
     monkeypatch.chdir("configs")
     assert written("../target", "../small")["draft"] == {"model": "../small"}
 

@@ -37,28 +37,28 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_a_wheel_and_an_installed_package_say_the_same(
     wheel: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    found = json.loads(inspect(wheel, "--format", "json").stdout)
+    report = json.loads(inspect(wheel, "--format", "json").stdout)
     with zipfile.ZipFile(wheel) as archive:
         archive.extractall(tmp_path)
         plan = json.loads(archive.read("specc_program_small/plan.json"))
-    assert found["version"] == f"{__version__}+p{found['digest'][:12]}"
-    assert found["version"] in wheel.name
-    assert (found["name"], found["package"], found["algorithm"]) == ("small", "specc_program_small", "EAGLE")
-    assert (found["shapes"], found["verified_tokens"], found["buckets"]) == (["2"], 3, [2])
-    assert (found["archs"], found["for_inspection"]) == (["gfx942", "sm_90"], ["gfx942"])
-    assert found["machine_code"] == 2 * found["kernels"] == 2 * len(plan["kernels"])
-    assert found["engine"] is None
-    assert found["triton"].startswith("3.")
-    assert re.fullmatch(r"ptxas 1[23]\.\d+\.\d+", found["assembler"]["sm_90"])
-    least = found["assembler"]["sm_90"].removeprefix("ptxas ").partition(".")[0]
-    assert found["cuda_driver"] == {"sm_90": f">={least}.0"}
-    assert found["assembler"].keys() == {"sm_90"}
+    assert report["version"] == f"{__version__}+p{report['digest'][:12]}"
+    assert report["version"] in wheel.name
+    assert (report["name"], report["package"], report["algorithm"]) == ("small", "specc_program_small", "EAGLE")
+    assert (report["num_steps"], report["verified_tokens"], report["buckets"]) == ([2], 3, [2])
+    assert (report["archs"], report["for_inspection"]) == (["gfx942", "sm_90"], ["gfx942"])
+    assert report["machine_code"] == 2 * report["kernels"] == 2 * len(plan["kernels"])
+    assert report["engine"] is None
+    assert report["triton"].startswith("3.")
+    assert re.fullmatch(r"ptxas 1[23]\.\d+\.\d+", report["assembler"]["sm_90"])
+    least = report["assembler"]["sm_90"].removeprefix("ptxas ").partition(".")[0]
+    assert report["cuda_driver"] == {"sm_90": f">={least}.0"}
+    assert report["assembler"].keys() == {"sm_90"}
     monkeypatch.syspath_prepend(tmp_path)
-    assert json.loads(inspect("specc_program_small", "--format", "json").stdout) == found
+    assert json.loads(inspect("specc_program_small", "--format", "json").stdout) == report
     text = inspect("specc_program_small").stdout
     lines = {tuple(line.split(maxsplit=1)) for line in text.splitlines()}
-    assert {("version", found["version"]), ("archs", "gfx942, sm_90"), ("triton", found["triton"])} <= lines
-    ours = {("assembler", f"sm_90 {found['assembler']['sm_90']}"), ("cuda", f"driver         sm_90 >={least}.0")}
+    assert {("version", report["version"]), ("archs", "gfx942, sm_90"), ("triton", report["triton"])} <= lines
+    ours = {("assembler", f"sm_90 {report['assembler']['sm_90']}"), ("cuda", f"driver         sm_90 >={least}.0")}
     assert ours <= lines
 
 
@@ -66,39 +66,39 @@ def test_what_a_program_keeps_and_costs(wheel: Path) -> None:
     """Against what `specc explain` says of the configuration, and the files in the wheel."""
     config = wheel.parent / "small.yaml"
     story = json.loads(CliRunner().invoke(app, ["explain", str(config), "--format", "json"]).stdout)
-    found = json.loads(inspect(wheel, "--format", "json").stdout)
-    assert found["configuration"] == config.read_text()
+    report = json.loads(inspect(wheel, "--format", "json").stdout)
+    assert report["configuration"] == config.read_text()
     fields = [{key: field[key] for key in ("name", "dtype", "bytes")} for field in story["carry"]]
     assert sorted(fields, key=str) == sorted(
-        ({key: field[key] for key in ("name", "dtype", "bytes")} for field in found["carry"]), key=str
+        ({key: field[key] for key in ("name", "dtype", "bytes")} for field in report["carry"]), key=str
     )
-    assert found["carry_bytes"] == story["carry_bytes"]
-    assert found["totals"] == {"2": story["totals"]}
-    assert found["arena_bytes"] == story["totals"]["2"]["arena_bytes"]
+    assert report["carry_bytes"] == story["carry_bytes"]
+    assert report["totals"] == {"2": story["totals"]}
+    assert report["arena_bytes"] == story["totals"]["2"]["arena_bytes"]
     with zipfile.ZipFile(wheel) as archive:
-        for arch, size in found["machine_code_bytes"].items():
-            files = [one for one in archive.infolist() if f"/machine_code/{arch}/" in one.filename]
-            assert (len(files), sum(one.file_size for one in files)) == (found["kernels"], size)
-    assert list(found["machine_code_bytes"]) == found["archs"]
+        for arch, size in report["machine_code_bytes"].items():
+            files = [member for member in archive.infolist() if f"/machine_code/{arch}/" in member.filename]
+            assert (len(files), sum(member.file_size for member in files)) == (report["kernels"], size)
+    assert list(report["machine_code_bytes"]) == report["archs"]
     sizes = {"hidden_size": 64, "num_layers": 2, "num_kv_heads": 2, "head_dim": 16, "vocab_size": 96, "dtype": "f32"}
-    assert sizes.items() <= found["models"]["target"].items()
+    assert sizes.items() <= report["models"]["target"].items()
 
 
 def test_several_shapes_and_a_program_without_a_draft(tmp_path: Path) -> None:
     wheel = built(tmp_path, "--arch", "sm_90", num_steps=[1, 3])
-    found = json.loads(inspect(wheel, "--format", "json").stdout)
-    assert (found["shapes"], list(found["totals"]), found["verified_tokens"]) == (["1", "3"], ["3", "1"], 4)
+    report = json.loads(inspect(wheel, "--format", "json").stdout)
+    assert (report["num_steps"], list(report["totals"]), report["verified_tokens"]) == ([1, 3], ["3", "1"], 4)
     text = inspect(wheel).stdout
     assert text.index("shape 3\n") < text.index("shape 1\n") < text.index("\nconfiguration\n")
     (tmp_path / "alone").mkdir()
     alone = built(tmp_path / "alone", "--arch", "sm_90", algorithm="NGRAM", draft=None)
-    said = inspect(alone).stdout
-    assert "draft" not in said[said.index("\nmodels\n") : said.index("\ncarried")].splitlines()[2].split()
+    output = inspect(alone).stdout
+    assert "draft" not in output[output.index("\nmodels\n") : output.index("\ncarried")].splitlines()[2].split()
 
 
 def test_the_configuration_is_shown_without_comments(wheel: Path) -> None:
-    said = inspect(wheel).stdout.partition("\nconfiguration\n")[2]
-    assert said.splitlines() == (wheel.parent / "small.yaml").read_text().splitlines()
+    shown = inspect(wheel).stdout.partition("\nconfiguration\n")[2]
+    assert shown.splitlines() == (wheel.parent / "small.yaml").read_text().splitlines()
 
 
 def test_a_changed_configuration_has_another_version(wheel: Path, tmp_path: Path) -> None:

@@ -135,7 +135,7 @@ def test_names_that_are_many_folders(tmp_path: Path) -> None:
     ],
 )
 def test_texts_that_are_none(tmp_path: Path, file: str, content: bytes, message: str) -> None:
-    files = {key: one for key, one in program().items() if key != MANIFEST}
+    files = {key: data for key, data in program().items() if key != MANIFEST}
     code, output = inspect(packed(tmp_path, signed(files | {file: content})))
     assert (code, "error[run/wheel-unusable]" in output) == (1, True)
     assert message in output

@@ -35,7 +35,7 @@ def listed(*words: str) -> Result:
     return result
 
 
-def found() -> dict[str, Any]:
+def listing_as_json() -> dict[str, Any]:
     """What it says as JSON."""
     return json.loads(listed("--format", "json").stdout)
 
@@ -61,7 +61,7 @@ def plugin(site: Path, text: str) -> None:
 
 
 def test_algorithms() -> None:
-    rows = found()["algorithms"]
+    rows = listing_as_json()["algorithms"]
     assert [row["name"] for row in rows] == [*names()]
     forms = {row["name"]: row["forms"] for row in rows}
     assert (forms["EAGLE"], forms["DFLASH"], forms["NGRAM"]) == (["chain", "tree"], ["chain"], ["chain", "tree"])
@@ -71,18 +71,18 @@ def test_algorithms() -> None:
 
 
 def test_no_program() -> None:
-    if found()["programs"] == []:
+    if listing_as_json()["programs"] == []:
         assert "none is installed: pip install the wheel that `specc build` writes" in listed().stdout
 
 
 def test_programs(site: Path) -> None:
-    before = found()["programs"]
+    before = listing_as_json()["programs"]
     install(site, "a_chain", num_steps=[1, 2])
     install(site, "looked_up", algorithm="NGRAM", draft=None)
-    new = [row for row in found()["programs"] if row not in before]
-    assert [(row["name"], row["algorithm"], row["shapes"]) for row in new] == [
-        ("a_chain", "EAGLE", ["1", "2"]),
-        ("looked_up", "NGRAM", ["3"]),
+    new = [row for row in listing_as_json()["programs"] if row not in before]
+    assert [(row["name"], row["algorithm"], row["num_steps"]) for row in new] == [
+        ("a_chain", "EAGLE", [1, 2]),
+        ("looked_up", "NGRAM", [3]),
     ]
     for row in new:
         assert (row["package"], row["archs"], row["engine"]) == (f"specc_program_{row['name']}", ["sm_90"], None)
@@ -93,9 +93,9 @@ def test_programs(site: Path) -> None:
 def test_a_damaged_program_is_named(site: Path) -> None:
     package = install(site, "a_chain", num_steps=1)
     (package / "plan.json").write_text("{")
-    said = found()
-    assert "a_chain" not in [row["name"] for row in said["programs"]]
-    (warning,) = said["warnings"]
+    listing = listing_as_json()
+    assert "a_chain" not in [row["name"] for row in listing["programs"]]
+    (warning,) = listing["warnings"]
     assert (warning["code"], warning["severity"]) == ("run/wheel-unusable", "warning")
     assert "'specc_program_a_chain' is damaged: plan.json" in warning["message"]
     assert "warning[run/wheel-unusable]" in listed().stderr
@@ -105,14 +105,14 @@ def test_a_plugin(site: Path) -> None:
     plugin(
         site, "from specc.algorithms import Algorithm\nOTHER = Algorithm('OTHER', 'it drafts', lambda scope: None)\n"
     )
-    row = found()["algorithms"][-1]
+    row = listing_as_json()["algorithms"][-1]
     assert row == {"name": "OTHER", "summary": "it drafts", "forms": ["chain", "tree"], "from": "specc-other 1.0"}
 
 
 def test_a_plugin_that_cannot_be_used_is_named(site: Path) -> None:
     plugin(site, "OTHER = 3\n")
-    said = found()
-    assert [row["name"] for row in said["algorithms"]] == [name for name in names() if name != "OTHER"]
-    (warning,) = said["warnings"]
+    listing = listing_as_json()
+    assert [row["name"] for row in listing["algorithms"]] == [name for name in names() if name != "OTHER"]
+    (warning,) = listing["warnings"]
     assert (warning["code"], warning["severity"]) == ("plugin/unusable", "warning")
     assert "the plugin OTHER, of specc-other 1.0" in warning["message"]

@@ -42,19 +42,19 @@ def test_the_page_has_the_table(rows: list[dict[str, str]], request: pytest.Fixt
     assert f"{BEGIN}\n{table(rows)}\n{END}" in PAGE.read_text()
 
 
-def said(rows: list[dict[str, str]], model_type: str) -> list[str]:
+def verdicts(rows: list[dict[str, str]], model_type: str) -> list[str]:
     """The cells of a type: the reference engine, SGLang, vLLM."""
     (row,) = (row for row in rows if row["model_type"] == model_type)
     return [*row.values()][2:]
 
 
 def test_rows_are_what_is_refused(rows: list[dict[str, str]]) -> None:
-    assert said(rows, "llama") == ["chain, tree", "chain, tree", "chain"]
-    assert said(rows, "deepseek_v3") == ["chain, tree", "chain", "chain"]  # a latent cache
-    assert said(rows, "qwen3_next") == ["no: recurrent state", "no: recurrent state", "chain"]
-    assert said(rows, "gpt_oss") == ["chain, tree", "no: sliding window", "chain"]
-    assert said(rows, "deepseek_v32")[0] == "no: sparse attention"
-    assert said(rows, "mamba") == ["no: no KV cache"] * 3
+    assert verdicts(rows, "llama") == ["chain, tree", "chain, tree", "chain"]
+    assert verdicts(rows, "deepseek_v3") == ["chain, tree", "chain", "chain"]  # a latent cache
+    assert verdicts(rows, "qwen3_next") == ["no: recurrent state", "no: recurrent state", "chain"]
+    assert verdicts(rows, "gpt_oss") == ["chain, tree", "no: sliding window", "chain"]
+    assert verdicts(rows, "deepseek_v32")[0] == "no: sparse attention"
+    assert verdicts(rows, "mamba") == ["no: no KV cache"] * 3
 
 
 def test_a_rule_that_changes_changes_the_table(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -64,7 +64,7 @@ def test_a_rule_that_changes_changes_the_table(monkeypatch: pytest.MonkeyPatch) 
         yield from refusals(server if server.target != Model() else Server(target=Model(mrope=True)))
 
     monkeypatch.setattr("specc.config.presets.sglang_models.refusals", stricter)
-    from specc.cli.models import rows as told
+    from specc.cli.models import rows as changed_rows
 
-    first = next(row for row in told() if row["model_type"] == "apertus")
+    first = next(row for row in changed_rows() if row["model_type"] == "apertus")
     assert first["SGLang 0.5.23"] == "no: positions of images and videos (mrope)"

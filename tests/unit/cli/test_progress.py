@@ -58,17 +58,17 @@ def on_terminal(command: list[str], folder: Path) -> tuple[str, str]:
 
 @pytest.mark.parametrize("name", COMMANDS)
 def test_a_terminal_is_told(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    command, said = COMMANDS[name]
+    command, phrases = COMMANDS[name]
     out, shown = on_terminal(command, tmp_path)
-    assert all(words in shown for words in said), shown
-    assert not any(words in out for words in said)
+    assert all(words in shown for words in phrases), shown
+    assert not any(words in out for words in phrases)
     assert "\x1b[2K" in shown  # the line is taken away
     monkeypatch.chdir(tmp_path)
     for file in tmp_path.iterdir():
         file.unlink()
     piped = CliRunner().invoke(app, command)
     assert piped.exit_code == 0
-    assert not any(words in piped.output for words in said)
+    assert not any(words in piped.output for words in phrases)
 
 
 def test_parts_are_counted_and_the_line_makes_room(capsys: pytest.CaptureFixture[str]) -> None:

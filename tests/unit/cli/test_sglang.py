@@ -17,11 +17,15 @@ from .sglang_words import MODELS, TREE, config, run, words
 
 
 def test_a_chain(tmp_path: Path) -> None:
-    found = config(tmp_path, {"--max-running-requests": "12", "--page-size": "16"})
-    assert (found.name, found.file.engine, found.algorithm) == ("sglang_standalone", "sglang", "STANDALONE")
-    assert (found.file.topk, found.num_steps, found.num_nodes, found.file.page_size) == (1, 3, 4, 16)
-    assert (found.max_requests, found.file.buckets) == (12, [1, 2, 3, 4, 5, 6, 7, 8, 10, 12])
-    assert (found.target.dtype, found.target.kv_dtype, found.file.draft_positions) == ("float32", "float32", "shifted")
+    resolved = config(tmp_path, {"--max-running-requests": "12", "--page-size": "16"})
+    assert (resolved.name, resolved.file.engine, resolved.algorithm) == ("sglang_standalone", "sglang", "STANDALONE")
+    assert (resolved.file.topk, resolved.num_steps, resolved.num_nodes, resolved.file.page_size) == (1, 3, 4, 16)
+    assert (resolved.max_requests, resolved.file.buckets) == (12, [1, 2, 3, 4, 5, 6, 7, 8, 10, 12])
+    assert (resolved.target.dtype, resolved.target.kv_dtype, resolved.file.draft_positions) == (
+        "float32",
+        "float32",
+        "shifted",
+    )
 
 
 def test_the_width_of_a_chain_is_its_steps_and_one(tmp_path: Path) -> None:
@@ -30,20 +34,25 @@ def test_the_width_of_a_chain_is_its_steps_and_one(tmp_path: Path) -> None:
 
 
 def test_a_tree_on_a_gpu_and_on_a_cpu(tmp_path: Path) -> None:
-    found = config(tmp_path, TREE)
-    assert (found.file.topk, found.num_nodes, found.file.mask, found.file.context_length) == (4, 12, "full", 2048 + 8)
+    resolved = config(tmp_path, TREE)
+    assert (resolved.file.topk, resolved.num_nodes, resolved.file.mask, resolved.file.context_length) == (
+        4,
+        12,
+        "full",
+        2048 + 8,
+    )
     assert config(tmp_path, TREE | {"--context-length": "512"}).file.context_length == 512 + 8
-    found = config(tmp_path, TREE | {"--device": "cpu", "--attention-backend": "intel_amx"})
-    assert (found.file.mask, found.file.context_length) == ("qlen", None)
+    resolved = config(tmp_path, TREE | {"--device": "cpu", "--attention-backend": "intel_amx"})
+    assert (resolved.file.mask, resolved.file.context_length) == ("qlen", None)
 
 
 def test_ranks(tmp_path: Path) -> None:
     """Each has its share of the heads in its pool, or one head that others have as well; one rank is no line."""
-    found = config(tmp_path, TREE | {"--tensor-parallel-size": "2"})
-    assert (found.file.tensor_parallel, found.file.logits) == (2, "gathered")
-    assert found.draft is not None
-    assert (found.target.num_kv_heads, found.draft.num_kv_heads) == (2, 1)
-    assert (found.target.kv_row_bytes, found.draft.kv_row_bytes) == (64 * 4, 64 * 4)
+    resolved = config(tmp_path, TREE | {"--tensor-parallel-size": "2"})
+    assert (resolved.file.tensor_parallel, resolved.file.logits) == (2, "gathered")
+    assert resolved.draft is not None
+    assert (resolved.target.num_kv_heads, resolved.draft.num_kv_heads) == (2, 1)
+    assert (resolved.target.kv_row_bytes, resolved.draft.kv_row_bytes) == (64 * 4, 64 * 4)
     assert config(tmp_path, TREE | {"--tp-size": "4"}).target.kv_row_bytes == 64 * 4
     assert config(tmp_path, TREE).target.kv_row_bytes == 2 * 64 * 4
     assert "tensor_parallel: 2 # --tp-size" in run("--", *words({"--tp": "2"})).stdout
@@ -55,10 +64,10 @@ def test_ranks(tmp_path: Path) -> None:
 
 def test_logits_that_stay_with_their_ranks(tmp_path: Path) -> None:
     """The columns are written, as SGLang pads heads; those of one rank are all tokens."""
-    found = config(tmp_path, TREE | {"--tp-size": "4"}, options=("--logits", "sharded"))
-    assert found.draft is not None
-    assert (found.file.tensor_parallel, found.file.logits) == (4, "sharded")
-    assert (found.target.padded_vocab_size, found.draft.padded_vocab_size) == (2048, 2048)
+    resolved = config(tmp_path, TREE | {"--tp-size": "4"}, options=("--logits", "sharded"))
+    assert resolved.draft is not None
+    assert (resolved.file.tensor_parallel, resolved.file.logits) == (4, "sharded")
+    assert (resolved.target.padded_vocab_size, resolved.draft.padded_vocab_size) == (2048, 2048)
     directory = tmp_path / "odd"
     directory.mkdir()
     facts = json.loads((MODELS / "target" / "config.json").read_text())
@@ -67,16 +76,16 @@ def test_logits_that_stay_with_their_ranks(tmp_path: Path) -> None:
     for ranks, columns in (("2", 2112), ("1", 2050)):
         result = run("--logits", "sharded", "--", *words(odd | {"--tp-size": ranks}))
         assert result.exit_code == 0, result.output
-        said = f"  padded_vocab_size: {columns} # the head of 2050 tokens, as SGLang pads it for {ranks} ranks\n"
-        assert result.stdout.count(said) == 2
+        expected = f"  padded_vocab_size: {columns} # the head of 2050 tokens, as SGLang pads it for {ranks} ranks\n"
+        assert result.stdout.count(expected) == 2
     directory = tmp_path / "part"
     directory.mkdir()
     facts = json.loads((MODELS / "eagle3" / "config.json").read_text())
     (directory / "config.json").write_text(json.dumps(facts | {"draft_vocab_size": 1500}))
     part = {"--speculative-algorithm": "EAGLE3", "--speculative-draft-model-path": str(directory), "--tp-size": "2"}
-    found = config(tmp_path, part, options=("--logits", "sharded"))
-    assert found.draft is not None
-    assert (found.target.padded_vocab_size, found.draft.padded_vocab_size) == (2048, 1536)
+    resolved = config(tmp_path, part, options=("--logits", "sharded"))
+    assert resolved.draft is not None
+    assert (resolved.target.padded_vocab_size, resolved.draft.padded_vocab_size) == (2048, 1536)
     assert "logits" not in run("--", *words({"--tp-size": "2"})).stdout
     result = run("--logits", "split", "--", *words({"--tp-size": "2"}))
     assert (result.exit_code, "error[config/out-of-range]" in result.stderr) == (1, True)
@@ -100,15 +109,18 @@ def test_nextn_is_eagle(tmp_path: Path) -> None:
 
 
 def test_dtypes(tmp_path: Path) -> None:
-    found = config(tmp_path, {"--dtype": None})
-    assert (found.target.dtype, found.target.kv_dtype) == ("float16", "float16")
-    found = config(tmp_path, {"--dtype": "half", "--kv-cache-dtype": "fp8_e4m3"})
-    assert found.draft is not None
-    assert (found.target.dtype, found.target.kv_dtype, found.draft.kv_dtype) == ("float16", *["float8_e4m3fn"] * 2)
+    resolved = config(tmp_path, {"--dtype": None})
+    assert (resolved.target.dtype, resolved.target.kv_dtype) == ("float16", "float16")
+    resolved = config(tmp_path, {"--dtype": "half", "--kv-cache-dtype": "fp8_e4m3"})
+    assert resolved.draft is not None
+    assert (resolved.target.dtype, resolved.target.kv_dtype, resolved.draft.kv_dtype) == (
+        "float16",
+        *["float8_e4m3fn"] * 2,
+    )
     changes = {"--kv-cache-dtype": "fp8_e5m2", "--speculative-draft-kv-cache-dtype": "bf16"}
-    found = config(tmp_path, changes)
-    assert found.draft is not None
-    assert (found.target.kv_dtype, found.draft.kv_dtype) == ("float8_e5m2", "bfloat16")
+    resolved = config(tmp_path, changes)
+    assert resolved.draft is not None
+    assert (resolved.target.kv_dtype, resolved.draft.kv_dtype) == ("float8_e5m2", "bfloat16")
 
 
 @pytest.mark.parametrize(
@@ -125,8 +137,8 @@ def test_dtypes(tmp_path: Path) -> None:
 def test_buckets_are_no_larger_than_the_servers_graphs(
     tmp_path: Path, changes: dict[str, str | None], buckets: tuple[int, ...], requests: int
 ) -> None:
-    found = config(tmp_path, changes)
-    assert (tuple(found.file.buckets), found.max_requests) == (buckets, requests)
+    resolved = config(tmp_path, changes)
+    assert (tuple(resolved.file.buckets), resolved.max_requests) == (buckets, requests)
 
 
 def test_spellings_of_the_command_line(tmp_path: Path) -> None:
@@ -251,10 +263,12 @@ def test_what_is_not_served(changes: dict[str, str | None], message: str) -> Non
     result = run("--", *words(changes))
     assert result.exit_code == 1
     assert result.stdout == ""
-    found = re.findall(r"error\[(.*?)\]: with SGLang \d+\.\d+\.\d+, (.*)", result.stderr)
-    said = message if message.endswith("served") else f"{message} is not served"
-    assert ("config/engine-unsupported", said) in found
-    assert len(found) == result.stderr.count("error[") == (3 if re.search(r"\((draft|verify|extend)\)", message) else 1)
+    errors = re.findall(r"error\[(.*?)\]: with SGLang \d+\.\d+\.\d+, (.*)", result.stderr)
+    expected = message if message.endswith("served") else f"{message} is not served"
+    assert ("config/engine-unsupported", expected) in errors
+    assert (
+        len(errors) == result.stderr.count("error[") == (3 if re.search(r"\((draft|verify|extend)\)", message) else 1)
+    )
 
 
 @pytest.mark.parametrize("command", ["check", "explain", "report", "build"])

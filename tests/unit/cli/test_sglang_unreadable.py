@@ -53,12 +53,12 @@ def test_a_head_of_another_element_type(tmp_path: Path) -> None:
     assert (result.exit_code, result.stdout) == (1, "")
     assert "with --dtype auto the head is of float16 and its target of bfloat16" in result.stderr
     assert "hint: write --dtype bfloat16, for the server as well" in result.stderr
-    found = config(tmp_path, mixed | head | {"--dtype": "bfloat16"})
-    assert found.draft is not None
-    assert (found.target.dtype, found.draft.dtype) == ("bfloat16", "bfloat16")
-    found = config(tmp_path, mixed | {"--speculative-draft-model-path": str(tmp_path / "standalone")})
-    assert found.draft is not None
-    assert (found.target.dtype, found.draft.dtype) == ("bfloat16", "float16")
+    resolved = config(tmp_path, mixed | head | {"--dtype": "bfloat16"})
+    assert resolved.draft is not None
+    assert (resolved.target.dtype, resolved.draft.dtype) == ("bfloat16", "bfloat16")
+    resolved = config(tmp_path, mixed | {"--speculative-draft-model-path": str(tmp_path / "standalone")})
+    assert resolved.draft is not None
+    assert (resolved.target.dtype, resolved.draft.dtype) == ("bfloat16", "float16")
 
 
 def test_what_is_written_is_checked() -> None:
@@ -90,8 +90,8 @@ def test_what_is_no_path(name: str, path: str, tmp_path: Path, monkeypatch: pyte
 
 @pytest.mark.parametrize("digits", [41, 4300, 4301])
 def test_a_vocabulary_of_many_digits(digits: int, tmp_path: Path) -> None:
-    said = json.loads((MODELS / "target" / "config.json").read_text())
-    text = json.dumps(said).replace(f'"vocab_size": {said["vocab_size"]}', f'"vocab_size": {"9" * digits}')
+    content = json.loads((MODELS / "target" / "config.json").read_text())
+    text = json.dumps(content).replace(f'"vocab_size": {content["vocab_size"]}', f'"vocab_size": {"9" * digits}')
     (tmp_path / "config.json").write_text(text)
     result = run("--logits", "sharded", "--", *words({"--model-path": str(tmp_path), "--tp-size": "2"}))
     assert result.exit_code == 1

@@ -80,11 +80,11 @@ def test_a_wheel_stands_for_its_configuration(wheel: Path, tmp_path: Path, monke
     monkeypatch.chdir(tmp_path)
     for word in (str(wheel), "specc_program_a_subject"):
         assert specc("check", word).stdout == "ok: a_subject: EAGLE, chain of 1 or 2, page 1, buckets 1..4\n"
-        told = json.loads(specc("explain", word, "--format", "json").stdout)
+        explained = json.loads(specc("explain", word, "--format", "json").stdout)
         asked = specc("explain", "-", "--format", "json", given=text).stdout
         asked = json.loads(asked.replace("<stdin>", "config.yaml"))
-        assert told["warnings"] == asked["warnings"] == []
-        assert [told[key] for key in ("phases", "totals", "carry")] == [
+        assert explained["warnings"] == asked["warnings"] == []
+        assert [explained[key] for key in ("phases", "totals", "carry")] == [
             asked[key] for key in ("phases", "totals", "carry")
         ]
         specc("report", word, "--against", word, "-o", "page.html")
@@ -94,8 +94,8 @@ def test_a_wheel_stands_for_its_configuration(wheel: Path, tmp_path: Path, monke
 
 def test_another_specc_s_wheel_is_told_of_with_a_warning(wheel: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("specc.build.plan.__version__", "9.9")
-    told = specc("explain", str(wheel))
-    assert "warning[run/other-program]" in told.stderr
+    result = specc("explain", str(wheel))
+    assert "warning[run/other-program]" in result.stderr
 
 
 @pytest.mark.parametrize("word", ["no_such_program", "no_such.whl"])
@@ -125,8 +125,8 @@ def test_init_into_check(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Non
 
 
 def test_what_is_wrong_in_standard_input_has_a_place() -> None:
-    told = specc("check", "-", given=config_text(pagesize=2), status=1).stderr
-    assert "error[config/unknown-key]" in told and "--> <stdin>:" in told
+    errors = specc("check", "-", given=config_text(pagesize=2), status=1).stderr
+    assert "error[config/unknown-key]" in errors and "--> <stdin>:" in errors
     assert "error[config/encoding]" in specc("check", "-", given=b"name: \xff", status=1).stderr
     assert "error[config/unreadable]" in specc("check", "-", given=b" " * (1 << 18), status=1).stderr
 
@@ -150,9 +150,9 @@ def test_what_init_writes_is_checked_without_a_warning(
     models = [TARGET] + ([str(Path(TARGET).parent / draft)] if draft else [])
     more = [] if engine == "none" else ["--engine", engine]
     served = draft in SERVED[engine]
-    told = specc("init", *models, *more, "-o", "-", status=0 if served else 1)
-    assert "warning" not in told.stderr
+    result = specc("init", *models, *more, "-o", "-", status=0 if served else 1)
+    assert "warning" not in result.stderr
     if served:
-        assert specc("check", "-", given=told.stdout).stderr == ""
+        assert specc("check", "-", given=result.stdout).stderr == ""
     else:
-        assert len(re.findall(r"^error\[config/engine-", told.stderr, re.MULTILINE)) == 1
+        assert len(re.findall(r"^error\[config/engine-", result.stderr, re.MULTILINE)) == 1

@@ -154,10 +154,10 @@ def test_no_line_is_wider_than_the_terminal(width: int) -> None:
     """But those that are copied: commands, paths and packages, and lines of files; and findings, each of one line."""
     for path in TRANSCRIPTS.glob(f"*.{width}.txt"):
         for command in path.read_text().split("$ specc ")[1:]:
-            said = command.split("$ cat ")[0].splitlines()[1:]
+            shown = command.split("$ cat ")[0].splitlines()[1:]
             wide = [
                 line
-                for line in said
+                for line in shown
                 if len(line) > width and not line.startswith(("wrote ", "ok: ", "warning[", "package "))
             ]
             assert wide == [], path.name

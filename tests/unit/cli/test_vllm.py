@@ -33,28 +33,28 @@ def config(tmp_path: Path, *words: str, options: tuple[str, ...] = ()) -> Config
 
 
 def test_a_head(tmp_path: Path) -> None:
-    found = config(tmp_path, *EAGLE, *FLOAT, "--max-num-seqs", "12")
-    assert (found.name, found.file.engine, found.algorithm) == ("vllm_eagle", "vllm", "EAGLE")
-    assert (found.file.topk, found.num_steps, found.file.page_size) == (1, 3, 16)
-    assert (found.max_requests, found.file.buckets) == (12, [1, 2, 4, 8, 12])
-    assert (found.file.verify, [*found.sampling], found.file.draft_sampling) == (
+    resolved = config(tmp_path, *EAGLE, *FLOAT, "--max-num-seqs", "12")
+    assert (resolved.name, resolved.file.engine, resolved.algorithm) == ("vllm_eagle", "vllm", "EAGLE")
+    assert (resolved.file.topk, resolved.num_steps, resolved.file.page_size) == (1, 3, 16)
+    assert (resolved.max_requests, resolved.file.buckets) == (12, [1, 2, 4, 8, 12])
+    assert (resolved.file.verify, [*resolved.sampling], resolved.file.draft_sampling) == (
         "target_only", ["top_k", "top_p"], "coupled",
     )  # fmt: skip
 
 
 def test_a_draft_model_in_the_servers_element_type(tmp_path: Path) -> None:
     draft = ("--spec-model", str(MODELS / "standalone"), "--spec-tokens", "2")
-    found = config(tmp_path, *draft)
-    assert found.draft is not None
-    assert (found.algorithm, found.target.dtype, found.draft.dtype) == ("STANDALONE", "bfloat16", "bfloat16")
+    resolved = config(tmp_path, *draft)
+    assert resolved.draft is not None
+    assert (resolved.algorithm, resolved.target.dtype, resolved.draft.dtype) == ("STANDALONE", "bfloat16", "bfloat16")
 
 
 def test_look_ups(tmp_path: Path) -> None:
     """They are as long as the server says, and draw no drafts."""
     words = ("-sc.method", "ngram", "-sc.num_speculative_tokens", "4", "-sc.prompt_lookup_max", "3", *FLOAT)
-    found = config(tmp_path, *words, "--max-model-len", "512")
-    said = {name: found.file.options[name] for name in ("window", "longest", "shortest")}
-    assert (found.algorithm, said) == ("NGRAM", {"window": 512, "longest": 3, "shortest": 3})
+    resolved = config(tmp_path, *words, "--max-model-len", "512")
+    options = {name: resolved.file.options[name] for name in ("window", "longest", "shortest")}
+    assert (resolved.algorithm, options) == ("NGRAM", {"window": 512, "longest": 3, "shortest": 3})
     result = run("--", TARGET, *words)
     assert result.exit_code == 1
     assert f"'{TARGET[:60]}' is the value of no argument" in result.stderr
@@ -81,14 +81,14 @@ def test_how_tokens_are_verified() -> None:
 def test_the_server_is_told() -> None:
     result = run("--gpu", "b200", "--", f"vllm serve {TARGET} --port 8000 {' '.join(EAGLE)} --dtype bfloat16")
     assert result.exit_code == 0, result.output
-    said = {line.split()[0]: " ".join(line.split()[1:]) for line in result.stderr.splitlines() if line.split()}
-    assert said["server"] == "vLLM 0.33.0 on sm_100: --gpu b200"
-    assert said["runner"] == "V2: vLLM's default, and nothing here that it lacks"
-    assert said["attention"] == "FLASHINFER: vLLM's choice on sm_100 for mha in bfloat16"
-    assert said["batches"].startswith("up to 256, ")
-    assert said["captured"].startswith("drafts are one graph: in batches of up to 256")
-    assert said["requests"] == "up to 1024 at once: vLLM's default for 180 GiB of GPU memory"
-    assert said["sampling"].startswith("requests that say nothing of it draw with temperature")
+    settings = {line.split()[0]: " ".join(line.split()[1:]) for line in result.stderr.splitlines() if line.split()}
+    assert settings["server"] == "vLLM 0.33.0 on sm_100: --gpu b200"
+    assert settings["runner"] == "V2: vLLM's default, and nothing here that it lacks"
+    assert settings["attention"] == "FLASHINFER: vLLM's choice on sm_100 for mha in bfloat16"
+    assert settings["batches"].startswith("up to 256, ")
+    assert settings["captured"].startswith("drafts are one graph: in batches of up to 256")
+    assert settings["requests"] == "up to 1024 at once: vLLM's default for 180 GiB of GPU memory"
+    assert settings["sampling"].startswith("requests that say nothing of it draw with temperature")
     assert "say nothing about the program: --port\n" in result.stderr
 
 
@@ -97,8 +97,11 @@ def test_what_is_not_served_is_told_with_the_server() -> None:
     assert result.exit_code == 1, "keys behind dots replace none of those with an argument of their own"
     assert result.stdout == ""
     assert "runner" in result.stderr
-    for said in ("pipeline parallelism (pipeline_parallel_size 2)", "drafts that are drawn (draft_sample_method proba"):
-        assert f"error[config/engine-unsupported]: with vLLM 0.33.0, {said}" in result.stderr
+    for refusal in (
+        "pipeline parallelism (pipeline_parallel_size 2)",
+        "drafts that are drawn (draft_sample_method proba",
+    ):
+        assert f"error[config/engine-unsupported]: with vLLM 0.33.0, {refusal}" in result.stderr
     assert "hint: leave --pipeline-parallel-size out, or write 1" in result.stderr
     assert "hint: leave --speculative-config.draft_sample_method out, or write greedy" in result.stderr
 

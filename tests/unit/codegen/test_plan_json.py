@@ -212,16 +212,16 @@ def test_the_runtime_reads_it(build: Build, plan: Any) -> None:
     for owner, pool in read.kv_pools.items():
         assert plan["kv_pools"][owner] == vars(pool)
     step = [node for node in nodes_of(plan) if node["name"] in plan["captures"][0]["nodes"]]
-    for node, mine in zip(read.nodes("step"), step, strict=True):
-        assert node.kind == mine["kind"]
+    for node, written_node in zip(read.nodes("step"), step, strict=True):
+        assert node.kind == written_node["kind"]
         if isinstance(node, Launch):
             assert [(arg.name, arg.kind, arg.target, arg.axis, arg.literal) for arg in node.args] == [
                 (arg["name"], arg["kind"], arg.get("target", ""), arg.get("axis", 0), arg.get("literal"))
-                for arg in mine["args"]
+                for arg in written_node["args"]
             ]
         else:
             assert isinstance(node, External)
-            assert (node.operands, node.results) == (mine["operands"], mine["results"])
+            assert (node.operands, node.results) == (written_node["operands"], written_node["results"])
 
 
 @pytest.mark.parametrize("algorithm", names())

@@ -50,7 +50,7 @@ def entry(kind: str) -> known.Known | None:
     return known.Known(cls.model_type, own, defaults, names, derived)
 
 
-def drawn(kind: str, found: known.Known, rng: random.Random) -> dict[str, Any]:
+def drawn(kind: str, known_type: known.Known, rng: random.Random) -> dict[str, Any]:
     """A file of a type: as published, or with sizes, scaling, kinds of layers and other keys left out or odd."""
     heads, width = rng.choice([1, 2, 4, 8, 12]), rng.choice([4, 8, 64])
     content: dict[str, Any] = {
@@ -60,7 +60,7 @@ def drawn(kind: str, found: known.Known, rng: random.Random) -> dict[str, Any]:
         "sliding_window": rng.choice([16, None]), "use_sliding_window": rng.choice([True, False]),
         "dtype": rng.choice(["bfloat16", "float32", "x"]), "torch_dtype": "float16",
         "rope_parameters": _rope(rng), "rope_scaling": _rope(rng), "rope_theta": 10000.0,
-        "architectures": [rng.choice([found.language_model, "OtherModel"])],
+        "architectures": [rng.choice([known_type.language_model, "OtherModel"])],
         "quantization_config": {"quant_method": "fp8", "kv_cache_scheme": {"type": "float", "num_bits": 8}},
         "num_nextn_predict_layers": rng.choice([1, 2]), "draft_vocab_size": 50, "index_topk": 8, "index_head_dim": 16,
         "eagle_config": {"eagle_aux_hidden_state_layer_ids": [1, 2]}, "num_experts_per_tok": rng.choice([1, 2]),
@@ -71,9 +71,9 @@ def drawn(kind: str, found: known.Known, rng: random.Random) -> dict[str, Any]:
     listed = rng.choice(["full_attention", "sliding_attention", "mamba", "linear_attention"])
     content["layer_types"] = [listed] * rng.choice([layers, layers, layers + 1])
     content = {key: value for key, value in content.items() if rng.random() < (0.9 if key in _SIZES else 0.3)}
-    for key in rng.sample(sorted(found.defaults), min(len(found.defaults), rng.choice([0, 0, 1, 2]))):
+    for key in rng.sample(sorted(known_type.defaults), min(len(known_type.defaults), rng.choice([0, 0, 1, 2]))):
         content[key] = rng.choice([1, 2, 4, 8, None, True, False])
-    for name, own in found.names.items():
+    for name, own in known_type.names.items():
         if name in content and rng.random() < 0.9:
             content[own] = content.pop(name)
     return {"model_type": kind} | (content if rng.random() < 0.95 else {})
@@ -97,17 +97,17 @@ def said_by_class(content: dict[str, Any]) -> Answer | None:
 
 def said_by_table(content: dict[str, Any]) -> Answer | None:
     """What the table says of it; None where it asks the class."""
-    found = known.plain(content)
-    return None if found is None else models.answer_of(found, found, Directory(b"", content))
+    known_type = known.plain(content)
+    return None if known_type is None else models.answer_of(known_type, known_type, Directory(b"", content))
 
 
-def differ(kind: str, found: known.Known, seed: str, cases: int) -> str | None:
+def differ(kind: str, known_type: known.Known, seed: str, cases: int) -> str | None:
     """The first of some random files of which class and table say something else."""
     for number in range(cases):
-        content = drawn(kind, found, random.Random(f"{seed}/{kind}/{number}"))
-        ours, theirs = said_by_table(content), said_by_class(content)
-        if ours is not None and theirs is not None and ours != theirs:
-            return f"{json.dumps(content)}\n  table {ours}\n  class {theirs}"
+        content = drawn(kind, known_type, random.Random(f"{seed}/{kind}/{number}"))
+        ours, by_class = said_by_table(content), said_by_class(content)
+        if ours is not None and by_class is not None and ours != by_class:
+            return f"{json.dumps(content)}\n  table {ours}\n  class {by_class}"
     return None
 
 
@@ -118,16 +118,19 @@ def main() -> None:
     transformers.utils.logging.set_verbosity_error()
     types: dict[str, known.Known] = {}
     for kind in sorted({*MODEL_FOR_CAUSAL_LM_MAPPING_NAMES, *_ALSO_KNOWN_AS}):
-        found = entry(kind)
-        if found is None:
+        known_type = entry(kind)
+        if known_type is None:
             continue
-        known.known_types = lambda found=found, kind=kind: {kind: found}  # type: ignore[assignment]
-        reason = differ(kind, found, "types", CASES)
+        known.known_types = lambda known_type=known_type, kind=kind: {kind: known_type}  # type: ignore[assignment]
+        reason = differ(kind, known_type, "types", CASES)
         if reason is None:
-            types[kind] = found
+            types[kind] = known_type
         else:
             print(kind, reason, file=sys.stderr)
-    lines = [f'  "{kind}": {json.dumps(dataclasses.asdict(found), sort_keys=True)}' for kind, found in types.items()]
+    lines = [
+        f'  "{kind}": {json.dumps(dataclasses.asdict(known_type), sort_keys=True)}'
+        for kind, known_type in types.items()
+    ]
     head = f'{{"transformers": "{transformers.__version__}", "types": {{\n'
     known.TABLE.write_text(head + ",\n".join(lines) + "\n}}\n")
 

@@ -84,7 +84,7 @@ def test_architectures(
     expected = usual | ({"kv_layout": "mla"} if "kv_lora_rank" in more else {}) | wanted
     warnings = expected.pop("warnings", set[str]())
     assert {key: getattr(target, key) for key in expected} == expected
-    assert {found.code for found in loaded.warnings} == warnings
+    assert {warning.code for warning in loaded.warnings} == warnings
 
 
 @pytest.mark.parametrize("model_type", sorted(HANDS_OVER))
@@ -108,17 +108,17 @@ def test_the_text_part_counts(load: Load, tmp_path: Path, model_type: str) -> No
 
 def test_the_dtype_may_stand_beside_the_text_part(load: Load, tmp_path: Path) -> None:
     text = {key: value for key, value in SMALL.items() if key != "dtype"}
-    said = save(tmp_path / "m", "gemma3", text_config=text, dtype="float16")
-    assert "dtype" not in said["text_config"]
+    content = save(tmp_path / "m", "gemma3", text_config=text, dtype="float16")
+    assert "dtype" not in content["text_config"]
     assert load(TEXT).config.target.dtype == "float16"
 
 
 def test_layers_with_rows_of_their_own(find: Find, load: Load, tmp_path: Path) -> None:
     """Gemma 4 keeps longer rows in some layers: no length is guessed, and the file may say one."""
     save(tmp_path / "m", "gemma4_text", **SMALL, head_dim=16, global_head_dim=32)
-    found = find(TEXT)
-    assert [d.code for d in found] == ["config/missing-key"] * 2
-    assert found[0].message == "'target' lacks head_dim, and 'm' does not settle it"
+    diagnostics = find(TEXT)
+    assert [d.code for d in diagnostics] == ["config/missing-key"] * 2
+    assert diagnostics[0].message == "'target' lacks head_dim, and 'm' does not settle it"
     written = TEXT.replace("model: m\n", "model: m\n  head_dim: 32\n")
     assert load(written).config.target.kv_row_bytes == 2 * 32 * 2
 
@@ -136,16 +136,16 @@ def test_the_assistant_of_gemma_4(load: Load, tmp_path: Path) -> None:
     text = SMALL | {"head_dim": 16} | SAME_ROWS
     save(tmp_path / "m", "gemma4_text", **text)
     assistant = text | {"hidden_size": 32, "num_hidden_layers": 2, "num_kv_shared_layers": 2}
-    said = save(tmp_path / "d", "gemma4_assistant", text_config=assistant, backbone_hidden_size=64)
-    assert "backbone_hidden_size" not in said["text_config"]
+    content = save(tmp_path / "d", "gemma4_assistant", text_config=assistant, backbone_hidden_size=64)
+    assert "backbone_hidden_size" not in content["text_config"]
     draft = load(ASSISTED).config.models["draft"]
     assert (draft.hidden_size, draft.target_hidden_size, draft.num_layers, draft.head_dim) == (32, 64, 2, 16)
 
 
 def test_a_block_drafter_says_its_layers(tmp_path: Path) -> None:
     """Meta's assistant, at the first level; the keys count from 0."""
-    said = save(tmp_path, "muse_glimmer_assistant", target_layer_ids=[1, 3, 4], dtype="bfloat16")
-    assert said["target_layer_ids"] == [1, 3, 4]
+    content = save(tmp_path, "muse_glimmer_assistant", target_layer_ids=[1, 3, 4], dtype="bfloat16")
+    assert content["target_layer_ids"] == [1, 3, 4]
     facts = read_model(tmp_path, "m").facts
     assert (facts["aux_layers"].value, facts["num_aux_layers"].value) == ("2 4 5", 3)
 
@@ -165,10 +165,10 @@ NEW = {
 }
 
 
-def put(directory: Path, said: dict[str, Any]) -> None:
+def put(directory: Path, content: dict[str, Any]) -> None:
     """Write a config.json by hand."""
     directory.mkdir()
-    (directory / "config.json").write_text(json.dumps(said))
+    (directory / "config.json").write_text(json.dumps(content))
 
 
 @pytest.mark.parametrize("nested", [False, True], ids=["flat", "text part"])
@@ -214,7 +214,7 @@ def test_nothing_stands_for_what_a_new_architecture_leaves_out(
 ) -> None:
     """Only a class knows that the number of query heads may be taken, or the hidden size divided by it."""
     put(tmp_path / "m", {name: value for name, value in NEW.items() if name != left_out})
-    found = find(TEXT)
-    assert [d.code for d in found] == ["config/missing-key"] * 2 + ["config/unknown-architecture"] * 2
-    assert found[0].message == f"'target' lacks {key}, and 'm' does not settle it"
-    assert found[0].hint == f"write {key}: beside 'model:'"
+    diagnostics = find(TEXT)
+    assert [d.code for d in diagnostics] == ["config/missing-key"] * 2 + ["config/unknown-architecture"] * 2
+    assert diagnostics[0].message == f"'target' lacks {key}, and 'm' does not settle it"
+    assert diagnostics[0].hint == f"write {key}: beside 'model:'"

@@ -28,10 +28,10 @@ def with_archs(words: str) -> str:
 @pytest.fixture
 def machine(monkeypatch: pytest.MonkeyPatch) -> list[SimpleNamespace]:
     """Return the GPUs of this machine, to be changed."""
-    found: list[SimpleNamespace] = []
-    monkeypatch.setattr(torch.cuda, "device_count", lambda: len(found))
-    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda index: found[index])
-    return found
+    gpus: list[SimpleNamespace] = []
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: len(gpus))
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda index: gpus[index])
+    return gpus
 
 
 @pytest.mark.parametrize(
@@ -76,16 +76,16 @@ def test_every_gpu_is_documented() -> None:
 )
 def test_what_is_suggested(find: Find, word: str, hint: str) -> None:
     """Nothing of another maker or generation: what is compiled for one does not run on another."""
-    (found,) = find(with_archs(f"sm_90, '{word}'"))
-    assert (found.code, str(found.location)) == ("config/unknown-arch", "c.yaml:11:16")
-    assert (found.hint or "").startswith(hint)
-    assert arch_hint(word) == found.hint
+    (diagnostic,) = find(with_archs(f"sm_90, '{word}'"))
+    assert (diagnostic.code, str(diagnostic.location)) == ("config/unknown-arch", "c.yaml:11:16")
+    assert (diagnostic.hint or "").startswith(hint)
+    assert arch_hint(word) == diagnostic.hint
 
 
 @pytest.mark.parametrize("words", ["h100, H100", "sm_90, SM_90"])
 def test_a_word_twice(find: Find, words: str) -> None:
-    (found,) = find(with_archs(words))
-    assert (found.code, found.location and found.location.line) == ("config/out-of-range", 11)
+    (diagnostic,) = find(with_archs(words))
+    assert (diagnostic.code, diagnostic.location and diagnostic.location.line) == ("config/out-of-range", 11)
 
 
 def test_the_gpus_of_this_machine(load: Load, machine: list[SimpleNamespace]) -> None:
@@ -100,14 +100,14 @@ def test_gpus_of_amd(monkeypatch: pytest.MonkeyPatch, load: Load, machine: list[
     assert load(with_archs("native")).config.archs == ("gfx942",)
 
 
-@pytest.mark.parametrize("found", [[], [SimpleNamespace(name="V100", major=7, minor=0)]], ids=["none", "old"])
+@pytest.mark.parametrize("gpus", [[], [SimpleNamespace(name="V100", major=7, minor=0)]], ids=["none", "old"])
 def test_no_gpu_to_compile_for(
-    find: Find, tmp_path: Path, machine: list[SimpleNamespace], found: list[SimpleNamespace]
+    find: Find, tmp_path: Path, machine: list[SimpleNamespace], gpus: list[SimpleNamespace]
 ) -> None:
-    machine += found
+    machine += gpus
     (error,) = find(with_archs("sm_90, native"))
     assert (error.code, str(error.location)) == ("config/no-gpu", "c.yaml:11:16")
-    assert "V100 (sm_70)" in error.message or not found
+    assert "V100 (sm_70)" in error.message or not gpus
     (tmp_path / "c.yaml").write_text(VALID)
     result = CliRunner().invoke(app, ["build", str(tmp_path / "c.yaml"), "--arch", "native"])
     assert result.exit_code == 2

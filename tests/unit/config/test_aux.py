@@ -51,24 +51,24 @@ def test_layers_in_the_first_level(load: Load, model: Model) -> None:
 def test_other_layers_than_the_draft_was_trained_on(find: Find, model: Model) -> None:
     model(**LLAMA)
     model("d", **HEAD, **LAYERS)
-    (found,) = find(EAGLE3.replace("  model: m", "  model: m\n  aux_layers: [1, 2, 3]"))
-    assert found.code == "config/model-contradiction"
-    assert [note.message for note in found.notes] == ["the model reads layers 2, 3, 4"]
+    (diagnostic,) = find(EAGLE3.replace("  model: m", "  model: m\n  aux_layers: [1, 2, 3]"))
+    assert diagnostic.code == "config/model-contradiction"
+    assert [note.message for note in diagnostic.notes] == ["the model reads layers 2, 3, 4"]
 
 
 def test_layers_that_the_target_has_not(find: Find, model: Model) -> None:
     """They stand in no line of the file: the draft's model is shown."""
     model(**LLAMA | {"num_hidden_layers": 3})
     model("d", **HEAD, **LAYERS)
-    (found,) = find(EAGLE3)
-    assert (found.code, found.location and found.location.line) == ("config/out-of-range", 6)
+    (diagnostic,) = find(EAGLE3)
+    assert (diagnostic.code, diagnostic.location and diagnostic.location.line) == ("config/out-of-range", 6)
 
 
 def test_a_number_of_layers_beside_the_model(find: Find, model: Model) -> None:
     model(**LLAMA)
     model("d", **HEAD, **LAYERS)
-    (found,) = find(EAGLE3 + "  num_aux_layers: 2\n")
-    assert found.code == "config/model-contradiction"
+    (diagnostic,) = find(EAGLE3 + "  num_aux_layers: 2\n")
+    assert diagnostic.code == "config/model-contradiction"
 
 
 def test_an_algorithm_of_ones_own_may_want_layers() -> None:

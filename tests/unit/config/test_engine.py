@@ -114,26 +114,26 @@ def test_how_tokens_may_be_verified() -> None:
     ],
 )
 def test_what_the_adapter_does_not_serve(algorithm: str, keys: dict[str, object], hint: str) -> None:
-    assert [found[:2] for found in findings(algorithm, **keys)] == [("config/engine-unsupported", hint)]
+    assert [finding[:2] for finding in findings(algorithm, **keys)] == [("config/engine-unsupported", hint)]
 
 
 def test_ranks_of_an_engine_share_out_heads_of_keys_and_values() -> None:
     """Where there are fewer, each keeps one; without an engine each keeps them all."""
     sizes = {"num_kv_heads": 4, "head_dim": 16, "kv_dtype": "float32"}
     for ranks, heads in ((1, 4), (2, 2), (4, 1), (8, 1)):
-        found = load(tensor_parallel=ranks, target=sizes, draft=sizes).config
-        assert found.draft is not None
-        assert [side.kv_row_bytes for side in (found.target, found.draft)] == [heads * 16 * 4] * 2
+        config = load(tensor_parallel=ranks, target=sizes, draft=sizes).config
+        assert config.draft is not None
+        assert [model_config.kv_row_bytes for model_config in (config.target, config.draft)] == [heads * 16 * 4] * 2
         assert load(engine=None, tensor_parallel=ranks, target=sizes).config.target.kv_row_bytes == 4 * 16 * 4
     latent = {"kv_layout": "mla", "num_kv_heads": 1, "head_dim": 16, "kv_dtype": "float32"}
     assert load(tensor_parallel=4, target=latent).config.target.kv_row_bytes == 16 * 4
 
 
-@pytest.mark.parametrize(("side", "heads", "ranks"), [("target", 3, 2), ("draft", 6, 4), ("target", 3, 8)])
-def test_heads_that_cannot_be_shared_out(side: str, heads: int, ranks: int) -> None:
-    keys = {"tensor_parallel": ranks, side: {"num_kv_heads": heads}}
+@pytest.mark.parametrize(("role", "heads", "ranks"), [("target", 3, 2), ("draft", 6, 4), ("target", 3, 8)])
+def test_heads_that_cannot_be_shared_out(role: str, heads: int, ranks: int) -> None:
+    keys = {"tensor_parallel": ranks, role: {"num_kv_heads": heads}}
     hint = "heads are a multiple of the ranks, or ranks of the heads"
-    assert [found[:2] for found in findings(**keys)] == [("legal/shards", hint)]
+    assert [finding[:2] for finding in findings(**keys)] == [("legal/shards", hint)]
     assert load(engine=None, **keys).config.file.tensor_parallel == ranks
 
 
@@ -142,11 +142,11 @@ def test_heads_that_cannot_be_shared_out(side: str, heads: int, ranks: int) -> N
 )
 def test_columns_of_sharded_logits_are_those_of_padded_heads(tokens: int, ranks: int, columns: int) -> None:
     """What is written counts, for heads that are padded otherwise; without an engine nothing is padded."""
-    models = {side: {"vocab_size": tokens} for side in ("target", "draft")}
+    models = {role: {"vocab_size": tokens} for role in ("target", "draft")}
     keys = {"logits": "sharded", "tensor_parallel": ranks}
     config = load("EAGLE", **keys, **models).config
     assert config.draft is not None
-    assert [side.padded_vocab_size for side in (config.target, config.draft)] == [columns, columns]
+    assert [model_config.padded_vocab_size for model_config in (config.target, config.draft)] == [columns, columns]
     written = models | {"target": {"vocab_size": tokens, "padded_vocab_size": 256}}
     assert load("EAGLE", **keys, **written).config.target.padded_vocab_size == 256
     part = models | {"draft": {"vocab_size": 40, "token_map": "engine"}}
@@ -162,7 +162,7 @@ def test_what_sharded_logits_do_not_serve_is_refused_with_an_engine_too() -> Non
     hint = "write logits: gathered, with which every rank has whole rows"
     sharded = {"logits": "sharded", "tensor_parallel": 2}
     for keys in ({"verify": "target_only"}, {"outputs": ["logprobs"], "best_logprobs": 2}):
-        assert [found[:2] for found in findings("EAGLE", **sharded, **keys)] == [("config/not-yet", hint)]
+        assert [finding[:2] for finding in findings("EAGLE", **sharded, **keys)] == [("config/not-yet", hint)]
 
 
 def test_a_token_map_on_several_ranks() -> None:
@@ -200,18 +200,18 @@ def test_models_that_sglang_runs_no_program_of(name: str, topk: int, refused: li
         return
     with pytest.raises(DiagnosticError) as raised:
         load_text(text, path, names(), needs, engine="sglang")
-    found = [one for one in raised.value.diagnostics if one.severity == "error"]
-    assert [one.message for one in found] == [f"with SGLang 0.5.23, {what} is not served" for what in refused]
-    assert {one.code for one in found} == {"config/engine-unsupported"}
-    assert {one.location.line for one in found if one.location} == {3 if topk > 1 else 6}
+    errors = [error for error in raised.value.diagnostics if error.severity == "error"]
+    assert [error.message for error in errors] == [f"with SGLang 0.5.23, {what} is not served" for what in refused]
+    assert {error.code for error in errors} == {"config/engine-unsupported"}
+    assert {error.location.line for error in errors if error.location} == {3 if topk > 1 else 6}
 
 
 def test_positions_of_images(model: Model) -> None:
     """And a layout that is written where no directory says one."""
     rope = {"rope_type": "default", "mrope_section": [8, 4, 4], "rope_theta": 1e6}
     qwen = LLAMA | {"model_type": "qwen2", "rope_parameters": rope}
-    (found,) = findings(target={"model": str(model(**qwen)), "dtype": None})
-    assert found[0] == "config/engine-unsupported"
+    (finding,) = findings(target={"model": str(model(**qwen)), "dtype": None})
+    assert finding[0] == "config/engine-unsupported"
     latent = {"kv_layout": "mla", "num_kv_heads": 1}
     assert [hint for _, hint, _ in findings(target=latent, mask="qlen", **TREE)] == ["write topk: 1"]
     assert load(target=latent).config.target.kv_layout == "mla"
@@ -236,7 +236,7 @@ def test_the_element_type_of_a_draft(model: Model, engine: str | None, algorithm
     loaded = load(algorithm, engine, target=wide, draft=draft | sizes)
     assert loaded.config.draft is not None
     assert loaded.config.draft.dtype == dtype
-    assert [one.code for one in loaded.warnings] == []
+    assert [warning.code for warning in loaded.warnings] == []
     written = load(algorithm, engine, target=wide, draft=draft | sizes | {"dtype": "float32"})
     assert written.config.draft is not None
     assert written.config.draft.dtype == "float32"
@@ -247,8 +247,8 @@ def test_an_engine_may_be_named_beside_the_file() -> None:
     assert load_text(text, Path("small.yaml"), names(), needs).config.file.engine is None
     with pytest.raises(DiagnosticError) as raised:
         load_text(text, Path("small.yaml"), names(), needs, engine="sglang")
-    (found,) = raised.value.diagnostics
-    assert (found.code, found.notes) == ("config/engine-conflict", ())
+    (diagnostic,) = raised.value.diagnostics
+    assert (diagnostic.code, diagnostic.notes) == ("config/engine-conflict", ())
     unknown = config_text("STANDALONE", engine="unknown")
     assert load_text(unknown, Path("small.yaml"), names(), needs, engine=ENGINES[0]).config.file.engine == "sglang"
 
@@ -262,12 +262,12 @@ def sglang_allocates(page: int, topk: int, steps: int, nodes: int) -> int:
 
 def shapes(count: int) -> list[tuple[int, int, int, int]]:
     """Page, topk, num_steps and nodes, drawn from a seed; trees of one step are below."""
-    draw, found = random.Random(7), []
+    draw, drawn = random.Random(7), []
     for _ in range(count):
         page, topk, steps = 1 << draw.randrange(8), draw.choice([1, 1, 2, 3, 4, 8]), draw.randrange(2, 9)
         nodes = steps + 1 if topk == 1 else draw.randrange(2, 2 + topk + (steps - 1) * topk * topk)
-        found.append((page, topk, steps, nodes))
-    return found
+        drawn.append((page, topk, steps, nodes))
+    return drawn
 
 
 def reserve(algorithm: str, page: int, topk: int, steps: int, nodes: int) -> int:
@@ -292,7 +292,7 @@ def test_tables_of_an_engine(monkeypatch: pytest.MonkeyPatch) -> None:
     loaded = load()
     assert loaded.config.file.tables.carry == carry
     module = compile_to("canonicalize", loaded)
-    assert {name: (one.type.dtype, one.table) for name, one in module.carries.items()} == {
+    assert {name: (field.type.dtype, field.table) for name, field in module.carries.items()} == {
         "bonus": ("i64", "engine"),
         "seq_lens": ("i64", ""),
         "drafts": ("i64", ""),

@@ -43,14 +43,14 @@ def test_look_ups_in_vllm(model: Model) -> None:
     assert load("NGRAM", None).config.options.model_dump()["beyond"] == "period"
     loaded = load("NGRAM", "vllm", options={"window": 640})
     carries = compile_to("canonicalize", loaded).carries
-    assert {name: (one.type.dtype, one.table) for name, one in carries.items()} == {
+    assert {name: (field.type.dtype, field.table) for name, field in carries.items()} == {
         "text": ("i32", "program"), "bonus": ("i64", "engine"),
         "seq_lens": ("i32", "engine"), "drafts": ("i64", "engine"),
     }  # fmt: skip
 
 
 @pytest.mark.parametrize(
-    ("algorithm", "keys", "found"),
+    ("algorithm", "keys", "refused"),
     [
         ("DFLASH", {}, ("config/engine-unsupported", "there are STANDALONE, EAGLE, EAGLE3, NGRAM")),
         ("NGRAM", {}, ("config/missing-key", "add 'window:' under 'options:'")),
@@ -96,8 +96,8 @@ def test_look_ups_in_vllm(model: Model) -> None:
         ),
     ],
 )  # fmt: skip
-def test_what_vllm_does_not_do(algorithm: str, keys: dict[str, object], found: tuple[str, str]) -> None:
-    assert [one[:2] for one in findings(algorithm, engine="vllm", **keys)] == [found]
+def test_what_vllm_does_not_do(algorithm: str, keys: dict[str, object], refused: tuple[str, str]) -> None:
+    assert [finding[:2] for finding in findings(algorithm, engine="vllm", **keys)] == [refused]
 
 
 @pytest.mark.parametrize("drafts", ["greedy", "coupled"])
@@ -110,16 +110,18 @@ def test_a_program_that_draws_in_vllm(drafts: str) -> None:
 def test_a_program_is_the_same_whatever_the_number_of_ranks() -> None:
     """But for what is said of the bytes of a rank's keys and values, which no program for vLLM touches."""
     heads = {"target": {"num_kv_heads": 2}, "draft": {"num_kv_heads": 2}}
-    one, two = (planned("EAGLE", engine="vllm", page_size=16, tensor_parallel=ranks, **heads)[0] for ranks in (1, 2))
-    bytes_of = [{side: pool.row_bytes for side, pool in plan.kv_pools.items()} for plan in (one, two)]
-    assert bytes_of[0] == {side: 2 * count for side, count in bytes_of[1].items()}
-    assert not any(pool.bound for pool in one.kv_pools.values())
-    assert replace(two, kv_pools=one.kv_pools) == one
+    alone, paired = (
+        planned("EAGLE", engine="vllm", page_size=16, tensor_parallel=ranks, **heads)[0] for ranks in (1, 2)
+    )
+    bytes_of = [{role: pool.row_bytes for role, pool in plan.kv_pools.items()} for plan in (alone, paired)]
+    assert bytes_of[0] == {role: 2 * count for role, count in bytes_of[1].items()}
+    assert not any(pool.bound for pool in alone.kv_pools.values())
+    assert replace(paired, kv_pools=alone.kv_pools) == alone
 
 
 def test_heads_of_keys_and_values_that_ranks_cannot_share_out() -> None:
-    found = findings("STANDALONE", engine="vllm", tensor_parallel=4, draft={"num_kv_heads": 3})
-    assert [code for code, _, _ in found] == ["legal/shards"]
+    refused = findings("STANDALONE", engine="vllm", tensor_parallel=4, draft={"num_kv_heads": 3})
+    assert [code for code, _, _ in refused] == ["legal/shards"]
     assert load("STANDALONE", "vllm", tensor_parallel=4, draft={"num_kv_heads": 2}).config.draft is not None
 
 

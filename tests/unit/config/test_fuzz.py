@@ -71,9 +71,9 @@ def survives(text: str) -> None:
 
 @settings(max_examples=400, deadline=None)
 @given(changes)
-def test_changed_configurations(found: list[tuple[str, int, int, str]]) -> None:
+def test_changed_configurations(edits: list[tuple[str, int, int, str]]) -> None:
     lines = list(LINES)
-    for change in found:
+    for change in edits:
         mutate(lines, change)
     survives("\n".join(lines))
 
@@ -139,18 +139,18 @@ SAID = {
 def test_whatever_a_model_says(model_type: str, odd: dict[str, object], algorithm: str, own: bool) -> None:
     """What loads is in the documented ranges; everything else is a finding with a place."""
     with tempfile.TemporaryDirectory() as folder:
-        for name, said in (("m", odd), ("d", {} if own else odd)):
+        for name, content in (("m", odd), ("d", {} if own else odd)):
             (Path(folder) / name).mkdir()
-            (Path(folder) / name / "config.json").write_text(json.dumps({"model_type": model_type} | SAID | said))
+            (Path(folder) / name / "config.json").write_text(json.dumps({"model_type": model_type} | SAID | content))
         text = f"name: odd\nalgorithm: {algorithm}\ntarget: {{model: m}}\ndraft: {{model: {'m' if own else 'd'}}}\n"
         wrong = None
         try:
             models = load_text(text, Path(folder) / "c.yaml", names(), needs).config.models.values()
         except DiagnosticError as error:
             wrong, models = error, ()
-        for found in wrong.diagnostics if wrong else ():
-            assert found.location
-            render(found, wrong.sources if wrong else {}).encode()
+        for diagnostic in wrong.diagnostics if wrong else ():
+            assert diagnostic.location
+            render(diagnostic, wrong.sources if wrong else {}).encode()
         for model in models:
             values = {key: getattr(model, key) for key in ModelBlock.model_fields}
             values["aux_layers"] = list(values["aux_layers"]) if values["aux_layers"] else None

@@ -45,11 +45,11 @@ def download(cache: Path, name: str, **keys: object) -> Path:
 
 def test_a_name_is_looked_up_where_no_directory_has_it(cache: Path) -> None:
     assert model_path(NAME) == Path(NAME)
-    found = download(cache, NAME)
-    assert model_path(NAME) == model_path(NAME, Path("/elsewhere")) == found
+    snapshot = download(cache, NAME)
+    assert model_path(NAME) == model_path(NAME, Path("/elsewhere")) == snapshot
     Path(NAME).mkdir(parents=True)
     assert model_path(NAME) == Path(NAME)
-    assert model_path(NAME, Path("/elsewhere")) == found
+    assert model_path(NAME, Path("/elsewhere")) == snapshot
 
 
 @pytest.mark.parametrize(
@@ -74,12 +74,12 @@ def test_a_model_that_was_not_downloaded_is_told_with_what_fetches_it(find: Find
 
 
 def test_a_configuration_names_models(cache: Path) -> None:
-    found = download(cache, NAME)
+    snapshot = download(cache, NAME)
     download(cache, DRAFT, num_hidden_layers=1)
     Path("c.yaml").write_text(TEXT)
     loaded = load_config(Path("c.yaml"), names(), needs)
     assert (loaded.config.target.model, loaded.config.target.num_layers) == (NAME, 4)
-    assert loaded.model_dir("target") == found
+    assert loaded.model_dir("target") == snapshot
 
 
 def test_init_writes_names_as_they_were_given(cache: Path) -> None:

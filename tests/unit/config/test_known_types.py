@@ -59,7 +59,7 @@ def test_what_is_not_plain_is_left_to_the_class(odd: dict[str, object]) -> None:
 
 
 @pytest.mark.parametrize(
-    "said",
+    "keys",
     [
         {"rope_parameters": {"rope_theta": 10000.0, "rope_type": "default"}, "pad_token_id": None},
         {"rope_parameters": {"rope_theta": 10000.0, "rope_type": "dynamic", "factor": 2}},
@@ -68,8 +68,8 @@ def test_what_is_not_plain_is_left_to_the_class(odd: dict[str, object]) -> None:
         {"num_key_value_heads": None, "head_dim": None, "rope_scaling": None, "auto_map": {"AutoConfig": "x.X"}},
     ],
 )
-def test_files_as_they_are_published_need_no_class(said: dict[str, object]) -> None:
-    content = LLAMA | said
+def test_files_as_they_are_published_need_no_class(keys: dict[str, object]) -> None:
+    content = LLAMA | keys
     assert known_types.said_by_table(content) == known_types.said_by_class(content) is not None
 
 

@@ -35,25 +35,25 @@ HYBRIDS: dict[str, tuple[dict[str, Any], int, int]] = {
 }
 
 
-def said(kind: str) -> dict[str, Any]:
+def config_of(kind: str) -> dict[str, Any]:
     """Return the config.json of a hybrid of 12 layers."""
     return LLAMA | {"model_type": kind, "num_hidden_layers": 12, "head_dim": 64} | HYBRIDS[kind][0]
 
 
 @pytest.mark.parametrize("kind", HYBRIDS)
 def test_layers_without_keys_and_values_are_not_counted(load: Load, model: Model, kind: str) -> None:
-    model(**said(kind))
+    model(**config_of(kind))
     loaded = load(TEXT)
     _, keeping, recurrent = HYBRIDS[kind]
     assert (loaded.config.target.num_layers, loaded.config.target.depth) == (keeping, 12)
-    (found,) = (found for found in loaded.warnings if found.code == MORE and "'target'" in found.message)
-    assert f"recurrent state in {recurrent} of 12 layers" in found.message
-    assert found.hint and "accept_lens" in found.hint
-    assert str(found.location) == "c.yaml:4:10"
+    (warning,) = (warning for warning in loaded.warnings if warning.code == MORE and "'target'" in warning.message)
+    assert f"recurrent state in {recurrent} of 12 layers" in warning.message
+    assert warning.hint and "accept_lens" in warning.hint
+    assert str(warning.location) == "c.yaml:4:10"
 
 
 def test_the_aux_layers_are_counted_among_all(load: Load, model: Model) -> None:
-    model(**said("qwen3_next"))
+    model(**config_of("qwen3_next"))
     model("d", **LLAMA, eagle_aux_hidden_state_layer_ids=[1, 5, 10])
     target = load(
         TEXT.replace("STANDALONE", "EAGLE3").replace("draft:\n  model: m", "draft:\n  model: d")
@@ -62,7 +62,7 @@ def test_the_aux_layers_are_counted_among_all(load: Load, model: Model) -> None:
 
 
 def test_layers_that_read_those_of_another(load: Load, model: Model) -> None:
-    model(**said("jamba") | {"model_type": "no_such_model", "num_kv_shared_layers": 5})
+    model(**config_of("jamba") | {"model_type": "no_such_model", "num_kv_shared_layers": 5})
     assert load(TEXT).config.target.num_layers == 7
 
 
@@ -71,16 +71,16 @@ def test_models_without_keys_and_values(find: Find, model: Model, kind: str) -> 
     """They are refused by name, also with sizes written beside."""
     heads = {"num_heads": 8, "head_dim": 64} if kind == "mamba2" else {}
     model(model_type=kind, hidden_size=256, num_hidden_layers=4, vocab_size=2048, dtype="bfloat16", **heads)
-    found = find(TEXT + "  num_layers: 4\n")
-    assert {one.code for one in found} == {"config/no-kv"}
-    assert found[0].message == f"no layer of 'm', a model of type '{kind}', keeps keys and values"
+    diagnostics = find(TEXT + "  num_layers: 4\n")
+    assert {diagnostic.code for diagnostic in diagnostics} == {"config/no-kv"}
+    assert diagnostics[0].message == f"no layer of 'm', a model of type '{kind}', keeps keys and values"
 
 
 @pytest.mark.parametrize("topk", [1, 2])
 def test_index_keys(load: Load, model: Model, topk: int) -> None:
     model(**LLAMA, index_head_dim=128, index_topk=64)
     loaded = load(TEXT + (f"topk: {topk}\nnum_draft_tokens: 4\n"))
-    assert [found.code for found in loaded.warnings] == [MORE, MORE]
+    assert [warning.code for warning in loaded.warnings] == [MORE, MORE]
     assert "index keys of 128 elements per token" in loaded.warnings[0].message
     assert ("accept_index" in (loaded.warnings[0].hint or "")) == (topk > 1)
 
@@ -112,25 +112,25 @@ def test_a_draft_that_is_no_head_has_all_layers(load: Load, model: Model) -> Non
 
 def test_modules_keep_what_their_kind_of_layer_keeps(load: Load, model: Model) -> None:
     """The modules of a hybrid are attention; they are as wide as the model."""
-    model(**said("qwen3_next"), num_nextn_predict_layers=1)
+    model(**config_of("qwen3_next"), num_nextn_predict_layers=1)
     loaded = load(DRAFTED)
     draft = loaded.config.models["draft"]
     assert (draft.num_layers, draft.depth, draft.head_dim, draft.hidden_size) == (1, 1, 64, 256)
-    assert [found.message.partition(" keeps")[0] for found in loaded.warnings] == ["'target'"]
+    assert [warning.message.partition(" keeps")[0] for warning in loaded.warnings] == ["'target'"]
 
 
 def test_more_modules_than_there_are(find: Find, model: Model) -> None:
     model(**DEEP, num_nextn_predict_layers=1)
-    (found,) = find(DRAFTED + "  num_layers: 2\n")
-    assert (found.code, str(found.location)) == ("config/model-contradiction", "c.yaml:7:15")
-    assert [note.message for note in found.notes] == ["it has 1 (num_nextn_predict_layers)"]
+    (diagnostic,) = find(DRAFTED + "  num_layers: 2\n")
+    assert (diagnostic.code, str(diagnostic.location)) == ("config/model-contradiction", "c.yaml:7:15")
+    assert [note.message for note in diagnostic.notes] == ["it has 1 (num_nextn_predict_layers)"]
 
 
 def test_the_targets_own_directory_without_modules(find: Find, load: Load, model: Model) -> None:
     """A head is never the target itself; another directory is one as it stands."""
     model(**LLAMA, num_nextn_predict_layers=0)
-    (found,) = find(DRAFTED)
-    assert (found.code, str(found.location)) == ("config/missing-key", "c.yaml:6:10")
+    (diagnostic,) = find(DRAFTED)
+    assert (diagnostic.code, str(diagnostic.location)) == ("config/missing-key", "c.yaml:6:10")
     assert load(DRAFTED + "  num_layers: 1\n").config.models["draft"].num_layers == 1
     model("d", **LLAMA)
     assert load(DRAFTED.replace("draft:\n  model: m", "draft:\n  model: d")).config.models["draft"].num_layers == 4
@@ -160,17 +160,17 @@ def test_a_pool_has_the_type_that_the_model_was_quantised_for(
 def test_quantisation_in_a_file_of_its_own(load: Load, model: Model) -> None:
     path = model(**LLAMA)
     assert load(TEXT).config.target.kv_dtype == "bfloat16"
-    said = {"producer": {"name": "modelopt"}, "quantization": {"quant_algo": "FP8", "kv_cache_quant_algo": "FP8"}}
-    (path / "hf_quant_config.json").write_text(json.dumps(said))
+    content = {"producer": {"name": "modelopt"}, "quantization": {"quant_algo": "FP8", "kv_cache_quant_algo": "FP8"}}
+    (path / "hf_quant_config.json").write_text(json.dumps(content))
     assert load(TEXT).config.target.kv_dtype == "float8_e4m3fn"
     assert read_model(path, "m").facts["kv_dtype"].origin == "hf_quant_config.json: kv_cache_quant_algo"
 
 
 def test_a_pool_of_a_type_that_there_is_not(find: Find, load: Load, model: Model) -> None:
     model(**LLAMA, quantization_config={"kv_cache_quant_algo": "NVFP4"})
-    found = find(TEXT)[0]
-    assert (found.code, found.hint) == ("config/out-of-range", "write kv_dtype: beside 'model:'")
-    assert "config.json says NVFP4" in found.message
+    diagnostic = find(TEXT)[0]
+    assert (diagnostic.code, diagnostic.hint) == ("config/out-of-range", "write kv_dtype: beside 'model:'")
+    assert "config.json says NVFP4" in diagnostic.message
     written = TEXT.replace("model: m\n", "model: m\n  kv_dtype: bfloat16\n")
     assert load(written).config.target.kv_dtype == "bfloat16"
 
@@ -220,6 +220,6 @@ def test_a_head_of_speculators_with_a_vocabulary_of_its_own(load: Load, model: M
 def test_other_speculators_are_refused_by_name(find: Find, model: Model, change: dict[str, Any]) -> None:
     model(**LLAMA | {"num_hidden_layers": 12})
     model("d", **HEAD | change)
-    (found,) = find(SPECULATED)
-    assert found.code == "config/model-unreadable"
-    assert "in the format of speculators, of type" in found.message
+    (diagnostic,) = find(SPECULATED)
+    assert diagnostic.code == "config/model-unreadable"
+    assert "in the format of speculators, of type" in diagnostic.message

@@ -188,10 +188,10 @@ def test_deep_nesting_is_refused_where_it_is_too_deep(load: Load, text: str, mon
     monkeypatch.setattr(RoundTripScanner, "fetch_more_tokens", lambda self: (tokens.append(self), fetch(self))[1])
     with pytest.raises(DiagnosticError) as raised:
         load(text)
-    (found,) = raised.value.diagnostics
-    assert (found.code, found.message) == ("config/not-yaml", "the text is nested too deeply")
-    assert found.location is not None
-    assert max(found.location.line, found.location.column) > 64
+    (diagnostic,) = raised.value.diagnostics
+    assert (diagnostic.code, diagnostic.message) == ("config/not-yaml", "the text is nested too deeply")
+    assert diagnostic.location is not None
+    assert max(diagnostic.location.line, diagnostic.location.column) > 64
     assert len(tokens) < 500
 
 

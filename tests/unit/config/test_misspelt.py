@@ -15,12 +15,12 @@ EXAMPLES = Path(__file__).parents[3] / "examples"
 SIZES = "hidden_size: 256, num_layers: 4, num_kv_heads: 2, head_dim: 64, vocab_size: 2048, dtype: float32"
 
 
-def found(text: str) -> tuple[Diagnostic, ...]:
+def errors_of(text: str) -> tuple[Diagnostic, ...]:
     """What is wrong with a text; nothing if it loads."""
     try:
         load_text(text, EXAMPLES / "x.yaml", names(), needs)
     except DiagnosticError as error:
-        return tuple(one for one in error.diagnostics if one.severity == "error")
+        return tuple(diagnostic for diagnostic in error.diagnostics if diagnostic.severity == "error")
     return ()
 
 
@@ -37,21 +37,24 @@ def test_a_misspelt_key_is_one_finding(path: Path) -> None:
     text = path.read_text()
     if "../build/" in text:
         pytest.skip("its models are made by hand")
-    assert found(text) == ()
+    assert errors_of(text) == ()
     for line, key in keys_of(path):
         swapped = key[:-2] + key[-1] + key[-2] if key[-1] != key[-2] else key + "x"
         changed = text.replace(line, line.replace(key, swapped, 1), 1)
-        one, *others = found(changed)
-        assert (others, one.code, one.hint) == ([], "config/unknown-key", f"did you mean '{key}'?"), (key, others)
-        assert one.location is not None
-        assert swapped in changed.splitlines()[one.location.line - 1]
+        first, *others = errors_of(changed)
+        assert (others, first.code, first.hint) == ([], "config/unknown-key", f"did you mean '{key}'?"), (key, others)
+        assert first.location is not None
+        assert swapped in changed.splitlines()[first.location.line - 1]
 
 
 def test_a_key_in_the_wrong_block_is_one_finding() -> None:
     model = f"{{{SIZES}}}"
     head = "name: a\nalgorithm: EAGLE\n"
-    (one,) = found(f"{head}num_draft_tokens: 5\ntarget: {{{SIZES}, topk: 2}}\ndraft: {model}\n")
-    assert (one.code, one.hint) == ("config/unknown-key", "'topk' belongs at the top level")
+    (diagnostic,) = errors_of(f"{head}num_draft_tokens: 5\ntarget: {{{SIZES}, topk: 2}}\ndraft: {model}\n")
+    assert (diagnostic.code, diagnostic.hint) == ("config/unknown-key", "'topk' belongs at the top level")
     less = f"{{{SIZES.replace('hidden_size: 256, ', '')}}}"
-    (one,) = found(f"{head}hidden_size: 256\ntarget: {less}\ndraft: {less}\n")
-    assert (one.code, one.hint) == ("config/unknown-key", "'hidden_size' belongs inside target: or draft:")
+    (diagnostic,) = errors_of(f"{head}hidden_size: 256\ntarget: {less}\ndraft: {less}\n")
+    assert (diagnostic.code, diagnostic.hint) == (
+        "config/unknown-key",
+        "'hidden_size' belongs inside target: or draft:",
+    )

@@ -103,14 +103,14 @@ def test_the_file_may_repeat_the_model(load: Load, model: Model) -> None:
 
 @pytest.mark.parametrize(("key", "value"), [("hidden_size", 512), ("vocab_size", 2000), ("hc_mult", 2)])
 def test_what_the_weights_fix(find: Find, model: Model, key: str, value: int) -> None:
-    said = LLAMA | {"hc_mult": 4}
-    model(**said)
-    (found,) = (found for found in find(TEXT + f"  {key}: {value}\n") if found.severity == "error")
+    facts = LLAMA | {"hc_mult": 4}
+    model(**facts)
+    (error,) = (error for error in find(TEXT + f"  {key}: {value}\n") if error.severity == "error")
     column = len(key) + 5
-    assert (found.code, str(found.location)) == ("config/model-contradiction", f"c.yaml:7:{column}")
-    assert found.message == f"draft.{key} is written as {value}, and the model says {said[key]}"
-    assert [(note.message, str(note.location)) for note in found.notes] == [
-        (f"the model has {key} {said[key]} ({key})", "c.yaml:6:10")
+    assert (error.code, str(error.location)) == ("config/model-contradiction", f"c.yaml:7:{column}")
+    assert error.message == f"draft.{key} is written as {value}, and the model says {facts[key]}"
+    assert [(note.message, str(note.location)) for note in error.notes] == [
+        (f"the model has {key} {facts[key]} ({key})", "c.yaml:6:10")
     ]
 
 
@@ -128,27 +128,27 @@ OVERRIDES = {
 @pytest.mark.parametrize("key", OVERRIDES)
 def test_what_is_written_wins(load: Load, model: Model, key: str) -> None:
     """A rank of an engine has fewer heads than the model, and its pool may have another type."""
-    written, said, name = OVERRIDES[key]
+    written, derived, name = OVERRIDES[key]
     scheme = {"quantization_config": {"kv_cache_scheme": {"type": "float", "num_bits": 8}}}
     model(**LLAMA, **scheme, head_dim=64, num_experts_per_tok=2, index_topk=512)
     loaded = load(TEXT + f"  {key}: {written}\n")
     assert getattr(loaded.config.models["draft"], key) == written
-    assert getattr(loaded.config.target, key) == said
-    (found,) = loaded.warnings
-    assert (found.code, str(found.location)) == ("config/model-override", f"c.yaml:7:{len(key) + 5}")
-    assert found.message == f"draft.{key} is written as {written}, and the model says {said}: {written} is kept"
-    assert [note.message for note in found.notes] == [f"the model has {key} {said} ({name})"]
+    assert getattr(loaded.config.target, key) == derived
+    (warning,) = loaded.warnings
+    assert (warning.code, str(warning.location)) == ("config/model-override", f"c.yaml:7:{len(key) + 5}")
+    assert warning.message == f"draft.{key} is written as {written}, and the model says {derived}: {written} is kept"
+    assert [note.message for note in warning.notes] == [f"the model has {key} {derived} ({name})"]
 
 
 def test_another_layout_has_rows_of_its_own(find: Find, load: Load, model: Model) -> None:
     """An engine may keep the heads of latent attention; their sizes are then written as well."""
     model(**LLAMA | {"model_type": "deepseek_v3", "kv_lora_rank": 512, "qk_rope_head_dim": 64})
-    assert [found.message for found in find(TEXT + "  kv_layout: mha\n") if found.severity == "error"] == [
-        "'draft' lacks num_kv_heads, head_dim, and 'm' does not settle them"
-    ]
+    assert [
+        diagnostic.message for diagnostic in find(TEXT + "  kv_layout: mha\n") if diagnostic.severity == "error"
+    ] == ["'draft' lacks num_kv_heads, head_dim, and 'm' does not settle them"]
     loaded = load(TEXT + "  kv_layout: mha\n  num_kv_heads: 128\n  head_dim: 192\n")
     assert loaded.config.models["draft"].kv_row_bytes == 128 * 192 * 2
-    assert [found.code for found in loaded.warnings] == ["config/model-override"]
+    assert [diagnostic.code for diagnostic in loaded.warnings] == ["config/model-override"]
 
 
 HUGE: dict[str, tuple[str, int | dict[str, object]]] = {
@@ -172,19 +172,19 @@ def test_ranges_hold_for_what_a_model_says(find: Find, model: Model, key: str, m
     name, value = HUGE[key]
     layers = {"layer_types": ["full_attention"] * 4} if model_type == "llama" and key != "num_layers" else {}
     model(**{**LLAMA, "head_dim": 64, **layers, "model_type": model_type, name: value})
-    found = [one for one in find(TEXT) if one.severity == "error"]
-    assert {one.code for one in found} == {"config/out-of-range"}
-    assert [str(one.location) for one in found] == ["c.yaml:4:10", "c.yaml:6:10"]
-    assert f"target.{key} must be " in found[0].message
-    assert "config.json says" in found[0].message
-    assert name in found[0].message
+    errors = [error for error in find(TEXT) if error.severity == "error"]
+    assert {error.code for error in errors} == {"config/out-of-range"}
+    assert [str(error.location) for error in errors] == ["c.yaml:4:10", "c.yaml:6:10"]
+    assert f"target.{key} must be " in errors[0].message
+    assert "config.json says" in errors[0].message
+    assert name in errors[0].message
 
 
 def test_a_head_without_elements(monkeypatch: pytest.MonkeyPatch, find: Find, model: Model) -> None:
     """A size that is computed has a range too."""
     monkeypatch.setattr(models.kv_cache, "Bare", type(None))
     model(**LLAMA | {"model_type": "no_such_model", "num_attention_heads": 512})
-    assert {found.message for found in find(TEXT)} >= {
+    assert {diagnostic.message for diagnostic in find(TEXT)} >= {
         "target.head_dim must be at least 1, and config.json says 0 (hidden_size / num_attention_heads)"
     }
 
@@ -199,9 +199,9 @@ def test_a_pipe_in_the_directory(find: Find, model: Model, name: str) -> None:
 
 def test_what_the_model_leaves_open_must_be_written(find: Find, load: Load, model: Model) -> None:
     model(**{key: value for key, value in LLAMA.items() if key != "dtype"})
-    found = find(TEXT)
-    assert {d.code for d in found} == {"config/missing-key"}
-    assert found[0].message == "'target' lacks dtype, and 'm' does not settle it"
+    diagnostics = find(TEXT)
+    assert {d.code for d in diagnostics} == {"config/missing-key"}
+    assert diagnostics[0].message == "'target' lacks dtype, and 'm' does not settle it"
     text = TEXT.replace("model: m\n", "model: m\n  dtype: float16\n")
     assert load(text).config.target.dtype == "float16"
 
@@ -233,9 +233,9 @@ def test_unreadable(find: Find, tmp_path: Path, content: str | None, message: st
     (tmp_path / "m").mkdir()
     if content is not None:
         (tmp_path / "m" / "config.json").write_bytes(content.encode(errors="surrogateescape"))
-    found = find(TEXT)[0]
-    assert (found.code, str(found.location)) == ("config/model-unreadable", "c.yaml:4:10")
-    assert found.message.startswith(message)
+    diagnostic = find(TEXT)[0]
+    assert (diagnostic.code, str(diagnostic.location)) == ("config/model-unreadable", "c.yaml:4:10")
+    assert diagnostic.message.startswith(message)
 
 
 @pytest.mark.parametrize(
@@ -255,7 +255,7 @@ def test_sums_of_huge_sizes(find: Find, model: Model) -> None:
     """What is computed of two sizes can be told, too."""
     huge = int("9" * 40)
     model(**LLAMA | {"model_type": "no_such_model", "kv_lora_rank": huge, "qk_rope_head_dim": huge})
-    assert any("config.json says 199999999" in one.message for one in find(TEXT))
+    assert any("config.json says 199999999" in diagnostic.message for diagnostic in find(TEXT))
 
 
 def test_layers_that_are_counted_out_are_looked_up_at_once(model: Model) -> None:
@@ -270,5 +270,5 @@ def test_layers_that_are_counted_out_are_looked_up_at_once(model: Model) -> None
 
 @pytest.mark.parametrize("path", ["'a\\0b'", '"a\\0b"', "~no_such_user/x", "meta-llama/Llama-3.1-8B", "c.yaml"])
 def test_paths_that_lead_nowhere(find: Find, path: str) -> None:
-    found = find(TEXT.replace("model: m", f"model: {path}", 1))
-    assert found[0].code == "config/model-unreadable"
+    diagnostics = find(TEXT.replace("model: m", f"model: {path}", 1))
+    assert diagnostics[0].code == "config/model-unreadable"

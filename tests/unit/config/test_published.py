@@ -91,8 +91,8 @@ def checked(case: Case) -> LoadedConfig:
     dtype = f", dtype: {case.dtype}" if case.dtype else ""
     text = f"name: published\nalgorithm: {case.algorithm}\nnum_steps: {case.steps}\n"
     text += "".join(
-        f"{side}: {{model: {model}{dtype}}}\n"
-        for side, model in (("target", case.target), ("draft", case.draft))
+        f"{role}: {{model: {model}{dtype}}}\n"
+        for role, model in (("target", case.target), ("draft", case.draft))
         if model
     )
     loaded = load_text(text, PUBLISHED / "published.yaml", names(), needs)
@@ -111,14 +111,14 @@ def row(case: Case) -> str:
     draft = {None: "none", case.target: "its own modules"}.get(case.draft, f"`{case.draft}`")
     try:
         models = checked(case).config.models
-        said = "; ".join(
-            f"{side} {layers} × {heads} × {length}, {layout}, {dtype}, hidden {hidden}, vocabulary {vocabulary}"
-            for side, model in models.items()
+        result = "; ".join(
+            f"{role} {layers} × {heads} × {length}, {layout}, {dtype}, hidden {hidden}, vocabulary {vocabulary}"
+            for role, model in models.items()
             for layers, heads, length, layout, dtype, hidden, vocabulary in (sizes(model),)
         )
     except DiagnosticError as error:
-        said = f"refused, `{error.diagnostics[0].code}`"
-    return f"| `{case.target}` | {draft} | `{case.algorithm}`, {case.steps} | {said} |"
+        result = f"refused, `{error.diagnostics[0].code}`"
+    return f"| `{case.target}` | {draft} | `{case.algorithm}`, {case.steps} | {result} |"
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
@@ -126,16 +126,16 @@ def test_published(case: Case) -> None:
     if isinstance(case.expected[0], str):
         with pytest.raises(DiagnosticError) as error:
             checked(case)
-        (found,) = (found for found in error.value.diagnostics if found.severity == "error")
+        (diagnostic,) = (diagnostic for diagnostic in error.value.diagnostics if diagnostic.severity == "error")
         code, message = case.expected
-        assert found.code == code
-        assert str(message) in found.message
+        assert diagnostic.code == code
+        assert str(message) in diagnostic.message
         return
     loaded = checked(case)
     target, draft = case.expected
     assert sizes(loaded.config.target) == target
     assert (sizes(loaded.config.draft) if loaded.config.draft is not None else None) == draft
-    assert {found.code for found in loaded.warnings} == set(case.warnings)
+    assert {warning.code for warning in loaded.warnings} == set(case.warnings)
 
 
 def test_every_published_model_has_a_case() -> None:

@@ -79,16 +79,16 @@ def test_the_engine_brings_it(load: Load) -> None:
 )
 def test_what_is_wrong_with_a_map(find: Find, tmp_path: Path, tokens: object, code: str) -> None:
     (tmp_path / "map.json").write_text(json.dumps(tokens))
-    (found,) = find(mapped("map.json", vocab_size=REDUCED))
-    assert (found.code, found.location and found.location.line) == (code, 20)
+    (diagnostic,) = find(mapped("map.json", vocab_size=REDUCED))
+    assert (diagnostic.code, diagnostic.location and diagnostic.location.line) == (code, 20)
 
 
 def test_a_file_that_is_none(find: Find, tmp_path: Path) -> None:
     (tmp_path / "map.pt").write_bytes(b"PK\x03\x04 no archive")
     (tmp_path / "folder").mkdir()
     for name in ("map.pt", "nowhere.json", "folder"):
-        (found,) = find(mapped(name, vocab_size=REDUCED))
-        assert found.code == "map/unreadable", name
+        (diagnostic,) = find(mapped(name, vocab_size=REDUCED))
+        assert diagnostic.code == "map/unreadable", name
 
 
 @pytest.mark.parametrize(
@@ -111,9 +111,9 @@ def test_a_file_that_is_none(find: Find, tmp_path: Path) -> None:
 def test_what_torch_saves_that_is_no_map(find: Find, tmp_path: Path, saved: object, message: str) -> None:
     """A tensor may say that it has more entries than there is memory, in a file of 1.6 kB."""
     torch.save(saved, tmp_path / "map.pt")
-    (found,) = find(mapped("map.pt", vocab_size=REDUCED))
-    assert found.code == "map/unreadable"
-    assert re.search(message, found.message), found.message
+    (diagnostic,) = find(mapped("map.pt", vocab_size=REDUCED))
+    assert diagnostic.code == "map/unreadable"
+    assert re.search(message, diagnostic.message), diagnostic.message
 
 
 def test_a_file_that_grows(find: Find, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -121,12 +121,12 @@ def test_a_file_that_grows(find: Find, tmp_path: Path, monkeypatch: pytest.Monke
     monkeypatch.setattr(token_map, "MOST_BYTES", 1 << 20)
     with zipfile.ZipFile(tmp_path / "map.pt", "w", zipfile.ZIP_DEFLATED) as archive:
         archive.writestr("map/data.pkl", bytes((1 << 20) + 1))
-    (found,) = find(mapped("map.pt", vocab_size=REDUCED))
-    assert "bytes unpacked, more than 1048576" in found.message
+    (diagnostic,) = find(mapped("map.pt", vocab_size=REDUCED))
+    assert "bytes unpacked, more than 1048576" in diagnostic.message
     monkeypatch.setattr(token_map, "MOST_TOKENS", 3)
     (tmp_path / "map.json").write_text("[0, 1, 2, 3]")
-    (found,) = find(mapped("map.json", vocab_size=REDUCED))
-    assert (found.code, "more than 3 values" in found.message) == ("map/unreadable", True)
+    (diagnostic,) = find(mapped("map.json", vocab_size=REDUCED))
+    assert (diagnostic.code, "more than 3 values" in diagnostic.message) == ("map/unreadable", True)
 
 
 def test_weights_that_are_there_are_read(find: Find, load: Load, model: Model) -> None:
@@ -135,16 +135,16 @@ def test_weights_that_are_there_are_read(find: Find, load: Load, model: Model) -
     directory = model("d", **HEAD, **LAYERS, draft_vocab_size=REDUCED)
     for offsets, code in (([1, 1, 1, 2000], None), ([0, 5, 3, 0], "map/unsorted"), ([0, 0, 0], "map/length")):
         save_file({"d2t": torch.tensor(offsets), "fc.weight": torch.zeros(2)}, directory / "model.safetensors")
-        assert [found.code for found in find(EAGLE3)] == [code] * (code is not None)
+        assert [diagnostic.code for diagnostic in find(EAGLE3)] == [code] * (code is not None)
     (directory / "model.safetensors").write_bytes(b"damaged")
-    assert [found.code for found in find(EAGLE3)] == ["map/unreadable"]
+    assert [diagnostic.code for diagnostic in find(EAGLE3)] == ["map/unreadable"]
 
 
 def test_what_scores_all_tokens_has_no_map(find: Find, tmp_path: Path) -> None:
-    (found,) = find(mapped("engine"))
-    assert (found.code, found.location and found.location.line) == ("legal/vocab-mismatch", 20)
+    (diagnostic,) = find(mapped("engine"))
+    assert (diagnostic.code, diagnostic.location and diagnostic.location.line) == ("legal/vocab-mismatch", 20)
 
 
 def test_a_target_has_no_map(find: Find) -> None:
-    (found,) = find(VALID.replace("target:\n", "target:\n  token_map: engine\n"))
-    assert (found.code, found.location and found.location.line) == ("config/unknown-key", 13)
+    (diagnostic,) = find(VALID.replace("target:\n", "target:\n  token_map: engine\n"))
+    assert (diagnostic.code, diagnostic.location and diagnostic.location.line) == ("config/unknown-key", 13)

@@ -98,26 +98,26 @@ def errors(value: Any, rule: Mapping[str, Any], root: Mapping[str, Any]) -> Sequ
     """Return what a value breaks of the part of JSON Schema that the published schema uses."""
     if "$ref" in rule:
         return errors(value, root["$defs"][rule["$ref"].removeprefix("#/$defs/")], root)
-    found: list[str] = []
+    broken: list[str] = []
     kinds = {"string": str, "integer": int, "boolean": bool, "array": list, "object": dict}
     if "type" in rule and (type(value) is not kinds[rule["type"]]):
         return [f"{value!r} is not of type {rule['type']}"]
     if "enum" in rule and value not in rule["enum"]:
-        found.append(f"{value!r} is none of {rule['enum']}")
+        broken.append(f"{value!r} is none of {rule['enum']}")
     if isinstance(value, int) and not rule.get("minimum", value) <= value <= rule.get("maximum", value):
-        found.append(f"{value!r} is out of range")
+        broken.append(f"{value!r} is out of range")
     if isinstance(value, str) and not re.search(rule.get("pattern", ""), value):
-        found.append(f"{value!r} does not match {rule['pattern']}")
+        broken.append(f"{value!r} does not match {rule['pattern']}")
     for item in value if isinstance(value, list) else ():
-        found += errors(item, rule.get("items", {}), root)
+        broken += errors(item, rule.get("items", {}), root)
     if isinstance(value, list) and "contains" in rule and all(errors(item, rule["contains"], root) for item in value):
-        found.append(f"no entry of {value!r} is {rule['contains']}")
+        broken.append(f"no entry of {value!r} is {rule['contains']}")
     if isinstance(value, dict):
         properties = rule.get("properties", {})
-        found += [f"{key} is missing" for key in rule.get("required", ()) if key not in value]
-        found += [f"{key} is unknown" for key in value if key not in properties and "properties" in rule]
+        broken += [f"{key} is missing" for key in rule.get("required", ()) if key not in value]
+        broken += [f"{key} is unknown" for key in value if key not in properties and "properties" in rule]
         for key in value.keys() & properties.keys():
-            found += errors(value[key], properties[key], root)
+            broken += errors(value[key], properties[key], root)
     if "anyOf" in rule and all(errors(value, option, root) for option in rule["anyOf"]):
-        found.append(f"{value!r} satisfies no alternative")
-    return found
+        broken.append(f"{value!r} satisfies no alternative")
+    return broken

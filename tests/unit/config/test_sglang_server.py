@@ -48,15 +48,15 @@ VALUES = {"--model-path": ["m"], "--tp-size": ["2"]}
     ids=lambda words: " ".join(words)[:40],
 )
 def test_forms_of_a_command_line(words: list[str]) -> None:
-    found = parse(words)
-    assert (found.values, found.findings.errors, found.unused) == (VALUES, (), [])
+    arguments = parse(words)
+    assert (arguments.values, arguments.findings.errors, arguments.unused) == (VALUES, (), [])
 
 
 def test_variables_in_front() -> None:
     """Are noted, and count where one is of the settings that are asked for."""
-    found = parse(["A=1", "SGLANG_IS_IN_CI=true", "python", "-m", "sglang.launch_server", *PLAIN])
-    assert found.environment == {"A": "1", "SGLANG_IS_IN_CI": "true"}
-    assert found.settings() == {"SGLANG_IS_IN_CI": True}
+    arguments = parse(["A=1", "SGLANG_IS_IN_CI=true", "python", "-m", "sglang.launch_server", *PLAIN])
+    assert arguments.environment == {"A": "1", "SGLANG_IS_IN_CI": "true"}
+    assert arguments.settings() == {"SGLANG_IS_IN_CI": True}
     assert parse(["SGLANG_IS_IN_CI=0", *PLAIN]).settings() == {}
     assert parse(["B=x y", *PLAIN]).values == VALUES
 

@@ -72,9 +72,9 @@ def test_without_one(load: Load) -> None:
 def test_what_is_wrong_in_it(find: Find, written: Path, text: str, becomes: str, code: str, line: int | None) -> None:
     assert text in FILE
     written.write_text(FILE.replace(text, becomes))
-    found = find(CONFIG)
-    assert code in {one.code for one in found}
-    (first, *_) = [one for one in found if one.code == code]
+    diagnostics = find(CONFIG)
+    assert code in {diagnostic.code for diagnostic in diagnostics}
+    (first, *_) = [diagnostic for diagnostic in diagnostics if diagnostic.code == code]
     assert first.location is not None and first.location.file == "tuned/t.yaml"
     assert line in (None, first.location.line)
 
@@ -82,17 +82,17 @@ def test_what_is_wrong_in_it(find: Find, written: Path, text: str, becomes: str,
 @pytest.mark.parametrize("path", ["missing.yaml", ".", "~nobody/t.yaml", "binary.yaml"])
 def test_one_that_cannot_be_read(find: Find, tmp_path: Path, path: str) -> None:
     (tmp_path / "binary.yaml").write_bytes(b"\xff\xfe")
-    (found,) = find(CONFIG.replace("tuned/t.yaml", path))
-    assert (found.code, found.location and found.location.line) == ("tuning/unreadable", LINE)
+    (diagnostic,) = find(CONFIG.replace("tuned/t.yaml", path))
+    assert (diagnostic.code, diagnostic.location and diagnostic.location.line) == ("tuning/unreadable", LINE)
 
 
 def test_a_program_of_several_architectures(find: Find, written: Path) -> None:
     """Choices are of a kernel's text and grid, which all architectures share."""
-    (found,) = find(CONFIG.replace("[sm_90]", "[sm_90, sm_100]"))
-    assert found.code == "tuning/arch" and "sm_90, sm_100" in found.notes[0].message
+    (diagnostic,) = find(CONFIG.replace("[sm_90]", "[sm_90, sm_100]"))
+    assert diagnostic.code == "tuning/arch" and "sm_90, sm_100" in diagnostic.notes[0].message
 
 
 def test_what_is_wrong_elsewhere_is_said_too(find: Find, written: Path) -> None:
     written.write_text(FILE.replace("warps: 8", "warps: x"))
-    codes = {one.code for one in find(CONFIG.replace("page_size: 16", "page_size: 3"))}
+    codes = {diagnostic.code for diagnostic in find(CONFIG.replace("page_size: 16", "page_size: 3"))}
     assert codes == {"tuning/malformed", "config/out-of-range"}

@@ -43,8 +43,8 @@ H100 = gpu_of("h100")
     ids=lambda words: " ".join(words)[:40],
 )
 def test_forms_of_a_command_line(words: list[str]) -> None:
-    found = parse(words)
-    assert (found.values, found.findings.errors, found.unused) == (VALUES, (), [])
+    arguments = parse(words)
+    assert (arguments.values, arguments.findings.errors, arguments.unused) == (VALUES, (), [])
 
 
 @pytest.mark.parametrize(
@@ -70,8 +70,8 @@ def test_an_object_is_forgotten_where_keys_are_dotted() -> None:
 
 def test_blocks_in_blocks() -> None:
     words = ["-cc.pass_config.fuse_norm", "true", "-cc.pass_config.level=2", "-cc.cudagraph_capture_sizes+", "1,2"]
-    found = parse(words).block(COMPILATION)
-    assert found == {"pass_config": {"fuse_norm": True, "level": 2}, "cudagraph_capture_sizes": ["1", "2"]}
+    block = parse(words).block(COMPILATION)
+    assert block == {"pass_config": {"fuse_norm": True, "level": 2}, "cudagraph_capture_sizes": ["1", "2"]}
 
 
 @pytest.mark.parametrize(("words", "on"), [
@@ -89,11 +89,15 @@ def test_a_file_of_arguments(tmp_path: Path) -> None:
         "model: m\ntensor_parallel_size: 2\nport: 8000\nenable-dbo: true\nenable-eplb: false\n"
         "speculative-config: {method: ngram, num_speculative_tokens: 4}\ncudagraph_capture_sizes: [1, 8]\n"
     )
-    found = parse(["vllm", "serve", "--config", str(file), "-tp", "4"])
-    assert (found.text("--model"), found.number("--tensor-parallel-size")) == ("m", 4)
-    assert found.block(SPECULATION) == {"method": "ngram", "num_speculative_tokens": 4}
-    assert found.block(COMPILATION) == {"cudagraph_capture_sizes": [1, 8]}
-    assert (found.flag("--enable-dbo"), found.flag("--enable-eplb"), found.unused) == (True, False, ["--port"])
+    arguments = parse(["vllm", "serve", "--config", str(file), "-tp", "4"])
+    assert (arguments.text("--model"), arguments.number("--tensor-parallel-size")) == ("m", 4)
+    assert arguments.block(SPECULATION) == {"method": "ngram", "num_speculative_tokens": 4}
+    assert arguments.block(COMPILATION) == {"cudagraph_capture_sizes": [1, 8]}
+    assert (arguments.flag("--enable-dbo"), arguments.flag("--enable-eplb"), arguments.unused) == (
+        True,
+        False,
+        ["--port"],
+    )
 
 
 @pytest.mark.parametrize("text", ["a: [", "- 1", "", "\x00", "[" * 5000])
@@ -117,8 +121,8 @@ def models(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A folder with a target, a draft of its kind, a head, and a target with modules."""
     head = {"architectures": ["LlamaForCausalLMEagle3"], "num_hidden_layers": 1, "draft_vocab_size": 512}
     hybrid = json.loads((Path(__file__).parents[2] / "published/Qwen3-Next-80B-A3B-Instruct/config.json").read_text())
-    said = {"t": LLAMA, "d": LLAMA, "my-eagle3": LLAMA | head, "m": MODULES, "hybrid": hybrid}
-    for name, config in said.items():
+    configs = {"t": LLAMA, "d": LLAMA, "my-eagle3": LLAMA | head, "m": MODULES, "hybrid": hybrid}
+    for name, config in configs.items():
         (tmp_path / name).mkdir()
         (tmp_path / name / "config.json").write_text(json.dumps(config))
     monkeypatch.chdir(tmp_path)
@@ -140,13 +144,17 @@ def server(line: str, gpu: Gpu = H100, page_size: int | None = None) -> Started:
     ("t --spec-method ngram_gpu --spec-tokens 2", "ngram_gpu", "NGRAM", 2),
 ])  # fmt: skip
 def test_methods_that_vllm_settles_on(line: str, method: str, algorithm: str, steps: int) -> None:
-    found = server(line)
-    assert (found.drafting.method.value, found.algorithm, found.drafting.num_steps.value) == (method, algorithm, steps)
-    assert found.drafting.modules == (2 if line == "t --spec-model m" else 1)
+    settings = server(line)
+    assert (settings.drafting.method.value, settings.algorithm, settings.drafting.num_steps.value) == (
+        method,
+        algorithm,
+        steps,
+    )
+    assert settings.drafting.modules == (2 if line == "t --spec-model m" else 1)
 
 
 @pytest.mark.usefixtures("models")
-@pytest.mark.parametrize(("line", "said"), [
+@pytest.mark.parametrize(("line", "message"), [
     ("t", "--speculative-config is missing: nothing is drafted"),
     ("t --spec-model d", "--speculative-config.num_speculative_tokens is missing"),
     ("t --spec-method ngram", "--speculative-config.num_speculative_tokens is missing"),
@@ -162,14 +170,14 @@ def test_methods_that_vllm_settles_on(line: str, method: str, algorithm: str, st
     ("org/model --spec-method ngram --spec-tokens 2", "--model: model directory 'org/model' does not exist"),
     ("hybrid --spec-method mtp --spec-tokens 2", "blocks of a model with recurrent state are as large as that state"),
 ])  # fmt: skip
-def test_what_is_missing_or_cannot_be_read(line: str, said: str) -> None:
+def test_what_is_missing_or_cannot_be_read(line: str, message: str) -> None:
     with pytest.raises(DiagnosticError) as raised:
         server(line)
-    assert raised.value.diagnostics[0].message.startswith(said)
+    assert raised.value.diagnostics[0].message.startswith(message)
 
 
 @pytest.mark.usefixtures("models")
-@pytest.mark.parametrize(("line", "said"), [
+@pytest.mark.parametrize(("line", "message"), [
     ("t -pp 2 --spec-model d --spec-tokens 2", "pipeline parallelism (pipeline_parallel_size 2)"),
     ("t -tp 2 --enable-batch-sharded-sampling --spec-model d --spec-tokens 2", "sampling in which each rank has a"),
     ("t --enable-eplb --spec-model d --spec-tokens 2", "experts that move between ranks (enable_eplb)"),
@@ -180,13 +188,13 @@ def test_what_is_missing_or_cannot_be_read(line: str, said: str) -> None:
     ("t --hf-overrides {\"a\":1} --spec-model d --spec-tokens 2", "a model other than its config.json says"),
     ("t --watermark-config {} --spec-model d --spec-tokens 2", "watermarks (watermark_config)"),
 ])  # fmt: skip
-def test_what_is_refused_by_name(line: str, said: str) -> None:
+def test_what_is_refused_by_name(line: str, message: str) -> None:
     arguments = parse(["vllm", "serve", *line.split(" ")])
     try:
         started(arguments, H100)
     except DiagnosticError:
         assert "suffix" in line
-    assert any(one.message.startswith(f"with vLLM 0.33.0, {said}") for one in arguments.findings.errors)
+    assert any(error.message.startswith(f"with vLLM 0.33.0, {message}") for error in arguments.findings.errors)
 
 
 @pytest.mark.usefixtures("models")
@@ -195,10 +203,10 @@ def test_ranks(more: str, count: int) -> None:
     """Each runs the program; the configuration says how many there are, so that heads are shared out among them."""
     line = f"t --spec-model d --spec-tokens 2 {more}".strip()
     arguments = parse(["vllm", "serve", *line.split(" ")])
-    found = started(arguments, H100)
-    assert (found.ranks, arguments.unused) == (count, [])
-    written = configuration(arguments, found, Wanted("ranks"))
-    assert ("tensor_parallel: " in written) == any(what == "ranks" for what, _ in found.described()) == (count > 1)
+    settings = started(arguments, H100)
+    assert (settings.ranks, arguments.unused) == (count, [])
+    written = configuration(arguments, settings, Wanted("ranks"))
+    assert ("tensor_parallel: " in written) == any(what == "ranks" for what, _ in settings.described()) == (count > 1)
     assert count == 1 or f"\ntensor_parallel: {count} #" in written
 
 
@@ -207,8 +215,8 @@ def test_the_runner() -> None:
     line = "t --spec-model d --spec-tokens 2"
     assert server(line).runner.value == "V2"
     for variable, runner in (("0", "V1"), ("1", "V2")):
-        found = started(parse([f"VLLM_USE_V2_MODEL_RUNNER={variable} vllm serve {line}"]), H100)
-        assert (found.runner.value, variable in found.runner.origin) == (runner, True)
+        settings = started(parse([f"VLLM_USE_V2_MODEL_RUNNER={variable} vllm serve {line}"]), H100)
+        assert (settings.runner.value, variable in settings.runner.origin) == (runner, True)
     assert server(f"{line} --enable-dbo").runner.value == "V1"
 
 
@@ -222,10 +230,10 @@ def test_the_runner() -> None:
 ])  # fmt: skip
 def test_batches_and_what_is_captured(more: str, largest: int, captured: bool) -> None:
     """A request has three tokens in a step here."""
-    found = server(f"t --spec-model d --spec-tokens 2 {more}")
-    assert found.buckets[0][-1] == largest
-    assert (found.captured.value == "drafts are one graph") is captured
-    assert len(found.buckets[0]) <= 64
+    settings = server(f"t --spec-model d --spec-tokens 2 {more}")
+    assert settings.buckets[0][-1] == largest
+    assert (settings.captured.value == "drafts are one graph") is captured
+    assert len(settings.buckets[0]) <= 64
 
 
 @pytest.mark.usefixtures("models")
@@ -264,8 +272,8 @@ def test_what_a_request_samples_with(models: Path) -> None:
     ("--max-model-len auto", None), ("--max-model-len -1", None),
 ])  # fmt: skip
 def test_how_long_a_text_may_be(written: str, longest: int | None) -> None:
-    found = server(f"t --spec-model d --spec-tokens 2 {written}").longest
-    assert (found.value if found is not None else None) == longest
+    length = server(f"t --spec-model d --spec-tokens 2 {written}").longest
+    assert (length.value if length is not None else None) == longest
 
 
 def test_what_vllm_takes_by_itself() -> None:

@@ -130,8 +130,8 @@ def _shrunk(cls: type[PretrainedConfig], own: dict[str, Any]) -> PretrainedConfi
     sizes = {field.name: SIZES[field.name] for field in fields(cls) if field.name in SIZES}
     for name, part in cls.sub_configs.items():
         if part is AutoConfig:
-            said = own.get(name, {}).get("model_type")
-            part = CONFIG_MAPPING[said] if said else type(getattr(cls(), name, None))
+            model_type = own.get(name, {}).get("model_type")
+            part = CONFIG_MAPPING[model_type] if model_type else type(getattr(cls(), name, None))
         if issubclass(part, PretrainedConfig):
             sizes[name] = _shrunk(part, own.get(name, {}))
     return cls(**{**sizes, **{name: value for name, value in own.items() if name not in cls.sub_configs}})
@@ -182,9 +182,9 @@ def verdict(kind: str, **more: Any) -> Verdict:
         engine = Engine(FakeProgram(make_plan(target, draft, page_size=4)), target, draft, max_context=96)
     except UnsupportedModelError as error:
         return Verdict("refused", _first_line(str(error).removeprefix("the target model cannot be run: ")))
-    found = [done.token_ids for done in engine.generate(PROMPTS, StopConditions(NEW_TOKENS))]
+    texts = [done.token_ids for done in engine.generate(PROMPTS, StopConditions(NEW_TOKENS))]
     expected = [greedy(target, prompt, NEW_TOKENS) for prompt in PROMPTS]
-    return Verdict("right") if found == expected else Verdict("wrong", f"{found} instead of {expected}")
+    return Verdict("right") if texts == expected else Verdict("wrong", f"{texts} instead of {expected}")
 
 
 def _first_line(text: str) -> str:
@@ -196,19 +196,19 @@ def _first_line(text: str) -> str:
 def read_list() -> tuple[str, dict[str, Verdict]]:
     """The version of transformers that the committed list was made with, and the verdicts by type."""
     content = json.loads(LIST.read_text(encoding="utf-8"))
-    return content["transformers"], {kind: Verdict(*said) for kind, said in content["types"].items()}
+    return content["transformers"], {kind: Verdict(*columns) for kind, columns in content["types"].items()}
 
 
 def rendered(version: str, verdicts: Mapping[str, Verdict]) -> str:
     """The list as docs/models.md shows it, heading included."""
-    refused = {kind: said.reason for kind, said in verdicts.items() if said.status == "refused"}
+    refused = {kind: outcome.reason for kind, outcome in verdicts.items() if outcome.status == "refused"}
     listed: list[str] = []
-    for status, said in SAID.items():
-        kinds = [f"`{kind}`" for kind, found in verdicts.items() if found.status == status]
-        listed.append(_wrapped(f"* {len(kinds)} {said}: {', '.join(kinds)}.", "  "))
+    for status, phrase in SAID.items():
+        kinds = [f"`{kind}`" for kind, outcome in verdicts.items() if outcome.status == status]
+        listed.append(_wrapped(f"* {len(kinds)} {phrase}: {', '.join(kinds)}.", "  "))
     because: list[str] = []
     for reason, _ in Counter(refused.values()).most_common():
-        kinds = ", ".join(f"`{kind}`" for kind, said in refused.items() if said == reason)
+        kinds = ", ".join(f"`{kind}`" for kind, outcome in refused.items() if outcome == reason)
         because.append(f"| {kinds} | {reason.replace('|', '/')} |")
     introduction = _wrapped(INTRODUCTION.format(len(verdicts), version).rstrip())
     return "\n".join((HEADING, "", introduction, "", *listed, "", *HEAD, *because, ""))
@@ -236,10 +236,10 @@ def main() -> None:
     for kind in TYPES:
         verdicts[kind] = verdict(kind)
         print(kind, verdicts[kind].status, verdicts[kind].reason)
-    wrong = [kind for kind, said in verdicts.items() if said.status == "wrong"]
+    wrong = [kind for kind, outcome in verdicts.items() if outcome.status == "wrong"]
     if wrong:
         raise SystemExit(f"accepted and wrong: {', '.join(wrong)}")
-    types = {kind: [said.status, said.reason] for kind, said in verdicts.items()}
+    types = {kind: [outcome.status, outcome.reason] for kind, outcome in verdicts.items()}
     content = {"transformers": transformers.__version__, "types": types}
     LIST.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
     page = PAGE.read_text(encoding="utf-8")

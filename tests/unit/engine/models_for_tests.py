@@ -93,12 +93,12 @@ def make_head(kind: str, target: TargetModel, family: str = "llama") -> Any:
     """Return a random head, of a kind that is not recurrent, for a target of four layers."""
     torch.manual_seed(11)
     sizes = {"hidden_size": 32, "num_key_value_heads": 2}
-    said = {
+    options = {
         "frozen": {"hidden_size": 24, "num_hidden_layers": 2, "kv_layers": [3, 1], "backbone_hidden_size": 32},
         "mtp": {"num_hidden_layers": 5},
         "dflash": {"num_hidden_layers": 2, "dflash_config": {"target_layer_ids": [0, 2], "block_size": 4}},
     }
-    config = CONFIGS[family](**{**COMMON, **sizes, **said[kind]})
+    config = CONFIGS[family](**{**COMMON, **sizes, **options[kind]})
     classes = {"frozen": FrozenKvHead, "mtp": MtpHeads, "dflash": DflashHead}
     head = classes[kind](config).eval().requires_grad_(False).share_with(target.model)
     for parameter in head.parameters():

@@ -86,8 +86,8 @@ def test_the_width_does_not_change_the_result() -> None:
         table, rows, slots = make_tables([48], 1)
         paged = context(KVPool(target.facts.pool, slots), table, torch.tensor(rows), positions, width)
         results.append(target.logits(target.forward(tokens, positions, paged)))
-    for other in results[1:]:
-        torch.testing.assert_close(other, results[0], rtol=1e-5, atol=1e-5)
+    for result in results[1:]:
+        torch.testing.assert_close(result, results[0], rtol=1e-5, atol=1e-5)
 
 
 @torch.no_grad()
@@ -98,9 +98,9 @@ def test_a_forward_writes_its_own_slots_and_the_sink_only() -> None:
     positions = torch.tensor([[2, 3], [0, 1]])
     batch = torch.tensor([rows[1], 0])
     target.forward(torch.ones_like(positions), positions, context(pool, table, batch, positions))
-    mine = set(table.tensor[rows[1], 2:4].tolist())
+    own_slots = set(table.tensor[rows[1], 2:4].tolist())
     for layer in pool.buffers:
-        assert set(layer.flatten(1).any(1).nonzero()[:, 0].tolist()) == mine | {0}
+        assert set(layer.flatten(1).any(1).nonzero()[:, 0].tolist()) == own_slots | {0}
 
 
 def test_rows_that_do_not_fit_the_pool_are_refused() -> None:
@@ -118,7 +118,7 @@ def test_a_pool_gives_back_what_it_got_whatever_the_widths(latent: bool, shapes:
     assert len(pool.buffers) == (1 if latent else 2)
     key, value = (torch.randn(3, *shape) for shape in shapes)
     pool.write(0, torch.tensor([4, 1, 7]), key, value)
-    found = pool.read(0, torch.tensor([[7, 4, 1, 0]]), *shapes)
-    for rows, wanted in zip(found, (key, value), strict=True):
+    read = pool.read(0, torch.tensor([[7, 4, 1, 0]]), *shapes)
+    for rows, wanted in zip(read, (key, value), strict=True):
         assert torch.equal(rows[0, :3], wanted[[2, 0, 1]])
         assert not rows[0, 3].any()

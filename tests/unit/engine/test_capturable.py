@@ -82,15 +82,15 @@ def test_no_forward_of_a_tree_waits_either(kind: str, mode: str) -> None:
         "full": torch.zeros(BATCH, NODES * (COLUMNS + NODES), dtype=torch.bool),
         "slots": torch.zeros(BATCH, NODES, NODES, dtype=torch.int32),
     }
-    told = {"mask": masks[mode]}
+    visibility = {"mask": masks[mode]}
     if mode == "slots":
-        told["counts"] = torch.ones(BATCH, NODES, dtype=torch.int32)
+        visibility["counts"] = torch.ones(BATCH, NODES, dtype=torch.int32)
     hidden = {"hidden": torch.zeros(BATCH, 2, target.facts.hidden_size)} if draft.reads_hidden else {}
     with FakeTensorMode(allow_non_fake_inputs=True) as fake:
         hidden = {name: fake.from_tensor(tensor) for name, tensor in hidden.items()}
         drafted = callbacks.draft(step=0, **window(2), capture="last", **hidden)
-        told = {name: fake.from_tensor(tensor) for name, tensor in told.items()}
-        verified = callbacks.target(**window(NODES), capture="full", **told)
+        visibility = {name: fake.from_tensor(tensor) for name, tensor in visibility.items()}
+        verified = callbacks.target(**window(NODES), capture="full", **visibility)
     assert all(isinstance(result.logits, FakeTensor) for result in (drafted, verified))
     assert tuple(drafted.logits.shape) == (BATCH, 2, draft.facts.vocab_size)
     assert tuple(drafted.hidden.shape) == (BATCH, 2, draft.facts.hidden_size)
@@ -116,8 +116,8 @@ def test_no_forward_of_the_other_drafts_waits() -> None:
         callbacks = make_callbacks(*make_pair(kind))
         assert callbacks.capturable
         with FakeTensorMode(allow_non_fake_inputs=True):
-            found = [getattr(callbacks, name)(capture="null", **{**ones, **inputs}) for name, inputs in forwards]
-        assert [None if out is None else tuple(out.logits.shape[:-1]) for out in found] == shapes[kind]
+            results = [getattr(callbacks, name)(capture="null", **{**ones, **inputs}) for name, inputs in forwards]
+        assert [None if out is None else tuple(out.logits.shape[:-1]) for out in results] == shapes[kind]
 
 
 def test_without_draft_it_is_the_target_that_decides() -> None:

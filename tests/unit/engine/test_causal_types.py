@@ -24,10 +24,10 @@ ONCE_WRONG = (
 @pytest.mark.parametrize("kind", TYPES)
 def test_a_type_is_right_or_refused(kind: str) -> None:
     transformers.utils.logging.set_verbosity_error()
-    found = verdict(kind)
-    assert found.status != "wrong", found.reason
+    outcome = verdict(kind)
+    assert outcome.status != "wrong", outcome.reason
     if transformers.__version__ == VERSION and LISTED[kind].status != "not built":  # for lack of a package, perhaps
-        assert found.status == LISTED[kind].status, "run `make models`, and look at what has changed"
+        assert outcome.status == LISTED[kind].status, "run `make models`, and look at what has changed"
 
 
 LONG_ROPE = {"rope_type": "longrope", "rope_theta": 10000.0, "short_factor": [1.0] * 4, "long_factor": [4.0] * 4}
@@ -46,13 +46,13 @@ LONG_ROPE = {"rope_type": "longrope", "rope_theta": 10000.0, "short_factor": [1.
 )
 @pytest.mark.filterwarnings("ignore")
 def test_options_that_change_what_a_type_computes(kind: str, status: str, options: dict[str, Any]) -> None:
-    found = verdict(kind, **options)
-    assert found.status == status, found.reason
+    outcome = verdict(kind, **options)
+    assert outcome.status == status, outcome.reason
 
 
 def test_the_list_has_every_type_and_no_wrong_one() -> None:
-    assert {said.status for said in LISTED.values()} == {"right", "refused", "not built"}
-    assert all(said.reason for said in LISTED.values() if said.status != "right")
+    assert {outcome.status for outcome in LISTED.values()} == {"right", "refused", "not built"}
+    assert all(outcome.reason for outcome in LISTED.values() if outcome.status != "right")
     assert all(LISTED[kind].status in ("right", "refused") for kind in ONCE_WRONG)
     if transformers.__version__ == VERSION:
         assert tuple(LISTED) == TYPES

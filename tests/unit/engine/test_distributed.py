@@ -37,9 +37,9 @@ def test_what_is_sent_arrives_in_order_and_whole(pair: tuple[DistributedChannel,
         with ThreadPoolExecutor(1) as pool:
             sent = pool.submit(lambda there=there: [there.send(x, SECONDS) for x in (data(1, 2), data(), large)])
             for wanted in (data(1, 2), data(), large):
-                found = torch.full_like(wanted, 99)
-                here.receive(found, SECONDS)
-                assert torch.equal(found, wanted)
+                received = torch.full_like(wanted, 99)
+                here.receive(received, SECONDS)
+                assert torch.equal(received, wanted)
             sent.result()
 
 

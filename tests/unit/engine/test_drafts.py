@@ -134,7 +134,7 @@ def test_branches_ask_side_by_side(branches: int) -> None:
     hidden = torch.randn(4, branches, 32, generator=generator)
     positions = (lens - 1).clamp(min=0)[:, None].expand(-1, branches).contiguous()
     for step, take in ((1, slice(None)), (0, 0)):
-        found = engine.callbacks.assist(
+        result = engine.callbacks.assist(
             step=step,
             tokens=tokens[:, take].contiguous(),
             positions=positions[:, take].contiguous(),
@@ -143,8 +143,8 @@ def test_branches_ask_side_by_side(branches: int) -> None:
             capture="last",
             hidden=hidden[:, take].contiguous(),
         )
-        assert found.logits.shape == (*tokens[:, take].shape, VOCAB)
-        assert found.hidden.shape == hidden[:, take].shape
+        assert result.logits.shape == (*tokens[:, take].shape, VOCAB)
+        assert result.hidden.shape == hidden[:, take].shape
         for b, row in enumerate(rows.tolist()):
             if row:
                 text = [*prompts[row - 1], 2]
@@ -152,7 +152,7 @@ def test_branches_ask_side_by_side(branches: int) -> None:
                 for branch, (token, state) in enumerate(zip(tokens[b].tolist(), hidden[b], strict=True)):
                     scores, given = alone.run(len(text), [(token, state)])
                     if step or not branch:
-                        logits, rest = ((x[b, branch] if step else x[b]) for x in (found.logits, found.hidden))
+                        logits, rest = ((x[b, branch] if step else x[b]) for x in (result.logits, result.hidden))
                         torch.testing.assert_close(logits, scores, rtol=1e-4, atol=1e-4)
                         torch.testing.assert_close(rest, given, rtol=1e-4, atol=1e-4)
 
@@ -189,9 +189,9 @@ def test_what_a_prefill_hands_over(kind: str, capture: str) -> None:
 def test_a_program_without_draft_model(page_size: int, corpus: Any) -> None:
     target = make_target()
     prompts = make_prompts()
-    said = [*prompts[2], *greedy(target, prompts[2], 40)] if corpus == "text" else corpus
-    tables = {} if said is None else {"corpus": torch.tensor(said, dtype=torch.int32)}
-    engine = make_engine(target, None, tables=tables, page_size=page_size, corpus=said is not None)
+    corpus_tokens = [*prompts[2], *greedy(target, prompts[2], 40)] if corpus == "text" else corpus
+    tables = {} if corpus_tokens is None else {"corpus": torch.tensor(corpus_tokens, dtype=torch.int32)}
+    engine = make_engine(target, None, tables=tables, page_size=page_size, corpus=corpus_tokens is not None)
     assert engine.pools.keys() == {"target"}
     assert engine.callbacks.capturable
     for _ in range(2):
@@ -227,11 +227,11 @@ def test_models_and_tables_must_be_those_of_the_program() -> None:
 def test_a_draft_of_another_kind(kind: str, calls: str) -> None:
     target, draft = make_pair(kind)
     plan = make_plan(target, draft)
-    other = make_drafts(target)["twin"]
-    told = make_plan(target, other)
-    plan = replace(plan, kv_pools=told.kv_pools, models=told.models)
+    twin = make_drafts(target)["twin"]
+    twin_plan = make_plan(target, twin)
+    plan = replace(plan, kv_pools=twin_plan.kv_pools, models=twin_plan.models)
     with pytest.raises(UnsupportedModelError, match=f"calls {calls}, which"):
-        Engine(FakeProgram(plan), target, other)
+        Engine(FakeProgram(plan), target, twin)
 
 
 @pytest.mark.parametrize(("kind", "wrap"), [("frozen", FrozenKvDraft), ("mtp", MtpDraft), ("dflash", DflashDraft)])
@@ -263,8 +263,8 @@ def test_a_corpus_is_tokenised_by_the_target(tmp_path: Path) -> None:
     target.tokenizer = lambda text, add_special_tokens: {"input_ids": [ord(letter) for letter in text]}
     path = tmp_path / "corpus.txt"
     path.write_text("a b\n", encoding="utf-8")
-    found = load_corpus(path, target)
-    assert (found.tolist(), found.dtype) == ([97, 32, 98, 10], torch.int32)
+    tokens = load_corpus(path, target)
+    assert (tokens.tolist(), tokens.dtype) == ([97, 32, 98, 10], torch.int32)
     for bad in (tmp_path / "none", tmp_path):
         with pytest.raises(DiagnosticError, match=r"config/unreadable.*cannot read the corpus"):
             load_corpus(bad, target)
@@ -275,6 +275,6 @@ def test_unknown_drafts_have_no_reference() -> None:
         def logits(self, hidden: Tensor) -> Tensor:
             return hidden
 
-    other: Any = Other()
+    unknown: Any = Other()
     with pytest.raises(TypeError, match="no reference for a draft of type Other"):
-        memoryless(make_target(), other, [1, 2], shifted=True)
+        memoryless(make_target(), unknown, [1, 2], shifted=True)

@@ -33,8 +33,8 @@ LAYERS = (1, 3)
 def head_config(kind: type = LlamaConfig, *, hidden: int = 32, **more: Any) -> Any:
     """The configuration of a head for a target of width 32."""
     sizes = {"hidden_size": hidden, "num_hidden_layers": 1, "num_key_value_heads": 2, "target_hidden_size": 32}
-    said = {"eagle_config": {"eagle_aux_hidden_state_layer_ids": [0, 2]}}
-    return kind(**{**COMMON, **sizes, **said, **more})
+    options = {"eagle_config": {"eagle_aux_hidden_state_layer_ids": [0, 2]}}
+    return kind(**{**COMMON, **sizes, **options, **more})
 
 
 def make_head(target: TargetModel, **more: Any) -> Eagle3Head:
@@ -53,9 +53,9 @@ def test_layers_are_what_transformers_gives(target: TargetModel) -> None:
     tokens = torch.arange(6)[None]
     with plain_attention(target.model), torch.no_grad():
         out = target.model(tokens, output_hidden_states=True)
-    found = target.handed_over(out.hidden_states[-1])
-    assert torch.equal(found, torch.cat([out.hidden_states[layer] for layer in LAYERS], dim=-1))
-    assert target.handed_width == found.shape[-1] == 64
+    rows = target.handed_over(out.hidden_states[-1])
+    assert torch.equal(rows, torch.cat([out.hidden_states[layer] for layer in LAYERS], dim=-1))
+    assert target.handed_width == rows.shape[-1] == 64
 
 
 def test_the_last_layer_is_handed_over_before_the_norm() -> None:
@@ -151,5 +151,5 @@ def test_no_forward_of_a_step_waits_for_the_device() -> None:
         drafted = callbacks.draft(step=0, **window(1), capture="last", hidden=own)
         verified = callbacks.target(**window(NODES), capture="full")
         extended = callbacks.extend(**window(NODES), **accepted, capture="last", hidden=rows)
-    shapes = [tuple(found.hidden.shape) for found in (drafted, verified, extended) if found.hidden is not None]
+    shapes = [tuple(result.hidden.shape) for result in (drafted, verified, extended) if result.hidden is not None]
     assert shapes == [(BATCH, 1, 16), (BATCH, NODES, 64), (BATCH, 16)]

@@ -200,9 +200,9 @@ def test_streaming_hands_over_every_token_once(target: TargetModel) -> None:
     engine = Engine(FakeProgram(make_plan(target, draft)), target, draft, on_token=events.append)
     completions = engine.generate(make_prompts(3), StopConditions(max_new_tokens=7))
     for completion in completions:
-        mine = [event for event in events if event.request_id == completion.request_id]
-        assert tuple(event.token for event in mine) == completion.token_ids
-        assert [event.finish_reason for event in mine] == [None] * 6 + ["length"]
+        of_request = [event for event in events if event.request_id == completion.request_id]
+        assert tuple(event.token for event in of_request) == completion.token_ids
+        assert [event.finish_reason for event in of_request] == [None] * 6 + ["length"]
 
 
 def test_impossible_requests_are_refused_at_once(target: TargetModel) -> None:
@@ -293,15 +293,15 @@ def test_shared_beginnings_are_prefilled_once(target: TargetModel, kind: str, pa
         (completion,) = engine.generate([prompt], StopConditions(new))
         assert completion.token_ids == greedy(target, prompt, new)
         # the last token of a text has no keys and values; a shifted draft's depend on the token after them
-        known = [same_beginning(prompt, other) - 1 if draft.reads_hidden else
-                 min(same_beginning(prompt, other[:-1]), len(prompt) - 1) for other in seen]  # fmt: skip
+        known = [same_beginning(prompt, earlier) - 1 if draft.reads_hidden else
+                 min(same_beginning(prompt, earlier[:-1]), len(prompt) - 1) for earlier in seen]  # fmt: skip
         assert engine.stats.shared_tokens - before == max(0, *known) // page_size * page_size
         seen.append([*prompt, *completion.token_ids])
 
 
-def same_beginning(one: list[int], other: list[int]) -> int:
+def same_beginning(first: list[int], second: list[int]) -> int:
     """How many tokens two texts have in common before they differ."""
-    equal = [a == b for a, b in zip(one, other, strict=False)]
+    equal = [a == b for a, b in zip(first, second, strict=False)]
     return (*equal, False).index(False)
 
 

@@ -32,9 +32,9 @@ class BlockContext(PagedContext):
 def make_head(kind: type = LlamaConfig, **more: Any) -> DflashHead:
     """A random head that shares with a random target."""
     sizes = {"hidden_size": WIDTH, "num_hidden_layers": LAYERS, "num_key_value_heads": 2}
-    said = {"dflash_config": {"target_layer_ids": [0, 2, 3], "block_size": BLOCK}}
+    options = {"dflash_config": {"target_layer_ids": [0, 2, 3], "block_size": BLOCK}}
     torch.manual_seed(9)
-    return DflashHead(kind(**{**COMMON, **sizes, **said, **more})).eval().share_with(make_model(hidden=WIDTH))
+    return DflashHead(kind(**{**COMMON, **sizes, **options, **more})).eval().share_with(make_model(hidden=WIDTH))
 
 
 def make_rows(count: int, batch: int = 1) -> Tensor:
@@ -73,8 +73,8 @@ def test_keys_and_values_are_what_a_layer_would_keep(kind: type) -> None:
             past_key_values=cache,
         )
     layers: list[Any] = list(cache.layers)
-    for found, kept in zip(head.keys_and_values(aux, positions), layers, strict=True):
-        torch.testing.assert_close(found, (kept.keys, kept.values))
+    for pair, kept in zip(head.keys_and_values(aux, positions), layers, strict=True):
+        torch.testing.assert_close(pair, (kept.keys, kept.values))
 
 
 @torch.no_grad()
@@ -101,8 +101,8 @@ def test_a_block_over_pages(kind: type, page_size: int) -> None:
             head.write(aux[:, part], part[None], paged=context([row], part[None]))
     places = torch.tensor(lengths)[:, None] + torch.arange(BLOCK)
     with context(rows, places) as paged:
-        found = head(bonus, places, past_key_values=paged)
-    torch.testing.assert_close(found, torch.cat(expected), rtol=1e-4, atol=1e-4)
+        hidden = head(bonus, places, past_key_values=paged)
+    torch.testing.assert_close(hidden, torch.cat(expected), rtol=1e-4, atol=1e-4)
 
 
 @torch.no_grad()
@@ -125,13 +125,13 @@ def test_blocks_of_one_text_side_by_side() -> None:
     block = torch.arange(2).repeat_interleave(BLOCK)
     mask = torch.cat((torch.arange(count) < begins[block][:, None], block == block[:, None]), dim=1)
     places = (begins[:, None] + torch.arange(BLOCK))[None]
-    found = head(bonus, places, attention_mask=mask[None, None], past_key_values=cache)
-    assert found.shape == (1, 2, BLOCK, WIDTH)
+    hidden = head(bonus, places, attention_mask=mask[None, None], past_key_values=cache)
+    assert hidden.shape == (1, 2, BLOCK, WIDTH)
     for index, begin in enumerate(begins.tolist()):
         expected = block_alone(head, aux[:, :begin], bonus[:, index])
-        torch.testing.assert_close(found[:, index], expected, rtol=1e-4, atol=1e-4)
+        torch.testing.assert_close(hidden[:, index], expected, rtol=1e-4, atol=1e-4)
     target: Any = make_model(hidden=WIDTH)
-    torch.testing.assert_close(head.logits(found), found @ target.get_output_embeddings().weight.T)
+    torch.testing.assert_close(head.logits(hidden), hidden @ target.get_output_embeddings().weight.T)
 
 
 @torch.no_grad()

@@ -109,8 +109,8 @@ def test_a_chain_is_drafting_step_by_step(reader: Any, name: str) -> None:
     for read in range(1, length):
         known, ahead = text[:, :read], text[:, read : read + heads.DEPTH]
         expected = STEP_BY_STEP[name](head, reader(known), known, ahead)
-        found = [rows[:, read - 1 : read] for rows in chain]
-        torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-4)
+        drafted = [rows[:, read - 1 : read] for rows in chain]
+        torch.testing.assert_close(drafted, expected, rtol=1e-4, atol=1e-4)
 
 
 def walked(drafts: Tensor, text: list[int], prompt: int) -> float:
@@ -135,9 +135,9 @@ def test_accepted_length_of_drafts_that_are_right_now_and_then() -> None:
     def guess(reading: Any, tokens: Tensor) -> Any:
         return (scores[None, :, draft] for draft in range(heads.DEPTH))
 
-    found = heads.accepted_length(guess, None, text, prompt)
-    assert found == walked(drafts, text[0].tolist(), prompt)
-    assert 1 < found < 1 + heads.DEPTH
+    mean_length = heads.accepted_length(guess, None, text, prompt)
+    assert mean_length == walked(drafts, text[0].tolist(), prompt)
+    assert 1 < mean_length < 1 + heads.DEPTH
 
 
 @torch.no_grad()

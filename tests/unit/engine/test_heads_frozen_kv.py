@@ -37,8 +37,8 @@ def make_head(kind: type = LlamaConfig, **more: Any) -> FrozenKvHead:
     """A random head, narrower than its target."""
     sizes = {"hidden_size": 24, "num_hidden_layers": 2, "num_key_value_heads": 2}
     torch.manual_seed(5)
-    said = {"backbone_hidden_size": TARGET_WIDTH, "kv_layers": KV_LAYERS}
-    return FrozenKvHead(kind(**{**COMMON, **sizes, **said, **more})).eval()
+    options = {"backbone_hidden_size": TARGET_WIDTH, "kv_layers": KV_LAYERS}
+    return FrozenKvHead(kind(**{**COMMON, **sizes, **options, **more})).eval()
 
 
 def make_target(family: str = "llama", **more: Any) -> Any:
@@ -74,7 +74,7 @@ def test_layers_are_the_familys_without_their_own_keys(family: str, kind: type, 
     positions = torch.arange(LENGTH).expand(2, -1)
     mask = torch.ones(LENGTH, LENGTH, dtype=torch.bool).tril()
     seen: list[Any] = []
-    found = head(tokens, hidden, positions, attention(cache, mask, seen))
+    outputs = head(tokens, hidden, positions, attention(cache, mask, seen))
     stream = torch.cat((target.get_input_embeddings()(tokens), hidden), dim=-1) @ head.fc.weight.T
     for index, source in enumerate(KV_LAYERS):
         whole = layer(head.config, layer_idx=index).eval()
@@ -94,10 +94,10 @@ def test_layers_are_the_familys_without_their_own_keys(family: str, kind: type, 
             position_embeddings=head.rotary(stream, positions),
         )
     expected = head.norm(stream) @ head.out.weight.T
-    torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-5)
-    assert found.shape == (2, LENGTH, TARGET_WIDTH)
+    torch.testing.assert_close(outputs, expected, rtol=1e-5, atol=1e-5)
+    assert outputs.shape == (2, LENGTH, TARGET_WIDTH)
     assert seen == [(source, (2, 4, LENGTH, 16)) for source in KV_LAYERS]
-    torch.testing.assert_close(head.logits(found), found @ target.get_output_embeddings().weight.T)
+    torch.testing.assert_close(head.logits(outputs), outputs @ target.get_output_embeddings().weight.T)
 
 
 @torch.no_grad()
@@ -135,7 +135,7 @@ def test_saved_and_loaded(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("said", "target", "message"),
+    ("options", "target", "message"),
     [
         ({"kv_layers": [0, 3]}, {}, "head reads layer 3, target has 3"),
         ({"head_dim": 8}, {}, "head has 4 heads of 8, target keeps 2 of 16"),
@@ -143,8 +143,8 @@ def test_saved_and_loaded(tmp_path: Path) -> None:
         ({"backbone_hidden_size": 48}, {}, "head has hidden size 48, target has 32"),
     ],
 )
-def test_a_target_that_does_not_fit(said: dict[str, Any], target: dict[str, Any], message: str) -> None:
-    head = make_head(**said)
+def test_a_target_that_does_not_fit(options: dict[str, Any], target: dict[str, Any], message: str) -> None:
+    head = make_head(**options)
     with pytest.raises(ValueError, match=message):
         head.share_with(make_target(**target))
 

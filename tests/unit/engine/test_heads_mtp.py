@@ -42,17 +42,17 @@ def test_a_module_is_a_model_of_one_layer(kind: type, model: Any, module: int) -
     """Over the pairs, transformers' own model with the module's layer and last norm gives the same."""
     heads = make_heads(kind)
     tokens, hidden, positions = make_inputs()
-    found = heads(module, tokens, hidden, positions)
-    one: Any = heads.layers[module]
+    outputs = heads(module, tokens, hidden, positions)
+    module_layer: Any = heads.layers[module]
     target: Any = make_model(hidden=WIDTH)
     whole = model(kind(**{**heads.config.to_dict(), "num_hidden_layers": 1, "layer_types": None})).eval()
-    weights = {f"layers.0.{name}": value for name, value in one.layer.state_dict().items()}
-    whole.load_state_dict({**weights, "norm.weight": one.norm.weight}, strict=False)
-    parts = [one.embedding_norm(target.get_input_embeddings()(tokens)), one.hidden_norm(hidden)]
-    pairs = torch.cat(parts, dim=-1) @ one.fc.weight.T
+    weights = {f"layers.0.{name}": value for name, value in module_layer.layer.state_dict().items()}
+    whole.load_state_dict({**weights, "norm.weight": module_layer.norm.weight}, strict=False)
+    parts = [module_layer.embedding_norm(target.get_input_embeddings()(tokens)), module_layer.hidden_norm(hidden)]
+    pairs = torch.cat(parts, dim=-1) @ module_layer.fc.weight.T
     expected = whole(inputs_embeds=pairs, position_ids=positions, use_cache=False).last_hidden_state
-    torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-5)
-    torch.testing.assert_close(heads.logits(found), found @ target.get_output_embeddings().weight.T)
+    torch.testing.assert_close(outputs, expected, rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(heads.logits(outputs), outputs @ target.get_output_embeddings().weight.T)
 
 
 @torch.no_grad()

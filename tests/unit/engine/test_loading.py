@@ -182,10 +182,10 @@ def test_a_directorys_own_code_is_never_run(model_dirs: dict[str, Path], tmp_pat
     command = [sys.executable, "-c", LOADING, str(tmp_path / "jobs.json")]
     done = subprocess.run(command, input="y\n" * 9, capture_output=True, text=True, check=False, cwd=ROOT, env=ENV)
     assert not [proof for proof in proofs if proof.exists()]
-    said = [json.loads(line) for line in done.stdout.splitlines()]
-    assert len(said) == len(expected), done.stderr
-    for message, one in zip(expected, said, strict=True):
-        assert message in one
+    outcomes = [json.loads(line) for line in done.stdout.splitlines()]
+    assert len(outcomes) == len(expected), done.stderr
+    for message, outcome in zip(expected, outcomes, strict=True):
+        assert message in outcome
 
 
 def test_transformers_own_class_is_run_instead(model_dirs: dict[str, Path], tmp_path: Path) -> None:

@@ -34,12 +34,12 @@ GOOD = [
 def test_a_message_arrives_as_it_was_sent(message: Message) -> None:
     here, there = LocalChannel.pair()
     send(there, message, QUICK)
-    found = receive(here, QUICK)
-    assert (found.kind, found.request, found.fields) == (message.kind, message.request, message.fields)
-    assert list(found.tensors) == list(message.tensors)
+    received = receive(here, QUICK)
+    assert (received.kind, received.request, received.fields) == (message.kind, message.request, message.fields)
+    assert list(received.tensors) == list(message.tensors)
     for name, tensor in message.tensors.items():
-        assert found.tensors[name].dtype == tensor.dtype
-        assert torch.equal(found.tensors[name], tensor)
+        assert received.tensors[name].dtype == tensor.dtype
+        assert torch.equal(received.tensors[name], tensor)
 
 
 def head(listed: Any) -> bytes:

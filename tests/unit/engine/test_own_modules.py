@@ -46,9 +46,9 @@ def turned(rows: Tensor, *, neighbours: bool) -> Tensor:
     angles = torch.arange(count)[:, None] * THETA ** (-torch.arange(0, size, 2) / size)
     turn = torch.polar(torch.ones_like(angles), angles)[:, None]
     first, second = (rows[..., 0::2], rows[..., 1::2]) if neighbours else rows.chunk(2, dim=-1)
-    found = torch.complex(first, second) * turn
+    rotated = torch.complex(first, second) * turn
     # in whatever order the results stand, queries and keys have them alike
-    return torch.cat((found.real, found.imag), dim=-1)
+    return torch.cat((rotated.real, rotated.imag), dim=-1)
 
 
 def attended(queries: Tensor, keys: Tensor, values: Tensor) -> Tensor:
@@ -92,7 +92,7 @@ def gated(of: dict[str, Tensor], prefix: str, rows: Tensor) -> Tensor:
 
 def experts(of: dict[str, Tensor], rows: Tensor, groups: int) -> Tensor:
     """Two experts of the best group, by scores with a bias, weighed by scores without; one is shared by all rows."""
-    found = gated(of, "mlp.shared_experts.", rows)
+    outputs = gated(of, "mlp.shared_experts.", rows)
     for place, row in enumerate(rows):
         scores = (of["mlp.gate.weight"] @ row).sigmoid()
         biased = scores + of["mlp.gate.e_score_correction_bias"]
@@ -103,8 +103,8 @@ def experts(of: dict[str, Tensor], rows: Tensor, groups: int) -> Tensor:
         chosen = biased.topk(2).indices
         for expert in chosen.tolist():
             share = 1.5 * scores[expert] / scores[chosen].sum()
-            found[place] += share * gated(of, f"mlp.experts.{expert}.", row)
-    return found
+            outputs[place] += share * gated(of, f"mlp.experts.{expert}.", row)
+    return outputs
 
 
 def by_formula(kind: str, published: Published, tokens: Tensor, hidden: Tensor) -> Tensor:
@@ -150,12 +150,12 @@ def test_a_module_is_what_its_formula_says(kind: str, shards: int, tmp_path: Pat
     tokens, hidden = torch.randint(VOCAB, (9,)), torch.randn(9, WIDTH)
     expected, places = by_formula(kind, published, tokens, hidden), torch.arange(9)[None]
     head = ModuleHead.from_directory(tmp_path, published.model)
-    found = head(tokens[None], hidden[None], places)
-    torch.testing.assert_close(found[0], expected, rtol=1e-4, atol=1e-4)
+    outputs = head(tokens[None], hidden[None], places)
+    torch.testing.assert_close(outputs[0], expected, rtol=1e-4, atol=1e-4)
     scores = expected @ published.model.get_parameter("lm_head.weight").T
-    torch.testing.assert_close(head.logits(found)[0], scores, rtol=1e-4, atol=1e-3)
+    torch.testing.assert_close(head.logits(outputs)[0], scores, rtol=1e-4, atol=1e-3)
     alike = MtpHeads.from_directory(tmp_path, published.model)(0, tokens[None], hidden[None], places)
-    torch.testing.assert_close(alike, found)
+    torch.testing.assert_close(alike, outputs)
 
 
 def drafts_by_formula(kind: str, published: Published, text: list[int], steps: int) -> list[int]:

@@ -41,13 +41,13 @@ class Model:
     def match(self, text: tuple[int, ...]) -> list[int]:
         """Pages of the longest known beginning."""
         self.clock += 1
-        found: list[int] = []
+        pages: list[int] = []
         for key in self.keys(text, len(text) - 1):
             if key not in self.pages:
                 break
             self.used[key] = self.clock
-            found.append(self.pages[key])
-        return found
+            pages.append(self.pages[key])
+        return pages
 
     def insert(self, text: tuple[int, ...], pages: list[int]) -> None:
         """Keep pages of a text unless its beginning is known."""
@@ -128,11 +128,11 @@ def test_a_shifted_draft_needs_the_token_after_a_page_to_be_the_same() -> None:
     allocator = PageAllocator(9, 2)
     caches = [PrefixCache(allocator, lookahead) for lookahead in (0, 1)]
     allocator.grow("a", 4)
-    text, other = (5, 6, 7, 8, 9), (5, 6, 7, 8, 3, 3)
+    text, diverging = (5, 6, 7, 8, 9), (5, 6, 7, 8, 3, 3)
     for cache in caches:
         cache.insert(text[: 4 + cache.lookahead], allocator.pages_of("a"))
     first, second = allocator.pages_of("a")
-    assert [cache.match(other) for cache in caches] == [[first, second], [first]]
+    assert [cache.match(diverging) for cache in caches] == [[first, second], [first]]
     assert [cache.match(text) for cache in caches] == [[first, second]] * 2
     assert [cache.match(text[:4]) for cache in caches] == [[first]] * 2
     assert [cache.match(text[:2]) for cache in caches] == [[], []]

@@ -46,9 +46,9 @@ def layer_weights(prefix: str, inputs: int, norms: dict[str, int]) -> dict[str, 
         "mlp.up_proj": (INTERMEDIATE, W),
         "mlp.down_proj": (W, INTERMEDIATE),
     }
-    found = {name: torch.randn(shape) * 0.2 for name, shape in shapes.items()}
-    found |= {name: 1 + torch.randn(width) * 0.1 for name, width in norms.items()}
-    return {f"{prefix}{name}.weight": value for name, value in found.items()}
+    weights = {name: torch.randn(shape) * 0.2 for name, shape in shapes.items()}
+    weights |= {name: 1 + torch.randn(width) * 0.1 for name, width in norms.items()}
+    return {f"{prefix}{name}.weight": value for name, value in weights.items()}
 
 
 def after_layer(weights: dict[str, Tensor], prefix: str, pairs: Tensor, residual: Tensor) -> Tensor:
@@ -112,10 +112,10 @@ def check_eagle3(
     before = rms_norm(hidden, (W,), weights[f"{prefix}hidden_norm.weight"], EPS)
     embedded = rms_norm(embedding[tokens], (W,), weights[f"{prefix}input_layernorm.weight"], EPS)
     stream = after_layer(weights, prefix, torch.cat((embedded, before), -1), before if normed else hidden)
-    found = alone(head, tokens, hidden)
-    torch.testing.assert_close(found, stream, rtol=1e-5, atol=1e-5)
+    outputs = alone(head, tokens, hidden)
+    torch.testing.assert_close(outputs, stream, rtol=1e-5, atol=1e-5)
     logits = rms_norm(stream, (W,), weights["norm.weight"], EPS) @ weights["lm_head.weight"].T
-    torch.testing.assert_close(head.logits(found), logits, rtol=1e-4, atol=1e-4)
+    torch.testing.assert_close(head.logits(outputs), logits, rtol=1e-4, atol=1e-4)
     assert head.own_tokens == SCORED
 
 

@@ -77,11 +77,11 @@ def test_a_difference_after_a_tie_is_one(monkeypatch: pytest.MonkeyPatch) -> Non
 @pytest.mark.parametrize(("steps", "near"), [(0, True), (1, True), (2, False)])
 @pytest.mark.parametrize("value", [3.0, 0.011, -117.0])
 def test_a_step_of_the_format_is_near(steps: int, near: bool, value: float) -> None:
-    one = torch.tensor(value, dtype=torch.bfloat16)
-    other = one.clone()
+    score = torch.tensor(value, dtype=torch.bfloat16)
+    near_score = score.clone()
     for _ in range(steps):
-        other = (other.view(torch.int16) + 1).view(torch.bfloat16)
-    scores = torch.stack((torch.zeros_like(one), one, other)).float()
+        near_score = (near_score.view(torch.int16) + 1).view(torch.bfloat16)
+    scores = torch.stack((torch.zeros_like(score), score, near_score)).float()
     assert reference._nearly_equal(scores, 1, 2, torch.bfloat16) is near
     assert reference._nearly_equal(scores, 2, 1, torch.bfloat16) is near
     assert not reference._nearly_equal(scores, 1, 2, torch.float32)
@@ -115,9 +115,9 @@ def test_ties_are_shown_with_both_scores(invoke: Callable[..., Result]) -> None:
     result = invoke(target, *TEXTS, "--check")
     assert result.exit_code == 0, result.output
     (tie, *_) = next(check["ties"] for check in checks if check["ties"])
-    said = f"new token {tie['position']} is {tie['found']} (scored {tie['found_score']:.9g}) instead of"
+    line = f"new token {tie['position']} is {tie['found']} (scored {tie['found_score']:.9g}) instead of"
     assert "yes, up to near-ties of the target's scores in bf16: " in result.output
-    assert said in result.output
+    assert line in result.output
     assert invoke(tied(torch.float32), *TEXTS, "--check").exit_code == 1
 
 

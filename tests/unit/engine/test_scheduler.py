@@ -115,12 +115,12 @@ def test_pages_of_texts_are_shared_and_given_back() -> None:
     assert (of.allocator.pages_of(again)[:4], again.shared) == (kept, 16)
     check(of)
     of.release(again)
-    (other,) = add(of, [2] * 30, new=1)
-    assert of.admit() == [other]
+    (of_another_text,) = add(of, [2] * 30, new=1)
+    assert of.admit() == [of_another_text]
     check(of)
     (late,) = add(of, [1] * 17, new=1)
     assert of.admit() == []  # and what it would have shared is not held
-    of.release(other, written=False)
+    of.release(of_another_text, written=False)
     assert of.prefixes.evictable() == len(of.prefixes)
     assert of.admit() == [late]
 

@@ -138,7 +138,7 @@ def test_a_tokenizer_that_raises_changes_nothing(text: str, fails: int, cuts: li
     """What a step emits is taken whole or not at all, whichever of its calls fails; taken again, it fits."""
     tokenizer, tokens = FaultyTokenizer(), text.encode()
     conditions = StopConditions(len(tokens), stop=("ba",))
-    request, other = (
+    request, reference = (
         Request(0, (), conditions, StopText(Detokenizer(t), conditions.stop)) for t in (tokenizer, ByteTokenizer())
     )
     tokenizer.countdown = fails
@@ -152,8 +152,8 @@ def test_a_tokenizer_that_raises_changes_nothing(text: str, fails: int, cuts: li
             assert request.completion() == before
             events = request.accept(step)
         streamed += "".join(event.text for event in events)
-        other.accept(step)
-        assert request.completion() == other.completion()
+        reference.accept(step)
+        assert request.completion() == reference.completion()
     assert request.finish_reason
     assert streamed == request.completion().text
 

@@ -121,7 +121,7 @@ def test_every_node_sees_its_path(family: str, mode: str) -> None:
     rows, seq_lens = torch.tensor(batch), torch.tensor(lengths)
     window = seq_lens[:, None] + torch.arange(nodes)
     slots = callbacks.memory.req_to_token[rows[:, None], window].long()
-    found = callbacks.target(
+    result = callbacks.target(
         tokens=tokens,
         positions=seq_lens[:, None] + depth,
         slots=slots,
@@ -134,7 +134,7 @@ def test_every_node_sees_its_path(family: str, mode: str) -> None:
         if row:
             paths = [tokens[b, path_of(trees[b], node)].tolist() for node in range(nodes)]
             wanted = last_scores(target, [texts[row - 1] + path for path in paths])
-            torch.testing.assert_close(found.logits[b], torch.stack(wanted), rtol=2e-4, atol=2e-4)
+            torch.testing.assert_close(result.logits[b], torch.stack(wanted), rtol=2e-4, atol=2e-4)
 
 
 @torch.no_grad()
@@ -161,7 +161,7 @@ def test_every_branch_sees_the_text_and_what_it_wrote_itself(branches: int, page
         tokens = torch.randint(VOCAB, (len(LENGTHS), branches), generator=generator)
         positions = (seq_lens + offset + step)[:, None].expand(-1, branches)
         places = [[base + k * run_of(base, page_size, steps) + step for k in range(branches)] for base in known]
-        found = callbacks.draft(
+        result = callbacks.draft(
             step=step,
             tokens=tokens,
             positions=positions,
@@ -170,13 +170,13 @@ def test_every_branch_sees_the_text_and_what_it_wrote_itself(branches: int, page
             seq_lens=seq_lens,
             capture="null",
         )
-        assert found.logits.shape == (len(LENGTHS), branches, VOCAB)
-        assert found.logits.is_contiguous()
+        assert result.logits.shape == (len(LENGTHS), branches, VOCAB)
+        assert result.logits.is_contiguous()
         for b, text in enumerate(texts):
             for k in range(branches):
                 written[b][k].append(int(tokens[b, k]))
             wanted = last_scores(target, [text + own for own in written[b]])
-            torch.testing.assert_close(found.logits[b], torch.stack(wanted), rtol=2e-4, atol=2e-4)
+            torch.testing.assert_close(result.logits[b], torch.stack(wanted), rtol=2e-4, atol=2e-4)
 
 
 def run_of(base: int, page_size: int, room: int) -> int:
@@ -221,5 +221,5 @@ def test_all_modes_say_the_same(nodes: int) -> None:
             wanted[b, node, [lengths[b] + column for column in path_of(parents, node)]] = True
     slots = torch.randperm(len(lengths) * nodes, generator=generator).view(-1, nodes)
     square = seen_columns(slots=slots, **slots_of(trees, slots))
-    for found in (*seen, visible_keys(square, "qlen", torch.tensor(lengths), nodes, width)):
-        assert torch.equal(found, wanted)
+    for visible in (*seen, visible_keys(square, "qlen", torch.tensor(lengths), nodes, width)):
+        assert torch.equal(visible, wanted)

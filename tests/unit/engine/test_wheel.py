@@ -42,8 +42,8 @@ def make_wheel(path: Path, **more: object) -> Path:
 
 def test_an_importable_package(fake_package: Callable[..., ModuleType]) -> None:
     module = fake_package()
-    with package(NAME) as found:
-        assert found is module
+    with package(NAME) as imported:
+        assert imported is module
 
 
 def test_a_wheel_file_leaves_nothing_behind(tmp_path: Path) -> None:

@@ -39,12 +39,12 @@ def chain() -> Story:
 
 def choosing(story: Story, *chosen: tuple[str, Choice]) -> Story:
     """A story in which passes have made these choices and no others."""
-    told = [PassStory(name, "", (RemarkStory("", None, choice),)) for name, choice in chosen]
-    return replace(story, passes=tuple(told))
+    passes = [PassStory(name, "", (RemarkStory("", None, choice),)) for name, choice in chosen]
+    return replace(story, passes=tuple(passes))
 
 
 def decided(of: str, cost: float, *others: float) -> Choice:
-    return Choice(of, "this", "", tuple(Rejected("that", "", other) for other in others), cost, "bytes")
+    return Choice(of, "this", "", tuple(Rejected("that", "", rejected_cost) for rejected_cost in others), cost, "bytes")
 
 
 @pytest.mark.parametrize("width", [80, 160])
@@ -61,15 +61,15 @@ def test_some_ten_lines_as_wide_as_the_terminal(example: str, width: int) -> Non
 
 
 def test_what_each_line_says(story: Story) -> None:
-    said = dict(brief.lines(story))
-    assert said["form"] == "tree of 48 nodes: topk is 8; selected and linked every step"
+    lines = dict(brief.lines(story))
+    assert lines["form"] == "tree of 48 nodes: topk is 8; selected and linked every step"
     forwards = "4 a step; hidden states: every row of target; one row of draft_0, extend; nothing of draft_1"
-    assert said["forwards"] == forwards
-    assert said["launches"].startswith("10 a step in one graph, no wait for the host: prepare_rows, duplicate_tail, ")
-    assert "verify_draw_0..3" in said["launches"]
-    assert said["carries"].startswith("8,312 bytes a request: bonus, topk_p, ")
-    assert said["arena"] == "5,441,280 bytes, 12,890,368 without sharing"
-    assert said["removed"] == "%draft_hidden1 of model.draft and 2 more"
+    assert lines["forwards"] == forwards
+    assert lines["launches"].startswith("10 a step in one graph, no wait for the host: prepare_rows, duplicate_tail, ")
+    assert "verify_draw_0..3" in lines["launches"]
+    assert lines["carries"].startswith("8,312 bytes a request: bonus, topk_p, ")
+    assert lines["arena"] == "5,441,280 bytes, 12,890,368 without sharing"
+    assert lines["removed"] == "%draft_hidden1 of model.draft and 2 more"
     assert "lazy (101.9 us), not eager (729.6 us)" in " ".join(text for _, text in brief.lines(story))
 
 
@@ -81,7 +81,7 @@ def test_what_is_carried_no_more_comes_first(chain: Story) -> None:
 
 
 def test_the_weightiest_decisions(story: Story) -> None:
-    told = choosing(
+    chosen = choosing(
         story,
         ("one", decided("a", 10, 20, 90)),
         ("one", decided("b", 1000, 1600)),
@@ -92,7 +92,7 @@ def test_the_weightiest_decisions(story: Story) -> None:
         ("plan-memory", decided("arena", 1, 1000)),
         ("six", Choice("f", "this", "")),
     )
-    assert [choice.of for _, choice in brief.weighty(told)] == ["c", "b"]
+    assert [choice.of for _, choice in brief.weighty(chosen)] == ["c", "b"]
 
 
 def test_names_that_count_on() -> None:
@@ -100,19 +100,25 @@ def test_names_that_count_on() -> None:
 
 
 def test_a_cost_with_its_unit() -> None:
-    said = [brief.cost_of(cost, "graphs") for cost in (1, 2, 1234, 0.25, None)]
-    assert said == ["1 graph", "2 graphs", "1,234 graphs", "0.2 graphs", ""]
+    texts = [brief.cost_of(cost, "graphs") for cost in (1, 2, 1234, 0.25, None)]
+    assert texts == ["1 graph", "2 graphs", "1,234 graphs", "0.2 graphs", ""]
 
 
 def test_values_are_spelled_as_in_a_file() -> None:
-    assert [brief.spelled(one) for one in (None, True, (), (1, 2), 128256)] == ["", "true", "none", "1, 2", "128256"]
+    assert [brief.spelled(value) for value in (None, True, (), (1, 2), 128256)] == [
+        "",
+        "true",
+        "none",
+        "1, 2",
+        "128256",
+    ]
 
 
-def test_rows_are_chosen_by_their_estimates(wide: ShapeBuild) -> None:
-    (choice,) = [one for name, _, one in tell(wide).choices() if one.of == "rows that are drawn"]
-    (other,) = choice.rejected
-    assert (choice.chosen, other.what, choice.unit) == ("lazy", "eager", "us")
-    assert other.cost is not None and choice.cost is not None and other.cost > choice.cost
+def test_rows_are_chosen_by_their_estimates(wide: DepthBuild) -> None:
+    (choice,) = [decision for name, _, decision in tell(wide).choices() if decision.of == "rows that are drawn"]
+    (rejected,) = choice.rejected
+    assert (choice.chosen, rejected.what, choice.unit) == ("lazy", "eager", "us")
+    assert rejected.cost is not None and choice.cost is not None and rejected.cost > choice.cost
 
 
 def test_programs_share_a_row_as_an_estimate_says(story: Story) -> None:
@@ -121,7 +127,7 @@ def test_programs_share_a_row_as_an_estimate_says(story: Story) -> None:
     assert len(splits) == 9
     for choice in splits:
         assert choice.rejected and choice.unit == "tiles"
-        assert all(choice.cost <= other.cost for other in choice.rejected)
+        assert all(choice.cost <= rejected.cost for rejected in choice.rejected)
     grids = {node.name: node.grid[64] for node in story.plan.nodes("step") if isinstance(node, Launch)}
     assert grids["verify_draw_0"] == (64, 13, 1)
     assert grids["draft_topk_0"] == (64, 8, 1), "eight branches"
@@ -137,13 +143,13 @@ def test_a_launch_is_held_against_one_for_each_op(story: Story) -> None:
     for choice in formed:
         ops = launches[choice.of].node.ops
         assert choice.cost == launches[choice.of].bytes
-        assert [other.what for other in choice.rejected] == [f"{len(ops)} launches"] * (len(ops) > 1)
-        assert all(other.cost >= choice.cost for other in choice.rejected)
+        assert [rejected.what for rejected in choice.rejected] == [f"{len(ops)} launches"] * (len(ops) > 1)
+        assert all(rejected.cost >= choice.cost for rejected in choice.rejected)
 
 
 def test_what_was_removed_would_have_taken_bytes(chain: Story) -> None:
     """A hidden row of 64 numbers of f32 for each of four requests."""
-    kept = {choice.of: [other.cost for other in choice.rejected] for choice in brief.removed(chain)}
+    kept = {choice.of: [rejected.cost for rejected in choice.rejected] for choice in brief.removed(chain)}
     assert kept["carry @hidden"] == [4 * 64 * 4]
     assert kept["carry @topk_p"] == [4 * 1 * 4]
     assert kept["%prefill_target_hidden of model.prefill_target"] == [None], "a row for each token of the prompts"
@@ -151,10 +157,12 @@ def test_what_was_removed_would_have_taken_bytes(chain: Story) -> None:
 
 def test_a_launch_of_many_ops_saves_bytes(story: Story) -> None:
     """Each of four levels would have its logits read, and its row of them written and read again."""
-    (choice,) = [one for name, _, one in story.choices() if (name, one.of) == ("form-kernels", "verify_draw_0")]
-    (other,) = choice.rejected
-    assert other.cost is not None and choice.cost is not None
-    assert other.cost - choice.cost > 2 * 64 * 128256 * 4 - 4096
+    (choice,) = [
+        decision for name, _, decision in story.choices() if (name, decision.of) == ("form-kernels", "verify_draw_0")
+    ]
+    (rejected,) = choice.rejected
+    assert rejected.cost is not None and choice.cost is not None
+    assert rejected.cost - choice.cost > 2 * 64 * 128256 * 4 - 4096
 
 
 def test_the_page_shows_what_is_printed(monkeypatch: pytest.MonkeyPatch) -> None:

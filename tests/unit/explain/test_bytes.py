@@ -31,7 +31,7 @@ def loaded(program: Path | Toy) -> LoadedConfig:
 @pytest.mark.parametrize(
     "program",
     [*WRITTEN, *TOYS, *ROTATED, SAMPLED],
-    ids=lambda one: one.stem if isinstance(one, Path) else one.name,
+    ids=lambda source: source.stem if isinstance(source, Path) else source.name,
 )
 def test_explain_report_and_bench_say_one_number(program: Path | Toy) -> None:
     for built in build_program(loaded(program)).shapes:
@@ -41,5 +41,5 @@ def test_explain_report_and_bench_say_one_number(program: Path | Toy) -> None:
         explained = {node["name"]: node["bytes"] for node in nodes if node["kind"] == "launch"}
         steps = gather(built).of("step")
         reported = {step.node.name: step.bytes for step in steps if isinstance(step.node, Launch)}
-        assert {one.name: one.bytes for one in bucket.launches} == explained == reported
+        assert {launch.name: launch.bytes for launch in bucket.launches} == explained == reported
         assert explained

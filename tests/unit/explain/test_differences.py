@@ -12,28 +12,30 @@ def areas(here: str, there: str) -> dict[str, Area]:
 
 
 def test_nothing_differs_from_itself() -> None:
-    found = compare(page_of("eagle_tree"), page_of("eagle_tree"))
-    assert count(found) == 0
-    assert len(found) == 6
+    compared = compare(page_of("eagle_tree"), page_of("eagle_tree"))
+    assert count(compared) == 0
+    assert len(compared) == 6
 
 
 def test_a_tree_and_a_sampled_tree() -> None:
-    found = areas("eagle_tree", "sampled_tree")
-    assert found["Configuration"].differences == (
+    by_area = areas("eagle_tree", "sampled_tree")
+    assert by_area["Configuration"].differences == (
         Difference("name", "eagle_tree", "sampled_tree"),
         Difference("verify", "greedy", "target_only"),
         Difference("verify_rows", "auto", "lazy"),
         Difference("sampling", "none", "top_k"),
     )
-    carried = {one.what: (one.here, one.there) for one in found["What is carried"].differences}
+    carried = {
+        difference.what: (difference.here, difference.there) for difference in by_area["What is carried"].differences
+    }
     assert carried["sampling_temperature"] == (None, "f32[1], 4 bytes")
     assert "hidden" not in carried
-    costs = {one.what: (one.here, one.there) for one in found["Costs"].differences}
+    costs = {difference.what: (difference.here, difference.there) for difference in by_area["Costs"].differences}
     assert costs["launches in graph"] == ("7", "14")
     assert {"arena, bytes", "carried rows, bytes", "scratch, bytes"} <= costs.keys()
-    decided = {one.what: (one.here, one.there) for one in found["Decisions"].differences}
+    decided = {difference.what: (difference.here, difference.there) for difference in by_area["Decisions"].differences}
     assert decided["select-verify: verification"] == ("greedy", "target_only")
-    runs = {one.what: one for one in found["What runs"].differences}
+    runs = {difference.what: difference for difference in by_area["What runs"].differences}
     assert runs["verify_argmax"].there is None
     assert runs["verify_draw_0"].here is None
     assert "target" not in runs
@@ -41,8 +43,8 @@ def test_a_tree_and_a_sampled_tree() -> None:
 
 def test_costs_are_those_of_a_bucket_that_both_have() -> None:
     """Of batches of one, because the others of the two are not the same; hidden states are in pool rows as well."""
-    found = {one.what for one in areas("eagle_tree", "other_buckets")["Costs"].differences}
-    assert found == {"hidden state bytes", "arena, bytes", "carried rows, bytes", "scratch, bytes"}
+    differing = {difference.what for difference in areas("eagle_tree", "other_buckets")["Costs"].differences}
+    assert differing == {"hidden state bytes", "arena, bytes", "carried rows, bytes", "scratch, bytes"}
 
 
 def test_numbers_are_compared_as_numbers() -> None:
@@ -52,7 +54,7 @@ def test_numbers_are_compared_as_numbers() -> None:
     assert [Difference("x", here, "7").change for here in (None, "none", "7 bytes", "1,2")] == [""] * 4
     costs = areas("eagle_tree", "sampled_tree")["Costs"]
     assert costs.counts
-    assert {one.what: one.change for one in costs.differences}["launches in graph"] == "-7 (-50%)"
+    assert {difference.what: difference.change for difference in costs.differences}["launches in graph"] == "-7 (-50%)"
 
 
 def test_what_has_another_name_is_one_difference() -> None:

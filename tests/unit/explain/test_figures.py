@@ -20,8 +20,12 @@ Box = tuple[float, float, float, float]
 
 def boxes(svg: str, prefix: str = "") -> list[Box]:
     """The rectangles of a picture whose class begins so: x, y, and where they end."""
-    found = [one.attrib for one in ET.fromstring(svg).iter(f"{SVG}rect") if one.attrib["class"].startswith(prefix)]
-    sizes = [tuple(float(one[key]) for key in ("x", "y", "width", "height")) for one in found]
+    rectangles = [
+        element.attrib
+        for element in ET.fromstring(svg).iter(f"{SVG}rect")
+        if element.attrib["class"].startswith(prefix)
+    ]
+    sizes = [tuple(float(rectangle[key]) for key in ("x", "y", "width", "height")) for rectangle in rectangles]
     return [(x, y, x + width, y + height) for x, y, width, height in sizes]
 
 
@@ -35,35 +39,37 @@ def test_a_block_for_every_node_in_order(name: str) -> None:
     for entry in ("step", "prefill"):
         steps = page.of(entry)
         svg = timeline(page, entry, "here", "Here")
-        found = boxes(svg)
-        assert found == sorted(found)
-        assert not any(meet(one, other, 0) for one, other in combinations(found, 2))
-        wide = [right - left > 60 for left, _, right, _ in found]
+        drawn = boxes(svg)
+        assert drawn == sorted(drawn)
+        assert not any(meet(box, next_box, 0) for box, next_box in combinations(drawn, 2))
+        wide = [right - left > 60 for left, _, right, _ in drawn]
         assert wide == [isinstance(step.node, OUTSIDE) for step in steps]
-        links = [one.attrib["href"] for one in ET.fromstring(svg).iter(f"{SVG}a")]
+        links = [element.attrib["href"] for element in ET.fromstring(svg).iter(f"{SVG}a")]
         assert links == [f"#node-{step.node.name}" for step in steps]
 
 
-def share(one: Buffer, other: Buffer) -> bool:
-    (begin, end), (other_begin, other_end) = extent(one), extent(other)
+def share(buffer: Buffer, other_buffer: Buffer) -> bool:
+    (begin, end), (other_begin, other_end) = extent(buffer), extent(other_buffer)
     return begin < other_end and other_begin < end
 
 
 @pytest.mark.parametrize("name", CASES)
 def test_buffers_lie_where_their_bytes_and_their_nodes_are(name: str) -> None:
     page = page_of(name)
-    found = boxes(arena(page), "b-")
-    assert len(found) == len(page.arena)
-    begins, ends = min(box[0] for box in found), max(box[2] for box in found)
+    drawn = boxes(arena(page), "b-")
+    assert len(drawn) == len(page.arena)
+    begins, ends = min(box[0] for box in drawn), max(box[2] for box in drawn)
     column = (ends - begins) / len(page.steps)
-    heads = [one.attrib for one in ET.fromstring(arena(page)).iter(f"{SVG}text") if "transform" in one.attrib]
-    middles = [(float(one["x"]) - begins) / column for one in heads]
+    heads = [
+        element.attrib for element in ET.fromstring(arena(page)).iter(f"{SVG}text") if "transform" in element.attrib
+    ]
+    middles = [(float(head["x"]) - begins) / column for head in heads]
     assert middles == pytest.approx([step.index - 0.5 for step in page.steps], abs=0.06)
-    for box, one in zip(found, page.arena, strict=True):
-        assert (box[0] - begins) / column == pytest.approx(page.alive(one)[0] - 1, abs=0.06)
-        assert (box[2] - begins) / column == pytest.approx(page.alive(one)[1], abs=0.06)
-    for (box, one), (other_box, other) in combinations(zip(found, page.arena, strict=True), 2):
-        assert meet(box, other_box, 1) == share(one, other)
+    for box, buffer in zip(drawn, page.arena, strict=True):
+        assert (box[0] - begins) / column == pytest.approx(page.alive(buffer)[0] - 1, abs=0.06)
+        assert (box[2] - begins) / column == pytest.approx(page.alive(buffer)[1], abs=0.06)
+    for (box, buffer), (other_box, other_buffer) in combinations(zip(drawn, page.arena, strict=True), 2):
+        assert meet(box, other_box, 1) == share(buffer, other_buffer)
         assert not (meet(box, other_box, 0) and meet(box, other_box, 1)), "two that live together"
 
 
@@ -71,7 +77,7 @@ def test_buffers_lie_where_their_bytes_and_their_nodes_are(name: str) -> None:
 def test_every_drafted_node_is_drawn(name: str) -> None:
     page = page_of(name)
     svg = drafted(page.drafting)
-    words = [one.text for one in ET.fromstring(svg).iter(f"{SVG}text")]
+    words = [element.text for element in ET.fromstring(svg).iter(f"{SVG}text")]
     chain = page.drafting.topk == 1
     how = page.drafting
     wanted = [f"draft {n}" for n in range(1, how.num_steps + 1)] if chain else map(str, range(how.nodes))
@@ -86,7 +92,7 @@ def test_a_large_tree_has_no_dots() -> None:
         Drafting("forwards", k, 3, n, 1, makers, True, {}, False, tuple(grown(k, 3, n))) for k, n in ((4, 16), (8, 48))
     )
     circles = [list(ET.fromstring(drafted(how)).iter(f"{SVG}circle")) for how in (small, large)]
-    assert [len(found) for found in circles] == [37, 48]
+    assert [len(drawn) for drawn in circles] == [37, 48]
 
 
 @pytest.mark.parametrize(("topk", "steps", "nodes"), [(2, 2, 2), (3, 3, 2), (2, 4, 3), (4, 2, 3)])
@@ -94,5 +100,5 @@ def test_a_tree_whose_last_nodes_have_candidates_that_were_not_kept(topk: int, s
     from specc.explain.page.drafting import Drafting, grown
 
     how = Drafting("forwards", topk, steps, nodes, 1, (), True, {}, False, tuple(grown(topk, steps, nodes)))
-    words = [one.text for one in ET.fromstring(drafted(how)).iter(f"{SVG}text")]
+    words = [element.text for element in ET.fromstring(drafted(how)).iter(f"{SVG}text")]
     assert {"root", *map(str, range(nodes))} <= set(words)

@@ -72,7 +72,7 @@ def test_it_needs_nothing_from_outside(text: str) -> None:
     outline = Outline(text)
     assert "script" not in {tag for tag, _ in outline.tags}
     used = [attrs.get(name, "") for _, attrs in outline.tags for name in ("src", "href")]
-    assert all(one == "" or one.startswith(("#", "data:")) for one in used)
+    assert all(address == "" or address.startswith(("#", "data:")) for address in used)
     assert "url(" not in text
     assert "@import" not in text
 
@@ -112,25 +112,25 @@ def test_its_numbers_are_those_of_the_plan(name: str) -> None:
     words = Outline(text).words
     most = plan["totals"][str(plan["buckets"][-1])]
     cards = words["dd"]
-    sizes = [float(found[1].replace(",", "")) * UNITS[found[2]] for card in cards if (found := SIZE.fullmatch(card))]
+    sizes = [float(match[1].replace(",", "")) * UNITS[match[2]] for card in cards if (match := SIZE.fullmatch(card))]
     for key in ("vocab_bytes_read", "hidden_state_bytes", "arena_bytes"):
         assert min(abs(size - most[key]) for size in sizes) <= 0.05 * most[key], (key, most[key], sizes)
     assert str(most["launches_in_graph"] + most["launches_outside_graph"]) in cards
-    for one in plan["totals"].values():
-        assert {f"{value:,}" for value in one.values()} <= set(words["td"])
+    for total in plan["totals"].values():
+        assert {f"{value:,}" for value in total.values()} <= set(words["td"])
     names = {node["name"] for phase in plan["phases"] for node in phase["nodes"]}
     assert all(f'id="node-{node}"' in text for node in names)
 
 
 def test_every_decision_is_there_with_what_was_rejected() -> None:
     page = page_of("sampled_tree")
-    said = " ".join(word for words in Outline(render(page)).words.values() for word in words)
-    for told in page.story.passes:
-        assert all(remark.message in said for remark in told.remarks if remark.choice is None)
+    shown = " ".join(word for words in Outline(render(page)).words.values() for word in words)
+    for pass_story in page.story.passes:
+        assert all(remark.message in shown for remark in pass_story.remarks if remark.choice is None)
     for _, remark, choice in page.story.choices():
-        assert choice.reason in said
-        assert (remark.place or "") in said
-        assert all(other.what in said and other.reason in said for other in choice.rejected)
+        assert choice.reason in shown
+        assert (remark.place or "") in shown
+        assert all(rejected.what in shown and rejected.reason in shown for rejected in choice.rejected)
 
 
 def test_names_are_escaped() -> None:
@@ -167,10 +167,10 @@ def luminance(colour: str) -> float:
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 def test_text_is_legible(scheme: str) -> None:
-    found = colours(scheme)
+    palette = colours(scheme)
     on_paper = [(word, ground) for word in ("ink", "soft", "link") for ground in ("paper", "raised")]
     filled = ("launch", "collective", "torch", "host", "root", "draft", "carried", "kept", "value")
-    pairs = [*on_paper, *[("on-dark", one) for one in filled], ("on-light", "scratch"), ("on-light", "forward")]
+    pairs = [*on_paper, *[("on-dark", kind) for kind in filled], ("on-light", "scratch"), ("on-light", "forward")]
     for word, ground in pairs:
-        high, low = sorted((luminance(found[word]), luminance(found[ground])), reverse=True)
+        high, low = sorted((luminance(palette[word]), luminance(palette[ground])), reverse=True)
         assert (high + 0.05) / (low + 0.05) >= 4.5, f"{word} on {ground}"

@@ -36,25 +36,25 @@ def test_nodes_are_those_of_the_plan(name: str) -> None:
 def test_the_arena_is_that_of_the_plan(name: str) -> None:
     page, plan = page_of(name), plan_of(name)
     end = len(page.steps)
-    for one in page.arena:
-        (buffer,) = [b for b in plan["buffers"] if b["name"] == one.name]
-        (first, last), (begin, ends) = buffer["lifetime"], extent(one)
+    for placed in page.arena:
+        (buffer,) = [b for b in plan["buffers"] if b["name"] == placed.name]
+        (first, last), (begin, ends) = buffer["lifetime"], extent(placed)
         taken = ends - begin
-        assert (one.offset, one.bytes) == (buffer["offset"], buffer["bytes"])
-        assert page.alive(one) == ((max(first, 1), last) if last <= end else (1, end))
-        assert taken % 256 == 0 and one.bytes <= taken < one.bytes + 256
-        assert (page.kind(one) == "carried") == one.name.startswith("relay.")
+        assert (placed.offset, placed.bytes) == (buffer["offset"], buffer["bytes"])
+        assert page.alive(placed) == ((max(first, 1), last) if last <= end else (1, end))
+        assert taken % 256 == 0 and placed.bytes <= taken < placed.bytes + 256
+        assert (page.kind(placed) == "carried") == placed.name.startswith("relay.")
     assert len(page.arena) == sum(b["owner"] == "arena" for b in plan["buffers"])
     assert asdict(page.plan.memory) == plan["memory"]
-    assert page.plan.memory.arena == max(extent(one)[0] + one.bytes for one in page.arena)
+    assert page.plan.memory.arena == max(extent(placed)[0] + placed.bytes for placed in page.arena)
 
 
 @pytest.mark.parametrize("name", CASES)
 def test_what_is_reused_byte_by_byte(name: str) -> None:
     page = page_of(name)
-    owners = [0] * max(extent(one)[1] for one in page.arena)
-    for one in page.arena:
-        for byte in range(*extent(one)):
+    owners = [0] * max(extent(placed)[1] for placed in page.arena)
+    for placed in page.arena:
+        for byte in range(*extent(placed)):
             owners[byte] += 1
     assert page.reused() == sum(count > 1 for count in owners) > 0
 
@@ -116,17 +116,17 @@ def test_a_look_up_in_a_corpus(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "node", "said", "forwards"),
+    ("name", "node", "text", "forwards"),
     [
         ("rotated", "given_logits", "what the engine hands over", 3),
         ("rotated", "extend", "a forward of the engine, captures last; reads tokens", 3),
         ("masks", "grammar_end", "a call of the host; reads begun, rows", 4),
     ],
 )
-def test_what_the_engine_does(name: str, node: str, said: str, forwards: int) -> None:
+def test_what_the_engine_does(name: str, node: str, text: str, forwards: int) -> None:
     """Models are counted as forwards, neither what the host is asked nor what is handed over."""
     page = page_of(name)
     (step,) = [step for step in page.of("step") if step.node.name == node]
-    assert hover(page, step).startswith(f"{node}: {said}")
+    assert hover(page, step).startswith(f"{node}: {text}")
     assert (kind_of(step.node) == "host") == (name == "masks")
     assert f"and {forwards} forwards" in render(page)

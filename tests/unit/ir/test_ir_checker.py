@@ -29,8 +29,8 @@ HEAD = """module @m {
 def problems(body: str, established: str = "typed") -> list[str]:
     """First lines of everything the checker finds, with its code."""
     module = parse_module(HEAD.replace("ESTABLISHED", established) + body + "\n}\n", "m.specir")
-    found = check_module(module) + check_linear(module)
-    return [f"{d.code}: {d.message.splitlines()[0]}" for d in found]
+    diagnostics = check_module(module) + check_linear(module)
+    return [f"{d.code}: {d.message.splitlines()[0]}" for d in diagnostics]
 
 
 def in_phase(*lines: str, phase: str = "prepare") -> str:
@@ -138,9 +138,9 @@ BROKEN = [
 
 @pytest.mark.parametrize(("body", "message"), [case[1:] for case in BROKEN], ids=[case[0] for case in BROKEN])
 def test_broken_modules(body: str, message: str) -> None:
-    found = problems(body)
-    assert found
-    assert all(message in line for line in found), found
+    messages = problems(body)
+    assert messages
+    assert all(message in line for line in messages), messages
 
 
 UNTIL = [
@@ -154,8 +154,8 @@ UNTIL = [
 def test_ops_end_with_their_stage(stage: str, line: str) -> None:
     inputs = "input %table : i32[P, C]\ninput %x : i32[B, N]\ninput %index : i32[B, A]\n"
     assert problems(inputs + in_phase(line)) == []
-    (found,) = problems(inputs + in_phase(line), f"typed, {stage}")
-    assert f"is not legal once the module is {stage}" in found
+    (message,) = problems(inputs + in_phase(line), f"typed, {stage}")
+    assert f"is not legal once the module is {stage}" in message
 
 
 def test_untyped_modules_are_checked_without_types() -> None:
@@ -164,8 +164,8 @@ def test_untyped_modules_are_checked_without_types() -> None:
 
 def test_a_diagnostic_shows_the_neighbourhood() -> None:
     module = parse_module(HEAD.replace("ESTABLISHED", "typed") + in_phase(CLEAR, "%x = no.op() : i32[B]") + "\n}")
-    (found,) = check_module(module)
-    assert [note.message for note in found.notes] == ["in phase prepare:", f"  {CLEAR}", "> %x = no.op() : i32[B]"]
+    (diagnostic,) = check_module(module)
+    assert [note.message for note in diagnostic.notes] == ["in phase prepare:", f"  {CLEAR}", "> %x = no.op() : i32[B]"]
 
 
 def test_reading_before_overwriting_is_fine() -> None:
@@ -184,9 +184,9 @@ def test_no_launch_is_called_as_a_forward() -> None:
     body = f"%a, %s = model.prefill_target(%rows, %lens, %kv) {FORWARD}"
     kernel = 'kernel @{} {{bytes = 1, family = "rows", phase = "prefill"}}'
     for name, wrong in (("prefill_rows", False), ("prefill_target", True)):
-        found = problems(in_phase(body, phase="prefill") + "\n" + kernel.format(name), "typed, clustered")
-        assert [line for line in found if "and so is another op" in line] == found
-        assert bool(found) is wrong
+        messages = problems(in_phase(body, phase="prefill") + "\n" + kernel.format(name), "typed, clustered")
+        assert [line for line in messages if "and so is another op" in line] == messages
+        assert bool(messages) is wrong
 
 
 def test_the_node_axis_is_not_the_path_axis() -> None:
@@ -195,8 +195,8 @@ def test_the_node_axis_is_not_the_path_axis() -> None:
         "input %predict : i32[B, N]\ninput %accept : i32[B]",
         in_phase("%ids = commit.extend_ids(%predict, %accept) : i64[B, A]", phase="commit"),
     ]
-    (found,) = problems("\n".join(lines))
-    assert found == "type/axis-mismatch: commit.extend_ids: predict must have A at axis 1, got N in i32[B, N]"
+    (message,) = problems("\n".join(lines))
+    assert message == "type/axis-mismatch: commit.extend_ids: predict must have A at axis 1, got N in i32[B, N]"
 
 
 def test_the_node_axis_is_not_the_path_axis_at_the_end_of_a_chain() -> None:
@@ -206,9 +206,9 @@ def test_the_node_axis_is_not_the_path_axis_at_the_end_of_a_chain() -> None:
     assert dims["N"].size == dims["A"].size
     (path, _) = module.find("commit.path")
     module.replace_uses(path.result, path.operands[0])
-    found = check_module(module)
-    assert found
-    assert {d.code for d in found} == {"type/axis-mismatch"}
+    diagnostics = check_module(module)
+    assert diagnostics
+    assert {d.code for d in diagnostics} == {"type/axis-mismatch"}
 
 
 def test_what_the_engine_writes_is_loaded_before_it_does() -> None:
@@ -225,8 +225,8 @@ def test_what_the_engine_writes_is_loaded_before_it_does() -> None:
     kernel = 'kernel @late {bytes = 8, family = "rows", phase = "prepare"}'
     claims = "typed, live, tree-form, verify-selected, compacted, kv-bound, clustered"
     assert problems(f"{engines}{late}\n{kernel}", claims) == []
-    found = problems(f"{engines}{late}\n{kernel.replace('prepare', 'extend')}", claims)
-    assert found == ["ir/invalid: carry.load behind the engine's own writes"]
+    messages = problems(f"{engines}{late}\n{kernel.replace('prepare', 'extend')}", claims)
+    assert messages == ["ir/invalid: carry.load behind the engine's own writes"]
 
 
 @pytest.mark.parametrize("algorithm", names())

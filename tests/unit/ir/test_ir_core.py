@@ -50,13 +50,13 @@ def test_users_of_one_result_of_several() -> None:
 
 def test_set_operands_replaces_all_edges() -> None:
     module, b, rows = sample()
-    other = module.add_input("other", I64)
+    replacement = module.add_input("other", I64)
     (op,) = (b("health.clear", rows).source,)
     assert op is not None
-    module.set_operands(op, [other])
-    assert op.operands == (other,)
+    module.set_operands(op, [replacement])
+    assert op.operands == (replacement,)
     assert module.users(rows) == []
-    assert module.users(other) == [op]
+    assert module.users(replacement) == [op]
 
 
 def test_replace_uses_reaches_ops_and_outputs() -> None:
@@ -207,9 +207,9 @@ def test_loads_and_stores_keep_their_order() -> None:
         b.many("carry.store", rows, rows, field="b")
     with b.phase("redraft"):
         late = b("carry.load", rows, names=("late",), field="a").source
-    (_, store, other) = module.find("carry.store")
-    found = on_field(module)
+    (_, store, later_store) = module.find("carry.store")
+    dependencies = on_field(module)
     assert early is not None
     assert late is not None
-    assert (found[early], found[late], found[other]) == ([], [store], [])
-    assert [op.result.name for op in found[store]] == ["early", "again"]
+    assert (dependencies[early], dependencies[late], dependencies[later_store]) == ([], [store], [])
+    assert [op.result.name for op in dependencies[store]] == ["early", "again"]

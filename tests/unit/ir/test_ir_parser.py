@@ -80,10 +80,10 @@ def errors(text: str) -> list[tuple[int, int, str]]:
     """Line, column and message of every ``ir/parse`` error of a text."""
     with pytest.raises(DiagnosticError) as raised:
         parse_module(text, "m.specir")
-    found = raised.value.diagnostics
-    assert {d.code for d in found} == {"ir/parse"}
+    diagnostics = raised.value.diagnostics
+    assert {d.code for d in diagnostics} == {"ir/parse"}
     assert raised.value.sources == {"m.specir": text}
-    return [(d.location.line, d.location.column, d.message) for d in found if d.location]
+    return [(d.location.line, d.location.column, d.message) for d in diagnostics if d.location]
 
 
 WRONG_LINES = [
@@ -144,9 +144,9 @@ WRONG_OPS = [
 @pytest.mark.parametrize(("line", "message"), WRONG_OPS)
 def test_wrong_ops(line: str, message: str) -> None:
     text = f"module @m {{\n  input %rows : i64[B]\n  phase prepare {{\n    {line}\n  }}\n}}\n"
-    ((number, column, found),) = errors(text)
+    ((number, column, reported),) = errors(text)
     assert (number, column) == (4, 5)
-    assert message in found
+    assert message in reported
 
 
 @pytest.mark.parametrize(
@@ -162,9 +162,9 @@ def test_wrong_ops(line: str, message: str) -> None:
     ],
 )
 def test_wrong_modules(text: str, line: int, message: str) -> None:
-    found = errors(text)
-    assert found[0][0] == line
-    assert message in found[0][2]
+    reported = errors(text)
+    assert reported[0][0] == line
+    assert message in reported[0][2]
 
 
 def test_a_wrong_head_is_reported_where_it_is() -> None:

@@ -95,8 +95,8 @@ def test_every_op_but_forwards_has_reference_semantics() -> None:
 
 
 def test_an_op_is_declared_and_computed_in_files_of_one_name() -> None:
-    found = REFERENCE | STORES | {name: function for name, (_, function) in MOVES.items()}
-    for name, function in found.items():
+    functions = REFERENCE | STORES | {name: function for name, (_, function) in MOVES.items()}
+    for name, function in functions.items():
         stem = function.__module__.rpartition(".")[2]
         declared = importlib.import_module(f"specc.ir.ops.{stem}").OPS
         assert name in {op.name for op in declared}, stem

@@ -38,8 +38,8 @@ def formed(algorithm: str, **keys: Any) -> Module:
 
 def kernels(module: Module, stem: str) -> list[tuple[Cluster, Spec]]:
     """The step's kernels of a family."""
-    found = [cluster_of(module, kernel.name) for kernel in module.decls_of(Kernel) if kernel.family == stem]
-    return [(ops, FAMILIES[stem].spec(module, stem, ops)) for ops in found if ops[0].phase != "prefill"]
+    of_family = [cluster_of(module, kernel.name) for kernel in module.decls_of(Kernel) if kernel.family == stem]
+    return [(ops, FAMILIES[stem].spec(module, stem, ops)) for ops in of_family if ops[0].phase != "prefill"]
 
 
 def offers(module: Module, stem: str) -> list[tuple[Cluster, Spec]]:

@@ -78,13 +78,13 @@ def test_a_launch_copies_any_number_of_values() -> None:
 def test_values_of_two_paths_are_two_launches() -> None:
     tree = module("eagle-outputs")
     compact = next(op for op in tree.find("commit.compact") if op.result.name == "path_hidden")
-    other = tree.add_input("other_path", compact["accept_index"].type)
+    second_index = tree.add_input("other_path", compact["accept_index"].type)
     results = [("copy", compact.result.type)]
-    tree.add_op("commit", "commit.compact", (compact["x"], other), results, {}, None)
+    tree.add_op("commit", "commit.compact", (compact["x"], second_index), results, {}, None)
     offered = [cluster for cluster, _ in clusters(tree, "compact")]
     assert [len(cluster) for cluster in offered] == [4, 1, 1, 1, 1, 1, 1]
-    assert offered[1] == tuple(tree.users(other))
-    assert all(op["accept_index"] is not other for op in offered[0])
+    assert offered[1] == tuple(tree.users(second_index))
+    assert all(op["accept_index"] is not second_index for op in offered[0])
 
 
 def test_a_launch_moves_keys_and_values_once() -> None:

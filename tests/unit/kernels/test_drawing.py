@@ -62,8 +62,8 @@ def test_beside_filters_they_are_read_in_place_too() -> None:
     """Cuts and the draw change logits on their own, and nothing is copied or computed by torch."""
     module = formed("EAGLE", verify="target_only", sampling=["penalties", "logit_bias", "top_k", "top_p"])
     assert not module.decls_of(Reference)
-    found = [launches(module)[name] for name in ("cut", "verify_draw")]
-    assert [ops[:4] for ops in found] == [["carry.load", "sample.penalize_nodes", "carry.load", "sample.bias"]] * 2
+    opcodes = [launches(module)[name] for name in ("cut", "verify_draw")]
+    assert [ops[:4] for ops in opcodes] == [["carry.load", "sample.penalize_nodes", "carry.load", "sample.bias"]] * 2
 
 
 @pytest.mark.parametrize("mode", ["rejection", "block"])

@@ -128,10 +128,10 @@ def test_splits(vocab: int) -> None:
     """At most one program per tile; a single long row is shared by many, thousands of rows by few."""
     module, argmax = argmax_of(vocab)
     tiles = -(-vocab // block(module, argmax))
-    found = {rows: splits(module, argmax, rows, COMPOSED["argmax"].cost) for rows in (1, 4, 8, 64, 132, 512, 4096)}
-    assert all(1 <= count <= min(MAX_SPLITS, tiles) for count in found.values())
-    assert found[1] >= found[64] >= found[4096]
-    assert found[1] > 1 or tiles == 1
+    counts = {rows: splits(module, argmax, rows, COMPOSED["argmax"].cost) for rows in (1, 4, 8, 64, 132, 512, 4096)}
+    assert all(1 <= count <= min(MAX_SPLITS, tiles) for count in counts.values())
+    assert counts[1] >= counts[64] >= counts[4096]
+    assert counts[1] > 1 or tiles == 1
 
 
 def test_kernels_of_more_registers_take_fewer_programs() -> None:

@@ -18,9 +18,9 @@ from specc.kernels.writing.family import CAPACITY, cluster_of
 @pytest.mark.parametrize(("algorithm", "form"), FORMS)
 def test_every_reduction_is_a_launch_and_nothing_waits_for_what_is_later(algorithm: str, form: dict[str, Any]) -> None:
     module = formed(algorithm, **form, page_size=4)
-    found = launches(module)
-    assert all(sum(code in ("vocab.argmax", "vocab.topk") for code in codes) <= 1 for codes in found.values())
-    for kernel, codes in found.items():
+    by_kernel = launches(module)
+    assert all(sum(code in ("vocab.argmax", "vocab.topk") for code in codes) <= 1 for codes in by_kernel.values())
+    for kernel, codes in by_kernel.items():
         reduces = {"argmax": "vocab.argmax", "topk": "vocab.topk"}
         family = next(decl.family for decl in module.decls_of(Kernel) if decl.name == kernel)
         assert family not in reduces or reduces[family] in codes
@@ -69,16 +69,16 @@ def test_names_are_phase_and_family() -> None:
 
 @pytest.mark.parametrize("mask", ["none", "qlen", "bitpacked", "full", "slots"])
 def test_a_tree_is_built_where_its_last_step_is_reduced(mask: str) -> None:
-    found = launches(formed("EAGLE", **TREE, mask=mask, context_length=64))
-    assert {"tree.grow", "tree.select", "tree.positions"} <= set(found["draft_topk_2"])
-    assert found["draft_topk_2"].count("health.raise") == 2
+    by_kernel = launches(formed("EAGLE", **TREE, mask=mask, context_length=64))
+    assert {"tree.grow", "tree.select", "tree.positions"} <= set(by_kernel["draft_topk_2"])
+    assert by_kernel["draft_topk_2"].count("health.raise") == 2
     masks = {"none": [], "slots": ["tree.seen_slots"]}.get(mask, ["tree.mask"])
-    assert [opcode for opcode in found["draft_topk_2"] if has(opcode, Trait.MASKS)] == masks
+    assert [opcode for opcode in by_kernel["draft_topk_2"] if has(opcode, Trait.MASKS)] == masks
 
 
 def test_a_tree_of_one_step_begins_the_step() -> None:
-    found = launches(formed("EAGLE", topk=4, num_steps=1, num_draft_tokens=4))
-    assert "tree.select" in found["prepare_rows"]
+    by_kernel = launches(formed("EAGLE", topk=4, num_steps=1, num_draft_tokens=4))
+    assert "tree.select" in by_kernel["prepare_rows"]
 
 
 @pytest.mark.parametrize("result", ["tokens", "scores", "kept", "candidates"])
@@ -123,11 +123,11 @@ CARRIES = {
 def test_who_stores_what_is_carried(algorithm: str) -> None:
     """The launch of their phase that makes the last of it; a launch before, where a phase has none of its own."""
     module = formed(algorithm, num_steps=4)
-    found: dict[str, list[str]] = {}
+    stored: dict[str, list[str]] = {}
     for op in module.ops("step"):
         if OPS[op.opcode].effect == "carry":
-            found.setdefault(str(op.attrs["kernel"]), []).append(str(op.attrs["field"]))
-    assert {kernel: sorted(fields) for kernel, fields in found.items()} == CARRIES[algorithm]
+            stored.setdefault(str(op.attrs["kernel"]), []).append(str(op.attrs["field"]))
+    assert {kernel: sorted(fields) for kernel, fields in stored.items()} == CARRIES[algorithm]
 
 
 def test_a_block_becomes_a_chain() -> None:

@@ -134,11 +134,11 @@ def test_log_probabilities_of_other_logits_are_not_those_of_an_argmax() -> None:
     module = compile_to("canonicalize", load("EAGLE", outputs=["logprobs"]))
     assert _launch_with(module, *_verified(module))
     for name in ("logits", "rows"):
-        other = compile_to("canonicalize", load("EAGLE", outputs=["logprobs"]))
-        argmax, logprob = _verified(other)
+        changed = compile_to("canonicalize", load("EAGLE", outputs=["logprobs"]))
+        argmax, logprob = _verified(changed)
         value = logprob[name]
-        other.replace_operand(logprob, value, other.add_input("others", value.type))
-        assert not _launch_with(other, argmax, logprob)
+        changed.replace_operand(logprob, value, changed.add_input("others", value.type))
+        assert not _launch_with(changed, argmax, logprob)
 
 
 def _verified(module: Module) -> tuple[Op, Op]:
@@ -148,11 +148,11 @@ def _verified(module: Module) -> tuple[Op, Op]:
     return argmax, logprob
 
 
-def _launch_with(module: Module, one: Op, other: Op) -> bool:
+def _launch_with(module: Module, first: Op, second: Op) -> bool:
     """Whether two ops are launched together."""
     with contextlib.suppress(DiagnosticError):
         FormKernels().run(module, Context())
-    return "kernel" in one.attrs and one.attrs["kernel"] == other.attrs.get("kernel")
+    return "kernel" in first.attrs and first.attrs["kernel"] == second.attrs.get("kernel")
 
 
 @pytest.mark.parametrize("algorithm", ["NGRAM", "EAGLE"])

@@ -130,8 +130,8 @@ def test_arguments_follow_the_field(field: str) -> None:
 
 def test_branches_without_a_node_are_not_looked_for() -> None:
     """Of 4 branches of 3 nodes, 8 nodes are the root, two branches and one node of the third."""
-    found = constants(program(**{**TREE, "num_draft_tokens": 8}))
-    assert (found["K"], found["S"], found["N"]) == (3, 3, 8)
+    tree = constants(program(**{**TREE, "num_draft_tokens": 8}))
+    assert (tree["K"], tree["S"], tree["N"]) == (3, 3, 8)
     assert constants(program(**{**TREE, "num_draft_tokens": 7}))["K"] == 2
     chain = constants(program())
     assert (chain["K"], chain["S"], chain["N"]) == (1, 3, 4)

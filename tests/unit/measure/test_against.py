@@ -117,7 +117,7 @@ def test_launches_that_nobody_knows_have_no_counterpart() -> None:
     nodes = [node for node in plan.nodes("step") if node.name != "verify_argmax"]
     assert obstacle(plan) is None
     without = replace(
-        plan, phases=tuple(replace(one, nodes=tuple(n for n in one.nodes if n in nodes)) for one in plan.phases)
+        plan, phases=tuple(replace(phase, nodes=tuple(n for n in phase.nodes if n in nodes)) for phase in plan.phases)
     )
     assert "verify_argmax" in (obstacle(without) or "")
 
@@ -128,8 +128,8 @@ def test_a_tree_whose_scores_cannot_be_told_apart(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setitem(sys.modules, "specc.measure.against.sglang_tree", SimpleNamespace(SglangTree=None))
     monkeypatch.setattr(work_tree, "MARGIN", 100.0)
     plan = plan_of(TREE)
-    found = other_side.beside(unmeasured(plan, [4], {}), plan, ReferenceBackend(), CPU, print)
-    assert "too close" in (found.remark or "") and found.compared == ()
+    measurement = other_side.beside(unmeasured(plan, [4], {}), plan, ReferenceBackend(), CPU, print)
+    assert "too close" in (measurement.remark or "") and measurement.compared == ()
     assert "hardly larger" in (obstacle(plan_of(TREE.replace("vocab_size: 9000", "vocab_size: 3"))) or "")
 
 
@@ -148,9 +148,9 @@ def test_both_sides_agree_before_anything_is_timed(twin: type[Twin]) -> None:
             steps.append(node.name)
             super().launch(node, frame)
 
-    ours, theirs = other_side.agreeing(plan, Counting(), CPU, 4, Effort(1, 2))
-    assert isinstance(theirs, twin) and steps.count("verify_argmax") == COMPARED_STEPS
-    assert [part.work for part in parts(ours, theirs)][-1] == "whole step"
+    ours, counterpart = other_side.agreeing(plan, Counting(), CPU, 4, Effort(1, 2))
+    assert isinstance(counterpart, twin) and steps.count("verify_argmax") == COMPARED_STEPS
+    assert [part.work for part in parts(ours, counterpart)][-1] == "whole step"
     assert all(torch.equal(ours.pool(name), pool) for name, pool in ours.work.pools.items())
 
 
@@ -159,15 +159,15 @@ def test_what_differs_is_an_error_and_no_figure(twin: type[Twin], place: str, mo
     right = twin.observed_step
 
     def wrong(self: Any) -> dict[str, torch.Tensor]:
-        found = right(self)
-        found[f"relay.{place}"][-1] += 1
-        return found
+        observed = right(self)
+        observed[f"relay.{place}"][-1] += 1
+        return observed
 
     monkeypatch.setattr(twin, "observed_step", wrong)
     with pytest.raises(DiagnosticError) as caught:
         other_side.agreeing(plan_of(CHAIN), ReferenceBackend(), CPU, 4, Effort(1, 2))
-    (found,) = caught.value.diagnostics
-    assert found.code == "measure/results-differ" and f"relay.{place}" in found.message
+    (diagnostic,) = caught.value.diagnostics
+    assert diagnostic.code == "measure/results-differ" and f"relay.{place}" in diagnostic.message
 
 
 def test_what_differs_in_one_step_is_enough(twin: type[Twin], monkeypatch: pytest.MonkeyPatch) -> None:
@@ -186,22 +186,24 @@ def test_what_differs_in_one_step_is_enough(twin: type[Twin], monkeypatch: pytes
 @pytest.mark.parametrize(("topk", "last"), [(4, "verify_slots"), (1, "verify_inputs")])
 def test_each_side_of_a_part_does_the_same_work(topk: int, last: str) -> None:
     """What the first launch of ours does takes two calls there."""
-    ours, theirs = Mock(work=Mock(shape=Mock(steps=3, page=1, topk=topk)), launches=[]), Mock()
+    ours, counterpart = Mock(work=Mock(shape=Mock(steps=3, page=1, topk=topk)), launches=[]), Mock()
     ours.nodes.side_effect = lambda *names: names
-    found = {part.work: part for part in parts(ours, theirs)}
-    found["prepare"].theirs()
-    assert [called[0] for called in theirs.method_calls] == ["prepare", last]
-    assert found["prepare"].launches == ("prepare_rows",)
+    by_work = {part.work: part for part in parts(ours, counterpart)}
+    by_work["prepare"].theirs()
+    assert [called[0] for called in counterpart.method_calls] == ["prepare", last]
+    assert by_work["prepare"].launches == ("prepare_rows",)
 
 
 def test_every_part_of_every_bucket_is_compared(twin: type[Twin], monkeypatch: pytest.MonkeyPatch) -> None:
     done: list[str] = []
     monkeypatch.setattr(other_side, "captured", lambda *_: (Ratio(2.0, 1.9, 2.1), None))
     plan = plan_of(CHAIN)
-    found = other_side.beside(unmeasured(plan, [1, 4], {}), plan, ReferenceBackend(), CPU, done.append)
+    measurement = other_side.beside(unmeasured(plan, [1, 4], {}), plan, ReferenceBackend(), CPU, done.append)
     works = ["verify + commit", "draft step", "prepare", "extend + stash", "whole step"]
-    assert [(one.bucket, one.work) for one in found.compared] == [(bucket, work) for bucket in (1, 4) for work in works]
-    assert found.against == twin.name and found.remark is None and len(done) == 2
+    assert [(part.bucket, part.work) for part in measurement.compared] == [
+        (bucket, work) for bucket in (1, 4) for work in works
+    ]
+    assert measurement.against == twin.name and measurement.remark is None and len(done) == 2
 
 
 def test_where_the_engine_is_not(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -210,9 +212,9 @@ def test_where_the_engine_is_not(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr(other_side, "version", version)
     plan = plan_of(CHAIN)
-    found = other_side.beside(unmeasured(plan, [1], {}), plan, ReferenceBackend(), CPU, print)
-    assert found.remark == "SGLang 0.5.23 is not installed here" and found.compared == ()
-    assert "not compared: SGLang 0.5.23 is not installed here" in text(found, 80)
+    measurement = other_side.beside(unmeasured(plan, [1], {}), plan, ReferenceBackend(), CPU, print)
+    assert measurement.remark == "SGLang 0.5.23 is not installed here" and measurement.compared == ()
+    assert "not compared: SGLang 0.5.23 is not installed here" in text(measurement, 80)
     monkeypatch.setattr(other_side, "version", lambda name: "0.5.24")
     assert "SGLang 0.5.24 is installed here" in (other_side.missing() or "")
     monkeypatch.setattr(other_side, "version", lambda name: "0.5.23")
@@ -221,11 +223,11 @@ def test_where_the_engine_is_not(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_the_table_and_the_record() -> None:
-    found = replace(recorded(), against="An engine", compared=COMPARED)
-    said = text(found, 80)
-    assert "An engine over specc, both captured" in said and "not compared" not in said
-    assert "8 whole step 2.50 (2.40..2.60)" in [" ".join(line.split()) for line in said.splitlines()]
-    read = json.loads(json.dumps(found.record()))
+    measurement = replace(recorded(), against="An engine", compared=COMPARED)
+    output = text(measurement, 80)
+    assert "An engine over specc, both captured" in output and "not compared" not in output
+    assert "8 whole step 2.50 (2.40..2.60)" in [" ".join(line.split()) for line in output.splitlines()]
+    read = json.loads(json.dumps(measurement.record()))
     assert read["compared"][1] == {"bucket": 1, "work": "whole step", "ratio": {"median": 2.5, "low": 2.4, "high": 2.6}}
 
 
@@ -249,8 +251,8 @@ def test_the_command_says_why_nothing_is_compared(monkeypatch: pytest.MonkeyPatc
     ngram, chain = (str(EXAMPLES / f"{name}.yaml") for name in ("ngram-chain", "eagle-chain"))
     monkeypatch.setattr(other_side, "missing", lambda: "it is not here")
     assert "not compared: it is not here" in command(monkeypatch, chain).stdout
-    said = command(monkeypatch, ngram).stdout
-    assert "not compared: SGLang 0.5.23 has no counterpart that is compared: there is no draft model" in said
+    output = command(monkeypatch, ngram).stdout
+    assert "not compared: SGLang 0.5.23 has no counterpart that is compared: there is no draft model" in output
     assert "not compared" not in command(monkeypatch, chain, "--against", "none").stdout
     asked = command(monkeypatch, chain, "--against", "sglang")
     assert asked.exit_code == 2 and "it is not here" in asked.stderr

@@ -35,8 +35,8 @@ def test_the_call_alone_is_timed_behind_work_that_is_not_done() -> None:
     idle, busy = machine.call("idle", 900_000), machine.call("busy", 40_000)
     warm_ups = [500_000] * WARM_UPS
     call = machine.call("call", *warm_ups, 6_000, 7_000, 9_000)
-    found = call_us(call, busy, idle, samples=3, clock=lambda: machine.now)
-    assert found == Spread.over([6.0, 7.0, 9.0])
+    spread = call_us(call, busy, idle, samples=3, clock=lambda: machine.now)
+    assert spread == Spread.over([6.0, 7.0, 9.0])
     assert machine.done == ["idle", "busy", "call"] * (WARM_UPS + 3) + ["idle"]
 
 
@@ -48,8 +48,8 @@ def test_the_table_has_a_line_for_each_number_of_nodes(host: tuple[HostCost, ...
     with console.capture() as captured:
         for part in tables(Measurement("toy", "EAGLE", 2, "Some GPU", "sm_90", {}, (), host)):
             console.print(part)
-    said = captured.get()
-    assert ("launch of a graph" in said) == bool(host)
+    output = captured.get()
+    assert ("launch of a graph" in output) == bool(host)
     if host:
-        lines = [line.split() for line in said.splitlines()[-2:]]
+        lines = [line.split() for line in output.splitlines()[-2:]]
         assert lines == [["8", "6.10", "(6.00..6.40)"], ["1,024", "80.00", "(79.00..90.50)"]]

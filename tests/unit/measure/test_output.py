@@ -41,28 +41,28 @@ def recorded() -> Measurement:
     return Measurement("toy", "EAGLE", 2, "Some GPU", "sm_90", {"specc": "0.1.0"}, buckets)
 
 
-def text(found: Measurement, width: int) -> str:
+def text(measurement: Measurement, width: int) -> str:
     console = Console(width=width, highlight=False)
     with console.capture() as captured:
-        for part in tables(found):
+        for part in tables(measurement):
             console.print(part)
     return captured.get()
 
 
 @pytest.mark.parametrize("width", [80, 160])
 def test_the_table(width: int) -> None:
-    said = text(recorded(), width)
-    assert "toy: EAGLE, shape 2, on Some GPU" in said and said.count("bucket ") == 2
-    assert all(len(line) <= width for line in said.splitlines())
-    line = next(line for line in said.splitlines() if "verify_argmax" in line)
+    output = text(recorded(), width)
+    assert "toy: EAGLE, num_steps 2, on Some GPU" in output and output.count("bucket ") == 2
+    assert all(len(line) <= width for line in output.splitlines())
+    line = next(line for line in output.splitlines() if "verify_argmax" in line)
     assert line.split() == ["verify_argmax", "64", "4", "12,345", "8.10", "3.90", "2.08", "(2.08..2.08)"]
-    step = next(line for line in said.splitlines() if line.strip().startswith("step"))
+    step = next(line for line in output.splitlines() if line.strip().startswith("step"))
     assert step.split()[:4] == ["step", "64", "12,345", "16.50"]
 
 
 def test_the_record() -> None:
     read = json.loads(json.dumps(recorded().record()))
-    assert read["gpu"] == "Some GPU" and [one["bucket"] for one in read["buckets"]] == [1, 8]
+    assert read["gpu"] == "Some GPU" and [bucket["bucket"] for bucket in read["buckets"]] == [1, 8]
     launch = read["buckets"][0]["launches"][1]
     assert (launch["name"], launch["us"]["median"], launch["floor_us"]["low"]) == ("verify_argmax", 8.1, 3.9 * 0.9)
     assert launch["ratio"]["median"] == pytest.approx(8.1 / 3.9)
@@ -93,10 +93,10 @@ def test_what_is_known_without_a_gpu() -> None:
     from .conftest import CHAIN, load
 
     build = build_program(load(CHAIN))
-    (one, four) = known(build.plan, [1, 4])
-    names = [launch.name for launch in one.launches]
+    (single, four) = known(build.plan, [1, 4])
+    names = [launch.name for launch in single.launches]
     assert names == ["prepare_rows", "draft_argmax", "verify_argmax", "extend_argmax"]
-    assert four.step.bytes == sum(launch.bytes for launch in four.launches) > 3 * one.step.bytes
-    assert all(launch.us is None and launch.ratio is None for launch in (*one.launches, one.step))
-    said = text(Measurement("toy", "EAGLE", 2, None, None, {}, (one, four)), 80)
-    assert "not measured: no GPU" in said and "floor" not in said
+    assert four.step.bytes == sum(launch.bytes for launch in four.launches) > 3 * single.step.bytes
+    assert all(launch.us is None and launch.ratio is None for launch in (*single.launches, single.step))
+    output = text(Measurement("toy", "EAGLE", 2, None, None, {}, (single, four)), 80)
+    assert "not measured: no GPU" in output and "floor" not in output

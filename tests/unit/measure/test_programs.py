@@ -27,8 +27,8 @@ GAIN = Gain(4, Ratio(1.25, 1.2, 1.3), 0.02)
 
 def tuned(text: str, folder: Path, *choices: Choice) -> Build:
     """A program with choices, by way of a file as `specc tune` writes it."""
-    found = [Found((choice,), "what it was", (GAIN,)) for choice in choices]
-    (folder / "t.yaml").write_text(tuning_text(replace(TUNING, choices=choices), found, {2: [GAIN]}))
+    findings = [Found((choice,), "what it was", (GAIN,)) for choice in choices]
+    (folder / "t.yaml").write_text(tuning_text(replace(TUNING, choices=choices), findings, {2: [GAIN]}))
     return build_program(load(text + "tuning: t.yaml\n", folder))
 
 
@@ -37,12 +37,12 @@ def launch(build: Build, name: str) -> Launch:
 
 
 def test_what_is_written_reads_back(tmp_path: Path) -> None:
-    choices = Choice("verify_argmax", None, 1024, 8, {1: 3, 4: 2}), Choice("prepare_rows", "2", None, 2)
-    found = tuned(CHAIN, tmp_path, *choices).loaded.config.tuning
-    assert found is not None
-    assert tuple(replace(choice, location=None) for choice in found.choices) == choices
-    assert replace(found, choices=(), text="", file="", path="") == TUNING
-    assert "1.25 at 4 (noise 0.02)" in found.text
+    choices = Choice("verify_argmax", None, 1024, 8, {1: 3, 4: 2}), Choice("prepare_rows", 2, None, 2)
+    tuning = tuned(CHAIN, tmp_path, *choices).loaded.config.tuning
+    assert tuning is not None
+    assert tuple(replace(choice, location=None) for choice in tuning.choices) == choices
+    assert replace(tuning, choices=(), text="", file="", path="") == TUNING
+    assert "1.25 at 4 (noise 0.02)" in tuning.text
 
 
 def test_a_file_without_choices_changes_nothing(tmp_path: Path) -> None:
@@ -70,12 +70,12 @@ def test_one_of_two_launches_of_a_kernel_gets_its_own(tmp_path: Path) -> None:
 
 def test_the_remark_says_what_was_there(tmp_path: Path) -> None:
     build = tuned(CHAIN, tmp_path, Choice("prepare_rows", None, None, 4))
-    said = [remark.message for remark in build.shapes[0].ctx.remarks if remark.pass_name == "tune-launches"]
-    assert said == ["prepare_rows: tuned: 4 warps instead of 1 warp"]
+    messages = [remark.message for remark in build.depths[0].ctx.remarks if remark.pass_name == "tune-launches"]
+    assert messages == ["prepare_rows: tuned: 4 warps instead of 1 warp"]
 
 
 @pytest.mark.parametrize(
-    ("choice", "said"),
+    ("choice", "message"),
     [
         (Choice("verify_argmax", None, 3000), "tile 3000 cannot be chosen"),
         (Choice("verify_argmax", None, None, 32), "warps 32 cannot be chosen"),
@@ -85,12 +85,12 @@ def test_the_remark_says_what_was_there(tmp_path: Path) -> None:
         (Choice("verify_argmx"), "no launch verify_argmx"),
     ],
 )
-def test_what_a_launch_cannot_be(choice: Choice, said: str, tmp_path: Path) -> None:
-    with pytest.raises(DiagnosticError, match=said) as error:
+def test_what_a_launch_cannot_be(choice: Choice, message: str, tmp_path: Path) -> None:
+    with pytest.raises(DiagnosticError, match=message) as error:
         tuned(CHAIN, tmp_path, choice)
-    (found,) = error.value.diagnostics
-    assert found.code == ("tuning/no-launch" if "no launch" in said else "tuning/no-choice")
-    assert found.location is not None and found.location.file == "t.yaml"
+    (diagnostic,) = error.value.diagnostics
+    assert diagnostic.code == ("tuning/no-launch" if "no launch" in message else "tuning/no-choice")
+    assert diagnostic.location is not None and diagnostic.location.file == "t.yaml"
 
 
 def test_a_tile_moves_the_most_programs(tmp_path: Path) -> None:
@@ -142,8 +142,8 @@ def test_the_wheel_has_the_file_and_another_digest(tmp_path: Path) -> None:
 def test_it_is_not_compiled_for_another_architecture(tmp_path: Path) -> None:
     build = tuned(CHAIN, tmp_path, Choice("prepare_rows", None, None, 2))
     for archs in (["sm_80"], ["sm_90", "sm_80"]):
-        said = f"measured on sm_90, and kernels are compiled for {', '.join(archs)}"
-        with pytest.raises(DiagnosticError, match=said) as error:
+        message = f"measured on sm_90, and kernels are compiled for {', '.join(archs)}"
+        with pytest.raises(DiagnosticError, match=message) as error:
             compile_machine_code(build, archs, cache=Cache.disabled())
         assert error.value.diagnostics[0].code == "tuning/arch"
 

@@ -36,10 +36,10 @@ def answer(tokens: int, first_s: float, last_s: float, accepted: tuple[int, ...]
 
 
 def test_counters_of_metrics() -> None:
-    found = counted(samples_of(METRICS))
-    assert found == Counts(15, (9, 4), 7, 3)
-    assert found.accept_length == pytest.approx(1 + 13 / 15)
-    assert found.by_position == pytest.approx((9 / 15, 4 / 15))
+    counts = counted(samples_of(METRICS))
+    assert counts == Counts(15, (9, 4), 7, 3)
+    assert counts.accept_length == pytest.approx(1 + 13 / 15)
+    assert counts.by_position == pytest.approx((9 / 15, 4 / 15))
     assert counted([]) == Counts() and Counts().accept_length is None and Counts().by_position == ()
 
 
@@ -53,12 +53,14 @@ def test_what_answers_say_of_their_verifications() -> None:
     """Against a list of all verifications, each with how many drafts it accepted."""
     rng = random.Random(3)
     verified = [[rng.randrange(5) for _ in range(rng.randrange(9))] for _ in range(20)]
-    answers = [answer(9, 0, 1, tuple(one.count(k) for k in range(1 + max(one, default=0)))) for one in verified]
-    every = [one for each in verified for one in each]
-    found = of_answers(answers)
-    assert found.verifications == len(every)
-    assert found.accept_length == pytest.approx(1 + statistics.mean(every))
-    assert found.by_position == pytest.approx([sum(one > k for one in every) / len(every) for k in range(4)])
+    answers = [
+        answer(9, 0, 1, tuple(lengths.count(k) for k in range(1 + max(lengths, default=0)))) for lengths in verified
+    ]
+    every = [accepted for each in verified for accepted in each]
+    counts = of_answers(answers)
+    assert counts.verifications == len(every)
+    assert counts.accept_length == pytest.approx(1 + statistics.mean(every))
+    assert counts.by_position == pytest.approx([sum(accepted > k for accepted in every) / len(every) for k in range(4)])
     assert of_answers([answer(2, 0, 1)]) == Counts()
 
 
@@ -66,37 +68,37 @@ def test_figures_of_a_side() -> None:
     first = (answer(11, 0.5, 1.5), answer(1, 0.1, 0.1), answer(3, 0.2, 0.8))
     second = (answer(5, 0.4, 0.8),)
     turns = [Turn(2, 3.0, first, Counts(10, (5, 3), 6, 2)), Turn(2, 1.0, second, Counts(2, (1, 0), 0, 0))]
-    found = SideFigures.of(turns)
-    assert found.tokens == 20 and found.tokens_per_s == pytest.approx((15 / 3 + 5) / 2)
-    assert found.per_token_ms == pytest.approx(100) and found.first_token_ms == pytest.approx(300)
-    assert found.per_token_ms_p90 == pytest.approx(260)
-    assert found.accept_length == pytest.approx(1 + 9 / 12) and found.by_position == pytest.approx((0.5, 0.25))
-    assert found.program_steps == pytest.approx(0.75)
+    figures = SideFigures.of(turns)
+    assert figures.tokens == 20 and figures.tokens_per_s == pytest.approx((15 / 3 + 5) / 2)
+    assert figures.per_token_ms == pytest.approx(100) and figures.first_token_ms == pytest.approx(300)
+    assert figures.per_token_ms_p90 == pytest.approx(260)
+    assert figures.accept_length == pytest.approx(1 + 9 / 12) and figures.by_position == pytest.approx((0.5, 0.25))
+    assert figures.program_steps == pytest.approx(0.75)
 
 
 def test_a_side_that_tells_little() -> None:
     """No request has more than one token, and the server counts nothing."""
-    found = SideFigures.of([Turn(1, 2.0, (answer(1, 0.5, 0.5),), Counts())])
-    assert (found.per_token_ms, found.per_token_ms_p90, found.accept_length, found.program_steps) == (None,) * 4
-    batch = BatchFigures(1, 1, found, found, Ratio(1, 1, 1))
+    figures = SideFigures.of([Turn(1, 2.0, (answer(1, 0.5, 0.5),), Counts())])
+    assert (figures.per_token_ms, figures.per_token_ms_p90, figures.accept_length, figures.program_steps) == (None,) * 4
+    batch = BatchFigures(1, 1, figures, figures, Ratio(1, 1, 1))
     addresses, engines = ("http://a", "http://b"), ("", "")
     served = Served(None, "m", BESIDE, addresses, engines, "\x1b[2J", 3, 3, Texts(2, 1), (batch,))
-    told = [str(one) for one in tables(served)]
-    assert "the program (the server does not name it): m, http://a against http://b" in told[0]
-    assert "\x1b" not in "".join(told) and "1 of 2 are equal, 1 part at a near tie" in told[2]
+    texts = [str(table) for table in tables(served)]
+    assert "the program (the server does not name it): m, http://a against http://b" in texts[0]
+    assert "\x1b" not in "".join(texts) and "1 of 2 are equal, 1 part at a near tie" in texts[2]
 
 
 def test_made_up_prompts() -> None:
-    found, again, other = (questions.made_up(4000, seed, 50) for seed in (1, 1, 2))
-    assert found == again != other and found.made_up and "seed 1" in found.about
-    words = [len(one.text.split()) for one in found.listed]
+    prompts, again, reseeded = (questions.made_up(4000, seed, 50) for seed in (1, 1, 2))
+    assert prompts == again != reseeded and prompts.made_up and "seed 1" in prompts.about
+    words = [len(prompt.text.split()) for prompt in prompts.listed]
     assert min(words) >= 4 and max(words) <= 800
     mean, deviation = questions.PROMPT_WORDS
     assert statistics.median(map(math.log, words)) == pytest.approx(mean, abs=0.1)
     low, high = (statistics.quantiles(map(math.log, words), n=100)[at] for at in (49 - 34, 49 + 34))
     assert (high - low) / 2 == pytest.approx(deviation, rel=0.1)
-    assert all(4 <= one.max_tokens <= 50 for one in found.listed)
-    assert sum(one.max_tokens == 50 for one in found.listed) > 1000
+    assert all(4 <= prompt.max_tokens <= 50 for prompt in prompts.listed)
+    assert sum(prompt.max_tokens == 50 for prompt in prompts.listed) > 1000
 
 
 class _File:
@@ -117,18 +119,18 @@ def test_questions_of_a_package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     path.parent.mkdir()
     path.write_text("".join(json.dumps({"turns": [f"question {n}\u2028", "more"]}) + "\n" for n in range(80)))
     monkeypatch.setattr(questions.importlib.metadata, "files", lambda name: [_File(tmp_path / "x.py"), _File(path)])
-    found = questions.mt_bench(8, 20)
-    assert [one.text for one in found.listed] == [f"question {n}\u2028" for n in range(0, 80, 10)]
-    assert not found.made_up and "8 first turns of MT-Bench" in found.about
+    prompts = questions.mt_bench(8, 20)
+    assert [prompt.text for prompt in prompts.listed] == [f"question {n}\u2028" for n in range(0, 80, 10)]
+    assert not prompts.made_up and "8 first turns of MT-Bench" in prompts.about
     assert len(questions.mt_bench(500, 20).listed) == 80
 
 
 def test_a_file_of_prompts(tmp_path: Path) -> None:
     path = tmp_path / "p.jsonl"
     path.write_text('{"prompt": "a\\nb"}\n\n{"turns": ["c", "d"]}\n{"prompt": "e"}\n')
-    found = questions.of_file(path, 2, 7)
-    assert [(one.text, one.max_tokens) for one in found.listed] == [("a\nb", 7), ("c", 7)]
-    assert found.about == "the first 2 of p.jsonl"
+    prompts = questions.of_file(path, 2, 7)
+    assert [(prompt.text, prompt.max_tokens) for prompt in prompts.listed] == [("a\nb", 7), ("c", 7)]
+    assert prompts.about == "the first 2 of p.jsonl"
     path.write_text("\n")
     with pytest.raises(ValueError, match="has no prompt"):
         questions.of_file(path, 2, 7)

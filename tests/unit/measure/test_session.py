@@ -38,8 +38,8 @@ def session(text: str, rows: int = 3, steps: int = 5, seed: int = 0) -> Session:
 
 
 def outputs(made: Session) -> dict[str, torch.Tensor]:
-    found = [output for output in made.plan.outputs if output.entry == "step"]
-    return {output.name: made.frame.read(output.value).clone() for output in found}
+    step_outputs = [output for output in made.plan.outputs if output.entry == "step"]
+    return {output.name: made.frame.read(output.value).clone() for output in step_outputs}
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -49,10 +49,10 @@ def test_every_step_has_its_requests(kind: str) -> None:
     accepted = 0
     for _ in range(5):
         made.step()
-        found = outputs(made)
-        assert found["health"].eq(0).all()
-        assert found["accept_lens"].ge(1).all()
-        accepted += int(found["accept_lens"].sum()) - 3
+        results = outputs(made)
+        assert results["health"].eq(0).all()
+        assert results["accept_lens"].ge(1).all()
+        accepted += int(results["accept_lens"].sum()) - 3
     assert accepted > 0 or kind == "look-up"
 
 
@@ -70,14 +70,14 @@ def test_it_starts_over(kind: str) -> None:
 
 
 def test_two_of_a_seed_are_alike_and_of_another_not() -> None:
-    found: list[dict[str, torch.Tensor]] = []
+    results: list[dict[str, torch.Tensor]] = []
     for seed in (0, 0, 1):
         made = session(TREE, seed=seed)
         made.step()
-        found.append(outputs(made))
-    one, same, other = found
-    assert all(torch.equal(one[name], same[name]) for name in one)
-    assert not torch.equal(one["predict"], other["predict"])
+        results.append(outputs(made))
+    first, same, reseeded = results
+    assert all(torch.equal(first[name], same[name]) for name in first)
+    assert not torch.equal(first["predict"], reseeded["predict"])
 
 
 def test_launches_come_in_order_and_each_finds_what_was_left() -> None:
@@ -95,12 +95,12 @@ def test_lengths_are_those_of_texts() -> None:
 def test_what_is_moved_is_counted() -> None:
     """Of keys and values those of accepted nodes elsewhere than their place, and of pages what is in them."""
     made = session(KINDS["pages"])
-    found: dict[str, int | None] = {}
+    moved: dict[str, int | None] = {}
     for node in made.launches():
-        found[node.name] = tokens_moved(made.frame, node)
+        moved[node.name] = tokens_moved(made.frame, node)
         if node.name == "duplicate_tail":
             lengths = made.frame.read("admitted_lens")
-            assert found[node.name] == int((lengths % 8).sum())
+            assert moved[node.name] == int((lengths % 8).sum())
         if node.name == "compact":
             path, slots = made.frame.read("accept_index"), made.frame.read("verify_slots")
             wanted = sum(
@@ -109,14 +109,14 @@ def test_what_is_moved_is_counted() -> None:
                 for i, node_ in enumerate(row)
                 if node_ >= 0
             )
-            assert found[node.name] == wanted
-    assert found["prepare_rows"] is None
+            assert moved[node.name] == wanted
+    assert moved["prepare_rows"] is None
 
 
 @pytest.mark.parametrize("kind", ["chain", "pages"])
 def test_what_is_decided_is_what_is_accepted(kind: str) -> None:
     made = session(KINDS[kind])
     made.step()
-    found = made.decided()
-    assert len(found["predict"]) == int(found["accept_lens"].sum())
-    assert {f"relay.{name}" for name in made.plan.carry} <= found.keys()
+    decided = made.decided()
+    assert len(decided["predict"]) == int(decided["accept_lens"].sum())
+    assert {f"relay.{name}" for name in made.plan.carry} <= decided.keys()

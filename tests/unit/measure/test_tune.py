@@ -22,21 +22,21 @@ def search(text: str, seconds: float = 60.0) -> Tuned:
     return tune(load(text), CPU, seconds, lambda what, part: None)
 
 
-def by_launch(found: Tuned) -> dict[str, Choice]:
-    return {choice.launch: choice for one in found.found for choice in one.choices}
+def by_launch(tuned: Tuned) -> dict[str, Choice]:
+    return {choice.launch: choice for depth in tuned.found for choice in depth.choices}
 
 
 def test_nothing_is_chosen_where_nothing_is_faster(clock: Clock) -> None:
-    found = search(CHAIN)
-    assert found.tuning.choices == () and found.steps == {}
+    tuned = search(CHAIN)
+    assert tuned.tuning.choices == () and tuned.steps == {}
     assert clock.asked > 100
 
 
 def test_a_tile_that_is_faster_is_taken_for_all_launches_of_a_kernel(clock: Clock) -> None:
     clock.cost = lambda name, tile, warps, *_: 0.5 if (tile, warps) == (1024, 8) and "argmax" in name else 1.0
-    found = by_launch(search(CHAIN))
-    assert found.keys() == {"draft_argmax", "verify_argmax", "extend_argmax"}
-    assert {(one.tile, one.warps) for one in found.values()} == {(1024, 8)}
+    choices = by_launch(search(CHAIN))
+    assert choices.keys() == {"draft_argmax", "verify_argmax", "extend_argmax"}
+    assert {(choice.tile, choice.warps) for choice in choices.values()} == {(1024, 8)}
 
 
 def test_a_split_is_of_a_bucket(clock: Clock) -> None:
@@ -76,8 +76,8 @@ def test_a_gain_that_a_step_would_not_notice_is_not_taken(clock: Clock) -> None:
 def test_what_leaves_other_bits_is_not_taken(clock: Clock) -> None:
     clock.cost = lambda name, tile, warps, *_: 0.5 if tile == 1024 else 0.7 if (tile, warps) == (None, 8) else 1.0
     clock.wrong = lambda pair, node: pair[0] == 1024
-    found = by_launch(search(CHAIN))
-    assert {(one.tile, one.warps) for one in found.values()} == {(None, 8)}
+    choices = by_launch(search(CHAIN))
+    assert {(choice.tile, choice.warps) for choice in choices.values()} == {(None, 8)}
 
 
 def test_choices_are_taken_back_while_a_step_is_slower(clock: Clock) -> None:
@@ -90,31 +90,31 @@ def test_choices_are_taken_back_while_a_step_is_slower(clock: Clock) -> None:
         return 1.1 if rows == 4 and 1024 in (tiles["draft_argmax"], tiles["verify_argmax"]) else 1.0
 
     clock.step = step
-    found = search(CHAIN)
-    assert [choice.launch for choice in found.tuning.choices] == ["extend_argmax"]
-    assert [gain.bucket for gain in found.steps[2]] == [1, 4]
+    tuned = search(CHAIN)
+    assert [choice.launch for choice in tuned.tuning.choices] == ["extend_argmax"]
+    assert [gain.bucket for gain in tuned.steps[2]] == [1, 4]
     clock.step = lambda plan, rows: 1.1 if 1024 in {k.constants.get("BLOCK") for k in plan.kernels.values()} else 1.0
-    found = search(CHAIN)
-    assert found.tuning.choices == () and found.steps == {}
+    tuned = search(CHAIN)
+    assert tuned.tuning.choices == () and tuned.steps == {}
 
 
 def test_launches_of_a_kernel_are_timed_once_and_chosen_together(clock: Clock) -> None:
     clock.cost = lambda name, tile, *_: 0.5 if tile == 512 and name == "draft_argmax_0" else 1.0
-    found = search(CHAIN.replace("num_steps: 2", "num_steps: 4"))
-    (one,) = found.found
-    assert [choice.launch for choice in one.choices] == ["draft_argmax_0", "draft_argmax_1"]
+    tuned = search(CHAIN.replace("num_steps: 2", "num_steps: 4"))
+    (finding,) = tuned.found
+    assert [choice.launch for choice in finding.choices] == ["draft_argmax_0", "draft_argmax_1"]
 
 
 def test_shapes_have_choices_of_their_own(clock: Clock) -> None:
     clock.cost = lambda name, tile, *_: 0.5 if tile == 512 and name == "verify_argmax" else 1.0
-    found = search(CHAIN.replace("num_steps: 2", "num_steps: [1, 2]").replace("[1, 4]", "[1]"))
-    assert [(choice.launch, choice.shape) for choice in found.tuning.choices] == [
-        ("verify_argmax", "2"),
-        ("verify_argmax", "1"),
+    tuned = search(CHAIN.replace("num_steps: 2", "num_steps: [1, 2]").replace("[1, 4]", "[1]"))
+    assert [(choice.launch, choice.num_steps) for choice in tuned.tuning.choices] == [
+        ("verify_argmax", 2),
+        ("verify_argmax", 1),
     ]
-    assert list(found.steps) == ["2", "1"]
-    said = tuning_text(found.tuning, found.found, found.steps)
-    assert "shape 2: 1.00 at 1" in said and said.count("shape: ") == 2
+    assert list(tuned.steps) == [2, 1]
+    text = tuning_text(tuned.tuning, tuned.found, tuned.steps)
+    assert "num_steps 2: 1.00 at 1" in text and text.count("num_steps: ") == 2
 
 
 def test_no_time_tries_nothing_but_what_there_is(clock: Clock) -> None:
@@ -126,9 +126,9 @@ def test_a_tree_is_searched_where_it_does_not_add(clock: Clock, tmp_path: Path) 
     """What is found is read by a build, and reaches the launches."""
     copies = "compact", "prepare_rows"
     clock.cost = lambda name, tile, warps, *_: 0.5 if warps == 2 and name in copies else 1.0
-    found = search(TREE)
-    assert {choice.launch for choice in found.tuning.choices} == {"compact", "prepare_rows"}
-    (tmp_path / "t.yaml").write_text(tuning_text(found.tuning, found.found, found.steps))
+    tuned = search(TREE)
+    assert {choice.launch for choice in tuned.tuning.choices} == {"compact", "prepare_rows"}
+    (tmp_path / "t.yaml").write_text(tuning_text(tuned.tuning, tuned.found, tuned.steps))
     plan = build_program(load(TREE + "tuning: t.yaml\n", tmp_path)).plan
     warps = {node.name: plan.kernels[node.kernel].num_warps for node in plan.nodes("step") if isinstance(node, Launch)}
     assert warps["compact"] == warps["prepare_rows"] == 2 != warps["verify_argmax"]

@@ -263,9 +263,9 @@ def test_broken_invariants(invariant: str, last: str, old: str, new: str, messag
     text = after(last)
     assert old in text
     assert check_invariants(parse_module(text)) == []
-    found = check_invariants(parse_module(text.replace(old, new)))
-    assert f"not {invariant}: " in found[0].message
-    assert any(message in d.message for d in found), found
+    diagnostics = check_invariants(parse_module(text.replace(old, new)))
+    assert f"not {invariant}: " in diagnostics[0].message
+    assert any(message in d.message for d in diagnostics), diagnostics
 
 
 def test_expanded_and_typed() -> None:
@@ -285,9 +285,9 @@ def test_misplaced_buffers(offset: int, message: str) -> None:
     line = next(line for line in text.splitlines() if line.startswith("  buffer @relay.bonus"))
     head, _, tail = line.partition("offset = ")
     moved = f"{head}offset = {offset},{tail.partition(',')[2]}"
-    found = check_invariants(parse_module(text.replace(line, moved)))
-    assert found
-    assert any(message in d.message for d in found)
+    diagnostics = check_invariants(parse_module(text.replace(line, moved)))
+    assert diagnostics
+    assert any(message in d.message for d in diagnostics)
 
 
 def test_kernels_in_a_circle() -> None:

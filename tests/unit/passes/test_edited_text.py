@@ -39,7 +39,7 @@ def what_is_wrong(text: str, passes: str) -> list[str]:
     """Code and message of every finding about a text, before the passes or while they run."""
     with pytest.raises(DiagnosticError) as raised:
         take(text, passes)
-    return [f"{found.code}: {found.message}" for found in raised.value.diagnostics]
+    return [f"{diagnostic.code}: {diagnostic.message}" for diagnostic in raised.value.diagnostics]
 
 
 LATER = ",".join(step.name for step in default_passes()[2:])
@@ -136,9 +136,9 @@ EDITS = [
 def test_refused_by_name(last: str, keys: dict[str, Any], old: str, new: str, passes: str, message: str) -> None:
     text = text_after(last, keys)
     assert re.search(old, text), "nothing to change"
-    found = what_is_wrong(re.sub(old, new, text, count=1), passes)
-    assert any(re.search(message, finding) for finding in found), found
-    assert all(finding.startswith(("ir/", "type/")) for finding in found), found
+    messages = what_is_wrong(re.sub(old, new, text, count=1), passes)
+    assert any(re.search(message, finding) for finding in messages), messages
+    assert all(finding.startswith(("ir/", "type/")) for finding in messages), messages
 
 
 def test_hidden_states_that_only_an_output_read_are_no_longer_captured() -> None:
@@ -176,5 +176,5 @@ SLOTS = """module @m {
 
 
 def test_slots_of_branches_that_no_forward_writes() -> None:
-    (found,) = what_is_wrong(SLOTS, "bind-kv-layout")
-    assert found == "ir/invalid: %slots are slots of branches, and no forward writes keys and values to them"
+    (message,) = what_is_wrong(SLOTS, "bind-kv-layout")
+    assert message == "ir/invalid: %slots are slots of branches, and no forward writes keys and values to them"

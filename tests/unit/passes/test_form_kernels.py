@@ -21,11 +21,11 @@ def formed(body: str, *, v: int = 64) -> Module:
 
 def launches(module: Module) -> dict[str, list[str]]:
     """The results, or without one the field, of every launch's ops, by its name."""
-    found: dict[str, list[str]] = {node.name: [] for node in module.decls_of(Kernel)}
+    results: dict[str, list[str]] = {node.name: [] for node in module.decls_of(Kernel)}
     for op in module.ops():
         if not is_external(op):
-            found[str(op.attrs["kernel"])].append(op.results[0].name if op.results else f"@{op.attrs['field']}")
-    return found
+            results[str(op.attrs["kernel"])].append(op.results[0].name if op.results else f"@{op.attrs['field']}")
+    return results
 
 
 def test_a_launch_begins_where_a_reduction_waits_for_rows() -> None:
@@ -168,9 +168,9 @@ def test_a_cluster_does_not_wait_for_itself_by_way_of_what_is_carried() -> None:
   output x = %second
 """)
     check_now(module)
-    found = {name: set(ops) for name, ops in launches(module).items()}
-    assert not any({"first", "second"} <= ops for ops in found.values())
-    assert not any({"@kept", "again"} <= ops for ops in found.values())
+    launched = {name: set(ops) for name, ops in launches(module).items()}
+    assert not any({"first", "second"} <= ops for ops in launched.values())
+    assert not any({"@kept", "again"} <= ops for ops in launched.values())
 
 
 def test_no_launch_loads_what_it_has_stored() -> None:

@@ -28,11 +28,11 @@ def test_capture_modes(steps: int) -> None:
     standalone = captures(compile_to("prune-dead-dataflow", load("STANDALONE", num_steps=steps)))
     assert set(standalone.values()) == {"null"}
     for algorithm in ("EAGLE", "EAGLE3"):
-        found = captures(compile_to("prune-dead-dataflow", load(algorithm, num_steps=steps)))
-        assert found["model.target"] == found["model.prefill_target"] == "full"
-        drafts = [found[f"model.draft{step}"] for step in range(steps - 1)]
+        modes = captures(compile_to("prune-dead-dataflow", load(algorithm, num_steps=steps)))
+        assert modes["model.target"] == modes["model.prefill_target"] == "full"
+        drafts = [modes[f"model.draft{step}"] for step in range(steps - 1)]
         assert drafts == ["last"] * (steps - 2) + ["null"] * (steps > 1)
-        assert found["model.extend"] == found["model.prefill_draft"] == ("last" if steps > 1 else "null")
+        assert modes["model.extend"] == modes["model.prefill_draft"] == ("last" if steps > 1 else "null")
 
 
 @pytest.mark.parametrize("steps", range(1, 9))

@@ -20,9 +20,9 @@ CHAIN: dict[str, Any] = {"num_steps": 7, "target": REAL, "draft": REAL}
 def form(**keys: Any) -> str:
     """Which one a program has."""
     module = compile_to("select-verify", load(**{"algorithm": "EAGLE", "verify": "target_only"} | keys))
-    found = {str(op.attrs["rows"]) for op in module.find("walk.bad")} or {"lazy"}
-    assert bool(module.find("vocab.row")) == (found == {"lazy"})
-    return found.pop()
+    forms = {str(op.attrs["rows"]) for op in module.find("walk.bad")} or {"lazy"}
+    assert bool(module.find("vocab.row")) == (forms == {"lazy"})
+    return forms.pop()
 
 
 @pytest.mark.parametrize("buckets", [[1], [1, 8, 64]], ids=str)

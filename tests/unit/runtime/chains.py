@@ -79,6 +79,6 @@ def frame_of(plan: Plan, rows: int) -> tuple[Frame, Arena, torch.Tensor]:
 
 def launch_of(plan: Plan, name: str) -> Launch:
     """The launch of a step with a name."""
-    found = next(n for n in plan.nodes("step") if n.name == name)
-    assert isinstance(found, Launch)
-    return found
+    launch = next(n for n in plan.nodes("step") if n.name == name)
+    assert isinstance(launch, Launch)
+    return launch

@@ -40,11 +40,11 @@ def test_forwards_of_the_prefill_are_for_those_who_prefill() -> None:
     """A step whose state comes by `write_carry` alone decodes what another has prefilled."""
     plan = chain_plan(overlap=True)
     engine = make_engine(plan)
-    other = make_step(plan, engine, engine.table)
-    oracles = start(other, engine, {3: [4, 9], 1: [7]}, 3)
+    prefilled = make_step(plan, engine, engine.table)
+    oracles = start(prefilled, engine, {3: [4, 9], 1: [7]}, 3)
     callbacks = SimpleNamespace(draft=engine.draft, target=engine.target, extend=engine.extend)
     step = make_step(plan, callbacks, engine.table)
-    step.write_carry([3, 1], other.read_carry([3, 1]))
+    step.write_carry([3, 1], prefilled.read_carry([3, 1]))
     for _ in range(3):
         result = step.decode(Batch([1, 3])).to_host()
         assert [result.tokens(0), result.tokens(1)] == [oracles[1].step(), oracles[3].step()]

@@ -52,8 +52,8 @@ def plan_with(function: str = "shift", source: str = FILE) -> Plan:
 
 def test_the_function_of_the_file_is_run(tmp_path: Path) -> None:
     ops = load_ops([plan_with(), plan_with()], *folder_of(tmp_path))
-    (found,) = ops["toy.shift"]((torch.tensor([1, 2]),), {"by": 4}, {})
-    assert found.tolist() == [5, 6]
+    (shifted,) = ops["toy.shift"]((torch.tensor([1, 2]),), {"by": 4}, {})
+    assert shifted.tolist() == [5, 6]
 
 
 @pytest.mark.parametrize(
@@ -80,7 +80,7 @@ def test_a_node_computes_with_it(tmp_path: Path) -> None:
     raw["ops"] = {"toy.slots": {"source": FILE, "function": "slots"}}
     text = "def slots(operands, attrs, dims):\n    return (operands[0][: dims['B'], :4].clamp(max=attrs['most']){},)\n"
     plan = read_plan(raw)
-    (node,) = [one for one in plan.nodes("step") if isinstance(one, Reference)]
+    (node,) = [node for node in plan.nodes("step") if isinstance(node, Reference)]
     arena = Arena(plan, torch.device("cpu"))
     for name in ("req_pool_indices", "seq_lens"):
         arena.buffer(name).zero_()

@@ -42,8 +42,8 @@ def test_a_field_lives_where_the_engine_has_it(plan: Plan) -> None:
     for step in (own, outside):
         step.prefill(Batch(ROWS, [len(PROMPTS[row]) for row in ROWS]))
     for _ in range(4):
-        mine, wanted = (step.decode(Batch(ROWS)).to_host() for step in (outside, own))
-        assert mine == wanted
+        result, wanted = (step.decode(Batch(ROWS)).to_host() for step in (outside, own))
+        assert result == wanted
         assert tables["bonus"].tolist() == [-5, wanted.bonus[1], -5, wanted.bonus[0], -5, -5, wanted.bonus[2]]
         assert tables["seq_lens"][ROWS].tolist() == wanted.new_seq_lens
     assert outside.pools["bonus"].data_ptr() == tables["bonus"].data_ptr()
@@ -88,7 +88,7 @@ WRONG: list[tuple[str, Callable[[], object], str]] = [
 ]
 
 
-@pytest.mark.parametrize(("field", "make", "said"), WRONG)
-def test_what_does_not_fit_is_named(plan: Plan, field: str, make: Callable[[], object], said: str) -> None:
-    with pytest.raises(BindError, match=said):
+@pytest.mark.parametrize(("field", "make", "message"), WRONG)
+def test_what_does_not_fit_is_named(plan: Plan, field: str, make: Callable[[], object], message: str) -> None:
+    with pytest.raises(BindError, match=message):
         bound(plan, {field: make()})

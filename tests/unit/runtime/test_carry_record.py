@@ -60,7 +60,7 @@ ROW = carry_of([(1, (0.5, 0.5))])
 
 
 @pytest.mark.parametrize(
-    "other",
+    "fields",
     [
         {"bonus": ROW.fields["bonus"]},
         {**ROW.fields, "seq_lens": torch.zeros(1)},
@@ -69,11 +69,11 @@ ROW = carry_of([(1, (0.5, 0.5))])
         {**ROW.fields, "hidden": torch.zeros(1, 2, device="meta")},
     ],
 )
-def test_records_of_another_type_do_not_merge(other: dict[str, Tensor]) -> None:
+def test_records_of_another_type_do_not_merge(fields: dict[str, Tensor]) -> None:
     with pytest.raises(CarryError):
-        ROW.merge(Carry(other))
+        ROW.merge(Carry(fields))
     with pytest.raises(CarryError):
-        Carry(other).merge(ROW)
+        Carry(fields).merge(ROW)
 
 
 def test_what_cannot_be_a_record() -> None:

@@ -52,8 +52,8 @@ class Gone(Told):
 
 
 def plan_of(ranks: int) -> Plan:
-    said = {"vocab_size": 90, "padded_vocab_size": 96}
-    return planned("EAGLE", logits="sharded", tensor_parallel=ranks, target=said, draft=said)[0]
+    sizes = {"vocab_size": 90, "padded_vocab_size": 96}
+    return planned("EAGLE", logits="sharded", tensor_parallel=ranks, target=sizes, draft=sizes)[0]
 
 
 def bound(plan: Plan, **options: Any) -> Any:
@@ -78,24 +78,24 @@ def test_ranks_that_differ_are_named(others: dict[int, dict[int, int]], says: st
 
 def test_every_word_of_the_digest_counts() -> None:
     for word in range(DIGEST_WORDS):
-        told = Told()
+        collective = Told()
         for digest in (DIGEST, f"{DIGEST[: 16 * word]}f{DIGEST[16 * word + 1 :]}"):
-            check_ranks(told, 2, digest, CPU)
-        one, other = told.records
-        assert [at for at in range(DIGEST_WORDS) if one[0, at] != other[0, at]] == [word]
+            check_ranks(collective, 2, digest, CPU)
+        record, changed = collective.records
+        assert [at for at in range(DIGEST_WORDS) if record[0, at] != changed[0, at]] == [word]
 
 
 def test_a_program_of_other_ranks_is_told_after_all_have_compared() -> None:
-    told = Told(size=4)
+    collective = Told(size=4)
     with pytest.raises(BindError, match="of 2 ranks, and the collective has 4"):
-        check_ranks(told, 2, DIGEST, CPU)
-    assert len(told.records) == 1
+        check_ranks(collective, 2, DIGEST, CPU)
+    assert len(collective.records) == 1
 
 
 def test_binding_compares_and_brings_the_number() -> None:
-    told = Told(rank=1)
-    step = bound(plan_of(2), collective=told)
-    assert len(told.records) == 1
+    collective = Told(rank=1)
+    step = bound(plan_of(2), collective=collective)
+    assert len(collective.records) == 1
     assert step._tables[RANK].tolist() == [1]
     with pytest.raises(BindError, match="initialise torch"):
         bound(plan_of(2))
@@ -141,7 +141,7 @@ def test_a_failed_collective_tears_the_rows_of_the_batch() -> None:
     model = load("EAGLE", logits="sharded", tensor_parallel=2, target={"padded_vocab_size": 96}).config
     whole = planned("EAGLE", target={"vocab_size": 90}, draft={"vocab_size": 90})[0]
     engine = Engine.of_plan(whole)
-    sides = {side: replace(one, vocab_size=90) for side, one in model.models.items()}
+    sides = {role: replace(model_config, vocab_size=90) for role, model_config in model.models.items()}
     config = replace(model, target=sides["target"], draft=replace(sides["draft"], padded_vocab_size=96))
     callbacks = Sharded(engine, config, 0)
     step = Step(plan, ReferenceBackend(), CPU, callbacks, engine.table, engine.kv, collective=Gone())
@@ -153,12 +153,12 @@ def test_a_failed_collective_tears_the_rows_of_the_batch() -> None:
 
 @pytest.mark.parametrize("what", ["operands", "results", "axes"])
 def test_plans_that_gather_something_else_are_refused(what: str) -> None:
-    said = written(plan_of(2))
-    node = next(node for phase in said["phases"] for node in phase["nodes"] if node["kind"] == "collective")
+    document = written(plan_of(2))
+    node = next(node for phase in document["phases"] for node in phase["nodes"] if node["kind"] == "collective")
     (call,) = node["ops"]
     if what == "axes":
-        said["values"][call["results"][0]]["axes"][-1] = "7"
+        document["values"][call["results"][0]]["axes"][-1] = "7"
     else:
         call[what] = call[what] * 2
     with pytest.raises(PlanError, match=f"collective '{node['name']}'"):
-        read_plan(said)
+        read_plan(document)

@@ -56,8 +56,8 @@ def test_what_has_no_kernel_is_computed_by_torch(driver: Driver, tmp_path: Path)
     """On the memory of the launch that it stands for; of 0 rows nothing is computed."""
     plan, torched = read_plan(chain_plan()), read_plan(by_torch(chain_plan(), "prepare_rows"))
     backend = cuda.CudaBackend([torched], artifacts(torched, tmp_path), tmp_path, DEVICE)
-    (reference,) = [one for one in torched.nodes("step") if isinstance(one, Reference)]
-    (frame, arena, _), (other, wanted, _) = frame_of(torched, 3), frame_of(plan, 3)
+    (reference,) = [node for node in torched.nodes("step") if isinstance(node, Reference)]
+    (frame, arena, _), (wanted_frame, wanted, _) = frame_of(torched, 3), frame_of(plan, 3)
     for memory in (arena, wanted):
         memory.bytes.copy_(torch.arange(len(memory.bytes)) % 3)
         memory.buffer("req_pool_indices").copy_(torch.tensor([3, 0, 1, 2]))
@@ -65,7 +65,7 @@ def test_what_has_no_kernel_is_computed_by_torch(driver: Driver, tmp_path: Path)
     before = arena.bytes.clone()
     backend.launch(reference, frame_of(torched, 0)[0])
     backend.launch(reference, frame)
-    ReferenceBackend().launch(launch_of(plan, "prepare_rows"), other)
+    ReferenceBackend().launch(launch_of(plan, "prepare_rows"), wanted_frame)
     assert driver.launches == []
     assert torch.equal(arena.bytes, wanted.bytes)
     assert not torch.equal(arena.bytes, before)
@@ -75,7 +75,7 @@ def test_a_launch_has_the_grid_of_its_own_bucket(driver: Driver, tmp_path: Path)
     """As many rows as the batch, and the programs per row of the smallest bucket that holds it."""
     raw = chain_plan()
     programs = {1: (9, 1), 2: (5, 2), 4: (3, 1)}
-    for launch in (one for phase in raw["phases"] for one in phase["nodes"] if one["kind"] == "launch"):
+    for launch in (node for phase in raw["phases"] for node in phase["nodes"] if node["kind"] == "launch"):
         launch["grid"] = {str(bucket): [bucket, *per_row] for bucket, per_row in programs.items()}
     plan = read_plan(raw)
     backend = cuda.CudaBackend([plan], artifacts(plan, tmp_path), tmp_path, DEVICE)
@@ -138,17 +138,17 @@ def test_launch_configurations_are_made_once(driver: Driver, tmp_path: Path) -> 
 def test_kernels_of_one_grid_have_each_its_own_shared_memory(driver: Driver, tmp_path: Path) -> None:
     plan = read_plan(chain_plan())
     manifest = artifacts(plan, tmp_path, hidden=0)
-    sizes = {one.kernel: 1024 * count for count, one in enumerate(manifest.artifacts)}
-    listed = tuple(replace(one, shared=sizes[one.kernel]) for one in manifest.artifacts)
+    sizes = {artifact.kernel: 1024 * count for count, artifact in enumerate(manifest.artifacts)}
+    listed = tuple(replace(artifact, shared=sizes[artifact.kernel]) for artifact in manifest.artifacts)
     backend = cuda.CudaBackend([plan], replace(manifest, artifacts=listed), tmp_path, DEVICE)
     frame, _, _ = frame_of(plan, 2)
     for step in (0, 1):
         frame.adopt(f"draft_logits{step}", torch.zeros(2, 1, 32))
     nodes = [launch_of(plan, name) for name in ("prepare_rows", "draft_argmax_0", "prepare_rows", "draft_argmax_1")]
-    for one in nodes:
-        backend.launch(one, frame)
+    for node in nodes:
+        backend.launch(node, frame)
     assert len({config.grid for _, config, _, _ in driver.launches}) == 1
-    assert [config.shmem_size for _, config, _, _ in driver.launches] == [sizes[one.kernel] for one in nodes]
+    assert [config.shmem_size for _, config, _, _ in driver.launches] == [sizes[node.kernel] for node in nodes]
 
 
 def test_streams_are_adopted_once_and_the_default_stream_has_a_name(

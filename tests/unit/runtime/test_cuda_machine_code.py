@@ -43,16 +43,16 @@ def test_machine_code_is_for_one_arch(driver: Driver, tmp_path: Path, held: str,
         cuda.CudaBackend([plan], manifest, tmp_path, DEVICE)
 
 
-@pytest.mark.parametrize("found", [13010, 13000, 12090, 12080, 11040])
-def test_an_older_driver_is_refused_by_name(driver: Driver, tmp_path: Path, found: int) -> None:
+@pytest.mark.parametrize("release", [13010, 13000, 12090, 12080, 11040])
+def test_an_older_driver_is_refused_by_name(driver: Driver, tmp_path: Path, release: int) -> None:
     """One of the assembler's major release is enough: code is loaded, not compiled."""
     plan = read_plan(chain_plan())
-    driver.version = (0, found)
-    if found >= ASSEMBLER.driver:
+    driver.version = (0, release)
+    if release >= ASSEMBLER.driver:
         cuda.CudaBackend([plan], artifacts(plan, tmp_path), tmp_path, DEVICE)
         return
     message = (
-        rf"the driver is of CUDA {cuda_release(found)}, machine code for sm_90 needs one of CUDA 13\.0 or later: "
+        rf"the driver is of CUDA {cuda_release(release)}, machine code for sm_90 needs one of CUDA 13\.0 or later: "
         r"ptxas 13\.4\.59 of Triton 3\.9\.0 assembled it; update the driver, or rebuild .* older Triton"
     )
     with pytest.raises(UnsupportedDriverError, match=message):
@@ -91,7 +91,7 @@ def test_a_driver_that_does_not_say_its_version(driver: Driver, monkeypatch: pyt
 def test_of_several_archs_the_devices_own_is_loaded(driver: Driver, tmp_path: Path) -> None:
     plan = read_plan(chain_plan())
     own = artifacts(plan, tmp_path)
-    others = tuple(replace(one, arch="sm_80", entry="other") for one in own.artifacts)
+    others = tuple(replace(artifact, arch="sm_80", entry="other") for artifact in own.artifacts)
     for listed in ((*others, *own.artifacts), (*own.artifacts, *others)):
         manifest = replace(own, archs=("sm_80", "sm_90"), artifacts=listed)
         backend = cuda.CudaBackend([plan], manifest, tmp_path, DEVICE)
@@ -113,7 +113,7 @@ def test_gfx_code_is_for_inspection(driver: Driver, tmp_path: Path, monkeypatch:
 def test_machine_code_that_does_not_fit_the_plan(driver: Driver, tmp_path: Path) -> None:
     plan = read_plan(chain_plan())
     whole = artifacts(plan, tmp_path)
-    kept = tuple(one for one in whole.artifacts if one.kernel != "prepare_rows")
+    kept = tuple(artifact for artifact in whole.artifacts if artifact.kernel != "prepare_rows")
     some = Manifest("toy", "0", "0", "0", "3.8.0", 1, "2.11", ("sm_90",), {}, kept, {}, {})
     with pytest.raises(DamagedWheelError, match="no machine code of kernel 'prepare_rows' for sm_90"):
         cuda.CudaBackend([plan], some, tmp_path, DEVICE)

@@ -54,8 +54,8 @@ def places(value: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
     """Every place of a JSON value, by the keys that lead there."""
     yield path
     items = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
-    for key, one in items:
-        yield from places(one, (*path, key))
+    for key, inner in items:
+        yield from places(inner, (*path, key))
 
 
 def changed(value: Any, path: tuple[Any, ...], rng: random.Random) -> Any:
@@ -75,10 +75,10 @@ def changed(value: Any, path: tuple[Any, ...], rng: random.Random) -> Any:
         holder[rng.choice(["", "a", "-1", "1.5"])] = holder.pop(last)
     elif how == 2:
         place = rng.choice(list(places(value)))
-        found = value
+        elsewhere = value
         for key in place:
-            found = found[key]
-        holder[last] = copy.deepcopy(found)
+            elsewhere = elsewhere[key]
+        holder[last] = copy.deepcopy(elsewhere)
     elif isinstance(holder[last], int) and how < 5:
         holder[last] += rng.choice([-1, 1, -(1 << 40), 1 << 40])
     else:
@@ -98,14 +98,14 @@ def test_manifests(tmp_path: Path) -> None:
     for path in [path for path in places(whole) for _ in range(12)]:
         written(tmp_path, MANIFEST, changed(whole, path, rng))
         try:
-            found = Manifest.read(tmp_path)
+            manifest = Manifest.read(tmp_path)
         except DamagedWheelError:
             outcomes["refused"] += 1
             continue
         outcomes["read"] += 1
         for call in (lambda m: m.verify(tmp_path), lambda m: m.check_torch("2.12"), lambda m: m.artifacts_for("sm_90")):
             with suppress(SpeccError):
-                call(found)
+                call(manifest)
     assert min(outcomes.values()) > 50
 
 

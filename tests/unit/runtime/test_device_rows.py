@@ -43,33 +43,33 @@ def test_every_algorithm_decodes_what_it_does_of_host_rows(algorithm: str, keys:
     here, there = (machine(algorithm, 3, **keys) for _ in range(2))
     rng = random.Random(len(algorithm) + padded)
     prompts = {row: text(rng) for row in (2, 4, 1)}
-    for one in (here, there):
-        one.prefill(prompts)
+    for decoder in (here, there):
+        decoder.prefill(prompts)
     for rows in ([4, 1, 2], [2], [1, 4], [4, 2, 1]):
         batch = device_batch(there, rows)
         wanted = here.decode(rows, padded=padded)
         result = there.step.decode(batch, at_least=int(padded)).to_host()
         assert [(result.tokens(i), result.new_seq_lens[i], result.health[i]) for i in range(len(rows))] == wanted
         there.lengths |= dict(zip(rows, result.new_seq_lens, strict=True))
-    mine, theirs = (one.step.read_carry([1, 2, 4]).fields for one in (there, here))
-    assert all(torch.equal(mine[name], theirs[name]) for name in theirs)
+    there_fields, here_fields = (decoder.step.read_carry([1, 2, 4]).fields for decoder in (there, here))
+    assert all(torch.equal(there_fields[name], here_fields[name]) for name in here_fields)
 
 
 def test_nobody_waits_and_nothing_comes_from_the_host(monkeypatch: pytest.MonkeyPatch) -> None:
     """What a launch does is the CPU's own way; all around it, forwards included, reads no value."""
     reads = HostReads(monkeypatch)
     reads.allow(ReferenceBackend, "launch")
-    one = machine("EAGLE", 1)
-    one.prefill({2: [3, 1, 4], 1: [5]})
-    batch = device_batch(one, [2, 1])
+    decoder = machine("EAGLE", 1)
+    decoder.prefill({2: [3, 1, 4], 1: [5]})
+    batch = device_batch(decoder, [2, 1])
     monkeypatch.setattr(Staging, "_send_lists", None)
     with reads:
-        one.step.decode(batch, at_least=4)
-        one.step.write_carry(batch.req_pool_indices, one.step.read_carry(batch.req_pool_indices))
-        one.step.pack(batch.req_pool_indices)
+        decoder.step.decode(batch, at_least=4)
+        decoder.step.write_carry(batch.req_pool_indices, decoder.step.read_carry(batch.req_pool_indices))
+        decoder.step.pack(batch.req_pool_indices)
     assert reads.found == []
     with reads, pytest.raises(TypeError, match="not callable"):
-        one.step.decode(Batch([2, 1], batch.seq_lens))
+        decoder.step.decode(Batch([2, 1], batch.seq_lens))
 
 
 @pytest.mark.parametrize(("hidden", "overlap"), VARIANTS)
@@ -159,33 +159,33 @@ def test_columns_that_do_not_fit(rows: Any, lengths: Any, message: str) -> None:
 
 
 def test_state_moves_by_device_rows() -> None:
-    one = machine("EAGLE", 1)
-    one.prefill({2: [3, 1, 4], 1: [5], 4: [1, 1]})
-    by_lists = one.step.read_carry([4, 2]).fields
-    by_rows = one.step.read_carry(strided([4, 2]))
+    decoder = machine("EAGLE", 1)
+    decoder.prefill({2: [3, 1, 4], 1: [5], 4: [1, 1]})
+    by_lists = decoder.step.read_carry([4, 2]).fields
+    by_rows = decoder.step.read_carry(strided([4, 2]))
     assert all(torch.equal(by_rows.fields[name], by_lists[name]) for name in by_lists)
-    assert torch.equal(one.step.pack(strided([4, 2])), one.step.pack([4, 2]))
-    one.step.write_carry(strided([3, 1]), by_rows)
-    moved = one.step.read_carry([3, 1]).fields
+    assert torch.equal(decoder.step.pack(strided([4, 2])), decoder.step.pack([4, 2]))
+    decoder.step.write_carry(strided([3, 1]), by_rows)
+    moved = decoder.step.read_carry([3, 1]).fields
     assert all(torch.equal(moved[name], by_lists[name]) for name in by_lists)
     for wrong in (torch.tensor([1], dtype=torch.int32), torch.tensor([[1]]), torch.tensor([1], device="meta")):
-        for call in (one.step.read_carry, one.step.pack, lambda rows: one.step.write_carry(rows, by_rows)):
+        for call in (decoder.step.read_carry, decoder.step.pack, lambda rows: decoder.step.write_carry(rows, by_rows)):
             with pytest.raises(BatchError, match="req_pool_indices"):
                 call(wrong)
 
 
 def test_values_of_a_carry_are_checked_where_nobody_waits_for_it() -> None:
     """With integers, which are sent and waited for, a wrong value is refused, and nothing is written."""
-    one = machine("EAGLE", 1)
-    one.prefill({2: [3, 1, 4], 1: [5]})
-    before = {name: pool.clone() for name, pool in one.step.pools.items()}
-    fields = {name: values.clone() for name, values in one.step.read_carry([2, 1]).fields.items()}
+    decoder = machine("EAGLE", 1)
+    decoder.prefill({2: [3, 1, 4], 1: [5]})
+    before = {name: pool.clone() for name, pool in decoder.step.pools.items()}
+    fields = {name: values.clone() for name, values in decoder.step.read_carry([2, 1]).fields.items()}
     fields["topk_index"][1] = 10**9
     with pytest.raises(FieldError, match=r"request 1: field 'topk_index' holds 1000000000") as caught:
-        one.step.write_carry([2, 1], Carry(fields))
+        decoder.step.write_carry([2, 1], Carry(fields))
     assert (caught.value.request, caught.value.field) == (1, "topk_index")
-    assert all(torch.equal(pool, before[name]) for name, pool in one.step.pools.items())
-    one.step.write_carry(strided([2, 1]), Carry(fields))
+    assert all(torch.equal(pool, before[name]) for name, pool in decoder.step.pools.items())
+    decoder.step.write_carry(strided([2, 1]), Carry(fields))
 
 
 def test_pools_are_the_state() -> None:

@@ -60,16 +60,16 @@ class Served:
     def dtype(self, name: str) -> torch.dtype:
         return getattr(torch, {"i32": "int32", "i64": "int64"}[self.plan.carry[name].dtype])
 
-    def update(self, rows: list[int], found: dict[str, list[Any]]) -> None:
+    def update(self, rows: list[int], values: dict[str, list[Any]]) -> None:
         """What the engine writes itself."""
-        for name in self.by_engine & found.keys():
-            self.tables[name][torch.tensor(rows)] = torch.tensor(found[name], dtype=self.dtype(name))
+        for name in self.by_engine & values.keys():
+            self.tables[name][torch.tensor(rows)] = torch.tensor(values[name], dtype=self.dtype(name))
 
     def prefill(self) -> None:
         batch = Batch(ROWS, [self.lens[row] for row in ROWS])
         result = self.step.prefill(batch)
-        mine, wanted = result.to_host(), self.whole.prefill(batch).to_host()
-        assert mine.bonus == wanted.bonus
+        host_result, wanted = result.to_host(), self.whole.prefill(batch).to_host()
+        assert host_result.bonus == wanted.bonus
         outputs = {name: tensor.tolist() for name, tensor in result.outputs.items()}
         self.update(ROWS, outputs | {"seq_lens": [self.lens[row] for row in ROWS]})
 
@@ -87,16 +87,18 @@ class Served:
         """A step: the engine writes its tables between the halves, and then what nobody may read of them any more."""
         batch = Batch(rows, [self.lens[row] for row in rows])
         given = self.target(rows)
-        mine = self.step.commit(batch, given.logits).to_host()
+        committed = self.step.commit(batch, given.logits).to_host()
         before = {name: table.clone() for name, table in self.tables.items()}
         self.update(rows, {"bonus": [-7] * len(rows), "seq_lens": [1 << 20] * len(rows)})
         wanted = self.whole.decode(batch).to_host()
         proposed = self.step.propose(batch, given.hidden if self.step.reads_hidden else None).to_host()
         for name in ("predict", "accept_lens", "new_seq_lens", "bonus"):
-            assert getattr(mine, name) == getattr(wanted, name), name
-        assert [a | b for a, b in zip(mine.health, proposed.health, strict=True)] == wanted.health == [0] * len(rows)
-        self.update(rows, {"bonus": mine.bonus, "seq_lens": mine.new_seq_lens, "drafts": proposed.drafts})
-        self.lens |= dict(zip(rows, mine.new_seq_lens, strict=True))
+            assert getattr(committed, name) == getattr(wanted, name), name
+        assert (
+            [a | b for a, b in zip(committed.health, proposed.health, strict=True)] == wanted.health == [0] * len(rows)
+        )
+        self.update(rows, {"bonus": committed.bonus, "seq_lens": committed.new_seq_lens, "drafts": proposed.drafts})
+        self.lens |= dict(zip(rows, committed.new_seq_lens, strict=True))
         others = [row for row in range(7) if row not in rows]
         assert all(torch.equal(table[others], before[name][others]) for name, table in self.tables.items())
         assert (self.wide[:, STEPS:] == -9).all()
@@ -186,8 +188,8 @@ def test_row_0_is_a_row_that_the_engine_does_not_see() -> None:
     served = Served("STANDALONE", ENGINES)
     served.prefill()
     served.decode(ROWS)
-    theirs = {name: table[1:] for name, table in served.tables.items()}
-    assert theirs["seq_lens"][[2, 0, 5]].tolist() == [served.lens[row] for row in ROWS]
+    views = {name: table[1:] for name, table in served.tables.items()}
+    assert views["seq_lens"][[2, 0, 5]].tolist() == [served.lens[row] for row in ROWS]
     assert (served.tables["drafts"][0] == -9).all()
 
 
@@ -209,11 +211,11 @@ WRONG: list[tuple[dict[str, Tensor], str]] = [
 ]
 
 
-@pytest.mark.parametrize(("given", "said"), WRONG, ids=[said for _, said in WRONG])
-def test_tables_that_do_not_fit(given: dict[str, Tensor], said: str) -> None:
+@pytest.mark.parametrize(("given", "message"), WRONG, ids=[message for _, message in WRONG])
+def test_tables_that_do_not_fit(given: dict[str, Tensor], message: str) -> None:
     plan = plan_of("STANDALONE", step="rotated", tables={"carry": ENGINES})
-    right = {} if "no 'bonus'" in said else {"bonus": column(torch.int64), "seq_lens": column(torch.int32)}
-    with pytest.raises(BindError, match=said):
+    right = {} if "no 'bonus'" in message else {"bonus": column(torch.int64), "seq_lens": column(torch.int32)}
+    with pytest.raises(BindError, match=message):
         check_carried(plan, CPU, right | given)
 
 

@@ -50,36 +50,36 @@ def test_a_bad_row_raises_the_bit_of_its_forward(algorithm: str, keys: dict[str,
     def spoil(name: str) -> Callable[[Tensor, int | None], object]:
         return lambda logits, step: logits[1].view(-1)[:1].fill_(math.nan) if (name, step) in bad else None
 
-    one = machine(algorithm, 3, **keys)
-    forwards = {entry: scoring(one.plan, entry) for entry in ("prefill", "step")}
+    decoder = machine(algorithm, 3, **keys)
+    forwards = {entry: scoring(decoder.plan, entry) for entry in ("prefill", "step")}
     for name in {node.callback for nodes in forwards.values() for node in nodes}:
-        after(one, name, spoil(name))
+        after(decoder, name, spoil(name))
     prompts = {2: [4, 9, 2], 1: [7, 1]}
     for node in forwards["prefill"]:
         bad = {(node.callback, node.step)}
         tokens = [token for prompt in prompts.values() for token in prompt] if algorithm == "NGRAM" else None
-        if one.plan.samples:
-            one.step.set_sampling(list(prompts), [Sampling(1.0, 5)] * len(prompts))
-        health = one.step.prefill(Batch(list(prompts), [3, 2], tokens)).to_host().health
+        if decoder.plan.samples:
+            decoder.step.set_sampling(list(prompts), [Sampling(1.0, 5)] * len(prompts))
+        health = decoder.step.prefill(Batch(list(prompts), [3, 2], tokens)).to_host().health
         assert health == [0, 1 << BITS[node.callback]], node.name
     bad = set()
-    one.prefill(prompts)
+    decoder.prefill(prompts)
     for node in forwards["step"]:
         bad = {(node.callback, node.step)}
-        assert [health for *_, health in one.decode([2, 1])] == [0, 1 << BITS[node.callback]], node.name
+        assert [health for *_, health in decoder.decode([2, 1])] == [0, 1 << BITS[node.callback]], node.name
 
 
 @pytest.mark.parametrize("steps", [1, 2, 4])
 def test_every_module_makes_the_draft_of_its_place(steps: int) -> None:
-    one = machine("MULTI_LAYER_EAGLE", 3, num_steps=steps)
+    decoder = machine("MULTI_LAYER_EAGLE", 3, num_steps=steps)
 
     def choose(first: int) -> Callable[[Tensor, int | None], object]:
         return lambda logits, step: logits.zero_()[..., first + (step or 0)].fill_(1.0)
 
-    after(one, "prefill_module", choose(20))
-    after(one, "extend_module", choose(40))
-    one.prefill({2: [4, 9, 2], 1: [7, 1]})
+    after(decoder, "prefill_module", choose(20))
+    after(decoder, "extend_module", choose(40))
+    decoder.prefill({2: [4, 9, 2], 1: [7, 1]})
     for first in (20, 40):
-        drafts = one.step.read_carry([1, 2]).fields["topk_index"]
+        drafts = decoder.step.read_carry([1, 2]).fields["topk_index"]
         assert drafts.tolist() == [list(range(first, first + steps))] * 2
-        one.decode([2, 1])
+        decoder.decode([2, 1])

@@ -79,14 +79,14 @@ def captured(eager: Machine, callbacks: type[Captured], cuda: FakeCuda) -> tuple
     return Machine(eager.plan, engine, step), around, backend
 
 
-def decode_alike(eager: Machine, other: Machine) -> int:
+def decode_alike(eager: Machine, replaying: Machine) -> int:
     """The same tokens, state and KV rows, step by step; how many steps."""
     batches = [[4, 1], [2, 1, 4], [2], [1, 4, 2]]
     for rows in batches:
-        assert other.decode(rows, padded=True) == eager.decode(rows, padded=True)
-        states = [one.step.read_carry([1, 2, 4]).fields for one in (eager, other)]
+        assert replaying.decode(rows, padded=True) == eager.decode(rows, padded=True)
+        states = [decoder.step.read_carry([1, 2, 4]).fields for decoder in (eager, replaying)]
         assert all(torch.equal(states[0][name], states[1][name]) for name in states[0])
-        assert same_kv(eager, other)
+        assert same_kv(eager, replaying)
     return len(batches)
 
 
@@ -97,16 +97,16 @@ def test_they_cut_the_step_and_nothing_else_does(
 ) -> None:
     """Three graphs; what reads masks that have moved is launched, with the forwards behind it."""
     eager = machine(algorithm, 7, **keys)
-    other, around, backend = captured(eager, callbacks, cuda)
-    for one in (eager, other):
-        one.engine.grammars |= GRAMMARS
-        one.prefill(PROMPTS)
+    replaying, around, backend = captured(eager, callbacks, cuda)
+    for decoder in (eager, replaying):
+        decoder.engine.grammars |= GRAMMARS
+        decoder.prefill(PROMPTS)
     backend.launched.clear()
     around.outside.clear()
-    steps = decode_alike(eager, other)
+    steps = decode_alike(eager, replaying)
     graphs, last = eager.plan.captures, eager.plan.captures[-1]
     assert len(graphs) == 3
-    replays = other.step.replays
+    replays = replaying.step.replays
     if callbacks is Captured:
         assert (backend.launched, around.outside) == ([], [*HOST] * steps)
         assert (replays.replayed, replays.moved) == (3 * steps, {})
@@ -121,12 +121,12 @@ def test_they_cut_the_step_and_nothing_else_does(
 def test_masks_decide(algorithm: str, keys: dict[str, Any], cuda: FakeCuda) -> None:
     """The test above would notice a graph that reads the masks of its capture."""
     eager = machine(algorithm, 7, **keys)
-    other, _, _ = captured(eager, Captured, cuda)
+    replaying, _, _ = captured(eager, Captured, cuda)
     eager.engine.grammars |= GRAMMARS
-    for one in (eager, other):
-        one.prefill(PROMPTS)
+    for decoder in (eager, replaying):
+        decoder.prefill(PROMPTS)
     with pytest.raises(AssertionError):
-        decode_alike(eager, other)
+        decode_alike(eager, replaying)
 
 
 def test_the_target_runs_between_them() -> None:
@@ -180,22 +180,22 @@ def test_no_row_that_drafts_were_drawn_from_is_copied(algorithm: str, mode: str)
 )
 def test_a_plan_that_captures_something_else_is_refused(change: Callable[[list[str]], None]) -> None:
     plan = machine("EAGLE", 7, **TREE).plan
-    said = json.loads(plan_text(plan))
-    change(said["captures"][0]["nodes"])
+    document = json.loads(plan_text(plan))
+    change(document["captures"][0]["nodes"])
     with pytest.raises(BindError, match="does not capture"):
-        check_capturable(read_plan(said))
+        check_capturable(read_plan(document))
     check_capturable(plan)
 
 
 def test_what_is_no_mask_is_refused() -> None:
     """As results of forwards: named, with what was expected."""
-    found = machine("STANDALONE", 7, **CHAIN)
-    found.prefill(PROMPTS)
-    right = found.engine.forward_grammar_end
+    decoder = machine("STANDALONE", 7, **CHAIN)
+    decoder.prefill(PROMPTS)
+    right = decoder.engine.forward_grammar_end
 
     def wrong(**operands: Any) -> Any:
         return SimpleNamespace(bitmask=right(**operands).bitmask.long())
 
-    found.engine.forward_grammar_end = wrong
+    decoder.engine.forward_grammar_end = wrong
     with pytest.raises(ForwardContractError, match=r"grammar_end returned bitmask as torch\.int64"):
-        found.decode([2])
+        decoder.decode([2])

@@ -318,7 +318,7 @@ def test_cuda_kernels_get_the_bytes_between_slots() -> None:
     pools = {owner: interleaved(buffers) for owner, buffers in make_pools().items()}
     step = bind(pools)
     frame: Frame = step._frame(2)
-    (node,) = [one for one in plan.nodes("step") if one.name == "duplicate_tail"]
+    (node,) = [node for node in plan.nodes("step") if node.name == "duplicate_tail"]
     assert isinstance(node, Launch)
     *_, pointers, stride = node.args
     assert argument_value(pointers, frame) is step._arena.buffer("kv.draft.pointers")

@@ -95,16 +95,18 @@ def test_an_empty_batch_commits_nothing() -> None:
 @pytest.mark.parametrize(("algorithm", "keys"), CASES, ids=IDS)
 def test_every_algorithm_commits_after_the_target(algorithm: str, keys: dict[str, Any]) -> None:
     """And before whatever forward follows it."""
-    one = machine(algorithm, 7, **keys)
+    decoder = machine(algorithm, 7, **keys)
     calls: list[str] = []
-    for name in one.plan.callbacks("step"):
-        real = getattr(one.engine, name)
-        setattr(one.engine, name, lambda real=real, name=name, **given: (calls.append(name), real(**given))[1])
-    rng, found = random.Random(len(algorithm)), []
-    one.prefill({row: text(rng) for row in (2, 4, 1)})
-    lengths = [one.lengths[row] for row in (4, 1)]
-    result = one.step.decode(Batch([4, 1], lengths), on_commit=lambda new: found.append((new.tolist(), list(calls))))
-    assert found == [(result.to_host().new_seq_lens, calls[: calls.index("target") + 1])]
+    for name in decoder.plan.callbacks("step"):
+        real = getattr(decoder.engine, name)
+        setattr(decoder.engine, name, lambda real=real, name=name, **given: (calls.append(name), real(**given))[1])
+    rng, commits = random.Random(len(algorithm)), []
+    decoder.prefill({row: text(rng) for row in (2, 4, 1)})
+    lengths = [decoder.lengths[row] for row in (4, 1)]
+    result = decoder.step.decode(
+        Batch([4, 1], lengths), on_commit=lambda new: commits.append((new.tolist(), list(calls)))
+    )
+    assert commits == [(result.to_host().new_seq_lens, calls[: calls.index("target") + 1])]
 
 
 def test_who_computes_a_value() -> None:

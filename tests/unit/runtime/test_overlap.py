@@ -23,22 +23,22 @@ def rows_of(rng: random.Random, stride: int | None) -> Rows:
 
 @pytest.mark.parametrize("equal", [True, False])
 def test_rows_share_what_their_bytes_share(equal: bool) -> None:
-    rng, found = random.Random(equal), set[bool]()
+    rng, outcomes = random.Random(equal), set[bool]()
     for _ in range(4000):
         stride = rng.randint(5, 14) if equal else None
-        one, other = rows_of(rng, stride), rows_of(rng, stride)
-        wanted = bool(bytes_of(one) & bytes_of(other))
-        assert one.share(other) == other.share(one) == wanted, (one, other)
-        found.add(wanted)
-    assert found == {True, False}
+        first, second = rows_of(rng, stride), rows_of(rng, stride)
+        wanted = bool(bytes_of(first) & bytes_of(second))
+        assert first.share(second) == second.share(first) == wanted, (first, second)
+        outcomes.add(wanted)
+    assert outcomes == {True, False}
 
 
 def test_millions_of_slots() -> None:
     """By arithmetic alone where all slots are equally far apart."""
     count, stride = 1 << 40, 1 << 12
-    one = Rows("", 0, 1024, stride, count)
+    rows = Rows("", 0, 1024, stride, count)
     for start, shared in ((1024, False), (1023, True), (stride - 1024, False), (stride - 1023, True)):
-        assert one.share(Rows("", start, 1024, stride, count)) == shared
+        assert rows.share(Rows("", start, 1024, stride, count)) == shared
 
 
 def test_rows_of_tensors() -> None:

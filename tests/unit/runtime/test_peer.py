@@ -21,14 +21,14 @@ def plan_of(algorithm: str = "EAGLE", **keys: Any) -> Plan:
     return planned(algorithm, **keys)[0]
 
 
-def differences(mine: Plan, theirs: Plan) -> str:
+def differences(own_plan: Plan, peer_plan: Plan) -> str:
     """What `check_peer` says of two plans; nothing if they agree, and so do their digests."""
     try:
-        check_peer(schema(mine), schema(theirs))
+        check_peer(schema(own_plan), schema(peer_plan))
     except SchemaMismatchError as error:
-        assert schema_digest(mine) != schema_digest(theirs)
+        assert schema_digest(own_plan) != schema_digest(peer_plan)
         return str(error)
-    assert schema_digest(mine) == schema_digest(theirs)
+    assert schema_digest(own_plan) == schema_digest(peer_plan)
     return ""
 
 
@@ -39,8 +39,8 @@ def test_the_schema_is_json(algorithm: str) -> None:
     sent = json.loads(json.dumps(schema(plan)))
     assert sent == schema(plan)
     check_peer(schema(plan), sent)
-    said = json.dumps(sent, sort_keys=True, separators=(",", ":"))
-    assert schema_digest(plan) == hashlib.sha256(said.encode()).hexdigest()
+    canonical = json.dumps(sent, sort_keys=True, separators=(",", ":"))
+    assert schema_digest(plan) == hashlib.sha256(canonical.encode()).hexdigest()
     assert set(sent["carry"]) == set(plan.carry)
     assert set(sent["kv_pools"]) == ({"target", "draft"} if "draft" in plan.kv_pools else {"target"})
     assert set(sent["models"]) == ({"target", "draft"} if needs(algorithm).draft else {"target"})
@@ -113,10 +113,10 @@ DIFFERENT: list[tuple[dict[str, Any], str]] = [
 ]
 
 
-@pytest.mark.parametrize(("theirs", "said"), DIFFERENT)
-def test_what_differs_is_named(theirs: dict[str, Any], said: str) -> None:
-    found = differences(plan_of(), plan_of(**({"algorithm": "EAGLE"} | theirs)))
-    assert said in found.partition(": ")[2].split("; ")
+@pytest.mark.parametrize(("keys", "expected"), DIFFERENT)
+def test_what_differs_is_named(keys: dict[str, Any], expected: str) -> None:
+    difference = differences(plan_of(), plan_of(**({"algorithm": "EAGLE"} | keys)))
+    assert expected in difference.partition(": ")[2].split("; ")
 
 
 def test_options_and_layers_count() -> None:
@@ -128,14 +128,14 @@ def test_options_and_layers_count() -> None:
 
 @pytest.mark.parametrize("junk", [None, [], "x", {}, {"carry": None}])
 def test_a_peer_that_says_something_else(junk: Any) -> None:
-    mine = schema(plan_of())
+    own_schema = schema(plan_of())
     with pytest.raises(SchemaMismatchError, match="there"):
-        check_peer(mine, junk)
-    changed = copy.deepcopy(mine)
+        check_peer(own_schema, junk)
+    changed = copy.deepcopy(own_schema)
     changed["carry"]["bonus"]["shape"] = [True]
-    mine["carry"]["bonus"]["shape"] = [1]  # to Python the same
+    own_schema["carry"]["bonus"]["shape"] = [1]  # to Python the same
     with pytest.raises(SchemaMismatchError, match=r"carry\.bonus\.shape is \[1\] here, \[true\] there"):
-        check_peer(mine, changed)
+        check_peer(own_schema, changed)
 
 
 def test_programs_say_it() -> None:

@@ -61,10 +61,10 @@ def test_after_a_text() -> None:
     """As transformers' processor and plain arithmetic over prompt and output."""
     source = torch.Generator().manual_seed(0)
     texts, logits = texts_of(source), 3 * torch.randn(len(HOW), VOCAB, generator=source)
-    found = by_ops(logits, texts)
+    penalized = by_ops(logits, texts)
     wanted = [changed(row, *text, how) for row, text, how in zip(logits, texts, HOW, strict=True)]
-    torch.testing.assert_close(found, torch.tensor(wanted), rtol=1e-6, atol=1e-6)
-    assert torch.equal(found[0], logits[0])
+    torch.testing.assert_close(penalized, torch.tensor(wanted), rtol=1e-6, atol=1e-6)
+    assert torch.equal(penalized[0], logits[0])
 
 
 @pytest.mark.parametrize("tree", [False, True])
@@ -77,7 +77,7 @@ def test_along_the_path_of_every_node(tree: bool) -> None:
     tokens = torch.randint(0, 11, (len(HOW), count), generator=source)
     parent = torch.tensor([[-1, 0, 0, 1, 1, 3, 4, 2] if tree else [-1, 0, 1, 2]] * len(HOW))
     tokens[:, 0] = 2
-    found = by_ops(logits, texts, tokens, *((parent,) if tree else ()))
+    penalized = by_ops(logits, texts, tokens, *((parent,) if tree else ()))
     for b, (how, (prompt, output)) in enumerate(zip(HOW, texts, strict=True)):
         for node in range(count):
             path, here = [], node
@@ -85,7 +85,7 @@ def test_along_the_path_of_every_node(tree: bool) -> None:
                 path.insert(0, int(tokens[b, here]))
                 here = int(parent[b, here])
             wanted = torch.tensor(changed(logits[b, node], prompt, [*output, *path], how))
-            torch.testing.assert_close(found[b, node], wanted, rtol=1e-6, atol=1e-6)
+            torch.testing.assert_close(penalized[b, node], wanted, rtol=1e-6, atol=1e-6)
 
 
 def test_what_no_tree_has() -> None:
@@ -94,8 +94,8 @@ def test_what_no_tree_has() -> None:
     ones = torch.ones(1)
     tokens, parent = torch.tensor([[0, 1, 9, 3]]), torch.tensor([[-1, -1, 1, 1 << 40]])
     given = logits, torch.zeros(1, 5, dtype=torch.int32), ones, ones, 0 * ones, tokens, parent
-    (found,) = OPS["sample.penalize_nodes"](given, {}, {"A": 4})
-    assert found[0].tolist() == [[0] * 5, [0, -1, 0, 0, 0], [0, -1, 0, 0, 0], [0, 0, 0, -1, 0]]
+    (penalized,) = OPS["sample.penalize_nodes"](given, {}, {"A": 4})
+    assert penalized[0].tolist() == [[0] * 5, [0, -1, 0, 0, 0], [0, -1, 0, 0, 0], [0, 0, 0, -1, 0]]
 
 
 def test_extreme_logits() -> None:
@@ -105,11 +105,11 @@ def test_extreme_logits() -> None:
     counts = torch.full((3, 4), 7, dtype=torch.int32)
     for repetition in (2.0**-10, 1.0, 2.0**10):
         penalties = torch.full((3,), repetition), torch.tensor([-2.0, 0, 2]), torch.tensor([2.0, 0, -2])
-        (found,) = OPS["sample.penalize"]((logits, counts, *penalties), {}, {})
-        assert found[:, 0].tolist() == [inf] * 3
-        assert found[:, 1].tolist() == [-inf] * 3
-        assert found[:, 2].isnan().all()
-        assert found[:, 3].isfinite().all()
+        (penalized,) = OPS["sample.penalize"]((logits, counts, *penalties), {}, {})
+        assert penalized[:, 0].tolist() == [inf] * 3
+        assert penalized[:, 1].tolist() == [-inf] * 3
+        assert penalized[:, 2].isnan().all()
+        assert penalized[:, 3].isfinite().all()
 
 
 @pytest.mark.parametrize(

@@ -177,12 +177,12 @@ def test_other_lengths(missing: int) -> None:
 def test_records_of_another_program_show() -> None:
     """As long as they may be alike."""
     pools = {"target": chain_plan()["kv_pools"]["target"] | {"layers": 7}}
-    other = RecordLayout.of(foreign_plan(kv_pools=pools))
-    assert (other.record_bytes, other.fields) == (LAYOUT.record_bytes, LAYOUT.fields)
+    foreign = RecordLayout.of(foreign_plan(kv_pools=pools))
+    assert (foreign.record_bytes, foreign.fields) == (LAYOUT.record_bytes, LAYOUT.fields)
     with pytest.raises(RecordError, match="record 0 has the tag of another program's schema"):
-        other.unpack(RECORDS, CPU)
+        foreign.unpack(RECORDS, CPU)
     with pytest.raises(RecordError, match="record 'b' has the tag"):
-        other.build_draft_input({"a": other.pack(CARRY)[0], "b": RECORDS[1]}, CPU)
+        foreign.build_draft_input({"a": foreign.pack(CARRY)[0], "b": RECORDS[1]}, CPU)
 
 
 @pytest.mark.parametrize("thing", [None, 5, [1, 2], torch.zeros(LAYOUT.record_bytes), "text"])
@@ -217,9 +217,9 @@ def test_only_the_programs_own_carry_is_packed() -> None:
         fields | {"bonus": fields["bonus"].long()},
         fields | {"text": fields["text"][:, :1]},
     ]
-    for other in others:
+    for wrong_fields in others:
         with pytest.raises(CarryError):
-            LAYOUT.pack(Carry(other))
+            LAYOUT.pack(Carry(wrong_fields))
 
 
 # --- requests ---------------------------------------------------------------------------------------------------------
@@ -274,9 +274,9 @@ WRONG: list[tuple[str, Any, str]] = [
 ]
 
 
-@pytest.mark.parametrize(("name", "value", "said"), WRONG)
-def test_a_wrong_field_is_named(name: str, value: Any, said: str) -> None:
-    with pytest.raises(FieldError, match=f"request 7: field '{name}' {said}") as raised:
+@pytest.mark.parametrize(("name", "value", "message"), WRONG)
+def test_a_wrong_field_is_named(name: str, value: Any, message: str) -> None:
+    with pytest.raises(FieldError, match=f"request 7: field '{name}' {message}") as raised:
         LAYOUT.build_draft_input({3: fields_of(0), 7: fields_of(1) | {name: value}}, CPU)
     assert not isinstance(raised.value, MissingFieldError)
     assert (raised.value.request, raised.value.field) == (7, name)

@@ -124,9 +124,12 @@ def test_branches_draft_into_pages_of_their_own(op: str, seed: int) -> None:
         base = int(lengths[b]) + offset
         text = list(range(base // page * page))
         for k in range(branches):
-            mine = [*range(base // page * page, base), *[None] * room]  # from the start of the page of the next token
-            length = math.ceil(len(mine) / page) * page
-            starts = [len(text) + k * length + i for i, known in enumerate(mine) if known is None]
+            own_pages = [
+                *range(base // page * page, base),
+                *[None] * room,
+            ]  # from the start of the page of the next token
+            length = math.ceil(len(own_pages) / page) * page
+            starts = [len(text) + k * length + i for i, known in enumerate(own_pages) if known is None]
             assert slots[:, b, k].tolist() == table[rows[b], starts[:forwards]].tolist()
 
 
@@ -269,9 +272,9 @@ def test_greedy_tree(seed: int) -> None:
     columns = [0]
     while len(columns) < path:
         below = (c for c in range(nodes) if parent[c] == columns[-1] and tokens[c] == argmax[columns[-1]])
-        if (found := next(below, None)) is None:
+        if (child := next(below, None)) is None:
             break
-        columns.append(found)
+        columns.append(child)
     operands = (torch.tensor([values]) for values in (tokens, argmax))
     predict, index, lens = greedy(*operands, torch.tensor([1]), torch.tensor([parent]), path=path)
     assert lens == [len(columns)]

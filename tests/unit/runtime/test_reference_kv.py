@@ -48,7 +48,7 @@ def test_move(kind: str, seed: int) -> None:
                 old[slots[b, i]] = held[slots[b, column]]
     operands = (slots, index, torch.tensor(lens, dtype=torch.int32))
     assert evaluate("kv.move", operands, {}, {}, {}, {"target": buffers}) == ()
-    assert all(torch.equal(raw(mine), want) for mine, want in zip(buffers, wanted, strict=True))
+    assert all(torch.equal(raw(moved), want) for moved, want in zip(buffers, wanted, strict=True))
 
 
 @pytest.mark.parametrize("kind", MAKERS)
@@ -72,7 +72,7 @@ def test_duplicate_tail(kind: str, seed: int) -> None:
                     old[table[row, first + branch * run + i]] = old[table[row, first + i]]
     attrs = {"offset": offset, "page": page, "room": room}
     evaluate("kv.duplicate_tail", (table, rows, lengths), attrs, {"K": branches}, {}, {"draft": buffers})
-    assert all(torch.equal(raw(mine), want) for mine, want in zip(buffers, wanted, strict=True))
+    assert all(torch.equal(raw(copied), want) for copied, want in zip(buffers, wanted, strict=True))
 
 
 def test_without_buffers_nothing_happens() -> None:

@@ -40,7 +40,7 @@ def proposed(
         if len(drafts) < branches:
             drafts.setdefault(following[0], following)
     lacking = [text[-1] if beyond == "last" else 0] * (branches - len(drafts)) * steps
-    return [text[-1], *(token for one in drafts.values() for token in one), *lacking]
+    return [text[-1], *(token for branch in drafts.values() for token in branch), *lacking]
 
 
 @pytest.mark.parametrize("seed", range(40))
@@ -83,8 +83,8 @@ def test_a_ring_of_one_token_has_nothing_to_look_up(beyond: str, filled: int) ->
     rows, lengths = torch.tensor([1, 0]), torch.tensor([4, 0])
     attrs = {"axis": "N", "steps": 2, "longest": 3, "shortest": 1, "beyond": beyond}
     text = torch.tensor([[7], [7]], dtype=torch.int32)
-    (found,) = OPS["ngram.propose"]((rows, lengths, text), attrs, {"N": 5, "K": 2})
-    assert found.tolist() == [[7, *[filled] * 4], [0] * 5]
+    (drafted,) = OPS["ngram.propose"]((rows, lengths, text), attrs, {"N": 5, "K": 2})
+    assert drafted.tolist() == [[7, *[filled] * 4], [0] * 5]
 
 
 @pytest.mark.parametrize("seed", range(20))
@@ -100,8 +100,8 @@ def test_start_and_append(seed: int) -> None:
     pool = torch.full((5, window), -7, dtype=torch.int32)
     pool[rows] = text
     new = [[rng.randrange(90) for _ in range(rng.randint(0, most))] for _ in prompts]
-    values = torch.tensor([one + [-1] * (most - len(one)) for one in new], dtype=torch.int32)
-    count = torch.tensor([len(one) for one in new], dtype=torch.int32)
+    values = torch.tensor([tokens + [-1] * (most - len(tokens)) for tokens in new], dtype=torch.int32)
+    count = torch.tensor([len(tokens) for tokens in new], dtype=torch.int32)
     rows[1] = 0
     (after,) = OPS["carry.append"]((rows, lengths, values, count, pool), {"field": "text"}, {})
     for b, row in ((0, 4), (2, 1)):

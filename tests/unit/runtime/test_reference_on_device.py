@@ -23,7 +23,7 @@ from specc.runtime.semantics.reference import MOVES, OPS, evaluate
 UNBOUNDED = {"C": 40, "T": 11, "M": 9}
 ROWS = 3
 RANKS: dict[str, Any] = {"logits": "sharded", "tensor_parallel": 2, "outputs": ["logprobs"]}
-RANKS |= {side: {"vocab_size": 90, "padded_vocab_size": 96} for side in ("target", "draft")}
+RANKS |= {role: {"vocab_size": 90, "padded_vocab_size": 96} for role in ("target", "draft")}
 TREE: dict[str, Any] = {"topk": 2, "num_draft_tokens": 6, "page_size": 4}
 SAMPLING = ["penalties", "logit_bias", "grammar"]
 SCORES = {"outputs": ["logprobs"], "logprobs": "processed", "best_logprobs": 2}
@@ -77,9 +77,9 @@ def test_the_mode_and_the_device_notice() -> None:
         lambda: x + torch.zeros(3),
         lambda: bool((x > 0).any()),
     )
-    for one in wrong:
+    for call in wrong:
         with Queued(), pytest.raises((RuntimeError, NotImplementedError)):
-            one()
+            call()
 
 
 def modules() -> Iterator[Module]:
@@ -105,8 +105,8 @@ def run(module: Module, op: Op) -> None:
     """The op on tensors of its operands' types; results are of its results'."""
     dims = {dim.name: dim.size for dim in module.dims.values() if dim.size is not None} | {"B": ROWS}
 
-    def meta(type_: Any, **other: int) -> Tensor:
-        sizes = dims | UNBOUNDED | other
+    def meta(type_: Any, **named_sizes: int) -> Tensor:
+        sizes = dims | UNBOUNDED | named_sizes
         shape = [sizes[entry] if isinstance(entry, str) else entry for entry in type_.shape]
         return torch.empty(shape, dtype=DTYPES[type_.dtype], device="meta")
 

@@ -33,12 +33,12 @@ def gathered(opcode: str, whole: Tensor, rows: Tensor, ranks: int, words: int) -
     columns = next(size[1] for size in SIZES if size[0] == tokens)
     padded = torch.nn.functional.pad(whole, (0, columns - tokens), value=math.nan)
     chunks = min(64, columns & -columns) // ranks
-    found: list[Tensor] = []
+    records: list[Tensor] = []
     for rank, shard in enumerate(padded.chunk(ranks, dim=-1)):
         number = torch.tensor([rank])
         (own,) = OPS["comm.pad"]((shard, number), {"vocab": tokens}, {})
-        found += OPS[opcode]((own, rows, number), {"words": words, "chunks": chunks}, {})
-    return torch.cat(found)
+        records += OPS[opcode]((own, rows, number), {"words": words, "chunks": chunks}, {})
+    return torch.cat(records)
 
 
 @pytest.mark.parametrize(("tokens", "columns"), SIZES)
@@ -53,25 +53,25 @@ def test_any_number_of_ranks(tokens: int, columns: int, count: int) -> None:
     first: tuple[Tensor, ...] | None = None
     for ranks in (1, 2, 4, 8):
         records = gathered("vocab.argmax_part", whole, rows, ranks, 2), rows
-        found = (*OPS["vocab.argmax_merge"](records, attrs, dims), *OPS["vocab.logprob_merge"](records, {}, dims))
+        results = (*OPS["vocab.argmax_merge"](records, attrs, dims), *OPS["vocab.logprob_merge"](records, {}, dims))
         best = gathered("vocab.topk_part", whole, rows, ranks, count + 1), rows
-        found += OPS["vocab.topk_merge"](best, {}, dims)
-        first = first or found
-        assert all(torch.equal(one, other) for one, other in zip(found, first, strict=True)), ranks
-        for one, other in zip(found, wanted, strict=True):
-            exact = not other.is_floating_point()
-            torch.testing.assert_close(one, other, rtol=0 if exact else 2e-6, atol=0 if exact else 1e-6)
+        results += OPS["vocab.topk_merge"](best, {}, dims)
+        first = first or results
+        assert all(torch.equal(result, reference) for result, reference in zip(results, first, strict=True)), ranks
+        for result, reference in zip(results, wanted, strict=True):
+            exact = not reference.is_floating_point()
+            torch.testing.assert_close(result, reference, rtol=0 if exact else 2e-6, atol=0 if exact else 1e-6)
 
 
 def test_fewer_tokens_than_are_wanted_on_a_rank() -> None:
     """A rank without tokens, or with fewer than K, gives what never wins."""
     whole = torch.tensor([[2.0, -math.inf, 1.0, -math.inf]])
-    found = list[Tensor]()
+    records = list[Tensor]()
     for rank in range(4):
         number, shard = torch.tensor([rank]), torch.nn.functional.pad(whole, (0, 4), value=math.nan).chunk(4, -1)[rank]
         (own,) = OPS["comm.pad"]((shard, number), {"vocab": 4}, {})
-        found += OPS["vocab.topk_part"]((own, torch.tensor([1]), number), {"words": 4, "chunks": 2}, {})
-    p, index, bad = OPS["vocab.topk_merge"]((torch.cat(found), torch.tensor([1])), {}, {"K": 3})
+        records += OPS["vocab.topk_part"]((own, torch.tensor([1]), number), {"words": 4, "chunks": 2}, {})
+    p, index, bad = OPS["vocab.topk_merge"]((torch.cat(records), torch.tensor([1])), {}, {"K": 3})
     assert index.tolist() == [[0, 2, 1]]
     assert p.flatten().tolist() == pytest.approx([0.7310586, 0.2689414, 0.0])
     assert not bad.any()

@@ -112,17 +112,17 @@ def test_select(seed: int) -> None:
 
 def test_some_trees_have_orphans_and_no_probabilities_make_any() -> None:
     """A candidate's parent is no less probable than the candidate, and stands before it."""
-    found = dict.fromkeys((0.0, 0.3), 0)
+    orphans = dict.fromkeys((0.0, 0.3), 0)
     for seed in range(40):
-        for nan in found:
+        for nan in orphans:
             torch.manual_seed(seed)
             everything, operands = grow_tree(random.Random(seed), 3, 4, nan)
             nodes = random.Random(seed).randint(2, len(everything) + 1)
             parts = (*operands["scores"], *operands["tokens"], *operands["kept"][:2])
             operands_ = (torch.tensor([1]), torch.tensor([7], dtype=torch.int32), *parts)
-            found[nan] += int(OPS["tree.select"](operands_, {"steps": 4}, {"K": 3, "N": nodes})[3].sum())
-    assert found[0.0] == 0
-    assert found[0.3] > 0
+            orphans[nan] += int(OPS["tree.select"](operands_, {"steps": 4}, {"K": 3, "N": nodes})[3].sum())
+    assert orphans[0.0] == 0
+    assert orphans[0.3] > 0
 
 
 def test_select_handles_each_request_by_itself() -> None:
@@ -139,11 +139,11 @@ def test_select_handles_each_request_by_itself() -> None:
     for b in range(2):
         parts = tuple(t for kind, count in PARTS.items() for t in first[b][kind][:count])
         alone = OPS["tree.select"]((rows[b : b + 1], bonus[b : b + 1], *parts), {"steps": 3}, dims)
-        for one, other in zip(together, alone, strict=True):
-            assert torch.equal(one[b], other[0])
-    for one, other, sentinel in zip(padded, together, (0, -1, 0, False), strict=True):
-        assert torch.equal(one[0], other[0])
-        assert set(one[1].tolist()) == {sentinel}
+        for joined_result, alone_result in zip(together, alone, strict=True):
+            assert torch.equal(joined_result[b], alone_result[0])
+    for padded_result, joined_result, sentinel in zip(padded, together, (0, -1, 0, False), strict=True):
+        assert torch.equal(padded_result[0], joined_result[0])
+        assert set(padded_result[1].tolist()) == {sentinel}
 
 
 PARTS = {"scores": 3, "tokens": 3, "kept": 1}
@@ -214,14 +214,14 @@ def test_slots_of_what_is_seen(seed: int) -> None:
     seen = [[sorted(ancestors(links, node)) for node in range(nodes)] for links in parent]
     assert counts.tolist() == [[len(columns) for columns in rows] for rows in seen]
     assert counts[-1].tolist() == [1] + [2] * (nodes - 1)
-    found = [[[own[c] for c in columns] for columns in rows] for own, rows in zip(slots, seen, strict=True)]
-    assert mask.tolist() == [[line + [0] * (nodes - len(line)) for line in rows] for rows in found]
+    seen_slots = [[[own[c] for c in columns] for columns in rows] for own, rows in zip(slots, seen, strict=True)]
+    assert mask.tolist() == [[line + [0] * (nodes - len(line)) for line in rows] for rows in seen_slots]
 
 
 def ancestors(parent: list[int], node: int) -> set[int]:
     """A node, all it hangs on as far as one gets without going in circles, and the root's column."""
-    found, passed = {0}, set[int]()
+    reached, passed = {0}, set[int]()
     while node >= 0 and node not in passed:
         passed.add(node)
         node = parent[node]
-    return found | passed
+    return reached | passed

@@ -50,11 +50,11 @@ def test_all_outcomes(steps: int, vocab: int) -> None:
         p, q = rows_of(rng, vocab), rows_of(rng, vocab)
         means: list[Any] = []
         for mode in MODES:
-            found, mean = oracle.joint(mode, p, q, steps, vocab)
+            probabilities, mean = oracle.joint(mode, p, q, steps, vocab)
             means.append(mean)
             for text in product(range(vocab), repeat=steps + 1):
                 wanted = math.prod((p(text[:i])[token] for i, token in enumerate(text)), start=Fraction(1))
-                assert found.get(text, 0) == wanted, (mode, text)
+                assert probabilities.get(text, 0) == wanted, (mode, text)
         assert means[1] >= means[0]
         more += means[1] > means[0]
     assert more > 0 or steps == 1
@@ -124,7 +124,7 @@ def test_as_the_oracle_decides(mode: str, cut: bool) -> None:
     cuts = logits.sort(-1).values[..., 3].clone() if cut else None
     index, lens, bad = decided(mode, logits, list(q.unbind(1)), drafts, seeds, temperature, roots, cuts)
     assert not bad.any()
-    found: dict[int, int] = {}
+    lengths: dict[int, int] = {}
     for b in range(count):
         seed, root, t = int(seeds[b]), int(roots[b]), float(temperature[b])
         for i in range(steps):
@@ -140,8 +140,8 @@ def test_as_the_oracle_decides(mode: str, cut: bool) -> None:
             shares = [oracle.softmax(row, t) for row in q[b].tolist()]
             wanted = oracle.emitted(mode, p, shares, drafts[b].tolist(), seed, root)
         assert index[b, : lens[b]].tolist() == wanted, b
-        found[len(wanted)] = found.get(len(wanted), 0) + 1
-    assert min(found.get(n, 0) for n in range(1, steps + 2)) > 5
+        lengths[len(wanted)] = lengths.get(len(wanted), 0) + 1
+    assert min(lengths.get(n, 0) for n in range(1, steps + 2)) > 5
 
 
 def texts(mode: str, target: Tensor, draft: Tensor, steps: int, wanted: int, *, column: int = COLUMN) -> Tensor:
@@ -173,15 +173,15 @@ Q = torch.tensor([[0.0, 0.3, 0.0], [1.0, 0.5, -1.0], [-0.5, 1.0, 0.4]])
 """Logits after each token, of a target and a draft."""
 
 
-def of_texts(found: Tensor) -> float:
+def of_texts(written: Tensor) -> float:
     """How probable these texts are, if the target has written them."""
     p = P.double().softmax(-1)
-    wanted, code = torch.ones(1, dtype=torch.float64), torch.zeros_like(found[:, 0])
+    wanted, code = torch.ones(1, dtype=torch.float64), torch.zeros_like(written[:, 0])
     last = torch.zeros(1, dtype=torch.int64)
-    for column in range(found.shape[1]):
+    for column in range(written.shape[1]):
         wanted = (wanted[:, None] * p[last]).flatten()
         last = torch.arange(3).repeat(len(last))
-        code = code * 3 + found[:, column]
+        code = code * 3 + written[:, column]
     return surprise(code, wanted)
 
 
@@ -231,14 +231,14 @@ WORST = {"nothing": {0}, "nan": {0, 2}, "infinite": {1}, "one": {2}, "far": {1}}
 def test_extreme_rows(mode: str, temperature: float) -> None:
     """Of target and draft, one beside the other: what is emitted is a token that the target's row allows."""
     count = 40
-    for (name, row), (other, drawn) in product(ROWS.items(), ROWS.items()):
+    for (name, row), (draft_name, drawn) in product(ROWS.items(), ROWS.items()):
         seeds = torch.arange(count)
         roots, hot = seeds + 3, torch.full((count,), temperature)
         logits, q = torch.tensor(row).expand(count, 3, -1), [torch.tensor(drawn).expand(count, -1)] * 2
         drafts = torch.stack([drafted(q[i], seeds, hot, roots, i) for i in range(2)], dim=1)
         index, lens, bad = decided(mode, logits, q, drafts, seeds, hot, roots)
         emitted = {int(t) for b in range(count) for t in index[b, : lens[b]]}
-        assert emitted <= WORST.get(name, {0, 1, 2, 3}), (name, other)
+        assert emitted <= WORST.get(name, {0, 1, 2, 3}), (name, draft_name)
         overflown = name == "far" and temperature == 1e-6
         assert bool(bad.all()) == bool(bad.any()) == (name in ("nothing", "nan", "infinite") or overflown)
         if row is drawn and name not in ("nothing", "nan"):
@@ -249,11 +249,11 @@ def test_extreme_rows(mode: str, temperature: float) -> None:
 def test_drafts_below_the_cut(mode: str) -> None:
     """Are never accepted, whatever they were drawn from; a draft that is all that is left always is."""
     count = 2000
-    seeds, roots, one = torch.arange(count), torch.full((count,), 9), torch.ones(count)
+    seeds, roots, temperatures = torch.arange(count), torch.full((count,), 9), torch.ones(count)
     logits, q = torch.tensor([0.0, 1.0, 2.0, 3.0]).expand(count, 3, -1), [torch.zeros(count, 4)] * 2
-    drafts = torch.stack([drafted(q[i], seeds, one, roots, i) for i in range(2)], dim=1)
+    drafts = torch.stack([drafted(q[i], seeds, temperatures, roots, i) for i in range(2)], dim=1)
     for cut, kept in ((1.5, {2, 3}), (2.5, {3})):
-        index, lens, _ = decided(mode, logits, q, drafts, seeds, one, roots, torch.full((count, 3), cut))
+        index, lens, _ = decided(mode, logits, q, drafts, seeds, temperatures, roots, torch.full((count, 3), cut))
         assert {int(t) for b in range(count) for t in index[b, : lens[b]]} == kept
         assert not (lens > 1)[drafts[:, 0] < cut].any()
         assert (lens > 1)[drafts[:, 0] == 3].all()
@@ -266,9 +266,12 @@ def left_of(target: list[float], draft: list[float], token: int) -> tuple[set[in
     tokens, rows = torch.tensor([0, token]).expand(count, -1), torch.arange(count) + 1
     keys, scales = keys_of(rows, torch.ones(count), rows[:, None] + torch.arange(2), oracle.TOKEN)
     drawn, _ = OPS["sample.draw"]((logits, rows, keys, scales), {"dtype": "i32", "keep": ""}, {})
-    mass, other = mass_of(logits, rows, scales, tokens, ahead=1), mass_of(q[:, 0], rows, scales[:, 0], tokens[:, 1])
+    mass, draft_mass = (
+        mass_of(logits, rows, scales, tokens, ahead=1),
+        mass_of(q[:, 0], rows, scales[:, 0], tokens[:, 1]),
+    )
     weights = torch.tensor([1.0, 0.0]).expand(count, -1)
-    operands = tokens, logits, rows, keys, scales, drawn, mass, weights, other, q[:, 0]
+    operands = tokens, logits, rows, keys, scales, drawn, mass, weights, draft_mass, q[:, 0]
     index, sums = OPS["sample.residual"](operands, {"parts": 1, "cut": 0, "most": 1}, {})
     assert not index[:, 1].any()
     assert not sums[:, 1].any()
@@ -277,11 +280,11 @@ def left_of(target: list[float], draft: list[float], token: int) -> tuple[set[in
 
 def test_nothing_is_left() -> None:
     """A draft that rounding rejects, though p is q: another token comes of p, without the draft."""
-    found, sums = left_of([1.0, 2.0, -INF, 0.0], [1.0, 2.0, -INF, 0.0], 1)
-    assert found == {0, 3}
+    tokens, sums = left_of([1.0, 2.0, -INF, 0.0], [1.0, 2.0, -INF, 0.0], 1)
+    assert tokens == {0, 3}
     assert not sums.any()
     assert left_of([-INF, 2.0], [-INF, 2.0], 1)[0] == {1}
-    found, sums = left_of([0.0, 0.0, -INF, -INF], [0.0, -INF, -INF, -INF], 0)
-    assert found == {1}
+    tokens, sums = left_of([0.0, 0.0, -INF, -INF], [0.0, -INF, -INF, -INF], 0)
+    assert tokens == {1}
     assert torch.equal(sums, torch.full((1000,), 0.5))
     assert left_of([0.0, 0.0, -INF, -INF], [-INF, -INF, 0.0, -INF], 9)[0] == {0, 1}

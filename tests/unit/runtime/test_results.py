@@ -66,9 +66,9 @@ def test_every_output_of_a_configuration_is_typed() -> None:
         *((kind, MEANINGS.keys() - {"drafts"}) for kind in (StepResult, HostResult)),
         *((kind, {"health", "drafts"}) for kind in PROPOSED),
     ):
-        assert {name for name, one in inspect.getmembers(kind) if isinstance(one, Output)} == names
+        assert {name for name, member in inspect.getmembers(kind) if isinstance(member, Output)} == names
     for kind in (PrefillResult, HostPrefill):
-        assert {name for name, one in inspect.getmembers(kind) if isinstance(one, Output)} == of_prefills
+        assert {name for name, member in inspect.getmembers(kind) if isinstance(member, Output)} == of_prefills
 
 
 def test_a_plugins_outputs_are_attributes() -> None:
@@ -127,5 +127,5 @@ def test_the_token_and_its_score_of_a_prefill() -> None:
 
 def test_results_can_be_copied_and_pickled() -> None:
     host: Any = StepResult({**DECODED, "drafted": torch.tensor([3, 4])}).to_host()
-    for other in (copy.copy(host), copy.deepcopy(host), pickle.loads(pickle.dumps(host))):
-        assert (other, other.drafted, other.bonus) == (host, [3, 4], [7, 5])
+    for copied in (copy.copy(host), copy.deepcopy(host), pickle.loads(pickle.dumps(host))):
+        assert (copied, copied.drafted, copied.bonus) == (host, [3, 4], [7, 5])

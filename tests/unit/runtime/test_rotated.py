@@ -74,13 +74,17 @@ class Machine:
         given = self.target(rows, padded)
         committed = self.step.commit(batch, given.logits, at_least=at_least)
         wanted = self.whole.decode(batch).to_host()
-        mine = committed.to_host()
+        host_result = committed.to_host()
         proposed = self.step.propose(batch, given.hidden if self.step.reads_hidden else None).to_host()
         for name in ("predict", "accept_lens", "new_seq_lens", "bonus"):
-            assert getattr(mine, name) == getattr(wanted, name), name
-        assert [a | b for a, b in zip(mine.health, proposed.health, strict=True)] == wanted.health == [0] * len(rows)
+            assert getattr(host_result, name) == getattr(wanted, name), name
+        assert (
+            [a | b for a, b in zip(host_result.health, proposed.health, strict=True)]
+            == wanted.health
+            == [0] * len(rows)
+        )
         assert proposed.drafts == self.step.pools["drafts"][torch.tensor(rows)].tolist()
-        self.lens |= dict(zip(rows, mine.new_seq_lens, strict=True))
+        self.lens |= dict(zip(rows, host_result.new_seq_lens, strict=True))
 
 
 @pytest.mark.parametrize(("padded", "whole_bucket"), [(False, True), (True, True), (True, False)])
@@ -186,8 +190,8 @@ def test_logits_that_do_not_fit_change_nothing() -> None:
     machine.prefill()
     batch = Batch(ROWS, [machine.lens[row] for row in ROWS])
     before = {name: pool.clone() for name, pool in machine.step.pools.items()}
-    for logits, said in wrong(machine.target(ROWS).logits):
-        with pytest.raises(ForwardContractError, match=said):
+    for logits, message in wrong(machine.target(ROWS).logits):
+        with pytest.raises(ForwardContractError, match=message):
             machine.step.commit(batch, logits)
     assert all(torch.equal(pool, before[name]) for name, pool in machine.step.pools.items())
     machine.decode(ROWS)
@@ -207,8 +211,8 @@ def test_rows_of_logits_are_as_far_apart_as_the_plan_has_them(*, flat: bool) -> 
         machine.step.commit(batch, logits)
         proposed = machine.step.propose(batch, given.hidden.view(12, -1) if flat else given.hidden).to_host()
         assert proposed.drafts == machine.step.pools["drafts"][torch.tensor(ROWS)].tolist()
-        mine, wanted = machine.step.read_carry(ROWS).fields, machine.whole.decode(batch).to_host()
-        assert mine["bonus"].tolist() == wanted.bonus
+        carried, wanted = machine.step.read_carry(ROWS).fields, machine.whole.decode(batch).to_host()
+        assert carried["bonus"].tolist() == wanted.bonus
         machine.lens |= dict(zip(ROWS, wanted.new_seq_lens, strict=True))
         batch = Batch(ROWS, wanted.new_seq_lens)
     for logits in (given.logits, torch.zeros(3, 4, 112)[..., :96], torch.zeros(12, 112)[:, :96]):
@@ -229,21 +233,21 @@ def test_what_is_handed_over_is_refused_alike_in_a_padded_step(at_least: int) ->
     batch = Batch(ROWS)
     given = machine.target(ROWS)
     wide = torch.zeros(3, 4, 104)[..., :96].copy_(given.logits)
-    for logits, said in [
+    for logits, message in [
         (torch.zeros(3, 4, 112)[..., :96], "expected its rows 104 elements apart"),
         (torch.zeros(3, 4, 208)[..., :192:2], r"with strides \[832, 208, 2\]"),
         (wide.to_sparse(), "which is torch.sparse_coo, not a dense tensor"),
         (wide.to("meta"), "on meta, expected cpu"),
     ]:
-        with pytest.raises(ForwardContractError, match=said):
+        with pytest.raises(ForwardContractError, match=message):
             machine.step.commit(batch, logits, at_least=at_least)
     machine.step.commit(batch, wide, at_least=at_least)
     hidden = torch.zeros(3, 4, 128)[..., ::2]
-    for wrong, said in (
+    for wrong, message in (
         (hidden, r"hidden with strides \[512, 128, 2\]"),
         (hidden.to_sparse(), "hidden, which is torch"),
     ):
-        with pytest.raises(ForwardContractError, match=said):
+        with pytest.raises(ForwardContractError, match=message):
             machine.step.propose(batch, wrong)
     assert not machine.step.torn
     machine.step.propose(batch, given.hidden)
@@ -278,9 +282,9 @@ def test_drafts_that_are_none_are_not_accepted() -> None:
     machine.prefill()
     machine.step.pools["drafts"][:] = -1
     given = machine.target(ROWS)
-    found = machine.step.commit(Batch(ROWS), given.logits).to_host()
-    assert found.accept_lens == [1, 1, 1]
-    assert [tokens[0] for tokens in found.predict] == given.logits[:, 0].argmax(-1).tolist()
+    committed = machine.step.commit(Batch(ROWS), given.logits).to_host()
+    assert committed.accept_lens == [1, 1, 1]
+    assert [tokens[0] for tokens in committed.predict] == given.logits[:, 0].argmax(-1).tolist()
 
 
 def test_a_request_is_written_without_drafts() -> None:
@@ -292,11 +296,11 @@ def test_a_request_is_written_without_drafts() -> None:
     carry = machine.step.unpack(machine.step.pack(ROWS))
     assert (carry.fields["drafts"] == -1).all()
     machine.step.write_carry(ROWS, carry)
-    found = machine.step.commit(Batch(ROWS), machine.target(ROWS).logits).to_host()
-    assert found.accept_lens == [1, 1, 1]
+    committed = machine.step.commit(Batch(ROWS), machine.target(ROWS).logits).to_host()
+    assert committed.accept_lens == [1, 1, 1]
     for wrong in (-2, 96):
-        said = rf"field 'drafts' holds {wrong}, the program carries numbers in \[-1, 96\) there"
-        with pytest.raises(FieldError, match=said):
+        message = rf"field 'drafts' holds {wrong}, the program carries numbers in \[-1, 96\) there"
+        with pytest.raises(FieldError, match=message):
             machine.step.write_carry(ROWS, Carry(fields | {"drafts": torch.full((3, 3), wrong)}))
     bonus = {"bonus": torch.full((3,), -1, dtype=torch.int32)}
     with pytest.raises(FieldError, match=r"field 'bonus' holds -1, the program carries numbers in \[0, 96\) there"):
@@ -307,9 +311,9 @@ def test_rows_beyond_the_batch_are_ignored() -> None:
     machine = Machine("EAGLE")
     machine.prefill()
     given = machine.target(ROWS, padded=2)
-    found = machine.step.commit(Batch(ROWS), given.logits).to_host()
+    committed = machine.step.commit(Batch(ROWS), given.logits).to_host()
     machine.step.propose(Batch(ROWS), given.hidden)
-    assert found.accept_lens == machine.whole.decode(Batch(ROWS)).to_host().accept_lens
+    assert committed.accept_lens == machine.whole.decode(Batch(ROWS)).to_host().accept_lens
 
 
 def test_what_graphs_are_captured_over_is_what_is_handed_over() -> None:

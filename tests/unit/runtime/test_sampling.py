@@ -52,7 +52,7 @@ def test_published_words(of: int) -> None:
 
 def draw(logits: Tensor, seeds: Tensor, temperature: float, positions: Tensor, cut: float = -math.inf) -> Tensor:
     """Tokens i64[n] by the ops' semantics."""
-    found: list[Tensor] = []
+    parts: list[Tensor] = []
     for some in torch.arange(len(seeds)).split(1 << 16):
         ones = torch.ones(len(some))
         given = seeds[some], ones * temperature, positions[some]
@@ -60,8 +60,8 @@ def draw(logits: Tensor, seeds: Tensor, temperature: float, positions: Tensor, c
         operands = logits.expand(len(some), -1), ones, keys, scales, ones * cut
         index, bad = OPS["sample.draw"](operands, {"dtype": "i64", "keep": ""}, {})
         assert not bad.any()
-        found.append(index)
-    return torch.cat(found)
+        parts.append(index)
+    return torch.cat(parts)
 
 
 def surprise(tokens: Tensor, p: Tensor) -> float:
@@ -160,15 +160,15 @@ def test_all_processors_of_transformers(seed: int) -> None:
     none = torch.zeros(5)
     (changed,) = OPS["sample.penalize"]((logits, counts, none + repetition, none, none), {}, {})
     cuts = cuts_of(changed[:, None], temperature, top_k, top_p, min_p)
-    found = torch.where(changed < cuts, -math.inf, changed) / temperature
+    filtered = torch.where(changed < cuts, -math.inf, changed) / temperature
     processors: list[Any] = [RepetitionPenaltyLogitsProcessor(repetition), TemperatureLogitsWarper(temperature)]
     processors += [TopKLogitsWarper(top_k)] if top_k else []
     processors += [TopPLogitsWarper(top_p)] if top_p < 1 else []
     processors += [MinPLogitsWarper(min_p)] if min_p else []
     for processor in processors:
         logits = processor(texts, logits)
-    assert torch.equal(found == -math.inf, logits == -math.inf)
-    torch.testing.assert_close(found.softmax(-1), logits.softmax(-1), rtol=1e-5, atol=1e-7)
+    assert torch.equal(filtered == -math.inf, logits == -math.inf)
+    torch.testing.assert_close(filtered.softmax(-1), logits.softmax(-1), rtol=1e-5, atol=1e-7)
 
 
 def test_filters_of_extreme_rows() -> None:
@@ -183,8 +183,8 @@ def test_filters_of_extreme_rows() -> None:
         (0, 1.0, 1.0): [3.0, 2.0, -inf, inf],
     }
     for (top_k, top_p, min_p), cuts in wanted.items():
-        found = cuts_of(rows, 1.0, top_k, top_p, min_p)[:, 0]
-        assert found.tolist() == cuts, (top_k, top_p, min_p)
+        thresholds = cuts_of(rows, 1.0, top_k, top_p, min_p)[:, 0]
+        assert thresholds.tolist() == cuts, (top_k, top_p, min_p)
     assert (cuts_of(rows, 1.0, 0, 1.0, 0.0) == -inf).all()
     assert (cuts_of(rows, 1.0, 99, 1.0, 0.0) == -inf).all()
 
@@ -209,13 +209,13 @@ def test_extreme_rows() -> None:
         "infinite": torch.tensor([0.0, math.inf, 1.0, math.inf, 0.0]).expand(200, -1),
         "one": torch.tensor([-math.inf, -math.inf, -math.inf, -2.0, -math.inf]).expand(200, -1),
     }
-    found: dict[str, tuple[set[int], bool]] = {}
+    outcomes: dict[str, tuple[set[int], bool]] = {}
     for name, logits in rows.items():
         operands = logits, torch.ones_like(seeds), keys, scales
         index, bad = OPS["sample.draw"](operands, {"dtype": "i64", "keep": ""}, {})
-        found[name] = {*index.tolist()}, bool(bad.all())
+        outcomes[name] = {*index.tolist()}, bool(bad.all())
         assert bad.all() == bad.any()
-    assert found == {"nothing": ({0}, True), "nan": ({0, 2, 4}, True), "infinite": ({1}, True), "one": ({3}, False)}
+    assert outcomes == {"nothing": ({0}, True), "nan": ({0, 2, 4}, True), "infinite": ({1}, True), "one": ({3}, False)}
 
 
 @pytest.mark.parametrize(

@@ -120,16 +120,16 @@ class OneResult(Static):
 def test_operands_of_every_launch_are_followed(cuda: FakeCuda) -> None:
     """What only a later launch of a segment reads: a tree's hidden rows, which are compacted after verification."""
     eager, backend = machine("EAGLE", 7, **TREE), FakeBackend(cuda)
-    other = captured(eager, OneResult, backend)
-    for one in (eager, other):
-        one.prefill({2: [4, 9, 2], 1: [7, 1]})
+    replaying = captured(eager, OneResult, backend)
+    for decoder in (eager, replaying):
+        decoder.prefill({2: [4, 9, 2], 1: [7, 1]})
     backend.launched.clear()
     for rows in ([2, 1], [1], [1, 2]):
-        assert other.decode(rows, padded=True) == eager.decode(rows, padded=True)
-        assert same_kv(eager, other)
-    (segment,) = [one.nodes for one in eager.plan.segments if "verify_argmax" in one.nodes]
+        assert replaying.decode(rows, padded=True) == eager.decode(rows, padded=True)
+        assert same_kv(eager, replaying)
+    (segment,) = [segment.nodes for segment in eager.plan.segments if "verify_argmax" in segment.nodes]
     assert len(segment) > 1
-    assert other.step.replays.moved == {segment[0]: 3}
+    assert replaying.step.replays.moved == {segment[0]: 3}
 
 
 def test_addresses_are_kept_for_every_bucket(cuda: FakeCuda) -> None:
@@ -171,17 +171,17 @@ def test_every_algorithm_replays_what_it_runs(algorithm: str, keys: dict[str, An
     machines = [eager, *(captured(eager, *how) for how in zip((Static, Fresh), backends, strict=True))]
     rng = random.Random(len(algorithm))
     prompts = {row: text(rng) for row in (2, 4, 1)}
-    for one in machines:
-        one.prefill(prompts)
+    for decoder in machines:
+        decoder.prefill(prompts)
     for backend in backends:
         backend.launched.clear()
     for rows in ([4, 1], [2, 1, 4], [2], [1, 4, 2]):
-        tokens, *others = [one.decode(rows, padded=True) for one in machines]
+        tokens, *others = [decoder.decode(rows, padded=True) for decoder in machines]
         assert others == [tokens, tokens]
-        state, *states = [one.step.read_carry([1, 2, 4]).fields for one in machines]
-        assert all(torch.equal(state[name], other[name]) for other in states for name in state)
-        assert all(same_kv(eager, other) for other in machines[1:])
-    static, fresh = (one.step.replays for one in machines[1:])
+        state, *states = [decoder.step.read_carry([1, 2, 4]).fields for decoder in machines]
+        assert all(torch.equal(state[name], fields[name]) for fields in states for name in state)
+        assert all(same_kv(eager, replaying) for replaying in machines[1:])
+    static, fresh = (decoder.step.replays for decoder in machines[1:])
     launches = [n for segment in eager.plan.segments for n in segment.nodes]
     assert (backends[0].launched, static.moved) == ([], {})
     assert static.replayed == 4 * len(eager.plan.segments)
@@ -199,11 +199,15 @@ def captured(eager: Machine, returns: type[Static], backend: FakeBackend) -> Mac
     return Machine(eager.plan, engine, step)
 
 
-def same_kv(one: Machine, other: Machine) -> bool:
+def same_kv(first: Machine, second: Machine) -> bool:
     """Whether the rows of the committed text are the same."""
-    found = [[each.engine.content(row, length) for row, length in one.lengths.items()] for each in (one, other)]
-    pairs = ((mine, theirs) for rows in zip(*found, strict=True) for mine, theirs in zip(*rows, strict=True))
-    return all(torch.equal(mine, theirs) for mine, theirs in pairs)
+    contents = [[each.engine.content(row, length) for row, length in first.lengths.items()] for each in (first, second)]
+    pairs = (
+        (first_rows, second_rows)
+        for rows in zip(*contents, strict=True)
+        for first_rows, second_rows in zip(*rows, strict=True)
+    )
+    return all(torch.equal(first_rows, second_rows) for first_rows, second_rows in pairs)
 
 
 @pytest.mark.parametrize("moved", ["corpus", "req_to_token"])

@@ -83,9 +83,9 @@ def test_padded_is_raw(hidden: bool, overlap: bool) -> None:
         outcomes.append((results, step.read_carry([2, 5, 7]).fields))
         assert {rows for name, rows in engine.calls if not name.startswith("prefill")} == {4 if padded else 3}
     (raw, raw_carry), (pad, pad_carry) = outcomes
-    for one, other in zip(raw, pad, strict=True):
-        for name in one:
-            assert torch.equal(one[name], other[name]), name
+    for raw_outputs, padded_outputs in zip(raw, pad, strict=True):
+        for name in raw_outputs:
+            assert torch.equal(raw_outputs[name], padded_outputs[name]), name
     for name in raw_carry:
         assert torch.equal(raw_carry[name], pad_carry[name]), name
 
@@ -184,7 +184,7 @@ def test_a_batch_runs_in_the_bucket_of_a_larger_one(rows: list[int], at_least: i
     for _ in range(3):
         decode(step, oracles, rows, at_least=at_least)
     needed = max(len(rows), at_least)
-    assert {found for _, found in engine.calls} == {min(bucket for bucket in plan["buckets"] if bucket >= needed)}
+    assert {count for _, count in engine.calls} == {min(bucket for bucket in plan["buckets"] if bucket >= needed)}
 
 
 def test_no_bucket_holds_so_many_rows() -> None:

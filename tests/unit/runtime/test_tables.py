@@ -63,11 +63,11 @@ def drafts(text: list[int], known: list[int], steps: int) -> list[int]:
             equal = next((i for i in range(longest) if source[end - i] != own[-1 - i]), longest)
             best = max(best, (equal, of_text, end))
     equal, of_text, end = best
-    found: list[int] = []
+    following: list[int] = []
     for at in range(end + 1, end + 1 + steps):
-        source = own + found if of_text else known
-        found.append(source[at] if equal >= SHORTEST and at < len(source) else 0)
-    return found
+        source = own + following if of_text else known
+        following.append(source[at] if equal >= SHORTEST and at < len(source) else 0)
+    return following
 
 
 def step_of(text: list[int], known: list[int], steps: int) -> list[int]:
@@ -85,9 +85,9 @@ def step_of(text: list[int], known: list[int], steps: int) -> list[int]:
 @pytest.mark.parametrize("as_tensor", [False, True])
 @pytest.mark.parametrize("steps", [1, 3, 5])
 def test_prompts_and_corpus_reach_the_launches(steps: int, as_tensor: bool, known: str) -> None:
-    said = {"nothing": [], "words": [7, -1, 2, 5] * 5, "the text itself": continuation(PROMPTS[3], 40)}[known]
+    corpus_tokens = {"nothing": [], "words": [7, -1, 2, 5] * 5, "the text itself": continuation(PROMPTS[3], 40)}[known]
     engine = make_engine(PROMPTS)
-    step = bind(lookup_plan(steps=steps), engine, {"corpus": corpus(said)})
+    step = bind(lookup_plan(steps=steps), engine, {"corpus": corpus(corpus_tokens)})
     flat = [token for prompt in PROMPTS.values() for token in prompt]
     rows, lengths = list(PROMPTS), [len(prompt) for prompt in PROMPTS.values()]
     result = step.prefill(Batch(rows, lengths, torch.tensor(flat) if as_tensor else flat)).to_host()
@@ -96,10 +96,10 @@ def test_prompts_and_corpus_reach_the_launches(steps: int, as_tensor: bool, know
     accepted = set[int]()
     for turn in range(7):
         order = rows if turn % 2 else rows[::-1]
-        found = step.decode(Batch(order), at_least=int(turn % 3 == 0)).to_host()
+        decoded = step.decode(Batch(order), at_least=int(turn % 3 == 0)).to_host()
         for index, row in enumerate(order):
-            emitted = step_of(texts[row], said, steps)
-            assert found.tokens(index) == emitted
+            emitted = step_of(texts[row], corpus_tokens, steps)
+            assert decoded.tokens(index) == emitted
             accepted.add(len(emitted))
     assert max(accepted) == steps + 1 or known != "the text itself"
 
@@ -227,9 +227,9 @@ def test_prompts_are_given_only_where_they_are_read() -> None:
     with pytest.raises(BatchError, match="step does not read prompt_tokens"):
         step.decode(Batch([3], prompt_tokens=PROMPTS[3]))
     engine = make_engine(PROMPTS)
-    other = bind(chain_plan(), engine)
+    chain = bind(chain_plan(), engine)
     with pytest.raises(BatchError, match="prefill does not read prompt_tokens"):
-        other.prefill(Batch([3], [3], PROMPTS[3]))
+        chain.prefill(Batch([3], [3], PROMPTS[3]))
 
 
 def test_an_empty_prefill_reads_nothing() -> None:

@@ -43,10 +43,10 @@ IDS = [f"{name}-{next(form for form, of in FORMS if of is keys)}" for name, keys
 def plugin(monkeypatch: pytest.MonkeyPatch) -> None:
     """The example plugin's algorithm ANCHORED, as if it were installed."""
     monkeypatch.syspath_prepend(str(EXAMPLES / "plugin" / "src"))
-    found = importlib.import_module("specc_anchored").ANCHORED
-    point = SimpleNamespace(name="anchored", value="specc_anchored:ANCHORED", load=lambda: found)
+    algorithm = importlib.import_module("specc_anchored").ANCHORED
+    point = SimpleNamespace(name="anchored", value="specc_anchored:ANCHORED", load=lambda: algorithm)
     monkeypatch.setattr(algorithms, "entry_points", lambda group: [point])
-    for forward in found.forwards:
+    for forward in algorithm.forwards:
         monkeypatch.setitem(OPS, forward.name, forward)
 
 
@@ -139,11 +139,11 @@ class Move:
         moved: list[Any] = []
         for _ in range(3):
             stayed.append(self.here.decode(self.rows))
-            found: dict[int, Any] = {}
+            decoded: dict[int, Any] = {}
             order = self.rng.sample(self.places, 4)
             for part in (order[:3], order[3:]):
-                found |= zip(part, self.there.decode(part, padded=self.rng.random() < 0.5), strict=True)
-            moved.append([found[place] for place in self.places])
+                decoded |= zip(part, self.there.decode(part, padded=self.rng.random() < 0.5), strict=True)
+            moved.append([decoded[place] for place in self.places])
         for log, state in (
             (stayed, self.here.step.read_carry(self.rows)),
             (moved, self.there.step.read_carry(self.places)),

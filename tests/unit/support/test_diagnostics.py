@@ -55,17 +55,17 @@ def test_error_needs_a_diagnostic() -> None:
 
 
 def test_collector_sorts_and_drops_repeats() -> None:
-    found = Diagnostics()
-    found.raise_if_errors()
-    found.warning("config/hc-mult-default", "w", at(1))
-    found.raise_if_errors()
-    found.error("config/not-yet", "b", at(9), hint="h", notes=[Note("n", at(2))])
-    found.error("config/not-yet", "a", at(2))
-    found.error("config/not-yet", "a", at(2))
-    found.error("emit/io", "nowhere")
-    assert [d.message for d in found.errors] == ["nowhere", "a", "b"]
+    diagnostics = Diagnostics()
+    diagnostics.raise_if_errors()
+    diagnostics.warning("config/hc-mult-default", "w", at(1))
+    diagnostics.raise_if_errors()
+    diagnostics.error("config/not-yet", "b", at(9), hint="h", notes=[Note("n", at(2))])
+    diagnostics.error("config/not-yet", "a", at(2))
+    diagnostics.error("config/not-yet", "a", at(2))
+    diagnostics.error("emit/io", "nowhere")
+    assert [d.message for d in diagnostics.errors] == ["nowhere", "a", "b"]
     with pytest.raises(DiagnosticError) as raised:
-        found.raise_if_errors()
+        diagnostics.raise_if_errors()
     assert [d.message for d in raised.value.diagnostics] == ["nowhere", "a", "b", "w"]
 
 

@@ -37,8 +37,8 @@ def test_what_is_no_regular_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     with socket.socket(socket.AF_UNIX) as listener:
         monkeypatch.chdir(tmp_path)
         listener.bind("socket")
-    found = {"pipe": "a pipe", "socket": "a socket", "/dev/zero": "a device", ".": "a directory"}
-    for name, what in found.items():
+    kinds = {"pipe": "a pipe", "socket": "a socket", "/dev/zero": "a device", ".": "a directory"}
+    for name, what in kinds.items():
         with pytest.raises(OSError, match=f"it is {what}, not a regular file"):
             read_regular(tmp_path / name)
 

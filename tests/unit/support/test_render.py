@@ -117,18 +117,18 @@ class Counting(Mapping[str, str]):
 
 def test_a_text_is_cut_into_lines_once() -> None:
     sources = Counting({"c.yaml": "key: 1\n" * MAX_SHOWN})
-    found = [Diagnostic("config/duplicate-key", "twice", Location("c.yaml", 1 + n, 1)) for n in range(MAX_SHOWN)]
-    assert len(list(render_all(found, sources))) == MAX_SHOWN
+    diagnostics = [Diagnostic("config/duplicate-key", "twice", Location("c.yaml", 1 + n, 1)) for n in range(MAX_SHOWN)]
+    assert len(list(render_all(diagnostics, sources))) == MAX_SHOWN
     assert sources.asked == 1
 
 
 def test_the_first_findings_are_shown_and_the_others_counted() -> None:
-    found = [Diagnostic("emit/io", str(number)) for number in range(20_000)]
-    assert list(render_all(found[:MAX_SHOWN], {}))[-1] == f"error[emit/io]: {MAX_SHOWN - 1}"
-    shown = list(render_all(found, {}))
+    diagnostics = [Diagnostic("emit/io", str(number)) for number in range(20_000)]
+    assert list(render_all(diagnostics[:MAX_SHOWN], {}))[-1] == f"error[emit/io]: {MAX_SHOWN - 1}"
+    shown = list(render_all(diagnostics, {}))
     assert len(shown) == MAX_SHOWN + 1
     assert shown[-1] == f"{20_000 - MAX_SHOWN} more of 20000 findings are not shown"
-    assert len(to_json(found)) == 20_000
+    assert len(to_json(diagnostics)) == 20_000
 
 
 def test_colors_only_on_request() -> None:
@@ -141,8 +141,11 @@ def test_colors_only_on_request() -> None:
 
 def test_json() -> None:
     note = Note("n", Location("c.yaml", 2, 3))
-    found = [Diagnostic("config/not-yet", "no", Location("c.yaml", 1, 2), "h", (note,)), Diagnostic("emit/io", "io")]
-    assert to_json(found, {"c.yaml": "d/c.yaml"}) == [
+    diagnostics = [
+        Diagnostic("config/not-yet", "no", Location("c.yaml", 1, 2), "h", (note,)),
+        Diagnostic("emit/io", "io"),
+    ]
+    assert to_json(diagnostics, {"c.yaml": "d/c.yaml"}) == [
         {
             "code": "config/not-yet",
             "severity": "error",

@@ -21,8 +21,8 @@ OTHERS = (
 
 def written(path: Path, header: object, content: bytes = b"") -> Path:
     """A file with any header."""
-    said = header if isinstance(header, bytes) else json.dumps(header).encode()
-    path.write_bytes(len(said).to_bytes(8, "little") + said + content)
+    encoded = header if isinstance(header, bytes) else json.dumps(header).encode()
+    path.write_bytes(len(encoded).to_bytes(8, "little") + encoded + content)
     return path
 
 

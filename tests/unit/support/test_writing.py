@@ -20,7 +20,7 @@ def test_a_file_in_a_folder_that_is_not_there(tmp_path: Path) -> None:
     plain = tmp_path / "plain"
     plain.write_bytes(b"")
     assert path.read_bytes() == b"new"
-    assert [found.name for found in path.parent.iterdir()] == ["plan.json"]
+    assert [file.name for file in path.parent.iterdir()] == ["plan.json"]
     assert stat.S_IMODE(path.stat().st_mode) == stat.S_IMODE(plain.stat().st_mode)
 
 
@@ -36,14 +36,14 @@ def test_what_fails_leaves_what_was_there(tmp_path: Path) -> None:
 
     with pytest.raises(OSError, match="full"):
         fail()
-    assert [(found.name, found.read_bytes()) for found in tmp_path.iterdir()] == [("plan.json", b"old")]
+    assert [(file.name, file.read_bytes()) for file in tmp_path.iterdir()] == [("plan.json", b"old")]
 
 
 def test_a_folder_in_its_place(tmp_path: Path) -> None:
     (tmp_path / "plan.json").mkdir()
     with pytest.raises(OSError, match=r"plan\.json"):
         write_whole(tmp_path / "plan.json", b"new")
-    assert [found.name for found in tmp_path.iterdir()] == ["plan.json"]
+    assert [file.name for file in tmp_path.iterdir()] == ["plan.json"]
 
 
 @pytest.mark.parametrize("name", ["x" * 300, "x/" * 3000, "a\0b", "\ud800", "pipe"])
@@ -52,7 +52,7 @@ def test_names_that_no_file_can_have(name: str, tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "pipe")
     with pytest.raises(DiagnosticError, match=r"error\[emit/io\]: cannot write"):
         write_output(tmp_path / name, "text")
-    assert [found.name for found in tmp_path.iterdir()] == ["pipe"]
+    assert [file.name for file in tmp_path.iterdir()] == ["pipe"]
 
 
 def test_a_pipe_that_is_read(tmp_path: Path) -> None:

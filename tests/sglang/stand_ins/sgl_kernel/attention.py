@@ -80,8 +80,8 @@ def decode_attention_cpu(
     for i, (row, length) in enumerate(zip(req_pool_indices.tolist(), seq_lens.tolist(), strict=True)):
         slots = req_to_token[row, :length].long()
         everything = torch.ones(1, length, dtype=torch.bool)
-        mine = slice(i, i + 1)
-        output[mine], _ = attend(query[mine], k_buffer[slots], v_buffer[slots], everything, sm_scale, logit_cap)
+        place = slice(i, i + 1)
+        output[place], _ = attend(query[place], k_buffer[slots], v_buffer[slots], everything, sm_scale, logit_cap)
 
 
 @operator(
@@ -127,5 +127,5 @@ def extend_attention_cpu(
             mask_at += new * new
         elif is_causal:
             visible = visible.tril(length - new)
-        mine = slice(start, start + new)
-        o[mine], _ = attend(q[mine], k_buffer[slots], v_buffer[slots], visible, sm_scale, logit_cap)
+        places = slice(start, start + new)
+        o[places], _ = attend(q[places], k_buffer[slots], v_buffer[slots], visible, sm_scale, logit_cap)

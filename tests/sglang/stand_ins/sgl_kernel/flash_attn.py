@@ -58,7 +58,7 @@ def flash_attn_with_kvcache(
     must be one that `get_scheduler_metadata` makes for this call. `out` is memory that may be used, and is not.
     """
     given = (k, v, rotary_cos, cache_batch_idx, cache_leftpad, q_descale, k_descale, v_descale, sinks)
-    refuse(any(one is not None for one in given) or only_qv, window_size, attention_chunk)
+    refuse(any(argument is not None for argument in given) or only_qv, window_size, attention_chunk)
     if cache_seqlens is None or page_table is None or cu_seqlens_q is None:
         raise NotImplementedError("keys and values that are not in pages, or queries that are not packed")
     for table in (page_table, cache_seqlens, cu_seqlens_q):
@@ -125,8 +125,8 @@ def packed(
         query = q[first:last]
         if qv is not None:
             query, key = torch.cat((query, qv[first:last]), -1), torch.cat((key, value), -1)
-        found, lse = attend(query, key, value, visible, scale, softcap)
-        result[first:last], sums[:, first:last] = found, lse.T
+        attended, lse = attend(query, key, value, visible, scale, softcap)
+        result[first:last], sums[:, first:last] = attended, lse.T
     return (result, sums) if return_lse else result
 
 

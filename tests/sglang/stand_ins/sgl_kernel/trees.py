@@ -56,8 +56,10 @@ def node_masks(flat: Tensor, lengths: list[int], nodes: int, mode: int) -> list[
     if mode not in (FULL_MASK, QLEN_ONLY):
         raise NotImplementedError(f"tree masks of mode {mode}")
     before = [length if mode == FULL_MASK else 0 for length in lengths]
-    rows = flat[: sum(before) * nodes + len(lengths) * nodes * nodes].split([(one + nodes) * nodes for one in before])
-    return [mask.view(nodes, -1)[:, one:] for mask, one in zip(rows, before, strict=True)]
+    rows = flat[: sum(before) * nodes + len(lengths) * nodes * nodes].split(
+        [(prefix + nodes) * nodes for prefix in before]
+    )
+    return [mask.view(nodes, -1)[:, prefix:] for mask, prefix in zip(rows, before, strict=True)]
 
 
 def node_parents(parent_list: list[int], selected: list[int], topk: int) -> list[int]:
