@@ -58,9 +58,9 @@ def main() -> None:
 
 def launches(default: Variant, tuned: Variant, buckets: tuple[int, ...], device: torch.device) -> dict[str, Gain]:
     """Every launch that differs."""
-    chosen = {choice.launch for choice in tuned.depth.loaded.config.tuning.choices}
+    chosen = {choice.launch for choice in tuned.shape.loaded.config.tuning.choices}
     gains: dict[str, Gain] = {}
-    depth = Depth({DEFAULT: default}, {}, buckets, device)
+    shape = TunedShape({DEFAULT: default}, {}, buckets, device)
     with on(device):
         for bucket in buckets:
             session = shape.session(bucket, default)

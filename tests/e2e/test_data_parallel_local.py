@@ -283,7 +283,7 @@ def test_ranks_draft_as_deep_as_any_of_them_wants() -> None:
         }  # as long as the second rank has work, and afterwards
 
 
-def test_programs_of_other_depths_do_not_meet() -> None:
-    engines = [make_engine(replace(config_of("EAGLE"), shallower=depths)) for depths in ((1, 2), (2,))]
+def test_programs_of_other_shapes_do_not_meet() -> None:
+    engines = [make_engine(replace(config_of("EAGLE"), shallower=steps)) for steps in ((1, 2), (2,))]
     for error in run_ranks([partial(serve, engine, ()) for engine in engines]):
         assert isinstance(error, LockStepError)

@@ -119,12 +119,12 @@ def lengths_of(config: Config, prompt: tuple[int, ...], shapes: Sequence[Shape] 
     while at < len(prompt) + NEW:
         steps, topk, nodes = next(turns)
         if draft is None:
-            branches = looked_up(text[:at], config.topk, steps)
+            branches = looked_up(text[:at], topk, steps)
             candidates = comb([token for branch in branches for token in branch][: nodes - 1], steps)
-        elif config.topk == 1:
+        elif topk == 1:
             candidates = comb(alone.chain(at, steps), steps)
         else:
-            candidates = candidates_of(alone, at, config.topk, steps)
+            candidates = candidates_of(alone, at, topk, steps)
         lengths.append(accepted(candidates, nodes, text[at:]))
         at += lengths[-1]
     return lengths

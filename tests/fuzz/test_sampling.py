@@ -45,7 +45,7 @@ def test_every_request_says_it_anew() -> None:
         decoding.engine.prompts = {row: [0] for row in rows}
         for plan in decoding.compiled.plans:
             decoding.step.set_sampling(rows, given)
-            decoding.step.at(plan.size("S")).prefill(batch)
+            decoding.step.at(plan.shape).prefill(batch)
             for depth in decoding.compiled.plans:
-                again = partial(decoding.step.at(depth.size("S")).prefill, batch)
+                again = partial(decoding.step.at(depth.shape).prefill, batch)
                 decoding._refused(again, "prefilled twice", SamplingError)

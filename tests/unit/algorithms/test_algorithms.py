@@ -73,8 +73,8 @@ def test_what_is_carried_has_one_size_at_all_shapes() -> None:
     with pytest.raises(DiagnosticError) as raised:
         check_config(loaded)
     (diagnostic,) = raised.value.diagnostics
-    assert (diagnostic.code, diagnostic.location) == ("legal/depths", loaded.location("num_steps"))
-    assert "i64[B, 4] with num_steps 4, i64[B, 2] with num_steps 2" in diagnostic.message
+    assert (diagnostic.code, diagnostic.location) == ("legal/shapes", loaded.location("num_steps"))
+    assert "i64[B, 4] at 4, i64[B, 2] at 2" in diagnostic.message
     assert diagnostic.hint == "write one num_steps"
     check_config(load("MULTI_LAYER_EAGLE", num_steps=[4]))
 

@@ -118,7 +118,7 @@ def test_json(config: Path, tmp_path: Path) -> None:
     assert (summary["name"], summary["algorithm"]) == (plan["name"], plan["algorithm"])
     assert set(summary["files"]) == {str(tmp_path / name) for name in files(tmp_path)}
     (program,) = summary["programs"]
-    assert (program["num_steps"], program["totals"]) == (1, plan["totals"])
+    assert (program["shape"], program["totals"]) == ("1", plan["totals"])
     assert {phase: [node["node"] for node in nodes] for phase, nodes in program["phases"].items()} == {
         phase["name"]: [node["name"] for node in phase["nodes"]] for phase in plan["phases"]
     }

@@ -44,7 +44,7 @@ def test_a_wheel_and_an_installed_package_say_the_same(
     assert report["version"] == f"{__version__}+p{report['digest'][:12]}"
     assert report["version"] in wheel.name
     assert (report["name"], report["package"], report["algorithm"]) == ("small", "specc_program_small", "EAGLE")
-    assert (report["num_steps"], report["verified_tokens"], report["buckets"]) == ([2], 3, [2])
+    assert (report["shapes"], report["verified_tokens"], report["buckets"]) == (["2"], 3, [2])
     assert (report["archs"], report["for_inspection"]) == (["gfx942", "sm_90"], ["gfx942"])
     assert report["machine_code"] == 2 * report["kernels"] == 2 * len(plan["kernels"])
     assert report["engine"] is None
@@ -87,7 +87,7 @@ def test_what_a_program_keeps_and_costs(wheel: Path) -> None:
 def test_several_shapes_and_a_program_without_a_draft(tmp_path: Path) -> None:
     wheel = built(tmp_path, "--arch", "sm_90", num_steps=[1, 3])
     report = json.loads(inspect(wheel, "--format", "json").stdout)
-    assert (report["num_steps"], list(report["totals"]), report["verified_tokens"]) == ([1, 3], ["3", "1"], 4)
+    assert (report["shapes"], list(report["totals"]), report["verified_tokens"]) == (["1", "3"], ["3", "1"], 4)
     text = inspect(wheel).stdout
     assert text.index("shape 3\n") < text.index("shape 1\n") < text.index("\nconfiguration\n")
     (tmp_path / "alone").mkdir()

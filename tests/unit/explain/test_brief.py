@@ -114,7 +114,7 @@ def test_values_are_spelled_as_in_a_file() -> None:
     ]
 
 
-def test_rows_are_chosen_by_their_estimates(wide: DepthBuild) -> None:
+def test_rows_are_chosen_by_their_estimates(wide: ShapeBuild) -> None:
     (choice,) = [decision for name, _, decision in tell(wide).choices() if decision.of == "rows that are drawn"]
     (rejected,) = choice.rejected
     assert (choice.chosen, rejected.what, choice.unit) == ("lazy", "eager", "us")

@@ -52,7 +52,7 @@ def text(measurement: Measurement, width: int) -> str:
 @pytest.mark.parametrize("width", [80, 160])
 def test_the_table(width: int) -> None:
     output = text(recorded(), width)
-    assert "toy: EAGLE, num_steps 2, on Some GPU" in output and output.count("bucket ") == 2
+    assert "toy: EAGLE, shape 2, on Some GPU" in output and output.count("bucket ") == 2
     assert all(len(line) <= width for line in output.splitlines())
     line = next(line for line in output.splitlines() if "verify_argmax" in line)
     assert line.split() == ["verify_argmax", "64", "4", "12,345", "8.10", "3.90", "2.08", "(2.08..2.08)"]

@@ -70,7 +70,7 @@ def test_one_of_two_launches_of_a_kernel_gets_its_own(tmp_path: Path) -> None:
 
 def test_the_remark_says_what_was_there(tmp_path: Path) -> None:
     build = tuned(CHAIN, tmp_path, Choice("prepare_rows", None, None, 4))
-    messages = [remark.message for remark in build.depths[0].ctx.remarks if remark.pass_name == "tune-launches"]
+    messages = [remark.message for remark in build.shapes[0].ctx.remarks if remark.pass_name == "tune-launches"]
     assert messages == ["prepare_rows: tuned: 4 warps instead of 1 warp"]
 
 
