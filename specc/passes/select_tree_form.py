@@ -14,6 +14,7 @@ from specc.ir.core import Module, Op, Value
 from specc.ir.infer import assign_types
 from specc.ir.liveness import sweep
 from specc.ir.opdef import Trait
+from specc.ir.ops import roots
 from specc.ir.types import TensorType
 from specc.kernels.writing.vocabulary import ranked
 from specc.pass_manager.pass_base import Choice, Context, Pass, Rejected
@@ -21,7 +22,7 @@ from specc.passes.prune_dead_dataflow import removal
 from specc.support.diagnostics import Diagnostic, DiagnosticError
 
 _FORM = "form of the draft"
-_OF_CHAINS = frozenset({"tree.repeat", "tree.root", "tree.best"})
+_OF_CHAINS = frozenset(op.name for op in roots.OPS)
 """Ops of the ``tree`` dialect that a chain has too."""
 
 

@@ -26,6 +26,7 @@ from specc.runtime.errors import BindError
 from specc.runtime.memory.arena import allocate
 from specc.runtime.plan.plan import TOKEN_MAP, Plan
 from specc.runtime.plan.plan_json import plan_text, read_plan
+from specc.runtime.plan.shape import Shape
 from specc.runtime.rotated import RotatedStep
 from specc.runtime.semantics.convention import DTYPES
 from specc.runtime.step import Step
@@ -179,7 +180,7 @@ class Bound:
 
     def _bind(self, place: tuple[Tensor, dict[str, Any]]) -> Step:
         memory = allocate(self.compiled.plans, CPU, 0xA5)
-        bound: dict[int, Step] = {}
+        bound: dict[Shape, Step] = {}
         ranks = self.config.file.tensor_parallel
         callbacks: Any = self.engine
         if self.config.file.logits == "sharded":
@@ -193,7 +194,7 @@ class Bound:
             bound[plan.shape] = kind(*arguments, collective=collective, memory=memory, shapes=bound, **more)
         self.memory = memory
         self.loose = _loose(self.compiled.plans, len(memory))
-        return bound[self.plan.size("S")]
+        return bound[self.plan.shape]
 
     def _held(self) -> list[Tensor]:
         """All memory in which state is."""

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from specc.runtime.entry.result import StepResult
+from specc.runtime.plan.shape import Shape
 
 from .bound import Bound
 from .oracle import Expected, Oracle
@@ -21,31 +22,31 @@ ROOM = 32
 class Checks(Bound):
     """Compares a step with what the oracles say."""
 
-    def _check_result(self, result: StepResult, rows: list[int], steps: int, nodes: int) -> None:
+    def _check_result(self, result: StepResult, rows: list[int], shape: Shape) -> None:
         host = result.to_host()
         for b, row in enumerate(rows):
             oracle = self.requests[row]
             got = host.tokens(b)
-            where = f"step {self.steps}, request {b} in pool row {row}, {steps} drafts of {nodes} nodes"
+            where = f"step {self.steps}, request {b} in pool row {row}, shape {shape}"
             try:
-                wanted, doubt = oracle.step(steps, nodes, got), False
+                wanted, doubt = oracle.step(shape, got), False
             except Doubt:
                 self.doubts += 1
-                if self.config.file.topk > 1 and self.config.file.mask == "none":
+                if shape.topk > 1 and self.config.file.mask == "none":
                     oracle.text += got  # it cannot be followed
                     self.requests.pop(row)
                     continue
                 wanted, doubt = oracle.verify(chain(oracle.text[-1], got[:-1]), len(got) - 1, got), True
             expect(got == wanted.tokens, f"{where}: emitted {got}, not {wanted.tokens}")
             slots = len(host.predict[b])
-            expect(slots == steps + 1, f"{where}: predict has {slots} slots")
+            expect(slots == shape.num_steps + 1, f"{where}: predict has {slots} slots")
             expect(host.predict[b] == got + [0] * (slots - len(got)), f"{where}: predict {host.predict[b]}")
             expect(host.accept_lens[b] == len(got), f"{where}: accept_len {host.accept_lens[b]}")
             expect(host.new_seq_lens[b] == wanted.length, f"{where}: new_seq_len {host.new_seq_lens[b]}")
             expect(host.bonus[b] == got[-1], f"{where}: bonus {host.bonus[b]}")
             if not doubt:
                 expect(host.health[b] == wanted.health, f"{where}: health {host.health[b]}, not {wanted.health}")
-            self._check_outputs(host, b, wanted, nodes, where, doubt)
+            self._check_outputs(host, b, wanted, shape.num_nodes, where, doubt)
 
     def _check_outputs(self, host: Any, b: int, wanted: Expected, nodes: int, where: str, doubt: bool) -> None:
         count = len(wanted.tokens)

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from specc import algorithms
+from specc.config import Needs
 
 Keys = dict[str, Any]
 
@@ -241,7 +242,23 @@ def draw(rng: random.Random, *, algorithm: str | None = None, small: bool = Fals
         keys["draft_sampling"] = "coupled"
     if rng.random() < ROTATED if rotated is None else rotated:
         _rotate(rng, keys)
+    elif algorithm not in ("MULTI_LAYER_EAGLE", PLUGIN) and rng.random() < 0.3:
+        _list_shapes(rng, keys, depths, topk, needs)
     return keys
+
+
+def _list_shapes(rng: random.Random, keys: Keys, depths: list[int], most: int, needs: Needs) -> None:
+    """Put shapes of these depths, up to so wide, in place of the keys of one; the deepest may be a chain."""
+    drafted = {name: keys.pop(name, None) for name in ("num_steps", "topk", "num_draft_tokens")}
+    shapes: dict[tuple[int, ...], dict[str, int]] = {}
+    for depth in (*depths, *rng.choices(depths[-1:], k=rng.randint(0, 2))):
+        topk = rng.randint(1, most) if depth else 1
+        shape = {"num_steps": depth} | ({"topk": topk} if topk > 1 or rng.random() < 0.3 else {})
+        if topk > 1:
+            largest = needs.most_nodes(topk, depth)
+            shape["num_draft_tokens"] = rng.randint(2, min(largest, drafted["num_draft_tokens"] or 40))
+        shapes.setdefault(tuple(shape.get(name, 1) for name in drafted), shape)
+    keys["shapes"] = rng.sample(list(shapes.values()), len(shapes))
 
 
 def to_yaml(keys: Keys) -> str:

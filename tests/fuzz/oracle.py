@@ -16,6 +16,7 @@ from fakes import grammar
 from fakes.models import Model, extra, fold, fold_all, target_code
 
 from specc.config import Config
+from specc.runtime.plan.shape import Shape
 
 from .ranking import INF, Branch, Choice, Tree, argmax, best_of, chain, log_probability, most_probable, ranked
 from .sampler import Sampler
@@ -99,13 +100,18 @@ class Oracle:
         for token in tokens:
             self.counts[token] = self.counts.get(token, 0) + 2
 
-    def choices(self, token: int, seen: int) -> list[Choice]:
-        """The K most probable next tokens of the draft."""
+    @cached_property
+    def width(self) -> int:
+        """K of the last step's shape, which `step` sets."""
+        return self.config.topk
+
+    def choices(self, token: int, seen: int, count: int) -> list[Choice]:
+        """The most probable next tokens of the draft, so many."""
         number = self.models["draft"].row(token, seen)
-        key = (number, self.config.file.topk)
+        key = (number, count)
         if key not in self.cache:
             draft = self.models["draft"]
-            candidates = most_probable(number, draft.rows[number], self.config.file.topk)
+            candidates = most_probable(number, draft.rows[number], count)
             self.cache[key] = [replace(choice, token=draft.token(choice.token)) for choice in candidates]
         return self.cache[key]
 
@@ -157,11 +163,12 @@ class Oracle:
 
     # --- a step -------------------------------------------------------------------------------------------------------
 
-    def step(self, steps: int, nodes: int, reported: Sequence[int] = ()) -> Expected:
-        """One step of S drafts and N nodes, at which a program ``reported`` these tokens.
+    def step(self, shape: Shape, reported: Sequence[int] = ()) -> Expected:
+        """One step of a shape, at which a program ``reported`` these tokens.
 
         Doubt when rounding decides what is drafted.
         """
+        steps, self.width, nodes = shape
         self.health = 0
         if self.config.file.step != "rotated":
             return self.verify(self.draft(steps, nodes) if steps else chain(self.text[-1], []), steps, reported)
@@ -184,7 +191,7 @@ class Oracle:
             codes.append(target_code(token, self.length + tree.depth(column)))
         for column in range(len(tree.tokens)):
             visible = tree.ancestors(column)
-            if self.config.file.topk > 1 and self.config.file.mask == "none":
+            if self.width > 1 and self.config.file.mask == "none":
                 visible = list(range(column + 1))
             seen.append(fold_all(self._seen, [codes[c] for c in visible]))
         path, emitted, rows = [0], list[int](), list[list[float] | None]()
@@ -278,12 +285,12 @@ class Oracle:
                 seen, row = forward(step, place, branch)
                 self.health |= DRAFT * self.argmax("draft", branch.token, seen)[1]
                 back.append(row)
-                for choice in self.choices(branch.token, seen):
+                for choice in self.choices(branch.token, seen, self.width):
                     grown.append(branch.child(count + len(grown), choice))
             first, count = count, count + len(grown)
             candidates += grown
             if step < steps - 2:
-                frontier = best_of(grown, len(frontier), ordered=self.config.file.topk > 1)
+                frontier = best_of(grown, len(frontier), ordered=self.width > 1)
                 handed = [back[(branch.number - first) // len(frontier)] for branch in frontier]
         kept = sorted(best_of(candidates, nodes - 1, ordered=False), key=lambda branch: branch.number)
         columns = {-1: 0} | {branch.number: column for column, branch in enumerate(kept, start=1)}
@@ -292,7 +299,7 @@ class Oracle:
 
     def carry_choices(self, token: int, seen: int) -> None:
         """The children of the next root."""
-        self.roots = self.choices(token, seen)
+        self.roots = self.choices(token, seen, self.config.widest)
         self.carry_row(0, token, seen)
         self.carried |= {
             "topk_index": [choice.token for choice in self.roots],

@@ -30,7 +30,7 @@ class Recurrent(Oracle):
         self.carry_hidden("hidden", "draft", self._kept)
 
     def draft(self, steps: int, nodes: int) -> Tree:
-        own: list[list[int]] = [[] for _ in range(self.config.file.topk)]
+        own: list[list[int]] = [[] for _ in range(self.width)]
         base = self.length + self.first
 
         def forward(step: int, place: int, branch: Branch) -> tuple[int, int]:
@@ -39,7 +39,7 @@ class Recurrent(Oracle):
             seen = fold(fold_all(self._kept, own[place]), step)
             return seen, self.hidden("draft", seen)
 
-        return self.grow(self.roots, self.handed, steps, nodes, forward)
+        return self.grow(self.roots[: self.width], self.handed, steps, nodes, forward)
 
     def commit(self, emitted: list[int], hidden: list[int], steps: int) -> None:
         base = len(self.draft_codes)
@@ -79,7 +79,7 @@ class Frozen(Oracle):
             saw = assist(step + 1, branch.token, branch.hidden or 0)
             return saw, self.hidden("draft", saw)
 
-        return self.grow(self.choices(root, seen), self.hidden("draft", seen), steps, nodes, forward)
+        return self.grow(self.choices(root, seen, self.width), self.hidden("draft", seen), steps, nodes, forward)
 
 
 class Anchored(Oracle):
@@ -105,7 +105,7 @@ class Anchored(Oracle):
         def forward(step: int, place: int, branch: Branch) -> tuple[int, int]:
             return mix(7, step + 1, self.length + 1 + step, self.handed), 0
 
-        return self.grow(self.choices(root, seen), 0, steps, nodes, forward)
+        return self.grow(self.choices(root, seen, self.width), 0, steps, nodes, forward)
 
 
 class Modules(Oracle):
@@ -194,7 +194,7 @@ class LookUp(Oracle):
         branches: list[list[int]] = []
         for _, rank, negative in sorted(places):
             source, after = (own, list(self.corpus))[rank], 1 - negative
-            if len(branches) == self.config.file.topk or any(branch[0] == source[after] for branch in branches):
+            if len(branches) == self.width or any(branch[0] == source[after] for branch in branches):
                 continue
             known = list(source)
             branch = []
@@ -204,7 +204,7 @@ class LookUp(Oracle):
                 if rank == 0 and options.beyond == "period":
                     known.append(token)  # past the root it goes on into the drafts themselves
             branches.append(branch)
-        branches += [[fill] * steps] * (self.config.file.topk - len(branches))
+        branches += [[fill] * steps] * (self.width - len(branches))
         tokens, parents = [self.text[-1]], [-1]
         for branch in branches:
             for i, token in enumerate(branch):

@@ -101,7 +101,7 @@ def goes_on(session: steps.Session, others: list[int], row: int, into: int) -> N
         result = session.after(rows, lengths)
         host = result.to_host()
         expect(all(0 <= token < vocab for token in host.tokens(len(others))), f"{host.tokens(len(others))} is emitted")
-        session._check_result(result, others, plan.size("S"), plan.size("N"))
+        session._check_result(result, others, plan.shape)
         others = [
             neighbour
             for neighbour in others

@@ -130,7 +130,7 @@ class RotatedSession(RotatedEngine):
             moved = torch.tensor(kept) - torch.arange(len(kept))
             index = whole["accept_index"]
             whole["accept_index"] = torch.where(index < 0, index, index - (moved * self.plan.size("N"))[:, None].int())
-        self._check_result(type(stepped.committed)(whole), rows, self.plan.size("S"), self.plan.size("N"))
+        self._check_result(type(stepped.committed)(whole), rows, self.plan.shape)
         for i, row in enumerate(order):
             where = f"step {self.steps}, pool row {row}"
             if row in out:

@@ -172,8 +172,7 @@ class Session(Checks):
         full = self._full(plan, self.plan.buckets[-1] - len(rows))
         batch = self._unchecked([*rows, *full]) if full else self._batch(rows)
         result = step.decode(batch, at_least=at_least, on_commit=on_commit)
-        nodes = plan.size("N")
-        self._check_result(result, rows, plan.size("S"), nodes)
+        self._check_result(result, rows, plan.shape)
         self._check_left_out(result, full, len(rows))
         if on_commit is not None:
             expect(len(seen) == 1 and torch.equal(seen[0], result.new_seq_lens), "on_commit")
@@ -269,7 +268,7 @@ class Session(Checks):
             result = self.step.decode(batch)
         except SpeccError:
             return False
-        self._check_result(result, rows, self.plan.size("S"), self.plan.size("N"))
+        self._check_result(result, rows, self.plan.shape)
         self._poison()
         return True
 

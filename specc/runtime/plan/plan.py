@@ -282,9 +282,7 @@ class Plan:
     @property
     def summary(self) -> str:
         """What it decodes in a few words: how it drafts, what a step verifies, how many requests it takes."""
-        depth, _, nodes = self.shape
-        tree = f"a tree of {nodes - 1} drafts, {depth} deep" if self.shape.is_tree else ""
-        return f"{self.algorithm}, {tree or f'a chain of {depth} drafts'}, up to {self.buckets[-1]} requests"
+        return f"{self.algorithm}, {self.shape.words}, up to {self.buckets[-1]} requests"
 
     @property
     def shape(self) -> Shape:
@@ -310,10 +308,8 @@ class Plan:
     def scores(self) -> int | None:
         """How many best tokens come with the log-probability of every emitted one; None where that is not there."""
         homes = {output.name: self.home(output.value) for output in self.outputs if output.entry == "step"}
-        if "logprobs" not in homes:
-            return None
         best = homes.get("best_tokens")
-        return int(best.shape[-1]) if best is not None else 0
+        return None if "logprobs" not in homes else 0 if best is None else int(best.shape[-1])
 
     def nodes(self, entry: str | None = None) -> tuple[Node, ...]:
         """The nodes of `prefill` or `step`, by default of both, in execution order."""
@@ -331,10 +327,9 @@ class Plan:
 
     def bucket(self, rows: int) -> int:
         """The smallest bucket that holds `rows` rows; PlanError when none does (check the batch first)."""
-        for bucket in self.buckets:
-            if rows <= bucket:
-                return bucket
-        raise PlanError(f"no bucket holds {rows} rows; the largest is {self.buckets[-1]}")
+        if rows > self.buckets[-1]:
+            raise PlanError(f"no bucket holds {rows} rows; the largest is {self.buckets[-1]}")
+        return next(bucket for bucket in self.buckets if rows <= bucket)
 
     def size(self, axis: str) -> int:
         """Elements along an axis: a name of `dims`, or a count as text. PlanError if it is neither."""

@@ -22,6 +22,12 @@ class Shape(NamedTuple):
         """Whether nodes may have several children."""
         return self.topk > 1 and self.num_steps > 0
 
+    @property
+    def words(self) -> str:
+        """What is drafted, in a few words."""
+        depth, _, nodes = self
+        return f"a tree of {nodes - 1} drafts, {depth} deep" if self.is_tree else f"a chain of {depth} drafts"
+
     def __str__(self) -> str:
         """The name of the shape in files, options and messages."""
         return f"{self.num_steps}x{self.topk}x{self.num_nodes}" if self.is_tree else str(self.num_steps)

@@ -37,7 +37,7 @@ def launch(build: Build, name: str) -> Launch:
 
 
 def test_what_is_written_reads_back(tmp_path: Path) -> None:
-    choices = Choice("verify_argmax", None, 1024, 8, {1: 3, 4: 2}), Choice("prepare_rows", 2, None, 2)
+    choices = Choice("verify_argmax", None, 1024, 8, {1: 3, 4: 2}), Choice("prepare_rows", "2", None, 2)
     tuning = tuned(CHAIN, tmp_path, *choices).loaded.config.tuning
     assert tuning is not None
     assert tuple(replace(choice, location=None) for choice in tuning.choices) == choices

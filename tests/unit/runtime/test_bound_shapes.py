@@ -1,4 +1,4 @@
-"""One binding for several depths: state, memory, graphs and what they guard are those of all of them."""
+"""One binding for several shapes: state, memory, graphs and what they guard are those of all of them."""
 
 from __future__ import annotations
 
@@ -75,13 +75,13 @@ def captured(cuda: FakeCuda, monkeypatch: pytest.MonkeyPatch) -> Any:
     return run
 
 
-def test_a_step_knows_its_depth_and_the_others() -> None:
+def test_a_step_knows_its_shape_and_the_others() -> None:
     step = bind(plans_of("EAGLE"), 1).step
-    assert step.num_steps == 3
+    assert step.shape.num_steps == 3
     for steps in STEPS:
-        assert step.at(steps).num_steps == steps
+        assert step.at(steps).shape.num_steps == steps
         assert step.at(steps).at(3) is step
-    with pytest.raises(BindError, match="not compiled for num_steps 4; there is 1, 2, 3"):
+    with pytest.raises(BindError, match="not compiled for the shape 4; there is 1, 2, 3"):
         step.at(1).at(4)
     alone = bind(plans_of("EAGLE", [3]), 1).step
     assert alone.at(3) is alone
@@ -92,12 +92,12 @@ def test_a_step_knows_its_depth_and_the_others() -> None:
 def test_the_program_has_its_plans_deepest_first() -> None:
     plans = plans_of("EAGLE")
     program = Program(plans[::-1], program_of(plans[0]).manifest, CPU, ReferenceBackend(brought()))
-    assert list(program.plans.items()) == [(3, plans[0]), (2, plans[1]), (1, plans[2])]
+    assert list(program.plans.items()) == [(plan.shape, plan) for plan in plans]
     assert program.plan is plans[0]
 
 
 @each_case
-def test_depths_have_one_memory(algorithm: str, keys: dict[str, Any]) -> None:
+def test_shapes_have_one_memory(algorithm: str, keys: dict[str, Any]) -> None:
     """As large as that of the largest, and pool rows that every depth sees."""
     plans = plans_of(algorithm, **keys)
     machine = bind(plans, 1)
