@@ -1,4 +1,4 @@
-"""Programs of several depths in one arena: a request finds its state wherever it goes, and nothing else lies there."""
+"""Programs of several shapes in one arena: a request finds its state wherever it goes, and nothing else lies there."""
 
 from __future__ import annotations
 
@@ -24,16 +24,21 @@ from specc.passes.plan_memory import FOREVER
 from specc.runtime.memory.arena import Arena, allocate
 from specc.runtime.memory.footprint import Memory
 from specc.runtime.plan.plan_json import read_plan
+from specc.runtime.plan.shape import Shape
 
 Json = dict[str, Any]
 TREE = {"topk": 2, "num_draft_tokens": 6, "page_size": 16}
+MIXED = {
+    "shapes": [{"num_steps": 4}, {"num_steps": 2, "topk": 4, "num_draft_tokens": 9}, {"num_steps": 0}],
+    "page_size": 16,
+}
 SEVERAL = [name for name in names() if name != "MULTI_LAYER_EAGLE"]
-"""Algorithms that can change their depth."""
+"""Algorithms that can change their shape."""
 
 
-def plans_of(build: Build) -> dict[int, Json]:
-    """The plans by num_steps."""
-    return {shape.num_steps: written(shape.plan) for shape in build.shapes}
+def plans_of(build: Build) -> dict[Shape, Json]:
+    """The plans by shape."""
+    return {built.shape: written(built.plan) for built in build.shapes}
 
 
 def in_arena(plan: Json) -> dict[str, Json]:
@@ -56,7 +61,7 @@ def share(one: Json, other: Json) -> bool:
 
 
 def check_places(plans: list[Json]) -> None:
-    """What keeps its content is in one place everywhere, and apart from all else of any depth."""
+    """What keeps its content is in one place everywhere, and apart from all else of any shape."""
     kept: dict[str, list[Json]] = {}
     for plan in plans:
         for name, buffer in in_arena(plan).items():
@@ -93,24 +98,36 @@ def check_bytes(plans: list[Json]) -> None:
 
 
 def check_carry(plans: list[Json]) -> None:
-    """Every depth carries the same, in pool rows of the same size."""
+    """Every shape carries the same, in pool rows of the same size."""
     for plan in plans[1:]:
-        assert plan["carry"] == plans[0]["carry"]
+        assert [sizes(plan, field) for field in plan["carry"]] == [
+            sizes(plans[0], field) for field in plans[0]["carry"]
+        ]
         assert plan["memory"]["relay"] == plans[0]["memory"]["relay"]
         for field in plan["carry"]:
-            name = f"relay.{field['name']}"
-            assert in_arena(plan)[name] == in_arena(plans[0])[name]
+            pools = [in_arena(one)[f"relay.{field['name']}"] | {"axes": None} for one in (plan, plans[0])]
+            assert pools[0] == pools[1]
+
+
+def sizes(plan: Json, field: Json) -> Json:
+    """A carried field with the sizes of its axes: a root's children are branches of the widest shape."""
+    axes = [plan["dims"].get(axis, axis) for axis in field["axes"][1:]]
+    return field | {"axes": axes}
 
 
 def check_slots(plans: list[Json]) -> None:
-    """Branches are as far apart as the plan says, at every depth alike, and no slot is behind the window.
+    """Branches are as far apart as the plan says, at every shape alike, and no slot is behind the window.
 
-    An engine that reads the deepest plan alone has room for all.
+    An engine that reads any of the plans has room for all.
     """
     for plan in plans:
         kv = plan["kv"]
-        assert all(kv[key] <= plans[0]["kv"][key] for key in ("window", "reserve", "verify_window"))
-        assert kv["branch_room"] in (0, plans[0]["kv"]["branch_room"])
+        assert (kv["reserve"], kv["branch_room"], plan["serving"]) == (
+            plans[0]["kv"]["reserve"],
+            plans[0]["kv"]["branch_room"],
+            plans[0]["serving"],
+        )
+        assert 2 * kv["window"] <= kv["reserve"]
         for op in [op for phase in plan["phases"] for node in phase["nodes"] for op in node["ops"]]:
             if op["op"] == "kv.branch_slots":
                 assert op["attrs"]["room"] == kv["branch_room"]
@@ -129,18 +146,29 @@ def behind(plan: Json, attrs: Json) -> list[int]:
 
 @st.composite
 def several(draw: st.DrawFn) -> Json:
-    """A configuration of up to three depths; a tree's nodes are those of the deepest."""
+    """A configuration of up to three depths, or of shapes; a tree's nodes are at most those of the deepest."""
     keys = draw(configs(SEVERAL, rotates=False))
     deepest = keys["num_steps"]
     others = draw(st.lists(st.integers(0, deepest - 1), max_size=2, unique=True))
-    return keys | {"num_steps": sorted([*others, deepest])}
+    if draw(st.booleans()):
+        return keys | {"num_steps": sorted([*others, deepest])}
+    widest, nodes = keys.pop("topk"), keys.pop("num_draft_tokens", 2)
+    del keys["num_steps"]
+    largest = needs(keys["algorithm"]).most_nodes
+    shapes: list[Json] = []
+    for steps in (*others, deepest):
+        topk = draw(st.integers(1, widest)) if steps else 1
+        tree = {"topk": topk, "num_draft_tokens": min(nodes, largest(topk, steps))} if topk > 1 else {}
+        shapes.append({"num_steps": steps, **tree})
+    return keys | {"shapes": shapes}
 
 
 @settings(max_examples=20)
 @given(several())
 def test_random_programs_are_linked(keys: Json) -> None:
     plans = list(plans_of(build_program(load_text(to_yaml(keys), Path("random.yaml"), names(), needs))).values())
-    assert [plan["dims"]["S"] for plan in plans] == keys["num_steps"][::-1]
+    steps = keys["num_steps"] if "num_steps" in keys else [shape["num_steps"] for shape in keys["shapes"]]
+    assert [plan["dims"]["S"] for plan in plans] == sorted(steps, reverse=True)
     for plan in plans:
         check_live(plan)
     check_places(plans)
@@ -150,18 +178,20 @@ def test_random_programs_are_linked(keys: Json) -> None:
 
 
 @pytest.mark.parametrize("page_size", [1, 2, 4, 16])
-def test_branches_of_every_depth_have_room_for_the_deepest(page_size: int) -> None:
-    """The runs of branches do not depend on the depth, so that an engine finds them without knowing it."""
+def test_branches_of_every_shape_have_room_for_the_deepest(page_size: int) -> None:
+    """The runs of branches do not depend on the shape, so that an engine finds them without knowing it."""
     built = build_program(load(topk=4, num_draft_tokens=20, page_size=page_size, num_steps=[1, 2, 4, 6]))
     plans = list(plans_of(built).values())
     check_slots(plans)
-    assert [plan["kv"]["branch_room"] for plan in plans] == [6, 6, 6, 0]
+    assert [plan["kv"]["branch_room"] for plan in plans] == [6, 6, 6, 6]
 
 
 @pytest.mark.parametrize("algorithm", ["EAGLE", "STANDALONE"])
-@pytest.mark.parametrize("keys", [{}, TREE], ids=["chain", "tree"])
-def test_programs_of_three_depths_are_linked(algorithm: str, keys: Json) -> None:
-    plans = list(plans_of(build_program(load(algorithm, num_steps=[1, 2, 4], **keys))).values())
+@pytest.mark.parametrize("keys", [{}, TREE, MIXED], ids=["chain", "tree", "mixed"])
+def test_programs_of_three_shapes_are_linked(algorithm: str, keys: Json) -> None:
+    plans = list(
+        plans_of(build_program(load(algorithm, **({} if keys is MIXED else {"num_steps": [1, 2, 4]}), **keys))).values()
+    )
     check_places(plans)
     check_bytes(plans)
     check_carry(plans)
@@ -174,10 +204,10 @@ def test_one_depth_is_as_it_is_without_a_list() -> None:
     assert one.plan == listed.plan
 
 
-def test_a_depth_carries_what_another_reads() -> None:
+def test_a_shape_carries_what_another_reads() -> None:
     """One draft step never reads hidden states of the last step; alone, it does not carry them."""
     alone = written(build_program(load(num_steps=1)).plan)
-    both = plans_of(build_program(load(num_steps=[1, 3])))
+    both = {shape.num_steps: plan for shape, plan in plans_of(build_program(load(num_steps=[1, 3]))).items()}
     deep = written(build_program(load(num_steps=3)).plan)
     assert "hidden" not in {field["name"] for field in alone["carry"]}
     assert both[1]["carry"] == both[3]["carry"] == deep["carry"]

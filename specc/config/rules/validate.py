@@ -127,6 +127,9 @@ def _report(
         message = f"{spell(path)} is a block of keys, and this is {say(value)}"
         hint = "write its keys on lines of their own, indented"
         findings.error("config/not-a-mapping", message, places.value(*path), hint=hint)
+    elif kind == "missing":
+        above = places.value(*path[:-1])
+        findings.error("config/missing-key", f"key '{path[-1]}' is missing", above, hint=f"add '{path[-1]}:'")
     elif kind == "bad_name":
         findings.error("config/bad-name", details["msg"], places.value(*path), hint=name_hint(str(value)))
     elif kind == "literal_error" and isinstance(value, str):

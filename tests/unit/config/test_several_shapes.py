@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import pytest
@@ -118,3 +119,72 @@ def test_the_schema_bounds_the_list() -> None:
 def _against_the_schema(value: Any) -> list[str]:
     schema = json_schema(names())
     return list(errors(value, schema["properties"]["num_steps"], schema))
+
+
+def listed(*shapes: str, more: str = "") -> str:
+    """A configuration with a list of shapes in place of the keys of one."""
+    text = "".join(f"  - {{{shape}}}\n" for shape in shapes)
+    plain = re.sub(r"^(topk|num_steps|num_draft_tokens):.*\n", "", VALID, flags=re.MULTILINE)
+    return plain.replace("buckets:", f"{more}shapes:\n{text}buckets:", 1)
+
+
+def test_shapes_of_any_width(load: Load) -> None:
+    tree, small, chain, none = (
+        "num_steps: 5, topk: 4, num_draft_tokens: 24",
+        "num_steps: 3, topk: 2, num_draft_tokens: 6",
+        "num_steps: 3",
+        "num_steps: 0",
+    )
+    loaded = load(listed(chain, tree, none, small))
+    assert loaded.config.shapes == ((0, 4, 1), (3, 1, 4), (3, 2, 6), (5, 4, 24))
+    assert [str(shape) for shape in loaded.config.shapes] == ["0", "3", "3x2x6", "5x4x24"]
+    assert (loaded.config.deepest, loaded.config.widest) == (5, 4)
+    assert [config.config.topk for config in loaded.shapes()] == [4, 2, 1, 4]
+    lines = [loaded_shape.location("num_steps").line for loaded_shape in loaded.shapes()]
+    first = listed(chain).splitlines().index("shapes:") + 2
+    assert lines == [first + 1, first + 3, first, first + 2]
+
+
+@pytest.mark.parametrize(
+    ("shapes", "code", "said"),
+    [
+        (["num_steps: 3, topk: 2"], "config/missing-key", "a tree needs num_draft_tokens"),
+        (["num_steps: 3, num_draft_tokens: 5"], "legal/chain-width", "verifies 4 tokens, and num_draft_tokens is 5"),
+        (["num_steps: 1, topk: 2, num_draft_tokens: 4"], "legal/tree-size", "has 2 to 3 nodes, and not 4"),
+        (["num_steps: 3", "num_steps: 3"], "config/out-of-range", "the shape 3 is listed twice"),
+        (["num_steps: 3", "topk: 1, num_steps: 3"], "config/out-of-range", "the shape 3 is listed twice"),
+        (["num_steps: 0"], "config/out-of-range", "no shape has a draft step"),
+        (["num_steps: 17"], "config/out-of-range", "at most 16"),
+        (["num_steps: [1, 3]"], "config/wrong-type", "an integer"),
+        (["topk: 2"], "config/missing-key", "num_steps"),
+        (["num_steps: 3, depth: 2"], "config/unknown-key", "unknown key 'depth'"),
+    ],
+)
+def test_what_is_wrong_with_a_shape(find: Find, shapes: list[str], code: str, said: str) -> None:
+    finding = only(find(listed(*shapes)))
+    assert finding.code == code
+    assert said in finding.message
+    assert finding.location is not None
+
+
+def test_shapes_stand_in_place_of_other_keys(find: Find) -> None:
+    for key in ("num_steps: 3", "topk: 1", "num_draft_tokens: 4"):
+        finding = only(find(listed("num_steps: 3", more=f"{key}\n")))
+        assert (finding.code, finding.hint) == ("config/out-of-range", "leave it out")
+        assert "the shapes say what is drafted" in finding.message
+        assert len(finding.notes) == 1
+
+
+def test_trees_among_shapes_are_refused_as_alone(find: Find) -> None:
+    shapes = "num_steps: 3", "num_steps: 3, topk: 2, num_draft_tokens: 6"
+    finding = only(find(listed(*shapes).replace("verify: greedy", "verify: rejection")))
+    assert (finding.code, finding.message) == ("legal/verify", "verify: rejection is for chains, and topk is 2")
+    finding = only(find(listed(*shapes).replace("algorithm: EAGLE", "algorithm: DFLASH")))
+    assert finding.code == "legal/chain-only"
+
+
+def test_the_schema_has_shapes() -> None:
+    schema = json_schema(names())
+    check = lambda value: list(errors(value, schema["properties"]["shapes"], schema))  # noqa: E731
+    assert check([{"num_steps": 3}, {"num_steps": 2, "topk": 2, "num_draft_tokens": 5}]) == []
+    assert check([{}]) and check([{"num_steps": 3, "depth": 1}])

@@ -43,6 +43,7 @@ PROGRAMS: tuple[tuple[str, dict[str, Any]], ...] = (
     ("EAGLE", {"verify": "rejection", "sampling": ["min_p"]}),
     ("DFLASH", {"verify": "block"}),
     ("STANDALONE", {"num_steps": [0, 2]}),
+    ("EAGLE", {"shapes": [{"num_steps": 3}, {"num_steps": 2, "topk": 2, "num_draft_tokens": 5}]}),
     ("NGRAM", {"options": {"corpus": "corpus"}}),
     ("NGRAM", {"topk": 2, "num_draft_tokens": 6}),
     ("NGRAM", {"step": "rotated"}),
