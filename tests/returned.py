@@ -52,3 +52,25 @@ class Fresh(Static):
             return super().put(key, tensor)
         self._kept.append(tensor.clone())
         return self._kept[-1]
+
+
+class Overwriting(Static):
+    """A forward writes its hidden rows over those that it was given, and hands back that memory; the rest is lost.
+
+    So does SGLang's EAGLE3 head on a GPU, which adds to its rows in place.
+    """
+
+    def __init__(self, callbacks: object) -> None:
+        super().__init__(callbacks)
+        self.overwritten: set[tuple[str, int | None]] = set()
+
+    def _call(self, name: str, forward: Callable[..., Any], **operands: Any) -> SimpleNamespace:
+        found = super()._call(name, forward, **operands)
+        given, hidden = operands.get("hidden"), getattr(found, "hidden", None)
+        if given is not None and hidden is not None:
+            assert given.dtype == hidden.dtype
+            memory = given.view(-1)
+            memory[hidden.numel() :] = torch.nan
+            found.hidden = memory[: hidden.numel()].view(hidden.shape).copy_(hidden)
+            self.overwritten.add((name, operands.get("step")))
+        return found

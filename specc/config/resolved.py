@@ -183,8 +183,8 @@ class Config:
     @property
     def drafted(self) -> str:
         """What is drafted, in words: ``chain of 3``, ``chain of 1, 3 or 5``, ``tree of 16 nodes``."""
-        trees = dict.fromkeys(str(shape.num_nodes) for shape in self.shapes if shape.topk > 1)
-        chains = dict.fromkeys(str(shape.num_steps) for shape in self.shapes if shape.topk == 1)
+        trees = dict.fromkeys(str(shape.num_nodes) for shape in self.shapes if shape.is_tree)
+        chains = dict.fromkeys(str(shape.num_steps) for shape in self.shapes if not shape.is_tree)
         words = [f"chain of {_or(chains)}"] if chains else []
         return _or([*words, f"tree of {_or(trees)} nodes"] if trees else words)
 

@@ -12,9 +12,10 @@ from dataclasses import dataclass, field
 
 from specc.ir.core import Module, Op, Value, is_state
 from specc.ir.declarations import KvPool
+from specc.ir.nodes import is_external
 from specc.ir.opdef import Trait
 from specc.ir.ops import OPS
-from specc.ir.types import StateType, TensorType
+from specc.ir.types import FLOATS, StateType, TensorType
 from specc.support.location import Location
 
 
@@ -101,6 +102,22 @@ def hidden_result(op: Op) -> Value | None:
     """The optional result of a forward, its hidden states, if it has it."""
     slots = OPS[op.opcode].result_slots(len(op.results), op.attrs)
     return next((value for slot, value in zip(slots, op.results, strict=False) if slot.optional), None)
+
+
+def handed_back(module: Module) -> list[tuple[Value, Value]]:
+    """Hidden rows that a forward is given, and those that it hands over, the last forward first.
+
+    A forward may overwrite the first and return their memory as the second: SGLang's EAGLE3 head adds to its rows in
+    place. So whoever reads the second may read the memory of the first, and through several forwards that of the first
+    of them. What is of floating point counts as hidden rows, whatever a forward from outside calls it.
+    """
+    return [
+        (given, handed)
+        for op in reversed([op for op in module.ops() if is_external(op)])
+        if (handed := hidden_result(op)) is not None
+        for given in op.operands
+        if isinstance(given.type, TensorType) and given.type.dtype in FLOATS
+    ]
 
 
 _NOTHING = {"capture": "null", "width": 0}

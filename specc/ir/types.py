@@ -41,6 +41,9 @@ DTYPES: dict[str, Dtype] = {
 }
 """Every dtype of the IR, by its name there."""
 
+FLOATS = frozenset({"f16", "bf16", "f32"})
+"""Those of hidden states and scores."""
+
 AXES: frozenset[str] = frozenset(
     {"request", "branch", "candidate", "step", "node", "path", "forward", "vocab", "draft_vocab", "reduced_vocab"}
     | {"vocab_shard", "rank"}

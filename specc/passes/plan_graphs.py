@@ -14,6 +14,7 @@ import networkx as nx
 
 from specc.ir.core import PHASES, SECOND_HALF, Module, Op, entry_of
 from specc.ir.declarations import Buffer, Kernel, Layout, Node, Reference, scratch_owner
+from specc.ir.liveness import handed_back
 from specc.ir.nodes import is_collective, is_external, is_given, is_host, is_rotated, node_of, node_order, quotient
 from specc.pass_manager.pass_base import Choice, Context, Pass, Rejected
 
@@ -141,13 +142,18 @@ def _reuse(module: Module) -> list[tuple[str, str]]:
 
 
 def _touches(module: Module) -> dict[str, set[str]]:
-    """Nodes that read or write each buffer; scratch belongs to its kernel."""
+    """Nodes that read or write each buffer; scratch belongs to its kernel.
+
+    Who reads what a forward handed over may read what it was given: `handed_back`.
+    """
     layouts = {layout.name: layout for layout in module.decls_of(Layout)}
     touch: dict[str, set[str]] = {}
     for op in module.ops():
         for value in (*op.operands, *op.results):
             if value.name in layouts:
                 touch.setdefault(layouts[value.name].buffer, set()).add(node_of(op))
+    for given, handed in handed_back(module):
+        touch[layouts[given.name].buffer] |= touch[layouts[handed.name].buffer]
     kernels = {kernel.name for kernel in module.decls_of(Kernel)}
     for buffer in module.decls_of(Buffer):
         kernel = scratch_owner(buffer.name)

@@ -3,6 +3,9 @@
 What lives across steps comes first, so that programs of several depths can have it in the same place. For the rest,
 live ranges are intervals of execution positions (prefill first, then the step), and buffers are placed largest first
 at the lowest offset that is free among those they are live together with.
+
+A forward may overwrite the hidden rows that it is given, and hand back that very memory. So it is live as long as what
+the forward hands over is read, and so on through forwards that are given what others handed over.
 """
 
 from __future__ import annotations
@@ -13,6 +16,7 @@ from itertools import combinations
 
 from specc.ir.core import Module, entry_of, tensor_type
 from specc.ir.declarations import Buffer, Kernel, KvPool, Layout, Reference
+from specc.ir.liveness import handed_back
 from specc.ir.nodes import node_of, node_order
 from specc.ir.types import StateType, TensorType, row_major
 from specc.kernels import FAMILIES
@@ -98,6 +102,10 @@ def unplaced(module: Module) -> list[Buffer]:
             touched.append(end[entry_of(value.source.phase)])
         first, last = ranges.get(layout.buffer, (FOREVER, 0))
         ranges[layout.buffer] = (min(first, *touched), max(last, *touched))
+    for given, handed in handed_back(module):
+        if layouts[given.name].buffer in ranges:
+            first, last = ranges[layouts[given.name].buffer]
+            ranges[layouts[given.name].buffer] = (first, max(last, ranges[layouts[handed.name].buffer][1]))
     specs = {
         kernel.name: FAMILIES[kernel.family].spec(module, kernel.name, cluster_of(module, kernel.name))
         for kernel in module.decls_of(Kernel)

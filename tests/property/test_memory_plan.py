@@ -9,10 +9,11 @@ from typing import Any
 import networkx as nx
 import pytest
 import torch
+import yaml
 from bound_script import bind, run
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from programs import load, written
+from programs import config_text, load, written
 from session import (
     RecordingEngine,
     Script,
@@ -31,6 +32,7 @@ from specc.build.build import Build, build_program
 from specc.config import load_text
 from specc.ir.ops import OPS
 from specc.ir.text.printer import print_module
+from specc.ir.types import FLOATS
 from specc.kernels import LONE, groups
 from specc.passes import form_kernels
 from specc.runtime.batch import Batch
@@ -115,6 +117,9 @@ def test_edges_order_every_conflict(keys: dict[str, Any]) -> None:
     buffers = {buffer["name"]: buffer for buffer in plan["buffers"]}
     buffers |= {f"rows of {owner}": {"name": f"rows of {owner}", "owner": "engine"} for owner in OWNERS}
     nodes = {node["name"]: accesses(plan, node) for phase in plan["phases"] for node in phase["nodes"]}
+    for handed, at in handed_back(plan).items():
+        for reads, _ in nodes.values():
+            reads |= at if handed in reads else set()
     for capture in plan["captures"]:
         order = nx.transitive_closure(nx.DiGraph(map(tuple, capture["edges"])))
         for first, second in combinations(capture["nodes"], 2):
@@ -137,6 +142,59 @@ def share(first: Any, second: Any) -> bool:
     if first["owner"] != "arena" or second["owner"] != "arena":
         return False
     return first["offset"] < second["offset"] + second["bytes"] and second["offset"] < first["offset"] + first["bytes"]
+
+
+@settings(max_examples=25)
+@given(configs())
+def test_what_a_forward_may_hand_back_is_kept_until_it_is_read(keys: dict[str, Any]) -> None:
+    check_handed_back(keys)
+
+
+@pytest.mark.parametrize("algorithm", ["EAGLE", "EAGLE3", "FROZEN_KV_MTP"])
+@pytest.mark.parametrize("form", [{}, {"topk": 4, "num_draft_tokens": 12}], ids=["chain", "tree"])
+def test_hidden_rows_of_every_draft_are_kept(algorithm: str, form: dict[str, Any]) -> None:
+    assert check_handed_back(yaml.safe_load(config_text(algorithm, num_steps=5, **form))) >= 3
+
+
+def check_handed_back(keys: dict[str, Any]) -> int:
+    """Rows that forwards hand over, in the memory of those that they were given, are whole wherever they are read.
+
+    Every forward overwrites its hidden rows and hands their memory back; so does the next one with these. Nothing else
+    reads rows after the forward that got them. Returns how many forwards may hand over memory of the arena.
+    """
+    plan = written(build(keys).plan)
+    buffers = {buffer["name"]: buffer for buffer in plan["buffers"]}
+    memory, spoilt = handed_back(plan), set[str]()
+    for node in (node for phase in plan["phases"] for node in phase["nodes"]):
+        reads, writes = accesses(plan, node)
+        writes &= buffers.keys()
+        written_at = [buffers[name] for name in writes]
+        for name, at in memory.items():
+            if any(share(buffers[place], one) for place in at for one in written_at):
+                spoilt.add(name)
+        spoilt -= writes
+        assert not spoilt & reads, f"{node['name']} reads what was overwritten"
+        if "hidden" in node.get("results", {}):
+            spoilt |= hidden_rows(plan, node)
+    return sum(bool(at) for at in memory.values())
+
+
+def hidden_rows(plan: Any, node: Any) -> set[str]:
+    """Buffers of what a forward is given of floating point."""
+    given = [plan["values"][name] for name in node.get("operands", {}).values() if name in plan["values"]]
+    return {value["buffer"] for value in given if value["dtype"] in FLOATS}
+
+
+def handed_back(plan: Any) -> dict[str, set[str]]:
+    """By the buffer of the hidden rows that a forward hands over the arena's buffers that these may lie in."""
+    arena = {buffer["name"] for buffer in plan["buffers"] if buffer["owner"] == "arena"}
+    memory = dict[str, set[str]]()
+    for node in (node for phase in plan["phases"] for node in phase["nodes"]):
+        if "hidden" in node.get("results", {}):
+            given = hidden_rows(plan, node)
+            lies_in = (given & arena).union(*(memory.get(name, ()) for name in given))
+            memory[plan["values"][node["results"]["hidden"]]["buffer"]] = lies_in
+    return memory
 
 
 @settings(max_examples=25)

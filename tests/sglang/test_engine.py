@@ -138,14 +138,15 @@ def test_everything_that_was_meant_to_happen_happened(variant: Variant, served: 
 def test_the_program_ran_the_steps_that_it_serves(variant: Variant, served: Served) -> None:
     """And SGLang those with a request that the program does not serve, in the same server.
 
-    For these alone it prepares FlashAttention as it does on a CPU: the program's are prepared as on a GPU.
+    For these alone it prepares FlashAttention as it does on a CPU, where that is noted: the program's are prepared as
+    on a GPU.
     """
     state = served.state["specc"]
     assert state["program"] == "specc_program_served"
     assert state["served"] > 100
     assert set(state["left"]) == (set() if variant.samples else {"logprobs", "sampling"})
     assert "specc_program_served runs the decode steps" in served.log
-    if variant.attention == "fa3":
+    if variant.attention == "fa3" and not ON_GPU:
         assert served.state["specc_testing"]["prepared"]["TARGET_VERIFY"] == sum(state["left"].values())
 
 

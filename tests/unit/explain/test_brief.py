@@ -68,7 +68,7 @@ def test_what_each_line_says(story: Story) -> None:
     assert lines["launches"].startswith("10 a step in one graph, no wait for the host: prepare_rows, duplicate_tail, ")
     assert "verify_draw_0..3" in lines["launches"]
     assert lines["carries"].startswith("8,312 bytes a request: bonus, topk_p, ")
-    assert lines["arena"] == "5,441,280 bytes, 12,890,368 without sharing"
+    assert lines["arena"] == "9,635,584 bytes, 12,890,368 without sharing"
     assert lines["removed"] == "%draft_hidden1 of model.draft and 2 more"
     assert "lazy (101.9 us), not eager (729.6 us)" in " ".join(text for _, text in brief.lines(story))
 
