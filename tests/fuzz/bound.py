@@ -108,7 +108,7 @@ class Bound:
         config, plan, rng = self.compiled.config, self.compiled.plan, self.rng
         self.config, self.plan, self.samples = config, plan, config.file.verify != "greedy"
         pool_rows = rng.randint(2, plan.size("P"))
-        self.window = plan.kv.window
+        self.window = max(each.kv.window for each in self.compiled.plans)
         columns = self.window + rng.choice([1, 2, 8, 40, 100])
         self.table = self._slots(pool_rows, columns)
         self.room = min(self.table.shape[1] - self.window, plan.kv.longest or columns)

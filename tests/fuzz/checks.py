@@ -106,13 +106,13 @@ class Checks(Bound):
             wanted = list(wanted) if isinstance(wanted, list | tuple) else wanted
             expect(values == wanted, f"carried {name}: {values}, not {wanted}")
 
-    def _check_kv(self, before: dict[str, Tensor], lengths: dict[int, int]) -> None:
+    def _check_kv(self, before: dict[str, Tensor], lengths: dict[int, int], window: int) -> None:
         """The text's keys and values are those of its tokens, and only slots of the step's windows were written."""
         for owner, pool in self.engine.memory.items():
             allowed = torch.zeros(pool.words.shape[1], dtype=torch.bool)
             allowed[0] = owner == "target" or self.config.file.tables.padding_slot == 0
             for row, length in lengths.items():
-                allowed[self.table[row, length : length + self.window].long()] = True
+                allowed[self.table[row, length : length + window].long()] = True
             changed = (pool.words != before[owner]).any(-1).any(0)
             expect(not (changed & ~allowed).any(), f"{owner}: slots outside the windows were written")
         for row in lengths.keys() & self.requests.keys():

@@ -62,7 +62,7 @@ class RotatedSession(RotatedEngine):
         undo()
         self._check_pools(pools, rows)
         self._check_around()
-        self._check_kv(kv, lengths)
+        self._check_kv(kv, lengths, self.window)
         self._poison()
         self.steps += 1
 

@@ -177,7 +177,7 @@ class Session(Checks):
         if on_commit is not None:
             expect(len(seen) == 1 and torch.equal(seen[0], result.new_seq_lens), "on_commit")
         self._check_pools(pools, rows)
-        self._check_kv(kv, lengths)
+        self._check_kv(kv, lengths, plan.kv.window)
         self._poison()
         self.steps += 1
 
@@ -293,7 +293,7 @@ class Session(Checks):
                 Batch([-1], [1]),
                 Batch([len(self.table)], [1]),
                 Batch(rows[:1], [0]),
-                Batch(rows[:1], [room(self.plan, self.place[0].shape[1]) + 1 - self.window]),
+                Batch(rows[:1], [room(self.plan, self.place[0].shape[1]) + 1 - self.plan.kv.window]),
                 Batch(rows[:1], [1, 1]),
                 Batch([1.0], [1]),  # type: ignore[list-item]
                 Batch(torch.tensor([1.0]), [1]),
