@@ -29,6 +29,9 @@ from specc.support.diagnostics import Note
 
 def _build(scope: Scope) -> None:
     scope.require_one_vocabulary()
+    if not scope.config.num_steps:
+        message = f"{scope.config.algorithm} carries all drafts of the next step, so it has no step without drafts"
+        scope.refuse("legal/shapes", message, ("num_steps",), hint="leave 0 out")
     _check_modules(scope)
     scope.carry("bonus", "i32", limit="V")
     scope.carry("topk_index", "i64", "S", limit="V", at=("num_steps",))
@@ -62,7 +65,7 @@ def _prefill(scope: Scope) -> None:
                 )  # fmt: skip
             token, health = _token(scope, logits, scope.seq_lens, step, health, f"prefill_draft{step + 1}", PREFILL_BIT)
             drafts = _append(scope, drafts, token, step)
-    assert drafts is not None  # a configuration has at least one step
+    assert drafts is not None  # there is a step
     finish_prefill(scope, health, first, {"bonus": first, "topk_index": drafts})
 
 
@@ -94,7 +97,7 @@ def _extend(scope: Scope, state: State, accepted: Accepted) -> None:
             drafts = _append(scope, drafts, token, step)
             if step + 1 < scope.config.num_steps:
                 tokens = b("chain.shift", tokens, accepted.accept_lens, token, names=(f"extend_tokens{step + 1}",))
-        assert drafts is not None  # a configuration has at least one step
+        assert drafts is not None  # there is a step
         store(scope, {"bonus": accepted.bonus, "topk_index": drafts})
     scope.output("health", state.health)
 

@@ -92,6 +92,7 @@ def start(loaded: LoadedConfig) -> Module:
     sizes = {
         "B": ("request", config.file.buckets[-1]),
         "K": ("branch", config.file.topk),
+        "J": ("candidate", config.file.topk + 1),
         "S": ("step", config.num_steps),
     }
     sizes |= {"D": ("forward", config.num_steps - 1), "A": ("path", config.path_slots), "P": ("pool", config.pool_rows)}

@@ -57,8 +57,11 @@ class NodeOps(Values):
         )
 
     def handed_on(self) -> None:
-        """One copy per branch, or the root as a token."""
-        if self.rng.random() < 0.5:
+        """One copy per branch, the best of a root's candidates, or the root as a token."""
+        if self.rng.random() < 0.3:
+            candidates = self.of("f32", "B", "J")
+            self.make("tree.best", candidates, facts=[Fact(rough=self.fact(candidates).rough)])
+        elif self.rng.random() < 0.5:
             x = self.pick(
                 lambda type_, _: (
                     len(type_.shape) == 2 and type_.shape[0] == "B" and not (self._late and type_.shape[1] == NODE)

@@ -25,7 +25,7 @@ from .perturbed import CPU, front, small
 from .random_modules import ESTABLISHED, compose
 from .random_values import SOURCE
 
-MODULES = 240
+MODULES = 300
 SUMMED = {"vocab.topk_part", "vocab.topk_merge", "vocab.logprob_merge"}
 """Ops of records with sums, whose last bits are each side's own; tests/kernels/test_shards.py has them."""
 

@@ -130,9 +130,9 @@ def expect_acceptance(found: dict[tuple[str, ...], float], completions: list[Com
     assert found["specc_retractions_total",] == sum(completion.retractions for completion in completions)
 
 
-def expect_work(found: dict[tuple[str, ...], float], watch: Watch, steps: int) -> None:
+def expect_work(found: dict[tuple[str, ...], float], watch: Watch, shape: Shape) -> None:
     """What the step functions were asked for."""
-    assert found["specc_decode_steps_total", str(steps)] == len(watch.rows)
+    assert found["specc_decode_steps_total", str(shape)] == len(watch.rows)
     assert found["specc_prefills_total",] == watch.prefills
     assert found["specc_request_rows_total",] == sum(watch.rows)
     assert found["specc_forwards_total",] == watch.forwards
@@ -148,7 +148,7 @@ def test_everything_is_counted_once(config: Config) -> None:
     assert {completion.finish_reason for completion in completions} == {"eos", "length"}
     assert len({length for completion in completions for length in completion.accept_lens}) > 1
     expect_acceptance(found, completions, config.steps)
-    expect_work(found, watch, config.steps)
+    expect_work(found, watch, engine.plan.shape)
     assert found["specc_kernel_launches_total",] == watch.launches > 0
     assert found["specc_eager_steps_total",] == len(watch.rows)
     assert found["specc_padding_rows_total",] == found["specc_graph_replays_total",] == 0
@@ -179,7 +179,7 @@ def test_graphs_replay_and_fill_buckets(config: Config, monkeypatch: pytest.Monk
     completions = serve(engine, count=3)
     found = read(metrics)
     expect_acceptance(found, completions, config.steps)
-    expect_work(found, watch, config.steps)
+    expect_work(found, watch, engine.plan.shape)
     graphs = [graph for event, graph in cuda.log[seen:] if event == "replay"]
     assert found["specc_graph_replays_total",] == len(graphs) > 0
     assert found["specc_kernel_launches_total",] == sum(len(graph.nodes) for graph in graphs) + eager.total()
@@ -210,7 +210,7 @@ def test_a_step_that_is_retried_counts_once(config: Config, name: str, late: boo
     assert len(completions) == 5
     expect_acceptance(found, completions, config.steps)
     assert found["specc_failures_total",] == 1
-    assert found["specc_decode_steps_total", "3"] == len(watch.rows)
+    assert found["specc_decode_steps_total", str(engine.plan.shape)] == len(watch.rows)
     assert found["specc_prefills_total",] == watch.prefills
 
 
@@ -230,7 +230,7 @@ def test_results_that_nobody_could_read_do_not_count(config: Config, monkeypatch
     found = read(metrics)
     assert found["specc_failures_total",] == 3
     expect_acceptance(found, completions, config.steps)
-    expect_work(found, watch, config.steps)
+    expect_work(found, watch, engine.plan.shape)
 
 
 @SHAPES
@@ -240,7 +240,7 @@ def test_requests_that_were_retracted(config: Config) -> None:
     completions = serve(engine)
     found = read(metrics)
     expect_acceptance(found, completions, config.steps)
-    expect_work(found, watch, config.steps)
+    expect_work(found, watch, engine.plan.shape)
     assert found["specc_retractions_total",] > 0
 
 
@@ -352,7 +352,7 @@ def test_the_table_of_the_documentation() -> None:
     """Names, types, labels and what is counted, in the same words."""
     rows = re.findall(r"^\| `(specc_\w+)(?:\{(\w+)\})?` \| (\w+) \| (.+) \|$", DOC, re.MULTILINE)
     engine = make_engine(TREE)
-    engine.stats.launched([], 0.0, TREE.steps)
+    engine.stats.launched([], 0.0, engine.plan.shape)
     engine._step = SimpleNamespace(replays=SimpleNamespace(replayed=1, moved={"prepare": 1}))
     found = []
     for family in Metrics(engine).collect():

@@ -28,6 +28,7 @@ from specc.engine.models.drafts import (
 from specc.runtime.batch import Batch
 from specc.runtime.plan.plan import Plan
 from specc.runtime.plan.plan_json import read_plan
+from specc.runtime.plan.shape import Shape
 from specc.runtime.semantics.convention import DTYPES
 
 from .plans import compiled, program_of
@@ -101,9 +102,9 @@ class FakeProgram:
     drafted: dict[int, list[tuple[int, list[int]]]] = field(default_factory=dict)
 
     @property
-    def plans(self) -> dict[int, Plan]:
-        """The plan of its only depth."""
-        return {self.plan.size("S"): self.plan}
+    def plans(self) -> dict[Shape, Plan]:
+        """The plan of its only shape."""
+        return {self.plan.shape: self.plan}
 
     def bind(
         self,
@@ -138,9 +139,9 @@ class PaddedStep:
         """Whatever else the step has."""
         return getattr(self.step, name)
 
-    def at(self, num_steps: int) -> PaddedStep:
-        """There is one depth."""
-        assert num_steps == self.program.plan.size("S")
+    def at(self, shape: Shape) -> PaddedStep:
+        """There is one shape."""
+        assert shape == self.program.plan.shape
         return self
 
     def decode(self, batch: Batch, *, at_least: int) -> Any:

@@ -47,7 +47,7 @@ def files_of(compiled: bound.Compiled) -> dict[str, bytes]:
     for number, plan in enumerate(compiled.texts):
         file = PLAN if not number else f"plan_{number}.json"
         files[file] = plan.encode()
-        plans[str(json.loads(plan)["dims"]["S"])] = file
+        plans[str(compiled.plans[number].shape)] = file
     manifest = {
         "name": "fuzzed", "version": "1.0+p0", "digest": "0" * 64, "specc": "1.0", "triton": None,
         "plan_format": FORMAT, "torch": "2.11",

@@ -77,6 +77,10 @@ def test_what_is_carried_has_one_size_at_all_shapes() -> None:
     assert "i64[B, 4] at 4, i64[B, 2] at 2" in diagnostic.message
     assert diagnostic.hint == "write one num_steps"
     check_config(load("MULTI_LAYER_EAGLE", num_steps=[4]))
+    loaded = load("MULTI_LAYER_EAGLE", num_steps=[0, 4])
+    with pytest.raises(DiagnosticError, match="it has no step without drafts") as raised:
+        check_config(loaded)
+    assert [diagnostic.code for diagnostic in raised.value.diagnostics] == ["legal/shapes"]
 
 
 @pytest.mark.parametrize(

@@ -84,11 +84,11 @@ def test_metrics_are_written_beside_the_output(invoke: Callable[..., Result], tm
     assert "error[emit/io]: cannot write" in lost.stderr
 
 
-def test_a_depth_is_one_that_the_program_has(invoke: Callable[..., Result]) -> None:
-    assert invoke("--prompt", "x", "--num-steps", "3", "--check").exit_code == 0
-    refused = invoke("--prompt", "x", "--num-steps", "7")
+def test_a_shape_is_one_that_the_program_has(invoke: Callable[..., Result]) -> None:
+    assert invoke("--prompt", "x", "--shape", "3", "--check").exit_code == 0
+    refused = invoke("--prompt", "x", "--shape", "7")
     assert refused.exit_code == 2
-    assert "the program was compiled for 3" in refused.stderr
+    assert "there is 3, and not 7" in refused.stderr
 
 
 @pytest.mark.parametrize("stream", ["--stream", "--no-stream"])

@@ -21,6 +21,7 @@ from specc.runtime.memory.arena import Arena
 from specc.runtime.plan.nodes import Launch
 from specc.runtime.plan.plan import Plan
 from specc.runtime.plan.plan_json import read_plan
+from specc.runtime.plan.shape import Shape
 from specc.runtime.state.relay import RelayPools
 from specc.runtime.step import Step
 
@@ -40,7 +41,7 @@ class Oracle:
 
     def step(self) -> list[int]:
         """One decode step: the emitted tokens, the bonus last."""
-        return self._request.step(self._steps, self._steps + 1).tokens
+        return self._request.step(Shape(self._steps, 1, self._steps + 1)).tokens
 
 
 @cache
