@@ -58,7 +58,7 @@ def main() -> None:
 
 def launches(default: Variant, tuned: Variant, buckets: tuple[int, ...], device: torch.device) -> dict[str, Gain]:
     """Every launch that differs."""
-    chosen = {choice.launch for choice in tuned.shape.loaded.config.tuning.choices}
+    chosen = {choice.launch for choice in tuned.built.loaded.config.tuning.choices}
     gains: dict[str, Gain] = {}
     shape = TunedShape({DEFAULT: default}, {}, buckets, device)
     with on(device):

@@ -88,7 +88,7 @@ class Build:
     @property
     def sources(self) -> tuple[KernelSource, ...]:
         """Every kernel, once."""
-        return tuple({source.name: source for shape in self.shapes for source in shape.generated.sources}.values())
+        return tuple({source.name: source for built in self.shapes for source in built.generated.sources}.values())
 
     @property
     def module(self) -> Module:
@@ -170,14 +170,14 @@ def compile_machine_code(
             )
         except CompileError as error:
             raise _compile_failed(build, error) from error
-    for shape in build.shapes:
-        names = {source.name for source in shape.generated.sources}
-        shape.ctx.resources = {
+    for built in build.shapes:
+        names = {source.name for source in built.generated.sources}
+        built.ctx.resources = {
             key: Resources(f"{key[0]}.{key[1]}", key[0], key[1], a.registers, a.spills, a.shared)
             for key, a in build.artifacts.items()
             if key[0] in names
         }
-        run_passes(shape.module, [CheckResources()], shape.ctx, [CheckEach()])
+        run_passes(built.module, [CheckResources()], built.ctx, [CheckEach()])
 
 
 def _require_tuned_arch(build: Build, archs: Sequence[str]) -> None:
@@ -215,7 +215,7 @@ def _compile_failed(build: Build, error: CompileError) -> DiagnosticError:
 
     What a plugin's device function is the reason of is the plugin's mistake, and shown in its file.
     """
-    ops = [op for shape in build.shapes for op in shape.covered_by(error.kernel)]
+    ops = [op for built in build.shapes for op in built.covered_by(error.kernel)]
     where = ops[0].location if ops else None
     first, *rest = error.message.splitlines() or [""]
     message, notes = f"{error.kernel} for {error.arch}: {first}", tuple(map(Note, rest))

@@ -22,23 +22,23 @@ def kernel_files(build: Build) -> dict[str, str]:
 
 def reference_files(build: Build) -> dict[str, str]:
     """Path inside the package -> text, of the files with the references of ops that a plugin brought."""
-    sources = [source for shape in build.shapes for source in brought(shape.module).values()]
+    sources = [source for built in build.shapes for source in brought(built.module).values()]
     return {source.path: source.text for source in sources}
 
 
 def specir_files(build: Build) -> dict[str, str]:
     """Path below the output directory -> text: the module of every shape, the deepest first."""
-    return {_of_shape(build, shape, "module", ".specir"): print_module(shape.module) for shape in build.shapes}
+    return {_of_shape(build, built, "module", ".specir"): print_module(built.module) for built in build.shapes}
 
 
 def plan_files(build: Build) -> dict[str, Plan]:
     """Path below the output directory -> plan, of every shape, the deepest first."""
-    return {_of_shape(build, shape, "plan", ".json"): shape.plan for shape in build.shapes}
+    return {_of_shape(build, built, "plan", ".json"): built.plan for built in build.shapes}
 
 
-def _of_shape(build: Build, shape: ShapeBuild, stem: str, suffix: str) -> str:
+def _of_shape(build: Build, built: ShapeBuild, stem: str, suffix: str) -> str:
     """The plain name for the deepest program, ``plan.1.json`` for a chain of one."""
-    return stem + suffix if shape is build.shapes[0] else f"{stem}.{shape.shape}{suffix}"
+    return stem + suffix if built is build.shapes[0] else f"{stem}.{built.shape}{suffix}"
 
 
 def emit_specir(build: Build, directory: Path) -> list[Path]:

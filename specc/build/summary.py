@@ -24,9 +24,9 @@ if TYPE_CHECKING:
 def print_summary(build: Build, console: Console, files: Iterable[object]) -> None:
     """Print the summary of a finished build."""
     several = len(build.shapes) > 1
-    for shape in build.shapes:
-        title = f"{shape.plan.name}: {shape.plan.algorithm}" + f", shape {shape.shape}" * several
-        console.print(Group(_phases(shape.plan, title), totals_table(shape.plan.totals)))
+    for built in build.shapes:
+        title = f"{built.plan.name}: {built.plan.algorithm}" + f", shape {built.shape}" * several
+        console.print(Group(_phases(built.plan, title), totals_table(built.plan.totals)))
     if several:
         console.print(Text(_shared(build)))
     console.print(*_resources(build))
@@ -37,10 +37,10 @@ def print_summary(build: Build, console: Console, files: Iterable[object]) -> No
 
 
 def _shared(build: Build) -> str:
-    """What the shapes have in common."""
-    uses = Counter(source.name for shape in build.shapes for source in shape.generated.sources)
+    """The kernels and the memory that the shapes share, in a line."""
+    uses = Counter(source.name for built in build.shapes for source in built.generated.sources)
     shared = sum(times > 1 for times in uses.values())
-    arena = max(shape.plan.memory.arena for shape in build.shapes)
+    arena = max(built.plan.memory.arena for built in build.shapes)
     return f"{len(uses)} kernels, {shared} of them for more than one shape; one arena of {arena:,} bytes"
 
 
@@ -158,17 +158,17 @@ def record(build: Build, files: Iterable[object], warnings: Iterable[Mapping[str
         "files": [str(file) for file in files],
         "programs": [
             {
-                "shape": str(shape.shape),
+                "shape": str(built.shape),
                 "phases": {
                     phase.name: [
                         {"node": node.name, "what": _what(node), "capture": getattr(node, "capture", None)}
                         for node in phase.nodes
                     ]
-                    for phase in shape.plan.phases
+                    for phase in built.plan.phases
                 },
-                "totals": written_totals(shape.plan.totals),
+                "totals": written_totals(built.plan.totals),
             }
-            for shape in build.shapes
+            for built in build.shapes
         ],
         "machine_code": [
             {"kernel": kernel, "arch": arch, "bytes": len(a.binary), "registers": a.registers, "spills": a.spills,

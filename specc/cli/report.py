@@ -43,7 +43,7 @@ def report(
 
 
 def _page(config: Path, messages: Report, engine: str | None, shape: str | None) -> Page:
-    """What there is to tell of a configuration, at a shape or its deepest; its warnings are printed."""
+    """The page of a configuration, at a shape or its deepest; its warnings are printed."""
     from specc.explain.page.model import gather
 
     subject = load_subject(config, messages, engine)

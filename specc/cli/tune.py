@@ -88,13 +88,13 @@ def _knobs(loaded: LoadedConfig) -> Iterator[dict[str, Any]]:
     from specc.build.build import build_program
     from specc.measure.tuning.variants import described, kernels_of, knobs_of
 
-    for shape in build_program(loaded).shapes:
-        for nodes in kernels_of(shape).values():
-            knobs = knobs_of(shape, nodes[0].name)
+    for built in build_program(loaded).shapes:
+        for nodes in kernels_of(built).values():
+            knobs = knobs_of(built, nodes[0].name)
             yield {
-                "shape": str(shape.shape),
+                "shape": str(built.shape),
                 "launches": [node.name for node in nodes],
-                "now": described(shape, nodes[0].name),
+                "now": described(built, nodes[0].name),
                 "tiles": list(knobs.tiles),
                 "warps": list(knobs.warps),
                 "most_split": knobs.split,

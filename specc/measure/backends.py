@@ -28,7 +28,7 @@ def cuda_backend(build: Build, folder: Path, device: torch.device) -> CudaBacken
 def loaded(build: Build, folder: Path, device: torch.device) -> CudaBackend:
     """The machine code that a build has, loaded from its wheel, which is written and unpacked in a folder."""
     package = unpacked(build, folder)
-    return CudaBackend([shape.plan for shape in build.shapes], Manifest.read(package), package, device)
+    return CudaBackend([built.plan for built in build.shapes], Manifest.read(package), package, device)
 
 
 def unpacked(build: Build, folder: Path) -> Path:

@@ -144,7 +144,7 @@ def _reuse(module: Module) -> list[tuple[str, str]]:
 def _touches(module: Module) -> dict[str, set[str]]:
     """Nodes that read or write each buffer; scratch belongs to its kernel.
 
-    Who reads what a forward handed over may read what it was given: `handed_back`.
+    A reader of what a forward handed over may read what that forward was given: `handed_back`.
     """
     layouts = {layout.name: layout for layout in module.decls_of(Layout)}
     touch: dict[str, set[str]] = {}

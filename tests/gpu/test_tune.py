@@ -74,10 +74,10 @@ def variant(loaded, folder: Path, device: torch.device) -> Variant:
     return made
 
 
-def steps(built: Variant, bucket: int, device: torch.device) -> list[list[float]]:
+def steps(candidate: Variant, bucket: int, device: torch.device) -> list[list[float]]:
     """All that three steps decide."""
     with on(device):
-        session = Session(built.shape.plan, built.backend, device, bucket, steps=3)
+        session = Session(candidate.built.plan, candidate.backend, device, bucket, steps=3)
         decisions: list[list[float]] = []
         for _ in range(3):
             session.step()

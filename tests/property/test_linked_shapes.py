@@ -61,7 +61,7 @@ def share(one: Json, other: Json) -> bool:
 
 
 def check_places(plans: list[Json]) -> None:
-    """What keeps its content is in one place everywhere, and apart from all else of any shape."""
+    """Buffers that keep their content are in one place everywhere, and apart from all else of any shape."""
     kept: dict[str, list[Json]] = {}
     for plan in plans:
         for name, buffer in in_arena(plan).items():

@@ -19,9 +19,8 @@ class Usage:
 
     def __init__(self, engine: Engine) -> None:
         """Read the costs of a step from the plans, one for each shape: launches by bucket, and forwards."""
-        self.engine = engine
+        self.engine, self._bucket = engine, engine.plan.bucket
         self._costs = {shape: _Cost.read(plan) for shape, plan in engine.program.plans.items()}
-        self._buckets = engine.plan.buckets
 
     @property
     def captured(self) -> bool:
@@ -74,9 +73,6 @@ class Usage:
         """Yield numbers of requests, with how many steps had so many."""
         for (rows, _), steps in Counter(self.engine.stats.decodes).items():
             yield rows, steps
-
-    def _bucket(self, rows: int) -> int:
-        return next(bucket for bucket in self._buckets if bucket >= rows)
 
 
 @dataclass(frozen=True)

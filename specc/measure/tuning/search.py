@@ -93,7 +93,7 @@ class TunedShape:
 
     def session(self, bucket: int, variant: Variant) -> Session:
         """The program's step on inputs of its own, the same for every variant."""
-        plan = variant.shape.plan
+        plan = variant.built.plan
         return Session(plan, variant.backend, self.device, bucket, steps=WARM_UPS + COPIES)
 
 
@@ -139,7 +139,7 @@ def _shape(
     with tempfile.TemporaryDirectory(prefix="specc-tune-") as folder:
         for number, (pair, one) in enumerate(builds.items()):
             variant = compiled(one, at, pair, Path(folder, str(number)), device)
-            if variant is not None and variant.shape.plan.buffers == plain.plan.buffers:
+            if variant is not None and variant.built.plan.buffers == plain.plan.buffers:
                 variants[pair] = variant
             on_done("loading", 0.25 + 0.05 * (number + 1) / len(builds))
         timed = {kernel: Timed(nodes) for kernel, nodes in kernels.items()}
@@ -182,7 +182,7 @@ def _try_all(shape: TunedShape, session: Session, timed: Timed, bucket: int, unt
 
 def _in_order(shape: TunedShape, node: Launch) -> list[Variant]:
     """The variants that a launch has, specc's own tile and warps first."""
-    wanted = pairs_of(shape.default.shape, node.name)
+    wanted = pairs_of(shape.default.built, node.name)
     variants = [variant for pair, variant in shape.variants.items() if pair in wanted]
     return [variant for variant in variants if _launch(variant, node.name).kernel not in variant.refused]
 
@@ -198,7 +198,7 @@ def _splits(variant: Variant, node: Launch, bucket: int) -> list[int]:
 
 
 def _launch(variant: Variant, name: str) -> Launch:
-    nodes = variant.shape.plan.nodes("step")
+    nodes = variant.built.plan.nodes("step")
     return next(node for node in nodes if isinstance(node, Launch) and node.name == name)
 
 
@@ -308,7 +308,7 @@ def _chosen(shape: TunedShape, timed: Timed) -> list[Found]:
         return []
     _, pair, gains = max(candidates, key=lambda one: one[0])
     splits = {gain.bucket: timed.best[pair][gain.bucket][0] for gain in gains}
-    name = str(shape.default.shape.shape) if len(shape.default.shape.loaded.config.shapes) > 1 else None
+    name = str(shape.default.built.shape) if len(shape.default.built.loaded.config.shapes) > 1 else None
     kept = {bucket: split for bucket, split in splits.items() if split}
     choices = tuple(Choice(node.name, name, *pair, kept) for node in timed.nodes)
-    return [Found(choices, described(shape.default.shape, timed.nodes[0].name), tuple(gains))]
+    return [Found(choices, described(shape.default.built, timed.nodes[0].name), tuple(gains))]

@@ -96,7 +96,7 @@ def _of_steps(
             assert made is not None, "what was timed compiles"
             sides.append(made)
         default, tuned = sides
-        return step_gains(default, tuned, tuned.shape.plan.buckets, device)
+        return step_gains(default, tuned, tuned.built.plan.buckets, device)
 
 
 def step_gains(default: Variant, tuned: Variant, buckets: Sequence[int], device: torch.device) -> list[Gain]:
@@ -128,7 +128,7 @@ class _Side:
     """A program's whole step, captured, and its memory before."""
 
     def __init__(self, variant: Variant, bucket: int, device: torch.device) -> None:
-        plan = variant.shape.plan
+        plan = variant.built.plan
         self.session = Session(plan, variant.backend, device, bucket, steps=WARM_UPS + COPIES)
         self._before = partial(self.session.restore, self.session.memory())
         self._graph: torch.cuda.CUDAGraph | None = None

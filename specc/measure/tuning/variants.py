@@ -37,58 +37,58 @@ class Variant:
 
     Attributes:
         pair: the tile and the warps of every launch that has such a knob and such a value.
-        shape: how it was built.
+        built: how it was built.
         backend: its machine code, loaded.
         refused: kernels that spill, or take more shared memory than they may.
 
     """
 
     pair: Pair
-    shape: ShapeBuild
+    built: ShapeBuild
     backend: Backend
     refused: frozenset[str] = frozenset()
 
     def knobs(self, launch: str) -> Knobs:
         """The knobs of a launch, with this tile."""
-        return knobs_of(self.shape, launch)
+        return knobs_of(self.built, launch)
 
 
-def kernels_of(shape: ShapeBuild) -> dict[str, list[Launch]]:
+def kernels_of(built: ShapeBuild) -> dict[str, list[Launch]]:
     """The launches of a step by the kernel that they launch, those alone that have a knob."""
     launches: dict[str, list[Launch]] = {}
-    for node in shape.plan.nodes("step"):
-        if isinstance(node, Launch) and knobs_of(shape, node.name) != Knobs():
+    for node in built.plan.nodes("step"):
+        if isinstance(node, Launch) and knobs_of(built, node.name) != Knobs():
             launches.setdefault(node.kernel, []).append(node)
     return launches
 
 
-def knobs_of(shape: ShapeBuild, launch: str) -> Knobs:
+def knobs_of(built: ShapeBuild, launch: str) -> Knobs:
     """What may be chosen of a launch."""
-    kernel = _declared(shape, launch)
-    return FAMILIES[kernel.family].knobs(shape.module, cluster_of(shape.module, launch))
+    kernel = _declared(built, launch)
+    return FAMILIES[kernel.family].knobs(built.module, cluster_of(built.module, launch))
 
 
-def described(shape: ShapeBuild, launch: str) -> str:
+def described(built: ShapeBuild, launch: str) -> str:
     """The tile, warps and split that a launch has, in words."""
-    return told(shape.module, _declared(shape, launch))
+    return told(built.module, _declared(built, launch))
 
 
-def _declared(shape: ShapeBuild, launch: str) -> Kernel:
-    return next(kernel for kernel in shape.module.decls_of(Kernel) if kernel.name == launch)
+def _declared(built: ShapeBuild, launch: str) -> Kernel:
+    return next(kernel for kernel in built.module.decls_of(Kernel) if kernel.name == launch)
 
 
-def pairs_of(shape: ShapeBuild, launch: str) -> set[Pair]:
+def pairs_of(built: ShapeBuild, launch: str) -> set[Pair]:
     """Every combination of a tile and warps that a launch may have; None where they are specc's own."""
-    knobs, kernel = knobs_of(shape, launch), shape.plan.kernels[shape.generated.kernel_of[launch]]
+    knobs, kernel = knobs_of(built, launch), built.plan.kernels[built.generated.kernel_of[launch]]
     tiles = (None, *(tile for tile in knobs.tiles if tile != kernel.constants.get("BLOCK")))
     warps = (None, *(count for count in knobs.warps if count != kernel.num_warps))
     return set(product(tiles, warps))
 
 
-def choices_of(shape: ShapeBuild, kernels: Mapping[str, list[Launch]], pair: Pair) -> tuple[Choice, ...]:
+def choices_of(built: ShapeBuild, kernels: Mapping[str, list[Launch]], pair: Pair) -> tuple[Choice, ...]:
     """A tile and warps for every launch that may have them."""
-    names = [node.name for nodes in kernels.values() for node in nodes if pair in pairs_of(shape, node.name)]
-    return tuple(Choice(name, str(shape.shape), *pair) for name in names)
+    names = [node.name for nodes in kernels.values() for node in nodes if pair in pairs_of(built, node.name)]
+    return tuple(Choice(name, str(built.shape), *pair) for name in names)
 
 
 def with_choices(loaded: LoadedConfig, tuning: Tuning, choices: tuple[Choice, ...]) -> LoadedConfig:

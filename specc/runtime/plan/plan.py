@@ -308,8 +308,10 @@ class Plan:
     def scores(self) -> int | None:
         """How many best tokens come with the log-probability of every emitted one; None where that is not there."""
         homes = {output.name: self.home(output.value) for output in self.outputs if output.entry == "step"}
+        if "logprobs" not in homes:
+            return None
         best = homes.get("best_tokens")
-        return None if "logprobs" not in homes else 0 if best is None else int(best.shape[-1])
+        return int(best.shape[-1]) if best is not None else 0
 
     def nodes(self, entry: str | None = None) -> tuple[Node, ...]:
         """The nodes of `prefill` or `step`, by default of both, in execution order."""
@@ -366,9 +368,7 @@ class Plan:
 
     def reads(self, entry: str) -> frozenset[str]:
         """Names of the inputs that any node of `entry` reads."""
-        names: set[str] = set()
-        for node in self.nodes(entry):
-            names |= read_by(node)
+        names = {name for node in self.nodes(entry) for name in read_by(node)}
         return frozenset(names & set(self.inputs))
 
     def stores(self, entry: str) -> frozenset[str]:

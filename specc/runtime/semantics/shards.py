@@ -81,13 +81,8 @@ def vocab_logprob_merge(operands: Tensors, attrs: Attrs, dims: Dims) -> Tensors:
 def vocab_topk_merge(operands: Tensors, attrs: Attrs, dims: Dims) -> Tensors:
     """Records i64[R, B, ..., K + 1], rows i64[B] -> p f32, index i64[B, ..., K], bad i1[B, ...], as `vocab.topk`."""
     records, rows = operands
-    keys = (
-        records[..., :-1]
-        .movedim(0, -2)
-        .flatten(-2)
-        .sort(dim=-1, descending=True)
-        .values[..., : dims[attrs.get("axis", "K")]]
-    )
+    ranked = records[..., :-1].movedim(0, -2).flatten(-2).sort(dim=-1, descending=True).values
+    keys = ranked[..., : dims[attrs.get("axis", "K")]]
     top, mass = _masses(records)
     nan = torch.signbit(mass).any(dim=0)
     top, mass = _joined(top, mass.abs())

@@ -116,9 +116,9 @@ def test_the_schema_bounds_the_list() -> None:
     assert (listed["minItems"], listed["maxItems"]) == (1, 16)
 
 
-def _against_the_schema(value: Any) -> list[str]:
+def _against_the_schema(value: Any, key: str = "num_steps") -> list[str]:
     schema = json_schema(names())
-    return list(errors(value, schema["properties"]["num_steps"], schema))
+    return list(errors(value, schema["properties"][key], schema))
 
 
 def listed(*shapes: str, more: str = "") -> str:
@@ -184,7 +184,6 @@ def test_trees_among_shapes_are_refused_as_alone(find: Find) -> None:
 
 
 def test_the_schema_has_shapes() -> None:
-    schema = json_schema(names())
-    check = lambda value: list(errors(value, schema["properties"]["shapes"], schema))  # noqa: E731
-    assert check([{"num_steps": 3}, {"num_steps": 2, "topk": 2, "num_draft_tokens": 5}]) == []
-    assert check([{}]) and check([{"num_steps": 3, "depth": 1}])
+    assert _against_the_schema([{"num_steps": 3}, {"num_steps": 2, "topk": 2, "num_draft_tokens": 5}], "shapes") == []
+    assert _against_the_schema([{}], "shapes")
+    assert _against_the_schema([{"num_steps": 3, "depth": 1}], "shapes")

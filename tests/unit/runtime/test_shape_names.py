@@ -1,4 +1,4 @@
-"""What shapes are called, and which one is meant."""
+"""Names of shapes, and the shape that a name, a number or a tuple means."""
 
 from __future__ import annotations
 
