@@ -101,7 +101,7 @@ class Steps:
         if self.captured != "none":
             self._pads = True
             self._prove(bound, worker)
-        self.shapes = Shapes(package, self.step, self._plans, partial(shared, get_parallel().tp_group))
+        self.shapes = Shapes(package, self.step, self._pad, partial(shared, get_parallel().tp_group))
         self._counters: Counters | None = None
         self._verified: Verified | None = None
         if get_observability().enable_metrics and not get_parallel().tp_rank:
@@ -153,6 +153,11 @@ class Steps:
         if self._attention[shape].plans:
             size = self._plans[shape].bucket(len(lengths)) if self._pads else len(lengths)
             self._attention[shape].plan(size, [*lengths, *[0] * (size - len(lengths))])
+
+    def _pad(self, shape: Any, bucket: int) -> None:
+        """Queue a step all of whose rows are padding."""
+        self._plan(shape, [0] * bucket)
+        self.step.at(shape).decode(self._package.Batch([], []), at_least=bucket)
 
     def admit(self, batch: Any) -> None:
         """Before a prefill of SGLang's: say how those of its requests are sampled that the program serves."""

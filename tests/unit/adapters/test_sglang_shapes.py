@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import random
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -34,20 +36,7 @@ def plans_of(shapes: list[dict[str, int]], algorithm: str = "EAGLE", **keys: Any
 
 
 def started(serve: Serve, plans: Sequence[Plan], **given: Any) -> Server:
-    """A server that measures nothing: every step takes as long as any."""
     return serve(plans[0], others=plans[1:], **given)
-
-
-@pytest.fixture(autouse=True)
-def unmeasured(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Steps take as long as they have drafts: on stand-ins there is nothing to measure."""
-    monkeypatch.setattr("fakes.plans.measured", lambda step: {
-        shape: dict.fromkeys(plan.buckets, 1.0 + shape.num_steps) for shape, plan in step_plans(step).items()
-    })  # fmt: skip
-
-
-def step_plans(step: Any) -> dict[Shape, Plan]:
-    return {shape: one._plan for shape, one in step._shapes.items()}
 
 
 def shuffle(server: Server, seed: int = 0) -> list[Shape]:
@@ -145,21 +134,20 @@ def test_one_shape_alone_runs_where_the_server_is_told(serve: Serve, monkeypatch
         started(serve, plans_of(CHAINS))
 
 
-def test_times_are_read_from_a_file(serve: Serve, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("SPECC_STEP_TIMES", "times.json")
-    times = {
-        shape: dict.fromkeys((1, 2, 4), ms)
-        for shape, ms in ((Shape(3, 1, 4), 9.0), (Shape(1, 1, 2), 2.0), (Shape(0, 1, 1), 1.0))
-    }
-    monkeypatch.setattr("fakes.plans.read", lambda path: times if str(path) == "times.json" else None)
-    assert started(serve, plans_of(CHAINS)).worker.steps.shapes.times == times
-
-    def absent(path: object) -> None:
-        raise OSError("no such file")
-
-    monkeypatch.setattr("fakes.plans.read", absent)
-    with pytest.raises(RuntimeError, match=r"SPECC_STEP_TIMES=times\.json: no such file"):
-        started(serve, plans_of(CHAINS))
+def test_times_are_measured_or_those_of_a_file(serve: Serve, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    plans = plans_of(CHAINS)
+    measured = started(serve, plans).worker.steps.shapes.times
+    assert {shape: [*times] for shape, times in measured.items()} == {plan.shape: [1, 2, 4] for plan in plans}
+    times = {"3": {"1": 9.0, "4": 8.0}, "1": {"2": 2.5}, "0": {"1": 1.0}}
+    file = tmp_path / "times.json"
+    said = {"program": "any", "gpu": "any", "engine": "any", "unit": "ms", "times": times}
+    file.write_text(json.dumps(said))
+    monkeypatch.setenv("SPECC_STEP_TIMES", str(file))
+    read = started(serve, plans).worker.steps.shapes.times
+    assert {str(shape): {str(bucket): time for bucket, time in of.items()} for shape, of in read.items()} == times
+    file.write_text(json.dumps(said | {"unit": "s"}))
+    with pytest.raises(RuntimeError, match=r"SPECC_STEP_TIMES=.*times\.json: the unit is 's'"):
+        started(serve, plans)
 
 
 @pytest.mark.parametrize(
