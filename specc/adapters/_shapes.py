@@ -35,19 +35,33 @@ class Shapes:
         Raises ServerError where an environment variable says what cannot be.
 
         """
+        self._package, self._buckets = package, step.buckets
+        self._known = {str(shape): shape for shape in step.buckets}
         self.times: dict[Any, Mapping[int, float]] = {}
-        self._policy: Any = None
-        self._only = only(step.buckets)
-        self.name = AUTO if self._only is None else str(self._only)
-        if self._only is None:
-            self.times = share(_times(package, step, run))
-            self._policy = package.AcceptanceShape(step.buckets, times=self.times)
-        elif len(step.buckets) > 1:
-            self._policy = package.FixedShape(self._only, step.buckets)
+        wanted = os.environ.get(SHAPE, AUTO)
+        if not self.knows(wanted):
+            raise ServerError(f"{SHAPE} is {AUTO} or one of {', '.join(self._known)}, got {wanted!r}")
+        if wanted == AUTO and len(self._known) > 1:
+            self.times = share(written(package, step.buckets) or package.measure_step_times(step, run))
+        self.take(wanted)
+
+    def knows(self, name: object) -> bool:
+        """Whether it is the name of a shape, or `auto`."""
+        return name == AUTO or name in self._known
+
+    def take(self, name: str) -> None:
+        """Run the shape of a name that is known from now on, or those that a policy chooses."""
+        self.name, self._policy = name, None
+        if len(self._known) == 1:
+            (self.name,) = self._known
+        elif name == AUTO:
+            self._policy = self._package.AcceptanceShape(self._buckets, times=self.times or None)
+        else:
+            self._policy = self._package.FixedShape(self._known[name], self._buckets)
 
     def choose(self, requests: int) -> Any:
         """The shape of the next step, of so many requests."""
-        return self._only if self._policy is None else self._policy.choose(requests)
+        return self._known[self.name] if self._policy is None else self._policy.choose(requests)
 
     def observe(self, shape: Any, accept_lens: Sequence[int]) -> None:
         """Take note of how many tokens a step has emitted of each request."""
@@ -55,22 +69,15 @@ class Shapes:
             self._policy.observe(shape, accept_lens)
 
 
-def only(shapes: Sequence[Any]) -> Any:
-    """The one shape that a server is to run; None where a policy chooses. ServerError for one that is not there."""
-    wanted = os.environ.get(SHAPE, AUTO)
-    if wanted == AUTO:
-        return next(iter(shapes)) if len(shapes) == 1 else None
-    for shape in shapes:
-        if str(shape) == wanted:
-            return shape
-    raise ServerError(f"{SHAPE} is {AUTO} or one of {', '.join(map(str, shapes))}, got {wanted!r}")
+def written(package: Any, buckets: Mapping[Any, Sequence[int]]) -> Mapping[Any, Mapping[int, float]] | None:
+    """Milliseconds of a step by shape and bucket of the file that `SPECC_STEP_TIMES` names; None where it names none.
 
-
-def _times(package: Any, step: Any, run: Callable[[Any, int], object]) -> dict[Any, Mapping[int, float]]:
-    """Milliseconds of a step by shape and bucket, of the file that `SPECC_STEP_TIMES` names, or measured here."""
+    ServerError where the file is none, or of another program.
+    """
     if not (path := os.environ.get(TIMES)):
-        return package.measure_step_times(step, run)
+        return None
     try:
-        return package.read_step_times(Path(path), step.buckets)
+        times: Mapping[Any, Mapping[int, float]] = package.read_step_times(Path(path), buckets)
     except package.SpeccError as error:
         raise ServerError(f"{TIMES}={path}: {error}") from error
+    return times
