@@ -182,7 +182,10 @@ def test_the_program_accepts_as_much_as_sglangs_own_step(
 ) -> None:
     """On the whole: what else is in a batch, and when, changes single steps."""
     other = running[own].result()
-    assert accept_length(served, other) == pytest.approx(accept_length(other, served), rel=0.03)
+    pairs = zip(greedy(served), greedy(other), strict=True)
+    same = [mine["token_ids"] == theirs["token_ids"] for (_, _, mine), (_, _, theirs) in pairs]
+    assert sum(same) > len(same) / 2
+    assert accept_length(served, other) == pytest.approx(accept_length(other, served), rel=0.02)
 
 
 LEAKY = """
