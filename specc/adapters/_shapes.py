@@ -30,7 +30,7 @@ class Shapes:
             package: the program's.
             step: it, as it is bound and captured by then.
             run: queues a step of a shape in a bucket, all of whose rows are padding.
-            share: gives all ranks what the first one has.
+            share: gives all ranks what the first one has; they agree on the environment variables before.
 
         Raises ServerError where an environment variable says what cannot be.
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 from collections.abc import Sequence
 from functools import partial
 from http import HTTPStatus
@@ -15,6 +16,7 @@ from sglang.srt.speculative.eagle_worker_v2 import EAGLEWorkerV2
 from sglang.srt.speculative.standalone_worker_v2 import StandaloneWorkerV2
 
 from .._plugin import chosen, tried
+from .._shapes import SHAPE, TIMES
 from . import relay, seam
 from .binding import capturing
 from .fit import misfits
@@ -79,7 +81,9 @@ class ProgramSteps(_Worker):
         group = get_parallel().tp_group
         package, program = tried(lambda: _loaded(self.programs, self), ENGINE) or (None, None)
         of_rank = {"the program": package and f"{package.__name__} {package.__version__}"}
-        agree(group, of_rank | {"SPECC_CAPTURE": capturing(self), "SPECC_FALLBACK": refuses(), PROOF: proving()})
+        told = {name: os.environ.get(name) for name in (SHAPE, TIMES)}
+        told |= {"SPECC_CAPTURE": capturing(self), "SPECC_FALLBACK": refuses(), PROOF: proving()}
+        agree(group, of_rank | told)
         if package is None:
             return
         self.steps = tried(lambda: Steps(package, program, self), ENGINE, must=group.world_size > 1)
