@@ -98,12 +98,15 @@ def run_any(server: Server, batches: Sequence[Sequence[int]]) -> None:
 
 def test_sglangs_own_steps_come_between_any_shapes(serve: Serve) -> None:
     """Chains, which the stand-in of its worker can draft."""
-    server = started(serve, plans_of(CHAINS))
-    shuffle(server)
+    server = started(serve, plans_of(CHAINS), metrics=True)
+    chosen, before = shuffle(server), {shape: counted_steps(shape) for shape in server.worker.steps._plans}
     server.begin({row: PROMPTS[row] for row in (3, 1, 2)})
     server.begin({6: PROMPTS[6]}, min_new_tokens=2)
     run(server, LONG)
     assert server.worker.steps.left == {"min_new_tokens": sum(6 in rows for rows in LONG)}
+    assert {shape: counted_steps(shape) - was for shape, was in before.items()} == {
+        shape: chosen.count(shape) for shape in before
+    }
 
 
 def test_a_policy_chooses_and_learns_from_what_is_accepted(serve: Serve) -> None:
