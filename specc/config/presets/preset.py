@@ -60,6 +60,7 @@ class Preset:
         whole_text: by algorithm its option that is as long as a text may be in the engine.
         missing_sampling: values of ``sampling`` that its adapter does not serve.
         one_dtype: whether every draft runs in the element type of its target, not heads alone.
+        changes_shape: whether its adapter runs programs of several shapes.
         unserved: what its adapter does not serve of the models: the path of a key, and what is not served in words.
         tables: its tables; of carried fields that a program does not have they say nothing. None where it has none.
 
@@ -83,6 +84,7 @@ class Preset:
     parts_of_tokens: bool = True
     missing_sampling: tuple[str, ...] = ()
     one_dtype: bool = False
+    changes_shape: bool = False
     unserved: Callable[[Asked], Iterable[tuple[tuple[str, ...], str]]] = nothing
     tables: TablesBlock | None = None
 

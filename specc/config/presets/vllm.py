@@ -29,6 +29,7 @@ VLLM = Preset(
     missing_outputs=("logprobs", "hidden_states", "routed_experts", "indexer_topk"),
     gpus="sm_",
     one_dtype=True,
+    changes_shape=True,  # chains of fewer drafts than it makes room for, as where its own number of drafts changes
     missing_sampling=("logit_bias", "grammar", "min_p"),  # it masks logits itself, and refuses the others with drafts
     options={"NGRAM": {"beyond": "last", "corpus": None}},
     whole_text={"NGRAM": "window"},
