@@ -22,6 +22,7 @@ SPECULATING = [
     Variant("EAGLE", "eagle", overlap=True),
     Variant("EAGLE", "eagle", topk=4, num_draft_tokens=12),
     Variant("EAGLE3", "eagle3", overlap=True),
+    Variant("EAGLE3", "eagle3", topk=4, num_draft_tokens=12),
     Variant("EAGLE3", "eagle3_part", topk=4, num_draft_tokens=12),
     Variant("EAGLE", "eagle", overlap=True, token_map=True),
 ]
@@ -31,6 +32,7 @@ PROGRAMS = [
     Variant("EAGLE", "eagle", program=True),
     Variant("EAGLE", "eagle", topk=4, num_draft_tokens=12, overlap=True, program=True, samples=True),
     Variant("EAGLE3", "eagle3", overlap=True, program=True),
+    Variant("EAGLE3", "eagle3", topk=4, num_draft_tokens=12, overlap=True, program=True),
     Variant("EAGLE3", "eagle3_part", topk=4, num_draft_tokens=12, program=True),
     Variant("EAGLE", "eagle", overlap=True, program=True, token_map=True),
 ]
