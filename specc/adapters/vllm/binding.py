@@ -23,7 +23,7 @@ class Bound:
         program = package.load(str(speculator.device) if speculator.device.type == "cuda" else "cpu")
         plan = program.plan
         self._forwards, self._blocks = speculator.forwards(package.Forward), speculator.blocks(plan)
-        self._nodes, table = plan.size("A"), self._blocks.table
+        table = self._blocks.table
         # Whether a request's blocks have room, the host knows beforehand, see `room`.
         blocks = torch.full((len(table),), table.shape[1], dtype=torch.int32, device=speculator.device)
         tables = {"num_blocks": blocks}
@@ -34,8 +34,8 @@ class Bound:
         """How many tokens the blocks of the draft hold of requests in vLLM's rows, both arrays of numpy's."""
         return self._blocks.room(rows)
 
-    def hand_over(self, batch: Any, hidden: Tensor | None) -> Tensor | None:
-        """The target's hidden states of a batch as `propose` takes them: T[n, A, W] of T[tokens, W].
+    def hand_over(self, step: Any, batch: Any, hidden: Tensor | None) -> Tensor | None:
+        """The target's hidden states of a batch as `propose` of a shape's step takes them: T[n, A, W] of T[tokens, W].
 
         Graphs read them at one place, so they are copied there if there are any.
         """
@@ -44,9 +44,10 @@ class Bound:
             return None
         hidden = hidden[: batch.num_tokens]
         if self._hidden is None:
-            return hidden.view(batch.num_reqs, self._nodes, -1)
+            return hidden.view(batch.num_reqs, -1, hidden.shape[-1])
         self._hidden.view(-1, hidden.shape[-1])[: batch.num_tokens].copy_(hidden)
-        return self._hidden
+        handed: Tensor = step.given_at(self._hidden)
+        return handed
 
     def capture(self, largest: int) -> None:
         """Capture both halves of the step in buckets up to the largest; the first reads logits wherever they are."""

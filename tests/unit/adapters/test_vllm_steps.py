@@ -362,9 +362,9 @@ def test_drafts_that_are_captured_read_hidden_states_at_one_place(
     monkeypatch.setenv("SPECC_CAPTURE", "drafts")
     captured, handed, propose = list[tuple[dict[str, Tensor], int]](), list[Tensor | None](), RotatedStep.propose
 
-    def noted(step: RotatedStep, batch: Any, hidden: Tensor | None = None) -> Any:
+    def noted(step: RotatedStep, batch: Any, hidden: Tensor | None = None, **how: Any) -> Any:
         handed.append(hidden)
-        return propose(step, batch, hidden)
+        return propose(step, batch, hidden, **how)
 
     monkeypatch.setattr(RotatedStep, "propose", noted)
     monkeypatch.setattr(RotatedStep, "capture", lambda _, given, largest: captured.append((given, largest)))
