@@ -38,7 +38,8 @@ class Engine:
     """Serves prompts with a target, a draft if there is one, and a program; one thread, one device.
 
     The program decides rows, page size, batch size and reserve (`plan`); the engine owns the KV pools, the
-    request table and the queue. `stats` counts what it did. `ahead`: how many launches stay unread, 1 with overlap.
+    request table and the queue. `bound` is the bound program, `stats` counts what was done. `ahead`: how many launches
+    stay unread, 1 with overlap.
 
     `step` is made of `admit`, `launch`, `due`, `read`, `collect`, for those who have something to do in between.
     """
@@ -83,7 +84,7 @@ class Engine:
         self.target, self.draft = target, draft
         self.tokenizer = tokenizer if tokenizer is not None else target.tokenizer
         self.ahead = int(fitting.overlaps(plan, overlap, target.device))
-        self.shape = fitting.shape_policy(shape, list(program.plans))
+        self.shape = fitting.shape_policy(shape, program.buckets)
         self._make_memory(context, num_pages, share_prefixes)
         self._intake = Intake(plan, target, self.tokenizer, self.places)
         self._bind(tables or {}, {"capture": capture, "nvtx": nvtx})
@@ -118,12 +119,12 @@ class Engine:
         self._range = ranges(self.target.device, options["nvtx"])
         buffers = {owner: pool.buffers for owner, pool in self.pools.items()}
         given = {"kv_pools": buffers, "tables": fitting.bring_tables(self.plan, tables, self.draft), **options}
-        self._step = self.program.bind(self.callbacks, self.table.tensor, **given)
+        self.bound = self.program.bind(self.callbacks, self.table.tensor, **given)
 
     @property
     def replays(self) -> Any:
         """What has become of the program's graphs; all zero without capture."""
-        return self._step.replays
+        return self.bound.replays
 
     @property
     def warnings(self) -> list[Diagnostic]:
@@ -224,7 +225,7 @@ class Engine:
     def hand_over(self, request: Request) -> Handover:
         """Take a request that `prefill` returned out of this engine, with what it needs to go on in another."""
         row = request.row or 0
-        kv, carry = self.places.take(row, request.committed), self._step.read_carry([row])
+        kv, carry = self.places.take(row, request.committed), self.bound.read_carry([row])
         self.scheduler.discard(request)
         return Handover(request.ids[-1], request.health, kv, carry, request.sampling.grammar, request.scores[-1:])
 
@@ -299,7 +300,7 @@ class Engine:
         with self._recovering("a handover", admitted):
             for row, request, handover in zip(rows, requests, handovers, strict=True):
                 self.places.put(row, request.shared, handover.kv)
-            self._step.write_carry(rows, reduce(lambda one, more: one.merge(more), (h.carry for h in handovers)))
+            self.bound.write_carry(rows, reduce(lambda one, more: one.merge(more), (h.carry for h in handovers)))
         self.stats.shared_tokens += sum(request.shared for request in requests)
         self.stats.saw_health(handover.health for handover in handovers)
         for request, handover in zip(requests, handovers, strict=True):
@@ -330,10 +331,10 @@ class Engine:
         self._prompts.update(zip(rows, (request.prompt for request in requests), strict=True))
         if self.plan.samples:
             texts = [(r.prompt_ids, r.unread[len(r.prompt_ids) :]) for r in requests]
-            self._step.set_sampling(rows, [request.sampling for request in requests], texts)
+            self.bound.set_sampling(rows, [request.sampling for request in requests], texts)
         tokens = [token for request in requests for token in request.unread] if PROMPT in self.plan.inputs else None
         batch = self._batch(rows, [len(request.unread) for request in requests], tokens)
-        return self._step.prefill(batch, run_idle=at_least > 0)
+        return self.bound.prefill(batch, run_idle=at_least > 0)
 
     def decode(self, requests: Sequence[Request], shape: Shape, at_least: int) -> Any:
         """Queue one decode step of a shape; with overlap nobody knows the lengths, only how long they can be."""
@@ -341,7 +342,7 @@ class Engine:
         if not self._fixed_width:
             self.memory.width = min(max(bounds, default=0) + self.plan.serving.reach, self.table.columns)
         batch = self._batch(rows, None if self.ahead else bounds)
-        return self._step.at(shape).decode(batch, at_least=at_least)
+        return self.bound.at(shape).decode(batch, at_least=at_least)
 
     def _give(self, given: Sequence[tuple[Request, Emitted]], *, is_prefill: bool) -> None:
         """Give tokens to their requests. One whose text cannot be made waits again, when the others have theirs."""

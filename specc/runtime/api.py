@@ -9,6 +9,9 @@ from .capabilities.sampling import Sampling as Sampling
 from .capabilities.shape import AcceptanceShape as AcceptanceShape
 from .capabilities.shape import FixedShape as FixedShape
 from .capabilities.shape import ShapePolicy as ShapePolicy
+from .capabilities.step_times import measure_step_times as measure_step_times
+from .capabilities.step_times import read_step_times as read_step_times
+from .capabilities.step_times import write_step_times as write_step_times
 from .entry.external import Forward as Forward
 from .entry.result import HostCopy as HostCopy
 from .entry.result import HostPrefill as HostPrefill
@@ -32,6 +35,7 @@ from .errors import RecordError as RecordError
 from .errors import SamplingError as SamplingError
 from .errors import SchemaMismatchError as SchemaMismatchError
 from .errors import SpeccError as SpeccError
+from .errors import StepTimesError as StepTimesError
 from .errors import TornError as TornError
 from .errors import UnsupportedDeviceError as UnsupportedDeviceError
 from .errors import UnsupportedDriverError as UnsupportedDriverError

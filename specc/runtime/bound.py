@@ -126,6 +126,16 @@ class BoundStep:
         """What it drafts and verifies."""
         return self._plan.shape
 
+    @property
+    def buckets(self) -> dict[Shape, tuple[int, ...]]:
+        """By shape of the binding the batch sizes that it was compiled for, ascending."""
+        return {shape: step._plan.buckets for shape, step in self._shapes.items()}
+
+    @property
+    def device(self) -> torch.device:
+        """Where it runs."""
+        return self._device
+
     def at(self, shape: Shape | str | int) -> Self:
         """The step of another shape of the same binding, which goes on where this one is. BindError without one.
 

@@ -72,6 +72,10 @@ class CollectiveError(SpeccError):
     """The ranks of a program with sharded logits could not gather their records: one is gone, or did not come."""
 
 
+class StepTimesError(SpeccError):
+    """A file of step times that cannot be read, or is of another program."""
+
+
 class CarryError(SpeccError):
     """Carries whose fields, widths, dtypes or row counts do not fit together."""
 

@@ -61,6 +61,11 @@ class Program(
         """That of the wheel: specc's, and a label which changes with anything that the wheel holds."""
         return self.manifest.version
 
+    @property
+    def buckets(self) -> dict[Shape, tuple[int, ...]]:
+        """By shape the batch sizes that it was compiled for, ascending."""
+        return {shape: plan.buckets for shape, plan in self.plans.items()}
+
     def idle_carry(self) -> Carry:
         """The carry of no requests."""
         return Carry.idle(self.plan, self.device)

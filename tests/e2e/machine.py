@@ -173,7 +173,7 @@ class Machine:
     def idle(self) -> None:
         """Run a step of padding rows, which nobody may notice."""
         try:
-            self.engine._step.idle()
+            self.engine.bound.idle()
             self.seen["idle"] += 1
         except InjectedError:
             self.seen["failed idle"] += 1
@@ -260,7 +260,7 @@ class Machine:
         """Add what the engine itself has counted."""
         self.seen["decode step"] += self.engine.stats.steps
         self.seen["retract for pages"] += self.engine.stats.retractions
-        self.seen["bucket change"] += sum(bucket != more for bucket, more in pairwise(self.program.buckets))
+        self.seen["bucket change"] += sum(bucket != more for bucket, more in pairwise(self.program.decoded))
 
     def _enter(self, ask: Ask, request_id: int) -> None:
         self.asks[request_id], self.heard[request_id] = ask, []

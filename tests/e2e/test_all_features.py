@@ -205,4 +205,4 @@ def test_what_is_counted_of_who_comes_back(mode: str) -> None:
         engine.step()
         (request,) = engine.scheduler.running
         counts = [(token in request.prompt_ids) + 2 * request.generated.count(token) for token in range(VOCAB)]
-        assert engine._step.pools["sampling_counts"][request.row].tolist() == counts
+        assert engine.bound.pools["sampling_counts"][request.row].tolist() == counts

@@ -222,17 +222,17 @@ def test_a_handover_that_fails_is_tried_again(overlap: bool, monkeypatch: pytest
     config = replace(CHAIN, overlap=overlap)
     engine = make_engine(config)
     arrived, fresh = list(PROMPTS.values())[:2], list(PROMPTS.values())[2:4]
-    write = engine._step.write_carry
+    write = engine.bound.write_carry
     for prompt, handover in handed_over(config, arrived):
         engine.add(prompt, StopConditions(NEW), handover=handover)
     for prompt in fresh:
         engine.add(prompt, StopConditions(NEW))
 
     def fail(*_: object) -> None:
-        monkeypatch.setattr(engine._step, "write_carry", write)
+        monkeypatch.setattr(engine.bound, "write_carry", write)
         raise RuntimeError("no")
 
-    monkeypatch.setattr(engine._step, "write_carry", fail)
+    monkeypatch.setattr(engine.bound, "write_carry", fail)
     with pytest.raises(StepFailedError, match="a handover of requests 0, 1, 2, 3 failed"):
         engine.step()
     done: list[Completion] = []

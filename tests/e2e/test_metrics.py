@@ -55,10 +55,10 @@ class Watch:
 
     def __init__(self, engine: Engine, backend: Any = None) -> None:
         """Put itself between the engine and its step functions."""
-        self.step, self.backend, self.faults = engine._step, backend, program_of(engine).faults
+        self.step, self.backend, self.faults = engine.bound, backend, program_of(engine).faults
         self.rows: list[int] = []
         self.prefills = self.launches = self.forwards = 0
-        engine._step = self  # type: ignore[assignment]
+        engine.bound = self  # type: ignore[assignment]
 
     @property
     def replays(self) -> Any:
@@ -166,7 +166,7 @@ def test_graphs_replay_and_fill_buckets(config: Config, monkeypatch: pytest.Monk
     cuda.install(monkeypatch)
     backend = FakeBackend(cuda)
     engine = make_engine(config, backend=backend, capture="segments")
-    decode, eager = engine._step.step.decode, Counter[str]()
+    decode, eager = engine.bound.step.decode, Counter[str]()
 
     def count(batch: Any, **how: Any) -> Any:
         seen = len(backend.launched)
@@ -174,7 +174,7 @@ def test_graphs_replay_and_fill_buckets(config: Config, monkeypatch: pytest.Monk
         eager.update(backend.launched[seen:])
         return result
 
-    engine._step.step.decode = count
+    engine.bound.step.decode = count
     watch, metrics, seen = Watch(engine), Metrics(engine), len(cuda.log)
     completions = serve(engine, count=3)
     found = read(metrics)
@@ -353,7 +353,7 @@ def test_the_table_of_the_documentation() -> None:
     rows = re.findall(r"^\| `(specc_\w+)(?:\{(\w+)\})?` \| (\w+) \| (.+) \|$", DOC, re.MULTILINE)
     engine = make_engine(TREE)
     engine.stats.launched([], 0.0, engine.plan.shape)
-    engine._step = SimpleNamespace(replays=SimpleNamespace(replayed=1, moved={"prepare": 1}))
+    engine.bound = SimpleNamespace(replays=SimpleNamespace(replayed=1, moved={"prepare": 1}))
     found = []
     for family in Metrics(engine).collect():
         total = "_total" if family.type == "counter" else ""

@@ -225,7 +225,7 @@ def test_a_request_without_room_ends_with_an_error(algorithm: str, topk: int) ->
     engine = make_engine(config_of(algorithm, topk))
     begin(engine)
     lost = engine.scheduler.running[1]
-    engine._step.pools["seq_lens"][lost.row or 0] = 1 << 40
+    engine.bound.pools["seq_lens"][lost.row or 0] = 1 << 40
     done: dict[int, Completion] = {}
     while engine.has_work:
         done |= {completion.request_id: completion for completion in engine.step()}

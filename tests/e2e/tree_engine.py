@@ -179,8 +179,8 @@ class Faults:
 class MemoryProgram:
     """A program on the reference backend. What the program owns is poisoned; every step may be padded.
 
-    log: every launch and every wait for one, in order, by the launch's number. buckets: of decode
-    steps. faults: where forwards fail.
+    log: every launch and every wait for one, in order, by the launch's number. decoded: the buckets of decode steps.
+    faults: where forwards fail.
     """
 
     def __init__(self, plans: Sequence[Plan], *, padded: bool = False, backend: Backend | None = None) -> None:
@@ -188,7 +188,8 @@ class MemoryProgram:
         self.plans = {plan.shape: plan for plan in plans}
         self.plan, self.padded, self.backend = plans[0], padded, backend or ReferenceBackend()
         self.log: list[tuple[str, int]] = []
-        self.buckets: list[int] = []
+        self.buckets = {plan.shape: plan.buckets for plan in plans}
+        self.decoded: list[int] = []
         self.schema, self.record_layout = schema(self.plan), RecordLayout.of(self.plan)
 
     def build_draft_input(self, requests: Any) -> Carry:
@@ -217,7 +218,7 @@ class MemoryStep:
         """Wrap a step."""
         self.program, self.step, self.launches = program, step, count()
         self.read_carry, self.write_carry, self.pools = step.read_carry, step.write_carry, step.pools
-        self.set_sampling = step.set_sampling
+        self.set_sampling, self.buckets, self.device = step.set_sampling, step.buckets, step.device
 
     def at(self, shape: Shape) -> MemoryStep:
         """Decode at a shape from now on."""
@@ -235,7 +236,7 @@ class MemoryStep:
 
     def decode(self, batch: Batch, *, at_least: int = 0) -> Launched:
         """One decode step, of lengths that the engine has made room for without knowing them."""
-        self.program.buckets.append(self.program.plan.bucket(max(len(batch.req_pool_indices), at_least)))
+        self.program.decoded.append(self.program.plan.bucket(max(len(batch.req_pool_indices), at_least)))
         result = self.step.decode(batch, at_least=max(at_least, int(self.program.padded)))
         self._check_room(result)
         return self._launched(result)
@@ -302,7 +303,7 @@ def make_engine(
 
 def program_of(engine: Engine) -> MemoryProgram:
     """The program that `make_engine` made an engine for."""
-    return engine._step.program
+    return engine.bound.program
 
 
 def kv_buffers(engine: Engine) -> list[Tensor]:

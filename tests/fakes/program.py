@@ -106,6 +106,11 @@ class FakeProgram:
         """The plan of its only shape."""
         return {self.plan.shape: self.plan}
 
+    @property
+    def buckets(self) -> dict[Shape, tuple[int, ...]]:
+        """Those of its only shape."""
+        return {self.plan.shape: self.plan.buckets}
+
     def bind(
         self,
         callbacks: Any,

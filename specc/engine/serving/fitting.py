@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 
 import torch
 from torch import Tensor
@@ -12,6 +12,7 @@ from specc.engine.models.causal_models import CausalModel, TargetModel
 from specc.engine.models.drafts import Draft
 from specc.engine.serving.checking import check_scores
 from specc.runtime import AcceptanceShape, FixedShape, ShapePolicy
+from specc.runtime.capabilities.shape import ShapeBuckets
 from specc.runtime.plan.plan import RANK, TOKEN_MAP, Plan
 from specc.runtime.plan.shape import Shape, listed, named
 
@@ -43,15 +44,15 @@ def check_program(plan: Plan, models: Mapping[str, TargetModel | Draft], *, tree
         raise UnsupportedModelError("the program gives the target no tree mask (`mask: none`), this engine needs one")
 
 
-def shape_policy(wanted: ShapePolicy | Shape | str | int | None, known: Sequence[Shape]) -> ShapePolicy:
+def shape_policy(wanted: ShapePolicy | Shape | str | int | None, buckets: ShapeBuckets) -> ShapePolicy:
     """What chooses among the shapes of a program; always one of them where it is named. EngineError for no such one."""
     if wanted is None:
-        return AcceptanceShape(known)
+        return AcceptanceShape(buckets)
     if not isinstance(wanted, tuple | str | int):
         return wanted
-    if (shape := named(known, wanted)) is None:
-        raise EngineError(f"the program has no shape {wanted}; there is {listed(known)}")
-    return FixedShape(shape)
+    if (shape := named(buckets, wanted)) is None:
+        raise EngineError(f"the program has no shape {wanted}; there is {listed(buckets)}")
+    return FixedShape(shape, buckets)
 
 
 def check_models(models: Mapping[str, TargetModel | Draft], max_context: int) -> None:

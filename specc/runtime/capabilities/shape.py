@@ -11,9 +11,10 @@ from typing import Protocol, TypeAlias
 
 from ..plan.shape import Shape
 
+ShapeBuckets: TypeAlias = Mapping[Shape, Sequence[int]]
+"""By shape of a program the batch sizes that it was compiled for, ascending: `Program.buckets`."""
 StepTimes: TypeAlias = Mapping[Shape, Mapping[int, float]]
 """By shape and bucket how long a step takes, in any unit."""
-
 
 UNTRIED = 8.0
 """How much longer an observation counts where there are no new ones."""
@@ -35,15 +36,24 @@ class ShapePolicy(Protocol):
 
 
 class FixedShape:
-    """Always the same shape."""
+    """Always the same shape; for a batch that its buckets do not hold, the deepest whose buckets do.
 
-    def __init__(self, shape: Shape) -> None:
-        """`shape`: what to draft in every step."""
-        self._shape = shape
+    Args:
+        shape: what to draft in every step.
+        buckets: those of every shape of the program; none where the shape holds every batch.
+
+    """
+
+    def __init__(self, shape: Shape, buckets: ShapeBuckets | None = None) -> None:
+        """Choose it from now on."""
+        self._shape, self._buckets = shape, {} if buckets is None else buckets
 
     def choose(self, requests: int) -> Shape:
         """See `ShapePolicy`."""
-        return self._shape
+        if self._shape not in self._buckets or self._buckets[self._shape][-1] >= requests:
+            return self._shape
+        holding = [shape for shape, buckets in self._buckets.items() if buckets[-1] >= requests]
+        return max(holding, default=self._shape)
 
     def observe(self, shape: Shape, accept_lens: Sequence[int]) -> None:
         """Nothing to learn."""
@@ -58,26 +68,27 @@ class AcceptanceShape:
     branches towards the rate at which two drafts of the next fewer would be accepted, 1 - (1 - r)^2. A step of S draft
     steps commits 1 + r1 + r1 r2 + ... + r1 ... rS tokens. It takes as long as `times` say of the bucket that its
     requests run in, or else 1 + step_cost * S + node_cost * requests * (N - 1) times as long as one without drafts.
-    Every bucket has a shape of its own. To change it must promise more than `gain`, and so much that noise does not
-    make it swing. What nobody drafts is forgotten, too, but so slowly that it is tried for few of all steps.
+    Every bucket has a shape of its own, one of those that were compiled for it and, where there are times, have one
+    there. To change it must promise more than `gain`, and so much that noise does not make it swing. What nobody drafts
+    is forgotten, too, but so slowly that it is tried for few of all steps.
 
     Args:
-        shapes: those of every program.
+        buckets: those of every shape of the program.
         step_cost: time of one draft step, in times of a step without drafts, where there are no `times`.
         node_cost: time of one more token that the target verifies, likewise.
         window: steps after which an observation counts for 1 / e of a new one, where there are new ones.
         pull: observations that the expected rate counts for.
         gain: by how much, relative, another shape must be better.
         patience: steps to stay at a shape at least.
-        times: how long steps take, of every shape in the same buckets.
+        times: how long steps take, in every bucket of one shape or more.
 
-    Raises ValueError without shapes, or on numbers that make no sense.
+    Raises ValueError without shapes, on numbers that make no sense, and for a bucket without a time.
 
     """
 
     def __init__(
         self,
-        shapes: Sequence[Shape],
+        buckets: ShapeBuckets,
         *,
         step_cost: float = 0.1,
         node_cost: float = 0.002,
@@ -87,29 +98,28 @@ class AcceptanceShape:
         patience: int = 8,
         times: StepTimes | None = None,
     ) -> None:
-        """Begin with the deepest."""
-        steps = [shape.num_steps for shape in shapes]
+        """Begin with the deepest of every bucket."""
+        steps = [shape.num_steps for shape in buckets]
         if not steps or min(steps) < 0 or max(steps) < 1 or min(step_cost, node_cost) < 0 or window <= 0 or pull <= 0:
             raise ValueError("a shape drafts, no cost is below 0, window and pull are above")
         if gain < 0 or patience < 0:
             raise ValueError("gain and patience are not below 0")
-        self._shapes = sorted(set(shapes))
         self._step_cost, self._node_cost, self._pull = step_cost, node_cost, pull
         self._gain, self._patience = gain, patience
-        self._times, self._buckets = times, _buckets(self._shapes, times)
+        self._times, self._shapes = times, _by_bucket(buckets, times)
         self._keep, self._keep_untried = (1.0 - min(1.0, 1.0 / steps) for steps in (window, UNTRIED * window))
-        widths = sorted({shape.topk for shape in shapes if shape.num_steps})
+        widths = sorted({shape.topk for shape in buckets if shape.num_steps})
         self._tried = {width: [0.0] * max(steps) for width in widths}
         self._accepted = {width: [0.0] * max(steps) for width in widths}
-        self._bucket = self._buckets[-1]
-        self._current = dict.fromkeys(self._buckets, self._shapes[-1])
-        self._stayed = dict.fromkeys(self._buckets, 0)
+        self._bucket = max(self._shapes)
+        self._current = {bucket: max(shapes) for bucket, shapes in self._shapes.items()}
+        self._stayed = dict.fromkeys(self._shapes, 0)
 
     def choose(self, requests: int) -> Shape:
         """The current shape of the bucket that holds so many requests, or a better one if it promises enough."""
-        bucket = next((bucket for bucket in self._buckets if bucket >= requests), self._buckets[-1])
+        bucket = next((bucket for bucket in self._shapes if bucket >= requests), max(self._shapes))
         rates, current = self.rates(), self._current[bucket]
-        speeds = {shape: self._speed(shape, rates, bucket, requests) for shape in self._shapes}
+        speeds = {shape: self._speed(shape, rates, bucket, requests) for shape in self._shapes[bucket]}
         best = max(speeds, key=speeds.__getitem__)
         enough = speeds[best] > (1.0 + self._gain) * speeds[current]
         if enough and self._stayed[bucket] >= self._patience:
@@ -158,14 +168,15 @@ class AcceptanceShape:
         return committed / (1.0 + self._step_cost * shape.num_steps + self._node_cost * nodes)
 
 
-def _buckets(shapes: Sequence[Shape], times: StepTimes | None) -> list[int]:
-    """The buckets that times are known of, ascending; one without times. ValueError unless all shapes have the same."""
-    if times is None:
-        return [1]
-    buckets = {shape: sorted(times.get(shape, ())) for shape in shapes}
-    known = buckets[shapes[0]]
-    if not known or any(other != known for other in buckets.values()):
-        raise ValueError(f"times are of every shape, in the same buckets, and these are of {buckets}")
-    if any(not isfinite(time) or time <= 0 for shape in shapes for time in times[shape].values()):
+def _by_bucket(buckets: ShapeBuckets, times: StepTimes | None) -> dict[int, list[Shape]]:
+    """By bucket, ascending, the shapes to choose from, ascending. ValueError for times that are none, or lack."""
+    shapes: dict[int, list[Shape]] = {size: [] for size in sorted({one for sizes in buckets.values() for one in sizes})}
+    for shape in sorted(buckets):
+        known = buckets[shape] if times is None else times.get(shape, ())
+        for bucket in {*buckets[shape]} & {*known}:
+            shapes[bucket].append(shape)
+    if untimed := [bucket for bucket, candidates in shapes.items() if not candidates]:
+        raise ValueError(f"times are of every bucket, and there is none of {untimed[0]}")
+    if any(not isfinite(time) or time <= 0 for by_bucket in (times or {}).values() for time in by_bucket.values()):
         raise ValueError("times are above 0 and finite")
-    return known
+    return shapes

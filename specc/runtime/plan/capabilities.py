@@ -72,8 +72,11 @@ ROTATED = Capability(
     lambda plans: any(plan.rotated for plan in plans),
 )
 SHAPES = Capability(
-    ("capabilities/shape.py",),
-    ("AcceptanceShape", "FixedShape", "ShapePolicy"),
+    ("capabilities/shape.py", "capabilities/step_times.py"),
+    (
+        *("AcceptanceShape", "FixedShape", "ShapePolicy"),
+        *("measure_step_times", "read_step_times", "write_step_times"),
+    ),
     "several numbers in `num_steps`, or `shapes`",
     lambda plans: len(plans) > 1,
 )

@@ -64,7 +64,7 @@ def expect_drafts(engine: Engine, completion: Completion, drafted: list[tuple[in
 @pytest.mark.parametrize("kind", HEADS)
 def test_drafts_are_those_of_a_draft_without_kv_memory(kind: str, family: str, page_size: int, steps: int) -> None:
     engine = make_engine(*make_pair(kind, family), steps=steps, page_size=page_size, buckets=(1, 5))
-    program: FakeProgram = engine._step.program
+    program: FakeProgram = engine.bound.program
     for row, completion in enumerate(engine.generate(make_prompts(), StopConditions(NEW)), start=1):
         drafted = program.drafted[row]
         assert len(drafted) == len(completion.accept_lens) > 2
@@ -78,7 +78,7 @@ def test_drafts_are_those_of_a_draft_without_kv_memory(kind: str, family: str, p
 def test_shared_pages_are_as_good_as_own_ones(kind: str, page_size: int) -> None:
     """What was prefilled serves whoever begins alike; what modules wrote in between steps serves nobody else."""
     engine = make_engine(*make_pair(kind), steps=3, page_size=page_size)
-    drafted = engine._step.program.drafted
+    drafted = engine.bound.program.drafted
     (first,) = engine.generate([make_prompts()[3]], StopConditions(NEW))
     text = [*first.prompt_ids, *first.token_ids]
     lookahead = {"frozen": 0, "mtp": 3, "dflash": 0}[kind]
@@ -110,7 +110,7 @@ def test_a_window_slides_for_those_who_look_too() -> None:
     assert target.sliding_window(1) == 6
     engine = make_engine(target, draft, steps=3)
     (completion,) = engine.generate([make_prompts()[3]], StopConditions(NEW))
-    expect_drafts(engine, completion, engine._step.program.drafted[1], 3)
+    expect_drafts(engine, completion, engine.bound.program.drafted[1], 3)
     kinds = ["sliding_attention", "full_attention", "full_attention", "sliding_attention"]
     mixed, _ = make_pair("frozen", of_target="gemma3_text", sliding_window=6, layer_types=kinds)
     assert [mixed.sliding_window(layer) for layer in range(4)] == [6, None, None, 6]

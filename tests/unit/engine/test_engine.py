@@ -114,7 +114,7 @@ def test_whoever_a_step_leaves_out_ends_with_an_error(target: TargetModel, monke
     draft = make_drafts(target)["twin"]
     program = FakeProgram(make_plan(target, draft))
     engine = Engine(program, target, draft)
-    decode = engine._step.decode
+    decode = engine.bound.decode
 
     def crowded(batch: Any, *, at_least: int) -> Any:
         result = decode(batch, at_least=at_least)
@@ -124,7 +124,7 @@ def test_whoever_a_step_leaves_out_ends_with_an_error(target: TargetModel, monke
             result.health[1] = 1 << ROOM_BIT
         return result
 
-    monkeypatch.setattr(engine._step, "decode", crowded)
+    monkeypatch.setattr(engine.bound, "decode", crowded)
     first, second, third = engine.generate(make_prompts(3), StopConditions(max_new_tokens=NEW))
     for completion in (first, third):
         assert (completion.token_ids, completion.error) == (greedy(target, completion.prompt_ids, NEW), None)
