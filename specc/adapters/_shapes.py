@@ -10,26 +10,39 @@ from typing import Any
 from ._plugin import ServerError
 
 SHAPE, TIMES = "SPECC_SHAPE", "SPECC_STEP_TIMES"
-"""Environment variables: the name of the one shape to run, or `auto`; the file of times, by default they are measured.
-"""
+"""Environment variables: the name of the shape to run, or `auto`; the file of times, which are measured by default."""
 AUTO = "auto"
 
 
 class Shapes:
-    """Chooses among the shapes of a bound program: by a policy where there are several, or always the same."""
+    """Chooses among the shapes of a bound program: by a policy where there are several, or one by its name.
 
-    def __init__(self, package: Any, step: Any, plans: Mapping[Any, Any], share: Callable[[Any], Any]) -> None:
+    Attributes:
+        name: that of the shape, or `auto`.
+        times: milliseconds of a step by shape and bucket, as far as the policy needs them.
+
+    """
+
+    def __init__(self, package: Any, step: Any, run: Callable[[Any, int], object], share: Callable[[Any], Any]) -> None:
         """Read or measure how long steps take, if a policy needs it.
 
-        `plans` are the program's by shape; `share` gives all ranks what the first one has. Steps are measured as they
-        are bound by then, captured or not. ServerError where an environment variable says what cannot be.
+        Args:
+            package: the program's.
+            step: it, as it is bound and captured by then.
+            run: queues a step of a shape in a bucket, all of whose rows are padding.
+            share: gives all ranks what the first one has.
+
+        Raises ServerError where an environment variable says what cannot be.
+
         """
+        self.name, self.times = os.environ.get(SHAPE, AUTO), dict[Any, Mapping[int, float]]()
         self._policy: Any = None
-        self._only: Any = only(plans)
-        self.times: Mapping[Any, Mapping[int, float]] = {}
+        self._only = only(step.buckets)
         if self._only is None:
-            self.times = share(_times(package, step))
-            self._policy = package.AcceptanceShape([*plans], times=self.times)
+            self.times = share(_times(package, step, run))
+            self._policy = package.AcceptanceShape(step.buckets, times=self.times)
+        elif len(step.buckets) > 1:
+            self._policy = package.FixedShape(self._only, step.buckets)
 
     def choose(self, requests: int) -> Any:
         """The shape of the next step, of so many requests."""
@@ -40,28 +53,23 @@ class Shapes:
         if self._policy is not None:
             self._policy.observe(shape, accept_lens)
 
-    @property
-    def name(self) -> str:
-        """The one shape that runs, or `auto`."""
-        return AUTO if self._only is None else str(self._only)
 
-
-def only(plans: Mapping[Any, Any]) -> Any:
+def only(shapes: Sequence[Any]) -> Any:
     """The one shape that a server is to run; None where a policy chooses. ServerError for one that is not there."""
     wanted = os.environ.get(SHAPE, AUTO)
     if wanted == AUTO:
-        return next(iter(plans)) if len(plans) == 1 else None
-    for shape in plans:
+        return next(iter(shapes)) if len(shapes) == 1 else None
+    for shape in shapes:
         if str(shape) == wanted:
             return shape
-    raise ServerError(f"{SHAPE} is {AUTO} or one of {', '.join(map(str, plans))}, got {wanted!r}")
+    raise ServerError(f"{SHAPE} is {AUTO} or one of {', '.join(map(str, shapes))}, got {wanted!r}")
 
 
-def _times(package: Any, step: Any) -> Mapping[Any, Mapping[int, float]]:
+def _times(package: Any, step: Any, run: Callable[[Any, int], object]) -> dict[Any, Mapping[int, float]]:
     """Milliseconds of a step by shape and bucket, of the file that `SPECC_STEP_TIMES` names, or measured here."""
-    if path := os.environ.get(TIMES):
-        try:
-            return package.read_step_times(Path(path))
-        except (OSError, ValueError, package.SpeccError) as error:
-            raise ServerError(f"{TIMES}={path}: {error}") from error
-    return package.measure_step_times(step)
+    if not (path := os.environ.get(TIMES)):
+        return package.measure_step_times(step, run)
+    try:
+        return package.read_step_times(Path(path), step.buckets)
+    except package.SpeccError as error:
+        raise ServerError(f"{TIMES}={path}: {error}") from error

@@ -2,8 +2,9 @@
 
 A step is one graph when the engine's forwards can be captured; when they cannot, it is cut at the forwards, and every
 run of launches between two of them is a graph: a segment, named after its first launch. A rotated step is cut between
-its halves, and at what it is handed, besides; of several shapes also where the drafts of one end. Nothing inside waits for the
-host: every value the step needs is on the device, lengths included. Calls of the host, which may wait, cut both.
+its halves, and at what it is handed, besides; of several shapes also where the drafts of one end. Nothing inside waits
+for the host: every value the step needs is on the device, lengths included. Calls of the host, which may wait, cut
+both.
 """
 
 from __future__ import annotations

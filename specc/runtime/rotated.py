@@ -113,8 +113,9 @@ class RotatedStep(Step):
                 drafts i64[b, S] the first ones are drafted, as many as it verifies. What is behind them says nothing.
 
         BatchError without a commit at this shape, after that of other rows, and for hidden states that lack or are not
-        read; BindError for a shape that the program was not compiled for; ForwardContractError when these, or what a callback returns, are not as the plan has them. When something raises
-        after that the rows of the batch are torn, unless the engine writes all that is carried.
+        read; BindError for a shape that the program was not compiled for; ForwardContractError when these, or what a
+        callback returns, are not as the plan has them. When something raises after that the rows of the batch are torn,
+        unless the engine writes all that is carried.
 
         """
         if self._open is None:
@@ -184,28 +185,34 @@ class RotatedStep(Step):
         how: Literal[True, "segments"] = True,
         *,
         given: Mapping[str, Tensor] | None = None,
-        largest: int | None = None,
+        tokens: int | None = None,
     ) -> None:
-        """As `Step.capture`, of buckets up to `largest` where it is given; others are launched kernel by kernel.
+        """As `Step.capture`, of buckets whose steps verify up to so many `tokens`; others are launched node by node.
 
         `given` has what will always be handed over at the same place, `logits` or `hidden`, of the largest bucket: see
-        `zeros`. Steps of other shapes find theirs at the beginning of the same memory, `given_at`. A graph that reads something else than it was captured with is launched kernel by kernel, and calls its
-        forwards, in every step (`replays.moved`). BindError also when that is not what the engine hands over.
+        `zeros`. Of several shapes it has enough rows for each, which finds its own by `given_at`. A graph that reads
+        something else than it was captured with is launched kernel by kernel, and calls its forwards, in every step
+        (`replays.moved`). BindError also when that is not what the engine hands over.
         """
-        handed = self.zeros()
-        for name, tensor in (given or {}).items():
-            if name not in handed or tensor.shape != handed[name].shape:
-                expected = {name: list(zeros.shape) for name, zeros in handed.items()}
-                raise BindError(f"{name} is given as {list(tensor.shape)}, handed over are {expected}")
         for step in self._shapes.values():
-            step._given = {**step.zeros(), **{name: step.given_at(tensor) for name, tensor in (given or {}).items()}}
-            step._largest = largest
+            handed = step.zeros()
+            for name, tensor in (given or {}).items():
+                expected = {name: list(zeros.shape) for name, zeros in handed.items()}
+                if expected.get(name) != list((at := step.given_at(tensor)).shape):
+                    raise BindError(f"{name} is given as {list(tensor.shape)}, handed over are {expected}")
+                handed[name] = at
+            step._given = handed
+            step._largest = None if tokens is None else tokens // step._plan.size("A")
         super().capture(how)
 
     def given_at(self, tensor: Tensor) -> Tensor:
-        """What is handed over to this shape, T[n, A, ...], at the beginning of a tensor for a deeper one."""
-        path, rows = self._plan.size("A"), tensor.shape[0]
-        return tensor.flatten(0, 1)[: rows * path].unflatten(0, (rows, path))
+        """What is handed over to this shape in the largest bucket, T[n, A, ...], at the beginning of a tensor's rows.
+
+        The tensor is T[rows, ...] or T[n, A, ...] of another shape; with too few rows it comes back as it is.
+        """
+        rows, path = self._plan.buckets[-1], self._plan.size("A")
+        flat = tensor.flatten(0, 1) if tensor.dim() > 2 else tensor
+        return flat[: rows * path].unflatten(0, (rows, path)) if len(flat) >= rows * path else tensor
 
     def zeros(self) -> dict[str, Tensor]:
         """What the engine hands over at the largest bucket, `logits` and perhaps `hidden`: new tensors of zeros."""

@@ -27,7 +27,10 @@ from specc.runtime.program import Program
 Json = dict[str, Any]
 WINDOW, LONGEST, SHORTEST = 64, 4, 1
 """What `lookup_plan` keeps of a text, and how many last tokens it looks up."""
-NAMES = ("AcceptanceShape", "Batch", "Carry", "Forward", "Sampling", "SpeccError", "faults")
+NAMES = (
+    *("AcceptanceShape", "Batch", "Carry", "FixedShape", "Forward", "Sampling", "SpeccError"),
+    *("faults", "measure_step_times", "read_step_times"),
+)
 """Public names that adapters take from the package of a program."""
 PAGE = 4
 """The page size of `tree_plan`."""
@@ -115,20 +118,11 @@ def program_of(plan: Plan, *others: Plan) -> Program:
     return Program((plan, *others), manifest, torch.device("cpu"), ReferenceBackend())
 
 
-def measured(step: Any) -> Any:
-    """Replaced by tests of programs of several shapes."""
-    raise NotImplementedError
-
-
-read = measured
-
-
 def package_of(plan: Plan, name: str, *others: Plan) -> ModuleType:
     """The package of a wheel with that program, of this name: with the adapters, which import it, and without files."""
     made = ModuleType(name)
     made.__path__ = [*adapters.__path__]  # type: ignore[attr-defined]
     vars(made).update({name: getattr(runtime, name) for name in NAMES})
     plans = {one.shape: one for one in sorted((plan, *others), key=attrgetter("shape"), reverse=True)}
-    vars(made).update(measure_step_times=lambda step: measured(step), read_step_times=lambda path: read(path))
     vars(made).update(plan=plan, plans=plans, load=lambda device: program_of(plan, *others), __version__="0.1.0+p1")
     return made

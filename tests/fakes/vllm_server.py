@@ -185,8 +185,9 @@ class Server:
         cuda: bool = False, max_graph: int = 512, profile: bool = False, release: str = "",
         others: Sequence[Plan] = (), **spec: Any,
     ) -> None:  # fmt: skip
-        """`others` are the plans of a program's other shapes. `longest`: `max_model_len`; `ahead`: slots that a request has behind those of a step.
+        """`longest`: `max_model_len`; `ahead`: slots that a request has behind those of a step.
 
+        `others` are the plans of a program's other shapes.
         `max_graph`: tokens of its largest graph; with `profile` it has measured what graphs take before it starts.
         `release`: the version of vLLM, where it is not one that is tested.
         """

@@ -8,7 +8,7 @@ from pathlib import Path
 from zipfile import ZipFile
 
 from engine_job import specc
-from vllm_server import MODEL_LEN, NGRAM, NUM_STEPS, ROWS, Variant
+from vllm_server import MODEL_LEN, NGRAM, ROWS, Variant
 
 ALGORITHMS = {"draft_model": "STANDALONE", "eagle": "EAGLE", "eagle3": "EAGLE3", "mtp": "EAGLE", "ngram": "NGRAM"}
 """vLLM's methods and what specc calls them."""

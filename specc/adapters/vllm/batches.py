@@ -57,9 +57,8 @@ class Steps:
         counters.active(self.captured)
         self._told = time.monotonic()
         self._bound = Bound(package, speculator)
-        self.step, plan = self._bound.step, package.plan
+        self.step = self._bound.step
         self._admission = Admission(package, self.step, PROCESSORS)
-        self._most, self._largest = plan.size("A"), plan.buckets[-1]
         # vLLM has chains alone, so how many tokens it verifies of a request says which shape a step has.
         self._plans = {plan.size("A"): plan for plan in package.plans.values()}
         self._drafted = sorted(shape.num_steps for shape in package.plans)
@@ -75,13 +74,13 @@ class Steps:
         rows = batch.idx_mapping_np
         if batch.has_prefill:
             return "a prefill in the batch"
-        if batch.num_reqs > self._largest:
-            return f"more than {self._largest} requests"
         counts = batch.cu_num_logits_np[1:] - batch.cu_num_logits_np[:-1]
         plan = self._plans.get(int(counts[0]))
         if plan is None or (counts != counts[0]).any():
             *fewer, most = self._drafted
             return f"drafts other than {', '.join(map(str, fewer))} or {most}" if fewer else f"fewer drafts than {most}"
+        if batch.num_reqs > (most := plan.buckets[-1]):
+            return f"more than {most} requests"
         if (reason := self._admission.refuses(sampler, rows)) is not None:
             return reason
         if (reason := unserved(sampler, rows)) is not None:
@@ -145,7 +144,7 @@ class Steps:
 
         Beyond that many tokens vLLM runs kernel by kernel, and so does the program.
         """
-        self._bound.capture(tokens // self._most)
+        self._bound.capture(tokens)
         self.captured = "drafts"
         self._counters.active(self.captured)
         return self

@@ -45,13 +45,14 @@ class Bound:
         hidden = hidden[: batch.num_tokens]
         if self._hidden is None:
             return hidden.view(batch.num_reqs, -1, hidden.shape[-1])
-        self._hidden.view(-1, hidden.shape[-1])[: batch.num_tokens].copy_(hidden)
+        self._hidden[: batch.num_tokens].copy_(hidden)
         handed: Tensor = step.given_at(self._hidden)
         return handed
 
-    def capture(self, largest: int) -> None:
-        """Capture both halves of the step in buckets up to the largest; the first reads logits wherever they are."""
+    def capture(self, tokens: int) -> None:
+        """Capture both halves of all steps with so many tokens at most; the first reads logits wherever they are."""
         self._forwards.begin(None)
-        given = {name: zeros for name, zeros in self.step.zeros().items() if name == HIDDEN}
-        self._hidden = given.get(HIDDEN)
-        self.step.capture(given=given, largest=largest)
+        most = (self.step.at(shape).zeros().get(HIDDEN) for shape in self.step.buckets)
+        handed = [zeros.flatten(0, 1) for zeros in most if zeros is not None]
+        self._hidden = max(handed, key=len, default=None)
+        self.step.capture(given={} if self._hidden is None else {HIDDEN: self._hidden}, tokens=tokens)

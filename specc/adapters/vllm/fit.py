@@ -14,7 +14,8 @@ MAY_LACK = (DRAFT, WHOLE)
 def misfits(plans: Mapping[Any, Any], config: Any, kind: type, served: Collection[type]) -> list[str]:
     """What is in the way of running a program in a server of this VllmConfig; nothing if it fits.
 
-    `plans` are the program's by shape, the deepest first; `kind` is the class of the server's own speculator, `served` are those that a program may stand for.
+    `plans` are the program's by shape, the deepest first; `kind` is the class of the server's own speculator, `served`
+    are those that a program may stand for.
     """
     if kind not in served:
         names = ", ".join(sorted(one.__name__ for one in served))

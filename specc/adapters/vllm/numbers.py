@@ -19,10 +19,13 @@ class Numbers:
 
     def __init__(self, package: Any) -> None:
         """Of a program of several shapes. ServerError where `SPECC_SHAPE` says what cannot be."""
-        self._shapes = {shape.num_steps: shape for shape in package.plans}
-        self._only = only(package.plans)
-        self._policy = package.AcceptanceShape([*package.plans])
-        self.asked = sorted(self._shapes) if self._only is None else [self._only.num_steps]
+        buckets = {shape: plan.buckets for shape, plan in package.plans.items()}
+        self._shapes = {shape.num_steps: shape for shape in buckets}
+        alone = only([*buckets])
+        self._policy = package.AcceptanceShape(buckets) if alone is None else package.FixedShape(alone, buckets)
+        # Larger batches than a shape alone has buckets for have another one.
+        asked = (shape for shape, own in buckets.items() if alone in (None, shape) or own[-1] > buckets[alone][-1])
+        self.asked = sorted(shape.num_steps for shape in asked)
 
     def table(self, requests: int) -> list[tuple[int, int, int]]:
         """A table that vLLM captures graphs by, up to so many requests: it has every number, the deepest first."""
@@ -31,8 +34,8 @@ class Numbers:
 
     def __getitem__(self, requests: int) -> int:
         """What vLLM asks of its table in every step, before the results of the last one."""
-        shape = self._only or self._policy.choose(requests)
-        return int(shape.num_steps)
+        drafts: int = self._policy.choose(requests).num_steps
+        return drafts
 
     def attach(self, scheduler: Any) -> None:
         """Have a Scheduler of vLLM look the number up here, and tell what became of every step."""

@@ -227,7 +227,7 @@ def _numbers(package: Any, config: Any) -> Numbers | None:
     if len(package.plans) == 1 or numbers(speculative) or not seam.there(seam.NUMBERS):
         return None
     if parallel.several():
-        if only(package.plans) not in (None, next(iter(package.plans))):
+        if only([*package.plans]) not in (None, next(iter(package.plans))):
             raise ServerError(f"{SHAPE}: of several ranks the number of drafts is the server's own")
         return None
     made = Numbers(package)

@@ -153,7 +153,7 @@ def test_captured_drafts_read_hidden_states_at_one_place(serve: Serve, monkeypat
         return propose(step, batch, hidden, **how)
 
     monkeypatch.setattr(RotatedStep, "propose", noted)
-    monkeypatch.setattr(RotatedStep, "capture", lambda _, given, largest: captured.append(given["hidden"]))
+    monkeypatch.setattr(RotatedStep, "capture", lambda _, given, tokens: captured.append(given["hidden"]))
     server = serve(plans_of("EAGLE"))
     server.begin(PROMPTS)
     for drafts, ahead in [(3, 1), (1, 0), (0, 3), (3, 3)]:
@@ -178,7 +178,7 @@ def test_the_scheduler_asks_the_policy(serve: Serve) -> None:
     assert table == [(1, 1, 3), (2, 2, 1), (3, 6, 0)]
     assert lookup(server)[2] == 3, "the deepest first"
     for _ in range(40):
-        server.told(ROWS, 3, [1, 1, 1, 1])
+        server.told(ROWS, lookup(server)[4], [1, 1, 1, 1])
     assert len(server.scheduler.seen) == 40
     assert lookup(server)[4] == 0, "nothing was accepted"
     for _ in range(600):

@@ -14,15 +14,12 @@ from fakes.drafts import Engine
 from fakes.plans import program_of
 from programs import planned
 
-from specc.runtime import program as program_module
 from specc.runtime.backends.cpu import ReferenceBackend
 from specc.runtime.batch import Batch
 from specc.runtime.errors import BatchError, BindError
-from specc.runtime.memory.arena import allocate
 from specc.runtime.plan.halves import drafted, halves
 from specc.runtime.plan.plan import PROMPT, Plan
 from specc.runtime.program import Program
-from specc.runtime.rotated import RotatedStep
 
 CPU = torch.device("cpu")
 PROMPTS = {3: [4, 9, 2], 1: [7, 1], 6: [5, 5, 8, 1, 2]}
@@ -46,22 +43,22 @@ def plans_of(algorithm: str, steps: Sequence[int] = SHAPES, *, rotated: bool, **
 class Served:
     """A program in an engine that runs the target and says before every step how many drafts the next one verifies."""
 
-    def __init__(self, algorithm: str, **keys: Any) -> None:
+    def __init__(self, algorithm: str, backend: ReferenceBackend | None = None, **keys: Any) -> None:
         plans, whole = (plans_of(algorithm, rotated=rotated, **keys) for rotated in (True, False))
         self.engine, self.other = (Engine.of_plan(whole[0], seed=3) for _ in range(2))
         self.tables = {
             name: torch.full((7, DEEPEST) if name == "drafts" else (7,), -9, dtype=getattr(torch, dtype))
             for name, dtype in FIELDS.items()
         }
-        self.step = self.bound(plans, self.engine, carry=self.tables)
-        self.whole = self.bound(whole, self.other)
+        self.step = self.bound(plans, self.engine, backend or ReferenceBackend(), carry=self.tables)
+        self.whole = self.bound(whole, self.other, ReferenceBackend())
         for engine in (self.engine, self.other):
             engine.prompts |= PROMPTS
         self.lens = {row: len(prompt) for row, prompt in PROMPTS.items()}
 
     @staticmethod
-    def bound(plans: Sequence[Plan], engine: Engine, **how: Any) -> Any:
-        program = Program(plans, program_of(plans[0]).manifest, CPU, ReferenceBackend())
+    def bound(plans: Sequence[Plan], engine: Engine, backend: ReferenceBackend, **how: Any) -> Any:
+        program = Program(plans, program_of(plans[0]).manifest, CPU, backend)
         return program.bind(engine, engine.table, engine.kv if plans[0].kv_pools else None, **how)
 
     def prefill(self) -> None:
@@ -167,3 +164,37 @@ def test_a_step_is_of_one_shape_from_commit_to_propose() -> None:
     with pytest.raises(BindError, match="not compiled for the shape 3; there is 0, 1, 2, 4"):
         step.propose(batch, hidden, ahead=3)
     step.propose(batch, hidden, ahead=4)
+
+
+@pytest.mark.parametrize("tokens", [None, 8, 0])
+@pytest.mark.parametrize("algorithm", ["EAGLE", "NGRAM"])
+def test_graphs_of_one_shape_go_on_where_those_of_another_stopped(
+    algorithm: str, tokens: int | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Those of steps with so many tokens; others are launched."""
+    cuda = FakeCuda()
+    cuda.install(monkeypatch)
+    backend = FakeBackend(cuda)
+    served = Served(algorithm, backend)
+    served.step.capture("segments", tokens=tokens)
+    for shape in SHAPES:
+        held = [bucket for bucket in (1, 2, 4) if tokens is None or bucket * (shape + 1) <= tokens]
+        assert sorted(served.step.at(shape).memory.graphs) == held
+    served.prefill()
+    for drafts, ahead in pairwise([DEEPEST, 1, 2, 0, DEEPEST, 2, 2]):
+        served.decode(ROWS, drafts, ahead)
+    replays = served.step.replays
+    assert bool(replays.replayed if algorithm == "NGRAM" else replays.moved) == (tokens != 0), "forwards return anew"
+
+
+def test_what_is_handed_over_lies_at_the_beginning_of_one_memory() -> None:
+    step = Served("EAGLE").step
+    memory = torch.arange(20.0)[:, None].expand(-1, 64)
+    deep, shallow = step.given_at(memory), step.at(1).given_at(memory)
+    assert (list(deep.shape), list(shallow.shape)) == ([4, 5, 64], [4, 2, 64])
+    assert (deep[1, 2, 0], shallow[3, 1, 0]) == (7, 7)
+    assert deep.data_ptr() == shallow.data_ptr() == memory.data_ptr()
+    assert torch.equal(step.at(1).given_at(deep), shallow)
+    assert step.given_at(shallow) is shallow, "it has too few rows"
+    with pytest.raises(BindError, match=r"hidden is given as \[8, 64\], handed over are .*'hidden': \[4, 5, 64\]"):
+        step.capture(given={"hidden": memory[:8]})
