@@ -8,10 +8,12 @@ from typing import Any
 
 import pytest
 import torch
+from fakes.models import target_scores
 from fakes.vllm_server import PROGRAM, Server, adapter
 from fakes.vllm_tables import VLLM
 from programs import planned
 from prometheus_client import REGISTRY
+from sampling_oracle import drawn
 from torch import Tensor
 
 from specc.adapters._plugin import ServerError
@@ -106,6 +108,31 @@ def test_a_program_that_always_drafts_leaves_steps_without(serve: Serve) -> None
     assert (server.program.served, server.program.left) == (2, {})
 
 
+@pytest.mark.parametrize("algorithm", ["STANDALONE", "EAGLE"])
+def test_what_is_drawn_does_not_depend_on_the_shape(serve: Serve, algorithm: str) -> None:
+    """But on the seed, and the place in the text."""
+    asked = {2: {"seed": 7, "temperature": 1.5}, 0: {}, 5: {"seed": 3, "temperature": 0.7, "top_k": 20}, 1: {}}
+    server = serve(plans_of(algorithm, verify="target_only", sampling=["top_k"], draft_sampling="coupled"))
+    for row, prompt in PROMPTS.items():
+        server.begin({row: prompt}, **asked[row])
+
+    def says(row: int, text: list[int]) -> int:
+        of = {"seed": 0, "temperature": 0.0, "top_k": 0} | asked[row]
+        return drawn(target_scores(server.target.model, text).tolist(), *(of[key] for key in ("seed", "temperature")),
+                     len(text), int(of["top_k"]))  # fmt: skip
+
+    texts = list[dict[int, list[int]]]()
+    for drafts, ahead in [(3, 1), (1, 1), (1, 0), (0, 3), (3, 0), (0, 0), (0, 1), (1, 3), (3, 3)]:
+        server.decode(ROWS, drafts=drafts, ahead=ahead)
+        texts.append({row: server.text(row) for row in ROWS})
+    server.settle()
+    for row in ROWS:
+        text = texts[-1][row]
+        for end in range(len(PROMPTS[row]) + 1, len(text)):
+            assert text[end] == says(row, text[:end]), (row, end)
+    assert server.program.served == 9
+
+
 @pytest.mark.parametrize("known", [True, False])
 def test_texts_obey_grammars_at_any_shape(serve: Serve, known: bool) -> None:
     plans = plans_of("EAGLE")
@@ -116,7 +143,6 @@ def test_texts_obey_grammars_at_any_shape(serve: Serve, known: bool) -> None:
 
     server.grammars, server.known = {2: even}, known
     target = server.target.model
-    from fakes.models import target_scores
 
     def says(row: int, text: list[int]) -> int:
         allowed = sorted(even(text)) if row == 2 else range(vocabulary)

@@ -20,6 +20,7 @@ from specc.runtime.errors import BatchError, BindError
 from specc.runtime.plan.halves import drafted, halves
 from specc.runtime.plan.plan import PROMPT, Plan
 from specc.runtime.program import Program
+from specc.support.diagnostics import DiagnosticError
 
 CPU = torch.device("cpu")
 PROMPTS = {3: [4, 9, 2], 1: [7, 1], 6: [5, 5, 8, 1, 2]}
@@ -198,3 +199,18 @@ def test_what_is_handed_over_lies_at_the_beginning_of_one_memory() -> None:
     assert step.given_at(shallow) is shallow, "it has too few rows"
     with pytest.raises(BindError, match=r"hidden is given as \[8, 64\], handed over are .*'hidden': \[4, 5, 64\]"):
         step.capture(given={"hidden": memory[:8]})
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "keys", "message"),
+    [
+        ("EAGLE", {}, "several num_steps with step: rotated, where the program stores the drafts"),
+        ("EAGLE", {"written_by": "program"}, "several num_steps with step: rotated, where the program stores"),
+        ("DFLASH", {"written_by": "engine"}, "a rotated step of several shapes whose draft reads the whole path"),
+        ("MULTI_LAYER_EAGLE", {"written_by": "engine"}, "drafts with every module in every step, so it has one"),
+    ],
+)
+def test_what_has_one_shape(algorithm: str, keys: dict[str, str], message: str) -> None:
+    tables = {"carry": {"drafts": keys}} if keys else {}
+    with pytest.raises(DiagnosticError, match=message):
+        planned(algorithm, step="rotated", num_steps=[1, 3], tables=tables)
