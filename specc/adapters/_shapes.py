@@ -35,11 +35,12 @@ class Shapes:
         Raises ServerError where an environment variable says what cannot be.
 
         """
-        self.name, self.times = os.environ.get(SHAPE, AUTO), dict[Any, Mapping[int, float]]()
+        self.times: dict[Any, Mapping[int, float]] = {}
         self._policy: Any = None
         self._only = only(step.buckets)
+        self.name = AUTO if self._only is None else str(self._only)
         if self._only is None:
-            self.times = share(_times(package, step, run))
+            self.times = share(written(package, step.buckets) or package.measure_step_times(step, run))
             self._policy = package.AcceptanceShape(step.buckets, times=self.times)
         elif len(step.buckets) > 1:
             self._policy = package.FixedShape(self._only, step.buckets)
@@ -65,11 +66,15 @@ def only(shapes: Sequence[Any]) -> Any:
     raise ServerError(f"{SHAPE} is {AUTO} or one of {', '.join(map(str, shapes))}, got {wanted!r}")
 
 
-def _times(package: Any, step: Any, run: Callable[[Any, int], object]) -> dict[Any, Mapping[int, float]]:
-    """Milliseconds of a step by shape and bucket, of the file that `SPECC_STEP_TIMES` names, or measured here."""
+def written(package: Any, buckets: Mapping[Any, Sequence[int]]) -> Mapping[Any, Mapping[int, float]] | None:
+    """Milliseconds of a step by shape and bucket of the file that `SPECC_STEP_TIMES` names; None where it names none.
+
+    ServerError where the file is none, or of another program.
+    """
     if not (path := os.environ.get(TIMES)):
-        return package.measure_step_times(step, run)
+        return None
     try:
-        return package.read_step_times(Path(path), step.buckets)
+        times: Mapping[Any, Mapping[int, float]] = package.read_step_times(Path(path), buckets)
     except package.SpeccError as error:
         raise ServerError(f"{TIMES}={path}: {error}") from error
+    return times

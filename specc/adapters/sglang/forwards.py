@@ -46,16 +46,17 @@ class Forwards:
 
     Args:
         worker: an EAGLEWorkerV2, or one derived from it.
-        attention: prepares the metadata of attention.
+        attention: prepares the metadata of attention for steps of that shape.
         shards: what of its logits a rank hands over.
+        shape: the sizes S, K, N of a step.
 
     """
 
-    def __init__(self, worker: Any, attention: Attention, shards: Shards) -> None:
+    def __init__(self, worker: Any, attention: Attention, shards: Shards, shape: tuple[int, int, int]) -> None:
         """Run the models of `worker`."""
         self._target = worker.target_worker.model_runner
         self._draft = worker.draft_worker.draft_runner
-        self._steps, self._topk = worker.speculative_num_steps, worker.topk
+        self._steps, self._topk, _ = shape
         self._attention, self._shards = attention, shards
         self._scored = scored_tokens(worker)
         self._lengths: dict[int, Tensor] = {}

@@ -126,7 +126,7 @@ class StandaloneWorker(ProgramSteps, StandaloneWorkerV2):
 
 def _loaded(programs: Sequence[Any], worker: Any) -> tuple[Any, Any] | None:
     """The package of the program that fits, and it, loaded onto the worker's device."""
-    package = chosen(programs, ENGINE, lambda package: misfits(package.plan, worker))
+    package = chosen(programs, ENGINE, lambda package: misfits(package.plans, worker))
     device = worker.req_to_token_pool.req_to_token.device
     return package and (package, package.load(str(device) if device.type == "cuda" else "cpu"))
 

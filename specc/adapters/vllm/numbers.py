@@ -11,7 +11,7 @@ import functools
 from collections.abc import Sequence
 from typing import Any
 
-from .._shapes import only
+from .._shapes import only, written
 
 
 class Numbers:
@@ -22,7 +22,10 @@ class Numbers:
         buckets = {shape: plan.buckets for shape, plan in package.plans.items()}
         self._shapes = {shape.num_steps: shape for shape in buckets}
         alone = only([*buckets])
-        self._policy = package.AcceptanceShape(buckets) if alone is None else package.FixedShape(alone, buckets)
+        if alone is None:
+            self._policy = package.AcceptanceShape(buckets, times=written(package, buckets))
+        else:
+            self._policy = package.FixedShape(alone, buckets)
         # Larger batches than a shape alone has buckets for have another one.
         asked = (shape for shape, own in buckets.items() if alone in (None, shape) or own[-1] > buckets[alone][-1])
         self.asked = sorted(shape.num_steps for shape in asked)
