@@ -117,19 +117,18 @@ def _phases(order: list[str], first: dict[str, Op]) -> dict[str, str]:
 
 
 def _stretches(module: Module, proposing: list[str], ends: str) -> list[list[str]]:
-    """The nodes that propose, cut before the forward that comes when so many drafts are there as one of `ends` has."""
-    columns = {node_of(op): 0 for op in module.find("chain.first") if op.phase in SECOND_HALF}
-    appended = [op for op in module.find("chain.append") if op.phase in SECOND_HALF]
-    columns |= {node_of(op): int(op.attrs["column"]) for op in appended}
-    forwards = {node_of(op) for op in module.ops() if is_external(op)}
+    """The nodes that propose, cut before the forward that comes when so many drafts are there as one of `ends` has.
+
+    Every forward brings a draft, the first one that over what was accepted.
+    """
+    forwards = {node_of(op) for op in module.ops() if is_external(op) and not is_given(op)}
     wanted = {int(end) for end in ends.split("+") if end} - {0}
     stretches, drafts = list[list[str]]([[]]), 0
     for name in proposing:
         if name in forwards and drafts in wanted:
             stretches.append([])
-            wanted.remove(drafts)
         stretches[-1].append(name)
-        drafts = columns[name] + 1 if name in columns else drafts
+        drafts += name in forwards
     return stretches
 
 

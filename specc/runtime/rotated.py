@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cached_property, partial
+from itertools import accumulate
 from typing import Literal, NoReturn
 
 import torch
@@ -20,7 +21,7 @@ from .graphs.capture import Recorder, check_capturable
 from .graphs.segments import SegmentGraphs
 from .memory.tables import plain_fault
 from .plan.fields import row_stride
-from .plan.halves import drafted, halves
+from .plan.halves import forwards, halves
 from .plan.nodes import Given, Node, Reference
 from .plan.outputs import PROPOSE
 from .plan.plan import Plan
@@ -162,8 +163,8 @@ class RotatedStep(Step):
 
     def _ends(self, drafts: int) -> int:
         """The half behind the last one that has to run for so many drafts."""
-        enough = (index for index, half in enumerate(self._halves[1:], start=2) if drafted(half) >= drafts)
-        return next(enough, len(self._halves))
+        made = accumulate(map(forwards, self._halves[1:]))
+        return next((end for end, count in enumerate(made, start=2) if count >= drafts), len(self._halves))
 
     @cached_property
     def reads_hidden(self) -> bool:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from itertools import groupby
 
-from .nodes import OUTSIDE, SECOND_HALF, Node
+from .nodes import SECOND_HALF, External, Node
 from .plan import Plan
 
 
@@ -23,18 +23,15 @@ def halves(plan: Plan) -> tuple[tuple[Node, ...], ...]:
     heads = {capture.nodes[0] for capture in plan.captures}
     stretches: list[list[Node]] = [[]]
     for node in second:
-        if node.name in heads and drafted(stretches[-1]):
+        if isinstance(node, External) and node.name in heads and forwards(stretches[-1]):
             stretches.append([])
         stretches[-1].append(node)
     return first, *map(tuple, stretches)
 
 
-def drafted(nodes: Sequence[Node]) -> int:
-    """How many drafts there are when these nodes have run, which are a stretch that proposes; 0: not told by them."""
-    calls = [call for node in nodes if not isinstance(node, OUTSIDE) for call in node.ops]
-    columns = [0 for call in calls if call.op == "chain.first"]
-    columns += [int(call.attrs["column"]) for call in calls if call.op == "chain.append"]
-    return max(columns, default=-1) + 1
+def forwards(nodes: Sequence[Node]) -> int:
+    """How many forwards are among the nodes: of those that propose each brings a draft."""
+    return sum(isinstance(node, External) for node in nodes)
 
 
 def runs(plan: Plan, cuts: Callable[[Node], bool]) -> list[tuple[str, ...]]:

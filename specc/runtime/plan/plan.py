@@ -287,9 +287,7 @@ class Plan:
     @property
     def shape(self) -> Shape:
         """What it drafts and verifies; of a rotated step what it verifies, since it drafts for a step of any shape."""
-        if self.rotated:
-            return Shape(self.size("A") - 1, self.size("K"), self.size("A"))
-        return Shape(self.size("S"), self.size("K"), self.size("N"))
+        return Shape(self.size("A") - 1 if self.rotated else self.size("S"), self.size("K"), self.size("N"))
 
     @property
     def ranks(self) -> int:
