@@ -120,9 +120,18 @@ def greedy(served: Served) -> Iterator[tuple[int, Mapping[str, Any], Mapping[str
             yield number, request, output
 
 
-def accept_length(served: Served) -> float:
-    """Tokens per verification, of requests whose drafts SGLang accepts by the same rule on every device."""
-    ended = [output for _, _, output in greedy(served) if output.get("spec_verify_ct")]
+def accept_length(served: Served, beside: Served | None = None) -> float:
+    """Tokens per verification, of requests whose drafts SGLang accepts by the same rule on every device.
+
+    With `beside`, of those alone that got the same tokens there: in 16 bits a near tie may go either way, and another
+    text has other drafts.
+    """
+    ended = [
+        output
+        for number, _, output in greedy(served)
+        if output.get("spec_verify_ct")
+        and (beside is None or output["token_ids"] == beside.outputs[number]["token_ids"])
+    ]
     tokens, verifications = (sum(output[key] for output in ended) for key in ("completion_tokens", "spec_verify_ct"))
     return tokens / verifications
 

@@ -181,7 +181,11 @@ def test_the_program_accepts_as_much_as_sglangs_own_step(
     variant: Variant, own: Variant, served: Served, running: Mapping[Variant, Future[Served]]
 ) -> None:
     """On the whole: what else is in a batch, and when, changes single steps."""
-    assert accept_length(served) == pytest.approx(accept_length(running[own].result()), rel=0.03)
+    other = running[own].result()
+    pairs = zip(greedy(served), greedy(other), strict=True)
+    same = [mine["token_ids"] == theirs["token_ids"] for (_, _, mine), (_, _, theirs) in pairs]
+    assert sum(same) > len(same) / 2
+    assert accept_length(served, other) == pytest.approx(accept_length(other, served), rel=0.02)
 
 
 LEAKY = """

@@ -11,23 +11,21 @@ import functools
 from collections.abc import Sequence
 from typing import Any
 
-from .._shapes import only, written
+from .._shapes import Shapes
 
 
 class Numbers:
     """Stands for a table of vLLM's scheduler: the number of drafts by that of requests."""
 
     def __init__(self, package: Any) -> None:
-        """Of a program of several shapes. ServerError where `SPECC_SHAPE` says what cannot be."""
+        """Of a program of several shapes. ServerError where `SPECC_SHAPE` or `SPECC_STEP_TIMES` says what cannot be."""
         buckets = {shape: plan.buckets for shape, plan in package.plans.items()}
-        self._shapes = {shape.num_steps: shape for shape in buckets}
-        alone = only([*buckets])
-        if alone is None:
-            self._policy = package.AcceptanceShape(buckets, times=written(package, buckets))
-        else:
-            self._policy = package.FixedShape(alone, buckets)
+        # No step was made yet: vLLM captures graphs for the numbers, and then knows what blocks it has.
+        self._shapes = Shapes(package, buckets, dict, lambda times: times)
+        self._known = {shape.num_steps: shape for shape in buckets}
         # Larger batches than a shape alone has buckets for have another one.
-        asked = (shape for shape, own in buckets.items() if alone in (None, shape) or own[-1] > buckets[alone][-1])
+        alone = next((own[-1] for shape, own in buckets.items() if str(shape) == self._shapes.name), 0)
+        asked = (shape for shape, own in buckets.items() if str(shape) == self._shapes.name or own[-1] > alone)
         self.asked = sorted(shape.num_steps for shape in asked)
 
     def table(self, requests: int) -> list[tuple[int, int, int]]:
@@ -37,7 +35,7 @@ class Numbers:
 
     def __getitem__(self, requests: int) -> int:
         """What vLLM asks of its table in every step, before the results of the last one."""
-        drafts: int = self._policy.choose(requests).num_steps
+        drafts: int = self._shapes.choose(requests).num_steps
         return drafts
 
     def attach(self, scheduler: Any) -> None:
@@ -59,7 +57,7 @@ class Numbers:
         for name, tokens in scheduled.num_scheduled_tokens.items() if emitted else ():
             drafts = len(scheduled.scheduled_spec_decode_tokens.get(name, ()))
             length = len(emitted[output.req_id_to_index[name]])
-            if length and tokens == drafts + 1 and drafts in self._shapes:
+            if length and tokens == drafts + 1 and drafts in self._known:
                 lengths.setdefault(drafts, []).append(length)
         for drafts, of_step in lengths.items():
-            self._policy.observe(self._shapes[drafts], of_step)
+            self._shapes.observe(self._known[drafts], of_step)

@@ -18,7 +18,7 @@ from vllm.v1.worker.gpu import model_runner
 
 from .._counters import Counters
 from .._plugin import CHOICE, ServerError, chosen, tried, word
-from .._shapes import SHAPE, only
+from .._shapes import AUTO, SHAPE
 from . import parallel, seam
 from .batches import Steps
 from .fit import draft_group, misfits, numbers
@@ -227,7 +227,7 @@ def _numbers(package: Any, config: Any) -> Numbers | None:
     if len(package.plans) == 1 or numbers(speculative) or not seam.there(seam.NUMBERS):
         return None
     if parallel.several():
-        if only([*package.plans]) not in (None, next(iter(package.plans))):
+        if os.environ.get(SHAPE, AUTO) not in (AUTO, str(next(iter(package.plans)))):
             raise ServerError(f"{SHAPE}: of several ranks the number of drafts is the server's own")
         return None
     made = Numbers(package)

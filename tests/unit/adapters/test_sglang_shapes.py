@@ -10,12 +10,12 @@ from typing import Any
 
 import pytest
 from fakes.sglang_modules import SETTINGS
-from fakes.sglang_server import Server, adapter
+from fakes.sglang_server import Server, adapter, part
 from fakes.sglang_worker import IntelAMXAttnBackend, TritonAttnBackend
 from programs import planned
 from prometheus_client import REGISTRY
 from sampling_oracle import drawn
-from test_sglang_worker import ALL, BATCHES, PROGRAM, PROMPTS, Serve, run, serve
+from test_sglang_worker import ALL, BATCHES, PROGRAM, PROMPTS, Serve, controller_of, run, serve
 
 from specc.runtime.plan.plan import Plan
 from specc.runtime.plan.shape import Shape
@@ -132,6 +132,29 @@ def test_one_shape_alone_runs_where_the_server_is_told(serve: Serve, monkeypatch
     monkeypatch.setenv("SPECC_SHAPE", "2")
     with pytest.raises(RuntimeError, match="SPECC_SHAPE is auto or one of 3, 1, 0, got '2'"):
         started(serve, plans_of(CHAINS))
+
+
+def test_the_shape_is_changed_in_a_running_server(serve: Serve) -> None:
+    server = started(serve, plans_of(CHAINS))
+    controller, asked = controller_of(server), part("managers.io_struct.SetInternalStateReq")
+
+    def switched(to: object) -> bool:
+        return controller.set_internal_state(asked(server_args={"specc": to})).updated
+
+    server.begin(PROMPTS)
+    for name in ("1", "0", "auto", "3"):
+        assert switched(name)
+        run(server, BATCHES[:2])
+        assert server.worker.steps.report()["shape"] == name
+    assert not any(map(switched, ("2", 2, "5x4x8")))
+    steps = server.worker.steps
+    before = steps.report()["served_by_shape"]
+    assert switched(0)
+    run(server, BATCHES[:2])
+    assert switched(1)
+    run(server, BATCHES[:2])
+    assert steps.report()["served_by_shape"] == before | {"3": before["3"] + 2}
+    assert steps.left == {"switched off": 2}
 
 
 def test_times_are_measured_or_those_of_a_file(serve: Serve, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

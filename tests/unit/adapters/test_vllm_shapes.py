@@ -215,7 +215,7 @@ def test_the_scheduler_asks_the_policy(serve: Serve) -> None:
 def test_what_the_policy_is_told(serve: Serve) -> None:
     """Of requests that decode, by the drafts that each had; of those that emitted nothing, nothing."""
     server, seen = serve(plans_of("EAGLE")), list[Any]()
-    policy = lookup(server)._policy
+    policy = lookup(server)._shapes
     policy.observe = lambda shape, lengths: seen.append((shape, lengths))
     server.told([2, 0, 5], 3, [4, 0, 1])
     server.told([2, 0], 0, [1, 1])
