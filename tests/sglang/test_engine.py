@@ -165,7 +165,7 @@ def test_the_program_ran_the_steps_that_it_serves(variant: Variant, served: Serv
     assert set(state["left"]) == (set() if variant.samples else {"logprobs", "sampling"})
     assert "specc_program_served runs the decode steps" in served.log
     if variant.attention == "fa3" and not ON_GPU:
-        assert served.state["specc_testing"]["prepared"]["TARGET_VERIFY"] == sum(state["left"].values())
+        assert served.state["specc_testing"]["prepared"].get("TARGET_VERIFY", 0) == sum(state["left"].values())
 
 
 def own(program: Variant) -> Variant:
