@@ -42,7 +42,9 @@ VARIANTS = [
 ]
 
 
-@pytest.fixture(scope="module", params=VARIANTS, ids=lambda variant: variant.drafting + "-shapes" * bool(variant.shapes))
+@pytest.fixture(
+    scope="module", params=VARIANTS, ids=lambda variant: variant.drafting + "-shapes" * bool(variant.shapes)
+)
 def drawn(request: pytest.FixtureRequest, models: Path, tmp_path_factory: pytest.TempPathFactory) -> Served:
     """A server that was asked for texts of all kinds behind one prompt, in turn, and for some that vLLM draws."""
     folder = tmp_path_factory.mktemp("drawn")
