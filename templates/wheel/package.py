@@ -144,4 +144,5 @@ def __getattr__(name: str) -> Any:
 
 def __dir__() -> list[str]:
     """The public names, whether they have been used yet or not."""
-    return sorted({*dir(importlib.import_module("._runtime", __name__)), "__version__", "load", "manifest", "plan", "plans"})
+    own = ("__version__", "load", "manifest", "plan", "plans")
+    return sorted({*dir(importlib.import_module("._runtime", __name__)), *own})

@@ -3,8 +3,8 @@
 It keeps the CPU's attention backend where there is no AMX. Environment variables ask for more: SPECC_TEST_OVERLAP=1
 keeps the overlap schedule, SPECC_TEST_NAN=token spoils the target's scores after that token, SPECC_TEST_PLAN=1 has the
 host plan attention, SPECC_TEST_SHAPES=1 draws the shape of every step of a program, and with TRITON_INTERPRET=1
-FlashAttention 3 may be asked for. The internal state gets `specc_testing`: the accounting of KV slots and of pool rows, what every rank emitted, ran and gathered of logits, and
-how many steps were planned.
+FlashAttention 3 may be asked for. The internal state gets `specc_testing`: the accounting of KV slots and of pool rows,
+what every rank emitted, ran and gathered of logits, and how many steps were planned.
 """
 
 from __future__ import annotations
