@@ -150,8 +150,11 @@ def test_the_shape_is_changed_in_a_running_server(serve: Serve) -> None:
     server.begin(PROMPTS)
     for name in ("1", "0", "auto", "3"):
         assert switched(name)
+        before = server.worker.steps.report()["served_by_shape"].get(name, 0)
         run(server, BATCHES[:2])
-        assert server.worker.steps.report()["shape"] == name
+        report = server.worker.steps.report()
+        assert report["shape"] == name
+        assert name == "auto" or report["served_by_shape"][name] == before + 2
     assert not any(map(switched, ("2", 2, "5x4x8")))
     steps = server.worker.steps
     before = steps.report()["served_by_shape"]
@@ -182,13 +185,13 @@ def test_times_are_measured_or_those_of_a_file(serve: Serve, monkeypatch: pytest
 @pytest.mark.parametrize(
     ("name", "theirs", "misfit"),
     [
-        ("speculative_num_steps", 4, "num_steps is 3 in the program, 4 in the server"),
-        ("speculative_eagle_topk", 2, "topk is 3 in the program, 2 in the server"),
+        ("speculative_num_steps", 2, "num_steps is 3 in the program, 2 in the server"),
+        ("speculative_eagle_topk", 1, "topk is 3 in the program, 1 in the server"),
         ("speculative_num_draft_tokens", 5, "num_draft_tokens is 9 in the program, 5 in the server"),
     ],
 )
 def test_the_server_has_of_everything_the_most(serve: Serve, name: str, theirs: int, misfit: str) -> None:
-    plans = plans_of(MIXED, **QLEN)
+    plans = plans_of([{"num_steps": 3}, {"num_steps": 2, "topk": 3, "num_draft_tokens": 9}], **QLEN)
     server = started(serve, plans)
     by_shape = {plan.shape: plan for plan in plans}
     assert adapter("fit").misfits(by_shape, server.worker) == []
