@@ -25,7 +25,8 @@ CODES: dict[str, str] = {
     "config/no-gpu": "This machine has no GPU for which programs are compiled, and `native` asks for it.",
     "config/unknown-output": "No optional output of that name exists.",
     "config/unknown-field": "The program carries no field of that name.",
-    "config/buckets": "The bucket list is not a strictly ascending list of batch sizes within max_requests.",
+    "config/buckets": "The bucket list is not a strictly ascending list of batch sizes within max_requests, or a "
+    "shape's are not some of them, or one of them has no shape.",
     "config/model-unreadable": "`model:` does not lead to a readable Hugging Face configuration.",
     "config/unknown-architecture": "transformers has no class for a model; its config.json was read as it stands.",
     "config/model-contradiction": "A value written beside `model:` differs from what the model's weights fix.",
