@@ -15,6 +15,7 @@ from rich.console import Console
 
 from specc.cli import run_options as options
 from specc.cli.configuration import chosen_shape
+from specc.cli.engines import require_engine, started
 from specc.cli.inspect import ProgramArgument
 from specc.cli.printing import Printer
 from specc.cli.progress import progress
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
     from specc.engine.engine import Engine
     from specc.engine.reference import Verdict
     from specc.engine.serving.request import Completion, Sampling, StopConditions
+    from specc.runtime.capabilities.shape import ShapeBuckets, StepTimes
     from specc.runtime.plan.plan import Plan
 
 
@@ -39,6 +41,7 @@ def run(
     token_map: options.TokenMapOption = None,
     device: options.DeviceOption = None,
     shape: options.ShapeOption = None,
+    step_times: options.StepTimesOption = None,
     prompt: options.PromptOption = None,
     prompts: options.PromptsOption = None,
     max_context: options.ContextOption = None,
@@ -71,6 +74,8 @@ def run(
         if not texts:
             raise typer.BadParameter("give at least one --prompt, or --prompts FILE")
         _check_stops(stop or ())
+        if shape is not None and step_times is not None:
+            raise typer.BadParameter("the shape is chosen already, by --shape", param_hint="--step-times")
         sampling = _sampling(
             check=check, temperature=temperature, seed=seed, top_k=top_k, top_p=top_p, min_p=min_p,
             repetition_penalty=repetition_penalty, frequency_penalty=frequency_penalty, regex=regex,
@@ -81,7 +86,8 @@ def run(
         printer = Printer(console, notes, texts, format, max_new_tokens, stream=stream, logprobs=logprobs)
         files = _Files(target, draft, corpus, token_map, logprobs)
         with _wheel_package(program) as module:
-            engine = _make_engine(module, files, device, printer, max_context=max_context, shape=shape)
+            chosen = {"max_context": max_context, "shape": shape, "times": step_times}
+            engine = _make_engine(module, files, device, printer, **chosen)
             if format is Format.text:
                 report.show(engine.warnings)
             completions = _generate(engine, texts, _conditions(engine, max_new_tokens, stop or ()), sampling, printer)
@@ -143,16 +149,9 @@ def _check_stops(stops: Sequence[str]) -> None:
 
 def _wheel_package(name_or_path: str) -> Any:
     """Return a context that holds the generated package; DiagnosticError without the engine's libraries."""
-    try:
-        import transformers
+    require_engine()
+    from specc.engine.wheel import package
 
-        from specc.engine.wheel import package
-    except ImportError as error:
-        message = f"the engine needs a library that is not installed: {error.name}"
-        diagnostic = Diagnostic("run/model-unreadable", message, hint=f"pip install {error.name}")
-        raise DiagnosticError(diagnostic) from error
-    transformers.utils.logging.set_verbosity_error()
-    transformers.utils.logging.disable_progress_bar()
     return package(name_or_path)
 
 
@@ -164,14 +163,13 @@ def _make_engine(
     *,
     max_context: int | None,
     shape: str | None,
+    times: Path | None,
 ) -> Engine:
     """Load program, models and corpus and bind them."""
     import torch
 
-    from specc.engine.engine import Engine
-    from specc.engine.errors import EngineError, UnsupportedModelError
     from specc.engine.models.loading import load_corpus, load_draft, load_target
-    from specc.engine.observe.step_times import choose_by_times
+    from specc.engine.observe.step_times import choose_by_times, step_times
     from specc.engine.wheel import load_program
 
     has_gpu = torch.cuda.is_available() and not torch.version.hip
@@ -192,16 +190,24 @@ def _make_engine(
         draft = None if directory is None else load_draft(directory, loaded.plan, target, files.token_map)
     tables = {} if files.corpus is None else {"corpus": load_corpus(files.corpus, target)}
     chosen: dict[str, Any] = {"max_context": max_context, "shape": wanted_shape, "on_token": printer.token}
-    try:
-        engine = Engine(loaded, target, draft, tables=tables, **chosen)
-    except UnsupportedModelError as error:
-        raise DiagnosticError(Diagnostic("run/model-unsupported", str(error), hint=error.hint)) from error
-    except EngineError as error:
-        raise typer.BadParameter(str(error)) from error
-    if shape is None and len(loaded.plans) > 1 and device != options.Device.cpu:
+    engine = started(loaded, target, draft, tables=tables, **chosen)
+    if times is not None:
+        choose_by_times(engine, _read_times(times, loaded.buckets))
+    elif shape is None and len(loaded.plans) > 1 and device != options.Device.cpu:
         with progress("timing steps", quiet=not printer.is_text):
-            choose_by_times(engine)
+            choose_by_times(engine, step_times(engine))
     return engine
+
+
+def _read_times(path: Path, buckets: ShapeBuckets) -> StepTimes:
+    """The times of a file, for a program of these shapes. DiagnosticError ``run/step-times`` where it has none."""
+    from specc.runtime import StepTimesError, read_step_times
+
+    try:
+        return read_step_times(path, buckets)
+    except StepTimesError as error:
+        hint = "`specc tune --shapes CONFIG` measures them"
+        raise DiagnosticError(Diagnostic("run/step-times", f"no step times in '{path}': {error}", hint=hint)) from error
 
 
 def _conditions(engine: Engine, max_new_tokens: int, stop: Sequence[str]) -> StopConditions:

@@ -100,6 +100,7 @@ CODES: dict[str, str] = {
     "run/model-mismatch": "A model is not the one that the program was built for.",
     "run/model-unreadable": "A model's weights or tokenizer could not be loaded.",
     "run/model-unsupported": "The reference engine cannot run a model or a program.",
+    "run/step-times": "A file of step times cannot be read, or is of another program.",
     "run/own-code": "A model's directory asks for Python of its own, which is never run.",
     "run/bad-prompt": "A prompt is no text: it has half of a character, which is of no token.",
     "run/ignored-settings": "Generation settings that change what `generate` writes are ignored by the engine.",

@@ -114,7 +114,7 @@ def test_a_batch_runs_at_a_shape_that_was_compiled_for_it(chooses: str) -> None:
     fixed = {"the tree": "3x4x12", "none": 0}
     engine = make_engine(config, padded=True, shape=fixed.get(chooses))
     if chooses == "by times":
-        choose_by_times(engine)
+        choose_by_times(engine, step_times(engine, repeats=1))
     prompts = [*PROMPTS, *PROMPTS[:3]][:6]
     assert engine.scheduler.max_batch == 8
     completions = engine.generate(prompts, StopConditions(NEW)) + engine.generate(prompts[:1], StopConditions(NEW))
@@ -150,7 +150,7 @@ def test_steps_are_timed_on_padding_rows_alone() -> None:
     assert all(set(by_bucket) == set(engine.plan.buckets) for by_bucket in times.values())
     assert all(time > 0 for by_bucket in times.values() for time in by_bucket.values())
     assert dict(engine.stats.decodes) == counted
-    choose_by_times(engine)
+    choose_by_times(engine, times)
     assert isinstance(engine.shape, AcceptanceShape)
     done = dict[int, Completion]()
     while engine.has_work:

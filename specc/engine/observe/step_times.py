@@ -5,13 +5,14 @@ from __future__ import annotations
 from specc.engine.engine import Engine
 from specc.runtime import AcceptanceShape, measure_step_times
 from specc.runtime.capabilities.shape import StepTimes
+from specc.runtime.capabilities.step_times import REPEATS
 
 
-def step_times(engine: Engine, *, repeats: int = 8) -> StepTimes:
+def step_times(engine: Engine, *, repeats: int = REPEATS) -> StepTimes:
     """Time steps on padding rows, see `measure_step_times`; the engine may have requests, and counts none of them."""
     return measure_step_times(engine.bound, lambda shape, bucket: engine.decode((), shape, bucket), repeats=repeats)
 
 
-def choose_by_times(engine: Engine) -> None:
-    """Choose shapes by acceptance and by how long steps take here from now on."""
-    engine.shape = AcceptanceShape(engine.program.buckets, times=step_times(engine))
+def choose_by_times(engine: Engine, times: StepTimes) -> None:
+    """Choose shapes by acceptance and by how long steps take from now on."""
+    engine.shape = AcceptanceShape(engine.program.buckets, times=times)
