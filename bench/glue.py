@@ -26,7 +26,7 @@ from specc.measure.against.parts import Part, parts
 from specc.measure.against.work import Shape
 from specc.measure.results.ratios import Ratio
 from specc.measure.steps import tokens_moved
-from specc.measure.timing import Effort, Floors, capture, nothing, pairs
+from specc.measure.timing import Effort, Floors, Run, capture, nothing, pairs
 from specc.support.diagnostics import DiagnosticError
 
 if TYPE_CHECKING:  # it needs SGLang
@@ -98,16 +98,28 @@ def lines(shape: Shape, device: torch.device, floors: Floors | None) -> Iterator
             except DiagnosticError as error:
                 raise SystemExit(f"{label}: {error}; nothing is reported") from error
             print(f"{label}: same results over {compare.COMPARED_STEPS} steps", flush=True)
-            for part in parts(ours, counterpart) if floors is not None else ():
+            counts = bytes_moved(ours)
+            if floors is None:
+                continue
+            for part in parts(ours, counterpart):
                 if at.page == 1 or "duplication" in part.work:
-                    yield line(part, at, ours, counterpart, floors, effort)
+                    least = floors.run([counts[node.name] for node in part.launches])
+                    yield line(part, at, ours, counterpart, least, effort)
 
 
-def line(part: Part, shape: Shape, ours: Ours, counterpart: Baseline, floors: Floors, effort: Effort) -> Line:
+def bytes_moved(ours: Ours) -> dict[str, int]:
+    """What each launch of a step has to move, found just before it runs: later ones write where it reads."""
+    traffic, counts = Traffic.of_plan(ours.plan), dict[str, int]()
+    ours.reset()
+    for node in ours.launches:
+        counts[node.name] = traffic.launch(node.ops, ours.work.shape.batch, tokens_moved(ours.frame, node))
+        ours.backend.launch(node, ours.frame)
+    return counts
+
+
+def line(part: Part, shape: Shape, ours: Ours, counterpart: Baseline, least: Run, effort: Effort) -> Line:
     """Captured against captured, eager against one replay, ours against its floor."""
     ratio, graph = compare.captured(part, ours, counterpart, effort)
-    traffic, frame = Traffic.of_plan(ours.plan), ours.frame
-    least = floors.run([traffic.launch(node.ops, shape.batch, tokens_moved(frame, node)) for node in part.launches])
     ours.reset()
     counterpart.reset()
     single = capture(ours.queueing(part.launches), 1)
