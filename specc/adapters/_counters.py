@@ -24,8 +24,8 @@ class Counters:
         client = importlib.import_module("prometheus_client")
         self._name, self._version, self._engine = package.__name__, package.__version__, engine.lower()
         self._active = _once(client, "Gauge", "specc:program_active", "Programs that run decode steps.", ABOUT)
-        about = f"Decode steps, of the program or left to {engine}, and why."
-        self._steps = _once(client, "Counter", "specc:decode_steps", about, ("program", "by", "reason"))
+        about = f"Decode steps, of the program by shape, or left to {engine}, and why."
+        self._steps = _once(client, "Counter", "specc:decode_steps", about, ("program", "by", "reason", "shape"))
 
     def active(self, captured: str | None) -> None:
         """The program runs, captured so; None: it does not run."""
@@ -36,22 +36,26 @@ class Counters:
         if captured is not None:
             self._active.labels(self._name, self._version, captured).set(1)
 
-    def count(self, left: str | None = None) -> None:
-        """A step of the program's; or one that it left to the engine, for this reason."""
+    def count(self, shape: object) -> None:
+        """A step of the program's, of this shape."""
         if self.kept:
-            self._steps.labels(self._name, "program" if left is None else self._engine, left or "").inc()
+            self._steps.labels(self._name, "program", "", str(shape)).inc()
+
+    def left(self, reason: str) -> None:
+        """A step that the program left to the engine, for this reason."""
+        if self.kept:
+            self._steps.labels(self._name, self._engine, reason, "").inc()
 
 
 class Verified:
     """What became of drafts, where an engine does not count it itself: the counters that vLLM has, by their names."""
 
     def __init__(self, package: Any) -> None:
-        """Count for the program of a package, which has one depth."""
+        """Count for the program of a package."""
         client = importlib.import_module("prometheus_client")
-        self._name, plan = package.__name__, package.plan
-        self._drafted, self._places = plan.size("N") - 1, plan.size("A") - 1
+        self._name = package.__name__
         self._drafts, self._tokens, self._accepted, self._by_place = (
-            _once(client, "Counter", f"specc:spec_decode_num_{name}", about, ("program", *labels))
+            _once(client, "Counter", f"specc:spec_decode_num_{name}", about, ("program", "shape", *labels))
             for name, about, labels in (
                 ("drafts", "Verifications of a request's drafts.", ()),
                 ("draft_tokens", "Tokens that were drafted for them.", ()),
@@ -60,15 +64,15 @@ class Verified:
             )
         )
 
-    def count(self, lengths: Sequence[int]) -> None:
-        """A step that emitted so many tokens of every request: its accepted drafts, and one token more."""
-        accepted = [max(length - 1, 0) for length in lengths]
-        self._drafts.labels(self._name).inc(len(accepted))
-        self._tokens.labels(self._name).inc(len(accepted) * self._drafted)
-        self._accepted.labels(self._name).inc(sum(accepted))
-        for place in range(self._places):
+    def count(self, shape: Any, lengths: Sequence[int]) -> None:
+        """A step of a shape that emitted so many tokens of every request: its accepted drafts, and one token more."""
+        accepted, labels = [max(length - 1, 0) for length in lengths], (self._name, str(shape))
+        self._drafts.labels(*labels).inc(len(accepted))
+        self._tokens.labels(*labels).inc(len(accepted) * (shape.num_nodes - 1))
+        self._accepted.labels(*labels).inc(sum(accepted))
+        for place in range(shape.num_steps):
             reached = sum(count > place for count in accepted)
-            self._by_place.labels(self._name, str(place)).inc(reached)
+            self._by_place.labels(*labels, str(place)).inc(reached)
 
 
 def _once(client: Any, kind: str, name: str, text: str, labels: tuple[str, ...]) -> Any:

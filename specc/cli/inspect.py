@@ -10,7 +10,6 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass
 from importlib.resources.abc import Traversable
 from importlib.util import find_spec
-from operator import attrgetter
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -21,7 +20,7 @@ from specc.cli.reporting import Format, printing, reporting
 from specc.runtime.errors import DamagedWheelError, PlanError
 from specc.runtime.plan.manifest import MANIFEST, Manifest, cuda_release, for_inspection, read_packaged
 from specc.runtime.plan.plan import Plan
-from specc.runtime.plan.plan_json import load_plan
+from specc.runtime.plan.plan_json import load_plans
 from specc.runtime.plan.shape import Shape
 from specc.support.archives import UNREADABLE, open_archive
 from specc.support.diagnostics import Diagnostic, DiagnosticError
@@ -85,7 +84,7 @@ def opened(program: str) -> Iterator[Opened]:
     with program_root(program) as root, undamaged(program):
         manifest = Manifest.read(root)
         sizes = manifest.verify(root)
-        plans = sorted((load_plan(root, file) for file in manifest.plans.values()), key=attrgetter("shape"))
+        plans = [*reversed(load_plans(root, manifest).values())]
         yield Opened(root, manifest, sizes, {plan.shape: plan for plan in reversed(plans)})
 
 

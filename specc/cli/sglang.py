@@ -64,12 +64,20 @@ def check(
     logits: Annotated[
         str, typer.Option(metavar="HOW", help="The key logits: sharded leaves each rank its own of --tp-size.")
     ] = "gathered",
+    shapes: Annotated[
+        str,
+        typer.Option(
+            metavar="LIST",
+            help="The key shapes, with commas, such as 5x4x8,3,0: the server's own is the largest.",
+            show_default=False,
+        ),
+    ] = "",
 ) -> None:
     """Say which server a command starts, and write the configuration of its program, which is checked."""
     with reporting() as report:
         from specc.config.pasted import Wanted
 
-        wanted = Wanted(name, verify, sampling, outputs, best_logprobs, logits)
+        wanted = Wanted(name, verify, sampling, outputs, best_logprobs, logits, shapes)
         write(configured(arguments, gpu, wanted, output or Path("sglang.yaml"), report), output)
 
 

@@ -150,6 +150,7 @@ class Wanted:
         name: the configuration's; None for one made of the algorithm.
         verify, logits, best_logprobs: the keys.
         sampling, outputs: the keys as words with commas between them.
+        shapes: the key likewise, by names such as 5x4x8 and 3; of a server's own shape if there are none.
 
     """
 
@@ -159,6 +160,7 @@ class Wanted:
     outputs: str = ""
     best_logprobs: int = 0
     logits: str = "gathered"
+    shapes: str = ""
 
     def lines(self) -> list[str]:
         """Return the keys as lines of YAML, none for those that have their defaults."""

@@ -19,7 +19,7 @@ from specc.runtime.capabilities.brought import load_ops
 from specc.runtime.errors import SpeccError
 from specc.runtime.plan.manifest import Manifest
 from specc.runtime.plan.plan import Plan
-from specc.runtime.plan.plan_json import load_plan
+from specc.runtime.plan.plan_json import load_plans
 from specc.support.diagnostics import Diagnostic, DiagnosticError
 from specc.version import __version__
 
@@ -43,7 +43,7 @@ def backend_of(build: Build | Path, folder: Path, device: torch.device) -> Backe
     try:
         manifest = Manifest.read(build)
         manifest.check_torch(torch.__version__)
-        plans = [load_plan(build, file) for file in manifest.plans.values()]
+        plans = [*load_plans(build, manifest).values()]
         return CudaBackend(plans, manifest, build, device, load_ops(plans, manifest, build))
     except SpeccError as error:
         raise DiagnosticError(Diagnostic("run/wheel-unusable", f"cannot load '{build.name}': {error}")) from error

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Literal, cast
 
 import torch
 from torch import Tensor
@@ -18,7 +18,7 @@ from .memory.arena import allocate
 from .plan.capabilities import absent, check_held
 from .plan.manifest import Manifest
 from .plan.plan import Plan
-from .plan.plan_json import load_plan
+from .plan.plan_json import load_plans
 from .plan.shape import Shape, listed
 from .ranks import Collective
 from .semantics.convention import Semantics
@@ -72,7 +72,7 @@ class Program(
 
     def bind(
         self,
-        callbacks: object,
+        callbacks: object | Mapping[Shape, object],
         req_to_token: Tensor,
         kv_pools: Mapping[str, Sequence[Tensor]] | None = None,
         *,
@@ -87,7 +87,7 @@ class Program(
         The result drafts the deepest shape that the program was compiled for; its `at` has the others. It is a
         `RotatedStep` where the engine runs the target (`plan.rotated`). The table may have fewer than the program's P
         rows; requests are then in rows 1..p-1. Forwards of the prefill are needed only by
-        those who call it.
+        those who call it. Forwards that prepare themselves for one shape come as a mapping, an object for each.
 
         `kv_pools` has the KV buffers T[slots, ...] of `target` and `draft`, layer by layer (keys, then values), needed
         for those that `plan.kv_pools` calls bound; `tables` the tensors of `plan.tables()`, by name. All of them must
@@ -118,12 +118,12 @@ class Program(
             raise BindError(f"a collective of {collective.size} ranks is given, and the program is of one")
         bound: dict[Shape, Step] = {}
         memory = allocate(self.plans.values(), self.device)
-        place = self._backend, self.device, callbacks, req_to_token, kv_pools, tables
+        place = self._backend, self.device
+        given = req_to_token, kv_pools, tables
         kind = _rotated() if self.plan.rotated else Step
-        for shape, plan in self.plans.items():
-            bound[shape] = kind(
-                plan, *place, collective=collective, carry=carry, nvtx=nvtx and cuda, memory=memory, shapes=bound
-            )
+        for shape, forwards in _by_shape(callbacks, self.plans).items():
+            plan, more = self.plans[shape], {"carry": carry, "nvtx": nvtx and cuda, "memory": memory}
+            bound[shape] = kind(plan, *place, forwards, *given, collective=collective, shapes=bound, **more)
         step = bound[self.plan.shape]
         if capture:
             step.capture(capture)
@@ -145,7 +145,7 @@ def load(root: Path, device: str | torch.device = "cuda", *, verify: bool = True
     if verify:
         manifest.verify(root)
     manifest.check_torch(torch.__version__)
-    plans = [load_plan(root, file) for file in manifest.plans.values()]
+    plans = [*load_plans(root, manifest).values()]
     check_held(plans, Path(__file__).parent)
     resolved = _resolve(device)
     return Program(plans, manifest, resolved, _backend(plans, manifest, root, resolved))
@@ -174,6 +174,16 @@ def _resolve(given: str | torch.device) -> torch.device:
     if device.index is not None and device.index >= count:
         raise UnsupportedDeviceError(f"device {device}: torch finds {count} CUDA device(s)")
     return torch.device("cuda", torch.cuda.current_device() if device.index is None else device.index)
+
+
+def _by_shape(callbacks: object | Mapping[Shape, object], shapes: Collection[Shape]) -> Mapping[Shape, object]:
+    """The forwards of every shape. BindError where a mapping is of other shapes."""
+    if not isinstance(callbacks, Mapping):
+        return dict.fromkeys(shapes, callbacks)
+    given = cast("Mapping[Shape, object]", callbacks)
+    if set(given) != set(shapes):
+        raise BindError(f"callbacks are of the shapes {', '.join(map(str, given))}; the program has {listed(shapes)}")
+    return {shape: given[shape] for shape in shapes}
 
 
 def _rotated() -> type[Step]:

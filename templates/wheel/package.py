@@ -83,10 +83,12 @@ if TYPE_CHECKING:
     from ._runtime.api import *  # noqa: F403
     from ._runtime.plan.manifest import Manifest
     from ._runtime.plan.plan import Plan
+    from ._runtime.plan.shape import Shape
     from ._runtime.program import Program
 
     __version__: str
     plan: Plan
+    plans: dict[Shape, Plan]
     manifest: Manifest
 
 _ROOT = Path(__file__).parent
@@ -112,13 +114,18 @@ def load(device: str | torch.device = "cuda", *, verify: bool = True) -> Program
 
 
 def __getattr__(name: str) -> Any:
-    """Resolve the public names when they are first used: the plan, the manifest, and those of the runtime."""
+    """Resolve the public names when they are first used: plans, the manifest, and those of the runtime."""
     if name == "__all__":
         value: Any = __dir__()
     elif name == "plan":
         from ._runtime.plan.plan_json import load_plan
 
         value = load_plan(_ROOT)
+    elif name == "plans":
+        from ._runtime.plan.manifest import Manifest
+        from ._runtime.plan.plan_json import load_plans
+
+        value = load_plans(_ROOT, Manifest.read(_ROOT))
     elif name in ("manifest", "__version__"):
         from ._runtime.plan.manifest import Manifest
 
@@ -137,4 +144,5 @@ def __getattr__(name: str) -> Any:
 
 def __dir__() -> list[str]:
     """The public names, whether they have been used yet or not."""
-    return sorted({*dir(importlib.import_module("._runtime", __name__)), "__version__", "load", "manifest", "plan"})
+    own = ("__version__", "load", "manifest", "plan", "plans")
+    return sorted({*dir(importlib.import_module("._runtime", __name__)), *own})

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 from functools import cache
+from operator import attrgetter
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -26,6 +27,11 @@ from specc.runtime.program import Program
 Json = dict[str, Any]
 WINDOW, LONGEST, SHORTEST = 64, 4, 1
 """What `lookup_plan` keeps of a text, and how many last tokens it looks up."""
+NAMES = (
+    *("AcceptanceShape", "Batch", "Carry", "FixedShape", "Forward", "Sampling", "SpeccError"),
+    *("faults", "measure_step_times", "read_step_times"),
+)
+"""Public names that adapters take from the package of a program."""
 PAGE = 4
 """The page size of `tree_plan`."""
 
@@ -106,16 +112,17 @@ def by_torch(plan: Json, *names: str) -> Json:
     return plan
 
 
-def program_of(plan: Plan) -> Program:
-    """A program on the reference backend, of a wheel without any file."""
+def program_of(plan: Plan, *others: Plan) -> Program:
+    """A program on the reference backend, of a wheel without any file; `others` are the plans of other shapes."""
     manifest = Manifest(plan.name, "0", "0", plan.specc, None, 3, torch.__version__, (), {}, (), {}, {})
-    return Program((plan,), manifest, torch.device("cpu"), ReferenceBackend())
+    return Program((plan, *others), manifest, torch.device("cpu"), ReferenceBackend())
 
 
-def package_of(plan: Plan, name: str) -> ModuleType:
+def package_of(plan: Plan, name: str, *others: Plan) -> ModuleType:
     """The package of a wheel with that program, of this name: with the adapters, which import it, and without files."""
     made = ModuleType(name)
     made.__path__ = [*adapters.__path__]  # type: ignore[attr-defined]
-    vars(made).update({name: getattr(runtime, name) for name in ("Batch", "Carry", "Forward", "Sampling", "faults")})
-    vars(made).update(plan=plan, load=lambda device: program_of(plan), __version__="0.1.0+p1")
+    vars(made).update({name: getattr(runtime, name) for name in NAMES})
+    plans = {one.shape: one for one in sorted((plan, *others), key=attrgetter("shape"), reverse=True)}
+    vars(made).update(plan=plan, plans=plans, load=lambda device: program_of(plan, *others), __version__="0.1.0+p1")
     return made

@@ -82,12 +82,14 @@ class Server:
     """
 
     def __init__(
-        self, plan: Plan, monkeypatch: pytest.MonkeyPatch, *, overlap: bool = False,
+        self, plan: Plan, monkeypatch: pytest.MonkeyPatch, *, overlap: bool = False, others: Sequence[Plan] = (),
         attention: type[IntelAMXAttnBackend] = IntelAMXAttnBackend, scored: list[int] | None = None,
         context: int = 80, columns: int = 96, shared: SharedOutput | None = None, metrics: bool = False,
         simulated: float = -1.0, **spec: Any,
     ) -> None:  # fmt: skip
         """`scored`: the tokens that the draft scores; `columns`: of the table; `spec`: what it was told otherwise.
+
+        `others`: plans of further shapes, less deep.
 
         `shared`: where logits are, of a server that captures graphs; `simulated`: how many tokens a step accepts.
         """
@@ -95,14 +97,15 @@ class Server:
         self.engine = engine_of(plan, scored, columns)
         SETTINGS.begin()
         vars(SETTINGS.spec).update(
-            speculative_algorithm=plan.algorithm, speculative_eagle_topk=plan.size("K"),
-            speculative_num_steps=plan.size("S"), speculative_num_draft_tokens=plan.size("N"),
+            speculative_algorithm=plan.algorithm, speculative_eagle_topk=max(one.size("K") for one in (plan, *others)),
+            speculative_num_steps=plan.size("S"),
+            speculative_num_draft_tokens=max(one.size("N") for one in (plan, *others)),
             speculative_token_map=None if scored is None else "hot.pt",
         )  # fmt: skip
         vars(SETTINGS.spec).update(spec)
         SETTINGS.schedule.page_size, SETTINGS.observability.enable_metrics = plan.kv.page_size, metrics
         monkeypatch.setattr("sglang.srt.speculative.spec_utils.SIMULATE_ACC_LEN", simulated)
-        sglang.SRT.plug_in(package_of(plan, PROGRAM), monkeypatch, lambda adapter: adapter.TESTED[-1])
+        sglang.SRT.plug_in(package_of(plan, PROGRAM, *others), monkeypatch, lambda adapter: adapter.TESTED[-1])
         HookRegistry.apply_hooks(monkeypatch)
         self.worker = self._worker(attention, scored, context)
         if shared is not None:
@@ -128,7 +131,7 @@ class Server:
         backends = MultiStepDraftBackend(attention, plan.size("S") - 1)
         drafter = EagleDraftWorker(runners["draft"], backends, None if scored is None else torch.tensor(scored))
         kind = part(f"speculative.{WORKERS[plan.algorithm]}")
-        return kind(self.engine, runners["target"], drafter, plan.size("K"), plan.size("S"))
+        return kind(self.engine, runners["target"], drafter, SETTINGS.spec.speculative_eagle_topk, plan.size("S"))
 
     def _capture(self, shared: SharedOutput, monkeypatch: pytest.MonkeyPatch) -> None:
         """Be a server that captures graphs, on a GPU as far as the adapter asks."""

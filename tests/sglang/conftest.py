@@ -47,7 +47,8 @@ def running(
         given = without_aborts(requests) if variant == PLAIN else requests
         engine = variant.engine(models)
         wheel = build_program(engine, folder / f"{variant}-wheel", *variant.options) if variant.program else None
-        return serve(engine, given, folder / str(variant), overlap=variant.overlap, wheel=wheel)
+        drawn = {"SPECC_TEST_SHAPES": "1"} if variant.shapes else {}
+        return serve(engine, given, folder / str(variant), overlap=variant.overlap, wheel=wheel, settings=drawn)
 
     with side_by_side(AT_A_TIME) as pool:
         yield started(pool, [PLAIN, *asked(request.session, "variant", "own")], run)

@@ -30,7 +30,8 @@ class Variant:
     wheel runs its decode steps, with `samples` those of requests that ask for anything that `BUILT` has, too. With
     `token_map` the draft scores the tokens of `write_models`' file alone. `ranks` share out both models; with `sharded`
     each keeps its columns of logits in the program's steps. `target` is a model of `write_models`, too. `attention` is
-    the backend where it is not that of CPUs.
+    the backend where it is not that of CPUs. `shapes` are those of a program with several, between which it changes
+    at random at every step; the engine's own is the largest of each.
     """
 
     algorithm: str | None = None
@@ -47,6 +48,7 @@ class Variant:
     num_steps: int = 3
     attention: str = ""
     page: int = 1
+    shapes: str = ""
 
     def __str__(self) -> str:
         """For the names of tests and files."""
@@ -62,16 +64,18 @@ class Variant:
             *["sharded"] * self.sharded,
             *[self.attention] * bool(self.attention),
             *[f"page{self.page}"] * (self.page > 1),
+            *["shapes"] * bool(self.shapes),
         ]
         return "-".join(named) if self.algorithm else "plain"
 
     @property
     def options(self) -> tuple[str, ...]:
         """What of a program's configuration is in no argument of the engine, for `build_program`."""
+        shapes = ("--shapes", self.shapes) if self.shapes else ()
         if self.sharded:
-            return ("--logits", "sharded", "--outputs", "logprobs")
+            return ("--logits", "sharded", "--outputs", "logprobs", *shapes)
         drawn = ("--verify", "target_only", "--sampling", BUILT, "--outputs", "logprobs", "--best-logprobs", "5")
-        return drawn if self.samples else ()
+        return (*drawn, *shapes) if self.samples else shapes
 
     def engine(self, models: Path) -> dict[str, Any]:
         """Arguments of the engine."""
@@ -116,9 +120,18 @@ def greedy(served: Served) -> Iterator[tuple[int, Mapping[str, Any], Mapping[str
             yield number, request, output
 
 
-def accept_length(served: Served) -> float:
-    """Tokens per verification, of requests whose drafts SGLang accepts by the same rule on every device."""
-    ended = [output for _, _, output in greedy(served) if output.get("spec_verify_ct")]
+def accept_length(served: Served, beside: Served | None = None) -> float:
+    """Tokens per verification, of requests whose drafts SGLang accepts by the same rule on every device.
+
+    With `beside`, of those alone that got the same tokens there: in 16 bits a near tie may go either way, and another
+    text has other drafts.
+    """
+    ended = [
+        output
+        for number, _, output in greedy(served)
+        if output.get("spec_verify_ct")
+        and (beside is None or output["token_ids"] == beside.outputs[number]["token_ids"])
+    ]
     tokens, verifications = (sum(output[key] for output in ended) for key in ("completion_tokens", "spec_verify_ct"))
     return tokens / verifications
 

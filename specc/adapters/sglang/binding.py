@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import Any
@@ -14,7 +15,7 @@ from sglang.srt.runtime_context import get_parallel
 from torch import Tensor
 
 from .._plugin import ServerError, word
-from .attention import Attention
+from .attention import Attention, attention_of
 from .forwards import Forwards, scored_tokens
 from .grammars import Masks
 from .proof import Heard
@@ -35,15 +36,15 @@ class Bound:
     Attributes:
         step: it.
         captured: what of it `capture` captures, see `FORWARDS`.
-        attention: what prepares attention for its forwards.
-        heard: what is heard of its target's logits.
+        attention: by shape what prepares attention for its forwards.
+        heard: by shape what is heard of its target's logits.
 
     """
 
     step: Any
     captured: str
-    attention: Attention
-    heard: Heard
+    attention: Mapping[Any, Attention]
+    heard: Mapping[Any, Heard]
 
     def capture(self) -> None:
         """Capture the step as SGLang captures its own."""
@@ -53,7 +54,8 @@ class Bound:
             if get_parallel().tp_size > 1:  # on leaving, ranks tell each other where collectives of graphs have memory
                 entered.enter_context(graph_capture(stream=get_or_create_global_graph_capture_stream()))
             entered.enter_context(model_capture_mode())
-            entered.enter_context(self.attention.capturing())
+            for attention in self.attention.values():
+                entered.enter_context(attention.capturing())
             self.step.capture("segments" if self.captured == "segments" else True)
 
 
@@ -69,18 +71,20 @@ def bind(program: Any, worker: Any, masks: Masks) -> Bound:
     if simulating():
         make = type(f"Simulated{make.__name__}", (Simulated, make), {})
     shards = Shards(program.plan, {"target": target, "draft": draft})
-    attention = Attention(worker, program.plan, captured=how != "none")
-    forwards = make(worker, attention, shards)
+    attention = attention_of(worker, program.plans, captured=how != "none")
     pools = {"target": target.token_to_kv_pool, "draft": draft.token_to_kv_pool}
     moved = {owner: pools[owner] for owner, pool in program.plan.kv_pools.items() if pool.bound}
     buffers = {owner: _interleaved(pool.k_buffer, pool.v_buffer) for owner, pool in moved.items()}
     scored = scored_tokens(worker)
     tables = {} if scored is None else {"d2t": scored.to(device=table.device, dtype=torch.int64).contiguous()}
     collective = Ranks(get_parallel().tp_group) if program.plan.ranks > 1 else None
-    heard = Heard(forwards.target, program.plan, table)
-    step = program.bind(
-        _Callbacks(forwards, heard, masks), table, buffers, tables=tables, collective=collective, capture=False
-    )
+    heard: dict[Any, Heard] = {}
+    callbacks: dict[Any, _Callbacks] = {}
+    for shape, plan in program.plans.items():
+        forwards = make(worker, attention[shape], shards, shape)
+        heard[shape] = Heard(forwards.target, plan, table)
+        callbacks[shape] = _Callbacks(forwards, heard[shape], masks)
+    step = program.bind(callbacks, table, buffers, tables=tables, collective=collective, capture=False)
     return Bound(step, how, attention, heard)
 
 

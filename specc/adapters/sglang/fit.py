@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -17,7 +17,7 @@ from sglang.srt.state_capturer.routed_experts import get_global_experts_capturer
 from . import shards
 from .attention import roles_of
 from .forwards import scored_tokens
-from .served import CACHES, SETTINGS, Model, Server, refusals
+from .served import BACKENDS, CACHES, SETTINGS, Model, Server, refusals
 from .simulate import simulating
 
 COMMAND_LINE = {"flashinfer_mla": "flashinfer"}
@@ -28,15 +28,17 @@ PARALLEL = {"ep_size": "moe_ep_size"} | {
 """Argument -> what SGLang calls the ranks that came of it."""
 
 
-def misfits(plan: Any, worker: Any) -> list[str]:
-    """What is in the way of running the program of `plan` as the decode step of a worker of SGLang; nothing if it fits.
+def misfits(plans: Mapping[Any, Any], worker: Any) -> list[str]:
+    """What is in the way of running a program as the decode step of a worker of SGLang; nothing if it fits.
 
-    `plan` is the program's, `worker` an EAGLEWorkerV2 with its pools and attention backends in place.
+    `plans` are the program's by shape, the deepest first, `worker` is an EAGLEWorkerV2 with its pools and attention
+    backends in place. The server itself has of everything what the shapes have most of, so that its memory holds all.
     """
-    server = facts(worker)
+    server, plan = facts(worker), next(iter(plans.values()))
     refused = [str(refusal) for refusal in refusals(server)]
-    differs = (*_arguments(plan), *_sampling(plan), *_models(plan, worker), *_shards(plan, worker))
-    return [*refused, *differs, *_memory(plan, worker, server)]
+    several = _several(server) if len(plans) > 1 else ()
+    differs = (*_arguments(plans), *several, *_sampling(plan), *_models(plan, worker), *_shards(plan, worker))
+    return [*refused, *differs, *_memory(plans, worker, server)]
 
 
 def facts(worker: Any) -> Server:
@@ -89,13 +91,13 @@ def _settings(worker: Any) -> dict[str, object]:
     }
 
 
-def _arguments(plan: Any) -> Iterator[str]:
-    spec = get_spec()
+def _arguments(plans: Mapping[Any, Any]) -> Iterator[str]:
+    spec, plan = get_spec(), next(iter(plans.values()))
     asked = {
         "algorithm": (plan.algorithm, spec.speculative_algorithm),
-        "topk": (plan.size("K"), spec.speculative_eagle_topk),
-        "num_steps": (plan.size("S"), spec.speculative_num_steps),
-        "num_draft_tokens": (plan.size("N"), spec.speculative_num_draft_tokens),
+        "topk": (max(shape.topk for shape in plans), spec.speculative_eagle_topk),
+        "num_steps": (max(shape.num_steps for shape in plans), spec.speculative_num_steps),
+        "num_draft_tokens": (max(shape.num_nodes for shape in plans), spec.speculative_num_draft_tokens),
         "page_size": (plan.kv.page_size, get_schedule().page_size),
         "draft_positions": (plan.kv.draft_positions, "shifted"),
     }
@@ -105,6 +107,12 @@ def _arguments(plan: Any) -> Iterator[str]:
     allocated = get_alloc_reserve_per_decode()
     if plan.kv.reserve > allocated:
         yield f"a step may write {plan.kv.reserve} slots of a request, the server allocates {allocated}"
+
+
+def _several(server: Server) -> Iterator[str]:
+    for name in dict.fromkeys(server.attention.values()):
+        if name in BACKENDS and not BACKENDS[name].shapes:
+            yield f"several shapes are not served with {name} attention"
 
 
 def _sampling(plan: Any) -> Iterator[str]:
@@ -136,8 +144,8 @@ def _shards(plan: Any, worker: Any) -> Iterator[str]:
         yield "SGLANG_SIMULATE_ACC_LEN changes whole rows of logits, and those of the program are sharded"
 
 
-def _memory(plan: Any, worker: Any, server: Server) -> Iterator[str]:
-    rows = len(worker.req_to_token_pool.req_to_token)
+def _memory(plans: Mapping[Any, Any], worker: Any, server: Server) -> Iterator[str]:
+    rows, plan = len(worker.req_to_token_pool.req_to_token), next(iter(plans.values()))
     if rows > plan.size("P"):
         yield f"the server keeps {rows - 1} requests, the program {plan.size('P') - 1} (max_requests)"
     for role, runner in _runners(worker).items():
@@ -147,10 +155,11 @@ def _memory(plan: Any, worker: Any, server: Server) -> Iterator[str]:
     target = worker.target_worker.model_runner
     if target.decode_cuda_graph_runner is not None and target.device == "cuda":
         most = max(target.decode_cuda_graph_runner.capture_bs)
-        if plan.buckets[-1] > most:
-            yield f"the largest bucket is {plan.buckets[-1]}, the server captures graphs of up to {most} requests"
+        largest = max(one.buckets[-1] for one in plans.values())
+        if largest > most:
+            yield f"the largest bucket is {largest}, the server captures graphs of up to {most} requests"
     # A step may start before the two that end a text are known to.
-    length, longest = target.model_config.context_len + 2 * plan.size("A"), plan.kv.longest
+    length, longest = target.model_config.context_len + 2 * plan.size("A"), plan.kv.longest  # of the deepest
     if longest is not None and length > longest:
         yield f"texts of the server, and two steps, have up to {length} tokens, context_length is {longest}"
     mode = plan.serving.mask_mode

@@ -34,10 +34,11 @@ class Masks:
     As long as no request has a grammar nothing is copied, and nobody waits.
     """
 
-    def __init__(self, plan: Any, device: torch.device) -> None:
-        """Allocate the masks of the largest batch, if the program reads any; all tokens are allowed."""
+    def __init__(self, plans: Sequence[Any], device: torch.device) -> None:
+        """Allocate the masks of the largest batch, if the program of these plans reads any; all tokens are allowed."""
+        plan = plans[0]
         self._vocabulary, self._words = plan.size("V"), -(-plan.size("V") // 32)
-        most = plan.buckets[-1] * plan.size("N") * self._words * plan.restricts
+        most = max(one.buckets[-1] * one.size("N") for one in plans) * self._words * plan.restricts
         self._masks = torch.full((most,), ALL, dtype=torch.int32, device=device)
         self._written = 0
         self._requests: Sequence[Any] = ()

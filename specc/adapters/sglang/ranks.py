@@ -27,6 +27,11 @@ def agree(group: Any, of_rank: Mapping[str, object]) -> None:
         raise ServerError(f"specc: {reason}")
 
 
+def shared(group: Any, value: Any) -> Any:
+    """What the first rank of a group has; all of them call this."""
+    return value if group.world_size == 1 else group.broadcast_object(value, src=0)
+
+
 def seeds(group: Any, below: int) -> Callable[[], int]:
     """What draws seeds from 0 to `below` - 1 for requests that have none, on all ranks of a group the same.
 

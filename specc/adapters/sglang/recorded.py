@@ -35,9 +35,9 @@ class RecordedForwards(Forwards):
     else is another forward: all of a program's have been met when its segments are captured.
     """
 
-    def __init__(self, worker: Any, attention: Attention, shards: Shards) -> None:
+    def __init__(self, worker: Any, attention: Attention, shards: Shards, shape: Any) -> None:
         """As `Forwards`."""
-        super().__init__(worker, attention, shards)
+        super().__init__(worker, attention, shards, shape)
         self._met = Counter[Key]()
         self._recorded: dict[Key, Recorded] = {}
         self._pool = torch.cuda.graph_pool_handle()

@@ -22,6 +22,7 @@ class Backend:
         mask: the mode in which it reads the mask of a tree, by specc's name; None where chains alone are served.
         device: `cpu` for one that runs on no GPU; one of a GPU is served wherever SGLang starts it.
         tried: whether a program has run on it, on a GPU if it is one of a GPU's.
+        shapes: whether it prepares steps of several shapes.
 
     """
 
@@ -29,6 +30,7 @@ class Backend:
     mask: str | None = None
     device: str = "cuda"
     tried: bool = True
+    shapes: bool = True
 
 
 BACKENDS: Mapping[str, Backend] = {
@@ -36,12 +38,12 @@ BACKENDS: Mapping[str, Backend] = {
     "fa3": Backend(("mha", "mla"), mask="slots"),
     "flashinfer": Backend(("mha",), mask="qlen", tried=False),
     "intel_amx": Backend(("mha",), mask="qlen", device="cpu"),
-    "trtllm_mha": Backend(("mha",), tried=False),
-    "trtllm_mla": Backend(("mla",), tried=False),
-    "cutedsl_mla": Backend(("mla",), tried=False),
-    "flashmla": Backend(("mla",), tried=False),
-    "fa4": Backend(("mha",), tried=False),
-    "dsa": Backend(("dsa",), tried=False),
+    "trtllm_mha": Backend(("mha",), tried=False, shapes=False),
+    "trtllm_mla": Backend(("mla",), tried=False, shapes=False),
+    "cutedsl_mla": Backend(("mla",), tried=False, shapes=False),
+    "flashmla": Backend(("mla",), tried=False, shapes=False),
+    "fa4": Backend(("mha",), tried=False, shapes=False),
+    "dsa": Backend(("dsa",), tried=False, shapes=False),
 }
 """The attention backends that are served, by SGLang's names."""
 

@@ -6,12 +6,15 @@ or the chain, every node scores the next one highest, and the last one a token t
 
 from __future__ import annotations
 
+import os
 import random
+from math import inf, nan
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from .._plugin import ServerError
 from . import seam
 from .attention import Attention
 from .forwards import Forwards, Outputs
@@ -21,9 +24,37 @@ from .shards import Shards
 TOKEN = 100
 """What the target says after the accepted path, as in SGLang."""
 HIGHEST = 1e30
+LENGTHS = "SPECC_SIMULATE_ACC_LENS"
+"""The environment variable of the lengths of single shapes, `3:2.2,5x4x8:2.8`; others have SGLang's one."""
 _spec_utils, _sample_length = seam.found(seam.SIMULATED)
 STEPS = 4096
 """Accepted lengths are drawn ahead for so many steps, and again from the first on."""
+
+
+def accepted_by_shape() -> dict[str, float]:
+    """The accepted lengths that `SPECC_SIMULATE_ACC_LENS` sets, by shape. ServerError on another text."""
+    written = os.environ.get(LENGTHS, "")
+    try:
+        pairs = [pair.split(":") for pair in filter(None, written.split(","))]
+        lengths = {name.strip(): float(length) for name, length in pairs}
+    except ValueError:
+        lengths = {"": nan}
+    if not all(1 <= length < inf for length in lengths.values()):
+        raise ServerError(f"{LENGTHS} is a list such as 3:2.2,5x4x8:2.8 of lengths from 1 on, got {written!r}")
+    return lengths
+
+
+def drawn_lengths(mean: float, most: int) -> list[int]:
+    """Accepted lengths 1 to `most` of `STEPS` steps of a draft that is right as often at every position.
+
+    SGLang draws the two whole numbers next to the mean, which says of no other shape what it would accept.
+    """
+    low, high = 0.0, 1.0
+    while high - low > 1e-9:  # 1 + r + ... + r^(most - 1) is the mean
+        rate = (low + high) / 2
+        low, high = (rate, high) if sum(rate**position for position in range(most)) < mean else (low, rate)
+    weights = [low**length * (1 - low if length < most - 1 else 1) for length in range(most)]
+    return random.choices(range(1, most + 1), weights, k=STEPS)
 
 
 def simulating() -> bool:
@@ -34,13 +65,14 @@ def simulating() -> bool:
 class Simulated(Forwards):
     """Forwards whose target accepts as much as SGLang would simulate, the same for all requests of a step."""
 
-    def __init__(self, worker: Any, attention: Attention, shards: Shards) -> None:
-        """As `Forwards`."""
-        super().__init__(worker, attention, shards)
-        most = worker.speculative_num_steps + 1
+    def __init__(self, worker: Any, attention: Attention, shards: Shards, shape: Any) -> None:
+        """As `Forwards`. ServerError where `SPECC_SIMULATE_ACC_LENS` cannot be read."""
+        super().__init__(worker, attention, shards, shape)
+        most = shape.num_steps + 1
         random.seed(0)
         how = _spec_utils.SIMULATE_ACC_LEN, _spec_utils.SIMULATE_ACC_METHOD
-        drawn = [_sample_length(*how, most) for _ in range(STEPS)]
+        mean = accepted_by_shape().get(str(shape))
+        drawn = drawn_lengths(mean, most) if mean is not None else [_sample_length(*how, most) for _ in range(STEPS)]
         device = worker.req_to_token_pool.req_to_token.device
         self._accepted = torch.tensor(drawn, dtype=torch.int64, device=device)
         self._turn = torch.zeros(1, dtype=torch.int64, device=device)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -16,12 +17,13 @@ from torch import Tensor
 
 from .._counters import Counters, Verified
 from .._plugin import SEEDS
+from .._shapes import Shapes
 from .admission import DETERMINISTIC_SEED, Admission
 from .binding import Bound, bind
 from .forwards import scored_tokens
 from .grammars import Masks, fills_bitmasks
 from .proof import prove, proving
-from .ranks import seeds
+from .ranks import seeds, shared
 from .requests import GRAMMAR, LOGPROBS, refuses, unplanned, unserved
 from .simulate import simulating
 
@@ -33,8 +35,7 @@ COUNTS = "sampling_counts"
 class StepResult(GenerationBatchResult):
     """What SGLang gets of a step, and the health words i32[b] of its requests, on the host once `copy_done` is.
 
-    `faults` names what a word says; `verified` counts by the tokens that a step emitted of every request, where that is
-    counted.
+    `faults` names what a word says; `verified` is told how many tokens the step emitted of every request.
     """
 
     health: Tensor | None = None
@@ -47,9 +48,10 @@ class Steps:
 
     Attributes:
         name: the program's package.
-        step: the bound program.
+        step: the bound program, at the deepest of its shapes.
+        shapes: which of them the next step has.
         captured: what of it is captured, see `binding`.
-        served: how many steps the program ran.
+        served: how many steps the program ran, by shape.
         left: how many decode steps SGLang ran, by why the program did not.
         published: what the last step has written into SGLang's tables.
         refuses_unserved: whether requests that the program does not serve are turned away.
@@ -67,16 +69,15 @@ class Steps:
         """
         self.name, self._package = package.__name__, package
         self._version = package.__version__
-        self.served, self.left = 0, Counter[str]()
+        self.served, self.left = Counter[Any](), Counter[str]()
         self.refuses_unserved = refuses()
         device = worker.req_to_token_pool.req_to_token.device
-        self._masks = Masks(program.plan, device)
+        self._masks = Masks([*program.plans.values()], device)
         bound = bind(program, worker, self._masks)
         self.step, self.captured, self._attention = bound.step, bound.captured, bound.attention
-        self._largest = program.plan.buckets[-1]
-        self._size: Callable[[int], int] = int  # of the batch that runs, as it is unless steps are captured
+        self._plans = program.plans
+        self._largest = max(plan.buckets[-1] for plan in program.plans.values())
         self._room = worker.req_to_token_pool.req_to_token.shape[1] - program.plan.kv.window
-        self._width, self._nodes = program.plan.size("A"), program.plan.size("N")
         self._blank = _Blank(worker.topk, device)
         self.numbers = Numbers(scored_tokens(worker), program.plan.size("V"))
         self.published = Published()
@@ -92,14 +93,15 @@ class Steps:
         self.admission = Admission(package, self.step, draw, self._masks.restrict) if given else None
         self._vocabulary = program.plan.size("V")
         self.proof = "simulated" if simulating() else "passed" if proving() else "off"
-        if self.proof == "passed":
-            self._prove(bound, worker)
-        bound.heard.forget()
+        self._pads = False
+        self._prove(bound, worker)
+        for heard in bound.heard.values():
+            heard.forget()
         bound.capture()
         if self.captured != "none":
-            self._size = program.plan.bucket
-            if self.proof == "passed":
-                self._prove(bound, worker)
+            self._pads = True
+            self._prove(bound, worker)
+        self.shapes = Shapes(package, self.step, self._pad, partial(shared, get_parallel().tp_group))
         self._counters: Counters | None = None
         self._verified: Verified | None = None
         if get_observability().enable_metrics and not get_parallel().tp_rank:
@@ -117,7 +119,7 @@ class Steps:
             return f"more than {self._largest} requests"
         if batch.sampling_info.has_watermark_candidates:
             return "a watermark"
-        if self._attention.plans and (reason := unplanned(batch, self._room)) is not None:
+        if self._planned and (reason := unplanned(batch, self._room)) is not None:
             return reason
         return next(filter(None, map(self.unserved, batch.reqs)), None)
 
@@ -126,13 +128,36 @@ class Steps:
         return unserved(request, self._vocabulary, self.parameters, self.best)
 
     def _prove(self, bound: Bound, worker: Any) -> None:
-        prove(self._package, self.step, worker, bound.heard, get_parallel().tp_rank, self._plan)
+        """Make the dry step of every shape, unless there is to be none."""
+        if self.proof != "passed":
+            return
+        for shape, plan in self._plans.items():
+            step = self.step.at(shape)
+            prove(
+                self._package,
+                plan,
+                step,
+                worker,
+                bound.heard[shape],
+                get_parallel().tp_rank,
+                partial(self._plan, shape),
+            )
 
-    def _plan(self, lengths: Sequence[int]) -> None:
+    @property
+    def _planned(self) -> bool:
+        """Whether the host plans attention before each step."""
+        return any(attention.plans for attention in self._attention.values())
+
+    def _plan(self, shape: Any, lengths: Sequence[int]) -> None:
         """Have attention plan a step of requests of these lengths, where the host does that."""
-        if self._attention.plans:
-            size = self._size(len(lengths))
-            self._attention.plan(size, [*lengths, *[0] * (size - len(lengths))])
+        if self._attention[shape].plans:
+            size = self._plans[shape].bucket(len(lengths)) if self._pads else len(lengths)
+            self._attention[shape].plan(size, [*lengths, *[0] * (size - len(lengths))])
+
+    def _pad(self, shape: Any, bucket: int) -> None:
+        """Queue a step all of whose rows are padding."""
+        self._plan(shape, [0] * bucket)
+        self.step.at(shape).decode(self._package.Batch([], []), at_least=bucket)
 
     def admit(self, batch: Any) -> None:
         """Before a prefill of SGLang's: say how those of its requests are sampled that the program serves."""
@@ -150,13 +175,15 @@ class Steps:
         step before.
         """
         rows = len(batch.reqs)
+        shape = self.shapes.choose(rows)
         self._masks.restrict(batch.reqs, barrier)
-        if self._attention.plans:
-            self._plan(batch.seq_lens_cpu.tolist())
-        decoded = self.step.decode(self._package.Batch(batch.req_pool_indices), on_commit=self._publisher(publish))
-        self.served += 1
+        if self._planned:
+            self._plan(shape, batch.seq_lens_cpu.tolist())
+        step = self.step.at(shape)
+        decoded = step.decode(self._package.Batch(batch.req_pool_indices), on_commit=self._publisher(publish))
+        self.served[shape] += 1
         if self._counters is not None:
-            self._counters.count()
+            self._counters.count(shape)
         host = decoded.start_copy().tensors
         lengths = decoded.new_seq_lens
         if publish is None:
@@ -170,13 +197,19 @@ class Steps:
             accept_lens=host["accept_lens"],
             health=host["health"],
             faults=self._package.faults,
-            verified=None if self._verified is None else self._verified.count,
+            verified=partial(self._observe, shape),
             can_run_cuda_graph=self.captured != "none",
-            speculative_num_draft_tokens=self._nodes,
-            speculative_output_stride=self._width,
+            speculative_num_draft_tokens=shape.num_nodes,
+            speculative_output_stride=shape.num_steps + 1,
             next_draft_input=state,
             new_seq_lens=lengths,
         )
+
+    def _observe(self, shape: Any, lengths: Sequence[int]) -> None:
+        """Take note of how many tokens a step of a shape has emitted of each request."""
+        self.shapes.observe(shape, lengths)
+        if self._verified is not None:
+            self._verified.count(shape, lengths)
 
     def retire(self, reason: str) -> None:
         """Leave all steps to SGLang from now on; the state of requests stays where it is."""
@@ -194,7 +227,7 @@ class Steps:
         """Take note of a decode step that SGLang runs."""
         self.left[reason] += 1
         if self._counters is not None:
-            self._counters.count(left=reason)
+            self._counters.left(reason)
 
     def _publisher(self, publish: Callable[[Tensor], None] | None) -> Callable[[Tensor], None] | None:
         """`publish` for lengths that are in SGLang's table already, see `relay`."""
@@ -217,7 +250,9 @@ class Steps:
             "on": self._aside() is None,
             "sampling": self.parameters,
             "best_logprobs": self.best,
-            "served": self.served,
+            "shape": self.shapes.name,
+            "served": self.served.total(),
+            "served_by_shape": {str(shape): count for shape, count in self.served.items()},
             "left": dict(self.left),
         }
 

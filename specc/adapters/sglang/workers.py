@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 from collections.abc import Sequence
 from functools import partial
 from http import HTTPStatus
@@ -15,6 +16,7 @@ from sglang.srt.speculative.eagle_worker_v2 import EAGLEWorkerV2
 from sglang.srt.speculative.standalone_worker_v2 import StandaloneWorkerV2
 
 from .._plugin import chosen, tried
+from .._shapes import SHAPE, TIMES
 from . import relay, seam
 from .binding import capturing
 from .fit import misfits
@@ -79,7 +81,9 @@ class ProgramSteps(_Worker):
         group = get_parallel().tp_group
         package, program = tried(lambda: _loaded(self.programs, self), ENGINE) or (None, None)
         of_rank = {"the program": package and f"{package.__name__} {package.__version__}"}
-        agree(group, of_rank | {"SPECC_CAPTURE": capturing(self), "SPECC_FALLBACK": refuses(), PROOF: proving()})
+        told = {name: os.environ.get(name) for name in (SHAPE, TIMES)}
+        told |= {"SPECC_CAPTURE": capturing(self), "SPECC_FALLBACK": refuses(), PROOF: proving()}
+        agree(group, of_rank | told)
         if package is None:
             return
         self.steps = tried(lambda: Steps(package, program, self), ENGINE, must=group.world_size > 1)
@@ -126,7 +130,7 @@ class StandaloneWorker(ProgramSteps, StandaloneWorkerV2):
 
 def _loaded(programs: Sequence[Any], worker: Any) -> tuple[Any, Any] | None:
     """The package of the program that fits, and it, loaded onto the worker's device."""
-    package = chosen(programs, ENGINE, lambda package: misfits(package.plan, worker))
+    package = chosen(programs, ENGINE, lambda package: misfits(package.plans, worker))
     device = worker.req_to_token_pool.req_to_token.device
     return package and (package, package.load(str(device) if device.type == "cuda" else "cpu"))
 
@@ -172,6 +176,7 @@ def tell_state(answer: Any, controller: Any, *_: Any) -> Any:
 def switch(original: Any, controller: Any, request: Any) -> Any:
     """SGLang's `set_internal_state`, which knows `specc`: 0 leaves all steps to SGLang, 1 has the program serve again.
 
+    The name of a shape has it serve at that shape, `auto` at those that it chooses.
     As SGLang's own settings do, it comes alone or with others, and nothing is changed where one of them is refused.
     """
     from sglang.srt.managers.io_struct import SetInternalStateReqOutput
@@ -180,12 +185,15 @@ def switch(original: Any, controller: Any, request: Any) -> Any:
     if SWITCH not in settings:
         return original(controller, request)
     on, steps = settings.pop(SWITCH), getattr(controller.scheduler.draft_worker, "steps", None)
-    if steps is None or on not in (0, 1):
-        what = "no program runs here" if steps is None else f"{on} is neither 0 nor 1"
+    if steps is None or not (on in (0, 1) or steps.shapes.knows(on)):
+        what = "no program runs here" if steps is None else f"{on!r} is neither 0 nor 1, nor the name of a shape"
         logger.warning("Updating %s is rejected: %s.", SWITCH, what)
         return SetInternalStateReqOutput(updated=False)
     answer = original(controller, type(request)(server_args=settings)) if settings else None
     if answer is None or answer.updated:
-        steps.switch(bool(on))
-        logger.info("specc: %s is %s", steps.name, "on" if on else "off: SGLang's own steps run")
+        if isinstance(on, str):
+            steps.shapes.take(on)
+        steps.switch(on != 0)
+        how = f"on, with shape {steps.shapes.name}" if on != 0 else "off: SGLang's own steps run"
+        logger.info("specc: %s is %s", steps.name, how)
     return answer or SetInternalStateReqOutput(updated=True)

@@ -118,7 +118,7 @@ class Steps:
         handed = self._bound.hand_over(batch, hidden)
         drafts: Tensor = self.step.propose(self._requests, handed).drafts
         self.served += 1
-        self._counters.count()
+        self._counters.count(self.step.shape)
         self._tell()
         # Drafts of grammars are on their way to the host, on a stream of vLLM's, while the next step may run.
         return drafts.clone() if batch.has_structured_output_reqs else drafts
@@ -142,7 +142,7 @@ class Steps:
         self._admission.left(batch.idx_mapping_np)
         if reason is not None:
             self.left[reason] += 1
-            self._counters.count(left=reason)
+            self._counters.left(reason)
             self._tell()
 
     def report(self) -> dict[str, Any]:

@@ -9,9 +9,10 @@ from typing import Any
 from ..dtypes import DTYPES
 from ..errors import DamagedWheelError, PlanError
 from .halves import runs
-from .manifest import PLAN, read_packaged
+from .manifest import PLAN, Manifest, read_packaged
 from .nodes import KINDS, OUTSIDE, Argument, Collective, Node, Reference
 from .plan import BATCH_AXIS, FORMAT, PROMPT, RAGGED_AXIS, RANK_AXIS, Plan, kv_pointers
+from .shape import Shape
 from .typed import from_json, read_json, to_json
 
 STEP_AXES = ("B", "P", "S", "A", "N", "V")
@@ -47,6 +48,12 @@ def load_plan(root: Traversable, file: str = PLAN) -> Plan:
     except ValueError as error:
         raise DamagedWheelError(f"{file}: {error}") from error
     return read_plan(data)
+
+
+def load_plans(root: Traversable, manifest: Manifest) -> dict[Shape, Plan]:
+    """All plans in the package folder `root` by shape, the deepest first. Raises as `load_plan`."""
+    plans = {plan.shape: plan for plan in (load_plan(root, file) for file in manifest.plans.values())}
+    return {shape: plans[shape] for shape in sorted(plans, reverse=True)}
 
 
 def read_plan(data: Any) -> Plan:

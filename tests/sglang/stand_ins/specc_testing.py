@@ -2,14 +2,15 @@
 
 It keeps the CPU's attention backend where there is no AMX. Environment variables ask for more: SPECC_TEST_OVERLAP=1
 keeps the overlap schedule, SPECC_TEST_NAN=token spoils the target's scores after that token, SPECC_TEST_PLAN=1 has the
-host plan attention, and with TRITON_INTERPRET=1 FlashAttention 3 may be asked for. The internal state gets
-`specc_testing`: the accounting of KV slots and of pool rows, what every rank emitted, ran and gathered of logits, and
-how many steps were planned.
+host plan attention, SPECC_TEST_SHAPES=1 draws the shape of every step of a program, and with TRITON_INTERPRET=1
+FlashAttention 3 may be asked for. The internal state gets `specc_testing`: the accounting of KV slots and of pool rows,
+what every rank emitted, ran and gathered of logits, and how many steps were planned.
 """
 
 from __future__ import annotations
 
 import os
+import random
 from collections import Counter
 from collections.abc import Callable
 from itertools import pairwise
@@ -23,6 +24,7 @@ OVERLAP = "SPECC_TEST_OVERLAP"
 NAN = "SPECC_TEST_NAN"
 INTERPRET = "TRITON_INTERPRET"
 PLAN = "SPECC_TEST_PLAN"
+SHAPES = "SPECC_TEST_SHAPES"
 SCHEDULER = "sglang.srt.managers.scheduler.Scheduler"
 LOGITS = "sglang.srt.layers.logits_processor.LogitsProcessor.forward"
 STATE = "sglang.srt.managers.scheduler_components.internal_state.SchedulerInternalStateController.get_internal_state"
@@ -77,6 +79,8 @@ def register() -> None:
         HookRegistry.register(FLASH, note_preparation, HookType.BEFORE)
     if os.environ.get(PLAN) == "1":
         HookRegistry.register(f"{SCHEDULER}.__init__", plan_attention, HookType.AFTER)
+    if os.environ.get(SHAPES) == "1":
+        HookRegistry.register(f"{SCHEDULER}.__init__", shuffle_shapes, HookType.AFTER)
     if NAN in os.environ:
         HookRegistry.register(LOGITS, spoil(int(os.environ[NAN])), HookType.AROUND)
 
@@ -130,7 +134,7 @@ def allow_flash_attention() -> None:
 
 def plan_attention(_: Any, scheduler: Any, *__: Any, **___: Any) -> None:
     """Have a program's attention ask for plans, which are then compared with the lengths that a step runs with."""
-    attention = scheduler.draft_worker.steps._attention
+    (attention,) = scheduler.draft_worker.steps._attention.values()
     plans: list[list[int]] = []
 
     class Planned(type(attention._backends[0])):
@@ -148,6 +152,12 @@ def plan_attention(_: Any, scheduler: Any, *__: Any, **___: Any) -> None:
 
     for backend in attention._backends:
         backend.__class__ = Planned
+
+
+def shuffle_shapes(_: Any, scheduler: Any, *__: Any, **___: Any) -> None:
+    """Draw the shapes of a program's steps, on all ranks the same."""
+    draw, steps = random.Random(0), scheduler.draft_worker.steps
+    steps.shapes.choose = lambda requests: draw.choice([*steps._plans])
 
 
 def spoil(token: int) -> Callable[..., Any]:

@@ -23,9 +23,9 @@ for captured in (("none",), ("none", "drafts")):  # the second time it is bound 
     counters = Counters(package, sys.argv[1])
     for what in captured:
         counters.active(what)
-    counters.count()
-    counters.count(left="sampling")
-counters.count()
+    counters.count("5x4x8")
+    counters.left("sampling")
+counters.count("0")
 print(json.dumps([(one.name, one.labels, one.value) for family in REGISTRY.collect() for one in family.samples]))
 """
 
@@ -44,13 +44,14 @@ def test_steps_are_counted_by_who_ran_them_and_why(engine: str, files: bool, tmp
             (sample.name, sample.labels, sample.value) for family in registry.collect() for sample in family.samples
         ]
     counted = {
-        (name, *(labels.get(key, "") for key in ("program", "by", "reason", "version", "capture"))): value
+        (name, *(labels.get(key, "") for key in ("program", "by", "reason", "shape", "version", "capture"))): value
         for name, labels, value in samples
         if name in ("specc:decode_steps_total", "specc:program_active")
     }
     assert counted == {
-        ("specc:decode_steps_total", "counted", "program", "", "", ""): 3,
-        ("specc:decode_steps_total", "counted", engine.lower(), "sampling", "", ""): 2,
-        ("specc:program_active", "counted", "", "", "1+p1", "none"): 0,
-        ("specc:program_active", "counted", "", "", "1+p1", "drafts"): 1,
+        ("specc:decode_steps_total", "counted", "program", "", "5x4x8", "", ""): 2,
+        ("specc:decode_steps_total", "counted", "program", "", "0", "", ""): 1,
+        ("specc:decode_steps_total", "counted", engine.lower(), "sampling", "", "", ""): 2,
+        ("specc:program_active", "counted", "", "", "", "1+p1", "none"): 0,
+        ("specc:program_active", "counted", "", "", "", "1+p1", "drafts"): 1,
     }

@@ -21,12 +21,12 @@ import json, types
 from prometheus_client import REGISTRY
 from specc.adapters._counters import Counters, Verified
 
-plan = types.SimpleNamespace(size={"N": 4, "A": 4}.__getitem__)
-package = types.SimpleNamespace(__name__="a_program", __version__="1", plan=plan)
+package = types.SimpleNamespace(__name__="a_program", __version__="1")
+shape = types.SimpleNamespace(num_steps=3, num_nodes=4)
 counters = Counters(package, "SGLang")
 counters.active("none")
-counters.count()
-Verified(package).count([1, 4])
+counters.count(shape)
+Verified(package).count(shape, [1, 4])
 samples = [one for family in REGISTRY.collect() for one in family.samples if not one.name.endswith("_created")]
 print(json.dumps({one.name: sorted(one.labels) for one in samples if one.name.startswith("specc:")}))
 """

@@ -9,10 +9,11 @@ import pytest
 import torch
 from torch import Tensor
 
-from specc.adapters.sglang.attention import Attention
+from specc.adapters.sglang.attention import attention_of
 from specc.adapters.sglang.attention.contract import Contract
 from specc.adapters.sglang.attention.roles import Roles
 from specc.adapters.sglang.attention.step_tables import Sizes, Tables
+from specc.runtime.plan.shape import Shape
 
 STEPS, NODES = 3, 4
 SIZES = Sizes(8, STEPS, 1, NODES, 64, context=512)
@@ -143,8 +144,7 @@ def test_servers_without_graphs_prepare_each_batch(captured: bool, kind: str, mo
         target_worker=SimpleNamespace(model_runner=runner),
         req_to_token_pool=SimpleNamespace(req_to_token=torch.zeros(9, 600).int()),
     )
-    dims = {"S": STEPS, "K": 1, "N": NODES}
-    plan = SimpleNamespace(buckets=(2, 8), size=dims.__getitem__, kv=SimpleNamespace(page_size=64))
-    attention = Attention(worker, plan, captured=captured)
+    plan = SimpleNamespace(buckets=(2, 8), kv=SimpleNamespace(page_size=64))
+    (attention,) = attention_of(worker, {Shape(STEPS, 1, NODES): plan}, captured=captured).values()
     assert {type(backend).__name__ for backend in attention._backends} == {kind}
     assert not attention.plans

@@ -18,7 +18,7 @@ Change = Callable[[Server], object]
 
 
 def misfits(server: Server) -> list[str]:
-    return adapter("fit").misfits(server.plan, server.worker)
+    return adapter("fit").misfits({server.plan.shape: server.plan}, server.worker)
 
 
 def setting(part: str, name: str, value: object) -> Change:

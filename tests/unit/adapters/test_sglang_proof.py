@@ -13,6 +13,7 @@ from torch import Tensor
 
 from specc.adapters.sglang import proof
 from specc.adapters.sglang.proof import LENGTHS, Heard, prove, proving
+from specc.runtime.plan.shape import Shape
 
 VOCABULARY, NODES, PAGE, RESERVE = 31, 4, 4, 6
 
@@ -94,9 +95,10 @@ def sglang(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setitem(sys.modules, name, ModuleType(name))
 
 
-def plan(buckets: tuple[int, ...] = (1, 4)) -> Any:
-    sizes = {"V": VOCABULARY, "K": 2, "N": NODES}
+def plan(buckets: tuple[int, ...] = (1, 4), steps: int = 3) -> Any:
+    sizes = {"V": VOCABULARY, "N": NODES}
     return SimpleNamespace(
+        shape=Shape(steps, 1, NODES),
         buckets=buckets,
         size=sizes.__getitem__,
         bucket=lambda rows: next(bucket for bucket in buckets if bucket >= rows),
@@ -112,20 +114,21 @@ def proved(
     slots: int = 64,
     sampling: bool = False,
     heard_before: bool = False,
+    steps: int = 3,
 ) -> None:
     """Prove a step, perhaps again once it is captured; whatever comes of it, tables are as they were."""
     server = Server(slots)
-    made = plan(buckets)
+    made = plan(buckets, steps)
     heard = Heard(lambda rows, logits: SimpleNamespace(logits=logits), made, server.table)
     step = Step(server, heard, fault, sampling=sampling)
     if heard_before:
         heard.forget()
-    package = SimpleNamespace(plan=made, Batch=lambda rows: SimpleNamespace(req_pool_indices=rows))
+    package = SimpleNamespace(Batch=lambda rows: SimpleNamespace(req_pool_indices=rows))
     package.Sampling = lambda **given: SimpleNamespace(**given)
     before = {name: pool.clone() for name, pool in {**step.pools, "table": server.table}.items()}
     planned: list[list[int]] = []
     try:
-        prove(package, step, server, heard, 0, planned.append)
+        prove(package, made, step, server, heard, 0, planned.append)
         assert planned == [list(LENGTHS[: heard.rows])]
     finally:
         after: Mapping[str, Tensor] = {**step.pools, "table": server.table}
@@ -151,8 +154,14 @@ def test_a_step_that_is_sglangs_own(sampling: bool, buckets: tuple[int, ...], ca
     ],
 )
 def test_a_step_that_is_not(fault: str, message: str) -> None:
-    with pytest.raises(RuntimeError, match=rf"the dry step \(SPECC_PROOF\) is not SGLang's own: {message}"):
+    with pytest.raises(
+        RuntimeError, match=rf"the dry step \(SPECC_PROOF\) of the shape 3 is not SGLang's own: {message}"
+    ):
         proved(fault)
+
+
+def test_a_step_without_drafts_accepts_none() -> None:
+    proved("accepting", steps=0)
 
 
 def test_a_pool_without_room_for_the_texts() -> None:

@@ -91,7 +91,8 @@ def test_texts_are_the_targets_own(serve: Serve, algorithm: str, keys: Any, over
     assert server.relay.written == (2 if overlap else 0), "of the prefill; steps are where the relay has them already"
     assert server.worker.steps.report() == {
         "program": PROGRAM, "version": "0.1.0+p1", "capture": "none", "proof": "passed", "sampling": [],
-        "best_logprobs": 0, "on": True, "served": len(BATCHES), "left": {},
+        "best_logprobs": 0, "on": True, "shape": str(plan.shape), "served": len(BATCHES),
+        "served_by_shape": {str(plan.shape): len(BATCHES)}, "left": {},
     }  # fmt: skip
 
 
@@ -162,7 +163,8 @@ def test_log_probabilities_are_those_of_emitted_tokens(serve: Serve, overlap: bo
 
 def plan_attention(server: Server) -> list[list[int]]:
     """Have attention ask for plans, as some on GPUs does, which are compared with what steps run with."""
-    (backend,) = server.worker.steps._attention._backends
+    (attention,) = server.worker.steps._attention.values()
+    (backend,) = attention._backends
     plans = list[list[int]]()
 
     class Planned(type(backend)):
@@ -203,7 +205,7 @@ def test_a_text_without_room_for_a_step_is_not_planned(serve: Serve, keys: Any) 
         rows, lengths = torch.tensor([4]), torch.tensor([length])
         batch = server._batch([4], ForwardMode.DECODE, lengths)
         batch.seq_lens_cpu = lengths
-        steps._plan(lengths.tolist() if (reason := steps.refuses(batch)) is None else [0])
+        steps._plan(plan.shape, lengths.tolist() if (reason := steps.refuses(batch)) is None else [0])
         decoded = steps.step.decode(Batch(rows)).to_host()
         assert ("room" in decoded.faults(0)) == (reason == "no room for a step")
         refused += [length] * (reason is not None)
@@ -380,8 +382,10 @@ def test_steps_of_a_length_that_is_wanted(serve: Serve, keys: Any) -> None:
 
 def test_steps_are_counted(serve: Serve) -> None:
     def counts() -> list[float]:
-        by = {"program": "", "sglang": "min_new_tokens"}
-        names = [{"program": PROGRAM, "by": name, "reason": reason} for name, reason in by.items()]
+        by = {"program": ("", "3"), "sglang": ("min_new_tokens", "")}
+        names = [
+            {"program": PROGRAM, "by": name, "reason": reason, "shape": shape} for name, (reason, shape) in by.items()
+        ]
         return [REGISTRY.get_sample_value("specc:decode_steps_total", name) or 0 for name in names]
 
     server, before = serve(plan_of("EAGLE"), metrics=True), counts()
@@ -397,7 +401,7 @@ def test_what_is_accepted_is_counted(serve: Serve) -> None:
     names = ("drafts", "draft_tokens", "accepted_tokens")
 
     def counts() -> list[float]:
-        of_program = {"program": PROGRAM}
+        of_program = {"program": PROGRAM, "shape": "3"}
         totals = [REGISTRY.get_sample_value(f"specc:spec_decode_num_{name}_total", of_program) or 0 for name in names]
         by_place = "specc:spec_decode_num_accepted_tokens_per_pos_total"
         return totals + [

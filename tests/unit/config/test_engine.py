@@ -102,12 +102,18 @@ def test_how_tokens_may_be_verified() -> None:
     assert hints["config/engine-conflict"] == "write verify: greedy or target_only, or leave the key out"
 
 
+def test_several_shapes_are_served() -> None:
+    assert [shape.num_steps for shape in load(num_steps=[0, 1, 3]).config.shapes] == [0, 1, 3]
+    shapes = [{"num_steps": 3, "topk": 4, "num_draft_tokens": 8}, {"num_steps": 2}]
+    text = config_text("EAGLE", engine="sglang", shapes=shapes, mask="full", context_length=96)
+    assert [str(shape) for shape in load_text(text, Path("small.yaml"), names(), needs).config.shapes] == ["2", "3x4x8"]
+
+
 @pytest.mark.parametrize(
     ("algorithm", "keys", "hint"),
     [
         ("NGRAM", {}, "there are STANDALONE, EAGLE, EAGLE3"),
         ("MULTI_LAYER_EAGLE", {}, "there are STANDALONE, EAGLE, EAGLE3"),
-        ("EAGLE", {"num_steps": [1, 3]}, "write one number"),
         ("EAGLE", {"outputs": ["routed_experts"], "target": {"experts_per_token": 2}}, "leave it out"),
         ("EAGLE", {"outputs": ["indexer_topk"], "target": {"index_topk": 2}}, "leave it out"),
         ("EAGLE", {"archs": ["gfx942"]}, "leave it out"),

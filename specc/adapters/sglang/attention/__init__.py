@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import importlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from torch import Tensor
@@ -19,7 +19,7 @@ from .eager import Eager
 from .roles import Roles, roles_of
 from .step_tables import Sizes, Tables
 
-__all__ = ["Attention", "roles_of"]
+__all__ = ["Attention", "attention_of", "branches", "roles_of"]
 
 BY_CONTRACT = ("cutedsl_mla", "dsa", "fa4", "flashmla", "trtllm_mha", "trtllm_mla")
 """Backends that serve chains and prepare them themselves. No GPU has run a program on one."""
@@ -36,28 +36,18 @@ TABLES = ("fa3",)
 
 
 class Attention:
-    """Prepares attention for the forwards of a step; every method returns the backend that then runs it.
+    """Prepares attention for the forwards of steps of one shape; every method returns the backend that then runs it.
 
     Attributes:
         captured: whether steps are captured, in a server that captures its own.
 
     """
 
-    def __init__(self, worker: Any, plan: Any, *, captured: bool) -> None:
-        """Over the backends of `worker`."""
+    def __init__(self, roles: Roles, tables: Tables, *, captured: bool) -> None:
+        """Over the backends of a worker, see `attention_of`."""
         self.captured = captured
-        roles = roles_of(worker)
         names = roles.named()
-        model = worker.target_worker.model_runner.model_config
-        sizes = Sizes(
-            largest=plan.buckets[-1],
-            steps=plan.size("S"),
-            topk=plan.size("K"),
-            nodes=plan.size("N"),
-            page=plan.kv.page_size,
-            context=model.context_len,
-        )
-        self._tables = Tables(worker.req_to_token_pool.req_to_token, sizes)
+        self._tables = tables
         self._shared = any(name in TABLES for name in names.values())
         made = {name: self._make(name, roles, captured=captured) for name in set(names.values())}
         self._by_role = {role: made[name] for role, name in names.items()}
@@ -110,3 +100,23 @@ class Attention:
         need(name)
         module, kind = KINDS[name]
         return getattr(importlib.import_module(f".{module}", __name__), kind)(roles, self._tables)
+
+
+def branches(shape: Any) -> int:
+    """How many branches the draft's forwards have at a shape: 1 of a step without drafts, whatever it carries."""
+    return shape.topk if shape.is_tree else 1
+
+
+def attention_of(worker: Any, plans: Mapping[Any, Any], *, captured: bool) -> dict[Any, Attention]:
+    """Attention for the steps of a program in an EAGLEWorkerV2, by shape; a single one is the server's own."""
+    roles = roles_of(worker)
+    largest = max(plan.buckets[-1] for plan in plans.values())
+    slots, context = worker.req_to_token_pool.req_to_token, worker.target_worker.model_runner.model_config.context_len
+    made: dict[Any, Attention] = {}
+    beside: Tables | None = None
+    for shape, plan in plans.items():
+        sizes = shape.num_steps, branches(shape), shape.num_nodes
+        tables = Tables(slots, Sizes(largest, *sizes, plan.kv.page_size, context), beside)
+        made[shape] = Attention(roles.sized(*sizes) if len(plans) > 1 else roles, tables, captured=captured)
+        beside = beside or tables
+    return made

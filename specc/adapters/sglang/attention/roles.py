@@ -6,8 +6,9 @@ A role has a backend, not a server: `--speculative-draft-attention-backend`, `--
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 CLASSES = {
@@ -47,6 +48,24 @@ class Roles:
         names = {"verify": name_of(self.verify), "extend": name_of(self.extend)}
         return names | ({"draft": name_of(self.draft[0])} if self.draft else {})
 
+    def sized(self, steps: int, topk: int, nodes: int) -> Roles:
+        """The same backends for steps of another shape than the server's, which is not smaller in anything.
+
+        They are copies that share all memory and know the sizes of the shape, S, K and N.
+        """
+        sizes = {
+            "topk": topk,
+            "speculative_num_steps": steps,
+            "speculative_num_draft_tokens": nodes,
+            "num_draft_tokens": nodes,
+        }
+        draft = [_resized(backend, sizes) for backend in self.draft[: max(steps - 1, 0)]]
+        container = _resized(self.container, sizes) if draft else None
+        if container is not None:
+            container.attn_backends = draft
+        verify, extend = (_resized(backend, sizes) for backend in (self.verify, self.extend))
+        return replace(self, draft=draft, container=container, verify=verify, extend=extend)
+
 
 def roles_of(worker: Any) -> Roles:
     """The roles of an EAGLEWorkerV2, with its backends in place."""
@@ -66,6 +85,13 @@ def name_of(backend: Any) -> str:
     if kind == "FlashAttentionBackend":
         return f"fa{backend.fa_impl_ver}"
     return CLASSES.get(kind, kind)
+
+
+def _resized(backend: Any, sizes: dict[str, int]) -> Any:
+    """A copy of a backend, with those of the sizes that it knows."""
+    resized = copy.copy(backend)
+    vars(resized).update({name: size for name, size in sizes.items() if name in vars(backend)})
+    return resized
 
 
 def _plain(backend: Any, role: str) -> Any:

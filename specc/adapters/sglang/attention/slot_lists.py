@@ -4,8 +4,9 @@ flashinfer counts a request's keys as (entries of its list - 1) * p + entries of
 have one length that never changes, and the last page what is then missing, a number below 0: so all forwards of a step
 read the same lists, and only the last pages' entries say how far.
 
-Sizes: b rows of the batch or its bucket, S steps, K branches, N nodes, A = S + 1, L committed length of a row, p tokens
-of the allocator's pages, C columns of the engine's table.
+Sizes: b rows of the batch or its bucket, S steps, of which the first D = max(S - 1, 0) are forwards of the draft's, K
+branches, N nodes, A = S + 1, L committed length of a row, p tokens of the allocator's pages, C columns of the engine's
+table.
 """
 
 from __future__ import annotations
@@ -41,6 +42,7 @@ def fill_lists(
     C: tl.constexpr,
     P: tl.constexpr,
     S: tl.constexpr,
+    D: tl.constexpr,
     K: tl.constexpr,
     N: tl.constexpr,
     FORWARDS: tl.constexpr,
@@ -49,7 +51,7 @@ def fill_lists(
 ) -> None:
     """Write what `Lists` holds of branch `program_id(0)`; SHARES programs share its list.
 
-    `slots` i32[rows, C] is the engine's table; `lists` i32[BRANCHES, C], `lasts` i32[S + 1, BRANCHES].
+    `slots` i32[rows, C] is the engine's table; `lists` i32[BRANCHES, C], `lasts` i32[D + 2, BRANCHES].
     """
     branch = tl.program_id(0).to(tl.int64)
     b, k = branch // K, branch % K
@@ -57,7 +59,7 @@ def fill_lists(
     row_ptr = slots_ptr + tl.load(rows_ptr + b) * slots_stride
     tail = length % P
     own = k * ((tail + S + P - 1) // P * P)  # behind the text's full pages a branch has pages of its own
-    keys = length + tl.where(k == 0, tl.maximum(N, S + 1), S - 1)
+    keys = length + tl.where(k == 0, tl.maximum(N, S + 1), D)
     for start in range(tl.program_id(1) * BLOCK, keys, SHARES * BLOCK):
         at = start + tl.arange(0, BLOCK)
         column = at + tl.where(at >= length - tail, own, 0)
@@ -66,10 +68,10 @@ def fill_lists(
     if tl.program_id(1) == 0:
         forward = tl.arange(0, FORWARDS)
         last = (length + forward + 2 - C).to(tl.int32)
-        tl.store(lasts_ptr + forward * BRANCHES + branch, last, mask=forward < S - 1)
+        tl.store(lasts_ptr + forward * BRANCHES + branch, last, mask=forward < D)
         if k == 0:
-            whole = (length + 1 - K * C + tl.where(forward == S - 1, N, S + 1)).to(tl.int32)
-            tl.store(lasts_ptr + forward * BRANCHES + b, whole, mask=(forward == S - 1) | (forward == S))
+            whole = (length + 1 - K * C + tl.where(forward == D, N, S + 1)).to(tl.int32)
+            tl.store(lasts_ptr + forward * BRANCHES + b, whole, mask=(forward == D) | (forward == D + 1))
 
 
 @triton.jit
@@ -128,7 +130,7 @@ class Lists:
 
     @cached_property
     def _lasts(self) -> Tensor:
-        return torch.ones(self.sizes.steps + 1, self._branches, dtype=torch.int32, device=self._slots.device)
+        return torch.ones(self.sizes.drafts + 2, self._branches, dtype=torch.int32, device=self._slots.device)
 
     @cached_property
     def masks(self) -> Tensor:
@@ -150,9 +152,10 @@ class Lists:
             C=self._columns,
             P=sizes.page,
             S=sizes.steps,
+            D=sizes.drafts,
             K=sizes.topk,
             N=sizes.nodes,
-            FORWARDS=triton.next_power_of_2(sizes.steps + 1),
+            FORWARDS=triton.next_power_of_2(sizes.drafts + 2),
             SHARES=PROGRAMS,
             BLOCK=COLUMNS,
         )
@@ -177,11 +180,11 @@ class Lists:
 
     def verifying(self, rows: int) -> tuple[Tensor, Tensor]:
         """Of verify: starts i32[rows + 1] of lists, and last pages i32[rows]."""
-        return self._starts(rows, self.sizes.topk * self._columns), self._lasts[self.sizes.steps - 1, :rows]
+        return self._starts(rows, self.sizes.topk * self._columns), self._lasts[self.sizes.drafts, :rows]
 
     def extending(self, rows: int) -> tuple[Tensor, Tensor]:
         """Of extend, likewise."""
-        return self._starts(rows, self.sizes.topk * self._columns), self._lasts[self.sizes.steps, :rows]
+        return self._starts(rows, self.sizes.topk * self._columns), self._lasts[self.sizes.drafts + 1, :rows]
 
     def mask_starts(self, rows: int) -> Tensor:
         """The byte i32[rows + 1] at which each request's bits begin."""

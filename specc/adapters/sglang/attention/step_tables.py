@@ -3,8 +3,8 @@
 All forwards of a step read the same slots, of which the scheduler has allocated those that the step writes. So a table
 made at the step's beginning holds for the draft's forwards, verify and extend; only lengths differ.
 
-Sizes: b rows of the batch or its bucket, S steps, K branches, N nodes, A = S + 1, L committed length of a row, p tokens
-of a page.
+Sizes: b rows of the batch or its bucket, S steps, of which the first D = max(S - 1, 0) are forwards of the draft's, K
+branches, N nodes, A = S + 1, L committed length of a row, p tokens of a page.
 """
 
 from __future__ import annotations
@@ -38,6 +38,7 @@ def fill_tables(
     LARGEST: tl.constexpr,
     P: tl.constexpr,
     S: tl.constexpr,
+    D: tl.constexpr,
     K: tl.constexpr,
     VERIFIED: tl.constexpr,
     WINDOW: tl.constexpr,
@@ -48,7 +49,7 @@ def fill_tables(
 ) -> None:
     """Write what `Tables` holds of request `program_id(0)`; SHARES programs share its pages.
 
-    `slots` i32[rows, C] is the engine's table, `pages` i32[LARGEST, M]; `lens` i32[S + 2, LARGEST]; of a tree
+    `slots` i32[rows, C] is the engine's table, `pages` i32[LARGEST, M]; `lens` i32[D + 3, LARGEST]; of a tree
     `branches` i32[LARGEST, K, BRANCH] and `branch_lens` i32[S, LARGEST, K].
     """
     b = tl.program_id(0).to(tl.int64)
@@ -62,9 +63,9 @@ def fill_tables(
     if tl.program_id(1) == 0:
         tail = length % P
         forward = tl.arange(0, FORWARDS)
-        read = length + tl.where(forward < S - 1, forward + 1, tl.where(forward == S - 1, VERIFIED, S + 1))
-        read = tl.where(forward == S + 1, length - tail, read)
-        tl.store(lens_ptr + forward * LARGEST + b, read.to(tl.int32), mask=forward < S + 2)
+        read = length + tl.where(forward < D, forward + 1, tl.where(forward == D, VERIFIED, S + 1))
+        read = tl.where(forward == D + 2, length - tail, read)
+        tl.store(lens_ptr + forward * LARGEST + b, read.to(tl.int32), mask=forward < D + 3)
         if K > 1:
             run = (tail + S + P - 1) // P
             column = tl.arange(0, BRANCH)
@@ -97,6 +98,11 @@ class Sizes:
     page: int
     context: int
 
+    @property
+    def drafts(self) -> int:
+        """Forwards of the draft, D."""
+        return max(self.steps - 1, 0)
+
 
 class Tables:
     """The tables of a step, in memory that stays where it is, so that a graph can hold it.
@@ -107,21 +113,26 @@ class Tables:
 
     """
 
-    def __init__(self, slots: Tensor, sizes: Sizes) -> None:
-        """Allocate for the largest bucket, once a step reads them; smaller ones read a part."""
-        self.slots, self.sizes = slots, sizes
+    def __init__(self, slots: Tensor, sizes: Sizes, beside: Tables | None = None) -> None:
+        """Allocate for the largest bucket, once a step reads them; smaller ones read a part.
+
+        `beside`: those of another shape, whose steps never run at the same time, so that pages have one memory.
+        """
+        self.slots, self.sizes, self._beside = slots, sizes, beside
         self._columns = -(-sizes.context // sizes.page)
         self._branch = _power(-(-(sizes.page - 1 + sizes.steps) // sizes.page))
         self._ranges: dict[tuple[int, int, torch.dtype], Tensor] = {}
 
     @cached_property
     def _pages(self) -> Tensor:
+        if self._beside is not None:
+            return self._beside._pages
         whole = -(-self.slots.shape[1] // self.sizes.page) + 1
         return self._made(0, self.sizes.largest, max(whole, self._columns))
 
     @cached_property
     def _lens(self) -> Tensor:
-        return self._made(1, self.sizes.steps + 2, self.sizes.largest)
+        return self._made(1, self.sizes.drafts + 3, self.sizes.largest)
 
     @cached_property
     def _branches(self) -> Tensor:
@@ -156,10 +167,11 @@ class Tables:
             LARGEST=sizes.largest,
             P=sizes.page,
             S=sizes.steps,
+            D=sizes.drafts,
             K=sizes.topk,
             VERIFIED=0 if sizes.topk > 1 else sizes.nodes,
             WINDOW=max(sizes.nodes, sizes.steps + 1),
-            FORWARDS=_power(sizes.steps + 2),
+            FORWARDS=_power(sizes.drafts + 3),
             BRANCH=self._branch,
             SHARES=PROGRAMS,
             BLOCK=COLUMNS,
@@ -178,15 +190,15 @@ class Tables:
 
     def verifying(self, rows: int) -> Tensor:
         """Lengths i32[rows] that verify reads of the table: L + N of a chain, the text's L of a tree."""
-        return self._lens[self.sizes.steps - 1, :rows]
+        return self._lens[self.sizes.drafts, :rows]
 
     def extending(self, rows: int) -> Tensor:
         """Lengths i32[rows] that extend reads: L + A."""
-        return self._lens[self.sizes.steps, :rows]
+        return self._lens[self.sizes.drafts + 1, :rows]
 
     def whole(self, rows: int) -> Tensor:
         """Lengths i32[rows] of the text's full pages, which all branches of a tree's draft share."""
-        return self._lens[self.sizes.steps + 1, :rows]
+        return self._lens[self.sizes.drafts + 2, :rows]
 
     def branches(self, step: int, rows: int) -> Tensor:
         """The pages i32[rows * K, n] of every branch behind the text's full ones, that forward `step` may read."""

@@ -1,0 +1,83 @@
+"""Which shape the next step of a program has, in an engine: what the adapters of all engines share."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from ._plugin import ServerError
+
+SHAPE, TIMES = "SPECC_SHAPE", "SPECC_STEP_TIMES"
+"""Environment variables: the name of the shape to run, or `auto`; the file of times, which are measured by default."""
+AUTO = "auto"
+
+
+class Shapes:
+    """Chooses among the shapes of a bound program: by a policy where there are several, or one by its name.
+
+    Attributes:
+        name: that of the shape, or `auto`.
+        times: milliseconds of a step by shape and bucket, as far as the policy needs them.
+
+    """
+
+    def __init__(self, package: Any, step: Any, run: Callable[[Any, int], object], share: Callable[[Any], Any]) -> None:
+        """Read or measure how long steps take, if a policy needs it.
+
+        Args:
+            package: the program's.
+            step: it, as it is bound and captured by then.
+            run: queues a step of a shape in a bucket, all of whose rows are padding.
+            share: gives all ranks what the first one has; they agree on the environment variables before.
+
+        Raises ServerError where an environment variable says what cannot be.
+
+        """
+        self._package, self._buckets = package, step.buckets
+        self._known = {str(shape): shape for shape in step.buckets}
+        self.times: dict[Any, Mapping[int, float]] = {}
+        wanted = os.environ.get(SHAPE, AUTO)
+        if not self.knows(wanted):
+            raise ServerError(f"{SHAPE} is {AUTO} or one of {', '.join(self._known)}, got {wanted!r}")
+        if wanted == AUTO and len(self._known) > 1:
+            self.times = share(written(package, step.buckets) or package.measure_step_times(step, run))
+        self.take(wanted)
+
+    def knows(self, name: object) -> bool:
+        """Whether it is the name of a shape, or `auto`."""
+        return name == AUTO or name in self._known
+
+    def take(self, name: str) -> None:
+        """Run the shape of a name that is known from now on, or those that a policy chooses."""
+        self.name, self._policy = name, None
+        if len(self._known) == 1:
+            (self.name,) = self._known
+        elif name == AUTO:
+            self._policy = self._package.AcceptanceShape(self._buckets, times=self.times or None)
+        else:
+            self._policy = self._package.FixedShape(self._known[name], self._buckets)
+
+    def choose(self, requests: int) -> Any:
+        """The shape of the next step, of so many requests."""
+        return self._known[self.name] if self._policy is None else self._policy.choose(requests)
+
+    def observe(self, shape: Any, accept_lens: Sequence[int]) -> None:
+        """Take note of how many tokens a step has emitted of each request."""
+        if self._policy is not None:
+            self._policy.observe(shape, accept_lens)
+
+
+def written(package: Any, buckets: Mapping[Any, Sequence[int]]) -> Mapping[Any, Mapping[int, float]] | None:
+    """Milliseconds of a step by shape and bucket of the file that `SPECC_STEP_TIMES` names; None where it names none.
+
+    ServerError where the file is none, or of another program.
+    """
+    if not (path := os.environ.get(TIMES)):
+        return None
+    try:
+        times: Mapping[Any, Mapping[int, float]] = package.read_step_times(Path(path), buckets)
+    except package.SpeccError as error:
+        raise ServerError(f"{TIMES}={path}: {error}") from error
+    return times

@@ -1,0 +1,266 @@
+"""Programs of several shapes in SGLang, on stand-ins of its modules: which shape a step has, and that texts stay."""
+
+from __future__ import annotations
+
+import json
+import random
+from collections.abc import Sequence
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from fakes.sglang_modules import SETTINGS
+from fakes.sglang_server import Server, adapter, part
+from fakes.sglang_worker import IntelAMXAttnBackend, TritonAttnBackend
+from programs import planned
+from prometheus_client import REGISTRY
+from sampling_oracle import drawn
+from test_sglang_worker import ALL, BATCHES, PROGRAM, PROMPTS, Serve, controller_of, run, serve
+
+from specc.adapters.sglang.attention import branches
+from specc.adapters.sglang.attention.roles import Roles
+from specc.runtime.plan.plan import Plan
+from specc.runtime.plan.shape import Shape
+
+__all__ = ["serve"]
+CHAINS = [{"num_steps": steps} for steps in (0, 1, 3)]
+MIXED = [
+    {"num_steps": 3, "topk": 3, "num_draft_tokens": 9},
+    {"num_steps": 2, "topk": 2, "num_draft_tokens": 5},
+    *CHAINS,
+]
+QLEN, FULL = {"mask": "qlen"}, {"mask": "full", "context_length": 88}
+LONG = [*BATCHES, *BATCHES[::-1]]
+
+
+def plans_of(shapes: list[dict[str, int]], algorithm: str = "EAGLE", **keys: Any) -> tuple[Plan, ...]:
+    return planned(algorithm, engine="sglang", shapes=shapes, max_requests=6, buckets=[1, 2, 4], **keys)
+
+
+def started(serve: Serve, plans: Sequence[Plan], **given: Any) -> Server:
+    return serve(plans[0], others=plans[1:], **given)
+
+
+def shuffle(server: Server, seed: int = 0) -> list[Shape]:
+    """Have every step run at a shape drawn at random, which the list gets to know."""
+    draw, chosen = random.Random(seed), list[Shape]()
+
+    def choose(requests: int) -> Shape:
+        chosen.append(draw.choice([*server.worker.steps._plans]))
+        return chosen[-1]
+
+    server.worker.steps.shapes.choose = choose
+    return chosen
+
+
+@pytest.mark.parametrize("overlap", [False, True])
+@pytest.mark.parametrize(
+    ("algorithm", "shapes", "keys"),
+    [
+        ("EAGLE", CHAINS, {}),
+        ("STANDALONE", CHAINS, {}),
+        ("EAGLE", MIXED, QLEN),
+        ("STANDALONE", MIXED, QLEN),
+        ("EAGLE", MIXED, FULL),
+    ],
+)
+def test_texts_are_the_targets_own_at_any_shape(
+    serve: Serve, algorithm: str, shapes: Any, keys: Any, overlap: bool
+) -> None:
+    plans = plans_of(shapes, algorithm, **keys)
+    attention = TritonAttnBackend if keys == FULL else IntelAMXAttnBackend
+    server = started(serve, plans, overlap=overlap, attention=attention)
+    chosen = shuffle(server)
+    server.begin(PROMPTS)
+    run(server, LONG)
+    report = server.worker.steps.report()
+    assert report["served_by_shape"] == {str(shape): chosen.count(shape) for shape in dict.fromkeys(chosen)}
+    assert report["served"] == len(LONG) and len({*chosen}) == len(plans)
+    assert max(map(max, server.steps.values())) > 2, "drafts are accepted"
+
+
+@pytest.mark.parametrize("overlap", [False, True])
+def test_what_is_drawn_does_not_depend_on_shapes(serve: Serve, overlap: bool) -> None:
+    """Token for token what the target draws at the place, by an oracle of its own."""
+    keys = {"verify": "target_only", "sampling": ["top_k", "top_p"]}
+    server = started(serve, plans_of(MIXED, **QLEN, **keys), overlap=overlap)
+    shuffle(server)
+    server.begin(PROMPTS, temperature=1.3, top_k=ALL, top_p=0.9, sampling_seed=7)
+    run(server, LONG, lambda row, text: drawn(server.scores(text).tolist(), 7, 1.3, len(text), 0, 0.9))
+
+
+def run_any(server: Server, batches: Sequence[Sequence[int]]) -> None:
+    for rows in batches:
+        server.decode(rows)
+    server.settle()
+
+
+def test_sglangs_own_steps_come_between_any_shapes(serve: Serve) -> None:
+    """Chains, which the stand-in of its worker can draft."""
+    server = started(serve, plans_of(CHAINS))
+    shuffle(server)
+    server.begin({row: PROMPTS[row] for row in (3, 1, 2)})
+    server.begin({6: PROMPTS[6]}, min_new_tokens=2)
+    run(server, LONG)
+    assert server.worker.steps.left == {"min_new_tokens": sum(6 in rows for rows in LONG)}
+
+
+def test_a_policy_chooses_and_learns_from_what_is_accepted(serve: Serve) -> None:
+    server = started(serve, plans_of(CHAINS), metrics=True)
+    seen = list[tuple[str, list[int]]]()
+    shapes = server.worker.steps.shapes
+    observe = shapes.observe
+    shapes.observe = lambda shape, lengths: (seen.append((str(shape), lengths)), observe(shape, lengths))
+    server.begin(PROMPTS)
+    before = {str(shape): counted_steps(shape) for shape in server.worker.steps._plans}
+    run(server, BATCHES)
+    assert server.worker.steps.report()["shape"] == "auto"
+    assert [len(lengths) for _, lengths in seen] == list(map(len, BATCHES))
+    for name, was in before.items():
+        assert counted_steps(name) - was == sum(shape == name for shape, _ in seen)
+
+
+def counted_steps(shape: object) -> float:
+    labels = {"program": PROGRAM, "by": "program", "reason": "", "shape": str(shape)}
+    return REGISTRY.get_sample_value("specc:decode_steps_total", labels) or 0
+
+
+def test_one_shape_alone_runs_where_the_server_is_told(serve: Serve, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SPECC_SHAPE", "1")
+    server = started(serve, plans_of(CHAINS))
+    server.begin(PROMPTS)
+    run(server, BATCHES)
+    assert server.worker.steps.report()["served_by_shape"] == {"1": len(BATCHES)}
+    monkeypatch.setenv("SPECC_SHAPE", "2")
+    with pytest.raises(RuntimeError, match="SPECC_SHAPE is auto or one of 3, 1, 0, got '2'"):
+        started(serve, plans_of(CHAINS))
+
+
+def test_the_shape_is_changed_in_a_running_server(serve: Serve) -> None:
+    server = started(serve, plans_of(CHAINS))
+    controller, asked = controller_of(server), part("managers.io_struct.SetInternalStateReq")
+
+    def switched(to: object) -> bool:
+        return controller.set_internal_state(asked(server_args={"specc": to})).updated
+
+    server.begin(PROMPTS)
+    for name in ("1", "0", "auto", "3"):
+        assert switched(name)
+        run(server, BATCHES[:2])
+        assert server.worker.steps.report()["shape"] == name
+    assert not any(map(switched, ("2", 2, "5x4x8")))
+    steps = server.worker.steps
+    before = steps.report()["served_by_shape"]
+    assert switched(0)
+    run(server, BATCHES[:2])
+    assert switched(1)
+    run(server, BATCHES[:2])
+    assert steps.report()["served_by_shape"] == before | {"3": before["3"] + 2}
+    assert steps.left == {"switched off": 2}
+
+
+def test_times_are_measured_or_those_of_a_file(serve: Serve, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    plans = plans_of(CHAINS)
+    measured = started(serve, plans).worker.steps.shapes.times
+    assert {shape: [*times] for shape, times in measured.items()} == {plan.shape: [1, 2, 4] for plan in plans}
+    times = {"3": {"1": 9.0, "4": 8.0}, "1": {"2": 2.5}, "0": {"1": 1.0}}
+    file = tmp_path / "times.json"
+    said = {"program": "any", "gpu": "any", "engine": "any", "unit": "ms", "times": times}
+    file.write_text(json.dumps(said))
+    monkeypatch.setenv("SPECC_STEP_TIMES", str(file))
+    read = started(serve, plans).worker.steps.shapes.times
+    assert {str(shape): {str(bucket): time for bucket, time in of.items()} for shape, of in read.items()} == times
+    file.write_text(json.dumps(said | {"unit": "s"}))
+    with pytest.raises(RuntimeError, match=r"SPECC_STEP_TIMES=.*times\.json: the unit is 's'"):
+        started(serve, plans)
+
+
+@pytest.mark.parametrize(
+    ("name", "theirs", "misfit"),
+    [
+        ("speculative_num_steps", 4, "num_steps is 3 in the program, 4 in the server"),
+        ("speculative_eagle_topk", 2, "topk is 3 in the program, 2 in the server"),
+        ("speculative_num_draft_tokens", 5, "num_draft_tokens is 9 in the program, 5 in the server"),
+    ],
+)
+def test_the_server_has_of_everything_the_most(serve: Serve, name: str, theirs: int, misfit: str) -> None:
+    plans = plans_of(MIXED, **QLEN)
+    server = started(serve, plans)
+    by_shape = {plan.shape: plan for plan in plans}
+    assert adapter("fit").misfits(by_shape, server.worker) == []
+    setattr(SETTINGS.spec, name, theirs)
+    assert adapter("fit").misfits(by_shape, server.worker) == [misfit]
+
+
+@pytest.mark.parametrize("shape", [Shape(3, 1, 4), Shape(2, 2, 5), Shape(1, 1, 2), Shape(0, 4, 1)])
+def test_backends_of_a_shape_know_its_sizes_and_share_memory(shape: Shape) -> None:
+    def backend(**sizes: int) -> Any:
+        return SimpleNamespace(memory=[], **sizes)
+
+    drafts = [backend(topk=4, speculative_num_steps=5) for _ in range(4)]
+    container = backend(topk=4, speculative_num_steps=5)
+    container.attn_backends = drafts
+    verify, extend = backend(topk=4, speculative_num_draft_tokens=8), backend(num_draft_tokens=8)
+    steps, topk, nodes = shape.num_steps, branches(shape), shape.num_nodes
+    sized = Roles(drafts, container, verify, extend).sized(steps, topk, nodes)
+    assert [vars(one) for one in sized.draft] == [
+        {"memory": [], "topk": topk, "speculative_num_steps": steps} for _ in range(max(steps - 1, 0))
+    ]
+    assert all(one.memory is own.memory for one, own in zip(sized.draft, drafts, strict=False))
+    assert vars(sized.verify) == {"memory": [], "topk": topk, "speculative_num_draft_tokens": nodes}
+    assert vars(sized.extend) == {"memory": [], "num_draft_tokens": nodes}
+    assert sized.verify.memory is verify.memory and sized.extend.memory is extend.memory
+    if steps > 1:
+        expected = {"memory": [], "topk": topk, "speculative_num_steps": steps, "attn_backends": sized.draft}
+        assert vars(sized.container) == expected
+    else:
+        assert sized.container is None
+    assert (container.attn_backends, container.topk, verify.topk, extend.num_draft_tokens) == (drafts, 4, 4, 8)
+
+
+def test_lengths_are_simulated_by_shape(serve: Serve, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SPECC_SIMULATE_ACC_LENS", "3:2.5,1:1.75")
+    server = started(
+        serve, plans_of(CHAINS, target={"vocab_size": 128}, draft={"vocab_size": 128}), simulated=2.0, columns=640
+    )
+    chosen = shuffle(server)
+    server.begin(PROMPTS)
+    run_any(server, LONG * 8)
+    assert server.worker.steps.proof == "simulated"
+    by_shape: dict[Shape, list[int]] = {shape: [] for shape in server.worker.steps._plans}
+    turns = {row: iter(counts) for row, counts in server.steps.items()}
+    for shape, rows in zip(chosen, LONG * 8, strict=True):
+        lengths = {next(turns[row]) for row in rows}
+        assert len(lengths) == 1, "of all requests of a step the same"
+        by_shape[shape] += lengths
+    means = {str(shape): sum(lengths) / len(lengths) for shape, lengths in by_shape.items()}
+    assert means == {"3": pytest.approx(2.5, abs=0.5), "1": pytest.approx(1.75, abs=0.2), "0": 1.0}
+
+
+def test_lengths_that_cannot_be(serve: Serve, monkeypatch: pytest.MonkeyPatch) -> None:
+    started(serve, plans_of(CHAINS))
+    accepted_by_shape = adapter("simulate").accepted_by_shape
+    for written in ("3", "3:x", "3:0.5", "3:inf", "3:nan", "3:2:1"):
+        monkeypatch.setenv("SPECC_SIMULATE_ACC_LENS", written)
+        with pytest.raises(RuntimeError, match="is a list such as"):
+            accepted_by_shape()
+    monkeypatch.setenv("SPECC_SIMULATE_ACC_LENS", " 5x4x8:2.8, 3:2.2")
+    assert accepted_by_shape() == {"5x4x8": 2.8, "3": 2.2}
+
+
+@pytest.mark.parametrize(("mean", "most"), [(1.0, 4), (2.2, 4), (3.9, 4), (9.0, 4), (1.5, 1), (2.8, 6)])
+def test_a_drawn_length_has_its_mean_and_the_same_chance_at_every_position(
+    serve: Serve, mean: float, most: int
+) -> None:
+    started(serve, plans_of(CHAINS))
+    random.seed(1)
+    drawn = adapter("simulate").drawn_lengths(mean, most)
+    assert {*drawn} <= {*range(1, most + 1)}
+    assert sum(drawn) / len(drawn) == pytest.approx(min(mean, most), abs=0.08)
+    rates = [
+        sum(length > position + 1 for length in drawn) / tried
+        for position in range(most - 1)
+        if (tried := sum(length > position for length in drawn)) > 500
+    ]
+    assert all(rate == pytest.approx(rates[0], abs=0.08) for rate in rates)
