@@ -29,7 +29,6 @@ if TYPE_CHECKING:
     from specc.engine.engine import Engine
     from specc.engine.reference import Verdict
     from specc.engine.serving.request import Completion, Sampling, StopConditions
-    from specc.runtime.capabilities.shape import ShapeBuckets, StepTimes
     from specc.runtime.plan.plan import Plan
 
 
@@ -74,8 +73,6 @@ def run(
         if not texts:
             raise typer.BadParameter("give at least one --prompt, or --prompts FILE")
         _check_stops(stop or ())
-        if shape is not None and step_times is not None:
-            raise typer.BadParameter("the shape is chosen already, by --shape", param_hint="--step-times")
         sampling = _sampling(
             check=check, temperature=temperature, seed=seed, top_k=top_k, top_p=top_p, min_p=min_p,
             repetition_penalty=repetition_penalty, frequency_penalty=frequency_penalty, regex=regex,
@@ -84,12 +81,10 @@ def run(
         console, notes = _console(), _console(stderr=True)
         stream = len(texts) == 1 and (console.is_terminal if stream is None else stream)
         printer = Printer(console, notes, texts, format, max_new_tokens, stream=stream, logprobs=logprobs)
-        files = _Files(target, draft, corpus, token_map, logprobs)
+        files = _Files(target, draft, corpus, token_map, logprobs, step_times)
         with _wheel_package(program) as module:
-            chosen = {"max_context": max_context, "shape": shape, "times": step_times}
-            engine = _make_engine(module, files, device, printer, **chosen)
-            if format is Format.text:
-                report.show(engine.warnings)
+            engine = _make_engine(module, files, device, printer, max_context=max_context, shape=shape)
+            report.show(engine.warnings if format is Format.text else [])
             completions = _generate(engine, texts, _conditions(engine, max_new_tokens, stop or ()), sampling, printer)
             if metrics is not None:
                 _write_metrics(engine, metrics)
@@ -113,6 +108,7 @@ class _Files:
     corpus: Path | None
     token_map: Path | None
     logprobs: int | None
+    times: Path | None
 
     def check(self, plan: Plan) -> None:
         """Raise BadParameter unless there is exactly what the program needs, and it hands out what is asked for."""
@@ -163,7 +159,6 @@ def _make_engine(
     *,
     max_context: int | None,
     shape: str | None,
-    times: Path | None,
 ) -> Engine:
     """Load program, models and corpus and bind them."""
     import torch
@@ -172,6 +167,8 @@ def _make_engine(
     from specc.engine.observe.step_times import choose_by_times, step_times
     from specc.engine.wheel import load_program
 
+    if shape is not None and files.times is not None:
+        raise typer.BadParameter("the shape is chosen already, by --shape", param_hint="--step-times")
     has_gpu = torch.cuda.is_available() and not torch.version.hip
     if wanted is options.Device.cuda and not has_gpu:
         raise typer.BadParameter("this machine has no CUDA device", param_hint="--device")
@@ -191,21 +188,22 @@ def _make_engine(
     tables = {} if files.corpus is None else {"corpus": load_corpus(files.corpus, target)}
     chosen: dict[str, Any] = {"max_context": max_context, "shape": wanted_shape, "on_token": printer.token}
     engine = started(loaded, target, draft, tables=tables, **chosen)
-    if times is not None:
-        choose_by_times(engine, _read_times(times, loaded.buckets))
+    if files.times is not None:
+        _choose_by_file(engine, files.times)
     elif shape is None and len(loaded.plans) > 1 and device != options.Device.cpu:
         with progress("timing steps", quiet=not printer.is_text):
             choose_by_times(engine, step_times(engine))
     return engine
 
 
-def _read_times(path: Path, buckets: ShapeBuckets) -> StepTimes:
-    """The times of a file, for a program of these shapes. DiagnosticError ``run/step-times`` where it has none."""
+def _choose_by_file(engine: Engine, path: Path) -> None:
+    """Choose shapes by the times of a file. DiagnosticError ``run/step-times`` where it has none of the program's."""
+    from specc.engine.observe.step_times import choose_by_times
     from specc.runtime import StepTimesError, read_step_times
 
     try:
-        return read_step_times(path, buckets)
-    except StepTimesError as error:
+        choose_by_times(engine, read_step_times(path, engine.program.buckets))
+    except (StepTimesError, ValueError) as error:
         hint = "`specc tune --shapes CONFIG` measures them"
         raise DiagnosticError(Diagnostic("run/step-times", f"no step times in '{path}': {error}", hint=hint)) from error
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -19,13 +19,15 @@ from specc.engine.models.loading import load_corpus, load_draft, load_target
 from specc.engine.observe.step_times import step_times
 from specc.engine.wheel import load_program, package
 from specc.runtime import write_step_times
-from specc.runtime.capabilities.shape import StepTimes
+from specc.runtime.plan.shape import Shape
 from specc.support.diagnostics import Diagnostic, DiagnosticError
 from specc.support.writing import unfinished
 from specc.version import __version__
 
 
-def time_shapes(loaded: LoadedConfig, device: torch.device, place: Path, begin: Callable[[str], object]) -> StepTimes:
+def time_shapes(
+    loaded: LoadedConfig, device: torch.device, place: Path, begin: Callable[[str], object]
+) -> dict[Shape, Mapping[int, float]]:
     """Milliseconds of a step by shape and bucket, which are written to a file, too.
 
     Args:
@@ -53,7 +55,7 @@ def time_shapes(loaded: LoadedConfig, device: torch.device, place: Path, begin: 
             except OSError as error:
                 message = f"cannot write '{place}': {error.strerror}"
                 raise DiagnosticError(Diagnostic("emit/io", message)) from error
-            return times
+            return dict(times)
 
 
 def _engine(loaded: LoadedConfig, program: Any, device: torch.device) -> Engine:

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from specc.cli.reporting import Report
     from specc.config import LoadedConfig
     from specc.measure.tuning.tuned import Tuned
-    from specc.runtime.capabilities.shape import StepTimes
+    from specc.runtime.plan.shape import Shape
 
 SECONDS = 120
 """How long candidates are timed, by default."""
@@ -115,7 +115,7 @@ def _time_shapes(
     typer.echo(printable(f"wrote {place}; `specc run --step-times {place}` chooses shapes by it"))
 
 
-def _timed(times: StepTimes) -> Table:
+def _timed(times: Mapping[Shape, Mapping[int, float]]) -> Table:
     """A line for every bucket: milliseconds of a step at each shape that has it."""
     from rich.table import Table
 
