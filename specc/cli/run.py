@@ -164,7 +164,7 @@ def _make_engine(
     import torch
 
     from specc.engine.models.loading import load_corpus, load_draft, load_target
-    from specc.engine.observe.step_times import choose_by_times, step_times
+    from specc.engine.observe.step_times import choose_by_file, choose_by_times, step_times
     from specc.engine.wheel import load_program
 
     if shape is not None and files.times is not None:
@@ -189,23 +189,11 @@ def _make_engine(
     chosen: dict[str, Any] = {"max_context": max_context, "shape": wanted_shape, "on_token": printer.token}
     engine = started(loaded, target, draft, tables=tables, **chosen)
     if files.times is not None:
-        _choose_by_file(engine, files.times)
+        choose_by_file(engine, files.times)
     elif shape is None and len(loaded.plans) > 1 and device != options.Device.cpu:
         with progress("timing steps", quiet=not printer.is_text):
             choose_by_times(engine, step_times(engine))
     return engine
-
-
-def _choose_by_file(engine: Engine, path: Path) -> None:
-    """Choose shapes by the times of a file. DiagnosticError ``run/step-times`` where it has none of the program's."""
-    from specc.engine.observe.step_times import choose_by_times
-    from specc.runtime import StepTimesError, read_step_times
-
-    try:
-        choose_by_times(engine, read_step_times(path, engine.program.buckets))
-    except (StepTimesError, ValueError) as error:
-        hint = "`specc tune --shapes CONFIG` measures them"
-        raise DiagnosticError(Diagnostic("run/step-times", f"no step times in '{path}': {error}", hint=hint)) from error
 
 
 def _conditions(engine: Engine, max_new_tokens: int, stop: Sequence[str]) -> StopConditions:

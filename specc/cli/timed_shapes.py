@@ -16,13 +16,9 @@ from specc.codegen.cache import Cache
 from specc.config import LoadedConfig
 from specc.engine.engine import Engine
 from specc.engine.models.loading import load_corpus, load_draft, load_target
-from specc.engine.observe.step_times import step_times
+from specc.engine.observe.step_times import keep_times, step_times
 from specc.engine.wheel import load_program, package
-from specc.runtime import write_step_times
 from specc.runtime.plan.shape import Shape
-from specc.support.diagnostics import Diagnostic, DiagnosticError
-from specc.support.writing import unfinished
-from specc.version import __version__
 
 
 def time_shapes(
@@ -49,12 +45,7 @@ def time_shapes(
             engine = _engine(loaded, load_program(module, str(device)), device)
             begin("timing steps")
             times = step_times(engine)
-            try:
-                with unfinished(place) as temporary:
-                    write_step_times(temporary, times, engine.program, engine=f"specc {__version__}")
-            except OSError as error:
-                message = f"cannot write '{place}': {error.strerror}"
-                raise DiagnosticError(Diagnostic("emit/io", message)) from error
+            keep_times(engine, times, place)
             return dict(times)
 
 
