@@ -5,17 +5,20 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 from ._plugin import ServerError
 
 SHAPE, TIMES = "SPECC_SHAPE", "SPECC_STEP_TIMES"
 """Environment variables: the name of the shape to run, or `auto`; the file of times, which are measured by default."""
 AUTO = "auto"
+StepTimes: TypeAlias = Mapping[Any, Mapping[int, float]]
+"""Milliseconds of a step, by shape and bucket."""
+Share: TypeAlias = Callable[[StepTimes], StepTimes]
 
 
 class Shapes:
-    """Chooses among the shapes of a bound program: by a policy where there are several, or one by its name.
+    """Chooses among the shapes of a program: by a policy where there are several, or one by its name.
 
     Attributes:
         name: that of the shape, or `auto`.
@@ -23,26 +26,28 @@ class Shapes:
 
     """
 
-    def __init__(self, package: Any, step: Any, run: Callable[[Any, int], object], share: Callable[[Any], Any]) -> None:
+    def __init__(
+        self, package: Any, buckets: Mapping[Any, Sequence[int]], measure: Callable[[], StepTimes], share: Share
+    ) -> None:
         """Read or measure how long steps take, if a policy needs it.
 
         Args:
             package: the program's.
-            step: it, as it is bound and captured by then.
-            run: queues a step of a shape in a bucket, all of whose rows are padding.
+            buckets: those of every shape.
+            measure: says how long steps take, where no file does; nothing where that is not known.
             share: gives all ranks what the first one has; they agree on the environment variables before.
 
         Raises ServerError where an environment variable says what cannot be.
 
         """
-        self._package, self._buckets = package, step.buckets
-        self._known = {str(shape): shape for shape in step.buckets}
-        self.times: dict[Any, Mapping[int, float]] = {}
+        self._package, self._buckets = package, buckets
+        self._known = {str(shape): shape for shape in buckets}
+        self.times: StepTimes = {}
         wanted = os.environ.get(SHAPE, AUTO)
         if not self.knows(wanted):
             raise ServerError(f"{SHAPE} is {AUTO} or one of {', '.join(self._known)}, got {wanted!r}")
         if wanted == AUTO and len(self._known) > 1:
-            self.times = share(written(package, step.buckets) or package.measure_step_times(step, run))
+            self.times = share(written(package, buckets) or measure())
         self.take(wanted)
 
     def knows(self, name: object) -> bool:
@@ -69,7 +74,7 @@ class Shapes:
             self._policy.observe(shape, accept_lens)
 
 
-def written(package: Any, buckets: Mapping[Any, Sequence[int]]) -> Mapping[Any, Mapping[int, float]] | None:
+def written(package: Any, buckets: Mapping[Any, Sequence[int]]) -> StepTimes | None:
     """Milliseconds of a step by shape and bucket of the file that `SPECC_STEP_TIMES` names; None where it names none.
 
     ServerError where the file is none, or of another program.

@@ -29,6 +29,9 @@ from specc.support.diagnostics import Note
 
 def _build(scope: Scope) -> None:
     scope.require_one_vocabulary()
+    if scope.config.rotated and len(scope.config.shapes) > 1:
+        message = "MULTI_LAYER_EAGLE drafts with every module in every step, so it has one shape"
+        scope.refuse("legal/shapes", message, ("num_steps",), hint="write one num_steps")
     if not scope.config.num_steps:
         message = f"{scope.config.algorithm} carries all drafts of the next step, so it has no step without drafts"
         scope.refuse("legal/shapes", message, ("num_steps",), hint="leave 0 out")

@@ -51,7 +51,7 @@ def _build(scope: Scope) -> None:
     _check(scope, options)
     scope.carry("text", "i32", options.window, limit="V", at=("options", "window"))
     carry_lengths(scope)
-    carries_bonus = scope.config.file.step == "rotated" or scope.config.shapes[0].num_steps == 0
+    carries_bonus = scope.config.rotated or scope.config.shapes[0].num_steps == 0
     if carries_bonus:
         scope.carry("bonus", "i32", limit="V")
     _prefill(scope, options, carries_bonus=carries_bonus)
@@ -70,14 +70,14 @@ def _build(scope: Scope) -> None:
 
 def _nodes(scope: Scope, options: NgramOptions, seq_lens: Value, text: Value) -> Nodes:
     """The text's last token and what followed it earlier; a step without drafts looks nothing up."""
-    b, steps, rotated = scope.b, scope.config.num_steps, scope.config.file.step == "rotated"
+    b, steps, rotated = scope.b, scope.config.num_steps, scope.config.rotated
     if not steps:
         return no_drafts(scope, _root(scope))
     with b.phase("draft"), b.at(scope.at("num_steps")):
         corpus = (scope.table("corpus", "i32", "M"),) if options.corpus is not None else ()
         tokens = b(
             "ngram.propose", scope.rows, seq_lens, text, *corpus,
-            names=("tokens",), axis="A" if rotated else "N", steps=steps,
+            names=("tokens",), axis=scope.proposal if rotated else "N", steps=steps,
             longest=options.longest, shortest=options.shortest, beyond=options.beyond,
         )  # fmt: skip
     return _joined(scope, tokens) if rotated else _comb(scope, tokens)

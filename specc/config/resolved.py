@@ -136,7 +136,8 @@ class Config:
 
     def settled(self, key: str) -> object:
         """What counts of a key of the file: what was settled of it, or what is written."""
-        of_shape = {"num_steps": self.num_steps, "topk": self.topk, "num_draft_tokens": self.num_nodes}
+        shape = self.shape
+        of_shape = {"num_steps": shape.num_steps, "topk": shape.topk, "num_draft_tokens": shape.num_nodes}
         of_shape |= {"buckets": self.buckets, "shapes": self.shapes}
         if key in of_shape:
             return of_shape[key]
@@ -158,9 +159,19 @@ class Config:
         return self.buckets_of[self.shape]
 
     @property
+    def rotated(self) -> bool:
+        """Whether the engine runs the target by itself."""
+        return self.file.step == "rotated"
+
+    @property
+    def proposed(self) -> Shape:
+        """What a step drafts: its shape; a rotated one drafts for the next step, which may be of any shape."""
+        return self.shapes[-1] if self.rotated else self.shape
+
+    @property
     def num_steps(self) -> int:
         """S: draft steps."""
-        return self.shape.num_steps
+        return self.proposed.num_steps
 
     @property
     def topk(self) -> int:
@@ -170,7 +181,7 @@ class Config:
     @property
     def num_nodes(self) -> int:
         """N: nodes given to the target per request, root included."""
-        return self.shape.num_nodes
+        return self.proposed.num_nodes
 
     @property
     def chain(self) -> bool:

@@ -2,8 +2,9 @@
 
 A step is one graph when the engine's forwards can be captured; when they cannot, it is cut at the forwards, and every
 run of launches between two of them is a graph: a segment, named after its first launch. A rotated step is cut between
-its halves, and at what it is handed, besides. Nothing inside waits for the
-host: every value the step needs is on the device, lengths included. Calls of the host, which may wait, cut both.
+its halves, and at what it is handed, besides; of several shapes also where the drafts of one end. Nothing inside waits
+for the host: every value the step needs is on the device, lengths included. Calls of the host, which may wait, cut
+both.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from dataclasses import dataclass
 
 import networkx as nx
 
+from specc.config import LoadedConfig
 from specc.ir.core import PHASES, SECOND_HALF, Module, Op, entry_of
 from specc.ir.declarations import Buffer, Kernel, Layout, Node, Reference, scratch_owner
 from specc.ir.liveness import handed_back
@@ -27,6 +29,15 @@ class PlanGraphs(Pass):
     requires = frozenset({"clustered", "memory-planned"})
     establishes = frozenset({"graph-planned"})
     until = "graph-planned"
+
+    ends: str = ""
+    """After how many drafts a rotated step may end, with ``+`` between the numbers; without any after all."""
+
+    @classmethod
+    def of(cls, loaded: LoadedConfig) -> PlanGraphs:
+        """As the shapes say, of which any may come next."""
+        shapes = loaded.config.shapes
+        return cls("+".join(str(shape.num_steps) for shape in shapes) if len(shapes) > 1 else "")
 
     @classmethod
     def violations(cls, module: Module) -> list[str]:
@@ -52,7 +63,8 @@ class PlanGraphs(Pass):
         halves = halves if is_rotated(module) else [step]
         segment = _segments([[(name, is_external(first[name])) for name in half] for half in halves])
         hosts = {name for name in step if is_host(first[name]) or is_given(first[name])}
-        whole = _segments([[(name, name in hosts) for name in half] for half in halves])
+        calls = [*halves[:1], *(part for half in halves[1:] for part in _stretches(module, half, self.ends))]
+        whole = _segments([[(name, name in hosts) for name in call] for call in calls])
         references = {reference.name for reference in module.decls_of(Reference)}
         for name in order:
             op = first[name]
@@ -102,6 +114,22 @@ def _phases(order: list[str], first: dict[str, Op]) -> dict[str, str]:
         latest = max(latest, PHASES.index(first[name].phase))
         phases[name] = PHASES[latest]
     return phases
+
+
+def _stretches(module: Module, proposing: list[str], ends: str) -> list[list[str]]:
+    """The nodes that propose, cut before the forward that comes when so many drafts are there as one of `ends` has.
+
+    Every forward brings a draft, the first one that over what was accepted.
+    """
+    forwards = {node_of(op) for op in module.ops() if is_external(op) and not is_given(op)}
+    wanted = {int(end) for end in ends.split("+") if end} - {0}
+    stretches, drafts = list[list[str]]([[]]), 0
+    for name in proposing:
+        if name in forwards and drafts in wanted:
+            stretches.append([])
+        stretches[-1].append(name)
+        drafts += name in forwards
+    return stretches
 
 
 def _segments(halves: list[list[tuple[str, bool]]]) -> dict[str, str]:

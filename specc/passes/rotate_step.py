@@ -5,15 +5,18 @@ verify and extend, then the drafts that its next forward of the target reads. Th
 the pass does what a compiler does to a loop that is rotated: what was drafted before the target is computed from what
 the step would have carried to it, instead of being loaded by the next one, and in prefill from what that would have
 carried. The drafts are carried instead; what is left of the carry, liveness finds.
+
+Of several shapes each step drafts for the deepest, and verifies the first drafts of what the last one left, as many as
+its own shape has. Who runs it may stop drafting where the next step's shape ends.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from specc.config import LoadedConfig
-from specc.ir.core import SECOND_HALF, Attr, Carry, Module, Op, Value, entry_of, is_state
+from specc.ir.core import PATH, SECOND_HALF, Attr, Carry, Module, Op, Value, entry_of, is_state
 from specc.ir.infer import assign_types
 from specc.ir.liveness import hidden_result, sweep
 from specc.ir.nodes import is_external
@@ -41,13 +44,17 @@ class RotateStep(Pass):
 
     rotated: bool = False
     """Whether to."""
+    path: int = 0
+    """Tokens that the target's forward is over, of every request; 0: the bonus token and all that is drafted."""
     row: int = 0
     """Elements from a row of the logits that the engine hands over to the next one; 0: as many as there are tokens."""
 
     @classmethod
     def of(cls, loaded: LoadedConfig) -> RotateStep:
-        """As ``step`` and the target's ``padded_vocab_size`` say."""
-        return cls(loaded.config.file.step == "rotated", loaded.config.target.padded_vocab_size or 0)
+        """As ``step``, the shape and the target's ``padded_vocab_size`` say."""
+        config = loaded.config
+        path = config.shape.num_nodes if config.shape != config.proposed else 0
+        return cls(config.rotated, path, config.target.padded_vocab_size or 0)
 
     def run(self, module: Module, ctx: Context) -> None:
         """Rotate the step, if it is to be."""
@@ -55,6 +62,8 @@ class RotateStep(Pass):
             return
         body = _Body.of(module)
         _check(module, body, ctx)
+        if self.path:
+            _check_forwards(body, ctx)
         body.close(module)
         (lengths,) = module.find("commit.lengths")
         after = {**_stored(module, "step"), LENGTHS: lengths.out("new_seq_lens")}
@@ -66,11 +75,14 @@ class RotateStep(Pass):
         _verify_carried(module, body)
         _give(module, body.target, self.row)
         body.erase(module)
+        if self.path:
+            module.dims[PATH] = replace(module.dims[PATH], size=self.path)
         for removed in sweep(module):
             self.remark(ctx, f"a rotated step does not need {removed.what}: {removed.verdict}", removed.location)
         forwards = sum(is_external(op) for op in body.ops)
         what = f"the engine runs the target and hands over its logits; {forwards} forwards draft at the end of a step"
         what += f" instead of its beginning, and at the end of prefill; @{DRAFTS} are carried"
+        what += f", of which the first {self.path - 1} are verified" if self.path else ""
         self.remark(ctx, what, ctx.at("step"))
 
 
@@ -176,6 +188,14 @@ def _check(module: Module, body: _Body, ctx: Context) -> None:
     if why:
         message = f"what drafts cannot be rotated in this version: {sorted(why)[0]}"
         raise DiagnosticError(Diagnostic("config/not-yet", message, ctx.at("step"), "write step: whole"))
+
+
+def _check_forwards(body: _Body, ctx: Context) -> None:
+    """Refuse a draft that sees the path at once, of which another step verifies less than it drafts."""
+    for op in filter(is_external, body.ops):
+        if any(isinstance(value.type, TensorType) and PATH in value.type.shape for value in op.operands):
+            message = "a rotated step of several shapes whose draft reads the whole path is not in this version"
+            raise DiagnosticError(Diagnostic("config/not-yet", message, ctx.at("num_steps"), "write one num_steps"))
 
 
 def _split_health(module: Module) -> None:

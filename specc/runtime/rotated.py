@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cached_property, partial
+from itertools import accumulate
 from typing import Literal, NoReturn
 
 import torch
@@ -20,10 +21,11 @@ from .graphs.capture import Recorder, check_capturable
 from .graphs.segments import SegmentGraphs
 from .memory.tables import plain_fault
 from .plan.fields import row_stride
-from .plan.halves import halves
+from .plan.halves import forwards, halves
 from .plan.nodes import Given, Node, Reference
 from .plan.outputs import PROPOSE
 from .plan.plan import Plan
+from .plan.shape import Shape
 from .semantics.convention import DTYPES
 from .step import Step
 
@@ -43,7 +45,8 @@ class RotatedStep(Step):
 
     A step of a batch is a forward of the target over bonus and drafts of every request, by the engine; `commit`, which
     takes the logits; `propose` of the same batch, which drafts for the next step. Requests come in by `prefill`, or by
-    `write_carry`; drafts of -1 are never accepted.
+    `write_carry`; drafts of -1 are never accepted. Of several shapes, `commit` and `propose` are those of the step of
+    one shape, which verifies as many drafts as it has; `propose` is told the shape of the next step.
     """
 
     _open: _Open | None = None
@@ -98,21 +101,27 @@ class RotatedStep(Step):
         self._open = _Open(sent, frame)
         return StepResult(self._outputs("step", frame, rows))
 
-    def propose(self, batch: Batch, hidden: Tensor | None = None) -> ProposeResult:
+    def propose(
+        self, batch: Batch, hidden: Tensor | None = None, *, ahead: Shape | str | int | None = None
+    ) -> ProposeResult:
         """Draft for the next step of the batch that was committed.
 
         Args:
             batch: the same requests in the same order.
             hidden: T[n, A, W] or T[n * A, W], the target's hidden states of the forward whose logits were committed,
                 where the program reads them; n as of the logits.
+            ahead: the shape of the next step of these requests, by default the same; as for `at`. Of the result's
+                drafts i64[b, S] the first ones are drafted, as many as it verifies. What is behind them says nothing.
 
-        BatchError without a commit, after that of other rows, and for hidden states that lack or are not read;
-        ForwardContractError when these, or what a callback returns, are not as the plan has them. When something raises
-        after that the rows of the batch are torn, unless the engine writes all that is carried.
+        BatchError without a commit at this shape, after that of other rows, and for hidden states that lack or are not
+        read; BindError for a shape that the program was not compiled for; ForwardContractError when these, or what a
+        callback returns, are not as the plan has them. When something raises after that the rows of the batch are torn,
+        unless the engine writes all that is carried.
 
         """
         if self._open is None:
             raise BatchError("propose follows a commit of the same batch, and there was none")
+        drafts = (self if ahead is None else self.at(ahead)).shape.num_steps
         columns = self._read("step", batch)
         self._check_same(self._open.rows, columns[ROWS])
         if (hidden is not None) != self.reads_hidden:
@@ -124,7 +133,8 @@ class RotatedStep(Step):
             self._open = None
             with self._on_device(), self._torn.unless_done(sent, lambda: bool(self._stores)):
                 self._kv.check_place()
-                self._half(1, frame, Progress(begun=True))
+                for half in range(1, self._ends(drafts)):
+                    self._half(half, frame, Progress(begun=True))
         self._open = None
         return ProposeResult(self._outputs(PROPOSE, frame, rows))
 
@@ -133,7 +143,7 @@ class RotatedStep(Step):
         return take(node, frame, self._given, self._live) if isinstance(node, Given) else super()._dispatch(node, frame)
 
     def _check_closed(self, what: str) -> None:
-        if self._open is not None:
+        if any(step._open is not None for step in self._shapes.values()):
             raise BatchError(f"{what} comes after propose of the batch that was committed")
 
     def _check_same(self, committed: list[int] | Tensor, rows: list[int] | Tensor) -> None:
@@ -151,13 +161,18 @@ class RotatedStep(Step):
     def _halves(self) -> tuple[tuple[Node, ...], ...]:
         return halves(self._plan)
 
+    def _ends(self, drafts: int) -> int:
+        """The half behind the last one that has to run for so many drafts."""
+        made = accumulate(map(forwards, self._halves[1:]))
+        return next((end for end, count in enumerate(made, start=2) if count >= drafts), len(self._halves))
+
     @cached_property
     def reads_hidden(self) -> bool:
         """Whether `propose` takes the target's hidden states."""
         return any(isinstance(node, Given) for node in self._halves[1])
 
     def _half(self, half: int, frame: Frame, progress: Progress) -> None:
-        """Run one half, on the current stream."""
+        """Run the first half, or a stretch of the second, on the current stream."""
         if self._graphs is not None:
             self._guard.check()
             assert isinstance(self._graphs, SegmentGraphs)  # `_captured` makes no others
@@ -171,22 +186,34 @@ class RotatedStep(Step):
         how: Literal[True, "segments"] = True,
         *,
         given: Mapping[str, Tensor] | None = None,
-        largest: int | None = None,
+        tokens: int | None = None,
     ) -> None:
-        """As `Step.capture`, of buckets up to `largest` where it is given; others are launched kernel by kernel.
+        """As `Step.capture`, of buckets whose steps verify up to so many `tokens`; others are launched node by node.
 
         `given` has what will always be handed over at the same place, `logits` or `hidden`, of the largest bucket: see
-        `zeros`. A graph that reads something else than it was captured with is launched kernel by kernel, and calls its
-        forwards, in every step (`replays.moved`). BindError also when that is not what the engine hands over.
+        `zeros`. Of several shapes it has enough rows for each, which finds its own by `given_at`. A graph that reads
+        something else than it was captured with is launched kernel by kernel, and calls its forwards, in every step
+        (`replays.moved`). BindError also when that is not what the engine hands over.
         """
-        handed = self.zeros()
-        for name, tensor in (given or {}).items():
-            if name not in handed or tensor.shape != handed[name].shape:
+        for step in self._shapes.values():
+            handed = step.zeros()
+            for name, tensor in (given or {}).items():
                 expected = {name: list(zeros.shape) for name, zeros in handed.items()}
-                raise BindError(f"{name} is given as {list(tensor.shape)}, handed over are {expected}")
-        self._given = {**handed, **(given or {})}
-        self._largest = largest
+                if expected.get(name) != list((at := step.given_at(tensor)).shape):
+                    raise BindError(f"{name} is given as {list(tensor.shape)}, handed over are {expected}")
+                handed[name] = at
+            step._given = handed
+            step._largest = None if tokens is None else tokens // step._plan.size("A")
         super().capture(how)
+
+    def given_at(self, tensor: Tensor) -> Tensor:
+        """What is handed over to this shape in the largest bucket, T[n, A, ...], at the beginning of a tensor's rows.
+
+        The tensor is T[rows, ...] or T[n, A, ...] of another shape; with too few rows it comes back as it is.
+        """
+        rows, path = self._plan.buckets[-1], self._plan.size("A")
+        flat = tensor.flatten(0, 1) if tensor.dim() > 2 else tensor
+        return flat[: rows * path].unflatten(0, (rows, path)) if len(flat) >= rows * path else tensor
 
     def zeros(self) -> dict[str, Tensor]:
         """What the engine hands over at the largest bucket, `logits` and perhaps `hidden`: new tensors of zeros."""

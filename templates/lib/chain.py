@@ -31,7 +31,7 @@ def chain_append(tokens, token, column, SIZE_TOKENS: tl.constexpr):
 
 @triton.jit
 def chain_join(bonus, drafts, S: tl.constexpr, A: tl.constexpr):
-    """Tokens i64[A]: the bonus token, then the drafts i64[S]."""
+    """Tokens i64[A]: the bonus token, then the first A - 1 of the drafts i64[S]."""
     c = tl.arange(0, triton.next_power_of_2(A))
     moved = tl.gather(drafts, tl.minimum(tl.maximum(c - 1, 0), S - 1), 0)
     return tl.where(c == 0, bonus.to(tl.int64), moved)

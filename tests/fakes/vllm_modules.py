@@ -74,7 +74,7 @@ class BaseSpeculator:
     def propose(
         self, input_batch: InputBatch, attn_metadata: Any, slot_mappings: Any, last_hidden_states: Tensor,
         aux_hidden_states: Any, num_sampled: Tensor, num_rejected: Tensor, last_sampled: Any, next_prefill_tokens: Any,
-        temperature: Any, seeds: Any,
+        temperature: Any, seeds: Any, num_speculative_tokens: int | None = None,
     ) -> Tensor:  # fmt: skip
         return self.model.own_drafts(input_batch.idx_mapping_np)
 
@@ -161,6 +161,47 @@ def init_speculator(vllm_config: Any, device: torch.device, req_states: RequestS
         return NgramGPUSpeculator(vllm_config, device, req_states)
     kinds = {"draft_model": StandaloneARSpeculator, "mtp": MTPSpeculator}
     return kinds.get(method, EagleSpeculator)(vllm_config, device)
+
+
+# --- the scheduler ----------------------------------------------------------------------------------------------------
+
+
+@at("config.speculative")
+@dataclass
+class SpeculativeConfig:
+    num_speculative_tokens: int
+    num_speculative_tokens_per_batch_size: list[tuple[int, int, int]] | None = None
+
+
+@at("v1.core.sched.output")
+@dataclass
+class SchedulerOutput:
+    """Of a step how many tokens each request has in it, and which of them were drafted."""
+
+    num_scheduled_tokens: dict[str, int]
+    scheduled_spec_decode_tokens: dict[str, list[int]]
+
+
+@at("v1.outputs")
+@dataclass
+class ModelRunnerOutput:
+    req_id_to_index: dict[str, int]
+    sampled_token_ids: list[list[int]]
+
+
+@at("v1.core.sched.scheduler")
+class Scheduler:
+    """Looks up how many drafts there are, if it has a table of numbers of requests; `seen` are the steps it is told."""
+
+    def __init__(self, vllm_config: Any) -> None:
+        table = vllm_config.speculative_config.num_speculative_tokens_per_batch_size
+        self.dynamic_sd_lookup: Any = None
+        if table:
+            self.dynamic_sd_lookup = {n: drafts for first, last, drafts in table for n in range(first, last + 1)}
+        self.seen = list[ModelRunnerOutput]()
+
+    def update_from_output(self, scheduler_output: SchedulerOutput, model_runner_output: ModelRunnerOutput) -> None:
+        self.seen.append(model_runner_output)
 
 
 # --- the model runner -------------------------------------------------------------------------------------------------

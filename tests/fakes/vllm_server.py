@@ -18,7 +18,15 @@ from .memory import Memory
 from .models import NO_HIDDEN, draft_code, fold, fold_all, hidden_code, target_code, target_next, target_scores
 from .plans import package_of
 from .tables import tame_models
-from .vllm_modules import GPUModelRunner, Stream, Worker, looked_up
+from .vllm_modules import (
+    GPUModelRunner,
+    ModelRunnerOutput,
+    Scheduler,
+    SchedulerOutput,
+    Stream,
+    Worker,
+    looked_up,
+)
 from .vllm_sampling import (
     BadWordsState,
     GrammarOutput,
@@ -174,18 +182,21 @@ class Server:
 
     def __init__(
         self, plan: Plan, monkeypatch: pytest.MonkeyPatch, *, longest: int = 64, requests: int = 6, ahead: int = 3,
-        cuda: bool = False, max_graph: int = 512, profile: bool = False, release: str = "", **spec: Any,
+        cuda: bool = False, max_graph: int = 512, profile: bool = False, release: str = "",
+        others: Sequence[Plan] = (), **spec: Any,
     ) -> None:  # fmt: skip
         """`longest`: `max_model_len`; `ahead`: slots that a request has behind those of a step.
 
+        `others` are the plans of a program's other shapes.
         `max_graph`: tokens of its largest graph; with `profile` it has measured what graphs take before it starts.
         `release`: the version of vLLM, where it is not one that is tested.
         """
         self.plan, self._ahead, self._longest = plan, ahead, longest
         runner = GPUModelRunner
-        for kind, name in ((runner, "sample"), (runner, "profile_cudagraph_memory"), (Worker, "load_model")):
+        for kind, name in ((runner, "sample"), (runner, "profile_cudagraph_memory"), (Worker, "load_model"),
+                           (Scheduler, "__init__")):  # fmt: skip
             monkeypatch.setattr(kind, name, getattr(kind, name))  # they are as they were when the test ends
-        VLLM.plug_in(package_of(plan, PROGRAM), monkeypatch, lambda adapter: release or adapter.TESTED[-1])
+        VLLM.plug_in(package_of(plan, PROGRAM, *others), monkeypatch, lambda adapter: release or adapter.TESTED[-1])
         width, page = -(-longest // plan.kv.page_size), plan.kv.page_size
         self.states = RequestState(requests, plan.size("S"), longest)
         self.tables, self.target = BlockTables(requests, (3, width), (2 * page, page)), Target(plan)
@@ -210,6 +221,7 @@ class Server:
         self.runner.speculator.set_attn(self.draft, cache, self.tables, {"d.0", "d.1"})
         self.runner.speculator.init_cudagraph_manager()
         self.runner.speculator.capture()
+        self.scheduler = Scheduler(self.config)
         self._free = list(range(blocks - 1, 0, -1))
         self.runner.structured_outputs_worker = StructuredOutputsWorker(plan.size("A"))
         self.grammars, self.known = dict[int, Callable[[list[int]], set[int]]](), True
@@ -262,11 +274,21 @@ class Server:
         self._run([*prompts], [len(prompt) for prompt in prompts.values()], prefill=True)
         self.settle()
 
-    def decode(self, rows: Sequence[int], drafts: int | None = None) -> None:
-        """One step; the tokens of the last one are read when it is launched. `drafts`: fewer than there are."""
+    def decode(self, rows: Sequence[int], drafts: int | None = None, ahead: int | None = None) -> None:
+        """One step; the tokens of the last one are read when it is launched.
+
+        `drafts`: fewer than there are; `ahead`: fewer for the next step, by default as many as there is room for.
+        """
         count = 1 + (self.plan.size("S") if drafts is None else drafts)
         left = [self._longest - 1 - int(self.states.num_computed_tokens.gpu[row]) for row in rows]
-        self._run(rows, [min(count, most) for most in left], prefill=False)
+        self._run(rows, [min(count, most) for most in left], prefill=False, ahead=ahead)
+
+    def told(self, rows: Sequence[int], drafts: int, lengths: Sequence[int]) -> None:
+        """The scheduler is told of a step of so many drafts, which emitted so many tokens of every request."""
+        names = [str(row) for row in rows]
+        spec = {name: [-1] * drafts for name in names} if drafts else {}
+        output = ModelRunnerOutput({name: i for i, name in enumerate(names)}, [[5] * length for length in lengths])
+        self.scheduler.update_from_output(SchedulerOutput(dict.fromkeys(names, drafts + 1), spec), output)
 
     def end(self, row: int) -> None:
         """A request ends: its blocks are free, and their numbers stay where they are."""
@@ -284,7 +306,7 @@ class Server:
         if isinstance(self.draft, Draft):
             self.draft.check_free([0, *self._free])
 
-    def _run(self, rows: Sequence[int], counts: list[int], *, prefill: bool) -> None:
+    def _run(self, rows: Sequence[int], counts: list[int], *, prefill: bool, ahead: int | None = None) -> None:
         computed = self.states.num_computed_tokens.gpu
         texts = [self._scheduled(row, count, prefill) for row, count in zip(rows, counts, strict=True)]
         for row, text in zip(rows, texts, strict=True):
@@ -316,9 +338,11 @@ class Server:
                 0, tokens.long(), torch.ones_like(tokens, dtype=torch.int32)
             )
             computed[row] += counts[place] - int(rejected[place])
+        ahead = self.plan.size("S") if ahead is None else ahead
         proposed = self.runner.speculator.propose(
-            batch, None, None, hidden, None, accepted, rejected, None, None, None, None
+            batch, None, None, hidden, None, accepted, rejected, None, None, None, None, num_speculative_tokens=ahead
         )
+        proposed[:, ahead:] = -1
         self.states.draft_tokens[torch.from_numpy(at).long()] = proposed
         assert all(torch.equal(*pair) for pair in self._sent), "drafts on their way to the scheduler"
         self._sent = [(proposed, proposed.clone())] if batch.has_structured_output_reqs else []

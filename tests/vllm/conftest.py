@@ -49,9 +49,11 @@ def running(
     def run(variant: Variant) -> Served:
         given = without_aborts(requests) if variant == PLAIN else requests
         wheel = wheels[same_program(variant)].result() if variant.program else None
-        settings = {"SPECC_CAPTURE": variant.capture} if variant.capture else {}
+        settings = {"SPECC_CAPTURE": variant.capture, "SPECC_SHAPE": variant.shape}
+        settings = {name: word for name, word in settings.items() if word}
         where = folder / str(variant)
-        return serve(variant.engine(models), given, where, wheel=wheel, settings=settings, canaries=variant.canaries)
+        more = {"canaries": variant.canaries, "drafts": () if variant.shape else variant.shapes}
+        return serve(variant.engine(models), given, where, wheel=wheel, settings=settings, **more)
 
     with side_by_side(AT_A_TIME) as pool:
         wheels = started(pool, (same_program(variant) for variant in variants if variant.program), build)

@@ -1,7 +1,8 @@
 """Serve one job with one engine of vLLM: `.vllm/bin/python tests/vllm/serve.py JOB.json OUT.json`.
 
-A job is `{"device": "cpu" | "cuda", "canaries": bool, "engine": {...}, "requests": [...]}`: whether `watch.py` fills
-blocks of nobody, arguments of `vllm.EngineArgs` beside those of `ENGINE`, and for each request
+A job is `{"device": "cpu" | "cuda", "canaries": bool, "drafts": [...], "engine": {...}, "requests": [...]}`: whether
+`watch.py` fills blocks of nobody, numbers of drafts of which each step has another one (none: as the server has it),
+arguments of `vllm.EngineArgs` beside those of `ENGINE`, and for each request
 
 * `prompt`, its token ids; `sampling`, vLLM's sampling parameters;
 * `after`, `[k, n]`: it arrives when request k has n tokens or has ended;
@@ -18,6 +19,7 @@ import os
 import sys
 import time
 from pathlib import Path
+from random import Random
 from typing import Any
 
 HERE = Path(__file__).resolve().parent
@@ -107,6 +109,18 @@ class Job:
             self.engine.abort_request([output.request_id])
 
 
+class Turns:
+    """In the place of the table in which vLLM's scheduler looks up how many drafts the next step has: any number."""
+
+    def __init__(self, drafts: list[int]) -> None:
+        """Draw from these."""
+        self.drafts, self.random = drafts, Random(7)
+
+    def __getitem__(self, requests: int) -> int:
+        """Another one than in the last step, most of the time."""
+        return self.random.choice(self.drafts)
+
+
 def keep_async() -> None:
     """Take away what turns async scheduling off on a CPU.
 
@@ -140,7 +154,10 @@ def main() -> None:
     if given["device"] == "cpu":
         keep_async()
     engine = LLMEngine.from_engine_args(EngineArgs(**ENGINE | given["engine"]))
-    watch = Watch(engine.engine_core.engine_core, canaries=given["canaries"])
+    core = engine.engine_core.engine_core
+    if given["drafts"]:
+        core.scheduler.dynamic_sd_lookup = Turns(given["drafts"])
+    watch = Watch(core, canaries=given["canaries"])
     started = time.monotonic()
     served = Job(engine, given["requests"])
     served.run()

@@ -17,6 +17,7 @@ from vllm_programs import build_program, plugin_wheel
 from vllm_server import MODEL_LEN, PLAIN, ROWS, Served, Variant, serve
 from vllm_workload import greedy, is_greedy
 
+SHAPES = (0, 1, 3)
 SPECULATING = [
     Variant("draft_model", "standalone"),
     Variant("draft_model", "standalone", ahead=True),
@@ -26,6 +27,9 @@ SPECULATING = [
     Variant("mtp", "mimo", target="mimo"),
     Variant("ngram"),
     Variant("ngram", ahead=True),
+    Variant("draft_model", "standalone", shapes=SHAPES),
+    Variant("eagle", "eagle", ahead=True, shapes=SHAPES),
+    Variant("ngram", shapes=SHAPES),
 ]
 AHEAD = [*dict.fromkeys(replace(variant, ahead=True) for variant in SPECULATING)]
 if ON_GPU:
@@ -33,10 +37,11 @@ if ON_GPU:
 PROGRAMS = [replace(variant, program=True) for variant in SPECULATING]
 if ON_GPU:
     PROGRAMS += [replace(variant, program=True, capture="none") for variant in AHEAD[:2]]
-speculating = pytest.mark.parametrize("variant", [*SPECULATING, *PROGRAMS], ids=str)
+CHOOSING = [Variant("eagle", "eagle", program=True, ahead=True, shapes=SHAPES, shape=shape) for shape in ("auto", "1")]
+speculating = pytest.mark.parametrize("variant", [*SPECULATING, *PROGRAMS, *CHOOSING], ids=str)
 HALF = Variant("eagle", "eagle", half=True, ahead=True)
 HALVES = [HALF, replace(HALF, program=True)]
-every = pytest.mark.parametrize("variant", [PLAIN, *SPECULATING, *PROGRAMS, *HALVES], ids=str)
+every = pytest.mark.parametrize("variant", [PLAIN, *SPECULATING, *PROGRAMS, *CHOOSING, *HALVES], ids=str)
 programs = pytest.mark.parametrize("variant", [*PROGRAMS, HALVES[-1]], ids=str)
 LEAST_ACCEPTED = 1.3
 """Tokens per verification of any of these drafts; 1 would be a draft that is always wrong."""
@@ -147,6 +152,17 @@ def test_the_program_accepts_what_vllms_own_step_does(
     for number, (output, expected) in enumerate(zip(served.outputs, own.outputs, strict=True)):
         assert output.get("accepted") == expected.get("accepted"), number
         assert output["token_ids"] == expected["token_ids"], number
+
+
+@pytest.mark.parametrize("variant", CHOOSING, ids=str)
+def test_the_program_says_how_many_drafts_there_are(variant: Variant, served: Served) -> None:
+    """One number, or any that its policy tries; what else there was of a step is vLLM's."""
+    assert served.counts is not None
+    assert served.counts["program_steps"] > served.seen["steps"] / 3
+    ran = {int(shape) for shape, steps in served.counts["by_shape"].items() if steps}
+    assert ran <= {*SHAPES} if variant.shape == "auto" else ran == {int(variant.shape)}
+    most = max(length for output in served.outputs for length in output.get("accepted", [1]))
+    assert most <= max(ran) + 1
 
 
 CARELESS = """

@@ -38,16 +38,19 @@ IMPROBABLE = 1e-4
 VARIANTS = [
     Variant("eagle", "eagle", program=True, drafting="greedy"),
     Variant("draft_model", "standalone", ahead=True, program=True, drafting="coupled"),
+    Variant("eagle", "eagle", ahead=True, program=True, drafting="coupled", shapes=(0, 1, 3)),
 ]
 
 
-@pytest.fixture(scope="module", params=VARIANTS, ids=lambda variant: variant.drafting)
+@pytest.fixture(
+    scope="module", params=VARIANTS, ids=lambda variant: variant.drafting + "-shapes" * bool(variant.shapes)
+)
 def drawn(request: pytest.FixtureRequest, models: Path, tmp_path_factory: pytest.TempPathFactory) -> Served:
     """A server that was asked for texts of all kinds behind one prompt, in turn, and for some that vLLM draws."""
     folder = tmp_path_factory.mktemp("drawn")
     wheel = build_program(request.param, models, folder / "wheel", buckets=(ROWS, WAVE))
     given = request.param.engine(models) | SERVER
-    return serve(given, requests(), folder / "job", wheel=wheel)
+    return serve(given, requests(), folder / "job", wheel=wheel, drafts=request.param.shapes)
 
 
 def requests() -> list[dict[str, Any]]:

@@ -8,7 +8,7 @@ from pathlib import Path
 from zipfile import ZipFile
 
 from engine_job import specc
-from vllm_server import MODEL_LEN, NGRAM, NUM_STEPS, ROWS, Variant
+from vllm_server import MODEL_LEN, NGRAM, ROWS, Variant
 
 ALGORITHMS = {"draft_model": "STANDALONE", "eagle": "EAGLE", "eagle3": "EAGLE3", "mtp": "EAGLE", "ngram": "NGRAM"}
 """vLLM's methods and what specc calls them."""
@@ -37,7 +37,7 @@ LOOKED_UP = (
 
 def same_program(variant: Variant) -> Variant:
     """The variant that stands for all with the same program, which does not depend on how many ranks there are."""
-    return replace(variant, ahead=False, canaries=True, capture="", ranks=1)
+    return replace(variant, ahead=False, canaries=True, capture="", ranks=1, shape="")
 
 
 def build_program(
@@ -51,7 +51,13 @@ def build_program(
     named = {"models": models, "target": variant.target, "draft": variant.draft, "dtype": dtype}
     drafts = DRAFT.format(**named) if variant.draft else LOOKED_UP
     verify = DRAWS.format(variant.drafting) if variant.drafting else "greedy"
-    sizes = {"block": variant.block, "num_steps": NUM_STEPS, "buckets": list(buckets), "verify": verify, "name": name}
+    sizes = {
+        "block": variant.block,
+        "num_steps": variant.num_steps,
+        "buckets": list(buckets),
+        "verify": verify,
+        "name": name,
+    }
     config.write_text(CONFIG.format(algorithm=algorithm, drafts=drafts, **named, **sizes))
     specc("build", str(config), "-o", str(folder), "--quiet")
     return next(folder.glob("*.whl"))

@@ -49,6 +49,8 @@ class Variant:
     are read. With `drafting` the program draws from the target, and drafts are chosen so (`draft_sampling`).
     `canaries` watch the blocks that no request has. `capture` is what of a program is captured where vLLM
     captures graphs, by the word of its variable. A block has `block` tokens. Models are shared out over `ranks`.
+    `shapes` are numbers of drafts, of which another one is asked for in every step; without any it is always the same.
+    With `shape` it is the program that asks, by this word of its variable.
     """
 
     method: str | None = None
@@ -62,6 +64,8 @@ class Variant:
     capture: str = ""
     block: int = BLOCK
     ranks: int = 1
+    shapes: tuple[int, ...] = ()
+    shape: str = ""
 
     def __str__(self) -> str:
         """For the names of tests and files."""
@@ -70,12 +74,19 @@ class Variant:
         words = [drafts, *(word for word, so in options.items() if so)]
         words += [f"capture_{self.capture}"] if self.capture else []
         words += [f"blocks_{self.block}"] if self.block != BLOCK else []
+        words += [f"shape_{self.shape}"] if self.shape else []
+        words += [f"shapes_{'_'.join(map(str, self.shapes))}"] if self.shapes else []
         return "-".join([*words, f"ranks_{self.ranks}"] if self.ranks > 1 else words)
+
+    @property
+    def num_steps(self) -> str:
+        """The key of the program's configuration."""
+        return str([*self.shapes] or NUM_STEPS)
 
     @property
     def own(self) -> Variant:
         """The same without a program: vLLM's own steps."""
-        return replace(self, program=False, capture="")
+        return replace(self, program=False, capture="", shape="")
 
     def engine(self, models: Path) -> dict[str, Any]:
         """Arguments of the engine."""
@@ -122,6 +133,7 @@ def serve(
     wheel: Path | None = None,
     settings: Mapping[str, str] | None = None,
     canaries: bool = True,
+    drafts: Sequence[int] = (),
 ) -> Served:
     """Run one engine for a list of requests, both as `serve.py` has them, with a program's wheel or without.
 
@@ -129,5 +141,6 @@ def serve(
     """
     script = (str(PYTHON), str(HERE / "serve.py"))
     job = {"device": DEVICE, "canaries": canaries, "engine": dict(engine), "requests": list(requests)}
+    job["drafts"] = list(drafts)
     answer, log = run_job(script, job, folder, wheel=wheel, settings=settings, limit_s=LIMIT_S)
     return Served(requests, answer["outputs"], answer["seen"], log, answer["counts"])

@@ -96,21 +96,24 @@ def samples(name: str) -> list[Any]:
     return [sample for metric in REGISTRY.collect() for sample in metric.samples if sample.name == name]
 
 
-def steps() -> Counter[tuple[str, str]]:
-    """How many steps the program ran and how many it left to vLLM, by who and why, as its metrics have them."""
+def steps() -> Counter[tuple[str, ...]]:
+    """How many steps the program ran and how many it left to vLLM, by who, why and shape, as its metrics have them."""
     counted = samples("specc:decode_steps_total")
-    return Counter({(sample.labels["by"], sample.labels["reason"]): int(sample.value) for sample in counted})
+    return Counter(
+        {tuple(sample.labels[name] for name in ("by", "reason", "shape")): int(sample.value) for sample in counted}
+    )
 
 
-def counts(before: Counter[tuple[str, str]]) -> dict[str, Any] | None:
+def counts(before: Counter[tuple[str, ...]]) -> dict[str, Any] | None:
     """The steps since `before`, which vLLM warms up with on a GPU, and what is captured; None without a program."""
     active = samples("specc:program_active")
     if not any(sample.value for sample in active):
         return None
     since = steps() - before
-    left = {reason: count for (by, reason), count in since.items() if by != "program"}
+    left = {reason: count for (by, reason, _), count in since.items() if by != "program"}
+    ran = {shape: count for (by, _, shape), count in since.items() if by == "program"}
     [captured] = [sample.labels["capture"] for sample in active if sample.value]
-    return {"program_steps": since["program", ""], "vllm_steps": left, "captured": captured}
+    return {"program_steps": sum(ran.values()), "by_shape": ran, "vllm_steps": left, "captured": captured}
 
 
 def torch_filters() -> None:

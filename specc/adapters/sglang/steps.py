@@ -101,7 +101,8 @@ class Steps:
         if self.captured != "none":
             self._pads = True
             self._prove(bound, worker)
-        self.shapes = Shapes(package, self.step, self._pad, partial(shared, get_parallel().tp_group))
+        measure = partial(package.measure_step_times, self.step, self._pad) if len(self.step.buckets) > 1 else dict
+        self.shapes = Shapes(package, self.step.buckets, measure, partial(shared, get_parallel().tp_group))
         self._counters: Counters | None = None
         self._verified: Verified | None = None
         if get_observability().enable_metrics and not get_parallel().tp_rank:

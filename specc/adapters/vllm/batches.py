@@ -57,9 +57,12 @@ class Steps:
         counters.active(self.captured)
         self._told = time.monotonic()
         self._bound = Bound(package, speculator)
-        self.step, plan = self._bound.step, package.plan
+        self.step = self._bound.step
         self._admission = Admission(package, self.step, PROCESSORS)
-        self._nodes, self._largest, self._window = plan.size("A"), plan.buckets[-1], plan.kv.window
+        # vLLM has chains alone, so how many tokens it verifies of a request says which shape a step has.
+        self._plans = {plan.size("A"): plan for plan in package.plans.values()}
+        self._drafted = sorted(shape.num_steps for shape in package.plans)
+        self._shape: Any = None
         self._unhealthy = sum(1 << bit for bit in range(WORD) if package.faults(1 << bit) == (UNHEALTHY,))
         self._longest = speculator.max_model_len
 
@@ -71,38 +74,46 @@ class Steps:
         rows = batch.idx_mapping_np
         if batch.has_prefill:
             return "a prefill in the batch"
-        if batch.num_reqs > self._largest:
-            return f"more than {self._largest} requests"
-        firsts = batch.cu_num_logits_np
-        if (firsts[1:] - firsts[:-1] != self._nodes).any():
-            return f"fewer drafts than {self._nodes - 1}"
+        counts = batch.cu_num_logits_np[1:] - batch.cu_num_logits_np[:-1]
+        plan = self._plans.get(int(counts[0]))
+        if plan is None or (counts != counts[0]).any():
+            *fewer, most = self._drafted
+            return f"drafts other than {', '.join(map(str, fewer))} or {most}" if fewer else f"fewer drafts than {most}"
+        if batch.num_reqs > (most := plan.buckets[-1]):
+            return f"more than {most} requests"
         if (reason := self._admission.refuses(sampler, rows)) is not None:
             return reason
         if (reason := unserved(sampler, rows)) is not None:
             return reason
         # Most tokens that texts have before the step; it writes a window behind that.
-        ends = batch.seq_lens_cpu_upper_bound.numpy()[: batch.num_reqs] - self._nodes + self._window
+        ends = batch.seq_lens_cpu_upper_bound.numpy()[: batch.num_reqs] - plan.size("A") + plan.kv.window
         if (ends > self._longest).any():
             return "a text near max_model_len"
         if (ends > self._bound.room(rows)).any():
             return "no blocks for drafts"
         return None
 
+    def verifies(self, batch: Any) -> bool:
+        """Whether a batch is a verification: also of no drafts, where the program has a step without any."""
+        return bool(batch.num_draft_tokens) or (1 in self._plans and not batch.has_prefill)
+
     def commit(self, logits: Tensor, batch: Any, sampler: Any) -> SamplerOutput:
         """Verify the drafts of a batch by the target's logits T[b * A, V], as `refuses` has it."""
+        path = batch.num_tokens // batch.num_reqs
+        self._shape = self._plans[path].shape
         self._admission.say(sampler, batch.idx_mapping_np)
         self._requests = self._package.Batch((batch.idx_mapping_np + AHEAD).tolist())
         kept = logits
         if masks := self._masks(sampler, batch.idx_mapping_np):
             kept = forbid(logits, batch, masks, sampler)
-        committed = self.step.commit(self._requests, logits)
+        committed = self.step.at(self._shape).commit(self._requests, logits)
         self.committed = batch
         return SamplerOutput(
             sampled_token_ids=committed.predict,
             logprobs_tensors=logprobs(kept, committed.predict, committed.accept_lens, batch, sampler),
             num_nans=(committed.health & self._unhealthy).ne(0).int() if sampler.compute_nans else None,
             num_sampled=committed.accept_lens,
-            num_rejected=self._nodes - committed.accept_lens,
+            num_rejected=path - committed.accept_lens,
         )
 
     def _masks(self, sampler: Any, rows: Any) -> list[Any]:
@@ -112,23 +123,28 @@ class Steps:
         known = ((one, PROCESSORS.get(type(one))) for one in sampler.logits_processors)
         return [one for one, what in known if what is not None and what.masks(one)[rows].any()]
 
-    def propose(self, hidden: Tensor | None = None) -> Tensor:
-        """Drafts i64[b, S] for the next step of the batch that was verified; `hidden` are the target's T[b * A, W]."""
+    def propose(self, drafts: int, hidden: Tensor | None = None) -> Tensor:
+        """Drafts i64[b, S] for the next step of the batch that was verified, of which vLLM reads so many.
+
+        `hidden` are the target's T[b * A, W].
+        """
         batch, self.committed = self.committed, None
-        handed = self._bound.hand_over(batch, hidden)
-        drafts: Tensor = self.step.propose(self._requests, handed).drafts
+        step = self.step.at(self._shape)
+        handed = self._bound.hand_over(step, batch, hidden)
+        enough = next(number for number in self._drafted if number >= drafts)
+        made: Tensor = step.propose(self._requests, handed, ahead=enough).drafts
         self.served += 1
-        self._counters.count(self.step.shape)
+        self._counters.count(self._shape)
         self._tell()
         # Drafts of grammars are on their way to the host, on a stream of vLLM's, while the next step may run.
-        return drafts.clone() if batch.has_structured_output_reqs else drafts
+        return made.clone() if batch.has_structured_output_reqs else made
 
     def capture(self, tokens: int) -> Steps:
         """Capture the drafts of every bucket whose step has so many tokens at most, as one graph each; itself.
 
         Beyond that many tokens vLLM runs kernel by kernel, and so does the program.
         """
-        self._bound.capture(tokens // self._nodes)
+        self._bound.capture(tokens)
         self.captured = "drafts"
         self._counters.active(self.captured)
         return self

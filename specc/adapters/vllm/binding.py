@@ -23,7 +23,7 @@ class Bound:
         program = package.load(str(speculator.device) if speculator.device.type == "cuda" else "cpu")
         plan = program.plan
         self._forwards, self._blocks = speculator.forwards(package.Forward), speculator.blocks(plan)
-        self._nodes, table = plan.size("A"), self._blocks.table
+        table = self._blocks.table
         # Whether a request's blocks have room, the host knows beforehand, see `room`.
         blocks = torch.full((len(table),), table.shape[1], dtype=torch.int32, device=speculator.device)
         tables = {"num_blocks": blocks}
@@ -34,8 +34,8 @@ class Bound:
         """How many tokens the blocks of the draft hold of requests in vLLM's rows, both arrays of numpy's."""
         return self._blocks.room(rows)
 
-    def hand_over(self, batch: Any, hidden: Tensor | None) -> Tensor | None:
-        """The target's hidden states of a batch as `propose` takes them: T[n, A, W] of T[tokens, W].
+    def hand_over(self, step: Any, batch: Any, hidden: Tensor | None) -> Tensor | None:
+        """The target's hidden states of a batch as `propose` of a shape's step takes them: T[n, A, W] of T[tokens, W].
 
         Graphs read them at one place, so they are copied there if there are any.
         """
@@ -44,13 +44,15 @@ class Bound:
             return None
         hidden = hidden[: batch.num_tokens]
         if self._hidden is None:
-            return hidden.view(batch.num_reqs, self._nodes, -1)
-        self._hidden.view(-1, hidden.shape[-1])[: batch.num_tokens].copy_(hidden)
-        return self._hidden
+            return hidden.view(batch.num_reqs, -1, hidden.shape[-1])
+        self._hidden[: batch.num_tokens].copy_(hidden)
+        handed: Tensor = step.given_at(self._hidden)
+        return handed
 
-    def capture(self, largest: int) -> None:
-        """Capture both halves of the step in buckets up to the largest; the first reads logits wherever they are."""
+    def capture(self, tokens: int) -> None:
+        """Capture both halves of all steps with so many tokens at most; the first reads logits wherever they are."""
         self._forwards.begin(None)
-        given = {name: zeros for name, zeros in self.step.zeros().items() if name == HIDDEN}
-        self._hidden = given.get(HIDDEN)
-        self.step.capture(given=given, largest=largest)
+        most = (self.step.at(shape).zeros().get(HIDDEN) for shape in self.step.buckets)
+        handed = [zeros.flatten(0, 1) for zeros in most if zeros is not None]
+        self._hidden = max(handed, key=len, default=None)
+        self.step.capture(given={} if self._hidden is None else {HIDDEN: self._hidden}, tokens=tokens)

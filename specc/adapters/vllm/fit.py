@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Mapping
 from typing import Any
 
 from .served import DRAFT, METHODS, MODEL, PARALLEL, SETTINGS, SPECULATIVE, WHOLE, Server, Setting, refusals
@@ -11,15 +11,27 @@ MAY_LACK = (DRAFT, WHOLE)
 """Parts of a VllmConfig in which a setting is only there where somebody has set it."""
 
 
-def misfits(plan: Any, config: Any, kind: type, served: Collection[type]) -> list[str]:
-    """What is in the way of running the program of `plan` in a server of this VllmConfig; nothing if it fits.
+def misfits(plans: Mapping[Any, Any], config: Any, kind: type, served: Collection[type]) -> list[str]:
+    """What is in the way of running a program in a server of this VllmConfig; nothing if it fits.
 
-    `kind` is the class of the server's own speculator, `served` are those that a program may stand for.
+    `plans` are the program's by shape, the deepest first; `kind` is the class of the server's own speculator, `served`
+    are those that a program may stand for.
     """
     if kind not in served:
         names = ", ".join(sorted(one.__name__ for one in served))
         return [f"drafts are those of {kind.__name__}, served are {names}"]
-    return [*map(str, refusals(facts(config))), *_arguments(plan, config), *_models(plan, config)]
+    plan, spec = next(iter(plans.values())), config.speculative_config
+    faults = [*map(str, refusals(facts(config))), *_arguments(plan, config), *_models(plan, config)]
+    if lacking := sorted(numbers(spec) - {shape.num_steps for shape in plans}):
+        known, asked = (", ".join(map(str, sorted(some))) for some in ((shape.num_steps for shape in plans), lacking))
+        faults.append(f"num_speculative_tokens_per_batch_size asks for {asked} drafts, num_steps is {known}")
+    return faults
+
+
+def numbers(speculative: Any) -> frozenset[int]:
+    """The numbers of drafts that a server's table by batch size has, of its SpeculativeConfig; none without one."""
+    most, table = speculative.num_speculative_tokens, speculative.num_speculative_tokens_per_batch_size
+    return frozenset(min(most, drafts) for _, _, drafts in table or ())
 
 
 def draft_group(speculator: Any) -> int:

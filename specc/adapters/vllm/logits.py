@@ -78,5 +78,6 @@ def restrict(logits: Tensor, batch: Any, grammar: Any, worker: Any, drafts: Tens
     worker.apply_grammar_bitmask(logits, batch, names, grammar.grammar_bitmask)
     invalid = grammar_invalid_drafts(batch, names, grammar.num_acceptable_drafts)
     if invalid is not None:
-        rows = batch.idx_mapping.long() + AHEAD
-        drafts[rows] = drafts[rows].masked_fill(invalid.view(len(rows), -1)[:, 1:], NO_TOKEN)
+        rows, invalid = batch.idx_mapping.long() + AHEAD, invalid.view(batch.num_reqs, -1)[:, 1:]
+        verified = drafts[:, : invalid.shape[1]]
+        verified[rows] = verified[rows].masked_fill(invalid, NO_TOKEN)

@@ -80,6 +80,7 @@ HEADS = "drafts of EAGLE heads are vLLM's own"
 MODULES = "drafts of modules of multi-token prediction are vLLM's own"
 LOOK_UPS = "drafts that are looked up are vLLM's own"
 PROFILE = "memory of a program counts twice while vLLM measures what graphs take"
+NUMBERS = "programs of several shapes draft as many tokens in every step"
 RUNNER = "the log does not say where vLLM has its first model runner, which knows of no programs"
 _HEAD = """
 v1.worker.gpu.spec_decode.{0}.speculator.{1}: hidden_size hidden_states
@@ -97,6 +98,16 @@ v1.worker.gpu.spec_decode.standalone_ar.speculator.StandaloneARSpeculator._run_m
 v1.worker.gpu.spec_decode.ngram.speculator.NgramGPUSpeculator(vllm_config device req_states): max_model_len
 """,
     PROFILE: "v1.worker.gpu.model_runner.GPUModelRunner.profile_cudagraph_memory()",
+    NUMBERS: """
+config.speculative.SpeculativeConfig: num_speculative_tokens num_speculative_tokens_per_batch_size
+v1.core.sched.scheduler.Scheduler: dynamic_sd_lookup
+v1.core.sched.scheduler.Scheduler.update_from_output(scheduler_output model_runner_output)
+v1.core.sched.output.SchedulerOutput: num_scheduled_tokens scheduled_spec_decode_tokens
+v1.outputs.ModelRunnerOutput: req_id_to_index sampled_token_ids
+v1.worker.gpu.spec_decode.speculator.BaseSpeculator.propose(input_batch attn_metadata slot_mappings last_hidden_states
+    aux_hidden_states num_sampled num_rejected last_sampled next_prefill_tokens temperature seeds
+    num_speculative_tokens)
+""",
     RUNNER: "v1.worker.gpu_worker.Worker: use_v2_model_runner",
 }
 

@@ -50,7 +50,6 @@ SETTINGS: Mapping[str, Setting] = {
     "draft_sample_method": Setting(SPECULATIVE, "greedy", "drafts that are drawn"),
     "rejection_sample_method": Setting(SPECULATIVE, "standard", "another rejection sampler"),
     "enable_adaptive_verification": Setting(SPECULATIVE, False, "adaptive verification"),
-    "num_speculative_tokens_per_batch_size": Setting(SPECULATIVE, None, "a number of drafts that changes"),
     "use_local_argmax_reduction": Setting(SPECULATIVE, False, "the most probable token of each rank's own logits"),
     "parallel_drafting": Setting(SPECULATIVE, False, "drafts that are all made in one forward"),
     "index_share_for_mtp_iteration": Setting(DRAFT, False, "modules that share the tokens that sparse attention picks"),

@@ -120,6 +120,11 @@ class Scope:
         """The axis of a root's carried children: of a shape that has as many branches as any, its branches."""
         return "K" if self.config.widest == self.config.topk else "J"
 
+    @property
+    def proposal(self) -> str:
+        """The axis of the root and all drafts of a rotated step, of which a shape may verify fewer."""
+        return "Q" if len(self.config.shapes) > 1 else "A"
+
     def require_one_vocabulary(self) -> None:
         """Refuse models of two vocabularies, for drafts whose tokens are the target's, or a mapped part of them.
 
@@ -191,6 +196,7 @@ def _declare_dims(module: Module, config: Config) -> None:
         Dim("B", "request", config.max_batch, dynamic=True),
         Dim("K", "branch", config.topk),
         *([Dim("J", "candidate", config.widest)] if config.widest > config.topk else []),
+        *([Dim("Q", "proposal", config.path_slots)] if config.rotated and len(config.shapes) > 1 else []),
         Dim("S", "step", config.num_steps),
         Dim("D", "forward", max(0, config.num_steps - 1)),
         Dim("N", "node", config.num_nodes),

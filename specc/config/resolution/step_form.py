@@ -26,9 +26,15 @@ def check_step(checked: Checked, needs: Needs) -> None:
         wanted = name in listed and checked.sound(key)
         refuse(checked, wanted, f"{what} with step: rotated", (key, listed.index(name) if wanted else 0), hint)
     refuse(checked, file.engine is not None, f"step: rotated in {file.engine}", ("step",), hint)
+    drafts = file.tables.carry.get("drafts")
+    stored = drafts is None or drafts.written_by == "program"  # by the last node, where fewer may run
+    several = {"num_steps": len(file.num_steps) > 1, "shapes": file.shapes is not None}
+    for key, wanted in several.items():
+        what = f"several {key} with step: rotated, where the program stores the drafts"
+        refuse(
+            checked, stored and wanted and checked.sound(key), what, (key,), "write tables.carry.drafts of the engine's"
+        )
     asked: dict[str, tuple[bool, str]] = {
-        "num_steps": (len(file.num_steps) > 1, "a choice of several num_steps"),
-        "shapes": (file.shapes is not None, "a choice of several shapes"),
         "verify": (file.verify in ("rejection", "block"), f"verify: {file.verify}"),
         "logits": (file.logits == "sharded", "logits: sharded"),
     }

@@ -6,6 +6,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any, cast
 
 from specc.adapters.vllm.served import METHODS
 from specc.config.models import Fact
@@ -22,6 +23,7 @@ _BY_NAME: Mapping[str, str] = {"eagle-": "eagle", "eagle3": "eagle3", "dflash": 
 """What is in a draft's name -> the method that vLLM then takes, the first of those that are there."""
 _WITH_MODULES = re.compile(r"qwen3_next|qwen3_5(_moe)?(_text)?|ernie4_5_moe")
 """Types of models with a module that need not be in their config.json."""
+_TABLE = "num_speculative_tokens_per_batch_size"
 _SEVERAL = "num_nextn_predict_layers"
 """Only where this key says how many modules there are do several of them draft one after the other."""
 
@@ -154,6 +156,23 @@ def _count(arguments: Arguments, block: Mapping[str, object], key: str) -> int |
         arguments.wrong(f"{SPECULATION}.{key} takes a positive integer, and this is {str(value)[:60]!r}")
         return None
     return value
+
+
+def numbers(arguments: Arguments, most: int) -> list[int]:
+    """Return all numbers of drafts that a step may have, ascending: those of a table by batch size, and the most.
+
+    A table that cannot be read is reported.
+    """
+    table = arguments.block(SPECULATION).get(_TABLE)
+    rows: list[Any] = table if isinstance(table, list) else [] if table is None else [table]
+    if not all(
+        isinstance(row, list) and [type(entry) for entry in cast("list[Any]", row)] == [int] * 3 for row in rows
+    ):
+        arguments.wrong(
+            f"{SPECULATION}.{_TABLE} takes a list of [first, last, number], and this is {str(table)[:60]!r}"
+        )
+        return [most]
+    return sorted({most, *(min(int(row[2]), most) for row in rows if row[2] >= 0)})
 
 
 def _lengths(arguments: Arguments, block: Mapping[str, object]) -> tuple[int, int]:

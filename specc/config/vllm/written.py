@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from specc.config.models import Fact
 from specc.config.models.hub import named
 from specc.config.pasted import Wanted, configuration_name, served_by_program
 from specc.config.presets.vllm import VLLM
@@ -9,6 +10,7 @@ from specc.config.proposal import quoted
 from specc.config.resolved import Config
 from specc.config.vllm.command_line import Arguments
 from specc.config.vllm.server import Started
+from specc.config.vllm.speculation import numbers
 
 
 def configuration(arguments: Arguments, server: Started, wanted: Wanted) -> str:
@@ -24,7 +26,7 @@ def configuration(arguments: Arguments, server: Started, wanted: Wanted) -> str:
         f"name: {name}",
         "engine: vllm",
         f"algorithm: {server.algorithm} # method {drafting.method.value}: {drafting.method.origin}",
-        f"num_steps: {drafting.num_steps.value} # {drafting.num_steps.origin}",
+        _num_steps(arguments, drafting.num_steps),
         "topk: 1 # vLLM has no trees",
         f"page_size: {server.page_size.value} # {server.page_size.origin}",
         f"max_requests: {server.max_requests.value} # {server.max_requests.origin}",
@@ -44,6 +46,14 @@ def configuration(arguments: Arguments, server: Started, wanted: Wanted) -> str:
 def served(config: Config) -> str:
     """Return in a line which requests a program of this configuration serves."""
     return served_by_program(config, "vLLM", ("temperature",), ("logprobs", "logprobs"))
+
+
+def _num_steps(arguments: Arguments, most: Fact) -> str:
+    """Return the line of how many drafts a step has, of several where the server has a table of numbers."""
+    several = numbers(arguments, int(most.value))
+    if several == [most.value]:
+        return f"num_steps: {most.value} # {most.origin}"
+    return f"num_steps: {several} # {most.origin}, and its _per_batch_size"
 
 
 def _look_ups(arguments: Arguments, server: Started) -> list[str]:

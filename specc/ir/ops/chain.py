@@ -24,8 +24,12 @@ OPS = (
         inplace=True,
         indexes={"column": 0},
     ),
-    OpDef("chain.drafts", "tokens: i64[B, A] -> drafts: i64[B, S]", "What follows the bonus token."),
-    OpDef("chain.join", "bonus: i32[B], drafts: i64[B, S] -> tokens: i64[B, A]", "The bonus token, then the drafts."),
+    OpDef("chain.drafts", "tokens: i64[B, ?a] -> drafts: i64[B, S]", "What follows the bonus token."),
+    OpDef(
+        "chain.join",
+        "bonus: i32[B], drafts: i64[B, S] -> tokens: i64[B, A]",
+        "The bonus token, then the first A - 1 drafts.",
+    ),
     OpDef(
         "chain.shift",
         "tokens: i64[B, A], accept_lens: i32[B], token: i64[B, K] -> tokens: i64[B, A]",

@@ -104,7 +104,7 @@ class SegmentGraphs:
         return self._run(self._replay, bucket, progress)
 
     def replay_half(self, half: int, frame: Frame, progress: Progress) -> None:
-        """As `replay` one call of a rotated step, in the frame that both have."""
+        """As `replay` one of `halves` of a rotated step, in the frame that all have."""
         self._queue(self._halves[half], self._replay, frame, progress)
 
     def _run(self, handle: Callable[[Segment, Frame], None], bucket: int, progress: Progress) -> Frame:

@@ -42,9 +42,9 @@ def chain_drafts(operands: Tensors, attrs: Attrs, dims: Dims) -> Tensors:
 
 @register("chain.join")
 def chain_join(operands: Tensors, attrs: Attrs, dims: Dims) -> Tensors:
-    """Bonus i32[B], drafts i64[B, S] -> tokens i64[B, A]: the bonus, then the drafts."""
+    """Bonus i32[B], drafts i64[B, S] -> tokens i64[B, A]: the bonus, then the first A - 1 drafts."""
     bonus, drafts = operands
-    return (torch.cat((bonus.to(torch.int64)[:, None], drafts), dim=1),)
+    return (torch.cat((bonus.to(torch.int64)[:, None], drafts[:, : dims["A"] - 1]), dim=1),)
 
 
 @register("chain.shift")

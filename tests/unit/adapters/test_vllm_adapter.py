@@ -13,6 +13,7 @@ from torch import Tensor
 
 from specc.adapters.vllm.fit import draft_group, misfits
 from specc.adapters.vllm.tables import Blocks, NoBlocks, block_table, carried
+from specc.runtime.plan.shape import Shape
 
 P = 7
 
@@ -84,6 +85,11 @@ def test_room_of_requests() -> None:
         assert none.room(np.array([3, 0])) == 16 * width >= longest + 4
 
 
+def plans(*others: int, **changes: Any) -> Any:
+    """Of a program whose deepest shape has 3 drafts, and others of so many."""
+    return {Shape(drafts, 1, drafts + 1): plan(**changes) for drafts in (3, *others)}
+
+
 def plan(**changes: Any) -> Any:
     model = SimpleNamespace(vocab_size=96, hidden_size=64, dtype="bf16", logits_dtype="bf16")
     sizes = {"S": 3, "P": P}
@@ -133,9 +139,9 @@ class Own:
 
 
 def test_a_server_that_the_program_is_for() -> None:
-    assert misfits(plan(), server(), Own, {Own}) == []
-    assert misfits(plan(), server(method="mtp"), Own, {Own}) == []
-    assert misfits(plan(), server(tensor_parallel_size=2), Own, {Own}) == []
+    assert misfits(plans(), server(), Own, {Own}) == []
+    assert misfits(plans(), server(method="mtp"), Own, {Own}) == []
+    assert misfits(plans(), server(tensor_parallel_size=2), Own, {Own}) == []
 
 
 @pytest.mark.parametrize(
@@ -150,8 +156,8 @@ def test_a_server_that_the_program_is_for() -> None:
         ({"draft_sample_method": "probabilistic"}, "drafts that are drawn (draft_sample_method probabilistic) is"),
         ({"rejection_sample_method": "block"}, "another rejection sampler (rejection_sample_method block) is"),
         (
-            {"num_speculative_tokens_per_batch_size": [(1, 4, 3)]},
-            "a number of drafts that changes (num_speculative_tokens_per_batch_size) is not served",
+            {"num_speculative_tokens_per_batch_size": [(1, 2, 3), (3, 4, 1), (5, 6, 0)]},
+            "num_speculative_tokens_per_batch_size asks for 0, 1 drafts, num_steps is 3",
         ),
         ({"use_local_argmax_reduction": True}, "the most probable token of each rank's own logits (use_local"),
         ({"watermark_config": object()}, "watermarks (watermark_config) is not served"),
@@ -161,13 +167,22 @@ def test_a_server_that_the_program_is_for() -> None:
     ],
 )
 def test_what_does_not_fit_is_named(changes: dict[str, Any], message: str) -> None:
-    (misfit,) = misfits(plan(), server(**changes), Own, {Own})
+    (misfit,) = misfits(plans(), server(**changes), Own, {Own})
     assert misfit.startswith(message)
+
+
+def test_a_table_of_numbers_of_drafts_is_one_of_shapes() -> None:
+    """What it has beyond the server's own number is that."""
+    table = [[1, 2, 9], [3, 4, 1]]
+    assert misfits(plans(1), server(num_speculative_tokens_per_batch_size=table), Own, {Own}) == []
+    assert misfits(plans(1, 0), server(num_speculative_tokens_per_batch_size=table), Own, {Own}) == []
+    (misfit,) = misfits(plans(2), server(num_speculative_tokens_per_batch_size=table), Own, {Own})
+    assert misfit == "num_speculative_tokens_per_batch_size asks for 1 drafts, num_steps is 2, 3"
 
 
 def look_ups(**changes: Any) -> Any:
     options = {"window": 160, "longest": 4, "shortest": 2, "beyond": "last", "corpus": None} | changes
-    return plan(algorithm="NGRAM", options=options, models={"target": plan().models["target"]})
+    return plans(algorithm="NGRAM", options=options, models={"target": plan().models["target"]})
 
 
 @pytest.mark.parametrize("method", ["ngram", "ngram_gpu"])
@@ -186,7 +201,7 @@ def test_how_drafts_are_looked_up_is_compared(method: str) -> None:
 
 
 def test_other_drafts_are_vllms_own() -> None:
-    assert misfits(plan(), server(), Own, ()) == ["drafts are those of Own, served are "]
+    assert misfits(plans(), server(), Own, ()) == ["drafts are those of Own, served are "]
 
 
 @pytest.mark.parametrize(("layers", "group"), [({"d.0", "d.1"}, 1), ({"t.0"}, 0)])

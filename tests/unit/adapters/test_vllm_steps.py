@@ -362,16 +362,16 @@ def test_drafts_that_are_captured_read_hidden_states_at_one_place(
     monkeypatch.setenv("SPECC_CAPTURE", "drafts")
     captured, handed, propose = list[tuple[dict[str, Tensor], int]](), list[Tensor | None](), RotatedStep.propose
 
-    def noted(step: RotatedStep, batch: Any, hidden: Tensor | None = None) -> Any:
+    def noted(step: RotatedStep, batch: Any, hidden: Tensor | None = None, **how: Any) -> Any:
         handed.append(hidden)
-        return propose(step, batch, hidden)
+        return propose(step, batch, hidden, **how)
 
     monkeypatch.setattr(RotatedStep, "propose", noted)
-    monkeypatch.setattr(RotatedStep, "capture", lambda _, given, largest: captured.append((given, largest)))
+    monkeypatch.setattr(RotatedStep, "capture", lambda _, given, tokens: captured.append((given, tokens)))
     server = serve(plan_of(algorithm), max_graph=11)
-    ((given, largest),) = captured
-    assert largest == 11 // plan_of(algorithm).size("A"), "vLLM's graphs hold 11 tokens at most"
-    assert {name: [*of.shape] for name, of in given.items()} == ({"hidden": [4, 4, 64]} if algorithm == "EAGLE" else {})
+    ((given, tokens),) = captured
+    assert tokens == 11, "vLLM's graphs hold 11 tokens at most"
+    assert {name: [*of.shape] for name, of in given.items()} == ({"hidden": [16, 64]} if algorithm == "EAGLE" else {})
     server.begin(PROMPTS)
     run(server, BATCHES)
     server.judge()
@@ -388,7 +388,7 @@ def test_drafts_whose_attention_needs_the_host_are_not_captured(
     """By the word of vLLM's own draft, which n-grams have none of."""
     monkeypatch.setenv("SPECC_CAPTURE", "drafts")
     captured = list[int]()
-    monkeypatch.setattr(RotatedStep, "capture", lambda _, given, largest: captured.append(largest))
+    monkeypatch.setattr(RotatedStep, "capture", lambda _, given, tokens: captured.append(tokens))
     monkeypatch.setattr(DraftModelSpeculator, "supports_decode_metadata_update", False)
     server = serve(plan_of(algorithm))
     assert bool(captured) == (algorithm == "NGRAM")
@@ -399,8 +399,8 @@ def test_drafts_whose_attention_needs_the_host_are_not_captured(
 
 
 def test_after_a_capture_that_fails_vllms_steps_run(serve: Serve, monkeypatch: pytest.MonkeyPatch) -> None:
-    def fail(_: RotatedStep, given: object, largest: int) -> None:
-        raise RuntimeError(f"no graph of {largest} requests")
+    def fail(_: RotatedStep, given: object, tokens: int) -> None:
+        raise RuntimeError(f"no graph of {tokens} tokens")
 
     monkeypatch.setenv("SPECC_CAPTURE", "drafts")
     monkeypatch.setattr(RotatedStep, "capture", fail)
@@ -414,7 +414,7 @@ def test_after_a_capture_that_fails_vllms_steps_run(serve: Serve, monkeypatch: p
     run(server, BATCHES)
     server.judge()
     monkeypatch.setenv("SPECC_PROGRAM", PROGRAM)
-    with pytest.raises(RuntimeError, match="no graph of 128 requests"):
+    with pytest.raises(RuntimeError, match="no graph of 512 tokens"):
         serve(plan_of("EAGLE"))
 
 

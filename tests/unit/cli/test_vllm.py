@@ -49,6 +49,20 @@ def test_a_draft_model_in_the_servers_element_type(tmp_path: Path) -> None:
     assert (resolved.algorithm, resolved.target.dtype, resolved.draft.dtype) == ("STANDALONE", "bfloat16", "bfloat16")
 
 
+def test_a_number_of_drafts_that_changes(tmp_path: Path) -> None:
+    """With those of vLLM's table, of which none is more than its largest step has room for."""
+    table = ("-sc.num_speculative_tokens_per_batch_size", "[[1, 4, 9], [5, 8, 1], [9, 64, 0]]")
+    head = ("-sc.method", "eagle", "-sc.model", str(MODELS / "eagle"), "-sc.num_speculative_tokens", "3")
+    resolved = config(tmp_path, *head, *table, *FLOAT)
+    assert [str(shape) for shape in resolved.shapes] == ["0", "1", "3"]
+    one = config(tmp_path, *head, table[0], "[[1, 64, 3]]", *FLOAT)
+    assert [str(shape) for shape in one.shapes] == ["3"]
+    for wrong in ("3", "[[1, 2]]", '[[1, 2, "3"]]', "[[1, 2, true]]"):
+        result = run("--", "vllm", "serve", TARGET, *head, table[0], wrong, *FLOAT)
+        assert result.exit_code == 1
+        assert "num_speculative_tokens_per_batch_size takes a list of [first, last, number]" in result.stderr
+
+
 def test_look_ups(tmp_path: Path) -> None:
     """They are as long as the server says, and draw no drafts."""
     words = ("-sc.method", "ngram", "-sc.num_speculative_tokens", "4", "-sc.prompt_lookup_max", "3", *FLOAT)

@@ -63,7 +63,6 @@ def test_look_ups_in_vllm(model: Model) -> None:
             ("config/engine-conflict", "write beyond: last, or leave the key out"),
         ),
         ("EAGLE", TREE, ("config/engine-unsupported", "write topk: 1")),
-        ("EAGLE", {"num_steps": [1, 3]}, ("config/engine-unsupported", "write one number")),
         ("EAGLE", {"archs": ["gfx942"]}, ("config/engine-unsupported", "leave it out")),
         ("EAGLE", {"outputs": ["logprobs"]}, ("config/engine-unsupported", "leave it out")),
         ("EAGLE", {"step": "whole"}, ("config/engine-conflict", "write step: rotated, or leave the key out")),
@@ -133,3 +132,15 @@ def test_a_published_head_of_some_tokens_in_vllm(model: Model) -> None:
     config = load("EAGLE3", "vllm", target={"vocab_size": LLAMA["vocab_size"]}, draft=block).config
     assert config.draft is not None
     assert (config.draft.vocab_size, config.draft.token_map) == (LLAMA["vocab_size"], None)
+
+
+@pytest.mark.parametrize("algorithm", ["STANDALONE", "EAGLE", "EAGLE3"])
+def test_chains_of_several_depths_carry_the_drafts_of_the_deepest(algorithm: str) -> None:
+    """Each verifies those of its own, and drafts for any: vLLM says before every step how many the next one has."""
+    chains = [{"num_steps": 3}, {"num_steps": 0}, {"num_steps": 1}]
+    for keys in ({"num_steps": [0, 1, 3]}, {"shapes": chains}):
+        plans = planned(algorithm, engine="vllm", **keys)
+        assert [str(plan.shape) for plan in plans] == ["3", "1", "0"]
+        assert [(plan.size("A"), plan.size("S")) for plan in plans] == [(4, 3), (2, 3), (1, 3)]
+        assert {plan.carry["drafts"].axes for plan in plans} == {("B", "S")}
+        assert len({(plan.kv.reserve, plan.memory.relay) for plan in plans}) == 1
