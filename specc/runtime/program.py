@@ -118,23 +118,12 @@ class Program(
             raise BindError(f"a collective of {collective.size} ranks is given, and the program is of one")
         bound: dict[Shape, Step] = {}
         memory = allocate(self.plans.values(), self.device)
+        place = self._backend, self.device
+        given = req_to_token, kv_pools, tables
         kind = _rotated() if self.plan.rotated else Step
-        forwards = _by_shape(callbacks, self.plans)
-        for shape, plan in self.plans.items():
-            bound[shape] = kind(
-                plan,
-                self._backend,
-                self.device,
-                forwards[shape],
-                req_to_token,
-                kv_pools,
-                tables,
-                collective=collective,
-                carry=carry,
-                nvtx=nvtx and cuda,
-                memory=memory,
-                shapes=bound,
-            )
+        for shape, forwards in _by_shape(callbacks, self.plans).items():
+            plan, more = self.plans[shape], {"carry": carry, "nvtx": nvtx and cuda, "memory": memory}
+            bound[shape] = kind(plan, *place, forwards, *given, collective=collective, shapes=bound, **more)
         step = bound[self.plan.shape]
         if capture:
             step.capture(capture)
@@ -194,7 +183,7 @@ def _by_shape(callbacks: object | Mapping[Shape, object], shapes: Collection[Sha
     given = cast("Mapping[Shape, object]", callbacks)
     if set(given) != set(shapes):
         raise BindError(f"callbacks are of the shapes {', '.join(map(str, given))}; the program has {listed(shapes)}")
-    return given
+    return {shape: given[shape] for shape in shapes}
 
 
 def _rotated() -> type[Step]:

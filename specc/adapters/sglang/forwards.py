@@ -20,7 +20,7 @@ from sglang.srt.speculative.eagle_info import EagleDraftExtendInput, EagleDraftI
 from torch import Tensor
 
 from . import seam
-from .attention import Attention
+from .attention import Attention, branches
 from .shards import Shards
 
 MODES = {"null": CaptureHiddenMode.NULL, "last": CaptureHiddenMode.LAST, "full": CaptureHiddenMode.FULL}
@@ -48,15 +48,15 @@ class Forwards:
         worker: an EAGLEWorkerV2, or one derived from it.
         attention: prepares the metadata of attention for steps of that shape.
         shards: what of its logits a rank hands over.
-        shape: the sizes S, K, N of a step.
+        shape: that of the steps.
 
     """
 
-    def __init__(self, worker: Any, attention: Attention, shards: Shards, shape: tuple[int, int, int]) -> None:
+    def __init__(self, worker: Any, attention: Attention, shards: Shards, shape: Any) -> None:
         """Run the models of `worker`."""
         self._target = worker.target_worker.model_runner
         self._draft = worker.draft_worker.draft_runner
-        self._steps, self._topk, _ = shape
+        self._steps, self._topk = shape.num_steps, branches(shape)
         self._attention, self._shards = attention, shards
         self._scored = scored_tokens(worker)
         self._lengths: dict[int, Tensor] = {}

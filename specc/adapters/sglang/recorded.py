@@ -35,7 +35,7 @@ class RecordedForwards(Forwards):
     else is another forward: all of a program's have been met when its segments are captured.
     """
 
-    def __init__(self, worker: Any, attention: Attention, shards: Shards, shape: tuple[int, int, int]) -> None:
+    def __init__(self, worker: Any, attention: Attention, shards: Shards, shape: Any) -> None:
         """As `Forwards`."""
         super().__init__(worker, attention, shards, shape)
         self._met = Counter[Key]()

@@ -65,10 +65,10 @@ def simulating() -> bool:
 class Simulated(Forwards):
     """Forwards whose target accepts as much as SGLang would simulate, the same for all requests of a step."""
 
-    def __init__(self, worker: Any, attention: Attention, shards: Shards, shape: tuple[int, int, int]) -> None:
+    def __init__(self, worker: Any, attention: Attention, shards: Shards, shape: Any) -> None:
         """As `Forwards`. ServerError where `SPECC_SIMULATE_ACC_LENS` cannot be read."""
         super().__init__(worker, attention, shards, shape)
-        most = shape[0] + 1
+        most = shape.num_steps + 1
         random.seed(0)
         how = _spec_utils.SIMULATE_ACC_LEN, _spec_utils.SIMULATE_ACC_METHOD
         mean = accepted_by_shape().get(str(shape))

@@ -13,6 +13,7 @@ from specc.adapters.sglang.attention import attention_of
 from specc.adapters.sglang.attention.contract import Contract
 from specc.adapters.sglang.attention.roles import Roles
 from specc.adapters.sglang.attention.step_tables import Sizes, Tables
+from specc.runtime.plan.shape import Shape
 
 STEPS, NODES = 3, 4
 SIZES = Sizes(8, STEPS, 1, NODES, 64, context=512)
@@ -144,6 +145,6 @@ def test_servers_without_graphs_prepare_each_batch(captured: bool, kind: str, mo
         req_to_token_pool=SimpleNamespace(req_to_token=torch.zeros(9, 600).int()),
     )
     plan = SimpleNamespace(buckets=(2, 8), kv=SimpleNamespace(page_size=64))
-    (attention,) = attention_of(worker, {(STEPS, 1, NODES): plan}, captured=captured).values()
+    (attention,) = attention_of(worker, {Shape(STEPS, 1, NODES): plan}, captured=captured).values()
     assert {type(backend).__name__ for backend in attention._backends} == {kind}
     assert not attention.plans

@@ -6,6 +6,7 @@ import json
 import random
 from collections.abc import Sequence
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -17,6 +18,8 @@ from prometheus_client import REGISTRY
 from sampling_oracle import drawn
 from test_sglang_worker import ALL, BATCHES, PROGRAM, PROMPTS, Serve, controller_of, run, serve
 
+from specc.adapters.sglang.attention import branches
+from specc.adapters.sglang.attention.roles import Roles
 from specc.runtime.plan.plan import Plan
 from specc.runtime.plan.shape import Shape
 
@@ -188,6 +191,32 @@ def test_the_server_has_of_everything_the_most(serve: Serve, name: str, theirs: 
     assert adapter("fit").misfits(by_shape, server.worker) == []
     setattr(SETTINGS.spec, name, theirs)
     assert adapter("fit").misfits(by_shape, server.worker) == [misfit]
+
+
+@pytest.mark.parametrize("shape", [Shape(3, 1, 4), Shape(2, 2, 5), Shape(1, 1, 2), Shape(0, 4, 1)])
+def test_backends_of_a_shape_know_its_sizes_and_share_memory(shape: Shape) -> None:
+    def backend(**sizes: int) -> Any:
+        return SimpleNamespace(memory=[], **sizes)
+
+    drafts = [backend(topk=4, speculative_num_steps=5) for _ in range(4)]
+    container = backend(topk=4, speculative_num_steps=5)
+    container.attn_backends = drafts
+    verify, extend = backend(topk=4, speculative_num_draft_tokens=8), backend(num_draft_tokens=8)
+    steps, topk, nodes = shape.num_steps, branches(shape), shape.num_nodes
+    sized = Roles(drafts, container, verify, extend).sized(steps, topk, nodes)
+    assert [vars(one) for one in sized.draft] == [
+        {"memory": [], "topk": topk, "speculative_num_steps": steps} for _ in range(max(steps - 1, 0))
+    ]
+    assert all(one.memory is own.memory for one, own in zip(sized.draft, drafts, strict=False))
+    assert vars(sized.verify) == {"memory": [], "topk": topk, "speculative_num_draft_tokens": nodes}
+    assert vars(sized.extend) == {"memory": [], "num_draft_tokens": nodes}
+    assert sized.verify.memory is verify.memory and sized.extend.memory is extend.memory
+    if steps > 1:
+        expected = {"memory": [], "topk": topk, "speculative_num_steps": steps, "attn_backends": sized.draft}
+        assert vars(sized.container) == expected
+    else:
+        assert sized.container is None
+    assert (container.attn_backends, container.topk, verify.topk, extend.num_draft_tokens) == (drafts, 4, 4, 8)
 
 
 def test_lengths_are_simulated_by_shape(serve: Serve, monkeypatch: pytest.MonkeyPatch) -> None:

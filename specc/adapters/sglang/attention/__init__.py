@@ -19,7 +19,7 @@ from .eager import Eager
 from .roles import Roles, roles_of
 from .step_tables import Sizes, Tables
 
-__all__ = ["Attention", "attention_of", "roles_of"]
+__all__ = ["Attention", "attention_of", "branches", "roles_of"]
 
 BY_CONTRACT = ("cutedsl_mla", "dsa", "fa4", "flashmla", "trtllm_mha", "trtllm_mla")
 """Backends that serve chains and prepare them themselves. No GPU has run a program on one."""
@@ -102,6 +102,11 @@ class Attention:
         return getattr(importlib.import_module(f".{module}", __name__), kind)(roles, self._tables)
 
 
+def branches(shape: Any) -> int:
+    """How many branches the draft's forwards have at a shape: 1 of a step without drafts, whatever it carries."""
+    return shape.topk if shape.is_tree else 1
+
+
 def attention_of(worker: Any, plans: Mapping[Any, Any], *, captured: bool) -> dict[Any, Attention]:
     """Attention for the steps of a program in an EAGLEWorkerV2, by shape; a single one is the server's own."""
     roles = roles_of(worker)
@@ -110,8 +115,8 @@ def attention_of(worker: Any, plans: Mapping[Any, Any], *, captured: bool) -> di
     made: dict[Any, Attention] = {}
     beside: Tables | None = None
     for shape, plan in plans.items():
-        steps, topk, nodes = shape
-        tables = Tables(slots, Sizes(largest, steps, topk, nodes, plan.kv.page_size, context), beside)
-        made[shape] = Attention(roles.sized(*shape) if len(plans) > 1 else roles, tables, captured=captured)
+        sizes = shape.num_steps, branches(shape), shape.num_nodes
+        tables = Tables(slots, Sizes(largest, *sizes, plan.kv.page_size, context), beside)
+        made[shape] = Attention(roles.sized(*sizes) if len(plans) > 1 else roles, tables, captured=captured)
         beside = beside or tables
     return made
