@@ -10,6 +10,7 @@ import asyncio
 import json
 import statistics
 import sys
+import time
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
@@ -123,7 +124,9 @@ def passed(before: Result, after: Result, name: str) -> dict[str, int]:
 
 def run(job: Job, label: str, result: Result, save: Callable[[], None]) -> None:
     """Shapes in turn, then what the program chooses."""
+    begin = time.perf_counter()
     server = Shaped(job)
+    result["up_s"] = round(time.perf_counter() - begin, 1)
     result |= server.about()
     save()
     for context, batch in job.points:

@@ -27,7 +27,7 @@ from queue import Queue
 import compare
 from compare import HERE, Result, Session, numbers, say
 from prompts import text_prompts
-from report import compare_texts, machine, share
+from report import EQUAL, compare_texts, last_line, machine, share
 from variants import SHAPED
 
 OWN, AUTO = "own", "auto"
@@ -122,7 +122,12 @@ def report(comparison: Comparison, parts: Iterable[str]) -> Result:
         for name in SERVERS:
             if rate := results.get(name, {}).get(point, {}).get(OWN):
                 sides.setdefault(f"SGLang {SERVERS[name]}", {})[point] = rate
-    made: Result = {"machine": machine(), "errors": errors, "sides": sides, "texts": texts(results.get("texts", {}))}
+    made: Result = {
+        "machine": machine(),
+        "errors": errors,
+        "sides": sides,
+        "texts": texts(comparison, results.get("texts", {})),
+    }
     made["servers"] = {
         part: {key: result.get(key) for key in ("up_s", "server", "program")} for part, result in results.items()
     }
@@ -131,19 +136,46 @@ def report(comparison: Comparison, parts: Iterable[str]) -> Result:
     for number, (name, lengths) in enumerate(comparison.tables.items()):
         run = program if not number else results.get(f"program:{name}", {})
         made["tables"][name] = judged(sides, run.get(AUTO, {}), lengths)
+    made["failures"] = [f"{part}: {last_line(error)}" for part, error in errors.items()]
+    made["failures"] += failures(made, next(iter(comparison.tables.values())))
     return made
 
 
-def texts(result: Result) -> Result:
-    """By side: answers that are those of SGLang's own steps, and the mean accepted length."""
+def texts(comparison: Comparison, result: Result) -> Result:
+    """By side: answers that are those of SGLang's own steps, near ties of the target, and the mean accepted length."""
     own = result.get("stock", {})
+    target = None
     made: Result = {}
     for side in (AUTO, *SHAPES):
         answered = result.get(side, {})
         lengths = [length for length in answered.get("accept_lengths", []) if length is not None]
-        if same := compare_texts(answered, own):
-            made[side] = {"same": same, "accepted": statistics.mean(lengths) if lengths else None}
+        if not (same := compare_texts(answered, own)):
+            continue
+        made[side] = {"same": same, "accepted": statistics.mean(lengths) if lengths else None, "parting": {}}
+        for number, place in enumerate(same["first_difference"]):
+            if place is not None:
+                from ties import Target
+
+                target = target or Target(comparison.session.models / "ex_target")
+                prompt = json.loads(comparison.path("texts", "job").read_text())["prompts"][number]
+                ids = answered["output_ids"][number], own["output_ids"][number]
+                made[side]["parting"][number] = target.parting(prompt, *ids, place)
     return made
+
+
+def failures(made: Result, lengths: Table) -> Iterable[str]:
+    """What must not be so: texts that part without a near tie, tokens a step that are not those of the table."""
+    for side, same in made["texts"].items():
+        if far := [str(number) for number, tie in same["parting"].items() if not tie["near"]]:
+            yield f"texts of prompts {', '.join(far)} at {side} differ, and no near tie is there"
+    for side, by_point in made["sides"].items():
+        wanted = lengths[side.removeprefix("SGLang ")]
+        got = statistics.mean(rate["tokens_per_step"] for rate in by_point.values())
+        if abs(got / wanted - 1) > EQUAL:
+            yield f"{side}: {got:.2f} tokens a step, the table has {wanted:.2f}"
+    for part, load in made["load"].items():
+        if load["short"] or load["left"]:
+            yield f"load of {part}: {load['short']} answers are too short, left to SGLang {load['left']}"
 
 
 def judged(sides: Mapping[str, Mapping[str, Result]], chosen: Mapping[str, Result], lengths: Table) -> Result:
@@ -203,7 +235,8 @@ def tables(made: Result, sources: Mapping[str, Result]) -> str:
         attention = (server["server"] or {}).get("attention_backend")
         lines.append(f"{part}: up after {server['up_s']} s, attention {attention}, {server['program']}")
     for side, same in made["texts"].items():
-        lines.append(f"texts at {side}: {share(same['same'])}, accepted {same['accepted'] or 1:.2f}")
+        gaps = ", ".join(f"{tie['gap']:.3f}" for tie in same["parting"].values()) or "none"
+        lines.append(f"texts at {side}: {share(same['same'])}; gaps {gaps}; accepted {same['accepted'] or 1:.2f}")
     points = list(dict.fromkeys(point for by in made["sides"].values() for point in by))
     lines += ["", "ms a step, median (range):", ""]
     lines += grid(
@@ -227,7 +260,7 @@ def tables(made: Result, sources: Mapping[str, Result]) -> str:
             f"steps {load['steps']}, left to SGLang {load['left']}",
         ]
         lines += [f"{phase['clients']} clients: {phase['steps']}" for phase in load["phases"]]
-    lines += ["", *(f"FAILED {part}: {error.strip().splitlines()[-1]}" for part, error in made["errors"].items())]
+    lines += ["", *(f"FAILED {what}" for what in made["failures"])]
     return "\n".join(lines) + "\n"
 
 
@@ -277,7 +310,7 @@ def main() -> int:
     points = compare.Points(options.contexts, options.batches, ())
     deadline = time.monotonic() + options.budget
     session = Session(*folders, options.device, deadline, options.limit, {}, Queue(), points)
-    comparison = Comparison(session, chosen, {"tokens": 192, "repeats": 2} | options.job)
+    comparison = Comparison(session, chosen, {"tokens": 192} | options.job)
     every = [*PARTS, *(f"program:{name}" for name in names[1:])]
     for part in options.parts or every:
         if "error" in comparison.result(part):
@@ -288,7 +321,7 @@ def main() -> int:
     text = tables(made, sources)
     (options.out / "shapes.md").write_text(text)
     say(text)
-    return int(bool(made["errors"]))
+    return int(bool(made["failures"]))
 
 
 if __name__ == "__main__":
