@@ -20,8 +20,8 @@ here=$(cd "$(dirname "$0")" && pwd) root=$(cd "$(dirname "$0")/../.." && pwd) st
 work=$(mktemp -d); trap 'rm -rf "$work"' EXIT
 tree=$work/tree packs=$work/packs; mkdir -p "$tree" "$packs" "$work/whl" "$out"
 . "$here/../wheels.sh"
-finish() { # scripts and programs
-  cp "$here"/*.py "$here/../texts.py" "$here"/*.sh "$out"
+finish() { # scripts, what they read, and programs
+  cp "$here"/*.py "$here/../texts.py" "$here"/*.sh "$here"/*.json "$out"
   rm "$out"/{bundle.sh,fa3.py}
   pack_programs "$out" "$@"
   for file in "$out"/part.* "$out/programs.tar.xz"; do du -m "$file"; done

@@ -58,7 +58,8 @@ class Job:
         tokens: tokens that each request generates when it is timed.
         repeats: timed generations.
         profiled: tokens of each request under the profiler.
-        sides: who runs the decode steps, in turn: "specc" the program, "stock" SGLang's own.
+        sides: who runs the decode steps, in turn: "specc" the program, "stock" SGLang's own; the program also by "auto"
+            or the name of a shape, with that.
         plan: plan.json of the program that is installed, if one is.
         traces: where traces go.
 
@@ -98,7 +99,7 @@ class Server:
         """Have a side run the steps from now on. RuntimeError where that is refused."""
         from sglang.srt.managers.io_struct import SetInternalStateReq
 
-        asked = SetInternalStateReq(server_args={"specc": int(side == "specc")})
+        asked = SetInternalStateReq(server_args={"specc": {"stock": 0, "specc": 1}.get(side, side)})
         if not all(self.engine.loop.run_until_complete(self.engine.tokenizer_manager.set_internal_state(asked))):
             raise RuntimeError(f"the server does not switch to {side}")
 
@@ -222,7 +223,7 @@ def traced(server: Server, prompts: list[list[int]], job: Job, label: str, side:
         return {"error": traceback.format_exc()[-2000:]}
 
 
-def main(path: Path, job: Job) -> int:
+def main(path: Path, job: Any, run: Callable[[Any, str, Result, Callable[[], None]], None] = run) -> int:
     """0 when nothing failed."""
     result: Result = {"engine": job.engine, "environment": job.environment}
     os.environ.update(job.environment)

@@ -2,6 +2,7 @@
 # Compares in a folder that bundle.sh made, on the GPU machine:
 #
 #   OUT=DIR WORK=DIR MODELS=DIR run.sh [compare.py's options] [VARIANT ...]
+#   OUT=DIR WORK=DIR MODELS=DIR run.sh shapes [shapes.py's options] [PART ...]
 #   WORK=DIR run.sh keep
 #
 # WORK (/tmp/specc-sglang) gets SGLang, models, results and traces, and what is there is used again. OUT (./out) gets a few
@@ -9,6 +10,7 @@
 # imports and first kernels may take. `keep` puts those parts of the bundle into WORK that are here, and does nothing else.
 here=$(cd "$(dirname "$0")" && pwd) out=${OUT:-$here/out} work=${WORK:-/tmp/specc-sglang} start=$SECONDS
 keep=; [ "$1" != keep ] || keep=yes
+script=compare; [ "$1" != shapes ] || { script=shapes; shift; }
 . "$here/site.sh"
 models=$work/models results=$work/results
 mkdir -p "$out" "$results" || exit 1
@@ -24,9 +26,9 @@ if [ ! -e "$work/checked" ]; then
 fi
 wait "$making" || { tail -20 "$results/models.log"; exit 1; }
 echo "set up after $((SECONDS - start)) s"
-"$python" "$here/compare.py" --models "$models" --programs "$work/programs" --out "$results" "$@"
+"$python" "$here/$script.py" --models "$models" --programs "$work/programs" --out "$results" "$@"
 code=$?
-cp "$results"/comparison.* "$out"
+cp "$results"/*.json "$results"/*.md "$out"
 tar -C "$results" -cJf "$out/runs.tar.xz" runs
 echo "total: $((SECONDS - start)) s"
 exit $code

@@ -41,6 +41,7 @@ MODELS = {
     "exmla": Models("exmla_target", False, (1, 2, 4, 8, 16, 32), 2048, 65536),
     "llama": Models("llama_target", True, (1, 8, 32, 64), 9216, 300_000),
     "mla": Models("mla_target", True, (1, 8, 32, 64), 9216, 600_000),
+    "shapes": Models("llama_target", True, (1, 2, 4, 8, 16, 32, 64), 2048, 120_000),
 }
 
 
@@ -90,8 +91,8 @@ class Variant:
 
     @property
     def program(self) -> str | None:
-        """The package of its program."""
-        return f"specc_program_bench_{self.config}" if self.algorithm else None
+        """The package of its program, if it has one."""
+        return f"specc_program_bench_{self.config}" if self.config else None
 
     def engine(self, folder: Path, device: str) -> dict[str, Any]:
         """Arguments of sglang.Engine on "cuda" or "cpu", with models below a folder."""
@@ -181,4 +182,23 @@ def timed_variants() -> list[Variant]:
     ]
 
 
+def shaped_variants() -> list[Variant]:
+    """Of shapes.py: a server whose program has several shapes, and SGLang's own shapes, a server each."""
+
+    def llama(name: str, shape: Shape, **more: Any) -> Variant:
+        return Variant(f"shapes_{name}", "EAGLE", "llama_eagle", shape, **more)
+
+    largest = (5, 4, 16)
+    return [
+        Variant("ex_eagle_shapes", "EAGLE", "ex_eagle", largest, backend="fa3", config="ex_eagle_shapes"),
+        llama("program", largest, backend="fa3", config="llama_shapes"),
+        llama("default", LLAMA_DEFAULT, written=False),
+        llama("chain3", CHAIN),
+        llama("chain5", (5, 1, 6)),
+        llama("tree16", (3, 4, 16), backend="fa3"),
+        Variant("shapes_nospec", shape=(0, 1, 1)),
+    ]
+
+
+SHAPED = {variant.name: variant for variant in shaped_variants()}
 VARIANTS = {variant.name: variant for variant in (*text_variants(), *timed_variants())}

@@ -31,7 +31,7 @@ def start_module(loaded: LoadedConfig) -> Module:
     """The module before the first pass: options and one ``spec.step``."""
     config = loaded.config
     module = Module(config.name)
-    module.decls.append(Options("config", tuple(config.file.buckets), config.file.page_size, config.longest))
+    module.decls.append(Options("config", config.buckets, config.file.page_size, config.longest))
     module.decls += [_kv_pool(owner, model) for owner, model in config.models.items()]
     attrs = {"algorithm": config.algorithm}
     module.add_op("prepare", "spec.step", (), (), attrs, loaded.location("algorithm"))

@@ -37,7 +37,7 @@ EXAMPLES: Mapping[str, tuple[str, ...]] = {
         "specc bench-serve --url http://127.0.0.1:30000",
         "specc bench-serve --url http://127.0.0.1:8000 --against http://127.0.0.1:8001 --prompts prompts.json",
     ),
-    "tune": ("specc tune chain.yaml --seconds 300",),
+    "tune": ("specc tune chain.yaml --seconds 300", "specc tune --shapes shapes.yaml -o shapes.times.json"),
     "hot-tokens": ("specc hot-tokens corpus/*.txt --tokenizer models/target --size 32768 -o hot.json",),
     "schema": ("specc schema > specc.schema.json",),
     "doctor": ("specc doctor", "specc doctor --format json"),

@@ -15,6 +15,7 @@ from rich.console import Console
 
 from specc.cli import run_options as options
 from specc.cli.configuration import chosen_shape
+from specc.cli.engines import require_engine, started
 from specc.cli.inspect import ProgramArgument
 from specc.cli.printing import Printer
 from specc.cli.progress import progress
@@ -39,6 +40,7 @@ def run(
     token_map: options.TokenMapOption = None,
     device: options.DeviceOption = None,
     shape: options.ShapeOption = None,
+    step_times: options.StepTimesOption = None,
     prompt: options.PromptOption = None,
     prompts: options.PromptsOption = None,
     max_context: options.ContextOption = None,
@@ -79,11 +81,10 @@ def run(
         console, notes = _console(), _console(stderr=True)
         stream = len(texts) == 1 and (console.is_terminal if stream is None else stream)
         printer = Printer(console, notes, texts, format, max_new_tokens, stream=stream, logprobs=logprobs)
-        files = _Files(target, draft, corpus, token_map, logprobs)
+        files = _Files(target, draft, corpus, token_map, logprobs, step_times)
         with _wheel_package(program) as module:
             engine = _make_engine(module, files, device, printer, max_context=max_context, shape=shape)
-            if format is Format.text:
-                report.show(engine.warnings)
+            report.show(engine.warnings if format is Format.text else [])
             completions = _generate(engine, texts, _conditions(engine, max_new_tokens, stop or ()), sampling, printer)
             if metrics is not None:
                 _write_metrics(engine, metrics)
@@ -107,6 +108,7 @@ class _Files:
     corpus: Path | None
     token_map: Path | None
     logprobs: int | None
+    times: Path | None
 
     def check(self, plan: Plan) -> None:
         """Raise BadParameter unless there is exactly what the program needs, and it hands out what is asked for."""
@@ -143,16 +145,9 @@ def _check_stops(stops: Sequence[str]) -> None:
 
 def _wheel_package(name_or_path: str) -> Any:
     """Return a context that holds the generated package; DiagnosticError without the engine's libraries."""
-    try:
-        import transformers
+    require_engine()
+    from specc.engine.wheel import package
 
-        from specc.engine.wheel import package
-    except ImportError as error:
-        message = f"the engine needs a library that is not installed: {error.name}"
-        diagnostic = Diagnostic("run/model-unreadable", message, hint=f"pip install {error.name}")
-        raise DiagnosticError(diagnostic) from error
-    transformers.utils.logging.set_verbosity_error()
-    transformers.utils.logging.disable_progress_bar()
     return package(name_or_path)
 
 
@@ -168,12 +163,12 @@ def _make_engine(
     """Load program, models and corpus and bind them."""
     import torch
 
-    from specc.engine.engine import Engine
-    from specc.engine.errors import EngineError, UnsupportedModelError
     from specc.engine.models.loading import load_corpus, load_draft, load_target
-    from specc.engine.observe.step_times import choose_by_times
+    from specc.engine.observe.step_times import choose_by_file, choose_by_times, step_times
     from specc.engine.wheel import load_program
 
+    if shape is not None and files.times is not None:
+        raise typer.BadParameter("the shape is chosen already, by --shape", param_hint="--step-times")
     has_gpu = torch.cuda.is_available() and not torch.version.hip
     if wanted is options.Device.cuda and not has_gpu:
         raise typer.BadParameter("this machine has no CUDA device", param_hint="--device")
@@ -192,15 +187,12 @@ def _make_engine(
         draft = None if directory is None else load_draft(directory, loaded.plan, target, files.token_map)
     tables = {} if files.corpus is None else {"corpus": load_corpus(files.corpus, target)}
     chosen: dict[str, Any] = {"max_context": max_context, "shape": wanted_shape, "on_token": printer.token}
-    try:
-        engine = Engine(loaded, target, draft, tables=tables, **chosen)
-    except UnsupportedModelError as error:
-        raise DiagnosticError(Diagnostic("run/model-unsupported", str(error), hint=error.hint)) from error
-    except EngineError as error:
-        raise typer.BadParameter(str(error)) from error
-    if shape is None and len(loaded.plans) > 1 and device != options.Device.cpu:
+    engine = started(loaded, target, draft, tables=tables, **chosen)
+    if files.times is not None:
+        choose_by_file(engine, files.times)
+    elif shape is None and len(loaded.plans) > 1 and device != options.Device.cpu:
         with progress("timing steps", quiet=not printer.is_text):
-            choose_by_times(engine)
+            choose_by_times(engine, step_times(engine))
     return engine
 
 

@@ -46,6 +46,14 @@ ShapeOption = Annotated[
         rich_help_panel=_MODELS,
     ),
 ]
+StepTimesOption = Annotated[
+    Path | None,
+    typer.Option(
+        metavar="FILE",
+        help="Choose shapes by the times of specc tune --shapes. Default: those measured first, on a GPU.",
+        rich_help_panel=_MODELS,
+    ),
+]
 PromptOption = Annotated[list[str] | None, typer.Option(help="A prompt; may be repeated.", rich_help_panel=_PROMPTS)]
 PromptsOption = Annotated[
     Path | None, typer.Option(help="A file of prompts: a line each, a JSON list, or JSONL.", rich_help_panel=_PROMPTS)

@@ -12,16 +12,20 @@ import typer
 
 from specc.cli.bench import no_gpu
 from specc.cli.configuration import STDIN, ConfigArgument, EngineOption, load
+from specc.cli.engines import require_engine
 from specc.cli.progress import progress
 from specc.cli.reporting import EXIT_NO_GPU, Format, printing, reporting
 from specc.support.diagnostics import Diagnostic, DiagnosticError
 from specc.support.render import printable
 
 if TYPE_CHECKING:
+    import torch
     from rich.table import Table
 
+    from specc.cli.reporting import Report
     from specc.config import LoadedConfig
     from specc.measure.tuning.tuned import Tuned
+    from specc.runtime.plan.shape import Shape
 
 SECONDS = 120
 """How long candidates are timed, by default."""
@@ -30,8 +34,12 @@ SECONDS = 120
 def tune(
     config: ConfigArgument,
     output: Annotated[
-        Path | None, typer.Option("--output", "-o", metavar="FILE", help="Default: CONFIG with .tuning.yaml.")
+        Path | None,
+        typer.Option("--output", "-o", metavar="FILE", help="Default: CONFIG with .tuning.yaml, or .times.json."),
     ] = None,
+    shapes: Annotated[
+        bool, typer.Option("--shapes", help="Time the steps of every shape instead, on the configuration's models.")
+    ] = False,
     seconds: Annotated[int, typer.Option(min=1, help="Stop trying candidates after so long.")] = SECONDS,
     engine: EngineOption = None,
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="No progress.")] = False,
@@ -45,6 +53,9 @@ def tune(
             raise typer.BadParameter("a configuration of standard input needs it", param_hint="--output")
         loaded = load(config, report, engine)
         device = here()
+        if shapes:
+            _time_shapes(loaded, report, output or config.with_suffix(".times.json"), device, format, quiet=quiet)
+            return
         if device is None:
             if format is Format.json:
                 typer.echo(json.dumps({"launches": [*_knobs(loaded)]}, indent=2))
@@ -72,6 +83,50 @@ def tune(
             console.print(_gained(tuned))
         message = f"wrote {place}; a configuration reads it by the line 'tuning: {place.name}'"
         typer.echo(printable(message))
+
+
+def _time_shapes(
+    loaded: LoadedConfig, report: Report, place: Path, device: torch.device | None, format: Format, *, quiet: bool
+) -> None:
+    """Time steps of every shape in the reference engine, on the configuration's models, and write the file of them."""
+    from specc.measure.bench import device_arch
+
+    if len(loaded.config.shapes) == 1:
+        raise typer.BadParameter("the configuration has one shape: there is nothing to choose", param_hint="--shapes")
+    if loaded.model_dir("target") is None:
+        raise typer.BadParameter("the configuration names no `model:` of its target", param_hint="--shapes")
+    if device is None:
+        report.show([no_gpu("times, and none are written")])
+        raise typer.Exit(EXIT_NO_GPU)
+    _require_arch(loaded, device_arch(device))
+    require_engine()
+    from specc.build.build import require_compiler
+    from specc.cli.timed_shapes import time_shapes
+
+    require_compiler(loaded.location("archs"))
+    with progress("building", quiet=quiet) as shown:
+        times = time_shapes(loaded, device, place, shown.begin)
+    if format is Format.json:
+        named = {str(shape): dict(by_bucket) for shape, by_bucket in times.items()}
+        typer.echo(json.dumps({"file": str(place), "times": named}, indent=2))
+        return
+    with printing() as console:
+        console.print(_timed(times))
+    typer.echo(printable(f"wrote {place}; `specc run --step-times {place}` chooses shapes by it"))
+
+
+def _timed(times: Mapping[Shape, Mapping[int, float]]) -> Table:
+    """A line for every bucket: milliseconds of a step at each shape that has it."""
+    from rich.table import Table
+
+    table = Table(title="milliseconds of a step", title_justify="left", box=None)
+    table.add_column("bucket", justify="right")
+    for shape in times:
+        table.add_column(str(shape), justify="right")
+    for bucket in sorted({bucket for by_bucket in times.values() for bucket in by_bucket}):
+        found = (by_bucket.get(bucket) for by_bucket in times.values())
+        table.add_row(str(bucket), *("" if time is None else f"{time:.3f}" for time in found))
+    return table
 
 
 def _require_arch(loaded: LoadedConfig, arch: str) -> None:

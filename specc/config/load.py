@@ -47,10 +47,12 @@ class LoadedConfig:
         """Return where a value was written; else its key, the block around it, or the first key.
 
         ``location("target", "hidden_size")``, ``location("buckets", 2)``. Where shapes are listed, ``num_steps``,
-        ``topk`` and ``num_draft_tokens`` are those of this one.
+        ``topk`` and ``num_draft_tokens`` are those of this one, and ``buckets``, where it has its own.
         """
-        above = path_of(self.config.file, self.config.shape) if key_path[:1] in [(key,) for key in ALONE] else ()
-        return self.locations.value(*above, *key_path)
+        block = path_of(self.config.file, self.config.shape)
+        key = key_path[0] if key_path else None
+        own = key in ALONE or (key == "buckets" and self.locations.written(*block, "buckets"))
+        return self.locations.value(*(block if own else ()), *key_path)
 
     def shapes(self) -> list[LoadedConfig]:
         """One for each shape that is compiled for, the deepest first."""

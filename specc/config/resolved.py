@@ -7,7 +7,7 @@ handed-over hidden state.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 
 from specc.config.block import Block
@@ -116,16 +116,16 @@ class Config:
     ``file`` has its keys as they were checked, with the defaults of its engine. What other keys or the models' files
     decide stands beside it: a key that is a field here counts as it is here. ``algorithm`` is the name that is listed;
     ``options`` are the keys of the algorithm's own; ``draft`` is None for an algorithm without a draft model,
-    ``tuning`` where specc makes all choices. ``shapes`` are all that are compiled for, ascending; ``shape`` is one of
-    them, the deepest in a configuration as it was loaded. ``sampling`` is in the order in which it is applied; in
-    ``archs`` are those of this machine instead of ``native``.
+    ``tuning`` where specc makes all choices. ``buckets_of`` has all shapes that are compiled for, ascending, with their
+    batch sizes; ``shape`` is one of them, the deepest in a configuration as it was loaded. ``sampling`` is in the order
+    in which it is applied; in ``archs`` are those of this machine instead of ``native``.
     """
 
     file: ConfigFile
     name: str
     algorithm: str
     shape: Shape
-    shapes: tuple[Shape, ...]
+    buckets_of: Mapping[Shape, tuple[int, ...]]
     max_requests: int
     sampling: tuple[Sampling, ...]
     archs: tuple[str, ...]
@@ -138,6 +138,7 @@ class Config:
         """What counts of a key of the file: what was settled of it, or what is written."""
         shape = self.shape
         of_shape = {"num_steps": shape.num_steps, "topk": shape.topk, "num_draft_tokens": shape.num_nodes}
+        of_shape |= {"buckets": self.buckets, "shapes": self.shapes}
         if key in of_shape:
             return of_shape[key]
         return getattr(self, key) if key in self.__dataclass_fields__ else getattr(self.file, key)
@@ -146,6 +147,16 @@ class Config:
     def models(self) -> dict[str, ModelConfig]:
         """The models by role: the target, and the draft if there is one."""
         return {"target": self.target} | ({"draft": self.draft} if self.draft is not None else {})
+
+    @property
+    def shapes(self) -> tuple[Shape, ...]:
+        """All that are compiled for, ascending."""
+        return tuple(self.buckets_of)
+
+    @property
+    def buckets(self) -> tuple[int, ...]:
+        """Batch sizes that the shape is compiled for."""
+        return self.buckets_of[self.shape]
 
     @property
     def rotated(self) -> bool:
@@ -221,8 +232,8 @@ class Config:
 
     @property
     def max_batch(self) -> int:
-        """The largest B: the largest bucket."""
-        return self.file.buckets[-1]
+        """The largest B: the shape's largest bucket."""
+        return self.buckets[-1]
 
 
 def _or(words: Iterable[str]) -> str:

@@ -138,6 +138,7 @@ class ModelBlock(Block):
 Steps = Annotated[int, Field(strict=True, ge=0, le=16)]
 Branches = Annotated[Count, Field(le=16)]
 Nodes = Annotated[Count, Field(le=512)]
+Buckets = Annotated[list[Annotated[int, Field(strict=True)]], Field(max_length=64)]
 
 
 class ShapeBlock(Block):
@@ -149,6 +150,8 @@ class ShapeBlock(Block):
     """K: children kept per draft step."""
     num_draft_tokens: Nodes | None = None
     """N: tokens that the target verifies per request, as for the key of a configuration with one shape."""
+    buckets: Buckets | None = None
+    """Batch sizes that this shape is compiled for, some of the configuration's buckets; all of them by default."""
 
 
 class ConfigFile(Block):
@@ -187,7 +190,7 @@ class ConfigFile(Block):
     max_requests: Annotated[Count, Field(le=1 << 20)] | None = None
     """Requests the engine keeps at once; the request pool has one row more, row 0 being padding. Default: the
     largest bucket."""
-    buckets: Annotated[list[Annotated[int, Field(strict=True)]], Field(max_length=64)] = [1, 2, 4, 8]
+    buckets: Buckets = [1, 2, 4, 8]
     """Batch sizes to compile for, strictly ascending; a batch runs padded to the next one. The largest
     is the largest batch."""
     verify: Verify = "greedy"

@@ -19,7 +19,9 @@ from specc.engine.disaggregation.distributed import plain_errors
 from specc.engine.engine import Engine
 from specc.engine.errors import LockStepError
 from specc.engine.serving.request import Completion, Request
+from specc.runtime import FixedShape
 from specc.runtime.plan.plan import Plan
+from specc.runtime.plan.shape import Shape
 
 
 class Peers(Protocol):
@@ -116,8 +118,7 @@ class LockStep:
         most = agreed.prefill or agreed.decode
         if most:
             with self._or_over():
-                agreed_shape = None if self._prefilled else self._shapes[agreed.shape]
-                engine.launch(fresh if self._prefilled else due, shape=agreed_shape, at_least=most)
+                engine.launch(fresh if self._prefilled else due, shape=self._shape(agreed), at_least=most)
         engine.read(keep=engine.ahead if most else 0)
         return engine.collect()
 
@@ -140,6 +141,12 @@ class LockStep:
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
         """Leave, whatever happened."""
         self.close()
+
+    def _shape(self, agreed: Round) -> Shape | None:
+        """What all ranks decode at: the deepest that any chose, or one that holds the most requests of any."""
+        if agreed.prefill:
+            return None
+        return FixedShape(self._shapes[agreed.shape], self.engine.program.buckets).choose(agreed.decode)
 
     def _agree(self, mine: Round, fresh: Sequence[Request], due: Sequence[Request]) -> Round:
         """What all ranks do in this round; without an answer, requests that were to be prefilled wait again.

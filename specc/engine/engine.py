@@ -98,7 +98,7 @@ class Engine:
         """Make the table, the pages and a pool for every model that has one."""
         plan, device = self.plan, self.target.device
         columns = round_up(max_context + plan.kv.reserve, plan.kv.page_size)
-        max_batch = min(plan.buckets[-1], plan.size("P") - 1)
+        max_batch = max(buckets[-1] for buckets in self.program.buckets.values())
         self.table = ReqToToken(plan.size("P"), columns, device)
         self.allocator = PageAllocator(num_pages or max_batch * columns // plan.kv.page_size + 1, plan.kv.page_size)
         slots = self.allocator.num_pages * plan.kv.page_size

@@ -209,7 +209,7 @@ class BoundStep:
         state is written, leaves it as it was: the step may be run again. Afterwards the rows of the batch are torn.
 
         """
-        columns = self._columns["step"].of(batch)
+        columns = self._read("step", batch)
         rows, (at_least,) = len(columns[ROWS]), integers([at_least], "at_least")
         if rows == 0 and at_least == 0:
             return StepResult(self._outputs("step", self._frame(0), 0))
@@ -229,14 +229,17 @@ class BoundStep:
     def prefill(self, batch: Batch, *, run_idle: bool = False) -> PrefillResult:
         """Prefill target and draft for the batch's prompts; `bonus` is the first token of every request.
 
+        A batch may have as many requests as the largest bucket of any shape holds, whichever shape this one is of.
         `set_sampling` comes first where the program samples, again after a prefill that failed: otherwise this raises
         SamplingError.
         `batch.seq_lens` are the prompt lengths, as integers. With `run_idle` an empty batch calls all forwards, with 0
         rows and 0 tokens, instead of none. Raises BatchError and ForwardContractError as `decode`, and BindError when
         the callbacks lack a method of the prefill. When a forward raises, the rows of the batch are torn.
         """
+        if (widest := self._widest()) is not self:
+            return widest.prefill(batch, run_idle=run_idle)
         check_callbacks(self._plan, self._callbacks, "prefill")
-        columns = self._columns["prefill"].of(batch)
+        columns = self._read("prefill", batch)
         rows, lengths = len(columns[ROWS]), columns[LENGTHS]
         if isinstance(lengths, Tensor):
             raise BatchError("prefill needs the batch's seq_lens as integers, not as a tensor: it adds them up")
@@ -273,6 +276,10 @@ class BoundStep:
         """The step of the shape that was bound first, the deepest."""
         return next(iter(self._shapes.values()), self)
 
+    def _widest(self) -> Self:
+        """The step that prefills for all: of the shapes with the largest bucket the deepest."""
+        return max(self._shapes.values(), key=lambda step: (step._plan.buckets[-1], step.shape))
+
     def _brought(self, tables: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """What the program reads besides the request table, by name. BindError as `check_tables`."""
         if self._first_shape() is not self:
@@ -294,9 +301,23 @@ class BoundStep:
         """The bucket that holds so many rows."""
         if rows < 0:
             raise BatchError(f"at least {rows} rows")
-        if rows > self._plan.buckets[-1]:
-            raise BatchError(f"at least {rows} rows, the largest bucket holds {self._plan.buckets[-1]}")
+        self._hold(rows, "at least {} rows")
         return self._plan.bucket(rows)
+
+    def _read(self, entry: str, batch: Batch) -> dict[str, list[int] | Tensor]:
+        """The columns of a batch that an entry runs. BatchError when it cannot."""
+        columns = self._columns[entry].of(batch)
+        self._hold(len(columns[ROWS]))
+        return columns
+
+    def _hold(self, rows: int, what: str = "{} requests") -> None:
+        """BatchError, which names the shapes that hold them, for more rows than this one holds."""
+        if rows <= self._plan.buckets[-1]:
+            return
+        others = [shape for shape, buckets in self.buckets.items() if buckets[-1] >= rows]
+        whose = f" of the shape {self.shape} holds" if len(self._shapes) > 1 else " holds"
+        able = f"; {listed(others)} {'hold' if len(others) > 1 else 'holds'} them" if others else ""
+        raise BatchError(f"{what.format(rows)}, the largest bucket{whose} {self._plan.buckets[-1]}{able}")
 
     def _frame(self, rows: int, ragged: int = 0, prompt: Mapping[str, Tensor] | None = None) -> Frame:
         inputs = {**self._tables, **(prompt or {})}

@@ -86,7 +86,7 @@ class RotatedStep(Step):
 
         """
         self._check_closed("commit")
-        columns = self._columns["step"].of(batch)
+        columns = self._read("step", batch)
         rows, (at_least,) = len(columns[ROWS]), integers([at_least], "at_least")
         size = self._size(max(rows, at_least)) if (at_least or self._graphs) and max(rows, at_least) else rows
         self._torn.check(columns[ROWS])
@@ -122,7 +122,7 @@ class RotatedStep(Step):
         if self._open is None:
             raise BatchError("propose follows a commit of the same batch, and there was none")
         drafts = (self if ahead is None else self.at(ahead)).shape.num_steps
-        columns = self._columns["step"].of(batch)
+        columns = self._read("step", batch)
         self._check_same(self._open.rows, columns[ROWS])
         if (hidden is not None) != self.reads_hidden:
             raise BatchError(f"propose {'needs the' if self.reads_hidden else 'does not read'} hidden states")

@@ -25,7 +25,8 @@ CODES: dict[str, str] = {
     "config/no-gpu": "This machine has no GPU for which programs are compiled, and `native` asks for it.",
     "config/unknown-output": "No optional output of that name exists.",
     "config/unknown-field": "The program carries no field of that name.",
-    "config/buckets": "The bucket list is not a strictly ascending list of batch sizes within max_requests.",
+    "config/buckets": "The bucket list is not a strictly ascending list of batch sizes within max_requests, or a "
+    "shape's are not some of them, or one of them has no shape.",
     "config/model-unreadable": "`model:` does not lead to a readable Hugging Face configuration.",
     "config/unknown-architecture": "transformers has no class for a model; its config.json was read as it stands.",
     "config/model-contradiction": "A value written beside `model:` differs from what the model's weights fix.",
@@ -99,6 +100,7 @@ CODES: dict[str, str] = {
     "run/model-mismatch": "A model is not the one that the program was built for.",
     "run/model-unreadable": "A model's weights or tokenizer could not be loaded.",
     "run/model-unsupported": "The reference engine cannot run a model or a program.",
+    "run/step-times": "A file of step times cannot be read, or is of another program.",
     "run/own-code": "A model's directory asks for Python of its own, which is never run.",
     "run/bad-prompt": "A prompt is no text: it has half of a character, which is of no token.",
     "run/ignored-settings": "Generation settings that change what `generate` writes are ignored by the engine.",

@@ -106,6 +106,28 @@ def test_the_engine_chooses_by_acceptance_unless_told() -> None:
     assert set(engine.stats.depths) <= {1, 2, 4}
 
 
+@pytest.mark.parametrize("chooses", ["by acceptance", "by times", "the tree", "none"])
+def test_a_batch_runs_at_a_shape_that_was_compiled_for_it(chooses: str) -> None:
+    """Whatever chooses; texts are the target's, of more requests than the deepest shape holds."""
+    others = Shape(3, 1, 4), Shape(0, 1, 1)
+    config = Config("EAGLE", 4, 3, 12, 16, others=others, shares=((1, 2), (2, 4), (4, 8)), buckets=(1, 2, 4, 8))
+    fixed = {"the tree": "3x4x12", "none": 0}
+    engine = make_engine(config, padded=True, shape=fixed.get(chooses))
+    if chooses == "by times":
+        choose_by_times(engine, step_times(engine, repeats=1))
+    prompts = [*PROMPTS, *PROMPTS[:3]][:6]
+    assert engine.scheduler.max_batch == 8
+    completions = engine.generate(prompts, StopConditions(NEW)) + engine.generate(prompts[:1], StopConditions(NEW))
+    assert [c.token_ids for c in completions] == [expected(prompt)[:NEW] for prompt in (*prompts, prompts[0])]
+    buckets = engine.program.buckets
+    ran = {(rows, shape) for rows, shape in engine.stats.decodes}
+    assert all(rows <= buckets[shape][-1] for rows, shape in ran)
+    assert {rows for rows, _ in ran} >= {1, 6}
+    if chooses in fixed:
+        shape = shapes_of(config, fixed[chooses])[0]
+        assert {one for rows, one in ran if rows <= buckets[shape][-1]} == {shape}
+
+
 def test_a_shape_that_was_not_compiled_is_refused() -> None:
     config = Config("EAGLE", 1, 4, 5, 1, shallower=(1, 2))
     engine = make_engine(config, shape=FixedShape(Shape(3, 1, 4)))
@@ -128,7 +150,7 @@ def test_steps_are_timed_on_padding_rows_alone() -> None:
     assert all(set(by_bucket) == set(engine.plan.buckets) for by_bucket in times.values())
     assert all(time > 0 for by_bucket in times.values() for time in by_bucket.values())
     assert dict(engine.stats.decodes) == counted
-    choose_by_times(engine)
+    choose_by_times(engine, times)
     assert isinstance(engine.shape, AcceptanceShape)
     done = dict[int, Completion]()
     while engine.has_work:

@@ -78,6 +78,8 @@ __all__ = ["Batch", "SpeccError", "check_peer"]  # where an engine looks for the
 class Config:
     """One configuration, of a chain if topk is 1; shallower: further num_steps; others: further shapes.
 
+    shares: the buckets of each shape, if they are not all, the configuration's own shape first.
+
     Random actions are seeded with its text. It says nothing of how tokens are drawn, so that they stay what they are.
     """
 
@@ -91,6 +93,7 @@ class Config:
     buckets: tuple[int, ...] = (1, 2, 4, 8)
     shallower: tuple[int, ...] = ()
     others: tuple[Shape, ...] = field(default=(), repr=False)
+    shares: tuple[tuple[int, ...], ...] = field(default=(), repr=False)
     verify: str = field(default="greedy", repr=False)
     sampling: tuple[str, ...] = field(default=(), repr=False)
     rows: str = field(default="auto", repr=False)
@@ -107,7 +110,10 @@ class Config:
             return {"topk": self.topk, "num_steps": steps, "num_draft_tokens": self.nodes}
         names = ("num_steps", "topk", "num_draft_tokens")
         shapes = Shape(self.steps, self.topk, self.nodes), *self.others
-        return {"shapes": [dict(zip(names, shape, strict=True)) for shape in shapes]}
+        listed: list[dict[str, Any]] = [dict(zip(names, shape, strict=True)) for shape in shapes]
+        for shape, share in zip(listed, self.shares, strict=False):
+            shape["buckets"] = list(share)
+        return {"shapes": listed}
 
     @property
     def keys(self) -> dict[str, Any]:
@@ -236,7 +242,8 @@ class MemoryStep:
 
     def decode(self, batch: Batch, *, at_least: int = 0) -> Launched:
         """One decode step, of lengths that the engine has made room for without knowing them."""
-        self.program.decoded.append(self.program.plan.bucket(max(len(batch.req_pool_indices), at_least)))
+        plan = self.program.plans[self.step.shape]
+        self.program.decoded.append(plan.bucket(max(len(batch.req_pool_indices), at_least)))
         result = self.step.decode(batch, at_least=max(at_least, int(self.program.padded)))
         self._check_room(result)
         return self._launched(result)

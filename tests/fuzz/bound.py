@@ -108,6 +108,7 @@ class Bound:
         config, plan, rng = self.compiled.config, self.compiled.plan, self.rng
         self.config, self.plan, self.samples = config, plan, config.file.verify != "greedy"
         pool_rows = rng.randint(2, plan.size("P"))
+        self.largest = max(each.buckets[-1] for each in self.compiled.plans)
         self.window = max(each.kv.window for each in self.compiled.plans)
         columns = self.window + rng.choice([1, 2, 8, 40, 100])
         self.table = self._slots(pool_rows, columns)
@@ -214,8 +215,10 @@ class Bound:
         wide[:, 1] = torch.tensor(values, dtype=torch.int64)
         return wide[:, 1] if self.rng.random() < 0.5 else wide[:, 1].contiguous()
 
-    def _at_any_shape(self) -> Step:
-        return self.step.at(self.rng.choice(self.compiled.plans).shape)
+    def _at_any_shape(self, requests: int = 0) -> Step:
+        """A step that holds so many requests."""
+        holding = [plan.shape for plan in self.compiled.plans if plan.buckets[-1] >= requests]
+        return self.step.at(self.rng.choice(holding))
 
 
 def _together(rng: random.Random, *tensors: Tensor) -> list[Tensor]:

@@ -250,7 +250,7 @@ def draw(rng: random.Random, *, algorithm: str | None = None, small: bool = Fals
 def _list_shapes(rng: random.Random, keys: Keys, depths: list[int], most: int, needs: Needs) -> None:
     """Put shapes of these depths, up to so wide, in place of the keys of one; the deepest may be a chain."""
     drafted = {name: keys.pop(name, None) for name in ("num_steps", "topk", "num_draft_tokens")}
-    shapes: dict[tuple[int, ...], dict[str, int]] = {}
+    shapes: dict[tuple[int, ...], Keys] = {}
     for depth in (*depths, *rng.choices(depths[-1:], k=rng.randint(0, 2))):
         topk = rng.randint(1, most) if depth else 1
         shape = {"num_steps": depth} | ({"topk": topk} if topk > 1 or rng.random() < 0.3 else {})
@@ -258,7 +258,20 @@ def _list_shapes(rng: random.Random, keys: Keys, depths: list[int], most: int, n
             largest = needs.most_nodes(topk, depth)
             shape["num_draft_tokens"] = rng.randint(2, min(largest, drafted["num_draft_tokens"] or 40))
         shapes.setdefault(tuple(shape.get(name, 1) for name in drafted), shape)
-    keys["shapes"] = rng.sample(list(shapes.values()), len(shapes))
+    listed = rng.sample(list(shapes.values()), len(shapes))
+    if rng.random() < 0.6:
+        _share_buckets(rng, listed, keys["buckets"])
+    keys["shapes"] = listed
+
+
+def _share_buckets(rng: random.Random, shapes: list[Keys], buckets: list[int]) -> None:
+    """Give shapes some of the buckets, so that each bucket has one of them; all of them may go unsaid."""
+    shares = [rng.sample(buckets, rng.randint(1, len(buckets))) for _ in shapes]
+    for bucket in buckets:
+        rng.choice(shares).append(bucket)
+    for shape, share in zip(shapes, shares, strict=True):
+        if len(set(share)) < len(buckets) or rng.random() < 0.5:
+            shape["buckets"] = sorted(set(share))
 
 
 def to_yaml(keys: Keys) -> str:

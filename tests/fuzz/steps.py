@@ -55,7 +55,7 @@ class Session(Checks):
     def admit(self, count: int) -> None:
         """Prefill new requests, or old ones again with what they wrote as their prompt."""
         rng = self.rng
-        rows = rng.sample(range(1, len(self.table)), min(count, len(self.table) - 1, self.plan.buckets[-1]))
+        rows = rng.sample(range(1, len(self.table)), min(count, len(self.table) - 1, self.largest))
         prompts = {}
         for row in rows:
             again = self.requests[row].text if row in self.requests and rng.random() < 0.5 else None
@@ -162,14 +162,14 @@ class Session(Checks):
         if not rows:
             self.steps += 1
             return
-        step = self._at_any_shape()
+        step = self._at_any_shape(len(rows))
         plan = step._plan
         lengths = {row: self.requests[row].length for row in rows}
         pools, kv = self._pools(), {owner: pool.words.clone() for owner, pool in self.engine.memory.items()}
         seen: list[Tensor] = []
-        at_least = self.rng.choice([0, 0, 1, self.plan.buckets[-1]])
+        at_least = self.rng.choice([0, 0, 1, plan.buckets[-1]])
         on_commit = seen.append if self.rng.random() < 0.3 else None
-        full = self._full(plan, self.plan.buckets[-1] - len(rows))
+        full = self._full(plan, plan.buckets[-1] - len(rows))
         batch = self._unchecked([*rows, *full]) if full else self._batch(rows)
         result = step.decode(batch, at_least=at_least, on_commit=on_commit)
         self._check_result(result, rows, plan.shape)
@@ -187,7 +187,7 @@ class Session(Checks):
         for row in self.requests.keys() - able:
             if self.rng.random() < 0.5:
                 del self.requests[row]
-        return self.rng.sample(able, self.rng.randint(min(1, len(able)), min(len(able), self.plan.buckets[-1])))
+        return self.rng.sample(able, self.rng.randint(min(1, len(able)), min(len(able), self.largest)))
 
     def _batch(self, rows: list[int]) -> Batch:
         """The batch of some rows, as integers or tensors; with overlap perhaps without lengths."""
@@ -299,7 +299,7 @@ class Session(Checks):
                 Batch(torch.tensor([1.0]), [1]),
                 Batch(torch.tensor([[1]]), [1]),
                 Batch(rows[:1], lengths[:1], [1]),
-                Batch(list(range(1, self.plan.buckets[-1] + 2)), [1] * (self.plan.buckets[-1] + 1)),
+                Batch(list(range(1, self.largest + 2)), [1] * (self.largest + 1)),
             ]
         )
 

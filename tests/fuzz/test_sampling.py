@@ -37,7 +37,7 @@ def test_every_request_says_it_anew() -> None:
     for number in range(6):
         decoding = session(number, samples=True, depths=1 + number % 2)
         decoding.admit(2)
-        rows = list(range(1, min(len(decoding.table), decoding.plan.buckets[-1] + 1)))
+        rows = list(range(1, min(len(decoding.table), decoding.largest + 1)))
         given = [sampling.legal(decoding.rng) for _ in rows]
         batch = Batch(
             rows, [1] * len(rows), [0] * len(rows) if "prompt_tokens" in decoding.plan.reads("prefill") else None

@@ -75,7 +75,8 @@ class Admission:
     ) -> None:
         """Nobody is on the way."""
         self._package, self._step, self._seeds, self._restrict = package, step, seeds, restrict
-        self._largest, self._vocabulary = package.plan.buckets[-1], package.plan.size("V")
+        self._largest = max(plan.buckets[-1] for plan in package.plans.values())
+        self._vocabulary = package.plan.size("V")
         self._places: list[int] = []
         self._batch: Any = None
 

@@ -97,11 +97,13 @@ class Simulated(Forwards):
     def _path(self, last: Tensor, depth: Tensor, sees: Tensor) -> Tensor:
         """Columns i64[b, A] of a path to the first node of depth `last` i64[1], that node again and again behind it.
 
+        In a tree that is less deep, which drafts make that say everything is as likely, to the first of the deepest.
         depth i64[b, N]; sees bool[b, N, N], row node, column itself and its ancestors.
         """
         nodes = depth.shape[1]
         columns = torch.arange(nodes, device=depth.device).expand_as(depth)
-        leaf = torch.where(depth == last, columns, nodes).amin(1, keepdim=True) % nodes
+        deepest = torch.where(depth <= last, depth, 0).amax(1, keepdim=True)
+        leaf = torch.where(depth == deepest, columns, nodes).amin(1, keepdim=True)
         on_path = sees.gather(1, leaf[:, :, None].expand(-1, 1, sees.shape[2]))[:, 0]
         most = len(self._depths) - 1
         path = leaf.repeat(1, most + 1)

@@ -117,7 +117,9 @@ def _check(checked: Checked, needs: Needs, tuning: Tuning, places: Locations, fi
         hint = f"write archs: [{tuning.arch}], or leave tuning out"
         findings.error("tuning/arch", message, places.value("arch"), hint=hint, notes=[note])
     seen: set[tuple[str, str]] = set()
-    known = [str(shape) for shape in settled_shapes(file, needs)] if sound_shapes(checked) else []
+    sound = sound_shapes(checked) and checked.sound("buckets")
+    buckets = {str(shape): sizes for shape, sizes in settled_shapes(file, needs).items()} if sound else {}
+    known = list(buckets)
     for i, one in enumerate(tuning.choices):
         shapes = known if one.shape is None else [one.shape]
         if one.shape is not None and known and one.shape not in known:
@@ -128,8 +130,9 @@ def _check(checked: Checked, needs: Needs, tuning: Tuning, places: Locations, fi
             message = f"{one.launch} has an entry already"
             findings.error("tuning/no-launch", message, one.location, hint="write one entry for a launch")
         seen |= {(one.launch, shape) for shape in shapes}
+        there = sorted({bucket for shape in shapes for bucket in buckets.get(shape, ())})
         for bucket in one.split:
-            if checked.sound("buckets") and bucket not in file.buckets:
-                listed = ", ".join(map(str, file.buckets))
+            if there and bucket not in there:
+                listed = ", ".join(map(str, there))
                 message = f"the program has no bucket of {bucket}; there are {listed}"
                 findings.error("tuning/no-choice", message, places.key("launches", i, "split", str(bucket)))

@@ -10,6 +10,7 @@ from collections.abc import Iterable
 from typing import cast
 
 from specc.config.resolved import TARGET_OUTPUTS, ModelConfig
+from specc.config.rules.buckets import check_buckets
 from specc.config.rules.checked import Checked, refuse
 from specc.config.rules.needs import Needs
 from specc.config.rules.shapes import check_shapes, origin, trees
@@ -17,9 +18,6 @@ from specc.config.schema import REQUIRED
 from specc.ir.ops.tree import mask_width
 from specc.support.diagnostics import Note
 from specc.support.location import Location
-
-MAX_BATCH = 65536
-"""Largest batch size, in requests, that a bucket may name."""
 
 MAX_POWER = 1024
 """Largest page, in tokens, of a table with the slot of every position, or of branches: a power of two."""
@@ -41,8 +39,7 @@ def check_file(checked: Checked, algorithm: str | None, needs: Needs) -> None:
     """Apply every rule that needs no model; ``needs`` is what the algorithm of this name asks for."""
     _required(checked)
     _algorithm(checked, algorithm, needs)
-    _buckets(checked)
-    _pool(checked)
+    check_buckets(checked)
     _page(checked)
     _no_repeats(checked, "archs", _written_archs(checked))
     _no_repeats(checked, "outputs", checked.file.outputs)
@@ -79,38 +76,6 @@ def _algorithm(checked: Checked, algorithm: str | None, needs: Needs) -> None:
     for tree in trees(checked) if not needs.trees else ():
         message = f"topk is {tree.topk}, and only chains are drafted"
         findings.error("legal/chain-only", message, tree.at(checked, "topk"), hint="write topk: 1", notes=[note])
-
-
-def _buckets(checked: Checked) -> None:
-    """Check that buckets ascend strictly from at least 1."""
-    buckets, at, findings = checked.file.buckets, checked.places, checked.findings
-    if not checked.sound("buckets"):
-        return
-    if not buckets:
-        findings.error("config/buckets", "there must be at least one bucket", at.value("buckets"))
-    for index, size in enumerate(buckets):
-        if not 1 <= size <= MAX_BATCH:
-            message = f"a bucket is a batch size from 1 to {MAX_BATCH}, and this is {str(size)[:40]}"
-            findings.error("config/buckets", message, at.value("buckets", index))
-        elif index and size <= buckets[index - 1]:
-            note = Note("it follows this one", at.value("buckets", index - 1))
-            hint = f"write {sorted(set(buckets))}" if min(buckets) > 0 else None
-            message = f"buckets must ascend, and {size} follows {buckets[index - 1]}"
-            findings.error("config/buckets", message, at.value("buckets", index), hint=hint, notes=[note])
-
-
-def _pool(checked: Checked) -> None:
-    """Check that the largest bucket fits the request pool."""
-    buckets, limit, at = checked.file.buckets, checked.file.max_requests, checked.places
-    if not checked.sound("max_requests", "buckets") or limit is None or not buckets or buckets[-1] <= limit:
-        return
-    message = f"the largest bucket is {buckets[-1]}, and max_requests is {limit}"
-    if at.written("buckets"):
-        notes = [Note("the request pool is bounded here", at.value("max_requests"))]
-        checked.findings.error("config/buckets", message, at.value("buckets", len(buckets) - 1), notes=notes)
-    else:
-        hint = f"write buckets, which are {buckets} by default, up to {limit}"
-        checked.findings.error("config/buckets", message, at.value("max_requests"), hint=hint)
 
 
 def _page(checked: Checked) -> None:
@@ -159,8 +124,11 @@ def _mask(checked: Checked, needs: Needs) -> None:
         message = "mask: full covers the whole text, and context_length does not say how long one may be"
         where = at.value("mask") if at.written("mask") else largest.at(checked, "topk")
         checked.findings.error("config/missing-key", message, where, hint="add 'context_length:'")
-    elif file.mask == "full" and file.context_length is not None and checked.sound("buckets") and file.buckets:
-        size = file.buckets[-1] * mask_width("full", sized[largest], file.context_length)
+    elif file.mask == "full" and file.context_length is not None and checked.sound("buckets", "shapes"):
+        size = max(
+            (shape.buckets or file.buckets)[-1] * mask_width("full", nodes, file.context_length)
+            for shape, nodes in sized.items()
+        )
         if size > MAX_MASK_BYTES:
             message = (
                 f"the mask would take {size} bytes at the largest bucket, and at most {MAX_MASK_BYTES} are supported"

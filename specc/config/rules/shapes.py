@@ -25,6 +25,7 @@ class WrittenShape:
         num_steps: S.
         topk: K.
         nodes: N; None where it is not written.
+        buckets: its batch sizes; None where they are not written.
         path: of the block whose keys these are; empty for the configuration itself.
 
     """
@@ -32,6 +33,7 @@ class WrittenShape:
     num_steps: int
     topk: int
     nodes: int | None
+    buckets: tuple[int, ...] | None = None
     path: Path = ()
 
     def at(self, checked: Checked, key: str) -> Location:
@@ -51,7 +53,13 @@ def written_shapes(file: ConfigFile) -> tuple[WrittenShape, ...]:
     if file.shapes is None:
         return tuple(WrittenShape(steps, file.topk, file.num_draft_tokens) for steps in file.num_steps)
     return tuple(
-        WrittenShape(shape.num_steps, shape.topk, shape.num_draft_tokens, ("shapes", index))
+        WrittenShape(
+            shape.num_steps,
+            shape.topk,
+            shape.num_draft_tokens,
+            None if shape.buckets is None else tuple(shape.buckets),
+            ("shapes", index),
+        )
         for index, shape in enumerate(file.shapes)
     )
 
@@ -66,11 +74,12 @@ def trees(checked: Checked) -> list[WrittenShape]:
     return [shape for shape in written_shapes(checked.file) if shape.topk > 1] if sound_shapes(checked) else []
 
 
-def settled_shapes(file: ConfigFile, needs: Needs) -> tuple[Shape, ...]:
-    """Every shape with its number of nodes, ascending: what the file says, or as many as can be drafted."""
+def settled_shapes(file: ConfigFile, needs: Needs) -> dict[Shape, tuple[int, ...]]:
+    """Every shape, ascending, with its buckets: what the file says, or as many nodes as can be drafted, all buckets."""
     shapes = written_shapes(file)
     widest = max(shape.topk for shape in shapes)
-    return tuple(sorted(shape.settled(needs, widest) for shape in shapes))
+    buckets = {shape.settled(needs, widest): tuple(shape.buckets or file.buckets) for shape in shapes}
+    return dict(sorted(buckets.items()))
 
 
 def path_of(file: ConfigFile, shape: Shape) -> Path:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
 from dataclasses import dataclass
 
 from specc.engine.engine import Engine
@@ -19,7 +18,7 @@ class Usage:
 
     def __init__(self, engine: Engine) -> None:
         """Read the costs of a step from the plans, one for each shape: launches by bucket, and forwards."""
-        self.engine, self._bucket = engine, engine.plan.bucket
+        self.engine = engine
         self._costs = {shape: _Cost.read(plan) for shape, plan in engine.program.plans.items()}
 
     @property
@@ -31,7 +30,7 @@ class Usage:
     def launches(self) -> int:
         """Launches of generated kernels, in graphs or not."""
         decodes = Counter(self.engine.stats.decodes)
-        return sum(n * self._costs[shape].launches[self._bucket(rows)] for (rows, shape), n in decodes.items())
+        return sum(n * self._costs[shape].launches[self._bucket(rows, shape)] for (rows, shape), n in decodes.items())
 
     def forwards(self) -> int:
         """Forwards of target and draft, in graphs or not."""
@@ -43,11 +42,12 @@ class Usage:
 
     def rows(self) -> int:
         """Batch rows of requests."""
-        return sum(steps * rows for rows, steps in self._batches())
+        return sum(steps * rows for (rows, _), steps in Counter(self.engine.stats.decodes).items())
 
     def padding_rows(self) -> int:
         """Batch rows without a request: graphs run a whole bucket, other steps no more rows than there are."""
-        return sum(steps * (self._bucket(rows) - rows) for rows, steps in self._batches()) if self.captured else 0
+        decodes = Counter(self.engine.stats.decodes) if self.captured else {}
+        return sum(steps * (self._bucket(rows, shape) - rows) for (rows, shape), steps in decodes.items())
 
     def steps_by_shape(self) -> Counter[Shape]:
         """Steps by their shape."""
@@ -69,10 +69,8 @@ class Usage:
     def _places(self) -> range:
         return range(1, self.engine.plan.size("S") + 1)
 
-    def _batches(self) -> Iterator[tuple[int, int]]:
-        """Yield numbers of requests, with how many steps had so many."""
-        for (rows, _), steps in Counter(self.engine.stats.decodes).items():
-            yield rows, steps
+    def _bucket(self, rows: int, shape: Shape) -> int:
+        return self.engine.program.plans[shape].bucket(rows)
 
 
 @dataclass(frozen=True)

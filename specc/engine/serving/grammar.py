@@ -115,10 +115,10 @@ class Masks:
     """
 
     def __init__(self, plan: Plan, device: torch.device) -> None:
-        """Allocate them for the largest batch of a program that reads any."""
+        """Allocate them for as many requests as there can be, of a program that reads any."""
         self.restricted: Mapping[int, Matcher] = {}
         self._words = -(-plan.models["target"].vocab_size // 32)
-        most = plan.buckets[-1] * plan.serving.reach * self._words * plan.restricts
+        most = (plan.size("P") - 1) * plan.serving.reach * self._words * plan.restricts
         self._masks = torch.full((most,), ALL, dtype=torch.int32, device=device)
         self._written = 0
         self._nodes: tuple[Tensor, Tensor | None] | None = None

@@ -44,7 +44,9 @@ class SampledStep(BoundStep):
         step. BatchError as `decode`, or without lengths; ForwardContractError for logits that the plan does not have
         so; BindError where a program stores more in the launch that draws.
         """
-        columns = self._columns["step"].of(batch)
+        if (widest := self._widest()) is not self:
+            return widest.first_tokens(batch, logits)
+        columns = self._read("step", batch)
         if LENGTHS not in columns:
             raise BatchError("first_tokens needs the batch's seq_lens")
         rows = len(columns[ROWS])

@@ -16,8 +16,13 @@ ShapeBuckets: TypeAlias = Mapping[Shape, Sequence[int]]
 StepTimes: TypeAlias = Mapping[Shape, Mapping[int, float]]
 """By shape and bucket how long a step takes, in any unit."""
 
+Kind: TypeAlias = tuple[int, int]
+"""Topk and nodes of trees whose rates are the same, by position; 1 and 0 of all chains."""
+
 UNTRIED = 8.0
 """How much longer an observation counts where there are no new ones."""
+MORE_BRANCHES, MORE_NODES = 2.0, 1.5
+"""To which power the expected chance of a miss is raised in a tree of more branches, or of as many and more nodes."""
 
 
 class ShapePolicy(Protocol):
@@ -62,10 +67,11 @@ class FixedShape:
 class AcceptanceShape:
     """The shape that commits most tokens per time, by an estimate of how often the draft at each position is accepted.
 
-    Rates belong to positions of shapes of one width, topk. A position's rate is a mean over what was seen there lately,
-    drawn towards what is expected: of the fewest branches towards the rate of the position before it, the first one's
-    towards 1, so that drafts count as no worse than those before them where nothing was drafted for long; of more
-    branches towards the rate at which two drafts of the next fewer would be accepted, 1 - (1 - r)^2. A step of S draft
+    Rates belong to positions of shapes of one kind: chains, or trees of one topk and as many nodes. A position's rate
+    is a mean over what was seen there lately, drawn towards what is expected. Chains, or else the smallest trees, are
+    expected to have the rate of the position before, the first one's 1, so that drafts count as no worse than those
+    before them where nothing was drafted for long. Other trees are expected to miss less than the next smaller kind:
+    1 - (1 - r)^2 with more branches, as if there were two drafts, 1 - (1 - r)^1.5 with more nodes. A step of S draft
     steps commits 1 + r1 + r1 r2 + ... + r1 ... rS tokens. It takes as long as `times` say of the bucket that its
     requests run in, or else 1 + step_cost * S + node_cost * requests * (N - 1) times as long as one without drafts.
     Every bucket has a shape of its own, one of those that were compiled for it and, where there are times, have one
@@ -108,9 +114,9 @@ class AcceptanceShape:
         self._gain, self._patience = gain, patience
         self._times, self._shapes = times, _by_bucket(buckets, times)
         self._keep, self._keep_untried = (1.0 - min(1.0, 1.0 / steps) for steps in (window, UNTRIED * window))
-        widths = sorted({shape.topk for shape in buckets if shape.num_steps})
-        self._tried = {width: [0.0] * max(steps) for width in widths}
-        self._accepted = {width: [0.0] * max(steps) for width in widths}
+        kinds = sorted({_kind(shape) for shape in buckets if shape.num_steps})
+        self._tried = {kind: [0.0] * max(steps) for kind in kinds}
+        self._accepted = {kind: [0.0] * max(steps) for kind in kinds}
         self._bucket = max(self._shapes)
         self._current = {bucket: max(shapes) for bucket, shapes in self._shapes.items()}
         self._stayed = dict.fromkeys(self._shapes, 0)
@@ -132,10 +138,10 @@ class AcceptanceShape:
         if not accept_lens:
             return
         self._stayed[self._bucket] += 1
-        for width, tried in self._tried.items():
-            accepted = self._accepted[width]
+        for kind, tried in self._tried.items():
+            accepted = self._accepted[kind]
             for position in range(len(tried)):
-                drafted = width == shape.topk and position < shape.num_steps
+                drafted = kind == _kind(shape) and position < shape.num_steps
                 keep = self._keep if drafted else self._keep_untried
                 tried[position] *= keep
                 accepted[position] *= keep
@@ -143,29 +149,38 @@ class AcceptanceShape:
                     tried[position] += sum(length > position for length in accept_lens)
                     accepted[position] += sum(length > position + 1 for length in accept_lens)
 
-    def rates(self) -> dict[int, list[float]]:
-        """By topk how often a draft at each position is accepted, of those whose predecessors were."""
-        by_width: dict[int, list[float]] = {}
-        narrower: list[float] | None = None
-        for width, tried in self._tried.items():
-            rates: list[float] = []
-            for position, (count, accepted) in enumerate(zip(tried, self._accepted[width], strict=True)):
-                before = rates[-1] if rates else 1.0
-                expected = before if narrower is None else 1.0 - (1.0 - narrower[position]) ** 2
-                rates.append((accepted + self._pull * expected) / (count + self._pull))
-            by_width[width] = narrower = rates
-        return by_width
+    def rates(self) -> dict[Kind, list[float]]:
+        """How often a draft at each position is accepted, of those whose predecessors were.
 
-    def _speed(self, shape: Shape, rates: Mapping[int, Sequence[float]], bucket: int, requests: int) -> float:
+        By topk and nodes of trees, and of chains by 1 and 0.
+        """
+        by_kind: dict[Kind, list[float]] = {}
+        smaller: Kind | None = None
+        for kind, tried in self._tried.items():
+            rates: list[float] = []
+            for position, (count, accepted) in enumerate(zip(tried, self._accepted[kind], strict=True)):
+                expected = rates[-1] if rates else 1.0
+                if smaller is not None:
+                    misses = 1.0 - by_kind[smaller][position]
+                    expected = 1.0 - misses ** (MORE_NODES if kind[0] == smaller[0] else MORE_BRANCHES)
+                rates.append((accepted + self._pull * expected) / (count + self._pull))
+            by_kind[kind], smaller = rates, kind
+        return by_kind
+
+    def _speed(self, shape: Shape, rates: Mapping[Kind, Sequence[float]], bucket: int, requests: int) -> float:
         """Tokens per time of a step of a shape in a bucket that holds the requests."""
         committed = reached = 1.0
-        for rate in rates[shape.topk][: shape.num_steps] if shape.num_steps else ():
+        for rate in rates[_kind(shape)][: shape.num_steps] if shape.num_steps else ():
             reached *= rate
             committed += reached
         if self._times is not None:
             return committed / self._times[shape][bucket]
         nodes = max(1, requests) * (shape.num_nodes - 1)
         return committed / (1.0 + self._step_cost * shape.num_steps + self._node_cost * nodes)
+
+
+def _kind(shape: Shape) -> Kind:
+    return (shape.topk, shape.num_nodes) if shape.is_tree else (1, 0)
 
 
 def _by_bucket(buckets: ShapeBuckets, times: StepTimes | None) -> dict[int, list[Shape]]:

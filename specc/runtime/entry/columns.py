@@ -28,7 +28,7 @@ class Columns:
     def __init__(self, plan: Plan, entry: str, table: Tensor) -> None:
         """The inputs of an entry of `plan`, for requests in rows of the engine's table i32[p, C]."""
         self.inputs = plan.written_inputs(entry)
-        self._entry, self._table, self._most = entry, table, plan.buckets[-1]
+        self._entry, self._table = entry, table
         # A draft at true positions prefills the first token behind the prompt.
         drafts = entry == "step" or plan.rotated
         self._beyond = plan.kv.window if drafts else plan.kv.first_draft_position
@@ -38,14 +38,12 @@ class Columns:
     def of(self, batch: Batch) -> dict[str, list[int] | Tensor]:
         """The batch by input name: checked lists of integers, or tensors i64[b] on the device.
 
-        BatchError when it is no batch, or none that the entry can run.
+        BatchError when it is no batch, or none that the entry can run, but for how many requests it has.
         """
         if not all(hasattr(batch, name) for name in NAMES):
             raise BatchError(f"{self._entry} takes a Batch, got a {type(batch).__name__}")
         pool_rows, room = self._table.shape[0], self._room
         rows = batch_rows(batch.req_pool_indices, pool_rows, self._table.device)
-        if len(rows) > self._most:
-            raise BatchError(f"{len(rows)} requests, the largest bucket holds {self._most}")
         columns: dict[str, list[int] | Tensor] = {ROWS: rows}
         room -= self._beyond
         room = room if self._longest is None else min(room, int(self._longest))

@@ -86,7 +86,7 @@ class Prefill:
         plan = planned("EAGLE", verify="target_only", **keys)[0]
         engine = Engine.of_plan(plan, seed=3)
         self.step = Step(plan, ReferenceBackend(), torch.device("cpu"), engine, engine.table, engine.kv)
-        package: Any = SimpleNamespace(plan=plan, Sampling=Sampling, Batch=Batch)
+        package: Any = SimpleNamespace(plan=plan, plans={"3": plan}, Sampling=Sampling, Batch=Batch)
         self.admission = Admission(package, self.step, iter(seeds).__next__)
 
     def say(

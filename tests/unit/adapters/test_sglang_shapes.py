@@ -10,6 +10,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import torch
 from fakes.sglang_modules import SETTINGS
 from fakes.sglang_server import Server, adapter, part
 from fakes.sglang_worker import IntelAMXAttnBackend, TritonAttnBackend
@@ -24,12 +25,13 @@ from specc.runtime.plan.plan import Plan
 from specc.runtime.plan.shape import Shape
 
 __all__ = ["serve"]
-CHAINS = [{"num_steps": steps} for steps in (0, 1, 3)]
-MIXED = [
+CHAINS: list[dict[str, Any]] = [{"num_steps": steps} for steps in (0, 1, 3)]
+MIXED: list[dict[str, Any]] = [
     {"num_steps": 3, "topk": 3, "num_draft_tokens": 9},
     {"num_steps": 2, "topk": 2, "num_draft_tokens": 5},
     *CHAINS,
 ]
+BUCKETED = [MIXED[0] | {"buckets": [1]}, MIXED[1] | {"buckets": [1, 2]}, *CHAINS]
 QLEN, FULL = {"mask": "qlen"}, {"mask": "full", "context_length": 88}
 LONG = [*BATCHES, *BATCHES[::-1]]
 
@@ -47,7 +49,8 @@ def shuffle(server: Server, seed: int = 0) -> list[Shape]:
     draw, chosen = random.Random(seed), list[Shape]()
 
     def choose(requests: int) -> Shape:
-        chosen.append(draw.choice([*server.worker.steps._plans]))
+        plans = server.worker.steps._plans
+        chosen.append(draw.choice([shape for shape, plan in plans.items() if plan.buckets[-1] >= requests]))
         return chosen[-1]
 
     server.worker.steps.shapes.choose = choose
@@ -63,6 +66,7 @@ def shuffle(server: Server, seed: int = 0) -> list[Shape]:
         ("EAGLE", MIXED, QLEN),
         ("STANDALONE", MIXED, QLEN),
         ("EAGLE", MIXED, FULL),
+        ("EAGLE", BUCKETED, QLEN),
     ],
 )
 def test_texts_are_the_targets_own_at_any_shape(
@@ -76,7 +80,7 @@ def test_texts_are_the_targets_own_at_any_shape(
     run(server, LONG)
     report = server.worker.steps.report()
     assert report["served_by_shape"] == {str(shape): chosen.count(shape) for shape in dict.fromkeys(chosen)}
-    assert report["served"] == len(LONG) and len({*chosen}) == len(plans)
+    assert report["served"] == len(LONG) and len({*chosen}) == len(plans) > 2
     assert max(map(max, server.steps.values())) > 2, "drafts are accepted"
 
 
@@ -98,12 +102,15 @@ def run_any(server: Server, batches: Sequence[Sequence[int]]) -> None:
 
 def test_sglangs_own_steps_come_between_any_shapes(serve: Serve) -> None:
     """Chains, which the stand-in of its worker can draft."""
-    server = started(serve, plans_of(CHAINS))
-    shuffle(server)
+    server = started(serve, plans_of(CHAINS), metrics=True)
+    chosen, before = shuffle(server), {shape: counted_steps(shape) for shape in server.worker.steps._plans}
     server.begin({row: PROMPTS[row] for row in (3, 1, 2)})
     server.begin({6: PROMPTS[6]}, min_new_tokens=2)
     run(server, LONG)
     assert server.worker.steps.left == {"min_new_tokens": sum(6 in rows for rows in LONG)}
+    assert {shape: counted_steps(shape) - was for shape, was in before.items()} == {
+        shape: chosen.count(shape) for shape in before
+    }
 
 
 def test_a_policy_chooses_and_learns_from_what_is_accepted(serve: Serve) -> None:
@@ -147,8 +154,11 @@ def test_the_shape_is_changed_in_a_running_server(serve: Serve) -> None:
     server.begin(PROMPTS)
     for name in ("1", "0", "auto", "3"):
         assert switched(name)
+        before = server.worker.steps.report()["served_by_shape"].get(name, 0)
         run(server, BATCHES[:2])
-        assert server.worker.steps.report()["shape"] == name
+        report = server.worker.steps.report()
+        assert report["shape"] == name
+        assert name == "auto" or report["served_by_shape"][name] == before + 2
     assert not any(map(switched, ("2", 2, "5x4x8")))
     steps = server.worker.steps
     before = steps.report()["served_by_shape"]
@@ -179,13 +189,13 @@ def test_times_are_measured_or_those_of_a_file(serve: Serve, monkeypatch: pytest
 @pytest.mark.parametrize(
     ("name", "theirs", "misfit"),
     [
-        ("speculative_num_steps", 4, "num_steps is 3 in the program, 4 in the server"),
-        ("speculative_eagle_topk", 2, "topk is 3 in the program, 2 in the server"),
+        ("speculative_num_steps", 2, "num_steps is 3 in the program, 2 in the server"),
+        ("speculative_eagle_topk", 1, "topk is 3 in the program, 1 in the server"),
         ("speculative_num_draft_tokens", 5, "num_draft_tokens is 9 in the program, 5 in the server"),
     ],
 )
 def test_the_server_has_of_everything_the_most(serve: Serve, name: str, theirs: int, misfit: str) -> None:
-    plans = plans_of(MIXED, **QLEN)
+    plans = plans_of([{"num_steps": 3}, {"num_steps": 2, "topk": 3, "num_draft_tokens": 9}], **QLEN)
     server = started(serve, plans)
     by_shape = {plan.shape: plan for plan in plans}
     assert adapter("fit").misfits(by_shape, server.worker) == []
@@ -236,6 +246,18 @@ def test_lengths_are_simulated_by_shape(serve: Serve, monkeypatch: pytest.Monkey
         by_shape[shape] += lengths
     means = {str(shape): sum(lengths) / len(lengths) for shape, lengths in by_shape.items()}
     assert means == {"3": pytest.approx(2.5, abs=0.5), "1": pytest.approx(1.75, abs=0.2), "0": 1.0}
+
+
+def test_a_tree_that_is_less_deep_accepts_all_of_a_path(serve: Serve) -> None:
+    """0 has the children 1 and 2, and 2 has 3: a length of 4 is cut to 3."""
+    started(serve, plans_of(CHAINS))
+    simulated = object.__new__(adapter("simulate").Simulated)
+    simulated._depths = torch.arange(5)
+    sees = torch.eye(4, dtype=torch.bool)
+    sees[1:, 0] = sees[3, 2] = True
+    for length, path in ((1, [0, 0, 0, 0]), (2, [0, 1, 1, 1]), (3, [0, 2, 3, 3]), (4, [0, 2, 3, 3])):
+        columns = simulated._path(torch.tensor([length - 1]), torch.tensor([[0, 1, 1, 2]]), sees[None])
+        assert columns.tolist() == [path]
 
 
 def test_lengths_that_cannot_be(serve: Serve, monkeypatch: pytest.MonkeyPatch) -> None:

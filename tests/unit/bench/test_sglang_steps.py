@@ -181,19 +181,21 @@ def test_every_variant_with_speculation_has_a_configuration_of_its_sizes(tmp_pat
         config = YAML(typ="safe").load(path)
         assert config["name"] == f"bench_{path.stem}"
         configs[f"specc_program_{config['name']}"] = config
-    wanted = {variant.program for variant in variants.VARIANTS.values() if variant.program}
-    assert configs.keys() == wanted
-    for variant in variants.VARIANTS.values():
+    every = [*variants.VARIANTS.values(), *variants.SHAPED.values()]
+    assert configs.keys() == {variant.program for variant in every if variant.program}
+    for variant in every:
         if variant.program:
             check_config(configs[variant.program], variant, tmp_path)
 
 
 def check_config(config, variant, folder):
-    num_steps, topk, nodes = variant.shape
+    num_steps, topk, _ = variant.shape
     assert config["algorithm"] == variant.algorithm
-    assert config["num_steps"] == num_steps
-    assert config.get("topk", 1) == topk
-    assert config.get("num_draft_tokens", num_steps + 1) == nodes
+    shapes = [
+        (one["num_steps"], one.get("topk", 1), one.get("num_draft_tokens", one["num_steps"] + 1))
+        for one in config.get("shapes", [config])
+    ]
+    assert tuple(map(max, zip(*shapes, strict=True))) == variant.shape
     room = variant.models.context + 2 * (num_steps + 1)  # for the two steps that end a text
     assert config.get("context_length", room) == room
     assert config.get("page_size", 1) == variant.page_size

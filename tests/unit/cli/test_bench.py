@@ -145,3 +145,48 @@ def test_what_was_found_is_written(monkeypatch: pytest.MonkeyPatch, tmp_path: Pa
 
 def test_seconds_are_searched_for_at_most() -> None:
     assert tune.SECONDS >= 60 and run("tune", CHAIN, "--seconds", "0").exit_code == 2
+
+
+SHAPES = str(ROOT / "examples" / "eagle-tree-and-chain.yaml")
+
+
+def test_shapes_are_timed_on_a_gpu_alone(tmp_path: Path) -> None:
+    place = tmp_path / "t.json"
+    done = run("tune", "--shapes", SHAPES, "-o", str(place))
+    assert done.exit_code == 3 and "measure/no-gpu" in done.stderr and not place.exists()
+    alone = run("tune", "--shapes", CHAIN, "-o", str(place))
+    assert alone.exit_code == 2 and "the configuration has one shape" in alone.stderr
+    sizes = "{hidden_size: 64, num_layers: 2, num_kv_heads: 2, head_dim: 16, vocab_size: 96, dtype: float32}"
+    config = tmp_path / "c.yaml"
+    models = f"target: {sizes}\ndraft: {sizes}\n"
+    config.write_text(f"name: c\nalgorithm: STANDALONE\nnum_steps: [1, 2]\n{models}")
+    unnamed = run("tune", "--shapes", str(config))
+    assert unnamed.exit_code == 2 and "names no `model:`" in unnamed.stderr
+
+
+def test_times_of_shapes_are_written_and_shown(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """On the CPU in place of a GPU; a run of the same program reads the file, and one of another refuses it."""
+    from specc.build import build as compiling
+    from specc.cli import timed_shapes
+
+    monkeypatch.setattr(bench, "here", lambda: torch.device("cpu"))
+    monkeypatch.setattr(bench, "device_arch", lambda device: "sm_90")
+    monkeypatch.setattr(compiling, "require_compiler", lambda *asked: None)
+    monkeypatch.setattr(timed_shapes, "compile_machine_code", lambda *asked, **how: None)
+    place = tmp_path / "new" / "t.json"
+    done = run("tune", "--shapes", SHAPES, "-o", str(place), "--format", "json")
+    assert done.exit_code == 0, done.stderr
+    times = json.loads(done.stdout)["times"]
+    written = json.loads(place.read_text())
+    assert written["times"] == times and written["gpu"] == "cpu" and written["engine"].startswith("specc ")
+    wheels = tmp_path / "wheels"
+    assert run("build", SHAPES, "-o", str(wheels), "--arch", "sm_90", "--quiet").exit_code == 0
+    (wheel,) = wheels.glob("*.whl")
+    models = ROOT / "examples" / "models"
+    words = ["run", str(wheel), "--target", str(models / "target"), "--draft", str(models / "eagle"), "--device", "cpu"]
+    words += ["--prompt", "def main():", "--max-new-tokens", "4", "--step-times", str(place)]
+    assert run(*words).exit_code == 0
+    assert run(*words, "--shape", "0").exit_code == 2
+    place.write_text(place.read_text().replace('"ms"', '"us"'))
+    wrong = run(*words)
+    assert wrong.exit_code == 1 and "error[run/step-times]" in wrong.stderr and "the unit is 'us'" in wrong.stderr

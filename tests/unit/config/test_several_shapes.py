@@ -187,3 +187,51 @@ def test_the_schema_has_shapes() -> None:
     assert _against_the_schema([{"num_steps": 3}, {"num_steps": 2, "topk": 2, "num_draft_tokens": 5}], "shapes") == []
     assert _against_the_schema([{}], "shapes")
     assert _against_the_schema([{"num_steps": 3, "depth": 1}], "shapes")
+
+
+def test_buckets_of_each_shape(load: Load) -> None:
+    """Every shape has those that it lists, or all; the largest of its own is what its memory is for."""
+    tree = "num_steps: 5, topk: 4, num_draft_tokens: 24, buckets: [1]"
+    text = listed(tree, "num_steps: 3", "num_steps: 0, buckets: [8, 64]")
+    loaded = load(text)
+    by_name = {str(shape): buckets for shape, buckets in loaded.config.buckets_of.items()}
+    assert by_name == {"0": (8, 64), "3": (1, 8, 64), "5x4x24": (1,)}
+    largest = [(str(shape.config.shape), shape.config.max_batch) for shape in loaded.shapes()]
+    assert largest == [("5x4x24", 1), ("3", 64), ("0", 64)]
+    assert {shape.config.pool_rows for shape in loaded.shapes()} == {65}
+    lines = [shape.location("buckets").line for shape in loaded.shapes()]
+    first, all_buckets = (text.splitlines().index(line) for line in ("shapes:", "buckets: [1, 8, 64]"))
+    first, all_buckets = first + 2, all_buckets + 1
+    assert lines == [first, all_buckets, first + 2]
+
+
+@pytest.mark.parametrize(
+    ("shapes", "said", "column"),
+    [
+        (["num_steps: 3, buckets: [1, 4]"], "and 4 is none of these", 33),
+        (["num_steps: 3, buckets: []"], "there must be at least one bucket", 29),
+        (["num_steps: 3, buckets: [8, 1]"], "buckets must ascend, and 1 follows 8", 33),
+        (["num_steps: 3, buckets: [0, 1]"], "a bucket is a batch size from 1 to 65536", 30),
+    ],
+)
+def test_what_is_wrong_with_the_buckets_of_a_shape(find: Find, shapes: list[str], said: str, column: int) -> None:
+    text = listed(*shapes, "num_steps: 1")
+    finding = only(find(text))
+    assert finding.code == "config/buckets"
+    assert said in finding.message
+    assert finding.location is not None
+    assert (finding.location.line, finding.location.column) == (text.splitlines().index("shapes:") + 2, column)
+
+
+def test_every_bucket_needs_a_shape(find: Find) -> None:
+    shapes = "num_steps: 3, buckets: [1]", "num_steps: 0, buckets: [1, 64]"
+    finding = only(find(listed(*shapes)))
+    assert finding.message == "no shape has the bucket 8, so that no step could run it"
+    assert (finding.code, finding.hint) == ("config/buckets", "add 8 to the buckets of a shape")
+    text = listed(*shapes).splitlines()
+    assert finding.location is not None
+    assert (finding.location.line, finding.location.column) == (text.index("buckets: [1, 8, 64]") + 1, 14)
+    unsaid = listed(*shapes).replace("buckets: [1, 8, 64]\n", "").replace("64]", "2]")
+    places = {(str(one.location), one.message.split(",")[0]) for one in find(unsaid)}
+    line = unsaid.splitlines().index("shapes:") + 1
+    assert places == {(f"c.yaml:{line}:1", f"no shape has the bucket {size}") for size in (4, 8)}

@@ -19,8 +19,10 @@ from test_transfer import CASES, CPU, IDS, Machine, plugin, text
 from specc.runtime import program as program_module
 from specc.runtime.backends import Backend
 from specc.runtime.backends.cpu import ReferenceBackend
-from specc.runtime.errors import BindError
+from specc.runtime.batch import Batch
+from specc.runtime.errors import BatchError, BindError
 from specc.runtime.memory.arena import allocate
+from specc.runtime.plan.nodes import Launch
 from specc.runtime.plan.plan import Plan
 from specc.runtime.program import Program
 from specc.runtime.step import Step
@@ -259,3 +261,87 @@ def test_what_has_moved_is_not_captured(captured: Any) -> None:
     machine.engine.table.set_(machine.engine.table.clone())
     with pytest.raises(BindError, match="req_to_token has moved"):
         machine.step.capture("segments")
+
+
+SOME = [
+    {"num_steps": 3, "topk": 3, "num_draft_tokens": 10, "buckets": [1, 2]},
+    {"num_steps": 2, "buckets": [2, 4]},
+    {"num_steps": 0, "buckets": [4, 6]},
+]
+"""Shapes with buckets of their own; the deepest has the smallest."""
+
+
+def of_some_buckets(algorithm: str, seed: int, **keys: Any) -> Machine:
+    """A bound program of shapes with buckets of their own."""
+    keys |= {"options": {"window": 64}} if algorithm == "NGRAM" else {}
+    plans = planned(algorithm, shapes=SOME, buckets=[1, 2, 4, 6], max_requests=8, page_size=16, **keys)
+    return bind(plans, seed)
+
+
+@pytest.mark.parametrize("algorithm", ["EAGLE", "STANDALONE", "NGRAM"])
+@pytest.mark.parametrize("verify", ["greedy", "target_only"])
+def test_any_shape_prefills_as_many_as_the_largest_holds(algorithm: str, verify: str) -> None:
+    """As a program of the largest shape alone would, and whoever is decoded afterwards goes on from there."""
+    machine, rng = of_some_buckets(algorithm, 1, verify=verify), random.Random(4)
+    prompts = {row: text(rng) for row in (1, 2, 3, 5, 7, 8)}
+    step = machine.step
+    assert step.shape.num_steps == 3
+    assert {str(shape): buckets for shape, buckets in step.buckets.items()} == {
+        "3x3x10": (1, 2),
+        "2": (2, 4),
+        "0": (4, 6),
+    }
+    machine.prefill(prompts)
+    twin = of_some_buckets(algorithm, 1, verify=verify)
+    twin.step = twin.step.at("0")
+    twin.prefill(prompts)
+    states = [one.step.read_carry([*prompts]).fields for one in (machine, twin)]
+    for name, field in states[0].items():
+        if name != "sampling_seed":
+            assert torch.equal(field, states[1][name]), name
+    for shape, rows in [("0", [*prompts]), ("2", [8, 1, 3, 2]), ("3x3x10", [7, 5]), ("3x3x10", [2])]:
+        machine.step = step.at(shape)
+        assert len(machine.decode(rows, padded=True)) == len(rows)
+    with pytest.raises(BatchError, match=r"^7 requests, the largest bucket of the shape 0 holds 6$"):
+        step.prefill(Batch(list(range(1, 8)), [1] * 7, [0] * 7 if algorithm == "NGRAM" else None))
+
+
+def test_a_batch_that_a_shape_does_not_hold_is_told_which_do() -> None:
+    machine = of_some_buckets("EAGLE", 1)
+    machine.prefill({row: [1, 2, 3] for row in range(1, 7)})
+    states = machine.step.read_carry(list(range(1, 7))).fields
+    for shape, rows, message in [
+        ("3x3x10", 3, "3 requests, the largest bucket of the shape 3x3x10 holds 2; 0, 2 hold them"),
+        ("2", 5, "5 requests, the largest bucket of the shape 2 holds 4; 0 holds them"),
+        ("0", 7, "7 requests, the largest bucket of the shape 0 holds 6"),
+    ]:
+        step = machine.step.at(shape)
+        with pytest.raises(BatchError, match=f"^{message}$"):
+            step.decode(Batch(list(range(1, rows + 1)), [3] * rows))
+        at_least = f"at least {rows} rows, {message.partition(', ')[2]}"
+        with pytest.raises(BatchError, match=f"^{at_least}$"):
+            step.decode(Batch([1], [3]), at_least=rows)
+    after = machine.step.read_carry(list(range(1, 7))).fields
+    assert all(torch.equal(after[name], states[name]) for name in states)
+
+
+def test_a_shape_reserves_for_its_own_largest_batch() -> None:
+    """A tree of one request costs no memory of sixty-four; what is carried is as large as ever."""
+    tree = {"num_steps": 3, "topk": 4, "num_draft_tokens": 16}
+    shapes = [tree | {"buckets": [1]}, {"num_steps": 3}]
+    small, chain = planned("EAGLE", shapes=shapes, buckets=[1, 64], page_size=16)
+    large, _ = planned("EAGLE", shapes=[tree, {"num_steps": 3}], buckets=[1, 64], page_size=16)
+    (alone,) = planned("EAGLE", **tree, buckets=[1], max_requests=64, page_size=16)
+    assert small.memory.relay == chain.memory.relay == large.memory.relay
+    assert small.memory.arena - small.memory.relay < (large.memory.arena - large.memory.relay) / 16
+    assert small.dims == alone.dims
+    assert small.totals.keys() == {1}
+    assert all(set(node.grid) == {1} for node in small.nodes("step") if isinstance(node, Launch))
+
+
+def test_graphs_are_of_the_buckets_of_their_shape(cuda: FakeCuda, captured: Any) -> None:
+    plans = planned("EAGLE", shapes=SOME, buckets=[1, 2, 4, 6], page_size=16)
+    step = captured(plans, 1, capture=True).step
+    graphs = {str(shape): tuple(sorted(step.at(shape).memory.graphs)) for shape in step.buckets}
+    assert graphs == {str(shape): buckets for shape, buckets in step.buckets.items()}
+    assert cuda.captures == sum(map(len, graphs.values()))

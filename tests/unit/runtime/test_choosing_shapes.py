@@ -172,7 +172,7 @@ def learned(policy: AcceptanceShape, tokens: int) -> list[float]:
     """The rates after ten steps of the deepest that commit so many tokens."""
     for _ in range(10):
         policy.observe(Shape(4, 1, 5), [tokens, 1])
-    return policy.rates()[1]
+    return policy.rates()[1, 0]
 
 
 @pytest.mark.parametrize("seed", range(5))
@@ -189,7 +189,7 @@ def test_rates_are_weighted_means_of_what_was_seen(seed: int) -> None:
         depth = random.choice([1, 2, 5])
         history.append((depth, [accept_len(random, 0.7, depth) for _ in range(random.randrange(4))]))
         policy.observe(Shape(depth, 1, depth + 1), history[-1][1])
-        assert policy.rates()[1] == pytest.approx(brute_force(history, window, pull))
+        assert policy.rates()[1, 0] == pytest.approx(brute_force(history, window, pull))
 
 
 def brute_force(history: list[tuple[int, list[int]]], window: float, pull: float) -> list[float]:
@@ -300,8 +300,23 @@ def test_a_width_that_nobody_drafts_is_expected_to_be_better_than_the_next_narro
     for _ in range(400):
         policy.observe(Shape(3, 1, 4), [2, 1])
     rates = policy.rates()
-    assert rates[1][:2] == pytest.approx([0.5, 0.0], abs=0.04)
-    assert rates[4][:2] == pytest.approx([0.75, 0.0], abs=0.07)
+    assert rates[1, 0][:2] == pytest.approx([0.5, 0.0], abs=0.04)
+    tree = rates[min(kind for kind in rates if kind[0] == 4)]
+    assert tree[:2] == pytest.approx([0.75, 0.0], abs=0.07)
+
+
+def test_trees_of_more_nodes_have_rates_of_their_own() -> None:
+    """Two trees of one width are not told apart by their branches: what one accepts says little of the other."""
+    small, large = Shape(2, 4, 8), Shape(2, 4, 16)
+    policy = AcceptanceShape(dict.fromkeys((small, large, Shape(2, 1, 3)), (1, 8)))
+    for _ in range(400):
+        policy.observe(small, [2, 1])
+    assert policy.rates()[4, 8][0] == pytest.approx(0.5, abs=0.04)
+    assert policy.rates()[4, 16][0] == pytest.approx(1 - 0.5**1.5, abs=0.04), "expected to miss less"
+    for _ in range(400):
+        policy.observe(large, [3, 3, 3, 1])
+    assert policy.rates()[4, 16][0] == pytest.approx(0.75, abs=0.04)
+    assert policy.rates()[4, 8][0] == pytest.approx(0.5, abs=0.2), "it is forgotten slowly"
 
 
 @pytest.mark.parametrize(

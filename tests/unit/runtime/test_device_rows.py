@@ -139,7 +139,7 @@ def test_columns_are_padded_with_zeros_whatever_lay_there() -> None:
         ),
         (torch.tensor([[1, 2]]), [3, 3], r"req_pool_indices has shape \[1, 2\], the program reads \[b\]"),
         (torch.tensor([1, 2], device="meta"), [3, 3], "req_pool_indices is on meta, the program on cpu"),
-        (torch.tensor([1, 2, 3, 4, 5]), None, "5 requests, the largest bucket holds 4"),
+        (torch.tensor([1, 2, 3, 4, 5]), [3] * 5, "5 requests, the largest bucket holds 4"),
         (torch.tensor([1, 2]), None, "step needs the batch's seq_lens"),
         (torch.tensor([1, 2]), [3], "1 lengths for 2 pool rows"),
         (torch.tensor([1, 2]), [3, 0], "request 1 has length 0"),
