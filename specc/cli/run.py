@@ -70,8 +70,6 @@ def run(
     """
     with reporting(format) as report:
         texts = _prompts(prompt or [], prompts)
-        if not texts:
-            raise typer.BadParameter("give at least one --prompt, or --prompts FILE")
         _check_stops(stop or ())
         sampling = _sampling(
             check=check, temperature=temperature, seed=seed, top_k=top_k, top_p=top_p, min_p=min_p,
@@ -84,7 +82,8 @@ def run(
         files = _Files(target, draft, corpus, token_map, logprobs, step_times)
         with _wheel_package(program) as module:
             engine = _make_engine(module, files, device, printer, max_context=max_context, shape=shape)
-            report.show(engine.warnings if format is Format.text else [])
+            if printer.is_text:
+                report.show(engine.warnings)
             completions = _generate(engine, texts, _conditions(engine, max_new_tokens, stop or ()), sampling, printer)
             if metrics is not None:
                 _write_metrics(engine, metrics)
@@ -131,9 +130,12 @@ class _Files:
 
 
 def _prompts(given: Sequence[str], file: Path | None) -> list[str]:
-    """Return all prompts: those of the command line, then those of the file."""
+    """Return all prompts: those of the command line, then those of the file. BadParameter where there are none."""
     require_whole(given, "the command line")
-    return [*given, *(read_prompts(file) if file is not None else [])]
+    texts = [*given, *(read_prompts(file) if file is not None else [])]
+    if not texts:
+        raise typer.BadParameter("give at least one --prompt, or --prompts FILE")
+    return texts
 
 
 def _check_stops(stops: Sequence[str]) -> None:

@@ -129,7 +129,7 @@ def test_a_gpu_is_asked_for_its_time_once_the_steps_are_queued(monkeypatch: pyte
 
 def test_what_a_step_raises_is_raised() -> None:
     machine = bind(plans_of("EAGLE"), 1)
-    with pytest.raises(BatchError, match="at least 64 rows, the largest bucket holds 4"):
+    with pytest.raises(BatchError, match="at least 64 rows, the largest bucket of the shape 3 holds 4"):
         measure_step_times(machine.step, lambda shape, bucket: machine.step.decode(batch(), at_least=64))
 
 
