@@ -104,9 +104,8 @@ def test_one_bucket_and_trees_in_the_summary() -> None:
     assert check_module.summary(replace(config, file=config.file.model_copy(update={"buckets": [4]}))).endswith(
         "page 16, bucket 4"
     )
-    assert "tree of 8" in check_module.summary(
-        replace(config, shape=(tree := Shape(3, 2, 8)), buckets_of={tree: (1, 2)})
-    )
+    tree = Shape(3, 2, 8)
+    assert "tree of 8" in check_module.summary(replace(config, shape=tree, buckets_of={tree: (1, 2)}))
 
 
 @pytest.mark.usefixtures("front")
