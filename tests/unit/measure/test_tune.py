@@ -114,7 +114,7 @@ def test_shapes_have_choices_of_their_own(clock: Clock) -> None:
     ]
     assert list(tuned.steps) == ["2", "1"]
     text = tuning_text(tuned.tuning, tuned.found, tuned.steps)
-    assert "num_steps 2: 1.00 at 1" in text and text.count("num_steps: ") == 2
+    assert "shape 2: 1.00 at 1" in text and text.count("\n    shape: ") == 2
 
 
 def test_no_time_tries_nothing_but_what_there_is(clock: Clock) -> None:
