@@ -25,14 +25,14 @@ def built(kernel, arch, constants):
 
 shared = {"SHARES": 16, "BLOCK": 512}
 for arch in (80, 90, 100):
-    for topk, page in ((1, 1), (4, 16)):
-        sizes = {"P": page, "S": 3, "K": topk} | shared
+    for topk, page, steps in ((1, 1, 3), (4, 16, 3), (1, 1, 0)):
+        sizes = {"P": page, "S": steps, "D": max(steps - 1, 0), "K": topk} | shared
         tables = {"LARGEST": 8, "VERIFIED": 4 if topk == 1 else 0, "WINDOW": 8, "FORWARDS": 8, "BRANCH": 4}
         built(fill_tables, arch, sizes | tables)
         built(fill_lists, arch, sizes | {"BRANCHES": 8 * topk, "C": 4096, "N": 8, "FORWARDS": 4})
     built(pack_mask, arch, {"N": 8, "BYTES": 4096} | shared)
 """
-KERNELS = ["fill_tables", "fill_lists", "fill_tables", "fill_lists", "pack_mask"]
+KERNELS = [*["fill_tables", "fill_lists"] * 3, "pack_mask"]
 
 
 def test_kernels_compile() -> None:
