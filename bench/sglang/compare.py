@@ -92,10 +92,7 @@ class Session:
 
     def result(self, variant: Variant, sides: tuple[str, ...]) -> Result:
         """What a run left; "error" where there is none."""
-        try:
-            return json.loads(self.path(variant, sides, "json").read_text())
-        except (OSError, ValueError):
-            return {"error": "not run"}
+        return left_in(self.path(variant, sides, "json"))
 
     @cached_property
     def prompts(self) -> list[list[int]]:
@@ -103,6 +100,14 @@ class Session:
         from prompts import text_prompts
 
         return text_prompts(self.models / "ex_target")
+
+
+def left_in(result: Path) -> Result:
+    """What a run left in a file; "error" where there is none."""
+    try:
+        return json.loads(result.read_text())
+    except (OSError, ValueError):
+        return {"error": "not run"}
 
 
 def run_variant(session: Session, variant: Variant) -> None:
@@ -118,32 +123,32 @@ def run_variant(session: Session, variant: Variant) -> None:
 
 def run_engine(session: Session, variant: Variant, sides: tuple[str, ...], gpu: str) -> None:
     """One engine, and what each side does in it."""
-    left, label = session.deadline - time.monotonic(), f"{variant.name} {'+'.join(sides)}"
-    result, job, log = (session.path(variant, sides, suffix) for suffix in ("json", "job", "log"))
+    label = f"{variant.name} {'+'.join(sides)}"
+    result, job = (session.path(variant, sides, suffix) for suffix in ("json", "job"))
     result.unlink(missing_ok=True)
-    if left < LEAST:
-        say(f"{label}: not started, out of time")
-        return
     program = session.programs / variant.program if "specc" in sides and variant.program else None
     if program and not program.is_dir():
         result.write_text(json.dumps({"error": f"there is no program {program}"}))
         say(f"{label}: there is no program {program}")
         return
     job.write_text(json.dumps(make_job(session, variant, sides, program)))
+    run_job(session, label, "one.py", job, environment(session, variant, program, gpu))
+
+
+def run_job(session: Session, label: str, script: str, job: Path, settings: dict[str, str]) -> None:
+    """Run a script of this folder for a job, while there is time; result and log lie beside the job."""
+    result, log, left = job.with_suffix(".json"), job.with_suffix(".log"), session.deadline - time.monotonic()
+    if left < LEAST:
+        say(f"{label}: not started, out of time")
+        return
     begin = time.monotonic()
-    code = run_process(
-        [sys.executable, str(HERE / "one.py"), str(result), str(job)],
-        environment(session, variant, program, gpu),
-        log,
-        min(left, session.limit),
-    )
+    command = [sys.executable, str(HERE / script), str(result), str(job)]
+    code = run_process(command, settings, log, min(left, session.limit))
     say(f"{label}: exit status {code} after {time.monotonic() - begin:.0f} s")
     if code:
-        partial_result = session.result(variant, sides)
+        kept = left_in(result)
         reason = "ran past its limit" if code == -9 else f"exit status {code}"
-        result.write_text(
-            json.dumps(partial_result | {"error": partial_result.get("error", "").replace("not run", "") or reason})
-        )
+        result.write_text(json.dumps(kept | {"error": kept.get("error", "").replace("not run", "") or reason}))
         say("".join(log.read_text(errors="replace").splitlines(keepends=True)[-25:]))
 
 
@@ -207,24 +212,28 @@ def numbers(text: str) -> tuple[int, ...]:
     return tuple(int(word) for word in text.split(",") if word)
 
 
-def arguments() -> argparse.Namespace:
-    """The options of the command line."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("variants", nargs="*", metavar="VARIANT", help=", ".join(VARIANTS))
+def session_options(description: str | None, limit: float) -> argparse.ArgumentParser:
+    """The options that say where things are, and how long a session may take; `limit`: seconds for one engine."""
+    parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--models", type=Path, required=True, help="what models.py made")
     parser.add_argument("--programs", type=Path, required=True, help="unpacked wheels, a folder each")
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--device", choices=["cuda", "cpu"], default="cuda")
     parser.add_argument("--budget", type=float, default=3600, help="seconds for everything")
-    parser.add_argument("--limit", type=float, default=240, help="seconds for one engine")
+    parser.add_argument("--limit", type=float, default=limit, help="seconds for one engine")
+    parser.add_argument("--job", type=json.loads, default={}, metavar="JSON", help="replaces keys of every job")
+    return parser
+
+
+def arguments() -> argparse.Namespace:
+    """The options of the command line."""
+    parser = session_options(__doc__, limit=240)
+    parser.add_argument("variants", nargs="*", metavar="VARIANT", help=", ".join(VARIANTS))
     parser.add_argument("--jobs", type=int, default=1, help="variants at a time")
     parser.add_argument("--gpus", type=int, default=0, help="GPUs that the jobs share; 0 leaves them as they are")
     parser.add_argument("--apart", action="store_true", help="a server for each side")
     for name, default in vars(Points()).items():
         parser.add_argument(f"--{name}", type=numbers, default=default, metavar="N,...")
-    parser.add_argument(
-        "--job", type=json.loads, default={}, metavar="JSON", help="replaces keys of every job of one.py"
-    )
     options = parser.parse_args()
     try:
         options.variants = chosen(options.variants)

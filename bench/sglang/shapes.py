@@ -68,10 +68,7 @@ class Comparison:
 
     def result(self, part: str) -> Result:
         """What it left; "error" where there is nothing."""
-        try:
-            return json.loads(self.path(part, "json").read_text())
-        except (OSError, ValueError):
-            return {"error": "not run"}
+        return compare.left_in(self.path(part, "json"))
 
     def run(self, part: str) -> None:
         """Start a server and have it measured."""
@@ -97,17 +94,8 @@ class Comparison:
         job |= {key: value for key, value in self.job.items() if key in job or name != "texts"}
         self.path(part, "job").write_text(json.dumps(job))
         settings = compare.environment(self.session, variant, program, "") | job.get("environment", {})
-        script = str(HERE / ("one.py" if name == "texts" else "shaped.py"))
-        command = [sys.executable, script, str(self.path(part, "json")), str(self.path(part, "job"))]
-        begin, left = time.monotonic(), self.session.deadline - time.monotonic()
-        if left < compare.LEAST:
-            say(f"{part}: not started, out of time")
-            return
-        code = compare.run_process(command, settings, self.path(part, "log"), min(left, self.session.limit))
-        say(f"{part}: exit status {code} after {time.monotonic() - begin:.0f} s")
-        if code:
-            self.path(part, "json").write_text(json.dumps({"error": f"exit status {code}"} | self.result(part)))
-            say("".join(self.path(part, "log").read_text(errors="replace").splitlines(keepends=True)[-30:]))
+        script = "one.py" if name == "texts" else "shaped.py"
+        compare.run_job(self.session, part, script, self.path(part, "job"), settings)
 
 
 def report(comparison: Comparison, parts: Iterable[str]) -> Result:
@@ -283,19 +271,12 @@ def grid(heads: list[str], rows: Iterable[list[str]]) -> list[str]:
 
 def arguments() -> argparse.Namespace:
     """The options of the command line."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = compare.session_options(__doc__, limit=420)
     parser.add_argument("parts", nargs="*", metavar="PART", help=", ".join(PARTS))
-    parser.add_argument("--models", type=Path, required=True, help="what models.py made")
-    parser.add_argument("--programs", type=Path, required=True, help="unpacked wheels, a folder each")
-    parser.add_argument("--out", type=Path, required=True)
-    parser.add_argument("--device", choices=["cuda", "cpu"], default="cuda")
-    parser.add_argument("--budget", type=float, default=3600, help="seconds for everything")
-    parser.add_argument("--limit", type=float, default=420, help="seconds for one server")
     parser.add_argument("--lengths", type=Path, default=HERE / "accepted.json", help="tables of accepted lengths")
     parser.add_argument("--tables", default="specforge,vllm", help="which of them, the first for all servers")
     parser.add_argument("--contexts", type=numbers, default=(1024,), metavar="N,...")
     parser.add_argument("--batches", type=numbers, default=(1, 2, 4, 8, 16, 32, 64), metavar="N,...")
-    parser.add_argument("--job", type=json.loads, default={}, metavar="JSON", help="replaces keys of every job")
     return parser.parse_args()
 
 

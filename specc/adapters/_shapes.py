@@ -74,6 +74,11 @@ class Shapes:
             self._policy.observe(shape, accept_lens)
 
 
+def largest(plans: Mapping[Any, Any]) -> int:
+    """How many requests a step may have at most, of plans by shape: the largest bucket of any."""
+    return max(plan.buckets[-1] for plan in plans.values())
+
+
 def written(package: Any, buckets: Mapping[Any, Sequence[int]]) -> StepTimes | None:
     """Milliseconds of a step by shape and bucket of the file that `SPECC_STEP_TIMES` names; None where it names none.
 

@@ -84,8 +84,7 @@ def opened(program: str) -> Iterator[Opened]:
     with program_root(program) as root, undamaged(program):
         manifest = Manifest.read(root)
         sizes = manifest.verify(root)
-        plans = [*reversed(load_plans(root, manifest).values())]
-        yield Opened(root, manifest, sizes, {plan.shape: plan for plan in reversed(plans)})
+        yield Opened(root, manifest, sizes, load_plans(root, manifest))
 
 
 @contextmanager

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal, cast
 
@@ -118,12 +119,11 @@ class Program(
             raise BindError(f"a collective of {collective.size} ranks is given, and the program is of one")
         bound: dict[Shape, Step] = {}
         memory = allocate(self.plans.values(), self.device)
-        place = self._backend, self.device
-        given = req_to_token, kv_pools, tables
         kind = _rotated() if self.plan.rotated else Step
+        of_shape = partial(kind, collective=collective, carry=carry, nvtx=nvtx and cuda, memory=memory, shapes=bound)
+        place, given = (self._backend, self.device), (req_to_token, kv_pools, tables)
         for shape, forwards in _by_shape(callbacks, self.plans).items():
-            plan, more = self.plans[shape], {"carry": carry, "nvtx": nvtx and cuda, "memory": memory}
-            bound[shape] = kind(plan, *place, forwards, *given, collective=collective, shapes=bound, **more)
+            bound[shape] = of_shape(self.plans[shape], *place, forwards, *given)
         step = bound[self.plan.shape]
         if capture:
             step.capture(capture)

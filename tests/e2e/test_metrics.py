@@ -53,12 +53,12 @@ class CountingBackend(ReferenceBackend):
 class Watch:
     """What the steps of an engine really did: rows, and launches and forwards of the decode steps that succeeded."""
 
-    def __init__(self, engine: Engine, backend: Any = None) -> None:
+    def __init__(self, engine: Any, backend: Any = None) -> None:
         """Put itself between the engine and its step functions."""
         self.step, self.backend, self.faults = engine.bound, backend, program_of(engine).faults
         self.rows: list[int] = []
         self.prefills = self.launches = self.forwards = 0
-        engine.bound = self  # type: ignore[assignment]
+        engine.bound = self
 
     @property
     def replays(self) -> Any:

@@ -176,7 +176,7 @@ class SpeculativeConfig:
 @at("v1.core.sched.output")
 @dataclass
 class SchedulerOutput:
-    """Of a step how many tokens each request has in it, and which of them were drafted."""
+    """How many tokens each request has in a step, and which of them were drafted."""
 
     num_scheduled_tokens: dict[str, int]
     scheduled_spec_decode_tokens: dict[str, list[int]]

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from .._plugin import HOTTEST, SEEDS
+from .._shapes import largest
 
 DETERMINISTIC_SEED = 42
 """What SGLang gives a request without a seed under `--enable-deterministic-inference`."""
@@ -75,8 +76,7 @@ class Admission:
     ) -> None:
         """Nobody is on the way."""
         self._package, self._step, self._seeds, self._restrict = package, step, seeds, restrict
-        self._largest = max(plan.buckets[-1] for plan in package.plans.values())
-        self._vocabulary = package.plan.size("V")
+        self._largest, self._vocabulary = largest(package.plans), package.plan.size("V")
         self._places: list[int] = []
         self._batch: Any = None
 

@@ -14,6 +14,7 @@ from sglang.srt.runtime_context import get_disagg, get_observability, get_parall
 from sglang.srt.state_capturer.indexer_topk import get_global_indexer_capturer
 from sglang.srt.state_capturer.routed_experts import get_global_experts_capturer
 
+from .._shapes import largest
 from . import shards
 from .attention import roles_of
 from .forwards import scored_tokens
@@ -155,9 +156,8 @@ def _memory(plans: Mapping[Any, Any], worker: Any, server: Server) -> Iterator[s
     target = worker.target_worker.model_runner
     if target.decode_cuda_graph_runner is not None and target.device == "cuda":
         most = max(target.decode_cuda_graph_runner.capture_bs)
-        largest = max(one.buckets[-1] for one in plans.values())
-        if largest > most:
-            yield f"the largest bucket is {largest}, the server captures graphs of up to {most} requests"
+        if (rows := largest(plans)) > most:
+            yield f"the largest bucket is {rows}, the server captures graphs of up to {most} requests"
     # A step may start before the two that end a text are known to.
     length, longest = target.model_config.context_len + 2 * plan.size("A"), plan.kv.longest  # of the deepest
     if longest is not None and length > longest:

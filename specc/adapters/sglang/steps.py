@@ -17,7 +17,7 @@ from torch import Tensor
 
 from .._counters import Counters, Verified
 from .._plugin import SEEDS
-from .._shapes import Shapes
+from .._shapes import Shapes, StepTimes, largest
 from .admission import DETERMINISTIC_SEED, Admission
 from .binding import Bound, bind
 from .forwards import scored_tokens
@@ -76,7 +76,7 @@ class Steps:
         bound = bind(program, worker, self._masks)
         self.step, self.captured, self._attention = bound.step, bound.captured, bound.attention
         self._plans = program.plans
-        self._largest = max(plan.buckets[-1] for plan in program.plans.values())
+        self._largest = largest(program.plans)
         self._room = worker.req_to_token_pool.req_to_token.shape[1] - program.plan.kv.window
         self._blank = _Blank(worker.topk, device)
         self.numbers = Numbers(scored_tokens(worker), program.plan.size("V"))
@@ -101,8 +101,7 @@ class Steps:
         if self.captured != "none":
             self._pads = True
             self._prove(bound, worker)
-        measure = partial(package.measure_step_times, self.step, self._pad) if len(self.step.buckets) > 1 else dict
-        self.shapes = Shapes(package, self.step.buckets, measure, partial(shared, get_parallel().tp_group))
+        self.shapes = Shapes(package, self.step.buckets, self._measure, partial(shared, get_parallel().tp_group))
         self._counters: Counters | None = None
         self._verified: Verified | None = None
         if get_observability().enable_metrics and not get_parallel().tp_rank:
@@ -132,17 +131,10 @@ class Steps:
         """Make the dry step of every shape, unless there is to be none."""
         if self.proof != "passed":
             return
+        rank = get_parallel().tp_rank
         for shape, plan in self._plans.items():
-            step = self.step.at(shape)
-            prove(
-                self._package,
-                plan,
-                step,
-                worker,
-                bound.heard[shape],
-                get_parallel().tp_rank,
-                partial(self._plan, shape),
-            )
+            step, planned = self.step.at(shape), partial(self._plan, shape)
+            prove(self._package, plan, step, worker, bound.heard[shape], rank, planned)
 
     @property
     def _planned(self) -> bool:
@@ -155,10 +147,15 @@ class Steps:
             size = self._plans[shape].bucket(len(lengths)) if self._pads else len(lengths)
             self._attention[shape].plan(size, [*lengths, *[0] * (size - len(lengths))])
 
-    def _pad(self, shape: Any, bucket: int) -> None:
-        """Queue a step all of whose rows are padding."""
-        self._plan(shape, [0] * bucket)
-        self.step.at(shape).decode(self._package.Batch([], []), at_least=bucket)
+    def _measure(self) -> StepTimes:
+        """How long steps take whose rows are all padding."""
+
+        def pad(shape: Any, bucket: int) -> None:
+            self._plan(shape, [0] * bucket)
+            self.step.at(shape).decode(self._package.Batch([], []), at_least=bucket)
+
+        times: StepTimes = self._package.measure_step_times(self.step, pad)
+        return times
 
     def admit(self, batch: Any) -> None:
         """Before a prefill of SGLang's: say how those of its requests are sampled that the program serves."""

@@ -18,7 +18,10 @@ class Numbers:
     """Stands for a table of vLLM's scheduler: the number of drafts by that of requests."""
 
     def __init__(self, package: Any) -> None:
-        """Of a program of several shapes. ServerError where `SPECC_SHAPE` or `SPECC_STEP_TIMES` says what cannot be."""
+        """Ask the policy of a program of several shapes.
+
+        ServerError where `SPECC_SHAPE` or `SPECC_STEP_TIMES` says what cannot be.
+        """
         buckets = {shape: plan.buckets for shape, plan in package.plans.items()}
         # No step was made yet: vLLM captures graphs for the numbers, and then knows what blocks it has.
         self._shapes = Shapes(package, buckets, dict, lambda times: times)

@@ -59,7 +59,6 @@ class Preset:
         options: by algorithm its options, each with its only value; None for one that the adapter does not serve.
         whole_text: by algorithm its option that is as long as a text may be in the engine.
         missing_sampling: values of ``sampling`` that its adapter does not serve.
-        shapes: whether its adapter serves programs of several shapes.
         one_dtype: whether every draft runs in the element type of its target, not heads alone.
         unserved: what its adapter does not serve of the models: the path of a key, and what is not served in words.
         tables: its tables; of carried fields that a program does not have they say nothing. None where it has none.
@@ -83,7 +82,6 @@ class Preset:
     whole_text: Mapping[str, str] = field(default_factory=dict[str, str])
     parts_of_tokens: bool = True
     missing_sampling: tuple[str, ...] = ()
-    shapes: bool = False
     one_dtype: bool = False
     unserved: Callable[[Asked], Iterable[tuple[tuple[str, ...], str]]] = nothing
     tables: TablesBlock | None = None

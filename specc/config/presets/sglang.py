@@ -27,6 +27,5 @@ SGLANG = Preset(
     max_requests=256,
     missing_outputs=("routed_experts", "indexer_topk"),
     gpus="sm_",
-    shapes=True,
     unserved=unserved,
 )

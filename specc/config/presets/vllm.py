@@ -29,7 +29,6 @@ VLLM = Preset(
     missing_outputs=("logprobs", "hidden_states", "routed_experts", "indexer_topk"),
     gpus="sm_",
     one_dtype=True,
-    shapes=True,  # chains; its scheduler says in every step how many tokens the next one verifies
     missing_sampling=("logit_bias", "grammar", "min_p"),  # it masks logits itself, and refuses the others with drafts
     options={"NGRAM": {"beyond": "last", "corpus": None}},
     whole_text={"NGRAM": "window"},

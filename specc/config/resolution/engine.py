@@ -82,11 +82,6 @@ def _unsupported(checked: Checked, preset: Preset, algorithm: str | None) -> Non
         _refuse(checked, preset, f"the algorithm {algorithm} is not served", at.value("algorithm"), hint)
     for tree in trees(checked) if not preset.tree_masks else ():
         _refuse(checked, preset, "trees are not served", tree.at(checked, "topk"), "write topk: 1")
-    if not preset.shapes and len(file.num_steps) > 1 and checked.sound("num_steps"):
-        _refuse(checked, preset, "several num_steps are not served", at.value("num_steps"), "write one number")
-    if not preset.shapes and file.shapes is not None and checked.sound("shapes"):
-        hint = "write num_steps, topk and num_draft_tokens of one shape"
-        _refuse(checked, preset, "several shapes are not served", at.key("shapes"), hint)
     if file.verify not in preset.verifies and checked.sound("verify"):
         served = " or ".join(preset.verifies)
         _conflict(checked, preset, ("verify",), f"verify is {served}", served)

@@ -30,7 +30,7 @@ REPEATS = 8
 """Steps of a shape in a bucket that are timed."""
 UNIT = "ms"
 MOST_BYTES = 1 << 20
-"""Of a file: 16 shapes in 64 buckets take 20 KiB."""
+"""The most bytes of a file: 16 shapes in 64 buckets take 20 KiB."""
 
 Run = Callable[[Shape, int], object]
 """Queues one step of a shape in a bucket, all of whose rows are padding."""

@@ -1,7 +1,7 @@
 """The calls that a step consists of: one, or of a rotated program two. Imports the standard library only.
 
-Of a rotated program of several shapes the second call, which drafts, may end where the drafts of any shape do. It comes
-in stretches, of which the first ones run.
+The second call of a rotated program drafts. With several shapes it may end where the drafts of any shape do, so it
+comes in stretches, of which the first ones run.
 """
 
 from __future__ import annotations

@@ -86,7 +86,7 @@ def test_room_of_requests() -> None:
 
 
 def plans(*others: int, **changes: Any) -> Any:
-    """Of a program whose deepest shape has 3 drafts, and others of so many."""
+    """The plans of a program whose deepest shape has 3 drafts, and others so many."""
     return {Shape(drafts, 1, drafts + 1): plan(**changes) for drafts in (3, *others)}
 
 

@@ -13,6 +13,7 @@ from typing import Any
 
 from torch import Tensor
 
+from ..._shapes import largest
 from ..seam import need
 from .backend import Backend
 from .eager import Eager
@@ -110,13 +111,13 @@ def branches(shape: Any) -> int:
 def attention_of(worker: Any, plans: Mapping[Any, Any], *, captured: bool) -> dict[Any, Attention]:
     """Attention for the steps of a program in an EAGLEWorkerV2, by shape; a single one is the server's own."""
     roles = roles_of(worker)
-    largest = max(plan.buckets[-1] for plan in plans.values())
+    rows = largest(plans)
     slots, context = worker.req_to_token_pool.req_to_token, worker.target_worker.model_runner.model_config.context_len
     made: dict[Any, Attention] = {}
     beside: Tables | None = None
     for shape, plan in plans.items():
         sizes = shape.num_steps, branches(shape), shape.num_nodes
-        tables = Tables(slots, Sizes(largest, *sizes, plan.kv.page_size, context), beside)
+        tables = Tables(slots, Sizes(rows, *sizes, plan.kv.page_size, context), beside)
         made[shape] = Attention(roles.sized(*sizes) if len(plans) > 1 else roles, tables, captured=captured)
         beside = beside or tables
     return made
