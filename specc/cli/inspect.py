@@ -149,7 +149,7 @@ def _facts(program: Opened, text: str) -> dict[str, Any]:
         "shapes": [str(shape) for shape in sorted(plans)],
         "verified_tokens": plan.size("N"),
         "page_size": plan.kv.page_size,
-        "buckets": list(plan.buckets),
+        "buckets": sorted({bucket for one in plans.values() for bucket in one.buckets}),
         "archs": list(manifest.archs),
         "for_inspection": [arch for arch in manifest.archs if for_inspection(arch)],
         "kernels": len(plan.kernels),

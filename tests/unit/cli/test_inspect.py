@@ -23,7 +23,8 @@ def inspect(*words: object) -> Result:
 def built(folder: Path, *words: str, **keys: object) -> Path:
     """The wheel of a small configuration; "cpu" architectures are not compiled for."""
     config = folder / "small.yaml"
-    config.write_text(config_text(**{"num_steps": 2, "buckets": [2], **keys}))
+    drafted = {} if "shapes" in keys else {"num_steps": 2}
+    config.write_text(config_text(**{**drafted, "buckets": [2], **keys}))
     result = CliRunner().invoke(app, ["build", str(config), "-o", str(folder), "--quiet", *words])
     assert result.exit_code == 0, result.output
     return Path(result.stdout.strip())
@@ -94,6 +95,12 @@ def test_several_shapes_and_a_program_without_a_draft(tmp_path: Path) -> None:
     alone = built(tmp_path / "alone", "--arch", "sm_90", algorithm="NGRAM", draft=None)
     output = inspect(alone).stdout
     assert "draft" not in output[output.index("\nmodels\n") : output.index("\ncarried")].splitlines()[2].split()
+
+
+def test_buckets_are_those_of_any_shape(tmp_path: Path) -> None:
+    shapes = [{"num_steps": 2, "buckets": [1]}, {"num_steps": 0, "buckets": [1, 4]}]
+    wheel = built(tmp_path, "--arch", "sm_90", shapes=shapes, buckets=[1, 4])
+    assert json.loads(inspect(wheel, "--format", "json").stdout)["buckets"] == [1, 4]
 
 
 def test_the_configuration_is_shown_without_comments(wheel: Path) -> None:
