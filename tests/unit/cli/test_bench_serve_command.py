@@ -8,7 +8,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -133,7 +133,17 @@ def test_a_server_that_ends_at_once(server: Started) -> None:
 
 
 @pytest.mark.parametrize("fault", ["silent", "starting"])
-def test_a_server_that_never_answers(server: Started, fault: str) -> None:
+def test_a_server_that_never_answers(server: Started, fault: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    begin = process._process
+
+    def begin_and_print(command: process.Command, variables: Mapping[str, str], output: int) -> Any:
+        """On a busy machine a process may print nothing for longer than the command waits."""
+        started, until = begin(command, variables, output), time.monotonic() + 60
+        while os.fstat(output).st_size == 0 and time.monotonic() < until:
+            time.sleep(0.01)
+        return started
+
+    monkeypatch.setattr(process, "_process", begin_and_print)
     done = failed(server, "--fault", fault, options=["--start-timeout", "2"])
     assert code(done) == "serve/not-running" and "has not answered" in done.stderr and "for 2 s" in done.stderr
     assert "loading weights" in done.stderr and len(server.starts) == 1
