@@ -14,6 +14,7 @@ from specc.kernels import FAMILIES
 from specc.kernels.writing.family import Cluster, Spec, cluster_of
 from specc.kernels.writing.knobs import tuned
 from specc.runtime.plan.nodes import Argument
+from specc.runtime.plan.plan import HEAD_SCALE, HEAD_WEIGHT
 from specc.runtime.plan.shape import Shape
 from specc.version import __version__
 
@@ -78,14 +79,14 @@ def _generate(
 
 
 def aligned_arguments(module: Module, spec: Spec) -> frozenset[str]:
-    """Pointers that are multiples of 16 bytes: everything in the arena, and forwards' results whose rows are."""
+    """Pointers that are multiples of 16 bytes: everything in the arena, forwards' results whose rows are, and heads."""
     layouts = {layout.name: layout for layout in module.decls_of(Layout)}
     return frozenset(arg.name for arg in spec.arguments if _aligned(arg.passed, layouts))
 
 
 def _aligned(arg: Argument, layouts: dict[str, Layout]) -> bool:
     if arg.kind != "value":
-        return arg.kind == "buffer"
+        return arg.kind == "buffer" or (arg.kind == "input" and arg.target in (HEAD_WEIGHT, HEAD_SCALE))
     layout = layouts[arg.target]
     return layout.owner == "arena" or layout.alignment >= 16
 

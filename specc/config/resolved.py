@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 
 from specc.config.block import Block
 from specc.config.chosen import Tuning
-from specc.config.schema import ConfigFile, Dtype, HiddenSource, KvDtype, KvLayout, Sampling
+from specc.config.schema import ConfigFile, Dtype, HeadForm, HiddenSource, KvDtype, KvLayout, Sampling
 from specc.ir.ops.tree import mask_width
 from specc.ir.types import DTYPES
 from specc.runtime.plan.shape import Shape
@@ -44,7 +44,8 @@ class ModelConfig:
     ``token_map`` says of a draft that scores a part of the target's tokens where its map is: a file, ``model``
     or ``engine``; None of any other model. ``padded_vocab_size`` are the columns of all shards of its logits together,
     or the elements from row to row of those that an engine hands over; None where rows are whole and follow each
-    other. ``kv_ranks`` are those that share out its KV heads: 1 where each keeps them all.
+    other. ``kv_ranks`` are those that share out its KV heads: 1 where each keeps them all. ``head`` says
+    of a draft who computes its head of the vocabulary, and by which weights.
     """
 
     model: str | None
@@ -68,6 +69,7 @@ class ModelConfig:
     token_map: str | None = None
     padded_vocab_size: int | None = None
     kv_ranks: int = 1
+    head: HeadForm = "engine"
 
     @property
     def sizes(self) -> str:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
-from specc.ir.core import Module, Op, Value
+from specc.ir.core import Attr, Module, Op, Value
 from specc.ir.opdef import OpDef, Trait, TypeMismatch, VocabularyMismatch
 from specc.ir.ops import OPS
 from specc.ir.types import REDUCED, SHARDS, TensorType, Type
@@ -64,6 +65,29 @@ def assign_types(module: Module, op: Op) -> None:
     """
     for value, type_ in zip(op.results, infer_op(module, op), strict=True):
         value.type = type_
+
+
+def insert_before(
+    module: Module, op: Op, opcode: str, operands: Sequence[Value], names: Iterable[str], **attrs: Attr
+) -> Op:
+    """Add a typed op right before another one, of which it has phase and location.
+
+    Raises:
+        TypeMismatch: an operand does not fit the op's signature.
+    """
+    index = module.phases[op.phase].index(op)
+    made = module.add_op(op.phase, opcode, operands, [(name, None) for name in names], attrs, op.location, index)
+    assign_types(module, made)
+    return made
+
+
+def insert_behind(
+    module: Module, op: Op, opcode: str, operands: Sequence[Value], names: Iterable[str], **attrs: Attr
+) -> Op:
+    """Add a typed op right behind another one; otherwise as `insert_before`."""
+    made = insert_before(module, op, opcode, operands, names, **attrs)
+    module.move(made, op.phase, module.phases[op.phase].index(op))  # it is before the op until it is moved
+    return made
 
 
 def _check_field(module: Module, op: Op, definition: OpDef) -> None:

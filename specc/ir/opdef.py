@@ -5,9 +5,9 @@ A signature reads like its documentation::
     logits: T[B, *x, V], rows: i64[B] -> index: $dtype[B, *x], bad: i1[B, *x]
 
 An upper-case dtype (``T``) and ``?name`` / ``*name`` axes are variables, ``$name`` takes an attribute's value,
-other axes must match by name; an attribute that is ``""`` stands for no axis. ``name?:`` marks optional last operands
-(none of them, or the first ones) or an optional result, ``name*:`` a variadic one; ``?`` is any type. Variadic results
-are listed, as a signature of their own, by the attribute of their name.
+other axes must match by name; an attribute that is ``""`` stands for no axis, and as a dtype for no result. ``name?:``
+marks optional last operands (none of them, or the first ones) or an optional result, ``name*:`` a variadic one; ``?``
+is any type. Variadic results are listed, as a signature of their own, by the attribute of their name.
 
 ``i64<?v>`` are numbers of entries of the axis ``?v``. Where that is a reduced vocabulary no other pattern takes them;
 where it is not they are plain integers, and the pattern takes none. ``i64<$name>`` are of the axis an attribute names.
@@ -217,7 +217,9 @@ class OpDef:
         return slots if len(slots) == count else tuple(slot for slot in slots if not slot.optional)
 
     def _all_results(self, attrs: Mapping[str, Any]) -> tuple[Slot, ...]:
-        listed = [_slots(str(attrs[slot.name])) if slot.variadic else (slot,) for slot in self.results]
+        attrs = self.complete(attrs)
+        there = [slot for slot in self.results if attrs.get(_split(slot.pattern)[0].removeprefix("$")) != ""]
+        listed = [_slots(str(attrs[slot.name])) if slot.variadic else (slot,) for slot in there]
         return tuple(slot for slots in listed for slot in slots)
 
     def operand_names(self, count: int, attrs: Mapping[str, Any]) -> tuple[str, ...]:

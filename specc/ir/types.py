@@ -33,6 +33,8 @@ class Dtype:
 DTYPES: dict[str, Dtype] = {
     "i1": Dtype(1, "bool", "*i1"),
     "u8": Dtype(1, "uint8", "*u8"),
+    "i8": Dtype(1, "int8", "*i8"),
+    "f8": Dtype(1, "float8_e4m3fn", "*fp8e4nv"),
     "i32": Dtype(4, "int32", "*i32"),
     "i64": Dtype(8, "int64", "*i64"),
     "f16": Dtype(2, "float16", "*fp16"),
@@ -41,12 +43,15 @@ DTYPES: dict[str, Dtype] = {
 }
 """Every dtype of the IR, by its name there."""
 
+NAMES = {dtype.torch: name for name, dtype in DTYPES.items()}
+"""Names of dtypes in the IR by torch's."""
+
 FLOATS = frozenset({"f16", "bf16", "f32"})
 """Those of hidden states and scores."""
 
 AXES: frozenset[str] = frozenset(
     {"request", "branch", "candidate", "step", "node", "path", "forward", "vocab", "draft_vocab", "reduced_vocab"}
-    | {"vocab_shard", "rank"}
+    | {"vocab_shard", "rank", "part"}
     | {"pool", "context", "token", "corpus"}
 )
 """The kinds of axes: what a dimension counts."""

@@ -9,6 +9,7 @@ from specc.kernels import (
     cut,
     draw,
     duplicate_tail,
+    head,
     ngram_propose,
     ngram_start,
     residual,
@@ -45,6 +46,7 @@ LONE: dict[str, Family] = {
         duplicate_tail.FAMILY,
         compact.FAMILY,
         stash.FAMILY,
+        head.FAMILY,
     )
 }
 """Those that compose nothing, by stem, in the order in which they take their ops."""

@@ -7,11 +7,10 @@ of it, so that what is merged does not depend, to the last bit, on how many rank
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 from specc.ir.core import Attr, Module, Op, Value, tensor_type
-from specc.ir.infer import assign_types
+from specc.ir.infer import insert_before
 from specc.ir.nodes import is_external
 from specc.ir.opdef import Trait
 from specc.ir.ops import OPS
@@ -95,33 +94,27 @@ class _Split:
         scores = [op for op in module.users(reduction["logits"]) if of_argmax(op) and op["index"].source is reduction]
         given, rank = reduction["logits"], module.inputs.get(RANK) or module.add_input(RANK, TensorType("i64", (1,)))
         if self.tokens < self.columns:
-            given = self._op("comm.pad", (given, rank), (f"{given.name}_own",), vocab=self.tokens).result
+            names = (f"{given.name}_own",)
+            given = insert_before(module, reduction, "comm.pad", (given, rank), names, vocab=self.tokens).result
         top = reduction.opcode == "vocab.topk"
         words = ranked(module, reduction) + 1 if top else 1 + bool(scores)
-        name = reduction.out("index").name
-        operands = (given, reduction["rows"], rank)
-        records = self._op(
-            f"{reduction.opcode}_part", operands, (f"{name}_record",), words=words, chunks=self.chunks
-        ).result
+        name, part = reduction.out("index").name, f"{reduction.opcode}_part"
+        operands, names = (given, reduction["rows"], rank), (f"{name}_record",)
+        made = insert_before(module, reduction, part, operands, names, words=words, chunks=self.chunks)
+        records = made.result
         if self.ranks > 1:
-            records = self._op("comm.gather", (records,), (f"{name}_records",)).result
-        self._merge(reduction, f"{reduction.opcode}_merge", records, of=tensor_type(reduction.out("index")).of)
+            records = insert_before(module, reduction, "comm.gather", (records,), (f"{name}_records",)).result
+        merge(module, reduction, records, of=tensor_type(reduction.out("index")).of)
         for score in scores:
-            self._merge(score, "vocab.logprob_merge", records)
-        for gone in (*scores, reduction):
-            module.erase(gone)
+            merge(module, score, records)
+            module.erase(score)
+        module.erase(reduction)
 
-    def _merge(self, old: Op, opcode: str, records: Value, **attrs: Attr) -> None:
-        names = [value.name for value in old.results]
-        new = self._op(opcode, (records, old["rows"]), names, **old.attrs, **attrs)
-        for before, after in zip(old.results, new.results, strict=True):
-            self.module.replace_uses(before, after)
 
-    def _op(self, opcode: str, operands: Sequence[Value], names: Sequence[str], **attrs: Attr) -> Op:
-        """An op before the reduction."""
-        module, reduction = self.module, self.reduction
-        at = module.phases[reduction.phase].index(reduction)
-        results = [(name, None) for name in names]
-        made = module.add_op(reduction.phase, opcode, operands, results, attrs, reduction.location, at)
-        assign_types(module, made)
-        return made
+def merge(module: Module, old: Op, records: Value, **attrs: Attr) -> None:
+    """Let the merge of records stand for a reduction, or for a score of it, which nothing reads then."""
+    opcode = f"{old.opcode}_merge"
+    names = [value.name for value in old.results]
+    new = insert_before(module, old, opcode, (records, old["rows"]), names, **old.attrs, **attrs)
+    for before, after in zip(old.results, new.results, strict=True):
+        module.replace_uses(before, after)

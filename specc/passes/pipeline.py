@@ -11,6 +11,7 @@ from specc.passes.assign_layouts import AssignLayouts
 from specc.passes.bind_kv_layout import BindKvLayout
 from specc.passes.canonicalize import Canonicalize
 from specc.passes.check_resources import CheckResources
+from specc.passes.compute_head import ComputeHead
 from specc.passes.cse import Cse
 from specc.passes.expand_algorithm import ExpandAlgorithm
 from specc.passes.form_kernels import FormKernels
@@ -36,6 +37,7 @@ FRONT: tuple[type[Pass], ...] = (
     SelectCompaction,
     RotateStep,
     PlaceCarry,
+    ComputeHead,
     GatherLogits,
     BindKvLayout,
     Cse,

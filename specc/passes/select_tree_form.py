@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from specc.ir.core import Module, Op, Value
-from specc.ir.infer import assign_types
+from specc.ir.infer import insert_behind
 from specc.ir.liveness import sweep
 from specc.ir.opdef import Trait
 from specc.ir.ops import roots
@@ -106,11 +106,12 @@ def _fold_grow(module: Module, grow: Op) -> tuple[Value, Value]:
     if topk is None or topk.opcode != "vocab.topk" or topk.out("index") is not index:
         message = f"a chain drafts the most probable token, and the candidates %{candidates.name} are no vocab.topk's"
         raise DiagnosticError(Diagnostic("ir/invalid", message, grow.location))
-    argmax = _insert(module, topk, "vocab.argmax", topk.operands, ("draft_token", "draft_bad"), dtype="i64", keep="")
+    names = "draft_token", "draft_bad"
+    argmax = insert_behind(module, topk, "vocab.argmax", topk.operands, names, dtype="i64", keep="")
     token = argmax.out("index")
     if translation is not None:
         operands = token, translation["map"], translation["rows"]
-        token = _insert(module, argmax, translation.opcode, operands, ("draft_token",)).result
+        token = insert_behind(module, argmax, translation.opcode, operands, ("draft_token",)).result
     module.replace_uses(grow.out("tokens"), token)
     module.replace_uses(topk.out("bad"), argmax.out("bad"))
     for user in module.users(grow.out("kept")):
@@ -145,7 +146,7 @@ def _append(module: Module, select: Op, operands: tuple[Value, Value], opcode: s
         message = f"a chain begins in a step, and %{operands[1].name} is there before it"
         raise DiagnosticError(Diagnostic("ir/invalid", message, select.location))
     last = max(sources, key=module.order().__getitem__)
-    return _insert(module, last, opcode, operands, ("tokens",), **attrs).result
+    return insert_behind(module, last, opcode, operands, ("tokens",), **attrs).result
 
 
 def _drop_links(module: Module, parent: Value, depth: Value) -> None:
@@ -158,27 +159,18 @@ def _drop_links(module: Module, parent: Value, depth: Value) -> None:
     for user in module.users(depth):
         if user.opcode != "tree.positions":
             continue
-        positions = _insert(
+        positions = insert_behind(
             module, user, "kv.positions", (user["seq_lens"],), ("verify_positions",), axis="A", offset=0, stride=1
         )
         module.replace_uses(user.result, positions.result)
 
 
 def _topk_to_argmax(module: Module, topk: Op, keep: str) -> None:
-    argmax = _insert(module, topk, "vocab.argmax", topk.operands, ("next_token", "next_bad"), dtype="i64", keep=keep)
+    names = "next_token", "next_bad"
+    argmax = insert_behind(module, topk, "vocab.argmax", topk.operands, names, dtype="i64", keep=keep)
     module.replace_uses(topk.out("index"), argmax.out("index"))
     module.replace_uses(topk.out("bad"), argmax.out("bad"))
     module.erase(topk)
-
-
-def _insert(
-    module: Module, after: Op, opcode: str, operands: tuple[Value, ...], names: tuple[str, ...], **attrs: str | int
-) -> Op:
-    """A typed op right after another one."""
-    index = module.phases[after.phase].index(after) + 1
-    op = module.add_op(after.phase, opcode, operands, [(name, None) for name in names], attrs, after.location, index)
-    assign_types(module, op)
-    return op
 
 
 def _rename_axis(module: Module, old: str, new: str) -> None:

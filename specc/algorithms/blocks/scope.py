@@ -12,15 +12,12 @@ from specc.config.resolved import TARGET_OUTPUTS
 from specc.ir.builder import Builder
 from specc.ir.core import Attr, Carry, Module, Value, entry_of
 from specc.ir.opdef import OpDef
-from specc.ir.types import DTYPES, REDUCED, SHARDS, Dim, StateType, TensorType
+from specc.ir.types import NAMES, REDUCED, SHARDS, Dim, StateType, TensorType
 from specc.runtime.plan.plan import TOKEN_MAP
 from specc.support.diagnostics import Diagnostic, DiagnosticError, Note
 from specc.support.location import Location
 
 OptionsT = TypeVar("OptionsT", bound=Block)
-
-NAMES = {dtype.torch: name for name, dtype in DTYPES.items()}
-"""Names of the configuration's dtypes in the IR."""
 
 
 @dataclass(frozen=True)

@@ -88,7 +88,8 @@ def settle(
     rest |= {"kv_dtype": values["kv_dtype"] or values["dtype"], "logits_dtype": block.logits_dtype or values["dtype"]}
     fact = usable.get("aux_layers") if side == "draft" else None
     layers = tuple(map(int, str(fact.value).split())) if fact is not None else None
-    return ModelConfig(model=block.model, hidden_source=source, aux_layers=layers, token_map=token_map, **rest)
+    rest |= {"token_map": token_map, "head": block.head}
+    return ModelConfig(model=block.model, hidden_source=source, aux_layers=layers, **rest)
 
 
 def _block(checked: Checked, side: Side) -> ModelBlock | None:

@@ -31,6 +31,11 @@ MAX_KV_ROW = 65536
 MAX_PACKED_NODES = 64
 """Most nodes whose mask fits the one word that `bitpacked` has per node."""
 
+WITHOUT_FP8 = frozenset({"sm_80", "sm_86", "gfx90a", "gfx942"})
+"""Architectures without instructions for float8_e4m3fn."""
+
+_NO_HEAD = "leave head out: the draft's forwards compute it then"
+
 MAX_MASK_BYTES = 1 << 31
 """Most bytes that the mask of the largest batch may take."""
 
@@ -51,6 +56,7 @@ def check_file(checked: Checked, algorithm: str | None, needs: Needs) -> None:
     check_shapes(checked, needs)
     _mask(checked, needs)
     _one_sided(checked)
+    _head(checked)
     _not_yet(checked)
 
 
@@ -201,7 +207,7 @@ def _one_sided(checked: Checked) -> None:
     """Report keys that say something about one of the models and stand at the other."""
     places = checked.places
     sides = {"aux_layers": "target", "target_hidden_size": "draft", "num_aux_layers": "draft"}
-    sides["token_map"] = "draft"
+    sides |= {"token_map": "draft", "head": "draft"}
     for key, side in sides.items():
         other = "draft" if side == "target" else "target"
         if places.written(other, key) and not places.broken(other, key):
@@ -216,6 +222,21 @@ def _not_yet(checked: Checked) -> None:
     file = checked.file
     aux = file.draft is not None and file.draft.hidden_source == "aux"
     refuse(checked, aux, "hidden_source: aux of a draft", ("draft", "hidden_source"), None)
+    head = file.draft is not None and file.draft.head != "engine" and checked.sound("logits")
+    refuse(checked, head and file.logits == "sharded", "draft.head with logits: sharded", ("draft", "head"), _NO_HEAD)
+
+
+def _head(checked: Checked) -> None:
+    """Check that every GPU that is compiled for computes with the weights of the draft's head."""
+    file = checked.file
+    if file.draft is None or file.draft.head != "fp8" or not checked.sound("archs"):
+        return
+    for index, arch in enumerate(file.archs):
+        if arch in WITHOUT_FP8:
+            message = f"weights of the format e4m3 are none that {arch} converts"
+            note = Note("the head is in 8 bits", checked.places.value("draft", "head"))
+            at, hint = checked.places.value("archs", index), "write head: int8, or leave this one out"
+            checked.findings.error("legal/head", message, at, hint=hint, notes=[note])
 
 
 def check_models(checked: Checked, target: ModelConfig | None, draft: ModelConfig | None) -> None:

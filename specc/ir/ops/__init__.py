@@ -14,6 +14,7 @@ from specc.ir.ops import (
     chain,
     commit,
     grammar,
+    head,
     health,
     kv,
     model,
@@ -53,6 +54,7 @@ OPS: dict[str, OpDef] = {
         verify,
         commit,
         shards,
+        head,
         model,
     )
     for op in dialect.OPS

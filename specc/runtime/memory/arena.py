@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from ..errors import PlanError
-from ..plan.plan import BATCH_AXIS, RANK_AXIS, Buffer, Plan
+from ..plan.plan import BATCH_AXIS, PART_AXIS, RANK_AXIS, Buffer, Plan
 from ..semantics.convention import DTYPES
 
 ALIGNMENT = 256
@@ -59,7 +59,7 @@ class Arena:
     def view(self, name: str, rows: int) -> Tensor:
         """The value or input `name` for a batch of `rows` rows: `[:rows]` of every batch axis, strides unchanged.
 
-        Records of all ranks are dense instead, for one collective writes them.
+        Records of all ranks, or parts of a vocabulary, are dense instead: one collective, or one launch, writes them.
 
         The same tensor object on every call.
         """
@@ -77,7 +77,7 @@ class Arena:
         shape = [rows if axis == BATCH_AXIS else self.plan.size(axis) for axis in field.axes]
         if any(wanted > held for wanted, held in zip(shape, whole.shape, strict=True)):
             raise PlanError(f"{name!r} of shape {shape} does not fit its buffer of {tuple(whole.shape)}")
-        if field.axes[:1] == (RANK_AXIS,):
+        if field.axes[:1] in ((PART_AXIS,), (RANK_AXIS,)):
             return whole.view(-1)[: math.prod(shape)].view(shape)
         return whole.as_strided(shape, whole.stride())
 

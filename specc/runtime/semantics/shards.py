@@ -36,9 +36,9 @@ def vocab_argmax_part(operands: Tensors, attrs: Attrs, dims: Dims) -> Tensors:
     scores, nan = comparable(logits), logits.isnan().any(dim=-1)
     best = scores.max(dim=-1)  # the first of equal ones
     place = LAST - (best.indices + rank * logits.shape[-1])
-    words = [(_order(best.values) << 32) | (place << 1) | nan.to(torch.int64)]
+    words = [(order(best.values) << 32) | (place << 1) | nan.to(torch.int64)]
     if attrs["words"] > 1:
-        words.append(_mass_word(*_mass(scores, attrs["chunks"])))
+        words.append(mass_word(*_mass(scores, attrs["chunks"])))
     return (zero_rows(torch.stack(words, dim=-1), rows == 0)[None],)
 
 
@@ -49,10 +49,10 @@ def vocab_topk_part(operands: Tensors, attrs: Attrs, dims: Dims) -> Tensors:
     scores, nan = comparable(logits), logits.isnan().any(dim=-1)
     count = attrs["words"] - 1
     best = ranking(scores)[..., :count]
-    keys = (_order(scores.gather(-1, best)) << 32) | (LAST - (best + rank * logits.shape[-1]))
+    keys = (order(scores.gather(-1, best)) << 32) | (LAST - (best + rank * logits.shape[-1]))
     none = torch.full((*keys.shape[:-1], count - keys.shape[-1]), LEAST, dtype=torch.int64, device=keys.device)
     top, mass = _mass(scores, attrs["chunks"])
-    word = _mass_word(top, torch.where(nan, -mass, mass))
+    word = mass_word(top, torch.where(nan, -mass, mass))
     return (zero_rows(torch.cat((keys, none, word[..., None]), dim=-1), rows == 0)[None],)
 
 
@@ -86,7 +86,7 @@ def vocab_topk_merge(operands: Tensors, attrs: Attrs, dims: Dims) -> Tensors:
     top, mass = _masses(records)
     nan = torch.signbit(mass).any(dim=0)
     top, mass = _joined(top, mass.abs())
-    p = torch.where(top[..., None] == -torch.inf, 0.0, _exp_below(_value(keys >> 32), top[..., None]) / mass[..., None])
+    p = torch.where(top[..., None] == -torch.inf, 0.0, exp_below(_value(keys >> 32), top[..., None]) / mass[..., None])
     index = LAST - (keys & LAST)
     return tuple(zero_rows(one, rows == 0) for one in (p, index, nan | ~top.isfinite()))
 
@@ -96,7 +96,7 @@ def _tokens(logits: Tensor, rank: Tensor) -> Tensor:
     return rank * logits.shape[-1] + torch.arange(logits.shape[-1], device=logits.device)
 
 
-def _order(values: Tensor) -> Tensor:
+def order(values: Tensor) -> Tensor:
     """Integers that compare as f32 values do, of which none is NaN or -0.0."""
     bits = values.contiguous().view(torch.int32)
     return (bits ^ ((bits >> 31) & LAST)).to(torch.int64)
@@ -108,7 +108,7 @@ def _value(order: Tensor) -> Tensor:
     return (bits ^ ((bits >> 31) & LAST)).contiguous().view(torch.float32)
 
 
-def _mass_word(top: Tensor, mass: Tensor) -> Tensor:
+def mass_word(top: Tensor, mass: Tensor) -> Tensor:
     """A largest value and a sum as one word."""
     upper, lower = (value.contiguous().view(torch.int32).to(torch.int64) for value in (top, mass))
     return (upper << 32) | (lower & LOW)
@@ -125,7 +125,7 @@ def _mass(scores: Tensor, chunks: int) -> tuple[Tensor, Tensor]:
     """The largest of scores f32[..., Vs], and the sum of exp(x - largest), chunk by chunk."""
     parts = scores.unflatten(-1, (chunks, -1))
     top = parts.amax(dim=-1)
-    terms = _exp_below(parts, top[..., None])
+    terms = exp_below(parts, top[..., None])
     while terms.shape[-1] > 1:
         half = (terms.shape[-1] + 1) // 2
         rest = torch.nn.functional.pad(terms[..., half:], (0, 2 * half - terms.shape[-1]))
@@ -138,13 +138,13 @@ def _joined(top: Tensor, mass: Tensor) -> tuple[Tensor, Tensor]:
     while len(top) > 1:
         (a, b), (x, y) = (value.unflatten(0, (-1, 2)).unbind(1) for value in (top, mass))
         larger = a >= b
-        scale = _exp_below(torch.minimum(a, b), torch.maximum(a, b)).to(torch.float64)
+        scale = exp_below(torch.minimum(a, b), torch.maximum(a, b)).to(torch.float64)
         # One rounding, as of a fused multiplication and addition.
         mass = (torch.where(larger, y, x) * scale + torch.where(larger, x, y)).to(torch.float32)
         top = torch.maximum(a, b)
     return top[0], mass[0]
 
 
-def _exp_below(x: Tensor, top: Tensor) -> Tensor:
+def exp_below(x: Tensor, top: Tensor) -> Tensor:
     """exp(x - top) f32 with x <= top; equal infinities differ by 0."""
     return torch.where(x == top, 0.0, (x - top).to(torch.float64)).exp().to(torch.float32)

@@ -1,0 +1,40 @@
+"""The `head` dialect: a draft's head of the vocabulary, which the program multiplies hidden rows by itself.
+
+A forward then hands over the rows that its head would read, and no logits. What is asked of them, an argmax or a top-k,
+is computed where a tile of them is made: parts of the vocabulary leave records, which `vocab.argmax_merge` and
+`vocab.topk_merge` join as they join those of ranks. Part g of the G parts has the entries from g * ceil(Vd / G) on.
+
+Logits are sums in f32 of products of hidden rows and weights. 8-bit weights are whole numbers (i8) or of the format
+e4m3 (f8), and ``scale`` says what one of a row is worth: it multiplies the sum. Padding rows are computed like others.
+"""
+
+from __future__ import annotations
+
+from specc.ir.opdef import OpDef
+from specc.ir.types import LARGEST
+
+_ROWS = "hidden: T[B, *x, ?w], weight: $dtype[?v, ?w], scale?: f32[?v]"
+_RECORDS = "records: i64[G, B, *x, $words]"
+
+OPS = (
+    OpDef(
+        "head.logits",
+        f"{_ROWS} -> logits: f32[B, *x, ?v]",
+        "Logits of hidden rows, for whatever reads them otherwise than by parts.",
+        {"dtype": str},
+    ),
+    OpDef(
+        "head.argmax_part",
+        f"{_ROWS} -> {_RECORDS}",
+        "What each part of the vocabulary knows of the `vocab.argmax` of the logits: one word of 64 bits, as in"
+        " `vocab.argmax_part`.",
+        {"dtype": str, "words": range(1, 2)},
+    ),
+    OpDef(
+        "head.topk_part",
+        f"{_ROWS} -> {_RECORDS}",
+        "What each part of the vocabulary knows of the `vocab.topk` of the logits: its best keys, and in one word more"
+        " its largest value and the sum of exponentials, as in `vocab.topk_part`.",
+        {"dtype": str, "words": range(2, LARGEST["branch"] + 2)},
+    ),
+)

@@ -1,0 +1,140 @@
+"""compute-head: the head of the draft's vocabulary is multiplied by the program, and not by the draft's forwards.
+
+A forward that hands over logits has read every weight of the head to write numbers of which one to K are kept. Here it
+hands over the rows that its head would read. An argmax or a top-k of them becomes a launch that computes a part of the
+vocabulary in each of its programs and keeps records of it, and a merge behind it: no logits are in memory. What is read
+in another way, to draw from for instance, reads logits that a launch of the same kind stores.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import get_args
+
+from specc.config import LoadedConfig
+from specc.config.schema import HeadForm
+from specc.ir.core import Module, Op, Value, tensor_type
+from specc.ir.infer import insert_before, insert_behind
+from specc.ir.nodes import is_external, node_of
+from specc.ir.ops import OPS
+from specc.ir.types import FLOATS, NAMES, Dim, TensorType
+from specc.kernels.writing.family import nbytes
+from specc.kernels.writing.vocabulary import ranked, ranks
+from specc.pass_manager.pass_base import Choice, Context, Pass, Rejected
+from specc.passes.gather_logits import merge
+from specc.runtime.plan.plan import HEAD_SCALE, HEAD_WEIGHT, PART_AXIS
+from specc.support.diagnostics import Diagnostic, DiagnosticError
+
+ELEMENTS = {"int8": "i8", "fp8": "f8"}
+"""What weights in 8 bits are, by the key ``draft.head``."""
+MOST_PARTS = 128
+"""Parts of a vocabulary: as many as a large GPU has multiprocessors, of those that are powers of two."""
+_LEAST_ENTRIES = 16
+"""Entries of a part: a matrix instruction takes as many."""
+_VOCABULARY = "Vd"
+_REDUCTIONS = ("vocab.argmax", "vocab.topk")
+
+
+@dataclass(frozen=True)
+class ComputeHead(Pass):
+    """Let the draft's forwards hand over what their head reads, and compute what is read of its logits."""
+
+    name = "compute-head"
+    requires = frozenset({"typed", "live", "compacted"})
+    establishes = frozenset({"live"})
+    until = "kv-bound"
+
+    form: str = "engine"
+    """Who computes it, and how its weights are kept: see the key ``draft.head``."""
+    dtype: str = ""
+    """The dtype of the rows that it reads, and of its weights unless they have 8 bits."""
+    width: int = 0
+    """How many elements such a row has."""
+
+    def __post_init__(self) -> None:
+        """Raise ValueError for a form that there is not, and for rows of no dtype or width."""
+        if self.form not in get_args(HeadForm):
+            raise ValueError(f"a head is of the form {', '.join(get_args(HeadForm))}, not {self.form!r}")
+        if self.form != "engine" and (self.dtype not in FLOATS or self.width < 1):
+            raise ValueError(f"no head reads rows of {self.dtype!r} with {self.width} elements")
+
+    @classmethod
+    def of(cls, loaded: LoadedConfig) -> ComputeHead:
+        """As ``draft.head`` and the draft's sizes say."""
+        draft = loaded.config.draft
+        if draft is None or draft.head == "engine":
+            return cls()
+        return cls(draft.head, NAMES[draft.dtype], draft.hidden_size)
+
+    def run(self, module: Module, ctx: Context) -> None:
+        """Rewrite every forward that hands over logits of the draft's vocabulary."""
+        if self.form == "engine":
+            return
+        forwards = [op for op in module.ops() if is_external(op) and _has_logits(op)]
+        if foreign := [op for op in forwards if "states" not in (OPS[op.opcode].attrs or {})]:
+            message = f"{foreign[0].opcode} hands over logits, and not what its head reads"
+            raise DiagnosticError(Diagnostic("config/not-yet", message, ctx.at("draft", "head"), "leave head out"))
+        weights = self._declare(module)
+        kept = sum(nbytes(module, tensor_type(value)) for value in weights)
+        for op in forwards:
+            logits = tensor_type(op.out("logits"))
+            stored = _compute(module, op, weights, TensorType(self.dtype, (*logits.shape[:-1], self.width)))
+            why = "something reads all of them" if stored else "what is asked of them is kept where they are computed"
+            size = nbytes(module, logits)
+            rest = (Rejected("by the forward", "it reads all weights to write logits, of which a few are kept", size),)
+            cost = nbytes(module, replace(logits, dtype="f32")) if stored else 0
+            kind = "stored" if stored else "not in memory"
+            choice = Choice(f"logits of {node_of(op)}", kind, why, rest, cost, "bytes")
+            remark = f"{node_of(op)} hands over what its head reads, and the program has {kept} bytes of weights for it"
+            self.remark(ctx, f"{remark}: {why}", ctx.at("draft", "head"), choice)
+
+    def _declare(self, module: Module) -> tuple[Value, ...]:
+        """Declare parts of the vocabulary, the weights, and what one is worth in each row if they have 8 bits."""
+        entries, element = module.size(_VOCABULARY), ELEMENTS.get(self.form, self.dtype)
+        parts = min(MOST_PARTS, 1 << (max(entries // _LEAST_ENTRIES, 1).bit_length() - 1))
+        module.dims[PART_AXIS] = Dim(PART_AXIS, "part", parts)
+        weight = module.add_input(HEAD_WEIGHT, TensorType(element, (_VOCABULARY, self.width)))
+        if element == self.dtype:
+            return (weight,)
+        return weight, module.add_input(HEAD_SCALE, TensorType("f32", (_VOCABULARY,)))
+
+
+def _has_logits(op: Op) -> bool:
+    """Whether a forward hands over logits of the draft's vocabulary."""
+    value = op.named_results.get("logits")
+    return value is not None and tensor_type(value).shape[-1] == _VOCABULARY
+
+
+def _compute(module: Module, forward: Op, weights: tuple[Value, ...], states: TensorType) -> bool:
+    """Let a forward hand over what its head reads, of a type; whether logits of it are stored."""
+    logits, element = forward.out("logits"), tensor_type(weights[0]).dtype
+    made = _handing_over(module, forward, states)
+    operands = made.out("states"), *weights
+    for reader in module.users(logits):
+        if reader.opcode in _REDUCTIONS and reader["logits"] is logits:
+            words = ranked(module, reader) + 1 if ranks(reader) else 1
+            index = reader.out("index")
+            part, names = reader.opcode.replace("vocab.", "head.") + "_part", (f"{index.name}_records",)
+            records = insert_before(module, reader, part, operands, names, dtype=element, words=words).result
+            merge(module, reader, records, of=tensor_type(index).of)
+            module.erase(reader)
+    stored = bool(module.users(logits)) or logits in module.outputs.values()
+    if stored:
+        name = f"{logits.name}_of_head"
+        module.replace_uses(logits, insert_behind(module, made, "head.logits", operands, (name,), dtype=element).result)
+    module.erase(forward)
+    return stored
+
+
+def _handing_over(module: Module, forward: Op, states: TensorType) -> Op:
+    """A forward with all results of one but its logits, and what its head reads in their place, before it."""
+    logits = forward.out("logits")
+    names = [value.name for value in forward.results]
+    names[forward.results.index(logits)] = f"{logits.name}_states"
+    attrs = {**forward.attrs, "logits_dtype": "", "states": f"states: {states}"}
+    made = insert_before(module, forward, forward.opcode, forward.operands, names, **attrs)
+    after = made.named_results
+    for name, value in forward.named_results.items():
+        if value is not logits:
+            module.replace_uses(value, after[name])
+    return made

@@ -1,0 +1,170 @@
+"""A head of the vocabulary: products of hidden rows with its weights, reduced where they are computed.
+
+The head has V entries with W weights each; a part has PART entries that follow each other, the last parts fewer or
+none. A program takes all rows with BN entries at a time, BM rows with them, and reads BK weights of each entry at a
+time. So all rows share what is read of the head, up to BM of them. Sums are of f32 and have one order, whatever the
+number of rows. Weights of 8 bits become numbers of the rows' dtype, which hold them without rounding, and what one is
+worth multiplies the sum.
+
+Records are those of shard.py, with parts in place of ranks: i64[parts, rows, words]. Rules of values are those of
+argmax.py and topk.py: NaN counts as -inf and is told, -0.0 == 0.0, the lowest of equal entries is first.
+"""
+
+import triton
+import triton.language as tl
+
+from .argmax import first_of_largest
+from .best import NO_KEY, NO_ORDER, joined, sort_order
+from .shard import mass_word
+from .topk import exp_below
+
+NO_ENTRY = tl.constexpr(0x7FFFFFFF)
+"""Above every entry."""
+ABOVE_KEYS = tl.constexpr(0x7FFFFFFFFFFFFFFF)
+
+
+@triton.jit
+def head_tile(
+    hidden_ptr,
+    weight_ptr,
+    scale_ptr,
+    entry,
+    end,
+    row,
+    rows,
+    W: tl.constexpr,
+    BN: tl.constexpr,
+    BM: tl.constexpr,
+    BK: tl.constexpr,
+):
+    """Logits f32[BN, BM] of entries i32[BN] below `end` and of rows i32[BM]; other entries and rows have any."""
+    inside = (entry < end)[:, None]
+    given = (row < rows)[None, :]
+    k = tl.arange(0, BK)
+    # 64-bit: V * W passes 2**31.
+    weights_ptr = weight_ptr + entry[:, None].to(tl.int64) * W + k[None, :]
+    states_ptr = hidden_ptr + row[None, :].to(tl.int64) * W + k[:, None]
+    logits = tl.zeros([BN, BM], tl.float32)
+    for at in range(0, W, BK):
+        if W % BK == 0:
+            weights = tl.load(weights_ptr + at, mask=inside, other=0.0)
+            states = tl.load(states_ptr + at, mask=given, other=0.0)
+        else:
+            weights = tl.load(weights_ptr + at, mask=inside & (at + k < W)[None, :], other=0.0)
+            states = tl.load(states_ptr + at, mask=given & (at + k < W)[:, None], other=0.0)
+        logits = tl.dot(weights.to(states.dtype), states, logits, input_precision="ieee")
+    if scale_ptr is not None:
+        logits *= tl.load(scale_ptr + entry, mask=entry < end, other=0.0)[:, None]
+    return logits
+
+
+@triton.jit
+def head_logits_part(
+    hidden_ptr,
+    weight_ptr,
+    scale_ptr,
+    logits_ptr,
+    part,
+    rows,
+    V: tl.constexpr,
+    W: tl.constexpr,
+    PART: tl.constexpr,
+    WORDS: tl.constexpr,
+    BN: tl.constexpr,
+    BM: tl.constexpr,
+    BK: tl.constexpr,
+):
+    """Store the logits f32[rows, V] of the entries of a part; WORDS says nothing."""
+    end = tl.minimum(part * PART + PART, V)
+    for first in range(0, rows, BM):
+        row = first + tl.arange(0, BM)
+        for begin in range(0, PART, BN):
+            entry = part * PART + begin + tl.arange(0, BN)
+            x = head_tile(hidden_ptr, weight_ptr, scale_ptr, entry, end, row, rows, W, BN, BM, BK)
+            at = logits_ptr + row[None, :].to(tl.int64) * V + entry[:, None]
+            tl.store(at, x, mask=(entry < end)[:, None] & (row < rows)[None, :])
+
+
+@triton.jit
+def head_argmax_part(
+    hidden_ptr,
+    weight_ptr,
+    scale_ptr,
+    records_ptr,
+    part,
+    rows,
+    V: tl.constexpr,
+    W: tl.constexpr,
+    PART: tl.constexpr,
+    WORDS: tl.constexpr,
+    BN: tl.constexpr,
+    BM: tl.constexpr,
+    BK: tl.constexpr,
+):
+    """Store what a part knows of the argmax of all rows; WORDS is 1."""
+    end = tl.minimum(part * PART + PART, V)
+    for first in range(0, rows, BM):
+        row = first + tl.arange(0, BM)
+        best = tl.full([BM], float("-inf"), tl.float32)
+        index = tl.zeros([BM], tl.int32) + tl.where(part * PART < V, part * PART, NO_ENTRY)
+        nan = tl.zeros([BM], tl.int32)
+        for begin in range(0, PART, BN):
+            entry = part * PART + begin + tl.arange(0, BN)
+            x = head_tile(hidden_ptr, weight_ptr, scale_ptr, entry, end, row, rows, W, BN, BM, BK)
+            inside = (entry < end)[:, None]
+            nan = tl.maximum(nan, tl.max((inside & (x != x)).to(tl.int32), axis=0))
+            x = tl.where(inside & (x == x), x, float("-inf"))
+            top, lowest = first_of_largest(x, entry[:, None], 0)
+            index = tl.where(top > best, lowest, index)
+            best = tl.maximum(best, top)
+        word = (sort_order(best).to(tl.int64) << 32) | ((0x7FFFFFFF - index).to(tl.int64) << 1) | nan
+        tl.store(records_ptr + (part * rows + row) * WORDS, word, mask=row < rows)
+
+
+@triton.jit
+def head_topk_part(
+    hidden_ptr,
+    weight_ptr,
+    scale_ptr,
+    records_ptr,
+    part,
+    rows,
+    V: tl.constexpr,
+    W: tl.constexpr,
+    PART: tl.constexpr,
+    WORDS: tl.constexpr,
+    BN: tl.constexpr,
+    BM: tl.constexpr,
+    BK: tl.constexpr,
+):
+    """Store what a part knows of the WORDS - 1 most probable entries of all rows, which are in no order."""
+    K: tl.constexpr = WORDS - 1
+    end = tl.minimum(part * PART + PART, V)
+    lane = tl.arange(0, triton.next_power_of_2(K))[:, None]
+    for first in range(0, rows, BM):
+        row = first + tl.arange(0, BM)
+        # Different ones, so that one replaces another; none replaces those behind the first K.
+        least = tl.where(lane < K, joined(NO_ORDER + lane * 0, lane), ABOVE_KEYS)
+        keys = least + tl.zeros([triton.next_power_of_2(K), BM], tl.int64)
+        best = tl.full([BM], float("-inf"), tl.float32)
+        total = tl.zeros([BM], tl.float32)
+        nan = tl.zeros([BM], tl.int32)
+        for begin in range(0, PART, BN):
+            entry = part * PART + begin + tl.arange(0, BN)
+            x = head_tile(hidden_ptr, weight_ptr, scale_ptr, entry, end, row, rows, W, BN, BM, BK)
+            inside = (entry < end)[:, None]
+            nan = tl.maximum(nan, tl.max((inside & (x != x)).to(tl.int32), axis=0))
+            x = tl.where(inside & (x == x), x, float("-inf"))
+            top = tl.maximum(best, tl.max(x, axis=0))
+            e = tl.where(inside, exp_below(x, top[None, :] + tl.zeros([BN, BM], tl.float32)), 0.0)
+            total = total * exp_below(best, top) + tl.sum(e, axis=0)
+            best = top
+            key = tl.where(inside, joined(sort_order(x), 0x7FFFFFFF - entry[:, None]), NO_KEY)
+            for _ in range(K):
+                larger, worst = tl.max(key, axis=0)[None, :], tl.min(keys, axis=0)[None, :]
+                keys = tl.where((keys == worst) & (larger > worst), larger, keys)
+                key = tl.where(key == larger, NO_KEY, key)
+        base = records_ptr + (part * rows + row) * WORDS
+        keys = tl.where((keys >> 32) == NO_ORDER, NO_KEY, keys)
+        tl.store(base[None, :] + lane, keys, mask=(lane < K) & (row < rows)[None, :])
+        tl.store(base + K, mass_word(best, tl.where(nan != 0, -total, total)), mask=row < rows)
