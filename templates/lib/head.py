@@ -144,7 +144,7 @@ def head_topk_part(
     for first in range(0, rows, BM):
         row = first + tl.arange(0, BM)
         # Different ones, so that one replaces another; none replaces those behind the first K.
-        least = tl.where(lane < K, joined(NO_ORDER + lane * 0, lane), ABOVE_KEYS)
+        least = tl.where(lane < K, joined(tl.full(lane.shape, NO_ORDER, tl.int32), lane), ABOVE_KEYS)
         keys = least + tl.zeros([triton.next_power_of_2(K), BM], tl.int64)
         best = tl.full([BM], float("-inf"), tl.float32)
         total = tl.zeros([BM], tl.float32)

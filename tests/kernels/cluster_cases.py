@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 
 import torch
 from cluster_memory import POOL, SUMS, Memory, expect, whole
-from kernel_cases import POISON, assert_same
+from kernel_cases import POISON, assert_same, generator
 from kernel_launcher import Launcher
 from torch import Tensor
 
@@ -229,6 +229,27 @@ def check_cluster(
     reads = [given[op["rows"].name] for op in cluster if op.opcode in SCANNED]
     check_partials(cluster, launch, reads[0] if reads else rows, kept)
     return values
+
+
+def launched(
+    launcher: Launcher,
+    module: Module,
+    stem: str,
+    cluster: Cluster,
+    given: Mapping[str, Tensor],
+    held: Mapping[str, Tensor] | None = None,
+) -> dict[str, Tensor]:
+    """All memory of a kernel after it has run, on the first rank twice; ``given`` by value, ``held`` as it lies."""
+    rows = given["req_pool_indices"]
+    memory = Memory(module, cluster, rows, generator(1), given, tensors=dict(held or {}))
+    launch = launch_of(module, stem, cluster, len(rows), PLAIN)
+    for argument in launch.spec.arguments:
+        memory.argument(argument, launch.spec)
+    memory = memory.moved(launcher.device, {})
+    for _ in range(1 + (given.get("rank") is not None and not given["rank"].any())):
+        launch.run(launcher, memory)
+    assert not any(memory.tensors[scratch.name].any() for scratch in launch.spec.scratch if scratch.zero)
+    return {name: tensor.cpu() for name, tensor in memory.tensors.items()}
 
 
 def unread(memory: Memory) -> set[str]:

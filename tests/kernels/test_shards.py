@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any
 
 import pytest
 import torch
-from cluster_cases import FLOATS, PLAIN, Memory, TypedBuilder, form, launch_of, small_module
+from cluster_cases import FLOATS, TypedBuilder, form, launched, small_module
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from kernel_cases import POISON, assert_same, generator, quicker, random_rows
@@ -20,7 +19,6 @@ from specc.ir.types import REDUCED, Dim, TensorType
 from specc.kernels import COMPOSED
 from specc.kernels.writing import sharding as parts
 from specc.kernels.writing import vocabulary
-from specc.kernels.writing.family import Cluster
 from specc.pass_manager.pass_base import Context
 from specc.passes.gather_logits import GatherLogits
 from specc.runtime.plan.plan import TOKEN_MAP
@@ -63,27 +61,6 @@ def numbered(opcode: str, axis: tuple[str, ...], ranks: int, size: tuple[int, in
         b.hand_out(b("vocab.translate", index, table, rows, names=("token",)), bad)
     GatherLogits().run(module, Context())
     return module
-
-
-def launched(
-    launcher: Launcher,
-    module: Module,
-    stem: str,
-    cluster: Cluster,
-    given: Mapping[str, Tensor],
-    held: Mapping[str, Tensor] | None = None,
-) -> dict[str, Tensor]:
-    """All memory of a kernel after it has run, on the first rank twice; ``given`` by value, ``held`` as it lies."""
-    rows = given["req_pool_indices"]
-    memory = Memory(module, cluster, rows, generator(1), given, tensors=dict(held or {}))
-    launch = launch_of(module, stem, cluster, len(rows), PLAIN)
-    for argument in launch.spec.arguments:
-        memory.argument(argument, launch.spec)
-    memory = memory.moved(launcher.device, {})
-    for _ in range(1 + (given.get("rank") is not None and not given["rank"].any())):
-        launch.run(launcher, memory)
-    assert not any(memory.tensors[scratch.name].any() for scratch in launch.spec.scratch if scratch.zero)
-    return {name: tensor.cpu() for name, tensor in memory.tensors.items()}
 
 
 def run_ranks(

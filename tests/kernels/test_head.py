@@ -1,0 +1,162 @@
+"""Heads of the vocabulary: records of parts, merged, against a product in f32 and a scan of its logits in Python."""
+
+from __future__ import annotations
+
+import math
+from typing import Any, NamedTuple
+
+import pytest
+import torch
+from cluster_cases import TypedBuilder, form, launched, small_module
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from kernel_cases import POISON, argmax, assert_same, generator, quicker, random_rows
+from kernel_launcher import Launcher
+from topk_cases import assert_probabilities
+from torch import Tensor
+
+from specc.ir.core import Module
+from specc.ir.types import Dim, TensorType
+from specc.runtime.plan.plan import HEAD_SCALE, HEAD_WEIGHT, PART_AXIS
+from specc.runtime.semantics.convention import DTYPES
+from specc.runtime.semantics.reference import OPS
+
+POOL = 12
+KINDS = ("f32", "f16", "i8", "f8")
+"""Dtypes of weights; the interpreter multiplies numbers of bf16 by their bits, so these run on a GPU alone."""
+SIZES = [(300, 24, 2), (1000, 200, 16), (64, 64, 4), (130, 72, 8)]
+"""Entries, weights of each, parts: parts of several tiles, weights of several loads, whole ones, parts of few."""
+
+
+class Head(NamedTuple):
+    """Hidden rows, a head, and the logits that they give in f32."""
+
+    hidden: Tensor
+    weight: Tensor
+    scale: Tensor | None
+    logits: Tensor
+
+    @property
+    def tables(self) -> dict[str, Tensor]:
+        """The head by the names of its tables."""
+        return {HEAD_WEIGHT: self.weight} | ({} if self.scale is None else {HEAD_SCALE: self.scale})
+
+
+def random_head(source: torch.Generator, shape: tuple[int, ...], entries: int, width: int, kind: str) -> Head:
+    """Small whole numbers, whose sums are exact in any order and often tie; some rows are NaN, infinite or huge."""
+    eight = kind in ("i8", "f8")
+    hidden = torch.randint(-3, 4, (*shape, width), generator=source).float()
+    weight = torch.randint(-2, 3, (entries, width), generator=source).float()
+    rows = hidden.view(-1, width)
+    for row in range(len(rows)):
+        match int(torch.randint(0, 8, (), generator=source)):
+            case 0:
+                rows[row] = 0.0  # all entries tie
+            case 1:
+                rows[row, 3] = math.nan
+            case 2:
+                rows[row, 5] = math.inf  # NaN where a weight is 0, and both infinities
+            case 3:
+                rows[row] *= 2.0**12
+            case _:
+                pass
+    if torch.rand((), generator=source) < 0.2 and not eight:
+        weight[int(torch.randint(0, entries, (), generator=source)), 1] = math.nan
+    scale = 2.0 ** torch.randint(-4, 3, (entries,), generator=source).float() if eight else None
+    logits = torch.nan_to_num(hidden, nan=math.nan, posinf=math.inf) @ weight.T
+    hidden = hidden.to(DTYPES["f16" if kind == "f16" else "f32"])
+    return Head(hidden, weight.to(DTYPES[kind]), scale, logits if scale is None else logits * scale)
+
+
+def module_of(opcode: str, head: Head, parts: int, branches: int, *axis: str) -> Module:
+    """A module that computes logits, or what a reduction of them gives, and hands it out."""
+    entries, width = head.weight.shape
+    names = {dtype: name for name, dtype in DTYPES.items()}
+    module = small_module(K=branches, Vd=entries)
+    module.dims[PART_AXIS] = Dim(PART_AXIS, "part", parts)
+    b, rows, dtype = TypedBuilder(module), module.inputs["req_pool_indices"], names[head.weight.dtype]
+    hidden = b.given("hidden", names[head.hidden.dtype], *axis, width)
+    tables = [module.add_input(HEAD_WEIGHT, TensorType(dtype, ("Vd", width)))]
+    if head.scale is not None:
+        tables.append(module.add_input(HEAD_SCALE, TensorType("f32", ("Vd",))))
+    with b.phase("draft"):
+        if opcode == "head.logits":
+            b.hand_out(b(opcode, hidden, *tables, dtype=dtype))
+            return module
+        words = 1 if opcode == "head.argmax_part" else branches + 1
+        records = b(opcode, hidden, *tables, dtype=dtype, words=words)
+        attrs: dict[str, Any] = {"of": ""} if words > 1 else {"of": "", "dtype": "i64", "keep": ""}
+        b.hand_out(*b.many(opcode.replace("head", "vocab").replace("part", "merge"), records, rows, **attrs))
+    return module
+
+
+def run(launcher: Launcher, module: Module, head: Head, rows: Tensor) -> tuple[dict[str, Tensor], Tensor]:
+    """What a module hands out, and what its head leaves in memory, of which it writes what the batch has alone."""
+    count, (stem, cluster), *merge = len(rows), *form(module)
+    assert stem == "head"
+    given = {"req_pool_indices": rows, "hidden": head.hidden, **head.tables}
+    made = launched(launcher, module, stem, cluster, given)[cluster[0].result.name]
+    whole = count * math.prod(made.shape[2:]) * module.size(PART_AXIS) if merge else made[:count].numel()
+    assert (made.reshape(-1)[whole:] == POISON).all()
+    if not merge:
+        return {"logits": made[:count]}, made
+    ((stem, cluster),) = merge
+    assert stem == "rows"
+    held = {cluster[0]["records"].name: made}
+    after = launched(launcher, module, stem, cluster, {"req_pool_indices": rows}, held)
+    records = made.reshape(-1)[:whole].view(module.size(PART_AXIS), count, *made.shape[2:])
+    return {name: after[value.name][:count] for name, value in module.outputs.items()}, records
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("size", SIZES, ids=str)
+@settings(quicker, max_examples=2)
+@given(seed=st.integers(0, 2**32), batch=st.integers(1, 5), branches=st.integers(1, 5), each=st.booleans())
+def test_argmax_and_topk_of_a_product(
+    launcher: Launcher, kind: str, size: tuple[int, int, int], seed: int, batch: int, branches: int, each: bool
+) -> None:
+    source, (entries, width, parts) = generator(seed), size
+    axis = ("K",) if each else ()
+    shape = (batch, branches) if each else (batch,)
+    head, rows = random_head(source, shape, entries, width, kind), random_rows(source, batch, POOL)
+    padding = rows == 0
+
+    results, records = run(launcher, module_of("head.argmax_part", head, parts, branches, *axis), head, rows)
+    for row, logits in enumerate(head.logits):
+        for index, bad, of in zip(
+            results["index"][row].view(-1), results["bad"][row].view(-1), logits.view(-1, entries), strict=True
+        ):
+            assert (int(index), bool(bad)) == ((0, False) if padding[row] else argmax(of))
+    given = (head.hidden, head.weight) if head.scale is None else (head.hidden, head.weight, head.scale)
+    dims = {PART_AXIS: parts, "K": branches}
+    assert_same(records, OPS["head.argmax_part"](given, {"words": 1}, dims)[0], "records")
+
+    results, _ = run(launcher, module_of("head.topk_part", head, parts, branches, *axis), head, rows)
+    p, index, bad = OPS["vocab.topk"]((head.logits, rows), {"axis": "K"}, {"K": branches})
+    assert_same(results["index"], index, "index")
+    assert_same(results["bad"], bad, "bad")
+    assert_probabilities(results["p"], p)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_logits_that_are_stored(launcher: Launcher, kind: str) -> None:
+    source = generator(7)
+    head, rows = random_head(source, (3, 2), 130, 72, kind), random_rows(source, 3, POOL)
+    results, _ = run(launcher, module_of("head.logits", head, 8, 2, "K"), head, rows)
+    assert_same(results["logits"], head.logits, "logits")
+
+
+@pytest.mark.parametrize("batch", [1, 2, 6])
+def test_rows_do_not_depend_on_others(launcher: Launcher, batch: int) -> None:
+    """To the last bit, on numbers whose sums are rounded."""
+    source = generator(5)
+    hidden, weight = torch.randn(6, 100, generator=source).half(), torch.randn(260, 100, generator=source).half()
+    rows = torch.arange(1, 7)
+    whole = Head(hidden, weight, None, torch.empty(0))
+    part = whole._replace(hidden=hidden[:batch])
+    of_all, _ = run(launcher, module_of("head.logits", whole, 4, 1), whole, rows)
+    of_few, _ = run(launcher, module_of("head.logits", part, 4, 1), part, rows[:batch])
+    assert_same(of_few["logits"], of_all["logits"][:batch], "logits")
+    exact = hidden.double() @ weight.double().T
+    bound = 2.0**-23 * 100 * (hidden.double().abs() @ weight.double().abs().T)  # 100 sums in f32
+    assert ((of_all["logits"] - exact).abs() <= bound).all()
