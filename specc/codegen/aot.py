@@ -74,7 +74,7 @@ NEWER_OPTIONS: Mapping[tuple[str, str], Mapping[str, Any]] = {
 }
 """What a release of triton, and those after it, take besides or instead: (release, backend) -> options."""
 
-_TYPES = re.compile(r"\*?(i1|i8|i16|i32|i64|u8|u16|u32|u64|fp16|bf16|fp32|fp64)")
+_TYPES = re.compile(r"\*?(i1|i8|i16|i32|i64|u8|u16|u32|u64|fp8e4nv|fp16|bf16|fp32|fp64)")
 
 
 class CompileError(Exception):

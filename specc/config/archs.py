@@ -41,6 +41,12 @@ _MEMORY: Mapping[str, int] = {
 }  # fmt: skip
 """GiB of a GPU by its name or else its architecture: where several are sold, the usual one."""
 
+SHARED_BYTES: Mapping[str, int] = {
+    "sm_80": 163 << 10, "sm_86": 99 << 10, "sm_89": 99 << 10, "sm_90": 227 << 10, "sm_100": 227 << 10,
+    "sm_103": 227 << 10, "sm_120": 99 << 10, "gfx90a": 64 << 10, "gfx942": 64 << 10, "gfx950": 160 << 10,
+}  # fmt: skip
+"""Most bytes of shared memory that a program may have."""
+
 _MAKERS = re.compile(r"^(nvidia|amd|geforce|instinct|tesla)+")
 
 

@@ -13,23 +13,24 @@ from math import prod
 from specc.ir.core import Module, Op, tensor_type
 from specc.ir.types import DTYPES
 from specc.kernels.writing.family import Arguments, Cluster, Family, Spec, power_of_two
-from specc.runtime.plan.plan import PART_AXIS
+from specc.runtime.plan.head import PART_AXIS
 
 _OPS = ("head.logits", "head.argmax_part", "head.topk_part")
-_ENTRIES = 128
-"""Entries of a tile: the rows that four warps give to a matrix instruction."""
-_ROW_BYTES = 128
-"""Bytes of an entry's weights in a tile: what a warp loads of a row at once, and a memory transaction has."""
-_FEWEST_ROWS, _MOST_ROWS = 16, 64
-"""Rows of a tile: as many as a matrix instruction takes at least; more would leave accumulators no registers."""
-_STAGES = 4
-"""Tiles on their way: bytes in flight decide how fast weights are read."""
+_ENTRIES, _WEIGHTS = 128, 64
+"""Entries of a tile, and weights of each: what warps give to matrix instructions, and read a row of at once. Of 8-bit
+weights more at once would be loaded through registers, so that none are on their way while others are multiplied."""
+_FEWEST_ROWS, _MOST_ROWS, _MOST_RANKED = 16, 64, 32
+"""Rows of a tile: as many as a matrix instruction takes at least; at most as registers have room for, in which a top-k
+holds keys of 64 bits besides."""
+_STAGES, _STAGED_BYTES = 6, 96 << 10
+"""Most tiles on their way, and most bytes of them: these decide how fast weights are read."""
 
 
 class Head(Family):
     """Logits that no forward computes: stored, or reduced to records of the parts of the vocabulary."""
 
     stem = "head"
+    spills = 64  # on some architectures the assembler keeps to 96 or 128 registers, and spills what no loop reads
 
     def candidates(self, module: Module) -> Iterable[Cluster]:
         """Every op that multiplies by a head."""
@@ -50,17 +51,17 @@ class Head(Family):
         parts = module.size(PART_AXIS)
         constants = [("ROWS", rows_of(module, op)), ("V", entries), ("W", width)]
         constants += [("PARTS", parts), ("PART", -(-entries // parts)), ("WORDS", int(op.attrs.get("words", 0)))]
-        constants += [("BN", _ENTRIES), ("BM", tile.rows), ("BK", tile.weights)]
+        constants += [("BN", _ENTRIES), ("BM", tile.rows), ("BK", _WEIGHTS)]
         flags = {"scaled": scale is not None}
         flags |= {kind: op.opcode == f"head.{kind}_part" for kind in ("argmax", "topk")}
-        tiles = f"{_ENTRIES} entries x {tile.weights} weights, {tile.bytes} bytes, and {tile.rows} rows"
+        tiles = f"{_ENTRIES} entries x {_WEIGHTS} weights, {tile.bytes} bytes, for {tile.rows} rows"
         return Spec(
             self.stem,
             flags,
             tuple(constants),
             tuple(arguments.parameters),
-            num_warps=4 if tile.rows <= 32 else 8,
-            num_stages=_STAGES,
+            num_warps=4 if tile.rows == _FEWEST_ROWS else 8,
+            num_stages=tile.stages,
             tiles=tiles,
         )
 
@@ -71,18 +72,20 @@ class Head(Family):
 
 @dataclass(frozen=True)
 class _Tile:
-    """Sizes of a tile: rows, an entry's weights, and bytes of all weights."""
+    """A tile: rows, bytes of its weights, and how many tiles are on their way."""
 
     rows: int
-    weights: int
     bytes: int
+    stages: int
 
     @classmethod
     def of(cls, module: Module, op: Op) -> _Tile:
         """As many rows as the largest batch has, of those that a tile may have."""
-        rows = power_of_two(module.size("B") * rows_of(module, op))
-        width = DTYPES[tensor_type(op["weight"]).dtype].bytes
-        return cls(max(_FEWEST_ROWS, min(_MOST_ROWS, rows)), _ROW_BYTES // width, _ENTRIES * _ROW_BYTES)
+        most = _MOST_RANKED if op.opcode == "head.topk_part" else _MOST_ROWS
+        rows = max(_FEWEST_ROWS, min(most, power_of_two(module.size("B") * rows_of(module, op))))
+        of_row, of_weight = (DTYPES[tensor_type(op[name]).dtype].bytes for name in ("hidden", "weight"))
+        staged = _WEIGHTS * (_ENTRIES * of_weight + rows * of_row)
+        return cls(rows, _ENTRIES * _WEIGHTS * of_weight, min(_STAGES, _STAGED_BYTES // staged))
 
 
 def rows_of(module: Module, op: Op) -> int:

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from specc.config.archs import SHARED_BYTES
 from specc.ir.core import Module
+from specc.ir.declarations import Kernel
+from specc.kernels import FAMILIES
 from specc.pass_manager.pass_base import Context, Pass
 from specc.support.diagnostics import Diagnostic, DiagnosticError
 
@@ -14,13 +17,13 @@ class CheckResources(Pass):
     """Refuse kernels that spill or ask for more shared memory than a block can get.
 
     Attributes:
-        max_spills: bytes of spills per thread that are accepted.
-        max_shared: bytes of shared memory per block that are accepted; 48 KB needs no opt-in on any target.
+        max_spills: bytes of spills per thread that are accepted besides those of a kernel's family.
+        max_shared: bytes of shared memory per block that are accepted; 0: as many as the architecture has.
 
     """
 
     max_spills: int = 0
-    max_shared: int = 49152
+    max_shared: int = 0
 
     name = "check-resources"
     requires = frozenset({"clustered"})
@@ -32,12 +35,13 @@ class CheckResources(Pass):
         findings: list[Diagnostic] = []
         if not ctx.resources:
             self.remark(ctx, "no machine code: nothing to check")
+        families = {kernel.name: FAMILIES[kernel.family] for kernel in module.decls_of(Kernel)}
         for (kernel, arch), used in sorted(ctx.resources.items()):
-            if used.spills > self.max_spills:
+            if used.spills > self.max_spills + families[kernel].spills:
                 findings.append(
                     Diagnostic("kernel/resources", f"{kernel} on {arch} spills {used.spills} bytes per thread")
                 )
-            if used.shared > self.max_shared:
+            if used.shared > (self.max_shared or SHARED_BYTES[arch]):
                 findings.append(
                     Diagnostic("kernel/resources", f"{kernel} on {arch} needs {used.shared} bytes of shared memory")
                 )

@@ -22,7 +22,7 @@ from specc.kernels.writing.family import nbytes
 from specc.kernels.writing.vocabulary import ranked, ranks
 from specc.pass_manager.pass_base import Choice, Context, Pass, Rejected
 from specc.passes.gather_logits import merge
-from specc.runtime.plan.plan import HEAD_SCALE, HEAD_WEIGHT, PART_AXIS
+from specc.runtime.plan.head import PART_AXIS, SCALE, WEIGHT
 from specc.support.diagnostics import Diagnostic, DiagnosticError
 
 ELEMENTS = {"int8": "i8", "fp8": "f8"}
@@ -93,10 +93,10 @@ class ComputeHead(Pass):
         entries, element = module.size(_VOCABULARY), ELEMENTS.get(self.form, self.dtype)
         parts = min(MOST_PARTS, 1 << (max(entries // _LEAST_ENTRIES, 1).bit_length() - 1))
         module.dims[PART_AXIS] = Dim(PART_AXIS, "part", parts)
-        weight = module.add_input(HEAD_WEIGHT, TensorType(element, (_VOCABULARY, self.width)))
+        weight = module.add_input(WEIGHT, TensorType(element, (_VOCABULARY, self.width)))
         if element == self.dtype:
             return (weight,)
-        return weight, module.add_input(HEAD_SCALE, TensorType("f32", (_VOCABULARY,)))
+        return weight, module.add_input(SCALE, TensorType("f32", (_VOCABULARY,)))
 
 
 def _has_logits(op: Op) -> bool:

@@ -28,22 +28,23 @@ def head_tile(
     hidden_ptr,
     weight_ptr,
     scale_ptr,
-    entry,
+    first_entry,
     end,
-    row,
+    first_row,
     rows,
     W: tl.constexpr,
     BN: tl.constexpr,
     BM: tl.constexpr,
     BK: tl.constexpr,
 ):
-    """Logits f32[BN, BM] of entries i32[BN] below `end` and of rows i32[BM]; other entries and rows have any."""
-    inside = (entry < end)[:, None]
-    given = (row < rows)[None, :]
-    k = tl.arange(0, BK)
-    # 64-bit: V * W passes 2**31.
-    weights_ptr = weight_ptr + entry[:, None].to(tl.int64) * W + k[None, :]
-    states_ptr = hidden_ptr + row[None, :].to(tl.int64) * W + k[:, None]
+    """Logits f32[BN, BM] of entries from the first one to `end`, and of rows from the first; others have any."""
+    n, m, k = tl.arange(0, BN), tl.arange(0, BM), tl.arange(0, BK)
+    inside = (first_entry + n < end)[:, None]
+    given = (first_row + m < rows)[None, :]
+    # 64-bit: V * W passes 2**31. Within a tile, offsets of 32 bits take half the registers.
+    wide = tl.full([], W, tl.int64)
+    weights_ptr = (weight_ptr + first_entry * wide) + (n[:, None] * W + k[None, :])
+    states_ptr = (hidden_ptr + first_row * wide) + (m[None, :] * W + k[:, None])
     logits = tl.zeros([BN, BM], tl.float32)
     for at in range(0, W, BK):
         if W % BK == 0:
@@ -54,7 +55,7 @@ def head_tile(
             states = tl.load(states_ptr + at, mask=given & (at + k < W)[:, None], other=0.0)
         logits = tl.dot(weights.to(states.dtype), states, logits, input_precision="ieee")
     if scale_ptr is not None:
-        logits *= tl.load(scale_ptr + entry, mask=entry < end, other=0.0)[:, None]
+        logits *= tl.load(scale_ptr + first_entry + n, mask=first_entry + n < end, other=0.0)[:, None]
     return logits
 
 
@@ -79,10 +80,11 @@ def head_logits_part(
     for first in range(0, rows, BM):
         row = first + tl.arange(0, BM)
         for begin in range(0, PART, BN):
-            entry = part * PART + begin + tl.arange(0, BN)
-            x = head_tile(hidden_ptr, weight_ptr, scale_ptr, entry, end, row, rows, W, BN, BM, BK)
-            at = logits_ptr + row[None, :].to(tl.int64) * V + entry[:, None]
-            tl.store(at, x, mask=(entry < end)[:, None] & (row < rows)[None, :])
+            at = part * PART + begin
+            entry = at + tl.arange(0, BN)
+            x = head_tile(hidden_ptr, weight_ptr, scale_ptr, at, end, first, rows, W, BN, BM, BK)
+            place = row[None, :].to(tl.int64) * V + entry[:, None]
+            tl.store(logits_ptr + place, x, mask=(entry < end)[:, None] & (row < rows)[None, :])
 
 
 @triton.jit
@@ -109,8 +111,9 @@ def head_argmax_part(
         index = tl.zeros([BM], tl.int32) + tl.where(part * PART < V, part * PART, NO_ENTRY)
         nan = tl.zeros([BM], tl.int32)
         for begin in range(0, PART, BN):
-            entry = part * PART + begin + tl.arange(0, BN)
-            x = head_tile(hidden_ptr, weight_ptr, scale_ptr, entry, end, row, rows, W, BN, BM, BK)
+            at = part * PART + begin
+            entry = at + tl.arange(0, BN)
+            x = head_tile(hidden_ptr, weight_ptr, scale_ptr, at, end, first, rows, W, BN, BM, BK)
             inside = (entry < end)[:, None]
             nan = tl.maximum(nan, tl.max((inside & (x != x)).to(tl.int32), axis=0))
             x = tl.where(inside & (x == x), x, float("-inf"))
@@ -150,8 +153,9 @@ def head_topk_part(
         total = tl.zeros([BM], tl.float32)
         nan = tl.zeros([BM], tl.int32)
         for begin in range(0, PART, BN):
-            entry = part * PART + begin + tl.arange(0, BN)
-            x = head_tile(hidden_ptr, weight_ptr, scale_ptr, entry, end, row, rows, W, BN, BM, BK)
+            at = part * PART + begin
+            entry = at + tl.arange(0, BN)
+            x = head_tile(hidden_ptr, weight_ptr, scale_ptr, at, end, first, rows, W, BN, BM, BK)
             inside = (entry < end)[:, None]
             nan = tl.maximum(nan, tl.max((inside & (x != x)).to(tl.int32), axis=0))
             x = tl.where(inside & (x == x), x, float("-inf"))

@@ -1,5 +1,7 @@
 """Records of all ranks, i64[RANKS, B, ROWS, words], as what a reduction over the whole vocabulary gives.
 
+Parts of a vocabulary, which a head computes, leave records as ranks do.
+
 Every rank has the same records, in one order, and does the same with them. They are dense for the rows of the launch.
 """
 
@@ -9,6 +11,10 @@ import triton.language as tl
 from .best import order_value
 from .shard import best_of_parts, join_parts
 from .topk import exp_below
+
+
+MOST_RANKS = tl.constexpr(16)
+"""The most ranks of a program; more records are those of parts of one rank's vocabulary, added in any order."""
 
 
 @triton.jit
@@ -82,6 +88,10 @@ def _joined_masses(words, ROWS: tl.constexpr, RANKS: tl.constexpr, LEVELS: tl.co
     # The largest values and sums f32[R] of words i64[R, RANKS].
     tops = (words >> 32).to(tl.int32).to(tl.float32, bitcast=True)
     masses = tl.abs(words.to(tl.int32).to(tl.float32, bitcast=True))
+    if RANKS > MOST_RANKS:
+        top = tl.max(tops, axis=1)
+        scale = exp_below(tops, tl.broadcast_to(top[:, None], tops.shape))
+        return top, tl.sum(masses * scale, axis=1)
     return join_parts(tops, masses, triton.next_power_of_2(ROWS), RANKS, LEVELS)
 
 

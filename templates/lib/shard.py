@@ -12,7 +12,7 @@ import triton
 import triton.language as tl
 
 from .argmax import arrived, first_of_largest, gather, scan_chunk
-from .best import NO_KEY, NO_ORDER, best_of_slices, joined, sort_order
+from .best import NO_KEY, NO_ORDER, best_of_slices, insert_best, joined, sort_order
 from .logprob import scan_chunk_and_sum
 from .topk import exp_below, scan_topk
 
@@ -44,27 +44,51 @@ def mass_word(top, mass):
 
 
 @triton.jit
-def best_of_parts(
-    key_ptr, part_stride, row_stride, shift, live, ROWS: tl.constexpr, K: tl.constexpr, PARTS: tl.constexpr
+def _keys_of_parts(
+    key_ptr, first, part_stride, row_stride, shift, live, ROWS: tl.constexpr, K: tl.constexpr, PARTS: tl.constexpr
 ):
-    """The K best keys of every row, of PARTS parts with K keys each: orders and places i32[R, KP], both 0 for none.
-
-    Keys of a part follow each other, parts are `part_stride` apart, rows `row_stride`. Places are those of the part;
-    indices of part i begin at i * `shift`. As in topk.py a slice, which is a warp, has all keys of a row.
-    """
+    # Orders and places i32[X, SLICES, LANES] of the keys of PARTS parts from the first on; a row has a slice.
     R: tl.constexpr = triton.next_power_of_2(ROWS)
     KP: tl.constexpr = triton.next_power_of_2(K)
     LANES: tl.constexpr = min(PARTS * KP, max(32, KP))
     SLICES: tl.constexpr = max(4, R)
     member = tl.arange(0, PARTS * KP // LANES)[:, None, None] * LANES + tl.arange(0, LANES)[None, None, :]
     row = tl.arange(0, SLICES)[None, :, None]
-    part, k = member % PARTS, member // PARTS
+    part, k = first + member % PARTS, member // PARTS
     there = live & (row < ROWS) & (k < K)
     at = row * row_stride + part * part_stride + k
     keys = tl.load(key_ptr + at, mask=there, other=NO_KEY, cache_modifier=".cg")
     order = (keys >> 32).to(tl.int32)
-    place = tl.where(order == NO_ORDER, -1, keys.to(tl.int32) - part * shift)
+    return order, tl.where(order == NO_ORDER, -1, keys.to(tl.int32) - part * shift)
+
+
+@triton.jit
+def best_of_parts(
+    key_ptr, part_stride, row_stride, shift, live, ROWS: tl.constexpr, K: tl.constexpr, PARTS: tl.constexpr
+):
+    """The K best keys of every row, of PARTS parts with K keys each: orders and places i32[R, KP], both 0 for none.
+
+    Keys of a part follow each other, parts are `part_stride` apart, rows `row_stride`. Places are those of the part;
+    indices of part i begin at i * `shift`. As in topk.py a slice, which is a warp, has all keys of a row. Of many parts
+    some are looked at together, so that registers hold their keys.
+    """
+    R: tl.constexpr = triton.next_power_of_2(ROWS)
+    KP: tl.constexpr = triton.next_power_of_2(K)
+    SOME: tl.constexpr = min(PARTS, max(16, 128 // KP))
+    order, place = _keys_of_parts(key_ptr, 0, part_stride, row_stride, shift, live, ROWS, K, SOME)
     order, place = best_of_slices(order, place, K)
+    SLICES: tl.constexpr = order.shape[0]
+    LANES: tl.constexpr = order.shape[1]
+    if SOME < PARTS:
+        # Different elements, of which those behind the first K stay where they are.
+        lane = tl.arange(0, LANES)[None, :]
+        place = tl.where(lane < K, tl.where(order == NO_ORDER, -1 - lane, place), 0x7FFFFFFF)
+        order = tl.where(lane < K, order, 0x7FFFFFFF)
+        for first in range(SOME, PARTS, SOME):
+            more, at = _keys_of_parts(key_ptr, first, part_stride, row_stride, shift, live, ROWS, K, SOME)
+            order, place = insert_best(more, at, order, place)
+        order = tl.where(lane < K, order, NO_ORDER)
+        order, place = best_of_slices(order[None, :, :], place[None, :, :], K)
     none = order == NO_ORDER
     order = tl.where(none, 0, order)
     place = tl.where(none, 0, place)

@@ -17,14 +17,14 @@ from torch import Tensor
 
 from specc.ir.core import Module
 from specc.ir.types import Dim, TensorType
-from specc.runtime.plan.plan import HEAD_SCALE, HEAD_WEIGHT, PART_AXIS
+from specc.runtime.plan.head import PART_AXIS, SCALE, WEIGHT
 from specc.runtime.semantics.convention import DTYPES
 from specc.runtime.semantics.reference import OPS
 
 POOL = 12
 KINDS = ("f32", "f16", "i8", "f8")
 """Dtypes of weights; the interpreter multiplies numbers of bf16 by their bits, so these run on a GPU alone."""
-SIZES = [(300, 24, 2), (1000, 200, 16), (64, 64, 4), (130, 72, 8)]
+SIZES = [(300, 24, 2), (1000, 200, 64), (64, 64, 4), (130, 72, 8)]
 """Entries, weights of each, parts: parts of several tiles, weights of several loads, whole ones, parts of few."""
 
 
@@ -39,7 +39,7 @@ class Head(NamedTuple):
     @property
     def tables(self) -> dict[str, Tensor]:
         """The head by the names of its tables."""
-        return {HEAD_WEIGHT: self.weight} | ({} if self.scale is None else {HEAD_SCALE: self.scale})
+        return {WEIGHT: self.weight} | ({} if self.scale is None else {SCALE: self.scale})
 
 
 def random_head(source: torch.Generator, shape: tuple[int, ...], entries: int, width: int, kind: str) -> Head:
@@ -76,9 +76,9 @@ def module_of(opcode: str, head: Head, parts: int, branches: int, *axis: str) ->
     module.dims[PART_AXIS] = Dim(PART_AXIS, "part", parts)
     b, rows, dtype = TypedBuilder(module), module.inputs["req_pool_indices"], names[head.weight.dtype]
     hidden = b.given("hidden", names[head.hidden.dtype], *axis, width)
-    tables = [module.add_input(HEAD_WEIGHT, TensorType(dtype, ("Vd", width)))]
+    tables = [module.add_input(WEIGHT, TensorType(dtype, ("Vd", width)))]
     if head.scale is not None:
-        tables.append(module.add_input(HEAD_SCALE, TensorType("f32", ("Vd",))))
+        tables.append(module.add_input(SCALE, TensorType("f32", ("Vd",))))
     with b.phase("draft"):
         if opcode == "head.logits":
             b.hand_out(b(opcode, hidden, *tables, dtype=dtype))

@@ -104,6 +104,8 @@ class Family(ABC):
     """A kernel family."""
 
     stem: ClassVar[str]
+    spills: ClassVar[int] = 0
+    """Bytes that a thread of its programs may spill."""
 
     @abstractmethod
     def candidates(self, module: Module) -> Iterable[Cluster]:

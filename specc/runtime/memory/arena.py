@@ -9,7 +9,8 @@ import torch
 from torch import Tensor
 
 from ..errors import PlanError
-from ..plan.plan import BATCH_AXIS, PART_AXIS, RANK_AXIS, Buffer, Plan
+from ..plan.head import PART_AXIS
+from ..plan.plan import BATCH_AXIS, RANK_AXIS, Buffer, Plan
 from ..semantics.convention import DTYPES
 
 ALIGNMENT = 256
