@@ -30,7 +30,7 @@ class Head(Family):
     """Logits that no forward computes: stored, or reduced to records of the parts of the vocabulary."""
 
     stem = "head"
-    spills = 64  # on some architectures the assembler keeps to 96 or 128 registers, and spills what no loop reads
+    spills = 128  # on some architectures the assembler keeps to 96 or 128 registers, and spills what no loop reads
 
     def candidates(self, module: Module) -> Iterable[Cluster]:
         """Every op that multiplies by a head."""

@@ -56,6 +56,15 @@ class Draft(Protocol):
         """Return the scores T[..., V] of the token after each hidden state T[..., H]."""
         ...
 
+    def states(self, hidden: Tensor) -> Tensor:
+        """Return what its head reads, T[..., H], of hidden states T[..., H]."""
+        ...
+
+    @property
+    def weight(self) -> Tensor:
+        """The weights T[V, H] of its head."""
+        ...
+
 
 class RecurrentDraft(Draft, Protocol):
     """A draft that goes on from what it gave before, with keys and values of its own."""
@@ -86,6 +95,15 @@ class StandaloneDraft(CausalModel):
     def logits(self, hidden: Tensor) -> Tensor:
         """The scores T[..., Vd] of the tokens that it scores."""
         return super().logits(hidden) if self._part is None else self._part(hidden)
+
+    def states(self, hidden: Tensor) -> Tensor:
+        """As they are: the last norm is behind its layers."""
+        return hidden
+
+    @property
+    def weight(self) -> Tensor:
+        """The weights T[Vd, H] of the tokens that it scores."""
+        return (self._part or self._head).weight
 
     def forward(self, tokens: Tensor, positions: Tensor, paged: PagedContext, hidden: Tensor | None = None) -> Tensor:
         """Run tokens i64[b, n] at positions i64[b, n]: hidden states T[b, n, H]. Takes no `hidden`."""
@@ -127,6 +145,15 @@ class HeadDraft(Generic[HeadT]):
     def logits(self, hidden: Tensor) -> Tensor:
         """The scores T[..., V] of each hidden state T[..., H]."""
         return self.head.logits(hidden)
+
+    def states(self, hidden: Tensor) -> Tensor:
+        """What `weight` multiplies, T[..., H], of hidden states T[..., H]."""
+        return self.head.states(hidden)
+
+    @property
+    def weight(self) -> Tensor:
+        """The weights T[V, H] of its head, the target's own or a copy of a part of it."""
+        return self.head.weight
 
 
 class RecurrentHead(HeadDraft[HeadT]):

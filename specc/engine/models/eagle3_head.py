@@ -140,4 +140,13 @@ class Eagle3Head(SharingHead):
 
     def logits(self, hidden: Tensor) -> Tensor:
         """Scores of the next token, of those that it scores: [..., H] -> [..., Vd]."""
-        return self.lm_head(self.norm(hidden))
+        return self.lm_head(self.states(hidden))
+
+    def states(self, hidden: Tensor) -> Tensor:
+        """What the ``lm_head`` reads of hidden states [..., H]."""
+        return self.norm(hidden)
+
+    @property
+    def weight(self) -> Tensor:
+        """The weights [Vd, H] of the ``lm_head``."""
+        return self.lm_head.weight.detach()

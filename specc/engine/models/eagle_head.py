@@ -123,6 +123,16 @@ class SharingHead(nn.Module):
         _, lm_head = self._modules_of_target()
         return lm_head(hidden)
 
+    def states(self, hidden: Tensor) -> Tensor:
+        """What `logits` multiplies by `weight`, T[..., H], of hidden states T[..., H]."""
+        return hidden
+
+    @property
+    def weight(self) -> Tensor:
+        """The weights T[V, H] of the ``lm_head``."""
+        _, lm_head = self._modules_of_target()
+        return lm_head.weight.detach()
+
     def embed(self, tokens: Tensor) -> Tensor:
         """The embeddings T[..., E] of tokens i64[...]."""
         embedding, _ = self._modules_of_target()

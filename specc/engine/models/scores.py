@@ -50,10 +50,17 @@ class LmHead:
         if head is None:
             raise UnsupportedModelError(f"{type(model).__name__} has no lm_head", LANGUAGE)
         modules = {**model._modules, name: _NoLayers()}
+        self._scores: Any = head
         if tokens is not None:
-            modules |= {name: rows_of(head, tokens) for name, child in model._modules.items() if child is head}
+            self._scores = rows_of(head, tokens)
+            modules |= {name: self._scores for name, child in model._modules.items() if child is head}
         self._model: Any = copy.copy(model)
         self._model._modules = modules
+
+    @property
+    def weight(self) -> Tensor:
+        """The weights T[V, H] of its last module."""
+        return self._scores.weight.detach()
 
     def __call__(self, hidden: Tensor) -> Tensor:
         """The scores T[..., V] of the token after each hidden state T[..., H]."""

@@ -20,10 +20,11 @@ from specc.runtime.semantics.convention import DTYPES
 
 
 class Forward(NamedTuple):
-    """What a callback returns: logits, and hidden states where the program captures them."""
+    """What a callback returns: logits, or what a draft's head reads, and hidden states if the program captures them."""
 
-    logits: Tensor
+    logits: Tensor | None
     hidden: Tensor | None = None
+    states: Tensor | None = None
 
 
 class Masked(NamedTuple):

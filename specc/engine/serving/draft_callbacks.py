@@ -13,8 +13,9 @@ from specc.engine.memory.context import BlockContext, PagedContext
 from specc.engine.memory.tree_attention import BranchContext, Branches
 from specc.engine.models.causal_models import TargetModel
 from specc.engine.models.drafts import DflashDraft, Draft, FrozenKvDraft, MtpDraft, RecurrentDraft
-from specc.engine.serving.callbacks import Forward, Memory, TargetCallbacks, captured, in_order
+from specc.engine.serving.callbacks import Forward, Memory, TargetCallbacks, in_order
 from specc.engine.serving.prompts import Prefix, PromptBatch, Span
+from specc.runtime.plan.head import HEAD
 from specc.runtime.plan.plan import Plan
 
 DraftT = TypeVar("DraftT", bound=Draft)
@@ -35,16 +36,19 @@ class DraftCallbacks(TargetCallbacks, Generic[DraftT]):
     def __init__(self, target: TargetModel, draft: DraftT, memory: Memory, plan: Plan) -> None:
         """Bind both models to memory."""
         super().__init__(target, memory, plan)
-        self.draft_model = draft
+        self.draft_model, self._computes_head = draft, HEAD in plan.tables()
 
     @property
     def capturable(self) -> bool:
         """Whether the decode forwards wait for the device nowhere and keep their shapes."""
         return super().capturable and self.draft_model.capturable
 
-    def _draft_logits(self, hidden: Tensor) -> Tensor:
-        """The draft's scores, in the dtype that the program reads."""
-        return self.draft_model.logits(hidden).to(self.logits_dtypes["draft"])
+    def _handed_over(self, rows: Tensor, capture: str = "null") -> Forward:
+        """Scores of hidden rows T[..., H], or what the head reads if the program computes it; the rows if captured."""
+        hidden = None if capture == "null" else rows
+        if self._computes_head:
+            return Forward(None, hidden, self.draft_model.states(rows).contiguous())
+        return Forward(self.draft_model.logits(rows).to(self.logits_dtypes["draft"]), hidden)
 
     def _context(self, rows: Tensor, positions: Tensor, slots: Tensor) -> PagedContext:
         """Tokens of rows i64[b] at positions and slots i64[b, n] of the draft's pool."""
@@ -95,7 +99,7 @@ class RecurrentCallbacks(DraftCallbacks[RecurrentDraft]):
         ones = (tokens.reshape(-1, 1), positions.reshape(-1, 1))
         states = self.draft_model.forward(*ones, paged, None if hidden is None else hidden.flatten(0, 1)[:, None])
         states = states.view(*tokens.shape, -1)
-        return captured(self._draft_logits(states), states, capture)
+        return self._handed_over(states, capture)
 
     def _frontier(self, rows: Tensor, seq_lens: Tensor, positions: Tensor, slots: Tensor) -> PagedContext:
         """One token i64[b, K] of every branch; a single branch goes on in the text's own slots."""
@@ -123,7 +127,7 @@ class RecurrentCallbacks(DraftCallbacks[RecurrentDraft]):
         paged = self._context(rows, positions, slots)
         states = self.draft_model.forward(tokens, positions, paged, self._from_target(hidden))
         last = states.flatten(0, 1).index_select(0, select)
-        return captured(self._draft_logits(last), last, capture)
+        return self._handed_over(last, capture)
 
     @torch.inference_mode()
     def prefill_draft(
@@ -145,7 +149,7 @@ class RecurrentCallbacks(DraftCallbacks[RecurrentDraft]):
             return self.draft_model.forward(batch.padded(tokens), batch.positions, batch.paged, handed)
 
         last = self._last_rows(spans, run)
-        return captured(self._draft_logits(last), last, capture)
+        return self._handed_over(last, capture)
 
     def _from_target(self, hidden: Tensor | None) -> Tensor | None:
         """Bring rows of the target to what the draft's forward takes."""
@@ -182,7 +186,7 @@ class AssistCallbacks(DraftCallbacks[FrozenKvDraft]):
 
         states = self.draft_model.forward(tokens_of_row, places, look, hidden.view(count, -1, hidden.shape[-1]))
         states = states.view(hidden.shape)
-        return captured(self._draft_logits(states), states, capture)
+        return self._handed_over(states, capture)
 
 
 class ModuleCallbacks(DraftCallbacks[MtpDraft]):
@@ -205,7 +209,7 @@ class ModuleCallbacks(DraftCallbacks[MtpDraft]):
         """Module `step` on the accepted path i64[b, A], hidden T[b, A, W]: logits T[b, Vd] of flat rows `select`."""
         paged = self._context(rows, positions, slots)
         states = self.draft_model.forward(step, tokens, positions, paged, hidden)
-        return Forward(self._draft_logits(states.flatten(0, 1).index_select(0, select)))
+        return self._handed_over(states.flatten(0, 1).index_select(0, select))
 
     @torch.inference_mode()
     def prefill_module(
@@ -236,7 +240,7 @@ class ModuleCallbacks(DraftCallbacks[MtpDraft]):
             where = (batch.positions, batch.paged)
             return self.draft_model.forward(step, batch.padded(tokens), *where, batch.padded(read))
 
-        return Forward(self._draft_logits(self._last_rows([prompt.span for prompt in prompts], run)))
+        return self._handed_over(self._last_rows([prompt.span for prompt in prompts], run))
 
 
 class BlockCallbacks(DraftCallbacks[DflashDraft]):
@@ -250,7 +254,7 @@ class BlockCallbacks(DraftCallbacks[DflashDraft]):
         memory = self.memory
         paged = BlockContext(memory.pools["draft"], memory.req_to_token, rows, positions, slots, memory.width)
         states = self.draft_model.forward(bonus.long(), positions, paged)
-        return Forward(self._draft_logits(states))
+        return self._handed_over(states)
 
     @torch.inference_mode()
     def inject(

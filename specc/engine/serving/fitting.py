@@ -13,11 +13,14 @@ from specc.engine.models.drafts import Draft
 from specc.engine.serving.checking import check_scores
 from specc.runtime import AcceptanceShape, FixedShape, ShapePolicy
 from specc.runtime.capabilities.shape import ShapeBuckets
+from specc.runtime.plan.head import HEAD
 from specc.runtime.plan.plan import RANK, TOKEN_MAP, Plan
 from specc.runtime.plan.shape import Shape, listed, named
 
 DEFAULT_CONTEXT = 1024
 """Context length to serve if the models can, in tokens."""
+PRODUCT_RTOL = 0.05
+"""By how much scores may differ from a product with the head: more than 16 bits round, less than a cap changes."""
 
 
 def check_program(plan: Plan, models: Mapping[str, TargetModel | Draft], *, trees: bool) -> None:
@@ -89,9 +92,26 @@ def bring_tables(plan: Plan, given: Mapping[str, Tensor], draft: Draft | None) -
     """
     if draft is not None and draft.token_map is not None and TOKEN_MAP in plan.tables():
         given = {TOKEN_MAP: draft.token_map, **given}
+    if draft is not None and HEAD in plan.tables():
+        given = {HEAD: head_of(draft), **given}
     for name in sorted(plan.tables().keys() ^ given.keys()):
         raise EngineError(f"the program reads {'a' if name in plan.tables() else 'no'} table {name!r}")
     return dict(given)
+
+
+def head_of(draft: Draft) -> Tensor:
+    """Return the weights T[V, H] of a draft's head; raises UnsupportedModelError where its scores are no product.
+
+    Some models cap or scale their scores, or add a bias. So those of a few rows are compared.
+    """
+    weight = draft.weight
+    rows = torch.randn(4, weight.shape[1], generator=torch.Generator().manual_seed(1)).to(weight)
+    with torch.inference_mode():
+        scores, product = draft.logits(rows).float(), draft.states(rows).float() @ weight.float().T
+    if not torch.allclose(scores, product, rtol=PRODUCT_RTOL, atol=PRODUCT_RTOL * float(product.abs().max())):
+        message = "the draft's scores are not the product of its hidden states and its head: write no draft.head"
+        raise UnsupportedModelError(message)
+    return weight
 
 
 def context_length(wanted: int | None, models: Mapping[str, TargetModel | Draft], plan: Plan) -> int:

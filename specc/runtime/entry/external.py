@@ -24,12 +24,14 @@ STEP_AXIS = "D"
 class Forward:
     """What a callback returns: logits, and hidden states unless `capture` was `null`.
 
+    In place of the logits of a draft whose head the program computes, `states` are the rows that the head would read.
     Contiguous tensors on the program's device, in the shape and dtype of the plan; read in place, so they must stay
     valid until the end of the step.
     """
 
-    logits: Tensor
+    logits: Tensor | None = None
     hidden: Tensor | None = None
+    states: Tensor | None = None
 
 
 def check_callbacks(plan: Plan, callbacks: object, entry: str) -> None:

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import NoReturn
 
 from ..errors import LackingError, PlanError
+from .head import WEIGHT
 from .plan import RANK, Plan
 
 
@@ -80,7 +81,13 @@ SHAPES = Capability(
     "several numbers in `num_steps`, or `shapes`",
     lambda plans: len(plans) > 1,
 )
-CAPABILITIES = (SAMPLING, RECORDS, RANKS, MOVES, OPS, ROTATED, SHAPES)
+HEAD = Capability(
+    ("capabilities/head.py",),
+    (),
+    "`draft.head`",
+    lambda plans: any(WEIGHT in plan.inputs for plan in plans),
+)
+CAPABILITIES = (SAMPLING, RECORDS, RANKS, MOVES, OPS, ROTATED, SHAPES, HEAD)
 
 
 def lacking(owner: str, name: str) -> AttributeError:

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ..errors import PlanError
+from .head import WEIGHT, brought
 from .nodes import OUTSIDE, STORES, Capture, External, Given, Kernel, Node, OpSource, Phase, read_by, results_of
 from .shape import Shape
 from .typed import LARGEST
@@ -360,7 +361,8 @@ class Plan:
         Those are the request table, the prompt tokens that come with each prefill, and the number of the rank.
         """
         known = (*TABLES, PROMPT, RANK)
-        return {name: one for name, one in self.inputs.items() if self.home(name) is None and name not in known}
+        tables = {name: one for name, one in self.inputs.items() if self.home(name) is None and name not in known}
+        return brought(tables, self.models["draft"].dtype) if WEIGHT in tables else tables
 
     def written_inputs(self, entry: str) -> list[str]:
         """Inputs that `entry` reads and the runtime writes: they have a buffer. Sorted."""
