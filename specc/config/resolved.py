@@ -44,8 +44,9 @@ class ModelConfig:
     ``token_map`` says of a draft that scores a part of the target's tokens where its map is: a file, ``model``
     or ``engine``; None of any other model. ``padded_vocab_size`` are the columns of all shards of its logits together,
     or the elements from row to row of those that an engine hands over; None where rows are whole and follow each
-    other. ``kv_ranks`` are those that share out its KV heads: 1 where each keeps them all. ``head`` says
-    of a draft who computes its head of the vocabulary, and by which weights.
+    other. ``kv_ranks`` are those that share out its KV heads: 1 where each keeps them all. ``head`` says of a draft who
+    computes its head of the vocabulary, and by which weights; ``target_head`` whether that reads rows of the target's
+    width.
     """
 
     model: str | None
@@ -70,6 +71,7 @@ class ModelConfig:
     padded_vocab_size: int | None = None
     kv_ranks: int = 1
     head: HeadForm = "engine"
+    target_head: bool = False
 
     @property
     def sizes(self) -> str:
@@ -104,6 +106,11 @@ class ModelConfig:
     def target_width(self) -> int:
         """Elements per token and layer of the target's rows, as this draft expects them."""
         return self.target_hidden_size or self.hidden_size
+
+    @property
+    def head_width(self) -> int:
+        """Elements of a row that this draft's head of the vocabulary reads."""
+        return self.target_width if self.target_head else self.hidden_size
 
     @property
     def aux_width(self) -> int:

@@ -64,7 +64,7 @@ class ComputeHead(Pass):
         draft = loaded.config.draft
         if draft is None or draft.head == "engine":
             return cls()
-        return cls(draft.head, NAMES[draft.dtype], draft.hidden_size)
+        return cls(draft.head, NAMES[draft.dtype], draft.head_width)
 
     def run(self, module: Module, ctx: Context) -> None:
         """Rewrite every forward that hands over logits of the draft's vocabulary."""

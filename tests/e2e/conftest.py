@@ -70,6 +70,8 @@ class Case:
     """Models in bf16 whose scores are handed over in f32."""
     reduced: bool = False
     """The draft scores two tokens of three, by a file."""
+    head: str = "engine"
+    """Who computes the head of the draft's vocabulary, and by which weights."""
     ranks: int = 0
     """Ranks that logits are sharded over, on four columns more than there are tokens; 0: they are whole."""
 
@@ -79,6 +81,7 @@ class Case:
         flags = f"p{self.page_size}_s{self.steps}_{'o' if self.overlap else 'n'}_{self.draft_positions}"
         tree = f"_k{self.topk}_n{self.nodes}_{self.mask}" if self.topk > 1 else ""
         marks = {"_corpus": self.corpus, "_mixed": self.mixed, "_reduced": self.reduced, f"_r{self.ranks}": self.ranks}
+        marks[f"_{self.head}"] = self.head != "engine"
         ends = "".join(end for end, there in marks.items() if there)
         return f"{self.algorithm.lower()}_{self.models}_{flags}{tree}{ends}"
 
@@ -212,6 +215,7 @@ def config_text(case: Case, models: Models) -> str:
     dtypes = ", dtype: bfloat16, logits_dtype: float32" if case.mixed else ""
     draft = models.drafts.get(case.algorithm)
     token_map = f", token_map: {str(models.token_map)!r}" if case.reduced else ""
+    token_map += f", head: {case.head}" if case.head != "engine" else ""
     dtypes += f", padded_vocab_size: {VOCAB + 4}" if case.ranks else ""
     return "\n".join(
         (

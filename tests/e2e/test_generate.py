@@ -75,7 +75,17 @@ TREES = [
     Case("NGRAM", "random", steps=2, overlap=False, topk=2, nodes=4, mask="full"),
     Case("NGRAM", "random", steps=3, page_size=16, topk=3, nodes=9, mask="slots"),
 ]
-CHAINS, CASES = [*CASES, *REDUCED[: len(DRAFTS)]], [*CASES, *REDUCED, *TREES]
+HEADS = [
+    *(
+        Case(algorithm, "trained", page_size=page_size, head="weights")
+        for algorithm, page_size in zip(DRAFTS, (1, 16, 1, 16, 1, 16), strict=True)
+    ),
+    Case("STANDALONE", "trained", page_size=16, overlap=False, reduced=True, head="int8"),
+    Case("EAGLE", "trained", topk=4, nodes=16, head="fp8"),
+    Case("EAGLE3", "trained", page_size=16, topk=3, nodes=10, reduced=True, head="weights"),
+    Case("FROZEN_KV_MTP", "random", steps=2, topk=2, nodes=5, head="int8"),
+]
+CHAINS, CASES = [*CASES, *REDUCED[: len(DRAFTS)], *HEADS[: len(DRAFTS)]], [*CASES, *REDUCED, *TREES, *HEADS]
 TRAINED = [case for case in CASES if case.models == "trained" and case.overlap]
 TRAINED_CHAINS = [case for case in CHAINS if case.models == "trained" and case.algorithm in DRAFTS]
 MIXED = [

@@ -58,6 +58,7 @@ def resolve(
     check_map(checked, target, draft, directory)
     target, draft = with_shards(checked, "target", target), with_shards(checked, "draft", draft)
     target, draft = with_heads(checked, "target", target), with_heads(checked, "draft", draft)
+    draft = replace(draft, target_head=needed.target_head) if draft is not None else None
     tuning = read_tuning(checked, needed, directory)
     if checked.findings.errors or algorithm is None or target is None or options is None:
         return None

@@ -31,6 +31,7 @@ class Needs:
         most_nodes: the most nodes of a tree, from topk and num_steps.
         modules: how many modules of multi-token prediction draft num_steps tokens, for a draft that is a head of the
             target; None for one that is none, of which all layers count.
+        target_head: whether the head of the vocabulary reads rows of the target's width, whatever the draft's own is.
         options: the keys of the algorithm's own, written under ``options:``.
         recognises: why the draft of two models is one of the algorithm's kind, None where it is not. No two algorithms
             are to recognise the same.
@@ -42,6 +43,7 @@ class Needs:
     trees: bool = True
     most_nodes: Callable[[int, int], int] = largest_tree
     modules: Callable[[int], int] | None = None
+    target_head: bool = False
     options: type[Block] = Block
     recognises: Callable[[Pair], Fit | None] = recognises_nothing
 
