@@ -72,12 +72,15 @@ def check(
             show_default=False,
         ),
     ] = "",
+    head: Annotated[
+        str, typer.Option(metavar="HOW", help="The draft's key head: weights, int8 or fp8 leave it to the program.")
+    ] = "engine",
 ) -> None:
     """Say which server a command starts, and write the configuration of its program, which is checked."""
     with reporting() as report:
         from specc.config.pasted import Wanted
 
-        wanted = Wanted(name, verify, sampling, outputs, best_logprobs, logits, shapes)
+        wanted = Wanted(name, verify, sampling, outputs, best_logprobs, logits, shapes, head)
         write(configured(arguments, gpu, wanted, output or Path("sglang.yaml"), report), output)
 
 

@@ -151,6 +151,7 @@ class Wanted:
         verify, logits, best_logprobs: the keys.
         sampling, outputs: the keys as words with commas between them.
         shapes: the key likewise, by names such as 5x4x8 and 3; of a server's own shape if there are none.
+        head: the draft's key.
 
     """
 
@@ -161,6 +162,7 @@ class Wanted:
     best_logprobs: int = 0
     logits: str = "gathered"
     shapes: str = ""
+    head: str = "engine"
 
     def lines(self) -> list[str]:
         """Return the keys as lines of YAML, none for those that have their defaults."""

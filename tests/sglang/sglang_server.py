@@ -31,7 +31,7 @@ class Variant:
     `token_map` the draft scores the tokens of `write_models`' file alone. `ranks` share out both models; with `sharded`
     each keeps its columns of logits in the program's steps. `target` is a model of `write_models`, too. `attention` is
     the backend where it is not that of CPUs. `shapes` are those of a program with several, between which it changes
-    at random at every step; the engine's own is the largest of each.
+    at random at every step; the engine's own is the largest of each. `head` is the key of the program's draft.
     """
 
     algorithm: str | None = None
@@ -49,6 +49,7 @@ class Variant:
     attention: str = ""
     page: int = 1
     shapes: str = ""
+    head: str = "engine"
 
     def __str__(self) -> str:
         """For the names of tests and files."""
@@ -65,6 +66,7 @@ class Variant:
             *[self.attention] * bool(self.attention),
             *[f"page{self.page}"] * (self.page > 1),
             *["shapes"] * bool(self.shapes),
+            *[self.head] * (self.head != "engine"),
         ]
         return "-".join(named) if self.algorithm else "plain"
 
@@ -72,6 +74,7 @@ class Variant:
     def options(self) -> tuple[str, ...]:
         """What of a program's configuration is in no argument of the engine, for `build_program`."""
         shapes = ("--shapes", self.shapes) if self.shapes else ()
+        shapes += ("--head", self.head) if self.head != "engine" else ()
         if self.sharded:
             return ("--logits", "sharded", "--outputs", "logprobs", *shapes)
         drawn = ("--verify", "target_only", "--sampling", BUILT, "--outputs", "logprobs", "--best-logprobs", "5")

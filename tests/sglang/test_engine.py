@@ -55,7 +55,13 @@ SHAPED = [
     replace(FLASH_TREE, program=True, samples=True, page=16, shapes="5x4x8,3x2x6,5,3,0"),
 ]
 """Programs of several shapes, which change at every step."""
-RUN = [*PROGRAMS, *SHAPED]
+HEADS = [
+    Variant("STANDALONE", "standalone", overlap=True, program=True, head="weights"),
+    Variant("EAGLE", "eagle", overlap=True, program=True, token_map=True, head="int8"),
+    Variant("EAGLE3", "eagle3_part", topk=4, num_draft_tokens=12, program=True, head="weights"),
+]
+"""Programs that compute the head of their draft."""
+RUN = [*PROGRAMS, *SHAPED, *HEADS]
 """All engines in which a program runs."""
 speculating = pytest.mark.parametrize("variant", [*SPECULATING, *RUN], ids=str)
 LEAST_ACCEPTED = 1.5

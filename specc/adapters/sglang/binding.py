@@ -18,6 +18,7 @@ from .._plugin import ServerError, word
 from .attention import Attention, attention_of
 from .forwards import Forwards, scored_tokens
 from .grammars import Masks
+from .heads import Head
 from .proof import Heard
 from .recorded import RecordedForwards
 from .shards import Ranks, Shards
@@ -71,17 +72,19 @@ def bind(program: Any, worker: Any, masks: Masks) -> Bound:
     if simulating():
         make = type(f"Simulated{make.__name__}", (Simulated, make), {})
     shards = Shards(program.plan, {"target": target, "draft": draft})
+    head = Head(program.plan, draft)
     attention = attention_of(worker, program.plans, captured=how != "none")
     pools = {"target": target.token_to_kv_pool, "draft": draft.token_to_kv_pool}
     moved = {owner: pools[owner] for owner, pool in program.plan.kv_pools.items() if pool.bound}
     buffers = {owner: _interleaved(pool.k_buffer, pool.v_buffer) for owner, pool in moved.items()}
     scored = scored_tokens(worker)
     tables = {} if scored is None else {"d2t": scored.to(device=table.device, dtype=torch.int64).contiguous()}
+    tables |= head.tables()
     collective = Ranks(get_parallel().tp_group) if program.plan.ranks > 1 else None
     heard: dict[Any, Heard] = {}
     callbacks: dict[Any, _Callbacks] = {}
     for shape, plan in program.plans.items():
-        forwards = make(worker, attention[shape], shards, shape)
+        forwards = make(worker, attention[shape], shards, head, shape)
         heard[shape] = Heard(forwards.target, plan, table)
         callbacks[shape] = _Callbacks(forwards, heard[shape], masks)
     step = program.bind(callbacks, table, buffers, tables=tables, collective=collective, capture=False)

@@ -15,7 +15,7 @@ from sglang.srt.state_capturer.indexer_topk import get_global_indexer_capturer
 from sglang.srt.state_capturer.routed_experts import get_global_experts_capturer
 
 from .._shapes import largest
-from . import shards
+from . import heads, shards
 from .attention import roles_of
 from .forwards import scored_tokens
 from .served import BACKENDS, CACHES, SETTINGS, Model, Server, refusals
@@ -141,6 +141,7 @@ def _models(plan: Any, worker: Any) -> Iterator[str]:
 
 def _shards(plan: Any, worker: Any) -> Iterator[str]:
     yield from shards.misfits(plan, _runners(worker), get_parallel().tp_size)
+    yield from heads.misfits(plan, _runners(worker)["draft"], get_parallel().tp_size)
     if plan.ranks > 1 and simulating():
         yield "SGLANG_SIMULATE_ACC_LEN changes whole rows of logits, and those of the program are sharded"
 

@@ -21,6 +21,7 @@ from torch import Tensor
 
 from . import seam
 from .attention import Attention, branches
+from .heads import Head
 from .shards import Shards
 
 MODES = {"null": CaptureHiddenMode.NULL, "last": CaptureHiddenMode.LAST, "full": CaptureHiddenMode.FULL}
@@ -34,11 +35,13 @@ def scored_tokens(worker: Any) -> Tensor | None:
 class Outputs(NamedTuple):
     """What a forward returns: logits f32[..., V], and hidden states T[..., W] where it captures any.
 
-    V are the columns of the rank where a program has sharded logits.
+    V are the columns of the rank where a program has sharded logits. Of a draft whose head the program computes there
+    are the rows T[..., H] that it reads, and no logits.
     """
 
-    logits: Tensor
+    logits: Tensor | None
     hidden: Tensor | None
+    states: Tensor | None = None
 
 
 class Forwards:
@@ -48,16 +51,17 @@ class Forwards:
         worker: an EAGLEWorkerV2, or one derived from it.
         attention: prepares the metadata of attention for steps of that shape.
         shards: what of its logits a rank hands over.
+        head: the draft's, if the program computes it.
         shape: that of the steps.
 
     """
 
-    def __init__(self, worker: Any, attention: Attention, shards: Shards, shape: Any) -> None:
+    def __init__(self, worker: Any, attention: Attention, shards: Shards, head: Head, shape: Any) -> None:
         """Run the models of `worker`."""
         self._target = worker.target_worker.model_runner
         self._draft = worker.draft_worker.draft_runner
         self._steps, self._topk = shape.num_steps, branches(shape)
-        self._attention, self._shards = attention, shards
+        self._attention, self._shards, self._head = attention, shards, head
         self._scored = scored_tokens(worker)
         self._lengths: dict[int, Tensor] = {}
 
@@ -196,6 +200,8 @@ class Forwards:
         # A draft may have more branches than there are nodes.
         if not self._attention.captured or rows > runner.graph_shared_output.max_rows:
             return None
+        if self._head and runner is self._draft:
+            return None
         columns = self._shards.columns(runner)
         if columns is None:
             scored = self._scored if runner is self._draft else None
@@ -207,11 +213,12 @@ class Forwards:
         model = runner.model
         if hasattr(model, "prepare_for_forward"):
             model.prepare_for_forward(batch)
-        with seam.running(model, backend, batch), self._shards.kept(runner):
+        with seam.running(model, backend, batch), self._shards.kept(runner), self._head.left_out(runner) as left_out:
             output = model.forward(batch.input_ids, batch.positions, batch)
-        logits = output.next_token_logits.view(*shape, -1).contiguous()
+        given = output.next_token_logits.view(*shape, -1).contiguous()
+        logits, states = (None, given) if left_out else (given, None)
         hidden = output.hidden_states
-        return Outputs(logits, None if hidden is None else hidden.view(*shape, -1).contiguous())
+        return Outputs(logits, None if hidden is None else hidden.view(*shape, -1).contiguous(), states)
 
 
 def _rows(hidden: Tensor | None) -> Tensor | None:

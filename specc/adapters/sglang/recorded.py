@@ -15,6 +15,7 @@ import torch
 
 from .attention import Attention
 from .forwards import Forwards, Outputs
+from .heads import Head
 from .shards import Shards
 
 Key = tuple[Any, ...]
@@ -35,9 +36,9 @@ class RecordedForwards(Forwards):
     else is another forward: all of a program's have been met when its segments are captured.
     """
 
-    def __init__(self, worker: Any, attention: Attention, shards: Shards, shape: Any) -> None:
+    def __init__(self, worker: Any, attention: Attention, shards: Shards, head: Head, shape: Any) -> None:
         """As `Forwards`."""
-        super().__init__(worker, attention, shards, shape)
+        super().__init__(worker, attention, shards, head, shape)
         self._met = Counter[Key]()
         self._recorded: dict[Key, Recorded] = {}
         self._pool = torch.cuda.graph_pool_handle()

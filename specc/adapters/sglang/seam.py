@@ -60,6 +60,7 @@ model_executor.model_runner.ModelRunner: attn_backend decode_cuda_graph_runner g
 model_executor.model_runner.ModelRunner.forward(forward_batch)
 model_executor.model_runner.ModelRunner.sample(logits_output forward_batch)
 layers.logits_processor.LogitsProcessor: do_tensor_parallel_all_gather use_attn_tp_group
+layers.logits_processor.LogitsProcessor._get_logits(hidden_states lm_head logits_metadata)
 layers.logits_processor.LogitsProcessorOutput(next_token_logits next_token_logprobs next_token_top_logprobs_val
     next_token_top_logprobs_idx): hidden_states
 layers.moe.utils.speculative_moe_a2a_backend_context()

@@ -17,6 +17,7 @@ VLLM = Preset(
         ("overlap",): True,  # lengths stay on the device, with async scheduling and without
         ("disaggregation",): False,
         ("logits",): "gathered",  # every rank gets whole rows
+        ("draft", "head"): "engine",  # its forwards of the draft score by themselves
         ("penalties",): "exact",  # as its own, at every draft
     },
     heads_of_target=(),

@@ -223,7 +223,10 @@ def _not_yet(checked: Checked) -> None:
     aux = file.draft is not None and file.draft.hidden_source == "aux"
     refuse(checked, aux, "hidden_source: aux of a draft", ("draft", "hidden_source"), None)
     head = file.draft is not None and file.draft.head != "engine" and checked.sound("logits")
-    refuse(checked, head and file.logits == "sharded", "draft.head with logits: sharded", ("draft", "head"), _NO_HEAD)
+    ranks = head and file.tensor_parallel > 1 and checked.sound("tensor_parallel")
+    refuse(checked, ranks, "draft.head with tensor_parallel above 1", ("draft", "head"), _NO_HEAD)
+    one = head and file.logits == "sharded" and file.tensor_parallel == 1
+    refuse(checked, one, "draft.head with logits: sharded", ("draft", "head"), _NO_HEAD)
 
 
 def _head(checked: Checked) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Iterator, Sequence
 
@@ -49,6 +50,7 @@ def configuration(arguments: Arguments, server: Started, wanted: Wanted) -> str:
         *wanted.lines(),
         *_model(arguments, server, "target", wanted.logits),
         *_model(arguments, server, "draft", wanted.logits),
+        *([f"  head: {json.dumps(wanted.head)} # --head"] if wanted.head != "engine" else []),
     ]
     arguments.findings.raise_if_errors()
     return "\n".join(lines) + "\n"

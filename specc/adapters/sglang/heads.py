@@ -1,0 +1,94 @@
+"""The head of a draft's vocabulary, which a program computes: forwards of the draft hand over what it reads.
+
+SGLang's logits processor multiplies rows by a model's head. While the draft's forward of a program runs, the rows are
+what it gives instead; its own forwards have the processor as SGLang has made it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from typing import Any
+
+from sglang.srt.layers.logits_processor import LogitsProcessor
+from torch import Tensor
+
+TABLE = "draft_head"
+"""The table of a program that reads the weights."""
+GETS = "_get_logits"
+"""The method of a logits processor that multiplies."""
+
+
+def computed(plan: Any) -> bool:
+    """Whether a program computes the head of its draft."""
+    return TABLE in plan.tables()
+
+
+class Head:
+    """The head of a draft, of a program that computes it; of another one nothing.
+
+    Args:
+        plan: the program's.
+        runner: the model runner of the draft.
+
+    """
+
+    def __init__(self, plan: Any, runner: Any) -> None:
+        """Find what multiplies."""
+        self._processors = _processors(runner) if computed(plan) else []
+        self._runner, self._entries = runner, plan.dims.get("Vd", 0)
+
+    def __bool__(self) -> bool:
+        """Whether the program computes it."""
+        return bool(self._processors)
+
+    def tables(self) -> dict[str, Tensor]:
+        """The weights T[Vd, W] by their name, without the rows that SGLang pads them by."""
+        return {TABLE: self._runner.model.lm_head.weight.data[: self._entries]} if self else {}
+
+    @contextlib.contextmanager
+    def left_out(self, runner: Any) -> Iterator[bool]:
+        """While a forward of a program runs: whether it is the draft's, whose rows stand for their logits then."""
+        processors = self._processors if runner is self._runner else []
+        for processor in processors:
+            setattr(processor, GETS, _rows)
+        try:
+            yield bool(processors)
+        finally:
+            for processor in processors:
+                delattr(processor, GETS)
+
+
+def misfits(plan: Any, runner: Any, ranks: int) -> Iterator[str]:
+    """What is in the way of a program that computes the head of its draft."""
+    if not computed(plan):
+        return
+    if ranks > 1:
+        yield f"the program computes the head of the draft, of which each of {ranks} ranks has a part"
+        return
+    head, processors = getattr(runner.model, "lm_head", None), _processors(runner)
+    weight = getattr(head, "weight", None)
+    if len(processors) != 1 or not isinstance(weight, Tensor) or hasattr(head, "set_lora"):
+        yield "the draft has no head that one logits processor multiplies by"
+        return
+    entries, width = plan.dims["Vd"], int(plan.tables()[TABLE].axes[-1])
+    if weight.dtype != runner.dtype or tuple(weight.shape[1:]) != (width,) or len(weight) < entries:
+        kept = f"{weight.dtype}{list(weight.shape)}"
+        yield f"the head of the draft is kept as {kept}, the program reads {runner.dtype}[{entries}, {width}]"
+    changes = {
+        "a bias": getattr(head, "bias", None) is not None,
+        "a scale": processors[0].logit_scale not in (None, 1.0),
+        "a cap": bool(processors[0].final_logit_softcapping),
+    }
+    for what in (what for what, there in changes.items() if there):
+        yield f"the logits of the draft have {what}, and the program computes a product"
+
+
+def _processors(runner: Any) -> list[Any]:
+    """The logits processors of a model."""
+    return [module for module in runner.model.modules() if isinstance(module, LogitsProcessor)]
+
+
+def _rows(hidden_states: Tensor, *_: Any, **__: Any) -> Tensor:
+    """In the place of `LogitsProcessor._get_logits`: what it would multiply."""
+    return hidden_states
