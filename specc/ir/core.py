@@ -260,6 +260,18 @@ class Module:
             self.replace_operand(op, old, new)
         self.outputs = {name: new if v is old else v for name, v in self.outputs.items()}
 
+    def replace(self, op: Op, by: Mapping[Value, Value]) -> None:
+        """Erase an op whose results others stand for, under the names that these had.
+
+        Raises:
+            ValueError: a result is still read for which none stands.
+        """
+        for old, new in by.items():
+            self.replace_uses(old, new)
+        self.erase(op)
+        for old, new in by.items():
+            self.rename(new, old.name)
+
     def drop_results(self, op: Op, keep: Sequence[Value]) -> None:
         """Remove the results of ``op`` that are not in ``keep``; nothing may read them."""
         for value in op.results:

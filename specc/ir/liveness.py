@@ -130,7 +130,7 @@ def _drop_dead_results(module: Module, op: Op, live: set[Value]) -> list[Value]:
     slots = definition.result_slots(len(op.results), op.attrs)
     fixed = {slot.name for slot in definition.results if not slot.optional}
     dead = [v for slot, v in zip(slots, op.results, strict=True) if slot.name not in fixed and v not in live]
-    for variadic in (slot.name for slot in definition.results if slot.variadic):
+    for variadic in (slot.name for slot in definition.results if slot.variadic and slot.name in op.attrs):
         kept = [slot for slot, value in zip(slots, op.results, strict=True) if value not in dead]
         listed = [slot for slot in kept if slot not in definition.results]
         op.attrs[variadic] = ", ".join(f"{slot.name}: {slot.pattern}" for slot in listed)

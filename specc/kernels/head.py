@@ -16,9 +16,9 @@ from specc.kernels.writing.family import Arguments, Cluster, Family, Spec, power
 from specc.runtime.plan.head import PART_AXIS
 
 _OPS = ("head.logits", "head.argmax_part", "head.topk_part")
-_ENTRIES, _WEIGHTS = 128, 64
-"""Entries of a tile, and weights of each: what warps give to matrix instructions, and read a row of at once. Of 8-bit
-weights more at once would be loaded through registers, so that none are on their way while others are multiplied."""
+_ENTRIES, _ROW_BYTES = 128, 128
+"""Entries of a tile, and bytes of a hidden row in it, which say how many weights of an entry are multiplied at once. Of
+8-bit weights more at once would be loaded through registers, so that none are on their way meanwhile."""
 _FEWEST_ROWS, _MOST_ROWS, _MOST_RANKED = 16, 64, 32
 """Rows of a tile: as many as a matrix instruction takes at least; at most as registers have room for, in which a top-k
 holds keys of 64 bits besides."""
@@ -51,10 +51,10 @@ class Head(Family):
         parts = module.size(PART_AXIS)
         constants = [("ROWS", rows_of(module, op)), ("V", entries), ("W", width)]
         constants += [("PARTS", parts), ("PART", -(-entries // parts)), ("WORDS", int(op.attrs.get("words", 0)))]
-        constants += [("BN", _ENTRIES), ("BM", tile.rows), ("BK", _WEIGHTS)]
+        constants += [("BN", _ENTRIES), ("BM", tile.rows), ("BK", tile.weights)]
         flags = {"scaled": scale is not None}
         flags |= {kind: op.opcode == f"head.{kind}_part" for kind in ("argmax", "topk")}
-        tiles = f"{_ENTRIES} entries x {_WEIGHTS} weights, {tile.bytes} bytes, for {tile.rows} rows"
+        tiles = f"{_ENTRIES} entries x {tile.weights} weights, {tile.bytes} bytes, for {tile.rows} rows"
         return Spec(
             self.stem,
             flags,
@@ -72,9 +72,10 @@ class Head(Family):
 
 @dataclass(frozen=True)
 class _Tile:
-    """A tile: rows, bytes of its weights, and how many tiles are on their way."""
+    """A tile: rows, weights of each entry, bytes of all weights, and how many tiles are on their way."""
 
     rows: int
+    weights: int
     bytes: int
     stages: int
 
@@ -84,8 +85,9 @@ class _Tile:
         most = _MOST_RANKED if op.opcode == "head.topk_part" else _MOST_ROWS
         rows = max(_FEWEST_ROWS, min(most, power_of_two(module.size("B") * rows_of(module, op))))
         of_row, of_weight = (DTYPES[tensor_type(op[name]).dtype].bytes for name in ("hidden", "weight"))
-        staged = _WEIGHTS * (_ENTRIES * of_weight + rows * of_row)
-        return cls(rows, _ENTRIES * _WEIGHTS * of_weight, min(_STAGES, _STAGED_BYTES // staged))
+        weights = _ROW_BYTES // of_row
+        staged = weights * (_ENTRIES * of_weight + rows * of_row)
+        return cls(rows, weights, _ENTRIES * weights * of_weight, min(_STAGES, _STAGED_BYTES // staged))
 
 
 def rows_of(module: Module, op: Op) -> int:

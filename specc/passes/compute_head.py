@@ -117,24 +117,17 @@ def _compute(module: Module, forward: Op, weights: tuple[Value, ...], states: Te
             part, names = reader.opcode.replace("vocab.", "head.") + "_part", (f"{index.name}_records",)
             records = insert_before(module, reader, part, operands, names, dtype=element, words=words).result
             merge(module, reader, records, of=tensor_type(index).of)
-            module.erase(reader)
+    handed = {value: made.named_results[name] for name, value in forward.named_results.items() if value is not logits}
     stored = bool(module.users(logits)) or logits in module.outputs.values()
     if stored:
-        name = f"{logits.name}_of_head"
-        module.replace_uses(logits, insert_behind(module, made, "head.logits", operands, (name,), dtype=element).result)
-    module.erase(forward)
+        handed[logits] = insert_behind(module, made, "head.logits", operands, ("logits",), dtype=element).result
+    module.replace(forward, handed)
     return stored
 
 
 def _handing_over(module: Module, forward: Op, states: TensorType) -> Op:
-    """A forward with all results of one but its logits, and what its head reads in their place, before it."""
-    logits = forward.out("logits")
-    names = [value.name for value in forward.results]
-    names[forward.results.index(logits)] = f"{logits.name}_states"
+    """A forward once more, before itself, which hands over what its head reads in the place of logits."""
+    logits = forward.out("logits").name
+    names = [logits.replace("logits", "states") if name == "logits" else name for name in forward.named_results]
     attrs = {**forward.attrs, "logits_dtype": "", "states": f"states: {states}"}
-    made = insert_before(module, forward, forward.opcode, forward.operands, names, **attrs)
-    after = made.named_results
-    for name, value in forward.named_results.items():
-        if value is not logits:
-            module.replace_uses(value, after[name])
-    return made
+    return insert_before(module, forward, forward.opcode, forward.operands, names, **attrs)

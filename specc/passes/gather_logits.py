@@ -104,17 +104,13 @@ class _Split:
         records = made.result
         if self.ranks > 1:
             records = insert_before(module, reduction, "comm.gather", (records,), (f"{name}_records",)).result
-        merge(module, reduction, records, of=tensor_type(reduction.out("index")).of)
         for score in scores:
             merge(module, score, records)
-            module.erase(score)
-        module.erase(reduction)
+        merge(module, reduction, records, of=tensor_type(reduction.out("index")).of)
 
 
 def merge(module: Module, old: Op, records: Value, **attrs: Attr) -> None:
-    """Let the merge of records stand for a reduction, or for a score of it, which nothing reads then."""
-    opcode = f"{old.opcode}_merge"
-    names = [value.name for value in old.results]
+    """Put the merge of records in the place of a reduction, or of a score of it."""
+    opcode, names = f"{old.opcode}_merge", list(old.named_results)
     new = insert_before(module, old, opcode, (records, old["rows"]), names, **old.attrs, **attrs)
-    for before, after in zip(old.results, new.results, strict=True):
-        module.replace_uses(before, after)
+    module.replace(old, dict(zip(old.results, new.results, strict=True)))

@@ -45,7 +45,7 @@ def head_tables(plan: Plan, head: Tensor, tokens: Tensor | None) -> dict[str, Te
     entries, dtype = plan.size("Vd"), plan.inputs[WEIGHT].dtype
     if len(head) != entries:
         if tokens is None or len(head) <= (last := int(tokens[-1])):
-            wanted = f"{entries}" if tokens is None else f"{entries}, or more than {last}"
+            wanted = str(entries) if tokens is None else f"{entries}, or more than {last}"
             raise BindError(f"table {HEAD!r} has {len(head)} entries, the program reads {wanted}")
         head = head[tokens]
     if dtype not in LARGEST:

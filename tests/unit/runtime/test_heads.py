@@ -1,0 +1,86 @@
+"""Weights of a draft's head as a program reads them: gathered, in 8 bits within their bounds, or the engine's own."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import programs
+import pytest
+import torch
+from torch import Tensor
+
+from specc.runtime.capabilities.head import head_tables
+from specc.runtime.errors import BindError
+from specc.runtime.plan.head import HEAD, SCALE, WEIGHT
+from specc.runtime.plan.plan import TOKEN_MAP, Plan
+
+SIZES: dict[str, Any] = {"hidden_size": 24, "num_layers": 1, "num_kv_heads": 1, "head_dim": 8, "vocab_size": 90}
+
+
+def plan_of(head: str, scored: int = 90, **keys: Any) -> Plan:
+    """A program that computes the head of a draft which scores so many of 90 tokens."""
+    draft = {**SIZES, "vocab_size": scored, "dtype": "bfloat16", "head": head}
+    draft |= {"token_map": "engine"} if scored < 90 else {}
+    (plan,) = programs.planned("STANDALONE", target={**SIZES, "dtype": "bfloat16"}, draft=draft, **keys)
+    return plan
+
+
+def weights(entries: int = 90) -> Tensor:
+    """Weights of very different sizes, a row of zeros among them."""
+    source = torch.Generator().manual_seed(3)
+    rows = torch.randn(entries, 24, generator=source) * 2.0 ** torch.randint(-12, 6, (entries, 1), generator=source)
+    rows[5] = 0
+    return rows.to(torch.bfloat16)
+
+
+def test_the_engines_own_weights_are_read_in_place() -> None:
+    head = weights()
+    assert head_tables(plan_of("weights"), head, None)[WEIGHT] is head
+
+
+def test_weights_between_two_vectors_are_copied() -> None:
+    head = torch.empty(90 * 24 + 1, dtype=torch.bfloat16)[1:].view(90, 24).copy_(weights())
+    copy = head_tables(plan_of("weights"), head, None)[WEIGHT]
+    assert torch.equal(copy, head) and copy.data_ptr() % 16 == 0 != head.data_ptr() % 16
+
+
+@pytest.mark.parametrize("head", ["weights", "int8", "fp8"])
+def test_entries_of_a_map_are_gathered(head: str) -> None:
+    """From a head of all tokens; one of as many entries as are scored is taken as it is."""
+    whole, tokens = weights(), torch.arange(3, 90, 2)
+    plan = plan_of(head, len(tokens))
+    gathered, own = head_tables(plan, whole, tokens), head_tables(plan, whole[tokens], tokens)
+    assert gathered.keys() == own.keys()
+    for name, tensor in gathered.items():
+        assert torch.equal(tensor.float(), own[name].float())
+
+
+@pytest.mark.parametrize(("head", "relative", "absolute"), [("int8", 0.0, 0.5), ("fp8", 2.0**-4, 2.0**-10)])
+def test_weights_of_8_bits_are_near(head: str, relative: float, absolute: float) -> None:
+    """Within the bounds that are documented, with the largest of a row exact, and zeros zero."""
+    rows, made = weights().double(), head_tables(plan_of(head), weights(), None)
+    scale, weight = made[SCALE].double(), made[WEIGHT].double()
+    assert made[WEIGHT].element_size() == 1
+    error = (weight * scale[:, None] - rows).abs()
+    assert (error <= 1.001 * torch.maximum(relative * rows.abs(), absolute * scale[:, None])).all()
+    largest = 127 if head == "int8" else 448
+    assert (weight.abs().amax(dim=1) == largest).sum() == 89 and not weight[5].any()
+
+
+def test_what_is_wrong_with_a_head() -> None:
+    nan = weights()
+    nan[3, 3] = torch.nan
+    with pytest.raises(BindError, match="not finite"):
+        head_tables(plan_of("int8"), nan, None)
+    assert head_tables(plan_of("weights"), nan, None)[WEIGHT] is nan
+    with pytest.raises(BindError, match="has 89 entries, the program reads 90"):
+        head_tables(plan_of("weights"), weights(89), None)
+    with pytest.raises(BindError, match="has 50 entries, the program reads 3, or more than 60"):
+        head_tables(plan_of("weights", 3), weights(50), torch.tensor([1, 2, 60]))
+
+
+def test_the_engine_brings_the_head_alone() -> None:
+    plan = plan_of("int8", 40)
+    tables = plan.tables()
+    assert set(tables) == {HEAD, TOKEN_MAP}
+    assert (tables[HEAD].dtype, tables[HEAD].axes) == ("bf16", ("H", "24"))
