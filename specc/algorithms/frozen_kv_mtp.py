@@ -126,5 +126,5 @@ FROZEN_KV_MTP = Algorithm(
     "FROZEN_KV_MTP",
     "an assistant drafts over the target's own keys and values",
     _build,
-    Needs(recognises=_recognises),
+    Needs(forwards=lambda steps: steps, recognises=_recognises),
 )
