@@ -63,7 +63,7 @@ def candidates(steps: Iterable[int], most_nodes: Callable[[int, int], int] | Non
 def choose(shapes: Sequence[Shape], buckets: Sequence[int], estimate: Estimate, most: int = 16) -> list[ProposedShape]:
     """Return the fewest shapes that are within `GAIN` of the best of all in every bucket, the deepest first.
 
-    The one that is the best compromise comes first, then whatever gains most beside those that are there.
+    The one that is the best compromise is taken first, then whatever gains most beside those that are there.
 
     Args:
         shapes: to choose from; one of them drafts.
@@ -74,17 +74,14 @@ def choose(shapes: Sequence[Shape], buckets: Sequence[int], estimate: Estimate, 
     """
     speeds = {shape: {bucket: estimate.speed(shape, bucket) for bucket in buckets} for shape in shapes}
     chosen: list[Shape] = []
-    while len(chosen) < most:
-        best = max(shapes, key=lambda shape: _mean(speeds, [*chosen, shape], buckets))
-        if chosen and _gain(speeds, chosen, best) <= GAIN:
-            break
-        chosen.append(best)
+    while len(chosen) < most and (not chosen or _shortfall(speeds, chosen) > GAIN):
+        chosen.append(max(shapes, key=lambda shape: _mean(speeds, [*chosen, shape], buckets)))
     if not any(shape.num_steps for shape in chosen):
         drafting = [shape for shape in shapes if shape.num_steps]
         chosen.append(max(drafting, key=lambda shape: _mean(speeds, [shape], buckets)))
-    for shape in chosen[:-1]:
+    for shape in tuple(chosen):
         rest = [other for other in chosen if other != shape]
-        if any(other.num_steps for other in rest) and _gain(speeds, rest, shape) <= GAIN:
+        if any(other.num_steps for other in rest) and _shortfall(speeds, rest) <= GAIN:
             chosen = rest
     return [_proposed(shape, chosen, speeds, estimate) for shape in sorted(chosen, reverse=True)]
 
@@ -101,9 +98,10 @@ def _best(speeds: Speeds, shapes: Iterable[Shape], bucket: int) -> float:
     return max(speeds[shape][bucket] for shape in shapes)
 
 
-def _gain(speeds: Speeds, chosen: Sequence[Shape], shape: Shape) -> float:
-    """How much faster a shape is than the best of those chosen, relative, in the bucket where it is that most."""
-    return max(speed / _best(speeds, chosen, bucket) - 1 for bucket, speed in speeds[shape].items())
+def _shortfall(speeds: Speeds, chosen: Sequence[Shape]) -> float:
+    """How much faster the best of all shapes is than the best of those chosen, relative, in the worst bucket."""
+    buckets = speeds[chosen[0]]
+    return max(_best(speeds, speeds, bucket) / _best(speeds, chosen, bucket) - 1 for bucket in buckets)
 
 
 def _proposed(shape: Shape, chosen: Sequence[Shape], speeds: Speeds, estimate: Estimate) -> ProposedShape:
@@ -123,12 +121,13 @@ def _why(shape: Shape, wins: Sequence[int], chosen: Sequence[Shape], speeds: Spe
         at = max(wins, key=lambda bucket: speeds[shape][bucket] / _best(speeds, others, bucket))
     figures = f"{estimate.tokens(shape):.1f} tokens a request in {estimate.ms(shape, at):.1f} ms at {at}"
     if not others:
-        near = all(_gain(speeds, [shape], other) <= GAIN for other in speeds)
+        near = _shortfall(speeds, chosen) <= GAIN
         where = f"best at every batch or within {GAIN:.0%} of it" if near else "the best single one for all batches"
         return f"{words_of(shape)}, {where}: {figures}"
     other = max(others, key=lambda one: speeds[one][at])
     times = speeds[shape][at] / speeds[other][at]
-    return f"{words_of(shape)}, best at {ranged(wins)}: {figures}, {times:.2f} times the tokens a ms of {other}"
+    where = ranged(wins, tuple(speeds[shape]))
+    return f"{words_of(shape)}, best at {where}: {figures}, {times:.2f} times the tokens a ms of {other}"
 
 
 def words_of(shape: Shape) -> str:
@@ -138,6 +137,11 @@ def words_of(shape: Shape) -> str:
     return shape.words if shape.num_steps else "no drafts"
 
 
-def ranged(buckets: Sequence[int]) -> str:
-    """Return ascending batch sizes in words."""
-    return f"batches of {buckets[0]} to {buckets[-1]}" if len(buckets) > 1 else f"a batch of {buckets[0]}"
+def ranged(some: Sequence[int], buckets: Sequence[int]) -> str:
+    """Return some of the buckets in words, ascending."""
+    begin = buckets.index(some[0])
+    if len(some) == 1:
+        return f"a batch of {some[0]}"
+    if tuple(buckets[begin : begin + len(some)]) == tuple(some):
+        return f"batches of {some[0]} to {some[-1]}"
+    return f"batches of {', '.join(map(str, some[:-1]))} and {some[-1]}"

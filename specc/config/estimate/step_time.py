@@ -43,13 +43,20 @@ class StepTime:
         """Return the milliseconds of a step of a shape for a batch of so many requests."""
         nodes = batch * shape.num_nodes
         time = _STEP + self._forward(self.target, nodes, nodes, batch)
-        for number in range(self.forwards(shape.num_steps)) if self.draft is not None else ():
-            rows = batch * (shape.topk if number else shape.num_steps + 1)  # one extends what was accepted
-            time += self._forward(self.draft, rows, rows if number else batch, batch)
+        if self.draft is not None:
+            time += self._drafting(self.draft, shape, batch)
         if shape.is_tree:
             attended = 4.0 * nodes * CONTEXT * self.target.attended
             time += _TREE + attended / (self.gpu.products * 1e9 * _ATTENDS)
         return time
+
+    def _drafting(self, draft: Weights, shape: Shape, batch: int) -> float:
+        """Milliseconds of the draft's forwards: one reads what was accepted, the others a row of every branch."""
+        number, rows = self.forwards(shape.num_steps), batch * shape.topk
+        if number == 0:
+            return 0.0
+        extend = self._forward(draft, batch * (shape.num_steps + 1), batch, batch)
+        return extend + (number - 1) * self._forward(draft, rows, rows, batch)
 
     def _forward(self, model: Weights, rows: int, scored: int, batch: int) -> float:
         """Milliseconds of a forward of rows of so many requests, of which so many are scored."""

@@ -86,7 +86,8 @@ def weights_of(model: Described, *, module: bool = False, reads: int = 0, inside
         vocabulary = _size(inside if inside is not None else model, "vocab_size")
     expert, experts, active, shared = _experts(keys, hidden)
     usual = 3 * hidden * (_number(keys, *_INNER) or 4 * hidden)
-    plain = min(layers, _number(keys, "first_k_dense_replace") or 0) if experts else layers
+    first = 0 if module else _number(keys, "first_k_dense_replace") or 0  # a module stands behind the last layer
+    plain = min(layers, first) if experts else layers
     attention, queries = _attention(model, keys, hidden)
     dtype = model.said.facts.get("dtype")
     of_dtype = KV_BYTES[str(dtype.value)] if dtype is not None else 2

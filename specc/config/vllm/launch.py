@@ -52,4 +52,4 @@ def _words(pair: Pair, chosen: Drafting, drafted: Mapping[str, Any]) -> list[str
     speculation: dict[str, Any] = {"method": methods[-1 if draft is not None and draft.modules else 0]}
     if draft is not None and draft is not pair.target:
         speculation["model"] = draft.written
-    return ["vllm", "serve", pair.target.written, SPECULATION, json.dumps(speculation | drafted)]
+    return ["vllm", "serve", pair.target.written, SPECULATION, json.dumps({**speculation, **drafted})]
