@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import re
+import zipfile
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -12,10 +15,8 @@ from typer.testing import CliRunner, Result
 
 from specc.cli.main import app
 from specc.config.rules.shapes import shape_called
-from specc.explain.shapes import choices_of
 from specc.runtime.capabilities.shape import AcceptanceShape
-from specc.runtime.plan.manifest import MANIFEST, Manifest
-from specc.runtime.plan.plan import Plan
+from specc.runtime.plan.manifest import MANIFEST
 from specc.runtime.plan.shape import Shape
 
 MODELS = ROOT / "examples" / "models"
@@ -75,9 +76,7 @@ def document(*words: object) -> dict[str, Any]:
 def test_a_table_says_which_shapes_a_batch_has(config: Path, words: tuple[str, ...]) -> None:
     text = told(config, *words)
     table = text.partition("which shape a batch has ")[2].partition(" A batch begins")[0]
-    assert table == (
-        "buckets compiled for them begins with 1, 2 5x4x24, 3x2x8, 3 5x4x24 4 3x2x8, 3 3x2x8 8 3, 0 3"
-    )
+    assert table == ("buckets compiled for them begins with 1, 2 5x4x24, 3x2x8, 3 5x4x24 4 3x2x8, 3 3x2x8 8 3, 0 3")
     assert "--step-times FILE tells of measured times" in text
 
 
@@ -122,7 +121,7 @@ def test_with_times_it_says_what_each_shape_promises(config: Path, times: Path) 
 
 def test_a_batch_begins_as_a_running_program_does(config: Path, times: Path) -> None:
     """The runtime's own policy is asked, with times and without."""
-    shapes = {name: shape_called(name) for name in MS}
+    shapes = {name: shape for name in MS if (shape := shape_called(name)) is not None}
     for known in (None, {shapes[name]: ms for name, ms in MS.items()}):
         asked = document(config, *(("--step-times", times) if known else ()))
         sizes: dict[Shape, Any] = {shapes[one["shape"]]: one["buckets"] for one in asked["by_shape"]}
@@ -131,22 +130,92 @@ def test_a_batch_begins_as_a_running_program_does(config: Path, times: Path) -> 
 
 
 def test_a_program_knows_its_machine_code(tmp_path: Path) -> None:
-    """A stub of a compiler is enough: how many bytes a kernel has is what its manifest says."""
-    (tmp_path / "two.yaml").write_text(config_text(num_steps=[0, 2]))
-    plans = _plans(tmp_path / "two.yaml")
-    kernels = {kernel for plan in plans for kernel in plan.kernels}
-    code = {kernel: 100 + number for number, kernel in enumerate(sorted(kernels))}
-    deep, none = choices_of(plans, code).costs
-    for plan, cost, other in ((plans[0], deep, plans[1]), (plans[1], none, plans[0])):
-        assert cost.code_bytes == sum(code[kernel] for kernel in plan.kernels)
-        assert cost.own_code_bytes == sum(code[kernel] for kernel in {*plan.kernels} - {*other.kernels})
-    assert 0 < none.own_code_bytes < none.code_bytes < deep.code_bytes
+    """Bytes are counted here in the files of the wheel, by what its manifest and its plans say of kernels."""
+    (tmp_path / "two.yaml").write_text(config_text(num_steps=[0, 2], archs=["sm_80", "sm_90"]))
+    built = run("build", tmp_path / "two.yaml", "-o", tmp_path, "--quiet")
+    assert built.exit_code == 0, built.output
+    wheel = Path(built.stdout.strip())
+    package = "specc_program_small"
+    with zipfile.ZipFile(wheel) as archive:
+        manifest = json.loads(archive.read(f"{package}/{MANIFEST}"))
+        plans = {name: json.loads(archive.read(f"{package}/{file}")) for name, file in manifest["plans"].items()}
+        code = Counter[str]()
+        for artifact in manifest["artifacts"]:
+            code[artifact["kernel"]] += archive.getinfo(f"{package}/{artifact['file']}").file_size
+    kernels = {name: {*plan["kernels"]} for name, plan in plans.items()}
+    deep, none = document(wheel)["by_shape"]
+    for cost, other in ((deep, none), (none, deep)):
+        mine, others = kernels[cost["shape"]], kernels[other["shape"]]
+        assert cost["code_bytes"] == sum(code[kernel] for kernel in mine)
+        assert cost["own_code_bytes"] == sum(code[kernel] for kernel in mine - others)
+        assert f"{cost['code_bytes']:,}" in told(wheel)
+    assert 0 < none["own_code_bytes"] < none["code_bytes"] < deep["code_bytes"]
 
 
-def _plans(path: Path) -> list[Plan]:
-    from specc.cli.configuration import Subject
-    from specc.algorithms import names, needs
-    from specc.config import load_config
+def test_a_report_has_the_same_tables(config: Path, times: Path, tmp_path: Path) -> None:
+    page = tmp_path / "page.html"
+    for words in ([], ["--step-times", times]):
+        assert run("report", config, "-o", page, *words).exit_code == 0
+        text = " ".join(re.sub(r"<[^>]*>", " ", page.read_text()).split())
+        table = text.partition("Which shape a batch has ")[2].partition(" What a shape costs")[0]
+        if words:
+            assert "8 3, 0 3 0 3: 9.00 and 0.323; 0: 1.00 and 1.000" in table
+        else:
+            assert table.startswith("buckets compiled for them begins with 1, 2 5x4x24, 3x2x8, 3 5x4x24")
+        for cost in document(config)["by_shape"]:
+            cells = len(cost["buckets"]), cost["launches"], cost["graphs"], f"{cost['arena_bytes']:,}"
+            assert " ".join(map(str, (cost["shape"], *cells))) in text
+    (tmp_path / "one.yaml").write_text(config_text())
+    assert run("report", tmp_path / "one.yaml", "-o", page).exit_code == 0
+    assert "Which shape" not in page.read_text()
 
-    build, _ = Subject(load_config(path, names(), needs)).compiled()
-    return [built.plan for built in build.shapes]
+
+def test_a_page_compares_shapes_as_before(config: Path, tmp_path: Path) -> None:
+    page = tmp_path / "page.html"
+    assert run("report", config, "--shape", "3", "--against", config, "-o", page).exit_code == 0
+    assert 'id="shapes"' in page.read_text() and 'id="difference"' in page.read_text()
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        (None, "times.json is missing"),
+        ("{", "times.json"),
+        (json.dumps({"program": "", "gpu": "", "engine": "", "unit": "us", "times": MS}), "the unit is 'us'"),
+        (json.dumps({"program": "", "gpu": "", "engine": "", "unit": "ms", "times": {"3": {1: 1.0}}}), "no times of"),
+        (
+            json.dumps({"program": "", "gpu": "", "engine": "", "unit": "ms", "times": MS | {"0": {1: 1.0}}}),
+            "shape 0 has no bucket 1",
+        ),
+    ],
+)
+@pytest.mark.parametrize("command", ["explain", "report"])
+def test_times_that_are_none_of_the_program(
+    config: Path, tmp_path: Path, command: str, text: str | None, message: str
+) -> None:
+    place = tmp_path / "times.json"
+    if text is not None:
+        place.write_text(text)
+    out = ["-o", tmp_path / "page.html"] if command == "report" else []
+    ended = run(command, config, "--step-times", place, *out)
+    said = " ".join(ended.stderr.split())
+    assert ended.exit_code == 1 and "error[run/step-times]: no step times in" in said and message in said
+    assert "`specc tune --shapes CONFIG` measures them" in said
+
+
+def test_a_bucket_without_a_time(config: Path, tmp_path: Path) -> None:
+    """It is a mistake before a table is shown: no policy could choose by such times."""
+    place = tmp_path / "times.json"
+    few = {"5x4x24": {1: 1.0}, "3x2x8": {1: 1.0}, "3": {1: 1.0}, "0": {8: 1.0}}
+    place.write_text(json.dumps({"program": "", "gpu": "", "engine": "", "unit": "ms", "times": few}))
+    ended = run("explain", config, "--step-times", place)
+    assert ended.exit_code == 1 and "times are of every bucket, and there is none of 2" in " ".join(
+        ended.stderr.split()
+    )
+
+
+@pytest.mark.parametrize("command", ["explain", "report"])
+def test_one_shape_has_no_times_to_choose_by(tmp_path: Path, times: Path, command: str) -> None:
+    (tmp_path / "one.yaml").write_text(config_text())
+    ended = run(command, tmp_path / "one.yaml", "--step-times", times)
+    assert ended.exit_code == 2 and "there is one shape, and nothing to choose" in ended.stderr

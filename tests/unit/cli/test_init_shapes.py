@@ -107,9 +107,9 @@ def test_shapes_to_choose_from() -> None:
     keys, _, _ = proposed("EAGLE", "--shapes", "3x4x16, 2,3x4x16", "--gpu", "h100")
     assert shapes_of(keys) == [(3, 4, 16), (2, 1, 3)]
     keys, text, said = proposed("EAGLE", "--shapes", "4,5,0")
-    assert "left out 5, 0: gains over these no more than 5%" in said
-    assert (keys["num_steps"], keys["topk"], "shapes" in keys) == (4, 1, False)
-    assert "A chain of 4 drafts, best at every batch or within 5% of it" in " ".join(text.replace("#", " ").split())
+    assert "left out 4, 0: gains over these no more than 5%" in said
+    assert (keys["num_steps"], keys["topk"], "shapes" in keys) == (5, 1, False)
+    assert "A chain of 5 drafts, best at every batch or within 5% of it" in " ".join(text.replace("#", " ").split())
     keys, _, said = proposed("MULTI_LAYER_EAGLE", "--shapes", "2,0")
     assert shapes_of(keys) == [(2, 1, 3)]
     assert "left out 0: there may be one shape" in said
