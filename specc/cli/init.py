@@ -84,11 +84,8 @@ def init(
     if gpu is not None and engine is None and shapes is None:
         message = "it is the server's: give --engine or --shapes, or write archs: in the file"
         raise typer.BadParameter(message, param_hint="--gpu")
-    several, line = (
-        ShapesWanted(shapes, rate),
-        _Line(output, force, algorithm, topk, num_steps, engine, gpu, shapes, rate),
-    )
-    several.require_alone(topk, num_steps)
+    line = _Line(output, force, algorithm, topk, num_steps, engine, gpu, shapes, rate)
+    line.several.require_alone(topk, num_steps)
     with reporting() as report:
         from specc.config.proposal import name_of
 
@@ -119,7 +116,7 @@ def _drafted(pair: Pair, chosen: Drafting, line: _Line) -> Drafted:
 
     if line.shapes is None:
         return drafted_as(chosen, line.topk or 1, line.num_steps)
-    asked = ShapesWanted(line.shapes, line.rate).asked(chosen, gpu_named(line.gpu), None)
+    asked = line.several.asked(chosen, gpu_named(line.gpu), None)
     return proposed(pair, chosen, asked).drafted(chosen, asked)
 
 
@@ -159,7 +156,7 @@ def _for_engine(engine: str, pair: Pair, chosen: Drafting, name: str, path: Path
     wanted = Wanted(name, "target_only", DRAWN)
     if line.shapes is not None:
         gpu = gpu_named(line.gpu)
-        asked = ShapesWanted(line.shapes, line.rate).asked(chosen, gpu, starts.limits(pair, chosen, gpu))
+        asked = line.several.asked(chosen, gpu, starts.limits(pair, chosen, gpu))
         wanted = replace(wanted, proposed=proposed(pair, chosen, asked).shapes)
         words = starts.command_of(pair, chosen, wanted.proposed, gpu)
     else:
@@ -217,6 +214,11 @@ class _Line(NamedTuple):
     gpu: str | None
     shapes: str | None
     rate: float | None
+
+    @property
+    def several(self) -> ShapesWanted:
+        """What is said of several shapes."""
+        return ShapesWanted(self.shapes, self.rate)
 
     def text(self, *models: str) -> str:
         """The line to type for these models."""

@@ -61,9 +61,10 @@ def candidates(steps: Iterable[int], most_nodes: Callable[[int, int], int] | Non
 
 
 def choose(shapes: Sequence[Shape], buckets: Sequence[int], estimate: Estimate, most: int = 16) -> list[ProposedShape]:
-    """Return the fewest shapes that are within `GAIN` of the best of all in every bucket, the deepest first.
+    """Return few shapes that are within `GAIN` of the best of all in every bucket, the deepest first.
 
-    The one that is the best compromise is taken first, then whatever gains most beside those that are there.
+    The one that is the best compromise is taken first, then whatever gains most beside those that are there. Those that
+    can be left out again are.
 
     Args:
         shapes: to choose from; one of them drafts.

@@ -13,6 +13,8 @@ from specc.runtime.plan.shape import Shape
 
 RATE = 0.79
 """How often a draft is right, of those whose predecessors were."""
+PUBLISHED_NODES = 8
+"""Nodes of the largest tree of which a length is published."""
 _NEXT = 0.5
 """How often the next candidate of a place is right, of the times that all better ones were wrong, in times of the
 first one's."""

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from specc.config.archs import Gpu
 from specc.config.estimate.choice import Estimate, ProposedShape, candidates, choose
-from specc.config.estimate.lengths import RATE
+from specc.config.estimate.lengths import PUBLISHED_NODES, RATE
 from specc.config.estimate.speeds import Speed, speed_of
 from specc.config.estimate.step_time import CONTEXT, StepTime
 from specc.config.estimate.weights import UnknownSizeError, Weights, weights_of
@@ -95,6 +95,8 @@ def propose_shapes(pair: Pair, chosen: Drafting, asked: Asked) -> Proposal:
     found = choose(shapes, asked.buckets, Estimate(times.ms, asked.rate), one)
     read = f"{speed.bandwidth:g} TB/s and {speed.products:g} Tflop/s of one {name.upper()}"
     basis = f"{read}, texts of {CONTEXT} tokens, drafts right at {asked.rate:g}"
+    if any(each.shape.is_tree and each.shape.num_nodes > PUBLISHED_NODES for each in found):
+        basis += f"; what trees of more than {PUBLISHED_NODES} nodes commit is extrapolated"
     return Proposal(tuple(found), basis)
 
 

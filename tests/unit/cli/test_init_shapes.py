@@ -77,6 +77,9 @@ def test_every_algorithm_gets_shapes_with_reasons(algorithm: str, rate: float, g
     words = " ".join(text.replace("#", " ").split())
     assert len(shapes) == words.lower().count(" best at ") + words.count(" the best ")
     assert f"drafts right at {rate:g}" in said and f"of one {gpu.upper()}" in said
+    assert ("more than 8 nodes commit is extrapolated" in said) == any(
+        nodes > 8 for _, topk, nodes in shapes if topk > 1
+    )
 
 
 def test_a_tree_for_one_request_and_a_chain_for_many() -> None:

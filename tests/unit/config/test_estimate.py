@@ -13,7 +13,7 @@ from programs import ROOT, planned
 
 from specc.algorithms import needs
 from specc.config.archs import ARCHS, GPUS, Gpu
-from specc.config.estimate.lengths import RATE, expected_tokens
+from specc.config.estimate.lengths import PUBLISHED_NODES, RATE, expected_tokens
 from specc.config.estimate.speeds import SPEEDS, speed_of
 from specc.config.estimate.step_time import StepTime
 from specc.config.estimate.weights import UnknownSizeError, Weights, weights_of
@@ -228,6 +228,7 @@ def test_lengths_are_near_those_that_are_published(name: str, length: str) -> No
 
 def test_enough_lengths_are_published() -> None:
     assert {name for name, _ in PUBLISHED} == {"3", "5", "5x3x6", "7x4x8"}
+    assert max(shape.num_nodes for name, _ in PUBLISHED if (shape := shape_called(name))) == PUBLISHED_NODES
 
 
 @pytest.mark.parametrize("rate", [0.3, RATE, 0.95])
