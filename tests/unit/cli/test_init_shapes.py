@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from programs import ROOT
 from ruamel.yaml import YAML
 
 from specc.config.estimate.proposed import BUCKETS
@@ -99,6 +100,13 @@ def test_a_tree_for_one_request_and_a_chain_for_many() -> None:
     assert f"compiled for {', '.join(map(str, chain['buckets']))}" in said
     assert "specc tune --shapes measures steps" in said
     assert all(len(line) <= 120 for line in text.splitlines())
+
+
+def test_the_page_shows_what_is_written() -> None:
+    _, text, _ = proposed("EAGLE", "--gpu", "h100")
+    section = (ROOT / "docs" / "config.md").read_text().partition("### Proposed shapes")[2]
+    shown = section.partition("```yaml\n")[2].partition("```")[0]
+    assert shown.startswith("# What a step may draft") and shown in text
 
 
 def test_drafts_that_are_seldom_right_are_few() -> None:
