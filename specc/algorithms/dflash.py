@@ -105,5 +105,5 @@ def _recognises(pair: Pair) -> Fit | None:
 
 DFLASH = Algorithm(
     "DFLASH", "a block of drafts in one forward, over the target's layers", _build,
-    Needs(target_hidden="aux", trees=False, recognises=_recognises),
+    Needs(target_hidden="aux", trees=False, forwards=lambda steps: 2 if steps else 1, recognises=_recognises),
 )  # fmt: skip

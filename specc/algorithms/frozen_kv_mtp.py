@@ -126,5 +126,5 @@ FROZEN_KV_MTP = Algorithm(
     "FROZEN_KV_MTP",
     "an assistant drafts over the target's own keys and values",
     _build,
-    Needs(target_head=True, recognises=_recognises),
+    Needs(target_head=True, forwards=lambda steps: steps, recognises=_recognises),
 )

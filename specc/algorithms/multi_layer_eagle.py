@@ -148,5 +148,11 @@ MULTI_LAYER_EAGLE = Algorithm(
     "MULTI_LAYER_EAGLE",
     "one module per step drafts from the target's hidden states",
     _build,
-    Needs(trees=False, modules=lambda steps: steps, recognises=_recognises),
+    Needs(
+        trees=False,
+        modules=lambda steps: steps,
+        forwards=lambda steps: steps,
+        several=False,
+        recognises=_recognises,
+    ),
 )

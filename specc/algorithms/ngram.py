@@ -135,5 +135,5 @@ def _recognises(pair: Pair) -> Fit | None:
 
 NGRAM = Algorithm(
     "NGRAM", "drafts are looked up in the text itself", _build,
-    Needs(draft=False, most_nodes=_most_nodes, options=NgramOptions, recognises=_recognises),
+    Needs(draft=False, forwards=lambda steps: 0, most_nodes=_most_nodes, options=NgramOptions, recognises=_recognises),
 )  # fmt: skip

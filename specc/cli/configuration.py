@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 import sys
 import tempfile
+from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
     from specc.cli.reporting import Report
     from specc.config import LoadedConfig
     from specc.config.presets import Engine
+    from specc.explain.shapes import Choices
     from specc.runtime.plan.plan import Model, Plan
 
 STDIN = Path("-")
@@ -61,15 +63,26 @@ ShapeOption = Annotated[
     ),
 ]
 """The option of commands that show one of several shapes."""
+ChoiceTimesOption = Annotated[
+    Path | None,
+    typer.Option(
+        "--step-times", metavar="FILE", help="Say which batch has which shape by the times of specc tune --shapes."
+    ),
+]
+"""The option of commands that tell which shape a batch has."""
 
 
 @dataclass(frozen=True)
 class Subject:
-    """A configuration, and by shape the plans of the program that it is of, if it is of one."""
+    """A configuration; and of the program that it is of, if it is of one, plans by shape and machine code by kernel.
+
+    ``code`` counts bytes, of all architectures together; None where there is no machine code.
+    """
 
     loaded: LoadedConfig
     plans: Mapping[Shape, Plan] = field(default_factory=dict[Shape, "Plan"])
     made_by: str = ""
+    code: Mapping[str, int] | None = None
 
     def compiled(self) -> tuple[Build, tuple[Diagnostic, ...]]:
         """What the compiler makes of it, and all warnings; one tells that the program was made otherwise."""
@@ -119,7 +132,7 @@ def load_subject(path: Path, report: Report, engine: str | None = None) -> Subje
         loaded = _of_program(path, program, Path(folder), wanted)
         report.know(loaded.sources, loaded.paths)
         plans = program.plans if wanted in (None, program.manifest.engine) else {}
-        return Subject(loaded, plans, program.manifest.specc)
+        return Subject(loaded, plans, program.manifest.specc, _machine_code(program))
 
 
 def _of_program(path: Path, program: Opened, folder: Path, engine: Engine | None) -> LoadedConfig:
@@ -137,6 +150,14 @@ def _of_program(path: Path, program: Opened, folder: Path, engine: Engine | None
         (folder / TUNING).write_text(read_packaged(program.root, TUNING))
     text = read_packaged(program.root, CONFIG, MAX_BYTES)
     return load_text(text, path / CONFIG, names(), needs, engine, settled)
+
+
+def _machine_code(program: Opened) -> dict[str, int] | None:
+    """Bytes of machine code by kernel, of all architectures together; None where a program has none."""
+    code = Counter[str]()
+    for artifact in program.manifest.artifacts:
+        code[artifact.kernel] += program.sizes[artifact.file]
+    return dict(code) or None
 
 
 def _settled(plan: Plan) -> dict[str, Any]:
@@ -210,6 +231,23 @@ def chosen_shape(shapes: Iterable[Shape], name: str | None) -> Shape:
     if shape is None:
         raise typer.BadParameter(f"there is {listed(known)}, and not {name}", param_hint="--shape")
     return shape
+
+
+def choices_among(subject: Subject, build: Build, times: Path | None) -> Choices:
+    """What there is to tell of the shapes of a configuration, with the step times of a file if there is one.
+
+    Raises a usage error for times of a single shape, and DiagnosticError ``run/step-times``.
+    """
+    from specc.explain.shapes import choices_of
+
+    plans = [built.plan for built in build.shapes]
+    if times is None:
+        return choices_of(plans, subject.code)
+    if len(plans) == 1:
+        raise typer.BadParameter("there is one shape, and nothing to choose", param_hint="--step-times")
+    from specc.engine.observe.step_times import times_in
+
+    return choices_of(plans, subject.code, times_in(times, {plan.shape: plan.buckets for plan in plans}))
 
 
 def words_of(option: str) -> list[str]:

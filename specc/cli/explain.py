@@ -10,7 +10,15 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from specc.cli import completion
-from specc.cli.configuration import EngineOption, ShapeOption, SubjectArgument, load_subject, shape_index
+from specc.cli.configuration import (
+    ChoiceTimesOption,
+    EngineOption,
+    ShapeOption,
+    SubjectArgument,
+    choices_among,
+    load_subject,
+    shape_index,
+)
 from specc.cli.reporting import Format, printing, reporting
 from specc.runtime.plan.shape import listed
 
@@ -19,6 +27,7 @@ if TYPE_CHECKING:
     from rich.text import Text
 
     from specc.explain.program import Step
+    from specc.explain.shapes import Choices
     from specc.explain.story import PassStory, Setting, Story
     from specc.runtime.plan.plan import Plan
 
@@ -34,6 +43,7 @@ def explain(
     shape: ShapeOption = None,
     engine: EngineOption = None,
     full: Annotated[bool, typer.Option("--full", help="All of the story, and not what matters most of it.")] = False,
+    step_times: ChoiceTimesOption = None,
     format: Annotated[Format, typer.Option(help="How the story is printed; JSON is always all of it.")] = Format.text,
 ) -> None:
     """Tell what becomes of a configuration and why, without compiling anything."""
@@ -46,7 +56,7 @@ def explain(
         subject = load_subject(config, report, engine)
         at = shape_index(subject.loaded, shape)
         build, warnings = subject.compiled()
-        story = tell(build.shapes[at])
+        story = tell(build.shapes[at], choices_among(subject, build, step_times))
         if only is not None:
             story = replace(story, passes=tuple(pass_story for pass_story in story.passes if pass_story.name == only))
         if format is Format.json:
@@ -94,6 +104,10 @@ def _brief(story: Story) -> Iterator[RenderableType]:
     table.add_column(no_wrap=True)
     for word, line in lines(story):
         table.add_row(word, Text(line))
+    if story.of_shapes is not None:
+        yield table
+        yield from _shapes(story.of_shapes)
+        table = Table(box=None, show_header=False)
     table.add_row("more", Text("--full tells all, --pass NAME what one pass decided; specc report makes a page of it"))
     yield table
 
@@ -109,6 +123,8 @@ def _text(story: Story, *, rejected: bool) -> Iterator[RenderableType]:
     from specc.explain.document import KV
 
     yield _headline(story)
+    if story.of_shapes is not None:
+        yield from _shapes(story.of_shapes)
     yield _settings("the configuration", story.settings)
     for model in story.models:
         yield _settings(f"{model.side}: {model.model or 'all sizes written out'}", model.settings)
@@ -124,6 +140,28 @@ def _text(story: Story, *, rejected: bool) -> Iterator[RenderableType]:
     yield totals_table(story.plan.totals)
     kv = ", ".join(f"{key.replace('_', ' ')} {getattr(story.plan.kv, key)}" for key in KV)
     yield Text(f"kv slots per request, in tokens: {kv}")
+
+
+def _shapes(choices: Choices) -> Iterator[RenderableType]:
+    """Which shape a batch has, and what each of them costs."""
+    from rich.text import Text
+
+    from specc.build.summary import Figures
+
+    if choices.timed:
+        columns = {"begins with": [str(one.first) for one in choices.buckets]}
+        columns |= {"best": [str(one.best) for one in choices.buckets]}
+        for shape in [cost.shape for cost in choices.costs]:
+            timed = [one if shape in one.times else None for one in choices.buckets]
+            columns[f"{shape} ms"] = ["" if one is None else f"{one.times[shape]:.2f}" for one in timed]
+            columns[f"{shape} tokens/ms"] = ["" if one is None else f"{one.speed(shape):.3f}" for one in timed]
+        yield Figures("\nwhich shape a batch has", "bucket", [str(one.bucket) for one in choices.buckets], columns)
+    else:
+        rows = [(buckets, one.shapes, str(one.first)) for buckets, one in choices.told()]
+        yield _table("\nwhich shape a batch has", "buckets", "compiled for them", "begins with", rows=rows)
+    yield Text(choices.rule)
+    yield Figures("\nwhat a shape costs", "shape", [str(cost.shape) for cost in choices.costs], choices.columns())
+    yield Text(f"The arena is one for all: {choices.arena_bytes:,} bytes.")
 
 
 def _table(title: str, *columns: str, rows: Iterable[Iterable[object]]) -> Group:

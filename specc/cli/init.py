@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shlex
+from dataclasses import replace
 from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, NamedTuple, cast
@@ -11,9 +12,10 @@ from typing import TYPE_CHECKING, Annotated, NamedTuple, cast
 import typer
 
 from specc.cli import completion
+from specc.cli.init_shapes import RateOption, ShapesOption, ShapesWanted, proposed
 from specc.cli.progress import progress
 from specc.cli.reporting import printing, reporting
-from specc.cli.serving import DRAWN, GpuOption
+from specc.cli.serving import DRAWN, GpuOption, gpu_named
 from specc.support.diagnostics import Diagnostic, DiagnosticError
 from specc.support.render import printable
 from specc.support.writing import write_output
@@ -23,7 +25,7 @@ if TYPE_CHECKING:
     from specc.config import LoadedConfig, Pair
     from specc.config.models.pair import Described
     from specc.config.presets import Engine
-    from specc.config.proposal import Drafting, Key
+    from specc.config.proposal import Drafted, Drafting, Key
 
 STDOUT = Path("-")
 
@@ -75,16 +77,21 @@ def init(
     num_steps: _Steps = None,
     engine: _Engine = None,
     gpu: GpuOption = None,
+    shapes: ShapesOption = None,
+    rate: RateOption = None,
 ) -> None:
     """Write a configuration for a target and its draft, and say what was chosen and why."""
-    if gpu is not None and engine is None:
-        raise typer.BadParameter("it is the server's: give --engine, or write archs: in the file", param_hint="--gpu")
+    if gpu is not None and engine is None and shapes is None:
+        message = "it is the server's: give --engine or --shapes, or write archs: in the file"
+        raise typer.BadParameter(message, param_hint="--gpu")
+    line = _Line(output, force, algorithm, topk, num_steps, engine, gpu, shapes, rate)
+    line.several.require_alone(topk, num_steps)
     with reporting() as report:
         from specc.config.proposal import name_of
 
         with progress("reading the models"):
             pair = _pair(target, draft)
-            _require_order(pair, algorithm, _Line(output, force, algorithm, topk, num_steps, engine, gpu))
+            _require_order(pair, algorithm, line)
             chosen = _chosen(pair, algorithm, report)
         name = name_of(target, chosen.algorithm)
         path = Path(f"{name}.yaml") if output in (None, STDOUT) else output
@@ -93,9 +100,9 @@ def init(
             hint = "give --force to write over it, or -o FILE"
             raise DiagnosticError(Diagnostic("emit/exists", f"'{path}' is there already", hint=hint))
         if engine is None:
-            text = _proposed(pair, chosen, name, path, topk, num_steps, report)
+            text = _proposed(pair, chosen, name, path, _drafted(pair, chosen, line), report)
         else:
-            text = _for_engine(engine, pair, chosen, (name, gpu), path, (topk, num_steps), report)
+            text = _for_engine(engine, pair, chosen, name, path, line, report)
         if output == STDOUT:
             typer.echo(text, nl=False)
             return
@@ -103,16 +110,24 @@ def init(
         typer.echo(printable(str(path)))
 
 
-def _proposed(
-    pair: Pair, chosen: Drafting, name: str, path: Path, topk: int | None, num_steps: int | None, report: Report
-) -> str:
+def _drafted(pair: Pair, chosen: Drafting, line: _Line) -> Drafted:
+    """What is drafted for an engine of one's own: the shapes that an estimate proposes, or the one that is given."""
+    from specc.config.proposal import drafted_as
+
+    if line.shapes is None:
+        return drafted_as(chosen, line.topk or 1, line.num_steps)
+    asked = line.several.asked(chosen, gpu_named(line.gpu), None)
+    return proposed(pair, chosen, asked).drafted(chosen, asked)
+
+
+def _proposed(pair: Pair, chosen: Drafting, name: str, path: Path, drafted: Drafted, report: Report) -> str:
     """A commented configuration for an engine of one's own, after saying what was chosen and why."""
     from specc.algorithms import names, needs
     from specc.build.compile import check_config
     from specc.config import load_text
     from specc.config.proposal import propose, text_of
 
-    keys = propose(pair, chosen, name, path.parent, topk or 1, num_steps)
+    keys = propose(pair, chosen, name, path.parent, drafted)
     text = text_of(keys)
     loaded = load_text(text, path, names(), needs)
     report.know(loaded.sources, loaded.paths)
@@ -123,14 +138,8 @@ def _proposed(
     return text
 
 
-def _for_engine(
-    engine: str, pair: Pair, chosen: Drafting, called: tuple[str, str | None], path: Path,
-    shape: tuple[int | None, int | None], report: Report,
-) -> str:  # fmt: skip
-    """The configuration for a server of an engine's, after saying which that is and how it is started.
-
-    ``called``: the configuration, and the GPU; ``shape``: topk and num_steps, where they are given.
-    """
+def _for_engine(engine: str, pair: Pair, chosen: Drafting, name: str, path: Path, line: _Line, report: Report) -> str:
+    """The configuration for a server of an engine's, after saying which that is and how it is started."""
     from specc.config.pasted import Wanted
     from specc.config.presets import ENGINES, PRESETS
     from specc.support.suggest import did_you_mean
@@ -144,12 +153,18 @@ def _for_engine(
         hint = f"there are {', '.join(preset.algorithms)}; leave --engine out for an engine of your own"
         raise DiagnosticError(Diagnostic("config/engine-unsupported", message, hint=hint))
     server, starts = import_module(f"specc.cli.{engine}"), import_module(f"specc.config.{engine}.launch")
-    try:
-        words = starts.command(pair, chosen, *shape)
-    except ValueError as error:
-        raise typer.BadParameter(str(error), param_hint="--topk") from error
-    name, gpu = called
-    text = server.configured(words, gpu, Wanted(name, "target_only", DRAWN), path, report)
+    wanted = Wanted(name, "target_only", DRAWN)
+    if line.shapes is not None:
+        gpu = gpu_named(line.gpu)
+        asked = line.several.asked(chosen, gpu, starts.limits(pair, chosen, gpu))
+        wanted = replace(wanted, proposed=proposed(pair, chosen, asked).shapes)
+        words = starts.command_of(pair, chosen, wanted.proposed, gpu)
+    else:
+        try:
+            words = starts.command(pair, chosen, line.topk, line.num_steps)
+        except ValueError as error:
+            raise typer.BadParameter(str(error), param_hint="--topk") from error
+    text = server.configured(words, line.gpu, wanted, path, report)
     typer.echo(f"the server: {printable(shlex.join(words))}", err=True)
     return text
 
@@ -197,6 +212,13 @@ class _Line(NamedTuple):
     num_steps: int | None
     engine: str | None
     gpu: str | None
+    shapes: str | None
+    rate: float | None
+
+    @property
+    def several(self) -> ShapesWanted:
+        """What is said of several shapes."""
+        return ShapesWanted(self.shapes, self.rate)
 
     def text(self, *models: str) -> str:
         """The line to type for these models."""
@@ -271,6 +293,6 @@ def _say(keys: list[Key], loaded: LoadedConfig) -> None:
                 sentence = f"{model.model}: {model.sizes}"
             else:
                 sentence = f"{key.value}: {key.why}"
-            if model is not None or key.why:
+            if model is not None or (key.why and key.value):
                 table.add_row(Text(key.name, "bold"), Text(printable(sentence)))
         console.print(table)

@@ -8,7 +8,15 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from specc.cli import completion
-from specc.cli.configuration import EngineOption, ShapeOption, SubjectArgument, load_subject, shape_index
+from specc.cli.configuration import (
+    ChoiceTimesOption,
+    EngineOption,
+    ShapeOption,
+    SubjectArgument,
+    choices_among,
+    load_subject,
+    shape_index,
+)
 from specc.cli.reporting import reporting
 from specc.support.render import printable
 
@@ -30,25 +38,28 @@ def report(
     ] = None,
     engine: EngineOption = None,
     shape: ShapeOption = None,
+    step_times: ChoiceTimesOption = None,
 ) -> None:
     """Write a page that tells what becomes of a configuration and why, without compiling anything."""
     with reporting() as messages:
         from specc.explain.page.page import render
         from specc.support.writing import write_output
 
-        page = _page(config, messages, engine, shape)
-        other = _page(against, messages, engine, None) if against is not None else None
+        page = _page(config, messages, engine, shape, step_times)
+        other = _page(against, messages, engine) if against is not None else None
         write_output(out, render(page, other))
         typer.echo(f"wrote {printable(str(out))}")
 
 
-def _page(config: Path, messages: Report, engine: str | None, shape: str | None) -> Page:
+def _page(
+    config: Path, messages: Report, engine: str | None, shape: str | None = None, times: Path | None = None
+) -> Page:
     """The page of a configuration, at a shape or its deepest; its warnings are printed."""
     from specc.explain.page.model import gather
 
     subject = load_subject(config, messages, engine)
     at = shape_index(subject.loaded, shape)
     build, warnings = subject.compiled()
-    page = gather(build.shapes[at])
+    page = gather(build.shapes[at], choices_among(subject, build, times))
     messages.show(warnings)
     return page

@@ -11,6 +11,7 @@ from itertools import takewhile
 from pathlib import Path
 from typing import ClassVar, TypeVar
 
+from specc.config.estimate.choice import ProposedShape
 from specc.config.models import ModelUnreadableError, directory_of
 from specc.config.proposal import as_yaml
 from specc.config.resolved import Config
@@ -143,6 +144,15 @@ def listed(words: str) -> list[str]:
 
 
 @dataclass(frozen=True)
+class Limits:
+    """What a server can have of shapes: the batches of its steps, whether trees, and whether several shapes."""
+
+    buckets: tuple[int, ...]
+    trees: bool
+    several: bool
+
+
+@dataclass(frozen=True)
 class Wanted:
     """Keys of a program that no argument of the server says.
 
@@ -152,6 +162,7 @@ class Wanted:
         sampling, outputs: the keys as words with commas between them.
         shapes: the key likewise, by names such as 5x4x8 and 3; of a server's own shape if there are none.
         head: the draft's key.
+        proposed: shapes instead of these, with buckets and why.
 
     """
 
@@ -163,6 +174,7 @@ class Wanted:
     logits: str = "gathered"
     shapes: str = ""
     head: str = "engine"
+    proposed: tuple[ProposedShape, ...] = ()
 
     def lines(self) -> list[str]:
         """Return the keys as lines of YAML, none for those that have their defaults."""

@@ -6,19 +6,24 @@ import json
 import os
 import re
 import textwrap
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from specc.config.archs import ARCHS, NoGpuError, gpus
+from specc.config.archs import ARCHS, Gpu, NoGpuError, gpus
 from specc.config.models.hub import name_in_cache
 from specc.config.models.pair import Described, Fit, Pair
 from specc.config.rules.needs import Needs
 from specc.config.schema import ConfigFile
+from specc.runtime.plan.shape import Shape
 from specc.support.paths import path_of
 from specc.support.render import printable
 
-_MOST_STEPS = 16
+MOST_STEPS = 16
+"""As many draft steps as a shape may have."""
 _LONGEST_NAME = 63
+_STEPS_ARE = "How many tokens ahead are drafted."
+_ARCHS_ARE = "GPU architectures to compile for."
 _COMMENT = 116
 """Widest comment, in characters."""
 _PLAIN = re.compile(r"(\.{1,2}/)*[A-Za-z][\w.\-]*(/[\w.\-]+)*")
@@ -46,9 +51,8 @@ class Key:
 
     def text(self) -> str:
         """The key in the file, below a comment."""
-        words = printable(" ".join(filter(None, (self.about, _sentence(self.why)))))
-        comment = textwrap.wrap(words, _COMMENT, initial_indent="# ", subsequent_indent="# ")
-        return "\n".join([*comment, f"{self.name}:{' ' * bool(self.value)}{self.value}", *self.block]) + "\n"
+        words = comment(" ".join(filter(None, (self.about, _sentence(self.why)))))
+        return "\n".join([*words, f"{self.name}:{' ' * bool(self.value)}{self.value}", *self.block]) + "\n"
 
 
 @dataclass(frozen=True)
@@ -62,6 +66,15 @@ class Drafting:
     draft: Described | None
 
 
+@dataclass(frozen=True)
+class Drafted:
+    """What is drafted, as keys; the batch sizes to compile for; and the GPU, None for those of this machine."""
+
+    keys: tuple[Key, ...]
+    buckets: Sequence[int] = tuple(ConfigFile().buckets)
+    gpu: Gpu | None = None
+
+
 def name_of(directory: Path, algorithm: str) -> str:
     """Return the name of a configuration: the model's, of the Hub's cache too, and the algorithm's."""
     path = directory.absolute()
@@ -71,38 +84,49 @@ def name_of(directory: Path, algorithm: str) -> str:
     return f"{model[: _LONGEST_NAME - len(suffix) - 1].rstrip('_')}_{suffix}"
 
 
-def propose(
-    pair: Pair, chosen: Drafting, name: str, folder: Path, topk: int = 1, num_steps: int | None = None
-) -> list[Key]:
-    """Return the keys of a configuration that will stand in ``folder``; ``num_steps`` None leaves it to the draft."""
-    steps, why = steps_of(chosen, num_steps)
-    keys = [
-        Key("name", name, f"The configuration, and the Python package built from it: specc_program_{name}."),
-        Key("algorithm", chosen.algorithm, "", f"{chosen.summary}; {chosen.fit.why}"),
-        Key("topk", str(topk), _shape(topk)),
-        Key("num_steps", str(steps), "How many tokens ahead are drafted.", why),
-    ]
-    if topk > 1:
-        most, nodes = chosen.needs.most_nodes(topk, steps), nodes_of(chosen, topk, steps)
-        about = "Tokens that the target verifies, the one that it has already decided on among them."
-        keys.append(Key("num_draft_tokens", str(nodes), about, f"there may be up to {most}"))
+def propose(pair: Pair, chosen: Drafting, name: str, folder: Path, drafted: Drafted) -> list[Key]:
+    """Return the keys of a configuration that will stand in ``folder``."""
     defaults = ConfigFile()
     buckets = "Batch sizes to compile for: a batch runs padded to the next one, and the last is the largest."
     greedy = "A draft is accepted exactly when the target would pick it. With target_only requests may sample."
+    gpu = drafted.gpu
     return [
-        *keys,
+        Key("name", name, f"The configuration, and the Python package built from it: specc_program_{name}."),
+        Key("algorithm", chosen.algorithm, "", f"{chosen.summary}; {chosen.fit.why}"),
+        *drafted.keys,
         Key("page_size", str(defaults.page_size), "Tokens per page of the KV pool, as the serving engine has it."),
-        Key("buckets", str(defaults.buckets), buckets),
+        Key("buckets", str(list(drafted.buckets)), buckets),
         Key("verify", defaults.verify, greedy),
-        _archs(),
+        _archs() if gpu is None else Key("archs", f"[{gpu.arch}]", _ARCHS_ARE, gpu.origin),
         *_models(pair, chosen, folder),
     ]
+
+
+def drafted_as(chosen: Drafting, topk: int = 1, num_steps: int | None = None) -> Drafted:
+    """Return the keys of a single shape; ``num_steps`` None leaves it to the draft."""
+    steps, why = steps_of(chosen, num_steps)
+    return Drafted(keys_of_shape(chosen, Shape(steps, topk, nodes_of(chosen, topk, steps)), why))
+
+
+def keys_of_shape(chosen: Drafting, shape: Shape, why: str) -> tuple[Key, ...]:
+    """Return the keys that say a shape, and why it has so many steps."""
+    keys = Key("topk", str(shape.topk), _shape(shape.topk)), Key("num_steps", str(shape.num_steps), _STEPS_ARE, why)
+    if shape.topk == 1:
+        return keys
+    most = chosen.needs.most_nodes(shape.topk, shape.num_steps)
+    about = "Tokens that the target verifies, the one that it has already decided on among them."
+    return *keys, Key("num_draft_tokens", str(shape.num_nodes), about, f"there may be up to {most}")
 
 
 def text_of(keys: list[Key]) -> str:
     """Return the file."""
     head = "# Written by `specc init`. docs/config.md explains every key, also those that are left out here.\n"
     return "\n".join([head, *(key.text() for key in keys)])
+
+
+def comment(words: str, indent: str = "") -> list[str]:
+    """Return words as lines of a comment in YAML, behind an indentation."""
+    return textwrap.wrap(printable(words), _COMMENT, initial_indent=f"{indent}# ", subsequent_indent=f"{indent}# ")
 
 
 def _word(text: str) -> str:
@@ -126,17 +150,25 @@ def nodes_of(chosen: Drafting, topk: int, steps: int) -> int:
 
 def steps_of(chosen: Drafting, wanted: int | None) -> tuple[int, str]:
     """Return how many steps are drafted, and why: what is wanted, what the draft was made for, or the default."""
-    needs, draft = chosen.needs, chosen.draft
-    steps, why = min(chosen.fit.num_steps or 3, _MOST_STEPS), "the default"
+    needs = chosen.needs
+    steps, why = min(chosen.fit.num_steps or 3, MOST_STEPS), "the default"
     if chosen.fit.num_steps:
         why = "what the draft was made for" if steps == chosen.fit.num_steps else "the most there may be"
     if wanted is not None:
         steps, why = wanted, "as --num-steps says"
-    elif needs.modules is not None and draft is not None:
-        count = draft.modules or draft.number("num_layers") or steps
-        most = max((n for n in range(1, steps + 1) if needs.modules(n) <= count), default=1)
+    elif needs.modules is not None:
+        most = drafted_by_modules(chosen, steps)
         steps, why = most, why if most == steps else "as many as there are modules"
     return steps, why
+
+
+def drafted_by_modules(chosen: Drafting, most: int) -> int:
+    """Return how many steps, up to the most, there are modules for; all of them where no modules draft."""
+    needs, draft = chosen.needs, chosen.draft
+    if needs.modules is None or draft is None:
+        return most
+    count = draft.modules or draft.number("num_layers") or most
+    return max((steps for steps in range(1, most + 1) if needs.modules(steps) <= count), default=1)
 
 
 def _archs() -> Key:
@@ -150,7 +182,7 @@ def _archs() -> Key:
     if not known:
         here = f"programs are not compiled for the {present[0][0]} here" if present else "no GPU was found here"
         why = f"{here}, so that of H100 and H200 is taken; write those of the GPUs that will run the program"
-    return Key("archs", f"[{', '.join(known or ['sm_90'])}]", "GPU architectures to compile for.", why)
+    return Key("archs", f"[{', '.join(known or ['sm_90'])}]", _ARCHS_ARE, why)
 
 
 def _models(pair: Pair, chosen: Drafting, folder: Path) -> list[Key]:

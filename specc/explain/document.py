@@ -8,6 +8,7 @@ from typing import Any
 
 from specc.build.summary import written_totals
 from specc.explain.program import Step, captured, rows, steps
+from specc.explain.shapes import records
 from specc.explain.story import Story
 from specc.passes.form_kernels import REFERENCE_LAUNCHES
 from specc.runtime.plan.nodes import Collective, External, Launch, Reference
@@ -40,6 +41,7 @@ def document(story: Story) -> dict[str, Any]:
         "carry_bytes": sum(row.bytes for row in carry),
         "phases": _phases(plan),
         "totals": written_totals(plan.totals),
+        **(records(story.of_shapes) if story.of_shapes is not None else {"by_shape": [], "by_bucket": []}),
         "kv": {name: getattr(plan.kv, name) for name in KV},
     }
 

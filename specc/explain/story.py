@@ -15,6 +15,7 @@ from specc.config import Config, LoadedConfig, ModelConfig
 from specc.config.models import Fact
 from specc.config.presets import PRESETS
 from specc.config.schema import ConfigFile
+from specc.explain.shapes import Choices
 from specc.pass_manager.pass_base import Choice, Context
 from specc.passes.pipeline import PASSES
 from specc.runtime.plan.plan import Plan
@@ -91,6 +92,7 @@ class Story:
         models: the target, and the draft where there is one.
         passes: what each pass decided.
         places: where the configuration asked for a carried field, by its name.
+        of_shapes: of all shapes what each costs and which batch has which; None where that is not told.
 
     """
 
@@ -102,6 +104,7 @@ class Story:
     models: tuple[ModelStory, ...]
     passes: tuple[PassStory, ...]
     places: Mapping[str, str | None]
+    of_shapes: Choices | None = None
 
     @property
     def shape(self) -> Shape:
@@ -120,8 +123,8 @@ class Story:
         return {name: choice for name, _, choice in self.choices() if choice.of == node}
 
 
-def tell(built: ShapeBuild) -> Story:
-    """The story of a program."""
+def tell(built: ShapeBuild, of_shapes: Choices | None = None) -> Story:
+    """The story of a program, and of its shapes where there are several."""
     loaded, config = built.loaded, built.loaded.config
     return Story(
         plan=built.plan,
@@ -132,6 +135,7 @@ def tell(built: ShapeBuild) -> Story:
         models=tuple(_model(loaded, side, model) for side, model in config.models.items()),
         passes=_passes(loaded, built.ctx),
         places={name: _place(loaded, carry.location) for name, carry in built.module.carries.items()},
+        of_shapes=of_shapes if len(config.shapes) > 1 else None,
     )
 
 

@@ -21,6 +21,7 @@ CODES: dict[str, str] = {
     "init/reversed": "The model that drafts is given as the target, and the target as the draft.",
     "init/other-algorithm": "A draft is a head of another algorithm than the one that is asked for.",
     "init/which-algorithm": "Nothing says which algorithm a draft is for, or several algorithms recognise it.",
+    "init/no-estimate": "Shapes cannot be proposed: a model does not say its sizes, or no shape drafts.",
     "config/unknown-arch": "No GPU architecture of that name is known.",
     "config/no-gpu": "This machine has no GPU for which programs are compiled, and `native` asks for it.",
     "config/unknown-output": "No optional output of that name exists.",

@@ -20,6 +20,11 @@ def recognises_nothing(pair: Pair) -> Fit | None:
     return None
 
 
+def one_for_each(num_steps: int) -> int:
+    """Return the forwards of a draft that writes one token after the other: the first one extends, also without S."""
+    return max(1, num_steps)
+
+
 @dataclass(frozen=True)
 class Needs:
     """What an algorithm asks of a configuration.
@@ -32,6 +37,8 @@ class Needs:
         modules: how many modules of multi-token prediction draft num_steps tokens, for a draft that is a head of the
             target; None for one that is none, of which all layers count.
         target_head: whether the head of the vocabulary reads rows of the target's width, whatever the draft's own is.
+        forwards: how many forwards of the draft a step of num_steps drafts has, for estimates; of no draft none.
+        several: whether requests may change from one number of drafts to another, and to none.
         options: the keys of the algorithm's own, written under ``options:``.
         recognises: why the draft of two models is one of the algorithm's kind, None where it is not. No two algorithms
             are to recognise the same.
@@ -44,6 +51,8 @@ class Needs:
     most_nodes: Callable[[int, int], int] = largest_tree
     modules: Callable[[int], int] | None = None
     target_head: bool = False
+    forwards: Callable[[int], int] = one_for_each
+    several: bool = True
     options: type[Block] = Block
     recognises: Callable[[Pair], Fit | None] = recognises_nothing
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from itertools import pairwise
 
@@ -15,6 +16,17 @@ from specc.support.location import Location
 
 ALONE = ("num_steps", "topk", "num_draft_tokens")
 """Keys of a configuration without a list of shapes, and of every shape of such a list."""
+
+
+_NAME = re.compile(r"\d{1,3}(x\d{1,3}x\d{1,3})?")
+
+
+def shape_called(name: str) -> Shape | None:
+    """The shape of a name, such as 3 of a chain of 3 drafts and 5x4x24 of a tree; None for what is no name of one."""
+    if not _NAME.fullmatch(name):
+        return None
+    steps, *tree = map(int, name.split("x"))
+    return Shape(steps, *(tree or (1, steps + 1)))
 
 
 @dataclass(frozen=True)

@@ -2,10 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
+from specc.adapters.sglang.served import BACKENDS
+from specc.config.archs import Gpu
+from specc.config.estimate.choice import ProposedShape
 from specc.config.models import ModelFacts
 from specc.config.models.pair import Pair
+from specc.config.pasted import Limits
 from specc.config.proposal import Drafting, nodes_of, steps_of
+from specc.config.sglang.command_line import parse
+from specc.config.sglang.server import started
 from specc.config.sglang.written import own_dtype
+from specc.runtime.plan.shape import Shape
 
 
 def command(pair: Pair, chosen: Drafting, topk: int | None, num_steps: int | None) -> list[str]:
@@ -18,8 +27,34 @@ def command(pair: Pair, chosen: Drafting, topk: int | None, num_steps: int | Non
     if topk is None and num_steps is None:
         return words
     kept, steps = topk or 1, steps_of(chosen, num_steps)[0]
-    shape = {"num-steps": steps, "eagle-topk": kept, "num-draft-tokens": nodes_of(chosen, kept, steps)}
-    return words + [word for name, value in shape.items() for word in (f"--speculative-{name}", str(value))]
+    return words + _shape(Shape(steps, kept, nodes_of(chosen, kept, steps)))
+
+
+def command_of(pair: Pair, chosen: Drafting, shapes: Sequence[ProposedShape], gpu: Gpu) -> list[str]:
+    """Return the words for a program of these shapes: the server's own is the largest of them in every size.
+
+    A server takes another attention backend for a tree that is written. The one that it has otherwise is kept where it
+    has trees.
+    """
+    largest = Shape(*map(max, zip(*(one.shape for one in shapes), strict=True)))
+    words = command(pair, chosen, None, None) + _shape(largest)
+    usual = started(parse(command(pair, chosen, None, None)), gpu).facts.attention["verify"]
+    keeps = largest.is_tree and usual in BACKENDS and BACKENDS[usual].mask is not None
+    return [*words, "--attention-backend", usual] if keeps else words
+
+
+def limits(pair: Pair, chosen: Drafting, gpu: Gpu) -> Limits:
+    """Return what a server on this GPU can have. DiagnosticError for one that has no program at all."""
+    chains, trees = (parse(command(pair, chosen, topk, None)) for topk in (1, 2))
+    server, _ = started(chains, gpu), started(trees, gpu)
+    several = all(BACKENDS[name].shapes for name in server.facts.attention.values() if name in BACKENDS)
+    return Limits(server.buckets, not trees.findings.errors, several)
+
+
+def _shape(shape: Shape) -> list[str]:
+    """Return the arguments of a shape."""
+    sizes = {"num-steps": shape.num_steps, "eagle-topk": shape.topk, "num-draft-tokens": shape.num_nodes}
+    return [word for name, value in sizes.items() for word in (f"--speculative-{name}", str(value))]
 
 
 def _dtype(target: ModelFacts, chosen: Drafting) -> list[str]:

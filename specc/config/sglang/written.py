@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Iterator, Sequence
 
+from specc.config.estimate.proposed import sizes, written
 from specc.config.models import ModelFacts
 from specc.config.models.hub import named
 from specc.config.pasted import DTYPES, Wanted, configuration_name, listed, served_by_program
@@ -13,6 +13,7 @@ from specc.config.presets.sglang import SGLANG
 from specc.config.presets.sglang_models import architecture_of
 from specc.config.proposal import quoted
 from specc.config.resolved import Config
+from specc.config.rules.shapes import shape_called
 from specc.config.sglang.command_line import THRESHOLDS, Arguments
 from specc.config.sglang.server import Started
 from specc.support.paths import PathError, path_of
@@ -26,7 +27,6 @@ _KV_DTYPES = {
 _GRAMMARS = ("xgrammar", "llguidance")
 """Grammar backends that make bitmasks."""
 
-_SHAPE = re.compile(r"\d{1,3}(x\d{1,3}x\d{1,3})?")
 _DRAFT_KV = ("--speculative-draft-kv-cache-dtype", "--kv-cache-dtype")
 
 
@@ -41,7 +41,7 @@ def configuration(arguments: Arguments, server: Started, wanted: Wanted) -> str:
         f"name: {configuration_name(arguments, wanted.name, f'sglang_{server.algorithm.lower()}')}",
         "engine: sglang",
         f"algorithm: {server.algorithm} # --speculative-algorithm {arguments.text('--speculative-algorithm')}",
-        *_shape(arguments, server, listed(wanted.shapes)),
+        *_shape(arguments, server, wanted),
         f"page_size: {server.page_size.value} # {server.page_size.origin}",
         f"max_requests: {server.max_requests.value} # {server.max_requests.origin}",
         f"buckets: {list(server.buckets)} # {server.buckets_origin}",
@@ -62,12 +62,14 @@ def served(config: Config) -> str:
     return served_by_program(config, "SGLang", *named)
 
 
-def _shape(arguments: Arguments, server: Started, names: Sequence[str]) -> list[str]:
-    """Return the lines of what is drafted, in one shape or in those of these names, and of a tree's mask."""
+def _shape(arguments: Arguments, server: Started, wanted: Wanted) -> list[str]:
+    """Return the lines of what is drafted, in one shape or in several, and of a tree's mask."""
     sizes = {"num_steps": server.num_steps, "topk": server.topk, "num_draft_tokens": server.num_draft_tokens}
     lines = [f"{key}: {size.value} # {size.origin}" for key, size in sizes.items()]
-    if names:
-        lines = ["shapes: # --shapes", *_shapes(arguments, server, names)]
+    if wanted.shapes:
+        lines = ["shapes: # --shapes", *_shapes(arguments, server, listed(wanted.shapes))]
+    if len(wanted.proposed) > 1:
+        lines = ["shapes: # by an estimate", *written(wanted.proposed)]
     if server.facts.mask is None:
         return lines
     lines.append(f"mask: {server.facts.mask} # what {server.attention['verify'].value} attention reads")
@@ -80,28 +82,20 @@ def _shape(arguments: Arguments, server: Started, names: Sequence[str]) -> list[
 
 def _shapes(arguments: Arguments, server: Started, names: Sequence[str]) -> Iterator[str]:
     """Return the lines of several shapes, after reporting those of which the server's own is not the largest."""
-    unread = [name for name in names if not _SHAPE.fullmatch(name)]
-    if unread:
+    shapes = [shape for name in names if (shape := shape_called(name)) is not None]
+    if len(shapes) < len(names):
+        unread = next(name for name in names if shape_called(name) is None)
         hint = "names are such as 3 of a chain of 3 drafts, 0, and 5x4x8 of 5 steps, topk 4 and 8 nodes"
-        arguments.wrong(f"--shapes '{unread[0][:60]}' is not the name of a shape", hint)
+        arguments.wrong(f"--shapes '{unread[:60]}' is not the name of a shape", hint)
         return
-    shapes = [_sizes(name) for name in names]
     largest = tuple(map(max, zip(*shapes, strict=True)))
     own = tuple(int(size.value) for size in (server.num_steps, server.topk, server.num_draft_tokens))
     if largest != own:
         options = zip(("num-steps", "eagle-topk", "num-draft-tokens"), largest, strict=True)
         hint = "start the server with " + " ".join(f"--speculative-{name} {size}" for name, size in options)
         arguments.wrong("the server's own shape is not the largest of --shapes in steps, topk and nodes", hint)
-    for steps, topk, nodes in shapes:
-        tree = f", topk: {topk}, num_draft_tokens: {nodes}" if topk > 1 else ""
-        yield f"  - {{num_steps: {steps}{tree}}}"
-
-
-def _sizes(name: str) -> tuple[int, int, int]:
-    """Return steps, topk and nodes of a shape by its name."""
-    steps, *tree = map(int, name.split("x"))
-    topk, nodes = tree or (1, steps + 1)
-    return steps, topk, nodes
+    for shape in shapes:
+        yield f"  - {{{sizes(shape)}}}"
 
 
 def _check_sampled(arguments: Arguments, wanted: Wanted) -> None:

@@ -3,21 +3,53 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from specc.adapters.vllm.served import METHODS
+from specc.config.archs import Gpu
+from specc.config.estimate.choice import ProposedShape
 from specc.config.models.pair import Pair
+from specc.config.pasted import Limits
 from specc.config.proposal import Drafting, steps_of
-from specc.config.vllm.command_line import SPECULATION
+from specc.config.vllm.command_line import SPECULATION, parse
+from specc.config.vllm.server import started
+from specc.config.vllm.speculation import TABLE
 
 
 def command(pair: Pair, chosen: Drafting, topk: int | None, num_steps: int | None) -> list[str]:
     """Return its words. ValueError for a tree, which vLLM drafts with no method."""
     if topk is not None and topk > 1:
         raise ValueError("vLLM drafts chains alone")
+    return _words(pair, chosen, {"num_speculative_tokens": steps_of(chosen, num_steps)[0]})
+
+
+def command_of(pair: Pair, chosen: Drafting, shapes: Sequence[ProposedShape], gpu: Gpu) -> list[str]:
+    """Return the words for a program of these chains: vLLM's own table says which batches have how many drafts.
+
+    A batch has the chain that is the best of its bucket, on any GPU.
+    """
+    numbers = {bucket: one.shape.num_steps for one in shapes for bucket in one.best}
+    table: list[list[int]] = []
+    for bucket, number in sorted(numbers.items()):
+        if table and table[-1][2] == number:
+            table[-1][1] = bucket
+        else:
+            table.append([table[-1][1] + 1 if table else 1, bucket, number])
+    most = max(one.shape.num_steps for one in shapes)
+    drafted: dict[str, Any] = {"num_speculative_tokens": most}
+    return _words(pair, chosen, drafted | ({TABLE: table} if {*numbers.values()} != {most} else {}))
+
+
+def limits(pair: Pair, chosen: Drafting, gpu: Gpu) -> Limits:
+    """Return what a server on this GPU can have. DiagnosticError for one that has no program at all."""
+    return Limits(started(parse(command(pair, chosen, None, None)), gpu).buckets[0], trees=False, several=True)
+
+
+def _words(pair: Pair, chosen: Drafting, drafted: Mapping[str, Any]) -> list[str]:
+    """Return the words for what is drafted, as keys of the speculation."""
     draft, methods = chosen.draft, METHODS.get(chosen.algorithm, (chosen.algorithm.lower(),))
     speculation: dict[str, Any] = {"method": methods[-1 if draft is not None and draft.modules else 0]}
     if draft is not None and draft is not pair.target:
         speculation["model"] = draft.written
-    speculation["num_speculative_tokens"] = steps_of(chosen, num_steps)[0]
-    return ["vllm", "serve", pair.target.written, SPECULATION, json.dumps(speculation)]
+    return ["vllm", "serve", pair.target.written, SPECULATION, json.dumps({**speculation, **drafted})]

@@ -23,7 +23,8 @@ _BY_NAME: Mapping[str, str] = {"eagle-": "eagle", "eagle3": "eagle3", "dflash": 
 """What is in a draft's name -> the method that vLLM then takes, the first of those that are there."""
 _WITH_MODULES = re.compile(r"qwen3_next|qwen3_5(_moe)?(_text)?|ernie4_5_moe")
 """Types of models with a module that need not be in their config.json."""
-_TABLE = "num_speculative_tokens_per_batch_size"
+TABLE = "num_speculative_tokens_per_batch_size"
+"""vLLM's key of a list of [first, last, number]: how many tokens are drafted for batches of these sizes."""
 _SEVERAL = "num_nextn_predict_layers"
 """Only where this key says how many modules there are do several of them draft one after the other."""
 
@@ -163,14 +164,12 @@ def numbers(arguments: Arguments, most: int) -> list[int]:
 
     A table that cannot be read is reported.
     """
-    table = arguments.block(SPECULATION).get(_TABLE)
+    table = arguments.block(SPECULATION).get(TABLE)
     rows: list[Any] = table if isinstance(table, list) else [] if table is None else [table]
     if not all(
         isinstance(row, list) and [type(entry) for entry in cast("list[Any]", row)] == [int] * 3 for row in rows
     ):
-        arguments.wrong(
-            f"{SPECULATION}.{_TABLE} takes a list of [first, last, number], and this is {str(table)[:60]!r}"
-        )
+        arguments.wrong(f"{SPECULATION}.{TABLE} takes a list of [first, last, number], and this is {str(table)[:60]!r}")
         return [most]
     return sorted({most, *(min(int(row[2]), most) for row in rows if row[2] >= 0)})
 

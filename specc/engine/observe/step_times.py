@@ -6,7 +6,7 @@ from pathlib import Path
 
 from specc.engine.engine import Engine
 from specc.runtime import AcceptanceShape, StepTimesError, measure_step_times, read_step_times, write_step_times
-from specc.runtime.capabilities.shape import StepTimes
+from specc.runtime.capabilities.shape import ShapeBuckets, StepTimes
 from specc.runtime.capabilities.step_times import REPEATS
 from specc.support.diagnostics import Diagnostic, DiagnosticError
 from specc.support.writing import unfinished
@@ -25,11 +25,21 @@ def choose_by_times(engine: Engine, times: StepTimes) -> None:
 
 def choose_by_file(engine: Engine, path: Path) -> None:
     """As `choose_by_times`, of a file. DiagnosticError ``run/step-times`` where it has none of this program."""
+    choose_by_times(engine, times_in(path, engine.program.buckets))
+
+
+def times_in(path: Path, buckets: ShapeBuckets) -> StepTimes:
+    """The times in a file, which a policy can choose shapes with these buckets by.
+
+    DiagnosticError ``run/step-times`` where it has none of such a program, or none of a bucket.
+    """
     try:
-        choose_by_times(engine, read_step_times(path, engine.program.buckets))
+        times = read_step_times(path, buckets)
+        AcceptanceShape(buckets, times=times)
     except (StepTimesError, ValueError) as error:
         hint = "`specc tune --shapes CONFIG` measures them"
         raise DiagnosticError(Diagnostic("run/step-times", f"no step times in '{path}': {error}", hint=hint)) from error
+    return times
 
 
 def keep_times(engine: Engine, times: StepTimes, place: Path) -> None:

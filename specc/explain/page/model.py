@@ -10,6 +10,7 @@ from specc.build.build import ShapeBuild
 from specc.explain.brief import spans
 from specc.explain.page.drafting import Drafting, drafting
 from specc.explain.program import Step, steps
+from specc.explain.shapes import Choices
 from specc.explain.story import Story, tell
 from specc.ir.declarations import scratch_owner
 from specc.ir.ops import OPS
@@ -101,9 +102,9 @@ class Page:
         return others or [node.name]
 
 
-def gather(built: ShapeBuild) -> Page:
-    """What there is to tell of one depth."""
-    return Page(tell(built), drafting(built.plan))
+def gather(built: ShapeBuild, of_shapes: Choices | None = None) -> Page:
+    """What there is to tell of one shape, and of all shapes where there are several."""
+    return Page(tell(built, of_shapes), drafting(built.plan))
 
 
 def extent(buffer: Buffer) -> tuple[int, int]:
