@@ -12,7 +12,6 @@ from .best import order_value
 from .shard import best_of_parts, join_parts
 from .topk import exp_below
 
-
 MOST_RANKS = tl.constexpr(16)
 """The most ranks of a program; more records are those of parts of one rank's vocabulary, added in any order."""
 

@@ -92,6 +92,7 @@ class Simulated(Forwards):
         wanted = torch.where(follows, tokens.gather(1, cols[:, 1:]), TOKEN)
         wanted = torch.cat((wanted, torch.full_like(wanted[:, :1], TOKEN)), dim=1)
         rows = torch.arange(len(tokens), device=tokens.device)[:, None]
+        assert output.logits is not None  # of the target
         output.logits.index_put_((rows, cols, wanted), self._highest)
         return output
 

@@ -131,7 +131,7 @@ class SharingHead(nn.Module):
     def weight(self) -> Tensor:
         """The weights T[V, H] of the ``lm_head``."""
         _, lm_head = self._modules_of_target()
-        return lm_head.weight.detach()
+        return lm_head.get_parameter("weight").detach()
 
     def embed(self, tokens: Tensor) -> Tensor:
         """The embeddings T[..., E] of tokens i64[...]."""

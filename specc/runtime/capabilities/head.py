@@ -44,8 +44,9 @@ def head_tables(plan: Plan, head: Tensor, tokens: Tensor | None) -> dict[str, Te
     """
     entries, dtype = plan.size("Vd"), plan.inputs[WEIGHT].dtype
     if len(head) != entries:
-        if tokens is None or len(head) <= (last := int(tokens[-1])):
-            wanted = str(entries) if tokens is None else f"{entries}, or more than {last}"
+        last = None if tokens is None else int(tokens[-1])
+        if tokens is None or last is None or len(head) <= last:
+            wanted = str(entries) if last is None else f"{entries}, or more than {last}"
             raise BindError(f"table {HEAD!r} has {len(head)} entries, the program reads {wanted}")
         head = head[tokens]
     if dtype not in LARGEST:
