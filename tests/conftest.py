@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import re
 import sys
@@ -67,6 +68,12 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         kept = set([*dict.fromkeys(groups.values())][part % parts :: parts])
         config.hook.pytest_deselected(items=[item for item in items if groups[item] not in kept])
         items[:] = [item for item in items if groups[item] in kept]
+
+
+def pytest_collection_finish() -> None:
+    """Let the garbage collector leave alone what lasts: tests, and the modules that they import."""
+    gc.collect()
+    gc.freeze()
 
 
 def kept_together(item: pytest.Item) -> str:
