@@ -39,7 +39,7 @@ def lighten() -> None:
     tl.core.tuple.__eq__ = _equal
     interpreter.InterpreterBuilder.create_splat = _splat(interpreter.InterpreterBuilder.create_splat)
     TritonSemantic.scalar_constant = _remembered_constants(TritonSemantic.scalar_constant)
-    TritonSemantic.broadcast_impl_value = _unless_alike(TritonSemantic.broadcast_impl_value)
+    TritonSemantic.broadcast_impl_value = _remembered_spreads(TritonSemantic.broadcast_impl_value)
     TritonSemantic.binary_op_type_checking_impl = _remembered_numbers(
         _unless_alike(TritonSemantic.binary_op_type_checking_impl)
     )
@@ -147,6 +147,32 @@ def _remembered_numbers(operands: Callable[..., Any]) -> Callable[..., Any]:
         return (tensor, constant) if tensor is lhs else (constant, tensor)
 
     return made
+
+
+def _remembered_spreads(spread: Callable[..., Any]) -> Callable[..., Any]:
+    """Two operands of one shape. Which type each has then is asked once for each pair of types."""
+    known: dict[tuple[str, str], tuple[Any, Any]] = {}
+
+    def made(self: Any, lhs: Any, rhs: Any) -> Any:
+        key = lhs.type.name, rhs.type.name
+        if key not in known:
+            left, right = spread(self, lhs, rhs)
+            known[key] = left.type, right.type
+            return left, right
+        left, right = known[key]
+        return _spread_to(self, lhs, left), _spread_to(self, rhs, right)
+
+    return made
+
+
+def _spread_to(semantic: Any, operand: Any, type_: Any) -> Any:
+    """An operand in every place of a block of a type; its numbers are not copied unless there is only one."""
+    if operand.type.name == type_.name:
+        return operand
+    if not operand.type.is_block():
+        return tl.tensor(semantic.builder.create_splat(type_.to_ir(semantic.builder), operand.handle), type_)
+    numbers = np.broadcast_to(operand.handle.data, [*map(index, type_.shape)])
+    return tl.tensor(interpreter.TensorHandle(numbers, operand.handle.dtype.scalar), type_)
 
 
 def _unless_alike(operands: Callable[..., Any]) -> Callable[..., Any]:
