@@ -12,18 +12,20 @@ MODELS := examples/models
 DEMOS  := standalone-chain eagle-chain eagle-chain-adaptive eagle-tree-and-chain eagle3-chain frozen-kv-chain mtp-chain dflash-chain ngram-chain \
           standalone-tree eagle-tree eagle-tree-wide eagle-tree-sampled eagle-tree-json eagle3-tree eagle3-reduced-tree frozen-kv-tree ngram-tree
 
+# Hundreds of processes import specc, and all tests are read twice, which takes four times as long where Python may not
+# keep what it compiles.
+unexport PYTHONDONTWRITEBYTECODE
+
 .PHONY: setup demo test test-slow test-all lint types check golden models known versions resolve conformance site browser sglang vllm gpu sanitize fuzz perturb grammars mutants bench clean
 
 setup: $(VENV)/.ready
 
 # torch comes first and pinned: an unpinned torch would bring gigabytes of CUDA packages that nothing here needs.
-# Hundreds of processes import specc, which takes four times as long where nothing may write its bytecode.
 $(VENV)/.ready: pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/pip install --quiet --upgrade pip
 	$(BIN)/pip install --quiet --constraint constraints.txt torch
 	$(BIN)/pip install --quiet --constraint constraints.txt --editable '.[cuda,dev,grammar,bench]'
-	$(BIN)/python -m compileall -q specc tests
 	touch $@
 
 demo: setup

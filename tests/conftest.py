@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import re
 import sys
@@ -40,15 +41,21 @@ SLOW = re.compile(
     r"|kernels/test_walk\.py::test_(kernels_of_both|both_forms)|unit/measure/test_tune|unit/measure/test_against"
     r"|kernels/test_(tree|frontiers)\.py::test_(frontiers|with_the_last|ties_go|flat_masks)|kernels/test_commit\.py::test_random"
     r"|meta/test_determinism\.py::test_wheels|unit/cli/test_(streams|transcripts)|unit/engine/test_causal_types"
-    r"|unit/runtime/test_(rejection|sampling)\.py::test_(a_million_draws|a_bias_is_noticed)|unit/engine/test_drafts\.py::test_shared_pages"
+    r"|unit/runtime/test_(rejection|sampling|distribution)\.py::test_(a_million\w*_draws|a_bias_is_noticed)|unit/engine/test_drafts\.py::test_shared_pages"
+    r"|unit/runtime/test_(torn\.py::test_every_node_of_a_step\[\S+-False|transfer\.py::test_a_moved_request\w+\[False)"
+    r"|unit/runtime/test_rotated_shapes\.py::test_any_shape\w+\[(STANDALONE|EAGLE3|FROZEN_KV_MTP)"
+    r"|unit/adapters/test_sglang_shapes\.py::test_texts_are_the_targets_own\w+\[\w+-shapes[2-5]-\w+-True"
+    r"|unit/algorithms/test_launches\.py::test_(no_step|a_grammar)\w+\[(STANDALONE|EAGLE3)-1|unit/cli/test_subjects\.py::test_a_plan_says_all"
 )
 """What `make test` leaves out: machine code, texts of real models, random programs, pages in a browser, millions of
-draws, and whatever else took five seconds of a processor. A test stands here by its folder, its file or its name."""
+draws, whatever else took five seconds of a processor, and of long sweeps what other tests of the sweep stand for. A
+test stands here by its folder, its file or its name."""
 QUICK = re.compile(
     r"aot/test_(compile|cache)\.py|compose/test_random_modules\.py::test_they_are_legal|property/test_(widths|round_trip)"
     r"|unit/cli/test_transcripts\.py::\w+\[(eagle|qwen)-80\]|e2e/test_generate\.py::test_text_equals_generate\[\w+_trained_|e2e/test_(penalties|grammar|metrics|site_html)"
     r"|e2e/test_sampling\.py::test_(texts|row_after_row|coupled_drafts\[dflash|after_a_handover|drawn|only|the_oracle|a_seed|what)"
-    r"|unit/engine/test_drafts\.py::test_shared_pages\w+\[mtp-4"
+    r"|unit/engine/test_drafts\.py::test_shared_pages\w+\[mtp-4|unit/runtime/test_distribution\.py::test_a_bias_is_noticed\[(warm|left|drafts)"
+    r"|unit/cli/test_subjects\.py::test_a_plan_says_all\w+\[(eagle-tree-and-chain|eagle3-reduced|standalone-chain-rotated|(mtp|dflash|ngram|frozen-kv)-\w+\])"
 )
 """What of that it runs all the same: the texts of one model by every algorithm, and one of each kind besides."""
 
@@ -67,6 +74,12 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         kept = set([*dict.fromkeys(groups.values())][part % parts :: parts])
         config.hook.pytest_deselected(items=[item for item in items if groups[item] not in kept])
         items[:] = [item for item in items if groups[item] in kept]
+
+
+def pytest_collection_finish() -> None:
+    """Let the garbage collector leave alone what lasts: tests, and the modules that they import."""
+    gc.collect()
+    gc.freeze()
 
 
 def kept_together(item: pytest.Item) -> str:

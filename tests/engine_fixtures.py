@@ -10,6 +10,7 @@ from typing import Any, TypeVar
 
 import pytest
 from engine_environment import Environment
+from folder_items import items_below
 
 V = TypeVar("V")
 T = TypeVar("T")
@@ -18,12 +19,11 @@ T = TypeVar("T")
 def mark(config: pytest.Config, items: list[pytest.Item], folder: Path, environment: Environment) -> None:
     """Mark everything in an engine's folder by the folder's name, and skip it unless it is asked for."""
     wanted = folder.name in config.getoption("markexpr") and environment.ready.exists()
-    for item in items:
-        if folder in item.path.parents:
-            item.add_marker(folder.name)
-            if not wanted:
-                reason = f"needs {environment.engine}'s environment: run `make {folder.name}`"
-                item.add_marker(pytest.mark.skip(reason=reason))
+    for item in items_below(folder, items):
+        item.add_marker(folder.name)
+        if not wanted:
+            reason = f"needs {environment.engine}'s environment: run `make {folder.name}`"
+            item.add_marker(pytest.mark.skip(reason=reason))
 
 
 def asked(session: pytest.Session, *parameters: str) -> list[Any]:

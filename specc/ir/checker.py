@@ -24,7 +24,7 @@ def check_module(module: Module) -> list[Diagnostic]:
         findings += [_report(module, op, problem) for problem in problems]
     if not findings:
         findings += _check_nodes(module)
-    if not nx.is_directed_acyclic_graph(module.graph):
+    if findings and not nx.is_directed_acyclic_graph(module.graph):  # else every operand is defined before it is read
         findings.append(Diagnostic("ir/invalid", "the def-use graph has a cycle"))
     if "typed" in module.established and not findings:
         findings += check_types(module)

@@ -70,12 +70,15 @@ class Op:
     phase: str
     graph: Graph = field(repr=False)
     location: Location | None = None
+    _operands: tuple[Value, ...] | None = field(default=None, repr=False)
 
     @property
     def operands(self) -> tuple[Value, ...]:
-        """Operands in order."""
-        edges = {key: data["value"] for keyed in self.graph._pred[self].values() for key, data in keyed.items()}
-        return tuple(edges[key] for key in sorted(edges))
+        """Operands in order, remembered until `Module.set_operands` replaces them."""
+        if self._operands is None:
+            edges = {key: data["value"] for keyed in self.graph._pred[self].values() for key, data in keyed.items()}
+            self._operands = tuple(edges[key] for key in sorted(edges))
+        return self._operands
 
     def __getitem__(self, name: str) -> Value:
         """The operand that the op's signature calls ``name``. KeyError without one; variadic ones are numbered."""
@@ -249,6 +252,7 @@ class Module:
         self.graph.remove_edges_from(list(self.graph.in_edges(op, keys=True)))
         for index, value in enumerate(operands):
             self.graph.add_edge(value.source or value, op, key=index, value=value)
+        op._operands = None
 
     def replace_operand(self, op: Op, old: Value, new: Value) -> None:
         """Make one op read ``new`` wherever it reads ``old``."""

@@ -19,7 +19,7 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum, auto
-from functools import cached_property
+from functools import cache, cached_property
 from pathlib import Path
 from typing import Any
 
@@ -85,7 +85,7 @@ class Slot:
     @property
     def axes(self) -> tuple[str, ...]:
         """The axes of the pattern, as they are written."""
-        return tuple(_split(self.pattern)[2])
+        return _split(self.pattern)[2]
 
     @property
     def owner(self) -> str:
@@ -93,6 +93,7 @@ class Slot:
         return self.pattern[len("!kv<") : -1] if self.pattern.startswith("!") else ""
 
 
+@cache
 def _slots(text: str) -> tuple[Slot, ...]:
     matches = re.findall(r"(\w+)([?*]?): ([^,\[]+(?:\[[^\]]*\])?)", text)
     return tuple(Slot(name, pattern.strip(), mark == "?", mark == "*") for name, mark, pattern in matches)
@@ -104,12 +105,13 @@ def _last_axis(type_: Type | None) -> str | int:
     return type_.shape[-1]
 
 
-def _split(pattern: str) -> tuple[str, str, list[str]]:
+@cache
+def _split(pattern: str) -> tuple[str, str, tuple[str, ...]]:
     """What a pattern, or the element of a type, says of dtype, numbered axis, and axes."""
     element, _, rest = pattern.partition("[")
     dtype, _, of = element.partition("<")
     entries = [entry.strip() for entry in rest.rstrip("]").split(",")]
-    return dtype, of.rstrip(">"), [entry for entry in entries if entry]
+    return dtype, of.rstrip(">"), tuple(entry for entry in entries if entry)
 
 
 @dataclass(frozen=True)
@@ -190,11 +192,19 @@ class OpDef:
             TypeMismatch: an operand does not fit.
 
         """
+        key = tuple(operands), *attrs.items()
+        if key in self._inferred:
+            return self._inferred[key]
         attrs = self.complete(attrs)
         bound = self._bind(operands, attrs)
         if self.infer is not None:
             return tuple(self.infer(carried, attrs))
-        return tuple(_build(slot, bound, attrs) for slot in self._all_results(attrs))
+        return self._inferred.setdefault(key, tuple(_build(slot, bound, attrs) for slot in self._all_results(attrs)))
+
+    @cached_property
+    def _inferred(self) -> dict[tuple[Any, ...], tuple[Type, ...]]:
+        """Result types that follow from those of operands and from attributes: the checker asks after every pass."""
+        return {}
 
     def bad_indexes(
         self, dims: Mapping[str, Dim], operands: Sequence[Type | None], attrs: Mapping[str, Any]
@@ -282,7 +292,7 @@ def _match_vocabulary(index: int, slot: Slot, type_: TensorType, of: str, bound:
 
 
 def _match_shape(
-    index: int, slot: Slot, type_: TensorType, entries: list[str], bound: Bindings, attrs: Mapping[str, Any]
+    index: int, slot: Slot, type_: TensorType, entries: Sequence[str], bound: Bindings, attrs: Mapping[str, Any]
 ) -> None:
     shape = list(type_.shape)
     entries = [entry for entry in entries if not entry.startswith("$") or attrs[entry[1:]] != ""]

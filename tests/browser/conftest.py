@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from folder_items import items_below
 from seen import Seen
 
 playwright = pytest.importorskip("playwright.sync_api")
@@ -17,11 +18,10 @@ WIDTHS = (1280, 390)
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Mark what needs a browser; it is left out without ``-m browser``, for its event loop stops those of commands."""
-    for item in items:
-        if Path(__file__).parent in item.path.parents:
-            item.add_marker(pytest.mark.browser)
-            if "browser" not in config.getoption("markexpr"):
-                item.add_marker(pytest.mark.skip(reason="needs a browser: run `make browser`"))
+    for item in items_below(Path(__file__).parent, items):
+        item.add_marker(pytest.mark.browser)
+        if "browser" not in config.getoption("markexpr"):
+            item.add_marker(pytest.mark.skip(reason="needs a browser: run `make browser`"))
 
 
 @pytest.fixture(scope="session")

@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 import torch
+from folder_items import items_below
 
 from . import cases as cases_module
 from . import oracle_files, reference
@@ -34,11 +35,10 @@ class Answers:
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Mark everything in this folder, and skip it unless it is asked for."""
     asked = "conformance" in config.getoption("markexpr")
-    for item in items:
-        if HERE in item.path.parents:
-            item.add_marker(pytest.mark.conformance)
-            if not asked or not oracle_files.READY.exists():
-                item.add_marker(pytest.mark.skip(reason="needs SGLang's environment: run `make conformance`"))
+    for item in items_below(HERE, items):
+        item.add_marker(pytest.mark.conformance)
+        if not asked or not oracle_files.READY.exists():
+            item.add_marker(pytest.mark.skip(reason="needs SGLang's environment: run `make conformance`"))
 
 
 @pytest.fixture(scope="session")

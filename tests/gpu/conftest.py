@@ -13,6 +13,7 @@ from zipfile import ZipFile
 
 import pytest
 import torch
+from folder_items import items_below
 
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parents[1]
@@ -26,8 +27,8 @@ RUNNABLE |= {"mtp-chain": "mtp", "dflash-chain": "dflash", "frozen-kv-tree": "fr
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Mark everything in this folder but test_interpreted.py, and skip it all without a GPU."""
     missing = None if torch.cuda.is_available() else f"torch {torch.__version__} finds no CUDA device"
-    for item in items:
-        if HERE in item.path.parents and item.path.name != "test_interpreted.py":
+    for item in items_below(HERE, items):
+        if item.path.name != "test_interpreted.py":
             item.add_marker(pytest.mark.gpu)
             if missing:
                 item.add_marker(pytest.mark.skip(reason=missing))
