@@ -11,11 +11,13 @@ from dataclasses import dataclass
 from math import prod
 
 from specc.ir.core import Module, Op, tensor_type
+from specc.ir.ops.head import LOGITS, PARTS
 from specc.ir.types import DTYPES
 from specc.kernels.writing.family import Arguments, Cluster, Family, Spec, power_of_two
-from specc.runtime.plan.head import PART_AXIS
+from specc.runtime.plan.head_tables import PART_AXIS
 
-_OPS = ("head.logits", "head.argmax_part", "head.topk_part")
+_KINDS = dict(zip((LOGITS, *PARTS.values()), ("logits", "argmax", "topk"), strict=True))
+"""What ops make of the products."""
 _ENTRIES, _ROW_BYTES = 128, 128
 """Entries of a tile, and bytes of a hidden row in it, which say how many weights of an entry are multiplied at once. Of
 8-bit weights more at once would be loaded through registers, so that none are on their way meanwhile."""
@@ -34,26 +36,25 @@ class Head(Family):
 
     def candidates(self, module: Module) -> Iterable[Cluster]:
         """Every op that multiplies by a head."""
-        for op in module.find(*_OPS):
+        for op in module.find(*_KINDS):
             yield (op,)
 
     def spec(self, module: Module, name: str, cluster: Cluster) -> Spec:
         """See `Family.spec`."""
         (op,) = cluster
+        states, weight, *scale = op.operands
         tile, arguments = _Tile.of(module, op), Arguments()
-        arguments.value("hidden_ptr", op["hidden"])
-        arguments.input("weight_ptr", op["weight"])
-        scale = op.get("scale")
-        if scale is not None:
-            arguments.input("scale_ptr", scale)
+        arguments.value("hidden_ptr", states)
+        arguments.input("weight_ptr", weight)
+        for worth in scale:
+            arguments.input("scale_ptr", worth)
         arguments.value("result_ptr", op.result)
-        entries, width = tensor_type(op["weight"]).sizes(module.dims)
+        entries, width = tensor_type(weight).sizes(module.dims)
         parts = module.size(PART_AXIS)
         constants = [("ROWS", rows_of(module, op)), ("V", entries), ("W", width)]
         constants += [("PARTS", parts), ("PART", -(-entries // parts)), ("WORDS", int(op.attrs.get("words", 0)))]
         constants += [("BN", _ENTRIES), ("BM", tile.rows), ("BK", tile.weights)]
-        flags = {"scaled": scale is not None}
-        flags |= {kind: op.opcode == f"head.{kind}_part" for kind in ("argmax", "topk")}
+        flags = {"scaled": bool(scale)} | {kind: kind == _KINDS[op.opcode] for kind in ("argmax", "topk")}
         tiles = f"{_ENTRIES} entries x {tile.weights} weights, {tile.bytes} bytes, for {tile.rows} rows"
         return Spec(
             self.stem,
@@ -82,9 +83,9 @@ class _Tile:
     @classmethod
     def of(cls, module: Module, op: Op) -> _Tile:
         """As many rows as the largest batch has, of those that a tile may have."""
-        most = _MOST_RANKED if op.opcode == "head.topk_part" else _MOST_ROWS
+        most = _MOST_RANKED if _KINDS[op.opcode] == "topk" else _MOST_ROWS
         rows = max(_FEWEST_ROWS, min(most, power_of_two(module.size("B") * rows_of(module, op))))
-        of_row, of_weight = (DTYPES[tensor_type(op[name]).dtype].bytes for name in ("hidden", "weight"))
+        of_row, of_weight = (DTYPES[tensor_type(value).dtype].bytes for value in op.operands[:2])
         weights = _ROW_BYTES // of_row
         staged = weights * (_ENTRIES * of_weight + rows * of_row)
         return cls(rows, weights, _ENTRIES * weights * of_weight, min(_STAGES, _STAGED_BYTES // staged))
@@ -92,7 +93,7 @@ class _Tile:
 
 def rows_of(module: Module, op: Op) -> int:
     """Hidden rows of one request."""
-    return prod(tensor_type(op["hidden"]).sizes(module.dims)[1:-1])
+    return prod(tensor_type(op.operands[0]).sizes(module.dims)[1:-1])
 
 
 FAMILY = Head()

@@ -17,12 +17,13 @@ from specc.ir.core import Module, Op, Value, tensor_type
 from specc.ir.infer import insert_before, insert_behind
 from specc.ir.nodes import is_external, node_of
 from specc.ir.ops import OPS
+from specc.ir.ops.head import LOGITS, PARTS
 from specc.ir.types import FLOATS, NAMES, Dim, TensorType
 from specc.kernels.writing.family import nbytes
 from specc.kernels.writing.vocabulary import ranked, ranks
 from specc.pass_manager.pass_base import Choice, Context, Pass, Rejected
 from specc.passes.gather_logits import merge
-from specc.runtime.plan.head import PART_AXIS, SCALE, WEIGHT
+from specc.runtime.plan.head_tables import PART_AXIS, SCALE, WEIGHT
 from specc.support.diagnostics import Diagnostic, DiagnosticError
 
 ELEMENTS = {"int8": "i8", "fp8": "f8"}
@@ -32,7 +33,6 @@ MOST_PARTS = 128
 _LEAST_ENTRIES = 16
 """Entries of a part: a matrix instruction takes as many."""
 _VOCABULARY = "Vd"
-_REDUCTIONS = ("vocab.argmax", "vocab.topk")
 
 
 @dataclass(frozen=True)
@@ -111,16 +111,16 @@ def _compute(module: Module, forward: Op, weights: tuple[Value, ...], states: Te
     made = _handing_over(module, forward, states)
     operands = made.out("states"), *weights
     for reader in module.users(logits):
-        if reader.opcode in _REDUCTIONS and reader["logits"] is logits:
+        if reader.opcode in PARTS and reader["logits"] is logits:
             words = ranked(module, reader) + 1 if ranks(reader) else 1
             index = reader.out("index")
-            part, names = reader.opcode.replace("vocab.", "head.") + "_part", (f"{index.name}_records",)
+            part, names = PARTS[reader.opcode], (f"{index.name}_records",)
             records = insert_before(module, reader, part, operands, names, dtype=element, words=words).result
             merge(module, reader, records, of=tensor_type(index).of)
     handed = {value: made.named_results[name] for name, value in forward.named_results.items() if value is not logits}
     stored = bool(module.users(logits)) or logits in module.outputs.values()
     if stored:
-        handed[logits] = insert_behind(module, made, "head.logits", operands, ("logits",), dtype=element).result
+        handed[logits] = insert_behind(module, made, LOGITS, operands, ("logits",), dtype=element).result
     module.replace(forward, handed)
     return stored
 
@@ -128,6 +128,6 @@ def _compute(module: Module, forward: Op, weights: tuple[Value, ...], states: Te
 def _handing_over(module: Module, forward: Op, states: TensorType) -> Op:
     """A forward once more, before itself, which hands over what its head reads in the place of logits."""
     logits = forward.out("logits").name
-    names = [logits.replace("logits", "states") if name == "logits" else name for name in forward.named_results]
+    names = [name for name in forward.named_results if name != "logits"] + [logits.replace("logits", "states")]
     attrs = {**forward.attrs, "logits_dtype": "", "states": f"states: {states}"}
     return insert_before(module, forward, forward.opcode, forward.operands, names, **attrs)

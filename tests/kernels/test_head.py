@@ -17,7 +17,7 @@ from torch import Tensor
 
 from specc.ir.core import Module
 from specc.ir.types import Dim, TensorType
-from specc.runtime.plan.head import PART_AXIS, SCALE, WEIGHT
+from specc.runtime.plan.head_tables import PART_AXIS, SCALE, WEIGHT
 from specc.runtime.semantics.convention import DTYPES
 from specc.runtime.semantics.reference import OPS
 

@@ -16,22 +16,26 @@ from specc.ir.types import LARGEST
 _ROWS = "hidden: T[B, *x, ?w], weight: $dtype[?v, ?w], scale?: f32[?v]"
 _RECORDS = "records: i64[G, B, *x, $words]"
 
+LOGITS = "head.logits"
+PARTS = {"vocab.argmax": "head.argmax_part", "vocab.topk": "head.topk_part"}
+"""The op that gives what parts know of a reduction, by the reduction."""
+
 OPS = (
     OpDef(
-        "head.logits",
+        LOGITS,
         f"{_ROWS} -> logits: f32[B, *x, ?v]",
         "Logits of hidden rows, for whatever reads them otherwise than by parts.",
         {"dtype": str},
     ),
     OpDef(
-        "head.argmax_part",
+        PARTS["vocab.argmax"],
         f"{_ROWS} -> {_RECORDS}",
         "What each part of the vocabulary knows of the `vocab.argmax` of the logits: one word of 64 bits, as in"
         " `vocab.argmax_part`.",
         {"dtype": str, "words": range(1, 2)},
     ),
     OpDef(
-        "head.topk_part",
+        PARTS["vocab.topk"],
         f"{_ROWS} -> {_RECORDS}",
         "What each part of the vocabulary knows of the `vocab.topk` of the logits: its best keys, and in one word more"
         " its largest value and the sum of exponentials, as in `vocab.topk_part`.",

@@ -34,7 +34,7 @@ OPS = (
         "model.draft",
         "tokens: i64[B, K], positions: i64[B, K], slots: i64[D, B, K], rows: i64[B], seq_lens: i64[B],"
         " kv: !kv<draft>, hidden?: $input_dtype[B, K, $input_width]"
-        " -> logits: $logits_dtype[B, K, Vd], states*: ?, kv: !kv<draft>, hidden?: $dtype[B, K, $width]",
+        " -> logits: $logits_dtype[B, K, Vd], kv: !kv<draft>, hidden?: $dtype[B, K, $width], states*: ?",
         "One draft forward over the frontier; writes slots[step].",
         {**_IN_OUT, "step": int},
         _NO_STATES,
@@ -45,7 +45,7 @@ OPS = (
         "model.assist",
         f"tokens: i64[B, *x], positions: i64[B, *x], {_WINDOW}, kv: !kv<target>,"
         " hidden?: $input_dtype[B, *x, $input_width]"
-        " -> logits: $logits_dtype[B, *x, Vd], states*: ?, kv: !kv<target>, hidden?: $dtype[B, *x, $width]",
+        " -> logits: $logits_dtype[B, *x, Vd], kv: !kv<target>, hidden?: $dtype[B, *x, $width], states*: ?",
         "One forward of a draft that has no keys and values of its own: it reads the target's at positions before"
         " seq_len, and writes none.",
         {**_IN_OUT, "step": int},
@@ -55,7 +55,7 @@ OPS = (
     OpDef(
         "model.block",
         f"bonus: i32[B], positions: i64[B, A], slots: i64[B, A], {_WINDOW}, kv: !kv<draft>"
-        " -> logits: $logits_dtype[B, S, Vd], states*: ?, kv: !kv<draft>",
+        " -> logits: $logits_dtype[B, S, Vd], kv: !kv<draft>, states*: ?",
         "All drafts in one forward over the bonus token and S places to fill; writes slots, which `model.inject` writes"
         " again.",
         {**_SCORES, **_STATES},
@@ -96,7 +96,7 @@ OPS = (
         "model.extend",
         f"tokens: i64[B, A], positions: i64[B, A], slots: i64[B, A], select: i64[B], accept_lens: i32[B], {_WINDOW},"
         " kv: !kv<draft>, hidden?: $input_dtype[B, A, $input_width]"
-        " -> logits: $logits_dtype[B, Vd], states*: ?, kv: !kv<draft>, hidden?: $dtype[B, $width]",
+        " -> logits: $logits_dtype[B, Vd], kv: !kv<draft>, hidden?: $dtype[B, $width], states*: ?",
         "The draft over the accepted tokens; logits and hidden of the selected rows only.",
         _IN_OUT,
         _NO_STATES,
@@ -105,7 +105,7 @@ OPS = (
     OpDef(
         "model.extend_module",
         f"tokens: i64[B, A], positions: i64[B, A], slots: i64[B, A], select: i64[B], {_WINDOW}, kv: !kv<draft>,"
-        " hidden: $input_dtype[B, A, $input_width] -> logits: $logits_dtype[B, Vd], states*: ?, kv: !kv<draft>",
+        " hidden: $input_dtype[B, A, $input_width] -> logits: $logits_dtype[B, Vd], kv: !kv<draft>, states*: ?",
         "Module ``step`` of the draft over the accepted tokens, each ``step`` further in the text; logits of the"
         " selected rows only.",
         _MODULE,
@@ -131,7 +131,7 @@ OPS = (
     OpDef(
         "model.prefill_draft",
         f"first: i32[B], {_WINDOW}, kv: !kv<draft>, hidden?: $input_dtype[T, $input_width]"
-        " -> logits: $logits_dtype[B, Vd], states*: ?, kv: !kv<draft>, hidden?: $dtype[B, $width]",
+        " -> logits: $logits_dtype[B, Vd], kv: !kv<draft>, hidden?: $dtype[B, $width], states*: ?",
         "The draft over ragged prompts and the first sampled token; logits of the last rows.",
         _IN_OUT,
         _NO_STATES,
@@ -140,7 +140,7 @@ OPS = (
     OpDef(
         "model.prefill_module",
         f"first: i32[B], {_WINDOW}, kv: !kv<draft>, hidden: $input_dtype[T, $input_width], drafts?: i64[B, S]"
-        " -> logits: $logits_dtype[B, Vd], states*: ?, kv: !kv<draft>",
+        " -> logits: $logits_dtype[B, Vd], kv: !kv<draft>, states*: ?",
         "Module ``step`` of the draft over ragged prompts shifted by ``step`` + 1: the first sampled token and the"
         " first ``step`` of ``drafts`` follow; logits of the last rows.",
         _MODULE,

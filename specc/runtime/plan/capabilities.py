@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import NoReturn
 
 from ..errors import LackingError, PlanError
-from .head import WEIGHT
+from .head_tables import WEIGHT
 from .plan import RANK, Plan
 
 
@@ -82,7 +82,7 @@ SHAPES = Capability(
     lambda plans: len(plans) > 1,
 )
 HEAD = Capability(
-    ("capabilities/head.py",),
+    ("capabilities/weights.py",),
     (),
     "`draft.head`",
     lambda plans: any(WEIGHT in plan.inputs for plan in plans),

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ..errors import PlanError
-from .head import WEIGHT, brought
+from .head_tables import WEIGHT, brought
 from .nodes import OUTSIDE, STORES, Capture, External, Given, Kernel, Node, OpSource, Phase, read_by, results_of
 from .shape import Shape
 from .typed import LARGEST

@@ -80,7 +80,7 @@ def documented_attributes() -> dict[str, set[str]]:
 
 def test_the_document_names_the_attributes() -> None:
     """Types of forwards (dtype, logits_dtype, width, ...) are the algorithm's business and not in the table."""
-    implied = {"dtype", "logits_dtype", "width", "input_dtype", "input_width"}
+    implied = {"dtype", "logits_dtype", "width", "states", "input_dtype", "input_width"}
     for name, attributes in documented_attributes().items():
         wanted = set(OPS[name].attrs or {})
         wanted -= implied if name.startswith("model.") else set()

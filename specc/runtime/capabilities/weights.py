@@ -9,7 +9,7 @@ from torch import Tensor
 
 from ..bound import BoundStep
 from ..errors import BindError
-from ..plan.head import HEAD, SCALE, WEIGHT
+from ..plan.head_tables import HEAD, SCALE, WEIGHT
 from ..plan.plan import TOKEN_MAP, Plan
 from ..semantics.convention import DTYPES
 
