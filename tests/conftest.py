@@ -40,7 +40,7 @@ SLOW = re.compile(
     r"|kernels/test_walk\.py::test_(kernels_of_both|both_forms)|unit/measure/test_tune|unit/measure/test_against"
     r"|kernels/test_(tree|frontiers)\.py::test_(frontiers|with_the_last|ties_go|flat_masks)|kernels/test_commit\.py::test_random"
     r"|meta/test_determinism\.py::test_wheels|unit/cli/test_(streams|transcripts)|unit/engine/test_causal_types"
-    r"|unit/runtime/test_(rejection|sampling)\.py::test_(a_million_draws|a_bias_is_noticed)|unit/engine/test_drafts\.py::test_shared_pages"
+    r"|unit/runtime/test_(rejection|sampling|distribution_of_shapes)\.py::test_(a_million_draws|a_bias_is_noticed|texts_of)|unit/engine/test_drafts\.py::test_shared_pages"
 )
 """What `make test` leaves out: machine code, texts of real models, random programs, pages in a browser, millions of
 draws, and whatever else took five seconds of a processor. A test stands here by its folder, its file or its name."""

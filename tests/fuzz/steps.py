@@ -24,7 +24,7 @@ from .checks import Checks
 from .oracle import Oracle
 from .oracles import ORACLES, LookUp
 from .outcome import Failure, expect
-from .ranking import f32
+from .ranking import Doubt, f32
 from .sampler import Sampler
 
 STEPS = 20
@@ -101,8 +101,12 @@ class Session(Checks):
         grammars = [self.engine.grammars.get(row, FREE) for row in rows]
         oracles = [self._oracle(*one, grammar) for one, grammar in zip(said, grammars, strict=True)]
         expect(host.bonus == [oracle.text[-1] for oracle in oracles], f"first tokens {host.bonus}")
-        expect(host.health == [oracle.health for oracle in oracles], f"health of the prefill {host.health}")
-        self.requests |= dict(zip(rows, oracles, strict=True))
+        for row, oracle, health in zip(rows, oracles, host.health, strict=True):
+            self.requests.pop(row, None)
+            if oracle.lost:
+                continue
+            expect(health == oracle.health, f"health of the prefill {host.health}")
+            self.requests[row] = oracle
         self._check_pools(before, rows)
         self._poison()
 
@@ -122,9 +126,6 @@ class Session(Checks):
             return [Sampler()] * len(rows), [{} for _ in rows]
         names = [name for name in vars(GREEDY) if f"sampling_{name}" in self.plan.carry]
         given = [sampling.legal(self.rng, names, self.plan.size("V")) for _ in rows]
-        # What is drawn by rejection hangs on sums, which oracles cannot follow; they draft what is most probable.
-        if self.config.file.verify in ("rejection", "block") or self.config.file.draft_sampling == "coupled":
-            given = [replace(one, temperature=self.rng.choice([0.0, 5e-7])) for one in given]
         cuts = [self.rng.choice([len(prompt), self.rng.randint(0, len(prompt))]) for prompt in prompts.values()]
         texts = [(prompt[:cut], prompt[cut:]) for prompt, cut in zip(prompts.values(), cuts, strict=True)]
         self._at_any_shape().set_sampling(rows, given, texts)
@@ -153,7 +154,11 @@ class Session(Checks):
         oracle.grammar = grammar
         if isinstance(oracle, LookUp) and getattr(self.config.options, "corpus", None) is not None:
             oracle.corpus = tuple(self.corpus)
-        oracle.prefill(first)
+        try:
+            oracle.prefill(first)
+        except Doubt:
+            self.doubts += 1
+            oracle.lost = True
         return oracle
 
     def decode(self) -> None:
