@@ -93,13 +93,14 @@ class Bound:
     """An engine over one program, its requests by pool row, and the oracles that follow them.
 
     `fail_at` is how many forwards from now one raises `Broken`; None for never. `fresh` are the pool rows of which was
-    said how their next request is sampled.
+    said how their next request is sampled, ``returning`` by pool row the requests that a prefill brings back.
     """
 
     compiled: Compiled
     rng: random.Random
     requests: dict[int, Oracle] = field(default_factory=dict)
     fresh: set[int] = field(default_factory=set)
+    returning: dict[int, Oracle] = field(default_factory=dict)
     steps: int = 0
     doubts: int = 0
     fail_at: int | None = None

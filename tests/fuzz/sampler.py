@@ -8,6 +8,8 @@ from dataclasses import dataclass, field
 
 from sampling_oracle import TILE, log_of_sum, noise
 
+from specc.runtime.capabilities.sampling import Sampling
+
 from .ranking import CLOSE, INF, argmax, f32
 
 GREEDY_BELOW = f32(1e-6)
@@ -28,6 +30,11 @@ class Sampler:
     frequency_penalty: float = 0.0
     presence_penalty: float = 0.0
     logit_bias: Mapping[int, float] = field(default_factory=dict[int, float])
+
+    @property
+    def said(self) -> Sampling:
+        """What says so of a request."""
+        return Sampling(**{**vars(self), "logit_bias": dict(self.logit_bias)})
 
     @property
     def plain(self) -> bool:

@@ -47,6 +47,8 @@ class Session(Checks):
             if self.rng.random() < 0.05:
                 self.move()
             if self.rng.random() < 0.05:
+                self.retract()
+            if self.rng.random() < 0.05:
                 self.fail()
             if self.rng.random() < 0.05:
                 self.rng.choice([self.refuse, self.refuse_sampling])()
@@ -126,11 +128,14 @@ class Session(Checks):
             return [Sampler()] * len(rows), [{} for _ in rows]
         names = [name for name in vars(GREEDY) if f"sampling_{name}" in self.plan.carry]
         given = [sampling.legal(self.rng, names, self.plan.size("V")) for _ in rows]
+        given = [self.returning[row].sampler.said if row in self.returning else one
+                 for row, one in zip(rows, given, strict=True)]  # fmt: skip
         cuts = [self.rng.choice([len(prompt), self.rng.randint(0, len(prompt))]) for prompt in prompts.values()]
         texts = [(prompt[:cut], prompt[cut:]) for prompt, cut in zip(prompts.values(), cuts, strict=True)]
         self._at_any_shape().set_sampling(rows, given, texts)
         if self.plan.restricts:
             self.engine.grammars |= {row: self.rng.choice([FREE, self.rng.randrange(1, 1 << 30)]) for row in rows}
+            self.engine.grammars |= {row: oracle.grammar for row, oracle in self.returning.items()}
         self.fresh |= set(rows)
         samplers = [self._sampler(row, one) for row, one in zip(rows, given, strict=True)]
         seeded = [replace(one, seed=sampler.seed) for one, sampler in zip(given, samplers, strict=True)]
@@ -229,6 +234,19 @@ class Session(Checks):
             carry = self.step.build_draft_input({"moved": given})
         self.step.write_carry(self._column([into]), carry)
         self._take_along(row, into)
+
+    def retract(self) -> None:
+        """Requests lose their slots, in which others write, and come back in any rows, sampled as they were."""
+        rows = self._rows()
+        lost = [self.requests.pop(row) for row in rows]
+        for row in rows:
+            for pool in self.engine.memory.values():
+                pool.words[:, self.table[row].long()] = self.rng.randrange(1 << 15)
+        free = [row for row in range(1, len(self.table)) if row not in self.requests]
+        self.returning = dict(zip(self.rng.sample(free, len(lost)), lost, strict=True))
+        if lost:
+            self.prefill({row: oracle.text[: self.room] for row, oracle in self.returning.items()})
+        self.returning = {}
 
     def pass_on(self, row: int, into: int) -> None:
         """What the engine itself has written of a request is the other row's: nothing."""
