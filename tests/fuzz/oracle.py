@@ -280,9 +280,7 @@ class Oracle:
                 return path, emitted
             path.append(children[0])
 
-    def _judged(
-        self, tree: Tree, seen: list[int], steps: int, reported: Sequence[int]
-    ) -> tuple[list[int], list[int]]:
+    def _judged(self, tree: Tree, seen: list[int], steps: int, reported: Sequence[int]) -> tuple[list[int], list[int]]:
         """The same of a chain whose drafts are accepted by what they were drawn from. Doubt where rounding decides."""
         drafts, p = tree.tokens[1:], list[list[float]]()
         for i, token in enumerate(tree.tokens):

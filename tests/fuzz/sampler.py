@@ -97,7 +97,9 @@ class Sampler:
         top, scaled = max(left[first:]), self.scaled(left)
         if math.isinf(max(scaled[first:])):
             return [scaled.index(max(scaled[first:]), first)]
-        noisy = [(x - top) * self.scale + noise(self.seed, position, v, kind) for v, x in enumerate(left[first:], first)]
+        noisy = [
+            (x - top) * self.scale + noise(self.seed, position, v, kind) for v, x in enumerate(left[first:], first)
+        ]
         return [first + v for v in _near(noisy)]
 
     def processed(self, row: list[float]) -> list[float] | None:

@@ -7,14 +7,12 @@ from __future__ import annotations
 
 import random
 from collections.abc import Sequence
-from functools import cache, partial
+from functools import cache
 
 import pytest
 import torch
 from test_distribution import (
     ALPHABET,
-    FEWER,
-    KINDS,
     LENGTH,
     MOST,
     TARGET,
