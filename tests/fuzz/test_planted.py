@@ -138,7 +138,7 @@ STEPS: dict[str, Patch] = {
     "lost": op("sample.draw", wrong=lost_noise),
     "masses": op("sample.mass", wrong=lambda _, results: (results[0] * results[0].new_tensor([1.0, 1.0, 0.9]),)),
     "left": op("sample.residual", wrong=lambda operands, results: (operands[5], results[1])),
-    "left sums": op("sample.residual", wrong=lambda _, results: (results[0], results[1] * 2)),
+    "sums": op("sample.residual", wrong=lambda _, results: (results[0], results[1] * 0)),
     "weights": op("sample.weigh", wrong=lambda _, results: (results[0].roll(1, 0),)),
     "lengths": op("commit.lengths", wrong=lambda _, results: (results[0] + 1, results[1])),
 }
