@@ -56,7 +56,7 @@ class Compiled:
     `asked`: the arguments of `program` that made it.
     """
 
-    asked: tuple[str, bool | None]
+    asked: tuple[str, bool | None, bool]
     config: Config
     plans: tuple[Plan, ...]
     texts: tuple[str, ...]
@@ -68,20 +68,22 @@ class Compiled:
 
 
 @lru_cache(maxsize=POOL)
-def program(seed: str, rotated: bool | None = None) -> Compiled | str:
-    """The program of a seed, or the outcome where the configuration cannot be built; ``rotated`` as of `legal.draw`."""
-    keys = legal.draw(random.Random(seed), rotated=rotated)
+def program(seed: str, rotated: bool | None = None, several: bool = False) -> Compiled | str:
+    """The program of a seed, or the outcome where the configuration cannot be built; the others as of `legal.draw`."""
+    keys = legal.draw(random.Random(seed), rotated=rotated, several=several)
     try:
         loaded = load_text(legal.to_yaml(keys), Path("fuzzed.yaml"), algorithms.names(), algorithms.needs)
         built = build_program(loaded)
     except DiagnosticError as error:
         return diagnosed(error)
     texts = tuple(plan_text(shape.plan) for shape in built.shapes)
-    return Compiled((seed, rotated), loaded.config, tuple(read_plan(json.loads(text)) for text in texts), texts)
+    return Compiled(
+        (seed, rotated, several), loaded.config, tuple(read_plan(json.loads(text)) for text in texts), texts
+    )
 
 
 @lru_cache(maxsize=POOL)
-def world(asked: tuple[str, bool | None], number: int) -> tuple[dict[str, Model], dict[Any, Any]]:
+def world(asked: tuple[str, bool | None, bool], number: int) -> tuple[dict[str, Model], dict[Any, Any]]:
     """The models of a program's session, and what oracles found out about their rows; a program has a few of them."""
     compiled = program(*asked)
     assert isinstance(compiled, Compiled)
