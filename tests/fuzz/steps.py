@@ -17,6 +17,7 @@ from specc.runtime.entry.result import StepResult
 from specc.runtime.errors import BatchError, SamplingError, SpeccError
 from specc.runtime.memory.tables import room
 from specc.runtime.plan.plan import PROMPT, Plan
+from specc.runtime.step import Step
 
 from . import sampling
 from .bound import Broken
@@ -270,28 +271,28 @@ class Session(Checks):
         rows = self._rows()
         if not rows:
             return
-        before, batch = self._pools(), self._batch(rows)
+        before, batch, step = self._pools(), self._batch(rows), self._at_any_shape(len(rows))
         self.fail_at = self.rng.randint(0, 4)
         try:
-            self.step.decode(batch)
+            step.decode(batch)
             failed = False
         except Broken:
             failed = True
         self.fail_at = None
         self._check_pools(before, rows, untouched=True)
-        if failed and self.rng.random() < 0.5 and self._resumed(batch, rows):
+        if failed and self.rng.random() < 0.5 and self._resumed(step, batch, rows):
             return
         texts = {row: self.requests.pop(row).text for row in rows}
         if failed and self.rng.random() < 0.5:
             self.prefill({row: text[: self.room] for row, text in texts.items()})
 
-    def _resumed(self, batch: Batch, rows: list[int]) -> bool:
+    def _resumed(self, step: Step, batch: Batch, rows: list[int]) -> bool:
         """Whether a step that failed could be run again as it was: then it is right; else it is refused by name."""
         try:
-            result = self.step.decode(batch)
+            result = step.decode(batch)
         except SpeccError:
             return False
-        self._check_result(result, rows, self.plan.shape)
+        self._check_result(result, rows, step.shape)
         self._poison()
         return True
 
