@@ -12,6 +12,7 @@ from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
 from typing import Any
 
+import rejection_oracle
 from fakes import grammar
 from fakes.models import Model, extra, fold, fold_all, target_code
 
@@ -130,7 +131,7 @@ class Oracle:
             return self.argmax("draft", token, seen)[0]
         draft = self.models["draft"]
         self.drawn_of[number] = row = draft.rows[draft.row(token, seen)]
-        noise = (self.length + (number << 32), rejection.DRAFT) if self.judges else (self.length + number + 1, 0)
+        noise = (self.length + (number << 32), rejection_oracle.DRAFT) if self.judges else (self.length + number + 1, 0)
         column, *others = self.drafter.draw(row, *noise)
         if others:
             raise Doubt

@@ -8,12 +8,11 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from rejection_oracle import COIN, DRAFT, coin
+from rejection_oracle import coin
 from sampling_oracle import TILE, log_of_sum, noise
 
 from .ranking import CLOSE, INF, Doubt, f32
 
-__all__ = ["COIN", "DRAFT", "Range", "drawable", "judge", "mass", "probabilities"]
 MODES = ("rejection", "block")
 Range = tuple[float, float]
 """The least and the most that a number may be."""
