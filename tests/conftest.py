@@ -41,7 +41,7 @@ SLOW = re.compile(
     r"|kernels/test_walk\.py::test_(kernels_of_both|both_forms)|unit/measure/test_tune|unit/measure/test_against"
     r"|kernels/test_(tree|frontiers)\.py::test_(frontiers|with_the_last|ties_go|flat_masks)|kernels/test_commit\.py::test_random"
     r"|meta/test_determinism\.py::test_wheels|unit/cli/test_(streams|transcripts)|unit/engine/test_causal_types"
-    r"|unit/runtime/test_(rejection|sampling|distribution)\.py::test_(a_million\w*_draws|a_bias_is_noticed)|unit/engine/test_drafts\.py::test_shared_pages"
+    r"|unit/runtime/test_(rejection|sampling|distribution|distribution_of_shapes)\.py::test_(a_million\w*_draws|a_bias_is_noticed|texts_of)|unit/engine/test_drafts\.py::test_shared_pages"
     r"|unit/runtime/test_(torn\.py::test_every_node_of_a_step\[\S+-False|transfer\.py::test_a_moved_request\w+\[False)"
     r"|unit/runtime/test_rotated_shapes\.py::test_any_shape\w+\[(STANDALONE|EAGLE3|FROZEN_KV_MTP)"
     r"|unit/adapters/test_sglang_shapes\.py::test_texts_are_the_targets_own\w+\[\w+-shapes[2-5]-\w+-True"

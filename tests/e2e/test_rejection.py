@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import cache
-from itertools import count
+from itertools import count, cycle
 from typing import Any
 
 import pytest
@@ -17,6 +17,7 @@ from specc.engine.memory.attention import plain_attention
 from specc.engine.serving.request import Sampling, StopConditions
 
 from .local_pair import outcomes_of
+from .test_shapes import Turns
 from .tree_engine import Config, base_texts, draft_of, expected, make_engine, target_of
 
 NEW = 12
@@ -42,16 +43,20 @@ def scores(model: Any, text: Sequence[int]) -> list[list[float]]:
 
 
 @cache
-def written(mode: str, prompt: tuple[int, ...], sampling: Sampling, steps: int) -> tuple[int, ...]:
-    """What STANDALONE writes, by both models over whole texts, with nothing kept of the step before."""
+def written(mode: str, prompt: tuple[int, ...], sampling: Sampling, *depths: int) -> tuple[int, ...]:
+    """What STANDALONE writes, by both models over whole texts, with nothing kept of the step before.
+
+    The steps have these depths, one after the other and again.
+    """
     target, draft = target_of().model, draft_of("STANDALONE")
     assert draft is not None
     model: Any = draft
     seed, t, text = sampling.seed or 0, sampling.temperature, list(prompt)
     text.append(oracle.drawn(oracle.softmax(scores(target, text)[-1], t), seed, len(text)))
+    turns = cycle(depths)
     while len(text) < len(prompt) + NEW:
         root, drafts, q = len(text) - 1, list[int](), list[list[float]]()
-        for i in range(steps):
+        for i in range(next(turns)):
             row = scores(model.model, text + drafts)[-1]
             drafts.append(oracle.draft_drawn(row, t, seed, root, i))
             q.append(oracle.softmax(row, t))
@@ -79,6 +84,18 @@ def test_texts_are_the_oracle_s(mode: str, padded: bool) -> None:
     for text, prompt, sampling in zip(outputs, PROMPTS, SAMPLINGS, strict=True):
         greedy = sampling.temperature == 0
         assert text == (expected(prompt)[:NEW] if greedy else written(mode, prompt, sampling, 3))
+
+
+@each_mode
+@pytest.mark.parametrize("overlap", [False, True])
+def test_shapes_of_chains_change(mode: str, overlap: bool) -> None:
+    """Every step accepts what the oracle does of as many drafts, whatever the one before had."""
+    config = replace(CHAINS[0], steps=5, nodes=6, shallower=(0, 1, 3), verify=mode, overlap=overlap)
+    depths = 3, 0, 5, 1, 0, 0, 5, 3, 1, 1
+    outputs = texts(config, shape=Turns(config, *depths), padded=overlap)
+    for text, prompt, sampling in zip(outputs, PROMPTS, SAMPLINGS, strict=True):
+        greedy = sampling.temperature == 0
+        assert text == (expected(prompt)[:NEW] if greedy else written(mode, prompt, sampling, *depths))
 
 
 @each_mode

@@ -13,10 +13,11 @@ from sampling_oracle import drawn
 from specc.engine.disaggregation import PrefillWorker
 from specc.engine.memory.attention import plain_attention
 from specc.engine.models.drafts import StandaloneDraft
-from specc.engine.serving.request import Sampling, SamplingError, StopConditions
+from specc.engine.serving.request import Completion, Sampling, SamplingError, StopConditions
+from specc.runtime.plan.shape import Shape
 
 from .local_pair import outcomes_of
-from .test_shapes import Turns
+from .test_shapes import AnyShape, Turns
 from .tree_engine import Config, base_texts, expected, make_engine, target_of
 
 NEW = 24
@@ -107,6 +108,38 @@ def test_at_changing_depths(overlap: bool) -> None:
     wanted = [alone(prompt, sampling) for prompt, sampling in zip(PROMPTS, SAMPLINGS, strict=True)]
     rows = "lazy" if overlap else "eager"
     assert texts(replace(DEEP, overlap=overlap, rows=rows), shape=Turns(DEEP, 4, 1, 4, 2, 1)) == wanted
+
+
+MIXED = [
+    Config("STANDALONE", 4, 3, 12, 16, others=(Shape(4, 1, 5), Shape(2, 2, 5), Shape(0, 1, 1))),
+    Config("EAGLE", 1, 5, 6, 1, overlap=True, others=(Shape(3, 4, 16), Shape(1, 1, 2), Shape(0, 1, 1))),
+    Config("EAGLE3", 3, 3, 9, 16, overlap=True, others=(Shape(3, 1, 4), Shape(1, 2, 3), Shape(0, 1, 1))),
+    Config("FROZEN_KV_MTP", 4, 3, 12, 1, others=(Shape(2, 1, 3), Shape(2, 3, 8), Shape(0, 1, 1))),
+    Config("DFLASH", 1, 4, 5, 16, overlap=True, shallower=(0, 1, 2)),
+    Config("NGRAM", 2, 4, 9, 1, overlap=True, others=(Shape(3, 1, 4), Shape(4, 4, 16), Shape(0, 1, 1))),
+    Config("EAGLE", 1, 5, 6, 16, shallower=(0, 1, 3), draft_sampling="coupled"),
+]
+
+
+@pytest.mark.parametrize("config", MIXED, ids=lambda c: f"{c.algorithm.lower()}-{c.draft_sampling}-{c.topk}")
+def test_at_any_shapes(config: Config) -> None:
+    """Shapes are drawn anew, of trees, chains and no drafts, and requests are thrown out: the text of a seed stays."""
+    wanted = [alone(prompt, sampling) for prompt, sampling in zip(PROMPTS, SAMPLINGS, strict=True)]
+    config = replace(config, verify="target_only")
+    for seed in range(3):
+        policy = AnyShape(config, seed)
+        engine = make_engine(config, padded=seed == 1, shape=policy)
+        order = [engine.add(p, StopConditions(NEW), sampling=s) for p, s in zip(PROMPTS, SAMPLINGS, strict=True)]
+        done: dict[int, Completion] = {}
+        for step in count():
+            if not engine.has_work:
+                break
+            if step in (2, 3):
+                engine.scheduler.retract(engine.scheduler.running[seed])
+            done |= {completion.request_id: completion for completion in engine.step()}
+        assert [done[request].token_ids for request in order] == wanted
+        assert sum(completion.retractions for completion in done.values()) == 2
+        assert set(policy.seen) == set(policy.shapes)
 
 
 COUPLED = [

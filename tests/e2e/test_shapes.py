@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
@@ -57,6 +58,17 @@ class Turns:
     def observe(self, shape: Shape, accept_lens: Sequence[int]) -> None:
         self.seen[shape] += len(accept_lens)
         assert all(1 <= length <= shape.num_steps + 1 for length in accept_lens)
+
+
+class AnyShape(Turns):
+    """Whichever shape, drawn anew for every step."""
+
+    def __init__(self, config: Config, seed: int) -> None:
+        super().__init__(config)
+        self._rng = random.Random(seed)
+
+    def choose(self, requests: int) -> Shape:
+        return self._rng.choice(self.shapes)
 
 
 def alone(config: Config, shape: Shape) -> Config:

@@ -273,6 +273,9 @@ class LogitsProcessorOutput:
 class LogitsProcessor:
     do_tensor_parallel_all_gather, use_attn_tp_group = False, False
 
+    def _get_logits(self, hidden_states: Tensor, lm_head: Any, logits_metadata: Any) -> Tensor:
+        return hidden_states @ lm_head.weight.T
+
 
 @at("managers.utils")
 @dataclass

@@ -56,7 +56,7 @@ class Compiled:
     `asked`: the arguments of `program` that made it.
     """
 
-    asked: tuple[str, bool | None]
+    asked: tuple[str, bool | None, bool]
     config: Config
     plans: tuple[Plan, ...]
     texts: tuple[str, ...]
@@ -68,20 +68,22 @@ class Compiled:
 
 
 @lru_cache(maxsize=POOL)
-def program(seed: str, rotated: bool | None = None) -> Compiled | str:
-    """The program of a seed, or the outcome where the configuration cannot be built; ``rotated`` as of `legal.draw`."""
-    keys = legal.draw(random.Random(seed), rotated=rotated)
+def program(seed: str, rotated: bool | None = None, several: bool = False) -> Compiled | str:
+    """The program of a seed, or the outcome where the configuration cannot be built; the others as of `legal.draw`."""
+    keys = legal.draw(random.Random(seed), rotated=rotated, several=several)
     try:
         loaded = load_text(legal.to_yaml(keys), Path("fuzzed.yaml"), algorithms.names(), algorithms.needs)
         built = build_program(loaded)
     except DiagnosticError as error:
         return diagnosed(error)
     texts = tuple(plan_text(shape.plan) for shape in built.shapes)
-    return Compiled((seed, rotated), loaded.config, tuple(read_plan(json.loads(text)) for text in texts), texts)
+    return Compiled(
+        (seed, rotated, several), loaded.config, tuple(read_plan(json.loads(text)) for text in texts), texts
+    )
 
 
 @lru_cache(maxsize=POOL)
-def world(asked: tuple[str, bool | None], number: int) -> tuple[dict[str, Model], dict[Any, Any]]:
+def world(asked: tuple[str, bool | None, bool], number: int) -> tuple[dict[str, Model], dict[Any, Any]]:
     """The models of a program's session, and what oracles found out about their rows; a program has a few of them."""
     compiled = program(*asked)
     assert isinstance(compiled, Compiled)
@@ -93,13 +95,14 @@ class Bound:
     """An engine over one program, its requests by pool row, and the oracles that follow them.
 
     `fail_at` is how many forwards from now one raises `Broken`; None for never. `fresh` are the pool rows of which was
-    said how their next request is sampled.
+    said how their next request is sampled, ``returning`` by pool row the requests that a prefill brings back.
     """
 
     compiled: Compiled
     rng: random.Random
     requests: dict[int, Oracle] = field(default_factory=dict)
     fresh: set[int] = field(default_factory=set)
+    returning: dict[int, Oracle] = field(default_factory=dict)
     steps: int = 0
     doubts: int = 0
     fail_at: int | None = None

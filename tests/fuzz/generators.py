@@ -31,6 +31,7 @@ class Generator:
 GENERATORS: dict[str, Generator] = {
     "steps": Generator(sessions.case, steps.STEPS, 3.0),
     "rotated": Generator(sessions.rotated_case, steps.STEPS, 2.0),
+    "shapes": Generator(sessions.shapes_case, steps.STEPS, 2.0),
     "configs": Generator(configs.case, 1, 3.0),
     "models": Generator(models.case),
     "specir": Generator(specir.case),

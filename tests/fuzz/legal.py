@@ -29,6 +29,8 @@ KV_ROWS: tuple[Keys, ...] = (
 OUTPUTS = ("accept_index", "hidden_states", "logprobs", "routed_experts", "indexer_topk")
 SAMPLING = ("top_k", "top_p", "min_p", "penalties", "logit_bias")
 PLUGIN = "ANCHORED"
+ONE_DEPTH = "MULTI_LAYER_EAGLE"
+"""Whose programs have one shape."""
 ROTATED = 0.15
 """Of all configurations, the part whose target the engine runs."""
 _SHARED = ("hidden_size", "hc_mult", "hidden_source", "dtype")
@@ -66,9 +68,9 @@ def _width(model: Keys) -> int:
 def _pair(rng: random.Random, algorithm: str, vocab: int, steps: int) -> tuple[Keys, Keys]:
     """A target, and a draft that was made for it."""
     target, draft = _model(rng, vocab), _model(rng, vocab)
-    if algorithm in ("EAGLE", "MULTI_LAYER_EAGLE", PLUGIN):
+    if algorithm in ("EAGLE", ONE_DEPTH, PLUGIN):
         draft |= {key: target[key] for key in _SHARED}
-    if algorithm == "MULTI_LAYER_EAGLE":
+    if algorithm == ONE_DEPTH:
         draft["num_layers"] = steps + rng.randint(0, 2)
     if algorithm in ("EAGLE3", "DFLASH"):
         layers = sorted(rng.sample(range(1, target["num_layers"] + 1), rng.randint(1, target["num_layers"])))
@@ -112,7 +114,7 @@ def _shard(rng: random.Random, keys: Keys, models: list[Keys]) -> None:
 def _sample(rng: random.Random, keys: Keys, draft: Keys, *, drafts: bool) -> None:
     """Let tokens be drawn; ``drafts`` is whether a chain's drafts may be, too."""
     keys["verify"] = "target_only"
-    if drafts and "token_map" not in draft and rng.random() < 0.3:
+    if drafts and "token_map" not in draft and rng.random() < 0.5:
         keys["verify"] = rng.choice(["rejection", "block"])
     elif rng.random() < 0.6:
         keys["verify_rows"] = rng.choice(["eager", "lazy", "lazy"])
@@ -144,7 +146,7 @@ def _rotate(rng: random.Random, keys: Keys) -> None:
     steps = keys["num_steps"]
     keys |= {"step": "rotated", "topk": 1, "disaggregation": False}
     keys["num_steps"] = rng.choice([*filter(None, steps)]) if isinstance(steps, list) else steps
-    if keys["algorithm"].upper() == "MULTI_LAYER_EAGLE":
+    if keys["algorithm"].upper() == ONE_DEPTH:
         keys["draft"]["num_layers"] = max(keys["draft"]["num_layers"], keys["num_steps"])
     for name in ("num_draft_tokens", "mask", "context_length", "logits", "tensor_parallel"):
         keys.pop(name, None)
@@ -191,20 +193,33 @@ def _leave_to_engine(rng: random.Random, keys: Keys) -> None:
     keys |= rng.choice([{}, {"step": "rotated"}, {"tables": {"slots": "block_table"}}, {"overlap": True}])
 
 
-def draw(rng: random.Random, *, algorithm: str | None = None, small: bool = False, rotated: bool | None = None) -> Keys:
-    """The keys of one configuration; ``rotated``: whether the engine runs the target, None for now and then."""
+def draw(
+    rng: random.Random, *, algorithm: str | None = None, small: bool = False, rotated: bool | None = None,
+    several: bool = False,
+) -> Keys:  # fmt: skip
+    """The keys of one configuration.
+
+    Args:
+        rng: all randomness.
+        algorithm: by default any.
+        small: few steps, and few children of a node.
+        rotated: whether the engine runs the target, None for now and then.
+        several: let it have several shapes, and draw tokens.
+
+    """
     install_plugin()
-    algorithm = algorithm or rng.choice(algorithms.names())
+    known = [name for name in algorithms.names() if not several or name != ONE_DEPTH]
+    algorithm = algorithm or rng.choice(known)
     needs = algorithms.needs(algorithm)
     vocab = rng.choice([1, 2, 2, 3, 5, 9, 31, 64, 65, 300, rng.randint(2, 300)])
-    depths = sorted(rng.sample(range(1, 9), rng.choice([1, 1, 1, 2, 3])))
-    if algorithm == "MULTI_LAYER_EAGLE" or rng.random() < 0.4:
+    depths = sorted(rng.sample(range(1, 9), rng.choice([2, 2, 3] if several else [1, 1, 1, 2, 3])))
+    if algorithm == ONE_DEPTH or (not several and rng.random() < 0.4):
         depths = [_near(rng, 4 if small else 8)]
     if len(depths) > 1 and rng.random() < 0.4:
         depths[0] = 0
     target, draft = _pair(rng, algorithm, vocab, depths[-1])
     scored = draft["vocab_size"] if needs.draft else vocab
-    topk = _near(rng, min(scored, 3 if small else 8)) if needs.trees and rng.random() < 0.6 else 1
+    topk = _near(rng, min(scored, 3 if small else 8)) if needs.trees and rng.random() < (0.3 if several else 0.6) else 1
     buckets = sorted(rng.sample(range(1, 9), rng.randint(1, 3)))
     page = rng.choice([1, 1, 2, 4, 16, 64])
     keys: Keys = {
@@ -221,7 +236,7 @@ def draw(rng: random.Random, *, algorithm: str | None = None, small: bool = Fals
         "draft_positions": rng.choice(["auto", "auto", "true", "shifted"]),
         "target": target | {"experts_per_token": rng.randint(1, 2), "index_topk": rng.randint(1, 3)},
     }
-    if rng.random() < 0.5:
+    if several or rng.random() < 0.5:
         _sample(rng, keys, draft, drafts=topk == 1 and needs.draft and algorithm != PLUGIN)
     if "logprobs" in keys["outputs"]:
         keys["best_logprobs"] = rng.choice([0, rng.randint(0, min(vocab, 20))])
@@ -242,7 +257,7 @@ def draw(rng: random.Random, *, algorithm: str | None = None, small: bool = Fals
         keys["draft_sampling"] = "coupled"
     if rng.random() < ROTATED if rotated is None else rotated:
         _rotate(rng, keys)
-    elif algorithm not in ("MULTI_LAYER_EAGLE", PLUGIN) and rng.random() < 0.3:
+    elif algorithm not in (ONE_DEPTH, PLUGIN) and rng.random() < (0.7 if several else 0.3):
         _list_shapes(rng, keys, depths, topk, needs)
     return keys
 

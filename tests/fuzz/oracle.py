@@ -12,13 +12,15 @@ from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
 from typing import Any
 
+import rejection_oracle
 from fakes import grammar
 from fakes.models import Model, extra, fold, fold_all, target_code
 
 from specc.config import Config
 from specc.runtime.plan.shape import Shape
 
-from .ranking import INF, Branch, Choice, Tree, argmax, best_of, chain, log_probability, most_probable, ranked
+from . import rejection
+from .ranking import INF, Branch, Choice, Doubt, Tree, argmax, best_of, chain, log_probability, most_probable, ranked
 from .sampler import Sampler
 
 DRAFT, TARGET, EXTEND, PREFILL, ORPHAN = 1, 2, 4, 8, 16
@@ -41,7 +43,8 @@ class Oracle:
     """One request: its text, of which the last token is the root, and what its draft knows.
 
     `cache` holds what was found of rows of logits, which all requests of a program share; `counts` what penalties know
-    of the text, see `Sampler.changed`.
+    of the text, see `Sampler.changed`, and `drawn_of` the logits of which the drafts of a step were drawn, by number.
+    A request is `lost` where rounding has decided in its prefill.
     """
 
     config: Config
@@ -53,8 +56,10 @@ class Oracle:
     target_codes: list[int] = field(default_factory=list)
     draft_codes: list[int] = field(default_factory=list)
     carried: dict[str, Any] = field(default_factory=dict)
+    drawn_of: dict[int, list[float]] = field(default_factory=dict[int, list[float]])
     health: int = 0
     grammar: int = grammar.FREE
+    lost: bool = False
 
     # --- rows ---------------------------------------------------------------------------------------------------------
 
@@ -105,13 +110,53 @@ class Oracle:
         """K of the last step's shape, which `step` sets."""
         return self.config.topk
 
-    def choices(self, token: int, seen: int, count: int) -> list[Choice]:
+    @property
+    def judges(self) -> bool:
+        """Whether drafts are accepted by what they were drawn from."""
+        return self.config.file.verify in rejection.MODES
+
+    @property
+    def draws(self) -> bool:
+        """Whether drafts are drawn."""
+        return self.judges or self.config.file.draft_sampling == "coupled"
+
+    @property
+    def drafter(self) -> Sampler:
+        """How drafts are drawn: nothing changes their logits."""
+        return Sampler(self.sampler.temperature, self.sampler.seed)
+
+    def next_draft(self, token: int, seen: int, number: int) -> int:
+        """Draft ``number`` below the root, after a token. Doubt where rounding decides."""
+        if not self.draws:
+            return self.argmax("draft", token, seen)[0]
+        draft = self.models["draft"]
+        self.drawn_of[number] = row = draft.rows[draft.row(token, seen)]
+        noise = (self.length + (number << 32), rejection_oracle.DRAFT) if self.judges else (self.length + number + 1, 0)
+        column, *others = self.drafter.draw(row, *noise)
+        if others:
+            raise Doubt
+        return draft.token(column)
+
+    def draft_bad(self, token: int, seen: int) -> bool:
+        """Whether the draft's row after a token is bad."""
+        if not self.draws:
+            return self.argmax("draft", token, seen)[1]
+        draft = self.models["draft"]
+        return argmax(self.drafter.scaled(draft.rows[draft.row(token, seen)]))[1]
+
+    def choices(self, token: int, seen: int, count: int, number: int) -> list[Choice]:
+        """Drafts after a token: the most probable ones, so many, or the one that is drawn as draft ``number``."""
+        if self.draws:
+            return [Choice(self.next_draft(token, seen, number), 1.0, True, (number, 0.0))]
+        return self.most_probable(token, seen, count)
+
+    def most_probable(self, token: int, seen: int, count: int) -> list[Choice]:
         """The most probable next tokens of the draft, so many."""
-        number = self.models["draft"].row(token, seen)
-        key = (number, count)
+        row = self.models["draft"].row(token, seen)
+        key = (row, count)
         if key not in self.cache:
             draft = self.models["draft"]
-            candidates = most_probable(number, draft.rows[number], count)
+            candidates = most_probable(row, draft.rows[row], count)
             self.cache[key] = [replace(choice, token=draft.token(choice.token)) for choice in candidates]
         return self.cache[key]
 
@@ -194,23 +239,16 @@ class Oracle:
             if self.width > 1 and self.config.file.mask == "none":
                 visible = list(range(column + 1))
             seen.append(fold_all(self._seen, [codes[c] for c in visible]))
-        path, emitted, rows = [0], list[int](), list[list[float] | None]()
-        while True:
-            reported_token = reported[len(emitted)] if len(emitted) < len(reported) else None
-            position = len(self.text) + len(emitted)
-            known = emitted if self.config.file.penalties == "exact" else []
-            token = self.target_token(tree.tokens[path[-1]], seen[path[-1]], position, reported_token, known)
-            rows.append(self._scored_row(tree.tokens[path[-1]], seen[path[-1]], position, known))
-            emitted.append(token)
-            children = [c for c, parent in enumerate(tree.parents) if parent == path[-1] and tree.tokens[c] == token]
-            if not children or len(path) > steps:
-                break
-            path.append(children[0])
+        walk = self._judged if self.judges and steps and not self.sampler.greedy else self._walked
+        path, emitted = walk(tree, seen, steps, reported)
+        rows = [
+            self._scored_row(tree.tokens[column], seen[column], len(self.text) + i, self._known(emitted[:i]))
+            for i, column in enumerate(path)
+        ]
         for column in path if self.config.file.verify == "target_only" else range(len(tree.tokens)):
             before = [tree.tokens[c] for c in tree.ancestors(column) if c > 0]
             position = self.length + tree.depth(column) + 1
-            known = before if self.config.file.penalties == "exact" else []
-            self.health |= TARGET * self.target_bad(tree.tokens[column], seen[column], position, known)
+            self.health |= TARGET * self.target_bad(tree.tokens[column], seen[column], position, self._known(before))
         states = [seen[column] for column in path]
         self._seen = fold_all(self._seen, [codes[c] for c in path])
         self.target_codes += [codes[column] for column in path]
@@ -220,6 +258,45 @@ class Oracle:
         outputs = self._outputs(path, states, tree) | self._scores(rows, emitted)
         self.commit(emitted, [self.hidden("target", state) for state in states], steps)
         return Expected(emitted, path, self.length, self.health, outputs)
+
+    def _known(self, path: list[int]) -> list[int]:
+        """Of the tokens since the step has begun, those that penalties know."""
+        return path if self.config.file.penalties == "exact" else []
+
+    def _walked(
+        self, tree: Tree, seen: list[int], steps: int, reported: Sequence[int], accepted: Sequence[int] = ()
+    ) -> tuple[list[int], list[int]]:
+        """The accepted columns and the emitted tokens, where a draft is accepted that is the target's own token.
+
+        Drafts of a chain may be ``accepted`` already.
+        """
+        path, emitted = list(range(len(accepted) + 1)), [*accepted]
+        while True:
+            said = reported[len(emitted)] if len(emitted) < len(reported) else None
+            position = len(self.text) + len(emitted)
+            token = self.target_token(tree.tokens[path[-1]], seen[path[-1]], position, said, self._known(emitted))
+            emitted.append(token)
+            children = [c for c, parent in enumerate(tree.parents) if parent == path[-1] and tree.tokens[c] == token]
+            if not children or len(path) > steps:
+                return path, emitted
+            path.append(children[0])
+
+    def _judged(self, tree: Tree, seen: list[int], steps: int, reported: Sequence[int]) -> tuple[list[int], list[int]]:
+        """The same of a chain whose drafts are accepted by what they were drawn from. Doubt where rounding decides."""
+        drafts, p = tree.tokens[1:], list[list[float]]()
+        for i, token in enumerate(tree.tokens):
+            row = self.sampler.kept(self._target_row(token, seen[i], len(self.text) + i, self._known(drafts[:i])))
+            if row is None:
+                raise Doubt
+            p.append(rejection.probabilities(row, self.sampler.scale))
+        q = [rejection.probabilities(self.drawn_of[i], self.sampler.scale) for i in range(steps)]
+        count, rest = rejection.judge(self.config.file.verify, p, q, drafts, self.sampler.seed, self.length)
+        position = len(self.text) + count
+        drawable = rejection.drawable(rest, self.sampler.seed, position)
+        if not drawable:
+            return self._walked(tree, seen, steps, reported, drafts[:count])
+        said = reported[count] if count < len(reported) else None
+        return list(range(count + 1)), [*drafts[:count], said if said in drawable else drawable[0]]
 
     def _scored_row(self, token: int, seen: int, position: int, path: Sequence[int]) -> list[float] | None:
         """The row whose softmax the log-probabilities are of; None where rounding decides."""
@@ -283,9 +360,9 @@ class Oracle:
             for place, branch in enumerate(frontier):
                 branch.hidden = handed[place]
                 seen, row = forward(step, place, branch)
-                self.health |= DRAFT * self.argmax("draft", branch.token, seen)[1]
+                self.health |= DRAFT * self.draft_bad(branch.token, seen)
                 back.append(row)
-                for choice in self.choices(branch.token, seen, self.width):
+                for choice in self.choices(branch.token, seen, self.width, step + 1):
                     grown.append(branch.child(count + len(grown), choice))
             first, count = count, count + len(grown)
             candidates += grown
@@ -299,20 +376,22 @@ class Oracle:
 
     def carry_choices(self, token: int, seen: int) -> None:
         """The children of the next root."""
-        self.roots = self.choices(token, seen, self.config.widest)
-        self.carry_row(0, token, seen)
+        self.roots = self.choices(token, seen, self.config.widest, 0)
+        self.carry_row(0, token, seen, self.roots[0].token)
         self.carried |= {
             "topk_index": [choice.token for choice in self.roots],
             "topk_p": [choice.p for choice in self.roots],
         }
 
-    def carry_row(self, number: int, token: int, seen: int) -> None:
-        """The logits of a draft that the next step verifies."""
+    def carry_row(self, number: int, token: int, seen: int, drawn: int) -> None:
+        """The logits of a draft that the next step verifies, and what makes its probability of them."""
         model = self.models["draft"]
         row = model.rows[model.row(token, seen)]
         self.carried[f"draft_logits{number}"] = row
-        # Without a temperature: the largest logit, and a draft that is sure.
-        self.carried[f"draft_mass{number}"] = [max((x for x in row if x == x), default=-INF), 1.0, 1.0]
+        top, total = rejection.mass(row, self.sampler.scale)
+        share = rejection.probabilities(row, self.sampler.scale)[drawn] if self.draws else 1.0
+        # Without a temperature the draft is sure.
+        self.carried[f"draft_mass{number}"] = [top, 1.0, 1.0] if self.sampler.greedy else [top, total, share]
 
     def carry_hidden(self, name: str, role: str, seen: int) -> None:
         """A hidden row that the next step reads."""

@@ -25,7 +25,7 @@ class Recurrent(Oracle):
         stream = self.text[1 - self.first :]
         self.draft_codes = [draft_code(t, p, given[p]) for p, t in enumerate(stream)]
         self._kept = fold_all(0, self.draft_codes)
-        self.health |= PREFILL * self.argmax("draft", stream[-1], self._kept)[1]
+        self.health |= PREFILL * self.draft_bad(stream[-1], self._kept)
         self.carry_choices(stream[-1], self._kept)
         self.carry_hidden("hidden", "draft", self._kept)
 
@@ -48,7 +48,7 @@ class Recurrent(Oracle):
         self.draft_codes += codes
         self._kept = fold_all(self._kept, codes)
         seen = fold(self._kept, len(emitted))
-        self.health |= EXTEND * self.argmax("draft", emitted[-1], seen)[1]
+        self.health |= EXTEND * self.draft_bad(emitted[-1], seen)
         self.carry_choices(emitted[-1], seen)
         self.carry_hidden("hidden", "draft", seen)
 
@@ -73,13 +73,13 @@ class Frozen(Oracle):
 
         root = self.text[-1]
         seen = assist(0, root, self.handed)
-        self.health |= DRAFT * self.argmax("draft", root, seen)[1]
+        self.health |= DRAFT * self.draft_bad(root, seen)
 
         def forward(step: int, place: int, branch: Branch) -> tuple[int, int]:
             saw = assist(step + 1, branch.token, branch.hidden or 0)
             return saw, self.hidden("draft", saw)
 
-        return self.grow(self.choices(root, seen, self.width), self.hidden("draft", seen), steps, nodes, forward)
+        return self.grow(self.choices(root, seen, self.width, 0), self.hidden("draft", seen), steps, nodes, forward)
 
 
 class Anchored(Oracle):
@@ -105,7 +105,7 @@ class Anchored(Oracle):
         def forward(step: int, place: int, branch: Branch) -> tuple[int, int]:
             return mix(7, step + 1, self.length + 1 + step, self.handed), 0
 
-        return self.grow(self.choices(root, seen, self.width), 0, steps, nodes, forward)
+        return self.grow(self.most_probable(root, seen, self.width), 0, steps, nodes, forward)
 
 
 class Modules(Oracle):
@@ -119,9 +119,9 @@ class Modules(Oracle):
             codes = [draft_code(t, p, hidden[p]) for p, t in enumerate(stream)]
             self.layers.append(codes)
             seen = fold(fold_all(0, codes), step)
-            token, bad = self.argmax("draft", stream[-1], seen)
-            self.carry_row(step, stream[-1], seen)
-            self.health |= PREFILL * bad
+            token = self.next_draft(stream[-1], seen, step)
+            self.carry_row(step, stream[-1], seen, token)
+            self.health |= PREFILL * self.draft_bad(stream[-1], seen)
             self.drafts.append(token)
         self.carried["topk_index"] = list(self.drafts)
 
@@ -134,9 +134,9 @@ class Modules(Oracle):
             stream = [*emitted, *self.drafts][step:]
             codes += [draft_code(t, len(codes) + i, hidden[i]) for i, t in enumerate(stream)]
             seen = fold(fold_all(0, codes), step)
-            token, bad = self.argmax("draft", stream[-1], seen)
-            self.carry_row(step, stream[-1], seen)
-            self.health |= EXTEND * bad
+            token = self.next_draft(stream[-1], seen, step)
+            self.carry_row(step, stream[-1], seen, token)
+            self.health |= EXTEND * self.draft_bad(stream[-1], seen)
             self.drafts.append(token)
         self.carried["topk_index"] = list(self.drafts)
 
@@ -154,9 +154,9 @@ class Block(Oracle):
         before = [root]
         while len(before) < steps:
             before.append(self.models["draft"].follow(before[-1]))
-        best = [self.argmax("draft", token, fold(seen, i)) for i, token in enumerate(before)]
-        self.health |= DRAFT * any(bad for _, bad in best)
-        return chain(root, [token for token, _ in best])
+        rows = [(token, fold(seen, i)) for i, token in enumerate(before)]
+        self.health |= DRAFT * any(self.draft_bad(*row) for row in rows)
+        return chain(root, [self.next_draft(*row, i) for i, row in enumerate(rows)])
 
     def commit(self, emitted: list[int], hidden: list[int], steps: int) -> None:
         self.draft_codes += [injected_code(len(self.draft_codes) + i, code) for i, code in enumerate(hidden)]

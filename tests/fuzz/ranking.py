@@ -86,7 +86,7 @@ def log_probability(row: list[float], index: int) -> float:
     best = max(values)
     if best == -INF:
         return -INF
-    shifted = [0.0 if value == best else value - best for value in values]
+    shifted = [0.0 if value == best else f32(value - best) for value in values]
     return shifted[index] - math.log(math.fsum(math.exp(value) for value in shifted))
 
 

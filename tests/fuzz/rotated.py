@@ -138,6 +138,8 @@ class RotatedSession(RotatedEngine):
                 expect(outcome == (0, 0, 0, ROOM), f"{where} without room: {outcome}")
                 expect(proposed.health[i] == ROOM, f"{where} without room: health {proposed.health[i]} of propose")
                 continue
+            if row not in self.requests:
+                continue
             drafts = self.requests[row].carried["drafts"]
             expect(proposed.drafts[i] == drafts, f"{where}: drafts {proposed.drafts[i]}, not {drafts}")
             health = committed.health[i], proposed.health[i]

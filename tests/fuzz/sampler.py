@@ -8,6 +8,8 @@ from dataclasses import dataclass, field
 
 from sampling_oracle import TILE, log_of_sum, noise
 
+from specc.runtime.capabilities.sampling import Sampling
+
 from .ranking import CLOSE, INF, argmax, f32
 
 GREEDY_BELOW = f32(1e-6)
@@ -28,6 +30,11 @@ class Sampler:
     frequency_penalty: float = 0.0
     presence_penalty: float = 0.0
     logit_bias: Mapping[int, float] = field(default_factory=dict[int, float])
+
+    @property
+    def said(self) -> Sampling:
+        """What says so of a request."""
+        return Sampling(**{**vars(self), "logit_bias": dict(self.logit_bias)})
 
     @property
     def plain(self) -> bool:
@@ -51,17 +58,24 @@ class Sampler:
         return f32(x + self.logit_bias.get(token, 0.0))
 
     @property
+    def scale(self) -> float:
+        """What logits are multiplied with, an f32."""
+        return 1.0 if self.greedy else f32(1.0 / self.temperature)
+
+    @property
     def greedy(self) -> bool:
         """Whether there is no noise."""
         return self.temperature < GREEDY_BELOW
 
     def scaled(self, row: list[float]) -> list[float]:
         """Logits / temperature, infinite where they are no f32."""
-        scale = 1.0 if self.greedy else f32(1.0 / self.temperature)
-        return [_bounded(value * scale) for value in row]
+        return [_bounded(value * self.scale) for value in row]
 
-    def draw(self, row: list[float], position: int) -> list[int]:
-        """The token at a position, of the logits before it; then others that rounding might put in its place."""
+    def draw(self, row: list[float], position: int, kind: int = 0) -> list[int]:
+        """The token at a position, of the logits before it; then others that rounding might put in its place.
+
+        ``kind`` is that of the noise.
+        """
         if self.greedy:
             return [argmax(row)[0]]
         tokens: list[int] = []
@@ -70,12 +84,12 @@ class Sampler:
             left = [-INF if math.isnan(value) or value < cut else value for value in row]
             scaled = self.scaled(left)
             sums = [log_of_sum(scaled[first : first + TILE]) for first in range(0, len(left), TILE)]
-            tiles = [_bounded(value + noise(self.seed, position, 2**31 + t)) for t, value in enumerate(sums)]
+            tiles = [_bounded(value + noise(self.seed, position, 2**31 + t, kind)) for t, value in enumerate(sums)]
             for tile in _near(tiles):
-                tokens += self._inside(left[: (tile + 1) * TILE], tile * TILE, position)
+                tokens += self._inside(left[: (tile + 1) * TILE], tile * TILE, position, kind)
         return list(dict.fromkeys(tokens))
 
-    def _inside(self, left: list[float], first: int, position: int) -> list[int]:
+    def _inside(self, left: list[float], first: int, position: int, kind: int) -> list[int]:
         """The entry drawn of the tile that begins with the first, the last of those left, and others as of `draw`.
 
         Where the largest is infinite that is the first such.
@@ -83,17 +97,22 @@ class Sampler:
         top, scaled = max(left[first:]), self.scaled(left)
         if math.isinf(max(scaled[first:])):
             return [scaled.index(max(scaled[first:]), first)]
-        scale = f32(1.0 / self.temperature)
-        noisy = [(x - top) * scale + noise(self.seed, position, v) for v, x in enumerate(left[first:], first)]
+        noisy = [
+            (x - top) * self.scale + noise(self.seed, position, v, kind) for v, x in enumerate(left[first:], first)
+        ]
         return [first + v for v in _near(noisy)]
 
     def processed(self, row: list[float]) -> list[float] | None:
         """The logits whose softmax a token is drawn from; None where rounding decides what the filters leave."""
         if self.greedy:
             return row
-        scaled = [f32(value) for value in self.scaled(row)]
+        kept = self.kept(row)
+        return kept and [f32(value) for value in self.scaled(kept)]
+
+    def kept(self, row: list[float]) -> list[float] | None:
+        """Logits of which the filters leave some, -inf instead of the others; None where rounding decides."""
         cuts = [self.cut(row, slack) for slack in (0.0, -CLOSE, CLOSE)]
-        left = [[-INF if math.isnan(x) or x < cut else scaled[v] for v, x in enumerate(row)] for cut in cuts]
+        left = [[-INF if math.isnan(x) or x < cut else x for x in row] for cut in cuts]
         return left[0] if left[0] == left[1] == left[2] else None
 
     def cut(self, row: list[float], slack: float) -> float:

@@ -15,9 +15,9 @@ def session_of(compiled: Compiled, rng: random.Random) -> Session:
     return (RotatedSession if compiled.plan.rotated else Session)(compiled, rng)
 
 
-def case(seed: str, rng: random.Random, *, rotated: bool | None = None) -> str:
-    """One session; ``rotated`` as of `legal.draw`."""
-    compiled = program(f"{seed}/{rng.randrange(POOL)}", rotated)
+def case(seed: str, rng: random.Random, *, rotated: bool | None = None, several: bool = False) -> str:
+    """One session; ``rotated`` and ``several`` as of `legal.draw`."""
+    compiled = program(f"{seed}/{rng.randrange(POOL)}", rotated, several)
     if isinstance(compiled, str):
         return compiled
     session = session_of(compiled, rng)
@@ -28,3 +28,8 @@ def case(seed: str, rng: random.Random, *, rotated: bool | None = None) -> str:
 def rotated_case(seed: str, rng: random.Random) -> str:
     """One session of a program whose target the engine runs."""
     return case(seed, rng, rotated=True)
+
+
+def shapes_case(seed: str, rng: random.Random) -> str:
+    """One session of a program of several shapes, whose requests draw."""
+    return case(seed, rng, rotated=False, several=True)

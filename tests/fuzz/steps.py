@@ -17,6 +17,7 @@ from specc.runtime.entry.result import StepResult
 from specc.runtime.errors import BatchError, SamplingError, SpeccError
 from specc.runtime.memory.tables import room
 from specc.runtime.plan.plan import PROMPT, Plan
+from specc.runtime.step import Step
 
 from . import sampling
 from .bound import Broken
@@ -24,7 +25,7 @@ from .checks import Checks
 from .oracle import Oracle
 from .oracles import ORACLES, LookUp
 from .outcome import Failure, expect
-from .ranking import f32
+from .ranking import Doubt, f32
 from .sampler import Sampler
 
 STEPS = 20
@@ -46,6 +47,8 @@ class Session(Checks):
                 del self.requests[self.rng.choice(list(self.requests))]
             if self.rng.random() < 0.05:
                 self.move()
+            if self.rng.random() < 0.05:
+                self.retract()
             if self.rng.random() < 0.05:
                 self.fail()
             if self.rng.random() < 0.05:
@@ -101,8 +104,12 @@ class Session(Checks):
         grammars = [self.engine.grammars.get(row, FREE) for row in rows]
         oracles = [self._oracle(*one, grammar) for one, grammar in zip(said, grammars, strict=True)]
         expect(host.bonus == [oracle.text[-1] for oracle in oracles], f"first tokens {host.bonus}")
-        expect(host.health == [oracle.health for oracle in oracles], f"health of the prefill {host.health}")
-        self.requests |= dict(zip(rows, oracles, strict=True))
+        for row, oracle, health in zip(rows, oracles, host.health, strict=True):
+            self.requests.pop(row, None)
+            if oracle.lost:
+                continue
+            expect(health == oracle.health, f"health of the prefill {host.health}")
+            self.requests[row] = oracle
         self._check_pools(before, rows)
         self._poison()
 
@@ -122,14 +129,14 @@ class Session(Checks):
             return [Sampler()] * len(rows), [{} for _ in rows]
         names = [name for name in vars(GREEDY) if f"sampling_{name}" in self.plan.carry]
         given = [sampling.legal(self.rng, names, self.plan.size("V")) for _ in rows]
-        # What is drawn by rejection hangs on sums, which oracles cannot follow; they draft what is most probable.
-        if self.config.file.verify in ("rejection", "block") or self.config.file.draft_sampling == "coupled":
-            given = [replace(one, temperature=self.rng.choice([0.0, 5e-7])) for one in given]
+        given = [self.returning[row].sampler.said if row in self.returning else one
+                 for row, one in zip(rows, given, strict=True)]  # fmt: skip
         cuts = [self.rng.choice([len(prompt), self.rng.randint(0, len(prompt))]) for prompt in prompts.values()]
         texts = [(prompt[:cut], prompt[cut:]) for prompt, cut in zip(prompts.values(), cuts, strict=True)]
         self._at_any_shape().set_sampling(rows, given, texts)
         if self.plan.restricts:
             self.engine.grammars |= {row: self.rng.choice([FREE, self.rng.randrange(1, 1 << 30)]) for row in rows}
+            self.engine.grammars |= {row: oracle.grammar for row, oracle in self.returning.items()}
         self.fresh |= set(rows)
         samplers = [self._sampler(row, one) for row, one in zip(rows, given, strict=True)]
         seeded = [replace(one, seed=sampler.seed) for one, sampler in zip(given, samplers, strict=True)]
@@ -153,7 +160,11 @@ class Session(Checks):
         oracle.grammar = grammar
         if isinstance(oracle, LookUp) and getattr(self.config.options, "corpus", None) is not None:
             oracle.corpus = tuple(self.corpus)
-        oracle.prefill(first)
+        try:
+            oracle.prefill(first)
+        except Doubt:
+            self.doubts += 1
+            oracle.lost = True
         return oracle
 
     def decode(self) -> None:
@@ -225,6 +236,19 @@ class Session(Checks):
         self.step.write_carry(self._column([into]), carry)
         self._take_along(row, into)
 
+    def retract(self) -> None:
+        """Requests lose their slots, in which others write, and come back in any rows, sampled as they were."""
+        rows = self._rows()
+        lost = [self.requests.pop(row) for row in rows]
+        for row in rows:
+            for pool in self.engine.memory.values():
+                pool.words[:, self.table[row].long()] = self.rng.randrange(1 << 15)
+        free = [row for row in range(1, len(self.table)) if row not in self.requests]
+        self.returning = dict(zip(self.rng.sample(free, len(lost)), lost, strict=True))
+        if lost:
+            self.prefill({row: oracle.text[: self.room] for row, oracle in self.returning.items()})
+        self.returning = {}
+
     def pass_on(self, row: int, into: int) -> None:
         """What the engine itself has written of a request is the other row's: nothing."""
 
@@ -247,28 +271,28 @@ class Session(Checks):
         rows = self._rows()
         if not rows:
             return
-        before, batch = self._pools(), self._batch(rows)
+        before, batch, step = self._pools(), self._batch(rows), self._at_any_shape(len(rows))
         self.fail_at = self.rng.randint(0, 4)
         try:
-            self.step.decode(batch)
+            step.decode(batch)
             failed = False
         except Broken:
             failed = True
         self.fail_at = None
         self._check_pools(before, rows, untouched=True)
-        if failed and self.rng.random() < 0.5 and self._resumed(batch, rows):
+        if failed and self.rng.random() < 0.5 and self._resumed(step, batch, rows):
             return
         texts = {row: self.requests.pop(row).text for row in rows}
         if failed and self.rng.random() < 0.5:
             self.prefill({row: text[: self.room] for row, text in texts.items()})
 
-    def _resumed(self, batch: Batch, rows: list[int]) -> bool:
+    def _resumed(self, step: Step, batch: Batch, rows: list[int]) -> bool:
         """Whether a step that failed could be run again as it was: then it is right; else it is refused by name."""
         try:
-            result = self.step.decode(batch)
+            result = step.decode(batch)
         except SpeccError:
             return False
-        self._check_result(result, rows, self.plan.shape)
+        self._check_result(result, rows, step.shape)
         self._poison()
         return True
 

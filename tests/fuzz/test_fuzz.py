@@ -11,6 +11,7 @@ PARTS = 2
 CASES = {
     "steps": 70,
     "rotated": 14,
+    "shapes": 30,
     "configs": 400,
     "models": 120,
     "specir": 250,

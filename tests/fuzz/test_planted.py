@@ -146,6 +146,20 @@ def test_steps(fault: str, monkeypatch: pytest.MonkeyPatch) -> None:
     assert failures("steps", 60)
 
 
+SHAPES: dict[str, Patch] = {
+    "masses": op("sample.mass", wrong=lambda _, results: (results[0] * results[0].new_tensor([1.0, 1.0, 0.9]),)),
+    "left": op("sample.residual", wrong=lambda operands, results: (operands[5], results[1])),
+    "sums": op("sample.residual", wrong=lambda _, results: (results[0], results[1] * 0)),
+    "weights": op("sample.weigh", wrong=lambda _, results: (results[0].roll(1, 0),)),
+}
+
+
+@pytest.mark.parametrize("fault", SHAPES)
+def test_steps_of_several_shapes(fault: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    SHAPES[fault](monkeypatch)
+    assert failures("shapes", 40)
+
+
 def taken(owner: Any, name: str, wrong: Any) -> Patch:
     """A check, or what it goes by, that is ``wrong``."""
     return lambda monkeypatch: monkeypatch.setattr(owner, name, wrong)

@@ -6,11 +6,13 @@ import random
 from functools import partial
 
 import pytest
+import torch
 
 from specc.runtime.batch import Batch
 from specc.runtime.errors import SamplingError
 
 from . import bound, sampling, sessions, steps
+from .ranking import log_probability
 from .test_fuzz import SEED
 
 
@@ -30,6 +32,13 @@ def test_wrong_ways_are_refused(samples: bool) -> None:
         decoding.admit(2)
         for _ in range(60):
             decoding.refuse_sampling()
+
+
+def test_log_probabilities_are_of_f32() -> None:
+    """As torch's own: two logits may be further apart than any f32."""
+    for row in ([3e38, -3e38, 0.0], [3e38, 3e38, -1e38], [0.5, 2.0, -1.0]):
+        wanted = torch.tensor(row).log_softmax(0).tolist()
+        assert [log_probability(row, token) for token in range(3)] == pytest.approx(wanted, rel=1e-6)
 
 
 def test_every_request_says_it_anew() -> None:

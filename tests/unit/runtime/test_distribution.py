@@ -7,9 +7,10 @@ Python, one token after the other.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import cache
+from itertools import cycle
 from typing import Any
 
 import pytest
@@ -34,6 +35,8 @@ from specc.runtime.semantics.reference import OPS, STORES
 from specc.runtime.step import Step
 
 Patch = Callable[[pytest.MonkeyPatch], object]
+Turns = Callable[[Tensor], Iterable[tuple[int | Shape, Tensor]]]
+"""Of the requests i64[n] that go on, which of them run at which shape, one step after the other."""
 CPU = torch.device("cpu")
 VOCAB, COLUMNS = 18, 32
 ALPHABET = (0, 7, 16, 17)
@@ -89,19 +92,19 @@ def next_token(kind: Kind, text: Sequence[int]) -> list[float]:
 
 
 @cache
-def distribution(number: int) -> Tensor:
-    """Of all texts of a kind: f64[4 ** LENGTH]."""
+def distribution(number: int, before: tuple[int, ...] = (), length: int = LENGTH) -> Tensor:
+    """Of all texts of a kind that go on ``before``: f64[4 ** length]."""
     found: list[float] = []
 
     def write(text: list[int], chance: float) -> None:
-        if len(text) == LENGTH:
+        if len(text) == len(before) + length:
             found.append(chance)
             return
         row = next_token(KINDS[number], text) if chance else [0.0] * VOCAB
         for token in ALPHABET:
             write([*text, token], chance * row[token])
 
-    write([], 1.0)
+    write([*before], 1.0)
     return torch.tensor(found, dtype=torch.float64)
 
 
@@ -118,12 +121,12 @@ def kinds_of(rows: int) -> Tensor:
     return numbers[torch.randperm(rows, generator=torch.Generator().manual_seed(rows))]
 
 
-def bind(plans: Sequence[Plan], kinds: Tensor) -> Step:
+def bind(plans: Sequence[Plan], kinds: Tensor, draft: Tensor = DRAFT) -> Step:
     """A binding whose pool rows, from 1 on, are of these kinds."""
     words = torch.tensor([sum(1 << v for v in MAY[last]) for last in range(VOCAB)], dtype=torch.int32)
     grammars = torch.tensor([False, *(KINDS[n].grammar for n in kinds.tolist())])
     bitmask = torch.where(grammars[:, None], words, -1)[..., None].contiguous()
-    engine = MarkovEngine(PROMPT, TARGET, DRAFT, bitmask)
+    engine = MarkovEngine(PROMPT, TARGET, draft, bitmask)
     table = torch.arange(1, COLUMNS + 1, dtype=torch.int32).repeat(len(kinds) + 1, 1)
     kv = {owner: Memory.of_pool(pool, COLUMNS + 1, CPU).buffers for owner, pool in plans[0].kv_pools.items()}
     memory, shapes = allocate(plans, CPU, poison=0x5A), dict[Shape, Step]()
@@ -133,46 +136,58 @@ def bind(plans: Sequence[Plan], kinds: Tensor) -> Step:
 
 
 def say(step: Step, kinds: Tensor, seeds: Tensor) -> None:
-    """How all requests are sampled, as `set_sampling` writes it."""
-    for name in PARAMETERS:
-        values = [getattr(kind.sampling, name) or 0 for kind in KINDS]
-        pool = step.pools[f"sampling_{name}"]
-        pool[1:] = seeds if name == "seed" else torch.tensor(values, dtype=pool.dtype)[kinds]
+    """How all requests are sampled, as `set_sampling` writes it, of what the program was built with."""
     bias = torch.zeros(len(KINDS), VOCAB)
     for number, kind in enumerate(KINDS):
         for token, value in kind.sampling.logit_bias:
             bias[number, token] = value
-    step.pools["sampling_logit_bias"][1:] = bias[kinds]
-    step.pools["sampling_counts"][1:] = torch.zeros(VOCAB, dtype=torch.int32).index_fill(0, torch.tensor(PROMPT), 1)
+    counts = torch.zeros(VOCAB, dtype=torch.int32).index_fill(0, torch.tensor(PROMPT), 1)
+    said = {"seed": seeds, "logit_bias": bias[kinds], "counts": counts}
+    for name in PARAMETERS:
+        said.setdefault(name, torch.tensor([getattr(kind.sampling, name) or 0 for kind in KINDS])[kinds])
+    for name, values in said.items():
+        if (pool := step.pools.get(f"sampling_{name}")) is not None:
+            pool[1:] = values.to(pool.dtype)
 
 
-def emitted(step: Step, rows: int, steps: int = LENGTH, turns: Sequence[int] = ()) -> tuple[Tensor, Tensor]:
-    """What all requests write in so many steps, or until all have LENGTH tokens: i64[rows, LENGTH + 8], and lengths.
+def in_turn(*depths: int) -> Turns:
+    """Everybody at these depths, one after the other and again."""
+    turn = cycle(depths)
+    return lambda at: [(next(turn), at)]
 
-    turns: the depths of the steps, one after the other and again, if there are several.
+
+def emitted(
+    step: Step, rows: int, steps: int = 0, turns: Turns | None = None, wanted: int = LENGTH
+) -> tuple[Tensor, Tensor]:
+    """What all requests write in so many steps, or until all have the ``wanted`` tokens.
+
+    i64[rows, wanted + 8], and lengths.
     """
     every = torch.arange(1, rows + 1)
-    found = torch.zeros(rows, LENGTH + 8, dtype=torch.int64)
+    found = torch.zeros(rows, wanted + 8, dtype=torch.int64)
     found[:, 0] = step.prefill(Batch(every, [len(PROMPT)] * rows)).outputs["bonus"]
     length = torch.ones(rows, dtype=torch.int64)
-    for number in range(steps):
-        step = step.at(turns[number % len(turns)]) if turns else step
-        at = every - 1 if steps < LENGTH else (length < LENGTH).nonzero()[:, 0]
-        result = step.decode(Batch(every[at], len(PROMPT) - 1 + length[at]))
-        predict = result.outputs["predict"].long()
-        found[at[:, None], length[at, None] + torch.arange(predict.shape[1])] = predict
-        length[at] += result.outputs["accept_lens"].long()
-        assert not result.outputs["health"].any()
+    for _ in range(steps or wanted):
+        left = every - 1 if steps else (length < wanted).nonzero()[:, 0]
+        for shape, at in turns(left) if turns else [(step.shape, left)]:
+            result = step.at(shape).decode(Batch(every[at], len(PROMPT) - 1 + length[at]))
+            predict = result.outputs["predict"].long()
+            found[at[:, None], length[at, None] + torch.arange(predict.shape[1])] = predict
+            length[at] += result.outputs["accept_lens"].long()
+            assert not result.outputs["health"].any()
     return found, length
 
 
-def write(plans: Sequence[Plan], count: int, turns: Sequence[int] = (), chunk: int = 1 << 13) -> tuple[Tensor, Tensor]:
-    """Texts i64[count, LENGTH] of seeds one after the other, and the kinds i64[count] of who wrote them."""
-    kinds = kinds_of(chunk)
-    step, found = bind(plans, kinds), list[Tensor]()
+def write(
+    plans: Sequence[Plan], count: int, turns: Turns | None = None, chunk: int = 1 << 13, wanted: int = LENGTH,
+    of: Callable[[int], Tensor] = kinds_of, draft: Tensor = DRAFT,
+) -> tuple[Tensor, Tensor]:  # fmt: skip
+    """Texts i64[count, wanted] of seeds one after the other, and the kinds i64[count] of who wrote them."""
+    kinds = of(chunk)
+    step, found = bind(plans, kinds, draft), list[Tensor]()
     for first in range(0, count, chunk):
         say(step, kinds, torch.arange(first, first + chunk))
-        found.append(emitted(step, chunk, turns=turns)[0][:, :LENGTH])
+        found.append(emitted(step, chunk, turns=turns, wanted=wanted)[0][:, :wanted])
     return torch.cat(found), kinds.repeat(count // chunk)
 
 
@@ -187,10 +202,10 @@ def coded(found: Tensor) -> Tensor:
 def surprises(found: Tensor, kinds: Tensor) -> list[float]:
     """How probable texts of each kind are, if the target has written them: by chi-square, rare texts together."""
     code = coded(found)
-    return [_surprise(code[kinds == number], distribution(number)) for number in range(len(KINDS))]
+    return [surprise(code[kinds == number], distribution(number)) for number in range(len(KINDS))]
 
 
-def _surprise(code: Tensor, p: Tensor) -> float:
+def surprise(code: Tensor, p: Tensor) -> float:
     wanted, counts = p * len(code), torch.bincount(code, minlength=len(p))
     if counts[p == 0].any():
         return 0.0
@@ -291,7 +306,7 @@ def test_texts_of_all_kinds(name: str, request: pytest.FixtureRequest) -> None:
 @pytest.mark.parametrize("turns", [(0, 2), (2, 0, 0, 1)], ids=str)
 def test_depths_change_in_the_middle_of_a_text(verify: str, turns: tuple[int, ...]) -> None:
     """To no drafts and back: what `target_only` writes does not depend on it, and nothing else is biased by it."""
-    found, kinds = write(plans_of(1 << 13, num_steps=sorted(set(turns)), verify=verify), MOST // 2, turns)
+    found, kinds = write(plans_of(1 << 13, num_steps=sorted(set(turns)), verify=verify), MOST // 2, in_turn(*turns))
     if verify == "target_only":
         assert torch.equal(found, written("chain", MOST)[0][: MOST // 2])
     assert min(chances := surprises(found, kinds)) > 1e-4, chances

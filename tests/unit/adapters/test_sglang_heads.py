@@ -1,0 +1,105 @@
+"""The head of a draft that a program computes, without SGLang: a few modules stand for its own."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from collections.abc import Iterator
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from fakes.sglang_modules import SRT
+from programs import planned
+from torch import Tensor, nn
+
+from specc.runtime.plan.plan import Plan
+
+HEADS = "specc.adapters.sglang.heads"
+TOKENS, PADDED, WIDTH = 90, 128, 64
+
+
+@pytest.fixture(scope="module")
+def heads() -> Iterator[Any]:
+    """The adapter's module, over stand-ins of SGLang's."""
+    with SRT.installed():
+        yield importlib.import_module(HEADS)
+    sys.modules.pop(HEADS)
+
+
+def runner_of(heads: Any, *, padded: int = PADDED, processors: int = 1, **changes: Any) -> Any:
+    """A model runner of a draft, with a head in bf16."""
+
+    class Processor(nn.Module, heads.LogitsProcessor):
+        logit_scale, final_logit_softcapping = changes.get("scale"), changes.get("cap")
+
+        def _get_logits(self, hidden_states: Tensor, lm_head: Any, logits_metadata: Any) -> Tensor:
+            return hidden_states @ lm_head.weight.T
+
+    model: Any = nn.Module()
+    model.processors = nn.ModuleList(Processor() for _ in range(processors))
+    weight = torch.randn(padded, WIDTH).to(changes.get("kept", torch.bfloat16))
+    model.lm_head = SimpleNamespace(weight=weight, bias=changes.get("bias"))
+    return SimpleNamespace(model=model, dtype=torch.bfloat16)
+
+
+def plan_of(head: str = "weights") -> Plan:
+    sizes = {"vocab_size": TOKENS, "dtype": "bfloat16", "hidden_size": WIDTH}
+    return planned("EAGLE", target=sizes, draft=sizes | {"head": head})[0]
+
+
+def test_rows_in_place_of_logits_for_one_forward(heads: Any) -> None:
+    """Of the draft alone, whatever becomes of the forward."""
+    draft, target = runner_of(heads), runner_of(heads)
+    head, rows = heads.Head(plan_of(), draft), torch.randn(2, WIDTH).bfloat16()
+
+    def given(runner: Any) -> Tensor:
+        if runner is None:
+            raise TypeError
+        (processor,) = runner.model.processors
+        return processor._get_logits(rows, runner.model.lm_head, None)
+
+    with head.left_out(target) as left_out:
+        assert not left_out and given(target).shape == given(draft).shape == (2, PADDED)
+    with head.left_out(draft) as left_out:
+        assert left_out and given(draft) is rows and given(target).shape == (2, PADDED)
+    assert given(draft).shape == (2, PADDED)
+    with pytest.raises(TypeError), head.left_out(draft):
+        given(None)
+    assert given(draft).shape == (2, PADDED)
+
+
+def test_the_weights_without_padding(heads: Any) -> None:
+    draft = runner_of(heads)
+    (weight,) = heads.Head(plan_of("int8"), draft).tables().values()
+    assert weight.shape == (TOKENS, WIDTH) and weight.data_ptr() == draft.model.lm_head.weight.data_ptr()
+
+
+def test_a_program_that_reads_logits_leaves_all_as_it_is(heads: Any) -> None:
+    draft, plan = runner_of(heads, bias=torch.zeros(1)), plan_of("engine")
+    head = heads.Head(plan, draft)
+    assert not head and head.tables() == {} and list(heads.misfits(plan, draft, 2)) == []
+    with head.left_out(draft) as left_out:
+        assert not left_out
+
+
+@pytest.mark.parametrize(
+    ("changes", "ranks", "what"),
+    [
+        ({}, 1, []),
+        ({"scale": 1.0, "cap": 0.0}, 1, []),
+        ({}, 2, ["each of 2 ranks has a part"]),
+        ({"scale": 0.5}, 1, ["a scale"]),
+        ({"cap": 30.0}, 1, ["a cap"]),
+        ({"bias": torch.zeros(PADDED)}, 1, ["a bias"]),
+        ({"bias": torch.zeros(PADDED), "cap": 30.0}, 1, ["a bias", "a cap"]),
+        ({"kept": torch.float8_e4m3fn}, 1, ["kept as torch.float8_e4m3fn[128, 64]"]),
+        ({"padded": 64}, 1, ["the program reads torch.bfloat16[90, 64]"]),
+        ({"processors": 2}, 1, ["no head that one logits processor multiplies by"]),
+        ({"processors": 0}, 1, ["no head that one logits processor multiplies by"]),
+    ],
+)
+def test_what_is_in_the_way_of_a_head(heads: Any, changes: dict[str, Any], ranks: int, what: list[str]) -> None:
+    found = list(heads.misfits(plan_of(), runner_of(heads, **changes), ranks))
+    assert len(found) == len(what) and all(word in one for word, one in zip(what, found, strict=True))
