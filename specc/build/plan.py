@@ -19,6 +19,7 @@ from specc.ir.ops import OPS
 from specc.ir.ops.tree import mask_mode
 from specc.ir.types import TensorType, per_request
 from specc.kernels.writing import family as kernels
+from specc.runtime.plan.draft_head import ENTRIES, HEAD, WEIGHT
 from specc.runtime.plan.nodes import (
     Capture,
     Collective,
@@ -51,7 +52,7 @@ def build_plan(module: Module, generated: Generated, config: Config) -> Plan:
 
     """
     options = module.decl(ir.Options)
-    inputs = [_input(module, value) for value in module.inputs.values() if not is_state(value)]
+    inputs = [_input(module, value) for value in module.inputs.values() if not is_state(value)] + _heads(module)
     buffers = [_buffer(buffer) for buffer in module.decls_of(ir.Buffer)]
     kv, dims = _kv(module), _dims(module)
     return Plan(
@@ -184,6 +185,14 @@ def _input(module: Module, value: Value) -> Input:
     type_, owner = tensor_type(value), "arena" if per_request(tensor_type(value)) else "engine"
     limit = "V" if any(user.get("map") is value for user in module.users(value)) else ""
     return Input(value.name, type_.dtype, _axes(type_), owner, limit)
+
+
+def _heads(module: Module) -> list[Input]:
+    """The head that the engine brings, of the dtype of the rows that it reads, where weights are made of one."""
+    if (weight := module.inputs.get(WEIGHT)) is None:
+        return []
+    states = tensor_type(module.users(weight)[0]["states"])
+    return [Input(HEAD, states.dtype, (ENTRIES, str(states.shape[-1])), "engine")]
 
 
 def _output(name: str, value: Value) -> Output:

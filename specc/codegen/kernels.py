@@ -13,7 +13,7 @@ from specc.ir.text.printer import print_op
 from specc.kernels import FAMILIES
 from specc.kernels.writing.family import Cluster, Spec, cluster_of
 from specc.kernels.writing.knobs import tuned
-from specc.runtime.plan.head_tables import SCALE, WEIGHT
+from specc.runtime.plan.draft_head import SCALE, WEIGHT
 from specc.runtime.plan.nodes import Argument
 from specc.runtime.plan.shape import Shape
 from specc.version import __version__

@@ -14,7 +14,7 @@ from specc.ir.core import Module, Op, tensor_type
 from specc.ir.ops.head import LOGITS, PARTS
 from specc.ir.types import DTYPES
 from specc.kernels.writing.family import Arguments, Cluster, Family, Spec, power_of_two
-from specc.runtime.plan.head_tables import PART_AXIS
+from specc.runtime.plan.draft_head import PART_AXIS
 
 _KINDS = dict(zip((LOGITS, *PARTS.values()), ("logits", "argmax", "topk"), strict=True))
 """What ops make of the products."""
@@ -42,19 +42,19 @@ class Head(Family):
     def spec(self, module: Module, name: str, cluster: Cluster) -> Spec:
         """See `Family.spec`."""
         (op,) = cluster
-        states, weight, *scale = op.operands
+        weight, scale = op["weight"], op.get("scale")
         tile, arguments = _Tile.of(module, op), Arguments()
-        arguments.value("hidden_ptr", states)
+        arguments.value("states_ptr", op["states"])
         arguments.input("weight_ptr", weight)
-        for worth in scale:
-            arguments.input("scale_ptr", worth)
+        if scale is not None:
+            arguments.input("scale_ptr", scale)
         arguments.value("result_ptr", op.result)
         entries, width = tensor_type(weight).sizes(module.dims)
         parts = module.size(PART_AXIS)
         constants = [("ROWS", rows_of(module, op)), ("V", entries), ("W", width)]
         constants += [("PARTS", parts), ("PART", -(-entries // parts)), ("WORDS", int(op.attrs.get("words", 0)))]
         constants += [("BN", _ENTRIES), ("BM", tile.rows), ("BK", tile.weights)]
-        flags = {"scaled": bool(scale)} | {kind: kind == _KINDS[op.opcode] for kind in ("argmax", "topk")}
+        flags = {"scaled": scale is not None} | {kind: kind == _KINDS[op.opcode] for kind in ("argmax", "topk")}
         tiles = f"{_ENTRIES} entries x {tile.weights} weights, {tile.bytes} bytes, for {tile.rows} rows"
         return Spec(
             self.stem,
@@ -85,7 +85,7 @@ class _Tile:
         """As many rows as the largest batch has, of those that a tile may have."""
         most = _MOST_RANKED if _KINDS[op.opcode] == "topk" else _MOST_ROWS
         rows = max(_FEWEST_ROWS, min(most, power_of_two(module.size("B") * rows_of(module, op))))
-        of_row, of_weight = (DTYPES[tensor_type(value).dtype].bytes for value in op.operands[:2])
+        of_row, of_weight = (DTYPES[tensor_type(value).dtype].bytes for value in (op["states"], op["weight"]))
         weights = _ROW_BYTES // of_row
         staged = weights * (_ENTRIES * of_weight + rows * of_row)
         return cls(rows, weights, _ENTRIES * weights * of_weight, min(_STAGES, _STAGED_BYTES // staged))
@@ -93,7 +93,7 @@ class _Tile:
 
 def rows_of(module: Module, op: Op) -> int:
     """Hidden rows of one request."""
-    return prod(tensor_type(op.operands[0]).sizes(module.dims)[1:-1])
+    return prod(tensor_type(op["states"]).sizes(module.dims)[1:-1])
 
 
 FAMILY = Head()

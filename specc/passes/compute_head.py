@@ -23,7 +23,7 @@ from specc.kernels.writing.family import nbytes
 from specc.kernels.writing.vocabulary import ranked, ranks
 from specc.pass_manager.pass_base import Choice, Context, Pass, Rejected
 from specc.passes.gather_logits import merge
-from specc.runtime.plan.head_tables import PART_AXIS, SCALE, WEIGHT
+from specc.runtime.plan.draft_head import PART_AXIS, SCALE, WEIGHT
 from specc.support.diagnostics import Diagnostic, DiagnosticError
 
 ELEMENTS = {"int8": "i8", "fp8": "f8"}

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from .bound import BoundStep
 from .capabilities.collective import ShardedStep
+from .capabilities.draft_head import HeadStep
 from .capabilities.moving import MovingStep
 from .capabilities.records import RecordedStep
 from .capabilities.sampled import SampledStep
-from .capabilities.weights import HeadStep
 
 
 class Step(

@@ -25,7 +25,7 @@ ABOVE_KEYS = tl.constexpr(0x7FFFFFFFFFFFFFFF)
 
 @triton.jit
 def head_tile(
-    hidden_ptr,
+    states_ptr,
     weight_ptr,
     scale_ptr,
     first_entry,
@@ -44,15 +44,15 @@ def head_tile(
     # 64-bit: V * W passes 2**31. Within a tile, offsets of 32 bits take half the registers.
     wide = tl.full([], W, tl.int64)
     weights_ptr = (weight_ptr + first_entry * wide) + (n[:, None] * W + k[None, :])
-    states_ptr = (hidden_ptr + first_row * wide) + (m[None, :] * W + k[:, None])
+    rows_ptr = (states_ptr + first_row * wide) + (m[None, :] * W + k[:, None])
     logits = tl.zeros([BN, BM], tl.float32)
     for at in range(0, W, BK):
         if W % BK == 0:
             weights = tl.load(weights_ptr + at, mask=inside, other=0.0)
-            states = tl.load(states_ptr + at, mask=given, other=0.0)
+            states = tl.load(rows_ptr + at, mask=given, other=0.0)
         else:
             weights = tl.load(weights_ptr + at, mask=inside & (at + k < W)[None, :], other=0.0)
-            states = tl.load(states_ptr + at, mask=given & (at + k < W)[:, None], other=0.0)
+            states = tl.load(rows_ptr + at, mask=given & (at + k < W)[:, None], other=0.0)
         logits = tl.dot(weights.to(states.dtype), states, logits, input_precision="ieee")
     if scale_ptr is not None:
         logits *= tl.load(scale_ptr + first_entry + n, mask=first_entry + n < end, other=0.0)[:, None]
@@ -61,7 +61,7 @@ def head_tile(
 
 @triton.jit
 def head_logits_part(
-    hidden_ptr,
+    states_ptr,
     weight_ptr,
     scale_ptr,
     logits_ptr,
@@ -82,14 +82,14 @@ def head_logits_part(
         for begin in range(0, PART, BN):
             at = part * PART + begin
             entry = at + tl.arange(0, BN)
-            x = head_tile(hidden_ptr, weight_ptr, scale_ptr, at, end, first, rows, W, BN, BM, BK)
+            x = head_tile(states_ptr, weight_ptr, scale_ptr, at, end, first, rows, W, BN, BM, BK)
             place = row[None, :].to(tl.int64) * V + entry[:, None]
             tl.store(logits_ptr + place, x, mask=(entry < end)[:, None] & (row < rows)[None, :])
 
 
 @triton.jit
 def head_argmax_part(
-    hidden_ptr,
+    states_ptr,
     weight_ptr,
     scale_ptr,
     records_ptr,
@@ -113,7 +113,7 @@ def head_argmax_part(
         for begin in range(0, PART, BN):
             at = part * PART + begin
             entry = at + tl.arange(0, BN)
-            x = head_tile(hidden_ptr, weight_ptr, scale_ptr, at, end, first, rows, W, BN, BM, BK)
+            x = head_tile(states_ptr, weight_ptr, scale_ptr, at, end, first, rows, W, BN, BM, BK)
             inside = (entry < end)[:, None]
             nan = tl.maximum(nan, tl.max((inside & (x != x)).to(tl.int32), axis=0))
             x = tl.where(inside & (x == x), x, float("-inf"))
@@ -126,7 +126,7 @@ def head_argmax_part(
 
 @triton.jit
 def head_topk_part(
-    hidden_ptr,
+    states_ptr,
     weight_ptr,
     scale_ptr,
     records_ptr,
@@ -155,7 +155,7 @@ def head_topk_part(
         for begin in range(0, PART, BN):
             at = part * PART + begin
             entry = at + tl.arange(0, BN)
-            x = head_tile(hidden_ptr, weight_ptr, scale_ptr, at, end, first, rows, W, BN, BM, BK)
+            x = head_tile(states_ptr, weight_ptr, scale_ptr, at, end, first, rows, W, BN, BM, BK)
             inside = (entry < end)[:, None]
             nan = tl.maximum(nan, tl.max((inside & (x != x)).to(tl.int32), axis=0))
             x = tl.where(inside & (x == x), x, float("-inf"))

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from specc.ir.core import Module
 from specc.ir.types import Dim, TensorType
-from specc.runtime.plan.head_tables import PART_AXIS, SCALE, WEIGHT
+from specc.runtime.plan.draft_head import PART_AXIS, SCALE, WEIGHT
 from specc.runtime.semantics.convention import DTYPES
 from specc.runtime.semantics.reference import OPS
 
@@ -75,7 +75,7 @@ def module_of(opcode: str, head: Head, parts: int, branches: int, *axis: str) ->
     module = small_module(K=branches, Vd=entries)
     module.dims[PART_AXIS] = Dim(PART_AXIS, "part", parts)
     b, rows, dtype = TypedBuilder(module), module.inputs["req_pool_indices"], names[head.weight.dtype]
-    hidden = b.given("hidden", names[head.hidden.dtype], *axis, width)
+    hidden = b.given("states", names[head.hidden.dtype], *axis, width)
     tables = [module.add_input(WEIGHT, TensorType(dtype, ("Vd", width)))]
     if head.scale is not None:
         tables.append(module.add_input(SCALE, TensorType("f32", ("Vd",))))
@@ -94,7 +94,7 @@ def run(launcher: Launcher, module: Module, head: Head, rows: Tensor) -> tuple[d
     """What a module hands out, and what its head leaves in memory, of which it writes what the batch has alone."""
     count, (stem, cluster), *merge = len(rows), *form(module)
     assert stem == "head"
-    given = {"req_pool_indices": rows, "hidden": head.hidden, **head.tables}
+    given = {"req_pool_indices": rows, "states": head.hidden, **head.tables}
     made = launched(launcher, module, stem, cluster, given)[cluster[0].result.name]
     whole = count * math.prod(made.shape[2:]) * module.size(PART_AXIS) if merge else made[:count].numel()
     assert (made.reshape(-1)[whole:] == POISON).all()

@@ -15,7 +15,7 @@ from specc.engine.models.causal_models import TargetModel
 from specc.engine.models.drafts import DflashDraft, Draft, FrozenKvDraft, MtpDraft, RecurrentDraft
 from specc.engine.serving.callbacks import Forward, Memory, TargetCallbacks, in_order
 from specc.engine.serving.prompts import Prefix, PromptBatch, Span
-from specc.runtime.plan.head_tables import HEAD
+from specc.runtime.plan.draft_head import HEAD
 from specc.runtime.plan.plan import Plan
 
 DraftT = TypeVar("DraftT", bound=Draft)

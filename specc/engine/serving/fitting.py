@@ -13,7 +13,7 @@ from specc.engine.models.drafts import Draft
 from specc.engine.serving.checking import check_scores
 from specc.runtime import AcceptanceShape, FixedShape, ShapePolicy
 from specc.runtime.capabilities.shape import ShapeBuckets
-from specc.runtime.plan.head_tables import HEAD
+from specc.runtime.plan.draft_head import HEAD
 from specc.runtime.plan.plan import RANK, TOKEN_MAP, Plan
 from specc.runtime.plan.shape import Shape, listed, named
 

@@ -13,7 +13,7 @@ from __future__ import annotations
 from specc.ir.opdef import OpDef
 from specc.ir.types import LARGEST
 
-_ROWS = "hidden: T[B, *x, ?w], weight: $dtype[?v, ?w], scale?: f32[?v]"
+_ROWS = "states: T[B, *x, ?w], weight: $dtype[?v, ?w], scale?: f32[?v]"
 _RECORDS = "records: i64[G, B, *x, $words]"
 
 LOGITS = "head.logits"

@@ -22,11 +22,9 @@ STEP_AXIS = "D"
 
 @dataclass(frozen=True)
 class Forward:
-    """What a callback returns: logits, and hidden states unless `capture` was `null`.
+    """What a callback returns: logits, or `states` if the program computes the head, and hidden states if captured.
 
-    In place of the logits of a draft whose head the program computes, `states` are the rows that the head would read.
-    Contiguous tensors on the program's device, in the shape and dtype of the plan; read in place, so they must stay
-    valid until the end of the step.
+    Contiguous tensors on the program's device, as the plan has them; read in place, so valid until the step's end.
     """
 
     logits: Tensor | None = None

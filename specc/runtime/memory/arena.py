@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from ..errors import PlanError
-from ..plan.head_tables import PART_AXIS
+from ..plan.draft_head import PART_AXIS
 from ..plan.plan import BATCH_AXIS, RANK_AXIS, Buffer, Plan
 from ..semantics.convention import DTYPES
 

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import NoReturn
 
 from ..errors import LackingError, PlanError
-from .head_tables import WEIGHT
+from .draft_head import WEIGHT
 from .plan import RANK, Plan
 
 
@@ -82,10 +82,7 @@ SHAPES = Capability(
     lambda plans: len(plans) > 1,
 )
 HEAD = Capability(
-    ("capabilities/weights.py",),
-    (),
-    "`draft.head`",
-    lambda plans: any(WEIGHT in plan.inputs for plan in plans),
+    ("capabilities/draft_head.py",), (), "`draft.head`", lambda plans: any(WEIGHT in p.inputs for p in plans)
 )
 CAPABILITIES = (SAMPLING, RECORDS, RANKS, MOVES, OPS, ROTATED, SHAPES, HEAD)
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ..errors import PlanError
-from .head_tables import WEIGHT, brought
+from .draft_head import SCALE, WEIGHT
 from .nodes import OUTSIDE, STORES, Capture, External, Given, Kernel, Node, OpSource, Phase, read_by, results_of
 from .shape import Shape
 from .typed import LARGEST
@@ -356,13 +356,9 @@ class Plan:
         return tuple(node for node in self.nodes(entry) if isinstance(node, External))
 
     def tables(self) -> dict[str, Input]:
-        """Inputs that the engine brings once, when it binds the program: all that have no buffer, but three.
-
-        Those are the request table, the prompt tokens that come with each prefill, and the number of the rank.
-        """
-        known = (*TABLES, PROMPT, RANK)
-        tables = {name: one for name, one in self.inputs.items() if self.home(name) is None and name not in known}
-        return brought(tables, self.models["draft"].dtype) if WEIGHT in tables else tables
+        """Inputs that the engine brings once, at bind, besides the request table: the runtime has the others."""
+        known = (*TABLES, PROMPT, RANK, WEIGHT, SCALE)
+        return {name: one for name, one in self.inputs.items() if self.home(name) is None and name not in known}
 
     def written_inputs(self, entry: str) -> list[str]:
         """Inputs that `entry` reads and the runtime writes: they have a buffer. Sorted."""
@@ -370,8 +366,7 @@ class Plan:
 
     def reads(self, entry: str) -> frozenset[str]:
         """Names of the inputs that any node of `entry` reads."""
-        names = {name for node in self.nodes(entry) for name in read_by(node)}
-        return frozenset(names & set(self.inputs))
+        return frozenset({name for node in self.nodes(entry) for name in read_by(node)} & set(self.inputs))
 
     def stores(self, entry: str) -> frozenset[str]:
         """Names of the nodes of `entry` that write pool rows."""

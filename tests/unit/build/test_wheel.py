@@ -93,8 +93,18 @@ def test_the_runtime_is_copied_byte_for_byte(built: Path) -> None:
     prefix = f"{PACKAGE}/_runtime/"
     copied = {name.removeprefix(prefix): data for name, data in read(built).items() if name.startswith(prefix)}
     assert {name for name in copied if copied[name] != sources[name]} == {"api.py", "program.py", "step.py"}
-    dialects = ["blocks", "moves", "ngram", "rejection", "roots", "sample", "scores", "shards", "tree", "walk"]
-    capabilities = ["brought", "collective", "moving", "records", "sampled", "sampling", "shape", "step_times"]
+    dialects = ["blocks", "head", "moves", "ngram", "rejection", "roots", "sample", "scores", "shards", "tree", "walk"]
+    capabilities = [
+        "brought",
+        "collective",
+        "moving",
+        "records",
+        "sampled",
+        "sampling",
+        "shape",
+        "step_times",
+        "draft_head",
+    ]
     missing = {*(f"semantics/{name}.py" for name in dialects), *(f"capabilities/{name}.py" for name in capabilities)}
     missing |= {"entry/first.py", "memory/kv_pools.py", "plan/parameters.py", "rotated.py", "rounding.py"}
     missing |= {"state/peer.py", "state/transfer.py"}

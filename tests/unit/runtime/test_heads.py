@@ -9,9 +9,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from specc.runtime.capabilities.weights import head_tables
+from specc.runtime.capabilities.draft_head import head_tables
 from specc.runtime.errors import BindError
-from specc.runtime.plan.head_tables import HEAD, SCALE, WEIGHT
+from specc.runtime.plan.draft_head import HEAD, SCALE, WEIGHT
 from specc.runtime.plan.plan import TOKEN_MAP, Plan
 
 SIZES: dict[str, Any] = {"hidden_size": 24, "num_layers": 1, "num_kv_heads": 1, "head_dim": 8, "vocab_size": 90}

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from ..bound import BoundStep
 from ..errors import BindError
-from ..plan.head_tables import HEAD, SCALE, WEIGHT
+from ..plan.draft_head import HEAD, SCALE, WEIGHT
 from ..plan.plan import TOKEN_MAP, Plan
 from ..semantics.convention import DTYPES
 
@@ -26,8 +26,9 @@ class HeadStep(BoundStep):
 
     def _brought(self, tables: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """As of any step, with the weights that the program reads in place of the engine's head."""
-        given = super()._brought(tables)
-        head, first = given.pop(HEAD), self._first_shape()
+        given, first = super()._brought(tables), self._first_shape()
+        if (head := given.pop(HEAD, None)) is None:
+            return given
         if first is not self:
             return given | {name: one for name, one in first._tables.items() if name in (WEIGHT, SCALE)}
         return given | head_tables(self._plan, head, given.get(TOKEN_MAP))
