@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from specc.build.build import Build
-from specc.ir.ops import OPS, add_forward
+from specc.ir.ops import OPS, add_forward, head
 from specc.ir.text.parser import parse_module
 from specc.ir.text.printer import print_module
 from specc.kernels import LONE
@@ -26,8 +26,9 @@ from .random_modules import ESTABLISHED, compose
 from .random_values import SOURCE
 
 MODULES = 300
-SUMMED = {"vocab.topk_part", "vocab.topk_merge", "vocab.logprob_merge"}
-"""Ops of records with sums, whose last bits are each side's own; tests/kernels/test_shards.py has them."""
+SUMMED = {"vocab.topk_part", "vocab.topk_merge", "vocab.logprob_merge", *(op.name for op in head.OPS)}
+"""Ops of records with sums, and of products, whose last bits are each side's own: tests/kernels/test_shards.py and
+test_head.py have them."""
 
 
 @pytest.fixture(autouse=True)

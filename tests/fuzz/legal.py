@@ -86,6 +86,15 @@ def _pair(rng: random.Random, algorithm: str, vocab: int, steps: int) -> tuple[K
     return target, draft
 
 
+def head(rng: random.Random, keys: Keys) -> Keys:
+    """A configuration whose program computes the head of its draft, where it may."""
+    draft, whole = keys.get("draft"), keys.get("tensor_parallel", 1) == 1 and "logits" not in keys
+    if draft is None or not whole or keys.get("engine") == "vllm" or keys["algorithm"].upper() == PLUGIN:
+        return keys
+    kinds = ["weights", "int8", *(["fp8"] if {"sm_80", "sm_86"}.isdisjoint(keys.get("archs", ["sm_90"])) else [])]
+    return keys | {"draft": draft | {"head": rng.choice(kinds)}}
+
+
 def _near(rng: random.Random, most: int) -> int:
     """A size from 1 to ``most``, as often as not at a bound or next to a power of two."""
     edges = {
