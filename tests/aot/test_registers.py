@@ -25,6 +25,7 @@ from specc.codegen.artifact import Artifact
 from specc.codegen.machine_code import sass
 from specc.codegen.render import lib_sources
 from specc.config import load_config
+from specc.kernels import FAMILIES
 
 ARCHS = ("sm_80", "sm_90", "sm_100")
 TABLE = ROOT / "kernels_generated" / "registers.txt"
@@ -82,11 +83,12 @@ def table(kernels: list[Kernel]) -> str:
 
 
 def test_no_kernel_spills(kernels: list[Kernel]) -> None:
+    """But for what its family may."""
     spilling = {
         (kernel.source.name, arch, *kernel.examples): artifact.spills
         for kernel in kernels
         for arch, artifact in kernel.artifacts.items()
-        if artifact.spills
+        if artifact.spills > FAMILIES[kernel.source.function].spills
     }
     assert not spilling
 
