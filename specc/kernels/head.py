@@ -14,13 +14,14 @@ from specc.ir.core import Module, Op, tensor_type
 from specc.ir.ops.head import LOGITS, PARTS
 from specc.ir.types import DTYPES
 from specc.kernels.writing.family import Arguments, Cluster, Family, Spec, power_of_two
-from specc.runtime.plan.draft_head import PART_AXIS
 
 _KINDS = dict(zip((LOGITS, *PARTS.values()), ("logits", "argmax", "topk"), strict=True))
 """What ops make of the products."""
 _ENTRIES, _ROW_BYTES = 128, 128
 """Entries of a tile, and bytes of a hidden row in it, which say how many weights of an entry are multiplied at once. Of
 8-bit weights more at once would be loaded through registers, so that none are on their way meanwhile."""
+_MOST_PARTS, _LEAST_ENTRIES = 128, 16
+"""As many parts as a large GPU has multiprocessors, of those that are powers of two; the least entries of one."""
 _FEWEST_ROWS, _MOST_ROWS, _MOST_RANKED = 16, 64, 32
 """Rows of a tile: as many as a matrix instruction takes at least; at most as registers have room for, in which a top-k
 holds keys of 64 bits besides."""
@@ -50,11 +51,11 @@ class Head(Family):
             arguments.input("scale_ptr", scale)
         arguments.value("result_ptr", op.result)
         entries, width = tensor_type(weight).sizes(module.dims)
-        parts = module.size(PART_AXIS)
+        parts = _parts(module, op)
         constants = [("ROWS", rows_of(module, op)), ("V", entries), ("W", width)]
         constants += [("PARTS", parts), ("PART", -(-entries // parts)), ("WORDS", int(op.attrs.get("words", 0)))]
         constants += [("BN", _ENTRIES), ("BM", tile.rows), ("BK", tile.weights)]
-        flags = {"scaled": scale is not None} | {kind: kind == _KINDS[op.opcode] for kind in ("argmax", "topk")}
+        flags = {"scaled": scale is not None} | {kind: kind == _KINDS[op.opcode] for kind in _KINDS.values()}
         tiles = f"{_ENTRIES} entries x {tile.weights} weights, {tile.bytes} bytes, for {tile.rows} rows"
         return Spec(
             self.stem,
@@ -68,7 +69,7 @@ class Head(Family):
 
     def grid(self, module: Module, cluster: Cluster, batch: int) -> tuple[int, int, int]:
         """A program for each part; the first axis is that of requests, so there may be a few that have none."""
-        return batch, -(-module.size(PART_AXIS) // batch), 1
+        return batch, -(-_parts(module, cluster[0]) // batch), 1
 
 
 @dataclass(frozen=True)
@@ -89,6 +90,17 @@ class _Tile:
         weights = _ROW_BYTES // of_row
         staged = weights * (_ENTRIES * of_weight + rows * of_row)
         return cls(rows, weights, _ENTRIES * weights * of_weight, min(_STAGES, _STAGED_BYTES // staged))
+
+
+def parts_of(entries: int) -> int:
+    """Parts that a vocabulary is cut into, a power of two: no smaller ones than a matrix instruction takes."""
+    return min(_MOST_PARTS, 1 << (max(entries // _LEAST_ENTRIES, 1).bit_length() - 1))
+
+
+def _parts(module: Module, op: Op) -> int:
+    """Parts that an op's programs share: as many as its records say, of logits as of any vocabulary of that length."""
+    entries, _ = tensor_type(op["weight"]).sizes(module.dims)
+    return parts_of(entries) if _KINDS[op.opcode] == "logits" else tensor_type(op.result).sizes(module.dims)[0]
 
 
 def rows_of(module: Module, op: Op) -> int:

@@ -17,14 +17,16 @@ from torch import Tensor
 from specc.runtime.backends import Backend
 from specc.runtime.batch import Batch
 from specc.runtime.capabilities.collective import gather, rank_table
+from specc.runtime.capabilities.draft_head import head_tables
 from specc.runtime.capabilities.sampling import Sampling, SamplingRows
 from specc.runtime.entry.columns import LENGTHS, Columns
 from specc.runtime.entry.frame import Frame
 from specc.runtime.memory.arena import Arena
 from specc.runtime.memory.kv_pools import KvPools
 from specc.runtime.memory.staging import Staging
+from specc.runtime.plan.draft_head import ENTRIES, HEAD
 from specc.runtime.plan.nodes import Collective, External, Given, Launch, Node
-from specc.runtime.plan.plan import COUNTS, PROMPT, Input, Plan
+from specc.runtime.plan.plan import COUNTS, PROMPT, TOKEN_MAP, Input, Plan
 from specc.runtime.rotated import laid_apart
 from specc.runtime.semantics.convention import DTYPES
 from specc.runtime.state.relay import RelayPools
@@ -75,6 +77,8 @@ class Session:
 
     Attributes:
         frame: of a step.
+        brought: the tables of an engine, by name.
+        tables: those that the program reads.
 
     """
 
@@ -93,7 +97,9 @@ class Session:
         tables = {name: self._brought(one) for name, one in plan.tables().items()}
         if COUNTS in tables:
             tables[COUNTS].fill_(self._table.shape[1])
-        self._tables = tables | rank_table(plan, self._collective, device)
+        self.brought = tables
+        made = head_tables(plan, tables[HEAD], tables.get(TOKEN_MAP)) if HEAD in tables else {}
+        self.tables = tables | made | rank_table(plan, self._collective, device)
         self.arena, bound = Arena(plan, device, poison=0), {o: pool for o, pool in plan.kv_pools.items() if pool.bound}
         self.kv = KvPools(plan, device, {o: self._buffers(p.layers * p.buffers, p.row_bytes, p.dtype, slots)
                                          for o, p in bound.items()})  # fmt: skip
@@ -180,7 +186,7 @@ class Session:
         return Sampling(temperature=0.8, seed=seed, **{name: value for name, value in wanted.items() if name in names})
 
     def _frame(self, rows: int, ragged: int = 0, prompt: Mapping[str, Tensor] | None = None) -> Frame:
-        inputs = {**self._tables, **(prompt or {})}
+        inputs = {**self.tables, **(prompt or {})}
         return Frame(self.plan, self.arena, self._pools, self._table, rows, ragged, self.kv.buffers, inputs)
 
     def _result(self, name: str, node: External | Given, frame: Frame) -> Tensor:
@@ -228,7 +234,8 @@ class Session:
 
     def _brought(self, field: Input) -> Tensor:
         """A table that the engine brings: different entries in ascending order, or tokens."""
-        shape = [int(axis) if axis.isdecimal() else self.plan.dims.get(axis, BROUGHT) for axis in field.axes]
+        sizes = {ENTRIES: self.plan.size("V"), **self.plan.dims}
+        shape = [int(axis) if axis.isdecimal() else sizes.get(axis, BROUGHT) for axis in field.axes]
         if field.limit:
             most = self.plan.size(field.limit)
             chosen = torch.randperm(most, generator=self._source, device=self.device)[: math.prod(shape)]

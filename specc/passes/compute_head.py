@@ -19,6 +19,7 @@ from specc.ir.nodes import is_external, node_of
 from specc.ir.ops import OPS
 from specc.ir.ops.head import LOGITS, PARTS
 from specc.ir.types import FLOATS, NAMES, Dim, TensorType
+from specc.kernels.head import parts_of
 from specc.kernels.writing.family import nbytes
 from specc.kernels.writing.vocabulary import ranked, ranks
 from specc.pass_manager.pass_base import Choice, Context, Pass, Rejected
@@ -28,10 +29,6 @@ from specc.support.diagnostics import Diagnostic, DiagnosticError
 
 ELEMENTS = {"int8": "i8", "fp8": "f8"}
 """What weights in 8 bits are, by the key ``draft.head``."""
-MOST_PARTS = 128
-"""Parts of a vocabulary: as many as a large GPU has multiprocessors, of those that are powers of two."""
-_LEAST_ENTRIES = 16
-"""Entries of a part: a matrix instruction takes as many."""
 _VOCABULARY = "Vd"
 
 
@@ -91,8 +88,7 @@ class ComputeHead(Pass):
     def _declare(self, module: Module) -> tuple[Value, ...]:
         """Declare parts of the vocabulary, the weights, and what one is worth in each row if they have 8 bits."""
         entries, element = module.size(_VOCABULARY), ELEMENTS.get(self.form, self.dtype)
-        parts = min(MOST_PARTS, 1 << (max(entries // _LEAST_ENTRIES, 1).bit_length() - 1))
-        module.dims[PART_AXIS] = Dim(PART_AXIS, "part", parts)
+        module.dims[PART_AXIS] = Dim(PART_AXIS, "part", parts_of(entries))
         weight = module.add_input(WEIGHT, TensorType(element, (_VOCABULARY, self.width)))
         if element == self.dtype:
             return (weight,)

@@ -32,8 +32,9 @@ CHAINS = [
 PROMPTS = [base_texts()[0][:12], base_texts()[1][:5], base_texts()[2][:33], base_texts()[0][:1]]
 SAMPLINGS = [Sampling(0.7, 3), Sampling(1.0, 2**63 - 2), Sampling(0.0), Sampling(1.6, 3)]
 MODES = ("rejection", "block")
+HEADS = [replace(CHAINS[0], head="weights"), replace(CHAINS[1], head="int8"), replace(CHAINS[5], head="weights")]
 each_mode = pytest.mark.parametrize("mode", MODES)
-each_chain = pytest.mark.parametrize("config", CHAINS, ids=lambda c: c.algorithm.lower())
+each_chain = pytest.mark.parametrize("config", [*CHAINS, *HEADS], ids=lambda c: f"{c.algorithm.lower()}-{c.head}")
 
 
 def scores(model: Any, text: Sequence[int]) -> list[list[float]]:
@@ -77,10 +78,10 @@ def texts(config: Config, samplings: Sequence[Sampling] = SAMPLINGS, **options: 
 
 
 @each_mode
-@pytest.mark.parametrize("padded", [False, True])
-def test_texts_are_the_oracle_s(mode: str, padded: bool) -> None:
+@pytest.mark.parametrize(("padded", "head"), [(False, "engine"), (True, "engine"), (True, "weights")])
+def test_texts_are_the_oracle_s(mode: str, padded: bool, head: str) -> None:
     """Each request as if it were alone; a greedy one beside them."""
-    outputs = texts(replace(CHAINS[0], verify=mode), padded=padded)
+    outputs = texts(replace(CHAINS[0], verify=mode, head=head), padded=padded)
     for text, prompt, sampling in zip(outputs, PROMPTS, SAMPLINGS, strict=True):
         greedy = sampling.temperature == 0
         assert text == (expected(prompt)[:NEW] if greedy else written(mode, prompt, sampling, 3))

@@ -101,6 +101,7 @@ class Config:
     draft_sampling: str = field(default="greedy", repr=False)
     logprobs: str = field(default="", repr=False)
     best: int = field(default=0, repr=False)
+    head: str = field(default="engine", repr=False)
 
     @property
     def drafted(self) -> dict[str, Any]:
@@ -143,7 +144,7 @@ class Config:
 @cache
 def plans_of(config: Config) -> tuple[Plan, ...]:
     """Compile a configuration for the models below, short of machine code; the deepest first."""
-    draft = SIZES | {"num_layers": LAYERS.get(config.algorithm, SIZES["num_layers"])}
+    draft = SIZES | {"num_layers": LAYERS.get(config.algorithm, SIZES["num_layers"]), "head": config.head}
     loaded = programs.load(config.algorithm, target=SIZES, draft=draft, **config.keys)
     return tuple(built.plan for built in build_program(loaded).shapes)
 

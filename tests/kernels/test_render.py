@@ -35,6 +35,9 @@ PROGRAMS: list[dict[str, Any]] = [
         "draft": {"vocab_size": 64, "token_map": "engine"},
     },
     {"algorithm": "FROZEN_KV_MTP"},
+    {"algorithm": "STANDALONE", "draft": {"head": "int8"}},
+    {"algorithm": "EAGLE", **TREE, "draft": {"head": "weights"}},
+    {"algorithm": "EAGLE", "verify": "rejection", "draft": {"head": "fp8"}},
     {"algorithm": "NGRAM", **TREE, "options": {"corpus": "words.txt"}},
 ]
 WRITTEN = {*COMPOSED, "cut", "score"}

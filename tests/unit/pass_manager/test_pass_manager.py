@@ -223,7 +223,7 @@ def test_kernels_beyond_the_limits_are_refused(figures: dict[str, int], message:
     with pytest.raises(DiagnosticError, match=message) as raised:
         run_passes(module, [CheckResources()], resources(**figures))
     assert [d.code for d in raised.value.diagnostics] == ["kernel/resources"]
-    run_passes(module, [CheckResources(max_spills=8, max_shared=1 << 16)], resources(**figures))
+    run_passes(module, [CheckResources(max_spills=8, max_shared=1 << 18)], resources(**figures))
 
 
 # --- invariants -----------------------------------------------------------------------------------------------------
