@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from math import prod
 
 from specc.explain.program import rows
 from specc.explain.story import RemarkStory, Story
+from specc.ir.types import DTYPES
 from specc.pass_manager.pass_base import REMOVED, Choice
+from specc.runtime.plan.draft_head import SCALE, WEIGHT
 from specc.runtime.plan.nodes import Collective, Given, Launch, Reference
-from specc.runtime.plan.plan import Plan
+from specc.runtime.plan.plan import TOKEN_MAP, Plan
 
 MOST_NAMES = 4
 """Things that are named in a line; the others are counted."""
@@ -61,6 +64,8 @@ def lines(story: Story) -> Iterator[tuple[str, str]]:
     yield "launches", _launches(plan)
     batch, most = max(plan.totals.items())
     yield "reads", f"{most.vocab_bytes_read:,} bytes of logits in a step of {batch} requests, the largest bucket"
+    if WEIGHT in plan.inputs:
+        yield "head", _head(plan)
     names = ", ".join(row.name for row in carry)
     yield "carries", f"{sum(row.bytes for row in carry):,} bytes a request" + f": {names}" * bool(names)
     apart = f", {arena.rejected[0].cost:,} without sharing" if arena is not None else ""
@@ -68,6 +73,16 @@ def lines(story: Story) -> Iterator[tuple[str, str]]:
     yield "removed", removed_in_short(story)
     for n, (remark, choice) in enumerate(weighty(story)):
         yield "" if n else "decided", decision(choice) + (f" ({remark.place})" if remark.place else "")
+
+
+def _head(plan: Plan) -> str:
+    """What is read of the draft's head, how often, and whose memory it is."""
+    made = [one for name, one in plan.inputs.items() if name in (WEIGHT, SCALE)]
+    size = sum(DTYPES[one.dtype].bytes * prod(map(plan.size, one.axes)) for one in made)
+    reads = sum(WEIGHT in call.operands for node in plan.nodes("step") if isinstance(node, Launch) for call in node.ops)
+    copied = SCALE in plan.inputs or TOKEN_MAP in plan.inputs
+    whose = "a copy beside the engine's" if copied else "the engine's own"
+    return f"{size:,} bytes of weights, {whose}, read {reads} times a step"
 
 
 def decision(choice: Choice) -> str:

@@ -73,6 +73,24 @@ def test_what_each_line_says(story: Story) -> None:
     assert "lazy (101.9 us), not eager (729.6 us)" in " ".join(text for _, text in brief.lines(story))
 
 
+@pytest.mark.parametrize(
+    ("draft", "told"),
+    [
+        ({"head": "weights"}, "12,288 bytes of weights, the engine's own, read 3 times a step"),
+        ({"head": "int8"}, "6,528 bytes of weights, a copy beside the engine's, read 3 times a step"),
+        (
+            {"head": "weights", "vocab_size": 40, "token_map": "engine"},
+            "5,120 bytes of weights, a copy beside the engine's, read 3 times a step",
+        ),
+    ],
+)
+def test_what_is_read_of_a_head(draft: dict[str, object], told: str) -> None:
+    """Of 96 tokens with 64 weights of 16 bits each, or of 8 and a scale."""
+    text = config_text("EAGLE", draft={"dtype": "bfloat16", **draft}, target={"dtype": "bfloat16"})
+    told_of = tell(build_program(load_text(text, Path("small.yaml"), names(), needs)).shapes[0])
+    assert dict(brief.lines(told_of))["head"] == told
+
+
 def test_what_is_carried_no_more_comes_first(chain: Story) -> None:
     gone = [choice.of for choice in brief.removed(chain)]
     assert gone[:2] == ["carry @hidden", "carry @topk_p"]
