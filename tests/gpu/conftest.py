@@ -20,7 +20,13 @@ ROOT = HERE.parents[1]
 EXAMPLES = ROOT / "examples"
 RUNNABLE = {"standalone-chain": "standalone", "standalone-tree": "standalone"}
 RUNNABLE |= {"eagle-chain": "eagle", "eagle-tree": "eagle", "eagle-tree-paged": "eagle", "eagle3-tree": "eagle3"}
-RUNNABLE |= {"mtp-chain": "mtp", "dflash-chain": "dflash", "frozen-kv-tree": "frozen_kv", "ngram-tree": ""}
+RUNNABLE |= {
+    "eagle-chain-head": "eagle",
+    "mtp-chain": "mtp",
+    "dflash-chain": "dflash",
+    "frozen-kv-tree": "frozen_kv",
+    "ngram-tree": "",
+}
 """Examples with models of their own, and the folder of the draft, of those that have one."""
 
 
