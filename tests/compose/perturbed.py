@@ -37,8 +37,9 @@ PROBE = "probe"
 CPU = torch.device("cpu")
 SMALL = {"vocab_size": 512, "hidden_size": 64, "num_layers": 2, "num_kv_heads": 2, "head_dim": 16, "max_requests": 12}
 """Sizes that a program has when it runs, in place of those that stand in its file."""
-NOT_HERE = ("random-qwen3-chain", "eagle3-tree-sharded")
-"""Examples whose models are made by a script, where another has the same program; and of ranks that wait for others."""
+NOT_HERE = ("random-qwen3-chain", "eagle3-tree-sharded", "eagle-chain-head")
+"""Examples whose models are made by a script, where another has the same program; of ranks that wait for others; and of
+products, whose last bits are each side's own."""
 
 
 EXAMPLES = {

@@ -92,7 +92,7 @@ def head(rng: random.Random, keys: Keys) -> Keys:
     if draft is None or not whole or keys.get("engine") == "vllm" or keys["algorithm"].upper() == PLUGIN:
         return keys
     kinds = ["weights", "int8", *(["fp8"] if {"sm_80", "sm_86"}.isdisjoint(keys.get("archs", ["sm_90"])) else [])]
-    return keys | {"draft": draft | {"head": rng.choice(kinds)}}
+    return keys | {"draft": draft | {"head": rng.choice(kinds), "logits_dtype": "float32"}}
 
 
 def _near(rng: random.Random, most: int) -> int:

@@ -85,7 +85,8 @@ def settle(
     wanted = "aux" if side == "target" and block.aux_layers else wanted
     source = block.hidden_source or wanted or _hidden_source(checked, side, hc_mult, model)
     rest = {**values, "hc_mult": hc_mult, "kv_layout": values["kv_layout"] or "mha"}
-    rest |= {"kv_dtype": values["kv_dtype"] or values["dtype"], "logits_dtype": block.logits_dtype or values["dtype"]}
+    logits = block.logits_dtype or (values["dtype"] if block.head == "engine" else "float32")  # a program's own are f32
+    rest |= {"kv_dtype": values["kv_dtype"] or values["dtype"], "logits_dtype": logits}
     fact = usable.get("aux_layers") if side == "draft" else None
     layers = tuple(map(int, str(fact.value).split())) if fact is not None else None
     rest |= {"token_map": token_map, "head": block.head}

@@ -232,7 +232,13 @@ def _not_yet(checked: Checked) -> None:
 def _head(checked: Checked) -> None:
     """Check that every GPU that is compiled for computes with the weights of the draft's head."""
     file = checked.file
-    if file.draft is None or file.draft.head != "fp8" or not checked.sound("archs"):
+    if file.draft is None or file.draft.head == "engine":
+        return
+    if file.draft.logits_dtype not in (None, "float32"):
+        message = "the program computes the draft's logits in float32, and its forwards hand over none"
+        at, hint = checked.places.value("draft", "logits_dtype"), "leave logits_dtype out"
+        checked.findings.error("legal/head", message, at, hint=hint)
+    if file.draft.head != "fp8" or not checked.sound("archs"):
         return
     for index, arch in enumerate(file.archs):
         if arch in WITHOUT_FP8:
