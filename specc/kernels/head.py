@@ -15,8 +15,6 @@ from specc.ir.ops.head import LOGITS, PARTS
 from specc.ir.types import DTYPES
 from specc.kernels.writing.family import Arguments, Cluster, Family, Spec, power_of_two
 
-_KINDS = dict(zip((LOGITS, *PARTS.values()), ("logits", "argmax", "topk"), strict=True))
-"""What ops make of the products."""
 _ENTRIES, _ROW_BYTES = 128, 128
 """Entries of a tile, and bytes of a hidden row in it, which say how many weights of an entry are multiplied at once. Of
 8-bit weights more at once would be loaded through registers, so that none are on their way meanwhile."""
@@ -37,7 +35,7 @@ class Head(Family):
 
     def candidates(self, module: Module) -> Iterable[Cluster]:
         """Every op that multiplies by a head."""
-        for op in module.find(*_KINDS):
+        for op in module.find(LOGITS, *PARTS.values()):
             yield (op,)
 
     def spec(self, module: Module, name: str, cluster: Cluster) -> Spec:
@@ -53,13 +51,12 @@ class Head(Family):
         entries, width = tensor_type(weight).sizes(module.dims)
         parts = _parts(module, op)
         constants = [("ROWS", rows_of(module, op)), ("V", entries), ("W", width)]
-        constants += [("PARTS", parts), ("PART", -(-entries // parts)), ("WORDS", int(op.attrs.get("words", 0)))]
+        constants += [("PARTS", parts), ("PART", -(-entries // parts)), ("WORDS", _words(op))]
         constants += [("BN", _ENTRIES), ("BM", tile.rows), ("BK", tile.weights)]
-        flags = {"scaled": scale is not None} | {kind: kind == _KINDS[op.opcode] for kind in _KINDS.values()}
         tiles = f"{_ENTRIES} entries x {tile.weights} weights, {tile.bytes} bytes, for {tile.rows} rows"
         return Spec(
             self.stem,
-            flags,
+            {"scaled": scale is not None},
             tuple(constants),
             tuple(arguments.parameters),
             num_warps=4 if tile.rows == _FEWEST_ROWS else 8,
@@ -84,7 +81,7 @@ class _Tile:
     @classmethod
     def of(cls, module: Module, op: Op) -> _Tile:
         """As many rows as the largest batch has, of those that a tile may have."""
-        most = _MOST_RANKED if _KINDS[op.opcode] == "topk" else _MOST_ROWS
+        most = _MOST_RANKED if _words(op) > 1 else _MOST_ROWS
         rows = max(_FEWEST_ROWS, min(most, power_of_two(module.size("B") * rows_of(module, op))))
         of_row, of_weight = (DTYPES[tensor_type(value).dtype].bytes for value in (op["states"], op["weight"]))
         weights = _ROW_BYTES // of_row
@@ -97,10 +94,15 @@ def parts_of(entries: int) -> int:
     return min(_MOST_PARTS, 1 << (max(entries // _LEAST_ENTRIES, 1).bit_length() - 1))
 
 
+def _words(op: Op) -> int:
+    """Words of a record: one of an argmax, K + 1 of a top-k; none where logits are stored."""
+    return int(op.attrs.get("words", 0))
+
+
 def _parts(module: Module, op: Op) -> int:
     """Parts that an op's programs share: as many as its records say, of logits as of any vocabulary of that length."""
     entries, _ = tensor_type(op["weight"]).sizes(module.dims)
-    return parts_of(entries) if _KINDS[op.opcode] == "logits" else tensor_type(op.result).sizes(module.dims)[0]
+    return parts_of(entries) if op.opcode == LOGITS else tensor_type(op.result).sizes(module.dims)[0]
 
 
 def rows_of(module: Module, op: Op) -> int:

@@ -60,11 +60,11 @@ def head_tile(
 
 
 @triton.jit
-def head_logits_part(
+def head_part(
     states_ptr,
     weight_ptr,
     scale_ptr,
-    logits_ptr,
+    result_ptr,
     part,
     rows,
     V: tl.constexpr,
@@ -75,7 +75,38 @@ def head_logits_part(
     BM: tl.constexpr,
     BK: tl.constexpr,
 ):
-    """Store the logits f32[rows, V] of the entries of a part; WORDS says nothing."""
+    """Store a part's logits where WORDS is 0, else its record: of the argmax (1), or of the WORDS - 1 best entries."""
+    if WORDS == 0:
+        logits_part(states_ptr, weight_ptr, scale_ptr, result_ptr, part, rows, V, W, PART, BN, BM, BK)
+    elif WORDS == 1:
+        argmax_part(states_ptr, weight_ptr, scale_ptr, result_ptr, part, rows, V, W, PART, BN, BM, BK)
+    else:
+        topk_part(states_ptr, weight_ptr, scale_ptr, result_ptr, part, rows, V, W, PART, WORDS - 1, BN, BM, BK)
+
+
+@triton.jit
+def without_nan(logits, inside, nan):
+    """Logits that are -inf for NaN and where no entry is, and i32[BM]: 1 for the rows with NaN here or before."""
+    nan = tl.maximum(nan, tl.max((inside & (logits != logits)).to(tl.int32), axis=0))
+    return tl.where(inside & (logits == logits), logits, float("-inf")), nan
+
+
+@triton.jit
+def logits_part(
+    states_ptr,
+    weight_ptr,
+    scale_ptr,
+    logits_ptr,
+    part,
+    rows,
+    V: tl.constexpr,
+    W: tl.constexpr,
+    PART: tl.constexpr,
+    BN: tl.constexpr,
+    BM: tl.constexpr,
+    BK: tl.constexpr,
+):
+    """Store the logits f32[rows, V] of the entries of a part."""
     end = tl.minimum(part * PART + PART, V)
     for first in range(0, rows, BM):
         row = first + tl.arange(0, BM)
@@ -88,7 +119,7 @@ def head_logits_part(
 
 
 @triton.jit
-def head_argmax_part(
+def argmax_part(
     states_ptr,
     weight_ptr,
     scale_ptr,
@@ -98,12 +129,11 @@ def head_argmax_part(
     V: tl.constexpr,
     W: tl.constexpr,
     PART: tl.constexpr,
-    WORDS: tl.constexpr,
     BN: tl.constexpr,
     BM: tl.constexpr,
     BK: tl.constexpr,
 ):
-    """Store what a part knows of the argmax of all rows; WORDS is 1."""
+    """Store what a part knows of the argmax of all rows."""
     end = tl.minimum(part * PART + PART, V)
     for first in range(0, rows, BM):
         row = first + tl.arange(0, BM)
@@ -115,17 +145,16 @@ def head_argmax_part(
             entry = at + tl.arange(0, BN)
             x = head_tile(states_ptr, weight_ptr, scale_ptr, at, end, first, rows, W, BN, BM, BK)
             inside = (entry < end)[:, None]
-            nan = tl.maximum(nan, tl.max((inside & (x != x)).to(tl.int32), axis=0))
-            x = tl.where(inside & (x == x), x, float("-inf"))
+            x, nan = without_nan(x, inside, nan)
             top, lowest = first_of_largest(x, entry[:, None], 0)
             index = tl.where(top > best, lowest, index)
             best = tl.maximum(best, top)
         word = (sort_order(best).to(tl.int64) << 32) | ((0x7FFFFFFF - index).to(tl.int64) << 1) | nan
-        tl.store(records_ptr + (part * rows + row) * WORDS, word, mask=row < rows)
+        tl.store(records_ptr + (part * rows + row), word, mask=row < rows)
 
 
 @triton.jit
-def head_topk_part(
+def topk_part(
     states_ptr,
     weight_ptr,
     scale_ptr,
@@ -135,13 +164,12 @@ def head_topk_part(
     V: tl.constexpr,
     W: tl.constexpr,
     PART: tl.constexpr,
-    WORDS: tl.constexpr,
+    K: tl.constexpr,
     BN: tl.constexpr,
     BM: tl.constexpr,
     BK: tl.constexpr,
 ):
-    """Store what a part knows of the WORDS - 1 most probable entries of all rows, which are in no order."""
-    K: tl.constexpr = WORDS - 1
+    """Store what a part knows of the K most probable entries of all rows, which are in no order."""
     end = tl.minimum(part * PART + PART, V)
     lane = tl.arange(0, triton.next_power_of_2(K))[:, None]
     for first in range(0, rows, BM):
@@ -157,8 +185,7 @@ def head_topk_part(
             entry = at + tl.arange(0, BN)
             x = head_tile(states_ptr, weight_ptr, scale_ptr, at, end, first, rows, W, BN, BM, BK)
             inside = (entry < end)[:, None]
-            nan = tl.maximum(nan, tl.max((inside & (x != x)).to(tl.int32), axis=0))
-            x = tl.where(inside & (x == x), x, float("-inf"))
+            x, nan = without_nan(x, inside, nan)
             top = tl.maximum(best, tl.max(x, axis=0))
             e = tl.where(inside, exp_below(x, top[None, :] + tl.zeros([BN, BM], tl.float32)), 0.0)
             total = total * exp_below(best, top) + tl.sum(e, axis=0)
@@ -168,7 +195,7 @@ def head_topk_part(
                 larger, worst = tl.max(key, axis=0)[None, :], tl.min(keys, axis=0)[None, :]
                 keys = tl.where((keys == worst) & (larger > worst), larger, keys)
                 key = tl.where(key == larger, NO_KEY, key)
-        base = records_ptr + (part * rows + row) * WORDS
+        base = records_ptr + (part * rows + row) * (K + 1)
         keys = tl.where((keys >> 32) == NO_ORDER, NO_KEY, keys)
         tl.store(base[None, :] + lane, keys, mask=(lane < K) & (row < rows)[None, :])
         tl.store(base + K, mass_word(best, tl.where(nan != 0, -total, total)), mask=row < rows)
