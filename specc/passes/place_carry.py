@@ -14,7 +14,7 @@ from urllib.parse import quote, unquote
 from specc.config import LoadedConfig
 from specc.config.presets.engine_tables import FieldBlock, Integer, Writer
 from specc.ir.core import Carry, Module, Op, entry_of
-from specc.ir.infer import assign_types
+from specc.ir.infer import assign_types, insert_before, insert_behind
 from specc.ir.liveness import sweep
 from specc.ir.opdef import Trait
 from specc.ir.ops import OPS
@@ -127,16 +127,13 @@ def _convert(module: Module, carry: Carry, dtype: str) -> None:
     """Let what is loaded become what the program computes with, and what is stored what the table has."""
     module.carries[carry.name] = replace(carry, type=replace(carry.type, dtype=dtype))
     for op in [op for op in module.ops() if op.attrs.get("field") == carry.name]:
-        ops = module.phases[op.phase]
         loads = op.has(Trait.LOADS)
         given = op.result if loads else op["value"]
         wanted = carry.type.dtype if loads else dtype
-        at = ops.index(op) + loads
-        names = [(f"{given.name}_{wanted}", None)]
+        insert = insert_behind if loads else insert_before
         if loads:
             assign_types(module, op)
-        convert = module.add_op(op.phase, "carry.convert", (given,), names, {"dtype": wanted}, op.location, at)
-        assign_types(module, convert)
+        convert = insert(module, op, "carry.convert", (given,), (f"{given.name}_{wanted}",), dtype=wanted)
         if loads:
             module.replace_uses(given, convert.result)
             module.set_operands(convert, (given,))

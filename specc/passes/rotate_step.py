@@ -17,7 +17,7 @@ from dataclasses import dataclass, replace
 
 from specc.config import LoadedConfig
 from specc.ir.core import PATH, SECOND_HALF, Attr, Carry, Module, Op, Value, entry_of, is_state
-from specc.ir.infer import assign_types
+from specc.ir.infer import assign_types, insert_behind
 from specc.ir.liveness import hidden_result, sweep
 from specc.ir.nodes import is_external
 from specc.ir.opdef import Trait
@@ -205,9 +205,7 @@ def _split_health(module: Module) -> None:
     while word.source is not None and word.source.phase in SECOND_HALF:
         word = word.source["health"]
     (clear,) = (op for op in module.find("health.clear") if entry_of(op.phase) == "step")
-    at = module.phases[clear.phase].index(clear) + 1
-    own = module.add_op(clear.phase, clear.opcode, clear.operands, [("propose_health", None)], {}, clear.location, at)
-    assign_types(module, own)
+    own = insert_behind(module, clear, clear.opcode, clear.operands, ("propose_health",))
     for op in (op for op in module.users(word) if op.phase in SECOND_HALF):
         module.replace_operand(op, word, own.result)
     module.outputs |= {"health": word, "propose.health": own.result if word_of_propose is word else word_of_propose}
