@@ -234,7 +234,7 @@ def chosen_shape(shapes: Iterable[Shape], name: str | None) -> Shape:
 
 
 def choices_among(subject: Subject, build: Build, times: Path | None) -> Choices:
-    """What there is to tell of the shapes of a configuration, with the step times of a file if there is one.
+    """The choice among the shapes of a configuration, with the step times of a file if there is one.
 
     Raises a usage error for times of a single shape, and DiagnosticError ``run/step-times``.
     """

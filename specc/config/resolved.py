@@ -20,11 +20,8 @@ from specc.runtime.plan.shape import Shape
 DEFAULT_AUX_LAYERS = 3
 """Layers of the target that a draft reads if nothing says how many."""
 
-KV_BYTES: dict[str, int] = {dtype.torch: dtype.bytes for dtype in DTYPES.values()} | {
-    "float8_e4m3fn": 1,
-    "float8_e5m2": 1,
-}
-"""Bytes of one element of every dtype a KV pool may have; no value of the IR is of eight bits."""
+KV_BYTES: dict[str, int] = {dtype.torch: dtype.bytes for dtype in DTYPES.values()} | {"float8_e5m2": 1}
+"""Bytes of one element of every dtype a KV pool may have; no value of the IR is float8_e5m2."""
 
 
 TARGET_OUTPUTS: dict[str, str] = {"routed_experts": "experts_per_token", "indexer_topk": "index_topk"}

@@ -35,8 +35,8 @@ def scored_tokens(worker: Any) -> Tensor | None:
 class Outputs(NamedTuple):
     """What a forward returns: logits f32[..., V], and hidden states T[..., W] where it captures any.
 
-    V are the columns of the rank where a program has sharded logits. Of a draft whose head the program computes there
-    are the rows T[..., H] that it reads, and no logits.
+    V are the columns of the rank where a program has sharded logits. A draft whose head the program computes
+    returns the rows T[..., H] that the head reads, and no logits.
     """
 
     logits: Tensor | None

@@ -17,6 +17,8 @@ TREES = (Shape(3, 2, 8), Shape(3, 4, 16), Shape(5, 4, 16), Shape(5, 4, 24), Shap
 """Trees to choose from where nobody says which."""
 LONGEST = 7
 """Drafts of the longest chain to choose from, where nobody says which."""
+MOST_SHAPES = 16
+"""Shapes that a configuration may have."""
 
 
 @dataclass(frozen=True)
@@ -60,7 +62,9 @@ def candidates(steps: Iterable[int], most_nodes: Callable[[int, int], int] | Non
     return chains + [tree for tree in trees if tree.num_steps in known]
 
 
-def choose(shapes: Sequence[Shape], buckets: Sequence[int], estimate: Estimate, most: int = 16) -> list[ProposedShape]:
+def choose(
+    shapes: Sequence[Shape], buckets: Sequence[int], estimate: Estimate, most: int = MOST_SHAPES
+) -> list[ProposedShape]:
     """Return few shapes that are within `GAIN` of the best of all in every bucket, the deepest first.
 
     The one that is the best compromise is taken first, then whatever gains most beside those that are there. Those that

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 from specc.config.archs import Gpu
-from specc.config.estimate.choice import Estimate, ProposedShape, candidates, choose
+from specc.config.estimate.choice import MOST_SHAPES, Estimate, ProposedShape, candidates, choose
 from specc.config.estimate.lengths import PUBLISHED_NODES, RATE
 from specc.config.estimate.speeds import Speed, speed_of
 from specc.config.estimate.step_time import CONTEXT, StepTime
@@ -18,12 +18,11 @@ from specc.support.diagnostics import Diagnostic, DiagnosticError
 
 BUCKETS = (1, 2, 4, 8, 16, 32, 64)
 """Batch sizes, where no engine says which."""
-_MOST_SHAPES = 16
 
 
 @dataclass(frozen=True)
 class Asked:
-    """What shapes are proposed for.
+    """A GPU, an engine and batch sizes that shapes are proposed for.
 
     Attributes:
         gpu: what runs the program.
@@ -91,8 +90,7 @@ def propose_shapes(pair: Pair, chosen: Drafting, asked: Asked) -> Proposal:
         message = f"none of the shapes {', '.join(map(str, asked.shapes))} drafts"
         raise DiagnosticError(Diagnostic("init/no-estimate", message, hint="add one such as 3"))
     times = _step_time(pair, chosen, speed)
-    one = 1 if least else _MOST_SHAPES
-    found = choose(shapes, asked.buckets, Estimate(times.ms, asked.rate), one)
+    found = choose(shapes, asked.buckets, Estimate(times.ms, asked.rate), 1 if least else MOST_SHAPES)
     read = f"{speed.bandwidth:g} TB/s and {speed.products:g} Tflop/s of one {name.upper()}"
     basis = f"{read}, texts of {CONTEXT} tokens, drafts right at {asked.rate:g}"
     if any(each.shape.is_tree and each.shape.num_nodes > PUBLISHED_NODES for each in found):

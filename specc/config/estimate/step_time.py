@@ -17,7 +17,8 @@ from specc.runtime.plan.shape import Shape
 CONTEXT = 1024
 """Tokens of every text that attention reads."""
 _READS, _MULTIPLIES, _ATTENDS = 0.85, 0.7, 0.07
-"""Of a GPU's figures what forwards reach: of its bandwidth, and of its products in layers and in attention of trees."""
+"""Forwards reach these parts of a GPU's figures: of its bandwidth, of its products in layers, and of those in attention
+of trees."""
 _LAYER, _FORWARD, _STEP, _TREE = 0.025, 0.1, 0.25, 0.3
 """Milliseconds that pass besides in every layer, forward and step, and in what a step does for a tree."""
 

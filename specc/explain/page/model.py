@@ -103,7 +103,7 @@ class Page:
 
 
 def gather(built: ShapeBuild, of_shapes: Choices | None = None) -> Page:
-    """What there is to tell of one shape, and of all shapes where there are several."""
+    """Tell of one shape, and of all shapes where there are several."""
     return Page(tell(built, of_shapes), drafting(built.plan))
 
 
