@@ -24,8 +24,8 @@ from specc.runtime.semantics.reference import OPS
 POOL = 12
 KINDS = ("f32", "f16", "bf16", "i8", "f8")
 """Dtypes of weights; rows have the same, and 32 bits where weights have 8."""
-SIZES = [(300, 24, 2), (1000, 200, 64), (64, 64, 4), (130, 72, 8)]
-"""Entries, weights of each, parts: parts of several tiles, weights of several loads, whole ones, parts of few."""
+SIZES = [(300, 24, 2), (800, 16, 2), (1000, 200, 64), (64, 64, 4), (130, 72, 8)]
+"""Entries, weights of each, parts: of two tiles, of four, weights of several loads, whole ones, parts of few."""
 
 
 def require_product(launcher: Launcher, kind: str) -> None:
