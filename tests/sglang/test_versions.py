@@ -35,7 +35,9 @@ PROMPTS = ("import os\n", "class Node:")
     ("changes", "overlap", "reason"),
     [
         pytest.param(RENAMED, True, f"SGLang {VERSION}: FutureMap has no topk_index_buf", id="renamed"),
-        pytest.param(OTHER_MEANING, False, "(SPECC_PROOF) is not SGLang's own: the target's scores", id="meaning"),
+        pytest.param(
+            OTHER_MEANING, False, "(SPECC_PROOF) of the shape 3 is not SGLang's own: the target's scores", id="meaning"
+        ),
     ],
 )
 def test_a_changed_sglang_runs_its_own_steps(
