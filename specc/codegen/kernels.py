@@ -13,7 +13,7 @@ from specc.ir.text.printer import print_op
 from specc.kernels import FAMILIES
 from specc.kernels.writing.family import Cluster, Spec, cluster_of
 from specc.kernels.writing.knobs import tuned
-from specc.runtime.plan.draft_head import SCALE, WEIGHT
+from specc.runtime.plan.draft_head import MADE
 from specc.runtime.plan.nodes import Argument
 from specc.runtime.plan.shape import Shape
 from specc.version import __version__
@@ -86,7 +86,7 @@ def aligned_arguments(module: Module, spec: Spec) -> frozenset[str]:
 
 def _aligned(arg: Argument, layouts: dict[str, Layout]) -> bool:
     if arg.kind != "value":
-        return arg.kind == "buffer" or (arg.kind == "input" and arg.target in (WEIGHT, SCALE))
+        return arg.kind == "buffer" or (arg.kind == "input" and arg.target in MADE)
     layout = layouts[arg.target]
     return layout.owner == "arena" or layout.alignment >= 16
 

@@ -143,7 +143,7 @@ class OpDef:
     signature: str
     doc: str
     attrs: Mapping[str, type | range] | None = None
-    defaults: Mapping[str, str] | None = None
+    defaults: Mapping[str, str | int] | None = None
     until: str = ""
     effect: str = ""
     inplace: bool = False
@@ -278,7 +278,7 @@ def _match(index: int, slot: Slot, type_: Type, bound: Bindings, attrs: Mapping[
         want, of, _ = _split(str(bound.setdefault(dtype, type_.element)))
     if want != type_.dtype:
         raise TypeMismatch(index, f"{slot.name} must be {want}, got {type_.dtype} in {type_}")
-    _match_vocabulary(index, slot, type_, of, bound)
+    _match_vocabulary(index, slot, type_, str(attrs[of[1:]]) if of.startswith("$") else of, bound)
     _match_shape(index, slot, type_, entries, bound, attrs)
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from specc.ir.core import Op, Value
+from specc.ir.core import Op, Value, tensor_type
 from specc.ir.opdef import Trait
 from specc.kernels.writing import vocabulary
 from specc.kernels.writing.compose import Composed
@@ -25,7 +25,7 @@ class Residual(Composed):
         nodes = vocabulary.rows_of(module, reduction)
         named = reduction.named
         given = [text.pointer(reduction["tokens"], "tokens"), logits]
-        for name in ("keys", "scales", "cuts", "drawn", "mass", "weights"):
+        for name in ("keys", "scales", "cuts", "drawn", "mass", "weights", "entries"):
             given.append(text.pointer(named[name], name) if name in named else "None")
         q = numbered(reduction, "q")
         masses = [text.pointer(mass, f"masses{i}") for i, mass in enumerate(numbered(reduction, "masses"))]
@@ -40,7 +40,8 @@ class Residual(Composed):
         left = f"{known}, {partials}, b, programs, live, {nodes}, {most}, SPLITS"
         text.body.append(f"{index}, {sums} = {text.use('combine_residual')}({left})")
         text.blocks |= {reduction.out("index"): index, reduction.out("sums"): sums}
-        calls = f"{function}, {operands}, {nodes}, {most}, V, STRIDE, SPLITS, BLOCK"
+        of_draft = tensor_type(q[0]).sizes(module.dims)[-1]
+        calls = f"{function}, {operands}, {nodes}, {most}, V, {of_draft}, STRIDE, SPLITS, BLOCK"
         scan = f"{', '.join(given)}, {partials}, {arrivals}, b, program, programs, {calls}"
         return f"last = {text.use('scan_residual')}({scan})"
 

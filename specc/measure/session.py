@@ -17,16 +17,16 @@ from torch import Tensor
 from specc.runtime.backends import Backend
 from specc.runtime.batch import Batch
 from specc.runtime.capabilities.collective import gather, rank_table
-from specc.runtime.capabilities.draft_head import head_tables
+from specc.runtime.capabilities.draft_tables import draft_tables
 from specc.runtime.capabilities.sampling import Sampling, SamplingRows
 from specc.runtime.entry.columns import LENGTHS, Columns
 from specc.runtime.entry.frame import Frame
 from specc.runtime.memory.arena import Arena
 from specc.runtime.memory.kv_pools import KvPools
 from specc.runtime.memory.staging import Staging
-from specc.runtime.plan.draft_head import ENTRIES, HEAD
+from specc.runtime.plan.draft_head import ENTRIES
 from specc.runtime.plan.nodes import Collective, External, Given, Launch, Node
-from specc.runtime.plan.plan import COUNTS, PROMPT, TOKEN_MAP, Input, Plan
+from specc.runtime.plan.plan import COUNTS, PROMPT, Input, Plan
 from specc.runtime.rotated import laid_apart
 from specc.runtime.semantics.convention import DTYPES
 from specc.runtime.state.relay import RelayPools
@@ -98,8 +98,7 @@ class Session:
         if COUNTS in tables:
             tables[COUNTS].fill_(self._table.shape[1])
         self.brought = tables
-        made = head_tables(plan, tables[HEAD], tables.get(TOKEN_MAP)) if HEAD in tables else {}
-        self.tables = tables | made | rank_table(plan, self._collective, device)
+        self.tables = draft_tables(plan, tables) | rank_table(plan, self._collective, device)
         self.arena, bound = Arena(plan, device, poison=0), {o: pool for o, pool in plan.kv_pools.items() if pool.bound}
         self.kv = KvPools(plan, device, {o: self._buffers(p.layers * p.buffers, p.row_bytes, p.dtype, slots)
                                          for o, p in bound.items()})  # fmt: skip

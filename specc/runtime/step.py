@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from .bound import BoundStep
 from .capabilities.collective import ShardedStep
-from .capabilities.draft_head import HeadStep
+from .capabilities.draft_tables import DraftTablesStep
 from .capabilities.moving import MovingStep
 from .capabilities.records import RecordedStep
 from .capabilities.sampled import SampledStep
 
 
 class Step(
-    HeadStep,
+    DraftTablesStep,
     MovingStep,
     RecordedStep,
     SampledStep,

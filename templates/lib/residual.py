@@ -7,6 +7,8 @@ any tile of which something is: they are drawn from where nothing is left of the
 that is nothing too, the token is the one that was drawn from p. A program draws an entry of its best tile itself, which
 it has just read, so the last one to arrive has only to compare.
 
+q of a draft that scores a part of the tokens is 0 of the others: a table says which entry of q a token is.
+
 Programs share the rows that have a weight, which are known when they start: of rejection one, whatever its number.
 """
 
@@ -62,8 +64,24 @@ def target_of(logits_ptr, scales_ptr, cuts_ptr, drawn_ptr, mass_ptr, weights_ptr
 
 
 @triton.jit
-def draft_of(tokens_ptr, masses_ptrs, q_ptrs, q_rows_ptrs, q_counts, b, c, N: tl.constexpr, V: tl.constexpr):
-    """Of the draft after node c: itself, where its row of q is, largest logit, 1 over sum, and what has all, or -1."""
+def draft_of(
+    tokens_ptr,
+    entries_ptr,
+    masses_ptrs,
+    q_ptrs,
+    q_rows_ptrs,
+    q_counts,
+    b,
+    c,
+    N: tl.constexpr,
+    V: tl.constexpr,
+    OF_DRAFT: tl.constexpr,
+):
+    """Of the draft after node c: itself, where its row of q is, largest logit, 1 over sum, and what has all, or -1.
+
+    The last is where the table is of entries that tokens are in a row of q, which has OF_DRAFT; None where they are
+    the same.
+    """
     token = tl.load(tokens_ptr + b * N + c + 1)
     token = tl.where((token >= 0) & (token < V), token, -1).to(tl.int32)
     row_ptr = q_ptrs[0]
@@ -74,11 +92,22 @@ def draft_of(tokens_ptr, masses_ptrs, q_ptrs, q_rows_ptrs, q_counts, b, c, N: tl
         if q_rows_ptrs[i] is not None:
             request = tl.load(q_rows_ptrs[i] + b)
         here = (c >= first) & (c < first + q_counts[i])
-        row_ptr = tl.where(here, q_ptrs[i] + (request * q_counts[i] + c - first) * V, row_ptr)
+        row_ptr = tl.where(here, q_ptrs[i] + (request * q_counts[i] + c - first) * OF_DRAFT, row_ptr)
         mass_ptr = tl.where(here, masses_ptrs[i] + (b * q_counts[i] + c - first) * 3, mass_ptr)
         first += q_counts[i]
     top = tl.load(mass_ptr)
-    return token, row_ptr, top, 1.0 / sum_of(mass_ptr), tl.where(top == float("inf"), token, -1)
+    return token, row_ptr, top, 1.0 / sum_of(mass_ptr), tl.where(top == float("inf"), token, -1), entries_ptr
+
+
+@triton.jit
+def logits_of_draft(row_ptr, entries_ptr, at):
+    """Logits f32 of tokens `at`, of a row of q: -inf of a token that is none of its entries."""
+    if entries_ptr is None:
+        x = tl.load(row_ptr + at)
+    else:
+        entry = tl.load(entries_ptr + at)
+        x = tl.load(row_ptr + entry, mask=entry >= 0, other=float("-inf"))
+    return x.to(tl.float32)
 
 
 @triton.jit
@@ -104,15 +133,15 @@ def parts_of_entries(
 ):
     """Of entries `at`: what is left f32 with the draft's, without it, and w p without it."""
     row_ptr, scale, cut, top, factor, sure = target
-    token, q_ptr, q_top, q_factor, q_sure = draft
+    token, q_ptr, q_top, q_factor, q_sure, entries_ptr = draft
     if WHOLE:
         x = PROLOGUE(tl.load(row_ptr + at).to(tl.float32), at, row, operands)
-        y = tl.load(q_ptr + at).to(tl.float32)
+        y = logits_of_draft(q_ptr, entries_ptr, at)
     else:
         safe = tl.minimum(at, V - 1)
         x = PROLOGUE(tl.load(row_ptr + safe).to(tl.float32), safe, row, operands)
         x = tl.where(at < V, x, float("-inf"))
-        y = tl.load(q_ptr + safe).to(tl.float32)
+        y = logits_of_draft(q_ptr, entries_ptr, safe)
     if CUT:
         x = tl.where(x < cut, float("-inf"), x)
     p = probabilities(x, at, top, factor, sure, scale)
@@ -218,6 +247,7 @@ def scan_residual(
     drawn_ptr,
     mass_ptr,
     weights_ptr,
+    entries_ptr,
     masses_ptrs,
     q_ptrs,
     q_rows_ptrs,
@@ -234,6 +264,7 @@ def scan_residual(
     N: tl.constexpr,
     MOST: tl.constexpr,
     V: tl.constexpr,
+    OF_DRAFT: tl.constexpr,
     STRIDE: tl.constexpr,
     SPLITS: tl.constexpr,
     BLOCK: tl.constexpr,
@@ -248,7 +279,7 @@ def scan_residual(
     if c >= 0:
         row = b * N + c
         target = target_of(logits_ptr, scales_ptr, cuts_ptr, drawn_ptr, mass_ptr, weights_ptr, row, STRIDE)
-        draft = draft_of(tokens_ptr, masses_ptrs, q_ptrs, q_rows_ptrs, q_counts, b, c, N, V)
+        draft = draft_of(tokens_ptr, entries_ptr, masses_ptrs, q_ptrs, q_rows_ptrs, q_counts, b, c, N, V, OF_DRAFT)
         key = tl.load(keys_ptr + row)
         CUT: tl.constexpr = cuts_ptr is not None
         value, tile, total = scan_chunk_of_residual(

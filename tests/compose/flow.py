@@ -20,6 +20,7 @@ from specc.ir.nodes import callback_of
 from specc.ir.ops import OPS
 from specc.runtime.backends.cpu import ReferenceBackend
 from specc.runtime.entry.frame import Frame
+from specc.runtime.plan.draft_head import TOKEN_ENTRIES
 from specc.runtime.plan.nodes import External, Given, Launch
 from specc.runtime.plan.plan import COUNTS, PROMPT, RANK, TABLES, Input
 from specc.runtime.rotated import laid_apart
@@ -131,6 +132,10 @@ class Flow(Pair):
             return torch.randint(0, 80, (self.plan.size("P"),), generator=self.operands.source, dtype=torch.int32)
         if field.name == RANK:
             return torch.zeros(1, dtype=torch.int64)
+        if field.name == TOKEN_ENTRIES:
+            of_draft, tokens = self.plan.size("Vd"), self.plan.size("V")
+            order = torch.randperm(max(of_draft, tokens), generator=self.operands.source)[:tokens]
+            return torch.where(order < of_draft, order, -1).to(torch.int32)
         if field.limit:
             order = torch.randperm(self.plan.size(field.limit), generator=self.operands.source)
             return order[: self.plan.size(field.axes[0])].sort().values

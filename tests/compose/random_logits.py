@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from specc.ir.core import NODE, Value, on_nodes, tensor_type
 from specc.ir.types import REDUCED, TensorType
+from specc.runtime.plan.draft_head import TOKEN_ENTRIES
 from specc.runtime.plan.plan import RANK, TOKEN_MAP
 
 from .random_values import FLOATS, Fact, Unfit, Values
@@ -175,9 +176,10 @@ class LogitOps(Values):
         """The tokens of a chain by whatever its drafts were drawn from: rows one by one, or together, or carried."""
         rng, floats, steps = self.rng, self.rng.choice(FLOATS), self.module.size("S")
         logits, together = self.of(floats, "B", "A", "V"), rng.random() < 0.5
+        part = self.module.dims["Vd"].axis == REDUCED and rng.random() < 0.7
         axes = ("B", "S") if together else ("B",)
         asked = [("i64", "B", "A"), ("i64", "B"), ("i64", "B", "A"), ("f32", "B", "A"), ("f32", "B", "A", 3)]
-        asked += [("i32", "B", "A"), ("f32", *axes, 3), (floats, *axes, "V")]
+        asked += [("i32", "B", "A"), ("f32", *axes, 3), (floats, *axes, "Vd" if part else "V")]
         facts = [Fact("scale" if n == 3 else "") for n in range(len(asked))]
         gives = [
             ("asked", TensorType(dtype, tuple(shape)), fact) for (dtype, *shape), fact in zip(asked, facts, strict=True)
@@ -194,11 +196,16 @@ class LogitOps(Values):
             q[0] = self.make("carry.load", self.rows(), field=field)[0]
         rows, mode, parts = self.rows(), rng.choice(["rejection", "block"]), len(q)
         (weights,) = self.make("sample.weigh", rows, coins, scales, mass, *masses, mode=mode, parts=parts)
-        left, sums = self.make(
-            "sample.residual", tokens, logits, rows, keys, scales, drawn, mass, weights, *cuts, *masses, *q,
-            parts=parts, cut=len(cuts), most=rng.randint(1, steps), facts=[Fact(), Fact(rough=True)],
-        )  # fmt: skip
+        entries = [self._table_of_entries()] if part else []
+        given = tokens, logits, rows, keys, scales, drawn, mass, weights, *cuts, *entries, *masses, *q
+        attrs = {"parts": parts, "cut": len(cuts), "most": rng.randint(1, steps), "mapped": len(entries)}
+        left, sums = self.make("sample.residual", *given, **attrs, facts=[Fact(), Fact(rough=True)])
         self.make("sample.accept", tokens, rows, coins, drawn, weights, left, sums)
+
+    def _table_of_entries(self) -> Value:
+        """What tokens are in a reduced vocabulary."""
+        type_ = TensorType("i32", ("V",), "Vd")
+        return self.module.inputs.get(TOKEN_ENTRIES) or self.module.add_input(TOKEN_ENTRIES, type_)
 
     def logprob(self) -> None:
         """Of the winners of the same logits, or of tokens that are below every vocabulary."""

@@ -32,6 +32,8 @@ CHAINS = [
 PROMPTS = [base_texts()[0][:12], base_texts()[1][:5], base_texts()[2][:33], base_texts()[0][:1]]
 SAMPLINGS = [Sampling(0.7, 3), Sampling(1.0, 2**63 - 2), Sampling(0.0), Sampling(1.6, 3)]
 MODES = ("rejection", "block")
+PART = tuple(range(0, 64, 3))
+"""Tokens that a draft scores."""
 HEADS = [replace(CHAINS[0], head="weights"), replace(CHAINS[1], head="int8"), replace(CHAINS[5], head="weights")]
 each_mode = pytest.mark.parametrize("mode", MODES)
 each_chain = pytest.mark.parametrize("config", [*CHAINS, *HEADS], ids=lambda c: f"{c.algorithm.lower()}-{c.head}")
@@ -44,10 +46,12 @@ def scores(model: Any, text: Sequence[int]) -> list[list[float]]:
 
 
 @cache
-def written(mode: str, prompt: tuple[int, ...], sampling: Sampling, *depths: int) -> tuple[int, ...]:
+def written(
+    mode: str, prompt: tuple[int, ...], sampling: Sampling, *depths: int, part: tuple[int, ...] = ()
+) -> tuple[int, ...]:
     """What STANDALONE writes, by both models over whole texts, with nothing kept of the step before.
 
-    The steps have these depths, one after the other and again.
+    The steps have these depths, one after the other and again. The draft scores a part of the tokens, or all.
     """
     target, draft = target_of().model, draft_of("STANDALONE")
     assert draft is not None
@@ -59,8 +63,9 @@ def written(mode: str, prompt: tuple[int, ...], sampling: Sampling, *depths: int
         root, drafts, q = len(text) - 1, list[int](), list[list[float]]()
         for i in range(next(turns)):
             row = scores(model.model, text + drafts)[-1]
-            drafts.append(oracle.draft_drawn(row, t, seed, root, i))
-            q.append(oracle.softmax(row, t))
+            scored = part or range(len(row))
+            drafts.append(scored[oracle.draft_drawn([row[token] for token in scored], t, seed, root, i)])
+            q.append(oracle.softmax(row, t, {*scored}))
         p = [oracle.softmax(row, t) for row in scores(target, text + drafts)[root:]]
         text += oracle.emitted(mode, p, q, drafts, seed, root)
     return tuple(text[len(prompt) :][:NEW])
@@ -85,6 +90,19 @@ def test_texts_are_the_oracle_s(mode: str, padded: bool, head: str) -> None:
     for text, prompt, sampling in zip(outputs, PROMPTS, SAMPLINGS, strict=True):
         greedy = sampling.temperature == 0
         assert text == (expected(prompt)[:NEW] if greedy else written(mode, prompt, sampling, 3))
+
+
+@each_mode
+@pytest.mark.parametrize("head", ["engine", "weights"])
+def test_drafts_of_a_part_of_the_tokens(mode: str, head: str) -> None:
+    """Token for token, by shapes that change: whatever the draft does not know is emitted, too."""
+    config = replace(CHAINS[0], shallower=(0, 1), verify=mode, head=head, part=PART)
+    depths = 3, 0, 1, 3
+    outputs = texts(config, shape=Turns(config, *depths), padded=True)
+    for text, prompt, sampling in zip(outputs, PROMPTS, SAMPLINGS, strict=True):
+        greedy = sampling.temperature == 0
+        assert text == (expected(prompt)[:NEW] if greedy else written(mode, prompt, sampling, *depths, part=PART))
+    assert {token for text in outputs for token in text} - {*PART}
 
 
 @each_mode

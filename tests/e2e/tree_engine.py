@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import sys
 from collections.abc import Callable, Sequence
+from copy import copy
 from dataclasses import dataclass, field
 from functools import cache, partial
 from itertools import count
@@ -78,7 +79,8 @@ __all__ = ["Batch", "SpeccError", "check_peer"]  # where an engine looks for the
 class Config:
     """One configuration, of a chain if topk is 1; shallower: further num_steps; others: further shapes.
 
-    shares: the buckets of each shape, if they are not all, the configuration's own shape first.
+    shares: the buckets of each shape, if they are not all, the configuration's own shape first. part: the tokens that a
+    draft model scores, all if there are none.
 
     Random actions are seeded with its text. It says nothing of how tokens are drawn, so that they stay what they are.
     """
@@ -102,6 +104,7 @@ class Config:
     logprobs: str = field(default="", repr=False)
     best: int = field(default=0, repr=False)
     head: str = field(default="engine", repr=False)
+    part: tuple[int, ...] = field(default=(), repr=False)
 
     @property
     def drafted(self) -> dict[str, Any]:
@@ -145,6 +148,7 @@ class Config:
 def plans_of(config: Config) -> tuple[Plan, ...]:
     """Compile a configuration for the models below, short of machine code; the deepest first."""
     draft = SIZES | {"num_layers": LAYERS.get(config.algorithm, SIZES["num_layers"]), "head": config.head}
+    draft |= {"vocab_size": len(config.part), "token_map": "engine"} if config.part else {}
     loaded = programs.load(config.algorithm, target=SIZES, draft=draft, **config.keys)
     return tuple(built.plan for built in build_program(loaded).shapes)
 
@@ -297,6 +301,9 @@ def make_engine(
     longest = -(-(CONTEXT - 1 + program.plan.kv.reserve) // config.page_size)
     pages = 1 + int(longest * memory)
     draft = options.pop("draft", draft_of(config.algorithm))
+    if config.part and draft is not None:
+        draft = copy(draft)
+        draft.score_only(torch.tensor(config.part))
     tables = {} if draft is not None else {"corpus": torch.tensor(corpus(), dtype=torch.int32)}
     target = target_of(config.algorithm)
     options = {"tables": tables, "max_context": CONTEXT, "num_pages": pages, "overlap": config.overlap, **options}

@@ -78,6 +78,10 @@ class Model:
         """The token that a column stands for."""
         return column if self.tokens is None else self.tokens[column]
 
+    def column(self, token: int) -> int:
+        """The column of a token that it scores."""
+        return token if self.tokens is None else self.tokens.index(token)
+
     @cached_property
     def rows(self) -> list[list[float]]:
         """The logits as numbers."""

@@ -123,7 +123,7 @@ def _shard(rng: random.Random, keys: Keys, models: list[Keys]) -> None:
 def _sample(rng: random.Random, keys: Keys, draft: Keys, *, drafts: bool) -> None:
     """Let tokens be drawn; ``drafts`` is whether a chain's drafts may be, too."""
     keys["verify"] = "target_only"
-    if drafts and "token_map" not in draft and rng.random() < 0.5:
+    if drafts and rng.random() < 0.5:
         keys["verify"] = rng.choice(["rejection", "block"])
     elif rng.random() < 0.6:
         keys["verify_rows"] = rng.choice(["eager", "lazy", "lazy"])

@@ -289,7 +289,7 @@ class Oracle:
             if row is None:
                 raise Doubt
             p.append(rejection.probabilities(row, self.sampler.scale))
-        q = [rejection.probabilities(self.drawn_of[i], self.sampler.scale) for i in range(steps)]
+        q = [self._of_draft(i, len(p[i])) for i in range(steps)]
         count, rest = rejection.judge(self.config.file.verify, p, q, drafts, self.sampler.seed, self.length)
         position = len(self.text) + count
         drawable = rejection.drawable(rest, self.sampler.seed, position)
@@ -297,6 +297,12 @@ class Oracle:
             return self._walked(tree, seen, steps, reported, drafts[:count])
         said = reported[count] if count < len(reported) else None
         return list(range(count + 1)), [*drafts[:count], said if said in drawable else drawable[0]]
+
+    def _of_draft(self, number: int, tokens: int) -> list[float]:
+        """The probabilities of so many tokens that a draft was drawn from: 0 of those that its model does not score."""
+        given = enumerate(rejection.probabilities(self.drawn_of[number], self.sampler.scale))
+        scored = {self.models["draft"].token(column): share for column, share in given}
+        return [scored.get(token, 0.0) for token in range(tokens)]
 
     def _scored_row(self, token: int, seen: int, position: int, path: Sequence[int]) -> list[float] | None:
         """The row whose softmax the log-probabilities are of; None where rounding decides."""
@@ -389,7 +395,7 @@ class Oracle:
         row = model.rows[model.row(token, seen)]
         self.carried[f"draft_logits{number}"] = row
         top, total = rejection.mass(row, self.sampler.scale)
-        share = rejection.probabilities(row, self.sampler.scale)[drawn] if self.draws else 1.0
+        share = rejection.probabilities(row, self.sampler.scale)[model.column(drawn)] if self.draws else 1.0
         # Without a temperature the draft is sure.
         self.carried[f"draft_mass{number}"] = [top, 1.0, 1.0] if self.sampler.greedy else [top, total, share]
 

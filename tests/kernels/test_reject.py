@@ -14,6 +14,8 @@ from topk_cases import hostile_logits
 from torch import Tensor
 
 from specc.ir.core import Module
+from specc.ir.types import TensorType
+from specc.runtime.plan.draft_head import TOKEN_ENTRIES
 from specc.runtime.semantics.convention import DTYPES
 from specc.runtime.semantics.reference import OPS
 
@@ -96,9 +98,9 @@ PARTS = {"one": (3,), "each": (0, 0, 1), "two": (2, 1), "carried": (0, 0, 0)}
 """Rows of every operand that drafts were drawn from, 0 of one without that axis; S in all."""
 
 
-def leaving(dtype: str, vocab: int, form: str, *, most: int, cut: bool) -> Module:
-    """A module that draws what is left after the nodes of a chain of three drafts."""
-    module = small_module(N=4, V=vocab, Vd=vocab)
+def leaving(dtype: str, vocab: int, form: str, *, most: int, cut: bool, part: int = 0) -> Module:
+    """A module that draws what is left after the nodes of a chain of three drafts, of ``part`` tokens or of all."""
+    module = small_module(N=4, V=vocab, Vd=part or vocab)
     b = TypedBuilder(module)
     tokens, logits = b.given("tokens", "i64", "N"), b.given("logits", dtype, "N", "V")
     keys = b.given("keys", "i64", "N")
@@ -116,16 +118,18 @@ def leaving(dtype: str, vocab: int, form: str, *, most: int, cut: bool) -> Modul
         else:
             q.append(b.given(f"q{i}", dtype, *axes, "Vd"))
     with b.phase("verify"):
-        given_ = tokens, logits, pool, keys, scales, drawn, mass, weights, *cuts, *masses, *q
-        b.hand_out(*b.many("sample.residual", *given_, parts=len(q), cut=len(cuts), most=most))
+        entries = [module.add_input(TOKEN_ENTRIES, TensorType("i32", ("V",), "Vd"))] if part else []
+        given_ = tokens, logits, pool, keys, scales, drawn, mass, weights, *cuts, *entries, *masses, *q
+        attrs = {"parts": len(q), "cut": len(cuts), "most": most, "mapped": len(entries)}
+        b.hand_out(*b.many("sample.residual", *given_, **attrs))
     return module
 
 
 def chains(
     source: torch.Generator, batch: Tensor, logits: Tensor, q: Tensor, form: str, weights: Tensor, cuts: Tensor | None
 ) -> dict[str, Tensor]:
-    """Everything that `leaving` is given, masses as the op says: logits [B, 4, V], q [B, 3, V]."""
-    count, _, vocab = logits.shape
+    """Everything that `leaving` is given, masses as the op says: logits [B, 4, V], q [B, 3, Vd]."""
+    (count, _, vocab), of_draft = logits.shape, q.shape[-1]
     tokens, keys = entries_of(source, vocab, count, 4), keys_of(source, count, 4)
     scales = SCALES[1:][torch.randint(len(SCALES) - 1, (count, 1), generator=source)].expand(count, 4).clone()
     given_, ones = [] if cuts is None else [cuts], torch.ones_like(batch)
@@ -139,7 +143,7 @@ def chains(
         part = slice(first, first + rows) if rows else first
         values[f"masses{i}"] = draft_mass[:, part].contiguous()
         if form == "carried":
-            pool = torch.full((POOL, vocab), math.nan, dtype=q.dtype)
+            pool = torch.full((POOL, of_draft), math.nan, dtype=q.dtype)
             pool[batch] = q[:, part]
             values[f"relay.field{i}"] = pool
         else:
@@ -194,6 +198,38 @@ def test_extreme_rows(launcher: Launcher, vocab: int) -> None:
         assert (allowed | (index == drawn) | ~looked).all()
         assert ((index != values["tokens"][:, 1:]) | (index == drawn) | ~looked).all()
         assert not results["index"][:, 3].any()
+
+
+@settings(quick, max_examples=20)
+@given(
+    seed=st.integers(0, 2**32),
+    form=st.sampled_from(list(PARTS)),
+    vocab=st.integers(2, 300) | st.integers(301, 1000),
+    dtype=st.sampled_from(["f32", "f16"]),
+    cut=st.booleans(),
+)
+def test_drafts_of_a_part_of_the_tokens(
+    launcher: Launcher, seed: int, form: str, vocab: int, dtype: str, cut: bool
+) -> None:
+    """What is left is that of a draft of all tokens, which never says the others."""
+    source = generator(seed)
+    count, part = MAX_B // 2, integer(source, 1, vocab)
+    batch = torch.randperm(POOL - 1, generator=source)[:count] + 1
+    order = torch.randperm(vocab, generator=source)[:part].sort().values
+    entries = torch.full((vocab,), -1, dtype=torch.int32).scatter(0, order, torch.arange(part, dtype=torch.int32))
+    logits = (2 * torch.randn(count, 4, vocab, generator=source)).to(DTYPES[dtype])
+    q = (torch.randn(count, 3, part, generator=source) + 0.5 * logits[:, :3, order].float()).to(DTYPES[dtype])
+    whole = torch.full((count, 3, vocab), -INF, dtype=q.dtype).index_copy(2, order, q)
+    cuts = logits.float()[..., integer(source, 0, vocab - 1)].clone() if cut else None
+    weights, scan = weights_of(source, count), Scan(integer(source, 1, 4), int(choice(source, ("64", "512"))))
+    # Noise is drawn of the generator in the same order, and q is all that differs.
+    seeds = integer(source, 0, 1 << 30)
+    given_ = chains(generator(seeds), batch, logits, q, form, weights, cuts) | {TOKEN_ENTRIES: entries}
+    like = chains(generator(seeds), batch, logits, whole, form, weights, cuts)
+    partly = check_module(launcher, leaving(dtype, vocab, form, most=3, cut=cut, part=part), source, given_, scan)
+    wholly = check_module(launcher, leaving(dtype, vocab, form, most=3, cut=cut), source, like, scan)
+    assert torch.equal(partly["index"], wholly["index"])
+    torch.testing.assert_close(partly["sums"], wholly["sums"])
 
 
 def test_a_rejected_draft_is_not_drawn(launcher: Launcher) -> None:

@@ -23,6 +23,7 @@ from specc.ir.nodes import callback_of
 from specc.ir.ops import OPS
 from specc.ir.ops.model import GIVEN_HIDDEN, GIVEN_LOGITS, GIVEN_PADDED
 from specc.runtime.capabilities.sampling import Sampling
+from specc.runtime.plan.draft_head import TOKEN_ENTRIES
 from specc.runtime.plan.parameters import PREFIX
 from specc.runtime.plan.plan import TOKEN_MAP
 from specc.runtime.step import Step
@@ -89,6 +90,9 @@ class Script:
         known = {"corpus": self.corpus}
         if "draft" in self.models and (tokens := self.models["draft"].tokens) is not None:
             known[TOKEN_MAP] = torch.tensor(tokens)
+            columns = {token: column for column, token in enumerate(tokens)}
+            entries = [columns.get(token, -1) for token in range(module.size("V"))]
+            known[TOKEN_ENTRIES] = torch.tensor(entries, dtype=torch.int32)
         return {name: table for name, table in known.items() if name in module.inputs}
 
 

@@ -73,7 +73,7 @@ def residual(
     live = row != 0
     last = program == 0
     if live:
-        last = scan_residual(tokens_ptr, logits_ptr, keys_ptr, scales_ptr, None, drawn_ptr, mass_ptr, weights_ptr, (masses0_ptr, masses1_ptr, masses2_ptr), (relay_draft_logits0_ptr, q1_ptr, q2_ptr), (rows_ptr2, None, None), (1, 1, 1), partial_value_ptr, partial_index_ptr, partial_sum_ptr, arrivals_ptr, b, program, programs, identity, None, 4, 3, V, STRIDE, SPLITS, BLOCK)
+        last = scan_residual(tokens_ptr, logits_ptr, keys_ptr, scales_ptr, None, drawn_ptr, mass_ptr, weights_ptr, None, (masses0_ptr, masses1_ptr, masses2_ptr), (relay_draft_logits0_ptr, q1_ptr, q2_ptr), (rows_ptr2, None, None), (1, 1, 1), partial_value_ptr, partial_index_ptr, partial_sum_ptr, arrivals_ptr, b, program, programs, identity, None, 4, 3, V, 2048, STRIDE, SPLITS, BLOCK)
     if last:
         tokens = load_row(tokens_ptr + b * 4, True, 4)
         coins = tl.load(coins_ptr + b)

@@ -9,6 +9,7 @@ from specc.algorithms.blocks.sampling import parameter
 from specc.algorithms.blocks.scope import Scope, logits_dtype_of
 from specc.ir.core import Value
 from specc.ir.ops.sample import COIN, DRAFT, TOKEN
+from specc.runtime.plan.draft_head import TOKEN_ENTRIES
 
 MODES = ("rejection", "block")
 _COLUMN = 1 << 32
@@ -57,11 +58,13 @@ def chosen(
     if not drawn_drafts(scope):
         token, bad = scope.pick("vocab.argmax", logits, names, dtype="i64", keep=keep)
         return token, bad, None
-    if scope.token_map is not None:
-        key, ways = ("verify", "target_only") if sampled(scope) else ("draft_sampling", "greedy")
-        wanted = f"{key}: {getattr(scope.config, key)}"
-        message = f"{wanted} with a draft that scores a part of the vocabulary is not implemented"
-        scope.refuse("config/not-yet", message, (key,), hint=f"write {key}: {ways}")
+    mapped = scope.token_map is not None
+    if mapped and not sampled(scope):
+        message = (
+            f"draft_sampling: {scope.config.file.draft_sampling} with a draft that scores a part of the vocabulary"
+        )
+        hint = "write draft_sampling: greedy"
+        scope.refuse("config/not-yet", f"{message} is not implemented", ("draft_sampling",), hint=hint)
     entry = ("prefill_", "prefill") if stem.startswith("prefill_") else ("", "prepare")
     with b.at(scope.at("verify")):
         seed, temperature = (parameter(scope, name, *entry, "verify") for name in ("seed", "temperature"))
@@ -70,15 +73,16 @@ def chosen(
         place = b("kv.positions", lens, names=(f"{stem}place",), axis=axis, **where)
         noise = f"{stem}keys", f"{stem}scales"
         keys, scales = b.many("sample.keys", seed, temperature, place, names=noise, offset=0, kind=kind)
-        token, bad = b.many("sample.draw", logits, scope.rows, keys, scales, names=names, dtype="i64", keep=keep)
+        drawn = f"{names[0]}_of_draft" if mapped else names[0], names[1]
+        index, bad = b.many("sample.draw", logits, scope.rows, keys, scales, names=drawn, dtype="i64", keep=keep)
         if not sampled(scope):
-            return token, bad, None
-        given = logits, scope.rows, scales, token
-        source = Source(logits, b("sample.mass", *given, names=(f"{stem}mass",), ahead=0, keep=keep))
+            return index, bad, None
+        given, of = (logits, scope.rows, scales, index), {"of": "Vd"} if mapped else {}
+        source = Source(logits, b("sample.mass", *given, names=(f"{stem}mass",), ahead=0, keep=keep, **of))
         if carried:
             for name, value in zip(_fields(column), source, strict=True):
                 b.many("carry.store", scope.rows, value, field=name)
-    return token, bad, source
+    return scope.translated(index, names[0]), bad, source
 
 
 def children(
@@ -154,10 +158,11 @@ def decide(
         weights = b(
             "sample.weigh", scope.rows, coins, scales, mass, *masses, names=("weights",), mode=mode, parts=parts
         )
+        entries = [scope.table(TOKEN_ENTRIES, "i32", "V", of="Vd")] if scope.token_map is not None else []
+        given = tokens, logits, scope.rows, keys, scales, drawn, mass, weights, *cuts, *entries, *masses, *rows
         left, sums = b.many(
-            "sample.residual", tokens, logits, scope.rows, keys, scales, drawn, mass, weights, *cuts, *masses, *rows,
-            names=("left", "left_sums"), parts=parts, cut=len(cuts),
-            most=1 if mode == "rejection" else scope.config.num_steps,
+            "sample.residual", *given, names=("left", "left_sums"), parts=parts, cut=len(cuts),
+            most=1 if mode == "rejection" else scope.config.num_steps, **{"mapped": 1} if entries else {},
         )  # fmt: skip
         index = b("sample.accept", tokens, scope.rows, coins, drawn, weights, left, sums, names=("decided",))
     return index, bad

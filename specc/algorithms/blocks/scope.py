@@ -76,9 +76,9 @@ class Scope:
             raise TypeError(f"the options are {type(self.config.options).__name__}, not {kind.__name__}")
         return self.config.options
 
-    def table(self, name: str, dtype: str, *shape: str) -> Value:
-        """Declare a tensor that the engine brings once, when it binds the program."""
-        return self.module.add_input(name, TensorType(dtype, shape))
+    def table(self, name: str, dtype: str, *shape: str, of: str = "") -> Value:
+        """Declare a tensor that is there once a program is bound: the engine brings it, or the runtime makes it."""
+        return self.module.add_input(name, TensorType(dtype, shape, of))
 
     def at(self, *key: str) -> Location:
         """Where a key of the configuration was written; for a model's size, ``model:`` if that gave it."""
@@ -144,9 +144,14 @@ class Scope:
             return self.b.many(opcode, logits, self.rows, names=names, **attrs)
         *others, token, bad = names
         values = self.b.many(opcode, logits, self.rows, names=(*others, f"{token}_of_draft", bad), **attrs)
+        return *values[:-2], self.translated(values[-2], token), values[-1]
+
+    def translated(self, index: Value, name: str) -> Value:
+        """The target's tokens i64 that numbers of the draft's vocabulary stand for, under a name."""
+        if self.token_map is None:
+            return index
         with self.b.at(self.at("draft", "token_map")):
-            tokens = self.b("vocab.translate", values[-2], self.token_map, self.rows, names=(token,))
-        return *values[:-2], tokens, values[-1]
+            return self.b("vocab.translate", index, self.token_map, self.rows, names=(name,))
 
     def refuse(self, code: str, message: str, key: tuple[str, ...], *notes: Note, hint: str | None = None) -> None:
         """Refuse the configuration for what stands at a key.

@@ -14,20 +14,22 @@ def _of_masses(attrs: Mapping[str, Any]) -> str:
 
 def _of_rows(attrs: Mapping[str, Any]) -> str:
     cuts = "cuts: f32[B, ?n], " if attrs["cut"] else ""
+    entries = "entries: i32<?d>[?v], " if attrs.get("mapped") else ""
     rows = ", ".join(f"q{i}: D[B, *x{i}, ?d]" for i in range(int(attrs["parts"])))
-    return f"{cuts}{_of_masses(attrs)}, {rows}"
+    return f"{cuts}{entries}{_of_masses(attrs)}, {rows}"
 
 
 OPS = (
     OpDef(
         "sample.mass",
-        "logits: T[B, *x, ?v], rows: i64[B], scales: f32[B, *x], entries: i64[B, *x, $keep], cuts?: f32[B, *x]"
+        "logits: T[B, *x, ?v], rows: i64[B], scales: f32[B, *x], entries: i64<$of>[B, *x, $keep], cuts?: f32[B, *x]"
         " -> mass: f32[B, *x, 3]",
         "What a row's probabilities are made of, softmax(logits * scale) of those not below the cut: the largest logit,"
         " the sum of exp((x - largest) * scale), which is 1 where the largest is infinite, and one probability, that"
         " of entry number ``ahead`` further in ``entries``; 0 of one that there is not, 1 where the scale is 0."
         " Padding: 0.",
-        {"ahead": range(2), "keep": str},
+        {"ahead": range(2), "keep": str, "of": str},
+        {"of": ""},
         traits=frozenset({Trait.SUMS}),
     ),
     OpDef(
@@ -52,8 +54,10 @@ OPS = (
         " where nothing is left, and ``drawn`` where that is nothing either. At most ``most`` nodes are looked at, the"
         " first; of others, and padding: 0. ``given``: the cuts of p if ``cut`` is 1, then ``parts`` masses of the"
         " drafts as of ``sample.weigh``, then the logits T[B, *x, Vd] that they are of. Where a largest logit is"
-        " infinite, ``drawn`` has all of p and the draft all of q.",
-        {"parts": STEPS, "cut": range(2), "most": STEPS},
+        " infinite, ``drawn`` has all of p and the draft all of q. If ``mapped`` is 1, ``entries`` are behind the cuts:"
+        " of each token its number in the draft's vocabulary, -1 of a token that it has not, for which q is 0.",
+        {"parts": STEPS, "cut": range(2), "most": STEPS, "mapped": range(2)},
+        {"mapped": 0},
         parts=_of_rows,
         traits=frozenset({Trait.REDUCES, Trait.SUMS}),
         pooled="q",

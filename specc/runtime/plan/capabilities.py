@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import NoReturn
 
 from ..errors import LackingError, PlanError
-from .draft_head import WEIGHT
+from .draft_head import MADE
 from .plan import RANK, Plan
 
 
@@ -61,10 +61,7 @@ MOVES = Capability(
     lambda plans: any(pool.bound for plan in plans for pool in plan.kv_pools.values()),
 )
 OPS = Capability(
-    ("capabilities/brought.py",),
-    (),
-    "an algorithm of a plugin",
-    lambda plans: any(plan.ops for plan in plans),
+    ("capabilities/brought.py",), (), "an algorithm of a plugin", lambda plans: any(plan.ops for plan in plans)
 )
 ROTATED = Capability(
     ("rotated.py",),
@@ -74,17 +71,14 @@ ROTATED = Capability(
 )
 SHAPES = Capability(
     ("capabilities/shape.py", "capabilities/step_times.py"),
-    (
-        *("AcceptanceShape", "FixedShape", "ShapePolicy"),
-        *("measure_step_times", "read_step_times", "write_step_times"),
-    ),
+    ("AcceptanceShape", "FixedShape", "ShapePolicy", "measure_step_times", "read_step_times", "write_step_times"),
     "several numbers in `num_steps`, or `shapes`",
     lambda plans: len(plans) > 1,
 )
-HEAD = Capability(
-    ("capabilities/draft_head.py",), (), "`draft.head`", lambda plans: any(WEIGHT in p.inputs for p in plans)
+TABLES = Capability(
+    ("capabilities/draft_tables.py",), (), "`draft.head`", lambda plans: any(MADE & p.inputs.keys() for p in plans)
 )
-CAPABILITIES = (SAMPLING, RECORDS, RANKS, MOVES, OPS, ROTATED, SHAPES, HEAD)
+CAPABILITIES = (SAMPLING, RECORDS, RANKS, MOVES, OPS, ROTATED, SHAPES, TABLES)
 
 
 def lacking(owner: str, name: str) -> AttributeError:

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ..errors import PlanError
-from .draft_head import SCALE, WEIGHT
+from .draft_head import MADE
 from .nodes import OUTSIDE, STORES, Capture, External, Given, Kernel, Node, OpSource, Phase, read_by, results_of
 from .shape import Shape
 from .typed import LARGEST
@@ -357,7 +357,7 @@ class Plan:
 
     def tables(self) -> dict[str, Input]:
         """Inputs that the engine brings once, at bind, besides the request table: the runtime has the others."""
-        known = (*TABLES, PROMPT, RANK, WEIGHT, SCALE)
+        known = (*TABLES, PROMPT, RANK, *MADE)
         return {name: one for name, one in self.inputs.items() if self.home(name) is None and name not in known}
 
     def written_inputs(self, entry: str) -> list[str]:

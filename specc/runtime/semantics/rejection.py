@@ -63,10 +63,12 @@ def sample_residual(operands: Tensors, attrs: Attrs, dims: Dims) -> Tensors:
     """A token drawn after some nodes of what is left of p, index i32[B, n], and how much that is, sums f32[B, n].
 
     tokens i64[B, n], logits T[B, n, V], rows i64[B], keys i64[B, n], scales f32[B, n], drawn i32[B, n], mass f32[B, n,
-    3], weights f32[B, n][, cuts f32[B, n]], the drafts' masses, the logits that they were drawn from; see the op.
+    3], weights f32[B, n][, cuts f32[B, n]][, entries i32[V]], the drafts' masses, the logits that they were drawn from;
+    see the op.
     """
     tokens, logits, rows, keys, scales, drawn, mass, weights, *given = operands
     cuts, given = (given[:1], given[1:]) if attrs["cut"] else ([], given)
+    entries, given = (given[0], given[1:]) if attrs.get("mapped") else (None, given)
     masses, q = _rows_of(given[: len(given) // 2]), _rows_of(given[len(given) // 2 :])
     wanted = (weights > 0) & (rows != 0)[:, None]
     wanted[:, -1] = False
@@ -76,7 +78,7 @@ def sample_residual(operands: Tensors, attrs: Attrs, dims: Dims) -> Tensors:
         draft, scale = _next(tokens)[:, c], scales[:, c]
         values = _above(logits[:, c], scale, [cut[:, c] for cut in cuts])
         p = _probabilities(values, scale, mass[:, c], drawn[:, c].to(torch.int64))
-        left = weights[:, c, None] * p - _probabilities(comparable(q[c]), scale, masses[c], draft)
+        left = weights[:, c, None] * p - _probabilities(_of_tokens(comparable(q[c]), entries), scale, masses[c], draft)
         left = left.nan_to_num(nan=0.0).clamp(min=0.0)
         others = torch.arange(p.shape[1], device=p.device) != draft[:, None]
         chances = torch.stack([_normal(torch.where(others, left, 0.0)), _normal(torch.where(others, p, 0.0))])
@@ -125,6 +127,13 @@ def _probabilities(values: Tensor, scales: Tensor, mass: Tensor, sure: Tensor) -
     entry = torch.arange(values.shape[-1], device=values.device)
     e = torch.where(top == torch.inf, (entry == sure[..., None]).to(torch.float32), e)
     return _normal(torch.where(top > -torch.inf, e, 0.0))
+
+
+def _of_tokens(values: Tensor, entries: Tensor | None) -> Tensor:
+    """Logits f32[B, V] of tokens, of those of a draft's entries f32[B, Vd]: -inf of a token that is none of them."""
+    if entries is None:
+        return values
+    return torch.where(entries >= 0, values[:, entries.clamp(min=0).long()], -torch.inf)
 
 
 def _normal(x: Tensor) -> Tensor:

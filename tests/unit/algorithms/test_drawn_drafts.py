@@ -11,7 +11,9 @@ from programs import EXAMPLES, compile_to, load
 
 from specc import algorithms
 from specc.build.build import build_program
+from specc.ir.core import tensor_type
 from specc.ir.ops import OPS
+from specc.runtime.plan.draft_head import TOKEN_ENTRIES
 from specc.support.diagnostics import DiagnosticError
 
 
@@ -47,6 +49,29 @@ def test_rows_that_are_carried(algorithm: str, rows: int) -> None:
     strides = {int(place.attrs["stride"]) >> 32 for place in places if place}
     assert strides == ({1} if algorithm == "DFLASH" else {0})
     assert sorted(column for prefill, column in offsets if prefill) == list(range(rows))
+
+
+PART = {"vocab_size": 40, "token_map": "engine"}
+"""A draft that scores a part of the tokens."""
+
+
+@pytest.mark.parametrize("algorithm", ["STANDALONE", "EAGLE", "EAGLE3", "FROZEN_KV_MTP", "MULTI_LAYER_EAGLE", "DFLASH"])
+@pytest.mark.parametrize("verify", ["rejection", "block"])
+def test_drafts_of_a_part_of_the_tokens(algorithm: str, verify: str) -> None:
+    """What is drafted are tokens; what drafts were drawn from has the draft's columns, and the runtime's table."""
+    loaded = load(algorithm, draft=PART, num_steps=2, verify=verify)
+    module = compile_to("canonicalize", loaded)
+    drawn = [op for op in module.find("sample.draw") if tensor_type(op.out("index")).of]
+    assert drawn
+    for op in drawn:
+        readers = {user.opcode for user in module.users(op.out("index"))}
+        assert readers <= {"vocab.translate", "sample.mass"}
+        assert "vocab.translate" in readers
+    (residual,) = module.find("sample.residual")
+    assert {tensor_type(value).shape[-1] for name, value in residual.named.items() if name[0] == "q"} == {"Vd"}
+    plan = build_program(loaded).plan
+    assert TOKEN_ENTRIES in plan.inputs
+    assert TOKEN_ENTRIES not in plan.tables()
 
 
 @pytest.mark.parametrize("algorithm", ["STANDALONE", "EAGLE", "EAGLE3", "FROZEN_KV_MTP", "MULTI_LAYER_EAGLE", "DFLASH"])

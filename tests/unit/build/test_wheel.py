@@ -103,7 +103,7 @@ def test_the_runtime_is_copied_byte_for_byte(built: Path) -> None:
         "sampling",
         "shape",
         "step_times",
-        "draft_head",
+        "draft_tables",
     ]
     missing = {*(f"semantics/{name}.py" for name in dialects), *(f"capabilities/{name}.py" for name in capabilities)}
     missing |= {"entry/first.py", "memory/kv_pools.py", "plan/parameters.py", "rotated.py", "rounding.py"}

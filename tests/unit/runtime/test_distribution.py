@@ -28,7 +28,7 @@ from specc.runtime.batch import Batch
 from specc.runtime.capabilities.sampling import Sampling
 from specc.runtime.memory.arena import allocate
 from specc.runtime.plan.parameters import PARAMETERS
-from specc.runtime.plan.plan import Plan
+from specc.runtime.plan.plan import TOKEN_MAP, Plan
 from specc.runtime.plan.shape import Shape
 from specc.runtime.semantics.convention import DTYPES
 from specc.runtime.semantics.reference import OPS, STORES
@@ -42,6 +42,8 @@ VOCAB, COLUMNS = 18, 32
 ALPHABET = (0, 7, 16, 17)
 """What the target may say, in two tiles; its draft says more. 0 is also what stands where nothing is emitted."""
 PROMPT = [5, 7, 0]
+PART = [2, 5, 7, 8, 11, 13, 16]
+"""What a draft of a part of the tokens scores: half of what the target may say, and more."""
 LENGTH = 4
 """Tokens of a text, the first of them by the prefill."""
 ALL = ("penalties", "logit_bias", "grammar", "top_k", "top_p", "min_p")
@@ -110,8 +112,8 @@ def distribution(number: int, before: tuple[int, ...] = (), length: int = LENGTH
 
 def plans_of(rows: int, **keys: Any) -> tuple[Plan, ...]:
     """The program for batches of up to so many requests, the deepest plan first."""
-    more = {"buckets": [rows], "max_requests": rows, "context_length": COLUMNS, "sampling": list(ALL), **keys}
-    return planned("STANDALONE", target=SMALL, draft=SMALL, **more)
+    more = {"buckets": [rows], "max_requests": rows, "context_length": COLUMNS, "sampling": list(ALL)}
+    return planned("STANDALONE", **{"target": SMALL, "draft": SMALL, **more, **keys})
 
 
 def kinds_of(rows: int) -> Tensor:
@@ -126,12 +128,15 @@ def bind(plans: Sequence[Plan], kinds: Tensor, draft: Tensor = DRAFT) -> Step:
     words = torch.tensor([sum(1 << v for v in MAY[last]) for last in range(VOCAB)], dtype=torch.int32)
     grammars = torch.tensor([False, *(KINDS[n].grammar for n in kinds.tolist())])
     bitmask = torch.where(grammars[:, None], words, -1)[..., None].contiguous()
-    engine = MarkovEngine(PROMPT, TARGET, draft, bitmask)
+    tables = {TOKEN_MAP: torch.tensor(PART)} if TOKEN_MAP in plans[0].inputs else {}
+    engine = MarkovEngine(PROMPT, TARGET, draft[..., PART] if tables else draft, bitmask)
     table = torch.arange(1, COLUMNS + 1, dtype=torch.int32).repeat(len(kinds) + 1, 1)
     kv = {owner: Memory.of_pool(pool, COLUMNS + 1, CPU).buffers for owner, pool in plans[0].kv_pools.items()}
     memory, shapes = allocate(plans, CPU, poison=0x5A), dict[Shape, Step]()
     for plan in plans:
-        shapes[plan.shape] = Step(plan, ReferenceBackend(), CPU, engine, table, kv, memory=memory, shapes=shapes)
+        shapes[plan.shape] = Step(
+            plan, ReferenceBackend(), CPU, engine, table, kv, tables, memory=memory, shapes=shapes
+        )
     return shapes[plans[0].shape]
 
 
@@ -216,12 +221,15 @@ def surprise(code: Tensor, p: Tensor) -> float:
 
 
 CHAIN: dict[str, Any] = {"num_steps": 2}
+REDUCED: dict[str, Any] = {"draft": SMALL | {"vocab_size": len(PART), "token_map": "engine"}}
 TREE: dict[str, Any] = {"num_steps": 2, "topk": 2, "num_draft_tokens": 5}
 PROGRAMS = {
     "chain": CHAIN | {"verify": "target_only"},
     "tree": TREE | {"verify": "target_only"},
     "rejection": CHAIN | {"verify": "rejection"},
     "block": CHAIN | {"verify": "block"},
+    "rejection of a part": CHAIN | {"verify": "rejection"} | REDUCED,
+    "block of a part": CHAIN | {"verify": "block"} | REDUCED,
 }
 
 
@@ -295,7 +303,7 @@ def written(name: str, count: int) -> tuple[Tensor, Tensor]:
     return write(plans_of(1 << 13, **PROGRAMS[name]), count)
 
 
-@pytest.mark.parametrize("name", ["chain", "rejection", "block"])
+@pytest.mark.parametrize("name", ["chain", "rejection", "block", "rejection of a part", "block of a part"])
 def test_texts_of_all_kinds(name: str, request: pytest.FixtureRequest) -> None:
     """Requests of all kinds in one batch: with every feature alone, and with all of them."""
     count = request.config.getoption("--texts", default=MOST)
@@ -336,6 +344,11 @@ def whole(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(OPS, "sample.residual", lambda given, *rest: (given[5], right(given, *rest)[1]))
 
 
+def other_entries(given: list[Any]) -> Sequence[Any]:
+    """Another token for each entry of the draft's vocabulary, before the masses and rows of its two drafts."""
+    return [*given[:-5], given[-5].roll(1), *given[-4:]]
+
+
 def at_one(given: list[Any]) -> Sequence[Any]:
     """The mass of a draft's row, which has no cuts, at temperature 1."""
     return given if len(given) == 5 else [*given[:2], torch.ones_like(given[2]), given[3]]
@@ -359,6 +372,8 @@ BIASED: dict[str, tuple[str, Patch]] = {
     "cuts": ("rejection", with_operands("sample.mass", lambda given: [*given[:4], *(cut - 1 for cut in given[4:])])),
     "left": ("rejection", whole),
     "whole": ("block", whole),
+    "entries": ("block of a part", with_operands("sample.residual", other_entries)),
+    "translated": ("rejection of a part", with_operands("vocab.translate", lambda given: [given[0] * 0, *given[1:]])),
     "drafts": ("block", with_operands("sample.mass", at_one)),
 }
 """Programs and what is wrong in them."""

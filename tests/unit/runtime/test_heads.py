@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from specc.runtime.capabilities.draft_head import head_tables
+from specc.runtime.capabilities.draft_tables import head_tables
 from specc.runtime.errors import BindError
 from specc.runtime.plan.draft_head import HEAD, SCALE, WEIGHT
 from specc.runtime.plan.plan import TOKEN_MAP, Plan

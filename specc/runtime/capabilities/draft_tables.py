@@ -1,4 +1,4 @@
-"""The head of a draft's vocabulary, which a program multiplies hidden rows by itself: its weights, as it reads them."""
+"""Tables that a program reads of its draft and the runtime makes: the weights of its head, and entries of tokens."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from torch import Tensor
 
 from ..bound import BoundStep
 from ..errors import BindError
-from ..plan.draft_head import HEAD, SCALE, WEIGHT
+from ..plan.draft_head import HEAD, MADE, SCALE, TOKEN_ENTRIES, WEIGHT
 from ..plan.plan import TOKEN_MAP, Plan
 from ..semantics.convention import DTYPES
 
@@ -21,17 +21,34 @@ ALIGNMENT = 16
 """Bytes that divide the address of what kernels read."""
 
 
-class HeadStep(BoundStep):
-    """A step whose draft hands over what its head reads."""
+class DraftTablesStep(BoundStep):
+    """A step that reads tables which are made of the engine's; all shapes of a binding have the same."""
 
     def _brought(self, tables: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """As of any step, with the weights that the program reads in place of the engine's head."""
+        """As of any step, and those that are made."""
         given, first = super()._brought(tables), self._first_shape()
-        if (head := given.pop(HEAD, None)) is None:
-            return given
-        if first is not self:
-            return given | {name: one for name, one in first._tables.items() if name in (WEIGHT, SCALE)}
-        return given | head_tables(self._plan, head, given.get(TOKEN_MAP))
+        made = {} if first is self else {name: one for name, one in first._tables.items() if name in MADE}
+        return draft_tables(self._plan, {**given, **made})
+
+
+def draft_tables(plan: Plan, tables: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """The tables that a program reads, by name, of the engine's and of those that are made already.
+
+    BindError as of `head_tables`.
+    """
+    read = {name: table for name, table in tables.items() if name != HEAD}
+    if WEIGHT in plan.inputs and WEIGHT not in read:
+        read |= head_tables(plan, tables[HEAD], tables.get(TOKEN_MAP))
+    if TOKEN_ENTRIES in plan.inputs and TOKEN_ENTRIES not in read:
+        read[TOKEN_ENTRIES] = token_entries(plan, tables[TOKEN_MAP])
+    return read
+
+
+def token_entries(plan: Plan, tokens: Tensor) -> Tensor:
+    """The entries i32[V] of the draft's vocabulary that tokens are, by its map i64[Vd]: -1 of those that it has not."""
+    entries = torch.full((plan.size("V"),), -1, dtype=torch.int32, device=tokens.device)
+    entries[tokens] = torch.arange(len(tokens), dtype=torch.int32, device=tokens.device)
+    return entries
 
 
 def head_tables(plan: Plan, head: Tensor, tokens: Tensor | None) -> dict[str, Tensor]:
