@@ -32,6 +32,9 @@ GpuOption = Annotated[
 NameOption = Annotated[
     str | None, typer.Option(metavar="NAME", help="The configuration's name. Default: one made of the algorithm.")
 ]
+HeadOption = Annotated[
+    str, typer.Option(metavar="HOW", help="The draft's key head: weights, int8 or fp8 leave it to the program.")
+]
 DRAWN = "top_k,top_p"
 """Parameters, beside a temperature, that requests of an ordinary server sample with."""
 

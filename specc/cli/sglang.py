@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from specc.cli.reporting import Report, reporting
-from specc.cli.serving import GpuOption, NameOption, OutputOption, checked, gpu_named, say, write
+from specc.cli.serving import GpuOption, HeadOption, NameOption, OutputOption, checked, gpu_named, say, write
 
 if TYPE_CHECKING:
     from specc.config.pasted import Wanted
@@ -72,9 +72,7 @@ def check(
             show_default=False,
         ),
     ] = "",
-    head: Annotated[
-        str, typer.Option(metavar="HOW", help="The draft's key head: weights, int8 or fp8 leave it to the program.")
-    ] = "engine",
+    head: HeadOption = "engine",
 ) -> None:
     """Say which server a command starts, and write the configuration of its program, which is checked."""
     with reporting() as report:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from specc.cli.reporting import Report, reporting
-from specc.cli.serving import DRAWN, GpuOption, NameOption, OutputOption, checked, gpu_named, say, write
+from specc.cli.serving import DRAWN, GpuOption, HeadOption, NameOption, OutputOption, checked, gpu_named, say, write
 
 if TYPE_CHECKING:
     from specc.config.pasted import Wanted
@@ -63,13 +63,14 @@ def check(
         int | None,
         typer.Option(metavar="N", help="Tokens of a block, where the server's log says them.", min=1, max=1 << 16),
     ] = None,
+    head: HeadOption = "engine",
 ) -> None:
     """Say which server a command starts, and write the configuration of its program, which is checked."""
     with reporting() as report:
         from specc.config.pasted import Wanted
 
         filters = sampling if sampling is not None else "" if verify == "greedy" else DRAWN
-        wanted = Wanted(name, verify, filters, outputs, best_logprobs)
+        wanted = Wanted(name, verify, filters, outputs, best_logprobs, head=head)
         write(configured(arguments, gpu, wanted, output or Path("vllm.yaml"), report, page_size), output)
 
 

@@ -187,6 +187,10 @@ class Wanted:
             *([f"logits: {json.dumps(self.logits)} # --logits"] if self.logits != "gathered" else []),
         ]
 
+    def of_draft(self) -> list[str]:
+        """Return the keys of the draft's block, likewise."""
+        return [f"  head: {json.dumps(self.head)} # --head"] if self.head != "engine" else []
+
 
 def served_by_program(config: Config, engine: str, drawn: Sequence[str], logprobs: tuple[str, str]) -> str:
     """Return in a line which requests a program of this configuration serves.

@@ -1,7 +1,8 @@
 """What a row's probabilities are made of, in the same scan as the draw: its largest logit and a sum over all of it.
 
 The softmax of logits times a scale, of those not below the cut: p(x) = exp((x - largest) * scale) / sum. NaN counts as
--inf. Where the largest is infinite one entry has all of it, the first such, and the sum is 1. A draw makes the sum of
+-inf. Where the largest is infinite, by itself or times the scale, one entry has all of it, the one that is drawn, and
+the sum is 1. A draw makes the sum of
 every tile of 16 entries anyway, relative to the tile's largest, so two exponentials a tile are all there is to add.
 """
 
@@ -58,6 +59,8 @@ def block_of_mass(top, mass, x, scale, index, entry, there):
     """
     greedy = (scale > 0.0) == 0
     top = tl.where(mass > 0.0, top, float("-inf"))
+    # As the draw sees it: what is no f32 times the scale is infinite.
+    top = tl.where(tl.abs(top * scale) == float("inf"), top * scale, top)
     total = tl.where((top == float("inf")) | greedy, 1.0, tl.maximum(mass, 1.0))
     chance = share(x, top, scale) / total
     chance = tl.where(top == float("inf"), tl.where(entry == index, 1.0, 0.0), chance)

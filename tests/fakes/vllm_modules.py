@@ -16,6 +16,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from . import vllm_heads as vllm_heads
 from . import vllm_ranks as vllm_ranks
 from .vllm_sampling import (
     BadWordsState,

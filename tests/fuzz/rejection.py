@@ -23,21 +23,25 @@ TINY = 2.0**-126
 
 
 def probabilities(row: Sequence[float], scale: float) -> list[float]:
-    """The softmax of logits times a scale; NaN has nothing, and the first of several infinities everything."""
+    """The softmax of logits times a scale; NaN has nothing, and the first of several infinities everything.
+
+    What is no f32 times the scale is infinite.
+    """
     top, total = mass(row, scale)
     if top == -INF:
         return [0.0] * len(row)
     if top == INF:
-        return [float(i == list(row).index(INF)) for i in range(len(row))]
+        first = [f32(x * scale) == INF for x in row].index(True)
+        return [float(i == first) for i in range(len(row))]
     shares = [math.exp(f32(x - top) * scale) / total if x > -INF else 0.0 for x in row]
     return [share if share >= TINY else 0.0 for share in shares]
 
 
 def mass(row: Sequence[float], scale: float) -> tuple[float, float]:
-    """The largest logit, and the sum of what all are beside it; 1 where it is infinite."""
+    """The largest logit, infinite where it is no f32 times the scale, and the sum of all beside it; 1 if infinite."""
     top = max((x for x in row if not math.isnan(x)), default=-INF)
-    if math.isinf(top):
-        return top, 1.0
+    if math.isinf(f32(top * scale)):
+        return f32(top * scale), 1.0
     return top, math.fsum(math.exp(f32(x - top) * scale) for x in row if x > -INF)
 
 

@@ -92,6 +92,30 @@ def test_masses_are_a_softmax_s(launcher: Launcher) -> None:
     assert not mass[:, -1, 2].any()
 
 
+BEYOND = [
+    [0.0, 3e38, INF, 3e38],
+    [0.0, 3e38, -3e38, 3e38],
+    [-3e38, -2e38, -INF, -3e38],
+    [1.0, INF, -3e38, INF],
+    [0.0, 3e30, 2e30, -3e38],
+]
+"""Logits that are no f32, or just are, times a scale of 1e6."""
+
+
+@pytest.mark.parametrize("ahead", [None, 1])
+def test_what_is_no_f32_times_the_scale_is_infinite(launcher: Launcher, ahead: int | None) -> None:
+    """In what a row's probabilities are made of, as in the draw: what is drawn has all, or nothing has any."""
+    source, count = generator(11), len(BEYOND)
+    logits = torch.tensor(BEYOND)[:, None].expand(count, 2, -1).contiguous()
+    values = {"req_pool_indices": torch.arange(1, 1 + count), "logits": logits, "keys": keys_of(source, count, 2)}
+    values |= {"scales": torch.full((count, 2), 1e6), "entries": torch.tensor([[0, 1]]).expand(count, 2).clone()}
+    results = check_module(launcher, massive("f32", 2, 4, cut=False, ahead=ahead), source, values)
+    index, mass = results["index"][:, 0].tolist(), results["mass"][:, 0]
+    assert index[:2] + index[3:] == [1, 1, 1, 1]
+    assert mass[:, 0].tolist() == pytest.approx([INF, INF, -INF, INF, 3e30])
+    assert mass[:, 2].tolist() == [1.0, 1.0, 0.0, 1.0, 1.0]
+
+
 # --- what is left -----------------------------------------------------------------------------------------------------
 
 PARTS = {"one": (3,), "each": (0, 0, 1), "two": (2, 1), "carried": (0, 0, 0)}

@@ -37,6 +37,13 @@ if ON_GPU:
 PROGRAMS = [replace(variant, program=True) for variant in SPECULATING]
 if ON_GPU:
     PROGRAMS += [replace(variant, program=True, capture="none") for variant in AHEAD[:2]]
+HEADS = [
+    Variant("draft_model", "standalone", program=True, head="weights"),
+    Variant("eagle", "eagle", program=True, ahead=True, head="weights", shapes=SHAPES),
+    Variant("eagle3", "eagle3_part", program=True, ahead=True, head="weights"),
+    Variant("mtp", "mimo", target="mimo", program=True, head="weights"),
+]
+PROGRAMS += HEADS
 CHOOSING = [Variant("eagle", "eagle", program=True, ahead=True, shapes=SHAPES, shape=shape) for shape in ("auto", "1")]
 speculating = pytest.mark.parametrize("variant", [*SPECULATING, *PROGRAMS, *CHOOSING], ids=str)
 HALF = Variant("eagle", "eagle", half=True, ahead=True)

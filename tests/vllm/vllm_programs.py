@@ -29,7 +29,7 @@ archs: [sm_90]
 target: {{model: {models}/{target}{dtype}}}
 {drafts}
 """
-DRAFT = "draft: {{model: {models}/{draft}{dtype}}}"
+DRAFT = "draft: {{model: {models}/{draft}{dtype}{head}}}"
 LOOKED_UP = (
     f"options: {{window: {MODEL_LEN}, longest: {NGRAM['prompt_lookup_max']}, shortest: {NGRAM['prompt_lookup_min']}}}"
 )
@@ -49,6 +49,7 @@ def build_program(
     algorithm = ALGORITHMS[variant.method or ""]
     dtype = ", dtype: bfloat16" if variant.half else ""
     named = {"models": models, "target": variant.target, "draft": variant.draft, "dtype": dtype}
+    named["head"] = f", head: {variant.head}" if variant.head else ""
     drafts = DRAFT.format(**named) if variant.draft else LOOKED_UP
     verify = DRAWS.format(variant.drafting) if variant.drafting else "greedy"
     sizes = {

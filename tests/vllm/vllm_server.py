@@ -50,7 +50,8 @@ class Variant:
     `canaries` watch the blocks that no request has. `capture` is what of a program is captured where vLLM
     captures graphs, by the word of its variable. A block has `block` tokens. Models are shared out over `ranks`.
     `shapes` are numbers of drafts, of which another one is asked for in every step; without any it is always the same.
-    With `shape` it is the program that asks, by this word of its variable.
+    With `shape` it is the program that asks, by this word of its variable. With `head` the program computes the
+    draft's, in that way (`draft.head`).
     """
 
     method: str | None = None
@@ -66,12 +67,14 @@ class Variant:
     ranks: int = 1
     shapes: tuple[int, ...] = ()
     shape: str = ""
+    head: str = ""
 
     def __str__(self) -> str:
         """For the names of tests and files."""
         drafts = self.draft or self.method or "plain"
         options = {"half": self.half, "ahead": self.ahead, "unwatched": not self.canaries, "program": self.program}
         words = [drafts, *(word for word, so in options.items() if so)]
+        words += [f"head_{self.head}"] if self.head else []
         words += [f"capture_{self.capture}"] if self.capture else []
         words += [f"blocks_{self.block}"] if self.block != BLOCK else []
         words += [f"shape_{self.shape}"] if self.shape else []
@@ -86,7 +89,7 @@ class Variant:
     @property
     def own(self) -> Variant:
         """The same without a program: vLLM's own steps."""
-        return replace(self, program=False, capture="", shape="")
+        return replace(self, program=False, head="", capture="", shape="")
 
     def engine(self, models: Path) -> dict[str, Any]:
         """Arguments of the engine."""

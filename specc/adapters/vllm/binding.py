@@ -7,6 +7,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from .fit import computes_head
+from .heads import Head
+
 HIDDEN = "hidden"
 
 
@@ -22,11 +25,12 @@ class Bound:
         """Load the program of a package onto the speculator's device, and bind it. RuntimeError if it does not fit."""
         program = package.load(str(speculator.device) if speculator.device.type == "cuda" else "cpu")
         plan = program.plan
-        self._forwards, self._blocks = speculator.forwards(package.Forward), speculator.blocks(plan)
+        head = Head(plan, speculator) if computes_head(plan) else None
+        self._forwards, self._blocks = speculator.forwards(package.Forward, head), speculator.blocks(plan)
         table = self._blocks.table
         # Whether a request's blocks have room, the host knows beforehand, see `room`.
         blocks = torch.full((len(table),), table.shape[1], dtype=torch.int32, device=speculator.device)
-        tables = {"num_blocks": blocks}
+        tables = {"num_blocks": blocks} | ({} if head is None else head.tables())
         self.step = program.bind(self._forwards, table, tables=tables, carry=speculator.fields, capture=False)
         self._hidden: Tensor | None = None
 

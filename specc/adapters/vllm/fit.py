@@ -7,6 +7,8 @@ from typing import Any
 
 from .served import DRAFT, METHODS, MODEL, PARALLEL, SETTINGS, SPECULATIVE, WHOLE, Server, Setting, refusals
 
+HEAD, TOKEN_MAP = "draft_head", "d2t"
+"""Tables of a program: the head that it computes, and the tokens that a draft of a part of them scores."""
 MAY_LACK = (DRAFT, WHOLE)
 """Parts of a VllmConfig in which a setting is only there where somebody has set it."""
 
@@ -32,6 +34,11 @@ def numbers(speculative: Any) -> frozenset[int]:
     """The numbers of drafts that a server's table by batch size has, of its SpeculativeConfig; none without one."""
     most, table = speculative.num_speculative_tokens, speculative.num_speculative_tokens_per_batch_size
     return frozenset(min(most, drafts) for _, _, drafts in table or ())
+
+
+def computes_head(plan: Any) -> bool:
+    """Whether a program computes the head of its draft."""
+    return HEAD in plan.tables()
 
 
 def draft_group(speculator: Any) -> int:
@@ -64,6 +71,9 @@ def _arguments(plan: Any, config: Any) -> Iterator[str]:
         yield f"the server keeps {most} requests, the program {plan.size('P') - 1} (max_requests)"
     if plan.buckets[-1] > most:
         yield f"the largest bucket is {plan.buckets[-1]}, the server keeps {most} requests (max_num_seqs)"
+    ranks = config.parallel_config.tensor_parallel_size
+    if ranks > 1 and computes_head(plan):
+        yield f"the program computes the head of the draft, of which each of {ranks} ranks has a part"
     if plan.algorithm == "NGRAM" and spec.method in METHODS["NGRAM"]:
         yield from _looked_up(plan.options, config.model_config.max_model_len, spec)
 
@@ -83,8 +93,10 @@ def _models(plan: Any, config: Any) -> Iterator[str]:
     for role, mine in plan.models.items():
         model, dtype = models[role], str(models[role].dtype).removeprefix("torch.")
         dtype = {"bfloat16": "bf16", "float16": "f16", "float32": "f32"}.get(dtype, dtype)
-        # Heads of a part of the tokens hand over scores of all.
+        # Heads of a part of the tokens hand over scores of all, unless the program computes them.
         sizes = {"vocab_size": config.model_config.get_vocab_size(), "hidden_size": model.get_hidden_size()}
+        if role == "draft" and TOKEN_MAP in plan.tables():
+            sizes["vocab_size"] = getattr(model.hf_config, "draft_vocab_size", None) or mine.vocab_size
         for name, theirs in {**sizes, "dtype": dtype, "logits_dtype": dtype}.items():
             if getattr(mine, name) != theirs:
                 yield f"{name} of the {role} is {getattr(mine, name)} in the program, {theirs} in the server"

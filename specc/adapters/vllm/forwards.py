@@ -9,6 +9,8 @@ from torch import Tensor
 from vllm.config.compilation import CUDAGraphMode
 from vllm.v1.worker.gpu.cudagraph_utils import BatchExecutionDescriptor
 
+from .heads import Head
+
 
 class NoForwards:
     """A program without a draft calls nothing."""
@@ -23,9 +25,9 @@ class Forwards:
     Before a step `begin` says which requests it is of.
     """
 
-    def __init__(self, speculator: Any, result: Any) -> None:
-        """speculator: with its attention in place; result: the program's `Forward`."""
-        self._speculator, self._result = speculator, result
+    def __init__(self, speculator: Any, result: Any, head: Head | None) -> None:
+        """speculator: with its attention in place; result: the program's `Forward`; head: if the program has it."""
+        self._speculator, self._result, self._head = speculator, result, head
         most = len(speculator.arange_np)
         self._starts = torch.arange(most, dtype=torch.int32, device=speculator.device)
         self._longest = torch.full((most,), speculator.max_model_len, dtype=torch.int32)
@@ -41,20 +43,28 @@ class Forwards:
         self, *, tokens: Tensor, positions: Tensor, slots: Tensor, select: Tensor, hidden: Tensor | None = None,
         **_: Any,
     ) -> Any:  # fmt: skip
-        """The draft over A tokens i64[b, A] of every request; logits and hidden states of the rows `select` i64[b]."""
+        """The draft over A tokens i64[b, A] of every request; what it makes of the rows `select` i64[b].
+
+        That are logits T[b, V], or what the program's head reads T[b, W], and hidden states T[b, W].
+        """
         last, fed = self._run(tokens, positions, slots, hidden, ahead=tokens.shape[1])
-        return self._result(self._logits(last[select], 0), fed[select])
+        return self._returned(last[select], fed[select], 0)
 
     def draft(
         self, *, step: int, tokens: Tensor, positions: Tensor, slots: Tensor, hidden: Tensor | None = None, **_: Any
     ) -> Any:
-        """The draft over one token i64[b, 1] of every request; logits T[b, 1, V] and hidden states T[b, 1, W]."""
+        """The draft over one token i64[b, 1] of every request: as `extend`, with an axis of length 1 more."""
         last, fed = self._run(tokens, positions, slots, hidden, ahead=step + 2)
-        return self._result(self._logits(last, step + 1)[:, None], fed[:, None])
+        return self._returned(last, fed, step + 1, 1)
 
-    def _logits(self, hidden: Tensor, step: int) -> Tensor:
-        logits: Tensor = self._speculator.compute_draft_logits(hidden, step)
-        return logits.contiguous()
+    def _returned(self, last: Tensor, fed: Tensor, step: int, *branches: int) -> Any:
+        """What draft number `step` returns, of hidden states T[b, W] for logits, and for the next forward."""
+        rows, shape = len(last), (len(last), *branches, -1)
+        hidden = fed.view(rows, *branches, -1) if branches else fed
+        if self._head is not None:
+            return self._result(hidden=hidden, states=self._head.states(last, step).contiguous().view(shape))
+        logits: Tensor = self._speculator.compute_draft_logits(last, step)
+        return self._result(logits.contiguous().view(shape), hidden)
 
     def _run(
         self, tokens: Tensor, positions: Tensor, slots: Tensor, hidden: Tensor | None, ahead: int

@@ -73,6 +73,8 @@ v1.worker.gpu.spec_decode.speculator.DraftModelSpeculator(vllm_config device): a
 v1.worker.gpu.spec_decode.speculator.DraftModelSpeculator._build_attn_metadata(num_reqs batch_desc query_start_loc_np
     seq_lens_cpu_upper_bound step slot_mappings)
 v1.worker.gpu.spec_decode.speculator.DraftModelSpeculator.compute_draft_logits(hidden_states spec_step_idx)
+model_executor.layers.logits_processor.LogitsProcessor: head_dtype logits_as_input scale soft_cap
+model_executor.layers.logits_processor.LogitsProcessor.forward(lm_head hidden_states embedding_bias skip_gather)
 """
 
 LANGUAGE_MODELS = "drafts of a language model are vLLM's own"

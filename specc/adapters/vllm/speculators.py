@@ -23,6 +23,7 @@ from . import parallel, seam
 from .batches import Steps
 from .fit import draft_group, misfits, numbers
 from .forwards import Forwards, NoForwards
+from .heads import Head
 from .logits import restrict
 from .numbers import Numbers
 from .tables import Blocks, NoBlocks, carried
@@ -124,8 +125,8 @@ class ProgramDrafts(_Speculator):
         """The target's hidden states T[tokens, W] among what `propose` is given, where the draft reads them."""
         return ()
 
-    def forwards(self, result: Any) -> Any:
-        """What the program calls, whose forwards return `result`, the program's `Forward`."""
+    def forwards(self, result: Any, head: Head | None) -> Any:
+        """What the program calls, whose forwards return `result`, the program's `Forward`; `head` if it computes it."""
         return NoForwards()
 
     def blocks(self, plan: Any) -> Any:
@@ -144,9 +145,9 @@ class ModelDrafts(ProgramDrafts):
         """See DraftModelSpeculator."""
         super().__init__(config, device)
 
-    def forwards(self, result: Any) -> Forwards:
+    def forwards(self, result: Any, head: Head | None) -> Forwards:
         """The model's own."""
-        return Forwards(self, result)
+        return Forwards(self, result, head)
 
     def blocks(self, plan: Any) -> Blocks:
         """Those of the group of KV caches that the model's layers are in."""

@@ -47,7 +47,7 @@ class Preset:
         demands: path of a key -> its only value; the default where the file does not write it. A path that begins with
             a block counts where the block is there.
         heads_of_target: algorithms whose head scores rows of the target's own by a token map.
-        parts_of_tokens: whether a draft may score a part of the target's tokens.
+        parts_of_tokens: whether a draft whose head the engine computes may score a part of the target's tokens.
         verifies: values of ``verify`` that its adapter serves.
         tree_masks: values of ``mask`` for a tree, the default first; none where it has no trees.
         padding: what the columns of logits on several ranks together are a multiple of.

@@ -17,7 +17,6 @@ VLLM = Preset(
         ("overlap",): True,  # lengths stay on the device, with async scheduling and without
         ("disaggregation",): False,
         ("logits",): "gathered",  # every rank gets whole rows
-        ("draft", "head"): "engine",  # its forwards of the draft score by themselves
         ("penalties",): "exact",  # as its own, at every draft
     },
     heads_of_target=(),
@@ -25,7 +24,7 @@ VLLM = Preset(
     tree_masks=(),  # it has no trees
     padding=64,  # of its heads, whose scores it cuts off by a view
     pads_rows=True,
-    parts_of_tokens=False,  # its heads hand over scores of all tokens, -inf of those they do not know
+    parts_of_tokens=False,  # its heads hand over scores of all tokens, -inf of those that they do not know
     max_requests=1024,  # max_num_seqs of a GPU with 70 GiB or more
     missing_outputs=("logprobs", "hidden_states", "routed_experts", "indexer_topk"),
     gpus="sm_",

@@ -56,7 +56,7 @@ def in_engine(checked: Checked, facts: Mapping[Side, ModelFacts | None], needs: 
     if draft is None:
         return facts
     of_draft = dict(draft.facts)
-    if not preset.parts_of_tokens:
+    if _scores_all(preset, file.draft):
         of_draft.pop("draft_vocab_size", None)
     written = file.target.dtype if file.target is not None else None
     named = target.facts.get("dtype") if target is not None else None
@@ -122,10 +122,15 @@ def _of_models(
 def _of_a_part(checked: Checked, preset: Preset) -> None:
     """Report a map of the tokens that the draft scores, where the engine hands over scores of all."""
     block = checked.file.draft
-    if preset.parts_of_tokens or block is None or block.token_map is None or not checked.sound("draft"):
+    if block is None or not _scores_all(preset, block) or block.token_map is None or not checked.sound("draft"):
         return
     what, hint = "the program gets scores of all tokens", "leave it out"
     _refuse(checked, preset, what, checked.places.value("draft", "token_map"), hint)
+
+
+def _scores_all(preset: Preset, draft: ModelBlock | None) -> bool:
+    """Whether an engine hands over scores of all tokens, whatever the draft scores: its own head makes them."""
+    return not preset.parts_of_tokens and (draft is None or draft.head == "engine")
 
 
 def _with_demands(checked: Checked, preset: Preset) -> ConfigFile:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Sequence
 
 from specc.config.estimate.proposed import sizes, written
@@ -50,7 +49,7 @@ def configuration(arguments: Arguments, server: Started, wanted: Wanted) -> str:
         *wanted.lines(),
         *_model(arguments, server, "target", wanted.logits),
         *_model(arguments, server, "draft", wanted.logits),
-        *([f"  head: {json.dumps(wanted.head)} # --head"] if wanted.head != "engine" else []),
+        *wanted.of_draft(),
     ]
     arguments.findings.raise_if_errors()
     return "\n".join(lines) + "\n"

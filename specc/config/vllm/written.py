@@ -20,7 +20,7 @@ def configuration(arguments: Arguments, server: Started, wanted: Wanted) -> str:
     """
     drafting, (buckets, origin) = server.drafting, server.buckets
     name = configuration_name(arguments, wanted.name, f"vllm_{server.algorithm.lower()}")
-    coupled = wanted.verify != "greedy" and drafting.draft is not None
+    coupled = wanted.verify != "greedy" and drafting.draft is not None and not _of_a_part(server, wanted)
     lines = [
         f"# Written for a server of {VLLM.title} from its arguments.",
         f"name: {name}",
@@ -38,7 +38,10 @@ def configuration(arguments: Arguments, server: Started, wanted: Wanted) -> str:
         *_look_ups(arguments, server),
         *_model(server, "target", "--model"),
         *(_model(server, "draft", drafting.draft_origin) if drafting.draft is not None else []),
+        *(wanted.of_draft() if drafting.draft is not None else []),
     ]
+    if drafting.draft is None and wanted.of_draft():
+        arguments.wrong("--head is of a model that drafts, and drafts are looked up", "leave it out")
     arguments.findings.raise_if_errors()
     return "\n".join(lines) + "\n"
 
@@ -46,6 +49,13 @@ def configuration(arguments: Arguments, server: Started, wanted: Wanted) -> str:
 def served(config: Config) -> str:
     """Return in a line which requests a program of this configuration serves."""
     return served_by_program(config, "vLLM", ("temperature",), ("logprobs", "logprobs"))
+
+
+def _of_a_part(server: Started, wanted: Wanted) -> bool:
+    """Whether the draft scores a part of the tokens, and the program sees no others: it computes the head then."""
+    facts = server.models["draft"][1].facts
+    whole, part = (facts[key].value if key in facts else None for key in ("vocab_size", "draft_vocab_size"))
+    return bool(wanted.of_draft()) and part not in (None, whole)
 
 
 def _num_steps(arguments: Arguments, most: Fact) -> str:

@@ -25,6 +25,7 @@ OPS = (
         "logits: T[B, *x, ?v], rows: i64[B], scales: f32[B, *x], entries: i64<$of>[B, *x, $keep], cuts?: f32[B, *x]"
         " -> mass: f32[B, *x, 3]",
         "What a row's probabilities are made of, softmax(logits * scale) of those not below the cut: the largest logit,"
+        " which is infinite where it is no f32 times the scale,"
         " the sum of exp((x - largest) * scale), which is 1 where the largest is infinite, and one probability, that"
         " of entry number ``ahead`` further in ``entries``; 0 of one that there is not, 1 where the scale is 0."
         " Padding: 0.",

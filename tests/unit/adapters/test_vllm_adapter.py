@@ -11,7 +11,7 @@ import torch
 from fakes.vllm_tables import BlockTables, RequestState
 from torch import Tensor
 
-from specc.adapters.vllm.fit import draft_group, misfits
+from specc.adapters.vllm.fit import HEAD, TOKEN_MAP, draft_group, misfits
 from specc.adapters.vllm.tables import Blocks, NoBlocks, block_table, carried
 from specc.runtime.plan.shape import Shape
 
@@ -98,6 +98,7 @@ def plan(**changes: Any) -> Any:
         "size": sizes.__getitem__,
         "models": {"target": model, "draft": model},
         "buckets": [4],
+        "tables": dict,
     }
     return SimpleNamespace(**given | changes)
 
@@ -108,7 +109,7 @@ def model(**changes: Any) -> Any:
         dtype=torch.bfloat16,
         get_vocab_size=lambda: sizes["vocab"],
         get_hidden_size=lambda: sizes["hidden"],
-        hf_config=SimpleNamespace(),
+        hf_config=SimpleNamespace(**({"draft_vocab_size": sizes["part"]} if "part" in sizes else {})),
         return_sampling_mask=False,
     )
 
@@ -169,6 +170,22 @@ def test_a_server_that_the_program_is_for() -> None:
 def test_what_does_not_fit_is_named(changes: dict[str, Any], message: str) -> None:
     (misfit,) = misfits(plans(), server(**changes), Own, {Own})
     assert misfit.startswith(message)
+
+
+def test_heads_that_the_program_computes() -> None:
+    """On one rank, and of as many tokens as the draft scores; that of vLLM's scores all of them."""
+    part = SimpleNamespace(vocab_size=40, hidden_size=64, dtype="bf16", logits_dtype="bf16")
+    models = {"target": plan().models["target"], "draft": part}
+    of_part = plans(models=models, tables=lambda: {HEAD: None, TOKEN_MAP: None})
+    assert misfits(of_part, server(draft_model_config=model(part=40)), Own, {Own}) == []
+    (misfit,) = misfits(of_part, server(draft_model_config=model(part=48)), Own, {Own})
+    assert misfit == "vocab_size of the draft is 40 in the program, 48 in the server"
+    assert misfits(of_part, server(draft_model_config=model()), Own, {Own}) == []  # a file may name them
+    assert misfits(plans(), server(draft_model_config=model(part=40)), Own, {Own}) == []
+    whole = plans(tables=lambda: {HEAD: None})
+    assert misfits(whole, server(), Own, {Own}) == []
+    (misfit,) = misfits(whole, server(tensor_parallel_size=2), Own, {Own})
+    assert misfit == "the program computes the head of the draft, of which each of 2 ranks has a part"
 
 
 def test_a_table_of_numbers_of_drafts_is_one_of_shapes() -> None:

@@ -49,6 +49,22 @@ def test_a_draft_model_in_the_servers_element_type(tmp_path: Path) -> None:
     assert (resolved.algorithm, resolved.target.dtype, resolved.draft.dtype) == ("STANDALONE", "bfloat16", "bfloat16")
 
 
+def test_a_head_that_the_program_computes(tmp_path: Path) -> None:
+    """Of a part of the tokens it scores these alone, and drafts are not drawn by the noise of all."""
+    whole = config(tmp_path, *EAGLE, *FLOAT, options=("--head", "int8"))
+    assert whole.draft is not None
+    assert (whole.draft.head, whole.draft.token_map, whole.file.draft_sampling) == ("int8", None, "coupled")
+    words = ("--spec-method", "eagle3", "--spec-model", str(MODELS / "eagle3_reduced"), "--spec-tokens", "3", *FLOAT)
+    for head, scored, sampling in (("engine", 2048, "coupled"), ("fp8", 512, "greedy")):
+        part = config(tmp_path, *words, options=("--head", head))
+        assert part.draft is not None
+        assert (part.draft.head, part.draft.vocab_size, part.file.draft_sampling) == (head, scored, sampling)
+    looked_up = ("-sc.method", "ngram", "-sc.num_speculative_tokens", "4", "--max-model-len", "512", *FLOAT)
+    result = run("--head", "fp8", "--", "vllm", "serve", TARGET, *looked_up)
+    assert result.exit_code == 1
+    assert "--head is of a model that drafts, and drafts are looked up" in result.stderr
+
+
 def test_a_number_of_drafts_that_changes(tmp_path: Path) -> None:
     """With those of vLLM's table, of which none is more than its largest step has room for."""
     table = ("-sc.num_speculative_tokens_per_batch_size", "[[1, 4, 9], [5, 8, 1], [9, 64, 0]]")

@@ -220,9 +220,10 @@ ROWS = {
     "one": [-INF, -INF, -2.0, -INF],
     "equal": [3.0] * 4,
     "far": [0.0, 3e38, -3e38, 1.0],
+    "beyond": [0.0, 3e38, INF, 3e38],
     "any": [0.5, -1.0, 2.0, 0.0],
 }
-WORST = {"nothing": {0}, "nan": {0, 2}, "infinite": {1}, "one": {2}, "far": {1}}
+WORST = {"nothing": {0}, "nan": {0, 2}, "infinite": {1}, "one": {2}, "far": {1}, "beyond": {1, 2}}
 """What may come of a row."""
 
 
@@ -240,7 +241,7 @@ def test_extreme_rows(mode: str, temperature: float) -> None:
         emitted = {int(t) for b in range(count) for t in index[b, : lens[b]]}
         assert emitted <= WORST.get(name, {0, 1, 2, 3}), (name, draft_name)
         overflown = name == "far" and temperature == 1e-6
-        assert bool(bad.all()) == bool(bad.any()) == (name in ("nothing", "nan", "infinite") or overflown)
+        assert bool(bad.all()) == bool(bad.any()) == (name in ("nothing", "nan", "infinite", "beyond") or overflown)
         if row is drawn and name not in ("nothing", "nan"):
             assert (lens == 3).all(), name
 
