@@ -23,12 +23,16 @@ TINY = 2.0**-126
 
 
 def probabilities(row: Sequence[float], scale: float) -> list[float]:
-    """The softmax of logits times a scale; NaN has nothing, and the first of several infinities everything."""
+    """The softmax of logits times a scale; NaN has nothing.
+
+    Where a logit is infinite, the first that is so, or becomes so by the scale, has everything.
+    """
     top, total = mass(row, scale)
     if top == -INF:
         return [0.0] * len(row)
     if top == INF:
-        return [float(i == list(row).index(INF)) for i in range(len(row))]
+        first = [f32(x * scale) for x in row].index(INF)
+        return [float(i == first) for i in range(len(row))]
     shares = [math.exp(f32(x - top) * scale) / total if x > -INF else 0.0 for x in row]
     return [share if share >= TINY else 0.0 for share in shares]
 
