@@ -118,7 +118,8 @@ def run(build: Build, todo: Script) -> list[dict[str, Tensor]]:
     """Outputs of a program on the CPU backend: of a prefill, then of every step of the script."""
     config = build.loaded.config
     engine, plan = RecordingEngine(config, todo), build.plan
-    step = Step(plan, ReferenceBackend(), CPU, engine, todo.table, engine.kv, todo.tables(build.module), poison=0x5A)
+    tables = todo.tables(plan.tables())
+    step = Step(plan, ReferenceBackend(), CPU, engine, todo.table, engine.kv, tables, poison=0x5A)
     todo.sample(step)
     lengths, outputs = dict(todo.prompts), list[dict[str, Tensor]]()
     for index, batch in enumerate([list(todo.prompts), *todo.batches]):
@@ -144,7 +145,7 @@ def meaning(module: Module, config: Config, todo: Script) -> list[dict[str, Tens
             "seq_lens": torch.tensor([lengths[row] for row in rows]),
             "req_to_token": todo.table,
             "prompt_tokens": torch.tensor(todo.prompt_tokens(() if index else rows), dtype=torch.int64),
-            **todo.tables(module),
+            **todo.tables(module.inputs),
         }
         values = interpret(module, entry, inputs, pools, engine.interpreted(), len(rows), engine.kv)
         outputs.append(outputs_of(module, entry, values))

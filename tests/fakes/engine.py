@@ -167,11 +167,15 @@ class TargetEngine:
         return torch.tensor(values, dtype=torch.int64, device=self.table.device)
 
     def answer(self, role: str, capture: str, states: Tensor, tokens: Tensor, rows: Tensor) -> SimpleNamespace:
-        """Logits, and hidden rows, of rows that saw ``states`` i64[B, ...] and stand after ``tokens``."""
+        """What a model says of rows that saw ``states`` i64[B, ...] and stand after ``tokens``.
+
+        Logits T[B, ..., V], hidden rows T[B, ..., W] if captured, and the rows T[B, ..., W] that its head reads.
+        """
         model, live = self.models[role], along(rows, states) != 0
-        result = SimpleNamespace(
-            logits=model.logits[torch.where(live, model.row(tokens, states), len(model.logits) - 1)]
-        )
+        number = torch.where(live, model.row(tokens, states), len(model.logits) - 1)
+        result = SimpleNamespace(logits=model.logits[number])
+        if model.head is not None:
+            result.states = model.head.states[number]
         if capture != "null":
             result.hidden = self.hidden(role, states, live)
         return result

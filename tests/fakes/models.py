@@ -9,12 +9,14 @@ the same on every device. The functions take integers or tensors i64 of any shap
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
 import torch
 from torch import Tensor
+
+from .heads import Head
 
 MODULUS, BASE = (1 << 31) - 1, 48271
 VARIANTS = 12
@@ -58,21 +60,26 @@ def hidden_code(hidden: Tensor) -> Tensor:
 class Model:
     """One of the two models: its tables, of which the last row is what a padding row gets.
 
-    `tokens`: what its columns stand for, of a draft that scores a part of the target's tokens.
+    `tokens`: what its columns stand for, of a draft that scores a part of the target's tokens. `head`: what makes the
+    logits, where a program computes them.
     """
 
     logits: Tensor
     hidden: Tensor
     follows: list[int]
     tokens: list[int] | None = None
+    head: Head | None = None
 
     def to(self, device: torch.device) -> Model:
         """The same model on a device."""
-        return (
-            self
-            if self.logits.device == device
-            else Model(self.logits.to(device), self.hidden.to(device), self.follows, self.tokens)
-        )
+        if self.logits.device == device:
+            return self
+        head = self.head and self.head.to(device)
+        return replace(self, logits=self.logits.to(device), hidden=self.hidden.to(device), head=head)
+
+    def poisoned(self) -> Model:
+        """The same model, whose logits are NaN if a program computes them."""
+        return self if self.head is None else replace(self, logits=torch.full_like(self.logits, torch.nan))
 
     def token(self, column: int) -> int:
         """The token that a column stands for."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import cache, partial
 from typing import Any
 
@@ -13,6 +14,7 @@ from specc.config import Config
 from specc.runtime.plan.plan import Plan
 from specc.runtime.semantics.convention import DTYPES
 
+from .heads import HeadRows
 from .models import HIDDEN_ROWS, VARIANTS, Model
 
 CLASSES = 32
@@ -37,9 +39,16 @@ def wild_models(
         width = (model.target_hidden_size or model.hidden_size) if config.algorithm == "FROZEN_KV_MTP" else 0
         width = width if role == "draft" and width else model.spec_width
         logits = model.vocab_size, getattr(torch, model.logits_dtype)
-        row = partial(_wild_row, rng, *logits, share)
+        hidden = width, getattr(torch, model.dtype)
         tokens = sorted(rng.sample(range(vocab), model.vocab_size)) if model.vocab_size < vocab else None
-        models[role] = _model(rng, row, follows, errs, logits, (width, getattr(torch, model.dtype)), padding, tokens)
+        if model.head == "engine":
+            row = partial(_wild_row, rng, *logits, share)
+            models[role] = _model(rng, row, follows, errs, logits, hidden, padding, tokens)
+            continue
+        liked = {column for column, token in enumerate(tokens or range(vocab)) if token in follows}
+        rows = HeadRows(rng, model.head, (model.vocab_size, model.head_width), hidden[1], liked, share)
+        made = _model(rng, rows.row, follows, errs, logits, hidden, padding, tokens)
+        models[role] = replace(made, head=rows.head(padding, tokens))
     return models
 
 

@@ -24,6 +24,7 @@ from specc.ir.ops import OPS
 from specc.runtime.backends.cpu import ReferenceBackend
 from specc.runtime.errors import BindError
 from specc.runtime.memory.arena import allocate
+from specc.runtime.plan.draft_head import HEAD
 from specc.runtime.plan.plan import TOKEN_MAP, Plan
 from specc.runtime.plan.plan_json import plan_text, read_plan
 from specc.runtime.plan.shape import Shape
@@ -131,7 +132,8 @@ class Bound:
         """What the configuration says that the models are, and the plan where drafts are."""
         where = {"first": self.plan.kv.first_draft_position, "room": self.plan.kv.branch_room}
         how = {"fill": self.rng.randrange(1 << 15), "interleaved": self.rng.random() < 0.3}
-        engine = Engine.of_config(self.config, self.models, self.table, self.plan.kv_pools, **where, **how)
+        models = {role: model.poisoned() for role, model in self.models.items()}
+        engine = Engine.of_config(self.config, models, self.table, self.plan.kv_pools, **where, **how)
         engine.on_call = self._fail
         return engine
 
@@ -145,11 +147,13 @@ class Bound:
     @property
     def tables(self) -> dict[str, torch.Tensor]:
         """What the engine brings when it binds."""
-        known = {"corpus": (self.corpus, torch.int32)}
-        if "draft" in self.models:
-            known[TOKEN_MAP] = self.models["draft"].tokens, torch.int64
-        wanted = known.keys() & self.plan.tables().keys()
-        return {name: torch.tensor(known[name][0], dtype=known[name][1]) for name in wanted}
+        known = {"corpus": torch.tensor(self.corpus, dtype=torch.int32)}
+        draft = self.models.get("draft")
+        if draft is not None and draft.tokens is not None:
+            known[TOKEN_MAP] = torch.tensor(draft.tokens)
+        if draft is not None and draft.head is not None:
+            known[HEAD] = draft.head.table.clone()
+        return {name: known[name] for name in known.keys() & self.plan.tables().keys()}
 
     @property
     def place(self) -> tuple[Tensor, dict[str, Any]]:
@@ -189,13 +193,16 @@ class Bound:
         callbacks: Any = self.engine
         if self.config.file.logits == "sharded":
             callbacks = Sharded(self.engine, self.config, self.rng.randrange(ranks))
-        table, more = place
+        (table, more), tables = place, self.tables
         for plan in self.compiled.plans:
             brought = {name: op.reference for name, op in OPS.items() if op.reference is not None}
-            arguments = plan, ReferenceBackend(brought), CPU, callbacks, table, self.engine.kv, self.tables
+            arguments = plan, ReferenceBackend(brought), CPU, callbacks, table, self.engine.kv, tables
             collective = Siblings(callbacks, plan) if plan.ranks > 1 else None
             kind = RotatedStep if plan.rotated else Step
             bound[plan.shape] = kind(*arguments, collective=collective, memory=memory, shapes=bound, **more)
+        head = self.models["draft"].head if HEAD in tables else None
+        if head is not None and head.is_copied:
+            tables[HEAD].fill_(torch.nan)
         self.memory = memory
         self.loose = _loose(self.compiled.plans, len(memory))
         return bound[self.plan.shape]

@@ -31,6 +31,8 @@ SAMPLING = ("top_k", "top_p", "min_p", "penalties", "logit_bias")
 PLUGIN = "ANCHORED"
 ONE_DEPTH = "MULTI_LAYER_EAGLE"
 """Whose programs have one shape."""
+HEADS = 0.25
+"""Of the configurations that may, the part whose program computes the head of its draft."""
 ROTATED = 0.15
 """Of all configurations, the part whose target the engine runs."""
 _SHARED = ("hidden_size", "hc_mult", "hidden_source", "dtype")
@@ -86,13 +88,11 @@ def _pair(rng: random.Random, algorithm: str, vocab: int, steps: int) -> tuple[K
     return target, draft
 
 
-def head(rng: random.Random, keys: Keys) -> Keys:
-    """A configuration whose program computes the head of its draft, where it may."""
-    draft, whole = keys.get("draft"), keys.get("tensor_parallel", 1) == 1 and "logits" not in keys
-    if draft is None or not whole or keys.get("engine") == "vllm" or keys["algorithm"].upper() == PLUGIN:
-        return keys
-    kinds = ["weights", "int8", *(["fp8"] if {"sm_80", "sm_86"}.isdisjoint(keys.get("archs", ["sm_90"])) else [])]
-    return keys | {"draft": draft | {"head": rng.choice(kinds), "logits_dtype": "float32"}}
+def _compute_head(rng: random.Random, keys: Keys) -> None:
+    """Let the program compute the head of its draft, where it may."""
+    whole = "draft" in keys and "logits" not in keys
+    if whole and keys.get("engine") != "vllm" and keys["algorithm"].upper() != PLUGIN:
+        keys["draft"] |= {"head": rng.choice(["weights", "int8", "fp8"]), "logits_dtype": "float32"}
 
 
 def _near(rng: random.Random, most: int) -> int:
@@ -268,6 +268,8 @@ def draw(
         _rotate(rng, keys)
     elif algorithm not in (ONE_DEPTH, PLUGIN) and rng.random() < (0.7 if several else 0.3):
         _list_shapes(rng, keys, depths, topk, needs)
+    if rng.random() < HEADS:
+        _compute_head(rng, keys)
     return keys
 
 

@@ -22,7 +22,9 @@ def case(seed: str, rng: random.Random, *, rotated: bool | None = None, several:
         return compiled
     session = session_of(compiled, rng)
     session.run()
-    return f"{RIGHT} ({compiled.config.algorithm})"
+    draft = compiled.config.draft
+    head = f", head in {draft.head}" if draft is not None and draft.head != "engine" else ""
+    return f"{RIGHT} ({compiled.config.algorithm}{head})"
 
 
 def rotated_case(seed: str, rng: random.Random) -> str:

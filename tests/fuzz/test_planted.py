@@ -36,11 +36,11 @@ from .test_fuzz import SEED
 Patch = Callable[[pytest.MonkeyPatch], None]
 
 
-def failures(name: str, cases: int) -> dict[int, str]:
-    """What fails of the first cases, up to the first failure."""
+def failures(name: str, cases: int, seed: str = SEED) -> dict[int, str]:
+    """What fails of the first cases of a seed, up to the first failure."""
     tally = runner.Tally()
     for number in range(cases):
-        runner.attempt(name, SEED, number, tally)
+        runner.attempt(name, seed, number, tally)
         if tally.failures:
             break
     return tally.failures

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from types import SimpleNamespace
@@ -23,7 +23,7 @@ from specc.ir.nodes import callback_of
 from specc.ir.ops import OPS
 from specc.ir.ops.model import GIVEN_HIDDEN, GIVEN_LOGITS, GIVEN_PADDED
 from specc.runtime.capabilities.sampling import Sampling
-from specc.runtime.plan.draft_head import TOKEN_ENTRIES
+from specc.runtime.plan.draft_head import HEAD, SCALE, TOKEN_ENTRIES, WEIGHT
 from specc.runtime.plan.parameters import PREFIX
 from specc.runtime.plan.plan import TOKEN_MAP
 from specc.runtime.step import Step
@@ -85,15 +85,17 @@ class Script:
         """The prompts of some pool rows, one after the other."""
         return [token for row in rows for token in self.texts[row]]
 
-    def tables(self, module: Module) -> dict[str, Tensor]:
-        """What the engine brings once, of what a module reads."""
-        known = {"corpus": self.corpus}
-        if "draft" in self.models and (tokens := self.models["draft"].tokens) is not None:
-            known[TOKEN_MAP] = torch.tensor(tokens)
-            columns = {token: column for column, token in enumerate(tokens)}
-            entries = [columns.get(token, -1) for token in range(module.size("V"))]
+    def tables(self, names: Collection[str]) -> dict[str, Tensor]:
+        """What the engine brings once, and what the runtime makes of it, of such names."""
+        known, draft = {"corpus": self.corpus}, self.models.get("draft")
+        if draft is not None and draft.tokens is not None:
+            known[TOKEN_MAP] = torch.tensor(draft.tokens)
+            columns = {token: column for column, token in enumerate(draft.tokens)}
+            entries = [columns.get(token, -1) for token in range(self.models["target"].logits.shape[-1])]
             known[TOKEN_ENTRIES] = torch.tensor(entries, dtype=torch.int32)
-        return {name: table for name, table in known.items() if name in module.inputs}
+        if draft is not None and draft.head is not None:
+            known |= {HEAD: draft.head.table, **dict(zip((WEIGHT, SCALE), draft.head.made, strict=False))}
+        return {name: table for name, table in known.items() if name in names}
 
 
 def script(config: Config, seed: int, steps: int = 3) -> Script:
@@ -240,7 +242,7 @@ def interpret_entry(
         "prompt_tokens": torch.tensor(
             todo.prompt_tokens([row for row in rows if row] if entry == "prefill" else ()), dtype=torch.int64
         ),
-        **todo.tables(module),
+        **todo.tables(module.inputs),
     }
     forwards = engine.interpreted()
     if entry == "step" and (given := module.find(GIVEN_LOGITS, GIVEN_PADDED, GIVEN_HIDDEN)):

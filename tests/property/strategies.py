@@ -32,6 +32,7 @@ KV_ROWS = st.sampled_from(
 )
 """Rows of a KV pool: of several lengths, element sizes and layouts."""
 
+HEADS = ["weights", "int8", "fp8"]
 OUTPUTS = ["accept_index", "hidden_states", "logprobs", "routed_experts", "indexer_topk"]
 CONTEXT = 64
 """Tokens that a mask over the whole text has room for; more than any scenario writes."""
@@ -123,6 +124,7 @@ def rotated(draw: st.DrawFn, keys: dict[str, Any]) -> dict[str, Any]:
     keys["verify"] = {"rejection": "target_only", "block": "target_only"}.get(keys["verify"], keys["verify"])
     if keys["algorithm"] in OF_VLLM and keys["verify"] == "greedy" and draw(st.booleans()):
         outputs = [name for name in keys["outputs"] if name != "logprobs"]
+        keys["draft"] = keys["draft"] | {"head": "engine"}  # the others are not yet
         return keys | {"engine": "vllm", "overlap": True, "draft_positions": "auto", "outputs": outputs}
     blocks = {"slots": "block_table"}
     slots = draw(st.sampled_from([{}, blocks, blocks | {"padding_slot": -1}]))
@@ -150,6 +152,8 @@ def whole_configs(draw: st.DrawFn, algorithms: Sequence[str], topk: int | None =
     most = draw(st.sampled_from([1, 1, 1, 2, 3, 4])) if topk is None else topk
     topk = min(vocab, most) if needed.trees else 1
     target, draft = draw(pairs(algorithm, vocab, steps))
+    if topk == 1:  # the sums of a tree's scores are added in another order then
+        draft |= draw(st.sampled_from([*[{}] * 4, *({"head": form, "logits_dtype": "float32"} for form in HEADS)]))
     buckets = sorted(draw(st.sets(st.integers(1, 5), min_size=1, max_size=3)))
     return {
         "name": "random",

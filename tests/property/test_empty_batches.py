@@ -29,6 +29,7 @@ ROTATED = {"step": "rotated", "tables": {"carry": TABLES}}
 BLOCKS = {"step": "rotated", "tables": {"slots": "block_table"}, "page_size": 4, "overlap": False}
 SHAPES += [*((name, ROTATED) for name in names()), ("EAGLE", BLOCKS), ("NGRAM", BLOCKS)]
 SHAPES += [("EAGLE", SAMPLED), ("STANDALONE", TREE | SAMPLED), ("EAGLE", {"verify": "block"})]
+SHAPES += [("EAGLE", {"draft": {"head": "fp8"}})]
 MODELS: dict[str, dict[str, Any]] = {
     "STANDALONE": {"draft": {"hidden_size": 32}},
     "EAGLE3": {"draft": {"hidden_size": 32, "target_hidden_size": 64}},
@@ -101,7 +102,7 @@ def held(engine: RecordingEngine, lengths: dict[int, int]) -> list[Tensor]:
 def step_of(built: Build, todo: Script) -> Step:
     """A program on the fake engine, in memory that starts as garbage."""
     engine = RecordingEngine(built.loaded.config, todo)
-    step = bind(built.plan, engine, todo, todo.tables(built.module), 0x5A)
+    step = bind(built.plan, engine, todo, todo.tables(built.plan.tables()), 0x5A)
     todo.sample(step)
     return step
 

@@ -241,7 +241,7 @@ def run_plan(built: Build, todo: Script, poison: int) -> Trace:
     """Run a plan through the runtime's reference backend, in memory that starts as garbage."""
     config = built.loaded.config
     engine, trace = RecordingEngine(config, todo), Trace()
-    plan, tables = built.plan, todo.tables(built.module)
+    plan, tables = built.plan, todo.tables(built.plan.tables())
     step = bind(plan, engine, todo, tables, poison)
     todo.sample(step)
     reads_prompts = "prompt_tokens" in built.module.inputs

@@ -113,6 +113,7 @@ TREE = {"topk": 2, "num_draft_tokens": 6, "page_size": 4, "num_steps": 3, "mask"
 BITS = {"FROZEN_KV_MTP": {0, 1}, "MULTI_LAYER_EAGLE": {1, 2, 3}, "DFLASH": {0, 1}, "NGRAM": {1}}
 """Health bits that a program can raise at all, if not those of a draft, the target, extend and prefill."""
 SCENARIOS = [(name, {"num_steps": 4}) for name in names()] + [(name, TREE) for name in names() if needs(name).trees]
+SCENARIOS += [(name, {"num_steps": 4, "draft": {"head": "int8"}}) for name in ("STANDALONE", "EAGLE")]
 OPTIONS = {"NGRAM": {"options": {"window": 64, "corpus": "notes.txt"}}}
 
 
@@ -166,6 +167,7 @@ TREE_MUTANTS = [
 SAMPLED = {"verify": "target_only"}
 REJECTED = {"verify": "rejection", "num_steps": 3}
 BLOCK = {"verify": "block", "num_steps": 3}
+HEAD = {"draft": {"head": "fp8"}}
 OTHERS = [
     ("FROZEN_KV_MTP", 'axis = "", offset = -1', 'axis = "", offset = 0', {}),
     ("FROZEN_KV_MTP", 'axis = "K", offset = -1', 'axis = "K", offset = 0', {}),
@@ -188,6 +190,8 @@ OTHERS = [
     ("MULTI_LAYER_EAGLE", 'carry.store(%admitted_rows, %extend_logits1) {field = "draft_logits1"}',
      'carry.store(%admitted_rows, %extend_logits0) {field = "draft_logits1"}', BLOCK),
     ("DFLASH", 'axis = "S", offset = 0, stride = 4294967296', 'axis = "S", offset = 0, stride = 1', BLOCK),
+    ("EAGLE", "head.argmax_part(%draft_states1,", "head.argmax_part(%draft_states0,", HEAD),
+    ("STANDALONE", "head.logits(%draft_states1,", "head.logits(%draft_states0,", REJECTED | HEAD),
     ("NGRAM", "longest = 8, shortest = 1", "longest = 8, shortest = 3", {}),
     ("NGRAM", 'beyond = "period"', 'beyond = "last"', {}),
     ("NGRAM", "%admitted_lens, %text, %corpus)", "%admitted_lens, %text)", {}),

@@ -51,7 +51,9 @@ def launches(keys: dict[str, Any]) -> int:
         "DFLASH": 1,
         "NGRAM": 1 + (tree and keys["mask"] == "full" and keys["verify"] == "target_only"),  # positions come before
     }
-    return around + between.get(keys["algorithm"], recurrent)
+    heads = {"DFLASH": 1, "NGRAM": 0}.get(keys["algorithm"], steps)  # each is a launch before what reads its logits
+    computed = keys.get("draft", {}).get("head", "engine") != "engine"
+    return around + between.get(keys["algorithm"], recurrent) + heads * computed
 
 
 @settings(max_examples=120)

@@ -33,7 +33,7 @@ class Served:
     def __init__(self, built: Build, todo: Script, poison: int) -> None:
         self.built, self.todo = built, todo
         self.engine = RecordingEngine(built.loaded.config, todo)
-        self.step = bind(built.plan, self.engine, todo, todo.tables(built.module), poison)
+        self.step = bind(built.plan, self.engine, todo, todo.tables(built.plan.tables()), poison)
         todo.sample(self.step)
         self.lengths = dict(todo.prompts)
 
