@@ -14,7 +14,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from .._plugin import title
-from .._shapes import Shapes
+from .._shapes import Shapes, StepTimes
 from . import seam
 from .fit import numbers
 
@@ -35,8 +35,11 @@ class Numbers:
         """
         buckets = {shape: plan.buckets for shape, plan in package.plans.items()}
         named = {str(shape): shape for shape in buckets}
-        times = lambda: {named[name]: by_bucket for name, by_bucket in measure().items()}  # noqa: E731
-        self._shapes = Shapes(package, buckets, times, lambda times: times)
+
+        def timed() -> StepTimes:
+            return {named[name]: by_bucket for name, by_bucket in measure().items()}
+
+        self._shapes = Shapes(package, buckets, timed, lambda times: times)
         self._known = {shape.num_steps: shape for shape in buckets}
         # Larger batches than a shape alone has buckets for have another one.
         alone = next((own[-1] for shape, own in buckets.items() if str(shape) == self._shapes.name), 0)
