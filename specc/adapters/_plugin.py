@@ -74,6 +74,11 @@ def offer(
         raise
 
 
+def title(package: Any) -> str:
+    """The name and version of a program: no other that an engine may choose has both."""
+    return f"{package.__name__} {package.__version__}"
+
+
 def tried(make: Callable[[], _Made], engine: str, *, must: bool = False) -> _Made | None:
     """What is made; None after logging why not, unless it `must` be made or `SPECC_PROGRAM` says that one must run."""
     try:

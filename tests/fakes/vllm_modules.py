@@ -5,12 +5,13 @@ A test puts them in the place of vLLM's with `VLLM.installed`; `vllm_server` sch
 
 from __future__ import annotations
 
+import contextlib
 import weakref
 from collections.abc import Callable
 from dataclasses import dataclass
 from enum import Enum
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -181,6 +182,11 @@ class SchedulerOutput:
 
     num_scheduled_tokens: dict[str, int]
     scheduled_spec_decode_tokens: dict[str, list[int]]
+    total_num_scheduled_tokens: int = 0
+
+    @classmethod
+    def make_empty(cls) -> SchedulerOutput:
+        return cls({}, {})
 
 
 @at("v1.outputs")
@@ -206,6 +212,34 @@ class Scheduler:
 
 
 # --- the model runner -------------------------------------------------------------------------------------------------
+
+
+class ExecuteModelState(NamedTuple):
+    """What a forward of the target leaves."""
+
+    hidden_states: Tensor
+    aux_hidden_states: list[Tensor] | None
+
+
+@at(f"{WORKER}.kv_connector")
+class KVConnector:
+    """Sends keys and values elsewhere, but for those of dummy runs."""
+
+    disabled = False
+
+    def set_disabled(self, disabled: bool) -> None:
+        self.disabled = disabled
+
+
+@at(f"{SPECULATORS}.utils")
+def get_drafter_hidden_states(model: Any, hidden_states: Tensor) -> Tensor:
+    return hidden_states
+
+
+@at("v1.worker.workspace")
+def use_workspace_lane(lane: int) -> contextlib.AbstractContextManager[None]:
+    assert lane == 1
+    return contextlib.nullcontext()
 
 
 class CopyStream:
@@ -249,6 +283,27 @@ class GPUModelRunner:
         self.structured_outputs_worker: StructuredOutputsWorker | None = None
         self.speculator: Any = None
         self.profiled = list[weakref.ref[Any]]()
+        self.vllm_config: Any = None
+        self.lora_config: Any = None
+        self.kv_connector, self._draft_workspace_lane = KVConnector(), 1
+        self.max_num_reqs, self.max_num_tokens = 6, 64
+        self.execute_model_state: ExecuteModelState | None = None
+        self.dummies = list[list[int]]()
+
+    def execute_model(
+        self, scheduler_output: SchedulerOutput, intermediate_tensors: Any = None, dummy_run: bool = False,
+        is_profile: bool = False, randomize_inputs: bool = False,
+    ) -> None:  # fmt: skip
+        """A dummy run, of the tokens that `dummies` then has of each of its requests; nothing else is run here."""
+        assert dummy_run and randomize_inputs and self.kv_connector.disabled
+        counts = [*scheduler_output.num_scheduled_tokens.values()]
+        assert sum(counts) == scheduler_output.total_num_scheduled_tokens
+        self.dummies.append(counts)
+        for table in getattr(getattr(self.speculator, "block_tables", None), "input_block_tables", ()):
+            table.zero_()
+        self.execute_model_state = ExecuteModelState(
+            self.model.forward([[0] * count for count in counts], counts), None
+        )
 
     def profile_cudagraph_memory(self) -> int:
         """Bind and capture what is given back before the memory that is left is measured."""
@@ -312,7 +367,7 @@ class GPUModelRunner:
                 best[place] = penalties.apply(logits[place], row, drafts).argmax()
 
 
-VLLM.put(f"{WORKER}.model_runner", init_speculator=init_speculator)
+VLLM.put(f"{WORKER}.model_runner", init_speculator=init_speculator, ExecuteModelState=ExecuteModelState)
 
 
 @at("v1.worker.gpu_worker")

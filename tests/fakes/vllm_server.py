@@ -18,6 +18,7 @@ from .memory import Memory
 from .models import NO_HIDDEN, draft_code, fold, fold_all, hidden_code, target_code, target_next, target_scores
 from .plans import package_of
 from .tables import tame_models
+from .vllm_core import EngineCore, Executor
 from .vllm_modules import (
     GPUModelRunner,
     ModelRunnerOutput,
@@ -170,7 +171,7 @@ class Server:
 
     Attributes:
         states, tables: vLLM's tables of requests, whose rows begin at 0.
-        runner: its model runner.
+        runner, worker: its model runner, and the worker that has it.
         steps: of each decode step how many drafts a request had, and how many tokens it was given, by row.
         grammars: by row which tokens may follow a text.
         known: whether the scheduler says how many drafts grammars know; otherwise none of theirs is accepted.
@@ -183,18 +184,20 @@ class Server:
     def __init__(
         self, plan: Plan, monkeypatch: pytest.MonkeyPatch, *, longest: int = 64, requests: int = 6, ahead: int = 3,
         cuda: bool = False, max_graph: int = 512, profile: bool = False, release: str = "",
-        others: Sequence[Plan] = (), **spec: Any,
+        others: Sequence[Plan] = (), scheduled: Any = None, lora: Any = None,
+        most_tokens: int = 64, **spec: Any,
     ) -> None:  # fmt: skip
         """`longest`: `max_model_len`; `ahead`: slots that a request has behind those of a step.
 
         `others` are the plans of a program's other shapes.
         `max_graph`: tokens of its largest graph; with `profile` it has measured what graphs take before it starts.
-        `release`: the version of vLLM, where it is not one that is tested.
+        `release`: the version of vLLM, where it is not one that is tested; `scheduled`: the VllmConfig of a scheduler
+        that is in a process of its own. `lora`: adapters; `most_tokens`: `max_num_batched_tokens`.
         """
         self.plan, self._ahead, self._longest = plan, ahead, longest
         runner = GPUModelRunner
         for kind, name in ((runner, "sample"), (runner, "profile_cudagraph_memory"), (Worker, "load_model"),
-                           (Scheduler, "__init__")):  # fmt: skip
+                           (EngineCore, "_initialize_kv_caches"), (Scheduler, "__init__")):  # fmt: skip
             monkeypatch.setattr(kind, name, getattr(kind, name))  # they are as they were when the test ends
         VLLM.plug_in(package_of(plan, PROGRAM, *others), monkeypatch, lambda adapter: release or adapter.TESTED[-1])
         width, page = -(-longest // plan.kv.page_size), plan.kv.page_size
@@ -209,7 +212,9 @@ class Server:
         monkeypatch.setattr(torch.cuda, "current_stream", lambda _: Stream())
         self.config = config_of(plan, requests, longest, max_graph, **spec)
         self.runner.speculator = module.init_speculator(self.config, torch.device("cpu"), self.states)
-        Worker(self.runner).load_model(load_dummy_weights=False)
+        self.runner.lora_config, self.runner.max_num_tokens = lora, most_tokens
+        self.runner.vllm_config, self.worker = self.config, Worker(self.runner)
+        self.worker.load_model(load_dummy_weights=False)
         blocks = 1 + requests * width
         self.draft = Draft(plan, blocks, self) if "draft" in plan.models else Looked(plan, self)
         groups = [SimpleNamespace(layer_names=names) for names in (["t.0", "t.1"], ["d.0", "d.1"])]
@@ -221,7 +226,7 @@ class Server:
         self.runner.speculator.set_attn(self.draft, cache, self.tables, {"d.0", "d.1"})
         self.runner.speculator.init_cudagraph_manager()
         self.runner.speculator.capture()
-        self.scheduler = Scheduler(self.config)
+        self.scheduler = EngineCore(scheduled or self.config, Executor([self.worker])).scheduler
         self._free = list(range(blocks - 1, 0, -1))
         self.runner.structured_outputs_worker = StructuredOutputsWorker(plan.size("A"))
         self.grammars, self.known = dict[int, Callable[[list[int]], set[int]]](), True

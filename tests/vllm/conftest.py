@@ -11,7 +11,7 @@ from engine_fixtures import asked, mark, plain, served, side_by_side, started
 from transformers import AutoTokenizer
 from vllm_files import ENVIRONMENT, HERE, ON_GPU
 from vllm_models import write_models
-from vllm_programs import build_program, same_program
+from vllm_programs import build_program, same_program, settings
 from vllm_server import PLAIN, Served, Variant, serve
 from vllm_workload import without_aborts, workloads
 
@@ -49,11 +49,9 @@ def running(
     def run(variant: Variant) -> Served:
         given = without_aborts(requests) if variant == PLAIN else requests
         wheel = wheels[same_program(variant)].result() if variant.program else None
-        settings = {"SPECC_CAPTURE": variant.capture, "SPECC_SHAPE": variant.shape}
-        settings = {name: word for name, word in settings.items() if word}
         where = folder / str(variant)
         more = {"canaries": variant.canaries, "drafts": () if variant.shape else variant.shapes}
-        return serve(variant.engine(models), given, where, wheel=wheel, settings=settings, **more)
+        return serve(variant.engine(models), given, where, wheel=wheel, settings=settings(variant), **more)
 
     with side_by_side(AT_A_TIME) as pool:
         wheels = started(pool, (same_program(variant) for variant in variants if variant.program), build)

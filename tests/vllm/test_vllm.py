@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 from collections.abc import Iterator, Mapping
 from concurrent.futures import Future
 from dataclasses import replace
@@ -13,7 +14,7 @@ import torch
 from head_layouts import EXAMPLES
 from transformers import AutoModelForCausalLM
 from vllm_files import ON_GPU
-from vllm_programs import build_program, plugin_wheel
+from vllm_programs import BUCKETS, build_program, plugin_wheel, same_program, settings
 from vllm_server import MODEL_LEN, PLAIN, ROWS, Served, Variant, serve
 from vllm_workload import greedy, is_greedy
 
@@ -170,6 +171,50 @@ def test_the_program_says_how_many_drafts_there_are(variant: Variant, served: Se
     assert ran <= {*SHAPES} if variant.shape == "auto" else ran == {int(variant.shape)}
     most = max(length for output in served.outputs for length in output.get("accepted", [1]))
     assert most <= max(ran) + 1
+
+
+@pytest.mark.parametrize("variant", CHOOSING, ids=str)
+def test_it_is_measured_how_long_steps_take_where_a_policy_chooses(variant: Variant, served: Served) -> None:
+    lines = [line for line in served.log.splitlines() if "specc: milliseconds of a step" in line]
+    assert len(lines) == (variant.shape == "auto")
+    for line in lines:
+        times = ast.literal_eval(line[line.index("{") :])
+        assert {name: tuple(of) for name, of in times.items()} == {str(shape): BUCKETS for shape in SHAPES}
+        assert all(time > 0 for of in times.values() for time in of.values())
+
+
+MEASURING = """
+import sys
+from types import SimpleNamespace
+
+def register():
+    from vllm.v1.worker.gpu.model_runner import GPUModelRunner
+
+    sample, ran = GPUModelRunner.sample_tokens, []
+
+    def measuring(self, *operands, **named):
+        done = sample(self, *operands, **named)
+        ran.append(done)
+        if len(ran) % 10 == 0:
+            (times,) = (sys.modules[name] for name in [*sys.modules] if name.endswith("._vllm.times"))
+            assert times.measured(SimpleNamespace(model_runner=self))
+            print("measured beside requests")
+        return done
+
+    GPUModelRunner.sample_tokens = measuring
+"""
+
+
+@pytest.mark.skipif(ON_GPU, reason="it takes long beside others, and blocks and tables are the same")
+def test_measuring_changes_nothing_of_requests_that_run(models: Path, tmp_path: Path, plain: Served) -> None:
+    """So nothing of a server that starts: texts are those without speculation, and no block of nobody is written."""
+    variant = CHOOSING[0]
+    wheel = plugin_wheel(MEASURING, tmp_path, [build_program(same_program(variant), models, tmp_path / "program")])
+    served = serve(variant.engine(models), plain.requests, tmp_path / "job", wheel=wheel, settings=settings(variant))
+    assert served.log.count("measured beside requests") > 2
+    for number, _, output in determined(served):
+        assert output["token_ids"] == plain.outputs[number]["token_ids"], number
+    assert served.counts is not None and served.counts["program_steps"] > served.seen["steps"] / 3
 
 
 CARELESS = """

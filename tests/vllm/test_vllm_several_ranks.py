@@ -15,7 +15,7 @@ from engine_prompts import PREAMBLES, TAILS
 from head_layouts import EXAMPLES
 from transformers import AutoTokenizer
 from vllm_files import ON_GPU
-from vllm_programs import build_program, plugin_wheel, same_program
+from vllm_programs import build_program, plugin_wheel, same_program, settings
 from vllm_server import PLAIN, ROWS, Served, Variant, serve
 from vllm_workload import STREAM, greedy, is_greedy, without_aborts, workload
 
@@ -24,7 +24,10 @@ HEAD = Variant("eagle", "eagle", program=True, drafting="coupled", ranks=2)
 """It draws; each rank has one of two heads of keys and values, of the target and of the draft."""
 MODEL = Variant("draft_model", "standalone", ahead=True, program=True, ranks=2)
 """It is greedy; its draft has one head of keys and values, which both ranks keep."""
+CHOOSING = Variant("eagle", "eagle", ahead=True, program=True, ranks=2, shapes=(0, 1, 3), shape="auto")
+"""It is greedy, and its policy says how many drafts there are, in the process that schedules."""
 both = pytest.mark.parametrize("ranked", [HEAD, MODEL], ids=str)
+every = pytest.mark.parametrize("ranked", [HEAD, MODEL, CHOOSING], ids=str)
 DRAWN: list[dict[str, Any]] = [
     {"temperature": 1.0},
     {"temperature": 0.8, "top_k": 12, "top_p": 0.9},
@@ -60,10 +63,11 @@ def engines(
         where = folder / str(variant)
         wheel = build_program(same_program(variant), models, where.with_suffix(".wheel")) if variant.program else None
         asked_for = without_aborts(given) if variant == PLAIN else given
-        return serve(variant.engine(models), asked_for, where, wheel=wheel)
+        return serve(variant.engine(models), asked_for, where, wheel=wheel, settings=settings(variant))
 
     with side_by_side(1) as pool:
-        yield started(pool, [PLAIN, *wanted, *alone, *(own(variant) for variant in wanted)], run)
+        compared = [own(variant) for variant in wanted if not variant.shapes]
+        yield started(pool, [PLAIN, *wanted, *alone, *compared], run)
 
 
 def own(variant: Variant) -> Variant:
@@ -80,7 +84,7 @@ def greedy_ones(served: Served) -> list[int]:
     ]  # fmt: skip
 
 
-@both
+@every
 def test_texts_are_those_without_speculation_on_one_rank(ranked: Variant, engines: Any) -> None:
     program_run, plain = engines[ranked].result(), engines[PLAIN].result()
     numbers = greedy_ones(program_run)
@@ -113,7 +117,7 @@ def test_texts_that_are_drawn_are_those_of_one_rank(ranked: Variant, engines: An
     assert all(len(text) == TOKENS for text in texts[0])
 
 
-@both
+@every
 def test_the_program_ran_on_both_ranks(ranked: Variant, engines: Any) -> None:
     """One rank counts. That drafts, tokens, lengths and seeds of ranks are alike is looked at after every step."""
     program_run = engines[ranked].result()
@@ -125,6 +129,15 @@ def test_the_program_ran_on_both_ranks(ranked: Variant, engines: Any) -> None:
     assert program_run.log.count("runs the decode steps") == 1
     assert program_run.seen["mixed"] > 0
     assert program_run.seen["free_blocks"] == program_run.seen["num_blocks"] - 1
+
+
+@pytest.mark.parametrize("ranked", [CHOOSING], ids=str)
+def test_ranks_follow_the_policy_of_the_process_that_schedules(ranked: Variant, engines: Any) -> None:
+    """It counts by times of the first rank, and tries more than one number."""
+    program_run = engines[ranked].result()
+    assert program_run.log.count("specc: milliseconds of a step") == 1
+    ran = {int(shape) for shape, steps in program_run.counts["by_shape"].items() if steps}
+    assert len(ran) > 1 and ran <= {*ranked.shapes}
 
 
 DRIFTING = """

@@ -64,6 +64,12 @@ def build_program(
     return next(folder.glob("*.whl"))
 
 
+def settings(variant: Variant) -> dict[str, str]:
+    """The environment variables of a variant's program."""
+    words = {"SPECC_CAPTURE": variant.capture, "SPECC_SHAPE": variant.shape}
+    return {name: word for name, word in words.items() if word}
+
+
 def plugin_wheel(code: str, folder: Path, wheels: Sequence[Path] = ()) -> Path:
     """A wheel with a plugin of vLLM's and all that is in other wheels, named as the first of these."""
     made = folder / (wheels[0].name if wheels else "specc_program_plugin-0.1.0-py3-none-any.whl")

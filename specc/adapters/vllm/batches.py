@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import time
 from collections import Counter
+from collections.abc import Callable
 from typing import Any
 
 from torch import Tensor
@@ -14,6 +15,7 @@ from vllm.v1.worker.gpu.sample.output import SamplerOutput
 from vllm.v1.worker.gpu.sample.penalties import PenaltiesState
 
 from .._counters import Counters
+from .._shapes import StepTimes
 from .admission import Admission, Processor, Processors
 from .binding import Bound
 from .logits import forbid, logprobs, unserved
@@ -138,6 +140,21 @@ class Steps:
         self._tell()
         # Drafts of grammars are on their way to the host, on a stream of vLLM's, while the next step may run.
         return made.clone() if batch.has_structured_output_reqs else made
+
+    def measure(self, run: Callable[[Any, int], object]) -> StepTimes:
+        """How long steps take that `run` queues, by shape and bucket, as `measure_step_times` has it."""
+        times: StepTimes = self._package.measure_step_times(self.step, run)
+        return times
+
+    def pad(self, shape: Any, batch: Any, logits: Tensor, hidden: Tensor | None = None) -> None:
+        """A step of a shape for an InputBatch of nobody's requests, as many as a bucket: no row of a request changes.
+
+        `logits` are T[b * A, V], `hidden` T[b * A, W], both of the target.
+        """
+        step, nobody = self.step.at(shape), self._package.Batch([], [])
+        handed = self._bound.hand_over(step, batch, hidden)
+        step.commit(nobody, logits, at_least=batch.num_reqs)
+        step.propose(nobody, handed, ahead=shape)
 
     def capture(self, tokens: int) -> Steps:
         """Capture the drafts of every bucket whose step has so many tokens at most, as one graph each; itself.

@@ -83,6 +83,7 @@ MODULES = "drafts of modules of multi-token prediction are vLLM's own"
 LOOK_UPS = "drafts that are looked up are vLLM's own"
 PROFILE = "memory of a program counts twice while vLLM measures what graphs take"
 NUMBERS = "programs of several shapes draft as many tokens in every step"
+TIMES = "programs of several shapes estimate how long their steps take"
 RUNNER = "the log does not say where vLLM has its first model runner, which knows of no programs"
 _HEAD = """
 v1.worker.gpu.spec_decode.{0}.speculator.{1}: hidden_size hidden_states
@@ -102,6 +103,10 @@ v1.worker.gpu.spec_decode.ngram.speculator.NgramGPUSpeculator(vllm_config device
     PROFILE: "v1.worker.gpu.model_runner.GPUModelRunner.profile_cudagraph_memory()",
     NUMBERS: """
 config.speculative.SpeculativeConfig: num_speculative_tokens num_speculative_tokens_per_batch_size
+v1.engine.core.EngineCore: model_executor
+v1.engine.core.EngineCore._initialize_kv_caches(vllm_config)
+v1.executor.abstract.Executor.collective_rpc(method)
+v1.worker.gpu.model_runner.GPUModelRunner: speculator vllm_config
 v1.core.sched.scheduler.Scheduler: dynamic_sd_lookup
 v1.core.sched.scheduler.Scheduler.update_from_output(scheduler_output model_runner_output)
 v1.core.sched.output.SchedulerOutput: num_scheduled_tokens scheduled_spec_decode_tokens
@@ -109,6 +114,17 @@ v1.outputs.ModelRunnerOutput: req_id_to_index sampled_token_ids
 v1.worker.gpu.spec_decode.speculator.BaseSpeculator.propose(input_batch attn_metadata slot_mappings last_hidden_states
     aux_hidden_states num_sampled num_rejected last_sampled next_prefill_tokens temperature seeds
     num_speculative_tokens)
+""",
+    TIMES: """
+v1.core.sched.output.SchedulerOutput: num_scheduled_tokens total_num_scheduled_tokens
+v1.core.sched.output.SchedulerOutput.make_empty()
+v1.worker.gpu.model_runner.ExecuteModelState: aux_hidden_states hidden_states
+v1.worker.gpu.model_runner.GPUModelRunner: _draft_workspace_lane execute_model_state kv_connector lora_config
+    max_num_reqs max_num_tokens
+v1.worker.gpu.model_runner.GPUModelRunner.execute_model(scheduler_output dummy_run randomize_inputs)
+v1.worker.gpu.kv_connector.KVConnector.set_disabled(disabled)
+v1.worker.gpu.spec_decode.utils.get_drafter_hidden_states(model hidden_states)
+v1.worker.workspace.use_workspace_lane(lane)
 """,
     RUNNER: "v1.worker.gpu_worker.Worker: use_v2_model_runner",
 }

@@ -6,26 +6,26 @@ import functools
 import gc
 import logging
 import os
-import weakref
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 from vllm.v1.core.sched import scheduler
+from vllm.v1.engine import core
 from vllm.v1.worker import gpu_worker
 from vllm.v1.worker.gpu import model_runner
 
 from .._counters import Counters
-from .._plugin import CHOICE, ServerError, chosen, tried, word
+from .._plugin import CHOICE, ServerError, chosen, title, tried, word
 from .._shapes import AUTO, SHAPE
 from . import parallel, seam
 from .batches import Steps
-from .fit import draft_group, misfits, numbers
+from .fit import draft_group, misfits
 from .forwards import Forwards, NoForwards
 from .heads import Head
 from .logits import restrict
-from .numbers import Numbers
+from .numbers import asking, asks, looking_up
 from .tables import Blocks, NoBlocks, carried
 
 ENGINE = "vLLM"
@@ -45,7 +45,8 @@ def replace_speculators(programs: Sequence[Any]) -> None:
     """Have vLLM make speculators that choose among `programs`, packages of wheels; more may be added later."""
     model_runner.init_speculator = functools.partial(_init_speculator, model_runner.init_speculator, programs)
     if seam.there(seam.NUMBERS):
-        scheduler.Scheduler.__init__ = _looking_up(scheduler.Scheduler.__init__)
+        core.EngineCore._initialize_kv_caches = asking(core.EngineCore._initialize_kv_caches, programs)
+        scheduler.Scheduler.__init__ = looking_up(scheduler.Scheduler.__init__)
     runner = model_runner.GPUModelRunner
     runner.sample = _sampling(runner.sample)
     if seam.there(seam.PROFILE):
@@ -63,16 +64,19 @@ class ProgramDrafts(_Speculator):
     Attributes:
         fields: what vLLM's tables carry of requests, see `carried`.
         steps: the program's; None until it is bound, and where it does not fit keys and values.
-        numbers: of drafts, for the scheduler of this process; None where the server says how many there are.
+        program: its title.
+        asks: whether its policy says how many drafts there are; otherwise the server does.
 
     """
 
     fields: Mapping[str, Tensor]
     steps: Steps | None = None
-    numbers: Numbers | None = None
+    program: str
+    asks = False
 
     def take(self, package: Any, states: Any) -> None:
         """Run the program of a package, for requests in vLLM's RequestState, which holds none yet."""
+        self.program = title(package)
         self._package, self._counters = package, Counters(package, ENGINE, kept=parallel.is_first())
         self.fields = carried(states, package.plan.size("P"), text="text" in package.plan.carry)
 
@@ -206,50 +210,16 @@ def _init_speculator(
     kind = type(made)
     package = tried(lambda: chosen(programs, ENGINE, lambda one: misfits(one.plans, vllm_config, kind, SERVED)), ENGINE)
     of_rank = {
-        "the program": package and f"{package.__name__} {package.__version__}",
+        "the program": package and title(package),
         CAPTURE: captures(),
+        SHAPE: os.environ.get(SHAPE, AUTO),
     }
     if not _agreed(of_rank) or package is None:
         return made
     drafts = SERVED[kind](vllm_config, device, req_states)
     drafts.take(package, req_states)
-    drafts.numbers = _numbers(package, vllm_config)
-    _made.append(weakref.ref(drafts))
+    drafts.asks = asks(package, vllm_config)
     return drafts
-
-
-_made: list[weakref.ref[ProgramDrafts]] = []
-"""The speculators that run programs, or would, of this process, as they were made."""
-
-
-def _numbers(package: Any, config: Any) -> Numbers | None:
-    """What says how many drafts there are, where it is not the server: then vLLM captures graphs for every number."""
-    speculative = config.speculative_config
-    if len(package.plans) == 1 or numbers(speculative) or not seam.there(seam.NUMBERS):
-        return None
-    if parallel.several():
-        if os.environ.get(SHAPE, AUTO) not in (AUTO, str(next(iter(package.plans)))):
-            raise ServerError(f"{SHAPE}: of several ranks the number of drafts is the server's own")
-        return None
-    made = Numbers(package)
-    speculative.num_speculative_tokens_per_batch_size = made.table(config.scheduler_config.max_num_seqs)
-    return made
-
-
-def _looking_up(original: Any) -> Any:
-    """VLLM's `Scheduler.__init__`, after which the scheduler asks the program of its process for numbers of drafts."""
-
-    @functools.wraps(original)
-    def __init__(made: Any, *args: Any, **named: Any) -> None:
-        original(made, *args, **named)
-        drafts = _made[-1]() if _made else None
-        if drafts is not None and drafts.numbers is not None:
-            if drafts.steps is None:
-                made.dynamic_sd_lookup = None
-            else:
-                drafts.numbers.attach(made)
-
-    return __init__
 
 
 def captures() -> str:

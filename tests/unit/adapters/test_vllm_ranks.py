@@ -19,7 +19,7 @@ from specc.runtime.plan.plan import Plan
 from specc.runtime.rotated import RotatedStep
 
 Serve = Callable[..., Server]
-BOUND, CHOSEN, CAPTURE = "a bound program", "the program", "SPECC_CAPTURE"
+BOUND, CHOSEN, CAPTURE, SHAPE = "a bound program", "the program", "SPECC_CAPTURE", "SPECC_SHAPE"
 
 
 @cache
@@ -31,7 +31,8 @@ def plan() -> Plan:
 @pytest.fixture
 def serve(monkeypatch: pytest.MonkeyPatch) -> Iterator[Serve]:
     """Starts servers."""
-    monkeypatch.delenv("SPECC_PROGRAM", raising=False)
+    for name in ("SPECC_PROGRAM", SHAPE):
+        monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv(CAPTURE, "none")
     with VLLM.starting(Server, PROGRAM) as start:
         yield start
@@ -69,8 +70,8 @@ def test_ranks_that_agree_run_the_program(
     before, server = counted(), serve(plan())
     decode(server)
     assert server.program.served == len(BATCHES)
-    assert [{*facts} for facts in group.said] == [{CHOSEN, CAPTURE}, {BOUND}]
-    assert group.said[0] == {CHOSEN: f"{PROGRAM} 0.1.0+p1", CAPTURE: "none"}
+    assert [{*facts} for facts in group.said] == [{CHOSEN, CAPTURE, SHAPE}, {BOUND}]
+    assert group.said[0] == {CHOSEN: f"{PROGRAM} 0.1.0+p1", CAPTURE: "none", SHAPE: "auto"}
     assert messages_of_ranks(caplog) == []
     assert counted() - before == (0 if rank else len(BATCHES))
     assert ("runs the decode steps" in caplog.text) != bool(rank)
@@ -80,7 +81,7 @@ def test_ranks_that_agree_run_the_program(
 @pytest.mark.parametrize(
     ("name", "value", "own_value"),
     [(CHOSEN, f"{PROGRAM} 0.1.0+p2", f"{PROGRAM} 0.1.0+p1"), (CHOSEN, None, f"{PROGRAM} 0.1.0+p1"),
-     (CAPTURE, "drafts", "none"), (BOUND, False, True)],
+     (CAPTURE, "drafts", "none"), (SHAPE, "3", "auto"), (BOUND, False, True)],
 )  # fmt: skip
 def test_where_a_rank_would_run_something_else_all_run_vllms_steps(
     serve: Serve, rank: int, name: str, value: object, own_value: object, monkeypatch: pytest.MonkeyPatch,

@@ -3,50 +3,28 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
 import torch
 from fakes.models import target_scores
-from fakes.vllm_server import PROGRAM, Server, adapter
-from fakes.vllm_tables import VLLM
-from programs import planned
+from fakes.vllm_server import adapter
 from prometheus_client import REGISTRY
 from sampling_oracle import drawn
 from torch import Tensor
+from vllm_shapes import ALGORITHMS, PROMPTS, ROWS, SHAPES, Serve, lookup, plans_of, serving
 
 from specc.adapters._plugin import ServerError
-from specc.runtime.plan.plan import Plan
 from specc.runtime.plan.shape import Shape
 from specc.runtime.rotated import RotatedStep
-
-Serve = Callable[..., Server]
-PROMPTS = {2: [4, 9, 2], 0: [7, 1], 5: [5, 5, 8, 1, 2], 1: [1]}
-ROWS = list(PROMPTS)
-SHAPES = [0, 1, 3]
-ALGORITHMS = ["STANDALONE", "EAGLE", "NGRAM"]
-
-
-def plans_of(algorithm: str, steps: Sequence[int] = SHAPES, **keys: Any) -> tuple[Plan, ...]:
-    """A program for vLLM, the deepest shape first."""
-    more: dict[str, Any] = {"page_size": 4, "max_requests": 6, "buckets": [1, 2, 4], "num_steps": [*steps]} | keys
-    more |= {"options": {"window": 64, "longest": 3, "shortest": 1}} if algorithm == "NGRAM" else {}
-    return planned(algorithm, engine="vllm", **more)
 
 
 @pytest.fixture
 def serve(monkeypatch: pytest.MonkeyPatch) -> Iterator[Serve]:
-    """Starts servers."""
-    for name in ("SPECC_PROGRAM", "SPECC_SHAPE"):
-        monkeypatch.delenv(name, raising=False)
-    monkeypatch.setenv("SPECC_CAPTURE", "none")
-    with VLLM.starting(Server, PROGRAM) as start:
-
-        def of(plans: Sequence[Plan], **how: Any) -> Server:
-            return start(plans[0], others=plans[1:], **how)
-
-        yield of
+    """Starts servers, in which steps take as long as policies think."""
+    with serving(monkeypatch) as start:
+        yield start
 
 
 @pytest.mark.parametrize("seed", range(3))
@@ -191,10 +169,6 @@ def test_captured_drafts_read_hidden_states_at_one_place(serve: Serve, monkeypat
 
 
 # --- who says how many drafts there are -------------------------------------------------------------------------------
-
-
-def lookup(server: Server) -> Any:
-    return server.scheduler.dynamic_sd_lookup
 
 
 def test_the_scheduler_asks_the_policy(serve: Serve) -> None:
