@@ -59,12 +59,12 @@ class Forwards:
 
     def _returned(self, last: Tensor, fed: Tensor, step: int, *branches: int) -> Any:
         """What draft number `step` returns, of hidden states T[b, W] for logits, and for the next forward."""
-        rows, shape = len(last), (len(last), *branches, -1)
-        hidden = fed.view(rows, *branches, -1) if branches else fed
+        rows, hidden = (len(last), *branches), fed.view(len(last), *branches, fed.shape[-1])
         if self._head is not None:
-            return self._result(hidden=hidden, states=self._head.states(last, step).contiguous().view(shape))
-        logits: Tensor = self._speculator.compute_draft_logits(last, step)
-        return self._result(logits.contiguous().view(shape), hidden)
+            states = self._head.states(last, step).contiguous()
+            return self._result(hidden=hidden, states=states.view(*rows, states.shape[-1]))
+        logits = self._speculator.compute_draft_logits(last, step).contiguous()
+        return self._result(logits.view(*rows, logits.shape[-1]), hidden)
 
     def _run(
         self, tokens: Tensor, positions: Tensor, slots: Tensor, hidden: Tensor | None, ahead: int
