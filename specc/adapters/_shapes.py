@@ -82,12 +82,13 @@ def largest(plans: Mapping[Any, Any]) -> int:
 def written(package: Any, buckets: Mapping[Any, Sequence[int]]) -> StepTimes | None:
     """Milliseconds of a step by shape and bucket of the file that `SPECC_STEP_TIMES` names; None where it names none.
 
-    ServerError where the file is none, or of another program.
+    ServerError where the file is none, of another program, or has no times of a bucket.
     """
     if not (path := os.environ.get(TIMES)):
         return None
     try:
         times: Mapping[Any, Mapping[int, float]] = package.read_step_times(Path(path), buckets)
-    except package.SpeccError as error:
+        package.AcceptanceShape(buckets, times=times)
+    except (package.SpeccError, ValueError) as error:
         raise ServerError(f"{TIMES}={path}: {error}") from error
     return times
