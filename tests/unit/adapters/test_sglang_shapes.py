@@ -183,7 +183,7 @@ def test_times_are_measured_or_those_of_a_file(serve: Serve, monkeypatch: pytest
     assert {str(shape): {str(bucket): time for bucket, time in of.items()} for shape, of in read.items()} == times
     for wrong, message in (
         ({"unit": "s"}, "the unit is 's'"),
-        ({"times": dict.fromkeys(times, {"1": 1.0})}, "none of 2"),
+        ({"times": {name: {"1": 1.0} for name in times}}, "none of 2"),
     ):
         file.write_text(json.dumps(said | wrong))
         with pytest.raises(RuntimeError, match=rf"SPECC_STEP_TIMES=.*times\.json: .*{message}"):
