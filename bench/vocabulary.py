@@ -1,10 +1,12 @@
 """Drafts that score a part of the target's tokens, beside the same drafts that score all of them.
 
-    python bench/vocabulary.py [--only NAME,...] [--sizes N,...] [--check-only] [--rounds N] [--threads N] [--device D]
+    python bench/vocabulary.py [--only NAME,...] [--sizes N,...] [--heads HOW,...] [--check-only] [--rounds N]
+                               [--threads N] [--device D]
 
 Two questions. What does it cost: the accepted length of the example drafts, chains of three, with maps of the most
 frequent tokens of the text that the models were trained on (the Python standard library), and of the head that was
-trained with such a map. Every text must be the one that `generate` writes. What does it give: the time of a head of
+trained with such a map; by whoever multiplies by the draft's head, and in how many bits (`draft.head`). Every text must
+be the one that `generate` writes. What does it give: the time of a head of
 128256 tokens and 4096 elements in bf16 against that of its rows for 32768 and 32000 tokens, which both must score
 alike; the two run in turn, and only ratios are reported. The small models here have heads that cost nothing, so of
 their own speed nothing is said.
@@ -21,6 +23,7 @@ import tempfile
 import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -64,11 +67,14 @@ def hot(tokenizer: Any, sizes: Sequence[int], folder: Path) -> dict[int, Path]:
     return paths
 
 
-def accepted(name: str, draft: Path, token_map: Path | None, folder: Path) -> float:
-    """The mean accepted length of a chain whose draft scores the tokens of a map; its texts are those of `generate`."""
+def accepted(name: str, draft: Path, token_map: Path | None, head: str, folder: Path) -> float:
+    """The mean accepted length of a chain whose draft scores the tokens of a map; its texts are those of `generate`.
+
+    head: the draft's key.
+    """
     text = (ROOT / "examples" / f"{name}-chain.yaml").read_text().replace("models/", f"{MODELS}/")
     text = text.replace(f"model: {MODELS}/{name.replace('-', '_')}\n", f"model: {draft}\n")
-    text += f"  token_map: {token_map}\n" if token_map is not None else ""
+    text += f"  head: {head}\n" + (f"  token_map: {token_map}\n" if token_map is not None else "")
     build = build_program(load_text(text, folder / "vocabulary.yaml", names(), needs))
     (wheel,) = emit_wheel(build, folder)
     with package(str(wheel)) as module:
@@ -78,21 +84,21 @@ def accepted(name: str, draft: Path, token_map: Path | None, folder: Path) -> fl
         engine = Engine(program, target, loaded, max_context=CONTEXT)
         for done in engine.generate(PROMPTS, StopConditions(NEW)):
             if done.token_ids != greedy(target, done.prompt_ids, NEW):
-                raise SystemExit(f"{name}, {draft.name}, {token_map}: not the text of generate")
+                raise SystemExit(f"{name}, {draft.name}, {token_map}, {head}: not the text of generate")
         return engine.stats.mean_accept_len
 
 
-def lengths(chosen: Sequence[str], sizes: Sequence[int]) -> Iterator[str]:
-    """A line of the table for every draft."""
+def lengths(chosen: Sequence[str], sizes: Sequence[int], heads: Sequence[str]) -> Iterator[str]:
+    """A line of the table for every draft and head."""
     tokenizer = AutoTokenizer.from_pretrained(MODELS / "target")
     with tempfile.TemporaryDirectory() as place:
         maps = hot(tokenizer, sizes, Path(place))
-        for name in chosen:
+        for name, head in product(chosen, heads):
             draft = MODELS / name.replace("-", "_")
-            accepted_lengths = [accepted(name, draft, token_map, Path(place)) for token_map in (None, *maps.values())]
-            trained = accepted(name, TRAINED[name], None, Path(place)) if name in TRAINED else None
+            accepted_lengths = [accepted(name, draft, given, head, Path(place)) for given in (None, *maps.values())]
+            trained = accepted(name, TRAINED[name], None, head, Path(place)) if name in TRAINED else None
             cells = [f"{length:.2f}" for length in accepted_lengths] + ["" if trained is None else f"{trained:.2f}"]
-            yield f"| {name} | {' | '.join(cells)} |"
+            yield f"| {name} | {head} | {' | '.join(cells)} |"
 
 
 def heads(device: torch.device, rounds: int) -> Iterator[str]:
@@ -135,6 +141,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--only", metavar="NAME,...", default=",".join(DRAFTS))
     parser.add_argument("--sizes", metavar="N,...", default="1024,512,256")
+    parser.add_argument("--heads", metavar="HOW,...", default="engine", help="engine, weights, int8, fp8")
     parser.add_argument("--check-only", action="store_true", help="compare texts and scores, time nothing")
     parser.add_argument("--rounds", type=int, default=9)
     parser.add_argument("--threads", type=int, default=1)
@@ -144,9 +151,9 @@ def main() -> None:
     torch.set_num_threads(given.threads)
     sizes = [int(size) for size in given.sizes.split(",")]
     if given.only:
-        print(f"| accepted length, of 2048 tokens | {' | '.join(map(str, [2048, *sizes]))} | trained so |")
-        print("|---" * (len(sizes) + 3) + "|")
-        for line in lengths(given.only.split(","), sizes):
+        print(f"| accepted length, of 2048 tokens | head | {' | '.join(map(str, [2048, *sizes]))} | trained so |")
+        print("|---" * (len(sizes) + 4) + "|")
+        for line in lengths(given.only.split(","), sizes, given.heads.split(",")):
             print(line, flush=True)
     print(f"\n| batch | {' | '.join(f'time of {HEAD} tokens / of {size}' for size in PARTS)} |")
     print("|---" * (len(PARTS) + 1) + "|")
