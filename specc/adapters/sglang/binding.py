@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -14,6 +15,7 @@ from sglang.srt.model_executor.runner_utils.pool import get_or_create_global_gra
 from sglang.srt.runtime_context import get_parallel
 from torch import Tensor
 
+from .._heads import HEAD, TOKEN_MAP, saved
 from .._plugin import ServerError, word
 from .attention import Attention, attention_of
 from .forwards import Forwards, scored_tokens
@@ -24,6 +26,7 @@ from .recorded import RecordedForwards
 from .shards import Ranks, Shards
 from .simulate import Simulated, simulating
 
+logger = logging.getLogger(__name__)
 CAPTURE = "SPECC_CAPTURE"
 """The environment variable that says what is captured where SGLang captures graphs: one of `FORWARDS`."""
 FORWARDS: dict[str, type[Forwards]] = {"graph": Forwards, "segments": RecordedForwards, "none": Forwards}
@@ -78,8 +81,10 @@ def bind(program: Any, worker: Any, masks: Masks) -> Bound:
     moved = {owner: pools[owner] for owner, pool in program.plan.kv_pools.items() if pool.bound}
     buffers = {owner: _interleaved(pool.k_buffer, pool.v_buffer) for owner, pool in moved.items()}
     scored = scored_tokens(worker)
-    tables = {} if scored is None else {"d2t": scored.to(device=table.device, dtype=torch.int64).contiguous()}
+    tables = {} if scored is None else {TOKEN_MAP: scored.to(device=table.device, dtype=torch.int64).contiguous()}
     tables |= head.tables()
+    if head:
+        logger.info("specc: %s", saved(program.plan, tables[HEAD]))
     collective = Ranks(get_parallel().tp_group) if program.plan.ranks > 1 else None
     heard: dict[Any, Heard] = {}
     callbacks: dict[Any, _Callbacks] = {}

@@ -13,15 +13,10 @@ from typing import Any
 from sglang.srt.layers.logits_processor import LogitsProcessor
 from torch import Tensor
 
-TABLE = "draft_head"
-"""The table of a program that reads the weights."""
+from .._heads import HEAD, computes_head
+
 GETS = "_get_logits"
 """The method of a logits processor that multiplies."""
-
-
-def computed(plan: Any) -> bool:
-    """Whether a program computes the head of its draft."""
-    return TABLE in plan.tables()
 
 
 class Head:
@@ -35,7 +30,7 @@ class Head:
 
     def __init__(self, plan: Any, runner: Any) -> None:
         """Find what multiplies."""
-        self._processors = _processors(runner) if computed(plan) else []
+        self._processors = _processors(runner) if computes_head(plan) else []
         self._runner, self._entries = runner, plan.dims.get("Vd", 0)
 
     def __bool__(self) -> bool:
@@ -44,7 +39,7 @@ class Head:
 
     def tables(self) -> dict[str, Tensor]:
         """The weights T[Vd, W] by their name, without the rows that SGLang pads them by."""
-        return {TABLE: self._runner.model.lm_head.weight.data[: self._entries]} if self else {}
+        return {HEAD: self._runner.model.lm_head.weight.data[: self._entries]} if self else {}
 
     @contextlib.contextmanager
     def left_out(self, runner: Any) -> Iterator[bool]:
@@ -61,7 +56,7 @@ class Head:
 
 def misfits(plan: Any, runner: Any, ranks: int) -> Iterator[str]:
     """What is in the way of a program that computes the head of its draft."""
-    if not computed(plan):
+    if not computes_head(plan):
         return
     if ranks > 1:
         yield f"the program computes the head of the draft, of which each of {ranks} ranks has a part"
@@ -71,7 +66,7 @@ def misfits(plan: Any, runner: Any, ranks: int) -> Iterator[str]:
     if len(processors) != 1 or not isinstance(weight, Tensor) or hasattr(head, "set_lora"):
         yield "the draft has no head that one logits processor multiplies by"
         return
-    entries, width = plan.dims["Vd"], int(plan.tables()[TABLE].axes[-1])
+    entries, width = plan.dims["Vd"], int(plan.tables()[HEAD].axes[-1])
     if weight.dtype != runner.dtype or tuple(weight.shape[1:]) != (width,) or len(weight) < entries:
         kept = f"{weight.dtype}{list(weight.shape)}"
         yield f"the head of the draft is kept as {kept}, the program reads {runner.dtype}[{entries}, {width}]"

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import logging
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from .fit import computes_head
+from .._heads import HEAD, computes_head, saved
+from . import parallel
 from .heads import Head
 
+logger = logging.getLogger("vllm.specc")
 HIDDEN = "hidden"
 
 
@@ -31,6 +34,8 @@ class Bound:
         # Whether a request's blocks have room, the host knows beforehand, see `room`.
         blocks = torch.full((len(table),), table.shape[1], dtype=torch.int32, device=speculator.device)
         tables = {"num_blocks": blocks} | ({} if head is None else head.tables())
+        if head is not None and parallel.is_first():
+            logger.info("specc: %s", saved(plan, tables[HEAD]))
         self.step = program.bind(self._forwards, table, tables=tables, carry=speculator.fields, capture=False)
         self._hidden: Tensor | None = None
 

@@ -5,10 +5,9 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator, Mapping
 from typing import Any
 
+from .._heads import TOKEN_MAP, computes_head
 from .served import DRAFT, METHODS, MODEL, PARALLEL, SETTINGS, SPECULATIVE, WHOLE, Server, Setting, refusals
 
-HEAD, TOKEN_MAP = "draft_head", "d2t"
-"""Tables of a program: the head that it computes, and the tokens that a draft of a part of them scores."""
 MAY_LACK = (DRAFT, WHOLE)
 """Parts of a VllmConfig in which a setting is only there where somebody has set it."""
 
@@ -34,11 +33,6 @@ def numbers(speculative: Any) -> frozenset[int]:
     """The numbers of drafts that a server's table by batch size has, of its SpeculativeConfig; none without one."""
     most, table = speculative.num_speculative_tokens, speculative.num_speculative_tokens_per_batch_size
     return frozenset(min(most, drafts) for _, _, drafts in table or ())
-
-
-def computes_head(plan: Any) -> bool:
-    """Whether a program computes the head of its draft."""
-    return HEAD in plan.tables()
 
 
 def draft_group(speculator: Any) -> int:

@@ -17,8 +17,8 @@ import torch
 from torch import Tensor
 from vllm.model_executor.layers.logits_processor import LogitsProcessor
 
+from .._heads import HEAD, TOKEN_MAP
 from .._plugin import ServerError
-from .fit import HEAD, TOKEN_MAP
 
 OFFSETS = "draft_id_to_target_id"
 """The attribute of a model that scores a part of the tokens: how far behind its entry each of them is."""

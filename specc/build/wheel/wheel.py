@@ -47,7 +47,7 @@ EPOCH = (1980, 1, 1, 0, 0, 0)
 MODE = 0o644
 TAG = Tag("py3", "none", "any")
 RUNTIME = "_runtime"
-ADAPTERS = ("_plugin.py", "_counters.py", "_probe.py", "_ranks.py", "_shapes.py")
+ADAPTERS = ("_plugin.py", "_counters.py", "_heads.py", "_probe.py", "_ranks.py", "_shapes.py")
 """What the adapters of all engines share."""
 TORCH_MINIMUM = "2.11"
 PYTHON = ">=3.11"

@@ -11,7 +11,8 @@ import torch
 from fakes.vllm_tables import BlockTables, RequestState
 from torch import Tensor
 
-from specc.adapters.vllm.fit import HEAD, TOKEN_MAP, draft_group, misfits
+from specc.adapters._heads import HEAD, TOKEN_MAP
+from specc.adapters.vllm.fit import draft_group, misfits
 from specc.adapters.vllm.tables import Blocks, NoBlocks, block_table, carried
 from specc.runtime.plan.shape import Shape
 
