@@ -66,7 +66,6 @@ def target_of(logits_ptr, scales_ptr, cuts_ptr, drawn_ptr, mass_ptr, weights_ptr
 @triton.jit
 def draft_of(
     tokens_ptr,
-    entries_ptr,
     masses_ptrs,
     q_ptrs,
     q_rows_ptrs,
@@ -79,8 +78,7 @@ def draft_of(
 ):
     """Of the draft after node c: itself, where its row of q is, largest logit, 1 over sum, and what has all, or -1.
 
-    The last is where the table is of entries that tokens are in a row of q, which has OF_DRAFT; None where they are
-    the same.
+    A row of q has OF_DRAFT entries.
     """
     token = tl.load(tokens_ptr + b * N + c + 1)
     token = tl.where((token >= 0) & (token < V), token, -1).to(tl.int32)
@@ -96,12 +94,15 @@ def draft_of(
         mass_ptr = tl.where(here, masses_ptrs[i] + (b * q_counts[i] + c - first) * 3, mass_ptr)
         first += q_counts[i]
     top = tl.load(mass_ptr)
-    return token, row_ptr, top, 1.0 / sum_of(mass_ptr), tl.where(top == float("inf"), token, -1), entries_ptr
+    return token, row_ptr, top, 1.0 / sum_of(mass_ptr), tl.where(top == float("inf"), token, -1)
 
 
 @triton.jit
 def logits_of_draft(row_ptr, entries_ptr, at):
-    """Logits f32 of tokens `at`, of a row of q: -inf of a token that is none of its entries."""
+    """Logits f32 of tokens `at`, of a row of q: -inf of a token that is none of its entries.
+
+    `entries_ptr` says which entry each token is; None where they are the same.
+    """
     if entries_ptr is None:
         x = tl.load(row_ptr + at)
     else:
@@ -123,6 +124,7 @@ def probabilities(x, at, top, factor, sure, scale):
 def parts_of_entries(
     target,
     draft,
+    entries_ptr,
     row,
     at,
     CUT: tl.constexpr,
@@ -133,7 +135,7 @@ def parts_of_entries(
 ):
     """Of entries `at`: what is left f32 with the draft's, without it, and w p without it."""
     row_ptr, scale, cut, top, factor, sure = target
-    token, q_ptr, q_top, q_factor, q_sure, entries_ptr = draft
+    token, q_ptr, q_top, q_factor, q_sure = draft
     if WHOLE:
         x = PROLOGUE(tl.load(row_ptr + at).to(tl.float32), at, row, operands)
         y = logits_of_draft(q_ptr, entries_ptr, at)
@@ -163,6 +165,7 @@ def _value(left, other, tile, key):
 def _tiles(
     target,
     draft,
+    entries_ptr,
     row,
     tile,
     key,
@@ -174,8 +177,8 @@ def _tiles(
 ):
     # The values of tiles i32[T], and all that is left of them. Halves are as in draw.py: a thread has all of its tile.
     first = tile[:, None] * TILE + tl.arange(0, TILE // 2)[None, :]
-    a, b, c = parts_of_entries(target, draft, row, first, CUT, PROLOGUE, operands, V, WHOLE)
-    d, e, f = parts_of_entries(target, draft, row, first + TILE // 2, CUT, PROLOGUE, operands, V, WHOLE)
+    a, b, c = parts_of_entries(target, draft, entries_ptr, row, first, CUT, PROLOGUE, operands, V, WHOLE)
+    d, e, f = parts_of_entries(target, draft, entries_ptr, row, first + TILE // 2, CUT, PROLOGUE, operands, V, WHOLE)
     left = tl.sum(b, axis=1) + tl.sum(e, axis=1)
     other = tl.sum(c, axis=1) + tl.sum(f, axis=1)
     return _value(left, other, tile, key), tl.sum(a, axis=1) + tl.sum(d, axis=1)
@@ -185,6 +188,7 @@ def _tiles(
 def scan_chunk_of_residual(
     target,
     draft,
+    entries_ptr,
     row,
     chunk,
     chunks,
@@ -208,7 +212,7 @@ def scan_chunk_of_residual(
     total = tl.zeros([TILES], tl.float32)
     for block in range(first, tl.minimum(stop, WHOLE)):
         tile = block * TILES + lane
-        value, left = _tiles(target, draft, row, tile, key, CUT, PROLOGUE, operands, V, True)
+        value, left = _tiles(target, draft, entries_ptr, row, tile, key, CUT, PROLOGUE, operands, V, True)
         total += left
         better = value > best
         best = tl.where(better, value, best)
@@ -217,7 +221,7 @@ def scan_chunk_of_residual(
     if WHOLE < BLOCKS:
         if (first <= WHOLE) & (stop > WHOLE):
             tile = WHOLE * TILES + lane
-            value, left = _tiles(target, draft, row, tile, key, CUT, PROLOGUE, operands, V, False)
+            value, left = _tiles(target, draft, entries_ptr, row, tile, key, CUT, PROLOGUE, operands, V, False)
             total += left
             better = value > best
             best = tl.where(better, value, best)
@@ -227,10 +231,22 @@ def scan_chunk_of_residual(
 
 
 @triton.jit
-def _entry(target, draft, row, tile, key, value, CUT: tl.constexpr, PROLOGUE: tl.constexpr, operands, V: tl.constexpr):
+def _entry(
+    target,
+    draft,
+    entries_ptr,
+    row,
+    tile,
+    key,
+    value,
+    CUT: tl.constexpr,
+    PROLOGUE: tl.constexpr,
+    operands,
+    V: tl.constexpr,
+):
     # The entry i32 drawn of a tile i32 with a value: of what is left, or of p.
     at = tile * TILE + tl.arange(0, TILE)
-    _, left, other = parts_of_entries(target, draft, row, at, CUT, PROLOGUE, operands, V, False)
+    _, left, other = parts_of_entries(target, draft, entries_ptr, row, at, CUT, PROLOGUE, operands, V, False)
     chance = tl.where(value < ANYTHING, other, left)
     noisy = tl.where(chance >= LEAST, log_of(chance) + gumbel(uniform_bits(at, key)), float("-inf"))
     _, index = first_of_largest(noisy, at, 0)
@@ -279,15 +295,17 @@ def scan_residual(
     if c >= 0:
         row = b * N + c
         target = target_of(logits_ptr, scales_ptr, cuts_ptr, drawn_ptr, mass_ptr, weights_ptr, row, STRIDE)
-        draft = draft_of(tokens_ptr, entries_ptr, masses_ptrs, q_ptrs, q_rows_ptrs, q_counts, b, c, N, V, OF_DRAFT)
+        draft = draft_of(tokens_ptr, masses_ptrs, q_ptrs, q_rows_ptrs, q_counts, b, c, N, V, OF_DRAFT)
         key = tl.load(keys_ptr + row)
         CUT: tl.constexpr = cuts_ptr is not None
         value, tile, total = scan_chunk_of_residual(
-            target, draft, row, program % splits, splits, key, CUT, PROLOGUE, operands, V, BLOCK
+            target, draft, entries_ptr, row, program % splits, splits, key, CUT, PROLOGUE, operands, V, BLOCK
         )
         slot = (b * MOST + number) * SPLITS + program % splits
         tl.store(value_ptr + slot, value)
-        tl.store(index_ptr + slot, _entry(target, draft, row, tile, key, value, CUT, PROLOGUE, operands, V))
+        tl.store(
+            index_ptr + slot, _entry(target, draft, entries_ptr, row, tile, key, value, CUT, PROLOGUE, operands, V)
+        )
         tl.store(sum_ptr + slot, total)
     return arrived(arrivals_ptr + b, programs)
 
