@@ -6,10 +6,9 @@
 Two questions. What does it cost: the accepted length of the example drafts, chains of three, with maps of the most
 frequent tokens of the text that the models were trained on (the Python standard library), and of the head that was
 trained with such a map; by whoever multiplies by the draft's head, and in how many bits (`draft.head`). Every text must
-be the one that `generate` writes. What does it give: the time of a head of
-128256 tokens and 4096 elements in bf16 against that of its rows for 32768 and 32000 tokens, which both must score
-alike; the two run in turn, and only ratios are reported. The small models here have heads that cost nothing, so of
-their own speed nothing is said.
+be the one that `generate` writes. What does it give: the time of a head of 128256 tokens and 4096 elements in bf16
+against that of its rows for 32768 and 32000 tokens, which both must score alike; the two run in turn, and only ratios
+are reported. The small models here have heads that cost nothing, so nothing is said of their own speed.
 """
 
 from __future__ import annotations

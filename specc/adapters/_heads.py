@@ -9,9 +9,7 @@ from torch import Tensor
 HEAD, TOKEN_MAP = "draft_head", "d2t"
 """Tables of a program: the engine's head, and the tokens that a draft of a part of them scores."""
 WEIGHT, SCALE = "head_weight", "head_scale"
-"""What the program makes of the head when it is bound: weights, and what one of 8 bits is worth."""
-BYTE = ("i8", "f8")
-"""Dtypes of weights of 8 bits."""
+"""The tables that the program makes of the head when it is bound: weights and, in 8 bits, a scale of each entry."""
 
 
 def computes_head(plan: Any) -> bool:
@@ -20,9 +18,8 @@ def computes_head(plan: Any) -> bool:
 
 
 def saved(plan: Any, head: Tensor) -> str:
-    """What a draft reads of its head in a program, and in the engine's own step, of a head T[H, W]: for the log."""
-    weight, entries, scales = plan.inputs[WEIGHT], plan.size("Vd"), SCALE in plan.inputs
-    element = 1 if weight.dtype in BYTE else head.element_size()
-    reads = entries * (int(weight.axes[-1]) * element + 4 * scales)
+    """Say for the log what a draft reads of a head T[H, W] in a program, and in the engine's own step."""
+    width, in_8_bits = int(plan.inputs[WEIGHT].axes[-1]), SCALE in plan.inputs
+    reads = plan.size("Vd") * (width + 4 if in_8_bits else width * head.element_size())
     own = head.numel() * head.element_size()
     return f"the program computes the draft's head: a draft reads {reads:,} bytes of it in place of {own:,}"

@@ -125,10 +125,10 @@ class ModelBlock(Block):
     model (the tensor d2t of its weights; the default where config.json has a draft_vocab_size); or engine (which brings
     the table d2t when it binds the program)."""
     head: HeadForm = "engine"
-    """Who computes a draft's head of the vocabulary: its forwards, which hand over logits (engine), or the program,
-    which keeps of them what is asked for where they are computed, with the weights as they are (weights) or with a
-    copy of them in 8 bits (int8; fp8, which is float8_e4m3fn and needs sm_89 or later). What is drafted may differ,
-    and with verify: greedy or target_only never the text."""
+    """The side that computes a draft's head of the vocabulary: its forwards, which hand over logits (engine), or the
+    program, which keeps of them what is asked for where they are computed, with the weights as they are (weights) or
+    with a copy of them in 8 bits (int8; fp8, which is float8_e4m3fn and needs sm_89 or later). What is drafted may
+    differ, and with verify: greedy or target_only never the text."""
     dtype: Dtype | None = None
     """Element type of hidden states."""
     logits_dtype: Dtype | None = None

@@ -2,8 +2,8 @@
 
 The softmax of logits times a scale, of those not below the cut: p(x) = exp((x - largest) * scale) / sum. NaN counts as
 -inf. Where the largest is infinite, by itself or times the scale, one entry has all of it, the one that is drawn, and
-the sum is 1. A draw makes the sum of
-every tile of 16 entries anyway, relative to the tile's largest, so two exponentials a tile are all there is to add.
+the sum is 1. A draw makes the sum of every tile of 16 entries anyway, relative to the tile's largest, so two
+exponentials a tile are all there is to add.
 """
 
 import triton

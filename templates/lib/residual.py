@@ -76,10 +76,7 @@ def draft_of(
     V: tl.constexpr,
     OF_DRAFT: tl.constexpr,
 ):
-    """Of the draft after node c: itself, where its row of q is, largest logit, 1 over sum, and what has all, or -1.
-
-    A row of q has OF_DRAFT entries.
-    """
+    """The draft after node c, its row of OF_DRAFT entries of q, largest logit, 1 over sum, and what has all, or -1."""
     token = tl.load(tokens_ptr + b * N + c + 1)
     token = tl.where((token >= 0) & (token < V), token, -1).to(tl.int32)
     row_ptr = q_ptrs[0]

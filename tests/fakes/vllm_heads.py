@@ -27,12 +27,7 @@ class LogitsProcessor(nn.Module):
 
 
 class DraftModel(nn.Module):
-    """A draft: its head stands behind a norm, scores a part of the tokens, or is another one in every step.
-
-    Attributes:
-        asked: what `compute_logits` was given.
-
-    """
+    """A draft: its head stands behind a norm, scores a part of the tokens, or is another one in every step."""
 
     def __init__(self, padded: int, width: int, *, processors: int = 1, **changes: Any) -> None:
         super().__init__()
@@ -43,10 +38,8 @@ class DraftModel(nn.Module):
         self.norm, self.bias = changes.get("norm", False), changes.get("bias")
         if (tokens := changes.get("tokens")) is not None:
             self.draft_id_to_target_id = nn.Parameter(tokens - torch.arange(len(tokens)), requires_grad=False)
-        self.asked = list[Tensor]()
 
     def compute_logits(self, hidden_states: Tensor, step: int = 0) -> Tensor:
-        self.asked.append(hidden_states)
         rows = hidden_states * 2 if self.norm else hidden_states
         head = self.heads[step % len(self.heads)]
         logits = [processor(head, rows, self.bias) for processor in self.processors]

@@ -289,7 +289,8 @@ class Oracle:
             if row is None:
                 raise Doubt
             p.append(rejection.probabilities(row, self.sampler.scale))
-        q = [self._of_draft(i, len(p[i])) for i in range(steps)]
+        token, scale = self.models["draft"].token, self.sampler.scale
+        q = [rejection.of_tokens(self.drawn_of[i], scale, token, len(p[i])) for i in range(steps)]
         count, rest = rejection.judge(self.config.file.verify, p, q, drafts, self.sampler.seed, self.length)
         position = len(self.text) + count
         drawable = rejection.drawable(rest, self.sampler.seed, position)
@@ -297,12 +298,6 @@ class Oracle:
             return self._walked(tree, seen, steps, reported, drafts[:count])
         said = reported[count] if count < len(reported) else None
         return list(range(count + 1)), [*drafts[:count], said if said in drawable else drawable[0]]
-
-    def _of_draft(self, number: int, tokens: int) -> list[float]:
-        """The probabilities of so many tokens that a draft was drawn from: 0 of those that its model does not score."""
-        given = enumerate(rejection.probabilities(self.drawn_of[number], self.sampler.scale))
-        scored = {self.models["draft"].token(column): share for column, share in given}
-        return [scored.get(token, 0.0) for token in range(tokens)]
 
     def _scored_row(self, token: int, seen: int, position: int, path: Sequence[int]) -> list[float] | None:
         """The row whose softmax the log-probabilities are of; None where rounding decides."""

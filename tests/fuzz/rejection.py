@@ -6,7 +6,7 @@ Programs compute in f32. So every number here is a least and a most; where they 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from rejection_oracle import coin
 from sampling_oracle import TILE, log_of_sum, noise
@@ -35,6 +35,12 @@ def probabilities(row: Sequence[float], scale: float) -> list[float]:
         return [float(i == first) for i in range(len(row))]
     shares = [math.exp(f32(x - top) * scale) / total if x > -INF else 0.0 for x in row]
     return [share if share >= TINY else 0.0 for share in shares]
+
+
+def of_tokens(row: Sequence[float], scale: float, token: Callable[[int], int], tokens: int) -> list[float]:
+    """The same of so many tokens, by the token of each column: 0 of those that have none."""
+    scored = {token(column): share for column, share in enumerate(probabilities(row, scale))}
+    return [scored.get(number, 0.0) for number in range(tokens)]
 
 
 def mass(row: Sequence[float], scale: float) -> tuple[float, float]:

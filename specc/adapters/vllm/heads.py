@@ -62,7 +62,7 @@ class Head:
     def tables(self) -> dict[str, Tensor]:
         """By name the weights without the rows that vLLM pads them by, T[Vd, W], and the tokens i64[Vd] of a part.
 
-        Of a part that a file names the weights are those of all tokens. ServerError where it cannot be read.
+        The weights are those of all tokens where a file names the part. ServerError where it cannot be read.
         """
         weight: Tensor = self._head.weight.data
         if TOKEN_MAP not in self._plan.tables():

@@ -40,8 +40,8 @@ class Nobodys:
 def measured(worker: Any) -> dict[str, dict[int, float]]:
     """Milliseconds of a step by name of the shape and bucket, in a worker whose program is bound; all ranks call this.
 
-    Nothing with adapters (LoRA), which dummy runs would have to load, and where a step fails, which the log tells. Of
-    several ranks that is raised: the others wait for the forwards of this one.
+    There are none with adapters (LoRA), which dummy runs would have to load, and where a step fails, which the log
+    tells. A failure is raised where there are several ranks: the others wait for the forwards of this one.
     """
     runner = worker.model_runner
     if runner.lora_config is not None:
@@ -61,7 +61,7 @@ class Padding:
     """Steps of a model runner of vLLM's in which there is no request."""
 
     def __init__(self, runner: Any) -> None:
-        """Of a GPUModelRunner whose speculator's program is bound."""
+        """Run a GPUModelRunner whose speculator's program is bound."""
         self._runner = runner
 
     @torch.inference_mode()

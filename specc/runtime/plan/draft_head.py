@@ -5,6 +5,6 @@ PART_AXIS, ENTRIES = "G", "H"
 HEAD, WEIGHT, SCALE = "draft_head", "head_weight", "head_scale"
 """The engine's head T[H, W], and what the runtime makes of it: weights [Vd, W], f32[Vd] what one of 8 bits is worth."""
 TOKEN_ENTRIES = "d2t_entries"
-"""What tokens are among those that a draft scores, i32[V], -1 of others: the inverse of the table `d2t`."""
+"""The entry i32[V] of each token among those that a draft scores, -1 of others: the inverse of the table `d2t`."""
 MADE = frozenset({WEIGHT, SCALE, TOKEN_ENTRIES})
 """The tables that the runtime makes of the engine's when a program is bound. Kernels read them as dense memory."""

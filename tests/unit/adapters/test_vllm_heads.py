@@ -125,8 +125,7 @@ def test_a_part_of_the_tokens_that_a_file_names(tmp_path: Path, monkeypatch: pyt
     file.write_text(str(PART))
     tables = head.tables()
     assert tables["d2t"].tolist() == PART and len(tables["draft_head"]) == PADDED
-    (made,) = (draft_tables(part_of(), tables)[name] for name in ("head_weight",))
-    assert torch.equal(made, speculator.model.heads[0].weight[PART])
+    assert torch.equal(draft_tables(part_of(), tables)["head_weight"], speculator.model.heads[0].weight[PART])
 
 
 def test_another_head_in_a_later_step() -> None:
