@@ -99,7 +99,7 @@ class KernelSource:
     (name, triton type) of all arguments but the constexprs, in order; `constants` the constexprs. `aligned`
     names pointers whose address, and integers whose value, is always a multiple of 16. `num_warps` counts
     warps of 32 threads: on a target with 64 lanes half as many are used, so a block has the same threads, and
-    a thread the same work.
+    a thread the same work. `registers` is the most that a thread may take on a target that counts them.
     """
 
     name: str
@@ -110,6 +110,7 @@ class KernelSource:
     aligned: frozenset[str]
     num_warps: int
     num_stages: int
+    registers: int = 128
 
 
 def compile_options(source: KernelSource, target: Target) -> dict[str, Any]:
@@ -120,9 +121,8 @@ def compile_options(source: KernelSource, target: Target) -> dict[str, Any]:
     }
     if target.backend == "cuda":
         # Left alone, ptxas at times takes so few registers, for the sake of occupancy, that it spills one.
-        # Given a ceiling it takes what it needs. 128 leaves room for 16 warps per multiprocessor of 65536
-        # registers.
-        own["maxnreg"] = min(128, 65536 // (32 * source.num_warps))
+        # Given a ceiling it takes what it needs, and there are 65536 for a program.
+        own["maxnreg"] = min(source.registers, 65536 // (32 * source.num_warps))
     options = own | dict(COMMON_OPTIONS) | dict(BACKEND_OPTIONS[target.backend])
     for (release, backend), newer in NEWER_OPTIONS.items():
         if backend == target.backend and Version(triton_version()) >= Version(release):

@@ -95,7 +95,8 @@ def _key(module: Module, spec: Spec) -> tuple[object, ...]:
     types = tuple((arg.name, arg.type) for arg in spec.arguments)
     flags = tuple(sorted(spec.flags.items()))
     aligned = tuple(sorted(aligned_arguments(module, spec)))
-    return spec.family, flags, spec.prologue, spec.body, spec.constants, types, aligned, spec.num_warps, spec.num_stages
+    launched = spec.num_warps, spec.num_stages, spec.registers
+    return spec.family, flags, spec.prologue, spec.body, spec.constants, types, aligned, *launched
 
 
 def _source(module: Module, name: str, kernel: Kernel, cluster: Cluster, spec: Spec, config_file: str) -> KernelSource:
@@ -109,6 +110,7 @@ def _source(module: Module, name: str, kernel: Kernel, cluster: Cluster, spec: S
         aligned=aligned_arguments(module, spec),
         num_warps=spec.num_warps,
         num_stages=spec.num_stages,
+        registers=spec.registers,
     )
 
 

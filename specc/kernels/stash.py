@@ -43,7 +43,9 @@ class Stash(Family):
                 constants += [(f"{prefix}ROW_{key}", row), (f"{prefix}UNIT_{key}", unit)]
         flags = {"last": tuple(shape.last), "kept": tuple(shape.kept)}
         tiles = f"chunks of {block} units, {_TILE} at most"
-        return Spec(self.stem, flags, tuple(constants), tuple(_arguments(module, shape).parameters), (), 1, 1, tiles)
+        return Spec(
+            self.stem, flags, tuple(constants), tuple(_arguments(module, shape).parameters), num_warps=1, tiles=tiles
+        )
 
     def grid(self, module: Module, cluster: Cluster, batch: int) -> tuple[int, int, int]:
         """One program per request and chunk of a value's row."""

@@ -88,7 +88,7 @@ class ComputeHead(Pass):
     def _declare(self, module: Module) -> tuple[Value, ...]:
         """Declare parts of the vocabulary, the weights, and what one is worth in each row if they have 8 bits."""
         entries, element = module.size(_VOCABULARY), ELEMENTS.get(self.form, self.dtype)
-        module.dims[PART_AXIS] = Dim(PART_AXIS, "part", parts_of(entries))
+        module.dims[PART_AXIS] = Dim(PART_AXIS, "part", parts_of(entries, element))
         weight = module.add_input(WEIGHT, TensorType(element, (_VOCABULARY, self.width)))
         if element == self.dtype:
             return (weight,)

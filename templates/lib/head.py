@@ -2,7 +2,8 @@
 
 The head has V entries with W weights each; a part has PART entries that follow each other, the last parts fewer or
 none. A program takes all rows with BN entries at a time, BM rows with them, and reads BK weights of each entry at a
-time. So all rows share what is read of the head, up to BM of them. Sums are of f32 and have one order, whatever the
+time. So all rows share what is read of the head, up to BM of them. A kernel has tiles of 16 rows to those of its
+largest batch, and a launch takes the smallest that hold its rows. Sums are of f32 and have one order, whatever the
 number of rows. Weights of 8 bits become numbers of the rows' dtype, which hold them without rounding, and what one is
 worth multiplies the sum.
 
@@ -60,15 +61,98 @@ def head_tile(
 
 
 @triton.jit
-def head_part(
+def head_parts(
     states_ptr,
     weight_ptr,
     scale_ptr,
     result_ptr,
-    part,
+    program,
+    programs,
     rows,
     V: tl.constexpr,
     W: tl.constexpr,
+    PARTS: tl.constexpr,
+    PART: tl.constexpr,
+    WORDS: tl.constexpr,
+    MOST: tl.constexpr,
+    BK: tl.constexpr,
+):
+    """Store what the parts of one of several programs are asked for, with tiles of at most MOST rows.
+
+    Tiles of up to 64 rows have 64 entries. One of 128 rows, which is multiplied slower than it is read, has as many
+    entries, and half the weights of each.
+    """
+    if MOST == 16:
+        parts_of_tiles(
+            states_ptr, weight_ptr, scale_ptr, result_ptr, program, programs, rows, V, W, PARTS, PART, WORDS, 64, 16, BK
+        )
+    elif rows * 2 <= MOST:
+        head_parts(
+            states_ptr,
+            weight_ptr,
+            scale_ptr,
+            result_ptr,
+            program,
+            programs,
+            rows,
+            V,
+            W,
+            PARTS,
+            PART,
+            WORDS,
+            MOST // 2,
+            BK,
+        )
+    elif MOST <= 64:
+        parts_of_tiles(
+            states_ptr,
+            weight_ptr,
+            scale_ptr,
+            result_ptr,
+            program,
+            programs,
+            rows,
+            V,
+            W,
+            PARTS,
+            PART,
+            WORDS,
+            64,
+            MOST,
+            BK,
+        )
+    else:
+        parts_of_tiles(
+            states_ptr,
+            weight_ptr,
+            scale_ptr,
+            result_ptr,
+            program,
+            programs,
+            rows,
+            V,
+            W,
+            PARTS,
+            PART,
+            WORDS,
+            128,
+            MOST,
+            BK // 2,
+        )
+
+
+@triton.jit
+def parts_of_tiles(
+    states_ptr,
+    weight_ptr,
+    scale_ptr,
+    result_ptr,
+    program,
+    programs,
+    rows,
+    V: tl.constexpr,
+    W: tl.constexpr,
+    PARTS: tl.constexpr,
     PART: tl.constexpr,
     WORDS: tl.constexpr,
     BN: tl.constexpr,
@@ -76,12 +160,13 @@ def head_part(
     BK: tl.constexpr,
 ):
     """Store a part's logits where WORDS is 0, else its record: of the argmax (1), or of the WORDS - 1 best entries."""
-    if WORDS == 0:
-        logits_part(states_ptr, weight_ptr, scale_ptr, result_ptr, part, rows, V, W, PART, BN, BM, BK)
-    elif WORDS == 1:
-        argmax_part(states_ptr, weight_ptr, scale_ptr, result_ptr, part, rows, V, W, PART, BN, BM, BK)
-    else:
-        topk_part(states_ptr, weight_ptr, scale_ptr, result_ptr, part, rows, V, W, PART, WORDS - 1, BN, BM, BK)
+    for part in range(program, PARTS, programs):
+        if WORDS == 0:
+            logits_part(states_ptr, weight_ptr, scale_ptr, result_ptr, part, rows, V, W, PART, BN, BM, BK)
+        elif WORDS == 1:
+            argmax_part(states_ptr, weight_ptr, scale_ptr, result_ptr, part, rows, V, W, PART, BN, BM, BK)
+        else:
+            topk_part(states_ptr, weight_ptr, scale_ptr, result_ptr, part, rows, V, W, PART, WORDS - 1, BN, BM, BK)
 
 
 @triton.jit
@@ -110,8 +195,7 @@ def logits_part(
     end = tl.minimum(part * PART + PART, V)
     for first in range(0, rows, BM):
         row = first + tl.arange(0, BM)
-        for begin in range(0, PART, BN):
-            at = part * PART + begin
+        for at in range(part * PART, end, BN):
             entry = at + tl.arange(0, BN)
             x = head_tile(states_ptr, weight_ptr, scale_ptr, at, end, first, rows, W, BN, BM, BK)
             place = row[None, :].to(tl.int64) * V + entry[:, None]
@@ -140,8 +224,7 @@ def argmax_part(
         best = tl.full([BM], float("-inf"), tl.float32)
         index = tl.zeros([BM], tl.int32) + tl.where(part * PART < V, part * PART, NO_ENTRY)
         nan = tl.zeros([BM], tl.int32)
-        for begin in range(0, PART, BN):
-            at = part * PART + begin
+        for at in range(part * PART, end, BN):
             entry = at + tl.arange(0, BN)
             x = head_tile(states_ptr, weight_ptr, scale_ptr, at, end, first, rows, W, BN, BM, BK)
             inside = (entry < end)[:, None]
@@ -180,8 +263,7 @@ def topk_part(
         best = tl.full([BM], float("-inf"), tl.float32)
         total = tl.zeros([BM], tl.float32)
         nan = tl.zeros([BM], tl.int32)
-        for begin in range(0, PART, BN):
-            at = part * PART + begin
+        for at in range(part * PART, end, BN):
             entry = at + tl.arange(0, BN)
             x = head_tile(states_ptr, weight_ptr, scale_ptr, at, end, first, rows, W, BN, BM, BK)
             inside = (entry < end)[:, None]
@@ -190,11 +272,15 @@ def topk_part(
             e = tl.where(inside, exp_below(x, top[None, :] + tl.zeros([BN, BM], tl.float32)), 0.0)
             total = total * exp_below(best, top) + tl.sum(e, axis=0)
             best = top
-            key = tl.where(inside, joined(sort_order(x), 0x7FFFFFFF - entry[:, None]), NO_KEY)
+            order, place = tl.where(inside, sort_order(x), NO_ORDER), 0x7FFFFFFF - entry[:, None]
             for _ in range(K):
-                larger, worst = tl.max(key, axis=0)[None, :], tl.min(keys, axis=0)[None, :]
+                # Two reductions of 32 bits take half the registers that one of 64 bits takes.
+                largest = tl.max(order, axis=0)[None, :]
+                foremost = tl.max(tl.where(order == largest, place, -1), axis=0)[None, :]
+                larger = tl.where(largest == NO_ORDER, NO_KEY, joined(largest, foremost))
+                worst = tl.min(keys, axis=0)[None, :]
                 keys = tl.where((keys == worst) & (larger > worst), larger, keys)
-                key = tl.where(key == larger, NO_KEY, key)
+                order = tl.where(place == foremost, NO_ORDER, order)
         base = records_ptr + (part * rows + row) * (K + 1)
         keys = tl.where((keys >> 32) == NO_ORDER, NO_KEY, keys)
         tl.store(base[None, :] + lane, keys, mask=(lane < K) & (row < rows)[None, :])

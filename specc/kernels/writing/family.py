@@ -80,6 +80,7 @@ class Spec:
         scratch: memory it needs for itself.
         num_warps: warps of 32 threads per program.
         num_stages: software pipelining depth; without matrix products there is nothing to pipeline.
+        registers: most registers of a thread; 128 leave room for 16 warps on a multiprocessor.
         tiles: the tile sizes chosen and why, for the header of the generated file.
         imports: of a composed kernel, the device functions it calls by module of ``templates/lib``.
         prologue: of a composed kernel, the function that its scan calls, if it is written for it.
@@ -94,6 +95,7 @@ class Spec:
     scratch: tuple[Scratch, ...] = ()
     num_warps: int = 4
     num_stages: int = 1
+    registers: int = 128
     tiles: str = ""
     imports: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     prologue: tuple[str, ...] = ()

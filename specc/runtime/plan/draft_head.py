@@ -8,3 +8,8 @@ TOKEN_ENTRIES = "d2t_entries"
 """The entry i32[V] of each token among those that a draft scores, -1 of others: the inverse of the table `d2t`."""
 MADE = frozenset({WEIGHT, SCALE, TOKEN_ENTRIES})
 """The tables that the runtime makes of the engine's when a program is bound. Kernels read them as dense memory."""
+
+
+def part_size(entries: int, parts: int) -> int:
+    """Entries of each part of a vocabulary but the last ones: a multiple of 16, so that tiles are aligned."""
+    return -(-entries // (16 * parts)) * 16

@@ -8,6 +8,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from ..plan.draft_head import part_size
 from .convention import Attrs, Dims, Tensors, comparable, ranking, register
 from .shards import LAST, LEAST, exp_below, mass_word, order
 
@@ -51,7 +52,7 @@ def _parts(operands: Tensors, attrs: Attrs, dims: Dims) -> tuple[Tensor, Tensor,
     """Logits f32[B, ..., G, n] of parts of n entries, the first entry i64[G] of each, and which are there i1[G, n]."""
     (logits,) = head_logits(operands, attrs, dims)
     entries, parts = logits.shape[-1], dims[PARTS]
-    size = -(-entries // parts)
+    size = part_size(entries, parts)
     padded = torch.nn.functional.pad(logits, (0, parts * size - entries), value=-torch.inf)
     at = torch.arange(parts * size, device=logits.device).view(parts, size)
     return padded.unflatten(-1, (parts, size)), at[:, 0], at < entries
