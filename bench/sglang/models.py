@@ -201,8 +201,9 @@ def small_mla(out: Path, _: Path) -> None:
 
 
 def llama(out: Path, _: Path) -> None:
-    """llama_target, llama_eagle."""
+    """llama_target, llama_tokens.pt, llama_eagle."""
     write_config(out / "llama_target", LLAMA)
+    torch.save(list(range(SCORED)), out / "llama_tokens.pt")
     write_config(out / "llama_eagle", LLAMA | {"architectures": ["LlamaForCausalLMEagle"], "num_hidden_layers": 1})
 
 
@@ -211,6 +212,8 @@ def mla(out: Path, _: Path) -> None:
     write_config(out / "mla_target", MLA)
 
 
+SCORED = 32768
+"""Tokens that an EAGLE head with a token map scores."""
 MADE = {"ex_eagle": example, "exmla_target": small_mla, "llama_eagle": llama, "mla_target": mla}
 """What makes models, by the folder that is finished last."""
 

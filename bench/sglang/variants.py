@@ -60,6 +60,7 @@ class Variant:
         page_size: tokens per page of the KV pool.
         sampling: parameters of the requests.
         config: of its program, configs/<config>.yaml.
+        token_map: file of the tokens that an EAGLE head scores; "" for all of them.
 
     """
 
@@ -73,6 +74,7 @@ class Variant:
     page_size: int = 1
     sampling: tuple[tuple[str, float], ...] = (("temperature", 0),)
     config: str = ""
+    token_map: str = ""
 
     @property
     def models(self) -> Models:
@@ -104,7 +106,8 @@ class Variant:
             "speculative_num_draft_tokens": nodes,
         }
         draft = {"speculative_draft_model_path": str(folder / self.draft)} if self.draft else {}
-        speculation = {"speculative_algorithm": self.algorithm} | draft | (shape if self.written else {})
+        mapped = {"speculative_token_map": str(folder / self.token_map)} if self.token_map else {}
+        speculation = {"speculative_algorithm": self.algorithm} | draft | mapped | (shape if self.written else {})
         cpu = device == "cpu"
         return (
             COMMON
@@ -171,6 +174,9 @@ def timed_variants() -> list[Variant]:
         Variant("llama_nospec"),
         llama("chain", CHAIN, "chain"),
         llama("default", LLAMA_DEFAULT, "tree8", written=False),
+        llama("chain_head", CHAIN, "chain_head"),
+        llama("chain_fp8", CHAIN, "chain_fp8"),
+        llama("chain_map", CHAIN, "chain_map_fp8", token_map="llama_tokens.pt"),
         llama("chain_drawn", CHAIN, "chain_drawn", sampling=DRAWN),
         llama("default_drawn", LLAMA_DEFAULT, "tree8_drawn", written=False, sampling=DRAWN),
         Variant("mla_nospec"),
