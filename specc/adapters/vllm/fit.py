@@ -91,6 +91,7 @@ def _models(plan: Any, config: Any) -> Iterator[str]:
         sizes = {"vocab_size": config.model_config.get_vocab_size(), "hidden_size": model.get_hidden_size()}
         if role == "draft" and TOKEN_MAP in plan.tables():
             sizes["vocab_size"] = getattr(model.hf_config, "draft_vocab_size", None) or mine.vocab_size
-        for name, theirs in {**sizes, "dtype": dtype, "logits_dtype": dtype}.items():
+        kinds = {"dtype": dtype} if role == "draft" and computes_head(plan) else {"dtype": dtype, "logits_dtype": dtype}
+        for name, theirs in (sizes | kinds).items():
             if getattr(mine, name) != theirs:
                 yield f"{name} of the {role} is {getattr(mine, name)} in the program, {theirs} in the server"

@@ -174,16 +174,17 @@ def test_what_does_not_fit_is_named(changes: dict[str, Any], message: str) -> No
 
 
 def test_heads_that_the_program_computes() -> None:
-    """On one rank, and of as many tokens as the draft scores; that of vLLM's scores all of them."""
-    part = SimpleNamespace(vocab_size=40, hidden_size=64, dtype="bf16", logits_dtype="bf16")
-    models = {"target": plan().models["target"], "draft": part}
-    of_part = plans(models=models, tables=lambda: {HEAD: None, TOKEN_MAP: None})
+    """On one rank, and of as many tokens as the draft scores; that of vLLM's scores all of them. Its logits are f32."""
+    target = plan().models["target"]
+    part = SimpleNamespace(vocab_size=40, hidden_size=64, dtype="bf16", logits_dtype="f32")
+    of_part = plans(models={"target": target, "draft": part}, tables=lambda: {HEAD: None, TOKEN_MAP: None})
     assert misfits(of_part, server(draft_model_config=model(part=40)), Own, {Own}) == []
     (misfit,) = misfits(of_part, server(draft_model_config=model(part=48)), Own, {Own})
     assert misfit == "vocab_size of the draft is 40 in the program, 48 in the server"
     assert misfits(of_part, server(draft_model_config=model()), Own, {Own}) == []  # a file may name them
     assert misfits(plans(), server(draft_model_config=model(part=40)), Own, {Own}) == []
-    whole = plans(tables=lambda: {HEAD: None})
+    own = SimpleNamespace(vocab_size=96, hidden_size=64, dtype="bf16", logits_dtype="f32")
+    whole = plans(models={"target": target, "draft": own}, tables=lambda: {HEAD: None})
     assert misfits(whole, server(), Own, {Own}) == []
     (misfit,) = misfits(whole, server(tensor_parallel_size=2), Own, {Own})
     assert misfit == "the program computes the head of the draft, of which each of 2 ranks has a part"
