@@ -154,6 +154,21 @@ def test_logits_that_are_stored(launcher: Launcher, kind: str) -> None:
     assert_same(results["logits"], head.logits, "logits")
 
 
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(("batch", "each"), [(1, 20), (2, 20), (3, 20), (6, 20), (6, 33)], ids=str)
+def test_tiles_of_many_rows(launcher: Launcher, kind: str, batch: int, each: int) -> None:
+    """A launch of a kernel for 120 or 198 rows has tiles of 32 rows, 64 or 128, and those of 128 twice."""
+    require_product(launcher, kind)
+    source = generator(batch * each)
+    head, rows = random_head(source, (batch, each), 530, 72, kind), random_rows(source, batch, POOL)
+    results, _ = run(launcher, module_of("head.argmax_part", head, 4, each, "K"), head, rows)
+    best = [argmax(logits) for logits in head.logits.view(-1, 530)]
+    padding = (rows == 0).repeat_interleave(each).tolist()
+    wanted = [(0, False) if none else one for none, one in zip(padding, best, strict=True)]
+    found = zip(results["index"].view(-1).tolist(), results["bad"].view(-1).tolist(), strict=True)
+    assert [(index, bool(bad)) for index, bad in found] == wanted
+
+
 @pytest.mark.parametrize("batch", [1, 2, 6])
 def test_rows_do_not_depend_on_others(launcher: Launcher, batch: int) -> None:
     """To the last bit, on numbers whose sums are rounded."""
