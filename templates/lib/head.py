@@ -274,11 +274,11 @@ def topk_part(
             best = top
             order, place = tl.where(inside, sort_order(x), NO_ORDER), 0x7FFFFFFF - entry[:, None]
             for _ in range(K):
-                # Two reductions of 32 bits take half the registers that one of 64 bits takes.
+                # Two reductions of 32 bits take half the registers that one of 64 bits takes. A last tile may have
+                # fewer entries than K. Then what is none is kept several times, and nothing else is after it.
                 largest = tl.max(order, axis=0)[None, :]
                 foremost = tl.max(tl.where(order == largest, place, -1), axis=0)[None, :]
-                larger = tl.where(largest == NO_ORDER, NO_KEY, joined(largest, foremost))
-                worst = tl.min(keys, axis=0)[None, :]
+                larger, worst = joined(largest, foremost), tl.min(keys, axis=0)[None, :]
                 keys = tl.where((keys == worst) & (larger > worst), larger, keys)
                 order = tl.where(place == foremost, NO_ORDER, order)
         base = records_ptr + (part * rows + row) * (K + 1)
