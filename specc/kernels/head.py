@@ -19,7 +19,7 @@ _FEWEST_ROWS, _MOST_ROWS, _MOST_RANKED = 16, 128, 64
 """Rows of a tile: as many as a matrix instruction takes at least; at most as registers have room for, in which a top-k
 holds what it has ranked besides."""
 _ENTRIES, _ROW_BYTES = 64, 256
-"""Entries of a tile of up to 64 rows, and bytes of a row in it: they say how many weights are multiplied at once."""
+"""Entries of a tile, and bytes of a row in it: they say how many weights are multiplied at once."""
 _MOST_PART_BYTES, _LEAST_ENTRIES = 512, 16
 """Most parts times the bytes of a weight; the least entries of one. A large GPU has some 128 multiprocessors. Two
 programs on each read weights of 16 bits as fast as it can; those of 8 bits are converted, too, which takes four."""
@@ -33,7 +33,7 @@ class Head(Family):
     """Logits that no forward computes: stored, or reduced to records of the parts of the vocabulary."""
 
     stem = "head"
-    spills = 448  # of tiles of 128 rows, whose sums take half the registers; they are read once for 64 KiB of weights
+    spills = 1024  # on sm_100, where a thread has all rows of an entry; on other architectures 64 and less
 
     def candidates(self, module: Module) -> Iterable[Cluster]:
         """Every op that multiplies by a head."""

@@ -79,31 +79,45 @@ def head_parts(
 ):
     """Store what the parts of one of several programs are asked for, with tiles of at most MOST rows.
 
-    Tiles of up to 64 rows have 64 entries. One of 128 rows, which is multiplied slower than it is read, has as many
-    entries, and half the weights of each.
+    Tiles have 64 entries and BK weights of each, but those of 128 rows, which have half the weights.
     """
-    if MOST == 16:
-        parts_of_tiles(
-            states_ptr, weight_ptr, scale_ptr, result_ptr, program, programs, rows, V, W, PARTS, PART, WORDS, 64, 16, BK
-        )
-    elif rows * 2 <= MOST:
-        head_parts(
-            states_ptr,
-            weight_ptr,
-            scale_ptr,
-            result_ptr,
-            program,
-            programs,
-            rows,
-            V,
-            W,
-            PARTS,
-            PART,
-            WORDS,
-            MOST // 2,
-            BK,
-        )
-    elif MOST <= 64:
+    if MOST > 16:
+        if rows * 2 <= MOST:
+            head_parts(
+                states_ptr,
+                weight_ptr,
+                scale_ptr,
+                result_ptr,
+                program,
+                programs,
+                rows,
+                V,
+                W,
+                PARTS,
+                PART,
+                WORDS,
+                MOST // 2,
+                BK,
+            )
+        else:
+            parts_of_tiles(
+                states_ptr,
+                weight_ptr,
+                scale_ptr,
+                result_ptr,
+                program,
+                programs,
+                rows,
+                V,
+                W,
+                PARTS,
+                PART,
+                WORDS,
+                64,
+                MOST,
+                BK if MOST <= 64 else BK // 2,
+            )
+    else:
         parts_of_tiles(
             states_ptr,
             weight_ptr,
@@ -120,24 +134,6 @@ def head_parts(
             64,
             MOST,
             BK,
-        )
-    else:
-        parts_of_tiles(
-            states_ptr,
-            weight_ptr,
-            scale_ptr,
-            result_ptr,
-            program,
-            programs,
-            rows,
-            V,
-            W,
-            PARTS,
-            PART,
-            WORDS,
-            128,
-            MOST,
-            BK // 2,
         )
 
 
