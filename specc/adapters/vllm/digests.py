@@ -127,11 +127,15 @@ SILENT = ("ctx", "kind", "type_comment")
 DIGITS = 12
 
 
-def unknown() -> list[str]:
-    """The places of `KNOWN` where the installed vLLM has a function that is not known, or none."""
-    found = digests(Path(importlib.import_module("vllm").__path__[0]))
+def unknown(found: Mapping[str, str]) -> list[str]:
+    """The places where one of the digests that were found is not known."""
     known = {f"{owner}.{name}": of for owner, functions in KNOWN.items() for name, of in functions.items()}
-    return [place for place, digest in found.items() if digest not in known[place].split()]
+    return [place for place, one in found.items() if one not in known[place].split()]
+
+
+def installed() -> dict[str, str]:
+    """The digests of all places of `KNOWN` in the vLLM that is installed."""
+    return digests(Path(importlib.import_module("vllm").__path__[0]))
 
 
 def digests(package: Path) -> dict[str, str]:

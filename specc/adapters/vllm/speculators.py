@@ -93,7 +93,7 @@ class ProgramDrafts(_Speculator):
         self.steps = tried(lambda: Steps(self._package, self, self._counters), ENGINE)
         if not _agreed({"a bound program": self.steps is not None}):
             self.release()
-        if self.steps is not None and (new := digests.unknown()):
+        if self.steps is not None and (new := digests.unknown(digests.installed())):
             self.trial = Trial(self.steps, self.fields, new)
         if self.steps is not None and parallel.is_first():
             logger.info("specc: %s runs the decode steps: %s", self._package.__name__, self.steps.report())
