@@ -124,14 +124,15 @@ class Trial:
 
 
 def _emitted(own: Any, width: int) -> tuple[Tensor, Tensor]:
-    """Of a SamplerOutput the first tokens i64[b, width], and which of them bool[b, width] were emitted."""
+    """Of a SamplerOutput the first tokens i64[b, width], 0 where there are none, and where bool[b, width] there are."""
     tokens = own.sampled_token_ids[:, :width]
-    return tokens, torch.arange(width, device=tokens.device) < own.num_sampled[:, None]
+    emitted = torch.arange(width, device=tokens.device) < own.num_sampled[:, None]
+    return torch.where(emitted, tokens, 0), emitted  # behind its tokens vLLM has whatever was there
 
 
 def _leave(logits: Tensor, own: Any, drawn: Tensor) -> None:
     """Of logits T[b, A, V] leave what was emitted alone, in place, for requests bool[b] that have drawn."""
     tokens, emitted = _emitted(own, logits.shape[1])
-    alone, token = (emitted & drawn[:, None])[..., None], tokens.clamp(min=0)[..., None]
+    alone, token = (emitted & drawn[:, None])[..., None], tokens[..., None]
     kept = torch.where(alone, 0, logits.gather(2, token))
     logits.masked_fill_(alone, -torch.inf).scatter_(2, token, kept)
