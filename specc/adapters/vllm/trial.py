@@ -97,9 +97,8 @@ class Trial:
         """Compare the program's drafts i64[b, n] with vLLM's own, and with that end the step. Raises `Difference`."""
         right = (mine == own).long().cumprod(1).sum(1)  # behind another draft all others may be
         most = own.shape[1]
-        self._drafts += int((right + 1).clamp(max=most).sum())
-        self._others += int((right < most).sum())
-        self._made += 1
+        drafts, others = torch.stack(((right + 1).clamp(max=most).sum(), (right < most).sum())).tolist()
+        self._made, self._drafts, self._others = self._made + 1, self._drafts + drafts, self._others + others
         if self._made < STEPS or not self._drafts:
             return
         many = self._others > OTHERS * self._drafts
