@@ -91,9 +91,10 @@ class ProgramDrafts(_Speculator):
         """
         super().init_cudagraph_manager(*args, **named)
         self.steps = tried(lambda: Steps(self._package, self, self._counters), ENGINE)
-        if not _agreed({"a bound program": self.steps is not None}):
+        new = digests.unknown(digests.installed())
+        if not _agreed({"a bound program": self.steps is not None, "what is not known of vLLM": new}):
             self.release()
-        if self.steps is not None and (new := digests.unknown(digests.installed())):
+        if self.steps is not None and new:
             self.trial = Trial(self.steps, self.fields, new)
         if self.steps is not None and parallel.is_first():
             logger.info("specc: %s runs the decode steps: %s", self._package.__name__, self.steps.report())
@@ -128,10 +129,8 @@ class ProgramDrafts(_Speculator):
         """See BaseSpeculator."""
         if self.steps is None or self.steps.committed is not input_batch:
             return super().propose(input_batch, *args, **named)
-        drafts, handed = (
-            named.get("num_speculative_tokens", self.num_speculative_steps),
-            self.handed_over(*args, **named),
-        )
+        drafts = named.get("num_speculative_tokens", self.num_speculative_steps)
+        handed = self.handed_over(*args, **named)
         if (trial := self.trial) is None:
             return self.steps.propose(drafts, *handed)
         mine = self.on_trial(lambda: trial.draft(drafts, *handed))
