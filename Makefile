@@ -158,9 +158,10 @@ sglang: setup
 	$(PYTHON) tests/sglang/make_environment.py
 	SPECC_TEST_TEXTS=$(TEXTS) $(BIN)/python -m pytest tests/sglang -m sglang --part $(PART) $(SGLANG)
 
-# The real vLLM on a CPU, in an environment of its own.
+# The real vLLM on a CPU, in an environment of its own; VERSION=0.32.0 another one than the newest that is tested.
 VLLM ?=
 
+vllm: export SPECC_TEST_VLLM = $(VERSION)
 vllm: setup
 	$(PYTHON) tests/vllm/make_environment.py
 	$(BIN)/python -m pytest tests/vllm -m vllm --part $(PART) $(VLLM)

@@ -329,7 +329,7 @@ class GPUModelRunner:
         best, width = logits.argmax(-1), max(input_batch.counts) if not input_batch.has_prefill else 1
         self._penalize(logits, best, input_batch)
         sampled, counts, ends = (
-            torch.full((input_batch.num_reqs, width), -1),
+            torch.full((input_batch.num_reqs, width), UNSET),
             list[int](),
             np.cumsum(input_batch.counts),
         )

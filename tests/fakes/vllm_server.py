@@ -185,7 +185,7 @@ class Server:
         self, plan: Plan, monkeypatch: pytest.MonkeyPatch, *, longest: int = 64, requests: int = 6, ahead: int = 3,
         cuda: bool = False, max_graph: int = 512, profile: bool = False, release: str = "",
         others: Sequence[Plan] = (), scheduled: Any = None, lora: Any = None,
-        most_tokens: int = 64, **spec: Any,
+        most_tokens: int = 64, new: Sequence[str] = (), **spec: Any,
     ) -> None:  # fmt: skip
         """`longest`: `max_model_len`; `ahead`: slots that a request has behind those of a step.
 
@@ -193,6 +193,7 @@ class Server:
         `max_graph`: tokens of its largest graph; with `profile` it has measured what graphs take before it starts.
         `release`: the version of vLLM, where it is not one that is tested; `scheduled`: the VllmConfig of a scheduler
         that is in a process of its own. `lora`: adapters; `most_tokens`: `max_num_batched_tokens`.
+        `new`: places of functions that are not known of this vLLM.
         """
         self.plan, self._ahead, self._longest = plan, ahead, longest
         runner = GPUModelRunner
@@ -200,6 +201,7 @@ class Server:
                            (EngineCore, "_initialize_kv_caches"), (Scheduler, "__init__")):  # fmt: skip
             monkeypatch.setattr(kind, name, getattr(kind, name))  # they are as they were when the test ends
         VLLM.plug_in(package_of(plan, PROGRAM, *others), monkeypatch, lambda adapter: release or adapter.TESTED[-1])
+        monkeypatch.setattr(adapter("digests"), "installed", lambda: dict.fromkeys(new, "new"))
         width, page = -(-longest // plan.kv.page_size), plan.kv.page_size
         self.states = RequestState(requests, plan.size("S"), longest)
         self.tables, self.target = BlockTables(requests, (3, width), (2 * page, page)), Target(plan)

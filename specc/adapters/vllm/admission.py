@@ -41,6 +41,7 @@ class Admission:
 
     Attributes:
         parameters: what requests may be sampled with, `temperature` among them; nothing where the program is greedy.
+        greedily: whether the program is told of every request that it is greedy, with the penalties that it asks for.
 
     """
 
@@ -52,6 +53,7 @@ class Admission:
         self._none = {"top_k": package.plan.size("V"), "top_p": 1.0, "min_p": 0.0}
         self._counts = Counts(step.pools[COUNTS]) if COUNTS in given else None
         self._told: dict[str, Any] = {}
+        self.greedily = False
 
     def refuses(self, sampler: Any, rows: Any) -> str | None:
         """Why the program does not sample for requests in these rows, an array of numpy's; None if it does."""
@@ -88,6 +90,10 @@ class Admission:
         if self._counts is not None:
             self._counts.bring(sampler.penalties_state, rows)
 
+    def forget(self) -> None:
+        """Tell the program of every request anew."""
+        self._told = {}
+
     def left(self, rows: Any) -> None:
         """Take note of a step that vLLM runs for requests in these rows."""
         if self._counts is not None:
@@ -115,7 +121,7 @@ class Admission:
 
     def _asked(self, row: dict[str, Any]) -> Any:
         """The parameters in a row, as the program has them."""
-        heat = min(row["temperature"], HOTTEST)
+        heat = 0.0 if self.greedily else min(row["temperature"], HOTTEST)
         asked = {name: row[name] for name, none in self._none.items() if heat > 0 and row[name] != none}
         asked |= {name: row[name] for name in PENALTIES if name in row}
         return self._package.Sampling(temperature=heat, seed=row["seeds"] % SEEDS, **asked)

@@ -130,16 +130,27 @@ class Steps:
 
         `hidden` are the target's T[b * A, W].
         """
-        batch, self.committed = self.committed, None
-        step = self.step.at(self._shape)
-        handed = self._bound.hand_over(step, batch, hidden)
-        enough = next(number for number in self._drafted if number >= drafts)
-        made: Tensor = step.propose(self._requests, handed, ahead=enough).drafts
+        batch = self.committed
+        made = self.draft(drafts, hidden)
         self.served += 1
         self._counters.count(self._shape)
         self._tell()
         # Drafts of grammars are on their way to the host, on a stream of vLLM's, while the next step may run.
         return made.clone() if batch.has_structured_output_reqs else made
+
+    def draft(self, drafts: int, hidden: Tensor | None = None) -> Tensor:
+        """As `propose`, of a step that is not counted; the drafts of the next one are written to the same place."""
+        batch, self.committed = self.committed, None
+        step = self.step.at(self._shape)
+        handed = self._bound.hand_over(step, batch, hidden)
+        enough = next(number for number in self._drafted if number >= drafts)
+        made: Tensor = step.propose(self._requests, handed, ahead=enough).drafts
+        return made
+
+    def sample_greedily(self, greedily: bool) -> None:
+        """From now on verify and draft as if all requests were greedy, or as they ask for again."""
+        self._admission.greedily = greedily
+        self._admission.forget()
 
     def measure(self, run: Callable[[Any, int], object]) -> StepTimes:
         """How long steps take that `run` queues, by shape and bucket, as `measure_step_times` has it."""

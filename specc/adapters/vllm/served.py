@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-TESTED = ("0.33.0",)
+TESTED = ("0.32.0", "0.33.0")
 """The versions of vLLM that `make vllm` runs programs in."""
 METHODS: Mapping[str, tuple[str, ...]] = {
     "STANDALONE": ("draft_model",),

@@ -6,8 +6,8 @@ import functools
 import gc
 import logging
 import os
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
@@ -19,7 +19,7 @@ from vllm.v1.worker.gpu import model_runner
 from .._counters import Counters
 from .._plugin import CHOICE, ServerError, chosen, title, tried, word
 from .._shapes import AUTO, SHAPE
-from . import parallel, seam
+from . import digests, parallel, seam
 from .batches import Steps
 from .fit import draft_group, misfits
 from .forwards import Forwards, NoForwards
@@ -27,12 +27,14 @@ from .heads import Head
 from .logits import restrict
 from .numbers import asking, asks, looking_up
 from .tables import Blocks, NoBlocks, carried
+from .trial import Difference, Trial
 
 ENGINE = "vLLM"
 CAPTURE = "SPECC_CAPTURE"
 """The environment variable that says what is captured where vLLM captures graphs: one of `CAPTURES`."""
 CAPTURES = ("drafts", "none")
 """The default first."""
+_Made = TypeVar("_Made")
 logger = logging.getLogger("vllm.specc")
 
 EagleSpeculator: Any = seam.kind(seam.HEADS)
@@ -64,6 +66,7 @@ class ProgramDrafts(_Speculator):
     Attributes:
         fields: what vLLM's tables carry of requests, see `carried`.
         steps: the program's; None until it is bound, and where it does not fit keys and values.
+        trial: of the steps, as long as they do not count; None in a vLLM whose functions are known.
         program: its title.
         asks: whether its policy says how many drafts there are; otherwise the server does.
 
@@ -71,6 +74,7 @@ class ProgramDrafts(_Speculator):
 
     fields: Mapping[str, Tensor]
     steps: Steps | None = None
+    trial: Trial | None = None
     program: str
     asks = False
 
@@ -87,8 +91,11 @@ class ProgramDrafts(_Speculator):
         """
         super().init_cudagraph_manager(*args, **named)
         self.steps = tried(lambda: Steps(self._package, self, self._counters), ENGINE)
-        if not _agreed({"a bound program": self.steps is not None}):
+        new = digests.unknown(digests.installed())
+        if not _agreed({"a bound program": self.steps is not None, "what is not known of vLLM": new}):
             self.release()
+        if self.steps is not None and new:
+            self.trial = Trial(self.steps, self.fields, new)
         if self.steps is not None and parallel.is_first():
             logger.info("specc: %s runs the decode steps: %s", self._package.__name__, self.steps.report())
 
@@ -116,14 +123,43 @@ class ProgramDrafts(_Speculator):
         """Give back the program's memory and graphs: vLLM drafts until the program is bound again."""
         if self.steps is not None:
             self.steps.end()
-            self.steps = None
+            self.steps = self.trial = None
 
     def propose(self, input_batch: Any, *args: Any, **named: Any) -> Tensor:
         """See BaseSpeculator."""
         if self.steps is None or self.steps.committed is not input_batch:
             return super().propose(input_batch, *args, **named)
         drafts = named.get("num_speculative_tokens", self.num_speculative_steps)
-        return self.steps.propose(drafts, *self.handed_over(*args, **named))
+        handed = self.handed_over(*args, **named)
+        if (trial := self.trial) is None:
+            return self.steps.propose(drafts, *handed)
+        mine = self.on_trial(lambda: trial.draft(drafts, *handed))
+        own = super().propose(input_batch, *args, **named)
+        if mine is not None:
+            self.on_trial(lambda: trial.compare(mine[:, :drafts], own[:, :drafts]))
+        if trial.over:
+            self.trial = None
+        return own
+
+    def on_trial(self, part: Callable[[], _Made]) -> _Made | None:
+        """What a part of a trial's step makes; None where the program ends, for it differs or fails.
+
+        What fails on one of several ranks ends the server: the others wait for this one.
+        """
+
+        def made_here() -> tuple[_Made]:
+            try:
+                return (part(),)
+            except Exception as error:
+                if isinstance(error, Difference) or not parallel.several():
+                    raise
+                raise ServerError(f"specc: a step on trial fails on one rank: {error!r}") from error
+
+        made = tried(made_here, ENGINE)
+        if made is None:
+            self.release()
+            return None
+        return made[0]
 
     def handed_over(self, *_: Any, **__: Any) -> tuple[Tensor, ...]:
         """The target's hidden states T[tokens, W] among what `propose` is given, where the draft reads them."""
@@ -248,17 +284,27 @@ def _sampling(original: Any) -> Any:
         if reason is not None or not verifies:
             steps.leave(input_batch, reason)
             return original(runner, hidden_states, input_batch, grammar_output)
-        logits = runner.model.compute_logits(hidden_states[: input_batch.num_tokens])
-        if grammar_output is not None:
-            fields = runner.speculator.fields
-            restrict(logits, input_batch, grammar_output, runner.structured_outputs_worker, fields["drafts"])
-        if runner.device.type == "cuda":
-            # The last step's tokens, which may still be on their way to the host, lie where this one's will.
-            torch.cuda.current_stream(runner.device).wait_stream(runner.output_copy_stream)
-        output = steps.commit(logits, input_batch, runner.sampler)
+        scores = functools.partial(_scores, runner, hidden_states, input_batch, grammar_output)
+        if (trial := runner.speculator.trial) is not None:
+            own = original(runner, hidden_states, input_batch, grammar_output)
+            runner.speculator.on_trial(lambda: trial.verify(own[0], input_batch, runner.sampler, scores))
+            return own
+        output = steps.commit(scores(), input_batch, runner.sampler)
         return output, output.num_sampled, output.num_rejected
 
     return sample
+
+
+def _scores(runner: Any, hidden_states: Tensor, input_batch: Any, grammar_output: Any) -> Tensor:
+    """The target's logits T[b * A, V] as the program is to verify by, when it may."""
+    logits: Tensor = runner.model.compute_logits(hidden_states[: input_batch.num_tokens])
+    if grammar_output is not None:
+        fields = runner.speculator.fields
+        restrict(logits, input_batch, grammar_output, runner.structured_outputs_worker, fields["drafts"])
+    if runner.device.type == "cuda":
+        # The last step's tokens, which may still be on their way to the host, lie where this one's will.
+        torch.cuda.current_stream(runner.device).wait_stream(runner.output_copy_stream)
+    return logits
 
 
 def _releasing(original: Any) -> Any:

@@ -20,6 +20,7 @@ from specc.runtime.rotated import RotatedStep
 
 Serve = Callable[..., Server]
 BOUND, CHOSEN, CAPTURE, SHAPE = "a bound program", "the program", "SPECC_CAPTURE", "SPECC_SHAPE"
+UNKNOWN = "what is not known of vLLM"
 
 
 @cache
@@ -70,7 +71,7 @@ def test_ranks_that_agree_run_the_program(
     before, server = counted(), serve(plan())
     decode(server)
     assert server.program.served == len(BATCHES)
-    assert [{*facts} for facts in group.said] == [{CHOSEN, CAPTURE, SHAPE}, {BOUND}]
+    assert [{*facts} for facts in group.said] == [{CHOSEN, CAPTURE, SHAPE}, {BOUND, UNKNOWN}]
     assert group.said[0] == {CHOSEN: f"{PROGRAM} 0.1.0+p1", CAPTURE: "none", SHAPE: "auto"}
     assert messages_of_ranks(caplog) == []
     assert counted() - before == (0 if rank else len(BATCHES))
@@ -81,7 +82,7 @@ def test_ranks_that_agree_run_the_program(
 @pytest.mark.parametrize(
     ("name", "value", "own_value"),
     [(CHOSEN, f"{PROGRAM} 0.1.0+p2", f"{PROGRAM} 0.1.0+p1"), (CHOSEN, None, f"{PROGRAM} 0.1.0+p1"),
-     (CAPTURE, "drafts", "none"), (SHAPE, "3", "auto"), (BOUND, False, True)],
+     (CAPTURE, "drafts", "none"), (SHAPE, "3", "auto"), (BOUND, False, True), (UNKNOWN, ["a.b"], [])],
 )  # fmt: skip
 def test_where_a_rank_would_run_something_else_all_run_vllms_steps(
     serve: Serve, rank: int, name: str, value: object, own_value: object, monkeypatch: pytest.MonkeyPatch,
@@ -131,7 +132,7 @@ def test_a_rank_that_cannot_bind_says_so(
     binding.runner.speculator.release()
     binding.runner.speculator.init_cudagraph_manager()
     assert binding.program is None
-    assert group.said[-1] == {BOUND: False}
+    assert group.said[-1] == {BOUND: False, UNKNOWN: []}
     assert "no memory" in caplog.text
     decode(binding)
 

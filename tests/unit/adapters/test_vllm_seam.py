@@ -110,7 +110,9 @@ def test_what_may_be_missing_is_left_out(
     lines = [record.getMessage() for record in caplog.records if record.levelno == logging.WARNING]
     assert [line.rpartition(": ")[2] for line in lines[:3]] == [seam.LOOK_UPS, seam.PROFILE, seam.RUNNER]
     assert lines[0].startswith("vLLM 0.34.0: speculator.NgramGPUSpeculator takes no req_states; ")
-    assert lines[3].startswith("specc: tested with vLLM 0.33.0, this is 0.34.0: all that programs must have is there")
+    assert lines[3].startswith(
+        "specc: tested with vLLM 0.32.0 and 0.33.0, this is 0.34.0: all that programs must have is there"
+    )
     assert adapter("seam").Absent not in adapter("speculators").SERVED
     caplog.clear()
     assert serve(plan_of("NGRAM"), release="0.34.0").program is None
