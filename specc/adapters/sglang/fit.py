@@ -70,7 +70,6 @@ def _facts_of(runner: Any) -> Model:
         cache=f"a unified {pool}" if runner.kv_index_translator.is_translating else cache,
         window=bool(runner.sliding_window_size) or any(type(size) is int and size > 0 for size in layers),
         recurrent=mambaish_config(config) is not None,
-        mrope=bool(config.model_is_mrope),
     )
 
 

@@ -67,14 +67,12 @@ class Model:
             layout that is not served.
         window: whether it has layers that see a window of the text, or a chunk of it, alone.
         recurrent: whether it has layers that keep a state per request.
-        mrope: whether its positions are those of images and videos, too.
 
     """
 
     cache: str = "mha"
     window: bool = False
     recurrent: bool = False
-    mrope: bool = False
 
 
 @dataclass(frozen=True)
@@ -189,8 +187,6 @@ def _of_model(side: str, model: Model, topk: int) -> Iterator[Refusal]:
         yield Refusal(side, f"a sliding window of the {side}")
     if model.recurrent:
         yield Refusal(side, f"recurrent state of the {side}")
-    if model.mrope:
-        yield Refusal(side, f"positions of images and videos (mrope) of the {side}")
     if model.cache not in CACHES:
         if not (model.window or model.recurrent):
             yield Refusal(side, f"the KV cache of the {side}, {model.cache},")

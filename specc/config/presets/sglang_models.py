@@ -29,7 +29,6 @@ def facts_of(values: Mapping[str, Value]) -> Model:
         cache=f"that of {architecture}" if _OWN_CACHES.match(architecture) else cache,
         window=windowed or "attention_chunk" in values,
         recurrent="recurrent_state" in values,
-        mrope="mrope" in values,
     )
 
 

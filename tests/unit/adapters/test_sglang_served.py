@@ -49,7 +49,6 @@ def test_a_setting_has_one_value_that_is_served(name: str) -> None:
         (Model(window=True), ["a sliding window of the {side}"]),
         (Model(cache="SWAKVPool", window=True), ["a sliding window of the {side}"]),
         (Model(cache="HybridLinearKVPool", recurrent=True), ["recurrent state of the {side}"]),
-        (Model(mrope=True), ["positions of images and videos (mrope) of the {side}"]),
         (Model(cache="PageMajorMHATokenToKVPool"), ["the KV cache of the {side}, PageMajorMHATokenToKVPool,"]),
         (Model(), []),
         (LATENT, []),

@@ -61,10 +61,10 @@ def test_a_rule_that_changes_changes_the_table(monkeypatch: pytest.MonkeyPatch) 
     """The table asks the rules: it has no list of its own."""
 
     def stricter(server: Server) -> Any:
-        yield from refusals(server if server.target != Model() else Server(target=Model(mrope=True)))
+        yield from refusals(server if server.target != Model() else Server(target=Model(recurrent=True)))
 
     monkeypatch.setattr("specc.config.presets.sglang_models.refusals", stricter)
     from specc.cli.models import rows as changed_rows
 
     first = next(row for row in changed_rows() if row["model_type"] == "apertus")
-    assert first["SGLang 0.5.23"] == "no: positions of images and videos (mrope)"
+    assert first["SGLang 0.5.23"] == "no: recurrent state"

@@ -212,12 +212,7 @@ def test_models_that_sglang_runs_no_program_of(name: str, topk: int, refused: li
     assert {error.location.line for error in errors if error.location} == {3 if topk > 1 else 6}
 
 
-def test_positions_of_images(model: Model) -> None:
-    """And a layout that is written where no directory says one."""
-    rope = {"rope_type": "default", "mrope_section": [8, 4, 4], "rope_theta": 1e6}
-    qwen = LLAMA | {"model_type": "qwen2", "rope_parameters": rope}
-    (finding,) = findings(target={"model": str(model(**qwen)), "dtype": None})
-    assert finding[0] == "config/engine-unsupported"
+def test_a_layout_that_is_written_where_no_directory_says_one() -> None:
     latent = {"kv_layout": "mla", "num_kv_heads": 1}
     assert [hint for _, hint, _ in findings(target=latent, mask="qlen", **TREE)] == ["write topk: 1"]
     assert load(target=latent).config.target.kv_layout == "mla"
