@@ -126,7 +126,7 @@ class Server:
             model = plan.models[role]
             config = SimpleNamespace(
                 vocab_size=plan.size("V"), hidden_size=model.hidden_size, context_len=context,
-                model_is_mrope=role in sees, dtype=torch.float32,
+                model_is_mrope=role in sees, attention_chunk_size=None, dtype=torch.float32,
             )  # fmt: skip
             kind = part("model_executor.model_runner.ModelRunner")
             runners[role] = kind(self.engine, config, attention(), is_draft_worker=role == "draft")

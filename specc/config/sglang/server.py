@@ -287,6 +287,7 @@ def _hint(refusal: Refusal, server: Server) -> str | None:
             if backend.device == server.device
             and (model is None or model.cache in backend.caches)
             and (server.topk == 1 or backend.mask is not None)
+            and (model is None or backend.windows or not model.window)
         ]
         return f"served here: {', '.join(names)} (--attention-backend)" if names else None
     return {
