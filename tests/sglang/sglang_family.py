@@ -37,7 +37,7 @@ class Family:
         """It, and all engines that tests of this session ask for as `engine` or `own`."""
 
         def run(variant: Variant) -> Served:
-            engine = variant.engine(self.models) | self.more
+            engine = {**variant.engine(self.models), **self.more}
             wheel = build_program(engine, folder / f"{variant}-wheel", *variant.options) if variant.program else None
             return serve(engine, self.requests, folder / f"{variant}-job", overlap=variant.overlap, wheel=wheel)
 

@@ -210,9 +210,10 @@ def _of_attention(server: Server) -> Iterator[Refusal]:
         if backend is None or backend.device == "cpu" != server.device:
             yield Refusal(f"attention {role}", f"{name} attention on {server.device} ({role})")
             continue
-        if model is not None and model.cache in CACHES and model.cache not in backend.caches:
-            yield Refusal(f"attention {role}", f"{name} attention over a KV cache of the layout {model.cache} ({role})")
-        elif model is not None and model.window and not backend.windows:
+        known = model if model is not None and model.cache in CACHES else None  # another is refused by itself
+        if known is not None and known.cache not in backend.caches:
+            yield Refusal(f"attention {role}", f"{name} attention over a KV cache of the layout {known.cache} ({role})")
+        elif known is not None and known.window and not backend.windows:
             yield Refusal(f"attention {role}", f"{name} attention with sliding windows ({role})")
         elif server.topk > 1 and backend.mask is None:
             yield Refusal(f"attention {role}", f"a tree with {name} attention ({role})")
