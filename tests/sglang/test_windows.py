@@ -58,9 +58,14 @@ def test_texts_are_those_without_speculation(engine: Variant, engines: Mapping[V
 
 @pytest.mark.parametrize("engine", PROGRAMS, ids=str)
 def test_the_program_ran_the_steps_that_it_serves(engine: Variant, engines: Mapping[Variant, Future[Served]]) -> None:
-    state = engines[engine].result().state["specc"]
+    """Under fa3 SGLang prepared attention for those that were left to it alone."""
+    served = engines[engine].result()
+    state, seen = served.state["specc"], served.state["specc_testing"]
     assert state["served"] > 30
     assert set(state["left"]) <= {"logprobs", "sampling"}
+    if engine.attention == "fa3":
+        assert seen["prepared"]["TARGET_VERIFY"] == sum(state["left"].values()) > 0
+    assert seen["pools"] == ["MHATokenToKVPool", "MHATokenToKVPool"]
 
 
 @pytest.mark.parametrize(("engine", "own"), [(program, own(program)) for program in PROGRAMS], ids=map(str, PROGRAMS))
