@@ -251,6 +251,7 @@ class ForwardBatch:
     extend_prefix_lens_cpu: list[int] | None = None
     extend_start_loc: Tensor | None = None
     next_token_logits_buffer: Tensor | None = None
+    mrope_positions: Tensor | None = None
     kv_loc_plan: Any = None
     reqs: list[Any] = field(default_factory=list)
     metadata_ready: bool = False
@@ -336,6 +337,12 @@ class ReqLogprob:
 
 @at("managers.schedule_batch")
 @dataclass
+class MultimodalInputs:
+    mrope_position_delta: Tensor | None = None
+
+
+@at("managers.schedule_batch")
+@dataclass
 class FINISH_ABORT:
     message: str
     status_code: Any = None
@@ -352,6 +359,7 @@ class Req:
     grammar: Any = None
     logprob: ReqLogprob = field(default_factory=ReqLogprob)
     kv: ReqKvInfo | None = None
+    multimodal_inputs: MultimodalInputs | None = None
     output_ids: list[int] = field(default_factory=list)
     return_logprob: bool = False
     return_hidden_states: bool = False

@@ -85,11 +85,11 @@ class Server:
         self, plan: Plan, monkeypatch: pytest.MonkeyPatch, *, overlap: bool = False, others: Sequence[Plan] = (),
         attention: type[IntelAMXAttnBackend] = IntelAMXAttnBackend, scored: list[int] | None = None,
         context: int = 80, columns: int = 96, shared: SharedOutput | None = None, metrics: bool = False,
-        simulated: float = -1.0, **spec: Any,
+        simulated: float = -1.0, sees: Sequence[str] = (), **spec: Any,
     ) -> None:  # fmt: skip
         """`scored`: the tokens that the draft scores; `columns`: of the table; `spec`: what it was told otherwise.
 
-        `others`: plans of further shapes, less deep.
+        `others`: plans of further shapes, less deep; `sees`: which models have positions of pictures.
 
         `shared`: where logits are, of a server that captures graphs; `simulated`: how many tokens a step accepts.
         """
@@ -107,7 +107,7 @@ class Server:
         monkeypatch.setattr("sglang.srt.speculative.spec_utils.SIMULATE_ACC_LEN", simulated)
         sglang.SRT.plug_in(package_of(plan, PROGRAM, *others), monkeypatch, lambda adapter: adapter.TESTED[-1])
         HookRegistry.apply_hooks(monkeypatch)
-        self.worker = self._worker(attention, scored, context)
+        self.worker = self._worker(attention, scored, context, sees)
         if shared is not None:
             self._capture(shared, monkeypatch)
         self.worker.init_cuda_graphs()
@@ -118,13 +118,15 @@ class Server:
         self._states, self._lengths = dict[int, dict[str, Tensor]](), dict[int, Tensor]()
         self.steps: dict[int, list[int]] = {}
 
-    def _worker(self, attention: type[IntelAMXAttnBackend], scored: list[int] | None, context: int) -> Any:
+    def _worker(
+        self, attention: type[IntelAMXAttnBackend], scored: list[int] | None, context: int, sees: Sequence[str]
+    ) -> Any:
         plan, runners = self.plan, dict[str, ModelRunner]()
         for role in ("target", "draft"):
             model = plan.models[role]
             config = SimpleNamespace(
-                vocab_size=plan.size("V"), hidden_size=model.hidden_size, context_len=context, model_is_mrope=False,
-                dtype=torch.float32,
+                vocab_size=plan.size("V"), hidden_size=model.hidden_size, context_len=context,
+                model_is_mrope=role in sees, attention_chunk_size=None, dtype=torch.float32,
             )  # fmt: skip
             kind = part("model_executor.model_runner.ModelRunner")
             runners[role] = kind(self.engine, config, attention(), is_draft_worker=role == "draft")

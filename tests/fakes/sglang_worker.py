@@ -99,10 +99,15 @@ class MultiStepDraftBackend:
 
 
 class Model:
-    """One of the fake engine's models as SGLang calls it: what it is to do is in the batch."""
+    """One of the fake engine's models as SGLang calls it: what it is to do is in the batch.
 
-    def __init__(self, engine: Engine) -> None:
-        self.engine = engine
+    Attributes:
+        deltas: of one that sees pictures, how far texts are from their places, by pool row.
+
+    """
+
+    def __init__(self, engine: Engine, *, sees: bool) -> None:
+        self.engine, self.deltas = engine, dict[int, int]() if sees else None
 
     def modules(self) -> list[Any]:
         return [self]
@@ -110,6 +115,7 @@ class Model:
     def forward(self, input_ids: Tensor, positions: Tensor, batch: ForwardBatch) -> sglang.LogitsProcessorOutput:
         backend, rows = ForwardContext.current.attn_backend, batch.batch_size
         assert backend.ready_for == (batch.req_pool_indices.tolist(), batch.forward_mode)
+        self._check_positions(positions, batch)
         place: dict[str, Any] = {
             "positions": positions, "slots": batch.out_cache_loc, "tokens": input_ids
         } if batch.forward_mode is not ForwardMode.EXTEND else {}  # fmt: skip
@@ -122,6 +128,17 @@ class Model:
         if batch.next_token_logits_buffer is not None:
             logits = batch.next_token_logits_buffer.copy_(logits)
         return sglang.LogitsProcessorOutput(logits, None if hidden is None else hidden.flatten(0, -2))
+
+    def _check_positions(self, positions: Tensor, batch: ForwardBatch) -> None:
+        """Those for time, height and width, which a model that sees reads in the place of the others."""
+        if self.deltas is None:
+            assert batch.mrope_positions is None
+            return
+        apart = torch.tensor([self.deltas.get(row, 0) for row in batch.req_pool_indices.tolist()])
+        if batch.forward_mode is not ForwardMode.EXTEND:
+            positions = (positions.view(batch.batch_size, -1) + apart[:, None]).flatten()
+        assert batch.mrope_positions is not None and batch.mrope_positions.is_contiguous()
+        assert batch.mrope_positions.tolist() == [positions.tolist()] * 3
 
     def _ran(self, given: dict[str, Any], batch: ForwardBatch, backend: IntelAMXAttnBackend) -> Any:
         mode, info, engine = batch.forward_mode, batch.spec_info, self.engine
@@ -162,7 +179,7 @@ class ModelRunner:
 
     def __init__(self, engine: Engine, config: Any, attention: Any, *, is_draft_worker: bool) -> None:
         role = "draft" if is_draft_worker else "target"
-        self.model, self.model_config, self.attn_backend = Model(engine), config, attention
+        self.model, self.model_config, self.attn_backend = Model(engine, sees=config.model_is_mrope), config, attention
         self.is_draft_worker, self.dtype = is_draft_worker, config.dtype
         self.token_to_kv_pool, self.kv_index_translator = MHATokenToKVPool(engine.memory[role]), KVIndexTranslator()
         self.spec_algorithm = "EAGLE"
@@ -240,6 +257,8 @@ class EAGLEWorkerV2:
             extend_seq_lens_cpu=counts,
             capture_hidden_mode=CaptureHiddenMode.FULL if self.recurs else CaptureHiddenMode.NULL, reqs=batch.reqs,
         )  # fmt: skip
+        if runner.model_config.model_is_mrope:
+            forward_batch.mrope_positions = forward_batch.positions.repeat(3, 1)
         output = runner.forward(forward_batch).logits_output
         tokens = runner.sample(output, forward_batch)
         publish(lens)

@@ -3,8 +3,8 @@
 A job is `{"device": "cpu" | "cuda", "engine": {...}, "requests": [...]}`: arguments of `sglang.Engine` beside those of
 `ENGINE`, and for each request
 
-* `text` or `input_ids`; `sampling`, SGLang's sampling parameters; `logprobs`, whether to return
-  them, of the prompt too; `top_logprobs`, of how many most probable tokens;
+* `text` or `input_ids`; `pictures`, files of those that the text has places for; `sampling`, SGLang's sampling
+  parameters; `logprobs`, whether to return them, of the prompt too; `top_logprobs`, of how many most probable tokens;
 * `after`, `[k, n]`: it arrives when request k has n tokens or has ended; or `delay`, in seconds;
 * `abort_after`, a number of tokens after which it is aborted; `stream`, false for one that answers once.
 
@@ -49,6 +49,8 @@ IDLE_S = 30
 MODELS = {
     "LlamaForCausalLM": {"llama", "llama_eagle", "llama_eagle3"},
     "DeepseekV3ForCausalLM": {"deepseek_v2", "deepseek_nextn"},
+    "Gemma3ForCausalLM": {"gemma3_causal"},
+    "Qwen2VLForConditionalGeneration": {"qwen2", "qwen2_vl"},
 }
 """Modules of a target and its drafts, by the target's architecture. SGLang would import some two hundred more."""
 
@@ -80,6 +82,7 @@ async def answer(engine: Any, number: int, request: dict[str, Any], progress: Pr
     given = {
         "prompt": request.get("text"),
         "input_ids": request.get("input_ids"),
+        "image_data": request.get("pictures"),
         "sampling_params": request["sampling"],
         "return_logprob": request.get("logprobs", False),
         "top_logprobs_num": request.get("top_logprobs", 0),

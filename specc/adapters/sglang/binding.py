@@ -21,6 +21,7 @@ from .attention import Attention, attention_of
 from .forwards import Forwards, scored_tokens
 from .grammars import Masks
 from .heads import Head
+from .mrope import Deltas
 from .proof import Heard
 from .recorded import RecordedForwards
 from .shards import Ranks, Shards
@@ -42,6 +43,7 @@ class Bound:
         captured: what of it `capture` captures, see `FORWARDS`.
         attention: by shape what prepares attention for its forwards.
         heard: by shape what is heard of its target's logits.
+        deltas: how far texts are from their places, which every prefill says.
 
     """
 
@@ -49,6 +51,7 @@ class Bound:
     captured: str
     attention: Mapping[Any, Attention]
     heard: Mapping[Any, Heard]
+    deltas: Deltas
 
     def capture(self) -> None:
         """Capture the step as SGLang captures its own."""
@@ -74,7 +77,8 @@ def bind(program: Any, worker: Any, masks: Masks) -> Bound:
     make = FORWARDS[how]
     if simulating():
         make = type(f"Simulated{make.__name__}", (Simulated, make), {})
-    shards = Shards(program.plan, {"target": target, "draft": draft})
+    runners = {"target": target, "draft": draft}
+    shards, deltas = Shards(program.plan, runners), Deltas(runners, table)
     head = Head(program.plan, draft)
     attention = attention_of(worker, program.plans, captured=how != "none")
     pools = {"target": target.token_to_kv_pool, "draft": draft.token_to_kv_pool}
@@ -89,11 +93,11 @@ def bind(program: Any, worker: Any, masks: Masks) -> Bound:
     heard: dict[Any, Heard] = {}
     callbacks: dict[Any, _Callbacks] = {}
     for shape, plan in program.plans.items():
-        forwards = make(worker, attention[shape], shards, head, shape)
+        forwards = make(worker, attention[shape], shards, head, deltas, shape)
         heard[shape] = Heard(forwards.target, plan, table)
         callbacks[shape] = _Callbacks(forwards, heard[shape], masks)
     step = program.bind(callbacks, table, buffers, tables=tables, collective=collective, capture=False)
-    return Bound(step, how, attention, heard)
+    return Bound(step, how, attention, heard, deltas)
 
 
 class _Callbacks:

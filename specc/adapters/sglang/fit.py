@@ -68,9 +68,9 @@ def _facts_of(runner: Any) -> Model:
     layers = (getattr(layer, "sliding_window_size", None) or -1 for layer in runner.model.modules())
     return Model(
         cache=f"a unified {pool}" if runner.kv_index_translator.is_translating else cache,
+        chunk=config.attention_chunk_size is not None,
         window=bool(runner.sliding_window_size) or any(type(size) is int and size > 0 for size in layers),
         recurrent=mambaish_config(config) is not None,
-        mrope=bool(config.model_is_mrope),
     )
 
 

@@ -22,6 +22,7 @@ from torch import Tensor
 from . import seam
 from .attention import Attention, branches
 from .heads import Head
+from .mrope import Deltas
 from .shards import Shards
 
 MODES = {"null": CaptureHiddenMode.NULL, "last": CaptureHiddenMode.LAST, "full": CaptureHiddenMode.FULL}
@@ -52,16 +53,19 @@ class Forwards:
         attention: prepares the metadata of attention for steps of that shape.
         shards: what of its logits a rank hands over.
         head: the draft's, if the program computes it.
+        deltas: how far texts are from their places.
         shape: that of the steps.
 
     """
 
-    def __init__(self, worker: Any, attention: Attention, shards: Shards, head: Head, shape: Any) -> None:
+    def __init__(
+        self, worker: Any, attention: Attention, shards: Shards, head: Head, deltas: Deltas, shape: Any
+    ) -> None:
         """Run the models of `worker`."""
         self._target = worker.target_worker.model_runner
         self._draft = worker.draft_worker.draft_runner
         self._steps, self._topk = shape.num_steps, branches(shape)
-        self._attention, self._shards, self._head = attention, shards, head
+        self._attention, self._shards, self._head, self._deltas = attention, shards, head, deltas
         self._scored = scored_tokens(worker)
         self._lengths: dict[int, Tensor] = {}
 
@@ -210,6 +214,7 @@ class Forwards:
 
     def _run(self, runner: Any, backend: Any, batch: ForwardBatch, shape: tuple[int, ...]) -> Outputs:
         batch.mark_forward_metadata_ready()
+        self._deltas.give(runner, batch)
         model = runner.model
         if hasattr(model, "prepare_for_forward"):
             model.prepare_for_forward(batch)

@@ -19,6 +19,7 @@ from torch import Tensor
 
 from .._plugin import word
 from . import shards
+from .mrope import text_positions
 
 logger = logging.getLogger(__name__)
 
@@ -128,6 +129,7 @@ class _Own:
         tokens = torch.cat([text[:count] for text, count in zip(texts, counts, strict=True)])
         slots = torch.cat([self._table[row, :count] for row, count in zip(self._rows, counts, strict=True)])
         count = lengths.to(device=device, dtype=torch.int32)
+        positions = torch.cat(places).to(device)
         batch = ForwardBatch(
             forward_mode=ForwardMode.EXTEND,
             batch_size=len(counts),
@@ -137,7 +139,8 @@ class _Own:
             seq_lens_cpu=lengths,
             seq_lens_sum=sum(counts),
             out_cache_loc=slots.to(torch.int64),
-            positions=torch.cat(places).to(device),
+            positions=positions,
+            mrope_positions=text_positions(self._runner, positions),
             extend_num_tokens=sum(counts),
             extend_seq_lens=count,
             extend_seq_lens_cpu=counts,

@@ -51,8 +51,8 @@ model_executor.forward_batch_info.CaptureHiddenMode: FULL LAST NULL
 model_executor.forward_batch_info.ForwardMode: DECODE DRAFT_EXTEND_V2 EXTEND TARGET_VERIFY is_decode is_idle
 model_executor.forward_batch_info.ForwardBatch(forward_mode batch_size input_ids req_pool_indices seq_lens seq_lens_cpu
     out_cache_loc seq_lens_sum positions spec_algorithm spec_info capture_hidden_mode extend_num_tokens extend_seq_lens
-    extend_seq_lens_cpu extend_prefix_lens extend_prefix_lens_cpu extend_start_loc next_token_logits_buffer):
-    kv_loc_plan mark_forward_metadata_ready
+    extend_seq_lens_cpu extend_prefix_lens extend_prefix_lens_cpu extend_start_loc next_token_logits_buffer
+    mrope_positions): kv_loc_plan mark_forward_metadata_ready
 model_executor.forward_context.ForwardContext(attn_backend)
 model_executor.forward_context.forward_context(ctx)
 model_executor.model_runner.ModelRunner: attn_backend decode_cuda_graph_runner graph_shared_output is_draft_worker
@@ -77,8 +77,9 @@ managers.overlap_utils.FutureMap: hidden_states_buf need_hidden_states need_topk
     req_pool_size topk_index_buf topk_p_buf
 managers.overlap_utils.FutureMap._resolve_spec_extras(batch)
 managers.schedule_batch.FINISH_ABORT(message status_code err_type)
-managers.schedule_batch.Req: custom_logit_processor finished grammar kv logprob output_ids return_hidden_states
-    return_logprob return_sampling_mask sampling_params set_finish_with_abort to_finish
+managers.schedule_batch.MultimodalInputs: mrope_position_delta
+managers.schedule_batch.Req: custom_logit_processor finished grammar kv logprob multimodal_inputs output_ids
+    return_hidden_states return_logprob return_sampling_mask sampling_params set_finish_with_abort to_finish
 managers.schedule_batch.ReqKvInfo: req_pool_idx
 managers.schedule_batch.ReqLogprob: token_ids_logprob top_logprobs_num
 managers.schedule_batch.ScheduleBatch: forward_mode req_pool_indices reqs return_logprob sampling_info seq_lens

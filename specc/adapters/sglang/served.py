@@ -23,6 +23,7 @@ class Backend:
         device: `cpu` for one that runs on no GPU; one of a GPU is served wherever SGLang starts it.
         tried: whether a program has run on it, on a GPU if it is one of a GPU's.
         shapes: whether it prepares steps of several shapes.
+        windows: whether layers may see a window of the text alone.
 
     """
 
@@ -31,13 +32,14 @@ class Backend:
     device: str = "cuda"
     tried: bool = True
     shapes: bool = True
+    windows: bool = False
 
 
 BACKENDS: Mapping[str, Backend] = {
     "triton": Backend(("mha",), mask="full"),
-    "fa3": Backend(("mha", "mla"), mask="slots"),
+    "fa3": Backend(("mha", "mla"), mask="slots", windows=True),
     "flashinfer": Backend(("mha",), mask="qlen", tried=False),
-    "intel_amx": Backend(("mha",), mask="qlen", device="cpu"),
+    "intel_amx": Backend(("mha",), mask="qlen", device="cpu", windows=True),
     "trtllm_mha": Backend(("mha",), tried=False, shapes=False),
     "trtllm_mla": Backend(("mla",), tried=False, shapes=False),
     "cutedsl_mla": Backend(("mla",), tried=False, shapes=False),
@@ -65,16 +67,16 @@ class Model:
     Attributes:
         cache: the layout of its KV cache, a word of `CACHES`; anything else, such as the name of SGLang's class, is a
             layout that is not served.
-        window: whether it has layers that see a window of the text, or a chunk of it, alone.
+        window: whether it has layers that see a window of the text alone.
+        chunk: whether it has layers that see a chunk of the text alone.
         recurrent: whether it has layers that keep a state per request.
-        mrope: whether its positions are those of images and videos, too.
 
     """
 
     cache: str = "mha"
     window: bool = False
+    chunk: bool = False
     recurrent: bool = False
-    mrope: bool = False
 
 
 @dataclass(frozen=True)
@@ -184,16 +186,18 @@ def refusals(server: Server) -> Iterator[Refusal]:
 
 
 def _of_model(side: str, model: Model, topk: int) -> Iterator[Refusal]:
-    """What of a model is not served. A window or a state explains the cache that SGLang keeps for it."""
-    if model.window:
-        yield Refusal(side, f"a sliding window of the {side}")
+    """What of a model is not served. A window, a chunk or a state explains the cache that SGLang keeps for it."""
+    if model.chunk:
+        yield Refusal(side, f"chunks of attention of the {side}")
     if model.recurrent:
         yield Refusal(side, f"recurrent state of the {side}")
-    if model.mrope:
-        yield Refusal(side, f"positions of images and videos (mrope) of the {side}")
     if model.cache not in CACHES:
-        if not (model.window or model.recurrent):
+        if model.window and not model.chunk:
+            yield Refusal(side, f"a second KV pool for sliding windows of the {side}")
+        elif not (model.chunk or model.recurrent):
             yield Refusal(side, f"the KV cache of the {side}, {model.cache},")
+    elif model.window and topk > 1:
+        yield Refusal("topk", f"a tree over sliding windows of the {side}")
     elif model.cache != "mha" and topk > 1:
         yield Refusal("topk", f"a tree over the latent KV cache of the {side} ({model.cache})")
 
@@ -206,8 +210,11 @@ def _of_attention(server: Server) -> Iterator[Refusal]:
         if backend is None or backend.device == "cpu" != server.device:
             yield Refusal(f"attention {role}", f"{name} attention on {server.device} ({role})")
             continue
-        if model is not None and model.cache in CACHES and model.cache not in backend.caches:
-            yield Refusal(f"attention {role}", f"{name} attention over a KV cache of the layout {model.cache} ({role})")
+        known = model if model is not None and model.cache in CACHES else None  # another is refused by itself
+        if known is not None and known.cache not in backend.caches:
+            yield Refusal(f"attention {role}", f"{name} attention over a KV cache of the layout {known.cache} ({role})")
+        elif known is not None and known.window and not backend.windows:
+            yield Refusal(f"attention {role}", f"{name} attention with sliding windows ({role})")
         elif server.topk > 1 and backend.mask is None:
             yield Refusal(f"attention {role}", f"a tree with {name} attention ({role})")
 

@@ -20,6 +20,7 @@ from .attention import Attention
 from .forwards import Forwards, Outputs
 from .heads import Head
 from .masks import seen
+from .mrope import Deltas
 from .shards import Shards
 
 TOKEN = 100
@@ -66,9 +67,11 @@ def simulating() -> bool:
 class Simulated(Forwards):
     """Forwards whose target accepts as much as SGLang would simulate, the same for all requests of a step."""
 
-    def __init__(self, worker: Any, attention: Attention, shards: Shards, head: Head, shape: Any) -> None:
+    def __init__(
+        self, worker: Any, attention: Attention, shards: Shards, head: Head, deltas: Deltas, shape: Any
+    ) -> None:
         """As `Forwards`. ServerError where `SPECC_SIMULATE_ACC_LENS` cannot be read."""
-        super().__init__(worker, attention, shards, head, shape)
+        super().__init__(worker, attention, shards, head, deltas, shape)
         most = shape.num_steps + 1
         random.seed(0)
         how = _spec_utils.SIMULATE_ACC_LEN, _spec_utils.SIMULATE_ACC_METHOD

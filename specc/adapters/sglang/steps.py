@@ -74,7 +74,8 @@ class Steps:
         device = worker.req_to_token_pool.req_to_token.device
         self._masks = Masks([*program.plans.values()], device)
         bound = bind(program, worker, self._masks)
-        self.step, self.captured, self._attention = bound.step, bound.captured, bound.attention
+        self.step, self.captured = bound.step, bound.captured
+        self._attention, self._deltas = bound.attention, bound.deltas
         self._plans = program.plans
         self._largest = largest(program.plans)
         self._room = worker.req_to_token_pool.req_to_token.shape[1] - program.plan.kv.window
@@ -158,7 +159,8 @@ class Steps:
         return times
 
     def admit(self, batch: Any) -> None:
-        """Before a prefill of SGLang's: say how those of its requests are sampled that the program serves."""
+        """Before a prefill of SGLang's: say where texts are, and how those are sampled that the program serves."""
+        self._deltas.note(batch)
         if self.admission is not None:
             served = [place for place, request in enumerate(batch.reqs) if self.unserved(request) is None]
             marks = batch.sampling_info.has_watermark_candidates

@@ -53,7 +53,7 @@ class ModelFacts:
     There are more than keys of the configuration: ``aux_layers`` (text, counted from 1), ``context_length``,
     ``draft_vocab_size``, ``num_mtp_modules``, ``language_model`` (a class of transformers'), ``architecture`` (the
     class that the weights are of), ``window`` and ``attention_chunk`` (tokens that some layers see at most),
-    ``quant_method`` and, in words, ``recurrent_state``, ``index_keys`` and ``mrope``. ``known``: whether transformers
+    ``quant_method`` and, in words, ``recurrent_state`` and ``index_keys``. ``known``: whether transformers
     has a class for the architecture.
     """
 
@@ -131,7 +131,6 @@ def _facts(config: object, text: object, directory: Directory) -> dict[str, Fact
         "architecture": _architecture(directory.content),
         "window": attribute(text, _WINDOW),
         "attention_chunk": attribute(text, ("attention_chunk_size",)),
-        "mrope": _mrope(config, text),
         "quant_method": _quant_method(config, text),
         **layer_facts(text),
         **_aux_facts(config, text, directory.first_layer),
@@ -145,13 +144,6 @@ def _architecture(content: Mapping[str, Any]) -> Fact | None:
     names = content.get("architectures")
     named = isinstance(names, list) and bool(names) and isinstance(names[0], str)
     return Fact(str(cast("list[object]", names)[0]), "architectures") if named else None
-
-
-def _mrope(config: object, text: object) -> Fact | None:
-    """Return that positions have the parts of an image's or video's, unless only the language model is there."""
-    rope = block_of(text, "rope_parameters") or block_of(text, "rope_scaling")
-    alone = value_of(config, "language_model_only") is True
-    return Fact("positions of images and videos", "mrope_section") if "mrope_section" in rope and not alone else None
 
 
 def _quant_method(config: object, text: object) -> Fact | None:

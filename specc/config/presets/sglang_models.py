@@ -18,6 +18,12 @@ _WINDOWED = re.compile(
 _OWN_CACHES = re.compile(r"MiniMaxM3Sparse")
 """Architectures with a KV cache of a kind of their own."""
 
+_TWO_POOLS = re.compile(
+    r"Beam|DeepseekV4|DiffusionGemma|Dots3|EmbeddingGemma2|Gemma4|GptOss|Granite(Moe)?SWA|IQuestQ1|Inkling|Laguna"
+    r"|Llama4|Mellum|MiMoV2|Muse|Spark2_5|Step3p|UnlimitedOCR"
+)
+"""Architectures whose windows SGLang keeps in a KV pool of their own, beside that of layers that see the whole text."""
+
 
 def facts_of(values: Mapping[str, Value]) -> Model:
     """Return the facts of a model in SGLang; ``values`` is what its directory says, by key."""
@@ -25,11 +31,13 @@ def facts_of(values: Mapping[str, Value]) -> Model:
     if cache == "mla" and "index_topk" in values:
         cache = "dsa"
     windowed = "window" in values and _WINDOWED.match(architecture) is not None
+    chunked = "attention_chunk" in values
+    own = _OWN_CACHES.match(architecture) or ((windowed or chunked) and _TWO_POOLS.match(architecture))
     return Model(
-        cache=f"that of {architecture}" if _OWN_CACHES.match(architecture) else cache,
-        window=windowed or "attention_chunk" in values,
+        cache=f"that of {architecture}" if own else cache,
+        window=windowed or chunked,
+        chunk=chunked,
         recurrent="recurrent_state" in values,
-        mrope="mrope" in values,
     )
 
 

@@ -44,7 +44,6 @@ _READ = (
     "--enable-deterministic-inference",
     "--grammar-backend",
     "--kv-cache-dtype",
-    "--language-model-only",
     "--max-running-requests",
     "--model-path",
     "--page-size",

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from specc.adapters.sglang.served import BACKENDS, ROLES, SETTINGS, Model, Refusal, Server, refusals, roles
+from specc.adapters.sglang.served import BACKENDS, ROLES, SETTINGS, Refusal, Server, refusals, roles
 from specc.config.archs import Gpu
 from specc.config.models import Fact, ModelFacts, read_model
 from specc.config.presets.sglang import SGLANG
@@ -118,8 +118,8 @@ def started(arguments: Arguments, gpu: Gpu) -> Started:
     num_steps, topk, num_draft_tokens = known
     attention, page_size = _attention(arguments, gpu, target[1], page, int(topk.value))
     facts = Server(
-        target=_facts(arguments, target[1]),
-        draft=_facts(arguments, draft[1]),
+        target=facts_of(target[1].values),
+        draft=facts_of(draft[1].values),
         topk=int(topk.value),
         attention={role: str(fact.value) for role, fact in attention.items()},
         device=device,
@@ -268,12 +268,6 @@ def _origin(arguments: Arguments, role: str, mode: str) -> str:
     return next((name for name in names if arguments.text(name)), "")
 
 
-def _facts(arguments: Arguments, model: ModelFacts) -> Model:
-    """Return the facts of a model as this server runs it."""
-    alone = "--language-model-only" in arguments.values
-    return replace(facts_of(model.values), mrope=False) if alone else facts_of(model.values)
-
-
 def _settings(arguments: Arguments, target: ModelFacts) -> dict[str, object]:
     """Return what was said of each of `SETTINGS`, or comes of the target."""
     several = arguments.text("--speculative-algorithm") == "EAGLE" and MULTI_LAYER.match(architecture_of(target.values))
@@ -293,6 +287,7 @@ def _hint(refusal: Refusal, server: Server) -> str | None:
             if backend.device == server.device
             and (model is None or model.cache in backend.caches)
             and (server.topk == 1 or backend.mask is not None)
+            and (model is None or backend.windows or not model.window)
         ]
         return f"served here: {', '.join(names)} (--attention-backend)" if names else None
     return {

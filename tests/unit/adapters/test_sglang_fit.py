@@ -55,8 +55,11 @@ CHANGES: dict[str, Change] = {
     "hidden_size of the draft is 64 in the program, 32 in the server": config("draft", "hidden_size", 32),
     "dtype of the target is f32 in the program, bf16 in the server": of("target", "dtype", torch.bfloat16),
     "recurrent state of the draft is not served": config("draft", "mamba", object()),
-    "positions of images and videos (mrope) of the target is not served": config("target", "model_is_mrope", True),
-    "a sliding window of the target is not served": of("target", "sliding_window_size", 128),
+    "a second KV pool for sliding windows of the target is not served": lambda server: (
+        of("target", "sliding_window_size", 128)(server),
+        of("target", "token_to_kv_pool", type("SWAKVPool", (), {})())(server),
+    ),
+    "chunks of attention of the draft is not served": config("draft", "attention_chunk_size", 128),
     "a canary of the KV pool (kv_canary running) is not served": of("draft", "canary_manager", object()),
     "LoRA is not served": lambda server: setattr(server.worker.server_args, "enable_lora", True),
     "flashmla attention over a KV cache of the layout mha (verify) is not served": lambda server: setattr(

@@ -51,10 +51,14 @@ class Layers:
         return torch.tensor([len(self.made)])
 
     def forward(self) -> list[list[Tensor | None]]:
-        """The schedules that each layer's calls get: for the text, and behind it for nodes or branches."""
+        """The schedules that each layer's calls get: for the text, and behind it for nodes or branches.
+
+        Every layer says that it sees the whole text, or says nothing of it.
+        """
         parts = [part for part in (self.forward_metadata, self.forward_metadata_spec_decode_expand) if part is not None]
         call = self.module.flash_attn_with_kvcache
-        return [[call(q=None, page_table=part.page_table) for part in parts] for _ in range(LAYERS)]
+        seen = [{"window_size": (-1, -1)} if layer % 2 else {} for layer in range(LAYERS)]
+        return [[call(q=None, page_table=part.page_table, **window) for part in parts] for window in seen]
 
 
 @pytest.fixture
@@ -120,6 +124,16 @@ def test_all_layers_of_a_captured_target_have_one_schedule(module: ModuleType, t
     assert not [schedule for by_forward in steps for layers in by_forward.values() for schedule in _given(layers)]
     assert len(step.target.made) == 2 * parts
     assert not any(backend.made for backend in (*step.drafts, step.extend))
+
+
+def test_layers_that_see_a_window_make_schedules_of_their_own(module: ModuleType) -> None:
+    """Among others that share one."""
+    step = Step(module)
+    with step.flash.capturing():
+        step.forwards()
+        table, call = step.target.forward_metadata.page_table, module.flash_attn_with_kvcache
+        assert call(q=None, page_table=table, window_size=(127, 0)) is None
+        assert call(q=None, page_table=table, window_size=(-1, -1)) is not None
 
 
 def _given(layers: list[list[Tensor | None]]) -> list[Tensor]:

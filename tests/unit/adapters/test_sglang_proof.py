@@ -32,6 +32,7 @@ class Server:
         self.kv: dict[int, int] = {}
         self.req_to_token_pool = SimpleNamespace(req_to_token=self.table)
         self.target_worker = SimpleNamespace(model_runner=self)
+        self.model_config = SimpleNamespace(model_is_mrope=False)
         self.token_to_kv_pool, self.spec_algorithm = SimpleNamespace(size=slots), "EAGLE"
         self.kv_index_translator = SimpleNamespace(bind_runner_slots=lambda batch: None)
 

@@ -46,10 +46,11 @@ def test_a_setting_has_one_value_that_is_served(name: str) -> None:
 @pytest.mark.parametrize(
     ("model", "what"),
     [
-        (Model(window=True), ["a sliding window of the {side}"]),
-        (Model(cache="SWAKVPool", window=True), ["a sliding window of the {side}"]),
+        (Model(window=True), []),
+        (Model(cache="SWAKVPool", window=True), ["a second KV pool for sliding windows of the {side}"]),
+        (Model(cache="SWAKVPool", window=True, chunk=True), ["chunks of attention of the {side}"]),
+        (Model(window=True, chunk=True), ["chunks of attention of the {side}"]),
         (Model(cache="HybridLinearKVPool", recurrent=True), ["recurrent state of the {side}"]),
-        (Model(mrope=True), ["positions of images and videos (mrope) of the {side}"]),
         (Model(cache="PageMajorMHATokenToKVPool"), ["the KV cache of the {side}, PageMajorMHATokenToKVPool,"]),
         (Model(), []),
         (LATENT, []),
@@ -58,7 +59,7 @@ def test_a_setting_has_one_value_that_is_served(name: str) -> None:
 )
 @pytest.mark.parametrize("role", ["target", "draft"])
 def test_models(role: str, model: Model, what: list[str]) -> None:
-    """A window and a state explain the cache that SGLang keeps for them."""
+    """A window, a chunk and a state explain the cache that SGLang keeps for them."""
     server = Server(target=model) if role == "target" else Server(draft=model)
     assert list(refusals(server)) == [Refusal(role, words.format(side=role)) for words in what]
 
@@ -68,6 +69,23 @@ def test_trees_over_latent_rows(model: Model) -> None:
     assert about(Server(target=model, topk=4)) == ["topk"]
     assert about(Server(draft=model, topk=4)) == ["topk"]
     assert about(Server(target=Model(), draft=Model(), topk=4)) == []
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_windows_are_for_chains_on_some_backends(backend: str) -> None:
+    """Of either model; the others have what they had."""
+    windowed, traits = Model(window=True), BACKENDS[backend]
+    if "mha" not in traits.caches:
+        return
+    given = {"attention": everywhere(backend), "device": traits.device}
+    refused = [] if traits.windows else ["attention verify"]
+    assert about(Server(windowed, Model(), **given)) == refused
+    refused = [] if traits.windows else ["attention draft", "attention extend"]
+    assert about(Server(Model(), windowed, **given)) == refused
+    if traits.mask is not None:
+        assert "topk" in about(Server(windowed, Model(), topk=4, **given))
+        assert "topk" in about(Server(Model(), windowed, topk=4, **given))
+    assert {name for name, one in BACKENDS.items() if one.windows} == {"fa3", "intel_amx"}
 
 
 @pytest.mark.parametrize("backend", BACKENDS)

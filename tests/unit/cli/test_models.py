@@ -52,7 +52,8 @@ def test_rows_are_what_is_refused(rows: list[dict[str, str]]) -> None:
     assert verdicts(rows, "llama") == ["chain, tree", "chain, tree", "chain"]
     assert verdicts(rows, "deepseek_v3") == ["chain, tree", "chain", "chain"]  # a latent cache
     assert verdicts(rows, "qwen3_next") == ["no: recurrent state", "no: recurrent state", "chain"]
-    assert verdicts(rows, "gpt_oss") == ["chain, tree", "no: sliding window", "chain"]
+    assert verdicts(rows, "gpt_oss") == ["chain, tree", "no: second KV pool for sliding windows", "chain"]
+    assert verdicts(rows, "gemma3_text") == ["chain, tree", "chain", "chain"]
     assert verdicts(rows, "deepseek_v32")[0] == "no: sparse attention"
     assert verdicts(rows, "mamba") == ["no: no KV cache"] * 3
 
@@ -61,10 +62,10 @@ def test_a_rule_that_changes_changes_the_table(monkeypatch: pytest.MonkeyPatch) 
     """The table asks the rules: it has no list of its own."""
 
     def stricter(server: Server) -> Any:
-        yield from refusals(server if server.target != Model() else Server(target=Model(mrope=True)))
+        yield from refusals(server if server.target != Model() else Server(target=Model(recurrent=True)))
 
     monkeypatch.setattr("specc.config.presets.sglang_models.refusals", stricter)
     from specc.cli.models import rows as changed_rows
 
     first = next(row for row in changed_rows() if row["model_type"] == "apertus")
-    assert first["SGLang 0.5.23"] == "no: positions of images and videos (mrope)"
+    assert first["SGLang 0.5.23"] == "no: recurrent state"

@@ -19,6 +19,9 @@ from .backend import Backend
 from .roles import Roles
 from .step_tables import Tables
 
+WHOLE = -1, -1
+"""The window of a layer that sees the whole text."""
+
 
 class Flash(Backend):
     """FlashAttention over one table of pages for all forwards of a step."""
@@ -116,6 +119,8 @@ class Flash(Backend):
 
         def attend_scheduled(*args: Any, **given: Any) -> Any:
             _, schedule = self._schedules.get(id(given.get("page_table")), (None, None))
+            if tuple(given.get("window_size", WHOLE)) != WHOLE:  # layers that see less share their work out otherwise
+                schedule = None
             return attend(*args, **given if schedule is None else given | {"scheduler_metadata": schedule})
 
         fa.flash_attn_with_kvcache = attend_scheduled

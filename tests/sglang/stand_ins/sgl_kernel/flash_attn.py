@@ -58,7 +58,9 @@ def flash_attn_with_kvcache(
     must be one that `get_scheduler_metadata` makes for this call. `out` is memory that may be used, and is not.
     """
     given = (k, v, rotary_cos, cache_batch_idx, cache_leftpad, q_descale, k_descale, v_descale, sinks)
-    refuse(any(argument is not None for argument in given) or only_qv, window_size, attention_chunk)
+    refuse(any(argument is not None for argument in given) or only_qv, attention_chunk)
+    if scheduler_metadata is not None and tuple(window_size) != WHOLE:
+        raise ValueError("a schedule for the whole text in a call for a window of it")
     if cache_seqlens is None or page_table is None or cu_seqlens_q is None:
         raise NotImplementedError("keys and values that are not in pages, or queries that are not packed")
     for table in (page_table, cache_seqlens, cu_seqlens_q):
@@ -74,7 +76,8 @@ def flash_attn_with_kvcache(
     for row, length in zip(page_table.long(), cache_seqlens.tolist(), strict=True):
         pages = row[: -(-length // page)]
         keys.append([pool[pages].flatten(0, 1)[:length] for pool in (k_cache, v_cache)])
-    return packed(q, qv, keys, cu_seqlens_q, max_seqlen_q, softmax_scale, softcap, causal, return_softmax_lse)
+    seen = causal, window_size
+    return packed(q, qv, keys, cu_seqlens_q, max_seqlen_q, softmax_scale, softcap, seen, return_softmax_lse)
 
 
 def flash_attn_varlen_func(
@@ -97,9 +100,10 @@ def flash_attn_varlen_func(
     """The same over packed keys [m, H_kv, D] and values [m, H_kv, E] of b requests."""
     ignored = {"num_splits", "pack_gqa", "sm_margin"}
     named = {name for name, value in given.items() if value is not None and value is not False}
-    refuse(bool(named - ignored), window_size, attention_chunk)
+    refuse(bool(named - ignored), attention_chunk)
     keys = [[pool[first:last] for pool in (k, v)] for first, last in pairwise(cu_seqlens_k.tolist())]
-    return packed(q, None, keys, cu_seqlens_q, max_seqlen_q, softmax_scale, softcap, causal, return_softmax_lse)
+    seen = causal, window_size
+    return packed(q, None, keys, cu_seqlens_q, max_seqlen_q, softmax_scale, softcap, seen, return_softmax_lse)
 
 
 def packed(
@@ -110,10 +114,16 @@ def packed(
     longest: int | None,
     scale: float,
     softcap: float,
-    causal: bool,
+    seen: tuple[bool, tuple[int, int]],
     return_lse: bool,
 ) -> Found:
-    """Attend from each request's queries to its keys and values; a causal request's last query sees all of them."""
+    """Attend from each request's queries to its keys and values; a causal request's last query sees all of them.
+
+    `seen`: whether it is causal, and how many tokens further left a query sees at most.
+    """
+    causal, (left, right) = seen
+    if right != -1 and not (causal and right == 0):
+        raise NotImplementedError("windows to the right")
     result = q.new_full((*q.shape[:2], keys[0][1].shape[-1]), torch.nan)
     sums = torch.full(q.shape[1::-1], torch.nan)
     for (key, value), (first, last) in zip(keys, pairwise(starts.tolist()), strict=True):
@@ -122,6 +132,8 @@ def packed(
         visible = torch.ones(last - first, len(key), dtype=torch.bool)
         if causal:
             visible = visible.tril(len(key) - (last - first))
+        if left != -1:
+            visible = visible.triu(len(key) - (last - first) - left)
         query = q[first:last]
         if qv is not None:
             query, key = torch.cat((query, qv[first:last]), -1), torch.cat((key, value), -1)
@@ -160,7 +172,7 @@ def merge_state_v2(v_a: Tensor, s_a: Tensor, v_b: Tensor, s_b: Tensor) -> tuple[
     return sum(value * (part - sums).exp()[..., None] for value, part in parts).to(v_a.dtype), sums
 
 
-def refuse(given: bool, window: tuple[int, int], chunk: int | None) -> None:
+def refuse(given: bool, chunk: int | None) -> None:
     """Refuse what no model of the tests needs."""
-    if given or tuple(window) != WHOLE or chunk:
-        raise NotImplementedError("new keys, rotary embeddings, scales, sinks, windows and chunks")
+    if given or chunk:
+        raise NotImplementedError("new keys, rotary embeddings, scales, sinks and chunks")

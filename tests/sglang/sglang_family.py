@@ -1,0 +1,73 @@
+"""Engines of a file of tests that has models of its own, and what holds of all of them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import Future
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from engine_fixtures import asked, side_by_side, started
+from sglang_programs import build_program
+from sglang_server import Served, Variant, accept_length, greedy, serve
+
+
+@dataclass(frozen=True)
+class Family:
+    """Engines of the same models, which serve the same requests.
+
+    Attributes:
+        alone: the one without speculation, whose texts are those of all.
+        models: the folder with the models.
+        requests: see `serve.py`.
+        more: arguments of every engine beside those of its variant.
+
+    """
+
+    alone: Variant
+    models: Path
+    requests: Sequence[Mapping[str, Any]]
+    more: Mapping[str, Any]
+
+    @contextmanager
+    def running(self, session: pytest.Session, folder: Path) -> Iterator[Mapping[Variant, Future[Served]]]:
+        """It, and all engines that tests of this session ask for as `engine` or `own`."""
+
+        def run(variant: Variant) -> Served:
+            engine = {**variant.engine(self.models), **self.more}
+            wheel = build_program(engine, folder / f"{variant}-wheel", *variant.options) if variant.program else None
+            return serve(engine, self.requests, folder / f"{variant}-job", overlap=variant.overlap, wheel=wheel)
+
+        of_these = [variant for variant in asked(session, "engine", "own") if variant.target == self.alone.target]
+        with side_by_side(2) as pool:
+            yield started(pool, [self.alone, *of_these], run)
+
+
+def own(program: Variant) -> Variant:
+    """The engine that drafts the same without a program."""
+    return replace(program, program=False, overlap=False, samples=False)
+
+
+def same_texts(served: Served, alone: Served) -> None:
+    """Greedy requests have the texts of an engine that does not speculate, though some were thrown out."""
+    for number, _, output in greedy(served):
+        for key in ("token_ids", "finish_reason"):
+            assert output[key] == alone.outputs[number][key], (number, key)
+    assert sum(output["num_retractions"] for output in served.outputs) > 0
+
+
+def all_accounted_for(served: Served) -> None:
+    """Every slot and every row is free or cached at the end."""
+    state = served.state["specc_testing"]
+    assert state["idle"]
+    assert state["slots_free"] + state["slots_cached"] == state["slots_owned_once"] == state["slots"]
+    assert state["slots_protected"] == 0
+    assert state["rows_free"] == state["rows_free_once"] == state["rows"]
+
+
+def as_much_accepted(served: Served, own: Served) -> None:
+    """The program's drafts are as good as those of SGLang's own step."""
+    assert accept_length(served) == pytest.approx(accept_length(own), rel=0.03)
