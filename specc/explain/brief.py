@@ -9,7 +9,7 @@ from specc.explain.program import rows
 from specc.explain.story import RemarkStory, Story
 from specc.ir.types import DTYPES
 from specc.pass_manager.pass_base import REMOVED, Choice
-from specc.runtime.plan.draft_head import SCALE, WEIGHT
+from specc.runtime.plan.draft_head import SCALE, TOKEN_ENTRIES, WEIGHT
 from specc.runtime.plan.nodes import Collective, Given, Launch, Reference
 from specc.runtime.plan.plan import TOKEN_MAP, Plan
 
@@ -66,6 +66,8 @@ def lines(story: Story) -> Iterator[tuple[str, str]]:
     yield "reads", f"{most.vocab_bytes_read:,} bytes of logits in a step of {batch} requests, the largest bucket"
     if WEIGHT in plan.inputs:
         yield "head", _head(plan)
+    if TOKEN_ENTRIES in plan.inputs:
+        yield "entries", f"{_bytes(plan, TOKEN_ENTRIES):,} bytes that say which of the draft's entries a token is"
     names = ", ".join(row.name for row in carry)
     yield "carries", f"{sum(row.bytes for row in carry):,} bytes a request" + f": {names}" * bool(names)
     apart = f", {arena.rejected[0].cost:,} without sharing" if arena is not None else ""
@@ -77,12 +79,17 @@ def lines(story: Story) -> Iterator[tuple[str, str]]:
 
 def _head(plan: Plan) -> str:
     """What is read of the draft's head, how often, and whose memory it is."""
-    made = [one for name, one in plan.inputs.items() if name in (WEIGHT, SCALE)]
-    size = sum(DTYPES[one.dtype].bytes * prod(map(plan.size, one.axes)) for one in made)
+    size = _bytes(plan, WEIGHT, SCALE)
     reads = sum(WEIGHT in call.operands for node in plan.nodes("step") if isinstance(node, Launch) for call in node.ops)
     copied = SCALE in plan.inputs or TOKEN_MAP in plan.inputs
     whose = "a copy beside the engine's" if copied else "the engine's own"
     return f"{size:,} bytes of weights, {whose}, read {reads} times a step"
+
+
+def _bytes(plan: Plan, *names: str) -> int:
+    """Bytes of the inputs of these names, if there are any."""
+    known = [plan.inputs[name] for name in names if name in plan.inputs]
+    return sum(DTYPES[one.dtype].bytes * prod(map(plan.size, one.axes)) for one in known)
 
 
 def decision(choice: Choice) -> str:

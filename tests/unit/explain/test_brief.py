@@ -91,6 +91,14 @@ def test_what_is_read_of_a_head(draft: dict[str, object], told: str) -> None:
     assert dict(brief.lines(told_of))["head"] == told
 
 
+def test_a_drawn_draft_of_a_part_has_a_table_of_entries() -> None:
+    draft = {"vocab_size": 40, "token_map": "engine"}
+    text = config_text("EAGLE", draft=draft, verify="rejection")
+    told_of = tell(build_program(load_text(text, Path("small.yaml"), names(), needs)).shapes[0])
+    wanted = "384 bytes that say which of the draft's entries a token is"  # of 96 tokens
+    assert dict(brief.lines(told_of))["entries"] == wanted
+
+
 def test_what_is_carried_no_more_comes_first(chain: Story) -> None:
     gone = [choice.of for choice in brief.removed(chain)]
     assert gone[:2] == ["carry @hidden", "carry @topk_p"]
