@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from sglang_family import Family, all_accounted_for, as_much_accepted, own, same_texts
@@ -30,12 +31,22 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+def behind_the_first(requests: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
+    """The same requests, of which none arrives before the first has a token.
+
+    SGLang's prefill shifts a STANDALONE draft's prompt by a token, and its cache of prefixes does not know: where all
+    prompts share their first token alone, every draft reads there what followed in the prompt that came first.
+    """
+    first, *others = requests
+    return [first, *({"after": [0, 1]} | request for request in others)]
+
+
 @pytest.fixture(scope="module")
 def engines(
     request: pytest.FixtureRequest, models: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Mapping[Variant, Future[Served]]]:
     """The engine without speculation, and those that tests of this run ask for."""
-    requests = without_aborts(workload(REQUESTS, seed=5))
+    requests = behind_the_first(without_aborts(workload(REQUESTS, seed=5)))
     with Family(ALONE, models, requests, {}).running(request.session, tmp_path_factory.mktemp("jobs")) as running:
         yield running
 
@@ -68,11 +79,7 @@ def test_the_program_ran_the_steps_that_it_serves(engine: Variant, engines: Mapp
     assert seen["pools"] == ["MHATokenToKVPool", "MHATokenToKVPool"]
 
 
-COMPARED = [program for program in PROGRAMS if not (program.attention == "fa3" and program.overlap)]
-"""Of fa3 under the overlap schedule 2.44 was seen beside 2.56, with the same texts; nobody knows yet why."""
-
-
-@pytest.mark.parametrize(("engine", "own"), [(program, own(program)) for program in COMPARED], ids=map(str, COMPARED))
+@pytest.mark.parametrize(("engine", "own"), [(program, own(program)) for program in PROGRAMS], ids=map(str, PROGRAMS))
 def test_the_program_accepts_as_much_as_sglangs_own_step(
     engine: Variant, own: Variant, engines: Mapping[Variant, Future[Served]]
 ) -> None:
