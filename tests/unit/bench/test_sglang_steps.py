@@ -6,6 +6,7 @@ from pathlib import Path
 import models
 import pytest
 import steps
+import torch
 import variants
 from prompts import lengths, text_prompts
 from ruamel.yaml import YAML
@@ -209,10 +210,13 @@ def check_config(config, variant, folder):
     layers = {"target": target["num_hidden_layers"], "draft": 1}
     if variant.draft:
         layers["draft"] = json.loads((folder / variant.draft / "config.json").read_text())["num_hidden_layers"]
+    scored = {"target": target["vocab_size"], "draft": target["vocab_size"]}
+    if variant.token_map:
+        scored["draft"] = len(torch.load(folder / variant.token_map))
     for name, count in layers.items():
         sizes = config[name]
         assert sizes["num_layers"] == count
-        assert sizes["vocab_size"] == target["vocab_size"]
+        assert sizes["vocab_size"] == scored[name]
         assert sizes["dtype"] == "bfloat16"
     assert config["target"]["hidden_size"] == target["hidden_size"]
     row = target.get("kv_lora_rank", 0) + target.get("qk_rope_head_dim", target.get("head_dim", 0))
