@@ -1,0 +1,29 @@
+"""Kernels of heads at a real size: they compile for every GPU, and take what the family and a block may."""
+
+from __future__ import annotations
+
+import pytest
+from compiled import compiled, kernels_of
+from programs import load
+
+from specc.codegen.artifact import KNOWN_ARCHS
+from specc.config.archs import SHARED_BYTES
+from specc.config.rules.legality import WITHOUT_FP8
+from specc.kernels import FAMILIES
+
+MODEL = {"vocab_size": 128256, "hidden_size": 4096, "num_kv_heads": 8, "head_dim": 128, "dtype": "bfloat16"}
+CHAIN, TREE = {"num_steps": 2}, {"num_steps": 3, "topk": 4, "num_draft_tokens": 8}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("head", ["weights", "int8", "fp8"])
+@pytest.mark.parametrize("shape", [CHAIN, TREE], ids=["argmax", "topk"])
+@pytest.mark.parametrize("largest", [8, 64, 256])
+def test_tiles_of_every_size(head: str, shape: dict[str, int], largest: int) -> None:
+    archs = [arch for arch in KNOWN_ARCHS if head != "fp8" or arch not in WITHOUT_FP8]
+    keys = {"algorithm": "EAGLE", "buckets": [largest], "target": MODEL, "draft": {**MODEL, "head": head}}
+    sources = kernels_of(load(archs=archs, **keys, **shape), "head")
+    assert sources
+    for (_, arch), artifact in compiled(sources, *archs).items():
+        assert artifact.spills <= FAMILIES["head"].spills, artifact
+        assert artifact.shared <= SHARED_BYTES[arch], artifact
