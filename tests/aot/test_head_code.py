@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 from compiled import compiled, kernels_of
 from programs import load
@@ -19,9 +21,9 @@ CHAIN, TREE = {"num_steps": 2}, {"num_steps": 3, "topk": 4, "num_draft_tokens": 
 @pytest.mark.parametrize("head", ["weights", "int8", "fp8"])
 @pytest.mark.parametrize("shape", [CHAIN, TREE], ids=["argmax", "topk"])
 @pytest.mark.parametrize("largest", [8, 64, 256])
-def test_tiles_of_every_size(head: str, shape: dict[str, int], largest: int) -> None:
+def test_tiles_of_every_size(head: str, shape: dict[str, Any], largest: int) -> None:
     archs = [arch for arch in KNOWN_ARCHS if head != "fp8" or arch not in WITHOUT_FP8]
-    keys = {"algorithm": "EAGLE", "buckets": [largest], "target": MODEL, "draft": {**MODEL, "head": head}}
+    keys: dict[str, Any] = {"buckets": [largest], "target": MODEL, "draft": {**MODEL, "head": head}}
     sources = kernels_of(load(archs=archs, **keys, **shape), "head")
     assert sources
     for (_, arch), artifact in compiled(sources, *archs).items():
