@@ -13,16 +13,16 @@ from specc.ir.core import Module, Op, tensor_type
 from specc.ir.ops.head import LOGITS, PARTS
 from specc.ir.types import DTYPES
 from specc.kernels.writing.family import Arguments, Cluster, Family, Spec, power_of_two
-from specc.runtime.plan.draft_head import part_size
+from specc.runtime.plan.draft_head import LEAST_PART, part_size
 
 _FEWEST_ROWS, _MOST_ROWS, _MOST_RANKED = 16, 128, 64
 """Rows of a tile: as many as a matrix instruction takes at least; at most as registers have room for, in which a top-k
 holds what it has ranked besides."""
 _ENTRIES, _ROW_BYTES = 64, 256
 """Entries of a tile, and bytes of a row in it: they say how many weights are multiplied at once."""
-_MOST_PART_BYTES, _LEAST_ENTRIES = 512, 16
-"""Most parts times the bytes of a weight; the least entries of one. A large GPU has some 128 multiprocessors. Two
-programs on each read weights of 16 bits as fast as it can; those of 8 bits are converted, too, which takes four."""
+_MOST_PART_BYTES = 512
+"""Most parts times the bytes of a weight. A large GPU has some 128 multiprocessors. Two programs on each read weights
+of 16 bits as fast as it can; those of 8 bits are converted, too, which takes four."""
 _FOUR_PROGRAMS = 32
 """Rows of the largest tile beside which four programs have registers on a multiprocessor; beside larger ones two."""
 _STAGES = 3
@@ -33,7 +33,7 @@ class Head(Family):
     """Logits that no forward computes: stored, or reduced to records of the parts of the vocabulary."""
 
     stem = "head"
-    spills = 1024  # on sm_100, where a thread has all rows of an entry; on other architectures 64 and less
+    spills = 1024  # on sm_100, where a thread has all rows of an entry; elsewhere 72, and 272 by Triton 3.9
 
     def candidates(self, module: Module) -> Iterable[Cluster]:
         """Every op that multiplies by a head."""
@@ -56,7 +56,7 @@ class Head(Family):
         weights = _ROW_BYTES // of_row
         constants = [("ROWS", rows_of(module, op)), ("V", entries), ("W", width)]
         constants += [("PARTS", parts), ("PART", part_size(entries, parts)), ("WORDS", _words(op))]
-        constants += [("MOST", most), ("BK", weights)]
+        constants += [("BN", _ENTRIES), ("MOST", most), ("BK", weights)]
         size = _ENTRIES * weights * of_weight
         return Spec(
             self.stem,
@@ -76,7 +76,7 @@ class Head(Family):
 def parts_of(entries: int, dtype: str) -> int:
     """Parts that a vocabulary is cut into, whose weights are of a dtype: a power of two, and none of few entries."""
     most = _MOST_PART_BYTES // DTYPES[dtype].bytes
-    return min(most, 1 << (max(entries // _LEAST_ENTRIES, 1).bit_length() - 1))
+    return min(most, 1 << (max(entries // LEAST_PART, 1).bit_length() - 1))
 
 
 def _words(op: Op) -> int:

@@ -74,49 +74,32 @@ def head_parts(
     PARTS: tl.constexpr,
     PART: tl.constexpr,
     WORDS: tl.constexpr,
+    BN: tl.constexpr,
     MOST: tl.constexpr,
     BK: tl.constexpr,
 ):
     """Store what the parts of one of several programs are asked for, with tiles of at most MOST rows.
 
-    Tiles have 64 entries and BK weights of each, but those of 128 rows, which have half the weights.
+    Tiles have BK weights of each entry, but those of 128 rows, which have half as many.
     """
-    if MOST > 16:
-        if rows * 2 <= MOST:
-            head_parts(
-                states_ptr,
-                weight_ptr,
-                scale_ptr,
-                result_ptr,
-                program,
-                programs,
-                rows,
-                V,
-                W,
-                PARTS,
-                PART,
-                WORDS,
-                MOST // 2,
-                BK,
-            )
-        else:
-            parts_of_tiles(
-                states_ptr,
-                weight_ptr,
-                scale_ptr,
-                result_ptr,
-                program,
-                programs,
-                rows,
-                V,
-                W,
-                PARTS,
-                PART,
-                WORDS,
-                64,
-                MOST,
-                BK if MOST <= 64 else BK // 2,
-            )
+    if MOST > 16 and rows * 2 <= MOST:
+        head_parts(
+            states_ptr,
+            weight_ptr,
+            scale_ptr,
+            result_ptr,
+            program,
+            programs,
+            rows,
+            V,
+            W,
+            PARTS,
+            PART,
+            WORDS,
+            BN,
+            MOST // 2,
+            BK,
+        )
     else:
         parts_of_tiles(
             states_ptr,
@@ -131,9 +114,9 @@ def head_parts(
             PARTS,
             PART,
             WORDS,
-            64,
+            BN,
             MOST,
-            BK,
+            BK if MOST <= 64 else BK // 2,
         )
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from compiled import compiled, kernels_of
+from compiled import MODEL, compiled, kernels_of
 from programs import load
 
 from specc.codegen.artifact import KNOWN_ARCHS
@@ -13,7 +13,6 @@ from specc.config.archs import SHARED_BYTES
 from specc.config.rules.legality import WITHOUT_FP8
 from specc.kernels import FAMILIES
 
-MODEL = {"vocab_size": 128256, "hidden_size": 4096, "num_kv_heads": 8, "head_dim": 128, "dtype": "bfloat16"}
 CHAIN, TREE = {"num_steps": 2}, {"num_steps": 3, "topk": 4, "num_draft_tokens": 8}
 
 

@@ -8,7 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from sglang_family import Family, all_accounted_for, as_much_accepted, same_texts
+from sglang_family import Family, all_accounted_for, same_texts
 from sglang_latent import write_latent
 from sglang_mixed import Oracle
 from sglang_server import Served, Variant, accept_length, greedy
@@ -68,4 +68,5 @@ def test_the_program_ran_the_steps_that_it_serves(engine: Variant, engines: Mapp
 def test_the_program_accepts_as_much_as_sglangs_own_step(
     engine: Variant, own: Variant, engines: Mapping[Variant, Future[Served]]
 ) -> None:
-    as_much_accepted(engines[engine].result(), engines[own].result())
+    length, own_length = (accept_length(engines[one].result()) for one in (engine, own))
+    assert length == pytest.approx(own_length, rel=0.03)

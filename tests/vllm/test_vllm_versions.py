@@ -65,7 +65,7 @@ def test_a_changed_vllm_runs_its_own_speculation(models: Path, tmp_path: Path) -
 
 
 def test_every_function_of_this_version_is_known() -> None:
-    """Of those whose meaning counts. `print_digests.py` prints the others of a version to come."""
+    """The meaning of these counts; `print_digests.py` prints those of a version to come that are not known."""
     assert unknown(digests(ENVIRONMENT.site / "vllm")) == []
 
 

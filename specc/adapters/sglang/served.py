@@ -186,7 +186,7 @@ def refusals(server: Server) -> Iterator[Refusal]:
 
 
 def _of_model(side: str, model: Model, topk: int) -> Iterator[Refusal]:
-    """What of a model is not served. A window, a chunk or a state explains the cache that SGLang keeps for it."""
+    """Name what of a model is not served. A window, a chunk or a state explains the cache that SGLang keeps for it."""
     if model.chunk:
         yield Refusal(side, f"chunks of attention of the {side}")
     if model.recurrent:

@@ -46,7 +46,7 @@ class Trial:
     """
 
     def __init__(self, steps: Any, fields: Mapping[str, Tensor], new: Sequence[str]) -> None:
-        """Of the `Steps` of a program, with vLLM's tables by the program's names, see `carried`; new: see `unknown`."""
+        """Take a program's `Steps`, and vLLM's tables by the program's names, see `carried`; new: see `unknown`."""
         self.over = False
         self._steps, self._fields = steps, fields
         self._new = ", ".join(".".join(place.split(".")[-2:]) for place in new)
@@ -123,14 +123,14 @@ class Trial:
 
 
 def _emitted(own: Any, width: int) -> tuple[Tensor, Tensor]:
-    """Of a SamplerOutput the first tokens i64[b, width], 0 where there are none, and where bool[b, width] there are."""
+    """The first tokens i64[b, width] of a SamplerOutput, 0 where there are none, and where bool[b, width] there are."""
     tokens = own.sampled_token_ids[:, :width]
     emitted = torch.arange(width, device=tokens.device) < own.num_sampled[:, None]
     return torch.where(emitted, tokens, 0), emitted  # behind its tokens vLLM has whatever was there
 
 
 def _leave(logits: Tensor, own: Any, drawn: Tensor) -> None:
-    """Of logits T[b, A, V] leave what was emitted alone, in place, for requests bool[b] that have drawn."""
+    """Leave in logits T[b, A, V] the tokens alone that were emitted, for requests bool[b] that have drawn."""
     tokens, emitted = _emitted(own, logits.shape[1])
     alone, token = (emitted & drawn[:, None])[..., None], tokens[..., None]
     kept = torch.where(alone, 0, logits.gather(2, token))

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from functools import cache, partial
+from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -15,27 +15,18 @@ from fakes.vllm_sampling import bad_behind
 from fakes.vllm_server import PROGRAM, Server
 from fakes.vllm_tables import VLLM, InputBatch
 from penalties_oracle import changed
-from programs import planned
 from prometheus_client import REGISTRY
 from sampling_oracle import drawn
 from torch import Tensor
+from vllm_batches import MANY_BATCHES as BATCHES
+from vllm_batches import MANY_PROMPTS as PROMPTS
+from vllm_batches import plan_of, run
 
 from specc.adapters._plugin import SEEDS
 from specc.runtime.capabilities.sampling import Sampling
-from specc.runtime.plan.plan import Plan
 from specc.runtime.rotated import RotatedStep
 
 Serve = Callable[..., Server]
-PROMPTS = {2: [4, 9, 2], 0: [7, 1], 5: [5, 5, 8, 1, 2], 1: [1]}
-BATCHES = [[2, 0, 5, 1], [0, 1], [5], [1, 2, 5], [2], [1, 0, 2], [2, 0, 5, 1]]
-
-
-@cache
-def plan_of(algorithm: str, *keys: tuple[str, Any]) -> Plan:
-    """A program for vLLM."""
-    more = {"page_size": 4, "max_requests": 6, "buckets": [1, 2, 4], **dict(keys)}
-    more |= {"options": {"window": 64, "longest": 3, "shortest": 1}} if algorithm == "NGRAM" else {}
-    return planned(algorithm, engine="vllm", **more)[0]
 
 
 @pytest.fixture
@@ -45,11 +36,6 @@ def serve(monkeypatch: pytest.MonkeyPatch) -> Iterator[Serve]:
     monkeypatch.setenv("SPECC_CAPTURE", "none")
     with VLLM.starting(Server, PROGRAM) as start:
         yield start
-
-
-def run(server: Server, batches: Sequence[Sequence[int]]) -> None:
-    for rows in batches:
-        server.decode(rows)
 
 
 @pytest.mark.parametrize("cuda", [False, True])

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import logging
 import re
-from collections.abc import Callable, Iterator, Sequence
-from functools import cache
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
@@ -17,8 +16,10 @@ from fakes.vllm_sampling import SamplerOutput
 from fakes.vllm_server import PROGRAM, Server, adapter
 from fakes.vllm_tables import VLLM, InputBatch
 from penalties_oracle import changed
-from programs import planned
 from torch import Tensor
+from vllm_batches import MANY_BATCHES as BATCHES
+from vllm_batches import MANY_PROMPTS as PROMPTS
+from vllm_batches import plan_of, run
 
 from specc.adapters._plugin import ServerError
 from specc.runtime.capabilities.sampling import Sampling
@@ -28,18 +29,8 @@ from specc.runtime.rotated import RotatedStep
 Serve = Callable[..., Server]
 NEW = ["v1.worker.gpu.model_runner.GPUModelRunner.sample", "v1.worker.gpu.input_batch.post_update"]
 NAMED = "New are GPUModelRunner.sample, input_batch.post_update"
-PROMPTS = {2: [4, 9, 2], 0: [7, 1], 5: [5, 5, 8, 1, 2], 1: [1]}
-BATCHES = [[2, 0, 5, 1], [0, 1], [5], [1, 2, 5], [2], [1, 0, 2], [2, 0, 5, 1]]
 STEPS = 4
 ALGORITHMS = ["STANDALONE", "EAGLE", "NGRAM"]
-
-
-@cache
-def plan_of(algorithm: str, *keys: tuple[str, Any]) -> Plan:
-    """A program for vLLM."""
-    more = {"page_size": 4, "max_requests": 6, "buckets": [1, 2, 4], **dict(keys)}
-    more |= {"options": {"window": 64, "longest": 3, "shortest": 1}} if algorithm == "NGRAM" else {}
-    return planned(algorithm, engine="vllm", **more)[0]
 
 
 @pytest.fixture
@@ -56,11 +47,6 @@ def serve(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> 
             return server
 
         yield begun
-
-
-def run(server: Server, batches: Sequence[Sequence[int]] = BATCHES) -> None:
-    for rows in batches:
-        server.decode(rows)
 
 
 def lines(caplog: pytest.LogCaptureFixture) -> list[str]:
@@ -268,7 +254,7 @@ def test_drafts_that_are_others(
 
 
 def test_scores_that_are_no_numbers_are_not_compared(serve: Serve, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What either side makes of them is no token that anybody could tell apart."""
+    """Neither side makes a token of them that means anything."""
     server = serve(plan_of("EAGLE"))
     server.begin(PROMPTS)
     compute, made = type(server.target).compute_logits, list[Tensor]()
