@@ -5,8 +5,10 @@
 First the texts of the example models at every shape beside SGLang's own (`texts`). Then servers one after the other, at
 every batch. One has the program, which runs at each of its shapes, then at those it chooses, and last under a load that
 rises and falls (`program`). The others are SGLang with a shape of its own, or without speculation (`default`, `chain3`,
-`nospec`, `chain5`, `tree16`). Accepted lengths are made up: those of a table of --lengths, by shape. The first table of
---tables counts everywhere; for each other one the program's server is started again, and chooses (`program:TABLE`).
+`nospec`, `chain5`, `tree16`). `program_map` is a program whose drafts score a quarter of the tokens in 8 bits;
+`chain3_map` and `chain5_map` are SGLang with the same map. Accepted lengths are made up: those of a table of --lengths,
+by shape. The first table of --tables counts everywhere; for each other one the program's server is started again, and
+chooses (`program:TABLE`).
 Results: OUT/shapes.json, OUT/shapes.md, OUT/runs; what is in OUT/runs already is not run again.
 """
 
@@ -33,9 +35,19 @@ from variants import SHAPED
 OWN, AUTO = "own", "auto"
 SHAPES = ("5x4x16", "5x4x8", "3x4x8", "5", "3", "1", "0")
 """Of configs/llama_shapes.yaml, and of its sibling of the example models."""
-SERVERS = {"default": "5x4x8", "chain3": "3", "chain5": "5", "tree16": "3x4x16", "nospec": "0"}
-"""SGLang's own servers, and the shape of each."""
-PARTS = ("texts", "program", "default", "chain3", "nospec", "chain5", "tree16")
+SERVERS = {
+    "default": "5x4x8",
+    "chain3": "3",
+    "chain5": "5",
+    "tree16": "3x4x16",
+    "nospec": "0",
+    "chain3_map": "map 3",
+    "chain5_map": "map 5",
+}
+"""SGLang's own servers, and the shape of each; behind `map` a server whose draft scores the tokens of a map."""
+PROGRAMS = {"program": "", "program_map": "map "}
+"""Servers with a program, and what stands in front of its shapes."""
+PARTS = ("texts", *PROGRAMS, *SERVERS)
 LOAD = [1, 4, 16, 64, 16, 4, 1] * 2
 NEAR_BEST, OVER_DEFAULT, OVER_TREE, OVER_OWN = 0.97, 1.10, 1.4, 1.10
 Table = Mapping[str, float]
@@ -85,11 +97,11 @@ class Comparison:
         else:
             by_shape = ",".join(f"{shape}:{lengths[shape]}" for shape in SHAPES)
             own = {
-                "SGLANG_SIMULATE_ACC_LEN": str(lengths[SERVERS.get(name, SHAPES[0])]),
+                "SGLANG_SIMULATE_ACC_LEN": str(accepted(lengths, SERVERS.get(name, SHAPES[0]))),
                 "SPECC_SIMULATE_ACC_LENS": by_shape,
             }
             job |= {"environment": own if variant.algorithm else {}, "points": self.points, "sides": [OWN]}
-            if name == "program":
+            if name in PROGRAMS:
                 job |= {"sides": [AUTO] if table else [*SHAPES, AUTO], "load": LOAD}
         job |= {key: value for key, value in self.job.items() if key in job or name != "texts"}
         self.path(part, "job").write_text(json.dumps(job))
@@ -98,15 +110,21 @@ class Comparison:
         compare.run_job(self.session, part, script, self.path(part, "job"), settings)
 
 
+def accepted(lengths: Table, side: str) -> float:
+    """The accepted length of a side: its last word is its shape."""
+    return lengths[side.split()[-1]]
+
+
 def report(comparison: Comparison, parts: Iterable[str]) -> Result:
     """All that is known."""
     results = {part: comparison.result(part) for part in parts}
     errors = {part: result["error"] for part, result in results.items() if "error" in result}
-    program, sides = results.get("program", {}), dict[str, dict[str, Result]]()
+    sides = dict[str, dict[str, Result]]()
     for context, batch in comparison.points:
         point = f"{context}x{batch}"
-        for shape, rate in program.get(point, {}).items():
-            sides.setdefault(shape, {})[point] = rate
+        for name, kind in PROGRAMS.items():
+            for shape, rate in results.get(name, {}).get(point, {}).items():
+                sides.setdefault(kind + shape, {})[point] = rate
         for name in SERVERS:
             if rate := results.get(name, {}).get(point, {}).get(OWN):
                 sides.setdefault(f"SGLang {SERVERS[name]}", {})[point] = rate
@@ -122,8 +140,8 @@ def report(comparison: Comparison, parts: Iterable[str]) -> Result:
     made["load"] = {part: result["load"] for part, result in results.items() if "load" in result}
     made["tables"] = {}
     for number, (name, lengths) in enumerate(comparison.tables.items()):
-        run = program if not number else results.get(f"program:{name}", {})
-        made["tables"][name] = judged(sides, run.get(AUTO, {}), lengths)
+        runs = {kind: results.get(part if not number else f"{part}:{name}", {}) for part, kind in PROGRAMS.items()}
+        made["tables"][name] = judged(sides, {kind: run[AUTO] for kind, run in runs.items() if AUTO in run}, lengths)
     made["failures"] = [f"{part}: {last_line(error)}" for part, error in errors.items()]
     made["failures"] += failures(made, next(iter(comparison.tables.values())))
     return made
@@ -157,7 +175,7 @@ def failures(made: Result, lengths: Table) -> Iterable[str]:
         if far := [str(number) for number, tie in same["parting"].items() if not tie["near"]]:
             yield f"texts of prompts {', '.join(far)} at {side} differ, and no near tie is there"
     for side, by_point in made["sides"].items():
-        wanted = lengths[side.removeprefix("SGLang ")]
+        wanted = accepted(lengths, side)
         got = statistics.mean(rate["tokens_per_step"] for rate in by_point.values())
         if abs(got / wanted - 1) > EQUAL:
             yield f"{side}: {got:.2f} tokens a step, the table has {wanted:.2f}"
@@ -166,49 +184,59 @@ def failures(made: Result, lengths: Table) -> Iterable[str]:
             yield f"load of {part}: {load['short']} answers are too short, left to SGLang {load['left']}"
 
 
-def judged(sides: Mapping[str, Mapping[str, Result]], chosen: Mapping[str, Result], lengths: Table) -> Result:
-    """By batch the tokens a second of each side with these accepted lengths, and what is said of them."""
+def judged(
+    sides: Mapping[str, Mapping[str, Result]], chosen: Mapping[str, Mapping[str, Result]], lengths: Table
+) -> Result:
+    """By batch the tokens a second of each side with these accepted lengths, and what is said of them.
+
+    chosen: what was measured where the program chose the shape, by what stands in front of its shapes.
+    """
     rates: dict[str, dict[int, float]] = {}
     for side, by_point in sides.items():
         for point, rate in by_point.items():
             batch = int(point.split("x")[1])
-            length = lengths[side.removeprefix("SGLang ")]
-            rates.setdefault(side, {})[batch] = 1e3 * batch * length / rate["ms_per_step"]
-    shares: dict[int, dict[str, float]] = {}
-    for point, auto in chosen.items():
-        batch, samples, total = int(point.split("x")[1]), auto["samples"], Counter[str]()
-        each = []
-        for sample in samples:
-            total.update(sample["steps"])
-            tokens = sum(count * lengths[shape] for shape, count in sample["steps"].items())
-            each.append(1e3 * batch * tokens / sample["ms"])
-        rates.setdefault(AUTO, {})[batch] = statistics.median(each)
-        shares[batch] = {shape: count / total.total() for shape, count in total.most_common()}
-    lines: list[str] = []
-    made: Result = {"lengths": dict(lengths), "tokens_per_s": rates, "shares": shares, "said": lines}
-    if not (auto_rates := rates.get(AUTO)):
-        return made
-    ours = {side: by for side, by in rates.items() if side in SHAPES}
-    own = {side: by for side, by in rates.items() if side.startswith("SGLang ") and by.keys() == auto_rates.keys()}
-    for batch, rate in auto_rates.items():
+            rates.setdefault(side, {})[batch] = 1e3 * batch * accepted(lengths, side) / rate["ms_per_step"]
+    shares: dict[str, dict[int, dict[str, float]]] = {}
+    for kind, by_point in chosen.items():
+        for point, auto in by_point.items():
+            batch, total, each = int(point.split("x")[1]), Counter[str](), list[float]()
+            for sample in auto["samples"]:
+                total.update(sample["steps"])
+                tokens = sum(count * lengths[shape] for shape, count in sample["steps"].items())
+                each.append(1e3 * batch * tokens / sample["ms"])
+            rates.setdefault(kind + AUTO, {})[batch] = statistics.median(each)
+            share = {shape: count / total.total() for shape, count in total.most_common()}
+            shares.setdefault(kind + AUTO, {})[batch] = share
+    lines = [line for kind in chosen for line in claims(rates, kind)]
+    return {"lengths": dict(lengths), "tokens_per_s": rates, "shares": shares, "said": lines}
+
+
+def claims(rates: Mapping[str, Mapping[int, float]], kind: str) -> Iterable[str]:
+    """What is said of a program that chooses its shapes: tokens a second by side and batch.
+
+    Sides of SGLang with a map count where the program has one.
+    """
+    auto = rates[kind + AUTO]
+    ours = {kind + shape: rates[kind + shape] for shape in SHAPES if kind + shape in rates}
+    own = {side: by for side, by in rates.items() if side.startswith("SGLang ") and (kind or "map" not in side)}
+    for batch, rate in auto.items():
         best = max(ours, key=lambda side: ours[side].get(batch, 0), default=None)
         if best is not None and batch in ours[best]:
             part = rate / ours[best][batch]
-            lines.append(said(part >= NEAR_BEST, f"batch {batch}: {part:.3f} of the best single shape, {best}"))
+            yield said(part >= NEAR_BEST, f"{kind}batch {batch}: {part:.3f} of the best single shape, {best}")
         for side, least, batches in (
             ("SGLang 5x4x8", 1.0, (2, 4, 8, 16)),
             ("SGLang 5x4x8", OVER_DEFAULT, (1, 32, 64)),
             ("SGLang 3x4x16", OVER_TREE, (32, 64)),
         ):
-            if batch in batches and batch in rates.get(side, {}):
-                times = rate / rates[side][batch]
-                lines.append(said(times >= least, f"batch {batch}: {times:.3f} times {side}, {least} wanted"))
-    if own:
-        means = {side: statistics.geometric_mean(by.values()) for side, by in own.items()}
-        best = max(means, key=means.__getitem__)
-        times = statistics.geometric_mean(auto_rates.values()) / means[best]
-        lines.append(said(times >= OVER_OWN, f"all batches: {times:.3f} times {best}, {OVER_OWN} wanted"))
-    return made
+            if batch in batches and batch in own.get(side, {}):
+                times = rate / own[side][batch]
+                yield said(times >= least, f"{kind}batch {batch}: {times:.3f} times {side}, {least} wanted")
+    whole = {side: statistics.geometric_mean(by.values()) for side, by in own.items() if by.keys() == auto.keys()}
+    if whole:
+        best = max(whole, key=whole.__getitem__)
+        times = statistics.geometric_mean(auto.values()) / whole[best]
+        yield said(times >= OVER_OWN, f"{kind}all batches: {times:.3f} times {best}, {OVER_OWN} wanted")
 
 
 def said(holds: bool, what: str) -> str:
@@ -236,10 +264,10 @@ def tables(made: Result, sources: Mapping[str, Result]) -> str:
         lines += ["", f"tokens/s with the accepted lengths of {name}. {sources[name]}", ""]
         rows = [[side, *(f"{by[b]:.0f}" if b in by else "-" for b in batches)] for side, by in rates.items()]
         lines += grid(["side", *map(str, batches)], rows)
-        for batch, shares in table["shares"].items():
-            lines.append(
-                f"chosen at batch {batch}: " + ", ".join(f"{shape} {part:.0%}" for shape, part in shares.items())
-            )
+        for side, by_batch in table["shares"].items():
+            for batch, shares in by_batch.items():
+                shape = ", ".join(f"{shape} {part:.0%}" for shape, part in shares.items())
+                lines.append(f"{side} chose at batch {batch}: {shape}")
         lines += ["", *table["said"]]
     for part, load in made["load"].items():
         lines += [

@@ -194,13 +194,16 @@ def shaped_variants() -> list[Variant]:
     def llama(name: str, shape: Shape, **more: Any) -> Variant:
         return Variant(f"shapes_{name}", "EAGLE", "llama_eagle", shape, **more)
 
-    largest = (5, 4, 16)
+    largest, mapped = (5, 4, 16), {"token_map": "llama_tokens.pt"}
     return [
         Variant("ex_eagle_shapes", "EAGLE", "ex_eagle", largest, backend="fa3", config="ex_eagle_shapes"),
         llama("program", largest, backend="fa3", config="llama_shapes"),
+        llama("program_map", largest, backend="fa3", config="llama_shapes_map", **mapped),
         llama("default", LLAMA_DEFAULT, written=False),
         llama("chain3", CHAIN),
         llama("chain5", (5, 1, 6)),
+        llama("chain3_map", CHAIN, **mapped),
+        llama("chain5_map", (5, 1, 6), **mapped),
         llama("tree16", (3, 4, 16), backend="fa3"),
         Variant("shapes_nospec", shape=(0, 1, 1)),
     ]

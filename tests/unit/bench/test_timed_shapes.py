@@ -26,10 +26,10 @@ def test_tokens_are_those_of_the_table_and_each_claim_is_judged():
         "SGLang 3x4x16": {"1024x1": rate(15.0), "1024x32": rate(40.0)},
     }
     chosen = {"1024x1": auto(100.0, of_5=10), "1024x32": auto(162.5, of_5=5, of_3=5)}
-    made = shapes.judged(sides, chosen, LENGTHS)
+    made = shapes.judged(sides, {"": chosen}, LENGTHS)
     assert made["tokens_per_s"]["5"] == pytest.approx({1: 250, 32: 4000})
     assert made["tokens_per_s"]["auto"] == pytest.approx({1: 250, 32: 32 * 22.5 / 0.1625})
-    assert made["shares"][32] == {"5": 0.5, "3": 0.5}
+    assert made["shares"]["auto"][32] == {"5": 0.5, "3": 0.5}
     assert [
         line.split(":")[0] + line.split(":", 1)[1].split(" of ")[0].split(" times")[0] for line in made["said"]
     ] == [
@@ -39,6 +39,23 @@ def test_tokens_are_those_of_the_table_and_each_claim_is_judged():
         "holds batch 32: 1.385",
         "holds batch 32: 2.130",
         "holds all batches: 1.316",
+    ]
+
+
+def test_a_program_with_a_map_is_compared_with_servers_that_have_one():
+    sides = {
+        "map 3": {"1024x1": rate(8.0)},
+        "3": {"1024x1": rate(4.0)},
+        "SGLang 3": {"1024x1": rate(16.0)},
+        "SGLang map 3": {"1024x1": rate(10.0)},
+    }
+    made = shapes.judged(sides, {"": {"1024x1": auto(40.0, of_3=10)}, "map ": {"1024x1": auto(80.0, of_3=10)}}, LENGTHS)
+    assert made["tokens_per_s"]["map auto"] == {1: 250}
+    assert made["said"] == [
+        "holds: batch 1: 1.000 of the best single shape, 3",
+        "holds: all batches: 4.000 times SGLang 3, 1.1 wanted",
+        "holds: map batch 1: 1.000 of the best single shape, map 3",
+        "holds: map all batches: 1.250 times SGLang map 3, 1.1 wanted",
     ]
 
 
@@ -60,5 +77,5 @@ def test_tables_have_a_length_of_every_shape_and_say_what_is_made_up():
     described = json.loads(Path(HERE, "accepted.json").read_text())
     for table in described.values():
         lengths = table["published"] | table["made_up"]
-        assert lengths.keys() == {*shapes.SHAPES, *shapes.SERVERS.values()}
+        assert lengths.keys() == {*shapes.SHAPES, *(side.split()[-1] for side in shapes.SERVERS.values())}
         assert not table["published"].keys() & table["made_up"].keys()
