@@ -134,7 +134,8 @@ def work(
     import torch
 
     torch.set_num_threads(1)
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    for number in (signal.SIGINT, signal.SIGTERM):  # they are for the parent, and reach its whole group
+        signal.signal(number, signal.SIG_IGN)
     left = set(range(len(names)))
     while left and time.time() < until:
         for place in sorted(left):
@@ -154,7 +155,10 @@ def work(
 
 
 def run(names: list[str], seed: str, jobs: int, seconds: float, count: int) -> dict[str, Tally]:
-    """All generators in parallel; with a count as long as that takes. A process that hangs or dies is a failure."""
+    """All generators in parallel; with a count as long as that takes. A process that hangs or dies is a failure.
+
+    A signal to end, SIGINT or SIGTERM, ends all of them: what was counted so far is what is known.
+    """
     context = multiprocessing.get_context("spawn")
     tallies = {name: Tally() for name in names}
     until = time.time() + seconds
@@ -170,8 +174,14 @@ def run(names: list[str], seed: str, jobs: int, seconds: float, count: int) -> d
         return process
 
     workers = {index: start(index) for index in range(jobs)}
-    shown = time.time()
-    while workers:
+    shown, ended = time.time(), False
+
+    def end(*_: object) -> None:
+        nonlocal ended
+        ended = True
+
+    handlers = {number: signal.signal(number, end) for number in (signal.SIGINT, signal.SIGTERM)}
+    while workers and not ended:
         try:
             name, tally = results.get(timeout=1.0)
         except queue.Empty:
@@ -194,6 +204,10 @@ def run(names: list[str], seed: str, jobs: int, seconds: float, count: int) -> d
         if time.time() - shown > 30:
             shown = time.time()
             print(", ".join(f"{name} {tally.cases}" for name, tally in tallies.items()), flush=True)
+    for number, handler in handlers.items():
+        signal.signal(number, handler)
+    for process in workers.values():
+        process.kill()
     return tallies
 
 

@@ -2,6 +2,12 @@
 
 from __future__ import annotations
 
+import re
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
 import pytest
 
 from . import runner
@@ -35,3 +41,16 @@ def test_no_third_outcome(name: str, part: int) -> None:
     assert tally.cases == CASES[name]
     failures = [f"{runner.reproducer(name, SEED, number)}\n  {text}" for number, text in tally.failures.items()]
     assert not failures, "\n".join(failures)
+
+
+def test_an_attack_that_is_ended_says_what_it_counted() -> None:
+    command = [sys.executable, "-m", "tests.fuzz", "caches", "--seed", SEED, "--count", str(10**9), "--jobs", "1"]
+    root = Path(__file__).parents[2]
+    with subprocess.Popen(command, cwd=root, stdout=subprocess.PIPE, text=True) as attack:
+        assert attack.stdout is not None
+        assert re.match(r"caches [1-9]", attack.stdout.readline())
+        attack.send_signal(signal.SIGTERM)
+        said = attack.stdout.read()
+    assert attack.returncode == 0, said
+    assert re.search(r"caches: [1-9]\d+ inputs", said)
+    assert f"seed {SEED}: no third outcome" in said
