@@ -26,6 +26,8 @@ class Counters:
         self._active = _once(client, "Gauge", "specc:program_active", "Programs that run decode steps.", ABOUT)
         about = f"Decode steps, of the program by shape, or left to {engine}, and why."
         self._steps = _once(client, "Counter", "specc:decode_steps", about, ("program", "by", "reason", "shape"))
+        about = "Tokens of all requests that the program's policy expects of the shape that it chose last."
+        self._expected = _once(client, "Gauge", "specc:expected_tokens_per_second", about, ("program",))
 
     def active(self, captured: str | None) -> None:
         """The program runs, captured so; None: it does not run."""
@@ -36,10 +38,12 @@ class Counters:
         if captured is not None:
             self._active.labels(self._name, self._version, captured).set(1)
 
-    def count(self, shape: object) -> None:
-        """A step of the program's, of this shape."""
+    def count(self, shape: object, expected: float | None = None) -> None:
+        """A step of the program's, of this shape, which is expected to give so many tokens a second."""
         if self.kept:
             self._steps.labels(self._name, "program", "", str(shape)).inc()
+            if expected is not None:
+                self._expected.labels(self._name).set(expected)
 
     def left(self, reason: str) -> None:
         """A step that the program left to the engine, for this reason."""

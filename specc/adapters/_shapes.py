@@ -68,6 +68,12 @@ class Shapes:
         """The shape of the next step, of so many requests."""
         return self._known[self.name] if self._policy is None else self._policy.choose(requests)
 
+    @property
+    def expected(self) -> float | None:
+        """Tokens a second that all requests of the last choice are expected to have; None where no times are known."""
+        expected: float | None = getattr(self._policy, "expected", None)
+        return None if expected is None else 1e3 * expected
+
     def observe(self, shape: Any, accept_lens: Sequence[int]) -> None:
         """Take note of how many tokens a step has emitted of each request."""
         if self._policy is not None:

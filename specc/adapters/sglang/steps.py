@@ -183,7 +183,7 @@ class Steps:
         decoded = step.decode(self._package.Batch(batch.req_pool_indices), on_commit=self._publisher(publish))
         self.served[shape] += 1
         if self._counters is not None:
-            self._counters.count(shape)
+            self._counters.count(shape, self.shapes.expected)
         host = decoded.start_copy().tensors
         lengths = decoded.new_seq_lens
         if publish is None:
@@ -251,6 +251,7 @@ class Steps:
             "sampling": self.parameters,
             "best_logprobs": self.best,
             "shape": self.shapes.name,
+            "expected_tokens_per_second": self.shapes.expected,
             "served": self.served.total(),
             "served_by_shape": {str(shape): count for shape, count in self.served.items()},
             "left": dict(self.left),

@@ -15,6 +15,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Histo
 from specc.engine.engine import Engine
 from specc.engine.observe.usage import Usage
 from specc.engine.serving.request import ABORT, EOS, ERROR, LENGTH, STOP
+from specc.runtime.capabilities.shape import AcceptanceShape
 from specc.runtime.health import FAULTS
 
 
@@ -52,19 +53,25 @@ class Metrics:
 
 @dataclass(frozen=True)
 class Series:
-    """A metric: its name without suffix, what it counts, and its value, or its values by those of one label."""
+    """A metric: its name without suffix, what it counts, and its value, or its values by those of one label.
+
+    None is no value.
+    """
 
     name: str
     help: str
-    value: Callable[[Usage], float | Mapping[str, float] | Mapping[int, float]]
+    value: Callable[[Usage], float | Mapping[str, float] | Mapping[int, float] | None]
     label: str | None = None
 
     def read(self, family: type[CounterMetricFamily] | type[GaugeMetricFamily], usage: Usage) -> Metric:
         """Return the metric with its values of now."""
         value = self.value(usage)
         metric = family(self.name, self.help, labels=[self.label] if self.label else [])
-        for key, number in value.items() if isinstance(value, Mapping) else [(None, value)]:
-            metric.add_metric([] if key is None else [str(key)], number)
+        if isinstance(value, Mapping):
+            for key, number in value.items():
+                metric.add_metric([str(key)], number)
+        elif value is not None:
+            metric.add_metric([], value)
         return metric
 
 
@@ -90,6 +97,12 @@ def _health(usage: Usage) -> Mapping[str, float]:
     counts = Counter(usage.engine.stats.health)
     named = {name: counts.pop(bit, 0) for bit, name in enumerate(FAULTS)}
     return named | {str(bit): times for bit, times in sorted(counts.items())}
+
+
+def _expected(usage: Usage) -> float | None:
+    """The rate that a policy expects: its times are in milliseconds."""
+    expected = usage.engine.shape.expected if isinstance(usage.engine.shape, AcceptanceShape) else None
+    return None if expected is None else 1e3 * expected
 
 
 def _seconds(usage: Usage) -> Mapping[str, float]:
@@ -160,5 +173,10 @@ GAUGES = (
         "specc_free_pages",
         "Pages of the KV pools that nobody holds, the prefix cache neither.",
         lambda usage: usage.engine.allocator.free_pages,
+    ),
+    Series(
+        "specc_expected_tokens_per_second",
+        "Tokens of all requests that the policy expects of the shape it chose last; absent where it has no times.",
+        _expected,
     ),
 )

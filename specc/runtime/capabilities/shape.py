@@ -88,6 +88,10 @@ class AcceptanceShape:
         patience: steps to stay at a shape at least.
         times: how long steps take, in every bucket of one shape or more.
 
+    Attributes:
+        expected: tokens that all requests of the last choice are expected to commit in a unit of `times`; None before
+            the first choice, and without times.
+
     Raises ValueError without shapes, on numbers that make no sense, and for a bucket without a time.
 
     """
@@ -120,6 +124,7 @@ class AcceptanceShape:
         self._bucket = max(self._shapes)
         self._current = {bucket: max(shapes) for bucket, shapes in self._shapes.items()}
         self._stayed = dict.fromkeys(self._shapes, 0)
+        self.expected: float | None = None
 
     def choose(self, requests: int) -> Shape:
         """The current shape of the bucket that holds so many requests, or a better one if it promises enough."""
@@ -131,6 +136,8 @@ class AcceptanceShape:
         if enough and self._stayed[bucket] >= self._patience:
             self._current[bucket], self._stayed[bucket] = best, 0
         self._bucket = bucket
+        if self._times is not None:
+            self.expected = requests * speeds[self._current[bucket]]
         return self._current[bucket]
 
     def observe(self, shape: Shape, accept_lens: Sequence[int]) -> None:

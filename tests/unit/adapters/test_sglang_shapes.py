@@ -126,6 +126,11 @@ def test_a_policy_chooses_and_learns_from_what_is_accepted(serve: Serve) -> None
     assert [len(lengths) for _, lengths in seen] == list(map(len, BATCHES))
     for name, was in before.items():
         assert counted_steps(name) - was == sum(shape == name for shape, _ in seen)
+    last, rows = seen[-1][0], len(BATCHES[-1])
+    (time,) = (by_bucket[rows] for shape, by_bucket in shapes.times.items() if str(shape) == last)
+    expected = server.worker.steps.report()["expected_tokens_per_second"]
+    assert 1e3 * rows / time <= expected <= 1e3 * rows * (int(last) + 1) / time
+    assert REGISTRY.get_sample_value("specc:expected_tokens_per_second", {"program": PROGRAM}) == expected
 
 
 def counted_steps(shape: object) -> float:

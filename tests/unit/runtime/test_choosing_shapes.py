@@ -253,6 +253,17 @@ def test_every_batch_has_the_shape_that_its_times_make_best(p: float, requests: 
     assert sum(depth in good for depth in chosen[300:]) > 0.85 * len(chosen[300:])
 
 
+def test_it_says_how_much_the_requests_are_expected_to_have() -> None:
+    policy, untimed = of_chains([0, 2], times=TIMES), of_chains([0, 2])
+    assert policy.expected is None
+    for _ in range(200):
+        assert policy.choose(7).num_steps == 2
+        policy.observe(policy.choose(7), [3, 3, 1, 1])  # one draft in two, and the next whenever that is right
+    assert policy.expected == pytest.approx(7 * (1 + 0.5 + 0.5) / BY_STEPS[2][8], rel=0.02)
+    untimed.choose(7)
+    assert untimed.expected is None
+
+
 def test_a_batch_of_another_size_has_its_shape_at_once() -> None:
     """What was learnt at one size counts at the others, and patience is that of each size."""
     policy = of_chains([0, 2, 5], times=TIMES)
