@@ -22,6 +22,8 @@ import tempfile
 import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -36,16 +38,18 @@ ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
 from specc.algorithms import names, needs
-from specc.build.build import build_program
+from specc.build.build import build_program, compile_machine_code
 from specc.build.wheel.build_wheel import emit_wheel
 from specc.cli.hot_tokens import most_frequent
+from specc.codegen.cache import Cache
 from specc.config import load_text
 from specc.engine.engine import Engine
+from specc.engine.models.causal_models import TargetModel
 from specc.engine.models.loading import load_draft, load_target
 from specc.engine.models.scores import rows_of
 from specc.engine.reference import greedy
 from specc.engine.serving.request import StopConditions
-from specc.engine.wheel import package
+from specc.engine.wheel import load_program, package
 
 MODELS = ROOT / "examples" / "models"
 DRAFTS = ("standalone", "eagle", "eagle3", "mtp", "frozen-kv", "dflash")
@@ -55,35 +59,60 @@ HEAD, HIDDEN, PARTS, BATCHES = 128256, 4096, (32768, 32000), (1, 8, 64)
 
 
 def hot(tokenizer: Any, sizes: Sequence[int], folder: Path) -> dict[int, Path]:
-    """Maps of so many of the most frequent tokens, as files."""
+    """Maps of so many of the most frequent tokens of the text that the examples learned, as files."""
     counts: Counter[int] = Counter()
     for path in sorted(Path(sysconfig.get_path("stdlib")).glob("*.py")):
         counts.update(tokenizer(path.read_text(), add_special_tokens=False, verbose=False)["input_ids"])
-    paths = {}
-    for size in sizes:
-        paths[size] = folder / f"hot-{size}.json"
-        paths[size].write_text(json.dumps(most_frequent(counts, size, len(tokenizer), [1])))
+    return maps(counts, sizes, tokenizer, folder)
+
+
+def maps(counts: Counter[int], sizes: Sequence[int], tokenizer: Any, folder: Path) -> dict[int, Path]:
+    """Maps of so many of the tokens that were counted most often, as files."""
+    paths = {size: folder / f"hot-{size}.json" for size in sizes}
+    for size, path in paths.items():
+        path.write_text(json.dumps(most_frequent(counts, size, len(tokenizer), [tokenizer.eos_token_id])))
     return paths
 
 
-def accepted(name: str, draft: Path, token_map: Path | None, head: str, folder: Path) -> float:
-    """The mean accepted length of a chain whose draft scores the tokens of a map; its texts are those of `generate`.
+@dataclass(frozen=True)
+class Case:
+    """A chain of an example: its name, its models, the map of tokens that its draft scores, the key of its head."""
 
-    head: the draft's key.
-    """
-    text = (ROOT / "examples" / f"{name}-chain.yaml").read_text().replace("models/", f"{MODELS}/")
-    text = text.replace(f"model: {MODELS}/{name.replace('-', '_')}\n", f"model: {draft}\n")
-    text += f"  head: {head}\n" + (f"  token_map: {token_map}\n" if token_map is not None else "")
-    build = build_program(load_text(text, folder / "vocabulary.yaml", names(), needs))
-    (wheel,) = emit_wheel(build, folder)
-    with package(str(wheel)) as module:
-        program = module.load("cpu")
-        target = load_target(MODELS / "target", program.plan)
-        loaded = load_draft(draft, program.plan, target, token_map)
-        engine = Engine(program, target, loaded, max_context=CONTEXT)
+    name: str
+    target: Path
+    draft: Path
+    token_map: Path | None
+    head: str
+
+    def wheel(self, folder: Path, archs: Sequence[str] = (), buckets: Sequence[int] = (1, 2, 4, 8)) -> str:
+        """The program for batches of some sizes, as a file; with machine code for some architectures."""
+        text = (ROOT / "examples" / f"{self.name}-chain.yaml").read_text()
+        text = text.replace("model: models/target\n", f"model: {self.target}\n")
+        text = text.replace(f"model: models/{self.name.replace('-', '_')}\n", f"model: {self.draft}\n")
+        text = text.replace("[1, 2, 4, 8]", str(list(buckets)))
+        text += f"  head: {self.head}\n" + (f"  token_map: {self.token_map}\n" if self.token_map is not None else "")
+        build = build_program(load_text(text, folder / "vocabulary.yaml", names(), needs))
+        if archs:
+            compile_machine_code(build, archs, cache=Cache.default())
+        (wheel,) = emit_wheel(build, folder)
+        return str(wheel)
+
+    @contextmanager
+    def engine(self, wheel: str, context: int, target: TargetModel | None = None) -> Iterator[Engine]:
+        """The engine over its program, for texts of at most so many tokens; on the target's device, if it is loaded."""
+        with package(wheel) as module:
+            program = load_program(module, "cpu" if target is None else str(target.device))
+            target = target or load_target(self.target, program.plan)
+            draft = load_draft(self.draft, program.plan, target, self.token_map)
+            yield Engine(program, target, draft, max_context=context, capture=False)
+
+
+def accepted(case: Case, folder: Path) -> float:
+    """The mean accepted length of a chain; its texts are those of `generate`."""
+    with case.engine(case.wheel(folder), CONTEXT) as engine:
         for done in engine.generate(PROMPTS, StopConditions(NEW)):
-            if done.token_ids != greedy(target, done.prompt_ids, NEW):
-                raise SystemExit(f"{name}, {draft.name}, {token_map}, {head}: not the text of generate")
+            if done.token_ids != greedy(engine.target, done.prompt_ids, NEW):
+                raise SystemExit(f"{case}: not the text of generate")
         return engine.stats.mean_accept_len
 
 
@@ -91,11 +120,12 @@ def lengths(chosen: Sequence[str], sizes: Sequence[int], heads: Sequence[str]) -
     """A line of the table for every draft and head."""
     tokenizer = AutoTokenizer.from_pretrained(MODELS / "target")
     with tempfile.TemporaryDirectory() as place:
-        maps = hot(tokenizer, sizes, Path(place))
+        folder, target = Path(place), MODELS / "target"
+        given = [None, *hot(tokenizer, sizes, folder).values()]
         for name, head in product(chosen, heads):
             draft = MODELS / name.replace("-", "_")
-            accepted_lengths = [accepted(name, draft, given, head, Path(place)) for given in (None, *maps.values())]
-            trained = accepted(name, TRAINED[name], None, head, Path(place)) if name in TRAINED else None
+            accepted_lengths = [accepted(Case(name, target, draft, one, head), folder) for one in given]
+            trained = accepted(Case(name, target, TRAINED[name], None, head), folder) if name in TRAINED else None
             cells = [f"{length:.2f}" for length in accepted_lengths] + ["" if trained is None else f"{trained:.2f}"]
             yield f"| {name} | {head} | {' | '.join(cells)} |"
 

@@ -186,7 +186,7 @@ class Kind(NamedTuple):
     """
 
     head: type[SharingHead]
-    config: Callable[[], LlamaConfig]
+    config: Callable[..., LlamaConfig]
     chain: Callable[[Any, Reading, Tensor], Iterator[Tensor]]
     pull: float = 0.0
     begins: str = ""

@@ -9,13 +9,12 @@ distilled from the target as it is on disk, weights rounded to bfloat16.
 from __future__ import annotations
 
 import argparse
-import hashlib
 import math
 import sys
 import sysconfig
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -23,17 +22,24 @@ from typing import Any, NamedTuple
 import torch
 import torch.nn.functional as F
 from safetensors.torch import save_file
-from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
 from torch import Tensor, nn
-from transformers import (
-    AutoTokenizer,
-    GenerationConfig,
-    LlamaForCausalLM,
-    PreTrainedTokenizerFast,
-)
+from transformers import GenerationConfig, LlamaForCausalLM
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
-from heads import DEPTH, HEADS, VOCAB, Drafts, Reader, Reading, accepted_length, drafts_of, greedy, llama_config
+from corpus import EOS, LENGTHS, SEED, Corpus, read_texts, train_tokenizer
+from heads import (
+    DEPTH,
+    HEADS,
+    VOCAB,
+    Drafts,
+    Kind,
+    Reader,
+    Reading,
+    accepted_length,
+    drafts_of,
+    greedy,
+    llama_config,
+)
 
 from specc.cli.hot_tokens import most_frequent
 
@@ -42,12 +48,14 @@ class Schedule(NamedTuple):
     """How long to train on what: optimiser steps, the highest learning rate, tokens in a step.
 
     written: how many windows of text the target is made to write; every other step learns from those.
+    seconds: when to end if the steps are not done by then.
     """
 
     steps: int
     rate: float
     tokens: int = 2048
     written: int = 0
+    seconds: float = math.inf
 
     def scaled(self, factor: float) -> Schedule:
         """As many times shorter, down to one step."""
@@ -64,94 +72,9 @@ SCHEDULES = {
     "frozen_kv": Schedule(3500, 2e-3, tokens=16384, written=16384),
     "dflash": Schedule(6000, 2e-3, tokens=8192, written=16384),
 }
+TARGET = {"hidden": 256, "layers": 4, "kv_heads": 2}
 STAGES = ("tokenizer", "target", "standalone", *HEADS, "evaluate")
-SEED = 0
-BOS, EOS = "<|bos|>", "<|eos|>"
-LENGTHS = (256, 256, 256, 1024)  # window lengths, in turn: mostly short, some long
 PROMPT = 48  # tokens of a held-out text, or of a text that the target continues in training
-SKIPPED = {"encodings", "ensurepip", "idlelib", "lib2to3", "pydoc_data", "turtledemo"}
-SKIPPED |= {"site-packages", "test", "tests"}
-
-
-# --- text -----------------------------------------------------------------------------------
-
-
-def is_held_out(name: str) -> bool:
-    """About one file in twenty, chosen by a stable hash of its name."""
-    return hashlib.sha256(name.encode()).digest()[0] < 13
-
-
-def read_texts(root: Path) -> tuple[list[str], list[str]]:
-    """The Python files below a directory, in order of name: (training, held-out)."""
-    splits: tuple[list[str], list[str]] = ([], [])
-    for path in sorted(root.rglob("*.py")):
-        name = path.relative_to(root)
-        if SKIPPED.isdisjoint(name.parts):
-            text = path.read_text(encoding="utf-8", errors="ignore")
-            splits[is_held_out(name.as_posix())].append(text)
-    return splits
-
-
-def train_tokenizer(out: Path, texts: list[str]) -> None:
-    """Byte-level BPE that puts BOS before every text; written into each model's directory."""
-    tokenizer = Tokenizer(models.BPE())
-    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    tokenizer.decoder = decoders.ByteLevel()
-    trainer = trainers.BpeTrainer(
-        vocab_size=VOCAB,
-        special_tokens=[BOS, EOS],
-        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
-        show_progress=False,
-    )
-    tokenizer.train_from_iterator(texts, trainer)
-    bos = tokenizer.token_to_id(BOS)
-    tokenizer.post_processor = processors.TemplateProcessing(
-        single=f"{BOS} $A", pair=f"{BOS} $A $B", special_tokens=[(BOS, bos)]
-    )
-    fast = PreTrainedTokenizerFast(
-        tokenizer_object=tokenizer,
-        bos_token=BOS,
-        eos_token=EOS,
-        model_max_length=2048,
-        clean_up_tokenization_spaces=False,
-    )
-    for name in ("target", "standalone", "eagle"):
-        fast.save_pretrained(out / name)
-
-
-class Corpus:
-    """Token streams of both splits; every window drawn from them starts with BOS."""
-
-    def __init__(self, directory: Path, training: list[str], held_out: list[str], device: torch.device) -> None:
-        """Encode both splits with the tokenizer of directory; windows are on device."""
-        self.tokenizer = AutoTokenizer.from_pretrained(directory)
-        self.device = device
-        self.training = self._stream(training)
-        self.held_out = self._stream(held_out)
-
-    def _stream(self, texts: list[str]) -> Tensor:
-        """All texts in one row of tokens [N], each closed by EOS."""
-        closed = [text + EOS for text in texts]
-        rows = self.tokenizer(closed, add_special_tokens=False, verbose=False)["input_ids"]
-        return torch.tensor([token for row in rows for token in row])
-
-    def windows(self, stream: Tensor, rows: int, length: int, seed: torch.Generator) -> Tensor:
-        """Random windows [rows, length]: BOS, then length - 1 consecutive tokens."""
-        starts = torch.randint(len(stream) - length, (rows, 1), generator=seed)
-        body = stream[starts + torch.arange(length - 1)]
-        return F.pad(body, (1, 0), value=self.tokenizer.bos_token_id).to(self.device)
-
-    def batches(self, schedule: Schedule, seed: int) -> Iterator[Tensor]:
-        """Training windows for every step."""
-        generator = torch.Generator().manual_seed(seed)
-        for step in range(schedule.steps):
-            length = LENGTHS[step % len(LENGTHS)]
-            yield self.windows(self.training, schedule.tokens // length, length, generator)
-
-    def held_out_batches(self, count: int = 16) -> list[Tensor]:
-        """The same few held-out windows every time."""
-        generator = torch.Generator().manual_seed(SEED)
-        return [self.windows(self.held_out, 8, 256, generator) for _ in range(count)]
 
 
 # --- models ---------------------------------------------------------------------------------
@@ -180,32 +103,43 @@ def load_model(directory: Path, device: torch.device) -> LlamaForCausalLM:
 
 
 class Job(NamedTuple):
-    """What a training stage is given: where models lie, what to read, for how long, and where to compute."""
+    """What a training stage is given: where models lie, what to read, for how long, and where to compute.
+
+    sizes: those of the model that are not the example's, as `llama_config` calls them.
+    """
 
     out: Path
     corpus: Corpus
     schedule: Schedule
     device: torch.device
+    sizes: Mapping[str, int] = {}
+
+    def batches(self) -> Iterator[Tensor]:
+        """Training windows for every step."""
+        return self.corpus.batches(self.schedule.steps, self.schedule.tokens, SEED + 1)
 
 
 def optimise(
     name: str, model: nn.Module, schedule: Schedule, batches: Iterator[Tensor], loss_of: Callable[[Tensor], Tensor]
-) -> None:
-    """AdamW with a linear warmup and a cosine decay to a twentieth; prints loss and throughput."""
-    steps = schedule.steps
-    warmup = max(1, steps // 20)
+) -> int:
+    """AdamW with a linear warmup and a cosine decay to a twentieth; prints loss and throughput, returns the steps."""
+    steps, warmup = schedule.steps, max(1, schedule.steps // 20)
     matrices = [p for p in model.parameters() if p.ndim > 1]
     vectors = [p for p in model.parameters() if p.ndim <= 1]
     groups = [{"params": matrices, "weight_decay": 0.1}, {"params": vectors, "weight_decay": 0.0}]
     optimiser = torch.optim.AdamW(groups, lr=schedule.rate, betas=(0.9, 0.95))
+    start, running, step = time.monotonic(), None, 0
+
+    def over() -> float:
+        """The part of the time that is over."""
+        return (time.monotonic() - start) / schedule.seconds
 
     def rate(step: int) -> float:
-        cosine = 0.5 + 0.5 * math.cos(math.pi * step / steps)
-        return min((step + 1) / warmup, 0.05 + 0.95 * cosine)
+        cosine = 0.5 + 0.5 * math.cos(math.pi * min(max(step / steps, over()), 1))
+        return min(max((step + 1) / warmup, 20 * over()), 0.05 + 0.95 * cosine)
 
     decay = torch.optim.lr_scheduler.LambdaLR(optimiser, rate)
     model.train()
-    start, running = time.monotonic(), None
     for step, tokens in enumerate(batches, start=1):
         loss = loss_of(tokens)
         optimiser.zero_grad(set_to_none=True)
@@ -214,10 +148,14 @@ def optimise(
         optimiser.step()
         decay.step()
         running = loss.detach() if running is None else torch.lerp(running, loss.detach(), 0.05)
-        if step % 50 == 0 or step == steps:
+        last = step == steps or over() >= 1
+        if step % 50 == 0 or last:
             speed = step * schedule.tokens / (time.monotonic() - start)
             print(f"{name} {step}/{steps}  loss {running:.3f}  {speed:.0f} tokens/s", flush=True)
+        if last:
+            break
     model.eval()
+    return step
 
 
 def soft_cross_entropy(student: Tensor, teacher: Tensor) -> Tensor:
@@ -230,17 +168,17 @@ def next_token_loss(logits: Tensor, tokens: Tensor) -> Tensor:
     return F.cross_entropy(logits[:, :-1].flatten(0, 1), tokens[:, 1:].flatten())
 
 
-def train_target(job: Job) -> None:
+def train_target(job: Job) -> int:
     """Plain language modelling."""
     torch.manual_seed(SEED)
-    model: Any = LlamaForCausalLM(llama_config(hidden=256, layers=4, kv_heads=2))
+    model: Any = LlamaForCausalLM(llama_config(**{**TARGET, **job.sizes}))
     model.to(job.device)
-    batches = job.corpus.batches(job.schedule, SEED + 1)
-    optimise("target", model, job.schedule, batches, lambda x: next_token_loss(model(x).logits, x))
+    steps = optimise("target", model, job.schedule, job.batches(), lambda x: next_token_loss(model(x).logits, x))
     save_model(model, job.out / "target")
+    return steps
 
 
-def train_standalone(job: Job) -> None:
+def train_standalone(job: Job) -> int:
     """Distillation: match the target's distribution at every position of the text."""
     torch.manual_seed(SEED)
     target = load_model(job.out / "target", job.device)
@@ -252,8 +190,9 @@ def train_standalone(job: Job) -> None:
             teacher = target(tokens).logits
         return soft_cross_entropy(model(tokens).logits, teacher)
 
-    optimise("standalone", model, job.schedule, job.corpus.batches(job.schedule, SEED + 1), loss_of)
+    steps = optimise("standalone", model, job.schedule, job.batches(), loss_of)
     save_model(model, job.out / "standalone")
+    return steps
 
 
 def written_by(target: LlamaForCausalLM, corpus: Corpus, count: int) -> Tensor:
@@ -271,33 +210,41 @@ def with_written(batches: Iterator[Tensor], written: Tensor, tokens: int) -> Ite
         yield batch if step % 2 else written[rows.to(written.device)]
 
 
-def train_head(name: str, job: Job) -> None:
+def chain_loss(kind: Kind, head: Any, reading: Reading, tokens: Tensor, scored: Any = slice(None)) -> Tensor:
+    """Mean cross entropy of the head's drafts against the target's distribution over the tokens that are scored.
+
+    The pull of a kind is added.
+    """
+    loss = torch.zeros((), device=tokens.device)
+    for draft, rows in enumerate(kind.chain(head, reading, tokens), start=1):
+        loss = loss + soft_cross_entropy(head.logits(rows), reading.logits[:, draft:][..., scored])
+        if kind.pull:
+            loss = loss + kind.pull * F.smooth_l1_loss(rows, reading.hidden[:, draft:])
+    return loss / DEPTH
+
+
+def train_head(name: str, job: Job) -> int:
     """Match the target's distribution at every draft of the head's chain."""
     torch.manual_seed(SEED)
     kind, reader = HEADS[name], Reader(load_model(job.out / "target", job.device))
-    head = kind.head(kind.config()).to(job.device).share_with(reader.target)
+    head = kind.head(kind.config(**job.sizes)).to(job.device).share_with(reader.target)
     for parameter in head.parameters():
         if parameter.ndim > 1:
             nn.init.normal_(parameter, std=0.02)
     scored: Any = slice(None)
     if kind.begins:
         scored = begin_with(head, HEADS[kind.begins].head.from_directory(job.out / kind.begins, reader.target), job)
-
-    def loss_of(tokens: Tensor) -> Tensor:
-        reading = reader(tokens)
-        loss = torch.zeros((), device=job.device)
-        for draft, rows in enumerate(kind.chain(head, reading, tokens), start=1):
-            loss = loss + soft_cross_entropy(head.logits(rows), reading.logits[:, draft:][..., scored])
-            if kind.pull:
-                loss = loss + kind.pull * F.smooth_l1_loss(rows, reading.hidden[:, draft:])
-        return loss / DEPTH
-
-    batches = job.corpus.batches(job.schedule, SEED + 1)
+    batches = job.batches()
     if job.schedule.written:
         written = written_by(reader.target, job.corpus, job.schedule.written)
         batches = with_written(batches, written, job.schedule.tokens)
-    optimise(name, head, job.schedule, batches, loss_of)
+
+    def loss_of(tokens: Tensor) -> Tensor:
+        return chain_loss(kind, head, reader(tokens), tokens, scored)
+
+    steps = optimise(name, head, job.schedule, batches, loss_of)
     head.save(job.out / name, storage_dtype=torch.bfloat16)
+    return steps
 
 
 def begin_with(head: Any, whole: Any, job: Job) -> list[int]:
@@ -314,7 +261,7 @@ def begin_with(head: Any, whole: Any, job: Job) -> list[int]:
     return tokens
 
 
-TRAININGS: dict[str, Callable[[Job], None]] = {
+TRAININGS: dict[str, Callable[[Job], int]] = {
     "target": train_target,
     "standalone": train_standalone,
     **{name: partial(train_head, name) for name in HEADS},
@@ -376,7 +323,7 @@ def main() -> None:
     training, held_out = read_texts(args.text)
     print(f"{len(training)} training files, {len(held_out)} held out")
     if "tokenizer" in stages:
-        train_tokenizer(args.out, training)
+        train_tokenizer([args.out / name for name in ("target", "standalone", "eagle")], training)
     corpus = Corpus(args.out / "target", training, held_out, args.device)
     print(f"{len(corpus.training)} training tokens, {len(corpus.held_out)} held out", flush=True)
     for name in stages:
