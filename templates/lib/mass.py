@@ -61,7 +61,7 @@ def block_of_mass(top, mass, x, scale, index, entry, there):
     top = tl.where(mass > 0.0, top, float("-inf"))
     # As the draw sees it: what is no f32 times the scale is infinite.
     top = tl.where(tl.abs(top * scale) == float("inf"), top * scale, top)
-    total = tl.where((top == float("inf")) | greedy, 1.0, tl.maximum(mass, 1.0))
+    total = tl.where((tl.abs(top) == float("inf")) | greedy, 1.0, tl.maximum(mass, 1.0))
     chance = share(x, top, scale) / total
     chance = tl.where(top == float("inf"), tl.where(entry == index, 1.0, 0.0), chance)
     chance = tl.where(there & (x > float("-inf")), chance, 0.0)

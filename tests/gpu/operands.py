@@ -7,6 +7,7 @@ from torch import Tensor
 
 from specc.runtime.entry.frame import Frame
 from specc.runtime.memory.arena import Arena
+from specc.runtime.plan.draft_head import SCALE, WEIGHT
 from specc.runtime.plan.nodes import Computed, External
 from specc.runtime.plan.plan import COUNTS, PROMPT, RANK, TABLES, Plan
 from specc.runtime.rotated import laid_apart
@@ -28,7 +29,7 @@ class Operands:
         self.plan, self.source, self.longest, self.slots = plan, source, longest, slots
         calls = [call for node in plan.nodes("step") if not isinstance(node, External) for call in node.ops]
         self.makers = {result: (call.op, index) for call in calls for index, result in enumerate(call.results)}
-        self.rows = torch.empty(0, dtype=torch.int64)
+        self.rows, self.multiplied = torch.empty(0, dtype=torch.int64), set[str]()
 
     def poison(self, arena: Arena) -> None:
         """Poison all memory but what keeps its content from step to step: that is zero, as after loading."""
@@ -46,6 +47,7 @@ class Operands:
         for name, pool in frames[0].pools.items():
             pool.copy_(self.draw(tuple(pool.shape), pool.dtype, lengths=name == "seq_lens"))
         read, made = set[str](), set(TABLES)
+        self.multiplied = {call.operands[0] for call in node.ops if call.op.startswith("head.")}
         for call in node.ops:
             for name in call.operands:
                 if name not in read | made:
@@ -64,7 +66,8 @@ class Operands:
                 device_frame.inputs = {**device_frame.inputs, name: tensor.to(device_frame.table.device)}
             return
         if home.owner != "arena":
-            tensor = self.forward_result(frame.shape(name), DTYPES[self.plan.values[name].dtype])
+            made = self.whole_numbers if name in self.multiplied else self.forward_result
+            tensor = made(frame.shape(name), DTYPES[self.plan.values[name].dtype])
             for device_frame in frames:
                 device_frame.adopt(name, laid_apart(self.plan, name, tensor.to(device_frame.table.device)))
             return
@@ -90,6 +93,9 @@ class Operands:
         """Tokens that the engine brings: the prompts of lengths that are drawn already, or any, some negative."""
         if name == PROMPT:
             return self.draw((int(frame.read("seq_lens").sum()),), torch.int64, lengths=False)
+        if name in (WEIGHT, SCALE):
+            given = self.plan.inputs[name]
+            return self.whole_numbers(tuple(map(self.plan.size, given.axes)), DTYPES[given.dtype])
         if name == RANK:
             return torch.zeros(1, dtype=torch.int64)
         if name == COUNTS:
@@ -156,6 +162,10 @@ class Operands:
             return torch.randn(shape, generator=self.source).to(dtype)
         low, high = (1, self.longest) if lengths else (0, FEW)
         return torch.randint(low, high, shape, generator=self.source).to(dtype)
+
+    def whole_numbers(self, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
+        """What a head multiplies: numbers whose sums are exact in any order, and often tie."""
+        return torch.randint(-2, 3, shape, generator=self.source).to(dtype)
 
     def forward_result(self, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
         """Logits, hidden states or numbers. High first columns; many ties, near and far; NaN; one row of NaN alone."""

@@ -19,7 +19,7 @@ SLOW = "toy_ngram_tree"
 
 
 @pytest.mark.skipif(os.environ.get("SPECC_TEST_GPU") == "1", reason="kernels are compiled in this process")
-@pytest.mark.parametrize("name", [toy.name for toy in TOYS])
+@pytest.mark.parametrize("name", [*(toy.name for toy in TOYS), "eagle-chain-head"])
 def test_every_launch(name: str) -> None:
     torch.set_num_threads(1)
     check(name)

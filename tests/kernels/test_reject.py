@@ -95,7 +95,7 @@ def test_masses_are_a_softmax_s(launcher: Launcher) -> None:
 BEYOND = [
     [0.0, 3e38, INF, 3e38],
     [0.0, 3e38, -3e38, 3e38],
-    [-3e38, -2e38, -INF, -3e38],
+    [-3e38, -2e38, -INF, -2e38],
     [1.0, INF, -3e38, INF],
     [0.0, 3e30, 2e30, -3e38],
 ]
@@ -113,6 +113,7 @@ def test_what_is_no_f32_times_the_scale_is_infinite(launcher: Launcher, ahead: i
     index, mass = results["index"][:, 0].tolist(), results["mass"][:, 0]
     assert index[:2] + index[3:] == [1, 1, 1, 1]
     assert mass[:, 0].tolist() == pytest.approx([INF, INF, -INF, INF, 3e30])
+    assert mass[:, 1].tolist() == [1.0] * count
     assert mass[:, 2].tolist() == [1.0, 1.0, 0.0, 1.0, 1.0]
 
 

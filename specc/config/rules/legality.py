@@ -131,10 +131,12 @@ def _mask(checked: Checked, needs: Needs) -> None:
         where = at.value("mask") if at.written("mask") else largest.at(checked, "topk")
         checked.findings.error("config/missing-key", message, where, hint="add 'context_length:'")
     elif file.mask == "full" and file.context_length is not None and checked.sound("buckets", "shapes"):
-        size = max(
-            (shape.buckets or file.buckets)[-1] * mask_width("full", nodes, file.context_length)
+        sizes = (
+            buckets[-1] * mask_width("full", nodes, file.context_length)
             for shape, nodes in sized.items()
+            if (buckets := shape.buckets or file.buckets)  # none where that is an error
         )
+        size = max(sizes, default=0)
         if size > MAX_MASK_BYTES:
             message = (
                 f"the mask would take {size} bytes at the largest bucket, and at most {MAX_MASK_BYTES} are supported"

@@ -102,6 +102,7 @@ CASES: list[tuple[str, str | bytes, int, int]] = [
     ("config/unknown-arch", edit("sm_100", "sm_91"), 11, 16),
     ("config/unknown-output", edit("accept_index", "accept"), 10, 11),
     ("config/buckets", edit("[1, 8, 64]", "[]"), 8, 10),
+    ("config/buckets", tree(2, 5, "mask: full\ncontext_length: 64").replace("[1, 8, 64]", "[]"), 8, 10),
     ("config/buckets", edit("[1, 8, 64]", "[1, 8, 8]"), 8, 17),
     ("config/buckets", edit("[1, 8, 64]", "[0, 8]"), 8, 11),
     ("config/buckets", edit("[1, 8, 64]", "[1, 65]"), 8, 14),
