@@ -85,11 +85,12 @@ class Server:
         self, plan: Plan, monkeypatch: pytest.MonkeyPatch, *, overlap: bool = False, others: Sequence[Plan] = (),
         attention: type[IntelAMXAttnBackend] = IntelAMXAttnBackend, scored: list[int] | None = None,
         context: int = 80, columns: int = 96, shared: SharedOutput | None = None, metrics: bool = False,
-        simulated: float = -1.0, sees: Sequence[str] = (), **spec: Any,
+        simulated: float = -1.0, sees: Sequence[str] = (), experts: int = 1, **spec: Any,
     ) -> None:  # fmt: skip
         """`scored`: the tokens that the draft scores; `columns`: of the table; `spec`: what it was told otherwise.
 
-        `others`: plans of further shapes, less deep; `sees`: which models have positions of pictures.
+        `others`: plans of further shapes, less deep; `sees`: which models have positions of pictures; `experts`: ranks
+        that share them.
 
         `shared`: where logits are, of a server that captures graphs; `simulated`: how many tokens a step accepts.
         """
@@ -103,6 +104,7 @@ class Server:
             speculative_token_map=None if scored is None else "hot.pt",
         )  # fmt: skip
         vars(SETTINGS.spec).update(spec)
+        SETTINGS.parallel.moe_ep_size = experts
         SETTINGS.schedule.page_size, SETTINGS.observability.enable_metrics = plan.kv.page_size, metrics
         monkeypatch.setattr("sglang.srt.speculative.spec_utils.SIMULATE_ACC_LEN", simulated)
         sglang.SRT.plug_in(package_of(plan, PROGRAM, *others), monkeypatch, lambda adapter: adapter.TESTED[-1])

@@ -13,7 +13,7 @@ from torch import Tensor
 from . import sglang_modules as sglang
 from .drafts import Engine
 from .memory import Memory
-from .sglang_modules import CaptureHiddenMode, EagleDraftInput, ForwardBatch, ForwardMode, ScheduleBatch, at
+from .sglang_modules import SETTINGS, CaptureHiddenMode, EagleDraftInput, ForwardBatch, ForwardMode, ScheduleBatch, at
 
 Publish = Callable[[Tensor], None]
 
@@ -103,11 +103,13 @@ class Model:
 
     Attributes:
         deltas: of one that sees pictures, how far texts are from their places, by pool row.
+        counted: where forwards of so many tokens a request have found how many of their rows are tokens.
 
     """
 
     def __init__(self, engine: Engine, *, sees: bool) -> None:
         self.engine, self.deltas = engine, dict[int, int]() if sees else None
+        self.counted = dict[int, set[int]]()
 
     def modules(self) -> list[Any]:
         return [self]
@@ -116,6 +118,7 @@ class Model:
         backend, rows = ForwardContext.current.attn_backend, batch.batch_size
         assert backend.ready_for == (batch.req_pool_indices.tolist(), batch.forward_mode)
         self._check_positions(positions, batch)
+        self._check_padding(batch)
         place: dict[str, Any] = {
             "positions": positions, "slots": batch.out_cache_loc, "tokens": input_ids
         } if batch.forward_mode is not ForwardMode.EXTEND else {}  # fmt: skip
@@ -139,6 +142,20 @@ class Model:
             positions = (positions.view(batch.batch_size, -1) + apart[:, None]).flatten()
         assert batch.mrope_positions is not None and batch.mrope_positions.is_contiguous()
         assert batch.mrope_positions.tolist() == [positions.tolist()] * 3
+
+    def _check_padding(self, batch: ForwardBatch) -> None:
+        """Where experts are shared out, rows of a step that are no tokens; SGLang's prefill has none of those.
+
+        A step of padding alone is one whose time is measured, as if all rows were tokens.
+        """
+        if SETTINGS.parallel.moe_ep_size == 1 or batch.forward_mode is ForwardMode.EXTEND:
+            assert batch.num_token_non_padded is None
+            return
+        width, real = len(batch.input_ids) // batch.batch_size, int(batch.req_pool_indices.count_nonzero())
+        assert not batch.req_pool_indices[real:].any()
+        assert batch.num_token_non_padded is not None and batch.num_token_non_padded.dtype == torch.int32
+        assert batch.num_token_non_padded.tolist() == [(real or batch.batch_size) * width]
+        self.counted.setdefault(width, set()).add(batch.num_token_non_padded.data_ptr())
 
     def _ran(self, given: dict[str, Any], batch: ForwardBatch, backend: IntelAMXAttnBackend) -> Any:
         mode, info, engine = batch.forward_mode, batch.spec_info, self.engine

@@ -52,7 +52,8 @@ model_executor.forward_batch_info.ForwardMode: DECODE DRAFT_EXTEND_V2 EXTEND TAR
 model_executor.forward_batch_info.ForwardBatch(forward_mode batch_size input_ids req_pool_indices seq_lens seq_lens_cpu
     out_cache_loc seq_lens_sum positions spec_algorithm spec_info capture_hidden_mode extend_num_tokens extend_seq_lens
     extend_seq_lens_cpu extend_prefix_lens extend_prefix_lens_cpu extend_start_loc next_token_logits_buffer
-    mrope_positions): kv_loc_plan mark_forward_metadata_ready
+    mrope_positions num_token_non_padded): kv_loc_plan mark_forward_metadata_ready
+model_executor.forward_batch_info.enable_num_token_non_padded()
 model_executor.forward_context.ForwardContext(attn_backend)
 model_executor.forward_context.forward_context(ctx)
 model_executor.model_runner.ModelRunner: attn_backend decode_cuda_graph_runner graph_shared_output is_draft_worker

@@ -75,7 +75,7 @@ class Steps:
         self._masks = Masks([*program.plans.values()], device)
         bound = bind(program, worker, self._masks)
         self.step, self.captured = bound.step, bound.captured
-        self._attention, self._deltas = bound.attention, bound.deltas
+        self._attention, self._parts = bound.attention, bound.parts
         self._plans = program.plans
         self._largest = largest(program.plans)
         self._room = worker.req_to_token_pool.req_to_token.shape[1] - program.plan.kv.window
@@ -134,25 +134,29 @@ class Steps:
             return
         rank = get_parallel().tp_rank
         for shape, plan in self._plans.items():
-            step, planned = self.step.at(shape), partial(self._plan, shape)
-            prove(self._package, plan, step, worker, bound.heard[shape], rank, planned)
+            step, begun = self.step.at(shape), partial(self._begin, shape)
+            prove(self._package, plan, step, worker, bound.heard[shape], rank, begun)
 
     @property
     def _planned(self) -> bool:
         """Whether the host plans attention before each step."""
         return any(attention.plans for attention in self._attention.values())
 
-    def _plan(self, shape: Any, lengths: Sequence[int]) -> None:
-        """Have attention plan a step of requests of these lengths, where the host does that."""
+    def _begin(self, shape: Any, lengths: Sequence[int]) -> None:
+        """Say what the host has to of a step of requests of these lengths, which only attention that is planned reads.
+
+        That is how many they are, and the plan.
+        """
+        self._parts.padding.say(len(lengths))
         if self._attention[shape].plans:
             size = self._plans[shape].bucket(len(lengths)) if self._pads else len(lengths)
             self._attention[shape].plan(size, [*lengths, *[0] * (size - len(lengths))])
 
     def _measure(self) -> StepTimes:
-        """How long steps take whose rows are all padding."""
+        """How long steps take whose rows are all padding, with as much work as if they were none."""
 
         def pad(shape: Any, bucket: int) -> None:
-            self._plan(shape, [0] * bucket)
+            self._begin(shape, [0] * bucket)
             self.step.at(shape).decode(self._package.Batch([], []), at_least=bucket)
 
         times: StepTimes = self._package.measure_step_times(self.step, pad)
@@ -160,7 +164,7 @@ class Steps:
 
     def admit(self, batch: Any) -> None:
         """Before a prefill of SGLang's: say where texts are, and how those are sampled that the program serves."""
-        self._deltas.note(batch)
+        self._parts.deltas.note(batch)
         if self.admission is not None:
             served = [place for place, request in enumerate(batch.reqs) if self.unserved(request) is None]
             marks = batch.sampling_info.has_watermark_candidates
@@ -177,8 +181,7 @@ class Steps:
         rows = len(batch.reqs)
         shape = self.shapes.choose(rows)
         self._masks.restrict(batch.reqs, barrier)
-        if self._planned:
-            self._plan(shape, batch.seq_lens_cpu.tolist())
+        self._begin(shape, batch.seq_lens_cpu.tolist() if self._planned else [0] * rows)
         step = self.step.at(shape)
         decoded = step.decode(self._package.Batch(batch.req_pool_indices), on_commit=self._publisher(publish))
         self.served[shape] += 1

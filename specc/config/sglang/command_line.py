@@ -25,8 +25,6 @@ _ALIASES = {
     "--attention-data-parallel-size": "--attn-dp-size",
     "--data-parallel-size": "--dp-size",
     "--decode-context-parallel-size": "--dcp-size",
-    "--ep": "--ep-size",
-    "--expert-parallel-size": "--ep-size",
     "--model": "--model-path",
     "--moe-data-parallel-size": "--moe-dp-size",
     "--pipeline-parallel-size": "--pp-size",

@@ -246,7 +246,7 @@ def test_how_tokens_cannot_be_verified(options: tuple[str, ...], code: str) -> N
         ({"--speculative-use-rejection-sampling": ""}, "rejection sampling"),
         ({"--enable-dp-attention": ""}, "attention under data parallelism"),
         ({"--pp-size": "2"}, "pipeline parallelism (pp_size 2)"),
-        ({"--ep": "2"}, "expert parallelism (ep_size 2)"),
+        ({"--enable-eplb": ""}, "experts that are balanced while the server runs"),
         ({"--data-parallel-size": "2"}, "data parallelism (dp_size 2)"),
         ({"--enable-layernorm-sp": ""}, "hidden states that are scattered over ranks"),
         ({"--disaggregation-mode": "decode"}, "prefill and decode on different machines (disaggregation_mode decode)"),
