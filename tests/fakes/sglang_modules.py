@@ -98,7 +98,6 @@ SRT.put(
 )
 SRT.put("configs.hybrid_arch", mambaish_config=lambda model_config: getattr(model_config, "mamba", None))
 SRT.put("state_capturer.indexer_topk", get_global_indexer_capturer=lambda: None)
-SRT.put("state_capturer.routed_experts", get_global_experts_capturer=lambda: None)
 SRT.put("managers.overlap_utils", _DEBUG_ASSERT=False)
 
 
@@ -302,6 +301,8 @@ class GenerationBatchResult:
     next_draft_input: EagleDraftInput | None = None
     new_seq_lens: Tensor | None = None
     copy_done: Any = None
+    accept_index: Tensor | None = None
+    routed_experts_output: Any = None
 
 
 @at("sampling.sampling_params")

@@ -14,6 +14,7 @@ from . import sglang_modules as sglang
 from .drafts import Engine
 from .memory import Memory
 from .sglang_modules import SETTINGS, CaptureHiddenMode, EagleDraftInput, ForwardBatch, ForwardMode, ScheduleBatch, at
+from .sglang_routed import BaseTopkCapturer
 
 Publish = Callable[[Tensor], None]
 
@@ -127,6 +128,7 @@ class Model:
         assert batch.capture_hidden_mode is not None
         given["capture"] = batch.capture_hidden_mode.name.lower()
         output = self._ran(given, batch, backend)
+        note_experts(output)
         logits, hidden = output.logits.flatten(0, -2), getattr(output, "hidden", None)
         if batch.next_token_logits_buffer is not None:
             logits = batch.next_token_logits_buffer.copy_(logits)
@@ -184,6 +186,12 @@ class Model:
         slots = [self.engine.table[row, : len(text)] for row, text in zip(batch.req_pool_indices, texts, strict=True)]
         assert torch.equal(torch.cat(slots).long(), batch.out_cache_loc)
         return self.engine.prefill_target(**given)
+
+
+def note_experts(output: Any) -> None:
+    """Keep the experts of a forward that has any, where the server returns them."""
+    if BaseTopkCapturer.current is not None and hasattr(output, "routed_experts"):
+        BaseTopkCapturer.current.capture(output.routed_experts.flatten(0, 1))
 
 
 @at("model_executor.model_runner")
@@ -291,11 +299,14 @@ class EAGLEWorkerV2:
         at = self._at(batch, torch.arange(nodes.shape[1]))
         capture = "full" if self.recurs else "null"
         output = self._engine.target(tokens=nodes, **at, capture=capture)
+        note_experts(output)
         best = output.logits.argmax(-1)
         right = (best[:, :-1] == nodes[:, 1:]).long().cumprod(1).sum(1)
         publish(lens + right + 1)
         given = {"hidden": output.hidden} if self.recurs else {}
-        select = torch.arange(len(lens)) * nodes.shape[1] + right
+        first, places = torch.arange(len(lens)) * nodes.shape[1], torch.arange(nodes.shape[1])
+        path = torch.where(places <= right[:, None], first[:, None] + places, -1)
+        select = first + right
         fed = self._engine.extend(
             tokens=best, select=select, accept_lens=right + 1, **at, capture=self._capture, **given
         )
@@ -306,6 +317,7 @@ class EAGLEWorkerV2:
             speculative_num_draft_tokens=nodes.shape[1],
             next_draft_input=self._state(fed, best.gather(1, right[:, None])[:, 0]),
             new_seq_lens=lens + right + 1,
+            accept_index=path,
         )
 
     def _drafts(self, batch: ScheduleBatch) -> list[Tensor]:

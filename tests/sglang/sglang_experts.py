@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import base64
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import torch
 from head_layouts import EXAMPLES
@@ -47,3 +50,9 @@ def without_shared_experts(model: Qwen2MoeForCausalLM) -> None:
     model.config.shared_expert_intermediate_size = 0
     for layer in model.model.layers:
         del layer.mlp.shared_expert, layer.mlp.shared_expert_gate
+
+
+def experts_of(output: Mapping[str, Any]) -> list[list[list[int]]]:
+    """The experts of every token of an answer but the last, by layer."""
+    numbers = bytearray(base64.b64decode(output["routed_experts"]))
+    return torch.frombuffer(numbers, dtype=torch.int32).view(-1, LAYERS, CHOSEN).tolist()

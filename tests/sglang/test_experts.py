@@ -1,4 +1,4 @@
-"""A target and a draft whose tokens go to experts, on one rank and shared out over two, with rows of padding."""
+"""A target and a draft whose tokens go to experts, which requests are told: on one rank, and shared out over two."""
 
 from __future__ import annotations
 
@@ -7,19 +7,21 @@ from concurrent.futures import Future
 from dataclasses import replace
 
 import pytest
-from sglang_experts import write_experts
+from sglang_experts import experts_of, write_experts
 from sglang_family import Family, all_accounted_for, own, same_texts
-from sglang_server import Served, Variant, accept_length
+from sglang_server import Served, Variant, accept_length, greedy
 from sglang_workload import behind_the_first, without_aborts, workload
 
 ALONE = Variant(target="sorter")
 CHAIN = Variant("STANDALONE", "guesser", target="sorter", program=True)
 TREE = replace(CHAIN, topk=3, num_draft_tokens=8)
 SHARED_OUT = [replace(CHAIN, overlap=True, ranks=2, experts=True), replace(TREE, ranks=2, experts=True)]
-PROGRAMS = [replace(TREE, overlap=True), *SHARED_OUT]
+PROGRAMS = [replace(CHAIN, samples=True), replace(TREE, overlap=True), *SHARED_OUT]
 REQUESTS = 60
 LEAST_ACCEPTED = 1.5
 PADDED = {"SPECC_TEST_PAD": "1"}
+"""Every step of a program has rows of padding, which go to no expert."""
+RETURNED = {"enable_return_routed_experts": True}
 
 
 @pytest.fixture(scope="module")
@@ -29,8 +31,8 @@ def engines(
     """The engine without speculation, and those that tests of this run ask for."""
     models = tmp_path_factory.mktemp("experts")
     write_experts(models)
-    requests = behind_the_first(without_aborts(workload(REQUESTS, seed=6)))
-    family = Family(ALONE, models, requests, {}, PADDED)
+    requests = [one | {"experts": True} for one in behind_the_first(without_aborts(workload(REQUESTS, seed=6)))]
+    family = Family(ALONE, models, requests, RETURNED, PADDED)
     with family.running(request.session, tmp_path_factory.mktemp("jobs")) as running:
         yield running
 
@@ -61,3 +63,16 @@ def test_the_program_accepts_as_much_as_sglangs_own_step(
 ) -> None:
     length, own_length = (accept_length(engines[one].result()) for one in (engine, own))
     assert length == pytest.approx(own_length, rel=0.03)
+
+
+@pytest.mark.parametrize("engine", PROGRAMS, ids=str)
+def test_experts_are_those_without_speculation(engine: Variant, engines: Mapping[Variant, Future[Served]]) -> None:
+    """Of every token, of steps that were left to SGLang, too."""
+    served, alone = engines[engine].result(), engines[ALONE].result()
+    compared = 0
+    for number, _, output in greedy(served):
+        experts, expected = experts_of(output), experts_of(alone.outputs[number])
+        assert len(experts) == output["prompt_tokens"] + output["completion_tokens"] - 1
+        assert experts == expected, number
+        compared += output["completion_tokens"]
+    assert compared > 1000

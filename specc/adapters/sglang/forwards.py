@@ -35,12 +35,14 @@ class Outputs(NamedTuple):
     """What a forward returns: logits f32[..., V], and hidden states T[..., W] where it captures any.
 
     V are the columns of the rank where a program has sharded logits. A draft whose head the program computes
-    returns the rows T[..., H] that the head reads, and no logits.
+    returns the rows T[..., H] that the head reads, and no logits. Of the target also the experts i32[b, N, layers, n]
+    of every node, in a server that returns them.
     """
 
     logits: Tensor | None
     hidden: Tensor | None
     states: Tensor | None = None
+    routed_experts: Tensor | None = None
 
 
 class Forwards:
@@ -118,7 +120,8 @@ class Forwards:
         )
         batch = self._batch(self._target, ForwardMode.TARGET_VERIFY, info, tokens, positions, slots, rows, seq_lens)
         backend = self._attention.target(batch, tokens.shape[1], mask, counts)
-        return self._run(self._target, backend, batch, tokens.shape)
+        outputs = self._run(self._target, backend, batch, tokens.shape)
+        return outputs._replace(routed_experts=self._parts.routed.of_nodes(tokens))
 
     def extend(
         self,

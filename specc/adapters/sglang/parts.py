@@ -11,6 +11,7 @@ from torch import Tensor
 from .experts import Padding
 from .heads import Head
 from .mrope import Deltas
+from .routed import Routed
 from .shards import Shards
 
 
@@ -23,6 +24,7 @@ class Parts:
         head: the draft's, if the program computes it.
         deltas: how far texts are from their places, which every prefill says.
         padding: how many rows are tokens, which is said before every step.
+        routed: the experts that tokens went to, in a server that returns them.
 
     """
 
@@ -30,6 +32,7 @@ class Parts:
     head: Head
     deltas: Deltas
     padding: Padding
+    routed: Routed
 
 
 def parts_of(program: Any, runners: Mapping[str, Any], table: Tensor) -> Parts:
@@ -39,4 +42,5 @@ def parts_of(program: Any, runners: Mapping[str, Any], table: Tensor) -> Parts:
         head=Head(program.plan, runners["draft"]),
         deltas=Deltas(runners, table),
         padding=Padding(program.plans, table.device),
+        routed=Routed(table),
     )

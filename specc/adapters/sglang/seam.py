@@ -70,6 +70,8 @@ mem_cache.allocation_sizing.get_alloc_reserve_per_decode()
 mem_cache.kv_index_translator.KVIndexTranslator: bind_runner_slots is_translating
 mem_cache.memory_pool.MHATokenToKVPool: k_buffer v_buffer
 mem_cache.memory_pool.ReqToTokenPool: req_to_token
+state_capturer.base.BaseTopkCapturer: device_cache host_cache num_layers topk_size
+state_capturer.base.TopkCaptureOutput(out_cache_loc topk host_cache)
 state_capturer.indexer_topk.get_global_indexer_capturer()
 state_capturer.routed_experts.get_global_experts_capturer()
 
@@ -90,7 +92,8 @@ managers.scheduler.Scheduler: draft_worker
 managers.scheduler_components.batch_result_processor.SchedulerBatchResultProcessor.process_batch_result_decode(batch
     result)
 managers.utils.GenerationBatchResult(logits_output next_token_ids accept_lens can_run_cuda_graph
-    speculative_num_draft_tokens speculative_output_stride next_draft_input new_seq_lens copy_done)
+    speculative_num_draft_tokens speculative_output_stride next_draft_input new_seq_lens copy_done accept_index
+    routed_experts_output)
 sampling.sampling_batch_info.SamplingBatchInfo: has_watermark_candidates
 sampling.sampling_params.SamplingParams: frequency_penalty logit_bias min_new_tokens min_p presence_penalty
     repetition_penalty sampling_seed temperature top_k top_p watermark

@@ -146,7 +146,6 @@ SETTINGS: Mapping[str, tuple[object, str]] = {
     "enable_hisparse": (False, "a hierarchical sparse KV cache"),
     "enable_lora": (False, "LoRA"),
     "lora_paths": (None, "LoRA"),
-    "enable_return_routed_experts": (False, "routed experts as results"),
     "enable_return_indexer_topk": (False, "the indexer's top-k as results"),
     "forward_hooks": (None, "forward hooks"),
     "kv_canary": ("none", "a canary of the KV pool"),

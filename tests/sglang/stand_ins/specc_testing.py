@@ -71,6 +71,7 @@ def register() -> None:
 
     if ON_CPU:
         have_amx()
+        keep_results()
         HookRegistry.register(EXPERTS, leave_out_others, HookType.AROUND)
     HookRegistry.register(STATE, add_accounting, HookType.AROUND)
     HookRegistry.register(QUEUE, note, HookType.BEFORE)
@@ -98,6 +99,13 @@ def have_amx() -> None:
 
     platform = overrides.get_platform
     overrides.get_platform = lambda: WithAmx(platform())
+
+
+def keep_results() -> None:
+    """Let SGLang keep results of requests in memory of the host that no GPU knows of."""
+    from sglang.srt.mem_cache.pool_host import common
+
+    common.ALLOC_MEMORY_FUNCS["cpu"] = lambda shape, *, dtype, **_: torch.empty(shape, dtype=dtype)
 
 
 def leave_out_others(original: Callable[..., Any], layer: Any, states: Tensor, chosen: Any, config: Any) -> Tensor:

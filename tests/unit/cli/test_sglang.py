@@ -173,6 +173,27 @@ def test_how_tokens_are_verified() -> None:
     assert "serves greedy requests and those with temperature, sampling_seed, top_k, min_p;" in result.stderr
 
 
+def test_experts_that_tokens_went_to(tmp_path: Path) -> None:
+    """They are handed out where the server returns them, and nowhere else."""
+    facts = json.loads((MODELS / "target" / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps(facts | {"num_experts_per_tok": 2}))
+    routed, returned = {"--model-path": str(tmp_path)}, {"--enable-return-routed-experts": ""}
+    for options, outputs in (
+        ((), '["routed_experts"] # --enable-return-routed-experts'),
+        (("--outputs", "routed_experts"), '["routed_experts"] # --enable-return-routed-experts'),
+        (("--outputs", "logprobs"), '["logprobs", "routed_experts"] # --outputs, --enable-return-routed-experts'),
+    ):
+        result = run(*options, "--", *words(routed | returned))
+        assert result.exit_code == 0, result.output
+        assert f"outputs: {outputs}\n" in result.stdout
+        assert "say nothing" not in result.stderr
+    result = run("--outputs", "routed_experts", "--", *words(routed))
+    assert (result.exit_code, result.stdout) == (1, "")
+    assert "--outputs routed_experts is for a server with --enable-return-routed-experts" in result.stderr
+    result = run("--", *words(returned))
+    assert (result.exit_code, "error[config/missing-key]" in result.stderr) == (1, True)
+
+
 def test_what_is_handed_out() -> None:
     result = run("--outputs", "logprobs", "--", *words({}))
     assert '\noutputs: ["logprobs"] # --outputs\n' in result.stdout
