@@ -44,7 +44,8 @@ class Settings:
             moe=SimpleNamespace(moe_a2a_backend="none"),
         )
         self.observability = SimpleNamespace(enable_metrics=False, forward_hooks=None)
-        self.parallel = SimpleNamespace(tp_rank=0, tp_group=GroupCoordinator(), **{f"{name}_size": 1 for name in ranks})
+        sizes = {f"{name}_size": 1 for name in ranks} | {"moe_dense_tp_size": None}
+        self.parallel = SimpleNamespace(tp_rank=0, tp_group=GroupCoordinator(), **sizes)
         self.schedule = SimpleNamespace(page_size=1)
         self.spec = SimpleNamespace(
             speculative_token_map=None,

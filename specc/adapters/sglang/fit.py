@@ -22,7 +22,7 @@ from .simulate import simulating
 
 COMMAND_LINE = {"flashinfer_mla": "flashinfer"}
 """Attention backends that the command line calls by the name of another."""
-PARALLEL = ("pp_size", "dp_size", "attn_dp_size", "attn_cp_size", "dcp_size", "moe_dp_size")
+PARALLEL = ("pp_size", "dp_size", "attn_dp_size", "attn_cp_size", "dcp_size", "moe_dp_size", "moe_dense_tp_size")
 """Arguments by whose names SGLang keeps how many ranks came of them."""
 
 

@@ -129,6 +129,7 @@ SETTINGS: Mapping[str, tuple[object, str]] = {
     "enable_eplb": (False, "experts that are balanced while the server runs"),
     "elastic_ep_backend": (None, "expert parallelism of a number of ranks that changes"),
     "expert_distribution_recorder_mode": (None, "a record of how tokens go to experts"),
+    "moe_dense_tp_size": (None, "hidden states that are scattered over ranks"),
     "enable_dp_attention": (False, "attention under data parallelism"),
     "enable_attn_tp_input_scattered": (False, "hidden states that are scattered over ranks"),
     "enable_layernorm_sp": (False, "hidden states that are scattered over ranks"),

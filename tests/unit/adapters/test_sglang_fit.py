@@ -52,6 +52,9 @@ CHANGES: dict[str, Change] = {
     "expert parallelism of the draft by all-to-all (speculative_moe_a2a_backend mori) is not served": setting(
         "spec", "speculative_moe_a2a_backend", "mori"
     ),
+    "hidden states that are scattered over ranks (moe_dense_tp_size 1) is not served": setting(
+        "parallel", "moe_dense_tp_size", 1
+    ),
     "prefill and decode on different machines (disaggregation_mode decode) is not served": setting(
         "disagg", "disaggregation_mode", "decode"
     ),

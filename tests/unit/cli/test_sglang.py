@@ -267,6 +267,7 @@ def test_how_tokens_cannot_be_verified(options: tuple[str, ...], code: str) -> N
         ({"--speculative-use-rejection-sampling": ""}, "rejection sampling"),
         ({"--enable-dp-attention": ""}, "attention under data parallelism"),
         ({"--pp-size": "2"}, "pipeline parallelism (pp_size 2)"),
+        ({"--moe-dense-tp-size": "1"}, "hidden states that are scattered over ranks (moe_dense_tp_size 1)"),
         ({"--enable-eplb": ""}, "experts that are balanced while the server runs"),
         ({"--data-parallel-size": "2"}, "data parallelism (dp_size 2)"),
         ({"--enable-layernorm-sp": ""}, "hidden states that are scattered over ranks"),
