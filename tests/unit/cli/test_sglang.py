@@ -56,6 +56,9 @@ def test_ranks(tmp_path: Path) -> None:
     assert config(tmp_path, TREE | {"--tp-size": "4"}).target.kv_row_bytes == 64 * 4
     assert config(tmp_path, TREE).target.kv_row_bytes == 2 * 64 * 4
     assert "tensor_parallel: 2 # --tp-size" in run("--", *words({"--tp": "2"})).stdout
+    shared_out = run("--", *words({"--tp": "2", "--ep-size": "2"}))
+    assert "tensor_parallel: 2 # --tp-size" in shared_out.stdout
+    assert "say nothing about the program: --ep-size\n" in shared_out.stderr
     assert "tensor_parallel" not in run("--", *words({"--tp": "1"})).stdout
     result = run("--", *words({"--tp": "3"}))
     assert (result.exit_code, result.stdout) == (1, "")
