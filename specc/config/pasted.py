@@ -162,6 +162,7 @@ class Wanted:
         sampling, outputs: the keys as words with commas between them.
         shapes: the key likewise, by names such as 5x4x8 and 3; of a server's own shape if there are none.
         head: the draft's key.
+        returned: outputs that answers of the server are made of -> the argument that says so.
         proposed: shapes instead of these, with buckets and why.
 
     """
@@ -174,15 +175,17 @@ class Wanted:
     logits: str = "gathered"
     shapes: str = ""
     head: str = "engine"
+    returned: Mapping[str, str] = field(default_factory=dict[str, str])
     proposed: tuple[ProposedShape, ...] = ()
 
     def lines(self) -> list[str]:
         """Return the keys as lines of YAML, none for those that have their defaults."""
-        sampling, outputs = listed(self.sampling), listed(self.outputs)
+        sampling, outputs = listed(self.sampling), dict.fromkeys(listed(self.outputs), "--outputs") | {**self.returned}
+        origins = ", ".join(dict.fromkeys(outputs.values()))
         return [
             *([f"verify: {json.dumps(self.verify)} # --verify"] if sampling or self.verify != "greedy" else []),
             *([f"sampling: {json.dumps(sampling)} # --sampling"] if sampling else []),
-            *([f"outputs: {json.dumps(outputs)} # --outputs"] if outputs else []),
+            *([f"outputs: {json.dumps([*outputs])} # {origins}"] if outputs else []),
             *([f"best_logprobs: {self.best_logprobs} # --best-logprobs"] if self.best_logprobs else []),
             *([f"logits: {json.dumps(self.logits)} # --logits"] if self.logits != "gathered" else []),
         ]

@@ -41,12 +41,17 @@ class Settings:
         self.exec = SimpleNamespace(
             deterministic=SimpleNamespace(enable_deterministic_inference=False),
             kernel=SimpleNamespace(grammar_backend="xgrammar"),
+            moe=SimpleNamespace(moe_a2a_backend="none"),
         )
         self.observability = SimpleNamespace(enable_metrics=False, forward_hooks=None)
-        self.parallel = SimpleNamespace(tp_rank=0, tp_group=GroupCoordinator(), **{f"{name}_size": 1 for name in ranks})
+        sizes = {f"{name}_size": 1 for name in ranks} | {"moe_dense_tp_size": None}
+        self.parallel = SimpleNamespace(tp_rank=0, tp_group=GroupCoordinator(), **sizes)
         self.schedule = SimpleNamespace(page_size=1)
         self.spec = SimpleNamespace(
-            speculative_token_map=None, speculative_accept_threshold_single=1.0, speculative_accept_threshold_acc=1.0
+            speculative_token_map=None,
+            speculative_moe_a2a_backend=None,
+            speculative_accept_threshold_single=1.0,
+            speculative_accept_threshold_acc=1.0,
         )
         self.model = SimpleNamespace()
 
@@ -94,7 +99,6 @@ SRT.put(
 )
 SRT.put("configs.hybrid_arch", mambaish_config=lambda model_config: getattr(model_config, "mamba", None))
 SRT.put("state_capturer.indexer_topk", get_global_indexer_capturer=lambda: None)
-SRT.put("state_capturer.routed_experts", get_global_experts_capturer=lambda: None)
 SRT.put("managers.overlap_utils", _DEBUG_ASSERT=False)
 
 
@@ -252,12 +256,18 @@ class ForwardBatch:
     extend_start_loc: Tensor | None = None
     next_token_logits_buffer: Tensor | None = None
     mrope_positions: Tensor | None = None
+    num_token_non_padded: Tensor | None = None
     kv_loc_plan: Any = None
     reqs: list[Any] = field(default_factory=list)
     metadata_ready: bool = False
 
     def mark_forward_metadata_ready(self) -> None:
         self.metadata_ready = True
+
+
+@at("model_executor.forward_batch_info")
+def enable_num_token_non_padded() -> bool:
+    return SETTINGS.parallel.moe_ep_size > 1
 
 
 @at("layers.logits_processor")
@@ -292,6 +302,8 @@ class GenerationBatchResult:
     next_draft_input: EagleDraftInput | None = None
     new_seq_lens: Tensor | None = None
     copy_done: Any = None
+    accept_index: Tensor | None = None
+    routed_experts_output: Any = None
 
 
 @at("sampling.sampling_params")

@@ -101,6 +101,8 @@ class SchedulerBatchResultProcessor:
     def process_batch_result_decode(self, batch: ScheduleBatch, result: GenerationBatchResult) -> None:
         assert result.next_token_ids is not None and result.accept_lens is not None
         result.copy_done.synchronize()
+        if result.routed_experts_output is not None:
+            result.routed_experts_output.finalize()
         stride = result.speculative_output_stride or result.speculative_num_draft_tokens or 1
         emitted = result.next_token_ids.view(-1, stride).tolist()
         for place, (req, tokens, count) in enumerate(

@@ -22,6 +22,7 @@ from .memory import scattered
 from .models import target_next, target_scores
 from .plans import package_of
 from .sglang_modules import SETTINGS, EagleDraftInput, ForwardMode, HookRegistry, Req, ScheduleBatch
+from .sglang_routed import BaseTopkCapturer
 from .sglang_scheduler import Scheduler, SchedulerBatchResultProcessor
 from .sglang_worker import EagleDraftWorker, IntelAMXAttnBackend, ModelRunner, MultiStepDraftBackend
 
@@ -85,11 +86,13 @@ class Server:
         self, plan: Plan, monkeypatch: pytest.MonkeyPatch, *, overlap: bool = False, others: Sequence[Plan] = (),
         attention: type[IntelAMXAttnBackend] = IntelAMXAttnBackend, scored: list[int] | None = None,
         context: int = 80, columns: int = 96, shared: SharedOutput | None = None, metrics: bool = False,
-        simulated: float = -1.0, sees: Sequence[str] = (), **spec: Any,
+        simulated: float = -1.0, sees: Sequence[str] = (), experts: int = 1,
+        routed: BaseTopkCapturer | None = None, **spec: Any,
     ) -> None:  # fmt: skip
         """`scored`: the tokens that the draft scores; `columns`: of the table; `spec`: what it was told otherwise.
 
-        `others`: plans of further shapes, less deep; `sees`: which models have positions of pictures.
+        `others`: plans of further shapes, less deep; `sees`: which models have positions of pictures; `experts`: ranks
+        that share them; `routed`: what keeps those that tokens went to, of a server that returns them.
 
         `shared`: where logits are, of a server that captures graphs; `simulated`: how many tokens a step accepts.
         """
@@ -103,6 +106,7 @@ class Server:
             speculative_token_map=None if scored is None else "hot.pt",
         )  # fmt: skip
         vars(SETTINGS.spec).update(spec)
+        SETTINGS.parallel.moe_ep_size, BaseTopkCapturer.current = experts, routed
         SETTINGS.schedule.page_size, SETTINGS.observability.enable_metrics = plan.kv.page_size, metrics
         monkeypatch.setattr("sglang.srt.speculative.spec_utils.SIMULATE_ACC_LEN", simulated)
         sglang.SRT.plug_in(package_of(plan, PROGRAM, *others), monkeypatch, lambda adapter: adapter.TESTED[-1])
@@ -174,6 +178,8 @@ class Server:
         if self.overlap:
             self.relay._resolve_spec_extras(batch)
         result = self._forward(batch)
+        if result.routed_experts_output is not None:
+            result.routed_experts_output.map_device_tensors(Tensor.clone)
         result.copy_done = Arrival([copied for copied in self._copied(result) if copied is not None])
         self._late.append((batch, result))
         self._settle(keep=int(self.overlap))
@@ -239,8 +245,9 @@ class Server:
 
     @staticmethod
     def _copied(result: Any) -> tuple[Tensor | None, ...]:
-        scores = result.logits_output.next_token_logprobs
-        return result.next_token_ids, result.accept_lens, getattr(result, "health", None), scores
+        scores, routed = result.logits_output.next_token_logprobs, result.routed_experts_output
+        experts = () if routed is None else (routed.out_cache_loc, routed.topk)
+        return result.next_token_ids, result.accept_lens, getattr(result, "health", None), scores, *experts
 
 
 def engine_of(plan: Plan, scored: list[int] | None = None, columns: int = 96) -> Engine:

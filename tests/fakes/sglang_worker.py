@@ -13,7 +13,8 @@ from torch import Tensor
 from . import sglang_modules as sglang
 from .drafts import Engine
 from .memory import Memory
-from .sglang_modules import CaptureHiddenMode, EagleDraftInput, ForwardBatch, ForwardMode, ScheduleBatch, at
+from .sglang_modules import SETTINGS, CaptureHiddenMode, EagleDraftInput, ForwardBatch, ForwardMode, ScheduleBatch, at
+from .sglang_routed import BaseTopkCapturer
 
 Publish = Callable[[Tensor], None]
 
@@ -103,11 +104,13 @@ class Model:
 
     Attributes:
         deltas: of one that sees pictures, how far texts are from their places, by pool row.
+        counted: where forwards of so many tokens a request have found how many of their rows are tokens.
 
     """
 
     def __init__(self, engine: Engine, *, sees: bool) -> None:
         self.engine, self.deltas = engine, dict[int, int]() if sees else None
+        self.counted = dict[int, set[int]]()
 
     def modules(self) -> list[Any]:
         return [self]
@@ -116,6 +119,7 @@ class Model:
         backend, rows = ForwardContext.current.attn_backend, batch.batch_size
         assert backend.ready_for == (batch.req_pool_indices.tolist(), batch.forward_mode)
         self._check_positions(positions, batch)
+        self._check_padding(batch)
         place: dict[str, Any] = {
             "positions": positions, "slots": batch.out_cache_loc, "tokens": input_ids
         } if batch.forward_mode is not ForwardMode.EXTEND else {}  # fmt: skip
@@ -124,6 +128,7 @@ class Model:
         assert batch.capture_hidden_mode is not None
         given["capture"] = batch.capture_hidden_mode.name.lower()
         output = self._ran(given, batch, backend)
+        note_experts(output)
         logits, hidden = output.logits.flatten(0, -2), getattr(output, "hidden", None)
         if batch.next_token_logits_buffer is not None:
             logits = batch.next_token_logits_buffer.copy_(logits)
@@ -139,6 +144,20 @@ class Model:
             positions = (positions.view(batch.batch_size, -1) + apart[:, None]).flatten()
         assert batch.mrope_positions is not None and batch.mrope_positions.is_contiguous()
         assert batch.mrope_positions.tolist() == [positions.tolist()] * 3
+
+    def _check_padding(self, batch: ForwardBatch) -> None:
+        """Where experts are shared out, rows of a step that are no tokens; SGLang's prefill has none of those.
+
+        A step of padding alone is one whose time is measured, as if all rows were tokens.
+        """
+        if SETTINGS.parallel.moe_ep_size == 1 or batch.forward_mode is ForwardMode.EXTEND:
+            assert batch.num_token_non_padded is None
+            return
+        width, real = len(batch.input_ids) // batch.batch_size, int(batch.req_pool_indices.count_nonzero())
+        assert not batch.req_pool_indices[real:].any()
+        assert batch.num_token_non_padded is not None and batch.num_token_non_padded.dtype == torch.int32
+        assert batch.num_token_non_padded.tolist() == [(real or batch.batch_size) * width]
+        self.counted.setdefault(width, set()).add(batch.num_token_non_padded.data_ptr())
 
     def _ran(self, given: dict[str, Any], batch: ForwardBatch, backend: IntelAMXAttnBackend) -> Any:
         mode, info, engine = batch.forward_mode, batch.spec_info, self.engine
@@ -167,6 +186,12 @@ class Model:
         slots = [self.engine.table[row, : len(text)] for row, text in zip(batch.req_pool_indices, texts, strict=True)]
         assert torch.equal(torch.cat(slots).long(), batch.out_cache_loc)
         return self.engine.prefill_target(**given)
+
+
+def note_experts(output: Any) -> None:
+    """Keep the experts of a forward that has any, where the server returns them."""
+    if BaseTopkCapturer.current is not None and hasattr(output, "routed_experts"):
+        BaseTopkCapturer.current.capture(output.routed_experts.flatten(0, 1))
 
 
 @at("model_executor.model_runner")
@@ -274,11 +299,14 @@ class EAGLEWorkerV2:
         at = self._at(batch, torch.arange(nodes.shape[1]))
         capture = "full" if self.recurs else "null"
         output = self._engine.target(tokens=nodes, **at, capture=capture)
+        note_experts(output)
         best = output.logits.argmax(-1)
         right = (best[:, :-1] == nodes[:, 1:]).long().cumprod(1).sum(1)
         publish(lens + right + 1)
         given = {"hidden": output.hidden} if self.recurs else {}
-        select = torch.arange(len(lens)) * nodes.shape[1] + right
+        first, places = torch.arange(len(lens)) * nodes.shape[1], torch.arange(nodes.shape[1])
+        path = torch.where(places <= right[:, None], first[:, None] + places, -1)
+        select = first + right
         fed = self._engine.extend(
             tokens=best, select=select, accept_lens=right + 1, **at, capture=self._capture, **given
         )
@@ -289,6 +317,7 @@ class EAGLEWorkerV2:
             speculative_num_draft_tokens=nodes.shape[1],
             next_draft_input=self._state(fed, best.gather(1, right[:, None])[:, 0]),
             new_seq_lens=lens + right + 1,
+            accept_index=path,
         )
 
     def _drafts(self, batch: ScheduleBatch) -> list[Tensor]:

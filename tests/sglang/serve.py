@@ -5,6 +5,7 @@ A job is `{"device": "cpu" | "cuda", "engine": {...}, "requests": [...]}`: argum
 
 * `text` or `input_ids`; `pictures`, files of those that the text has places for; `sampling`, SGLang's sampling
   parameters; `logprobs`, whether to return them, of the prompt too; `top_logprobs`, of how many most probable tokens;
+  `experts`, whether to return those that tokens went to, as SGLang encodes them;
 * `after`, `[k, n]`: it arrives when request k has n tokens or has ended; or `delay`, in seconds;
 * `abort_after`, a number of tokens after which it is aborted; `stream`, false for one that answers once.
 
@@ -50,6 +51,7 @@ MODELS = {
     "LlamaForCausalLM": {"llama", "llama_eagle", "llama_eagle3"},
     "DeepseekV3ForCausalLM": {"deepseek_v2", "deepseek_nextn"},
     "Gemma3ForCausalLM": {"gemma3_causal"},
+    "Qwen2MoeForCausalLM": {"qwen2_moe"},
     "Qwen2VLForConditionalGeneration": {"qwen2", "qwen2_vl"},
 }
 """Modules of a target and its drafts, by the target's architecture. SGLang would import some two hundred more."""
@@ -87,6 +89,7 @@ async def answer(engine: Any, number: int, request: dict[str, Any], progress: Pr
         "return_logprob": request.get("logprobs", False),
         "top_logprobs_num": request.get("top_logprobs", 0),
         "logprob_start_len": 0 if request.get("logprobs", False) else -1,
+        "return_routed_experts": request.get("experts", False),
     }
     rid = f"{number:06}"  # all of one length: SGLang aborts every request whose name starts so
     limit = request.get("abort_after", float("inf"))
@@ -111,6 +114,7 @@ def summary(about: dict[str, Any]) -> dict[str, Any]:
     kept = {name: value for name, value in about.items() if name.startswith("spec_")}
     names = ("prompt_tokens", "completion_tokens", "cached_tokens", "num_retractions", "finish_reason")
     kept |= {name: about[name] for name in names}
+    kept |= {name: about[name] for name in ("routed_experts",) if name in about}
     logprobs = about.get("output_token_logprobs")
     if logprobs is not None:
         kept["logprobs"] = [[value, token] for value, token, _ in logprobs]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +24,7 @@ class Family:
         models: the folder with the models.
         requests: see `serve.py`.
         more: arguments of every engine beside those of its variant.
+        settings: environment variables of those with a program.
 
     """
 
@@ -31,6 +32,7 @@ class Family:
     models: Path
     requests: Sequence[Mapping[str, Any]]
     more: Mapping[str, Any]
+    settings: Mapping[str, str] = field(default_factory=dict[str, str])
 
     @contextmanager
     def running(self, session: pytest.Session, folder: Path) -> Iterator[Mapping[Variant, Future[Served]]]:
@@ -39,7 +41,8 @@ class Family:
         def run(variant: Variant) -> Served:
             engine = {**variant.engine(self.models), **self.more}
             wheel = build_program(engine, folder / f"{variant}-wheel", *variant.options) if variant.program else None
-            return serve(engine, self.requests, folder / f"{variant}-job", overlap=variant.overlap, wheel=wheel)
+            job, settings = folder / f"{variant}-job", self.settings if variant.program else None
+            return serve(engine, self.requests, job, overlap=variant.overlap, wheel=wheel, settings=settings)
 
         of_these = [variant for variant in asked(session, "engine", "own") if variant.target == self.alone.target]
         with side_by_side(2) as pool:
@@ -47,8 +50,8 @@ class Family:
 
 
 def own(program: Variant) -> Variant:
-    """The engine that drafts the same without a program."""
-    return replace(program, program=False, overlap=False, samples=False)
+    """The engine that drafts the same without a program, on one rank."""
+    return replace(program, program=False, overlap=False, samples=False, ranks=1, experts=False)
 
 
 def same_texts(served: Served, alone: Served) -> None:

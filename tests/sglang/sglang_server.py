@@ -26,12 +26,13 @@ BRANCHES_APART = 3
 class Variant:
     """What one engine runs: `algorithm` is None where nothing is speculated, `draft` a model of `write_models`.
 
-    With `overlap` the next forward is launched before the results of the last are read, as on a GPU. With `program` a
-    wheel runs its decode steps, with `samples` those of requests that ask for anything that `BUILT` has, too. With
-    `token_map` the draft scores the tokens of `write_models`' file alone. `ranks` share out both models; with `sharded`
-    each keeps its columns of logits in the program's steps. `target` is a model of `write_models`, too. `attention` is
-    the backend where it is not that of CPUs. `shapes` are those of a program with several, between which it changes
-    at random at every step; the engine's own is the largest of each. `head` is the key of the program's draft.
+    With `overlap` the next forward is launched before the results of the last are read, as on a GPU. With `program`
+    a wheel runs its decode steps, with `samples` those of requests that ask for anything that `BUILT` has, too.
+    With `token_map` the draft scores the tokens of `write_models`' file alone. `ranks` share out both models; with
+    `sharded` each keeps its columns of logits in the program's steps, with `experts` it has its part of the
+    experts. `target` is a model of `write_models`, too. `attention` is the backend where it is not that of CPUs.
+    `shapes` are those of a program with several, between which it changes at random at every step; the engine's own
+    is the largest of each. `head` is the key of the program's draft.
     """
 
     algorithm: str | None = None
@@ -50,6 +51,7 @@ class Variant:
     page: int = 1
     shapes: str = ""
     head: str = "engine"
+    experts: bool = False
 
     def __str__(self) -> str:
         """For the names of tests and files."""
@@ -63,6 +65,7 @@ class Variant:
             *["map"] * self.token_map,
             *[f"{self.ranks}ranks"] * (self.ranks > 1),
             *["sharded"] * self.sharded,
+            *["experts"] * self.experts,
             *[self.attention] * bool(self.attention),
             *[f"page{self.page}"] * (self.page > 1),
             *["shapes"] * bool(self.shapes),
@@ -87,6 +90,7 @@ class Variant:
             given["attention_backend"] = BACKEND
         given |= {"attention_backend": self.attention} if self.attention else {}
         given |= {"page_size": self.page} if self.page > 1 else {}
+        given |= {"ep_size": self.ranks} if self.experts else {}
         if self.page > 1 and self.topk > 1:
             given["max_total_tokens"] *= BRANCHES_APART
         if self.algorithm is None or ON_GPU:

@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from concurrent.futures import Future
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pytest
 from sglang_family import Family, all_accounted_for, own, same_texts
 from sglang_mixed import Oracle
 from sglang_server import Served, Variant, accept_length, greedy
 from sglang_windows import WINDOW, write_windows
-from sglang_workload import without_aborts, workload
+from sglang_workload import behind_the_first, without_aborts, workload
 
 ALONE = Variant(target="short")
 OWN = Variant("STANDALONE", "shorter", target="short")
@@ -29,16 +28,6 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("windows")
     write_windows(folder)
     return folder
-
-
-def behind_the_first(requests: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
-    """The same requests, of which none arrives before the first has a token.
-
-    SGLang's prefill shifts a STANDALONE draft's prompt by a token, and its cache of prefixes does not know: where all
-    prompts share their first token alone, every draft reads there what followed in the prompt that came first.
-    """
-    first, *others = requests
-    return [first, *({"after": [0, 1]} | request for request in others)]
 
 
 @pytest.fixture(scope="module")

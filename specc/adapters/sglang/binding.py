@@ -20,11 +20,10 @@ from .._plugin import ServerError, word
 from .attention import Attention, attention_of
 from .forwards import Forwards, scored_tokens
 from .grammars import Masks
-from .heads import Head
-from .mrope import Deltas
+from .parts import Parts, parts_of
 from .proof import Heard
 from .recorded import RecordedForwards
-from .shards import Ranks, Shards
+from .shards import Ranks
 from .simulate import Simulated, simulating
 
 logger = logging.getLogger(__name__)
@@ -43,7 +42,7 @@ class Bound:
         captured: what of it `capture` captures, see `FORWARDS`.
         attention: by shape what prepares attention for its forwards.
         heard: by shape what is heard of its target's logits.
-        deltas: how far texts are from their places, which every prefill says.
+        parts: what stands around its forwards.
 
     """
 
@@ -51,7 +50,7 @@ class Bound:
     captured: str
     attention: Mapping[Any, Attention]
     heard: Mapping[Any, Heard]
-    deltas: Deltas
+    parts: Parts
 
     def capture(self) -> None:
         """Capture the step as SGLang captures its own."""
@@ -77,27 +76,25 @@ def bind(program: Any, worker: Any, masks: Masks) -> Bound:
     make = FORWARDS[how]
     if simulating():
         make = type(f"Simulated{make.__name__}", (Simulated, make), {})
-    runners = {"target": target, "draft": draft}
-    shards, deltas = Shards(program.plan, runners), Deltas(runners, table)
-    head = Head(program.plan, draft)
+    parts = parts_of(program, {"target": target, "draft": draft}, table)
     attention = attention_of(worker, program.plans, captured=how != "none")
     pools = {"target": target.token_to_kv_pool, "draft": draft.token_to_kv_pool}
     moved = {owner: pools[owner] for owner, pool in program.plan.kv_pools.items() if pool.bound}
     buffers = {owner: _interleaved(pool.k_buffer, pool.v_buffer) for owner, pool in moved.items()}
     scored = scored_tokens(worker)
     tables = {} if scored is None else {TOKEN_MAP: scored.to(device=table.device, dtype=torch.int64).contiguous()}
-    tables |= head.tables()
-    if head:
+    tables |= parts.head.tables()
+    if parts.head:
         logger.info("specc: %s", saved(program.plan, tables[HEAD]))
     collective = Ranks(get_parallel().tp_group) if program.plan.ranks > 1 else None
     heard: dict[Any, Heard] = {}
     callbacks: dict[Any, _Callbacks] = {}
     for shape, plan in program.plans.items():
-        forwards = make(worker, attention[shape], shards, head, deltas, shape)
+        forwards = make(worker, attention[shape], parts, shape)
         heard[shape] = Heard(forwards.target, plan, table)
         callbacks[shape] = _Callbacks(forwards, heard[shape], masks)
     step = program.bind(callbacks, table, buffers, tables=tables, collective=collective, capture=False)
-    return Bound(step, how, attention, heard, deltas)
+    return Bound(step, how, attention, heard, parts)
 
 
 class _Callbacks:

@@ -10,12 +10,11 @@ from sglang.srt.configs.hybrid_arch import mambaish_config
 from sglang.srt.managers import overlap_utils
 from sglang.srt.mem_cache.allocation_sizing import get_alloc_reserve_per_decode
 from sglang.srt.mem_cache.memory_pool import ReqToTokenPool
-from sglang.srt.runtime_context import get_disagg, get_observability, get_parallel, get_schedule, get_spec
+from sglang.srt.runtime_context import get_disagg, get_exec, get_observability, get_parallel, get_schedule, get_spec
 from sglang.srt.state_capturer.indexer_topk import get_global_indexer_capturer
-from sglang.srt.state_capturer.routed_experts import get_global_experts_capturer
 
 from .._shapes import largest
-from . import heads, shards
+from . import heads, routed, shards
 from .attention import roles_of
 from .forwards import scored_tokens
 from .served import BACKENDS, CACHES, SETTINGS, Model, Server, refusals
@@ -23,10 +22,8 @@ from .simulate import simulating
 
 COMMAND_LINE = {"flashinfer_mla": "flashinfer"}
 """Attention backends that the command line calls by the name of another."""
-PARALLEL = {"ep_size": "moe_ep_size"} | {
-    name: name for name in ("pp_size", "dp_size", "attn_dp_size", "attn_cp_size", "dcp_size", "moe_dp_size")
-}
-"""Argument -> what SGLang calls the ranks that came of it."""
+PARALLEL = ("pp_size", "dp_size", "attn_dp_size", "attn_cp_size", "dcp_size", "moe_dp_size", "moe_dense_tp_size")
+"""Arguments by whose names SGLang keeps how many ranks came of them."""
 
 
 def misfits(plans: Mapping[Any, Any], worker: Any) -> list[str]:
@@ -39,7 +36,7 @@ def misfits(plans: Mapping[Any, Any], worker: Any) -> list[str]:
     refused = [str(refusal) for refusal in refusals(server)]
     several = _several(server) if len(plans) > 1 else ()
     differs = (*_arguments(plans), *several, *_sampling(plan), *_models(plan, worker), *_shards(plan, worker))
-    return [*refused, *differs, *_memory(plans, worker, server)]
+    return [*refused, *differs, *routed.misfits(plans), *_memory(plans, worker, server)]
 
 
 def facts(worker: Any) -> Server:
@@ -81,12 +78,13 @@ def _settings(worker: Any) -> dict[str, object]:
     settings |= {name: getattr(spec, name) for name in SETTINGS if hasattr(spec, name)}
     runners = _runners(worker).values()
     return settings | {
-        **{name: getattr(parallel, rank) for name, rank in PARALLEL.items()},
+        **{name: getattr(parallel, name) for name in PARALLEL},
         "disaggregation_mode": get_disagg().disaggregation_mode,
         "enable_lora": bool(given.enable_lora),
+        "moe_a2a_backend": get_exec().moe.moe_a2a_backend,
+        "speculative_moe_a2a_backend": spec.speculative_moe_a2a_backend or "none",
         "forward_hooks": get_observability().forward_hooks or None,
         "kv_canary": "running" if any(runner.canary_manager for runner in runners) else "none",
-        "enable_return_routed_experts": get_global_experts_capturer() is not None,
         "enable_return_indexer_topk": get_global_indexer_capturer() is not None,
         "SGLANG_IS_IN_CI": bool(overlap_utils._DEBUG_ASSERT),
     }

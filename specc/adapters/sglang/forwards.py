@@ -21,9 +21,7 @@ from torch import Tensor
 
 from . import seam
 from .attention import Attention, branches
-from .heads import Head
-from .mrope import Deltas
-from .shards import Shards
+from .parts import Parts
 
 MODES = {"null": CaptureHiddenMode.NULL, "last": CaptureHiddenMode.LAST, "full": CaptureHiddenMode.FULL}
 
@@ -37,12 +35,14 @@ class Outputs(NamedTuple):
     """What a forward returns: logits f32[..., V], and hidden states T[..., W] where it captures any.
 
     V are the columns of the rank where a program has sharded logits. A draft whose head the program computes
-    returns the rows T[..., H] that the head reads, and no logits.
+    returns the rows T[..., H] that the head reads, and no logits. Of the target also the experts i32[b, N, layers, n]
+    of every node, in a server that returns them.
     """
 
     logits: Tensor | None
     hidden: Tensor | None
     states: Tensor | None = None
+    routed_experts: Tensor | None = None
 
 
 class Forwards:
@@ -51,21 +51,17 @@ class Forwards:
     Args:
         worker: an EAGLEWorkerV2, or one derived from it.
         attention: prepares the metadata of attention for steps of that shape.
-        shards: what of its logits a rank hands over.
-        head: the draft's, if the program computes it.
-        deltas: how far texts are from their places.
+        parts: what stands around the models.
         shape: that of the steps.
 
     """
 
-    def __init__(
-        self, worker: Any, attention: Attention, shards: Shards, head: Head, deltas: Deltas, shape: Any
-    ) -> None:
+    def __init__(self, worker: Any, attention: Attention, parts: Parts, shape: Any) -> None:
         """Run the models of `worker`."""
         self._target = worker.target_worker.model_runner
         self._draft = worker.draft_worker.draft_runner
         self._steps, self._topk = shape.num_steps, branches(shape)
-        self._attention, self._shards, self._head, self._deltas = attention, shards, head, deltas
+        self._attention, self._parts = attention, parts
         self._scored = scored_tokens(worker)
         self._lengths: dict[int, Tensor] = {}
 
@@ -124,7 +120,8 @@ class Forwards:
         )
         batch = self._batch(self._target, ForwardMode.TARGET_VERIFY, info, tokens, positions, slots, rows, seq_lens)
         backend = self._attention.target(batch, tokens.shape[1], mask, counts)
-        return self._run(self._target, backend, batch, tokens.shape)
+        outputs = self._run(self._target, backend, batch, tokens.shape)
+        return outputs._replace(routed_experts=self._parts.routed.of_nodes(tokens))
 
     def extend(
         self,
@@ -204,21 +201,23 @@ class Forwards:
         # A draft may have more branches than there are nodes.
         if not self._attention.captured or rows > runner.graph_shared_output.max_rows:
             return None
-        if self._head and runner is self._draft:
+        if self._parts.head and runner is self._draft:
             return None
-        columns = self._shards.columns(runner)
+        columns = self._parts.shards.columns(runner)
         if columns is None:
             scored = self._scored if runner is self._draft else None
             columns = runner.model_config.vocab_size if scored is None else len(scored)
         return runner.graph_shared_output.get_logits_buffer(columns, rows=rows)
 
     def _run(self, runner: Any, backend: Any, batch: ForwardBatch, shape: tuple[int, ...]) -> Outputs:
+        parts = self._parts
         batch.mark_forward_metadata_ready()
-        self._deltas.give(runner, batch)
+        parts.padding.give(batch)
+        parts.deltas.give(runner, batch)
         model = runner.model
         if hasattr(model, "prepare_for_forward"):
             model.prepare_for_forward(batch)
-        with seam.running(model, backend, batch), self._shards.kept(runner), self._head.left_out(runner) as left_out:
+        with seam.running(model, backend, batch), parts.shards.kept(runner), parts.head.left_out(runner) as left_out:
             output = model.forward(batch.input_ids, batch.positions, batch)
         given = output.next_token_logits.view(*shape, -1).contiguous()
         logits, states = (None, given) if left_out else (given, None)

@@ -72,12 +72,12 @@ class Heard:
 
 
 def prove(
-    package: Any, sizes: Any, step: Any, worker: Any, heard: Heard, rank: int, plan: Callable[[Sequence[int]], object]
+    package: Any, sizes: Any, step: Any, worker: Any, heard: Heard, rank: int, begin: Callable[[Sequence[int]], object]
 ) -> None:
     """Make the dry step of a program that is bound to a worker. RuntimeError with all that differs from SGLang's own.
 
     `step` is of one shape, and `sizes` its plan. Once it is captured `heard` has no logits, and what it emits is
-    compared alone. `plan` is called with the lengths of the texts before the step. Every rank calls this, with its
+    compared alone. `begin` is called with the lengths of the texts before the step. Every rank calls this, with its
     number.
     """
     table = worker.req_to_token_pool.req_to_token
@@ -91,7 +91,7 @@ def prove(
         carried = step.pools["topk_index"].shape[1]
         best = (before.argmax(-1)[:, None] + torch.arange(carried)) % sizes.size("V")
         _begin(package, step, rows, lengths, texts.gather(1, lengths[:, None])[:, 0], best)
-        plan(lengths.tolist())
+        begin(lengths.tolist())
         emitted = step.decode(package.Batch(rows)).to_host()
         mine = None if heard.logits is None else heard.logits[:, 0].float().cpu()
         tokens = [emitted.tokens(place) for place in range(len(rows))]

@@ -15,9 +15,7 @@ import torch
 
 from .attention import Attention
 from .forwards import Forwards, Outputs
-from .heads import Head
-from .mrope import Deltas
-from .shards import Shards
+from .parts import Parts
 
 Key = tuple[Any, ...]
 
@@ -37,11 +35,9 @@ class RecordedForwards(Forwards):
     else is another forward: all of a program's have been met when its segments are captured.
     """
 
-    def __init__(
-        self, worker: Any, attention: Attention, shards: Shards, head: Head, deltas: Deltas, shape: Any
-    ) -> None:
+    def __init__(self, worker: Any, attention: Attention, parts: Parts, shape: Any) -> None:
         """As `Forwards`."""
-        super().__init__(worker, attention, shards, head, deltas, shape)
+        super().__init__(worker, attention, parts, shape)
         self._met = Counter[Key]()
         self._recorded: dict[Key, Recorded] = {}
         self._pool = torch.cuda.graph_pool_handle()

@@ -52,7 +52,8 @@ model_executor.forward_batch_info.ForwardMode: DECODE DRAFT_EXTEND_V2 EXTEND TAR
 model_executor.forward_batch_info.ForwardBatch(forward_mode batch_size input_ids req_pool_indices seq_lens seq_lens_cpu
     out_cache_loc seq_lens_sum positions spec_algorithm spec_info capture_hidden_mode extend_num_tokens extend_seq_lens
     extend_seq_lens_cpu extend_prefix_lens extend_prefix_lens_cpu extend_start_loc next_token_logits_buffer
-    mrope_positions): kv_loc_plan mark_forward_metadata_ready
+    mrope_positions num_token_non_padded): kv_loc_plan mark_forward_metadata_ready
+model_executor.forward_batch_info.enable_num_token_non_padded()
 model_executor.forward_context.ForwardContext(attn_backend)
 model_executor.forward_context.forward_context(ctx)
 model_executor.model_runner.ModelRunner: attn_backend decode_cuda_graph_runner graph_shared_output is_draft_worker
@@ -69,6 +70,8 @@ mem_cache.allocation_sizing.get_alloc_reserve_per_decode()
 mem_cache.kv_index_translator.KVIndexTranslator: bind_runner_slots is_translating
 mem_cache.memory_pool.MHATokenToKVPool: k_buffer v_buffer
 mem_cache.memory_pool.ReqToTokenPool: req_to_token
+state_capturer.base.BaseTopkCapturer: device_cache host_cache num_layers topk_size
+state_capturer.base.TopkCaptureOutput(out_cache_loc topk host_cache)
 state_capturer.indexer_topk.get_global_indexer_capturer()
 state_capturer.routed_experts.get_global_experts_capturer()
 
@@ -89,7 +92,8 @@ managers.scheduler.Scheduler: draft_worker
 managers.scheduler_components.batch_result_processor.SchedulerBatchResultProcessor.process_batch_result_decode(batch
     result)
 managers.utils.GenerationBatchResult(logits_output next_token_ids accept_lens can_run_cuda_graph
-    speculative_num_draft_tokens speculative_output_stride next_draft_input new_seq_lens copy_done)
+    speculative_num_draft_tokens speculative_output_stride next_draft_input new_seq_lens copy_done accept_index
+    routed_experts_output)
 sampling.sampling_batch_info.SamplingBatchInfo: has_watermark_candidates
 sampling.sampling_params.SamplingParams: frequency_penalty logit_bias min_new_tokens min_p presence_penalty
     repetition_penalty sampling_seed temperature top_k top_p watermark

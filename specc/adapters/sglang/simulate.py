@@ -18,10 +18,8 @@ from .._plugin import ServerError
 from . import seam
 from .attention import Attention
 from .forwards import Forwards, Outputs
-from .heads import Head
 from .masks import seen
-from .mrope import Deltas
-from .shards import Shards
+from .parts import Parts
 
 TOKEN = 100
 """What the target says after the accepted path, as in SGLang."""
@@ -67,11 +65,9 @@ def simulating() -> bool:
 class Simulated(Forwards):
     """Forwards whose target accepts as much as SGLang would simulate, the same for all requests of a step."""
 
-    def __init__(
-        self, worker: Any, attention: Attention, shards: Shards, head: Head, deltas: Deltas, shape: Any
-    ) -> None:
+    def __init__(self, worker: Any, attention: Attention, parts: Parts, shape: Any) -> None:
         """As `Forwards`. ServerError where `SPECC_SIMULATE_ACC_LENS` cannot be read."""
-        super().__init__(worker, attention, shards, head, deltas, shape)
+        super().__init__(worker, attention, parts, shape)
         most = shape.num_steps + 1
         random.seed(0)
         how = _spec_utils.SIMULATE_ACC_LEN, _spec_utils.SIMULATE_ACC_METHOD

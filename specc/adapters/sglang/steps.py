@@ -3,14 +3,10 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
-import torch
-from sglang.srt.layers.logits_processor import LogitsProcessorOutput
-from sglang.srt.managers.utils import GenerationBatchResult
 from sglang.srt.runtime_context import get_exec, get_observability, get_parallel
 from sglang.srt.speculative.eagle_info import EagleDraftInput
 from torch import Tensor
@@ -25,22 +21,11 @@ from .grammars import Masks, fills_bitmasks
 from .proof import prove, proving
 from .ranks import seeds, shared
 from .requests import GRAMMAR, LOGPROBS, refuses, unplanned, unserved
+from .results import Blank, Numbers, Published, StepResult, scores
 from .simulate import simulating
 
 COUNTS = "sampling_counts"
 """What a program with penalties counts by itself: a field of its carry, no parameter."""
-
-
-@dataclass
-class StepResult(GenerationBatchResult):
-    """What SGLang gets of a step, and the health words i32[b] of its requests, on the host once `copy_done` is.
-
-    `faults` names what a word says; `verified` is told how many tokens the step emitted of every request.
-    """
-
-    health: Tensor | None = None
-    faults: Callable[[int], tuple[str, ...]] | None = None
-    verified: Callable[[Sequence[int]], None] | None = None
 
 
 class Steps:
@@ -75,11 +60,11 @@ class Steps:
         self._masks = Masks([*program.plans.values()], device)
         bound = bind(program, worker, self._masks)
         self.step, self.captured = bound.step, bound.captured
-        self._attention, self._deltas = bound.attention, bound.deltas
+        self._attention, self._parts = bound.attention, bound.parts
         self._plans = program.plans
         self._largest = largest(program.plans)
         self._room = worker.req_to_token_pool.req_to_token.shape[1] - program.plan.kv.window
-        self._blank = _Blank(worker.topk, device)
+        self._blank = Blank(worker.topk, device)
         self.numbers = Numbers(scored_tokens(worker), program.plan.size("V"))
         self.published = Published()
         self._retired: str | None = None
@@ -134,25 +119,29 @@ class Steps:
             return
         rank = get_parallel().tp_rank
         for shape, plan in self._plans.items():
-            step, planned = self.step.at(shape), partial(self._plan, shape)
-            prove(self._package, plan, step, worker, bound.heard[shape], rank, planned)
+            step, begun = self.step.at(shape), partial(self._begin, shape)
+            prove(self._package, plan, step, worker, bound.heard[shape], rank, begun)
 
     @property
     def _planned(self) -> bool:
         """Whether the host plans attention before each step."""
         return any(attention.plans for attention in self._attention.values())
 
-    def _plan(self, shape: Any, lengths: Sequence[int]) -> None:
-        """Have attention plan a step of requests of these lengths, where the host does that."""
+    def _begin(self, shape: Any, lengths: Sequence[int]) -> None:
+        """Say what the host has to of a step of requests of these lengths, which only attention that is planned reads.
+
+        That is how many they are, and the plan.
+        """
+        self._parts.padding.say(len(lengths))
         if self._attention[shape].plans:
             size = self._plans[shape].bucket(len(lengths)) if self._pads else len(lengths)
             self._attention[shape].plan(size, [*lengths, *[0] * (size - len(lengths))])
 
     def _measure(self) -> StepTimes:
-        """How long steps take whose rows are all padding."""
+        """How long steps take whose rows are all padding, with as much work as if they were none."""
 
         def pad(shape: Any, bucket: int) -> None:
-            self._plan(shape, [0] * bucket)
+            self._begin(shape, [0] * bucket)
             self.step.at(shape).decode(self._package.Batch([], []), at_least=bucket)
 
         times: StepTimes = self._package.measure_step_times(self.step, pad)
@@ -160,7 +149,7 @@ class Steps:
 
     def admit(self, batch: Any) -> None:
         """Before a prefill of SGLang's: say where texts are, and how those are sampled that the program serves."""
-        self._deltas.note(batch)
+        self._parts.deltas.note(batch)
         if self.admission is not None:
             served = [place for place, request in enumerate(batch.reqs) if self.unserved(request) is None]
             marks = batch.sampling_info.has_watermark_candidates
@@ -177,8 +166,7 @@ class Steps:
         rows = len(batch.reqs)
         shape = self.shapes.choose(rows)
         self._masks.restrict(batch.reqs, barrier)
-        if self._planned:
-            self._plan(shape, batch.seq_lens_cpu.tolist())
+        self._begin(shape, batch.seq_lens_cpu.tolist() if self._planned else [0] * rows)
         step = self.step.at(shape)
         decoded = step.decode(self._package.Batch(batch.req_pool_indices), on_commit=self._publisher(publish))
         self.served[shape] += 1
@@ -192,9 +180,10 @@ class Steps:
             state = EagleDraftInput(bonus_tokens=decoded.bonus)
             self.published.published_bonus = decoded.bonus
         return StepResult(
-            logits_output=_scores(batch, host),
+            logits_output=scores(batch, host),
             next_token_ids=host["predict"].view(-1),
             accept_lens=host["accept_lens"],
+            routed_experts_output=self._parts.routed.of_step(batch.req_pool_indices, decoded, host),
             health=host["health"],
             faults=self._package.faults,
             verified=partial(self._observe, shape),
@@ -228,6 +217,12 @@ class Steps:
         self.left[reason] += 1
         if self._counters is not None:
             self._counters.left(reason)
+
+    def note(self, rows: Tensor, result: Any) -> None:
+        """Take note of what a decode step that SGLang ran has emitted of requests in pool rows i64[b]."""
+        if self.admission is not None:
+            self.step.count(rows, result.next_token_ids.view(len(rows), -1), result.accept_lens)
+        self._parts.routed.follow(rows, result)
 
     def _publisher(self, publish: Callable[[Tensor], None] | None) -> Callable[[Tensor], None] | None:
         """`publish` for lengths that are in SGLang's table already, see `relay`."""
@@ -281,60 +276,4 @@ class Steps:
             topk_index=fields["topk_index"],
             topk_p=fields.get("topk_p", self._blank.draft_input(len(rows)).topk_p),
             hidden_states=fields.get("hidden"),
-        )
-
-
-def _scores(batch: Any, host: Mapping[str, Tensor]) -> LogitsProcessorOutput:
-    """What SGLang reads of emitted tokens: their log-probabilities [b, A], and the best at each of b * A places."""
-    output = LogitsProcessorOutput(next_token_logits=None, next_token_logprobs=host.get(LOGPROBS))
-    counts = (batch.top_logprobs_nums or []) if "best_tokens" in host else []
-    if any(counts):
-        output.next_token_top_logprobs_val, output.next_token_top_logprobs_idx = (
-            [place[:count] for count, of in zip(counts, host[name], strict=True) for place in of]
-            for name in ("best_logprobs", "best_tokens")
-        )
-    return output
-
-
-class Published:
-    """Lengths and bonus tokens that a step has written already: what SGLang would scatter again, it then skips."""
-
-    def __init__(self) -> None:
-        """Nothing yet."""
-        self.published_seq_lens: Tensor | None = None
-        self.published_bonus: Tensor | None = None
-
-
-class Numbers:
-    """SGLang carries what a draft of some tokens picks as it numbers them, a program carries tokens."""
-
-    def __init__(self, scored: Tensor | None, vocabulary: int) -> None:
-        """scored: see `scored_tokens`; vocabulary: tokens of the target."""
-        self._tokens = scored
-        if scored is not None:
-            self._numbers = torch.zeros(vocabulary, dtype=torch.int64, device=scored.device)
-            self._numbers[scored] = torch.arange(len(scored), device=scored.device)
-
-    def of(self, tokens: Tensor) -> Tensor:
-        """The draft's numbers i64[b, K] of tokens that it scores."""
-        return tokens if self._tokens is None else self._numbers[tokens]
-
-    def tokens(self, numbers: Tensor) -> Tensor:
-        """The tokens i64[b, K] of numbers."""
-        return numbers if self._tokens is None else self._tokens[numbers]
-
-
-class _Blank:
-    """What SGLang keeps of a batch between steps where the state of its requests is in the program's pool rows."""
-
-    def __init__(self, topk: int, device: torch.device) -> None:
-        self._ones = torch.ones(1, topk, device=device)
-        self._tokens = torch.zeros(1, topk, dtype=torch.int64, device=device)
-        self._bonus = torch.zeros(1, dtype=torch.int32, device=device)
-
-    def draft_input(self, rows: int) -> EagleDraftInput:
-        return EagleDraftInput(
-            bonus_tokens=self._bonus.expand(rows),
-            topk_p=self._ones.expand(rows, -1),
-            topk_index=self._tokens.expand(rows, -1),
         )

@@ -23,7 +23,8 @@ from .fit import misfits
 from .proof import PROOF, proving
 from .ranks import agree
 from .requests import refuses, turn_away
-from .steps import StepResult, Steps
+from .results import StepResult
+from .steps import Steps
 
 logger = logging.getLogger(__name__)
 
@@ -113,8 +114,8 @@ class ProgramSteps(_Worker):
         result = super().forward_batch_generation(batch, on_publish, grammar_barrier, pp_proxy_tensors)
         drafts = result.next_draft_input
         drafts.topk_index = steps.numbers.tokens(drafts.topk_index)
-        if decoding and steps.admission is not None:
-            steps.step.count(rows, result.next_token_ids.view(len(rows), -1), result.accept_lens)
+        if decoding:
+            steps.note(rows, result)
         if on_publish is None:
             result.next_draft_input = steps.adopt(rows, drafts, result.new_seq_lens)
         return result

@@ -25,7 +25,7 @@ SGLANG = Preset(
     tree_masks=("full", "qlen", "slots"),  # read by triton, by flashinfer and the CPU, and by fa3
     padding=64,  # of its heads, which it shares out from two ranks on
     max_requests=256,
-    missing_outputs=("routed_experts", "indexer_topk"),
+    missing_outputs=("indexer_topk",),
     gpus="sm_",
     unserved=unserved,
 )

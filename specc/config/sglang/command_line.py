@@ -20,13 +20,14 @@ UNREAD: Mapping[str, str] = {
 }
 """Arguments that say of a server what is not read here, and what they ask for."""
 
+RETURNED: Mapping[str, str] = {"--enable-return-routed-experts": "routed_experts"}
+"""Arguments by which requests may ask for what a program hands out -> the output."""
+
 _ALIASES = {
     "--attention-context-parallel-size": "--attn-cp-size",
     "--attention-data-parallel-size": "--attn-dp-size",
     "--data-parallel-size": "--dp-size",
     "--decode-context-parallel-size": "--dcp-size",
-    "--ep": "--ep-size",
-    "--expert-parallel-size": "--ep-size",
     "--model": "--model-path",
     "--moe-data-parallel-size": "--moe-dp-size",
     "--pipeline-parallel-size": "--pp-size",
@@ -66,7 +67,7 @@ def argument(setting: str) -> str:
     return setting if setting.isupper() else f"--{setting.replace('_', '-')}"
 
 
-KNOWN = frozenset({*_READ, *THRESHOLDS, *UNREAD, *_ALIASES, *map(argument, SETTINGS)})
+KNOWN = frozenset({*_READ, *RETURNED, *THRESHOLDS, *UNREAD, *_ALIASES, *map(argument, SETTINGS)})
 """Arguments that say something about the program."""
 
 _SERVER = re.compile(r"sglang\.launch_server|(.*/)?sglang/launch_server\.py")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 
 from specc.config.estimate.proposed import sizes, written
 from specc.config.models import ModelFacts
@@ -13,7 +14,7 @@ from specc.config.presets.sglang_models import architecture_of
 from specc.config.proposal import quoted
 from specc.config.resolved import Config
 from specc.config.rules.shapes import shape_called
-from specc.config.sglang.command_line import THRESHOLDS, Arguments
+from specc.config.sglang.command_line import RETURNED, THRESHOLDS, Arguments
 from specc.config.sglang.server import Started
 from specc.support.paths import PathError, path_of
 
@@ -35,6 +36,7 @@ def configuration(arguments: Arguments, server: Started, wanted: Wanted) -> str:
     Raises DiagnosticError with all that is missing, cannot be read, or is not served, of the server as well.
     """
     _check_sampled(arguments, wanted)
+    wanted = replace(wanted, returned=_returned(arguments, wanted))
     lines = [
         f"# Written for a server of {SGLANG.title} from its arguments.",
         f"name: {configuration_name(arguments, wanted.name, f'sglang_{server.algorithm.lower()}')}",
@@ -108,6 +110,14 @@ def _check_sampled(arguments: Arguments, wanted: Wanted) -> None:
     backend = arguments.text("--grammar-backend", _GRAMMARS[0])
     if "grammar" in asked and backend not in _GRAMMARS:
         arguments.refuse(f"--grammar-backend {backend[:60]} with grammars", f"there are {', '.join(_GRAMMARS)}")
+
+
+def _returned(arguments: Arguments, wanted: Wanted) -> dict[str, str]:
+    """Return the outputs that answers are made of, with their arguments, after reporting one that nobody asks for."""
+    for name, output in RETURNED.items():
+        if output in listed(wanted.outputs) and name not in arguments.values:
+            arguments.wrong(f"--outputs {output} is for a server with {name}", f"write {name}, for the server as well")
+    return {output: name for name, output in RETURNED.items() if name in arguments.values}
 
 
 def _model(arguments: Arguments, server: Started, side: str, logits: str) -> list[str]:

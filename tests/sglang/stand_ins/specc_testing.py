@@ -1,8 +1,9 @@
 """A plugin of SGLang that lets it speculate on any CPU, and shows what tests ask for.
 
-It keeps the CPU's attention backend where there is no AMX. Environment variables ask for more: SPECC_TEST_OVERLAP=1
-keeps the overlap schedule, SPECC_TEST_NAN=token spoils the target's scores after that token, SPECC_TEST_PLAN=1 has the
-host plan attention, SPECC_TEST_SHAPES=1 draws the shape of every step of a program, and with TRITON_INTERPRET=1
+It keeps the CPU's attention backend where there is no AMX, and has experts of other ranks left out there. Environment
+variables ask for more: SPECC_TEST_OVERLAP=1 keeps the overlap schedule, SPECC_TEST_NAN=token spoils the target's scores
+after that token, SPECC_TEST_PLAN=1 has the host plan attention, SPECC_TEST_PAD=1 fills every step of a program up to
+its largest batch, SPECC_TEST_SHAPES=1 draws the shape of every step of a program, and with TRITON_INTERPRET=1
 FlashAttention 3 may be asked for. The internal state gets `specc_testing`: the accounting of KV slots and of pool rows,
 what every rank emitted, ran and gathered of logits, and how many steps were planned.
 """
@@ -13,6 +14,7 @@ import os
 import random
 from collections import Counter
 from collections.abc import Callable
+from functools import partial
 from itertools import pairwise
 from typing import Any
 
@@ -24,6 +26,7 @@ OVERLAP = "SPECC_TEST_OVERLAP"
 NAN = "SPECC_TEST_NAN"
 INTERPRET = "TRITON_INTERPRET"
 PLAN = "SPECC_TEST_PLAN"
+PAD = "SPECC_TEST_PAD"
 SHAPES = "SPECC_TEST_SHAPES"
 SCHEDULER = "sglang.srt.managers.scheduler.Scheduler"
 LOGITS = "sglang.srt.layers.logits_processor.LogitsProcessor.forward"
@@ -33,6 +36,7 @@ STATE = "sglang.srt.managers.scheduler_components.internal_state.SchedulerIntern
 HOPPER = 9, 0
 """The capability of the GPUs that FlashAttention 3 is for."""
 GROUP = "sglang.srt.distributed.parallel_state.GroupCoordinator"
+EXPERTS = "sglang.srt.layers.moe.fused_moe_native.moe_forward_native"
 QUEUE = f"{SCHEDULER}._add_request_to_queue"
 FLASH = "sglang.srt.layers.attention.flashattention_backend.FlashAttentionBackend.init_forward_metadata"
 _requests: dict[str, Any] = {}
@@ -67,6 +71,8 @@ def register() -> None:
 
     if ON_CPU:
         have_amx()
+        keep_results()
+        HookRegistry.register(EXPERTS, leave_out_others, HookType.AROUND)
     HookRegistry.register(STATE, add_accounting, HookType.AROUND)
     HookRegistry.register(QUEUE, note, HookType.BEFORE)
     HookRegistry.register(LOGITS, note_logits, HookType.AROUND)
@@ -79,6 +85,8 @@ def register() -> None:
         HookRegistry.register(FLASH, note_preparation, HookType.BEFORE)
     if os.environ.get(PLAN) == "1":
         HookRegistry.register(f"{SCHEDULER}.__init__", plan_attention, HookType.AFTER)
+    if os.environ.get(PAD) == "1":
+        HookRegistry.register(f"{SCHEDULER}.__init__", pad_steps, HookType.AFTER)
     if os.environ.get(SHAPES) == "1":
         HookRegistry.register(f"{SCHEDULER}.__init__", shuffle_shapes, HookType.AFTER)
     if NAN in os.environ:
@@ -91,6 +99,27 @@ def have_amx() -> None:
 
     platform = overrides.get_platform
     overrides.get_platform = lambda: WithAmx(platform())
+
+
+def keep_results() -> None:
+    """Let SGLang keep results of requests in memory of the host that no GPU knows of."""
+    from sglang.srt.mem_cache.pool_host import common
+
+    common.ALLOC_MEMORY_FUNCS["cpu"] = lambda shape, *, dtype, **_: torch.empty(shape, dtype=dtype)
+
+
+def leave_out_others(original: Callable[..., Any], layer: Any, states: Tensor, chosen: Any, config: Any) -> Tensor:
+    """Run experts of which those of other ranks, and those of no token, are numbered -1, as SGLang's kernels know it.
+
+    One choice after the other: what is asked has room for one expert of a number in each row.
+    """
+    if not (chosen.topk_ids < 0).any():
+        return original(layer, states, chosen, config)
+    total = torch.zeros_like(states)
+    for weights, ids in zip(chosen.topk_weights.split(1, 1), chosen.topk_ids.split(1, 1), strict=True):
+        one = chosen._replace(topk_ids=ids.clamp_min(0), topk_weights=weights.masked_fill(ids < 0, 0))
+        total += original(layer, states, one, config)
+    return total
 
 
 def keep_overlap() -> None:
@@ -152,6 +181,13 @@ def plan_attention(_: Any, scheduler: Any, *__: Any, **___: Any) -> None:
 
     for backend in attention._backends:
         backend.__class__ = Planned
+
+
+def pad_steps(_: Any, scheduler: Any, *__: Any, **___: Any) -> None:
+    """Have a program of one shape run all of its steps with as many rows, as captured ones have those of a bucket."""
+    step = scheduler.draft_worker.steps.step
+    (buckets,) = step.buckets.values()
+    step.decode = partial(step.decode, at_least=buckets[-1])
 
 
 def shuffle_shapes(_: Any, scheduler: Any, *__: Any, **___: Any) -> None:

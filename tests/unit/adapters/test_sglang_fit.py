@@ -46,7 +46,15 @@ CHANGES: dict[str, Change] = {
     "page_size is 1 in the program, 16 in the server": setting("schedule", "page_size", 16),
     "algorithm is EAGLE in the program, EAGLE3 in the server": setting("spec", "speculative_algorithm", "EAGLE3"),
     "pipeline parallelism (pp_size 2) is not served": setting("parallel", "pp_size", 2),
-    "expert parallelism (ep_size 4) is not served": setting("parallel", "moe_ep_size", 4),
+    "expert parallelism by all-to-all (moe_a2a_backend deepep) is not served": lambda server: setattr(
+        SETTINGS.exec.moe, "moe_a2a_backend", "deepep"
+    ),
+    "expert parallelism of the draft by all-to-all (speculative_moe_a2a_backend mori) is not served": setting(
+        "spec", "speculative_moe_a2a_backend", "mori"
+    ),
+    "hidden states that are scattered over ranks (moe_dense_tp_size 1) is not served": setting(
+        "parallel", "moe_dense_tp_size", 1
+    ),
     "prefill and decode on different machines (disaggregation_mode decode) is not served": setting(
         "disagg", "disaggregation_mode", "decode"
     ),

@@ -205,7 +205,7 @@ def test_a_text_without_room_for_a_step_is_not_planned(serve: Serve, keys: Any) 
         rows, lengths = torch.tensor([4]), torch.tensor([length])
         batch = server._batch([4], ForwardMode.DECODE, lengths)
         batch.seq_lens_cpu = lengths
-        steps._plan(plan.shape, lengths.tolist() if (reason := steps.refuses(batch)) is None else [0])
+        steps._begin(plan.shape, lengths.tolist() if (reason := steps.refuses(batch)) is None else [0])
         decoded = steps.step.decode(Batch(rows)).to_host()
         assert ("room" in decoded.faults(0)) == (reason == "no room for a step")
         refused += [length] * (reason is not None)

@@ -56,6 +56,9 @@ def test_ranks(tmp_path: Path) -> None:
     assert config(tmp_path, TREE | {"--tp-size": "4"}).target.kv_row_bytes == 64 * 4
     assert config(tmp_path, TREE).target.kv_row_bytes == 2 * 64 * 4
     assert "tensor_parallel: 2 # --tp-size" in run("--", *words({"--tp": "2"})).stdout
+    shared_out = run("--", *words({"--tp": "2", "--ep-size": "2"}))
+    assert "tensor_parallel: 2 # --tp-size" in shared_out.stdout
+    assert "say nothing about the program: --ep-size\n" in shared_out.stderr
     assert "tensor_parallel" not in run("--", *words({"--tp": "1"})).stdout
     result = run("--", *words({"--tp": "3"}))
     assert (result.exit_code, result.stdout) == (1, "")
@@ -173,6 +176,27 @@ def test_how_tokens_are_verified() -> None:
     assert "serves greedy requests and those with temperature, sampling_seed, top_k, min_p;" in result.stderr
 
 
+def test_experts_that_tokens_went_to(tmp_path: Path) -> None:
+    """They are handed out where the server returns them, and nowhere else."""
+    facts = json.loads((MODELS / "target" / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps(facts | {"num_experts_per_tok": 2}))
+    routed, returned = {"--model-path": str(tmp_path)}, {"--enable-return-routed-experts": ""}
+    for options, outputs in (
+        ((), '["routed_experts"] # --enable-return-routed-experts'),
+        (("--outputs", "routed_experts"), '["routed_experts"] # --enable-return-routed-experts'),
+        (("--outputs", "logprobs"), '["logprobs", "routed_experts"] # --outputs, --enable-return-routed-experts'),
+    ):
+        result = run(*options, "--", *words(routed | returned))
+        assert result.exit_code == 0, result.output
+        assert f"outputs: {outputs}\n" in result.stdout
+        assert "say nothing" not in result.stderr
+    result = run("--outputs", "routed_experts", "--", *words(routed))
+    assert (result.exit_code, result.stdout) == (1, "")
+    assert "--outputs routed_experts is for a server with --enable-return-routed-experts" in result.stderr
+    result = run("--", *words(returned))
+    assert (result.exit_code, "error[config/missing-key]" in result.stderr) == (1, True)
+
+
 def test_what_is_handed_out() -> None:
     result = run("--outputs", "logprobs", "--", *words({}))
     assert '\noutputs: ["logprobs"] # --outputs\n' in result.stdout
@@ -246,7 +270,8 @@ def test_how_tokens_cannot_be_verified(options: tuple[str, ...], code: str) -> N
         ({"--speculative-use-rejection-sampling": ""}, "rejection sampling"),
         ({"--enable-dp-attention": ""}, "attention under data parallelism"),
         ({"--pp-size": "2"}, "pipeline parallelism (pp_size 2)"),
-        ({"--ep": "2"}, "expert parallelism (ep_size 2)"),
+        ({"--moe-dense-tp-size": "1"}, "hidden states that are scattered over ranks (moe_dense_tp_size 1)"),
+        ({"--enable-eplb": ""}, "experts that are balanced while the server runs"),
         ({"--data-parallel-size": "2"}, "data parallelism (dp_size 2)"),
         ({"--enable-layernorm-sp": ""}, "hidden states that are scattered over ranks"),
         ({"--disaggregation-mode": "decode"}, "prefill and decode on different machines (disaggregation_mode decode)"),

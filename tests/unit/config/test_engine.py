@@ -114,7 +114,6 @@ def test_several_shapes_are_served() -> None:
     [
         ("NGRAM", {}, "there are STANDALONE, EAGLE, EAGLE3"),
         ("MULTI_LAYER_EAGLE", {}, "there are STANDALONE, EAGLE, EAGLE3"),
-        ("EAGLE", {"outputs": ["routed_experts"], "target": {"experts_per_token": 2}}, "leave it out"),
         ("EAGLE", {"outputs": ["indexer_topk"], "target": {"index_topk": 2}}, "leave it out"),
         ("EAGLE", {"archs": ["gfx942"]}, "leave it out"),
     ],
