@@ -15,9 +15,10 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from vllm.distributed.parallel_state import get_tp_group
 from vllm.model_executor.layers.logits_processor import LogitsProcessor
 
-from .._heads import HEAD, TOKEN_MAP
+from .._heads import HEAD, TOKEN_MAP, of_rank
 from .._plugin import ServerError
 
 OFFSETS = "draft_id_to_target_id"
@@ -51,27 +52,48 @@ class Head:
         if not isinstance(weight, Tensor) or (weight.dtype, tuple(weight.shape[1:])) != (rows.dtype, (width,)):
             kept = f"{weight.dtype}{list(weight.shape)}" if isinstance(weight, Tensor) else "no tensor"
             raise RuntimeError(f"the head of the draft is kept as {kept}, the program reads {rows.dtype}[..., {width}]")
-        if len(weight) < self._entries:
-            raise RuntimeError(f"the head of the draft has {len(weight)} entries, the program reads {self._entries}")
+        if self._shared and (self._head.tp_size != plan.ranks or self._head.num_added_embeddings):
+            raise RuntimeError("the head of the draft is not a part of the vocabulary on each rank")
+        if (length := len(weight) * (plan.ranks if self._shared else 1)) < self._entries:
+            raise RuntimeError(f"the head of the draft has {length} entries, the program reads {self._entries}")
 
     @property
     def _entries(self) -> int:
         entries: int = self._plan.size("Vd")
         return entries
 
-    def tables(self) -> dict[str, Tensor]:
-        """By name the weights without the rows that vLLM pads them by, T[Vd, W], and the tokens i64[Vd] of a part.
+    @property
+    def _shared(self) -> bool:
+        """Whether a rank has a shard of it."""
+        return getattr(self._head, "tp_size", 1) > 1
 
-        The weights are those of all tokens where a file names the part. ServerError where it cannot be read.
+    @property
+    def _offsets(self) -> Tensor | None:
+        """How far behind its entry each token is, of a model that scores a part of them."""
+        return getattr(self._speculator.model, OFFSETS, None)
+
+    @property
+    def weight(self) -> Tensor:
+        """What vLLM multiplies by on this rank: all T[H, W] without the rows that it pads them by, or a shard T[h, W].
+
+        The weights are those of all tokens where a file names a part.
         """
         weight: Tensor = self._head.weight.data
-        if TOKEN_MAP not in self._plan.tables():
-            return {HEAD: weight[: self._entries]}
-        offsets: Tensor | None = getattr(self._speculator.model, OFFSETS, None)
-        if offsets is None:
-            return {HEAD: weight, TOKEN_MAP: _read().to(weight.device)}
-        tokens = offsets.data.to(torch.int64) + torch.arange(len(offsets), device=offsets.device)
-        return {HEAD: weight[: self._entries], TOKEN_MAP: tokens}
+        by_file = TOKEN_MAP in self._plan.tables() and self._offsets is None
+        return weight if by_file or self._shared else weight[: self._entries]
+
+    def tables(self) -> dict[str, Tensor]:
+        """By name the weights, and the tokens i64[Vd] of a part; all ranks call this.
+
+        ServerError where a file that names the part cannot be read.
+        """
+        weight, offsets, map_of = self.weight, self._offsets, dict[str, Tensor]()
+        if TOKEN_MAP in self._plan.tables():
+            tokens = _read().to(weight.device) if offsets is None else _tokens(offsets)
+            map_of = {TOKEN_MAP: tokens}
+        if self._shared:
+            weight = of_rank(self._plan, weight, map_of.get(TOKEN_MAP) if offsets is None else None, get_tp_group())
+        return {HEAD: weight, **map_of}
 
     def states(self, hidden: Tensor, step: int) -> Tensor:
         """The rows T[n, W] that the head of draft number `step` would multiply, of hidden states T[n, W]."""
@@ -99,6 +121,11 @@ class Head:
         finally:
             for processor in self._processors:
                 del processor.forward
+
+
+def _tokens(offsets: Tensor) -> Tensor:
+    """The tokens i64[n] whose offsets from their entries these are."""
+    return offsets.data.to(torch.int64) + torch.arange(len(offsets), device=offsets.device)
 
 
 def _read() -> Tensor:

@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from typing import Any
 
 import torch
+from torch import Tensor
 from vllm.distributed.parallel_state import get_tp_group, graph_capture
 
 from .._ranks import difference
@@ -45,3 +46,16 @@ def capturing(device: torch.device) -> contextlib.AbstractContextManager[object]
     Ranks tell each other on leaving where collectives of graphs have memory, so no rank leaves alone.
     """
     return graph_capture(device=device) if several() else contextlib.nullcontext()
+
+
+class Ranks:
+    """VLLM's ranks as the collective of a program whose head they share out, see `Collective` of its runtime."""
+
+    def __init__(self) -> None:
+        """Ranks are numbered as the group of tensor parallelism has them, which is how vLLM shards heads."""
+        self._group = get_tp_group()
+        self.rank, self.size = int(self._group.rank_in_group), int(self._group.world_size)
+
+    def all_gather(self, out: Tensor, record: Tensor) -> None:
+        """Write the records i64[1, ...] of all ranks, by rank, into out i64[size, ...]."""
+        out.copy_(self._group.all_gather(record.contiguous(), 0))
