@@ -57,5 +57,9 @@ class Ranks:
         self.rank, self.size = int(self._group.rank_in_group), int(self._group.world_size)
 
     def all_gather(self, out: Tensor, record: Tensor) -> None:
-        """Write the records i64[1, ...] of all ranks, by rank, into out i64[size, ...]."""
-        out.copy_(self._group.all_gather(record.contiguous(), 0))
+        """Write the records i64[1, ...] of all ranks, by rank, into out i64[size, ...].
+
+        They are sent as numbers of 32 bits: on a CPU vLLM gathers no integers of 64.
+        """
+        gathered: Tensor = self._group.all_gather(record.contiguous().view(torch.float32), 0)
+        out.copy_(gathered.view(torch.int64))
