@@ -29,7 +29,7 @@ class TuneLaunches(Pass):
     until = "laid-out"
 
     choices: str = ""
-    """Launches as ``name:tile:warps:stages:bucket-split/...`` with ``+`` between them; what is left out stays specc's."""
+    """Launches as ``name:tile:warps:stages:bucket-split/...``, ``+`` between them; what is left out stays specc's."""
 
     def __post_init__(self) -> None:
         """Raise ValueError for what is no such list."""

@@ -45,7 +45,7 @@ def test_what_is_found_is_built(arch: str, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("kind", TEXTS)
 def test_any_choice_gives_the_same_bits(kind: str, arch: str, device: torch.device, tmp_path: Path) -> None:
-    """Every tile, and number of warps and stages, that a launch may have, with the most programs a row, over several steps."""
+    """All that may be chosen of a launch, with the most programs a row, over several steps."""
     from specc.algorithms import names, needs
     from specc.config import load_text
 

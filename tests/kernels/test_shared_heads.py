@@ -1,4 +1,4 @@
-"""Heads that ranks share out: every rank's kernels, by the bits of one rank's, and by a scan of all logits in Python."""
+"""Heads that ranks share out: every rank's kernels, by the bits of one rank's, and by a scan of logits in Python."""
 
 from __future__ import annotations
 

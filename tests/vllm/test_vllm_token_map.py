@@ -50,7 +50,9 @@ def engines(
 
     wanted: list[Variant] = [*asked(request.session, "variant")]
     with side_by_side(1) as pool:
-        yield started(pool, [PLAIN, *dict.fromkeys(wanted), *(own(one) for one in wanted if one.draft == "eagle3")], run)
+        yield started(
+            pool, [PLAIN, *dict.fromkeys(wanted), *(own(one) for one in wanted if one.draft == "eagle3")], run
+        )
 
 
 def own(variant: Variant) -> Variant:
@@ -59,7 +61,7 @@ def own(variant: Variant) -> Variant:
 
 
 def verifications(output: Mapping[str, Any]) -> Iterator[tuple[int, list[int]]]:
-    """Where the drafts of each verification begin in an answer, and what it emitted; vLLM drafted those of the first."""
+    """Where the drafts of each verification begin in an answer, and what it emitted; vLLM made those of the first."""
     tokens, lengths = output["token_ids"], output["accepted"]
     for begin, length in zip(accumulate(lengths, initial=1), lengths, strict=False):
         yield begin, tokens[begin : begin + length]

@@ -40,7 +40,7 @@ class Head:
 
     @property
     def weight(self) -> Tensor:
-        """What SGLang multiplies by on this rank: T[Vd, W] without the rows that it pads them by, or a shard T[h, W]."""
+        """What SGLang multiplies by: T[Vd, W] without the rows that it pads them by, or a rank's shard T[h, W]."""
         head: Any = self._runner.model.lm_head
         weight: Tensor = head.weight.data
         return weight[: self._plan.size("Vd")] if _ranks(head) == 1 else weight
@@ -69,7 +69,8 @@ def misfits(plan: Any, runner: Any, ranks: int) -> Iterator[str]:
     """What is in the way of a program that computes the head of its draft, on as many ranks as it is for."""
     if not computes_head(plan) or plan.ranks != ranks:
         return
-    head, processors = getattr(runner.model, "lm_head", None), _processors(runner)
+    head: Any = getattr(runner.model, "lm_head", None)
+    processors = _processors(runner)
     weight = getattr(head, "weight", None)
     if len(processors) != 1 or not isinstance(weight, Tensor) or hasattr(head, "set_lora"):
         yield "the draft has no head that one logits processor multiplies by"

@@ -60,7 +60,7 @@ def with_shards(checked: Checked, side: Side, model: ModelConfig | None) -> Mode
 
 
 def _of_head(tokens: int) -> int:
-    """Return the columns of a head that the program computes: the same on any number of ranks, as many in each chunk."""
+    """Return the columns of a head that the program computes, which are the same on any number of ranks."""
     return -(-tokens // MOST_CHUNKS) * MOST_CHUNKS
 
 

@@ -36,8 +36,8 @@ from specc.measure.tuning.variants import (
     compile_ahead,
     compiled,
     described,
-    kernels_of,
     forms_of,
+    kernels_of,
     with_choices,
 )
 from specc.runtime.plan.nodes import Launch

@@ -175,7 +175,7 @@ def test_what_does_not_fit_is_named(changes: dict[str, Any], message: str) -> No
 
 
 def test_heads_that_the_program_computes() -> None:
-    """On its ranks, and of as many tokens as the draft scores; that of vLLM's scores all of them. Its logits are f32."""
+    """On its ranks, of as many tokens as the draft scores; that of vLLM's scores all of them. Its logits are f32."""
     target = plan().models["target"]
     part = SimpleNamespace(vocab_size=40, hidden_size=64, dtype="bf16", logits_dtype="f32")
     of_part = plans(models={"target": target, "draft": part}, tables=lambda: {HEAD: None, TOKEN_MAP: None})

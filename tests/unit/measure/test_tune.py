@@ -158,4 +158,4 @@ def test_what_is_searched_of_a_head_that_adds() -> None:
     (built,) = build_program(load(TREE[:-2] + ", head: int8}\n")).shapes
     knobs = knobs_of(built, "head_0")
     assert (knobs.tiles, knobs.warps, knobs.stages, knobs.split) == ((), (), (2, 3, 4, 5), 512)
-    assert "3 stages, split 512 at 1, 128 at 4" == described(built, "head_0")
+    assert described(built, "head_0") == "3 stages, split 512 at 1, 128 at 4"

@@ -90,7 +90,7 @@ def test_the_engine_brings_the_head_alone() -> None:
 @pytest.mark.parametrize("scored", [90, 40], ids=["all", "a-part"])
 @pytest.mark.parametrize("ranks", [2, 4, 8])
 def test_ranks_share_out_what_one_has(head: str, scored: int, ranks: int) -> None:
-    """Of columns that are a multiple of 64, with zeros behind the last entry; the map's entries are shared out alike."""
+    """Of columns that are a multiple of 64, with zeros behind the last entry; a map's entries are shared out alike."""
     whole, tokens = weights(), torch.arange(3, 90, 2)[:scored] if scored < 90 else None
     alone = head_tables(plan_of(head, scored), whole, tokens)
     plan = plan_of(head, scored, tensor_parallel=ranks)
