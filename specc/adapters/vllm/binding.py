@@ -28,7 +28,8 @@ class Bound:
         """Load the program of a package onto the speculator's device, and bind it. RuntimeError if it does not fit."""
         program = package.load(str(speculator.device) if speculator.device.type == "cuda" else "cpu")
         plan = program.plan
-        head = Head(plan, speculator) if computes_head(plan) else None
+        # Behind it ranks send each other what they have of the head.
+        head = parallel.alike(lambda: Head(plan, speculator)) if computes_head(plan) else None
         self._forwards, self._blocks = speculator.forwards(package.Forward, head), speculator.blocks(plan)
         table = self._blocks.table
         # Whether a request's blocks have room, the host knows beforehand, see `room`.

@@ -38,7 +38,8 @@ class Head:
         plan: the program's.
         speculator: a DraftModelSpeculator with its model.
 
-    RuntimeError where the model's logits are something else than a product with the weights of one head.
+    RuntimeError where the model's logits are something else than a product with the weights of one head; ServerError
+    where a file that names a part of the tokens cannot be read.
 
     """
 
@@ -56,6 +57,8 @@ class Head:
             raise RuntimeError("the head of the draft is not a part of the vocabulary on each rank")
         if (length := len(weight) * (plan.ranks if self._shared else 1)) < self._entries:
             raise RuntimeError(f"the head of the draft has {length} entries, the program reads {self._entries}")
+        self._offsets: Tensor | None = getattr(speculator.model, OFFSETS, None)
+        self._named = _read().to(weight.device) if self._maps and self._offsets is None else None
 
     @property
     def _entries(self) -> int:
@@ -68,9 +71,9 @@ class Head:
         return getattr(self._head, "tp_size", 1) > 1
 
     @property
-    def _offsets(self) -> Tensor | None:
-        """How far behind its entry each token is, of a model that scores a part of them."""
-        return getattr(self._speculator.model, OFFSETS, None)
+    def _maps(self) -> bool:
+        """Whether the program scores a part of the tokens."""
+        return TOKEN_MAP in self._plan.tables()
 
     @property
     def weight(self) -> Tensor:
@@ -79,21 +82,16 @@ class Head:
         The weights are those of all tokens where a file names a part.
         """
         weight: Tensor = self._head.weight.data
-        by_file = TOKEN_MAP in self._plan.tables() and self._offsets is None
-        return weight if by_file or self._shared else weight[: self._entries]
+        return weight if self._shared or self._named is not None else weight[: self._entries]
 
     def tables(self) -> dict[str, Tensor]:
-        """By name the weights, and the tokens i64[Vd] of a part; all ranks call this.
-
-        ServerError where a file that names the part cannot be read.
-        """
-        weight, offsets, map_of = self.weight, self._offsets, dict[str, Tensor]()
-        if TOKEN_MAP in self._plan.tables():
-            tokens = _read().to(weight.device) if offsets is None else _tokens(offsets)
-            map_of = {TOKEN_MAP: tokens}
+        """By name the weights, and the tokens i64[Vd] of a part; all ranks call this."""
+        weight, tokens = self.weight, self._named
         if self._shared:
-            weight = of_rank(self._plan, weight, map_of.get(TOKEN_MAP) if offsets is None else None, get_tp_group())
-        return {HEAD: weight, **map_of}
+            weight = of_rank(self._plan, weight, tokens, get_tp_group())
+        if tokens is None and self._maps and self._offsets is not None:
+            tokens = self._offsets.data.to(torch.int64) + torch.arange(len(self._offsets), device=weight.device)
+        return {HEAD: weight} | ({} if tokens is None else {TOKEN_MAP: tokens})
 
     def states(self, hidden: Tensor, step: int) -> Tensor:
         """The rows T[n, W] that the head of draft number `step` would multiply, of hidden states T[n, W]."""
@@ -121,11 +119,6 @@ class Head:
         finally:
             for processor in self._processors:
                 del processor.forward
-
-
-def _tokens(offsets: Tensor) -> Tensor:
-    """The tokens i64[n] whose offsets from their entries these are."""
-    return offsets.data.to(torch.int64) + torch.arange(len(offsets), device=offsets.device)
 
 
 def _read() -> Tensor:

@@ -7,14 +7,16 @@ runs the same program, and nothing of a step is sent, as long as no rank decides
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Callable, Mapping
+from typing import Any, TypeVar, cast
 
 import torch
 from torch import Tensor
 from vllm.distributed.parallel_state import get_tp_group, graph_capture
 
 from .._ranks import difference
+
+_Made = TypeVar("_Made")
 
 
 def several() -> bool:
@@ -38,6 +40,23 @@ def disagreement(of_rank: Mapping[str, object]) -> str | None:
     of_ranks: list[Any] = [None] * group.world_size
     torch.distributed.all_gather_object(of_ranks, dict(of_rank), group=group.cpu_group)
     return difference(of_ranks)
+
+
+def alike(make: Callable[[], _Made]) -> _Made:
+    """What every rank makes, before it waits for what others have made; all of them call this.
+
+    Where it fails on one, RuntimeError on the others.
+    """
+    try:
+        made, failed = make(), None
+    except Exception as error:
+        made, failed = None, error
+    reason = disagreement({"what fails while it is bound": failed and str(failed)})
+    if failed is not None:
+        raise failed
+    if reason is not None:
+        raise RuntimeError(reason)
+    return cast("_Made", made)
 
 
 def capturing(device: torch.device) -> contextlib.AbstractContextManager[object]:
