@@ -105,7 +105,8 @@ def impossible(module: Module, kernel: Kernel, chosen: Tuned) -> list[str]:
     reasons: list[str] = []
     for word, value, known in _compiled(chosen, knobs):
         if value and value not in known:
-            listed = f"it is one of {', '.join(map(str, known))}" if known else "its results would depend on it"
+            none = "it multiplies no matrices" if word == "stages" else "its results would depend on it"
+            listed = f"it is one of {', '.join(map(str, known))}" if known else none
             reasons.append(f"{word} {value} cannot be chosen: {listed}")
     most = max(chosen.splits, default=0)
     if most > knobs.split:
