@@ -267,6 +267,11 @@ class ConfigFile(Block):
     options: dict[str, Any] = {}
     """Keys of the algorithm's own; docs/algorithms.md lists them."""
 
+    @property
+    def computes_head(self) -> bool:
+        """Whether the program computes the head of its draft."""
+        return self.draft is not None and self.draft.head != "engine"
+
 
 REQUIRED: tuple[str, ...] = ("name", "algorithm", "target")
 """Keys that every configuration writes."""

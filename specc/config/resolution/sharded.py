@@ -25,18 +25,13 @@ def check_shards(checked: Checked) -> None:
     refuse(checked, file.best_logprobs > 0, f"best_logprobs {what}", ("best_logprobs",), GATHERED)
 
 
-def computes_head(file: ConfigFile, side: Side) -> bool:
-    """Whether a model is a draft whose head the program computes."""
-    return side == "draft" and file.draft is not None and file.draft.head != "engine"
-
-
 def with_shards(checked: Checked, side: Side, model: ModelConfig | None) -> ModelConfig | None:
     """Return a model with the columns of all its shards, None after reporting that they cannot be shared out."""
     block = checked.file.target if side == "target" else checked.file.draft
     if model is None or block is None:
         return model
     written, at = block.padded_vocab_size, checked.places.value(side, "padded_vocab_size")
-    head = computes_head(checked.file, side)
+    head = side == "draft" and checked.file.computes_head
     if checked.file.logits != "sharded" and not (head and checked.file.tensor_parallel > 1):
         if side == "target" and checked.file.step == "rotated":
             return _with_rows(checked, model, written)
