@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import torch
 from torch import Tensor
 
 HEAD, TOKEN_MAP = "draft_head", "d2t"
@@ -18,8 +19,27 @@ def computes_head(plan: Any) -> bool:
 
 
 def saved(plan: Any, head: Tensor) -> str:
-    """Say for the log what a draft reads of a head T[H, W] in a program, and in the engine's own step."""
-    width, in_8_bits = int(plan.inputs[WEIGHT].axes[-1]), SCALE in plan.inputs
-    reads = plan.size("Vd") * (width + 4 if in_8_bits else width * head.element_size())
+    """Say for the log what a draft reads of a head T[H, W] in a program, and in the engine's own step, on each rank."""
+    (entries, width), in_8_bits = map(plan.size, plan.inputs[WEIGHT].axes), SCALE in plan.inputs
+    reads = entries * (width + 4 if in_8_bits else width * head.element_size())
     own = head.numel() * head.element_size()
     return f"the program computes the draft's head: a draft reads {reads:,} bytes of it in place of {own:,}"
+
+
+def of_rank(plan: Any, shard: Tensor, tokens: Tensor | None, group: Any) -> Tensor:
+    """The table of the head on a rank, of which a `GroupCoordinator` of ranks has a shard T[h, W] each, one by one.
+
+    It is the shard itself where the program shares out the same entries. Otherwise it has a row of each entry that is
+    scored, those of `tokens` i64[Vd] or all: a rank reads others than it has, so that all read as many. The rows come
+    from the ranks that have them, so all ranks call this.
+    """
+    scored = plan.size("Vd")
+    if TOKEN_MAP not in plan.tables() and len(shard) == plan.size(plan.inputs[WEIGHT].axes[0]):
+        return shard
+    entries = torch.arange(scored, device=shard.device) if tokens is None else tokens.to(shard.device)
+    places = entries - group.rank_in_group * len(shard)
+    mine = (places >= 0) & (places < len(shard))
+    rows = shard.new_zeros((scored, shard.shape[1]))
+    rows[mine] = shard[places[mine]]
+    summed: Tensor = group.all_reduce(rows)
+    return summed

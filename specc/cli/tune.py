@@ -152,6 +152,7 @@ def _knobs(loaded: LoadedConfig) -> Iterator[dict[str, Any]]:
                 "now": described(built, nodes[0].name),
                 "tiles": list(knobs.tiles),
                 "warps": list(knobs.warps),
+                "stages": list(knobs.stages),
                 "most_split": knobs.split,
             }
 
@@ -172,7 +173,7 @@ def _searched(loaded: LoadedConfig) -> Table:
 
 def _ranges(one: Mapping[str, Any]) -> str:
     """The knobs of a launch, from the least to the most."""
-    known = {"tile": one["tiles"], "warps": one["warps"], "split": (1, one["most_split"])}
+    known = {"tile": one["tiles"], "warps": one["warps"], "stages": one["stages"], "split": (1, one["most_split"])}
     return ", ".join(f"{word} {min(each)} to {max(each)}" for word, each in known.items() if each and max(each) > 1)
 
 

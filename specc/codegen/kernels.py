@@ -65,8 +65,9 @@ def _generate(
     for kernel in module.decls_of(Kernel):
         cluster = cluster_of(module, kernel.name)
         spec = FAMILIES[kernel.family].spec(module, kernel.name, cluster)
-        if (chosen := tuned(module, cluster[0])) is not None and chosen.warps:
-            spec = replace(spec, num_warps=chosen.warps)
+        if (chosen := tuned(module, cluster[0])) is not None:
+            stages = chosen.stages or spec.num_stages
+            spec = replace(spec, num_warps=chosen.warps or spec.num_warps, num_stages=stages)
         specs[kernel.name] = spec
         key = _key(module, spec)
         if key not in distinct:

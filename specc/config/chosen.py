@@ -16,8 +16,9 @@ class Choice:
     Attributes:
         launch: its name.
         shape: the name of the shape whose launch it is; None for that of every shape.
-        tile: elements of a tile of logits; None for specc's own choice, as for the next two.
+        tile: elements of a tile of logits; None for specc's own choice, as for the next three.
         warps: warps of a program.
+        stages: tiles that are on their way at once.
         split: by bucket, the programs that share a row, or a request's copies.
         location: where it was written.
 
@@ -27,6 +28,7 @@ class Choice:
     shape: str | None = None
     tile: int | None = None
     warps: int | None = None
+    stages: int | None = None
     split: Mapping[int, int] = field(default_factory=dict[int, int])
     location: Location | None = None
 

@@ -117,9 +117,9 @@ class ModelBlock(Block):
     vocab_size: Annotated[Count, Field(le=1 << 24)] | None = None
     """Columns of the logits."""
     padded_vocab_size: Annotated[Count, Field(le=1 << 24)] | None = None
-    """With logits: sharded, the columns of all shards together, of which those behind the vocabulary mean nothing: a
-    multiple of tensor_parallel. Of the target of a rotated step, the elements from row to row of the logits that the
-    engine hands over. Default: vocab_size."""
+    """With logits: sharded, or of a draft whose head ranks share out, the columns of all shards together, of which
+    those behind the vocabulary mean nothing: a multiple of tensor_parallel. Of the target of a rotated step, the
+    elements from row to row of the logits that the engine hands over. Default: vocab_size."""
     token_map: Annotated[str, Field(min_length=1, max_length=4096)] | None = None
     """Of a draft that scores a part of the target's tokens: which ones. A file that lists them, relative to this one;
     model (the tensor d2t of its weights; the default where config.json has a draft_vocab_size); or engine (which brings
@@ -266,6 +266,11 @@ class ConfigFile(Block):
     """The model that proposes tokens; written exactly where the algorithm has one."""
     options: dict[str, Any] = {}
     """Keys of the algorithm's own; docs/algorithms.md lists them."""
+
+    @property
+    def computes_head(self) -> bool:
+        """Whether the program computes the head of its draft."""
+        return self.draft is not None and self.draft.head != "engine"
 
 
 REQUIRED: tuple[str, ...] = ("name", "algorithm", "target")

@@ -122,6 +122,7 @@ class Tuned(Decl):
     Attributes:
         tile: elements of a tile of logits; 0 where nothing was chosen.
         warps: warps of a program; 0 where nothing was chosen.
+        stages: tiles that are on their way at once; 0 where nothing was chosen.
         splits: programs that share a row, or a request's copies, in every bucket; 0, or none at all, where nothing was.
 
     """
@@ -130,6 +131,7 @@ class Tuned(Decl):
     since: ClassVar[str] = "clustered"
     tile: int
     warps: int
+    stages: int
     splits: tuple[int, ...]
 
 

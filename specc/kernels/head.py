@@ -13,6 +13,7 @@ from specc.ir.core import Module, Op, tensor_type
 from specc.ir.ops.head import LOGITS, PARTS
 from specc.ir.types import DTYPES
 from specc.kernels.writing.family import Arguments, Cluster, Family, Spec, power_of_two
+from specc.kernels.writing.knobs import Knobs, tuned, tuned_split
 from specc.runtime.plan.draft_head import LEAST_PART, part_size
 
 _FEWEST_ROWS, _MOST_ROWS, _MOST_RANKED = 16, 128, 64
@@ -27,6 +28,9 @@ _FOUR_PROGRAMS = 32
 """Rows of the largest tile beside which four programs have registers on a multiprocessor; beside larger ones two."""
 _STAGES = 3
 """Tiles on their way, of at most 32 KiB each: these decide how fast weights are read."""
+_TILES, _WARPS, _DEPTHS = (64, 128), (4, 8), (2, 3, 4, 5)
+"""Entries of a tile, warps and tiles on their way that may be chosen: a product is the same by all of them. How many
+weights are multiplied at once may not: it is the order of a sum."""
 
 
 class Head(Family):
@@ -51,13 +55,13 @@ class Head(Family):
             arguments.input("scale_ptr", scale)
         arguments.value("result_ptr", op.result)
         entries, width = tensor_type(weight).sizes(module.dims)
-        parts, most = _parts(module, op), _most_rows(module, op)
+        parts, most, tile = _parts(module, op), _most_rows(module, op), _tile(module, op)
         of_row, of_weight = (DTYPES[tensor_type(value).dtype].bytes for value in (op["states"], weight))
         weights = _ROW_BYTES // of_row
         constants = [("ROWS", rows_of(module, op)), ("V", entries), ("W", width)]
         constants += [("PARTS", parts), ("PART", part_size(entries, parts)), ("WORDS", _words(op))]
-        constants += [("BN", _ENTRIES), ("MOST", most), ("BK", weights)]
-        size = _ENTRIES * weights * of_weight
+        constants += [("BN", tile), ("MOST", most), ("BK", weights)]
+        size = tile * weights * of_weight
         return Spec(
             self.stem,
             {"scaled": scale is not None},
@@ -65,18 +69,36 @@ class Head(Family):
             tuple(arguments.parameters),
             num_stages=_STAGES,
             registers=128 if most <= _FOUR_PROGRAMS else 255,
-            tiles=f"{_ENTRIES} entries x {weights} weights, {size} bytes, for {_FEWEST_ROWS} to {most} rows",
+            tiles=f"{tile} entries x {weights} weights, {size} bytes, for {_FEWEST_ROWS} to {most} rows",
         )
 
     def grid(self, module: Module, cluster: Cluster, batch: int) -> tuple[int, int, int]:
         """A program for each part; the first axis is that of requests, so there may be a few that have none."""
-        return batch, -(-_parts(module, cluster[0]) // batch), 1
+        return batch, tuned_split(module, cluster[0], batch) or -(-_parts(module, cluster[0]) // batch), 1
+
+    def knobs(self, module: Module, cluster: Cluster) -> Knobs:
+        """See `Family.knobs`: any number of programs shares the parts; a top-k adds in the order of tiles and warps."""
+        (op,) = cluster
+        whole = _words(op) < 2
+        return Knobs(
+            tiles=_TILES if whole else (),
+            warps=_WARPS if whole else (),
+            stages=_DEPTHS,
+            split=_parts(module, op),
+            constant="BN",
+        )
 
 
 def parts_of(entries: int, dtype: str) -> int:
     """Parts that a vocabulary is cut into, whose weights are of a dtype: a power of two, and none of few entries."""
     most = _MOST_PART_BYTES // DTYPES[dtype].bytes
     return min(most, 1 << (max(entries // LEAST_PART, 1).bit_length() - 1))
+
+
+def _tile(module: Module, op: Op) -> int:
+    """Entries of a tile."""
+    chosen = tuned(module, op)
+    return chosen.tile if chosen is not None and chosen.tile else _ENTRIES
 
 
 def _words(op: Op) -> int:

@@ -98,7 +98,7 @@ class Session:
         if COUNTS in tables:
             tables[COUNTS].fill_(self._table.shape[1])
         self.brought = tables
-        self.tables = draft_tables(plan, tables) | rank_table(plan, self._collective, device)
+        self.tables = draft_tables(plan, tables | rank_table(plan, self._collective, device))
         self.arena, bound = Arena(plan, device, poison=0), {o: pool for o, pool in plan.kv_pools.items() if pool.bound}
         self.kv = KvPools(plan, device, {o: self._buffers(p.layers * p.buffers, p.row_bytes, p.dtype, slots)
                                          for o, p in bound.items()})  # fmt: skip

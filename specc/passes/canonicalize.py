@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from specc.ir.core import Module
 from specc.ir.liveness import sweep
-from specc.ir.types import TensorType
+from specc.ir.types import SHARDS, TensorType
 from specc.pass_manager.pass_base import Context, Pass
 from specc.passes.prune_dead_dataflow import removal
 
@@ -30,6 +30,7 @@ class Canonicalize(Pass):
         types = [value.type for value in module.values()] + [carry.type for carry in module.carries.values()]
         used = {entry for type_ in types if isinstance(type_, TensorType) for entry in type_.shape} | SIZES
         used |= {carry.limit for carry in module.carries.values() if carry.limit is not None}
+        used |= {whole for whole, shard in SHARDS.items() if shard in used}  # it says which columns are of no token
         for name in [name for name in module.dims if name not in used]:
             del module.dims[name]
         _tidy_names(module)

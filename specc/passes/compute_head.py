@@ -3,7 +3,8 @@
 A forward that hands over logits has read every weight of the head to write numbers of which one to K are kept. Here it
 hands over the rows that its head would read. An argmax or a top-k of them becomes a launch that computes a part of the
 vocabulary in each of its programs and keeps records of it, and a merge behind it: no logits are in memory. What is read
-in another way, to draw from for instance, reads logits that a launch of the same kind stores.
+in another way, to draw from for instance, reads logits that a launch of the same kind stores. So are those of a shard,
+where every rank has a part of the head: `gather-logits` makes of them what it makes of a forward's.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from specc.ir.infer import insert_before, insert_behind
 from specc.ir.nodes import is_external, node_of
 from specc.ir.ops import OPS
 from specc.ir.ops.head import LOGITS, PARTS
-from specc.ir.types import FLOATS, NAMES, Dim, TensorType
+from specc.ir.types import FLOATS, NAMES, SHARDS, Dim, TensorType
 from specc.kernels.head import parts_of
 from specc.kernels.writing.family import nbytes
 from specc.kernels.writing.vocabulary import ranked, ranks
@@ -30,6 +31,12 @@ from specc.support.diagnostics import Diagnostic, DiagnosticError
 ELEMENTS = {"int8": "i8", "fp8": "f8"}
 """What weights in 8 bits are, by the key ``draft.head``."""
 _VOCABULARY = "Vd"
+_KEPT, _READ, _SHARED = (
+    "what is asked of them is kept where they are computed",
+    "something reads all of them",
+    "a rank has a shard of them, whose record is gathered",
+)
+"""Why logits are in no memory, or are."""
 
 
 @dataclass(frozen=True)
@@ -67,7 +74,7 @@ class ComputeHead(Pass):
         """Rewrite every forward that hands over logits of the draft's vocabulary."""
         if self.form == "engine":
             return
-        forwards = [op for op in module.ops() if is_external(op) and _has_logits(op)]
+        forwards = [op for op in module.ops() if is_external(op) and _has_logits(module, op)]
         if foreign := [op for op in forwards if "states" not in (OPS[op.opcode].attrs or {})]:
             message = f"{foreign[0].opcode} hands over logits, and not what its head reads"
             raise DiagnosticError(Diagnostic("config/not-yet", message, ctx.at("draft", "head"), "leave head out"))
@@ -76,7 +83,7 @@ class ComputeHead(Pass):
         for op in forwards:
             logits = tensor_type(op.out("logits"))
             stored = _compute(module, op, weights, TensorType(self.dtype, (*logits.shape[:-1], self.width)))
-            why = "something reads all of them" if stored else "what is asked of them is kept where they are computed"
+            why = (_READ if _entries(module) == _VOCABULARY else _SHARED) if stored else _KEPT
             size = nbytes(module, logits)
             rest = (Rejected("by the forward", "it reads all weights to write logits, of which a few are kept", size),)
             cost = nbytes(module, replace(logits, dtype="f32")) if stored else 0
@@ -87,18 +94,23 @@ class ComputeHead(Pass):
 
     def _declare(self, module: Module) -> tuple[Value, ...]:
         """Declare parts of the vocabulary, the weights, and what one is worth in each row if they have 8 bits."""
-        entries, element = module.size(_VOCABULARY), ELEMENTS.get(self.form, self.dtype)
-        module.dims[PART_AXIS] = Dim(PART_AXIS, "part", parts_of(entries, element))
-        weight = module.add_input(WEIGHT, TensorType(element, (_VOCABULARY, self.width)))
+        entries, element = _entries(module), ELEMENTS.get(self.form, self.dtype)
+        module.dims[PART_AXIS] = Dim(PART_AXIS, "part", parts_of(module.size(entries), element))
+        weight = module.add_input(WEIGHT, TensorType(element, (entries, self.width)))
         if element == self.dtype:
             return (weight,)
-        return weight, module.add_input(SCALE, TensorType("f32", (_VOCABULARY,)))
+        return weight, module.add_input(SCALE, TensorType("f32", (entries,)))
 
 
-def _has_logits(op: Op) -> bool:
+def _entries(module: Module) -> str:
+    """The axis of the entries that this program has of the head: the draft's vocabulary, or a rank's shard of it."""
+    return SHARDS[_VOCABULARY] if SHARDS[_VOCABULARY] in module.dims else _VOCABULARY
+
+
+def _has_logits(module: Module, op: Op) -> bool:
     """Whether a forward hands over logits of the draft's vocabulary."""
     value = op.named_results.get("logits")
-    return value is not None and tensor_type(value).shape[-1] == _VOCABULARY
+    return value is not None and tensor_type(value).shape[-1] == _entries(module)
 
 
 def _compute(module: Module, forward: Op, weights: tuple[Value, ...], states: TensorType) -> bool:
@@ -106,7 +118,8 @@ def _compute(module: Module, forward: Op, weights: tuple[Value, ...], states: Te
     logits, element = forward.out("logits"), tensor_type(weights[0]).dtype
     made = _handing_over(module, forward, states)
     operands = made.out("states"), *weights
-    for reader in module.users(logits):
+    whole = _entries(module) == _VOCABULARY
+    for reader in module.users(logits) if whole else ():
         if reader.opcode in PARTS and reader["logits"] is logits:
             words = ranked(module, reader) + 1 if ranks(reader) else 1
             index = reader.out("index")

@@ -55,10 +55,10 @@ def reads_shard(module: Module, op: Op) -> bool:
 
 
 def _is_shard(module: Module, value: Value) -> bool:
+    """Whether a value has such logits of requests: what a rank has of a head has no requests."""
     axes = value.type.shape if isinstance(value.type, TensorType) else ()
-    return any(
-        axis in module.dims and module.dims[axis].axis == "vocab_shard" for axis in axes if isinstance(axis, str)
-    )
+    dims = [module.dims[axis].axis for axis in axes if isinstance(axis, str) and axis in module.dims]
+    return "request" in dims and "vocab_shard" in dims
 
 
 def unsplit(module: Module) -> list[Op]:

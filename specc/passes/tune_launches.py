@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from urllib.parse import quote, unquote
 
@@ -11,7 +12,7 @@ from specc.ir.core import Module
 from specc.ir.declarations import Kernel, Options, Tuned
 from specc.kernels import FAMILIES
 from specc.kernels.writing.family import cluster_of
-from specc.kernels.writing.knobs import tuned
+from specc.kernels.writing.knobs import Knobs, tuned
 from specc.pass_manager import pass_base
 from specc.pass_manager.pass_base import Context, Pass
 from specc.support.diagnostics import Diagnostic, DiagnosticError
@@ -28,7 +29,7 @@ class TuneLaunches(Pass):
     until = "laid-out"
 
     choices: str = ""
-    """Launches as ``name:tile:warps:bucket-split/...`` with ``+`` between them; what is left out stays specc's."""
+    """Launches as ``name:tile:warps:stages:bucket-split/...``, ``+`` between them; what is left out stays specc's."""
 
     def __post_init__(self) -> None:
         """Raise ValueError for what is no such list."""
@@ -61,7 +62,7 @@ class TuneLaunches(Pass):
         buckets = module.decl(Options).buckets
         splits = tuple(choice.split.get(bucket, 0) for bucket in buckets) if choice.split else ()
         before = told(module, kernel)
-        chosen = Tuned(kernel.name, choice.tile or 0, choice.warps or 0, splits)
+        chosen = Tuned(kernel.name, choice.tile or 0, choice.warps or 0, choice.stages or 0, splits)
         wrong = impossible(module, kernel, replace(chosen, splits=()))
         if not wrong:
             module.decls.append(chosen)
@@ -75,19 +76,19 @@ class TuneLaunches(Pass):
 
 def _spelled(choice: Choice) -> str:
     split = "/".join(f"{bucket}-{programs}" for bucket, programs in choice.split.items())
-    return f"{quote(choice.launch, safe='')}:{choice.tile or ''}:{choice.warps or ''}:{split}"
+    compiled = ":".join(str(one or "") for one in (choice.tile, choice.warps, choice.stages))
+    return f"{quote(choice.launch, safe='')}:{compiled}:{split}"
 
 
 def _choices(text: str) -> list[Choice]:
     """The choices that are spelled; ValueError for text of another form."""
     choices: list[Choice] = []
     for one in filter(None, text.split("+")):
-        launch, tile, warps, split = one.split(":")
+        launch, *compiled, split = one.split(":")
+        tile, warps, stages = (int(value) if value else None for value in compiled)
         shares = (share.split("-") for share in filter(None, split.split("/")))
         programs = {int(bucket): int(count) for bucket, count in shares}
-        choices.append(
-            Choice(unquote(launch), None, int(tile) if tile else None, int(warps) if warps else None, programs)
-        )
+        choices.append(Choice(unquote(launch), None, tile, warps, stages, programs))
     return choices
 
 
@@ -102,15 +103,23 @@ def impossible(module: Module, kernel: Kernel, chosen: Tuned) -> list[str]:
     """What of a choice the kernel does not have, or not with its tiles."""
     knobs = FAMILIES[kernel.family].knobs(module, cluster_of(module, kernel.name))
     reasons: list[str] = []
-    for word, value, known in (("tile", chosen.tile, knobs.tiles), ("warps", chosen.warps, knobs.warps)):
+    for word, value, known in _compiled(chosen, knobs):
         if value and value not in known:
-            listed = f"it is one of {', '.join(map(str, known))}" if known else "its results would depend on it"
+            none = "it multiplies no matrices" if word == "stages" else "its results would depend on it"
+            listed = f"it is one of {', '.join(map(str, known))}" if known else none
             reasons.append(f"{word} {value} cannot be chosen: {listed}")
     most = max(chosen.splits, default=0)
     if most > knobs.split:
         limit = f"at most {knobs.split} programs share" if knobs.split else "its results, or its work, allow no other"
         reasons.append(f"split {most} cannot be chosen: {limit}")
     return reasons
+
+
+def _compiled(chosen: Tuned, knobs: Knobs) -> Iterator[tuple[str, int, tuple[int, ...]]]:
+    """What a kernel is compiled with: in words, what was chosen, and what may be."""
+    yield "tile", chosen.tile, knobs.tiles
+    yield "warps", chosen.warps, knobs.warps
+    yield "stages", chosen.stages, knobs.stages
 
 
 def wrongly_tuned(module: Module) -> list[str]:
@@ -126,13 +135,15 @@ def wrongly_tuned(module: Module) -> list[str]:
 
 
 def told(module: Module, kernel: Kernel) -> str:
-    """The tile, warps and split that a kernel has, in words."""
+    """The tile, warps, stages and split that a kernel has, in words."""
     family, cluster = FAMILIES[kernel.family], cluster_of(module, kernel.name)
     knobs, spec = family.knobs(module, cluster), family.spec(module, kernel.name, cluster)
     chosen = tuned(module, cluster[0])
-    words = [f"tile {dict(spec.constants)['BLOCK']}"] if knobs.tiles else []
+    words = [f"tile {dict(spec.constants)[knobs.constant]}"] if knobs.tiles else []
     warps = chosen.warps if chosen is not None and chosen.warps else spec.num_warps
     words += [f"{warps} warp{'s' * (warps > 1)}"] if knobs.warps else []
+    stages = chosen.stages if chosen is not None and chosen.stages else spec.num_stages
+    words += [f"{stages} stage{'s' * (stages > 1)}"] if knobs.stages else []
     if knobs.split:
         buckets = module.decl(Options).buckets
         splits = {bucket: knobs.split_of(family.grid(module, cluster, bucket)) for bucket in buckets}

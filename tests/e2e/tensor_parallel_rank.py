@@ -14,6 +14,7 @@ import torch
 import torch.distributed as dist
 from fakes.drafts import Engine
 from fakes.memory import scattered
+from fakes.models import Model
 from fakes.shards import Sharded
 from fakes.tables import wild_models
 from torch import Tensor
@@ -24,7 +25,8 @@ from specc.runtime.backends.cpu import ReferenceBackend
 from specc.runtime.batch import Batch
 from specc.runtime.capabilities.collective import GroupCollective, check_ranks
 from specc.runtime.errors import SpeccError
-from specc.runtime.plan.plan import Plan
+from specc.runtime.plan.draft_head import HEAD
+from specc.runtime.plan.plan import TOKEN_MAP, Plan
 from specc.runtime.plan.plan_json import read_plan
 from specc.runtime.step import Step
 
@@ -51,12 +53,18 @@ def run(job: dict[str, Any], rank: int, group: Any) -> dict[str, Any]:
             digest = ("b" if job.get("other") == rank else "a") * 64
             check_ranks(collective, plan.ranks, digest, CPU)
         given = plan, ReferenceBackend(), CPU, callbacks, table, engine.kv
-        tables = {name: torch.tensor(models["draft"].tokens) for name in plan.tables()}
+        tables = brought(plan, models["draft"])
         step = Step(*given, tables, collective=collective, poison=0xA5)
         out = serve(step, plan, engine, rng)
     except SpeccError as error:
         return {"error": f"{type(error).__name__}: {error}"}
     return {"out": out, "pools": {name: bits(pool[1:]) for name, pool in step.pools.items()}, "error": None}
+
+
+def brought(plan: Plan, draft: Model) -> dict[str, Tensor]:
+    """The tables that an engine brings: of a head all entries, of which each rank reads its own."""
+    known = {TOKEN_MAP: draft.tokens and torch.tensor(draft.tokens), HEAD: draft.head and draft.head.table}
+    return {name: table for name, table in known.items() if name in plan.tables()}
 
 
 def serve(step: Step, plan: Plan, engine: Any, rng: random.Random) -> list[dict[str, Any]]:

@@ -36,9 +36,15 @@ CASES: dict[str, dict[str, Any]] = {
     "modules": {"algorithm": "MULTI_LAYER_EAGLE", "dtype": "bfloat16"},
     "reduced": {"algorithm": "EAGLE", "reduced": 50},
     "reduced_tree": {"algorithm": "EAGLE", "reduced": 64, **TREE},
+    "head": {"algorithm": "EAGLE", "head": "weights", "logits": "gathered"},
+    "head_tree": {"algorithm": "EAGLE", "head": "int8", **TREE},
+    "head_of_a_part": {"algorithm": "STANDALONE", "reduced": 50, "head": "fp8", "logits": "gathered", "overlap": False},
+    "head_of_a_part_tree": {"algorithm": "EAGLE", "reduced": 50, "head": "weights", "dtype": "bfloat16", **TREE},
+    "head_of_modules": {"algorithm": "MULTI_LAYER_EAGLE", "head": "int8", "outputs": ["logprobs"]},
 }
 """84 tokens on 96 columns leave the last rank of eight none but padding; 96 tokens have no padding. Of 50 tokens that a
-draft scores on 64 columns the last one has none either."""
+draft scores on 64 columns the last one has none either. Heads that a program computes are shared out whether the
+target's logits are or not."""
 
 
 def text_of(name: str, ranks: int | None) -> str:
@@ -47,9 +53,11 @@ def text_of(name: str, ranks: int | None) -> str:
     vocab = keys.pop("vocab")
     model = {"vocab_size": vocab, "dtype": keys.pop("dtype")}
     draft = model | ({"vocab_size": keys.pop("reduced"), "token_map": "engine"} if "reduced" in keys else {})
+    draft |= {"head": keys.pop("head")} if "head" in keys else {}
+    logits = keys.pop("logits", "sharded") if ranks != 1 else "sharded"
     if ranks is not None:
-        keys |= {"logits": "sharded", "tensor_parallel": ranks}
-        model["padded_vocab_size"] = 96
+        keys |= {"logits": logits, "tensor_parallel": ranks}
+        model |= {"padded_vocab_size": 96} if logits == "sharded" else {}
         draft["padded_vocab_size"] = 64 if "token_map" in draft else 96
     return small_text(keys.pop("algorithm"), target=model, draft=draft, **keys)
 

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 import torch
+from torch import Tensor
 
 from .vllm_tables import at
 
@@ -33,6 +34,14 @@ class GroupCoordinator:
     answer: Callable[[Said], Said] = dict
     said: list[Said] = field(default_factory=list[Said])
     captures: list[str] = field(default_factory=list[str])
+
+    def all_gather(self, input_: Tensor, dim: int = -1) -> Tensor:
+        """As if all ranks had given the same."""
+        return torch.cat([input_] * self.world_size, dim)
+
+    def all_reduce(self, input_: Tensor) -> Tensor:
+        """As if the other ranks had given zeros."""
+        return input_
 
     @property
     def cpu_group(self) -> GroupCoordinator:

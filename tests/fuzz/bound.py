@@ -189,15 +189,15 @@ class Bound:
     def _bind(self, place: tuple[Tensor, dict[str, Any]]) -> Step:
         memory = allocate(self.compiled.plans, CPU, 0xA5)
         bound: dict[Shape, Step] = {}
-        ranks = self.config.file.tensor_parallel
+        file = self.config.file
         callbacks: Any = self.engine
-        if self.config.file.logits == "sharded":
-            callbacks = Sharded(self.engine, self.config, self.rng.randrange(ranks))
+        if file.logits == "sharded" or self.plan.ranks > 1:
+            callbacks = Sharded(self.engine, self.config, self.rng.randrange(file.tensor_parallel))
         (table, more), tables = place, self.tables
         for plan in self.compiled.plans:
             brought = {name: op.reference for name, op in OPS.items() if op.reference is not None}
             arguments = plan, ReferenceBackend(brought), CPU, callbacks, table, self.engine.kv, tables
-            collective = Siblings(callbacks, plan) if plan.ranks > 1 else None
+            collective = Siblings(callbacks, plan, tables) if plan.ranks > 1 else None
             kind = RotatedStep if plan.rotated else Step
             bound[plan.shape] = kind(*arguments, collective=collective, memory=memory, shapes=bound, **more)
         head = self.models["draft"].head if HEAD in tables else None

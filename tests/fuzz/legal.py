@@ -89,10 +89,13 @@ def _pair(rng: random.Random, algorithm: str, vocab: int, steps: int) -> tuple[K
 
 
 def _compute_head(rng: random.Random, keys: Keys) -> None:
-    """Let the program compute the head of its draft, where it may."""
-    whole = "draft" in keys and "logits" not in keys
-    if whole and keys.get("engine") != "vllm" and keys["algorithm"].upper() != PLUGIN:
-        keys["draft"] |= {"head": rng.choice(["weights", "int8", "fp8"]), "logits_dtype": "float32"}
+    """Let the program compute the head of its draft, where it may, and ranks share it out."""
+    if "draft" not in keys or keys.get("engine") == "vllm" or keys["algorithm"].upper() == PLUGIN:
+        return
+    keys["draft"] |= {"head": rng.choice(["weights", "int8", "fp8"]), "logits_dtype": "float32"}
+    drawn = keys.get("verify") in ("rejection", "block") or keys.get("draft_sampling") == "coupled"
+    if not drawn and "engine" not in keys and "logits" not in keys and rng.random() < 0.4:
+        keys["tensor_parallel"] = rng.choice([2, 4, 8, 16])
 
 
 def _near(rng: random.Random, most: int) -> int:

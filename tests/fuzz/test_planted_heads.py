@@ -25,7 +25,7 @@ def tables(wrong: Callable[[Made, Tensor, Tensor | None], Made]) -> Patch:
 
     def patch(monkeypatch: pytest.MonkeyPatch) -> None:
         right = draft_tables.head_tables
-        monkeypatch.setattr(draft_tables, "head_tables", lambda plan, *given: wrong(right(plan, *given), *given))
+        monkeypatch.setattr(draft_tables, "head_tables", lambda plan, *given: wrong(right(plan, *given), *given[:2]))
 
     return patch
 
@@ -37,14 +37,20 @@ def without_scales(made: Made, *_: object) -> Made:
 
 def first_entries(made: Made, given: Tensor, tokens: Tensor | None) -> Made:
     """The first entries of the engine's head, whichever are scored."""
-    return {WEIGHT: given[: len(tokens)].clone()} if SCALE not in made and tokens is not None else made
+    return {WEIGHT: given[: len(made[WEIGHT])].clone()} if SCALE not in made and tokens is not None else made
 
 
 def towards_zero(made: Made, given: Tensor, tokens: Tensor | None) -> Made:
     """Weights of 8 bits that are cut off."""
-    if made[WEIGHT].dtype != torch.int8 or tokens is not None:
+    if made[WEIGHT].dtype != torch.int8 or len(given) != len(made[WEIGHT]):
         return made
     return {**made, WEIGHT: (given.float() / made[SCALE][:, None]).trunc().to(torch.int8)}
+
+
+def of_the_first_rank(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every rank reads the entries of the first one."""
+    right = draft_tables.head_tables
+    monkeypatch.setattr(draft_tables, "head_tables", lambda plan, head, tokens, _: right(plan, head, tokens, 0))
 
 
 def states_of_the_next(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -63,6 +69,7 @@ PARTS = ("head.argmax_part", "head.topk_part")
 HEADS: dict[str, tuple[str, Patch]] = {
     "entries": ("steps", tables(lambda made, *_: {**made, WEIGHT: made[WEIGHT].roll(1, 0)})),
     "map": ("steps", tables(first_entries)),
+    "rank": ("steps", of_the_first_rank),
     "scales": ("steps", tables(without_scales)),
     "rounding": ("steps", tables(towards_zero)),
     "largest": ("steps", taken(draft_tables, "LARGEST", {"i8": 120.0, "f8": 384.0})),

@@ -79,15 +79,16 @@ def check_without_drafts(name: str) -> None:
 
 
 def check_tuned(name: str) -> None:
-    """Check one toy, of more tokens, whose launches have another tile, other warps, and all programs that they may."""
+    """Check one toy, of more tokens, whose launches have another form, and all programs that they may."""
     lighten()
     loaded = load_text(TEXTS[name].replace("vocab_size: 64", "vocab_size: 1100"), ROOT / f"{name}.yaml", names(), needs)
     plain = build_program(loaded).shapes[0]
     choices: list[Choice] = []
     for nodes in kernels_of(plain).values():
         own, knobs = plain.plan.kernels[nodes[0].kernel], knobs_of(plain, nodes[0].name)
-        tile = min(knobs.tiles, default=None)
-        wanted = Choice("", tile=tile, warps=next(count for count in knobs.warps if count != own.num_warps))
+        tile = next((size for size in knobs.tiles if size != own.constants.get(knobs.constant)), None)
+        warps = next((count for count in knobs.warps if count != own.num_warps), None)
+        wanted = Choice("", tile=tile, warps=warps, stages=max(knobs.stages, default=None))
         choices += [with_all_splits(loaded, replace(wanted, launch=node.name)) for node in nodes]
     build = build_program(with_choices(loaded, TUNING, tuple(choices)))
     assert build.plan.kernels != plain.plan.kernels
@@ -96,7 +97,7 @@ def check_tuned(name: str) -> None:
 
 
 def with_all_splits(loaded: LoadedConfig, choice: Choice) -> Choice:
-    """A choice of tile and warps with the most programs a row that it may have then, in every bucket."""
+    """A choice of a form with the most programs a row that it may have then, in every bucket."""
     built = build_program(with_choices(loaded, TUNING, (choice,))).shapes[0]
     most = knobs_of(built, choice.launch).split
     return replace(choice, split=dict.fromkeys(built.plan.buckets, most) if most else {})

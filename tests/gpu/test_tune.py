@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -23,10 +24,11 @@ TEXTS = {
     "tree": f"algorithm: EAGLE\ntopk: 3\nnum_steps: 3\nnum_draft_tokens: 9\npage_size: 8\n"
     f"target: {{{SIZES}, num_layers: 3}}\ndraft: {{{SIZES}, num_layers: 1}}\n",
 }
+TEXTS |= {f"head of a {kind}": f"{text[:-2]}, head: int8}}\n" for kind, text in TEXTS.items()}
 
 
 def config(kind: str, arch: str) -> str:
-    return f"name: tuned_{kind}\nbuckets: [1, 6]\narchs: [{arch}]\n{TEXTS[kind]}"
+    return f"name: tuned_{kind.replace(' ', '_')}\nbuckets: [1, 6]\narchs: [{arch}]\n{TEXTS[kind]}"
 
 
 def test_what_is_found_is_built(arch: str, tmp_path: Path) -> None:
@@ -43,7 +45,7 @@ def test_what_is_found_is_built(arch: str, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("kind", TEXTS)
 def test_any_choice_gives_the_same_bits(kind: str, arch: str, device: torch.device, tmp_path: Path) -> None:
-    """Every tile and number of warps that a launch may have, with the most programs a row, over several steps."""
+    """All that may be chosen of a launch, with the most programs a row, over several steps."""
     from specc.algorithms import names, needs
     from specc.config import load_text
 
@@ -55,11 +57,12 @@ def test_any_choice_gives_the_same_bits(kind: str, arch: str, device: torch.devi
         choices: list[Choice] = []
         for nodes in kernels_of(plain).values():
             knobs = knobs_of(plain, nodes[0].name)
-            tile, warps = (values[number % len(values)] if values else None for values in (knobs.tiles, knobs.warps))
-            choices += [Choice(node.name, None, tile, warps) for node in nodes]
+            known = knobs.tiles, knobs.warps, knobs.stages
+            form = [values[number % len(values)] if values else None for values in known]
+            choices += [Choice(node.name, None, *form) for node in nodes]
         built = build_program(with_choices(loaded, tuning, tuple(choices))).shapes[0]
         cut = tuple(
-            Choice(choice.launch, None, choice.tile, choice.warps, dict.fromkeys((1, 6), most) if most else {})
+            replace(choice, split=dict.fromkeys((1, 6), most) if most else {})
             for choice in choices
             for most in (knobs_of(built, choice.launch).split,)
         )

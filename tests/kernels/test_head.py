@@ -15,8 +15,10 @@ from kernel_launcher import Launcher
 from topk_cases import assert_probabilities
 from torch import Tensor
 
-from specc.ir.core import Module
+from specc.ir.core import Module, Op
+from specc.ir.declarations import Options, Tuned
 from specc.ir.types import Dim, TensorType
+from specc.kernels import FAMILIES
 from specc.runtime.plan.draft_head import PART_AXIS, SCALE, WEIGHT
 from specc.runtime.semantics.convention import DTYPES
 from specc.runtime.semantics.reference import OPS
@@ -183,3 +185,29 @@ def test_rows_do_not_depend_on_others(launcher: Launcher, batch: int) -> None:
     exact = hidden.double() @ weight.double().T
     bound = 2.0**-23 * 100 * (hidden.double().abs() @ weight.double().abs().T)  # 100 sums in f32
     assert ((of_all["logits"] - exact).abs() <= bound).all()
+
+
+@pytest.mark.parametrize("opcode", ["head.argmax_part", "head.topk_part", "head.logits"])
+def test_what_may_be_chosen_changes_no_bit(launcher: Launcher, opcode: str) -> None:
+    """Of numbers whose sums are rounded: another tile, and other numbers of programs, more than there are parts."""
+    source = generator(11)
+    hidden, weight = torch.randn(5, 3, 72, generator=source).half(), torch.randn(530, 72, generator=source).half()
+    head, rows = Head(hidden, weight, None, torch.empty(0)), torch.arange(1, 6)
+    given = {"req_pool_indices": rows, "states": hidden, **head.tables}
+    made: list[Tensor] = []
+    for choice in (None, {"tile": 128}, {"splits": (1, 9)}, {"splits": (2, 1), "stages": 5}):
+        module = module_of(opcode, head, 8, 3, "K")
+        (stem, cluster), *_ = form(module)
+        knobs = FAMILIES[stem].knobs(module, cluster)
+        assert (knobs.tiles, knobs.warps) == (((), ()) if opcode == "head.topk_part" else ((64, 128), (4, 8)))
+        if choice is not None and (knobs.tiles or "tile" not in choice):
+            options = Options("options", (2, 5), 1, -1)
+            module.decls += [options, tuned_as(cluster[0], **choice)]
+        made.append(launched(launcher, module, stem, cluster, given)[cluster[0].result.name])
+    for memory in made[1:]:
+        assert torch.equal(memory, made[0])
+
+
+def tuned_as(op: Op, tile: int = 0, stages: int = 0, splits: tuple[int, ...] = ()) -> Tuned:
+    """The choice for the launch of an op."""
+    return Tuned(str(op.attrs["kernel"]), tile, 0, stages, splits)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from concurrent.futures import Future
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +25,11 @@ SHARDED_TREE = Variant(
 )
 """Of a vocabulary that is padded, so that ranks do not have half of it each."""
 SHARDED = (SHARDED_CHAIN, SHARDED_TREE)
+HEAD_CHAIN = Variant("EAGLE3", "eagle3_part", overlap=True, program=True, ranks=2, head="int8")
+"""Of entries that are no tokens, of which ranks read others than they have."""
+HEAD_TREE = replace(SHARDED_TREE, head="weights")
+HEADS = (HEAD_CHAIN, HEAD_TREE)
+"""Programs that compute the head of their draft, which ranks share out."""
 BEGINNING = 56
 """Requests of the workload that other engines serve."""
 SILENT = 44
@@ -69,7 +75,7 @@ def engines(
         yield started(pool, asked(request.session, "both"), run)
 
 
-@pytest.fixture(scope="module", params=[CHAIN, TREE, *SHARDED], ids=str)
+@pytest.fixture(scope="module", params=[CHAIN, TREE, *SHARDED, *HEADS], ids=str)
 def both(request: pytest.FixtureRequest, engines: Mapping[Variant, Future[Served]]) -> Served:
     """What two ranks answered."""
     return engines[request.param].result()
@@ -132,21 +138,23 @@ def test_seeds_count_on_ranks(both: Served) -> None:
 def test_logits_of_a_step_are_gathered_by_sglang_or_stay_with_their_ranks(
     both: Served, request: pytest.FixtureRequest
 ) -> None:
-    """A program whose logits are sharded leaves the gather out, in its own steps alone; turns are taken many times."""
+    """A program leaves the gather of sharded logits out, and of those that it computes, in its own steps alone.
+
+    Verifications that are sharded, and others, take turns many times.
+    """
+    variant = request.node.callspec.params["both"]
     for rank in of_ranks(both):
         steps, left = rank["specc"]["served"] + 1, sum(rank["specc"]["left"].values())  # one was dry
         kept = {mode.removeprefix("kept "): times for mode, times in rank["logits"].items() if mode.startswith("kept")}
         gathered = {mode: times for mode, times in rank["logits"].items() if not mode.startswith("kept")}
-        if request.node.callspec.params["both"] not in SHARDED:
-            assert kept == {}
-            assert gathered["TARGET_VERIFY"] == steps + left
-            continue
-        assert kept == {"DECODE": 2 * steps, "TARGET_VERIFY": steps, "DRAFT_EXTEND_V2": steps}
-        assert gathered["TARGET_VERIFY"] == left
-        assert gathered["DECODE"] == 2 * left
-        assert gathered["DRAFT_EXTEND_V2"] == left
-        assert gathered["EXTEND"] > 2 * BEGINNING / 8
-        assert rank["turns"] >= 4
+        drafts = {"DECODE": 2 * steps, "DRAFT_EXTEND_V2": steps} if variant in (*SHARDED, *HEADS) else {}
+        assert kept == drafts | ({"TARGET_VERIFY": steps} if variant.sharded else {})
+        assert gathered["TARGET_VERIFY"] == left + (0 if variant.sharded else steps)
+        if drafts:
+            assert gathered["DECODE"] == 2 * left
+            assert gathered["DRAFT_EXTEND_V2"] == left
+            assert gathered["EXTEND"] > 2 * BEGINNING / 8
+        assert rank["turns"] >= 4 * variant.sharded
 
 
 def test_log_probabilities_are_those_without_speculation(both: Served, plain: Served) -> None:

@@ -51,7 +51,7 @@ def running(
         wheel = wheels[same_program(variant)].result() if variant.program else None
         where = folder / str(variant)
         more = {"canaries": variant.canaries, "drafts": () if variant.shape else variant.shapes}
-        return serve(variant.engine(models), given, where, wheel=wheel, settings=settings(variant), **more)
+        return serve(variant.engine(models), given, where, wheel=wheel, settings=settings(variant, models), **more)
 
     with side_by_side(AT_A_TIME) as pool:
         wheels = started(pool, (same_program(variant) for variant in variants if variant.program), build)

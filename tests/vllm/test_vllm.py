@@ -210,7 +210,9 @@ def test_measuring_changes_nothing_of_requests_that_run(models: Path, tmp_path: 
     """So nothing of a server that starts: texts are those without speculation, and no block of nobody is written."""
     variant = CHOOSING[0]
     wheel = plugin_wheel(MEASURING, tmp_path, [build_program(same_program(variant), models, tmp_path / "program")])
-    served = serve(variant.engine(models), plain.requests, tmp_path / "job", wheel=wheel, settings=settings(variant))
+    served = serve(
+        variant.engine(models), plain.requests, tmp_path / "job", wheel=wheel, settings=settings(variant, models)
+    )
     assert served.log.count("measured beside requests") > 2
     for number, _, output in determined(served):
         assert output["token_ids"] == plain.outputs[number]["token_ids"], number

@@ -26,8 +26,13 @@ MODEL = Variant("draft_model", "standalone", ahead=True, program=True, ranks=2)
 """It is greedy; its draft has one head of keys and values, which both ranks keep."""
 CHOOSING = Variant("eagle", "eagle", ahead=True, program=True, ranks=2, shapes=(0, 1, 3), shape="auto")
 """It is greedy, and its policy says how many drafts there are, in the process that schedules."""
-both = pytest.mark.parametrize("ranked", [HEAD, MODEL], ids=str)
-every = pytest.mark.parametrize("ranked", [HEAD, MODEL, CHOOSING], ids=str)
+COMPUTED = [
+    replace(MODEL, head="weights"),
+    Variant("eagle3", "eagle3_part", ahead=True, program=True, head="weights", ranks=2),
+]
+"""Ranks share out the head of their draft as vLLM does, or have sent each other the entries of a part of the tokens."""
+both = pytest.mark.parametrize("ranked", [HEAD, MODEL, *COMPUTED], ids=str)
+every = pytest.mark.parametrize("ranked", [HEAD, MODEL, CHOOSING, *COMPUTED], ids=str)
 DRAWN: list[dict[str, Any]] = [
     {"temperature": 1.0},
     {"temperature": 0.8, "top_k": 12, "top_p": 0.9},
@@ -63,7 +68,7 @@ def engines(
         where = folder / str(variant)
         wheel = build_program(same_program(variant), models, where.with_suffix(".wheel")) if variant.program else None
         asked_for = without_aborts(given) if variant == PLAIN else given
-        return serve(variant.engine(models), asked_for, where, wheel=wheel, settings=settings(variant))
+        return serve(variant.engine(models), asked_for, where, wheel=wheel, settings=settings(variant, models))
 
     with side_by_side(1) as pool:
         compared = [own(variant) for variant in wanted if not variant.shapes]

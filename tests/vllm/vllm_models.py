@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 from collections.abc import Mapping
 from pathlib import Path
@@ -21,11 +22,18 @@ MODULE = {
 """What the parts of a module of multi-token prediction are called in MiMo."""
 
 
+TOKEN_MAP = "hot.json"
+"""A file with a quarter of the tokens."""
+HOT = "_hot"
+"""Behind the name of a draft: of the same draft, whose head has entries of these tokens alone."""
+
+
 def write_models(folder: Path) -> None:
-    """Write `target`, `standalone`, `eagle`, `eagle3`, `eagle3_part` and `mimo` below a folder.
+    """Write `target`, `standalone`, `eagle`, `eagle3`, `eagle3_part` and `mimo` below a folder, and `TOKEN_MAP`.
 
     vLLM knows a head by the name of its architecture. It counts the layers whose outputs an EAGLE3 head reads from 1,
-    where SGLang, whose key stays there for specc, counts from 0. `eagle3_part` scores a quarter of the tokens.
+    where SGLang, whose key stays there for specc, counts from 0. `eagle3_part` was trained to score a quarter of the
+    tokens; `eagle3_hot` is `eagle3` without entries of others.
 
     `mimo` is the target in the words of MiMo, with the first of the example's modules of multi-token prediction in it.
     """
@@ -33,8 +41,13 @@ def write_models(folder: Path) -> None:
         shutil.copytree(EXAMPLES / model, folder / model)
     weights, config = read("eagle")
     write(folder / "eagle", eagle(weights), config | {"architectures": ["EagleLlamaForCausalLM"]})
-    for name, example in (("eagle3", "eagle3"), ("eagle3_part", "eagle3_reduced")):
+    hot = read("eagle3_reduced")[0]["d2t"]
+    tokens = hot + torch.arange(len(hot))
+    (folder / TOKEN_MAP).write_text(json.dumps(tokens.tolist()))
+    for name, example in (("eagle3", "eagle3"), ("eagle3_part", "eagle3_reduced"), (f"eagle3{HOT}", "eagle3")):
         weights, config = read(example)
+        if name.endswith(HOT):
+            weights |= {"lm_head.weight": weights["lm_head.weight"][tokens], "d2t": hot}
         width = config["target_hidden_size"]
         wide = {
             "architectures": ["Eagle3LlamaForCausalLM"],

@@ -8,6 +8,7 @@ from pathlib import Path
 from zipfile import ZipFile
 
 from engine_job import specc
+from vllm_models import TOKEN_MAP
 from vllm_server import MODEL_LEN, NGRAM, ROWS, Variant
 
 ALGORITHMS = {"draft_model": "STANDALONE", "eagle": "EAGLE", "eagle3": "EAGLE3", "mtp": "EAGLE", "ngram": "NGRAM"}
@@ -21,6 +22,7 @@ name: {name}
 engine: vllm
 algorithm: {algorithm}
 page_size: {block}
+tensor_parallel: {ranks}
 topk: 1
 num_steps: {num_steps}
 buckets: {buckets}
@@ -36,8 +38,9 @@ LOOKED_UP = (
 
 
 def same_program(variant: Variant) -> Variant:
-    """The variant that stands for all with the same program, which does not depend on how many ranks there are."""
-    return replace(variant, ahead=False, canaries=True, capture="", ranks=1, shape="")
+    """The variant that stands for all with the same program, which knows of ranks where they share out its head."""
+    ranks = variant.ranks if variant.head else 1
+    return replace(variant, ahead=False, canaries=True, capture="", ranks=ranks, shape="")
 
 
 def build_program(
@@ -50,10 +53,12 @@ def build_program(
     dtype = ", dtype: bfloat16" if variant.half else ""
     named = {"models": models, "target": variant.target, "draft": variant.draft, "dtype": dtype}
     named["head"] = f", head: {variant.head}" if variant.head else ""
+    named["head"] += f", token_map: {models / TOKEN_MAP}" if variant.token_map else ""
     drafts = DRAFT.format(**named) if variant.draft else LOOKED_UP
     verify = DRAWS.format(variant.drafting) if variant.drafting else "greedy"
     sizes = {
         "block": variant.block,
+        "ranks": variant.ranks,
         "num_steps": variant.num_steps,
         "buckets": list(buckets),
         "verify": verify,
@@ -64,9 +69,10 @@ def build_program(
     return next(folder.glob("*.whl"))
 
 
-def settings(variant: Variant) -> dict[str, str]:
+def settings(variant: Variant, models: Path) -> dict[str, str]:
     """The environment variables of a variant's program."""
     words = {"SPECC_CAPTURE": variant.capture, "SPECC_SHAPE": variant.shape}
+    words |= {"SPECC_TOKEN_MAP": str(models / TOKEN_MAP)} if variant.token_map else {}
     return {name: word for name, word in words.items() if word}
 
 

@@ -9,6 +9,7 @@ from typing import Any
 
 from engine_job import run_job
 from vllm_files import DEVICE, HERE, ON_GPU, PYTHON
+from vllm_models import HOT
 
 NUM_STEPS = 3
 ROWS = 4
@@ -51,7 +52,7 @@ class Variant:
     captures graphs, by the word of its variable. A block has `block` tokens. Models are shared out over `ranks`.
     `shapes` are numbers of drafts, of which another one is asked for in every step; without any it is always the same.
     With `shape` it is the program that asks, by this word of its variable. With `head` the program computes the
-    draft's, in that way (`draft.head`).
+    draft's, in that way (`draft.head`), with `token_map` of the tokens in `TOKEN_MAP` alone.
     """
 
     method: str | None = None
@@ -68,6 +69,7 @@ class Variant:
     shapes: tuple[int, ...] = ()
     shape: str = ""
     head: str = ""
+    token_map: bool = False
 
     def __str__(self) -> str:
         """For the names of tests and files."""
@@ -75,6 +77,7 @@ class Variant:
         options = {"half": self.half, "ahead": self.ahead, "unwatched": not self.canaries, "program": self.program}
         words = [drafts, *(word for word, so in options.items() if so)]
         words += [f"head_{self.head}"] if self.head else []
+        words += ["map"] if self.token_map else []
         words += [f"capture_{self.capture}"] if self.capture else []
         words += [f"blocks_{self.block}"] if self.block != BLOCK else []
         words += [f"shape_{self.shape}"] if self.shape else []
@@ -89,7 +92,8 @@ class Variant:
     @property
     def own(self) -> Variant:
         """The same without a program: vLLM's own steps."""
-        return replace(self, program=False, head="", capture="", shape="")
+        draft = self.draft + HOT * self.token_map
+        return replace(self, program=False, draft=draft, head="", token_map=False, capture="", shape="")
 
     def engine(self, models: Path) -> dict[str, Any]:
         """Arguments of the engine."""

@@ -15,7 +15,7 @@ from sglang.srt.model_executor.runner_utils.pool import get_or_create_global_gra
 from sglang.srt.runtime_context import get_parallel
 from torch import Tensor
 
-from .._heads import HEAD, TOKEN_MAP, saved
+from .._heads import TOKEN_MAP, saved
 from .._plugin import ServerError, word
 from .attention import Attention, attention_of
 from .forwards import Forwards, scored_tokens
@@ -76,7 +76,8 @@ def bind(program: Any, worker: Any, masks: Masks) -> Bound:
     make = FORWARDS[how]
     if simulating():
         make = type(f"Simulated{make.__name__}", (Simulated, make), {})
-    parts = parts_of(program, {"target": target, "draft": draft}, table)
+    group = get_parallel().tp_group
+    parts = parts_of(program, {"target": target, "draft": draft}, table, group)
     attention = attention_of(worker, program.plans, captured=how != "none")
     pools = {"target": target.token_to_kv_pool, "draft": draft.token_to_kv_pool}
     moved = {owner: pools[owner] for owner, pool in program.plan.kv_pools.items() if pool.bound}
@@ -85,8 +86,8 @@ def bind(program: Any, worker: Any, masks: Masks) -> Bound:
     tables = {} if scored is None else {TOKEN_MAP: scored.to(device=table.device, dtype=torch.int64).contiguous()}
     tables |= parts.head.tables()
     if parts.head:
-        logger.info("specc: %s", saved(program.plan, tables[HEAD]))
-    collective = Ranks(get_parallel().tp_group) if program.plan.ranks > 1 else None
+        logger.info("specc: %s", saved(program.plan, parts.head.weight))
+    collective = Ranks(group) if program.plan.ranks > 1 else None
     heard: dict[Any, Heard] = {}
     callbacks: dict[Any, _Callbacks] = {}
     for shape, plan in program.plans.items():

@@ -28,7 +28,7 @@ plugins.hook_registry.HookType: AFTER AROUND BEFORE REPLACE
 configs.hybrid_arch.mambaish_config(model_config)
 runtime_context: get_disagg get_exec get_model get_observability get_parallel get_schedule get_spec
 distributed.parallel_state.GroupCoordinator: rank_in_group world_size all_gather_into_tensor all_gather_object
-    broadcast_object
+    all_reduce broadcast_object
 distributed.parallel_state.graph_capture(stream)
 model_executor.runner_utils.capture_mode.model_capture_mode
 model_executor.runner_utils.pool.get_or_create_global_graph_capture_stream

@@ -12,6 +12,8 @@ from typing import Any
 
 from torch import Tensor
 
+from .._heads import computes_head
+
 AXES = {"target": "Vs", "draft": "Vds"}
 """A model -> the axis of plans that is the columns a rank has of its logits."""
 GATHERS = "do_tensor_parallel_all_gather"
@@ -19,8 +21,9 @@ GATHERS = "do_tensor_parallel_all_gather"
 
 
 def columns(plan: Any) -> dict[str, int]:
-    """How many columns of logits a rank has of each model; nothing of a program that takes whole rows."""
-    return {role: plan.dims[axis] for role, axis in AXES.items() if axis in plan.dims}
+    """How many columns of logits a rank has of each model whose forwards hand such over."""
+    given = {role: axis for role, axis in AXES.items() if role == "target" or not computes_head(plan)}
+    return {role: plan.dims[axis] for role, axis in given.items() if axis in plan.dims}
 
 
 class Ranks:
@@ -77,9 +80,9 @@ class Shards:
 
 
 def misfits(plan: Any, runners: Mapping[str, Any], ranks: int) -> Iterator[str]:
-    """What is in the way of sharded logits on so many ranks, of a program that has them."""
+    """What is in the way of sharded logits on so many ranks, of a program that has them or makes them by a head."""
     parts = columns(plan)
-    if parts and plan.ranks != ranks:
+    if (parts or computes_head(plan)) and plan.ranks != ranks:
         yield f"tensor_parallel is {plan.ranks} in the program, tp_size is {ranks} in the server"
         return
     for role, own in parts.items():

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .._heads import HEAD, computes_head, saved
+from .._heads import computes_head, saved
 from . import parallel
 from .heads import Head
 
@@ -28,15 +28,18 @@ class Bound:
         """Load the program of a package onto the speculator's device, and bind it. RuntimeError if it does not fit."""
         program = package.load(str(speculator.device) if speculator.device.type == "cuda" else "cpu")
         plan = program.plan
-        head = Head(plan, speculator) if computes_head(plan) else None
+        # Behind it ranks send each other what they have of the head.
+        head = parallel.alike(lambda: Head(plan, speculator)) if computes_head(plan) else None
         self._forwards, self._blocks = speculator.forwards(package.Forward, head), speculator.blocks(plan)
         table = self._blocks.table
         # Whether a request's blocks have room, the host knows beforehand, see `room`.
         blocks = torch.full((len(table),), table.shape[1], dtype=torch.int32, device=speculator.device)
         tables = {"num_blocks": blocks} | ({} if head is None else head.tables())
         if head is not None and parallel.is_first():
-            logger.info("specc: %s", saved(plan, tables[HEAD]))
-        self.step = program.bind(self._forwards, table, tables=tables, carry=speculator.fields, capture=False)
+            logger.info("specc: %s", saved(plan, head.weight))
+        collective = parallel.Ranks() if plan.ranks > 1 else None
+        given = {"tables": tables, "carry": speculator.fields, "collective": collective}
+        self.step = program.bind(self._forwards, table, **given, capture=False)
         self._hidden: Tensor | None = None
 
     def room(self, rows: Any) -> Any:

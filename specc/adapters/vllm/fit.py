@@ -66,8 +66,8 @@ def _arguments(plan: Any, config: Any) -> Iterator[str]:
     if plan.buckets[-1] > most:
         yield f"the largest bucket is {plan.buckets[-1]}, the server keeps {most} requests (max_num_seqs)"
     ranks = config.parallel_config.tensor_parallel_size
-    if ranks > 1 and computes_head(plan):
-        yield f"the program computes the head of the draft, of which each of {ranks} ranks has a part"
+    if computes_head(plan) and plan.ranks != ranks:
+        yield f"tensor_parallel is {plan.ranks} in the program, tensor_parallel_size is {ranks} in the server"
     if plan.algorithm == "NGRAM" and spec.method in METHODS["NGRAM"]:
         yield from _looked_up(plan.options, config.model_config.max_model_len, spec)
 
@@ -89,8 +89,9 @@ def _models(plan: Any, config: Any) -> Iterator[str]:
         dtype = {"bfloat16": "bf16", "float16": "f16", "float32": "f32"}.get(dtype, dtype)
         # Heads of a part of the tokens hand over scores of all, unless the program computes them.
         sizes = {"vocab_size": config.model_config.get_vocab_size(), "hidden_size": model.get_hidden_size()}
-        if role == "draft" and TOKEN_MAP in plan.tables():
-            sizes["vocab_size"] = getattr(model.hf_config, "draft_vocab_size", None) or mine.vocab_size
+        if role == "draft" and TOKEN_MAP in plan.tables():  # of the model's own, or by a file
+            own = getattr(model.hf_config, "draft_vocab_size", None)
+            sizes["vocab_size"] = mine.vocab_size if own in (None, sizes["vocab_size"]) else own
         kinds = {"dtype": dtype} if role == "draft" and computes_head(plan) else {"dtype": dtype, "logits_dtype": dtype}
         for name, theirs in (sizes | kinds).items():
             if getattr(mine, name) != theirs:

@@ -15,9 +15,10 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from vllm.distributed.parallel_state import get_tp_group
 from vllm.model_executor.layers.logits_processor import LogitsProcessor
 
-from .._heads import HEAD, TOKEN_MAP
+from .._heads import HEAD, TOKEN_MAP, of_rank
 from .._plugin import ServerError
 
 OFFSETS = "draft_id_to_target_id"
@@ -37,7 +38,8 @@ class Head:
         plan: the program's.
         speculator: a DraftModelSpeculator with its model.
 
-    RuntimeError where the model's logits are something else than a product with the weights of one head.
+    RuntimeError where the model's logits are something else than a product with the weights of one head; ServerError
+    where a file that names a part of the tokens cannot be read.
 
     """
 
@@ -51,27 +53,45 @@ class Head:
         if not isinstance(weight, Tensor) or (weight.dtype, tuple(weight.shape[1:])) != (rows.dtype, (width,)):
             kept = f"{weight.dtype}{list(weight.shape)}" if isinstance(weight, Tensor) else "no tensor"
             raise RuntimeError(f"the head of the draft is kept as {kept}, the program reads {rows.dtype}[..., {width}]")
-        if len(weight) < self._entries:
-            raise RuntimeError(f"the head of the draft has {len(weight)} entries, the program reads {self._entries}")
+        if self._shared and (self._head.tp_size != plan.ranks or self._head.num_added_embeddings):
+            raise RuntimeError("the head of the draft is not a part of the vocabulary on each rank")
+        if (length := len(weight) * (plan.ranks if self._shared else 1)) < self._entries:
+            raise RuntimeError(f"the head of the draft has {length} entries, the program reads {self._entries}")
+        self._offsets: Tensor | None = getattr(speculator.model, OFFSETS, None)
+        self._named = _read().to(weight.device) if self._maps and self._offsets is None else None
 
     @property
     def _entries(self) -> int:
         entries: int = self._plan.size("Vd")
         return entries
 
-    def tables(self) -> dict[str, Tensor]:
-        """By name the weights without the rows that vLLM pads them by, T[Vd, W], and the tokens i64[Vd] of a part.
+    @property
+    def _shared(self) -> bool:
+        """Whether a rank has a shard of it."""
+        return getattr(self._head, "tp_size", 1) > 1
 
-        The weights are those of all tokens where a file names the part. ServerError where it cannot be read.
+    @property
+    def _maps(self) -> bool:
+        """Whether the program scores a part of the tokens."""
+        return TOKEN_MAP in self._plan.tables()
+
+    @property
+    def weight(self) -> Tensor:
+        """What vLLM multiplies by on this rank: all T[H, W] without the rows that it pads them by, or a shard T[h, W].
+
+        The weights are those of all tokens where a file names a part.
         """
         weight: Tensor = self._head.weight.data
-        if TOKEN_MAP not in self._plan.tables():
-            return {HEAD: weight[: self._entries]}
-        offsets: Tensor | None = getattr(self._speculator.model, OFFSETS, None)
-        if offsets is None:
-            return {HEAD: weight, TOKEN_MAP: _read().to(weight.device)}
-        tokens = offsets.data.to(torch.int64) + torch.arange(len(offsets), device=offsets.device)
-        return {HEAD: weight[: self._entries], TOKEN_MAP: tokens}
+        return weight if self._shared or self._named is not None else weight[: self._entries]
+
+    def tables(self) -> dict[str, Tensor]:
+        """By name the weights, and the tokens i64[Vd] of a part; all ranks call this."""
+        weight, tokens = self.weight, self._named
+        if self._shared:
+            weight = of_rank(self._plan, weight, tokens, get_tp_group())
+        if tokens is None and self._maps and self._offsets is not None:
+            tokens = self._offsets.data.to(torch.int64) + torch.arange(len(self._offsets), device=weight.device)
+        return {HEAD: weight} | ({} if tokens is None else {TOKEN_MAP: tokens})
 
     def states(self, hidden: Tensor, step: int) -> Tensor:
         """The rows T[n, W] that the head of draft number `step` would multiply, of hidden states T[n, W]."""

@@ -22,7 +22,7 @@ lacking = functools.partial(absent, ROOT)
 MUST = """
 config.compilation.CUDAGraphMode: NONE
 config.model: PROCESSED_LOGPROBS_MODES
-distributed.parallel_state.GroupCoordinator: cpu_group rank_in_group world_size
+distributed.parallel_state.GroupCoordinator: all_gather all_reduce cpu_group rank_in_group world_size
 distributed.parallel_state.get_tp_group()
 distributed.parallel_state.graph_capture(device)
 v1.worker.gpu_worker.Worker: load_model model_runner

@@ -192,7 +192,9 @@ def _declare_dims(module: Module, config: Config) -> None:
     shards = {
         name: model.padded_vocab_size // config.file.tensor_parallel
         for name, model in zip(SHARDS.values(), (config.target, config.draft), strict=True)
-        if model is not None and model.padded_vocab_size is not None and config.file.logits == "sharded"
+        if model is not None
+        and model.padded_vocab_size is not None
+        and (config.file.logits == "sharded" or model is config.draft)
     }
     dims = (
         Dim("B", "request", config.max_batch, dynamic=True),

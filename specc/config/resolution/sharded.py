@@ -8,6 +8,8 @@ from specc.config.presets import PRESETS
 from specc.config.resolution.sides import Side
 from specc.config.resolved import ModelConfig
 from specc.config.rules.checked import Checked, refuse
+from specc.config.schema import ConfigFile
+from specc.ir.ops.shards import MOST_CHUNKS
 from specc.support.diagnostics import Note
 
 GATHERED = "write logits: gathered, with which every rank has whole rows"
@@ -29,7 +31,8 @@ def with_shards(checked: Checked, side: Side, model: ModelConfig | None) -> Mode
     if model is None or block is None:
         return model
     written, at = block.padded_vocab_size, checked.places.value(side, "padded_vocab_size")
-    if checked.file.logits != "sharded":
+    head = side == "draft" and checked.file.computes_head
+    if checked.file.logits != "sharded" and not (head and checked.file.tensor_parallel > 1):
         if side == "target" and checked.file.step == "rotated":
             return _with_rows(checked, model, written)
         if written is not None and checked.sound("logits"):
@@ -38,8 +41,8 @@ def with_shards(checked: Checked, side: Side, model: ModelConfig | None) -> Mode
         return model
     if not checked.sound("logits", "tensor_parallel"):
         return None
-    ranks, engine = checked.file.tensor_parallel, checked.file.engine
-    size = written or (model.vocab_size if engine is None else PRESETS[engine].columns(model.vocab_size, ranks))
+    ranks = checked.file.tensor_parallel
+    size = written or (_of_head(model.vocab_size) if head else _of_forwards(checked.file, model.vocab_size))
     least = -(-model.vocab_size // ranks) * ranks
     if size % ranks or size < model.vocab_size:
         place = at if written else checked.places.value(side, "vocab_size" if block.vocab_size else "model")
@@ -49,6 +52,16 @@ def with_shards(checked: Checked, side: Side, model: ModelConfig | None) -> Mode
         checked.findings.error("legal/shards", message, place, hint=hint, notes=notes)
         return None
     return replace(model, padded_vocab_size=size)
+
+
+def _of_head(tokens: int) -> int:
+    """Return the columns of a head that the program computes, which are the same on any number of ranks."""
+    return -(-tokens // MOST_CHUNKS) * MOST_CHUNKS
+
+
+def _of_forwards(file: ConfigFile, tokens: int) -> int:
+    """Return the columns of logits that forwards hand over, as the engine pads them."""
+    return tokens if file.engine is None else PRESETS[file.engine].columns(tokens, file.tensor_parallel)
 
 
 def _with_rows(checked: Checked, target: ModelConfig, written: int | None) -> ModelConfig | None:

@@ -40,6 +40,7 @@ class ChoiceBlock(Block):
     shape: _Shape | None = None
     tile: _Count | None = None
     warps: _Count | None = None
+    stages: _Count | None = None
     split: dict[Annotated[int, Field(strict=False, ge=1)], _Count] = Field(default_factory=dict[int, int])
 
 
@@ -102,7 +103,7 @@ def _validated(places: Locations, findings: Diagnostics) -> TuningFile | None:
 
 def _tuning(block: TuningFile, places: Locations, text: str, path: str) -> Tuning:
     choices = tuple(
-        Choice(one.launch, one.shape, one.tile, one.warps, one.split, places.value("launches", i, "launch"))
+        Choice(**one.model_dump(), location=places.value("launches", i, "launch"))
         for i, one in enumerate(block.launches)
     )
     return Tuning(block.arch, block.gpu, block.specc, block.triton, choices, text, places.file, path)

@@ -224,17 +224,18 @@ def _not_yet(checked: Checked) -> None:
     file = checked.file
     aux = file.draft is not None and file.draft.hidden_source == "aux"
     refuse(checked, aux, "hidden_source: aux of a draft", ("draft", "hidden_source"), None)
-    head = file.draft is not None and file.draft.head != "engine" and checked.sound("logits")
-    ranks = head and file.tensor_parallel > 1 and checked.sound("tensor_parallel")
-    refuse(checked, ranks, "draft.head with tensor_parallel above 1", ("draft", "head"), _NO_HEAD)
-    one = head and file.logits == "sharded" and file.tensor_parallel == 1
-    refuse(checked, one, "draft.head with logits: sharded", ("draft", "head"), _NO_HEAD)
+    ranks = file.computes_head and file.tensor_parallel > 1 and checked.sound("tensor_parallel")
+    drawn = {"verify": ("rejection", "block"), "draft_sampling": ("coupled",)}
+    for key, values in drawn.items():
+        wanted = ranks and getattr(file, key) in values and checked.sound(key)
+        what = f"{key}: {getattr(file, key)} with draft.head and tensor_parallel above 1"
+        refuse(checked, wanted, what, ("draft", "head"), _NO_HEAD)
 
 
 def _head(checked: Checked) -> None:
     """Check that every GPU that is compiled for computes with the weights of the draft's head."""
     file = checked.file
-    if file.draft is None or file.draft.head == "engine":
+    if file.draft is None or not file.computes_head:
         return
     if file.draft.logits_dtype not in (None, "float32"):
         message = "the program computes the draft's logits in float32, and its forwards hand over none"

@@ -20,7 +20,7 @@ def configuration(arguments: Arguments, server: Started, wanted: Wanted) -> str:
     """
     drafting, (buckets, origin) = server.drafting, server.buckets
     name = configuration_name(arguments, wanted.name, f"vllm_{server.algorithm.lower()}")
-    coupled = wanted.verify != "greedy" and drafting.draft is not None and not _of_a_part(server, wanted)
+    coupled = wanted.verify != "greedy" and drafting.draft is not None and not _is_partial(server, wanted)
     lines = [
         f"# Written for a server of {VLLM.title} from its arguments.",
         f"name: {name}",
@@ -51,11 +51,11 @@ def served(config: Config) -> str:
     return served_by_program(config, "vLLM", ("temperature",), ("logprobs", "logprobs"))
 
 
-def _of_a_part(server: Started, wanted: Wanted) -> bool:
-    """Whether the draft scores a part of the tokens, and the program sees no others: it computes the head then."""
+def _is_partial(server: Started, wanted: Wanted) -> bool:
+    """Whether a head that the program computes has a part of the tokens, as the draft's own vocabulary or on a rank."""
     facts = server.models["draft"][1].facts
     whole, part = (facts[key].value if key in facts else None for key in ("vocab_size", "draft_vocab_size"))
-    return bool(wanted.of_draft()) and part not in (None, whole)
+    return bool(wanted.of_draft()) and (part not in (None, whole) or server.ranks > 1)
 
 
 def _num_steps(arguments: Arguments, most: Fact) -> str:

@@ -2,6 +2,7 @@
 
 Tiles, warps and programs decide how fast a row is read. A largest value and a copy are the same whatever they are; a
 sum is rounded in their order, so a launch that adds over a vocabulary has no knobs, but for cuts that no sum crosses.
+How many tiles are on their way, where matrices are multiplied, is in no order.
 """
 
 from __future__ import annotations
@@ -27,17 +28,21 @@ class Knobs:
     Attributes:
         tiles: elements of a tile of logits, ascending; none where it reads no logits.
         warps: warps of a program, ascending.
+        stages: tiles that are on their way at once, ascending; none where nothing is multiplied.
         split: the most programs that share a row, or a request's copies; 0 where their number is fixed.
         fixed: programs of a request beside those.
         rows: rows of a request that are shared so.
+        constant: what the kernel calls its tile.
 
     """
 
     tiles: tuple[int, ...] = ()
     warps: tuple[int, ...] = ()
+    stages: tuple[int, ...] = ()
     split: int = 0
     fixed: int = 0
     rows: int = 1
+    constant: str = "BLOCK"
 
     def grid(self, batch: int, split: int) -> tuple[int, int, int]:
         """The grid where so many programs share a row."""

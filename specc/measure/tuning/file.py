@@ -81,7 +81,7 @@ def tuning_text(tuning: Tuning, winners: Sequence[Found], steps: Mapping[str, Se
 
 def _entry(choice: Choice) -> list[str]:
     lines = [f"  - launch: {choice.launch}"]
-    words = {"shape": choice.shape, "tile": choice.tile, "warps": choice.warps}
+    words = {"shape": choice.shape, "tile": choice.tile, "warps": choice.warps, "stages": choice.stages}
     lines += [f"    {key}: {value}" for key, value in words.items() if value is not None]
     if choice.split:
         lines.append(f"    split: {{{', '.join(f'{bucket}: {split}' for bucket, split in choice.split.items())}}}")

@@ -1,4 +1,4 @@
-"""The search of `specc tune`: tiles, warps and splits of every launch that has them, on the GPU at hand.
+"""The search of `specc tune`: tiles, warps, stages and splits of every launch that has them, on the GPU at hand.
 
 A candidate is compiled, must leave the bits that specc's own choice leaves, and is timed in turn with it, in one
 process. First all of them are timed briefly; the best ones are then timed again beside the default's own noise.
@@ -30,14 +30,14 @@ from specc.measure.timing import WARM_UPS, capture, pairs
 from specc.measure.tuning.file import Found, Gain, noise_of
 from specc.measure.tuning.variants import (
     DEFAULT,
-    Pair,
+    Form,
     Variant,
     choices_of,
     compile_ahead,
     compiled,
     described,
+    forms_of,
     kernels_of,
-    pairs_of,
     with_choices,
 )
 from specc.runtime.plan.nodes import Launch
@@ -45,7 +45,7 @@ from specc.runtime.plan.nodes import Launch
 COPIES, BRIEF, THOROUGH = 10, 5, 40
 """Repetitions in a graph; pairs of samples of every candidate, and of the best."""
 FINALISTS = 3
-"""Tiles and warps of a kernel that are timed again."""
+"""Forms of a kernel that are timed again."""
 
 OnDone = Callable[[str, float], None]
 """Hears what was done, and how much of the search is over, from 0 to 1."""
@@ -57,31 +57,31 @@ class Timed:
 
     Attributes:
         nodes: its launches in a step; the first is timed.
-        best: by tile and warps and by bucket, the best split, and the default's time over it.
-        gains: by tile and warps the same again, measured thoroughly, of the finalists.
+        best: by form and by bucket, the best split, and the default's time over it.
+        gains: by form the same again, measured thoroughly, of the finalists.
         tried: candidates.
         unequal: those of them that left other bits.
 
     """
 
     nodes: list[Launch]
-    best: dict[Pair, dict[int, tuple[int, float]]] = field(default_factory=dict)
-    gains: dict[Pair, list[Gain]] = field(default_factory=dict)
+    best: dict[Form, dict[int, tuple[int, float]]] = field(default_factory=dict)
+    gains: dict[Form, list[Gain]] = field(default_factory=dict)
     tried: int = 0
     unequal: int = 0
 
-    def finalists(self, buckets: Sequence[int]) -> list[Pair]:
-        """Specc's own tile and warps, and the best of those that were tried in every bucket."""
-        whole = [pair for pair, times in self.best.items() if len(times) == len(buckets)]
-        whole.sort(key=lambda pair: -sum(math.log(gain) for _, gain in self.best[pair].values()))
-        return list(dict.fromkeys([*whole[:FINALISTS], *(pair for pair in self.best if pair == DEFAULT)]))
+    def finalists(self, buckets: Sequence[int]) -> list[Form]:
+        """Specc's own form, and the best of those that were tried in every bucket."""
+        whole = [form for form, times in self.best.items() if len(times) == len(buckets)]
+        whole.sort(key=lambda form: -sum(math.log(gain) for _, gain in self.best[form].values()))
+        return list(dict.fromkeys([*whole[:FINALISTS], *(form for form in self.best if form == DEFAULT)]))
 
 
 @dataclass(frozen=True)
 class TunedShape:
     """One shape of a configuration while it is tuned: its variants, the default first."""
 
-    variants: Mapping[Pair, Variant]
+    variants: Mapping[Form, Variant]
     kernels: Mapping[str, Timed]
     buckets: tuple[int, ...]
     device: torch.device
@@ -129,18 +129,18 @@ def _shape(
     build = build_program(with_choices(loaded, tuning, ()))
     plain = build.shapes[at]
     kernels = kernels_of(plain)
-    wanted = {pair for nodes in kernels.values() for pair in pairs_of(plain, nodes[0].name)} - {DEFAULT}
-    choices = {pair: choices_of(plain, kernels, pair) for pair in sorted(wanted, key=str)}
+    wanted = {form for nodes in kernels.values() for form in forms_of(plain, nodes[0].name)} - {DEFAULT}
+    choices = {form: choices_of(plain, kernels, form) for form in sorted(wanted, key=str)}
     builds = {DEFAULT: build} | {
-        pair: build_program(with_choices(loaded, tuning, chosen)) for pair, chosen in choices.items()
+        form: build_program(with_choices(loaded, tuning, chosen)) for form, chosen in choices.items()
     }
-    variants: dict[Pair, Variant] = {}
+    variants: dict[Form, Variant] = {}
     compile_ahead(builds.values(), device, lambda part: on_done("compiling", 0.25 * part))
     with tempfile.TemporaryDirectory(prefix="specc-tune-") as folder:
-        for number, (pair, one) in enumerate(builds.items()):
-            variant = compiled(one, at, pair, Path(folder, str(number)), device)
+        for number, (form, one) in enumerate(builds.items()):
+            variant = compiled(one, at, form, Path(folder, str(number)), device)
             if variant is not None and variant.built.plan.buffers == plain.plan.buffers:
-                variants[pair] = variant
+                variants[form] = variant
             on_done("loading", 0.25 + 0.05 * (number + 1) / len(builds))
         timed = {kernel: Timed(nodes) for kernel, nodes in kernels.items()}
         yield TunedShape(variants, timed, plain.plan.buckets, device)
@@ -175,15 +175,15 @@ def _try_all(shape: TunedShape, session: Session, timed: Timed, bucket: int, unt
                 timed.unequal += 1
                 continue
             gain = bench.gain(ours, bench.graph(variant, candidate), BRIEF).median
-            best = timed.best.setdefault(variant.pair, {})
+            best = timed.best.setdefault(variant.form, {})
             if bucket not in best or gain > best[bucket][1]:
                 best[bucket] = split, gain
 
 
 def _in_order(shape: TunedShape, node: Launch) -> list[Variant]:
-    """The variants that a launch has, specc's own tile and warps first."""
-    wanted = pairs_of(shape.default.built, node.name)
-    variants = [variant for pair, variant in shape.variants.items() if pair in wanted]
+    """The variants that a launch has, specc's own form first."""
+    wanted = forms_of(shape.default.built, node.name)
+    variants = [variant for form, variant in shape.variants.items() if form in wanted]
     return [variant for variant in variants if _launch(variant, node.name).kernel not in variant.refused]
 
 
@@ -286,29 +286,29 @@ def _compare_launch(shape: TunedShape, bench: Bench, timed: Timed, bucket: int) 
     ours, twin = bench.graph(shape.default, node), bench.graph(shape.default, node)
     itself = bench.gain(ours, twin, THOROUGH)
     noise = noise_of(itself)
-    for pair in timed.finalists(shape.buckets):
-        if bucket in timed.best[pair]:
-            variant, (split, _) = shape.variants[pair], timed.best[pair][bucket]
+    for form in timed.finalists(shape.buckets):
+        if bucket in timed.best[form]:
+            variant, (split, _) = shape.variants[form], timed.best[form][bucket]
             other = bench.graph(variant, cut(variant, node, bucket, split))
-            timed.gains.setdefault(pair, []).append(Gain(bucket, bench.gain(ours, other, THOROUGH), noise))
+            timed.gains.setdefault(form, []).append(Gain(bucket, bench.gain(ours, other, THOROUGH), noise))
 
 
 def _chosen(shape: TunedShape, timed: Timed) -> list[Found]:
     """The best finalist that is nowhere slower and somewhere faster by more than the noise, if there is one.
 
-    Every bucket may keep the split that it has with specc's own tile and warps.
+    Every bucket may keep the split that it has with specc's own form.
     """
-    candidates: list[tuple[float, Pair, list[Gain]]] = []
-    for pair, gains in timed.gains.items():
-        kept = [gain for gain in gains if gain.better] if pair == DEFAULT else gains
-        whole = pair == DEFAULT or len(kept) == len(shape.buckets)
+    candidates: list[tuple[float, Form, list[Gain]]] = []
+    for form, gains in timed.gains.items():
+        kept = [gain for gain in gains if gain.better] if form == DEFAULT else gains
+        whole = form == DEFAULT or len(kept) == len(shape.buckets)
         if whole and any(gain.better for gain in kept) and not any(gain.slower for gain in kept):
-            candidates.append((sum(math.log(gain.ratio.median) for gain in kept), pair, kept))
+            candidates.append((sum(math.log(gain.ratio.median) for gain in kept), form, kept))
     if not candidates:
         return []
-    _, pair, gains = max(candidates, key=lambda one: one[0])
-    splits = {gain.bucket: timed.best[pair][gain.bucket][0] for gain in gains}
+    _, form, gains = max(candidates, key=lambda one: one[0])
+    splits = {gain.bucket: timed.best[form][gain.bucket][0] for gain in gains}
     name = str(shape.default.built.shape) if len(shape.default.built.loaded.config.shapes) > 1 else None
     kept = {bucket: split for bucket, split in splits.items() if split}
-    choices = tuple(Choice(node.name, name, *pair, kept) for node in timed.nodes)
+    choices = tuple(Choice(node.name, name, *form, kept) for node in timed.nodes)
     return [Found(choices, described(shape.default.built, timed.nodes[0].name), tuple(gains))]

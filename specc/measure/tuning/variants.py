@@ -1,4 +1,4 @@
-"""Programs that differ in a launch's tile and warps alone, compiled and loaded."""
+"""Programs that differ in what a launch is compiled with alone, compiled and loaded."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from itertools import product
 from pathlib import Path
+from typing import NamedTuple
 
 import torch
 
@@ -26,24 +27,31 @@ from specc.runtime.backends.cuda import device_arch
 from specc.runtime.plan.nodes import Launch
 from specc.support.diagnostics import DiagnosticError
 
-Pair = tuple[int | None, int | None]
-"""Tile and warps; None for specc's own choice."""
-DEFAULT: Pair = (None, None)
+
+class Form(NamedTuple):
+    """What a kernel is compiled with; None for specc's own choice."""
+
+    tile: int | None = None
+    warps: int | None = None
+    stages: int | None = None
+
+
+DEFAULT = Form()
 
 
 @dataclass(frozen=True)
 class Variant:
-    """One shape of a program with other tiles and warps.
+    """One shape of a program with kernels of another form.
 
     Attributes:
-        pair: the tile and the warps of every launch that has such a knob and such a value.
+        form: what every launch that has such knobs and values is compiled with.
         built: how it was built.
         backend: its machine code, loaded.
         refused: kernels that spill, or take more shared memory than they may.
 
     """
 
-    pair: Pair
+    form: Form
     built: ShapeBuild
     backend: Backend
     refused: frozenset[str] = frozenset()
@@ -69,7 +77,7 @@ def knobs_of(built: ShapeBuild, launch: str) -> Knobs:
 
 
 def described(built: ShapeBuild, launch: str) -> str:
-    """The tile, warps and split that a launch has, in words."""
+    """The tile, warps, stages and split that a launch has, in words."""
     return told(built.module, _declared(built, launch))
 
 
@@ -77,18 +85,19 @@ def _declared(built: ShapeBuild, launch: str) -> Kernel:
     return next(kernel for kernel in built.module.decls_of(Kernel) if kernel.name == launch)
 
 
-def pairs_of(built: ShapeBuild, launch: str) -> set[Pair]:
-    """Every combination of a tile and warps that a launch may have; None where they are specc's own."""
+def forms_of(built: ShapeBuild, launch: str) -> set[Form]:
+    """Every form that a launch may have; None where something is specc's own."""
     knobs, kernel = knobs_of(built, launch), built.plan.kernels[built.generated.kernel_of[launch]]
-    tiles = (None, *(tile for tile in knobs.tiles if tile != kernel.constants.get("BLOCK")))
+    tiles = (None, *(tile for tile in knobs.tiles if tile != kernel.constants.get(knobs.constant)))
     warps = (None, *(count for count in knobs.warps if count != kernel.num_warps))
-    return set(product(tiles, warps))
+    stages = (None, *(count for count in knobs.stages if count != kernel.num_stages))
+    return {Form(*one) for one in product(tiles, warps, stages)}
 
 
-def choices_of(built: ShapeBuild, kernels: Mapping[str, list[Launch]], pair: Pair) -> tuple[Choice, ...]:
-    """A tile and warps for every launch that may have them."""
-    names = [node.name for nodes in kernels.values() for node in nodes if pair in pairs_of(built, node.name)]
-    return tuple(Choice(name, str(built.shape), *pair) for name in names)
+def choices_of(built: ShapeBuild, kernels: Mapping[str, list[Launch]], form: Form) -> tuple[Choice, ...]:
+    """A form for every launch that may have it."""
+    names = [node.name for nodes in kernels.values() for node in nodes if form in forms_of(built, node.name)]
+    return tuple(Choice(name, str(built.shape), *form) for name in names)
 
 
 def with_choices(loaded: LoadedConfig, tuning: Tuning, choices: tuple[Choice, ...]) -> LoadedConfig:
@@ -118,14 +127,14 @@ def compile_ahead(builds: Collection[Build], device: torch.device, on_done: Call
         )
 
 
-def compiled(build: Build, at: int, pair: Pair, folder: Path, device: torch.device) -> Variant | None:
+def compiled(build: Build, at: int, form: Form, folder: Path, device: torch.device) -> Variant | None:
     """The machine code of one shape of a build, by way of a folder; None if a kernel does not compile."""
     try:
         refused = _compile(build, device_arch(device))
     except DiagnosticError:
         return None
     folder.mkdir()
-    return Variant(pair, build.shapes[at], load(build, folder, device), refused)
+    return Variant(form, build.shapes[at], load(build, folder, device), refused)
 
 
 def _compile(build: Build, arch: str) -> frozenset[str]:

@@ -10,7 +10,7 @@ from torch import Tensor
 from ..bound import BoundStep
 from ..errors import BindError
 from ..plan.draft_head import HEAD, MADE, SCALE, TOKEN_ENTRIES, WEIGHT
-from ..plan.plan import TOKEN_MAP, Plan
+from ..plan.plan import RANK, TOKEN_MAP, Plan
 from ..semantics.convention import DTYPES
 
 LARGEST = {"i8": 127.0, "f8": 448.0}
@@ -38,7 +38,8 @@ def draft_tables(plan: Plan, tables: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """
     read = {name: table for name, table in tables.items() if name != HEAD}
     if WEIGHT in plan.inputs and WEIGHT not in read:
-        read |= head_tables(plan, tables[HEAD], tables.get(TOKEN_MAP))
+        rank = int(tables[RANK]) if RANK in tables else 0
+        read |= head_tables(plan, tables[HEAD], tables.get(TOKEN_MAP), rank)
     if TOKEN_ENTRIES in plan.inputs and TOKEN_ENTRIES not in read:
         read[TOKEN_ENTRIES] = token_entries(plan, tables[TOKEN_MAP])
     return read
@@ -51,33 +52,52 @@ def token_entries(plan: Plan, tokens: Tensor) -> Tensor:
     return entries
 
 
-def head_tables(plan: Plan, head: Tensor, tokens: Tensor | None) -> dict[str, Tensor]:
-    """The weights T[Vd, W] of the entries that a program scores, and f32[Vd] what one is worth if they have 8 bits.
+def head_tables(plan: Plan, head: Tensor, tokens: Tensor | None, rank: int = 0) -> dict[str, Tensor]:
+    """The weights T[n, W] of the entries that a rank scores, and f32[n] what one is worth if they have 8 bits.
 
-    head: the engine's, T[H, W]. tokens: which of its entries are scored, i64[Vd], ascending; if it has no others, all.
+    head: the engine's, T[H, W], of all entries or, without a map, the n of the rank. tokens: which of its entries are
+    scored, i64[Vd], ascending; if it has no others, all. Of R ranks with n entries each, one scores those from rank * n
+    on; what is behind the last of all is zeros, or what a rank's own head has there, and nobody looks at it.
     Where nothing changes it is the engine's own tensor, else a copy. Weights of 8 bits are the nearest to the true ones
     over the scale of their row, with which its largest is the dtype's largest: in i8 half a scale away at most, in f8
     (e4m3, three bits of mantissa) a sixteenth of the weight, or 2^-10 scales where it is small. BindError for entries
     that the head has not, and in 8 bits for weights that are not finite.
     """
-    entries, dtype = plan.size("Vd"), plan.inputs[WEIGHT].dtype
-    if len(head) != entries:
-        last = None if tokens is None else int(tokens[-1])
-        if tokens is None or last is None or len(head) <= last:
-            wanted = str(entries) if last is None else f"{entries}, or more than {last}"
-            raise BindError(f"table {HEAD!r} has {len(head)} entries, the program reads {wanted}")
-        head = head[tokens]
+    count, dtype = plan.size(plan.inputs[WEIGHT].axes[0]), plan.inputs[WEIGHT].dtype
+    head = _entries(plan, head, tokens, rank * count, count)
     if dtype not in LARGEST:
-        return {WEIGHT: head if head.data_ptr() % ALIGNMENT == 0 else head.clone()}
-    weight = torch.empty(head.shape, dtype=DTYPES[dtype], device=head.device)
-    scale = torch.empty(entries, dtype=torch.float32, device=head.device)
-    for begin in range(0, entries, ROWS):
-        rows = head[begin : begin + ROWS].to(torch.float32)
+        return {WEIGHT: head if len(head) == count and head.data_ptr() % ALIGNMENT == 0 else _filled(head, count)}
+    weight = torch.zeros((count, head.shape[1]), dtype=DTYPES[dtype], device=head.device)
+    scale = torch.zeros(count, dtype=torch.float32, device=head.device)
+    scored = max(0, min(len(head), plan.size("Vd") - rank * count))
+    for begin in range(0, scored, ROWS):
+        rows = head[begin : min(begin + ROWS, scored)].to(torch.float32)
         if not bool(rows.isfinite().all()):
             raise BindError(f"table {HEAD!r} has weights that are not finite, which {DTYPES[dtype]} has no place for")
         largest = rows.abs().amax(dim=1)
         worth = torch.where(largest > 0, largest, 1.0) / LARGEST[dtype]
         whole = rows / worth[:, None]
-        weight[begin : begin + ROWS] = (whole.round() if dtype == "i8" else whole).to(weight.dtype)
-        scale[begin : begin + ROWS] = worth
+        weight[begin : begin + len(rows)] = (whole.round() if dtype == "i8" else whole).to(weight.dtype)
+        scale[begin : begin + len(rows)] = worth
     return {WEIGHT: weight, SCALE: scale}
+
+
+def _entries(plan: Plan, head: Tensor, tokens: Tensor | None, first: int, count: int) -> Tensor:
+    """Of a head `count` entries from the first one on; fewer where there are no more. BindError as `head_tables`."""
+    entries, own = plan.size("Vd"), slice(first, first + count)
+    if len(head) == entries:
+        return head[own] if count < entries else head
+    if tokens is None:
+        if len(head) == count:
+            return head
+        wanted = f"{entries}, or {count} on each rank" if count < entries else str(entries)
+    else:
+        if len(head) > (last := int(tokens[-1])):
+            return head[tokens[own]]
+        wanted = f"{entries}, or more than {last}"
+    raise BindError(f"table {HEAD!r} has {len(head)} entries, the program reads {wanted}")
+
+
+def _filled(rows: Tensor, count: int) -> Tensor:
+    """A copy of rows T[n, W] with rows of zeros behind them, T[count, W]."""
+    return torch.cat((rows, rows.new_zeros((count - len(rows), rows.shape[1]))))

@@ -51,7 +51,7 @@ RECORDS = Capability(
 RANKS = Capability(
     ("capabilities/collective.py",),
     ("GroupCollective",),
-    "`logits: sharded`",
+    "`logits: sharded`, or `draft.head` of several ranks",
     lambda plans: any(RANK in plan.inputs for plan in plans),
 )
 MOVES = Capability(

@@ -17,9 +17,12 @@ PARTS = "G"
 
 @register("head.logits")
 def head_logits(operands: Tensors, attrs: Attrs, dims: Dims) -> Tensors:
-    """Hidden T[B, ..., W], weight [Vd, W][, scale f32[Vd]] -> logits f32[B, ..., Vd]: a product in f32."""
+    """Hidden T[B, ..., W], weight [Vd, W][, scale f32[Vd]] -> logits f32[B, ..., Vd]: a product in f32.
+
+    Sums are rounded from f64: torch adds in an order that depends on how many rows and entries there are, as on ranks.
+    """
     hidden, weight, *scale = operands
-    logits = hidden.to(torch.float32) @ weight.to(torch.float32).T
+    logits = (hidden.to(torch.float64) @ weight.to(torch.float64).T).to(torch.float32)
     return (logits * scale[0] if scale else logits,)
 
 

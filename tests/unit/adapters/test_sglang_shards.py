@@ -45,9 +45,11 @@ def gathers(runner: Runner) -> list[bool]:
     return [getattr(processor, GATHERS) for processor in runner.model.logits]
 
 
-def plan_of(ranks: int = 2, padded: int = PADDED, tokens: int = TOKENS, logits: str = "sharded") -> Plan:
+def plan_of(
+    ranks: int = 2, padded: int = PADDED, tokens: int = TOKENS, logits: str = "sharded", head: str = "engine"
+) -> Plan:
     sizes = {"vocab_size": tokens} | ({"padded_vocab_size": padded} if logits == "sharded" else {})
-    return planned("EAGLE", logits=logits, tensor_parallel=ranks, target=sizes, draft=sizes)[0]
+    return planned("EAGLE", logits=logits, tensor_parallel=ranks, target=sizes, draft=sizes | {"head": head})[0]
 
 
 @pytest.fixture(scope="module")
@@ -58,6 +60,8 @@ def plan() -> Plan:
 def test_a_rank_has_its_columns_of_each_model(plan: Plan) -> None:
     assert columns(plan) == {"target": 64, "draft": 64}
     assert columns(plan_of(logits="gathered")) == {}
+    assert columns(plan_of(logits="gathered", head="int8")) == {}
+    assert columns(plan_of(head="int8")) == {"target": 64}, "the program makes those of the draft"
 
 
 def test_the_gather_is_left_out_for_one_forward(plan: Plan) -> None:
@@ -143,6 +147,7 @@ def test_models_that_do_not_fit(plan: Plan, draft: dict[str, Any], message: str)
 def test_other_numbers_of_ranks(plan: Plan) -> None:
     misfit = "tensor_parallel is 2 in the program, tp_size is 4 in the server"
     assert misfits_of(plan, ranks=4) == [misfit]
+    assert misfits_of(plan_of(logits="gathered", head="int8"), ranks=4) == [misfit]
     padded = plan_of(ranks=1)
     misfit = f"padded_vocab_size of the {{}} is {PADDED} in the program, {TOKENS} in the server"
     assert misfits_of(padded, ranks=1) == [misfit.format("target"), misfit.format("draft")]

@@ -100,6 +100,7 @@ def plan(**changes: Any) -> Any:
         "models": {"target": model, "draft": model},
         "buckets": [4],
         "tables": dict,
+        "ranks": 1,
     }
     return SimpleNamespace(**given | changes)
 
@@ -174,7 +175,7 @@ def test_what_does_not_fit_is_named(changes: dict[str, Any], message: str) -> No
 
 
 def test_heads_that_the_program_computes() -> None:
-    """On one rank, and of as many tokens as the draft scores; that of vLLM's scores all of them. Its logits are f32."""
+    """On its ranks, of as many tokens as the draft scores; that of vLLM's scores all of them. Its logits are f32."""
     target = plan().models["target"]
     part = SimpleNamespace(vocab_size=40, hidden_size=64, dtype="bf16", logits_dtype="f32")
     of_part = plans(models={"target": target, "draft": part}, tables=lambda: {HEAD: None, TOKEN_MAP: None})
@@ -187,7 +188,8 @@ def test_heads_that_the_program_computes() -> None:
     whole = plans(models={"target": target, "draft": own}, tables=lambda: {HEAD: None})
     assert misfits(whole, server(), Own, {Own}) == []
     (misfit,) = misfits(whole, server(tensor_parallel_size=2), Own, {Own})
-    assert misfit == "the program computes the head of the draft, of which each of 2 ranks has a part"
+    assert misfit == "tensor_parallel is 1 in the program, tensor_parallel_size is 2 in the server"
+    assert misfits(of_part, server(draft_model_config=model(part=96)), Own, {Own}) == []  # vLLM says so of all tokens
 
 
 def test_a_table_of_numbers_of_drafts_is_one_of_shapes() -> None:

@@ -13,6 +13,7 @@ import pytest
 import torch
 from fakes.vllm_heads import DraftModel
 from fakes.vllm_modules import VLLM  # all that the adapter imports
+from fakes.vllm_ranks import GroupCoordinator, ranks
 from programs import planned
 from torch import Tensor
 
@@ -35,16 +36,16 @@ def modules() -> Iterator[None]:
 
 def speculator_of(**changes: Any) -> Any:
     """A speculator with its draft in bf16, which makes logits by its model."""
-    model = DraftModel(PADDED, WIDTH, **changes)
+    model = DraftModel(changes.pop("padded", PADDED), WIDTH, **changes)
     config = SimpleNamespace(model_config=SimpleNamespace(dtype=torch.bfloat16))
     return SimpleNamespace(
         model=model, device=torch.device("cpu"), vllm_config=config, compute_draft_logits=model.compute_logits
     )
 
 
-def plan_of(head: str = "weights", **draft: Any) -> Plan:
+def plan_of(head: str = "weights", ranks: int = 1, **draft: Any) -> Plan:
     sizes = {"vocab_size": TOKENS, "dtype": "bfloat16", "hidden_size": WIDTH}
-    more: dict[str, Any] = {"engine": "vllm", "page_size": 16}
+    more: dict[str, Any] = {"engine": "vllm", "page_size": 16, "tensor_parallel": ranks}
     return planned("EAGLE3", target=sizes, draft=sizes | {"head": head} | draft, **more)[0]
 
 
@@ -112,18 +113,17 @@ def test_a_head_with_too_few_entries() -> None:
 def test_a_part_of_the_tokens_that_a_file_names(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Of a head of all tokens, whose rows the program takes."""
     speculator, file = speculator_of(), tmp_path / "tokens.json"
-    head = head_of(part_of("int8"), speculator)
     monkeypatch.delenv("SPECC_TOKEN_MAP", raising=False)
     with pytest.raises(RuntimeError, match="the server's scores all: SPECC_TOKEN_MAP names no file"):
-        head.tables()
+        head_of(part_of("int8"), speculator)
     monkeypatch.setenv("SPECC_TOKEN_MAP", str(file))
     for wrong in (None, "{", "3", '["a"]', "[[1]]", "[1e400]", "[1e30]"):
         if wrong is not None:
             file.write_text(wrong)
         with pytest.raises(RuntimeError, match=r"tokens.json is no JSON array of tokens: \S+"):
-            head.tables()
+            head_of(part_of("int8"), speculator)
     file.write_text(str(PART))
-    tables = head.tables()
+    tables = head_of(part_of("int8"), speculator).tables()
     assert tables["d2t"].tolist() == PART and len(tables["draft_head"]) == PADDED
     assert torch.equal(draft_tables(part_of(), tables)["head_weight"], speculator.model.heads[0].weight[PART])
 
@@ -156,3 +156,51 @@ def test_what_forwards_return(computed: bool, monkeypatch: pytest.MonkeyPatch) -
         logits = None if computed else rows @ speculator.model.heads[0].weight.T
         assert (result.states is None) != (result.logits is None)
         assert torch.equal(result.states if computed else result.logits, rows if computed else logits)
+
+
+@pytest.fixture
+def second(monkeypatch: pytest.MonkeyPatch) -> GroupCoordinator:
+    """This process is the second of two ranks."""
+    return ranks(monkeypatch, GroupCoordinator(2, 1))
+
+
+def shared(padded: int, **changes: Any) -> Any:
+    """A speculator of whose head a rank has so many entries."""
+    speculator = speculator_of(padded=padded)
+    vars(speculator.model.heads[0]).update({"tp_size": 2, "num_added_embeddings": 0} | changes)
+    return speculator
+
+
+def test_a_rank_gives_its_shard_or_entries_of_a_map(
+    second: GroupCoordinator, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The first rank's are zeros here, for nobody has sent them."""
+    speculator = shared(64)
+    (weight,) = head_of(plan_of("int8", ranks=2), speculator).tables().values()
+    assert weight.data_ptr() == speculator.model.heads[0].weight.data_ptr() and len(weight) == 64
+    (tmp_path / "tokens.json").write_text(str(PART))
+    monkeypatch.setenv("SPECC_TOKEN_MAP", str(tmp_path / "tokens.json"))
+    head = head_of(plan_of("int8", ranks=2, vocab_size=len(PART), token_map="engine"), speculator)
+    tables = head.tables()
+    assert torch.equal(head.weight, speculator.model.heads[0].weight)
+    assert tables["d2t"].tolist() == PART
+    assert not tables["draft_head"][:3].any()
+    assert torch.equal(tables["draft_head"][3], speculator.model.heads[0].weight[PART[3] - 64])
+
+
+@pytest.mark.parametrize("changes", [{"tp_size": 4}, {"num_added_embeddings": 2}], ids=str)
+def test_a_head_that_ranks_do_not_share_as_the_program_does(changes: dict[str, Any]) -> None:
+    with pytest.raises(RuntimeError, match="not a part of the vocabulary on each rank"):
+        head_of(plan_of(ranks=2), shared(64, **changes))
+    with pytest.raises(RuntimeError, match="has 88 entries, the program reads 90"):
+        head_of(plan_of(ranks=2), shared(44))
+
+
+def test_where_one_rank_fails_all_do(second: GroupCoordinator) -> None:
+    parallel = importlib.import_module("specc.adapters.vllm.parallel")
+    assert parallel.alike(lambda: 7) == 7
+    with pytest.raises(ZeroDivisionError):
+        parallel.alike(lambda: 1 // 0)
+    second.answer = lambda said: dict.fromkeys(said, "no file")
+    with pytest.raises(RuntimeError, match="is no file on rank 0, None on rank 1"):
+        parallel.alike(lambda: 7)

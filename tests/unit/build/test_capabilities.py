@@ -104,7 +104,7 @@ BROUGHT_BY = {
     "RecordLayout": "`disaggregation: true`",
     "check_peer": "`disaggregation: true`",
     "schema_digest": "`disaggregation: true`",
-    "GroupCollective": "`logits: sharded`",
+    "GroupCollective": "`logits: sharded`, or `draft.head` of several ranks",
     "RotatedStep": "`step: rotated`",
     "AcceptanceShape": "several numbers in `num_steps`, or `shapes`",
 }

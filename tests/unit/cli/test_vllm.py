@@ -54,6 +54,9 @@ def test_a_head_that_the_program_computes(tmp_path: Path) -> None:
     whole = config(tmp_path, *EAGLE, *FLOAT, options=("--head", "int8"))
     assert whole.draft is not None
     assert (whole.draft.head, whole.draft.token_map, whole.file.draft_sampling) == ("int8", None, "coupled")
+    shared = config(tmp_path, *EAGLE, *FLOAT, "-tp", "2", options=("--head", "int8"))
+    assert shared.draft is not None and shared.draft.padded_vocab_size == 2048
+    assert (shared.file.tensor_parallel, shared.file.draft_sampling) == (2, "greedy")
     words = ("--spec-method", "eagle3", "--spec-model", str(MODELS / "eagle3_reduced"), "--spec-tokens", "3", *FLOAT)
     for head, scored, sampling in (("engine", 2048, "coupled"), ("fp8", 512, "greedy")):
         part = config(tmp_path, *words, options=("--head", head))

@@ -15,7 +15,7 @@ from specc.algorithms import names, needs
 from specc.config import LoadedConfig, load_text
 from specc.measure.tuning import search as tune
 from specc.measure.tuning import tuned
-from specc.measure.tuning.variants import Variant
+from specc.measure.tuning.variants import Form, Variant
 from specc.runtime.backends.cpu import ReferenceBackend
 from specc.runtime.plan.plan import Plan
 
@@ -43,31 +43,35 @@ class Graph:
     run: Any
 
     @property
-    def pair(self) -> tuple[int | None, int | None]:
-        return self.run.func.__self__.pair
+    def form(self) -> Form:
+        return self.run.func.__self__.form
 
     def replay(self) -> None:
         """Nothing: no time passes here."""
 
 
 class Timed(ReferenceBackend):
-    """A backend that knows its tile and warps, and may leave other bits than the reference."""
+    """A backend that knows the form of its kernels, and may leave other bits than the reference."""
 
-    def __init__(self, pair: tuple[int | None, int | None], wrong: Callable[..., bool]) -> None:
+    def __init__(self, form: Form, wrong: Callable[..., bool]) -> None:
         super().__init__()
-        self.pair, self.wrong = pair, wrong
+        self.form, self.wrong = form, wrong
 
     def launch(self, node: Any, frame: Any) -> None:
         super().launch(node, frame)
-        if self.wrong(self.pair, node):
+        if self.wrong(self.form, node):
             frame.read("health" if frame.holds("health") else "health_out").add_(1)
 
 
 @dataclass
 class Clock:
-    """Times of launches by name, tile, warps, bucket and programs of a request; 1 where nothing else is said."""
+    """Times of launches by name, tile, warps, bucket and programs of a request; 1 where nothing else is said.
+
+    `staged` is what a launch with so many stages takes of that.
+    """
 
     cost: Callable[[str, int | None, int | None, int, int], float] = lambda *_: 1.0
+    staged: Callable[[str, int | None], float] = lambda *_: 1.0
     wrong: Callable[..., bool] = lambda *_: False
     noise: float = 0.0
     step: Callable[[Plan, int], float] = lambda *_: 1.0
@@ -78,7 +82,9 @@ class Clock:
         if not isinstance(graph.run, partial):
             return self.step(graph.run.__self__.plan, graph.run.__self__.rows)
         node, frame = graph.run.args
-        return self.cost(node.name, *graph.pair, frame.rows, node.grid[frame.rows][1])
+        tile, warps, stages = graph.form
+        cost = self.cost(node.name, tile, warps, frame.rows, node.grid[frame.rows][1])
+        return cost * self.staged(node.name, stages)
 
     def pairs(self, first: Any, second: Any, samples: int, _before: object = None) -> tuple[list[float], list[float]]:
         self.asked += 1
@@ -91,8 +97,8 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     """The clock of a search on a machine without a GPU."""
     made = Clock()
 
-    def compiled(build: Any, at: int, pair: Any, folder: Path, device: torch.device) -> Variant:
-        return Variant(pair, build.shapes[at], Timed(pair, lambda *args: made.wrong(*args)))
+    def compiled(build: Any, at: int, form: Any, folder: Path, device: torch.device) -> Variant:
+        return Variant(form, build.shapes[at], Timed(form, lambda *args: made.wrong(*args)))
 
     for module in (tune, tuned):
         monkeypatch.setattr(module, "compiled", compiled)

@@ -37,7 +37,7 @@ def launch(build: Build, name: str) -> Launch:
 
 
 def test_what_is_written_reads_back(tmp_path: Path) -> None:
-    choices = Choice("verify_argmax", None, 1024, 8, {1: 3, 4: 2}), Choice("prepare_rows", "2", None, 2)
+    choices = Choice("verify_argmax", None, 1024, 8, split={1: 3, 4: 2}), Choice("prepare_rows", "2", None, 2)
     tuning = tuned(CHAIN, tmp_path, *choices).loaded.config.tuning
     assert tuning is not None
     assert tuple(replace(choice, location=None) for choice in tuning.choices) == choices
@@ -51,7 +51,7 @@ def test_a_file_without_choices_changes_nothing(tmp_path: Path) -> None:
 
 def test_a_choice_reaches_kernel_and_grid(tmp_path: Path) -> None:
     plain = build_program(load(CHAIN))
-    build = tuned(CHAIN, tmp_path, Choice("verify_argmax", None, 1024, 8, {4: 2}))
+    build = tuned(CHAIN, tmp_path, Choice("verify_argmax", None, 1024, 8, split={4: 2}))
     kernel, own = build.plan.kernels["verify_argmax"], plain.plan.kernels["verify_argmax"]
     assert (kernel.constants["BLOCK"], kernel.num_warps) == (1024, 8) != (own.constants["BLOCK"], own.num_warps)
     assert launch(build, "verify_argmax").grid[4] == (4, 3 * 2, 1)
@@ -79,8 +79,9 @@ def test_the_remark_says_what_was_there(tmp_path: Path) -> None:
     [
         (Choice("verify_argmax", None, 3000), "tile 3000 cannot be chosen"),
         (Choice("verify_argmax", None, None, 32), "warps 32 cannot be chosen"),
-        (Choice("verify_argmax", None, None, None, {1: 6}), "split 6 cannot be chosen: at most 5"),
-        (Choice("prepare_rows", None, None, None, {1: 2}), "split 2 cannot be chosen"),
+        (Choice("verify_argmax", stages=2), "stages 2 cannot be chosen: it multiplies no matrices"),
+        (Choice("verify_argmax", None, None, None, split={1: 6}), "split 6 cannot be chosen: at most 5"),
+        (Choice("prepare_rows", None, None, None, split={1: 2}), "split 2 cannot be chosen"),
         (Choice("prepare_rows", None, 1024), "tile 1024 cannot be chosen"),
         (Choice("verify_argmx"), "no launch verify_argmx"),
     ],
@@ -95,10 +96,10 @@ def test_what_a_launch_cannot_be(choice: Choice, message: str, tmp_path: Path) -
 
 def test_a_tile_moves_the_most_programs(tmp_path: Path) -> None:
     """9000 tokens are five tiles of 2048, and eighteen of 512."""
-    build = tuned(CHAIN, tmp_path, Choice("verify_argmax", None, 512, None, {1: 18}))
+    build = tuned(CHAIN, tmp_path, Choice("verify_argmax", None, 512, None, split={1: 18}))
     assert launch(build, "verify_argmax").grid[1] == (1, 3 * 18, 1)
     with pytest.raises(DiagnosticError, match="at most 18"):
-        tuned(CHAIN, tmp_path, Choice("verify_argmax", None, 512, None, {1: 19}))
+        tuned(CHAIN, tmp_path, Choice("verify_argmax", None, 512, None, split={1: 19}))
 
 
 def test_sums_have_no_knobs() -> None:
@@ -122,7 +123,7 @@ def test_how_a_row_is_cut_changes_no_draw() -> None:
 def test_copies_are_shared_by_as_many_as_there_are_pieces(tmp_path: Path) -> None:
     built = build_program(load(TREE)).shapes[0]
     knobs = knobs_of(built, "compact")
-    build = tuned(TREE, tmp_path, Choice("compact", None, None, 8, {4: 3}))
+    build = tuned(TREE, tmp_path, Choice("compact", None, None, 8, split={4: 3}))
     assert launch(build, "compact").grid[4] == (4, knobs.fixed + 3, 1)
     assert knobs.split_of(launch(build, "compact").grid[4]) == 3
 

@@ -10,12 +10,14 @@ from specc.build.build import build_program
 from specc.config.chosen import Choice
 from specc.measure.tuning.file import tuning_text
 from specc.measure.tuning.tuned import Tuned, tune
+from specc.measure.tuning.variants import described, knobs_of
 from specc.runtime.plan.nodes import Launch
 from specc.runtime.plan.plan import Plan
 
 from .conftest import CHAIN, TREE, Clock, load
 
 CPU = torch.device("cpu")
+HEAD = CHAIN[:-2] + ", head: int8}\n"
 
 
 def search(text: str, seconds: float = 60.0) -> Tuned:
@@ -75,7 +77,7 @@ def test_a_gain_that_a_step_would_not_notice_is_not_taken(clock: Clock) -> None:
 
 def test_what_leaves_other_bits_is_not_taken(clock: Clock) -> None:
     clock.cost = lambda name, tile, warps, *_: 0.5 if tile == 1024 else 0.7 if (tile, warps) == (None, 8) else 1.0
-    clock.wrong = lambda pair, node: pair[0] == 1024
+    clock.wrong = lambda form, node: form.tile == 1024
     choices = by_launch(search(CHAIN))
     assert {(choice.tile, choice.warps) for choice in choices.values()} == {(None, 8)}
 
@@ -132,3 +134,28 @@ def test_a_tree_is_searched_where_it_does_not_add(clock: Clock, tmp_path: Path) 
     plan = build_program(load(TREE + "tuning: t.yaml\n", tmp_path)).plan
     warps = {node.name: plan.kernels[node.kernel].num_warps for node in plan.nodes("step") if isinstance(node, Launch)}
     assert warps["compact"] == warps["prepare_rows"] == 2 != warps["verify_argmax"]
+
+
+def test_a_head_is_searched_where_it_does_not_add(clock: Clock, tmp_path: Path) -> None:
+    """Its tile, warps and stages reach the kernel, and its split the grid."""
+    clock.cost = lambda name, tile, warps, bucket, y: 0.8 if (tile, warps, bucket, y) in {(128, 8, 4, 24)} else 1.0
+    clock.staged = lambda name, stages: 0.9 if stages == 5 and name.startswith("head") else 1.0
+    tuned = search(HEAD)
+    choices = by_launch(tuned)
+    assert choices.keys() == {"head_0", "head_1"}
+    for choice in choices.values():
+        assert (choice.tile, choice.warps, choice.stages, choice.split[4]) == (128, 8, 5, 24)
+    (tmp_path / "t.yaml").write_text(tuning_text(tuned.tuning, tuned.found, tuned.steps))
+    plan = build_program(load(HEAD + "tuning: t.yaml\n", tmp_path)).plan
+    for node in (node for node in plan.nodes("step") if isinstance(node, Launch) and node.name in choices):
+        kernel = plan.kernels[node.kernel]
+        assert (kernel.constants["BN"], kernel.num_warps, kernel.num_stages) == (128, 8, 5)
+        assert node.grid[4] == (4, 24, 1)
+
+
+def test_what_is_searched_of_a_head_that_adds() -> None:
+    """A top-k: exponentials are added in the order of tiles and warps, not in that of loads or of programs."""
+    (built,) = build_program(load(TREE[:-2] + ", head: int8}\n")).shapes
+    knobs = knobs_of(built, "head_0")
+    assert (knobs.tiles, knobs.warps, knobs.stages, knobs.split) == ((), (), (2, 3, 4, 5), 512)
+    assert described(built, "head_0") == "3 stages, split 512 at 1, 128 at 4"

@@ -84,3 +84,41 @@ def test_the_engine_brings_the_head_alone() -> None:
     tables = plan.tables()
     assert set(tables) == {HEAD, TOKEN_MAP}
     assert (tables[HEAD].dtype, tables[HEAD].axes) == ("bf16", ("H", "24"))
+
+
+@pytest.mark.parametrize("head", ["weights", "int8", "fp8"])
+@pytest.mark.parametrize("scored", [90, 40], ids=["all", "a-part"])
+@pytest.mark.parametrize("ranks", [2, 4, 8])
+def test_ranks_share_out_what_one_has(head: str, scored: int, ranks: int) -> None:
+    """Of columns that are a multiple of 64, with zeros behind the last entry; a map's entries are shared out alike."""
+    whole, tokens = weights(), torch.arange(3, 90, 2)[:scored] if scored < 90 else None
+    alone = head_tables(plan_of(head, scored), whole, tokens)
+    plan = plan_of(head, scored, tensor_parallel=ranks)
+    shards = [head_tables(plan, whole, tokens, rank) for rank in range(ranks)]
+    for name, table in alone.items():
+        joined = torch.cat([shard[name] for shard in shards])
+        assert len(joined) == -(-scored // 64) * 64
+        assert all(len(shard[name]) == plan.size("Vds") for shard in shards)
+        assert torch.equal(joined[:scored].float(), table.float())
+        assert not joined[scored:].float().any()
+
+
+def test_a_shard_of_the_engines_is_read_in_place() -> None:
+    """With whatever it has behind the last entry, which is not looked at where weights become others."""
+    plans = {head: plan_of(head, tensor_parallel=2) for head in ("weights", "int8")}
+    shard = torch.full((64, 24), torch.nan, dtype=torch.bfloat16)
+    shard[:26] = weights()[64:]
+    assert head_tables(plans["weights"], shard, None, 1)[WEIGHT] is shard
+    made, alone = head_tables(plans["int8"], shard, None, 1), head_tables(plan_of("int8"), weights(), None)
+    for name, table in alone.items():
+        assert torch.equal(made[name][:26], table[64:]) and not made[name][26:].any()
+    with pytest.raises(BindError, match="not finite"):
+        head_tables(plans["int8"], shard, None, 0)
+
+
+def test_what_is_wrong_with_a_rank_of_a_head() -> None:
+    plan = plan_of("int8", tensor_parallel=2)
+    with pytest.raises(BindError, match="has 63 entries, the program reads 90, or 64 on each rank"):
+        head_tables(plan, weights(63), None, 1)
+    with pytest.raises(BindError, match="has 32 entries, the program reads 40, or more than 81"):
+        head_tables(plan_of("int8", 40, tensor_parallel=2), weights(32), torch.arange(3, 83, 2), 1)
