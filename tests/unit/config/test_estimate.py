@@ -85,7 +85,7 @@ PUBLISHED = re.findall(r"(\d+(?:x\d+x\d+)?)(?: has|:) (\d\.\d\d)", json.loads(
 FACTOR = 1.1
 """How far an estimate may be from the milliseconds by which its figures were chosen."""
 ELSEWHERE = 1.25
-"""And from those of another model on another GPU."""
+"""And from those of another GPU, or another model."""
 
 
 def weights(folder: Path, keys: dict[str, Any], **how: Any) -> Weights:
@@ -95,38 +95,46 @@ def weights(folder: Path, keys: dict[str, Any], **how: Any) -> Weights:
     return weights_of(describe(folder, folder.name), **how)
 
 
-def measured() -> dict[Shape, dict[int, float]]:
-    """Milliseconds of a step by shape and batch, of the program in the table of docs/benchmarks.md."""
+def measured(gpu: str = "H100") -> dict[Shape, dict[int, float]]:
+    """Milliseconds of a step by shape and batch, of the program in the table of a GPU in docs/benchmarks.md."""
     text = (ROOT / "docs" / "benchmarks.md").read_text().partition("## The best shape for every batch")[2]
+    text = re.split(rf"(?i)\*\*[^*]*\*\* on one {gpu}|\*\*on one {gpu}", text, maxsplit=1)[1]
     batches = [int(word) for word in re.findall(r"\d+", re.findall(r"(?m)^\| side \| batch (.*)$", text)[0])]
-    rows = re.findall(r"(?m)^\| program, (\S+) \|(.*)\|$", text.partition("Tokens/s:")[0])
+    rows = re.findall(r"(?m)^\| program, (\S+) \|(.*)\|$", text)[:7]
     table = {shape_called(name): map(float, cells.split("|")) for name, cells in rows}
     return {shape: dict(zip(batches, times, strict=True)) for shape, times in table.items() if shape is not None}
 
 
+def llama_on(gpu: str, folder: Path) -> StepTime:
+    """Steps of Llama-3.1-8B with an EAGLE head."""
+    head = weights(folder / "head", LLAMA | {"num_hidden_layers": 1}, module=True, reads=2 * 4096)
+    return StepTime(SPEEDS[gpu.lower()], weights(folder / "target", LLAMA), head, needs("EAGLE").forwards)
+
+
 @pytest.fixture
 def llama(tmp_path: Path) -> StepTime:
-    """Steps of Llama-3.1-8B with an EAGLE head on one H100."""
-    head = weights(tmp_path / "head", LLAMA | {"num_hidden_layers": 1}, module=True, reads=2 * 4096)
-    return StepTime(SPEEDS["h100"], weights(tmp_path / "target", LLAMA), head, needs("EAGLE").forwards)
+    """Those on one H100."""
+    return llama_on("H100", tmp_path)
 
 
-def test_times_are_near_those_that_were_measured(llama: StepTime) -> None:
-    table = measured()
+@pytest.mark.parametrize(("gpu", "factor"), [("H100", FACTOR), ("H200", ELSEWHERE)])
+def test_times_are_near_those_that_were_measured(gpu: str, factor: float, tmp_path: Path) -> None:
+    table, steps = measured(gpu), llama_on(gpu, tmp_path)
     assert len(table) == 7 and all(len(times) == 7 for times in table.values())
     for shape, times in table.items():
         for batch, ms in times.items():
-            assert 1 / FACTOR < llama.ms(shape, batch) / ms < FACTOR, (shape, batch)
+            assert 1 / factor < steps.ms(shape, batch) / ms < factor, (shape, batch)
 
 
-def test_shapes_have_the_order_in_which_they_were_measured(llama: StepTime) -> None:
+@pytest.mark.parametrize("gpu", ["H100", "H200"])
+def test_shapes_have_the_order_in_which_they_were_measured(gpu: str, tmp_path: Path) -> None:
     """Wherever two of them were apart by more than turns of the same were: 5 %."""
-    pairs = 0
-    for (one, times), (other, others) in itertools.permutations(measured().items(), 2):
+    pairs, steps = 0, llama_on(gpu, tmp_path)
+    for (one, times), (other, others) in itertools.permutations(measured(gpu).items(), 2):
         for batch in times:
             if times[batch] > 1.05 * others[batch]:
                 pairs += 1
-                assert llama.ms(one, batch) > llama.ms(other, batch), (one, other, batch)
+                assert steps.ms(one, batch) > steps.ms(other, batch), (one, other, batch)
     assert pairs > 100
 
 
