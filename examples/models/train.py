@@ -103,7 +103,7 @@ def load_model(directory: Path, device: torch.device) -> LlamaForCausalLM:
 
 
 class Job(NamedTuple):
-    """What a training stage is given: where models lie, what to read, for how long, and where to compute.
+    """A training stage's arguments: where models lie, what to read, for how long, and where to compute.
 
     sizes: those of the model that are not the example's, as `llama_config` calls them.
     """

@@ -116,7 +116,7 @@ def impossible(module: Module, kernel: Kernel, chosen: Tuned) -> list[str]:
 
 
 def _compiled(chosen: Tuned, knobs: Knobs) -> Iterator[tuple[str, int, tuple[int, ...]]]:
-    """What a kernel is compiled with: in words, what was chosen, and what may be."""
+    """Each choice that a kernel is compiled with: its name, what was chosen, and what may be."""
     yield "tile", chosen.tile, knobs.tiles
     yield "warps", chosen.warps, knobs.warps
     yield "stages", chosen.stages, knobs.stages

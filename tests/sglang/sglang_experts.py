@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 from head_layouts import EXAMPLES
+from sglang_models import write_pair
 from transformers import AutoTokenizer, Qwen2MoeConfig, Qwen2MoeForCausalLM
 
 LAYERS, EXPERTS, CHOSEN = 4, 8, 2
@@ -36,13 +37,7 @@ def write_experts(folder: Path) -> None:
     with torch.no_grad():
         for name, weights in model.named_parameters():
             weights *= next((less for kind, less in QUIET.items() if kind in name), 1)
-    model.save_pretrained(folder / "sorter")
-    with torch.no_grad():
-        for weights in model.parameters():
-            weights *= 1 + APART * torch.randn_like(weights)
-    model.save_pretrained(folder / "guesser")
-    for name in ("sorter", "guesser"):
-        tokenizer.save_pretrained(folder / name)
+    write_pair(model, tokenizer, (folder / "sorter", folder / "guesser"), APART)
 
 
 def without_shared_experts(model: Qwen2MoeForCausalLM) -> None:

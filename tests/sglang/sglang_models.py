@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from head_layouts import EMBEDDING, EXAMPLES, eagle, eagle3, read, write
 from torch.nn.functional import pad
-from transformers import AutoModelForCausalLM, AutoTokenizer
+from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 
 TOKEN_MAP = "tokens.pt"
 """The file of some tokens, beside the models."""
@@ -19,6 +19,23 @@ ODD = 2
 """How many tokens the target `odd` has more, which make its vocabulary no multiple of what SGLang pads heads to."""
 UNTIED = {"tie_word_embeddings": False}
 """SGLang gives a head the target's `lm_head` in the place of its own, so it must have one."""
+
+
+def write_pair(
+    model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, folders: Sequence[Path], apart: float
+) -> None:
+    """Write a target and a draft whose weights differ from it by such a part, into a folder each.
+
+    The model is the draft afterwards.
+    """
+    target, draft = folders
+    model.save_pretrained(target)
+    with torch.no_grad():
+        for weights in model.parameters():
+            weights *= 1 + apart * torch.randn_like(weights)
+    model.save_pretrained(draft)
+    for folder in folders:
+        tokenizer.save_pretrained(folder)
 
 
 def write_models(folder: Path) -> None:

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import torch
 from head_layouts import EXAMPLES
+from sglang_models import write_pair
 from transformers import AutoTokenizer, Gemma3ForCausalLM, Gemma3TextConfig
 
 WINDOW = 12
@@ -36,10 +37,4 @@ def write_windows(folder: Path) -> None:
                 weights += LOUD - 1
         # The head is the embedding: without this, every token would be followed by itself.
         model.model.norm.weight += torch.randint(0, 2, (config.hidden_size,)) * -2.0
-    model.save_pretrained(folder / "short")
-    with torch.no_grad():
-        for weights in model.parameters():
-            weights *= 1 + APART * torch.randn_like(weights)
-    model.save_pretrained(folder / "shorter")
-    for name in ("short", "shorter"):
-        tokenizer.save_pretrained(folder / name)
+    write_pair(model, tokenizer, (folder / "short", folder / "shorter"), APART)

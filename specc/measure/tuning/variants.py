@@ -29,7 +29,7 @@ from specc.support.diagnostics import DiagnosticError
 
 
 class Form(NamedTuple):
-    """What a kernel is compiled with; None for specc's own choice."""
+    """A kernel is compiled with these; None is specc's own choice."""
 
     tile: int | None = None
     warps: int | None = None

@@ -83,7 +83,7 @@ def head_tables(plan: Plan, head: Tensor, tokens: Tensor | None, rank: int = 0) 
 
 
 def _entries(plan: Plan, head: Tensor, tokens: Tensor | None, first: int, count: int) -> Tensor:
-    """Of a head `count` entries from the first one on; fewer where there are no more. BindError as `head_tables`."""
+    """The head's `count` entries from the first one on; fewer where there are no more. BindError as `head_tables`."""
     entries, own = plan.size("Vd"), slice(first, first + count)
     if len(head) == entries:
         return head[own] if count < entries else head

@@ -98,7 +98,7 @@ def weights(folder: Path, keys: dict[str, Any], **how: Any) -> Weights:
 def measured(gpu: str = "H100") -> dict[Shape, dict[int, float]]:
     """Milliseconds of a step by shape and batch, of the program in the table of a GPU in docs/benchmarks.md."""
     text = (ROOT / "docs" / "benchmarks.md").read_text().partition("## The best shape for every batch")[2]
-    text = re.split(rf"(?i)\*\*[^*]*\*\* on one {gpu}|\*\*on one {gpu}", text, maxsplit=1)[1]
+    text = re.split(f"on one {gpu}", text, maxsplit=1, flags=re.IGNORECASE)[1]
     batches = [int(word) for word in re.findall(r"\d+", re.findall(r"(?m)^\| side \| batch (.*)$", text)[0])]
     rows = re.findall(r"(?m)^\| program, (\S+) \|(.*)\|$", text)[:7]
     table = {shape_called(name): map(float, cells.split("|")) for name, cells in rows}
