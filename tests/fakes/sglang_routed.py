@@ -17,7 +17,9 @@ NOTHING = -9
 
 @at("state_capturer.base")
 class BaseTopkCapturer:
-    """SGLang's capturer in a server that returns experts; `current` is that of the server that runs, None where it returns none.
+    """SGLang's capturer in a server that returns experts.
+
+    `current` is that of the server that runs, None where it returns none.
 
     Attributes:
         device_cache: its `buffer` i32[rows, layers, n + shared], where layers write those of a forward.
