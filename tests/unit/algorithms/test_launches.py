@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from programs import load
+from programs import load, planned
 
 from specc.algorithms import needs
 from specc.build.compile import compile_module
@@ -65,3 +65,21 @@ def test_a_grammar_costs_none(algorithm: str, shape: int) -> None:
         keys = {"num_steps": 3, "verify": "target_only", **more}
         keys |= {"topk": 2, "num_draft_tokens": 3} if shape else {}
         assert launches(algorithm, sampling=["grammar"], **keys) == launches(algorithm, **keys)
+
+
+SHAPES = [{"num_steps": 3, "topk": 2, "num_draft_tokens": 6}, {"num_steps": 3}, {"num_steps": 1}]
+
+
+@pytest.mark.parametrize("algorithm", ["STANDALONE", "EAGLE", "EAGLE3"])
+@pytest.mark.parametrize("verify", ["greedy", "target_only"])
+def test_a_change_of_shape_costs_none(algorithm: str, verify: str) -> None:
+    """A step among several shapes is what it is alone, also of a request that comes from another one: it knows not."""
+    several = planned(algorithm, shapes=[*SHAPES, {"num_steps": 0}], verify=verify)
+    for plan, shape in zip(several, SHAPES, strict=False):
+        (alone,) = planned(algorithm, verify=verify, **shape)
+        assert plan.shape == alone.shape
+        for bucket, cost in plan.totals.items():
+            own = alone.totals[bucket]
+            assert cost.launches_in_graph == own.launches_in_graph
+            assert cost.launches_outside_graph == own.launches_outside_graph == 0
+        assert len(plan.externals("step")) == len(alone.externals("step"))
