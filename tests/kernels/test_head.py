@@ -20,14 +20,16 @@ from specc.ir.declarations import Options, Tuned
 from specc.ir.types import Dim, TensorType
 from specc.kernels import FAMILIES
 from specc.runtime.plan.draft_head import PART_AXIS, SCALE, WEIGHT
+from specc.runtime.plan.weight_pairs import paired
 from specc.runtime.semantics.convention import DTYPES
 from specc.runtime.semantics.reference import OPS
 
 POOL = 12
 KINDS = ("f32", "f16", "bf16", "i8", "f8")
 """Dtypes of weights; rows have the same, and 32 bits where weights have 8."""
-SIZES = [(300, 24, 2), (800, 16, 2), (1000, 200, 64), (64, 64, 4), (130, 72, 8)]
-"""Entries, weights of each, parts: of two tiles, of four, weights of several loads, whole ones, parts of few."""
+SIZES = [(300, 24, 2), (800, 16, 2), (1000, 200, 64), (64, 64, 4), (130, 72, 8), (300, 32, 2), (200, 224, 4)]
+"""Entries, weights of each, parts: of two tiles, of four, weights of several loads, whole ones, parts of few, pairs of
+fewer words than a tile has, and of several loads."""
 
 
 def require_product(launcher: Launcher, kind: str) -> None:
@@ -73,7 +75,7 @@ def random_head(source: torch.Generator, shape: tuple[int, ...], entries: int, w
     scale = 2.0 ** torch.randint(-4, 3, (entries,), generator=source).float() if eight else None
     logits = torch.nan_to_num(hidden, nan=math.nan, posinf=math.inf) @ weight.T
     hidden = hidden.to(DTYPES["f32" if eight else kind])
-    return Head(hidden, weight.to(DTYPES[kind]), scale, logits if scale is None else logits * scale)
+    return Head(hidden, paired(weight.to(DTYPES[kind])), scale, logits if scale is None else logits * scale)
 
 
 def module_of(opcode: str, head: Head, parts: int, branches: int, *axis: str) -> Module:
