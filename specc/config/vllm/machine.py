@@ -28,7 +28,9 @@ LIBRARIES = ("_C_stable_libtorch", "_moe_C_stable_libtorch", "vllm_flash_attn", 
 class Library(ModuleType):
     """A library of vLLM's for GPUs: it has everything."""
 
-    __path__: ClassVar[list[str]] = []
+    def __init__(self, name: str) -> None:
+        super().__init__(name)
+        self.__path__ = []
 
     def __getattr__(self, name: str) -> Any:
         """Return something that says yes."""
@@ -91,8 +93,10 @@ class Gpu(cuda.CudaPlatformBase):
         return 8
 
 
-importlib.import_module("vllm.platforms")._current_platform = Gpu()
+platforms: Any = importlib.import_module("vllm.platforms")
+platforms._current_platform = Gpu()
 custom: Any = importlib.import_module("vllm._custom_ops")
 for kernel in [name for name in dir(custom) if "_supports_" in name] if missing else ():
     setattr(custom, kernel, lambda *_: True)
-importlib.import_module("vllm.model_executor.models.registry")._run_in_subprocess = lambda look: look()
+registry: Any = importlib.import_module("vllm.model_executor.models.registry")
+registry._run_in_subprocess = lambda look: look()
