@@ -1,11 +1,13 @@
 """vLLM 0.33.0 with its own speculation against vLLM with specc's programs, each engine in a process of its own.
 
-    compare.py --models DIR --programs DIR --out DIR [--tiny] [--quick] [--together] [--budget SECONDS] [RUN ...]
+    compare.py --models DIR --programs DIR --out DIR [--size SIZE] [--quick] [--together] [--budget SECONDS] [RUN ...]
 
 Runs are none, draft.vllm, draft.specc, eagle.vllm and eagle.specc, all by default. DIR of --programs has a folder per
-program, in which its wheel is unpacked. With --together all engines start beside each other, and are measured in turns,
-so that what else the machine does meets all of them: x is the median, and the range, of tokens/s over vLLM's own in
-every turn. With --tiny they run on a CPU, for which Triton needs a backend `cpu` on the path (tests/vllm/stand_ins).
+program, in which its wheel is unpacked. With --size 8b the models have the sizes of Llama-3.1-8B, and engines are as
+servers start: FLASH_ATTN and torch.compile; head.specc is a program for the EAGLE head that computes the draft's head
+itself. With --together all engines start beside each other, and are measured in turns, so that what else the machine
+does meets all of them: x is the median, and the range, of tokens/s over vLLM's own in every turn. With --size tiny they
+run on a CPU, for which Triton needs a backend `cpu` on the path (tests/vllm/stand_ins).
 Results: OUT/comparison.json, OUT/comparison.md, OUT/runs. Ends with 1 when an engine failed, or when token ids or
 accepted lengths differ.
 """
@@ -23,7 +25,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from models import sizes
+from models import SIZES, common
 
 HERE = Path(__file__).resolve().parent
 if (HERE.parent / "texts.py").exists():
@@ -32,7 +34,9 @@ if (HERE.parent / "texts.py").exists():
 from texts import compare_texts, last_line, number, share
 
 STEPS = 3
-RUNS = ("draft.vllm", "draft.specc", "none", "eagle.vllm", "eagle.specc")
+RUNS = ("draft.vllm", "draft.specc", "none", "eagle.vllm", "eagle.specc", "head.specc")
+DRAFTS = {"draft": ("draft_model", "draft"), "eagle": ("eagle", "eagle"), "head": ("eagle", "eagle")}
+"""vLLM's method and the folder of the draft, by kind of run."""
 CUDA: dict[str, Any] = {
     "dtype": "bfloat16",
     "max_model_len": 1024,
@@ -42,7 +46,9 @@ CUDA: dict[str, Any] = {
     "async_scheduling": True,
     "gpu_memory_utilization": 0.1,
     "kv_cache_memory_bytes": 4 << 30,
+    "compilation_config": {"mode": 0, "cudagraph_mode": "FULL_DECODE_ONLY"},
 }
+REAL = CUDA | {"max_num_seqs": 64, "attention_backend": "FLASH_ATTN", "block_size": 16, "compilation_config": {}}
 CPU: dict[str, Any] = {
     "dtype": "float32",
     "max_model_len": 256,
@@ -57,6 +63,8 @@ COMMON: dict[str, Any] = {
     "disable_log_stats": True,
     "seed": 1,
 }
+ENGINES = {"tiny": (CPU, [1, 2]), "small": (CUDA, [1, 8, 32]), "8b": (REAL, [1, 8, 32, 64])}
+"""Arguments of vLLM and batches by size of the models."""
 QUICK = {"tokens": 128, "compared": 96, "repeats": 9}
 TINY = {"tokens": 32, "compared": 24, "repeats": 1, "profiled": 4, "device": "cpu"}
 Result = dict[str, Any]
@@ -69,7 +77,8 @@ class Engine:
         self.name, self._given = name, given
         kind, _, side = name.partition(".")
         self.kind = kind
-        kinds = f"{'tiny_' * given.tiny}{'drawn_' * bool(given.sampling)}{kind}"
+        size = "" if given.size == "small" else f"{given.size}_"
+        kinds = f"{size}{'drawn_' * bool(given.sampling)}{kind}"
         self.program = f"specc_program_bench_vllm_{kinds}" if side == "specc" else None
         self.path: Path = given.out / "runs" / f"{name}.json"
         self.log = self.path.with_suffix(".log")
@@ -85,28 +94,27 @@ class Engine:
         if self.program:
             settings["PYTHONPATH"] = f"{settings.get('PYTHONPATH', '')}:{self._given.programs / self.program}"
             settings["SPECC_PROGRAM"] = self.program
+            settings["SPECC_TOKEN_MAP"] = str(self._given.models / "common.json")
         with self.log.open("w") as file:
             command = [sys.executable, str(HERE / "engine.py"), str(self.path), str(job)]
             self._process = subprocess.Popen(command, env=settings, stdout=file, stderr=file, start_new_session=True)
 
     def job(self) -> Result:
         """What engine.py is asked."""
-        tiny, models = self._given.tiny, self._given.models
-        batches = [1, 2] if tiny else [1, 8, 32]
-        engine = COMMON | (CPU if tiny else CUDA) | {"model": str(models / "target")}
-        nodes = 1
+        size, models = self._given.size, self._given.models
+        arguments, batches = ENGINES[size]
+        engine, nodes = COMMON | arguments | {"model": str(models / "target")}, 1
         if self.kind != "none":
-            method = {"draft": "draft_model", "eagle": "eagle"}[self.kind]
-            speculation = {"method": method, "model": str(models / self.kind), "num_speculative_tokens": STEPS}
+            method, folder = DRAFTS[self.kind]
+            speculation = {"method": method, "model": str(models / folder), "num_speculative_tokens": STEPS}
             engine["speculative_config"], nodes = speculation, STEPS + 1
-        if not tiny:
+        if "compilation_config" in engine:
             captured = [2**power for power in range((nodes * max(batches)).bit_length())]
-            graphs = {"mode": 0, "cudagraph_mode": "FULL_DECODE_ONLY", "cudagraph_capture_sizes": captured}
-            engine["compilation_config"] = graphs
+            engine["compilation_config"] = engine["compilation_config"] | {"cudagraph_capture_sizes": captured}
         job: Result = {"engine": engine | self._given.engine, "batches": batches, "program": self.program is not None}
-        job |= {"vocab": sizes(tiny)["target"]["vocab"], "traces": str(self._given.out / "traces")}
+        job |= {"vocab": common(size), "traces": str(self._given.out / "traces")}
         job |= {"sampling": self._given.sampling} if self._given.sampling else {}
-        return job | (QUICK if self._given.quick else {}) | (TINY if tiny else {})
+        return job | (QUICK if self._given.quick else {}) | (TINY if size == "tiny" else {})
 
     def wait(self, deadline: float, reached: Callable[[], bool]) -> bool:
         """Until it ends, or has reached something: whether it has not failed. Killed at the deadline."""
@@ -199,7 +207,7 @@ def report(engines: list[Engine]) -> tuple[Result, str, bool]:
     lines = [f"| {' | '.join([*heads, 'GPU us', 'x'])} |", "|---" * (len(heads) + 2) + "|"]
     good = not any("error" in run for run in runs.values())
     for name, run in runs.items():
-        own_run = runs.get(name.replace("specc", "vllm"), {})
+        own_run = runs.get(name.replace("head", "eagle").replace("specc", "vllm"), {})
         for key in [key for key in run if key.startswith("b") and key[1:].isdigit()]:
             cells, same = row(run, own_run, runs.get("none", {}), key)
             good = good and same
@@ -251,7 +259,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--models", type=Path, required=True, help="what models.py made")
     parser.add_argument("--programs", type=Path, required=True, help="unpacked wheels, a folder each")
     parser.add_argument("--out", type=Path, required=True)
-    parser.add_argument("--tiny", action="store_true", help="tiny models on a CPU")
+    parser.add_argument("--size", choices=SIZES, default="small", help="of the models; tiny ones run on a CPU")
     parser.add_argument("--quick", action="store_true", help="fewer tokens")
     parser.add_argument("--together", action="store_true", help="start all engines beside each other")
     parser.add_argument("--budget", type=float, default=3600, help="seconds for everything")
@@ -278,7 +286,7 @@ def main() -> int:
     given = arguments()
     for folder in ("runs", "traces"):
         (given.out / folder).mkdir(parents=True, exist_ok=True)
-    engines = [Engine(name, given) for name in given.runs or RUNS]
+    engines = [Engine(name, given) for name in given.runs or RUNS[:-1]]
     serve(engines, given)
     runs, text, good = report(engines)
     (given.out / "comparison.json").write_text(json.dumps(runs))

@@ -1,4 +1,4 @@
-"""The models of the benchmark, made on the spot: models.py OUT [--tiny]
+"""The models of the benchmark, made on the spot: models.py OUT [--size SIZE]
 
 Random Llamas in which the next token follows from the last one: `lm_head` has the embedding of a token as the row of
 its successor, and what the layers add is small. A draft knows the successors of seven tokens in ten: a chain of three
@@ -8,7 +8,9 @@ drafts has an accepted length of about 2.5, and rounding decides nothing.
 * draft: 2 layers, 1024 wide.
 * eagle: a head of one layer, as wide as the target, in vLLM's layout, with an embedding of its own.
 
-With --tiny they are small, and float32.
+With --size tiny they are small, and float32. With --size 8b the target has the sizes of Llama-3.1-8B, and the draft
+model those of Llama-3.2-1B. Their 32768 first tokens follow each other alone, and common.json has these: the map of a
+draft that scores a part.
 """
 
 from __future__ import annotations
@@ -23,20 +25,36 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 KNOWN = 0.7
+COMMON = 32768
+"""Tokens that texts are made of, where the vocabulary has more."""
 SMALL = 0.002
 """Deviation of the weights that add to the residual stream; of all others it is ten times that."""
 Weights = dict[str, Tensor]
 
 
-def sizes(tiny: bool) -> dict[str, dict[str, int]]:
+SIZES = {
+    "tiny": {
+        "target": (256, 512, 2, 4, 2, 1000),
+        "draft": (128, 256, 1, 2, 2, 1000),
+        "eagle": (256, 512, 1, 4, 2, 1000),
+    },
+    "small": {
+        "target": (2048, 8192, 8, 16, 8, 32000),
+        "draft": (1024, 4096, 2, 8, 8, 32000),
+        "eagle": (2048, 8192, 1, 16, 8, 32000),
+    },
+    "8b": {
+        "target": (4096, 14336, 32, 32, 8, 128256),
+        "draft": (2048, 8192, 16, 32, 8, 128256),
+        "eagle": (4096, 14336, 1, 32, 8, 128256),
+    },
+}
+
+
+def sizes(size: str) -> dict[str, dict[str, int]]:
     """Width, inner width, layers, heads, heads of keys and values of each model, and V."""
     names = ("width", "inner", "layers", "heads", "kv_heads", "vocab")
-    rows = {
-        "target": (256, 512, 2, 4, 2, 1000) if tiny else (2048, 8192, 8, 16, 8, 32000),
-        "draft": (128, 256, 1, 2, 2, 1000) if tiny else (1024, 4096, 2, 8, 8, 32000),
-        "eagle": (256, 512, 1, 4, 2, 1000) if tiny else (2048, 8192, 1, 16, 8, 32000),
-    }
-    return {name: dict(zip(names, row, strict=True)) for name, row in rows.items()}
+    return {name: dict(zip(names, row, strict=True)) for name, row in SIZES[size].items()}
 
 
 def config(size: dict[str, int], dtype: str, architecture: str) -> dict[str, Any]:
@@ -118,13 +136,19 @@ def save(folder: Path, weights: Weights, about: dict[str, Any]) -> None:
     (folder / "config.json").write_text(json.dumps(about))
 
 
-def main(out: Path, tiny: bool) -> None:
+def common(size: str) -> int:
+    """The first tokens of a size's vocabulary, of which texts are."""
+    return min(COMMON, sizes(size)["target"]["vocab"])
+
+
+def main(out: Path, size_name: str) -> None:
     """Make all models."""
-    device, dtype = ("cuda" if torch.cuda.is_available() else "cpu"), "float32" if tiny else "bfloat16"
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    dtype = "float32" if size_name == "tiny" else "bfloat16"
     torch.manual_seed(3)
-    size = sizes(tiny)
+    size, first = sizes(size_name), common(size_name)
     vocab = size["target"]["vocab"]
-    successors = torch.randperm(vocab).to(device)
+    successors = torch.cat([torch.randperm(first), first + torch.randperm(vocab - first)]).to(device)
     known = (torch.rand(vocab) < KNOWN).to(device)
     target = language_model(size["target"], successors)
     drafted = torch.where(known, successors, (successors + 1) % vocab)
@@ -132,11 +156,12 @@ def main(out: Path, tiny: bool) -> None:
     save(out / "draft", language_model(size["draft"], drafted), config(size["draft"], dtype, "LlamaForCausalLM"))
     head = eagle_head(size["eagle"], target["model.embed_tokens.weight"], known)
     save(out / "eagle", head, config(size["eagle"], dtype, "EagleLlamaForCausalLM"))
+    (out / "common.json").write_text(json.dumps(list(range(first))))
 
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("out", type=Path)
-    parser.add_argument("--tiny", action="store_true")
+    parser.add_argument("--size", choices=SIZES, default="small")
     given = parser.parse_args()
-    main(given.out, given.tiny)
+    main(given.out, given.size)

@@ -19,6 +19,7 @@ def main() -> int:
     parser.add_argument("--case", type=int, help="run this case alone and let what it raises through")
     parser.add_argument("--seconds", type=float, default=600, help="how long; default 600")
     parser.add_argument("--count", type=int, default=0, help="how many inputs of each generator, however long it takes")
+    parser.add_argument("--first", type=int, default=0, help="the case to begin with, where another attack ended")
     parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1, help="processes; default: one per core")
     given = parser.parse_args()
     names = given.generator or list(GENERATORS)
@@ -27,7 +28,9 @@ def main() -> int:
             print(f"{name}: {runner.outcome_of(name, given.seed, given.case)}")
         return 0
     seconds = float("inf") if given.count else given.seconds
-    return runner.report(runner.run(names, given.seed, given.jobs, seconds, given.count), given.seed, given.jobs)
+    return runner.report(
+        runner.run(names, given.seed, given.jobs, seconds, given.count, given.first), given.seed, given.jobs
+    )
 
 
 if __name__ == "__main__":

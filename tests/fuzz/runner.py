@@ -154,8 +154,10 @@ def work(
     results.put((None, index))
 
 
-def run(names: list[str], seed: str, jobs: int, seconds: float, count: int) -> dict[str, Tally]:
-    """All generators in parallel; with a count as long as that takes. A process that hangs or dies is a failure.
+def run(names: list[str], seed: str, jobs: int, seconds: float, count: int, first: int = 0) -> dict[str, Tally]:
+    """All generators in parallel, from a case on; with a count as long as that takes.
+
+    A process that hangs or dies is a failure.
 
     A signal to end, SIGINT or SIGTERM, ends all of them: what was counted so far is what is known.
     """
@@ -165,7 +167,7 @@ def run(names: list[str], seed: str, jobs: int, seconds: float, count: int) -> d
     results = context.Queue()
     states = [context.Array("q", 3 + len(names), lock=False) for _ in range(jobs)]
     for index, state in enumerate(states):
-        state[3:] = [index] * len(names)
+        state[3:] = [first + index] * len(names)
 
     def start(index: int) -> Any:
         arguments = index, jobs, names, seed, until, count, states[index], results

@@ -54,3 +54,11 @@ def test_an_attack_that_is_ended_says_what_it_counted() -> None:
     assert attack.returncode == 0, said
     assert re.search(r"caches: [1-9]\d+ inputs", said)
     assert f"seed {SEED}: no third outcome" in said
+
+
+def test_an_attack_goes_on_where_another_ended() -> None:
+    tallies = runner.run(["caches"], SEED, jobs=2, seconds=float("inf"), count=1010, first=1000)
+    again = runner.Tally()
+    for number in range(1000, 1010):
+        runner.attempt("caches", SEED, number, again)
+    assert tallies["caches"].outcomes == again.outcomes

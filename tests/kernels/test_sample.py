@@ -2,6 +2,7 @@
 
 import importlib
 import math
+from itertools import product
 
 import pytest
 import torch
@@ -175,12 +176,18 @@ def test_what_is_allowed(
     check_module(launcher, allowed(dtype, rows, vocab, words, noise=noise), source, values, scan)
 
 
-@pytest.mark.parametrize("vocab", [1, 31, 32, 33, 200, 1000])
-def test_bits_are_those_of_xgrammar(launcher: Launcher, vocab: int) -> None:
-    """Bit v % 32 of word v // 32, in Python; where none is set the row is bad, and its token the first."""
-    source, words = generator(vocab), -(-vocab // 32)
+@pytest.mark.parametrize(
+    ("vocab", "lacking"), [*product([1, 31, 32, 33, 200, 1000], [0]), (33, 1), (200, 1), (1000, 3)]
+)
+def test_bits_are_those_of_xgrammar(launcher: Launcher, vocab: int, lacking: int) -> None:
+    """Bit v % 32 of word v // 32, in Python; where none is set the row is bad, and its token the first.
+
+    Behind the last word no bit is set, whatever is in that word and however large the logits there are.
+    """
+    source, words = generator(vocab), -(-vocab // 32) - lacking
     logits, mask = torch.randn(6, 4, vocab, generator=source), bitmasks(source, 6, 4, words)
     mask[0, 0], mask[1, 1] = 0, -1
+    mask[3], logits[3, :, -1] = -1, 100.0
     mask[2, 2], mask[2, 2, -1] = 0, -(2**31)  # the last bit of all: an entry only in rows of whole words
     values = {"req_pool_indices": torch.arange(1, 7), "logits": logits, "bitmask": mask}
     module = allowed("f32", 4, vocab, words, noise=False)
@@ -188,7 +195,7 @@ def test_bits_are_those_of_xgrammar(launcher: Launcher, vocab: int) -> None:
     for b in range(6):
         for row in range(4):
             bits = [int(word) & 0xFFFFFFFF for word in mask[b, row]]
-            able = [v for v in range(vocab) if bits[v // 32] >> v % 32 & 1]
+            able = [v for v in range(min(vocab, 32 * words)) if bits[v // 32] >> v % 32 & 1]
             best = max(able, key=lambda v: float(logits[b, row, v]), default=0)
             assert (int(results["index"][b, row]), bool(results["bad"][b, row])) == (best, not able)
 

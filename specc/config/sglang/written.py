@@ -68,7 +68,7 @@ def _shape(arguments: Arguments, server: Started, wanted: Wanted) -> list[str]:
     sizes = {"num_steps": server.num_steps, "topk": server.topk, "num_draft_tokens": server.num_draft_tokens}
     lines = [f"{key}: {size.value} # {size.origin}" for key, size in sizes.items()]
     if wanted.shapes:
-        lines = ["shapes: # --shapes", *_shapes(arguments, server, listed(wanted.shapes))]
+        lines = ["shapes: # --shapes", *_shapes(arguments, server, listed(wanted.shapes) or [wanted.shapes])]
     if len(wanted.proposed) > 1:
         lines = ["shapes: # by an estimate", *written(wanted.proposed)]
     if server.facts.mask is None:

@@ -212,8 +212,12 @@ def test_the_server_has_of_everything_the_most(serve: Serve, name: str, theirs: 
     assert adapter("fit").misfits(by_shape, server.worker) == [misfit]
 
 
-@pytest.mark.parametrize("shape", [Shape(3, 1, 4), Shape(2, 2, 5), Shape(1, 1, 2), Shape(0, 4, 1)])
-def test_backends_of_a_shape_know_its_sizes_and_share_memory(shape: Shape) -> None:
+@pytest.mark.parametrize(
+    ("shape", "topk"), [(Shape(3, 1, 4), 1), (Shape(2, 2, 5), 2), (Shape(1, 1, 2), 1), (Shape(0, 4, 1), 1)]
+)
+def test_backends_of_a_shape_know_its_sizes_and_share_memory(shape: Shape, topk: int) -> None:
+    """A step without drafts verifies as a chain does, whatever its root carries."""
+
     def backend(**sizes: int) -> Any:
         return SimpleNamespace(memory=[], **sizes)
 
@@ -221,7 +225,8 @@ def test_backends_of_a_shape_know_its_sizes_and_share_memory(shape: Shape) -> No
     container = backend(topk=4, speculative_num_steps=5)
     container.attn_backends = drafts
     verify, extend = backend(topk=4, speculative_num_draft_tokens=8), backend(num_draft_tokens=8)
-    steps, topk, nodes = shape.num_steps, branches(shape), shape.num_nodes
+    steps, nodes = shape.num_steps, shape.num_nodes
+    assert branches(shape) == topk
     sized = Roles(drafts, container, verify, extend).sized(steps, topk, nodes)
     assert [vars(one) for one in sized.draft] == [
         {"memory": [], "topk": topk, "speculative_num_steps": steps} for _ in range(max(steps - 1, 0))

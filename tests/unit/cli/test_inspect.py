@@ -73,6 +73,8 @@ def test_what_a_program_keeps_and_costs(wheel: Path) -> None:
     assert sorted(fields, key=str) == sorted(
         ({key: field[key] for key in ("name", "dtype", "bytes")} for field in report["carry"]), key=str
     )
+    sizes = {"f32": 4, "bf16": 2, "i64": 8, "i32": 4, "bool": 1}
+    assert all(field["elements"] * sizes[field["dtype"]] == field["bytes"] for field in report["carry"])
     assert report["carry_bytes"] == story["carry_bytes"]
     assert report["totals"] == {"2": story["totals"]}
     assert report["arena_bytes"] == story["totals"]["2"]["arena_bytes"]

@@ -296,6 +296,20 @@ def test_what_is_not_served(changes: dict[str, str | None], message: str) -> Non
     )
 
 
+@pytest.mark.parametrize(
+    ("shapes", "message"),
+    [
+        (",", "--shapes ',' is not the name of a shape"),
+        ("3,x", "--shapes 'x' is not the name of a shape"),
+        ("1", "the server's own shape is not the largest of --shapes"),
+    ],
+)
+def test_shapes_that_no_server_has(shapes: str, message: str) -> None:
+    result = run("--shapes", shapes, "--", *words({}))
+    assert (result.exit_code, result.stdout) == (1, "")
+    assert message in result.stderr
+
+
 @pytest.mark.parametrize("command", ["check", "explain", "report", "build"])
 def test_an_engine_beside_the_file(tmp_path: Path, command: str) -> None:
     """Commands that compile take the engine on the command line; an unknown one is a usage error."""

@@ -190,14 +190,14 @@ def test_the_schema_has_shapes() -> None:
 
 
 def test_buckets_of_each_shape(load: Load) -> None:
-    """Every shape has those that it lists, or all; the largest of its own is what its memory is for."""
+    """Every shape has those that it lists, or all: 64 is of one that lists none. Its memory is for its own largest."""
     tree = "num_steps: 5, topk: 4, num_draft_tokens: 24, buckets: [1]"
-    text = listed(tree, "num_steps: 3", "num_steps: 0, buckets: [8, 64]")
+    text = listed(tree, "num_steps: 3", "num_steps: 0, buckets: [8]")
     loaded = load(text)
     by_name = {str(shape): buckets for shape, buckets in loaded.config.buckets_of.items()}
-    assert by_name == {"0": (8, 64), "3": (1, 8, 64), "5x4x24": (1,)}
+    assert by_name == {"0": (8,), "3": (1, 8, 64), "5x4x24": (1,)}
     largest = [(str(shape.config.shape), shape.config.max_batch) for shape in loaded.shapes()]
-    assert largest == [("5x4x24", 1), ("3", 64), ("0", 64)]
+    assert largest == [("5x4x24", 1), ("3", 64), ("0", 8)]
     assert {shape.config.pool_rows for shape in loaded.shapes()} == {65}
     lines = [shape.location("buckets").line for shape in loaded.shapes()]
     first, all_buckets = (text.splitlines().index(line) for line in ("shapes:", "buckets: [1, 8, 64]"))

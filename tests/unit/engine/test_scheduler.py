@@ -125,6 +125,18 @@ def test_pages_of_texts_are_shared_and_given_back() -> None:
     assert of.admit() == [late]
 
 
+def test_who_resumes_has_something_to_read() -> None:
+    """The last token before the one that is known, also where all of them are on pages that are shared."""
+    of = scheduler(prefixes=True)
+    (first,) = add(of, [1] * 17)
+    of.admit()
+    of.release(first)
+    (again,) = add(of, [1] * 16)
+    again.ids.append(1)
+    again.resumes = True
+    assert (of.admit(), again.shared, len(again.unread)) == ([again], 12, 16)
+
+
 def test_what_nobody_has_written_is_not_shared() -> None:
     of = scheduler(prefixes=True)
     (first,) = add(of, [1] * 17)

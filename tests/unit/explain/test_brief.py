@@ -99,6 +99,13 @@ def test_a_drawn_draft_of_a_part_has_a_table_of_entries() -> None:
     assert dict(brief.lines(told_of))["entries"] == wanted
 
 
+def test_what_a_pass_chose_is_not_what_it_removed(story: Story) -> None:
+    removed, kept = Choice("a", REMOVED, ""), decided("b", 1)
+    chosen = choosing(story, ("another", decided("c", 1)), ("pass", removed), ("pass", kept), ("pass", decided("d", 1)))
+    assert brief.choice_of(chosen, "pass") == kept
+    assert brief.choice_of(choosing(story, ("pass", removed)), "pass") is None
+
+
 def test_what_is_carried_no_more_comes_first(chain: Story) -> None:
     gone = [choice.of for choice in brief.removed(chain)]
     assert gone[:2] == ["carry @hidden", "carry @topk_p"]

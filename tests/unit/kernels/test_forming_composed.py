@@ -130,7 +130,7 @@ def test_positions_advance_when_every_forward_has_read_them(monkeypatch: pytest.
 
 
 def test_log_probabilities_of_other_logits_are_not_those_of_an_argmax() -> None:
-    """Nor of other rows of them; whoever computes them, it is not the launch of the argmax."""
+    """Nor of other rows of them: they have a launch of their own."""
     module = compile_to("canonicalize", load("EAGLE", outputs=["logprobs"]))
     assert _launch_with(module, *_verified(module))
     for name in ("logits", "rows"):
@@ -139,6 +139,7 @@ def test_log_probabilities_of_other_logits_are_not_those_of_an_argmax() -> None:
         value = logprob[name]
         changed.replace_operand(logprob, value, changed.add_input("others", value.type))
         assert not _launch_with(changed, argmax, logprob)
+        assert logprob.attrs["kernel"] == "score"
 
 
 def _verified(module: Module) -> tuple[Op, Op]:
