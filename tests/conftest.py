@@ -49,6 +49,7 @@ SLOW = re.compile(
     r"|unit/adapters/test_sglang_shapes\.py::test_texts_are_the_targets_own\w+\[\w+-shapes[2-5]-\w+-True"
     r"|unit/algorithms/test_launches\.py::test_(no_step|a_grammar)\w+\[(STANDALONE|EAGLE3)-1|unit/cli/test_subjects\.py::test_a_plan_says_all"
     r"|unit/runtime/test_distribution\.py::test_depths\w+\[.*(target_only|rejection)"
+    r"|unit/cli/test_(progress\.py::test_a_terminal\w+\[(build|hot)|bench_serve_command\.py::test_whoever\w+\[[12]\])"
 )
 """What `make test` leaves out: machine code, texts of real models, random programs, pages in a browser, millions of
 draws, whatever else took five seconds of a processor, and of long sweeps what other tests of the sweep stand for. A
@@ -108,12 +109,12 @@ def pytest_collection_finish() -> None:
 
 
 def kept_together(item: pytest.Item) -> str:
-    """Name the engine of a test, the same for the one it is compared with; a test without any has its own name."""
+    """Name the engine or family of a test, the same for what it is compared with; any other has a name of its own."""
+    if item.path.parent.name not in ("sglang", "vllm"):
+        return item.nodeid
     params = params_of(item)
-    engines = [str(params[name]) for name in ("variant", "ranked") if name in params]
-    if engines:
-        return engines[0].replace("-program", "")
-    return item.path.name if item.path.parent.name in ("sglang", "vllm") else item.nodeid
+    engines = [str(params[name]) for name in ("variant", "ranked", "family") if name in params]
+    return engines[0].replace("-program", "") if engines else item.path.name
 
 
 def params_of(item: pytest.Item) -> Mapping[str, object]:

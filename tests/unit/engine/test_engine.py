@@ -46,9 +46,7 @@ def make_prompts(count: int, seed: int = 3) -> list[list[int]]:
 _generated = cache(generated)
 
 
-def greedy(
-    target: TargetModel, prompt: Sequence[int], new: int, eos: frozenset[int] = frozenset()
-) -> tuple[int, ...]:
+def greedy(target: TargetModel, prompt: Sequence[int], new: int, eos: frozenset[int] = frozenset()) -> tuple[int, ...]:
     """What `generate` writes after a prompt; each text is written once."""
     return _generated(target, tuple(prompt), new, eos)
 

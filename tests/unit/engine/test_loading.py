@@ -24,7 +24,6 @@ from specc.support.diagnostics import DiagnosticError
 from .models_for_tests import CONFIGS, make_drafts, make_target
 
 
-
 def plan_for(draft: str) -> Plan:
     """Return the plan of a program for the test models with one of the drafts."""
     target = make_target()
