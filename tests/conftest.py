@@ -31,7 +31,7 @@ settings.load_profile("ci" if os.environ.get("CI") else "dev")
 def pytest_addoption(parser: pytest.Parser) -> None:
     """Add ``--update-golden`` and ``--part``."""
     parser.addoption("--update-golden", action="store_true", help="rewrite kernels_generated/ instead of comparing")
-    parser.addoption("--part", default="0/1", metavar="K/N", help="the K-th of N parts of the tests that are chosen")
+    parser.addoption("--part", default="0/1", metavar="K/N", help="of slow tests and engines one of N parts")
 
 
 SLOW = re.compile(
@@ -58,8 +58,9 @@ QUICK = re.compile(
     r"aot/test_(compile|cache)\.py|compose/test_random_modules\.py::test_they_are_legal|property/test_(widths|round_trip)"
     r"|unit/cli/test_transcripts\.py::\w+\[(eagle|qwen)-80\]|e2e/test_(metrics|site_html)"
     r"|e2e/test_generate\.py::test_text_equals_generate\[(\w+_trained_p1_s3_o_auto|eagle\w+_k4_n16_qlen|eagle3\w+_reduced_weights|ngram\w+_corpus)\]"
-    r"|e2e/test_penalties\.py::(?!test_texts\w+\[(look-up|block|modules))|e2e/test_grammar\.py::(?!test_texts\w+\[(True|\S+multi)|test_with_filters\[lazy)"
-    r"|e2e/test_sampling\.py::test_(texts\w+\[False-(standalone|eagle-2|dflash|ngram)|row_after_row|coupled_drafts\[dflash|after_a_handover|drawn|only|the_oracle|a_seed|what)"
+    r"|e2e/test_penalties\.py::(?!\w+\[(look-up|block|modules)|test_row\w+\[filtered|test_(retracted|prefilled|an_end)\w*\[tree)"
+    r"|e2e/test_grammar\.py::(?!test_texts\w+\[(True|\S+multi)|test_with_filters\[lazy|test_(retracted|where|every)\w*\[tree)"
+    r"|e2e/test_sampling\.py::test_(texts\w+\[False-(standalone|eagle-2|dflash|ngram)|row\w+\[(standalone|eagle)-|coupled_drafts\[dflash|after_a_handover|drawn|only|the_oracle|a_seed|what)"
     r"|unit/engine/test_drafts\.py::test_shared_pages\w+\[mtp-4|unit/runtime/test_distribution\.py::test_a_bias_is_noticed\[(warm|left|drafts)"
     r"|unit/cli/test_subjects\.py::test_a_plan_says_all\w+\[(eagle-tree-and-chain|eagle3-reduced|standalone-chain-rotated|(mtp|dflash|ngram|frozen-kv)-\w+\])"
 )
@@ -78,7 +79,7 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
 
 @pytest.hookimpl(wrapper=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> Iterator[None]:
-    """Mark what is slow, in one place, and keep the part that is asked for of what ``-m`` and ``-k`` leave."""
+    """Mark what is slow, in one place, and keep the part that is asked for of what takes long and ``-m`` leaves."""
     seen: set[tuple[str, str, int]] = set()
     for item in items:
         name = item.nodeid.removeprefix("tests/")
@@ -90,10 +91,11 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     yield
     part, parts = (int(number) for number in config.getoption("part").split("/"))
     if parts > 1:
-        groups = {item: kept_together(item) for item in items}
+        groups = {item: kept_together(item) for item in items if takes_long(item)}
         kept = set([*dict.fromkeys(groups.values())][part % parts :: parts])
-        config.hook.pytest_deselected(items=[item for item in items if groups[item] not in kept])
-        items[:] = [item for item in items if groups[item] in kept]
+        left_out = {item for item, group in groups.items() if group not in kept}
+        config.hook.pytest_deselected(items=[*left_out])
+        items[:] = [item for item in items if item not in left_out]
 
 
 def values_of(item: pytest.Item) -> set[tuple[str, str, int]]:
@@ -106,6 +108,11 @@ def pytest_collection_finish() -> None:
     """Let the garbage collector leave alone what lasts: tests, and the modules that they import."""
     gc.collect()
     gc.freeze()
+
+
+def takes_long(item: pytest.Item) -> bool:
+    """Whether a test is slow or runs in an engine."""
+    return item.get_closest_marker("slow") is not None or item.path.parent.name in ("sglang", "vllm")
 
 
 def kept_together(item: pytest.Item) -> str:
