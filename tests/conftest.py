@@ -55,7 +55,7 @@ SLOW = re.compile(
 draws, whatever else took five seconds of a processor, and of long sweeps what other tests of the sweep stand for. A
 test stands here by its folder, its file or its name."""
 QUICK = re.compile(
-    r"aot/test_(compile|cache)\.py|compose/test_random_modules\.py::test_they_are_legal|property/test_(widths|round_trip)"
+    r"aot/test_(compile\.py::(?!test_bytes_do_not)|cache\.py)|compose/test_random_modules\.py::test_they_are_legal|property/test_(widths|round_trip)"
     r"|unit/cli/test_transcripts\.py::\w+\[(eagle|qwen)-80\]|e2e/test_(metrics|site_html)"
     r"|e2e/test_generate\.py::test_text_equals_generate\[(\w+_trained_p1_s3_o_auto|eagle\w+_k4_n16_qlen|eagle3\w+_reduced_weights|ngram\w+_corpus)\]"
     r"|e2e/test_penalties\.py::(?!\w+\[(look-up|block|modules)|test_row\w+\[filtered|test_(retracted|prefilled|an_end)\w*\[tree)"
