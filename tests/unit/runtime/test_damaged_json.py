@@ -60,7 +60,7 @@ def places(value: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
 
 def changed(value: Any, path: tuple[Any, ...], rng: random.Random) -> Any:
     """Something else in a place: an odd value, nothing, what stands elsewhere, another key, a thing twice."""
-    value = copy.deepcopy(value)
+    value = json.loads(json.dumps(value))  # a copy, much sooner than by copy.deepcopy
     if not path:
         return rng.choice(ODD)
     holder: Any = value
