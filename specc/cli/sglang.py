@@ -17,14 +17,14 @@ CommandArgument = Annotated[
     list[str],
     typer.Argument(
         metavar="-- COMMAND...",
-        help="What starts the server, as it is written: python -m sglang.launch_server ..., sglang serve ..., or the "
+        help="What starts the server, as it is written: sglang serve ..., python -m sglang.launch_server ..., or the "
         "arguments alone; in words, or as one text in quotes.",
         show_default=False,
     ),
 ]
 EXAMPLES = {
     "check": (
-        "specc sglang check -o server.yaml -- python -m sglang.launch_server --model-path models/target ...",
+        "specc sglang check -o server.yaml -- sglang serve --model-path models/target ...",
         "specc sglang check --gpu b200 -- 'sglang serve --model-path models/target ...'",
     )
 }

@@ -19,7 +19,7 @@ from specc.runtime.plan.shape import Shape
 
 def command(pair: Pair, chosen: Drafting, topk: int | None, num_steps: int | None) -> list[str]:
     """Return its words; SGLang chooses the shape where neither ``topk`` nor ``num_steps`` is given."""
-    words = ["python", "-m", "sglang.launch_server", "--model-path", pair.target.written]
+    words = ["sglang", "serve", "--model-path", pair.target.written]
     words += ["--speculative-algorithm", chosen.algorithm]
     if chosen.draft is not None and chosen.draft is not pair.target:
         words += ["--speculative-draft-model-path", chosen.draft.written]
