@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from specc.cli.reporting import Report, reporting
-from specc.cli.serving import GpuOption, HeadOption, NameOption, OutputOption, checked, gpu_named, say, write
+from specc.cli.serving import GpuOption, HeadOption, NameOption, OutputOption, checked, gpu_named, say, tell, write
 
 if TYPE_CHECKING:
     from specc.config.pasted import Wanted
@@ -92,5 +92,5 @@ def configured(words: list[str], gpu: str | None, wanted: Wanted, path: Path, re
     server = started(parsed, gpu_named(gpu))
     say(server.described())
     text = configuration(parsed, server, wanted)
-    typer.echo(served(checked(text, path, parsed, report)), err=True)
+    tell(served(checked(text, path, parsed, report)))
     return text

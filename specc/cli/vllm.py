@@ -8,7 +8,18 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from specc.cli.reporting import Report, reporting
-from specc.cli.serving import DRAWN, GpuOption, HeadOption, NameOption, OutputOption, checked, gpu_named, say, write
+from specc.cli.serving import (
+    DRAWN,
+    GpuOption,
+    HeadOption,
+    NameOption,
+    OutputOption,
+    checked,
+    gpu_named,
+    say,
+    tell,
+    write,
+)
 
 if TYPE_CHECKING:
     from specc.config.pasted import Wanted
@@ -86,5 +97,5 @@ def configured(
     server = started(parsed, gpu_named(gpu), page_size)
     say(server.described())
     text = configuration(parsed, server, wanted)
-    typer.echo(served(checked(text, path, parsed, report)), err=True)
+    tell(served(checked(text, path, parsed, report)))
     return text

@@ -69,6 +69,15 @@ def test_a_server_as_people_start_it(words: list[object], expected: dict[str, An
     assert keys["name"] == name_of(Path("target"), keys["algorithm"])
     (summary,) = (line for line in ended.stderr.splitlines() if line.startswith("the server: "))
     assert server in summary
+    wheel = f"dist/specc_program_{keys['name']}-*.whl"
+    built = f'the program: specc build c.yaml -o dist && pip install "$(echo {wheel})[cuda]"'
+    assert built in ended.stderr.splitlines()
+
+
+def test_standard_output_is_no_file_to_build() -> None:
+    ended = init("target", "small", "--engine", "sglang", "-o", "-")
+    assert ended.exit_code == 0, ended.output
+    assert "the server: " in ended.stderr and "the program: " not in ended.stderr
 
 
 def test_a_module_of_the_targets_own_needs_no_draft_in_a_server() -> None:
@@ -99,6 +108,15 @@ def test_init_refuses_such_a_head(engine: str) -> None:
     assert "a head of the reference engine's own (EagleHead: 'head') is not served" in ended.stderr
     assert "a head as people publish it (docs/models.md)" in ended.stderr
     assert not Path("c.yaml").exists() and "the server: " not in ended.stderr
+
+
+@pytest.mark.parametrize(("architecture", "written"), [("DeepseekV3ForCausalLM", False), ("MiMoForCausalLM", True)])
+def test_modules_that_sglang_does_not_look_for_are_written(architecture: str, written: bool) -> None:
+    """Of some targets it takes the modules by itself, of others it wants to be told where they are."""
+    model("target", ONE_MODULE | {"architectures": [architecture]})
+    ended = init("target", "--engine", "sglang", "-o", "c.yaml")
+    assert ended.exit_code == 0, ended.output
+    assert ("--speculative-draft-model-path target" in ended.stderr) == written
 
 
 def test_what_a_server_has_not_is_refused() -> None:
