@@ -22,8 +22,8 @@ from specc.support.diagnostics import Diagnostics
 DTYPES = {"half": "float16", "float16": "float16", "bfloat16": "bfloat16", "float": "float32", "float32": "float32"}
 """Element types by the words of ``--dtype``."""
 _Model = TypeVar("_Model")
-_OWN_HEADS = re.compile(r"(Dflash|Eagle3?|FrozenKv|Mtp)Heads?")
-"""Classes of the reference engine's own heads, see `specc.engine.models`."""
+_OWN_HEADS = re.compile(r"\w+Heads?")
+"""What the reference engine's own heads are called, see `specc.engine.models`, and no class that an engine serves."""
 _ASSIGNMENT = re.compile(r"(?P<name>[A-Za-z_]\w*)=(?P<value>.*)", re.DOTALL)
 _NOTHING = re.compile(r"[\s\\]*")
 """Words that the end of a line leaves of a command that goes on below."""
