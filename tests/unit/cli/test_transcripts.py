@@ -52,6 +52,7 @@ SERVERS = {
 
 HIDDEN: tuple[tuple[str, str], ...] = (
     (r"[0-9a-f]{64}", "DIGEST"),
+    (r'"/[^"\n]*/examples/', '"/EXAMPLES/'),
     (re.escape(__version__), "VERSION"),
     (r"\+p[0-9a-f]{12}\b", "+pLABEL"),
     (r"\b\d+\.\d\d s\b", "#.## s"),
