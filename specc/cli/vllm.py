@@ -8,7 +8,18 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from specc.cli.reporting import Report, reporting
-from specc.cli.serving import DRAWN, GpuOption, HeadOption, NameOption, OutputOption, checked, gpu_named, say, write
+from specc.cli.serving import (
+    DRAWN,
+    GpuOption,
+    HeadOption,
+    NameOption,
+    OutputOption,
+    checked,
+    gpu_named,
+    say,
+    tell,
+    write,
+)
 
 if TYPE_CHECKING:
     from specc.config.pasted import Wanted
@@ -100,5 +111,5 @@ def configured(
     server = started(parsed, chosen, page_size, answer)
     say(server.described())
     text = configuration(parsed, server, wanted)
-    typer.echo(served(checked(text, path, parsed, report)), err=True)
+    tell(served(checked(text, path, parsed, report)))
     return text

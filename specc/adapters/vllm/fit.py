@@ -6,6 +6,7 @@ from collections.abc import Collection, Iterator, Mapping
 from typing import Any
 
 from .._heads import TOKEN_MAP, computes_head
+from .._plugin import MisfitError
 from .served import METHODS, facts, refusals
 
 
@@ -33,11 +34,11 @@ def numbers(speculative: Any) -> frozenset[int]:
 
 
 def draft_group(speculator: Any) -> int:
-    """The group of KV caches that all layers of the draft are in. RuntimeError when there are several."""
+    """The group of KV caches that all layers of the draft are in. MisfitError when there are several."""
     groups = speculator.kv_cache_config.kv_cache_groups
     places = [place for place, group in enumerate(groups) if speculator.draft_attn_layer_names & set(group.layer_names)]
     if len(places) != 1:
-        raise RuntimeError(f"layers of the draft are in {len(places)} groups of KV caches")
+        raise MisfitError(f"layers of the draft are in {len(places)} groups of KV caches")
     return places[0]
 
 

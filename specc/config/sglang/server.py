@@ -134,6 +134,7 @@ def started(arguments: Arguments, gpu: Gpu) -> Started:
     )  # fmt: skip
     for refusal in refusals(facts):
         arguments.refuse(refusal.what, _hint(refusal, facts))
+    arguments.refuse_own_head(*draft)
     return server
 
 

@@ -125,6 +125,8 @@ def started(arguments: Arguments, gpu: Gpu, page_size: int | None = None, exact:
     if drafting.algorithm is None:
         arguments.findings.raise_if_errors()
         raise AssertionError("a method that no program has was reported")
+    if drafting.draft is not None:
+        arguments.refuse_own_head(drafting.draft[0], drafting.draft[1].said)
     described = {"target": target} | ({"draft": drafting.draft} if drafting.draft is not None else {})
     models = {side: (directory, one.said) for side, (directory, one) in described.items()}
     dtype = _settled(_dtype(arguments, target[1]), exact, "dtype")
