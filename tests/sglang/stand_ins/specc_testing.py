@@ -262,17 +262,18 @@ def add_accounting(get_internal_state: Callable[[Any, Any], Any], controller: An
 def accounting(scheduler: Any) -> dict[str, Any]:
     """Where all KV slots and pool rows are, and what runs."""
     allocator, cache, rows = scheduler.token_to_kv_pool_allocator, scheduler.tree_cache, scheduler.req_to_token_pool
-    pages, cached = allocator.get_all_free_pages().cpu(), cache.all_values_flatten().cpu()
-    free = pages[:, None] * allocator.page_size + torch.arange(allocator.page_size)
-    owned = torch.cat((free.flatten(), cached))
-    worker = scheduler.draft_worker
+    cached, worker = cache.all_values_flatten().cpu(), scheduler.draft_worker
+    slots = of_pool(getattr(allocator, "full_attn_allocator", allocator), cached)
+    window = None
+    if hasattr(allocator, "swa_attn_allocator"):
+        mapped = allocator.full_to_swa_index_mapping
+        window = of_pool(allocator.swa_attn_allocator, mapped[cached][mapped[cached] > 0].cpu())
+        window |= {"cached": cache.swa_evictable_size(), "protected": cache.swa_protected_size()}
+        window["mapped"] = int((mapped > 0).sum())
     return {
         "idle": scheduler.is_fully_idle(),
-        "slots": scheduler.max_total_num_tokens,
-        "slots_free": allocator.available_size(),
-        "slots_owned_once": torch.unique(owned).numel(),
-        "slots_cached": cache.evictable_size(),
-        "slots_protected": cache.protected_size(),
+        "slots": slots | {"cached": cache.evictable_size(), "protected": cache.protected_size()},
+        "window_slots": window,
         "rows": rows.size,
         "rows_free": len(rows.free_slots),
         "rows_free_once": len(set(rows.free_slots)),
@@ -283,6 +284,14 @@ def accounting(scheduler: Any) -> dict[str, Any]:
         "ranks": of_ranks({name: list(request.output_ids) for name, request in _requests.items()}, worker),
         "worker": None if worker is None else f"{type(worker).__module__}.{type(worker).__qualname__}",
     }
+
+
+def of_pool(allocator: Any, cached: Tensor) -> dict[str, int]:
+    """How many slots a pool has, how many are free, and how many are free or among those that are cached, i64[n]."""
+    pages = allocator.get_all_free_pages().cpu()
+    free = pages[:, None] * allocator.page_size + torch.arange(allocator.page_size)
+    owned = torch.cat((free.flatten(), cached))
+    return {"all": allocator.size, "free": allocator.available_size(), "owned_once": torch.unique(owned).numel()}
 
 
 def pools(worker: Any) -> list[str]:
