@@ -203,14 +203,14 @@ def refusals(server: Server) -> Iterator[Refusal]:
 
 def _of_model(side: str, model: Model, topk: int) -> Iterator[Refusal]:
     """Name what of a model is not served. A window, a chunk or a state explains the cache that SGLang keeps for it."""
-    if model.chunk:
-        yield Refusal(side, f"chunks of attention of the {side}")
     if model.recurrent:
         yield Refusal(side, f"recurrent state of the {side}")
-    if model.cache not in CACHES:
-        if model.window and not model.chunk:
+    if model.chunk:
+        yield Refusal(side, f"chunks of attention of the {side}")
+    elif model.cache not in CACHES:
+        if model.window:
             yield Refusal(side, f"a KV pool of another kind for sliding windows of the {side}")
-        elif not (model.chunk or model.recurrent):
+        elif not model.recurrent:
             yield Refusal(side, f"the KV cache of the {side}, {model.cache},")
     elif model.window and topk > 1:
         yield Refusal("topk", f"a tree over sliding windows of the {side}")

@@ -15,11 +15,11 @@ _WINDOWED = re.compile(
 )
 """Architectures of which SGLang reads ``sliding_window``. Of others, such as Mistral and Phi, it takes no notice."""
 
-_OWN_CACHES = re.compile(r"DeepseekV4|DiffusionGemma|Dots3|Inkling|Llama4|MiniMaxM3Sparse|UnlimitedOCR")
+_OWN_CACHES = re.compile(r"DeepseekV4|DiffusionGemma|Dots3|Inkling|MiniMaxM3Sparse|UnlimitedOCR")
 """Architectures with a KV cache of a kind of their own."""
 
 _TWO_POOLS = re.compile(
-    r"Beam|EmbeddingGemma2|Gemma4|GptOss|Granite(Moe)?SWA|IQuestQ1|Laguna|Mellum|MiMoV2|Muse|Spark2_5|Step3p"
+    r"Beam|EmbeddingGemma2|Gemma4|GptOss|Granite(Moe)?SWA|IQuestQ1|Laguna|Llama4|Mellum|MiMoV2|Muse|Spark2_5|Step3p"
 )
 """Architectures whose windows SGLang keeps in a KV pool of their own, beside that of layers that see the whole text."""
 
@@ -31,7 +31,7 @@ def facts_of(values: Mapping[str, Value]) -> Model:
         cache = "dsa"
     windowed = "window" in values and _WINDOWED.match(architecture) is not None
     chunked = "attention_chunk" in values
-    if windowed and _TWO_POOLS.match(architecture):
+    if (windowed or chunked) and _TWO_POOLS.match(architecture):
         cache = "swa"
     return Model(
         cache=f"that of {architecture}" if _OWN_CACHES.match(architecture) else cache,
