@@ -2,9 +2,9 @@
 
 SGLang's table of slots names those of the first pool, which has the layers that see the whole text. Its scheduler takes
 a slot of each pool for every token that a step may write, and writes into a map where the second is. It gives slots of
-the second back once their tokens have left the window of the text so far, and both where a draft was not accepted when
-the request ends. So a program writes and reads slots of the first pool as ever, and attention looks those of the second
-up. Nothing here waits for the device.
+the second back when their tokens leave the window, and both when a request ends, those of drafts that were not accepted
+among them. So a program writes and reads slots of the first pool as ever, and attention looks those of the second up.
+Nothing here waits for the device.
 """
 
 from __future__ import annotations
