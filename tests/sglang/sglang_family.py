@@ -12,11 +12,12 @@ import pytest
 from engine_fixtures import asked, started
 from sglang_programs import build_program
 from sglang_server import Served, Variant, greedy, serve
+from sglang_workload import without_aborts
 
 
 @dataclass(frozen=True)
 class Family:
-    """Models, and engines of them that serve the same requests.
+    """Models, and engines of them that serve the same requests; none is aborted in the one without speculation.
 
     Attributes:
         alone: the engine without speculation, whose texts are those of all.
@@ -27,7 +28,8 @@ class Family:
         arguments: arguments of every engine beside those of its variant.
         settings: environment variables of those with a program.
         left: why steps may be left to SGLang.
-        pools: SGLang's classes of the memory of target and draft; empty if they are not looked at.
+        pools: SGLang's classes of the memory of target and draft, by the algorithm; empty if they are not looked at.
+        accepted: what the mean accepted length of all is above.
 
     """
 
@@ -39,7 +41,8 @@ class Family:
     arguments: Mapping[str, Any] = field(default_factory=dict[str, Any])
     settings: Mapping[str, str] = field(default_factory=dict[str, str])
     left: frozenset[str] = frozenset({"logprobs", "sampling"})
-    pools: Sequence[str] = ()
+    pools: Mapping[str, Sequence[str]] = field(default_factory=dict[str, Sequence[str]])
+    accepted: float = 1.5
 
     def __str__(self) -> str:
         """The target's name, for the names of tests and of parts of them."""
@@ -71,25 +74,35 @@ def start(family: Family, pool: ThreadPoolExecutor, session: pytest.Session, mod
     def run(variant: Variant) -> Served:
         engine = {**variant.engine(models), **family.arguments}
         wheel = build_program(engine, jobs / f"{variant}-wheel", *variant.options) if variant.program else None
-        settings = family.settings if variant.program else None
-        return serve(engine, requests, jobs / f"{variant}-job", overlap=variant.overlap, wheel=wheel, settings=settings)
+        settings, job = family.settings if variant.program else None, jobs / f"{variant}-job"
+        of_all = without_aborts(requests) if variant == family.alone else requests
+        return serve(engine, of_all, job, overlap=variant.overlap, wheel=wheel, settings=settings)
 
     of_these = [variant for variant in asked(session, "engine", "own") if variant.target == family.alone.target]
     return Running(models, started(pool, [family.alone, *of_these], run))
 
 
 def same_texts(served: Served, alone: Served) -> None:
-    """Greedy requests have the texts of an engine that does not speculate, though some were thrown out."""
-    for number, _, output in greedy(served):
-        for key in ("token_ids", "finish_reason"):
-            assert output[key] == alone.outputs[number][key], (number, key)
+    """Greedy requests have the texts of an engine that does not speculate, though some were thrown out.
+
+    Those of aborted requests as far as both go: SGLang does not cut their last step where the text would end.
+    """
+    for number, request, output in greedy(served):
+        expected = alone.outputs[number]
+        if output["finish_reason"]["type"] == "abort":
+            tokens, whole = output["token_ids"], expected["token_ids"]
+            assert len(tokens) >= request["abort_after"], number
+            assert tokens[: len(whole)] == whole[: len(tokens)], number
+        else:
+            for key in ("token_ids", "text", "finish_reason"):
+                assert output[key] == expected[key], (number, key)
     assert sum(output["num_retractions"] for output in served.outputs) > 0
 
 
-def all_accounted_for(served: Served) -> None:
-    """Every slot and every row is free or cached at the end."""
-    state = served.state["specc_testing"]
+def all_accounted_for(state: Mapping[str, Any]) -> None:
+    """Every row, and every slot of each pool, is free or cached at the end; `state` is what `specc_testing` has."""
     assert state["idle"]
-    assert state["slots_free"] + state["slots_cached"] == state["slots_owned_once"] == state["slots"]
-    assert state["slots_protected"] == 0
+    for slots in state["slots"]:
+        assert slots["free"] + slots["cached"] == slots["owned_once"] == slots["all"]
+        assert slots["protected"] == 0
     assert state["rows_free"] == state["rows_free_once"] == state["rows"]
