@@ -114,9 +114,9 @@ def started(command: Sequence[str], settings: Mapping[str, str], folder: Path, p
         stop_group(process)
 
 
-def ask(server: Server, prompt: str, tokens: int, leave_after: int | None = None) -> str | None:
+def ask(server: Server, prompt: str, tokens: int, leave_after: int | None = None, model: str = "target") -> str | None:
     """The text of a request as it streams; None of one whose client leaves after so many pieces of text."""
-    body = {"model": "target", "prompt": prompt, "max_tokens": tokens, "temperature": 0, "stream": True}
+    body = {"model": model, "prompt": prompt, "max_tokens": tokens, "temperature": 0, "stream": True}
     connection = http.client.HTTPConnection("127.0.0.1", server.port, timeout=ANSWER_S)
     pieces: list[str] = []
     try:

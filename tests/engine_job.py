@@ -17,6 +17,7 @@ from zipfile import ZipFile
 from ruamel.yaml import YAML
 
 LIMIT_S = 600
+CONFIG = "program.yaml"
 SPECC = (sys.executable, "-c", "from specc.cli.main import main; main()")
 
 
@@ -94,14 +95,29 @@ def first_program(engine: str, target: Path, draft: Path, flags: Sequence[str], 
 
     RuntimeError with what specc said. AssertionError unless `check` writes for the command alone what `init` has.
     """
-    config = str(folder / "program.yaml")
-    output = specc("init", str(target), str(draft), "--engine", engine, "-o", config)
-    match = re.search(r"^the server: (.*)$", output, re.MULTILINE)
-    command = shlex.split(match[1] if match else "")
+    config = str(folder / CONFIG)
+    command = initialised(engine, target, draft, folder)
     proposed = YAML(typ="safe").load(Path(config))
     asked = ("--verify", proposed["verify"], "--sampling", ",".join(proposed["sampling"]), "--name", proposed["name"])
     for line in (command, [*command, *flags]):
         specc(engine, "check", "-o", config, *asked, "--", *line)
         assert line != command or YAML(typ="safe").load(Path(config)) == proposed
-    specc("build", config, "-o", str(folder), "--quiet")
-    return [*command, *flags], next(folder.glob("*.whl"))
+    return [*command, *flags], built(folder)
+
+
+def by_init(engine: str, target: Path, draft: Path, folder: Path) -> tuple[list[str], Path]:
+    """The same by `init` and `build` alone, where the server needs no flags: the command as it is printed."""
+    return initialised(engine, target, draft, folder), built(folder)
+
+
+def initialised(engine: str, target: Path, draft: Path, folder: Path) -> list[str]:
+    """The command of a server that `init` prints, when it has written the configuration into the folder."""
+    output = specc("init", str(target), str(draft), "--engine", engine, "-o", str(folder / CONFIG))
+    match = re.search(r"^the server: (.*)$", output, re.MULTILINE)
+    return shlex.split(match[1] if match else "")
+
+
+def built(folder: Path) -> Path:
+    """The wheel of the configuration in a folder."""
+    specc("build", str(folder / CONFIG), "-o", str(folder), "--quiet")
+    return next(folder.glob("*.whl"))

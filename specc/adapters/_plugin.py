@@ -24,6 +24,10 @@ class ServerError(RuntimeError):
     """The server was told something that it cannot do: it ends, whether or not a program must run."""
 
 
+class MisfitError(RuntimeError):
+    """What a program and its server differ in, where that is known only when the program is bound."""
+
+
 def offer(
     package: Any,
     engine: str,
@@ -80,14 +84,21 @@ def title(package: Any) -> str:
 
 
 def tried(make: Callable[[], _Made], engine: str, *, must: bool = False) -> _Made | None:
-    """What is made; None after logging why not, unless it `must` be made or `SPECC_PROGRAM` says that one must run."""
+    """What is made; None after logging why not, unless it `must` be made or `SPECC_PROGRAM` says that one must run.
+
+    What differs is logged in a line, anything else with its traceback.
+    """
     try:
         return make()
     except ServerError:
         raise
-    except Exception:
+    except Exception as error:
         if must or os.environ.get(CHOICE):
             raise
+        if isinstance(error, MisfitError):
+            text = "specc: the program does not fit this server: %s. %s's own steps run"
+            _logger(engine).warning(text, error, engine)
+            return None
         _logger(engine).exception("specc: no program runs, %s's own steps do", engine)
         return None
 

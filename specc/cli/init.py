@@ -139,7 +139,7 @@ def _proposed(pair: Pair, chosen: Drafting, name: str, path: Path, drafted: Draf
 
 
 def _for_engine(engine: str, pair: Pair, chosen: Drafting, name: str, path: Path, line: _Line, report: Report) -> str:
-    """The configuration for a server of an engine's, after saying which that is and how it is started."""
+    """The configuration for a server of an engine's, after saying which that is, and what to type for both."""
     from specc.config.pasted import Wanted
     from specc.config.presets import ENGINES, PRESETS
     from specc.support.suggest import did_you_mean
@@ -165,6 +165,10 @@ def _for_engine(engine: str, pair: Pair, chosen: Drafting, name: str, path: Path
         except ValueError as error:
             raise typer.BadParameter(str(error), param_hint="--topk") from error
     text = server.configured(words, line.gpu, wanted, path, report)
+    if line.output != STDOUT:
+        wheel = f"dist/specc_program_{name}-*.whl"
+        built = f'{shlex.join(("specc", "build", str(path)))} -o dist && pip install "$(echo {wheel})[cuda]"'
+        typer.echo(f"the program: {printable(built)}", err=True)
     typer.echo(f"the server: {printable(shlex.join(words))}", err=True)
     return text
 

@@ -61,6 +61,14 @@ def say(lines: Iterable[tuple[str, str]]) -> None:
         console.print(table)
 
 
+def tell(sentence: str) -> None:
+    """Print a sentence on stderr, between whose words lines are broken as the terminal is wide."""
+    from rich.text import Text
+
+    with printing(err=True) as console:
+        console.print(Text(printable(sentence)))
+
+
 def checked(text: str, path: Path, arguments: Pasted, report: Report) -> Config:
     """The configuration that a server's arguments have become, after checking it; DiagnosticError if it is not one."""
     from specc.algorithms import names, needs
@@ -72,7 +80,7 @@ def checked(text: str, path: Path, arguments: Pasted, report: Report) -> Config:
     check_config(loaded)
     report.show(loaded.warnings)
     if arguments.unused:
-        typer.echo(f"say nothing about the program: {', '.join(sorted(set(arguments.unused)))}", err=True)
+        tell(f"say nothing about the program: {', '.join(sorted(set(arguments.unused)))}")
     return loaded.config
 
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from specc.cli.reporting import Report, reporting
-from specc.cli.serving import GpuOption, HeadOption, NameOption, OutputOption, checked, gpu_named, say, write
+from specc.cli.serving import GpuOption, HeadOption, NameOption, OutputOption, checked, gpu_named, say, tell, write
 
 if TYPE_CHECKING:
     from specc.config.pasted import Wanted
@@ -17,14 +17,14 @@ CommandArgument = Annotated[
     list[str],
     typer.Argument(
         metavar="-- COMMAND...",
-        help="What starts the server, as it is written: python -m sglang.launch_server ..., sglang serve ..., or the "
+        help="What starts the server, as it is written: sglang serve ..., python -m sglang.launch_server ..., or the "
         "arguments alone; in words, or as one text in quotes.",
         show_default=False,
     ),
 ]
 EXAMPLES = {
     "check": (
-        "specc sglang check -o server.yaml -- python -m sglang.launch_server --model-path models/target ...",
+        "specc sglang check -o server.yaml -- sglang serve --model-path models/target ...",
         "specc sglang check --gpu b200 -- 'sglang serve --model-path models/target ...'",
     )
 }
@@ -92,5 +92,5 @@ def configured(words: list[str], gpu: str | None, wanted: Wanted, path: Path, re
     server = started(parsed, gpu_named(gpu))
     say(server.described())
     text = configuration(parsed, server, wanted)
-    typer.echo(served(checked(text, path, parsed, report)), err=True)
+    tell(served(checked(text, path, parsed, report)))
     return text

@@ -8,7 +8,18 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from specc.cli.reporting import Report, reporting
-from specc.cli.serving import DRAWN, GpuOption, HeadOption, NameOption, OutputOption, checked, gpu_named, say, write
+from specc.cli.serving import (
+    DRAWN,
+    GpuOption,
+    HeadOption,
+    NameOption,
+    OutputOption,
+    checked,
+    gpu_named,
+    say,
+    tell,
+    write,
+)
 
 if TYPE_CHECKING:
     from specc.config.pasted import Wanted
@@ -64,6 +75,15 @@ def check(
         typer.Option(metavar="N", help="Tokens of a block, where the server's log says them.", min=1, max=1 << 16),
     ] = None,
     head: HeadOption = "engine",
+    exact: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="PYTHON",
+            help="Have vLLM itself read the arguments: the Python of the environment that has it. Its own code runs, "
+            "and with --trust-remote-code that of models.",
+            show_default=False,
+        ),
+    ] = None,
 ) -> None:
     """Say which server a command starts, and write the configuration of its program, which is checked."""
     with reporting() as report:
@@ -71,20 +91,25 @@ def check(
 
         filters = sampling if sampling is not None else "" if verify == "greedy" else DRAWN
         wanted = Wanted(name, verify, filters, outputs, best_logprobs, head=head)
-        write(configured(arguments, gpu, wanted, output or Path("vllm.yaml"), report, page_size), output)
+        path = output or Path("vllm.yaml")
+        write(configured(arguments, gpu, wanted, path, report, page_size, exact), output)
 
 
 def configured(
-    words: list[str], gpu: str | None, wanted: Wanted, path: Path, report: Report, page_size: int | None = None
-) -> str:
+    words: list[str], gpu: str | None, wanted: Wanted, path: Path, report: Report, page_size: int | None = None,
+    exact: Path | None = None,
+) -> str:  # fmt: skip
     """The configuration for the server that a command starts, after saying which that is and what will be served."""
+    from specc.config.vllm.asked import ask
     from specc.config.vllm.command_line import parse
     from specc.config.vllm.server import started
     from specc.config.vllm.written import configuration, served
 
     parsed = parse(words)
-    server = started(parsed, gpu_named(gpu), page_size)
+    chosen = gpu_named(gpu)
+    answer = ask(parsed, chosen, exact) if exact is not None else None
+    server = started(parsed, chosen, page_size, answer)
     say(server.described())
     text = configuration(parsed, server, wanted)
-    typer.echo(served(checked(text, path, parsed, report)), err=True)
+    tell(served(checked(text, path, parsed, report)))
     return text

@@ -192,7 +192,7 @@ class ConfigFile(Block):
     """Several shapes, in place of num_steps, topk and num_draft_tokens: the wheel holds a program for each of them,
     between which requests may change at any step."""
     page_size: Annotated[int, Field(strict=True, ge=1, le=MOST_TOKENS)] = 1
-    """Tokens per page of the KV pool: a power of two up to 1024; with a block table any multiple of 16, too."""
+    """Tokens per page of the KV pool."""
     max_requests: Annotated[Count, Field(le=1 << 20)] | None = None
     """Requests the engine keeps at once; the request pool has one row more, row 0 being padding. Default: the
     largest bucket."""

@@ -46,9 +46,10 @@ def test_they_are_legal_and_have_every_op() -> None:
         check_now(module)
         clusters = [cluster for family in LONE.values() for cluster in family.candidates(module)]
         assert clusters == [in_order(module, cluster) for cluster in clusters]
-        text = print_module(module)
-        assert print_module(parse_module(text)) == text
-        assert print_module(compose(random.Random(seed)).module) == text
+        if seed % 5 == 0:
+            text = print_module(module)
+            assert print_module(parse_module(text)) == text
+            assert print_module(compose(random.Random(seed)).module) == text
         seen.update(op.opcode for op in module.ops())
         read.update(len(module.users(value)) for value in module.values())
         kept += sum(1 for value in module.outputs.values() if module.users(value))

@@ -115,6 +115,8 @@ def _furnish(folder: Path, rng: random.Random) -> None:
     for name in MODELS:
         kept = shutil.ignore_patterns("*.safetensors", *(["tokenizer*"] if name != "target" else []))
         shutil.copytree(EXAMPLES / "models" / name, folder / name, ignore=kept)
+    head = folder / "eagle" / "config.json"  # by the class that servers know it by
+    head.write_text(head.read_text().replace('"EagleHead"', '"LlamaForCausalLMEagle"'))
     os.mkfifo(folder / "pipe")
     (folder / "loop").symlink_to("loop")
     (folder / "nowhere").symlink_to("no/such")

@@ -27,7 +27,7 @@ def draft(b: TypedBuilder, dtype: str) -> Value:
 
 
 @pytest.mark.parametrize("dtype", FLOATS)
-@settings(quick, max_examples=30)
+@settings(quick, max_examples=15)
 @given(seed=st.integers(0, 2**32))
 def test_what_becomes_of_a_drafted_token(launcher: Launcher, dtype: str, seed: int) -> None:
     """It starts or continues chains, with whose memory others may still want the chain of before, in one launch."""

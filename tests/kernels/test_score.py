@@ -45,7 +45,7 @@ def paths(source: torch.Generator, batch: Tensor, rows: int, places: int) -> Ten
 
 
 @pytest.mark.parametrize("dtype", FLOATS)
-@settings(quick, max_examples=15)
+@settings(quick, max_examples=8)
 @given(
     seed=st.integers(0, 2**32),
     rows=st.integers(0, 4),

@@ -222,9 +222,12 @@ def main() -> None:
     parser.add_argument("--jobs", type=int, default=2, help="how many run at once")
     parser.add_argument("--changed", metavar="REVISION", help="only those whose file differs from a revision's")
     parser.add_argument("--only", default="", metavar="TEXT", help="only those in whose line of --list TEXT occurs")
+    parser.add_argument("--by", default="", metavar="TEXT", help="only those that a test must notice whose id has TEXT")
     parser.add_argument("--timeout", type=float, default=300, help="seconds until a run counts as hanging")
     arguments = parser.parse_args()
     mutants = [mutant for mutant in read_mutants() if arguments.only in str(mutant)]
+    if arguments.by:
+        mutants = [mutant for mutant in mutants if any(arguments.by in test for test in mutant.killed_by)]
     if arguments.changed:
         changed = changed_since(arguments.changed)
         mutants = [mutant for mutant in mutants if mutant.file in changed]

@@ -135,7 +135,12 @@ class Chosen:
             is_dsv4_model=is_deepseek_v4(config),
             req_to_token_pool=SimpleNamespace(req_to_token=torch.empty(1, 1)),
         )
-        return object.__new__(chosen)
+        pool = object.__new__(chosen)
+        if chosen is pools.SWAKVPool:
+            kind = pools.MLATokenToKVPool if self.use_mla_backend else pools.MHATokenToKVPool
+            pool.full_kv_pool, pool.swa_kv_pool = object.__new__(kind), object.__new__(kind)
+            pool.full_layer_nums, pool.full_to_swa_index_mapping = len(self.model_config.full_attention_layer_ids), None
+        return pool
 
     def requests(self) -> Any:
         """A pool of requests, without any."""

@@ -51,6 +51,7 @@ MODELS = {
     "LlamaForCausalLM": {"llama", "llama_eagle", "llama_eagle3"},
     "DeepseekV3ForCausalLM": {"deepseek_v2", "deepseek_nextn"},
     "Gemma3ForCausalLM": {"gemma3_causal"},
+    "GptOssForCausalLM": {"gpt_oss", "llama", "llama_eagle3"},
     "Qwen2MoeForCausalLM": {"qwen2_moe"},
     "Qwen2VLForConditionalGeneration": {"qwen2", "qwen2_vl"},
 }

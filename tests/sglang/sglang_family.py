@@ -1,71 +1,108 @@
-"""Engines of a file of tests that has models of its own, and what holds of all of them."""
+"""Engines of a family of models of its own, and what holds of all of them."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from concurrent.futures import Future
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 import pytest
-from engine_fixtures import asked, side_by_side, started
+from engine_fixtures import asked, started
 from sglang_programs import build_program
 from sglang_server import Served, Variant, greedy, serve
+from sglang_workload import without_aborts
 
 
 @dataclass(frozen=True)
 class Family:
-    """Engines of the same models, which serve the same requests.
+    """Models, and engines of them that serve the same requests; none is aborted in the one without speculation.
 
     Attributes:
-        alone: the one without speculation, whose texts are those of all.
-        models: the folder with the models.
-        requests: see `serve.py`.
-        more: arguments of every engine beside those of its variant.
+        alone: the engine without speculation, whose texts are those of all.
+        programs: engines with a program.
+        write: writes the models into a folder.
+        requests: made for the folder with the models; see `serve.py`.
+        own: the engine that drafts the same without a program; by default that of each program on one rank.
+        arguments: arguments of every engine beside those of its variant.
         settings: environment variables of those with a program.
+        left: why steps may be left to SGLang.
+        pools: SGLang's classes of the memory of target and draft, by the algorithm; empty if they are not looked at.
+        accepted: what the mean accepted length of all is above.
 
     """
 
     alone: Variant
-    models: Path
-    requests: Sequence[Mapping[str, Any]]
-    more: Mapping[str, Any]
+    programs: Sequence[Variant]
+    write: Callable[[Path], object]
+    requests: Callable[[Path], Sequence[Mapping[str, Any]]]
+    own: Variant | None = None
+    arguments: Mapping[str, Any] = field(default_factory=dict[str, Any])
     settings: Mapping[str, str] = field(default_factory=dict[str, str])
+    left: frozenset[str] = frozenset({"logprobs", "sampling"})
+    pools: Mapping[str, Sequence[str]] = field(default_factory=dict[str, Sequence[str]])
+    accepted: float = 1.5
 
-    @contextmanager
-    def running(self, session: pytest.Session, folder: Path) -> Iterator[Mapping[Variant, Future[Served]]]:
-        """It, and all engines that tests of this session ask for as `engine` or `own`."""
+    def __str__(self) -> str:
+        """The target's name, for the names of tests and of parts of them."""
+        return self.alone.target
 
-        def run(variant: Variant) -> Served:
-            engine = {**variant.engine(self.models), **self.more}
-            wheel = build_program(engine, folder / f"{variant}-wheel", *variant.options) if variant.program else None
-            job, settings = folder / f"{variant}-job", self.settings if variant.program else None
-            return serve(engine, self.requests, job, overlap=variant.overlap, wheel=wheel, settings=settings)
-
-        of_these = [variant for variant in asked(session, "engine", "own") if variant.target == self.alone.target]
-        with side_by_side(2) as pool:
-            yield started(pool, [self.alone, *of_these], run)
+    def own_of(self, program: Variant) -> Variant:
+        """The engine that drafts as a program does, without any."""
+        plain = replace(program, program=False, overlap=False, samples=False, ranks=1, experts=False)
+        return self.own or plain
 
 
-def own(program: Variant) -> Variant:
-    """The engine that drafts the same without a program, on one rank."""
-    return replace(program, program=False, overlap=False, samples=False, ranks=1, experts=False)
+@dataclass(frozen=True)
+class Running:
+    """A family's folder of models, and what its engines answered."""
+
+    models: Path
+    answers: Mapping[Variant, Future[Served]]
+
+    def of(self, variant: Variant) -> Served:
+        """What an engine answered, once it has."""
+        return self.answers[variant].result()
+
+
+def start(family: Family, pool: ThreadPoolExecutor, session: pytest.Session, models: Path, jobs: Path) -> Running:
+    """Its engine without speculation, and those that tests of this session ask for as `engine` or `own`."""
+    family.write(models)
+    requests = family.requests(models)
+
+    def run(variant: Variant) -> Served:
+        engine = {**variant.engine(models), **family.arguments}
+        wheel = build_program(engine, jobs / f"{variant}-wheel", *variant.options) if variant.program else None
+        settings, job = family.settings if variant.program else None, jobs / f"{variant}-job"
+        of_all = without_aborts(requests) if variant == family.alone else requests
+        return serve(engine, of_all, job, overlap=variant.overlap, wheel=wheel, settings=settings)
+
+    of_these = [variant for variant in asked(session, "engine", "own") if variant.target == family.alone.target]
+    return Running(models, started(pool, [family.alone, *of_these], run))
 
 
 def same_texts(served: Served, alone: Served) -> None:
-    """Greedy requests have the texts of an engine that does not speculate, though some were thrown out."""
-    for number, _, output in greedy(served):
-        for key in ("token_ids", "finish_reason"):
-            assert output[key] == alone.outputs[number][key], (number, key)
+    """Greedy requests have the texts of an engine that does not speculate, though some were thrown out.
+
+    Those of aborted requests as far as both go: SGLang does not cut their last step where the text would end.
+    """
+    for number, request, output in greedy(served):
+        expected = alone.outputs[number]
+        if output["finish_reason"]["type"] == "abort":
+            tokens, whole = output["token_ids"], expected["token_ids"]
+            assert len(tokens) >= request["abort_after"], number
+            assert tokens[: len(whole)] == whole[: len(tokens)], number
+        else:
+            for key in ("token_ids", "text", "finish_reason"):
+                assert output[key] == expected[key], (number, key)
     assert sum(output["num_retractions"] for output in served.outputs) > 0
 
 
-def all_accounted_for(served: Served) -> None:
-    """Every slot and every row is free or cached at the end."""
-    state = served.state["specc_testing"]
+def all_accounted_for(state: Mapping[str, Any]) -> None:
+    """Every row, and every slot of each pool, is free or cached at the end; `state` is what `specc_testing` has."""
     assert state["idle"]
-    assert state["slots_free"] + state["slots_cached"] == state["slots_owned_once"] == state["slots"]
-    assert state["slots_protected"] == 0
+    for slots in state["slots"]:
+        assert slots["free"] + slots["cached"] == slots["owned_once"] == slots["all"]
+        assert slots["protected"] == 0
     assert state["rows_free"] == state["rows_free_once"] == state["rows"]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from engine_prompts import PREAMBLES, TAILS
@@ -64,7 +65,7 @@ def is_greedy(request: dict[str, Any]) -> bool:
     return request["sampling"]["temperature"] == 0
 
 
-def without_aborts(requests: list[dict[str, Any]]) -> list[dict[str, Any]]:
+def without_aborts(requests: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
     """The same requests, all of them to their ends."""
     return [{key: value for key, value in request.items() if key != "abort_after"} for request in requests]
 

@@ -11,6 +11,7 @@ from zipfile import ZipFile
 import pytest
 import torch
 from head_layouts import EXAMPLES
+from sglang_family import all_accounted_for, same_texts
 from sglang_files import ON_GPU
 from sglang_mixed import Oracle
 from sglang_server import PLAIN, PREFILL_CHUNK, Served, Variant, accept_length, greedy, serve
@@ -82,16 +83,7 @@ def test_without_speculation_texts_are_the_targets_own(plain: Served) -> None:
 
 @speculating
 def test_texts_are_those_without_speculation(variant: Variant, served: Served, plain: Served) -> None:
-    """Those of aborted requests as far as both go: SGLang does not cut their last step where the text would end."""
-    for number, request, output in greedy(served):
-        expected = plain.outputs[number]
-        if output["finish_reason"]["type"] == "abort":
-            tokens, whole = output["token_ids"], expected["token_ids"]
-            assert len(tokens) >= request["abort_after"], number
-            assert tokens[: len(whole)] == whole[: len(tokens)], number
-        else:
-            for key in ("token_ids", "text", "finish_reason"):
-                assert output[key] == expected[key], (number, key)
+    same_texts(served, plain)
 
 
 @pytest.mark.skipif(not ON_GPU, reason="in float32 texts are the same")
@@ -130,11 +122,7 @@ def test_drafts_are_accepted(variant: Variant, served: Served) -> None:
 
 @pytest.mark.parametrize("variant", [PLAIN, *SPECULATING, *RUN], ids=str)
 def test_every_slot_and_row_is_free_or_cached_at_the_end(variant: Variant, served: Served) -> None:
-    state = served.state["specc_testing"]
-    assert state["idle"]
-    assert state["slots_free"] + state["slots_cached"] == state["slots_owned_once"] == state["slots"]
-    assert state["slots_protected"] == 0
-    assert state["rows_free"] == state["rows_free_once"] == state["rows"]
+    all_accounted_for(served.state["specc_testing"])
 
 
 @pytest.mark.parametrize("variant", [PLAIN, *SPECULATING, *RUN], ids=str)

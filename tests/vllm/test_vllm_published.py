@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import json
 import os
-import shlex
 import subprocess
 from collections.abc import Mapping
 from pathlib import Path
@@ -15,14 +14,17 @@ from typing import Any
 
 import published_models
 import pytest
-from vllm_files import ENVIRONMENT, HERE, ON_GPU, PYTHON, ROOT
+from typer.testing import CliRunner
+from vllm_files import ENVIRONMENT, HERE, ON_GPU, PYTHON, VERSION
 
 from specc.adapters.vllm.served import METHODS, refusals
 from specc.algorithms import names, needs
 from specc.build.compile import check_config
+from specc.cli.main import app
 from specc.config import load_text
 from specc.config.archs import gpu_of
 from specc.config.pasted import Wanted
+from specc.config.vllm.asked import Answer, case_of
 from specc.config.vllm.command_line import Arguments, parse
 from specc.config.vllm.defaults import attention
 from specc.config.vllm.server import Started, started
@@ -99,16 +101,14 @@ def answers(published: Path, tmp_path_factory: pytest.TempPathFactory) -> Mappin
     """What vLLM makes of every case, and its first choices of attention."""
     jobs: list[dict[str, Any]] = []
     for name, gpu in CASES:
-        words = shlex.split(COMMANDS[name].replace("\\\n", " "))
-        begin = next(place for place, word in enumerate(words) if word.endswith(("serve", "api_server"))) + 1
-        jobs.append({"words": words[begin:], "gpu": gpu, "environment": {}})
+        jobs.append(case_of(parse([COMMANDS[name]]), gpu_of(gpu)))
     folder = tmp_path_factory.mktemp("jobs")
     given, out = folder / "job.json", folder / "out.json"
     given.write_text(json.dumps(jobs))
     subprocess.run(
         [str(PYTHON), str(HERE / "resolve.py"), str(given), str(out)],
         cwd=published,
-        env={**os.environ, **ENVIRONMENT.variables, "PYTHONPATH": f"{ROOT}:{HERE / 'stand_ins'}"},
+        env={**os.environ, **ENVIRONMENT.variables, "PYTHONPATH": str(HERE / "stand_ins")},
         check=True,
         timeout=570,
     )
@@ -116,38 +116,48 @@ def answers(published: Path, tmp_path_factory: pytest.TempPathFactory) -> Mappin
     return {"backends": resolved["backends"], **dict(zip(CASES, resolved["answers"], strict=True))}
 
 
-def settings_of(name: str, gpu: str, published: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[Started, Arguments]:
+def refused(resolved: Mapping[str, Any]) -> bool:
+    """Whether no program runs in the server of an answer."""
+    return any(refusals(Answer(resolved).facts))
+
+
+def settings_of(
+    name: str, gpu: str, published: Path, monkeypatch: pytest.MonkeyPatch, exact: Answer | None = None
+) -> tuple[Started, Arguments]:
     """The server of a command line, by `check`."""
     monkeypatch.chdir(published)
     arguments = parse([COMMANDS[name]])
-    return started(arguments, gpu_of(gpu), page_size=512 if name == "Qwen3-Next" else None), arguments
+    page_size = 512 if name == "Qwen3-Next" and exact is None else None
+    return started(arguments, gpu_of(gpu), page_size, exact), arguments
 
 
+@pytest.mark.parametrize("exact", [False, True], ids=["by its table", "exact"])
 @pytest.mark.parametrize(("name", "gpu"), CASES, ids=[", ".join(case) for case in CASES])
 def test_the_server_is_vllms(
-    name: str, gpu: str, published: Path, answers: Mapping[Any, Any], monkeypatch: pytest.MonkeyPatch
+    name: str, gpu: str, exact: bool, published: Path, answers: Mapping[Any, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     resolved = answers[name, gpu]
     assert "error" not in resolved, resolved
-    settings, arguments = settings_of(name, gpu, published, monkeypatch)
-    assert settings.runner.value == resolved["runner"]
-    assert (settings.drafting.method.value, settings.drafting.num_steps.value) == (
-        resolved["method"],
-        resolved["num_steps"],
-    )
+    answer = Answer(resolved)
+    settings, arguments = settings_of(name, gpu, published, monkeypatch, answer if exact else None)
+    assert settings.runner.value == ("V1" if answer.facts.first_runner else "V2")
+    assert settings.drafting.method.value == answer.facts.method
+    assert settings.drafting.num_steps.value == resolved["num_steps"]
     assert settings.max_requests.value == resolved["max_requests"]
     assert settings.dtype.value == resolved["dtype"]
     assert settings.longest is not None and settings.longest.value == resolved["longest"]
     width = int(settings.drafting.num_steps.value) + 1
     largest = resolved["largest_graph"] // width if resolved["largest_graph"] else 256
     assert settings.buckets[0][-1] == min(resolved["max_requests"], largest)
-    if resolved["written_block"] is not None:
-        assert settings.page_size.value == resolved["written_block"]
-    if resolved["method"].startswith("ngram"):
+    if resolved["page_size"] is not None and (exact or not resolved["hybrid"]):
+        assert settings.page_size.value == resolved["page_size"]
+    if settings.drafting.draft is None:
         assert [settings.drafting.longest, settings.drafting.shortest] == resolved["lookups"]
     assert ("recurrent_state" in settings.models["target"][1].facts) == resolved["hybrid"]
-    assert sorted(refusal.about for refusal in refusals(settings.facts)) == resolved["refusals"]
-    assert len(arguments.findings.errors) == len(resolved["refusals"])
+    refused = sorted(refusal.about for refusal in refusals(answer.facts))
+    assert sorted(refusal.about for refusal in refusals(settings.facts)) == refused
+    assert len(arguments.findings.errors) == len(refused)
+    assert exact == (settings.read_by == f"vLLM {VERSION}+cpu itself")
 
 
 @pytest.mark.parametrize("name", COMMANDS)
@@ -157,7 +167,7 @@ def test_what_is_served_has_a_program(
     """Its configuration passes all checks, and has vLLM's method; of all others there is none."""
     settings, arguments = settings_of(name, "sm_90", published, monkeypatch)
     wanted = Wanted(verify="target_only", sampling="top_k, top_p")
-    if answers[name, "sm_90"]["refusals"]:
+    if refused(answers[name, "sm_90"]):
         with pytest.raises(DiagnosticError):
             configuration(arguments, settings, wanted)
         return
@@ -168,9 +178,32 @@ def test_what_is_served_has_a_program(
 
 def test_some_are_served_and_some_are_not(answers: Mapping[Any, Any]) -> None:
     """So that neither list is empty."""
-    refused = [case for case in CASES if answers[case].get("refusals")]
-    assert len(refused) > 4
-    assert len(CASES) - len(refused) > 8
+    left = [case for case in CASES if refused(answers[case])]
+    assert len(left) > 4
+    assert len(CASES) - len(left) > 8
+
+
+def test_blocks_of_a_recurrent_state_need_not_be_said(published: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By the command itself, which asks the vLLM of another environment."""
+    monkeypatch.chdir(published)
+    monkeypatch.setenv("PYTHONPATH", str(HERE / "stand_ins"))
+    result = CliRunner().invoke(
+        app, ["vllm", "check", "--gpu", "h100", "--exact", str(PYTHON), "--", COMMANDS["Qwen3-Next"]]
+    )
+    assert result.exit_code == 0, result.output
+    assert f"page_size: 560 # vLLM {VERSION}+cpu itself\n" in result.stdout
+    lines = {line.split()[0]: " ".join(line.split()[1:]) for line in result.stderr.splitlines() if line.split()}
+    assert lines["arguments"] == f"read by vLLM {VERSION}+cpu itself"
+    assert lines["requests"] == "up to 1024 at once: vLLM's default for 80 GiB of GPU memory", "as it says, too"
+
+
+def test_what_vllm_refuses(published: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(published)
+    monkeypatch.setenv("PYTHONPATH", str(HERE / "stand_ins"))
+    words = ["vllm", "check", "--exact", str(PYTHON), "--", f"{LLAMA} --no-such-argument 3 -sc.model {EAGLE3}"]
+    result = CliRunner().invoke(app, [*words, "-sc.num_speculative_tokens=3"])
+    assert result.exit_code == 1
+    assert "refuses these arguments" in result.stderr
 
 
 def test_the_first_choice_of_attention(answers: Mapping[Any, Any]) -> None:

@@ -40,6 +40,13 @@ FORBIDDEN: dict[str, dict[str, Any]] = {
     "words": {"bad_words": ["self", "value", " return", "self.value"]},
     "allowed": {"allowed_token_ids": [*range(250, 900)]},
 }
+PROCESSED_SCORES: dict[str, dict[str, Any]] = {
+    "regex": RESTRICTED["regex"],
+    "long": FORBIDDEN["long"],
+    "words": FORBIDDEN["words"] | {"logprobs": 2},
+    "allowed": FORBIDDEN["allowed"] | {"logprobs": 0},
+}
+"""Whose log-probabilities are of scores without the tokens that they forbid, where these are processed."""
 TOKENS = 24
 ROUNDS = 2
 """How often each kind is asked for, behind another prompt each time."""
@@ -54,23 +61,28 @@ class Pair(NamedTuple):
     program: Served
 
 
-ENGINES = [
-    (
+ENGINES: dict[str, tuple[Variant, dict[str, dict[str, Any]], dict[str, Any]]] = {
+    "a draft model": (
         Variant("draft_model", "standalone", ahead=True, program=True, drafting="greedy"),
-        PENALIZED | SCORED | RESTRICTED | FORBIDDEN,
+        PENALIZED | SCORED | RESTRICTED | FORBIDDEN, {},
     ),
-    (Variant("eagle", "eagle", ahead=True, program=True, block=96), SCORED | RESTRICTED | FORBIDDEN),
-]
+    "eagle": (Variant("eagle", "eagle", ahead=True, program=True, block=96), SCORED | RESTRICTED | FORBIDDEN, {}),
+    "eagle, processed": (
+        Variant("eagle", "eagle", ahead=True, program=True), SCORED | PROCESSED_SCORES,
+        {"logprobs_mode": "processed_logprobs"},
+    ),
+}  # fmt: skip
+"""Engines, what requests ask of each, and other arguments of its server."""
 
 
-@pytest.fixture(scope="module", params=ENGINES, ids=lambda given: str(given[0]))
+@pytest.fixture(scope="module", params=ENGINES)
 def pair(request: pytest.FixtureRequest, models: Path, tmp_path_factory: pytest.TempPathFactory) -> Pair:
     """Requests of all kinds in mixed batches, then one that is left to vLLM, alone."""
-    variant, kinds = request.param
+    variant, kinds, more = ENGINES[request.param]
     folder = tmp_path_factory.mktemp("asked")
     wheel = build_program(variant, models, folder / "wheel")
     names, requests = asked(kinds | {"greedy": {}})
-    given = variant.engine(models) | SERVER
+    given = variant.engine(models) | SERVER | more
     own = serve(given, requests, folder / "own")
     return Pair(names, own, serve(given, requests, folder / "mine", wheel=wheel))
 
@@ -116,14 +128,14 @@ def test_texts_obey_grammars(pair: Pair) -> None:
     choices = RESTRICTED["choice"]["structured_outputs"]["choice"]
     texts = [tokenize.decode(output["token_ids"], skip_special_tokens=True) for output in pair.program.outputs]
     by_kind = {kind: text for kind, text in zip(pair.kinds, texts, strict=True) if kind in RESTRICTED}
-    assert by_kind.keys() == RESTRICTED.keys()
-    assert by_kind["choice"] in choices
-    assert by_kind["json"].startswith("{")
+    assert by_kind
+    assert by_kind.get("choice", choices[0]) in choices
+    assert by_kind.get("json", "{").startswith("{")
 
 
 def test_the_program_ran_them(pair: Pair) -> None:
     counts = pair.program.counts
     assert counts is not None
     left = counts["vllm_steps"]
-    assert {*left} == {"a prefill in the batch", ORDER if "repetition" in pair.kinds else PROCESSED}
+    assert {*left} == {"a prefill in the batch", ORDER if "repetition" in pair.kinds else PROCESSED}, left
     assert counts["program_steps"] > 2 * left["a prefill in the batch"], counts

@@ -19,6 +19,7 @@ from .attention import roles_of
 from .forwards import scored_tokens
 from .served import BACKENDS, CACHES, SETTINGS, Model, Server, refusals
 from .simulate import simulating
+from .windows import first_pool, oddity
 
 COMMAND_LINE = {"flashinfer_mla": "flashinfer"}
 """Attention backends that the command line calls by the name of another."""
@@ -43,12 +44,13 @@ def facts(worker: Any) -> Server:
     """The facts of a running server on which it hangs whether programs are served, from SGLang's objects."""
     spec, parallel, runners = get_spec(), get_parallel(), _runners(worker)
     named = roles_of(worker).named()
-    target, requests = _facts_of(runners["target"]), type(worker.req_to_token_pool)
+    pool, requests = runners["target"].token_to_kv_pool, type(worker.req_to_token_pool)
+    target = _facts_of(runners["target"], pool)
     if requests is not ReqToTokenPool and not target.recurrent:
         target = replace(target, cache=f"beside a {requests.__name__}")
     return Server(
         target=target,
-        draft=_facts_of(runners["draft"]),
+        draft=_facts_of(runners["draft"], pool),
         topk=spec.speculative_eagle_topk,
         attention={role: COMMAND_LINE.get(name, name) for role, name in named.items()},
         device=runners["target"].device,
@@ -58,10 +60,12 @@ def facts(worker: Any) -> Server:
     )
 
 
-def _facts_of(runner: Any) -> Model:
+def _facts_of(runner: Any, of_target: Any) -> Model:
     """The facts of a model. A pool is of its very class: others that derive from it keep their rows otherwise."""
     config, pool = runner.model_config, type(runner.token_to_kv_pool).__name__
     cache = next((layout for layout, name in CACHES.items() if name == pool), pool)
+    if cache == "swa":
+        cache = oddity(runner.token_to_kv_pool, of_target) or cache
     layers = (getattr(layer, "sliding_window_size", None) or -1 for layer in runner.model.modules())
     return Model(
         cache=f"a unified {pool}" if runner.kv_index_translator.is_translating else cache,
@@ -168,6 +172,7 @@ def _memory(plans: Mapping[Any, Any], worker: Any, server: Server) -> Iterator[s
 
 def _row_bytes(pool: Any) -> int:
     """Bytes of a token in one buffer of a layer: its keys, or its latent row."""
+    pool = first_pool(pool)
     row = (pool.k_buffer if hasattr(pool, "k_buffer") else pool.kv_buffer)[0][0]
     return row.numel() * row.element_size()
 

@@ -20,6 +20,7 @@ from torch import Tensor
 from .._plugin import word
 from . import shards
 from .mrope import text_positions
+from .windows import same_slots, slots_of
 
 logger = logging.getLogger(__name__)
 
@@ -85,8 +86,7 @@ def prove(
     lengths = torch.tensor(LENGTHS[: len(rows)])
     texts = _made_up(len(rows), max(LENGTHS) + 2, sizes.size("V"))
     own = _Own(worker, rows)
-    with torch.no_grad(), _put_back(rows, table, *step.pools.values()):
-        _give_slots(table, rows, max(LENGTHS) + sizes.kv.reserve, sizes.kv.page_size, own.slots)
+    with torch.no_grad(), _put_back(rows, table, *step.pools.values()), _slots(own.pool, table, rows, sizes.kv):
         before = own.scores(texts, lengths + 1)
         carried = step.pools["topk_index"].shape[1]
         best = (before.argmax(-1)[:, None] + torch.arange(carried)) % sizes.size("V")
@@ -118,7 +118,7 @@ class _Own:
     def __init__(self, worker: Any, rows: Tensor) -> None:
         self._runner, self._rows = worker.target_worker.model_runner, rows
         self._table = worker.req_to_token_pool.req_to_token
-        self.slots = int(self._runner.token_to_kv_pool.size)
+        self.pool = self._runner.token_to_kv_pool
 
     def scores(self, texts: Tensor, lengths: Tensor) -> Tensor:
         """The logits f32[b, V] after the first lengths i64[b] of texts i64[b, T], on the host as they are."""
@@ -165,13 +165,17 @@ def _put_back(rows: Tensor, *tables: Tensor) -> Iterator[None]:
             table[rows] = values
 
 
-def _give_slots(table: Tensor, rows: Tensor, width: int, page: int, slots: int) -> None:
-    """Write slots for `width` tokens of each row, on pages of its own; the first page is that of padding rows."""
+@contextlib.contextmanager
+def _slots(pool: Any, table: Tensor, rows: Tensor, kv: Any) -> Iterator[None]:
+    """Write slots for a text and a step into each row, on pages of its own; the first page is that of padding rows."""
+    width, page, slots = max(LENGTHS) + kv.reserve, kv.page_size, slots_of(pool)
     pages = -(-width // page)
     if (len(rows) * pages + 1) * page > slots or width > table.shape[1]:
         raise RuntimeError(f"the dry step ({PROOF}) needs {len(rows)} texts of {width} slots, there are {slots} in all")
     given = page + torch.arange(len(rows) * pages * page, dtype=table.dtype, device=table.device)
     table[rows, :width] = given.view(len(rows), -1)[:, :width]
+    with same_slots(pool, given):
+        yield
 
 
 def _begin(package: Any, step: Any, rows: Tensor, lengths: Tensor, bonus: Tensor, drafts: Tensor) -> None:

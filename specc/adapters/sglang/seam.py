@@ -132,9 +132,9 @@ ATTENTION = {
 layers.attention.flashattention_backend: flash_attn_with_kvcache
 layers.attention.flashattention_backend.FlashAttentionBackend: fa_impl_ver forward_metadata
     forward_metadata_spec_decode_expand has_softcap head_dim kv_cache_dtype num_attention_heads num_kv_heads num_splits
-    use_mla _get_scheduler_metadata
+    use_mla use_sliding_window_kv_pool _get_scheduler_metadata
 layers.attention.flashattention_backend.FlashAttentionMetadata(cache_seqlens_int32 cu_seqlens_q cu_seqlens_k page_table
-    max_seq_len_q max_seq_len_k)
+    max_seq_len_q max_seq_len_k swa_page_table swa_out_cache_loc)
 """,
     "triton": """
 layers.attention.triton_backend.TritonAttnBackend: cuda_graph_kv_indices cuda_graph_num_kv_splits forward_metadata

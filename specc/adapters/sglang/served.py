@@ -19,6 +19,7 @@ class Backend:
 
     Attributes:
         caches: layouts of the KV caches over which it is served, as `Model.cache` has them.
+        drafts: those over which it runs the draft's forwards, where not all of `caches`.
         mask: the mode in which it reads the mask of a tree, by specc's name; None where chains alone are served.
         device: `cpu` for one that runs on no GPU; one of a GPU is served wherever SGLang starts it.
         tried: whether a program has run on it, on a GPU if it is one of a GPU's.
@@ -28,18 +29,23 @@ class Backend:
     """
 
     caches: tuple[str, ...]
+    drafts: tuple[str, ...] | None = None
     mask: str | None = None
     device: str = "cuda"
     tried: bool = True
     shapes: bool = True
     windows: bool = False
 
+    def over(self, role: str) -> tuple[str, ...]:
+        """The layouts over which it is served in a role of `ROLES`."""
+        return self.caches if role != "draft" or self.drafts is None else self.drafts
+
 
 BACKENDS: Mapping[str, Backend] = {
     "triton": Backend(("mha",), mask="full"),
-    "fa3": Backend(("mha", "mla"), mask="slots", windows=True),
+    "fa3": Backend(("mha", "swa", "mla"), mask="slots", windows=True),
     "flashinfer": Backend(("mha",), mask="qlen", tried=False),
-    "intel_amx": Backend(("mha",), mask="qlen", device="cpu", windows=True),
+    "intel_amx": Backend(("mha", "swa"), drafts=("mha",), mask="qlen", device="cpu", windows=True),
     "trtllm_mha": Backend(("mha",), tried=False, shapes=False),
     "trtllm_mla": Backend(("mla",), tried=False, shapes=False),
     "cutedsl_mla": Backend(("mla",), tried=False, shapes=False),
@@ -49,15 +55,22 @@ BACKENDS: Mapping[str, Backend] = {
 }
 """The attention backends that are served, by SGLang's names."""
 
+TWO_POOLS = "a second KV pool for sliding windows"
+"""The layout `swa`, in words."""
+
 ROLES = ("draft", "verify", "extend")
 """What attention does in a step: forwards of the draft, that of the target, and the draft's over accepted tokens."""
 
 CACHES: Mapping[str, str] = {
     "mha": "MHATokenToKVPool",
+    "swa": "SWAKVPool",
     "mla": "MLATokenToKVPool",
     "dsa": "DSATokenToKVPool",
 }
-"""Layouts of KV caches that are served -> SGLang's class: keys and values, a latent row, one with an indexer's keys."""
+"""Layouts of KV caches that are served -> SGLang's class.
+
+They are keys and values, those with a second pool for layers with a window, a latent row, one with an indexer's keys.
+"""
 
 
 @dataclass(frozen=True)
@@ -190,14 +203,14 @@ def refusals(server: Server) -> Iterator[Refusal]:
 
 def _of_model(side: str, model: Model, topk: int) -> Iterator[Refusal]:
     """Name what of a model is not served. A window, a chunk or a state explains the cache that SGLang keeps for it."""
-    if model.chunk:
-        yield Refusal(side, f"chunks of attention of the {side}")
     if model.recurrent:
         yield Refusal(side, f"recurrent state of the {side}")
-    if model.cache not in CACHES:
-        if model.window and not model.chunk:
-            yield Refusal(side, f"a second KV pool for sliding windows of the {side}")
-        elif not (model.chunk or model.recurrent):
+    if model.chunk:
+        yield Refusal(side, f"chunks of attention of the {side}")
+    elif model.cache not in CACHES:
+        if model.window:
+            yield Refusal(side, f"a KV pool of another kind for sliding windows of the {side}")
+        elif not model.recurrent:
             yield Refusal(side, f"the KV cache of the {side}, {model.cache},")
     elif model.window and topk > 1:
         yield Refusal("topk", f"a tree over sliding windows of the {side}")
@@ -214,8 +227,9 @@ def _of_attention(server: Server) -> Iterator[Refusal]:
             yield Refusal(f"attention {role}", f"{name} attention on {server.device} ({role})")
             continue
         known = model if model is not None and model.cache in CACHES else None  # another is refused by itself
-        if known is not None and known.cache not in backend.caches:
-            yield Refusal(f"attention {role}", f"{name} attention over a KV cache of the layout {known.cache} ({role})")
+        if known is not None and known.cache not in backend.over(role):
+            cache = TWO_POOLS if known.cache == "swa" else f"a KV cache of the layout {known.cache}"
+            yield Refusal(f"attention {role}", f"{name} attention over {cache} ({role})")
         elif known is not None and known.window and not backend.windows:
             yield Refusal(f"attention {role}", f"{name} attention with sliding windows ({role})")
         elif server.topk > 1 and backend.mask is None:

@@ -6,10 +6,8 @@ from collections.abc import Collection, Iterator, Mapping
 from typing import Any
 
 from .._heads import TOKEN_MAP, computes_head
-from .served import DRAFT, METHODS, MODEL, PARALLEL, SETTINGS, SPECULATIVE, WHOLE, Server, Setting, refusals
-
-MAY_LACK = (DRAFT, WHOLE)
-"""Parts of a VllmConfig in which a setting is only there where somebody has set it."""
+from .._plugin import MisfitError
+from .served import METHODS, facts, refusals
 
 
 def misfits(plans: Mapping[Any, Any], config: Any, kind: type, served: Collection[type]) -> list[str]:
@@ -36,23 +34,12 @@ def numbers(speculative: Any) -> frozenset[int]:
 
 
 def draft_group(speculator: Any) -> int:
-    """The group of KV caches that all layers of the draft are in. RuntimeError when there are several."""
+    """The group of KV caches that all layers of the draft are in. MisfitError when there are several."""
     groups = speculator.kv_cache_config.kv_cache_groups
     places = [place for place, group in enumerate(groups) if speculator.draft_attn_layer_names & set(group.layer_names)]
     if len(places) != 1:
-        raise RuntimeError(f"layers of the draft are in {len(places)} groups of KV caches")
+        raise MisfitError(f"layers of the draft are in {len(places)} groups of KV caches")
     return places[0]
-
-
-def facts(config: Any) -> Server:
-    """The facts of the server of a VllmConfig, as far as its speculator does not show them."""
-    draft = config.speculative_config.draft_model_config.hf_config
-    parts = {name: getattr(config, name) for name in (PARALLEL, SPECULATIVE, MODEL)} | {WHOLE: config, DRAFT: draft}
-    return Server(settings={name: _said(parts[setting.part], name, setting) for name, setting in SETTINGS.items()})
-
-
-def _said(part: Any, name: str, setting: Setting) -> Any:
-    return getattr(part, name, setting.served) if setting.part in MAY_LACK else getattr(part, name)
 
 
 def _arguments(plan: Any, config: Any) -> Iterator[str]:

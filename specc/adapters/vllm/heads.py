@@ -19,7 +19,7 @@ from vllm.distributed.parallel_state import get_tp_group
 from vllm.model_executor.layers.logits_processor import LogitsProcessor
 
 from .._heads import HEAD, TOKEN_MAP, of_rank
-from .._plugin import ServerError
+from .._plugin import MisfitError, ServerError
 
 OFFSETS = "draft_id_to_target_id"
 """The attribute of a model that scores a part of the tokens: how far behind its entry each of them is."""
@@ -38,7 +38,7 @@ class Head:
         plan: the program's.
         speculator: a DraftModelSpeculator with its model.
 
-    RuntimeError where the model's logits are something else than a product with the weights of one head; ServerError
+    MisfitError where the model's logits are something else than a product with the weights of one head; ServerError
     where a file that names a part of the tokens cannot be read.
 
     """
@@ -52,11 +52,11 @@ class Head:
         weight = getattr(self._head, "weight", None)
         if not isinstance(weight, Tensor) or (weight.dtype, tuple(weight.shape[1:])) != (rows.dtype, (width,)):
             kept = f"{weight.dtype}{list(weight.shape)}" if isinstance(weight, Tensor) else "no tensor"
-            raise RuntimeError(f"the head of the draft is kept as {kept}, the program reads {rows.dtype}[..., {width}]")
+            raise MisfitError(f"the head of the draft is kept as {kept}, the program reads {rows.dtype}[..., {width}]")
         if self._shared and (self._head.tp_size != plan.ranks or self._head.num_added_embeddings):
-            raise RuntimeError("the head of the draft is not a part of the vocabulary on each rank")
+            raise MisfitError("the head of the draft is not a part of the vocabulary on each rank")
         if (length := len(weight) * (plan.ranks if self._shared else 1)) < self._entries:
-            raise RuntimeError(f"the head of the draft has {length} entries, the program reads {self._entries}")
+            raise MisfitError(f"the head of the draft has {length} entries, the program reads {self._entries}")
         self._offsets: Tensor | None = getattr(speculator.model, OFFSETS, None)
         self._named = _read().to(weight.device) if self._maps and self._offsets is None else None
 
@@ -107,7 +107,7 @@ class Head:
                 self._speculator.compute_draft_logits(hidden, step)
             except _Reached as reached:
                 return reached.args[0], reached.args[1]
-        raise RuntimeError("the logits of the draft are made without a logits processor")
+        raise MisfitError("the logits of the draft are made without a logits processor")
 
     @contextlib.contextmanager
     def _stopped(self) -> Iterator[None]:
@@ -146,7 +146,7 @@ def _stop(processor: Any) -> Any:
             "another product": processor.logits_as_input or processor.head_dtype not in (None, hidden_states.dtype),
         }
         for what in (what for what, there in changes.items() if there):
-            raise RuntimeError(f"the logits of the draft have {what}, and the program computes a product")
+            raise MisfitError(f"the logits of the draft have {what}, and the program computes a product")
         raise _Reached(lm_head, hidden_states)
 
     return forward

@@ -24,14 +24,20 @@ NO_TOKEN = -1
 
 
 def unserved(sampler: Any, rows: Any) -> str | None:
-    """Why the log-probabilities that requests in these rows ask for are not those of the target's scores, if so."""
+    """Why the log-probabilities that requests in these rows ask for are not those of scores that exist here, if so.
+
+    Those of the target do, and with tokens forbidden in them; with penalties, temperature and cuts they do not.
+    """
     dims = sampler.get_logprobs_dims(rows)
     if dims is None:
         return None
     if dims[1]:
         return "log-probabilities of given tokens"
-    asked = sampler.sampling_states.num_logprobs[rows] != NO_LOGPROBS
-    if sampler.logprobs_mode in PROCESSED_LOGPROBS_MODES and (asked & sampler.needs_logits_processing[rows]).any():
+    states = sampler.sampling_states
+    asked = states.num_logprobs[rows] != NO_LOGPROBS
+    changed = (states.temperature.np[rows] > 0) | sampler.penalties_state.use_penalty[rows]
+    processed = asked & changed & sampler.needs_logits_processing[rows]
+    if sampler.logprobs_mode in PROCESSED_LOGPROBS_MODES and processed.any():
         return "log-probabilities of processed scores"
     return None
 
@@ -50,9 +56,12 @@ def logprobs(logits: Tensor, tokens: Tensor, lengths: Tensor, batch: Any, sample
 def forbid(logits: Tensor, batch: Any, masks: Sequence[Any], sampler: Any) -> Tensor:
     """Have processors of vLLM's that do nothing else forbid tokens in logits T[b * A, V], in place.
 
-    What log-probabilities are of comes back, which these masks do not change: a copy where somebody asks for any.
+    What log-probabilities are of comes back. Masks change it where it is processed; otherwise it is a copy, if somebody
+    asks for any.
     """
-    kept = logits if sampler.get_logprobs_dims(batch.idx_mapping_np) is None else logits.clone()
+    processed = sampler.logprobs_mode in PROCESSED_LOGPROBS_MODES
+    unasked = processed or sampler.get_logprobs_dims(batch.idx_mapping_np) is None
+    kept = logits if unasked else logits.clone()
     rows = batch.logits_indices
     context = LogitsContext(
         expanded_idx_mapping=batch.expanded_idx_mapping,

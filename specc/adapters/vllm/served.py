@@ -1,14 +1,14 @@
 """What of a server programs serve and what they do not, from plain facts of it: the one list of both.
 
 The adapter asks when a server starts, with facts of vLLM's objects; the compiler asks before there is one, with what
-arguments and two model directories say. Imports the standard library only.
+arguments and two model directories say, or vLLM's own code for arguments. Imports the standard library only.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 TESTED = ("0.32.0", "0.33.0")
 """The versions of vLLM that `make vllm` runs programs in."""
@@ -38,6 +38,8 @@ class Setting(NamedTuple):
 
 PARALLEL, SPECULATIVE, MODEL, DRAFT, WHOLE = "parallel_config", "speculative_config", "model_config", "draft", ""
 """Parts of a VllmConfig; `DRAFT` is what the draft's directory says, the `hf_config` of its model."""
+MAY_LACK = (DRAFT, WHOLE)
+"""Parts in which a setting is only there where somebody has set it."""
 
 SETTINGS: Mapping[str, Setting] = {
     "pipeline_parallel_size": Setting(PARALLEL, 1, "pipeline parallelism"),
@@ -77,6 +79,17 @@ class Server:
     assistant: bool = False
     first_runner: str = ""
     settings: Mapping[str, object] = field(default_factory=dict[str, object])
+
+
+def facts(config: Any) -> Server:
+    """The facts of the server of a VllmConfig, as far as its speculator does not show them."""
+    draft = config.speculative_config.draft_model_config.hf_config
+    parts = {name: getattr(config, name) for name in (PARALLEL, SPECULATIVE, MODEL)} | {WHOLE: config, DRAFT: draft}
+    return Server(settings={name: _said(parts[setting.part], name, setting) for name, setting in SETTINGS.items()})
+
+
+def _said(part: Any, name: str, setting: Setting) -> Any:
+    return getattr(part, name, setting.served) if setting.part in MAY_LACK else getattr(part, name)
 
 
 @dataclass(frozen=True)

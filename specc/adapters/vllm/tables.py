@@ -11,6 +11,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from .._plugin import MisfitError
+
 AHEAD = 1
 """How many rows more the program sees than vLLM."""
 ALIGNED = 4
@@ -47,10 +49,10 @@ class Blocks:
     """
 
     def __init__(self, tables: Any, group: int, plan: Any) -> None:
-        """Of vLLM's BlockTables, before they are used. RuntimeError if the program has pages of another size."""
+        """Of vLLM's BlockTables, before they are used. MisfitError if the program has pages of another size."""
         self._tables, self._group, self._page = tables, group, plan.kv.page_size
         if (size := tables.block_sizes[group]) != self._page:
-            raise RuntimeError(f"page_size is {self._page} in the program, blocks of the draft have {size} slots")
+            raise MisfitError(f"page_size is {self._page} in the program, blocks of the draft have {size} slots")
         self.table = block_table(tables, group, plan.size("P"))
 
     def room(self, rows: Any) -> Any:

@@ -15,12 +15,11 @@ _WINDOWED = re.compile(
 )
 """Architectures of which SGLang reads ``sliding_window``. Of others, such as Mistral and Phi, it takes no notice."""
 
-_OWN_CACHES = re.compile(r"MiniMaxM3Sparse")
+_OWN_CACHES = re.compile(r"DeepseekV4|DiffusionGemma|Dots3|Inkling|MiniMaxM3Sparse|UnlimitedOCR")
 """Architectures with a KV cache of a kind of their own."""
 
 _TWO_POOLS = re.compile(
-    r"Beam|DeepseekV4|DiffusionGemma|Dots3|EmbeddingGemma2|Gemma4|GptOss|Granite(Moe)?SWA|IQuestQ1|Inkling|Laguna"
-    r"|Llama4|Mellum|MiMoV2|Muse|Spark2_5|Step3p|UnlimitedOCR"
+    r"Beam|EmbeddingGemma2|Gemma4|GptOss|Granite(Moe)?SWA|IQuestQ1|Laguna|Llama4|Mellum|MiMoV2|Muse|Spark2_5|Step3p"
 )
 """Architectures whose windows SGLang keeps in a KV pool of their own, beside that of layers that see the whole text."""
 
@@ -32,9 +31,10 @@ def facts_of(values: Mapping[str, Value]) -> Model:
         cache = "dsa"
     windowed = "window" in values and _WINDOWED.match(architecture) is not None
     chunked = "attention_chunk" in values
-    own = _OWN_CACHES.match(architecture) or ((windowed or chunked) and _TWO_POOLS.match(architecture))
+    if (windowed or chunked) and _TWO_POOLS.match(architecture):
+        cache = "swa"
     return Model(
-        cache=f"that of {architecture}" if own else cache,
+        cache=f"that of {architecture}" if _OWN_CACHES.match(architecture) else cache,
         window=windowed or chunked,
         chunk=chunked,
         recurrent="recurrent_state" in values,

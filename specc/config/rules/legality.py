@@ -19,12 +19,6 @@ from specc.ir.ops.tree import mask_width
 from specc.support.diagnostics import Note
 from specc.support.location import Location
 
-MAX_POWER = 1024
-"""Largest page, in tokens, of a table with the slot of every position, or of branches: a power of two."""
-
-BLOCK = 16
-"""Tokens of which a block is a multiple, where it is no power of two."""
-
 MAX_KV_ROW = 65536
 """Largest num_kv_heads * head_dim, in elements."""
 
@@ -45,7 +39,6 @@ def check_file(checked: Checked, algorithm: str | None, needs: Needs) -> None:
     _required(checked)
     _algorithm(checked, algorithm, needs)
     check_buckets(checked)
-    _page(checked)
     _no_repeats(checked, "archs", _written_archs(checked))
     _no_repeats(checked, "outputs", checked.file.outputs)
     _no_repeats(checked, "sampling", checked.file.sampling)
@@ -82,18 +75,6 @@ def _algorithm(checked: Checked, algorithm: str | None, needs: Needs) -> None:
     for tree in trees(checked) if not needs.trees else ():
         message = f"topk is {tree.topk}, and only chains are drafted"
         findings.error("legal/chain-only", message, tree.at(checked, "topk"), hint="write topk: 1", notes=[note])
-
-
-def _page(checked: Checked) -> None:
-    """Check the page: a power of two, or, where slots are looked up in blocks, a multiple of 16."""
-    page, blocks = checked.file.page_size, checked.file.tables.slots == "block_table"
-    legal = (not page & (page - 1) and page <= MAX_POWER) or (blocks and not page % BLOCK)
-    if legal or not checked.sound("page_size") or checked.places.broken("tables", "slots"):
-        return
-    also = f", or a multiple of {BLOCK}" if blocks else ""
-    message = f"page_size is a power of two up to {MAX_POWER}{also}, and this is {page}"
-    hint = None if blocks else f"multiples of {BLOCK} are pages of an engine with tables: {{slots: block_table}}"
-    checked.findings.error("config/out-of-range", message, checked.places.value("page_size"), hint=hint)
 
 
 def _no_repeats(checked: Checked, key: str, entries: Iterable[str]) -> None:

@@ -77,6 +77,7 @@ DEFAULTS: tuple[Default, ...] = (
     Default("triton", architectures="Gemma4"),
     Default("fa4", B200, architectures="MiMoV2"),
     Default("fa4", BLACKWELL, architectures="Step3p"),
+    Default("fa3", HOPPER, architectures="Step3p"),
     Default("fa3", architectures="IQuestQ1"),
     Default("trtllm_mha", B200, architectures=_QWEN_HYBRID, drafts=(CHAIN,), page_size=64, forced=True),
     Default("triton", B200, architectures=_QWEN_HYBRID, page_size=1, forced=True),

@@ -10,8 +10,10 @@ from specc.config.estimate.choice import ProposedShape
 from specc.config.models import ModelFacts
 from specc.config.models.pair import Pair
 from specc.config.pasted import Limits
+from specc.config.presets.sglang_models import architecture_of
 from specc.config.proposal import Drafting, nodes_of, steps_of
 from specc.config.sglang.command_line import parse
+from specc.config.sglang.defaults import OWN_MODULES
 from specc.config.sglang.server import started
 from specc.config.sglang.written import own_dtype
 from specc.runtime.plan.shape import Shape
@@ -19,9 +21,10 @@ from specc.runtime.plan.shape import Shape
 
 def command(pair: Pair, chosen: Drafting, topk: int | None, num_steps: int | None) -> list[str]:
     """Return its words; SGLang chooses the shape where neither ``topk`` nor ``num_steps`` is given."""
-    words = ["python", "-m", "sglang.launch_server", "--model-path", pair.target.written]
+    words = ["sglang", "serve", "--model-path", pair.target.written]
     words += ["--speculative-algorithm", chosen.algorithm]
-    if chosen.draft is not None and chosen.draft is not pair.target:
+    by_itself = OWN_MODULES.fullmatch(architecture_of(pair.target.said.values)) is not None
+    if chosen.draft is not None and not (chosen.draft is pair.target and by_itself):
         words += ["--speculative-draft-model-path", chosen.draft.written]
         words += _dtype(pair.target.said, chosen)
     if topk is None and num_steps is None:

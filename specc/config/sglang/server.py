@@ -134,6 +134,7 @@ def started(arguments: Arguments, gpu: Gpu) -> Started:
     )  # fmt: skip
     for refusal in refusals(facts):
         arguments.refuse(refusal.what, _hint(refusal, facts))
+    arguments.refuse_own_head(*draft)
     return server
 
 
@@ -280,12 +281,13 @@ def _hint(refusal: Refusal, server: Server) -> str | None:
         served, name = SETTINGS[refusal.about][0], argument(refusal.about)
         return f"leave {name} out" + ("" if served in (None, False) else f", or write {served}")
     if refusal.about.startswith("attention "):
-        model = server.target if refusal.about.endswith("verify") else server.draft
+        role = refusal.about.removeprefix("attention ")
+        model = server.target if role == "verify" else server.draft
         names = [
             name
             for name, backend in BACKENDS.items()
             if backend.device == server.device
-            and (model is None or model.cache in backend.caches)
+            and (model is None or model.cache in backend.over(role))
             and (server.topk == 1 or backend.mask is not None)
             and (model is None or backend.windows or not model.window)
         ]

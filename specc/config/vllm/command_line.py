@@ -80,12 +80,14 @@ class Arguments(Pasted):
     Attributes:
         blocks: by argument the keys of its object, of several the last one.
         dotted: by argument the keys that were given one by one: where there are any, vLLM forgets the object.
+        own: the words of the server alone, as they were written.
 
     """
 
     title = VLLM.title
     blocks: dict[str, dict[str, object]] = field(default_factory=dict[str, dict[str, object]])
     dotted: dict[str, dict[str, object]] = field(default_factory=dict[str, dict[str, object]])
+    own: list[str] = field(default_factory=list[str])
 
     def block(self, name: str) -> dict[str, object]:
         """Return the keys of an argument that is an object, with those that have an argument of their own."""
@@ -170,6 +172,7 @@ def parse(words: Sequence[str]) -> Arguments:
     """
     arguments = Arguments()
     rest, model = without_launcher(arguments, words_of(arguments, words), _starts)
+    arguments.own = rest
     own = list(_pairs(arguments, ["--model"] * model + rest))
     files = [values[-1] for name, values in own if name == "--config" and values]
     for name, values in [*(pair for file in files for pair in _of_file(arguments, file)), *own]:

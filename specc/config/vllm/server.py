@@ -6,7 +6,7 @@ import json
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import cast
+from typing import TypeVar, cast
 
 from specc.adapters.vllm.served import SETTINGS, Refusal, Server, refusals
 from specc.config.archs import Gpu
@@ -14,6 +14,7 @@ from specc.config.models import Fact, ModelFacts
 from specc.config.models.pair import Described, describe
 from specc.config.pasted import DTYPES, is_count
 from specc.config.presets.vllm import VLLM
+from specc.config.vllm.asked import Answer
 from specc.config.vllm.command_line import ATTENTION, COMPILATION, GENERATION, SPECULATION, UNREAD, Arguments, argument
 from specc.config.vllm.defaults import (
     BLOCK,
@@ -54,6 +55,7 @@ class Started:
         longest: how many tokens a text may have.
         sampled: what a request is sampled with that says nothing of it.
         facts: those on which it hangs whether programs are served.
+        read_by: whose code has read the arguments, where it was vLLM's.
 
     """
 
@@ -72,10 +74,13 @@ class Started:
     longest: Fact | None
     sampled: Fact
     facts: Server
+    read_by: str | None = None
 
     def described(self) -> Iterator[tuple[str, str]]:
         """The server in lines: what, and it with where it comes from."""
         yield "server", f"{VLLM.title} on {self.gpu.arch}: {self.gpu.origin}"
+        if self.read_by is not None:
+            yield "arguments", f"read by {self.read_by}"
         yield "runner", f"{self.runner.value}: {self.runner.origin}"
         for origin in dict.fromkeys(fact.origin for fact in self.attention.values()):
             named = {side: str(fact.value) for side, fact in self.attention.items() if fact.origin == origin}
@@ -97,11 +102,11 @@ class Started:
         yield "sampling", f"{self.sampled.value}: {self.sampled.origin}"
 
 
-def started(arguments: Arguments, gpu: Gpu, page_size: int | None = None) -> Started:
+def started(arguments: Arguments, gpu: Gpu, page_size: int | None = None, exact: Answer | None = None) -> Started:
     """Return the server that the arguments start on a GPU; what it does not serve is reported in them.
 
-    ``page_size`` is the tokens of its blocks where somebody knows them. Raises DiagnosticError with all that is missing
-    or cannot be read.
+    ``page_size`` is the tokens of its blocks where somebody knows them, and ``exact`` what vLLM itself says. Raises
+    DiagnosticError with all that is missing or cannot be read.
     """
     arguments.refuse_unread(UNREAD)
     if not gpu.arch.startswith(VLLM.gpus):
@@ -113,29 +118,53 @@ def started(arguments: Arguments, gpu: Gpu, page_size: int | None = None) -> Sta
     if target is None or drafting is None or arguments.misread or not gpu.arch.startswith(VLLM.gpus):
         arguments.findings.raise_if_errors()
         raise AssertionError("what is missing was reported")
-    facts = _facts(arguments, drafting, settings)
+    facts = exact.facts if exact is not None else _facts(arguments, drafting, settings)
+    drafting = drafting if exact is None else _as_drafted(drafting, exact)
     for refusal in refusals(facts):
         arguments.refuse(refusal.what, _hint(refusal))
     if drafting.algorithm is None:
         arguments.findings.raise_if_errors()
         raise AssertionError("a method that no program has was reported")
+    if drafting.draft is not None:
+        arguments.refuse_own_head(drafting.draft[0], drafting.draft[1].said)
     described = {"target": target} | ({"draft": drafting.draft} if drafting.draft is not None else {})
     models = {side: (directory, one.said) for side, (directory, one) in described.items()}
-    dtype = _dtype(arguments, target[1])
+    dtype = _settled(_dtype(arguments, target[1]), exact, "dtype")
     backends = {side: _attention(arguments, gpu, side, one, str(dtype.value)) for side, (_, one) in described.items()}
-    kept = _requests(arguments, requests, gpu)
+    kept = _settled(_requests(arguments, requests, gpu), exact, "max_requests")
     width = int(drafting.num_steps.value) + 1
-    buckets, graphs = _buckets(arguments, int(kept.value), width, gpu)
+    graphs = int(exact.values["largest_graph"]) if exact is not None else _graph(arguments, int(kept.value), width, gpu)
+    buckets = _buckets(int(kept.value), width, graphs)
+    blocks = exact.fact("page_size") if exact is not None and page_size is None else None
+    longest = _longest(arguments, target[1].said)
     server = Started(
-        gpu, _runner(arguments, facts), drafting.algorithm, drafting, models, dtype, backends,
+        gpu, _runner(arguments, facts, exact), drafting.algorithm, drafting, models, dtype, backends,
         _captured(gpu, backends, graphs, buckets[0][-1], looked_up=drafting.draft is None),
-        _page(arguments, page_size or block, target[1], backends, written=page_size is not None), kept,
+        blocks or _page(arguments, page_size or block, target[1], backends, written=page_size is not None), kept,
         arguments.number("--tensor-parallel-size") or 1, buckets,
-        _longest(arguments, target[1].said), _sampled(arguments, target[0]), facts,
+        _settled(longest, exact, "longest"), _sampled(arguments, target[0]), facts, exact and exact.origin,
     )  # fmt: skip
     if arguments.misread:
         arguments.findings.raise_if_errors()
     return server
+
+
+_Own = TypeVar("_Own", Fact, Fact | None)
+
+
+def _settled(own: _Own, exact: Answer | None, name: str) -> Fact | _Own:
+    """Return a value: that found here, or vLLM's own where it says another."""
+    theirs = exact.fact(name) if exact is not None else None
+    return own if theirs is None or (own is not None and own.value == theirs.value) else theirs
+
+
+def _as_drafted(drafting: Speculation, exact: Answer) -> Speculation:
+    """Return how drafts are made by what vLLM says of it."""
+    method = Fact(exact.facts.method or "", exact.origin)
+    method = drafting.method if drafting.method.value == method.value else method
+    longest, shortest = exact.values["lookups"] if drafting.draft is None else (drafting.longest, drafting.shortest)
+    steps = _settled(drafting.num_steps, exact, "num_steps")
+    return replace(drafting, method=method, num_steps=steps, longest=longest, shortest=shortest)
 
 
 def _facts(arguments: Arguments, drafting: Speculation, settings: Mapping[str, object]) -> Server:
@@ -164,8 +193,10 @@ def _first_runner(arguments: Arguments, server: Server) -> str:
     return "pipeline parallelism with external_launcher" if several else ""
 
 
-def _runner(arguments: Arguments, facts: Server) -> Fact:
+def _runner(arguments: Arguments, facts: Server, exact: Answer | None) -> Fact:
     """Return the model runner, and why."""
+    if exact is not None:
+        return Fact("V1" if facts.first_runner else "V2", exact.origin)
     if facts.first_runner:
         return Fact("V1", facts.first_runner)
     variable = arguments.environment.get(RUNNER)
@@ -217,23 +248,28 @@ def _requests(arguments: Arguments, written: int | None, gpu: Gpu) -> Fact:
     return Fact(usual, origin)
 
 
-def _buckets(arguments: Arguments, kept: int, width: int, gpu: Gpu) -> tuple[tuple[tuple[int, ...], str], int]:
-    """Return sizes of batches with where they come from, and of how many tokens vLLM's largest graph is.
+def _graph(arguments: Arguments, kept: int, width: int, gpu: Gpu) -> int:
+    """Return of how many tokens vLLM's largest graph is, 0 where it captures nothing.
 
     ``width``: tokens of a request in a step.
     """
     compilation = arguments.block(COMPILATION)
     mode, level = str(compilation.get("cudagraph_mode", "")).upper(), arguments.text("--optimization-level")
     if arguments.flag("--enforce-eager") or mode == "NONE" or (level == "0" and not mode):
-        largest = min(kept, _UNCAPTURED)
-        return (tuple(buckets_up_to(largest)), "vLLM captures nothing"), 0
+        return 0
     sizes, most = compilation.get("cudagraph_capture_sizes"), compilation.get("max_cudagraph_capture_size")
     words = [str(size) for size in cast("list[object]", sizes)] if isinstance(sizes, list) else []
     listed = [int(size) for size in words if is_count(size)]
     tokens = most if type(most) is int else max(listed, default=most_captured(kept, width, gpu.arch))
-    tokens = min(tokens, arguments.tokens("--max-num-batched-tokens") or tokens)
+    return min(tokens, arguments.tokens("--max-num-batched-tokens") or tokens)
+
+
+def _buckets(kept: int, width: int, tokens: int) -> tuple[tuple[int, ...], str]:
+    """Return sizes of batches with where they come from, by the tokens of a request and of vLLM's largest graph."""
+    if not tokens:
+        return tuple(buckets_up_to(min(kept, _UNCAPTURED))), "vLLM captures nothing"
     largest = max(1, min(kept, tokens // width))
-    return (tuple(buckets_up_to(largest)), f"vLLM's largest graph has {tokens} tokens, a request {width}"), tokens
+    return tuple(buckets_up_to(largest)), f"vLLM's largest graph has {tokens} tokens, a request {width}"
 
 
 def _captured(gpu: Gpu, backends: Mapping[str, Fact], tokens: int, largest: int, *, looked_up: bool) -> Fact:

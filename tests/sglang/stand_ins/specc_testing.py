@@ -262,17 +262,10 @@ def add_accounting(get_internal_state: Callable[[Any, Any], Any], controller: An
 def accounting(scheduler: Any) -> dict[str, Any]:
     """Where all KV slots and pool rows are, and what runs."""
     allocator, cache, rows = scheduler.token_to_kv_pool_allocator, scheduler.tree_cache, scheduler.req_to_token_pool
-    pages, cached = allocator.get_all_free_pages().cpu(), cache.all_values_flatten().cpu()
-    free = pages[:, None] * allocator.page_size + torch.arange(allocator.page_size)
-    owned = torch.cat((free.flatten(), cached))
     worker = scheduler.draft_worker
     return {
         "idle": scheduler.is_fully_idle(),
-        "slots": scheduler.max_total_num_tokens,
-        "slots_free": allocator.available_size(),
-        "slots_owned_once": torch.unique(owned).numel(),
-        "slots_cached": cache.evictable_size(),
-        "slots_protected": cache.protected_size(),
+        "slots": of_pools(allocator, cache),
         "rows": rows.size,
         "rows_free": len(rows.free_slots),
         "rows_free_once": len(set(rows.free_slots)),
@@ -283,6 +276,29 @@ def accounting(scheduler: Any) -> dict[str, Any]:
         "ranks": of_ranks({name: list(request.output_ids) for name, request in _requests.items()}, worker),
         "worker": None if worker is None else f"{type(worker).__module__}.{type(worker).__qualname__}",
     }
+
+
+def of_pools(allocator: Any, cache: Any) -> list[dict[str, int]]:
+    """The slots of the one pool, or of that of the whole text and that of windows, where some of cached tokens are."""
+    cached = cache.all_values_flatten().cpu()
+    if not hasattr(allocator, "swa_attn_allocator"):
+        return [of_pool(allocator, cached, cache.evictable_size(), cache.protected_size())]
+    seconds = allocator.full_to_swa_index_mapping.cpu()
+    if (seconds > 0).sum() != (seconds[cached] > 0).sum():
+        raise AssertionError("slots that nobody has are mapped")
+    windows = seconds[cached][seconds[cached] > 0]
+    return [
+        of_pool(allocator.full_attn_allocator, cached, cache.full_evictable_size(), cache.full_protected_size()),
+        of_pool(allocator.swa_attn_allocator, windows, cache.swa_evictable_size(), cache.swa_protected_size()),
+    ]
+
+
+def of_pool(allocator: Any, slots: Tensor, cached: int, protected: int) -> dict[str, int]:
+    """How many slots a pool has, and how many are free, or are those i64[n] of cached tokens, as SGLang counts them."""
+    pages = allocator.get_all_free_pages().cpu()
+    free = pages[:, None] * allocator.page_size + torch.arange(allocator.page_size)
+    counted = {"all": allocator.size, "free": allocator.available_size(), "cached": cached, "protected": protected}
+    return counted | {"owned_once": torch.unique(torch.cat((free.flatten(), slots))).numel()}
 
 
 def pools(worker: Any) -> list[str]:

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from specc.adapters._plugin import ServerError, chosen, offer, tried, word
+from specc.adapters._plugin import MisfitError, ServerError, chosen, offer, tried, word
 
 
 @pytest.fixture
@@ -120,6 +120,28 @@ def test_what_fails_is_logged_unless_it_must_run(
     with pytest.raises(RuntimeError, match="no blocks"):
         tried(fail, "Engine")
     assert tried(lambda: 3, "Engine") == 3
+
+
+def test_what_differs_is_logged_in_a_line(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+    """Without a traceback, which is of no use to whoever built for another server."""
+
+    def differ() -> None:
+        raise MisfitError("page_size is 16 in the program, blocks of the draft have 8 slots")
+
+    monkeypatch.delenv("SPECC_PROGRAM", raising=False)
+    with caplog.at_level(logging.INFO):
+        assert tried(differ, "Engine") is None
+    [record] = caplog.records
+    assert record.levelname == "WARNING" and record.exc_info is None
+    assert record.getMessage() == (
+        "specc: the program does not fit this server: page_size is 16 in the program, blocks of the draft have 8 "
+        "slots. Engine's own steps run"
+    )
+    with pytest.raises(MisfitError):
+        tried(differ, "Engine", must=True)
+    monkeypatch.setenv("SPECC_PROGRAM", "a")
+    with pytest.raises(MisfitError):
+        tried(differ, "Engine")
 
 
 def test_words_of_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -134,7 +134,8 @@ def test_trees_are_refused() -> None:
 @pytest.mark.parametrize(("captured", "kind"), [(True, "Contract"), (False, "Eager")])
 def test_servers_without_graphs_prepare_each_batch(captured: bool, kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("specc.adapters.sglang.attention.need", lambda attention: None)  # SGLang is not here
-    runner = SimpleNamespace(attn_backend=TRTLLMMLABackend(), model_config=SimpleNamespace(context_len=512))
+    context = SimpleNamespace(context_len=512)
+    runner = SimpleNamespace(attn_backend=TRTLLMMLABackend(), model_config=context, token_to_kv_pool=None)
     drafter = SimpleNamespace(
         draft_attn_backend=SimpleNamespace(attn_backends=[TRTLLMMLABackend(), TRTLLMMLABackend()]),
         draft_extend_attn_backend=TRTLLMMLABackend(),

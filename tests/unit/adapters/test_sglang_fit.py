@@ -41,6 +41,16 @@ def of(role: str, name: str, value: object) -> Change:
     return lambda server: setattr(runner(server, role), name, value)
 
 
+def two_pools(*, kind: str = "MHATokenToKVPool", **others: object) -> Any:
+    """SGLang's pool of two, with what else than gpt-oss's has."""
+    pool = type("SWAKVPool", (), {})()
+    both = {"full_kv_pool": type(kind, (), {})(), "swa_kv_pool": type(kind, (), {})()}
+    usual = {"full_layer_nums": 2, "swa_req_ring_size": None, "full_to_swa_index_mapping": MAP}
+    vars(pool).update(both | usual | others)
+    return pool
+
+
+MAP = torch.arange(9)
 CHANGES: dict[str, Change] = {
     "num_steps is 3 in the program, 4 in the server": setting("spec", "speculative_num_steps", 4),
     "page_size is 1 in the program, 16 in the server": setting("schedule", "page_size", 16),
@@ -63,10 +73,15 @@ CHANGES: dict[str, Change] = {
     "hidden_size of the draft is 64 in the program, 32 in the server": config("draft", "hidden_size", 32),
     "dtype of the target is f32 in the program, bf16 in the server": of("target", "dtype", torch.bfloat16),
     "recurrent state of the draft is not served": config("draft", "mamba", object()),
-    "a second KV pool for sliding windows of the target is not served": lambda server: (
+    "a KV pool of another kind for sliding windows of the target is not served": lambda server: (
         of("target", "sliding_window_size", 128)(server),
-        of("target", "token_to_kv_pool", type("SWAKVPool", (), {})())(server),
+        of("target", "token_to_kv_pool", two_pools(kind="MLATokenToKVPool"))(server),
     ),
+    "intel_amx attention over a second KV pool for sliding windows (draft) is not served": lambda server: [
+        of(role, name, value)(server)
+        for role, pool in zip(("target", "draft"), [two_pools()] * 2, strict=True)
+        for name, value in {"sliding_window_size": 128, "token_to_kv_pool": pool}.items()
+    ],
     "chunks of attention of the draft is not served": config("draft", "attention_chunk_size", 128),
     "a canary of the KV pool (kv_canary running) is not served": of("draft", "canary_manager", object()),
     "LoRA is not served": lambda server: setattr(server.worker.server_args, "enable_lora", True),
@@ -91,6 +106,18 @@ def test_what_does_not_fit_is_named(serve: Serve, misfit: str, change: Change) -
     if "captures graphs" in misfit:  # attention of a CPU is not on a GPU
         problems = [problem for problem in problems if "intel_amx" not in problem]
     assert problems == [misfit]
+
+
+@pytest.mark.parametrize(
+    "others", [{}, {"full_layer_nums": 0}, {"swa_req_ring_size": 128}, {"full_to_swa_index_mapping": torch.arange(9)}]
+)
+def test_two_pools_are_served_if_they_are_as_gpt_oss_has_them(serve: Serve, others: dict[str, object]) -> None:
+    """Both models' with the map of the target's; here the draft's is another kind."""
+    server = serve(plan_of("EAGLE"))
+    for role, pool in (("target", two_pools()), ("draft", two_pools(**others))):
+        of(role, "token_to_kv_pool", pool)(server)
+    facts = adapter("fit").facts(server.worker)
+    assert (facts.target.cache, facts.draft.cache == "swa") == ("swa", not others)
 
 
 @pytest.mark.parametrize("name", ["speculative_accept_threshold_single", "speculative_accept_threshold_acc"])

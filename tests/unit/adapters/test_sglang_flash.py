@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from specc.adapters.sglang.attention.roles import Roles
+from specc.adapters.sglang.attention.second_pool import TwoPools
 from specc.adapters.sglang.attention.step_tables import Sizes, Tables
 
 SEAM = "sglang.srt.layers.attention.flashattention_backend"
@@ -33,12 +34,15 @@ class Metadata:
     cu_seqlens_q: Any = None
     cu_seqlens_k: Any = None
     page_table: Any = None
+    swa_page_table: Any = None
+    swa_out_cache_loc: Any = None
 
 
 class Layers:
     """A backend object of SGLang's: it knows its heads, and its layers call what SGLang's module names."""
 
     use_mla, has_softcap, num_splits = False, False, 0
+    use_sliding_window_kv_pool = False
     num_attention_heads, num_kv_heads, head_dim, kv_cache_dtype = 8, 2, 16, torch.float32
 
     def __init__(self, module: ModuleType) -> None:
@@ -82,7 +86,15 @@ def module(monkeypatch: pytest.MonkeyPatch) -> Iterator[ModuleType]:
 class Step:
     """A step over three requests, of which `flash` prepares the forwards and `forwards` runs the layers."""
 
-    def __init__(self, module: ModuleType, topk: int = 1, nodes: int = STEPS + 1, *, latent: bool = False) -> None:
+    def __init__(
+        self,
+        module: ModuleType,
+        topk: int = 1,
+        nodes: int = STEPS + 1,
+        *,
+        latent: bool = False,
+        places: Tensor | None = None,
+    ) -> None:
         slots = torch.arange(5 * CONTEXT, dtype=torch.int32).view(5, CONTEXT)
         self.target, self.drafts, self.extend = (
             Layers(module),
@@ -92,7 +104,9 @@ class Step:
         for backend in (self.target, *self.drafts, self.extend):
             backend.use_mla = latent
         roles = Roles(draft=self.drafts, container=None, verify=self.target, extend=self.extend)
-        self.flash = import_module(FLASH).Flash(roles, Tables(slots, Sizes(4, STEPS, topk, nodes, PAGE, CONTEXT)))
+        sizes = Sizes(4, STEPS, topk, nodes, PAGE, CONTEXT)
+        tables = Tables(slots, sizes) if places is None else TwoPools(slots, sizes, None, places)
+        self.flash = import_module(FLASH).Flash(roles, tables)
         self.nodes, self.topk = nodes, topk
 
     def forwards(self) -> dict[str, list[list[Tensor | None]]]:
@@ -192,3 +206,34 @@ def test_after_a_failed_capture_sglang_has_its_function_again(module: ModuleType
 def _fail(step: Step) -> None:
     step.forwards()
     raise RuntimeError("no memory")
+
+
+@pytest.mark.parametrize("of_draft", [True, False])
+def test_layers_with_a_window_read_their_own_pool(module: ModuleType, of_draft: bool) -> None:
+    """Of models that have two; a head that has one reads nothing of the second. They have no schedule of others'."""
+    places = torch.cat((torch.arange(5 * CONTEXT).flip(0) + PAGE, torch.tensor([-1])))
+    step = Step(module, places=places)
+    step.target.use_sliding_window_kv_pool = True
+    for backend in (*step.drafts, step.extend):
+        backend.use_sliding_window_kv_pool = of_draft
+    with step.flash.capturing():
+        step.forwards()
+        seconds = step.target.forward_metadata.swa_page_table
+        call = module.flash_attn_with_kvcache
+        assert call(q=None, page_table=seconds, window_size=(5, 0)) is None
+        assert call(q=None, page_table=step.target.forward_metadata.page_table) is not None
+    first = [(row * CONTEXT + length).item() for row, length in enumerate(LENGTHS, 1)]
+    written = [[places[slot + token].item() for token in range(STEPS + 1)] for slot in first]
+    together = [slot for row in written for slot in row]
+    forwards = {"target": (step.target, together), "extend": (step.extend, together)}
+    forwards |= {f"draft {i}": (draft, [row[i] for row in written]) for i, draft in enumerate(step.drafts)}
+    for name, (backend, slots) in forwards.items():
+        metadata = backend.forward_metadata
+        if name != "target" and not of_draft:
+            assert metadata.swa_page_table is metadata.swa_out_cache_loc is None
+            continue
+        assert metadata.swa_out_cache_loc.tolist() == slots, name
+        for row, length in enumerate(LENGTHS.tolist()):
+            reads = range((row + 1) * CONTEXT, (row + 1) * CONTEXT + length + STEPS + 1, PAGE)
+            pages = metadata.swa_page_table[row, : len(reads)].tolist()
+            assert pages == [places[slot].item() // PAGE for slot in reads], name

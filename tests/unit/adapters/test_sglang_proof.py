@@ -27,13 +27,16 @@ def score(text: list[int]) -> Tensor:
 class Server:
     """A worker, its runner and its table; what is in a KV slot is the token that was written there."""
 
-    def __init__(self, slots: int = 64) -> None:
+    def __init__(self, slots: int = 64, second: int | None = None) -> None:
         self.table = torch.arange(5 * 24, dtype=torch.int32).view(5, 24) % 7
         self.kv: dict[int, int] = {}
         self.req_to_token_pool = SimpleNamespace(req_to_token=self.table)
         self.target_worker = SimpleNamespace(model_runner=self)
         self.model_config = SimpleNamespace(model_is_mrope=False)
         self.token_to_kv_pool, self.spec_algorithm = SimpleNamespace(size=slots), "EAGLE"
+        if second is not None:
+            self.token_to_kv_pool.size_swa = second
+            self.token_to_kv_pool.full_to_swa_index_mapping = torch.tensor([*[0] * (slots + PAGE), -1])
         self.kv_index_translator = SimpleNamespace(bind_runner_slots=lambda batch: None)
 
     def forward(self, batch: Any) -> Any:
@@ -43,6 +46,10 @@ class Server:
         slots = batch.out_cache_loc.tolist()
         assert len({*slots}) == len(slots), "a slot is one token's"
         assert min(slots) >= PAGE, "the first page is that of padding rows"
+        if hasattr(self.token_to_kv_pool, "size_swa"):
+            seconds = self.token_to_kv_pool.full_to_swa_index_mapping[slots].tolist()
+            assert len({*seconds}) == len(slots)
+            assert min(seconds) >= PAGE and max(seconds) < self.token_to_kv_pool.size_swa + PAGE
         self.kv |= dict(zip(slots, batch.input_ids.tolist(), strict=True))
         texts = batch.input_ids.split(batch.extend_seq_lens_cpu)
         logits = torch.stack([score(text.tolist()) for text in texts])
@@ -117,9 +124,10 @@ def proved(
     sampling: bool = False,
     heard_before: bool = False,
     steps: int = 3,
+    second: int | None = None,
 ) -> None:
     """Prove a step, perhaps again once it is captured; whatever comes of it, tables are as they were."""
-    server = Server(slots)
+    server = Server(slots, second)
     made = plan(buckets, steps)
     heard = Heard(lambda rows, logits: SimpleNamespace(logits=logits), made, server.table)
     step = Step(server, heard, fault, sampling=sampling)
@@ -133,6 +141,8 @@ def proved(
         prove(package, made, step, server, heard, 0, planned.append)
         assert planned == [list(LENGTHS[: heard.rows])]
     finally:
+        if second is not None:
+            assert server.token_to_kv_pool.full_to_swa_index_mapping.unique().tolist() == [-1, 0]
         after: Mapping[str, Tensor] = {**step.pools, "table": server.table}
         assert all(torch.equal(before[name], after[name]) for name in before)
 
@@ -170,6 +180,15 @@ def test_a_pool_without_room_for_the_texts() -> None:
     with pytest.raises(RuntimeError, match="needs 2 texts of 18 slots, there are 43 in all"):
         proved(None, slots=43)
     proved(None, slots=44)
+
+
+def test_texts_have_slots_of_both_pools() -> None:
+    """Of which either may be the smaller one; none of them is mapped afterwards."""
+    proved(None, second=44)
+    with pytest.raises(RuntimeError, match="needs 2 texts of 18 slots, there are 43 in all"):
+        proved(None, second=43)
+    with pytest.raises(RuntimeError, match="is not SGLang's own"):
+        proved("first", second=64)
 
 
 def test_columns_of_a_rank_are_compared_with_its_own() -> None:

@@ -47,7 +47,8 @@ def test_a_setting_has_one_value_that_is_served(name: str) -> None:
     ("model", "what"),
     [
         (Model(window=True), []),
-        (Model(cache="SWAKVPool", window=True), ["a second KV pool for sliding windows of the {side}"]),
+        (Model(cache="swa", window=True), []),
+        (Model(cache="SWAKVPool of", window=True), ["a KV pool of another kind for sliding windows of the {side}"]),
         (Model(cache="SWAKVPool", window=True, chunk=True), ["chunks of attention of the {side}"]),
         (Model(window=True, chunk=True), ["chunks of attention of the {side}"]),
         (Model(cache="HybridLinearKVPool", recurrent=True), ["recurrent state of the {side}"]),
@@ -91,15 +92,26 @@ def test_windows_are_for_chains_on_some_backends(backend: str) -> None:
 @pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize("cache", CACHES)
 def test_a_backend_is_served_over_its_caches(backend: str, cache: str) -> None:
-    model, traits = Model(cache=cache), BACKENDS[backend]
+    model, traits = Model(cache=cache, window=cache == "swa"), BACKENDS[backend]
     server = Server(model, model, attention=everywhere(backend), device=traits.device)
-    fits = cache in traits.caches
-    assert about(server) == ([] if fits else [f"attention {role}" for role in ROLES])
+    assert about(server) == [f"attention {role}" for role in ROLES if cache not in traits.over(role)]
     tree = Server(model, model, topk=4, attention=everywhere(backend), device=traits.device)
-    served = fits and traits.mask is not None and cache == "mha"
+    served = cache in traits.caches and traits.mask is not None and cache == "mha"
     assert (about(tree) == []) == served
     assert tree.mask == traits.mask
     assert server.mask is None
+
+
+def test_two_pools_of_a_draft_are_not_for_a_cpu() -> None:
+    """SGLang's own step ends there: it looks none of the slots up that a draft's forwards write."""
+    two = Model(cache="swa", window=True)
+    on_cpu = {"attention": everywhere("intel_amx"), "device": "cpu"}
+    assert about(Server(two, Model(), **on_cpu)) == []
+    assert about(Server(two, two, **on_cpu)) == ["attention draft"]
+    assert about(Server(two, two, attention=everywhere("fa3"))) == []
+    (refusal, *_) = refusals(Server(two, Model(), attention=everywhere("triton")))
+    assert str(refusal) == "triton attention over a second KV pool for sliding windows (verify) is not served"
+    assert "topk" in about(Server(two, Model(), topk=4, attention=everywhere("fa3")))
 
 
 def test_a_role_has_a_backend_of_its_own() -> None:

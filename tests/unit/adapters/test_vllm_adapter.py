@@ -12,6 +12,7 @@ from fakes.vllm_tables import BlockTables, RequestState
 from torch import Tensor
 
 from specc.adapters._heads import HEAD, TOKEN_MAP
+from specc.adapters._plugin import MisfitError
 from specc.adapters.vllm.fit import draft_group, misfits
 from specc.adapters.vllm.tables import Blocks, NoBlocks, block_table, carried
 from specc.runtime.plan.shape import Shape
@@ -77,7 +78,7 @@ def test_room_of_requests() -> None:
         tables.append(0, row, [7] * 9)
         tables.append(1, row, [7] * row)
     assert Blocks(tables, 1, made).room(np.array([3, 0])).tolist() == [48, 0]
-    with pytest.raises(RuntimeError, match="page_size is 16 in the program, blocks of the draft have 8 slots"):
+    with pytest.raises(MisfitError, match="page_size is 16 in the program, blocks of the draft have 8 slots"):
         Blocks(tables, 0, made)
     for longest, width in ((60, 4), (61, 5)):
         none = NoBlocks(made, longest, torch.device("cpu"))

@@ -189,9 +189,10 @@ def test_log_probabilities_that_are_vllms(serve: Serve) -> None:
     assert server.program.refuses(sampler, batch) == "log-probabilities of given tokens"
 
 
+@pytest.mark.parametrize("processed", [False, True])
 @pytest.mark.parametrize("algorithm", ["EAGLE", "NGRAM"])
-def test_tokens_that_requests_forbid(serve: Serve, algorithm: str) -> None:
-    """Before some length, and behind others; log-probabilities know nothing of it."""
+def test_tokens_that_requests_forbid(serve: Serve, algorithm: str, processed: bool) -> None:
+    """Before some length, and behind others; log-probabilities know of it where they are processed."""
     plan = plan_of(algorithm)
     server, asked = serve(plan), {0: 30, 5: 14}
     sampler, vocabulary = server.runner.sampler, plan.size("V")
@@ -203,12 +204,16 @@ def test_tokens_that_requests_forbid(serve: Serve, algorithm: str) -> None:
     server.begin(PROMPTS)
     sampler.needs_logits_processing[[0, 2, 5]] = True
     sampler.sampling_states.num_logprobs[5] = 0
+    sampler.logprobs_mode = "processed_logprobs" if processed else "raw_logprobs"
 
-    def says(row: int, text: list[int]) -> int:
+    def left(row: int, text: list[int]) -> torch.Tensor:
         scores = target_scores(server.target.model, text).clone()
         none = bad_behind(text[-1], vocabulary) if row == 2 else stops if len(text) < asked.get(row, 0) else []
         scores[none] = -torch.inf
-        return int(scores.argmax())
+        return scores
+
+    def says(row: int, text: list[int]) -> int:
+        return int(left(row, text).argmax())
 
     for rows in BATCHES:
         before = {row: server.text(row) for row in rows}
@@ -216,8 +221,10 @@ def test_tokens_that_requests_forbid(serve: Serve, algorithm: str) -> None:
         for place, row in enumerate(rows) if 5 in rows else ():
             emitted = server.text(row)[len(before[row]) :]
             for i, token in enumerate(emitted):
-                scores = target_scores(server.target.model, before[row] + emitted[:i]).log_softmax(-1)
-                assert torch.allclose(server.output.logprobs_tensors.logprobs[4 * place + i, 0], scores[token])
+                text = before[row] + emitted[:i]
+                scores = left(row, text) if processed else target_scores(server.target.model, text)
+                named = server.output.logprobs_tensors.logprobs[4 * place + i, 0]
+                assert torch.allclose(named, scores.log_softmax(-1)[token])
     server.decode([0, 5, 2], drafts=2)
     run(server, BATCHES)
     server.judge(says, says)

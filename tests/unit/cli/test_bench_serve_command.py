@@ -55,7 +55,8 @@ def runs(pid: int) -> bool:
 @pytest.fixture
 def server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Started:
     monkeypatch.delenv("SPECC_PROGRAM", raising=False)
-    monkeypatch.setattr(process, "GONE_S", 1)
+    monkeypatch.setattr(process, "GONE_S", 0.2)
+    monkeypatch.setattr(process, "LOOK_S", 0.02)
     return Started(tmp_path)
 
 
@@ -144,8 +145,8 @@ def test_a_server_that_never_answers(server: Started, fault: str, monkeypatch: p
         return started
 
     monkeypatch.setattr(process, "_process", begin_and_print)
-    done = failed(server, "--fault", fault, options=["--start-timeout", "2"])
-    assert code(done) == "serve/not-running" and "has not answered" in done.stderr and "for 2 s" in done.stderr
+    done = failed(server, "--fault", fault, options=["--start-timeout", "1"])
+    assert code(done) == "serve/not-running" and "has not answered" in done.stderr and "for 1 s" in done.stderr
     assert "loading weights" in done.stderr and len(server.starts) == 1
 
 

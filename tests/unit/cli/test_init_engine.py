@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
 import pytest
 from ruamel.yaml import YAML
 
+from specc.config.models import read_model
+from specc.config.pasted import Pasted
 from specc.config.proposal import name_of
 
-from .test_init import HEAD, ONE_MODULE, folder, init, model
+from .test_init import HEAD, LLAMA, ONE_MODULE, folder, init, model
 
 __all__ = ["folder"]
 
+EXAMPLES = Path(__file__).parents[3] / "examples" / "models"
 SERVED = {"verify": "target_only", "sampling": ["top_k", "top_p"], "archs": ["sm_90"]}
 
 
@@ -30,8 +34,7 @@ SERVED = {"verify": "target_only", "sampling": ["top_k", "top_p"], "archs": ["sm
                 "page_size": 1,
                 "max_requests": 48,
             },
-            "python -m sglang.launch_server --model-path target --speculative-algorithm EAGLE "
-            "--speculative-draft-model-path head",
+            "sglang serve --model-path target --speculative-algorithm EAGLE --speculative-draft-model-path head",
         ),
         (
             ["small", "--engine", "sglang", "--topk", 2],
@@ -66,6 +69,15 @@ def test_a_server_as_people_start_it(words: list[object], expected: dict[str, An
     assert keys["name"] == name_of(Path("target"), keys["algorithm"])
     (summary,) = (line for line in ended.stderr.splitlines() if line.startswith("the server: "))
     assert server in summary
+    wheel = f"dist/specc_program_{keys['name']}-*.whl"
+    built = f'the program: specc build c.yaml -o dist && pip install "$(echo {wheel})[cuda]"'
+    assert built in ended.stderr.splitlines()
+
+
+def test_standard_output_is_no_file_to_build() -> None:
+    ended = init("target", "small", "--engine", "sglang", "-o", "-")
+    assert ended.exit_code == 0, ended.output
+    assert "the server: " in ended.stderr and "the program: " not in ended.stderr
 
 
 def test_a_module_of_the_targets_own_needs_no_draft_in_a_server() -> None:
@@ -73,6 +85,38 @@ def test_a_module_of_the_targets_own_needs_no_draft_in_a_server() -> None:
     ended = init("target", "--engine", "vllm")
     assert '{"method": "mtp", "num_speculative_tokens": ' in ended.stderr
     assert YAML(typ="safe").load(Path("target_eagle.yaml"))["target"] is not None
+
+
+OWN = {path.parent.name: json.loads(path.read_text()) for path in sorted(EXAMPLES.glob("*/config.json"))}
+
+
+@pytest.mark.parametrize("example", OWN)
+def test_a_head_that_no_server_loads_is_refused(example: str) -> None:
+    """Of the example models all but language models have classes that the reference engine alone has."""
+    (name,) = OWN[example]["architectures"]
+    arguments = Pasted()
+    arguments.refuse_own_head(Path(example), read_model(model(example, LLAMA | {"architectures": [name]}), example))
+    assert len(arguments.findings.errors) == (name != "LlamaForCausalLM")
+
+
+@pytest.mark.parametrize("engine", ["sglang", "vllm"])
+def test_init_refuses_such_a_head(engine: str) -> None:
+    model("head", HEAD | {"architectures": ["EagleHead"]})
+    ended = init("target", "head", "--engine", engine, "-o", "c.yaml")
+    assert ended.exit_code == 1
+    assert "error[config/engine-unsupported]" in ended.stderr
+    assert "a head of the reference engine's own (EagleHead: 'head') is not served" in ended.stderr
+    assert "a head as people publish it (docs/models.md)" in ended.stderr
+    assert not Path("c.yaml").exists() and "the server: " not in ended.stderr
+
+
+@pytest.mark.parametrize(("architecture", "written"), [("DeepseekV3ForCausalLM", False), ("MiMoForCausalLM", True)])
+def test_modules_that_sglang_does_not_look_for_are_written(architecture: str, written: bool) -> None:
+    """Of some targets it takes the modules by itself, of others it wants to be told where they are."""
+    model("target", ONE_MODULE | {"architectures": [architecture]})
+    ended = init("target", "--engine", "sglang", "-o", "c.yaml")
+    assert ended.exit_code == 0, ended.output
+    assert ("--speculative-draft-model-path target" in ended.stderr) == written
 
 
 def test_what_a_server_has_not_is_refused() -> None:

@@ -51,13 +51,14 @@ def test_a_folder_behind_a_link() -> None:
 ODD = ["a b", "a: b", "a#b", "- x", "true", "1e3", "~x", "é", "a\nb", "'", '"', "[a]", "0x1F", ".5", "null/x", "a,b"]
 
 
-@pytest.mark.parametrize("name", ODD)
-def test_names_of_directories(name: str, folder: Path) -> None:
+@pytest.mark.parametrize(("target", "draft"), [*zip(ODD[::2], ODD[1::2], strict=True)])
+def test_names_of_directories(target: str, draft: str, folder: Path) -> None:
     """Whatever they are, YAML gives them back."""
-    model(f"./{name}", SMALL)
-    written("target", folder / name, "-o", "c.yaml")
-    read = loaded(Path("c.yaml"))
-    assert (folder / str(read.config.draft and read.config.draft.model)).samefile(folder / name)
+    model(f"./{target}", LLAMA)
+    model(f"./{draft}", SMALL)
+    config = written(folder / target, folder / draft, "-o", "c.yaml")
+    for block, name in (("target", target), ("draft", draft)):
+        assert (folder / config[block]["model"]).samefile(folder / name)
 
 
 @pytest.mark.parametrize(

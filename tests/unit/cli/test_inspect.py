@@ -25,7 +25,7 @@ def built(folder: Path, *words: str, **keys: object) -> Path:
     config = folder / "small.yaml"
     drafted = {} if "shapes" in keys else {"num_steps": 2}
     config.write_text(config_text(**{**drafted, "buckets": [2], **keys}))
-    result = CliRunner().invoke(app, ["build", str(config), "-o", str(folder), "--quiet", *words])
+    result = CliRunner().invoke(app, ["build", str(config), "-o", str(folder), "--quiet", "-j", "1", *words])
     assert result.exit_code == 0, result.output
     return Path(result.stdout.strip())
 

@@ -52,7 +52,7 @@ def test_rows_are_what_is_refused(rows: list[dict[str, str]]) -> None:
     assert verdicts(rows, "llama") == ["chain, tree", "chain, tree", "chain"]
     assert verdicts(rows, "deepseek_v3") == ["chain, tree", "chain", "chain"]  # a latent cache
     assert verdicts(rows, "qwen3_next") == ["no: recurrent state", "no: recurrent state", "chain"]
-    assert verdicts(rows, "gpt_oss") == ["chain, tree", "no: second KV pool for sliding windows", "chain"]
+    assert verdicts(rows, "gpt_oss") == ["chain, tree", "chain", "chain"]
     assert verdicts(rows, "gemma3_text") == ["chain, tree", "chain", "chain"]
     assert verdicts(rows, "deepseek_v32")[0] == "no: sparse attention"
     assert verdicts(rows, "mamba") == ["no: no KV cache"] * 3

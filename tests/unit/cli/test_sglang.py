@@ -13,7 +13,10 @@ from typer.testing import CliRunner
 
 from specc.cli.main import app
 
+from .published_heads import heads
 from .sglang_words import MODELS, TREE, config, run, words
+
+__all__ = ["heads"]
 
 
 def test_a_chain(tmp_path: Path) -> None:
@@ -83,7 +86,7 @@ def test_logits_that_stay_with_their_ranks(tmp_path: Path) -> None:
         assert result.stdout.count(expected) == 2
     directory = tmp_path / "part"
     directory.mkdir()
-    facts = json.loads((MODELS / "eagle3" / "config.json").read_text())
+    facts = json.loads(Path("eagle3", "config.json").read_text())
     (directory / "config.json").write_text(json.dumps(facts | {"draft_vocab_size": 1500}))
     part = {"--speculative-algorithm": "EAGLE3", "--speculative-draft-model-path": str(directory), "--tp-size": "2"}
     resolved = config(tmp_path, part, options=("--logits", "sharded"))
@@ -99,15 +102,15 @@ def test_logits_that_stay_with_their_ranks(tmp_path: Path) -> None:
 def test_a_token_map_on_several_ranks() -> None:
     """Of an EAGLE head it names rows of the target's, of which each rank has a part; EAGLE3 heads have their own."""
     changes = {"--tp-size": "2", "--speculative-algorithm": "EAGLE", "--speculative-token-map": "map.pt"}
-    result = run("--", *words(changes | {"--speculative-draft-model-path": str(MODELS / "eagle")}))
+    result = run("--", *words(changes | {"--speculative-draft-model-path": "eagle"}))
     assert result.exit_code == 1
     assert "a token map that names rows of a head of which each rank has a part is not served" in result.stderr
-    eagle3 = {"--speculative-algorithm": "EAGLE3", "--speculative-draft-model-path": str(MODELS / "eagle3")}
+    eagle3 = {"--speculative-algorithm": "EAGLE3", "--speculative-draft-model-path": "eagle3"}
     assert run("--", *words(changes | eagle3)).exit_code == 0
 
 
 def test_nextn_is_eagle(tmp_path: Path) -> None:
-    changes = {"--speculative-algorithm": "nextn", "--speculative-draft-model-path": str(MODELS / "eagle")}
+    changes = {"--speculative-algorithm": "nextn", "--speculative-draft-model-path": "eagle"}
     assert config(tmp_path, changes).algorithm == "EAGLE"
 
 

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from .published_heads import CLASSES
 from .sglang_words import MODELS, config, run, words
 
 
@@ -46,6 +47,7 @@ def test_a_head_of_another_element_type(tmp_path: Path) -> None:
     for name, dtype in (("target", "bfloat16"), ("eagle", "float16"), ("standalone", "float16")):
         (tmp_path / name).mkdir()
         facts = json.loads((MODELS / name / "config.json").read_text()) | {"dtype": dtype}
+        facts["architectures"] = [CLASSES.get(of, of) for of in facts["architectures"]]
         (tmp_path / name / "config.json").write_text(json.dumps(facts))
     head = {"--speculative-algorithm": "EAGLE", "--speculative-draft-model-path": str(tmp_path / "eagle")}
     mixed = {"--model-path": str(tmp_path / "target"), "--dtype": None}

@@ -40,8 +40,19 @@ PUBLISHED = {
 }
 """Models of which there is a config.json and no weights, so that nothing is run."""
 
+SERVERS = {
+    "standalone": "models/target models/standalone",
+    "llama": PUBLISHED["llama"],
+    "llama_eagle": "published/Llama-3.1-8B-Instruct published/EAGLE-LLaMA3.1-Instruct-8B",
+    "qwen": PUBLISHED["qwen"],
+    "deepseek": PUBLISHED["deepseek"],
+    "mimo": "published/MiMo-7B-Base",
+}
+"""Models that either engine serves."""
+
 HIDDEN: tuple[tuple[str, str], ...] = (
     (r"[0-9a-f]{64}", "DIGEST"),
+    (r'"/[^"\n]*/examples/', '"/EXAMPLES/'),
     (re.escape(__version__), "VERSION"),
     (r"\+p[0-9a-f]{12}\b", "+pLABEL"),
     (r"\b\d+\.\d\d s\b", "#.## s"),
@@ -134,6 +145,22 @@ def test_examples(draft: str, width: int, folder: Path, request: pytest.FixtureR
 def test_published(models: str, width: int, folder: Path, request: pytest.FixtureRequest) -> None:
     session = built(folder, width, PUBLISHED[models])
     compare(session, models, request.config.getoption("--update-golden"))
+
+
+@pytest.mark.parametrize("width", WIDTHS)
+@pytest.mark.parametrize("engine", ["sglang", "vllm"])
+def test_servers(engine: str, width: int, folder: Path, request: pytest.FixtureRequest) -> None:
+    """What `init` says of them fits the terminal, but for the commands that are copied."""
+    session = Session(folder, width)
+    for name, models in SERVERS.items():
+        session.type(f"specc init {models} --engine {engine} -o {name}.yaml")
+        said = session.text.rpartition("$ specc init")[2].splitlines()[1:]
+        assert [
+            line for line in said if len(line) > width and not line.startswith(("the program: ", "the server: "))
+        ] == []
+        session.type(f"specc check {name}.yaml")
+    session.show("standalone.yaml")
+    compare(session, engine, request.config.getoption("--update-golden"))
 
 
 @pytest.mark.parametrize("width", WIDTHS)

@@ -12,9 +12,13 @@ from specc.algorithms import names, needs
 from specc.cli.main import app
 from specc.config import Config, load_config
 
+from .published_heads import heads
+
+__all__ = ["heads"]
+
 MODELS = EXAMPLES / "models"
 TARGET = str(MODELS / "target")
-EAGLE = ("--spec-method", "eagle", "--spec-model", str(MODELS / "eagle"), "--spec-tokens", "3")
+EAGLE = ("--spec-method", "eagle", "--spec-model", "eagle", "--spec-tokens", "3")
 FLOAT = ("--dtype", "float32")
 
 
@@ -57,7 +61,7 @@ def test_a_head_that_the_program_computes(tmp_path: Path) -> None:
     shared = config(tmp_path, *EAGLE, *FLOAT, "-tp", "2", options=("--head", "int8"))
     assert shared.draft is not None and shared.draft.padded_vocab_size == 2048
     assert (shared.file.tensor_parallel, shared.file.draft_sampling) == (2, "greedy")
-    words = ("--spec-method", "eagle3", "--spec-model", str(MODELS / "eagle3_reduced"), "--spec-tokens", "3", *FLOAT)
+    words = ("--spec-method", "eagle3", "--spec-model", "eagle3_reduced", "--spec-tokens", "3", *FLOAT)
     for head, scored, sampling in (("engine", 2048, "coupled"), ("fp8", 512, "greedy")):
         part = config(tmp_path, *words, options=("--head", head))
         assert part.draft is not None
@@ -71,7 +75,7 @@ def test_a_head_that_the_program_computes(tmp_path: Path) -> None:
 def test_a_number_of_drafts_that_changes(tmp_path: Path) -> None:
     """With those of vLLM's table, of which none is more than its largest step has room for."""
     table = ("-sc.num_speculative_tokens_per_batch_size", "[[1, 4, 9], [5, 8, 1], [9, 64, 0]]")
-    head = ("-sc.method", "eagle", "-sc.model", str(MODELS / "eagle"), "-sc.num_speculative_tokens", "3")
+    head = ("-sc.method", "eagle", "-sc.model", "eagle", "-sc.num_speculative_tokens", "3")
     resolved = config(tmp_path, *head, *table, *FLOAT)
     assert [str(shape) for shape in resolved.shapes] == ["0", "1", "3"]
     one = config(tmp_path, *head, table[0], "[[1, 64, 3]]", *FLOAT)

@@ -84,7 +84,7 @@ CASES: list[tuple[str, str | bytes, int, int]] = [
     ("config/wrong-type", edit("my_config", '"\\ud800"'), 1, 7),
     ("config/out-of-range", edit("num_steps: 3", "num_steps: 17"), 4, 12),
     ("config/out-of-range", edit("topk: 1", "topk: -1"), 3, 7),
-    ("config/out-of-range", edit("page_size: 16", "page_size: 24"), 6, 12),
+    ("config/out-of-range", edit("page_size: 16", "page_size: 0"), 6, 12),
     ("config/out-of-range", edit("verify: greedy", "verify: greedily"), 9, 9),
     ("config/out-of-range", edit("bfloat16", "bf16"), 18, 10),
     ("config/out-of-range", edit("[sm_90, sm_100]", "[]"), 11, 8),
@@ -198,8 +198,7 @@ CASES: list[tuple[str, str | bytes, int, int]] = [
     ("config/not-yet", edit("verify: greedy", "tables: {carry: {bonus: {}}}"), 9, 17),
     ("config/not-a-mapping", rotated("tables: {carry: {bonus: engine}}"), 9, 25),
     ("config/out-of-range", rotated("tables: {carry: {bonus: {dtype: int8}}}"), 9, 33),
-    ("config/out-of-range", edit("page_size: 16", "page_size: 2048"), 6, 12),
-    ("config/out-of-range", rotated("tables: {slots: block_table}").replace("size: 16", "size: 40"), 6, 12),
+    ("config/out-of-range", edit("page_size: 16", "page_size: 65537"), 6, 12),
     ("config/out-of-range", rotated("tables: {slots: block_table}").replace("size: 16", "size: 65552"), 6, 12),
     ("config/unknown-key", rotated("tables: {carry: {bonus: {stride: 8}}}"), 9, 26),
     ("config/not-yet", rotated("verify: rejection"), 9, 9),
@@ -269,18 +268,14 @@ def test_keys_of_others_inside_tables(find: Find) -> None:
     assert hints == wanted
 
 
-def test_pages_of_an_engine_with_blocks_are_any_multiple_of_16(find: Find) -> None:
-    blocks = rotated("tables: {slots: block_table}")
-    for page in (1, 2, 8, 16, 48, 528, 1024, 2096, 65536):
-        assert not find(blocks.replace("page_size: 16", f"page_size: {page}")), page
-    (found,) = find(edit("page_size: 16", "page_size: 48"))
-    assert found.message == "page_size is a power of two up to 1024, and this is 48"
-    assert found.hint == "multiples of 16 are pages of an engine with tables: {slots: block_table}"
-    (found,) = find(blocks.replace("page_size: 16", "page_size: 40"))
-    assert (found.message, found.hint) == (
-        "page_size is a power of two up to 1024, or a multiple of 16, and this is 40",
-        None,
-    )
+def test_pages_have_any_length(find: Find) -> None:
+    """Of a chain, of a tree, and where slots are looked up in blocks."""
+    for text in (VALID, tree(4, 16, "mask: none"), rotated("tables: {slots: block_table}")):
+        for page in (1, 3, 16, 48, 80, 528, 1024, 2096, 65536):
+            assert not find(text.replace("page_size: 16", f"page_size: {page}")), page
+        for page in (0, 65537):
+            (found,) = find(text.replace("page_size: 16", f"page_size: {page}"))
+            assert found.code == "config/out-of-range"
 
 
 PASSES_OWN = {"config/unknown-field", "legal/carry"}

@@ -69,7 +69,7 @@ def survives(text: str) -> None:
         json.dumps(to_json(error.diagnostics, error.paths)).encode()
 
 
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(changes)
 def test_changed_configurations(edits: list[tuple[str, int, int, str]]) -> None:
     lines = list(LINES)
@@ -85,19 +85,19 @@ values = st.recursive(
 )
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=60, deadline=None)
 @given(st.dictionaries(st.sampled_from(KEYS), values, max_size=12))
 def test_random_values(document: dict[str, object]) -> None:
     survives(json.dumps(document))
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=60, deadline=None)
 @given(st.text(max_size=60))
 def test_random_text(text: str) -> None:
     survives(text)
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=60, deadline=None)
 @given(data=st.binary(max_size=80))
 def test_random_bytes(tmp_path_factory: pytest.TempPathFactory, data: bytes) -> None:
     path = tmp_path_factory.getbasetemp() / "bytes.yaml"
@@ -129,7 +129,7 @@ SAID = {
 }  # fmt: skip
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=60, deadline=None)
 @given(
     st.sampled_from(["llama", "qwen3_next", "deepseek_v3", "gemma3", "no_such_model"]),
     st.dictionaries(st.sampled_from(OF_MODELS), st.sampled_from(ODD), max_size=5),

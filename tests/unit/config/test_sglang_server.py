@@ -94,6 +94,7 @@ def test_settings_have_the_type_of_what_is_served() -> None:
         (("sm_80", "mla", "DeepseekV3ForCausalLM", CHAIN), "triton"),
         (("sm_90", "dsa", "DeepseekV32ForCausalLM", CHAIN), "dsa"),
         (("sm_80", "mha", "GptOssForCausalLM", CHAIN), "triton"),
+        (("sm_90", "swa", "Step3p5ForCausalLM", TREE), "fa3"),
         (("sm_90", "mha", "", CHAIN), "fa3"),
     ],
 )

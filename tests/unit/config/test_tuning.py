@@ -95,5 +95,5 @@ def test_a_program_of_several_architectures(find: Find, written: Path) -> None:
 
 def test_what_is_wrong_elsewhere_is_said_too(find: Find, written: Path) -> None:
     written.write_text(FILE.replace("warps: 8", "warps: x"))
-    codes = {diagnostic.code for diagnostic in find(CONFIG.replace("page_size: 16", "page_size: 3"))}
+    codes = {diagnostic.code for diagnostic in find(CONFIG.replace("page_size: 16", "page_size: 0"))}
     assert codes == {"tuning/malformed", "config/out-of-range"}

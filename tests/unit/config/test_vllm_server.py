@@ -6,12 +6,15 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from specc.config.archs import Gpu, gpu_of
 from specc.config.pasted import Wanted
+from specc.config.vllm.asked import SCRIPT, Answer, ask
 from specc.config.vllm.command_line import COMPILATION, SPECULATION, parse
 from specc.config.vllm.defaults import attention, block_of, buckets_up_to, is_captured, max_requests, most_captured
 from specc.config.vllm.server import Started, started
@@ -151,6 +154,99 @@ def test_methods_that_vllm_settles_on(line: str, method: str, algorithm: str, st
         steps,
     )
     assert settings.drafting.modules == (2 if line == "t --spec-model m" else 1)
+
+
+FACTS = {"method": "eagle", "modules": 1, "assistant": False, "first_runner": "", "settings": {}}
+SAID: dict[str, Any] = {
+    "version": "9.9", "facts": FACTS, "num_steps": 2, "max_requests": 1024, "largest_graph": 512, "longest": 131072,
+    "dtype": "bfloat16", "page_size": None, "lookups": [0, 0], "hybrid": False,
+}  # fmt: skip
+"""What vLLM might say of a server."""
+HEAD = "vllm serve t --spec-model my-eagle3 --spec-method eagle --spec-tokens 2"
+
+
+@pytest.mark.usefixtures("models")
+def test_where_vllm_says_another_value_it_is_taken() -> None:
+    own = server(HEAD.removeprefix("vllm serve "))
+    told = SAID | {"longest": own.longest and own.longest.value}
+    same = started(parse([HEAD]), H100, None, Answer(told))
+    assert replace(same, read_by=None, runner=own.runner, facts=own.facts) == own, "it says the same"
+    assert (same.read_by, same.runner.origin) == ("vLLM 9.9 itself",) * 2
+    other = started(parse([HEAD]), H100, None, Answer(told | {
+        "num_steps": 3, "max_requests": 96, "largest_graph": 64, "longest": 77, "dtype": "float16", "page_size": 528,
+    }))  # fmt: skip
+    theirs = (other.drafting.num_steps, other.max_requests, other.longest, other.dtype, other.page_size)
+    assert [fact and (fact.value, fact.origin) for fact in theirs] == [
+        (value, "vLLM 9.9 itself") for value in (3, 96, 77, "float16", 528)
+    ]
+    assert other.buckets == ((1, 2, 4, 8, 16), "vLLM's largest graph has 64 tokens, a request 4")
+    assert other.captured.origin.startswith("in batches of up to 16: ")
+    nothing = started(parse([HEAD]), H100, None, Answer(told | {"largest_graph": 0}))
+    assert nothing.captured.value == "no graphs"
+    assert started(parse([HEAD]), H100, 32, Answer(told | {"page_size": 528})).page_size.value == 32
+
+
+@pytest.mark.usefixtures("models")
+def test_what_vllm_says_is_what_is_refused() -> None:
+    facts = FACTS | {"first_runner": "by its own word", "settings": {"data_parallel_size": 2, "watermark_config": "W"}}
+    arguments = parse([HEAD])
+    settings = started(arguments, H100, None, Answer(SAID | {"facts": facts}))
+    assert settings.runner.value == "V1"
+    assert [error.message.split(", ", 1)[1] for error in arguments.findings.errors] == [
+        "vLLM's first model runner (by its own word) is not served",
+        "data parallelism (data_parallel_size 2) is not served",
+        "watermarks (watermark_config W) is not served",
+    ]
+
+
+@pytest.mark.usefixtures("models")
+def test_look_ups_as_vllm_says() -> None:
+    words = "vllm serve t --spec-method ngram --spec-tokens 2"
+    answer = Answer(SAID | {"facts": FACTS | {"method": "ngram_gpu"}, "lookups": [7, 3]})
+    drafting = started(parse([words]), H100, None, answer).drafting
+    assert (drafting.method.value, drafting.longest, drafting.shortest) == ("ngram_gpu", 7, 3)
+
+
+def python(folder: Path, script: str) -> Path:
+    """Something that stands for the Python of another environment; it is given a script, a job and where to answer."""
+    path = folder / "python"
+    path.write_text(f"#!/bin/sh\n{script}\n")
+    path.chmod(0o755)
+    return path
+
+
+def test_vllm_is_asked_in_a_process_of_its_own(tmp_path: Path) -> None:
+    (tmp_path / "said.json").write_text(json.dumps([SAID]))
+    other = python(tmp_path, f'cp "$2" {tmp_path}/job.json; cp "$1" {tmp_path}/script.py; cp {tmp_path}/said.json "$3"')
+    arguments = parse(["A=b VLLM_USE_V2_MODEL_RUNNER=0 vllm serve t --port 8000"])
+    answer = ask(arguments, H100, other)
+    assert answer is not None and answer.values == SAID
+    (asked,) = json.loads((tmp_path / "job.json").read_text())
+    assert asked == {
+        "words": ["t", "--port", "8000"], "arch": "sm_90", "memory": 80,
+        "environment": {"VLLM_USE_V2_MODEL_RUNNER": "0"},
+    }  # fmt: skip
+    assert (tmp_path / "script.py").read_text() == SCRIPT.read_text()
+
+
+@pytest.mark.parametrize(("script", "message"), [
+    ("""echo '[{"error": "one   two"}]' > "$3" """, "refuses these arguments: one two"),
+    ("echo Traceback >&2; echo No module named vllm >&2; exit 1", "refuses these arguments: Traceback No module named"),
+    ("echo '[{}]' > \"$3\"; exit 3", "refuses these arguments: it ended with 3"),
+])  # fmt: skip
+def test_vllm_that_refuses(script: str, message: str, tmp_path: Path) -> None:
+    arguments = parse(["vllm serve t"])
+    assert ask(arguments, H100, python(tmp_path, script)) is None
+    (error,) = arguments.findings.errors
+    assert (error.code, message in error.message) == ("config/engine-argument", True), error.message
+
+
+def test_a_python_that_is_none(tmp_path: Path) -> None:
+    for path in (tmp_path / "nothing", tmp_path):
+        arguments = parse(["vllm serve t"])
+        assert ask(arguments, H100, path) is None
+        (error,) = arguments.findings.errors
+        assert error.message.startswith("--exact: ") and error.hint == "give the Python of an environment with vLLM"
 
 
 @pytest.mark.usefixtures("models")

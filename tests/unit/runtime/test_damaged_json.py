@@ -60,7 +60,7 @@ def places(value: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
 
 def changed(value: Any, path: tuple[Any, ...], rng: random.Random) -> Any:
     """Something else in a place: an odd value, nothing, what stands elsewhere, another key, a thing twice."""
-    value = copy.deepcopy(value)
+    value = json.loads(json.dumps(value))  # a copy, much sooner than by copy.deepcopy
     if not path:
         return rng.choice(ODD)
     holder: Any = value
@@ -114,7 +114,7 @@ def test_plans(make: Any, tmp_path: Path) -> None:
     """What is read can be asked and bound, or an error of its own says why not."""
     rng, whole, outcomes = random.Random(1), make(), {"read": 0, "refused": 0}
     everywhere = list(places(whole))
-    for path in [(), *((key,) for key in whole for _ in range(3)), *rng.choices(everywhere, k=400)]:
+    for path in [(), *((key,) for key in whole for _ in range(3)), *rng.choices(everywhere, k=250)]:
         written(tmp_path, PLAN, changed(whole, path, rng))
         try:
             plan = load_plan(tmp_path)

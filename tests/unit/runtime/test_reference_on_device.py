@@ -11,12 +11,15 @@ from typing import Any
 
 import pytest
 import torch
-from programs import compile_to, load
+from programs import load, passes_to
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
+from specc.build.compile import start_module
 from specc.ir.core import Module, Op, Value, is_state, tensor_type
 from specc.ir.nodes import is_collective, is_external
+from specc.pass_manager.manager import run_passes
+from specc.pass_manager.pass_base import Context
 from specc.runtime.semantics.convention import DTYPES
 from specc.runtime.semantics.reference import MOVES, OPS, evaluate
 
@@ -87,11 +90,14 @@ def test_the_mode_and_the_device_notice() -> None:
 
 
 def modules() -> Iterator[Module]:
-    """Programs as algorithms write them, and as they are at the end."""
+    """Programs as algorithms write them, and as they are at the end: one that goes on after it was looked at."""
     for algorithm, keys in PROGRAMS:
         for depth in load(algorithm, **keys).shapes():
-            for last in ("infer-types", "form-kernels"):
-                yield compile_to(last, depth)
+            module, steps, ctx = start_module(depth), passes_to("form-kernels", depth), Context(depth)
+            typed = next(number for number, step in enumerate(steps, start=1) if step.name == "infer-types")
+            for part in (steps[:typed], steps[typed:]):
+                run_passes(module, part, ctx, [])
+                yield module
 
 
 def test_every_reference_is_queued() -> None:

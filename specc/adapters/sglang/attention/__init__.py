@@ -15,6 +15,7 @@ from torch import Tensor
 
 from ..._shapes import largest
 from ..seam import need
+from ..windows import map_of
 from .backend import Backend
 from .eager import Eager
 from .roles import Roles, roles_of
@@ -112,12 +113,22 @@ def attention_of(worker: Any, plans: Mapping[Any, Any], *, captured: bool) -> di
     """Attention for the steps of a program in an EAGLEWorkerV2, by shape; a single one is the server's own."""
     roles = roles_of(worker)
     rows = largest(plans)
-    slots, context = worker.req_to_token_pool.req_to_token, worker.target_worker.model_runner.model_config.context_len
+    slots, target = worker.req_to_token_pool.req_to_token, worker.target_worker.model_runner
+    context, places = target.model_config.context_len, map_of(target.token_to_kv_pool)
     made: dict[Any, Attention] = {}
     beside: Tables | None = None
     for shape, plan in plans.items():
         sizes = shape.num_steps, branches(shape), shape.num_nodes
-        tables = Tables(slots, Sizes(rows, *sizes, plan.kv.page_size, context), beside)
+        tables = _tables(slots, Sizes(rows, *sizes, plan.kv.page_size, context), beside, places)
         made[shape] = Attention(roles.sized(*sizes) if len(plans) > 1 else roles, tables, captured=captured)
         beside = beside or tables
     return made
+
+
+def _tables(slots: Tensor, sizes: Sizes, beside: Tables | None, places: Tensor | None) -> Tables:
+    """The tables of a step; `places` is the map to slots of a second pool, which not all models have."""
+    if places is None:
+        return Tables(slots, sizes, beside)
+    from .second_pool import TwoPools
+
+    return TwoPools(slots, sizes, beside, places)

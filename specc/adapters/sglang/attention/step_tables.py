@@ -120,7 +120,7 @@ class Tables:
         """
         self.slots, self.sizes, self._beside = slots, sizes, beside
         self._columns = -(-sizes.context // sizes.page)
-        self._branch = _power(-(-(sizes.page - 1 + sizes.steps) // sizes.page))
+        self._branch = power(-(-(sizes.page - 1 + sizes.steps) // sizes.page))
         self._ranges: dict[tuple[int, int, torch.dtype], Tensor] = {}
 
     @cached_property
@@ -171,7 +171,7 @@ class Tables:
             K=sizes.topk,
             VERIFIED=0 if sizes.topk > 1 else sizes.nodes,
             WINDOW=max(sizes.nodes, sizes.steps + 1),
-            FORWARDS=_power(sizes.drafts + 3),
+            FORWARDS=power(sizes.drafts + 3),
             BRANCH=self._branch,
             SHARES=PROGRAMS,
             BLOCK=COLUMNS,
@@ -217,6 +217,6 @@ class Tables:
         return self._ranges[key]
 
 
-def _power(least: int) -> int:
+def power(least: int) -> int:
     """The least power of two that is not below."""
     return 1 << (least - 1).bit_length()

@@ -48,7 +48,7 @@ def flash_attn_with_kvcache(
     sm_margin: int = 0,
     only_qv: bool = False,
     return_softmax_lse: bool = False,
-    sinks: None = None,
+    sinks: Tensor | None = None,
     out: None = None,
 ) -> Found:
     """Attend from the packed queries q [n, H, D] of b requests to the pages that their tables name.
@@ -57,7 +57,7 @@ def flash_attn_with_kvcache(
     i32[b] tokens are read; with `qv` [n, H, E] scores are those of q and k and those of qv and v together. A schedule
     must be one that `get_scheduler_metadata` makes for this call. `out` is memory that may be used, and is not.
     """
-    given = (k, v, rotary_cos, cache_batch_idx, cache_leftpad, q_descale, k_descale, v_descale, sinks)
+    given = (k, v, rotary_cos, cache_batch_idx, cache_leftpad, q_descale, k_descale, v_descale)
     refuse(any(argument is not None for argument in given) or only_qv, attention_chunk)
     if scheduler_metadata is not None and tuple(window_size) != WHOLE:
         raise ValueError("a schedule for the whole text in a call for a window of it")
@@ -77,7 +77,7 @@ def flash_attn_with_kvcache(
         pages = row[: -(-length // page)]
         keys.append([pool[pages].flatten(0, 1)[:length] for pool in (k_cache, v_cache)])
     seen = causal, window_size
-    return packed(q, qv, keys, cu_seqlens_q, max_seqlen_q, softmax_scale, softcap, seen, return_softmax_lse)
+    return packed(q, qv, keys, cu_seqlens_q, max_seqlen_q, softmax_scale, softcap, seen, return_softmax_lse, sinks)
 
 
 def flash_attn_varlen_func(
@@ -94,6 +94,7 @@ def flash_attn_varlen_func(
     attention_chunk: int = 0,
     softcap: float = 0.0,
     return_softmax_lse: bool = False,
+    sinks: Tensor | None = None,
     out: None = None,
     **given: Any,
 ) -> Found:
@@ -103,7 +104,7 @@ def flash_attn_varlen_func(
     refuse(bool(named - ignored), attention_chunk)
     keys = [[pool[first:last] for pool in (k, v)] for first, last in pairwise(cu_seqlens_k.tolist())]
     seen = causal, window_size
-    return packed(q, None, keys, cu_seqlens_q, max_seqlen_q, softmax_scale, softcap, seen, return_softmax_lse)
+    return packed(q, None, keys, cu_seqlens_q, max_seqlen_q, softmax_scale, softcap, seen, return_softmax_lse, sinks)
 
 
 def packed(
@@ -116,10 +117,11 @@ def packed(
     softcap: float,
     seen: tuple[bool, tuple[int, int]],
     return_lse: bool,
+    sinks: Tensor | None,
 ) -> Found:
     """Attend from each request's queries to its keys and values; a causal request's last query sees all of them.
 
-    `seen`: whether it is causal, and how many tokens further left a query sees at most.
+    `seen`: whether it is causal, and how many tokens further left a query sees at most. `sinks` [H] are `attend`'s.
     """
     causal, (left, right) = seen
     if right != -1 and not (causal and right == 0):
@@ -137,7 +139,7 @@ def packed(
         query = q[first:last]
         if qv is not None:
             query, key = torch.cat((query, qv[first:last]), -1), torch.cat((key, value), -1)
-        attended, lse = attend(query, key, value, visible, scale, softcap)
+        attended, lse = attend(query, key, value, visible, scale, softcap, sinks)
         result[first:last], sums[:, first:last] = attended, lse.T
     return (result, sums) if return_lse else result
 
@@ -175,4 +177,4 @@ def merge_state_v2(v_a: Tensor, s_a: Tensor, v_b: Tensor, s_b: Tensor) -> tuple[
 def refuse(given: bool, chunk: int | None) -> None:
     """Refuse what no model of the tests needs."""
     if given or chunk:
-        raise NotImplementedError("new keys, rotary embeddings, scales, sinks and chunks")
+        raise NotImplementedError("new keys, rotary embeddings, scales and chunks")

@@ -1,0 +1,203 @@
+"""Families of models of their own kinds: experts, latent attention, pictures, windows in one KV pool and in two."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+
+import pytest
+from engine_fixtures import side_by_side
+from sglang_experts import experts_of, write_experts
+from sglang_family import Family, Running, all_accounted_for, same_texts, start
+from sglang_files import NEWEST, VERSION
+from sglang_latent import write_latent
+from sglang_mixed import Oracle
+from sglang_server import Variant, accept_length, greedy
+from sglang_sinks import WINDOW as SECOND_WINDOW
+from sglang_sinks import write_sinks
+from sglang_vision import with_pictures, write_vision
+from sglang_windows import WINDOW, write_windows
+from sglang_workload import behind_the_first, without_aborts, workload
+
+REQUESTS = 60
+MANY = 200
+SORTED = Variant("STANDALONE", "guesser", target="sorter", program=True)
+SORTED_TREE = replace(SORTED, topk=3, num_draft_tokens=8)
+EXPERTS = Family(
+    Variant(target="sorter"),
+    [
+        replace(SORTED, samples=True),
+        replace(SORTED_TREE, overlap=True),
+        replace(SORTED, overlap=True, ranks=2, experts=True),
+        replace(SORTED_TREE, ranks=2, experts=True),
+    ],
+    write_experts,
+    lambda _: [one | {"experts": True} for one in behind_the_first(without_aborts(workload(REQUESTS, seed=6)))],
+    arguments={"enable_return_routed_experts": True},
+    settings={"SPECC_TEST_PAD": "1"},
+)
+"""Tokens go to experts, which requests are told: on one rank, and shared out over two. Every step of a program has rows
+of padding, which go to no expert."""
+
+LATENT_OWN = Variant("EAGLE", "latent", target="latent", attention="fa3")
+LATENT = Family(
+    Variant(target="latent", attention="fa3"),
+    [replace(LATENT_OWN, program=True, overlap=True), replace(LATENT_OWN, program=True, page=16)],
+    lambda folder: write_latent(folder / "latent"),
+    lambda _: without_aborts(workload(REQUESTS, seed=2)),
+    own=LATENT_OWN,
+    pools={"EAGLE": ["MLATokenToKVPool", "MLATokenToKVPool"]},
+)
+"""Latent attention (MLA) under FlashAttention 3, where a module of multi-token prediction drafts chains."""
+
+SEEN = Variant("STANDALONE", "guesser", target="seer", program=True, samples=True)
+VISION = Family(
+    Variant(target="seer"),
+    [replace(SEEN, overlap=True), replace(SEEN, topk=3, num_draft_tokens=8)],
+    write_vision,
+    lambda models: with_pictures(without_aborts(workload(REQUESTS, seed=3)), models),
+    arguments={"chunked_prefill_size": 512},
+    left=frozenset(),
+)
+"""Target and draft see pictures: texts behind some, and without any. SGLang's own prefill of a draft ends the server
+where a picture is in two chunks; nothing is left to its own step, which does so too where it is run ahead."""
+
+SHORT = Variant("STANDALONE", "shorter", target="short", program=True)
+WINDOWS = Family(
+    Variant(target="short"),
+    [
+        replace(SHORT, overlap=True),
+        replace(SHORT, attention="fa3", overlap=True),
+        replace(SHORT, attention="fa3", page=16),
+    ],
+    write_windows,
+    lambda _: behind_the_first(without_aborts(workload(REQUESTS, seed=5))),
+    pools={"STANDALONE": ["MHATokenToKVPool", "MHATokenToKVPool"]},
+)
+"""Layers that see a window of the text alone, of Gemma 3's kind, where both models have such: chains."""
+
+OSS = Variant(target="oss", attention="" if VERSION == NEWEST else "fa3")
+"""0.5.22 reads slots of the first pool in the second on a CPU's own backend."""
+OSS_HEAD = Variant("EAGLE3", "oss-eagle3", target="oss", program=True, overlap=True)
+OSS_DRAFT = Variant("STANDALONE", "small-oss", target="oss", program=True, overlap=True, attention="fa3")
+TWO_POOLS = Family(
+    OSS,
+    [*[OSS_HEAD] * (VERSION == NEWEST), OSS_DRAFT, replace(OSS_HEAD, attention="fa3", page=16)],
+    write_sinks,
+    lambda _: behind_the_first(workload(MANY, seed=5)),
+    arguments={"swa_full_tokens_ratio": 0.5},
+    pools={"STANDALONE": ["SWAKVPool", "SWAKVPool"], "EAGLE3": ["SWAKVPool", "MHATokenToKVPool"]},
+    accepted=1.4,
+)
+"""Targets of gpt-oss's kind, whose windows have a KV pool of their own, with a head and with a draft of their kind. The
+second pool has fewer slots than a long prompt has tokens, and some requests are aborted."""
+
+FAMILIES = (EXPERTS, LATENT, VISION, WINDOWS, TWO_POOLS)
+PROGRAMS = [(family, program) for family in FAMILIES for program in family.programs]
+COMPARED = [*PROGRAMS, (LATENT, LATENT_OWN)]
+"""SGLang's own step among them, where it is under stand-ins of attention that nobody else tests."""
+OWN = [(family, program, family.own_of(program)) for family, program in PROGRAMS]
+each_program = pytest.mark.parametrize(("family", "engine"), PROGRAMS, ids=str)
+
+
+@pytest.fixture(scope="module")
+def engines_of(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Callable[[Family], Running]]:
+    """What the engines of a family answered; they start with the first test of theirs, two at a time of all."""
+    begun: dict[str, Running] = {}
+    with side_by_side(2) as pool:
+
+        def engines(family: Family) -> Running:
+            if (name := str(family)) not in begun:
+                models, jobs = (tmp_path_factory.mktemp(f"{name}-{kind}") for kind in ("models", "jobs"))
+                begun[name] = start(family, pool, request.session, models, jobs)
+            return begun[name]
+
+        yield engines
+
+
+@pytest.fixture
+def engines(family: Family, engines_of: Callable[[Family], Running]) -> Running:
+    """What the engines of the test's family answered."""
+    return engines_of(family)
+
+
+@pytest.mark.parametrize("family", [LATENT, WINDOWS, TWO_POOLS], ids=str)
+def test_without_speculation_texts_are_the_targets_own(family: Family, engines: Running) -> None:
+    """Against transformers, every third one: so the stand-ins of attention are right."""
+    oracle, answers = Oracle(engines.models / family.alone.target), list(greedy(engines.of(family.alone)))
+    for number, request, output in answers[::3]:
+        assert oracle.follows(request["text"], output["token_ids"]), number
+
+
+@pytest.mark.parametrize("family", [WINDOWS], ids=str)
+def test_texts_are_far_longer_than_a_window(family: Family, engines: Running) -> None:
+    assert max(output["prompt_tokens"] for _, _, output in greedy(engines.of(family.alone))) > 10 * WINDOW
+
+
+@pytest.mark.parametrize(("family", "engine"), COMPARED, ids=str)
+def test_texts_are_those_without_speculation(family: Family, engine: Variant, engines: Running) -> None:
+    served = engines.of(engine)
+    same_texts(served, engines.of(family.alone))
+    all_accounted_for(served.state["specc_testing"])
+    assert accept_length(served) > family.accepted
+
+
+@each_program
+def test_the_program_ran_the_steps_that_it_serves(family: Family, engine: Variant, engines: Running) -> None:
+    """On every rank as many, with the same tokens; under fa3 SGLang prepared attention for the others alone."""
+    seen = engines.of(engine).state["specc_testing"]
+    assert len(seen["ranks"]) == engine.ranks
+    for rank in seen["ranks"]:
+        assert rank["specc"]["served"] > 30
+        assert rank["specc"]["left"].keys() <= family.left
+        assert rank["tokens"] == seen["ranks"][0]["tokens"]
+        assert rank["specc"] == seen["ranks"][0]["specc"]
+    if engine.attention == "fa3":
+        assert seen["prepared"]["TARGET_VERIFY"] == sum(seen["ranks"][0]["specc"]["left"].values()) > 0
+    if family.pools:
+        assert seen["pools"] == family.pools[engine.algorithm]
+
+
+@pytest.mark.parametrize("family", [TWO_POOLS], ids=str)
+def test_texts_are_longer_than_the_second_pool(family: Family, engines: Running) -> None:
+    alone = engines.of(family.alone)
+    _, second = alone.state["specc_testing"]["slots"]
+    assert max(output["prompt_tokens"] for output in alone.outputs) > max(second["all"], 10 * SECOND_WINDOW)
+
+
+@pytest.mark.parametrize(("family", "engine"), [(TWO_POOLS, program) for program in TWO_POOLS.programs], ids=str)
+def test_some_requests_are_aborted(family: Family, engine: Variant, engines: Running) -> None:
+    """The dry step went over both pools before."""
+    served = engines.of(engine)
+    assert served.state["specc"]["proof"] == "passed"
+    assert sum(output["finish_reason"]["type"] == "abort" for output in served.outputs) > 5
+
+
+@pytest.mark.parametrize(("family", "engine", "own"), OWN, ids=str)
+def test_the_program_accepts_as_much_as_sglangs_own_step(
+    family: Family, engine: Variant, own: Variant, engines: Running
+) -> None:
+    length, own_length = (accept_length(engines.of(one)) for one in (engine, own))
+    assert length == pytest.approx(own_length, rel=0.03)
+
+
+@pytest.mark.parametrize(("family", "engine"), [(EXPERTS, program) for program in EXPERTS.programs], ids=str)
+def test_experts_are_those_without_speculation(family: Family, engine: Variant, engines: Running) -> None:
+    """Of every token, of steps that were left to SGLang, too."""
+    served, alone = engines.of(engine), engines.of(family.alone)
+    compared = 0
+    for number, _, output in greedy(served):
+        experts, expected = experts_of(output), experts_of(alone.outputs[number])
+        assert len(experts) == output["prompt_tokens"] + output["completion_tokens"] - 1
+        assert experts == expected, number
+        compared += output["completion_tokens"]
+    assert compared > 1000
+
+
+@pytest.mark.parametrize(("family", "engine"), [(VISION, program) for program in VISION.programs], ids=str)
+def test_much_is_written_behind_pictures(family: Family, engine: Variant, engines: Running) -> None:
+    served = engines.of(engine)
+    answers = zip(served.requests, served.outputs, strict=True)
+    assert sum(output["completion_tokens"] for request, output in answers if "pictures" in request) > 300
