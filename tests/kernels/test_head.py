@@ -164,7 +164,10 @@ def test_tiles_of_many_rows(launcher: Launcher, kind: str, batch: int, each: int
     """A launch of a kernel for 16 times the most requests has tiles of 16 rows, 32, 64 or 128."""
     require_product(launcher, kind)
     source = generator(batch * each)
-    head, rows = random_head(source, (batch, each), 530, 72, kind), random_rows(source, batch, POOL)
+    head, rows = (
+        random_head(source, (batch, each), 530, 96 if batch % 2 else 72, kind),
+        random_rows(source, batch, POOL),
+    )
     results, _ = run(launcher, module_of("head.argmax_part", head, 4, each, "K"), head, rows)
     best = [argmax(logits) for logits in head.logits.view(-1, 530)]
     padding = (rows == 0).repeat_interleave(each).tolist()
@@ -174,18 +177,25 @@ def test_tiles_of_many_rows(launcher: Launcher, kind: str, batch: int, each: int
 
 
 @pytest.mark.parametrize("batch", [1, 2, 6])
-def test_rows_do_not_depend_on_others(launcher: Launcher, batch: int) -> None:
-    """To the last bit, on numbers whose sums are rounded."""
+@pytest.mark.parametrize(("kind", "width", "each"), [("f16", 100, 1), ("i8", 256, 16)], ids=str)
+def test_rows_do_not_depend_on_others(launcher: Launcher, kind: str, width: int, each: int, batch: int) -> None:
+    """To the last bit, on numbers whose sums are rounded, in tiles of 16 rows to the largest."""
     source = generator(5)
-    hidden, weight = torch.randn(6, 100, generator=source).half(), torch.randn(260, 100, generator=source).half()
-    rows = torch.arange(1, 7)
-    whole = Head(hidden, weight, None, torch.empty(0))
+    hidden, weight = torch.randn(6, each, width, generator=source), torch.randn(260, width, generator=source)
+    weight, scale = (
+        (weight.half(), None)
+        if kind == "f16"
+        else ((40 * weight).to(torch.int8), torch.rand(260, generator=source) + 0.5)
+    )
+    rows, worth = torch.arange(1, 7), 1.0 if scale is None else scale.double()
+    hidden = hidden.half() if scale is None else hidden
+    whole = Head(hidden, paired(weight), scale, torch.empty(0))
     part = whole._replace(hidden=hidden[:batch])
-    of_all, _ = run(launcher, module_of("head.logits", whole, 4, 1), whole, rows)
-    of_few, _ = run(launcher, module_of("head.logits", part, 4, 1), part, rows[:batch])
+    of_all, _ = run(launcher, module_of("head.logits", whole, 4, each, "K"), whole, rows)
+    of_few, _ = run(launcher, module_of("head.logits", part, 4, each, "K"), part, rows[:batch])
     assert_same(of_few["logits"], of_all["logits"][:batch], "logits")
-    exact = hidden.double() @ weight.double().T
-    bound = 2.0**-23 * 100 * (hidden.double().abs() @ weight.double().abs().T)  # 100 sums in f32
+    exact = hidden.double() @ weight.double().T * worth
+    bound = 2.0**-23 * width * (hidden.double().abs() @ weight.double().abs().T) * worth  # as many sums in f32
     assert ((of_all["logits"] - exact).abs() <= bound).all()
 
 
