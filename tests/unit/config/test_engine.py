@@ -12,9 +12,11 @@ from programs import compile_to, config_text
 
 from specc.algorithms import names, needs
 from specc.config import load_text
+from specc.config.models import read_model
 from specc.config.presets import ENGINES
 from specc.config.presets.engine_tables import FieldBlock, TablesBlock
 from specc.config.presets.sglang import SGLANG
+from specc.config.presets.sglang_models import facts_of
 from specc.config.resolution import engine as engine_module
 from specc.config.resolution import sharded, step_form
 from specc.ir.declarations import KvLayout
@@ -191,6 +193,21 @@ TOO_MUCH = [
     ("DeepSeek-V3", 1, []),
     ("Qwen3-8B", 4, []),
 ]
+
+
+@pytest.mark.parametrize(
+    ("name", "cache"),
+    [
+        ("gpt-oss-120b", "swa"),
+        ("gemma-3-27b-it", "mha"),
+        ("Llama-4-Scout-17B-16E-Instruct", "swa"),
+        ("Qwen3-8B", "mha"),
+        ("DeepSeek-V3", "mla"),
+    ],
+)
+def test_where_sglang_keeps_keys_and_values(name: str, cache: str) -> None:
+    """Windows have a second pool in some models, which hangs on their class."""
+    assert facts_of(read_model(PUBLISHED / name, name).values).cache == cache
 
 
 @pytest.mark.parametrize(("name", "topk", "refused"), TOO_MUCH)
