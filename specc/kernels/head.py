@@ -15,11 +15,10 @@ from specc.ir.types import DTYPES
 from specc.kernels.writing.family import Arguments, Cluster, Family, Spec, power_of_two
 from specc.kernels.writing.knobs import Knobs, tuned, tuned_split
 from specc.runtime.plan.part_size import LEAST_PART, part_size
-from specc.runtime.plan.weight_pairs import are_paired
 
-_FEWEST_ROWS, _MOST_ROWS, _MOST_RANKED, _MOST_BESIDE_PAIRS = 16, 128, 64, 64
+_FEWEST_ROWS, _MOST_ROWS, _MOST_RANKED = 16, 128, 64
 """Rows of a tile: as many as a matrix instruction takes at least; at most as registers have room for, in which a top-k
-holds what it has ranked besides. Beside weights in pairs all have as many weights, for their order is a sum's."""
+holds what it has ranked besides."""
 _ENTRIES, _ROW_BYTES = 64, 256
 """Entries of a tile, and bytes of a row in it: they say how many weights are multiplied at once."""
 _MOST_PART_BYTES = 512
@@ -116,10 +115,7 @@ def _parts(module: Module, op: Op) -> int:
 
 def _most_rows(module: Module, op: Op) -> int:
     """Rows of the largest tile: as many as the largest batch has, of those that a tile may have."""
-    weight = tensor_type(op["weight"])
     most = _MOST_RANKED if _words(op) > 1 else _MOST_ROWS
-    if are_paired(weight.sizes(module.dims)[-1], DTYPES[weight.dtype].bytes):
-        most = _MOST_BESIDE_PAIRS
     return max(_FEWEST_ROWS, min(most, power_of_two(module.size("B") * rows_of(module, op))))
 
 

@@ -5,7 +5,7 @@ none. A program takes all rows with BN entries at a time, BM rows with them, and
 time. So all rows share what is read of the head, up to BM of them. A kernel has tiles of 16 rows to those of its
 largest batch, and a launch takes the smallest that hold its rows. Sums are of f32 and have one order, whatever the
 number of rows. Weights of 8 bits become numbers of the rows' dtype, which hold them without rounding, and what one is
-worth multiplies the sum. Where W is a multiple of 32 two of them that are 16 apart lie in one word of 16 bits.
+worth multiplies the sum.
 
 Records are those of shard.py, with parts in place of ranks: i64[parts, rows, words]. Rules of values are those of
 argmax.py and topk.py: NaN counts as -inf and is told, -0.0 == 0.0, the lowest of equal entries is first.
@@ -22,35 +22,6 @@ from .topk import exp_below
 NO_ENTRY = tl.constexpr(0x7FFFFFFF)
 """Above every entry."""
 ABOVE_KEYS = tl.constexpr(0x7FFFFFFFFFFFFFFF)
-# These make numbers of bf16 of two words at a time, of their high bytes and of their low ones. A number of e4m3 has its
-# bits where bf16 has them, but for the exponent's bias, which a factor of 2**120 makes up for, of subnormal ones, too.
-# A number of i8 is 128 + its seven low bits, less 128 or, where it is negative, 256: all are numbers of bf16.
-E4M3 = tl.constexpr("""{
-    .reg .b32 bits, low, factor, zero;
-    mov.b32 factor, 0x7b807b80;
-    mov.b32 zero, 0x80008000;
-    shr.b32 bits, $2, 4;
-    and.b32 bits, bits, 0x07f007f0;
-    lop3.b32 bits, $2, 0x80008000, bits, 0xea;
-    fma.rn.bf16x2 $0, bits, factor, zero;
-    shl.b32 low, $2, 8;
-    shl.b32 bits, $2, 4;
-    and.b32 bits, bits, 0x07f007f0;
-    lop3.b32 bits, low, 0x80008000, bits, 0xea;
-    fma.rn.bf16x2 $1, bits, factor, zero;
-}""")
-I8 = tl.constexpr("""{
-    .reg .b32 high, whole, less, base, minus;
-    mov.b32 base, 0x43004300;
-    mov.b32 minus, 0xbf80bf80;
-    shr.b32 high, $2, 8;
-    lop3.b32 whole, high, 0x007f007f, base, 0xea;
-    lop3.b32 less, high, 0x00800080, base, 0xea;
-    fma.rn.bf16x2 $0, less, minus, whole;
-    lop3.b32 whole, $2, 0x007f007f, base, 0xea;
-    lop3.b32 less, $2, 0x00800080, base, 0xea;
-    fma.rn.bf16x2 $1, less, minus, whole;
-}""")
 
 
 @triton.jit
@@ -68,30 +39,6 @@ def head_tile(
     BK: tl.constexpr,
 ):
     """Logits f32[BN, BM] of entries from the first one to `end`, and of rows from the first; others have any."""
-    if weight_ptr.dtype.element_ty.primitive_bitwidth == 8 and W % 32 == 0:
-        logits = product_of_pairs(states_ptr, weight_ptr, first_entry, end, first_row, rows, W, BN, BM, BK)
-    else:
-        logits = product(states_ptr, weight_ptr, first_entry, end, first_row, rows, W, BN, BM, BK)
-    if scale_ptr is not None:
-        n = tl.arange(0, BN)
-        logits *= tl.load(scale_ptr + first_entry + n, mask=first_entry + n < end, other=0.0)[:, None]
-    return logits
-
-
-@triton.jit
-def product(
-    states_ptr,
-    weight_ptr,
-    first_entry,
-    end,
-    first_row,
-    rows,
-    W: tl.constexpr,
-    BN: tl.constexpr,
-    BM: tl.constexpr,
-    BK: tl.constexpr,
-):
-    """The product f32[BN, BM] of weights as they lie in their rows."""
     n, m, k = tl.arange(0, BN), tl.arange(0, BM), tl.arange(0, BK)
     inside = (first_entry + n < end)[:, None]
     given = (first_row + m < rows)[None, :]
@@ -108,56 +55,9 @@ def product(
             weights = tl.load(weights_ptr + at, mask=inside & (at + k < W)[None, :], other=0.0)
             states = tl.load(rows_ptr + at, mask=given & (at + k < W)[:, None], other=0.0)
         logits = tl.dot(weights.to(states.dtype), states, logits, input_precision="ieee")
+    if scale_ptr is not None:
+        logits *= tl.load(scale_ptr + first_entry + n, mask=first_entry + n < end, other=0.0)[:, None]
     return logits
-
-
-@triton.jit
-def product_of_pairs(
-    states_ptr,
-    weight_ptr,
-    first_entry,
-    end,
-    first_row,
-    rows,
-    W: tl.constexpr,
-    BN: tl.constexpr,
-    BM: tl.constexpr,
-    BK: tl.constexpr,
-):
-    """The product f32[BN, BM] of weights in pairs: of the high bytes of BK / 2 words, then of their low ones."""
-    WORDS: tl.constexpr = BK // 2
-    n, m, k = tl.arange(0, BN), tl.arange(0, BM), tl.arange(0, WORDS)
-    inside = (first_entry + n < end)[:, None]
-    given = (first_row + m < rows)[None, :]
-    wide = tl.full([], W, tl.int64)
-    words_ptr = weight_ptr.to(tl.pointer_type(tl.int16), bitcast=True)
-    words_ptr = (words_ptr + first_entry * (wide // 2)) + (n[:, None] * (W // 2) + k[None, :])
-    rows_ptr = (states_ptr + first_row * wide) + (m[None, :] * W + (k // 16 * 32 + k % 16)[:, None])
-    logits = tl.zeros([BN, BM], tl.float32)
-    for at in range(0, W, BK):
-        if W % BK == 0:
-            words = tl.load(words_ptr + at // 2, mask=inside, other=0)
-            low = tl.load(rows_ptr + at, mask=given, other=0.0)
-            high = tl.load(rows_ptr + at + 16, mask=given, other=0.0)
-        else:
-            there = at // 2 + k < W // 2
-            words = tl.load(words_ptr + at // 2, mask=inside & there[None, :], other=0)
-            low = tl.load(rows_ptr + at, mask=given & there[:, None], other=0.0)
-            high = tl.load(rows_ptr + at + 16, mask=given & there[:, None], other=0.0)
-        of_high, of_low = numbers(words, weight_ptr.dtype.element_ty, low.dtype)
-        logits = tl.dot(of_high, high, logits, input_precision="ieee")
-        logits = tl.dot(of_low, low, logits, input_precision="ieee")
-    return logits
-
-
-@triton.jit
-def numbers(words, ELEMENT: tl.constexpr, DTYPE: tl.constexpr):
-    """What the high and the low bytes of words i16 are as numbers of 8 bits, in another dtype."""
-    if tl.bfloat16 == DTYPE:
-        CODE: tl.constexpr = I8 if tl.int8 == ELEMENT else E4M3
-        return tl.inline_asm_elementwise(CODE, "=r,=r,r", [words], (tl.bfloat16, tl.bfloat16), is_pure=True, pack=2)
-    high, low = (words >> 8).to(tl.int8), words.to(tl.int8)
-    return high.to(ELEMENT, bitcast=True).to(DTYPE), low.to(ELEMENT, bitcast=True).to(DTYPE)
 
 
 @triton.jit

@@ -10,7 +10,6 @@ from torch import Tensor
 
 from specc.runtime.capabilities import draft_tables
 from specc.runtime.plan.draft_head import SCALE, WEIGHT
-from specc.runtime.plan.weight_pairs import paired
 from specc.runtime.semantics import head, reference
 
 from . import legal
@@ -45,7 +44,7 @@ def towards_zero(made: Made, given: Tensor, tokens: Tensor | None) -> Made:
     """Weights of 8 bits that are cut off."""
     if made[WEIGHT].dtype != torch.int8 or len(given) != len(made[WEIGHT]):
         return made
-    return {**made, WEIGHT: paired((given.float() / made[SCALE][:, None]).trunc().to(torch.int8))}
+    return {**made, WEIGHT: (given.float() / made[SCALE][:, None]).trunc().to(torch.int8)}
 
 
 def of_the_first_rank(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -11,7 +11,6 @@ from ..bound import BoundStep
 from ..errors import BindError
 from ..plan.draft_head import HEAD, MADE, SCALE, TOKEN_ENTRIES, WEIGHT
 from ..plan.plan import RANK, TOKEN_MAP, Plan
-from ..plan.weight_pairs import paired
 from ..semantics.convention import DTYPES
 
 LARGEST = {"i8": 127.0, "f8": 448.0}
@@ -61,8 +60,8 @@ def head_tables(plan: Plan, head: Tensor, tokens: Tensor | None, rank: int = 0) 
     on; what is behind the last of all is zeros, or what a rank's own head has there, and nobody looks at it.
     Where nothing changes it is the engine's own tensor, else a copy. Weights of 8 bits are the nearest to the true ones
     over the scale of their row, with which its largest is the dtype's largest: in i8 half a scale away at most, in f8
-    (e4m3, three bits of mantissa) a sixteenth of the weight, or 2^-10 scales where it is small. They lie in pairs.
-    BindError for entries that the head has not, and in 8 bits for weights that are not finite.
+    (e4m3, three bits of mantissa) a sixteenth of the weight, or 2^-10 scales where it is small. BindError for entries
+    that the head has not, and in 8 bits for weights that are not finite.
     """
     count, dtype = plan.size(plan.inputs[WEIGHT].axes[0]), plan.inputs[WEIGHT].dtype
     head = _entries(plan, head, tokens, rank * count, count)
@@ -78,7 +77,7 @@ def head_tables(plan: Plan, head: Tensor, tokens: Tensor | None, rank: int = 0) 
         largest = rows.abs().amax(dim=1)
         worth = torch.where(largest > 0, largest, 1.0) / LARGEST[dtype]
         whole = rows / worth[:, None]
-        weight[begin : begin + len(rows)] = paired((whole.round() if dtype == "i8" else whole).to(weight.dtype))
+        weight[begin : begin + len(rows)] = (whole.round() if dtype == "i8" else whole).to(weight.dtype)
         scale[begin : begin + len(rows)] = worth
     return {WEIGHT: weight, SCALE: scale}
 

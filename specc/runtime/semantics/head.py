@@ -9,7 +9,6 @@ import torch
 from torch import Tensor
 
 from ..plan.part_size import part_size
-from ..plan.weight_pairs import in_place
 from .convention import Attrs, Dims, Tensors, comparable, ranking, register
 from .shards import LAST, LEAST, exp_below, mass_word, order
 
@@ -20,11 +19,10 @@ PARTS = "G"
 def head_logits(operands: Tensors, attrs: Attrs, dims: Dims) -> Tensors:
     """Hidden T[B, ..., W], weight [Vd, W][, scale f32[Vd]] -> logits f32[B, ..., Vd]: a product in f32.
 
-    Weights of 8 bits lie in pairs. Sums are rounded from f64: torch adds in an order that depends on how many rows and
-    entries there are, as on ranks.
+    Sums are rounded from f64: torch adds in an order that depends on how many rows and entries there are, as on ranks.
     """
     hidden, weight, *scale = operands
-    logits = (hidden.to(torch.float64) @ in_place(weight).to(torch.float64).T).to(torch.float32)
+    logits = (hidden.to(torch.float64) @ weight.to(torch.float64).T).to(torch.float32)
     return (logits * scale[0] if scale else logits,)
 
 

@@ -111,7 +111,6 @@ def test_the_runtime_is_copied_byte_for_byte(built: Path) -> None:
         "memory/kv_pools.py",
         "plan/parameters.py",
         "plan/part_size.py",
-        "plan/weight_pairs.py",
         "rotated.py",
         "rounding.py",
     }
