@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from specc.runtime.capabilities.draft_tables import head_tables
+from specc.runtime.capabilities.draft_tables import head_tables, token_entries
 from specc.runtime.errors import BindError
 from specc.runtime.plan.draft_head import HEAD, SCALE, WEIGHT
 from specc.runtime.plan.plan import TOKEN_MAP, Plan
@@ -65,6 +65,13 @@ def test_weights_of_8_bits_are_near(head: str, relative: float, absolute: float)
     assert (error <= 1.001 * torch.maximum(relative * rows.abs(), absolute * scale[:, None])).all()
     largest = 127 if head == "int8" else 448
     assert (weight.abs().amax(dim=1) == largest).sum() == 89 and not weight[5].any()
+
+
+def test_entries_of_tokens() -> None:
+    """Of those that a draft scores their places, of others -1."""
+    scored = [2, 5, 7]
+    entries = token_entries(plan_of("int8", len(scored)), torch.tensor(scored))
+    assert entries.tolist() == [scored.index(token) if token in scored else -1 for token in range(90)]
 
 
 def test_what_is_wrong_with_a_head() -> None:
