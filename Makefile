@@ -1,7 +1,7 @@
 # make demo      set up, build wheels, install them, generate text and compare it with transformers' own
 # make test      set up, run the tests that answer in minutes: most of those that need no GPU
 # make test-all  every test that needs no GPU and no engine
-# make test-slow what make test leaves out; PART=1/16: the second of sixteen parts of it, here and in test-all
+# make test-slow what make test leaves out; PART=1/16: the second of sixteen parts of it
 # make check     lint, types, every test
 # make fuzz      attack every input with random cases of another seed, for ten minutes
 PYTHON ?= python3
@@ -58,14 +58,14 @@ PYTEST := $(BIN)/python -m pytest -n 2 --dist worksteal -W error --timeout 300
 test: setup
 	$(PYTEST) -m "not slow"
 
-# CI runs test-all with another part of what takes long with every commit: tests are read once.
+# CI runs another part of what takes long with every commit.
 PART ?= 0/1
 
 test-slow: setup
 	$(PYTEST) -m slow --part $(PART)
 
 test-all: setup
-	$(PYTEST) --part $(PART)
+	$(PYTEST)
 
 # The attack on every input, in all cores, for as long as it is told: make fuzz SECONDS=600 SEED=7 JOBS=16, or
 # COUNT=100000 inputs of each generator. Ends with a command for each case that failed.

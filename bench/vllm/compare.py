@@ -34,7 +34,8 @@ if (HERE.parent / "texts.py").exists():
 from texts import compare_texts, last_line, number, share
 
 STEPS = 3
-RUNS = ("draft.vllm", "draft.specc", "none", "eagle.vllm", "eagle.specc", "head.specc")
+USUAL = ("draft.vllm", "draft.specc", "none", "eagle.vllm", "eagle.specc")
+RUNS = (*USUAL, "head.specc")
 DRAFTS = {"draft": ("draft_model", "draft"), "eagle": ("eagle", "eagle"), "head": ("eagle", "eagle")}
 """vLLM's method and the folder of the draft, by kind of run."""
 CUDA: dict[str, Any] = {
@@ -286,7 +287,7 @@ def main() -> int:
     given = arguments()
     for folder in ("runs", "traces"):
         (given.out / folder).mkdir(parents=True, exist_ok=True)
-    engines = [Engine(name, given) for name in given.runs or RUNS[:-1]]
+    engines = [Engine(name, given) for name in given.runs or USUAL]
     serve(engines, given)
     runs, text, good = report(engines)
     (given.out / "comparison.json").write_text(json.dumps(runs))

@@ -86,7 +86,7 @@ def title(package: Any) -> str:
 def tried(make: Callable[[], _Made], engine: str, *, must: bool = False) -> _Made | None:
     """What is made; None after logging why not, unless it `must` be made or `SPECC_PROGRAM` says that one must run.
 
-    What differs is logged in a line, anything else with its traceback.
+    A `MisfitError` is logged in a line, anything else with its traceback.
     """
     try:
         return make()

@@ -48,7 +48,7 @@ def start(models: Path, tmp_path_factory: pytest.TempPathFactory) -> Start:
 
 
 def variables(folder: Path, wheel: Path) -> dict[str, str]:
-    """Of the environment of a server, with a wheel in a folder; of SGLang's models it imports those in `KEPT`."""
+    """A server's environment, with a wheel in a folder. SGLang imports those of its models that are in `KEPT`."""
     architectures = {path.stem for path in (ENVIRONMENT.site / "sglang" / "srt" / "models").glob("*.py")}
     return environment(folder, wheel) | dict(ENVIRONMENT.variables) | {
         "SGLANG_DISABLED_MODEL_ARCHS": ",".join(sorted(architectures - KEPT)),

@@ -15,8 +15,7 @@ from typing import Any
 
 from torch import Tensor
 
-FIRST = "MHATokenToKVPool"
-"""The class of either pool: keys and values."""
+from .served import CACHES
 
 
 def first_pool(pool: Any) -> Any:
@@ -30,9 +29,9 @@ def map_of(pool: Any) -> Tensor | None:
 
 
 def oddity(pool: Any, target: Any) -> str | None:
-    """What of two pools is not as it is with gpt-oss, in words; None if nothing is. `target` is the target's."""
+    """Say what differs from the two pools of gpt-oss; None if nothing does. `target` is the target's."""
     kinds = {type(kind).__name__ for kind in (pool.full_kv_pool, pool.swa_kv_pool)}
-    if kinds != {FIRST}:
+    if kinds != {CACHES["mha"]}:
         return f"{type(pool).__name__} of {' and '.join(sorted(kinds))}"
     if not pool.full_layer_nums or pool.swa_req_ring_size is not None or map_of(pool) is not map_of(target):
         return f"{type(pool).__name__} with slots of another kind"

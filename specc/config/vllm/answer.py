@@ -35,12 +35,12 @@ HERE = Path(__file__).resolve().parent
 served = _file(HERE.parents[1] / "adapters" / "vllm" / "served.py")
 Gpu: Any = _file(HERE / "machine.py").Gpu
 
-from vllm.config import set_current_vllm_config  # noqa: E402 (finds that machine)
-from vllm.engine.arg_utils import AsyncEngineArgs  # noqa: E402
-from vllm.entrypoints.cli.serve import ServeSubcommand  # noqa: E402
-from vllm.usage.usage_lib import UsageContext  # noqa: E402
-from vllm.utils.argparse_utils import FlexibleArgumentParser  # noqa: E402
-from vllm.v1.attention.selector import get_attn_backend  # noqa: E402
+from vllm.config import set_current_vllm_config
+from vllm.engine.arg_utils import AsyncEngineArgs
+from vllm.entrypoints.cli.serve import ServeSubcommand
+from vllm.usage.usage_lib import UsageContext
+from vllm.utils.argparse_utils import FlexibleArgumentParser
+from vllm.v1.attention.selector import get_attn_backend
 
 RUNNER = "VLLM_USE_V2_MODEL_RUNNER"
 USUAL_BLOCK = 16

@@ -9,7 +9,7 @@ import pytest
 from programs import EXAMPLES
 
 CLASSES = {"EagleHead": "LlamaForCausalLMEagle", "Eagle3Head": "LlamaForCausalLMEagle3"}
-"""Of the reference engine -> as published heads have them."""
+"""Classes of the reference engine's heads -> those of published ones."""
 
 
 @pytest.fixture(autouse=True)

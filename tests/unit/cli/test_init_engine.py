@@ -92,7 +92,7 @@ OWN = {path.parent.name: json.loads(path.read_text()) for path in sorted(EXAMPLE
 
 @pytest.mark.parametrize("example", OWN)
 def test_a_head_that_no_server_loads_is_refused(example: str) -> None:
-    """Of the example models all but language models have classes that the reference engine alone has."""
+    """All example models but language models have classes that the reference engine alone has."""
     (name,) = OWN[example]["architectures"]
     arguments = Pasted()
     arguments.refuse_own_head(Path(example), read_model(model(example, LLAMA | {"architectures": [name]}), example))

@@ -269,7 +269,7 @@ def test_keys_of_others_inside_tables(find: Find) -> None:
 
 
 def test_pages_have_any_length(find: Find) -> None:
-    """Of a chain, of a tree, and where slots are looked up in blocks."""
+    """A chain has, a tree, and a program that looks slots up in blocks."""
     for text in (VALID, tree(4, 16, "mask: none"), rotated("tables: {slots: block_table}")):
         for page in (1, 3, 16, 48, 80, 528, 1024, 2096, 65536):
             assert not find(text.replace("page_size: 16", f"page_size: {page}")), page

@@ -42,8 +42,7 @@ class Flash(Backend):
         tables, rows = self._tables, batch.batch_size
         topk, backend = tables.sizes.topk, self._roles.draft[step]
         if topk == 1:
-            text = self._text(rows, 1, tables.drafting(step, rows))
-            return self._set(self._windowed(backend, text, step), text, None)
+            return self._set(backend, self._text(rows, 1, tables.drafting(step, rows)), None, step)
         branches = FlashAttentionMetadata(
             cache_seqlens_int32=tables.branch_lens(step, rows),
             cu_seqlens_q=tables.starts(rows * topk, 1),
@@ -65,14 +64,13 @@ class Flash(Backend):
             )
             self._schedule(backend, nodes, 1, causal=False)
         self._schedule(backend, text, tables.sizes.page, causal=nodes is None)
-        return self._set(self._windowed(backend, text), text, nodes)
+        return self._set(backend, text, nodes)
 
     def extend(self, batch: Any, seq_lens: Tensor, width: int) -> Any:
         """See `Backend`."""
         batch.extend_prefix_lens, batch.extend_seq_lens_cpu = seq_lens, [width] * len(seq_lens)
         rows = batch.batch_size
-        text = self._text(rows, width, self._tables.extending(rows))
-        return self._set(self._windowed(self._roles.extend, text), text, None)
+        return self._set(self._roles.extend, self._text(rows, width, self._tables.extending(rows)), None)
 
     def _text(self, rows: int, width: int, lengths: Tensor) -> FlashAttentionMetadata:
         """Metadata of `width` queries of each request over its table, up to i32[rows] lengths."""
@@ -86,16 +84,14 @@ class Flash(Backend):
             page_table=tables.pages(rows),
         )
 
-    def _windowed(self, backend: Any, text: FlashAttentionMetadata, step: int | None = None) -> Any:
-        """The backend, after adding what layers with a window read if they have a pool of their own; see `draft`."""
+    def _set(
+        self, backend: Any, text: FlashAttentionMetadata, tree: FlashAttentionMetadata | None, step: int | None = None
+    ) -> Any:
+        """The backend with its metadata, and what layers with a pool of their own read; `step` is that of a draft."""
         tables, rows = self._tables, len(text.cache_seqlens_int32)
         if isinstance(tables, TwoPools) and backend.use_sliding_window_kv_pool:
-            text.swa_page_table = tables.second_pages(rows)
-            many = step is None
-            text.swa_out_cache_loc = tables.second_written(rows) if many else tables.second_drafting(step, rows)
-        return backend
-
-    def _set(self, backend: Any, text: FlashAttentionMetadata, tree: FlashAttentionMetadata | None) -> Any:
+            written = tables.second_written(rows) if step is None else tables.second_drafting(step, rows)
+            text.swa_page_table, text.swa_out_cache_loc = tables.second_pages(rows), written
         backend.forward_metadata, backend.forward_metadata_spec_decode_expand = text, tree
         return backend
 

@@ -16,7 +16,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from .step_tables import COLUMNS, PROGRAMS, Sizes, Tables, power
+from .step_tables import COLUMNS, PROGRAMS, Sizes, Tables, fill_pages
 
 
 @triton.jit
@@ -46,11 +46,7 @@ def fill_second(
     length = tl.load(seq_lens_ptr + b)
     row_ptr = slots_ptr + tl.load(rows_ptr + b) * slots_stride
     pages = (length + W + P - 1) // P
-    for start in range(tl.program_id(1) * BLOCK, pages, SHARES * BLOCK):
-        at = start + tl.arange(0, BLOCK)
-        slot = tl.load(row_ptr + at * P, mask=at < pages, other=0)
-        second = tl.load(map_ptr + slot, mask=at < pages, other=0)
-        tl.store(pages_ptr + b * pages_stride + at, (second // P).to(tl.int32), mask=at < pages)
+    fill_pages(row_ptr, map_ptr, pages_ptr + b * pages_stride, pages, P, SHARES, BLOCK)
     if tl.program_id(1) == 0:
         token = tl.arange(0, WRITES)
         slot = tl.load(row_ptr + length + token, mask=token < W, other=0)
@@ -96,7 +92,7 @@ class TwoPools(Tables):
             LARGEST=self.sizes.largest,
             P=self.sizes.page,
             W=self._writes,
-            WRITES=power(self._writes),
+            WRITES=triton.next_power_of_2(self._writes),
             SHARES=PROGRAMS,
             BLOCK=COLUMNS,
         )

@@ -25,6 +25,28 @@ COLUMNS = 512
 
 
 @triton.jit
+def fill_pages(
+    row_ptr: tl.tensor,
+    map_ptr: tl.tensor | None,
+    pages_ptr: tl.tensor,
+    pages: tl.tensor,
+    P: tl.constexpr,
+    SHARES: tl.constexpr,
+    BLOCK: tl.constexpr,
+) -> None:
+    """Write the first pages i32[pages] of a request's slots i32[C], or of those that a map i64[slots] has for them.
+
+    SHARES programs share them, numbered by their second axis.
+    """
+    for start in range(tl.program_id(1) * BLOCK, pages, SHARES * BLOCK):
+        at = start + tl.arange(0, BLOCK)
+        slot = tl.load(row_ptr + at * P, mask=at < pages, other=0)
+        if map_ptr is not None:
+            slot = tl.load(map_ptr + slot, mask=at < pages, other=0)
+        tl.store(pages_ptr + at, (slot // P).to(tl.int32), mask=at < pages)
+
+
+@triton.jit
 def fill_tables(
     slots_ptr: tl.tensor,
     slots_stride: tl.tensor,
@@ -56,10 +78,7 @@ def fill_tables(
     length = tl.load(seq_lens_ptr + b)
     row_ptr = slots_ptr + tl.load(rows_ptr + b) * slots_stride
     pages = (length + WINDOW + P - 1) // P
-    for start in range(tl.program_id(1) * BLOCK, pages, SHARES * BLOCK):
-        at = start + tl.arange(0, BLOCK)
-        slot = tl.load(row_ptr + at * P, mask=at < pages, other=0)
-        tl.store(pages_ptr + b * pages_stride + at, slot // P, mask=at < pages)
+    fill_pages(row_ptr, None, pages_ptr + b * pages_stride, pages, P, SHARES, BLOCK)
     if tl.program_id(1) == 0:
         tail = length % P
         forward = tl.arange(0, FORWARDS)
@@ -120,7 +139,7 @@ class Tables:
         """
         self.slots, self.sizes, self._beside = slots, sizes, beside
         self._columns = -(-sizes.context // sizes.page)
-        self._branch = power(-(-(sizes.page - 1 + sizes.steps) // sizes.page))
+        self._branch = triton.next_power_of_2(-(-(sizes.page - 1 + sizes.steps) // sizes.page))
         self._ranges: dict[tuple[int, int, torch.dtype], Tensor] = {}
 
     @cached_property
@@ -171,7 +190,7 @@ class Tables:
             K=sizes.topk,
             VERIFIED=0 if sizes.topk > 1 else sizes.nodes,
             WINDOW=max(sizes.nodes, sizes.steps + 1),
-            FORWARDS=power(sizes.drafts + 3),
+            FORWARDS=triton.next_power_of_2(sizes.drafts + 3),
             BRANCH=self._branch,
             SHARES=PROGRAMS,
             BLOCK=COLUMNS,
@@ -215,8 +234,3 @@ class Tables:
         if key not in self._ranges:
             self._ranges[key] = torch.arange(rows + 1, dtype=dtype, device=self.slots.device) * width
         return self._ranges[key]
-
-
-def power(least: int) -> int:
-    """The least power of two that is not below."""
-    return 1 << (least - 1).bit_length()

@@ -101,8 +101,8 @@ def decode_attention_cpu(
         slots = req_to_token[row, first:length].long()
         everything = torch.ones(1, len(slots), dtype=torch.bool)
         place = slice(i, i + 1)
-        found = attend(query[place], k_buffer[slots], v_buffer[slots], everything, sm_scale, logit_cap, sinks)
-        output[place] = found[0]
+        keys, values = k_buffer[slots], v_buffer[slots]
+        output[place], _ = attend(query[place], keys, values, everything, sm_scale, logit_cap, sinks)
 
 
 @operator(
