@@ -68,13 +68,3 @@ def is_greedy(request: dict[str, Any]) -> bool:
 def without_aborts(requests: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
     """The same requests, all of them to their ends."""
     return [{key: value for key, value in request.items() if key != "abort_after"} for request in requests]
-
-
-def behind_the_first(requests: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """The same requests, of which none arrives before the first has a token.
-
-    SGLang's prefill shifts a STANDALONE draft's prompt by a token, and its cache of prefixes does not know: where all
-    prompts share their first token alone, every draft reads there what followed in the prompt that came first.
-    """
-    first, *others = requests
-    return [first, *({"after": [0, 1]} | request for request in others)]

@@ -17,7 +17,7 @@ from sglang_sinks import WINDOW as SECOND_WINDOW
 from sglang_sinks import write_sinks
 from sglang_vision import with_pictures, write_vision
 from sglang_windows import WINDOW, write_windows
-from sglang_workload import behind_the_first, without_aborts, workload
+from sglang_workload import without_aborts, workload
 
 REQUESTS = 60
 MANY = 200
@@ -32,7 +32,7 @@ EXPERTS = Family(
         replace(SORTED_TREE, ranks=2, experts=True),
     ],
     write_experts,
-    lambda _: [one | {"experts": True} for one in behind_the_first(without_aborts(workload(REQUESTS, seed=6)))],
+    lambda _: [one | {"experts": True} for one in without_aborts(workload(REQUESTS, seed=6))],
     arguments={"enable_return_routed_experts": True},
     settings={"SPECC_TEST_PAD": "1"},
 )
@@ -72,11 +72,9 @@ WINDOWS = Family(
     ],
     write_windows,
     lambda _: without_aborts(workload(REQUESTS, seed=5)),
-    arguments={"disable_radix_cache": True},
     pools={"STANDALONE": ["MHATokenToKVPool", "MHATokenToKVPool"]},
 )
-"""Layers that see a window of the text alone, of Gemma 3's kind, where both models have such: chains. No prefix is
-kept. What a STANDALONE draft reads of one depends on which prompt filled it last, and so on how busy a machine is."""
+"""Layers that see a window of the text alone, of Gemma 3's kind, where both models have such: chains."""
 
 OSS = Variant(target="oss", attention="" if VERSION == NEWEST else "fa3")
 """0.5.22 reads slots of the first pool in the second on a CPU's own backend."""
@@ -86,7 +84,7 @@ TWO_POOLS = Family(
     OSS,
     [*[OSS_HEAD] * (VERSION == NEWEST), OSS_DRAFT, replace(OSS_HEAD, attention="fa3", page=16)],
     write_sinks,
-    lambda _: behind_the_first(workload(MANY, seed=5)),
+    lambda _: workload(MANY, seed=5),
     arguments={"swa_full_tokens_ratio": 0.5},
     pools={"STANDALONE": ["SWAKVPool", "SWAKVPool"], "EAGLE3": ["SWAKVPool", "MHATokenToKVPool"]},
     accepted=1.4,

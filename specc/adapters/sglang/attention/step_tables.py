@@ -29,7 +29,7 @@ def fill_pages(
     row_ptr: tl.tensor,
     map_ptr: tl.tensor | None,
     pages_ptr: tl.tensor,
-    pages: tl.tensor,
+    pages: Any,
     P: tl.constexpr,
     SHARES: tl.constexpr,
     BLOCK: tl.constexpr,
@@ -139,7 +139,7 @@ class Tables:
         """
         self.slots, self.sizes, self._beside = slots, sizes, beside
         self._columns = -(-sizes.context // sizes.page)
-        self._branch = triton.next_power_of_2(-(-(sizes.page - 1 + sizes.steps) // sizes.page))
+        self._branch = int(triton.next_power_of_2(-(-(sizes.page - 1 + sizes.steps) // sizes.page)))
         self._ranges: dict[tuple[int, int, torch.dtype], Tensor] = {}
 
     @cached_property
