@@ -100,14 +100,16 @@ class Sides:
     """Both sides of a case, on the same rows and weights."""
 
     def __init__(self, case: Case, session: Session) -> None:
-        """Find the launches behind the first forward of the draft."""
+        """Find the launches behind the first forward of the draft: halves of 8 bits, the head, the merge."""
         self.case, self.session = case, session
         nodes = list(session.plan.nodes("step"))
         first = next(i for i, node in enumerate(nodes) if getattr(node, "callback", "") == "draft")
-        self.launches = [node for node in nodes[first + 1 : first + 3] if isinstance(node, Launch)]
-        assert len(self.launches) == 2 and self.launches[0].ops[0].op.startswith("head.")
-        (self.call,), frame = self.launches[0].ops, session.frame
-        self.states = frame.read(self.call.operands[0]).flatten(0, -2)
+        behind = nodes[first + 1 : first + (3 if case.head == "weights" else 4)]
+        self.launches = [node for node in behind if isinstance(node, Launch)]
+        calls = [launch.ops[0] for launch in self.launches]
+        assert [call.op.partition(".")[0] for call in calls] == ["head"] * (len(calls) - 1) + ["vocab"]
+        self.call, frame = calls[-2], session.frame
+        self.states = frame.read(calls[0].operands[0]).flatten(0, -2)
         tokens, head = session.brought.get(TOKEN_MAP), session.brought[HEAD]
         self.whole, self.scored = head, head if tokens is None else head[tokens]
 

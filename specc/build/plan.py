@@ -16,6 +16,7 @@ from specc.ir.liveness import hidden_result
 from specc.ir.nodes import callback_of, calls_of, is_collective, is_external, is_given, is_host, is_rotated, node_of
 from specc.ir.opdef import Trait
 from specc.ir.ops import OPS
+from specc.ir.ops.head import HALVES
 from specc.ir.ops.tree import mask_mode
 from specc.ir.types import TensorType, per_request
 from specc.kernels.writing import family as kernels
@@ -191,7 +192,8 @@ def _heads(module: Module) -> list[Input]:
     """The head that the engine brings, of the dtype of the rows that it reads, where weights are made of one."""
     if (weight := module.inputs.get(WEIGHT)) is None:
         return []
-    states = tensor_type(module.users(weight)[0]["states"])
+    readers = [*module.find(HALVES)] or module.users(weight)
+    states = tensor_type(readers[0]["states"])
     return [Input(HEAD, states.dtype, (ENTRIES, str(states.shape[-1])), "engine")]
 
 

@@ -9,6 +9,7 @@ from specc.kernels import (
     cut,
     draw,
     duplicate_tail,
+    halves,
     head,
     ngram_propose,
     ngram_start,
@@ -46,6 +47,7 @@ LONE: dict[str, Family] = {
         duplicate_tail.FAMILY,
         compact.FAMILY,
         stash.FAMILY,
+        halves.FAMILY,
         head.FAMILY,
     )
 }

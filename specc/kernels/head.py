@@ -19,8 +19,8 @@ from specc.runtime.plan.part_size import LEAST_PART, part_size
 _FEWEST_ROWS, _MOST_ROWS, _MOST_RANKED = 16, 128, 64
 """Rows of a tile: as many as a matrix instruction takes at least; at most as registers have room for, in which a top-k
 holds what it has ranked besides."""
-_ENTRIES, _ROW_BYTES = 64, 256
-"""Entries of a tile, and bytes of a row in it: they say how many weights are multiplied at once."""
+_ENTRIES, _ROW_BYTES, _MOST_WEIGHTS = 64, 256, 128
+"""Entries of a tile, and bytes of a row in it, which say how many weights are multiplied at once: so many at most."""
 _MOST_PART_BYTES = 512
 """Most parts times the bytes of a weight. A large GPU has some 128 multiprocessors. Two programs on each read weights
 of 16 bits as fast as it can; those of 8 bits are converted, too, which takes four."""
@@ -50,6 +50,9 @@ class Head(Family):
         weight, scale = op["weight"], op.get("scale")
         arguments = Arguments()
         arguments.value("states_ptr", op["states"])
+        if scale is not None:
+            arguments.value("low_ptr", op["low"])
+            arguments.value("worth_ptr", op["worth"])
         arguments.input("weight_ptr", weight)
         if scale is not None:
             arguments.input("scale_ptr", scale)
@@ -57,7 +60,7 @@ class Head(Family):
         entries, width = tensor_type(weight).sizes(module.dims)
         parts, most, tile = _parts(module, op), _most_rows(module, op), _tile(module, op)
         of_row, of_weight = (DTYPES[tensor_type(value).dtype].bytes for value in (op["states"], weight))
-        weights = _ROW_BYTES // of_row
+        weights = min(_ROW_BYTES // of_row, _MOST_WEIGHTS)
         constants = [("ROWS", rows_of(module, op)), ("V", entries), ("W", width)]
         constants += [("PARTS", parts), ("PART", part_size(entries, parts)), ("WORDS", _words(op))]
         constants += [("BN", tile), ("MOST", most), ("BK", weights)]

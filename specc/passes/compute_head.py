@@ -18,7 +18,7 @@ from specc.ir.core import Module, Op, Value, tensor_type
 from specc.ir.infer import insert_before, insert_behind
 from specc.ir.nodes import is_external, node_of
 from specc.ir.ops import OPS
-from specc.ir.ops.head import LOGITS, PARTS
+from specc.ir.ops.head import HALVES, LOGITS, PARTS
 from specc.ir.types import FLOATS, NAMES, SHARDS, Dim, TensorType
 from specc.kernels.head import parts_of
 from specc.kernels.writing.family import nbytes
@@ -116,8 +116,13 @@ def _has_logits(module: Module, op: Op) -> bool:
 def _compute(module: Module, forward: Op, weights: tuple[Value, ...], states: TensorType) -> bool:
     """Let a forward hand over what its head reads, of a type; whether logits of it are stored."""
     logits, element = forward.out("logits"), tensor_type(weights[0]).dtype
-    made = _handing_over(module, forward, states)
-    operands = made.out("states"), *weights
+    last = made = _handing_over(module, forward, states)
+    operands: tuple[Value, ...] = made.out("states"), *weights
+    if len(weights) > 1:
+        weight, scale = weights
+        names = [f"{made.out('states').name}_{half}" for half in ("high", "low", "worth")]
+        last = insert_behind(module, made, HALVES, (made.out("states"),), names, dtype=element)
+        operands = last.out("high"), weight, last.out("low"), last.out("worth"), scale
     whole = _entries(module) == _VOCABULARY
     for reader in module.users(logits) if whole else ():
         if reader.opcode in PARTS and reader["logits"] is logits:
@@ -129,7 +134,7 @@ def _compute(module: Module, forward: Op, weights: tuple[Value, ...], states: Te
     handed = {value: made.named_results[name] for name, value in forward.named_results.items() if value is not logits}
     stored = bool(module.users(logits)) or logits in module.outputs.values()
     if stored:
-        handed[logits] = insert_behind(module, made, LOGITS, operands, ("logits",), dtype=element).result
+        handed[logits] = insert_behind(module, last, LOGITS, operands, ("logits",), dtype=element).result
     module.replace(forward, handed)
     return stored
 

@@ -4,8 +4,8 @@ The head has V entries with W weights each; a part has PART entries that follow 
 none. A program takes all rows with BN entries at a time, BM rows with them, and reads BK weights of each entry at a
 time. So all rows share what is read of the head, up to BM of them. A kernel has tiles of 16 rows to those of its
 largest batch, and a launch takes the smallest that hold its rows. Sums are of f32 and have one order, whatever the
-number of rows. Weights of 8 bits become numbers of the rows' dtype, which hold them without rounding, and what one is
-worth multiplies the sum.
+number of rows. Rows have 8 bits where weights have, as `halves.py` makes them: sums of i8 are whole numbers, and what
+one is worth, of the row and of the entry, multiplies the sum.
 
 Records are those of shard.py, with parts in place of ranks: i64[parts, rows, words]. Rules of values are those of
 argmax.py and topk.py: NaN counts as -inf and is told, -0.0 == 0.0, the lowest of equal entries is first.
@@ -22,11 +22,15 @@ from .topk import exp_below
 NO_ENTRY = tl.constexpr(0x7FFFFFFF)
 """Above every entry."""
 ABOVE_KEYS = tl.constexpr(0x7FFFFFFFFFFFFFFF)
+ROUGH = tl.constexpr(64)
+"""Products of e4m3 that a GPU may add with fewer bits than f32 has: as many as the least tile has of a sum."""
 
 
 @triton.jit
 def head_tile(
     states_ptr,
+    low_ptr,
+    worth_ptr,
     weight_ptr,
     scale_ptr,
     first_entry,
@@ -45,17 +49,36 @@ def head_tile(
     # 64-bit: V * W passes 2**31. Within a tile, offsets of 32 bits take half the registers.
     wide = tl.full([], W, tl.int64)
     weights_ptr = (weight_ptr + first_entry * wide) + (n[:, None] * W + k[None, :])
-    rows_ptr = (states_ptr + first_row * wide) + (m[None, :] * W + k[:, None])
-    logits = tl.zeros([BN, BM], tl.float32)
+    place = m[None, :] * W + k[:, None]
+    rows_ptr = (states_ptr + first_row * wide) + place
+    whole: tl.constexpr = weight_ptr.dtype.element_ty == tl.int8
+    logits = tl.zeros([BN, BM], tl.int32 if whole else tl.float32)
+    if scale_ptr is not None:
+        lows_ptr = (low_ptr + first_row * wide) + place
+        lows = logits
     for at in range(0, W, BK):
         if W % BK == 0:
-            weights = tl.load(weights_ptr + at, mask=inside, other=0.0)
-            states = tl.load(rows_ptr + at, mask=given, other=0.0)
+            here, there = inside, given
         else:
-            weights = tl.load(weights_ptr + at, mask=inside & (at + k < W)[None, :], other=0.0)
-            states = tl.load(rows_ptr + at, mask=given & (at + k < W)[:, None], other=0.0)
-        logits = tl.dot(weights.to(states.dtype), states, logits, input_precision="ieee")
+            here, there = inside & (at + k < W)[None, :], given & (at + k < W)[:, None]
+        weights = tl.load(weights_ptr + at, mask=here, other=0.0)
+        states = tl.load(rows_ptr + at, mask=there, other=0.0)
+        if scale_ptr is None:
+            logits = tl.dot(weights, states, logits, input_precision="ieee")
+        else:
+            lower = tl.load(lows_ptr + at, mask=there, other=0.0)
+            if whole:
+                logits = tl.dot(weights, states, logits, out_dtype=tl.int32)
+                lows = tl.dot(weights, lower, lows, out_dtype=tl.int32)
+            else:
+                logits = tl.dot(weights, states, logits, max_num_imprecise_acc=ROUGH)
+                lows = tl.dot(weights, lower, lows, max_num_imprecise_acc=ROUGH)
     if scale_ptr is not None:
+        if whole:
+            logits = logits.to(tl.float32) * 256.0 + lows.to(tl.float32)
+        else:
+            logits += lows
+        logits *= tl.load(worth_ptr + first_row + m, mask=first_row + m < rows, other=0.0)[None, :]
         logits *= tl.load(scale_ptr + first_entry + n, mask=first_entry + n < end, other=0.0)[:, None]
     return logits
 
@@ -63,6 +86,8 @@ def head_tile(
 @triton.jit
 def head_parts(
     states_ptr,
+    low_ptr,
+    worth_ptr,
     weight_ptr,
     scale_ptr,
     result_ptr,
@@ -85,6 +110,8 @@ def head_parts(
     if MOST > 16 and rows * 2 <= MOST:
         head_parts(
             states_ptr,
+            low_ptr,
+            worth_ptr,
             weight_ptr,
             scale_ptr,
             result_ptr,
@@ -103,6 +130,8 @@ def head_parts(
     else:
         parts_of_tiles(
             states_ptr,
+            low_ptr,
+            worth_ptr,
             weight_ptr,
             scale_ptr,
             result_ptr,
@@ -123,6 +152,8 @@ def head_parts(
 @triton.jit
 def parts_of_tiles(
     states_ptr,
+    low_ptr,
+    worth_ptr,
     weight_ptr,
     scale_ptr,
     result_ptr,
@@ -141,11 +172,11 @@ def parts_of_tiles(
     """Store a part's logits where WORDS is 0, else its record: of the argmax (1), or of the WORDS - 1 best entries."""
     for part in range(program, PARTS, programs):
         if WORDS == 0:
-            logits_part(states_ptr, weight_ptr, scale_ptr, result_ptr, part, rows, V, W, PART, BN, BM, BK)
+            logits_part(states_ptr, low_ptr, worth_ptr, weight_ptr, scale_ptr, result_ptr, part, rows, V, W, PART, BN, BM, BK)
         elif WORDS == 1:
-            argmax_part(states_ptr, weight_ptr, scale_ptr, result_ptr, part, rows, V, W, PART, BN, BM, BK)
+            argmax_part(states_ptr, low_ptr, worth_ptr, weight_ptr, scale_ptr, result_ptr, part, rows, V, W, PART, BN, BM, BK)
         else:
-            topk_part(states_ptr, weight_ptr, scale_ptr, result_ptr, part, rows, V, W, PART, WORDS - 1, BN, BM, BK)
+            topk_part(states_ptr, low_ptr, worth_ptr, weight_ptr, scale_ptr, result_ptr, part, rows, V, W, PART, WORDS - 1, BN, BM, BK)
 
 
 @triton.jit
@@ -158,6 +189,8 @@ def without_nan(logits, inside, nan):
 @triton.jit
 def logits_part(
     states_ptr,
+    low_ptr,
+    worth_ptr,
     weight_ptr,
     scale_ptr,
     logits_ptr,
@@ -176,7 +209,7 @@ def logits_part(
         row = first + tl.arange(0, BM)
         for at in range(part * PART, end, BN):
             entry = at + tl.arange(0, BN)
-            x = head_tile(states_ptr, weight_ptr, scale_ptr, at, end, first, rows, W, BN, BM, BK)
+            x = head_tile(states_ptr, low_ptr, worth_ptr, weight_ptr, scale_ptr, at, end, first, rows, W, BN, BM, BK)
             place = row[None, :].to(tl.int64) * V + entry[:, None]
             tl.store(logits_ptr + place, x, mask=(entry < end)[:, None] & (row < rows)[None, :])
 
@@ -184,6 +217,8 @@ def logits_part(
 @triton.jit
 def argmax_part(
     states_ptr,
+    low_ptr,
+    worth_ptr,
     weight_ptr,
     scale_ptr,
     records_ptr,
@@ -205,7 +240,7 @@ def argmax_part(
         nan = tl.zeros([BM], tl.int32)
         for at in range(part * PART, end, BN):
             entry = at + tl.arange(0, BN)
-            x = head_tile(states_ptr, weight_ptr, scale_ptr, at, end, first, rows, W, BN, BM, BK)
+            x = head_tile(states_ptr, low_ptr, worth_ptr, weight_ptr, scale_ptr, at, end, first, rows, W, BN, BM, BK)
             inside = (entry < end)[:, None]
             x, nan = without_nan(x, inside, nan)
             top, lowest = first_of_largest(x, entry[:, None], 0)
@@ -218,6 +253,8 @@ def argmax_part(
 @triton.jit
 def topk_part(
     states_ptr,
+    low_ptr,
+    worth_ptr,
     weight_ptr,
     scale_ptr,
     records_ptr,
@@ -244,7 +281,7 @@ def topk_part(
         nan = tl.zeros([BM], tl.int32)
         for at in range(part * PART, end, BN):
             entry = at + tl.arange(0, BN)
-            x = head_tile(states_ptr, weight_ptr, scale_ptr, at, end, first, rows, W, BN, BM, BK)
+            x = head_tile(states_ptr, low_ptr, worth_ptr, weight_ptr, scale_ptr, at, end, first, rows, W, BN, BM, BK)
             inside = (entry < end)[:, None]
             x, nan = without_nan(x, inside, nan)
             top = tl.maximum(best, tl.max(x, axis=0))

@@ -15,7 +15,7 @@ from kernel_launcher import Launcher
 from topk_cases import assert_probabilities
 from torch import Tensor
 
-from specc.ir.core import Module, Op
+from specc.ir.core import Module, Op, Value
 from specc.ir.declarations import Options, Tuned
 from specc.ir.types import Dim, TensorType
 from specc.kernels import FAMILIES
@@ -24,8 +24,9 @@ from specc.runtime.semantics.convention import DTYPES
 from specc.runtime.semantics.reference import OPS
 
 POOL = 12
+NAMES = {dtype: name for name, dtype in DTYPES.items()}
 KINDS = ("f32", "f16", "bf16", "i8", "f8")
-"""Dtypes of weights; rows have the same, and 32 bits where weights have 8."""
+"""Dtypes of weights; rows have the same, and 32 bits where weights have 8, of which halves are made."""
 SIZES = [(300, 24, 2), (800, 16, 2), (1000, 200, 64), (64, 64, 4), (130, 72, 8)]
 """Entries, weights of each, parts: of two tiles, of four, weights of several loads, whole ones, parts of few."""
 
@@ -49,6 +50,26 @@ class Head(NamedTuple):
         """The head by the names of its tables."""
         return {WEIGHT: self.weight} | ({} if self.scale is None else {SCALE: self.scale})
 
+    @property
+    def rows(self) -> dict[str, Tensor]:
+        """Hidden rows by the names of an op's operands: their halves where weights have 8 bits."""
+        if self.scale is None:
+            return {"states": self.hidden}
+        halves = OPS["head.halves"]((self.hidden,), {"dtype": NAMES[self.weight.dtype]}, {})
+        return dict(zip(("states", "low", "worth"), halves, strict=True))
+
+    def operands(self, b: TypedBuilder, axis: str) -> list[Value]:
+        """What an op multiplies, of which weights are along an axis."""
+        states, *halves = (
+            b.given(name, NAMES[rows.dtype], *("K",) * (self.hidden.dim() - 2), *rows.shape[self.hidden.dim() - 1 :])
+            for name, rows in self.rows.items()
+        )
+        weight, *scale = (
+            b.module.add_input(name, TensorType(NAMES[table.dtype], (axis, *table.shape[1:])))
+            for name, table in self.tables.items()
+        )
+        return [states, weight, *halves, *scale]
+
 
 def random_head(source: torch.Generator, shape: tuple[int, ...], entries: int, width: int, kind: str) -> Head:
     """Small whole numbers, whose sums are exact in any order and often tie; some rows are NaN, infinite or huge."""
@@ -71,28 +92,25 @@ def random_head(source: torch.Generator, shape: tuple[int, ...], entries: int, w
     if torch.rand((), generator=source) < 0.2 and not eight:
         weight[int(torch.randint(0, entries, (), generator=source)), 1] = math.nan
     scale = 2.0 ** torch.randint(-4, 3, (entries,), generator=source).float() if eight else None
-    logits = torch.nan_to_num(hidden, nan=math.nan, posinf=math.inf) @ weight.T
+    logits = hidden @ weight.T
+    if eight:
+        logits[~hidden.isfinite().all(dim=-1)] = math.nan
     hidden = hidden.to(DTYPES["f32" if eight else kind])
     return Head(hidden, weight.to(DTYPES[kind]), scale, logits if scale is None else logits * scale)
 
 
-def module_of(opcode: str, head: Head, parts: int, branches: int, *axis: str) -> Module:
+def module_of(opcode: str, head: Head, parts: int, branches: int) -> Module:
     """A module that computes logits, or what a reduction of them gives, and hands it out."""
-    entries, width = head.weight.shape
-    names = {dtype: name for name, dtype in DTYPES.items()}
-    module = small_module(K=branches, Vd=entries)
+    module = small_module(K=branches, Vd=len(head.weight))
     module.dims[PART_AXIS] = Dim(PART_AXIS, "part", parts)
-    b, rows, dtype = TypedBuilder(module), module.inputs["req_pool_indices"], names[head.weight.dtype]
-    hidden = b.given("states", names[head.hidden.dtype], *axis, width)
-    tables = [module.add_input(WEIGHT, TensorType(dtype, ("Vd", width)))]
-    if head.scale is not None:
-        tables.append(module.add_input(SCALE, TensorType("f32", ("Vd",))))
+    b, rows, dtype = TypedBuilder(module), module.inputs["req_pool_indices"], NAMES[head.weight.dtype]
+    operands = head.operands(b, "Vd")
     with b.phase("draft"):
         if opcode == "head.logits":
-            b.hand_out(b(opcode, hidden, *tables, dtype=dtype))
+            b.hand_out(b(opcode, *operands, dtype=dtype))
             return module
         words = 1 if opcode == "head.argmax_part" else branches + 1
-        records = b(opcode, hidden, *tables, dtype=dtype, words=words)
+        records = b(opcode, *operands, dtype=dtype, words=words)
         attrs: dict[str, Any] = {"of": ""} if words > 1 else {"of": "", "dtype": "i64", "keep": ""}
         b.hand_out(*b.many(opcode.replace("head", "vocab").replace("part", "merge"), records, rows, **attrs))
     return module
@@ -102,7 +120,7 @@ def run(launcher: Launcher, module: Module, head: Head, rows: Tensor) -> tuple[d
     """What a module hands out, and what its head leaves in memory, of which it writes what the batch has alone."""
     count, (stem, cluster), *merge = len(rows), *form(module)
     assert stem == "head"
-    given = {"req_pool_indices": rows, "states": head.hidden, **head.tables}
+    given = {"req_pool_indices": rows, **head.rows, **head.tables}
     made = launched(launcher, module, stem, cluster, given)[cluster[0].result.name]
     whole = count * math.prod(made.shape[2:]) * module.size(PART_AXIS) if merge else made[:count].numel()
     assert (made.reshape(-1)[whole:] == POISON).all()
@@ -125,22 +143,23 @@ def test_argmax_and_topk_of_a_product(
 ) -> None:
     require_product(launcher, kind)
     source, (entries, width, parts) = generator(seed), size
-    axis = ("K",) if each else ()
     shape = (batch, branches) if each else (batch,)
     head, rows = random_head(source, shape, entries, width, kind), random_rows(source, batch, POOL)
     padding = rows == 0
 
-    results, records = run(launcher, module_of("head.argmax_part", head, parts, branches, *axis), head, rows)
+    results, records = run(launcher, module_of("head.argmax_part", head, parts, branches), head, rows)
     for row, logits in enumerate(head.logits):
         for index, bad, of in zip(
             results["index"][row].view(-1), results["bad"][row].view(-1), logits.view(-1, entries), strict=True
         ):
             assert (int(index), bool(bad)) == ((0, False) if padding[row] else argmax(of))
-    given = (head.hidden, head.weight) if head.scale is None else (head.hidden, head.weight, head.scale)
+    states, *halves = head.rows.values()
+    weight, *scale = head.tables.values()
+    given = states, weight, *halves, *scale
     dims = {PART_AXIS: parts, "K": branches}
     assert_same(records, OPS["head.argmax_part"](given, {"words": 1}, dims)[0], "records")
 
-    results, _ = run(launcher, module_of("head.topk_part", head, parts, branches, *axis), head, rows)
+    results, _ = run(launcher, module_of("head.topk_part", head, parts, branches), head, rows)
     p, index, bad = OPS["vocab.topk"]((head.logits, rows), {"axis": "K"}, {"K": branches})
     assert_same(results["index"], index, "index")
     assert_same(results["bad"], bad, "bad")
@@ -152,7 +171,7 @@ def test_logits_that_are_stored(launcher: Launcher, kind: str) -> None:
     require_product(launcher, kind)
     source = generator(7)
     head, rows = random_head(source, (3, 2), 130, 72, kind), random_rows(source, 3, POOL)
-    results, _ = run(launcher, module_of("head.logits", head, 8, 2, "K"), head, rows)
+    results, _ = run(launcher, module_of("head.logits", head, 8, 2), head, rows)
     assert_same(results["logits"], head.logits, "logits")
 
 
@@ -163,7 +182,7 @@ def test_tiles_of_many_rows(launcher: Launcher, kind: str, batch: int, each: int
     require_product(launcher, kind)
     source = generator(batch * each)
     head, rows = random_head(source, (batch, each), 530, 72, kind), random_rows(source, batch, POOL)
-    results, _ = run(launcher, module_of("head.argmax_part", head, 4, each, "K"), head, rows)
+    results, _ = run(launcher, module_of("head.argmax_part", head, 4, each), head, rows)
     best = [argmax(logits) for logits in head.logits.view(-1, 530)]
     padding = (rows == 0).repeat_interleave(each).tolist()
     wanted = [(0, False) if none else one for none, one in zip(padding, best, strict=True)]
@@ -193,10 +212,10 @@ def test_what_may_be_chosen_changes_no_bit(launcher: Launcher, opcode: str) -> N
     source = generator(11)
     hidden, weight = torch.randn(5, 3, 72, generator=source).half(), torch.randn(530, 72, generator=source).half()
     head, rows = Head(hidden, weight, None, torch.empty(0)), torch.arange(1, 6)
-    given = {"req_pool_indices": rows, "states": hidden, **head.tables}
+    given = {"req_pool_indices": rows, **head.rows, **head.tables}
     made: list[Tensor] = []
     for choice in (None, {"tile": 128}, {"splits": (1, 9)}, {"splits": (2, 1), "stages": 5}):
-        module = module_of(opcode, head, 8, 3, "K")
+        module = module_of(opcode, head, 8, 3)
         (stem, cluster), *_ = form(module)
         knobs = FAMILIES[stem].knobs(module, cluster)
         assert (knobs.tiles, knobs.warps) == (((), ()) if opcode == "head.topk_part" else ((64, 128), (4, 8)))

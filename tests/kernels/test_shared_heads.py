@@ -11,16 +11,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from kernel_cases import POISON, argmax, assert_same, generator, quicker, random_rows
 from kernel_launcher import Launcher
-from test_head import KINDS, POOL, Head, random_head, require_product
+from test_head import KINDS, NAMES, POOL, Head, random_head, require_product
 from topk_cases import assert_probabilities
 from torch import Tensor
 
 from specc.ir.core import Module
-from specc.ir.types import Dim, TensorType
+from specc.ir.types import Dim
 from specc.pass_manager.pass_base import Context
 from specc.passes.gather_logits import GatherLogits
-from specc.runtime.plan.draft_head import PART_AXIS, SCALE, WEIGHT
-from specc.runtime.semantics.convention import DTYPES
+from specc.runtime.plan.draft_head import PART_AXIS
 from specc.runtime.semantics.reference import OPS
 
 RANKS = (1, 4)
@@ -28,20 +27,15 @@ SIZES = [(90, 24, 96), (40, 72, 64), (1000, 16, 1024)]
 """Entries, weights of each, columns: of 40 on 64 the last rank has none, 1000 are more than one tile on each."""
 
 
-def module_of(opcode: str, head: Head, columns: int, ranks: int, branches: int, *axis: str) -> Module:
+def module_of(opcode: str, head: Head, columns: int, ranks: int, branches: int) -> Module:
     """A module that computes a rank's logits and reduces them, and hands out what all ranks make of it."""
-    entries, width = head.weight.shape
-    names = {dtype: name for name, dtype in DTYPES.items()}
-    module = small_module(K=branches, Vd=entries)
+    module = small_module(K=branches, Vd=len(head.weight))
     shard = Dim("Vds", "vocab_shard", columns // ranks)
     module.dims |= {"Vds": shard, "R": Dim("R", "rank", ranks), PART_AXIS: Dim(PART_AXIS, "part", 2)}
-    b, rows, dtype = TypedBuilder(module), module.inputs["req_pool_indices"], names[head.weight.dtype]
-    hidden = b.given("states", names[head.hidden.dtype], *axis, width)
-    tables = [module.add_input(WEIGHT, TensorType(dtype, ("Vds", width)))]
-    if head.scale is not None:
-        tables.append(module.add_input(SCALE, TensorType("f32", ("Vds",))))
+    b, rows, dtype = TypedBuilder(module), module.inputs["req_pool_indices"], NAMES[head.weight.dtype]
+    operands = head.operands(b, "Vds")
     with b.phase("draft"):
-        logits = b("head.logits", hidden, *tables, dtype=dtype, names=("logits",))
+        logits = b("head.logits", *operands, dtype=dtype, names=("logits",))
         attrs: dict[str, Any] = {} if opcode == "vocab.topk" else {"dtype": "i64", "keep": ""}
         b.hand_out(*b.many(opcode, logits, rows, **attrs))
     GatherLogits().run(module, Context())
@@ -67,7 +61,7 @@ def run(launcher: Launcher, module: Module, head: Head, columns: int, rows: Tens
     (records,) = {op["records"] for op in merge if "records" in op.named}
     made: list[Tensor] = []
     for rank in range(ranks):
-        given = {"req_pool_indices": rows, "states": head.hidden, "rank": torch.tensor([rank])}
+        given = {"req_pool_indices": rows, **head.rows, "rank": torch.tensor([rank])}
         given |= of_rank(head, columns, ranks, rank)
         stored = launched(launcher, module, head_stem, product, given)[logits.name]
         assert (stored[count:] == POISON).all()
@@ -90,7 +84,7 @@ def test_every_rank_has_the_bits_of_one(
 ) -> None:
     require_product(launcher, kind)
     source, (entries, width, columns) = generator(seed), size
-    axis, shape = (("K",), (batch, branches)) if each else ((), (batch,))
+    shape = (batch, branches) if each else (batch,)
     head, rows = random_head(source, shape, entries, width, kind), random_rows(source, batch, POOL)
     best = [argmax(logits) for logits in head.logits.view(-1, entries)]
     padding = (rows == 0).repeat_interleave(len(best) // batch).tolist()
@@ -98,10 +92,10 @@ def test_every_rank_has_the_bits_of_one(
     p, index, bad = OPS["vocab.topk"]((head.logits, rows), {"axis": "K"}, {"K": branches})
     ranked: Tensor | None = None
     for ranks in RANKS:
-        largest = run(launcher, module_of("vocab.argmax", head, columns, ranks, branches, *axis), head, columns, rows)
+        largest = run(launcher, module_of("vocab.argmax", head, columns, ranks, branches), head, columns, rows)
         found = zip(largest["index"].view(-1).tolist(), largest["bad"].view(-1).tolist(), strict=True)
         assert [(one, bool(odd)) for one, odd in found] == wanted
-        top = run(launcher, module_of("vocab.topk", head, columns, ranks, branches, *axis), head, columns, rows)
+        top = run(launcher, module_of("vocab.topk", head, columns, ranks, branches), head, columns, rows)
         assert_same(top["index"], index, "index")
         assert_same(top["bad"], bad, "bad")
         assert_probabilities(top["p"], p)

@@ -9,21 +9,62 @@ import torch
 from torch import Tensor
 
 from ..plan.part_size import part_size
-from .convention import Attrs, Dims, Tensors, comparable, ranking, register
+from .convention import DTYPES, Attrs, Dims, Tensors, comparable, ranking, register
 from .shards import LAST, LEAST, exp_below, mass_word, order
 
 PARTS = "G"
+BITS = {"i8": 15, "f8": 8}
+"""Bits before the point of a row's largest number in units of its worth, by the dtype of its halves."""
+MOST = 127 * 256 + 127
+"""The largest number of two halves in i8."""
+
+
+@register("head.halves")
+def head_halves(operands: Tensors, attrs: Attrs, dims: Dims) -> Tensors:
+    """Hidden T[B, ..., W] -> high, low T[B, ..., W] of 8 bits, worth f32[B, ...].
+
+    ``worth`` is the power of two with which the row's largest number lies in [2^14, 2^15) in i8, in [2^7, 2^8) in f8,
+    but 2^-126 at least. In i8 a number is the nearest whole one, `MOST` at most, in f8 the nearest of e4m3, and the
+    nearest to what is left: numbers of bf16 are kept as they are down to 2^-7 and 2^-9 of the largest.
+    """
+    hidden, bits = operands[0].to(torch.float32), BITS[attrs["dtype"]]
+    finite = hidden.isfinite()
+    rows = torch.where(finite, hidden, 0.0)
+    largest = rows.abs().amax(dim=-1)
+    exponent = torch.where(largest > 0, torch.frexp(largest).exponent, -126).clamp(min=bits - 126)
+    worth = torch.ldexp(torch.ones_like(rows[..., 0]), exponent - bits)
+    numbers = rows / worth[..., None]
+    if attrs["dtype"] == "i8":
+        whole = numbers.round().clamp(max=MOST).to(torch.int32)
+        high = (whole + 128) >> 8
+        low = whole - (high << 8)
+    else:
+        high = numbers.to(DTYPES["f8"])
+        low = numbers - high.to(torch.float32)
+    worth = torch.where(finite.all(dim=-1), worth, torch.nan)
+    return high.to(DTYPES[attrs["dtype"]]), low.to(DTYPES[attrs["dtype"]]), worth
 
 
 @register("head.logits")
 def head_logits(operands: Tensors, attrs: Attrs, dims: Dims) -> Tensors:
-    """Hidden T[B, ..., W], weight [Vd, W][, scale f32[Vd]] -> logits f32[B, ..., Vd]: a product in f32.
+    """Hidden T[B, ..., W], weight [Vd, W] -> logits f32[B, ..., Vd]: a product in f32.
 
-    Sums are rounded from f64: torch adds in an order that depends on how many rows and entries there are, as on ranks.
+    Of weights in 8 bits: high, weight, low, worth f32[B, ...], scale f32[Vd]. Sums are rounded from f64: torch adds in
+    an order that depends on how many rows and entries there are, as on ranks.
     """
-    hidden, weight, *scale = operands
-    logits = (hidden.to(torch.float64) @ weight.to(torch.float64).T).to(torch.float32)
-    return (logits * scale[0] if scale else logits,)
+    states, weight, *halves = operands
+    if not halves:
+        return (_product(states, weight).to(torch.float32),)
+    low, worth, scale = halves
+    if weight.dtype == DTYPES["i8"]:
+        numbers = _product(states, weight).to(torch.float32) * 256 + _product(low, weight).to(torch.float32)
+    else:
+        numbers = (_product(states, weight) + _product(low, weight)).to(torch.float32)
+    return (numbers * worth[..., None] * scale,)
+
+
+def _product(rows: Tensor, weight: Tensor) -> Tensor:
+    return rows.to(torch.float64) @ weight.to(torch.float64).T
 
 
 @register("head.argmax_part")
