@@ -26,8 +26,9 @@ _MOST_PART_BYTES = 512
 of 16 bits as fast as it can; those of 8 bits are converted, too, which takes four."""
 _FOUR_PROGRAMS = 32
 """Rows of the largest tile beside which four programs have registers on a multiprocessor; beside larger ones two."""
-_STAGES = 3
-"""Tiles on their way, of at most 32 KiB each: these decide how fast weights are read."""
+_STAGES, _MORE_STAGES = 3, 4
+"""Tiles on their way, of at most 32 KiB each: these decide how fast weights are read. More are where few programs have
+registers on a multiprocessor and tiles have 8 bits."""
 _TILES, _WARPS, _DEPTHS = (64, 128), (4, 8), (2, 3, 4, 5)
 """Entries of a tile, warps and tiles on their way that may be chosen: a product is the same by all of them. How many
 weights are multiplied at once may not: it is the order of a sum."""
@@ -70,7 +71,7 @@ class Head(Family):
             {"scaled": scale is not None},
             tuple(constants),
             tuple(arguments.parameters),
-            num_stages=_STAGES,
+            num_stages=_MORE_STAGES if scale is not None and most > _FOUR_PROGRAMS else _STAGES,
             registers=128 if most <= _FOUR_PROGRAMS else 255,
             tiles=f"{tile} entries x {weights} weights, {size} bytes, for {_FEWEST_ROWS} to {most} rows",
         )

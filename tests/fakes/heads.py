@@ -85,6 +85,8 @@ class HeadRows:
         state = _odd_state(rng, len(self.weights[0]), self.dtype) if rng.random() < self.odd else self._towards(peak)
         self.states.append(state)
         exact = torch.tensor(state, dtype=self.dtype).tolist()
+        if self.form in LARGEST:
+            exact = in_halves(exact, self.form)
         sums = torch.tensor([sum(map(mul, exact, numbers)) for numbers in self._numbers])
         return (sums * self._worth).tolist()
 
@@ -117,6 +119,18 @@ def in_8_bits(weights: Sequence[float], form: str) -> tuple[list[float], float]:
     scaled = [LARGEST[form] * weight / largest for weight in weights]
     numbers = [float(round(number)) if form == "int8" else _e4m3(number) for number in scaled]
     return numbers, torch.tensor(largest / LARGEST[form], dtype=torch.float32).item()
+
+
+def in_halves(state: Sequence[float], form: str) -> list[float]:
+    """What the numbers of a row become that weights of 8 bits multiply: NaN all of them where one is not finite."""
+    if not all(map(math.isfinite, state)):
+        return [NAN] * len(state)
+    top = {"int8": 15, "fp8": 8}[form]
+    unit = 2.0 ** max(math.frexp(max(map(abs, state)))[1] - top, -126)
+    numbers = [number / unit for number in state]
+    if form == "int8":
+        return [min(round(number), 127 * 257) * unit for number in numbers]
+    return [(_e4m3(number) + _e4m3(number - _e4m3(number))) * unit for number in numbers]
 
 
 def _e4m3(number: float) -> float:

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from specc.config import Config
-from specc.ir.ops.head import LOGITS
+from specc.ir.ops.head import HALVES, LOGITS
 from specc.runtime.capabilities.draft_tables import head_tables
 from specc.runtime.plan.draft_head import HEAD, WEIGHT
 from specc.runtime.plan.nodes import External
@@ -67,7 +67,7 @@ class Siblings:
     def __init__(self, callbacks: Sharded, plan: Plan, tables: Mapping[str, Tensor]) -> None:
         self.callbacks, self.rank, self.size = callbacks, callbacks.rank, plan.ranks
         calls = [call for node in plan.nodes() if not isinstance(node, External) for call in node.ops]
-        made = {call.operands[0]: call for call in calls if call.op in (LOGITS, "comm.pad", *PARTS)}
+        made = {call.operands[0]: call for call in calls if call.op in (HALVES, LOGITS, "comm.pad", *PARTS)}
         self.heads: list[tuple[Tensor, ...]] = []
         if WEIGHT in plan.inputs:
             every = (head_tables(plan, tables[HEAD], tables.get(TOKEN_MAP), rank) for rank in range(self.size))
@@ -76,6 +76,8 @@ class Siblings:
         self.parts: dict[tuple[str, int | None], tuple[Any, int]] = {}
         for node in plan.externals():
             call = made.get(node.results.get("logits", node.results.get("states", "")))
+            if call is not None and call.op == HALVES:
+                call = made[call.results[0]]
             if call is not None and call.op == LOGITS:
                 self.computed.add((node.callback, node.step))
                 call = made[call.results[0]]
@@ -94,8 +96,17 @@ class Siblings:
             out[rank] = OPS[call.op]((own, self.callbacks.rows, number), call.attrs, {})[0][0]
         assert torch.equal(out[self.rank], record[0])
 
+    def _logits(self, weight: Tensor, *scale: Tensor) -> Tensor:
+        """What a rank's head gives of the rows of the last forward."""
+        states = self.callbacks.states
+        if not scale:
+            return OPS[LOGITS]((states, weight), {}, {})[0]
+        element = "i8" if weight.dtype == torch.int8 else "f8"
+        high, low, worth = OPS[HALVES]((states,), {"dtype": element}, {})
+        return OPS[LOGITS]((high, weight, low, worth, *scale), {}, {})[0]
+
     def _shards(self) -> Sequence[Tensor]:
         """The logits of every rank."""
         if self.callbacks.last in self.computed:
-            return [OPS[LOGITS]((self.callbacks.states, *head), {}, {})[0] for head in self.heads]
+            return [self._logits(*head) for head in self.heads]
         return self.callbacks.whole.chunk(self.size, dim=-1)

@@ -111,7 +111,7 @@ def test_halves_are_the_nearest(
             assert torch.equal(whole[kept & (numbers < 32639)], numbers[kept & (numbers < 32639)])
 
 
-def test_a_product_of_halves_is_exact(launcher: Launcher) -> None:
+def test_a_product_of_halves_is_exact() -> None:
     """Sums of i8 are whole numbers: those of f64 that f32 holds, of rows with all their bits."""
     source = generator(3)
     states = torch.randn(3, 2, 700, generator=source).bfloat16()
