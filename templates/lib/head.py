@@ -172,11 +172,57 @@ def parts_of_tiles(
     """Store a part's logits where WORDS is 0, else its record: of the argmax (1), or of the WORDS - 1 best entries."""
     for part in range(program, PARTS, programs):
         if WORDS == 0:
-            logits_part(states_ptr, low_ptr, worth_ptr, weight_ptr, scale_ptr, result_ptr, part, rows, V, W, PART, BN, BM, BK)
+            logits_part(
+                states_ptr,
+                low_ptr,
+                worth_ptr,
+                weight_ptr,
+                scale_ptr,
+                result_ptr,
+                part,
+                rows,
+                V,
+                W,
+                PART,
+                BN,
+                BM,
+                BK,
+            )
         elif WORDS == 1:
-            argmax_part(states_ptr, low_ptr, worth_ptr, weight_ptr, scale_ptr, result_ptr, part, rows, V, W, PART, BN, BM, BK)
+            argmax_part(
+                states_ptr,
+                low_ptr,
+                worth_ptr,
+                weight_ptr,
+                scale_ptr,
+                result_ptr,
+                part,
+                rows,
+                V,
+                W,
+                PART,
+                BN,
+                BM,
+                BK,
+            )
         else:
-            topk_part(states_ptr, low_ptr, worth_ptr, weight_ptr, scale_ptr, result_ptr, part, rows, V, W, PART, WORDS - 1, BN, BM, BK)
+            topk_part(
+                states_ptr,
+                low_ptr,
+                worth_ptr,
+                weight_ptr,
+                scale_ptr,
+                result_ptr,
+                part,
+                rows,
+                V,
+                W,
+                PART,
+                WORDS - 1,
+                BN,
+                BM,
+                BK,
+            )
 
 
 @triton.jit

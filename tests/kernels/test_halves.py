@@ -30,7 +30,7 @@ def nearest(x: Tensor) -> Tensor:
 
 
 def random_states(source: torch.Generator, shape: tuple[int, ...], kind: str) -> Tensor:
-    """Rows of ordinary numbers, of very small or large ones, zeros, of numbers that are far apart, NaN or infinities."""
+    """Rows of usual numbers, very small or large ones, zeros, numbers that are far apart, NaN or infinities."""
     states = torch.randn(shape, generator=source)
     for row in states.view(-1, shape[-1]):
         match int(torch.randint(0, 9, (), generator=source)):
