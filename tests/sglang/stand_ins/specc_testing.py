@@ -72,6 +72,7 @@ def register() -> None:
     if ON_CPU:
         have_amx()
         keep_results()
+        send_at_once()
         HookRegistry.register(EXPERTS, leave_out_others, HookType.AROUND)
     HookRegistry.register(STATE, add_accounting, HookType.AROUND)
     HookRegistry.register(QUEUE, note, HookType.BEFORE)
@@ -106,6 +107,13 @@ def keep_results() -> None:
     from sglang.srt.mem_cache.pool_host import common
 
     common.ALLOC_MEMORY_FUNCS["cpu"] = lambda shape, *, dtype, **_: torch.empty(shape, dtype=dtype)
+
+
+def send_at_once() -> None:
+    """Let a server that prefills send KV rows without waiting for a GPU."""
+    from sglang.srt.disaggregation.mooncake.conn import MooncakeKVSender
+
+    MooncakeKVSender.supports_host_tensor_indices = False
 
 
 def leave_out_others(original: Callable[..., Any], layer: Any, states: Tensor, chosen: Any, config: Any) -> Tensor:
@@ -266,7 +274,7 @@ def accounting(scheduler: Any) -> dict[str, Any]:
     return {
         "idle": scheduler.is_fully_idle(),
         "slots": of_pools(allocator, cache),
-        "rows": rows.size,
+        "rows": len(rows.req_to_token) - 1,
         "rows_free": len(rows.free_slots),
         "rows_free_once": len(set(rows.free_slots)),
         "overlap": bool(scheduler.enable_overlap),
