@@ -28,7 +28,7 @@ def serve_apart(
     wheels: Mapping[str, Path] | None = None,
     settings: Mapping[str, str] | None = None,
 ) -> Mapping[str, Served]:
-    """Run both servers of an engine for a list of requests, as `serve` does one: what came out of `prefill` and `decode`.
+    """Run both servers of an engine for a list of requests, as `serve` does one: what came of `prefill` and `decode`.
 
     Both have a wheel of `wheels`, by the same words. All requests wait at the server that prefills for the other one to
     ask for them. `overlap` is that of the one that decodes.

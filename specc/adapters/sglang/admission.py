@@ -84,8 +84,8 @@ class Admission:
         """Before a prefill: write into pool rows how those at these places of the batch are sampled.
 
         Again for a request that was thrown out: it has another row then, the seed that it had, and what it has emitted
-        counts as its output. `draws`: whether the program draws the first tokens of those that are not plain; None where
-        no prefill follows, since another server made it.
+        counts as its output. `draws`: whether the program draws the first tokens of those that are not plain; None
+        where no prefill follows, since another server made it.
         """
         requests = [batch.reqs[place] for place in served]
         params = [self._package.Sampling(**self._parameters(one)) for one in requests]

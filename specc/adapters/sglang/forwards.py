@@ -33,7 +33,7 @@ def scored_tokens(worker: Any) -> Tensor | None:
 
 @contextlib.contextmanager
 def drafting() -> Iterator[None]:
-    """Around forwards of a draft, without SGLang's group of ranks for them: it is the target's on all that is served."""
+    """Without SGLang's group of ranks for drafts: it is the target's unless attention is data parallel."""
     with speculative_moe_backend_context(), speculative_moe_a2a_backend_context():
         yield
 

@@ -9,7 +9,7 @@ keys and values that came.
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from http import HTTPStatus
 from typing import Any
 

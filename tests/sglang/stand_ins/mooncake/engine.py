@@ -48,7 +48,7 @@ class TransferEngine:
     def batch_transfer_sync_write(
         self, session: str, sources: Sequence[int], targets: Sequence[int], lengths: Sequence[int]
     ) -> int:
-        """Write bytes of this process into memory of the one behind `session`, host:port: 0, or -1 if that cannot be."""
+        """Write bytes of this process into memory of that behind `session`, host:port: 0, or -1 if that cannot be."""
         if not all(map(self._is_registered, sources, lengths)):
             return -1
         places = b"".join(map(_PLACE.pack, targets, lengths))
