@@ -253,7 +253,7 @@ class EagleDraftWorker:
         assert batch.extend_lens == [1] * count and batch.extend_num_tokens == count
         assert batch.prefix_lens == (batch.seq_lens - 1).tolist() and batch.extend_logprob_start_lens == [0] * count
         assert batch.input_ids is not None and batch.out_cache_loc is not None
-        assert batch.out_cache_loc.dtype == torch.int64
+        assert torch.equal(batch.out_cache_loc, engine.table[rows, batch.seq_lens - 1].long())
         codes = draft_code(next_token_ids, batch.seq_lens - 1, NO_HIDDEN)
         engine.memory["draft"].write(batch.out_cache_loc, codes)
         states = engine.texts("draft", rows, batch.seq_lens)

@@ -67,10 +67,8 @@ CACHES: Mapping[str, str] = {
     "mla": "MLATokenToKVPool",
     "dsa": "DSATokenToKVPool",
 }
-"""Layouts of KV caches that are served -> SGLang's class.
-
-They are keys and values, those with a second pool for layers with a window, a latent row, one with an indexer's keys.
-"""
+"""Layouts of KV caches that are served -> SGLang's class: keys and values, those with a second pool for layers with a
+window, a latent row, one with an indexer's keys."""
 
 
 @dataclass(frozen=True)
@@ -171,8 +169,7 @@ SETTINGS: Mapping[str, tuple[object, str]] = {
 
 def served_values(setting: str) -> tuple[object, ...]:
     """The values of one of `SETTINGS` that are served."""
-    served = SETTINGS[setting][0]
-    return served if isinstance(served, tuple) else (served,)
+    return served if isinstance(served := SETTINGS[setting][0], tuple) else (served,)
 
 
 @dataclass(frozen=True)

@@ -39,6 +39,7 @@ def test_steps_go_on_as_behind_a_prefill_of_ones_own(
     server = decoding(plan, overlap=overlap, scored=scored)
     server.receive({row: PROMPTS[row] for row in (3, 1)})
     server.receive({row: PROMPTS[row] for row in (6, 2)})
+    assert server.relay.written == 2 * overlap, "lengths are told, and the rest is where the relay has it"
     run(server, BATCHES)
     assert server.steps == counted(plan, BATCHES, scored)
     assert max(max(counts) for counts in server.steps.values()) > 2, "drafts are accepted"
