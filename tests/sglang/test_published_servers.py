@@ -71,7 +71,7 @@ COMMANDS = {
         --speculative-draft-model-path Qwen3-0.6B {CHAIN} --disaggregation-mode decode""",
     "one that decodes a few": f"""{LAUNCH} --model-path Llama-3.1-8B-Instruct --speculative-algorithm EAGLE3 \\
         --speculative-draft-model-path EAGLE3-LLaMA3.1-Instruct-8B --disaggregation-mode decode \\
-        --disaggregation-ib-device mlx5_0 --max-running-requests 24""",
+        --disaggregation-transfer-backend nixl --max-running-requests 24""",
     "one that decodes more, with room": f"""{LAUNCH} --model-path DeepSeek-V3 --tp 8 --speculative-algorithm EAGLE \\
         {CHAIN} --disaggregation-mode decode --disaggregation-decode-extra-slots 7 --max-running-requests 40""",
     "one that prefills": f"""{LAUNCH} --model-path DeepSeek-V3 --tp 8 --speculative-algorithm EAGLE {CHAIN} \\
