@@ -16,7 +16,10 @@ WHEN = ("after", "delay", "abort_after", "stream")
 ON_A_CPU = {"num_reserved_decode_tokens": 16, "disaggregation_decode_retraction_backup": "cpu_tensor"}
 """The server that decodes keeps fewer slots free for each request than the small pools of tests have; those that are
 thrown out are kept without streams of a GPU."""
-ADDRESS = {"SGLANG_HOST_IP": HOST}
+ONE_MACHINE = {"SGLANG_HOST_IP": HOST} | dict.fromkeys(
+    ("SGLANG_DISAGGREGATION_BOOTSTRAP_TIMEOUT", "SGLANG_DISAGGREGATION_WAITING_TIMEOUT"), "3000"
+)
+"""Requests wait at the server that prefills as long as a job takes."""
 
 
 def serve_apart(
@@ -48,7 +51,7 @@ def serve_apart(
         wheel = (wheels or {}).get(side)
         ahead = overlap and side == "decode"  # to send a cached prefix ahead SGLang waits for a GPU
         return serve(
-            arguments, given, folder / side, overlap=ahead, wheel=wheel, settings={**ADDRESS, **(settings or {})}
+            arguments, given, folder / side, overlap=ahead, wheel=wheel, settings={**ONE_MACHINE, **(settings or {})}
         )
 
     with ThreadPoolExecutor(2) as pool:
