@@ -181,7 +181,7 @@ class CaptureHiddenMode(Enum):
 
 @at("model_executor.forward_batch_info")
 class ForwardMode(Enum):
-    EXTEND, DECODE, IDLE, TARGET_VERIFY, DRAFT_EXTEND_V2 = auto(), auto(), auto(), auto(), auto()
+    EXTEND, DECODE, IDLE, TARGET_VERIFY, DRAFT_EXTEND_V2, PREBUILT = auto(), auto(), auto(), auto(), auto(), auto()
 
     def is_decode(self) -> bool:
         return self is ForwardMode.DECODE
@@ -381,6 +381,9 @@ class Req:
     return_hidden_states: bool = False
     return_sampling_mask: bool = False
     to_finish: Any = None
+    output_topk_p: Tensor | None = None
+    output_topk_index: Tensor | None = None
+    hidden_states_tensor: Tensor | None = None
     scores: list[tuple[float, list[int], list[float]]] = field(default_factory=list)
 
     def give(self, tokens: list[int]) -> None:
@@ -420,3 +423,10 @@ class ScheduleBatch:
     return_logprob: bool = False
     top_logprobs_nums: list[int] | None = None
     sampling_info: SamplingBatchInfo = field(default_factory=SamplingBatchInfo)
+    enable_overlap: bool = False
+    req_to_token_pool: Any = None
+    out_cache_loc: Tensor | None = None
+    prefix_lens: list[int] | None = None
+    extend_lens: list[int] | None = None
+    extend_num_tokens: int | None = None
+    extend_logprob_start_lens: list[int] | None = None

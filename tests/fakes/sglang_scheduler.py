@@ -35,12 +35,12 @@ class FutureMap:
         self.topk_index_buf: Tensor | None = None
         self.hidden_states_buf: Tensor | None = None
 
-    def publish(self, rows: Tensor, lengths: Tensor) -> None:
-        if self._relay is not None and lengths is self._relay.published_seq_lens:
+    def publish(self, future_indices: Tensor, new_seq_lens: Tensor) -> None:
+        if self._relay is not None and new_seq_lens is self._relay.published_seq_lens:
             self._relay.published_seq_lens = None
             return
         self.written += 1
-        self.new_seq_lens_buf[rows] = lengths.to(self.new_seq_lens_buf.dtype)
+        self.new_seq_lens_buf[future_indices] = new_seq_lens.to(self.new_seq_lens_buf.dtype)
 
     def stash(self, rows: Tensor, state: EagleDraftInput) -> None:
         assert state.bonus_tokens is not None

@@ -17,10 +17,12 @@ from specc.runtime.plan.plan import Plan
 
 from . import sglang_grammars as _grammars  # noqa: F401 (its functions are in SGLang, too)
 from . import sglang_modules as sglang
+from . import sglang_worker
 from .drafts import Engine
 from .memory import scattered
 from .models import target_next, target_scores
 from .plans import package_of
+from .sglang_disaggregated import DecodeReqToTokenPool, SpeculativeAlgorithm, send
 from .sglang_modules import SETTINGS, EagleDraftInput, ForwardMode, HookRegistry, Req, ScheduleBatch
 from .sglang_routed import BaseTopkCapturer
 from .sglang_scheduler import Scheduler, SchedulerBatchResultProcessor
@@ -78,6 +80,7 @@ class Server:
     Attributes:
         engine: the models, which texts are judged by.
         worker: SGLang's, or the adapter's in its place.
+        algorithm: what speculates, as SGLang has it.
         steps: how many of its tokens each decode step has given to a request, by pool row.
 
     """
@@ -87,18 +90,20 @@ class Server:
         attention: type[IntelAMXAttnBackend] = IntelAMXAttnBackend, scored: list[int] | None = None,
         context: int = 80, columns: int = 96, shared: SharedOutput | None = None, metrics: bool = False,
         simulated: float = -1.0, sees: Sequence[str] = (), experts: int = 1,
-        routed: BaseTopkCapturer | None = None, **spec: Any,
+        routed: BaseTopkCapturer | None = None, side: str = "null", **spec: Any,
     ) -> None:  # fmt: skip
         """`scored`: the tokens that the draft scores; `columns`: of the table; `spec`: what it was told otherwise.
 
         `others`: plans of further shapes, less deep; `sees`: which models have positions of pictures; `experts`: ranks
-        that share them; `routed`: what keeps those that tokens went to, of a server that returns them.
+        that share them; `routed`: what keeps those that tokens went to, of a server that returns them. `side`: of two
+        servers that which prefills, or decodes.
 
         `shared`: where logits are, of a server that captures graphs; `simulated`: how many tokens a step accepts.
         """
         self.plan, self.overlap, self._late = plan, overlap, list[tuple[ScheduleBatch, Any]]()
         self.engine = engine_of(plan, scored, columns)
         SETTINGS.begin()
+        SETTINGS.disagg.disaggregation_mode = side
         vars(SETTINGS.spec).update(
             speculative_algorithm=plan.algorithm, speculative_eagle_topk=max(one.size("K") for one in (plan, *others)),
             speculative_num_steps=plan.size("S"),
@@ -118,6 +123,7 @@ class Server:
         self.scheduler = Scheduler(self.worker)
         self.relay = part("managers.overlap_utils.FutureMap")(self.worker.req_to_token_pool)
         self.processor = SchedulerBatchResultProcessor()
+        self.algorithm: Any = SpeculativeAlgorithm(recurs=self.worker.recurs)
         self.requests, self.prompts = dict[int, Req](), dict[int, list[int]]()
         self._states, self._lengths = dict[int, dict[str, Tensor]](), dict[int, Tensor]()
         self.steps: dict[int, list[int]] = {}
@@ -135,9 +141,14 @@ class Server:
             kind = part("model_executor.model_runner.ModelRunner")
             runners[role] = kind(self.engine, config, attention(), is_draft_worker=role == "draft")
         backends = MultiStepDraftBackend(attention, plan.size("S") - 1)
-        drafter = EagleDraftWorker(runners["draft"], backends, None if scored is None else torch.tensor(scored))
-        kind = part(f"speculative.{WORKERS[plan.algorithm]}")
-        return kind(self.engine, runners["target"], drafter, SETTINGS.spec.speculative_eagle_topk, plan.size("S"))
+        numbered, topk = None if scored is None else torch.tensor(scored), SETTINGS.spec.speculative_eagle_topk
+        drafter = EagleDraftWorker(runners["draft"], backends, numbered, topk)
+        worker = part(f"speculative.{WORKERS[plan.algorithm]}")(
+            self.engine, runners["target"], drafter, topk, plan.size("S")
+        )
+        if SETTINGS.disagg.disaggregation_mode == "decode":
+            worker.req_to_token_pool = DecodeReqToTokenPool(self.engine.table)
+        return worker
 
     def _capture(self, shared: SharedOutput, monkeypatch: pytest.MonkeyPatch) -> None:
         """Be a server that captures graphs, on a GPU as far as the adapter asks."""
@@ -151,18 +162,39 @@ class Server:
 
     def begin(self, prompts: dict[int, list[int]], **asked: Any) -> None:
         """Prefill requests in these rows, which all ask for the same."""
-        rows = list(prompts)
+        result = self._forward(self._begun(prompts, asked))
+        for row, token in zip(prompts, result.next_token_ids.tolist(), strict=True):
+            self.requests[row].give([token])
+
+    def receive(self, prompts: dict[int, list[int]], change: Callable[[Req], None] | None = None, **asked: Any) -> None:
+        """Take in requests that another server has prefilled, whose keys and values have come; some are changed."""
+        batch, kind = self._begun(prompts, asked), sglang_worker.EAGLEWorkerV2
+        result = kind._prefill(self.worker, batch, lambda _: None)
+        assert result.next_token_ids is not None and result.next_draft_input is not None
+        for place, (req, token) in enumerate(zip(batch.reqs, result.next_token_ids.tolist(), strict=True)):
+            req.give([token])
+            send(req, result.next_draft_input, place, recurs=self.worker.recurs)
+            if change is not None:
+                change(req)
+        batch.forward_mode, batch.input_ids, batch.seq_lens_cpu = ForwardMode.PREBUILT, None, batch.seq_lens.clone()
+        batch.req_to_token_pool, batch.enable_overlap = self.worker.req_to_token_pool, self.overlap
+        kept = self.algorithm.build_disagg_draft_input(batch, result.next_token_ids, self.relay)
+        if self.overlap:
+            assert kept.future_indices.tolist() == [*prompts]
+        else:
+            self._keep(batch.req_pool_indices, kept, batch.seq_lens)
+
+    def _begun(self, prompts: dict[int, list[int]], asked: dict[str, Any]) -> ScheduleBatch:
+        """Queue requests in these rows: the batch of their prefill."""
         for row, prompt in prompts.items():
             req = sglang.request(**asked)
             req.kv = sglang.ReqKvInfo(row)
             self.scheduler._add_request_to_queue(req)
             self.requests[row], self.prompts[row], self.steps[row] = req, prompt, []
         lengths = torch.tensor([len(prompt) for prompt in prompts.values()])
-        batch = self._batch(rows, ForwardMode.EXTEND, lengths)
+        batch = self._batch([*prompts], ForwardMode.EXTEND, lengths)
         batch.input_ids = torch.tensor([token for prompt in prompts.values() for token in prompt])
-        result = self._forward(batch)
-        for row, token in zip(rows, result.next_token_ids.tolist(), strict=True):
-            self.requests[row].give([token])
+        return batch
 
     def decode(self, rows: Sequence[int], *, known: bool = True) -> None:
         """One step of requests in these rows; `known`: the host knows how long their texts are."""
@@ -220,12 +252,15 @@ class Server:
             self.relay.stash(rows, result.next_draft_input)
             return result
         result = self.worker.forward_batch_generation(batch)
+        self._keep(rows, result.next_draft_input, result.new_seq_lens)
+        return result
+
+    def _keep(self, rows: Tensor, left: EagleDraftInput, lengths: Tensor) -> None:
+        """What each request of a batch takes to its next step, without the overlap schedule."""
         for place, row in enumerate(rows.tolist()):
             part = slice(place, place + 1)
-            left = vars(result.next_draft_input)
-            fields = {name: value[part] for name, value in left.items() if isinstance(value, Tensor)}
-            self._states[row], self._lengths[row] = fields, result.new_seq_lens[part]
-        return result
+            fields = {name: value[part] for name, value in vars(left).items() if isinstance(value, Tensor)}
+            self._states[row], self._lengths[row] = fields, lengths[part]
 
     def _state(self, rows: Sequence[int]) -> EagleDraftInput:
         if self.overlap:

@@ -13,6 +13,7 @@ from torch import Tensor
 from . import sglang_modules as sglang
 from .drafts import Engine
 from .memory import Memory
+from .models import NO_HIDDEN, draft_code
 from .sglang_modules import SETTINGS, CaptureHiddenMode, EagleDraftInput, ForwardBatch, ForwardMode, ScheduleBatch, at
 from .sglang_routed import BaseTopkCapturer
 
@@ -239,9 +240,25 @@ class ModelRunner:
 class EagleDraftWorker:
     """What drafts, and the target's tokens that it scores, in the order of its head; None for all of them."""
 
-    def __init__(self, runner: ModelRunner, backends: Any, scored: Tensor | None) -> None:
+    def __init__(self, runner: ModelRunner, backends: Any, scored: Tensor | None, topk: int) -> None:
         self.draft_runner, self.draft_attn_backend, self.hot_token_id = runner, backends, scored
-        self.draft_extend_attn_backend = runner.attn_backend
+        self.draft_extend_attn_backend, self._topk = runner.attn_backend, topk
+
+    def _draft_extend_for_prefill(
+        self, batch: ScheduleBatch, target_hidden_states: Tensor | None, next_token_ids: Tensor
+    ) -> EagleDraftInput:
+        """Behind what the draft has read of texts: of the last position of each alone, and of no hidden states."""
+        rows, count, engine = batch.req_pool_indices, len(batch.reqs), self.draft_runner.model.engine
+        assert batch.forward_mode is ForwardMode.EXTEND and target_hidden_states is None and not batch.return_logprob
+        assert batch.extend_lens == [1] * count and batch.extend_num_tokens == count
+        assert batch.prefix_lens == (batch.seq_lens - 1).tolist() and batch.extend_logprob_start_lens == [0] * count
+        assert batch.input_ids is not None and batch.out_cache_loc is not None
+        assert torch.equal(batch.out_cache_loc, engine.table[rows, batch.seq_lens - 1].long())
+        codes = draft_code(next_token_ids, batch.seq_lens - 1, NO_HIDDEN)
+        engine.memory["draft"].write(batch.out_cache_loc, codes)
+        states = engine.texts("draft", rows, batch.seq_lens)
+        logits = engine.answer("draft", "null", states, next_token_ids, rows).logits
+        return EagleDraftInput(*logits.softmax(-1).topk(self._topk, -1), None, next_token_ids)
 
     def token(self, numbers: Tensor) -> Tensor:
         """Tokens by the numbers that the draft's head has for them."""

@@ -26,6 +26,7 @@ from sglang.srt.arg_groups import memory_hook
 from sglang.srt.arg_groups.model_overrides import qwen3_vl
 from sglang.srt.arg_groups.overrides import attention_backends_of, resolved_view
 from sglang.srt.configs.model_config import ModelConfig, is_deepseek_dsa, is_deepseek_v4
+from sglang.srt.disaggregation.decode import DecodeReqToTokenPool
 from sglang.srt.layers.quantization import QUANTIZATION_METHODS
 from sglang.srt.mem_cache import kv_cache_configurator as pools
 from sglang.srt.model_executor import model_runner
@@ -82,6 +83,7 @@ def server(arguments: Any) -> dict[str, Any]:
         "algorithm": view.speculative_algorithm,
         "draft_path": view.speculative_draft_model_path,
         "max_requests": view.max_running_requests,
+        "on_their_way": view.disaggregation_decode_extra_slots or 0,
         "captured": decode_graphs.bs,
         "dtype": view.dtype,
     }
@@ -118,6 +120,7 @@ class Chosen:
             return given[f"{kind}_pool_class"]
         named = {
             "default": pools.ReqToTokenPool,
+            "decode": DecodeReqToTokenPool,
             "hybrid": pools.HybridReqToTokenPool,
             "hybrid_swa": pools.SWAKVPool,
             "hybrid_mla_swa": pools.SWAKVPool,

@@ -6,6 +6,7 @@ A job is `{"device": "cpu" | "cuda", "engine": {...}, "requests": [...]}`: argum
 * `text` or `input_ids`; `pictures`, files of those that the text has places for; `sampling`, SGLang's sampling
   parameters; `logprobs`, whether to return them, of the prompt too; `top_logprobs`, of how many most probable tokens;
   `experts`, whether to return those that tokens went to, as SGLang encodes them;
+* `room`, of two servers of which one prefills and one decodes, the port and the number by which they find each other;
 * `after`, `[k, n]`: it arrives when request k has n tokens or has ended; or `delay`, in seconds;
 * `abort_after`, a number of tokens after which it is aborted; `stream`, false for one that answers once.
 
@@ -22,6 +23,7 @@ import multiprocessing
 import os
 import sys
 import time
+import urllib.request
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -47,6 +49,7 @@ ENVIRONMENT = {
 }
 ENVIRONMENT_ON = {"cpu": {"SGLANG_USE_CPU_ENGINE": "1"}, "cuda": {}}
 IDLE_S = 30
+OTHER_S = 240
 MODELS = {
     "LlamaForCausalLM": {"llama", "llama_eagle", "llama_eagle3"},
     "DeepseekV3ForCausalLM": {"deepseek_v2", "deepseek_nextn"},
@@ -92,6 +95,9 @@ async def answer(engine: Any, number: int, request: dict[str, Any], progress: Pr
         "logprob_start_len": 0 if request.get("logprobs", False) else -1,
         "return_routed_experts": request.get("experts", False),
     }
+    if "room" in request:
+        port, room = request["room"]
+        given |= {"bootstrap_host": "127.0.0.1", "bootstrap_port": port, "bootstrap_room": room}
     rid = f"{number:06}"  # all of one length: SGLang aborts every request whose name starts so
     limit = request.get("abort_after", float("inf"))
     last, about = {}, {}
@@ -177,6 +183,21 @@ def check_threads() -> None:
         raise SystemExit(f"SGLang's processes are forked beside threads: {names}")
 
 
+def wait_for_the_other(port: int) -> None:
+    """Wait until the server that prefills can be asked where it is. SystemExit if it cannot."""
+    asked = "&".join(
+        f"{name}=-1" for name in ("prefill_dp_rank", "prefill_cp_rank", "target_tp_rank", "target_pp_rank")
+    )
+    for _ in range(OTHER_S):
+        try:
+            urllib.request.urlopen(f"http://127.0.0.1:{port}/route?{asked}").close()
+        except OSError:
+            time.sleep(1)
+        else:
+            return
+    raise SystemExit(f"no server that prefills is there after {OTHER_S} s")
+
+
 def main() -> None:
     """Read a job, serve it, write what came out."""
     job, out = (Path(name) for name in sys.argv[1:])
@@ -194,6 +215,8 @@ def main() -> None:
     begin = time.monotonic()
     engine = sglang.Engine(**{"device": device} | ENGINE | ENGINE_ON[device] | given["engine"])
     started = round(time.monotonic() - begin, 1)
+    if given["engine"].get("disaggregation_mode") == "decode":
+        wait_for_the_other(given["engine"]["disaggregation_bootstrap_port"])
     result = engine.loop.run_until_complete(run(engine, given["requests"]))
     engine.shutdown()
     out.write_text(json.dumps({"start_s": started, **result}))

@@ -67,6 +67,15 @@ COMMANDS = {
         --speculative-num-draft-tokens 2 --mem-fraction 0.5""",
     "MiniMax M2, EAGLE3": f"""{LAUNCH} --model-path MiniMax-M2 --tp-size 4 --speculative-algorithm EAGLE3 \\
         --speculative-draft-model-path MiniMax-M2-EAGLE3 {CHAIN} --page-size 64""",
+    "one that decodes": f"""{LAUNCH} --model-path Qwen3-8B --speculative-algorithm STANDALONE \\
+        --speculative-draft-model-path Qwen3-0.6B {CHAIN} --disaggregation-mode decode""",
+    "one that decodes a few": f"""{LAUNCH} --model-path Llama-3.1-8B-Instruct --speculative-algorithm EAGLE3 \\
+        --speculative-draft-model-path EAGLE3-LLaMA3.1-Instruct-8B --disaggregation-mode decode \\
+        --disaggregation-transfer-backend nixl --max-running-requests 24""",
+    "one that decodes more, with room": f"""{LAUNCH} --model-path DeepSeek-V3 --tp 8 --speculative-algorithm EAGLE \\
+        {CHAIN} --disaggregation-mode decode --disaggregation-decode-extra-slots 7 --max-running-requests 40""",
+    "one that prefills": f"""{LAUNCH} --model-path DeepSeek-V3 --tp 8 --speculative-algorithm EAGLE {CHAIN} \\
+        --disaggregation-mode prefill""",
     "one with backends written": f"""{LAUNCH} --model-path Qwen3-8B --speculative-algorithm STANDALONE \\
         --speculative-draft-model-path Qwen3-0.6B {CHAIN} --prefill-attention-backend fa3 \\
         --decode-attention-backend flashinfer --speculative-attention-mode decode""",
@@ -155,7 +164,8 @@ def test_which_server_starts(
     assert {role: fact.value for role, fact in settings.attention.items()} == given_out
     assert settings.page_size.value == resolved["page_size"]
     assert [settings.num_steps.value, settings.topk.value, settings.num_draft_tokens.value] == resolved["shape"]
-    assert (settings.algorithm, settings.max_requests.value) == (resolved["algorithm"], resolved["max_requests"])
+    rows = resolved["max_requests"] + resolved["on_their_way"]
+    assert (settings.algorithm, settings.max_requests.value) == (resolved["algorithm"], rows)
     assert str(settings.models["draft"][0]) == resolved["draft_path"]
     captured = [size for size in resolved["captured"] if size <= resolved["max_requests"]]
     assert list(settings.buckets) == captured

@@ -80,11 +80,12 @@ class Admission:
         self._places: list[int] = []
         self._batch: Any = None
 
-    def say(self, batch: Any, served: Collection[int], *, draws: bool = True) -> None:
+    def say(self, batch: Any, served: Collection[int], *, draws: bool | None = True) -> None:
         """Before a prefill: write into pool rows how those at these places of the batch are sampled.
 
         Again for a request that was thrown out: it has another row then, the seed that it had, and what it has emitted
-        counts as its output. `draws`: whether the program draws the first tokens of those that are not plain.
+        counts as its output. `draws`: whether the program draws the first tokens of those that are not plain; None
+        where no prefill follows, since another server made it.
         """
         requests = [batch.reqs[place] for place in served]
         params = [self._package.Sampling(**self._parameters(one)) for one in requests]
@@ -92,7 +93,7 @@ class Admission:
         texts = [((), list(one.output_ids)) for one in requests]
         self._step.set_sampling([one.kv.req_pool_idx for one in requests], params, texts)
         self._places = [place for place, one in zip(served, params, strict=True) if draws and not one.plain]
-        self._batch = batch
+        self._batch = None if draws is None else batch
 
     def first(self, sample: Callable[[], Tensor], output: Any) -> Tensor:
         """The tokens [b] that SGLang samples of a prefill, but for requests that the program draws for.

@@ -9,12 +9,11 @@ from typing import Any
 from sglang.srt.configs.hybrid_arch import mambaish_config
 from sglang.srt.managers import overlap_utils
 from sglang.srt.mem_cache.allocation_sizing import get_alloc_reserve_per_decode
-from sglang.srt.mem_cache.memory_pool import ReqToTokenPool
 from sglang.srt.runtime_context import get_disagg, get_exec, get_observability, get_parallel, get_schedule, get_spec
 from sglang.srt.state_capturer.indexer_topk import get_global_indexer_capturer
 
 from .._shapes import largest
-from . import heads, routed, shards
+from . import heads, routed, seam, shards
 from .attention import roles_of
 from .forwards import scored_tokens
 from .served import BACKENDS, CACHES, SETTINGS, Model, Server, refusals
@@ -23,6 +22,8 @@ from .windows import first_pool, oddity
 
 COMMAND_LINE = {"flashinfer_mla": "flashinfer"}
 """Attention backends that the command line calls by the name of another."""
+ROWS = "ReqToTokenPool", "DecodeReqToTokenPool"
+"""SGLang's classes of tables of KV slots that are served, the second of a server that decodes what another prefills."""
 PARALLEL = ("pp_size", "dp_size", "attn_dp_size", "attn_cp_size", "dcp_size", "moe_dp_size", "moe_dense_tp_size")
 """Arguments by whose names SGLang keeps how many ranks came of them."""
 
@@ -37,6 +38,8 @@ def misfits(plans: Mapping[Any, Any], worker: Any) -> list[str]:
     refused = [str(refusal) for refusal in refusals(server)]
     several = _several(server) if len(plans) > 1 else ()
     differs = (*_arguments(plans), *several, *_sampling(plan), *_models(plan, worker), *_shards(plan, worker))
+    if get_disagg().disaggregation_mode == "decode" and not seam.there(seam.HANDOVER):
+        refused.append(f"this SGLang lacks something for it: {seam.HANDOVER}")
     return [*refused, *differs, *routed.misfits(plans), *_memory(plans, worker, server)]
 
 
@@ -44,10 +47,10 @@ def facts(worker: Any) -> Server:
     """The facts of a running server on which it hangs whether programs are served, from SGLang's objects."""
     spec, parallel, runners = get_spec(), get_parallel(), _runners(worker)
     named = roles_of(worker).named()
-    pool, requests = runners["target"].token_to_kv_pool, type(worker.req_to_token_pool)
+    pool, requests = runners["target"].token_to_kv_pool, type(worker.req_to_token_pool).__name__
     target = _facts_of(runners["target"], pool)
-    if requests is not ReqToTokenPool and not target.recurrent:
-        target = replace(target, cache=f"beside a {requests.__name__}")
+    if requests not in ROWS and not target.recurrent:
+        target = replace(target, cache=f"beside a {requests}")
     return Server(
         target=target,
         draft=_facts_of(runners["draft"], pool),

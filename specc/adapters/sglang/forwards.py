@@ -31,6 +31,13 @@ def scored_tokens(worker: Any) -> Tensor | None:
     return worker.draft_worker.hot_token_id
 
 
+@contextlib.contextmanager
+def drafting() -> Iterator[None]:
+    """Without SGLang's group of ranks for drafts: it is the target's unless attention is data parallel."""
+    with speculative_moe_backend_context(), speculative_moe_a2a_backend_context():
+        yield
+
+
 class Outputs(NamedTuple):
     """What a forward returns: logits f32[..., V], and hidden states T[..., W] where it captures any.
 
@@ -86,7 +93,7 @@ class Forwards:
         )
         info.positions = positions.flatten()
         batch = self._batch(self._draft, ForwardMode.DECODE, info, tokens, positions, slots, rows, seq_lens)
-        with self._drafting():
+        with drafting():
             backend = self._attention.draft(step, batch)
             return self._run(self._draft, backend, batch, tokens.shape)
 
@@ -149,7 +156,7 @@ class Forwards:
         mode = ForwardMode.DRAFT_EXTEND_V2
         batch = self._batch(self._draft, mode, info, tokens, positions, slots, rows, self._ends(seq_lens, width))
         batch.capture_hidden_mode = MODES[capture]
-        with self._drafting():
+        with drafting():
             backend = self._attention.extend(batch, seq_lens, width)
             return self._run(self._draft, backend, batch, rows.shape)
 
@@ -159,13 +166,6 @@ class Forwards:
         if rows not in self._lengths:
             self._lengths[rows] = torch.empty_like(seq_lens)
         return torch.add(seq_lens, width, out=self._lengths[rows])
-
-    @staticmethod
-    @contextlib.contextmanager
-    def _drafting() -> Iterator[None]:
-        """Without SGLang's group of ranks for drafts: it is the target's unless attention is data parallel."""
-        with speculative_moe_backend_context(), speculative_moe_a2a_backend_context():
-            yield
 
     def _batch(
         self,

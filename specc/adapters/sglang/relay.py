@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 from sglang.srt.managers.overlap_utils import FutureMap
+from sglang.srt.runtime_context import get_disagg
 
 from .._plugin import CHOICE
 from .steps import Steps
@@ -30,6 +31,11 @@ def offered() -> Steps | None:
     return _offered
 
 
+def prefills() -> bool:
+    """Whether this server hands all requests to another one behind their prefill: it has no decode steps."""
+    return get_disagg().disaggregation_mode == "prefill"
+
+
 class SharedFutureMap(FutureMap):
     """A `FutureMap` whose tables are the pool rows of a program."""
 
@@ -39,10 +45,11 @@ class SharedFutureMap(FutureMap):
         """Make SGLang's, then share.
 
         RuntimeError where a program must run and none does: every scheduler makes this map, whatever its workers are.
+        One whose server only prefills has no steps that a program could run.
         """
         super().__init__(*args, **kwargs)
         if _offered is None:
-            if os.environ.get(CHOICE):
+            if os.environ.get(CHOICE) and not prefills():
                 raise RuntimeError(f"{CHOICE}={os.environ[CHOICE]}: this server has no step that a program runs")
             return
         self.steps = _offered

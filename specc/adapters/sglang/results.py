@@ -52,8 +52,8 @@ class Numbers:
     """SGLang carries what a draft of some tokens picks as it numbers them, a program carries tokens."""
 
     def __init__(self, scored: Tensor | None, vocabulary: int) -> None:
-        """scored: see `scored_tokens`; vocabulary: tokens of the target."""
-        self._tokens = scored
+        """scored: see `scored_tokens`; vocabulary: tokens of the target. `count`: how many tokens have numbers."""
+        self._tokens, self.count = scored, vocabulary if scored is None else len(scored)
         if scored is not None:
             self._numbers = torch.zeros(vocabulary, dtype=torch.int64, device=scored.device)
             self._numbers[scored] = torch.arange(len(scored), device=scored.device)

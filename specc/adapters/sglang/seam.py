@@ -104,6 +104,7 @@ SWITCH = "the program cannot be switched off in a running server"
 RELAY = "SGLang writes the relay again behind a step, two launches"
 GRAMMARS = "requests with a grammar are SGLang's"
 SIMULATED = "SGLANG_SIMULATE_ACC_LEN changes SGLang's own steps alone"
+HANDOVER = "a server that decodes what another one prefills runs no program"
 MAY = {
     INTERNAL_STATE: """
 managers.scheduler_components.internal_state.SchedulerInternalStateController.get_internal_state(recv_req)
@@ -120,6 +121,16 @@ constrained.base_grammar_backend.GrammarRow(row grammar)
 speculative.spec_utils.generate_token_bitmask(reqs retrieve_next_token_cpu retrieve_next_sibling_cpu draft_tokens_cpu
     vocab_size)
 utils.common.async_d2h(tensor)
+""",
+    HANDOVER: """
+disaggregation.decode.DecodeReqToTokenPool: req_to_token
+managers.overlap_utils.FutureMap.publish(future_indices new_seq_lens)
+managers.schedule_batch.Req: hidden_states_tensor output_topk_index output_topk_p
+managers.schedule_batch.ScheduleBatch: enable_overlap extend_lens extend_logprob_start_lens extend_num_tokens
+    out_cache_loc prefix_lens req_to_token_pool
+speculative.eagle_worker_v2.EagleDraftWorker._draft_extend_for_prefill(batch target_hidden_states next_token_ids)
+speculative.spec_info.SpeculativeAlgorithm.build_disagg_draft_input(batch last_tokens_tensor future_map)
+speculative.spec_registry.CustomSpecAlgo.build_disagg_draft_input(batch last_tokens_tensor future_map)
 """,
     SIMULATED: """
 speculative.spec_utils: SIMULATE_ACC_LEN SIMULATE_ACC_METHOD

@@ -67,10 +67,8 @@ CACHES: Mapping[str, str] = {
     "mla": "MLATokenToKVPool",
     "dsa": "DSATokenToKVPool",
 }
-"""Layouts of KV caches that are served -> SGLang's class.
-
-They are keys and values, those with a second pool for layers with a window, a latent row, one with an indexer's keys.
-"""
+"""Layouts of KV caches that are served -> SGLang's class: keys and values, those with a second pool for layers with a
+window, a latent row, one with an indexer's keys."""
 
 
 @dataclass(frozen=True)
@@ -148,7 +146,8 @@ SETTINGS: Mapping[str, tuple[object, str]] = {
     "enable_layernorm_sp": (False, "hidden states that are scattered over ranks"),
     "enable_kv_cache_sharding": (False, "a KV cache that is shared out over ranks"),
     "enable_pdmux": (False, "prefill and decode multiplexed on one GPU"),
-    "disaggregation_mode": ("null", "prefill and decode on different machines"),
+    "disaggregation_mode": (("null", "decode"), "a server that only prefills"),
+    "enable_pd_role_switch": (False, "prefill and decode that change places while servers run"),
     "decoupled_spec_role": ("null", "a draft in a process of its own"),
     "speculative_adaptive": (False, "adaptive speculation"),
     "speculative_use_rejection_sampling": (False, "rejection sampling"),
@@ -165,7 +164,12 @@ SETTINGS: Mapping[str, tuple[object, str]] = {
     "kv_canary": ("none", "a canary of the KV pool"),
     "SGLANG_IS_IN_CI": (False, "state that SGLang overwrites to find faults of its own"),
 }
-"""Argument or environment variable of SGLang's -> the only value that is served, and what any other asks for."""
+"""Argument or environment variable of SGLang's -> what is served, one value or several, and what others ask for."""
+
+
+def served_values(setting: str) -> tuple[object, ...]:
+    """The values of one of `SETTINGS` that are served."""
+    return served if isinstance(served := SETTINGS[setting][0], tuple) else (served,)
 
 
 @dataclass(frozen=True)
@@ -190,8 +194,8 @@ class Refusal:
 def refusals(server: Server) -> Iterator[Refusal]:
     """All that is in the way of any program on a server; nothing where programs are served."""
     for name, value in server.settings.items():
-        served, what = SETTINGS[name]
-        if (value or None) != (served or None):
+        what = SETTINGS[name][1]
+        if all((value or None) != (served or None) for served in served_values(name)):
             yield Refusal(name, what if value is True else f"{what} ({name} {value})")
     if server.head_rows and server.ranks > 1:
         yield Refusal("head_rows", "a token map that names rows of a head of which each rank has a part")

@@ -34,6 +34,7 @@ class Steps:
     Attributes:
         name: the program's package.
         step: the bound program, at the deepest of its shapes.
+        draft_worker: what SGLang drafts with.
         shapes: which of them the next step has.
         captured: what of it is captured, see `binding`.
         served: how many steps the program ran, by shape.
@@ -59,7 +60,7 @@ class Steps:
         device = worker.req_to_token_pool.req_to_token.device
         self._masks = Masks([*program.plans.values()], device)
         bound = bind(program, worker, self._masks)
-        self.step, self.captured = bound.step, bound.captured
+        self.step, self.captured, self.draft_worker = bound.step, bound.captured, worker.draft_worker
         self._attention, self._parts = bound.attention, bound.parts
         self._plans = program.plans
         self._largest = largest(program.plans)
@@ -147,13 +148,17 @@ class Steps:
         times: StepTimes = self._package.measure_step_times(self.step, pad)
         return times
 
-    def admit(self, batch: Any) -> None:
-        """Before a prefill of SGLang's: say where texts are, and how those are sampled that the program serves."""
+    def admit(self, batch: Any, *, here: bool = True) -> None:
+        """Before a prefill of SGLang's: say where texts are, and how those are sampled that the program serves.
+
+        Or when requests came from a server that prefilled them, not `here`: their first tokens are there.
+        """
         self._parts.deltas.note(batch)
         if self.admission is not None:
             served = [place for place, request in enumerate(batch.reqs) if self.unserved(request) is None]
             marks = batch.sampling_info.has_watermark_candidates
-            self.admission.say(batch, served, draws=self._aside() is None and not marks)
+            draws = self._aside() is None and not marks
+            self.admission.say(batch, served, draws=draws if here else None)
 
     def run(
         self, batch: Any, publish: Callable[[Tensor], None] | None, barrier: Callable[[], None] | None
@@ -267,6 +272,10 @@ class Steps:
         }
         self.step.write_carry(rows, self._package.Carry(fields))
         return self._blank.draft_input(len(rows))
+
+    def nothing(self) -> EagleDraftInput:
+        """What SGLang keeps of a batch without requests."""
+        return self._blank.draft_input(0)
 
     def state(self, rows: Tensor) -> EagleDraftInput:
         """What SGLang's own step reads of requests in pool rows i64[b]."""

@@ -17,7 +17,7 @@ from sglang.srt.speculative.standalone_worker_v2 import StandaloneWorkerV2
 
 from .._plugin import chosen, tried
 from .._shapes import SHAPE, TIMES
-from . import relay, seam
+from . import handover, relay, seam
 from .binding import capturing
 from .fit import misfits
 from .proof import PROOF, proving
@@ -53,6 +53,10 @@ def replace_workers(programs: Sequence[Any]) -> None:
     HookRegistry.register("sglang.srt.model_executor.model_runner.ModelRunner.sample", sample, HookType.AROUND)
     queue = f"{MANAGERS}.scheduler.Scheduler._add_request_to_queue"
     HookRegistry.register(queue, turn_away, HookType.BEFORE)
+    if seam.there(seam.HANDOVER):
+        for algorithm in ("spec_info.SpeculativeAlgorithm", "spec_registry.CustomSpecAlgo"):
+            place = f"{SPECULATIVE}.{algorithm}.build_disagg_draft_input"
+            HookRegistry.register(place, handover.take_over, HookType.AROUND)
     state = f"{MANAGERS}.scheduler_components.internal_state.SchedulerInternalStateController"
     if seam.there(seam.INTERNAL_STATE):
         HookRegistry.register(f"{state}.get_internal_state", tell_state, HookType.AFTER)
@@ -76,6 +80,9 @@ class ProgramSteps(_Worker):
         While several ranks bind, each waits for the others in forwards: one that fails ends the server.
         """
         super().init_cuda_graphs()
+        if relay.prefills():
+            logger.info("specc: no program runs, since this server only prefills")
+            return
         # Other workers of SGLang derive from these, and ranks of a pipeline have no draft.
         if type(self) not in (EagleWorker, StandaloneWorker) or self.draft_worker is None:
             return

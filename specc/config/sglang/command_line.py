@@ -6,7 +6,7 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from specc.adapters.sglang.served import SETTINGS
+from specc.adapters.sglang.served import SETTINGS, served_values
 from specc.config.pasted import Pasted, is_count, served_by, without_launcher, words_of
 from specc.config.presets.sglang import SGLANG
 
@@ -41,6 +41,7 @@ _READ = (
     "--cuda-graph-max-bs-decode",
     "--decode-attention-backend",
     "--device",
+    "--disaggregation-decode-extra-slots",
     "--dtype",
     "--enable-deterministic-inference",
     "--grammar-backend",
@@ -82,7 +83,8 @@ class Arguments(Pasted):
     def settings(self) -> dict[str, object]:
         """Return by its name what is said of each of `SETTINGS`, with the type of the value that is served."""
         values: dict[str, object] = {}
-        for setting, (served, _) in SETTINGS.items():
+        for setting in SETTINGS:
+            served = served_values(setting)[0]
             written = self.environment.get(setting)
             if served is False and (argument(setting) in self.values or written not in (None, "", "0", "false")):
                 values[setting] = True

@@ -164,6 +164,15 @@ MULTI_LAYER = re.compile(r"MiMoV2(Flash)?ForCausalLM|Step3p|GigaChat35")
 MAX_REQUESTS = 48
 """Requests at once with speculation, where ``--max-running-requests`` is not given."""
 
+FEW_REQUESTS = 32
+"""As many as this or fewer: a server that decodes has rows for twice as many that another one prefills."""
+
+
+def on_their_way(requests: int | None) -> int:
+    """Return how many requests have rows beside those that run, by ``--max-running-requests`` where that is written."""
+    return 2 * requests if requests is not None and requests <= FEW_REQUESTS else 0
+
+
 _GRAPHS = ((20, 8, 8), (35, 48, 160), (60, 32, 160), (160, 256, 512))
 """Below so many GiB, the most requests of a captured step: of fewer than four ranks, and of four and more."""
 

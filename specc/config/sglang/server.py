@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from specc.adapters.sglang.served import BACKENDS, ROLES, SETTINGS, Refusal, Server, refusals, roles
+from specc.adapters.sglang.served import BACKENDS, ROLES, SETTINGS, Refusal, Server, refusals, roles, served_values
 from specc.config.archs import Gpu
 from specc.config.models import Fact, ModelFacts, read_model
 from specc.config.presets.sglang import SGLANG
@@ -26,6 +26,7 @@ from specc.config.sglang.defaults import (
     default,
     drafts,
     most_captured,
+    on_their_way,
     page_of,
     shape,
 )
@@ -127,7 +128,7 @@ def started(arguments: Arguments, gpu: Gpu) -> Started:
         head_rows=bool(arguments.text("--speculative-token-map")) and algorithm != "EAGLE3",
         settings=_settings(arguments, target[1]),
     )
-    limit = Fact(kept, "--max-running-requests" if requests else "SGLang's default with speculation")
+    limit = _rows(arguments, kept, requests)
     server = Started(
         gpu, algorithm, {"target": target, "draft": draft}, origin, attention, page_size, num_steps, topk,
         num_draft_tokens, limit, buckets, buckets_origin, facts,
@@ -209,6 +210,17 @@ def _buckets(arguments: Arguments, kept: int, most: int) -> tuple[tuple[int, ...
     return tuple(buckets), origin
 
 
+def _rows(arguments: Arguments, kept: int, written: int | None) -> Fact:
+    """Return how many requests have rows: those that run, and those on their way from a server that prefills."""
+    origin = "--max-running-requests" if written else "SGLang's default with speculation"
+    if arguments.text("--disaggregation-mode") != "decode":
+        return Fact(kept, origin)
+    name = "--disaggregation-decode-extra-slots"
+    extra = 0 if arguments.text(name) == "0" else arguments.number(name)
+    extra = on_their_way(written) if extra is None else extra
+    return Fact(kept + extra, f"{origin}, and {extra} on their way from the server that prefills")
+
+
 def _attention(
     arguments: Arguments, gpu: Gpu, target: ModelFacts, page: int | None, topk: int
 ) -> tuple[dict[str, Fact], Fact]:
@@ -278,8 +290,10 @@ def _settings(arguments: Arguments, target: ModelFacts) -> dict[str, object]:
 def _hint(refusal: Refusal, server: Server) -> str | None:
     """Return what would be served instead."""
     if refusal.about in SETTINGS:
-        served, name = SETTINGS[refusal.about][0], argument(refusal.about)
-        return f"leave {name} out" + ("" if served in (None, False) else f", or write {served}")
+        served, name = served_values(refusal.about), argument(refusal.about)
+        return f"leave {name} out" + (
+            "" if served[0] in (None, False) else f", or write {' or '.join(map(str, served))}"
+        )
     if refusal.about.startswith("attention "):
         role = refusal.about.removeprefix("attention ")
         model = server.target if role == "verify" else server.draft

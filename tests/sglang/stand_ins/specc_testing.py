@@ -3,9 +3,10 @@
 It keeps the CPU's attention backend where there is no AMX, and has experts of other ranks left out there. Environment
 variables ask for more: SPECC_TEST_OVERLAP=1 keeps the overlap schedule, SPECC_TEST_NAN=token spoils the target's scores
 after that token, SPECC_TEST_PLAN=1 has the host plan attention, SPECC_TEST_PAD=1 fills every step of a program up to
-its largest batch, SPECC_TEST_SHAPES=1 draws the shape of every step of a program, and with TRITON_INTERPRET=1
-FlashAttention 3 may be asked for. The internal state gets `specc_testing`: the accounting of KV slots and of pool rows,
-what every rank emitted, ran and gathered of logits, and how many steps were planned.
+its largest batch, SPECC_TEST_SHAPES=1 draws the shape of every step of a program, SPECC_TEST_LACK=request loses the
+hidden states of that one on its way from the server that prefilled it, and with TRITON_INTERPRET=1 FlashAttention 3 may
+be asked for. The internal state gets `specc_testing`: the accounting of KV slots and of pool rows, what every rank
+emitted, ran and gathered of logits, and how many steps were planned.
 """
 
 from __future__ import annotations
@@ -28,6 +29,7 @@ INTERPRET = "TRITON_INTERPRET"
 PLAN = "SPECC_TEST_PLAN"
 PAD = "SPECC_TEST_PAD"
 SHAPES = "SPECC_TEST_SHAPES"
+LACK = "SPECC_TEST_LACK"
 SCHEDULER = "sglang.srt.managers.scheduler.Scheduler"
 LOGITS = "sglang.srt.layers.logits_processor.LogitsProcessor.forward"
 STATE = "sglang.srt.managers.scheduler_components.internal_state.SchedulerInternalStateController.get_internal_state"
@@ -38,6 +40,7 @@ HOPPER = 9, 0
 GROUP = "sglang.srt.distributed.parallel_state.GroupCoordinator"
 EXPERTS = "sglang.srt.layers.moe.fused_moe_native.moe_forward_native"
 QUEUE = f"{SCHEDULER}._add_request_to_queue"
+TRANSFERRED = "sglang.srt.disaggregation.decode.DecodeTransferQueue._commit_transfer_to_req"
 FLASH = "sglang.srt.layers.attention.flashattention_backend.FlashAttentionBackend.init_forward_metadata"
 _requests: dict[str, Any] = {}
 """Those that came to this rank, by name."""
@@ -72,6 +75,7 @@ def register() -> None:
     if ON_CPU:
         have_amx()
         keep_results()
+        send_at_once()
         HookRegistry.register(EXPERTS, leave_out_others, HookType.AROUND)
     HookRegistry.register(STATE, add_accounting, HookType.AROUND)
     HookRegistry.register(QUEUE, note, HookType.BEFORE)
@@ -89,6 +93,8 @@ def register() -> None:
         HookRegistry.register(f"{SCHEDULER}.__init__", pad_steps, HookType.AFTER)
     if os.environ.get(SHAPES) == "1":
         HookRegistry.register(f"{SCHEDULER}.__init__", shuffle_shapes, HookType.AFTER)
+    if LACK in os.environ:
+        HookRegistry.register(TRANSFERRED, lose_hidden_states, HookType.AFTER)
     if NAN in os.environ:
         HookRegistry.register(LOGITS, spoil(int(os.environ[NAN])), HookType.AROUND)
 
@@ -106,6 +112,13 @@ def keep_results() -> None:
     from sglang.srt.mem_cache.pool_host import common
 
     common.ALLOC_MEMORY_FUNCS["cpu"] = lambda shape, *, dtype, **_: torch.empty(shape, dtype=dtype)
+
+
+def send_at_once() -> None:
+    """Let a server that prefills send KV rows without waiting for a GPU."""
+    from sglang.srt.disaggregation.mooncake.conn import MooncakeKVSender
+
+    MooncakeKVSender.supports_host_tensor_indices = False
 
 
 def leave_out_others(original: Callable[..., Any], layer: Any, states: Tensor, chosen: Any, config: Any) -> Tensor:
@@ -196,6 +209,12 @@ def shuffle_shapes(_: Any, scheduler: Any, *__: Any, **___: Any) -> None:
     steps.shapes.choose = lambda requests: draw.choice([*steps._plans])
 
 
+def lose_hidden_states(_: Any, queue: Any, decode_req: Any) -> None:
+    """Have one request come without what its draft goes on from."""
+    if decode_req.req.rid == os.environ[LACK]:
+        decode_req.req.hidden_states_tensor = None
+
+
 def spoil(token: int) -> Callable[..., Any]:
     """Have the target score NaN after one token, where it verifies."""
 
@@ -266,7 +285,7 @@ def accounting(scheduler: Any) -> dict[str, Any]:
     return {
         "idle": scheduler.is_fully_idle(),
         "slots": of_pools(allocator, cache),
-        "rows": rows.size,
+        "rows": len(rows.req_to_token) - 1,
         "rows_free": len(rows.free_slots),
         "rows_free_once": len(set(rows.free_slots)),
         "overlap": bool(scheduler.enable_overlap),

@@ -65,8 +65,11 @@ CHANGES: dict[str, Change] = {
     "hidden states that are scattered over ranks (moe_dense_tp_size 1) is not served": setting(
         "parallel", "moe_dense_tp_size", 1
     ),
-    "prefill and decode on different machines (disaggregation_mode decode) is not served": setting(
-        "disagg", "disaggregation_mode", "decode"
+    "a server that only prefills (disaggregation_mode prefill) is not served": setting(
+        "disagg", "disaggregation_mode", "prefill"
+    ),
+    "the KV cache of the target, beside a HybridReqToTokenPool, is not served": lambda server: setattr(
+        server.worker, "req_to_token_pool", type("HybridReqToTokenPool", (), vars(server.worker.req_to_token_pool))()
     ),
     "forward hooks (forward_hooks ['h']) is not served": setting("observability", "forward_hooks", ["h"]),
     "vocab_size of the target is 96 in the program, 128 in the server": config("target", "vocab_size", 128),

@@ -14,6 +14,7 @@ from specc.adapters.sglang.served import (
     Server,
     refusals,
     roles,
+    served_values,
 )
 
 LATENT, SPARSE = Model(cache="mla"), Model(cache="dsa")
@@ -32,9 +33,9 @@ def test_nothing_is_in_the_way_of_a_server_of_which_nothing_is_known() -> None:
 
 
 @pytest.mark.parametrize("name", SETTINGS)
-def test_a_setting_has_one_value_that_is_served(name: str) -> None:
-    served, what = SETTINGS[name]
-    assert about(Server(settings={name: served})) == []
+def test_a_setting_has_values_that_are_served(name: str) -> None:
+    served, what = served_values(name)[0], SETTINGS[name][1]
+    assert all(about(Server(settings={name: value})) == [] for value in served_values(name))
     for value in (None, False) if served in (None, False) else (served,):  # SGLang has either for what is not there
         assert about(Server(settings={name: value})) == []
     unserved = {bool: True, int: 2}.get(type(served), "another")

@@ -31,6 +31,35 @@ def test_a_chain(tmp_path: Path) -> None:
     )
 
 
+@pytest.mark.parametrize(
+    ("changes", "rows"),
+    [
+        ({}, 48),
+        ({"--max-running-requests": "33"}, 33),
+        ({"--max-running-requests": "32"}, 96),
+        ({"--max-running-requests": "12"}, 36),
+        ({"--max-running-requests": "12", "--disaggregation-decode-extra-slots": "5"}, 17),
+        ({"--max-running-requests": "12", "--disaggregation-decode-extra-slots": "0"}, 12),
+    ],
+)
+def test_a_server_that_decodes_has_rows_for_requests_on_their_way(
+    tmp_path: Path, changes: dict[str, str], rows: int
+) -> None:
+    """A step has those alone that run."""
+    resolved = config(tmp_path, changes | {"--disaggregation-mode": "decode"})
+    assert resolved.max_requests == rows
+    running = int(changes.get("--max-running-requests", 48))
+    assert resolved.file.buckets[-1] == running
+    written = run("--", *words(changes | {"--disaggregation-mode": "decode"})).stdout
+    assert f"and {rows - running} on their way from the server that prefills" in written
+    assert config(tmp_path, changes | {"--disaggregation-mode": "null"}).max_requests == running
+
+
+def test_a_server_that_prefills_is_told_where_the_program_belongs() -> None:
+    result = run("--", *words({"--disaggregation-mode": "prefill"}))
+    assert "leave --disaggregation-mode out, or write null or decode" in result.stderr
+
+
 def test_the_width_of_a_chain_is_its_steps_and_one(tmp_path: Path) -> None:
     """SGLang corrects another number, with a warning."""
     assert config(tmp_path, {"--speculative-num-draft-tokens": "9"}).num_nodes == 4
@@ -277,7 +306,8 @@ def test_how_tokens_cannot_be_verified(options: tuple[str, ...], code: str) -> N
         ({"--enable-eplb": ""}, "experts that are balanced while the server runs"),
         ({"--data-parallel-size": "2"}, "data parallelism (dp_size 2)"),
         ({"--enable-layernorm-sp": ""}, "hidden states that are scattered over ranks"),
-        ({"--disaggregation-mode": "decode"}, "prefill and decode on different machines (disaggregation_mode decode)"),
+        ({"--disaggregation-mode": "prefill"}, "a server that only prefills (disaggregation_mode prefill)"),
+        ({"--enable-pd-role-switch": ""}, "prefill and decode that change places while servers run"),
         ({"--attention-backend": "hpc_ops"}, "hpc_ops attention on cuda (draft)"),
         ({"--attention-backend": "trtllm_mha", **TREE}, "a tree with trtllm_mha attention (draft)"),
         ({"--attention-backend": "flashmla"}, "flashmla attention over a KV cache of the layout mha (extend)"),
