@@ -7,9 +7,11 @@ import os
 import re
 import sys
 from collections.abc import Iterator, Mapping
+from functools import cache
 from pathlib import Path
 
 import pytest
+import typer.testing
 from hypothesis import settings
 
 # Triton chooses between interpreting and compiling kernels when it is first imported, and transformers imports it.
@@ -22,6 +24,9 @@ os.environ.setdefault("SPECC_CACHE_DIR", str(Path(__file__).parents[1] / ".specc
 
 HERE = Path(__file__).parent
 sys.path.insert(0, str(HERE))  # programs.py, fakes
+
+# A runner makes all commands anew of their signatures for each command line, which takes as long as many commands do.
+typer.testing._get_command = cache(typer.testing._get_command)
 
 settings.register_profile("ci", derandomize=True, deadline=None, print_blob=True)
 settings.register_profile("dev", deadline=None)

@@ -55,9 +55,17 @@ def config_text(
     drafted = {} if "shapes" in keys else {"num_steps": 3}
     top: dict[str, Any] = {"name": "small", "algorithm": algorithm, **drafted, "buckets": [1, 2, 4]} | keys
     top["target"] = _said(MODEL | more[0] | (target or {}))
-    if algorithm not in names() or needs(algorithm).draft:
+    if _has_draft(algorithm):
         top["draft"] = _said(MODEL | more[1] | (draft or {}))
     return "".join(f"{key}: {json.dumps(value)}\n" for key, value in top.items())
+
+
+def _has_draft(algorithm: str) -> bool:
+    """Whether an algorithm has a draft, as one that is not installed does.."""
+    try:
+        return needs(algorithm).draft
+    except KeyError:
+        return True
 
 
 def _said(block: dict[str, Any]) -> dict[str, Any]:
