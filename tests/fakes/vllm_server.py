@@ -197,8 +197,9 @@ class Server:
         """
         self.plan, self._ahead, self._longest = plan, ahead, longest
         runner = GPUModelRunner
-        for kind, name in ((runner, "sample"), (runner, "profile_cudagraph_memory"), (Worker, "load_model"),
-                           (EngineCore, "_initialize_kv_caches"), (Scheduler, "__init__")):  # fmt: skip
+        for kind, name in ((runner, "sample"), (runner, "add_requests"), (runner, "profile_cudagraph_memory"),
+                           (Worker, "load_model"), (EngineCore, "_initialize_kv_caches"),
+                           (Scheduler, "__init__")):  # fmt: skip
             monkeypatch.setattr(kind, name, getattr(kind, name))  # they are as they were when the test ends
         VLLM.plug_in(package_of(plan, PROGRAM, *others), monkeypatch, lambda adapter: release or adapter.TESTED[-1])
         monkeypatch.setattr(adapter("digests"), "installed", lambda: dict.fromkeys(new, "new"))
@@ -214,6 +215,7 @@ class Server:
         monkeypatch.setattr(torch.cuda, "current_stream", lambda _: Stream())
         self.config = config_of(plan, requests, longest, max_graph, **spec)
         self.runner.speculator = module.init_speculator(self.config, torch.device("cpu"), self.states)
+        self.runner.req_states = self.states
         self.runner.lora_config, self.runner.max_num_tokens = lora, most_tokens
         self.runner.vllm_config, self.worker = self.config, Worker(self.runner)
         self.worker.load_model(load_dummy_weights=False)
@@ -278,8 +280,14 @@ class Server:
             self._texts[row], self._prompts[row], self.steps[row] = list(prompt), len(prompt), []
             self.states.all_token_ids.gpu[row, : len(prompt)] = torch.tensor(prompt, dtype=torch.int32)
             self.states.num_computed_tokens.gpu[row] = 0
+        self.join([*prompts])
         self._run([*prompts], [len(prompt) for prompt in prompts.values()], prefill=True)
         self.settle()
+
+    def join(self, rows: Sequence[int]) -> None:
+        """These rows have new requests, or ask for something else than before."""
+        new = [SimpleNamespace(req_id=str(row)) for row in rows]
+        self.runner.add_requests(SchedulerOutput({}, {}, scheduled_new_reqs=new))
 
     def decode(self, rows: Sequence[int], drafts: int | None = None, ahead: int | None = None) -> None:
         """One step; the tokens of the last one are read when it is launched.
