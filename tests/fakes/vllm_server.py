@@ -55,12 +55,16 @@ class Target:
 
     Attributes:
         tokens: those that its last forward read.
+        place: where its forwards leave hidden states, as vLLM's graphs do; None: anywhere.
 
     """
+
+    place: Tensor | None = None
 
     def __init__(self, plan: Plan) -> None:
         self.model = tame_models(plan)["target"]
         self._padded = -(-plan.size("V") // 64) * 64
+        self._width = plan.models["target"].hidden_size
 
     def hidden(self, text: Sequence[int]) -> Tensor:
         """The hidden rows of all places of a text."""
@@ -68,7 +72,9 @@ class Target:
         for position, token in enumerate(text):
             seen = fold(seen, target_code(token, position))
             rows.append(self.model.hidden_row(seen))
-        return self.model.hidden[rows]
+        if self.model.hidden.shape[1]:
+            return self.model.hidden[rows]
+        return torch.tensor(rows, dtype=torch.float32)[:, None].expand(-1, self._width)  # no draft reads them
 
     def forward(self, texts: Sequence[Sequence[int]], counts: Sequence[int]) -> Tensor:
         """The hidden states of the last tokens of texts, so many of each."""
@@ -81,13 +87,17 @@ class Target:
         )
         self._scores = torch.stack(scores)
         self._last = torch.cat([*hidden, torch.zeros_like(hidden[0])])  # rows of padding behind
-        return self._last
+        if self.place is None or len(self._last) > len(self.place):
+            return self._last
+        left = self.place[: len(self._last)]
+        return left.copy_(self._last)
 
     def compute_logits(self, hidden: Tensor) -> Tensor:
-        """Scores of the last forward, as rows of a padded vocabulary."""
-        assert hidden.data_ptr() == self._last.data_ptr() and len(hidden) == len(self._scores)
+        """Scores of the last forward, as rows of a padded vocabulary, and of padding behind it."""
+        scored = len(self._scores)
+        assert torch.equal(hidden[:scored], self._last[:scored])
         whole = torch.full((len(hidden), self._padded), torch.inf)
-        whole[:, : self._scores.shape[1]] = self._scores
+        whole[:scored, : self._scores.shape[1]] = self._scores
         return whole[:, : self._scores.shape[1]]
 
 
@@ -185,7 +195,7 @@ class Server:
         self, plan: Plan, monkeypatch: pytest.MonkeyPatch, *, longest: int = 64, requests: int = 6, ahead: int = 3,
         cuda: bool = False, max_graph: int = 512, profile: bool = False, release: str = "",
         others: Sequence[Plan] = (), scheduled: Any = None, lora: Any = None,
-        most_tokens: int = 64, new: Sequence[str] = (), **spec: Any,
+        most_tokens: int = 64, graphs: int = 0, new: Sequence[str] = (), **spec: Any,
     ) -> None:  # fmt: skip
         """`longest`: `max_model_len`; `ahead`: slots that a request has behind those of a step.
 
@@ -193,6 +203,7 @@ class Server:
         `max_graph`: tokens of its largest graph; with `profile` it has measured what graphs take before it starts.
         `release`: the version of vLLM, where it is not one that is tested; `scheduled`: the VllmConfig of a scheduler
         that is in a process of its own. `lora`: adapters; `most_tokens`: `max_num_batched_tokens`.
+        `graphs`: how many tokens the largest of its target's graphs has.
         `new`: places of functions that are not known of this vLLM.
         """
         self.plan, self._ahead, self._longest = plan, ahead, longest
@@ -216,6 +227,8 @@ class Server:
         self.config = config_of(plan, requests, longest, max_graph, **spec)
         self.runner.speculator = module.init_speculator(self.config, torch.device("cpu"), self.states)
         self.runner.req_states = self.states
+        self.target.place = torch.zeros(graphs, plan.models["target"].hidden_size) if graphs else None
+        self.runner.cudagraph_manager = SimpleNamespace(hidden_states=self.target.place)
         self.runner.lora_config, self.runner.max_num_tokens = lora, most_tokens
         self.runner.vllm_config, self.worker = self.config, Worker(self.runner)
         self.worker.load_model(load_dummy_weights=False)
