@@ -72,9 +72,8 @@ class Target:
         for position, token in enumerate(text):
             seen = fold(seen, target_code(token, position))
             rows.append(self.model.hidden_row(seen))
-        if self.model.hidden.shape[1]:
-            return self.model.hidden[rows]
-        return torch.tensor(rows, dtype=torch.float32)[:, None].expand(-1, self._width)  # no draft reads them
+        states = self.model.hidden[rows]
+        return states.expand(-1, self._width) if states.shape[1] == 1 else states  # where no draft reads them
 
     def forward(self, texts: Sequence[Sequence[int]], counts: Sequence[int]) -> Tensor:
         """The hidden states of the last tokens of texts, so many of each."""
