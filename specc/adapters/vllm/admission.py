@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple, TypeAlias
 
-import numpy as np
+import torch
 
 from .._plugin import HOTTEST, SEEDS
 from .penalties import PENALTIES, Counts, unserved
@@ -60,7 +60,7 @@ class Admission:
         self.parameters = [name.removeprefix("sampling_") for name in given if name != COUNTS]
         self._none = {"top_k": package.plan.size("V"), "top_p": 1.0, "min_p": 0.0}
         self._counts = Counts(step.pools[COUNTS]) if COUNTS in given else None
-        self._kinds, self._reasons = np.full(rows, NEW, dtype=np.int16), list[str]()
+        self._kinds, self._reasons = torch.full((rows,), NEW, dtype=torch.int16).numpy(), list[str]()
         self.greedily = False
 
     def join(self, rows: Sequence[int]) -> None:
@@ -75,7 +75,7 @@ class Admission:
         """Why the program does not sample for requests in these rows, an array of numpy's; None if it does."""
         if not (kinds := self._kinds[rows]).any():
             return None
-        self._meet(sampler, rows[kinds == NEW].tolist())
+        self._meet(sampler, rows[kinds == NEW])
         worst = self._kinds[rows].max()
         return self._reasons[worst - REFUSED] if worst >= REFUSED else None
 
@@ -100,11 +100,11 @@ class Admission:
         if self._counts is not None:
             self._counts.left(rows)
 
-    def _meet(self, sampler: Any, rows: Sequence[int]) -> None:
+    def _meet(self, sampler: Any, rows: Any) -> None:
         """Find out what the requests in rows are, and tell the program how those are sampled that it serves."""
-        for row in rows:
-            self._kinds[row] = self._kind(sampler, np.array([row]))
-        served = [row for row in rows if self._kinds[row] < REFUSED]
+        for place, row in enumerate(rows):
+            self._kinds[row] = self._kind(sampler, rows[place : place + 1])
+        served = rows[self._kinds[rows] < REFUSED].tolist()
         if served and self.parameters:
             asked = [self._asked(sampler, row) for row in served]
             self._step.set_sampling([row + AHEAD for row in served], asked, [((), ())] * len(served))
