@@ -44,7 +44,7 @@ class RotatedVariant(Variant):
             path, dtype = self.plan.size("A"), DTYPES[self.plan.values[self.logits].dtype]
             shape = self.plan.buckets[-1] * path, self.plan.size("V")
             self.scores = torch.zeros(shape, dtype=dtype, device=program.device)
-            self.engine.make_logits, self.engine.committed = self.make_logits, self.committed
+            vars(self.engine).update(make_logits=self.make_logits, committed=self.committed)
         self.step = program.bind(self.engine, self.table, tables=brought, carry=self.tables, **options)
 
     @property

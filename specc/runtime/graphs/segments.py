@@ -163,7 +163,10 @@ def _parts(plan: Plan, graphs: Sequence[Capture], half: Sequence[Node], made: Se
     parts: list[Part] = []
     for name, node in nodes.items():
         if name in heads:
-            front = [parts.pop()] if parts and isinstance(parts[-1], Given) and parts[-1].results.keys() <= made else []
+            front: list[Node] = []
+            if parts and isinstance(before := parts[-1], Given) and before.results.keys() <= made:
+                front = [before]
+                parts.pop()
             parts.append(_segment(plan, heads[name].name, [*front, *(nodes[one] for one in heads[name].nodes)]))
         elif isinstance(node, OUTSIDE) and not any(name in graph.nodes for graph in heads.values()):
             parts.append(node)
