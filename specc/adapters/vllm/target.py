@@ -37,8 +37,9 @@ class Target:
         if left is None or len(left) < tokens:
             model = self._runner.vllm_config.model_config
             left = self.rejected.new_zeros((tokens, model.get_hidden_size()), dtype=model.dtype)
-        self.place = self._states = left
-        return self.place
+        place: Tensor = left
+        self.place = self._states = place
+        return place
 
     def see(self, states: Tensor) -> None:
         """Make logits of these hidden states T[n, H], until the next ones come."""
