@@ -105,7 +105,10 @@ class BoundStep:
         self._relay = Relay(self._pools, req_to_token.shape[0], device, fields, self._torn)
         self._columns = {entry: Columns(plan, entry, req_to_token) for entry in ("prefill", "step")}
         self._stores = plan.stores("step")
-        self._staging = {entry: Staging(plan, self._arena, one.inputs) for entry, one in self._columns.items()}
+        self._sent_last: dict[Staging, Mapping[str, Sequence[int]]] = {} if first is self else first._sent_last
+        self._staging = {
+            entry: Staging(plan, self._arena, one.inputs, self._sent_last) for entry, one in self._columns.items()
+        }
         self._guard = TableGuard({**read, **outside})
         self._execute = in_ranges(self._dispatch) if nvtx else self._dispatch
         self._graphs: Graphs | SegmentGraphs | None = None

@@ -30,6 +30,10 @@ from .semantics.convention import DTYPES
 from .step import Step
 
 LOGITS, HIDDEN = "logits", "hidden"
+MAKE = "make_"
+"""What the names of methods begin with by which callbacks make what is not handed over."""
+COMMITTED = "committed"
+"""A method that callbacks may have: it is called behind the first half, with its outputs by name."""
 
 
 @dataclass(frozen=True)
@@ -47,6 +51,10 @@ class RotatedStep(Step):
     takes the logits; `propose` of the same batch, which drafts for the next step. Requests come in by `prefill`, or by
     `write_carry`; drafts of -1 are never accepted. Of several shapes, `commit` and `propose` are those of the step of
     one shape, which verifies as many drafts as it has; `propose` is told the shape of the next step.
+
+    Callbacks that have the methods `make_logits(tokens=n)` or `make_hidden(tokens=n)` make what is not handed over,
+    T[n, ...] of the target's last forward, and a graph holds what they queue. With `committed(**outputs)` the first
+    half ends.
     """
 
     _open: _Open | None = None
@@ -66,7 +74,7 @@ class RotatedStep(Step):
     def commit(
         self,
         batch: Batch,
-        logits: Tensor,
+        logits: Tensor | None = None,
         *,
         at_least: int = 0,
         on_commit: Callable[[Tensor], object] | None = None,
@@ -77,15 +85,17 @@ class RotatedStep(Step):
             batch: as for `Step.decode`; every request was prefilled or written, and proposed for if it has had a step.
             logits: of the rows of the batch, and of any behind them, which are not read. They may be T[n * A, V] as
                 well. Read in place, until `propose` has run, from rows as far apart as the plan has them: V elements,
-                or the target's `padded_vocab_size`.
+                or the target's `padded_vocab_size`. None: the callbacks make them.
             at_least: as of `Step.decode`.
             on_commit: as of `Step.decode`.
 
         The result is valid until the next `commit`, so that its copy to the host may run beside `propose`. Raises as
-        `Step.decode`, and BatchError when the last batch has not been proposed for.
+        `Step.decode`, and BatchError when the last batch has not been proposed for, or nobody has logits.
 
         """
         self._check_closed("commit")
+        if logits is None and LOGITS not in self._makes:
+            raise BatchError(f"commit needs the logits: callbacks have no method {MAKE}{LOGITS}")
         columns = self._read("step", batch)
         rows, (at_least,) = len(columns[ROWS]), integers([at_least], "at_least")
         size = self._size(max(rows, at_least)) if (at_least or self._graphs) and max(rows, at_least) else rows
@@ -93,7 +103,7 @@ class RotatedStep(Step):
         progress, sent = Progress(self._stores, self._on_commit(on_commit, rows)), self._sent(columns[ROWS])
         frame = self._frame(size)
         if size:
-            self._given, self._live = {LOGITS: logits}, rows
+            self._given, self._live = {} if logits is None else {LOGITS: logits}, rows
             with self._on_device(), self._torn.unless_done(sent, lambda: progress.begun):
                 self._kv.check_place()
                 self._staging["step"].send(columns, size)
@@ -109,7 +119,7 @@ class RotatedStep(Step):
         Args:
             batch: the same requests in the same order.
             hidden: T[n, A, W] or T[n * A, W], the target's hidden states of the forward whose logits were committed,
-                where the program reads them; n as of the logits.
+                where the program reads them; n as of the logits. None: the callbacks make them.
             ahead: the shape of the next step of these requests, by default the same; as for `at`. Of the result's
                 drafts i64[b, S] the first ones are drafted, as many as it verifies. What is behind them says nothing.
 
@@ -124,12 +134,14 @@ class RotatedStep(Step):
         drafts = (self if ahead is None else self.at(ahead)).shape.num_steps
         columns = self._read("step", batch)
         self._check_same(self._open.rows, columns[ROWS])
-        if (hidden is not None) != self.reads_hidden:
+        made = hidden is None and HIDDEN in self._makes
+        if not made and (hidden is not None) != self.reads_hidden:
             raise BatchError(f"propose {'needs the' if self.reads_hidden else 'does not read'} hidden states")
         frame, sent, rows = self._open.frame, self._sent(columns[ROWS]), len(columns[ROWS])
         if frame.rows:
             self._given = {} if hidden is None else {HIDDEN: hidden}
-            self._check_given(frame)
+            if not made:
+                self._check_given(frame)
             self._open = None
             with self._on_device(), self._torn.unless_done(sent, lambda: bool(self._stores)):
                 self._kv.check_place()
@@ -139,8 +151,19 @@ class RotatedStep(Step):
         return ProposeResult(self._outputs(PROPOSE, frame, rows))
 
     def _dispatch(self, node: Node, frame: Frame) -> None:
-        """As of any step, and take what the engine hands over."""
-        return take(node, frame, self._given, self._live) if isinstance(node, Given) else super()._dispatch(node, frame)
+        """As of any step, and take what the engine hands over; tell it when the first half ends."""
+        if isinstance(node, Given):
+            take(node, frame, self._made(node, frame) | dict(self._given), self._live)
+        else:
+            super()._dispatch(node, frame)
+        if node is self._halves[0][-1] and (tell := getattr(self._callbacks, COMMITTED, None)) is not None:
+            tell(**self._outputs("step", frame, frame.rows))
+
+    def _made(self, node: Given, frame: Frame) -> dict[str, Tensor]:
+        """What callbacks make of what a node takes, and nobody has handed over."""
+        tokens = frame.rows * frame.plan.size("A")
+        wanted = [name for name in node.results if name not in self._given and name in self._makes]
+        return {name: getattr(self._callbacks, MAKE + name)(tokens=tokens) for name in wanted}
 
     def _check_closed(self, what: str) -> None:
         if any(step._open is not None for step in self._shapes.values()):
@@ -158,6 +181,12 @@ class RotatedStep(Step):
             take(node, frame, self._given, self._live)
 
     @cached_property
+    def _makes(self) -> frozenset[str]:
+        """The names of what callbacks make of what an engine hands over."""
+        names = (name for node in self._plan.nodes("step") if isinstance(node, Given) for name in node.results)
+        return frozenset(name for name in names if callable(getattr(self._callbacks, MAKE + name, None)))
+
+    @cached_property
     def _halves(self) -> tuple[tuple[Node, ...], ...]:
         return halves(self._plan)
 
@@ -172,12 +201,16 @@ class RotatedStep(Step):
         return any(isinstance(node, Given) for node in self._halves[1])
 
     def _half(self, half: int, frame: Frame, progress: Progress) -> None:
-        """Run the first half, or a stretch of the second, on the current stream."""
+        """Run the first half, or a stretch of the second, on the current stream.
+
+        A graph that holds how something is made is of no use where that is handed over.
+        """
         if self._graphs is not None:
             self._guard.check()
             assert isinstance(self._graphs, SegmentGraphs)  # `_captured` makes no others
-            self._graphs.replay_half(half, frame, progress)
-            return
+            if self._graphs.made.isdisjoint(self._given):
+                self._graphs.replay_half(half, frame, progress)
+                return
         for node in self._halves[half]:
             progress.queue((node.name,), frame, partial(self._execute, node, frame))
 
@@ -191,18 +224,20 @@ class RotatedStep(Step):
         """As `Step.capture`, of buckets whose steps verify up to so many `tokens`; others are launched node by node.
 
         `given` has what will always be handed over at the same place, `logits` or `hidden`, of the largest bucket: see
-        `zeros`. Of several shapes it has enough rows for each, which finds its own by `given_at`. A graph that reads
-        something else than it was captured with is launched kernel by kernel, and calls its forwards, in every step
-        (`replays.moved`). BindError also when that is not what the engine hands over.
+        `zeros`. Of several shapes it has enough rows for each, which finds its own by `given_at`. What callbacks make
+        beside that is made in the graphs. A graph that reads something else than it was captured with, or makes what is
+        handed over, is launched kernel by kernel, and calls its forwards, in every step (the former are
+        `replays.moved`). BindError also when that is not what the engine hands over.
         """
         for step in self._shapes.values():
             handed = step.zeros()
+            made = step._makes - (given or {}).keys()
             for name, tensor in (given or {}).items():
                 expected = {name: list(zeros.shape) for name, zeros in handed.items()}
                 if expected.get(name) != list((at := step.given_at(tensor)).shape):
                     raise BindError(f"{name} is given as {list(tensor.shape)}, handed over are {expected}")
                 handed[name] = at
-            step._given = handed
+            step._given = {name: tensor for name, tensor in handed.items() if name not in made}
             step._largest = None if tokens is None else tokens // step._plan.size("A")
         super().capture(how)
 
@@ -235,7 +270,7 @@ class RotatedStep(Step):
             if not segments:
                 check_capturable(self._plan)
             graphs = self._plan.segments if segments else self._plan.captures
-            how = self._frame, self._execute, self._idle, beside, self._largest
+            how = self._frame, self._execute, self._idle, beside, self._largest, self._makes - self._given.keys()
             return SegmentGraphs(self._plan, graphs, self._device, *how)
 
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from types import SimpleNamespace
@@ -183,6 +183,7 @@ class SchedulerOutput:
     num_scheduled_tokens: dict[str, int]
     scheduled_spec_decode_tokens: dict[str, list[int]]
     total_num_scheduled_tokens: int = 0
+    scheduled_new_reqs: Sequence[Any] = ()
 
     @classmethod
     def make_empty(cls) -> SchedulerOutput:
@@ -285,10 +286,17 @@ class GPUModelRunner:
         self.profiled = list[weakref.ref[Any]]()
         self.vllm_config: Any = None
         self.lora_config: Any = None
+        self.cudagraph_manager: Any = None
+        self.req_states: Any = None
         self.kv_connector, self._draft_workspace_lane = KVConnector(), 1
         self.max_num_reqs, self.max_num_tokens = 6, 64
         self.execute_model_state: ExecuteModelState | None = None
         self.dummies = list[list[int]]()
+
+    def add_requests(self, scheduler_output: SchedulerOutput) -> None:
+        """Give rows to requests; how they sample is in the sampler's states already."""
+        for request in scheduler_output.scheduled_new_reqs:
+            self.req_states.req_id_to_index[request.req_id] = int(request.req_id)
 
     def execute_model(
         self, scheduler_output: SchedulerOutput, intermediate_tensors: Any = None, dummy_run: bool = False,

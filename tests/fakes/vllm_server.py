@@ -55,12 +55,16 @@ class Target:
 
     Attributes:
         tokens: those that its last forward read.
+        place: where its forwards leave hidden states, as vLLM's graphs do; None: anywhere.
 
     """
+
+    place: Tensor | None = None
 
     def __init__(self, plan: Plan) -> None:
         self.model = tame_models(plan)["target"]
         self._padded = -(-plan.size("V") // 64) * 64
+        self._width = plan.models["target"].hidden_size
 
     def hidden(self, text: Sequence[int]) -> Tensor:
         """The hidden rows of all places of a text."""
@@ -68,7 +72,8 @@ class Target:
         for position, token in enumerate(text):
             seen = fold(seen, target_code(token, position))
             rows.append(self.model.hidden_row(seen))
-        return self.model.hidden[rows]
+        states = self.model.hidden[rows]
+        return states.expand(-1, self._width) if states.shape[1] == 1 else states  # where no draft reads them
 
     def forward(self, texts: Sequence[Sequence[int]], counts: Sequence[int]) -> Tensor:
         """The hidden states of the last tokens of texts, so many of each."""
@@ -81,13 +86,17 @@ class Target:
         )
         self._scores = torch.stack(scores)
         self._last = torch.cat([*hidden, torch.zeros_like(hidden[0])])  # rows of padding behind
-        return self._last
+        if self.place is None or len(self._last) > len(self.place):
+            return self._last
+        left = self.place[: len(self._last)]
+        return left.copy_(self._last)
 
     def compute_logits(self, hidden: Tensor) -> Tensor:
-        """Scores of the last forward, as rows of a padded vocabulary."""
-        assert hidden.data_ptr() == self._last.data_ptr() and len(hidden) == len(self._scores)
+        """Scores of the last forward, as rows of a padded vocabulary, and of padding behind it."""
+        scored = len(self._scores)
+        assert torch.equal(hidden[:scored], self._last[:scored])
         whole = torch.full((len(hidden), self._padded), torch.inf)
-        whole[:, : self._scores.shape[1]] = self._scores
+        whole[:scored, : self._scores.shape[1]] = self._scores
         return whole[:, : self._scores.shape[1]]
 
 
@@ -185,7 +194,7 @@ class Server:
         self, plan: Plan, monkeypatch: pytest.MonkeyPatch, *, longest: int = 64, requests: int = 6, ahead: int = 3,
         cuda: bool = False, max_graph: int = 512, profile: bool = False, release: str = "",
         others: Sequence[Plan] = (), scheduled: Any = None, lora: Any = None,
-        most_tokens: int = 64, new: Sequence[str] = (), **spec: Any,
+        most_tokens: int = 64, graphs: int = 0, new: Sequence[str] = (), **spec: Any,
     ) -> None:  # fmt: skip
         """`longest`: `max_model_len`; `ahead`: slots that a request has behind those of a step.
 
@@ -193,12 +202,14 @@ class Server:
         `max_graph`: tokens of its largest graph; with `profile` it has measured what graphs take before it starts.
         `release`: the version of vLLM, where it is not one that is tested; `scheduled`: the VllmConfig of a scheduler
         that is in a process of its own. `lora`: adapters; `most_tokens`: `max_num_batched_tokens`.
+        `graphs`: how many tokens the largest of its target's graphs has.
         `new`: places of functions that are not known of this vLLM.
         """
         self.plan, self._ahead, self._longest = plan, ahead, longest
         runner = GPUModelRunner
-        for kind, name in ((runner, "sample"), (runner, "profile_cudagraph_memory"), (Worker, "load_model"),
-                           (EngineCore, "_initialize_kv_caches"), (Scheduler, "__init__")):  # fmt: skip
+        for kind, name in ((runner, "sample"), (runner, "add_requests"), (runner, "profile_cudagraph_memory"),
+                           (Worker, "load_model"), (EngineCore, "_initialize_kv_caches"),
+                           (Scheduler, "__init__")):  # fmt: skip
             monkeypatch.setattr(kind, name, getattr(kind, name))  # they are as they were when the test ends
         VLLM.plug_in(package_of(plan, PROGRAM, *others), monkeypatch, lambda adapter: release or adapter.TESTED[-1])
         monkeypatch.setattr(adapter("digests"), "installed", lambda: dict.fromkeys(new, "new"))
@@ -214,6 +225,9 @@ class Server:
         monkeypatch.setattr(torch.cuda, "current_stream", lambda _: Stream())
         self.config = config_of(plan, requests, longest, max_graph, **spec)
         self.runner.speculator = module.init_speculator(self.config, torch.device("cpu"), self.states)
+        self.runner.req_states = self.states
+        self.target.place = torch.zeros(graphs, plan.models["target"].hidden_size) if graphs else None
+        self.runner.cudagraph_manager = SimpleNamespace(hidden_states=self.target.place)
         self.runner.lora_config, self.runner.max_num_tokens = lora, most_tokens
         self.runner.vllm_config, self.worker = self.config, Worker(self.runner)
         self.worker.load_model(load_dummy_weights=False)
@@ -278,8 +292,14 @@ class Server:
             self._texts[row], self._prompts[row], self.steps[row] = list(prompt), len(prompt), []
             self.states.all_token_ids.gpu[row, : len(prompt)] = torch.tensor(prompt, dtype=torch.int32)
             self.states.num_computed_tokens.gpu[row] = 0
+        self.join([*prompts])
         self._run([*prompts], [len(prompt) for prompt in prompts.values()], prefill=True)
         self.settle()
+
+    def join(self, rows: Sequence[int]) -> None:
+        """These rows have new requests, or ask for something else than before."""
+        new = [SimpleNamespace(req_id=str(row)) for row in rows]
+        self.runner.add_requests(SchedulerOutput({}, {}, scheduled_new_reqs=new))
 
     def decode(self, rows: Sequence[int], drafts: int | None = None, ahead: int | None = None) -> None:
         """One step; the tokens of the last one are read when it is launched.

@@ -43,6 +43,7 @@ class RequestState:
 
     def __init__(self, requests: int, steps: int, longest: int) -> None:
         self.max_num_reqs = requests
+        self.req_id_to_index = dict[str, int]()
         self.draft_tokens = torch.zeros(requests, steps, dtype=torch.int64)
         self.last_sampled_tokens = torch.zeros(requests, 1, dtype=torch.int64)
         self.num_computed_tokens = StagedWriteTensor(torch.zeros(requests, dtype=torch.int32))

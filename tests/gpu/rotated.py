@@ -23,8 +23,8 @@ class RotatedVariant(Variant):
     """A rotated program bound to tables of the engine's, which has a row in front that only the program knows."""
 
     def __init__(self, package: Package, device: str | torch.device, **options: Any) -> None:
-        """`options`: as of `Variant`, without `returns`."""
-        self.padded = bool(options.pop("padded", False))
+        """`options`: as of `Variant`, without `returns`; with `makes` the engine makes logits when it is called."""
+        self.padded, makes = bool(options.pop("padded", False)), bool(options.pop("makes", False))
         program = package.load(device)
         self.batch_type, self.plan = package.Batch, program.plan
         table, brought = self.plan.table, dict[str, Tensor]()
@@ -39,7 +39,27 @@ class RotatedVariant(Variant):
             brought[COUNTS] = torch.full((rows,), columns, dtype=torch.int32, device=program.device)
         self.table = bound.to(program.device)
         self.tables = {name: self.made(name) for name, field in self.plan.carry.items() if field.written_by}
+        self.scores, self.left = Tensor(), torch.zeros(self.plan.buckets[-1], dtype=torch.int32, device=program.device)
+        if makes:
+            path, dtype = self.plan.size("A"), DTYPES[self.plan.values[self.logits].dtype]
+            shape = self.plan.buckets[-1] * path, self.plan.size("V")
+            self.scores = torch.zeros(shape, dtype=dtype, device=program.device)
+            vars(self.engine).update(make_logits=self.make_logits, committed=self.committed)
         self.step = program.bind(self.engine, self.table, tables=brought, carry=self.tables, **options)
+
+    @property
+    def logits(self) -> str:
+        """The value that the target's logits are."""
+        (given, *_) = [node for node in self.plan.nodes("step") if node.kind == "given"]
+        return given.results["logits"]
+
+    def make_logits(self, *, tokens: int) -> Tensor:
+        """A copy of what the target's forward has left, in rows as far apart as the plan has them."""
+        return laid_apart(self.plan, self.logits, self.scores[:tokens] + 0)
+
+    def committed(self, *, predict: Tensor, accept_lens: Tensor, **_: Tensor) -> None:
+        """Keep how many tokens each request was given."""
+        self.left[: len(predict)].copy_(accept_lens)
 
     def made(self, name: str) -> Tensor:
         """A table of the engine's for a field; rows of drafts are a part of longer ones."""
@@ -70,10 +90,12 @@ class RotatedVariant(Variant):
         """One step, between whose halves the engine has written its tables; the outputs of both."""
         size = self.plan.bucket(len(rows))
         given = self.target(rows + [0] * (size - len(rows)), lengths + [0] * (size - len(rows)))
-        (given_logits, *_) = [node for node in self.plan.nodes("step") if node.kind == "given"]
-        logits = laid_apart(self.plan, given_logits.results["logits"], given.logits)
-        batch = self.batch_type(rows, lengths)
-        committed = self.step.commit(batch, logits, at_least=int(self.padded)).to_host()
+        batch, logits = self.batch_type(rows, lengths), laid_apart(self.plan, self.logits, given.logits)
+        if len(self.scores):
+            self.scores[: logits.shape[0] * logits.shape[1]].copy_(logits.flatten(0, 1))
+        committed = self.step.commit(batch, None if len(self.scores) else logits, at_least=int(self.padded)).to_host()
+        if len(self.scores):
+            assert self.left[: len(rows)].tolist() == committed.accept_lens
         self.update(rows, {"bonus": committed.bonus, "seq_lens": committed.new_seq_lens})
         proposed = self.step.propose(batch, given.hidden if self.step.reads_hidden else None).to_host()
         self.update(rows, {"drafts": proposed.drafts})

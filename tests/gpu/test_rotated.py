@@ -27,10 +27,13 @@ def test_halves_captured_and_eager_equal_the_reference(
     variants = {"cpu": RotatedVariant(package, "cpu")}
     variants |= {name: RotatedVariant(package, device, **how) for name, how in ways.items()}
     variants["padded"] = RotatedVariant(package, device, capture=False, padded=True)
+    variants["makes"] = RotatedVariant(package, device, capture=True, makes=True)
+    variants["makes eagerly"] = RotatedVariant(package, device, capture=False, makes=True)
     serving = Serving(variants, seed=1)
     serving.run(30)
     assert sum(count * times for count, times in serving.accepted.items()) > 1.5 * serving.accepted.total()
     assert len(serving.sizes) > 3
+    assert variants["captured"].step.replays.moved and not variants["makes"].step.replays.moved
 
 
 @pytest.mark.parametrize("toy", ROTATED, ids=lambda toy: toy.name)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from torch import Tensor
@@ -60,7 +60,8 @@ class Steps:
         self._told = time.monotonic()
         self._bound = Bound(package, speculator)
         self.step = self._bound.step
-        self._admission = Admission(package, self.step, PROCESSORS)
+        rows = speculator.vllm_config.scheduler_config.max_num_seqs
+        self._admission = Admission(package, self.step, PROCESSORS, unserved, rows)
         # vLLM has chains alone, so how many tokens it verifies of a request says which shape a step has.
         self._plans = {plan.size("A"): plan for plan in package.plans.values()}
         self._drafted = sorted(shape.num_steps for shape in package.plans)
@@ -85,8 +86,6 @@ class Steps:
             return f"more than {most} requests"
         if (reason := self._admission.refuses(sampler, rows)) is not None:
             return reason
-        if (reason := unserved(sampler, rows)) is not None:
-            return reason
         # Most tokens that texts have before the step; it writes a window behind that.
         ends = batch.seq_lens_cpu_upper_bound.numpy()[: batch.num_reqs] - plan.size("A") + plan.kv.window
         if (ends > self._longest).any():
@@ -99,31 +98,37 @@ class Steps:
         """Whether a batch is a verification: also of no drafts, where the program has a step without any."""
         return bool(batch.num_draft_tokens) or (1 in self._plans and not batch.has_prefill)
 
-    def commit(self, logits: Tensor, batch: Any, sampler: Any) -> SamplerOutput:
-        """Verify the drafts of a batch by the target's logits T[b * A, V], as `refuses` has it."""
+    def join(self, rows: Sequence[int]) -> None:
+        """Take note that these rows of vLLM's have other requests than before."""
+        self._admission.join(rows)
+
+    def scores(self, batch: Any, hidden: Tensor) -> bool:
+        """Whether the program scores a batch that it does not refuse, by the target's hidden states T[b * A, H].
+
+        It does unless somebody else is to see the scores, or to change them.
+        """
+        self._bound.target.see(hidden)
+        return self._bound.target.make_logits is not None and not self._admission.shares(batch.idx_mapping_np)
+
+    def commit(self, logits: Tensor | None, batch: Any, sampler: Any) -> SamplerOutput:
+        """Verify the drafts of a batch by the target's logits T[b * A, V], or by those that `scores` has spoken of."""
         path = batch.num_tokens // batch.num_reqs
         self._shape = self._plans[path].shape
-        self._admission.say(sampler, batch.idx_mapping_np)
+        self._admission.bring(sampler, batch.idx_mapping_np)
         self._requests = self._package.Batch((batch.idx_mapping_np + AHEAD).tolist())
         kept = logits
-        if masks := self._masks(sampler, batch.idx_mapping_np):
+        if logits is not None and (masks := self._admission.masks(sampler, batch.idx_mapping_np)):
             kept = forbid(logits, batch, masks, sampler)
         committed = self.step.at(self._shape).commit(self._requests, logits)
         self.committed = batch
+        tokens, lengths = committed.predict, committed.accept_lens
         return SamplerOutput(
-            sampled_token_ids=committed.predict,
-            logprobs_tensors=logprobs(kept, committed.predict, committed.accept_lens, batch, sampler),
+            sampled_token_ids=tokens,
+            logprobs_tensors=None if kept is None else logprobs(kept, tokens, lengths, batch, sampler),
             num_nans=(committed.health & self._unhealthy).ne(0).int() if sampler.compute_nans else None,
-            num_sampled=committed.accept_lens,
-            num_rejected=path - committed.accept_lens,
+            num_sampled=lengths,
+            num_rejected=self._bound.target.rejected[: batch.num_reqs],
         )
-
-    def _masks(self, sampler: Any, rows: Any) -> list[Any]:
-        """The processors of logits that forbid tokens to requests in these rows."""
-        if not sampler.needs_logits_processing[rows].any():
-            return []
-        known = ((one, PROCESSORS.get(type(one))) for one in sampler.logits_processors)
-        return [one for one, what in known if what is not None and what.masks(one)[rows].any()]
 
     def propose(self, drafts: int, hidden: Tensor | None = None) -> Tensor:
         """Drafts i64[b, S] for the next step of the batch that was verified, of which vLLM reads so many.
@@ -157,14 +162,15 @@ class Steps:
         times: StepTimes = self._package.measure_step_times(self.step, run)
         return times
 
-    def pad(self, shape: Any, batch: Any, logits: Tensor, hidden: Tensor | None = None) -> None:
+    def pad(self, shape: Any, batch: Any, last: Tensor, hidden: Tensor | None = None) -> None:
         """A step of a shape for an InputBatch of nobody's requests, as many as a bucket: no row of a request changes.
 
-        `logits` are T[b * A, V], `hidden` T[b * A, W], both of the target.
+        Both are hidden states of the target's: `last` T[b * A, H] are scored, and the draft reads `hidden` T[b * A, W].
         """
         step, nobody = self.step.at(shape), self._package.Batch([], [])
+        self._bound.target.see(last)
+        step.commit(nobody, at_least=batch.num_reqs)
         handed = self._bound.hand_over(step, batch, hidden)
-        step.commit(nobody, logits, at_least=batch.num_reqs)
         step.propose(nobody, handed, ahead=shape)
 
     def capture(self, tokens: int) -> Steps:

@@ -21,6 +21,7 @@ class Bound:
 
     Attributes:
         step: the bound program, a RotatedStep.
+        target: what it calls, a `Target`.
 
     """
 
@@ -30,7 +31,8 @@ class Bound:
         plan = program.plan
         # Behind it ranks send each other what they have of the head.
         head = parallel.alike(lambda: Head(plan, speculator)) if computes_head(plan) else None
-        self._forwards, self._blocks = speculator.forwards(package.Forward, head), speculator.blocks(plan)
+        most = max(shaped.buckets[-1] for shaped in package.plans.values())
+        self.target, self._blocks = speculator.forwards(most, package.Forward, head), speculator.blocks(plan)
         table = self._blocks.table
         # Whether a request's blocks have room, the host knows beforehand, see `room`.
         blocks = torch.full((len(table),), table.shape[1], dtype=torch.int32, device=speculator.device)
@@ -39,7 +41,8 @@ class Bound:
             logger.info("specc: %s", saved(plan, head.weight))
         collective = parallel.Ranks() if plan.ranks > 1 else None
         given = {"tables": tables, "carry": speculator.fields, "collective": collective}
-        self.step = program.bind(self._forwards, table, **given, capture=False)
+        self._largest = max(shaped.buckets[-1] * shaped.size("A") for shaped in package.plans.values())
+        self.step = program.bind(self.target, table, **given, capture=False)
         self._hidden: Tensor | None = None
 
     def room(self, rows: Any) -> Any:
@@ -49,22 +52,26 @@ class Bound:
     def hand_over(self, step: Any, batch: Any, hidden: Tensor | None) -> Tensor | None:
         """The target's hidden states of a batch as `propose` of a shape's step takes them: T[n, A, W] of T[tokens, W].
 
-        Graphs read them at one place, so they are copied there if there are any.
+        Graphs read them at one place, so they are copied there if they are elsewhere.
         """
-        self._forwards.begin(batch)
+        self.target.begin(batch)
         if hidden is None:
             return None
         hidden = hidden[: batch.num_tokens]
         if self._hidden is None:
             return hidden.view(batch.num_reqs, -1, hidden.shape[-1])
-        self._hidden[: batch.num_tokens].copy_(hidden)
+        if hidden.data_ptr() != self._hidden.data_ptr():
+            self._hidden[: batch.num_tokens].copy_(hidden)
         handed: Tensor = step.given_at(self._hidden)
         return handed
 
     def capture(self, tokens: int) -> None:
-        """Capture both halves of all steps with so many tokens at most; the first reads logits wherever they are."""
-        self._forwards.begin(None)
+        """Capture both halves of all steps with so many tokens at most."""
+        self.target.begin(None)
         most = (self.step.at(shape).zeros().get(HIDDEN) for shape in self.step.buckets)
         handed = [zeros.flatten(0, 1) for zeros in most if zeros is not None]
         self._hidden = max(handed, key=len, default=None)
+        place, hidden = self.target.settle(min(tokens, self._largest)), self._hidden
+        if hidden is not None and (place.dtype, place.shape[1:]) == (hidden.dtype, hidden.shape[1:]):
+            self._hidden = place if len(place) >= len(hidden) else hidden
         self.step.capture(given={} if self._hidden is None else {HIDDEN: self._hidden}, tokens=tokens)

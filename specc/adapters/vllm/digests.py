@@ -16,6 +16,7 @@ from pathlib import Path
 
 KNOWN: Mapping[str, Mapping[str, str]] = {
     "v1.worker.gpu.model_runner.GPUModelRunner": {
+        "add_requests": "e18eef318021",
         "prepare_inputs": "cc5955ae2251 891e806491fa",
         "prepare_attn": "4dd2bd48cc13 6e8c92e90563",
         "sample": "fc5a3cdf4737",
@@ -49,10 +50,23 @@ KNOWN: Mapping[str, Mapping[str, str]] = {
     },
     "v1.worker.gpu.sample.sampler.Sampler": {
         "add_request": "8b96aa644322",
+        "get_logprobs_dims": "9ee28f43adc3",
         "apply_sampling_params": "cbae15b8c46c",
     },
     "v1.worker.gpu.sample.states.SamplingStates": {
         "add_request": "b4a4f98939af",
+    },
+    "v1.worker.gpu.sample.logit_bias.LogitBiasState": {
+        "add_request": "fcaf5f2ee4fa",
+    },
+    "v1.worker.gpu.sample.bad_words.BadWordsState": {
+        "add_request": "978fb69a039c",
+    },
+    "v1.worker.gpu.sample.thinking_budget.ThinkingBudgetState": {
+        "add_request": "127d9b1e43e0",
+    },
+    "v1.worker.gpu.sample.logprob.LogprobTokenIdsState": {
+        "add_request": "a8f514e9302c",
     },
     "v1.worker.gpu.sample.penalties.PenaltiesState": {
         "add_request": "6aec2e5468cb",

@@ -10,23 +10,25 @@ from vllm.config.compilation import CUDAGraphMode
 from vllm.v1.worker.gpu.cudagraph_utils import BatchExecutionDescriptor
 
 from .heads import Head
+from .target import Target
 
 
-class NoForwards:
-    """A program without a draft calls nothing."""
+class NoForwards(Target):
+    """A program without a draft calls the target's head alone."""
 
     def begin(self, batch: Any | None) -> None:
         """See `Forwards`."""
 
 
-class Forwards:
+class Forwards(Target):
     """The callbacks `extend` and `draft` of a program, by the draft of one of vLLM's speculators.
 
     Before a step `begin` says which requests it is of.
     """
 
-    def __init__(self, speculator: Any, result: Any, head: Head | None) -> None:
+    def __init__(self, speculator: Any, requests: int, result: Any, head: Head | None) -> None:
         """speculator: with its attention in place; result: the program's `Forward`; head: if the program has it."""
+        super().__init__(speculator.runner, requests)
         self._speculator, self._result, self._head = speculator, result, head
         most = len(speculator.arange_np)
         self._starts = torch.arange(most, dtype=torch.int32, device=speculator.device)

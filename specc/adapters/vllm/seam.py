@@ -27,11 +27,14 @@ distributed.parallel_state.get_tp_group()
 distributed.parallel_state.graph_capture(device)
 v1.worker.gpu_worker.Worker: load_model model_runner
 v1.worker.gpu.model_runner.init_speculator(vllm_config device req_states)
-v1.worker.gpu.model_runner.GPUModelRunner: device model output_copy_stream sampler speculator
-    structured_outputs_worker
+v1.worker.gpu.model_runner.GPUModelRunner: cudagraph_manager device lora_config model output_copy_stream
+    req_states sampler speculator structured_outputs_worker vllm_config
 v1.worker.gpu.model_runner.GPUModelRunner.sample(hidden_states input_batch grammar_output)
+v1.worker.gpu.model_runner.GPUModelRunner.add_requests(scheduler_output)
+v1.core.sched.output.SchedulerOutput: scheduled_new_reqs
 
 v1.worker.gpu.states.RequestState: all_token_ids draft_tokens last_sampled_tokens max_num_reqs num_computed_tokens
+    req_id_to_index
 v1.worker.gpu.block_table.BlockTables: block_sizes block_tables init_block_table_layout_tensors input_block_tables
     num_blocks
 v1.worker.gpu.buffer_utils.StagedWriteTensor: gpu

@@ -51,6 +51,7 @@ def replace_speculators(programs: Sequence[Any]) -> None:
         scheduler.Scheduler.__init__ = looking_up(scheduler.Scheduler.__init__)
     runner = model_runner.GPUModelRunner
     runner.sample = _sampling(runner.sample)
+    runner.add_requests = _joining(runner.add_requests)
     if seam.there(seam.PROFILE):
         runner.profile_cudagraph_memory = _releasing(runner.profile_cudagraph_memory)
     gpu_worker.Worker.load_model = _demanding(gpu_worker.Worker.load_model)
@@ -68,6 +69,7 @@ class ProgramDrafts(_Speculator):
         steps: the program's; None until it is bound, and where it does not fit keys and values.
         trial: of the steps, as long as they do not count; None in a vLLM whose functions are known.
         program: its title.
+        runner: the GPUModelRunner whose drafts these are.
         asks: whether its policy says how many drafts there are; otherwise the server does.
 
     """
@@ -76,6 +78,7 @@ class ProgramDrafts(_Speculator):
     steps: Steps | None = None
     trial: Trial | None = None
     program: str
+    runner: Any
     asks = False
 
     def take(self, package: Any, states: Any) -> None:
@@ -165,9 +168,12 @@ class ProgramDrafts(_Speculator):
         """The target's hidden states T[tokens, W] among what `propose` is given, where the draft reads them."""
         return ()
 
-    def forwards(self, result: Any, head: Head | None) -> Any:
-        """What the program calls, whose forwards return `result`, the program's `Forward`; `head` if it computes it."""
-        return NoForwards()
+    def forwards(self, requests: int, result: Any, head: Head | None) -> Any:
+        """What the program calls for so many requests at most.
+
+        Forwards return `result`, the program's `Forward`; `head` if the program computes it.
+        """
+        return NoForwards(self.runner, requests)
 
     def blocks(self, plan: Any) -> Any:
         """The blocks that the draft's keys and values are in. RuntimeError if they do not fit the program's plan."""
@@ -185,9 +191,9 @@ class ModelDrafts(ProgramDrafts):
         """See DraftModelSpeculator."""
         super().__init__(config, device)
 
-    def forwards(self, result: Any, head: Head | None) -> Forwards:
+    def forwards(self, requests: int, result: Any, head: Head | None) -> Forwards:
         """The model's own."""
-        return Forwards(self, result, head)
+        return Forwards(self, requests, result, head)
 
     def blocks(self, plan: Any) -> Blocks:
         """Those of the group of KV caches that the model's layers are in."""
@@ -285,25 +291,40 @@ def _sampling(original: Any) -> Any:
             steps.leave(input_batch, reason)
             return original(runner, hidden_states, input_batch, grammar_output)
         scores = functools.partial(_scores, runner, hidden_states, input_batch, grammar_output)
+        if runner.device.type == "cuda":
+            # The last step's tokens, which may still be on their way to the host, lie where this one's will.
+            torch.cuda.current_stream(runner.device).wait_stream(runner.output_copy_stream)
         if (trial := runner.speculator.trial) is not None:
             own = original(runner, hidden_states, input_batch, grammar_output)
             runner.speculator.on_trial(lambda: trial.verify(own[0], input_batch, runner.sampler, scores))
             return own
-        output = steps.commit(scores(), input_batch, runner.sampler)
+        alone = grammar_output is None and steps.scores(input_batch, hidden_states[: input_batch.num_tokens])
+        output = steps.commit(None if alone else scores(), input_batch, runner.sampler)
         return output, output.num_sampled, output.num_rejected
 
     return sample
 
 
+def _joining(original: Any) -> Any:
+    """VLLM's `GPUModelRunner.add_requests`, after which the program knows that rows have other requests."""
+
+    @functools.wraps(original)
+    def add_requests(runner: Any, scheduler_output: Any) -> None:
+        original(runner, scheduler_output)
+        steps: Steps | None = getattr(runner.speculator, "steps", None)
+        if steps is not None and scheduler_output.scheduled_new_reqs:
+            named = runner.req_states.req_id_to_index
+            steps.join([named[request.req_id] for request in scheduler_output.scheduled_new_reqs])
+
+    return add_requests
+
+
 def _scores(runner: Any, hidden_states: Tensor, input_batch: Any, grammar_output: Any) -> Tensor:
-    """The target's logits T[b * A, V] as the program is to verify by, when it may."""
+    """The target's logits T[b * A, V] as the program is to verify by."""
     logits: Tensor = runner.model.compute_logits(hidden_states[: input_batch.num_tokens])
     if grammar_output is not None:
         fields = runner.speculator.fields
         restrict(logits, input_batch, grammar_output, runner.structured_outputs_worker, fields["drafts"])
-    if runner.device.type == "cuda":
-        # The last step's tokens, which may still be on their way to the host, lie where this one's will.
-        torch.cuda.current_stream(runner.device).wait_stream(runner.output_copy_stream)
     return logits
 
 
@@ -325,7 +346,7 @@ def _releasing(original: Any) -> Any:
 
 
 def _demanding(original: Any) -> Any:
-    """VLLM's `Worker.load_model`, after which a program that must run is one that will."""
+    """VLLM's `Worker.load_model`, after which drafts know their runner, and what must run is a program that will."""
 
     @functools.wraps(original)
     def load_model(worker: Any, **named: Any) -> None:
@@ -333,6 +354,8 @@ def _demanding(original: Any) -> Any:
         if seam.there(seam.RUNNER) and not worker.use_v2_model_runner:
             logger.warning("specc: no program runs: this server has vLLM's first model runner, which knows of none")
         wanted, drafts = os.environ.get(CHOICE), getattr(worker.model_runner, "speculator", None)
+        if isinstance(drafts, ProgramDrafts):
+            drafts.runner = worker.model_runner
         if wanted and not isinstance(drafts, ProgramDrafts):
             raise ServerError(f"{CHOICE}={wanted}: this server has no step that a program runs")
 

@@ -77,10 +77,9 @@ class Padding:
         requests = min(bucket, max(one for one in drafts.steps.step.buckets[shape] if one <= most))
         batch = Nobodys(requests, requests * path, torch.full((requests,), path, dtype=torch.int32))
         last, aux = self._forward(requests, path)
-        logits = runner.model.compute_logits(last[: batch.num_tokens])
         handed = drafts.handed_over(None, None, get_drafter_hidden_states(runner.model, last), aux)
         with use_workspace_lane(runner._draft_workspace_lane):
-            drafts.steps.pad(shape, batch, logits, *handed)
+            drafts.steps.pad(shape, batch, last[: batch.num_tokens], *handed)
 
     def _forward(self, requests: int, path: int) -> tuple[Tensor, list[Tensor] | None]:
         """Hidden states T[n, W] of the target over so many tokens of each request, and perhaps those of other layers.

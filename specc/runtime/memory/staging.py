@@ -29,12 +29,21 @@ class Staging:
     """Writes the inputs `names` of a plan, padded with zeros to the largest bucket.
 
     When the input buffers lie next to each other in the arena, with nothing else between them, a step sends them in one
-    copy; otherwise in one copy each.
+    copy; otherwise in one copy each. Lists that lie there already are not sent again.
     """
 
-    def __init__(self, plan: Plan, arena: Arena, names: Sequence[str]) -> None:
-        """Host memory for the inputs, pinned when the arena is on a GPU."""
-        self._arena = arena
+    def __init__(
+        self,
+        plan: Plan,
+        arena: Arena,
+        names: Sequence[str],
+        sent: dict[Staging, Mapping[str, Sequence[int]]] | None = None,
+    ) -> None:
+        """Host memory for the inputs, pinned when the arena is on a GPU.
+
+        `sent` is of all that write into the same arena: who did last, and which lists.
+        """
+        self._arena, self._sent = arena, {} if sent is None else sent
         homes = {name: plan.home(name) for name in names}
         buffers = {name: home for name, home in homes.items() if home is not None}
         self._regions = _regions(list(buffers.values()), list(arena.buffers.values()))
@@ -63,8 +72,12 @@ class Staging:
         given = {name: columns[name] for name in self._homes}
         tensors = {name: self._outside(column) for name, column in given.items() if isinstance(column, Tensor)}
         lists = {name: column for name, column in given.items() if not isinstance(column, Tensor)}
-        if lists:
-            self._send_lists(lists)
+        if tensors or self._sent.get(self) != lists:
+            self._sent.clear()
+            if lists:
+                self._send_lists(lists)
+            if not tensors:
+                self._sent[self] = {name: [*column] for name, column in lists.items()}
         for name, column in tensors.items():
             torch.cat((column, self._padding[: rows - len(column)]), out=self._homes[name][:rows])
 

@@ -53,7 +53,11 @@ def admission(*parameters: str) -> tuple[Admission, Program]:
         PenaltiesState: Processor(lambda state: state.use_penalty, lambda state: state.use_penalty & False),
         Masks: Processor(lambda masks: masks.changes, lambda masks: masks.masks),
     }
-    return Admission(package, program, processors), program
+    return Admission(package, program, processors, scores, ROWS), program
+
+
+def scores(engine: Any, at: Any) -> str | None:
+    return "scores" if engine.num_token_ids[at].any() else None
 
 
 def sampler(*processors: Any) -> Sampler:
@@ -70,7 +74,6 @@ def test_a_greedy_program_leaves_requests_that_sample() -> None:
     engine.admit(2, temperature=1)
     assert made.refuses(engine, rows(0, 2)) == "sampling"
     assert made.refuses(engine, rows(0, 1)) is None
-    made.say(engine, rows(0, 1))
     assert (made.parameters, program.rows) == ([], {})
 
 
@@ -100,6 +103,7 @@ def test_processors_of_logits_are_vllms(temperature: float) -> None:
     engine.admit(3, temperature=temperature)
     assert made.refuses(engine, rows(3)) is None
     engine.logits_processors[0].use_penalty[3] = engine.needs_logits_processing[3] = True
+    made.join([3])
     assert made.refuses(engine, rows(3)) == "penalties, biases or other processors of logits"
     assert made.refuses(engine, rows(2)) is None
 
@@ -127,11 +131,11 @@ def test_penalties_are_a_programs_that_has_them(temperature: float, given: dict[
     assert made.refuses(engine, rows(0, 3)) == reason
     assert made.refuses(engine, rows(0, 1)) is None
     if reason is None:
-        made.say(engine, rows(0, 3))
         sampling = program.rows[3 + AHEAD]
         wanted = {"repetition_penalty": 1, "frequency_penalty": 0, "presence_penalty": 0} | given
         assert {name: getattr(sampling, name) for name in wanted} == wanted
     engine.logits_processors.append(Owns())
+    made.join([3])
     assert made.refuses(engine, rows(3)) == "penalties, biases or other processors of logits"
 
 
@@ -143,19 +147,19 @@ def test_what_vllm_has_counted_is_counted() -> None:
     engine.admit(3, prompt=[4, 31, 49, 4], presence_penalty=1)
     engine.admit(0, prompt=[4])
     state.output_bin_counts[3, [31, 8]] = torch.tensor([2, 1], dtype=torch.int32)
-    made.say(engine, rows(0, 3))
+    made.bring(engine, rows(0, 3))
     wanted = torch.zeros(V, dtype=torch.int32)
     wanted[[4, 31, 49, 8]] = torch.tensor([1, 1 + 4, 1, 2], dtype=torch.int32)
     assert torch.equal(counts[3 + AHEAD], wanted)
     assert (counts[[row for row in range(ROWS + AHEAD) if row != 3 + AHEAD]] == -5).all(), "nobody else's"
     counts[3 + AHEAD, 9] = 2  # the program counts what it emits itself
-    made.say(engine, rows(3))
+    made.bring(engine, rows(3))
     assert counts[3 + AHEAD, 9] == 2
     made.left(rows(3, 0))
-    made.say(engine, rows(0))
+    made.bring(engine, rows(0))
     assert counts[3 + AHEAD, 9] == 2, "not in this batch"
     state.output_bin_counts[3, 7] = 5
-    made.say(engine, rows(3))
+    made.bring(engine, rows(3))
     wanted[7] = 10
     assert torch.equal(counts[3 + AHEAD], wanted)
 
@@ -178,6 +182,7 @@ def test_what_only_forbids_tokens_is_no_reason(temperature: float) -> None:
     assert made.refuses(engine, rows(0, 1)) is None
     assert made.refuses(engine, rows(1, 3)) == "penalties, biases or other processors of logits"
     engine.needs_logits_processing[2] = True
+    made.join([2])
     assert made.refuses(engine, rows(1, 2)) == "penalties, biases or other processors of logits", "of nobody's"
 
 
@@ -189,6 +194,7 @@ def test_a_budget_of_thoughts_changes_logits() -> None:
     engine.thinking_budget_state = SimpleNamespace(enabled=True, use_thinking_budget=budgets)
     assert made.refuses(engine, rows(1)) is None
     budgets[1] = True
+    made.join([1])
     assert made.refuses(engine, rows(1)) is not None
 
 
@@ -203,10 +209,11 @@ def test_a_program_has_at_every_step_what_its_requests_ask_for() -> None:
             filters = {"top_k": draw.choice([3, V]), "top_p": draw.choice([0.5, 1])} if heat else {}
             asked[row] = {"temperature": heat, "seed": draw.randrange(-1 << 63, 1 << 63), **filters}
             engine.admit(row, **asked[row])
+            made.join([row])
             new.add(row)
         batch = draw.sample(sorted(asked), draw.randint(0, len(asked)))
         before = program.told
-        made.say(engine, rows(*batch))
+        assert made.refuses(engine, rows(*batch)) is None
         assert program.told - before == len(new & {*batch})
         new -= {*batch}
         for row in batch:
@@ -216,9 +223,39 @@ def test_a_program_has_at_every_step_what_its_requests_ask_for() -> None:
             assert sampling.top_k == (wanted.get("top_k", V) if wanted.get("top_k", V) < V else 0)
 
 
+def test_whose_scores_somebody_else_sees() -> None:
+    """Of requests alone that ask for it, and of those that take their rows."""
+    made, _ = admission("seed", "temperature")
+    engine = sampler(Masks(masks=1, changes=3))
+    engine.sampling_states.num_logprobs[4], engine.num_token_ids[5] = 0, 2
+    engine.admit(1, temperature=0.5)
+    engine.needs_logits_processing[1] = True
+    assert made.refuses(engine, rows(0, 1, 2, 4)) is None
+    assert [made.shares(rows(row)) for row in (0, 1, 2, 4)] == [False, True, False, True]
+    assert made.shares(rows(0, 2, 4)) and not made.shares(rows(0, 2))
+    assert made.refuses(engine, rows(0, 5)) == "scores"
+    engine.sampling_states.num_logprobs[4] = -1
+    assert made.refuses(engine, rows(4)) is None and made.shares(rows(4)), "nobody has said that it is another"
+    made.join([4])
+    assert made.refuses(engine, rows(4)) is None and not made.shares(rows(4))
+
+
+def test_what_a_request_is_asks_once() -> None:
+    """Steps of requests that are known read nothing of vLLM's sampler."""
+    made, program = admission("seed", "temperature")
+    engine = sampler()
+    engine.admit(2, temperature=0.5)
+    assert made.refuses(engine, rows(2, 0)) is None
+    nobody: Any = None
+    assert made.refuses(nobody, rows(0, 2)) is None and program.told == 2
+    made.forget()
+    with pytest.raises(AttributeError):
+        made.refuses(nobody, rows(0))
+
+
 def test_a_temperature_above_all_of_a_programs() -> None:
     made, program = admission("seed", "temperature")
     engine = sampler()
     engine.admit(0, temperature=1e9)
-    made.say(engine, rows(0))
+    assert made.refuses(engine, rows(0)) is None
     assert program.rows[AHEAD].temperature == float(1 << 20)

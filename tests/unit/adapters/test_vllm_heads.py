@@ -139,15 +139,15 @@ def test_another_head_in_a_later_step() -> None:
 def test_what_forwards_return(computed: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """Logits, or what the program's head reads; of a draft with an axis for its branch."""
     module, speculator = importlib.import_module(FORWARDS), speculator_of()
-    speculator.arange_np = range(5)
-    speculator.max_model_len = 9
+    speculator.arange_np, speculator.max_model_len, speculator.device = range(5), 9, torch.device("cpu")
+    speculator.runner = SimpleNamespace(lora_config=None, speculator=speculator)
     made = torch.randn(4, WIDTH).bfloat16(), torch.randn(4, WIDTH).bfloat16()
 
     def run(*_: object, **__: object) -> tuple[Tensor, Tensor]:
         return made
 
     monkeypatch.setattr(module.Forwards, "_run", run)
-    forwards = module.Forwards(speculator, Forward, head_of(plan_of(), speculator) if computed else None)
+    forwards = module.Forwards(speculator, 4, Forward, head_of(plan_of(), speculator) if computed else None)
     where = {"positions": None, "slots": None}
     extended = forwards.extend(tokens=torch.zeros(2, 2), select=torch.tensor([1, 3]), **where)
     drafted = forwards.draft(step=0, tokens=torch.zeros(4, 1), **where)

@@ -135,6 +135,7 @@ def test_batches_that_are_no_steps_of_a_programs(serve: Serve) -> None:
     assert refuses(sampler, batch()) is None
     assert refuses(sampler, batch(has_prefill=True)) == "a prefill in the batch"
     sampler.needs_logits_processing[0] = penalties.use_penalty[0] = True
+    server.join([0])
     assert refuses(sampler, batch()) == "penalties, biases or other processors of logits"
 
 
@@ -177,16 +178,22 @@ def test_log_probabilities_that_are_vllms(serve: Serve) -> None:
     batch = InputBatch(np.array([2, 0]), [4, 4], torch.tensor([7, 6]), 6)
     server.begin({2: PROMPTS[2], 0: PROMPTS[0]}, temperature=1.0, seed=3)
     assert server.program.refuses(sampler, batch) is None
+
+    def refused() -> str | None:
+        server.join([0, 2])
+        reason: str | None = server.program.refuses(sampler, batch)
+        return reason
+
     states.num_logprobs[0] = 2
-    assert server.program.refuses(sampler, batch) is None, "nothing is processed"
+    assert refused() is None, "nothing is processed"
     sampler.admit(0, temperature=0.5)
-    assert server.program.refuses(sampler, batch) == "log-probabilities of processed scores"
+    assert refused() == "log-probabilities of processed scores"
     sampler.logprobs_mode = "raw_logprobs"
-    assert server.program.refuses(sampler, batch) is None
+    assert refused() is None
     sampler.logprobs_mode, states.num_logprobs[[0, 2]] = "processed_logprobs", [-1, 2]
-    assert server.program.refuses(sampler, batch) is None, "it is another's scores that are processed"
+    assert refused() is None, "it is another's scores that are processed"
     sampler.num_token_ids[2] = 1
-    assert server.program.refuses(sampler, batch) == "log-probabilities of given tokens"
+    assert refused() == "log-probabilities of given tokens"
 
 
 @pytest.mark.parametrize("processed", [False, True])
@@ -347,11 +354,12 @@ def test_scores_that_are_no_numbers_are_counted(serve: Serve, monkeypatch: pytes
     assert server.output.num_nans.tolist() == [0, 1, 0]
 
 
+@pytest.mark.parametrize("graphs", [0, 8, 16, 40])
 @pytest.mark.parametrize("algorithm", ["STANDALONE", "EAGLE", "NGRAM"])
-def test_drafts_that_are_captured_read_hidden_states_at_one_place(
-    serve: Serve, algorithm: str, monkeypatch: pytest.MonkeyPatch
+def test_what_is_captured_reads_hidden_states_at_one_place(
+    serve: Serve, algorithm: str, graphs: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Which is as long as the largest bucket, whatever the batch. Graphs are left out here."""
+    """Where vLLM's graphs leave them, if these are as large as the largest bucket. Graphs are left out here."""
     monkeypatch.setenv("SPECC_CAPTURE", "drafts")
     captured, handed, propose = list[tuple[dict[str, Tensor], int]](), list[Tensor | None](), RotatedStep.propose
 
@@ -361,14 +369,26 @@ def test_drafts_that_are_captured_read_hidden_states_at_one_place(
 
     monkeypatch.setattr(RotatedStep, "propose", noted)
     monkeypatch.setattr(RotatedStep, "capture", lambda _, given, tokens: captured.append((given, tokens)))
-    server = serve(plan_of(algorithm), max_graph=11)
+    server = serve(plan_of(algorithm), max_graph=16, graphs=graphs)
     ((given, tokens),) = captured
-    assert tokens == 11, "vLLM's graphs hold 11 tokens at most"
-    assert {name: [*of.shape] for name, of in given.items()} == ({"hidden": [16, 64]} if algorithm == "EAGLE" else {})
+    assert tokens == 16, "vLLM's graphs hold 16 tokens at most"
+    scored, compute_logits = list[Tensor](), server.target.compute_logits
+
+    def noted_scores(hidden: Tensor) -> Tensor:
+        scored.append(hidden)
+        return compute_logits(hidden)
+
+    monkeypatch.setattr(server.target, "compute_logits", noted_scores)
+    most = max(16, graphs)
+    assert {name: [*of.shape] for name, of in given.items()} == ({"hidden": [most, 64]} if algorithm == "EAGLE" else {})
     server.begin(PROMPTS)
     run(server, BATCHES)
     server.judge()
     assert server.program.report()["capture"] == "drafts"
+    place = server.runner.speculator.steps._bound.target.place
+    assert {hidden.data_ptr() for hidden in scored[-len(BATCHES) :]} == {place.data_ptr()}
+    assert (server.target.place is not None and place.data_ptr() == server.target.place.data_ptr()) == (graphs >= 16)
+    assert algorithm != "EAGLE" or given["hidden"].data_ptr() == place.data_ptr()
     assert {tensor.data_ptr() for tensor in handed if tensor is not None} == {
         tensor.data_ptr() for tensor in given.values()
     }

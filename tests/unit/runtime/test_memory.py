@@ -170,6 +170,28 @@ def test_inputs_go_in_one_copy_when_they_are_neighbours(apart: bool) -> None:
                 assert torch.equal(arena.bytes[low : low + b.bytes], before[low : low + b.bytes])
 
 
+def test_rows_that_lie_there_are_not_sent_again() -> None:
+    """Unless somebody else has sent since, who may write at the same place."""
+    plan = read_plan(chain_plan())
+    arena, sent = Arena(plan, CPU), dict[Staging, Any]()
+    first, other = (Staging(plan, arena, ["req_pool_indices", "seq_lens"], sent) for _ in range(2))
+    rows, columns = arena.buffer("req_pool_indices"), {"req_pool_indices": [2, 1], "seq_lens": [5, 6]}
+    first.send(columns, 2)
+    assert rows.tolist()[:3] == [2, 1, 0]
+    rows[0] = 9
+    first.send({name: [*column] for name, column in columns.items()}, 4)
+    assert rows.tolist()[0] == 9, "they lie there"
+    columns["req_pool_indices"][1] = 3
+    first.send(columns, 2)
+    assert rows.tolist()[:2] == [2, 3]
+    other.send({"req_pool_indices": [4], "seq_lens": [1]}, 1)
+    first.send(columns, 2)
+    assert rows.tolist()[:2] == [2, 3]
+    first.send({**columns, "seq_lens": torch.tensor([7, 8])}, 2)
+    first.send(columns, 2)
+    assert arena.buffer("seq_lens").tolist()[:2] == [5, 6]
+
+
 def test_a_step_without_inputs_sends_nothing() -> None:
     plan = read_plan(chain_plan())
     Staging(plan, Arena(plan, CPU), []).send({}, 4)

@@ -348,6 +348,69 @@ def test_buckets_beyond_the_largest_are_launched(largest: int | None, monkeypatc
         assert backend.launched == (moved if machine.plan.bucket(len(rows)) in captured else nodes)
 
 
+@pytest.mark.parametrize("largest", [None, 2, 0])
+@pytest.mark.parametrize("algorithm", ["NGRAM", "EAGLE"])
+def test_a_graph_makes_the_logits_that_an_engine_makes(
+    algorithm: str, largest: int | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In every bucket, from what there is in the step; logits that are handed over nonetheless are read."""
+    cuda = FakeCuda()
+    cuda.install(monkeypatch)
+    backend = FakeBackend(cuda)
+    machine = Machine(algorithm, backend=backend)
+    path, nodes = machine.plan.size("A"), [node.name for node in halves(machine.plan)[0] if node.kind != "given"]
+    left = torch.zeros(4 * path, machine.plan.size("V"))
+    made, counted = torch.full_like(left, torch.nan), torch.zeros(4, dtype=torch.int32)
+
+    def queue(work: Any) -> None:
+        work() if cuda.graph is None else cuda.graph.nodes.append(work)
+
+    def make_logits(*, tokens: int) -> Tensor:
+        queue(lambda: made[:tokens].copy_(left[:tokens]))
+        return made[:tokens]
+
+    def committed(*, accept_lens: Tensor, **_: Tensor) -> None:
+        queue(lambda: counted[: len(accept_lens)].copy_(accept_lens))
+
+    machine.engine.make_logits, machine.engine.committed = make_logits, committed
+    zeros = machine.step.zeros()
+    given = {"hidden": zeros["hidden"]} if algorithm == "EAGLE" else {}
+    machine.step.capture("segments", given=given, tokens=None if largest is None else largest * path)
+    machine.prefill()
+    for turn, rows in enumerate((ROWS, ROWS[:1], ROWS, ROWS[1:], ROWS)):
+        batch = Batch(rows, [machine.lens[row] for row in rows])
+        wanted, size = machine.whole.decode(batch).to_host(), machine.plan.bucket(len(rows))
+        target = machine.target(rows, padded=size - len(rows))
+        scores, handed = target.logits.flatten(0, 1), turn == 2
+        left.fill_(torch.nan) if handed else left[: len(scores)].copy_(scores)
+        backend.launched.clear()
+        result = machine.step.commit(batch, target.logits if handed else None).to_host()
+        captured = largest is None or size <= largest
+        assert backend.launched == ([] if captured and not handed else nodes)
+        assert (result.predict, result.accept_lens) == (wanted.predict, wanted.accept_lens)
+        assert counted[: len(rows)].tolist() == wanted.accept_lens
+        machine.step.propose(batch, target.hidden if machine.step.reads_hidden else None)
+        machine.lens |= dict(zip(rows, result.new_seq_lens, strict=True))
+
+
+def test_hidden_states_that_an_engine_makes() -> None:
+    machine = Machine("EAGLE")
+    machine.prefill()
+    given = machine.target(ROWS)
+    with pytest.raises(BatchError, match="callbacks have no method make_logits"):
+        machine.step.commit(Batch(ROWS))
+    machine = Machine("EAGLE")
+    machine.engine.make_hidden = lambda *, tokens: given.hidden.flatten(0, 1)[:tokens]
+    machine.prefill()
+    given = machine.target(ROWS)
+    twin = Machine("EAGLE")
+    twin.prefill()
+    for one, hidden in ((machine, None), (twin, twin.target(ROWS).hidden)):
+        one.step.commit(Batch(ROWS), given.logits)
+        one.step.propose(Batch(ROWS), hidden)
+    assert machine.step.pools["drafts"].tolist() == twin.step.pools["drafts"].tolist()
+
+
 def test_an_empty_batch_does_not_run() -> None:
     machine = Machine("EAGLE")
     assert machine.step.commit(Batch([]), torch.empty(0)).to_host().bonus == []

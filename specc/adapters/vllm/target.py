@@ -1,0 +1,62 @@
+"""The target's head, as a program calls it: over the hidden states of the target's last forward, wherever they lie."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+
+class Target:
+    """What a program calls around a verification, and a graph of it holds; see `RotatedStep` of its runtime.
+
+    Attributes:
+        make_logits: of so many `tokens` the logits T[tokens, V], or of all that there are if these are fewer; None with
+            adapters (LoRA), which the host prepares for every product.
+        rejected: i32[requests] how many drafts of each request the last verification has left out.
+        place: T[tokens, H], where graphs read hidden states; None as long as there are no graphs.
+
+    """
+
+    def __init__(self, runner: Any, requests: int) -> None:
+        """`runner` is vLLM's GPUModelRunner, `requests` how many a batch has at most."""
+        self._runner = runner
+        self.make_logits: Callable[..., Tensor] | None = self._made if runner.lora_config is None else None
+        self.rejected = torch.zeros(requests, dtype=torch.int32, device=runner.speculator.device)
+        self.place: Tensor | None = None
+        self._paths = dict[int, Tensor]()
+
+    def settle(self, tokens: int) -> Tensor:
+        """Have graphs read hidden states of up to so many tokens where vLLM's own graphs leave them, if they do.
+
+        That place T[n, H] comes back, with room for so many or more.
+        """
+        left = getattr(self._runner.cudagraph_manager, "hidden_states", None)
+        if left is None or len(left) < tokens:
+            model = self._runner.vllm_config.model_config
+            left = self.rejected.new_zeros((tokens, model.get_hidden_size()), dtype=model.dtype)
+        place: Tensor = left
+        self.place = self._states = place
+        return place
+
+    def see(self, states: Tensor) -> None:
+        """Make logits of these hidden states T[n, H], until the next ones come."""
+        if self.place is None or len(states) > len(self.place):
+            self._states = states
+            return
+        if states.data_ptr() != self.place.data_ptr():
+            self.place[: len(states)].copy_(states)
+        self._states = self.place
+
+    def _made(self, *, tokens: int) -> Tensor:
+        logits: Tensor = self._runner.model.compute_logits(self._states[:tokens])
+        return logits
+
+    def committed(self, *, predict: Tensor, accept_lens: Tensor, **_: Tensor) -> None:
+        """Count what was left out, of tokens i32[b, A] the first accept_lens i32[b]."""
+        rows, path = predict.shape
+        if path not in self._paths:
+            self._paths[path] = torch.full_like(self.rejected, path)
+        torch.sub(self._paths[path][:rows], accept_lens, out=self.rejected[:rows])
