@@ -33,8 +33,8 @@ OPS = (
     OpDef(
         LOGITS,
         f"{_ROWS} -> logits: f32[B, *x, ?v]",
-        "Logits of hidden rows, for whatever reads them otherwise than by parts. Beside weights in 8 bits ``states`` are"
-        " the high halves of rows.",
+        "Logits of hidden rows, for whatever reads them otherwise than by parts. Beside weights in 8 bits ``states``"
+        " are the high halves of rows.",
         {"dtype": str},
     ),
     OpDef(
