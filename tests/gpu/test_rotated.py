@@ -33,7 +33,9 @@ def test_halves_captured_and_eager_equal_the_reference(
     serving.run(30)
     assert sum(count * times for count, times in serving.accepted.items()) > 1.5 * serving.accepted.total()
     assert len(serving.sizes) > 3
-    assert variants["captured"].step.replays.moved and not variants["makes"].step.replays.moved
+    assert variants["captured"].step.replays.moved
+    makes = variants["makes"].step  # hidden states are handed over, anywhere
+    assert set(makes.replays.moved) == ({"extend"} if makes.reads_hidden else set())
 
 
 @pytest.mark.parametrize("toy", ROTATED, ids=lambda toy: toy.name)
