@@ -23,7 +23,7 @@ _ENTRIES, _ROW_BYTES, _MOST_WEIGHTS = 64, 256, 128
 """Entries of a tile, and bytes of a row in it, which say how many weights are multiplied at once: so many at most."""
 _MOST_PART_BYTES = 512
 """Most parts times the bytes of a weight. A large GPU has some 128 multiprocessors. Two programs on each read weights
-of 16 bits as fast as it can; those of 8 bits are converted, too, which takes four."""
+of 16 bits as fast as it can, and four those of 8 bits, whose tiles have half the bytes."""
 _FOUR_PROGRAMS = 32
 """Rows of the largest tile beside which four programs have registers on a multiprocessor; beside larger ones two."""
 _STAGES, _MORE_STAGES = 3, 4
