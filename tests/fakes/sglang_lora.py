@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from dataclasses import dataclass
+from typing import Any
 
 from .sglang_modules import SETTINGS, ForwardBatch, ForwardMode, at
 
 
-class BatchInfo(NamedTuple):
+@dataclass
+class BatchInfo:
     """The adapter of each request, and how many tokens it has."""
 
     names: list[str | None]
@@ -25,6 +27,8 @@ class BaseLoRABackend:
 class LoRAManager:
     """Adapters of a target; a forward with others than its requests', or with those of another batch, is an error.
 
+    What is said of a verification lies in one place, which the next one overwrites.
+
     Attributes:
         asked: the adapter of each request that has been prefilled, by pool row.
         loaded: those in memory, None for the weights without any; nobody else loads some where SGLang's scheduler does.
@@ -35,6 +39,7 @@ class LoRAManager:
     def __init__(self) -> None:
         self.lora_backend, self.asked = BaseLoRABackend(), dict[int, str | None]()
         self.loaded, self.seen = set[str | None](), list[list[str | None]]()
+        self._verification = BatchInfo([], [])
 
     def fetch_new_loras(self, new_loras: set[str | None], running_loras: set[str | None] | None = None) -> None:
         assert not SETTINGS.lora.enable_lora_overlap_loading
@@ -47,7 +52,9 @@ class LoRAManager:
             assert {*names} <= {*self.loaded, None}
         verifies = forward_batch.forward_mode is ForwardMode.TARGET_VERIFY
         tokens = [forward_batch.spec_info.draft_token_num] * count if verifies else forward_batch.extend_seq_lens_cpu
-        self.lora_backend.batch_info = BatchInfo([*names], tokens)
+        info = self._verification if verifies else BatchInfo([], [])
+        info.names, info.tokens = [*names], tokens
+        self.lora_backend.batch_info = info
 
     def begin(self, batch: ForwardBatch) -> None:
         """Say the adapters of a prefill of SGLang's own."""
@@ -61,7 +68,7 @@ class LoRAManager:
         """What was said is of this forward: of its requests, or, of a step of padding alone, that there are none."""
         assert self.lora_backend.batch_info is not None
         rows = batch.req_pool_indices.tolist()
-        names, tokens = self.lora_backend.batch_info
+        names, tokens = self.lora_backend.batch_info.names, self.lora_backend.batch_info.tokens
         assert names == [self.asked.get(row) for row in [*filter(None, rows)] or rows]
         if batch.forward_mode is ForwardMode.TARGET_VERIFY:
             assert {*tokens} == {len(batch.input_ids) // len(rows)}

@@ -99,3 +99,14 @@ def test_a_graph_has_what_was_said_of_its_bucket(serve: Serve, monkeypatch: pyte
     said = lora.lora_backend.batch_info
     adapters.give(batches[2])
     assert lora.lora_backend.batch_info is said
+
+
+def test_captures_are_announced(serve: Serve) -> None:
+    """While steps are captured, and not behind them."""
+    server = serve(plan_of("EAGLE"), adapters=True)
+    binding, parts = adapter("binding"), server.worker.steps._parts
+    capturing: list[tuple[str, bool]] = []
+    step = SimpleNamespace(capture=lambda how: capturing.append((how, parts.adapters._captures)))
+    binding.Bound(step, "segments", {}, {}, parts).capture()
+    assert capturing == [("segments", True)]
+    assert not parts.adapters._captures
