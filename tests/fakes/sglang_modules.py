@@ -54,6 +54,7 @@ class Settings:
             speculative_accept_threshold_acc=1.0,
         )
         self.model = SimpleNamespace()
+        self.lora = SimpleNamespace(enable_lora=False, enable_lora_overlap_loading=False)
 
 
 @at("distributed.parallel_state")
@@ -189,6 +190,9 @@ class ForwardMode(Enum):
     def is_idle(self) -> bool:
         return self is ForwardMode.IDLE
 
+    def is_target_verify(self) -> bool:
+        return self is ForwardMode.TARGET_VERIFY
+
 
 @at("speculative.eagle_info")
 @dataclass
@@ -261,6 +265,7 @@ class ForwardBatch:
     next_token_logits_buffer: Tensor | None = None
     mrope_positions: Tensor | None = None
     num_token_non_padded: Tensor | None = None
+    lora_ids: list[str | None] | None = None
     kv_loc_plan: Any = None
     reqs: list[Any] = field(default_factory=list)
     metadata_ready: bool = False
@@ -375,6 +380,7 @@ class Req:
     grammar: Any = None
     logprob: ReqLogprob = field(default_factory=ReqLogprob)
     kv: ReqKvInfo | None = None
+    lora_id: str | None = None
     multimodal_inputs: MultimodalInputs | None = None
     output_ids: list[int] = field(default_factory=list)
     return_logprob: bool = False

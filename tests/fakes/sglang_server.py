@@ -23,6 +23,7 @@ from .memory import scattered
 from .models import target_next, target_scores
 from .plans import package_of
 from .sglang_disaggregated import DecodeReqToTokenPool, SpeculativeAlgorithm, send
+from .sglang_lora import LoRAManager
 from .sglang_modules import SETTINGS, EagleDraftInput, ForwardMode, HookRegistry, Req, ScheduleBatch
 from .sglang_routed import BaseTopkCapturer
 from .sglang_scheduler import Scheduler, SchedulerBatchResultProcessor
@@ -90,13 +91,13 @@ class Server:
         attention: type[IntelAMXAttnBackend] = IntelAMXAttnBackend, scored: list[int] | None = None,
         context: int = 80, columns: int = 96, shared: SharedOutput | None = None, metrics: bool = False,
         simulated: float = -1.0, sees: Sequence[str] = (), experts: int = 1,
-        routed: BaseTopkCapturer | None = None, side: str = "null", **spec: Any,
+        routed: BaseTopkCapturer | None = None, side: str = "null", adapters: bool = False, **spec: Any,
     ) -> None:  # fmt: skip
         """`scored`: the tokens that the draft scores; `columns`: of the table; `spec`: what it was told otherwise.
 
         `others`: plans of further shapes, less deep; `sees`: which models have positions of pictures; `experts`: ranks
         that share them; `routed`: what keeps those that tokens went to, of a server that returns them. `side`: of two
-        servers that which prefills, or decodes.
+        servers that which prefills, or decodes. `adapters`: whether requests may have one.
 
         `shared`: where logits are, of a server that captures graphs; `simulated`: how many tokens a step accepts.
         """
@@ -117,6 +118,9 @@ class Server:
         sglang.SRT.plug_in(package_of(plan, PROGRAM, *others), monkeypatch, lambda adapter: adapter.TESTED[-1])
         HookRegistry.apply_hooks(monkeypatch)
         self.worker = self._worker(attention, scored, context, sees)
+        if adapters:
+            SETTINGS.lora.enable_lora, target = True, self.worker.target_worker.model_runner
+            target.lora_manager = target.model.lora_manager = LoRAManager()
         if shared is not None:
             self._capture(shared, monkeypatch)
         self.worker.init_cuda_graphs()

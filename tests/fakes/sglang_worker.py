@@ -14,6 +14,7 @@ from . import sglang_modules as sglang
 from .drafts import Engine
 from .memory import Memory
 from .models import NO_HIDDEN, draft_code
+from .sglang_lora import LoRAManager
 from .sglang_modules import SETTINGS, CaptureHiddenMode, EagleDraftInput, ForwardBatch, ForwardMode, ScheduleBatch, at
 from .sglang_routed import BaseTopkCapturer
 
@@ -105,6 +106,7 @@ class Model:
 
     Attributes:
         deltas: of one that sees pictures, how far texts are from their places, by pool row.
+        lora_manager: of one whose requests have adapters.
         counted: where forwards of so many tokens a request have found how many of their rows are tokens.
 
     """
@@ -112,6 +114,7 @@ class Model:
     def __init__(self, engine: Engine, *, sees: bool) -> None:
         self.engine, self.deltas = engine, dict[int, int]() if sees else None
         self.counted = dict[int, set[int]]()
+        self.lora_manager: LoRAManager | None = None
 
     def modules(self) -> list[Any]:
         return [self]
@@ -121,6 +124,8 @@ class Model:
         assert backend.ready_for == (batch.req_pool_indices.tolist(), batch.forward_mode)
         self._check_positions(positions, batch)
         self._check_padding(batch)
+        if self.lora_manager is not None:
+            self.lora_manager.check(batch)
         place: dict[str, Any] = {
             "positions": positions, "slots": batch.out_cache_loc, "tokens": input_ids
         } if batch.forward_mode is not ForwardMode.EXTEND else {}  # fmt: skip
@@ -202,6 +207,7 @@ class ModelRunner:
     device, sliding_window_size, canary_manager = "cpu", None, None
     decode_cuda_graph_runner: Any = None
     graph_shared_output: Any = None
+    lora_manager: LoRAManager | None = None
 
     def __init__(self, engine: Engine, config: Any, attention: Any, *, is_draft_worker: bool) -> None:
         role = "draft" if is_draft_worker else "target"
@@ -273,7 +279,7 @@ class EAGLEWorkerV2:
 
     def __init__(self, engine: Engine, target: ModelRunner, drafter: EagleDraftWorker, topk: int, steps: int) -> None:
         self.target_worker, self.draft_worker = SimpleNamespace(model_runner=target), drafter
-        self.req_to_token_pool, self.server_args = ReqToTokenPool(engine.table), SimpleNamespace(enable_lora=False)
+        self.req_to_token_pool, self.server_args = ReqToTokenPool(engine.table), SimpleNamespace(lora_backend="csgmv")
         self.topk, self.speculative_num_steps, self._engine = topk, steps, engine
 
     def init_cuda_graphs(self) -> None:
@@ -301,6 +307,8 @@ class EAGLEWorkerV2:
         )  # fmt: skip
         if runner.model_config.model_is_mrope:
             forward_batch.mrope_positions = forward_batch.positions.repeat(3, 1)
+        if runner.lora_manager is not None:
+            runner.lora_manager.begin(forward_batch)
         output = runner.forward(forward_batch).logits_output
         tokens = runner.sample(output, forward_batch)
         publish(lens)

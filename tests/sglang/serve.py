@@ -5,7 +5,7 @@ A job is `{"device": "cpu" | "cuda", "engine": {...}, "requests": [...]}`: argum
 
 * `text` or `input_ids`; `pictures`, files of those that the text has places for; `sampling`, SGLang's sampling
   parameters; `logprobs`, whether to return them, of the prompt too; `top_logprobs`, of how many most probable tokens;
-  `experts`, whether to return those that tokens went to, as SGLang encodes them;
+  `experts`, whether to return those that tokens went to, as SGLang encodes them; `adapter`, the name of one;
 * `room`, of two servers of which one prefills and one decodes, the port and the number by which they find each other;
 * `after`, `[k, n]`: it arrives when request k has n tokens or has ended; or `delay`, in seconds;
 * `abort_after`, a number of tokens after which it is aborted; `stream`, false for one that answers once.
@@ -94,6 +94,7 @@ async def answer(engine: Any, number: int, request: dict[str, Any], progress: Pr
         "top_logprobs_num": request.get("top_logprobs", 0),
         "logprob_start_len": 0 if request.get("logprobs", False) else -1,
         "return_routed_experts": request.get("experts", False),
+        "lora_path": request.get("adapter"),
     }
     if "room" in request:
         port, room = request["room"]

@@ -18,6 +18,9 @@ UNCACHED = {"disable_radix_cache": True}
 """SGLang's cache of prefixes shifts no prompt for STANDALONE drafts (docs/sglang.md): what a draft reads of a kept one
 depends on which prompt filled it last, and so on how busy the machine is. Its engines keep none."""
 
+ADAPTED = {"enable_lora": True, "lora_backend": "torch_native", "max_loras_per_batch": 3}
+"""So few adapters in memory, of which none is one, that some are thrown out for others."""
+
 
 @dataclass(frozen=True)
 class Family:
@@ -30,6 +33,7 @@ class Family:
         requests: made for the folder with the models; see `serve.py`.
         own: the engine that drafts the same without a program; by default that of each program on one rank.
         arguments: arguments of every engine beside those of its variant.
+        adapters: names of those that every engine is given, folders beside the models (LoRA).
         settings: environment variables of those with a program.
         left: why steps may be left to SGLang.
         pools: SGLang's classes of the memory of target and draft, by the algorithm; empty if they are not looked at.
@@ -43,6 +47,7 @@ class Family:
     requests: Callable[[Path], Sequence[Mapping[str, Any]]]
     own: Variant | None = None
     arguments: Mapping[str, Any] = field(default_factory=dict[str, Any])
+    adapters: Sequence[str] = ()
     settings: Mapping[str, str] = field(default_factory=dict[str, str])
     left: frozenset[str] = frozenset({"logprobs", "sampling"})
     pools: Mapping[str, Sequence[str]] = field(default_factory=dict[str, Sequence[str]])
@@ -79,6 +84,8 @@ def start(family: Family, pool: ThreadPoolExecutor, session: pytest.Session, mod
         engine = {**variant.engine(models), **family.arguments}
         if variant.algorithm == "STANDALONE":
             engine |= UNCACHED
+        if family.adapters:
+            engine |= ADAPTED | {"lora_paths": [f"{name}={models / name}" for name in family.adapters]}
         wheel = build_program(engine, jobs / f"{variant}-wheel", *variant.options) if variant.program else None
         settings, job = family.settings if variant.program else None, jobs / f"{variant}-job"
         of_all = without_aborts(requests) if variant == family.alone else requests

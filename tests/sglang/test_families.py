@@ -11,6 +11,7 @@ from sglang_experts import experts_of, write_experts
 from sglang_family import Family, Running, all_accounted_for, same_texts, start
 from sglang_files import NEWEST, VERSION
 from sglang_latent import write_latent
+from sglang_lora import ADAPTERS, merged, with_adapters, write_adapted
 from sglang_mixed import Oracle
 from sglang_server import Variant, accept_length, greedy
 from sglang_sinks import WINDOW as SECOND_WINDOW
@@ -92,7 +93,20 @@ TWO_POOLS = Family(
 """Targets of gpt-oss's kind, whose windows have a KV pool of their own, with a head and with a draft of their kind. The
 second pool has fewer slots than a long prompt has tokens, and some requests are aborted."""
 
-FAMILIES = (EXPERTS, LATENT, VISION, WINDOWS, TWO_POOLS)
+ADAPTED = Variant("EAGLE", "eagle", target="adapted", program=True)
+LORA = Family(
+    Variant(target="adapted"),
+    [replace(ADAPTED, overlap=True), replace(ADAPTED, topk=3, num_draft_tokens=8, samples=True)],
+    write_adapted,
+    lambda _: with_adapters(workload(MANY, seed=7), seed=7),
+    adapters=[*ADAPTERS],
+    settings={"SPECC_TEST_PAD": "1"},
+    accepted=1.3,
+)
+"""Requests with one of three adapters and without any, mixed in a batch. The head drafts without. Every step of a
+program has rows of padding, of which nothing is said."""
+
+FAMILIES = (EXPERTS, LATENT, VISION, WINDOWS, TWO_POOLS, LORA)
 PROGRAMS = [(family, program) for family in FAMILIES for program in family.programs]
 COMPARED = [*PROGRAMS, (LATENT, LATENT_OWN)]
 """SGLang's own step among them, where it is under stand-ins of attention that nobody else tests."""
@@ -129,6 +143,18 @@ def test_without_speculation_texts_are_the_targets_own(family: Family, engines: 
     oracle, answers = Oracle(engines.models / family.alone.target), list(greedy(engines.of(family.alone)))
     for number, request, output in answers[::3]:
         assert oracle.follows(request["text"], output["token_ids"]), number
+
+
+@pytest.mark.parametrize("family", [LORA], ids=str)
+def test_without_speculation_texts_are_those_of_merged_weights(family: Family, engines: Running) -> None:
+    """Against transformers, every third one; the target's own weights would say something else."""
+    oracles = {name: Oracle(merged(engines.models, name)) for name in (None, *ADAPTERS)}
+    others = 0
+    for number, request, output in list(greedy(engines.of(family.alone)))[::3]:
+        text, answer = request["text"], output["token_ids"]
+        assert oracles[request["adapter"]].follows(text, answer), number
+        others += not oracles[None].follows(text, answer)
+    assert others > 20
 
 
 @pytest.mark.parametrize("family", [WINDOWS], ids=str)

@@ -60,6 +60,7 @@ class Bound:
             if get_parallel().tp_size > 1:  # on leaving, ranks tell each other where collectives of graphs have memory
                 entered.enter_context(graph_capture(stream=get_or_create_global_graph_capture_stream()))
             entered.enter_context(model_capture_mode())
+            entered.enter_context(self.parts.adapters.capturing())
             for attention in self.attention.values():
                 entered.enter_context(attention.capturing())
             self.step.capture("segments" if self.captured == "segments" else True)

@@ -9,14 +9,22 @@ from typing import Any
 from sglang.srt.configs.hybrid_arch import mambaish_config
 from sglang.srt.managers import overlap_utils
 from sglang.srt.mem_cache.allocation_sizing import get_alloc_reserve_per_decode
-from sglang.srt.runtime_context import get_disagg, get_exec, get_observability, get_parallel, get_schedule, get_spec
+from sglang.srt.runtime_context import (
+    get_disagg,
+    get_exec,
+    get_lora,
+    get_observability,
+    get_parallel,
+    get_schedule,
+    get_spec,
+)
 from sglang.srt.state_capturer.indexer_topk import get_global_indexer_capturer
 
 from .._shapes import largest
 from . import heads, routed, seam, shards
 from .attention import roles_of
 from .forwards import scored_tokens
-from .served import BACKENDS, CACHES, SETTINGS, Model, Server, refusals
+from .served import CACHES, SETTINGS, Model, Server, refusals
 from .simulate import simulating
 from .windows import first_pool, oddity
 
@@ -36,7 +44,7 @@ def misfits(plans: Mapping[Any, Any], worker: Any) -> list[str]:
     """
     server, plan = facts(worker), next(iter(plans.values()))
     refused = [str(refusal) for refusal in refusals(server)]
-    several = _several(server) if len(plans) > 1 else ()
+    several = [f"several shapes are not served with {what}" for what in server.single] if len(plans) > 1 else ()
     differs = (*_arguments(plans), *several, *_sampling(plan), *_models(plan, worker), *_shards(plan, worker))
     if get_disagg().disaggregation_mode == "decode" and not seam.there(seam.HANDOVER):
         refused.append(f"this SGLang lacks something for it: {seam.HANDOVER}")
@@ -59,6 +67,7 @@ def facts(worker: Any) -> Server:
         device=runners["target"].device,
         ranks=parallel.tp_size,
         head_rows=spec.speculative_token_map is not None and spec.speculative_algorithm != "EAGLE3",
+        adapters=bool(get_lora().enable_lora),
         settings=_settings(worker),
     )
 
@@ -87,7 +96,6 @@ def _settings(worker: Any) -> dict[str, object]:
     return settings | {
         **{name: getattr(parallel, name) for name in PARALLEL},
         "disaggregation_mode": get_disagg().disaggregation_mode,
-        "enable_lora": bool(given.enable_lora),
         "moe_a2a_backend": get_exec().moe.moe_a2a_backend,
         "speculative_moe_a2a_backend": spec.speculative_moe_a2a_backend or "none",
         "forward_hooks": get_observability().forward_hooks or None,
@@ -113,12 +121,6 @@ def _arguments(plans: Mapping[Any, Any]) -> Iterator[str]:
     allocated = get_alloc_reserve_per_decode()
     if plan.kv.reserve > allocated:
         yield f"a step may write {plan.kv.reserve} slots of a request, the server allocates {allocated}"
-
-
-def _several(server: Server) -> Iterator[str]:
-    for name in dict.fromkeys(server.attention.values()):
-        if name in BACKENDS and not BACKENDS[name].shapes:
-            yield f"several shapes are not served with {name} attention"
 
 
 def _sampling(plan: Any) -> Iterator[str]:

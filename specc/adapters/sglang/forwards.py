@@ -126,6 +126,7 @@ class Forwards:
             seq_lens_cpu=None,
         )
         batch = self._batch(self._target, ForwardMode.TARGET_VERIFY, info, tokens, positions, slots, rows, seq_lens)
+        self._parts.adapters.give(batch)
         backend = self._attention.target(batch, tokens.shape[1], mask, counts)
         outputs = self._run(self._target, backend, batch, tokens.shape)
         return outputs._replace(routed_experts=self._parts.routed.of_nodes(tokens))

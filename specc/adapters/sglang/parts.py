@@ -10,6 +10,7 @@ from torch import Tensor
 
 from .experts import Padding
 from .heads import Head
+from .lora import Adapters
 from .mrope import Deltas
 from .routed import Routed
 from .shards import Shards
@@ -25,6 +26,7 @@ class Parts:
         deltas: how far texts are from their places, which every prefill says.
         padding: how many rows are tokens, which is said before every step.
         routed: the experts that tokens went to, in a server that returns them.
+        adapters: those of requests (LoRA), which are said before every step.
 
     """
 
@@ -33,6 +35,7 @@ class Parts:
     deltas: Deltas
     padding: Padding
     routed: Routed
+    adapters: Adapters
 
 
 def parts_of(program: Any, runners: Mapping[str, Any], table: Tensor, group: Any) -> Parts:
@@ -43,4 +46,5 @@ def parts_of(program: Any, runners: Mapping[str, Any], table: Tensor, group: Any
         deltas=Deltas(runners, table),
         padding=Padding(program.plans, table.device),
         routed=Routed(table),
+        adapters=Adapters(runners["target"]),
     )

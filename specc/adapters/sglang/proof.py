@@ -19,6 +19,7 @@ from torch import Tensor
 
 from .._plugin import word
 from . import shards
+from .lora import none_asked
 from .mrope import text_positions
 from .windows import same_slots, slots_of
 
@@ -151,6 +152,7 @@ class _Own:
             capture_hidden_mode=CaptureHiddenMode.NULL,
         )
         self._runner.kv_index_translator.bind_runner_slots(batch)
+        none_asked(self._runner, batch)
         return self._runner.forward(batch).logits_output.next_token_logits.float().cpu()
 
 

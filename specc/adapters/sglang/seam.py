@@ -26,7 +26,7 @@ MUST = """
 plugins.hook_registry.HookRegistry.register(target hook hook_type)
 plugins.hook_registry.HookType: AFTER AROUND BEFORE REPLACE
 configs.hybrid_arch.mambaish_config(model_config)
-runtime_context: get_disagg get_exec get_model get_observability get_parallel get_schedule get_spec
+runtime_context: get_disagg get_exec get_lora get_model get_observability get_parallel get_schedule get_spec
 distributed.parallel_state.GroupCoordinator: rank_in_group world_size all_gather_into_tensor all_gather_object
     all_reduce broadcast_object
 distributed.parallel_state.graph_capture(stream)
@@ -52,12 +52,12 @@ model_executor.forward_batch_info.ForwardMode: DECODE DRAFT_EXTEND_V2 EXTEND TAR
 model_executor.forward_batch_info.ForwardBatch(forward_mode batch_size input_ids req_pool_indices seq_lens seq_lens_cpu
     out_cache_loc seq_lens_sum positions spec_algorithm spec_info capture_hidden_mode extend_num_tokens extend_seq_lens
     extend_seq_lens_cpu extend_prefix_lens extend_prefix_lens_cpu extend_start_loc next_token_logits_buffer
-    mrope_positions num_token_non_padded): kv_loc_plan mark_forward_metadata_ready
+    mrope_positions num_token_non_padded lora_ids): kv_loc_plan mark_forward_metadata_ready
 model_executor.forward_batch_info.enable_num_token_non_padded()
 model_executor.forward_context.ForwardContext(attn_backend)
 model_executor.forward_context.forward_context(ctx)
 model_executor.model_runner.ModelRunner: attn_backend decode_cuda_graph_runner graph_shared_output is_draft_worker
-    kv_index_translator model model_config recapture_decode_cuda_graph spec_algorithm token_to_kv_pool
+    kv_index_translator lora_manager model model_config recapture_decode_cuda_graph spec_algorithm token_to_kv_pool
 model_executor.model_runner.ModelRunner.forward(forward_batch)
 model_executor.model_runner.ModelRunner.sample(logits_output forward_batch)
 layers.logits_processor.LogitsProcessor: do_tensor_parallel_all_gather use_attn_tp_group
@@ -66,6 +66,10 @@ layers.logits_processor.LogitsProcessorOutput(next_token_logits next_token_logpr
     next_token_top_logprobs_idx): hidden_states
 layers.moe.utils.speculative_moe_a2a_backend_context()
 layers.moe.utils.speculative_moe_backend_context()
+lora.backend.base_backend.BaseLoRABackend: batch_info
+lora.lora_manager.LoRAManager: lora_backend
+lora.lora_manager.LoRAManager.fetch_new_loras(new_loras)
+lora.lora_manager.LoRAManager.prepare_lora_batch(forward_batch)
 mem_cache.allocation_sizing.get_alloc_reserve_per_decode()
 mem_cache.kv_index_translator.KVIndexTranslator: bind_runner_slots is_translating
 mem_cache.memory_pool.MHATokenToKVPool: k_buffer v_buffer
@@ -81,7 +85,7 @@ managers.overlap_utils.FutureMap: hidden_states_buf need_hidden_states need_topk
 managers.overlap_utils.FutureMap._resolve_spec_extras(batch)
 managers.schedule_batch.FINISH_ABORT(message status_code err_type)
 managers.schedule_batch.MultimodalInputs: mrope_position_delta
-managers.schedule_batch.Req: custom_logit_processor finished grammar kv logprob multimodal_inputs output_ids
+managers.schedule_batch.Req: custom_logit_processor finished grammar kv logprob lora_id multimodal_inputs output_ids
     return_hidden_states return_logprob return_sampling_mask sampling_params set_finish_with_abort to_finish
 managers.schedule_batch.ReqKvInfo: req_pool_idx
 managers.schedule_batch.ReqLogprob: token_ids_logprob top_logprobs_num

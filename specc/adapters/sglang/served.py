@@ -55,9 +55,6 @@ BACKENDS: Mapping[str, Backend] = {
 }
 """The attention backends that are served, by SGLang's names."""
 
-TWO_POOLS = "a second KV pool for sliding windows"
-"""The layout `swa`, in words."""
-
 ROLES = ("draft", "verify", "extend")
 """What attention does in a step: forwards of the draft, that of the target, and the draft's over accepted tokens."""
 
@@ -101,6 +98,7 @@ class Server:
         device: where it runs, `cuda` or `cpu`.
         ranks: among which every layer is shared out.
         head_rows: whether the draft scores rows of the target's head by a token map.
+        adapters: whether requests may have one (LoRA).
         settings: by SGLang's name what `SETTINGS` has a word on.
 
     """
@@ -112,6 +110,7 @@ class Server:
     device: str = "cuda"
     ranks: int = 1
     head_rows: bool = False
+    adapters: bool = False
     settings: Mapping[str, object] = field(default_factory=dict[str, object])
 
     @property
@@ -125,6 +124,12 @@ class Server:
         """The attention backends of this server on which no program has run yet."""
         named = dict.fromkeys(self.attention.get(role, "") for role in ROLES)
         return [name for name in named if name in BACKENDS and not BACKENDS[name].tried]
+
+    @property
+    def single(self) -> list[str]:
+        """What of this server has steps of one shape alone, in words."""
+        named = [name for name in dict.fromkeys(self.attention.values()) if name in BACKENDS]
+        return [f"{name} attention" for name in named if not BACKENDS[name].shapes] + ["LoRA"] * self.adapters
 
 
 SETTINGS: Mapping[str, tuple[object, str]] = {
@@ -157,8 +162,7 @@ SETTINGS: Mapping[str, tuple[object, str]] = {
     "enable_unified_memory": (False, "a unified pool of keys and values"),
     "enable_page_major_kv_layout": (False, "a KV cache laid out page by page"),
     "enable_hisparse": (False, "a hierarchical sparse KV cache"),
-    "enable_lora": (False, "LoRA"),
-    "lora_paths": (None, "LoRA"),
+    "lora_backend": (("csgmv", "triton", "torch_native"), "LoRA with graphs of its own for batches without adapters"),
     "enable_return_indexer_topk": (False, "the indexer's top-k as results"),
     "forward_hooks": (None, "forward hooks"),
     "kv_canary": ("none", "a canary of the KV pool"),
@@ -232,7 +236,8 @@ def _of_attention(server: Server) -> Iterator[Refusal]:
             continue
         known = model if model is not None and model.cache in CACHES else None  # another is refused by itself
         if known is not None and known.cache not in backend.over(role):
-            cache = TWO_POOLS if known.cache == "swa" else f"a KV cache of the layout {known.cache}"
+            second = "a second KV pool for sliding windows"
+            cache = second if known.cache == "swa" else f"a KV cache of the layout {known.cache}"
             yield Refusal(f"attention {role}", f"{name} attention over {cache} ({role})")
         elif known is not None and known.window and not backend.windows:
             yield Refusal(f"attention {role}", f"{name} attention with sliding windows ({role})")

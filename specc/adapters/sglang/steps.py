@@ -128,12 +128,13 @@ class Steps:
         """Whether the host plans attention before each step."""
         return any(attention.plans for attention in self._attention.values())
 
-    def _begin(self, shape: Any, lengths: Sequence[int]) -> None:
+    def _begin(self, shape: Any, lengths: Sequence[int], adapters: Sequence[str | None] | None = None) -> None:
         """Say what the host has to of a step of requests of these lengths, which only attention that is planned reads.
 
-        That is how many they are, and the plan.
+        That is how many they are, the adapter of each, by default none, and the plan.
         """
         self._parts.padding.say(len(lengths))
+        self._parts.adapters.say(adapters or [None] * len(lengths), shape.num_nodes)
         if self._attention[shape].plans:
             size = self._plans[shape].bucket(len(lengths)) if self._pads else len(lengths)
             self._attention[shape].plan(size, [*lengths, *[0] * (size - len(lengths))])
@@ -171,16 +172,17 @@ class Steps:
         rows = len(batch.reqs)
         shape = self.shapes.choose(rows)
         self._masks.restrict(batch.reqs, barrier)
-        self._begin(shape, batch.seq_lens_cpu.tolist() if self._planned else [0] * rows)
+        lengths = batch.seq_lens_cpu.tolist() if self._planned else [0] * rows
+        self._begin(shape, lengths, [request.lora_id for request in batch.reqs])
         step = self.step.at(shape)
         decoded = step.decode(self._package.Batch(batch.req_pool_indices), on_commit=self._publisher(publish))
         self.served[shape] += 1
         if self._counters is not None:
             self._counters.count(shape, self.shapes.expected)
         host = decoded.start_copy().tensors
-        lengths = decoded.new_seq_lens
+        new_lengths = decoded.new_seq_lens
         if publish is None:
-            state, lengths = self._blank.draft_input(rows), lengths.clone()
+            state, new_lengths = self._blank.draft_input(rows), new_lengths.clone()
         else:
             state = EagleDraftInput(bonus_tokens=decoded.bonus)
             self.published.published_bonus = decoded.bonus
@@ -196,7 +198,7 @@ class Steps:
             speculative_num_draft_tokens=shape.num_nodes,
             speculative_output_stride=shape.num_steps + 1,
             next_draft_input=state,
-            new_seq_lens=lengths,
+            new_seq_lens=new_lengths,
         )
 
     def _observe(self, shape: Any, lengths: Sequence[int]) -> None:

@@ -50,8 +50,7 @@ def limits(pair: Pair, chosen: Drafting, gpu: Gpu) -> Limits:
     """Return what a server on this GPU can have. DiagnosticError for one that has no program at all."""
     chains, trees = (parse(command(pair, chosen, topk, None)) for topk in (1, 2))
     server, _ = started(chains, gpu), started(trees, gpu)
-    several = all(BACKENDS[name].shapes for name in server.facts.attention.values() if name in BACKENDS)
-    return Limits(server.buckets, not trees.findings.errors, several)
+    return Limits(server.buckets, not trees.findings.errors, not server.facts.single)
 
 
 def _shape(shape: Shape) -> list[str]:

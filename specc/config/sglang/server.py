@@ -126,6 +126,7 @@ def started(arguments: Arguments, gpu: Gpu) -> Started:
         device=device,
         ranks=ranks,
         head_rows=bool(arguments.text("--speculative-token-map")) and algorithm != "EAGLE3",
+        adapters=_adapters(arguments),
         settings=_settings(arguments, target[1]),
     )
     limit = _rows(arguments, kept, requests)
@@ -148,7 +149,14 @@ def _algorithm(arguments: Arguments) -> str:
     if algorithm not in SGLANG.algorithms:
         hint = f"there are {', '.join(SGLANG.algorithms)}"
         arguments.refuse(f"--speculative-algorithm {written[:60]}", hint)
+    if algorithm == "STANDALONE" and _adapters(arguments):
+        arguments.refuse("LoRA with STANDALONE", "SGLang starts no such server; it has adapters with EAGLE and EAGLE3")
     return algorithm
+
+
+def _adapters(arguments: Arguments) -> bool:
+    """Return whether requests may have adapters."""
+    return not arguments.values.keys().isdisjoint(("--enable-lora", "--lora-paths"))
 
 
 def _model(arguments: Arguments, name: str, written: str) -> tuple[Path, ModelFacts] | None:

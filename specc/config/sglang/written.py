@@ -95,6 +95,8 @@ def _shapes(arguments: Arguments, server: Started, names: Sequence[str]) -> Iter
         options = zip(("num-steps", "eagle-topk", "num-draft-tokens"), largest, strict=True)
         hint = "start the server with " + " ".join(f"--speculative-{name} {size}" for name, size in options)
         arguments.wrong("the server's own shape is not the largest of --shapes in steps, topk and nodes", hint)
+    for what in server.facts.single if len(shapes) > 1 else ():
+        arguments.refuse(f"--shapes with {what}", "leave --shapes out")
     for shape in shapes:
         yield f"  - {{{sizes(shape)}}}"
 

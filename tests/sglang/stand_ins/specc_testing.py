@@ -31,6 +31,7 @@ PAD = "SPECC_TEST_PAD"
 SHAPES = "SPECC_TEST_SHAPES"
 LACK = "SPECC_TEST_LACK"
 SCHEDULER = "sglang.srt.managers.scheduler.Scheduler"
+LORA = "sglang.srt.lora.lora_manager.LoRAManager.__init__"
 LOGITS = "sglang.srt.layers.logits_processor.LogitsProcessor.forward"
 STATE = "sglang.srt.managers.scheduler_components.internal_state.SchedulerInternalStateController.get_internal_state"
 
@@ -76,6 +77,7 @@ def register() -> None:
         have_amx()
         keep_results()
         send_at_once()
+        HookRegistry.register(LORA, pin_nothing, HookType.BEFORE)
         HookRegistry.register(EXPERTS, leave_out_others, HookType.AROUND)
     HookRegistry.register(STATE, add_accounting, HookType.AROUND)
     HookRegistry.register(QUEUE, note, HookType.BEFORE)
@@ -119,6 +121,14 @@ def send_at_once() -> None:
     from sglang.srt.disaggregation.mooncake.conn import MooncakeKVSender
 
     MooncakeKVSender.supports_host_tensor_indices = False
+
+
+def pin_nothing(*_: Any, **__: Any) -> None:
+    """Let SGLang prepare adapters in memory of the host that no GPU knows of."""
+    torch.Tensor.pin_memory = lambda tensor: tensor
+    for name in ("tensor", "empty", "zeros"):
+        make = getattr(torch, name)
+        setattr(torch, name, lambda *given, make=make, pin_memory=False, **named: make(*given, **named))
 
 
 def leave_out_others(original: Callable[..., Any], layer: Any, states: Tensor, chosen: Any, config: Any) -> Tensor:

@@ -87,7 +87,9 @@ CHANGES: dict[str, Change] = {
     ],
     "chunks of attention of the draft is not served": config("draft", "attention_chunk_size", 128),
     "a canary of the KV pool (kv_canary running) is not served": of("draft", "canary_manager", object()),
-    "LoRA is not served": lambda server: setattr(server.worker.server_args, "enable_lora", True),
+    "LoRA with graphs of its own for batches without adapters (lora_backend triton_v2) is not served": (
+        lambda server: setattr(server.worker.server_args, "lora_backend", "triton_v2")
+    ),
     "flashmla attention over a KV cache of the layout mha (verify) is not served": lambda server: setattr(
         runner(server, "target"), "attn_backend", type("FlashMLABackend", (), {})()
     ),

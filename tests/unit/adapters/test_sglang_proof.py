@@ -32,7 +32,7 @@ class Server:
         self.kv: dict[int, int] = {}
         self.req_to_token_pool = SimpleNamespace(req_to_token=self.table)
         self.target_worker = SimpleNamespace(model_runner=self)
-        self.model_config = SimpleNamespace(model_is_mrope=False)
+        self.model_config, self.lora_manager = SimpleNamespace(model_is_mrope=False), None
         self.token_to_kv_pool, self.spec_algorithm = SimpleNamespace(size=slots), "EAGLE"
         if second is not None:
             self.token_to_kv_pool.size_swa = second

@@ -287,7 +287,11 @@ def test_how_tokens_cannot_be_verified(options: tuple[str, ...], code: str) -> N
     [
         ({"--speculative-algorithm": "DFLASH"}, "--speculative-algorithm DFLASH is not served"),
         ({"--speculative-adaptive": ""}, "adaptive speculation"),
-        ({"--enable-lora": ""}, "LoRA"),
+        (
+            {"--lora-backend": "triton_v2"},
+            "LoRA with graphs of its own for batches without adapters (lora_backend triton_v2)",
+        ),
+        ({"--speculative-algorithm": "STANDALONE", "--enable-lora": ""}, "LoRA with STANDALONE"),
         ({"--moe-a2a-backend": "deepep"}, "expert parallelism by all-to-all (moe_a2a_backend deepep)"),
         ({"--speculative-draft-window-size": "512"}, "a window of the draft's (speculative_draft_window_size 512)"),
         (
@@ -330,15 +334,17 @@ def test_what_is_not_served(changes: dict[str, str | None], message: str) -> Non
 
 
 @pytest.mark.parametrize(
-    ("shapes", "message"),
+    ("shapes", "changes", "message"),
     [
-        (",", "--shapes ',' is not the name of a shape"),
-        ("3,x", "--shapes 'x' is not the name of a shape"),
-        ("1", "the server's own shape is not the largest of --shapes"),
+        (",", {}, "--shapes ',' is not the name of a shape"),
+        ("3,x", {}, "--shapes 'x' is not the name of a shape"),
+        ("1", {}, "the server's own shape is not the largest of --shapes"),
+        ("3,0", {"--enable-lora": ""}, "--shapes with LoRA is not served"),
+        ("3,0", {"--lora-paths": "terse=adapter"}, "--shapes with LoRA is not served"),
     ],
 )
-def test_shapes_that_no_server_has(shapes: str, message: str) -> None:
-    result = run("--shapes", shapes, "--", *words({}))
+def test_shapes_that_no_server_has(shapes: str, changes: dict[str, str | None], message: str) -> None:
+    result = run("--shapes", shapes, "--", *words(changes))
     assert (result.exit_code, result.stdout) == (1, "")
     assert message in result.stderr
 

@@ -67,10 +67,10 @@ def test_a_text_that_no_shell_could_read() -> None:
 
 
 def test_settings_have_the_type_of_what_is_served() -> None:
-    words = ["--pp-size", "2", "--enable-lora", "--disaggregation-mode", "null", "--speculative-draft-window-size=9"]
+    words = ["--pp-size", "2", "--enable-eplb", "--disaggregation-mode", "null", "--speculative-draft-window-size=9"]
     assert parse(words).settings() == {
         "pp_size": 2,
-        "enable_lora": True,
+        "enable_eplb": True,
         "disaggregation_mode": "null",
         "speculative_draft_window_size": "9",
     }
