@@ -1,17 +1,35 @@
-"""Whether the launches that a module declares are such as form-kernels makes: a text may claim anything."""
+"""The launches that a module declares: their specs, and whether form-kernels makes such. A text may claim anything."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from weakref import WeakKeyDictionary
 
 import networkx as nx
 
 from specc.ir.core import Module
-from specc.ir.declarations import Kernel, Reference
+from specc.ir.declarations import Buffer, Kernel, Node, Reference, Resources
 from specc.ir.nodes import is_collective, is_external, quotient
 from specc.kernels import FAMILIES, LONE
-from specc.kernels.writing.family import Cluster, cluster_of, read_in_place
+from specc.kernels.writing.family import Cluster, Spec, cluster_of, read_in_place
 from specc.kernels.writing.functions import is_prologue
+
+_SPECS: WeakKeyDictionary[Module, tuple[tuple[object, ...], Mapping[str, Spec]]] = WeakKeyDictionary()
+
+
+def specs(module: Module) -> Mapping[str, Spec]:
+    """The spec of every launch by its name, remembered until the module changes.
+
+    plan-memory asks for scratch memory, the checks behind it ask again, and then kernels are written. Where buffers
+    are, when nodes run and what machine code takes changes no spec.
+    """
+    state = module.state(Buffer, Node, Resources)
+    before, remembered = _SPECS.get(module, ((), {}))
+    if state != before:
+        declared = module.decls_of(Kernel)
+        remembered = {k.name: FAMILIES[k.family].spec(module, k.name, cluster_of(module, k.name)) for k in declared}
+        _SPECS[module] = state, remembered
+    return remembered
 
 
 def malformed(module: Module) -> list[str]:
