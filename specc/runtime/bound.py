@@ -27,7 +27,7 @@ from .memory.carried import check_carried
 from .memory.footprint import Memory
 from .memory.kv_rows import KvRows
 from .memory.overlap import check_apart
-from .memory.staging import Staging
+from .memory.staging import Sent, Staging
 from .memory.tables import TableGuard, check_names, check_request_table, check_tables, prompt_tokens, room
 from .plan.capabilities import absent
 from .plan.nodes import External, Launch, Node, Reference
@@ -84,10 +84,7 @@ class BoundStep:
         check_callbacks(plan, callbacks, "step")
         check_request_table(plan, device, req_to_token)
         self._table, self._collective = req_to_token, collective
-        self._plan = plan
-        self._backend = backend
-        self._device = device
-        self._callbacks = callbacks
+        self._plan, self._backend, self._device, self._callbacks = plan, backend, device, callbacks
         self._shapes = {plan.shape: self} if shapes is None else shapes
         self._tables = self._brought({} if tables is None else tables)
         self._kv = self._moved({} if kv_pools is None else kv_pools)
@@ -105,10 +102,8 @@ class BoundStep:
         self._relay = Relay(self._pools, req_to_token.shape[0], device, fields, self._torn)
         self._columns = {entry: Columns(plan, entry, req_to_token) for entry in ("prefill", "step")}
         self._stores = plan.stores("step")
-        self._sent_last: dict[Staging, Mapping[str, Sequence[int]]] = {} if first is self else first._sent_last
-        self._staging = {
-            entry: Staging(plan, self._arena, one.inputs, self._sent_last) for entry, one in self._columns.items()
-        }
+        self._last: Sent = {} if first is self else first._last
+        self._staging = {at: Staging(plan, self._arena, one.inputs, self._last) for at, one in self._columns.items()}
         self._guard = TableGuard({**read, **outside})
         self._execute = in_ranges(self._dispatch) if nvtx else self._dispatch
         self._graphs: Graphs | SegmentGraphs | None = None

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import cached_property, partial
-from itertools import accumulate
+from itertools import accumulate, pairwise
 from typing import Literal, NoReturn
 
 import torch
@@ -22,7 +22,7 @@ from .graphs.segments import SegmentGraphs
 from .memory.tables import plain_fault
 from .plan.fields import row_stride
 from .plan.halves import forwards, halves
-from .plan.nodes import Given, Node, Reference
+from .plan.nodes import Capture, Given, Node, Reference
 from .plan.outputs import PROPOSE
 from .plan.plan import Plan
 from .plan.shape import Shape
@@ -58,6 +58,8 @@ class RotatedStep(Step):
     """
 
     _open: _Open | None = None
+    _captured_makes: frozenset[str] = frozenset()
+    """The names of what graphs make of what an engine may hand over."""
     _largest: int | None = None
     _given: Mapping[str, Tensor] = {}
     _live = 0
@@ -186,6 +188,18 @@ class RotatedStep(Step):
         names = (name for node in self._plan.nodes("step") if isinstance(node, Given) for name in node.results)
         return frozenset(name for name in names if callable(getattr(self._callbacks, MAKE + name, None)))
 
+    def _with_fronts(self, graphs: Sequence[Capture]) -> list[Capture]:
+        """Captures, and in those behind what is made how it is made."""
+        self._captured_makes = self._makes - self._given.keys()
+        fronts = {
+            behind.name: node.name
+            for half in self._halves
+            for node, behind in pairwise(half)
+            if isinstance(node, Given) and node.results.keys() <= self._captured_makes
+        }
+        heads = ((graph, fronts.get(graph.nodes[0])) for graph in graphs)
+        return [graph if front is None else replace(graph, nodes=(front, *graph.nodes)) for graph, front in heads]
+
     @cached_property
     def _halves(self) -> tuple[tuple[Node, ...], ...]:
         return halves(self._plan)
@@ -208,7 +222,7 @@ class RotatedStep(Step):
         if self._graphs is not None:
             self._guard.check()
             assert isinstance(self._graphs, SegmentGraphs)  # `_captured` makes no others
-            if self._graphs.made.isdisjoint(self._given):
+            if self._captured_makes.isdisjoint(self._given):
                 self._graphs.replay_half(half, frame, progress)
                 return
         for node in self._halves[half]:
@@ -270,8 +284,8 @@ class RotatedStep(Step):
             if not segments:
                 check_capturable(self._plan)
             graphs = self._plan.segments if segments else self._plan.captures
-            how = self._frame, self._execute, self._idle, beside, self._largest, self._makes - self._given.keys()
-            return SegmentGraphs(self._plan, graphs, self._device, *how)
+            how = self._frame, self._execute, self._idle, beside, self._largest
+            return SegmentGraphs(self._plan, self._with_fronts(graphs), self._device, *how)
 
 
 def take(node: Given, frame: Frame, given: Mapping[str, Tensor], live: int) -> None:

@@ -8,7 +8,7 @@ graph, and a segment whose operands have moved is launched node by node.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Mapping, Sequence, Set
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import TypeAlias
@@ -62,7 +62,6 @@ class SegmentGraphs:
         idle: makes the inputs a batch of padding rows.
 
     Attributes:
-        made: names of what the engine hands over, and makes in the graphs.
         replays: counts.
         bytes: of the graphs, by bucket, see `Recorder`.
         recorder: what captured them.
@@ -79,21 +78,19 @@ class SegmentGraphs:
         idle: Callable[[], None],
         beside: Recorder | None = None,
         largest: int | None = None,
-        made: frozenset[str] = frozenset(),
     ) -> None:
         """Capture every bucket, the largest first, in one memory pool: that of other graphs, or a new one.
 
         With `largest` buckets beyond it are not captured: their nodes are launched one by one.
         """
         buckets = [bucket for bucket in plan.buckets if largest is None or bucket <= largest]
-        self.replays, self.made = Replays(), made
+        self.replays = Replays()
         self._start, self._execute = start, execute
-        self._halves = [_parts(plan, graphs, nodes, made) for nodes in halves(plan)]
+        self._halves = [_parts(plan, graphs, nodes) for nodes in halves(plan)]
         self._recorded: dict[tuple[int, str], Recorded] = {}
         self.recorder = recorder = Recorder(device, beside)
         segments = [part for parts in self._halves for part in parts if isinstance(part, Segment)]
-        captured = [node for part in segments for node in part.nodes]
-        forwards = any(isinstance(node, OUTSIDE) for node in captured)
+        forwards = any(isinstance(node, OUTSIDE) for part in segments for node in part.nodes)
         with recorder.beforehand() if forwards else contextlib.nullcontext():
             idle()
             warm_up(buckets, lambda bucket: self._run(self._launch, bucket, Progress()))
@@ -153,21 +150,14 @@ def _names(part: Part) -> list[str]:
     return [node.name for node in (part.nodes if isinstance(part, Segment) else (part,))]
 
 
-def _parts(plan: Plan, graphs: Sequence[Capture], half: Sequence[Node], made: Set[str]) -> list[Part]:
-    """The nodes of a step, or of half of one, in order: segments, and the calls between them.
-
-    What is `made` is made in front of a segment, and captured with it.
-    """
+def _parts(plan: Plan, graphs: Sequence[Capture], half: Sequence[Node]) -> list[Part]:
+    """The nodes of a step, or of half of one, in order: segments, and the calls between them."""
     nodes = {node.name: node for node in half}
     heads = {graph.nodes[0]: graph for graph in graphs if graph.entry == "step"}
     parts: list[Part] = []
     for name, node in nodes.items():
         if name in heads:
-            front: list[Node] = []
-            if parts and isinstance(before := parts[-1], Given) and before.results.keys() <= made:
-                front = [before]
-                parts.pop()
-            parts.append(_segment(plan, heads[name].name, [*front, *(nodes[one] for one in heads[name].nodes)]))
+            parts.append(_segment(plan, heads[name].name, [nodes[one] for one in heads[name].nodes]))
         elif isinstance(node, OUTSIDE) and not any(name in graph.nodes for graph in heads.values()):
             parts.append(node)
     return parts

@@ -12,6 +12,7 @@ from ..plan.plan import Buffer, Plan
 from ..semantics.convention import DTYPES
 from .arena import Arena
 
+Sent = dict["Staging", Mapping[str, Sequence[int]]]
 DEPTH = 4
 """Host buffers in turn: how many steps the host can run ahead of the device without waiting."""
 
@@ -32,17 +33,8 @@ class Staging:
     copy; otherwise in one copy each. Lists that lie there already are not sent again.
     """
 
-    def __init__(
-        self,
-        plan: Plan,
-        arena: Arena,
-        names: Sequence[str],
-        sent: dict[Staging, Mapping[str, Sequence[int]]] | None = None,
-    ) -> None:
-        """Host memory for the inputs, pinned when the arena is on a GPU.
-
-        `sent` is of all that write into the same arena: who did last, and which lists.
-        """
+    def __init__(self, plan: Plan, arena: Arena, names: Sequence[str], sent: Sent | None = None) -> None:
+        """Host memory for the inputs, pinned when the arena is on a GPU; `sent`: who wrote to it last, and what."""
         self._arena, self._sent = arena, {} if sent is None else sent
         homes = {name: plan.home(name) for name in names}
         buffers = {name: home for name, home in homes.items() if home is not None}

@@ -20,7 +20,6 @@ LARGEST = (1 << 63) - 1
 T = TypeVar("T")
 Signed: TypeAlias = Annotated[int, "signed"]
 """A whole number that may be below 0."""
-_taken_apart = cache(lambda wanted: (get_origin(wanted), get_args(wanted)))
 
 
 def read_json(text: str) -> Any:
@@ -88,7 +87,7 @@ def from_json(kind: type[T], data: Any, where: str) -> T:
 
 
 def _read(wanted: Any, data: Any, where: str) -> Any:
-    origin, args = _taken_apart(wanted)
+    origin, args = get_origin(wanted), get_args(wanted)
     if wanted is Any:
         return data
     if wanted == Signed:
