@@ -217,7 +217,7 @@ class Module:
         Ops and values are compared as objects. It takes a twentieth of the checker's time.
         """
         values = [(value, value.name, value.type) for value in self.values()]
-        ops = [(op, op.opcode, op.phase, op.operands, op.results, (*op.attrs.items(),)) for op in self.ops()]
+        ops = [(o, o.opcode, o.phase, o.operands, o.results, (*o.attrs.items(),), o.location) for o in self.ops()]
         ends = (*self.inputs.items(),), (*self.outputs.items(),)
         sizes = (*self.dims.items(),), (*self.carries.items(),)
         return sizes, ends, values, ops, [decl for decl in self.decls if not isinstance(decl, without)]
