@@ -16,9 +16,10 @@ from functools import cached_property
 from itertools import combinations
 
 from specc.ir.core import Module, entry_of, tensor_type
-from specc.ir.declarations import Buffer, KvPool, Layout, Reference
+from specc.ir.declarations import Buffer, KvPool, Layout, Node, Reference, Resources
 from specc.ir.liveness import handed_back
 from specc.ir.nodes import node_of, node_order
+from specc.ir.remembered import remembered
 from specc.ir.types import StateType, TensorType, row_major
 from specc.kernels.formed import specs
 from specc.kernels.writing.family import Scratch, Spec, nbytes
@@ -87,8 +88,12 @@ class PlanMemory(Pass):
         self.remark(ctx, f"{what}, but buffers that are never live together share theirs", ctx.at("buckets"), choice)
 
 
-def unplaced(module: Module) -> list[Buffer]:
+def unplaced(module: Module) -> tuple[Buffer, ...]:
     """Every buffer of a module that is laid out, at offset -1."""
+    return remembered(module, _unplaced, Buffer, Node, Resources)
+
+
+def _unplaced(module: Module) -> tuple[Buffer, ...]:
     positions = {name: index for index, name in enumerate(node_order(module), start=1)}
     end = {"prefill": _entry_end(module, positions, "prefill"), "step": _entry_end(module, positions, "step")}
     ranges: dict[str, tuple[int, int]] = {}
@@ -109,7 +114,7 @@ def unplaced(module: Module) -> list[Buffer]:
             ranges[layouts[given.name].buffer] = (first, max(last, ranges[layouts[handed.name].buffer][1]))
     launches = specs(module)
     named = _relay_buffers(module) + _pointer_buffers(module, launches) + _scratch_buffers(module, launches, positions)
-    return _value_buffers(module, layouts, ranges) + named
+    return (*_value_buffers(module, layouts, ranges), *named)
 
 
 def _entry_end(module: Module, positions: dict[str, int], entry: str) -> int:
