@@ -90,7 +90,7 @@ def build_plan(module: Module, generated: Generated, config: Config) -> Plan:
         segments=_graphs(module, "segment"),
         buckets=options.buckets,
         memory=memory(module),
-        totals={bucket: totals(module, bucket) for bucket in options.buckets},
+        totals=totals(module, options.buckets),
     )
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from specc.ir.core import Module, Value, entry_of, tensor_type
 from specc.ir.declarations import Buffer, Kernel, Layout, Node, scratch_owner
 from specc.ir.liveness import hidden_result
@@ -14,21 +16,26 @@ from specc.kernels.writing.traffic import Traffic
 from specc.runtime.plan.plan import ArenaBytes, Totals
 
 
-def totals(module: Module, bucket: int) -> Totals:
-    """Launches, host syncs and bytes of one decode step at a bucket."""
+def totals(module: Module, buckets: Iterable[int]) -> dict[int, Totals]:
+    """Launches, host syncs and bytes of one decode step, by bucket."""
     nodes = [node for node in module.decls_of(Node) if entry_of(node.phase) == "step"]
     launches = [node for node in nodes if node.node == "launch"]
-    return Totals(
-        launches_in_graph=sum(bool(node.capture) for node in launches),
-        launches_outside_graph=sum(not node.capture for node in launches),
-        references=sum(node.node == "reference" for node in nodes),
-        host_syncs=sum(node.node == "external" and not node.capture for node in nodes),
-        vocab_bytes_read=sum(_logits(module, node, bucket) for node in nodes),
-        hidden_state_bytes=hidden_state_bytes(module, bucket),
-        arena_bytes=memory(module).arena,
-        collectives=sum(node.node == "collective" for node in nodes),
-        wire_bytes=_wire_bytes(module, bucket),
-    )
+    clusters = [cluster_of(module, node.name) for node in nodes]
+    read = [(Traffic.of_cluster(module, cluster), calls_of(cluster)) for cluster in clusters]
+    return {
+        bucket: Totals(
+            launches_in_graph=sum(bool(node.capture) for node in launches),
+            launches_outside_graph=sum(not node.capture for node in launches),
+            references=sum(node.node == "reference" for node in nodes),
+            host_syncs=sum(node.node == "external" and not node.capture for node in nodes),
+            vocab_bytes_read=sum(traffic.logits(calls, bucket) for traffic, calls in read),
+            hidden_state_bytes=hidden_state_bytes(module, bucket),
+            arena_bytes=memory(module).arena,
+            collectives=sum(node.node == "collective" for node in nodes),
+            wire_bytes=_wire_bytes(module, bucket),
+        )
+        for bucket in buckets
+    }
 
 
 def memory(module: Module) -> ArenaBytes:
@@ -50,12 +57,6 @@ def _covered(buffers: list[Buffer]) -> int:
         total += max(last - max(buffer.offset, end), 0)
         end = max(end, last)
     return total
-
-
-def _logits(module: Module, node: Node, bucket: int) -> int:
-    """Bytes of the logits that a node reads, each row once."""
-    cluster = cluster_of(module, node.name)
-    return Traffic.of_cluster(module, cluster).logits(calls_of(cluster), bucket)
 
 
 def _wire_bytes(module: Module, bucket: int) -> int:

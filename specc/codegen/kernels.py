@@ -10,7 +10,7 @@ from specc.codegen.render import render_kernel, template_digest
 from specc.ir.core import Module
 from specc.ir.declarations import Kernel, Layout
 from specc.ir.text.printer import print_op
-from specc.kernels import FAMILIES
+from specc.kernels.formed import specs
 from specc.kernels.writing.family import Cluster, Spec, cluster_of
 from specc.kernels.writing.knobs import tuned
 from specc.runtime.plan.draft_head import MADE
@@ -59,16 +59,15 @@ def _generate(
     module: Module, shape: Shape, config_file: str, distinct: dict[tuple[object, ...], KernelSource]
 ) -> Generated:
     """The kernels of one shape; those that are in no other yet are added to ``distinct``."""
-    specs: dict[str, Spec] = {}
+    launches = dict(specs(module))
     kernel_of: dict[str, str] = {}
     used: dict[str, KernelSource] = {}
     for kernel in module.decls_of(Kernel):
-        cluster = cluster_of(module, kernel.name)
-        spec = FAMILIES[kernel.family].spec(module, kernel.name, cluster)
+        cluster, spec = cluster_of(module, kernel.name), launches[kernel.name]
         if (chosen := tuned(module, cluster[0])) is not None:
             stages = chosen.stages or spec.num_stages
             spec = replace(spec, num_warps=chosen.warps or spec.num_warps, num_stages=stages)
-        specs[kernel.name] = spec
+            launches[kernel.name] = spec
         key = _key(module, spec)
         if key not in distinct:
             taken = any(source.name == kernel.name for source in distinct.values())
@@ -76,7 +75,7 @@ def _generate(
             distinct[key] = _source(module, name, kernel, cluster, spec, config_file)
         kernel_of[kernel.name] = distinct[key].name
         used[distinct[key].name] = distinct[key]
-    return Generated(tuple(used.values()), specs, kernel_of)
+    return Generated(tuple(used.values()), launches, kernel_of)
 
 
 def aligned_arguments(module: Module, spec: Spec) -> frozenset[str]:

@@ -5,11 +5,12 @@ from __future__ import annotations
 import networkx as nx
 
 from specc.ir.core import SECOND_HALF, Module, Op, Value, entry_of, is_state
-from specc.ir.declarations import Kernel, Reference
+from specc.ir.declarations import Decl, Kernel, Reference
 from specc.ir.infer import explain, infer_op
 from specc.ir.nodes import is_collective, is_external, node_of
 from specc.ir.opdef import OpDef, TypeMismatch
 from specc.ir.ops import OPS
+from specc.ir.remembered import remembered
 from specc.ir.text.printer import print_op
 from specc.ir.types import TensorType
 from specc.support.diagnostics import Diagnostic, Note
@@ -27,7 +28,7 @@ def check_module(module: Module) -> list[Diagnostic]:
     if findings and not nx.is_directed_acyclic_graph(module.graph):  # else every operand is defined before it is read
         findings.append(Diagnostic("ir/invalid", "the def-use graph has a cycle"))
     if "typed" in module.established and not findings:
-        findings += check_types(module)
+        findings += remembered(module, check_types, Decl)
     return findings
 
 

@@ -23,7 +23,7 @@ def infer_op(module: Module, op: Op) -> tuple[Type, ...]:
     types = [operand.type for operand in op.operands]
     if any(type_ is None for type_ in types):
         raise TypeMismatch(-1, "an operand has no type yet")
-    carried = {name: carry.type for name, carry in module.carries.items()}
+    carried = {name: carry.type for name, carry in module.carries.items()} if definition.infer is not None else {}
     results = definition.result_types(carried, [t for t in types if t is not None], op.attrs)
     if definition.effect == "carry":
         _check_field(module, op, definition)

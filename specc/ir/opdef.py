@@ -226,7 +226,14 @@ class OpDef:
         slots = self._all_results(attrs)
         return slots if len(slots) == count else tuple(slot for slot in slots if not slot.optional)
 
+    @cached_property
+    def _results_are_fixed(self) -> bool:
+        """Whether the results are the same whatever the attributes are: none is listed, or gone for lack of a dtype."""
+        return not any(slot.variadic or slot.pattern.startswith("$") for slot in self.results)
+
     def _all_results(self, attrs: Mapping[str, Any]) -> tuple[Slot, ...]:
+        if self._results_are_fixed:
+            return self.results
         attrs = self.complete(attrs)
         there = [slot for slot in self.results if attrs.get(_split(slot.pattern)[0].removeprefix("$")) != ""]
         listed = [_slots(str(attrs[slot.name])) if slot.variadic else (slot,) for slot in there]
@@ -236,13 +243,20 @@ class OpDef:
         """Name of each of ``count`` operands; variadic ones have those of `parts`, or are numbered."""
         if self.parts is not None:
             return tuple(slot.name for slot in self._slots(attrs))
+        if count in self._named:
+            return self._named[count]
         names: list[str] = []
         for slot in self.operands:
             if slot.variadic:
                 names += [f"{slot.name}{i}" for i in range(count - len(names))]
             elif len(names) < count:
                 names.append(slot.name)
-        return tuple(names)
+        return self._named.setdefault(count, tuple(names))
+
+    @cached_property
+    def _named(self) -> dict[int, tuple[str, ...]]:
+        """Names of operands by their count."""
+        return {}
 
     def _slots(self, attrs: Mapping[str, Any]) -> tuple[Slot, ...]:
         """Operand slots, those of `parts` in place of the variadic one."""

@@ -1,4 +1,4 @@
-"""Whether the launches that a module declares are such as form-kernels makes: a text may claim anything."""
+"""The launches that a module declares: their specs, and whether form-kernels makes such. A text may claim anything."""
 
 from __future__ import annotations
 
@@ -7,15 +7,30 @@ from collections.abc import Mapping
 import networkx as nx
 
 from specc.ir.core import Module
-from specc.ir.declarations import Kernel, Reference
+from specc.ir.declarations import Buffer, Grid, Kernel, Layout, Node, Reference, Resources
 from specc.ir.nodes import is_collective, is_external, quotient
+from specc.ir.remembered import remembered
 from specc.kernels import FAMILIES, LONE
-from specc.kernels.writing.family import Cluster, cluster_of, read_in_place
+from specc.kernels.writing.family import Cluster, Spec, cluster_of, read_in_place
 from specc.kernels.writing.functions import is_prologue
 
 
-def malformed(module: Module) -> list[str]:
+def specs(module: Module) -> Mapping[str, Spec]:
+    """The spec of every launch by its name. None says where buffers are, when nodes run or what machine code takes."""
+    return remembered(module, _specs, Buffer, Node, Resources)
+
+
+def _specs(module: Module) -> Mapping[str, Spec]:
+    declared = module.decls_of(Kernel)
+    return {k.name: FAMILIES[k.family].spec(module, k.name, cluster_of(module, k.name)) for k in declared}
+
+
+def malformed(module: Module) -> tuple[str, ...]:
     """Kernels of no family or of other ops than it covers, ops that nothing computes, and launches in a circle."""
+    return remembered(module, _malformed, Layout, Grid, Buffer, Node, Resources)
+
+
+def _malformed(module: Module) -> tuple[str, ...]:
     declared = module.decls_of(Kernel)
     kernels, families = {kernel.name for kernel in declared}, {kernel.family for kernel in declared}
     offered = {family: set(FAMILIES[family].candidates(module)) for family in families & set(LONE)}
@@ -30,7 +45,7 @@ def malformed(module: Module) -> list[str]:
             bad.append(f"{op.opcode} in {op.phase} is in no kernel, and runs by no reference")
     if not nx.is_directed_acyclic_graph(quotient(module)):
         bad.append("kernels depend on each other in a circle")
-    return bad
+    return (*bad,)
 
 
 def _without_prologues(module: Module, cluster: Cluster) -> Cluster:

@@ -66,8 +66,8 @@ class Reproducer(BaseInstrument):
         self._before = print_module(module)
 
     def failed(self, module: Module, step: Pass, error: Exception) -> None:
-        """Write the file, unless the failure is the input being wrong."""
-        if isinstance(error, DiagnosticError):
+        """Write the file, unless the failure is the input being wrong, or only the configuration repeats it."""
+        if isinstance(error, DiagnosticError) or not step.repeats:
             return
         path = self.directory / f"{module.name}.{step.name}.repro.specir"
         command = f"// RUN: specc-opt -p {spell(step)} {path.name}\n"

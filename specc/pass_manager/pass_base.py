@@ -93,6 +93,8 @@ class Pass(ABC):
     requires: ClassVar[frozenset[str]] = frozenset()
     establishes: ClassVar[frozenset[str]] = frozenset()
     until: ClassVar[str] = "clustered"
+    repeats: ClassVar[bool] = True
+    """Whether the text of a module and the options are all that it reads: not so of the pass that makes the ops."""
 
     @classmethod
     def of(cls, loaded: LoadedConfig) -> Self:

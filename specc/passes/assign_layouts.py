@@ -10,10 +10,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from specc.ir.core import Module, Value, tensor_type
-from specc.ir.declarations import Layout
+from specc.ir.declarations import Buffer, Grid, Layout, Node, Resources
 from specc.ir.nodes import crossing, is_external
 from specc.ir.opdef import Trait
 from specc.ir.ops.model import GIVEN_PADDED
+from specc.ir.remembered import remembered
 from specc.ir.types import DTYPES, TensorType, per_request, row_major
 from specc.kernels.writing.blocks import replaced
 from specc.kernels.writing.family import VECTOR_BYTES, alignment
@@ -61,10 +62,14 @@ class AssignLayouts(Pass):
                 )
 
 
-def layouts(module: Module) -> list[Layout]:
+def layouts(module: Module) -> tuple[Layout, ...]:
     """The layout of every value that is in memory, in the order of `crossing`."""
+    return remembered(module, _layouts, Layout, Grid, Buffer, Node, Resources)
+
+
+def _layouts(module: Module) -> tuple[Layout, ...]:
     stored = crossing(module)
-    return [_layout(module, value, buffer_root(module, value, stored)) for value in stored]
+    return tuple(_layout(module, value, buffer_root(module, value, stored)) for value in stored)
 
 
 def _layout(module: Module, value: Value, root: Value) -> Layout:

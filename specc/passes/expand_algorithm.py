@@ -18,6 +18,7 @@ class ExpandAlgorithm(Pass):
 
     name = "expand-algorithm"
     establishes = frozenset({"expanded"})
+    repeats = False
 
     @classmethod
     def violations(cls, module: Module) -> list[str]:

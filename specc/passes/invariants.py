@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 from specc.ir.checker import check_linear, check_module
 from specc.ir.core import Module
 from specc.pass_manager.manager import BaseInstrument
@@ -60,8 +62,11 @@ class BrokenModuleError(Exception):
     """A pass left a module that breaks a rule of the IR: a bug in specc, never the user's doing."""
 
 
+@dataclass
 class CheckEach(BaseInstrument):
-    """Run the checker, and the predicate of every established invariant, after each pass."""
+    """Run the checker, and the predicate of every established invariant, after each pass that changed something."""
+
+    _held: tuple[object, ...] = ()
 
     def after(self, module: Module, step: Pass) -> None:
         """Check what the pass left.
@@ -70,7 +75,11 @@ class CheckEach(BaseInstrument):
             BrokenModuleError: naming the pass and everything that does not hold.
 
         """
+        state = frozenset(module.established), module.state()
+        if state == self._held:
+            return
         try:
             check_now(module)
         except DiagnosticError as error:
             raise BrokenModuleError(f"{step.name} left a module that does not hold: {error}") from None
+        self._held = state

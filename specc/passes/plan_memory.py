@@ -10,17 +10,19 @@ the forward hands over is read, and so on through forwards that are given what o
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import combinations
 
 from specc.ir.core import Module, entry_of, tensor_type
-from specc.ir.declarations import Buffer, Kernel, KvPool, Layout, Reference
+from specc.ir.declarations import Buffer, KvPool, Layout, Node, Reference, Resources
 from specc.ir.liveness import handed_back
 from specc.ir.nodes import node_of, node_order
+from specc.ir.remembered import remembered
 from specc.ir.types import StateType, TensorType, row_major
-from specc.kernels import FAMILIES
-from specc.kernels.writing.family import Scratch, Spec, cluster_of, nbytes
+from specc.kernels.formed import specs
+from specc.kernels.writing.family import Scratch, Spec, nbytes
 from specc.pass_manager.pass_base import Choice, Context, Pass, Rejected
 from specc.runtime.plan.plan import kv_pointers
 from specc.support.diagnostics import Diagnostic, DiagnosticError
@@ -86,8 +88,12 @@ class PlanMemory(Pass):
         self.remark(ctx, f"{what}, but buffers that are never live together share theirs", ctx.at("buckets"), choice)
 
 
-def unplaced(module: Module) -> list[Buffer]:
+def unplaced(module: Module) -> tuple[Buffer, ...]:
     """Every buffer of a module that is laid out, at offset -1."""
+    return remembered(module, _unplaced, Buffer, Node, Resources)
+
+
+def _unplaced(module: Module) -> tuple[Buffer, ...]:
     positions = {name: index for index, name in enumerate(node_order(module), start=1)}
     end = {"prefill": _entry_end(module, positions, "prefill"), "step": _entry_end(module, positions, "step")}
     ranges: dict[str, tuple[int, int]] = {}
@@ -106,12 +112,9 @@ def unplaced(module: Module) -> list[Buffer]:
         if layouts[given.name].buffer in ranges:
             first, last = ranges[layouts[given.name].buffer]
             ranges[layouts[given.name].buffer] = (first, max(last, ranges[layouts[handed.name].buffer][1]))
-    specs = {
-        kernel.name: FAMILIES[kernel.family].spec(module, kernel.name, cluster_of(module, kernel.name))
-        for kernel in module.decls_of(Kernel)
-    }
-    named = _relay_buffers(module) + _pointer_buffers(module, specs) + _scratch_buffers(module, specs, positions)
-    return _value_buffers(module, layouts, ranges) + named
+    launches = specs(module)
+    named = _relay_buffers(module) + _pointer_buffers(module, launches) + _scratch_buffers(module, launches, positions)
+    return (*_value_buffers(module, layouts, ranges), *named)
 
 
 def _entry_end(module: Module, positions: dict[str, int], entry: str) -> int:
@@ -145,9 +148,9 @@ def _relay_buffers(module: Module) -> list[Buffer]:
     return buffers
 
 
-def _pointer_buffers(module: Module, specs: dict[str, Spec]) -> list[Buffer]:
+def _pointer_buffers(module: Module, launches: Mapping[str, Spec]) -> list[Buffer]:
     """One table of addresses for each model whose KV buffers are touched; the runtime fills it once."""
-    passed = {arg.passed.target for spec in specs.values() for arg in spec.arguments if arg.passed.kind == "buffer"}
+    passed = {arg.passed.target for spec in launches.values() for arg in spec.arguments if arg.passed.kind == "buffer"}
     references = {reference.name for reference in module.decls_of(Reference)}
     states = [value.type for op in module.ops() if node_of(op) in references for value in op.results]
     passed |= {kv_pointers(type_.owner) for type_ in states if isinstance(type_, StateType)}
@@ -159,8 +162,8 @@ def _pointer_buffers(module: Module, specs: dict[str, Spec]) -> list[Buffer]:
     return buffers
 
 
-def _scratch_buffers(module: Module, specs: dict[str, Spec], positions: dict[str, int]) -> list[Buffer]:
-    return [_scratch(module, scratch, positions[name]) for name, spec in specs.items() for scratch in spec.scratch]
+def _scratch_buffers(module: Module, launches: Mapping[str, Spec], positions: dict[str, int]) -> list[Buffer]:
+    return [_scratch(module, scratch, positions[name]) for name, spec in launches.items() for scratch in spec.scratch]
 
 
 def _scratch(module: Module, scratch: Scratch, at: int) -> Buffer:

@@ -74,6 +74,13 @@ def test_the_map_counts_kernel_families() -> None:
     assert sentence in page
 
 
+def test_files_that_pages_name_exist() -> None:
+    """So that a walk through the code does not end where something has moved."""
+    for path in [*sorted((ROOT / "docs").glob("*.md")), ROOT / "README.md", ROOT / "CONTRIBUTING.md"]:
+        for name in re.findall(r"`((?:specc|templates|tests|kernels_generated)/[\w./-]+)`", path.read_text()):
+            assert (ROOT / name).exists(), f"{path.name} names {name}"
+
+
 def test_pages_that_code_names_exist() -> None:
     for path in sorted((ROOT / "specc").rglob("*.py")):
         for name in re.findall(r"docs/[\w/-]+\.md", path.read_text()):

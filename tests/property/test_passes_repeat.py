@@ -35,7 +35,7 @@ def repeat(loaded: LoadedConfig) -> list[str]:
         before = print_module(module)
         run_passes(module, [step], Context(loaded))
         after = print_module(module)
-        if step.name != "expand-algorithm":
+        if step.repeats:
             again = parse_module(before)
             (printed,) = parse_pipeline(spell(step))
             assert printed == step

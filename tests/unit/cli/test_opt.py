@@ -146,25 +146,42 @@ def test_parse_errors_point_into_the_file() -> None:
     assert "2 |   what is this" in opt("x.specir").stderr
 
 
-def test_a_crash_leaves_a_reproducer_that_repeats_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The first line of the file is the command; running it fails the same way."""
+@pytest.mark.parametrize("name", ["rotate-step", "place-carry", "bind-kv-layout", "cse", "plan-graphs"])
+def test_a_crash_leaves_a_reproducer_that_repeats_it(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The first line of the file is the command, options included; running it fails the same way."""
+    carry = {"bonus": {"dtype": "int64", "written_by": "program"}}
+    keys = {"step": "rotated", "tables": {"slots": "block_table", "carry": carry}, "overlap": False, "page_size": 16}
+    Path("c.yaml").write_text(config_text(**keys))
 
     def fail(*_: object) -> None:
         raise ZeroDivisionError("oh no")
 
     with monkeypatch.context() as broken:
-        broken.setattr("specc.passes.cse.Cse.run", fail)
+        broken.setattr(PASSES[name], "run", fail)
         result = opt("c.yaml")
         assert result.exit_code == 70
         assert "error[internal/crash]: specc failed: ZeroDivisionError: oh no" in result.stderr
         assert "Traceback" not in result.output
         (path,) = Path().glob("*.repro.specir")
-        assert path.name == "small.cse.repro.specir"
+        assert path.name == f"small.{name}.repro.specir"
         program, *words = shlex.split(path.read_text().splitlines()[0].removeprefix("// RUN: "))
         assert program == "specc-opt"
         again = opt(*words)
         assert (again.exit_code, again.stderr) == (70, result.stderr)
     assert opt(*words).exit_code == 0
+
+
+def test_what_only_a_configuration_repeats_leaves_no_reproducer(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The first pass reads all of it: no text of a module makes it fail again."""
+
+    def fail(*_: object) -> None:
+        raise ZeroDivisionError("oh no")
+
+    monkeypatch.setattr(PASSES["expand-algorithm"], "run", fail)
+    result = opt("c.yaml")
+    assert result.exit_code == 70
+    assert "reproducer" not in result.stderr
+    assert list(Path().glob("*.repro.specir")) == []
 
 
 def test_the_checker_can_be_switched_off() -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import pytest
 
 from specc.ir.builder import Builder
@@ -213,3 +215,50 @@ def test_loads_and_stores_keep_their_order() -> None:
     assert late is not None
     assert (dependencies[early], dependencies[late], dependencies[later_store]) == ([], [store], [])
     assert [op.result.name for op in dependencies[store]] == ["early", "again"]
+
+
+def emptied(module: Module) -> None:
+    (raised,) = module.find("health.raise")
+    module.set_operands(raised, raised.operands[:1])
+
+
+def turned(module: Module) -> None:
+    module.phases["prepare"].reverse()
+
+
+CHANGES: dict[str, Callable[[Module], object]] = {
+    "a size": lambda module: module.dims.update(B=Dim("B", "request", 5)),
+    "a carried value": lambda module: module.carries.update(a=Carry("a", I64, kept=True)),
+    "an input": lambda module: module.add_input("more", I64),
+    "an output": lambda module: module.outputs.update(health=module.find("health.clear")[0].result),
+    "a name": lambda module: module.rename(module.inputs["rows"], "lines"),
+    "a type": lambda module: setattr(module.find("health.clear")[0].result, "type", I64),
+    "an opcode": lambda module: setattr(module.find("health.clear")[0], "opcode", "health.raise"),
+    "an attribute": lambda module: module.find("health.raise")[0].attrs.update(bit=2),
+    "operands": emptied,
+    "the order": turned,
+    "a phase": lambda module: module.move(module.find("health.raise")[0], "tree"),
+    "a place": lambda module: setattr(module.find("health.clear")[0], "location", Location("a.yaml", 1, 1, 1)),
+    "a declaration": lambda module: module.decls.append(Kernel("k", "rows", "prepare", 8)),
+}
+
+
+@pytest.mark.parametrize("change", CHANGES.values(), ids=CHANGES)
+def test_the_state_of_a_module_is_all_that_it_says(change: Callable[[Module], object]) -> None:
+    module, b, rows = sample()
+    module.dims["B"] = Dim("B", "request", 4)
+    _, bad = b.many("vocab.argmax", rows, rows, dtype="i32", keep="")
+    b("health.raise", b("health.clear", rows), bad, bit=1)
+    state = module.state()
+    assert module.state() == state
+    change(module)
+    assert module.state() != state
+
+
+def test_a_state_may_leave_declarations_out() -> None:
+    module, *_ = sample()
+    state = module.state(Kernel)
+    module.decls.append(Kernel("k", "rows", "prepare", 8))
+    assert module.state(Kernel) == state
+    module.decls.append(Options("config", (1,), 1, -1))
+    assert module.state(Kernel) != state

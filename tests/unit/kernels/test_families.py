@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 from collections import Counter
+from dataclasses import replace
 from math import prod
 from typing import Any
 
@@ -12,10 +13,11 @@ from programs import ROOT, compile_to, load
 
 from specc.build.build import build_program
 from specc.ir.core import Module, is_state
-from specc.ir.declarations import Kernel
+from specc.ir.declarations import Buffer, Kernel
 from specc.ir.nodes import is_external
 from specc.ir.types import TensorType
 from specc.kernels import COMPOSED, FAMILIES, LONE
+from specc.kernels.formed import specs
 from specc.kernels.writing.family import CAPACITY, MAX_SPLITS, cluster_of, nbytes
 from specc.kernels.writing.traffic import traffic
 from specc.kernels.writing.vocabulary import block, most_splits, rows_of, splits
@@ -68,6 +70,20 @@ def test_every_op_is_covered_once(module: Module) -> None:
     assert set(covered) == {op for op in module.ops() if not is_external(op)}
     composed = [op for op in covered if not op.opcode.startswith("kv.")]
     assert all(not is_state(value) for op in composed for value in op.operands)
+
+
+def test_specs_are_those_of_the_module_as_it_is() -> None:
+    """They are made once for all who ask, as long as nothing changes but where memory is."""
+    module = compile_to("plan-graphs", load(**TREE))
+    before = specs(module)
+    clusters = {kernel: cluster_of(module, kernel.name) for kernel in module.decls_of(Kernel)}
+    assert before == {k.name: FAMILIES[k.family].spec(module, k.name, ops) for k, ops in clusters.items()}
+    module.decls = [replace(decl, offset=0) if isinstance(decl, Buffer) else decl for decl in module.decls]
+    assert specs(module) is before
+    (raised, *_) = module.find("health.raise")
+    raised.attrs["bit"] = 5
+    name = str(raised.attrs["kernel"])
+    assert specs(module)[name] != before[name]
 
 
 def test_grids_start_with_the_batch(module: Module) -> None:

@@ -115,6 +115,22 @@ def test_check_each_names_the_pass() -> None:
     assert log.told == ["before breaks", "failed breaks: BrokenModuleError"]
 
 
+@pytest.mark.parametrize(
+    ("steps", "checked"), [([Canonicalize()] * 3, 1), ([Noop()] * 2, 1), ([Canonicalize(), Noop(), Canonicalize()], 2)]
+)
+def test_what_has_not_changed_is_checked_once(steps: list[Pass], checked: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """To claim something more is a change, too."""
+    asked: list[Module] = []
+    monkeypatch.setattr("specc.passes.invariants.check_now", asked.append)
+    run_passes(parse_module(EMPTY), steps, Context(), [CheckEach()])
+    assert len(asked) == checked
+
+
+def test_a_change_is_checked_after_what_changed_nothing() -> None:
+    with pytest.raises(BrokenModuleError, match="breaks left a module"):
+        run_passes(parse_module(EMPTY), [Cse(), Cse(), Breaks()], Context(), [CheckEach()])
+
+
 def test_a_wrong_module_is_the_users_mistake() -> None:
     module = parse_module(EMPTY)
     check_now(module)
