@@ -243,13 +243,3 @@ def _of_attention(server: Server) -> Iterator[Refusal]:
             yield Refusal(f"attention {role}", f"{name} attention with sliding windows ({role})")
         elif server.topk > 1 and backend.mask is None:
             yield Refusal(f"attention {role}", f"a tree with {name} attention ({role})")
-
-
-def roles(prefill: str, decode: str, draft: str | None, mode: str) -> dict[str, str]:
-    """The attention backend of every role, as SGLang gives them out.
-
-    `prefill` and `decode` are those of the server, `draft` is `speculative_draft_attention_backend` or None, `mode`
-    `speculative_attention_mode`: in `decode` many tokens of a request are the decode backend's, too.
-    """
-    many = decode if mode == "decode" else prefill
-    return {"draft": draft or decode, "verify": many, "extend": draft or many}

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from specc.adapters.sglang.served import BACKENDS, ROLES, SETTINGS, Refusal, Server, refusals, roles, served_values
+from specc.adapters.sglang.served import BACKENDS, ROLES, SETTINGS, Refusal, Server, refusals, served_values
 from specc.config.archs import Gpu
 from specc.config.models import Fact, ModelFacts, read_model
 from specc.config.presets.sglang import SGLANG
@@ -318,3 +318,13 @@ def _hint(refusal: Refusal, server: Server) -> str | None:
         "topk": "write --speculative-eagle-topk 1, with --speculative-num-steps",
         "head_rows": "leave --speculative-token-map out",
     }.get(refusal.about)
+
+
+def roles(prefill: str, decode: str, draft: str | None, mode: str) -> dict[str, str]:
+    """The attention backend of every role, as SGLang gives them out.
+
+    `prefill` and `decode` are those of the server, `draft` is `speculative_draft_attention_backend` or None, `mode`
+    `speculative_attention_mode`: in `decode` many tokens of a request are the decode backend's, too.
+    """
+    many = decode if mode == "decode" else prefill
+    return {"draft": draft or decode, "verify": many, "extend": draft or many}

@@ -13,9 +13,9 @@ from specc.adapters.sglang.served import (
     Refusal,
     Server,
     refusals,
-    roles,
     served_values,
 )
+from specc.config.sglang.server import roles
 
 LATENT, SPARSE = Model(cache="mla"), Model(cache="dsa")
 
