@@ -190,6 +190,24 @@ def test_tiles_of_many_rows(launcher: Launcher, kind: str, batch: int, each: int
     assert [(index, bool(bad)) for index, bad in found] == wanted
 
 
+@pytest.mark.parametrize(("kind", "largest"), [("i8", 16000), ("f8", 255)])
+def test_rows_of_all_their_bits(launcher: Launcher, kind: str, largest: int) -> None:
+    """Low halves count, and what a row is worth does, also in the second tile of rows that a top-k has."""
+    source, rows = generator(13), torch.arange(1, 7)
+    numbers = torch.randint(-largest, largest + 1, (6, 16, 72), generator=source).float()
+    worth = 2.0 ** (torch.randint(-3, 3, (6, 16, 1), generator=source) - largest.bit_length())
+    weight = torch.randint(-2, 3, (130, 72), generator=source).float()
+    scale = 2.0 ** torch.randint(-4, 3, (130,), generator=source).float()
+    logits = ((numbers.double() @ weight.double().T) * worth * scale).float()
+    head = Head(numbers * worth, weight.to(DTYPES[kind]), scale, logits)
+    results, _ = run(launcher, module_of("head.logits", head, 8, 16), head, rows)
+    assert_same(results["logits"], logits, "logits")
+    results, _ = run(launcher, module_of("head.topk_part", head, 8, 16), head, rows)
+    p, index, _ = OPS["vocab.topk"]((logits, rows), {"axis": "K"}, {"K": 16})
+    assert_same(results["index"], index, "index")
+    assert_probabilities(results["p"], p)
+
+
 @pytest.mark.parametrize("batch", [1, 2, 6])
 def test_rows_do_not_depend_on_others(launcher: Launcher, batch: int) -> None:
     """To the last bit, on numbers whose sums are rounded."""
