@@ -20,7 +20,7 @@ _ANSWERS: WeakKeyDictionary[Module, dict[object, tuple[tuple[object, ...], Any]]
 def remembered(module: Module, question: Callable[[Module], Answer], *without: type[Decl]) -> Answer:
     """The answer of a function that reads nothing but the module, and of that no declarations of some kinds.
 
-    Whoever gets it may not change it. The kinds left out are those that passes declare after the first one has asked.
+    The answer is shared, so callers leave it as it is. Kinds are left out that passes declare after the first question.
     """
     answers, state = _ANSWERS.setdefault(module, {}), module.state(*without)
     before, answer = answers.get(question, ((), None))

@@ -31,7 +31,7 @@ from .step import Step
 
 LOGITS, HIDDEN = "logits", "hidden"
 MAKE = "make_"
-"""What the names of methods begin with by which callbacks make what is not handed over."""
+"""The beginning of the names of methods by which callbacks make what is not handed over."""
 COMMITTED = "committed"
 """A method that callbacks may have: it is called behind the first half, with its outputs by name."""
 

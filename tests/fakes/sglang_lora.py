@@ -65,7 +65,7 @@ class LoRAManager:
         self.prepare_lora_batch(batch)
 
     def check(self, batch: ForwardBatch) -> None:
-        """What was said is of this forward: of its requests, or, of a step of padding alone, that there are none."""
+        """This forward's requests are those that were named, or none in a step of padding alone."""
         assert self.lora_backend.batch_info is not None
         rows = batch.req_pool_indices.tolist()
         names, tokens = self.lora_backend.batch_info.names, self.lora_backend.batch_info.tokens

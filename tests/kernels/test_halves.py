@@ -18,8 +18,6 @@ from specc.runtime.semantics.convention import DTYPES
 from specc.runtime.semantics.reference import OPS
 
 KINDS = ("f32", "f16", "bf16")
-UNITS = {"i8": 1.0, "f8": 2.0**-9}
-"""Of what all numbers of a dtype are multiples."""
 E4M3 = torch.arange(256, dtype=torch.uint8).view(DTYPES["f8"]).double()
 E4M3 = E4M3[E4M3.isfinite()].sort().values
 

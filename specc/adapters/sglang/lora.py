@@ -64,7 +64,7 @@ class Adapters:
     def give(self, batch: Any) -> None:
         """Before a forward of the target that is warmed up or captured: its rows have no adapters.
 
-        Nothing can be written while a graph is captured. What its layers take on the host is kept of the warm-up.
+        A graph that is captured takes nothing new from the host. Its layers read what the warm-up has left.
         """
         if self._manager is None or not self._captures:
             return
