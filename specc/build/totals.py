@@ -22,6 +22,7 @@ def totals(module: Module, buckets: Iterable[int]) -> dict[int, Totals]:
     launches = [node for node in nodes if node.node == "launch"]
     clusters = [cluster_of(module, node.name) for node in nodes]
     read = [(Traffic.of_cluster(module, cluster), calls_of(cluster)) for cluster in clusters]
+    arena = memory(module).arena
     return {
         bucket: Totals(
             launches_in_graph=sum(bool(node.capture) for node in launches),
@@ -30,7 +31,7 @@ def totals(module: Module, buckets: Iterable[int]) -> dict[int, Totals]:
             host_syncs=sum(node.node == "external" and not node.capture for node in nodes),
             vocab_bytes_read=sum(traffic.logits(calls, bucket) for traffic, calls in read),
             hidden_state_bytes=hidden_state_bytes(module, bucket),
-            arena_bytes=memory(module).arena,
+            arena_bytes=arena,
             collectives=sum(node.node == "collective" for node in nodes),
             wire_bytes=_wire_bytes(module, bucket),
         )
