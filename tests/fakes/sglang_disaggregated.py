@@ -31,8 +31,10 @@ class SpeculativeAlgorithm:
     ) -> EagleDraftInput | None:
         if not self.recurs:
             return None
-        drafts = [(one.output_topk_p, one.output_topk_index, one.hidden_states_tensor) for one in batch.reqs]
-        chances, numbers, hidden = (torch.stack(list(column)) for column in zip(*drafts, strict=True))  # type: ignore[arg-type]
+        drafts: list[tuple[Any, ...]] = [
+            (one.output_topk_p, one.output_topk_index, one.hidden_states_tensor) for one in batch.reqs
+        ]
+        chances, numbers, hidden = (torch.stack(column) for column in zip(*drafts, strict=True))
         return EagleDraftInput(chances, numbers, hidden, last_tokens_tensor)
 
 
