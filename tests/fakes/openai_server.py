@@ -9,10 +9,11 @@ from __future__ import annotations
 import json
 import random
 import socket
+import sys
 import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
@@ -77,8 +78,7 @@ def serving(fake: Fake, port: int = 0) -> Iterator[Fake]:
     class Bound(Handler):
         state = fake
 
-    server = ThreadingHTTPServer(("127.0.0.1", port), Bound)
-    server.daemon_threads = True
+    server = Server(("127.0.0.1", port), Bound)
     thread = threading.Thread(target=server.serve_forever, args=(0.02,), daemon=True)
     thread.start()
     fake.url = f"http://127.0.0.1:{server.server_port}"
@@ -87,6 +87,16 @@ def serving(fake: Fake, port: int = 0) -> Iterator[Fake]:
     finally:
         server.shutdown()
         server.server_close()
+
+
+class Server(ThreadingHTTPServer):
+    """A server that says nothing of a client that has left, as the engines' own do."""
+
+    daemon_threads = True
+
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        if not isinstance(sys.exception(), ConnectionError):
+            super().handle_error(request, client_address)
 
 
 class Handler(BaseHTTPRequestHandler):
@@ -104,8 +114,7 @@ class Handler(BaseHTTPRequestHandler):
         self.send_response(status)
         self.send_header("Content-Length", str(len(data)))
         self.end_headers()
-        with suppress(BrokenPipeError, ConnectionResetError):
-            self.wfile.write(data)
+        self.wfile.write(data)
 
     def do_GET(self) -> None:
         fake = self.state
