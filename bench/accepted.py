@@ -25,7 +25,7 @@ from specc.build.wheel.build_wheel import emit_wheel
 from specc.config import load_text
 from specc.engine.engine import Engine
 from specc.engine.models.loading import load_draft, load_target
-from specc.engine.serving.request import Sampling, StopConditions
+from specc.engine.serving.requests.request import Sampling, StopConditions
 from specc.engine.wheel import package
 
 WAYS = {

@@ -34,7 +34,7 @@ from specc.config import load_config
 from specc.engine.engine import Engine
 from specc.engine.models.loading import load_draft, load_target
 from specc.engine.reference import greedy
-from specc.engine.serving.request import StopConditions
+from specc.engine.serving.requests.request import StopConditions
 from specc.engine.wheel import package
 from specc.runtime.backends.cuda import device_arch
 from specc.runtime.plan.shape import Shape

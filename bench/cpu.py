@@ -38,7 +38,7 @@ from specc.build.wheel.build_wheel import emit_wheel
 from specc.config import load_text
 from specc.engine.engine import Engine
 from specc.engine.models.loading import load_draft, load_target
-from specc.engine.serving.request import StopConditions
+from specc.engine.serving.requests.request import StopConditions
 from specc.engine.wheel import package
 
 EXAMPLES = ROOT / "examples"

@@ -47,7 +47,7 @@ from heads import HEADS, Reader, drafts_of, greedy
 
 from specc.engine.models.causal_models import TargetModel
 from specc.engine.reference import compare
-from specc.engine.serving.request import StopConditions
+from specc.engine.serving.requests.request import StopConditions
 from specc.support.diagnostics import DiagnosticError
 
 SUFFIXES = (".py", ".md", ".rst", ".txt")

@@ -31,9 +31,9 @@ from specc.measure.against.work_tree import TreeWork
 from specc.measure.results.ratios import Ratio
 from specc.measure.timing import Effort, capture, pairs
 from specc.runtime.backends.cuda import CudaBackend
-from specc.runtime.plan.manifest import Manifest
+from specc.runtime.plan.files.manifest import Manifest
+from specc.runtime.plan.files.plan_json import load_plan
 from specc.runtime.plan.plan import Plan
-from specc.runtime.plan.plan_json import load_plan
 
 VOCABULARIES, BATCHES, WIDTH, POOL = (32000, 128256), (1, 8, 64), 4096, 65
 EFFORT = Effort(copies=10, samples=30)

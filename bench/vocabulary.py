@@ -48,7 +48,7 @@ from specc.engine.models.causal_models import TargetModel
 from specc.engine.models.loading import load_draft, load_target
 from specc.engine.models.scores import rows_of
 from specc.engine.reference import greedy
-from specc.engine.serving.request import StopConditions
+from specc.engine.serving.requests.request import StopConditions
 from specc.engine.wheel import load_program, package
 
 MODELS = ROOT / "examples" / "models"

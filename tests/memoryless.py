@@ -27,7 +27,7 @@ from specc.engine.models.drafts import (
     MtpDraft,
     StandaloneDraft,
 )
-from specc.engine.models.eagle_head import SharingHead
+from specc.engine.models.heads.eagle_head import SharingHead
 
 Path: TypeAlias = Sequence[tuple[int, Tensor]]
 """Drafted tokens from the first one on, each with the hidden row T[W] that the draft is given along with it."""

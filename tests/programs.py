@@ -18,8 +18,8 @@ from specc.pass_manager.manager import run_passes
 from specc.pass_manager.pass_base import Context, Pass
 from specc.passes.invariants import CheckEach
 from specc.passes.pipeline import PASSES
+from specc.runtime.plan.files.plan_json import plan_text
 from specc.runtime.plan.plan import Plan
-from specc.runtime.plan.plan_json import plan_text
 
 MODEL: dict[str, Any] = {
     "hidden_size": 64,

@@ -15,7 +15,7 @@ from specc.pass_manager.manager import Instrument, run_passes
 from specc.pass_manager.pass_base import Context
 from specc.passes.invariants import CheckEach
 from specc.passes.pipeline import FRONT, default_passes
-from specc.runtime.plan.manifest import for_inspection
+from specc.runtime.plan.files.manifest import for_inspection
 from specc.support.diagnostics import Diagnostic, DiagnosticError
 
 

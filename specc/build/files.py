@@ -8,9 +8,9 @@ from pathlib import Path
 from specc.build.build import Build, ShapeBuild
 from specc.build.plan import brought
 from specc.ir.text.printer import print_module
+from specc.runtime.plan.files.plan_json import plan_text
 from specc.runtime.plan.plan import Plan
-from specc.runtime.plan.plan_json import plan_text
-from specc.support.writing import write_output
+from specc.support.files.writing import write_output
 
 
 def kernel_files(build: Build) -> dict[str, str]:

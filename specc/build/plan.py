@@ -11,8 +11,8 @@ from specc.build.totals import memory, totals
 from specc.codegen.kernels import Generated, aligned_arguments
 from specc.config import Config, ModelConfig
 from specc.ir import declarations as ir
+from specc.ir.analysis.liveness import hidden_result
 from specc.ir.core import Module, Op, Value, entry_of, is_state, tensor_type
-from specc.ir.liveness import hidden_result
 from specc.ir.nodes import callback_of, calls_of, is_collective, is_external, is_given, is_host, is_rotated, node_of
 from specc.ir.opdef import Trait
 from specc.ir.ops import OPS

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+from specc.ir.analysis.liveness import hidden_result
 from specc.ir.core import Module, Value, entry_of, tensor_type
 from specc.ir.declarations import Buffer, Kernel, Layout, Node, scratch_owner
-from specc.ir.liveness import hidden_result
 from specc.ir.nodes import calls_of, is_collective, is_external
 from specc.ir.opdef import Trait
 from specc.ir.ops import OPS

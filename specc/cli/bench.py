@@ -17,10 +17,10 @@ from specc.cli.measured import draw_figures, print_figures, require_drawable
 from specc.cli.progress import progress
 from specc.cli.reporting import EXIT_NO_GPU, Format, Report, reporting
 from specc.measure.against import Against
-from specc.runtime.plan.manifest import MANIFEST, Manifest
+from specc.runtime.plan.files.manifest import MANIFEST, Manifest
 from specc.runtime.plan.shape import Shape
-from specc.support.archives import open_archive
 from specc.support.diagnostics import Diagnostic
+from specc.support.files.archives import open_archive
 
 if TYPE_CHECKING:
     from specc.build.build import Build

@@ -96,8 +96,8 @@ def _archs(loaded: LoadedConfig, chosen: str | None) -> Sequence[str]:
 
 def _unkept() -> list[Diagnostic]:
     """That nothing is kept where caches are, if that is so."""
-    from specc.support.cachedir import default_directory, fault
     from specc.support.diagnostics import Diagnostic
+    from specc.support.files.cachedir import default_directory, fault
 
     directory = default_directory()
     if not (why := fault(directory)):

@@ -142,7 +142,7 @@ def _of_program(path: Path, program: Opened, folder: Path, engine: Engine | None
     from specc.cli.inspect import CONFIG
     from specc.config import load_text
     from specc.config.load import MAX_BYTES
-    from specc.runtime.plan.manifest import read_packaged
+    from specc.runtime.plan.files.manifest import read_packaged
 
     settled = _settled(program.plans[max(program.plans)])
     if TUNING in program.manifest.files:

@@ -95,7 +95,7 @@ def _programs(archs: Collection[str]) -> Iterator[Row]:
 
 def _in_the_way(program: dict[str, Any], preset: Preset | None, archs: Collection[str]) -> Iterator[str]:
     """Yield why a program does not run here, as far as that is known without a server."""
-    from specc.runtime.plan.manifest import plain_arch
+    from specc.runtime.plan.files.manifest import plain_arch
 
     if preset and _version(preset.name.lower()) is None:
         yield f"{preset.name} is not installed"
@@ -109,7 +109,7 @@ def _driver() -> Row:
     """Return the CUDA of torch's build, and the newest that the driver has."""
     from specc.runtime.backends.cuda import driver_version
     from specc.runtime.errors import UnsupportedDeviceError
-    from specc.runtime.plan.manifest import cuda_release
+    from specc.runtime.plan.files.manifest import cuda_release
 
     built = "torch is not installed"
     if _version("torch"):

@@ -19,9 +19,9 @@ import typer
 from specc.cli.progress import progress
 from specc.cli.reporting import reporting
 from specc.support.diagnostics import Diagnostic, DiagnosticError
-from specc.support.reading import read_text
+from specc.support.files.reading import read_text
+from specc.support.files.writing import write_output
 from specc.support.render import printable
-from specc.support.writing import write_output
 
 _MOST_BYTES = 1 << 30
 """Largest text that is read."""

@@ -17,8 +17,8 @@ from specc.cli.progress import progress
 from specc.cli.reporting import printing, reporting
 from specc.cli.serving import DRAWN, GpuOption, gpu_named
 from specc.support.diagnostics import Diagnostic, DiagnosticError
+from specc.support.files.writing import write_output
 from specc.support.render import printable
-from specc.support.writing import write_output
 
 if TYPE_CHECKING:
     from specc.cli.reporting import Report

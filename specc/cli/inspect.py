@@ -18,12 +18,12 @@ import typer
 from specc.cli import completion
 from specc.cli.reporting import Format, printing, reporting
 from specc.runtime.errors import DamagedWheelError, PlanError
-from specc.runtime.plan.manifest import MANIFEST, Manifest, cuda_release, for_inspection, read_packaged
+from specc.runtime.plan.files.manifest import MANIFEST, Manifest, cuda_release, for_inspection, read_packaged
+from specc.runtime.plan.files.plan_json import load_plans
 from specc.runtime.plan.plan import Plan
-from specc.runtime.plan.plan_json import load_plans
 from specc.runtime.plan.shape import Shape
-from specc.support.archives import UNREADABLE, open_archive
 from specc.support.diagnostics import Diagnostic, DiagnosticError
+from specc.support.files.archives import UNREADABLE, open_archive
 from specc.support.render import printable
 
 if TYPE_CHECKING:

@@ -12,8 +12,8 @@ import typer
 from specc.cli.completion import installed
 from specc.cli.inspect import program_root, undamaged
 from specc.cli.reporting import Format, printing, reporting
-from specc.runtime.plan.manifest import Manifest
-from specc.runtime.plan.plan_json import load_plan
+from specc.runtime.plan.files.manifest import Manifest
+from specc.runtime.plan.files.plan_json import load_plan
 from specc.support.diagnostics import Diagnostic, DiagnosticError
 
 

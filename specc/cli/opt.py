@@ -103,7 +103,7 @@ def _read(source: str, report: Report) -> tuple[Module, Context]:
     from specc.ir.text.parser import parse_module
     from specc.pass_manager.pass_base import Context
     from specc.support.diagnostics import Diagnostic, DiagnosticError
-    from specc.support.reading import read_text, why_unreadable
+    from specc.support.files.reading import read_text, why_unreadable
 
     if source.endswith((".yaml", ".yml")):
         from specc.build.compile import start_module
@@ -137,7 +137,7 @@ def _finish(
     module: Module, ctx: Context, output: Path | None, *, quiet: bool, remarks: bool, clock: TimePasses
 ) -> None:
     from specc.ir.text.printer import print_module
-    from specc.support.writing import write_output
+    from specc.support.files.writing import write_output
 
     if output is not None:
         write_output(output, print_module(module))

@@ -19,7 +19,7 @@ from specc.support.render import printable, to_json
 if TYPE_CHECKING:
     from specc.engine.engine import Engine
     from specc.engine.reference import Verdict
-    from specc.engine.serving.request import Completion, TokenEvent
+    from specc.engine.serving.requests.request import Completion, TokenEvent
 
 
 class Printer:

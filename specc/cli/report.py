@@ -43,7 +43,7 @@ def report(
     """Write a page that tells what becomes of a configuration and why, without compiling anything."""
     with reporting() as messages:
         from specc.explain.page.page import render
-        from specc.support.writing import write_output
+        from specc.support.files.writing import write_output
 
         page = _page(config, messages, engine, shape, step_times)
         other = _page(against, messages, engine) if against is not None else None

@@ -21,14 +21,14 @@ from specc.cli.printing import Printer
 from specc.cli.progress import progress
 from specc.cli.reporting import Format, reporting
 from specc.support.diagnostics import Diagnostic, DiagnosticError
-from specc.support.prompts import read_prompts, require_whole
-from specc.support.reading import half_character, read_text
-from specc.support.writing import write_output
+from specc.support.files.prompts import read_prompts, require_whole
+from specc.support.files.reading import half_character, read_text
+from specc.support.files.writing import write_output
 
 if TYPE_CHECKING:
     from specc.engine.engine import Engine
     from specc.engine.reference import Verdict
-    from specc.engine.serving.request import Completion, Sampling, StopConditions
+    from specc.engine.serving.requests.request import Completion, Sampling, StopConditions
     from specc.runtime.plan.plan import Plan
 
 
@@ -200,7 +200,7 @@ def _make_engine(
 
 def _conditions(engine: Engine, max_new_tokens: int, stop: Sequence[str]) -> StopConditions:
     """Return when to stop: the model's own EOS tokens, and what was asked for."""
-    from specc.engine.serving.request import StopConditions
+    from specc.engine.serving.requests.request import StopConditions
 
     return StopConditions(max_new_tokens, engine.target.eos_token_ids, tuple(stop))
 
@@ -232,7 +232,7 @@ def _schema(given: str | None) -> str | None:
 
 def _sampling(*, check: bool, **parameters: Any) -> Sampling:
     """Return how tokens are drawn, as the target alone would where its text is compared."""
-    from specc.engine.serving.request import Sampling, SamplingError
+    from specc.engine.serving.requests.request import Sampling, SamplingError
 
     try:
         sampling = Sampling(**parameters)
@@ -249,7 +249,7 @@ def _generate(
 ) -> list[Completion]:
     """Run all prompts, printing each completion when it finishes; results in the order of the prompts."""
     from specc.engine.errors import GrammarError, RequestTooLongError
-    from specc.engine.serving.request import SamplingError
+    from specc.engine.serving.requests.request import SamplingError
 
     try:
         for number, text in enumerate(texts, 1):

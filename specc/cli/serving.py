@@ -10,8 +10,8 @@ import typer
 
 from specc.cli import completion
 from specc.cli.reporting import Report, printing
+from specc.support.files.writing import write_output
 from specc.support.render import printable
-from specc.support.writing import write_output
 
 if TYPE_CHECKING:
     from specc.config import Config

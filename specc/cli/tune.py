@@ -69,7 +69,7 @@ def tune(
         require_compiler(loaded.location("archs"))
         from specc.measure.tuning.file import tuning_text
         from specc.measure.tuning.tuned import tune as search
-        from specc.support.writing import write_output
+        from specc.support.files.writing import write_output
 
         _require_arch(loaded, device_arch(device))
         place = output or config.with_suffix(".tuning.yaml")

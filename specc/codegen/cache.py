@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from specc.support.cachedir import default_directory, keep, kept
+from specc.support.files.cachedir import default_directory, keep, kept
 
 FORMAT = 1
 """Part of every key. Raise it when the meaning of an entry changes."""

@@ -15,7 +15,7 @@ import jinja2.nodes
 from specc.codegen.imports import reached
 from specc.kernels.writing.family import Spec
 from specc.kernels.writing.functions import device_code
-from specc.support.templates import lib_names, read_template
+from specc.support.files.templates import lib_names, read_template
 
 COUNTS = frozenset({"values"})
 """The flags that are numbers: how often a loop of a template writes its lines."""

@@ -20,8 +20,8 @@ from specc.config.rules.validate import validate
 from specc.config.text.locations import Locations
 from specc.config.text.tree import read_tree
 from specc.support.diagnostics import Diagnostic, DiagnosticError, Diagnostics
+from specc.support.files.reading import read_regular, why_unreadable
 from specc.support.location import Location
-from specc.support.reading import read_regular, why_unreadable
 
 MAX_BYTES = 1 << 17
 """Largest file that is read, in bytes."""

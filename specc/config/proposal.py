@@ -16,7 +16,7 @@ from specc.config.models.pair import Described, Fit, Pair
 from specc.config.rules.needs import Needs
 from specc.config.schema import ConfigFile
 from specc.runtime.plan.shape import Shape
-from specc.support.paths import path_of
+from specc.support.files.paths import path_of
 from specc.support.render import printable
 
 MOST_STEPS = 16

@@ -18,7 +18,7 @@ from torch.distributed import ProcessGroup  # pyright: ignore[reportPrivateImpor
 from specc.engine.disaggregation.distributed import plain_errors
 from specc.engine.engine import Engine
 from specc.engine.errors import LockStepError
-from specc.engine.serving.request import Completion, Request
+from specc.engine.serving.requests.request import Completion, Request
 from specc.runtime import FixedShape
 from specc.runtime.plan.plan import Plan
 from specc.runtime.plan.shape import Shape

@@ -20,10 +20,10 @@ from specc.engine.serving.callbacks import Memory
 from specc.engine.serving.draft_callbacks import make_callbacks
 from specc.engine.serving.handover import Handover, Places
 from specc.engine.serving.in_flight import Emitted, InFlight, unread
-from specc.engine.serving.intake import Intake
 from specc.engine.serving.prompts import Prompt
 from specc.engine.serving.ranges import ranges
-from specc.engine.serving.request import ABORT, Completion, Request, Score, StopConditions, TokenEvent, blame
+from specc.engine.serving.requests.intake import Intake
+from specc.engine.serving.requests.request import ABORT, Completion, Request, Score, StopConditions, TokenEvent, blame
 from specc.engine.serving.scheduler import Scheduler
 from specc.engine.serving.stats import Stats
 from specc.engine.wheel import batch_type

@@ -13,7 +13,7 @@ from transformers import GenerationConfig
 from specc.engine.memory.attention import plain_attention
 from specc.engine.models.causal_models import TargetModel
 from specc.engine.models.generation import without_settings
-from specc.engine.serving.request import STOP, Completion
+from specc.engine.serving.requests.request import STOP, Completion
 
 
 @dataclass(frozen=True)

@@ -19,9 +19,9 @@ from packaging.utils import InvalidWheelFilename, parse_wheel_filename
 
 from specc.engine.errors import EngineError
 from specc.runtime.errors import DamagedWheelError
-from specc.runtime.plan.manifest import MANIFEST, Manifest
-from specc.support.archives import UNREADABLE, open_archive
+from specc.runtime.plan.files.manifest import MANIFEST, Manifest
 from specc.support.diagnostics import Diagnostic, DiagnosticError
+from specc.support.files.archives import UNREADABLE, open_archive
 
 HINT = "`specc build CONFIG --emit wheel` makes one; install it with pip or give the path of the .whl file"
 

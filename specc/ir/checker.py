@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import networkx as nx
 
+from specc.ir.analysis.remembered import remembered
 from specc.ir.core import SECOND_HALF, Module, Op, Value, entry_of, is_state
 from specc.ir.declarations import Decl, Kernel, Reference
 from specc.ir.infer import explain, infer_op
 from specc.ir.nodes import is_collective, is_external, node_of
 from specc.ir.opdef import OpDef, TypeMismatch
 from specc.ir.ops import OPS
-from specc.ir.remembered import remembered
 from specc.ir.text.printer import print_op
 from specc.ir.types import TensorType
 from specc.support.diagnostics import Diagnostic, Note

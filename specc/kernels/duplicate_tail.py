@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+from specc.ir.analysis.page_runs import PageRuns
 from specc.ir.core import Module
-from specc.ir.page_runs import PageRuns
 from specc.kernels.writing import copying
 from specc.kernels.writing.family import Arguments, Cluster, Family, Spec, kv_pool, only, power_of_two
 from specc.kernels.writing.knobs import WARPS, Knobs, tuned_split

@@ -6,10 +6,10 @@ from collections.abc import Mapping
 
 import networkx as nx
 
+from specc.ir.analysis.remembered import remembered
 from specc.ir.core import Module
 from specc.ir.declarations import Buffer, Grid, Kernel, Layout, Node, Reference, Resources
 from specc.ir.nodes import is_collective, is_external, quotient
-from specc.ir.remembered import remembered
 from specc.kernels import FAMILIES, LONE
 from specc.kernels.writing.family import Cluster, Spec, cluster_of, read_in_place
 from specc.kernels.writing.functions import is_prologue

@@ -12,7 +12,7 @@ from specc.build.wheel.build_wheel import emit_wheel
 from specc.build.wheel.wheel import wheel_names
 from specc.codegen.cache import Cache
 from specc.runtime.backends.cuda import CudaBackend, device_arch
-from specc.runtime.plan.manifest import Manifest
+from specc.runtime.plan.files.manifest import Manifest
 
 
 def cuda_backend(build: Build, folder: Path, device: torch.device) -> CudaBackend:

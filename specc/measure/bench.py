@@ -17,9 +17,9 @@ from specc.runtime.backends import Backend
 from specc.runtime.backends.cuda import CudaBackend, device_arch
 from specc.runtime.capabilities.brought import load_ops
 from specc.runtime.errors import SpeccError
-from specc.runtime.plan.manifest import Manifest
+from specc.runtime.plan.files.manifest import Manifest
+from specc.runtime.plan.files.plan_json import load_plans
 from specc.runtime.plan.plan import Plan
-from specc.runtime.plan.plan_json import load_plans
 from specc.support.diagnostics import Diagnostic, DiagnosticError
 from specc.version import __version__
 

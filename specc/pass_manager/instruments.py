@@ -13,7 +13,7 @@ from specc.ir.text.printer import print_module
 from specc.pass_manager.manager import BaseInstrument
 from specc.pass_manager.pass_base import Pass
 from specc.support.diagnostics import DiagnosticError
-from specc.support.writing import write_output
+from specc.support.files.writing import write_output
 
 
 @dataclass

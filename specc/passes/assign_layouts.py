@@ -9,12 +9,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from specc.ir.analysis.remembered import remembered
 from specc.ir.core import Module, Value, tensor_type
 from specc.ir.declarations import Buffer, Grid, Layout, Node, Resources
 from specc.ir.nodes import crossing, is_external
 from specc.ir.opdef import Trait
 from specc.ir.ops.model import GIVEN_PADDED
-from specc.ir.remembered import remembered
 from specc.ir.types import DTYPES, TensorType, per_request, row_major
 from specc.kernels.writing.blocks import replaced
 from specc.kernels.writing.family import VECTOR_BYTES, alignment

@@ -8,13 +8,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from specc.config import LoadedConfig
+from specc.ir.analysis.page_runs import PageRuns
 from specc.ir.core import Module, Op, Value, entry_of, is_state
 from specc.ir.declarations import KvLayout, Options
 from specc.ir.infer import assign_types
 from specc.ir.nodes import is_external, is_rotated
 from specc.ir.ops.health import ROOM_BIT
 from specc.ir.ops.tree import mask_width
-from specc.ir.page_runs import PageRuns
 from specc.ir.types import TensorType
 from specc.pass_manager.pass_base import Choice, Context, Pass, Rejected
 from specc.runtime.plan.plan import BLOCKS, COUNTS

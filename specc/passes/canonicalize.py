@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from specc.ir.analysis.liveness import sweep
 from specc.ir.core import Module
-from specc.ir.liveness import sweep
 from specc.ir.types import SHARDS, TensorType
 from specc.pass_manager.pass_base import Context, Pass
 from specc.passes.prune_dead_dataflow import removal

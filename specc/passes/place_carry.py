@@ -13,9 +13,9 @@ from urllib.parse import quote, unquote
 
 from specc.config import LoadedConfig
 from specc.config.presets.engine_tables import FieldBlock, Integer, Writer
+from specc.ir.analysis.liveness import sweep
 from specc.ir.core import Carry, Module, Op, entry_of
 from specc.ir.infer import assign_types, insert_before, insert_behind
-from specc.ir.liveness import sweep
 from specc.ir.opdef import Trait
 from specc.ir.ops import OPS
 from specc.ir.types import DTYPES

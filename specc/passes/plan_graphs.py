@@ -14,9 +14,9 @@ from dataclasses import dataclass
 import networkx as nx
 
 from specc.config import LoadedConfig
+from specc.ir.analysis.liveness import handed_back
 from specc.ir.core import PHASES, SECOND_HALF, Module, Op, entry_of
 from specc.ir.declarations import Buffer, Kernel, Layout, Node, Reference, scratch_owner
-from specc.ir.liveness import handed_back
 from specc.ir.nodes import is_collective, is_external, is_given, is_host, is_rotated, node_of, node_order, quotient
 from specc.pass_manager.pass_base import Choice, Context, Pass, Rejected
 

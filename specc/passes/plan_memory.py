@@ -15,11 +15,11 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import combinations
 
+from specc.ir.analysis.liveness import handed_back
+from specc.ir.analysis.remembered import remembered
 from specc.ir.core import Module, entry_of, tensor_type
 from specc.ir.declarations import Buffer, KvPool, Layout, Node, Reference, Resources
-from specc.ir.liveness import handed_back
 from specc.ir.nodes import node_of, node_order
-from specc.ir.remembered import remembered
 from specc.ir.types import StateType, TensorType, row_major
 from specc.kernels.formed import specs
 from specc.kernels.writing.family import Scratch, Spec, nbytes

@@ -8,9 +8,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from specc.ir.analysis.liveness import Removed, brief, hidden_result, liveness, sweep
 from specc.ir.core import Module, Op, states
 from specc.ir.declarations import KvPool
-from specc.ir.liveness import Removed, brief, hidden_result, liveness, sweep
 from specc.ir.nodes import is_external
 from specc.kernels.writing.family import nbytes
 from specc.pass_manager.pass_base import REMOVED, Choice, Context, Pass, Rejected

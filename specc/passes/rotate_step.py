@@ -16,9 +16,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from specc.config import LoadedConfig
+from specc.ir.analysis.liveness import hidden_result, sweep
 from specc.ir.core import PATH, SECOND_HALF, Attr, Carry, Module, Op, Value, entry_of, is_state
 from specc.ir.infer import assign_types, insert_behind
-from specc.ir.liveness import hidden_result, sweep
 from specc.ir.nodes import is_external
 from specc.ir.opdef import Trait
 from specc.ir.ops.model import GIVEN_HIDDEN, GIVEN_LOGITS, GIVEN_PADDED, TARGET

@@ -10,9 +10,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from specc.ir.analysis.liveness import sweep
 from specc.ir.core import Module, Op, Value
 from specc.ir.infer import insert_behind
-from specc.ir.liveness import sweep
 from specc.ir.opdef import Trait
 from specc.ir.ops import roots
 from specc.ir.types import TensorType

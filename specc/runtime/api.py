@@ -5,6 +5,7 @@ Errors stand in `errors`, which imports nothing, so that a damaged file can be t
 
 from .batch import Batch as Batch
 from .capabilities.collective import GroupCollective as GroupCollective
+from .capabilities.rotated import RotatedStep as RotatedStep
 from .capabilities.sampling import Sampling as Sampling
 from .capabilities.shape import AcceptanceShape as AcceptanceShape
 from .capabilities.shape import FixedShape as FixedShape
@@ -43,12 +44,11 @@ from .errors import UnsupportedTorchError as UnsupportedTorchError
 from .graphs.capture import Replays as Replays
 from .health import faults as faults
 from .memory.footprint import Memory as Memory
-from .plan.manifest import Manifest as Manifest
+from .plan.files.manifest import Manifest as Manifest
 from .plan.plan import Plan as Plan
 from .program import Program as Program
 from .program import load as load
 from .ranks import Collective as Collective
-from .rotated import RotatedStep as RotatedStep
 from .state.carry import Carry as Carry
 from .state.peer import check_peer as check_peer
 from .state.peer import schema as schema

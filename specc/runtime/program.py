@@ -17,9 +17,9 @@ from .errors import BindError, UnsupportedDeviceError
 from .graphs.capture import check_device
 from .memory.arena import allocate
 from .plan.capabilities import absent, check_held
-from .plan.manifest import Manifest
+from .plan.files.manifest import Manifest
+from .plan.files.plan_json import load_plans
 from .plan.plan import Plan
-from .plan.plan_json import load_plans
 from .plan.shape import Shape, listed
 from .ranks import Collective
 from .semantics.convention import Semantics
@@ -188,7 +188,7 @@ def _by_shape(callbacks: object | Mapping[Shape, object], shapes: Collection[Sha
 
 def _rotated() -> type[Step]:
     """The class of a rotated program's steps: the wheel of another program does not have it."""
-    from .rotated import RotatedStep
+    from .capabilities.rotated import RotatedStep
 
     return RotatedStep
 

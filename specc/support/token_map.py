@@ -15,9 +15,9 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any, cast
 
-from specc.support.archives import bounded
-from specc.support.reading import read_regular, why_unreadable
-from specc.support.weights import whole_numbers
+from specc.support.files.archives import bounded
+from specc.support.files.reading import read_regular, why_unreadable
+from specc.support.files.weights import whole_numbers
 
 OFFSETS = "d2t"
 """The tensor of offsets in the weights of a head."""

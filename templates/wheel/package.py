@@ -81,7 +81,7 @@ if TYPE_CHECKING:
     import torch
 
     from ._runtime.api import *  # noqa: F403
-    from ._runtime.plan.manifest import Manifest
+    from ._runtime.plan.files.manifest import Manifest
     from ._runtime.plan.plan import Plan
     from ._runtime.plan.shape import Shape
     from ._runtime.program import Program
@@ -104,7 +104,7 @@ def load(device: str | torch.device = "cuda", *, verify: bool = True) -> Program
     Raises DamagedWheelError, UnsupportedTorchError, UnsupportedDeviceError, UnsupportedDriverError, or PlanError for a
     fault of the compiler.
     """
-    from ._runtime.plan.manifest import Manifest
+    from ._runtime.plan.files.manifest import Manifest
 
     if verify:  # before anything else is imported: a damaged runtime must not show as some other error
         Manifest.read(_ROOT).verify(_ROOT)
@@ -118,16 +118,16 @@ def __getattr__(name: str) -> Any:
     if name == "__all__":
         value: Any = __dir__()
     elif name == "plan":
-        from ._runtime.plan.plan_json import load_plan
+        from ._runtime.plan.files.plan_json import load_plan
 
         value = load_plan(_ROOT)
     elif name == "plans":
-        from ._runtime.plan.manifest import Manifest
-        from ._runtime.plan.plan_json import load_plans
+        from ._runtime.plan.files.manifest import Manifest
+        from ._runtime.plan.files.plan_json import load_plans
 
         value = load_plans(_ROOT, Manifest.read(_ROOT))
     elif name in ("manifest", "__version__"):
-        from ._runtime.plan.manifest import Manifest
+        from ._runtime.plan.files.manifest import Manifest
 
         found = Manifest.read(_ROOT)
         value = found if name == "manifest" else found.version

@@ -20,11 +20,11 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, GPT2Config, Qwen3C
 from typer.testing import CliRunner
 
 from specc.cli.main import app
-from specc.engine.models.dflash_head import DflashHead
-from specc.engine.models.eagle3_head import Eagle3Head
-from specc.engine.models.eagle_head import EagleHead
-from specc.engine.models.frozen_kv_head import FrozenKvHead
-from specc.engine.models.mtp_heads import MtpHeads
+from specc.engine.models.heads.dflash_head import DflashHead
+from specc.engine.models.heads.eagle3_head import Eagle3Head
+from specc.engine.models.heads.eagle_head import EagleHead
+from specc.engine.models.heads.frozen_kv_head import FrozenKvHead
+from specc.engine.models.heads.mtp_heads import MtpHeads
 
 ROOT = Path(__file__).parents[2]
 EXAMPLES = ROOT / "examples" / "models"

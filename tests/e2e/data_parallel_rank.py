@@ -16,7 +16,7 @@ import torch.distributed as dist
 from specc.engine.data_parallel import GroupPeers, LockStep
 from specc.engine.engine import Engine
 from specc.engine.errors import EngineError
-from specc.engine.serving.request import Completion, StopConditions
+from specc.engine.serving.requests.request import Completion, StopConditions
 
 from .conftest import Case, Models, load_engine
 from .gloo import leave

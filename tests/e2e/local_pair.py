@@ -14,7 +14,7 @@ from specc.engine.disaggregation.messages import Patience
 from specc.engine.disaggregation.prefill import FIRST
 from specc.engine.engine import Engine
 from specc.engine.serving.handover import Handover
-from specc.engine.serving.request import StopConditions
+from specc.engine.serving.requests.request import StopConditions
 
 from .tree_engine import Config, base_texts, expected, make_engine
 

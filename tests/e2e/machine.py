@@ -17,7 +17,7 @@ from specc.engine.engine import Engine
 from specc.engine.errors import StepFailedError
 from specc.engine.memory.attention import plain_attention
 from specc.engine.serving.in_flight import unread
-from specc.engine.serving.request import (
+from specc.engine.serving.requests.request import (
     ABORT,
     EOS,
     ERROR,

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from specc.engine.disaggregation import Channel, PrefillWorker, Role, connect
-from specc.engine.serving.request import StopConditions
+from specc.engine.serving.requests.request import StopConditions
 
 from .conftest import Case, Models, load_engine
 

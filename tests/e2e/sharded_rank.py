@@ -13,7 +13,7 @@ import torch.distributed as dist
 from specc.engine.data_parallel import GroupPeers
 from specc.engine.engine import Engine
 from specc.engine.models.loading import load_draft, load_target
-from specc.engine.serving.request import StopConditions
+from specc.engine.serving.requests.request import StopConditions
 
 from .gloo import leave
 from .tensor_parallel import SameStep, of_rank

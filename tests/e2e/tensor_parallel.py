@@ -18,7 +18,7 @@ from torch import Tensor
 
 from specc.engine.data_parallel import LockStep, Round
 from specc.engine.errors import LockStepError
-from specc.engine.serving.request import Request
+from specc.engine.serving.requests.request import Request
 from specc.ir.types import SHARDS
 from specc.runtime import Collective
 from specc.runtime.plan.nodes import External

@@ -26,8 +26,8 @@ from specc.runtime.batch import Batch
 from specc.runtime.capabilities.collective import GroupCollective, check_ranks
 from specc.runtime.errors import SpeccError
 from specc.runtime.plan.draft_head import HEAD
+from specc.runtime.plan.files.plan_json import read_plan
 from specc.runtime.plan.plan import TOKEN_MAP, Plan
-from specc.runtime.plan.plan_json import read_plan
 from specc.runtime.step import Step
 
 from .gloo import leave

@@ -18,7 +18,7 @@ from sampling_oracle import allowed, drawn
 from specc.engine.disaggregation import PrefillWorker
 from specc.engine.engine import Engine
 from specc.engine.memory.attention import plain_attention
-from specc.engine.serving.request import Completion, Sampling, StopConditions
+from specc.engine.serving.requests.request import Completion, Sampling, StopConditions
 
 from .local_pair import outcomes_of
 from .test_grammar import PROMPTS, compiled

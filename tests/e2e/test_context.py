@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from specc.engine.reference import greedy
-from specc.engine.serving.request import StopConditions
+from specc.engine.serving.requests.request import StopConditions
 
 from .conftest import Case
 

@@ -14,7 +14,7 @@ from specc.algorithms import names, needs
 from specc.engine.data_parallel import LockStep, Peers
 from specc.engine.engine import Engine
 from specc.engine.errors import LockStepError, StepFailedError
-from specc.engine.serving.request import Completion, StopConditions
+from specc.engine.serving.requests.request import Completion, StopConditions
 
 from .ranks import Meeting, run_ranks
 from .tree_engine import Config, InjectedError, Launched, base_texts, expected, make_engine, program_of

@@ -21,7 +21,7 @@ from specc.engine.disaggregation import DecodeWorker, Outcome, Role, connect
 from specc.engine.engine import Engine
 from specc.engine.errors import TransferError
 from specc.engine.reference import greedy
-from specc.engine.serving.request import StopConditions
+from specc.engine.serving.requests.request import StopConditions
 
 from .conftest import DRAFTS, PROMPTS, ROOT, Case, Models
 

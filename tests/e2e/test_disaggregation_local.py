@@ -16,7 +16,7 @@ from specc.engine.disaggregation import prefill as prefill_module
 from specc.engine.disaggregation.messages import STATE, Message, Patience, send
 from specc.engine.errors import ContractError, EngineError, RequestTooLongError, StepFailedError, TransferError
 from specc.engine.serving.handover import Places
-from specc.engine.serving.request import StopConditions
+from specc.engine.serving.requests.request import StopConditions
 from specc.runtime.errors import FieldError, RecordError, SchemaMismatchError
 from specc.runtime.state.carry import Carry
 

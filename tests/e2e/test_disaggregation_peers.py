@@ -16,7 +16,7 @@ from specc.engine.disaggregation import DecodeWorker, PrefillWorker, Role, conne
 from specc.engine.disaggregation.decode import MOST_NEWS
 from specc.engine.disaggregation.messages import HELLO, Message, Patience, greet, send
 from specc.engine.errors import TransferError
-from specc.engine.serving.request import Completion, StopConditions
+from specc.engine.serving.requests.request import Completion, StopConditions
 
 from .local_pair import CHAIN, NEW, PROMPTS, QUICK, expect_empty, expect_text, prefilling, send_all
 from .tree_engine import expected, make_engine

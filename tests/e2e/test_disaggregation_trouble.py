@@ -12,7 +12,7 @@ from fakes.channel import LocalChannel
 
 from specc.engine.disaggregation import DecodeWorker, Outcome, PrefillWorker
 from specc.engine.errors import StepFailedError, TransferError
-from specc.engine.serving.request import Completion, StopConditions, TokenEvent
+from specc.engine.serving.requests.request import Completion, StopConditions, TokenEvent
 
 from .local_pair import (
     CHAIN,

@@ -14,7 +14,7 @@ from memoryless import accepted_lengths
 
 from specc.engine.engine import Engine
 from specc.engine.reference import compare, greedy
-from specc.engine.serving.request import StopConditions
+from specc.engine.serving.requests.request import StopConditions
 
 from .conftest import DRAFTS, PROMPTS, ROOT, Case, Models, build_wheel
 

@@ -19,7 +19,7 @@ from specc.engine.disaggregation import PrefillWorker
 from specc.engine.engine import Engine
 from specc.engine.errors import EngineError, GrammarError
 from specc.engine.memory.attention import plain_attention
-from specc.engine.serving.request import ERROR, Completion, Sampling, SamplingError, StopConditions
+from specc.engine.serving.requests.request import ERROR, Completion, Sampling, SamplingError, StopConditions
 
 from . import spelling
 from .local_pair import outcomes_of

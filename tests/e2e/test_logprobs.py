@@ -26,7 +26,7 @@ from specc.cli.main import app
 from specc.engine.disaggregation import PrefillWorker
 from specc.engine.engine import Engine
 from specc.engine.memory.attention import plain_attention
-from specc.engine.serving.request import Completion, Sampling, Score, StopConditions, TokenEvent
+from specc.engine.serving.requests.request import Completion, Sampling, Score, StopConditions, TokenEvent
 
 from .conftest import Case, Models, config_text
 from .local_pair import outcomes_of

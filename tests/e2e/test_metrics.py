@@ -21,7 +21,7 @@ from specc.engine.errors import StepFailedError
 from specc.engine.observe.metrics import Metrics
 from specc.engine.serving.in_flight import InFlight
 from specc.engine.serving.ranges import ranges
-from specc.engine.serving.request import Completion, StopConditions
+from specc.engine.serving.requests.request import Completion, StopConditions
 from specc.ir.ops.health import TREE_BIT
 from specc.runtime.backends.cpu import ReferenceBackend
 from specc.runtime.entry.frame import Frame

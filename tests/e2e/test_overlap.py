@@ -12,7 +12,7 @@ from host_reads import HostReads
 from specc.algorithms import names, needs
 from specc.engine.engine import Engine
 from specc.engine.errors import EngineError, OutOfRoomError, StepFailedError
-from specc.engine.serving.request import Completion, StopConditions, TokenEvent
+from specc.engine.serving.requests.request import Completion, StopConditions, TokenEvent
 from specc.runtime.backends.cpu import ReferenceBackend
 from specc.runtime.entry.result import HostCopy
 

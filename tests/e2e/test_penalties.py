@@ -14,7 +14,7 @@ from sampling_oracle import drawn
 from specc.engine.disaggregation import PrefillWorker
 from specc.engine.engine import Engine
 from specc.engine.memory.attention import plain_attention
-from specc.engine.serving.request import Completion, Sampling, SamplingError, StopConditions
+from specc.engine.serving.requests.request import Completion, Sampling, SamplingError, StopConditions
 
 from .local_pair import outcomes_of
 from .test_shapes import Turns

@@ -14,7 +14,7 @@ from typer.testing import CliRunner
 
 from specc.cli.main import app
 from specc.engine.engine import Engine
-from specc.engine.serving.request import StopConditions
+from specc.engine.serving.requests.request import StopConditions
 
 from .conftest import PROMPTS, Case, Models, build_wheel
 

@@ -13,7 +13,7 @@ from random import Random
 import pytest
 
 from specc.engine.reference import greedy
-from specc.engine.serving.request import Completion, StopConditions
+from specc.engine.serving.requests.request import Completion, StopConditions
 
 from .machine import check_memory
 from .tree_engine import VOCAB, Config, make_engine, target_of

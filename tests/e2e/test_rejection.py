@@ -14,7 +14,7 @@ import torch
 
 from specc.engine.disaggregation import PrefillWorker
 from specc.engine.memory.attention import plain_attention
-from specc.engine.serving.request import Sampling, StopConditions
+from specc.engine.serving.requests.request import Sampling, StopConditions
 
 from .local_pair import outcomes_of
 from .test_shapes import Turns

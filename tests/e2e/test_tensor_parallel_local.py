@@ -14,7 +14,7 @@ from specc.engine.data_parallel import Peers
 from specc.engine.engine import Engine
 from specc.engine.errors import LockStepError
 from specc.engine.reference import greedy
-from specc.engine.serving.request import StopConditions
+from specc.engine.serving.requests.request import StopConditions
 
 from .conftest import PROMPTS, Case
 from .ranks import run_ranks

@@ -15,7 +15,7 @@ import torch
 from memoryless import Growing, memoryless
 from torch import Tensor
 
-from specc.engine.serving.request import Completion, StopConditions
+from specc.engine.serving.requests.request import Completion, StopConditions
 from specc.runtime.plan.shape import Shape
 
 from .tree_engine import LOOKUP, Config, base_texts, corpus, draft_of, expected, make_engine, target_of

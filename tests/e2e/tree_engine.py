@@ -23,7 +23,6 @@ from specc.build.build import build_program
 from specc.engine.engine import Engine
 from specc.engine.memory.attention import plain_attention
 from specc.engine.models.causal_models import TargetModel
-from specc.engine.models.dflash_head import DflashHead
 from specc.engine.models.drafts import (
     DflashDraft,
     Draft,
@@ -33,10 +32,11 @@ from specc.engine.models.drafts import (
     MtpDraft,
     StandaloneDraft,
 )
-from specc.engine.models.eagle3_head import Eagle3Head
-from specc.engine.models.eagle_head import EagleHead
-from specc.engine.models.frozen_kv_head import FrozenKvHead
-from specc.engine.models.mtp_heads import MtpHeads
+from specc.engine.models.heads.dflash_head import DflashHead
+from specc.engine.models.heads.eagle3_head import Eagle3Head
+from specc.engine.models.heads.eagle_head import EagleHead
+from specc.engine.models.heads.frozen_kv_head import FrozenKvHead
+from specc.engine.models.heads.mtp_heads import MtpHeads
 from specc.engine.reference import greedy
 from specc.runtime.backends import Backend
 from specc.runtime.backends.cpu import ReferenceBackend

@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from specc.runtime.plan.manifest import Artifact, Assembler, Manifest
+from specc.runtime.plan.files.manifest import Artifact, Assembler, Manifest
 from specc.runtime.plan.plan import Plan
 
 DEVICE = torch.device("cuda", 1)

@@ -19,9 +19,9 @@ from specc import adapters, algorithms, runtime
 from specc.build.build import build_program
 from specc.config import load_text
 from specc.runtime.backends.cpu import ReferenceBackend
-from specc.runtime.plan.manifest import Manifest
+from specc.runtime.plan.files.manifest import Manifest
+from specc.runtime.plan.files.plan_json import plan_text
 from specc.runtime.plan.plan import Plan
-from specc.runtime.plan.plan_json import plan_text
 from specc.runtime.program import Program
 
 Json = dict[str, Any]

@@ -26,8 +26,8 @@ from specc.engine.models.drafts import (
     StandaloneDraft,
 )
 from specc.runtime.batch import Batch
+from specc.runtime.plan.files.plan_json import read_plan
 from specc.runtime.plan.plan import Plan
-from specc.runtime.plan.plan_json import read_plan
 from specc.runtime.plan.shape import Shape
 from specc.runtime.semantics.convention import DTYPES
 

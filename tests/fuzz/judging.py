@@ -11,9 +11,9 @@ from specc import algorithms
 from specc.build.build import build_program
 from specc.config import LoadedConfig, load_text
 from specc.config.load import MAX_BYTES
+from specc.runtime.plan.files.plan_json import plan_text, read_plan
 from specc.runtime.plan.nodes import OF_TENSORS, Launch
 from specc.runtime.plan.plan import Buffer, Plan
-from specc.runtime.plan.plan_json import plan_text, read_plan
 from specc.support.diagnostics import DiagnosticError
 
 from .outcome import RIGHT, diagnosed, expect

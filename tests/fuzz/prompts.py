@@ -27,8 +27,8 @@ from specc.engine.errors import EngineError
 from specc.engine.models import loading
 from specc.engine.models.causal_models import TargetModel
 from specc.engine.models.drafts import Draft
-from specc.engine.serving.request import StopConditions
-from specc.support.reading import MOST_BYTES
+from specc.engine.serving.requests.request import StopConditions
+from specc.support.files.reading import MOST_BYTES
 
 from .hostile import EXAMPLES, SAYINGS, place, raw
 from .outcome import expect

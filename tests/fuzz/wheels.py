@@ -21,7 +21,7 @@ from typing import Any
 from typer.testing import CliRunner
 
 from specc.cli.main import app
-from specc.runtime.plan.manifest import MANIFEST
+from specc.runtime.plan.files.manifest import MANIFEST
 
 from . import artefacts, bound
 from .outcome import CONTROL, expect

@@ -22,7 +22,7 @@ from specc.engine.disaggregation.messages import Patience
 from specc.engine.engine import Engine
 from specc.engine.models.loading import load_draft, load_target
 from specc.engine.reference import greedy
-from specc.engine.serving.request import StopConditions
+from specc.engine.serving.requests.request import StopConditions
 
 MODELS = Path(__file__).resolve().parents[2] / "examples" / "models"
 HOST = "127.0.0.1"

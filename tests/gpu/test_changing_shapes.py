@@ -63,7 +63,7 @@ def test_any_shape_after_any_other(several: tuple[Built, str], device: torch.dev
     from specc.engine.engine import Engine
     from specc.engine.models.loading import load_draft, load_target
     from specc.engine.reference import greedy
-    from specc.engine.serving.request import StopConditions
+    from specc.engine.serving.requests.request import StopConditions
 
     def run(place: torch.device, capture: Any) -> list[tuple[str, tuple[int, ...]]]:
         program = several[0].load_module().load(place)

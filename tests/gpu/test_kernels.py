@@ -9,8 +9,8 @@ import torch
 from fakes.toys import TOYS, Toy
 
 from specc.runtime.backends.cuda import CudaBackend
-from specc.runtime.plan.manifest import Manifest
-from specc.runtime.plan.plan_json import load_plan
+from specc.runtime.plan.files.manifest import Manifest
+from specc.runtime.plan.files.plan_json import load_plan
 
 from .conftest import RUNNABLE, Built
 from .nodes import Pair, check_program

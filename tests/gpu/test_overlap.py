@@ -46,7 +46,7 @@ def test_steps_in_flight_wait_for_nothing(
     from specc.engine.engine import Engine
     from specc.engine.models.loading import load_draft, load_target
     from specc.engine.reference import greedy
-    from specc.engine.serving.request import StopConditions
+    from specc.engine.serving.requests.request import StopConditions
 
     program = example(name).load_module().load(device)
     target = load_target(EXAMPLES / "models" / "target", program.plan, str(device))

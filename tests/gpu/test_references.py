@@ -14,9 +14,9 @@ from specc.kernels import groups
 from specc.passes import form_kernels
 from specc.runtime.backends.cuda import CudaBackend
 from specc.runtime.entry.frame import Frame, Progress
-from specc.runtime.plan.manifest import Manifest
+from specc.runtime.plan.files.manifest import Manifest
+from specc.runtime.plan.files.plan_json import load_plan
 from specc.runtime.plan.nodes import Computed, Reference
-from specc.runtime.plan.plan_json import load_plan
 
 from .conftest import Built
 from .nodes import Pair, check_program

@@ -23,7 +23,7 @@ from specc.ir.text.printer import print_module
 from specc.passes.plan_memory import FOREVER
 from specc.runtime.memory.arena import Arena, allocate
 from specc.runtime.memory.footprint import Memory
-from specc.runtime.plan.plan_json import read_plan
+from specc.runtime.plan.files.plan_json import read_plan
 from specc.runtime.plan.shape import Shape
 
 Json = dict[str, Any]

@@ -36,7 +36,7 @@ from specc.ir.types import FLOATS
 from specc.kernels import LONE, groups
 from specc.passes import form_kernels
 from specc.runtime.batch import Batch
-from specc.runtime.plan.plan_json import plan_text
+from specc.runtime.plan.files.plan_json import plan_text
 
 KERNELS = sorted({*LONE, *(name.split(".")[0] for name in OPS)} - {"model", "spec"})
 """The families and dialects that may have kernels."""

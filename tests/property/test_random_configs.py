@@ -14,7 +14,7 @@ from specc.build.build import build_program
 from specc.config import load_text
 from specc.ir.text.parser import parse_module
 from specc.ir.text.printer import print_module
-from specc.runtime.plan.plan_json import read_plan
+from specc.runtime.plan.files.plan_json import read_plan
 from specc.support.diagnostics import Diagnostic, DiagnosticError
 from specc.support.render import render
 

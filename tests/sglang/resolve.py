@@ -38,8 +38,8 @@ from sglang.srt.server_args import prepare_server_args
 from sglang.srt.speculative.draft_utils import DraftBackendFactory
 from transformers import AutoConfig, Qwen2Config
 
-from specc.adapters.sglang import fit
 from specc.adapters.sglang.served import refusals
+from specc.adapters.sglang.server import fit
 
 AutoConfig.register("mimo", type("MiMoConfig", (Qwen2Config,), {"model_type": "mimo"}))
 """In the place of the code that comes with the model, which is not run."""

@@ -14,7 +14,7 @@ from vllm_programs import build_program
 from vllm_server import PLAIN, Served, Variant, serve
 from vllm_workload import greedy
 
-from specc.adapters.vllm.digests import digests, unknown
+from specc.adapters.vllm.server.digests import digests, unknown
 
 STEPS, REASON = 16, "verified by both sides"
 """How many steps a trial has, and why these are vLLM's."""

@@ -18,12 +18,12 @@ from torch import Tensor
 from .._heads import TOKEN_MAP, saved
 from .._plugin import ServerError, word
 from .attention import Attention, attention_of
-from .forwards import Forwards, scored_tokens
-from .grammars import Masks
-from .parts import Parts, parts_of
-from .proof import Heard
-from .recorded import RecordedForwards
-from .shards import Ranks
+from .models.forwards import Forwards, scored_tokens
+from .models.parts import Parts, parts_of
+from .models.recorded import RecordedForwards
+from .models.shards import Ranks
+from .requests.grammars import Masks
+from .server.proof import Heard
 from .simulate import Simulated, simulating
 
 logger = logging.getLogger(__name__)

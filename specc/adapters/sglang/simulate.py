@@ -17,9 +17,9 @@ from torch import Tensor
 from .._plugin import ServerError
 from . import seam
 from .attention import Attention
-from .forwards import Forwards, Outputs
 from .masks import seen
-from .parts import Parts
+from .models.forwards import Forwards, Outputs
+from .models.parts import Parts
 
 TOKEN = 100
 """What the target says after the accepted path, as in SGLang."""

@@ -14,14 +14,14 @@ from torch import Tensor
 from .._counters import Counters, Verified
 from .._plugin import SEEDS
 from .._shapes import Shapes, StepTimes, largest
-from .admission import DETERMINISTIC_SEED, Admission
 from .binding import Bound, bind
-from .forwards import scored_tokens
-from .grammars import Masks, fills_bitmasks
-from .proof import prove, proving
-from .ranks import seeds, shared
-from .requests import GRAMMAR, LOGPROBS, refuses, unplanned, unserved
-from .results import Blank, Numbers, Published, StepResult, scores
+from .models.forwards import scored_tokens
+from .requests.admission import DETERMINISTIC_SEED, Admission
+from .requests.grammars import Masks, fills_bitmasks
+from .requests.refusals import GRAMMAR, LOGPROBS, refuses, unplanned, unserved
+from .requests.results import Blank, Numbers, Published, StepResult, scores
+from .server.proof import prove, proving
+from .server.ranks import seeds, shared
 from .simulate import simulating
 
 COUNTS = "sampling_counts"

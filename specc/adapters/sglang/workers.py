@@ -17,13 +17,14 @@ from sglang.srt.speculative.standalone_worker_v2 import StandaloneWorkerV2
 
 from .._plugin import chosen, tried
 from .._shapes import SHAPE, TIMES
-from . import handover, relay, seam
+from . import seam
 from .binding import capturing
-from .fit import misfits
-from .proof import PROOF, proving
-from .ranks import agree
-from .requests import refuses, turn_away
-from .results import StepResult
+from .requests import handover, relay
+from .requests.refusals import refuses, turn_away
+from .requests.results import StepResult
+from .server.fit import misfits
+from .server.proof import PROOF, proving
+from .server.ranks import agree
 from .steps import Steps
 
 logger = logging.getLogger(__name__)

@@ -16,9 +16,9 @@ from vllm.v1.worker.gpu.sample.penalties import PenaltiesState
 
 from .._counters import Counters
 from .._shapes import StepTimes
-from .admission import Admission, Processor, Processors
 from .binding import Bound
-from .logits import forbid, logprobs, unserved
+from .requests.admission import Admission, Processor, Processors
+from .requests.logits import forbid, logprobs, unserved
 from .tables import AHEAD
 
 logger = logging.getLogger("vllm.specc")

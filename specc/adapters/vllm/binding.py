@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 from .._heads import computes_head, saved
-from . import parallel
-from .heads import Head
+from .models.heads import Head
+from .server import parallel
 
 logger = logging.getLogger("vllm.specc")
 HIDDEN = "hidden"

@@ -19,15 +19,16 @@ from vllm.v1.worker.gpu import model_runner
 from .._counters import Counters
 from .._plugin import CHOICE, ServerError, chosen, title, tried, word
 from .._shapes import AUTO, SHAPE
-from . import digests, parallel, seam
+from . import seam
 from .batches import Steps
-from .fit import draft_group, misfits
-from .forwards import Forwards, NoForwards
-from .heads import Head
-from .logits import restrict
-from .numbers import asking, asks, looking_up
+from .models.forwards import Forwards, NoForwards
+from .models.heads import Head
+from .requests.logits import restrict
+from .server import digests, parallel
+from .server.fit import draft_group, misfits
+from .server.numbers import asking, asks, looking_up
+from .server.trial import Difference, Trial
 from .tables import Blocks, NoBlocks, carried
-from .trial import Difference, Trial
 
 ENGINE = "vLLM"
 CAPTURE = "SPECC_CAPTURE"

@@ -11,7 +11,7 @@ from pathlib import Path
 from specc.ir.opdef import OpDef, Slot
 from specc.ir.ops import OPS
 from specc.kernels.writing.functions import Function, changes_logits, function_name, functions
-from specc.support.templates import lib_names
+from specc.support.files.templates import lib_names
 
 RESERVED = frozenset({"b", "program", "programs", "pool", "row", "column"})
 """Parameters that say something else than an operand of that name."""

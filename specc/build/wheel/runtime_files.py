@@ -12,7 +12,7 @@ from specc.runtime.plan.plan import Plan
 
 LISTS = ("api.py", "program.py", "step.py")
 """The files that have lines of capabilities: what they import of each, and a base class that it is."""
-ROOTS = ("api.py", "program.py", "backends/cuda.py", "plan/plan_json.py")
+ROOTS = ("api.py", "program.py", "backends/cuda.py", "plan/files/plan_json.py")
 """The files of every program that no other of its files imports at once."""
 _SEMANTICS = re.compile(r'^@(?:register|stores|moves)\("([\w.]+)"', re.MULTILINE)
 """An op, of whose semantics a file has the function."""

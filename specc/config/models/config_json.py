@@ -16,8 +16,8 @@ from typing import Any, Protocol, cast
 from specc.config.models.attributes import Bare, TooLargeError, decimal_number, whole_number
 from specc.config.models.hub import hint_for, model_path
 from specc.config.models.known import known_types
-from specc.support.paths import PathError
-from specc.support.reading import read_regular
+from specc.support.files.paths import PathError
+from specc.support.files.reading import read_regular
 from specc.support.speculators import MARK, merged
 
 _ALSO_KNOWN_AS = {"kimi_k2": "deepseek_v3", "mimo": "qwen2"}

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from importlib.metadata import PackageNotFoundError, version
 
-from specc.support.cachedir import default_directory, keep, kept
+from specc.support.files.cachedir import default_directory, keep, kept
 
 FORMAT = 8
 """Part of every key. Raise it when other facts are read from a model."""

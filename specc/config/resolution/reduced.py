@@ -10,7 +10,7 @@ from specc.config.models.hub import model_path
 from specc.config.resolved import ModelConfig
 from specc.config.rules.checked import Checked
 from specc.config.schema import ModelBlock
-from specc.support.paths import PathError, path_of
+from specc.support.files.paths import PathError, path_of
 from specc.support.token_map import TokenMapError, check_token_map, read_offsets, read_token_map
 
 MODEL, ENGINE = "model", "engine"

@@ -21,7 +21,7 @@ from specc.config.rules.shapes import written_shapes
 from specc.config.rules.validate import broken_bound
 from specc.config.schema import REQUIRED_SIZES, HiddenSource, ModelBlock
 from specc.support.diagnostics import Note
-from specc.support.paths import PathError
+from specc.support.files.paths import PathError
 
 Side = Literal["target", "draft"]
 Value = int | str

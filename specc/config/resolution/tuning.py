@@ -16,8 +16,8 @@ from specc.config.text.locations import Locations
 from specc.config.text.scalars import spell
 from specc.config.text.tree import read_tree
 from specc.support.diagnostics import Diagnostics, Note
-from specc.support.paths import path_of
-from specc.support.reading import read_regular, why_unreadable
+from specc.support.files.paths import path_of
+from specc.support.files.reading import read_regular, why_unreadable
 
 MAX_BYTES = 1 << 17
 """Largest file that is read, in bytes."""

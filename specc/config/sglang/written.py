@@ -16,7 +16,7 @@ from specc.config.resolved import Config
 from specc.config.rules.shapes import shape_called
 from specc.config.sglang.command_line import RETURNED, THRESHOLDS, Arguments
 from specc.config.sglang.server import Started
-from specc.support.paths import PathError, path_of
+from specc.support.files.paths import PathError, path_of
 
 _KV_DTYPES = {
     "bf16": "bfloat16",

@@ -14,8 +14,8 @@ from specc.config.pasted import Pasted, is_count, served_by, without_launcher, w
 from specc.config.presets.vllm import VLLM
 from specc.config.text.tree import read_tree
 from specc.support.diagnostics import Diagnostics
-from specc.support.paths import PathError, path_of
-from specc.support.reading import read_text
+from specc.support.files.paths import PathError, path_of
+from specc.support.files.reading import read_text
 
 UNREAD: Mapping[str, str] = {
     "--hf-config-path": "a config.json of another directory",

@@ -27,7 +27,7 @@ from specc.config.vllm.defaults import (
     most_captured,
 )
 from specc.config.vllm.speculation import Speculation, speculation
-from specc.support.reading import read_regular
+from specc.support.files.reading import read_regular
 
 RUNNER = "VLLM_USE_V2_MODEL_RUNNER"
 """vLLM's variable that chooses the model runner, where that is possible."""

@@ -12,7 +12,7 @@ from specc.engine.disaggregation.messages import END, REQUEST, WITHDRAWN, Channe
 from specc.engine.engine import Engine
 from specc.engine.errors import EngineError, TransferError
 from specc.engine.serving.handover import Handover, Kv
-from specc.engine.serving.request import Completion, Score, StopConditions
+from specc.engine.serving.requests.request import Completion, Score, StopConditions
 
 News: TypeAlias = tuple[str, Message | TransferError]
 """A peer with its next message, or with the reason why no more will come."""

@@ -20,7 +20,7 @@ from specc.engine.disaggregation.messages import (
 from specc.engine.engine import Engine
 from specc.engine.errors import EngineError, RequestTooLongError, TransferError
 from specc.engine.serving.handover import Handover
-from specc.engine.serving.request import FIRST, Completion, Request, Sampling, StopConditions
+from specc.engine.serving.requests.request import FIRST, Completion, Request, Sampling, StopConditions
 
 
 class PrefillWorker:

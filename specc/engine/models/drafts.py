@@ -20,11 +20,11 @@ from specc.engine.memory.attention import PAGED
 from specc.engine.memory.context import PagedContext
 from specc.engine.memory.probing import CACHE
 from specc.engine.models.causal_models import CausalModel, ModelFacts, has_static_rope
-from specc.engine.models.dflash_head import DflashHead
-from specc.engine.models.eagle3_head import Eagle3Head
-from specc.engine.models.eagle_head import EagleHead, SharingHead
-from specc.engine.models.frozen_kv_head import Attend, FrozenKvHead
-from specc.engine.models.mtp_heads import ModuleHead, MtpHeads
+from specc.engine.models.heads.dflash_head import DflashHead
+from specc.engine.models.heads.eagle3_head import Eagle3Head
+from specc.engine.models.heads.eagle_head import EagleHead, SharingHead
+from specc.engine.models.heads.frozen_kv_head import Attend, FrozenKvHead
+from specc.engine.models.heads.mtp_heads import ModuleHead, MtpHeads
 from specc.engine.models.scores import LmHead
 
 HeadT = TypeVar("HeadT", bound=SharingHead)

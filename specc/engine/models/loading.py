@@ -15,7 +15,6 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
 from specc.config.models.config_json import class_for, configuration
 from specc.engine.errors import UnsupportedModelError
 from specc.engine.models.causal_models import TargetModel
-from specc.engine.models.dflash_head import DflashHead
 from specc.engine.models.drafts import (
     DflashDraft,
     Draft,
@@ -25,16 +24,17 @@ from specc.engine.models.drafts import (
     MtpDraft,
     StandaloneDraft,
 )
-from specc.engine.models.eagle3_head import Eagle3Head
-from specc.engine.models.eagle_head import EagleHead, SharingHead
-from specc.engine.models.frozen_kv_head import FrozenKvHead
 from specc.engine.models.generation import ignored_settings
-from specc.engine.models.mtp_heads import ModuleHead, MtpHeads
-from specc.engine.models.own_modules import has_modules, left_out
+from specc.engine.models.heads.dflash_head import DflashHead
+from specc.engine.models.heads.eagle3_head import Eagle3Head
+from specc.engine.models.heads.eagle_head import EagleHead, SharingHead
+from specc.engine.models.heads.frozen_kv_head import FrozenKvHead
+from specc.engine.models.heads.mtp_heads import ModuleHead, MtpHeads
+from specc.engine.models.heads.own_modules import has_modules, left_out
 from specc.runtime.plan.plan import TOKEN_MAP, Plan
 from specc.runtime.semantics.convention import DTYPES
 from specc.support.diagnostics import Diagnostic, DiagnosticError
-from specc.support.reading import read_text
+from specc.support.files.reading import read_text
 from specc.support.token_map import TokenMapError, check_token_map, read_token_map
 
 CONFIGS = ("config.json", "tokenizer_config.json")

@@ -14,7 +14,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Histo
 
 from specc.engine.engine import Engine
 from specc.engine.observe.usage import Usage
-from specc.engine.serving.request import ABORT, EOS, ERROR, LENGTH, STOP
+from specc.engine.serving.requests.request import ABORT, EOS, ERROR, LENGTH, STOP
 from specc.runtime.capabilities.shape import AcceptanceShape
 from specc.runtime.health import FAULTS
 

@@ -9,7 +9,7 @@ from specc.runtime import AcceptanceShape, StepTimesError, measure_step_times, r
 from specc.runtime.capabilities.shape import ShapeBuckets, StepTimes
 from specc.runtime.capabilities.step_times import REPEATS
 from specc.support.diagnostics import Diagnostic, DiagnosticError
-from specc.support.writing import unfinished
+from specc.support.files.writing import unfinished
 from specc.version import __version__
 
 

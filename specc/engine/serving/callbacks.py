@@ -13,8 +13,8 @@ from specc.engine.memory.context import PagedContext
 from specc.engine.memory.kv_pool import KVPool
 from specc.engine.memory.tree_attention import TreeContext, seen_columns, visible_keys
 from specc.engine.models.causal_models import ModelFacts, TargetModel
-from specc.engine.serving.grammar import Masks
 from specc.engine.serving.prompts import Prefix, Prompt, PromptBatch, Span, grouped
+from specc.engine.serving.requests.grammar import Masks
 from specc.runtime.plan.plan import Plan
 from specc.runtime.semantics.convention import DTYPES
 

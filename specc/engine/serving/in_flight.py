@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 from specc.engine.errors import ContractError, OutOfRoomError
-from specc.engine.serving.request import Request, Score
+from specc.engine.serving.requests.request import Request, Score
 from specc.runtime.health import faults
 from specc.runtime.plan.shape import Shape
 

@@ -10,7 +10,7 @@ from itertools import takewhile
 from specc.engine.errors import RequestTooLongError
 from specc.engine.memory.kv_pool import PageAllocator, ReqToToken
 from specc.engine.memory.prefix_cache import PrefixCache
-from specc.engine.serving.request import Request
+from specc.engine.serving.requests.request import Request
 
 
 class Scheduler:

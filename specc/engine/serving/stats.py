@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from specc.engine.serving.request import ABORT, Request
+from specc.engine.serving.requests.request import ABORT, Request
 from specc.runtime.plan.shape import Shape
 
 

@@ -38,7 +38,7 @@ from functools import cache
 from specc.ir.core import Op
 from specc.ir.opdef import OpDef
 from specc.ir.ops import OPS
-from specc.support.templates import lib_names, read_template
+from specc.support.files.templates import lib_names, read_template
 
 ROW = "vocab.row"
 """The op that chooses one of a request's rows of logits."""

@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from specc.support.prompts import read_prompts
+from specc.support.files.prompts import read_prompts
 
 QUESTIONS = "mt_bench/question.jsonl"
 """The end of the name of the file with MT-Bench's questions."""

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from ..entry.frame import Frame
 from ..errors import BindError, DamagedWheelError, UnsupportedDeviceError
-from ..plan.manifest import Artifact, Manifest
+from ..plan.files.manifest import Artifact, Manifest
 from ..plan.nodes import Argument, Computed, Kernel, Launch, Reference
 from ..plan.plan import Plan
 from ..semantics.convention import Semantics

@@ -9,7 +9,7 @@ from pathlib import Path
 from types import ModuleType
 
 from ..errors import DamagedWheelError
-from ..plan.manifest import Manifest
+from ..plan.files.manifest import Manifest
 from ..plan.plan import Plan
 from ..semantics.convention import Semantics
 

@@ -11,8 +11,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from specc.adapters.sglang import proof
-from specc.adapters.sglang.proof import LENGTHS, Heard, prove, proving
+from specc.adapters.sglang.server import proof
+from specc.adapters.sglang.server.proof import LENGTHS, Heard, prove, proving
 from specc.runtime.plan.shape import Shape
 
 VOCABULARY, NODES, PAGE, RESERVE = 31, 4, 4, 6

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from specc.adapters._plugin import ServerError
-from specc.adapters.sglang.ranks import agree, seeds
+from specc.adapters.sglang.server.ranks import agree, seeds
 
 WAIT_S = 10
 

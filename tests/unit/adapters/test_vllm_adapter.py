@@ -13,7 +13,7 @@ from torch import Tensor
 
 from specc.adapters._heads import HEAD, TOKEN_MAP
 from specc.adapters._plugin import MisfitError
-from specc.adapters.vllm.fit import draft_group, misfits
+from specc.adapters.vllm.server.fit import draft_group, misfits
 from specc.adapters.vllm.tables import Blocks, NoBlocks, block_table, carried
 from specc.runtime.plan.shape import Shape
 

@@ -11,7 +11,7 @@ import pytest
 import torch
 from fakes.vllm_sampling import PenaltiesState, Sampler
 
-from specc.adapters.vllm.admission import Admission, Processor
+from specc.adapters.vllm.requests.admission import Admission, Processor
 from specc.adapters.vllm.tables import AHEAD
 from specc.runtime.capabilities.sampling import Sampling
 

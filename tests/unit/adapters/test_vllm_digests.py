@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from specc.adapters.vllm import digests
+from specc.adapters.vllm.server import digests
 
 SOURCE = '''
 @jit

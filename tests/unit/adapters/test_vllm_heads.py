@@ -21,7 +21,7 @@ from specc.runtime.capabilities.draft_tables import draft_tables
 from specc.runtime.entry.external import Forward
 from specc.runtime.plan.plan import Plan
 
-HEADS, FORWARDS = "specc.adapters.vllm.heads", "specc.adapters.vllm.forwards"
+HEADS, FORWARDS = "specc.adapters.vllm.models.heads", "specc.adapters.vllm.models.forwards"
 TOKENS, PADDED, WIDTH, PART = 90, 128, 64, [3, 8, 40, 77]
 
 
@@ -197,7 +197,7 @@ def test_a_head_that_ranks_do_not_share_as_the_program_does(changes: dict[str, A
 
 
 def test_where_one_rank_fails_all_do(second: GroupCoordinator) -> None:
-    parallel = importlib.import_module("specc.adapters.vllm.parallel")
+    parallel = importlib.import_module("specc.adapters.vllm.server.parallel")
     assert parallel.alike(lambda: 7) == 7
     with pytest.raises(ZeroDivisionError):
         parallel.alike(lambda: 1 // 0)

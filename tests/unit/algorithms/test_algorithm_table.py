@@ -14,9 +14,9 @@ from widths import reads
 
 from specc.algorithms import names, needs
 from specc.build.build import build_program
+from specc.ir.analysis.liveness import hidden_result
 from specc.ir.core import Module, entry_of
 from specc.ir.declarations import KvPool
-from specc.ir.liveness import hidden_result
 from specc.ir.nodes import is_external, node_of
 from specc.ir.ops import OPS
 from specc.runtime.plan.plan import Plan

@@ -19,8 +19,8 @@ from specc.algorithms import names, needs
 from specc.algorithms.blocks.recurrent import build_recurrent
 from specc.algorithms.blocks.scope import Algorithm, Scope
 from specc.algorithms.blocks.verification import store
+from specc.ir.analysis.liveness import hidden_result
 from specc.ir.core import Module, is_state, tensor_type
-from specc.ir.liveness import hidden_result
 from specc.ir.nodes import is_external
 from specc.ir.types import DTYPES
 

@@ -20,8 +20,8 @@ import specc.runtime
 from specc.build.wheel import sources
 from specc.build.wheel import wheel as module
 from specc.build.wheel.wheel import label, wheel_names
+from specc.runtime.plan.files.plan_json import plan_text, read_plan
 from specc.runtime.plan.plan import FORMAT
-from specc.runtime.plan.plan_json import plan_text, read_plan
 
 ROOT = Path(module.__file__).parents[3]
 PACKAGE = "specc_program_toy_chain"

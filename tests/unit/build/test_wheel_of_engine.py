@@ -15,8 +15,8 @@ from toy_wheel import toy_wheel
 
 import specc.adapters.sglang
 from specc.runtime.errors import DamagedWheelError
-from specc.runtime.plan.manifest import Manifest
-from specc.runtime.plan.plan_json import read_plan
+from specc.runtime.plan.files.manifest import Manifest
+from specc.runtime.plan.files.plan_json import read_plan
 
 PACKAGE = "specc_program_toy_chain"
 

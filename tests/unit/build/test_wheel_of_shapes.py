@@ -15,9 +15,9 @@ from specc.build.files import emit_kernels, emit_plan, emit_specir
 from specc.build.wheel.build_wheel import emit_wheel
 from specc.ir.text.parser import parse_module
 from specc.ir.text.printer import print_module
-from specc.runtime.plan.manifest import Manifest
+from specc.runtime.plan.files.manifest import Manifest
+from specc.runtime.plan.files.plan_json import plan_text
 from specc.runtime.plan.nodes import Launch
-from specc.runtime.plan.plan_json import plan_text
 from specc.runtime.program import load as load_program
 
 FILES = (("plan", "json"), ("module", "specir"))

@@ -10,7 +10,7 @@ from fakes.plans import chain_plan
 
 from specc.build.wheel.wheel import write_wheel
 from specc.codegen.artifact import Artifact
-from specc.runtime.plan.plan_json import read_plan
+from specc.runtime.plan.files.plan_json import read_plan
 
 PARAMETERS = ("*i64", "i64", "*i8", "*i8")
 

@@ -16,7 +16,7 @@ from typer.testing import CliRunner, Result
 from specc.cli.main import app
 from specc.config.rules.shapes import shape_called
 from specc.runtime.capabilities.shape import AcceptanceShape
-from specc.runtime.plan.manifest import MANIFEST
+from specc.runtime.plan.files.manifest import MANIFEST
 from specc.runtime.plan.shape import Shape
 
 MODELS = ROOT / "examples" / "models"

@@ -15,8 +15,8 @@ from programs import ROOT, load, written
 from specc.algorithms import names
 from specc.build.build import Build, build_program
 from specc.ir.text.printer import print_module
+from specc.runtime.plan.files.plan_json import plan_text, read_plan
 from specc.runtime.plan.nodes import KINDS, External, Launch
-from specc.runtime.plan.plan_json import plan_text, read_plan
 
 DOC = (ROOT / "docs" / "plan.md").read_text()
 SIZES = {"i1": 1, "u8": 1, "i32": 4, "i64": 8, "f16": 2, "bf16": 2, "f32": 4}

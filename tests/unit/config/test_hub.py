@@ -14,7 +14,7 @@ from specc.algorithms import names, needs
 from specc.cli.main import app
 from specc.config import load_config
 from specc.config.models.hub import model_path
-from specc.support.paths import PathError
+from specc.support.files.paths import PathError
 
 from .conftest import Find
 from .test_models import LLAMA

@@ -27,7 +27,7 @@ from specc.engine.models import causal_models
 from specc.engine.models.causal_models import TargetModel
 from specc.engine.models.drafts import StandaloneDraft
 from specc.engine.reference import greedy
-from specc.engine.serving.request import StopConditions
+from specc.engine.serving.requests.request import StopConditions
 
 TYPES = tuple(sorted(MODEL_FOR_CAUSAL_LM_MAPPING_NAMES))
 LARGEST = 40_000_000

@@ -17,11 +17,11 @@ from transformers import (
 )
 
 from specc.engine.models.causal_models import TargetModel
-from specc.engine.models.dflash_head import DflashHead
 from specc.engine.models.drafts import DflashDraft, EagleDraft, FrozenKvDraft, MtpDraft, StandaloneDraft
-from specc.engine.models.eagle_head import EagleHead
-from specc.engine.models.frozen_kv_head import FrozenKvHead
-from specc.engine.models.mtp_heads import MtpHeads
+from specc.engine.models.heads.dflash_head import DflashHead
+from specc.engine.models.heads.eagle_head import EagleHead
+from specc.engine.models.heads.frozen_kv_head import FrozenKvHead
+from specc.engine.models.heads.mtp_heads import MtpHeads
 
 VOCAB = 97
 AUX_LAYERS = (1, 3)

@@ -20,7 +20,7 @@ from specc.engine.models.drafts import DflashDraft, Draft, FrozenKvDraft, MtpDra
 from specc.engine.models.loading import load_corpus, load_draft
 from specc.engine.reference import greedy
 from specc.engine.serving.prompts import Prompt
-from specc.engine.serving.request import Completion, StopConditions
+from specc.engine.serving.requests.request import Completion, StopConditions
 from specc.support.diagnostics import DiagnosticError
 
 from .models_for_tests import AUX_LAYERS, SHAPES, VOCAB, make_drafts, make_pair, make_target

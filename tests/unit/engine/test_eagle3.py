@@ -18,10 +18,10 @@ from specc.engine.memory.attention import plain_attention
 from specc.engine.models.aux_states import AuxStates
 from specc.engine.models.causal_models import TargetModel
 from specc.engine.models.drafts import Eagle3Draft
-from specc.engine.models.eagle3_head import Eagle3Head
+from specc.engine.models.heads.eagle3_head import Eagle3Head
 from specc.engine.models.loading import load_draft
 from specc.engine.reference import greedy
-from specc.engine.serving.request import StopConditions
+from specc.engine.serving.requests.request import StopConditions
 from specc.support.diagnostics import DiagnosticError
 
 from .models_for_tests import COMMON, make_model

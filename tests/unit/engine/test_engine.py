@@ -25,7 +25,7 @@ from specc.engine.models.causal_models import TargetModel
 from specc.engine.models.drafts import StandaloneDraft
 from specc.engine.reference import first_difference
 from specc.engine.reference import greedy as generated
-from specc.engine.serving.request import StopConditions, TokenEvent
+from specc.engine.serving.requests.request import StopConditions, TokenEvent
 from specc.ir.ops.health import ROOM_BIT
 from specc.runtime.plan.plan import RANK, Input
 from specc.support.diagnostics import DiagnosticError

@@ -12,7 +12,7 @@ from programs import planned
 from torch import Tensor
 
 from specc.engine.errors import GrammarError
-from specc.engine.serving.grammar import Grammars, Masks, Matcher
+from specc.engine.serving.requests.grammar import Grammars, Masks, Matcher
 from specc.runtime.capabilities.sampling import Sampling
 
 VOCAB, STOP, CPU = 70, 1, torch.device("cpu")

@@ -13,7 +13,7 @@ from transformers import DynamicCache, LlamaConfig, Qwen3Config
 from specc.engine.memory.attention import PAGED
 from specc.engine.memory.context import PagedContext
 from specc.engine.memory.kv_pool import KVPool, PoolShape
-from specc.engine.models.dflash_head import DflashHead
+from specc.engine.models.heads.dflash_head import DflashHead
 
 from .models_for_tests import COMMON, VOCAB, make_model
 from .test_attention import make_tables

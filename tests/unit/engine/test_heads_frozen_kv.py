@@ -13,7 +13,7 @@ from transformers import DynamicCache, LlamaConfig, Qwen3Config
 from transformers.models.llama.modeling_llama import LlamaDecoderLayer
 from transformers.models.qwen3.modeling_qwen3 import Qwen3DecoderLayer
 
-from specc.engine.models.frozen_kv_head import FrozenKvHead
+from specc.engine.models.heads.frozen_kv_head import FrozenKvHead
 
 from .models_for_tests import COMMON, VOCAB, make_model
 

@@ -12,7 +12,7 @@ from transformers import LlamaConfig, LlamaModel, Qwen3Config, Qwen3Model
 
 from specc.engine.memory.attention import PAGED
 from specc.engine.memory.kv_pool import KVPool, PoolShape
-from specc.engine.models.mtp_heads import MtpHeads
+from specc.engine.models.heads.mtp_heads import MtpHeads
 
 from .models_for_tests import COMMON, VOCAB, make_model
 from .test_attention import context, make_tables

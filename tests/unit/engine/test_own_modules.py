@@ -24,10 +24,10 @@ from transformers import AutoModelForCausalLM
 from specc.engine.engine import Engine
 from specc.engine.models.causal_models import TargetModel
 from specc.engine.models.drafts import EagleDraft, MtpDraft
+from specc.engine.models.heads.mtp_heads import ModuleHead, MtpHeads
 from specc.engine.models.loading import brings_draft, load_draft, load_target
-from specc.engine.models.mtp_heads import ModuleHead, MtpHeads
 from specc.engine.reference import greedy
-from specc.engine.serving.request import StopConditions
+from specc.engine.serving.requests.request import StopConditions
 from specc.runtime.plan.plan import Plan
 from specc.support.diagnostics import DiagnosticError
 

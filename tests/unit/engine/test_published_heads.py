@@ -16,8 +16,8 @@ from torch import Tensor
 from torch.nn.functional import rms_norm, silu
 
 from specc.engine.models.causal_models import TargetModel
-from specc.engine.models.eagle3_head import Eagle3Head
-from specc.engine.models.eagle_head import EagleHead
+from specc.engine.models.heads.eagle3_head import Eagle3Head
+from specc.engine.models.heads.eagle_head import EagleHead
 
 from .models_for_tests import COMMON, make_model
 

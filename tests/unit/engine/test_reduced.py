@@ -13,7 +13,7 @@ from torch import nn
 from specc.engine.errors import EngineError, UnsupportedModelError
 from specc.engine.models.causal_models import TargetModel
 from specc.engine.models.drafts import Draft, Eagle3Draft, StandaloneDraft
-from specc.engine.models.eagle3_head import Eagle3Head
+from specc.engine.models.heads.eagle3_head import Eagle3Head
 from specc.engine.models.loading import load_draft
 from specc.engine.models.scores import rows_of
 from specc.engine.serving.fitting import bring_tables

@@ -20,7 +20,7 @@ from specc.engine import reference
 from specc.engine.engine import Engine
 from specc.engine.models.causal_models import TargetModel
 from specc.engine.reference import compare, greedy
-from specc.engine.serving.request import StopConditions
+from specc.engine.serving.requests.request import StopConditions
 
 from .conftest import save_tokenizer
 from .models_for_tests import make_model

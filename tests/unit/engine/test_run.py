@@ -17,7 +17,7 @@ from typer.testing import CliRunner, Result
 
 from specc.cli.run import run
 from specc.engine import reference
-from specc.engine.serving.request import Sampling
+from specc.engine.serving.requests.request import Sampling
 from specc.runtime.plan.plan import Plan
 
 from .conftest import NAME

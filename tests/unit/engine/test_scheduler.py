@@ -7,7 +7,7 @@ import pytest
 from specc.engine.errors import RequestTooLongError
 from specc.engine.memory.kv_pool import PageAllocator, ReqToToken
 from specc.engine.memory.prefix_cache import PrefixCache
-from specc.engine.serving.request import Request, StopConditions
+from specc.engine.serving.requests.request import Request, StopConditions
 from specc.engine.serving.scheduler import Scheduler
 
 PAGE, RESERVE, CONTEXT = 4, 6, 64

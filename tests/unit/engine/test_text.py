@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from specc.engine.serving.request import Request, Score, StopConditions
-from specc.engine.serving.text import Detokenizer, StopText
+from specc.engine.serving.requests.request import Request, Score, StopConditions
+from specc.engine.serving.requests.text import Detokenizer, StopText
 
 
 class ByteTokenizer:

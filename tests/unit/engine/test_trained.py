@@ -12,9 +12,9 @@ from memoryless import accepted_lengths
 from specc.engine.engine import Engine
 from specc.engine.models.causal_models import TargetModel
 from specc.engine.models.drafts import EagleDraft, StandaloneDraft
-from specc.engine.models.eagle_head import EagleHead
+from specc.engine.models.heads.eagle_head import EagleHead
 from specc.engine.reference import greedy
-from specc.engine.serving.request import StopConditions
+from specc.engine.serving.requests.request import StopConditions
 
 EXAMPLES = Path(__file__).parents[3] / "examples" / "models"
 PROMPTS = ["def main():\n", "import os\n", "class Node:\n    def __init__(self, value):\n        self."]

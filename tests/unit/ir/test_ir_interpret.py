@@ -9,8 +9,8 @@ import pytest
 import torch
 from torch import Tensor
 
+from specc.ir.analysis.liveness import liveness
 from specc.ir.interpret import interpret
-from specc.ir.liveness import liveness
 from specc.ir.text.parser import parse_module
 
 TEXT = """module @m {

@@ -7,7 +7,7 @@ from itertools import pairwise
 import pytest
 import torch
 
-from specc.ir.page_runs import PageRuns
+from specc.ir.analysis.page_runs import PageRuns
 from specc.runtime.rounding import round_up as round_up_there
 from specc.runtime.semantics.moves import branch_run
 from specc.support.rounding import round_up

@@ -18,9 +18,9 @@ from specc.config import Config
 from specc.runtime.batch import Batch
 from specc.runtime.entry.frame import Frame
 from specc.runtime.memory.arena import Arena
+from specc.runtime.plan.files.plan_json import read_plan
 from specc.runtime.plan.nodes import Launch
 from specc.runtime.plan.plan import Plan
-from specc.runtime.plan.plan_json import read_plan
 from specc.runtime.plan.shape import Shape
 from specc.runtime.state.relay import RelayPools
 from specc.runtime.step import Step

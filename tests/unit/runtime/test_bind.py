@@ -16,7 +16,7 @@ from specc.runtime.backends.cpu import ReferenceBackend
 from specc.runtime.batch import Batch
 from specc.runtime.entry.external import Forward
 from specc.runtime.errors import BatchError, BindError, ForwardContractError
-from specc.runtime.plan.plan_json import read_plan
+from specc.runtime.plan.files.plan_json import read_plan
 from specc.runtime.step import Step
 
 CPU = torch.device("cpu")

@@ -15,10 +15,10 @@ from specc.runtime.capabilities.brought import load_ops
 from specc.runtime.entry.frame import Frame
 from specc.runtime.errors import DamagedWheelError, PlanError
 from specc.runtime.memory.arena import Arena
-from specc.runtime.plan.manifest import Manifest
+from specc.runtime.plan.files.manifest import Manifest
+from specc.runtime.plan.files.plan_json import read_plan
 from specc.runtime.plan.nodes import OpSource, Reference
 from specc.runtime.plan.plan import Plan
-from specc.runtime.plan.plan_json import read_plan
 from specc.runtime.state.relay import RelayPools
 
 FILE = "ops/toy/reference.py"

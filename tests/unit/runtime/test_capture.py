@@ -20,7 +20,7 @@ from specc.runtime import step as step_module
 from specc.runtime.backends.cpu import ReferenceBackend
 from specc.runtime.batch import Batch
 from specc.runtime.errors import BindError
-from specc.runtime.plan.plan_json import read_plan
+from specc.runtime.plan.files.plan_json import read_plan
 from specc.runtime.step import Step
 
 Events = list[tuple[str, Any]]

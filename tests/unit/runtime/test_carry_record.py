@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from specc.runtime.errors import CarryError
-from specc.runtime.plan.plan_json import read_plan
+from specc.runtime.plan.files.plan_json import read_plan
 from specc.runtime.state.carry import Carry
 
 Row = tuple[int, tuple[float, float]]

@@ -18,8 +18,8 @@ from specc.runtime.batch import Batch
 from specc.runtime.capabilities.collective import DIGEST_WORDS, check_ranks
 from specc.runtime.errors import BindError, CollectiveError, PlanError
 from specc.runtime.memory.arena import Arena
+from specc.runtime.plan.files.plan_json import read_plan
 from specc.runtime.plan.plan import RANK, Plan
-from specc.runtime.plan.plan_json import read_plan
 from specc.runtime.program import Program
 from specc.runtime.step import Step
 

@@ -20,8 +20,8 @@ from specc.runtime.entry.external import Forward
 from specc.runtime.entry.frame import Frame
 from specc.runtime.errors import BindError, PlanError
 from specc.runtime.memory.arena import Arena
+from specc.runtime.plan.files.plan_json import read_plan
 from specc.runtime.plan.nodes import Launch, Reference
-from specc.runtime.plan.plan_json import read_plan
 from specc.runtime.state.relay import RelayPools
 
 

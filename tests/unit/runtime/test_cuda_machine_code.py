@@ -17,8 +17,8 @@ from fakes.plans import chain_plan, node_of
 from specc.runtime import program
 from specc.runtime.backends import cuda
 from specc.runtime.errors import DamagedWheelError, UnsupportedDeviceError, UnsupportedDriverError
-from specc.runtime.plan.manifest import Assembler, Manifest, cuda_release
-from specc.runtime.plan.plan_json import read_plan
+from specc.runtime.plan.files.manifest import Assembler, Manifest, cuda_release
+from specc.runtime.plan.files.plan_json import read_plan
 
 
 def test_versions_of_cuda_core_that_adopt_streams_through_the_device() -> None:

@@ -17,9 +17,9 @@ from fakes.plans import chain_plan, program_of, tree_plan
 
 from specc.runtime.batch import Batch
 from specc.runtime.errors import BindError, DamagedWheelError, PlanError, SpeccError, UnsupportedTorchError
-from specc.runtime.plan.manifest import MANIFEST, PLAN, Manifest
+from specc.runtime.plan.files.manifest import MANIFEST, PLAN, Manifest
+from specc.runtime.plan.files.plan_json import load_plan, read_plan
 from specc.runtime.plan.plan import FORMAT, Plan
-from specc.runtime.plan.plan_json import load_plan, read_plan
 
 Json = dict[str, Any]
 ODD: list[Any] = [

@@ -19,7 +19,7 @@ from specc.runtime.batch import Batch
 from specc.runtime.errors import BatchError, FieldError
 from specc.runtime.memory.arena import Arena
 from specc.runtime.memory.staging import Staging
-from specc.runtime.plan.plan_json import read_plan
+from specc.runtime.plan.files.plan_json import read_plan
 from specc.runtime.state.carry import Carry
 
 __all__ = ["plugin"]

@@ -18,7 +18,7 @@ from test_transfer import CPU, SAMPLED, Machine, machine
 
 from specc.runtime.errors import BindError, ForwardContractError
 from specc.runtime.graphs.capture import check_capturable
-from specc.runtime.plan.plan_json import plan_text, read_plan
+from specc.runtime.plan.files.plan_json import plan_text, read_plan
 from specc.runtime.step import Step
 
 CHAIN: dict[str, Any] = {"num_steps": 3, "verify": "target_only", "sampling": ["grammar"]}

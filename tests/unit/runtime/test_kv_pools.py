@@ -17,9 +17,9 @@ from specc.runtime.backends.cuda import argument_value
 from specc.runtime.batch import Batch
 from specc.runtime.entry.frame import Frame
 from specc.runtime.errors import BatchError, BindError, ForwardContractError, PlanError
+from specc.runtime.plan.files.plan_json import read_plan
 from specc.runtime.plan.nodes import Launch
 from specc.runtime.plan.plan import kv_pointers
-from specc.runtime.plan.plan_json import read_plan
 from specc.runtime.step import Step
 
 CPU = torch.device("cpu")

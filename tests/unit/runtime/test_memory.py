@@ -14,7 +14,7 @@ from specc.runtime.entry.result import SPAN_LIMIT, StepResult
 from specc.runtime.errors import PlanError
 from specc.runtime.memory.arena import ALIGNMENT, Arena
 from specc.runtime.memory.staging import Staging
-from specc.runtime.plan.plan_json import read_plan
+from specc.runtime.plan.files.plan_json import read_plan
 from specc.runtime.state.relay import RelayPools
 
 CPU = torch.device("cpu")

@@ -19,8 +19,8 @@ from torch import Tensor
 from specc.runtime.backends.cpu import ReferenceBackend
 from specc.runtime.batch import Batch
 from specc.runtime.errors import PlanError
+from specc.runtime.plan.files.plan_json import read_plan
 from specc.runtime.plan.nodes import External
-from specc.runtime.plan.plan_json import read_plan
 from specc.runtime.step import Step
 
 __all__ = ["plugin"]

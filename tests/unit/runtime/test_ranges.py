@@ -15,8 +15,8 @@ from test_step import CPU, decode
 
 from specc.runtime import program as program_module
 from specc.runtime.backends.cpu import ReferenceBackend
+from specc.runtime.plan.files.plan_json import read_plan
 from specc.runtime.plan.nodes import External
-from specc.runtime.plan.plan_json import read_plan
 from specc.runtime.program import Program
 from specc.runtime.step import Step
 

@@ -13,8 +13,8 @@ from fakes.plans import Json, chain_plan, program_of
 from programs import planned
 
 from specc.runtime.errors import CarryError, FieldError, MissingFieldError, RecordError
+from specc.runtime.plan.files.plan_json import read_plan
 from specc.runtime.plan.plan import Plan
-from specc.runtime.plan.plan_json import read_plan
 from specc.runtime.semantics.convention import DTYPES
 from specc.runtime.state.carry import Carry
 from specc.runtime.state.peer import schema_digest

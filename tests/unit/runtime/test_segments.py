@@ -22,7 +22,7 @@ from specc.runtime import program as program_module
 from specc.runtime.backends.cpu import ReferenceBackend
 from specc.runtime.batch import Batch
 from specc.runtime.errors import BindError, PlanError
-from specc.runtime.plan.plan_json import read_plan
+from specc.runtime.plan.files.plan_json import read_plan
 from specc.runtime.program import Program
 from specc.runtime.step import Step
 

@@ -18,7 +18,7 @@ from specc.runtime.batch import Batch
 from specc.runtime.entry.external import Forward
 from specc.runtime.entry.result import StepResult
 from specc.runtime.errors import BatchError, CarryError
-from specc.runtime.plan.plan_json import read_plan
+from specc.runtime.plan.files.plan_json import read_plan
 from specc.runtime.state.carry import Carry
 from specc.runtime.step import Step
 

@@ -20,8 +20,8 @@ from specc.runtime.batch import Batch
 from specc.runtime.entry.frame import Frame
 from specc.runtime.errors import BatchError, BindError, PlanError
 from specc.runtime.memory.tables import TableGuard
+from specc.runtime.plan.files.plan_json import read_plan
 from specc.runtime.plan.nodes import Argument
-from specc.runtime.plan.plan_json import read_plan
 from specc.runtime.step import Step
 
 CPU = torch.device("cpu")

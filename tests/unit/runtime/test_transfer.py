@@ -21,8 +21,8 @@ from specc.ir.ops import OPS
 from specc.runtime.backends.cpu import ReferenceBackend
 from specc.runtime.batch import Batch
 from specc.runtime.capabilities.sampling import Sampling
+from specc.runtime.plan.files.plan_json import read_plan
 from specc.runtime.plan.plan import PROMPT, Plan
-from specc.runtime.plan.plan_json import read_plan
 from specc.runtime.state.peer import check_peer, schema
 from specc.runtime.step import Step
 

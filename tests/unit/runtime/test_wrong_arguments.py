@@ -29,8 +29,8 @@ from specc.runtime.errors import (
     SpeccError,
     UnsupportedDeviceError,
 )
+from specc.runtime.plan.files.plan_json import read_plan
 from specc.runtime.plan.plan import Plan
-from specc.runtime.plan.plan_json import read_plan
 from specc.runtime.state.carry import Carry
 from specc.runtime.step import Step
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 import specc
-from specc.support.paths import PathError, path_of
+from specc.support.files.paths import PathError, path_of
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from specc.support.reading import read_regular, read_text
+from specc.support.files.reading import read_regular, read_text
 
 
 def test_a_regular_file(tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from specc.support.diagnostics import DiagnosticError
-from specc.support.writing import unfinished, write_output, write_whole
+from specc.support.files.writing import unfinished, write_output, write_whole
 
 
 def test_a_file_in_a_folder_that_is_not_there(tmp_path: Path) -> None:

@@ -1,0 +1,230 @@
+"""SGLang's forwards of target and draft, in the form that programs call them.
+
+A forward gets the program's static tensors and makes a `ForwardBatch` of them, as SGLang's graph runners do of theirs;
+nothing is copied, and nothing waits for the device, so that all of it can be captured.
+
+Sizes: b rows of the batch or its bucket, N nodes, A slots of an accepted path, K branches; W is the width of the rows
+that a forward reads or hands over.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+import torch
+from sglang.srt.layers.moe.utils import speculative_moe_a2a_backend_context, speculative_moe_backend_context
+from sglang.srt.model_executor.forward_batch_info import CaptureHiddenMode, ForwardBatch, ForwardMode
+from sglang.srt.speculative.eagle_info import EagleDraftExtendInput, EagleDraftInput, EagleVerifyInput
+from torch import Tensor
+
+from .. import seam
+from ..attention import Attention, branches
+from .parts import Parts
+
+MODES = {"null": CaptureHiddenMode.NULL, "last": CaptureHiddenMode.LAST, "full": CaptureHiddenMode.FULL}
+
+
+def scored_tokens(worker: Any) -> Tensor | None:
+    """The target's tokens i64[Vd] that the draft of an EAGLEWorkerV2 scores, in the order of its head; None for all."""
+    return worker.draft_worker.hot_token_id
+
+
+@contextlib.contextmanager
+def drafting() -> Iterator[None]:
+    """Without SGLang's group of ranks for drafts: it is the target's unless attention is data parallel."""
+    with speculative_moe_backend_context(), speculative_moe_a2a_backend_context():
+        yield
+
+
+class Outputs(NamedTuple):
+    """What a forward returns: logits f32[..., V], and hidden states T[..., W] where it captures any.
+
+    V are the columns of the rank where a program has sharded logits. A draft whose head the program computes
+    returns the rows T[..., H] that the head reads, and no logits. Of the target also the experts i32[b, N, layers, n]
+    of every node, in a server that returns them.
+    """
+
+    logits: Tensor | None
+    hidden: Tensor | None
+    states: Tensor | None = None
+    routed_experts: Tensor | None = None
+
+
+class Forwards:
+    """The callbacks of a step: `draft`, `target` and `extend` (docs/runtime.md). SGLang prefills by itself.
+
+    Args:
+        worker: an EAGLEWorkerV2, or one derived from it.
+        attention: prepares the metadata of attention for steps of that shape.
+        parts: what stands around the models.
+        shape: that of the steps.
+
+    """
+
+    def __init__(self, worker: Any, attention: Attention, parts: Parts, shape: Any) -> None:
+        """Run the models of `worker`."""
+        self._target = worker.target_worker.model_runner
+        self._draft = worker.draft_worker.draft_runner
+        self._steps, self._topk = shape.num_steps, branches(shape)
+        self._attention, self._parts = attention, parts
+        self._scored = scored_tokens(worker)
+        self._lengths: dict[int, Tensor] = {}
+
+    def draft(
+        self,
+        *,
+        step: int,
+        tokens: Tensor,
+        positions: Tensor,
+        slots: Tensor,
+        rows: Tensor,
+        seq_lens: Tensor,
+        capture: str,
+        hidden: Tensor | None = None,
+    ) -> Outputs:
+        """One token i64[b, K] of every branch through the draft; `hidden` T[b, K, W]."""
+        info = EagleDraftInput(
+            hidden_states=_rows(hidden),
+            capture_hidden_mode=MODES[capture],
+            num_tokens_per_req=tokens.shape[1],
+            num_tokens_for_logprob_per_req=tokens.shape[1],
+        )
+        info.positions = positions.flatten()
+        batch = self._batch(self._draft, ForwardMode.DECODE, info, tokens, positions, slots, rows, seq_lens)
+        with drafting():
+            backend = self._attention.draft(step, batch)
+            return self._run(self._draft, backend, batch, tokens.shape)
+
+    def target(
+        self,
+        *,
+        tokens: Tensor,
+        positions: Tensor,
+        slots: Tensor,
+        rows: Tensor,
+        seq_lens: Tensor,
+        capture: str,
+        mask: Tensor | None = None,
+        counts: Tensor | None = None,
+    ) -> Outputs:
+        """The nodes i64[b, N] of every request through the target; `mask`, and in mode `slots` `counts`, of a tree."""
+        info = EagleVerifyInput(
+            draft_token=tokens.flatten(),
+            custom_mask=None if mask is None else mask.flatten(),
+            positions=positions.flatten(),
+            retrieve_index=None,
+            retrieve_next_token=None,
+            retrieve_next_sibling=None,
+            retrieve_cum_len=None,
+            spec_steps=self._steps,
+            topk=self._topk,
+            draft_token_num=tokens.shape[1],
+            capture_hidden_mode=MODES[capture],
+            seq_lens_sum=None,
+            seq_lens_cpu=None,
+        )
+        batch = self._batch(self._target, ForwardMode.TARGET_VERIFY, info, tokens, positions, slots, rows, seq_lens)
+        self._parts.adapters.give(batch)
+        backend = self._attention.target(batch, tokens.shape[1], mask, counts)
+        outputs = self._run(self._target, backend, batch, tokens.shape)
+        return outputs._replace(routed_experts=self._parts.routed.of_nodes(tokens))
+
+    def extend(
+        self,
+        *,
+        tokens: Tensor,
+        positions: Tensor,
+        slots: Tensor,
+        select: Tensor,
+        accept_lens: Tensor,
+        rows: Tensor,
+        seq_lens: Tensor,
+        capture: str,
+        hidden: Tensor | None = None,
+    ) -> Outputs:
+        """The accepted path i64[b, A] through the draft; logits and hidden states of the flat rows `select` i64[b]."""
+        width = tokens.shape[1]
+        info = EagleDraftExtendInput(
+            hidden_states=_rows(hidden),
+            num_correct_drafts=accept_lens,  # read by attention that needs it, which none that is served does
+            num_accept_tokens=accept_lens,
+            num_tokens_per_req=width,
+            num_tokens_for_logprob_per_req=1,
+            select_index=select,
+        )
+        mode = ForwardMode.DRAFT_EXTEND_V2
+        batch = self._batch(self._draft, mode, info, tokens, positions, slots, rows, self._ends(seq_lens, width))
+        batch.capture_hidden_mode = MODES[capture]
+        with drafting():
+            backend = self._attention.extend(batch, seq_lens, width)
+            return self._run(self._draft, backend, batch, rows.shape)
+
+    def _ends(self, seq_lens: Tensor, width: int) -> Tensor:
+        """`seq_lens` + `width`, of so many requests always in the same memory."""
+        rows = len(seq_lens)
+        if rows not in self._lengths:
+            self._lengths[rows] = torch.empty_like(seq_lens)
+        return torch.add(seq_lens, width, out=self._lengths[rows])
+
+    def _batch(
+        self,
+        runner: Any,
+        mode: ForwardMode,
+        info: Any,
+        tokens: Tensor,
+        positions: Tensor,
+        slots: Tensor,
+        rows: Tensor,
+        seq_lens: Tensor,
+    ) -> ForwardBatch:
+        batch = ForwardBatch(
+            forward_mode=mode,
+            batch_size=len(rows),
+            input_ids=tokens.flatten(),
+            req_pool_indices=rows,
+            seq_lens=seq_lens,
+            out_cache_loc=slots.flatten(),
+            seq_lens_sum=None,
+            positions=positions.flatten(),
+            spec_algorithm=runner.spec_algorithm,
+            spec_info=info,
+            capture_hidden_mode=getattr(info, "capture_hidden_mode", None),
+        )
+        batch.next_token_logits_buffer = self._logits_buffer(runner, batch)
+        runner.kv_index_translator.bind_runner_slots(batch)
+        return batch
+
+    def _logits_buffer(self, runner: Any, batch: ForwardBatch) -> Tensor | None:
+        """Where a forward leaves its logits; None for memory of its own."""
+        rows = batch.batch_size * batch.spec_info.num_tokens_for_logprob_per_req
+        # A draft may have more branches than there are nodes.
+        if not self._attention.captured or rows > runner.graph_shared_output.max_rows:
+            return None
+        if self._parts.head and runner is self._draft:
+            return None
+        columns = self._parts.shards.columns(runner)
+        if columns is None:
+            scored = self._scored if runner is self._draft else None
+            columns = runner.model_config.vocab_size if scored is None else len(scored)
+        return runner.graph_shared_output.get_logits_buffer(columns, rows=rows)
+
+    def _run(self, runner: Any, backend: Any, batch: ForwardBatch, shape: tuple[int, ...]) -> Outputs:
+        parts = self._parts
+        batch.mark_forward_metadata_ready()
+        parts.padding.give(batch)
+        parts.deltas.give(runner, batch)
+        model = runner.model
+        if hasattr(model, "prepare_for_forward"):
+            model.prepare_for_forward(batch)
+        with seam.running(model, backend, batch), parts.shards.kept(runner), parts.head.left_out(runner) as left_out:
+            output = model.forward(batch.input_ids, batch.positions, batch)
+        given = output.next_token_logits.view(*shape, -1).contiguous()
+        logits, states = (None, given) if left_out else (given, None)
+        hidden = output.hidden_states
+        return Outputs(logits, None if hidden is None else hidden.view(*shape, -1).contiguous(), states)
+
+
+def _rows(hidden: Tensor | None) -> Tensor | None:
+    return None if hidden is None else hidden.flatten(0, -2)

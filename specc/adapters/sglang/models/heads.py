@@ -1,0 +1,107 @@
+"""The head of a draft's vocabulary, which a program computes: forwards of the draft hand over what it reads.
+
+SGLang's logits processor multiplies rows by a model's head. While the draft's forward of a program runs, the rows are
+what it gives instead; its own forwards have the processor as SGLang has made it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from typing import Any
+
+from sglang.srt.layers.logits_processor import LogitsProcessor
+from torch import Tensor
+
+from ..._heads import HEAD, computes_head, of_rank
+
+GETS = "_get_logits"
+"""The method of a logits processor that multiplies."""
+
+
+class Head:
+    """The head of a draft, of a program that computes it; of another one nothing.
+
+    Args:
+        plan: the program's.
+        runner: the model runner of the draft.
+        group: the `GroupCoordinator` of tensor parallelism.
+
+    """
+
+    def __init__(self, plan: Any, runner: Any, group: Any) -> None:
+        """Find what multiplies."""
+        self._processors = _processors(runner) if computes_head(plan) else []
+        self._plan, self._runner, self._group = plan, runner, group
+
+    def __bool__(self) -> bool:
+        """Whether the program computes it."""
+        return bool(self._processors)
+
+    @property
+    def weight(self) -> Tensor:
+        """What SGLang multiplies by: T[Vd, W] without the rows that it pads them by, or a rank's shard T[h, W]."""
+        head: Any = self._runner.model.lm_head
+        weight: Tensor = head.weight.data
+        return weight[: self._plan.size("Vd")] if _ranks(head) == 1 else weight
+
+    def tables(self) -> dict[str, Tensor]:
+        """The weights by their name; all ranks call this."""
+        if not self:
+            return {}
+        shared = _ranks(self._runner.model.lm_head) > 1
+        return {HEAD: of_rank(self._plan, self.weight, None, self._group) if shared else self.weight}
+
+    @contextlib.contextmanager
+    def left_out(self, runner: Any) -> Iterator[bool]:
+        """While a forward of a program runs: whether it is the draft's, whose rows stand for their logits then."""
+        processors = self._processors if runner is self._runner else []
+        for processor in processors:
+            setattr(processor, GETS, _rows)
+        try:
+            yield bool(processors)
+        finally:
+            for processor in processors:
+                delattr(processor, GETS)
+
+
+def misfits(plan: Any, runner: Any, ranks: int) -> Iterator[str]:
+    """What is in the way of a program that computes the head of its draft, on as many ranks as it is for."""
+    if not computes_head(plan) or plan.ranks != ranks:
+        return
+    head: Any = getattr(runner.model, "lm_head", None)
+    processors = _processors(runner)
+    weight = getattr(head, "weight", None)
+    if len(processors) != 1 or not isinstance(weight, Tensor) or hasattr(head, "set_lora"):
+        yield "the draft has no head that one logits processor multiplies by"
+        return
+    if _ranks(head) not in (1, ranks) or (_ranks(head) > 1 and head.num_added_embeddings):
+        yield "the head of the draft is not a part of the vocabulary on each rank"
+        return
+    entries, width = plan.size("Vd"), int(plan.tables()[HEAD].axes[-1])
+    length = len(weight) * _ranks(head)
+    if weight.dtype != runner.dtype or tuple(weight.shape[1:]) != (width,) or length < entries:
+        kept = f"{weight.dtype}{[length, *weight.shape[1:]]}"
+        yield f"the head of the draft is kept as {kept}, the program reads {runner.dtype}[{entries}, {width}]"
+    changes = {
+        "a bias": getattr(head, "bias", None) is not None,
+        "a scale": processors[0].logit_scale not in (None, 1.0),
+        "a cap": bool(processors[0].final_logit_softcapping),
+    }
+    for what in (what for what, there in changes.items() if there):
+        yield f"the logits of the draft have {what}, and the program computes a product"
+
+
+def _ranks(head: Any) -> int:
+    """How many ranks have a shard of a head each; 1 where each has all of it."""
+    return int(getattr(head, "tp_size", 1))
+
+
+def _processors(runner: Any) -> list[Any]:
+    """The logits processors of a model."""
+    return [module for module in runner.model.modules() if isinstance(module, LogitsProcessor)]
+
+
+def _rows(hidden_states: Tensor, *_: Any, **__: Any) -> Tensor:
+    """In the place of `LogitsProcessor._get_logits`: what it would multiply."""
+    return hidden_states

@@ -1,0 +1,85 @@
+"""Whether a program is the one that a server's arguments and models describe."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Mapping
+from typing import Any
+
+from ..._heads import TOKEN_MAP, computes_head
+from ..._plugin import MisfitError
+from ..served import METHODS, facts, refusals
+
+
+def misfits(plans: Mapping[Any, Any], config: Any, kind: type, served: Collection[type]) -> list[str]:
+    """What is in the way of running a program in a server of this VllmConfig; nothing if it fits.
+
+    `plans` are the program's by shape, the deepest first; `kind` is the class of the server's own speculator, `served`
+    are those that a program may stand for.
+    """
+    if kind not in served:
+        names = ", ".join(sorted(one.__name__ for one in served))
+        return [f"drafts are those of {kind.__name__}, served are {names}"]
+    plan, spec = next(iter(plans.values())), config.speculative_config
+    faults = [*map(str, refusals(facts(config))), *_arguments(plan, config), *_models(plan, config)]
+    if lacking := sorted(numbers(spec) - {shape.num_steps for shape in plans}):
+        known, asked = (", ".join(map(str, sorted(some))) for some in ((shape.num_steps for shape in plans), lacking))
+        faults.append(f"num_speculative_tokens_per_batch_size asks for {asked} drafts, num_steps is {known}")
+    return faults
+
+
+def numbers(speculative: Any) -> frozenset[int]:
+    """The numbers of drafts that a server's table by batch size has, of its SpeculativeConfig; none without one."""
+    most, table = speculative.num_speculative_tokens, speculative.num_speculative_tokens_per_batch_size
+    return frozenset(min(most, drafts) for _, _, drafts in table or ())
+
+
+def draft_group(speculator: Any) -> int:
+    """The group of KV caches that all layers of the draft are in. MisfitError when there are several."""
+    groups = speculator.kv_cache_config.kv_cache_groups
+    places = [place for place, group in enumerate(groups) if speculator.draft_attn_layer_names & set(group.layer_names)]
+    if len(places) != 1:
+        raise MisfitError(f"layers of the draft are in {len(places)} groups of KV caches")
+    return places[0]
+
+
+def _arguments(plan: Any, config: Any) -> Iterator[str]:
+    spec, most = config.speculative_config, config.scheduler_config.max_num_seqs
+    if spec.method not in METHODS[plan.algorithm]:
+        yield f"the program is of {plan.algorithm}, the server's method is {spec.method}"
+    if plan.size("S") != spec.num_speculative_tokens:
+        yield f"num_steps is {plan.size('S')} in the program, {spec.num_speculative_tokens} in the server"
+    if most > plan.size("P") - 1:
+        yield f"the server keeps {most} requests, the program {plan.size('P') - 1} (max_requests)"
+    if plan.buckets[-1] > most:
+        yield f"the largest bucket is {plan.buckets[-1]}, the server keeps {most} requests (max_num_seqs)"
+    ranks = config.parallel_config.tensor_parallel_size
+    if computes_head(plan) and plan.ranks != ranks:
+        yield f"tensor_parallel is {plan.ranks} in the program, tensor_parallel_size is {ranks} in the server"
+    if plan.algorithm == "NGRAM" and spec.method in METHODS["NGRAM"]:
+        yield from _looked_up(plan.options, config.model_config.max_model_len, spec)
+
+
+def _looked_up(options: Any, longest: int, spec: Any) -> Iterator[str]:
+    """What differs in how drafts are looked up, by the program's names and vLLM's."""
+    wanted = {"window": ("max_model_len", longest)}
+    for mine, theirs in (("longest", "prompt_lookup_max"), ("shortest", "prompt_lookup_min")):
+        wanted[mine] = theirs, getattr(spec, theirs)
+    for mine, (theirs, value) in wanted.items():
+        if options[mine] != value:
+            yield f"options.{mine} is {options[mine]} in the program, {theirs} is {value} in the server"
+
+
+def _models(plan: Any, config: Any) -> Iterator[str]:
+    models = {"target": config.model_config, "draft": config.speculative_config.draft_model_config}
+    for role, mine in plan.models.items():
+        model, dtype = models[role], str(models[role].dtype).removeprefix("torch.")
+        dtype = {"bfloat16": "bf16", "float16": "f16", "float32": "f32"}.get(dtype, dtype)
+        # Heads of a part of the tokens hand over scores of all, unless the program computes them.
+        sizes = {"vocab_size": config.model_config.get_vocab_size(), "hidden_size": model.get_hidden_size()}
+        if role == "draft" and TOKEN_MAP in plan.tables():  # of the model's own, or by a file
+            own = getattr(model.hf_config, "draft_vocab_size", None)
+            sizes["vocab_size"] = mine.vocab_size if own in (None, sizes["vocab_size"]) else own
+        kinds = {"dtype": dtype} if role == "draft" and computes_head(plan) else {"dtype": dtype, "logits_dtype": dtype}
+        for name, theirs in (sizes | kinds).items():
+            if getattr(mine, name) != theirs:
+                yield f"{name} of the {role} is {getattr(mine, name)} in the program, {theirs} in the server"

@@ -1,0 +1,1 @@
+"""Draft heads, a file for each architecture, and the formats in which people publish them."""

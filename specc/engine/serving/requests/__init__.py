@@ -1,0 +1,1 @@
+"""A request: what becomes one, its grammar, its tokens and its text."""
