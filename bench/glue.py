@@ -22,8 +22,8 @@ from specc.kernels.writing.traffic import Traffic
 from specc.measure.against import compare
 from specc.measure.against.beside import agreeing, effort_of, missing
 from specc.measure.against.ours import Ours
-from specc.measure.against.parts import Part, parts
-from specc.measure.against.work import Shape
+from specc.measure.against.parts import StepPart, parts
+from specc.measure.against.work import WorkSizes
 from specc.measure.results.ratios import Ratio
 from specc.measure.steps import tokens_moved
 from specc.measure.timing import Effort, Floors, Run, capture, nothing, pairs
@@ -49,7 +49,7 @@ class Line:
     """
 
     work: str
-    shape: Shape
+    shape: WorkSizes
     captured: Ratio
     replay: Ratio
     floor: Ratio
@@ -64,30 +64,33 @@ class Line:
         return {"work": self.work, **case(self.shape), **ratios}
 
 
-def case(shape: Shape) -> dict[str, int]:
+def case(shape: WorkSizes) -> dict[str, int]:
     """What tells the lines of a part apart."""
     return {column: getattr(shape, name) for column, name in COLUMNS.items()}
 
 
-def programs() -> dict[str, list[Shape]]:
+def programs() -> dict[str, list[WorkSizes]]:
     """One shape per program. Pages matter to a tree's `prepare` alone, vocabularies do not, so one has pages."""
     most = max(BATCHES)
     if not harness.ON_GPU:
-        tiny = Shape(most, 3, 6, 300, 40, 5, topk=2, layers=2, heads=1, head_dim=8)
-        return {"chain": [Shape(most, 3, 4, vocab, 40, 65) for vocab in (300, 2049)], "tree": [tiny, paged(tiny, 4)]}
-    chains = [Shape(most, 3, 4, vocab, 4096, 65) for vocab in (32000, 128256)]
-    small = Shape(most, 3, 16, 32000, 4096, 65, topk=4, layers=32)
+        tiny = WorkSizes(most, 3, 6, 300, 40, 5, topk=2, layers=2, heads=1, head_dim=8)
+        return {
+            "chain": [WorkSizes(most, 3, 4, vocab, 40, 65) for vocab in (300, 2049)],
+            "tree": [tiny, paged(tiny, 4)],
+        }
+    chains = [WorkSizes(most, 3, 4, vocab, 4096, 65) for vocab in (32000, 128256)]
+    small = WorkSizes(most, 3, 16, 32000, 4096, 65, topk=4, layers=32)
     large = replace(small, topk=8, steps=5, nodes=64)
     wide = [replace(shape, vocab=128256) for shape in (small, large)]
     return {"chain": chains, "tree": [small, large, *wide, paged(small, 16), paged(large, 16)]}
 
 
-def paged(shape: Shape, page: int) -> Shape:
+def paged(shape: WorkSizes, page: int) -> WorkSizes:
     """The same with pages of so many tokens."""
     return replace(shape, page=page)
 
 
-def lines(shape: Shape, device: torch.device, floors: Floors | None) -> Iterator[Line]:
+def lines(shape: WorkSizes, device: torch.device, floors: Floors | None) -> Iterator[Line]:
     """Compare both sides of a program at every batch, then time what they do; of pages the part that they change."""
     with harness.compiled(shape, BATCHES, device) as (plan, backend):
         for batch in BATCHES:
@@ -117,7 +120,7 @@ def bytes_moved(ours: Ours) -> dict[str, int]:
     return counts
 
 
-def line(part: Part, shape: Shape, ours: Ours, counterpart: Baseline, least: Run, effort: Effort) -> Line:
+def line(part: StepPart, shape: WorkSizes, ours: Ours, counterpart: Baseline, least: Run, effort: Effort) -> Line:
     """Captured against captured, eager against one replay, ours against its floor."""
     ratio, graph = compare.captured(part, ours, counterpart, effort)
     ours.reset()

@@ -25,7 +25,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from programs import compile_shape
 
-from specc.measure.against.work import Shape
+from specc.measure.against.work import WorkSizes
 from specc.measure.backends import cuda_backend
 from specc.measure.interpreted import InterpretedBackend
 from specc.runtime.backends import Backend
@@ -47,7 +47,7 @@ def device() -> torch.device:
 
 @contextmanager
 def compiled(
-    shape: Shape, buckets: Sequence[int], device: torch.device, *, keys: str = ""
+    shape: WorkSizes, buckets: Sequence[int], device: torch.device, *, keys: str = ""
 ) -> Iterator[tuple[Plan, Backend]]:
     """A program for the shape, and what launches its kernels: machine code on a GPU."""
     build = compile_shape(shape, buckets, keys=keys)

@@ -9,7 +9,7 @@ from pathlib import Path
 from specc.algorithms import names, needs
 from specc.build.build import Build, build_program
 from specc.config import load_text
-from specc.measure.against.work import Shape
+from specc.measure.against.work import WorkSizes
 
 CONFIG = """\
 name: bench_{kind}
@@ -28,7 +28,7 @@ draft: {{{sizes}, num_layers: 1}}
 SIZES = "hidden_size: {width}, num_kv_heads: {heads}, head_dim: {head_dim}, vocab_size: {vocab}, dtype: bfloat16"
 
 
-def compile_shape(shape: Shape, buckets: Sequence[int], archs: Sequence[str] = ("sm_90",), keys: str = "") -> Build:
+def compile_shape(shape: WorkSizes, buckets: Sequence[int], archs: Sequence[str] = ("sm_90",), keys: str = "") -> Build:
     """Passes, kernels and plan of an EAGLE chain or tree that holds the shape; no machine code. `keys`: more YAML."""
     kind, sizes = "tree" if shape.topk > 1 else "chain", asdict(shape)
     sizes |= {"buckets": list(buckets), "requests": shape.pool - 1, "archs": ", ".join(archs)}

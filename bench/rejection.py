@@ -25,7 +25,7 @@ from torch import Tensor
 
 from specc.measure.against.compare import most_runs
 from specc.measure.against.ours import Ours
-from specc.measure.against.work import Shape
+from specc.measure.against.work import WorkSizes
 from specc.measure.results.ratios import Ratio
 from specc.measure.timing import Effort, Floors, capture, pairs
 from specc.runtime.backends.cpu import ReferenceBackend
@@ -51,7 +51,7 @@ class DrawnWork(SampledWork):
 
     """
 
-    def __init__(self, shape: Shape, device: torch.device, filters: tuple[str, ...], *, runs: int) -> None:
+    def __init__(self, shape: WorkSizes, device: torch.device, filters: tuple[str, ...], *, runs: int) -> None:
         super().__init__(shape, device, filters, peaked=True, runs=runs)
         noise = torch.randn(shape.batch, shape.steps, shape.vocab, generator=self._source, device=device)
         logits = (self.target_logits[:, :-1].float() + APART * noise).bfloat16()
@@ -135,7 +135,7 @@ def sides(device: torch.device) -> Iterator[tuple[Ours, DrawnWork, str]]:
     """Every program at every batch."""
     vocabularies, batches, width, pool = REAL if harness.ON_GPU else TINY
     for vocab, mode, filters in product(vocabularies, MODES, FILTERS):
-        shapes = [Shape(batch, STEPS, STEPS + 1, vocab, width, pool) for batch in batches]
+        shapes = [WorkSizes(batch, STEPS, STEPS + 1, vocab, width, pool) for batch in batches]
         keys = f"verify: {mode}\nsampling: [{', '.join(filters)}]\n"
         with harness.compiled(shapes[-1], batches, device, keys=keys) as (plan, backend):
             for shape in shapes:

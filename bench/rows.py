@@ -21,7 +21,7 @@ from sampling import DTYPES, REQUEST, verification
 
 from specc.measure.against.compare import most_runs
 from specc.measure.against.ours import Ours
-from specc.measure.against.work import Shape, differences
+from specc.measure.against.work import WorkSizes, differences
 from specc.measure.against.work_tree import TreeWork
 from specc.measure.results.ratios import Ratio
 from specc.measure.timing import Effort, capture, pairs
@@ -42,7 +42,7 @@ STEPS = 3
 class SampledTree(TreeWork):
     """A tree whose nodes go on to one of their children mostly, in requests that are sampled."""
 
-    def __init__(self, shape: Shape, device: torch.device, sampling: tuple[str, ...], *, runs: int) -> None:
+    def __init__(self, shape: WorkSizes, device: torch.device, sampling: tuple[str, ...], *, runs: int) -> None:
         super().__init__(shape, device, runs=runs)
         names = ["seed", "temperature", *(name for name in sampling if name in REQUEST)]
         for name in names:
@@ -68,7 +68,7 @@ def sides(device: torch.device) -> Iterator[tuple[dict[str, Ours], dict[str, obj
     for topk, steps, nodes, vocab, batch in REAL if harness.ON_GPU else TINY:
         for sampling in FILTERS:
             width = 4096 if harness.ON_GPU else 40
-            shape = Shape(batch, steps, nodes, vocab, width, batch + 1, topk)
+            shape = WorkSizes(batch, steps, nodes, vocab, width, batch + 1, topk)
             work = SampledTree(shape, device, sampling, runs=most_runs(EFFORT))
             forms: dict[str, Ours] = {}
             with ExitStack() as stack:

@@ -22,7 +22,7 @@ from torch import Tensor
 
 from specc.measure.against.compare import most_runs
 from specc.measure.against.ours import Ours
-from specc.measure.against.work import Shape, Work
+from specc.measure.against.work import Work, WorkSizes
 from specc.measure.results.ratios import Ratio
 from specc.measure.timing import Effort, Floors, capture, nothing, pairs
 from specc.runtime.plan.nodes import Launch
@@ -46,7 +46,7 @@ class SampledWork(Work):
     """
 
     def __init__(
-        self, shape: Shape, device: torch.device, filters: tuple[str, ...], *, peaked: bool, runs: int
+        self, shape: WorkSizes, device: torch.device, filters: tuple[str, ...], *, peaked: bool, runs: int
     ) -> None:
         super().__init__(shape, device, runs=runs)
         self.filters, self.peaked = filters, peaked
@@ -142,7 +142,7 @@ def sides(device: torch.device) -> Iterator[tuple[Ours, SampledWork]]:
     vocabularies, batches, width = real if harness.ON_GPU else tiny
     for vocab in vocabularies:
         for filters in FILTERS:
-            shapes = [Shape(batch, STEPS, STEPS + 1, vocab, width, POOL) for batch in batches]
+            shapes = [WorkSizes(batch, STEPS, STEPS + 1, vocab, width, POOL) for batch in batches]
             keys = f"verify: target_only\nsampling: [{', '.join(filters)}]\n"
             with harness.compiled(shapes[-1], batches, device, keys=keys) as (plan, backend):
                 for shape, peaked in product(shapes, (True, False) if filters else (True,)):

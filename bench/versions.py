@@ -26,7 +26,7 @@ from specc.build.build import compile_machine_code
 from specc.build.wheel.build_wheel import emit_wheel
 from specc.codegen.cache import Cache
 from specc.measure.against.ours import Ours
-from specc.measure.against.work import Shape, Work, differences
+from specc.measure.against.work import Work, WorkSizes, differences
 from specc.measure.against.work_tree import TreeWork
 from specc.measure.results.ratios import Ratio
 from specc.measure.timing import Effort, capture, pairs
@@ -40,12 +40,12 @@ EFFORT = Effort(copies=10, samples=30)
 RUNS = 64
 
 
-def programs() -> dict[str, Shape]:
+def programs() -> dict[str, WorkSizes]:
     """Every program by name, at its largest batch."""
     largest = max(BATCHES)
-    chains = {f"chain_{v}": Shape(largest, 3, 4, v, WIDTH, POOL) for v in VOCABULARIES}
+    chains = {f"chain_{v}": WorkSizes(largest, 3, 4, v, WIDTH, POOL) for v in VOCABULARIES}
     trees = {
-        f"tree_{k}_{v}": Shape(largest, steps, nodes, v, WIDTH, POOL, topk=k, page=16)
+        f"tree_{k}_{v}": WorkSizes(largest, steps, nodes, v, WIDTH, POOL, topk=k, page=16)
         for k, steps, nodes in ((4, 3, 16), (8, 5, 64))
         for v in VOCABULARIES
     }
@@ -74,7 +74,7 @@ def load(folder: Path, device: torch.device) -> tuple[Plan, CudaBackend]:
     return plan, CudaBackend([plan], Manifest.read(package), package, device)
 
 
-def compare(name: str, shape: Shape, folders: tuple[Path, Path], device: torch.device) -> list[dict[str, object]]:
+def compare(name: str, shape: WorkSizes, folders: tuple[Path, Path], device: torch.device) -> list[dict[str, object]]:
     """The ratios of one program and batch; SystemExit when its results differ."""
     work = (TreeWork if shape.topk > 1 else Work)(shape, device, runs=RUNS)
     old, new = (Ours(work, *load(folder / name, device)) for folder in folders)
@@ -121,7 +121,7 @@ def main() -> None:
     for name, shape in programs().items():
         if given.only in name:
             for batch in BATCHES:
-                smaller = Shape(**{**vars(shape), "batch": batch})
+                smaller = WorkSizes(**{**vars(shape), "batch": batch})
                 records += compare(name, smaller, (Path(given.old), given.new), device)
     if given.json:
         given.json.write_text(json.dumps(records, indent=1) + "\n")

@@ -32,7 +32,7 @@ from specc.support.location import Location
 
 if TYPE_CHECKING:
     from specc.codegen.aot import CompileError, KernelSource
-    from specc.codegen.artifact import Artifact
+    from specc.codegen.artifact import KernelBinary
     from specc.codegen.cache import Cache
 
 
@@ -82,7 +82,7 @@ class Build:
     loaded: LoadedConfig
     shapes: tuple[ShapeBuild, ...]
     lib: Mapping[str, str]
-    artifacts: Mapping[tuple[str, str], Artifact] = field(default_factory=dict)
+    artifacts: Mapping[tuple[str, str], KernelBinary] = field(default_factory=dict)
     seconds: dict[str, float] = field(default_factory=dict)
 
     @property

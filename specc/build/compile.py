@@ -9,7 +9,7 @@ from typing import NamedTuple
 from specc.algorithms import plugin
 from specc.build.link import link
 from specc.config import LoadedConfig, ModelConfig
-from specc.ir.core import Carry, Module, states
+from specc.ir.core import CarriedValue, Module, states
 from specc.ir.declarations import KvPool, Options
 from specc.pass_manager.manager import Instrument, run_passes
 from specc.pass_manager.pass_base import Context
@@ -111,7 +111,7 @@ def _check_carry(shapes: Sequence[Compiled]) -> None:
             raise DiagnosticError(Diagnostic("legal/shapes", message, loaded.location(key), hint))
 
 
-def _spell(module: Module, carry: Carry | None) -> str:
+def _spell(module: Module, carry: CarriedValue | None) -> str:
     """The type of a carried value with the sizes of its axes."""
     if carry is None:
         return "nothing"

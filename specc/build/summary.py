@@ -70,7 +70,7 @@ def counted(words: Iterable[str]) -> str:
 
 
 @dataclass(frozen=True)
-class Figures:
+class NumberTable:
     """Columns of numbers, of which none is broken: columns that do not fit stand below, in a table of the same rows.
 
     ``rows`` is the first column, headed by ``first``; ``columns`` have by heading as many numbers.
@@ -111,13 +111,13 @@ def _width(head: str, cells: Sequence[str]) -> int:
     return max(map(len, [*head.split("\n"), *cells])) + 2
 
 
-def totals_table(totals: Mapping[int, Totals]) -> Figures:
+def totals_table(totals: Mapping[int, Totals]) -> NumberTable:
     """What a decode step costs in every bucket, as ``totals`` of a plan has it."""
     columns = {
         key.replace("_", " "): [f"{getattr(figures, key):,}" for figures in totals.values()]
         for key in totals_columns(totals)
     }
-    return Figures("per decode step, by bucket", "bucket", [str(bucket) for bucket in totals], columns)
+    return NumberTable("per decode step, by bucket", "bucket", [str(bucket) for bucket in totals], columns)
 
 
 def totals_columns(totals: Mapping[int, Totals]) -> list[str]:

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class Compiled:
+class BenchSubject:
     """What is measured: a configuration that was built, or the package of a wheel, with the plans of its shapes."""
 
     made: Build | Path
@@ -87,7 +87,7 @@ def no_gpu(what: str) -> Diagnostic:
 
 
 @contextmanager
-def _subject(target: str, engine: str | None, report: Report) -> Iterator[Compiled]:
+def _subject(target: str, engine: str | None, report: Report) -> Iterator[BenchSubject]:
     """Build a configuration, or unpack a wheel for the length of the block."""
     if not is_program(target):
         from specc.build.build import build_program, require_compiler
@@ -96,12 +96,12 @@ def _subject(target: str, engine: str | None, report: Report) -> Iterator[Compil
         loaded = load(Path(target), report, engine)
         require_compiler(loaded.location("archs"))
         build = build_program(loaded)
-        yield Compiled(build, {built.shape: built.plan for built in build.shapes}, triton_version())
+        yield BenchSubject(build, {built.shape: built.plan for built in build.shapes}, triton_version())
         return
     with tempfile.TemporaryDirectory(prefix="specc-wheel-") as folder, opened(target) as program:
         root, manifest = program.root, program.manifest
         root = _extracted(Path(target), root.name, manifest, Path(folder)) if target.endswith(".whl") else root
-        yield Compiled(Path(str(root)), program.plans, manifest.triton)
+        yield BenchSubject(Path(str(root)), program.plans, manifest.triton)
 
 
 def _extracted(wheel: Path, package: str, manifest: Manifest, folder: Path) -> Path:

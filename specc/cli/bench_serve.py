@@ -18,7 +18,7 @@ from specc.cli.reporting import Format, reporting
 if TYPE_CHECKING:
     from specc.measure.serving.figures import Served
     from specc.measure.serving.questions import Prompts
-    from specc.measure.serving.turns import Measurement
+    from specc.measure.serving.turns import ServerMeasurement
     from specc.support.diagnostics import Diagnostic
 
 MADE_UP, MT_BENCH = "made-up", "mt-bench"
@@ -88,12 +88,12 @@ def bench_serve(
         import asyncio
 
         from specc.measure.serving.table import draw, tables
-        from specc.measure.serving.turns import Measurement, Wanted
+        from specc.measure.serving.turns import ServerMeasurement, ServingLoad
 
-        wanted = Wanted(batches, turns, requests, model, chat, timeout)
+        wanted = ServingLoad(batches, turns, requests, model, chat, timeout)
         what = "starting the server" if command else "comparing texts"
         with progress(what, 2 * (1 + turns * len(batches)), quiet=quiet) as shown:
-            served, doubts = asyncio.run(measured(Measurement(wanted, asked, shown.advance)))
+            served, doubts = asyncio.run(measured(ServerMeasurement(wanted, asked, shown.advance)))
         print_figures(served, tables, doubts, format, report)
         if plot is not None:
             draw_figures(served, draw, plot)
@@ -101,17 +101,17 @@ def bench_serve(
 
 def _measured(
     command: list[str] | None, url: str | None, against: str | None, start_s: float
-) -> Callable[[Measurement], Coroutine[Any, Any, tuple[Served, list[Diagnostic]]]]:
+) -> Callable[[ServerMeasurement], Coroutine[Any, Any, tuple[Served, list[Diagnostic]]]]:
     """What measures the server that a command starts, or those at addresses."""
     from specc.measure.serving.apart import measure_command
-    from specc.measure.serving.process import Command
+    from specc.measure.serving.process import ServerCommand
     from specc.measure.serving.turns import measure
 
     if command:
         if url is not None or against is not None:
             raise typer.BadParameter("the command's server is the only one", param_hint="--url and --against")
         try:
-            return partial(measure_command, Command.of(command, start_s))
+            return partial(measure_command, ServerCommand.of(command, start_s))
         except ValueError as error:
             raise typer.BadParameter(str(error), param_hint="COMMAND") from error
     if url is None:

@@ -12,7 +12,7 @@ import typer
 
 from specc.cli import completion
 from specc.cli.configuration import ConfigArgument, EngineOption, load, words_of
-from specc.cli.progress import Progress, progress
+from specc.cli.progress import ProgressLine, progress
 from specc.cli.reporting import Format, printing, reporting
 from specc.support.render import printable
 
@@ -107,7 +107,7 @@ def _unkept() -> list[Diagnostic]:
     return [Diagnostic("aot/no-cache", message, hint=hint, severity="warning")]
 
 
-def _compile(result: Build, archs: Sequence[str], jobs: int | None, cached: bool, shown: Progress) -> None:
+def _compile(result: Build, archs: Sequence[str], jobs: int | None, cached: bool, shown: ProgressLine) -> None:
     from specc.build.build import compile_machine_code
     from specc.codegen.cache import Cache
 

@@ -26,7 +26,7 @@ _PACKAGES = ("torch", "triton", "transformers", "cuda-core", "pydantic", "networ
 
 
 @dataclass(frozen=True)
-class Row:
+class DoctorLine:
     """One line of the table; ``good`` is None for plain information."""
 
     what: str
@@ -51,31 +51,33 @@ def doctor(format: Annotated[Format, typer.Option(help="How it is printed.")] = 
             console.print(table)
 
 
-def rows() -> Iterator[Row]:
+def rows() -> Iterator[DoctorLine]:
     """Yield everything that the table shows."""
     from specc.config.presets import PRESETS
 
-    yield Row("specc", __version__)
-    yield Row("python", f"{platform.python_version()} on {platform.machine()}")
+    yield DoctorLine("specc", __version__)
+    yield DoctorLine("python", f"{platform.python_version()} on {platform.machine()}")
     yield from map(_package, _PACKAGES)
     yield from _compilers()
     gpus, archs = _gpus()
     yield from (*gpus, _driver())
     yield from map(_engine, PRESETS.values())
     yield from _programs(archs)
-    yield from (Row(name, os.environ[name]) for name in sorted(os.environ) if name.startswith("SPECC_"))
+    yield from (DoctorLine(name, os.environ[name]) for name in sorted(os.environ) if name.startswith("SPECC_"))
 
 
-def _engine(preset: Preset) -> Row:
+def _engine(preset: Preset) -> DoctorLine:
     """Return an engine's version, and whether programs are tested in it."""
     version = _version(preset.name.lower())
     if version is None:
-        return Row(preset.name, "not installed")
+        return DoctorLine(preset.name, "not installed")
     good = version.partition("+")[0] in preset.tested
-    return Row(preset.name, version if good else f"{version}; programs are tested in {', '.join(preset.tested)}", good)
+    return DoctorLine(
+        preset.name, version if good else f"{version}; programs are tested in {', '.join(preset.tested)}", good
+    )
 
 
-def _programs(archs: Collection[str]) -> Iterator[Row]:
+def _programs(archs: Collection[str]) -> Iterator[DoctorLine]:
     """Yield every installed program, and what is in the way of it here; its server may still be another one's."""
     from specc.cli.list import programs
     from specc.config.presets import PRESETS
@@ -86,11 +88,11 @@ def _programs(archs: Collection[str]) -> Iterator[Row]:
         for_whom = f"{program['algorithm']} for {preset.name if preset else 'engines of your own'}"
         reasons = [*_in_the_way(program, preset, archs)]
         state = "; ".join(reasons) or ("a server that it fits runs it" if preset else "it can be loaded")
-        yield Row(
+        yield DoctorLine(
             program["package"], f"{program['version']}: {for_whom}, {', '.join(program['archs'])}: {state}", not reasons
         )
     for package, problem in problems.items():
-        yield Row(package, f"{problem.message} ({problem.code})", False)
+        yield DoctorLine(package, f"{problem.message} ({problem.code})", False)
 
 
 def _in_the_way(program: dict[str, Any], preset: Preset | None, archs: Collection[str]) -> Iterator[str]:
@@ -105,7 +107,7 @@ def _in_the_way(program: dict[str, Any], preset: Preset | None, archs: Collectio
         yield f"it has no code for {', '.join(missing)}"
 
 
-def _driver() -> Row:
+def _driver() -> DoctorLine:
     """Return the CUDA of torch's build, and the newest that the driver has."""
     from specc.runtime.backends.cuda import driver_version
     from specc.runtime.errors import UnsupportedDeviceError
@@ -117,17 +119,17 @@ def _driver() -> Row:
 
         built = f"torch has {torch.version.cuda or 'none'}"
     try:
-        return Row("CUDA", f"{built}, {cuda_release(driver_version())} of the driver", True)
+        return DoctorLine("CUDA", f"{built}, {cuda_release(driver_version())} of the driver", True)
     except UnsupportedDeviceError:
-        return Row("CUDA", f"{built}, no driver", False)
+        return DoctorLine("CUDA", f"{built}, no driver", False)
     except ImportError:  # of specc's extra `cuda`
-        return Row("CUDA", f"{built}; that of the driver is unknown without cuda-bindings", False)
+        return DoctorLine("CUDA", f"{built}; that of the driver is unknown without cuda-bindings", False)
 
 
-def _package(name: str) -> Row:
+def _package(name: str) -> DoctorLine:
     """Return the installed version of a package, without importing it."""
     version = _version(name)
-    return Row(name, version or "not installed", None if version else False)
+    return DoctorLine(name, version or "not installed", None if version else False)
 
 
 def _version(name: str) -> str | None:
@@ -138,7 +140,7 @@ def _version(name: str) -> str | None:
         return None
 
 
-def _compilers() -> list[Row]:
+def _compilers() -> list[DoctorLine]:
     """Return the assemblers, and the architectures that the installed Triton can compile for."""
     from specc.config import ARCHS
 
@@ -148,8 +150,8 @@ def _compilers() -> list[Row]:
     able = [arch for arch in ARCHS if arch in nvidia or (arch.startswith("gfx") and "amd" in backends)]
     shown = ", ".join(str(tool.name) for tool in tools)
     return [
-        Row("ptxas", shown or "not found: NVIDIA architectures cannot be compiled for", bool(tools)),
-        Row("can compile for", ", ".join(able) or "nothing", bool(able)),
+        DoctorLine("ptxas", shown or "not found: NVIDIA architectures cannot be compiled for", bool(tools)),
+        DoctorLine("can compile for", ", ".join(able) or "nothing", bool(able)),
     ]
 
 
@@ -172,15 +174,15 @@ def _supported(tool: Path) -> set[str]:
     return set(re.findall(r"sm_\d+", done.stdout))
 
 
-def _gpus() -> tuple[list[Row], list[str]]:
+def _gpus() -> tuple[list[DoctorLine], list[str]]:
     """Return the GPUs that torch sees, and their architectures."""
     from specc.config.archs import NoGpuError, gpus
 
     try:
         present = gpus()
     except NoGpuError:
-        return [Row("GPU", "unknown without torch", False)], []
+        return [DoctorLine("GPU", "unknown without torch", False)], []
     if not present:
-        return [Row("GPU", "none: compiled programs run on the CPU reference here", False)], []
-    rows = [Row(f"GPU {index}", f"{name}, {arch}", True) for index, (name, arch) in enumerate(present)]
+        return [DoctorLine("GPU", "none: compiled programs run on the CPU reference here", False)], []
+    rows = [DoctorLine(f"GPU {index}", f"{name}, {arch}", True) for index, (name, arch) in enumerate(present)]
     return rows, [arch for _, arch in present]

@@ -26,9 +26,9 @@ if TYPE_CHECKING:
     from rich.console import Group, RenderableType
     from rich.text import Text
 
-    from specc.explain.program import Step
+    from specc.explain.program import PlacedNode
     from specc.explain.shapes import Choices
-    from specc.explain.story import PassStory, Setting, Story
+    from specc.explain.story import ConfigValue, PassStory, Story
     from specc.runtime.plan.plan import Plan
 
 
@@ -146,7 +146,7 @@ def _shapes(choices: Choices) -> Iterator[RenderableType]:
     """Which shape a batch has, and what each of them costs."""
     from rich.text import Text
 
-    from specc.build.summary import Figures
+    from specc.build.summary import NumberTable
 
     if choices.timed:
         columns = {"begins with": [str(one.first) for one in choices.buckets]}
@@ -155,12 +155,12 @@ def _shapes(choices: Choices) -> Iterator[RenderableType]:
             timed = [one if shape in one.times else None for one in choices.buckets]
             columns[f"{shape} ms"] = ["" if one is None else f"{one.times[shape]:.2f}" for one in timed]
             columns[f"{shape} tokens/ms"] = ["" if one is None else f"{one.speed(shape):.3f}" for one in timed]
-        yield Figures("\nwhich shape a batch has", "bucket", [str(one.bucket) for one in choices.buckets], columns)
+        yield NumberTable("\nwhich shape a batch has", "bucket", [str(one.bucket) for one in choices.buckets], columns)
     else:
         rows = [(buckets, one.shapes, str(one.first)) for buckets, one in choices.told()]
         yield _table("\nwhich shape a batch has", "buckets", "compiled for them", "begins with", rows=rows)
     yield Text(choices.rule)
-    yield Figures("\nwhat a shape costs", "shape", [str(cost.shape) for cost in choices.costs], choices.columns())
+    yield NumberTable("\nwhat a shape costs", "shape", [str(cost.shape) for cost in choices.costs], choices.columns())
     yield Text(f"The arena is one for all: {choices.arena_bytes:,} bytes.")
 
 
@@ -182,7 +182,7 @@ def _table(title: str, *columns: str, rows: Iterable[Iterable[object]]) -> Group
     return Group(Text(title, "italic"), table)
 
 
-def _settings(title: str, settings: Iterable[Setting]) -> Group:
+def _settings(title: str, settings: Iterable[ConfigValue]) -> Group:
     rows = [
         (f"{s.key} ({s.symbol})" if s.symbol else s.key, s.value, s.place if s.origin == "written" else s.origin)
         for s in settings
@@ -246,7 +246,7 @@ def _nodes(plan: Plan) -> Group:
     return _table("launches and forwards in order, grids and bytes at the largest bucket", *columns, rows=rows)
 
 
-def _node(plan: Plan, step: Step) -> tuple[str, str, str]:
+def _node(plan: Plan, step: PlacedNode) -> tuple[str, str, str]:
     """What computes a node, what it is, and its grid."""
     from specc.build.summary import counted
     from specc.passes.form_kernels import REFERENCE_LAUNCHES

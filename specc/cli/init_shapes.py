@@ -12,7 +12,7 @@ from specc.cli.serving import say
 if TYPE_CHECKING:
     from specc.config import Pair
     from specc.config.archs import Gpu
-    from specc.config.estimate.proposed import Asked, Proposal
+    from specc.config.estimate.proposed import Proposal, Workload
     from specc.config.pasted import Limits
     from specc.config.proposal import Drafting
     from specc.runtime.plan.shape import Shape
@@ -46,10 +46,10 @@ class ShapesWanted(NamedTuple):
         if self.shapes is not None and (topk is not None or num_steps is not None):
             raise typer.BadParameter("it says what is drafted: leave --topk and --num-steps out", param_hint="--shapes")
 
-    def asked(self, chosen: Drafting, gpu: Gpu, limits: Limits | None) -> Asked:
+    def asked(self, chosen: Drafting, gpu: Gpu, limits: Limits | None) -> Workload:
         """What to propose shapes for, within the limits of a server; a usage error for what is no shape there."""
         from specc.config.estimate.lengths import RATE
-        from specc.config.estimate.proposed import BUCKETS, Asked
+        from specc.config.estimate.proposed import BUCKETS, Workload
 
         trees = limits is None or limits.trees
         shapes = [_shape(name, chosen, trees) for name in words_of(self.shapes or AUTO) if self.shapes != AUTO]
@@ -57,10 +57,10 @@ class ShapesWanted(NamedTuple):
             raise typer.BadParameter("there is none", param_hint="--shapes")
         rate = RATE if self.rate is None else self.rate
         buckets, several = (BUCKETS, True) if limits is None else (limits.buckets, limits.several)
-        return Asked(gpu, buckets, rate, tuple(dict.fromkeys(shapes)), trees, several)
+        return Workload(gpu, buckets, rate, tuple(dict.fromkeys(shapes)), trees, several)
 
 
-def proposed(pair: Pair, chosen: Drafting, asked: Asked) -> Proposal:
+def proposed(pair: Pair, chosen: Drafting, asked: Workload) -> Proposal:
     """The shapes, after saying which they are and why."""
     from specc.config.estimate.choice import GAIN
     from specc.config.estimate.proposed import propose_shapes

@@ -15,7 +15,7 @@ import typer
 from specc.cli.examples import EXAMPLES, epilog
 from specc.cli.reporting import reported, run
 from specc.cli.versions import VersionOption
-from specc.cli.words import Command, Group
+from specc.cli.words import Command, CommandGroup
 
 COMMANDS: tuple[str, ...] = (
     "init", "check", "explain", "report", "build", "list", "inspect", "run", "bench", "bench-serve", "tune",
@@ -31,7 +31,7 @@ YOUNG_OBJECTS = 50_000
 
 app = typer.Typer(
     name="specc",
-    cls=Group,
+    cls=CommandGroup,
     help="Compile one YAML configuration of speculative decoding into specialised kernels and a plan.",
     no_args_is_help=True,
     pretty_exceptions_enable=False,

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from rich.console import RenderableType
 
 
-class Recorded(Protocol):
+class JsonFigures(Protocol):
     """Figures that have a form for JSON."""
 
     def record(self) -> dict[str, Any]:
@@ -27,7 +27,7 @@ class Recorded(Protocol):
         ...
 
 
-Figures = TypeVar("Figures", bound=Recorded)
+Figures = TypeVar("Figures", bound=JsonFigures)
 
 
 def require_library(library: str, does: str, option: str) -> None:

@@ -13,7 +13,7 @@ from importlib.resources import files
 from specc.config.models import ModelFacts, ModelUnreadableError, facts_of_type
 from specc.config.models.config_json import language_model_of
 from specc.config.presets import PRESETS
-from specc.config.presets.preset import Asked, Preset
+from specc.config.presets.preset import EngineNeeds, Preset
 
 FORMS = "chain, tree"
 _IN_A_WORD = {
@@ -68,7 +68,7 @@ def _engine(preset: Preset, model: ModelFacts | None) -> str:
     if model is None or not {"num_layers", "head_dim", "num_kv_heads"} <= model.facts.keys():
         return "sizes to be written"
     chain, tree = (
-        [what for _, what in preset.unserved(Asked({"target": model.values}, {}, topk, ranks=1, head_rows=False))]
+        [what for _, what in preset.unserved(EngineNeeds({"target": model.values}, {}, topk, ranks=1, head_rows=False))]
         for topk in (1, 2)
     )
     if chain:

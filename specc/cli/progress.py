@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     import rich.progress
 
 
-class Progress:
+class ProgressLine:
     """A line that says what is being done and, where that is known, how much of it is done; nothing without a bar."""
 
     def __init__(self, bar: rich.progress.Progress | None = None) -> None:
@@ -53,22 +53,22 @@ class Progress:
 
 
 @contextmanager
-def progress(what: str, total: int | None = None, *, quiet: bool = False) -> Generator[Progress]:
+def progress(what: str, total: int | None = None, *, quiet: bool = False) -> Generator[ProgressLine]:
     """Show what is being done, first ``what`` of ``total`` parts, until the block ends.
 
     Quiet where stderr is no terminal.
     """
     if quiet or not sys.stderr.isatty():
-        yield Progress()
+        yield ProgressLine()
         return
     from rich.console import Console
     from rich.progress import BarColumn, SpinnerColumn, TaskProgressColumn, TextColumn, TimeElapsedColumn
-    from rich.progress import Progress as Bar
+    from rich.progress import ProgressLine as Bar
 
     what_column = TextColumn("{task.description}", markup=False)
     columns = (SpinnerColumn(), what_column, BarColumn(20), TaskProgressColumn(), TimeElapsedColumn())
     # A reader of stdout gets what is printed there, not rich.
     with Bar(*columns, console=Console(stderr=True), transient=True, redirect_stdout=False) as bar:
-        shown = Progress(bar)
+        shown = ProgressLine(bar)
         shown.begin(what, total)
         yield shown

@@ -79,7 +79,7 @@ def run(
         console, notes = _console(), _console(stderr=True)
         stream = len(texts) == 1 and (console.is_terminal if stream is None else stream)
         printer = Printer(console, notes, texts, format, max_new_tokens, stream=stream, logprobs=logprobs)
-        files = _Files(target, draft, corpus, token_map, logprobs, step_times)
+        files = _RunInputs(target, draft, corpus, token_map, logprobs, step_times)
         with _wheel_package(program) as module:
             engine = _make_engine(module, files, device, printer, max_context=max_context, shape=shape)
             if printer.is_text:
@@ -99,7 +99,7 @@ def _console(*, stderr: bool = False) -> Console:
 
 
 @dataclass(frozen=True)
-class _Files:
+class _RunInputs:
     """What a program runs on, and is asked for, as given on the command line."""
 
     target: Path
@@ -155,7 +155,7 @@ def _wheel_package(name_or_path: str) -> Any:
 
 def _make_engine(
     module: Any,
-    files: _Files,
+    files: _RunInputs,
     wanted: options.Device | None,
     printer: Printer,
     *,

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
     from specc.cli.reporting import Report
     from specc.config import LoadedConfig
-    from specc.measure.tuning.tuned import Tuned
+    from specc.measure.tuning.tuned import TuningResult
     from specc.runtime.plan.shape import Shape
 
 SECONDS = 120
@@ -177,7 +177,7 @@ def _ranges(one: Mapping[str, Any]) -> str:
     return ", ".join(f"{word} {min(each)} to {max(each)}" for word, each in known.items() if each and max(each) > 1)
 
 
-def _gained(tuned: Tuned) -> Table:
+def _gained(tuned: TuningResult) -> Table:
     """A line for every kernel that has choices, and for every step."""
     from rich.table import Table
 
@@ -194,7 +194,7 @@ def _gained(tuned: Tuned) -> Table:
     return table
 
 
-def _record(tuned: Tuned, place: Path) -> dict[str, object]:
+def _record(tuned: TuningResult, place: Path) -> dict[str, object]:
     chosen = [{**asdict(one), "choices": [_plain(asdict(choice)) for choice in one.choices]} for one in tuned.found]
     steps = {str(shape): [asdict(gain) for gain in gains] for shape, gains in tuned.steps.items()}
     named = {"gpu": tuned.tuning.gpu, "arch": tuned.tuning.arch, "triton": tuned.tuning.triton}

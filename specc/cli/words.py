@@ -20,7 +20,7 @@ _USAGE_ERROR = cast("type[Exception]", typer.BadParameter.__mro__[1])
 
 
 class _Words:
-    """What is common to `Group` and `Command`."""
+    """What is common to `CommandGroup` and `Command`."""
 
     def make_context(self, info_name: str | None, args: list[str], *rest: Any, **more: Any) -> Any:
         """As typer; a usage error for a word that is none."""
@@ -34,7 +34,7 @@ class _Words:
             return super().invoke(ctx)  # pyright: ignore[reportAttributeAccessIssue]
 
 
-class Group(_Words, TyperGroup):
+class CommandGroup(_Words, TyperGroup):
     """A command line that begins with the name of a command."""
 
 

@@ -27,7 +27,7 @@ from packaging.version import Version
 
 from specc.codegen import cache as cache_module
 from specc.codegen import machine_code
-from specc.codegen.artifact import SCRATCH, Artifact, Target, artifact, fits, parse_arch
+from specc.codegen.artifact import SCRATCH, ArchTarget, KernelBinary, artifact, fits, parse_arch
 from specc.codegen.cache import Cache
 from specc.codegen.imports import reached
 from specc.codegen.workers import Worker, WorkerDiedError, ask_all, serve_stdin
@@ -113,7 +113,7 @@ class KernelSource:
     registers: int = 128
 
 
-def compile_options(source: KernelSource, target: Target) -> dict[str, Any]:
+def compile_options(source: KernelSource, target: ArchTarget) -> dict[str, Any]:
     """Every option of the compilation, by the names of the installed triton."""
     own: dict[str, Any] = {
         "num_warps": max(1, source.num_warps * 32 // target.lanes),
@@ -143,7 +143,7 @@ def cache_key(source: KernelSource, arch: str, lib: Mapping[str, str]) -> str:
     parts["text"] = "".join(dropwhile(lambda line: line.startswith("#"), source.text.splitlines(keepends=True)))
     parts["lib"] = reached([source.text], lib.get)
     parts |= {"target": asdict(target), "options": compile_options(source, target), "triton": triton_version()}
-    parts["artifact"] = [field.name for field in fields(Artifact)]  # what the cached metadata must have
+    parts["artifact"] = [field.name for field in fields(KernelBinary)]  # what the cached metadata must have
     return cache_module.digest(parts)
 
 
@@ -155,7 +155,7 @@ def compile_kernels(
     cache: Cache,
     workers: int | None,
     on_done: Callable[[str, str], None] | None,
-) -> dict[tuple[str, str], Artifact]:
+) -> dict[tuple[str, str], KernelBinary]:
     """Compile every source for every arch: (name, arch) -> artifact, sources outermost, in the order given.
 
     `lib` is the shared device code: path beside the kernels -> text (`render.lib_sources()`). `workers` is
@@ -165,7 +165,7 @@ def compile_kernels(
     _check(sources, lib)
     keys = {(s.name, arch): cache_key(s, arch, lib) for s in sources for arch in archs}
     by_name = {source.name: source for source in sources}
-    artifacts: dict[tuple[str, str], Artifact] = {}
+    artifacts: dict[tuple[str, str], KernelBinary] = {}
     missing: dict[str, list[tuple[str, str]]] = {}  # by key: equal sources are compiled once
     for (name, arch), key in keys.items():
         cached = from_cache(by_name[name], arch, cache, key)
@@ -188,7 +188,7 @@ def compile_kernels(
     return {pair: artifacts[pair] for pair in keys}
 
 
-def from_cache(source: KernelSource, arch: str, cache: Cache, key: str) -> Artifact | None:
+def from_cache(source: KernelSource, arch: str, cache: Cache, key: str) -> KernelBinary | None:
     """What a cache has kept of a source under its `cache_key`; None where it is nothing that could be its own."""
     entry = cache.load(key)
     if entry is None or not fits(source.function, [kind for _, kind in source.arguments], arch, *entry):
@@ -293,7 +293,7 @@ def _place(error: BaseException) -> tuple[str, int] | None:
     return (inside[-1][0].relative_to(package).as_posix(), inside[-1][1]) if inside else None
 
 
-def _compile_here(source: KernelSource, target: Target) -> tuple[dict[str, Any], bytes]:
+def _compile_here(source: KernelSource, target: ArchTarget) -> tuple[dict[str, Any], bytes]:
     """Compile in this process: (what the cache keeps beside the binary, the binary)."""
     import triton
     from triton.backends.compiler import GPUTarget
@@ -365,7 +365,7 @@ def _leave_out_slp() -> None:
     llvm.optimize_module = without
 
 
-def _assembler(target: Target) -> str | None:
+def _assembler(target: ArchTarget) -> str | None:
     """The version of the assembler that triton uses for a target, which differs between them; None for AMD's."""
     if target.backend != "cuda":
         return None

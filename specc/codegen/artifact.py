@@ -21,7 +21,7 @@ _NUMBERS = ("num_warps", "shared", "registers", "spills", "global_scratch", "pro
 
 
 @dataclass(frozen=True)
-class Target:
+class ArchTarget:
     """What an architecture name means: triton's backend and arch, lanes per warp, the kind of binary.
 
     `driver` is the first of NVIDIA's that knows it, by the CUDA that came with it, as drivers count: 12080 is 12.8.
@@ -37,15 +37,15 @@ class Target:
 
 _FIRST_CUDA = {80: 11000, 86: 11010, 89: 11080, 90: 11080, 100: 12080, 103: 12090, 120: 12080}
 """From the release notes of CUDA and of PTX, by compute capability."""
-KNOWN_ARCHS: Mapping[str, Target] = {
-    **{f"sm_{n}": Target(f"sm_{n}", "cuda", n, 32, "cubin", first) for n, first in _FIRST_CUDA.items()},
-    **{name: Target(name, "hip", name, 64, "hsaco") for name in ("gfx90a", "gfx942", "gfx950")},
+KNOWN_ARCHS: Mapping[str, ArchTarget] = {
+    **{f"sm_{n}": ArchTarget(f"sm_{n}", "cuda", n, 32, "cubin", first) for n, first in _FIRST_CUDA.items()},
+    **{name: ArchTarget(name, "hip", name, 64, "hsaco") for name in ("gfx90a", "gfx942", "gfx950")},
 }
 """Everything a configuration may name (`specc.config.ARCHS`; a test compares the two)."""
 
 
 @dataclass(frozen=True)
-class Artifact:
+class KernelBinary:
     """One kernel's machine code for one architecture.
 
     `parameters` are the types of what a launch passes, in order: the arguments, then two pointers that triton
@@ -76,16 +76,16 @@ class Artifact:
         return self.num_warps * parse_arch(self.arch).lanes
 
 
-def parse_arch(name: str) -> Target:
+def parse_arch(name: str) -> ArchTarget:
     """The target called `name`. ValueError, with the known names, if there is none."""
     if name not in KNOWN_ARCHS:
         raise ValueError(f"unknown architecture {name!r}; known are {', '.join(KNOWN_ARCHS)}")
     return KNOWN_ARCHS[name]
 
 
-def artifact(name: str, arch: str, metadata: Mapping[str, Any], binary: bytes) -> Artifact:
+def artifact(name: str, arch: str, metadata: Mapping[str, Any], binary: bytes) -> KernelBinary:
     """The artifact of a kernel, of what compiling it has given or a cache has kept of that."""
-    return Artifact(
+    return KernelBinary(
         kernel=name,
         arch=arch,
         kind=parse_arch(arch).kind,
@@ -97,7 +97,7 @@ def artifact(name: str, arch: str, metadata: Mapping[str, Any], binary: bytes) -
 
 
 def least_driver(arch: str, assembler: str) -> int:
-    """The oldest driver that loads a cubin for `arch` by ptxas of the version `assembler`; counted as by `Target`.
+    """The oldest driver that loads a cubin for `arch` by ptxas of the version `assembler`; counted as by `ArchTarget`.
 
     A cubin loads on any driver of its assembler's major release of CUDA, older minor ones too, and of later releases:
     NVIDIA calls it minor version compatibility (docs/installation.md). PTX, which a driver compiles, would need one as

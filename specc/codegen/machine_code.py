@@ -20,7 +20,7 @@ class ToolError(RuntimeError):
 
 
 @dataclass(frozen=True)
-class Resources:
+class KernelResources:
     """What one kernel needs.
 
     `registers`: 32-bit registers per thread. `spills`: bytes per thread kept in local memory (kernels written
@@ -62,23 +62,23 @@ def sass(cubin: bytes) -> str:
     return _run(cubin, "nvdisasm", "--print-code", "--no-dataflow")
 
 
-def resource_usage(cubin: bytes) -> Resources:
+def resource_usage(cubin: bytes) -> KernelResources:
     """The figures of the one kernel in a cubin. Raises ToolError, also when it has not exactly one."""
     text = _run(cubin, "cuobjdump", "--dump-resource-usage")
     matches = [match for match in _USAGE.finditer(text) if int(match["reg"]) > 0]
     if len(matches) != 1:
         raise ToolError(f"expected one kernel, found {len(matches)}: {text.strip()}")
     registers, stack, shared, local = map(int, matches[0].groups())
-    return Resources(registers, stack + local, shared)
+    return KernelResources(registers, stack + local, shared)
 
 
-def amd_resource_usage(assembly: str) -> Resources:
+def amd_resource_usage(assembly: str) -> KernelResources:
     """The figures in the metadata block of the assembly of one AMD kernel. Raises ToolError if one is
     missing.
     """
     figures = {match["name"]: int(match["value"]) for match in _AMD_FIGURE.finditer(assembly)}
     try:
         spilled = max(4 * figures["vgpr_spill_count"], figures["private_segment_fixed_size"])
-        return Resources(figures["vgpr_count"], spilled, figures["group_segment_fixed_size"])
+        return KernelResources(figures["vgpr_count"], spilled, figures["group_segment_fixed_size"])
     except KeyError as error:
         raise ToolError(f"the kernel's metadata has no {error}") from None

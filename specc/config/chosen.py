@@ -10,7 +10,7 @@ from specc.support.location import Location
 
 
 @dataclass(frozen=True)
-class Choice:
+class LaunchChoice:
     """What was chosen for one launch.
 
     Attributes:
@@ -53,12 +53,12 @@ class Tuning:
     gpu: str
     specc: str
     triton: str
-    choices: tuple[Choice, ...]
+    choices: tuple[LaunchChoice, ...]
     text: str = ""
     file: str = ""
     path: str = ""
 
-    def of(self, launch: str, shape: Shape) -> Choice | None:
+    def of(self, launch: str, shape: Shape) -> LaunchChoice | None:
         """The choice for a launch of a shape."""
         choices = (one for one in self.choices if one.launch == launch and one.shape in (None, str(shape)))
         return next(choices, None)

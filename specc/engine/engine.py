@@ -16,11 +16,11 @@ from specc.engine.memory.prefix_cache import PrefixCache
 from specc.engine.models.causal_models import TargetModel
 from specc.engine.models.drafts import Draft
 from specc.engine.serving import fitting
-from specc.engine.serving.callbacks import Memory
+from specc.engine.serving.callbacks import EngineMemory
 from specc.engine.serving.draft_callbacks import make_callbacks
 from specc.engine.serving.handover import Handover, Places
 from specc.engine.serving.in_flight import Emitted, InFlight, unread
-from specc.engine.serving.prompts import Prompt
+from specc.engine.serving.prompts import PrefillPrompt
 from specc.engine.serving.ranges import ranges
 from specc.engine.serving.requests.intake import Intake
 from specc.engine.serving.requests.request import ABORT, Completion, Request, Score, StopConditions, TokenEvent, blame
@@ -110,8 +110,8 @@ class Engine:
 
     def _bind(self, tables: Mapping[str, Tensor], options: Mapping[str, Any]) -> None:
         """Bind the program to the models' forwards over that memory, and to what else it reads."""
-        self._prompts: dict[int, Prompt] = {}
-        self.memory = Memory(self.pools, self.table.tensor, self._prompts)
+        self._prompts: dict[int, PrefillPrompt] = {}
+        self.memory = EngineMemory(self.pools, self.table.tensor, self._prompts)
         self.callbacks = make_callbacks(self.target, self.draft, self.memory, self.plan)
         fitting.check_callbacks(self.plan, self.callbacks)
         self._batch = batch_type(self.program)

@@ -7,7 +7,7 @@ from dataclasses import asdict
 from typing import Any
 
 from specc.build.summary import written_totals
-from specc.explain.program import Step, captured, rows, steps
+from specc.explain.program import PlacedNode, captured, rows, steps
 from specc.explain.shapes import records
 from specc.explain.story import Story
 from specc.passes.form_kernels import REFERENCE_LAUNCHES
@@ -57,7 +57,7 @@ def _phases(plan: Plan) -> list[dict[str, Any]]:
     return [{"name": phase.name, "entry": phase.entry, "nodes": nodes[phase.name]} for phase in plan.phases]
 
 
-def _node(plan: Plan, step: Step) -> dict[str, Any]:
+def _node(plan: Plan, step: PlacedNode) -> dict[str, Any]:
     node = step.node
     content: dict[str, Any] = {"name": node.name, "kind": node.kind, "graph": step.graph}
     if isinstance(node, Launch):

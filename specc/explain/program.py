@@ -13,7 +13,7 @@ from specc.runtime.plan.plan import Plan
 
 
 @dataclass(frozen=True)
-class Step:
+class PlacedNode:
     """A node at its place.
 
     Attributes:
@@ -32,13 +32,13 @@ class Step:
     bytes: int | None
 
 
-def steps(plan: Plan, entry: str | None = None) -> tuple[Step, ...]:
+def steps(plan: Plan, entry: str | None = None) -> tuple[PlacedNode, ...]:
     """The nodes of an entry, by default of both, in execution order."""
     graphs = {name: graph.name for graph in plan.captures for name in graph.nodes}
     placed = [(phase, node) for phase in plan.phases for node in phase.nodes]
     traffic, most = Traffic.of_plan(plan), plan.buckets[-1]
     return tuple(
-        Step(index, phase, node, graphs.get(node.name), _moved(traffic, node, most))
+        PlacedNode(index, phase, node, graphs.get(node.name), _moved(traffic, node, most))
         for index, (phase, node) in enumerate(placed, start=1)
         if entry in (None, phase.entry)
     )

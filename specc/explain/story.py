@@ -41,7 +41,7 @@ _FOLLOWS = {
 
 
 @dataclass(frozen=True)
-class Setting:
+class ConfigValue:
     """A value of the configuration; ``origin`` is ``written``, ``default``, or what it follows from."""
 
     key: str
@@ -58,7 +58,7 @@ class ModelStory:
     side: str
     model: str | None
     sizes: str
-    settings: tuple[Setting, ...]
+    settings: tuple[ConfigValue, ...]
 
 
 @dataclass(frozen=True)
@@ -100,7 +100,7 @@ class Story:
     summary: str
     form: str
     shapes: tuple[Shape, ...]
-    settings: tuple[Setting, ...]
+    settings: tuple[ConfigValue, ...]
     models: tuple[ModelStory, ...]
     passes: tuple[PassStory, ...]
     places: Mapping[str, str | None]
@@ -144,7 +144,7 @@ def _place(loaded: LoadedConfig, location: Location | None) -> str | None:
     return None if location is None or location == loaded.locations.key() else str(location)
 
 
-def _settings(loaded: LoadedConfig) -> tuple[Setting, ...]:
+def _settings(loaded: LoadedConfig) -> tuple[ConfigValue, ...]:
     """All keys but the models, and the name, which is told first; the algorithm's own ones last."""
     config = loaded.config
     values = {(key,): _value(config, key) for key in ConfigFile.model_fields if key not in _TOLD_ELSEWHERE}
@@ -159,14 +159,14 @@ def _value(config: Config, key: str) -> Any:
     return tuple(cast("list[Any]", value)) if isinstance(value, list) else value
 
 
-def _setting(loaded: LoadedConfig, path: tuple[str, ...], value: Value) -> Setting:
+def _setting(loaded: LoadedConfig, path: tuple[str, ...], value: Value) -> ConfigValue:
     key, symbol = path[-1], _SYMBOLS.get(path[-1])
     if loaded.locations.written(*path):
-        return Setting(key, symbol, value, "written", _place(loaded, loaded.location(*path)))
+        return ConfigValue(key, symbol, value, "written", _place(loaded, loaded.location(*path)))
     engine = loaded.config.file.engine
     if engine is not None and PRESETS[engine].settles(path, loaded.config.chain):
-        return Setting(key, symbol, value, f"engine {engine}", None)
-    return Setting(key, symbol, value, _FOLLOWS.get(key, "default"), None)
+        return ConfigValue(key, symbol, value, f"engine {engine}", None)
+    return ConfigValue(key, symbol, value, _FOLLOWS.get(key, "default"), None)
 
 
 def _model(loaded: LoadedConfig, side: str, model: ModelConfig) -> ModelStory:
@@ -176,11 +176,11 @@ def _model(loaded: LoadedConfig, side: str, model: ModelConfig) -> ModelStory:
     if read is not None and read.hands_over == model.hidden_source and model.hc_mult > 1:
         facts["hidden_source"] = Fact(model.hidden_source, f"model_type {read.model_type}")
     values = {field.name: getattr(model, field.name) for field in fields(model) if field.name != "model"}
-    settings: list[Setting] = []
+    settings: list[ConfigValue] = []
     for key, value in values.items():
         if key in facts and not loaded.locations.written(side, key):
             origin, place = f"{model.model}/config.json: {facts[key].origin}", loaded.location(side, "model")
-            settings.append(Setting(key, None, value, origin, _place(loaded, place)))
+            settings.append(ConfigValue(key, None, value, origin, _place(loaded, place)))
         elif value is not None:
             settings.append(_setting(loaded, (side, key), value))
     factor = " * hc_mult" if model.spec_width != model.hidden_size else ""
@@ -188,7 +188,7 @@ def _model(loaded: LoadedConfig, side: str, model: ModelConfig) -> ModelStory:
     origin = f"hidden_size{factor}, because hidden_source is {model.hidden_source}"
     place = next(setting.place for setting in settings if setting.key == "hidden_size")
     return ModelStory(
-        side, model.model, model.sizes, (*settings, Setting("spec_width", "W", model.spec_width, origin, place))
+        side, model.model, model.sizes, (*settings, ConfigValue("spec_width", "W", model.spec_width, origin, place))
     )
 
 

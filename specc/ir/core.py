@@ -122,7 +122,7 @@ class Op:
 
 
 @dataclass(frozen=True)
-class Carry:
+class CarriedValue:
     """A value every request carries from step to step; ``type`` starts with axis ``B``.
 
     ``kept``: it is carried though nothing may load it here, for a program of another depth that does. ``limit``: an
@@ -148,7 +148,7 @@ class Module:
         self.name = name
         self.dims: dict[str, Dim] = {}
         self.inputs: dict[str, Value] = {}
-        self.carries: dict[str, Carry] = {}
+        self.carries: dict[str, CarriedValue] = {}
         self.phases: dict[str, list[Op]] = {phase: [] for phase in PHASES}
         self.outputs: dict[str, Value] = {}
         self.established: set[str] = set()

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from specc.ir.core import Module, Op, Value, tensor_type
 from specc.ir.nodes import is_external
 from specc.kernels.writing import copying
-from specc.kernels.writing.family import Arguments, Cluster, Family, Spec, in_order, kv_pool, maybe, power_of_two
+from specc.kernels.writing.family import Cluster, Family, KernelArguments, Spec, in_order, kv_pool, maybe, power_of_two
 from specc.kernels.writing.knobs import WARPS, Knobs, tuned_split
 
 
@@ -35,7 +35,7 @@ class Compact(Family):
     def spec(self, module: Module, name: str, cluster: Cluster) -> Spec:
         """See `Family.spec`."""
         values, move = _values(cluster), maybe(cluster, "kv.move")
-        arguments = Arguments()
+        arguments = KernelArguments()
         arguments.value("accept_index_ptr", (move or values[0])["accept_index"])
         rows, block = power_of_two(module.size("A")), _block(module, cluster)
         constants = [("A", module.size("A")), ("BLOCK", block)]

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from specc.ir.analysis.page_runs import PageRuns
 from specc.ir.core import Module
 from specc.kernels.writing import copying
-from specc.kernels.writing.family import Arguments, Cluster, Family, Spec, kv_pool, only, power_of_two
+from specc.kernels.writing.family import Cluster, Family, KernelArguments, Spec, kv_pool, only, power_of_two
 from specc.kernels.writing.knobs import WARPS, Knobs, tuned_split
 
 _TOKENS = 8
@@ -25,7 +25,7 @@ class DuplicateTail(Family):
     def spec(self, module: Module, name: str, cluster: Cluster) -> Spec:
         """See `Family.spec`."""
         op, pool = only(cluster, "kv.duplicate_tail"), kv_pool(module, "draft")
-        arguments = Arguments()
+        arguments = KernelArguments()
         arguments.value("rows_ptr", op["rows"])
         arguments.value("seq_lens_ptr", op["seq_lens"])
         arguments.input("req_to_token_ptr", op["req_to_token"])

@@ -38,7 +38,7 @@ class Group:
     begun: Op
 
 
-class Nodes:
+class NodeOrder:
     """What waits for what where some ops are one node; no two nodes wait for each other."""
 
     def __init__(self, waits: Mapping[Op, Sequence[Op]]) -> None:
@@ -81,7 +81,7 @@ def waiting(module: Module) -> dict[Op, list[Op]]:
 
 def grouped(module: Module, waits: Mapping[Op, Sequence[Op]]) -> dict[Op, Group]:
     """The groups of a module in which nobody shares changed logits, by each of their ops."""
-    nodes, groups = Nodes(waits), dict[Op, Group]()
+    nodes, groups = NodeOrder(waits), dict[Op, Group]()
 
     def add(family: str, begun: Op, cluster: Sequence[Op], changes: Sequence[Op]) -> None:
         ops = (*changes, *cluster)
@@ -109,7 +109,7 @@ def share_no_prologues(module: Module) -> None:
 
     Ops that are launched together are one reader. What is read where it is carried is loaded for each.
     """
-    nodes = Nodes(waiting(module))
+    nodes = NodeOrder(waiting(module))
     sums, alone = _sums(module, nodes), _lone(module, nodes)
     for op in reversed(list(module.ops())):
         if is_prologue(op) and op.result not in module.outputs.values() and _stays(module, op):
@@ -128,7 +128,7 @@ def share_no_prologues(module: Module) -> None:
                     module.replace_operand(one, op.result, changed)
 
 
-def _lone(module: Module, nodes: Nodes) -> dict[Op, tuple[str, Cluster]]:
+def _lone(module: Module, nodes: NodeOrder) -> dict[Op, tuple[str, Cluster]]:
     """The clusters of families that compose nothing, largest first, by each of their ops."""
     clusters: dict[Op, tuple[str, Cluster]] = {}
     for stem, family in LONE.items():
@@ -138,7 +138,7 @@ def _lone(module: Module, nodes: Nodes) -> dict[Op, tuple[str, Cluster]]:
     return clusters
 
 
-def _sums(module: Module, nodes: Nodes) -> dict[Op, Op]:
+def _sums(module: Module, nodes: NodeOrder) -> dict[Op, Op]:
     """The reduction that makes a sum over the same logits besides, by the sum; rather one whose result it is of."""
     sums: dict[Op, Op] = {}
     for op in module.find(*JOINED):

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from specc.ir.core import Module, tensor_type
 from specc.ir.ops.head import HALVES
 from specc.kernels.head import rows_of
-from specc.kernels.writing.family import Arguments, Cluster, Family, Spec, only, power_of_two
+from specc.kernels.writing.family import Cluster, Family, KernelArguments, Spec, only, power_of_two
 from specc.kernels.writing.knobs import WARPS, Knobs
 
 _PER_WARP = 1024
@@ -26,7 +26,7 @@ class Halves(Family):
     def spec(self, module: Module, name: str, cluster: Cluster) -> Spec:
         """See `Family.spec`."""
         op = only(cluster, HALVES)
-        arguments = Arguments()
+        arguments = KernelArguments()
         arguments.value("states_ptr", op["states"])
         for result in ("high", "low", "worth"):
             arguments.value(f"{result}_ptr", op.out(result))

@@ -12,7 +12,7 @@ from math import prod
 from specc.ir.core import Module, Op, tensor_type
 from specc.ir.ops.head import LOGITS, PARTS
 from specc.ir.types import DTYPES
-from specc.kernels.writing.family import Arguments, Cluster, Family, Spec, power_of_two
+from specc.kernels.writing.family import Cluster, Family, KernelArguments, Spec, power_of_two
 from specc.kernels.writing.knobs import Knobs, tuned, tuned_split
 from specc.runtime.plan.part_size import LEAST_PART, part_size
 
@@ -34,7 +34,7 @@ _TILES, _WARPS, _DEPTHS = (64, 128), (4, 8), (2, 3, 4, 5)
 weights are multiplied at once may not: it is the order of a sum."""
 
 
-class Head(Family):
+class DraftHead(Family):
     """Logits that no forward computes: stored, or reduced to records of the parts of the vocabulary."""
 
     stem = "head"
@@ -49,7 +49,7 @@ class Head(Family):
         """See `Family.spec`."""
         (op,) = cluster
         weight, scale = op["weight"], op.get("scale")
-        arguments = Arguments()
+        arguments = KernelArguments()
         arguments.value("states_ptr", op["states"])
         if scale is not None:
             arguments.value("low_ptr", op["low"])
@@ -128,4 +128,4 @@ def rows_of(module: Module, op: Op) -> int:
     return prod(tensor_type(op["states"]).sizes(module.dims)[1:-1])
 
 
-FAMILY = Head()
+FAMILY = DraftHead()

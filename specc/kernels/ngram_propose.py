@@ -18,9 +18,9 @@ from specc.kernels.writing.family import (
     CAPACITY,
     MASK_MODES,
     MAX_SPLITS,
-    Arguments,
     Cluster,
     Family,
+    KernelArguments,
     Scratch,
     Spec,
     in_order,
@@ -165,9 +165,9 @@ def _links(module: Module, propose: Op) -> list[Op]:
     return []
 
 
-def _arguments(name: str, cluster: Cluster, shape: _Shape) -> Arguments:
+def _arguments(name: str, cluster: Cluster, shape: _Shape) -> KernelArguments:
     propose = only(cluster, "ngram.propose")
-    arguments = Arguments()
+    arguments = KernelArguments()
     arguments.value("rows_ptr", propose["rows"])
     arguments.value("seq_lens_ptr", propose["seq_lens"])
     arguments.buffer("text_ptr", "i32", f"relay.{only(cluster, 'carry.load').attrs['field']}")

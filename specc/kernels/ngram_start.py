@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from specc.ir.core import Module
-from specc.kernels.writing.family import Arguments, Cluster, Family, Spec, leaves, only
+from specc.kernels.writing.family import Cluster, Family, KernelArguments, Spec, leaves, only
 
 _BLOCK = 1024
 
@@ -26,7 +26,7 @@ class NgramStart(Family):
     def spec(self, module: Module, name: str, cluster: Cluster) -> Spec:
         """See `Family.spec`."""
         start = only(cluster, "ngram.start")
-        arguments = Arguments()
+        arguments = KernelArguments()
         for name in ("rows", "seq_lens", "first"):
             arguments.value(f"{name}_ptr", start[name])
         arguments.input("prompt_ptr", start["prompt"])

@@ -16,7 +16,7 @@ _MANY = 16
 """Of more best tokens keys are ranked in a block that four warps have no registers for; eight spill on sm_100."""
 
 
-class Score(Family):
+class PathScores(Family):
     """Every row has programs of its own, which scan a chunk each; of a path those that were accepted are read alone."""
 
     stem = "score"
@@ -92,4 +92,4 @@ def _out(text: Text, op: Op) -> list[str]:
     return [text.pointer(value, name) for name, value in op.named_results.items()]
 
 
-FAMILY = Score()
+FAMILY = PathScores()

@@ -9,7 +9,7 @@ from specc.ir.opdef import Trait
 from specc.ir.types import TensorType
 from specc.kernels.writing import copying
 from specc.kernels.writing.blocks import fits_registers
-from specc.kernels.writing.family import Arguments, Cluster, Family, Spec, in_order, leaves, power_of_two
+from specc.kernels.writing.family import Cluster, Family, KernelArguments, Spec, in_order, leaves, power_of_two
 from specc.kernels.writing.knobs import WARPS, Knobs
 
 _TILE = 256
@@ -34,7 +34,7 @@ class Stash(Family):
 
     def spec(self, module: Module, name: str, cluster: Cluster) -> Spec:
         """See `Family.spec`."""
-        shape = _Shape(module, cluster)
+        shape = _StashSizes(module, cluster)
         block = shape.block(module)
         constants = [("A", module.size("A")), ("BLOCK", block)]
         for prefix, types in (("", shape.fields(module)), ("KEPT_", shape.kept_types())):
@@ -49,7 +49,7 @@ class Stash(Family):
 
     def grid(self, module: Module, cluster: Cluster, batch: int) -> tuple[int, int, int]:
         """One program per request and chunk of a value's row."""
-        shape = _Shape(module, cluster)
+        shape = _StashSizes(module, cluster)
         return batch, sum(-(-units // shape.block(module)) for units in shape.units(module)), 1
 
     def knobs(self, module: Module, cluster: Cluster) -> Knobs:
@@ -57,7 +57,7 @@ class Stash(Family):
         return Knobs(warps=WARPS[:3])
 
 
-class _Shape:
+class _StashSizes:
     """Where rows come from, by field; and those that stay in memory, by name."""
 
     def __init__(self, module: Module, cluster: Cluster) -> None:
@@ -84,8 +84,8 @@ class _Shape:
         return min(_TILE, power_of_two(max(self.units(module))))
 
 
-def _arguments(module: Module, shape: _Shape) -> Arguments:
-    arguments = Arguments()
+def _arguments(module: Module, shape: _StashSizes) -> KernelArguments:
+    arguments = KernelArguments()
     for store in list(shape.stores.values())[:1]:
         arguments.value("rows_ptr", store["rows"])
     for last in list(shape.lasts.values())[:1]:

@@ -41,7 +41,7 @@ MOST_ELEMENTS = 1 << 15
 
 
 @dataclass(eq=False)
-class Launch:
+class EntryNode:
     """A node of an entry: a forward, the only op of its own, or ops that are launched together."""
 
     family: str
@@ -80,7 +80,7 @@ class FormKernels(Pass):
             forming.run()
             self._declare(module, ctx, [node for node in forming.nodes if node.family])
 
-    def _declare(self, module: Module, ctx: Context, launches: Sequence[Launch]) -> None:
+    def _declare(self, module: Module, ctx: Context, launches: Sequence[EntryNode]) -> None:
         calls = {node_of(op) for op in module.ops() if is_external(op)}
         for launch in launches:
             order = module.order()
@@ -101,7 +101,7 @@ class FormKernels(Pass):
             self.remark(ctx, message, cluster[0].location, _chosen(module, launch, name, moved))
 
 
-def _chosen(module: Module, launch: Launch, name: str, moved: int) -> Choice:
+def _chosen(module: Module, launch: EntryNode, name: str, moved: int) -> Choice:
     """Why there is a launch, and what its ops would move if each had one of its own."""
     why = f"{launch.begun} moves or looks up on its own"
     if launch.family in REDUCTIONS.values():
@@ -116,7 +116,7 @@ def _chosen(module: Module, launch: Launch, name: str, moved: int) -> Choice:
     return Choice(name, "torch" if launch.family == TORCH else "one launch", why, rest, moved, "bytes")
 
 
-def _name(launch: Launch, launches: Sequence[Launch], calls: Collection[str]) -> str:
+def _name(launch: EntryNode, launches: Sequence[EntryNode], calls: Collection[str]) -> str:
     """The phase and the family, numbered where an entry has several; more where a call of the engine has that name."""
     name = _stem(launch)
     twins = [other for other in launches if _stem(other) == name]
@@ -124,7 +124,7 @@ def _name(launch: Launch, launches: Sequence[Launch], calls: Collection[str]) ->
     return f"{name}_launch" if name in calls else name
 
 
-def _stem(launch: Launch) -> str:
+def _stem(launch: EntryNode) -> str:
     if launch.family in COMPOSED:
         return f"{launch.phase}_{launch.family}"
     name = launch.family
@@ -140,7 +140,7 @@ class _Forming:
         self, module: Module, ops: Iterable[Op], groups: Mapping[Op, Group], waits: Mapping[Op, Sequence[Op]]
     ) -> None:
         self.module, self.ops, self.groups, self.waits = module, list(ops), groups, waits
-        self.nodes: list[Launch] = []
+        self.nodes: list[EntryNode] = []
         self.place: dict[Op, int] = {}
 
     def run(self) -> None:
@@ -182,7 +182,7 @@ class _Forming:
                 if before not in group.ops:
                     self._need(before)
         family, begun = group.family, group.begun
-        self.nodes.append(Launch(family, begun.phase, list(group.ops), family not in COMPOSED, begun.opcode))
+        self.nodes.append(EntryNode(family, begun.phase, list(group.ops), family not in COMPOSED, begun.opcode))
         self.place |= dict.fromkeys(group.ops, len(self.nodes) - 1)
 
     def _join(self) -> None:
@@ -206,7 +206,7 @@ class _Forming:
         self.place[op] = able[0]
         return True
 
-    def _can(self, op: Op, launch: Launch) -> bool:
+    def _can(self, op: Op, launch: EntryNode) -> bool:
         """Whether a launch can compute an op besides its own."""
         module = self.module
         if launch.closed or op.opcode in JOINED or any(_stores(one) and one in launch.ops for one in self.waits[op]):

@@ -14,7 +14,7 @@ from urllib.parse import quote, unquote
 from specc.config import LoadedConfig
 from specc.config.presets.engine_tables import FieldBlock, Integer, Writer
 from specc.ir.analysis.liveness import sweep
-from specc.ir.core import Carry, Module, Op, entry_of
+from specc.ir.core import CarriedValue, Module, Op, entry_of
 from specc.ir.infer import assign_types, insert_before, insert_behind
 from specc.ir.opdef import Trait
 from specc.ir.ops import OPS
@@ -92,7 +92,7 @@ def _places(text: str) -> dict[str, FieldBlock]:
     return places
 
 
-def _dtype(carry: Carry, place: FieldBlock, ctx: Context) -> str:
+def _dtype(carry: CarriedValue, place: FieldBlock, ctx: Context) -> str:
     """The element type that a field has in the engine's table, after refusing one that it cannot have."""
     own = carry.type.dtype
     dtype = INTEGERS[place.dtype] if place.dtype is not None else own
@@ -103,7 +103,7 @@ def _dtype(carry: Carry, place: FieldBlock, ctx: Context) -> str:
     return dtype
 
 
-def _check_in_place(module: Module, carry: Carry, dtype: str, place: FieldBlock, ctx: Context) -> None:
+def _check_in_place(module: Module, carry: CarriedValue, dtype: str, place: FieldBlock, ctx: Context) -> None:
     """Refuse what a field cannot be that is changed, or read, in its row: of another type, or the engine's to write."""
     others = [op for op in module.ops() if op.attrs.get("field") == carry.name and not _whole(op)]
     appended = [op for op in others if op.opcode == "carry.append"]
@@ -123,7 +123,7 @@ def _whole(op: Op) -> bool:
     return op.has(Trait.LOADS) or op.has(Trait.STORES)
 
 
-def _convert(module: Module, carry: Carry, dtype: str) -> None:
+def _convert(module: Module, carry: CarriedValue, dtype: str) -> None:
     """Let what is loaded become what the program computes with, and what is stored what the table has."""
     module.carries[carry.name] = replace(carry, type=replace(carry.type, dtype=dtype))
     for op in [op for op in module.ops() if op.attrs.get("field") == carry.name]:

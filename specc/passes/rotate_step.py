@@ -17,7 +17,7 @@ from dataclasses import dataclass, replace
 
 from specc.config import LoadedConfig
 from specc.ir.analysis.liveness import hidden_result, sweep
-from specc.ir.core import PATH, SECOND_HALF, Attr, Carry, Module, Op, Value, entry_of, is_state
+from specc.ir.core import PATH, SECOND_HALF, Attr, CarriedValue, Module, Op, Value, entry_of, is_state
 from specc.ir.infer import assign_types, insert_behind
 from specc.ir.nodes import is_external
 from specc.ir.opdef import Trait
@@ -68,7 +68,7 @@ class RotateStep(Pass):
         (lengths,) = module.find("commit.lengths")
         after = {**_stored(module, "step"), LENGTHS: lengths.out("new_seq_lens")}
         before = {**_stored(module, "prefill"), LENGTHS: module.inputs[LENGTHS]}
-        module.carries[DRAFTS] = Carry(DRAFTS, TensorType("i64", ("B", "S")), body.location, limit="V")
+        module.carries[DRAFTS] = CarriedValue(DRAFTS, TensorType("i64", ("B", "S")), body.location, limit="V")
         _split_health(module)
         module.outputs[f"propose.{DRAFTS}"] = _redraft(module, body, _Again("redraft", "propose", after))
         _redraft(module, body, _Again("prefill", "prefill", before))

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from urllib.parse import quote, unquote
 
 from specc.config import LoadedConfig
-from specc.config.chosen import Choice
+from specc.config.chosen import LaunchChoice
 from specc.ir.core import Module
 from specc.ir.declarations import Kernel, Options, Tuned
 from specc.kernels import FAMILIES
@@ -57,7 +57,7 @@ class TuneLaunches(Pass):
         if findings:
             raise DiagnosticError(findings)
 
-    def _declare(self, module: Module, kernel: Kernel, choice: Choice, ctx: Context) -> list[Diagnostic]:
+    def _declare(self, module: Module, kernel: Kernel, choice: LaunchChoice, ctx: Context) -> list[Diagnostic]:
         """Add the declaration of one choice; what is impossible about it."""
         buckets = module.decl(Options).buckets
         splits = tuple(choice.split.get(bucket, 0) for bucket in buckets) if choice.split else ()
@@ -74,25 +74,25 @@ class TuneLaunches(Pass):
         return [Diagnostic("tuning/no-choice", f"{kernel.name}: {why}", choice.location) for why in wrong]
 
 
-def _spelled(choice: Choice) -> str:
+def _spelled(choice: LaunchChoice) -> str:
     split = "/".join(f"{bucket}-{programs}" for bucket, programs in choice.split.items())
     compiled = ":".join(str(one or "") for one in (choice.tile, choice.warps, choice.stages))
     return f"{quote(choice.launch, safe='')}:{compiled}:{split}"
 
 
-def _choices(text: str) -> list[Choice]:
+def _choices(text: str) -> list[LaunchChoice]:
     """The choices that are spelled; ValueError for text of another form."""
-    choices: list[Choice] = []
+    choices: list[LaunchChoice] = []
     for one in filter(None, text.split("+")):
         launch, *compiled, split = one.split(":")
         tile, warps, stages = (int(value) if value else None for value in compiled)
         shares = (share.split("-") for share in filter(None, split.split("/")))
         programs = {int(bucket): int(count) for bucket, count in shares}
-        choices.append(Choice(unquote(launch), None, tile, warps, stages, programs))
+        choices.append(LaunchChoice(unquote(launch), None, tile, warps, stages, programs))
     return choices
 
 
-def _location(choice: Choice, ctx: Context) -> Location | None:
+def _location(choice: LaunchChoice, ctx: Context) -> Location | None:
     """Where the tuning file of the configuration has it."""
     config = ctx.loaded.config if ctx.loaded is not None else None
     written = config.tuning.of(choice.launch, config.shape) if config is not None and config.tuning else None

@@ -13,7 +13,7 @@ from programs import load
 from specc.build.build import build_program
 from specc.codegen import machine_code, render
 from specc.codegen.aot import KernelSource, compile_kernels
-from specc.codegen.artifact import Artifact
+from specc.codegen.artifact import KernelBinary
 from specc.codegen.cache import Cache, default_directory
 from specc.config import LoadedConfig
 from specc.ir.declarations import Kernel
@@ -27,7 +27,7 @@ TREE = {"topk": 8, "num_draft_tokens": 64, "num_steps": 5}
 """A tree of 64 nodes, 8 branches and 5 steps."""
 
 
-def compiled(sources: Iterable[KernelSource], *archs: str) -> dict[tuple[str, str], Artifact]:
+def compiled(sources: Iterable[KernelSource], *archs: str) -> dict[tuple[str, str], KernelBinary]:
     """Machine code by kernel and target.
 
     One process compiles at a time, on all cores, and leaves its kernels in the cache: those that run beside it mostly
@@ -55,13 +55,13 @@ def kernel(name: str, algorithm: str = "EAGLE", *, model: Mapping[str, Any] = MO
     return next(s for s in kernels_of(loaded) if s.name.rstrip("0123456789").rstrip("_") == name)
 
 
-def opcodes(artifact: Artifact) -> list[str]:
+def opcodes(artifact: KernelBinary) -> list[str]:
     """The instructions' names of a cubin, in order, without predicates."""
     pattern = re.compile(r"/\*[0-9a-f]{4,}\*/\s+(?:@!?U?P\w+\s+)?([A-Z][\w.]*)")
     return pattern.findall(machine_code.sass(artifact.binary))
 
 
-def code_bytes(artifact: Artifact) -> int:
+def code_bytes(artifact: KernelBinary) -> int:
     """Bytes of instructions of a cubin, an ELF file: its sections that can be executed."""
     elf = artifact.binary
     (start,), (size, count) = struct.unpack_from("<Q", elf, 40), struct.unpack_from("<HH", elf, 58)

@@ -14,14 +14,14 @@ from compiled import kernel
 
 from specc.codegen import aot, cache, render
 from specc.codegen.aot import KernelSource, cache_key, compile_kernels
-from specc.codegen.artifact import Artifact
+from specc.codegen.artifact import KernelBinary
 from specc.codegen.cache import Cache
 
 LIB = render.lib_sources()
 SMALL = kernel("draft_argmax", "STANDALONE", model={"vocab_size": 4096, "dtype": "bfloat16"})
 
 
-def build(store: Cache, source: KernelSource) -> dict[tuple[str, str], Artifact]:
+def build(store: Cache, source: KernelSource) -> dict[tuple[str, str], KernelBinary]:
     """Compile for sm_90 in one process."""
     return compile_kernels([source], ["sm_90"], lib=LIB, cache=store, workers=1, on_done=None)
 

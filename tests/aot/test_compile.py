@@ -15,7 +15,7 @@ from packaging.version import Version
 
 from specc.codegen import aot, machine_code, render
 from specc.codegen.aot import CompileError, KernelSource, cache_key, compile_kernels
-from specc.codegen.artifact import KNOWN_ARCHS, Artifact, least_driver, parse_arch
+from specc.codegen.artifact import KNOWN_ARCHS, KernelBinary, least_driver, parse_arch
 from specc.codegen.cache import Cache
 
 ROOT = Path(aot.__file__).parents[2]
@@ -25,7 +25,7 @@ SMALL = kernel("draft_argmax", "STANDALONE", model={"vocab_size": 4096, "dtype":
 
 def build(
     store: Cache, *sources: KernelSource, arch: str = "sm_90", done: list[str] | None = None
-) -> dict[tuple[str, str], Artifact]:
+) -> dict[tuple[str, str], KernelBinary]:
     """Compile in one process."""
     note = None if done is None else (lambda name, arch: done.append(f"{name} {arch}"))
     return compile_kernels(sources, [arch], lib=LIB, cache=store, workers=1, on_done=note)
@@ -287,7 +287,7 @@ def test_tritons_interface_is_the_one_we_know() -> None:
 
 
 def test_artifact_and_source_are_values() -> None:
-    assert list(inspect.signature(Artifact).parameters) == [
+    assert list(inspect.signature(KernelBinary).parameters) == [
         "kernel",
         "arch",
         "kind",

@@ -7,7 +7,7 @@ import pytest
 from compiled import MODEL, TREE, compiled, kernels_of, opcodes
 from programs import load
 
-from specc.codegen.artifact import Artifact
+from specc.codegen.artifact import KernelBinary
 
 PROGRAMS: dict[str, dict[str, Any]] = {
     "assisted": {"algorithm": "FROZEN_KV_MTP"},
@@ -18,19 +18,19 @@ PROGRAMS: dict[str, dict[str, Any]] = {
 
 
 @pytest.fixture(scope="module", params=PROGRAMS)
-def artifacts(request: pytest.FixtureRequest) -> list[Artifact]:
+def artifacts(request: pytest.FixtureRequest) -> list[KernelBinary]:
     """All kernels of a program that follow its draft's forwards in a step."""
     return build(request.param)
 
 
-def build(program: str) -> list[Artifact]:
+def build(program: str) -> list[KernelBinary]:
     """Compile them; what builds a tree besides has tests of its own."""
     loaded = load(**PROGRAMS[program], target=MODEL, draft=MODEL)
     sources = kernels_of(loaded, "argmax", "topk", phases=("draft", "extend"))
     return list(compiled([source for source in sources if "tree_select(" not in source.text], "sm_90").values())
 
 
-def test_no_spills(artifacts: list[Artifact]) -> None:
+def test_no_spills(artifacts: list[KernelBinary]) -> None:
     """And few enough registers for seven blocks of 128 threads on a multiprocessor; with a top-k four, whose last block
     holds the frontier besides.
     """
@@ -41,7 +41,7 @@ def test_no_spills(artifacts: list[Artifact]) -> None:
         assert artifact.registers <= (128 if artifact.entry == "topk" else 72), artifact.kernel
 
 
-def test_logits_are_read_by_128_bit_loads_only(artifacts: list[Artifact]) -> None:
+def test_logits_are_read_by_128_bit_loads_only(artifacts: list[KernelBinary]) -> None:
     """One row or a block. The rest is a scalar each, or in a top-k the columns of winners, twice, and the frontier."""
     for artifact in artifacts:
         loads = Counter(op for op in opcodes(artifact) if op.startswith("LDG") and ".STRONG" not in op)

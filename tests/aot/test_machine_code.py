@@ -9,7 +9,7 @@ from programs import load
 
 from specc.codegen import machine_code
 from specc.codegen.aot import CompileError, KernelSource
-from specc.codegen.artifact import KNOWN_ARCHS, Artifact
+from specc.codegen.artifact import KNOWN_ARCHS, KernelBinary
 
 PROGRAMS = {
     "chain": load(target=MODEL, draft=MODEL),
@@ -28,12 +28,12 @@ def sources() -> list[KernelSource]:
 
 
 @pytest.fixture(scope="module")
-def sm_90() -> dict[str, Artifact]:
+def sm_90() -> dict[str, KernelBinary]:
     """The kernels of the programs."""
     return {name: artifact for (name, _), artifact in compiled(sources(), "sm_90").items()}
 
 
-def test_registers_leave_room_for_blocks(sm_90: dict[str, Artifact]) -> None:
+def test_registers_leave_room_for_blocks(sm_90: dict[str, KernelBinary]) -> None:
     """A scan has 28 KB in flight with seven blocks of 128 threads, which take 72 registers at most.
 
     Verification of a tree combines the partials of all its rows at once, log-probabilities are added in every eighth
@@ -55,7 +55,7 @@ def test_registers_leave_room_for_blocks(sm_90: dict[str, Artifact]) -> None:
     assert not over
 
 
-def test_parameters_are_the_arguments_and_two_hidden_pointers(sm_90: dict[str, Artifact]) -> None:
+def test_parameters_are_the_arguments_and_two_hidden_pointers(sm_90: dict[str, KernelBinary]) -> None:
     for given in sources():
         artifact = sm_90[given.name]
         assert artifact.parameters == (*(kind for _, kind in given.arguments), "*i8", "*i8")
@@ -131,7 +131,7 @@ def test_the_criterion_sees_narrow_loads() -> None:
     assert sum(widths.values()) > 16
 
 
-def test_last_arriver_is_ordered(sm_90: dict[str, Artifact]) -> None:
+def test_last_arriver_is_ordered(sm_90: dict[str, KernelBinary]) -> None:
     """Partials are stored before a barrier, a fence, the atomic; they are read past the L1 cache."""
     scanning = [name for name, artifact in sm_90.items() if artifact.entry in ("argmax", "ngram_propose")]
     assert len(scanning) > 5
@@ -150,7 +150,7 @@ def test_last_arriver_is_ordered(sm_90: dict[str, Artifact]) -> None:
         assert any(op.startswith("BAR.SYNC") for op in opcodes[atomic : min(strong)]), stem
 
 
-def test_hidden_rows_are_copied_by_128_bits(sm_90: dict[str, Artifact]) -> None:
+def test_hidden_rows_are_copied_by_128_bits(sm_90: dict[str, KernelBinary]) -> None:
     for name in ("chain_prepare_rows", "chain_extend_argmax", "logprobs_extend_topk"):
         opcodes = [line.split()[0] for line in instructions(machine_code.sass(sm_90[name].binary))]
         stores = [op for op in opcodes if op.startswith("STG")]
@@ -158,7 +158,7 @@ def test_hidden_rows_are_copied_by_128_bits(sm_90: dict[str, Artifact]) -> None:
         assert not any(".U8" in op or ".U16" in op for op in stores), name
 
 
-def test_resource_usage_agrees_with_the_artifact(sm_90: dict[str, Artifact]) -> None:
+def test_resource_usage_agrees_with_the_artifact(sm_90: dict[str, KernelBinary]) -> None:
     artifact = sm_90["chain_verify_argmax"]
     usage = machine_code.resource_usage(artifact.binary)
     assert (usage.registers, usage.spills) == (artifact.registers, artifact.spills)
@@ -173,7 +173,7 @@ def test_tools_refuse_what_is_no_cubin() -> None:
         machine_code.amd_resource_usage("")
 
 
-def test_no_spills_on_the_other_targets(sm_90: dict[str, Artifact]) -> None:
+def test_no_spills_on_the_other_targets(sm_90: dict[str, KernelBinary]) -> None:
     """Of each kind the kernel that takes most registers on sm_90: it would be the first."""
     largest = {artifact.entry: name for name, artifact in sorted(sm_90.items(), key=lambda item: item[1].registers)}
     given = [source for source in sources() if source.name in largest.values()]

@@ -19,7 +19,7 @@ from specc.algorithms import names, needs
 from specc.build.build import build_program
 from specc.codegen import render
 from specc.codegen.aot import KernelSource, cache_key
-from specc.codegen.artifact import KNOWN_ARCHS, Artifact
+from specc.codegen.artifact import KNOWN_ARCHS, KernelBinary
 from specc.config.schema import Verify
 
 MODEL = {"vocab_size": 128256, "hidden_size": 4096, "num_kv_heads": 8, "head_dim": 128, "dtype": "bfloat16"}
@@ -67,7 +67,7 @@ class Compiled:
 
     sources: dict[str, list[tuple[str, KernelSource]]]
     archs: dict[str, tuple[str, ...]]
-    artifacts: dict[tuple[str, str], Artifact]
+    artifacts: dict[tuple[str, str], KernelBinary]
 
 
 @pytest.fixture(scope="module")
@@ -86,7 +86,7 @@ def everything() -> Compiled:
     keys = {source.name: key for key, source in named.items()}
     greedy = {key for program, listed in sources.items() if "verify" not in PROGRAMS[program] for key, _ in listed}
     archs = {key: archs_of(key, twice=key in greedy) for key in named}
-    artifacts: dict[tuple[str, str], Artifact] = {}
+    artifacts: dict[tuple[str, str], KernelBinary] = {}
     for arch in KNOWN_ARCHS:
         chosen = [source for key, source in named.items() if arch in archs[key]]
         artifacts |= {(keys[name], arch): artifact for (name, arch), artifact in compiled(chosen, arch).items()}

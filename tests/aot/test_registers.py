@@ -21,7 +21,7 @@ from programs import EXAMPLES, ROOT
 from specc.algorithms import names, needs
 from specc.build.build import build_program
 from specc.codegen.aot import KernelSource, cache_key, triton_version
-from specc.codegen.artifact import Artifact
+from specc.codegen.artifact import KernelBinary
 from specc.codegen.machine_code import sass
 from specc.codegen.render import lib_sources
 from specc.config import load_config
@@ -43,7 +43,7 @@ class Kernel(NamedTuple):
 
     source: KernelSource
     examples: list[str]
-    artifacts: dict[str, Artifact]
+    artifacts: dict[str, KernelBinary]
 
 
 def configurations(folder: Path) -> Iterator[Path]:

@@ -8,7 +8,7 @@ from compiled import ARCHS, MODEL, TREE, compiled, kernel, kernels_of, opcodes
 from programs import load
 
 from specc.codegen import machine_code
-from specc.codegen.artifact import Artifact
+from specc.codegen.artifact import KernelBinary
 
 VOCABULARIES = [("bf16", 32000), ("bf16", 128256), ("fp16", 128256), ("fp32", 128256)]
 DTYPES = {"bf16": "bfloat16", "fp16": "float16", "fp32": "float32"}
@@ -20,7 +20,7 @@ def model(dtype: str, vocab: int = 128256) -> dict[str, object]:
 
 
 @pytest.fixture(scope="module")
-def scans() -> dict[tuple[str, int], Artifact]:
+def scans() -> dict[tuple[str, int], KernelBinary]:
     """The plainest kernel with a top-k, by dtype and vocabulary: no hidden rows follow."""
     artifacts = {
         case: compiled([kernel("extend_topk", "STANDALONE", model=model(*case), **TREE)], "sm_90")
@@ -44,7 +44,7 @@ def test_large_trees_on_every_target(dtype: str) -> None:
             assert artifact.registers <= 65536 // (blocks * 128) // 8 * 8, artifact.kernel
 
 
-def test_logits_are_scanned_by_128_bit_loads_only(scans: dict[tuple[str, int], Artifact]) -> None:
+def test_logits_are_scanned_by_128_bit_loads_only(scans: dict[tuple[str, int], KernelBinary]) -> None:
     """Narrow loads are the request's row, its bonus, and of each winner's group 64 elements at once.
 
     They stand in the code twice: for a chunk that has no more of a group, and in a loop for one that has.
@@ -60,7 +60,7 @@ def test_logits_are_scanned_by_128_bit_loads_only(scans: dict[tuple[str, int], A
         assert wide >= 2 * (4 if dtype == "fp32" else 2), artifact.kernel
 
 
-def test_one_exponential_per_logit_and_group(scans: dict[tuple[str, int], Artifact]) -> None:
+def test_one_exponential_per_logit_and_group(scans: dict[tuple[str, int], KernelBinary]) -> None:
     """The loop over whole blocks: 16 elements in two groups a thread, fewer than 10 instructions an element."""
     lines = machine_code.sass(scans["bf16", 128256].binary).splitlines()
     labels = {line.strip().rstrip(":"): i for i, line in enumerate(lines) if re.match(r"\s*\.L_x_\d+:", line)}

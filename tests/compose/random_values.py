@@ -8,7 +8,7 @@ from itertools import pairwise
 from typing import NamedTuple
 
 from specc.ir.builder import Builder
-from specc.ir.core import NODE, Attr, Carry, Module, Value, is_state, on_nodes, tensor_type
+from specc.ir.core import NODE, Attr, CarriedValue, Module, Value, is_state, on_nodes, tensor_type
 from specc.ir.infer import assign_types
 from specc.ir.opdef import OpDef
 from specc.ir.ops import OPS
@@ -221,7 +221,7 @@ class Values(Builder):
     def field(self, name: str, type_: TensorType, fact: Fact) -> str:
         """A new carried field, perhaps one in a table of the engine's, whose rows may be apart."""
         name, table = f"{name}_{len(self.fields)}", self.rng.choice(["", "program"])
-        self.module.carries[name], self.fields[name] = Carry(name, type_, kept=True, table=table), fact
+        self.module.carries[name], self.fields[name] = CarriedValue(name, type_, kept=True, table=table), fact
         return name
 
     def _table(self, dtype: str, vocab: str | int) -> str:

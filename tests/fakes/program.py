@@ -15,7 +15,7 @@ import torch
 from programs import config_text
 from torch import Tensor
 
-from specc.engine.models.causal_models import ModelFacts, TargetModel
+from specc.engine.models.causal_models import ModelSizes, TargetModel
 from specc.engine.models.drafts import (
     DflashDraft,
     Draft,
@@ -76,7 +76,7 @@ def make_plan(
     return read_plan(compiled(config_text(algorithm, **blocks, **keys)))
 
 
-def sizes_of(facts: ModelFacts) -> dict[str, Any]:
+def sizes_of(facts: ModelSizes) -> dict[str, Any]:
     """What a configuration says of a model."""
     names = ("hidden_size", "num_layers", "num_kv_heads", "head_dim", "kv_layout", "vocab_size")
     return {name: getattr(facts, name) for name in names} | {"dtype": str(DTYPES[facts.dtype]).removeprefix("torch.")}

@@ -18,7 +18,7 @@ from typing import Any
 
 from specc.codegen.aot import KernelSource, from_cache
 from specc.codegen.cache import Cache
-from specc.config.models.remembered import Answer, remembered
+from specc.config.models.remembered import RememberedFacts, remembered
 
 from .artefacts import changed, damaged
 from .outcome import RIGHT, expect
@@ -30,7 +30,7 @@ METADATA: dict[str, Any] = {"entry": "argmax", "parameters": PARAMETERS, "assemb
 METADATA |= dict.fromkeys(NUMBERS, 4)
 SEALED = 64
 """Characters of the digest that an entry begins with."""
-ANSWER = Answer("llama", True, {"hidden_size": [64, "hidden_size"], "dtype": ["float32", "dtype"]})
+ANSWER = RememberedFacts("llama", True, {"hidden_size": [64, "hidden_size"], "dtype": ["float32", "dtype"]})
 
 
 def case(seed: str, rng: random.Random) -> str:
@@ -119,7 +119,7 @@ def _sealed(line: bytes, binary: bytes) -> bytes:
 def _model(folder: Path, rng: random.Random) -> str:
     content, asked = rng.randbytes(8), list[int]()
 
-    def ask() -> Answer:
+    def ask() -> RememberedFacts:
         asked.append(1)
         return ANSWER
 

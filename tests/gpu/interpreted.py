@@ -27,7 +27,7 @@ from gpu.serving import Serving, Variant
 from specc.algorithms import names, needs
 from specc.build.build import build_program
 from specc.config import LoadedConfig, load_config, load_text
-from specc.config.chosen import Choice, Tuning
+from specc.config.chosen import LaunchChoice, Tuning
 from specc.measure.interpreted import InterpretedBackend
 from specc.measure.tuning.variants import kernels_of, knobs_of, with_choices
 from specc.runtime.backends import Backend
@@ -83,12 +83,12 @@ def check_tuned(name: str) -> None:
     lighten()
     loaded = load_text(TEXTS[name].replace("vocab_size: 64", "vocab_size: 1100"), ROOT / f"{name}.yaml", names(), needs)
     plain = build_program(loaded).shapes[0]
-    choices: list[Choice] = []
+    choices: list[LaunchChoice] = []
     for nodes in kernels_of(plain).values():
         own, knobs = plain.plan.kernels[nodes[0].kernel], knobs_of(plain, nodes[0].name)
         tile = next((size for size in knobs.tiles if size != own.constants.get(knobs.constant)), None)
         warps = next((count for count in knobs.warps if count != own.num_warps), None)
-        wanted = Choice("", tile=tile, warps=warps, stages=max(knobs.stages, default=None))
+        wanted = LaunchChoice("", tile=tile, warps=warps, stages=max(knobs.stages, default=None))
         choices += [with_all_splits(loaded, replace(wanted, launch=node.name)) for node in nodes]
     build = build_program(with_choices(loaded, TUNING, tuple(choices)))
     assert build.plan.kernels != plain.plan.kernels
@@ -96,7 +96,7 @@ def check_tuned(name: str) -> None:
         check_program(Pair(build.plan, InterpretedBackend(build, Path(folder)), CPU, seed=len(name)), (1, 4))
 
 
-def with_all_splits(loaded: LoadedConfig, choice: Choice) -> Choice:
+def with_all_splits(loaded: LoadedConfig, choice: LaunchChoice) -> LaunchChoice:
     """A choice of a form with the most programs a row that it may have then, in every bucket."""
     built = build_program(with_choices(loaded, TUNING, (choice,))).shapes[0]
     most = knobs_of(built, choice.launch).split

@@ -12,7 +12,7 @@ from typer.testing import CliRunner
 
 from specc.build.build import build_program
 from specc.cli.main import app
-from specc.config.chosen import Choice, Tuning
+from specc.config.chosen import LaunchChoice, Tuning
 from specc.measure.session import Session, on
 from specc.measure.tuning.variants import DEFAULT, Variant, compiled, kernels_of, knobs_of, with_choices
 
@@ -54,12 +54,12 @@ def test_any_choice_gives_the_same_bits(kind: str, arch: str, device: torch.devi
     plain = build_program(loaded).shapes[0]
     default = variant(loaded, tmp_path / "default", device)
     for number in range(5):
-        choices: list[Choice] = []
+        choices: list[LaunchChoice] = []
         for nodes in kernels_of(plain).values():
             knobs = knobs_of(plain, nodes[0].name)
             known = knobs.tiles, knobs.warps, knobs.stages
             form = [values[number % len(values)] if values else None for values in known]
-            choices += [Choice(node.name, None, *form) for node in nodes]
+            choices += [LaunchChoice(node.name, None, *form) for node in nodes]
         built = build_program(with_choices(loaded, tuning, tuple(choices))).shapes[0]
         cut = tuple(
             replace(choice, split=dict.fromkeys((1, 6), most) if most else {})

@@ -14,7 +14,7 @@ from kernel_launcher import Launcher
 from torch import Tensor
 
 from specc.ir.builder import Builder
-from specc.ir.core import Attr, Carry, Module, Value, tensor_type
+from specc.ir.core import Attr, CarriedValue, Module, Value, tensor_type
 from specc.ir.declarations import Kernel
 from specc.ir.infer import assign_types
 from specc.ir.types import Dim, TensorType
@@ -53,7 +53,7 @@ def small_module(**sizes: int) -> Module:
 
 def carry(module: Module, name: str, dtype: str, *shape: str | int) -> None:
     """Declare a carried field T[B, *shape]."""
-    module.carries[name] = Carry(name, TensorType(dtype, ("B", *shape)))
+    module.carries[name] = CarriedValue(name, TensorType(dtype, ("B", *shape)))
 
 
 class TypedBuilder(Builder):

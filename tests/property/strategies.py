@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from programs import MODEL
 
 from specc.algorithms import names, needs
-from specc.ir.core import PHASES, Carry, Module
+from specc.ir.core import PHASES, CarriedValue, Module
 from specc.ir.declarations import DECLS, Decl, KvPool, Options
 from specc.ir.ops import OPS
 from specc.ir.types import AXES, DTYPES, LARGEST, UNBOUNDED, Dim, StateType, TensorType, Type
@@ -301,7 +301,7 @@ def modules(draw: st.DrawFn) -> Module:
         module.add_input(name, draw(TYPES))
     for name in draw(st.lists(NAMES, max_size=2, unique=True)):
         kept, given = draw(st.booleans()), draw(st.booleans())
-        module.carries[name] = Carry(name, draw(TENSORS), draw(LOCATIONS), kept, draw(LIMITS), given)
+        module.carries[name] = CarriedValue(name, draw(TENSORS), draw(LOCATIONS), kept, draw(LIMITS), given)
     for phase in draw(
         st.lists(st.sampled_from(PHASES), max_size=6).map(lambda phases: sorted(phases, key=PHASES.index))
     ):

@@ -22,7 +22,7 @@ from sglang_files import HERE, NEWEST, ON_GPU, ROOT, environment
 from specc.adapters.sglang.served import refusals, roles
 from specc.config.archs import gpu_of
 from specc.config.pasted import Wanted
-from specc.config.presets.preset import Asked
+from specc.config.presets.preset import EngineNeeds
 from specc.config.presets.sglang_models import unserved
 from specc.config.sglang.command_line import Arguments, parse
 from specc.config.sglang.server import Started, started
@@ -187,7 +187,7 @@ def test_what_is_refused(
     assert len(arguments.findings.errors) == len(answer["refusals"])
     of_models = [what for about, what in answer["refusals"] if about in ("target", "draft", "topk", "head_rows")]
     models = {role: facts.values for role, (_, facts) in settings.models.items()}
-    asked = Asked(models, {}, topk=int(settings.topk.value), ranks=settings.facts.ranks, head_rows=False)
+    asked = EngineNeeds(models, {}, topk=int(settings.topk.value), ranks=settings.facts.ranks, head_rows=False)
     assert [what for _, what in unserved(asked)] == of_models
 
 

@@ -24,7 +24,7 @@ from specc.cli.main import app
 from specc.config import load_text
 from specc.config.archs import gpu_of
 from specc.config.pasted import Wanted
-from specc.config.vllm.asked import Answer, case_of
+from specc.config.vllm.asked import ServerAnswer, case_of
 from specc.config.vllm.command_line import Arguments, parse
 from specc.config.vllm.defaults import attention
 from specc.config.vllm.server import Started, started
@@ -118,11 +118,11 @@ def answers(published: Path, tmp_path_factory: pytest.TempPathFactory) -> Mappin
 
 def refused(resolved: Mapping[str, Any]) -> bool:
     """Whether no program runs in the server of an answer."""
-    return any(refusals(Answer(resolved).facts))
+    return any(refusals(ServerAnswer(resolved).facts))
 
 
 def settings_of(
-    name: str, gpu: str, published: Path, monkeypatch: pytest.MonkeyPatch, exact: Answer | None = None
+    name: str, gpu: str, published: Path, monkeypatch: pytest.MonkeyPatch, exact: ServerAnswer | None = None
 ) -> tuple[Started, Arguments]:
     """The server of a command line, by `check`."""
     monkeypatch.chdir(published)
@@ -138,7 +138,7 @@ def test_the_server_is_vllms(
 ) -> None:
     resolved = answers[name, gpu]
     assert "error" not in resolved, resolved
-    answer = Answer(resolved)
+    answer = ServerAnswer(resolved)
     settings, arguments = settings_of(name, gpu, published, monkeypatch, answer if exact else None)
     assert settings.runner.value == ("V1" if answer.facts.first_runner else "V2")
     assert settings.drafting.method.value == answer.facts.method

@@ -14,7 +14,7 @@ TESTED = ("0.5.22", "0.5.23")
 
 
 @dataclass(frozen=True)
-class Backend:
+class AttentionBackend:
     """An attention backend of SGLang's.
 
     Attributes:
@@ -41,17 +41,17 @@ class Backend:
         return self.caches if role != "draft" or self.drafts is None else self.drafts
 
 
-BACKENDS: Mapping[str, Backend] = {
-    "triton": Backend(("mha",), mask="full"),
-    "fa3": Backend(("mha", "swa", "mla"), mask="slots", windows=True),
-    "flashinfer": Backend(("mha",), mask="qlen", tried=False),
-    "intel_amx": Backend(("mha", "swa"), drafts=("mha",), mask="qlen", device="cpu", windows=True),
-    "trtllm_mha": Backend(("mha",), tried=False, shapes=False),
-    "trtllm_mla": Backend(("mla",), tried=False, shapes=False),
-    "cutedsl_mla": Backend(("mla",), tried=False, shapes=False),
-    "flashmla": Backend(("mla",), tried=False, shapes=False),
-    "fa4": Backend(("mha",), tried=False, shapes=False),
-    "dsa": Backend(("dsa",), tried=False, shapes=False),
+BACKENDS: Mapping[str, AttentionBackend] = {
+    "triton": AttentionBackend(("mha",), mask="full"),
+    "fa3": AttentionBackend(("mha", "swa", "mla"), mask="slots", windows=True),
+    "flashinfer": AttentionBackend(("mha",), mask="qlen", tried=False),
+    "intel_amx": AttentionBackend(("mha", "swa"), drafts=("mha",), mask="qlen", device="cpu", windows=True),
+    "trtllm_mha": AttentionBackend(("mha",), tried=False, shapes=False),
+    "trtllm_mla": AttentionBackend(("mla",), tried=False, shapes=False),
+    "cutedsl_mla": AttentionBackend(("mla",), tried=False, shapes=False),
+    "flashmla": AttentionBackend(("mla",), tried=False, shapes=False),
+    "fa4": AttentionBackend(("mha",), tried=False, shapes=False),
+    "dsa": AttentionBackend(("dsa",), tried=False, shapes=False),
 }
 """The attention backends that are served, by SGLang's names."""
 
@@ -69,7 +69,7 @@ window, a latent row, one with an indexer's keys."""
 
 
 @dataclass(frozen=True)
-class Model:
+class ServedModel:
     """A model of a server.
 
     Attributes:
@@ -103,8 +103,8 @@ class Server:
 
     """
 
-    target: Model | None = None
-    draft: Model | None = None
+    target: ServedModel | None = None
+    draft: ServedModel | None = None
     topk: int = 1
     attention: Mapping[str, str] = field(default_factory=dict[str, str])
     device: str = "cuda"
@@ -209,7 +209,7 @@ def refusals(server: Server) -> Iterator[Refusal]:
     yield from _of_attention(server)
 
 
-def _of_model(side: str, model: Model, topk: int) -> Iterator[Refusal]:
+def _of_model(side: str, model: ServedModel, topk: int) -> Iterator[Refusal]:
     """Name what of a model is not served. A window, a chunk or a state explains the cache that SGLang keeps for it."""
     if model.recurrent:
         yield Refusal(side, f"recurrent state of the {side}")

@@ -18,7 +18,7 @@ from .._plugin import ServerError
 from . import seam
 from .attention import Attention
 from .masks import seen
-from .models.forwards import Forwards, Outputs
+from .models.forwards import ForwardOutputs, Forwards
 from .models.parts import Parts
 
 TOKEN = 100
@@ -79,7 +79,7 @@ class Simulated(Forwards):
         self._depths = torch.arange(most + 1, device=device)
         self._highest = torch.tensor(HIGHEST, device=device)  # a number of the host's could not be captured
 
-    def target(self, **given: Any) -> Outputs:
+    def target(self, **given: Any) -> ForwardOutputs:
         """See `Forwards`."""
         output = super().target(**given)
         tokens, seq_lens = given["tokens"], given["seq_lens"]

@@ -19,7 +19,7 @@ from .models.forwards import scored_tokens
 from .requests.admission import DETERMINISTIC_SEED, Admission
 from .requests.grammars import Masks, fills_bitmasks
 from .requests.refusals import GRAMMAR, LOGPROBS, refuses, unplanned, unserved
-from .requests.results import Blank, Numbers, Published, StepResult, scores
+from .requests.results import Blank, Numbers, Published, SglangResult, scores
 from .server.proof import prove, proving
 from .server.ranks import seeds, shared
 from .simulate import simulating
@@ -163,7 +163,7 @@ class Steps:
 
     def run(
         self, batch: Any, publish: Callable[[Tensor], None] | None, barrier: Callable[[], None] | None
-    ) -> StepResult:
+    ) -> SglangResult:
         """One step of the batch's requests.
 
         `publish` gets their new lengths i64[b] under the overlap schedule, and `barrier` lets their grammars follow the
@@ -186,7 +186,7 @@ class Steps:
         else:
             state = EagleDraftInput(bonus_tokens=decoded.bonus)
             self.published.published_bonus = decoded.bonus
-        return StepResult(
+        return SglangResult(
             logits_output=scores(batch, host),
             next_token_ids=host["predict"].view(-1),
             accept_lens=host["accept_lens"],

@@ -21,7 +21,7 @@ from . import seam
 from .binding import capturing
 from .requests import handover, relay
 from .requests.refusals import refuses, turn_away
-from .requests.results import StepResult
+from .requests.results import SglangResult
 from .server.fit import misfits
 from .server.proof import PROOF, proving
 from .server.ranks import agree
@@ -146,7 +146,7 @@ def _loaded(programs: Sequence[Any], worker: Any) -> tuple[Any, Any] | None:
 
 def receive(processor: Any, batch: Any, result: Any) -> None:
     """Count what was accepted, and end requests whose target returned scores that are no numbers or that lack room."""
-    if not isinstance(result, StepResult) or result.health is None or result.faults is None:
+    if not isinstance(result, SglangResult) or result.health is None or result.faults is None:
         return
     result.copy_done.synchronize()
     if result.verified is not None:  # of requests that ended, a step that was under way is of nobody

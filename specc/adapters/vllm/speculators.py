@@ -27,7 +27,7 @@ from .requests.logits import restrict
 from .server import digests, parallel
 from .server.fit import draft_group, misfits
 from .server.numbers import asking, asks, looking_up
-from .server.trial import Difference, Trial
+from .server.trial import Trial, TrialDifference
 from .tables import Blocks, NoBlocks, carried
 
 ENGINE = "vLLM"
@@ -155,7 +155,7 @@ class ProgramDrafts(_Speculator):
             try:
                 return (part(),)
             except Exception as error:
-                if isinstance(error, Difference) or not parallel.several():
+                if isinstance(error, TrialDifference) or not parallel.several():
                     raise
                 raise ServerError(f"specc: a step on trial fails on one rank: {error!r}") from error
 

@@ -10,7 +10,7 @@ from specc.config import Config, LoadedConfig, ModelConfig, Needs
 from specc.config.block import Block
 from specc.config.resolved import TARGET_OUTPUTS
 from specc.ir.builder import Builder
-from specc.ir.core import Attr, Carry, Module, Value, entry_of
+from specc.ir.core import Attr, CarriedValue, Module, Value, entry_of
 from specc.ir.opdef import OpDef
 from specc.ir.types import NAMES, REDUCED, SHARDS, Dim, StateType, TensorType
 from specc.runtime.plan.plan import TOKEN_MAP
@@ -104,7 +104,7 @@ class Scope:
         opposite. None where any value is: rows of numbers that only models read.
         """
         type_ = TensorType(dtype, ("B", *shape))
-        self.module.carries[name] = Carry(name, type_, self.at(*at), limit=limit, given=given)
+        self.module.carries[name] = CarriedValue(name, type_, self.at(*at), limit=limit, given=given)
 
     def target_extras(self) -> dict[str, str]:
         """Outputs that the target's forward hands over besides logits and hidden states, and their types per node."""

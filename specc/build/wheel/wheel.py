@@ -84,7 +84,7 @@ def write_wheel(
     sources: Mapping[str, str],
     specirs: Mapping[str, str],
     config_text: str,
-    artifacts: Sequence[compiled.Artifact],
+    artifacts: Sequence[compiled.KernelBinary],
     summary: str,
     triton: str | None = None,
     requires: Sequence[str] = (),
@@ -201,7 +201,7 @@ def _entry_points(names: Names, engine: str | None) -> str:
     return f"{text}\n[{plugins}]\n{names.package} = {names.package}._{engine}:register\n"
 
 
-def _add_artifact(files: _Files, artifact: compiled.Artifact) -> Artifact:
+def _add_artifact(files: _Files, artifact: compiled.KernelBinary) -> Artifact:
     if artifact.global_scratch or artifact.profile_scratch:
         raise ValueError(f"{artifact.kernel} for {artifact.arch} needs scratch memory, which no launch gives it")
     file = f"machine_code/{artifact.arch}/{artifact.kernel}.{artifact.kind}"
@@ -219,7 +219,7 @@ def _add_artifact(files: _Files, artifact: compiled.Artifact) -> Artifact:
     )
 
 
-def _assemblers(artifacts: Sequence[compiled.Artifact]) -> dict[str, Assembler]:
+def _assemblers(artifacts: Sequence[compiled.KernelBinary]) -> dict[str, Assembler]:
     """What assembled the machine code by arch, the newest where there are several, and the driver that it asks for."""
     newest: dict[str, str] = {}
     for artifact in artifacts:

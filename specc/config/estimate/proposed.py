@@ -21,7 +21,7 @@ BUCKETS = (1, 2, 4, 8, 16, 32, 64)
 
 
 @dataclass(frozen=True)
-class Asked:
+class Workload:
     """A GPU, an engine and batch sizes that shapes are proposed for.
 
     Attributes:
@@ -49,7 +49,7 @@ class Proposal:
     shapes: tuple[ProposedShape, ...]
     basis: str
 
-    def drafted(self, chosen: Drafting, asked: Asked) -> Drafted:
+    def drafted(self, chosen: Drafting, asked: Workload) -> Drafted:
         """Return the keys of a configuration that say the shapes, or the one shape."""
         if len(self.shapes) == 1:
             (only,) = self.shapes
@@ -71,7 +71,7 @@ def written(shapes: Iterable[ProposedShape]) -> Iterator[str]:
         yield f"  - {{{sizes(one.shape)}, buckets: {list(one.buckets)}}}"
 
 
-def propose_shapes(pair: Pair, chosen: Drafting, asked: Asked) -> Proposal:
+def propose_shapes(pair: Pair, chosen: Drafting, asked: Workload) -> Proposal:
     """Return the shapes that promise most tokens a millisecond; one where a program or its engine has only one.
 
     Raises:

@@ -26,7 +26,7 @@ from specc.config.models.config_json import (
 from specc.config.models.known import plain
 from specc.config.models.kv_cache import key_value_facts, kv_dtype
 from specc.config.models.layers import layer_facts
-from specc.config.models.remembered import Answer, remembered
+from specc.config.models.remembered import RememberedFacts, remembered
 from specc.config.schema import Dtype, HiddenSource
 from specc.support.speculators import DTYPE_KEYS
 
@@ -93,7 +93,7 @@ def facts_of_type(model_type: str) -> ModelFacts:
 def facts_of(files: Directory, written: str) -> ModelFacts:
     """Return the facts of a model whose files say this; raises ModelUnreadableError."""
 
-    def ask() -> Answer:
+    def ask() -> RememberedFacts:
         try:
             config = configuration(files.content)
             text = config.get_text_config()
@@ -108,11 +108,11 @@ def facts_of(files: Directory, written: str) -> ModelFacts:
     return ModelFacts(answer.model_type, answer.known, facts)
 
 
-def answer_of(config: object, text: object, directory: Directory) -> Answer:
+def answer_of(config: object, text: object, directory: Directory) -> RememberedFacts:
     """Return what a configuration, its language model's part and the directory say together."""
     model_type = str(getattr(text, "model_type", "") or getattr(config, "model_type", ""))
     facts = {key: [fact.value, fact.origin] for key, fact in _facts(config, text, directory).items()}
-    return Answer(model_type, not isinstance(config, Bare), facts)
+    return RememberedFacts(model_type, not isinstance(config, Bare), facts)
 
 
 def _facts(config: object, text: object, directory: Directory) -> dict[str, Fact]:

@@ -21,7 +21,7 @@ Facts = dict[str, list[str | int]]
 
 
 @dataclass(frozen=True)
-class Answer:
+class RememberedFacts:
     """What was said: the model's type, whether transformers has a class for it, and facts with their origins."""
 
     model_type: str
@@ -29,7 +29,7 @@ class Answer:
     facts: Facts
 
 
-def remembered(config_json: bytes, ask: Callable[[], Answer]) -> Answer:
+def remembered(config_json: bytes, ask: Callable[[], RememberedFacts]) -> RememberedFacts:
     """Return the answer to a config.json; ``ask`` is called when there is none yet.
 
     Raises what ``ask`` raises.
@@ -51,12 +51,12 @@ def _key(config_json: bytes) -> str:
     return hashlib.sha256(f"{FORMAT} {reader} ".encode() + config_json).hexdigest()
 
 
-def _opened(raw: bytes | None) -> Answer | None:
+def _opened(raw: bytes | None) -> RememberedFacts | None:
     """Return an entry, or None when there is none or it is not what `remembered` keeps."""
     try:
         entry = json.loads(raw or b"")
         facts = {str(key): [value, str(origin)] for key, (value, origin) in entry["facts"].items()}
         well_formed = all(isinstance(value, (int, str)) for value, _ in facts.values())
-        return Answer(str(entry["model_type"]), bool(entry["known"]), facts) if well_formed else None
+        return RememberedFacts(str(entry["model_type"]), bool(entry["known"]), facts) if well_formed else None
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
         return None

@@ -11,7 +11,7 @@ Value = bool | int | str
 
 
 @dataclass(frozen=True)
-class Asked:
+class EngineNeeds:
     """What a configuration asks of its engine, as far as models and their layouts are concerned.
 
     Attributes:
@@ -30,7 +30,7 @@ class Asked:
     head_rows: bool
 
 
-def nothing(asked: Asked) -> Iterable[tuple[tuple[str, ...], str]]:
+def nothing(asked: EngineNeeds) -> Iterable[tuple[tuple[str, ...], str]]:
     """Return that all that is asked is served."""
     return ()
 
@@ -83,7 +83,7 @@ class Preset:
     parts_of_tokens: bool = True
     missing_sampling: tuple[str, ...] = ()
     one_dtype: bool = False
-    unserved: Callable[[Asked], Iterable[tuple[tuple[str, ...], str]]] = nothing
+    unserved: Callable[[EngineNeeds], Iterable[tuple[tuple[str, ...], str]]] = nothing
     tables: TablesBlock | None = None
 
     @property

@@ -6,8 +6,8 @@ import re
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 
-from specc.adapters.sglang.served import Model, Server, refusals
-from specc.config.presets.preset import Asked, Value
+from specc.adapters.sglang.served import ServedModel, Server, refusals
+from specc.config.presets.preset import EngineNeeds, Value
 
 _WINDOWED = re.compile(
     r"Afmoe|Beam|Cohere2|DeepseekV4|Dots3|EmbeddingGemma2|Exaone|Gemma[234]|GptOss|Granite(Moe)?SWA|IQuest(Q1|LoopCoder)"
@@ -24,7 +24,7 @@ _TWO_POOLS = re.compile(
 """Architectures whose windows SGLang keeps in a KV pool of their own, beside that of layers that see the whole text."""
 
 
-def facts_of(values: Mapping[str, Value]) -> Model:
+def facts_of(values: Mapping[str, Value]) -> ServedModel:
     """Return the facts of a model in SGLang; ``values`` is what its directory says, by key."""
     architecture, cache = architecture_of(values), str(values.get("kv_layout", "mha"))
     if cache == "mla" and "index_topk" in values:
@@ -33,7 +33,7 @@ def facts_of(values: Mapping[str, Value]) -> Model:
     chunked = "attention_chunk" in values
     if (windowed or chunked) and _TWO_POOLS.match(architecture):
         cache = "swa"
-    return Model(
+    return ServedModel(
         cache=f"that of {architecture}" if _OWN_CACHES.match(architecture) else cache,
         window=windowed or chunked,
         chunk=chunked,
@@ -46,7 +46,7 @@ def architecture_of(values: Mapping[str, Value]) -> str:
     return str(values.get("architecture", ""))
 
 
-def unserved(asked: Asked) -> Iterator[tuple[tuple[str, ...], str]]:
+def unserved(asked: EngineNeeds) -> Iterator[tuple[tuple[str, ...], str]]:
     """Return what of a configuration no server of SGLang's has a program run: the path of its key, and it in words."""
     target, draft = (_of(asked.models.get(side), asked.layouts.get(side)) for side in ("target", "draft"))
     server = Server(target, draft, topk=asked.topk, ranks=asked.ranks, head_rows=asked.head_rows)
@@ -55,7 +55,7 @@ def unserved(asked: Asked) -> Iterator[tuple[tuple[str, ...], str]]:
         yield paths.get(refusal.about, (refusal.about, "model")), refusal.what
 
 
-def _of(values: Mapping[str, Value] | None, layout: str | None) -> Model:
+def _of(values: Mapping[str, Value] | None, layout: str | None) -> ServedModel:
     """Return the facts of a model whose directory says this, or whose layout is written."""
-    model = facts_of(values) if values is not None else Model()
+    model = facts_of(values) if values is not None else ServedModel()
     return model if layout is None or layout == model.cache else replace(model, cache=layout)

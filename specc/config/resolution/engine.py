@@ -9,7 +9,7 @@ from typing import cast
 from specc.config.archs import NATIVE
 from specc.config.models import Fact, ModelFacts
 from specc.config.presets import PRESETS, Preset
-from specc.config.presets.preset import Asked, Value
+from specc.config.presets.preset import EngineNeeds, Value
 from specc.config.resolution.sides import Side
 from specc.config.rules.checked import Checked
 from specc.config.rules.needs import Needs
@@ -106,7 +106,7 @@ def _of_models(
     file = checked.file
     blocks = {"target": file.target, "draft": file.draft}
     mapped = file.draft is not None and file.draft.token_map is not None
-    asked = Asked(
+    asked = EngineNeeds(
         models={side: model.values for side, model in facts.items() if model is not None},
         layouts={side: block.kv_layout for side, block in blocks.items() if block is not None and block.kv_layout},
         topk=max(shape.topk for shape in written_shapes(file)),

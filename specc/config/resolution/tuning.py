@@ -8,7 +8,7 @@ from typing import Annotated
 from pydantic import BeforeValidator, Field, ValidationError
 
 from specc.config.block import Block
-from specc.config.chosen import Choice, Tuning
+from specc.config.chosen import LaunchChoice, Tuning
 from specc.config.rules.checked import Checked
 from specc.config.rules.needs import Needs
 from specc.config.rules.shapes import settled_shapes, sound_shapes
@@ -103,7 +103,7 @@ def _validated(places: Locations, findings: Diagnostics) -> TuningFile | None:
 
 def _tuning(block: TuningFile, places: Locations, text: str, path: str) -> Tuning:
     choices = tuple(
-        Choice(**one.model_dump(), location=places.value("launches", i, "launch"))
+        LaunchChoice(**one.model_dump(), location=places.value("launches", i, "launch"))
         for i, one in enumerate(block.launches)
     )
     return Tuning(block.arch, block.gpu, block.specc, block.triton, choices, text, places.file, path)

@@ -133,7 +133,7 @@ def page_of(backend: str, written: int | None) -> int | None:
     return None if not pages or written in pages else pages[0]
 
 
-class Shape(NamedTuple):
+class DraftShape(NamedTuple):
     """What is drafted: steps, drafts kept in each, nodes."""
 
     num_steps: int
@@ -141,14 +141,14 @@ class Shape(NamedTuple):
     num_draft_tokens: int
 
 
-_SHAPES: Mapping[str, Shape] = dict.fromkeys(
-    ("LlamaForCausalLM", "Grok1ForCausalLM", "Grok1VForCausalLM"), Shape(5, 4, 8)
+_SHAPES: Mapping[str, DraftShape] = dict.fromkeys(
+    ("LlamaForCausalLM", "Grok1ForCausalLM", "Grok1VForCausalLM"), DraftShape(5, 4, 8)
 )
 
 
-def shape(algorithm: str, architecture: str) -> Shape:
+def shape(algorithm: str, architecture: str) -> DraftShape:
     """Return what SGLang drafts where nothing of it is written, by the target's class."""
-    usual = Shape(3, 1, 4)
+    usual = DraftShape(3, 1, 4)
     return usual if algorithm == "STANDALONE" else _SHAPES.get(architecture, usual)
 
 

@@ -54,7 +54,7 @@ class Mark(Protocol):
     index: int
 
 
-class Node(Protocol):
+class YamlNode(Protocol):
     """The part of a ruamel.yaml node that is used."""
 
     tag: str
@@ -63,14 +63,14 @@ class Node(Protocol):
     end_mark: Mark
 
 
-def compose(text: str, file: str, findings: Diagnostics) -> Node | None:
+def compose(text: str, file: str, findings: Diagnostics) -> YamlNode | None:
     """Return the root node of the only document, or None after reporting."""
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # such as a name that anchors twice: harmless
             yaml = YAML(typ="rt", pure=True)
             yaml.Scanner = _Scanner
-            root: Node | None = yaml.compose(text)  # pyright: ignore[reportUnknownMemberType]
+            root: YamlNode | None = yaml.compose(text)  # pyright: ignore[reportUnknownMemberType]
     except YAMLError as error:
         _report_syntax(error, text, file, findings)
     except RecursionError:

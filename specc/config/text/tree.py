@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from specc.config.text.scalars import SCALARS, TAG, is_text, short_tag, spell
-from specc.config.text.syntax import Node, compose
+from specc.config.text.syntax import YamlNode, compose
 from specc.support.diagnostics import Diagnostics, Note
 from specc.support.location import Location
 
@@ -72,13 +72,13 @@ class _Builder:
         self._found = findings
         self._budget = MAX_VALUES
 
-    def span(self, node: Node) -> Location:
+    def span(self, node: YamlNode) -> Location:
         """Return the place of a node; a node over several lines is marked at its first word."""
         start, end = node.start_mark, node.end_mark
         length = end.column - start.column if start.line == end.line else 0
         return Location(self._file, start.line + 1, start.column + 1, max(0, length))
 
-    def value(self, node: Node, path: Path) -> object:
+    def value(self, node: YamlNode, path: Path) -> object:
         """Return the plain value of a node, and note its place; a value left empty is at its key."""
         at = self.span(node)
         if at.length == 0 and node.value == "":
@@ -94,10 +94,10 @@ class _Builder:
         message = f"the tag {short_tag(node.tag)} means nothing here"
         return self._broken(path, "config/wrong-type", message)
 
-    def mapping(self, node: Node, path: Path) -> dict[str, Any]:
+    def mapping(self, node: YamlNode, path: Path) -> dict[str, Any]:
         """Return the keys and values of a mapping node; keys of merged mappings come in where absent."""
         values: dict[str, Any] = {}
-        merged: list[Node] = []
+        merged: list[YamlNode] = []
         for key_node, value_node in node.value:
             if key_node.tag == f"{TAG}merge":
                 merged.append(value_node)
@@ -107,7 +107,7 @@ class _Builder:
             self._merge(values, value_node, path)
         return values
 
-    def _entry(self, values: dict[str, Any], key_node: Node, value_node: Node, path: Path) -> None:
+    def _entry(self, values: dict[str, Any], key_node: YamlNode, value_node: YamlNode, path: Path) -> None:
         """Add one key with its value, unless the key is no word or is there already."""
         at = self.span(key_node)
         if not isinstance(key_node.value, str) or not is_text(key_node.value):
@@ -123,9 +123,9 @@ class _Builder:
         self.tree.key_at[(*path, key)] = at
         values[key] = self.value(value_node, (*path, key))
 
-    def _merge(self, values: dict[str, Any], node: Node, path: Path) -> None:
+    def _merge(self, values: dict[str, Any], node: YamlNode, path: Path) -> None:
         """Add the keys of ``<<: *anchor`` (or of a list of anchors) that are not written already."""
-        sources: list[Node] = node.value if node.tag == f"{TAG}seq" else [node]
+        sources: list[YamlNode] = node.value if node.tag == f"{TAG}seq" else [node]
         for source in sources:
             self._spend(len(path), self.span(source))
             if source.tag != f"{TAG}map":
@@ -146,7 +146,7 @@ class _Builder:
         if depth > MAX_DEPTH:
             raise _TooMuch(f"more than {MAX_DEPTH} levels", at)
 
-    def _scalar(self, node: Node, path: Path) -> object:
+    def _scalar(self, node: YamlNode, path: Path) -> object:
         """Return null, a boolean, a number or text; report null and tags that mean nothing here."""
         kind = node.tag.removeprefix(TAG)
         if kind == "null":
@@ -168,7 +168,7 @@ class _Builder:
         self._found.error(code, message, self.tree.value_at[path], hint=hint)
 
 
-def describe(node: Node) -> str:
+def describe(node: YamlNode) -> str:
     """Return what a node is in words."""
     if isinstance(node.value, str):
         return f"the single value '{node.value[:40]}'" if node.value else "an empty value"

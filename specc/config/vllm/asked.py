@@ -27,7 +27,7 @@ _VARIABLES = "VLLM_"
 
 
 @dataclass(frozen=True)
-class Answer:
+class ServerAnswer:
     """What vLLM says of a server.
 
     Attributes:
@@ -61,7 +61,7 @@ def case_of(arguments: Arguments, gpu: Gpu) -> dict[str, Any]:
     return {"words": arguments.own, "arch": gpu.arch, "memory": gpu.memory, "environment": variables}
 
 
-def ask(arguments: Arguments, gpu: Gpu, python: Path) -> Answer | None:
+def ask(arguments: Arguments, gpu: Gpu, python: Path) -> ServerAnswer | None:
     """Return what the vLLM of a Python makes of the arguments on a GPU, or None after reporting why not.
 
     It runs in a process of its own, in which nothing is computed on a GPU and nothing is downloaded.
@@ -86,4 +86,4 @@ def ask(arguments: Arguments, gpu: Gpu, python: Path) -> Answer | None:
         message = " ".join(str(values["error"]).split())[:_SHOWN]
         arguments.wrong(f"the vLLM of {python} refuses these arguments: {message}")
         return None
-    return Answer(values)
+    return ServerAnswer(values)

@@ -12,7 +12,7 @@ DATA_CENTER = ("sm_100", "sm_103")
 HOPPER = ("sm_90",)
 
 
-class Backend(NamedTuple):
+class AttentionBackend(NamedTuple):
     """An attention backend of vLLM's.
 
     Attributes:
@@ -25,22 +25,22 @@ class Backend(NamedTuple):
     blocks: tuple[int, ...] = ()
 
 
-BACKENDS: Mapping[str, Backend] = {
-    "FLASH_ATTN": Backend(captured=True),
-    "TRITON_ATTN": Backend(captured=True),
-    "FLASHINFER": Backend(captured=False),
-    "FLEX_ATTENTION": Backend(captured=False),
-    "TRITON_MLA": Backend(captured=True),
-    "FLASH_ATTN_MLA": Backend(captured=False),
-    "FLASHINFER_MLA": Backend(captured=False, blocks=(32, 64)),
-    "FLASHMLA": Backend(captured=False, blocks=(64,)),
-    "CUTLASS_MLA": Backend(captured=False, blocks=(128,)),
-    "FLASH_ATTN_MLA_SPARSE": Backend(captured=True, blocks=(64,)),
-    "FLASHMLA_SPARSE": Backend(captured=False, blocks=(64,)),
+BACKENDS: Mapping[str, AttentionBackend] = {
+    "FLASH_ATTN": AttentionBackend(captured=True),
+    "TRITON_ATTN": AttentionBackend(captured=True),
+    "FLASHINFER": AttentionBackend(captured=False),
+    "FLEX_ATTENTION": AttentionBackend(captured=False),
+    "TRITON_MLA": AttentionBackend(captured=True),
+    "FLASH_ATTN_MLA": AttentionBackend(captured=False),
+    "FLASHINFER_MLA": AttentionBackend(captured=False, blocks=(32, 64)),
+    "FLASHMLA": AttentionBackend(captured=False, blocks=(64,)),
+    "CUTLASS_MLA": AttentionBackend(captured=False, blocks=(128,)),
+    "FLASH_ATTN_MLA_SPARSE": AttentionBackend(captured=True, blocks=(64,)),
+    "FLASHMLA_SPARSE": AttentionBackend(captured=False, blocks=(64,)),
 }
 """vLLM's backends that are known here."""
 
-ON_DATA_CENTER: Mapping[str, Backend] = {"FLASHINFER": Backend(captured=True)}
+ON_DATA_CENTER: Mapping[str, AttentionBackend] = {"FLASHINFER": AttentionBackend(captured=True)}
 """What is otherwise on a B200: FlashInfer has kernels of TensorRT-LLM's there."""
 
 

@@ -54,7 +54,7 @@ for library in LIBRARIES if missing else ():
 cuda: Any = importlib.import_module("vllm.platforms.cuda")
 
 
-class Gpu(cuda.CudaPlatformBase):
+class GpuMachine(cuda.CudaPlatformBase):
     """Eight GPUs of an architecture."""
 
     arch: ClassVar[str] = "sm_90"
@@ -94,7 +94,7 @@ class Gpu(cuda.CudaPlatformBase):
 
 
 platforms: Any = importlib.import_module("vllm.platforms")
-platforms._current_platform = Gpu()
+platforms._current_platform = GpuMachine()
 custom: Any = importlib.import_module("vllm._custom_ops")
 for kernel in [name for name in dir(custom) if "_supports_" in name] if missing else ():
     setattr(custom, kernel, lambda *_: True)

@@ -14,7 +14,7 @@ from specc.config.models import Fact, ModelFacts
 from specc.config.models.pair import Described, describe
 from specc.config.pasted import DTYPES, is_count
 from specc.config.presets.vllm import VLLM
-from specc.config.vllm.asked import Answer
+from specc.config.vllm.asked import ServerAnswer
 from specc.config.vllm.command_line import ATTENTION, COMPILATION, GENERATION, SPECULATION, UNREAD, Arguments, argument
 from specc.config.vllm.defaults import (
     BLOCK,
@@ -102,7 +102,7 @@ class Started:
         yield "sampling", f"{self.sampled.value}: {self.sampled.origin}"
 
 
-def started(arguments: Arguments, gpu: Gpu, page_size: int | None = None, exact: Answer | None = None) -> Started:
+def started(arguments: Arguments, gpu: Gpu, page_size: int | None = None, exact: ServerAnswer | None = None) -> Started:
     """Return the server that the arguments start on a GPU; what it does not serve is reported in them.
 
     ``page_size`` is the tokens of its blocks where somebody knows them, and ``exact`` what vLLM itself says. Raises
@@ -152,13 +152,13 @@ def started(arguments: Arguments, gpu: Gpu, page_size: int | None = None, exact:
 _Own = TypeVar("_Own", Fact, Fact | None)
 
 
-def _settled(own: _Own, exact: Answer | None, name: str) -> Fact | _Own:
+def _settled(own: _Own, exact: ServerAnswer | None, name: str) -> Fact | _Own:
     """Return a value: that found here, or vLLM's own where it says another."""
     theirs = exact.fact(name) if exact is not None else None
     return own if theirs is None or (own is not None and own.value == theirs.value) else theirs
 
 
-def _as_drafted(drafting: Speculation, exact: Answer) -> Speculation:
+def _as_drafted(drafting: Speculation, exact: ServerAnswer) -> Speculation:
     """Return how drafts are made by what vLLM says of it."""
     method = Fact(exact.facts.method or "", exact.origin)
     method = drafting.method if drafting.method.value == method.value else method
@@ -193,7 +193,7 @@ def _first_runner(arguments: Arguments, server: Server) -> str:
     return "pipeline parallelism with external_launcher" if several else ""
 
 
-def _runner(arguments: Arguments, facts: Server, exact: Answer | None) -> Fact:
+def _runner(arguments: Arguments, facts: Server, exact: ServerAnswer | None) -> Fact:
     """Return the model runner, and why."""
     if exact is not None:
         return Fact("V1" if facts.first_runner else "V2", exact.origin)

@@ -30,7 +30,7 @@ CONTEXT_KEYS = ("max_position_embeddings", "max_target_positions", "max_seq_len"
 
 
 @dataclass(frozen=True)
-class ModelFacts:
+class ModelSizes:
     """What a program is built for, in the names of plan.json's `models`; dtype is a plan dtype."""
 
     hidden_size: int
@@ -43,7 +43,7 @@ class ModelFacts:
     max_context: int | None
 
     @classmethod
-    def of(cls, config: PretrainedConfig, dtype: torch.dtype, kept: Kept | None = None) -> ModelFacts:
+    def of(cls, config: PretrainedConfig, dtype: torch.dtype, kept: Kept | None = None) -> ModelSizes:
         """Read a transformers config. kept: what the model keeps of a token, by default as plain attention does."""
         text = config.get_text_config()
         kept = kept or _kept_by_layers_of(text)
@@ -95,7 +95,7 @@ class CausalModel:
         self._head = LmHead(model)
         self._layers: Any = getattr(model, layers_of(model))
         with plain_attention(model):
-            self.facts = ModelFacts.of(model.config, model.dtype, kept_by(model, self._layers))
+            self.facts = ModelSizes.of(model.config, model.dtype, kept_by(model, self._layers))
         self.compared = 0
         self.warnings: list[Diagnostic] = []
         page(model)

@@ -19,7 +19,7 @@ from specc.engine.errors import UnsupportedModelError
 from specc.engine.memory.attention import PAGED
 from specc.engine.memory.context import PagedContext
 from specc.engine.memory.probing import CACHE
-from specc.engine.models.causal_models import CausalModel, ModelFacts, has_static_rope
+from specc.engine.models.causal_models import CausalModel, ModelSizes, has_static_rope
 from specc.engine.models.heads.dflash_head import DflashHead
 from specc.engine.models.heads.eagle3_head import Eagle3Head
 from specc.engine.models.heads.eagle_head import EagleHead, SharingHead
@@ -34,7 +34,7 @@ class Draft(Protocol):
     """What an engine needs to know of any draft."""
 
     @property
-    def facts(self) -> ModelFacts:
+    def facts(self) -> ModelSizes:
         """Its sizes."""
         ...
 
@@ -123,7 +123,7 @@ class HeadDraft(Generic[HeadT]):
         """Take over a head that already shares its target's modules."""
         head.config._attn_implementation = PAGED
         self.head = head.eval()
-        self.facts = ModelFacts.of(head.config, head.dtype)
+        self.facts = ModelSizes.of(head.config, head.dtype)
         self.token_map: Tensor | None = None
 
     def score_only(self, tokens: Tensor) -> None:

@@ -12,14 +12,14 @@ from specc.engine.errors import ContractError
 from specc.engine.memory.context import PagedContext
 from specc.engine.memory.kv_pool import KVPool
 from specc.engine.memory.tree_attention import TreeContext, seen_columns, visible_keys
-from specc.engine.models.causal_models import ModelFacts, TargetModel
-from specc.engine.serving.prompts import Prefix, Prompt, PromptBatch, Span, grouped
-from specc.engine.serving.requests.grammar import Masks
+from specc.engine.models.causal_models import ModelSizes, TargetModel
+from specc.engine.serving.prompts import PrefillPrompt, Prefix, PromptBatch, Span, grouped
+from specc.engine.serving.requests.grammar import GrammarMasks
 from specc.runtime.plan.plan import Plan
 from specc.runtime.semantics.convention import DTYPES
 
 
-class Forward(NamedTuple):
+class ForwardResult(NamedTuple):
     """What a callback returns: logits, or what a draft's head reads, and hidden states if the program captures them."""
 
     logits: Tensor | None
@@ -33,14 +33,14 @@ class Masked(NamedTuple):
     bitmask: Tensor
 
 
-class Memory:
+class EngineMemory:
     """What an engine's forwards work on: paged pools by owner, the request table i32[P, C], prompts by pool row.
 
     `width` is how many positions the decode forwards attend to. A captured forward needs it constant; else
     the engine sets it before each step to something above every length in the batch.
     """
 
-    def __init__(self, pools: Mapping[str, KVPool], req_to_token: Tensor, prompts: Mapping[int, Prompt]) -> None:
+    def __init__(self, pools: Mapping[str, KVPool], req_to_token: Tensor, prompts: Mapping[int, PrefillPrompt]) -> None:
         """Use the pools of ``target`` and, if it has one, ``draft``; `prompts`: what to prefill, by pool row."""
         self.pools, self.req_to_token, self.prompts = pools, req_to_token, prompts
         self.width = req_to_token.shape[1]
@@ -49,7 +49,7 @@ class Memory:
         """The prompts of pool rows i64[b]; ContractError where one has another length than i64[b] says."""
         prefixes: list[Prefix] = []
         for row, length in zip(rows.tolist(), seq_lens.tolist(), strict=True):
-            tokens, shared, _ = self.prompts.get(row, Prompt(()))
+            tokens, shared, _ = self.prompts.get(row, PrefillPrompt(()))
             if len(tokens) != length:
                 reason = f"pool row {row} has {len(tokens)} tokens to prefill, the program asks for {length}"
                 raise ContractError(reason)
@@ -72,7 +72,7 @@ class Memory:
             paged = PagedContext(self.pools[owner], table, rows, positions, slots, width)
             yield PromptBatch(tuple(members), lengths, positions, paged)
 
-    def joined(self, rows: Iterable[Tensor], facts: ModelFacts, width: int | None = None) -> Tensor:
+    def joined(self, rows: Iterable[Tensor], facts: ModelSizes, width: int | None = None) -> Tensor:
         """What a model gave for one prompt after the other, T[n, width]; of no prompts no rows.
 
         width: by default that of the model's hidden states.
@@ -84,10 +84,10 @@ class Memory:
 class TargetCallbacks:
     """The target on static inputs over its paged pool; all there is for a program without draft model."""
 
-    def __init__(self, target: TargetModel, memory: Memory, plan: Plan) -> None:
+    def __init__(self, target: TargetModel, memory: EngineMemory, plan: Plan) -> None:
         """Bind the model to memory."""
         self.target_model, self.memory, self.mask_mode = target, memory, plan.serving.mask_mode
-        self.masks = Masks(plan, target.device)
+        self.masks = GrammarMasks(plan, target.device)
         self.logits_dtypes = {role: DTYPES[model.logits_dtype] for role, model in plan.models.items()}
 
     @property
@@ -107,7 +107,7 @@ class TargetCallbacks:
         capture: str,
         mask: Tensor | None = None,
         counts: Tensor | None = None,
-    ) -> Forward:
+    ) -> ForwardResult:
         """The target on the verify window i64[b, N]: logits T[b, N, V], hidden T[b, N, W].
 
         mask: the tree, as `visible_keys` reads it; without one the window is a chain, and causal. With counts, as
@@ -127,7 +127,7 @@ class TargetCallbacks:
         return captured(self._target_logits(states), self.target_model.handed_over(states), capture)
 
     @torch.inference_mode()
-    def prefill_target(self, *, rows: Tensor, seq_lens: Tensor, capture: str) -> Forward:
+    def prefill_target(self, *, rows: Tensor, seq_lens: Tensor, capture: str) -> ForwardResult:
         """Prefill prompts: logits T[b, V] of each last token, hidden T[sum of lengths, W].
 
         With `capture` ``last`` hidden is T[b, W], of the last tokens.
@@ -176,6 +176,6 @@ def in_order(by_row: Mapping[int, Tensor]) -> list[Tensor]:
     return [by_row[member] for member in sorted(by_row)]
 
 
-def captured(logits: Tensor, hidden: Tensor, capture: str) -> Forward:
+def captured(logits: Tensor, hidden: Tensor, capture: str) -> ForwardResult:
     """Hand over hidden states only where the program captures them."""
-    return Forward(logits, None if capture == "null" else hidden)
+    return ForwardResult(logits, None if capture == "null" else hidden)

@@ -17,7 +17,7 @@ from specc.engine.memory.context import PagedContext
 from specc.engine.memory.kv_pool import KVPool
 from specc.engine.memory.probing import CACHE
 from specc.engine.models.causal_models import CausalModel
-from specc.engine.serving.callbacks import Memory
+from specc.engine.serving.callbacks import EngineMemory
 from specc.engine.serving.prompts import Span
 
 PREFILL, WINDOW, SINGLES = 3, 4, 3
@@ -116,7 +116,7 @@ def _paged(model: CausalModel, texts: Sequence[Tensor]) -> list[Tensor]:
     pool = KVPool(model.facts.pool, table.numel() + 1, model.device)
     for buffer in pool.buffers:
         buffer.fill_(STALE)
-    memory, prompts = Memory({OWNER: pool}, table, {}), [text[:-READ] for text in texts]
+    memory, prompts = EngineMemory({OWNER: pool}, table, {}), [text[:-READ] for text in texts]
     parts: dict[int, list[Tensor]] = {}
     for batch in memory.batches(OWNER, [Span(row, 0, len(prompt)) for row, prompt in enumerate(prompts)]):
         states = _forward(model, batch.paged, batch.padded(prompts), batch.positions)

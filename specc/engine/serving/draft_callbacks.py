@@ -13,7 +13,7 @@ from specc.engine.memory.context import BlockContext, PagedContext
 from specc.engine.memory.tree_attention import BranchContext, Branches
 from specc.engine.models.causal_models import TargetModel
 from specc.engine.models.drafts import DflashDraft, Draft, FrozenKvDraft, MtpDraft, RecurrentDraft
-from specc.engine.serving.callbacks import Forward, Memory, TargetCallbacks, in_order
+from specc.engine.serving.callbacks import EngineMemory, ForwardResult, TargetCallbacks, in_order
 from specc.engine.serving.prompts import Prefix, PromptBatch, Span
 from specc.runtime.plan.draft_head import HEAD
 from specc.runtime.plan.plan import Plan
@@ -21,7 +21,7 @@ from specc.runtime.plan.plan import Plan
 DraftT = TypeVar("DraftT", bound=Draft)
 
 
-def make_callbacks(target: TargetModel, draft: Draft | None, memory: Memory, plan: Plan) -> TargetCallbacks:
+def make_callbacks(target: TargetModel, draft: Draft | None, memory: EngineMemory, plan: Plan) -> TargetCallbacks:
     """The forwards of a target and a draft; without draft the target's alone."""
     if draft is None:
         return TargetCallbacks(target, memory, plan)
@@ -33,7 +33,7 @@ def make_callbacks(target: TargetModel, draft: Draft | None, memory: Memory, pla
 class DraftCallbacks(TargetCallbacks, Generic[DraftT]):
     """What the forwards of every draft share."""
 
-    def __init__(self, target: TargetModel, draft: DraftT, memory: Memory, plan: Plan) -> None:
+    def __init__(self, target: TargetModel, draft: DraftT, memory: EngineMemory, plan: Plan) -> None:
         """Bind both models to memory."""
         super().__init__(target, memory, plan)
         self.draft_model, self._computes_head = draft, HEAD in plan.tables()
@@ -43,12 +43,12 @@ class DraftCallbacks(TargetCallbacks, Generic[DraftT]):
         """Whether the decode forwards wait for the device nowhere and keep their shapes."""
         return super().capturable and self.draft_model.capturable
 
-    def _handed_over(self, rows: Tensor, capture: str = "null") -> Forward:
+    def _handed_over(self, rows: Tensor, capture: str = "null") -> ForwardResult:
         """Scores of hidden rows T[..., H], or what the head reads if the program computes it; the rows if captured."""
         hidden = None if capture == "null" else rows
         if self._computes_head:
-            return Forward(None, hidden, self.draft_model.states(rows).contiguous())
-        return Forward(self.draft_model.logits(rows).to(self.logits_dtypes["draft"]), hidden)
+            return ForwardResult(None, hidden, self.draft_model.states(rows).contiguous())
+        return ForwardResult(self.draft_model.logits(rows).to(self.logits_dtypes["draft"]), hidden)
 
     def _context(self, rows: Tensor, positions: Tensor, slots: Tensor) -> PagedContext:
         """Tokens of rows i64[b] at positions and slots i64[b, n] of the draft's pool."""
@@ -72,7 +72,7 @@ def rows_to_run(prompts: Sequence[Prefix], hidden: Tensor) -> list[Tensor]:
 class RecurrentCallbacks(DraftCallbacks[RecurrentDraft]):
     """A draft that runs on from what it gave before: step by step, then once over what was accepted."""
 
-    def __init__(self, target: TargetModel, draft: RecurrentDraft, memory: Memory, plan: Plan) -> None:
+    def __init__(self, target: TargetModel, draft: RecurrentDraft, memory: EngineMemory, plan: Plan) -> None:
         """Bind both models to memory."""
         super().__init__(target, draft, memory, plan)
         self.shifted = plan.kv.shifted
@@ -90,7 +90,7 @@ class RecurrentCallbacks(DraftCallbacks[RecurrentDraft]):
         seq_lens: Tensor,
         capture: str,
         hidden: Tensor | None = None,
-    ) -> Forward:
+    ) -> ForwardResult:
         """One draft forward of tokens, positions, slots i64[b, K]: logits T[b, K, Vd], hidden T[b, K, W].
 
         The K branches of a request do not see each other: each is a row of the model's batch.
@@ -122,7 +122,7 @@ class RecurrentCallbacks(DraftCallbacks[RecurrentDraft]):
         seq_lens: Tensor,
         capture: str,
         hidden: Tensor | None = None,
-    ) -> Forward:
+    ) -> ForwardResult:
         """The draft on the accepted path i64[b, A]: logits T[b, Vd], hidden T[b, W] of flat rows `select`."""
         paged = self._context(rows, positions, slots)
         states = self.draft_model.forward(tokens, positions, paged, self._from_target(hidden))
@@ -132,7 +132,7 @@ class RecurrentCallbacks(DraftCallbacks[RecurrentDraft]):
     @torch.inference_mode()
     def prefill_draft(
         self, *, first: Tensor, rows: Tensor, seq_lens: Tensor, capture: str, hidden: Tensor | None = None
-    ) -> Forward:
+    ) -> ForwardResult:
         """Prefill the draft with prompts and first tokens i32[b].
 
         hidden T[sum of lengths, W]: the target's, where the draft reads them. Returns logits T[b, Vd] and
@@ -170,7 +170,7 @@ class AssistCallbacks(DraftCallbacks[FrozenKvDraft]):
         seq_lens: Tensor,
         capture: str,
         hidden: Tensor,
-    ) -> Forward:
+    ) -> ForwardResult:
         """One forward of tokens and positions i64[b] or i64[b, K], hidden T[.., W]: logits T[.., Vd], hidden T[.., W].
 
         Branches of a request are queries side by side: they have nothing that another could see.
@@ -205,7 +205,7 @@ class ModuleCallbacks(DraftCallbacks[MtpDraft]):
         seq_lens: Tensor,
         capture: str,
         hidden: Tensor,
-    ) -> Forward:
+    ) -> ForwardResult:
         """Module `step` on the accepted path i64[b, A], hidden T[b, A, W]: logits T[b, Vd] of flat rows `select`."""
         paged = self._context(rows, positions, slots)
         states = self.draft_model.forward(step, tokens, positions, paged, hidden)
@@ -222,7 +222,7 @@ class ModuleCallbacks(DraftCallbacks[MtpDraft]):
         capture: str,
         hidden: Tensor,
         drafts: Tensor | None = None,
-    ) -> Forward:
+    ) -> ForwardResult:
         """Prefill module `step` with prompts, first tokens i32[b] and the first `step` of drafts i64[b, S].
 
         Each prompt begins at its token `step` + 1. hidden T[sum of lengths, W]: the target's. Logits T[b, Vd] of each
@@ -249,7 +249,7 @@ class BlockCallbacks(DraftCallbacks[DflashDraft]):
     @torch.inference_mode()
     def block(
         self, *, bonus: Tensor, positions: Tensor, slots: Tensor, rows: Tensor, seq_lens: Tensor, capture: str
-    ) -> Forward:
+    ) -> ForwardResult:
         """All drafts after the tokens bonus i32[b], at positions and slots i64[b, A]: logits T[b, S, Vd]."""
         memory = self.memory
         paged = BlockContext(memory.pools["draft"], memory.req_to_token, rows, positions, slots, memory.width)

@@ -14,7 +14,7 @@ MOST_TOKENS = 4096
 """Tokens of a forward over several prompts, padding included; a longer prompt runs alone."""
 
 
-class Prompt(NamedTuple):
+class PrefillPrompt(NamedTuple):
     """What to prefill: all tokens of a text, of which the first `shared` have keys and values in all pools.
 
     known: the token after them, where it is not drawn any more.

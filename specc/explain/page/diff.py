@@ -9,7 +9,7 @@ from dataclasses import asdict, dataclass
 from specc.build.summary import counted
 from specc.explain.brief import cost_of, spelled
 from specc.explain.page.model import Page
-from specc.explain.program import Step, does, rows
+from specc.explain.program import PlacedNode, does, rows
 from specc.explain.story import Story
 from specc.runtime.plan.nodes import OUTSIDE, External, Launch
 
@@ -114,7 +114,7 @@ def _nodes(page: Page) -> dict[str, str]:
     return {step.node.name: _node(page, step) for step in page.steps}
 
 
-def _node(page: Page, step: Step) -> str:
+def _node(page: Page, step: PlacedNode) -> str:
     plan, node = page.plan, step.node
     if isinstance(node, Launch):
         grid = " × ".join(map(str, node.grid[plan.buckets[-1]]))

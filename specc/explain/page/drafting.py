@@ -17,7 +17,7 @@ LOOKUP = {"longest", "shortest", "steps"}
 
 
 @dataclass(frozen=True)
-class Drafted:
+class DraftedNode:
     """A node of a picture: its column in the verified nodes, None where it was not kept; its parent's place, depth."""
 
     column: int | None
@@ -26,7 +26,7 @@ class Drafted:
 
 
 @dataclass(frozen=True)
-class Drafting:
+class DraftPicture:
     """How a step drafts.
 
     Attributes:
@@ -52,10 +52,10 @@ class Drafting:
     selected: bool
     lookup: Mapping[str, int]
     corpus: bool
-    drawn: tuple[Drafted, ...]
+    drawn: tuple[DraftedNode, ...]
 
 
-def drafting(plan: Plan) -> Drafting:
+def drafting(plan: Plan) -> DraftPicture:
     """How the step of a program drafts."""
     topk, steps, nodes = plan.size("K"), plan.size("S"), plan.size("N")
     drafts = [node for phase in plan.phases if phase.name == "draft" for node in phase.nodes]
@@ -70,15 +70,15 @@ def drafting(plan: Plan) -> Drafting:
     numbers = {} if lookup is None else {key: int(lookup[1].attrs[key]) for key in ("longest", "shortest")}
     drawn = grown(topk, steps, nodes) if selected else comb(steps, nodes)
     corpus = lookup is not None and "corpus" in named(lookup[1])
-    return Drafting(source, topk, steps, nodes, carried, makers, selected, numbers, corpus, tuple(drawn))
+    return DraftPicture(source, topk, steps, nodes, carried, makers, selected, numbers, corpus, tuple(drawn))
 
 
-def comb(steps: int, nodes: int) -> list[Drafted]:
+def comb(steps: int, nodes: int) -> list[DraftedNode]:
     """A root and branches of ``steps`` nodes each, column after column, as far as there are nodes."""
-    drafted = [Drafted(0, -1, 0)]
+    drafted = [DraftedNode(0, -1, 0)]
     for column in range(1, nodes):
         along = (column - 1) % steps
-        drafted.append(Drafted(column, column - 1 if along else 0, along + 1))
+        drafted.append(DraftedNode(column, column - 1 if along else 0, along + 1))
     return drafted
 
 
@@ -90,7 +90,7 @@ class _Candidate:
     score: float
 
 
-def grown(topk: int, steps: int, nodes: int) -> list[Drafted]:
+def grown(topk: int, steps: int, nodes: int) -> list[DraftedNode]:
     """A tree as drafting selects one, where every next token is half as probable as the one before it.
 
     Candidates that are kept have a column. The frontier grows as in docs/semantics.md.
@@ -108,8 +108,8 @@ def grown(topk: int, steps: int, nodes: int) -> list[Drafted]:
     kept = sorted(one.number for one in _best(candidates, nodes - 1))
     columns = {number: column for column, number in enumerate(kept, start=1)}
     place = {one.number: n for n, one in enumerate(candidates, start=1)}
-    root = Drafted(0, -1, 0)
-    return [root, *(Drafted(columns.get(one.number), place.get(one.parent, 0), one.depth) for one in candidates)]
+    root = DraftedNode(0, -1, 0)
+    return [root, *(DraftedNode(columns.get(one.number), place.get(one.parent, 0), one.depth) for one in candidates)]
 
 
 def _best(candidates: Sequence[_Candidate], count: int) -> list[_Candidate]:

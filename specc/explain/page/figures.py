@@ -7,7 +7,7 @@ from math import log2
 
 from markupsafe import Markup
 
-from specc.explain.page.drafting import Drafted, Drafting
+from specc.explain.page.drafting import DraftedNode, DraftPicture
 from specc.explain.page.model import Page, extent
 from specc.explain.page.svg import arrow, box, element, line, picture, text
 from specc.runtime.plan.plan import Buffer
@@ -20,7 +20,7 @@ LEVEL, SLOT, DOT = 58, 26, 11
 """Pixels between the levels of a tree, and, at least, of a leaf that was kept and one that was not."""
 
 
-def drafted(how: Drafting) -> Markup:
+def drafted(how: DraftPicture) -> Markup:
     """The nodes of a step: a chain or a tree, below a look-up where drafts come from the text."""
     below = 0.0
     inside: list[Markup] = []
@@ -32,21 +32,21 @@ def drafted(how: Drafting) -> Markup:
     return picture("drafted", _title(how), _told(how), (width, height), [*inside, *nodes])
 
 
-def shows_dropped(how: Drafting) -> bool:
+def shows_dropped(how: DraftPicture) -> bool:
     """Whether candidates that were not kept are drawn."""
     return len(how.drawn) - how.nodes <= MOST_DOTS
 
 
-def _title(how: Drafting) -> str:
+def _title(how: DraftPicture) -> str:
     return f"{'A tree' if how.topk > 1 else 'A chain'} of {how.nodes} nodes, the root included"
 
 
-def _told(how: Drafting) -> str:
+def _told(how: DraftPicture) -> str:
     shape = f"{how.topk} branches of up to {how.num_steps} drafts" if how.topk > 1 else f"{how.num_steps} drafts"
     return f"From the root, {shape}; the target verifies {how.nodes} nodes in one forward."
 
 
-def _chain(how: Drafting, below: float) -> tuple[list[Markup], float, float]:
+def _chain(how: DraftPicture, below: float) -> tuple[list[Markup], float, float]:
     """The root and its drafts from left to right, and who makes each."""
     wide, high, gap, top = 112.0, 44.0, 30.0, below + 34.0
     inside: list[Markup] = []
@@ -68,7 +68,7 @@ def _on(place: int) -> str:
     return "on-draft strong" if place else "on-root strong"
 
 
-def _maker(how: Drafting, place: int) -> str:
+def _maker(how: DraftPicture, place: int) -> str:
     """Who makes a draft, in a word or two."""
     if place == 0:
         return "the last token"
@@ -80,7 +80,7 @@ def _maker(how: Drafting, place: int) -> str:
     return made if len(made) < 17 else f"{made[:15]}…"
 
 
-def _tree(how: Drafting, below: float) -> tuple[list[Markup], float, float]:
+def _tree(how: DraftPicture, below: float) -> tuple[list[Markup], float, float]:
     """Levels from top to bottom; candidates that were not kept are dots, if there are not too many."""
     at = {n: node for n, node in enumerate(how.drawn) if node.column is not None or shows_dropped(how)}
     children: dict[int, list[int]] = {}
@@ -100,7 +100,7 @@ def _tree(how: Drafting, below: float) -> tuple[list[Markup], float, float]:
 
 
 def _widths(
-    number: int, at: dict[int, Drafted], children: dict[int, list[int]], slot: float, wide: dict[int, float]
+    number: int, at: dict[int, DraftedNode], children: dict[int, list[int]], slot: float, wide: dict[int, float]
 ) -> None:
     for child in children.get(number, []):
         _widths(child, at, children, slot, wide)
@@ -119,11 +119,11 @@ def _spots(
         x += wide[child]
 
 
-def _edge(node: Drafted) -> str:
+def _edge(node: DraftedNode) -> str:
     return "edge" if node.column is not None else "faint"
 
 
-def _node(node: Drafted, x: float, y: float) -> Markup:
+def _node(node: DraftedNode, x: float, y: float) -> Markup:
     if node.column is None:
         return element("circle", element("title", "a candidate that was not kept"), cx=x, cy=y, r=3, class_="dropped")
     kind = "root" if node.column == 0 else "draft"
@@ -132,14 +132,14 @@ def _node(node: Drafted, x: float, y: float) -> Markup:
     return circle + text(x, y + 4, str(node.column), f"on-{kind} small", "middle")
 
 
-def _level(how: Drafting, level: int) -> str:
+def _level(how: DraftPicture, level: int) -> str:
     if level == 0:
         return "root"
     maker = _maker(how, level)
     return maker if len(maker) < 15 else f"{maker[:13]}…"
 
 
-def _text_strip(how: Drafting) -> list[Markup]:
+def _text_strip(how: DraftPicture) -> list[Markup]:
     """The text with an earlier place that ends as it does now: what followed there is drafted."""
     cell, top, count = 20, 28, 15
     same, follow = 3, min(how.num_steps, 5)

@@ -8,8 +8,8 @@ from itertools import pairwise
 
 from specc.build.build import ShapeBuild
 from specc.explain.brief import spans
-from specc.explain.page.drafting import Drafting, drafting
-from specc.explain.program import Step, steps
+from specc.explain.page.drafting import DraftPicture, drafting
+from specc.explain.program import PlacedNode, steps
 from specc.explain.shapes import Choices
 from specc.explain.story import Story, tell
 from specc.ir.declarations import scratch_owner
@@ -24,7 +24,7 @@ class Page:
     """Everything that a page tells of a program."""
 
     story: Story
-    drafting: Drafting
+    drafting: DraftPicture
 
     @property
     def plan(self) -> Plan:
@@ -32,11 +32,11 @@ class Page:
         return self.story.plan
 
     @cached_property
-    def steps(self) -> tuple[Step, ...]:
+    def steps(self) -> tuple[PlacedNode, ...]:
         """The nodes, in order."""
         return steps(self.plan)
 
-    def of(self, entry: str) -> tuple[Step, ...]:
+    def of(self, entry: str) -> tuple[PlacedNode, ...]:
         """The nodes of an entry, in order."""
         return tuple(step for step in self.steps if step.phase.entry == entry)
 

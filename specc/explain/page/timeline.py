@@ -9,7 +9,7 @@ from markupsafe import Markup
 from specc.build.summary import counted
 from specc.explain.page.model import Page
 from specc.explain.page.svg import box, element, line, picture, text
-from specc.explain.program import Step, does, is_forward
+from specc.explain.program import PlacedNode, does, is_forward
 from specc.runtime.plan.nodes import OUTSIDE, Collective, External, Launch, Node, Reference
 
 FORWARD, NARROW, GAP, HEIGHT, TOP, LEFT = 104, 30, 6, 160, 34, 8
@@ -41,7 +41,7 @@ def timeline(page: Page, entry: str, name: str, title: str) -> Markup:
     return picture(name, title, caption, (x - GAP + LEFT, TOP + HEIGHT + 6), inside)
 
 
-def _block(page: Page, step: Step, x: float, width: float) -> Markup:
+def _block(page: Page, step: PlacedNode, x: float, width: float) -> Markup:
     node = step.node
     middle, bottom = x + width / 2, TOP + HEIGHT
     block = box(x, TOP, width, HEIGHT, kind_of(node), said(page, step))
@@ -65,7 +65,7 @@ def kind_of(node: Node) -> str:
     return {"given": "forward", "reference": "torch"}.get(node.kind, node.kind)
 
 
-def said(page: Page, step: Step) -> str:
+def said(page: Page, step: PlacedNode) -> str:
     """What is said where a pointer rests on a node."""
     node = step.node
     if isinstance(node, Launch):

@@ -12,7 +12,7 @@ from collections.abc import Callable, Container
 from dataclasses import fields
 from typing import Any
 
-from specc.ir.core import PHASES, Carry, Module, Value
+from specc.ir.core import PHASES, CarriedValue, Module, Value
 from specc.ir.declarations import DECLS
 from specc.ir.types import AXES, DTYPES, Dim, StateType, TensorType, Type
 from specc.support.diagnostics import Diagnostic, DiagnosticError
@@ -167,7 +167,7 @@ class _Parser:
         limit = match["limit"]
         limit = int(limit) if limit is not None and limit.removeprefix("-").isdecimal() else limit
         kept, given = match["kept"] is not None, match["given"] is not None
-        module.carries[match["name"]] = Carry(
+        module.carries[match["name"]] = CarriedValue(
             match["name"], type_, _location(match), kept, limit, given, match["table"] or ""
         )
 

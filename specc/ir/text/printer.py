@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from dataclasses import fields
 
-from specc.ir.core import Attr, Carry, Module, Op, entry_of
+from specc.ir.core import Attr, CarriedValue, Module, Op, entry_of
 from specc.ir.declarations import Decl
 from specc.ir.types import Dim
 from specc.support.location import Location
@@ -58,7 +58,7 @@ def _dim(dim: Dim) -> str:
     return f"dim {dim.name} : {dim.axis} {'<=' if dim.dynamic else '='} {dim.size}"
 
 
-def _marks(carry: Carry) -> str:
+def _marks(carry: CarriedValue) -> str:
     limit = "" if carry.limit is None else f" limit {carry.limit}"
     table = f" table {carry.table}" if carry.table else ""
     return f"{limit}{' given' * carry.given}{' kept' * carry.kept}{table}"

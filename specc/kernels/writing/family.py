@@ -131,7 +131,7 @@ class Family(ABC):
 
 
 @dataclass
-class Arguments:
+class KernelArguments:
     """Collects a kernel's arguments in order."""
 
     parameters: list[Parameter] = field(default_factory=list)

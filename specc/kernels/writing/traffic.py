@@ -26,16 +26,16 @@ _ALL = 1 << 48
 
 
 @dataclass(frozen=True)
-class Typed:
+class MemoryType:
     """Dtype and axes of what is in memory."""
 
     dtype: str
     axes: tuple[str, ...]
 
     @staticmethod
-    def of(type_: TensorType) -> Typed:
+    def of(type_: TensorType) -> MemoryType:
         """Those of a type."""
-        return Typed(type_.dtype, tuple(map(str, type_.shape)))
+        return MemoryType(type_.dtype, tuple(map(str, type_.shape)))
 
 
 @dataclass(frozen=True)
@@ -51,17 +51,17 @@ class Traffic:
     """
 
     dims: Mapping[str, int]
-    tensors: Mapping[str, Typed]
-    carry: Mapping[str, Typed]
+    tensors: Mapping[str, MemoryType]
+    carry: Mapping[str, MemoryType]
     kv_pools: Mapping[str, KvPool | ir.KvPool]
 
     @staticmethod
     def of_plan(plan: Plan) -> Traffic:
         """That of every node of a plan."""
         inputs = [one for one in plan.inputs.values() if not one.limit]
-        tensors = {one.name: Typed(one.dtype, one.axes) for one in inputs}
-        tensors |= {name: Typed(one.dtype, one.axes) for name, one in plan.values.items()}
-        carry = {name: Typed(one.dtype, one.axes) for name, one in plan.carry.items()}
+        tensors = {one.name: MemoryType(one.dtype, one.axes) for one in inputs}
+        tensors |= {name: MemoryType(one.dtype, one.axes) for name, one in plan.values.items()}
+        carry = {name: MemoryType(one.dtype, one.axes) for name, one in plan.carry.items()}
         return Traffic(plan.dims, tensors, carry, plan.kv_pools)
 
     @staticmethod
@@ -70,9 +70,9 @@ class Traffic:
         made = {value for op in cluster for value in op.results}
         operands = {value for op in cluster for value in op.operands} - made - {op.get("map") for op in cluster}
         operands |= {value for value in made if leaves(module, value, cluster)}
-        tensors = {value.name: Typed.of(tensor_type(value)) for value in operands if not is_state(value)}
+        tensors = {value.name: MemoryType.of(tensor_type(value)) for value in operands if not is_state(value)}
         dims = {dim.name: dim.size for dim in module.dims.values() if dim.size is not None}
-        carry = {name: Typed.of(one.type) for name, one in module.carries.items()}
+        carry = {name: MemoryType.of(one.type) for name, one in module.carries.items()}
         pools = {owner: kv_pool(module, owner) for op in cluster if (owner := _moved(op.opcode))}
         return Traffic(dims, tensors, carry, pools)
 
@@ -87,7 +87,7 @@ class Traffic:
         """Bytes of the rows of logits among them that are read."""
         return _Launch(self, calls, requests).logits()
 
-    def nbytes(self, one: Typed | Value | Carried, requests: int) -> int:
+    def nbytes(self, one: MemoryType | Value | Carried, requests: int) -> int:
         """Bytes of a value, or of a carried field, for so many requests; 0 where the engine decides its size."""
         sizes = self.sizes(requests)
         return DTYPES[one.dtype].bytes * prod(_size(sizes, axis) for axis in one.axes)

@@ -14,8 +14,8 @@ from specc.ir.types import DTYPES, TensorType
 from specc.kernels.writing.blocks import block_shape, moved, replaced
 from specc.kernels.writing.family import (
     ROW_BLOCK,
-    Arguments,
     Cluster,
+    KernelArguments,
     Scratch,
     Spec,
     leaves,
@@ -41,7 +41,7 @@ class Text:
     module: Module
     name: str
     cluster: Cluster
-    arguments: Arguments = field(default_factory=Arguments)
+    arguments: KernelArguments = field(default_factory=KernelArguments)
     imports: dict[str, set[str]] = field(default_factory=dict[str, set[str]])
     constants: list[tuple[str, int]] = field(default_factory=list[tuple[str, int]])
     scratch: list[Scratch] = field(default_factory=list[Scratch])

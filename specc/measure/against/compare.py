@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from specc.measure.against.ours import Ours
-from specc.measure.against.parts import Part
+from specc.measure.against.parts import StepPart
 from specc.measure.against.work import differences, equal
 from specc.measure.results.ratios import Ratio
 from specc.measure.timing import WARM_UPS, Effort, capture, pairs
@@ -55,7 +55,7 @@ def finish_a_step(ours: Ours, theirs: Sequence) -> None:
     theirs.step()
 
 
-def captured(part: Part, ours: Ours, theirs: Sequence, effort: Effort) -> tuple[Ratio, torch.cuda.CUDAGraph]:
+def captured(part: StepPart, ours: Ours, theirs: Sequence, effort: Effort) -> tuple[Ratio, torch.cuda.CUDAGraph]:
     """Their captured graph over ours, taken in turn, and ours."""
     finish_a_step(ours, theirs)
     mine, other = capture(ours.queueing(part.launches), effort.copies), capture(part.theirs, effort.copies)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from specc.measure.against.work import Shape
+from specc.measure.against.work import WorkSizes
 from specc.measure.against.work_tree import SPARE
 from specc.runtime.plan.nodes import External, Launch
 from specc.runtime.plan.plan import Plan
@@ -34,10 +34,10 @@ def obstacle(plan: Plan) -> str | None:
     return _of_dataflow(plan) or _of_sizes(plan) or _of_launches(plan)
 
 
-def shape_of(plan: Plan, batch: int) -> Shape:
+def shape_of(plan: Plan, batch: int) -> WorkSizes:
     """The sizes of a program that has a counterpart, for a batch."""
     target, names = plan.models["target"], {"steps": "S", "nodes": "N", "vocab": "V", "pool": "P", "topk": "K"}
-    return Shape(
+    return WorkSizes(
         batch=batch,
         **{key: plan.size(name) for key, name in names.items()},
         width=plan.models["draft"].hidden_size,

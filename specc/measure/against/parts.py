@@ -19,7 +19,7 @@ Run = Callable[[], None]
 
 
 @dataclass(frozen=True)
-class Part:
+class StepPart:
     """A part of a step on both sides."""
 
     work: str
@@ -27,28 +27,28 @@ class Part:
     theirs: Run
 
 
-def parts(ours: Ours, theirs: Sequence) -> list[Part]:
+def parts(ours: Ours, theirs: Sequence) -> list[StepPart]:
     """All that both sides do between the forwards, and the whole step."""
     tree = ours.work.shape.topk > 1
     sglang_parts = _of_tree(ours, cast("SglangTree", theirs)) if tree else _of_chain(ours, cast("SglangChain", theirs))
-    return [*sglang_parts, Part("whole step", tuple(ours.launches), theirs.step)]
+    return [*sglang_parts, StepPart("whole step", tuple(ours.launches), theirs.step)]
 
 
-def _of_chain(ours: Ours, theirs: SglangChain) -> list[Part]:
+def _of_chain(ours: Ours, theirs: SglangChain) -> list[StepPart]:
     def prepare() -> None:
         theirs.prepare()
         theirs.verify_inputs()  # which our prepare writes
 
-    drafting = [Part("draft step", ours.nodes("draft_argmax"), partial(theirs.draft_step, 0))]
+    drafting = [StepPart("draft step", ours.nodes("draft_argmax"), partial(theirs.draft_step, 0))]
     return [
-        Part("verify + commit", ours.nodes("verify_argmax"), theirs.verify_commit),
+        StepPart("verify + commit", ours.nodes("verify_argmax"), theirs.verify_commit),
         *(drafting if ours.work.shape.steps > 1 else []),
-        Part("prepare", ours.nodes("prepare_rows"), prepare),
-        Part("extend + stash", ours.nodes("extend_argmax"), theirs.extend_stash),
+        StepPart("prepare", ours.nodes("prepare_rows"), prepare),
+        StepPart("extend + stash", ours.nodes("extend_argmax"), theirs.extend_stash),
     ]
 
 
-def _of_tree(ours: Ours, theirs: SglangTree) -> list[Part]:
+def _of_tree(ours: Ours, theirs: SglangTree) -> list[StepPart]:
     last = ours.work.shape.steps - 2
 
     def prepare() -> None:
@@ -60,12 +60,12 @@ def _of_tree(ours: Ours, theirs: SglangTree) -> list[Part]:
         theirs.build()
 
     builds = f"draft_topk_{last}" if last else "draft_topk"
-    expanding = [Part("draft expansion", ours.nodes("draft_topk"), partial(theirs.draft_step, 0))]
+    expanding = [StepPart("draft expansion", ours.nodes("draft_topk"), partial(theirs.draft_step, 0))]
     first = ("prepare_rows", "duplicate_tail") if ours.work.shape.page > 1 else ("prepare_rows",)
     return [
         *(expanding if last else []),
-        Part("tree build", ours.nodes(builds), build),
-        Part("verify + commit + move", ours.nodes("verify_argmax", "compact"), theirs.verify_commit),
-        Part("prepare + tail duplication" if len(first) > 1 else "prepare", ours.nodes(*first), prepare),
-        Part("extend + stash", ours.nodes("extend_topk"), theirs.extend_stash),
+        StepPart("tree build", ours.nodes(builds), build),
+        StepPart("verify + commit + move", ours.nodes("verify_argmax", "compact"), theirs.verify_commit),
+        StepPart("prepare + tail duplication" if len(first) > 1 else "prepare", ours.nodes(*first), prepare),
+        StepPart("extend + stash", ours.nodes("extend_topk"), theirs.extend_stash),
     ]

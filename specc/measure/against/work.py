@@ -17,7 +17,7 @@ PATH_VALUES = ("predict", "extend.tokens", "extend.hidden")
 
 
 @dataclass(frozen=True)
-class Shape:
+class WorkSizes:
     """Sizes of one program and batch.
 
     Attributes:
@@ -85,7 +85,7 @@ class Work:
 
     """
 
-    def __init__(self, shape: Shape, device: torch.device, *, runs: int, seed: int = 0) -> None:
+    def __init__(self, shape: WorkSizes, device: torch.device, *, runs: int, seed: int = 0) -> None:
         self.shape, self.device = shape, device
         source = torch.Generator(device=device).manual_seed(seed)
         self._source = source

@@ -6,17 +6,17 @@ from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 
 from specc.measure.serving.client import connected
-from specc.measure.serving.endpoint import Server, meet
+from specc.measure.serving.endpoint import MeasuredServer, meet
 from specc.measure.serving.figures import APART, SWITCHED, Served
-from specc.measure.serving.process import Command, Running, started
-from specc.measure.serving.turns import Measurement, Side, switched
+from specc.measure.serving.process import Running, ServerCommand, started
+from specc.measure.serving.turns import ServerMeasurement, Side, switched
 from specc.support.diagnostics import Diagnostic, DiagnosticError, Note
 
 WITHOUT = {"SPECC_PROGRAM": "none"}
 """The variable that says to every program's plugin which one runs, and its word for none."""
 
 
-async def measure_command(command: Command, measurement: Measurement) -> tuple[Served, list[Diagnostic]]:
+async def measure_command(command: ServerCommand, measurement: ServerMeasurement) -> tuple[Served, list[Diagnostic]]:
     """Start a server with the program that is installed, and measure it with that and without it.
 
     A program that can be switched is, in that server. Otherwise the server is stopped and started without it; the texts
@@ -45,8 +45,8 @@ async def measure_command(command: Command, measurement: Measurement) -> tuple[S
 
 @asynccontextmanager
 async def _served(
-    command: Command, settings: Mapping[str, str], measurement: Measurement
-) -> AsyncIterator[tuple[Running, Server]]:
+    command: ServerCommand, settings: Mapping[str, str], measurement: ServerMeasurement
+) -> AsyncIterator[tuple[Running, MeasuredServer]]:
     """A server that runs until the block ends, and what it says of itself."""
     wanted = measurement.wanted
     asked = connected([command.url], chat=wanted.chat, silence_s=wanted.silence_s)

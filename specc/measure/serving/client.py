@@ -25,7 +25,7 @@ SHOWN = 300
 
 
 @dataclass(frozen=True)
-class Answer:
+class TimedText:
     """A text, and when it came.
 
     Attributes:
@@ -78,7 +78,7 @@ class Client:
         """Take an open session; with ``chat`` a prompt is the message of a user, otherwise the text itself."""
         self.url, self.model, self._session, self._chat = url.rstrip("/"), "", session, chat
 
-    async def ask(self, prompt: Prompt, *, whole: bool) -> Answer:
+    async def ask(self, prompt: Prompt, *, whole: bool) -> TimedText:
         """A greedy answer as it streams; with ``whole`` a text goes on where the model would end it.
 
         Raises DiagnosticError where the server does not answer so.
@@ -155,7 +155,7 @@ class Client:
         except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
             self.broken(f"a record of its stream is none: {data[:SHOWN].decode(errors='replace')!r}")
 
-    def _answer(self, heard: _Heard, done: bool) -> Answer:
+    def _answer(self, heard: _Heard, done: bool) -> TimedText:
         """What was heard, once the stream has ended."""
         if not done:
             self.broken(f"an answer ends before its end, after {len(heard.pieces)} pieces of text")
@@ -168,7 +168,7 @@ class Client:
             self.broken("an answer does not say how many tokens it has (stream_options.include_usage)")
         if tokens < 1:
             self.broken(f"an answer with text says that it has {tokens} tokens")
-        return Answer("".join(heard.pieces), tokens, prompt_tokens, heard.first_s, heard.last_s, heard.accepted)
+        return TimedText("".join(heard.pieces), tokens, prompt_tokens, heard.first_s, heard.last_s, heard.accepted)
 
     async def _body_of(self, response: aiohttp.ClientResponse) -> str:
         """All that a server says, if it is no more than `LONGEST` bytes."""
@@ -223,9 +223,9 @@ async def connected(urls: Sequence[str], *, chat: bool, silence_s: float) -> Asy
         yield [Client(session, url, chat=chat) for url in urls]
 
 
-async def all_of(client: Client, prompts: Sequence[Prompt], clients: int, *, whole: bool) -> list[Answer]:
+async def all_of(client: Client, prompts: Sequence[Prompt], clients: int, *, whole: bool) -> list[TimedText]:
     """Answers to all prompts, in their order, asked by so many clients at a time; the first failure ends them all."""
-    waiting, answers = list(enumerate(prompts))[::-1], dict[int, Answer]()
+    waiting, answers = list(enumerate(prompts))[::-1], dict[int, TimedText]()
 
     async def one() -> None:
         while waiting:

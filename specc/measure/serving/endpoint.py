@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from itertools import zip_longest
 from typing import Any, TypeVar
 
-from specc.measure.serving.client import Answer, Client
+from specc.measure.serving.client import Client, TimedText
 from specc.support.diagnostics import Diagnostic, DiagnosticError
 
 T = TypeVar("T")
@@ -21,7 +21,7 @@ STEPS, ACTIVE = "specc:decode_steps_total", "specc:program_active"
 
 
 @dataclass(frozen=True)
-class Counts:
+class ServerCounts:
     """Counters of a server. ``served`` and ``left`` are decode steps of its program, and those left to the engine.
 
     Attributes:
@@ -37,7 +37,7 @@ class Counts:
     served: int | None = None
     left: int | None = None
 
-    def plus(self, other: Counts, sign: int = 1) -> Counts:
+    def plus(self, other: ServerCounts, sign: int = 1) -> ServerCounts:
         """Both together."""
         pairs = zip_longest(self.accepted, other.accepted, fillvalue=0)
         served, left = (
@@ -45,9 +45,9 @@ class Counts:
             for one, more in ((self.served, other.served), (self.left, other.left))
         )
         accepted = tuple(one + sign * more for one, more in pairs)
-        return Counts(self.verifications + sign * other.verifications, accepted, served, left)
+        return ServerCounts(self.verifications + sign * other.verifications, accepted, served, left)
 
-    def since(self, before: Counts) -> Counts:
+    def since(self, before: ServerCounts) -> ServerCounts:
         """What was counted between two times."""
         return self.plus(before, -1)
 
@@ -62,15 +62,15 @@ class Counts:
         return tuple(count / self.verifications for count in self.accepted) if self.verifications > 0 else ()
 
 
-def of_answers(answers: Sequence[Answer]) -> Counts:
+def of_answers(answers: Sequence[TimedText]) -> ServerCounts:
     """What the answers of a server say of their verifications themselves."""
     most = max((len(one.accepted) for one in answers), default=0)
     by_count = [sum(one.accepted[k] for one in answers if k < len(one.accepted)) for k in range(most)]
-    return Counts(sum(by_count), tuple(sum(by_count[k:]) for k in range(1, most)))
+    return ServerCounts(sum(by_count), tuple(sum(by_count[k:]) for k in range(1, most)))
 
 
 @dataclass
-class Server:
+class MeasuredServer:
     """A server, and what it said when it was met.
 
     Attributes:
@@ -101,10 +101,10 @@ class Server:
         if not done or not all(one is True for one in done) or state is None or state.get("on") is not on:
             raise no_other_side(self.address, f"its program could not be switched {'on' if on else 'off'}")
 
-    async def counts(self) -> Counts:
+    async def counts(self) -> ServerCounts:
         """The counters of now."""
         try:
-            now = counted(samples_of(await self.client.text(METRICS))) if self.metrics else Counts()
+            now = counted(samples_of(await self.client.text(METRICS))) if self.metrics else ServerCounts()
         except (KeyError, ValueError, OverflowError) as error:
             self.client.broken(f"{METRICS} has a counter that is none: {error}")
         if not self.switchable:
@@ -122,7 +122,7 @@ def no_other_side(address: str, why: str) -> DiagnosticError:
     return DiagnosticError(Diagnostic("serve/no-other-side", f"{address}: {why}", hint=hint))
 
 
-async def meet(client: Client, model: str | None) -> Server:
+async def meet(client: Client, model: str | None) -> MeasuredServer:
     """Ask a server who it is. It must serve the model of that name, or have a first one.
 
     Raises DiagnosticError where it does not answer, or has no such model.
@@ -142,7 +142,7 @@ async def meet(client: Client, model: str | None) -> Server:
     text = await _if_there(client.text(METRICS))
     active = [one.labels.get("program") for one in samples_of(text or "") if one.name == ACTIVE and one.value]
     program = state.get("program") if state else next(iter(active), None)
-    return Server(client, models[client.model], program, state is not None, text is not None)
+    return MeasuredServer(client, models[client.model], program, state is not None, text is not None)
 
 
 async def _if_there(answer: Awaitable[T]) -> T | None:
@@ -153,7 +153,7 @@ async def _if_there(answer: Awaitable[T]) -> T | None:
         return None
 
 
-def counted(samples: Iterable[Any]) -> Counts:
+def counted(samples: Iterable[Any]) -> ServerCounts:
     """What samples of metrics say; those of several engines behind one address are added up.
 
     Raises KeyError, ValueError and OverflowError for counters that are none.
@@ -169,7 +169,7 @@ def counted(samples: Iterable[Any]) -> Counts:
         elif one.name == STEPS:
             steps[one.labels.get("by") == "program"] += int(one.value)
     accepted = tuple(positions[place] for place in range(max(positions, default=-1) + 1))
-    return Counts(drafts, accepted, *((steps[True], steps[False]) if steps else (None, None)))
+    return ServerCounts(drafts, accepted, *((steps[True], steps[False]) if steps else (None, None)))
 
 
 def samples_of(text: str) -> list[Any]:

@@ -8,8 +8,8 @@ from statistics import median, quantiles
 from typing import Any
 
 from specc.measure.results.ratios import Ratio
-from specc.measure.serving.client import Answer
-from specc.measure.serving.endpoint import Counts
+from specc.measure.serving.client import TimedText
+from specc.measure.serving.endpoint import ServerCounts
 
 SWITCHED, BESIDE, APART = "switched", "beside", "apart"
 """One server whose program is switched, two that run, or one that is started with the program and without it."""
@@ -21,8 +21,8 @@ class Turn:
 
     clients: int
     seconds: float
-    answers: tuple[Answer, ...]
-    counts: Counts
+    answers: tuple[TimedText, ...]
+    counts: ServerCounts
 
     @property
     def tokens_per_s(self) -> float:
@@ -59,7 +59,7 @@ class SideFigures:
     def of(turns: Sequence[Turn]) -> SideFigures:
         """From at least one turn."""
         answers = [one for turn in turns for one in turn.answers]
-        counts = Counts()
+        counts = ServerCounts()
         for turn in turns:
             counts = counts.plus(turn.counts)
         each = [1000 * one.per_token_s for one in answers if one.per_token_s is not None]

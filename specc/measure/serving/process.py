@@ -37,7 +37,7 @@ RUNS = re.compile(r"specc: (\w+) runs the decode steps")
 
 
 @dataclass(frozen=True)
-class Command:
+class ServerCommand:
     """What starts a server: its words, none of them for a shell, and where it will answer.
 
     Attributes:
@@ -52,7 +52,7 @@ class Command:
     start_s: float
 
     @staticmethod
-    def of(words: Sequence[str], start_s: float) -> Command:
+    def of(words: Sequence[str], start_s: float) -> ServerCommand:
         """Read the words of a user, and add a free port where they name none. ValueError for a port that is none."""
         host = _value(words, "--host") or ""
         host = EVERYWHERE.get(host, host)
@@ -61,7 +61,7 @@ class Command:
         if not (port.isascii() and port.isdecimal() and len(port) < 6 and 0 < int(port) < 1 << 16):
             raise ValueError(f"--port of the command is no port: {port[:60]!r}")
         added = ("--port", port) if written is None else ()
-        return Command((*words, *added), f"http://{f'[{host}]' if ':' in host else host}:{port}", start_s)
+        return ServerCommand((*words, *added), f"http://{f'[{host}]' if ':' in host else host}:{port}", start_s)
 
     def __str__(self) -> str:
         """As it is typed."""
@@ -72,7 +72,7 @@ class Command:
 class Running:
     """A server's process and its log."""
 
-    command: Command
+    command: ServerCommand
     process: subprocess.Popen[bytes]
     log: Path
 
@@ -98,7 +98,7 @@ def _not_running(message: str, hint: str, said: Sequence[str] = ()) -> Diagnosti
 
 
 @asynccontextmanager
-async def started(command: Command, settings: Mapping[str, str]) -> AsyncIterator[Running]:
+async def started(command: ServerCommand, settings: Mapping[str, str]) -> AsyncIterator[Running]:
     """Run a server with these variables beside those of this process; when the block ends, none of it is left.
 
     DiagnosticError ``serve/not-running`` where it cannot be started, ends, or does not answer in time. An error of the
@@ -146,7 +146,7 @@ def stop(process: subprocess.Popen[bytes]) -> None:
                 time.sleep(LOOK_S / 10)
 
 
-def _process(command: Command, variables: Mapping[str, str], output: int) -> subprocess.Popen[bytes]:
+def _process(command: ServerCommand, variables: Mapping[str, str], output: int) -> subprocess.Popen[bytes]:
     try:
         return subprocess.Popen(
             command.words, env=variables, stdin=subprocess.DEVNULL, stdout=output, stderr=output, start_new_session=True
@@ -174,7 +174,7 @@ async def _answers(running: Running) -> None:
     raise running.failed(f"has not answered at {running.command.url} for {limit:g} s")
 
 
-def _is_taken(command: Command) -> bool:
+def _is_taken(command: ServerCommand) -> bool:
     """Whether somebody listens where a server is to be."""
     address = urlsplit(command.url)
     with socket.socket(socket.AF_INET6 if ":" in (address.hostname or "") else socket.AF_INET) as probe:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from specc.measure.serving.client import Answer, Client
+from specc.measure.serving.client import Client, TimedText
 from specc.measure.serving.figures import Texts
 from specc.measure.serving.questions import Prompt, Prompts
 from specc.support.diagnostics import Diagnostic, DiagnosticError
@@ -17,7 +17,7 @@ ROOM = 8
 """Tokens beyond the place where two texts part that are asked for once more."""
 
 
-async def compare(client: Client, prompts: Prompts, ours: Sequence[Answer], theirs: Sequence[Answer]) -> Texts:
+async def compare(client: Client, prompts: Prompts, ours: Sequence[TimedText], theirs: Sequence[TimedText]) -> Texts:
     """Compare the texts of both sides; where two part, ``client``, on the other side, is asked for its scores there.
 
     Raises DiagnosticError ``serve/texts-differ`` where any two part at what is no near tie.

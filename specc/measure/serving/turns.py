@@ -9,8 +9,8 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 
-from specc.measure.serving.client import Answer, all_of, connected
-from specc.measure.serving.endpoint import Server, meet, no_other_side, of_answers
+from specc.measure.serving.client import TimedText, all_of, connected
+from specc.measure.serving.endpoint import MeasuredServer, meet, no_other_side, of_answers
 from specc.measure.serving.figures import BESIDE, SWITCHED, BatchFigures, Served, Texts, Turn
 from specc.measure.serving.questions import Prompts
 from specc.measure.serving.texts import compare
@@ -21,7 +21,7 @@ LEAST_REQUESTS = 8
 
 
 @dataclass(frozen=True)
-class Wanted:
+class ServingLoad:
     """How a server is measured.
 
     Attributes:
@@ -58,9 +58,9 @@ class Side:
 
     """
 
-    server: Server
+    server: MeasuredServer
     on: bool | None
-    texts: tuple[Answer, ...] = ()
+    texts: tuple[TimedText, ...] = ()
     turns: dict[int, list[Turn]] = field(default_factory=lambda: defaultdict(list))
 
     async def ask(self, prompts: Prompts, numbers: Sequence[int], clients: int) -> Turn:
@@ -80,10 +80,10 @@ class Side:
 
 
 @dataclass(frozen=True)
-class Measurement:
+class ServerMeasurement:
     """Both sides are asked the same; ``on_turn`` is told after every turn what it was."""
 
-    wanted: Wanted
+    wanted: ServingLoad
     prompts: Prompts
     on_turn: Callable[[str], None]
 
@@ -142,7 +142,7 @@ class Measurement:
         return served, list(_doubts(served))
 
 
-async def measure(urls: Sequence[str], measurement: Measurement) -> tuple[Served, list[Diagnostic]]:
+async def measure(urls: Sequence[str], measurement: ServerMeasurement) -> tuple[Served, list[Diagnostic]]:
     """Compare servers that run: one with the program and one without it, or one whose program is switched off and on.
 
     Raises DiagnosticError where a server does not answer as it must, there is no other side, or texts differ.
@@ -157,7 +157,7 @@ async def measure(urls: Sequence[str], measurement: Measurement) -> tuple[Served
         return await measurement.in_turns(sides, BESIDE)
 
 
-def switched(server: Server) -> tuple[Side, Side]:
+def switched(server: MeasuredServer) -> tuple[Side, Side]:
     """Both sides of a server whose program is switched. DiagnosticError where it cannot be."""
     if not server.switchable:
         named = server.engine or "this server"

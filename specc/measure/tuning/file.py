@@ -6,7 +6,7 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from specc.config.chosen import Choice, Tuning
+from specc.config.chosen import LaunchChoice, Tuning
 from specc.measure.results.ratios import Ratio
 
 HEAD = """\
@@ -53,7 +53,7 @@ class Gain:
 class Found:
     """What was chosen for launches of one kernel, what specc would choose, and what it gained by bucket."""
 
-    choices: tuple[Choice, ...]
+    choices: tuple[LaunchChoice, ...]
     default: str
     gains: tuple[Gain, ...]
 
@@ -79,7 +79,7 @@ def tuning_text(tuning: Tuning, winners: Sequence[Found], steps: Mapping[str, Se
     return "\n".join(lines) + "\n"
 
 
-def _entry(choice: Choice) -> list[str]:
+def _entry(choice: LaunchChoice) -> list[str]:
     lines = [f"  - launch: {choice.launch}"]
     words = {"shape": choice.shape, "tile": choice.tile, "warps": choice.warps, "stages": choice.stages}
     lines += [f"    {key}: {value}" for key, value in words.items() if value is not None]

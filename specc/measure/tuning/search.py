@@ -21,7 +21,7 @@ from torch import Tensor
 
 from specc.build.build import build_program
 from specc.config import LoadedConfig
-from specc.config.chosen import Choice, Tuning
+from specc.config.chosen import LaunchChoice, Tuning
 from specc.ir.opdef import Trait
 from specc.ir.ops import has
 from specc.measure.results.ratios import Ratio
@@ -310,5 +310,5 @@ def _chosen(shape: TunedShape, timed: Timed) -> list[Found]:
     splits = {gain.bucket: timed.best[form][gain.bucket][0] for gain in gains}
     name = str(shape.default.built.shape) if len(shape.default.built.loaded.config.shapes) > 1 else None
     kept = {bucket: split for bucket, split in splits.items() if split}
-    choices = tuple(Choice(node.name, name, *form, kept) for node in timed.nodes)
+    choices = tuple(LaunchChoice(node.name, name, *form, kept) for node in timed.nodes)
     return [Found(choices, described(shape.default.built, timed.nodes[0].name), tuple(gains))]

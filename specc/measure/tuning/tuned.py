@@ -31,7 +31,7 @@ STEPS = 25
 
 
 @dataclass(frozen=True)
-class Tuned:
+class TuningResult:
     """A finished search.
 
     Attributes:
@@ -46,7 +46,7 @@ class Tuned:
     steps: dict[str, list[Gain]]
 
 
-def tune(loaded: LoadedConfig, device: torch.device, seconds: float, on_done: OnDone) -> Tuned:
+def tune(loaded: LoadedConfig, device: torch.device, seconds: float, on_done: OnDone) -> TuningResult:
     """Search choices for every shape of a configuration; ``seconds`` are for timing all of them.
 
     A launch that is faster alone, in a warm cache, may be slower in a step: choices are taken back, first the one that
@@ -74,7 +74,7 @@ def tune(loaded: LoadedConfig, device: torch.device, seconds: float, on_done: On
             mine.remove(_least(mine, min(gains, key=lambda gain: gain.ratio.median).bucket))
         winners += mine
     chosen = tuple(choice for one in winners for choice in one.choices)
-    return Tuned(replace(tuning, choices=chosen), tuple(winners), steps)
+    return TuningResult(replace(tuning, choices=chosen), tuple(winners), steps)
 
 
 def _least(winners: Sequence[Found], bucket: int) -> Found:

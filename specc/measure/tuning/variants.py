@@ -15,7 +15,7 @@ from specc.build.build import Build, ShapeBuild, compile_machine_code
 from specc.codegen.aot import CompileError, compile_kernels
 from specc.codegen.cache import Cache
 from specc.config import LoadedConfig
-from specc.config.chosen import Choice, Tuning
+from specc.config.chosen import LaunchChoice, Tuning
 from specc.ir.declarations import Kernel
 from specc.kernels import FAMILIES
 from specc.kernels.writing.family import cluster_of
@@ -94,13 +94,13 @@ def forms_of(built: ShapeBuild, launch: str) -> set[Form]:
     return {Form(*one) for one in product(tiles, warps, stages)}
 
 
-def choices_of(built: ShapeBuild, kernels: Mapping[str, list[Launch]], form: Form) -> tuple[Choice, ...]:
+def choices_of(built: ShapeBuild, kernels: Mapping[str, list[Launch]], form: Form) -> tuple[LaunchChoice, ...]:
     """A form for every launch that may have it."""
     names = [node.name for nodes in kernels.values() for node in nodes if form in forms_of(built, node.name)]
-    return tuple(Choice(name, str(built.shape), *form) for name in names)
+    return tuple(LaunchChoice(name, str(built.shape), *form) for name in names)
 
 
-def with_choices(loaded: LoadedConfig, tuning: Tuning, choices: tuple[Choice, ...]) -> LoadedConfig:
+def with_choices(loaded: LoadedConfig, tuning: Tuning, choices: tuple[LaunchChoice, ...]) -> LoadedConfig:
     """A configuration with other choices; ``tuning`` says the rest. Without any, specc makes them all."""
     chosen = replace(tuning, choices=choices) if choices else None
     return replace(loaded, config=replace(loaded.config, tuning=chosen))

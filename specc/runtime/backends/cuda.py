@@ -46,7 +46,7 @@ class ForeignStream:
 
 
 @dataclass(frozen=True)
-class Loaded:
+class LoadedKernel:
     """A kernel on the device. `scratch` counts the hidden trailing parameters, which get null pointers."""
 
     kernel: Any
@@ -88,7 +88,7 @@ class CudaBackend:
                 name: self._load(name, kernel, artifacts.get(name), root, arch) for name, kernel in kernels.items()
             }
 
-    def _load(self, name: str, kernel: Kernel, artifact: Artifact | None, root: Path, arch: str) -> Loaded:
+    def _load(self, name: str, kernel: Kernel, artifact: Artifact | None, root: Path, arch: str) -> LoadedKernel:
         if artifact is None:
             raise DamagedWheelError(f"the wheel has no machine code of kernel {name!r} for {arch}")
         scratch = len(artifact.parameters) - len(kernel.arguments)
@@ -99,7 +99,7 @@ class CudaBackend:
         loaded = code.get_kernel(artifact.entry)
         if artifact.shared >= DEFAULT_SHARED:
             allow_shared(loaded, artifact.shared, self._device.index)
-        return Loaded(loaded, kernel, artifact.num_warps * WARP, artifact.shared, scratch)
+        return LoadedKernel(loaded, kernel, artifact.num_warps * WARP, artifact.shared, scratch)
 
     def launch(self, node: Computed, frame: Frame) -> None:
         """Queue one kernel, or the reference of an op, on torch's current stream; nothing for 0 rows, as of no grid.
@@ -124,7 +124,7 @@ class CudaBackend:
             self._streams[handle] = adopt_stream(self._core, self._device.index, handle)
         return self._streams[handle]
 
-    def _config(self, node: Launch, loaded: Loaded, frame: Frame) -> Any:
+    def _config(self, node: Launch, loaded: LoadedKernel, frame: Frame) -> Any:
         _, y, z = node.grid[frame.plan.bucket(frame.rows)]
         key = (grid := (frame.rows, y, z), loaded.block, loaded.shared)
         if key not in self._configs:

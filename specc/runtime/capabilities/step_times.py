@@ -36,7 +36,7 @@ Run = Callable[[Shape, int], object]
 """Queues one step of a shape in a bucket, all of whose rows are padding."""
 
 
-class Loaded(Protocol):
+class LoadedTimes(Protocol):
     """What a file says of a loaded program."""
 
     @property
@@ -129,7 +129,7 @@ def _on_cpu(run: Callable[[], object], repeats: int) -> Iterator[float]:
         yield (time.perf_counter() - start) * 1e3
 
 
-def write_step_times(path: Path, times: StepTimes, program: Loaded, *, engine: str) -> None:
+def write_step_times(path: Path, times: StepTimes, program: LoadedTimes, *, engine: str) -> None:
     """Write times of a program, in milliseconds, for `read_step_times`; OSError where that is not possible.
 
     `engine` says what ran the steps, with its version.

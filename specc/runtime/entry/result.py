@@ -11,7 +11,7 @@ from torch import Tensor
 
 from ..health import faults
 from ..semantics.convention import DTYPES
-from .outputs import Output, Outputs
+from .outputs import OutputAttribute, Outputs
 
 NAMES = {dtype: name for name, dtype in DTYPES.items()}
 """What plans call torch's dtypes."""
@@ -35,7 +35,7 @@ class Score:
 class _Lists(Outputs):
     """Outputs as Python lists, one entry per request."""
 
-    health = Output[list[int]]()
+    health = OutputAttribute[list[int]]()
 
     def faults(self, request: int) -> tuple[str, ...]:
         """What the health word of request `request` says went wrong, by name; see `health.FAULTS`."""
@@ -46,7 +46,7 @@ class _Lists(Outputs):
 class _OnHost(_Lists):
     """Those of a call that emits tokens."""
 
-    bonus = Output[list[int]]()
+    bonus = OutputAttribute[list[int]]()
 
 
 @dataclass(frozen=True)
@@ -56,16 +56,16 @@ class HostResult(_OnHost):
     Whatever the program does not hand out raises AttributeError.
     """
 
-    predict = Output[list[list[int]]]()
-    accept_lens = Output[list[int]]()
-    new_seq_lens = Output[list[int]]()
-    accept_index = Output[list[list[int]]]()
-    hidden_states = Output[list[list[list[float]]]]()
-    logprobs = Output[list[list[float]]]()
-    best_tokens = Output[list[list[list[int]]]]()
-    best_logprobs = Output[list[list[list[float]]]]()
-    routed_experts = Output[list[list[list[list[int]]]]]()
-    indexer_topk = Output[list[list[list[list[int]]]]]()
+    predict = OutputAttribute[list[list[int]]]()
+    accept_lens = OutputAttribute[list[int]]()
+    new_seq_lens = OutputAttribute[list[int]]()
+    accept_index = OutputAttribute[list[list[int]]]()
+    hidden_states = OutputAttribute[list[list[list[float]]]]()
+    logprobs = OutputAttribute[list[list[float]]]()
+    best_tokens = OutputAttribute[list[list[list[int]]]]()
+    best_logprobs = OutputAttribute[list[list[list[float]]]]()
+    routed_experts = OutputAttribute[list[list[list[list[int]]]]]()
+    indexer_topk = OutputAttribute[list[list[list[list[int]]]]]()
 
     def tokens(self, request: int) -> list[int]:
         """Tokens that request `request` emitted; the last one is the bonus."""
@@ -85,9 +85,9 @@ class HostPrefill(_OnHost):
     Whatever the program does not hand out raises AttributeError.
     """
 
-    logprobs = Output[list[float]]()
-    best_tokens = Output[list[list[int]]]()
-    best_logprobs = Output[list[list[float]]]()
+    logprobs = OutputAttribute[list[float]]()
+    best_tokens = OutputAttribute[list[list[int]]]()
+    best_logprobs = OutputAttribute[list[list[float]]]()
 
     def tokens(self, request: int) -> list[int]:
         """The first token of request `request`."""
@@ -104,7 +104,7 @@ class HostPrefill(_OnHost):
 class HostProposal(_Lists):
     """The outputs of `propose` as Python lists, one entry per request; those of `ProposeResult`."""
 
-    drafts = Output[list[list[int]]]()
+    drafts = OutputAttribute[list[list[int]]]()
 
 
 HostT = TypeVar("HostT", HostResult, HostPrefill, HostProposal)
@@ -114,7 +114,7 @@ HostT = TypeVar("HostT", HostResult, HostPrefill, HostProposal)
 class _Tensors(Outputs):
     """Outputs as tensors on the program's device."""
 
-    health = Output[Tensor]()
+    health = OutputAttribute[Tensor]()
 
     def __repr__(self) -> str:
         """Names, dtypes and shapes; no value is read."""
@@ -126,10 +126,10 @@ class _Tensors(Outputs):
 class _OnDevice(_Tensors):
     """Those of a call that emits tokens."""
 
-    bonus = Output[Tensor]()
-    logprobs = Output[Tensor]()
-    best_tokens = Output[Tensor]()
-    best_logprobs = Output[Tensor]()
+    bonus = OutputAttribute[Tensor]()
+    logprobs = OutputAttribute[Tensor]()
+    best_tokens = OutputAttribute[Tensor]()
+    best_logprobs = OutputAttribute[Tensor]()
 
 
 @dataclass(frozen=True, repr=False)
@@ -140,13 +140,13 @@ class StepResult(_OnDevice):
     program does not hand out raises AttributeError. A is the most tokens that a step emits.
     """
 
-    predict = Output[Tensor]()
-    accept_lens = Output[Tensor]()
-    new_seq_lens = Output[Tensor]()
-    accept_index = Output[Tensor]()
-    hidden_states = Output[Tensor]()
-    routed_experts = Output[Tensor]()
-    indexer_topk = Output[Tensor]()
+    predict = OutputAttribute[Tensor]()
+    accept_lens = OutputAttribute[Tensor]()
+    new_seq_lens = OutputAttribute[Tensor]()
+    accept_index = OutputAttribute[Tensor]()
+    hidden_states = OutputAttribute[Tensor]()
+    routed_experts = OutputAttribute[Tensor]()
+    indexer_topk = OutputAttribute[Tensor]()
 
     def start_copy(self) -> HostCopy[HostResult]:
         """Queue the copy to the host behind the step and return at once, so that another step can follow."""
@@ -181,7 +181,7 @@ class ProposeResult(_Tensors):
     `drafts`, which the target is to read behind the bonus token, and `health`, of the draft's forwards.
     """
 
-    drafts = Output[Tensor]()
+    drafts = OutputAttribute[Tensor]()
 
     def start_copy(self) -> HostCopy[HostProposal]:
         """Queue the copy to the host behind the step and return at once."""

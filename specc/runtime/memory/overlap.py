@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class Rows:
+class StridedRows:
     """Where a tensor is: `count` rows of `size` contiguous bytes, the first at `start`, then one every `stride` bytes.
 
     `name` is that of the tensor, for people.
@@ -27,19 +27,19 @@ class Rows:
     count: int
 
     @staticmethod
-    def of(name: str, tensor: Tensor) -> Rows:
+    def of(name: str, tensor: Tensor) -> StridedRows:
         """The rows of a tensor [count, ...] whose rows are contiguous; of a contiguous one they are one."""
         start, size, whole = tensor.data_ptr(), tensor.element_size(), tensor.is_contiguous()
         if whole or not tensor.numel():
-            return Rows(name, start, tensor.numel() * size, 1, 1)
-        return Rows(name, start, tensor[0].numel() * size, tensor.stride(0) * size, len(tensor))
+            return StridedRows(name, start, tensor.numel() * size, 1, 1)
+        return StridedRows(name, start, tensor[0].numel() * size, tensor.stride(0) * size, len(tensor))
 
     @property
     def end(self) -> int:
         """The byte after the last one."""
         return self.start + (self.count - 1) * self.stride + self.size
 
-    def share(self, other: Rows) -> bool:
+    def share(self, other: StridedRows) -> bool:
         """Whether some row of one has a byte of some row of the other."""
         if self.end <= other.start or other.end <= self.start or not self.size or not other.size:
             return False
@@ -60,14 +60,14 @@ def check_apart(written: Mapping[str, Tensor], read: Mapping[str, Tensor]) -> No
 
     Tensors by name, for people; each as `Rows.of` takes it.
     """
-    shared = sharing(*([Rows.of(name, tensor) for name, tensor in given.items()] for given in (written, read)))
+    shared = sharing(*([StridedRows.of(name, tensor) for name, tensor in given.items()] for given in (written, read)))
     if shared:
         raise BindError(
             f"{shared[0]} and {shared[1]} share memory: what the program writes to one would change the other"
         )
 
 
-def sharing(written: Iterable[Rows], read: Iterable[Rows]) -> tuple[str, str] | None:
+def sharing(written: Iterable[StridedRows], read: Iterable[StridedRows]) -> tuple[str, str] | None:
     """The names of two that share memory, at least one of them written; None when no two do."""
     kept = list(written)
     pairs = [*combinations(kept, 2), *((one, other) for one in kept for other in read)]

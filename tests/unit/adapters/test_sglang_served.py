@@ -9,15 +9,15 @@ from specc.adapters.sglang.served import (
     CACHES,
     ROLES,
     SETTINGS,
-    Model,
     Refusal,
+    ServedModel,
     Server,
     refusals,
     served_values,
 )
 from specc.config.sglang.server import roles
 
-LATENT, SPARSE = Model(cache="mla"), Model(cache="dsa")
+LATENT, SPARSE = ServedModel(cache="mla"), ServedModel(cache="dsa")
 
 
 def everywhere(backend: str) -> dict[str, str]:
@@ -47,53 +47,56 @@ def test_a_setting_has_values_that_are_served(name: str) -> None:
 @pytest.mark.parametrize(
     ("model", "what"),
     [
-        (Model(window=True), []),
-        (Model(cache="swa", window=True), []),
-        (Model(cache="SWAKVPool of", window=True), ["a KV pool of another kind for sliding windows of the {side}"]),
-        (Model(cache="SWAKVPool", window=True, chunk=True), ["chunks of attention of the {side}"]),
-        (Model(window=True, chunk=True), ["chunks of attention of the {side}"]),
-        (Model(cache="HybridLinearKVPool", recurrent=True), ["recurrent state of the {side}"]),
-        (Model(cache="PageMajorMHATokenToKVPool"), ["the KV cache of the {side}, PageMajorMHATokenToKVPool,"]),
-        (Model(), []),
+        (ServedModel(window=True), []),
+        (ServedModel(cache="swa", window=True), []),
+        (
+            ServedModel(cache="SWAKVPool of", window=True),
+            ["a KV pool of another kind for sliding windows of the {side}"],
+        ),
+        (ServedModel(cache="SWAKVPool", window=True, chunk=True), ["chunks of attention of the {side}"]),
+        (ServedModel(window=True, chunk=True), ["chunks of attention of the {side}"]),
+        (ServedModel(cache="HybridLinearKVPool", recurrent=True), ["recurrent state of the {side}"]),
+        (ServedModel(cache="PageMajorMHATokenToKVPool"), ["the KV cache of the {side}, PageMajorMHATokenToKVPool,"]),
+        (ServedModel(), []),
         (LATENT, []),
         (SPARSE, []),
     ],
 )
 @pytest.mark.parametrize("role", ["target", "draft"])
-def test_models(role: str, model: Model, what: list[str]) -> None:
+def test_models(role: str, model: ServedModel, what: list[str]) -> None:
     """A window, a chunk and a state explain the cache that SGLang keeps for them."""
     server = Server(target=model) if role == "target" else Server(draft=model)
     assert list(refusals(server)) == [Refusal(role, words.format(side=role)) for words in what]
 
 
 @pytest.mark.parametrize("model", [LATENT, SPARSE])
-def test_trees_over_latent_rows(model: Model) -> None:
+def test_trees_over_latent_rows(model: ServedModel) -> None:
     assert about(Server(target=model, topk=4)) == ["topk"]
     assert about(Server(draft=model, topk=4)) == ["topk"]
-    assert about(Server(target=Model(), draft=Model(), topk=4)) == []
+    assert about(Server(target=ServedModel(), draft=ServedModel(), topk=4)) == []
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_windows_are_for_chains_on_some_backends(backend: str) -> None:
     """Of either model; the others have what they had."""
-    windowed, traits = Model(window=True), BACKENDS[backend]
+    windowed, traits = ServedModel(window=True), BACKENDS[backend]
     if "mha" not in traits.caches:
         return
     given = {"attention": everywhere(backend), "device": traits.device}
     refused = [] if traits.windows else ["attention verify"]
-    assert about(Server(windowed, Model(), **given)) == refused
+    assert about(Server(windowed, ServedModel(), **given)) == refused
     refused = [] if traits.windows else ["attention draft", "attention extend"]
-    assert about(Server(Model(), windowed, **given)) == refused
+    assert about(Server(ServedModel(), windowed, **given)) == refused
     if traits.mask is not None:
-        assert "topk" in about(Server(windowed, Model(), topk=4, **given))
-        assert "topk" in about(Server(Model(), windowed, topk=4, **given))
+        assert "topk" in about(Server(windowed, ServedModel(), topk=4, **given))
+        assert "topk" in about(Server(ServedModel(), windowed, topk=4, **given))
     assert {name for name, one in BACKENDS.items() if one.windows} == {"fa3", "intel_amx"}
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize("cache", CACHES)
 def test_a_backend_is_served_over_its_caches(backend: str, cache: str) -> None:
-    model, traits = Model(cache=cache, window=cache == "swa"), BACKENDS[backend]
+    model, traits = ServedModel(cache=cache, window=cache == "swa"), BACKENDS[backend]
     server = Server(model, model, attention=everywhere(backend), device=traits.device)
     assert about(server) == [f"attention {role}" for role in ROLES if cache not in traits.over(role)]
     tree = Server(model, model, topk=4, attention=everywhere(backend), device=traits.device)
@@ -105,24 +108,26 @@ def test_a_backend_is_served_over_its_caches(backend: str, cache: str) -> None:
 
 def test_two_pools_of_a_draft_are_not_for_a_cpu() -> None:
     """SGLang's own step ends there: it looks none of the slots up that a draft's forwards write."""
-    two = Model(cache="swa", window=True)
+    two = ServedModel(cache="swa", window=True)
     on_cpu = {"attention": everywhere("intel_amx"), "device": "cpu"}
-    assert about(Server(two, Model(), **on_cpu)) == []
+    assert about(Server(two, ServedModel(), **on_cpu)) == []
     assert about(Server(two, two, **on_cpu)) == ["attention draft"]
     assert about(Server(two, two, attention=everywhere("fa3"))) == []
-    (refusal, *_) = refusals(Server(two, Model(), attention=everywhere("triton")))
+    (refusal, *_) = refusals(Server(two, ServedModel(), attention=everywhere("triton")))
     assert str(refusal) == "triton attention over a second KV pool for sliding windows (verify) is not served"
-    assert "topk" in about(Server(two, Model(), topk=4, attention=everywhere("fa3")))
+    assert "topk" in about(Server(two, ServedModel(), topk=4, attention=everywhere("fa3")))
 
 
 def test_a_role_has_a_backend_of_its_own() -> None:
     """Over the cache of the model that it runs."""
     mixed = {"draft": "triton", "verify": "fa3", "extend": "triton"}
-    assert about(Server(LATENT, Model(), attention=mixed)) == []
-    assert about(Server(Model(), LATENT, attention=mixed)) == ["attention draft", "attention extend"]
-    assert about(Server(Model(), Model(), attention=mixed | {"extend": "hpc_ops"})) == ["attention extend"]
-    assert about(Server(Model(), Model(), attention=everywhere("intel_amx"))) == [f"attention {role}" for role in ROLES]
-    assert Server(Model(), Model(), topk=2, attention=mixed).mask == "slots"
+    assert about(Server(LATENT, ServedModel(), attention=mixed)) == []
+    assert about(Server(ServedModel(), LATENT, attention=mixed)) == ["attention draft", "attention extend"]
+    assert about(Server(ServedModel(), ServedModel(), attention=mixed | {"extend": "hpc_ops"})) == ["attention extend"]
+    assert about(Server(ServedModel(), ServedModel(), attention=everywhere("intel_amx"))) == [
+        f"attention {role}" for role in ROLES
+    ]
+    assert Server(ServedModel(), ServedModel(), topk=2, attention=mixed).mask == "slots"
 
 
 def test_what_was_not_tried_is_named() -> None:

@@ -9,15 +9,15 @@ from typing import Any
 from fakes.plans import chain_plan
 
 from specc.build.wheel.wheel import write_wheel
-from specc.codegen.artifact import Artifact
+from specc.codegen.artifact import KernelBinary
 from specc.runtime.plan.files.plan_json import read_plan
 
 PARAMETERS = ("*i64", "i64", "*i8", "*i8")
 
 
-def toy_artifact(kernel: str, arch: str = "sm_90", **changes: Any) -> Artifact:
+def toy_artifact(kernel: str, arch: str = "sm_90", **changes: Any) -> KernelBinary:
     """One piece of machine code; `changes` replace its figures."""
-    code = Artifact(kernel, arch, "cubin", b"\x7fELF", "entry", 4, 512, 40, 0, 0, 0, PARAMETERS, "", "12.8.93")
+    code = KernelBinary(kernel, arch, "cubin", b"\x7fELF", "entry", 4, 512, 40, 0, 0, 0, PARAMETERS, "", "12.8.93")
     return replace(code, **changes)
 
 

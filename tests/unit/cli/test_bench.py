@@ -114,17 +114,17 @@ def test_a_program_for_another_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_what_was_found_is_written(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """The file that is written is read by the next build."""
-    from specc.config.chosen import Choice, Tuning
+    from specc.config.chosen import LaunchChoice, Tuning
     from specc.measure.results.ratios import Ratio
     from specc.measure.tuning import tuned
     from specc.measure.tuning.file import Found, Gain
 
     gain = Gain(1, Ratio(1.2, 1.1, 1.3), 0.01)
-    choice = Choice("prepare_rows", None, None, 2)
+    choice = LaunchChoice("prepare_rows", None, None, 2)
 
-    def search(loaded: LoadedConfig, device: object, seconds: float, on_done: object) -> tuned.Tuned:
+    def search(loaded: LoadedConfig, device: object, seconds: float, on_done: object) -> tuned.TuningResult:
         tuning = Tuning("sm_90", "Some GPU", "0.1.0", "3.6.0", (choice,))
-        return tuned.Tuned(tuning, (Found((choice,), "1 warp", (gain,)),), {3: [gain]})
+        return tuned.TuningResult(tuning, (Found((choice,), "1 warp", (gain,)),), {3: [gain]})
 
     monkeypatch.setattr(bench, "here", lambda: "cuda:0")
     monkeypatch.setattr(bench, "device_arch", lambda device: "sm_90")

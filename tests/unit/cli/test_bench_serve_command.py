@@ -117,12 +117,12 @@ def test_the_word_for_no_program_is_the_adapters() -> None:
     ],
 )
 def test_where_a_server_will_be(words: Sequence[str], url: str) -> None:
-    command = process.Command.of(["x", *words], 1)
+    command = process.ServerCommand.of(["x", *words], 1)
     assert command.url == url and command.words == ("x", *words)
 
 
 def test_a_free_port_is_added() -> None:
-    command = process.Command.of(["x", "--served-model-name=a"], 1)
+    command = process.ServerCommand.of(["x", "--served-model-name=a"], 1)
     assert command.words[:3] == ("x", "--served-model-name=a", "--port")
     assert command.url == f"http://127.0.0.1:{int(command.words[3])}"
 
@@ -137,7 +137,7 @@ def test_a_server_that_ends_at_once(server: Started) -> None:
 def test_a_server_that_never_answers(server: Started, fault: str, monkeypatch: pytest.MonkeyPatch) -> None:
     begin = process._process
 
-    def begin_and_print(command: process.Command, variables: Mapping[str, str], output: int) -> Any:
+    def begin_and_print(command: process.ServerCommand, variables: Mapping[str, str], output: int) -> Any:
         """On a busy machine a process may print nothing for longer than the command waits."""
         started, until = begin(command, variables, output), time.monotonic() + 60
         while os.fstat(output).st_size == 0 and time.monotonic() < until:

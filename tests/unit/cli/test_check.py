@@ -170,7 +170,7 @@ def test_schema() -> None:
 
 
 def test_doctor(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(doctor_module, "_gpus", lambda: ([doctor_module.Row("GPU", "none [here]", False)], []))
+    monkeypatch.setattr(doctor_module, "_gpus", lambda: ([doctor_module.DoctorLine("GPU", "none [here]", False)], []))
     result = CliRunner().invoke(app, ["doctor"])
     assert result.exit_code == 0
     assert __version__ in result.stdout

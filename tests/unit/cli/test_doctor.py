@@ -8,7 +8,7 @@ import pytest
 from typer.testing import CliRunner
 
 from specc.cli import doctor as doctor_module
-from specc.cli.doctor import Row
+from specc.cli.doctor import DoctorLine
 from specc.cli.main import app
 from specc.support.diagnostics import Diagnostic
 
@@ -26,7 +26,7 @@ def machine(monkeypatch: pytest.MonkeyPatch):
     def of(*programs: dict[str, object], archs: tuple[str, ...] = ("sm_90",), **engines: str) -> dict[str, str]:
         own = doctor_module._version
         monkeypatch.setattr(doctor_module, "_version", lambda name: engines.get(name.lower()) or own(name))
-        gpus = [Row(f"GPU {index}", arch) for index, arch in enumerate(archs)]
+        gpus = [DoctorLine(f"GPU {index}", arch) for index, arch in enumerate(archs)]
         monkeypatch.setattr(doctor_module, "_gpus", lambda: (gpus, list(archs)))
 
         def listed(problems: dict[str, Diagnostic]):

@@ -15,7 +15,7 @@ from specc.algorithms import names, needs
 from specc.build.build import build_program
 from specc.cli.main import app
 from specc.config import load_config
-from specc.config.models.remembered import Answer
+from specc.config.models.remembered import RememberedFacts
 
 TREE = {"topk": 2, "num_draft_tokens": 6, "page_size": 16}
 CASES: dict[str, tuple[str, dict[str, Any]]] = {
@@ -194,7 +194,9 @@ def test_what_a_model_says_has_its_key(tmp_path: Path, monkeypatch: pytest.Monke
     sizes = {"hidden_size": 64, "num_layers": 2, "num_kv_heads": 1, "head_dim": 16, "vocab_size": 96, "hc_mult": 4}
     sizes["num_mtp_modules"] = 2
     facts = {key: [value, f"its_{key}"] for key, value in sizes.items()} | {"dtype": ["float32", "dtype"]}
-    monkeypatch.setattr("specc.config.models.remembered", lambda content, ask: Answer("deepseek_v4", True, facts))
+    monkeypatch.setattr(
+        "specc.config.models.remembered", lambda content, ask: RememberedFacts("deepseek_v4", True, facts)
+    )
     (tmp_path / "model").mkdir()
     (tmp_path / "model" / "config.json").write_text('{"model_type": "deepseek_v4"}')
     path = tmp_path / "deep.yaml"

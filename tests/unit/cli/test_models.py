@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
-from specc.adapters.sglang.served import Model, Server, refusals
+from specc.adapters.sglang.served import ServedModel, Server, refusals
 from specc.cli.main import app
 
 PAGE = Path(__file__).parents[3] / "docs" / "models.md"
@@ -62,7 +62,7 @@ def test_a_rule_that_changes_changes_the_table(monkeypatch: pytest.MonkeyPatch) 
     """The table asks the rules: it has no list of its own."""
 
     def stricter(server: Server) -> Any:
-        yield from refusals(server if server.target != Model() else Server(target=Model(recurrent=True)))
+        yield from refusals(server if server.target != ServedModel() else Server(target=ServedModel(recurrent=True)))
 
     monkeypatch.setattr("specc.config.presets.sglang_models.refusals", stricter)
     from specc.cli.models import rows as changed_rows

@@ -73,12 +73,12 @@ def test_a_terminal_is_told(name: str, tmp_path: Path, monkeypatch: pytest.Monke
 
 def test_parts_are_counted_and_the_line_makes_room(capsys: pytest.CaptureFixture[str]) -> None:
     from rich.console import Console
-    from rich.progress import Progress as Bar
+    from rich.progress import ProgressLine as Bar
 
-    from specc.cli.progress import Progress
+    from specc.cli.progress import ProgressLine
 
     with Bar(console=Console(stderr=True, force_terminal=True)) as bar:
-        shown = Progress(bar)
+        shown = ProgressLine(bar)
         shown.begin("first", 4)
         shown.advance("second", 3)
         (task,) = bar.tasks

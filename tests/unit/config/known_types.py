@@ -18,7 +18,7 @@ from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_N
 from specc.config import models
 from specc.config.models import known
 from specc.config.models.config_json import _ALSO_KNOWN_AS, Directory, configuration
-from specc.config.models.remembered import Answer
+from specc.config.models.remembered import RememberedFacts
 
 CASES = 1000
 """Files of a type, all of which have to be read alike for it to be known."""
@@ -85,7 +85,7 @@ def _rope(rng: random.Random) -> Any:
     return rng.choice([None, {rng.choice(["rope_type", "type"]): kind, "factor": factor} | more, {}])
 
 
-def said_by_class(content: dict[str, Any]) -> Answer | None:
+def said_by_class(content: dict[str, Any]) -> RememberedFacts | None:
     """What a type's class says of a file; None where it refuses it."""
     try:
         config = configuration(content)
@@ -95,7 +95,7 @@ def said_by_class(content: dict[str, Any]) -> Answer | None:
     return models.answer_of(config, text, Directory(b"", content))
 
 
-def said_by_table(content: dict[str, Any]) -> Answer | None:
+def said_by_table(content: dict[str, Any]) -> RememberedFacts | None:
     """What the table says of it; None where it asks the class."""
     known_type = known.plain(content)
     return None if known_type is None else models.answer_of(known_type, known_type, Directory(b"", content))

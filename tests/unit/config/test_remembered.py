@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from specc.config.models.remembered import Answer, remembered
+from specc.config.models.remembered import RememberedFacts, remembered
 
-ANSWER = Answer("llama", True, {"hidden_size": [64, "hidden_size"], "dtype": ["float32", "dtype"]})
+ANSWER = RememberedFacts("llama", True, {"hidden_size": [64, "hidden_size"], "dtype": ["float32", "dtype"]})
 
 
 class Oracle:
@@ -18,7 +18,7 @@ class Oracle:
     def __init__(self) -> None:
         self.asked = 0
 
-    def __call__(self) -> Answer:
+    def __call__(self) -> RememberedFacts:
         self.asked += 1
         return ANSWER
 
@@ -57,7 +57,7 @@ def test_a_damaged_entry_is_asked_again(damage: str) -> None:
 
 
 def test_a_failure_is_not_remembered() -> None:
-    def fail() -> Answer:
+    def fail() -> RememberedFacts:
         raise ValueError("no")
 
     with pytest.raises(ValueError, match="no"):

@@ -14,7 +14,7 @@ import pytest
 
 from specc.config.archs import Gpu, gpu_of
 from specc.config.pasted import Wanted
-from specc.config.vllm.asked import SCRIPT, Answer, ask
+from specc.config.vllm.asked import SCRIPT, ServerAnswer, ask
 from specc.config.vllm.command_line import COMPILATION, SPECULATION, parse
 from specc.config.vllm.defaults import attention, block_of, buckets_up_to, is_captured, max_requests, most_captured
 from specc.config.vllm.server import Started, started
@@ -169,10 +169,10 @@ HEAD = "vllm serve t --spec-model my-eagle3 --spec-method eagle --spec-tokens 2"
 def test_where_vllm_says_another_value_it_is_taken() -> None:
     own = server(HEAD.removeprefix("vllm serve "))
     told = SAID | {"longest": own.longest and own.longest.value}
-    same = started(parse([HEAD]), H100, None, Answer(told))
+    same = started(parse([HEAD]), H100, None, ServerAnswer(told))
     assert replace(same, read_by=None, runner=own.runner, facts=own.facts) == own, "it says the same"
     assert (same.read_by, same.runner.origin) == ("vLLM 9.9 itself",) * 2
-    other = started(parse([HEAD]), H100, None, Answer(told | {
+    other = started(parse([HEAD]), H100, None, ServerAnswer(told | {
         "num_steps": 3, "max_requests": 96, "largest_graph": 64, "longest": 77, "dtype": "float16", "page_size": 528,
     }))  # fmt: skip
     theirs = (other.drafting.num_steps, other.max_requests, other.longest, other.dtype, other.page_size)
@@ -181,16 +181,16 @@ def test_where_vllm_says_another_value_it_is_taken() -> None:
     ]
     assert other.buckets == ((1, 2, 4, 8, 16), "vLLM's largest graph has 64 tokens, a request 4")
     assert other.captured.origin.startswith("in batches of up to 16: ")
-    nothing = started(parse([HEAD]), H100, None, Answer(told | {"largest_graph": 0}))
+    nothing = started(parse([HEAD]), H100, None, ServerAnswer(told | {"largest_graph": 0}))
     assert nothing.captured.value == "no graphs"
-    assert started(parse([HEAD]), H100, 32, Answer(told | {"page_size": 528})).page_size.value == 32
+    assert started(parse([HEAD]), H100, 32, ServerAnswer(told | {"page_size": 528})).page_size.value == 32
 
 
 @pytest.mark.usefixtures("models")
 def test_what_vllm_says_is_what_is_refused() -> None:
     facts = FACTS | {"first_runner": "by its own word", "settings": {"data_parallel_size": 2, "watermark_config": "W"}}
     arguments = parse([HEAD])
-    settings = started(arguments, H100, None, Answer(SAID | {"facts": facts}))
+    settings = started(arguments, H100, None, ServerAnswer(SAID | {"facts": facts}))
     assert settings.runner.value == "V1"
     assert [error.message.split(", ", 1)[1] for error in arguments.findings.errors] == [
         "vLLM's first model runner (by its own word) is not served",
@@ -202,7 +202,7 @@ def test_what_vllm_says_is_what_is_refused() -> None:
 @pytest.mark.usefixtures("models")
 def test_look_ups_as_vllm_says() -> None:
     words = "vllm serve t --spec-method ngram --spec-tokens 2"
-    answer = Answer(SAID | {"facts": FACTS | {"method": "ngram_gpu"}, "lookups": [7, 3]})
+    answer = ServerAnswer(SAID | {"facts": FACTS | {"method": "ngram_gpu"}, "lookups": [7, 3]})
     drafting = started(parse([words]), H100, None, answer).drafting
     assert (drafting.method.value, drafting.longest, drafting.shortest) == ("ngram_gpu", 7, 3)
 

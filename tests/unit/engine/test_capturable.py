@@ -17,9 +17,9 @@ from specc.engine.memory.kv_pool import KVPool
 from specc.engine.memory.tree_attention import Branches
 from specc.engine.models.causal_models import TargetModel
 from specc.engine.models.drafts import Draft
-from specc.engine.serving.callbacks import Memory
+from specc.engine.serving.callbacks import EngineMemory
 from specc.engine.serving.draft_callbacks import make_callbacks as bind_callbacks
-from specc.engine.serving.prompts import Prompt
+from specc.engine.serving.prompts import PrefillPrompt
 
 from .models_for_tests import CONFIGS, make_drafts, make_pair, make_target
 
@@ -34,7 +34,7 @@ def make_callbacks(target: TargetModel, draft: Draft | None) -> Any:
     plan = make_plan(target, draft)
     models = {"target": target, "draft": draft}
     pools = {owner: KVPool(models[owner].facts.pool, 6 * COLUMNS + 1, CPU) for owner in plan.kv_pools}
-    return bind_callbacks(target, draft, Memory(pools, table, {1: Prompt([5, 6])}), plan)
+    return bind_callbacks(target, draft, EngineMemory(pools, table, {1: PrefillPrompt([5, 6])}), plan)
 
 
 def window(width: int) -> dict[str, torch.Tensor]:

@@ -13,7 +13,7 @@ from specc.engine.errors import EngineError, UnsupportedModelError
 from specc.engine.memory.context import PagedContext
 from specc.engine.models.causal_models import CausalModel, TargetModel
 from specc.engine.models.drafts import StandaloneDraft
-from specc.engine.serving.callbacks import Memory
+from specc.engine.serving.callbacks import EngineMemory
 from specc.engine.serving.checking import boundaries, check_scores
 
 from .models_for_tests import make_drafts, make_model, make_target
@@ -97,16 +97,16 @@ def see_too_much(counts: range) -> Any:
 
 def let_padding_in(model: CausalModel, monkeypatch: pytest.MonkeyPatch) -> None:
     """Rows of a padded prefill write what pads them where their last token is."""
-    plain = Memory.batches
+    plain = EngineMemory.batches
 
-    def spoiled(self: Memory, owner: str, spans: Any) -> Any:
+    def spoiled(self: EngineMemory, owner: str, spans: Any) -> Any:
         for batch in plain(self, owner, spans):
             rows = torch.tensor([spans[member].row for member in batch.members])
             slots = self.req_to_token[rows[:, None], batch.positions].long()
             batch.paged.write_slots = slots.reshape(-1)
             yield batch
 
-    monkeypatch.setattr(Memory, "batches", spoiled)
+    monkeypatch.setattr(EngineMemory, "batches", spoiled)
 
 
 FAULTS = {

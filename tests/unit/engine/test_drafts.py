@@ -19,7 +19,7 @@ from specc.engine.models.causal_models import TargetModel
 from specc.engine.models.drafts import DflashDraft, Draft, FrozenKvDraft, MtpDraft
 from specc.engine.models.loading import load_corpus, load_draft
 from specc.engine.reference import greedy
-from specc.engine.serving.prompts import Prompt
+from specc.engine.serving.prompts import PrefillPrompt
 from specc.engine.serving.requests.request import Completion, StopConditions
 from specc.support.diagnostics import DiagnosticError
 
@@ -126,7 +126,7 @@ def test_branches_ask_side_by_side(branches: int) -> None:
     for prompt in prompts:
         engine.add(prompt, StopConditions(1 + NEW))
     for request in engine.scheduler.admit():
-        engine._prompts[request.row] = Prompt(tuple(request.ids))
+        engine._prompts[request.row] = PrefillPrompt(tuple(request.ids))
     rows, lens = torch.tensor([1, 0, 2, 3]), torch.tensor([len(prompts[0]), 0, *map(len, prompts[1:])])
     engine.callbacks.prefill_target(rows=rows[rows > 0], seq_lens=lens[rows > 0], capture="last")
     generator = torch.Generator().manual_seed(branches)
@@ -167,7 +167,7 @@ def test_what_a_prefill_hands_over(kind: str, capture: str) -> None:
     for prompt in (prompts[1], prompts[3]):
         engine.add(prompt, StopConditions(2))
     for request in engine.scheduler.admit():
-        engine._prompts[request.row] = Prompt(tuple(request.ids), request.shared)
+        engine._prompts[request.row] = PrefillPrompt(tuple(request.ids), request.shared)
     lengths = [len(prompts[1]), len(prompts[3])]
     out = engine.callbacks.prefill_target(rows=torch.tensor([1, 2]), seq_lens=torch.tensor(lengths), capture=capture)
     assert [int(token) for token in out.logits.argmax(-1)] == [greedy(target, prompts[i], 1)[0] for i in (1, 3)]

@@ -12,7 +12,7 @@ from programs import planned
 from torch import Tensor
 
 from specc.engine.errors import GrammarError
-from specc.engine.serving.requests.grammar import Grammars, Masks, Matcher
+from specc.engine.serving.requests.grammar import GrammarMasks, Grammars, Matcher
 from specc.runtime.capabilities.sampling import Sampling
 
 VOCAB, STOP, CPU = 70, 1, torch.device("cpu")
@@ -99,13 +99,13 @@ def test_a_matcher_follows_what_was_emitted() -> None:
 
 
 @pytest.fixture
-def masks() -> Masks:
+def masks() -> GrammarMasks:
     """Of a program of trees of 6 nodes."""
     keys: dict[str, Any] = {"topk": 2, "num_draft_tokens": 6, "verify": "target_only", "sampling": ["grammar"]}
-    return Masks(planned("EAGLE", target={"vocab_size": VOCAB}, draft={"vocab_size": VOCAB}, **keys)[0], CPU)
+    return GrammarMasks(planned("EAGLE", target={"vocab_size": VOCAB}, draft={"vocab_size": VOCAB}, **keys)[0], CPU)
 
 
-def test_masks_are_those_of_the_next_launch(masks: Masks) -> None:
+def test_masks_are_those_of_the_next_launch(masks: GrammarMasks) -> None:
     """Rows without a grammar allow all, also those that had one before; all of it in the same memory."""
     tokens = torch.tensor([[2, 3, 9, 4, 1, 5]] * 3)
     parent = torch.tensor([[-1, 0, 0, 1, 1, 3]] * 3)
@@ -125,7 +125,7 @@ def test_masks_are_those_of_the_next_launch(masks: Masks) -> None:
             assert (tokens_of(first[row]) == {STOP, 3, 4, 5, 6, 7}) is (row in restricted)
 
 
-def test_a_chain_needs_no_parents(masks: Masks) -> None:
+def test_a_chain_needs_no_parents(masks: GrammarMasks) -> None:
     masks.restricted = {0: Matcher(Rising())}
     begun = masks.begin(torch.tensor([[2, 4, 6, 60]]), None)
     masks.end(begun)
@@ -133,7 +133,7 @@ def test_a_chain_needs_no_parents(masks: Masks) -> None:
     assert tokens_of(begun[0, 3]) == {*range(VOCAB)}
 
 
-def test_the_nodes_are_those_that_were_begun(masks: Masks) -> None:
+def test_the_nodes_are_those_that_were_begun(masks: GrammarMasks) -> None:
     """Tensors of a program are overwritten by what runs in the meantime."""
     masks.restricted = {0: Matcher(Rising())}
     tokens = torch.tensor([[2, 4, 6]])
@@ -144,7 +144,7 @@ def test_the_nodes_are_those_that_were_begun(masks: Masks) -> None:
 
 
 def test_a_program_without_grammars_has_no_masks() -> None:
-    made = Masks(planned("EAGLE")[0], CPU)
+    made = GrammarMasks(planned("EAGLE")[0], CPU)
     assert made._masks.numel() == 0
 
 

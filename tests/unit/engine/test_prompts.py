@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from specc.engine.memory.attention import plain_attention
 from specc.engine.memory.kv_pool import KVPool
-from specc.engine.serving.callbacks import Memory
+from specc.engine.serving.callbacks import EngineMemory
 from specc.engine.serving.prompts import MOST_TOKENS, Span, grouped
 
 from .models_for_tests import make_target
@@ -46,7 +46,7 @@ def test_a_batch_is_as_good_as_every_prompt_alone(family: str) -> None:
     pool = KVPool(target.facts.pool, table.numel() + 1)
     for buffer in pool.buffers:
         buffer.fill_(30.0)
-    memory = Memory({"target": pool}, table, {})
+    memory = EngineMemory({"target": pool}, table, {})
     cuts = [[0, int(torch.randint(len(text), (), generator=generator)), len(text)] for text in texts]
     last: dict[int, torch.Tensor] = {}
     for part in (0, 1):

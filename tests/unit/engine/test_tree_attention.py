@@ -14,7 +14,7 @@ from specc.engine.memory.kv_pool import KVPool
 from specc.engine.memory.tree_attention import Branches, seen_columns, visible_keys
 from specc.engine.models.causal_models import CausalModel, TargetModel
 from specc.engine.models.drafts import StandaloneDraft
-from specc.engine.serving.callbacks import Memory
+from specc.engine.serving.callbacks import EngineMemory
 from specc.engine.serving.draft_callbacks import make_callbacks as bind_callbacks
 from specc.engine.serving.prompts import Span
 
@@ -67,10 +67,10 @@ def make_callbacks(target: TargetModel, draft: Any, page_size: int = 1, **facts:
     pools = {owner: KVPool(model.facts.pool, 5 * COLUMNS + page_size) for owner, model in models.items()}
     for buffer in pools["target"].buffers + pools["draft"].buffers:
         buffer.copy_(30 * torch.randn(buffer.shape, generator=generator))
-    return bind_callbacks(target, draft, Memory(pools, table, {}), plan)
+    return bind_callbacks(target, draft, EngineMemory(pools, table, {}), plan)
 
 
-def fill(model: CausalModel, memory: Memory, owner: str, texts: list[list[int]]) -> None:
+def fill(model: CausalModel, memory: EngineMemory, owner: str, texts: list[list[int]]) -> None:
     """Run texts through a model so that their keys and values are in rows 1, 2, ..."""
     for batch in memory.batches(owner, [Span(row, 0, len(text)) for row, text in enumerate(texts, start=1)]):
         model.forward(batch.padded([torch.tensor(text) for text in texts]), batch.positions, batch.paged)

@@ -4,19 +4,19 @@ from __future__ import annotations
 
 import pytest
 
-from specc.explain.page.drafting import Drafted, comb, grown
+from specc.explain.page.drafting import DraftedNode, comb, grown
 
 
 def test_a_small_tree() -> None:
     """Two branches, two steps: of probabilities 1/2, 1/4; 1/4, 1/8; 1/8, 1/16 the best four."""
     assert grown(2, 2, 5) == [
-        Drafted(0, -1, 0),
-        Drafted(1, 0, 1),
-        Drafted(2, 0, 1),
-        Drafted(3, 1, 2),
-        Drafted(4, 1, 2),
-        Drafted(None, 2, 2),
-        Drafted(None, 2, 2),
+        DraftedNode(0, -1, 0),
+        DraftedNode(1, 0, 1),
+        DraftedNode(2, 0, 1),
+        DraftedNode(3, 1, 2),
+        DraftedNode(4, 1, 2),
+        DraftedNode(None, 2, 2),
+        DraftedNode(None, 2, 2),
     ]
 
 

@@ -85,11 +85,12 @@ def test_every_drafted_node_is_drawn(name: str) -> None:
 
 
 def test_a_large_tree_has_no_dots() -> None:
-    from specc.explain.page.drafting import Drafting, grown
+    from specc.explain.page.drafting import DraftPicture, grown
 
     makers = ("draft_0", "draft_1")
     small, large = (
-        Drafting("forwards", k, 3, n, 1, makers, True, {}, False, tuple(grown(k, 3, n))) for k, n in ((4, 16), (8, 48))
+        DraftPicture("forwards", k, 3, n, 1, makers, True, {}, False, tuple(grown(k, 3, n)))
+        for k, n in ((4, 16), (8, 48))
     )
     circles = [list(ET.fromstring(drafted(how)).iter(f"{SVG}circle")) for how in (small, large)]
     assert [len(drawn) for drawn in circles] == [37, 48]
@@ -97,8 +98,8 @@ def test_a_large_tree_has_no_dots() -> None:
 
 @pytest.mark.parametrize(("topk", "steps", "nodes"), [(2, 2, 2), (3, 3, 2), (2, 4, 3), (4, 2, 3)])
 def test_a_tree_whose_last_nodes_have_candidates_that_were_not_kept(topk: int, steps: int, nodes: int) -> None:
-    from specc.explain.page.drafting import Drafting, grown
+    from specc.explain.page.drafting import DraftPicture, grown
 
-    how = Drafting("forwards", topk, steps, nodes, 1, (), True, {}, False, tuple(grown(topk, steps, nodes)))
+    how = DraftPicture("forwards", topk, steps, nodes, 1, (), True, {}, False, tuple(grown(topk, steps, nodes)))
     words = [element.text for element in ET.fromstring(drafted(how)).iter(f"{SVG}text")]
     assert {"root", *map(str, range(nodes))} <= set(words)

@@ -7,7 +7,7 @@ from collections.abc import Callable
 import pytest
 
 from specc.ir.builder import Builder
-from specc.ir.core import PHASES, Carry, Module, Value, entry_of, is_state, tensor_type
+from specc.ir.core import PHASES, CarriedValue, Module, Value, entry_of, is_state, tensor_type
 from specc.ir.declarations import Kernel, Options
 from specc.ir.nodes import on_field
 from specc.ir.types import Dim, StateType, TensorType
@@ -20,7 +20,7 @@ I64 = TensorType("i64", ("B",))
 def sample() -> tuple[Module, Builder, Value]:
     """A module with one input and two carried values."""
     module = Module("m")
-    module.carries |= {name: Carry(name, I64) for name in "ab"}
+    module.carries |= {name: CarriedValue(name, I64) for name in "ab"}
     return module, Builder(module), module.add_input("rows", I64)
 
 
@@ -228,7 +228,7 @@ def turned(module: Module) -> None:
 
 CHANGES: dict[str, Callable[[Module], object]] = {
     "a size": lambda module: module.dims.update(B=Dim("B", "request", 5)),
-    "a carried value": lambda module: module.carries.update(a=Carry("a", I64, kept=True)),
+    "a carried value": lambda module: module.carries.update(a=CarriedValue("a", I64, kept=True)),
     "an input": lambda module: module.add_input("more", I64),
     "an output": lambda module: module.outputs.update(health=module.find("health.clear")[0].result),
     "a name": lambda module: module.rename(module.inputs["rows"], "lines"),

@@ -10,12 +10,12 @@ from programs import compile_to, load
 
 from specc.algorithms import names, needs
 from specc.ir.builder import Builder
-from specc.ir.core import Carry, Module, Op
+from specc.ir.core import CarriedValue, Module, Op
 from specc.ir.declarations import Kernel
 from specc.ir.infer import assign_types
 from specc.ir.types import Dim, TensorType
 from specc.kernels import FAMILIES
-from specc.kernels.groups import Nodes, waiting
+from specc.kernels.groups import NodeOrder, waiting
 from specc.kernels.writing.blocks import is_long
 from specc.kernels.writing.family import Cluster, Spec, cluster_of, in_order, leaves, read_in_place
 from specc.kernels.writing.traffic import traffic
@@ -72,7 +72,7 @@ def module_of(width: int) -> tuple[Module, Builder]:
     module.dims |= {"B": Dim("B", "request", 4, dynamic=True), "K": Dim("K", "branch", 1), "A": Dim("A", "path", 3)}
     module.dims |= {"P": Dim("P", "pool", 9), "V": Dim("V", "vocab", 50)}
     module.add_input("req_pool_indices", TensorType("i64", ("B",)))
-    module.carries["state"] = Carry("state", TensorType("f32", ("B", width)))
+    module.carries["state"] = CarriedValue("state", TensorType("f32", ("B", width)))
     return module, Builder(module)
 
 
@@ -107,7 +107,7 @@ def test_ops_are_one_node_unless_something_outside_waits_in_between() -> None:
     """Where another op reads a row and what it gives is stored too, one launch of both stores cannot be."""
     module, b = module_of(6)
     rows = module.inputs["req_pool_indices"]
-    module.carries = {name: Carry(name, TensorType("i64", ("B",))) for name in ("state", "later")}
+    module.carries = {name: CarriedValue(name, TensorType("i64", ("B",))) for name in ("state", "later")}
     nodes = module.add_input("nodes", TensorType("i64", ("B", "A")))
     index = module.add_input("accept_index", TensorType("i32", ("B", "A")))
     lens = module.add_input("accept_lens", TensorType("i32", ("B",)))
@@ -120,10 +120,10 @@ def test_ops_are_one_node_unless_something_outside_waits_in_between() -> None:
             assign_types(module, op)
     (op,), both = module.find("commit.last"), module.find("carry.store")
     waits = waiting(module)
-    assert not Nodes(waits).merge([op, *both])
-    assert Nodes(waits).merge([op, both[0]])
-    assert Nodes(waits).merge(module.phases["commit"])
-    nodes = Nodes(waits)
+    assert not NodeOrder(waits).merge([op, *both])
+    assert NodeOrder(waits).merge([op, both[0]])
+    assert NodeOrder(waits).merge(module.phases["commit"])
+    nodes = NodeOrder(waits)
     assert nodes.merge([op, both[0]])
     assert not nodes.merge(both)
 
@@ -138,7 +138,7 @@ def test_traffic_counts_rows_that_are_touched() -> None:
     cluster = in_order(module, [last, *module.find("carry.store")])
     # Rows i64, the path i32[B, 3] and its lengths i32 in; a row f32[6] in and out.
     assert traffic(module, cluster) == 4 * (8 + 12 + 4 + 24 + 24)
-    module.carries["ring"] = Carry("ring", TensorType("i32", ("B", 4096)))
+    module.carries["ring"] = CarriedValue("ring", TensorType("i32", ("B", 4096)))
     lens = module.add_input("lens", TensorType("i64", ("B",)))
     predict = module.add_input("predict", TensorType("i32", ("B", "A")))
     with b.phase("commit"):
@@ -171,7 +171,7 @@ def test_units_follow_from_the_last_axis() -> None:
     lens = module.add_input("accept_lens", TensorType("i32", ("B",)))
     module.carries["state"] = replace(module.carries["state"], type=TensorType("f32", ("B", 3, 2)))
     module.dims["A"] = replace(module.dims["A"], size=300)
-    module.carries["flat"] = Carry("flat", TensorType("f32", ("B", 15)))
+    module.carries["flat"] = CarriedValue("flat", TensorType("f32", ("B", 15)))
     with b.phase("commit"):
         for field, carry in list(module.carries.items()):
             nodes = module.add_input(f"{field}_nodes", TensorType("f32", ("B", "A", *carry.type.shape[1:])))

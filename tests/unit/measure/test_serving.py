@@ -12,8 +12,8 @@ import pytest
 
 from specc.measure.results.ratios import Ratio
 from specc.measure.serving import questions
-from specc.measure.serving.client import Answer
-from specc.measure.serving.endpoint import Counts, counted, of_answers, samples_of
+from specc.measure.serving.client import TimedText
+from specc.measure.serving.endpoint import ServerCounts, counted, of_answers, samples_of
 from specc.measure.serving.figures import BESIDE, BatchFigures, Served, SideFigures, Texts, Turn
 from specc.measure.serving.table import tables
 
@@ -31,22 +31,22 @@ specc:decode_steps_total{by="vllm",program="p",reason="other"} 1.0
 """
 
 
-def answer(tokens: int, first_s: float, last_s: float, accepted: tuple[int, ...] = ()) -> Answer:
-    return Answer("x", tokens, 5, first_s, last_s, accepted)
+def answer(tokens: int, first_s: float, last_s: float, accepted: tuple[int, ...] = ()) -> TimedText:
+    return TimedText("x", tokens, 5, first_s, last_s, accepted)
 
 
 def test_counters_of_metrics() -> None:
     counts = counted(samples_of(METRICS))
-    assert counts == Counts(15, (9, 4), 7, 3)
+    assert counts == ServerCounts(15, (9, 4), 7, 3)
     assert counts.accept_length == pytest.approx(1 + 13 / 15)
     assert counts.by_position == pytest.approx((9 / 15, 4 / 15))
-    assert counted([]) == Counts() and Counts().accept_length is None and Counts().by_position == ()
+    assert counted([]) == ServerCounts() and ServerCounts().accept_length is None and ServerCounts().by_position == ()
 
 
 def test_what_was_counted_between_two_times() -> None:
-    assert Counts(9, (5, 2, 1), 4, 3).since(Counts(2, (1,), 1, 3)) == Counts(7, (4, 2, 1), 3, 0)
-    assert Counts(9, (5,)).since(Counts(2, (1, 0))) == Counts(7, (4, 0), None, None)
-    assert Counts(1, (1,), 4, 0).plus(Counts(2, (1, 2))) == Counts(3, (2, 2), 4, 0)
+    assert ServerCounts(9, (5, 2, 1), 4, 3).since(ServerCounts(2, (1,), 1, 3)) == ServerCounts(7, (4, 2, 1), 3, 0)
+    assert ServerCounts(9, (5,)).since(ServerCounts(2, (1, 0))) == ServerCounts(7, (4, 0), None, None)
+    assert ServerCounts(1, (1,), 4, 0).plus(ServerCounts(2, (1, 2))) == ServerCounts(3, (2, 2), 4, 0)
 
 
 def test_what_answers_say_of_their_verifications() -> None:
@@ -61,13 +61,13 @@ def test_what_answers_say_of_their_verifications() -> None:
     assert counts.verifications == len(every)
     assert counts.accept_length == pytest.approx(1 + statistics.mean(every))
     assert counts.by_position == pytest.approx([sum(accepted > k for accepted in every) / len(every) for k in range(4)])
-    assert of_answers([answer(2, 0, 1)]) == Counts()
+    assert of_answers([answer(2, 0, 1)]) == ServerCounts()
 
 
 def test_figures_of_a_side() -> None:
     first = (answer(11, 0.5, 1.5), answer(1, 0.1, 0.1), answer(3, 0.2, 0.8))
     second = (answer(5, 0.4, 0.8),)
-    turns = [Turn(2, 3.0, first, Counts(10, (5, 3), 6, 2)), Turn(2, 1.0, second, Counts(2, (1, 0), 0, 0))]
+    turns = [Turn(2, 3.0, first, ServerCounts(10, (5, 3), 6, 2)), Turn(2, 1.0, second, ServerCounts(2, (1, 0), 0, 0))]
     figures = SideFigures.of(turns)
     assert figures.tokens == 20 and figures.tokens_per_s == pytest.approx((15 / 3 + 5) / 2)
     assert figures.per_token_ms == pytest.approx(100) and figures.first_token_ms == pytest.approx(300)
@@ -78,7 +78,7 @@ def test_figures_of_a_side() -> None:
 
 def test_a_side_that_tells_little() -> None:
     """No request has more than one token, and the server counts nothing."""
-    figures = SideFigures.of([Turn(1, 2.0, (answer(1, 0.5, 0.5),), Counts())])
+    figures = SideFigures.of([Turn(1, 2.0, (answer(1, 0.5, 0.5),), ServerCounts())])
     assert (figures.per_token_ms, figures.per_token_ms_p90, figures.accept_length, figures.program_steps) == (None,) * 4
     batch = BatchFigures(1, 1, figures, figures, Ratio(1, 1, 1))
     addresses, engines = ("http://a", "http://b"), ("", "")

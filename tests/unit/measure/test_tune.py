@@ -7,9 +7,9 @@ from pathlib import Path
 import torch
 
 from specc.build.build import build_program
-from specc.config.chosen import Choice
+from specc.config.chosen import LaunchChoice
 from specc.measure.tuning.file import tuning_text
-from specc.measure.tuning.tuned import Tuned, tune
+from specc.measure.tuning.tuned import TuningResult, tune
 from specc.measure.tuning.variants import described, knobs_of
 from specc.runtime.plan.nodes import Launch
 from specc.runtime.plan.plan import Plan
@@ -20,11 +20,11 @@ CPU = torch.device("cpu")
 HEAD = CHAIN[:-2] + ", head: int8}\n"
 
 
-def search(text: str, seconds: float = 60.0) -> Tuned:
+def search(text: str, seconds: float = 60.0) -> TuningResult:
     return tune(load(text), CPU, seconds, lambda what, part: None)
 
 
-def by_launch(tuned: Tuned) -> dict[str, Choice]:
+def by_launch(tuned: TuningResult) -> dict[str, LaunchChoice]:
     return {choice.launch: choice for depth in tuned.found for choice in depth.choices}
 
 

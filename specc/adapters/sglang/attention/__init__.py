@@ -16,7 +16,7 @@ from torch import Tensor
 from ..._shapes import largest
 from ..models.windows import map_of
 from ..seam import need
-from .backend import Backend
+from .backend import StepAttention
 from .eager import Eager
 from .roles import Roles, roles_of
 from .step_tables import Sizes, Tables
@@ -96,7 +96,7 @@ class Attention:
         for backend in self._backends:
             backend.begin(batch)
 
-    def _make(self, name: str, roles: Roles, *, captured: bool) -> Backend:
+    def _make(self, name: str, roles: Roles, *, captured: bool) -> StepAttention:
         if name not in KINDS or (name in NEED_GRAPHS and not captured):
             return Eager(roles, self._tables)
         need(name)

@@ -13,7 +13,7 @@ from .roles import Roles
 from .step_tables import Tables
 
 
-class Backend(ABC):
+class StepAttention(ABC):
     """The forwards of one step by one kind of attention; every method returns SGLang's object that then runs.
 
     `begin` comes first in a step, whatever its first forward is. A step is run several times before it is captured, so

@@ -20,7 +20,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .backend import Backend
+from .backend import StepAttention
 from .roles import Roles, name_of
 from .step_tables import Tables
 
@@ -40,11 +40,11 @@ class Room:
     held: dict[str, Any] = field(default_factory=dict[str, Any])
 
 
-class Contract(Backend):
+class Contract(StepAttention):
     """A backend of SGLang over room of our own."""
 
     def __init__(self, roles: Roles, tables: Tables) -> None:
-        """See `Backend`. ValueError for a tree, which the contract of these backends has no place for."""
+        """See `StepAttention`. ValueError for a tree, which the contract of these backends has no place for."""
         super().__init__(roles, tables)
         if tables.sizes.topk > 1:
             raise ValueError(f"attention {', '.join(sorted(set(roles.named().values())))} serves chains")
@@ -53,18 +53,18 @@ class Contract(Backend):
         self._widths: dict[int, Tensor] = {}
 
     def draft(self, step: int, batch: Any) -> Any:
-        """See `Backend`."""
+        """See `StepAttention`."""
         backend = self._roles.draft[step]
         if name_of(backend) in ADD_NO_STEP:
             batch.seq_lens = self._drafting(step, batch)
         return self._prepared(backend, batch)
 
     def target(self, batch: Any, width: int, mask: Tensor | None, counts: Tensor | None) -> Any:
-        """See `Backend`."""
+        """See `StepAttention`."""
         return self._prepared(self._roles.verify, batch)
 
     def extend(self, batch: Any, seq_lens: Tensor, width: int) -> Any:
-        """See `Backend`."""
+        """See `StepAttention`."""
         rows = batch.batch_size
         if rows not in self._widths:
             self._widths[rows] = torch.full((rows,), width, dtype=torch.int32, device=seq_lens.device)

@@ -7,25 +7,25 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .backend import Backend
+from .backend import StepAttention
 
 
-class Eager(Backend):
+class Eager(StepAttention):
     """`init_forward_metadata` of each backend."""
 
     def draft(self, step: int, batch: Any) -> Any:
-        """See `Backend`."""
+        """See `StepAttention`."""
         if step == 0:
             self._roles.container.init_forward_metadata(batch)
         return self._roles.draft[step]
 
     def target(self, batch: Any, width: int, mask: Tensor | None, counts: Tensor | None) -> Any:
-        """See `Backend`."""
+        """See `StepAttention`."""
         self._roles.verify.init_forward_metadata(batch)
         return self._roles.verify
 
     def extend(self, batch: Any, seq_lens: Tensor, width: int) -> Any:
-        """See `Backend`."""
+        """See `StepAttention`."""
         rows = torch.arange(len(seq_lens), dtype=torch.int32, device=seq_lens.device)
         batch.extend_seq_lens = torch.full_like(rows, width)
         batch.extend_prefix_lens = seq_lens.to(torch.int32)

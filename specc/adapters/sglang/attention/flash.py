@@ -15,7 +15,7 @@ from sglang.srt.layers.attention import flashattention_backend as fa
 from sglang.srt.layers.attention.flashattention_backend import FlashAttentionMetadata
 from torch import Tensor
 
-from .backend import Backend
+from .backend import StepAttention
 from .roles import Roles
 from .second_pool import TwoPools
 from .step_tables import Tables
@@ -24,21 +24,21 @@ WHOLE = -1, -1
 """The window of a layer that sees the whole text."""
 
 
-class Flash(Backend):
+class Flash(StepAttention):
     """FlashAttention over one table of pages for all forwards of a step."""
 
     def __init__(self, roles: Roles, tables: Tables) -> None:
-        """See `Backend`."""
+        """See `StepAttention`."""
         super().__init__(roles, tables)
         self._schedules: dict[int, tuple[Tensor, Tensor]] = {}
         self._scheduling = False
 
     def begin(self, batch: Any) -> None:
-        """See `Backend`."""
+        """See `StepAttention`."""
         self._schedules.clear()
 
     def draft(self, step: int, batch: Any) -> Any:
-        """See `Backend`."""
+        """See `StepAttention`."""
         tables, rows = self._tables, batch.batch_size
         topk, backend = tables.sizes.topk, self._roles.draft[step]
         if topk == 1:
@@ -52,7 +52,7 @@ class Flash(Backend):
         return self._set(backend, self._text(rows, topk, tables.whole(rows)), branches)
 
     def target(self, batch: Any, width: int, mask: Tensor | None, counts: Tensor | None) -> Any:
-        """See `Backend`."""
+        """See `StepAttention`."""
         tables, rows, backend = self._tables, batch.batch_size, self._roles.verify
         text, nodes = self._text(rows, width, tables.verifying(rows)), None
         if mask is not None and counts is not None:
@@ -67,7 +67,7 @@ class Flash(Backend):
         return self._set(backend, text, nodes)
 
     def extend(self, batch: Any, seq_lens: Tensor, width: int) -> Any:
-        """See `Backend`."""
+        """See `StepAttention`."""
         batch.extend_prefix_lens, batch.extend_seq_lens_cpu = seq_lens, [width] * len(seq_lens)
         rows = batch.batch_size
         return self._set(self._roles.extend, self._text(rows, width, self._tables.extending(rows)), None)

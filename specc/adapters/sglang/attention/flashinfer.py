@@ -24,7 +24,7 @@ from sglang.srt.layers.attention.flashinfer_backend import (
 )
 from torch import Tensor
 
-from .backend import Backend
+from .backend import StepAttention
 from .roles import Roles
 from .slot_lists import Lists
 from .step_tables import Tables
@@ -33,7 +33,7 @@ LAYOUT, PAGE = "NHD", 1
 
 
 @dataclass(frozen=True)
-class Forward:
+class FlashinferForward:
     """A forward of a step for one size of batch: its wrapper, and what plans it for keys i32[n] of each list."""
 
     wrapper: Any
@@ -41,31 +41,31 @@ class Forward:
 
 
 @dataclass(frozen=True)
-class Forwards:
+class FlashinferForwards:
     """Those of a step for one size of batch, as far as they run on flashinfer."""
 
-    draft: Sequence[Forward]
-    target: Forward | None
-    extend: Forward | None
+    draft: Sequence[FlashinferForward]
+    target: FlashinferForward | None
+    extend: FlashinferForward | None
 
 
-class Flashinfer(Backend):
+class Flashinfer(StepAttention):
     """flashinfer's wrappers, made for each size of batch when it is met first."""
 
     plans = True
 
     def __init__(self, roles: Roles, tables: Tables) -> None:
-        """See `Backend`."""
+        """See `StepAttention`."""
         super().__init__(roles, tables)
         self._lists = Lists(tables)
         self._named = {role for role, name in roles.named().items() if name == "flashinfer"}
-        self._made: dict[int, Forwards] = {}
+        self._made: dict[int, FlashinferForwards] = {}
         self._memory: dict[str, tuple[Tensor, Tensor]] = {}
         self._planned: int | None = None
         self._copied = torch.cuda.Event() if tables.slots.is_cuda else None
 
     def plan(self, rows: int, lengths: Sequence[int]) -> None:
-        """See `Backend`."""
+        """See `StepAttention`."""
         sizes, text = self._tables.sizes, torch.tensor(lengths, dtype=torch.int32)
         if self._copied is not None:  # the plans before are read from the host's memory until then
             self._copied.synchronize()
@@ -84,37 +84,37 @@ class Flashinfer(Backend):
         self._planned = rows
 
     def begin(self, batch: Any) -> None:
-        """See `Backend`. A step that nobody has planned is one of padding rows: before steps are captured, or then."""
+        """See `StepAttention`. A step that nobody has planned has padding rows: before or while steps are captured."""
         if self._planned != batch.batch_size and not self._capturing():
             self.plan(batch.batch_size, [0] * batch.batch_size)
         self._lists.fill(batch)
 
     def draft(self, step: int, batch: Any) -> Any:
-        """See `Backend`."""
+        """See `StepAttention`."""
         backend = self._roles.draft[step]
         backend.forward_metadata = DecodeMetadata([self._made[batch.batch_size].draft[step].wrapper])
         return backend
 
     def target(self, batch: Any, width: int, mask: Tensor | None, counts: Tensor | None) -> Any:
-        """See `Backend`."""
+        """See `StepAttention`."""
         if mask is not None:
             self._lists.pack(batch, mask)
         return self._set(self._roles.verify, self._made[batch.batch_size].target)
 
     def extend(self, batch: Any, seq_lens: Tensor, width: int) -> Any:
-        """See `Backend`."""
+        """See `StepAttention`."""
         batch.extend_prefix_lens, batch.extend_seq_lens_cpu = seq_lens, [width] * len(seq_lens)
         return self._set(self._roles.extend, self._made[batch.batch_size].extend)
 
     def _capturing(self) -> bool:
         return self._copied is not None and torch.cuda.is_current_stream_capturing()
 
-    def _set(self, backend: Any, forward: Forward | None) -> Any:
+    def _set(self, backend: Any, forward: FlashinferForward | None) -> Any:
         assert forward is not None, "the role is this backend's"
         backend.forward_metadata = PrefillMetadata([forward.wrapper], use_ragged=False, extend_no_prefix=False)
         return backend
 
-    def _make(self, rows: int) -> Forwards:
+    def _make(self, rows: int) -> FlashinferForwards:
         lists, sizes, roles = self._lists, self._tables.sizes, self._roles
         draft = [self._decode(step, rows) for step in range(len(roles.draft))] if "draft" in self._named else []
         target = extend = None
@@ -124,9 +124,9 @@ class Flashinfer(Backend):
             target = self._prefill("verify", roles.verify, rows, sizes.nodes, lists.verifying(rows), masks)
         if "extend" in self._named:
             extend = self._prefill("extend", roles.extend, rows, sizes.steps + 1, lists.extending(rows), {})
-        return Forwards(draft, target, extend)
+        return FlashinferForwards(draft, target, extend)
 
-    def _decode(self, step: int, rows: int) -> Forward:
+    def _decode(self, step: int, rows: int) -> FlashinferForward:
         """One query of each branch. The first plan loads the kernels; later ones reuse what it has found."""
         backend = self._roles.draft[step]
         of, (starts, lasts) = backend.indices_updater_decode, self._lists.drafting(step, rows)
@@ -149,7 +149,7 @@ class Flashinfer(Backend):
         def plan(keys: Tensor) -> None:
             fast_decode_plan(wrapper, *given, **kinds, global_override_indptr_cpu=_sums(keys))
 
-        return Forward(wrapper, plan)
+        return FlashinferForward(wrapper, plan)
 
     def _prefill(
         self,
@@ -159,7 +159,7 @@ class Flashinfer(Backend):
         width: int,
         lists: tuple[Tensor, Tensor],
         masks: dict[str, Tensor],
-    ) -> Forward:
+    ) -> FlashinferForward:
         """`width` queries of each request, which are its last keys, behind all others or as `masks` say."""
         of, (starts, lasts), queries = backend.indices_updater_prefill, lists, self._tables.starts(rows, width)
         wrapper = BatchPrefillWithPagedKVCacheWrapper(
@@ -191,7 +191,7 @@ class Flashinfer(Backend):
                 max_kv_len=int(keys.max()),
             )
 
-        return Forward(wrapper, plan)
+        return FlashinferForward(wrapper, plan)
 
     def _share(self, forward: str, wrapper: Any) -> None:
         """Let a forward have one memory for its plan, 8 MiB on the device and the host, whatever the size of batch."""

@@ -11,20 +11,20 @@ import torch
 from sglang.srt.layers.attention.triton_backend import ForwardMetadata
 from torch import Tensor
 
-from .backend import Backend
+from .backend import StepAttention
 
 
-class Triton(Backend):
+class Triton(StepAttention):
     """Triton attention over the buffers that SGLang's own graphs have."""
 
     _prefix: tuple[Tensor, Tensor] | None = None
 
     def begin(self, batch: Any) -> None:
-        """See `Backend`."""
+        """See `StepAttention`."""
         self._prefix = None
 
     def draft(self, step: int, batch: Any) -> Any:
-        """See `Backend`."""
+        """See `StepAttention`."""
         container = self._roles.container
         if step == 0:
             container.init_forward_metadata_out_graph(batch, in_capture=True)
@@ -34,7 +34,7 @@ class Triton(Backend):
         return self._roles.draft[step]
 
     def target(self, batch: Any, width: int, mask: Tensor | None, counts: Tensor | None) -> Any:
-        """See `Backend`."""
+        """See `StepAttention`."""
         backend, rows = self._roles.verify, batch.batch_size
         starts, slots = self._text(backend, batch, batch.seq_lens)
         mask_starts = None
@@ -46,7 +46,7 @@ class Triton(Backend):
         return backend
 
     def extend(self, batch: Any, seq_lens: Tensor, width: int) -> Any:
-        """See `Backend`."""
+        """See `StepAttention`."""
         batch.extend_prefix_lens, batch.extend_seq_lens_cpu = seq_lens, [width] * len(seq_lens)
         backend = self._roles.extend
         starts, slots = self._text(backend, batch, seq_lens)

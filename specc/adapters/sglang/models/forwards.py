@@ -38,7 +38,7 @@ def drafting() -> Iterator[None]:
         yield
 
 
-class Outputs(NamedTuple):
+class ForwardOutputs(NamedTuple):
     """What a forward returns: logits f32[..., V], and hidden states T[..., W] where it captures any.
 
     V are the columns of the rank where a program has sharded logits. A draft whose head the program computes
@@ -83,7 +83,7 @@ class Forwards:
         seq_lens: Tensor,
         capture: str,
         hidden: Tensor | None = None,
-    ) -> Outputs:
+    ) -> ForwardOutputs:
         """One token i64[b, K] of every branch through the draft; `hidden` T[b, K, W]."""
         info = EagleDraftInput(
             hidden_states=_rows(hidden),
@@ -108,7 +108,7 @@ class Forwards:
         capture: str,
         mask: Tensor | None = None,
         counts: Tensor | None = None,
-    ) -> Outputs:
+    ) -> ForwardOutputs:
         """The nodes i64[b, N] of every request through the target; `mask`, and in mode `slots` `counts`, of a tree."""
         info = EagleVerifyInput(
             draft_token=tokens.flatten(),
@@ -143,7 +143,7 @@ class Forwards:
         seq_lens: Tensor,
         capture: str,
         hidden: Tensor | None = None,
-    ) -> Outputs:
+    ) -> ForwardOutputs:
         """The accepted path i64[b, A] through the draft; logits and hidden states of the flat rows `select` i64[b]."""
         width = tokens.shape[1]
         info = EagleDraftExtendInput(
@@ -210,7 +210,7 @@ class Forwards:
             columns = runner.model_config.vocab_size if scored is None else len(scored)
         return runner.graph_shared_output.get_logits_buffer(columns, rows=rows)
 
-    def _run(self, runner: Any, backend: Any, batch: ForwardBatch, shape: tuple[int, ...]) -> Outputs:
+    def _run(self, runner: Any, backend: Any, batch: ForwardBatch, shape: tuple[int, ...]) -> ForwardOutputs:
         parts = self._parts
         batch.mark_forward_metadata_ready()
         parts.padding.give(batch)
@@ -223,7 +223,7 @@ class Forwards:
         given = output.next_token_logits.view(*shape, -1).contiguous()
         logits, states = (None, given) if left_out else (given, None)
         hidden = output.hidden_states
-        return Outputs(logits, None if hidden is None else hidden.view(*shape, -1).contiguous(), states)
+        return ForwardOutputs(logits, None if hidden is None else hidden.view(*shape, -1).contiguous(), states)
 
 
 def _rows(hidden: Tensor | None) -> Tensor | None:

@@ -14,18 +14,18 @@ from typing import Any
 import torch
 
 from ..attention import Attention
-from .forwards import Forwards, Outputs
+from .forwards import ForwardOutputs, Forwards
 from .parts import Parts
 
 Key = tuple[Any, ...]
 
 
 @dataclass(frozen=True)
-class Recorded:
+class RecordedForward:
     """A graph, and the tensors that hold its results after each replay."""
 
     graph: torch.cuda.CUDAGraph
-    outputs: Outputs
+    outputs: ForwardOutputs
 
 
 class RecordedForwards(Forwards):
@@ -39,11 +39,11 @@ class RecordedForwards(Forwards):
         """As `Forwards`."""
         super().__init__(worker, attention, parts, shape)
         self._met = Counter[Key]()
-        self._recorded: dict[Key, Recorded] = {}
+        self._recorded: dict[Key, RecordedForward] = {}
         self._pool = torch.cuda.graph_pool_handle()
         self._stream = torch.cuda.Stream()
 
-    def _run(self, runner: Any, backend: Any, batch: Any, shape: tuple[int, ...]) -> Outputs:
+    def _run(self, runner: Any, backend: Any, batch: Any, shape: tuple[int, ...]) -> ForwardOutputs:
         key = (id(backend), batch.forward_mode, batch.batch_size, *_places(batch))
         if key in self._recorded:
             self._recorded[key].graph.replay()
@@ -54,7 +54,7 @@ class RecordedForwards(Forwards):
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph, pool=self._pool, stream=self._stream, capture_error_mode="thread_local"):
             outputs = super()._run(runner, backend, batch, shape)
-        self._recorded[key] = Recorded(graph, outputs)
+        self._recorded[key] = RecordedForward(graph, outputs)
         graph.replay()
         return outputs
 

@@ -26,7 +26,7 @@ from ..attention import roles_of
 from ..models import heads, routed, shards
 from ..models.forwards import scored_tokens
 from ..models.windows import first_pool, oddity
-from ..served import CACHES, SETTINGS, Model, Server, refusals
+from ..served import CACHES, SETTINGS, ServedModel, Server, refusals
 from ..simulate import simulating
 
 COMMAND_LINE = {"flashinfer_mla": "flashinfer"}
@@ -73,14 +73,14 @@ def facts(worker: Any) -> Server:
     )
 
 
-def _facts_of(runner: Any, of_target: Any) -> Model:
+def _facts_of(runner: Any, of_target: Any) -> ServedModel:
     """The facts of a model. A pool is of its very class: others that derive from it keep their rows otherwise."""
     config, pool = runner.model_config, type(runner.token_to_kv_pool).__name__
     cache = next((layout for layout, name in CACHES.items() if name == pool), pool)
     if cache == "swa":
         cache = oddity(runner.token_to_kv_pool, of_target) or cache
     layers = (getattr(layer, "sliding_window_size", None) or -1 for layer in runner.model.modules())
-    return Model(
+    return ServedModel(
         cache=f"a unified {pool}" if runner.kv_index_translator.is_translating else cache,
         chunk=config.attention_chunk_size is not None,
         window=bool(runner.sliding_window_size) or any(type(size) is int and size > 0 for size in layers),

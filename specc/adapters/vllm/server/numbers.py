@@ -19,11 +19,11 @@ from .. import seam
 from .fit import numbers
 
 logger = logging.getLogger("vllm.specc")
-_of_engine: list[Numbers] = []
+_of_engine: list[DraftCounts] = []
 """What is found out while vLLM makes an engine, until that makes its scheduler."""
 
 
-class Numbers:
+class DraftCounts:
     """Stands for a table of vLLM's scheduler: the number of drafts by that of requests."""
 
     def __init__(self, package: Any, measure: Callable[[], Mapping[str, Mapping[int, float]]] = dict) -> None:
@@ -92,12 +92,12 @@ class Numbers:
 def asks(package: Any, config: Any) -> bool:
     """Whether a program's policy says how many drafts there are, and not the server of this VllmConfig.
 
-    In a worker, before it captures: vLLM then captures graphs for every number. ServerError as `Numbers`.
+    In a worker, before it captures: vLLM then captures graphs for every number. ServerError as `DraftCounts`.
     """
     speculative = config.speculative_config
     if len(package.plans) == 1 or numbers(speculative) or not seam.there(seam.NUMBERS):
         return False
-    speculative.num_speculative_tokens_per_batch_size = Numbers(package).table(config.scheduler_config.max_num_seqs)
+    speculative.num_speculative_tokens_per_batch_size = DraftCounts(package).table(config.scheduler_config.max_num_seqs)
     return True
 
 
@@ -144,10 +144,10 @@ def looking_up(original: Any) -> Any:
     return __init__
 
 
-def numbers_of(programs: Sequence[Any], executor: Any) -> Numbers | None:
+def numbers_of(programs: Sequence[Any], executor: Any) -> DraftCounts | None:
     """What says how many drafts there are, of the program that an Executor's workers run; None where the server does.
 
-    ServerError as `Numbers`.
+    ServerError as `DraftCounts`.
     """
     if all(len(one.plans) == 1 for one in programs):
         return None
@@ -158,7 +158,7 @@ def numbers_of(programs: Sequence[Any], executor: Any) -> Numbers | None:
     if package is None:
         logger.warning("specc: %s is not installed where the scheduler is: every step has as many drafts", wanted)
         return None
-    made = Numbers(package, functools.partial(_times, executor))
+    made = DraftCounts(package, functools.partial(_times, executor))
     if made.times:
         said = {name: {size: round(time, 3) for size, time in of.items()} for name, of in made.times.items()}
         logger.info("specc: milliseconds of a step by number of drafts and batch: %s", said)

@@ -48,7 +48,7 @@ def measured(worker: Any) -> dict[str, dict[int, float]]:
         return {}
     try:
         with torch.random.fork_rng([runner.device] if runner.device.type == "cuda" else []):
-            times = runner.speculator.steps.measure(Padding(runner).run)
+            times = runner.speculator.steps.measure(PaddingSteps(runner).run)
     except Exception:
         if parallel.several():
             raise
@@ -57,7 +57,7 @@ def measured(worker: Any) -> dict[str, dict[int, float]]:
     return {str(shape): dict(by_bucket) for shape, by_bucket in times.items()}
 
 
-class Padding:
+class PaddingSteps:
     """Steps of a model runner of vLLM's in which there is no request."""
 
     def __init__(self, runner: Any) -> None:

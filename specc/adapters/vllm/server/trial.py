@@ -30,7 +30,7 @@ REASON = "verified by both sides"
 """Why steps of a trial are vLLM's own."""
 
 
-class Difference(RuntimeError):
+class TrialDifference(RuntimeError):
     """The program does something else than vLLM; ranks agree on that before it is raised."""
 
 
@@ -56,7 +56,7 @@ class Trial:
     def verify(self, own: Any, batch: Any, sampler: Any, scores: Callable[[], Tensor]) -> None:
         """Have the program verify an InputBatch of which vLLM has made `own`, a SamplerOutput.
 
-        scores: makes the target's logits T[b * A, V] once more, with the masks of grammars. Raises `Difference`.
+        scores: makes the target's logits T[b * A, V] once more, with the masks of grammars. Raises `TrialDifference`.
         """
         if not self._made and parallel.is_first():
             logger.info("specc: not known of this vLLM: %s. Both sides make the first %d steps", self._new, STEPS)
@@ -79,7 +79,7 @@ class Trial:
         self._verified = rows, before["seq_lens"] + lengths, last
 
     def draft(self, drafts: int, *hidden: Tensor) -> Tensor:
-        """The program's drafts for the same batch, see `Steps.draft`, before vLLM's. Raises `Difference`.
+        """The program's drafts for the same batch, see `Steps.draft`, before vLLM's. Raises `TrialDifference`.
 
         vLLM has updated its tables by then, from which the program goes on: of that nothing was compared before.
         """
@@ -94,7 +94,7 @@ class Trial:
         return made
 
     def compare(self, mine: Tensor, own: Tensor) -> None:
-        """Compare the program's drafts i64[b, n] with vLLM's own, and with that end the step. Raises `Difference`."""
+        """Compare the program's drafts i64[b, n] with vLLM's own, which ends the step. Raises `TrialDifference`."""
         right = (mine == own).long().cumprod(1).sum(1)  # behind another draft all others may be
         most = own.shape[1]
         drafts, others = torch.stack(((right + 1).clamp(max=most).sum(), (right < most).sum())).tolist()
@@ -110,16 +110,18 @@ class Trial:
             logger.info(said, self._made, self._others, self._drafts)
 
     def _demand(self, differ: Mapping[str, Tensor]) -> None:
-        """Raise `Difference` if any of the requests bool[b] has what it is named for."""
+        """Raise `TrialDifference` if any of the requests bool[b] has what it is named for."""
         counts = torch.stack([of.sum() for of in differ.values()]).tolist()
         found = [f"{count} of {len(next(iter(differ.values())))} requests have" for count in counts]
         self._agree("; ".join(f"{some} {what}" for some, what, n in zip(found, differ, counts, strict=True) if n))
 
     def _agree(self, what: str) -> None:
-        """Raise `Difference` if there is one, on any rank."""
+        """Raise `TrialDifference` if there is one, on any rank."""
         if what := parallel.disagreement({"what differs": what}) or what:
             step = f"step {min(self._made + 1, STEPS)} of {STEPS} that both sides make"
-            raise Difference(f"{self._steps.name} differs from vLLM's own step: {what} in {step}. New are {self._new}")
+            raise TrialDifference(
+                f"{self._steps.name} differs from vLLM's own step: {what} in {step}. New are {self._new}"
+            )
 
 
 def _emitted(own: Any, width: int) -> tuple[Tensor, Tensor]:

@@ -42,7 +42,7 @@ from specc.engine.models.scores import rows_of
 WEIGHTS_FILE = "model.safetensors"
 
 
-class Family(NamedTuple):
+class DecoderFamily(NamedTuple):
     """The classes of one decoder architecture that the head is made of."""
 
     layer: type[nn.Module]
@@ -52,9 +52,9 @@ class Family(NamedTuple):
     norm: type[nn.Module]
 
 
-FAMILIES: dict[str, Family] = {
-    "llama": Family(LlamaDecoderLayer, LlamaRotaryEmbedding, LlamaAttention, LlamaMLP, LlamaRMSNorm),
-    "qwen3": Family(Qwen3DecoderLayer, Qwen3RotaryEmbedding, Qwen3Attention, Qwen3MLP, Qwen3RMSNorm),
+FAMILIES: dict[str, DecoderFamily] = {
+    "llama": DecoderFamily(LlamaDecoderLayer, LlamaRotaryEmbedding, LlamaAttention, LlamaMLP, LlamaRMSNorm),
+    "qwen3": DecoderFamily(Qwen3DecoderLayer, Qwen3RotaryEmbedding, Qwen3Attention, Qwen3MLP, Qwen3RMSNorm),
 }
 
 
@@ -77,7 +77,7 @@ class SharingHead(nn.Module):
     that are not submodules, so they are neither parameters nor part of the state dict.
     """
 
-    families: ClassVar[Mapping[str, Family]] = FAMILIES
+    families: ClassVar[Mapping[str, DecoderFamily]] = FAMILIES
     """The architectures that its layers may have."""
 
     def __init__(self, config: PretrainedConfig) -> None:

@@ -42,15 +42,17 @@ from transformers.models.qwen2.modeling_qwen2 import (
     Qwen2RotaryEmbedding,
 )
 
-from specc.engine.models.heads.eagle_head import FAMILIES, Family, SharingHead, check_one_layer
+from specc.engine.models.heads.eagle_head import FAMILIES, DecoderFamily, SharingHead, check_one_layer
 from specc.engine.models.heads.own_modules import adapted, layout_of
 from specc.engine.models.heads.published_heads import renamed
 
-MODULE_FAMILIES: dict[str, Family] = {
+MODULE_FAMILIES: dict[str, DecoderFamily] = {
     **FAMILIES,
-    "qwen2": Family(Qwen2DecoderLayer, Qwen2RotaryEmbedding, Qwen2Attention, Qwen2MLP, Qwen2RMSNorm),
-    "glm4_moe": Family(Glm4MoeDecoderLayer, Glm4MoeRotaryEmbedding, Glm4MoeAttention, Glm4MoeMLP, Glm4MoeRMSNorm),
-    "deepseek_v3": Family(
+    "qwen2": DecoderFamily(Qwen2DecoderLayer, Qwen2RotaryEmbedding, Qwen2Attention, Qwen2MLP, Qwen2RMSNorm),
+    "glm4_moe": DecoderFamily(
+        Glm4MoeDecoderLayer, Glm4MoeRotaryEmbedding, Glm4MoeAttention, Glm4MoeMLP, Glm4MoeRMSNorm
+    ),
+    "deepseek_v3": DecoderFamily(
         DeepseekV3DecoderLayer, DeepseekV3RotaryEmbedding, DeepseekV3Attention, DeepseekV3MLP, DeepseekV3RMSNorm
     ),
 }

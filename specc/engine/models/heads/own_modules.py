@@ -39,7 +39,7 @@ PLAIN = "give a checkpoint whose weights are not quantised, in bfloat16, float16
 
 
 @dataclass(frozen=True)
-class Layout:
+class ModuleLayout:
     """How models of one type are published with a module.
 
     Attributes:
@@ -60,13 +60,13 @@ class Layout:
     blank_start: bool = False
 
 
-_BEHIND = Layout(
+_BEHIND = ModuleLayout(
     "model.layers.{layers}.",
     {"embedding_norm": "enorm", "hidden_norm": "hnorm", "fc": "eh_proj", "norm": "shared_head.norm"},
     copies=("embed_tokens.weight", "shared_head.head.weight"),
     settings={"first_k_dense_replace": 0},
 )
-_MIMO = Layout(
+_MIMO = ModuleLayout(
     "model.mtp_layers.0.",
     {
         "embedding_norm": "token_layernorm",
@@ -86,7 +86,7 @@ def has_modules(content: Mapping[str, Any]) -> bool:
     return str(content.get("model_type")) in LAYOUTS and bool(content.get(COUNT))
 
 
-def layout_of(config: PretrainedConfig) -> Layout | None:
+def layout_of(config: PretrainedConfig) -> ModuleLayout | None:
     """The layout of a published module's configuration; None for modules of this project."""
     layout = getattr(config, "mtp_module", None)
     return LAYOUTS[layout["model_type"]] if layout else None
@@ -153,7 +153,7 @@ def adapted(config: PretrainedConfig, weights: Mapping[str, Tensor], wanted: Map
     return {name: torch.stack(rows) if name.startswith(EXPERTS) else rows[0] for name, rows in parts.items()}
 
 
-def _sources(layout: Layout, name: str, count: int) -> list[list[str]]:
+def _sources(layout: ModuleLayout, name: str, count: int) -> list[list[str]]:
     """What a weight of `MtpModule` is made of: rows for `count` experts, or one; what is side by side in each."""
     if name.startswith(EXPERTS):
         parts = {"gate_up_proj": ("gate_proj", "up_proj"), "down_proj": ("down_proj",)}[name.removeprefix(EXPERTS)]

@@ -108,7 +108,7 @@ class Grammars:
         return library.GrammarCompiler(library.TokenizerInfo.from_huggingface(self._tokenizer, **stops))
 
 
-class Masks:
+class GrammarMasks:
     """The bitmasks that a program reads, i32[b, n, words] on the target's device; ones where all is allowed.
 
     restricted: the matchers of the next launch, by row of its batch. Without any nobody waits for the device.

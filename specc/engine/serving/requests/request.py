@@ -9,7 +9,7 @@ from itertools import zip_longest
 
 from specc.engine.errors import GrammarError, StepFailedError
 from specc.engine.serving.handover import Handover
-from specc.engine.serving.prompts import Prompt
+from specc.engine.serving.prompts import PrefillPrompt
 from specc.engine.serving.requests.grammar import Matcher
 from specc.engine.serving.requests.text import StopText
 from specc.runtime import Score as Score
@@ -134,9 +134,9 @@ class Request:
         return self.ids if self.known is None else self.ids[:-1]
 
     @property
-    def prompt(self) -> Prompt:
+    def prompt(self) -> PrefillPrompt:
         """What is prefilled of it in its row."""
-        return Prompt(tuple(self.unread), self.shared, self.known)
+        return PrefillPrompt(tuple(self.unread), self.shared, self.known)
 
     @property
     def committed(self) -> int:
