@@ -40,7 +40,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 SLOW = re.compile(
-    r"aot/|browser/|compose/|e2e/|fuzz/|property/"
+    r"aot/|browser/|changes/test_changes\.py::test_a_change_works|compose/|e2e/|fuzz/|property/"
     r"|kernels/test_(vocab\.py::test_(topk|reductions_are_stored|groups_of_long)|prologue|drafting)"
     r"|kernels/test_shards\.py::test_(programs|every_rank_has_the_bits_of_one\[[^]]*(2999|topk)|numbers_of_a_reduced\w+\[[^]]*topk)"
     r"|kernels/test_(sample|score|reject|cut|brought_tiles)\.py::\w+\[cpu-(f16|f32)|kernels/test_reject\.py::test_masses\[|kernels/test_row\.py|gpu/test_interpreted"

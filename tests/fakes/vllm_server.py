@@ -212,7 +212,7 @@ class Server:
                            (Scheduler, "__init__")):  # fmt: skip
             monkeypatch.setattr(kind, name, getattr(kind, name))  # they are as they were when the test ends
         VLLM.plug_in(package_of(plan, PROGRAM, *others), monkeypatch, lambda adapter: release or adapter.TESTED[-1])
-        monkeypatch.setattr(adapter("digests"), "installed", lambda: dict.fromkeys(new, "new"))
+        monkeypatch.setattr(adapter("server.digests"), "installed", lambda: dict.fromkeys(new, "new"))
         width, page = -(-longest // plan.kv.page_size), plan.kv.page_size
         self.states = RequestState(requests, plan.size("S"), longest)
         self.tables, self.target = BlockTables(requests, (3, width), (2 * page, page)), Target(plan)

@@ -12,7 +12,7 @@ import torch
 from fakes.sglang_modules import request
 
 from specc.adapters import sglang as adapter
-from specc.adapters.sglang.requests.refusals import refusals as requests
+from specc.adapters.sglang.requests import refusals as requests
 
 VOCABULARY = 96
 

@@ -13,11 +13,11 @@ from fakes.drafts import Engine
 from fakes.sglang_modules import request
 from programs import planned
 from sampling_oracle import drawn
-from specc.adapters.sglang.requests.refusals.admission import PENALTIES, Admission, asked
-from specc.adapters.sglang.requests.refusals.refusals import unserved
 from test_sglang import VOCABULARY
 from torch import Tensor
 
+from specc.adapters.sglang.requests.admission import PENALTIES, Admission, asked
+from specc.adapters.sglang.requests.refusals import unserved
 from specc.runtime.backends.cpu import ReferenceBackend
 from specc.runtime.batch import Batch
 from specc.runtime.capabilities.sampling import Sampling

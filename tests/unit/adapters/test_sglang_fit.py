@@ -18,7 +18,7 @@ Change = Callable[[Server], object]
 
 
 def misfits(server: Server) -> list[str]:
-    return adapter("fit").misfits({server.plan.shape: server.plan}, server.worker)
+    return adapter("server.fit").misfits({server.plan.shape: server.plan}, server.worker)
 
 
 def setting(part: str, name: str, value: object) -> Change:
@@ -121,7 +121,7 @@ def test_two_pools_are_served_if_they_are_as_gpt_oss_has_them(serve: Serve, othe
     server = serve(plan_of("EAGLE"))
     for role, pool in (("target", two_pools()), ("draft", two_pools(**others))):
         of(role, "token_to_kv_pool", pool)(server)
-    facts = adapter("fit").facts(server.worker)
+    facts = adapter("server.fit").facts(server.worker)
     assert (facts.target.cache, facts.draft.cache == "swa") == ("swa", not others)
 
 
@@ -159,7 +159,9 @@ def test_slots_that_a_step_may_write_are_allocated(serve: Serve, monkeypatch: py
         (reserve, []),
         (reserve - 1, [f"a step may write {reserve} slots of a request, the server allocates {reserve - 1}"]),
     ):
-        monkeypatch.setattr(adapter("fit"), "get_alloc_reserve_per_decode", lambda allocated=allocated: allocated)
+        monkeypatch.setattr(
+            adapter("server.fit"), "get_alloc_reserve_per_decode", lambda allocated=allocated: allocated
+        )
         assert misfits(server) == expected
 
 

@@ -140,7 +140,7 @@ def sent(**other: Tensor | None) -> dict[str, Any]:
 )
 def test_what_came_is_checked(serve: Serve, other: dict[str, Any], says: str | None) -> None:
     serve(plan_of("EAGLE"))
-    found = adapter("handover").lacking(**sent(**other), topk=TOPK, width=WIDTH, scored=TOKENS)
+    found = adapter("requests.handover").lacking(**sent(**other), topk=TOPK, width=WIDTH, scored=TOKENS)
     assert found is None if says is None else re.search(says, found)
 
 
@@ -189,7 +189,7 @@ def test_a_version_that_lacks_what_is_taken_over_runs_no_program_there(
     decoding: Serve, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     server = decoding(plan_of("EAGLE"))
-    fit, seam = adapter("fit"), adapter("seam")
+    fit, seam = adapter("server.fit"), adapter("seam")
     plans = {server.plan.shape: server.plan}
     assert fit.misfits(plans, server.worker) == []
     monkeypatch.setitem(seam.MAY, seam.HANDOVER, "managers.schedule_batch.Req: nothing_of_the_kind")

@@ -73,14 +73,14 @@ def test_several_shapes_are_not_served(serve: Serve) -> None:
     server = serve(plans[0], others=plans[1:], adapters=True)
     assert server.worker.steps is None
     by_shape = {plan.shape: plan for plan in plans}
-    assert adapter("fit").misfits(by_shape, server.worker) == ["several shapes are not served with LoRA"]
+    assert adapter("server.fit").misfits(by_shape, server.worker) == ["several shapes are not served with LoRA"]
 
 
 def test_a_graph_has_what_was_said_of_its_bucket(serve: Serve, monkeypatch: pytest.MonkeyPatch) -> None:
     """All buckets are warmed up before the first is captured, while which nothing can be said."""
     server = serve(plan_of("EAGLE"), adapters=True)
     lora, nodes = manager(server), 4
-    adapters = adapter("lora").Adapters(server.worker.target_worker.model_runner)
+    adapters = adapter("models.lora").Adapters(server.worker.target_worker.model_runner)
     info = SimpleNamespace(draft_token_num=nodes)
     batches = {rows: SimpleNamespace(batch_size=rows, spec_info=info) for rows in (2, 1)}
     capturing = [False]

@@ -84,7 +84,7 @@ def test_after_a_tree_of_sglangs_those_of_its_path_follow_the_path(serve: Serve)
     experts = torch.arange(2 * 8 * LAYERS * CHOSEN, dtype=torch.int32).view(16, LAYERS, CHOSEN)
     routed.capture(experts)
     rows, path = torch.tensor([3, 1]), torch.tensor([[0, 2, 5, -1], [8, -1, -1, -1]])
-    result = adapter("results").GenerationBatchResult(
+    result = adapter("requests.results").GenerationBatchResult(
         accept_index=path, accept_lens=torch.tensor([3, 1], dtype=torch.int32), new_seq_lens=torch.tensor([13, 8])
     )
     server.worker.steps.note(rows, result)
@@ -123,6 +123,6 @@ def test_what_the_server_returns_and_the_program_hands_out_go_together(
     server = serve(plan_of(), routed=capturer(), attention=IntelAMXAttnBackend)
     server.plan = plan_of(**keys)
     for name, key in (("eagle_topk", "K"), ("num_draft_tokens", "N")):
-        setattr(adapter("fit").get_spec(), f"speculative_{name}", server.plan.size(key))
+        setattr(adapter("server.fit").get_spec(), f"speculative_{name}", server.plan.size(key))
     BaseTopkCapturer.current = None if routed is None else capturer(*routed)
     assert misfits(server) == expected

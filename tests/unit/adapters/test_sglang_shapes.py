@@ -207,9 +207,9 @@ def test_the_server_has_of_everything_the_most(serve: Serve, name: str, theirs: 
     plans = plans_of([{"num_steps": 3}, {"num_steps": 2, "topk": 3, "num_draft_tokens": 9}], **QLEN)
     server = started(serve, plans)
     by_shape = {plan.shape: plan for plan in plans}
-    assert adapter("fit").misfits(by_shape, server.worker) == []
+    assert adapter("server.fit").misfits(by_shape, server.worker) == []
     setattr(SETTINGS.spec, name, theirs)
-    assert adapter("fit").misfits(by_shape, server.worker) == [misfit]
+    assert adapter("server.fit").misfits(by_shape, server.worker) == [misfit]
 
 
 @pytest.mark.parametrize(

@@ -245,5 +245,5 @@ def test_fewer_requests_than_shapes(serve: Serve) -> None:
 
 def adapter_numbers(serve: Serve) -> Any:
     server = serve(plans_of("EAGLE"))
-    assert isinstance(lookup(server), adapter("numbers").Numbers)
+    assert isinstance(lookup(server), adapter("server.numbers").DraftCounts)
     return lookup(server)

@@ -75,7 +75,7 @@ def test_measuring_changes_no_request(measuring: Serve, algorithm: str) -> None:
     server.begin(PROMPTS)
     for drafts, ahead in [(3, 1), (1, 0), (0, 3), (3, 3)]:
         tables = {name: table.clone() for name, table in server.runner.speculator.fields.items()}
-        assert adapter("times").measured(server.worker).keys() == {"3", "1", "0"}
+        assert adapter("server.times").measured(server.worker).keys() == {"3", "1", "0"}
         for name, table in server.runner.speculator.fields.items():
             assert torch.equal(table[1:], tables[name][1:]), name
         server.decode(ROWS, drafts=drafts, ahead=ahead)
@@ -177,7 +177,7 @@ def test_a_program_that_the_scheduler_does_not_have_leaves_the_servers_number(
 ) -> None:
     """It is installed where ranks are, and otherwise where the scheduler is."""
     server = serve(plans_of("EAGLE"))
-    found = adapter("numbers").numbers_of
+    found = adapter("server.numbers").numbers_of
     other = package_of(plans_of("EAGLE")[0], PROGRAM, *plans_of("EAGLE")[1:])
     vars(other)["__version__"] = "0.1.0+p2"
     assert found([other], Executor([server.worker])) is None

@@ -43,7 +43,7 @@ def serve(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> 
 
         def begun(plan: Plan, **named: Any) -> Server:
             server = start(plan, new=NEW, **named)
-            monkeypatch.setattr(adapter("trial"), "STEPS", STEPS)
+            monkeypatch.setattr(adapter("server.trial"), "STEPS", STEPS)
             return server
 
         yield begun
@@ -62,7 +62,7 @@ def test_steps_that_are_alike(serve: Serve, algorithm: str, cuda: bool, caplog: 
     server.begin(PROMPTS)
     run(server)
     server.judge()
-    assert server.program.left == {adapter("trial").REASON: STEPS}
+    assert server.program.left == {adapter("server.trial").REASON: STEPS}
     assert server.program.served == len(BATCHES) - STEPS
     first, second = lines(caplog)
     functions = "GPUModelRunner.sample, input_batch.post_update"
@@ -91,14 +91,14 @@ def test_nothing_of_a_trial_stays_in_vllms_tables(serve: Serve, monkeypatch: pyt
     server.grammars, server.known = {2: lambda _: {*range(half)}, 1: lambda _: {*range(half, 2 * half)}}, False
     states = server.states
     tables = states.draft_tokens, states.last_sampled_tokens, states.num_computed_tokens.gpu, states.all_token_ids.gpu
-    verify, seen = adapter("trial").Trial.verify, list[bool]()
+    verify, seen = adapter("server.trial").Trial.verify, list[bool]()
 
     def verifying(*given: Any) -> None:
         before = [table.clone() for table in tables]
         verify(*given)
         seen.append(all(torch.equal(*pair) for pair in zip(before, tables, strict=True)))
 
-    monkeypatch.setattr(adapter("trial").Trial, "verify", verifying)
+    monkeypatch.setattr(adapter("server.trial").Trial, "verify", verifying)
     server.begin(PROMPTS)
     run(server)
     assert seen == [True] * STEPS
