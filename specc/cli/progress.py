@@ -63,7 +63,7 @@ def progress(what: str, total: int | None = None, *, quiet: bool = False) -> Gen
         return
     from rich.console import Console
     from rich.progress import BarColumn, SpinnerColumn, TaskProgressColumn, TextColumn, TimeElapsedColumn
-    from rich.progress import ProgressLine as Bar
+    from rich.progress import Progress as Bar
 
     what_column = TextColumn("{task.description}", markup=False)
     columns = (SpinnerColumn(), what_column, BarColumn(20), TaskProgressColumn(), TimeElapsedColumn())
