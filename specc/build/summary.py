@@ -12,9 +12,9 @@ from rich.console import Console, ConsoleOptions, Group
 from rich.table import Table
 from rich.text import Text
 
-from specc.runtime.plan.files.typed import to_json
 from specc.runtime.plan.nodes import External, Given, Node, Reference
 from specc.runtime.plan.plan import Plan, Totals
+from specc.runtime.plan.typed import to_json
 from specc.support.render import printable
 
 if TYPE_CHECKING:

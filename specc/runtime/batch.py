@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from .errors import BatchError
-from .plan.files.typed import twice
+from .plan.typed import twice
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -249,7 +249,7 @@ KEYS_OF_MODELS = {
 }
 """Keys of config.json and generation_config.json are spelled there, such as `eagle_config`."""
 
-ENGINE = re.compile(r"engine/(models/(\w+_heads?|drafts|loading)|serving/draft_callbacks)\.py")
+ENGINE = re.compile(r"engine/(models/(heads/\w+_heads?|drafts|loading)|serving/draft_callbacks)\.py")
 """The reference engine runs kinds of draft models, which have the names of the papers that they come from."""
 
 DIALECT = re.compile(

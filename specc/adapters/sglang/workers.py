@@ -17,9 +17,8 @@ from sglang.srt.speculative.standalone_worker_v2 import StandaloneWorkerV2
 
 from .._plugin import chosen, tried
 from .._shapes import SHAPE, TIMES
-from . import seam
+from . import handover, relay, seam
 from .binding import capturing
-from .requests import handover, relay
 from .requests.refusals import refuses, turn_away
 from .requests.results import SglangResult
 from .server.fit import misfits

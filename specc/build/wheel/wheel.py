@@ -33,8 +33,8 @@ from specc.codegen.artifact import least_driver
 from specc.config.presets import PRESETS
 from specc.runtime.plan.files.manifest import MANIFEST, PLAN, Artifact, Assembler, Manifest
 from specc.runtime.plan.files.plan_json import plan_text
-from specc.runtime.plan.files.typed import to_json
 from specc.runtime.plan.plan import FORMAT, Plan
+from specc.runtime.plan.typed import to_json
 from specc.support.files.writing import unfinished
 
 if TYPE_CHECKING:

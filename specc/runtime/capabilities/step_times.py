@@ -20,8 +20,8 @@ from ..batch import Batch
 from ..bound import BoundStep
 from ..errors import DamagedWheelError, StepTimesError
 from ..plan.files.manifest import Manifest, read_packaged
-from ..plan.files.typed import from_json, read_json, to_json
 from ..plan.shape import Shape, listed, named
+from ..plan.typed import from_json, read_json, to_json
 from .shape import ShapeBuckets, StepTimes
 
 WARM = 2

@@ -11,7 +11,7 @@ from ..plan.outputs import MEANINGS
 T = TypeVar("T")
 
 
-class OutputAttribute(Generic[T]):
+class Attribute(Generic[T]):
     """An attribute of results: the output of its name, a T. AttributeError where the program does not hand it out."""
 
     def __set_name__(self, owner: type, name: str) -> None:
@@ -20,10 +20,10 @@ class OutputAttribute(Generic[T]):
         self.__doc__ = MEANINGS[name]
 
     @overload
-    def __get__(self, result: None, owner: type) -> OutputAttribute[T]: ...
+    def __get__(self, result: None, owner: type) -> Attribute[T]: ...
     @overload
     def __get__(self, result: Outputs, owner: type) -> T: ...
-    def __get__(self, result: Outputs | None, owner: type) -> OutputAttribute[T] | T:
+    def __get__(self, result: Outputs | None, owner: type) -> Attribute[T] | T:
         """The output of a result; of its class the attribute itself, for `help`."""
         if result is None:
             return self
@@ -48,5 +48,5 @@ class Outputs:
 
     def __dir__(self) -> list[str]:
         """What this result has: outputs that the program does not hand out are left out."""
-        declared = {name for name in MEANINGS if isinstance(getattr(type(self), name, None), OutputAttribute)}
+        declared = {name for name in MEANINGS if isinstance(getattr(type(self), name, None), Attribute)}
         return sorted({*super().__dir__()} - declared | declared & self.outputs.keys())

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from ..health import faults
 from ..semantics.convention import DTYPES
-from .outputs import OutputAttribute, Outputs
+from .outputs import Attribute, Outputs
 
 NAMES = {dtype: name for name, dtype in DTYPES.items()}
 """What plans call torch's dtypes."""
@@ -35,7 +35,7 @@ class Score:
 class _Lists(Outputs):
     """Outputs as Python lists, one entry per request."""
 
-    health = OutputAttribute[list[int]]()
+    health = Attribute[list[int]]()
 
     def faults(self, request: int) -> tuple[str, ...]:
         """What the health word of request `request` says went wrong, by name; see `health.FAULTS`."""
@@ -46,7 +46,7 @@ class _Lists(Outputs):
 class _OnHost(_Lists):
     """Those of a call that emits tokens."""
 
-    bonus = OutputAttribute[list[int]]()
+    bonus = Attribute[list[int]]()
 
 
 @dataclass(frozen=True)
@@ -56,16 +56,16 @@ class HostResult(_OnHost):
     Whatever the program does not hand out raises AttributeError.
     """
 
-    predict = OutputAttribute[list[list[int]]]()
-    accept_lens = OutputAttribute[list[int]]()
-    new_seq_lens = OutputAttribute[list[int]]()
-    accept_index = OutputAttribute[list[list[int]]]()
-    hidden_states = OutputAttribute[list[list[list[float]]]]()
-    logprobs = OutputAttribute[list[list[float]]]()
-    best_tokens = OutputAttribute[list[list[list[int]]]]()
-    best_logprobs = OutputAttribute[list[list[list[float]]]]()
-    routed_experts = OutputAttribute[list[list[list[list[int]]]]]()
-    indexer_topk = OutputAttribute[list[list[list[list[int]]]]]()
+    predict = Attribute[list[list[int]]]()
+    accept_lens = Attribute[list[int]]()
+    new_seq_lens = Attribute[list[int]]()
+    accept_index = Attribute[list[list[int]]]()
+    hidden_states = Attribute[list[list[list[float]]]]()
+    logprobs = Attribute[list[list[float]]]()
+    best_tokens = Attribute[list[list[list[int]]]]()
+    best_logprobs = Attribute[list[list[list[float]]]]()
+    routed_experts = Attribute[list[list[list[list[int]]]]]()
+    indexer_topk = Attribute[list[list[list[list[int]]]]]()
 
     def tokens(self, request: int) -> list[int]:
         """Tokens that request `request` emitted; the last one is the bonus."""
@@ -85,9 +85,9 @@ class HostPrefill(_OnHost):
     Whatever the program does not hand out raises AttributeError.
     """
 
-    logprobs = OutputAttribute[list[float]]()
-    best_tokens = OutputAttribute[list[list[int]]]()
-    best_logprobs = OutputAttribute[list[list[float]]]()
+    logprobs = Attribute[list[float]]()
+    best_tokens = Attribute[list[list[int]]]()
+    best_logprobs = Attribute[list[list[float]]]()
 
     def tokens(self, request: int) -> list[int]:
         """The first token of request `request`."""
@@ -104,7 +104,7 @@ class HostPrefill(_OnHost):
 class HostProposal(_Lists):
     """The outputs of `propose` as Python lists, one entry per request; those of `ProposeResult`."""
 
-    drafts = OutputAttribute[list[list[int]]]()
+    drafts = Attribute[list[list[int]]]()
 
 
 HostT = TypeVar("HostT", HostResult, HostPrefill, HostProposal)
@@ -114,7 +114,7 @@ HostT = TypeVar("HostT", HostResult, HostPrefill, HostProposal)
 class _Tensors(Outputs):
     """Outputs as tensors on the program's device."""
 
-    health = OutputAttribute[Tensor]()
+    health = Attribute[Tensor]()
 
     def __repr__(self) -> str:
         """Names, dtypes and shapes; no value is read."""
@@ -126,10 +126,10 @@ class _Tensors(Outputs):
 class _OnDevice(_Tensors):
     """Those of a call that emits tokens."""
 
-    bonus = OutputAttribute[Tensor]()
-    logprobs = OutputAttribute[Tensor]()
-    best_tokens = OutputAttribute[Tensor]()
-    best_logprobs = OutputAttribute[Tensor]()
+    bonus = Attribute[Tensor]()
+    logprobs = Attribute[Tensor]()
+    best_tokens = Attribute[Tensor]()
+    best_logprobs = Attribute[Tensor]()
 
 
 @dataclass(frozen=True, repr=False)
@@ -140,13 +140,13 @@ class StepResult(_OnDevice):
     program does not hand out raises AttributeError. A is the most tokens that a step emits.
     """
 
-    predict = OutputAttribute[Tensor]()
-    accept_lens = OutputAttribute[Tensor]()
-    new_seq_lens = OutputAttribute[Tensor]()
-    accept_index = OutputAttribute[Tensor]()
-    hidden_states = OutputAttribute[Tensor]()
-    routed_experts = OutputAttribute[Tensor]()
-    indexer_topk = OutputAttribute[Tensor]()
+    predict = Attribute[Tensor]()
+    accept_lens = Attribute[Tensor]()
+    new_seq_lens = Attribute[Tensor]()
+    accept_index = Attribute[Tensor]()
+    hidden_states = Attribute[Tensor]()
+    routed_experts = Attribute[Tensor]()
+    indexer_topk = Attribute[Tensor]()
 
     def start_copy(self) -> HostCopy[HostResult]:
         """Queue the copy to the host behind the step and return at once, so that another step can follow."""
@@ -181,7 +181,7 @@ class ProposeResult(_Tensors):
     `drafts`, which the target is to read behind the bonus token, and `health`, of the draft's forwards.
     """
 
-    drafts = OutputAttribute[Tensor]()
+    drafts = Attribute[Tensor]()
 
     def start_copy(self) -> HostCopy[HostProposal]:
         """Queue the copy to the host behind the step and return at once."""

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar, TypeAlias
 
-from .files.typed import Signed
+from .typed import Signed
 
 OF_TENSORS = ("value", "buffer", "input", "stride", "size", "row_stride")
 KINDS = (*OF_TENSORS, "slot_stride", "literal")

@@ -12,9 +12,9 @@ from typing import Any
 
 from ..errors import PlanError
 from .draft_head import MADE
-from .files.typed import LARGEST
 from .nodes import OUTSIDE, STORES, Capture, External, Given, Kernel, Node, OpSource, Phase, read_by, results_of
 from .shape import Shape
+from .typed import LARGEST
 
 FORMAT = 5
 BATCH_AXIS = "B"

@@ -9,8 +9,8 @@ from typing import Any
 
 from ..errors import SchemaMismatchError
 from ..plan.fields import own
-from ..plan.files.typed import to_json
 from ..plan.plan import Plan
+from ..plan.typed import to_json
 
 RECORD_FORMAT = 1
 """Version of the layout of records, see `transfer`."""

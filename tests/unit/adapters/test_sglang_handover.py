@@ -140,7 +140,7 @@ def sent(**other: Tensor | None) -> dict[str, Any]:
 )
 def test_what_came_is_checked(serve: Serve, other: dict[str, Any], says: str | None) -> None:
     serve(plan_of("EAGLE"))
-    found = adapter("requests.handover").lacking(**sent(**other), topk=TOPK, width=WIDTH, scored=TOKENS)
+    found = adapter("handover").lacking(**sent(**other), topk=TOPK, width=WIDTH, scored=TOKENS)
     assert found is None if says is None else re.search(says, found)
 
 

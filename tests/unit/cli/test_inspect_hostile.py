@@ -21,8 +21,8 @@ from specc.cli.main import app
 from specc.runtime.batch import check_rows
 from specc.runtime.errors import BatchError
 from specc.runtime.plan.files.manifest import MANIFEST
-from specc.runtime.plan.files.typed import read_json
 from specc.runtime.plan.plan import FORMAT
+from specc.runtime.plan.typed import read_json
 from specc.support.files import archives
 
 PACKAGE = "specc_program_odd"

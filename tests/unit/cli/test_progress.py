@@ -73,7 +73,7 @@ def test_a_terminal_is_told(name: str, tmp_path: Path, monkeypatch: pytest.Monke
 
 def test_parts_are_counted_and_the_line_makes_room(capsys: pytest.CaptureFixture[str]) -> None:
     from rich.console import Console
-    from rich.progress import ProgressLine as Bar
+    from rich.progress import Progress as Bar
 
     from specc.cli.progress import ProgressLine
 

@@ -15,8 +15,8 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
 from specc.engine.models.causal_models import CausalModel
-from specc.runtime.plan.files.typed import to_json
 from specc.runtime.plan.plan import Plan
+from specc.runtime.plan.typed import to_json
 
 from .models_for_tests import VOCAB, make_drafts, make_target
 
@@ -68,6 +68,6 @@ def source_of_package(plan: Plan) -> str:
     """Return the source of a package with the fake program for a plan."""
     return (
         f"import json\nfrom {fake_program.__name__} import Batch, FakeProgram\n"
-        "from specc.runtime.plan.plan import Plan\nfrom specc.runtime.plan.files.typed import from_json\n"
+        "from specc.runtime.plan.plan import Plan\nfrom specc.runtime.plan.typed import from_json\n"
         f"def load(device): return FakeProgram(from_json(Plan, json.loads({json.dumps(to_json(plan))!r}), 'plan'))\n"
     )

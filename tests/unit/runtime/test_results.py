@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from specc.config.schema import ConfigFile
-from specc.runtime.entry.outputs import OutputAttribute
+from specc.runtime.entry.outputs import Attribute
 from specc.runtime.entry.result import (
     HostPrefill,
     HostProposal,
@@ -66,9 +66,9 @@ def test_every_output_of_a_configuration_is_typed() -> None:
         *((kind, MEANINGS.keys() - {"drafts"}) for kind in (StepResult, HostResult)),
         *((kind, {"health", "drafts"}) for kind in PROPOSED),
     ):
-        assert {name for name, member in inspect.getmembers(kind) if isinstance(member, OutputAttribute)} == names
+        assert {name for name, member in inspect.getmembers(kind) if isinstance(member, Attribute)} == names
     for kind in (PrefillResult, HostPrefill):
-        assert {name for name, member in inspect.getmembers(kind) if isinstance(member, OutputAttribute)} == of_prefills
+        assert {name for name, member in inspect.getmembers(kind) if isinstance(member, Attribute)} == of_prefills
 
 
 def test_a_plugins_outputs_are_attributes() -> None:

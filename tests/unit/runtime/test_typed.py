@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 
 import pytest
 
-from specc.runtime.plan.files.typed import LARGEST, Signed, from_json, read_json, to_json
+from specc.runtime.plan.typed import LARGEST, Signed, from_json, read_json, to_json
 
 Json = dict[str, Any]
 

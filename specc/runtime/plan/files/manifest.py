@@ -11,7 +11,7 @@ from pathlib import PurePosixPath
 from typing import Any
 
 from ...errors import DamagedWheelError, UnsupportedDeviceError, UnsupportedDriverError, UnsupportedTorchError
-from .typed import from_json, read_json
+from ..typed import from_json, read_json
 
 MANIFEST = "manifest.json"
 PLAN = "plan.json"

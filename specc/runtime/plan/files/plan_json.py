@@ -12,8 +12,8 @@ from ..halves import runs
 from ..nodes import KINDS, OUTSIDE, Argument, Collective, Node, Reference
 from ..plan import BATCH_AXIS, FORMAT, PROMPT, RAGGED_AXIS, RANK_AXIS, Plan, kv_pointers
 from ..shape import Shape
+from ..typed import from_json, read_json, to_json
 from .manifest import PLAN, Manifest, read_packaged
-from .typed import from_json, read_json, to_json
 
 STEP_AXES = ("B", "P", "S", "A", "N", "V")
 """Axes whose size the runtime itself asks for."""

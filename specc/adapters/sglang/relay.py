@@ -14,8 +14,8 @@ import torch
 from sglang.srt.managers.overlap_utils import FutureMap
 from sglang.srt.runtime_context import get_disagg
 
-from ..._plugin import CHOICE
-from ..steps import Steps
+from .._plugin import CHOICE
+from .steps import Steps
 
 _offered: Steps | None = None
 

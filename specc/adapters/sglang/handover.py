@@ -19,9 +19,9 @@ from sglang.srt.model_executor.forward_batch_info import ForwardMode
 from sglang.srt.speculative.eagle_info import EagleDraftInput
 from torch import Tensor
 
-from ..models.forwards import drafting
-from ..steps import Steps
 from . import relay
+from .models.forwards import drafting
+from .steps import Steps
 
 HIDDEN = "hidden"
 """The field of a carry that only a prefill can fill."""
