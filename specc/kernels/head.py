@@ -14,7 +14,7 @@ from specc.ir.ops.head import LOGITS, PARTS
 from specc.ir.types import DTYPES
 from specc.kernels.writing.family import Cluster, Family, KernelArguments, Spec, power_of_two
 from specc.kernels.writing.knobs import Knobs, tuned, tuned_split
-from specc.runtime.plan.draft_head import LEAST_PART, part_size
+from specc.runtime.plan.draft_head.part_size import LEAST_PART, part_size
 
 _FEWEST_ROWS, _MOST_ROWS, _MOST_RANKED = 16, 128, 64
 """Rows of a tile: as many as a matrix instruction takes at least; at most as registers have room for, in which a top-k

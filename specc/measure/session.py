@@ -18,7 +18,6 @@ from specc.runtime.backends import Backend
 from specc.runtime.batch import Batch
 from specc.runtime.capabilities.collective import gather, rank_table
 from specc.runtime.capabilities.draft_tables import draft_tables
-from specc.runtime.capabilities.rotated import laid_apart
 from specc.runtime.capabilities.sampling import Sampling, SamplingRows
 from specc.runtime.entry.columns import LENGTHS, Columns
 from specc.runtime.entry.frame import Frame
@@ -28,6 +27,7 @@ from specc.runtime.memory.staging import Staging
 from specc.runtime.plan.draft_head import ENTRIES
 from specc.runtime.plan.nodes import Collective, External, Given, Launch, Node
 from specc.runtime.plan.plan import COUNTS, PROMPT, Input, Plan
+from specc.runtime.rotated import laid_apart
 from specc.runtime.semantics.convention import DTYPES
 from specc.runtime.state.relay import RelayPools
 

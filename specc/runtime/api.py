@@ -5,7 +5,6 @@ Errors stand in `errors`, which imports nothing, so that a damaged file can be t
 
 from .batch import Batch as Batch
 from .capabilities.collective import GroupCollective as GroupCollective
-from .capabilities.rotated import RotatedStep as RotatedStep
 from .capabilities.sampling import Sampling as Sampling
 from .capabilities.shape import AcceptanceShape as AcceptanceShape
 from .capabilities.shape import FixedShape as FixedShape
@@ -14,6 +13,7 @@ from .capabilities.step_times import measure_step_times as measure_step_times
 from .capabilities.step_times import read_step_times as read_step_times
 from .capabilities.step_times import write_step_times as write_step_times
 from .entry.external import Forward as Forward
+from .entry.health import faults as faults
 from .entry.result import HostCopy as HostCopy
 from .entry.result import HostPrefill as HostPrefill
 from .entry.result import HostProposal as HostProposal
@@ -42,13 +42,13 @@ from .errors import UnsupportedDeviceError as UnsupportedDeviceError
 from .errors import UnsupportedDriverError as UnsupportedDriverError
 from .errors import UnsupportedTorchError as UnsupportedTorchError
 from .graphs.capture import Replays as Replays
-from .health import faults as faults
 from .memory.footprint import Memory as Memory
 from .plan.files.manifest import Manifest as Manifest
 from .plan.plan import Plan as Plan
 from .program import Program as Program
 from .program import load as load
 from .ranks import Collective as Collective
+from .rotated import RotatedStep as RotatedStep
 from .state.carry import Carry as Carry
 from .state.peer import check_peer as check_peer
 from .state.peer import schema as schema

@@ -188,7 +188,7 @@ def _by_shape(callbacks: object | Mapping[Shape, object], shapes: Collection[Sha
 
 def _rotated() -> type[Step]:
     """The class of a rotated program's steps: the wheel of another program does not have it."""
-    from .capabilities.rotated import RotatedStep
+    from .rotated import RotatedStep
 
     return RotatedStep
 

@@ -19,11 +19,11 @@ from specc.ir.interpret import Forward, interpret
 from specc.ir.nodes import callback_of
 from specc.ir.ops import OPS
 from specc.runtime.backends.cpu import ReferenceBackend
-from specc.runtime.capabilities.rotated import laid_apart
 from specc.runtime.entry.frame import Frame
 from specc.runtime.plan.draft_head import TOKEN_ENTRIES
 from specc.runtime.plan.nodes import External, Given, Launch
 from specc.runtime.plan.plan import COUNTS, PROMPT, RANK, TABLES, Input
+from specc.runtime.rotated import laid_apart
 from specc.runtime.semantics.convention import DTYPES
 from specc.runtime.state.relay import RelayPools
 

@@ -25,7 +25,7 @@ from specc.engine.serving.requests.request import Completion, StopConditions
 from specc.ir.ops.health import TREE_BIT
 from specc.runtime.backends.cpu import ReferenceBackend
 from specc.runtime.entry.frame import Frame
-from specc.runtime.health import FAULTS
+from specc.runtime.entry.health import FAULTS
 from specc.runtime.plan.nodes import Launch
 from specc.runtime.plan.shape import Shape
 

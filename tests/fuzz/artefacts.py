@@ -18,13 +18,13 @@ from typing import Any
 from fakes import engine
 
 from specc.runtime.batch import Batch
-from specc.runtime.capabilities.rotated import RotatedStep
 from specc.runtime.capabilities.sampling import Sampling
 from specc.runtime.errors import DamagedWheelError, SpeccError
 from specc.runtime.plan.files.manifest import MANIFEST, PLAN
 from specc.runtime.plan.nodes import KINDS as BINDINGS
 from specc.runtime.plan.plan import FORMAT, PROMPT
 from specc.runtime.program import load
+from specc.runtime.rotated import RotatedStep
 
 from . import bound, sessions
 from .outcome import RIGHT, Failure, expect

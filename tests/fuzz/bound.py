@@ -22,13 +22,13 @@ from specc.build.build import build_program
 from specc.config import Config, load_text
 from specc.ir.ops import OPS
 from specc.runtime.backends.cpu import ReferenceBackend
-from specc.runtime.capabilities.rotated import RotatedStep
 from specc.runtime.errors import BindError
 from specc.runtime.memory.arena import allocate
 from specc.runtime.plan.draft_head import HEAD
 from specc.runtime.plan.files.plan_json import plan_text, read_plan
 from specc.runtime.plan.plan import TOKEN_MAP, Plan
 from specc.runtime.plan.shape import Shape
+from specc.runtime.rotated import RotatedStep
 from specc.runtime.semantics.convention import DTYPES
 from specc.runtime.step import Step
 from specc.support.diagnostics import DiagnosticError

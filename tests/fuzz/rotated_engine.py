@@ -16,10 +16,10 @@ import torch
 from fakes.rotated import run_target, write_left
 from torch import Tensor
 
-from specc.runtime.capabilities.rotated import RotatedStep
 from specc.runtime.plan.fields import own, row_stride, told_strides
 from specc.runtime.plan.nodes import Given
 from specc.runtime.plan.plan import BLOCKS, COUNTS
+from specc.runtime.rotated import RotatedStep
 from specc.runtime.semantics.convention import DTYPES
 
 from .outcome import expect

@@ -16,10 +16,10 @@ from specc.codegen import aot
 from specc.config import models
 from specc.ir.text import parser
 from specc.runtime import bound as bound_step
-from specc.runtime.capabilities.rotated import RotatedStep
 from specc.runtime.entry import external
 from specc.runtime.plan.files import manifest
 from specc.runtime.plan.files.manifest import Manifest
+from specc.runtime.rotated import RotatedStep
 from specc.runtime.semantics import convention as semantics
 from specc.runtime.semantics import reference, tree, vocab
 from specc.runtime.state import limits

@@ -5,12 +5,12 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from specc.runtime.capabilities.rotated import laid_apart
 from specc.runtime.entry.frame import Frame
 from specc.runtime.memory.arena import Arena
 from specc.runtime.plan.draft_head import SCALE, WEIGHT
 from specc.runtime.plan.nodes import Computed, External
 from specc.runtime.plan.plan import COUNTS, PROMPT, RANK, TABLES, Plan
+from specc.runtime.rotated import laid_apart
 from specc.runtime.semantics.convention import DTYPES
 
 POISON = 0x5A

@@ -8,8 +8,8 @@ import torch
 from fakes.memory import scattered
 from torch import Tensor
 
-from specc.runtime.capabilities.rotated import laid_apart
 from specc.runtime.plan.plan import BLOCKS, COUNTS, PROMPT
+from specc.runtime.rotated import laid_apart
 from specc.runtime.semantics.convention import DTYPES
 
 from .serving import LONGEST, Package, Variant, engine_of

@@ -11,10 +11,10 @@ from torch import Tensor
 
 from specc.runtime.backends.cpu import ReferenceBackend
 from specc.runtime.batch import Batch
-from specc.runtime.capabilities.rotated import RotatedStep, laid_apart
 from specc.runtime.plan.fields import own
 from specc.runtime.plan.nodes import Given
 from specc.runtime.plan.plan import Plan
+from specc.runtime.rotated import RotatedStep, laid_apart
 from specc.runtime.step import Step
 
 SPARE, UNTOUCHED = 3, -9

@@ -17,7 +17,7 @@ from specc.config import LoadedConfig
 from specc.ir.core import Module, is_state, tensor_type
 from specc.ir.types import TensorType
 from specc.runtime.batch import Batch
-from specc.runtime.capabilities.rotated import RotatedStep
+from specc.runtime.rotated import RotatedStep
 from specc.runtime.state.carry import Carry
 from specc.runtime.step import Step
 

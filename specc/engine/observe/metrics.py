@@ -16,7 +16,7 @@ from specc.engine.engine import Engine
 from specc.engine.observe.usage import Usage
 from specc.engine.serving.requests.request import ABORT, EOS, ERROR, LENGTH, STOP
 from specc.runtime.capabilities.shape import AcceptanceShape
-from specc.runtime.health import FAULTS
+from specc.runtime.entry.health import FAULTS
 
 
 class Metrics:

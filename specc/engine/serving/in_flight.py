@@ -9,7 +9,7 @@ from typing import Any, TypeAlias
 
 from specc.engine.errors import ContractError, OutOfRoomError
 from specc.engine.serving.requests.request import Request, Score
-from specc.runtime.health import faults
+from specc.runtime.entry.health import faults
 from specc.runtime.plan.shape import Shape
 
 Emitted: TypeAlias = tuple[Sequence[int], Sequence[Score]]

@@ -9,8 +9,8 @@ from typing import Any, Generic, TypeVar
 import torch
 from torch import Tensor
 
-from ..health import faults
 from ..semantics.convention import DTYPES
+from .health import faults
 from .outputs import Attribute, Outputs
 
 NAMES = {dtype: name for name, dtype in DTYPES.items()}

@@ -64,7 +64,7 @@ OPS = Capability(
     ("capabilities/brought.py",), (), "an algorithm of a plugin", lambda plans: any(plan.ops for plan in plans)
 )
 ROTATED = Capability(
-    ("capabilities/rotated.py",),
+    ("rotated.py",),
     ("RotatedStep", "commit", "propose", "zeros"),
     "`step: rotated`",
     lambda plans: any(plan.rotated for plan in plans),

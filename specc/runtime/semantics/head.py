@@ -8,7 +8,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from ..plan.draft_head import part_size
+from ..plan.draft_head.part_size import part_size
 from .convention import DTYPES, Attrs, Dims, Tensors, comparable, ranking, register
 from .shards import LAST, LEAST, exp_below, mass_word, order
 

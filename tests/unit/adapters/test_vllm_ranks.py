@@ -15,8 +15,8 @@ from programs import planned
 from prometheus_client import REGISTRY
 from vllm_batches import BATCHES, decode
 
-from specc.runtime.capabilities.rotated import RotatedStep
 from specc.runtime.plan.plan import Plan
+from specc.runtime.rotated import RotatedStep
 
 Serve = Callable[..., Server]
 BOUND, CHOSEN, CAPTURE, SHAPE = "a bound program", "the program", "SPECC_CAPTURE", "SPECC_SHAPE"

@@ -16,8 +16,8 @@ from torch import Tensor
 from vllm_shapes import ALGORITHMS, PROMPTS, ROWS, SHAPES, Serve, lookup, plans_of, serving
 
 from specc.adapters._plugin import ServerError
-from specc.runtime.capabilities.rotated import RotatedStep
 from specc.runtime.plan.shape import Shape
+from specc.runtime.rotated import RotatedStep
 
 
 @pytest.fixture

@@ -23,8 +23,8 @@ from vllm_batches import MANY_PROMPTS as PROMPTS
 from vllm_batches import plan_of, run
 
 from specc.adapters._plugin import SEEDS
-from specc.runtime.capabilities.rotated import RotatedStep
 from specc.runtime.capabilities.sampling import Sampling
+from specc.runtime.rotated import RotatedStep
 
 Serve = Callable[..., Server]
 

@@ -22,9 +22,9 @@ from vllm_batches import MANY_PROMPTS as PROMPTS
 from vllm_batches import plan_of, run
 
 from specc.adapters._plugin import ServerError
-from specc.runtime.capabilities.rotated import RotatedStep
 from specc.runtime.capabilities.sampling import Sampling
 from specc.runtime.plan.plan import Plan
+from specc.runtime.rotated import RotatedStep
 
 Serve = Callable[..., Server]
 NEW = ["v1.worker.gpu.model_runner.GPUModelRunner.sample", "v1.worker.gpu.input_batch.post_update"]

@@ -20,12 +20,12 @@ from toy_wheel import toy_wheel
 
 import specc.runtime
 from specc.build.wheel.runtime_files import LISTS, runtime_files
-from specc.runtime.capabilities.rotated import RotatedStep
 from specc.runtime.plan import capabilities
 from specc.runtime.plan.capabilities import CAPABILITIES, Capability
 from specc.runtime.plan.files.plan_json import read_plan
 from specc.runtime.plan.plan import Plan
 from specc.runtime.program import Program
+from specc.runtime.rotated import RotatedStep
 
 ROOT = Path(specc.runtime.__file__).parent
 PACKAGE = "specc_program_toy_chain"

@@ -18,10 +18,10 @@ from toy_wheel import toy_wheel
 from wheel.wheelfile import WheelFile
 
 from specc.runtime.batch import Batch
-from specc.runtime.capabilities.rotated import RotatedStep
 from specc.runtime.capabilities.sampling import Sampling
 from specc.runtime.plan.files.plan_json import read_plan
 from specc.runtime.plan.plan import PROMPT, Output, Plan
+from specc.runtime.rotated import RotatedStep
 from specc.runtime.semantics.convention import DTYPES
 
 TREE: dict[str, Any] = {"topk": 2, "num_draft_tokens": 6, "page_size": 4}

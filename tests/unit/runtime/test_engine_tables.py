@@ -13,11 +13,11 @@ from torch import Tensor
 
 from specc.runtime.backends.cpu import ReferenceBackend
 from specc.runtime.batch import Batch
-from specc.runtime.capabilities.rotated import RotatedStep
 from specc.runtime.errors import BindError, CarryError, TornError
 from specc.runtime.memory.carried import check_carried
 from specc.runtime.plan.nodes import STORES
 from specc.runtime.plan.plan import Plan
+from specc.runtime.rotated import RotatedStep
 from specc.runtime.state.carry import Carry
 from specc.runtime.step import Step
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from specc.ir.ops import health
+from specc.runtime.entry.health import FAULTS, faults
 from specc.runtime.entry.result import HostResult
-from specc.runtime.health import FAULTS, faults
 
 
 def test_every_bit_of_the_compiler_has_a_name() -> None:

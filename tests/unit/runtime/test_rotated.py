@@ -15,10 +15,10 @@ from torch import Tensor
 
 from specc.runtime.backends.cpu import ReferenceBackend
 from specc.runtime.batch import Batch
-from specc.runtime.capabilities.rotated import RotatedStep
 from specc.runtime.errors import BatchError, BindError, FieldError, ForwardContractError, TornError
 from specc.runtime.plan.halves import halves
 from specc.runtime.plan.plan import PROMPT, Plan
+from specc.runtime.rotated import RotatedStep
 from specc.runtime.state.carry import Carry
 from specc.runtime.step import Step
 

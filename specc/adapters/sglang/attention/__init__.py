@@ -14,8 +14,8 @@ from typing import Any
 from torch import Tensor
 
 from ..._shapes import largest
-from ..models.windows import map_of
 from ..seam import need
+from ..windows import map_of
 from .backend import StepAttention
 from .eager import Eager
 from .roles import Roles, roles_of

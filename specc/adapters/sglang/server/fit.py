@@ -25,9 +25,9 @@ from .. import seam
 from ..attention import roles_of
 from ..models import heads, routed, shards
 from ..models.forwards import scored_tokens
-from ..models.windows import first_pool, oddity
 from ..served import CACHES, SETTINGS, ServedModel, Server, refusals
 from ..simulate import simulating
+from ..windows import first_pool, oddity
 
 COMMAND_LINE = {"flashinfer_mla": "flashinfer"}
 """Attention backends that the command line calls by the name of another."""

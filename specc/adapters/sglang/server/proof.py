@@ -21,7 +21,7 @@ from ..._plugin import word
 from ..models import shards
 from ..models.lora import none_asked
 from ..models.mrope import text_positions
-from ..models.windows import same_slots, slots_of
+from ..windows import same_slots, slots_of
 
 logger = logging.getLogger(__name__)
 

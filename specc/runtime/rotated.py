@@ -11,23 +11,23 @@ from typing import Literal, NoReturn
 import torch
 from torch import Tensor
 
-from ..batch import Batch, integers
-from ..entry.columns import ROWS
-from ..entry.external import checked
-from ..entry.frame import Frame, Progress
-from ..entry.result import PrefillResult, ProposeResult, StepResult
-from ..errors import BatchError, BindError
-from ..graphs.capture import Recorder, check_capturable
-from ..graphs.segments import SegmentGraphs
-from ..memory.tables import plain_fault
-from ..plan.fields import row_stride
-from ..plan.halves import forwards, halves
-from ..plan.nodes import Capture, Given, Node, Reference
-from ..plan.outputs import PROPOSE
-from ..plan.plan import Plan
-from ..plan.shape import Shape
-from ..semantics.convention import DTYPES
-from ..step import Step
+from .batch import Batch, integers
+from .entry.columns import ROWS
+from .entry.external import checked
+from .entry.frame import Frame, Progress
+from .entry.result import PrefillResult, ProposeResult, StepResult
+from .errors import BatchError, BindError
+from .graphs.capture import Recorder, check_capturable
+from .graphs.segments import SegmentGraphs
+from .memory.tables import plain_fault
+from .plan.fields import row_stride
+from .plan.halves import forwards, halves
+from .plan.nodes import Capture, Given, Node, Reference
+from .plan.outputs import PROPOSE
+from .plan.plan import Plan
+from .plan.shape import Shape
+from .semantics.convention import DTYPES
+from .step import Step
 
 LOGITS, HIDDEN = "logits", "hidden"
 MAKE = "make_"

@@ -1,4 +1,4 @@
-"""What a program has of the vocabulary of its draft, whose head it may compute: names, and sizes of parts."""
+"""Names of what a program has of the vocabulary of its draft, whose head it may compute. Imports nothing."""
 
 PART_AXIS, ENTRIES = "G", "H"
 """The axes of parts of the vocabulary, which is the first one of their records, and of the engine's head."""
@@ -8,10 +8,3 @@ TOKEN_ENTRIES = "d2t_entries"
 """The entry i32[V] of each token among those that a draft scores, -1 of others: the inverse of the table `d2t`."""
 MADE = frozenset({WEIGHT, SCALE, TOKEN_ENTRIES})
 """The tables that the runtime makes of the engine's when a program is bound. Kernels read them as dense memory."""
-LEAST_PART = 16
-"""The least entries of a part of the vocabulary, of which all parts have a multiple, so that tiles are aligned."""
-
-
-def part_size(entries: int, parts: int) -> int:
-    """Entries of each part of a vocabulary but the last ones, which have fewer or none."""
-    return -(-entries // (LEAST_PART * parts)) * LEAST_PART
