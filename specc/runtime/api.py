@@ -1,7 +1,4 @@
-"""The public names of the runtime, a line each; an engine finds them in the package of its program.
-
-Errors stand in `errors`, which imports nothing, so that a damaged file can be told by its own error.
-"""
+"""The public names of the runtime, a line each. `errors` imports nothing, so a damaged file has an error of its own."""
 
 from .batch import Batch as Batch
 from .capabilities.collective import GroupCollective as GroupCollective
