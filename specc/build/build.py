@@ -123,7 +123,7 @@ def build_program(loaded: LoadedConfig, instruments: Sequence[Instrument] = ()) 
     start = time.perf_counter()
     compiled = compile_shapes(loaded, instruments)
     passes = time.perf_counter()
-    generated = generate_kernels({one.loaded.config.shape: one.module for one in compiled}, loaded.file)
+    generated = generate_kernels({program.loaded.config.shape: program.module for program in compiled}, loaded.file)
     plans = followed_together(
         [build_plan(one.module, kernels, one.loaded.config) for one, kernels in zip(compiled, generated, strict=True)]
     )

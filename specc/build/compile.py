@@ -74,7 +74,7 @@ def compile_shapes(loaded: LoadedConfig, instruments: Sequence[Instrument] = ())
     kept = _carried_by_some(shapes)
     compiled = [compile_module(shape, instruments, kept) for shape in shapes]
     _check_carry(compiled)
-    link([one.module for one in compiled])
+    link([program.module for program in compiled])
     return compiled
 
 

@@ -70,15 +70,15 @@ def build_plan(module: Module, generated: Generated, config: Config) -> Plan:
         disaggregation=config.file.disaggregation,
         inputs={one.name: one for one in inputs},
         carry={
-            one.name: Carried(
-                one.name,
-                one.type.dtype,
-                _axes(one.type),
-                None if one.limit is None else str(one.limit),
-                one.given,
-                one.table,
+            carry.name: Carried(
+                carry.name,
+                carry.type.dtype,
+                _axes(carry.type),
+                None if carry.limit is None else str(carry.limit),
+                carry.given,
+                carry.table,
             )
-            for one in module.carries.values()
+            for carry in module.carries.values()
         },
         outputs=tuple(_output(name, value) for name, value in module.outputs.items()),
         values=_values(module),
@@ -98,12 +98,12 @@ def followed_together(plans: Sequence[Plan]) -> list[Plan]:
     """The plans of all shapes of a program, each with what an engine has to follow whatever the next shape is."""
     serving = [plan.serving for plan in plans]
     together = Serving(
-        reach=max(one.reach for one in serving),
-        lookahead=max(one.lookahead for one in serving),
-        settled=all(one.settled for one in serving),
-        reads_hidden=any(one.reads_hidden for one in serving),
-        mask_mode=next((one.mask_mode for one in serving if one.mask_mode is not None), None),
-        extras=tuple(sorted({name for one in serving for name in one.extras})),
+        reach=max(needs.reach for needs in serving),
+        lookahead=max(needs.lookahead for needs in serving),
+        settled=all(needs.settled for needs in serving),
+        reads_hidden=any(needs.reads_hidden for needs in serving),
+        mask_mode=next((needs.mask_mode for needs in serving if needs.mask_mode is not None), None),
+        extras=tuple(sorted({name for needs in serving for name in needs.extras})),
     )
     room = {name: max(getattr(plan.kv, name) for plan in plans) for name in ("branch_room", "reserve")}
     return [replace(plan, serving=together, kv=replace(plan.kv, **room)) for plan in plans]

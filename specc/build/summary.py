@@ -122,7 +122,7 @@ def totals_table(totals: Mapping[int, Totals]) -> NumberTable:
 
 def totals_columns(totals: Mapping[int, Totals]) -> list[str]:
     """The keys of totals that are told: those that are not 0 in every bucket."""
-    return [field.name for field in fields(Totals) if any(getattr(one, field.name) for one in totals.values())]
+    return [field.name for field in fields(Totals) if any(getattr(total, field.name) for total in totals.values())]
 
 
 def written_totals(totals: Mapping[int, Totals]) -> dict[str, dict[str, Any]]:

@@ -220,7 +220,7 @@ def shape_index(loaded: LoadedConfig, name: str | None) -> int:
 
     Raises a usage error for a shape that is not there.
     """
-    known = [one.config.shape for one in loaded.shapes()]
+    known = [shape.config.shape for shape in loaded.shapes()]
     return known.index(chosen_shape(known, name))
 
 

@@ -149,13 +149,15 @@ def _shapes(choices: Choices) -> Iterator[RenderableType]:
     from specc.build.summary import NumberTable
 
     if choices.timed:
-        columns = {"begins with": [str(one.first) for one in choices.buckets]}
-        columns |= {"best": [str(one.best) for one in choices.buckets]}
+        columns = {"begins with": [str(bucket.first) for bucket in choices.buckets]}
+        columns |= {"best": [str(bucket.best) for bucket in choices.buckets]}
         for shape in [cost.shape for cost in choices.costs]:
-            timed = [one if shape in one.times else None for one in choices.buckets]
-            columns[f"{shape} ms"] = ["" if one is None else f"{one.times[shape]:.2f}" for one in timed]
-            columns[f"{shape} tokens/ms"] = ["" if one is None else f"{one.speed(shape):.3f}" for one in timed]
-        yield NumberTable("\nwhich shape a batch has", "bucket", [str(one.bucket) for one in choices.buckets], columns)
+            timed = [bucket if shape in bucket.times else None for bucket in choices.buckets]
+            columns[f"{shape} ms"] = ["" if timing is None else f"{timing.times[shape]:.2f}" for timing in timed]
+            columns[f"{shape} tokens/ms"] = ["" if timing is None else f"{timing.speed(shape):.3f}" for timing in timed]
+        yield NumberTable(
+            "\nwhich shape a batch has", "bucket", [str(bucket.bucket) for bucket in choices.buckets], columns
+        )
     else:
         rows = [(buckets, one.shapes, str(one.first)) for buckets, one in choices.told()]
         yield _table("\nwhich shape a batch has", "buckets", "compiled for them", "begins with", rows=rows)

@@ -140,7 +140,7 @@ def _prompts(given: Sequence[str], file: Path | None) -> list[str]:
 
 def _check_stops(stops: Sequence[str]) -> None:
     """Raise typer.BadParameter for a stop string that is empty or no text."""
-    if any(not one or half_character(one) is not None for one in stops):
+    if any(not stop or half_character(stop) is not None for stop in stops):
         problem = "a stop string must not be empty, nor have half of a character"
         raise typer.BadParameter(problem, param_hint="--stop")
 

@@ -80,8 +80,8 @@ def gpus() -> list[tuple[str, str]]:
         raise NoGpuError("torch, which knows them, is not installed") from error
     properties = [torch.cuda.get_device_properties(index) for index in range(torch.cuda.device_count())]
     if torch.version.hip:
-        return [(one.name, one.gcnArchName.partition(":")[0]) for one in properties]
-    return [(one.name, f"sm_{one.major}{one.minor}") for one in properties]
+        return [(gpu.name, gpu.gcnArchName.partition(":")[0]) for gpu in properties]
+    return [(gpu.name, f"sm_{gpu.major}{gpu.minor}") for gpu in properties]
 
 
 def _native() -> list[str]:

@@ -60,5 +60,5 @@ class Tuning:
 
     def of(self, launch: str, shape: Shape) -> LaunchChoice | None:
         """The choice for a launch of a shape."""
-        choices = (one for one in self.choices if one.launch == launch and one.shape in (None, str(shape)))
+        choices = (choice for choice in self.choices if choice.launch == launch and choice.shape in (None, str(shape)))
         return next(choices, None)

@@ -137,7 +137,7 @@ def spans(names: Iterable[str]) -> str:
             stretches[-1] = stem, stretches[-1][1], at
         else:
             stretches.append((stem, at, at) if at >= 0 else (name, -1, -1))
-    return ", ".join(_span(*one) for one in stretches)
+    return ", ".join(_span(*stretch) for stretch in stretches)
 
 
 def _span(stem: str, first: int, last: int) -> str:
@@ -162,7 +162,7 @@ def _launches(plan: Plan) -> str:
     nodes = plan.nodes("step")
     names = [node.name for node in nodes if isinstance(node, Launch)]
     graphs = sum(capture.entry == "step" for capture in plan.captures)
-    most = max(one.host_syncs for one in plan.totals.values())
+    most = max(total.host_syncs for total in plan.totals.values())
     others = f", {most} waits for the host" if most else ", no wait for the host"
     torch = [node.name for node in nodes if isinstance(node, Reference)]
     gathers = sum(isinstance(node, Collective) for node in nodes)

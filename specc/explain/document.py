@@ -47,7 +47,7 @@ def document(story: Story) -> dict[str, Any]:
 
 
 def _records(records: Iterable[Any]) -> list[dict[str, Any]]:
-    return [asdict(one) for one in records]
+    return [asdict(record) for record in records]
 
 
 def _phases(plan: Plan) -> list[dict[str, Any]]:

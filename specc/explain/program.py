@@ -91,7 +91,9 @@ def captured(plan: Plan) -> Iterator[Captured]:
             yield Captured(node.name, node.capture, None, None, None, ())
             continue
         value, readers = plan.values[hidden], [one.name for one in plan.nodes() if hidden in read_by(one)]
-        readers += [f"output {_spelled(one.entry, one.name)}" for one in plan.outputs if one.value == hidden]
+        readers += [
+            f"output {_spelled(output.entry, output.name)}" for output in plan.outputs if output.value == hidden
+        ]
         size = traffic.nbytes(value, plan.buckets[-1])
         yield Captured(node.name, node.capture, value.dtype, plan.size(value.axes[-1]), size or None, tuple(readers))
 

@@ -82,7 +82,7 @@ class Choices:
     @property
     def timed(self) -> bool:
         """Whether how long steps take is known."""
-        return any(one.times for one in self.buckets)
+        return any(bucket.times for bucket in self.buckets)
 
     @property
     def arena_bytes(self) -> int:
@@ -109,16 +109,16 @@ class Choices:
 
     def told(self) -> list[tuple[tuple[int, ...], BucketShapes]]:
         """Return buckets as rows of a table: each by itself where there are times, else those of the same shapes."""
-        return [((one.bucket,), one) for one in self.buckets] if self.timed else self.alike()
+        return [((bucket.bucket,), bucket) for bucket in self.buckets] if self.timed else self.alike()
 
     def alike(self) -> list[tuple[tuple[int, ...], BucketShapes]]:
         """Return neighbouring buckets of the same shapes together, each with the last of them."""
         groups: list[tuple[tuple[int, ...], BucketShapes]] = []
-        for one in self.buckets:
-            if groups and (groups[-1][1].shapes, groups[-1][1].first) == (one.shapes, one.first):
-                groups[-1] = (*groups[-1][0], one.bucket), one
+        for bucket in self.buckets:
+            if groups and (groups[-1][1].shapes, groups[-1][1].first) == (bucket.shapes, bucket.first):
+                groups[-1] = (*groups[-1][0], bucket.bucket), bucket
             else:
-                groups.append(((one.bucket,), one))
+                groups.append(((bucket.bucket,), bucket))
         return groups
 
 
@@ -147,7 +147,7 @@ def _cost(plan: Plan, code: Mapping[str, int] | None, uses: Mapping[str, int]) -
     return ShapeCost(
         shape=plan.shape,
         buckets=tuple(plan.buckets),
-        launches=max(one.launches_in_graph + one.launches_outside_graph for one in plan.totals.values()),
+        launches=max(total.launches_in_graph + total.launches_outside_graph for total in plan.totals.values()),
         graphs=len(plan.buckets) * sum(capture.entry == "step" for capture in plan.captures),
         arena_bytes=plan.memory.arena,
         code_bytes=None if code is None else sum(code.get(kernel, 0) for kernel in plan.kernels),
@@ -166,16 +166,16 @@ def _bucket(
 def records(choices: Choices) -> dict[str, Any]:
     """Return all of it, JSON-ready: `by_shape` and `by_bucket`."""
     return {
-        "by_shape": [asdict(one) | {"shape": str(one.shape)} for one in choices.costs],
+        "by_shape": [asdict(cost) | {"shape": str(cost.shape)} for cost in choices.costs],
         "by_bucket": [
             {
-                "bucket": one.bucket,
-                "shapes": [str(shape) for shape in one.shapes],
-                "first": str(one.first),
-                "best": None if one.best is None else str(one.best),
-                "ms": {str(shape): time for shape, time in one.times.items()},
-                "tokens_per_ms": {str(shape): one.speed(shape) for shape in one.times},
+                "bucket": bucket.bucket,
+                "shapes": [str(shape) for shape in bucket.shapes],
+                "first": str(bucket.first),
+                "best": None if bucket.best is None else str(bucket.best),
+                "ms": {str(shape): time for shape, time in bucket.times.items()},
+                "tokens_per_ms": {str(shape): bucket.speed(shape) for shape in bucket.times},
             }
-            for one in choices.buckets
+            for bucket in choices.buckets
         ],
     }

@@ -116,7 +116,7 @@ def share_no_prologues(module: Module) -> None:
             readers = _readers(module, sums, op.result)
             clusters = [set(alone[reader][1]) if reader in alone else {reader} for reader in readers]
             for n, reader in enumerate(readers):
-                with_it = [one for one in module.users(op.result) if one is reader or sums.get(one) is reader]
+                with_it = [user for user in module.users(op.result) if user is reader or sums.get(user) is reader]
                 if not with_it:  # it came with one before
                     continue
                 if any(reader in cluster for cluster in clusters[:n]):
@@ -142,7 +142,7 @@ def _sums(module: Module, nodes: NodeOrder) -> dict[Op, Op]:
     """The reduction that makes a sum over the same logits besides, by the sum; rather one whose result it is of."""
     sums: dict[Op, Op] = {}
     for op in module.find(*JOINED):
-        able = [one for one in module.users(op["logits"]) if _makes(one, op)]
+        able = [user for user in module.users(op["logits"]) if _makes(user, op)]
         able.sort(key=lambda one: one not in [value.source for value in op.operands])
         if (chosen := next((one for one in able if nodes.merge((one, op))), None)) is not None:
             sums[op] = chosen

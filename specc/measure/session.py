@@ -138,7 +138,7 @@ class Session:
     def decided(self) -> dict[str, Tensor]:
         """Copies of what a step has handed out and carried on; of rows along the path those of accepted nodes."""
         relays = {f"relay.{name}": pool.clone() for name, pool in self._pools.items()}
-        outputs = {one.name: one.value for one in self.plan.outputs if one.entry == "step"}
+        outputs = {output.name: output.value for output in self.plan.outputs if output.entry == "step"}
         lengths = self.frame.read(outputs["accept_lens"])
         for name, value in outputs.items():
             tensor, field = self.frame.read(value), self.plan.values.get(value)

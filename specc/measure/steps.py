@@ -51,7 +51,7 @@ def measured(
                 on_done(f"{node.name} at {bucket}")
             session.restore(before)
             whole = _bucket(plan, bucket, launches)
-            counts = [one.bytes for one in launches]
+            counts = [launch.bytes for launch in launches]
             us, floor, ratio = _timed(session, session.step, floors.run(counts), effort)
             step = Figures("step", None, whole.step.programs, 0, whole.step.bytes, us, floor, ratio)
             figures.append(BucketFigures(bucket, whole.launches, step, whole.references))
@@ -113,5 +113,5 @@ def _figures(plan: Plan, node: Launch, bucket: int, moved: int | None = None) ->
 
 def _bucket(plan: Plan, bucket: int, launches: Sequence[Figures]) -> BucketFigures:
     references = sum(isinstance(node, Reference) for node in plan.nodes("step"))
-    programs, size = (sum(getattr(one, name) for one in launches) for name in ("programs", "bytes"))
+    programs, size = (sum(getattr(launch, name) for launch in launches) for name in ("programs", "bytes"))
     return BucketFigures(bucket, tuple(launches), Figures("step", None, programs, 0, size), references)

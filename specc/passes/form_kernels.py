@@ -209,7 +209,11 @@ class _Forming:
     def _can(self, op: Op, launch: EntryNode) -> bool:
         """Whether a launch can compute an op besides its own."""
         module = self.module
-        if launch.closed or op.opcode in JOINED or any(_stores(one) and one in launch.ops for one in self.waits[op]):
+        if (
+            launch.closed
+            or op.opcode in JOINED
+            or any(_stores(waited) and waited in launch.ops for waited in self.waits[op])
+        ):
             return False
         if not (is_long(module, op) or has_tile(module, op)):
             return False

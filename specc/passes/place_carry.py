@@ -84,10 +84,10 @@ class PlaceCarry(Pass):
 def _places(text: str) -> dict[str, FieldBlock]:
     """The places of fields by name; ValueError for text of another form."""
     places: dict[str, FieldBlock] = {}
-    for one in filter(None, text.split("+")):
-        name, dtype, writer = one.split(":")
+    for word in filter(None, text.split("+")):
+        name, dtype, writer = word.split(":")
         if dtype not in ("", *INTEGERS) or writer not in get_args(Writer):
-            raise ValueError(f"no place of a field: {one!r}")
+            raise ValueError(f"no place of a field: {word!r}")
         places[unquote(name)] = FieldBlock(dtype=cast("Integer", dtype) or None, written_by=cast("Writer", writer))
     return places
 

@@ -68,7 +68,7 @@ def _split(kernel: str, batch: int, costs: Mapping[int, int]) -> Choice:
     """How many programs share a row, and what others would take: one, half as many, twice as many, the most."""
     count = least(costs)
     others = sorted({1, count // 2, 2 * count, max(costs)} & costs.keys() - {count})
-    rest = tuple(Rejected(_shared(one), "by the same estimate", costs[one]) for one in others)
+    rest = tuple(Rejected(_shared(other), "by the same estimate", costs[other]) for other in others)
     why = f"the least time at {batch} requests, by an estimate"
     return Choice(kernel, _shared(count), why, rest, costs[count], "tiles")
 

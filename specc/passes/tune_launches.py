@@ -76,15 +76,15 @@ class TuneLaunches(Pass):
 
 def _spelled(choice: LaunchChoice) -> str:
     split = "/".join(f"{bucket}-{programs}" for bucket, programs in choice.split.items())
-    compiled = ":".join(str(one or "") for one in (choice.tile, choice.warps, choice.stages))
+    compiled = ":".join(str(knob or "") for knob in (choice.tile, choice.warps, choice.stages))
     return f"{quote(choice.launch, safe='')}:{compiled}:{split}"
 
 
 def _choices(text: str) -> list[LaunchChoice]:
     """The choices that are spelled; ValueError for text of another form."""
     choices: list[LaunchChoice] = []
-    for one in filter(None, text.split("+")):
-        launch, *compiled, split = one.split(":")
+    for word in filter(None, text.split("+")):
+        launch, *compiled, split = word.split(":")
         tile, warps, stages = (int(value) if value else None for value in compiled)
         shares = (share.split("-") for share in filter(None, split.split("/")))
         programs = {int(bucket): int(count) for bucket, count in shares}
@@ -125,8 +125,8 @@ def _compiled(chosen: Tuned, knobs: Knobs) -> Iterator[tuple[str, int, tuple[int
 def wrongly_tuned(module: Module) -> list[str]:
     """What of the choices that a module declares no kernel of it has."""
     kernels = {kernel.name: kernel for kernel in module.decls_of(Kernel)}
-    bad = [f"{one.name} is tuned, and no kernel" for one in module.decls_of(Tuned) if one.name not in kernels]
-    known = [one for one in module.decls_of(Tuned) if one.name in kernels]
+    bad = [f"{entry.name} is tuned, and no kernel" for entry in module.decls_of(Tuned) if entry.name not in kernels]
+    known = [entry for entry in module.decls_of(Tuned) if entry.name in kernels]
     count = len(module.decl(Options).buckets) if known else 0
     bad += [
         f"{one.name} has a split for {len(one.splits)} buckets" for one in known if len(one.splits) not in (0, count)

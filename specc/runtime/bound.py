@@ -168,7 +168,7 @@ class BoundStep:
     def replays(self) -> Replays:
         """How often graphs were replayed, at all shapes together, and what was not; all zero without capture."""
         counts = [step._graphs.replays for step in self._shapes.values() if step._graphs]
-        return Replays(sum(one.replayed for one in counts), sum((one.moved for one in counts), Counter[str]()))
+        return Replays(sum(count.replayed for count in counts), sum((count.moved for count in counts), Counter[str]()))
 
     def capture(self, how: Literal[True, "segments"] = True) -> None:
         """Capture the CUDA graphs that `decode` replays from then on, of all shapes; see `Program.bind`.

@@ -95,7 +95,7 @@ class Plugin:
             with self.blamed(chosen.build):
                 chosen.build(scope)
         except DiagnosticError as error:
-            diagnostics = [replace(one, location=one.location or at) for one in error.diagnostics]
+            diagnostics = [replace(diagnostic, location=diagnostic.location or at) for diagnostic in error.diagnostics]
             raise DiagnosticError(diagnostics, error.sources, error.paths) from error
         problems = [(one.message, one.notes) for one in check_module(scope.module) or check_linear(scope.module)]
         if missing := [name for name in _OUTPUTS if name not in scope.module.outputs]:
@@ -148,8 +148,10 @@ class Plugin:
             yield
         except DiagnosticError as error:
             plugins = [
-                replace(one, notes=(*one.notes, note)) if one.code.startswith(("type/", "ir/", "kernel/")) else one
-                for one in error.diagnostics
+                replace(diagnostic, notes=(*diagnostic.notes, note))
+                if diagnostic.code.startswith(("type/", "ir/", "kernel/"))
+                else diagnostic
+                for diagnostic in error.diagnostics
             ]
             raise DiagnosticError(plugins, error.sources, error.paths) from error
         except Exception as error:
@@ -175,7 +177,10 @@ class Plugin:
 
     def place(self, error: BaseException, *functions: Callable[..., object]) -> tuple[str, int] | None:
         """File and line of the innermost frame of the plugin's package, or of the package of one of its functions."""
-        modules = [self.point.value.partition(":")[0], *(getattr(one, "__module__", None) or "" for one in functions)]
+        modules = [
+            self.point.value.partition(":")[0],
+            *(getattr(function, "__module__", None) or "" for function in functions),
+        ]
         packages = {module.strip().partition(".")[0] for module in modules} - {"specc", ""}
         innermost = None
         for frame, line in traceback.walk_tb(error.__traceback__):
@@ -197,6 +202,6 @@ def _no_algorithm(loaded: object) -> str | None:
     if not isinstance(loaded.needs.options, type) or not issubclass(loaded.needs.options, Block):
         return "the options of its needs are no class derived from specc.config.block.Block"
     for what, ops in (("forwards", loaded.forwards), ("ops", loaded.ops)):
-        if not isinstance(ops, tuple) or not all(isinstance(one, OpDef) for one in ops):
+        if not isinstance(ops, tuple) or not all(isinstance(op, OpDef) for op in ops):
             return f"its {what} are no tuple of specc.ir.opdef.OpDef"
     return None

@@ -91,7 +91,7 @@ def _foreign(tree: ast.Module) -> Iterator[tuple[ast.AST, str]]:
 def _check_function(op: OpDef, node: ast.FunctionDef, wrong: Callable[[ast.AST, str], SyntaxError]) -> None:
     """See that a function is Triton's, and that there is something to pass for each of its parameters."""
     arguments = node.args
-    if not any(ast.unparse(one).partition("(")[0] in ("triton.jit", "jit") for one in node.decorator_list):
+    if not any(ast.unparse(decorator).partition("(")[0] in ("triton.jit", "jit") for decorator in node.decorator_list):
         raise wrong(node, f"{node.name}, the tile of {op.name}, is no function of Triton: write @triton.jit above it")
     if arguments.posonlyargs or arguments.kwonlyargs or arguments.vararg or arguments.kwarg:
         raise wrong(node, f"{node.name}, the tile of {op.name}, has parameters with *, ** or /")

@@ -111,4 +111,4 @@ def _quoted(value: Any) -> Any:
     """Text that stands in a docstring as it is."""
     if isinstance(value, str):
         return value.replace("\\", "\\\\").replace('"', '\\"')
-    return [_quoted(one) for one in value] if isinstance(value, list) else value
+    return [_quoted(item) for item in value] if isinstance(value, list) else value

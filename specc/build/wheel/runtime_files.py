@@ -28,8 +28,8 @@ def runtime_files(plans: Sequence[Plan], folder: str) -> dict[str, str]:
     """
     texts = copied("runtime", "")
     ops = {call.op for plan in plans for node in plan.nodes() for call in node.ops}
-    wanted = {path for one in CAPABILITIES if one.needed(plans) for path in one.files}
-    unwanted = {path for one in CAPABILITIES for path in one.files} - wanted
+    wanted = {path for capability in CAPABILITIES if capability.needed(plans) for path in capability.files}
+    unwanted = {path for capability in CAPABILITIES for path in capability.files} - wanted
     texts |= {path: _without(unwanted, path, texts) for path in LISTS}
     new = {*ROOTS, *wanted, *(path for path in texts if path.endswith("__init__.py"))}
     new |= {path for path, text in texts.items() if not ops.isdisjoint(_SEMANTICS.findall(text))}

@@ -186,7 +186,7 @@ class _Files:
 
 
 def _check_sources(plans: Mapping[str, Plan], sources: Mapping[str, str]) -> None:
-    named = {one.source for plan in plans.values() for one in (*plan.kernels.values(), *plan.ops.values())}
+    named = {part.source for plan in plans.values() for part in (*plan.kernels.values(), *plan.ops.values())}
     missing = sorted(named - sources.keys())
     if missing:
         raise ValueError(f"the plan names sources that are not there: {', '.join(missing)}")

@@ -66,9 +66,9 @@ def sizes(shape: Shape) -> str:
 
 def written(shapes: Iterable[ProposedShape]) -> Iterator[str]:
     """Return the lines of a list of shapes in YAML, each below a comment that says why it is there."""
-    for one in shapes:
-        yield from comment(one.why, "  ")
-        yield f"  - {{{sizes(one.shape)}, buckets: {list(one.buckets)}}}"
+    for shape in shapes:
+        yield from comment(shape.why, "  ")
+        yield f"  - {{{sizes(shape.shape)}, buckets: {list(shape.buckets)}}}"
 
 
 def propose_shapes(pair: Pair, chosen: Drafting, asked: Workload) -> Proposal:

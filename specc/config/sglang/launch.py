@@ -39,7 +39,7 @@ def command_of(pair: Pair, chosen: Drafting, shapes: Sequence[ProposedShape], gp
     A server takes another attention backend for a tree that is written. The one that it has otherwise is kept where it
     has trees.
     """
-    largest = Shape(*map(max, zip(*(one.shape for one in shapes), strict=True)))
+    largest = Shape(*map(max, zip(*(shape.shape for shape in shapes), strict=True)))
     words = command(pair, chosen, None, None) + _shape(largest)
     usual = started(parse(command(pair, chosen, None, None)), gpu).facts.attention["verify"]
     keeps = largest.is_tree and usual in BACKENDS and BACKENDS[usual].mask is not None

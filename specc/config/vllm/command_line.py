@@ -252,7 +252,7 @@ def _of_file(arguments: Arguments, written: str) -> list[tuple[str, list[str]]]:
         elif isinstance(value, dict):
             pairs.append((name, [json.dumps(value, default=str)]))
         elif isinstance(value, list):
-            pairs.append((name, [str(one) for one in cast("list[object]", value)]))
+            pairs.append((name, [str(item) for item in cast("list[object]", value)]))
         else:
             pairs.append((name, [] if value is True else [str(value)]))
     return pairs

@@ -29,14 +29,14 @@ def command_of(pair: Pair, chosen: Drafting, shapes: Sequence[ProposedShape], gp
 
     A batch has the chain that is the best of its bucket, on any GPU.
     """
-    numbers = {bucket: one.shape.num_steps for one in shapes for bucket in one.best}
+    numbers = {bucket: shape.shape.num_steps for shape in shapes for bucket in shape.best}
     table: list[list[int]] = []
     for bucket, number in sorted(numbers.items()):
         if table and table[-1][2] == number:
             table[-1][1] = bucket
         else:
             table.append([table[-1][1] + 1 if table else 1, bucket, number])
-    most = max(one.shape.num_steps for one in shapes)
+    most = max(shape.shape.num_steps for shape in shapes)
     drafted: dict[str, Any] = {"num_speculative_tokens": most}
     return _words(pair, chosen, drafted | ({TABLE: table} if {*numbers.values()} != {most} else {}))
 

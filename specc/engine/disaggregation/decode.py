@@ -151,7 +151,8 @@ class DecodeWorker:
         ends = asked["conditions"]
         conditions = StopConditions(ends["max_new_tokens"], frozenset(ends["eos_token_ids"]), tuple(ends["stop"]))
         scores = [
-            Score(one["logprob"], tuple((token, value) for token, value in one["best"])) for one in values["scores"]
+            Score(score["logprob"], tuple((token, value) for token, value in score["best"]))
+            for score in values["scores"]
         ]
         carry = self.engine.program.build_draft_input({state.request: state.tensors["record"]})
         handover = Handover(values["first"], values["health"], _kv_of(state), carry, asked["grammar"], scores)

@@ -43,8 +43,8 @@ class Metrics:
         """Yield every metric with its values of now."""
         yield _accepted_length(self._usage)
         for family, series in ((CounterMetricFamily, COUNTERS), (GaugeMetricFamily, GAUGES)):
-            for one in series:
-                yield one.read(family, self._usage)
+            for point in series:
+                yield point.read(family, self._usage)
 
     def describe(self) -> Iterator[Metric]:
         """Yield the metrics, so that a registry knows their names."""

@@ -46,7 +46,7 @@ class Area:
     @property
     def counts(self) -> bool:
         """Whether some of it are numbers."""
-        return any(one.change for one in self.differences)
+        return any(difference.change for difference in self.differences)
 
 
 def compare(here: Page, there: Page) -> tuple[Area, ...]:
@@ -96,9 +96,9 @@ def _number(text: str | None) -> int | None:
 
 
 def _settings(story: Story) -> dict[str, str]:
-    values = {"name": story.plan.name} | {one.key: spelled(one.value) for one in story.settings}
+    values = {"name": story.plan.name} | {setting.key: spelled(setting.value) for setting in story.settings}
     for model in story.models:
-        values |= {f"{model.side}.{one.key}": spelled(one.value) for one in model.settings}
+        values |= {f"{model.side}.{setting.key}": spelled(setting.value) for setting in model.settings}
     return values
 
 
@@ -131,7 +131,7 @@ def _carry(page: Page) -> dict[str, str]:
 
 
 def _buffers(page: Page) -> dict[str, str]:
-    return {one.name: f"{page.kind(one)}, {one.bytes:,} bytes" for one in page.arena}
+    return {buffer.name: f"{page.kind(buffer)}, {buffer.bytes:,} bytes" for buffer in page.arena}
 
 
 def _decisions(story: Story) -> dict[str, str]:

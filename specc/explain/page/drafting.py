@@ -109,7 +109,13 @@ def grown(topk: int, steps: int, nodes: int) -> list[DraftedNode]:
     columns = {number: column for column, number in enumerate(kept, start=1)}
     place = {one.number: n for n, one in enumerate(candidates, start=1)}
     root = DraftedNode(0, -1, 0)
-    return [root, *(DraftedNode(columns.get(one.number), place.get(one.parent, 0), one.depth) for one in candidates)]
+    return [
+        root,
+        *(
+            DraftedNode(columns.get(candidate.number), place.get(candidate.parent, 0), candidate.depth)
+            for candidate in candidates
+        ),
+    ]
 
 
 def _best(candidates: Sequence[_Candidate], count: int) -> list[_Candidate]:

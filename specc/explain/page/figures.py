@@ -173,7 +173,7 @@ def arena(page: Page) -> Markup:
     """
     left, top = 92.0, 112.0
     column = max(34.0, min(84.0, (WIDE - left) / len(page.steps)))
-    edges = sorted({edge for one in page.arena for edge in extent(one)})
+    edges = sorted({edge for buffer in page.arena for edge in extent(buffer)})
     height = {edges[0]: 0.0} if edges else {0: 0.0}
     for low, high in pairwise(edges):
         height[high] = height[low] + 3.5 + 2.2 * max(0.0, log2((high - low) / 256))
@@ -184,8 +184,8 @@ def arena(page: Page) -> Markup:
         inside.append(element("text", _short(step.node.name), x=x, y=top - 8, transform=up, class_="t soft"))
     tall = max(height.values())
     prefill = len(page.of("prefill"))
-    for one in page.arena:
-        inside.append(_buffer(page, one, left, top, column, height))
+    for buffer in page.arena:
+        inside.append(_buffer(page, buffer, left, top, column, height))
     inside.append(line(left + prefill * column, top - 4, left + prefill * column, top + tall, "divide"))
     labelled = -20.0
     for edge in edges:

@@ -64,7 +64,7 @@ def exact(ops: Iterable[Op]) -> bool:
 def tuned(module: Module, op: Op) -> Tuned | None:
     """What was chosen for the launch that an op is in, None where nothing was."""
     kernel = op.attrs.get("kernel")
-    return next((one for one in module.decls_of(Tuned) if one.name == kernel), None) if kernel else None
+    return next((entry for entry in module.decls_of(Tuned) if entry.name == kernel), None) if kernel else None
 
 
 def tuned_split(module: Module, op: Op, batch: int) -> int:

@@ -66,18 +66,18 @@ def beside(
     if remark:
         return replace(measurement, remark=remark)
     name, compared = "", list[Compared]()
-    for one in measurement.buckets:
+    for bucket in measurement.buckets:
         effort = effort_of(plan)
         with on(device):
             try:
-                ours, theirs = agreeing(plan, backend, device, one.bucket, effort)
+                ours, theirs = agreeing(plan, backend, device, bucket.bucket, effort)
             except TooCloseError as error:
                 return replace(measurement, remark=str(error))
             name = theirs.name
             for part in parts(ours, theirs):
                 ratio, _ = captured(part, ours, theirs, effort)
-                compared.append(Compared(one.bucket, part.work, ratio))
-        on_done(f"both sides at {one.bucket}")
+                compared.append(Compared(bucket.bucket, part.work, ratio))
+        on_done(f"both sides at {bucket.bucket}")
     return replace(measurement, against=name, compared=tuple(compared))
 
 

@@ -57,7 +57,7 @@ def _of_dataflow(plan: Plan) -> str | None:
             return f"it carries no {name} from step to step"
     if carried != set(plan.carry):
         return f"it carries {_listed(set(plan.carry) ^ carried)}"
-    others = {one.name for one in plan.outputs if one.entry == "step"} ^ OUTPUTS
+    others = {output.name for output in plan.outputs if output.entry == "step"} ^ OUTPUTS
     if others:
         return f"it hands out {_listed(others)}"
     return None if plan.kv.shifted else "its draft sees tokens at their own positions"

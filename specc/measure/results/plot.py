@@ -20,7 +20,7 @@ def draw(measurement: Measurement, path: Path) -> None:
         OSError: the file cannot be written.
 
     """
-    rows = [len(one.launches) for one in measurement.buckets] + (
+    rows = [len(bucket.launches) for bucket in measurement.buckets] + (
         [len(measurement.compared)] if measurement.compared else []
     )
     figure, panels = panels_of(rows)
@@ -55,16 +55,16 @@ def save(figure: Any, path: Path, salt: str) -> None:
 
 def _draw_bucket(panel: Any, figures: BucketFigures) -> None:
     """One bucket's bars, the first launch on top."""
-    timed = [one for one in figures.launches if one.us is not None and one.floor_us is not None]
+    timed = [launch for launch in figures.launches if launch.us is not None and launch.floor_us is not None]
     places = list(range(len(timed)))
-    times = [one.us.median for one in timed if one.us is not None]
-    floors = [one.floor_us.median for one in timed if one.floor_us is not None]
+    times = [timing.us.median for timing in timed if timing.us is not None]
+    floors = [timing.floor_us.median for timing in timed if timing.floor_us is not None]
     panel.barh(places, times, height=0.7, color="#4c78a8")
     panel.vlines(floors, [place - 0.42 for place in places], [place + 0.42 for place in places], color="#e45756", lw=2)
     for place, one in zip(places, timed, strict=True):
         over = f"{one.ratio.median:.1f} x" if one.ratio is not None else ""
         panel.annotate(over, (times[place], place), xytext=(4, 0), textcoords="offset points", va="center", fontsize=8)
-    panel.set_yticks(places, [one.name for one in timed])
+    panel.set_yticks(places, [timing.name for timing in timed])
     panel.invert_yaxis()
     panel.margins(x=0.12)
     step = figures.step
@@ -76,11 +76,14 @@ def _draw_bucket(panel: Any, figures: BucketFigures) -> None:
 
 def _draw_compared(panel: Any, measurement: Measurement) -> None:
     """How many times as long the other side took, with the middle half of the samples."""
-    places, times = list(range(len(measurement.compared))), [one.ratio.median for one in measurement.compared]
+    places, times = (
+        list(range(len(measurement.compared))),
+        [comparison.ratio.median for comparison in measurement.compared],
+    )
     panel.barh(places, times, height=0.7, color="#54a24b")
-    lows, highs = ([getattr(one.ratio, end) for one in measurement.compared] for end in ("low", "high"))
+    lows, highs = ([getattr(comparison.ratio, end) for comparison in measurement.compared] for end in ("low", "high"))
     panel.hlines(places, lows, highs, color="k")
     panel.axvline(1, color="#e45756", lw=2)
-    panel.set_yticks(places, [f"{one.work}, {one.bucket}" for one in measurement.compared])
+    panel.set_yticks(places, [f"{comparison.work}, {comparison.bucket}" for comparison in measurement.compared])
     panel.invert_yaxis()
     panel.set_title(f"{measurement.against}: times as long as ours", loc="left")

@@ -15,8 +15,8 @@ def tables(measurement: Measurement) -> Iterator[Table | Text]:
     """A heading, a table for every bucket, what the host pays, and what was compared with an engine's kernels."""
     where = f"on {measurement.gpu}" if measurement.gpu else "not measured: no GPU"
     yield Text(printable(f"{measurement.name}: {measurement.algorithm}, shape {measurement.shape}, {where}"))
-    for one in measurement.buckets:
-        yield _bucket(one)
+    for bucket in measurement.buckets:
+        yield _bucket(bucket)
     if measurement.host:
         yield _host(measurement.host)
     if measurement.compared:
@@ -53,8 +53,8 @@ def _host(costs: tuple[HostCost, ...]) -> Table:
     table = Table(title="launch of a graph, by its nodes", title_justify="left", box=None)
     table.add_column("nodes", justify="right", no_wrap=True)
     table.add_column("host us", justify="right", no_wrap=True)
-    for one in costs:
-        table.add_row(f"{one.nodes:,}", str(one.us))
+    for cost in costs:
+        table.add_row(f"{cost.nodes:,}", str(cost.us))
     return table
 
 
@@ -63,6 +63,6 @@ def _compared(against: str, compared: tuple[Compared, ...]) -> Table:
     table.add_column("bucket", justify="right", no_wrap=True)
     table.add_column("work")
     table.add_column("times as long", justify="right", no_wrap=True)
-    for one in compared:
-        table.add_row(str(one.bucket), one.work, str(one.ratio))
+    for comparison in compared:
+        table.add_row(str(comparison.bucket), comparison.work, str(comparison.ratio))
     return table

@@ -109,8 +109,8 @@ class Client:
         try:
             logprobs = answer["choices"][0]["logprobs"]
             if self._chat:
-                return [(one["token"], {b["token"]: b["logprob"] for b in one["top_logprobs"]})
-                        for one in logprobs["content"]]  # fmt: skip
+                return [(entry["token"], {b["token"]: b["logprob"] for b in entry["top_logprobs"]})
+                        for entry in logprobs["content"]]  # fmt: skip
             return list(zip(logprobs["tokens"], logprobs["top_logprobs"], strict=True))
         except (KeyError, IndexError, TypeError, ValueError):
             return []  # a server without log-probabilities

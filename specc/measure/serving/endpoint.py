@@ -64,8 +64,8 @@ class ServerCounts:
 
 def of_answers(answers: Sequence[TimedText]) -> ServerCounts:
     """What the answers of a server say of their verifications themselves."""
-    most = max((len(one.accepted) for one in answers), default=0)
-    by_count = [sum(one.accepted[k] for one in answers if k < len(one.accepted)) for k in range(most)]
+    most = max((len(answer.accepted) for answer in answers), default=0)
+    by_count = [sum(answer.accepted[k] for answer in answers if k < len(answer.accepted)) for k in range(most)]
     return ServerCounts(sum(by_count), tuple(sum(by_count[k:]) for k in range(1, most)))
 
 
@@ -159,15 +159,15 @@ def counted(samples: Iterable[Any]) -> ServerCounts:
     Raises KeyError, ValueError and OverflowError for counters that are none.
     """
     drafts, positions, steps = 0, Counter[int](), Counter[bool]()
-    for one in samples:
-        if one.name.endswith(DRAFTS):
-            drafts += int(one.value)
-        elif one.name.endswith(BY_POSITION):
-            if (place := int(one.labels["position"])) not in range(MOST_POSITIONS):
+    for sample in samples:
+        if sample.name.endswith(DRAFTS):
+            drafts += int(sample.value)
+        elif sample.name.endswith(BY_POSITION):
+            if (place := int(sample.labels["position"])) not in range(MOST_POSITIONS):
                 raise ValueError(f"position {place}")
-            positions[place] += int(one.value)
-        elif one.name == STEPS:
-            steps[one.labels.get("by") == "program"] += int(one.value)
+            positions[place] += int(sample.value)
+        elif sample.name == STEPS:
+            steps[sample.labels.get("by") == "program"] += int(sample.value)
     accepted = tuple(positions[place] for place in range(max(positions, default=-1) + 1))
     return ServerCounts(drafts, accepted, *((steps[True], steps[False]) if steps else (None, None)))
 

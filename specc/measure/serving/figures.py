@@ -27,7 +27,7 @@ class Turn:
     @property
     def tokens_per_s(self) -> float:
         """All tokens of all answers over the time of the turn."""
-        return sum(one.tokens for one in self.answers) / self.seconds
+        return sum(answer.tokens for answer in self.answers) / self.seconds
 
 
 @dataclass(frozen=True)
@@ -58,21 +58,21 @@ class SideFigures:
     @staticmethod
     def of(turns: Sequence[Turn]) -> SideFigures:
         """From at least one turn."""
-        answers = [one for turn in turns for one in turn.answers]
+        answers = [answer for turn in turns for answer in turn.answers]
         counts = ServerCounts()
         for turn in turns:
             counts = counts.plus(turn.counts)
-        each = [1000 * one.per_token_s for one in answers if one.per_token_s is not None]
+        each = [1000 * answer.per_token_s for answer in answers if answer.per_token_s is not None]
         steps = None if counts.served is None or counts.left is None else counts.served + counts.left
         return SideFigures(
             median(turn.tokens_per_s for turn in turns),
             median(each) if each else None,
             quantiles(each, n=10, method="inclusive")[-1] if len(each) > 1 else None,
-            median(1000 * one.first_s for one in answers),
+            median(1000 * answer.first_s for answer in answers),
             counts.accept_length,
             counts.by_position,
             (counts.served or 0) / steps if steps else None,
-            sum(one.tokens for one in answers),
+            sum(answer.tokens for answer in answers),
         )
 
 

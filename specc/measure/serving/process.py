@@ -204,7 +204,7 @@ def _free_port() -> int:
 @contextmanager
 def _stopped_as_interrupted() -> Iterator[None]:
     """Signals that would end this process at once interrupt it, as Ctrl-C does: what it has started is stopped."""
-    ending = [one for one in (signal.SIGTERM, signal.SIGHUP) if signal.getsignal(one) is signal.SIG_DFL]
+    ending = [number for number in (signal.SIGTERM, signal.SIGHUP) if signal.getsignal(number) is signal.SIG_DFL]
     for one in ending:
         signal.signal(one, lambda *_: signal.raise_signal(signal.SIGINT))
     try:

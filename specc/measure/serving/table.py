@@ -24,7 +24,7 @@ def tables(served: Served) -> Iterator[Table | Text]:
     yield Text(printable(f"prompts     {served.prompts}; {served.prompt_tokens:g} tokens (median)"))
     ties = f", {served.texts.near_ties} part at a near tie" if served.texts.near_ties else ""
     yield Text(f"texts       {served.texts.equal} of {served.texts.compared} are equal{ties}")
-    yield Text(f"turns       {served.turns} of each side, of {', '.join(_requests(one) for one in served.batches)}")
+    yield Text(f"turns       {served.turns} of each side, of {', '.join(_requests(batch) for batch in served.batches)}")
     yield _figures(served)
     largest = served.batches[-1]
     if largest.program.by_position:
@@ -41,9 +41,9 @@ def _figures(served: Served) -> Table:
     names = ("clients", "side", "tokens/s", "ms/token", "p90", "ms/first", "accepted", "steps", "times the rate")
     for name in names:
         table.add_column(name, justify="left" if name == "side" else "right")
-    for one in served.batches:
-        table.add_row(str(one.clients), SIDES[0], *_cells(one.program), str(one.ratio))
-        table.add_row("", SIDES[1], *_cells(one.other), "")
+    for batch in served.batches:
+        table.add_row(str(batch.clients), SIDES[0], *_cells(batch.program), str(batch.ratio))
+        table.add_row("", SIDES[1], *_cells(batch.other), "")
     return table
 
 

@@ -131,7 +131,7 @@ class ServerMeasurement:
             (mine.server.address, other.server.address),
             (mine.server.engine, other.server.engine),
             self.prompts.about,
-            statistics.median(one.prompt_tokens for one in mine.texts),
+            statistics.median(text.prompt_tokens for text in mine.texts),
             self.wanted.turns,
             texts,
             tuple(
@@ -174,8 +174,8 @@ async def _on_again(sides: Sequence[Side]) -> None:
 
 def _doubts(served: Served) -> list[Diagnostic]:
     """Why the figures may not be what they seem: a program that ran no steps, or one on the other side."""
-    none = [str(one.clients) for one in served.batches if one.program.program_steps == 0]
-    some = [str(one.clients) for one in served.batches if one.other.program_steps]
+    none = [str(batch.clients) for batch in served.batches if batch.program.program_steps == 0]
+    some = [str(batch.clients) for batch in served.batches if batch.other.program_steps]
     doubts = list[Diagnostic]()
     if none:
         message = f"the program ran none of the steps in batches of {', '.join(none)}: both sides are the engine's own"

@@ -72,9 +72,9 @@ def tuning_text(tuning: Tuning, winners: Sequence[Found], steps: Mapping[str, Se
     named = {"gpu": tuning.gpu, "arch": tuning.arch, "specc": tuning.specc, "triton": tuning.triton}
     lines += [f"{key}: {json.dumps(value)}" for key, value in named.items()]
     lines.append("launches:" if tuning.choices else "launches: []  # nothing was faster by more than the noise")
-    for one in winners:
-        lines.append(f"  # instead of {one.default}: {', '.join(map(str, one.gains))}")
-        for choice in one.choices:
+    for winner in winners:
+        lines.append(f"  # instead of {winner.default}: {', '.join(map(str, winner.gains))}")
+        for choice in winner.choices:
             lines += _entry(choice)
     return "\n".join(lines) + "\n"
 

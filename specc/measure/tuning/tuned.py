@@ -73,13 +73,13 @@ def tune(loaded: LoadedConfig, device: torch.device, seconds: float, on_done: On
                 break
             mine.remove(_least(mine, min(gains, key=lambda gain: gain.ratio.median).bucket))
         winners += mine
-    chosen = tuple(choice for one in winners for choice in one.choices)
+    chosen = tuple(choice for winner in winners for choice in winner.choices)
     return TuningResult(replace(tuning, choices=chosen), tuple(winners), steps)
 
 
 def _least(winners: Sequence[Found], bucket: int) -> Found:
     """The choice that gains least in a bucket, of those that change it."""
-    changing = [one for one in winners if any(gain.bucket == bucket for gain in one.gains)]
+    changing = [winner for winner in winners if any(gain.bucket == bucket for gain in winner.gains)]
     return min(changing or winners, key=lambda one: one.least(bucket))
 
 
@@ -87,7 +87,7 @@ def _of_steps(
     loaded: LoadedConfig, tuning: Tuning, at: int, winners: Sequence[Found], device: torch.device
 ) -> list[Gain]:
     """Gains of a shape's steps with choices."""
-    choices = tuple(choice for one in winners for choice in one.choices)
+    choices = tuple(choice for winner in winners for choice in winner.choices)
     with tempfile.TemporaryDirectory(prefix="specc-tune-") as folder:
         sides: list[Variant] = []
         for name, chosen in (("default", ()), ("tuned", choices)):

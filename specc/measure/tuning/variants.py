@@ -114,7 +114,7 @@ def compile_ahead(builds: Collection[Build], device: torch.device, on_done: Call
     sources = [
         replace(source, name=f"{source.name}_{number}") for number, one in enumerate(builds) for source in one.sources
     ]
-    lib = {path: text for one in builds for path, text in one.lib.items()}
+    lib = {path: text for build in builds for path, text in build.lib.items()}
     done = iter(range(1, len(sources) + 1))
     with suppress(CompileError):
         compile_kernels(

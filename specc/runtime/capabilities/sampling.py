@@ -193,7 +193,7 @@ class SamplingRows:
             raise SamplingError(f"a {type(params).__name__} is not one Sampling for each of the pool rows")
         if len(params) != len(checked):
             raise SamplingError(f"{len(params)} parameters for {len(checked)} pool rows")
-        seeded = [_own(one) for one in params]
+        seeded = [_own(param) for param in params]
         for one in seeded:
             check_built(self._plan, one)
         counted = self._counted(seeded, texts)
@@ -209,7 +209,7 @@ class SamplingRows:
 
     def _counted(self, params: Sequence[Sampling], texts: Sequence[Text] | None) -> list[Text]:
         """The texts that are counted, one for each request: of those without penalties none."""
-        penalized = [any(getattr(one, name) != getattr(GREEDY, name) for name in PENALTIES) for one in params]
+        penalized = [any(getattr(param, name) != getattr(GREEDY, name) for name in PENALTIES) for param in params]
         if not any(penalized):
             return [((), ())] * len(params)
         try:

@@ -83,15 +83,17 @@ CAPABILITIES = (SAMPLING, RECORDS, RANKS, MOVES, OPS, ROTATED, SHAPES, TABLES)
 
 def lacking(owner: str, name: str) -> AttributeError:
     """What to raise where `owner`, as it is called, has no attribute `name`: a LackingError if others have it."""
-    for one in CAPABILITIES:
-        if name in one.names:
-            return LackingError(f"{name}: the program was built without it; {one.key} in its configuration brings it")
+    for capability in CAPABILITIES:
+        if name in capability.names:
+            return LackingError(
+                f"{name}: the program was built without it; {capability.key} in its configuration brings it"
+            )
     return AttributeError(f"{owner} has no attribute {name!r}")
 
 
 def check_held(plans: Sequence[Plan], root: Path) -> None:
     """PlanError when a program of these plans needs a file of the runtime that its folder `root` does not have."""
-    needed = [file for one in CAPABILITIES if one.needed(plans) for file in one.files]
+    needed = [file for capability in CAPABILITIES if capability.needed(plans) for file in capability.files]
     if missing := [file for file in needed if not root.joinpath(file).is_file()]:
         raise PlanError(f"the plan needs {', '.join(missing)} of the runtime, which was not built for it")
 

@@ -76,7 +76,7 @@ def _written(wanted: Any, value: Any) -> Any:
     if get_origin(wanted) is Mapping:
         kind = get_args(wanted)[1]
         if _is_listed(kind):
-            return [to_json(one) for one in value.values()]
+            return [to_json(item) for item in value.values()]
         return {str(key): _written(kind, one) for key, one in value.items()}
     return value
 

@@ -81,8 +81,8 @@ class RecordLayout:
         """The layout of the fields that move; `columns`: C, those of the request table, if there is one."""
         fields: list[RecordField] = []
         end = HEADER
-        for one in carried_fields(plan, columns):
-            fields.append(RecordField(**vars(one), offset=end))
+        for field_ in carried_fields(plan, columns):
+            fields.append(RecordField(**vars(field_), offset=end))
             end = round_up(end + fields[-1].nbytes, ALIGNMENT)
         tag = int.from_bytes(bytes.fromhex(schema_digest(plan))[:8], "little", signed=True)
         return RecordLayout(tag, tuple(fields), end)

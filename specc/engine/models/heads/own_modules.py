@@ -149,7 +149,7 @@ def adapted(config: PretrainedConfig, weights: Mapping[str, Tensor], wanted: Map
     for problem, names in problems.items():
         if names:
             raise ValueError(f"the module has {problem} {', '.join(prefix + name for name in sorted(names)[:3])}")
-    parts = {name: [torch.cat([weights[one] for one in row]) for row in rows] for name, rows in sources.items()}
+    parts = {name: [torch.cat([weights[cell] for cell in row]) for row in rows] for name, rows in sources.items()}
     return {name: torch.stack(rows) if name.startswith(EXPERTS) else rows[0] for name, rows in parts.items()}
 
 
