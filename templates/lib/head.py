@@ -16,7 +16,7 @@ import triton.language as tl
 
 from .argmax import first_of_largest
 from .best import NO_KEY, NO_ORDER, joined, sort_order
-from .shard import mass_word
+from .shards import mass_word
 from .topk import exp_below
 
 NO_ENTRY = tl.constexpr(0x7FFFFFFF)

@@ -9,7 +9,7 @@ import triton
 import triton.language as tl
 
 from .best import order_value
-from .shard import best_of_parts, join_parts
+from .shards import best_of_parts, join_parts
 from .topk import exp_below
 
 MOST_RANKS = tl.constexpr(16)

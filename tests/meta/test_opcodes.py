@@ -3,17 +3,23 @@
 from __future__ import annotations
 
 import ast
+import importlib
+import pkgutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
+from specc.ir import ops
 from specc.ir.ops import DIALECTS, OPS
 from specc.kernels import FAMILIES as FOUND
+from specc.kernels.writing.functions import function_name, functions
+from specc.runtime.semantics import reference
 
 ROOT = Path(__file__).resolve().parents[2]
 HOMES = ("specc/ir/ops", "specc/algorithms", "specc/runtime/semantics")
 """Where ops are declared, written, and given a meaning."""
+MEANINGS = ROOT / "specc/runtime/semantics"
 OPCODES = frozenset(name for name in OPS if name.partition(".")[0] in DIALECTS)
 FAMILIES = tuple(f"specc/kernels/{name}.py" for name in FOUND)
 """A family of kernels names the ops that it covers."""
@@ -21,6 +27,17 @@ TEXTS, WITH_FAMILIES = 115, 163
 """Most opcodes that stand as text elsewhere: in files that are no family, and in all."""
 COLLECTIONS, COLLECTIONS_WITH_FAMILIES = 7, 12
 """Most literals that hold several opcodes, at the top of a file or in a function, likewise."""
+DEVICE_CODE = {
+    **dict.fromkeys(("vocab.argmax_merge", "vocab.logprob_merge", "vocab.topk_merge"), "merge"),
+    **dict.fromkeys(("tree.repeat", "tree.root", "tree.best"), "tree"),
+    "kv.branch_slots": "kv",
+    "chain.drafts": "drafts",
+    "sample.scale": "scores",
+    "verify.path": "walk",
+    "vocab.row": "chosen",
+    "vocab.translate": "translate",
+}
+"""The files of device functions that stand apart from their dialect, or its part, since a wheel copies files whole."""
 
 
 def elsewhere() -> Iterator[tuple[str, ast.Module]]:
@@ -64,6 +81,16 @@ def test_few_opcodes_stand_outside_their_homes(count: Callable[[ast.AST], list[i
     strangers = [f"{name}:{line}" for name, line in places if name not in FAMILIES]
     assert len(strangers) <= most, strangers
     assert len(places) <= in_all, places
+
+
+@pytest.mark.parametrize("stem", [module.name for module in pkgutil.iter_modules(ops.__path__)])
+def test_an_op_has_one_stem(stem: str) -> None:
+    """Its declaration, what it means and its device function are in files of one name."""
+    for op in importlib.import_module(f"{ops.__name__}.{stem}").OPS:
+        if any(op.name in table for table in (reference.OPS, reference.STORES, reference.MOVES)):
+            assert f'"{op.name}"' in (MEANINGS / f"{stem}.py").read_text(), op.name
+        if (device := functions().get(function_name(op.name))) is not None:
+            assert device.module == DEVICE_CODE.get(op.name, stem), op.name
 
 
 def test_the_counts_see_what_they_count() -> None:

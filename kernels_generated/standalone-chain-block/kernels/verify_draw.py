@@ -14,7 +14,7 @@ import triton.language as tl
 from .lib.argmax import identity
 from .lib.draw import combine_draw, combine_mass, scan_draw
 from .lib.health import raise_in_place
-from .lib.reject import sample_weigh
+from .lib.rejection import sample_weigh
 from .lib.rows import load_row, store_row, store_rows
 
 

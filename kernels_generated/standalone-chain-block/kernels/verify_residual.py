@@ -20,7 +20,7 @@ import triton.language as tl
 from .lib.argmax import identity
 from .lib.commit import commit_extend_ids, commit_lengths, commit_select
 from .lib.kv import kv_positions
-from .lib.reject import sample_accept
+from .lib.rejection import sample_accept
 from .lib.residual import combine_residual, scan_residual
 from .lib.rows import load_row, store_row
 from .lib.sample import sample_keys
