@@ -79,9 +79,13 @@ def stop_group(process: subprocess.Popen[bytes]) -> None:
     process.wait()
 
 
-def specc(*words: str) -> str:
-    """Run a command of specc's: what it said. RuntimeError with that when it fails."""
-    ended = subprocess.run([*SPECC, *words], capture_output=True, text=True)
+def specc(*words: str, beside: Path | None = None) -> str:
+    """Run a command of specc's: what it said. RuntimeError with that when it fails.
+
+    `beside` is a folder of packages that are installed for it, too.
+    """
+    path = os.pathsep.join(filter(None, (os.environ.get("PYTHONPATH"), beside and str(beside))))
+    ended = subprocess.run([*SPECC, *words], capture_output=True, text=True, env={**os.environ, "PYTHONPATH": path})
     if ended.returncode != 0:
         raise RuntimeError(f"specc {' '.join(words)}\n{ended.stdout}{ended.stderr}")
     return ended.stdout + ended.stderr
@@ -105,14 +109,22 @@ def first_program(engine: str, target: Path, draft: Path, flags: Sequence[str], 
     return [*command, *flags], built(folder)
 
 
-def by_init(engine: str, target: Path, draft: Path, folder: Path) -> tuple[list[str], Path]:
-    """The same by `init` and `build` alone, where the server needs no flags: the command as it is printed."""
-    return initialised(engine, target, draft, folder), built(folder)
+def by_init(engine: str, target: Path, draft: Path, folder: Path, site: Path) -> tuple[list[str], Path]:
+    """The same by `init` and `build` alone, where the server needs no flags: the command as it is printed.
+
+    Specc is installed beside the engine, as people have it: of the packages in `site` it sees that the engine is one.
+    """
+    seen = folder / "seen"
+    seen.mkdir()
+    [about] = site.glob(f"{engine}-*.dist-info")
+    (seen / about.name).symlink_to(about)
+    return initialised(engine, target, draft, folder, seen), built(folder)
 
 
-def initialised(engine: str, target: Path, draft: Path, folder: Path) -> list[str]:
+def initialised(engine: str, target: Path, draft: Path, folder: Path, beside: Path | None = None) -> list[str]:
     """The command of a server that `init` prints, when it has written the configuration into the folder."""
-    output = specc("init", str(target), str(draft), "--engine", engine, "-o", str(folder / CONFIG))
+    words = (str(target), str(draft), "--engine", engine, "-o", str(folder / CONFIG))
+    output = specc("init", *words, beside=beside)
     match = re.search(r"^the server: (.*)$", output, re.MULTILINE)
     return shlex.split(match[1] if match else "")
 

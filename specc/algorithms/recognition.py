@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import NamedTuple
 
 from specc.algorithms import names, needs
 from specc.config import Fit, Pair
@@ -27,7 +28,44 @@ def recognise(pair: Pair) -> tuple[str, Fit, list[Diagnostic]]:
     return name, fit, warnings
 
 
-def reversed_because(pair: Pair) -> str | None:
+class Mistaken(NamedTuple):
+    """Models that are not what they are given as.
+
+    Attributes:
+        code, message: the finding's.
+        pair: the models as they should be given.
+        algorithm: the one that should be asked for, None where any may be.
+
+    """
+
+    code: str
+    message: str
+    pair: Pair
+    algorithm: str | None
+
+
+def mistaken(pair: Pair, wanted: str | None) -> Mistaken | None:
+    """Return what is wrong with a target that drafts for its draft, or with a head of another algorithm than wanted.
+
+    ``wanted`` is the name of an algorithm, None where nobody has named one. Of one that drafts with a language model
+    two of these may stand as they are.
+    """
+    if pair.draft is None:
+        return None
+    target, draft = pair.target.written, pair.draft.written
+    kept = wanted is not None and not needs(wanted).head and pair.target.plain
+    why = None if kept else _reversed_because(pair)
+    if why is not None:
+        message = printable(f"'{target}' is what drafts, and '{draft}' its target: {why}")
+        return Mistaken("init/reversed", message, Pair(pair.draft, pair.target), wanted)
+    if wanted is not None and (other := _better_than(wanted, pair)) is not None:
+        name, fit = other
+        message = printable(f"'{draft}' is no head of {wanted} but of {name}: {fit.why}")
+        return Mistaken("init/other-algorithm", message, pair, name)
+    return None
+
+
+def _reversed_because(pair: Pair) -> str | None:
     """Return why the target is what drafts, and the draft its target; None where they are as given.
 
     That is a head in the target's place, or a language model larger than the target in the draft's.
@@ -43,7 +81,7 @@ def reversed_because(pair: Pair) -> str | None:
     return None
 
 
-def better_than(wanted: str, pair: Pair) -> tuple[str, Fit] | None:
+def _better_than(wanted: str, pair: Pair) -> tuple[str, Fit] | None:
     """Return the algorithm whose head the draft is, and why, where the wanted one reads other rows of the target."""
     if pair.draft is None or not needs(wanted).head or wanted in (heads := _heads(pair)):
         return None

@@ -7,9 +7,11 @@ from contextlib import nullcontext
 from typing import NamedTuple
 
 from specc.algorithms import plugin
+from specc.algorithms.recognition import mistaken
 from specc.build.link import link
-from specc.config import LoadedConfig, ModelConfig
-from specc.ir.core import CarriedValue, Module, states
+from specc.config import LoadedConfig, ModelConfig, Pair
+from specc.config.models.pair import describe
+from specc.ir.core import Carry, Module, states
 from specc.ir.declarations import KvPool, Options
 from specc.pass_manager.manager import Instrument, run_passes
 from specc.pass_manager.pass_base import Context
@@ -65,9 +67,11 @@ def compile_shapes(loaded: LoadedConfig, instruments: Sequence[Instrument] = ())
     """The module of every shape of a configuration, the deepest first, with the same carry in one arena.
 
     Raises:
-        DiagnosticError: as `compile_module`, and ``legal/shapes`` where requests could not go from shape to shape.
+        DiagnosticError: as `compile_module`, ``legal/shapes`` where requests could not go from shape to shape, and
+            ``init/reversed`` or ``init/other-algorithm`` where the models are not what they are given as.
 
     """
+    _check_models(loaded)
     shapes = loaded.shapes()
     if len(shapes) == 1:
         return [compile_module(loaded, instruments)]
@@ -76,6 +80,18 @@ def compile_shapes(loaded: LoadedConfig, instruments: Sequence[Instrument] = ())
     _check_carry(compiled)
     link([program.module for program in compiled])
     return compiled
+
+
+def _check_models(loaded: LoadedConfig) -> None:
+    """Neither model stands in the other's place, and the draft is no other algorithm's, as far as directories say."""
+    (target, draft), models = (loaded.model_dir(side) for side in ("target", "draft")), loaded.config.models
+    if target is None or draft is None or target == draft:
+        return
+    pair = Pair(*(describe(at, str(models[side].model)) for side, at in (("target", target), ("draft", draft))))
+    wrong = mistaken(pair, loaded.config.algorithm)
+    if wrong is not None:
+        hint = f"write algorithm: {wrong.algorithm}" if wrong.pair is pair else "write each where the other is"
+        raise DiagnosticError(Diagnostic(wrong.code, wrong.message, loaded.location("draft", "model"), hint))
 
 
 def _carried_by_some(shapes: Sequence[LoadedConfig]) -> frozenset[str]:

@@ -45,9 +45,9 @@ def arch(incomplete: str) -> list[str]:
 
 def gpu(incomplete: str) -> list[str]:
     """A GPU, or its architecture."""
-    from specc.config.archs import ARCHS, GPUS
+    from specc.config.archs import ARCHS, CPU, GPUS
 
-    return _fitting(incomplete, (*GPUS, *ARCHS))
+    return _fitting(incomplete, (*GPUS, *ARCHS, CPU))
 
 
 def one_pass(incomplete: str) -> list[str]:

@@ -155,7 +155,7 @@ def _for_engine(engine: str, pair: Pair, chosen: Drafting, name: str, path: Path
     server, starts = import_module(f"specc.cli.{engine}"), import_module(f"specc.config.{engine}.launch")
     wanted = Wanted(name, "target_only", DRAWN)
     if line.shapes is not None:
-        gpu = gpu_named(line.gpu)
+        gpu = gpu_named(line.gpu, engine)
         asked = line.several.asked(chosen, gpu, starts.limits(pair, chosen, gpu))
         wanted = replace(wanted, proposed=proposed(pair, chosen, asked).shapes)
         words = starts.command_of(pair, chosen, wanted.proposed, gpu)
@@ -167,7 +167,8 @@ def _for_engine(engine: str, pair: Pair, chosen: Drafting, name: str, path: Path
     text = server.configured(words, line.gpu, wanted, path, report)
     if line.output != STDOUT:
         wheel = f"dist/specc_program_{name}-*.whl"
-        built = f'{shlex.join(("specc", "build", str(path)))} -o dist && pip install "$(echo {wheel})[cuda]"'
+        wheel = wheel if gpu_named(line.gpu, engine).is_cpu else f'"$(echo {wheel})[cuda]"'
+        built = f"{shlex.join(('specc', 'build', str(path)))} -o dist && pip install {wheel}"
         typer.echo(f"the program: {printable(built)}", err=True)
     typer.echo(f"the server: {printable(shlex.join(words))}", err=True)
     return text
@@ -241,18 +242,15 @@ def _require_order(pair: Pair, wanted: str | None, line: _Line) -> None:
 
     """
     from specc.algorithms import names
-    from specc.algorithms.recognition import better_than, reversed_because
+    from specc.algorithms.recognition import mistaken
 
-    target, draft = pair.target.written, (pair.draft or pair.target).written
-    why = reversed_because(pair)
-    if why is not None and not (wanted is not None and pair.target.plain):
-        message = printable(f"'{target}' is what drafts, and '{draft}' its target: {why}")
-        raise DiagnosticError(Diagnostic("init/reversed", message, hint=line.text(draft, target)))
-    if wanted is not None and wanted.upper() in names() and (other := better_than(wanted.upper(), pair)) is not None:
-        name, fit = other
-        message = printable(f"'{draft}' is no head of {wanted.upper()} but of {name}: {fit.why}")
-        hint = line._replace(algorithm=name).text(target, draft)
-        raise DiagnosticError(Diagnostic("init/other-algorithm", message, hint=hint))
+    known = wanted.upper() if wanted is not None and wanted.upper() in names() else None
+    wrong = mistaken(pair, known)
+    if wrong is not None:
+        line = line._replace(algorithm=wrong.algorithm or line.algorithm)
+        models = filter(None, (wrong.pair.target, wrong.pair.draft))
+        hint = line.text(*(model.written for model in models))
+        raise DiagnosticError(Diagnostic(wrong.code, wrong.message, hint=hint))
 
 
 def _chosen(pair: Pair, wanted: str | None, report: Report) -> Drafting:

@@ -48,6 +48,8 @@ class ShapesWanted(NamedTuple):
 
     def asked(self, chosen: Drafting, gpu: Gpu, limits: Limits | None) -> Workload:
         """What to propose shapes for, within the limits of a server; a usage error for what is no shape there."""
+        if gpu.is_cpu:
+            raise typer.BadParameter(f"steps are estimated on a GPU ({gpu.origin})", param_hint="--shapes")
         from specc.config.estimate.lengths import RATE
         from specc.config.estimate.proposed import BUCKETS, Workload
 

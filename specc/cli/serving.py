@@ -25,7 +25,7 @@ GpuOption = Annotated[
     str | None,
     typer.Option(
         metavar="GPU",
-        help="The server's: h100, b200, sm_89, ... Default: this machine's, or else sm_90.",
+        help="The server's: h100, b200, sm_89, ..., or cpu. Default: this machine's, or else sm_90.",
         autocompletion=completion.gpu,
     ),
 ]
@@ -39,12 +39,12 @@ DRAWN = "top_k,top_p"
 """Parameters, beside a temperature, that requests of an ordinary server sample with."""
 
 
-def gpu_named(word: str | None) -> Gpu:
-    """The GPU of ``--gpu``; a usage error for an unknown one."""
+def gpu_named(word: str | None, engine: str | None = None) -> Gpu:
+    """The GPU of ``--gpu``, for an engine's server; a usage error for an unknown one."""
     from specc.config.archs import gpu_of
 
     try:
-        return gpu_of(word)
+        return gpu_of(word, engine)
     except ValueError as error:
         raise typer.BadParameter(f"unknown GPU {word!r}; {error}", param_hint="--gpu") from error
 

@@ -89,7 +89,7 @@ def configured(words: list[str], gpu: str | None, wanted: Wanted, path: Path, re
     from specc.config.sglang.written import configuration, served
 
     parsed = parse(words)
-    server = started(parsed, gpu_named(gpu))
+    server = started(parsed, gpu_named(gpu, "sglang"))
     say(server.described())
     text = configuration(parsed, server, wanted)
     tell(served(checked(text, path, parsed, report)))

@@ -106,7 +106,7 @@ def configured(
     from specc.config.vllm.written import configuration, served
 
     parsed = parse(words)
-    chosen = gpu_named(gpu)
+    chosen = gpu_named(gpu, "vllm")
     answer = ask(parsed, chosen, exact) if exact is not None else None
     server = started(parsed, chosen, page_size, answer)
     say(server.described())

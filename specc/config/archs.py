@@ -8,6 +8,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from importlib.metadata import version
 from typing import Literal, get_args
 
 Arch = Literal["sm_80", "sm_86", "sm_89", "sm_90", "sm_100", "sm_103", "sm_120", "gfx90a", "gfx942", "gfx950"]
@@ -16,6 +17,12 @@ ARCHS: tuple[str, ...] = get_args(Arch)
 
 NATIVE = "native"
 """What stands for the GPUs of this machine."""
+
+CPU = "cpu"
+"""What stands for a server without a GPU."""
+
+_COMMON: Arch = "sm_90"
+"""What is compiled for where nothing says for which GPU."""
 
 _OF_ARCH: Mapping[Arch, str] = {
     "sm_80": "a100 a800 a30",
@@ -120,7 +127,10 @@ def _plain(word: str) -> str:
 
 @dataclass(frozen=True)
 class Gpu:
-    """The GPU that a server runs on: its name or an empty text, its architecture, and where that comes from."""
+    """The GPU that a server runs on: its name or an empty text, its architecture, and where that comes from.
+
+    A server without one has the name `CPU`. It needs no machine code, and programs have some: its architecture is that.
+    """
 
     name: str
     arch: str
@@ -131,12 +141,30 @@ class Gpu:
         """Its memory in GiB."""
         return _MEMORY.get(self.name, _MEMORY.get(self.arch, 80))
 
+    @property
+    def is_cpu(self) -> bool:
+        """Whether it is none."""
+        return self.name == CPU
 
-def gpu_of(word: str | None) -> Gpu:
+    @property
+    def title(self) -> str:
+        """Its architecture, or that it is a CPU."""
+        return "a CPU" if self.is_cpu else self.arch
+
+
+def cpu(origin: str) -> Gpu:
+    """Return what stands for the GPU of a server that has none."""
+    return Gpu(CPU, _COMMON, origin)
+
+
+def gpu_of(word: str | None, engine: str | None = None) -> Gpu:
     """Return the GPU of a name or an architecture; without one that of this machine, or else Hopper's.
 
-    Raises ValueError, with a hint, for a name that is unknown.
+    `CPU` is none. So is a machine's without GPUs where the package ``engine`` is installed beside a torch that knows
+    none: a server starts there on nothing else. Raises ValueError, with a hint, for a name that is unknown.
     """
+    if word is not None and word.lower() == CPU:
+        return cpu(f"--gpu {word}")
     if word is not None:
         arch = arch_of(word)
         if arch not in ARCHS:
@@ -149,4 +177,17 @@ def gpu_of(word: str | None) -> Gpu:
         present = []
     if present:
         return Gpu("", present[0][1], f"this machine has {present[0][0]}")
-    return Gpu("", "sm_90", "no GPU was found here, so that of H100 and H200 is taken; --gpu names another")
+    if engine is not None and _is_for_cpus(engine):
+        return cpu(f"{engine} is installed here with a torch for CPUs; --gpu names a GPU")
+    return Gpu("", _COMMON, "no GPU was found here, so that of H100 and H200 is taken; --gpu names another")
+
+
+def _is_for_cpus(package: str) -> bool:
+    """Whether a package is installed here beside a torch that is built for CPUs alone."""
+    try:
+        import torch
+
+        version(package)
+    except ImportError:
+        return False
+    return not torch.version.cuda and not torch.version.hip

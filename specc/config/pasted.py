@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import ClassVar, TypeVar
 
 from specc.config.estimate.choice import ProposedShape
-from specc.config.models import ModelFacts, ModelUnreadableError, directory_of
+from specc.config.models import ModelUnreadableError, directory_of
 from specc.config.proposal import as_yaml
 from specc.config.resolved import Config
 from specc.config.rules.validate import name_hint
@@ -22,8 +22,6 @@ from specc.support.diagnostics import Diagnostics
 DTYPES = {"half": "float16", "float16": "float16", "bfloat16": "bfloat16", "float": "float32", "float32": "float32"}
 """Element types by the words of ``--dtype``."""
 _Model = TypeVar("_Model")
-_OWN_HEADS = re.compile(r"\w+Heads?")
-"""What the reference engine's own heads are called, see `specc.engine.models`, and no class that an engine serves."""
 _ASSIGNMENT = re.compile(r"(?P<name>[A-Za-z_]\w*)=(?P<value>.*)", re.DOTALL)
 _NOTHING = re.compile(r"[\s\\]*")
 """Words that the end of a line leaves of a command that goes on below."""
@@ -88,13 +86,6 @@ class Pasted:
         except ModelUnreadableError as error:
             self.wrong(f"{name}: {error}", error.hint)
             return None
-
-    def refuse_own_head(self, path: Path, said: ModelFacts) -> None:
-        """Report a draft whose class the reference engine has and no other engine: its server would not start."""
-        name = str(said.values.get("architecture", ""))
-        if _OWN_HEADS.fullmatch(name):
-            hint = "give a head as people publish it (docs/models.md), or a language model that drafts"
-            self.refuse(f"a head of the reference engine's own ({name}: '{str(path)[:200]}')", hint)
 
     @property
     def misread(self) -> bool:

@@ -23,7 +23,7 @@ from specc.runtime.plan.files.manifest import MANIFEST, Manifest
 from specc.support.diagnostics import Diagnostic, DiagnosticError
 from specc.support.files.archives import UNREADABLE, open_archive
 
-HINT = "`specc build CONFIG --emit wheel` makes one; install it with pip or give the path of the .whl file"
+HINT = "`specc build CONFIG` makes one; install it with pip or give the path of the .whl file"
 
 
 @contextmanager
@@ -116,11 +116,9 @@ def _verify(folder: Path) -> None:
 def _unpack(wheel: Path, directory: Path) -> str:
     """Unpack a wheel file; returns the name of its package."""
     try:
-        distribution = parse_wheel_filename(wheel.name)[0]
         with open_archive(wheel) as archive:
+            distribution = parse_wheel_filename(wheel.name)[0]
             archive.extractall(directory)
-    except FileNotFoundError as error:
-        raise _missing(f"there is no wheel {str(wheel)!r}", HINT) from error
     except (InvalidWheelFilename, *UNREADABLE) as error:
         raise _missing(f"cannot read the wheel {str(wheel)!r}: {error}", HINT) from error
     return distribution.replace("-", "_")

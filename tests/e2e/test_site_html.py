@@ -85,5 +85,6 @@ def test_cells_of_sentences_have_names(site) -> None:
 
 
 def test_options_stay_whole(site) -> None:
-    page = "With `--check`, `--num-steps N` or `specc --help`.\n\n```text\n--check\n```\n"
+    wide = f"--{'a' * 24} {'b' * 24}"
+    page = f"With `--check`, `--num-steps N`, `{wide}` or `specc --help`.\n\n```text\n--check\n```\n"
     assert re.findall(r'<code class="option">(.*?)</code>', html_of(site, page)) == ["--check", "--num-steps N"]

@@ -70,19 +70,22 @@ def test_two_models_become_a_server_with_a_program(server: Server) -> None:
     assert f"specc: {PROGRAM} runs the decode steps" in server.log.read_text()
 
 
-def test_the_examples_are_served_after_four_commands(tmp_path: Path) -> None:
+@pytest.mark.parametrize("algorithm", ["standalone", "eagle"])
+def test_two_models_are_served_after_four_commands(algorithm: str, models: Path, tmp_path: Path) -> None:
     """`init`, `build`, what pip does, and the command that `init` prints: as they are, without a flag of anybody's.
 
-    The program is compiled for an H100, and runs on this CPU in the server's 16 bits. One argument is the test's alone:
-    without it SGLang fills half of the memory with zeros, for keys and values of four million tokens.
+    A chain of the examples', and the tree that SGLang takes for a head, in the server's 16 bits. One argument is the
+    test's alone: without it SGLang fills half of the memory with zeros, for keys and values of four million tokens.
     """
-    (sglang, *command), wheel = by_init("sglang", EXAMPLES / "target", EXAMPLES / "standalone", tmp_path)
-    settings, port = variables(tmp_path, wheel), free_port()
-    assert sglang == "sglang" and settings.pop("SPECC_PROGRAM") == "specc_program_target_standalone"
+    folder = EXAMPLES if algorithm == "standalone" else models
+    target, draft = folder / "target", folder / algorithm
+    (sglang, *command), wheel = by_init("sglang", target, draft, tmp_path, ENVIRONMENT.site)
+    settings, port, program = variables(tmp_path, wheel), free_port(), f"specc_program_target_{algorithm}"
+    assert sglang == "sglang" and settings.pop("SPECC_PROGRAM") == program
     with started([str(SGLANG), *command, *FEW, f"--port={port}"], settings, tmp_path, port) as running:
-        assert "specc: specc_program_target_standalone runs the decode steps" in running.log.read_text()
+        assert f"specc: {program} runs the decode steps" in running.log.read_text()
         before = served(running)
-        assert ask(running, PROMPTS[0], LONGEST, model=str(EXAMPLES / "target")) is not None
+        assert ask(running, PROMPTS[0], LONGEST, model=str(target)) is not None
         assert served(running) > before
 
 

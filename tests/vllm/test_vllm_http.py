@@ -8,9 +8,10 @@ from pathlib import Path
 
 import pytest
 from engine_http import LONGEST, PROMPTS, TO_LEAVE, Server, Start, ask, bench, crowd, expected, started, wrong
-from engine_job import environment, first_program
+from engine_job import by_init, environment, first_program
+from head_layouts import EXAMPLES
 from ports import free_port
-from vllm_files import HERE, ON_GPU, PYTHON
+from vllm_files import ENVIRONMENT, HERE, ON_GPU, PYTHON
 from vllm_server import BLOCK, NUM_STEPS
 
 pytestmark = pytest.mark.skipif(ON_GPU, reason="the environment of GPUs has no HTTP server")
@@ -31,8 +32,14 @@ def start(models: Path, tmp_path_factory: pytest.TempPathFactory) -> Start:
     }  # fmt: skip
     flags = ("--enforce-eager", "--no-async-scheduling", "--no-enable-prefix-caching")
     words = [*(f"--{name}={value}" for name, value in given.items()), *flags]
-    (vllm, *command), wheel = first_program("vllm", models / "target", models / "eagle", words, folder)
-    assert vllm == "vllm"
+    command, wheel = first_program("vllm", models / "target", models / "eagle", words, folder)
+    settings = variables(folder, wheel)
+    assert settings.pop("SPECC_PROGRAM") == PROGRAM
+    return Start(run_here(command), settings)
+
+
+def variables(folder: Path, wheel: Path) -> dict[str, str]:
+    """A server's environment, with a wheel in a folder, and a backend of Triton's for CPUs."""
     settings = environment(folder, wheel) | {
         "VLLM_NO_USAGE_STATS": "1",
         "VLLM_USE_FLASHINFER_SAMPLER": "0",
@@ -42,25 +49,54 @@ def start(models: Path, tmp_path_factory: pytest.TempPathFactory) -> Start:
         "OMP_NUM_THREADS": "1",
         "TRITON_INTERPRET": "1",
     }
-    assert settings.pop("SPECC_PROGRAM") == PROGRAM
-    settings["PYTHONPATH"] += f":{HERE / 'stand_ins'}"
-    return Start([str(PYTHON), "-m", "vllm.entrypoints.cli.main", *command], settings)
+    return settings | {"PYTHONPATH": f"{settings['PYTHONPATH']}:{HERE / 'stand_ins'}"}
+
+
+def counted(settings: dict[str, str], folder: Path) -> dict[str, str]:
+    """The same for a server whose processes share their metrics, in a folder."""
+    figures = folder / "figures"
+    figures.mkdir()
+    return settings | {"PROMETHEUS_MULTIPROC_DIR": str(figures)}
+
+
+def run_here(command: list[str]) -> list[str]:
+    """A command of `vllm` by the environment's Python."""
+    assert command[0] == "vllm"
+    return [str(PYTHON), "-m", "vllm.entrypoints.cli.main", *command[1:]]
 
 
 @pytest.fixture(scope="module")
 def server(start: Start, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     """One for all tests but that of the command which starts its own."""
     folder, port = tmp_path_factory.mktemp("http"), free_port()
-    figures = folder / "figures"
-    figures.mkdir()
-    settings = start.settings | {"PROMETHEUS_MULTIPROC_DIR": str(figures)}
-    with started([*start.command, f"--port={port}"], settings, folder, port) as running:
+    with started([*start.command, f"--port={port}"], counted(start.settings, folder), folder, port) as running:
         yield running
 
 
 def test_two_models_become_a_server_with_a_program(server: Server) -> None:
     """By `init`, `build` and the command that these print; the program is chosen by nobody."""
     assert f"specc: {PROGRAM} runs the decode steps" in server.log.read_text()
+
+
+def test_the_examples_are_served_after_four_commands(tmp_path: Path) -> None:
+    """`init`, `build`, what pip does, and the command that `init` prints: as they are, without a flag of anybody's.
+
+    Blocks have vLLM's 128 tokens, and models its 16 bits. One argument is the test's alone: without it vLLM compiles
+    for minutes, and warms up all of its kernels in Triton's interpreter.
+    """
+    command, wheel = by_init("vllm", EXAMPLES / "target", EXAMPLES / "standalone", tmp_path, ENVIRONMENT.site)
+    settings, port, program = (
+        counted(variables(tmp_path, wheel), tmp_path),
+        free_port(),
+        "specc_program_target_standalone",
+    )
+    assert settings.pop("SPECC_PROGRAM") == program
+    with started([*run_here(command), "--enforce-eager", f"--port={port}"], settings, tmp_path, port) as running:
+        assert f"specc: {program} runs the decode steps" in running.log.read_text()
+        before, _, _ = steps(running)
+        assert ask(running, PROMPTS[0], LONGEST, model=str(EXAMPLES / "target")) is not None
+        wait(running)
+        assert steps(running)[0] > before
 
 
 def wait(server: Server) -> None:

@@ -210,6 +210,6 @@ def test_the_first_choice_of_attention(answers: Mapping[Any, Any]) -> None:
     """In bfloat16 it is the first one of vLLM's list that the GPU has: FLASH_ATTN_MLA is Hopper's alone."""
     for case, backend in answers["backends"].items():
         gpu, cache = case.split()
-        chosen = attention(gpu, cache, "bfloat16", "LlamaForCausalLM", small_cache=False)
+        chosen = attention(gpu_of(gpu), cache, "bfloat16", "LlamaForCausalLM", small_cache=False)
         expected = "TRITON_MLA" if backend == "FLASH_ATTN_MLA" and gpu != "sm_90" else backend
         assert chosen == expected, case

@@ -114,14 +114,3 @@ def counts(before: Counter[tuple[str, ...]]) -> dict[str, Any] | None:
     ran = {shape: count for (by, _, shape), count in since.items() if by == "program"}
     [captured] = [sample.labels["capture"] for sample in active if sample.value]
     return {"program_steps": sum(ran.values()), "by_shape": ran, "vllm_steps": left, "captured": captured}
-
-
-def torch_filters() -> None:
-    """Have vLLM filter logits by `top_k` and `top_p` in torch: Triton's interpreter does not run its kernel of that."""
-    from vllm.v1.sample.ops import topk_topp_sampler
-
-    topk_topp_sampler.HAS_TRITON = False
-
-
-if not torch.cuda.is_available():
-    torch_filters()

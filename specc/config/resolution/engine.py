@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import cast
@@ -17,6 +18,9 @@ from specc.config.rules.shapes import sound_shapes, trees, written_shapes
 from specc.config.schema import ConfigFile, ModelBlock
 from specc.support.diagnostics import Note
 from specc.support.location import Location
+
+_OWN_HEADS = re.compile(r"\w+Heads?")
+"""What the reference engine's own heads are called, see `specc.engine.models`, and no class that an engine serves."""
 
 
 def for_engine(checked: Checked, algorithm: str | None, facts: Mapping[Side, ModelFacts | None]) -> Checked:
@@ -113,6 +117,10 @@ def _of_models(
         ranks=file.tensor_parallel,
         head_rows=mapped and algorithm in preset.heads_of_target,
     )
+    if _OWN_HEADS.fullmatch(name := str(asked.models.get("draft", {}).get("architecture", ""))):
+        what, at = f"a head of the reference engine's own ({name})", checked.places.value("draft", "model")
+        hint = "give a head as people publish it (docs/models.md), or a language model that drafts"
+        _refuse(checked, preset, f"{what} is not served", at, hint)
     hints = {"topk": "write topk: 1", "token_map": "write tensor_parallel: 1"}
     for path, what in preset.unserved(asked) if sound_shapes(checked) and checked.sound("tensor_parallel") else ():
         hint = hints.get(path[-1], "choose another model, or another engine")

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from specc.adapters.sglang.served import BACKENDS, ROLES, SETTINGS, Refusal, Server, refusals, served_values
-from specc.config.archs import Gpu
+from specc.config.archs import CPU, Gpu, cpu
 from specc.config.models import Fact, ModelFacts, read_model
 from specc.config.presets.sglang import SGLANG
 from specc.config.presets.sglang_models import architecture_of, facts_of
@@ -75,7 +75,7 @@ class Started:
 
     def described(self) -> Iterator[tuple[str, str]]:
         """The server in lines: what, and it with where it comes from."""
-        yield "server", f"{SGLANG.title} on {self.gpu.arch}: {self.gpu.origin}"
+        yield "server", f"{SGLANG.title} on {self.gpu.title}: {self.gpu.origin}"
         for origin in dict.fromkeys(fact.origin for fact in self.attention.values()):
             named = {role: str(fact.value) for role, fact in self.attention.items() if fact.origin == origin}
             same = len(named) == len(ROLES) and len(set(named.values())) == 1
@@ -98,7 +98,8 @@ def started(arguments: Arguments, gpu: Gpu) -> Started:
 
     Raises DiagnosticError with all that is missing or cannot be read.
     """
-    algorithm, device = _algorithm(arguments), arguments.text("--device", "cuda")
+    algorithm, device = _algorithm(arguments), arguments.text("--device", CPU if gpu.is_cpu else "cuda")
+    gpu = cpu("--device cpu") if device == CPU and not gpu.is_cpu else gpu
     served = algorithm in SGLANG.algorithms and device in DEVICES and gpu.arch.startswith(SGLANG.gpus)
     arguments.refuse_unread(UNREAD)
     if device not in DEVICES:
@@ -136,7 +137,6 @@ def started(arguments: Arguments, gpu: Gpu) -> Started:
     )  # fmt: skip
     for refusal in refusals(facts):
         arguments.refuse(refusal.what, _hint(refusal, facts))
-    arguments.refuse_own_head(*draft)
     return server
 
 
@@ -245,7 +245,7 @@ def _attention(
     )
     deterministic = "--enable-deterministic-inference" in arguments.values
     row = default(gpu.arch, cache, architecture, known, deterministic=deterministic)
-    if arguments.text("--device", "cuda") == "cpu":
+    if gpu.is_cpu:
         row = replace(row, backend="intel_amx", page_size=None, forced=False, decode=None, draft=None)
     if not base and (not prefill or prefill != decode):
         base, decode, own = row.backend, decode or ("" if written else row.decode or ""), own or row.draft or ""
@@ -276,9 +276,9 @@ def _page(written: int | None, row: Default, deciding: set[str], *, fa4_is_large
 
 def _why(gpu: Gpu, cache: str, architecture: str, known: str, topk: int) -> str:
     """Return why SGLang takes an attention backend, in words."""
-    exception = ", before it takes a tree" if known == UNWRITTEN and topk > 1 else ""
+    exception = ", before it takes a tree" if known == UNWRITTEN and topk > 1 and not gpu.is_cpu else ""
     tree = " and trees" if known == TREE else ""
-    return f"SGLang's choice on {gpu.arch} for {architecture or 'such a model'}, {cache}{tree}{exception}"
+    return f"SGLang's choice on {gpu.title} for {architecture or 'such a model'}, {cache}{tree}{exception}"
 
 
 def _origin(arguments: Arguments, role: str, mode: str) -> str:

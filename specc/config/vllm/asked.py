@@ -68,6 +68,9 @@ def ask(arguments: Arguments, gpu: Gpu, python: Path) -> ServerAnswer | None:
     """
     if not gpu.arch.startswith(VLLM.gpus):
         return None  # which is refused whatever vLLM says
+    if gpu.is_cpu:
+        arguments.wrong("--exact asks what vLLM does on a GPU", "leave it out, or name the server's GPU with --gpu")
+        return None
     with tempfile.TemporaryDirectory() as folder:
         job, out = Path(folder, "job.json"), Path(folder, "out.json")
         job.write_text(json.dumps([case_of(arguments, gpu)]))

@@ -25,18 +25,19 @@ class AttentionBackend(NamedTuple):
     blocks: tuple[int, ...] = ()
 
 
-BACKENDS: Mapping[str, AttentionBackend] = {
-    "FLASH_ATTN": AttentionBackend(captured=True),
-    "TRITON_ATTN": AttentionBackend(captured=True),
-    "FLASHINFER": AttentionBackend(captured=False),
-    "FLEX_ATTENTION": AttentionBackend(captured=False),
-    "TRITON_MLA": AttentionBackend(captured=True),
-    "FLASH_ATTN_MLA": AttentionBackend(captured=False),
-    "FLASHINFER_MLA": AttentionBackend(captured=False, blocks=(32, 64)),
-    "FLASHMLA": AttentionBackend(captured=False, blocks=(64,)),
-    "CUTLASS_MLA": AttentionBackend(captured=False, blocks=(128,)),
-    "FLASH_ATTN_MLA_SPARSE": AttentionBackend(captured=True, blocks=(64,)),
-    "FLASHMLA_SPARSE": AttentionBackend(captured=False, blocks=(64,)),
+BACKENDS: Mapping[str, Backend] = {
+    "FLASH_ATTN": Backend(captured=True),
+    "TRITON_ATTN": Backend(captured=True),
+    "FLASHINFER": Backend(captured=False),
+    "FLEX_ATTENTION": Backend(captured=False),
+    "TRITON_MLA": Backend(captured=True),
+    "FLASH_ATTN_MLA": Backend(captured=False),
+    "FLASHINFER_MLA": Backend(captured=False, blocks=(32, 64)),
+    "FLASHMLA": Backend(captured=False, blocks=(64,)),
+    "CUTLASS_MLA": Backend(captured=False, blocks=(128,)),
+    "FLASH_ATTN_MLA_SPARSE": Backend(captured=True, blocks=(64,)),
+    "FLASHMLA_SPARSE": Backend(captured=False, blocks=(64,)),
+    "CPU_ATTN": Backend(captured=False, blocks=(128,)),
 }
 """vLLM's backends that are known here."""
 
@@ -82,13 +83,15 @@ DEFAULTS: tuple[Default, ...] = (
 """The attention backends that vLLM takes by itself: FlashAttention 2 has no sinks, and no KV cache of 8 bits."""
 
 
-def attention(arch: str, cache: str, dtype: str, architecture: str, *, small_cache: bool) -> str | None:
+def attention(gpu: Gpu, cache: str, dtype: str, architecture: str, *, small_cache: bool) -> str | None:
     """Return the attention backend of a model where none is written; None where none is known here."""
+    if gpu.is_cpu:
+        return "CPU_ATTN" if cache == "mha" else None
     return next(
         (
             row.backend
             for row in DEFAULTS
-            if (not row.archs or arch in row.archs)
+            if (not row.archs or gpu.arch in row.archs)
             and (not row.caches or cache in row.caches)
             and (not row.dtypes or dtype in row.dtypes)
             and (not row.kv_cache or small_cache)
@@ -114,8 +117,10 @@ def block_of(backends: set[str]) -> int:
     return max([BLOCK, *(min(sizes) for name in backends if name in BACKENDS and (sizes := BACKENDS[name].blocks))])
 
 
-def max_requests(gpu: Gpu) -> int:
+def max_requests(gpu: Gpu, ranks: int = 1) -> int:
     """Return how many requests a server keeps where nothing of it is written."""
+    if gpu.is_cpu:
+        return 128 * ranks
     return 1024 if gpu.memory >= 70 and gpu.arch != "sm_80" else 256
 
 

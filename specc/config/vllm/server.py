@@ -78,7 +78,7 @@ class Started:
 
     def described(self) -> Iterator[tuple[str, str]]:
         """The server in lines: what, and it with where it comes from."""
-        yield "server", f"{VLLM.title} on {self.gpu.arch}: {self.gpu.origin}"
+        yield "server", f"{VLLM.title} on {self.gpu.title}: {self.gpu.origin}"
         if self.read_by is not None:
             yield "arguments", f"read by {self.read_by}"
         yield "runner", f"{self.runner.value}: {self.runner.origin}"
@@ -125,8 +125,6 @@ def started(arguments: Arguments, gpu: Gpu, page_size: int | None = None, exact:
     if drafting.algorithm is None:
         arguments.findings.raise_if_errors()
         raise AssertionError("a method that no program has was reported")
-    if drafting.draft is not None:
-        arguments.refuse_own_head(drafting.draft[0], drafting.draft[1].said)
     described = {"target": target} | ({"draft": drafting.draft} if drafting.draft is not None else {})
     models = {side: (directory, one.said) for side, (directory, one) in described.items()}
     dtype = _settled(_dtype(arguments, target[1]), exact, "dtype")
@@ -138,7 +136,7 @@ def started(arguments: Arguments, gpu: Gpu, page_size: int | None = None, exact:
     blocks = exact.fact("page_size") if exact is not None and page_size is None else None
     longest = _longest(arguments, target[1].said)
     server = Started(
-        gpu, _runner(arguments, facts, exact), drafting.algorithm, drafting, models, dtype, backends,
+        gpu, _runner(arguments, gpu, facts, exact), drafting.algorithm, drafting, models, dtype, backends,
         _captured(gpu, backends, graphs, buckets[0][-1], looked_up=drafting.draft is None),
         blocks or _page(arguments, page_size or block, target[1], backends, written=page_size is not None), kept,
         arguments.number("--tensor-parallel-size") or 1, buckets,
@@ -193,14 +191,15 @@ def _first_runner(arguments: Arguments, server: Server) -> str:
     return "pipeline parallelism with external_launcher" if several else ""
 
 
-def _runner(arguments: Arguments, facts: Server, exact: ServerAnswer | None) -> Fact:
+def _runner(arguments: Arguments, gpu: Gpu, facts: Server, exact: Answer | None) -> Fact:
     """Return the model runner, and why."""
     if exact is not None:
         return Fact("V1" if facts.first_runner else "V2", exact.origin)
     if facts.first_runner:
         return Fact("V1", facts.first_runner)
     variable = arguments.environment.get(RUNNER)
-    return Fact("V2", f"{RUNNER}={variable}" if variable else "vLLM's default, and nothing here that it lacks")
+    usual = "where Triton has a backend for CPUs" if gpu.is_cpu else "and nothing here that it lacks"
+    return Fact("V2", f"{RUNNER}={variable}" if variable else f"vLLM's default, {usual}")
 
 
 def _dtype(arguments: Arguments, target: Described) -> Fact:
@@ -227,19 +226,20 @@ def _attention(arguments: Arguments, gpu: Gpu, side: str, described: Described, 
     cache, architecture = str(values.get("kv_layout", "mha")), str(values.get("architecture", ""))
     cache = "dsa" if cache == "mla" and "index_topk" in values else cache
     small = arguments.text("--kv-cache-dtype").startswith("fp8")
-    backend = attention(gpu.arch, cache, dtype, architecture, small_cache=small)
+    backend = attention(gpu, cache, dtype, architecture, small_cache=small)
     if backend is None:
         arguments.wrong(
-            f"which attention vLLM takes on {gpu.arch} for {cache} is not known", "write --attention-backend"
+            f"which attention vLLM takes on {gpu.title} for {cache} is not known", "write --attention-backend"
         )
-    return Fact(backend or "", f"vLLM's choice on {gpu.arch} for {cache} in {dtype}")
+    return Fact(backend or "", f"vLLM's choice on {gpu.title} for {cache} in {dtype}")
 
 
 def _requests(arguments: Arguments, written: int | None, gpu: Gpu) -> Fact:
     """Return how many requests the server keeps."""
     if written is not None:
         return Fact(written, "--max-num-seqs")
-    usual, origin = max_requests(gpu), f"vLLM's default for {gpu.memory} GiB of GPU memory"
+    usual = max_requests(gpu, arguments.number("--tensor-parallel-size") or 1)
+    origin = "vLLM's default on a CPU" if gpu.is_cpu else f"vLLM's default for {gpu.memory} GiB of GPU memory"
     scheduled = arguments.tokens("--max-num-batched-tokens")
     if scheduled is not None and scheduled < usual:
         return Fact(scheduled, "--max-num-batched-tokens")
@@ -255,7 +255,7 @@ def _graph(arguments: Arguments, kept: int, width: int, gpu: Gpu) -> int:
     """
     compilation = arguments.block(COMPILATION)
     mode, level = str(compilation.get("cudagraph_mode", "")).upper(), arguments.text("--optimization-level")
-    if arguments.flag("--enforce-eager") or mode == "NONE" or (level == "0" and not mode):
+    if gpu.is_cpu or arguments.flag("--enforce-eager") or mode == "NONE" or (level == "0" and not mode):
         return 0
     sizes, most = compilation.get("cudagraph_capture_sizes"), compilation.get("max_cudagraph_capture_size")
     words = [str(size) for size in cast("list[object]", sizes)] if isinstance(sizes, list) else []

@@ -41,8 +41,16 @@ _END_RECORD, _LOCATOR_RECORD, _END64_RECORD = (struct.Struct(f"<4s{rest}") for r
 
 @contextmanager
 def open_archive(path: Path) -> Iterator[zipfile.ZipFile]:
-    """Open a zip archive in a regular file, see `bounded`; raises OSError and ValueError as `open_regular`, too."""
-    with open_regular(path) as stream, bounded(stream) as archive:
+    """Open a zip archive in a regular file, see `bounded`; raises OSError and ValueError as `open_regular`, too.
+
+    A pattern that no file matches comes as it is written, for a shell leaves it so.
+    """
+    try:
+        opened = open_regular(path)
+    except FileNotFoundError as error:
+        pattern = any(mark in str(path) for mark in "*?[")
+        raise FileNotFoundError("no file matches it" if pattern else "there is no such file") from error
+    with opened as stream, bounded(stream) as archive:
         yield archive
 
 

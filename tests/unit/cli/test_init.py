@@ -16,6 +16,7 @@ from specc.build.compile import check_config
 from specc.cli.main import app
 from specc.config import LoadedConfig, load_config
 from specc.config.archs import NoGpuError
+from specc.support.diagnostics import DiagnosticError
 
 LLAMA: dict[str, Any] = {
     "architectures": ["LlamaForCausalLM"],
@@ -310,6 +311,34 @@ def test_a_head_in_the_targets_place(head: dict[str, Any], words: tuple[object, 
     line = shlex.split(message.split("type: ")[1])
     assert line[:4] == ["specc", "init", "target", "head"]
     written(*line[2:])
+
+
+@pytest.mark.parametrize(
+    "given", [("target", "head3", "EAGLE"), ("target", "head", "EAGLE3"), ("head", "target", "EAGLE")]
+)
+def test_a_file_says_what_models_are_not(given: tuple[str, str, str]) -> None:
+    """By every command that compiles: a head of another algorithm, and a head in the target's place."""
+    target, draft, algorithm = given
+    model("head", LLAMA | {"num_hidden_layers": 1})  # of a language model's class, as SafeAILab's is
+    model("head3", HEAD3)
+    keys = {"name": "given", "algorithm": algorithm, "num_steps": 2, "page_size": 1, "buckets": [1], "archs": ["sm_90"]}
+    layers = {"aux_layers": [1, 2, 3]} if algorithm == "EAGLE3" else {}
+    keys |= {"target": {"model": target, **layers}, "draft": {"model": draft}}
+    Path("given.yaml").write_text(json.dumps(keys, indent=1))
+    with pytest.raises(DiagnosticError) as raised:
+        loaded(Path("given.yaml"))
+    (error,) = raised.value.diagnostics
+    assert error.location is not None and error.location.file == "given.yaml"
+    if target == "head":
+        assert error.code == "init/reversed" and error.hint == "write each where the other is"
+        keys |= {"target": {"model": draft}, "draft": {"model": target}}
+    else:
+        other = {"EAGLE": "EAGLE3", "EAGLE3": "EAGLE"}[algorithm]
+        assert error.code == "init/other-algorithm" and error.hint == f"write algorithm: {other}"
+        keys |= {"algorithm": other, "target": {"model": target, "aux_layers": [1, 2, 3]}}
+        keys["target"] = keys["target"] if other == "EAGLE3" else {"model": target}
+    Path("given.yaml").write_text(json.dumps(keys))
+    loaded(Path("given.yaml"))
 
 
 def test_the_larger_of_two_language_models_is_no_draft() -> None:

@@ -9,9 +9,10 @@ from typing import Any
 import pytest
 from ruamel.yaml import YAML
 
-from specc.config.models import read_model
-from specc.config.pasted import Pasted
+from specc.algorithms import names, needs
+from specc.config import load_text
 from specc.config.proposal import name_of
+from specc.support.diagnostics import Diagnostic, DiagnosticError
 
 from .test_init import HEAD, LLAMA, ONE_MODULE, folder, init, model
 
@@ -74,6 +75,40 @@ def test_a_server_as_people_start_it(words: list[object], expected: dict[str, An
     assert built in ended.stderr.splitlines()
 
 
+@pytest.mark.parametrize(
+    ("engine", "expected"),
+    [
+        ("sglang", {"mask": "qlen", "topk": 4, "page_size": 1, "max_requests": 48}),
+        (
+            "vllm",
+            {
+                "page_size": 128,
+                "max_requests": 128,
+                "buckets": [1, 2, 4, 8, 16, 24, 32, 40, 48, 56, 64, 80, 96, 112, 128],
+            },
+        ),
+    ],
+)
+def test_a_server_without_a_gpu(engine: str, expected: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where the engine is installed beside a torch for CPUs, or where `--gpu cpu` says so: no CUDA."""
+    model("head", HEAD)
+    ways = {"installed": [], "said": ["--gpu", "cpu"]}
+    for way, words in ways.items():
+        monkeypatch.setattr(
+            "specc.config.archs._is_for_cpus", lambda name, way=way: name == engine and way == "installed"
+        )
+        ended = init("target", "head", "--engine", engine, "-o", "c.yaml", "--force", *words)
+        assert ended.exit_code == 0, ended.output
+        keys = YAML(typ="safe").load(Path("c.yaml"))
+        assert {name: keys[name] for name in expected} == expected
+        assert f" on a CPU: {engine if way == 'installed' else '--gpu cpu'}" in " ".join(ended.stderr.split())
+        assert "&& pip install dist/specc_program_target_eagle-*.whl\n" in ended.stderr
+    other = init("target", "head", "--engine", "vllm" if engine == "sglang" else "sglang", "-o", "d.yaml")
+    assert " on sm_90: no GPU was found here" in " ".join(other.stderr.split())
+    ended = init("target", "head", "--engine", engine, "--gpu", "cpu", "--shapes", "auto")
+    assert ended.exit_code == 2 and "steps are estimated on a GPU" in ended.stderr
+
+
 def test_standard_output_is_no_file_to_build() -> None:
     ended = init("target", "small", "--engine", "sglang", "-o", "-")
     assert ended.exit_code == 0, ended.output
@@ -94,9 +129,18 @@ OWN = {path.parent.name: json.loads(path.read_text()) for path in sorted(EXAMPLE
 def test_a_head_that_no_server_loads_is_refused(example: str) -> None:
     """All example models but language models have classes that the reference engine alone has."""
     (name,) = OWN[example]["architectures"]
-    arguments = Pasted()
-    arguments.refuse_own_head(Path(example), read_model(model(example, LLAMA | {"architectures": [name]}), example))
-    assert len(arguments.findings.errors) == (name != "LlamaForCausalLM")
+    model("draft", LLAMA | {"architectures": [name]})
+    sizes = "num_steps: 2\npage_size: 1\nbuckets: [1]\narchs: [sm_90]\ntarget: {model: target}\ndraft: {model: draft}"
+    text = f"name: c\nengine: sglang\nalgorithm: STANDALONE\n{sizes}\n"
+    errors: tuple[Diagnostic, ...] = ()
+    try:
+        load_text(text, Path("c.yaml"), names(), needs)
+    except DiagnosticError as error:
+        errors = error.diagnostics
+    own = [error.message for error in errors if "a head of the reference engine's own" in error.message]
+    assert own == [f"with SGLang 0.5.23, a head of the reference engine's own ({name}) is not served"] * (
+        name != "LlamaForCausalLM"
+    )
 
 
 @pytest.mark.parametrize("engine", ["sglang", "vllm"])
@@ -105,7 +149,7 @@ def test_init_refuses_such_a_head(engine: str) -> None:
     ended = init("target", "head", "--engine", engine, "-o", "c.yaml")
     assert ended.exit_code == 1
     assert "error[config/engine-unsupported]" in ended.stderr
-    assert "a head of the reference engine's own (EagleHead: 'head') is not served" in ended.stderr
+    assert "a head of the reference engine's own (EagleHead) is not served" in ended.stderr
     assert "a head as people publish it (docs/models.md)" in ended.stderr
     assert not Path("c.yaml").exists() and "the server: " not in ended.stderr
 

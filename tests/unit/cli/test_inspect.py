@@ -143,6 +143,7 @@ def test_a_file_that_is_no_wheel(tmp_path: Path) -> None:
         archive.writestr("package/__init__.py", "")
     for name in ("other.whl", "empty.whl"):
         assert "run/wheel-missing" in inspect(tmp_path / name).output
+    assert "dist/*.whl': no file matches it" in " ".join(inspect("dist/*.whl").output.split())
 
 
 @pytest.mark.parametrize("command", ["build", "check"])

@@ -74,8 +74,9 @@ def test_a_tree_on_a_gpu_and_on_a_cpu(tmp_path: Path) -> None:
         2048 + 8,
     )
     assert config(tmp_path, TREE | {"--context-length": "512"}).file.context_length == 512 + 8
-    resolved = config(tmp_path, TREE | {"--device": "cpu", "--attention-backend": "intel_amx"})
-    assert (resolved.file.mask, resolved.file.context_length) == ("qlen", None)
+    for backend in ("intel_amx", None):
+        resolved = config(tmp_path, TREE | {"--device": "cpu", "--attention-backend": backend})
+        assert (resolved.file.mask, resolved.file.context_length) == ("qlen", None)
 
 
 def test_ranks(tmp_path: Path) -> None:

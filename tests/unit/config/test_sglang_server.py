@@ -158,3 +158,22 @@ def test_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr(archs, "gpus", none)
     assert gpu_of(None).arch == "sm_90"
+
+
+def test_an_engine_beside_a_torch_for_cpus_has_no_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    """`packaging` is installed everywhere, in the place of an engine."""
+    monkeypatch.setattr(archs, "gpus", list)
+    for cuda, hip, engine, is_cpu in (
+        (None, None, "packaging", True),
+        ("13.0", None, "packaging", False),
+        (None, "7.0", "packaging", False),
+        (None, None, "no-such-engine", False),
+        (None, None, None, False),
+    ):
+        monkeypatch.setattr("torch.version.cuda", cuda)
+        monkeypatch.setattr("torch.version.hip", hip)
+        gpu = gpu_of(None, engine)
+        assert (gpu.is_cpu, gpu.arch, "CPUs" in gpu.origin) == (is_cpu, "sm_90", is_cpu)
+    monkeypatch.setattr(archs, "gpus", lambda: [("A100", "sm_80")])
+    monkeypatch.setattr("torch.version.cuda", None)
+    assert gpu_of(None, "packaging").arch == "sm_80" and gpu_of("CPU").is_cpu

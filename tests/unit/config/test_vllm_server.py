@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from specc.config.archs import Gpu, gpu_of
+from specc.config.archs import Gpu, cpu, gpu_of
 from specc.config.pasted import Wanted
 from specc.config.vllm.asked import SCRIPT, ServerAnswer, ask
 from specc.config.vllm.command_line import COMPILATION, SPECULATION, parse
@@ -342,6 +342,24 @@ def test_requests_at_once(more: str, most: int) -> None:
 
 
 @pytest.mark.usefixtures("models")
+def test_a_server_on_a_cpu() -> None:
+    """It captures nothing, and has a block of its own; what is written counts."""
+    line, here = "t --spec-model d --spec-tokens 2", cpu("here")
+    settings = server(line, here)
+    assert {side: fact.value for side, fact in settings.attention.items()} == dict.fromkeys(
+        ("target", "draft"), "CPU_ATTN"
+    )
+    assert (settings.page_size.value, settings.max_requests.value, settings.buckets[0][-1]) == (128, 128, 128)
+    assert (settings.captured.value, settings.dtype.value) == ("no graphs", "bfloat16")
+    assert "on a CPU: here" in dict(settings.described())["server"]
+    settings = server(f"{line} -tp 2 --block-size 32 --max-cudagraph-capture-size 64", here)
+    assert (settings.page_size.value, settings.max_requests.value, settings.buckets[0][-1]) == (32, 256, 256)
+    arguments = parse([f"vllm serve {line}"])
+    assert ask(arguments, here, Path("python")) is None
+    assert "--exact asks what vLLM does on a GPU" in arguments.findings.errors[0].message
+
+
+@pytest.mark.usefixtures("models")
 def test_pages() -> None:
     line = "t --spec-model d --spec-tokens 2"
     assert server(line).page_size.value == 16
@@ -376,7 +394,7 @@ def test_what_vllm_takes_by_itself() -> None:
     """Attention by GPU, requests by its memory, graphs by both."""
 
     def taken(arch: str, cache: str = "mha", dtype: str = "bfloat16", small: bool = False, of: str = "") -> str | None:
-        return attention(arch, cache, dtype, of, small_cache=small)
+        return attention(Gpu("", arch, ""), cache, dtype, of, small_cache=small)
 
     assert [taken(arch) for arch in ("sm_80", "sm_90", "sm_120")] == ["FLASH_ATTN"] * 3
     assert [taken(arch) for arch in ("sm_100", "sm_103")] == ["FLASHINFER"] * 2
@@ -386,6 +404,10 @@ def test_what_vllm_takes_by_itself() -> None:
     assert (taken("sm_90", dtype="float32"), taken("sm_90", of="GptOssForCausalLM")) == ("TRITON_ATTN", "FLASH_ATTN")
     assert (taken("sm_80", of="GptOssForCausalLM"), taken("sm_80", small=True)) == ("TRITON_ATTN", "FLASHINFER")
     assert taken("sm_80", "dsa") is None
+    assert [attention(cpu(""), cache, "bfloat16", "", small_cache=False) for cache in ("mha", "mla")] == [
+        "CPU_ATTN",
+        None,
+    ]
     assert [is_captured("FLASHINFER", arch) for arch in ("sm_90", "sm_100")] == [False, True]
     assert not is_captured("WHO_KNOWS", "sm_90")
     memories = [max_requests(gpu_of(word)) for word in ("h100", "b200", "a100", "l40s", "rtxpro6000")]

@@ -63,7 +63,8 @@ def test_names_that_are_no_generated_package(name: str) -> None:
 
 
 def test_wheel_files_that_are_none(tmp_path: Path) -> None:
-    assert "there is no wheel" in message_of(str(tmp_path / WHEEL))
+    assert message_of(str(tmp_path / WHEEL)).endswith("-any.whl': there is no such file")
+    assert message_of(str(tmp_path / "*.whl")) == f"cannot read the wheel '{tmp_path}/*.whl': no file matches it"
     (tmp_path / WHEEL).write_text("not a zip")
     assert "cannot read the wheel" in message_of(str(tmp_path / WHEEL))
     (tmp_path / "odd.whl").write_text("")

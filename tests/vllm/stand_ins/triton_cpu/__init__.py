@@ -2,3 +2,13 @@
 
 It compiles nothing. With TRITON_INTERPRET=1 Triton runs kernels in Python and asks no backend.
 """
+
+
+def filter_in_torch() -> None:
+    """Have vLLM filter logits by `top_k` and `top_p` in torch: Triton's interpreter does not run its kernel of that.
+
+    It is a plugin of vLLM's.
+    """
+    from vllm.v1.sample.ops import topk_topp_sampler
+
+    topk_topp_sampler.HAS_TRITON = False
