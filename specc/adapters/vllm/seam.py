@@ -83,6 +83,7 @@ model_executor.layers.logits_processor.LogitsProcessor.forward(lm_head hidden_st
 LANGUAGE_MODELS = "drafts of a language model are vLLM's own"
 HEADS = "drafts of EAGLE heads are vLLM's own"
 MODULES = "drafts of modules of multi-token prediction are vLLM's own"
+CHAINS = "drafts of several modules of multi-token prediction, one after the other, are vLLM's own"
 LOOK_UPS = "drafts that are looked up are vLLM's own"
 PROFILE = "memory of a program counts twice while vLLM measures what graphs take"
 NUMBERS = "programs of several shapes draft as many tokens in every step"
@@ -100,6 +101,12 @@ v1.worker.gpu.spec_decode.standalone_ar.speculator.StandaloneARSpeculator._run_m
 """,
     HEADS: _HEAD.format("eagle", "EagleSpeculator"),
     MODULES: _HEAD.format("mtp", "MTPSpeculator"),
+    CHAINS: """
+v1.worker.gpu.spec_decode.multi_module_mtp.speculator.MultiModuleMTPSpeculator: cached_draft_input_ids
+    cached_target_hidden_states hidden_size hidden_states inputs_embeds
+v1.worker.gpu.spec_decode.multi_module_mtp.speculator.MultiModuleMTPSpeculator._run_model(num_tokens attn_metadata
+    slot_mappings num_tokens_across_dp spec_module_idx)
+""",
     LOOK_UPS: """
 v1.worker.gpu.spec_decode.ngram.speculator.NgramGPUSpeculator(vllm_config device req_states): max_model_len
 """,

@@ -25,8 +25,9 @@ from .fit import draft_group, misfits
 from .forwards import Forwards, NoForwards
 from .heads import Head
 from .logits import restrict
+from .modules import Modules
 from .numbers import asking, asks, looking_up
-from .tables import Blocks, NoBlocks, carried
+from .tables import Blocks, NoBlocks, carried, last_places
 from .trial import Difference, Trial
 
 ENGINE = "vLLM"
@@ -39,6 +40,7 @@ logger = logging.getLogger("vllm.specc")
 
 EagleSpeculator: Any = seam.kind(seam.HEADS)
 MTPSpeculator: Any = seam.kind(seam.MODULES)
+MultiModuleMTPSpeculator: Any = seam.kind(seam.CHAINS)
 NgramGPUSpeculator: Any = seam.kind(seam.LOOK_UPS)
 StandaloneARSpeculator: Any = seam.kind(seam.LANGUAGE_MODELS)
 
@@ -66,6 +68,7 @@ class ProgramDrafts(_Speculator):
 
     Attributes:
         fields: what vLLM's tables carry of requests, see `carried`.
+        kept: further tables T[P, ...] of vLLM's in which drafts leave something for those of the next step.
         steps: the program's; None until it is bound, and where it does not fit keys and values.
         trial: of the steps, as long as they do not count; None in a vLLM whose functions are known.
         program: its title.
@@ -75,6 +78,7 @@ class ProgramDrafts(_Speculator):
     """
 
     fields: Mapping[str, Tensor]
+    kept: Sequence[Tensor] = ()
     steps: Steps | None = None
     trial: Trial | None = None
     program: str
@@ -98,7 +102,7 @@ class ProgramDrafts(_Speculator):
         if not _agreed({"a bound program": self.steps is not None, "what is not known of vLLM": new}):
             self.release()
         if self.steps is not None and new:
-            self.trial = Trial(self.steps, self.fields, new)
+            self.trial = Trial(self.steps, self.fields, new, self.kept)
         if self.steps is not None and parallel.is_first():
             logger.info("specc: %s runs the decode steps: %s", self._package.__name__, self.steps.report())
 
@@ -168,10 +172,11 @@ class ProgramDrafts(_Speculator):
         """The target's hidden states T[tokens, W] among what `propose` is given, where the draft reads them."""
         return ()
 
-    def forwards(self, requests: int, result: Any, head: Head | None) -> Any:
+    def forwards(self, requests: int, result: Any, head: Head | None, blocks: Any) -> Any:
         """What the program calls for so many requests at most.
 
-        Forwards return `result`, the program's `Forward`; `head` if the program computes it.
+        Forwards return `result`, the program's `Forward`; `head` if the program computes it. `blocks` as `blocks` has
+        them.
         """
         return NoForwards(self.runner, requests)
 
@@ -191,9 +196,9 @@ class ModelDrafts(ProgramDrafts):
         """See DraftModelSpeculator."""
         super().__init__(config, device)
 
-    def forwards(self, requests: int, result: Any, head: Head | None) -> Forwards:
+    def forwards(self, requests: int, result: Any, head: Head | None, blocks: Blocks) -> Forwards:
         """The model's own."""
-        return Forwards(self, requests, result, head)
+        return Forwards(self, requests, result, head, blocks)
 
     def blocks(self, plan: Any) -> Blocks:
         """Those of the group of KV caches that the model's layers are in."""
@@ -219,12 +224,14 @@ class HeadDrafts(ModelDrafts):
         """The target's hidden states T[tokens, W], of several layers side by side where the head reads them."""
         return (torch.cat(aux, dim=-1) if aux else last,)
 
-    def run_draft(self, count: int, hidden: Tensor, metadata: Any, slots: Any) -> tuple[Tensor, Tensor]:
-        """The head over the first tokens of the input buffers and these hidden states."""
+    def run_draft(
+        self, count: int, hidden: Tensor, metadata: Any, slots: Any, module: int | None = None
+    ) -> tuple[Tensor, Tensor]:
+        """The head over the first tokens of the input buffers and these hidden states; the `module` of several."""
         hidden = hidden.reshape(count, -1)
         aux = hidden.shape[-1] != self.hidden_size
         self.hidden_states[:count].copy_(self.model.combine_hidden_states(hidden) if aux else hidden)
-        return self._run_model(count, metadata, slots, None)
+        return self._run_model(count, metadata, slots, None, *(() if module is None else (module,)))
 
 
 class EagleDrafts(HeadDrafts, EagleSpeculator):
@@ -235,10 +242,24 @@ class MtpDrafts(HeadDrafts, MTPSpeculator):
     """A module of multi-token prediction."""
 
 
+class ModulesDrafts(HeadDrafts, MultiModuleMTPSpeculator):
+    """Several modules of multi-token prediction draft a token each."""
+
+    def take(self, package: Any, states: Any) -> None:
+        """As of any drafts, and see the last places of requests as the program does."""
+        super().take(package, states)
+        self.kept = last_places(self, package.plan.size("P"))
+
+    def forwards(self, requests: int, result: Any, head: Head | None, blocks: Blocks) -> Modules:
+        """Those of all modules."""
+        return Modules(self, requests, result, head, blocks)
+
+
 SERVED: dict[type, type[ProgramDrafts]] = {
     StandaloneARSpeculator: StandaloneDrafts,
     EagleSpeculator: EagleDrafts,
     MTPSpeculator: MtpDrafts,
+    MultiModuleMTPSpeculator: ModulesDrafts,
     NgramGPUSpeculator: NgramDrafts,
 }
 SERVED.pop(seam.Absent, None)
