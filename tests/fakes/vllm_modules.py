@@ -141,6 +141,32 @@ class MTPSpeculator(EagleSpeculator):
     """A module of multi-token prediction."""
 
 
+@at(f"{SPECULATORS}.multi_module_mtp.speculator")
+class MultiModuleMTPSpeculator(EagleSpeculator):
+    """Several modules of multi-token prediction, which draft one after the other.
+
+    Attributes:
+        cached_draft_input_ids, cached_target_hidden_states: the last places of requests, as far as their texts go.
+
+    """
+
+    inputs_embeds = None
+
+    def __init__(self, vllm_config: Any, device: torch.device) -> None:
+        super().__init__(vllm_config, device)
+        kept = vllm_config.scheduler_config.max_num_seqs, self.num_speculative_steps - 1
+        self.cached_draft_input_ids = torch.full(kept, UNSET)
+        self.cached_target_hidden_states = torch.full((*kept, self.hidden_size), torch.nan)
+
+    def _run_model(  # type: ignore[override]
+        self, num_tokens: int, attn_metadata: Any, slot_mappings: dict[str, Tensor], num_tokens_across_dp: None,
+        spec_module_idx: int,
+    ) -> tuple[Tensor, Tensor]:  # fmt: skip
+        ids, positions = self.input_buffers.input_ids[:num_tokens], self.input_buffers.positions[:num_tokens]
+        given = ids, positions, attn_metadata, next(iter(slot_mappings.values()))
+        return self.model.run(*given, self.hidden_states[:num_tokens], spec_module_idx)
+
+
 @at(f"{SPECULATORS}.ngram.speculator")
 class NgramGPUSpeculator(BaseSpeculator):
     def __init__(self, vllm_config: Any, device: torch.device, req_states: RequestState) -> None:
@@ -161,7 +187,9 @@ def init_speculator(vllm_config: Any, device: torch.device, req_states: RequestS
     method = vllm_config.speculative_config.method
     if method.startswith("ngram"):
         return NgramGPUSpeculator(vllm_config, device, req_states)
-    kinds = {"draft_model": StandaloneARSpeculator, "mtp": MTPSpeculator}
+    draft = vllm_config.speculative_config.draft_model_config.hf_config
+    module = MTPSpeculator if draft.num_nextn_predict_layers == 1 else MultiModuleMTPSpeculator
+    kinds = {"draft_model": StandaloneARSpeculator, "mtp": module}
     return kinds.get(method, EagleSpeculator)(vllm_config, device)
 
 

@@ -27,6 +27,7 @@ from specc.runtime.capabilities.sampling import Sampling
 from specc.runtime.rotated import RotatedStep
 
 Serve = Callable[..., Server]
+ALGORITHMS = ["STANDALONE", "EAGLE", "MULTI_LAYER_EAGLE", "NGRAM"]
 
 
 @pytest.fixture
@@ -39,7 +40,7 @@ def serve(monkeypatch: pytest.MonkeyPatch) -> Iterator[Serve]:
 
 
 @pytest.mark.parametrize("cuda", [False, True])
-@pytest.mark.parametrize("algorithm", ["STANDALONE", "EAGLE", "NGRAM"])
+@pytest.mark.parametrize("algorithm", ALGORITHMS)
 def test_texts_are_the_targets_own(serve: Serve, algorithm: str, cuda: bool) -> None:
     """On a GPU tokens are on their way to the host while the next step runs."""
     server = serve(plan_of(algorithm), cuda=cuda)
@@ -52,7 +53,7 @@ def test_texts_are_the_targets_own(serve: Serve, algorithm: str, cuda: bool) -> 
     }  # fmt: skip
 
 
-@pytest.mark.parametrize("algorithm", ["STANDALONE", "EAGLE", "NGRAM"])
+@pytest.mark.parametrize("algorithm", ALGORITHMS)
 def test_steps_of_either_go_on_where_the_other_stopped(serve: Serve, algorithm: str) -> None:
     server = serve(plan_of(algorithm))
     server.begin(PROMPTS)
@@ -69,7 +70,7 @@ def test_steps_of_either_go_on_where_the_other_stopped(serve: Serve, algorithm: 
 
 
 @pytest.mark.parametrize("longest", [36, 38])
-@pytest.mark.parametrize("algorithm", ["STANDALONE", "EAGLE"])
+@pytest.mark.parametrize("algorithm", ALGORITHMS[:3])
 def test_nothing_is_written_behind_the_longest_text(serve: Serve, algorithm: str, longest: int) -> None:
     """Nor into blocks that nobody has: the program stops where its window would end behind, and no step before."""
     plan = plan_of(algorithm)
@@ -100,7 +101,7 @@ def test_nothing_is_written_behind_a_requests_blocks(serve: Serve) -> None:
     assert server.program.served > 3
 
 
-@pytest.mark.parametrize("algorithm", ["STANDALONE", "EAGLE"])
+@pytest.mark.parametrize("algorithm", ALGORITHMS[:3])
 def test_blocks_of_a_size_that_is_no_power_of_two(serve: Serve, algorithm: str) -> None:
     """Texts go on from one block into the next, and end with the last."""
     server = serve(plan_of(algorithm, ("page_size", 48)), longest=112)
