@@ -197,14 +197,15 @@ class Modules(Draft):
         """And the last places of every text are kept, as far as it has them."""
         super().check_free(blocks)
         for row in self._server.steps:
-            for kept, expected in zip(self._kept(row), self._last(self._server.text(row)), strict=True):
-                assert torch.equal(kept[len(kept) - len(expected) :], expected)
+            self._check_kept(row, self._server.text(row))
 
     def own_drafts(self, rows: Any) -> Tensor:
-        """As of a draft; and keeps the last places of every text."""
+        """As of a draft; and keeps the last places of every text, where those of the text before the step are."""
         drafts = list[list[int]]()
-        for row in rows.tolist():
+        for row, emitted in zip(rows.tolist(), self._server.output.num_sampled.tolist(), strict=True):
             layers, made = self._ran(text := self._server.text(row))
+            if len(text) - emitted > self._server.prompts[row]:
+                self._check_kept(row, text[:-emitted])
             at = torch.arange(len(layers[0]))
             blocks = self._server.tables.block_tables[DRAFT].gpu[row, at // self._page].long()
             for layer, codes in enumerate(layers):
@@ -232,6 +233,10 @@ class Modules(Draft):
             layers.append(codes)
         return layers, made
 
+    def _check_kept(self, row: int, text: Sequence[int]) -> None:
+        for kept, expected in zip(self._kept(row), self._last(text), strict=True):
+            assert torch.equal(kept[len(kept) - len(expected) :], expected)
+
     def _kept(self, row: int) -> tuple[Tensor, Tensor]:
         speculator = self._server.runner.speculator
         return speculator.cached_draft_input_ids[row], speculator.cached_target_hidden_states[row]
@@ -249,6 +254,7 @@ class Server:
         states, tables: vLLM's tables of requests, whose rows begin at 0.
         runner, worker: its model runner, and the worker that has it.
         steps: of each decode step how many drafts a request had, and how many tokens it was given, by row.
+        prompts: how many tokens the prompt of a row has.
         grammars: by row which tokens may follow a text.
         known: whether the scheduler says how many drafts grammars know; otherwise none of theirs is accepted.
         output: what was sampled last.
@@ -315,7 +321,7 @@ class Server:
         self.runner.structured_outputs_worker = StructuredOutputsWorker(plan.size("A"))
         self.grammars, self.known = dict[int, Callable[[list[int]], set[int]]](), True
         self._sent = list[tuple[Tensor, Tensor]]()
-        self._texts, self._prompts = dict[int, list[int]](), dict[int, int]()
+        self._texts, self.prompts = dict[int, list[int]](), dict[int, int]()
         self.steps, self._late = dict[int, list[tuple[int, int]]](), list[tuple[Any, ...]]()
 
     @property
@@ -338,7 +344,7 @@ class Server:
         """
         self.settle()
         for row, steps in self.steps.items():
-            length = self._prompts[row]
+            length = self.prompts[row]
             text, rest = self._texts[row][: length + 1], self._texts[row][length + 1 :]
             whole = text[:-1]
             assert text[-1] == (target_next(self.target.model, whole) if first is None else first(row, whole))
@@ -357,7 +363,7 @@ class Server:
         """Prefill requests in these rows, which all sample alike."""
         for row, prompt in prompts.items():
             self.runner.sampler.admit(row, prompt=prompt, **asked)
-            self._texts[row], self._prompts[row], self.steps[row] = list(prompt), len(prompt), []
+            self._texts[row], self.prompts[row], self.steps[row] = list(prompt), len(prompt), []
             self.states.all_token_ids.gpu[row, : len(prompt)] = torch.tensor(prompt, dtype=torch.int32)
             self.states.num_computed_tokens.gpu[row] = 0
         self.join([*prompts])

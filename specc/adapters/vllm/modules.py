@@ -54,14 +54,16 @@ class Modules(Forwards):
         self._kept = speculator.kept
 
     def extend_module(
-        self, *, step: int, tokens: Tensor, positions: Tensor, slots: Tensor, rows: Tensor, hidden: Tensor, **_: Any
-    ) -> Any:
-        """Module `step` over A tokens i64[b, A] of every request, and perhaps some before: logits T[b, V] of the last.
+        self, *, step: int, tokens: Tensor, positions: Tensor, slots: Tensor, select: Tensor, rows: Tensor,
+        hidden: Tensor, **_: Any,
+    ) -> Any:  # fmt: skip
+        """Module `step` over what is accepted of tokens i64[b, A], and perhaps some places before: as `extend`.
 
-        `hidden` T[b, A, W] are the target's, which the first module reads.
+        `select` i64[b] are the last accepted ones of all b * A; `hidden` T[b, A, W] are the target's, which the first
+        module reads.
         """
         if step == 0:
-            self._window = self._begun(tokens, positions, slots, rows.long(), hidden)
+            self._window = self._begun(tokens, positions, slots, select, rows.long(), hidden)
         else:
             kept = self._kept[0].shape[1]
             self._window.tokens = torch.cat((self._window.tokens[:, 1 : 1 + kept], tokens), 1)
@@ -71,26 +73,25 @@ class Modules(Forwards):
         last, window.states = self._speculator.run_draft(len(read), window.states, *window.attention, module=step)
         return self._returned(last[window.select], window.states[window.select], step)
 
-    def _begun(self, tokens: Tensor, positions: Tensor, slots: Tensor, rows: Tensor, hidden: Tensor) -> _Window:
+    def _begun(
+        self, tokens: Tensor, positions: Tensor, slots: Tensor, select: Tensor, rows: Tensor, hidden: Tensor
+    ) -> _Window:
         """The window of a step, after its places are kept for the next one."""
         (requests, path), kept = tokens.shape, self._kept[0].shape[1]
-        behind, before = (torch.arange(size, device=tokens.device) for size in (path, kept))
-        rejected, ends = self.rejected[:requests].long(), positions[:, 0]
-        again = (rejected - 1).clamp(0, kept).minimum(ends)
+        request, behind, before = (torch.arange(size, device=tokens.device) for size in (requests, path, kept))
+        accepted, ends = (select - request * path + 1).clamp(1, path), positions[:, 0]
+        again = (path - accepted - 1).clamp(min=0).minimum(ends)
         texts, states = (
             torch.cat((table[rows], new), 1) for table, new in zip(self._kept, (tokens, hidden), strict=True)
         )
-        right = (path - rejected)[:, None] + before
         for table, of in zip(self._kept, (texts, states), strict=True):
-            table[rows] = _at(of, right)
+            table[rows] = _at(of, accepted[:, None] + before)
         places = (kept - again)[:, None] + behind
-        last = again + path - rejected - 1
         earlier = self._blocks.slots(rows, (ends[:, None] - kept + before).clamp(min=0))
         where = torch.cat((earlier, slots), 1).gather(1, places)
-        where = torch.where(behind <= last[:, None], where, -1)
         attention = self._attend((ends - again)[:, None] + behind, where, ahead=0)
-        select = torch.arange(requests, device=tokens.device) * path + last
-        return _Window(places, select, attention, texts, _at(states, places).flatten(0, 1))
+        last = request * path + again + accepted - 1
+        return _Window(places, last, attention, texts, _at(states, places).flatten(0, 1))
 
 
 def _at(rows: Tensor, places: Tensor) -> Tensor:

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 from fakes.models import target_scores
-from fakes.vllm_modules import DraftModelSpeculator, Worker
+from fakes.vllm_modules import DraftModelSpeculator, MultiModuleMTPSpeculator, Worker
 from fakes.vllm_sampling import bad_behind
 from fakes.vllm_server import PROGRAM, Server
 from fakes.vllm_tables import VLLM, InputBatch
@@ -86,6 +86,18 @@ def test_nothing_is_written_behind_the_longest_text(serve: Serve, algorithm: str
     left = server.program.left
     assert max(lengths) + plan.kv.window <= longest
     assert left.total() and {*left} <= {"a text near max_model_len", "fewer drafts than 3"}
+
+
+def test_modules_that_read_images_are_vllms_own(
+    serve: Serve, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(MultiModuleMTPSpeculator, "inputs_embeds", torch.zeros(1))
+    server = serve(plan_of("MULTI_LAYER_EAGLE"))
+    assert "modules of the draft read embeddings of images" in caplog.text
+    server.begin(PROMPTS)
+    run(server, BATCHES)
+    server.judge()
+    assert server.program is None
 
 
 def test_nothing_is_written_behind_a_requests_blocks(serve: Serve) -> None:
