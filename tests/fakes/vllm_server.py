@@ -144,7 +144,7 @@ class Draft:
         seen: list[int] = []
         for place, position in enumerate(positions.tolist()):
             row = int((metadata.starts <= place).sum()) - 1
-            assert position < int(metadata.seq_lens[row]) <= metadata.max_seq_len
+            assert 0 <= position < int(metadata.seq_lens[row]) <= metadata.max_seq_len
             at = torch.arange(position + 1)
             held = metadata.table[row, at // self._page].long() * self._page + at % self._page
             seen.append(fold_all(0, self.memory.read(held, layer).tolist()))
