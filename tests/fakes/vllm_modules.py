@@ -302,9 +302,19 @@ class Stream:
         stream.synchronize()
 
 
+@at(f"{WORKER}.model_states.interface")
+class ModelState:
+    """What else the target keeps of requests, which is nothing."""
+
+    def postprocess_state(self, idx_mapping: Tensor, num_sampled: Tensor, num_computed_tokens: Tensor) -> None:
+        """Keep nothing."""
+
+
 @at(f"{WORKER}.model_runner")
 class GPUModelRunner:
     """Samples by what `model` scores; a verification accepts the most probable tokens."""
+
+    model_state, aux_output_connector = ModelState(), None
 
     def __init__(self, model: Any, sampler: Sampler, device: Any) -> None:
         self.model, self.sampler, self.device = model, sampler, device
@@ -347,6 +357,25 @@ class GPUModelRunner:
         self.speculator.capture()
         self.profiled.append(weakref.ref(self.speculator.steps.step))
         return 0
+
+    def postprocess_sampled(
+        self, idx_mapping: Tensor, sampled_tokens: Tensor, num_sampled: Tensor, num_rejected: Tensor,
+        query_start_loc: Tensor | None = None,
+    ) -> None:  # fmt: skip
+        """Update the tables of requests that are no padding (-1)."""
+        assert query_start_loc is not None and query_start_loc.dtype == torch.int32
+        counts, states = query_start_loc.diff() - num_rejected, self.req_states
+        for place, row in enumerate(idx_mapping.tolist()):
+            if row < 0:
+                continue
+            emitted = sampled_tokens[place, : int(num_sampled[place])]
+            start = int(states.num_computed_tokens.gpu[row]) + int(counts[place]) - len(emitted) + 1
+            states.all_token_ids.gpu[row, start : start + len(emitted)] = emitted.int()
+            states.last_sampled_tokens[row] = emitted[-1]
+            states.num_computed_tokens.gpu[row] += counts[place]
+            ones = torch.ones_like(emitted, dtype=torch.int32)
+            self.sampler.penalties_state.output_bin_counts[row].index_add_(0, emitted.long(), ones)
+        self.model_state.postprocess_state(idx_mapping, num_sampled, states.num_computed_tokens.gpu)
 
     def sample(self, hidden_states: Tensor, input_batch: InputBatch, grammar_output: Any) -> Any:
         logits = self.model.compute_logits(hidden_states[: input_batch.num_tokens])

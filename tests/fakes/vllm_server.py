@@ -280,7 +280,8 @@ class Server:
         """
         self.plan, self._ahead, self._longest = plan, ahead, longest
         runner = GPUModelRunner
-        for kind, name in ((runner, "sample"), (runner, "add_requests"), (runner, "profile_cudagraph_memory"),
+        for kind, name in ((runner, "sample"), (runner, "add_requests"), (runner, "postprocess_sampled"),
+                           (runner, "profile_cudagraph_memory"),
                            (Worker, "load_model"), (EngineCore, "_initialize_kv_caches"),
                            (Scheduler, "__init__")):  # fmt: skip
             monkeypatch.setattr(kind, name, getattr(kind, name))  # they are as they were when the test ends
@@ -408,7 +409,6 @@ class Server:
             self.draft.check_free([0, *self._free])
 
     def _run(self, rows: Sequence[int], counts: list[int], *, prefill: bool, ahead: int | None = None) -> None:
-        computed = self.states.num_computed_tokens.gpu
         texts = [self._scheduled(row, count, prefill) for row, count in zip(rows, counts, strict=True)]
         for row, text in zip(rows, texts, strict=True):
             self._allocate(row, len(text))
@@ -429,16 +429,8 @@ class Server:
         none = () if self.known else self.grammars.keys()
         tried = [1 if row in none else count for row, count in zip(rows, counts, strict=True)]
         self._late.append((rows, copied, accepted.tolist(), None if prefill else tried))
-        for place, row in enumerate(rows):
-            last = int(accepted[place]) - 1
-            start = int(computed[row]) + (counts[place] if prefill else 1)
-            tokens = output.sampled_token_ids[place, : last + 1]
-            self.states.all_token_ids.gpu[row, start : start + last + 1] = tokens.int()
-            self.states.last_sampled_tokens[row] = tokens[last]
-            self.runner.sampler.penalties_state.output_bin_counts[row].index_add_(
-                0, tokens.long(), torch.ones_like(tokens, dtype=torch.int32)
-            )
-            computed[row] += counts[place] - int(rejected[place])
+        starts = torch.tensor([0, *np.cumsum(counts)], dtype=torch.int32)
+        self.runner.postprocess_sampled(batch.idx_mapping, output.sampled_token_ids, accepted, rejected, starts)
         ahead = self.plan.size("S") if ahead is None else ahead
         proposed = self.runner.speculator.propose(
             batch, None, None, hidden, None, accepted, rejected, None, None, None, None, num_speculative_tokens=ahead

@@ -86,6 +86,7 @@ MODULES = "drafts of modules of multi-token prediction are vLLM's own"
 CHAINS = "drafts of several modules of multi-token prediction, one after the other, are vLLM's own"
 LOOK_UPS = "drafts that are looked up are vLLM's own"
 PROFILE = "memory of a program counts twice while vLLM measures what graphs take"
+UPDATE = "vLLM's tables are updated in launches behind the graph that verifies"
 NUMBERS = "programs of several shapes draft as many tokens in every step"
 TIMES = "programs of several shapes estimate how long their steps take"
 RUNNER = "the log does not say where vLLM has its first model runner, which knows of no programs"
@@ -111,6 +112,12 @@ v1.worker.gpu.spec_decode.multi_module_mtp.speculator.MultiModuleMTPSpeculator._
 v1.worker.gpu.spec_decode.ngram.speculator.NgramGPUSpeculator(vllm_config device req_states): max_model_len
 """,
     PROFILE: "v1.worker.gpu.model_runner.GPUModelRunner.profile_cudagraph_memory()",
+    UPDATE: """
+v1.worker.gpu.model_runner.GPUModelRunner: aux_output_connector model_state
+v1.worker.gpu.model_runner.GPUModelRunner.postprocess_sampled(idx_mapping sampled_tokens num_sampled num_rejected
+    query_start_loc)
+v1.worker.gpu.model_states.interface.ModelState: postprocess_state
+""",
     NUMBERS: """
 config.speculative.SpeculativeConfig: num_speculative_tokens num_speculative_tokens_per_batch_size
 v1.engine.core.EngineCore: model_executor

@@ -8,6 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from .tables import AHEAD
+
 
 class Target:
     """What a program calls around a verification, and a graph of it holds; see `RotatedStep` of its runtime.
@@ -17,6 +19,7 @@ class Target:
             adapters (LoRA), which the host prepares for every product.
         rejected: i32[requests] how many drafts of each request the last verification has left out.
         place: T[tokens, H], where graphs read hidden states; None as long as there are no graphs.
+        update: vLLM's `postprocess_sampled`, where a verification ends with it; None where vLLM calls it by itself.
 
     """
 
@@ -26,7 +29,8 @@ class Target:
         self.make_logits: Callable[..., Tensor] | None = self._made if runner.lora_config is None else None
         self.rejected = torch.zeros(requests, dtype=torch.int32, device=runner.speculator.device)
         self.place: Tensor | None = None
-        self._paths = dict[int, Tensor]()
+        self.update: Callable[..., None] | None = None
+        self._paths = dict[int, tuple[Tensor, Tensor]]()
 
     def settle(self, tokens: int) -> Tensor:
         """Have graphs read hidden states of up to so many tokens where vLLM's own graphs leave them, if they do.
@@ -54,9 +58,16 @@ class Target:
         logits: Tensor = self._runner.model.compute_logits(self._states[:tokens])
         return logits
 
-    def committed(self, *, predict: Tensor, accept_lens: Tensor, **_: Tensor) -> None:
-        """Count what was left out, of tokens i32[b, A] the first accept_lens i32[b]."""
-        rows, path = predict.shape
+    def committed(self, *, rows: Tensor, predict: Tensor, accept_lens: Tensor, **_: Tensor) -> None:
+        """Count what was left out, of tokens i64[b, A] the first accept_lens i32[b], and update vLLM's tables.
+
+        Rows of padding, which vLLM does not see, update none.
+        """
+        count, path = predict.shape
         if path not in self._paths:
-            self._paths[path] = torch.full_like(self.rejected, path)
-        torch.sub(self._paths[path][:rows], accept_lens, out=self.rejected[:rows])
+            counted = torch.full_like(self.rejected, path)
+            self._paths[path] = counted, torch.nn.functional.pad(counted.cumsum(0, dtype=torch.int32), (1, 0))
+        counted, starts = self._paths[path]
+        torch.sub(counted[:count], accept_lens, out=self.rejected[:count])
+        if self.update is not None:
+            self.update(rows - AHEAD, predict, accept_lens, self.rejected[:count], starts[: count + 1])

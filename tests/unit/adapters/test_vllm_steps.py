@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any
@@ -10,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 from fakes.models import target_scores
-from fakes.vllm_modules import DraftModelSpeculator, MultiModuleMTPSpeculator, Worker
+from fakes.vllm_modules import DraftModelSpeculator, GPUModelRunner, ModelState, MultiModuleMTPSpeculator, Worker
 from fakes.vllm_sampling import bad_behind
 from fakes.vllm_server import PROGRAM, Server
 from fakes.vllm_tables import VLLM, InputBatch
@@ -124,6 +125,38 @@ def test_blocks_of_a_size_that_is_no_power_of_two(serve: Serve, algorithm: str) 
     server.judge()
     assert {*server.program.left} <= {"a text near max_model_len", "fewer drafts than 3"}
     assert server.program.served > 20
+
+
+class Hybrid(ModelState):
+    """A target that keeps more of requests than vLLM's tables."""
+
+    def postprocess_state(self, idx_mapping: Tensor, num_sampled: Tensor, num_computed_tokens: Tensor) -> None:
+        """Keep something."""
+
+
+@pytest.mark.parametrize(
+    ("what", "moved"), [({}, True), ({"model_state": Hybrid()}, False), ({"aux_output_connector": object()}, False)]
+)
+def test_a_verification_ends_with_vllms_update_of_its_tables(
+    serve: Serve, monkeypatch: pytest.MonkeyPatch, what: dict[str, Any], moved: bool
+) -> None:
+    """Once for each step; but where more than tables is updated, or somebody reads them before."""
+    update, ended = GPUModelRunner.postprocess_sampled, list[bool]()
+
+    @functools.wraps(update)
+    def noted(runner: GPUModelRunner, *given: Any) -> None:
+        ended.append(runner.speculator.steps.committed is None)
+        update(runner, *given)
+
+    for name, value in what.items():
+        monkeypatch.setattr(GPUModelRunner, name, value)
+    monkeypatch.setattr(GPUModelRunner, "postprocess_sampled", noted)
+    server = serve(plan_of("EAGLE"))
+    server.begin(PROMPTS)
+    ended.clear()
+    run(server, BATCHES)
+    server.judge()
+    assert ended == [moved] * len(BATCHES)
 
 
 def test_a_batch_beyond_the_largest_bucket_is_vllms(serve: Serve) -> None:
