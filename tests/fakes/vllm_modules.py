@@ -196,6 +196,11 @@ def init_speculator(vllm_config: Any, device: torch.device, req_states: RequestS
 # --- the scheduler ----------------------------------------------------------------------------------------------------
 
 
+@at("config.vllm")
+class VllmConfig:
+    aux_output_config: Any
+
+
 @at("config.speculative")
 @dataclass
 class SpeculativeConfig:
@@ -314,7 +319,7 @@ class ModelState:
 class GPUModelRunner:
     """Samples by what `model` scores; a verification accepts the most probable tokens."""
 
-    model_state, aux_output_connector = ModelState(), None
+    model_state = ModelState()
 
     def __init__(self, model: Any, sampler: Sampler, device: Any) -> None:
         self.model, self.sampler, self.device = model, sampler, device

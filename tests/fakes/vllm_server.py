@@ -490,7 +490,7 @@ class Server:
                     self.steps[row].append((counts[place] - 1, count))
 
 
-def config_of(plan: Plan, requests: int, longest: int, max_graph: int, **spec: Any) -> Any:
+def config_of(plan: Plan, requests: int, longest: int, max_graph: int, aux: bool = False, **spec: Any) -> Any:
     """The VllmConfig of a server that a program fits, but for what of its speculation is otherwise."""
     modules = plan.size("S") if plan.algorithm == "MULTI_LAYER_EAGLE" else 1
 
@@ -517,6 +517,7 @@ def config_of(plan: Plan, requests: int, longest: int, max_graph: int, **spec: A
             **{f"{name}_parallel_size": 1 for name in ranks},
         ),
         compilation_config=SimpleNamespace(max_cudagraph_capture_size=max_graph),
+        aux_output_config=SimpleNamespace(enabled=aux),
         speculative_config=SimpleNamespace(**options | spec),
         scheduler_config=SimpleNamespace(max_num_seqs=requests),
         model_config=model(plan.models["target"]),

@@ -113,7 +113,8 @@ v1.worker.gpu.spec_decode.ngram.speculator.NgramGPUSpeculator(vllm_config device
 """,
     PROFILE: "v1.worker.gpu.model_runner.GPUModelRunner.profile_cudagraph_memory()",
     UPDATE: """
-v1.worker.gpu.model_runner.GPUModelRunner: aux_output_connector model_state
+config.vllm.VllmConfig: aux_output_config
+v1.worker.gpu.model_runner.GPUModelRunner: model_state
 v1.worker.gpu.model_runner.GPUModelRunner.postprocess_sampled(idx_mapping sampled_tokens num_sampled num_rejected
     query_start_loc)
 v1.worker.gpu.model_states.interface.ModelState: postprocess_state

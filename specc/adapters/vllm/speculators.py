@@ -333,7 +333,7 @@ def _sampling(original: Any) -> Any:
 
 def _updates_tables_alone(runner: Any) -> bool:
     """Whether `postprocess_sampled` of a GPUModelRunner does nothing else, and nobody reads the tables before it."""
-    if not seam.there(seam.UPDATE) or runner.aux_output_connector is not None:
+    if not seam.there(seam.UPDATE) or runner.vllm_config.aux_output_config.enabled:
         return False
     state = importlib.import_module("vllm.v1.worker.gpu.model_states.interface").ModelState
     return type(runner.model_state).postprocess_state is state.postprocess_state

@@ -135,10 +135,10 @@ class Hybrid(ModelState):
 
 
 @pytest.mark.parametrize(
-    ("what", "moved"), [({}, True), ({"model_state": Hybrid()}, False), ({"aux_output_connector": object()}, False)]
+    ("state", "aux", "moved"), [(ModelState(), False, True), (Hybrid(), False, False), (ModelState(), True, False)]
 )
 def test_a_verification_ends_with_vllms_update_of_its_tables(
-    serve: Serve, monkeypatch: pytest.MonkeyPatch, what: dict[str, Any], moved: bool
+    serve: Serve, monkeypatch: pytest.MonkeyPatch, state: ModelState, aux: bool, moved: bool
 ) -> None:
     """Once for each step; but where more than tables is updated, or somebody reads them before."""
     update, ended = GPUModelRunner.postprocess_sampled, list[bool]()
@@ -148,10 +148,9 @@ def test_a_verification_ends_with_vllms_update_of_its_tables(
         ended.append(runner.speculator.steps.committed is None)
         update(runner, *given)
 
-    for name, value in what.items():
-        monkeypatch.setattr(GPUModelRunner, name, value)
+    monkeypatch.setattr(GPUModelRunner, "model_state", state)
     monkeypatch.setattr(GPUModelRunner, "postprocess_sampled", noted)
-    server = serve(plan_of("EAGLE"))
+    server = serve(plan_of("EAGLE"), aux=aux)
     server.begin(PROMPTS)
     ended.clear()
     run(server, BATCHES)
