@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import gc
-import importlib
 import logging
 import os
 from collections.abc import Callable, Mapping, Sequence
@@ -29,6 +28,7 @@ from .logits import restrict
 from .modules import Modules
 from .numbers import asking, asks, looking_up
 from .tables import Blocks, NoBlocks, carried, last_places
+from .target import updates_tables_alone, updating
 from .trial import Difference, Trial
 
 ENGINE = "vLLM"
@@ -56,7 +56,7 @@ def replace_speculators(programs: Sequence[Any]) -> None:
     runner.sample = _sampling(runner.sample)
     runner.add_requests = _joining(runner.add_requests)
     if seam.there(seam.UPDATE):
-        runner.postprocess_sampled = _updating(runner.postprocess_sampled)
+        runner.postprocess_sampled = updating(runner.postprocess_sampled)
     if seam.there(seam.PROFILE):
         runner.profile_cudagraph_memory = _releasing(runner.profile_cudagraph_memory)
     gpu_worker.Worker.load_model = _demanding(gpu_worker.Worker.load_model)
@@ -104,7 +104,7 @@ class ProgramDrafts(_Speculator):
         new = digests.unknown(digests.installed())
         if not _agreed({"a bound program": self.steps is not None, "what is not known of vLLM": new}):
             self.release()
-        if self.steps is not None and not new and _updates_tables_alone(self.runner):
+        if self.steps is not None and not new and updates_tables_alone(self.runner):
             self.steps.update_by(self.runner.postprocess_sampled)
         if self.steps is not None and new:
             self.trial = Trial(self.steps, self.fields, new, self.kept)
@@ -329,26 +329,6 @@ def _sampling(original: Any) -> Any:
         return output, output.num_sampled, output.num_rejected
 
     return sample
-
-
-def _updates_tables_alone(runner: Any) -> bool:
-    """Whether `postprocess_sampled` of a GPUModelRunner does nothing else, and nobody reads the tables before it."""
-    if not seam.there(seam.UPDATE) or runner.vllm_config.aux_output_config.enabled:
-        return False
-    state = importlib.import_module("vllm.v1.worker.gpu.model_states.interface").ModelState
-    return type(runner.model_state).postprocess_state is state.postprocess_state
-
-
-def _updating(original: Any) -> Any:
-    """VLLM's `GPUModelRunner.postprocess_sampled`, which the program's verification may have ended with."""
-
-    @functools.wraps(original)
-    def postprocess_sampled(runner: Any, idx_mapping: Tensor, sampled_tokens: Tensor, *more: Any, **named: Any) -> None:
-        steps: Steps | None = getattr(runner.speculator, "steps", None)
-        if steps is None or steps.updated is not sampled_tokens:
-            original(runner, idx_mapping, sampled_tokens, *more, **named)
-
-    return postprocess_sampled
 
 
 def _joining(original: Any) -> Any:

@@ -1,13 +1,19 @@
-"""The target's head, as a program calls it: over the hidden states of the target's last forward, wherever they lie."""
+"""What of vLLM's a program calls around a verification: the target's head, and the update of tables behind it.
+
+The head is over the hidden states of the target's last forward, wherever they lie.
+"""
 
 from __future__ import annotations
 
+import functools
+import importlib
 from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from . import seam
 from .tables import AHEAD
 
 
@@ -71,3 +77,23 @@ class Target:
         torch.sub(counted[:count], accept_lens, out=self.rejected[:count])
         if self.update is not None:
             self.update(rows - AHEAD, predict, accept_lens, self.rejected[:count], starts[: count + 1])
+
+
+def updates_tables_alone(runner: Any) -> bool:
+    """Whether `postprocess_sampled` of a GPUModelRunner does nothing else, and nobody reads the tables before it."""
+    if not seam.there(seam.UPDATE) or runner.vllm_config.aux_output_config.enabled:
+        return False
+    state = importlib.import_module("vllm.v1.worker.gpu.model_states.interface").ModelState
+    return type(runner.model_state).postprocess_state is state.postprocess_state
+
+
+def updating(original: Any) -> Any:
+    """VLLM's `GPUModelRunner.postprocess_sampled`, which the program's verification may have ended with."""
+
+    @functools.wraps(original)
+    def postprocess_sampled(runner: Any, idx_mapping: Tensor, sampled_tokens: Tensor, *more: Any, **named: Any) -> None:
+        steps: Any = getattr(runner.speculator, "steps", None)
+        if steps is None or steps.updated is not sampled_tokens:
+            original(runner, idx_mapping, sampled_tokens, *more, **named)
+
+    return postprocess_sampled
