@@ -135,22 +135,27 @@ class Hybrid(ModelState):
 
 
 @pytest.mark.parametrize(
-    ("state", "aux", "moved"), [(ModelState(), False, True), (Hybrid(), False, False), (ModelState(), True, False)]
-)
+    ("state", "given", "moved"),
+    [
+        (ModelState(), {}, True), (Hybrid(), {}, False), (ModelState(), {"aux": True}, False),
+        (ModelState(), {"new": ["v1.worker.gpu.input_batch.post_update"]}, False),
+    ],
+    ids=["tables", "hybrid", "read", "unknown"],
+)  # fmt: skip
 def test_a_verification_ends_with_vllms_update_of_its_tables(
-    serve: Serve, monkeypatch: pytest.MonkeyPatch, state: ModelState, aux: bool, moved: bool
+    serve: Serve, monkeypatch: pytest.MonkeyPatch, state: ModelState, given: dict[str, Any], moved: bool
 ) -> None:
-    """Once for each step; but where more than tables is updated, or somebody reads them before."""
+    """Once for each step. It does not where more is updated, somebody reads tables before, or both sides verify."""
     update, ended = GPUModelRunner.postprocess_sampled, list[bool]()
 
     @functools.wraps(update)
-    def noted(runner: GPUModelRunner, *given: Any) -> None:
+    def noted(runner: GPUModelRunner, *operands: Any) -> None:
         ended.append(runner.speculator.steps.committed is None)
-        update(runner, *given)
+        update(runner, *operands)
 
     monkeypatch.setattr(GPUModelRunner, "model_state", state)
     monkeypatch.setattr(GPUModelRunner, "postprocess_sampled", noted)
-    server = serve(plan_of("EAGLE"), aux=aux)
+    server = serve(plan_of("EAGLE"), **given)
     server.begin(PROMPTS)
     ended.clear()
     run(server, BATCHES)
