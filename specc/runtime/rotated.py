@@ -33,7 +33,7 @@ LOGITS, HIDDEN = "logits", "hidden"
 MAKE = "make_"
 """The beginning of the names of methods by which callbacks make what is not handed over."""
 COMMITTED = "committed"
-"""A method that callbacks may have: it is called behind the first half, with its outputs by name."""
+"""A method that callbacks may have: it is called behind the first half, with its rows and outputs by name."""
 
 
 @dataclass(frozen=True)
@@ -53,8 +53,8 @@ class RotatedStep(Step):
     one shape, which verifies as many drafts as it has; `propose` is told the shape of the next step.
 
     Callbacks that have the methods `make_logits(tokens=n)` or `make_hidden(tokens=n)` make what is not handed over,
-    T[n, ...] of the target's last forward, and a graph holds what they queue. With `committed(**outputs)` the first
-    half ends.
+    T[n, ...] of the target's last forward, and a graph holds what they queue. With `committed(rows=..., **outputs)` the
+    first half ends, rows of padding included, which are 0.
     """
 
     _open: _Open | None = None
@@ -159,7 +159,7 @@ class RotatedStep(Step):
         else:
             super()._dispatch(node, frame)
         if node is self._halves[0][-1] and (tell := getattr(self._callbacks, COMMITTED, None)) is not None:
-            tell(**self._outputs("step", frame, frame.rows))
+            tell(rows=frame.output(ROWS, frame.rows), **self._outputs("step", frame, frame.rows))
 
     def _made(self, node: Given, frame: Frame) -> dict[str, Tensor]:
         """What callbacks make of what a node takes, and nobody has handed over."""

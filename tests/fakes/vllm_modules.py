@@ -141,6 +141,32 @@ class MTPSpeculator(EagleSpeculator):
     """A module of multi-token prediction."""
 
 
+@at(f"{SPECULATORS}.multi_module_mtp.speculator")
+class MultiModuleMTPSpeculator(EagleSpeculator):
+    """Several modules of multi-token prediction, which draft one after the other.
+
+    Attributes:
+        cached_draft_input_ids, cached_target_hidden_states: the last places of requests, as far as their texts go.
+
+    """
+
+    inputs_embeds = None
+
+    def __init__(self, vllm_config: Any, device: torch.device) -> None:
+        super().__init__(vllm_config, device)
+        kept = vllm_config.scheduler_config.max_num_seqs, self.num_speculative_steps - 1
+        self.cached_draft_input_ids = torch.full(kept, UNSET)
+        self.cached_target_hidden_states = torch.full((*kept, self.hidden_size), torch.nan)
+
+    def _run_model(  # type: ignore[override]
+        self, num_tokens: int, attn_metadata: Any, slot_mappings: dict[str, Tensor], num_tokens_across_dp: None,
+        spec_module_idx: int,
+    ) -> tuple[Tensor, Tensor]:  # fmt: skip
+        ids, positions = self.input_buffers.input_ids[:num_tokens], self.input_buffers.positions[:num_tokens]
+        given = ids, positions, attn_metadata, next(iter(slot_mappings.values()))
+        return self.model.run(*given, self.hidden_states[:num_tokens], spec_module_idx)
+
+
 @at(f"{SPECULATORS}.ngram.speculator")
 class NgramGPUSpeculator(BaseSpeculator):
     def __init__(self, vllm_config: Any, device: torch.device, req_states: RequestState) -> None:
@@ -161,11 +187,18 @@ def init_speculator(vllm_config: Any, device: torch.device, req_states: RequestS
     method = vllm_config.speculative_config.method
     if method.startswith("ngram"):
         return NgramGPUSpeculator(vllm_config, device, req_states)
-    kinds = {"draft_model": StandaloneARSpeculator, "mtp": MTPSpeculator}
+    draft = vllm_config.speculative_config.draft_model_config.hf_config
+    module = MTPSpeculator if draft.num_nextn_predict_layers == 1 else MultiModuleMTPSpeculator
+    kinds = {"draft_model": StandaloneARSpeculator, "mtp": module}
     return kinds.get(method, EagleSpeculator)(vllm_config, device)
 
 
 # --- the scheduler ----------------------------------------------------------------------------------------------------
+
+
+@at("config.vllm")
+class VllmConfig:
+    aux_output_config: Any
 
 
 @at("config.speculative")
@@ -274,9 +307,19 @@ class Stream:
         stream.synchronize()
 
 
+@at(f"{WORKER}.model_states.interface")
+class ModelState:
+    """What else the target keeps of requests, which is nothing."""
+
+    def postprocess_state(self, idx_mapping: Tensor, num_sampled: Tensor, num_computed_tokens: Tensor) -> None:
+        """Keep nothing."""
+
+
 @at(f"{WORKER}.model_runner")
 class GPUModelRunner:
     """Samples by what `model` scores; a verification accepts the most probable tokens."""
+
+    model_state = ModelState()
 
     def __init__(self, model: Any, sampler: Sampler, device: Any) -> None:
         self.model, self.sampler, self.device = model, sampler, device
@@ -319,6 +362,25 @@ class GPUModelRunner:
         self.speculator.capture()
         self.profiled.append(weakref.ref(self.speculator.steps.step))
         return 0
+
+    def postprocess_sampled(
+        self, idx_mapping: Tensor, sampled_tokens: Tensor, num_sampled: Tensor, num_rejected: Tensor,
+        query_start_loc: Tensor | None = None,
+    ) -> None:  # fmt: skip
+        """Update the tables of requests that are no padding (-1)."""
+        assert query_start_loc is not None and query_start_loc.dtype == torch.int32
+        counts, states = query_start_loc.diff() - num_rejected, self.req_states
+        for place, row in enumerate(idx_mapping.tolist()):
+            if row < 0:
+                continue
+            emitted = sampled_tokens[place, : int(num_sampled[place])]
+            start = int(states.num_computed_tokens.gpu[row]) + int(counts[place]) - len(emitted) + 1
+            states.all_token_ids.gpu[row, start : start + len(emitted)] = emitted.int()
+            states.last_sampled_tokens[row] = emitted[-1]
+            states.num_computed_tokens.gpu[row] += counts[place]
+            ones = torch.ones_like(emitted, dtype=torch.int32)
+            self.sampler.penalties_state.output_bin_counts[row].index_add_(0, emitted.long(), ones)
+        self.model_state.postprocess_state(idx_mapping, num_sampled, states.num_computed_tokens.gpu)
 
     def sample(self, hidden_states: Tensor, input_batch: InputBatch, grammar_output: Any) -> Any:
         logits = self.model.compute_logits(hidden_states[: input_batch.num_tokens])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -40,7 +41,9 @@ from .vllm_sampling import (
 from .vllm_tables import UNSET, VLLM, BlockTables, InputBatch, RequestState
 
 PROGRAM = "specc_program_small"
-METHODS = {"STANDALONE": "draft_model", "EAGLE": "eagle", "EAGLE3": "eagle3", "NGRAM": "ngram"}
+METHODS = {
+    "STANDALONE": "draft_model", "EAGLE": "eagle", "EAGLE3": "eagle3", "MULTI_LAYER_EAGLE": "mtp", "NGRAM": "ngram",
+}  # fmt: skip
 TARGET, DRAFT = 0, 1
 """Groups of KV caches."""
 
@@ -127,18 +130,24 @@ class Draft:
 
     # --- in vLLM ------------------------------------------------------------------------------------------------------
 
-    def run(self, ids: Tensor, positions: Tensor, metadata: Any, slots: Tensor, hidden: Tensor | None) -> Any:
-        """What of hidden states scores tokens, and what the next forward reads, of tokens of a batch."""
+    def run(
+        self, ids: Tensor, positions: Tensor, metadata: Any, slots: Tensor, hidden: Tensor | None,
+        layer: int | None = None,
+    ) -> Any:  # fmt: skip
+        """What of hidden states scores tokens, and what the next forward reads, of tokens of a batch.
+
+        `layer` is the only one that keeps and reads keys and values; None: all.
+        """
         assert torch.equal(slots, metadata.slots)
         codes = NO_HIDDEN if hidden is None else hidden_code(hidden)
-        self.memory.write(slots, draft_code(ids, positions, codes))
+        self.memory.write(slots, draft_code(ids, positions, codes), layer)
         seen: list[int] = []
         for place, position in enumerate(positions.tolist()):
             row = int((metadata.starts <= place).sum()) - 1
-            assert position < int(metadata.seq_lens[row]) <= metadata.max_seq_len
+            assert 0 <= position < int(metadata.seq_lens[row]) <= metadata.max_seq_len
             at = torch.arange(position + 1)
             held = metadata.table[row, at // self._page].long() * self._page + at % self._page
-            seen.append(fold_all(0, self.memory.read(held).tolist()))
+            seen.append(fold_all(0, self.memory.read(held, layer).tolist()))
         states = torch.tensor(seen)
         return torch.stack((ids, states), 1), self.model.hidden[self.model.hidden_row(states)]
 
@@ -175,6 +184,69 @@ class Draft:
         return codes, made
 
 
+class Modules(Draft):
+    """Several modules, each with a layer; each reads what the one before it made, and a token further in the text."""
+
+    def __init__(self, plan: Plan, blocks: int, server: Server) -> None:
+        """Make hidden states as wide as the target's."""
+        super().__init__(plan, blocks, server)
+        width = plan.models["target"].hidden_size
+        self.model = replace(self.model, hidden=self.model.hidden.expand(-1, width).contiguous())
+
+    def check_free(self, blocks: Sequence[int]) -> None:
+        """And the last places of every text are kept, as far as it has them."""
+        super().check_free(blocks)
+        for row in self._server.steps:
+            self._check_kept(row, self._server.text(row))
+
+    def own_drafts(self, rows: Any) -> Tensor:
+        """As of a draft; and keeps the last places of every text, where those of the text before the step are."""
+        drafts = list[list[int]]()
+        for row, emitted in zip(rows.tolist(), self._server.output.num_sampled.tolist(), strict=True):
+            layers, made = self._ran(text := self._server.text(row))
+            if len(text) - emitted > self._server.prompts[row]:
+                self._check_kept(row, text[:-emitted])
+            at = torch.arange(len(layers[0]))
+            blocks = self._server.tables.block_tables[DRAFT].gpu[row, at // self._page].long()
+            for layer, codes in enumerate(layers):
+                self.memory.write(blocks * self._page + at % self._page, torch.tensor(codes), layer)
+            for kept, new in zip(self._kept(row), self._last(text), strict=True):
+                kept[len(kept) - len(new) :] = new
+            drafts.append(made)
+        return torch.tensor(drafts)
+
+    def drafts(self, text: Sequence[int]) -> tuple[list[int], list[int]]:
+        """The codes of the first module, and the drafts."""
+        layers, made = self._ran(text)
+        return layers[0], made
+
+    def _ran(self, text: Sequence[int]) -> tuple[list[list[int]], list[int]]:
+        """By module the codes of its keys and values after a text, and what all of them draft then."""
+        tokens, given = [*text], hidden_code(self._server.target.hidden(text[:-1])).tolist()
+        layers, made = list[list[int]](), list[int]()
+        for module in range(self._steps):
+            codes = [draft_code(*of) for of in zip(tokens[module + 1 :], range(len(given)), given, strict=True)]
+            seen = [fold_all(0, codes[: place + 1]) for place in range(len(codes))]
+            scores = self.model.rows[self.model.row(tokens[-1], seen[-1])]
+            made.append(scores.index(max(scores)))
+            tokens, given = [*tokens, made[-1]], [self.model.hidden_codes[self.model.hidden_row(one)] for one in seen]
+            layers.append(codes)
+        return layers, made
+
+    def _check_kept(self, row: int, text: Sequence[int]) -> None:
+        for kept, expected in zip(self._kept(row), self._last(text), strict=True):
+            assert torch.equal(kept[len(kept) - len(expected) :], expected)
+
+    def _kept(self, row: int) -> tuple[Tensor, Tensor]:
+        speculator = self._server.runner.speculator
+        return speculator.cached_draft_input_ids[row], speculator.cached_target_hidden_states[row]
+
+    def _last(self, text: Sequence[int]) -> tuple[Tensor, Tensor]:
+        """Tokens and hidden states of the last places of a text, one less than there are drafts at most."""
+        most = min(self._steps - 1, len(text) - 1)
+        return torch.tensor(text[len(text) - most :]), self._server.target.hidden(text[:-1])[len(text) - 1 - most :]
+
+
 class Server:
     """A server that was started with a program installed.
 
@@ -182,6 +254,7 @@ class Server:
         states, tables: vLLM's tables of requests, whose rows begin at 0.
         runner, worker: its model runner, and the worker that has it.
         steps: of each decode step how many drafts a request had, and how many tokens it was given, by row.
+        prompts: how many tokens the prompt of a row has.
         grammars: by row which tokens may follow a text.
         known: whether the scheduler says how many drafts grammars know; otherwise none of theirs is accepted.
         output: what was sampled last.
@@ -207,7 +280,8 @@ class Server:
         """
         self.plan, self._ahead, self._longest = plan, ahead, longest
         runner = GPUModelRunner
-        for kind, name in ((runner, "sample"), (runner, "add_requests"), (runner, "profile_cudagraph_memory"),
+        for kind, name in ((runner, "sample"), (runner, "add_requests"), (runner, "postprocess_sampled"),
+                           (runner, "profile_cudagraph_memory"),
                            (Worker, "load_model"), (EngineCore, "_initialize_kv_caches"),
                            (Scheduler, "__init__")):  # fmt: skip
             monkeypatch.setattr(kind, name, getattr(kind, name))  # they are as they were when the test ends
@@ -232,7 +306,8 @@ class Server:
         self.runner.vllm_config, self.worker = self.config, Worker(self.runner)
         self.worker.load_model(load_dummy_weights=False)
         blocks = 1 + requests * width
-        self.draft = Draft(plan, blocks, self) if "draft" in plan.models else Looked(plan, self)
+        kind = Modules if plan.algorithm == "MULTI_LAYER_EAGLE" else Draft
+        self.draft = kind(plan, blocks, self) if "draft" in plan.models else Looked(plan, self)
         groups = [SimpleNamespace(layer_names=names) for names in (["t.0", "t.1"], ["d.0", "d.1"])]
         cache = SimpleNamespace(kv_cache_groups=groups)
         if profile:
@@ -247,7 +322,7 @@ class Server:
         self.runner.structured_outputs_worker = StructuredOutputsWorker(plan.size("A"))
         self.grammars, self.known = dict[int, Callable[[list[int]], set[int]]](), True
         self._sent = list[tuple[Tensor, Tensor]]()
-        self._texts, self._prompts = dict[int, list[int]](), dict[int, int]()
+        self._texts, self.prompts = dict[int, list[int]](), dict[int, int]()
         self.steps, self._late = dict[int, list[tuple[int, int]]](), list[tuple[Any, ...]]()
 
     @property
@@ -270,7 +345,7 @@ class Server:
         """
         self.settle()
         for row, steps in self.steps.items():
-            length = self._prompts[row]
+            length = self.prompts[row]
             text, rest = self._texts[row][: length + 1], self._texts[row][length + 1 :]
             whole = text[:-1]
             assert text[-1] == (target_next(self.target.model, whole) if first is None else first(row, whole))
@@ -289,7 +364,7 @@ class Server:
         """Prefill requests in these rows, which all sample alike."""
         for row, prompt in prompts.items():
             self.runner.sampler.admit(row, prompt=prompt, **asked)
-            self._texts[row], self._prompts[row], self.steps[row] = list(prompt), len(prompt), []
+            self._texts[row], self.prompts[row], self.steps[row] = list(prompt), len(prompt), []
             self.states.all_token_ids.gpu[row, : len(prompt)] = torch.tensor(prompt, dtype=torch.int32)
             self.states.num_computed_tokens.gpu[row] = 0
         self.join([*prompts])
@@ -334,7 +409,6 @@ class Server:
             self.draft.check_free([0, *self._free])
 
     def _run(self, rows: Sequence[int], counts: list[int], *, prefill: bool, ahead: int | None = None) -> None:
-        computed = self.states.num_computed_tokens.gpu
         texts = [self._scheduled(row, count, prefill) for row, count in zip(rows, counts, strict=True)]
         for row, text in zip(rows, texts, strict=True):
             self._allocate(row, len(text))
@@ -355,16 +429,8 @@ class Server:
         none = () if self.known else self.grammars.keys()
         tried = [1 if row in none else count for row, count in zip(rows, counts, strict=True)]
         self._late.append((rows, copied, accepted.tolist(), None if prefill else tried))
-        for place, row in enumerate(rows):
-            last = int(accepted[place]) - 1
-            start = int(computed[row]) + (counts[place] if prefill else 1)
-            tokens = output.sampled_token_ids[place, : last + 1]
-            self.states.all_token_ids.gpu[row, start : start + last + 1] = tokens.int()
-            self.states.last_sampled_tokens[row] = tokens[last]
-            self.runner.sampler.penalties_state.output_bin_counts[row].index_add_(
-                0, tokens.long(), torch.ones_like(tokens, dtype=torch.int32)
-            )
-            computed[row] += counts[place] - int(rejected[place])
+        starts = torch.tensor([0, *np.cumsum(counts)], dtype=torch.int32)
+        self.runner.postprocess_sampled(batch.idx_mapping, output.sampled_token_ids, accepted, rejected, starts)
         ahead = self.plan.size("S") if ahead is None else ahead
         proposed = self.runner.speculator.propose(
             batch, None, None, hidden, None, accepted, rejected, None, None, None, None, num_speculative_tokens=ahead
@@ -424,21 +490,23 @@ class Server:
                     self.steps[row].append((counts[place] - 1, count))
 
 
-def config_of(plan: Plan, requests: int, longest: int, max_graph: int, **spec: Any) -> Any:
+def config_of(plan: Plan, requests: int, longest: int, max_graph: int, aux: bool = False, **spec: Any) -> Any:
     """The VllmConfig of a server that a program fits, but for what of its speculation is otherwise."""
+    modules = plan.size("S") if plan.algorithm == "MULTI_LAYER_EAGLE" else 1
 
-    def model(of: Any) -> Any:
+    def model(of: Any, **said: Any) -> Any:
         return SimpleNamespace(
             dtype=torch.float32, get_vocab_size=lambda: plan.size("V"), get_hidden_size=lambda: of.hidden_size,
-            hf_config=SimpleNamespace(), return_sampling_mask=False, max_model_len=longest,
+            hf_config=SimpleNamespace(**said), return_sampling_mask=False, max_model_len=longest,
         )  # fmt: skip
 
+    draft = model(plan.models.get("draft", plan.models["target"]), num_nextn_predict_layers=modules)
     ranks = ("tensor", "pipeline", "data", "prefill_context", "decode_context")
     options = {
         "method": METHODS[plan.algorithm], "num_speculative_tokens": plan.size("S"), "draft_sample_method": "greedy",
         "rejection_sample_method": "standard", "enable_adaptive_verification": False,
         "num_speculative_tokens_per_batch_size": None, "use_local_argmax_reduction": False,
-        "parallel_drafting": False, "draft_model_config": model(plan.models.get("draft", plan.models["target"])),
+        "parallel_drafting": False, "draft_model_config": draft,
         "prompt_lookup_max": plan.options.get("longest"), "prompt_lookup_min": plan.options.get("shortest"),
     }  # fmt: skip
     return SimpleNamespace(
@@ -449,6 +517,7 @@ def config_of(plan: Plan, requests: int, longest: int, max_graph: int, **spec: A
             **{f"{name}_parallel_size": 1 for name in ranks},
         ),
         compilation_config=SimpleNamespace(max_cudagraph_capture_size=max_graph),
+        aux_output_config=SimpleNamespace(enabled=aux),
         speculative_config=SimpleNamespace(**options | spec),
         scheduler_config=SimpleNamespace(max_num_seqs=requests),
         model_config=model(plan.models["target"]),

@@ -13,7 +13,8 @@ import pytest
 import torch
 from head_layouts import EXAMPLES
 from transformers import AutoModelForCausalLM
-from vllm_files import ON_GPU
+from vllm_files import ON_GPU, VERSION
+from vllm_models import SEVERAL
 from vllm_programs import BUCKETS, build_program, plugin_wheel, same_program, settings
 from vllm_server import MODEL_LEN, PLAIN, ROWS, Served, Variant, serve
 from vllm_workload import greedy, is_greedy
@@ -26,8 +27,10 @@ SPECULATING = [
     Variant("eagle3", "eagle3", ahead=True),
     Variant("eagle3", "eagle3_part", ahead=True),
     Variant("mtp", "mimo", target="mimo"),
+    Variant("mtp", "glm", target="glm"),
+    Variant("mtp", "glm", target="glm", ahead=True),
     Variant("ngram"),
-    Variant("ngram", ahead=True),
+    Variant("ngram_gpu", ahead=True),
     Variant("draft_model", "standalone", shapes=SHAPES),
     Variant("eagle", "eagle", ahead=True, shapes=SHAPES),
     Variant("ngram", shapes=SHAPES),
@@ -43,6 +46,7 @@ HEADS = [
     Variant("eagle", "eagle", program=True, ahead=True, head="weights", shapes=SHAPES),
     Variant("eagle3", "eagle3_part", program=True, ahead=True, head="weights"),
     Variant("mtp", "mimo", target="mimo", program=True, head="weights"),
+    Variant("mtp", "glm", target="glm", program=True, ahead=True, head="weights"),
 ]
 PROGRAMS += HEADS
 CHOOSING = [Variant("eagle", "eagle", program=True, ahead=True, shapes=SHAPES, shape=shape) for shape in ("auto", "1")]
@@ -51,18 +55,22 @@ HALF = Variant("eagle", "eagle", half=True, ahead=True)
 HALVES = [HALF, replace(HALF, program=True)]
 every = pytest.mark.parametrize("variant", [PLAIN, *SPECULATING, *PROGRAMS, *CHOOSING, *HALVES], ids=str)
 programs = pytest.mark.parametrize("variant", [*PROGRAMS, HALVES[-1]], ids=str)
+CACHED = VERSION != "0.32.0"
+"""Whether vLLM takes the one block that prompts share: 0.32.0 computes the last of them anew where a head drafts."""
 LEAST_ACCEPTED = 1.3
 """Tokens per verification of any of these drafts; 1 would be a draft that is always wrong."""
-LAYERS = {None: 4, "draft_model": 4 + 2, "eagle": 4 + 1, "eagle3": 4 + 1, "mtp": 4 + 1, "ngram": 4}
+LAYERS = {None: 4, "draft_model": 4 + 2, "eagle": 4 + 1, "eagle3": 4 + 1, "mtp": 4 + 1, "ngram": 4, "ngram_gpu": 4}
 """With KV caches, which are all watched."""
 SPECULATORS = {
     "draft_model": "StandaloneARSpeculator",
     "eagle": "EagleSpeculator",
     "eagle3": "EagleSpeculator",
     "mtp": "MTPSpeculator",
+    "glm": "MultiModuleMTPSpeculator",
     "ngram": "NgramGPUSpeculator",
+    "ngram_gpu": "NgramGPUSpeculator",
 }
-"""Of vLLM's own, so that a run without a program is one."""
+"""Of vLLM's own, by draft or method, so that a run without a program is one."""
 
 
 def determined(served: Served) -> Iterator[tuple[int, Mapping[str, Any], Mapping[str, Any]]]:
@@ -115,7 +123,8 @@ def test_drafts_are_accepted(variant: Variant, served: Served) -> None:
 def test_everything_that_was_meant_to_happen_happened(variant: Variant, served: Served, plain: Served) -> None:
     seen, outputs = served.seen, served.outputs
     assert seen["graphs"] > seen["steps"] / 3 if ON_GPU else not seen["graphs"], "steps whose target is a CUDA graph"
-    assert variant.program or seen["speculator"] == SPECULATORS.get(variant.method or "", "NoneType")
+    own = SPECULATORS.get(variant.draft) or SPECULATORS.get(variant.method or "", "NoneType")
+    assert variant.program or seen["speculator"] == own
     assert seen["async"] == variant.ahead
     assert seen["mixed"] > 3, "steps in which some requests are prefilled and others decode"
     assert seen["in_row_0"] > 3, "steps of a request that decodes in the tables' row 0"
@@ -125,9 +134,9 @@ def test_everything_that_was_meant_to_happen_happened(variant: Variant, served: 
     assert len(ends) > 1 and set(ends) == {MODEL_LEN}
     assert any(output["finish_reason"] == "stop" for output in outputs)
     assert any(not is_greedy(request) for request in served.requests)
-    assert any(output["cached_tokens"] for output in outputs) == variant.half
+    assert any(output["cached_tokens"] for output in outputs) == (variant.half and CACHED)
     if variant.method is not None:
-        assert seen["preemptions"] > 0 or variant.method == "ngram", "n-grams need no room for drafts"
+        assert seen["preemptions"] > 0 or variant.method.startswith("ngram"), "n-grams need no room for drafts"
         assert seen["across_blocks"] > 3, "steps whose tokens lie in several blocks"
         assert seen["short_of_drafts"] > 0, "verifications of fewer drafts, close to the model's length"
 
@@ -139,7 +148,7 @@ def test_every_block_is_free_at_the_end(variant: Variant, served: Served) -> Non
     assert seen["free_blocks"] == seen["num_blocks"] - 1
     assert 0 not in seen["blocks"]
     assert set(seen["blocks"]) == set(range(1, seen["num_blocks"]))
-    assert len(seen["layers"]) == LAYERS[variant.method]
+    assert len(seen["layers"]) == LAYERS[variant.method] + (SEVERAL - 1) * (variant.draft == "glm")
 
 
 @programs

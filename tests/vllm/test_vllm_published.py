@@ -40,6 +40,8 @@ def by(**keys: Any) -> str:
 
 
 EAGLE3, LLAMA = "EAGLE3-LLaMA3.1-Instruct-8B", "vllm serve Llama-3.1-8B-Instruct"
+SEVERAL = "GLM-4.5-of-three-modules"
+"""GLM-4.5 as it would be with more modules than the one that it has."""
 COMMANDS = {
     "Llama 8B, EAGLE": f"""{LLAMA} --port 8000 \\
         {by(method="eagle", model="EAGLE-LLaMA3.1-Instruct-8B", num_speculative_tokens=5)}""",
@@ -59,6 +61,8 @@ COMMANDS = {
     "DeepSeek V3, some drafts of one module": f"vllm serve DeepSeek-V3 {by(method='mtp', num_speculative_tokens=3)}",
     "DeepSeek V3.2": f"vllm serve DeepSeek-V3.2 --kv-cache-dtype fp8 {by(method='mtp', num_speculative_tokens=1)}",
     "GLM 4.5": f"vllm serve GLM-4.5 -tp 8 -ep --enable-eplb {by(method='glm4_moe_mtp', num_speculative_tokens=1)}",
+    "several modules": f"vllm serve {SEVERAL} -tp 8 {by(method='mtp', num_speculative_tokens=2)}",
+    "several modules, twice": f"vllm serve {SEVERAL} {by(method='mtp', num_speculative_tokens=6)}",
     "Kimi K2, EAGLE3": f"""vllm serve Kimi-K2-Instruct -dp 8 -ep --enable-dbo --max-num-seqs 64 \\
         --all2all-backend deepep_low_latency \\
         {by(method="eagle3", model="Kimi-K2-Instruct-EAGLE3", num_speculative_tokens=3)}""",
@@ -93,6 +97,9 @@ def published(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The folder with the models."""
     folder = tmp_path_factory.mktemp("published")
     published_models.write(folder)
+    (folder / SEVERAL).mkdir()
+    config = json.loads((folder / "GLM-4.5/config.json").read_text()) | {"num_nextn_predict_layers": 3}
+    (folder / SEVERAL / "config.json").write_text(json.dumps(config))
     return folder
 
 
@@ -173,7 +180,7 @@ def test_what_is_served_has_a_program(
         return
     loaded = load_text(configuration(arguments, settings, wanted), Path("vllm.yaml"), names(), needs)
     check_config(loaded)
-    assert settings.drafting.method.value in METHODS[loaded.config.algorithm]
+    assert settings.facts.drafting in METHODS[loaded.config.algorithm]
 
 
 def test_some_are_served_and_some_are_not(answers: Mapping[Any, Any]) -> None:

@@ -6,6 +6,7 @@ import json
 import shutil
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import torch
 from head_layouts import EMBEDDING, EXAMPLES, eagle, eagle3, read, write
@@ -20,7 +21,10 @@ MODULE = {
     "layer": "",
 }
 """What the parts of a module of multi-token prediction are called in MiMo."""
-
+PARTS = {"embedding_norm": "enorm", "hidden_norm": "hnorm", "fc": "eh_proj", "norm": "shared_head.norm", "layer": ""}
+"""And in GLM-4.5."""
+SEVERAL = 3
+"""Modules of multi-token prediction in `glm`."""
 
 TOKEN_MAP = "hot.json"
 """A file with a quarter of the tokens."""
@@ -29,13 +33,14 @@ HOT = "_hot"
 
 
 def write_models(folder: Path) -> None:
-    """Write `target`, `standalone`, `eagle`, `eagle3`, `eagle3_part` and `mimo` below a folder, and `TOKEN_MAP`.
+    """Write `target`, `standalone`, `eagle`, `eagle3`, `eagle3_part`, `mimo` and `glm` below a folder, and `TOKEN_MAP`.
 
     vLLM knows a head by the name of its architecture. It counts the layers whose outputs an EAGLE3 head reads from 1,
     where SGLang, whose key stays there for specc, counts from 0. `eagle3_part` was trained to score a quarter of the
     tokens; `eagle3_hot` is `eagle3` without entries of others.
 
     `mimo` is the target in the words of MiMo, with the first of the example's modules of multi-token prediction in it.
+    `glm` is the target in those of GLM-4.5, with several modules; vLLM has each read what the one before it made.
     """
     for model in ("target", "standalone"):
         shutil.copytree(EXAMPLES / model, folder / model)
@@ -61,31 +66,67 @@ def write_models(folder: Path) -> None:
         offsets = {"d2t": weights.pop("d2t")} if "d2t" in weights else {}
         write(folder / name, eagle3(weights, config) | offsets, config | wide)
     weights, config = read("target")
-    named = {"architectures": ["MiMoForCausalLM"], "model_type": "qwen2", "num_nextn_predict_layers": 1}
+    words = {"architectures": ["MiMoForCausalLM"], "model_type": "qwen2", "num_nextn_predict_layers": 1}
     made = with_biases(weights | module(read("mtp")[0], weights, config["intermediate_size"]))
     made["lm_head.weight"] = weights[EMBEDDING].clone()
-    write(folder / "mimo", made, config | named | {"tie_word_embeddings": False})
+    write(folder / "mimo", made, config | words | {"tie_word_embeddings": False})
+    write(folder / "glm", *modules(weights, config))
 
 
-def module(heads: Mapping[str, Tensor], target: Mapping[str, Tensor], width: int) -> dict[str, Tensor]:
-    """The first module, with an MLP as wide as the target's.
-
-    MiMo's reads the hidden state first, and before the target's last norm, whose weights go into the module's own.
-    """
+def named(heads: Mapping[str, Tensor], width: int, parts: Mapping[str, str], before: str) -> dict[str, Tensor]:
+    """The first module in another model's words, behind `before`, with an MLP of so many entries."""
     made: dict[str, Tensor] = {}
     for name, tensor in heads.items():
         if name.startswith("layers.0."):
             part, _, rest = name.removeprefix("layers.0.").partition(".")
-            if part == "fc":
-                tensor = torch.cat(tensor.chunk(2, dim=1)[::-1], dim=1)
-            elif part == "hidden_norm":
-                tensor = tensor * target["model.norm.weight"]
-            elif "gate_proj" in rest or "up_proj" in rest:
+            if "gate_proj" in rest or "up_proj" in rest:
                 tensor = pad(tensor, (0, 0, 0, width - tensor.shape[0]))
             elif "down_proj" in rest:
                 tensor = pad(tensor, (0, width - tensor.shape[1]))
-            made[".".join(["model.mtp_layers.0", *filter(None, [MODULE[part]]), rest])] = tensor
+            made[".".join([before, *filter(None, [parts[part]]), rest])] = tensor
     return made
+
+
+def module(heads: Mapping[str, Tensor], target: Mapping[str, Tensor], width: int) -> dict[str, Tensor]:
+    """The first module in MiMo's words.
+
+    MiMo's reads the hidden state first, and before the target's last norm, whose weights go into the module's own.
+    """
+    made = named(heads, width, MODULE, before := "model.mtp_layers.0")
+    made[f"{before}.input_proj.weight"] = torch.cat(made[f"{before}.input_proj.weight"].chunk(2, dim=1)[::-1], dim=1)
+    made[f"{before}.hidden_layernorm.weight"] *= target["model.norm.weight"]
+    return made
+
+
+def modules(weights: Mapping[str, Tensor], config: Mapping[str, Any]) -> tuple[dict[str, Tensor], dict[str, Any]]:
+    """The target in GLM-4.5's words, and `SEVERAL` modules behind its layers.
+
+    All of them are the first one, each with other errors, for that has learned to go on from what the target makes. The
+    last layer of the target and the modules have experts, as GLM's, of which those that are chosen add nothing.
+    """
+    layers, width, random = config["num_hidden_layers"], config["intermediate_size"], torch.Generator().manual_seed(1)
+    made = {**weights, "lm_head.weight": weights[EMBEDDING].clone()}
+    for layer in range(layers, layers + SEVERAL):
+        own = named(read("mtp")[0], width, PARTS, f"model.layers.{layer}")
+        for name, tensor in own.items():
+            errors = 0.1 * (layer - layers > 0) * torch.randn(tensor.shape, generator=random)
+            made[name] = (tensor * (1 + errors * (tensor.dim() > 1))).to(tensor.dtype)
+        made[f"model.layers.{layer}.shared_head.head.weight"] = weights[EMBEDDING].clone()
+    for layer in range(layers - 1, layers + SEVERAL):
+        mlp = f"model.layers.{layer}.mlp"
+        for part in ("gate_proj", "up_proj", "down_proj"):
+            tensor = made[f"{mlp}.shared_experts.{part}.weight"] = made.pop(f"{mlp}.{part}.weight")
+            made |= {f"{mlp}.experts.{expert}.{part}.weight": torch.zeros_like(tensor) for expert in range(2)}
+        made[f"{mlp}.gate.weight"] = torch.zeros(2, config["hidden_size"])
+        made[f"{mlp}.gate.e_score_correction_bias"] = torch.zeros(2)
+    experts = {"n_routed_experts": 2, "n_shared_experts": 1, "num_experts_per_tok": 1, "moe_intermediate_size": width}
+    chosen = {"n_group": 1, "topk_group": 1, "norm_topk_prob": True, "routed_scaling_factor": 1.0}
+    return made, {
+        **config, **experts, **chosen, "architectures": ["Glm4MoeForCausalLM"], "model_type": "glm4_moe",
+        "num_nextn_predict_layers": SEVERAL, "first_k_dense_replace": layers - 1, "use_qk_norm": False,
+        "tie_word_embeddings": False,
+        "rope_parameters": config["rope_parameters"] | {"partial_rotary_factor": 1.0},
+    }  # fmt: skip
 
 
 def with_biases(weights: Mapping[str, Tensor]) -> dict[str, Tensor]:

@@ -11,8 +11,8 @@ from engine_job import specc
 from vllm_models import TOKEN_MAP
 from vllm_server import MODEL_LEN, NGRAM, ROWS, Variant
 
-ALGORITHMS = {"draft_model": "STANDALONE", "eagle": "EAGLE", "eagle3": "EAGLE3", "mtp": "EAGLE", "ngram": "NGRAM"}
-"""vLLM's methods and what specc calls them."""
+ALGORITHMS = {"draft_model": "STANDALONE", "eagle": "EAGLE", "eagle3": "EAGLE3", "mtp": "EAGLE"}
+"""Methods of vLLM's that models draft by, and what specc calls them; `glm` has several modules."""
 BUCKETS = (1, 2, ROWS)
 """So that a batch of three has a padding row."""
 DRAWS = "target_only\nsampling: [penalties, top_k, top_p]\ndraft_sampling: {}"
@@ -49,7 +49,7 @@ def build_program(
     """The wheel for a variant's engine, built in a new folder. RuntimeError with what specc said."""
     folder.mkdir(parents=True)
     config = folder / "program.yaml"
-    algorithm = ALGORITHMS[variant.method or ""]
+    algorithm = "MULTI_LAYER_EAGLE" if variant.draft == "glm" else ALGORITHMS.get(variant.method or "", "NGRAM")
     dtype = ", dtype: bfloat16" if variant.half else ""
     named = {"models": models, "target": variant.target, "draft": variant.draft, "dtype": dtype}
     named["head"] = f", head: {variant.head}" if variant.head else ""

@@ -82,8 +82,8 @@ def by_block(runner: Any, blocks: int) -> dict[str, Tensor]:
     """The KV cache of every layer, target's and draft's, as views whose first dimension is that of the blocks."""
     context = runner.vllm_config.compilation_config.static_forward_context
     caches: dict[str, Tensor] = {}
-    for layer, attention in context.items():
-        cache = attention.kv_cache
+    for layer in (name for group in runner.kv_cache_config.kv_cache_groups for name in group.layer_names):
+        cache = context[layer].kv_cache
         [dimension] = [place for place, size in enumerate(cache.shape) if size == blocks]
         caches[layer] = cache.movedim(dimension, 0)
     return caches

@@ -44,6 +44,7 @@ class Steps:
         step: the bound program.
         captured: what of it is captured: `drafts` or `none`.
         committed: the batch of vLLM's that the program has verified and not drafted for yet.
+        updated: its tokens, if vLLM's tables have been updated by them; None otherwise.
         served: how many steps the program ran.
         left: how many verifications vLLM ran, by why the program did not.
 
@@ -54,6 +55,7 @@ class Steps:
         self.name, self._package, self._counters = package.__name__, package, counters
         self.served, self.left = 0, Counter[str]()
         self.committed: Any = None
+        self.updated: Tensor | None = None
         self._requests: Any = None
         self.captured = "none"
         counters.active(self.captured)
@@ -94,6 +96,10 @@ class Steps:
             return "no blocks for drafts"
         return None
 
+    def update_by(self, update: Callable[..., None]) -> None:
+        """From now on, and before anything is captured, end verifications with vLLM's `postprocess_sampled`."""
+        self._bound.target.update = update
+
     def verifies(self, batch: Any) -> bool:
         """Whether a batch is a verification: also of no drafts, where the program has a step without any."""
         return bool(batch.num_draft_tokens) or (1 in self._plans and not batch.has_prefill)
@@ -122,6 +128,7 @@ class Steps:
         committed = self.step.at(self._shape).commit(self._requests, logits)
         self.committed = batch
         tokens, lengths = committed.predict, committed.accept_lens
+        self.updated = None if self._bound.target.update is None else tokens
         return SamplerOutput(
             sampled_token_ids=tokens,
             logprobs_tensors=None if kept is None else logprobs(kept, tokens, lengths, batch, sampler),
@@ -145,7 +152,7 @@ class Steps:
 
     def draft(self, drafts: int, hidden: Tensor | None = None) -> Tensor:
         """As `propose`, of a step that is not counted; the drafts of the next one are written to the same place."""
-        batch, self.committed = self.committed, None
+        batch, self.committed, self.updated = self.committed, None, None
         step = self.step.at(self._shape)
         handed = self._bound.hand_over(step, batch, hidden)
         enough = next(number for number in self._drafted if number >= drafts)

@@ -32,7 +32,8 @@ class Bound:
         # Behind it ranks send each other what they have of the head.
         head = parallel.alike(lambda: Head(plan, speculator)) if computes_head(plan) else None
         most = max(shaped.buckets[-1] for shaped in package.plans.values())
-        self.target, self._blocks = speculator.forwards(most, package.Forward, head), speculator.blocks(plan)
+        self._blocks = speculator.blocks(plan)
+        self.target = speculator.forwards(most, package.Forward, head, self._blocks)
         table = self._blocks.table
         # Whether a request's blocks have room, the host knows beforehand, see `room`.
         blocks = torch.full((len(table),), table.shape[1], dtype=torch.int32, device=speculator.device)

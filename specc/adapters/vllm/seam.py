@@ -83,8 +83,10 @@ model_executor.layers.logits_processor.LogitsProcessor.forward(lm_head hidden_st
 LANGUAGE_MODELS = "drafts of a language model are vLLM's own"
 HEADS = "drafts of EAGLE heads are vLLM's own"
 MODULES = "drafts of modules of multi-token prediction are vLLM's own"
+CHAINS = "drafts of several modules of multi-token prediction, one after the other, are vLLM's own"
 LOOK_UPS = "drafts that are looked up are vLLM's own"
 PROFILE = "memory of a program counts twice while vLLM measures what graphs take"
+UPDATE = "vLLM's tables are updated in launches behind the graph that verifies"
 NUMBERS = "programs of several shapes draft as many tokens in every step"
 TIMES = "programs of several shapes estimate how long their steps take"
 RUNNER = "the log does not say where vLLM has its first model runner, which knows of no programs"
@@ -100,10 +102,23 @@ v1.worker.gpu.spec_decode.standalone_ar.speculator.StandaloneARSpeculator._run_m
 """,
     HEADS: _HEAD.format("eagle", "EagleSpeculator"),
     MODULES: _HEAD.format("mtp", "MTPSpeculator"),
+    CHAINS: """
+v1.worker.gpu.spec_decode.multi_module_mtp.speculator.MultiModuleMTPSpeculator: cached_draft_input_ids
+    cached_target_hidden_states hidden_size hidden_states inputs_embeds
+v1.worker.gpu.spec_decode.multi_module_mtp.speculator.MultiModuleMTPSpeculator._run_model(num_tokens attn_metadata
+    slot_mappings num_tokens_across_dp spec_module_idx)
+""",
     LOOK_UPS: """
 v1.worker.gpu.spec_decode.ngram.speculator.NgramGPUSpeculator(vllm_config device req_states): max_model_len
 """,
     PROFILE: "v1.worker.gpu.model_runner.GPUModelRunner.profile_cudagraph_memory()",
+    UPDATE: """
+config.vllm.VllmConfig: aux_output_config
+v1.worker.gpu.model_runner.GPUModelRunner: model_state
+v1.worker.gpu.model_runner.GPUModelRunner.postprocess_sampled(idx_mapping sampled_tokens num_sampled num_rejected
+    query_start_loc)
+v1.worker.gpu.model_states.interface.ModelState: postprocess_state
+""",
     NUMBERS: """
 config.speculative.SpeculativeConfig: num_speculative_tokens num_speculative_tokens_per_batch_size
 v1.engine.core.EngineCore: model_executor

@@ -12,13 +12,16 @@ from typing import Any, NamedTuple
 
 TESTED = ("0.32.0", "0.33.0")
 """The versions of vLLM that `make vllm` runs programs in."""
+MODULES = "mtp"
+"""VLLM's `method` for modules of multi-token prediction."""
 METHODS: Mapping[str, tuple[str, ...]] = {
     "STANDALONE": ("draft_model",),
-    "EAGLE": ("eagle", "mtp"),
+    "EAGLE": ("eagle", MODULES),
     "EAGLE3": ("eagle3",),
+    "MULTI_LAYER_EAGLE": (f"{MODULES} of several modules",),
     "NGRAM": ("ngram", "ngram_gpu"),
 }
-"""Algorithm of a program -> vLLM's `method` of the same."""
+"""Algorithm of a program -> how vLLM drafts the same, see `Server.drafting`."""
 
 
 class Setting(NamedTuple):
@@ -68,6 +71,7 @@ class Server:
     Attributes:
         method: vLLM's word for how it drafts, after it has settled it.
         modules: of multi-token prediction, as many as draft one after the other.
+        rounds: how often these do in a step.
         assistant: whether an assistant drafts, which reads the target's own keys and values.
         first_runner: why vLLM takes its first model runner; an empty text where it takes the second.
         settings: by vLLM's name what `SETTINGS` has a word on.
@@ -76,16 +80,38 @@ class Server:
 
     method: str | None = None
     modules: int = 1
+    rounds: int = 1
     assistant: bool = False
     first_runner: str = ""
     settings: Mapping[str, object] = field(default_factory=dict[str, object])
 
+    @property
+    def drafting(self) -> str | None:
+        """How drafts are made: vLLM's method, and whether several modules draft one after the other."""
+        return f"{self.method} of several modules" if self.modules > 1 else self.method
+
+    @property
+    def algorithm(self) -> str | None:
+        """That of a program that drafts so; None where there is none."""
+        return next((name for name, methods in METHODS.items() if self.drafting in methods), None)
+
+
+def turns(method: str | None, modules: int, drafts: int) -> tuple[int, int]:
+    """How many modules draft one after the other, and how often, of all that a draft has, for so many drafts a step."""
+    used = max(1, min(modules, drafts)) if method == MODULES else 1
+    return used, -(-drafts // used) if used > 1 else 1
+
 
 def facts(config: Any) -> Server:
     """The facts of the server of a VllmConfig, as far as its speculator does not show them."""
-    draft = config.speculative_config.draft_model_config.hf_config
+    spec = config.speculative_config
+    draft = spec.draft_model_config.hf_config
+    modules, rounds = turns(
+        spec.method, getattr(draft, "num_nextn_predict_layers", None) or 1, spec.num_speculative_tokens
+    )
     parts = {name: getattr(config, name) for name in (PARALLEL, SPECULATIVE, MODEL)} | {WHOLE: config, DRAFT: draft}
-    return Server(settings={name: _said(parts[setting.part], name, setting) for name, setting in SETTINGS.items()})
+    settings = {name: _said(parts[setting.part], name, setting) for name, setting in SETTINGS.items()}
+    return Server(spec.method, modules, rounds, settings=settings)
 
 
 def _said(part: Any, name: str, setting: Setting) -> Any:
@@ -114,10 +140,10 @@ def refusals(server: Server) -> Iterator[Refusal]:
     """All that is in the way of any program on a server; nothing where programs are served."""
     if server.first_runner:
         yield Refusal("first_runner", f"vLLM's first model runner ({server.first_runner})")
-    if server.method is not None and not any(server.method in methods for methods in METHODS.values()):
+    if server.method is not None and server.algorithm is None:
         yield Refusal("method", f"the method {server.method}")
-    if server.modules > 1:
-        yield Refusal("modules", f"drafts of {server.modules} modules of multi-token prediction")
+    if server.rounds > 1:
+        yield Refusal("rounds", f"drafting by {server.modules} modules more than once in a step")
     if server.assistant:
         yield Refusal("assistant", "an assistant that reads the target's keys and values")
     for name, value in server.settings.items():

@@ -21,14 +21,15 @@ from .._plugin import CHOICE, ServerError, chosen, title, tried, word
 from .._shapes import AUTO, SHAPE
 from . import seam
 from .batches import Steps
-from .models.forwards import Forwards, NoForwards
-from .models.heads import Head
-from .requests.logits import restrict
-from .server import digests, parallel
-from .server.fit import draft_group, misfits
-from .server.numbers import asking, asks, looking_up
-from .server.trial import Trial, TrialDifference
-from .tables import Blocks, NoBlocks, carried
+from .fit import draft_group, misfits
+from .forwards import Forwards, NoForwards
+from .heads import Head
+from .logits import restrict
+from .modules import Modules
+from .numbers import asking, asks, looking_up
+from .tables import Blocks, NoBlocks, carried, last_places
+from .target import updates_tables_alone, updating
+from .trial import Difference, Trial
 
 ENGINE = "vLLM"
 CAPTURE = "SPECC_CAPTURE"
@@ -40,6 +41,7 @@ logger = logging.getLogger("vllm.specc")
 
 EagleSpeculator: Any = seam.kind(seam.HEADS)
 MTPSpeculator: Any = seam.kind(seam.MODULES)
+MultiModuleMTPSpeculator: Any = seam.kind(seam.CHAINS)
 NgramGPUSpeculator: Any = seam.kind(seam.LOOK_UPS)
 StandaloneARSpeculator: Any = seam.kind(seam.LANGUAGE_MODELS)
 
@@ -53,6 +55,8 @@ def replace_speculators(programs: Sequence[Any]) -> None:
     runner = model_runner.GPUModelRunner
     runner.sample = _sampling(runner.sample)
     runner.add_requests = _joining(runner.add_requests)
+    if seam.there(seam.UPDATE):
+        runner.postprocess_sampled = updating(runner.postprocess_sampled)
     if seam.there(seam.PROFILE):
         runner.profile_cudagraph_memory = _releasing(runner.profile_cudagraph_memory)
     gpu_worker.Worker.load_model = _demanding(gpu_worker.Worker.load_model)
@@ -67,6 +71,7 @@ class ProgramDrafts(_Speculator):
 
     Attributes:
         fields: what vLLM's tables carry of requests, see `carried`.
+        kept: further tables T[P, ...] of vLLM's in which drafts leave something for those of the next step.
         steps: the program's; None until it is bound, and where it does not fit keys and values.
         trial: of the steps, as long as they do not count; None in a vLLM whose functions are known.
         program: its title.
@@ -76,6 +81,7 @@ class ProgramDrafts(_Speculator):
     """
 
     fields: Mapping[str, Tensor]
+    kept: Sequence[Tensor] = ()
     steps: Steps | None = None
     trial: Trial | None = None
     program: str
@@ -98,8 +104,10 @@ class ProgramDrafts(_Speculator):
         new = digests.unknown(digests.installed())
         if not _agreed({"a bound program": self.steps is not None, "what is not known of vLLM": new}):
             self.release()
+        if self.steps is not None and not new and updates_tables_alone(self.runner):
+            self.steps.update_by(self.runner.postprocess_sampled)
         if self.steps is not None and new:
-            self.trial = Trial(self.steps, self.fields, new)
+            self.trial = Trial(self.steps, self.fields, new, self.kept)
         if self.steps is not None and parallel.is_first():
             logger.info("specc: %s runs the decode steps: %s", self._package.__name__, self.steps.report())
 
@@ -169,10 +177,11 @@ class ProgramDrafts(_Speculator):
         """The target's hidden states T[tokens, W] among what `propose` is given, where the draft reads them."""
         return ()
 
-    def forwards(self, requests: int, result: Any, head: Head | None) -> Any:
+    def forwards(self, requests: int, result: Any, head: Head | None, blocks: Any) -> Any:
         """What the program calls for so many requests at most.
 
-        Forwards return `result`, the program's `Forward`; `head` if the program computes it.
+        Forwards return `result`, the program's `Forward`; `head` if the program computes it. `blocks` as `blocks` has
+        them.
         """
         return NoForwards(self.runner, requests)
 
@@ -192,9 +201,9 @@ class ModelDrafts(ProgramDrafts):
         """See DraftModelSpeculator."""
         super().__init__(config, device)
 
-    def forwards(self, requests: int, result: Any, head: Head | None) -> Forwards:
+    def forwards(self, requests: int, result: Any, head: Head | None, blocks: Blocks) -> Forwards:
         """The model's own."""
-        return Forwards(self, requests, result, head)
+        return Forwards(self, requests, result, head, blocks)
 
     def blocks(self, plan: Any) -> Blocks:
         """Those of the group of KV caches that the model's layers are in."""
@@ -220,12 +229,14 @@ class HeadDrafts(ModelDrafts):
         """The target's hidden states T[tokens, W], of several layers side by side where the head reads them."""
         return (torch.cat(aux, dim=-1) if aux else last,)
 
-    def run_draft(self, count: int, hidden: Tensor, metadata: Any, slots: Any) -> tuple[Tensor, Tensor]:
-        """The head over the first tokens of the input buffers and these hidden states."""
+    def run_draft(
+        self, count: int, hidden: Tensor, metadata: Any, slots: Any, module: int | None = None
+    ) -> tuple[Tensor, Tensor]:
+        """The head over the first tokens of the input buffers and these hidden states; the `module` of several."""
         hidden = hidden.reshape(count, -1)
         aux = hidden.shape[-1] != self.hidden_size
         self.hidden_states[:count].copy_(self.model.combine_hidden_states(hidden) if aux else hidden)
-        return self._run_model(count, metadata, slots, None)
+        return self._run_model(count, metadata, slots, None, *(() if module is None else (module,)))
 
 
 class EagleDrafts(HeadDrafts, EagleSpeculator):
@@ -236,10 +247,24 @@ class MtpDrafts(HeadDrafts, MTPSpeculator):
     """A module of multi-token prediction."""
 
 
+class ModulesDrafts(HeadDrafts, MultiModuleMTPSpeculator):
+    """Several modules of multi-token prediction draft a token each."""
+
+    def take(self, package: Any, states: Any) -> None:
+        """As of any drafts, and see the last places of requests as the program does."""
+        super().take(package, states)
+        self.kept = last_places(self, package.plan.size("P"))
+
+    def forwards(self, requests: int, result: Any, head: Head | None, blocks: Blocks) -> Modules:
+        """Those of all modules."""
+        return Modules(self, requests, result, head, blocks)
+
+
 SERVED: dict[type, type[ProgramDrafts]] = {
     StandaloneARSpeculator: StandaloneDrafts,
     EagleSpeculator: EagleDrafts,
     MTPSpeculator: MtpDrafts,
+    MultiModuleMTPSpeculator: ModulesDrafts,
     NgramGPUSpeculator: NgramDrafts,
 }
 SERVED.pop(seam.Absent, None)

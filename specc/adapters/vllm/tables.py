@@ -40,6 +40,20 @@ def carried(states: Any, rows: int, *, text: bool = False) -> dict[str, Tensor]:
     return whole | {"bonus": whole["bonus"].view(-1)}
 
 
+def last_places(speculator: Any, rows: int) -> tuple[Tensor, Tensor]:
+    """What a MultiModuleMTPSpeculator keeps of the last S - 1 places of requests, with the row in front.
+
+    That are tokens i64[rows, S - 1] and hidden states T[rows, S - 1, W], before there is any request.
+    """
+    tokens, states = (
+        _longer(speculator.cached_draft_input_ids, rows),
+        _longer(speculator.cached_target_hidden_states, rows),
+    )
+    seen = slice(AHEAD, AHEAD + len(speculator.cached_draft_input_ids))
+    speculator.cached_draft_input_ids, speculator.cached_target_hidden_states = tokens[seen], states[seen]
+    return tokens, states
+
+
 class Blocks:
     """Blocks of a group of KV caches, which the draft's layers are in.
 
@@ -58,6 +72,10 @@ class Blocks:
     def room(self, rows: Any) -> Any:
         """How many tokens the blocks hold of requests in vLLM's rows, both arrays of numpy's."""
         return self._tables.num_blocks.np[self._group, rows] * self._page
+
+    def slots(self, rows: Tensor, positions: Tensor) -> Tensor:
+        """Slots i64[b, n] of positions i64[b, n] that requests have blocks for, in rows i64[b] of the table."""
+        return self.table[rows[:, None], positions // self._page].long() * self._page + positions % self._page
 
 
 class NoBlocks:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from specc.adapters.vllm.served import TESTED
+from specc.adapters.vllm.served import METHODS, TESTED
 from specc.config.presets.engine_tables import FieldBlock, TablesBlock
 from specc.config.presets.preset import Preset
 
@@ -10,7 +10,7 @@ VLLM = Preset(
     name="vLLM",
     tested=TESTED,
     plugins="vllm.general_plugins",
-    algorithms=("STANDALONE", "EAGLE", "EAGLE3", "NGRAM"),
+    algorithms=tuple(METHODS),
     demands={
         ("step",): "rotated",  # it runs the target by itself, then verifies and drafts
         ("draft_positions",): "auto",  # language models see a token where it is, heads of the target one further

@@ -66,11 +66,8 @@ def configured(words: Sequence[str], arch: str, memory: int) -> Any:
 def answer(config: Any) -> dict[str, Any]:
     """Return what is asked of a VllmConfig."""
     spec, model = config.speculative_config, config.model_config
-    modules = getattr(spec.draft_model_config.hf_config, "num_nextn_predict_layers", 1)
     server = dataclasses.replace(
         served.facts(config),
-        method=spec.method,
-        modules=min(modules, spec.num_speculative_tokens) if spec.use_multi_module_mtp() else 1,
         assistant=spec.use_gemma4_mtp(),
         first_runner="" if config.use_v2_model_runner else "by its own word",
     )

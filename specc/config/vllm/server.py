@@ -122,7 +122,7 @@ def started(arguments: Arguments, gpu: Gpu, page_size: int | None = None, exact:
     drafting = drafting if exact is None else _as_drafted(drafting, exact)
     for refusal in refusals(facts):
         arguments.refuse(refusal.what, _hint(refusal))
-    if drafting.algorithm is None:
+    if facts.algorithm is None:
         arguments.findings.raise_if_errors()
         raise AssertionError("a method that no program has was reported")
     described = {"target": target} | ({"draft": drafting.draft} if drafting.draft is not None else {})
@@ -136,7 +136,7 @@ def started(arguments: Arguments, gpu: Gpu, page_size: int | None = None, exact:
     blocks = exact.fact("page_size") if exact is not None and page_size is None else None
     longest = _longest(arguments, target[1].said)
     server = Started(
-        gpu, _runner(arguments, gpu, facts, exact), drafting.algorithm, drafting, models, dtype, backends,
+        gpu, _runner(arguments, facts, exact), facts.algorithm, drafting, models, dtype, backends,
         _captured(gpu, backends, graphs, buckets[0][-1], looked_up=drafting.draft is None),
         blocks or _page(arguments, page_size or block, target[1], backends, written=page_size is not None), kept,
         arguments.number("--tensor-parallel-size") or 1, buckets,
@@ -169,7 +169,7 @@ def _facts(arguments: Arguments, drafting: Speculation, settings: Mapping[str, o
     """Return the facts on which it hangs whether programs are served."""
     shared = drafting.draft[1].content.get("index_share_for_mtp_iteration") if drafting.draft is not None else None
     overrides = {"index_share_for_mtp_iteration": True} if shared is True else {}
-    server = Server(str(drafting.method.value), drafting.modules, drafting.assistant, settings=overrides | {**settings})
+    server = Server(str(drafting.method.value), *drafting.turns, drafting.assistant, settings=overrides | {**settings})
     return replace(server, first_runner=_first_runner(arguments, server))
 
 
@@ -338,6 +338,6 @@ def _hint(refusal: Refusal) -> str | None:
         return f"leave {name} out" + ("" if served in (None, False) else f", or write {served}")
     return {
         "method": f"there are {', '.join(VLLM.algorithms)}, by the methods draft_model, eagle, eagle3, mtp and ngram",
-        "modules": f"write {SPECULATION}.num_speculative_tokens 1",
+        "rounds": f"write as many {SPECULATION}.num_speculative_tokens as there are modules",
         "first_runner": "programs run in the second one, which vLLM takes by itself",
     }.get(refusal.about)

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
 
-from specc.adapters.vllm.served import METHODS
+from specc.adapters.vllm.served import METHODS, MODULES, turns
 from specc.config.models import Fact
 from specc.config.models.pair import Described, describe
 from specc.config.vllm.command_line import SPECULATION, Arguments
@@ -50,18 +50,11 @@ class Speculation:
     shortest: int = _LOOK_UP_LENGTH
 
     @property
-    def algorithm(self) -> str | None:
-        """The program's algorithm; None for a method that none has."""
-        return next((name for name, methods in METHODS.items() if self.method.value in methods), None)
-
-    @property
-    def modules(self) -> int:
-        """How many modules draft one after the other."""
-        if self.method.value != "mtp" or self.draft is None:
-            return 1
-        fact = self.draft[1].said.facts.get("num_mtp_modules")
-        count = int(fact.value) if fact is not None and fact.origin == _SEVERAL else 1
-        return max(1, min(count, int(self.num_steps.value)))
+    def turns(self) -> tuple[int, int]:
+        """How many modules draft one after the other, and how often."""
+        fact = self.draft[1].said.facts.get("num_mtp_modules") if self.draft is not None else None
+        modules = int(fact.value) if fact is not None and fact.origin == _SEVERAL else 1
+        return turns(str(self.method.value), modules, int(self.num_steps.value))
 
     @property
     def assistant(self) -> bool:
@@ -106,20 +99,20 @@ def _of_model(
     draft = target if own else arguments.model(f"{SPECULATION}.model", drafting, describe)
     if draft is None:
         return None
-    kind = _settled("mtp" if method.endswith("mtp") else method, drafting or str(draft[0]), draft[1])
+    kind = _settled(MODULES if method.endswith("mtp") else method, drafting or str(draft[0]), draft[1])
     if kind is None:
         arguments.wrong(f"{SPECULATION}.method '{method[:60]}' is unknown", f"there are {_methods()}")
         return None
-    agrees = kind == written or (kind == "mtp" and written.endswith("mtp"))
+    agrees = kind == written or (kind == MODULES and written.endswith("mtp"))
     named = f"{SPECULATION}.method" if agrees else "what vLLM takes for such a draft"
     drafted = Fact(steps, f"{SPECULATION}.num_speculative_tokens") if steps is not None else None
     modules = draft[1].number("num_mtp_modules")
-    if drafted is None and kind == "mtp" and modules is not None and not own:
+    if drafted is None and kind == MODULES and modules is not None and not own:
         drafted = Fact(modules, "as many as the draft has modules")
     if drafted is None:
         arguments.wrong(f"{SPECULATION}.num_speculative_tokens is missing")
         return None
-    if kind == "mtp" and modules is not None and int(drafted.value) > modules and int(drafted.value) % modules:
+    if kind == MODULES and modules is not None and int(drafted.value) > modules and int(drafted.value) % modules:
         arguments.wrong(f"{SPECULATION}.num_speculative_tokens is no multiple of the draft's {modules} modules")
     origin = f"modules of the target's own, which {SPECULATION} names no other for" if own else f"{SPECULATION}.model"
     return Speculation(Fact(kind, named), draft, origin, drafted)
@@ -132,12 +125,12 @@ def _settled(method: str, name: str, draft: Described) -> str | None:
     if named := next((by_name for part, by_name in _BY_NAME.items() if part in name.lower()), None):
         return named
     if draft.modules or "mtp" in draft.said.model_type or _WITH_MODULES.fullmatch(draft.said.model_type):
-        return "mtp"
+        return MODULES
     return "draft_model" if method == "draft_model" else None
 
 
 def _methods() -> str:
-    return ", ".join(method for methods in METHODS.values() for method in methods)
+    return ", ".join(dict.fromkeys(method.split()[0] for methods in METHODS.values() for method in methods))
 
 
 def _word(arguments: Arguments, block: Mapping[str, object], key: str) -> str:

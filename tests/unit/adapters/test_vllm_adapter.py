@@ -108,11 +108,12 @@ def plan(**changes: Any) -> Any:
 
 def model(**changes: Any) -> Any:
     sizes = {"vocab": 96, "hidden": 64} | changes
+    keys = {"part": "draft_vocab_size", "modules": "num_nextn_predict_layers"}
     return SimpleNamespace(
         dtype=torch.bfloat16,
         get_vocab_size=lambda: sizes["vocab"],
         get_hidden_size=lambda: sizes["hidden"],
-        hf_config=SimpleNamespace(**({"draft_vocab_size": sizes["part"]} if "part" in sizes else {})),
+        hf_config=SimpleNamespace(**{key: sizes[name] for name, key in keys.items() if name in sizes}),
         return_sampling_mask=False,
     )
 
@@ -146,6 +147,21 @@ def test_a_server_that_the_program_is_for() -> None:
     assert misfits(plans(), server(), Own, {Own}) == []
     assert misfits(plans(), server(method="mtp"), Own, {Own}) == []
     assert misfits(plans(), server(tensor_parallel_size=2), Own, {Own}) == []
+
+
+def test_modules_that_draft_one_after_the_other() -> None:
+    """As many as there are, or fewer; one alone is run at every step."""
+    several, one = plans(algorithm="MULTI_LAYER_EAGLE"), plans()
+    for modules, message in (
+        (3, []), (5, []), (2, ["drafting by 2 modules more than once in a step is not served"]),
+        (1, ["the program is of MULTI_LAYER_EAGLE, the server's method is mtp"]),
+    ):  # fmt: skip
+        given = server(method="mtp", draft_model_config=model(modules=modules))
+        assert misfits(several, given, Own, {Own}) == message
+    (misfit,) = misfits(one, server(method="mtp", draft_model_config=model(modules=3)), Own, {Own})
+    assert misfit == "the program is of EAGLE, the server's method is mtp of several modules"
+    for given in ({"method": "mtp", "draft_model_config": model()}, {"draft_model_config": model(modules=3)}):
+        assert misfits(one, server(**given), Own, {Own}) == []
 
 
 @pytest.mark.parametrize(

@@ -129,10 +129,9 @@ def test_a_part_of_the_tokens_that_a_file_names(tmp_path: Path, monkeypatch: pyt
 
 
 def test_another_head_in_a_later_step() -> None:
-    head = head_of(plan_of(), speculator_of(heads=2))
-    head.states(torch.zeros(1, WIDTH).bfloat16(), 2)
+    """As modules have it that bring heads of their own."""
     with pytest.raises(RuntimeError, match="draft 1 has another head than the first one"):
-        head.states(torch.zeros(1, WIDTH).bfloat16(), 1)
+        head_of(plan_of(), speculator_of(heads=2))
 
 
 @pytest.mark.parametrize("computed", [False, True])
@@ -147,7 +146,7 @@ def test_what_forwards_return(computed: bool, monkeypatch: pytest.MonkeyPatch) -
         return made
 
     monkeypatch.setattr(module.Forwards, "_run", run)
-    forwards = module.Forwards(speculator, 4, Forward, head_of(plan_of(), speculator) if computed else None)
+    forwards = module.Forwards(speculator, 4, Forward, head_of(plan_of(), speculator) if computed else None, None)
     where = {"positions": None, "slots": None}
     extended = forwards.extend(tokens=torch.zeros(2, 2), select=torch.tensor([1, 3]), **where)
     drafted = forwards.draft(step=0, tokens=torch.zeros(4, 1), **where)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any
@@ -10,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 from fakes.models import target_scores
-from fakes.vllm_modules import DraftModelSpeculator, Worker
+from fakes.vllm_modules import DraftModelSpeculator, GPUModelRunner, ModelState, MultiModuleMTPSpeculator, Worker
 from fakes.vllm_sampling import bad_behind
 from fakes.vllm_server import PROGRAM, Server
 from fakes.vllm_tables import VLLM, InputBatch
@@ -27,6 +28,7 @@ from specc.runtime.capabilities.sampling import Sampling
 from specc.runtime.rotated import RotatedStep
 
 Serve = Callable[..., Server]
+ALGORITHMS = ["STANDALONE", "EAGLE", "MULTI_LAYER_EAGLE", "NGRAM"]
 
 
 @pytest.fixture
@@ -39,7 +41,7 @@ def serve(monkeypatch: pytest.MonkeyPatch) -> Iterator[Serve]:
 
 
 @pytest.mark.parametrize("cuda", [False, True])
-@pytest.mark.parametrize("algorithm", ["STANDALONE", "EAGLE", "NGRAM"])
+@pytest.mark.parametrize("algorithm", ALGORITHMS)
 def test_texts_are_the_targets_own(serve: Serve, algorithm: str, cuda: bool) -> None:
     """On a GPU tokens are on their way to the host while the next step runs."""
     server = serve(plan_of(algorithm), cuda=cuda)
@@ -52,7 +54,7 @@ def test_texts_are_the_targets_own(serve: Serve, algorithm: str, cuda: bool) -> 
     }  # fmt: skip
 
 
-@pytest.mark.parametrize("algorithm", ["STANDALONE", "EAGLE", "NGRAM"])
+@pytest.mark.parametrize("algorithm", ALGORITHMS)
 def test_steps_of_either_go_on_where_the_other_stopped(serve: Serve, algorithm: str) -> None:
     server = serve(plan_of(algorithm))
     server.begin(PROMPTS)
@@ -69,7 +71,7 @@ def test_steps_of_either_go_on_where_the_other_stopped(serve: Serve, algorithm: 
 
 
 @pytest.mark.parametrize("longest", [36, 38])
-@pytest.mark.parametrize("algorithm", ["STANDALONE", "EAGLE"])
+@pytest.mark.parametrize("algorithm", ALGORITHMS[:3])
 def test_nothing_is_written_behind_the_longest_text(serve: Serve, algorithm: str, longest: int) -> None:
     """Nor into blocks that nobody has: the program stops where its window would end behind, and no step before."""
     plan = plan_of(algorithm)
@@ -87,6 +89,18 @@ def test_nothing_is_written_behind_the_longest_text(serve: Serve, algorithm: str
     assert left.total() and {*left} <= {"a text near max_model_len", "fewer drafts than 3"}
 
 
+def test_modules_that_read_images_are_vllms_own(
+    serve: Serve, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(MultiModuleMTPSpeculator, "inputs_embeds", torch.zeros(1))
+    server = serve(plan_of("MULTI_LAYER_EAGLE"))
+    assert "modules of the draft read embeddings of images" in caplog.text
+    server.begin(PROMPTS)
+    run(server, BATCHES)
+    server.judge()
+    assert server.program is None
+
+
 def test_nothing_is_written_behind_a_requests_blocks(serve: Serve) -> None:
     """Of an engine that has no slots ahead of a step."""
     plan = plan_of("EAGLE")
@@ -100,7 +114,7 @@ def test_nothing_is_written_behind_a_requests_blocks(serve: Serve) -> None:
     assert server.program.served > 3
 
 
-@pytest.mark.parametrize("algorithm", ["STANDALONE", "EAGLE"])
+@pytest.mark.parametrize("algorithm", ALGORITHMS[:3])
 def test_blocks_of_a_size_that_is_no_power_of_two(serve: Serve, algorithm: str) -> None:
     """Texts go on from one block into the next, and end with the last."""
     server = serve(plan_of(algorithm, ("page_size", 48)), longest=112)
@@ -111,6 +125,42 @@ def test_blocks_of_a_size_that_is_no_power_of_two(serve: Serve, algorithm: str) 
     server.judge()
     assert {*server.program.left} <= {"a text near max_model_len", "fewer drafts than 3"}
     assert server.program.served > 20
+
+
+class Hybrid(ModelState):
+    """A target that keeps more of requests than vLLM's tables."""
+
+    def postprocess_state(self, idx_mapping: Tensor, num_sampled: Tensor, num_computed_tokens: Tensor) -> None:
+        """Keep something."""
+
+
+@pytest.mark.parametrize(
+    ("state", "given", "moved"),
+    [
+        (ModelState(), {}, True), (Hybrid(), {}, False), (ModelState(), {"aux": True}, False),
+        (ModelState(), {"new": ["v1.worker.gpu.input_batch.post_update"]}, False),
+    ],
+    ids=["tables", "hybrid", "read", "unknown"],
+)  # fmt: skip
+def test_a_verification_ends_with_vllms_update_of_its_tables(
+    serve: Serve, monkeypatch: pytest.MonkeyPatch, state: ModelState, given: dict[str, Any], moved: bool
+) -> None:
+    """Once for each step. It does not where more is updated, somebody reads tables before, or both sides verify."""
+    update, ended = GPUModelRunner.postprocess_sampled, list[bool]()
+
+    @functools.wraps(update)
+    def noted(runner: GPUModelRunner, *operands: Any) -> None:
+        ended.append(runner.speculator.steps.committed is None)
+        update(runner, *operands)
+
+    monkeypatch.setattr(GPUModelRunner, "model_state", state)
+    monkeypatch.setattr(GPUModelRunner, "postprocess_sampled", noted)
+    server = serve(plan_of("EAGLE"), **given)
+    server.begin(PROMPTS)
+    ended.clear()
+    run(server, BATCHES)
+    server.judge()
+    assert ended == [moved] * len(BATCHES)
 
 
 def test_a_batch_beyond_the_largest_bucket_is_vllms(serve: Serve) -> None:

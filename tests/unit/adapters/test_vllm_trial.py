@@ -30,7 +30,7 @@ Serve = Callable[..., Server]
 NEW = ["v1.worker.gpu.model_runner.GPUModelRunner.sample", "v1.worker.gpu.input_batch.post_update"]
 NAMED = "New are GPUModelRunner.sample, input_batch.post_update"
 STEPS = 4
-ALGORITHMS = ["STANDALONE", "EAGLE", "NGRAM"]
+ALGORITHMS = ["STANDALONE", "EAGLE", "MULTI_LAYER_EAGLE", "NGRAM"]
 
 
 @pytest.fixture

@@ -115,7 +115,7 @@ def test_several_shapes_are_served() -> None:
     ("algorithm", "keys", "hint"),
     [
         ("NGRAM", {}, "there are STANDALONE, EAGLE, EAGLE3"),
-        ("MULTI_LAYER_EAGLE", {}, "there are STANDALONE, EAGLE, EAGLE3"),
+        ("FROZEN_KV_MTP", {}, "there are STANDALONE, EAGLE, EAGLE3"),
         ("EAGLE", {"outputs": ["indexer_topk"], "target": {"index_topk": 2}}, "leave it out"),
         ("EAGLE", {"archs": ["gfx942"]}, "leave it out"),
     ],

@@ -142,7 +142,8 @@ def server(line: str, gpu: Gpu = H100, page_size: int | None = None) -> Started:
     ("t --spec-model my-eagle3 --spec-tokens 2", "eagle3", "EAGLE3", 2),
     ("t --spec-model my-eagle3 --spec-method eagle --spec-tokens 2", "eagle", "EAGLE", 2),
     ("m --spec-method deepseek_mtp --spec-tokens 1", "mtp", "EAGLE", 1),
-    ("t --spec-model m", "mtp", "EAGLE", 2),
+    ("t --spec-model m", "mtp", "MULTI_LAYER_EAGLE", 2),
+    ("m --spec-method mtp --spec-tokens 2", "mtp", "MULTI_LAYER_EAGLE", 2),
     ("t --spec-model ngram --spec-tokens 2", "ngram", "NGRAM", 2),
     ("t --spec-method ngram_gpu --spec-tokens 2", "ngram_gpu", "NGRAM", 2),
 ])  # fmt: skip
@@ -153,10 +154,10 @@ def test_methods_that_vllm_settles_on(line: str, method: str, algorithm: str, st
         algorithm,
         steps,
     )
-    assert settings.drafting.modules == (2 if line == "t --spec-model m" else 1)
+    assert (settings.facts.modules, settings.facts.rounds) == (steps if algorithm == "MULTI_LAYER_EAGLE" else 1, 1)
 
 
-FACTS = {"method": "eagle", "modules": 1, "assistant": False, "first_runner": "", "settings": {}}
+FACTS = {"method": "eagle", "modules": 1, "rounds": 1, "assistant": False, "first_runner": "", "settings": {}}
 SAID: dict[str, Any] = {
     "version": "9.9", "facts": FACTS, "num_steps": 2, "max_requests": 1024, "largest_graph": 512, "longest": 131072,
     "dtype": "bfloat16", "page_size": None, "lookups": [0, 0], "hybrid": False,
@@ -278,7 +279,7 @@ def test_what_is_missing_or_cannot_be_read(line: str, message: str) -> None:
     ("t -tp 2 --enable-batch-sharded-sampling --spec-model d --spec-tokens 2", "sampling in which each rank has a"),
     ("t --enable-eplb --spec-model d --spec-tokens 2", "experts that move between ranks (enable_eplb)"),
     ("t --spec-method suffix --spec-tokens 2", "the method suffix"),
-    ("m --spec-method mtp --spec-tokens 2", "drafts of 2 modules of multi-token prediction"),
+    ("m --spec-method mtp --spec-tokens 4", "drafting by 2 modules more than once in a step"),
     ("t -sc.draft_sample_method probabilistic --spec-model d --spec-tokens 2", "drafts that are drawn"),
     ("t -sc.use_heterogeneous_vocab true --spec-model d --spec-tokens 2", "vLLM's first model runner (use_hetero"),
     ("t --hf-overrides {\"a\":1} --spec-model d --spec-tokens 2", "a model other than its config.json says"),

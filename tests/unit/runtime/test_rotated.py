@@ -360,7 +360,7 @@ def test_a_graph_makes_the_logits_that_an_engine_makes(
     machine = Machine(algorithm, backend=backend)
     path, nodes = machine.plan.size("A"), [node.name for node in halves(machine.plan)[0] if node.kind != "given"]
     left = torch.zeros(4 * path, machine.plan.size("V"))
-    made, counted = torch.full_like(left, torch.nan), torch.zeros(4, dtype=torch.int32)
+    made, counted, seen = torch.full_like(left, torch.nan), torch.zeros(4, dtype=torch.int32), torch.full((4,), -1)
 
     def queue(work: Any) -> None:
         work() if cuda.graph is None else cuda.graph.nodes.append(work)
@@ -369,8 +369,9 @@ def test_a_graph_makes_the_logits_that_an_engine_makes(
         queue(lambda: made[:tokens].copy_(left[:tokens]))
         return made[:tokens]
 
-    def committed(*, accept_lens: Tensor, **_: Tensor) -> None:
+    def committed(*, rows: Tensor, accept_lens: Tensor, **_: Tensor) -> None:
         queue(lambda: counted[: len(accept_lens)].copy_(accept_lens))
+        queue(lambda: seen[: len(rows)].copy_(rows))
 
     machine.engine.make_logits, machine.engine.committed = make_logits, committed
     zeros = machine.step.zeros()
@@ -389,6 +390,7 @@ def test_a_graph_makes_the_logits_that_an_engine_makes(
         assert backend.launched == ([] if captured and not handed else nodes)
         assert (result.predict, result.accept_lens) == (wanted.predict, wanted.accept_lens)
         assert counted[: len(rows)].tolist() == wanted.accept_lens
+        assert seen[:size].tolist() == [*rows, *[0] * (size - len(rows))]
         machine.step.propose(batch, target.hidden if machine.step.reads_hidden else None)
         machine.lens |= dict(zip(rows, result.new_seq_lens, strict=True))
 

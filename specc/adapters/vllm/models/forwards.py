@@ -10,6 +10,7 @@ from vllm.config.compilation import CUDAGraphMode
 from vllm.v1.worker.gpu.cudagraph_utils import BatchExecutionDescriptor
 
 from .heads import Head
+from .tables import Blocks
 from .target import Target
 
 
@@ -26,10 +27,13 @@ class Forwards(Target):
     Before a step `begin` says which requests it is of.
     """
 
-    def __init__(self, speculator: Any, requests: int, result: Any, head: Head | None) -> None:
-        """speculator: with its attention in place; result: the program's `Forward`; head: if the program has it."""
+    def __init__(self, speculator: Any, requests: int, result: Any, head: Head | None, blocks: Blocks) -> None:
+        """speculator: with its attention in place; result: the program's `Forward`; head: if the program has it.
+
+        `blocks` are those of the draft's keys and values.
+        """
         super().__init__(speculator.runner, requests)
-        self._speculator, self._result, self._head = speculator, result, head
+        self._speculator, self._result, self._head, self._blocks = speculator, result, head, blocks
         most = len(speculator.arange_np)
         self._starts = torch.arange(most, dtype=torch.int32, device=speculator.device)
         self._longest = torch.full((most,), speculator.max_model_len, dtype=torch.int32)
@@ -75,10 +79,18 @@ class Forwards(Target):
 
         ahead: how many tokens more than behind the target's forward the longest text may have.
         """
+        read = tokens.flatten()
+        self._speculator.input_buffers.input_ids[: len(read)].copy_(read)
+        return self._speculator.run_draft(len(read), hidden, *self._attend(positions, slots, ahead))
+
+    def _attend(self, positions: Tensor, slots: Tensor, ahead: int) -> tuple[Any, dict[str, Tensor]]:
+        """The metadata of attention at positions i64[b, n], after they are in the input buffers, and slots by layer.
+
+        `ahead` as of `_run`.
+        """
         speculator, buffers = self._speculator, self._speculator.input_buffers
-        (requests, width), slots = tokens.shape, slots.reshape(-1)
+        (requests, width), slots = positions.shape, slots.reshape(-1)
         count = requests * width
-        buffers.input_ids[:count].copy_(tokens.reshape(-1))
         buffers.positions[:count].copy_(positions.reshape(-1))
         torch.mul(self._starts[: requests + 1], width, out=buffers.query_start_loc[: requests + 1])
         buffers.seq_lens[:requests].copy_(positions[:, -1] + 1)
@@ -90,5 +102,4 @@ class Forwards(Target):
             step=ahead,
             slot_mappings=[slots] * len(speculator.kv_cache_config.kv_cache_groups),
         )
-        layers = dict.fromkeys(speculator.draft_attn_layer_names, slots)
-        return speculator.run_draft(count, hidden, metadata, layers)
+        return metadata, dict.fromkeys(speculator.draft_attn_layer_names, slots)

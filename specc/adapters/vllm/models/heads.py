@@ -38,8 +38,8 @@ class Head:
         plan: the program's.
         speculator: a DraftModelSpeculator with its model.
 
-    MisfitError where the model's logits are something else than a product with the weights of one head; ServerError
-    where a file that names a part of the tokens cannot be read.
+    MisfitError where the model's logits are something else than a product with the weights of one head, the same of all
+    its modules; ServerError where a file that names a part of the tokens cannot be read.
 
     """
 
@@ -48,7 +48,11 @@ class Head:
         self._speculator, self._plan = speculator, plan
         self._processors = [part for part in speculator.model.modules() if isinstance(part, LogitsProcessor)]
         dtype, width = speculator.vllm_config.model_config.dtype, int(plan.tables()[HEAD].axes[-1])
-        self._head, rows = self._reach(torch.zeros((1, width), dtype=dtype, device=speculator.device), 0)
+        zeros = torch.zeros((1, width), dtype=dtype, device=speculator.device)
+        self._head, rows = self._reach(zeros, 0)
+        for step in range(1, plan.size("S")):
+            if self._reach(zeros, step)[0] is not self._head:
+                raise MisfitError(f"draft {step} has another head than the first one")
         weight = getattr(self._head, "weight", None)
         if not isinstance(weight, Tensor) or (weight.dtype, tuple(weight.shape[1:])) != (rows.dtype, (width,)):
             kept = f"{weight.dtype}{list(weight.shape)}" if isinstance(weight, Tensor) else "no tensor"
@@ -95,10 +99,7 @@ class Head:
 
     def states(self, hidden: Tensor, step: int) -> Tensor:
         """The rows T[n, W] that the head of draft number `step` would multiply, of hidden states T[n, W]."""
-        head, rows = self._reach(hidden, step)
-        if head is not self._head:
-            raise RuntimeError(f"draft {step} has another head than the first one")
-        return rows
+        return self._reach(hidden, step)[1]
 
     def _reach(self, hidden: Tensor, step: int) -> tuple[Any, Tensor]:
         """The head that logits of hidden states would be made by, and of what."""

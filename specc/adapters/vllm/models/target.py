@@ -1,12 +1,20 @@
-"""The target's head, as a program calls it: over the hidden states of the target's last forward, wherever they lie."""
+"""What of vLLM's a program calls around a verification: the target's head, and the update of tables behind it.
+
+The head is over the hidden states of the target's last forward, wherever they lie.
+"""
 
 from __future__ import annotations
 
+import functools
+import importlib
 from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import Tensor
+
+from . import seam
+from .tables import AHEAD
 
 
 class Target:
@@ -17,6 +25,7 @@ class Target:
             adapters (LoRA), which the host prepares for every product.
         rejected: i32[requests] how many drafts of each request the last verification has left out.
         place: T[tokens, H], where graphs read hidden states; None as long as there are no graphs.
+        update: vLLM's `postprocess_sampled`, where a verification ends with it; None where vLLM calls it by itself.
 
     """
 
@@ -26,7 +35,8 @@ class Target:
         self.make_logits: Callable[..., Tensor] | None = self._made if runner.lora_config is None else None
         self.rejected = torch.zeros(requests, dtype=torch.int32, device=runner.speculator.device)
         self.place: Tensor | None = None
-        self._paths = dict[int, Tensor]()
+        self.update: Callable[..., None] | None = None
+        self._paths = dict[int, tuple[Tensor, Tensor]]()
 
     def settle(self, tokens: int) -> Tensor:
         """Have graphs read hidden states of up to so many tokens where vLLM's own graphs leave them, if they do.
@@ -54,9 +64,36 @@ class Target:
         logits: Tensor = self._runner.model.compute_logits(self._states[:tokens])
         return logits
 
-    def committed(self, *, predict: Tensor, accept_lens: Tensor, **_: Tensor) -> None:
-        """Count what was left out, of tokens i32[b, A] the first accept_lens i32[b]."""
-        rows, path = predict.shape
+    def committed(self, *, rows: Tensor, predict: Tensor, accept_lens: Tensor, **_: Tensor) -> None:
+        """Count what was left out, of tokens i64[b, A] the first accept_lens i32[b], and update vLLM's tables.
+
+        Rows of padding, which vLLM does not see, update none.
+        """
+        count, path = predict.shape
         if path not in self._paths:
-            self._paths[path] = torch.full_like(self.rejected, path)
-        torch.sub(self._paths[path][:rows], accept_lens, out=self.rejected[:rows])
+            counted = torch.full_like(self.rejected, path)
+            self._paths[path] = counted, torch.nn.functional.pad(counted.cumsum(0, dtype=torch.int32), (1, 0))
+        counted, starts = self._paths[path]
+        torch.sub(counted[:count], accept_lens, out=self.rejected[:count])
+        if self.update is not None:
+            self.update(rows - AHEAD, predict, accept_lens, self.rejected[:count], starts[: count + 1])
+
+
+def updates_tables_alone(runner: Any) -> bool:
+    """Whether `postprocess_sampled` of a GPUModelRunner does nothing else, and nobody reads the tables before it."""
+    if not seam.there(seam.UPDATE) or runner.vllm_config.aux_output_config.enabled:
+        return False
+    state = importlib.import_module("vllm.v1.worker.gpu.model_states.interface").ModelState
+    return type(runner.model_state).postprocess_state is state.postprocess_state
+
+
+def updating(original: Any) -> Any:
+    """VLLM's `GPUModelRunner.postprocess_sampled`, which the program's verification may have ended with."""
+
+    @functools.wraps(original)
+    def postprocess_sampled(runner: Any, idx_mapping: Tensor, sampled_tokens: Tensor, *more: Any, **named: Any) -> None:
+        steps: Any = getattr(runner.speculator, "steps", None)
+        if steps is None or steps.updated is not sampled_tokens:
+            original(runner, idx_mapping, sampled_tokens, *more, **named)
+
+    return postprocess_sampled

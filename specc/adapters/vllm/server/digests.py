@@ -127,6 +127,20 @@ KNOWN: Mapping[str, Mapping[str, str]] = {
     "v1.worker.gpu.spec_decode.standalone_ar.speculator": {
         "_prepare_prefill_inputs_kernel": "84c7f9d0d4a2",
     },
+    "v1.worker.gpu.spec_decode.multi_module_mtp.speculator.MultiModuleMTPSpeculator": {
+        "propose": "eba1a8530441",
+        "compute_draft_logits": "bc1fae0498ab",
+        "_run_model": "3b14162f6a97",
+        "_prepare_inputs": "7479ae6b4a8c",
+        "_generate_drafts": "bd7c7ecdc682",
+    },
+    "v1.worker.gpu.spec_decode.multi_module_mtp.speculator": {
+        "_prepare_input_buffers_kernel": "34ed37047ace",
+        "_prepare_input_hidden_states_and_embeddings_kernel": "bfc8a16f444d",
+        "_pad_trailing_draft_slots_kernel": "d7a53831ace9",
+        "_cache_inputs_kernel": "6767863f903a",
+        "_shift_input_ids_kernel": "78f12b46bf4a",
+    },
     "v1.worker.gpu.spec_decode.ngram.speculator.NgramGPUSpeculator": {
         "propose": "f0c077e4dac1",
     },

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator, Mapping
 from typing import Any
 
-from ..._heads import TOKEN_MAP, computes_head
-from ..._plugin import MisfitError
-from ..served import METHODS, facts, refusals
+from .._heads import TOKEN_MAP, computes_head
+from .._plugin import MisfitError
+from .served import Server, facts, refusals
 
 
 def misfits(plans: Mapping[Any, Any], config: Any, kind: type, served: Collection[type]) -> list[str]:
@@ -20,7 +20,8 @@ def misfits(plans: Mapping[Any, Any], config: Any, kind: type, served: Collectio
         names = ", ".join(sorted(one.__name__ for one in served))
         return [f"drafts are those of {kind.__name__}, served are {names}"]
     plan, spec = next(iter(plans.values())), config.speculative_config
-    faults = [*map(str, refusals(facts(config))), *_arguments(plan, config), *_models(plan, config)]
+    server = facts(config)
+    faults = [*map(str, refusals(server)), *_arguments(plan, config, server), *_models(plan, config)]
     if lacking := sorted(numbers(spec) - {shape.num_steps for shape in plans}):
         known, asked = (", ".join(map(str, sorted(some))) for some in ((shape.num_steps for shape in plans), lacking))
         faults.append(f"num_speculative_tokens_per_batch_size asks for {asked} drafts, num_steps is {known}")
@@ -42,10 +43,10 @@ def draft_group(speculator: Any) -> int:
     return places[0]
 
 
-def _arguments(plan: Any, config: Any) -> Iterator[str]:
+def _arguments(plan: Any, config: Any, server: Server) -> Iterator[str]:
     spec, most = config.speculative_config, config.scheduler_config.max_num_seqs
-    if spec.method not in METHODS[plan.algorithm]:
-        yield f"the program is of {plan.algorithm}, the server's method is {spec.method}"
+    if plan.algorithm != server.algorithm:
+        yield f"the program is of {plan.algorithm}, the server's method is {server.drafting}"
     if plan.size("S") != spec.num_speculative_tokens:
         yield f"num_steps is {plan.size('S')} in the program, {spec.num_speculative_tokens} in the server"
     if most > plan.size("P") - 1:
@@ -55,7 +56,7 @@ def _arguments(plan: Any, config: Any) -> Iterator[str]:
     ranks = config.parallel_config.tensor_parallel_size
     if computes_head(plan) and plan.ranks != ranks:
         yield f"tensor_parallel is {plan.ranks} in the program, tensor_parallel_size is {ranks} in the server"
-    if plan.algorithm == "NGRAM" and spec.method in METHODS["NGRAM"]:
+    if plan.algorithm == server.algorithm == "NGRAM":
         yield from _looked_up(plan.options, config.model_config.max_model_len, spec)
 
 

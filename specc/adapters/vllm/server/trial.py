@@ -45,10 +45,15 @@ class Trial:
 
     """
 
-    def __init__(self, steps: Any, fields: Mapping[str, Tensor], new: Sequence[str]) -> None:
-        """Take a program's `Steps`, and vLLM's tables by the program's names, see `carried`; new: see `unknown`."""
+    def __init__(
+        self, steps: Any, fields: Mapping[str, Tensor], new: Sequence[str], kept: Sequence[Tensor] = ()
+    ) -> None:
+        """Take a program's `Steps`, and vLLM's tables by the program's names, see `carried`; new: see `unknown`.
+
+        `kept` are tables T[P, ...] of vLLM's in which drafts leave something for those of the next step.
+        """
         self.over = False
-        self._steps, self._fields = steps, fields
+        self._steps, self._fields, self._kept = steps, fields, kept
         self._new = ", ".join(".".join(place.split(".")[-2:]) for place in new)
         self._made = self._drafts = self._others = 0
         steps.sample_greedily(True)
@@ -90,7 +95,10 @@ class Trial:
             ended = self._fields["text"][rows].gather(1, ends.long()[:, None])[:, 0]
             differ["another end of the text"] = ended != last
         self._demand(differ)
+        before = [table[rows] for table in self._kept]
         made: Tensor = self._steps.draft(drafts, *hidden)
+        for table, values in zip(self._kept, before, strict=True):
+            table[rows] = values
         return made
 
     def compare(self, mine: Tensor, own: Tensor) -> None:
