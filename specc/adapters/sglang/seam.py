@@ -144,9 +144,9 @@ managers.scheduler_components.dp_attn.MLPSyncBatchInfo._get_local_tensor(device 
 managers.scheduler_components.dp_attn.MLPSyncBatchInfo._get_fallback_tensor(device dtype)
 managers.scheduler_components.dp_attn.MLPSyncBatchInfo.all_gather(device group)
 managers.scheduler_components.dp_attn.SchedulerDPAttnAdapter.prepare_mlp_sync_batch(local_batch)
-model_executor.forward_batch_info.ForwardBatch(global_num_tokens_cpu global_num_tokens_gpu
+model_executor.forward_batch_info.ForwardBatch: global_num_tokens_cpu global_num_tokens_gpu
     global_num_tokens_for_logprob_cpu global_num_tokens_for_logprob_gpu is_extend_in_batch dp_padding_mode
-    global_dp_buffer_len)
+    global_dp_buffer_len
 speculative.eagle_worker_v2.EagleDraftWorker: parallel_layout
 speculative.spec_utils.draft_tp_context(layout)
 """,

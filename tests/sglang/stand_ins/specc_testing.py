@@ -348,5 +348,5 @@ def of_ranks(tokens: dict[str, list[int]], worker: Any) -> list[dict[str, Any]]:
         "logits": dict(_logits),
         "turns": sum(verified != next_verified for verified, next_verified in pairwise(_verified)),
     }
-    group = get_parallel().tp_group
+    group = get_parallel().attn_tp_group
     return group.all_gather_object(of_rank) if group.world_size > 1 else [of_rank]
