@@ -59,7 +59,7 @@ class Family:
 
     def own_of(self, program: Variant) -> Variant:
         """The engine that drafts as a program does, without any."""
-        plain = replace(program, program=False, overlap=False, samples=False, ranks=1, experts=False)
+        plain = replace(program, program=False, overlap=False, samples=False, ranks=1, groups=1, experts=False)
         return self.own or plain
 
 

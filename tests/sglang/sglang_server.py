@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from engine_job import LIMIT_S, run_job
+from ports import free_port
 from sglang_files import BACKEND, DEVICE, HERE, ON_GPU, PYTHON
 from sglang_models import TOKEN_MAP
 from sglang_workload import is_greedy
@@ -166,6 +167,7 @@ def serve(
     """
     script = (str(PYTHON), str(HERE / "serve.py"))
     asked = {"SPECC_TEST_OVERLAP": "1" if overlap else "0", **(settings or {})}
-    job = {"device": DEVICE, "engine": dict(engine), "requests": list(requests)}
+    apart = {"port": free_port()} if engine.get("enable_dp_attention") else {}  # others are beside it, which ranks hold
+    job = {"device": DEVICE, "engine": {**engine, **apart}, "requests": list(requests)}
     answer, log = run_job(script, job, folder, wheel=wheel, settings=asked, limit_s=limit_s)
     return Served(requests, answer["outputs"], answer["state"], log)

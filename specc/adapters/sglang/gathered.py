@@ -10,7 +10,6 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from sglang.srt.runtime_context import get_parallel
 from torch import Tensor
 
 
@@ -19,6 +18,8 @@ class Gathered:
 
     def __init__(self, device: torch.device) -> None:
         """Of the ranks of this server, which have their rows on this device."""
+        from sglang.srt.runtime_context import get_parallel
+
         parallel = get_parallel()
         self._groups = parallel.attn_dp_size
         """Groups of ranks, of which each has requests of its own."""

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from specc.adapters import sglang as adapter
-from specc.adapters.sglang import seam
+from specc.adapters.sglang import around, seam
 from specc.adapters.sglang.attention import KINDS
 
 SmallEngine = Callable[[str], Path]

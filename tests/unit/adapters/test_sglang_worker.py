@@ -93,6 +93,7 @@ def test_texts_are_the_targets_own(serve: Serve, algorithm: str, keys: Any, over
         "program": PROGRAM, "version": "0.1.0+p1", "capture": "none", "proof": "passed", "sampling": [],
         "best_logprobs": 0, "on": True, "shape": str(plan.shape), "served": len(BATCHES),
         "expected_tokens_per_second": None, "served_by_shape": {str(plan.shape): len(BATCHES)}, "left": {},
+        "idle": 0,
     }  # fmt: skip
 
 
