@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from typing import Any
 
 import pytest
@@ -136,6 +137,17 @@ def test_rows_that_ranks_of_a_group_cannot_share_out_evenly_are_summed_up(serve:
     SETTINGS.parallel.attn_tp_size = server.worker.steps._parts.gathered._of_group = 3
     server.begin(PROMPTS)
     run(server, BATCHES)
+
+
+def test_drafts_run_in_the_group_of_their_ranks(serve: Serve, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Around each forward of the draft, and none of the target."""
+    server = serve(plan_of("EAGLE"), groups=2)
+    entered = list[str]()
+    place = "sglang.srt.speculative.spec_utils.draft_tp_context"
+    monkeypatch.setattr(place, lambda layout: (entered.append(layout), nullcontext())[1])
+    server.begin(PROMPTS)
+    run(server, BATCHES)
+    assert entered == ["of drafts"] * len(BATCHES) * server.plan.size("S")
 
 
 BESIDE = {
