@@ -78,7 +78,7 @@ def test_texts_are_those_without_speculation(family: Family, engine: Variant, en
     same_texts(served, engines.of(family.alone))
     for group in groups_of(served):
         all_accounted_for(group)
-    assert sum(output["finish_reason"]["type"] == "abort" for output in served.outputs) > len(served.outputs) / 30
+    assert sum(output["finish_reason"]["type"] == "abort" for output in served.outputs) > 1
     assert accept_length(served) > family.accepted
 
 
@@ -92,12 +92,12 @@ def test_all_ranks_run_the_same_steps(family: Family, engine: Variant, engines: 
     assert len(ranks) == engine.ranks
     for rank in ranks:
         assert rank["specc"]["proof"] == "passed"
-        assert rank["specc"]["served"] == ranks[0]["specc"]["served"] > 100
+        assert rank["specc"]["served"] == ranks[0]["specc"]["served"] > 50
         assert rank["specc"]["left"].keys() <= family.left
         assert rank["specc"]["idle"] > 10
     reasons = [rank["specc"]["left"] for rank in ranks]
     assert all("sampling" not in left for left in reasons) == engine.samples
-    assert any("requests of another rank" in left for left in reasons)
+    assert any("requests of another rank" in left for left in reasons) != engine.samples
 
 
 @each_program

@@ -5,9 +5,7 @@ Imports the standard library only.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
-SETTINGS: Mapping[str, tuple[object, str]] = {
+SETTINGS: dict[str, tuple[object, str]] = {
     "pp_size": (1, "pipeline parallelism"),
     "dp_size": (1, "data parallelism"),
     "attn_cp_size": (1, "context parallelism"),
@@ -43,7 +41,7 @@ SETTINGS: Mapping[str, tuple[object, str]] = {
 }
 """Argument or environment variable of SGLang's -> what is served, one value or several, and what others ask for."""
 
-DATA_PARALLEL: Mapping[str, tuple[object, str]] = {
+DATA_PARALLEL: dict[str, tuple[object, str]] = {
     "ep_size": (1, "experts that are shared out"),
     "enable_lora": (False, "LoRA"),
     "enable_return_routed_experts": (False, "experts as results"),

@@ -111,10 +111,11 @@ class ProgramSteps(_Worker):
     ) -> Any:
         """See EAGLEWorkerV2."""
         steps = self.steps
-        reason = "no program" if steps is None else steps.refuses(batch)
-        if steps is not None and reason is None:
+        if steps is None:
+            return super().forward_batch_generation(batch, on_publish, grammar_barrier, pp_proxy_tensors)
+        if (reason := steps.refuses(batch)) is None:
             return steps.run(batch, on_publish, grammar_barrier)
-        if steps is None or batch.forward_mode.is_idle():
+        if batch.forward_mode.is_idle():
             return super().forward_batch_generation(batch, on_publish, grammar_barrier, pp_proxy_tensors)
         rows, decoding = batch.req_pool_indices, batch.forward_mode.is_decode()
         if decoding:
