@@ -55,6 +55,7 @@ MODELS = {
     "DeepseekV3ForCausalLM": {"deepseek_v2", "deepseek_nextn"},
     "Gemma3ForCausalLM": {"gemma3_causal"},
     "GptOssForCausalLM": {"gpt_oss", "llama", "llama_eagle3"},
+    "Qwen2MoeForCausalLM": {"qwen2_moe"},
     "Qwen3MoeForCausalLM": {"llama", "llama_eagle3", "qwen2_moe", "qwen3_moe"},
     "Qwen2VLForConditionalGeneration": {"qwen2", "qwen2_vl"},
 }

@@ -1,4 +1,4 @@
-"""A model of Qwen3-MoE's kind and two that draft for it, small and of random weights, whose tokens go to experts."""
+"""A model of Qwen2-MoE's kind and one that drafts for it, small and of random weights, whose tokens go to experts."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from typing import Any
 
 import torch
 from head_layouts import EXAMPLES
-from sglang_models import write_head, write_pair
-from transformers import AutoTokenizer, Qwen3MoeConfig, Qwen3MoeForCausalLM
+from sglang_models import write_pair
+from transformers import AutoTokenizer, Qwen2MoeConfig, Qwen2MoeForCausalLM
 
 LAYERS, EXPERTS, CHOSEN = 4, 8, 2
 """Layers, the experts of each, and how many of them a token goes to."""
@@ -21,26 +21,30 @@ Nearly every token is another one where tokens go to other experts.
 """
 
 
-def write_experts(folder: Path, quiet: Mapping[str, float] = QUIET) -> None:
-    """Write a target, a draft of its kind and a head, `sorter`, `guesser` and `sorter-eagle3`, below a folder.
-
-    `quiet`: by what the results of layers are less than the residual stream.
-    """
+def write_experts(folder: Path) -> None:
+    """Write a target and its draft, `sorter` and `guesser`, below a folder."""
     tokenizer = AutoTokenizer.from_pretrained(EXAMPLES / "target")
     torch.manual_seed(4)
-    config = Qwen3MoeConfig(
+    config = Qwen2MoeConfig(
         vocab_size=len(tokenizer), hidden_size=64, intermediate_size=96, moe_intermediate_size=32,
-        num_hidden_layers=LAYERS, num_attention_heads=4, num_key_value_heads=4, head_dim=16,
+        shared_expert_intermediate_size=32, num_hidden_layers=LAYERS, num_attention_heads=4, num_key_value_heads=2,
         num_experts=EXPERTS, num_experts_per_tok=CHOSEN, norm_topk_prob=True, max_position_embeddings=1024,
         initializer_range=STRENGTH, tie_word_embeddings=False, bos_token_id=tokenizer.bos_token_id,
-        eos_token_id=tokenizer.eos_token_id, dtype="float32", architectures=["Qwen3MoeForCausalLM"],
+        eos_token_id=tokenizer.eos_token_id, dtype="float32", architectures=["Qwen2MoeForCausalLM"],
     )  # fmt: skip
-    model = Qwen3MoeForCausalLM(config).float()
+    model = Qwen2MoeForCausalLM(config).float()
+    without_shared_experts(model)
     with torch.no_grad():
         for name, weights in model.named_parameters():
-            weights *= next((less for kind, less in quiet.items() if kind in name), 1)
-    write_head(folder / "sorter-eagle3", model)
+            weights *= next((less for kind, less in QUIET.items() if kind in name), 1)
     write_pair(model, tokenizer, (folder / "sorter", folder / "guesser"), APART)
+
+
+def without_shared_experts(model: Qwen2MoeForCausalLM) -> None:
+    """Take away what SGLang has a kernel in Triton for on every device."""
+    model.config.shared_expert_intermediate_size = 0
+    for layer in model.model.layers:
+        del layer.mlp.shared_expert, layer.mlp.shared_expert_gate
 
 
 def experts_of(output: Mapping[str, Any]) -> list[list[list[int]]]:

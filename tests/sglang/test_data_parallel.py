@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 from engine_fixtures import side_by_side
-from sglang_experts import write_experts
+from sglang_expert_head import write_expert_head
 from sglang_family import Family, Running, all_accounted_for, same_texts, start
 from sglang_files import NEWEST, VERSION
 from sglang_latent import write_latent
@@ -19,14 +19,12 @@ from sglang_server import Served, Variant, accept_length
 from sglang_workload import with_silences
 
 REQUESTS, FEWER = 200, 60
-FAINT = {"o_proj": 0.015, "down_proj": 0.005}
-"""Layers say so little that most tokens follow from the last one, which is all that the head knows."""
 HEAD = Variant("EAGLE3", "sorter-eagle3", target="sorter", program=True, ranks=2, groups=2, overlap=True)
 HEAD_TREE = replace(HEAD, topk=3, num_draft_tokens=8, samples=True, overlap=False, ranks=4)
 HEADS = Family(
     Variant(target="sorter"),
     [HEAD, HEAD_TREE, replace(HEAD, ranks=4, groups=4, overlap=False)],
-    lambda folder: write_experts(folder, FAINT),
+    write_expert_head,
     lambda _: with_silences(REQUESTS, seed=11),
     left=frozenset({"logprobs", "sampling", "requests of another rank"}),
     accepted=1.6,
