@@ -45,7 +45,9 @@ class Settings:
         )
         self.observability = SimpleNamespace(enable_metrics=False, forward_hooks=None)
         sizes = {f"{name}_size": 1 for name in ranks} | {"moe_dense_tp_size": None}
-        self.parallel = SimpleNamespace(tp_rank=0, tp_group=GroupCoordinator(), **sizes)
+        group = GroupCoordinator()
+        sizes |= {"attn_tp_size": 1, "attn_tp_rank": 0, "attn_tp_group": group}
+        self.parallel = SimpleNamespace(tp_rank=0, tp_group=group, **sizes)
         self.schedule = SimpleNamespace(page_size=1)
         self.spec = SimpleNamespace(
             speculative_token_map=None,
@@ -266,6 +268,13 @@ class ForwardBatch:
     mrope_positions: Tensor | None = None
     num_token_non_padded: Tensor | None = None
     lora_ids: list[str | None] | None = None
+    global_num_tokens_cpu: list[int] | None = None
+    global_num_tokens_gpu: Any = None
+    global_num_tokens_for_logprob_cpu: list[int] | None = None
+    global_num_tokens_for_logprob_gpu: Any = None
+    is_extend_in_batch: bool = False
+    dp_padding_mode: Any = None
+    global_dp_buffer_len: int | None = None
     kv_loc_plan: Any = None
     reqs: list[Any] = field(default_factory=list)
     metadata_ready: bool = False

@@ -25,6 +25,7 @@ from .plans import package_of
 from .sglang_disaggregated import DecodeReqToTokenPool, SpeculativeAlgorithm, send
 from .sglang_lora import LoRAManager
 from .sglang_modules import SETTINGS, EagleDraftInput, ForwardMode, HookRegistry, Req, ScheduleBatch
+from .sglang_parallel import MLPSyncBatchInfo
 from .sglang_routed import BaseTopkCapturer
 from .sglang_scheduler import Scheduler, SchedulerBatchResultProcessor
 from .sglang_worker import EagleDraftWorker, IntelAMXAttnBackend, ModelRunner, MultiStepDraftBackend
@@ -91,13 +92,16 @@ class Server:
         attention: type[IntelAMXAttnBackend] = IntelAMXAttnBackend, scored: list[int] | None = None,
         context: int = 80, columns: int = 96, shared: SharedOutput | None = None, metrics: bool = False,
         simulated: float = -1.0, sees: Sequence[str] = (), experts: int = 1,
-        routed: BaseTopkCapturer | None = None, side: str = "null", adapters: bool = False, **spec: Any,
+        routed: BaseTopkCapturer | None = None, side: str = "null", adapters: bool = False, groups: int = 1,
+        **spec: Any,
     ) -> None:  # fmt: skip
         """`scored`: the tokens that the draft scores; `columns`: of the table; `spec`: what it was told otherwise.
 
         `others`: plans of further shapes, less deep; `sees`: which models have positions of pictures; `experts`: ranks
         that share them; `routed`: what keeps those that tokens went to, of a server that returns them. `side`: of two
         servers that which prefills, or decodes. `adapters`: whether requests may have one.
+
+        `groups`: ranks that have requests of their own, this one and the others of `MLPSyncBatchInfo`.
 
         `shared`: where logits are, of a server that captures graphs; `simulated`: how many tokens a step accepts.
         """
@@ -113,6 +117,7 @@ class Server:
         )  # fmt: skip
         vars(SETTINGS.spec).update(spec)
         SETTINGS.parallel.moe_ep_size, BaseTopkCapturer.current = experts, routed
+        SETTINGS.parallel.attn_dp_size, MLPSyncBatchInfo.sent = groups, []
         SETTINGS.schedule.page_size, SETTINGS.observability.enable_metrics = plan.kv.page_size, metrics
         monkeypatch.setattr("sglang.srt.speculative.spec_utils.SIMULATE_ACC_LEN", simulated)
         sglang.SRT.plug_in(package_of(plan, PROGRAM, *others), monkeypatch, lambda adapter: adapter.TESTED[-1])
@@ -166,7 +171,9 @@ class Server:
 
     def begin(self, prompts: dict[int, list[int]], **asked: Any) -> None:
         """Prefill requests in these rows, which all ask for the same."""
-        result = self._forward(self._begun(prompts, asked))
+        batch = self._begun(prompts, asked)
+        self._gather(batch)
+        result = self._forward(batch)
         for row, token in zip(prompts, result.next_token_ids.tolist(), strict=True):
             self.requests[row].give([token])
 
@@ -209,6 +216,7 @@ class Server:
             lengths = torch.cat([self._lengths[row] for row in rows])
             assert lengths.tolist() == [self._length(row) for row in rows], "what a step left was overwritten"
         batch = self._batch(rows, ForwardMode.DECODE, lengths)
+        self._gather(batch)
         batch.seq_lens_cpu = lengths.clone() if known else None
         batch.spec_info = self._state(rows)
         if self.overlap:
@@ -244,7 +252,7 @@ class Server:
     def _batch(self, rows: Sequence[int], mode: ForwardMode, lengths: Tensor) -> ScheduleBatch:
         requests = [self.requests[row] for row in rows]
         asked = [req.return_logprob for req in requests]
-        batch = ScheduleBatch(requests, mode, torch.tensor(rows), lengths, return_logprob=any(asked))
+        batch = ScheduleBatch(requests, mode, torch.tensor(rows, dtype=torch.int64), lengths, return_logprob=any(asked))
         batch.top_logprobs_nums = [req.logprob.top_logprobs_num for req in requests] if any(asked) else None
         return batch
 
@@ -258,6 +266,17 @@ class Server:
         result = self.worker.forward_batch_generation(batch)
         self._keep(rows, result.next_draft_input, result.new_seq_lens)
         return result
+
+    def _gather(self, batch: ScheduleBatch | None) -> None:
+        """Tell other ranks of a batch, and hear of theirs."""
+        if SETTINGS.parallel.attn_dp_size > 1:
+            part("managers.scheduler_components.dp_attn.SchedulerDPAttnAdapter")().prepare_mlp_sync_batch(batch)
+
+    def idle(self) -> Any:
+        """What becomes of a step that this rank has no requests for: the worker's result."""
+        self._gather(None)
+        batch = self._batch([], ForwardMode.IDLE, torch.empty(0, dtype=torch.int64))
+        return self.worker.forward_batch_generation(batch, *[lambda _: None] * self.overlap)
 
     def _keep(self, rows: Tensor, left: EagleDraftInput, lengths: Tensor) -> None:
         """What each request of a batch takes to its next step, without the overlap schedule."""

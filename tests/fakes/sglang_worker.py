@@ -16,6 +16,7 @@ from .memory import Memory
 from .models import NO_HIDDEN, draft_code
 from .sglang_lora import LoRAManager
 from .sglang_modules import SETTINGS, CaptureHiddenMode, EagleDraftInput, ForwardBatch, ForwardMode, ScheduleBatch, at
+from .sglang_parallel import check_counts
 from .sglang_routed import BaseTopkCapturer
 
 Publish = Callable[[Tensor], None]
@@ -136,6 +137,7 @@ class Model:
         output = self._ran(given, batch, backend)
         note_experts(output)
         logits, hidden = output.logits.flatten(0, -2), getattr(output, "hidden", None)
+        check_counts(batch, len(logits))
         if batch.next_token_logits_buffer is not None:
             logits = batch.next_token_logits_buffer.copy_(logits)
         return sglang.LogitsProcessorOutput(logits, None if hidden is None else hidden.flatten(0, -2))
@@ -245,6 +247,8 @@ class ModelRunner:
 @at("speculative.eagle_worker_v2")
 class EagleDraftWorker:
     """What drafts, and the target's tokens that it scores, in the order of its head; None for all of them."""
+
+    parallel_layout = "of drafts"
 
     def __init__(self, runner: ModelRunner, backends: Any, scored: Tensor | None, topk: int) -> None:
         self.draft_runner, self.draft_attn_backend, self.hot_token_id = runner, backends, scored

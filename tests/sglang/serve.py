@@ -56,6 +56,7 @@ MODELS = {
     "Gemma3ForCausalLM": {"gemma3_causal"},
     "GptOssForCausalLM": {"gpt_oss", "llama", "llama_eagle3"},
     "Qwen2MoeForCausalLM": {"qwen2_moe"},
+    "Qwen3MoeForCausalLM": {"llama", "llama_eagle3", "qwen2_moe", "qwen3_moe"},
     "Qwen2VLForConditionalGeneration": {"qwen2", "qwen2_vl"},
 }
 """Modules of a target and its drafts, by the target's architecture. SGLang would import some two hundred more."""
@@ -134,11 +135,11 @@ def summary(about: dict[str, Any]) -> dict[str, Any]:
 
 
 async def internal_state(engine: Any) -> dict[str, Any]:
-    """The scheduler's internal state once nothing runs."""
+    """The internal state of the first scheduler once none has anything to do, with what `specc_testing` has of each."""
     for _ in range(10 * IDLE_S):
-        state = (await engine.tokenizer_manager.get_internal_state())[0]
-        if state["specc_testing"]["idle"]:
-            return state
+        states = await engine.tokenizer_manager.get_internal_state()
+        if all(state["specc_testing"]["idle"] for state in states):
+            return states[0] | {"groups": {str(place): state["specc_testing"] for place, state in enumerate(states)}}
         await asyncio.sleep(0.1)
     raise SystemExit(f"something still runs {IDLE_S} s after the last request ended")
 

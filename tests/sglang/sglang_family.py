@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 from engine_fixtures import asked, started
+from engine_job import LIMIT_S
 from sglang_programs import build_program
 from sglang_server import Served, Variant, greedy, serve
 from sglang_workload import without_aborts
@@ -59,7 +60,7 @@ class Family:
 
     def own_of(self, program: Variant) -> Variant:
         """The engine that drafts as a program does, without any."""
-        plain = replace(program, program=False, overlap=False, samples=False, ranks=1, experts=False)
+        plain = replace(program, program=False, overlap=False, samples=False, ranks=1, groups=1, experts=False)
         return self.own or plain
 
 
@@ -89,7 +90,8 @@ def start(family: Family, pool: ThreadPoolExecutor, session: pytest.Session, mod
         wheel = build_program(engine, jobs / f"{variant}-wheel", *variant.options) if variant.program else None
         settings, job = family.settings if variant.program else None, jobs / f"{variant}-job"
         of_all = without_aborts(requests) if variant == family.alone else requests
-        return serve(engine, of_all, job, overlap=variant.overlap, wheel=wheel, settings=settings)
+        limit_s = LIMIT_S * -(-variant.ranks // 2)
+        return serve(engine, of_all, job, overlap=variant.overlap, wheel=wheel, settings=settings, limit_s=limit_s)
 
     of_these = [variant for variant in asked(session, "engine", "own") if variant.target == family.alone.target]
     return Running(models, started(pool, [family.alone, *of_these], run))

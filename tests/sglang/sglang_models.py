@@ -19,6 +19,11 @@ ODD = 2
 """How many tokens the target `odd` has more, which make its vocabulary no multiple of what SGLang pads heads to."""
 UNTIED = {"tie_word_embeddings": False}
 """SGLang gives a head the target's `lm_head` in the place of its own, so it must have one."""
+SHARP, FAINT = 3.0, 0.02
+"""How much a token of `write_head`'s sees itself rather than those before it, and what it sees of the target."""
+NORMS = ("input_layernorm", "hidden_norm", "post_attention_layernorm")
+READS = [0, 1, 2]
+"""The layers of the target whose results that head reads."""
 
 
 def write_pair(
@@ -36,6 +41,44 @@ def write_pair(
     model.save_pretrained(draft)
     for folder in folders:
         tokenizer.save_pretrained(folder)
+
+
+def write_head(folder: Path, target: PreTrainedModel) -> None:
+    """Write an EAGLE3 head that scores what follows from a token alone: it hands the token's embedding on.
+
+    Its layer sees the whole text, as those of published heads do.
+    """
+    of: Any = target.config
+    width, heads = of.hidden_size, of.num_attention_heads
+    one, nothing = torch.eye(width), torch.zeros(width, width)
+    weights = {
+        "fc.weight": torch.randn(width, len(READS) * width) * FAINT,
+        "lm_head.weight": target.get_parameter("lm_head.weight").detach().clone(),
+        "norm.weight": target.get_parameter("model.norm.weight").detach().clone(),
+        **{f"midlayer.{name}.weight": torch.ones(width) for name in NORMS},
+        **{f"midlayer.self_attn.{name}_proj.weight": torch.cat((one * SHARP, nothing), 1) for name in "qk"},
+        "midlayer.self_attn.v_proj.weight": torch.cat((one, nothing), 1),
+        "midlayer.self_attn.o_proj.weight": one,
+        **{f"midlayer.mlp.{name}_proj.weight": nothing.clone() for name in ("gate", "up", "down")},
+    }
+    kept = ("rms_norm_eps", "max_position_embeddings", "vocab_size", "bos_token_id", "eos_token_id")
+    config = {name: getattr(of, name) for name in kept} | {
+        "architectures": ["LlamaForCausalLMEagle3"],
+        "model_type": "llama",
+        "dtype": "float32",
+        "hidden_size": width,
+        "intermediate_size": width,
+        "num_hidden_layers": 1,
+        "num_attention_heads": heads,
+        "num_key_value_heads": heads,
+        "head_dim": width // heads,
+        "hidden_act": "silu",
+        "tie_word_embeddings": False,
+        "draft_vocab_size": of.vocab_size,
+        "target_hidden_size": width,
+        "eagle_config": {"eagle_aux_hidden_state_layer_ids": READS},
+    }
+    write(folder, weights, config)
 
 
 def write_models(folder: Path) -> None:

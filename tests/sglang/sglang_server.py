@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from engine_job import LIMIT_S, run_job
+from ports import free_port
 from sglang_files import BACKEND, DEVICE, HERE, ON_GPU, PYTHON
 from sglang_models import TOKEN_MAP
 from sglang_workload import is_greedy
@@ -28,7 +29,8 @@ class Variant:
 
     With `overlap` the next forward is launched before the results of the last are read, as on a GPU. With `program`
     a wheel runs its decode steps, with `samples` those of requests that ask for anything that `BUILT` has, too.
-    With `token_map` the draft scores the tokens of `write_models`' file alone. `ranks` share out both models; with
+    With `token_map` the draft scores the tokens of `write_models`' file alone. `ranks` share out both models, in
+    `groups` that have requests of their own each; with
     `sharded` each keeps its columns of logits in the program's steps, with `experts` it has its part of the
     experts. `target` is a model of `write_models`, too. `attention` is the backend where it is not that of CPUs.
     `shapes` are those of a program with several, between which it changes at random at every step; the engine's own
@@ -44,6 +46,7 @@ class Variant:
     samples: bool = False
     token_map: bool = False
     ranks: int = 1
+    groups: int = 1
     sharded: bool = False
     target: str = "target"
     num_steps: int = 3
@@ -64,6 +67,7 @@ class Variant:
             *["samples"] * self.samples,
             *["map"] * self.token_map,
             *[f"{self.ranks}ranks"] * (self.ranks > 1),
+            *[f"{self.groups}groups"] * (self.groups > 1),
             *["sharded"] * self.sharded,
             *["experts"] * self.experts,
             *[self.attention] * bool(self.attention),
@@ -91,6 +95,9 @@ class Variant:
         given |= {"attention_backend": self.attention} if self.attention else {}
         given |= {"page_size": self.page} if self.page > 1 else {}
         given |= {"ep_size": self.ranks} if self.experts else {}
+        if self.groups > 1:
+            given |= {name: size * self.groups for name, size in SERVER.items()}
+            given |= {"dp_size": self.groups, "enable_dp_attention": True}
         if self.page > 1 and self.topk > 1:
             given["max_total_tokens"] *= BRANCHES_APART
         if self.algorithm is None or ON_GPU:
@@ -160,6 +167,7 @@ def serve(
     """
     script = (str(PYTHON), str(HERE / "serve.py"))
     asked = {"SPECC_TEST_OVERLAP": "1" if overlap else "0", **(settings or {})}
-    job = {"device": DEVICE, "engine": dict(engine), "requests": list(requests)}
+    apart = {"port": free_port()} if engine.get("enable_dp_attention") else {}  # others are beside it, which ranks hold
+    job = {"device": DEVICE, "engine": {**engine, **apart}, "requests": list(requests)}
     answer, log = run_job(script, job, folder, wheel=wheel, settings=asked, limit_s=limit_s)
     return Served(requests, answer["outputs"], answer["state"], log)

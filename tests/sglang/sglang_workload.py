@@ -30,6 +30,22 @@ def workload(requests: int, seed: int, bursts: int = 2) -> list[dict[str, Any]]:
     return made
 
 
+def with_silences(requests: int, seed: int, alone: int = 8) -> list[dict[str, Any]]:
+    """Two streams of requests, and between them `alone` of which each arrives when the one before has ended.
+
+    So of several schedulers most have nothing to do for a while, after which all have again.
+    """
+    first = workload(requests // 2, seed)
+    second, begin = workload(requests - len(first) - alone, seed + 1), len(first) + alone
+    for request in second:
+        place, tokens = request.get("after", [-1, 1000])
+        request["after"] = [begin + place, tokens]
+    sampling = {"temperature": 0, "max_new_tokens": 24}
+    places = range(len(first), begin)
+    silent = [{"text": TAILS[at % len(TAILS)], "sampling": sampling, "after": [at - 1, 1000]} for at in places]
+    return [*first, *silent, *second]
+
+
 def long_answer(draw: random.Random, after: int) -> dict[str, Any]:
     """One request of a burst."""
     sampling = {"temperature": 0, "max_new_tokens": draw.randint(60, 100)}

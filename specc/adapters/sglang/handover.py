@@ -20,7 +20,7 @@ from sglang.srt.speculative.eagle_info import EagleDraftInput
 from torch import Tensor
 
 from . import relay
-from .models.forwards import drafting
+from .around import drafting
 from .steps import Steps
 
 HIDDEN = "hidden"
@@ -42,10 +42,10 @@ def take_over(
         return original(algorithm, batch, last_tokens_tensor, future_map)
     rows = batch.req_pool_indices
     if not batch.reqs:
-        return steps.nothing()
+        return steps.state.blank(0)
     steps.admit(batch, here=False)
     make = came if HIDDEN in steps.step.pools else drafted
-    kept = steps.adopt(rows, make(steps, batch, last_tokens_tensor), batch.seq_lens)
+    kept = steps.state.adopt(rows, make(steps, batch, last_tokens_tensor), batch.seq_lens)
     if batch.enable_overlap:  # the tables have all of it: what is left is to say so
         kept.future_indices = rows
         future_map.publish(rows, batch.seq_lens)
@@ -100,7 +100,7 @@ def drafted(steps: Steps, batch: Any, last_tokens: Tensor) -> EagleDraftInput:
     last.out_cache_loc = batch.req_to_token_pool.req_to_token[rows, batch.seq_lens - 1].long()
     last.prefix_lens, last.extend_lens = [length - 1 for length in lengths], [1] * len(lengths)
     last.extend_num_tokens, last.extend_logprob_start_lens = len(lengths), [0] * len(lengths)
-    with drafting():
+    with drafting(steps.draft_worker):
         return steps.draft_worker._draft_extend_for_prefill(last, None, last_tokens)
 
 

@@ -3,16 +3,13 @@
 Lines of the tables are those of `_probe`, of places below `sglang.srt`. Where something of `MUST` is missing no program
 runs. `MAY` has what only a feature needs, by what is left out without it. What a request could lose without anybody
 noticing is never in `MAY`. Attributes that are read while a program is fitted and bound are in no line: if one is
-missing that fails, by name. What is called in another way in another version of SGLang is a function here.
+missing that fails, by name. What is entered around forwards is in `around`: versions call it in other ways.
 """
 
 from __future__ import annotations
 
-import contextlib
 import functools
-import inspect
 import logging
-from collections.abc import Iterator
 from typing import Any
 
 from .._probe import absent, at, touches
@@ -109,6 +106,7 @@ RELAY = "SGLang writes the relay again behind a step, two launches"
 GRAMMARS = "requests with a grammar are SGLang's"
 SIMULATED = "SGLANG_SIMULATE_ACC_LEN changes SGLang's own steps alone"
 HANDOVER = "a server that decodes what another one prefills runs no program"
+LOCKSTEP = "a server whose attention is data parallel runs no program"
 MAY = {
     INTERNAL_STATE: """
 managers.scheduler_components.internal_state.SchedulerInternalStateController.get_internal_state(recv_req)
@@ -135,6 +133,22 @@ managers.schedule_batch.ScheduleBatch: enable_overlap extend_lens extend_logprob
 speculative.eagle_worker_v2.EagleDraftWorker._draft_extend_for_prefill(batch target_hidden_states next_token_ids)
 speculative.spec_info.SpeculativeAlgorithm.build_disagg_draft_input(batch last_tokens_tensor future_map)
 speculative.spec_registry.CustomSpecAlgo.build_disagg_draft_input(batch last_tokens_tensor future_map)
+""",
+    LOCKSTEP: """
+layers.dp_attention.DpPaddingMode: SUM_LEN get_default_mode_in_cuda_graph is_max_len
+layers.dp_attention.set_dp_buffer_len(global_dp_buffer_len local_dp_buffer_len dp_max_padding global_num_tokens
+    global_num_tokens_gpu)
+layers.dp_attention.set_is_extend_in_batch(is_extend_in_batch)
+managers.scheduler_components.dp_attn.MLPSyncBatchInfo: global_num_tokens is_extend_in_batch tp0_info_cpu
+managers.scheduler_components.dp_attn.MLPSyncBatchInfo._get_local_tensor(device dtype)
+managers.scheduler_components.dp_attn.MLPSyncBatchInfo._get_fallback_tensor(device dtype)
+managers.scheduler_components.dp_attn.MLPSyncBatchInfo.all_gather(device group)
+managers.scheduler_components.dp_attn.SchedulerDPAttnAdapter.prepare_mlp_sync_batch(local_batch)
+model_executor.forward_batch_info.ForwardBatch: global_num_tokens_cpu global_num_tokens_gpu
+    global_num_tokens_for_logprob_cpu global_num_tokens_for_logprob_gpu is_extend_in_batch dp_padding_mode
+    global_dp_buffer_len
+speculative.eagle_worker_v2.EagleDraftWorker: parallel_layout
+speculative.spec_utils.draft_tp_context(layout)
 """,
     SIMULATED: """
 speculative.spec_utils: SIMULATE_ACC_LEN SIMULATE_ACC_METHOD
@@ -210,19 +224,3 @@ def found(feature: str) -> list[Any]:
         except (ImportError, AttributeError):
             every.append(None)
     return every
-
-
-@contextlib.contextmanager
-def running(model: Any, backend: Any, batch: Any) -> Iterator[None]:
-    """What SGLang's own runners enter around a forward of a model; 0.5.22 knows no `shared_experts_config`."""
-    from sglang.srt.model_executor.forward_context import ForwardContext, forward_context
-    from sglang.srt.runtime_context import get_model
-
-    batched = "forward_batch" in inspect.signature(forward_context).parameters  # not in 0.5.22
-    experts = getattr(model, "shared_experts_config", None)
-    with contextlib.ExitStack() as entered:
-        if experts is not None:
-            entered.enter_context(get_model().override(shared_experts=experts))
-        named = {"forward_batch": batch} if batched else {}
-        entered.enter_context(forward_context(ForwardContext(attn_backend=backend), **named))
-        yield

@@ -9,6 +9,10 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
+from .served_settings import DATA_PARALLEL, SETTINGS, served_values
+
+__all__ = ["DATA_PARALLEL", "SETTINGS", "served_values"]
+
 TESTED = ("0.5.22", "0.5.23")
 """The versions of SGLang that `make sglang` runs programs in."""
 
@@ -25,6 +29,7 @@ class AttentionBackend:
         tried: whether a program has run on it, on a GPU if it is one of a GPU's.
         shapes: whether it prepares steps of several shapes.
         windows: whether layers may see a window of the text alone.
+        planned: whether the host plans each step of it.
 
     """
 
@@ -35,23 +40,24 @@ class AttentionBackend:
     tried: bool = True
     shapes: bool = True
     windows: bool = False
+    planned: bool = False
 
     def over(self, role: str) -> tuple[str, ...]:
         """The layouts over which it is served in a role of `ROLES`."""
         return self.caches if role != "draft" or self.drafts is None else self.drafts
 
 
-BACKENDS: Mapping[str, AttentionBackend] = {
-    "triton": AttentionBackend(("mha",), mask="full"),
-    "fa3": AttentionBackend(("mha", "swa", "mla"), mask="slots", windows=True),
-    "flashinfer": AttentionBackend(("mha",), mask="qlen", tried=False),
-    "intel_amx": AttentionBackend(("mha", "swa"), drafts=("mha",), mask="qlen", device="cpu", windows=True),
-    "trtllm_mha": AttentionBackend(("mha",), tried=False, shapes=False),
-    "trtllm_mla": AttentionBackend(("mla",), tried=False, shapes=False),
-    "cutedsl_mla": AttentionBackend(("mla",), tried=False, shapes=False),
-    "flashmla": AttentionBackend(("mla",), tried=False, shapes=False),
-    "fa4": AttentionBackend(("mha",), tried=False, shapes=False),
-    "dsa": AttentionBackend(("dsa",), tried=False, shapes=False),
+BACKENDS: Mapping[str, Backend] = {
+    "triton": Backend(("mha",), mask="full"),
+    "fa3": Backend(("mha", "swa", "mla"), mask="slots", windows=True),
+    "flashinfer": Backend(("mha",), mask="qlen", tried=False, planned=True),
+    "intel_amx": Backend(("mha", "swa"), drafts=("mha",), mask="qlen", device="cpu", windows=True),
+    "trtllm_mha": Backend(("mha",), tried=False, shapes=False),
+    "trtllm_mla": Backend(("mla",), tried=False, shapes=False),
+    "cutedsl_mla": Backend(("mla",), tried=False, shapes=False),
+    "flashmla": Backend(("mla",), tried=False, shapes=False),
+    "fa4": Backend(("mha",), tried=False, shapes=False),
+    "dsa": Backend(("dsa",), tried=False, shapes=False),
 }
 """The attention backends that are served, by SGLang's names."""
 
@@ -96,7 +102,8 @@ class Server:
         topk: drafts kept per step; more than one is a tree.
         attention: by role its attention backend.
         device: where it runs, `cuda` or `cpu`.
-        ranks: among which every layer is shared out.
+        ranks: among which layers are shared out.
+        groups: of ranks, of which each has requests of its own (attention under data parallelism).
         head_rows: whether the draft scores rows of the target's head by a token map.
         adapters: whether requests may have one (LoRA).
         settings: by SGLang's name what `SETTINGS` has a word on.
@@ -109,6 +116,7 @@ class Server:
     attention: Mapping[str, str] = field(default_factory=dict[str, str])
     device: str = "cuda"
     ranks: int = 1
+    groups: int = 1
     head_rows: bool = False
     adapters: bool = False
     settings: Mapping[str, object] = field(default_factory=dict[str, object])
@@ -129,51 +137,10 @@ class Server:
     def single(self) -> list[str]:
         """What of this server has steps of one shape alone, in words."""
         named = [name for name in dict.fromkeys(self.attention.values()) if name in BACKENDS]
-        return [f"{name} attention" for name in named if not BACKENDS[name].shapes] + ["LoRA"] * self.adapters
-
-
-SETTINGS: Mapping[str, tuple[object, str]] = {
-    "pp_size": (1, "pipeline parallelism"),
-    "dp_size": (1, "data parallelism"),
-    "attn_dp_size": (1, "attention under data parallelism"),
-    "attn_cp_size": (1, "context parallelism"),
-    "dcp_size": (1, "context parallelism of decode"),
-    "dwdp_size": (1, "data parallelism of weights"),
-    "moe_dp_size": (1, "data parallelism of experts"),
-    "moe_a2a_backend": ("none", "expert parallelism by all-to-all"),
-    "speculative_moe_a2a_backend": ("none", "expert parallelism of the draft by all-to-all"),
-    "enable_eplb": (False, "experts that are balanced while the server runs"),
-    "elastic_ep_backend": (None, "expert parallelism of a number of ranks that changes"),
-    "expert_distribution_recorder_mode": (None, "a record of how tokens go to experts"),
-    "moe_dense_tp_size": (None, "hidden states that are scattered over ranks"),
-    "enable_dp_attention": (False, "attention under data parallelism"),
-    "enable_attn_tp_input_scattered": (False, "hidden states that are scattered over ranks"),
-    "enable_layernorm_sp": (False, "hidden states that are scattered over ranks"),
-    "enable_kv_cache_sharding": (False, "a KV cache that is shared out over ranks"),
-    "enable_pdmux": (False, "prefill and decode multiplexed on one GPU"),
-    "disaggregation_mode": (("null", "decode"), "a server that only prefills"),
-    "enable_pd_role_switch": (False, "prefill and decode that change places while servers run"),
-    "decoupled_spec_role": ("null", "a draft in a process of its own"),
-    "speculative_adaptive": (False, "adaptive speculation"),
-    "speculative_use_rejection_sampling": (False, "rejection sampling"),
-    "speculative_use_block_verification": (False, "block verification"),
-    "speculative_draft_window_size": (None, "a window of the draft's"),
-    "enable_multi_layer_eagle": (False, "multi-layer EAGLE"),
-    "enable_unified_memory": (False, "a unified pool of keys and values"),
-    "enable_page_major_kv_layout": (False, "a KV cache laid out page by page"),
-    "enable_hisparse": (False, "a hierarchical sparse KV cache"),
-    "lora_backend": (("csgmv", "triton", "torch_native"), "LoRA with graphs of its own for batches without adapters"),
-    "enable_return_indexer_topk": (False, "the indexer's top-k as results"),
-    "forward_hooks": (None, "forward hooks"),
-    "kv_canary": ("none", "a canary of the KV pool"),
-    "SGLANG_IS_IN_CI": (False, "state that SGLang overwrites to find faults of its own"),
-}
-"""Argument or environment variable of SGLang's -> what is served, one value or several, and what others ask for."""
-
-
-def served_values(setting: str) -> tuple[object, ...]:
-    """The values of one of `SETTINGS` that are served."""
-    return served if isinstance(served := SETTINGS[setting][0], tuple) else (served,)
+        several = {"LoRA": self.adapters, "attention under data parallelism": self.groups > 1}
+        return [f"{name} attention" for name in named if not BACKENDS[name].shapes] + [
+            what for what, there in several.items() if there
+        ]
 
 
 @dataclass(frozen=True)
@@ -197,10 +164,13 @@ class Refusal:
 
 def refusals(server: Server) -> Iterator[Refusal]:
     """All that is in the way of any program on a server; nothing where programs are served."""
-    for name, value in server.settings.items():
-        what = SETTINGS[name][1]
-        if all((value or None) != (served or None) for served in served_values(name)):
-            yield Refusal(name, what if value is True else f"{what} ({name} {value})")
+    parallel = server.groups > 1
+    table = SETTINGS | DATA_PARALLEL if parallel else SETTINGS
+    for name in filter(server.settings.__contains__, table):
+        value, what = server.settings[name], table[name][1]
+        if all((value or None) != (served or None) for served in served_values(name, data_parallel=parallel)):
+            about = f"{what} under data parallelism" if parallel and name in DATA_PARALLEL else what
+            yield Refusal(name, about if value is True else f"{about} ({name} {value})")
     if server.head_rows and server.ranks > 1:
         yield Refusal("head_rows", "a token map that names rows of a head of which each rank has a part")
     for side, model in (("target", server.target), ("draft", server.draft)):
@@ -241,5 +211,7 @@ def _of_attention(server: Server) -> Iterator[Refusal]:
             yield Refusal(f"attention {role}", f"{name} attention over {cache} ({role})")
         elif known is not None and known.window and not backend.windows:
             yield Refusal(f"attention {role}", f"{name} attention with sliding windows ({role})")
+        elif server.groups > 1 and backend.planned:
+            yield Refusal(f"attention {role}", f"{name} attention under data parallelism ({role})")
         elif server.topk > 1 and backend.mask is None:
             yield Refusal(f"attention {role}", f"a tree with {name} attention ({role})")

@@ -2,30 +2,27 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
-from sglang.srt.runtime_context import get_exec, get_observability, get_parallel
+from sglang.srt.runtime_context import get_exec, get_parallel
 from sglang.srt.speculative.eagle_info import EagleDraftInput
 from torch import Tensor
 
-from .._counters import Counters, Verified
 from .._plugin import SEEDS
 from .._shapes import Shapes, StepTimes, largest
 from .binding import Bound, bind
-from .models.forwards import scored_tokens
-from .requests.admission import DETERMINISTIC_SEED, Admission
-from .requests.grammars import Masks, fills_bitmasks
-from .requests.refusals import GRAMMAR, LOGPROBS, refuses, unplanned, unserved
-from .requests.results import Blank, Numbers, Published, SglangResult, scores
-from .server.proof import prove, proving
-from .server.ranks import seeds, shared
+from .forwards import scored_tokens
+from .grammars import Masks, fills_bitmasks
+from .lockstep import OTHERS, LockStep
+from .proof import prove, proving
+from .ranks import seeds, shared
+from .requests import built_for, refuses, unplanned, unserved
+from .results import Numbers, Published, StepResult, scores
 from .simulate import simulating
-
-COUNTS = "sampling_counts"
-"""What a program with penalties counts by itself: a field of its carry, no parameter."""
+from .state import State
+from .tally import Tally
 
 
 class Steps:
@@ -37,8 +34,9 @@ class Steps:
         draft_worker: what SGLang drafts with.
         shapes: which of them the next step has.
         captured: what of it is captured, see `binding`.
-        served: how many steps the program ran, by shape.
-        left: how many decode steps SGLang ran, by why the program did not.
+        state: of requests between steps, the program's and SGLang's.
+        lockstep: with other ranks, where attention is data parallel; None elsewhere.
+        tally: what the program ran, and what it left to SGLang.
         published: what the last step has written into SGLang's tables.
         refuses_unserved: whether requests that the program does not serve are turned away.
         best: how many most probable tokens they may ask for beside every emitted one.
@@ -55,7 +53,6 @@ class Steps:
         """
         self.name, self._package = package.__name__, package
         self._version = package.__version__
-        self.served, self.left = Counter[Any](), Counter[str]()
         self.refuses_unserved = refuses()
         device = worker.req_to_token_pool.req_to_token.device
         self._masks = Masks([*program.plans.values()], device)
@@ -65,19 +62,17 @@ class Steps:
         self._plans = program.plans
         self._largest = largest(program.plans)
         self._room = worker.req_to_token_pool.req_to_token.shape[1] - program.plan.kv.window
-        self._blank = Blank(worker.topk, device)
+        self.state = State(package, bound.step, worker.topk)
         self.numbers = Numbers(scored_tokens(worker), program.plan.size("V"))
         self.published = Published()
         self._retired: str | None = None
         self._on = True
-        given = [field.name for field in program.plan.carry.values() if field.given]
-        self.parameters = [name.removeprefix("sampling_") for name in given if name != COUNTS]
-        self.parameters += [GRAMMAR] * (program.plan.restricts and fills_bitmasks())
-        self.parameters += [LOGPROBS] * (program.plan.scores is not None)
+        self.parameters = built_for(program.plan, grammars=fills_bitmasks())
         self.best = program.plan.scores or 0
+        samples = any(field.given for field in program.plan.carry.values())
         deterministic = get_exec().deterministic.enable_deterministic_inference
-        draw = (lambda: DETERMINISTIC_SEED) if deterministic else seeds(get_parallel().tp_group, SEEDS)
-        self.admission = Admission(package, self.step, draw, self._masks.restrict) if given else None
+        draw = (lambda: DETERMINISTIC_SEED) if deterministic else seeds(get_parallel().attn_tp_group, SEEDS)
+        self.admission = Admission(package, self.step, draw, self._masks.restrict) if samples else None
         self._vocabulary = program.plan.size("V")
         self.proof = "simulated" if simulating() else "passed" if proving() else "off"
         self._pads = False
@@ -89,17 +84,27 @@ class Steps:
             self._pads = True
             self._prove(bound, worker)
         self.shapes = Shapes(package, self.step.buckets, self._measure, partial(shared, get_parallel().tp_group))
-        self._counters: Counters | None = None
-        self._verified: Verified | None = None
-        if get_observability().enable_metrics and not get_parallel().tp_rank:
-            self._counters = Counters(package, "SGLang")
-            self._counters.active(self.captured)
-            self._verified = Verified(package)
+        self.lockstep = LockStep(self._serves) if get_parallel().attn_dp_size > 1 else None
+        self.tally = Tally(package, self.captured)
 
     def refuses(self, batch: Any) -> str | None:
-        """Why SGLang runs this batch itself; None when the program does."""
-        if not batch.forward_mode.is_decode():
+        """Why SGLang runs this batch itself; None when the program does.
+
+        A batch without requests is the program's where that of another rank is.
+        """
+        idle = self.lockstep is not None and batch.forward_mode.is_idle()
+        if not batch.forward_mode.is_decode() and not idle:
             return "no decode step"
+        reason = self._aside() if idle else self._unserved(batch)
+        return OTHERS if reason is None and self.lockstep is not None and not self.lockstep.rows else reason
+
+    def _serves(self, batch: Any) -> bool:
+        """Whether a step of this rank's batch, or one beside it if there is none, may be the program's."""
+        decodes = batch is not None and batch.forward_mode.is_decode()
+        return (self._unserved(batch) if decodes else self._aside()) is None
+
+    def _unserved(self, batch: Any) -> str | None:
+        """Why the program does not serve a batch that decodes, whatever other ranks have; None if it does."""
         if (reason := self._aside()) is not None:
             return reason
         if len(batch.reqs) > self._largest:
@@ -175,14 +180,14 @@ class Steps:
         lengths = batch.seq_lens_cpu.tolist() if self._planned else [0] * rows
         self._begin(shape, lengths, [request.lora_id for request in batch.reqs])
         step = self.step.at(shape)
-        decoded = step.decode(self._package.Batch(batch.req_pool_indices), on_commit=self._publisher(publish))
-        self.served[shape] += 1
-        if self._counters is not None:
-            self._counters.count(shape, self.shapes.expected)
+        here = self._package.Batch(batch.req_pool_indices)
+        most = 0 if self.lockstep is None else self.lockstep.rows
+        decoded = step.decode(here, at_least=most, on_commit=self.published.saying(publish))
+        self.tally.serve(shape, rows, self.shapes.expected)
         host = decoded.start_copy().tensors
         new_lengths = decoded.new_seq_lens
         if publish is None:
-            state, new_lengths = self._blank.draft_input(rows), new_lengths.clone()
+            state, new_lengths = self.state.blank(rows), new_lengths.clone()
         else:
             state = EagleDraftInput(bonus_tokens=decoded.bonus)
             self.published.published_bonus = decoded.bonus
@@ -204,8 +209,7 @@ class Steps:
     def _observe(self, shape: Any, lengths: Sequence[int]) -> None:
         """Take note of how many tokens a step of a shape has emitted of each request."""
         self.shapes.observe(shape, lengths)
-        if self._verified is not None:
-            self._verified.count(shape, lengths)
+        self.tally.verify(shape, lengths)
 
     def retire(self, reason: str) -> None:
         """Leave all steps to SGLang from now on; the state of requests stays where it is."""
@@ -219,28 +223,11 @@ class Steps:
         """Why no batch at all is the program's; None if some are."""
         return self._retired or (None if self._on else "switched off")
 
-    def leave(self, reason: str) -> None:
-        """Take note of a decode step that SGLang runs."""
-        self.left[reason] += 1
-        if self._counters is not None:
-            self._counters.left(reason)
-
     def note(self, rows: Tensor, result: Any) -> None:
         """Take note of what a decode step that SGLang ran has emitted of requests in pool rows i64[b]."""
         if self.admission is not None:
             self.step.count(rows, result.next_token_ids.view(len(rows), -1), result.accept_lens)
         self._parts.routed.follow(rows, result)
-
-    def _publisher(self, publish: Callable[[Tensor], None] | None) -> Callable[[Tensor], None] | None:
-        """`publish` for lengths that are in SGLang's table already, see `relay`."""
-        if publish is None:
-            return None
-
-        def published(lengths: Tensor) -> None:
-            self.published.published_seq_lens = lengths
-            publish(lengths)
-
-        return published
 
     def report(self) -> dict[str, Any]:
         """What the program is and did, for SGLang's internal state."""
@@ -254,37 +241,5 @@ class Steps:
             "best_logprobs": self.best,
             "shape": self.shapes.name,
             "expected_tokens_per_second": self.shapes.expected,
-            "served": self.served.total(),
-            "served_by_shape": {str(shape): count for shape, count in self.served.items()},
-            "left": dict(self.left),
+            **self.tally.report(),
         }
-
-    def adopt(self, rows: Tensor, state: EagleDraftInput, seq_lens: Tensor) -> EagleDraftInput:
-        """Take over what a forward of SGLang's leaves of requests in pool rows i64[b]; returns what stands for it."""
-        named = {
-            "bonus": state.bonus_tokens,
-            "topk_p": state.topk_p,
-            "topk_index": state.topk_index,
-            "hidden": state.hidden_states,
-            "seq_lens": seq_lens,
-        }
-        fields = {  # how a request is sampled stays as it was said
-            field: named[field].view(len(rows), *pool.shape[1:]).to(pool.dtype) if field in named else pool[rows]
-            for field, pool in self.step.pools.items()
-        }
-        self.step.write_carry(rows, self._package.Carry(fields))
-        return self._blank.draft_input(len(rows))
-
-    def nothing(self) -> EagleDraftInput:
-        """What SGLang keeps of a batch without requests."""
-        return self._blank.draft_input(0)
-
-    def state(self, rows: Tensor) -> EagleDraftInput:
-        """What SGLang's own step reads of requests in pool rows i64[b]."""
-        fields = self.step.read_carry(rows).fields
-        return EagleDraftInput(
-            bonus_tokens=fields["bonus"],
-            topk_index=fields["topk_index"],
-            topk_p=fields.get("topk_p", self._blank.draft_input(len(rows)).topk_p),
-            hidden_states=fields.get("hidden"),
-        )

@@ -17,7 +17,7 @@ from sglang.srt.speculative.standalone_worker_v2 import StandaloneWorkerV2
 
 from .._plugin import chosen, tried
 from .._shapes import SHAPE, TIMES
-from . import handover, relay, seam
+from . import handover, lockstep, relay, seam
 from .binding import capturing
 from .requests.refusals import refuses, turn_away
 from .requests.results import SglangResult
@@ -57,6 +57,11 @@ def replace_workers(programs: Sequence[Any]) -> None:
         for algorithm in ("spec_info.SpeculativeAlgorithm", "spec_registry.CustomSpecAlgo"):
             place = f"{SPECULATIVE}.{algorithm}.build_disagg_draft_input"
             HookRegistry.register(place, handover.take_over, HookType.AROUND)
+    if seam.there(seam.LOCKSTEP):
+        gather = f"{MANAGERS}.scheduler_components.dp_attn"
+        HookRegistry.register(f"{gather}.MLPSyncBatchInfo", lockstep.VotedSyncBatchInfo, HookType.REPLACE)
+        place = f"{gather}.SchedulerDPAttnAdapter.prepare_mlp_sync_batch"
+        HookRegistry.register(place, lockstep.vote, HookType.BEFORE)
     state = f"{MANAGERS}.scheduler_components.internal_state.SchedulerInternalStateController"
     if seam.there(seam.INTERNAL_STATE):
         HookRegistry.register(f"{state}.get_internal_state", tell_state, HookType.AFTER)
@@ -98,6 +103,7 @@ class ProgramSteps(_Worker):
         if self.steps is None:
             return
         relay.offer(self.steps)
+        lockstep.LockStep.current = self.steps.lockstep
         logger.info("specc: %s runs the decode steps: %s", package.__name__, self.steps.report())
 
     def forward_batch_generation(
@@ -105,16 +111,17 @@ class ProgramSteps(_Worker):
     ) -> Any:
         """See EAGLEWorkerV2."""
         steps = self.steps
-        if steps is None or batch.forward_mode.is_idle():
+        if steps is None:
             return super().forward_batch_generation(batch, on_publish, grammar_barrier, pp_proxy_tensors)
-        reason = steps.refuses(batch)
-        if reason is None:
+        if (reason := steps.refuses(batch)) is None:
             return steps.run(batch, on_publish, grammar_barrier)
+        if batch.forward_mode.is_idle():
+            return super().forward_batch_generation(batch, on_publish, grammar_barrier, pp_proxy_tensors)
         rows, decoding = batch.req_pool_indices, batch.forward_mode.is_decode()
         if decoding:
-            steps.leave(reason)
+            steps.tally.leave(reason)
             if on_publish is None:
-                batch.spec_info = steps.state(rows)
+                batch.spec_info = steps.state.of(rows)
             batch.spec_info.topk_index = steps.numbers.of(batch.spec_info.topk_index)
         else:
             steps.admit(batch)
@@ -124,7 +131,7 @@ class ProgramSteps(_Worker):
         if decoding:
             steps.note(rows, result)
         if on_publish is None:
-            result.next_draft_input = steps.adopt(rows, drafts, result.new_seq_lens)
+            result.next_draft_input = steps.state.adopt(rows, drafts, result.new_seq_lens)
         return result
 
 

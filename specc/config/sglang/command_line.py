@@ -6,7 +6,7 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from specc.adapters.sglang.served import SETTINGS, served_values
+from specc.adapters.sglang.served import DATA_PARALLEL, SETTINGS, served_values
 from specc.config.pasted import Pasted, is_count, served_by, without_launcher, words_of
 from specc.config.presets.sglang import SGLANG
 
@@ -28,6 +28,8 @@ _ALIASES = {
     "--attention-data-parallel-size": "--attn-dp-size",
     "--data-parallel-size": "--dp-size",
     "--decode-context-parallel-size": "--dcp-size",
+    "--ep": "--ep-size",
+    "--expert-parallel-size": "--ep-size",
     "--model": "--model-path",
     "--moe-data-parallel-size": "--moe-dp-size",
     "--pipeline-parallel-size": "--pp-size",
@@ -36,6 +38,7 @@ _ALIASES = {
 }
 _READ = (
     "--attention-backend",
+    "--attn-dp-size",
     "--context-length",
     "--cuda-graph-bs-decode",
     "--cuda-graph-max-bs-decode",
@@ -44,6 +47,7 @@ _READ = (
     "--disaggregation-decode-extra-slots",
     "--dtype",
     "--enable-deterministic-inference",
+    "--enable-dp-attention",
     "--enable-lora",
     "--grammar-backend",
     "--kv-cache-dtype",
@@ -70,7 +74,7 @@ def argument(setting: str) -> str:
     return setting if setting.isupper() else f"--{setting.replace('_', '-')}"
 
 
-KNOWN = frozenset({*_READ, *RETURNED, *THRESHOLDS, *UNREAD, *_ALIASES, *map(argument, SETTINGS)})
+KNOWN = frozenset({*_READ, *RETURNED, *THRESHOLDS, *UNREAD, *_ALIASES, *map(argument, SETTINGS | DATA_PARALLEL)})
 """Arguments that say something about the program."""
 
 _SERVER = re.compile(r"sglang\.launch_server|(.*/)?sglang/launch_server\.py")
@@ -83,10 +87,10 @@ class Arguments(Pasted):
     title = SGLANG.title
 
     def settings(self) -> dict[str, object]:
-        """Return by its name what is said of each of `SETTINGS`, with the type of the value that is served."""
+        """Return by its name what is said of each setting, with the type of the value that is served."""
         values: dict[str, object] = {}
-        for setting in SETTINGS:
-            served = served_values(setting)[0]
+        for setting in SETTINGS | DATA_PARALLEL:
+            served = served_values(setting, data_parallel=setting not in SETTINGS)[0]
             written = self.environment.get(setting)
             if served is False and (argument(setting) in self.values or written not in (None, "", "0", "false")):
                 values[setting] = True

@@ -6,8 +6,17 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from specc.adapters.sglang.served import BACKENDS, ROLES, SETTINGS, Refusal, Server, refusals, served_values
-from specc.config.archs import CPU, Gpu, cpu
+from specc.adapters.sglang.served import (
+    BACKENDS,
+    DATA_PARALLEL,
+    ROLES,
+    SETTINGS,
+    Refusal,
+    Server,
+    refusals,
+    served_values,
+)
+from specc.config.archs import Gpu
 from specc.config.models import Fact, ModelFacts, read_model
 from specc.config.presets.sglang import SGLANG
 from specc.config.presets.sglang_models import architecture_of, facts_of
@@ -111,7 +120,8 @@ def started(arguments: Arguments, gpu: Gpu) -> Started:
     draft = _model(arguments, "--speculative-draft-model-path", path)
     known = _shape(arguments, algorithm, target)
     requests, ranks = arguments.number("--max-running-requests"), arguments.number("--tp-size") or 1
-    kept = requests or MAX_REQUESTS
+    groups = _groups(arguments, algorithm)
+    kept = max(1, (requests or MAX_REQUESTS) // groups)
     buckets, buckets_origin = _buckets(arguments, kept, most_captured(gpu, ranks))
     page = arguments.number("--page-size")
     if target is None or draft is None or known is None or arguments.misread or not served:
@@ -126,11 +136,12 @@ def started(arguments: Arguments, gpu: Gpu) -> Started:
         attention={role: str(fact.value) for role, fact in attention.items()},
         device=device,
         ranks=ranks,
+        groups=groups,
         head_rows=bool(arguments.text("--speculative-token-map")) and algorithm != "EAGLE3",
         adapters=_adapters(arguments),
         settings=_settings(arguments, target[1]),
     )
-    limit = _rows(arguments, kept, requests)
+    limit = _rows(arguments, kept, requests, groups)
     server = Started(
         gpu, algorithm, {"target": target, "draft": draft}, origin, attention, page_size, num_steps, topk,
         num_draft_tokens, limit, buckets, buckets_origin, facts,
@@ -152,6 +163,19 @@ def _algorithm(arguments: Arguments) -> str:
     if algorithm == "STANDALONE" and _adapters(arguments):
         arguments.refuse("LoRA with STANDALONE", "SGLang starts no such server; it has adapters with EAGLE and EAGLE3")
     return algorithm
+
+
+def _groups(arguments: Arguments, algorithm: str) -> int:
+    """Return how many groups of ranks have requests of their own, after reporting an algorithm that has none.
+
+    `--dp-size` counts them where `--enable-dp-attention` stands, and servers beside each other elsewhere.
+    """
+    groups = arguments.number("--attn-dp-size") or 1
+    if groups == 1 and "--enable-dp-attention" in arguments.values:
+        groups = arguments.number("--dp-size") or 1
+    if groups > 1 and algorithm == "STANDALONE":
+        arguments.refuse("attention under data parallelism with STANDALONE", "SGLang starts no such server")
+    return groups
 
 
 def _adapters(arguments: Arguments) -> bool:
@@ -218,9 +242,10 @@ def _buckets(arguments: Arguments, kept: int, most: int) -> tuple[tuple[int, ...
     return tuple(buckets), origin
 
 
-def _rows(arguments: Arguments, kept: int, written: int | None) -> Fact:
+def _rows(arguments: Arguments, kept: int, written: int | None, groups: int) -> Fact:
     """Return how many requests have rows: those that run, and those on their way from a server that prefills."""
     origin = "--max-running-requests" if written else "SGLang's default with speculation"
+    origin += f", of which a group of ranks has one in {groups}" if groups > 1 else ""
     if arguments.text("--disaggregation-mode") != "decode":
         return Fact(kept, origin)
     name = "--disaggregation-decode-extra-slots"
@@ -292,13 +317,17 @@ def _origin(arguments: Arguments, role: str, mode: str) -> str:
 def _settings(arguments: Arguments, target: ModelFacts) -> dict[str, object]:
     """Return what was said of each of `SETTINGS`, or comes of the target."""
     several = arguments.text("--speculative-algorithm") == "EAGLE" and MULTI_LAYER.match(architecture_of(target.values))
-    return arguments.settings() | ({"enable_multi_layer_eagle": True} if several else {})
+    settings = arguments.settings() | ({"enable_multi_layer_eagle": True} if several else {})
+    if "--enable-dp-attention" in arguments.values:  # what `--dp-size` counts is then no server beside this one
+        settings.pop("dp_size", None)
+    return settings
 
 
 def _hint(refusal: Refusal, server: Server) -> str | None:
     """Return what would be served instead."""
-    if refusal.about in SETTINGS:
-        served, name = served_values(refusal.about), argument(refusal.about)
+    if refusal.about in SETTINGS | DATA_PARALLEL:
+        served = served_values(refusal.about, data_parallel=server.groups > 1)
+        name = argument(refusal.about)
         return f"leave {name} out" + (
             "" if served[0] in (None, False) else f", or write {' or '.join(map(str, served))}"
         )
@@ -311,6 +340,7 @@ def _hint(refusal: Refusal, server: Server) -> str | None:
             if backend.device == server.device
             and (model is None or model.cache in backend.over(role))
             and (server.topk == 1 or backend.mask is not None)
+            and not (server.groups > 1 and backend.planned)
             and (model is None or backend.windows or not model.window)
         ]
         return f"served here: {', '.join(names)} (--attention-backend)" if names else None

@@ -47,7 +47,7 @@ def configuration(arguments: Arguments, server: Started, wanted: Wanted) -> str:
         f"max_requests: {server.max_requests.value} # {server.max_requests.origin}",
         f"buckets: {list(server.buckets)} # {server.buckets_origin}",
         f"archs: [{server.gpu.arch}] # {server.gpu.origin}",
-        *([f"tensor_parallel: {server.facts.ranks} # --tp-size"] if server.facts.ranks > 1 else []),
+        *_ranks(arguments, server, wanted),
         *wanted.lines(),
         *_model(arguments, server, "target", wanted.logits),
         *_model(arguments, server, "draft", wanted.logits),
@@ -61,6 +61,17 @@ def served(config: Config) -> str:
     """Return in a line which requests a program of this configuration serves."""
     named = ("temperature", "sampling_seed"), ("return_logprob", "top_logprobs_num")
     return served_by_program(config, "SGLang", *named)
+
+
+def _ranks(arguments: Arguments, server: Started, wanted: Wanted) -> Iterator[str]:
+    """Return the line of how many ranks share out what attention reads, after reporting what they cannot share."""
+    ranks, groups = server.facts.ranks, server.facts.groups
+    if groups > 1:
+        for name, value, served in (("--logits", wanted.logits, "gathered"), ("--head", wanted.head, "engine")):
+            if value != served:
+                arguments.refuse(f"{name} {value} under data parallelism", f"leave {name} out")
+    if ranks > groups:
+        yield f"tensor_parallel: {ranks // groups} # --tp-size" + (", --attn-dp-size" if groups > 1 else "")
 
 
 def _shape(arguments: Arguments, server: Started, wanted: Wanted) -> list[str]:

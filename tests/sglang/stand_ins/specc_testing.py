@@ -173,10 +173,12 @@ def allow_flash_attention() -> None:
     Models of latent attention wait for a GPU when they share the target's head.
     """
     from sglang.kernels.ops.attention import flash_attention_v3
-    from sglang.srt.layers.attention import attention_registry, verify_mask
+    from sglang.srt.layers.attention import attention_registry, flashattention_backend, verify_mask
     from sglang.srt.speculative import eagle_worker_v2, standalone_worker_v2
     from sglang.srt.speculative.eagle_utils import TreeMaskMode
 
+    backend = flashattention_backend.FlashAttentionBackend
+    backend.get_cpu_graph_seq_len_fill_value = backend.get_cuda_graph_seq_len_fill_value
     attention_registry.get_device_capability = lambda: HOPPER
     flash_attention_v3._is_fa3_supported = lambda: True
     torch.cuda.synchronize = lambda: None
@@ -346,5 +348,5 @@ def of_ranks(tokens: dict[str, list[int]], worker: Any) -> list[dict[str, Any]]:
         "logits": dict(_logits),
         "turns": sum(verified != next_verified for verified, next_verified in pairwise(_verified)),
     }
-    group = get_parallel().tp_group
+    group = get_parallel().attn_tp_group
     return group.all_gather_object(of_rank) if group.world_size > 1 else [of_rank]

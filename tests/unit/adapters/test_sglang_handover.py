@@ -58,7 +58,7 @@ def test_steps_of_sglang_s_own_go_on_there_too(
     server.receive({6: PROMPTS[6]}, min_new_tokens=2)
     run(server, BATCHES)
     assert server.steps == counted(plan, BATCHES, scored)
-    assert server.worker.steps.left == {"min_new_tokens": sum(6 in rows for rows in BATCHES)}
+    assert server.worker.steps.tally.left == {"min_new_tokens": sum(6 in rows for rows in BATCHES)}
 
 
 @pytest.mark.parametrize("overlap", [False, True])
@@ -85,7 +85,7 @@ def test_requests_are_sampled_as_they_ask(decoding: Serve, algorithm: str, overl
         return drawn(server.scores(text).tolist(), row, heat, len(text))
 
     run(server, BATCHES, says)
-    assert server.worker.steps.left == {}
+    assert server.worker.steps.tally.left == {}
     assert server.worker.steps.admission._batch is None, "no prefill follows"
 
 

@@ -99,6 +99,10 @@ def sglang(monkeypatch: pytest.MonkeyPatch) -> None:
     modes = {"CaptureHiddenMode": SimpleNamespace(NULL=0), "ForwardMode": SimpleNamespace(EXTEND=1)}
     vars(module).update(modes, ForwardBatch=SimpleNamespace)
     monkeypatch.setitem(sys.modules, module.__name__, module)
+    context = ModuleType("sglang.srt.runtime_context")
+    ranks = SimpleNamespace(attn_dp_size=1, attn_tp_size=1)
+    vars(context).update(get_parallel=lambda: ranks)
+    monkeypatch.setitem(sys.modules, context.__name__, context)
     for name in ("sglang", "sglang.srt", "sglang.srt.model_executor"):
         monkeypatch.setitem(sys.modules, name, ModuleType(name))
 

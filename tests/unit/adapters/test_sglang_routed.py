@@ -74,7 +74,7 @@ def test_of_steps_that_are_left_to_sglang_too(serve: Serve, overlap: bool) -> No
     server.begin({6: PROMPTS[6]}, min_new_tokens=2)
     run(server, BATCHES)
     all_followed(server, routed)
-    assert 0 < server.worker.steps.left.total() < len(BATCHES)
+    assert 0 < server.worker.steps.tally.left.total() < len(BATCHES)
 
 
 def test_after_a_tree_of_sglangs_those_of_its_path_follow_the_path(serve: Serve) -> None:

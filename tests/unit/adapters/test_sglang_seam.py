@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from specc.adapters import sglang as adapter
-from specc.adapters.sglang import seam
+from specc.adapters.sglang import around, seam
 from specc.adapters.sglang.attention import KINDS
 
 SmallEngine = Callable[[str], Path]
@@ -88,7 +88,7 @@ def test_what_is_around_a_forward(tmp_path: Path, batched: bool) -> None:
         "def get_model(): return Model()\n"
     )
     model = type("M", (), {"shared_experts_config": 3} if batched else {})()
-    with seam.running(model, "backend", "batch"):
+    with around.running(model, "backend", "batch"):
         context = sys.modules["sglang.srt.model_executor.forward_context"].entered
         experts = sys.modules["sglang.srt.runtime_context"].now
         assert context == [("backend", "batch" if batched else None)]

@@ -107,7 +107,7 @@ def test_sglangs_own_steps_come_between_any_shapes(serve: Serve) -> None:
     server.begin({row: PROMPTS[row] for row in (3, 1, 2)})
     server.begin({6: PROMPTS[6]}, min_new_tokens=2)
     run(server, LONG)
-    assert server.worker.steps.left == {"min_new_tokens": sum(6 in rows for rows in LONG)}
+    assert server.worker.steps.tally.left == {"min_new_tokens": sum(6 in rows for rows in LONG)}
     assert {shape: counted_steps(shape) - was for shape, was in before.items()} == {
         shape: chosen.count(shape) for shape in before
     }
@@ -172,7 +172,7 @@ def test_the_shape_is_changed_in_a_running_server(serve: Serve) -> None:
     assert switched(1)
     run(server, BATCHES[:2])
     assert steps.report()["served_by_shape"] == before | {"3": before["3"] + 2}
-    assert steps.left == {"switched off": 2}
+    assert steps.tally.left == {"switched off": 2}
 
 
 def test_times_are_measured_or_those_of_a_file(serve: Serve, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -93,6 +93,7 @@ def test_texts_are_the_targets_own(serve: Serve, algorithm: str, keys: Any, over
         "program": PROGRAM, "version": "0.1.0+p1", "capture": "none", "proof": "passed", "sampling": [],
         "best_logprobs": 0, "on": True, "shape": str(plan.shape), "served": len(BATCHES),
         "expected_tokens_per_second": None, "served_by_shape": {str(plan.shape): len(BATCHES)}, "left": {},
+        "idle": 0,
     }  # fmt: skip
 
 
@@ -114,7 +115,7 @@ def test_steps_of_either_go_on_where_the_other_stopped(
     run(server, BATCHES)
     assert server.steps == counted(plan, BATCHES, scored)
     assert max(max(counts) for counts in server.steps.values()) > 2, "drafts are accepted"
-    assert server.worker.steps.left == {"min_new_tokens": sum(6 in rows for rows in BATCHES)}
+    assert server.worker.steps.tally.left == {"min_new_tokens": sum(6 in rows for rows in BATCHES)}
 
 
 DRAWS = (("verify", "target_only"), ("sampling", ("top_k", "top_p")))
@@ -138,7 +139,7 @@ def test_texts_that_are_drawn(serve: Serve, algorithm: str, overlap: bool) -> No
         return drawn(server.scores(text).tolist(), of["sampling_seed"] % SEEDS, heat, len(text), top_k, of["top_p"])
 
     run(server, BATCHES, says)
-    assert server.worker.steps.left == {}
+    assert server.worker.steps.tally.left == {}
     assert server.worker.steps.parameters == ["seed", "temperature", "top_k", "top_p"]
 
 
@@ -189,7 +190,7 @@ def test_attention_is_planned_for_the_lengths_of_a_step(serve: Serve, overlap: b
     server.begin(PROMPTS)
     run(server, BATCHES)
     run(server, [[3], [6, 2]], known=False)
-    assert server.worker.steps.left == {"no lengths on the host": 2}
+    assert server.worker.steps.tally.left == {"no lengths on the host": 2}
     assert plans == []
 
 
@@ -286,14 +287,14 @@ def test_while_a_program_is_off_sglang_samples(serve: Serve) -> None:
     server.worker.steps.switch(on=False)
     server.begin(PROMPTS, sampling_seed=7, temperature=1.5, top_k=ALL)
     run(server, BATCHES)
-    assert server.worker.steps.left == {"switched off": len(BATCHES)}
+    assert server.worker.steps.tally.left == {"switched off": len(BATCHES)}
 
 
 def test_batches_that_are_no_steps_of_a_programs(serve: Serve) -> None:
     server = serve(plan_of("EAGLE", ("buckets", (1, 2))))
     server.begin(PROMPTS)
     run(server, BATCHES)
-    assert server.worker.steps.left == {"more than 2 requests": sum(len(rows) > 2 for rows in BATCHES)}
+    assert server.worker.steps.tally.left == {"more than 2 requests": sum(len(rows) > 2 for rows in BATCHES)}
     idle = server._batch([], ForwardMode.IDLE, torch.tensor([]))
     assert server.worker.forward_batch_generation(idle).next_token_ids is None
     marked = server._batch([3], ForwardMode.DECODE, torch.tensor([3]))
@@ -362,7 +363,7 @@ def test_texts_that_grammars_allow(serve: Serve, keys: Any, overlap: bool) -> No
         return drawn(scores, row, 1.0 if row in drawing else 0.0, len(text))
 
     run(server, BATCHES, says)
-    assert (server.worker.steps.left, server.worker.steps.parameters[-1]) == ({}, "grammar")
+    assert (server.worker.steps.tally.left, server.worker.steps.parameters[-1]) == ({}, "grammar")
 
 
 @pytest.mark.parametrize("keys", [(), QLEN, FULL])

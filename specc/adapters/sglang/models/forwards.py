@@ -9,18 +9,15 @@ that a forward reads or hands over.
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 import torch
-from sglang.srt.layers.moe.utils import speculative_moe_a2a_backend_context, speculative_moe_backend_context
 from sglang.srt.model_executor.forward_batch_info import CaptureHiddenMode, ForwardBatch, ForwardMode
 from sglang.srt.speculative.eagle_info import EagleDraftExtendInput, EagleDraftInput, EagleVerifyInput
 from torch import Tensor
 
-from .. import seam
-from ..attention import Attention, branches
+from .around import drafting, running
+from .attention import Attention, branches
 from .parts import Parts
 
 MODES = {"null": CaptureHiddenMode.NULL, "last": CaptureHiddenMode.LAST, "full": CaptureHiddenMode.FULL}
@@ -31,14 +28,7 @@ def scored_tokens(worker: Any) -> Tensor | None:
     return worker.draft_worker.hot_token_id
 
 
-@contextlib.contextmanager
-def drafting() -> Iterator[None]:
-    """Without SGLang's group of ranks for drafts: it is the target's unless attention is data parallel."""
-    with speculative_moe_backend_context(), speculative_moe_a2a_backend_context():
-        yield
-
-
-class ForwardOutputs(NamedTuple):
+class Outputs(NamedTuple):
     """What a forward returns: logits f32[..., V], and hidden states T[..., W] where it captures any.
 
     V are the columns of the rank where a program has sharded logits. A draft whose head the program computes
@@ -66,7 +56,7 @@ class Forwards:
     def __init__(self, worker: Any, attention: Attention, parts: Parts, shape: Any) -> None:
         """Run the models of `worker`."""
         self._target = worker.target_worker.model_runner
-        self._draft = worker.draft_worker.draft_runner
+        self._draft, self._drafter = worker.draft_worker.draft_runner, worker.draft_worker
         self._steps, self._topk = shape.num_steps, branches(shape)
         self._attention, self._parts = attention, parts
         self._scored = scored_tokens(worker)
@@ -93,7 +83,7 @@ class Forwards:
         )
         info.positions = positions.flatten()
         batch = self._batch(self._draft, ForwardMode.DECODE, info, tokens, positions, slots, rows, seq_lens)
-        with drafting():
+        with drafting(self._drafter):
             backend = self._attention.draft(step, batch)
             return self._run(self._draft, backend, batch, tokens.shape)
 
@@ -157,7 +147,7 @@ class Forwards:
         mode = ForwardMode.DRAFT_EXTEND_V2
         batch = self._batch(self._draft, mode, info, tokens, positions, slots, rows, self._ends(seq_lens, width))
         batch.capture_hidden_mode = MODES[capture]
-        with drafting():
+        with drafting(self._drafter):
             backend = self._attention.extend(batch, seq_lens, width)
             return self._run(self._draft, backend, batch, rows.shape)
 
@@ -198,7 +188,7 @@ class Forwards:
 
     def _logits_buffer(self, runner: Any, batch: ForwardBatch) -> Tensor | None:
         """Where a forward leaves its logits; None for memory of its own."""
-        rows = batch.batch_size * batch.spec_info.num_tokens_for_logprob_per_req
+        rows = _scored(batch)
         # A draft may have more branches than there are nodes.
         if not self._attention.captured or rows > runner.graph_shared_output.max_rows:
             return None
@@ -214,16 +204,22 @@ class Forwards:
         parts = self._parts
         batch.mark_forward_metadata_ready()
         parts.padding.give(batch)
+        parts.gathered.give(batch, _scored(batch))
         parts.deltas.give(runner, batch)
         model = runner.model
         if hasattr(model, "prepare_for_forward"):
             model.prepare_for_forward(batch)
-        with seam.running(model, backend, batch), parts.shards.kept(runner), parts.head.left_out(runner) as left_out:
+        with running(model, backend, batch), parts.shards.kept(runner), parts.head.left_out(runner) as left_out:
             output = model.forward(batch.input_ids, batch.positions, batch)
         given = output.next_token_logits.view(*shape, -1).contiguous()
         logits, states = (None, given) if left_out else (given, None)
         hidden = output.hidden_states
         return ForwardOutputs(logits, None if hidden is None else hidden.view(*shape, -1).contiguous(), states)
+
+
+def _scored(batch: ForwardBatch) -> int:
+    """How many rows of a forward are scored."""
+    return batch.batch_size * batch.spec_info.num_tokens_for_logprob_per_req
 
 
 def _rows(hidden: Tensor | None) -> Tensor | None:

@@ -9,6 +9,7 @@ from typing import Any
 from torch import Tensor
 
 from .experts import Padding
+from .gathered import Gathered
 from .heads import Head
 from .lora import Adapters
 from .mrope import Deltas
@@ -26,6 +27,7 @@ class Parts:
         deltas: how far texts are from their places, which every prefill says.
         padding: how many rows are tokens, which is said before every step.
         routed: the experts that tokens went to, in a server that returns them.
+        gathered: how many rows each rank has, where forwards exchange them.
         adapters: those of requests (LoRA), which are said before every step.
 
     """
@@ -35,6 +37,7 @@ class Parts:
     deltas: Deltas
     padding: Padding
     routed: Routed
+    gathered: Gathered
     adapters: Adapters
 
 
@@ -46,5 +49,6 @@ def parts_of(program: Any, runners: Mapping[str, Any], table: Tensor, group: Any
         deltas=Deltas(runners, table),
         padding=Padding(program.plans, table.device),
         routed=Routed(table),
+        gathered=Gathered(table.device),
         adapters=Adapters(runners["target"]),
     )

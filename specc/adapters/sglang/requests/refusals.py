@@ -16,7 +16,17 @@ ORIGINAL = "SGLANG_RETURN_ORIGINAL_LOGPROB"
 """SGLang's environment variable under which temperatures change no log-probabilities."""
 GRAMMAR, LOGPROBS = "grammar", "logprobs"
 """What a program may have been built for that is no parameter: a key of its `sampling`, and an output."""
+COUNTS = "sampling_counts"
+"""What a program with penalties counts by itself: a field of its carry, no parameter."""
 _REASON = "_specc_unserved"
+
+
+def built_for(plan: Any, *, grammars: bool) -> list[str]:
+    """What requests may ask for of a program with this plan, see `Steps`; `grammars`: whether SGLang has bitmasks."""
+    given = [field.name for field in plan.carry.values() if field.given]
+    parameters = [name.removeprefix("sampling_") for name in given if name != COUNTS]
+    parameters += [GRAMMAR] * (plan.restricts and grammars)
+    return parameters + [LOGPROBS] * (plan.scores is not None)
 
 
 def unserved(request: Any, vocabulary: int, parameters: Collection[str] = (), best: int = 0) -> str | None:

@@ -9,7 +9,6 @@ from typing import Any
 import torch
 from sglang.srt.layers.logits_processor import LogitsProcessorOutput
 from sglang.srt.managers.utils import GenerationBatchResult
-from sglang.srt.speculative.eagle_info import EagleDraftInput
 from torch import Tensor
 
 from .refusals import LOGPROBS
@@ -47,6 +46,17 @@ class Published:
         self.published_seq_lens: Tensor | None = None
         self.published_bonus: Tensor | None = None
 
+    def saying(self, publish: Callable[[Tensor], None] | None) -> Callable[[Tensor], None] | None:
+        """`publish` for lengths that are in SGLang's table already, see `relay`."""
+        if publish is None:
+            return None
+
+        def published(lengths: Tensor) -> None:
+            self.published_seq_lens = lengths
+            publish(lengths)
+
+        return published
+
 
 class Numbers:
     """SGLang carries what a draft of some tokens picks as it numbers them, a program carries tokens."""
@@ -65,21 +75,3 @@ class Numbers:
     def tokens(self, numbers: Tensor) -> Tensor:
         """The tokens i64[b, K] of numbers."""
         return numbers if self._tokens is None else self._tokens[numbers]
-
-
-class Blank:
-    """What SGLang keeps of a batch between steps where the state of its requests is in the program's pool rows."""
-
-    def __init__(self, topk: int, device: torch.device) -> None:
-        """Of requests with so many drafts each."""
-        self._ones = torch.ones(1, topk, device=device)
-        self._tokens = torch.zeros(1, topk, dtype=torch.int64, device=device)
-        self._bonus = torch.zeros(1, dtype=torch.int32, device=device)
-
-    def draft_input(self, rows: int) -> EagleDraftInput:
-        """Of so many requests."""
-        return EagleDraftInput(
-            bonus_tokens=self._bonus.expand(rows),
-            topk_p=self._ones.expand(rows, -1),
-            topk_index=self._tokens.expand(rows, -1),
-        )

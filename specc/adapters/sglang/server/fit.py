@@ -20,20 +20,21 @@ from sglang.srt.runtime_context import (
 )
 from sglang.srt.state_capturer.indexer_topk import get_global_indexer_capturer
 
-from ..._shapes import largest
-from .. import seam
-from ..attention import roles_of
-from ..models import heads, routed, shards
-from ..models.forwards import scored_tokens
-from ..served import CACHES, SETTINGS, ServedModel, Server, refusals
-from ..simulate import simulating
-from ..windows import first_pool, oddity
+from .._heads import computes_head
+from .._shapes import largest
+from . import heads, routed, seam, shards
+from .attention import roles_of
+from .forwards import scored_tokens
+from .served import CACHES, DATA_PARALLEL, SETTINGS, Model, Server, refusals
+from .settings import flag
+from .simulate import simulating
+from .windows import first_pool, oddity
 
 COMMAND_LINE = {"flashinfer_mla": "flashinfer"}
 """Attention backends that the command line calls by the name of another."""
 ROWS = "ReqToTokenPool", "DecodeReqToTokenPool"
 """SGLang's classes of tables of KV slots that are served, the second of a server that decodes what another prefills."""
-PARALLEL = ("pp_size", "dp_size", "attn_dp_size", "attn_cp_size", "dcp_size", "moe_dp_size", "moe_dense_tp_size")
+PARALLEL = ("pp_size", "dp_size", "attn_cp_size", "dcp_size", "moe_dp_size", "moe_dense_tp_size")
 """Arguments by whose names SGLang keeps how many ranks came of them."""
 
 
@@ -49,6 +50,8 @@ def misfits(plans: Mapping[Any, Any], worker: Any) -> list[str]:
     differs = (*_arguments(plans), *several, *_sampling(plan), *_models(plan, worker), *_shards(plan, worker))
     if get_disagg().disaggregation_mode == "decode" and not seam.there(seam.HANDOVER):
         refused.append(f"this SGLang lacks something for it: {seam.HANDOVER}")
+    if server.groups > 1 and not seam.there(seam.LOCKSTEP):
+        refused.append(f"this SGLang lacks something for it: {seam.LOCKSTEP}")
     return [*refused, *differs, *routed.misfits(plans), *_memory(plans, worker, server)]
 
 
@@ -67,6 +70,7 @@ def facts(worker: Any) -> Server:
         attention={role: COMMAND_LINE.get(name, name) for role, name in named.items()},
         device=runners["target"].device,
         ranks=parallel.tp_size,
+        groups=parallel.attn_dp_size,
         head_rows=spec.speculative_token_map is not None and spec.speculative_algorithm != "EAGLE3",
         adapters=bool(get_lora().enable_lora),
         settings=_settings(worker),
@@ -91,11 +95,14 @@ def _facts_of(runner: Any, of_target: Any) -> ServedModel:
 def _settings(worker: Any) -> dict[str, object]:
     """What the server was told, as far as `SETTINGS` has a word on it: by what came of it where SGLang keeps that."""
     parallel, spec, given = get_parallel(), get_spec(), worker.server_args
-    settings = {name: getattr(given, name) for name in SETTINGS if hasattr(given, name)}
-    settings |= {name: getattr(spec, name) for name in SETTINGS if hasattr(spec, name)}
+    names = SETTINGS | DATA_PARALLEL
+    settings = {name: getattr(given, name) for name in names if hasattr(given, name)}
+    settings |= {name: flag(name) for name in names if name.isupper()}
+    settings |= {name: getattr(spec, name) for name in names if hasattr(spec, name)}
     runners = _runners(worker).values()
     return settings | {
         **{name: getattr(parallel, name) for name in PARALLEL},
+        "ep_size": parallel.moe_ep_size,
         "disaggregation_mode": get_disagg().disaggregation_mode,
         "moe_a2a_backend": get_exec().moe.moe_a2a_backend,
         "speculative_moe_a2a_backend": spec.speculative_moe_a2a_backend or "none",
@@ -148,6 +155,10 @@ def _models(plan: Any, worker: Any) -> Iterator[str]:
 
 
 def _shards(plan: Any, worker: Any) -> Iterator[str]:
+    if get_parallel().attn_dp_size > 1:
+        if plan.ranks > 1 or computes_head(plan):
+            yield "logits that are sharded, and a head that a program computes, are not served under data parallelism"
+        return
     yield from shards.misfits(plan, _runners(worker), get_parallel().tp_size)
     yield from heads.misfits(plan, _runners(worker)["draft"], get_parallel().tp_size)
     if plan.ranks > 1 and simulating():

@@ -17,11 +17,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..._plugin import word
-from ..models import shards
-from ..models.lora import none_asked
-from ..models.mrope import text_positions
-from ..windows import same_slots, slots_of
+from .._plugin import word
+from . import shards
+from .gathered import Gathered
+from .lora import none_asked
+from .mrope import text_positions
+from .windows import same_slots, slots_of
 
 logger = logging.getLogger(__name__)
 
@@ -119,7 +120,7 @@ class _Own:
     def __init__(self, worker: Any, rows: Tensor) -> None:
         self._runner, self._rows = worker.target_worker.model_runner, rows
         self._table = worker.req_to_token_pool.req_to_token
-        self.pool = self._runner.token_to_kv_pool
+        self.pool, self._gathered = self._runner.token_to_kv_pool, Gathered(rows.device)
 
     def scores(self, texts: Tensor, lengths: Tensor) -> Tensor:
         """The logits f32[b, V] after the first lengths i64[b] of texts i64[b, T], on the host as they are."""
@@ -153,6 +154,7 @@ class _Own:
         )
         self._runner.kv_index_translator.bind_runner_slots(batch)
         none_asked(self._runner, batch)
+        self._gathered.give(batch, len(counts), prefills=True)
         return self._runner.forward(batch).logits_output.next_token_logits.float().cpu()
 
 

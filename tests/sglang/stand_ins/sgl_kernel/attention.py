@@ -136,10 +136,13 @@ def extend_attention_cpu(
     tree_mask: Tensor | None,
     is_causal: bool,
 ) -> None:
-    """Several queries per request, the last of its tokens; among these a tree mask says what sees what."""
+    """Several queries per request, the last of its tokens; among these a tree mask says what sees what.
+
+    Rows that no length is given of are padding, which SGLang adds behind what it prepares.
+    """
     plain_only(is_cross_attn)
     mask_at = 0
-    of_requests = (req_pool_indices, seq_lens, extend_seq_lens, extend_start_loc)
+    of_requests = (req_pool_indices[: len(seq_lens)], seq_lens, extend_seq_lens, extend_start_loc)
     for row, length, new, start in zip(*(column.tolist() for column in of_requests), strict=True):
         slots = req_to_token[row, :length].long()
         visible = torch.ones(new, length, dtype=torch.bool)

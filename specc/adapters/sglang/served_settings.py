@@ -1,0 +1,59 @@
+"""Settings of a server that programs are served with: which values are, and what others ask for.
+
+Imports the standard library only.
+"""
+
+from __future__ import annotations
+
+SETTINGS: dict[str, tuple[object, str]] = {
+    "pp_size": (1, "pipeline parallelism"),
+    "dp_size": (1, "data parallelism"),
+    "attn_cp_size": (1, "context parallelism"),
+    "dcp_size": (1, "context parallelism of decode"),
+    "dwdp_size": (1, "data parallelism of weights"),
+    "moe_dp_size": (1, "data parallelism of experts"),
+    "moe_a2a_backend": ("none", "expert parallelism by all-to-all"),
+    "speculative_moe_a2a_backend": ("none", "expert parallelism of the draft by all-to-all"),
+    "enable_eplb": (False, "experts that are balanced while the server runs"),
+    "elastic_ep_backend": (None, "expert parallelism of a number of ranks that changes"),
+    "expert_distribution_recorder_mode": (None, "a record of how tokens go to experts"),
+    "moe_dense_tp_size": (None, "hidden states that are scattered over ranks"),
+    "enable_attn_tp_input_scattered": (False, "hidden states that are scattered over ranks"),
+    "enable_layernorm_sp": (False, "hidden states that are scattered over ranks"),
+    "enable_kv_cache_sharding": (False, "a KV cache that is shared out over ranks"),
+    "enable_pdmux": (False, "prefill and decode multiplexed on one GPU"),
+    "disaggregation_mode": (("null", "decode"), "a server that only prefills"),
+    "enable_pd_role_switch": (False, "prefill and decode that change places while servers run"),
+    "decoupled_spec_role": ("null", "a draft in a process of its own"),
+    "speculative_adaptive": (False, "adaptive speculation"),
+    "speculative_use_rejection_sampling": (False, "rejection sampling"),
+    "speculative_use_block_verification": (False, "block verification"),
+    "speculative_draft_window_size": (None, "a window of the draft's"),
+    "enable_multi_layer_eagle": (False, "multi-layer EAGLE"),
+    "enable_unified_memory": (False, "a unified pool of keys and values"),
+    "enable_page_major_kv_layout": (False, "a KV cache laid out page by page"),
+    "enable_hisparse": (False, "a hierarchical sparse KV cache"),
+    "lora_backend": (("csgmv", "triton", "torch_native"), "LoRA with graphs of its own for batches without adapters"),
+    "enable_return_indexer_topk": (False, "the indexer's top-k as results"),
+    "forward_hooks": (None, "forward hooks"),
+    "kv_canary": ("none", "a canary of the KV pool"),
+    "SGLANG_IS_IN_CI": (False, "state that SGLang overwrites to find faults of its own"),
+}
+"""Argument or environment variable of SGLang's -> what is served, one value or several, and what others ask for."""
+
+DATA_PARALLEL: dict[str, tuple[object, str]] = {
+    "ep_size": (1, "experts that are shared out"),
+    "enable_lora": (False, "LoRA"),
+    "enable_return_routed_experts": (False, "experts as results"),
+    "disaggregation_mode": ("null", "prefill and decode on two servers"),
+    "enable_tp_lm_head_all_to_all": (False, "logits by all-to-all"),
+    "SGLANG_SCHEDULER_SKIP_ALL_GATHER": (False, "schedulers that gather nothing"),
+    "SGLANG_ENABLE_DP_SPEC_PREFILL_COORDINATION": (False, "prefill beside decode steps"),
+}
+"""The same where attention is data parallel, in the place of what `SETTINGS` has and beside it."""
+
+
+def served_values(setting: str, *, data_parallel: bool = False) -> tuple[object, ...]:
+    """The values of one of the settings that are served."""
+    served = (SETTINGS | DATA_PARALLEL if data_parallel else SETTINGS)[setting][0]
+    return served if isinstance(served, tuple) else (served,)

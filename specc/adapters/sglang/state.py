@@ -1,0 +1,62 @@
+"""The state of requests between steps, in the pool rows of a program, and what SGLang's own forwards have of it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from sglang.srt.speculative.eagle_info import EagleDraftInput
+from torch import Tensor
+
+
+class State:
+    """What SGLang keeps of a batch between steps, where the state of its requests is in a program's pool rows.
+
+    Args:
+        package: the program's.
+        step: it, bound.
+        topk: drafts of each request.
+
+    """
+
+    def __init__(self, package: Any, step: Any, topk: int) -> None:
+        """Nothing is kept here: rows are the step's."""
+        self._package, self._step = package, step
+        device = step.pools["topk_index"].device
+        self._ones = torch.ones(1, topk, device=device)
+        self._tokens = torch.zeros(1, topk, dtype=torch.int64, device=device)
+        self._bonus = torch.zeros(1, dtype=torch.int32, device=device)
+
+    def blank(self, rows: int) -> EagleDraftInput:
+        """What stands for the state of so many requests."""
+        return EagleDraftInput(
+            bonus_tokens=self._bonus.expand(rows),
+            topk_p=self._ones.expand(rows, -1),
+            topk_index=self._tokens.expand(rows, -1),
+        )
+
+    def adopt(self, rows: Tensor, state: EagleDraftInput, seq_lens: Tensor) -> EagleDraftInput:
+        """Take over what a forward of SGLang's leaves of requests in pool rows i64[b]; returns what stands for it."""
+        named = {
+            "bonus": state.bonus_tokens,
+            "topk_p": state.topk_p,
+            "topk_index": state.topk_index,
+            "hidden": state.hidden_states,
+            "seq_lens": seq_lens,
+        }
+        fields = {  # how a request is sampled stays as it was said
+            field: named[field].view(len(rows), *pool.shape[1:]).to(pool.dtype) if field in named else pool[rows]
+            for field, pool in self._step.pools.items()
+        }
+        self._step.write_carry(rows, self._package.Carry(fields))
+        return self.blank(len(rows))
+
+    def of(self, rows: Tensor) -> EagleDraftInput:
+        """What SGLang's own step reads of requests in pool rows i64[b]."""
+        fields = self._step.read_carry(rows).fields
+        return EagleDraftInput(
+            bonus_tokens=fields["bonus"],
+            topk_index=fields["topk_index"],
+            topk_p=fields.get("topk_p", self.blank(len(rows)).topk_p),
+            hidden_states=fields.get("hidden"),
+        )
