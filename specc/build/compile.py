@@ -11,7 +11,7 @@ from specc.algorithms.recognition import mistaken
 from specc.build.link import link
 from specc.config import LoadedConfig, ModelConfig, Pair
 from specc.config.models.pair import describe
-from specc.ir.core import Carry, Module, states
+from specc.ir.core import CarriedValue, Module, states
 from specc.ir.declarations import KvPool, Options
 from specc.pass_manager.manager import Instrument, run_passes
 from specc.pass_manager.pass_base import Context

@@ -47,17 +47,17 @@ class AttentionBackend:
         return self.caches if role != "draft" or self.drafts is None else self.drafts
 
 
-BACKENDS: Mapping[str, Backend] = {
-    "triton": Backend(("mha",), mask="full"),
-    "fa3": Backend(("mha", "swa", "mla"), mask="slots", windows=True),
-    "flashinfer": Backend(("mha",), mask="qlen", tried=False, planned=True),
-    "intel_amx": Backend(("mha", "swa"), drafts=("mha",), mask="qlen", device="cpu", windows=True),
-    "trtllm_mha": Backend(("mha",), tried=False, shapes=False),
-    "trtllm_mla": Backend(("mla",), tried=False, shapes=False),
-    "cutedsl_mla": Backend(("mla",), tried=False, shapes=False),
-    "flashmla": Backend(("mla",), tried=False, shapes=False),
-    "fa4": Backend(("mha",), tried=False, shapes=False),
-    "dsa": Backend(("dsa",), tried=False, shapes=False),
+BACKENDS: Mapping[str, AttentionBackend] = {
+    "triton": AttentionBackend(("mha",), mask="full"),
+    "fa3": AttentionBackend(("mha", "swa", "mla"), mask="slots", windows=True),
+    "flashinfer": AttentionBackend(("mha",), mask="qlen", tried=False, planned=True),
+    "intel_amx": AttentionBackend(("mha", "swa"), drafts=("mha",), mask="qlen", device="cpu", windows=True),
+    "trtllm_mha": AttentionBackend(("mha",), tried=False, shapes=False),
+    "trtllm_mla": AttentionBackend(("mla",), tried=False, shapes=False),
+    "cutedsl_mla": AttentionBackend(("mla",), tried=False, shapes=False),
+    "flashmla": AttentionBackend(("mla",), tried=False, shapes=False),
+    "fa4": AttentionBackend(("mha",), tried=False, shapes=False),
+    "dsa": AttentionBackend(("dsa",), tried=False, shapes=False),
 }
 """The attention backends that are served, by SGLang's names."""
 

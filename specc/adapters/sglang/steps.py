@@ -13,13 +13,14 @@ from torch import Tensor
 from .._plugin import SEEDS
 from .._shapes import Shapes, StepTimes, largest
 from .binding import Bound, bind
-from .forwards import scored_tokens
-from .grammars import Masks, fills_bitmasks
 from .lockstep import OTHERS, LockStep
-from .proof import prove, proving
-from .ranks import seeds, shared
-from .requests import built_for, refuses, unplanned, unserved
-from .results import Numbers, Published, StepResult, scores
+from .models.forwards import scored_tokens
+from .requests.admission import DETERMINISTIC_SEED, Admission
+from .requests.grammars import Masks, fills_bitmasks
+from .requests.refusals import built_for, refuses, unplanned, unserved
+from .requests.results import Numbers, Published, SglangResult, scores
+from .server.proof import prove, proving
+from .server.ranks import seeds, shared
 from .simulate import simulating
 from .state import State
 from .tally import Tally

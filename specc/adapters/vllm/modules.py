@@ -16,8 +16,8 @@ import torch
 from torch import Tensor
 
 from .._plugin import MisfitError
-from .forwards import Forwards
-from .heads import Head
+from .models.forwards import Forwards
+from .models.heads import Head
 from .tables import Blocks
 
 

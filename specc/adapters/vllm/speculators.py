@@ -21,15 +21,16 @@ from .._plugin import CHOICE, ServerError, chosen, title, tried, word
 from .._shapes import AUTO, SHAPE
 from . import seam
 from .batches import Steps
-from .fit import draft_group, misfits
-from .forwards import Forwards, NoForwards
-from .heads import Head
-from .logits import restrict
+from .models.forwards import Forwards, NoForwards
+from .models.heads import Head
+from .models.target import updates_tables_alone, updating
 from .modules import Modules
-from .numbers import asking, asks, looking_up
+from .requests.logits import restrict
+from .server import digests, parallel
+from .server.fit import draft_group, misfits
+from .server.numbers import asking, asks, looking_up
+from .server.trial import Trial, TrialDifference
 from .tables import Blocks, NoBlocks, carried, last_places
-from .target import updates_tables_alone, updating
-from .trial import Difference, Trial
 
 ENGINE = "vLLM"
 CAPTURE = "SPECC_CAPTURE"

@@ -16,7 +16,7 @@ from specc.adapters.sglang.served import (
     refusals,
     served_values,
 )
-from specc.config.archs import Gpu
+from specc.config.archs import CPU, Gpu, cpu
 from specc.config.models import Fact, ModelFacts, read_model
 from specc.config.presets.sglang import SGLANG
 from specc.config.presets.sglang_models import architecture_of, facts_of

@@ -25,19 +25,19 @@ class AttentionBackend(NamedTuple):
     blocks: tuple[int, ...] = ()
 
 
-BACKENDS: Mapping[str, Backend] = {
-    "FLASH_ATTN": Backend(captured=True),
-    "TRITON_ATTN": Backend(captured=True),
-    "FLASHINFER": Backend(captured=False),
-    "FLEX_ATTENTION": Backend(captured=False),
-    "TRITON_MLA": Backend(captured=True),
-    "FLASH_ATTN_MLA": Backend(captured=False),
-    "FLASHINFER_MLA": Backend(captured=False, blocks=(32, 64)),
-    "FLASHMLA": Backend(captured=False, blocks=(64,)),
-    "CUTLASS_MLA": Backend(captured=False, blocks=(128,)),
-    "FLASH_ATTN_MLA_SPARSE": Backend(captured=True, blocks=(64,)),
-    "FLASHMLA_SPARSE": Backend(captured=False, blocks=(64,)),
-    "CPU_ATTN": Backend(captured=False, blocks=(128,)),
+BACKENDS: Mapping[str, AttentionBackend] = {
+    "FLASH_ATTN": AttentionBackend(captured=True),
+    "TRITON_ATTN": AttentionBackend(captured=True),
+    "FLASHINFER": AttentionBackend(captured=False),
+    "FLEX_ATTENTION": AttentionBackend(captured=False),
+    "TRITON_MLA": AttentionBackend(captured=True),
+    "FLASH_ATTN_MLA": AttentionBackend(captured=False),
+    "FLASHINFER_MLA": AttentionBackend(captured=False, blocks=(32, 64)),
+    "FLASHMLA": AttentionBackend(captured=False, blocks=(64,)),
+    "CUTLASS_MLA": AttentionBackend(captured=False, blocks=(128,)),
+    "FLASH_ATTN_MLA_SPARSE": AttentionBackend(captured=True, blocks=(64,)),
+    "FLASHMLA_SPARSE": AttentionBackend(captured=False, blocks=(64,)),
+    "CPU_ATTN": AttentionBackend(captured=False, blocks=(128,)),
 }
 """vLLM's backends that are known here."""
 

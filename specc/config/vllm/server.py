@@ -136,7 +136,7 @@ def started(arguments: Arguments, gpu: Gpu, page_size: int | None = None, exact:
     blocks = exact.fact("page_size") if exact is not None and page_size is None else None
     longest = _longest(arguments, target[1].said)
     server = Started(
-        gpu, _runner(arguments, facts, exact), facts.algorithm, drafting, models, dtype, backends,
+        gpu, _runner(arguments, gpu, facts, exact), facts.algorithm, drafting, models, dtype, backends,
         _captured(gpu, backends, graphs, buckets[0][-1], looked_up=drafting.draft is None),
         blocks or _page(arguments, page_size or block, target[1], backends, written=page_size is not None), kept,
         arguments.number("--tensor-parallel-size") or 1, buckets,
@@ -191,7 +191,7 @@ def _first_runner(arguments: Arguments, server: Server) -> str:
     return "pipeline parallelism with external_launcher" if several else ""
 
 
-def _runner(arguments: Arguments, gpu: Gpu, facts: Server, exact: Answer | None) -> Fact:
+def _runner(arguments: Arguments, gpu: Gpu, facts: Server, exact: ServerAnswer | None) -> Fact:
     """Return the model runner, and why."""
     if exact is not None:
         return Fact("V1" if facts.first_runner else "V2", exact.origin)

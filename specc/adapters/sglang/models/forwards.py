@@ -16,8 +16,8 @@ from sglang.srt.model_executor.forward_batch_info import CaptureHiddenMode, Forw
 from sglang.srt.speculative.eagle_info import EagleDraftExtendInput, EagleDraftInput, EagleVerifyInput
 from torch import Tensor
 
-from .around import drafting, running
-from .attention import Attention, branches
+from ..around import drafting, running
+from ..attention import Attention, branches
 from .parts import Parts
 
 MODES = {"null": CaptureHiddenMode.NULL, "last": CaptureHiddenMode.LAST, "full": CaptureHiddenMode.FULL}
@@ -28,7 +28,7 @@ def scored_tokens(worker: Any) -> Tensor | None:
     return worker.draft_worker.hot_token_id
 
 
-class Outputs(NamedTuple):
+class ForwardOutputs(NamedTuple):
     """What a forward returns: logits f32[..., V], and hidden states T[..., W] where it captures any.
 
     V are the columns of the rank where a program has sharded logits. A draft whose head the program computes

@@ -20,15 +20,16 @@ from sglang.srt.runtime_context import (
 )
 from sglang.srt.state_capturer.indexer_topk import get_global_indexer_capturer
 
-from .._heads import computes_head
-from .._shapes import largest
-from . import heads, routed, seam, shards
-from .attention import roles_of
-from .forwards import scored_tokens
-from .served import CACHES, DATA_PARALLEL, SETTINGS, Model, Server, refusals
+from ..._heads import computes_head
+from ..._shapes import largest
+from .. import seam
+from ..attention import roles_of
+from ..models import heads, routed, shards
+from ..models.forwards import scored_tokens
+from ..served import CACHES, DATA_PARALLEL, SETTINGS, ServedModel, Server, refusals
+from ..simulate import simulating
+from ..windows import first_pool, oddity
 from .settings import flag
-from .simulate import simulating
-from .windows import first_pool, oddity
 
 COMMAND_LINE = {"flashinfer_mla": "flashinfer"}
 """Attention backends that the command line calls by the name of another."""

@@ -17,12 +17,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .._plugin import word
-from . import shards
-from .gathered import Gathered
-from .lora import none_asked
-from .mrope import text_positions
-from .windows import same_slots, slots_of
+from ..._plugin import word
+from ..gathered import Gathered
+from ..models import shards
+from ..models.lora import none_asked
+from ..models.mrope import text_positions
+from ..windows import same_slots, slots_of
 
 logger = logging.getLogger(__name__)
 

@@ -9,8 +9,8 @@ from torch import Tensor
 from vllm.config.compilation import CUDAGraphMode
 from vllm.v1.worker.gpu.cudagraph_utils import BatchExecutionDescriptor
 
+from ..tables import Blocks
 from .heads import Head
-from .tables import Blocks
 from .target import Target
 
 

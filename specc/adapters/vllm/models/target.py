@@ -13,8 +13,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from . import seam
-from .tables import AHEAD
+from .. import seam
+from ..tables import AHEAD
 
 
 class Target:

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator, Mapping
 from typing import Any
 
-from .._heads import TOKEN_MAP, computes_head
-from .._plugin import MisfitError
-from .served import Server, facts, refusals
+from ..._heads import TOKEN_MAP, computes_head
+from ..._plugin import MisfitError
+from ..served import Server, facts, refusals
 
 
 def misfits(plans: Mapping[Any, Any], config: Any, kind: type, served: Collection[type]) -> list[str]:
