@@ -24,7 +24,7 @@ from .models.recorded import RecordedForwards
 from .models.shards import Ranks
 from .requests.grammars import Masks
 from .server.proof import Heard
-from .simulate import Simulated, simulating
+from .server.simulate import Simulated, simulating
 
 logger = logging.getLogger(__name__)
 CAPTURE = "SPECC_CAPTURE"

@@ -13,17 +13,17 @@ from torch import Tensor
 from .._plugin import SEEDS
 from .._shapes import Shapes, StepTimes, largest
 from .binding import Bound, bind
-from .lockstep import OTHERS, LockStep
 from .models.forwards import scored_tokens
 from .requests.admission import DETERMINISTIC_SEED, Admission
 from .requests.grammars import Masks, fills_bitmasks
 from .requests.refusals import built_for, refuses, unplanned, unserved
 from .requests.results import Numbers, Published, SglangResult, scores
+from .requests.state import State
+from .server.lockstep import OTHERS, LockStep
 from .server.proof import prove, proving
 from .server.ranks import seeds, shared
-from .simulate import simulating
-from .state import State
-from .tally import Tally
+from .server.simulate import simulating
+from .server.tally import Tally
 
 
 class Steps:

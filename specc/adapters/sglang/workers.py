@@ -17,10 +17,11 @@ from sglang.srt.speculative.standalone_worker_v2 import StandaloneWorkerV2
 
 from .._plugin import chosen, tried
 from .._shapes import SHAPE, TIMES
-from . import handover, lockstep, relay, seam
+from . import handover, relay, seam
 from .binding import capturing
 from .requests.refusals import refuses, turn_away
 from .requests.results import SglangResult
+from .server import lockstep
 from .server.fit import misfits
 from .server.proof import PROOF, proving
 from .server.ranks import agree

@@ -23,8 +23,8 @@ from . import seam
 from .batches import Steps
 from .models.forwards import Forwards, NoForwards
 from .models.heads import Head
+from .models.modules import Modules
 from .models.target import updates_tables_alone, updating
-from .modules import Modules
 from .requests.logits import restrict
 from .server import digests, parallel
 from .server.fit import draft_group, misfits

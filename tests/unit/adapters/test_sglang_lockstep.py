@@ -121,14 +121,14 @@ def test_who_has_more_requests_than_the_program_votes_against(serve: Serve) -> N
 
 def test_without_a_program_nothing_more_is_gathered(serve: Serve, monkeypatch: pytest.MonkeyPatch) -> None:
     server = serve(plan_of("EAGLE"), groups=2)
-    monkeypatch.setattr(adapter("lockstep").LockStep, "current", None)
+    monkeypatch.setattr(adapter("server.lockstep").LockStep, "current", None)
     server._gather(None)
     assert MLPSyncBatchInfo.sent[-1] == [0, 0]
 
 
 def test_on_one_rank_nothing_is_agreed_on(serve: Serve) -> None:
     assert serve(plan_of("EAGLE")).worker.steps.lockstep is None
-    assert adapter("lockstep").LockStep.current is None
+    assert adapter("server.lockstep").LockStep.current is None
 
 
 def test_rows_that_ranks_of_a_group_cannot_share_out_evenly_are_summed_up(serve: Serve) -> None:

@@ -10,8 +10,9 @@ from pathlib import Path
 import pytest
 
 from specc.adapters import sglang as adapter
-from specc.adapters.sglang import around, seam
+from specc.adapters.sglang import seam
 from specc.adapters.sglang.attention import KINDS
+from specc.adapters.sglang.server import around
 
 SmallEngine = Callable[[str], Path]
 FILES = sorted(Path(adapter.__file__).parent.rglob("*.py"))

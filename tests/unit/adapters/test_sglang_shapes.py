@@ -265,7 +265,7 @@ def test_lengths_are_simulated_by_shape(serve: Serve, monkeypatch: pytest.Monkey
 def test_a_tree_that_is_less_deep_accepts_all_of_a_path(serve: Serve) -> None:
     """0 has the children 1 and 2, and 2 has 3: a length of 4 is cut to 3."""
     started(serve, plans_of(CHAINS))
-    simulated = object.__new__(adapter("simulate").Simulated)
+    simulated = object.__new__(adapter("server.simulate").Simulated)
     simulated._depths = torch.arange(5)
     sees = torch.eye(4, dtype=torch.bool)
     sees[1:, 0] = sees[3, 2] = True
@@ -276,7 +276,7 @@ def test_a_tree_that_is_less_deep_accepts_all_of_a_path(serve: Serve) -> None:
 
 def test_lengths_that_cannot_be(serve: Serve, monkeypatch: pytest.MonkeyPatch) -> None:
     started(serve, plans_of(CHAINS))
-    accepted_by_shape = adapter("simulate").accepted_by_shape
+    accepted_by_shape = adapter("server.simulate").accepted_by_shape
     for written in ("3", "3:x", "3:0.5", "3:inf", "3:nan", "3:2:1"):
         monkeypatch.setenv("SPECC_SIMULATE_ACC_LENS", written)
         with pytest.raises(RuntimeError, match="is a list such as"):
@@ -291,7 +291,7 @@ def test_a_drawn_length_has_its_mean_and_the_same_chance_at_every_position(
 ) -> None:
     started(serve, plans_of(CHAINS))
     random.seed(1)
-    drawn = adapter("simulate").drawn_lengths(mean, most)
+    drawn = adapter("server.simulate").drawn_lengths(mean, most)
     assert {*drawn} <= {*range(1, most + 1)}
     assert sum(drawn) / len(drawn) == pytest.approx(min(mean, most), abs=0.08)
     rates = [

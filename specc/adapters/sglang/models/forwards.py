@@ -16,8 +16,8 @@ from sglang.srt.model_executor.forward_batch_info import CaptureHiddenMode, Forw
 from sglang.srt.speculative.eagle_info import EagleDraftExtendInput, EagleDraftInput, EagleVerifyInput
 from torch import Tensor
 
-from ..around import drafting, running
 from ..attention import Attention, branches
+from ..server.around import drafting, running
 from .parts import Parts
 
 MODES = {"null": CaptureHiddenMode.NULL, "last": CaptureHiddenMode.LAST, "full": CaptureHiddenMode.FULL}

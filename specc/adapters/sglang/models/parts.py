@@ -8,8 +8,8 @@ from typing import Any
 
 from torch import Tensor
 
-from ..gathered import Gathered
 from .experts import Padding
+from .gathered import Gathered
 from .heads import Head
 from .lora import Adapters
 from .mrope import Deltas

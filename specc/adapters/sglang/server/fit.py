@@ -27,9 +27,9 @@ from ..attention import roles_of
 from ..models import heads, routed, shards
 from ..models.forwards import scored_tokens
 from ..served import CACHES, DATA_PARALLEL, SETTINGS, ServedModel, Server, refusals
-from ..simulate import simulating
 from ..windows import first_pool, oddity
 from .settings import flag
+from .simulate import simulating
 
 COMMAND_LINE = {"flashinfer_mla": "flashinfer"}
 """Attention backends that the command line calls by the name of another."""

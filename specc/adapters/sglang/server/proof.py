@@ -18,8 +18,8 @@ import torch
 from torch import Tensor
 
 from ..._plugin import word
-from ..gathered import Gathered
 from ..models import shards
+from ..models.gathered import Gathered
 from ..models.lora import none_asked
 from ..models.mrope import text_positions
 from ..windows import same_slots, slots_of

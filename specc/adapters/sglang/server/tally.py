@@ -8,7 +8,7 @@ from typing import Any
 
 from sglang.srt.runtime_context import get_observability, get_parallel
 
-from .._counters import Counters, Verified
+from ..._counters import Counters, Verified
 
 
 class Tally:

@@ -15,10 +15,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .._plugin import MisfitError
-from .models.forwards import Forwards
-from .models.heads import Head
-from .tables import Blocks
+from ..._plugin import MisfitError
+from ..tables import Blocks
+from .forwards import Forwards
+from .heads import Head
 
 
 @dataclass

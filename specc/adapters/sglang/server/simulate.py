@@ -14,12 +14,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .._plugin import ServerError
-from . import seam
-from .attention import Attention
-from .masks import seen
-from .models.forwards import ForwardOutputs, Forwards
-from .models.parts import Parts
+from ..._plugin import ServerError
+from .. import seam
+from ..attention import Attention
+from ..masks import seen
+from ..models.forwards import ForwardOutputs, Forwards
+from ..models.parts import Parts
 
 TOKEN = 100
 """What the target says after the accepted path, as in SGLang."""
