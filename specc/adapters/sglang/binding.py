@@ -19,9 +19,9 @@ from .._heads import TOKEN_MAP, saved
 from .._plugin import ServerError, word
 from .attention import Attention, attention_of
 from .models.forwards import Forwards, scored_tokens
-from .models.parts import Parts, parts_of
 from .models.recorded import RecordedForwards
-from .models.shards import Ranks
+from .parts import Parts, parts_of
+from .parts.shards import Ranks
 from .requests.grammars import Masks
 from .server.proof import Heard
 from .server.simulate import Simulated, simulating

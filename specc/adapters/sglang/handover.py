@@ -20,7 +20,7 @@ from sglang.srt.speculative.eagle_info import EagleDraftInput
 from torch import Tensor
 
 from . import relay
-from .server.around import drafting
+from .models.around import drafting
 from .steps import Steps
 
 HIDDEN = "hidden"

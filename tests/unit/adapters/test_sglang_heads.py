@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from specc.runtime.plan.plan import Plan
 
-HEADS = "specc.adapters.sglang.models.heads"
+HEADS = "specc.adapters.sglang.parts.heads"
 TOKENS, PADDED, WIDTH = 90, 128, 64
 
 

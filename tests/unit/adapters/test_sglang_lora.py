@@ -80,7 +80,7 @@ def test_a_graph_has_what_was_said_of_its_bucket(serve: Serve, monkeypatch: pyte
     """All buckets are warmed up before the first is captured, while which nothing can be said."""
     server = serve(plan_of("EAGLE"), adapters=True)
     lora, nodes = manager(server), 4
-    adapters = adapter("models.lora").Adapters(server.worker.target_worker.model_runner)
+    adapters = adapter("parts.lora").Adapters(server.worker.target_worker.model_runner)
     info = SimpleNamespace(draft_token_num=nodes)
     batches = {rows: SimpleNamespace(batch_size=rows, spec_info=info) for rows in (2, 1)}
     capturing = [False]

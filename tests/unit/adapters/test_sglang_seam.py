@@ -12,7 +12,7 @@ import pytest
 from specc.adapters import sglang as adapter
 from specc.adapters.sglang import seam
 from specc.adapters.sglang.attention import KINDS
-from specc.adapters.sglang.server import around
+from specc.adapters.sglang.models import around
 
 SmallEngine = Callable[[str], Path]
 FILES = sorted(Path(adapter.__file__).parent.rglob("*.py"))

@@ -10,7 +10,7 @@ import torch
 from programs import planned
 from torch import Tensor, nn
 
-from specc.adapters.sglang.models.shards import GATHERS, Ranks, Shards, columns, misfits
+from specc.adapters.sglang.parts.shards import GATHERS, Ranks, Shards, columns, misfits
 from specc.runtime.plan.plan import Plan
 
 TOKENS, PADDED = 90, 128

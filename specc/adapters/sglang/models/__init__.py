@@ -1,1 +1,1 @@
-"""SGLang's models in a program's forwards: what a step hands to them, and what stands around them."""
+"""SGLang's models in a program's forwards, which may be a graph each."""

@@ -14,8 +14,8 @@ from typing import Any
 import torch
 
 from ..attention import Attention
+from ..parts import Parts
 from .forwards import ForwardOutputs, Forwards
-from .parts import Parts
 
 Key = tuple[Any, ...]
 

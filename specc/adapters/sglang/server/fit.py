@@ -24,8 +24,8 @@ from ..._heads import computes_head
 from ..._shapes import largest
 from .. import seam
 from ..attention import roles_of
-from ..models import heads, routed, shards
 from ..models.forwards import scored_tokens
+from ..parts import heads, routed, shards
 from ..served import CACHES, DATA_PARALLEL, SETTINGS, ServedModel, Server, refusals
 from ..windows import first_pool, oddity
 from .settings import flag

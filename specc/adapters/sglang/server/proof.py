@@ -18,10 +18,10 @@ import torch
 from torch import Tensor
 
 from ..._plugin import word
-from ..models import shards
-from ..models.gathered import Gathered
-from ..models.lora import none_asked
-from ..models.mrope import text_positions
+from ..parts import shards
+from ..parts.gathered import Gathered
+from ..parts.lora import none_asked
+from ..parts.mrope import text_positions
 from ..windows import same_slots, slots_of
 
 logger = logging.getLogger(__name__)
