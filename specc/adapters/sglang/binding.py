@@ -20,7 +20,7 @@ from .._plugin import ServerError, word
 from .attention import Attention, attention_of
 from .models.forwards import Forwards, scored_tokens
 from .models.recorded import RecordedForwards
-from .parts import Parts, parts_of
+from .parts.parts import Parts, parts_of
 from .parts.shards import Ranks
 from .requests.grammars import Masks
 from .server.proof import Heard

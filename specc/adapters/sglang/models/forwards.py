@@ -17,7 +17,7 @@ from sglang.srt.speculative.eagle_info import EagleDraftExtendInput, EagleDraftI
 from torch import Tensor
 
 from ..attention import Attention, branches
-from ..parts import Parts
+from ..parts.parts import Parts
 from .around import drafting, running
 
 MODES = {"null": CaptureHiddenMode.NULL, "last": CaptureHiddenMode.LAST, "full": CaptureHiddenMode.FULL}

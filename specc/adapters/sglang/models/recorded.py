@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from ..attention import Attention
-from ..parts import Parts
+from ..parts.parts import Parts
 from .forwards import ForwardOutputs, Forwards
 
 Key = tuple[Any, ...]

@@ -19,7 +19,7 @@ from .. import seam
 from ..attention import Attention
 from ..masks import seen
 from ..models.forwards import ForwardOutputs, Forwards
-from ..parts import Parts
+from ..parts.parts import Parts
 
 TOKEN = 100
 """What the target says after the accepted path, as in SGLang."""

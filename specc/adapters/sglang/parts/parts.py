@@ -1,0 +1,54 @@
+"""What stands around SGLang's models in a program's forwards, the same for steps of all shapes."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from torch import Tensor
+
+from .experts import Padding
+from .gathered import Gathered
+from .heads import Head
+from .lora import Adapters
+from .mrope import Deltas
+from .routed import Routed
+from .shards import Shards
+
+
+@dataclass(frozen=True)
+class Parts:
+    """What stands around the models of one program.
+
+    Attributes:
+        shards: what of its logits a rank hands over.
+        head: the draft's, if the program computes it.
+        deltas: how far texts are from their places, which every prefill says.
+        padding: how many rows are tokens, which is said before every step.
+        routed: the experts that tokens went to, in a server that returns them.
+        gathered: how many rows each rank has, where forwards exchange them.
+        adapters: those of requests (LoRA), which are said before every step.
+
+    """
+
+    shards: Shards
+    head: Head
+    deltas: Deltas
+    padding: Padding
+    routed: Routed
+    gathered: Gathered
+    adapters: Adapters
+
+
+def parts_of(program: Any, runners: Mapping[str, Any], table: Tensor, group: Any) -> Parts:
+    """Those of a program; `runners` are SGLang's of target and draft, `table` is that of KV slots, `group` of ranks."""
+    return Parts(
+        shards=Shards(program.plan, runners),
+        head=Head(program.plan, runners["draft"], group),
+        deltas=Deltas(runners, table),
+        padding=Padding(program.plans, table.device),
+        routed=Routed(table),
+        gathered=Gathered(table.device),
+        adapters=Adapters(runners["target"]),
+    )
