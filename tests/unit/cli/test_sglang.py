@@ -77,6 +77,8 @@ def test_a_tree_on_a_gpu_and_on_a_cpu(tmp_path: Path) -> None:
     for backend in ("intel_amx", None):
         resolved = config(tmp_path, TREE | {"--device": "cpu", "--attention-backend": backend})
         assert (resolved.file.mask, resolved.file.context_length) == ("qlen", None)
+    chosen = run("--", *words(TREE | {"--device": "cpu", "--attention-backend": None})).stdout
+    assert "mask: qlen # what intel_amx attention reads" in chosen, "and not what a GPU's does, which has the same mask"
 
 
 def test_ranks(tmp_path: Path) -> None:
