@@ -82,7 +82,7 @@ def test_texts_are_those_without_speculation(family: Family, engine: Variant, en
 
 @each_program
 def test_all_ranks_run_the_same_steps(family: Family, engine: Variant, engines: Running) -> None:
-    """A step is the program's on all of them or on none, and each has been beside others without any request."""
+    """A step is the program's on all of them or on none, and some rank had no request while others had."""
     served = engines.of(engine)
     groups = groups_of(served)
     assert len(groups) == engine.groups
@@ -92,7 +92,7 @@ def test_all_ranks_run_the_same_steps(family: Family, engine: Variant, engines: 
         assert rank["specc"]["proof"] == "passed"
         assert rank["specc"]["served"] == ranks[0]["specc"]["served"] > 50
         assert rank["specc"]["left"].keys() <= family.left
-        assert rank["specc"]["idle"] > 10
+    assert max(rank["specc"]["idle"] for rank in ranks) > 10
     reasons = [rank["specc"]["left"] for rank in ranks]
     assert all("sampling" not in left for left in reasons) == engine.samples
     assert any("requests of another rank" in left for left in reasons) != engine.samples

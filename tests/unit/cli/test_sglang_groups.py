@@ -12,7 +12,7 @@ from .sglang_words import config, run, words
 
 __all__ = ["heads"]
 
-EAGLE = {"--speculative-algorithm": "EAGLE", "--speculative-draft-model-path": "eagle"}
+EAGLE: dict[str, str | None] = {"--speculative-algorithm": "EAGLE", "--speculative-draft-model-path": "eagle"}
 GROUPS = EAGLE | {"--tp-size": "4", "--dp-size": "2", "--enable-dp-attention": ""}
 
 
@@ -27,7 +27,7 @@ GROUPS = EAGLE | {"--tp-size": "4", "--dp-size": "2", "--enable-dp-attention": "
     ],
 )
 def test_a_group_has_its_part_of_the_requests_and_shares_attention_out(
-    tmp_path: Path, changes: dict[str, str], ranks: int
+    tmp_path: Path, changes: dict[str, str | None], ranks: int
 ) -> None:
     groups = 4 // ranks
     resolved = config(tmp_path, changes | {"--max-running-requests": "24"})
@@ -56,7 +56,7 @@ def test_a_group_has_its_part_of_the_requests_and_shares_attention_out(
         ({"--pp-size": "2"}, (), "pipeline parallelism (pp_size 2)"),
     ],
 )
-def test_what_is_not_served_beside_it(changes: dict[str, str], options: tuple[str, ...], message: str) -> None:
+def test_what_is_not_served_beside_it(changes: dict[str, str | None], options: tuple[str, ...], message: str) -> None:
     """And is by itself, but for a pipeline and `--shapes` that need no server of groups to be refused."""
     result = run(*options, "--", *words(GROUPS | changes))
     assert (result.exit_code, result.stdout) == (1, "")
