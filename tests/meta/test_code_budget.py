@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import ast
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
-from source_files import SOURCES, by_folder, problems, tree_of
+from source_files import SOURCES, below, by_folder, problems, tree_of
 
 MAX_FILE, MAX_FUNCTION = 400, 60
+MAX_FLAT, MAX_NAMES = 10, 20
+"""Most files beside each other in a folder, and most names that several classes have."""
+SERIES = ("algorithms", "cli", "ir/ops", "kernels", "passes", "runtime/semantics")
+"""Folders whose files are one of a kind each: an algorithm, a command, a dialect, a family of kernels, a pass."""
 
 Function = ast.FunctionDef | ast.AsyncFunctionDef
 
@@ -81,3 +86,17 @@ def test_the_scans_find_what_they_look_for(tmp_path: Path) -> None:
     assert [*too_long(path)] == [f"{MAX_FILE + MAX_FUNCTION + 1} lines", f"f has {MAX_FUNCTION + 1} lines"]
     assert [*undocumented(path)] == ["the module", "f"]
     assert [*unannotated(path)] == ["arguments of f", "the result of f"]
+
+
+def test_few_files_are_beside_each_other() -> None:
+    folders = Counter(below(path.parent) for path in SOURCES if path.name != "__init__.py")
+    assert {name: count for name, count in folders.items() if count > MAX_FLAT and name not in SERIES} == {}
+
+
+def test_few_classes_share_a_name() -> None:
+    """Those of the two engines' adapters do, as what they say of a server, and what a module and a plan both have."""
+    classes = {
+        (node.name, path) for path in SOURCES for node in ast.walk(tree_of(path)) if isinstance(node, ast.ClassDef)
+    }
+    shared = [name for name, count in Counter(name for name, _ in classes).items() if count > 1]
+    assert len(shared) <= MAX_NAMES, sorted(shared)

@@ -12,7 +12,7 @@ DATA_CENTER = ("sm_100", "sm_103")
 HOPPER = ("sm_90",)
 
 
-class AttentionBackend(NamedTuple):
+class VllmBackend(NamedTuple):
     """An attention backend of vLLM's.
 
     Attributes:
@@ -25,23 +25,23 @@ class AttentionBackend(NamedTuple):
     blocks: tuple[int, ...] = ()
 
 
-BACKENDS: Mapping[str, AttentionBackend] = {
-    "FLASH_ATTN": AttentionBackend(captured=True),
-    "TRITON_ATTN": AttentionBackend(captured=True),
-    "FLASHINFER": AttentionBackend(captured=False),
-    "FLEX_ATTENTION": AttentionBackend(captured=False),
-    "TRITON_MLA": AttentionBackend(captured=True),
-    "FLASH_ATTN_MLA": AttentionBackend(captured=False),
-    "FLASHINFER_MLA": AttentionBackend(captured=False, blocks=(32, 64)),
-    "FLASHMLA": AttentionBackend(captured=False, blocks=(64,)),
-    "CUTLASS_MLA": AttentionBackend(captured=False, blocks=(128,)),
-    "FLASH_ATTN_MLA_SPARSE": AttentionBackend(captured=True, blocks=(64,)),
-    "FLASHMLA_SPARSE": AttentionBackend(captured=False, blocks=(64,)),
-    "CPU_ATTN": AttentionBackend(captured=False, blocks=(128,)),
+BACKENDS: Mapping[str, VllmBackend] = {
+    "FLASH_ATTN": VllmBackend(captured=True),
+    "TRITON_ATTN": VllmBackend(captured=True),
+    "FLASHINFER": VllmBackend(captured=False),
+    "FLEX_ATTENTION": VllmBackend(captured=False),
+    "TRITON_MLA": VllmBackend(captured=True),
+    "FLASH_ATTN_MLA": VllmBackend(captured=False),
+    "FLASHINFER_MLA": VllmBackend(captured=False, blocks=(32, 64)),
+    "FLASHMLA": VllmBackend(captured=False, blocks=(64,)),
+    "CUTLASS_MLA": VllmBackend(captured=False, blocks=(128,)),
+    "FLASH_ATTN_MLA_SPARSE": VllmBackend(captured=True, blocks=(64,)),
+    "FLASHMLA_SPARSE": VllmBackend(captured=False, blocks=(64,)),
+    "CPU_ATTN": VllmBackend(captured=False, blocks=(128,)),
 }
 """vLLM's backends that are known here."""
 
-ON_DATA_CENTER: Mapping[str, AttentionBackend] = {"FLASHINFER": AttentionBackend(captured=True)}
+ON_DATA_CENTER: Mapping[str, VllmBackend] = {"FLASHINFER": VllmBackend(captured=True)}
 """What is otherwise on a B200: FlashInfer has kernels of TensorRT-LLM's there."""
 
 
