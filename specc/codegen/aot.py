@@ -74,6 +74,9 @@ NEWER_OPTIONS: Mapping[tuple[str, str], Mapping[str, Any]] = {
 }
 """What a release of triton, and those after it, take besides or instead: (release, backend) -> options."""
 
+MOST_STAGES: Mapping[str, int] = {"gfx90a": 3, "gfx942": 3}
+"""Most tiles on their way on GPUs where a program has 64 KiB of shared memory for them."""
+
 _TYPES = re.compile(r"\*?(i1|i8|i16|i32|i64|u8|u16|u32|u64|fp8e4nv|fp16|bf16|fp32|fp64)")
 
 
@@ -99,7 +102,8 @@ class KernelSource:
     (name, triton type) of all arguments but the constexprs, in order; `constants` the constexprs. `aligned`
     names pointers whose address, and integers whose value, is always a multiple of 16. `num_warps` counts
     warps of 32 threads: on a target with 64 lanes half as many are used, so a block has the same threads, and
-    a thread the same work. `registers` is the most that a thread may take on a target that counts them.
+    a thread the same work. `registers` is the most that a thread may take on a target that counts them. Of
+    `num_stages` a target may have fewer, see `MOST_STAGES`.
     """
 
     name: str
@@ -117,7 +121,7 @@ def compile_options(source: KernelSource, target: ArchTarget) -> dict[str, Any]:
     """Every option of the compilation, by the names of the installed triton."""
     own: dict[str, Any] = {
         "num_warps": max(1, source.num_warps * 32 // target.lanes),
-        "num_stages": source.num_stages,
+        "num_stages": min(source.num_stages, MOST_STAGES.get(target.arch, source.num_stages)),
     }
     if target.backend == "cuda":
         # Left alone, ptxas at times takes so few registers, for the sake of occupancy, that it spills one.
