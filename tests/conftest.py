@@ -61,7 +61,7 @@ SLOW = re.compile(
 draws, whatever else took five seconds of a processor, and of long sweeps what other tests of the sweep stand for. A
 test stands here by its folder, its file or its name."""
 QUICK = re.compile(
-    r"aot/test_(compile\.py::(?!test_(bytes_do_not|the_comment|nothing_of|the_assembler\w+\[sm_100))|cache\.py)"
+    r"aot/test_(adapter_kernels|compile\.py::(?!test_(bytes_do_not|the_comment|nothing_of|the_assembler\w+\[sm_100))|cache\.py)"
     r"|unit/cli/test_transcripts\.py::\w+\[(eagle|qwen)-80\]|e2e/test_(metrics|site_html)"
     r"|e2e/test_generate\.py::test_text_equals_generate\[(\w+_trained_p1_s3_o_auto|eagle\w+_k4_n16_qlen|eagle3\w+_reduced_weights|ngram\w+_corpus)\]"
     r"|e2e/test_penalties\.py::(?!\w+\[(tree|look-up|block|modules)|test_row|test_at_changing|test_after_a_failure\[(prefill|extend))"

@@ -10,15 +10,17 @@ COMPILE = """
 import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
+from specc.adapters.sglang.attention.second_pool import fill_second
 from specc.adapters.sglang.attention.slot_lists import fill_lists, pack_mask
 from specc.adapters.sglang.attention.step_tables import fill_tables
 
 words = {"rows_ptr": "*i64", "seq_lens_ptr": "*i64", "slots_stride": "i32", "pages_stride": "i32"}
 words |= {"mask_ptr": "*u8", "packed_ptr": "*u8"}
+second = {name: "*i64" for name in ("map_ptr", "written_ptr", "by_token_ptr")}
 
 def built(kernel, arch, constants):
     names = [parameter.name for parameter in kernel.params if not parameter.is_constexpr]
-    signature = {name: words.get(name, "*i32") for name in names} | dict.fromkeys(constants, "constexpr")
+    signature = {name: (words | second).get(name, "*i32") for name in names} | dict.fromkeys(constants, "constexpr")
     made = triton.compile(ASTSource(kernel, signature, constants), target=GPUTarget("cuda", arch, 32))
     assert made.asm["cubin"] and not made.metadata.shared > 48 << 10
     print(made.metadata.name)
@@ -30,9 +32,10 @@ for arch in (80, 90, 100):
         tables = {"LARGEST": 8, "VERIFIED": 4 if topk == 1 else 0, "WINDOW": 8, "FORWARDS": 8, "BRANCH": 4}
         built(fill_tables, arch, sizes | tables)
         built(fill_lists, arch, sizes | {"BRANCHES": 8 * topk, "C": 4096, "N": 8, "FORWARDS": 4})
+    built(fill_second, arch, {"LARGEST": 8, "P": 16, "W": 4, "WRITES": 4} | shared)
     built(pack_mask, arch, {"N": 8, "BYTES": 4096} | shared)
 """
-KERNELS = [*["fill_tables", "fill_lists"] * 3, "pack_mask"]
+KERNELS = [*["fill_tables", "fill_lists"] * 3, "fill_second", "pack_mask"]
 
 
 def test_kernels_compile() -> None:

@@ -29,7 +29,7 @@ def fill_pages(
     row_ptr: tl.tensor,
     map_ptr: tl.tensor | None,
     pages_ptr: tl.tensor,
-    pages: Any,
+    pages: tl.tensor,
     P: tl.constexpr,
     SHARES: tl.constexpr,
     BLOCK: tl.constexpr,
