@@ -38,7 +38,7 @@ def fill_pages(
 
     SHARES programs share them, numbered by their second axis.
     """
-    for start in range(tl.program_id(1) * BLOCK, pages, SHARES * BLOCK):
+    for start in range(tl.program_id(1) * BLOCK, pages, SHARES * BLOCK):  # pyright: ignore[reportArgumentType]
         at = start + tl.arange(0, BLOCK)
         slot = tl.load(row_ptr + at * P, mask=at < pages, other=0)
         if map_ptr is not None:
