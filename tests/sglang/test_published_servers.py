@@ -19,13 +19,13 @@ import pytest
 import yaml
 from sglang_files import HERE, NEWEST, ON_GPU, ROOT, environment
 
-from specc.adapters.sglang.served import refusals, roles
+from specc.adapters.sglang.served import refusals
 from specc.config.archs import gpu_of
 from specc.config.pasted import Wanted
 from specc.config.presets.preset import EngineNeeds
 from specc.config.presets.sglang_models import unserved
 from specc.config.sglang.command_line import Arguments, parse
-from specc.config.sglang.server import Started, started
+from specc.config.sglang.server import Started, roles, started
 from specc.config.sglang.written import configuration
 from specc.support.diagnostics import DiagnosticError
 
