@@ -29,9 +29,9 @@ def first_choices() -> dict[str, str]:
 
     choices: dict[str, str] = {}
     for arch in ARCHS:
-        asked.Gpu.arch = arch
+        asked.GpuMachine.arch = arch
         for mla in (False, True):
-            capability = asked.Gpu.get_device_capability()
+            capability = asked.GpuMachine.get_device_capability()
             names = [backend.name for backend in cuda._get_backend_priorities(mla, capability, num_heads=128)]
             choices[f"{arch} {'mla' if mla else 'mha'}"] = names[0]
     return choices

@@ -33,7 +33,7 @@ def _file(path: Path) -> Any:
 
 HERE = Path(__file__).resolve().parent
 served = _file(HERE.parents[1] / "adapters" / "vllm" / "served.py")
-Gpu: Any = _file(HERE / "machine.py").Gpu
+GpuMachine: Any = _file(HERE / "machine.py").GpuMachine
 
 from vllm.config import set_current_vllm_config
 from vllm.engine.arg_utils import AsyncEngineArgs
@@ -58,7 +58,7 @@ def parsed(words: Sequence[str]) -> Any:
 
 def configured(words: Sequence[str], arch: str, memory: int) -> Any:
     """Return the VllmConfig of a server with these arguments on such a GPU."""
-    Gpu.arch, Gpu.memory = arch, memory
+    GpuMachine.arch, GpuMachine.memory = arch, memory
     arguments = AsyncEngineArgs.from_cli_args(parsed([*words, "--skip-tokenizer-init"]))
     return arguments.create_engine_config(UsageContext.OPENAI_API_SERVER)
 
@@ -101,7 +101,7 @@ def page_size(config: Any) -> int | None:
             )
             if not cache.user_specified_block_size:
                 cache.block_size = backend.get_preferred_block_size(USUAL_BLOCK)
-        Gpu._align_hybrid_block_size(config, backend)
+        GpuMachine._align_hybrid_block_size(config, backend)
     return cache.block_size if model.is_hybrid or cache.user_specified_block_size else None
 
 
