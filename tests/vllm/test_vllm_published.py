@@ -180,7 +180,8 @@ def test_what_is_served_has_a_program(
         return
     loaded = load_text(configuration(arguments, settings, wanted), Path("vllm.yaml"), names(), needs)
     check_config(loaded)
-    assert settings.facts.drafting in METHODS[loaded.config.algorithm]
+    assert settings.facts.algorithm == loaded.config.algorithm
+    assert settings.facts.method in METHODS[loaded.config.algorithm]
 
 
 def test_some_are_served_and_some_are_not(answers: Mapping[Any, Any]) -> None:

@@ -14,14 +14,16 @@ TESTED = ("0.32.0", "0.33.0")
 """The versions of vLLM that `make vllm` runs programs in."""
 MODULES = "mtp"
 """VLLM's `method` for modules of multi-token prediction."""
+SEVERAL = "MULTI_LAYER_EAGLE"
+"""The algorithm of such modules where several draft one after the other."""
 METHODS: Mapping[str, tuple[str, ...]] = {
     "STANDALONE": ("draft_model",),
     "EAGLE": ("eagle", MODULES),
     "EAGLE3": ("eagle3",),
-    "MULTI_LAYER_EAGLE": (f"{MODULES} of several modules",),
+    SEVERAL: (MODULES,),
     "NGRAM": ("ngram", "ngram_gpu"),
 }
-"""Algorithm of a program -> how vLLM drafts the same, see `Server.drafting`."""
+"""Algorithm of a program -> vLLM's `method` of the same; of one module it is the first that has it."""
 
 
 class Setting(NamedTuple):
@@ -93,7 +95,9 @@ class Server:
     @property
     def algorithm(self) -> str | None:
         """That of a program that drafts so; None where there is none."""
-        return next((name for name, methods in METHODS.items() if self.drafting in methods), None)
+        if self.modules > 1:
+            return SEVERAL
+        return next((name for name, methods in METHODS.items() if self.method in methods), None)
 
 
 def turns(method: str | None, modules: int, drafts: int) -> tuple[int, int]:

@@ -49,7 +49,7 @@ def limits(pair: Pair, chosen: Drafting, gpu: Gpu) -> Limits:
 def _words(pair: Pair, chosen: Drafting, drafted: Mapping[str, Any]) -> list[str]:
     """Return the words for what is drafted, as keys of the speculation."""
     draft, methods = chosen.draft, METHODS.get(chosen.algorithm, (chosen.algorithm.lower(),))
-    speculation: dict[str, Any] = {"method": methods[-1 if draft is not None and draft.modules else 0].split()[0]}
+    speculation: dict[str, Any] = {"method": methods[-1 if draft is not None and draft.modules else 0]}
     if draft is not None and draft is not pair.target:
         speculation["model"] = draft.written
     return ["vllm", "serve", pair.target.written, SPECULATION, json.dumps({**speculation, **drafted})]

@@ -130,7 +130,7 @@ def _settled(method: str, name: str, draft: Described) -> str | None:
 
 
 def _methods() -> str:
-    return ", ".join(dict.fromkeys(method.split()[0] for methods in METHODS.values() for method in methods))
+    return ", ".join(dict.fromkeys(method for methods in METHODS.values() for method in methods))
 
 
 def _word(arguments: Arguments, block: Mapping[str, object], key: str) -> str:
