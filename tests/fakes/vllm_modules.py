@@ -158,10 +158,11 @@ class MultiModuleMTPSpeculator(EagleSpeculator):
         self.cached_draft_input_ids = torch.full(kept, UNSET)
         self.cached_target_hidden_states = torch.full((*kept, self.hidden_size), torch.nan)
 
-    def _run_model(  # type: ignore[override]
+    def _run_model(
         self, num_tokens: int, attn_metadata: Any, slot_mappings: dict[str, Tensor], num_tokens_across_dp: None,
-        spec_module_idx: int,
+        spec_module_idx: int | None = None,
     ) -> tuple[Tensor, Tensor]:  # fmt: skip
+        assert spec_module_idx is not None, "vLLM's own has no default"
         ids, positions = self.input_buffers.input_ids[:num_tokens], self.input_buffers.positions[:num_tokens]
         given = ids, positions, attn_metadata, next(iter(slot_mappings.values()))
         return self.model.run(*given, self.hidden_states[:num_tokens], spec_module_idx)

@@ -14,9 +14,10 @@ import pytest
 import torch
 from fakes.plans import package_of
 from fakes.vllm_core import Executor
+from fakes.vllm_models import Draft
 from fakes.vllm_modules import GPUModelRunner
 from fakes.vllm_ranks import GroupCoordinator, ranks
-from fakes.vllm_server import PROGRAM, Draft, adapter, config_of
+from fakes.vllm_server import PROGRAM, adapter, config_of
 from vllm_shapes import ALGORITHMS, PROMPTS, ROWS, SHAPES, Serve, lookup, plans_of, serving
 
 from specc import runtime
