@@ -111,12 +111,10 @@ class ProgramSteps(_Worker):
         self, batch: Any, on_publish: Any = None, grammar_barrier: Any = None, pp_proxy_tensors: Any = None
     ) -> Any:
         """See EAGLEWorkerV2."""
-        steps = self.steps
-        if steps is None:
-            return super().forward_batch_generation(batch, on_publish, grammar_barrier, pp_proxy_tensors)
-        if (reason := steps.refuses(batch)) is None:
+        steps, reason = self.steps, ""
+        if steps is not None and (reason := steps.refuses(batch)) is None:
             return steps.run(batch, on_publish, grammar_barrier)
-        if batch.forward_mode.is_idle():
+        if steps is None or batch.forward_mode.is_idle():
             return super().forward_batch_generation(batch, on_publish, grammar_barrier, pp_proxy_tensors)
         rows, decoding = batch.req_pool_indices, batch.forward_mode.is_decode()
         if decoding:

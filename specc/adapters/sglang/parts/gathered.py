@@ -1,4 +1,4 @@
-"""What forwards of a program exchange with those of other ranks where attention is data parallel.
+"""Forwards of a program exchange rows with those of other ranks where attention is data parallel.
 
 Behind its attention a layer gathers the rows of all ranks, and each has to know how many there are of whom. SGLang's
 graph runners say so once for a size of the batch, as all ranks have the same (`DecodeCudaGraphRunner`,
@@ -17,19 +17,18 @@ class Gathered:
     """How many rows each rank has in a forward; nothing where attention is not data parallel."""
 
     def __init__(self, device: torch.device) -> None:
-        """Of the ranks of this server, which have their rows on this device."""
+        """Counts are told on this device, where the rows of this rank are."""
         from sglang.srt.runtime_context import get_parallel
 
         parallel = get_parallel()
-        self._groups = parallel.attn_dp_size
-        """Groups of ranks, of which each has requests of its own."""
-        self._of_group, self._device = parallel.attn_tp_size, device
+        self._groups, self._of_group = parallel.attn_dp_size, parallel.attn_tp_size  # a group has requests of its own
+        self._device = device
         self._counts: dict[int, Tensor] = {}
 
     def give(self, batch: Any, scored: int, *, prefills: bool = False) -> None:
         """Say of a forward, which has as many tokens on every rank, that so many of them are scored on each.
 
-        Of a forward that `prefills` SGLang's runner says the rest.
+        SGLang's runner says the rest of a forward that `prefills`.
         """
         if self._groups == 1:
             return

@@ -1,4 +1,4 @@
-"""What ranks agree on before a decode step where attention is data parallel: whose it is, and how many rows it has.
+"""Ranks agree before a decode step where attention is data parallel: whose it is, and how many rows it has.
 
 Each rank has requests of its own, and the forwards of all exchange data. So all run the same steps, and a rank without
 requests runs them on rows of padding. Before each forward SGLang's schedulers gather some numbers of every rank's batch
@@ -58,7 +58,7 @@ class VotedSyncBatchInfo(MLPSyncBatchInfo):
         return numbers if LockStep.current is None else LockStep.current.with_vote(numbers)
 
     def _get_fallback_tensor(self, *given: Any, **named: Any) -> Tensor:
-        """What stands for a rank that is not there, which has nothing against a step."""
+        """A rank that is not there has nothing against a step."""
         numbers = super()._get_fallback_tensor(*given, **named)
         return numbers if LockStep.current is None else torch.cat((numbers, numbers.new_ones(1)))
 

@@ -22,9 +22,9 @@ class Tally:
     """
 
     def __init__(self, package: Any, captured: str) -> None:
-        """Of the program of a package, of whose steps this is captured.
+        """Nothing is counted yet of the program of a package; `captured` says what of its steps is captured.
 
-        Of ranks that have the same requests one has metrics.
+        One of the ranks that have the same requests has metrics.
         """
         self.served, self.left, self.idle = Counter[Any](), Counter[str](), 0
         self._counters: Counters | None = None

@@ -79,9 +79,13 @@ class Forwards(Target):
 
         ahead: how many tokens more than behind the target's forward the longest text may have.
         """
+        return self._over(tokens, hidden, self._attend(positions, slots, ahead))
+
+    def _over(self, tokens: Tensor, hidden: Any, attention: tuple[Any, dict[str, Tensor]], **module: int) -> Any:
+        """The draft over tokens i64[b, n], or a `module` of it, with the `attention` that `_attend` has made."""
         read = tokens.flatten()
         self._speculator.input_buffers.input_ids[: len(read)].copy_(read)
-        return self._speculator.run_draft(len(read), hidden, *self._attend(positions, slots, ahead))
+        return self._speculator.run_draft(len(read), hidden, *attention, **module)
 
     def _attend(self, positions: Tensor, slots: Tensor, ahead: int) -> tuple[Any, dict[str, Tensor]]:
         """The metadata of attention at positions i64[b, n], after they are in the input buffers, and slots by layer.

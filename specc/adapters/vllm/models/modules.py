@@ -68,9 +68,8 @@ class Modules(Forwards):
             kept = self._kept[0].shape[1]
             self._window.tokens = torch.cat((self._window.tokens[:, 1 : 1 + kept], tokens), 1)
         window = self._window
-        read = window.tokens.gather(1, window.places).flatten()
-        self._speculator.input_buffers.input_ids[: len(read)].copy_(read)
-        last, window.states = self._speculator.run_draft(len(read), window.states, *window.attention, module=step)
+        read = window.tokens.gather(1, window.places)
+        last, window.states = self._over(read, window.states, window.attention, module=step)
         return self._returned(last[window.select], window.states[window.select], step)
 
     def _begun(
@@ -95,5 +94,5 @@ class Modules(Forwards):
 
 
 def _at(rows: Tensor, places: Tensor) -> Tensor:
-    """Of T[b, n, ...] what is at places i64[b, m]: T[b, m, ...]."""
+    """The rows T[b, m, ...] of T[b, n, ...] at places i64[b, m]."""
     return rows[torch.arange(len(rows), device=rows.device)[:, None], places]
