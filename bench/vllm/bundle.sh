@@ -4,7 +4,7 @@
 #   bench/vllm/bundle.sh OUT [WHEEL.whl ...]
 #
 # Needs any Python with pip and a package index, and about 1 GB in TMPDIR. OUT must be new. The wheels are programs of
-# configs/draft.yaml and configs/eagle.yaml, which the tests do without. With FA3=yes it holds FlashAttention 3, too; else attention is Triton's. The
+# programs.py, which the tests do without. With FA3=yes it holds FlashAttention 3, too; else attention is Triton's. The
 # machine itself brings Linux x86-64, Python 3.12, torch 2.11 for CUDA 13, triton 3.6, transformers and an sm_90 GPU.
 set -euo pipefail
 [ $# -ge 1 ] || { echo "usage: $0 OUT [WHEEL.whl ...]" >&2; exit 2; }

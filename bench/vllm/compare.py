@@ -2,12 +2,12 @@
 
     compare.py --models DIR --programs DIR --out DIR [--size SIZE] [--quick] [--together] [--budget SECONDS] [RUN ...]
 
-Runs are none, draft.vllm, draft.specc, eagle.vllm and eagle.specc, all by default. DIR of --programs has a folder per
-program, in which its wheel is unpacked. With --size 8b the models have the sizes of Llama-3.1-8B, and engines are as
-servers start: FLASH_ATTN and torch.compile; head.specc is a program for the EAGLE head that computes the draft's head
-itself. With --together all engines start beside each other, and are measured in turns, so that what else the machine
-does meets all of them: x is the median, and the range, of tokens/s over vLLM's own in every turn. With --size tiny they
-run on a CPU, for which Triton needs a backend `cpu` on the path (tests/vllm/stand_ins).
+Runs are none, and draft, eagle, eagle3 and ngram, of each .vllm and .specc; head.specc is a program for the EAGLE head
+that computes the draft's head itself. Usual are none, draft and eagle. DIR of --programs has a folder per program, in
+which its wheel is unpacked. Engines are as servers start: FLASH_ATTN and torch.compile. With --size 8b the models have
+the sizes of Llama-3.1-8B. With --together all engines start beside each other, and are measured in turns, so that what
+else the machine does meets all of them: x is the median, and the range, of tokens/s over vLLM's own in every turn. With
+--size tiny they run on a CPU, for which Triton needs a backend `cpu` on the path (tests/vllm/stand_ins).
 Results: OUT/comparison.json, OUT/comparison.md, OUT/runs. Ends with 1 when an engine failed, or when token ids or
 accepted lengths differ.
 """
@@ -25,7 +25,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from models import SIZES, common
+from models import COMMON, SIZES
 
 HERE = Path(__file__).resolve().parent
 if (HERE.parent / "texts.py").exists():
@@ -34,37 +34,44 @@ if (HERE.parent / "texts.py").exists():
 from texts import compare_texts, last_line, number, share
 
 STEPS = 3
+KINDS: dict[str, dict[str, Any]] = {
+    "draft": {"method": "draft_model", "model": "draft"},
+    "eagle": {"method": "eagle", "model": "eagle"},
+    "eagle3": {"method": "eagle3", "model": "eagle3"},
+    "head": {"method": "eagle", "model": "eagle"},
+    "ngram": {"method": "ngram_gpu", "prompt_lookup_min": 2, "prompt_lookup_max": 4},
+}
+"""vLLM's words for each kind of draft; `model` is its folder."""
 USUAL = ("draft.vllm", "draft.specc", "none", "eagle.vllm", "eagle.specc")
-RUNS = (*USUAL, "head.specc")
-DRAFTS = {"draft": ("draft_model", "draft"), "eagle": ("eagle", "eagle"), "head": ("eagle", "eagle")}
-"""vLLM's method and the folder of the draft, by kind of run."""
+RUNS = ("none", *(f"{kind}.{side}" for kind in KINDS for side in ("vllm", "specc") if (kind, side) != ("head", "vllm")))
 CUDA: dict[str, Any] = {
     "dtype": "bfloat16",
     "max_model_len": 1024,
-    "max_num_seqs": 32,
+    "max_num_seqs": 64,
     "max_num_batched_tokens": 2048,
-    "attention_backend": "TRITON_ATTN",
+    "block_size": 16,
+    "attention_backend": "FLASH_ATTN",
     "async_scheduling": True,
     "gpu_memory_utilization": 0.1,
-    "kv_cache_memory_bytes": 4 << 30,
-    "compilation_config": {"mode": 0, "cudagraph_mode": "FULL_DECODE_ONLY"},
+    "kv_cache_memory_bytes": 3 << 30,
+    "compilation_config": {},
 }
-REAL = CUDA | {"max_num_seqs": 64, "attention_backend": "FLASH_ATTN", "block_size": 16, "compilation_config": {}}
 CPU: dict[str, Any] = {
     "dtype": "float32",
     "max_model_len": 256,
     "max_num_seqs": 4,
     "max_num_batched_tokens": 256,
     "enforce_eager": True,
-}
-COMMON: dict[str, Any] = {
-    "skip_tokenizer_init": True,
     "block_size": 32,
+}
+SHARED: dict[str, Any] = {
+    "skip_tokenizer_init": True,
     "enable_prefix_caching": False,
     "disable_log_stats": True,
     "seed": 1,
 }
-ENGINES = {"tiny": (CPU, [1, 2]), "small": (CUDA, [1, 8, 32]), "8b": (REAL, [1, 8, 32, 64])}
+BATCHES = [1, 8, 32, 64]
+ENGINES = {"tiny": (CPU, [1, 2]), "small": (CUDA, BATCHES), "8b": (CUDA, BATCHES)}
 """Arguments of vLLM and batches by size of the models."""
 QUICK = {"tokens": 128, "compared": 96, "repeats": 9}
 TINY = {"tokens": 32, "compared": 24, "repeats": 1, "profiled": 4, "device": "cpu"}
@@ -78,9 +85,8 @@ class Engine:
         self.name, self._given = name, given
         kind, _, side = name.partition(".")
         self.kind = kind
-        size = "" if given.size == "small" else f"{given.size}_"
-        kinds = f"{size}{'drawn_' * bool(given.sampling)}{kind}"
-        self.program = f"specc_program_bench_vllm_{kinds}" if side == "specc" else None
+        words = (given.size, *["drawn"] * bool(given.sampling), kind)
+        self.program = f"specc_program_bench_vllm_{'_'.join(words)}" if side == "specc" else None
         self.path: Path = given.out / "runs" / f"{name}.json"
         self.log = self.path.with_suffix(".log")
         self._process: subprocess.Popen[bytes] | None = None
@@ -104,16 +110,17 @@ class Engine:
         """What engine.py is asked."""
         size, models = self._given.size, self._given.models
         arguments, batches = ENGINES[size]
-        engine, nodes = COMMON | arguments | {"model": str(models / "target")}, 1
+        engine, nodes = SHARED | arguments | {"model": str(models / "target")}, 1
         if self.kind != "none":
-            method, folder = DRAFTS[self.kind]
-            speculation = {"method": method, "model": str(models / folder), "num_speculative_tokens": STEPS}
+            speculation = KINDS[self.kind] | {"num_speculative_tokens": STEPS}
+            if "model" in speculation:
+                speculation["model"] = str(models / speculation["model"])
             engine["speculative_config"], nodes = speculation, STEPS + 1
         if "compilation_config" in engine:
             captured = [2**power for power in range((nodes * max(batches)).bit_length())]
             engine["compilation_config"] = engine["compilation_config"] | {"cudagraph_capture_sizes": captured}
         job: Result = {"engine": engine | self._given.engine, "batches": batches, "program": self.program is not None}
-        job |= {"vocab": common(size), "traces": str(self._given.out / "traces")}
+        job |= {"vocab": COMMON[size], "traces": str(self._given.out / "traces")}
         job |= {"sampling": self._given.sampling} if self._given.sampling else {}
         return job | (QUICK if self._given.quick else {}) | (TINY if size == "tiny" else {})
 
@@ -269,7 +276,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument(
         "--sampling", type=json.loads, default={}, metavar="JSON",
         help="how requests that are timed are sampled, arguments of vllm.SamplingParams, by programs of "
-        "configs/drawn_*.yaml; texts that are compared are greedy",
+        "programs.py --drawn; texts that are compared are greedy",
     )  # fmt: skip
     parser.add_argument(
         "--engine", type=json.loads, default={}, metavar="JSON", help="more arguments of vllm.EngineArgs"

@@ -2,15 +2,17 @@
 
 Random Llamas in which the next token follows from the last one: `lm_head` has the embedding of a token as the row of
 its successor, and what the layers add is small. A draft knows the successors of seven tokens in ten: a chain of three
-drafts has an accepted length of about 2.5, and rounding decides nothing.
+drafts has an accepted length of about 2.5, and rounding decides nothing. Texts repeat after 64 tokens, which is what
+drafts looked up in the text find.
 
 * target: 8 layers, 2048 wide, V = 32000, bf16.
 * draft: 2 layers, 1024 wide.
 * eagle: a head of one layer, as wide as the target, in vLLM's layout, with an embedding of its own.
+* eagle3: a head of one layer that reads three layers of the target, and scores the tokens that texts are made of.
 
 With --size tiny they are small, and float32. With --size 8b the target has the sizes of Llama-3.1-8B, and the draft
-model those of Llama-3.2-1B. Their 32768 first tokens follow each other alone, and common.json has these: the map of a
-draft that scores a part.
+model those of Llama-3.2-1B. The first tokens follow each other alone, a quarter of them or 32768, and common.json has
+these: the map of a draft that scores a part.
 """
 
 from __future__ import annotations
@@ -25,8 +27,12 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 KNOWN = 0.7
-COMMON = 32768
-"""Tokens that texts are made of, where the vocabulary has more."""
+COMMON = {"tiny": 256, "small": 8192, "8b": 32768}
+"""The first tokens of the vocabulary, of which texts are."""
+CYCLE = 64
+"""Tokens after which a text repeats."""
+SHARP = 2.0
+"""What queries and keys of the EAGLE3 head are scaled by, so that a token reads itself."""
 SMALL = 0.002
 """Deviation of the weights that add to the residual stream; of all others it is ten times that."""
 Weights = dict[str, Tensor]
@@ -34,19 +40,22 @@ Weights = dict[str, Tensor]
 
 SIZES = {
     "tiny": {
-        "target": (256, 512, 2, 4, 2, 1000),
+        "target": (256, 512, 4, 4, 2, 1000),
         "draft": (128, 256, 1, 2, 2, 1000),
         "eagle": (256, 512, 1, 4, 2, 1000),
+        "eagle3": (256, 512, 1, 4, 2, 1000),
     },
     "small": {
         "target": (2048, 8192, 8, 16, 8, 32000),
         "draft": (1024, 4096, 2, 8, 8, 32000),
         "eagle": (2048, 8192, 1, 16, 8, 32000),
+        "eagle3": (2048, 8192, 1, 16, 8, 32000),
     },
     "8b": {
         "target": (4096, 14336, 32, 32, 8, 128256),
         "draft": (2048, 8192, 16, 32, 8, 128256),
         "eagle": (4096, 14336, 1, 32, 8, 128256),
+        "eagle3": (4096, 14336, 1, 32, 8, 128256),
     },
 }
 
@@ -126,37 +135,89 @@ def eagle_head(size: dict[str, int], embedding: Tensor, known: Tensor) -> Weight
     return made
 
 
+def eagle3_head(size: dict[str, int], embedding: Tensor, successors: Tensor, tokens: Tensor) -> Weights:
+    """A head whose layer reads the embedding of its own token, and scores `tokens` i64[D] by whom they follow.
+
+    A row attends to itself, since a query and a key of the same token have the largest product. Its value is the part
+    of its embedding that all heads of keys hold, and a token's row of the head is that part of its predecessor's.
+    """
+    width, device = size["width"], str(embedding.device)
+    part, wide = size["kv_heads"] * width // size["heads"], width // size["heads"]
+    made = layer(size, "midlayer.", device)
+    read = torch.zeros(part, 2 * width, device=device)
+    read[:, :part] = torch.eye(part, device=device)
+    group = size["heads"] // size["kv_heads"]
+    shared = read.view(size["kv_heads"], wide, -1).repeat_interleave(group, 0).view(-1, 2 * width)
+    written = torch.zeros(width, width, device=device)
+    written[:part].view(part, size["kv_heads"], group, wide)[:, :, 0] = torch.eye(part, device=device).view(
+        part, size["kv_heads"], wide
+    )
+    made["midlayer.self_attn.q_proj.weight"] = SHARP * shared
+    made["midlayer.self_attn.k_proj.weight"] = SHARP * read
+    made["midlayer.self_attn.v_proj.weight"] = read
+    made["midlayer.self_attn.o_proj.weight"] = written
+    made |= {name: torch.ones(width, device=device) for name in ("midlayer.hidden_norm.weight", "norm.weight")}
+    made["fc.weight"] = torch.randn(width, 3 * width, device=device) * SMALL
+    followed = torch.zeros_like(embedding).index_add_(0, successors, embedding)[tokens]
+    followed[:, part:] = 0
+    made["lm_head.weight"] = followed
+    return made
+
+
 def save(folder: Path, weights: Weights, about: dict[str, Any]) -> None:
     """Write a model."""
     folder.mkdir(parents=True, exist_ok=True)
     dtype = getattr(torch, about["dtype"])
-    save_file(
-        {name: value.to(dtype).cpu().contiguous() for name, value in weights.items()}, folder / "model.safetensors"
-    )
+    tensors = {name: value.to(dtype) if value.is_floating_point() else value for name, value in weights.items()}
+    save_file({name: value.cpu().contiguous() for name, value in tensors.items()}, folder / "model.safetensors")
     (folder / "config.json").write_text(json.dumps(about))
 
 
-def common(size: str) -> int:
-    """The first tokens of a size's vocabulary, of which texts are."""
-    return min(COMMON, sizes(size)["target"]["vocab"])
+def configs(size: str) -> dict[str, dict[str, Any]]:
+    """The config.json of each model."""
+    dtype, rows = "float32" if size == "tiny" else "bfloat16", sizes(size)
+    names = {"eagle": "EagleLlamaForCausalLM", "eagle3": "Eagle3LlamaForCausalLM"}
+    made = {name: config(row, dtype, names.get(name, "LlamaForCausalLM")) for name, row in rows.items()}
+    layers = rows["target"]["layers"]
+    made["eagle3"] |= {
+        "draft_vocab_size": COMMON[size],
+        "eagle_aux_hidden_state_layer_ids": [1, max(1, layers // 2), layers - 1],
+    }
+    return made
+
+
+def write_map(folder: Path, size: str) -> None:
+    """The file of the tokens that texts are made of."""
+    (folder / "common.json").write_text(json.dumps(list(range(COMMON[size]))))
+
+
+def follow(vocab: int, first: int) -> Tensor:
+    """Whom each token is followed by, i64[V]: the first tokens are circles of `CYCLE`, all others follow each other."""
+    circles = torch.randperm(first).view(-1, CYCLE)
+    successors = torch.empty(vocab, dtype=torch.int64)
+    successors[circles] = circles.roll(-1, 1)
+    successors[first:] = first + torch.randperm(vocab - first)
+    return successors
 
 
 def main(out: Path, size_name: str) -> None:
     """Make all models."""
     device = "cuda" if torch.cuda.is_available() else "cpu"
-    dtype = "float32" if size_name == "tiny" else "bfloat16"
     torch.manual_seed(3)
-    size, first = sizes(size_name), common(size_name)
+    size, first, about = sizes(size_name), COMMON[size_name], configs(size_name)
     vocab = size["target"]["vocab"]
-    successors = torch.cat([torch.randperm(first), first + torch.randperm(vocab - first)]).to(device)
+    successors = follow(vocab, first).to(device)
     known = (torch.rand(vocab) < KNOWN).to(device)
     target = language_model(size["target"], successors)
+    embedding = target["model.embed_tokens.weight"]
     drafted = torch.where(known, successors, (successors + 1) % vocab)
-    save(out / "target", target, config(size["target"], dtype, "LlamaForCausalLM"))
-    save(out / "draft", language_model(size["draft"], drafted), config(size["draft"], dtype, "LlamaForCausalLM"))
-    head = eagle_head(size["eagle"], target["model.embed_tokens.weight"], known)
-    save(out / "eagle", head, config(size["eagle"], dtype, "EagleLlamaForCausalLM"))
-    (out / "common.json").write_text(json.dumps(list(range(first))))
+    save(out / "target", target, about["target"])
+    save(out / "draft", language_model(size["draft"], drafted), about["draft"])
+    save(out / "eagle", eagle_head(size["eagle"], embedding, known), about["eagle"])
+    tokens = torch.arange(first, device=device).flip(0)
+    head = eagle3_head(size["eagle3"], embedding, drafted, tokens)
+    save(out / "eagle3", head | {"d2t": tokens - torch.arange(first, device=device)}, about["eagle3"])
+    write_map(out, size_name)
 
 
 if __name__ == "__main__":
