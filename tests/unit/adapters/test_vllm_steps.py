@@ -189,7 +189,7 @@ def test_what_is_stored_is_read_in_place_and_anything_else_from_the_table(serve:
     assert table[rows, :2].tolist() == [[1, 2], [4, 5]]
     assert not table[same].any()
     table[same] = drafts
-    assert table[rows].tolist() == drafts.tolist()
+    assert table[rows].tolist() == table[same].tolist() == drafts.tolist()
     table.stored = rows, drafts
     table[rows] = others
     assert table[rows].tolist() == table[same].tolist() == others.tolist()
