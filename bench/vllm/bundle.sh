@@ -38,6 +38,6 @@ for wheel in "$work"/whl/*.whl; do unpack "$wheel" "$tree" '*'; done
 find "$tree" -name __pycache__ -prune -exec rm -rf {} +
 XZ_OPT=-9 tar -C "$tree" --sort=name -cJf "$out/tree.tar.xz" .
 
-cp "$here"/{models,engine,compare,check}.py "$here/../texts.py" "$here"/{run,site}.sh "$out"
+cp "$here"/{models,engine,host,compare,check}.py "$here/../texts.py" "$here"/{run,site}.sh "$out"
 pack_programs "$out" "$@"
 weigh "$out" $((SECONDS - start))

@@ -25,6 +25,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from host import table
 from models import COMMON, SIZES
 
 HERE = Path(__file__).resolve().parent
@@ -74,7 +75,7 @@ BATCHES = [1, 8, 32, 64]
 ENGINES = {"tiny": (CPU, [1, 2]), "small": (CUDA, BATCHES), "8b": (CUDA, BATCHES)}
 """Arguments of vLLM and batches by size of the models."""
 QUICK = {"tokens": 128, "compared": 96, "repeats": 9}
-TINY = {"tokens": 32, "compared": 24, "repeats": 1, "profiled": 4, "device": "cpu"}
+TINY = {"tokens": 32, "compared": 24, "repeats": 1, "profiled": 4, "clocked": 8, "device": "cpu"}
 Result = dict[str, Any]
 
 
@@ -224,7 +225,7 @@ def report(engines: list[Engine]) -> tuple[Result, str, bool]:
         failed = f" FAILED: {last_line(run['error'])}" if "error" in run else ""
         stated = {key: run.get(key) for key in ("up_s", "speculator", "async_scheduling", "cudagraph_mode", "counted")}
         lines += ["", f"{name}: {json.dumps(stated)}" + failed]
-    return runs, "\n".join(lines) + "\n", good
+    return runs, "\n".join([*lines, *table(runs)]) + "\n", good
 
 
 def row(run: Result, own_run: Result, plain: Result, key: str) -> tuple[list[str], bool]:

@@ -21,6 +21,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from host import Clock, by_part, idle
+
 ENVIRONMENT = {
     "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
     "VLLM_USE_FLASHINFER_SAMPLER": "0",
@@ -54,6 +56,7 @@ class Job:
         compared: tokens per request whose ids are kept.
         repeats: timed generations, of a batch size.
         profiled: decode steps under the profiler; 0 profiles nothing.
+        clocked: decode steps in which the parts of the engine's thread are timed; 0 times none.
         program: whether a program must have run steps.
         traces: folder for a trace per batch; None keeps none.
         sampling: of requests that are timed, arguments of vllm.SamplingParams; those whose ids are kept are greedy.
@@ -68,6 +71,7 @@ class Job:
     compared: int = 128
     repeats: int = 9
     profiled: int = 20
+    clocked: int = 100
     program: bool = False
     traces: str | None = None
     sampling: dict[str, Any] = field(default_factory=lambda: GREEDY)
@@ -86,7 +90,9 @@ class Server:
         self._requests = 0
         draw = random.Random(0)
         self._prompts = [[draw.randrange(5, job.vocab) for _ in range(PROMPT)] for _ in range(max(job.batches))]
-        self.scheduler = self.engine.engine_core.engine_core.scheduler
+        self.core = self.engine.engine_core.engine_core
+        self.runner = self.core.model_executor.driver_worker.worker.model_runner
+        self.scheduler = self.core.scheduler
         self._update, self.scheduler.update_from_output = self.scheduler.update_from_output, self._count
 
     def _count(self, step: Any, output: Any) -> Any:
@@ -152,10 +158,7 @@ def profile(server: Server, batch: int, job: Job, label: str) -> Result:
     from torch.profiler import ProfilerActivity
 
     kinds = [ProfilerActivity.CPU] + [ProfilerActivity.CUDA] * (job.device == "cuda")
-    server.add(batch, 4 * (SETTLE + job.profiled + 4), job.sampling)
-    while server.steps == 0 or not server.scheduler.running:
-        server.engine.step()
-    settled(server, SETTLE)
+    begin_decoding(server, batch, job.profiled, job)
     before, begin = server.steps, time.perf_counter()
     with torch.profiler.profile(activities=kinds) as profiler:
         settled(server, job.profiled)
@@ -166,12 +169,13 @@ def profile(server: Server, batch: int, job: Job, label: str) -> Result:
     server.drain()
     if job.traces:
         profiler.export_chrome_trace(str(Path(job.traces, f"{label}_b{batch}.json.gz")))
-    calls, gpu = Counter[str](), Counter[str]()
+    calls, gpu, ran = Counter[str](), Counter[str](), []
     spent: dict[str, float] = defaultdict(float)
     for event in profiler.events():
         if "CUDA" in str(event.device_type):
             gpu[event.name] += 1
             spent[event.name] += event.time_range.elapsed_us()
+            ran.append((event.id, event.name, event.time_range.start, event.time_range.end))
         elif event.name.startswith("cu") and any(word in event.name for word in LAUNCHES):
             calls[event.name] += 1
     return {
@@ -184,7 +188,30 @@ def profile(server: Server, batch: int, job: Job, label: str) -> Result:
         "gpu_us_per_step": sum(spent.values()) / steps,
         "most_time": [[name[:100], gpu[name] / steps, us / steps] for name, us in top(spent, 25)],
         "most_launched": [[name[:100], count / steps] for name, count in gpu.most_common(25)],
-    }
+    } | idle(ran, steps)
+
+
+def clocked(server: Server, batch: int, job: Job) -> Result:
+    """What the engine's thread does in a decode step."""
+    from vllm.v1.worker.gpu import async_utils
+
+    begin_decoding(server, batch, job.clocked, job)
+    places = {"engine": server.engine, "core": server.core, "runner": server.runner, "outputs": async_utils}
+    before, begin, clock = server.steps, time.perf_counter(), Clock()
+    with clock.over(places):
+        settled(server, job.clocked)
+    seconds, steps = time.perf_counter() - begin, server.steps - before
+    server.drain()
+    return by_part(clock.spent, seconds, steps)
+
+
+def begin_decoding(server: Server, batch: int, steps: int, job: Job) -> None:
+    """Hand requests over that decode for so many steps more, behind `SETTLE`."""
+    before = server.steps
+    server.add(batch, 4 * (SETTLE + steps + 4), job.sampling)
+    while server.steps == before or not server.scheduler.running:
+        server.engine.step()
+    settled(server, SETTLE)
 
 
 def settled(server: Server, steps: int) -> None:
@@ -236,6 +263,9 @@ def parts(server: Server, job: Job, result: Result, label: str) -> Iterator[None
     for batch in job.batches if job.profiled else ():
         result[f"profile_b{batch}"] = profile(server, batch, job, label)
         yield
+    for batch in job.batches if job.clocked else ():
+        result[f"host_b{batch}"] = clocked(server, batch, job)
+        yield
 
 
 def wait_for(path: Path, turn: int) -> None:
@@ -256,8 +286,7 @@ def run(job: Job, path: Path, result: Result, save: Any) -> None:
     config = server.engine.vllm_config
     result["async_scheduling"] = bool(config.scheduler_config.async_scheduling)
     result["cudagraph_mode"] = str(config.compilation_config.cudagraph_mode)
-    core = server.engine.engine_core.engine_core
-    result["speculator"] = type(core.model_executor.driver_worker.worker.model_runner.speculator).__name__
+    result["speculator"] = type(server.runner.speculator).__name__
     save()
     path.with_suffix(".ready").touch()
     counted = metrics()

@@ -32,8 +32,8 @@ from .step import Step
 LOGITS, HIDDEN = "logits", "hidden"
 MAKE = "make_"
 """The beginning of the names of methods by which callbacks make what is not handed over."""
-COMMITTED = "committed"
-"""A method that callbacks may have: it is called behind the first half, with its rows and outputs by name."""
+ENDS = {"committed": (0, "step"), "proposed": (-1, PROPOSE)}
+"""Methods that callbacks may have, called behind a half, or behind its last stretch, with rows and outputs by name."""
 
 
 @dataclass(frozen=True)
@@ -54,7 +54,8 @@ class RotatedStep(Step):
 
     Callbacks that have the methods `make_logits(tokens=n)` or `make_hidden(tokens=n)` make what is not handed over,
     T[n, ...] of the target's last forward, and a graph holds what they queue. With `committed(rows=..., **outputs)` the
-    first half ends, rows of padding included, which are 0.
+    first half ends, and with `proposed(rows=..., **outputs)` drafts for the deepest shape, rows of padding included,
+    which are 0.
     """
 
     _open: _Open | None = None
@@ -153,13 +154,14 @@ class RotatedStep(Step):
         return ProposeResult(self._outputs(PROPOSE, frame, rows))
 
     def _dispatch(self, node: Node, frame: Frame) -> None:
-        """As of any step, and take what the engine hands over; tell it when the first half ends."""
+        """As of any step, and take what the engine hands over; tell it when a half ends."""
         if isinstance(node, Given):
             take(node, frame, self._made(node, frame) | dict(self._given), self._live)
         else:
             super()._dispatch(node, frame)
-        if node is self._halves[0][-1] and (tell := getattr(self._callbacks, COMMITTED, None)) is not None:
-            tell(rows=frame.output(ROWS, frame.rows), **self._outputs("step", frame, frame.rows))
+        for end, (half, entry) in ENDS.items():
+            if node is self._halves[half][-1] and (tell := getattr(self._callbacks, end, None)) is not None:
+                tell(rows=frame.output(ROWS, frame.rows), **self._outputs(entry, frame, frame.rows))
 
     def _made(self, node: Given, frame: Frame) -> dict[str, Tensor]:
         """What callbacks make of what a node takes, and nobody has handed over."""

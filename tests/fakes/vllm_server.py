@@ -235,10 +235,13 @@ class Server:
         proposed = self.runner.speculator.propose(
             batch, None, None, hidden, None, accepted, rejected, None, None, None, None, num_speculative_tokens=ahead
         )
-        proposed[:, ahead:] = -1
-        self.states.draft_tokens[torch.from_numpy(at).long()] = proposed
+        if ahead < self.plan.size("S"):
+            proposed[:, ahead:] = -1
+        self.states.draft_tokens[batch.idx_mapping] = proposed
         assert all(torch.equal(*pair) for pair in self._sent), "drafts on their way to the scheduler"
-        self._sent = [(proposed, proposed.clone())] if batch.has_structured_output_reqs else []
+        sent = self.states.draft_tokens[batch.idx_mapping, :ahead]
+        assert torch.equal(sent, self.states.draft_tokens[torch.from_numpy(at).long()][:, :ahead])
+        self._sent = [(sent, sent.clone())] if batch.has_structured_output_reqs else []
         self._read(keep=1)
 
     def _grammar(self, rows: Sequence[int], texts: Sequence[list[int]], counts: Sequence[int]) -> Any:

@@ -40,11 +40,12 @@ class RotatedVariant(Variant):
         self.table = bound.to(program.device)
         self.tables = {name: self.made(name) for name, field in self.plan.carry.items() if field.written_by}
         self.scores, self.left = Tensor(), torch.zeros(self.plan.buckets[-1], dtype=torch.int32, device=program.device)
+        self.drafted = torch.zeros(self.plan.buckets[-1], self.plan.size("S"), dtype=torch.int64, device=program.device)
         if makes:
             path, dtype = self.plan.size("A"), DTYPES[self.plan.values[self.logits].dtype]
             shape = self.plan.buckets[-1] * path, self.plan.size("V")
             self.scores = torch.zeros(shape, dtype=dtype, device=program.device)
-            vars(self.engine).update(make_logits=self.make_logits, committed=self.committed)
+            vars(self.engine).update(make_logits=self.make_logits, committed=self.committed, proposed=self.proposed)
         self.step = program.bind(self.engine, self.table, tables=brought, carry=self.tables, **options)
 
     @property
@@ -60,6 +61,10 @@ class RotatedVariant(Variant):
     def committed(self, *, predict: Tensor, accept_lens: Tensor, **_: Tensor) -> None:
         """Keep how many tokens each request was given."""
         self.left[: len(predict)].copy_(accept_lens)
+
+    def proposed(self, *, drafts: Tensor, **_: Tensor) -> None:
+        """Keep what is drafted."""
+        self.drafted[: len(drafts)].copy_(drafts)
 
     def made(self, name: str) -> Tensor:
         """A table of the engine's for a field; rows of drafts are a part of longer ones."""
@@ -98,6 +103,8 @@ class RotatedVariant(Variant):
             assert self.left[: len(rows)].tolist() == committed.accept_lens
         self.update(rows, {"bonus": committed.bonus, "seq_lens": committed.new_seq_lens})
         proposed = self.step.propose(batch, given.hidden if self.step.reads_hidden else None).to_host()
+        if len(self.scores):
+            assert self.drafted[: len(rows)].tolist() == proposed.drafts
         self.update(rows, {"drafts": proposed.drafts})
         outputs = {**committed.outputs, "drafts": proposed.drafts}
         outputs["health"] = [

@@ -30,6 +30,6 @@ def _replace(programs: list[Any]) -> None:
 
     version = importlib.metadata.version("vllm")
     seam.probe(version, tested=version.partition("+")[0] in TESTED)
-    from .speculators import replace_speculators
+    from .runner import replace_speculators
 
     replace_speculators(programs)

@@ -19,7 +19,7 @@ from .._shapes import StepTimes
 from .binding import Bound
 from .requests.admission import Admission, Processor, Processors
 from .requests.logits import forbid, logprobs, unserved
-from .tables import AHEAD
+from .tables import AHEAD, Drafts
 
 logger = logging.getLogger("vllm.specc")
 
@@ -56,6 +56,7 @@ class Steps:
         self.served, self.left = 0, Counter[str]()
         self.committed: Any = None
         self.updated: Tensor | None = None
+        self._table: Drafts | None = None
         self._requests: Any = None
         self.captured = "none"
         counters.active(self.captured)
@@ -99,6 +100,10 @@ class Steps:
     def update_by(self, update: Callable[..., None]) -> None:
         """From now on, and before anything is captured, end verifications with vLLM's `postprocess_sampled`."""
         self._bound.target.update = update
+
+    def store_in(self, whole: Tensor, table: Drafts) -> None:
+        """From now on, and before anything is captured, end drafts in vLLM's table, and in `whole` i64[P, S] of it."""
+        self._bound.target.drafts, self._table = whole, table
 
     def verifies(self, batch: Any) -> bool:
         """Whether a batch is a verification: also of no drafts, where the program has a step without any."""
@@ -144,6 +149,8 @@ class Steps:
         """
         batch = self.committed
         made = self.draft(drafts, hidden)
+        if self._table is not None and drafts == self._drafted[-1]:
+            self._table.stored = batch.idx_mapping, made
         self.served += 1
         self._counters.count(self._shape)
         self._tell()

@@ -54,6 +54,32 @@ def last_places(speculator: Any, rows: int) -> tuple[Tensor, Tensor]:
     return tokens, states
 
 
+class Drafts(Tensor):
+    """vLLM's table of drafts i64[requests, S], into which the program may have put those of a step already.
+
+    Attributes:
+        stored: the rows i64[b] of a batch, as vLLM has them, and their drafts i64[b, S], which are in the table.
+
+    """
+
+    __torch_function__ = torch._C._disabled_torch_function_impl  # pyright: ignore[reportAssignmentType]
+    stored: tuple[Tensor, Tensor] | None = None
+
+    def __setitem__(self, rows: Any, drafts: Any) -> None:
+        """Write what is not there yet."""
+        if self.stored is None or rows is not self.stored[0] or drafts is not self.stored[1]:
+            self.stored = None
+            super().__setitem__(rows, drafts)
+
+    def __getitem__(self, at: Any) -> Tensor:
+        """Of rows that were stored, their drafts in place; of all others what is read."""
+        rows, *columns = at if isinstance(at, tuple) else (at,)
+        if self.stored is None or rows is not self.stored[0]:
+            read: Tensor = super().__getitem__(at)
+            return read
+        return self.stored[1][(slice(None), *columns)]
+
+
 class Blocks:
     """Blocks of a group of KV caches, which the draft's layers are in.
 

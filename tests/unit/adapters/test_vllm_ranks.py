@@ -128,7 +128,7 @@ def test_a_rank_that_cannot_bind_says_so(
 
     group = ranks(monkeypatch, GroupCoordinator(2, 1, otherwise(BOUND, True)))
     binding = serve(plan())
-    monkeypatch.setattr(adapter("speculators"), "Steps", fail)
+    monkeypatch.setattr(adapter("drafts"), "Steps", fail)
     binding.runner.speculator.release()
     binding.runner.speculator.init_cudagraph_manager()
     assert binding.program is None

@@ -163,6 +163,38 @@ def test_a_verification_ends_with_vllms_update_of_its_tables(
     assert ended == [moved] * len(BATCHES)
 
 
+@pytest.mark.parametrize("algorithm", ALGORITHMS)
+def test_drafts_end_in_vllms_table(serve: Serve, monkeypatch: pytest.MonkeyPatch, algorithm: str) -> None:
+    """So that nothing is missing where vLLM does not write any."""
+    server = serve(plan_of(algorithm))
+    server.begin(PROMPTS)
+    monkeypatch.setattr(type(server.states.draft_tokens), "__setitem__", lambda *_: None)
+    run(server, BATCHES)
+    server.judge()
+    assert server.program.served == len(BATCHES)
+
+
+def test_vllm_stores_drafts_where_not_all_of_it_is_known(serve: Serve) -> None:
+    server = serve(plan_of("EAGLE"), new=["v1.worker.gpu.input_batch.post_update"])
+    assert type(server.states.draft_tokens) is Tensor
+
+
+def test_what_is_stored_is_read_in_place_and_anything_else_from_the_table(serve: Serve) -> None:
+    server = serve(plan_of("EAGLE"))
+    table, rows, same = server.states.draft_tokens, torch.tensor([4, 1]), torch.tensor([4, 1])
+    drafts, others = torch.tensor([[1, 2, 3], [4, 5, 6]]), torch.tensor([[7, 8, 9], [7, 8, 9]])
+    table.stored = rows, drafts
+    table[rows] = drafts
+    assert not table.any()
+    assert table[rows, :2].tolist() == [[1, 2], [4, 5]]
+    assert not table[same].any()
+    table[same] = drafts
+    assert table[rows].tolist() == table[same].tolist() == drafts.tolist()
+    table.stored = rows, drafts
+    table[rows] = others
+    assert table[rows].tolist() == table[same].tolist() == others.tolist()
+
+
 def test_a_batch_beyond_the_largest_bucket_is_vllms(serve: Serve) -> None:
     server = serve(plan_of("EAGLE", ("buckets", (1, 2))))
     server.begin(PROMPTS)

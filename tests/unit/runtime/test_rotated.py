@@ -361,6 +361,7 @@ def test_a_graph_makes_the_logits_that_an_engine_makes(
     path, nodes = machine.plan.size("A"), [node.name for node in halves(machine.plan)[0] if node.kind != "given"]
     left = torch.zeros(4 * path, machine.plan.size("V"))
     made, counted, seen = torch.full_like(left, torch.nan), torch.zeros(4, dtype=torch.int32), torch.full((4,), -1)
+    drafted, drafted_for = torch.full((4, machine.plan.size("S")), -1), torch.full((4,), -1)
 
     def queue(work: Any) -> None:
         work() if cuda.graph is None else cuda.graph.nodes.append(work)
@@ -373,7 +374,11 @@ def test_a_graph_makes_the_logits_that_an_engine_makes(
         queue(lambda: counted[: len(accept_lens)].copy_(accept_lens))
         queue(lambda: seen[: len(rows)].copy_(rows))
 
-    machine.engine.make_logits, machine.engine.committed = make_logits, committed
+    def proposed(*, rows: Tensor, drafts: Tensor, **_: Tensor) -> None:
+        queue(lambda: drafted[: len(rows)].copy_(drafts))
+        queue(lambda: drafted_for[: len(rows)].copy_(rows))
+
+    machine.engine.make_logits, machine.engine.committed, machine.engine.proposed = make_logits, committed, proposed
     zeros = machine.step.zeros()
     given = {"hidden": zeros["hidden"]} if algorithm == "EAGLE" else {}
     machine.step.capture("segments", given=given, tokens=None if largest is None else largest * path)
@@ -391,7 +396,9 @@ def test_a_graph_makes_the_logits_that_an_engine_makes(
         assert (result.predict, result.accept_lens) == (wanted.predict, wanted.accept_lens)
         assert counted[: len(rows)].tolist() == wanted.accept_lens
         assert seen[:size].tolist() == [*rows, *[0] * (size - len(rows))]
-        machine.step.propose(batch, target.hidden if machine.step.reads_hidden else None)
+        drafts = machine.step.propose(batch, target.hidden if machine.step.reads_hidden else None).to_host().drafts
+        assert drafted[: len(rows)].tolist() == drafts
+        assert drafted_for[:size].tolist() == [*rows, *[0] * (size - len(rows))]
         machine.lens |= dict(zip(rows, result.new_seq_lens, strict=True))
 
 

@@ -1,11 +1,10 @@
-"""What of vLLM's a program calls around a verification: the target's head, and the update of tables behind it.
+"""What of vLLM's a program calls around its halves of a step: the target's head, and the update of tables behind them.
 
 The head is over the hidden states of the target's last forward, wherever they lie.
 """
 
 from __future__ import annotations
 
-import functools
 import importlib
 from collections.abc import Callable
 from typing import Any
@@ -18,7 +17,7 @@ from ..tables import AHEAD
 
 
 class Target:
-    """What a program calls around a verification, and a graph of it holds; see `RotatedStep` of its runtime.
+    """What a program calls around its halves of a step, and graphs hold; see `RotatedStep` of its runtime.
 
     Attributes:
         make_logits: of so many `tokens` the logits T[tokens, V], or of all that there are if these are fewer; None with
@@ -26,6 +25,7 @@ class Target:
         rejected: i32[requests] how many drafts of each request the last verification has left out.
         place: T[tokens, H], where graphs read hidden states; None as long as there are no graphs.
         update: vLLM's `postprocess_sampled`, where a verification ends with it; None where vLLM calls it by itself.
+        drafts: vLLM's table i64[P, S] with the row in front, where drafts end in it; None where vLLM stores them.
 
     """
 
@@ -36,6 +36,7 @@ class Target:
         self.rejected = torch.zeros(requests, dtype=torch.int32, device=runner.speculator.device)
         self.place: Tensor | None = None
         self.update: Callable[..., None] | None = None
+        self.drafts: Tensor | None = None
         self._paths = dict[int, tuple[Tensor, Tensor]]()
 
     def settle(self, tokens: int) -> Tensor:
@@ -78,6 +79,11 @@ class Target:
         if self.update is not None:
             self.update(rows - AHEAD, predict, accept_lens, self.rejected[:count], starts[: count + 1])
 
+    def proposed(self, *, rows: Tensor, drafts: Tensor, **_: Tensor) -> None:
+        """Store drafts i64[b, S] in rows i32[b] of vLLM's table; those of padding in the row that it does not see."""
+        if self.drafts is not None:
+            self.drafts[rows] = drafts
+
 
 def updates_tables_alone(runner: Any) -> bool:
     """Whether `postprocess_sampled` of a GPUModelRunner does nothing else, and nobody reads the tables before it."""
@@ -85,15 +91,3 @@ def updates_tables_alone(runner: Any) -> bool:
         return False
     state = importlib.import_module("vllm.v1.worker.gpu.model_states.interface").ModelState
     return type(runner.model_state).postprocess_state is state.postprocess_state
-
-
-def updating(original: Any) -> Any:
-    """VLLM's `GPUModelRunner.postprocess_sampled`, which the program's verification may have ended with."""
-
-    @functools.wraps(original)
-    def postprocess_sampled(runner: Any, idx_mapping: Tensor, sampled_tokens: Tensor, *more: Any, **named: Any) -> None:
-        steps: Any = getattr(runner.speculator, "steps", None)
-        if steps is None or steps.updated is not sampled_tokens:
-            original(runner, idx_mapping, sampled_tokens, *more, **named)
-
-    return postprocess_sampled
