@@ -123,7 +123,7 @@ class Engine:
         job: Result = {"engine": engine | self._given.engine, "batches": batches, "program": self.program is not None}
         job |= {"vocab": COMMON[size], "traces": str(self._given.out / "traces")}
         job |= {"sampling": self._given.sampling} if self._given.sampling else {}
-        return job | (QUICK if self._given.quick else {}) | (TINY if size == "tiny" else {})
+        return job | (QUICK if self._given.quick else {}) | (TINY if size == "tiny" else {}) | self._given.job
 
     def wait(self, deadline: float, reached: Callable[[], bool]) -> bool:
         """Until it ends, or has reached something: whether it has not failed. Killed at the deadline."""
@@ -282,6 +282,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument(
         "--engine", type=json.loads, default={}, metavar="JSON", help="more arguments of vllm.EngineArgs"
     )
+    parser.add_argument("--job", type=json.loads, default={}, metavar="JSON", help="replaces keys of every job")
     given = parser.parse_args()
     if unknown := [name for name in given.runs if name not in RUNS]:
         parser.error(f"no run {', '.join(unknown)}; there are {', '.join(RUNS)}")
