@@ -67,5 +67,5 @@ if __name__ == "__main__":
     parser.add_argument("kinds", nargs="*", metavar="KIND", help=", ".join(KINDS))
     parser.add_argument("--size", choices=SIZES, default="small")
     parser.add_argument("--drawn", action="store_true")
-    given = parser.parse_args()
+    given = parser.parse_intermixed_args()
     main(given.out, given.size, given.drawn, given.kinds or list(KINDS))
