@@ -30,9 +30,9 @@ class Variant:
     With `overlap` the next forward is launched before the results of the last are read, as on a GPU. With `program`
     a wheel runs its decode steps, with `samples` those of requests that ask for anything that `BUILT` has, too.
     With `token_map` the draft scores the tokens of `write_models`' file alone. `ranks` share out both models, in
-    `groups` that have requests of their own each; with
-    `sharded` each keeps its columns of logits in the program's steps, with `experts` it has its part of the
-    experts. `target` is a model of `write_models`, too. `attention` is the backend where it is not that of CPUs.
+    `groups` that have requests of their own each, and with `local_head` make logits of these alone. With `sharded`
+    each keeps its columns of logits in the program's steps, with `experts` it has its part of the experts. `target` is
+    a model of `write_models`, too. `attention` is the backend where it is not that of CPUs.
     `shapes` are those of a program with several, between which it changes at random at every step; the engine's own
     is the largest of each. `head` is the key of the program's draft.
     """
@@ -47,6 +47,7 @@ class Variant:
     token_map: bool = False
     ranks: int = 1
     groups: int = 1
+    local_head: bool = False
     sharded: bool = False
     target: str = "target"
     num_steps: int = 3
@@ -68,6 +69,7 @@ class Variant:
             *["map"] * self.token_map,
             *[f"{self.ranks}ranks"] * (self.ranks > 1),
             *[f"{self.groups}groups"] * (self.groups > 1),
+            *["local"] * self.local_head,
             *["sharded"] * self.sharded,
             *["experts"] * self.experts,
             *[self.attention] * bool(self.attention),
@@ -97,7 +99,7 @@ class Variant:
         given |= {"ep_size": self.ranks} if self.experts else {}
         if self.groups > 1:
             given |= {name: size * self.groups for name, size in SERVER.items()}
-            given |= {"dp_size": self.groups, "enable_dp_attention": True}
+            given |= {"dp_size": self.groups, "enable_dp_attention": True, "enable_dp_lm_head": self.local_head}
         if self.page > 1 and self.topk > 1:
             given["max_total_tokens"] *= BRANCHES_APART
         if self.algorithm is None or ON_GPU:

@@ -20,7 +20,7 @@ from sglang_workload import with_silences
 
 REQUESTS, FEWER = 200, 60
 HEAD = Variant("EAGLE3", "sorter-eagle3", target="sorter", program=True, ranks=2, groups=2, overlap=True)
-HEAD_TREE = replace(HEAD, topk=3, num_draft_tokens=8, samples=True, overlap=False, ranks=4)
+HEAD_TREE = replace(HEAD, topk=3, num_draft_tokens=8, samples=True, overlap=False, ranks=4, local_head=True)
 HEADS = Family(
     Variant(target="sorter"),
     [HEAD, HEAD_TREE, replace(HEAD, ranks=4, groups=4, overlap=False)],
@@ -34,7 +34,7 @@ HEADS = Family(
 MODULE = Variant("EAGLE", "latent", target="latent", attention="fa3", program=True, ranks=2, groups=2, overlap=True)
 MODULES = Family(
     Variant(target="latent", attention="fa3"),
-    [MODULE],
+    [MODULE, replace(MODULE, local_head=True)],
     lambda folder: write_latent(folder / "latent"),
     lambda _: with_silences(FEWER, seed=12),
     left=HEADS.left,
