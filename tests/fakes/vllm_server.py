@@ -68,7 +68,7 @@ class Server:
         self, plan: Plan, monkeypatch: pytest.MonkeyPatch, *, longest: int = 64, requests: int = 6, ahead: int = 3,
         cuda: bool = False, max_graph: int = 512, profile: bool = False, release: str = "",
         others: Sequence[Plan] = (), scheduled: Any = None, lora: Any = None,
-        most_tokens: int = 64, graphs: int = 0, new: Sequence[str] = (), **spec: Any,
+        most_tokens: int = 64, graphs: int = 0, layers: int = 0, new: Sequence[str] = (), **spec: Any,
     ) -> None:  # fmt: skip
         """`longest`: `max_model_len`; `ahead`: slots that a request has behind those of a step.
 
@@ -76,7 +76,8 @@ class Server:
         `max_graph`: tokens of its largest graph; with `profile` it has measured what graphs take before it starts.
         `release`: the version of vLLM, where it is not one that is tested; `scheduled`: the VllmConfig of a scheduler
         that is in a process of its own. `lora`: adapters; `most_tokens`: `max_num_batched_tokens`.
-        `graphs`: how many tokens the largest of its target's graphs has.
+        `graphs`: how many tokens the largest of its target's graphs has; `layers`: of how many layers its target
+        hands hidden states over beside the last one's, which together are these.
         `new`: places of functions that are not known of this vLLM.
         """
         self.plan, self._ahead, self._longest = plan, ahead, longest
@@ -101,7 +102,9 @@ class Server:
         self.runner.speculator = module.init_speculator(self.config, torch.device("cpu"), self.states)
         self.runner.req_states = self.states
         self.target.place = torch.zeros(graphs, plan.models["target"].hidden_size) if graphs else None
-        self.runner.cudagraph_manager = SimpleNamespace(hidden_states=self.target.place)
+        self._layers = layers
+        left = [] if self.target.place is None else self._of_layers(self.target.place)
+        self.runner.cudagraph_manager = SimpleNamespace(hidden_states=self.target.place, aux_hidden_states=left)
         self.runner.lora_config, self.runner.max_num_tokens = lora, most_tokens
         self.runner.vllm_config, self.worker = self.config, Worker(self.runner)
         self.worker.load_model(load_dummy_weights=False)
@@ -233,7 +236,18 @@ class Server:
         self.runner.postprocess_sampled(batch.idx_mapping, output.sampled_token_ids, accepted, rejected, starts)
         ahead = self.plan.size("S") if ahead is None else ahead
         proposed = self.runner.speculator.propose(
-            batch, None, None, hidden, None, accepted, rejected, None, None, None, None, num_speculative_tokens=ahead
+            batch,
+            None,
+            None,
+            hidden,
+            self._aux(hidden),
+            accepted,
+            rejected,
+            None,
+            None,
+            None,
+            None,
+            num_speculative_tokens=ahead,
         )
         if ahead < self.plan.size("S"):
             proposed[:, ahead:] = -1
@@ -243,6 +257,16 @@ class Server:
         assert torch.equal(sent, self.states.draft_tokens[torch.from_numpy(at).long()][:, :ahead])
         self._sent = [(sent, sent.clone())] if batch.has_structured_output_reqs else []
         self._read(keep=1)
+
+    def _aux(self, hidden: Tensor) -> list[Tensor] | None:
+        """Hidden states of several layers, if there are any: where graphs leave them, or anywhere."""
+        made, left = self._of_layers(hidden), self.runner.cudagraph_manager.aux_hidden_states
+        if not left or len(hidden) > len(left[0]):
+            return made or None
+        return [place[: len(hidden)].copy_(layer) for place, layer in zip(left, made, strict=True)]
+
+    def _of_layers(self, hidden: Tensor) -> list[Tensor]:
+        return [part.clone() for part in hidden.chunk(self._layers, -1)] if self._layers else []
 
     def _grammar(self, rows: Sequence[int], texts: Sequence[list[int]], counts: Sequence[int]) -> Any:
         """What may follow in requests with grammars: all behind the first draft that one does not know."""

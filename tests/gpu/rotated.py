@@ -23,7 +23,7 @@ class RotatedVariant(Variant):
     """A rotated program bound to tables of the engine's, which has a row in front that only the program knows."""
 
     def __init__(self, package: Package, device: str | torch.device, **options: Any) -> None:
-        """`options`: as of `Variant`, without `returns`; with `makes` the engine makes logits when it is called."""
+        """`options`: as of `Variant`, without `returns`; with `makes` the engine makes what it hands over."""
         self.padded, makes = bool(options.pop("padded", False)), bool(options.pop("makes", False))
         program = package.load(device)
         self.batch_type, self.plan = package.Batch, program.plan
@@ -42,21 +42,30 @@ class RotatedVariant(Variant):
         self.scores, self.left = Tensor(), torch.zeros(self.plan.buckets[-1], dtype=torch.int32, device=program.device)
         self.drafted = torch.zeros(self.plan.buckets[-1], self.plan.size("S"), dtype=torch.int64, device=program.device)
         if makes:
-            path, dtype = self.plan.size("A"), DTYPES[self.plan.values[self.logits].dtype]
-            shape = self.plan.buckets[-1] * path, self.plan.size("V")
-            self.scores = torch.zeros(shape, dtype=dtype, device=program.device)
-            vars(self.engine).update(make_logits=self.make_logits, committed=self.committed, proposed=self.proposed)
+            most = self.plan.buckets[-1] * self.plan.size("A")
+            self.scores, self.hidden = (
+                torch.zeros(most, self.plan.size(value.axes[-1]), dtype=DTYPES[value.dtype], device=program.device)
+                for value in (
+                    self.plan.values[self.given.get(name, self.given["logits"])] for name in ("logits", "hidden")
+                )
+            )
+            vars(self.engine).update(make_logits=self.make_logits, make_hidden=self.make_hidden)
+            vars(self.engine).update(committed=self.committed, proposed=self.proposed)
         self.step = program.bind(self.engine, self.table, tables=brought, carry=self.tables, **options)
 
     @property
-    def logits(self) -> str:
-        """The value that the target's logits are."""
-        (given, *_) = [node for node in self.plan.nodes("step") if node.kind == "given"]
-        return given.results["logits"]
+    def given(self) -> dict[str, str]:
+        """The values of what the engine hands over."""
+        nodes = [node for node in self.plan.nodes("step") if node.kind == "given"]
+        return {name: value for node in nodes for name, value in node.results.items()}
 
     def make_logits(self, *, tokens: int) -> Tensor:
         """A copy of what the target's forward has left, in rows as far apart as the plan has them."""
-        return laid_apart(self.plan, self.logits, self.scores[:tokens] + 0)
+        return laid_apart(self.plan, self.given["logits"], self.scores[:tokens] + 0)
+
+    def make_hidden(self, *, tokens: int) -> Tensor:
+        """A copy of what the target's forward has left, of two halves side by side."""
+        return torch.cat(self.hidden[:tokens].chunk(2, -1), -1)
 
     def committed(self, *, predict: Tensor, accept_lens: Tensor, **_: Tensor) -> None:
         """Keep how many tokens each request was given."""
@@ -95,14 +104,18 @@ class RotatedVariant(Variant):
         """One step, between whose halves the engine has written its tables; the outputs of both."""
         size = self.plan.bucket(len(rows))
         given = self.target(rows + [0] * (size - len(rows)), lengths + [0] * (size - len(rows)))
-        batch, logits = self.batch_type(rows, lengths), laid_apart(self.plan, self.logits, given.logits)
+        batch, logits = self.batch_type(rows, lengths), laid_apart(self.plan, self.given["logits"], given.logits)
+        hidden = given.hidden if self.step.reads_hidden else None
         if len(self.scores):
             self.scores[: logits.shape[0] * logits.shape[1]].copy_(logits.flatten(0, 1))
+            if hidden is not None:
+                self.hidden[: hidden.shape[0] * hidden.shape[1]].copy_(hidden.flatten(0, 1))
+                hidden = None
         committed = self.step.commit(batch, None if len(self.scores) else logits, at_least=int(self.padded)).to_host()
         if len(self.scores):
             assert self.left[: len(rows)].tolist() == committed.accept_lens
         self.update(rows, {"bonus": committed.bonus, "seq_lens": committed.new_seq_lens})
-        proposed = self.step.propose(batch, given.hidden if self.step.reads_hidden else None).to_host()
+        proposed = self.step.propose(batch, hidden).to_host()
         if len(self.scores):
             assert self.drafted[: len(rows)].tolist() == proposed.drafts
         self.update(rows, {"drafts": proposed.drafts})

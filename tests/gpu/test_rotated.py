@@ -17,9 +17,6 @@ from .nodes import Pair, check_program
 from .rotated import RotatedVariant
 from .serving import Serving
 
-READ_HIDDEN = {"toy_rotated_eagle": {"extend"}, "toy_rotated_block": {"inject"}}
-"""Graphs by program that read hidden states, which these engines hand over anywhere."""
-
 
 @pytest.mark.parametrize("toy", ROTATED, ids=lambda toy: toy.name)
 def test_halves_captured_and_eager_equal_the_reference(
@@ -37,7 +34,7 @@ def test_halves_captured_and_eager_equal_the_reference(
     assert sum(count * times for count, times in serving.accepted.items()) > 1.5 * serving.accepted.total()
     assert len(serving.sizes) > 3
     assert variants["captured"].step.replays.moved
-    assert variants["makes"].step.replays.moved.keys() == READ_HIDDEN.get(toy.name, set())
+    assert not variants["makes"].step.replays.moved
 
 
 @pytest.mark.parametrize("toy", ROTATED, ids=lambda toy: toy.name)

@@ -157,6 +157,7 @@ def test_the_program_ran_the_steps_that_it_serves(variant: Variant, served: Serv
     assert served.counts is not None
     assert served.counts["program_steps"] > served.seen["steps"] / 3
     assert {"a prefill in the batch", "sampling"} <= set(served.counts["vllm_steps"])
+    assert served.seen["stored"] > served.counts["program_steps"] / (6 if variant.shapes else 2), "by the program"
     assert served.counts["captured"] == (variant.capture or "drafts" if ON_GPU else "none")
 
 

@@ -119,6 +119,7 @@ class Watch:
         return {
             **self.counts,
             "graphs": ended[0]["graphs"],
+            "stored": ended[0]["stored"],
             "counts": [rank["counts"] for rank in ended],
             "batches": {str(size): count for size, count in sorted(self.batches.items())},
             "blocks": sorted(self.blocks),

@@ -26,6 +26,16 @@ class Watched:
         self.watched_caches = by_block(self.model_runner, blocks)
         self.watched_graphs = 0
         self.watched_warmed_up = steps()
+        self.watched_stored = 0
+        kind = type(self.model_runner.req_states.draft_tokens)
+        if kind is not Tensor:
+            store = kind.__setitem__
+
+            def noted(table: Any, *given: Any) -> None:
+                store(table, *given)
+                self.watched_stored += table.stored is not None
+
+            kind.__setitem__ = noted
         if (graphs := self.model_runner.cudagraph_manager) is not None:
             replay = graphs.run_fullgraph
 
@@ -75,7 +85,8 @@ class Watched:
 
     def watched_end(self) -> dict[str, Any]:
         """What was counted, see `counts`."""
-        return {"graphs": self.watched_graphs, "counts": counts(self.watched_warmed_up)}
+        counted = counts(self.watched_warmed_up)
+        return {"graphs": self.watched_graphs, "stored": self.watched_stored, "counts": counted}
 
 
 def by_block(runner: Any, blocks: int) -> dict[str, Tensor]:

@@ -118,7 +118,7 @@ class Steps:
 
         It does unless somebody else is to see the scores, or to change them.
         """
-        self._bound.target.see(hidden)
+        self._bound.target.scored.see(hidden)
         return self._bound.target.make_logits is not None and not self._admission.shares(batch.idx_mapping_np)
 
     def commit(self, logits: Tensor | None, batch: Any, sampler: Any) -> SamplerOutput:
@@ -142,13 +142,13 @@ class Steps:
             num_rejected=self._bound.target.rejected[: batch.num_reqs],
         )
 
-    def propose(self, drafts: int, hidden: Tensor | None = None) -> Tensor:
+    def propose(self, drafts: int, *hidden: Tensor) -> Tensor:
         """Drafts i64[b, S] for the next step of the batch that was verified, of which vLLM reads so many.
 
-        `hidden` are the target's T[b * A, W].
+        `hidden` are the target's T[b * A, W], which the draft reads, or those of several layers side by side.
         """
         batch = self.committed
-        made = self.draft(drafts, hidden)
+        made = self.draft(drafts, *hidden)
         if self._table is not None and drafts == self._drafted[-1]:
             self._table.stored = batch.idx_mapping, made
         self.served += 1
@@ -157,13 +157,13 @@ class Steps:
         # Drafts of grammars are on their way to the host, on a stream of vLLM's, while the next step may run.
         return made.clone() if batch.has_structured_output_reqs else made
 
-    def draft(self, drafts: int, hidden: Tensor | None = None) -> Tensor:
+    def draft(self, drafts: int, *hidden: Tensor) -> Tensor:
         """As `propose`, of a step that is not counted; the drafts of the next one are written to the same place."""
         batch, self.committed, self.updated = self.committed, None, None
         step = self.step.at(self._shape)
-        handed = self._bound.hand_over(step, batch, hidden)
+        self._bound.hand_over(batch, hidden)
         enough = next(number for number in self._drafted if number >= drafts)
-        made: Tensor = step.propose(self._requests, handed, ahead=enough).drafts
+        made: Tensor = step.propose(self._requests, ahead=enough).drafts
         return made
 
     def sample_greedily(self, greedily: bool) -> None:
@@ -176,16 +176,16 @@ class Steps:
         times: StepTimes = self._package.measure_step_times(self.step, run)
         return times
 
-    def pad(self, shape: Any, batch: Any, last: Tensor, hidden: Tensor | None = None) -> None:
+    def pad(self, shape: Any, batch: Any, last: Tensor, *hidden: Tensor) -> None:
         """A step of a shape for an InputBatch of nobody's requests, as many as a bucket: no row of a request changes.
 
-        Both are hidden states of the target's: `last` T[b * A, H] are scored, and the draft reads `hidden` T[b * A, W].
+        Hidden states of the target's are `last` T[b * A, H], which are scored, and `hidden`, as of `propose`.
         """
         step, nobody = self.step.at(shape), self._package.Batch([], [])
-        self._bound.target.see(last)
+        self._bound.target.scored.see(last)
         step.commit(nobody, at_least=batch.num_reqs)
-        handed = self._bound.hand_over(step, batch, hidden)
-        step.propose(nobody, handed, ahead=shape)
+        self._bound.hand_over(batch, hidden)
+        step.propose(nobody, ahead=shape)
 
     def capture(self, tokens: int) -> Steps:
         """Capture the drafts of every bucket whose step has so many tokens at most, as one graph each; itself.

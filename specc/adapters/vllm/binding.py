@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -44,35 +45,20 @@ class Bound:
         given = {"tables": tables, "carry": speculator.fields, "collective": collective}
         self._largest = max(shaped.buckets[-1] * shaped.size("A") for shaped in package.plans.values())
         self.step = program.bind(self.target, table, **given, capture=False)
-        self._hidden: Tensor | None = None
 
     def room(self, rows: Any) -> Any:
         """How many tokens the blocks of the draft hold of requests in vLLM's rows, both arrays of numpy's."""
         return self._blocks.room(rows)
 
-    def hand_over(self, step: Any, batch: Any, hidden: Tensor | None) -> Tensor | None:
-        """The target's hidden states of a batch as `propose` of a shape's step takes them: T[n, A, W] of T[tokens, W].
-
-        Graphs read them at one place, so they are copied there if they are elsewhere.
-        """
+    def hand_over(self, batch: Any, hidden: Sequence[Tensor]) -> None:
+        """Let `propose` read the target's hidden states T[tokens, W] of a batch, or those of several layers."""
         self.target.begin(batch)
-        if hidden is None:
-            return None
-        hidden = hidden[: batch.num_tokens]
-        if self._hidden is None:
-            return hidden.view(batch.num_reqs, -1, hidden.shape[-1])
-        if hidden.data_ptr() != self._hidden.data_ptr():
-            self._hidden[: batch.num_tokens].copy_(hidden)
-        handed: Tensor = step.given_at(self._hidden)
-        return handed
+        if hidden:
+            self.target.feed([rows[: batch.num_tokens] for rows in hidden])
 
     def capture(self, tokens: int) -> None:
         """Capture both halves of all steps with so many tokens at most."""
         self.target.begin(None)
-        most = (self.step.at(shape).zeros().get(HIDDEN) for shape in self.step.buckets)
-        handed = [zeros.flatten(0, 1) for zeros in most if zeros is not None]
-        self._hidden = max(handed, key=len, default=None)
-        place, hidden = self.target.settle(min(tokens, self._largest)), self._hidden
-        if hidden is not None and (place.dtype, place.shape[1:]) == (hidden.dtype, hidden.shape[1:]):
-            self._hidden = place if len(place) >= len(hidden) else hidden
-        self.step.capture(given={} if self._hidden is None else {HIDDEN: self._hidden}, tokens=tokens)
+        fed = self.step.zeros().get(HIDDEN)
+        self.target.settle(min(tokens, self._largest), None if fed is None else fed.flatten(0, 1))
+        self.step.capture(tokens=tokens)

@@ -145,7 +145,7 @@ class ProgramDrafts(_Speculator):
         return made[0]
 
     def handed_over(self, *_: Any, **__: Any) -> tuple[Tensor, ...]:
-        """The target's hidden states T[tokens, W] among what `propose` is given, where the draft reads them."""
+        """The target's hidden states T[tokens, W] among what `propose` is given, of each layer that the draft reads."""
         return ()
 
     def forwards(self, requests: int, result: Any, head: Head | None, blocks: Any) -> Any:

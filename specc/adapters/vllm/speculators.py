@@ -57,9 +57,9 @@ class HeadDrafts(ModelDrafts):
 
     def handed_over(
         self, attn_metadata: Any, slot_mappings: Any, last: Tensor, aux: list[Tensor] | None, *_: Any, **__: Any
-    ) -> tuple[Tensor]:
-        """The target's hidden states T[tokens, W], of several layers side by side where the head reads them."""
-        return (torch.cat(aux, dim=-1) if aux else last,)
+    ) -> tuple[Tensor, ...]:
+        """The target's hidden states T[tokens, W], or those of the layers that the head reads."""
+        return tuple(aux) if aux else (last,)
 
     def run_draft(
         self, count: int, hidden: Tensor, metadata: Any, slots: Any, module: int | None = None

@@ -77,7 +77,7 @@ class Drafts(Tensor):
         if self.stored is None or rows is not self.stored[0]:
             read: Tensor = super().__getitem__(at)
             return read
-        return self.stored[1][(slice(None), *columns)]
+        return self.stored[1][(slice(None), *columns)] if columns else self.stored[1]
 
 
 class Blocks:

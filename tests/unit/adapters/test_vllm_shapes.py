@@ -149,23 +149,22 @@ def test_nothing_is_written_behind_the_longest_text(serve: Serve, algorithm: str
 def test_captured_drafts_read_hidden_states_at_one_place(serve: Serve, monkeypatch: pytest.MonkeyPatch) -> None:
     """Those of a shallower step at its beginning. Graphs are left out here."""
     monkeypatch.setenv("SPECC_CAPTURE", "drafts")
-    handed, propose, captured = list[Tensor](), RotatedStep.propose, list[Tensor]()
-
-    def noted(step: RotatedStep, batch: Any, hidden: Tensor | None = None, **how: Any) -> Any:
-        assert hidden is not None
-        handed.append(hidden)
-        return propose(step, batch, hidden, **how)
-
-    monkeypatch.setattr(RotatedStep, "propose", noted)
-    monkeypatch.setattr(RotatedStep, "capture", lambda _, given, tokens: captured.append(given["hidden"]))
+    monkeypatch.setattr(RotatedStep, "capture", lambda _, tokens: None)
     server = serve(plans_of("EAGLE"))
+    read, called = list[Tensor](), server.program._bound.target
+    make = called.make_hidden
+
+    def make_hidden(*, tokens: int) -> Tensor:
+        read.append(make(tokens=tokens))
+        return read[-1]
+
+    monkeypatch.setattr(called, "make_hidden", make_hidden)
     server.begin(PROMPTS)
     for drafts, ahead in [(3, 1), (1, 0), (0, 3), (3, 3)]:
         server.decode(ROWS, drafts=drafts, ahead=ahead)
     server.judge()
-    (given,) = captured
-    assert {tensor.data_ptr() for tensor in handed} == {given.data_ptr()}
-    assert [tensor.shape[1] for tensor in handed] == [4, 2, 1, 4]
+    assert {tensor.data_ptr() for tensor in read} == {called.scored.at.data_ptr()}
+    assert [len(tensor) for tensor in read] == [len(ROWS) * width for width in (4, 2, 1, 4)]
 
 
 # --- who says how many drafts there are -------------------------------------------------------------------------------

@@ -437,23 +437,22 @@ def test_scores_that_are_no_numbers_are_counted(serve: Serve, monkeypatch: pytes
 
 
 @pytest.mark.parametrize("graphs", [0, 8, 16, 40])
-@pytest.mark.parametrize("algorithm", ["STANDALONE", "EAGLE", "NGRAM"])
+@pytest.mark.parametrize(("algorithm", "layers"), [("STANDALONE", 0), ("EAGLE", 0), ("EAGLE", 2), ("NGRAM", 0)])
 def test_what_is_captured_reads_hidden_states_at_one_place(
-    serve: Serve, algorithm: str, graphs: int, monkeypatch: pytest.MonkeyPatch
+    serve: Serve, algorithm: str, layers: int, graphs: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Where vLLM's graphs leave them, if these are as large as the largest bucket. Graphs are left out here."""
     monkeypatch.setenv("SPECC_CAPTURE", "drafts")
-    captured, handed, propose = list[tuple[dict[str, Tensor], int]](), list[Tensor | None](), RotatedStep.propose
+    captured, handed, propose = list[int](), list[Tensor | None](), RotatedStep.propose
 
     def noted(step: RotatedStep, batch: Any, hidden: Tensor | None = None, **how: Any) -> Any:
         handed.append(hidden)
         return propose(step, batch, hidden, **how)
 
     monkeypatch.setattr(RotatedStep, "propose", noted)
-    monkeypatch.setattr(RotatedStep, "capture", lambda _, given, tokens: captured.append((given, tokens)))
-    server = serve(plan_of(algorithm), max_graph=16, graphs=graphs)
-    ((given, tokens),) = captured
-    assert tokens == 16, "vLLM's graphs hold 16 tokens at most"
+    monkeypatch.setattr(RotatedStep, "capture", lambda _, tokens: captured.append(tokens))
+    server = serve(plan_of(algorithm), max_graph=16, graphs=graphs, layers=layers)
+    assert captured == [16], "vLLM's graphs hold 16 tokens at most"
     scored, compute_logits = list[Tensor](), server.target.compute_logits
 
     def noted_scores(hidden: Tensor) -> Tensor:
@@ -461,19 +460,19 @@ def test_what_is_captured_reads_hidden_states_at_one_place(
         return compute_logits(hidden)
 
     monkeypatch.setattr(server.target, "compute_logits", noted_scores)
-    most = max(16, graphs)
-    assert {name: [*of.shape] for name, of in given.items()} == ({"hidden": [most, 64]} if algorithm == "EAGLE" else {})
     server.begin(PROMPTS)
     run(server, BATCHES)
     server.judge()
     assert server.program.report()["capture"] == "drafts"
-    place = server.runner.speculator.steps._bound.target.place
+    called, manager = server.program._bound.target, server.runner.cudagraph_manager
+    place, fed = called.scored.at, [one.at for one in called._fed]
     assert {hidden.data_ptr() for hidden in scored[-len(BATCHES) :]} == {place.data_ptr()}
-    assert (server.target.place is not None and place.data_ptr() == server.target.place.data_ptr()) == (graphs >= 16)
-    assert algorithm != "EAGLE" or given["hidden"].data_ptr() == place.data_ptr()
-    assert {tensor.data_ptr() for tensor in handed if tensor is not None} == {
-        tensor.data_ptr() for tensor in given.values()
-    }
+    assert {*handed} == {None}
+    assert (place is manager.hidden_states) == (graphs >= 16)
+    if algorithm == "EAGLE":
+        left = manager.aux_hidden_states or [place]
+        assert ([one.data_ptr() for one in fed] == [one.data_ptr() for one in left]) == (graphs >= 16 or len(left) == 1)
+        assert [list(one.shape) for one in fed] == [[max(16, graphs), 64 // len(left)]] * len(left)
 
 
 @pytest.mark.parametrize("algorithm", ["EAGLE", "NGRAM"])
@@ -483,7 +482,7 @@ def test_drafts_whose_attention_needs_the_host_are_not_captured(
     """By the word of vLLM's own draft, which n-grams have none of."""
     monkeypatch.setenv("SPECC_CAPTURE", "drafts")
     captured = list[int]()
-    monkeypatch.setattr(RotatedStep, "capture", lambda _, given, tokens: captured.append(tokens))
+    monkeypatch.setattr(RotatedStep, "capture", lambda _, tokens: captured.append(tokens))
     monkeypatch.setattr(DraftModelSpeculator, "supports_decode_metadata_update", False)
     server = serve(plan_of(algorithm))
     assert bool(captured) == (algorithm == "NGRAM")
@@ -494,7 +493,7 @@ def test_drafts_whose_attention_needs_the_host_are_not_captured(
 
 
 def test_after_a_capture_that_fails_vllms_steps_run(serve: Serve, monkeypatch: pytest.MonkeyPatch) -> None:
-    def fail(_: RotatedStep, given: object, tokens: int) -> None:
+    def fail(_: RotatedStep, tokens: int) -> None:
         raise RuntimeError(f"no graph of {tokens} tokens")
 
     monkeypatch.setenv("SPECC_CAPTURE", "drafts")

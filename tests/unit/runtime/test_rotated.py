@@ -402,6 +402,33 @@ def test_a_graph_makes_the_logits_that_an_engine_makes(
         machine.lens |= dict(zip(rows, result.new_seq_lens, strict=True))
 
 
+def test_a_graph_holds_how_the_hidden_states_are_made(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With the forwards behind it, so that drafts are a replay."""
+    cuda = FakeCuda()
+    cuda.install(monkeypatch)
+    backend = FakeBackend(cuda)
+    machine, made = Machine("EAGLE", backend=backend), list[int]()
+    rows = torch.zeros(16, 64)
+
+    def make_hidden(*, tokens: int) -> Tensor:
+        made.append(tokens)
+        return rows[:tokens]
+
+    machine.engine.make_hidden = make_hidden
+    machine.step.capture()
+    machine.prefill()
+    given = machine.target(ROWS, padded=1)
+    machine.step.commit(Batch(ROWS), given.logits)
+    called, captured = len(machine.engine.calls), len(made)
+    backend.launched.clear()
+    machine.step.propose(Batch(ROWS))
+    assert (len(machine.engine.calls), len(made), backend.launched) == (called, captured, [])
+    machine.step.commit(Batch(ROWS), given.logits)
+    machine.step.propose(Batch(ROWS), given.hidden)
+    assert len(machine.engine.calls) > called
+    assert len(made) == captured
+
+
 def test_hidden_states_that_an_engine_makes() -> None:
     machine = Machine("EAGLE")
     machine.prefill()

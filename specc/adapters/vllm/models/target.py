@@ -1,12 +1,13 @@
-"""What of vLLM's a program calls around its halves of a step: the target's head, and the update of tables behind them.
+"""What of vLLM's a program calls around its halves of a step.
 
-The head is over the hidden states of the target's last forward, wherever they lie.
+That are the target's head, over the hidden states of the target's last forward, those of them that the draft reads, and
+the update of tables behind both halves.
 """
 
 from __future__ import annotations
 
 import importlib
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -16,6 +17,37 @@ from .. import seam
 from ..tables import AHEAD
 
 
+class Place:
+    """Where rows T[n, W] of the target's last forward are read.
+
+    Attributes:
+        at: T[tokens, W], where graphs read them; None as long as there are no graphs.
+
+    """
+
+    at: Tensor | None = None
+    _rows: Tensor
+
+    def settle(self, tokens: int, of: Tensor, left: Tensor | None) -> Tensor:
+        """Have graphs read up to so many rows, each as in `of` T[*, W], where vLLM's graphs leave them, if they do."""
+        alike = left is not None and (left.dtype, left.shape[1:]) == (of.dtype, of.shape[1:])
+        self.at = left if left is not None and alike and len(left) >= tokens else of.new_zeros((tokens, *of.shape[1:]))
+        self._rows = self.at
+        return self.at
+
+    def see(self, rows: Tensor) -> None:
+        """Read these rows until the next ones come."""
+        self._rows = rows
+        if self.at is not None and len(rows) <= len(self.at):
+            if rows.data_ptr() != self.at.data_ptr():
+                self.at[: len(rows)].copy_(rows)
+            self._rows = self.at
+
+    def first(self, count: int) -> Tensor:
+        """The first rows, or all that there are if these are fewer."""
+        return self._rows[:count]
+
+
 class Target:
     """What a program calls around its halves of a step, and graphs hold; see `RotatedStep` of its runtime.
 
@@ -23,7 +55,7 @@ class Target:
         make_logits: of so many `tokens` the logits T[tokens, V], or of all that there are if these are fewer; None with
             adapters (LoRA), which the host prepares for every product.
         rejected: i32[requests] how many drafts of each request the last verification has left out.
-        place: T[tokens, H], where graphs read hidden states; None as long as there are no graphs.
+        scored: the hidden states that logits are made of.
         update: vLLM's `postprocess_sampled`, where a verification ends with it; None where vLLM calls it by itself.
         drafts: vLLM's table i64[P, S] with the row in front, where drafts end in it; None where vLLM stores them.
 
@@ -34,35 +66,42 @@ class Target:
         self._runner = runner
         self.make_logits: Callable[..., Tensor] | None = self._made if runner.lora_config is None else None
         self.rejected = torch.zeros(requests, dtype=torch.int32, device=runner.speculator.device)
-        self.place: Tensor | None = None
+        self.scored, self._fed = Place(), [Place()]
         self.update: Callable[..., None] | None = None
         self.drafts: Tensor | None = None
         self._paths = dict[int, tuple[Tensor, Tensor]]()
 
-    def settle(self, tokens: int) -> Tensor:
-        """Have graphs read hidden states of up to so many tokens where vLLM's own graphs leave them, if they do.
+    def settle(self, tokens: int, fed: Tensor | None) -> None:
+        """Have graphs read hidden states of up to so many tokens at one place, where vLLM's own graphs leave them.
 
-        That place T[n, H] comes back, with room for so many or more.
+        `fed` is what the draft reads, T[*, W], if it reads any.
         """
-        left = getattr(self._runner.cudagraph_manager, "hidden_states", None)
-        if left is None or len(left) < tokens:
-            model = self._runner.vllm_config.model_config
-            left = self.rejected.new_zeros((tokens, model.get_hidden_size()), dtype=model.dtype)
-        place: Tensor = left
-        self.place = self._states = place
-        return place
-
-    def see(self, states: Tensor) -> None:
-        """Make logits of these hidden states T[n, H], until the next ones come."""
-        if self.place is None or len(states) > len(self.place):
-            self._states = states
+        manager, model = self._runner.cudagraph_manager, self._runner.vllm_config.model_config
+        like = self.rejected.new_zeros((0, model.get_hidden_size()), dtype=model.dtype)
+        place = self.scored.settle(tokens, like, getattr(manager, "hidden_states", None))
+        if fed is None:
             return
-        if states.data_ptr() != self.place.data_ptr():
-            self.place[: len(states)].copy_(states)
-        self._states = self.place
+        layers = getattr(manager, "aux_hidden_states", ())
+        if layers and sum(layer.shape[1] for layer in layers) == fed.shape[-1]:
+            self._fed = [Place() for _ in layers]
+            for one, layer in zip(self._fed, layers, strict=True):
+                one.settle(tokens, layer[:0], layer)
+        else:
+            self._fed[0].settle(tokens, fed, place)
+
+    def feed(self, states: Sequence[Tensor]) -> None:
+        """Have the draft read these hidden states T[n, W], or those of several layers side by side."""
+        rows = states if len(states) == len(self._fed) else [torch.cat([*states], dim=-1)]
+        for place, of in zip(self._fed, rows, strict=True):
+            place.see(of)
+
+    def make_hidden(self, *, tokens: int) -> Tensor:
+        """Of so many tokens what the draft reads T[tokens, W], or of all that there are if these are fewer."""
+        rows = [place.first(tokens) for place in self._fed]
+        return rows[0] if len(rows) == 1 else torch.cat(rows, dim=-1)
 
     def _made(self, *, tokens: int) -> Tensor:
-        logits: Tensor = self._runner.model.compute_logits(self._states[:tokens])
+        logits: Tensor = self._runner.model.compute_logits(self.scored.first(tokens))
         return logits
 
     def committed(self, *, rows: Tensor, predict: Tensor, accept_lens: Tensor, **_: Tensor) -> None:
