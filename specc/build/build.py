@@ -125,10 +125,13 @@ def build_program(loaded: LoadedConfig, instruments: Sequence[Instrument] = ()) 
     passes = time.perf_counter()
     generated = generate_kernels({program.loaded.config.shape: program.module for program in compiled}, loaded.file)
     plans = followed_together(
-        [build_plan(one.module, kernels, one.loaded.config) for one, kernels in zip(compiled, generated, strict=True)]
+        [
+            build_plan(shape.module, kernels, shape.loaded.config)
+            for shape, kernels in zip(compiled, generated, strict=True)
+        ]
     )
     shapes = tuple(
-        ShapeBuild(*one, kernels, plan) for one, kernels, plan in zip(compiled, generated, plans, strict=True)
+        ShapeBuild(*shape, kernels, plan) for shape, kernels, plan in zip(compiled, generated, plans, strict=True)
     )
     build = Build(loaded, shapes, {})
     build.lib = lib_sources(source.text for source in build.sources)

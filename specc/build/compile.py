@@ -116,8 +116,8 @@ def _front(loaded: LoadedConfig, kept: frozenset[str]) -> Module:
 def _check_carry(shapes: Sequence[Compiled]) -> None:
     """Every carried value is carried at all shapes, with one type."""
     deepest = shapes[0]
-    for name in dict.fromkeys(name for one in shapes for name in one.module.carries):
-        types = {one.loaded.config.shape: _spell(one.module, one.module.carries.get(name)) for one in shapes}
+    for name in dict.fromkeys(name for shape in shapes for name in shape.module.carries):
+        types = {shape.loaded.config.shape: _spell(shape.module, shape.module.carries.get(name)) for shape in shapes}
         if len(set(types.values())) > 1:
             what = ", ".join(f"{type_} at {shape}" for shape, type_ in types.items())
             loaded = deepest.loaded

@@ -68,7 +68,7 @@ def build_plan(module: Module, generated: Generated, config: Config) -> Plan:
         serving=_serving(module, kv, dims),
         options=config.options.model_dump(mode="json"),
         disaggregation=config.file.disaggregation,
-        inputs={one.name: one for one in inputs},
+        inputs={entry.name: entry for entry in inputs},
         carry={
             carry.name: Carried(
                 carry.name,
@@ -82,7 +82,7 @@ def build_plan(module: Module, generated: Generated, config: Config) -> Plan:
         },
         outputs=tuple(_output(name, value) for name, value in module.outputs.items()),
         values=_values(module),
-        buffers={one.name: one for one in buffers},
+        buffers={buffer.name: buffer for buffer in buffers},
         kernels={source.name: _kernel(module, generated, source.name) for source in generated.sources},
         ops={name: OpSource(at.path, at.function) for name, at in brought(module).items()},
         phases=_phases(module, generated),

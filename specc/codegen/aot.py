@@ -278,7 +278,7 @@ def _answer(question: dict[str, Any]) -> dict[str, Any]:
         chain: list[BaseException] = [error]
         while chain[0].__cause__ is not None and hasattr(chain[0].__cause__, "src"):
             chain.insert(0, chain[0].__cause__)
-        places = [place for one in chain if (place := _place(one)) is not None]
+        places = [place for cause in chain if (place := _place(cause)) is not None]
         return {"error": f"{type(chain[0]).__name__}: {chain[0]}", "places": places}
     return {"metadata": metadata, "binary": base64.b64encode(binary).decode("ascii")}
 

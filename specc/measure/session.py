@@ -94,7 +94,7 @@ class Session:
         self._table = self._request_table(self._prompt + most)
         slots = rows * self._table.shape[1] + 1
         self._collective = Alone(plan.ranks)
-        tables = {name: self._brought(one) for name, one in plan.tables().items()}
+        tables = {name: self._brought(table) for name, table in plan.tables().items()}
         if COUNTS in tables:
             tables[COUNTS].fill_(self._table.shape[1])
         self.brought = tables
@@ -180,7 +180,7 @@ class Session:
 
     def _sampling(self, seed: int) -> Sampling:
         """A request as people make them, that asks for all that the program has."""
-        names = {name.removeprefix("sampling_") for name, one in self.plan.carry.items() if one.given}
+        names = {name.removeprefix("sampling_") for name, field in self.plan.carry.items() if field.given}
         wanted = {"top_k": 50, "top_p": 0.9, "min_p": 0.05, "repetition_penalty": 1.1}
         return Sampling(temperature=0.8, seed=seed, **{name: value for name, value in wanted.items() if name in names})
 

@@ -77,7 +77,7 @@ def _timed(
     least = capture(floor, effort.copies)
     times = pairs(ours.replay, least.replay, effort.samples, (partial(session.restore, memory), nothing))
     session.restore(memory)
-    mine, other = ([1000 * one / effort.copies for one in side] for side in times)
+    mine, other = ([1000 * elapsed / effort.copies for elapsed in taken] for taken in times)
     return Spread.over(mine), Spread.over(other), Ratio.of(mine, other)
 
 

@@ -40,7 +40,7 @@ class TuneLaunches(Pass):
         """As the tuning file says for this shape."""
         tuning, shape = loaded.config.tuning, (None, str(loaded.config.shape))
         chosen = () if tuning is None else tuning.choices
-        return cls("+".join(_spelled(one) for one in chosen if one.shape in shape))
+        return cls("+".join(_spelled(choice) for choice in chosen if choice.shape in shape))
 
     def run(self, module: Module, ctx: Context) -> None:
         """Declare the choices of the launches of this shape."""
@@ -129,9 +129,13 @@ def wrongly_tuned(module: Module) -> list[str]:
     known = [entry for entry in module.decls_of(Tuned) if entry.name in kernels]
     count = len(module.decl(Options).buckets) if known else 0
     bad += [
-        f"{one.name} has a split for {len(one.splits)} buckets" for one in known if len(one.splits) not in (0, count)
+        f"{choice.name} has a split for {len(choice.splits)} buckets"
+        for choice in known
+        if len(choice.splits) not in (0, count)
     ]
-    return bad or [f"{one.name}: {why}" for one in known for why in impossible(module, kernels[one.name], one)]
+    return bad or [
+        f"{choice.name}: {why}" for choice in known for why in impossible(module, kernels[choice.name], choice)
+    ]
 
 
 def told(module: Module, kernel: Kernel) -> str:

@@ -250,7 +250,7 @@ def _manifest(
         specc=plan.specc,
         triton=triton,
         plan_format=FORMAT,
-        plans={str(one.shape): path for path, one in plans.items()},
+        plans={str(plan.shape): path for path, plan in plans.items()},
         torch=torch_minimum,
         archs=tuple(sorted({artifact.arch for artifact in artifacts})),
         artifacts=tuple(ordered),

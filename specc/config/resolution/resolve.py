@@ -135,7 +135,7 @@ def _with_aux_layers(checked: Checked, target: ModelConfig | None, draft: ModelC
         return None
     if not written and trained:
         where = at.value("draft", "model")
-    ascending = all(one < other for one, other in pairwise(layers))
+    ascending = all(layer < other for layer, other in pairwise(layers))
     if not ascending or not 1 <= layers[0] <= layers[-1] <= target.depth:
         listed = ", ".join(map(str, layers))
         message = (

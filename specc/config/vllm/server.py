@@ -126,9 +126,11 @@ def started(arguments: Arguments, gpu: Gpu, page_size: int | None = None, exact:
         arguments.findings.raise_if_errors()
         raise AssertionError("a method that no program has was reported")
     described = {"target": target} | ({"draft": drafting.draft} if drafting.draft is not None else {})
-    models = {side: (directory, one.said) for side, (directory, one) in described.items()}
+    models = {side: (directory, model.said) for side, (directory, model) in described.items()}
     dtype = _settled(_dtype(arguments, target[1]), exact, "dtype")
-    backends = {side: _attention(arguments, gpu, side, one, str(dtype.value)) for side, (_, one) in described.items()}
+    backends = {
+        side: _attention(arguments, gpu, side, model, str(dtype.value)) for side, (_, model) in described.items()
+    }
     kept = _settled(_requests(arguments, requests, gpu), exact, "max_requests")
     width = int(drafting.num_steps.value) + 1
     graphs = int(exact.values["largest_graph"]) if exact is not None else _graph(arguments, int(kept.value), width, gpu)

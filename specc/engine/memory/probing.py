@@ -103,10 +103,10 @@ def kept_by(model: PreTrainedModel, run: Callable[..., object]) -> Kept:
     Raises UnsupportedModelError for a model that an engine cannot page.
     """
     probe = _Probe()
-    one = torch.zeros((1, 1), dtype=torch.int64, device=model.device)
+    position = torch.zeros((1, 1), dtype=torch.int64, device=model.device)
     try:
         with torch.no_grad():
-            run(input_ids=one + 1, position_ids=one, **{CACHE: probe}, use_cache=True)
+            run(input_ids=position + 1, position_ids=position, **{CACHE: probe}, use_cache=True)
     except UnsupportedModelError:
         raise
     except Exception as error:  # whatever a model's own code raises

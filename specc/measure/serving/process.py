@@ -79,7 +79,7 @@ class Running:
     def lines(self, having: str = "") -> list[str]:
         """The last lines of its log that have a text."""
         with self.log.open(encoding="utf-8", errors="replace") as file:
-            return [line[:CHARACTERS].rstrip() for line in deque(filter(lambda one: having in one, file), LINES)]
+            return [line[:CHARACTERS].rstrip() for line in deque(filter(lambda text: having in text, file), LINES)]
 
     def program(self) -> str | None:
         """The program that it says to run, if there is one."""
@@ -205,10 +205,10 @@ def _free_port() -> int:
 def _stopped_as_interrupted() -> Iterator[None]:
     """Signals that would end this process at once interrupt it, as Ctrl-C does: what it has started is stopped."""
     ending = [number for number in (signal.SIGTERM, signal.SIGHUP) if signal.getsignal(number) is signal.SIG_DFL]
-    for one in ending:
-        signal.signal(one, lambda *_: signal.raise_signal(signal.SIGINT))
+    for number in ending:
+        signal.signal(number, lambda *_: signal.raise_signal(signal.SIGINT))
     try:
         yield
     finally:
-        for one in ending:
-            signal.signal(one, signal.SIG_DFL)
+        for number in ending:
+            signal.signal(number, signal.SIG_DFL)

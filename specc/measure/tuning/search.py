@@ -126,19 +126,19 @@ def _shape(
     loaded: LoadedConfig, tuning: Tuning, at: int, device: torch.device, on_done: OnDone
 ) -> Iterator[TunedShape]:
     """Build, compile and load every variant."""
-    build = build_program(with_choices(loaded, tuning, ()))
-    plain = build.shapes[at]
+    built = build_program(with_choices(loaded, tuning, ()))
+    plain = built.shapes[at]
     kernels = kernels_of(plain)
     wanted = {form for nodes in kernels.values() for form in forms_of(plain, nodes[0].name)} - {DEFAULT}
     choices = {form: choices_of(plain, kernels, form) for form in sorted(wanted, key=str)}
-    builds = {DEFAULT: build} | {
+    builds = {DEFAULT: built} | {
         form: build_program(with_choices(loaded, tuning, chosen)) for form, chosen in choices.items()
     }
     variants: dict[Form, Variant] = {}
     compile_ahead(builds.values(), device, lambda part: on_done("compiling", 0.25 * part))
     with tempfile.TemporaryDirectory(prefix="specc-tune-") as folder:
-        for number, (form, one) in enumerate(builds.items()):
-            variant = compiled(one, at, form, Path(folder, str(number)), device)
+        for number, (form, built) in enumerate(builds.items()):
+            variant = compiled(built, at, form, Path(folder, str(number)), device)
             if variant is not None and variant.built.plan.buffers == plain.plan.buffers:
                 variants[form] = variant
             on_done("loading", 0.25 + 0.05 * (number + 1) / len(builds))
@@ -238,7 +238,7 @@ class Bench:
         """Whether a launch leaves the same bits."""
         outcome = self._outcome(self._run(variant, node))
         self.reset()
-        return all(torch.equal(bits(one), bits(other)) for one, other in zip(outcome, self._wanted, strict=True))
+        return all(torch.equal(bits(result), bits(other)) for result, other in zip(outcome, self._wanted, strict=True))
 
     def graph(self, variant: Variant, node: Launch) -> torch.cuda.CUDAGraph:
         """A launch captured several times."""
@@ -306,7 +306,7 @@ def _chosen(shape: TunedShape, timed: Timed) -> list[Found]:
             candidates.append((sum(math.log(gain.ratio.median) for gain in kept), form, kept))
     if not candidates:
         return []
-    _, form, gains = max(candidates, key=lambda one: one[0])
+    _, form, gains = max(candidates, key=lambda candidate: candidate[0])
     splits = {gain.bucket: timed.best[form][gain.bucket][0] for gain in gains}
     name = str(shape.default.built.shape) if len(shape.default.built.loaded.config.shapes) > 1 else None
     kept = {bucket: split for bucket, split in splits.items() if split}

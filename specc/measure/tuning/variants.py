@@ -91,7 +91,7 @@ def forms_of(built: ShapeBuild, launch: str) -> set[Form]:
     tiles = (None, *(tile for tile in knobs.tiles if tile != kernel.constants.get(knobs.constant)))
     warps = (None, *(count for count in knobs.warps if count != kernel.num_warps))
     stages = (None, *(count for count in knobs.stages if count != kernel.num_stages))
-    return {Form(*one) for one in product(tiles, warps, stages)}
+    return {Form(*choice) for choice in product(tiles, warps, stages)}
 
 
 def choices_of(built: ShapeBuild, kernels: Mapping[str, list[Launch]], form: Form) -> tuple[LaunchChoice, ...]:
@@ -112,7 +112,9 @@ def compile_ahead(builds: Collection[Build], device: torch.device, on_done: Call
     One that does not compile is nothing here; `compiled` says so of its build. ``on_done``: how much of all is there.
     """
     sources = [
-        replace(source, name=f"{source.name}_{number}") for number, one in enumerate(builds) for source in one.sources
+        replace(source, name=f"{source.name}_{number}")
+        for number, build in enumerate(builds)
+        for source in build.sources
     ]
     lib = {path: text for build in builds for path, text in build.lib.items()}
     done = iter(range(1, len(sources) + 1))

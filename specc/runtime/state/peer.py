@@ -44,7 +44,7 @@ def schema(plan: Plan) -> dict[str, Any]:
             for owner, pool in plan.kv_pools.items()
         },
         "models": {
-            role: {key: one for key, one in to_json(model).items() if key in MODEL_KEYS}
+            role: {key: value for key, value in to_json(model).items() if key in MODEL_KEYS}
             for role, model in plan.models.items()
         },
     }

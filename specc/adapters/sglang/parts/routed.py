@@ -78,7 +78,7 @@ def misfits(plans: Mapping[Any, Any]) -> Iterator[str]:
         yield f"outputs {has}"
     if not handed or capturer is None:
         return
-    most = max(one.buckets[-1] * shape.num_nodes for shape, one in plans.items())
+    most = max(plan.buckets[-1] * shape.num_nodes for shape, plan in plans.items())
     value = next(output.value for output in plan.outputs if output.name == OUTPUT)
     mine = tuple(map(plan.size, plan.values[value].axes[2:]))
     theirs = (capturer.num_layers, capturer.topk_size)

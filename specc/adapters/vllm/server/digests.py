@@ -158,7 +158,7 @@ DIGITS = 12
 def unknown(found: Mapping[str, str]) -> list[str]:
     """The places where one of the digests that were found is not known."""
     known = {f"{owner}.{name}": of for owner, functions in KNOWN.items() for name, of in functions.items()}
-    return [place for place, one in found.items() if one not in known[place].split()]
+    return [place for place, digest in found.items() if digest not in known[place].split()]
 
 
 def installed() -> dict[str, str]:
@@ -205,7 +205,7 @@ def _defined(tree: ast.AST, names: list[str]) -> ast.AST | None:
 def _said(value: object) -> str:
     """A syntax tree in words, or a part of one, without empty fields: newer Pythons have more of these."""
     if isinstance(value, list):
-        return f"[{','.join(_said(one) for one in value if not _is_text(one))}]"
+        return f"[{','.join(_said(item) for item in value if not _is_text(item))}]"
     if not isinstance(value, ast.AST):
         return repr(value)
     return f"{type(value).__name__}({','.join(_fields(value))})"

@@ -17,7 +17,7 @@ def misfits(plans: Mapping[Any, Any], config: Any, kind: type, served: Collectio
     are those that a program may stand for.
     """
     if kind not in served:
-        names = ", ".join(sorted(one.__name__ for one in served))
+        names = ", ".join(sorted(drafter.__name__ for drafter in served))
         return [f"drafts are those of {kind.__name__}, served are {names}"]
     plan, spec = next(iter(plans.values())), config.speculative_config
     server = facts(config)
