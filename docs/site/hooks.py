@@ -100,7 +100,7 @@ def outside(pages: set[str]) -> list[str]:
             found.add(path)
         if path.endswith(".md"):
             links = {target(link[2], path) for link in LINK.finditer((ROOT / path).read_text())}
-            pages |= {one for one in links if not one.startswith("docs/") and (ROOT / one).is_file()} - found
+            pages |= {page for page in links if not page.startswith("docs/") and (ROOT / page).is_file()} - found
     return sorted(found)
 
 

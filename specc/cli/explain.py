@@ -159,7 +159,7 @@ def _shapes(choices: Choices) -> Iterator[RenderableType]:
             "\nwhich shape a batch has", "bucket", [str(bucket.bucket) for bucket in choices.buckets], columns
         )
     else:
-        rows = [(buckets, choice.shapes, str(choice.first)) for buckets, choice in choices.told()]
+        rows = [(buckets, choice.shapes, str(choice.first)) for buckets, choice in choices.by_bucket()]
         yield _table("\nwhich shape a batch has", "buckets", "compiled for them", "begins with", rows=rows)
     yield Text(choices.rule)
     yield NumberTable("\nwhat a shape costs", "shape", [str(cost.shape) for cost in choices.costs], choices.columns())

@@ -77,7 +77,7 @@ class Session:
 
     Attributes:
         frame: of a step.
-        brought: the tables of an engine, by name.
+        engine_tables: the tables of an engine, by name.
         tables: those that the program reads.
 
     """
@@ -97,7 +97,7 @@ class Session:
         tables = {name: self._brought(table) for name, table in plan.tables().items()}
         if COUNTS in tables:
             tables[COUNTS].fill_(self._table.shape[1])
-        self.brought = tables
+        self.engine_tables = tables
         self.tables = draft_tables(plan, tables | rank_table(plan, self._collective, device))
         self.arena, bound = Arena(plan, device, poison=0), {o: pool for o, pool in plan.kv_pools.items() if pool.bound}
         self.kv = KvPools(plan, device, {o: self._buffers(p.layers * p.buffers, p.row_bytes, p.dtype, slots)

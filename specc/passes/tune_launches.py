@@ -61,13 +61,13 @@ class TuneLaunches(Pass):
         """Add the declaration of one choice; what is impossible about it."""
         buckets = module.decl(Options).buckets
         splits = tuple(choice.split.get(bucket, 0) for bucket in buckets) if choice.split else ()
-        before = told(module, kernel)
+        before = spell_choices(module, kernel)
         chosen = Tuned(kernel.name, choice.tile or 0, choice.warps or 0, choice.stages or 0, splits)
         wrong = impossible(module, kernel, replace(chosen, splits=()))
         if not wrong:
             module.decls.append(chosen)
             wrong = impossible(module, kernel, chosen)
-            now = told(module, kernel)
+            now = spell_choices(module, kernel)
             own = pass_base.Rejected(before, "specc's own, which was slower where it was measured")
             decision = pass_base.Choice(kernel.name, now, "the tuning file has it", (own,))
             self.remark(ctx, f"{kernel.name}: tuned: {now} instead of {before}", choice.location, decision)
@@ -138,7 +138,7 @@ def wrongly_tuned(module: Module) -> list[str]:
     ]
 
 
-def told(module: Module, kernel: Kernel) -> str:
+def spell_choices(module: Module, kernel: Kernel) -> str:
     """The tile, warps, stages and split that a kernel has, in words."""
     family, cluster = FAMILIES[kernel.family], cluster_of(module, kernel.name)
     knobs, spec = family.knobs(module, cluster), family.spec(module, kernel.name, cluster)

@@ -154,8 +154,8 @@ _Own = TypeVar("_Own", Fact, Fact | None)
 
 def _settled(own: _Own, exact: ServerAnswer | None, name: str) -> Fact | _Own:
     """Return a value: that found here, or vLLM's own where it says another."""
-    theirs = exact.fact(name) if exact is not None else None
-    return own if theirs is None or (own is not None and own.value == theirs.value) else theirs
+    fact = exact.fact(name) if exact is not None else None
+    return own if fact is None or (own is not None and own.value == fact.value) else fact
 
 
 def _as_drafted(drafting: Speculation, exact: ServerAnswer) -> Speculation:

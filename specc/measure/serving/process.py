@@ -91,9 +91,9 @@ class Running:
         return _not_running(f"'{self.command}' {how}", hint, self.lines())
 
 
-def _not_running(message: str, hint: str, said: Sequence[str] = ()) -> DiagnosticError:
+def _not_running(message: str, hint: str, log: Sequence[str] = ()) -> DiagnosticError:
     """A server that was to be started is not there, and what its log says."""
-    notes = tuple(Note(f"its log: {line}") for line in said)
+    notes = tuple(Note(f"its log: {line}") for line in log)
     return DiagnosticError(Diagnostic("serve/not-running", message, hint=hint, notes=notes))
 
 

@@ -164,7 +164,7 @@ def _try_all(shape: TunedShape, session: Session, timed: Timed, bucket: int, unt
     """Candidates for one launch in one bucket, from the memory that it finds."""
     node = timed.nodes[0]
     bench = Bench(session, node)
-    ours = bench.graph(shape.default, node)
+    graph = bench.graph(shape.default, node)
     for variant in _in_order(shape, node):
         for split in _splits(variant, node, bucket):
             if time.monotonic() > until and timed.best.get(DEFAULT, {}).get(bucket):
@@ -174,7 +174,7 @@ def _try_all(shape: TunedShape, session: Session, timed: Timed, bucket: int, unt
             if not bench.equal(variant, candidate):
                 timed.unequal += 1
                 continue
-            gain = bench.gain(ours, bench.graph(variant, candidate), BRIEF).median
+            gain = bench.gain(graph, bench.graph(variant, candidate), BRIEF).median
             best = timed.best.setdefault(variant.form, {})
             if bucket not in best or gain > best[bucket][1]:
                 best[bucket] = split, gain
@@ -246,10 +246,10 @@ class Bench:
         self.reset()
         return made
 
-    def gain(self, ours: torch.cuda.CUDAGraph, theirs: torch.cuda.CUDAGraph, samples: int) -> Ratio:
+    def gain(self, graph: torch.cuda.CUDAGraph, other: torch.cuda.CUDAGraph, samples: int) -> Ratio:
         """The first one's time over the second one's."""
         before = partial(self._session.restore, self._memory)
-        ratio = Ratio.of(*pairs(ours.replay, theirs.replay, samples, (before, before)))
+        ratio = Ratio.of(*pairs(graph.replay, other.replay, samples, (before, before)))
         self.reset()
         return ratio
 
@@ -283,14 +283,14 @@ def _compare(shape: TunedShape, on_done: OnDone) -> None:
 
 def _compare_launch(shape: TunedShape, bench: Bench, timed: Timed, bucket: int) -> None:
     node = timed.nodes[0]
-    ours, twin = bench.graph(shape.default, node), bench.graph(shape.default, node)
-    itself = bench.gain(ours, twin, THOROUGH)
+    graph, twin = bench.graph(shape.default, node), bench.graph(shape.default, node)
+    itself = bench.gain(graph, twin, THOROUGH)
     noise = noise_of(itself)
     for form in timed.finalists(shape.buckets):
         if bucket in timed.best[form]:
             variant, (split, _) = shape.variants[form], timed.best[form][bucket]
             other = bench.graph(variant, cut(variant, node, bucket, split))
-            timed.gains.setdefault(form, []).append(Gain(bucket, bench.gain(ours, other, THOROUGH), noise))
+            timed.gains.setdefault(form, []).append(Gain(bucket, bench.gain(graph, other, THOROUGH), noise))
 
 
 def _chosen(shape: TunedShape, timed: Timed) -> list[Found]:

@@ -21,7 +21,7 @@ from specc.kernels import FAMILIES
 from specc.kernels.writing.family import cluster_of
 from specc.kernels.writing.knobs import Knobs
 from specc.measure.backends import loaded as load
-from specc.passes.tune_launches import told
+from specc.passes.tune_launches import spell_choices
 from specc.runtime.backends import Backend
 from specc.runtime.backends.cuda import device_arch
 from specc.runtime.plan.nodes import Launch
@@ -78,7 +78,7 @@ def knobs_of(built: ShapeBuild, launch: str) -> Knobs:
 
 def described(built: ShapeBuild, launch: str) -> str:
     """The tile, warps, stages and split that a launch has, in words."""
-    return told(built.module, _declared(built, launch))
+    return spell_choices(built.module, _declared(built, launch))
 
 
 def _declared(built: ShapeBuild, launch: str) -> Kernel:

@@ -114,9 +114,9 @@ def _checked(right: bool, data: Any, where: str) -> Any:
 def _one_of(kinds: tuple[Any, ...], data: Any, where: str) -> Any:
     if all(is_dataclass(kind) for kind in kinds):
         named = {kind.kind: kind for kind in kinds}
-        said = data.get("kind") if isinstance(data, Mapping) else None
-        _checked(isinstance(said, str) and said in named, said, f"the kind of {where}")
-        return _record(named[said], {key: value for key, value in data.items() if key != "kind"}, where)
+        name = data.get("kind") if isinstance(data, Mapping) else None
+        _checked(isinstance(name, str) and name in named, name, f"the kind of {where}")
+        return _record(named[name], {key: value for key, value in data.items() if key != "kind"}, where)
     for kind in kinds:
         try:
             return _read(kind, data, where)

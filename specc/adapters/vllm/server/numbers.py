@@ -160,8 +160,8 @@ def numbers_of(programs: Sequence[Any], executor: Any) -> DraftCounts | None:
         return None
     made = DraftCounts(package, functools.partial(_times, executor))
     if made.times:
-        said = {name: {size: round(time, 3) for size, time in of.items()} for name, of in made.times.items()}
-        logger.info("specc: milliseconds of a step by number of drafts and batch: %s", said)
+        rounded = {name: {size: round(time, 3) for size, time in of.items()} for name, of in made.times.items()}
+        logger.info("specc: milliseconds of a step by number of drafts and batch: %s", rounded)
     return made
 
 

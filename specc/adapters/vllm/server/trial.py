@@ -114,8 +114,8 @@ class Trial:
         self.over = True
         self._steps.sample_greedily(False)
         if parallel.is_first():
-            said = "specc: both sides made %d steps alike (%d of %d drafts are others): the program's count from now on"
-            logger.info(said, self._made, self._others, self._drafts)
+            text = "specc: both sides made %d steps alike (%d of %d drafts are others): the program's count from now on"
+            logger.info(text, self._made, self._others, self._drafts)
 
     def _demand(self, differ: Mapping[str, Tensor]) -> None:
         """Raise `TrialDifference` if any of the requests bool[b] has what it is named for."""
