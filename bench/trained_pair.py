@@ -228,16 +228,16 @@ def lengths(
         yield length
 
 
-def table(found: Sequence[Length], counts: Tensor) -> Iterator[str]:
+def table(rows: Sequence[Length], counts: Tensor) -> Iterator[str]:
     """Accepted lengths by size of the map and by head, and over that of the whole head as the draft itself has it."""
-    heads, ranked = list(dict.fromkeys(row.head for row in found)), counts.sort(descending=True).values
+    heads, ranked = list(dict.fromkeys(row.head for row in rows)), counts.sort(descending=True).values
     yield f"| tokens | of the text | {' | '.join(heads)} | over the full head |"
     yield "|---" * (len(heads) + 3) + "|"
-    for tokens in dict.fromkeys(row.tokens for row in found):
-        row = {row.head: row.accepted for row in found if row.tokens == tokens}
+    for tokens in dict.fromkeys(row.tokens for row in rows):
+        row = {row.head: row.accepted for row in rows if row.tokens == tokens}
         share = float(ranked[:tokens].sum() / ranked.sum())
         cells = [f"{row[head]:.3f}" if head in row else "" for head in heads]
-        ratios = ", ".join(f"{row[head] / found[0].accepted:.3f}" for head in heads if head in row)
+        ratios = ", ".join(f"{row[head] / rows[0].accepted:.3f}" for head in heads if head in row)
         yield f"| {tokens} | {share:.2%} | {' | '.join(cells)} | {ratios} |"
 
 
@@ -336,17 +336,17 @@ def run(given: argparse.Namespace, out: Path) -> dict[str, Any]:
             print(report["losses"], flush=True)
         with clock.phase("accepted lengths"):
             measuring = Measuring(corpus, out, given.prompts, given.new)
-            found = list(lengths(measuring, cases, wheels, clock))
+            rows = list(lengths(measuring, cases, wheels, clock))
             compiling.shutdown(cancel_futures=True)
-    for line in table(found, counts):
+    for line in table(rows, counts):
         print(line, flush=True)
     written = [token for text in measuring.wanted for token in text]
     report["texts"] = {"tokens": len(written), "different tokens": len(set(written))}
     report["example"] = corpus.tokenizer.decode(measuring.prompts[0] + list(measuring.wanted[0]))
-    report["accepted"] = [asdict(row) for row in found]
+    report["accepted"] = [asdict(row) for row in rows]
     if given.json is not None:
         given.json.write_text(json.dumps(report, indent=2) + "\n")
-    if any(row.wrong_texts for row in found):
+    if any(row.wrong_texts for row in rows):
         raise SystemExit("not all texts are those of the target")
     return report
 

@@ -24,8 +24,8 @@ def measured() -> dict[str, tuple[float, float]]:
     (line,) = (line for line in (DOCS / "sglang.md").read_text().splitlines() if line.startswith(f"| {ROW}"))
     rate, launches, between, glue, busy = re.findall(r"\| (\d[\d., ]*?) (?=\|)", line)[1:]
     pairs = {"launches": launches, "between": between, "glue": glue, "busy": busy}
-    found = {name: tuple(float(figure) for figure in pair.split(", ")) for name, pair in pairs.items()}
-    return {"rate": (1.0, float(rate)), **{name: (pair[0], pair[1]) for name, pair in found.items()}}
+    values = {name: tuple(float(figure) for figure in pair.split(", ")) for name, pair in pairs.items()}
+    return {"rate": (1.0, float(rate)), **{name: (pair[0], pair[1]) for name, pair in values.items()}}
 
 
 class Step(Picture):

@@ -84,10 +84,10 @@ def compile_shapes(loaded: LoadedConfig, instruments: Sequence[Instrument] = ())
 
 def _check_models(loaded: LoadedConfig) -> None:
     """Neither model stands in the other's place, and the draft is no other algorithm's, as far as directories say."""
-    (target, draft), models = (loaded.model_dir(side) for side in ("target", "draft")), loaded.config.models
+    (target, draft), models = (loaded.model_dir(role) for role in ("target", "draft")), loaded.config.models
     if target is None or draft is None or target == draft:
         return
-    pair = Pair(*(describe(at, str(models[side].model)) for side, at in (("target", target), ("draft", draft))))
+    pair = Pair(*(describe(at, str(models[role].model)) for role, at in (("target", target), ("draft", draft))))
     wrong = mistaken(pair, loaded.config.algorithm)
     if wrong is not None:
         hint = f"write algorithm: {wrong.algorithm}" if wrong.pair is pair else "write each where the other is"

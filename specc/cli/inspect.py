@@ -163,7 +163,7 @@ def _facts(program: Opened, text: str) -> dict[str, Any]:
         "cuda_driver": {arch: f">={cuda_release(assembler.driver)}" for arch, assembler in manifest.assemblers.items()},
         "torch": f">={manifest.torch}",
         "files": len(manifest.files),
-        "models": {side: asdict(model) for side, model in plan.models.items()},
+        "models": {role: asdict(model) for role, model in plan.models.items()},
         "carry": carry,
         "totals": {str(shape): written_totals(one.totals) for shape, one in plans.items()},
         "configuration": text,
@@ -192,11 +192,11 @@ def _print(console: Console, facts: Mapping[str, Any], plans: Mapping[Shape, Pla
 
 def _by_key(models: Mapping[str, Mapping[str, Any]]) -> list[dict[str, Any]]:
     """A row for every size of the models, with a column for each of them, the target first."""
-    sides = sorted(models, reverse=True)
+    roles = sorted(models, reverse=True)
     return [
-        {"": key.replace("_", " "), **{side: models[side][key] for side in sides}}
-        for key in (models[sides[0]] if sides else ())
-        if any(models[side][key] for side in sides)
+        {"": key.replace("_", " "), **{role: models[role][key] for role in roles}}
+        for key in (models[roles[0]] if roles else ())
+        if any(models[role][key] for role in roles)
     ]
 
 

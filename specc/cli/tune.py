@@ -75,7 +75,7 @@ def tune(
         place = output or config.with_suffix(".tuning.yaml")
         with progress("building", quiet=quiet) as shown:
             tuned = search(loaded, device, seconds, shown.reach)
-        write_output(place, tuning_text(tuned.tuning, tuned.found, tuned.steps), folders=True)
+        write_output(place, tuning_text(tuned.tuning, tuned.winners, tuned.steps), folders=True)
         if format is Format.json:
             typer.echo(json.dumps(_record(tuned, place), indent=2))
             return
@@ -124,8 +124,8 @@ def _timed(times: Mapping[Shape, Mapping[int, float]]) -> Table:
     for shape in times:
         table.add_column(str(shape), justify="right")
     for bucket in sorted({bucket for by_bucket in times.values() for bucket in by_bucket}):
-        found = (by_bucket.get(bucket) for by_bucket in times.values())
-        table.add_row(str(bucket), *("" if time is None else f"{time:.3f}" for time in found))
+        times_of_bucket = (by_bucket.get(bucket) for by_bucket in times.values())
+        table.add_row(str(bucket), *("" if time is None else f"{time:.3f}" for time in times_of_bucket))
     return table
 
 
@@ -189,19 +189,19 @@ def _gained(tuned: TuningResult) -> Table:
     table = Table(title=f"on {tuned.tuning.gpu}", title_justify="left", box=None)
     for name in ("launches", "instead of", "times as fast, at bucket"):
         table.add_column(name, overflow="fold")
-    for winner in tuned.found:
+    for winner in tuned.winners:
         names = ", ".join(choice.launch for choice in winner.choices)
         table.add_row(names, winner.default, ", ".join(map(str, winner.gains)))
     for shape, gains in tuned.steps.items():
         table.add_row(f"a step of shape {shape}", "", ", ".join(map(str, gains)))
-    if not tuned.found:
+    if not tuned.winners:
         table.add_row("nothing was faster by more than the noise", "", "")
     return table
 
 
 def _record(tuned: TuningResult, place: Path) -> dict[str, object]:
     chosen = [
-        {**asdict(winner), "choices": [_plain(asdict(choice)) for choice in winner.choices]} for winner in tuned.found
+        {**asdict(winner), "choices": [_plain(asdict(choice)) for choice in winner.choices]} for winner in tuned.winners
     ]
     steps = {str(shape): [asdict(gain) for gain in gains] for shape, gains in tuned.steps.items()}
     named = {"gpu": tuned.tuning.gpu, "arch": tuned.tuning.arch, "triton": tuned.tuning.triton}

@@ -83,7 +83,7 @@ class Running:
 
     def program(self) -> str | None:
         """The program that it says to run, if there is one."""
-        return next((found[1] for line in self.lines("specc: ") if (found := RUNS.search(line))), None)
+        return next((match[1] for line in self.lines("specc: ") if (match := RUNS.search(line))), None)
 
     def failed(self, how: str) -> DiagnosticError:
         """It does not run, or not yet: how that is, with the end of its log."""

@@ -36,13 +36,13 @@ class TuningResult:
 
     Attributes:
         tuning: what the file says.
-        found: the choices with what they gained, one for every kernel that has any.
+        winners: the choices with what they gained, one for every kernel that has any.
         steps: gains of whole steps by shape; none where nothing was chosen.
 
     """
 
     tuning: Tuning
-    found: tuple[Found, ...]
+    winners: tuple[Found, ...]
     steps: dict[str, list[Gain]]
 
 
@@ -114,12 +114,12 @@ def step_gains(default: Variant, tuned: Variant, buckets: Sequence[int], device:
                 held = torch.empty((1 + place) * SHIFT, dtype=torch.uint8, device=device)
                 order = (default, tuned, default) if place % 2 == 0 else (tuned, default, default)
                 sides = [_Side(program, bucket, device) for program in order]
-                ours, theirs = sides[:2] if place % 2 == 0 else (sides[1], sides[0])
-                if not _same(ours.session, theirs.session):
+                default_side, tuned_side = sides[:2] if place % 2 == 0 else (sides[1], sides[0])
+                if not _same(default_side.session, tuned_side.session):
                     raise RuntimeError(f"the tuned program gives other results at bucket {bucket}")
-                ratios += ours.over(theirs)
-                noise.append(abs(statistics.median(ours.over(sides[2])) - 1))
-                del held, sides, ours, theirs
+                ratios += default_side.over(tuned_side)
+                noise.append(abs(statistics.median(default_side.over(sides[2])) - 1))
+                del held, sides, default_side, tuned_side
             gains.append(Gain(bucket, Ratio.over(ratios), max(noise)))
     return gains
 

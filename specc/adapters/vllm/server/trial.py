@@ -120,8 +120,8 @@ class Trial:
     def _demand(self, differ: Mapping[str, Tensor]) -> None:
         """Raise `TrialDifference` if any of the requests bool[b] has what it is named for."""
         counts = torch.stack([of.sum() for of in differ.values()]).tolist()
-        found = [f"{count} of {len(next(iter(differ.values())))} requests have" for count in counts]
-        self._agree("; ".join(f"{some} {what}" for some, what, n in zip(found, differ, counts, strict=True) if n))
+        shares = [f"{count} of {len(next(iter(differ.values())))} requests have" for count in counts]
+        self._agree("; ".join(f"{some} {what}" for some, what, n in zip(shares, differ, counts, strict=True) if n))
 
     def _agree(self, what: str) -> None:
         """Raise `TrialDifference` if there is one, on any rank."""
