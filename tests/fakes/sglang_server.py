@@ -110,9 +110,9 @@ class Server:
         SETTINGS.begin()
         SETTINGS.disagg.disaggregation_mode = side
         vars(SETTINGS.spec).update(
-            speculative_algorithm=plan.algorithm, speculative_eagle_topk=max(one.size("K") for one in (plan, *others)),
-            speculative_num_steps=plan.size("S"),
-            speculative_num_draft_tokens=max(one.size("N") for one in (plan, *others)),
+            speculative_algorithm=plan.algorithm, speculative_num_steps=plan.size("S"),
+            speculative_eagle_topk=max(of_shape.size("K") for of_shape in (plan, *others)),
+            speculative_num_draft_tokens=max(of_shape.size("N") for of_shape in (plan, *others)),
             speculative_token_map=None if scored is None else "hot.pt",
         )  # fmt: skip
         vars(SETTINGS.spec).update(spec)

@@ -228,10 +228,10 @@ def test_backends_of_a_shape_know_its_sizes_and_share_memory(shape: Shape, topk:
     steps, nodes = shape.num_steps, shape.num_nodes
     assert branches(shape) == topk
     sized = Roles(drafts, container, verify, extend).sized(steps, topk, nodes)
-    assert [vars(one) for one in sized.draft] == [
+    assert [vars(backend) for backend in sized.draft] == [
         {"memory": [], "topk": topk, "speculative_num_steps": steps} for _ in range(max(steps - 1, 0))
     ]
-    assert all(one.memory is own.memory for one, own in zip(sized.draft, drafts, strict=False))
+    assert all(backend.memory is own.memory for backend, own in zip(sized.draft, drafts, strict=False))
     assert vars(sized.verify) == {"memory": [], "topk": topk, "speculative_num_draft_tokens": nodes}
     assert vars(sized.extend) == {"memory": [], "num_draft_tokens": nodes}
     assert sized.verify.memory is verify.memory and sized.extend.memory is extend.memory

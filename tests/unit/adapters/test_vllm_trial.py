@@ -132,13 +132,13 @@ def test_what_vllm_has_drawn_the_program_verifies(
     run(server, BATCHES[:STEPS])
     assert len(lines(caplog)) == 2
     before = {row: server.text(row) for row in PROMPTS}
-    told = list[Sampling]()
+    params = list[Sampling]()
     say = RotatedStep.set_sampling
     monkeypatch.setattr(
-        RotatedStep, "set_sampling", lambda step, rows, of, *more: (told.extend(of), say(step, rows, of, *more))
+        RotatedStep, "set_sampling", lambda step, rows, of, *more: (params.extend(of), say(step, rows, of, *more))
     )
     run(server, BATCHES[STEPS:])
-    assert sorted(one.temperature for one in told) == [0, 0, 0.5, 1.5]
+    assert sorted(param.temperature for param in params) == [0, 0, 0.5, 1.5]
     for row in (0, 5):
         text, prompt = before[row], len(PROMPTS[row])
         for token in server.text(row)[len(text) :]:

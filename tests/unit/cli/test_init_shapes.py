@@ -57,7 +57,7 @@ def proposed(algorithm: str, *words: object) -> tuple[dict[str, Any], str, str]:
 def shapes_of(keys: dict[str, Any]) -> list[tuple[int, int, int]]:
     """Steps, topk and nodes of the shapes that are written."""
     written = keys.get("shapes") or [keys]
-    steps = [(one["num_steps"], one.get("topk", 1), one.get("num_draft_tokens", 0)) for one in written]
+    steps = [(shape["num_steps"], shape.get("topk", 1), shape.get("num_draft_tokens", 0)) for shape in written]
     return [(step, topk, nodes or step + 1) for step, topk, nodes in steps]
 
 
@@ -71,7 +71,7 @@ def test_every_algorithm_gets_shapes_with_reasons(algorithm: str, rate: float, g
     assert max(shapes)[0] > 0
     if "shapes" in keys:
         assert algorithm != "MULTI_LAYER_EAGLE" and not {"topk", "num_steps", "num_draft_tokens"} & keys.keys()
-        assert {bucket for one in keys["shapes"] for bucket in one["buckets"]} == {*BUCKETS}
+        assert {bucket for shape in keys["shapes"] for bucket in shape["buckets"]} == {*BUCKETS}
         assert shapes == sorted(shapes, reverse=True) and 2 <= len(shapes) <= 5
         for before, after in pairwise(keys["shapes"]):
             assert before["buckets"][0] <= after["buckets"][0] or after["num_steps"] == 0
@@ -149,7 +149,7 @@ def test_a_server_of_sglang(algorithm: str, gpu: str) -> None:
         assert "shapes" not in keys and keys["topk"] == 1 and "--attention-backend" not in command
         return
     assert command[command.index("--attention-backend") + 1] == "fa3" and keys["mask"] == "slots"
-    assert {bucket for one in keys["shapes"] for bucket in one["buckets"]} == {*keys["buckets"]}
+    assert {bucket for shape in keys["shapes"] for bucket in shape["buckets"]} == {*keys["buckets"]}
     assert text.count("best at ") == len(shapes)
 
 

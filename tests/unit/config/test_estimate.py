@@ -130,11 +130,11 @@ def test_times_are_near_those_that_were_measured(gpu: str, factor: float, tmp_pa
 def test_shapes_have_the_order_in_which_they_were_measured(gpu: str, tmp_path: Path) -> None:
     """Wherever two of them were apart by more than turns of the same were: 5 %."""
     pairs, steps = 0, llama_on(gpu, tmp_path)
-    for (one, times), (other, others) in itertools.permutations(measured(gpu).items(), 2):
+    for (shape, times), (other, others) in itertools.permutations(measured(gpu).items(), 2):
         for batch in times:
             if times[batch] > 1.05 * others[batch]:
                 pairs += 1
-                assert steps.ms(one, batch) > steps.ms(other, batch), (one, other, batch)
+                assert steps.ms(shape, batch) > steps.ms(other, batch), (shape, other, batch)
     assert pairs > 100
 
 
@@ -188,8 +188,8 @@ def test_parameters_are_those_that_are_published(
 
 def test_experts_are_read_as_far_as_rows_reach_them(tmp_path: Path) -> None:
     model = weights(tmp_path / "model", MIXTRAL)
-    one, many = model.read(1, 0) - 2 * model.dense, model.read(10_000, 0) - 2 * model.dense
-    assert one == pytest.approx(2 * 2 * model.expert)
+    few, many = model.read(1, 0) - 2 * model.dense, model.read(10_000, 0) - 2 * model.dense
+    assert few == pytest.approx(2 * 2 * model.expert)
     assert many == pytest.approx(2 * 8 * model.expert)
     assert model.read(1, 1) - model.read(1, 0) == 2 * model.head
     assert model.multiplied(3, 2) == 2 * (3 * (model.dense + 2 * model.expert) + 2 * model.head)

@@ -86,9 +86,9 @@ def test_what_is_wrong_is_told_once_and_where(find: Find, value: str, code: str,
 
 def test_every_fall_is_told_with_the_number_before_it(find: Find) -> None:
     found = find(steps("[5, 3, 4, 1]"))
-    assert [str(one.location) for one in found] == ["c.yaml:4:16", "c.yaml:4:22"]
-    assert [[str(note.location) for note in one.notes] for one in found] == [["c.yaml:4:13"], ["c.yaml:4:19"]]
-    assert {one.hint for one in found} == {"write [1, 3, 4, 5]"}
+    assert [str(finding.location) for finding in found] == ["c.yaml:4:16", "c.yaml:4:22"]
+    assert [[str(note.location) for note in finding.notes] for finding in found] == [["c.yaml:4:13"], ["c.yaml:4:19"]]
+    assert {finding.hint for finding in found} == {"write [1, 3, 4, 5]"}
 
 
 def test_the_width_of_a_chain_is_that_of_the_deepest(find: Find) -> None:
@@ -232,6 +232,6 @@ def test_every_bucket_needs_a_shape(find: Find) -> None:
     assert finding.location is not None
     assert (finding.location.line, finding.location.column) == (text.index("buckets: [1, 8, 64]") + 1, 14)
     unsaid = listed(*shapes).replace("buckets: [1, 8, 64]\n", "").replace("64]", "2]")
-    places = {(str(one.location), one.message.split(",")[0]) for one in find(unsaid)}
+    places = {(str(finding.location), finding.message.split(",")[0]) for finding in find(unsaid)}
     line = unsaid.splitlines().index("shapes:") + 1
     assert places == {(f"c.yaml:{line}:1", f"no shape has the bucket {size}") for size in (4, 8)}

@@ -41,9 +41,9 @@ def test_padding_rows_are_timed_and_no_row_changes(algorithm: str) -> None:
     rng = random.Random(5)
     prompts = {row: text(rng) for row in (2, 5)}
     machine, twin = (bind(plans_of(algorithm), 1) for _ in range(2))
-    for one in (machine, twin):
-        one.prefill(dict(prompts))
-        one.decode([2, 5])
+    for runner in (machine, twin):
+        runner.prefill(dict(prompts))
+        runner.decode([2, 5])
     before = machine.step.read_carry([2, 5]).fields
     times = measure_step_times(machine.step, repeats=2)
     assert {shape: tuple(by_bucket) for shape, by_bucket in times.items()} == machine.step.buckets
@@ -95,10 +95,10 @@ class Event:
     def synchronize(self) -> None:
         """Run all that is queued."""
         now = 0.0
-        for one in self.queue:
-            now += one if isinstance(one, float) else 0.0
-            if isinstance(one, Event):
-                one.time = now
+        for item in self.queue:
+            now += item if isinstance(item, float) else 0.0
+            if isinstance(item, Event):
+                item.time = now
         self.queue.clear()
 
     def elapsed_time(self, other: Event) -> float:
@@ -251,4 +251,4 @@ def test_anything_in_the_place_of_anything_is_read_or_refused(tmp_path: Path, pr
             continue
         assert times.keys() == SHAPES.keys()
         assert all(set(by_bucket) <= set(SHAPES[shape]) for shape, by_bucket in times.items())
-        assert all(0 < one < float("inf") for by_bucket in times.values() for one in by_bucket.values())
+        assert all(0 < time < float("inf") for by_bucket in times.values() for time in by_bucket.values())
