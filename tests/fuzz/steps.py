@@ -100,9 +100,9 @@ class Session(Checks):
         self.fail_at = None
         self.write(rows, result.outputs | {"seq_lens": torch.tensor(lengths)})
         host = result.to_host()
-        said = zip(prompts.values(), samplers, counts, host.bonus, strict=True)
+        admitted = zip(prompts.values(), samplers, counts, host.bonus, strict=True)
         grammars = [self.engine.grammars.get(row, FREE) for row in rows]
-        oracles = [self._oracle(*params, grammar) for params, grammar in zip(said, grammars, strict=True)]
+        oracles = [self._oracle(*params, grammar) for params, grammar in zip(admitted, grammars, strict=True)]
         expect(host.bonus == [oracle.text[-1] for oracle in oracles], f"first tokens {host.bonus}")
         for row, oracle, health in zip(rows, oracles, host.health, strict=True):
             self.requests.pop(row, None)

@@ -106,7 +106,7 @@ def test_the_program_ran_the_steps_of_the_server_that_decodes(
     variant: Variant, apart: Mapping[Variant, Future[Sides]]
 ) -> None:
     """SGLang those with a request that it does not serve; on the other server none runs, though one must."""
-    decode, prefill = (apart[variant].result()[side] for side in ("decode", "prefill"))
+    decode, prefill = (apart[variant].result()[role] for role in ("decode", "prefill"))
     report = decode.state["specc"]
     assert (report["program"], report["proof"]) == ("specc_program_served", "passed")
     assert report["served"] > 300
@@ -124,12 +124,12 @@ def test_every_slot_and_row_of_both_is_free_or_cached_at_the_end(
     assert apart[variant].result()["decode"].state["specc_testing"]["overlap"] == variant.overlap
 
 
-@pytest.mark.parametrize(("variant", "theirs"), [(one, own(one)) for one in PROGRAMS], ids=map(str, PROGRAMS))
+@pytest.mark.parametrize(("variant", "stock"), [(each, own(each)) for each in PROGRAMS], ids=map(str, PROGRAMS))
 def test_every_request_takes_as_many_steps_as_with_sglangs_own(
-    variant: Variant, theirs: Variant, apart: Mapping[Variant, Future[Sides]]
+    variant: Variant, stock: Variant, apart: Mapping[Variant, Future[Sides]]
 ) -> None:
     """Of those who are not thrown out: who is comes back without the keys and values of its draft."""
-    program, alone = (apart[name].result()["decode"] for name in (variant, theirs))
+    program, alone = (apart[name].result()["decode"] for name in (variant, stock))
     compared = 0
     for (number, _, output), (_, _, expected) in zip(greedy(program), greedy(alone), strict=True):
         both = (output, expected)

@@ -179,14 +179,14 @@ def test_a_verification_that_is_another_is_named(
     run(server, BATCHES[:2])
     changing.append(True)
     monkeypatch.setenv("SPECC_PROGRAM", PROGRAM if must else "")
-    said = rf"{PROGRAM} differs from vLLM's own step: \d of 4 requests have other tokens in step 3 of {STEPS}"
+    difference = rf"{PROGRAM} differs from vLLM's own step: \d of 4 requests have other tokens in step 3 of {STEPS}"
     if must:
-        with pytest.raises(RuntimeError, match=said):
+        with pytest.raises(RuntimeError, match=difference):
             server.decode([2, 0, 5, 1])
         return
     server.decode([2, 0, 5, 1])
     assert server.program is None and server.runner.speculator.trial is None
-    assert re.search(f"Difference: {said} that both sides make. {NAMED}", caplog.text)
+    assert re.search(f"Difference: {difference} that both sides make. {NAMED}", caplog.text)
     changing.clear()
     run(server)
     assert all(len(server.text(row)) > len(PROMPTS[row]) + 6 for row in PROMPTS)

@@ -40,7 +40,7 @@ def config(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A configuration of four shapes for the example models, which each have buckets of their own."""
     path = tmp_path_factory.mktemp("shapes") / "four.yaml"
     keys = {"name": "four", "algorithm": "EAGLE", "shapes": SHAPES, "buckets": [1, 2, 4, 8], "archs": ["sm_90"]}
-    keys |= {side: {"model": str(MODELS / name)} for side, name in (("target", "target"), ("draft", "eagle"))}
+    keys |= {role: {"model": str(MODELS / name)} for role, name in (("target", "target"), ("draft", "eagle"))}
     path.write_text("".join(f"{key}: {json.dumps(value)}\n" for key, value in keys.items()))
     return path
 
@@ -198,9 +198,9 @@ def test_times_that_are_none_of_the_program(
         place.write_text(text)
     out = ["-o", tmp_path / "page.html"] if command == "report" else []
     ended = run(command, config, "--step-times", place, *out)
-    said = " ".join(ended.stderr.split())
-    assert ended.exit_code == 1 and "error[run/step-times]: no step times in" in said and message in said
-    assert "`specc tune --shapes CONFIG` measures them" in said
+    output = " ".join(ended.stderr.split())
+    assert ended.exit_code == 1 and "error[run/step-times]: no step times in" in output and message in output
+    assert "`specc tune --shapes CONFIG` measures them" in output
 
 
 def test_a_bucket_without_a_time(config: Path, tmp_path: Path) -> None:

@@ -176,8 +176,8 @@ def test_where_vllm_says_another_value_it_is_taken() -> None:
     other = started(parse([HEAD]), H100, None, ServerAnswer(answers | {
         "num_steps": 3, "max_requests": 96, "largest_graph": 64, "longest": 77, "dtype": "float16", "page_size": 528,
     }))  # fmt: skip
-    theirs = (other.drafting.num_steps, other.max_requests, other.longest, other.dtype, other.page_size)
-    assert [fact and (fact.value, fact.origin) for fact in theirs] == [
+    facts = (other.drafting.num_steps, other.max_requests, other.longest, other.dtype, other.page_size)
+    assert [fact and (fact.value, fact.origin) for fact in facts] == [
         (value, "vLLM 9.9 itself") for value in (3, 96, 77, "float16", 528)
     ]
     assert other.buckets == ((1, 2, 4, 8, 16), "vLLM's largest graph has 64 tokens, a request 4")
@@ -347,7 +347,7 @@ def test_a_server_on_a_cpu() -> None:
     """It captures nothing, and has a block of its own; what is written counts."""
     line, here = "t --spec-model d --spec-tokens 2", cpu("here")
     settings = server(line, here)
-    assert {side: fact.value for side, fact in settings.attention.items()} == dict.fromkeys(
+    assert {role: fact.value for role, fact in settings.attention.items()} == dict.fromkeys(
         ("target", "draft"), "CPU_ATTN"
     )
     assert (settings.page_size.value, settings.max_requests.value, settings.buckets[0][-1]) == (128, 128, 128)

@@ -131,8 +131,8 @@ def test_a_depth_is_as_good_as_a_program_of_its_own(algorithm: str, keys: dict[s
             machine.prefill(prompts)
         for rows in ([4, 1, 6], [6], [1, 4], [4, 6, 1]):
             assert several.decode(rows) == own.decode(rows)
-        mine, theirs = several.step.read_carry([1, 4, 6]).fields, own.step.read_carry([1, 4, 6]).fields
-        assert all(torch.equal(mine[name], theirs[name]) for name in theirs)
+        mine, expected = several.step.read_carry([1, 4, 6]).fields, own.step.read_carry([1, 4, 6]).fields
+        assert all(torch.equal(mine[name], expected[name]) for name in expected)
 
 
 @each_case
@@ -152,8 +152,8 @@ def test_replays_of_changing_depths_are_what_eager_steps_are(
         depth = rng.choice(STEPS)
         eager.step, graphs.step = eager.step.at(depth), graphs.step.at(depth)
         assert graphs.decode(rows) == eager.decode(rows, padded=True)
-        mine, theirs = (machine.step.read_carry([1, 2, 4]).fields for machine in (graphs, eager))
-        assert all(torch.equal(mine[name], theirs[name]) for name in theirs)
+        mine, expected = (machine.step.read_carry([1, 2, 4]).fields for machine in (graphs, eager))
+        assert all(torch.equal(mine[name], expected[name]) for name in expected)
         segments += len(next(plan for plan in plans if plan.size("S") == depth).segments)
     for steps in STEPS:
         replays = graphs.step.at(steps).replays

@@ -66,8 +66,8 @@ def test_hidden_rows_may_be_overwritten_and_handed_back(algorithm: str, keys: di
     for rows in ([4, 1], [2, 1, 4], [2], [1, 4, 2]):
         for padded in (True, False):
             assert other.decode(rows, padded=padded) == plain.decode(rows, padded=padded)
-            mine, theirs = (runner.step.read_carry([1, 2, 4]).fields for runner in (plain, other))
-            assert all(torch.equal(mine[name], theirs[name]) for name in mine)
+            mine, expected = (runner.step.read_carry([1, 2, 4]).fields for runner in (plain, other))
+            assert all(torch.equal(mine[name], expected[name]) for name in mine)
             assert same_kv(plain, other)
     assert bool(callbacks.overwritten) == (algorithm in RECURRENT)
 

@@ -152,8 +152,8 @@ def written(path: Path, program: Program) -> Any:
 
 def test_a_file_says_what_was_measured(tmp_path: Path, program: Program) -> None:
     path = tmp_path / "times.json"
-    said = written(path, program)
-    assert said == {
+    content = written(path, program)
+    assert content == {
         "program": f"{program.manifest.name} {program.version}",
         "gpu": "cpu",
         "engine": "toy 1.2",
@@ -171,9 +171,9 @@ def test_a_file_says_what_was_measured(tmp_path: Path, program: Program) -> None
 
 def test_a_shape_may_lack_buckets(tmp_path: Path, program: Program) -> None:
     path = tmp_path / "times.json"
-    said = written(path, program)
-    said["times"]["0"] = {"64": 10.0}
-    path.write_text(json.dumps(said))
+    content = written(path, program)
+    content["times"]["0"] = {"64": 10.0}
+    path.write_text(json.dumps(content))
     assert read_step_times(path, SHAPES)[Shape(0, 2, 1)] == {64: 10.0}
 
 
@@ -209,10 +209,10 @@ def test_what_is_wrong_is_told(tmp_path: Path, program: Program, old: str, new: 
 
 def test_every_shape_of_the_program_is_there(tmp_path: Path, program: Program) -> None:
     path = tmp_path / "times.json"
-    said = written(path, program)
-    del said["times"]["3"]
-    said["times"]["0"] = {}
-    path.write_text(json.dumps(said))
+    content = written(path, program)
+    del content["times"]["3"]
+    content["times"]["0"] = {}
+    path.write_text(json.dumps(content))
     with pytest.raises(StepTimesError, match=r"^times\.json: it has no times of shape 0, 3$"):
         read_step_times(path, SHAPES)
 
@@ -236,9 +236,9 @@ def test_only_a_small_regular_file_is_read(tmp_path: Path) -> None:
 @pytest.mark.parametrize("seed", range(4))
 def test_anything_in_the_place_of_anything_is_read_or_refused(tmp_path: Path, program: Program, seed: int) -> None:
     path, rng = tmp_path / "times.json", random.Random(seed)
-    said = written(path, program)
+    content = written(path, program)
     for _ in range(300):
-        damaged = json.loads(json.dumps(said))
+        damaged = json.loads(json.dumps(content))
         *outer, key = rng.choice([place for place in places(damaged) if place])
         inside = damaged
         for step in outer:
