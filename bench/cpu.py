@@ -139,15 +139,15 @@ def through(engine: Engine, prompts: Sequence[str]) -> Run:
     return lambda: [done.token_ids for done in engine.generate(prompts, StopConditions(NEW))]
 
 
-def compare(chain: str, kind: str, work: str, ours: Engine, plain: PreTrainedModel, rounds: int) -> Line | None:
+def compare(chain: str, kind: str, work: str, engine: Engine, plain: PreTrainedModel, rounds: int) -> Line | None:
     """Check the texts, then time both in turn; None if nothing is to be timed."""
     prompts = WORK[work]
-    sides = through(ours, prompts), plainly(plain, ours.tokenizer, prompts)
-    ours.stats.__init__()
+    sides = through(engine, prompts), plainly(plain, engine.tokenizer, prompts)
+    engine.stats.__init__()
     texts, wanted = (run() for run in sides)
     if texts != wanted:
         raise SystemExit(f"{chain}, {kind}, {work}: not the text of generate")
-    accepted = ours.stats.mean_accept_len
+    accepted = engine.stats.mean_accept_len
     print(f"{chain}, {kind}, {work}: same text, {accepted:.2f} tokens accepted per step", file=sys.stderr)
     seconds = [[_timed(run) for run in sides] for _ in range(rounds)]
     ratios = sorted(plain_seconds / own for own, plain_seconds in seconds)

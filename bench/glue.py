@@ -21,8 +21,8 @@ import torch
 from specc.kernels.writing.traffic import Traffic
 from specc.measure.against import compare
 from specc.measure.against.beside import agreeing, effort_of, missing
-from specc.measure.against.ours import Ours
 from specc.measure.against.parts import StepPart, parts
+from specc.measure.against.program import ProgramLaunches
 from specc.measure.against.work import WorkSizes
 from specc.measure.results.ratios import Ratio
 from specc.measure.steps import tokens_moved
@@ -97,38 +97,40 @@ def lines(shape: WorkSizes, device: torch.device, floors: Floors | None) -> Iter
             at, effort = replace(shape, batch=batch), effort_of(plan)
             label = " ".join(f"{name}={value}" for name, value in case(at).items())
             try:
-                ours, counterpart = agreeing(plan, backend, device, batch, effort)
+                program, counterpart = agreeing(plan, backend, device, batch, effort)
             except DiagnosticError as error:
                 raise SystemExit(f"{label}: {error}; nothing is reported") from error
             print(f"{label}: same results over {compare.COMPARED_STEPS} steps", flush=True)
-            counts = bytes_moved(ours)
+            counts = bytes_moved(program)
             if floors is None:
                 continue
-            for part in parts(ours, counterpart):
+            for part in parts(program, counterpart):
                 if at.page == 1 or "duplication" in part.work:
                     least = floors.run([counts[node.name] for node in part.launches])
-                    yield line(part, at, ours, counterpart, least, effort)
+                    yield line(part, at, program, counterpart, least, effort)
 
 
-def bytes_moved(ours: Ours) -> dict[str, int]:
+def bytes_moved(program: ProgramLaunches) -> dict[str, int]:
     """What each launch of a step has to move, found just before it runs: later ones write where it reads."""
-    traffic, counts = Traffic.of_plan(ours.plan), dict[str, int]()
-    ours.reset()
-    for node in ours.launches:
-        counts[node.name] = traffic.launch(node.ops, ours.work.shape.batch, tokens_moved(ours.frame, node))
-        ours.backend.launch(node, ours.frame)
+    traffic, counts = Traffic.of_plan(program.plan), dict[str, int]()
+    program.reset()
+    for node in program.launches:
+        counts[node.name] = traffic.launch(node.ops, program.work.shape.batch, tokens_moved(program.frame, node))
+        program.backend.launch(node, program.frame)
     return counts
 
 
-def line(part: StepPart, shape: WorkSizes, ours: Ours, counterpart: Baseline, least: Run, effort: Effort) -> Line:
+def line(
+    part: StepPart, shape: WorkSizes, program: ProgramLaunches, counterpart: Baseline, least: Run, effort: Effort
+) -> Line:
     """Captured against captured, eager against one replay, ours against its floor."""
-    ratio, graph = compare.captured(part, ours, counterpart, effort)
-    ours.reset()
+    ratio, graph = compare.captured(part, program, counterpart, effort)
+    program.reset()
     counterpart.reset()
-    single = capture(ours.queueing(part.launches), 1)
-    replay, eager = pairs(single.replay, part.theirs, effort.samples, (ours.reset, counterpart.reset))
+    single = capture(program.queueing(part.launches), 1)
+    replay, eager = pairs(single.replay, part.sglang, effort.samples, (program.reset, counterpart.reset))
     floor = capture(least, effort.copies)
-    again, least_times = pairs(graph.replay, floor.replay, effort.samples, (ours.reset, nothing))
+    again, least_times = pairs(graph.replay, floor.replay, effort.samples, (program.reset, nothing))
     return Line(part.work, shape, ratio, Ratio.of(eager, replay), Ratio.of(again, least_times))
 
 

@@ -110,7 +110,7 @@ class Sides:
         assert [call.op.partition(".")[0] for call in calls] == ["head"] * (len(calls) - 1) + ["vocab"]
         self.call, frame = calls[-2], session.frame
         self.states = frame.read(calls[0].operands[0]).flatten(0, -2)
-        tokens, head = session.brought.get(TOKEN_MAP), session.brought[HEAD]
+        tokens, head = session.engine_tables.get(TOKEN_MAP), session.engine_tables[HEAD]
         self.whole, self.scored = head, head if tokens is None else head[tokens]
 
     def program(self) -> None:
@@ -179,9 +179,9 @@ def main() -> None:
             print(f"  engine/program {lines[-1].engine_over_program}, program/copy {lines[-1].program_over_copy}")
     if options.json is not None:
         record = [
-            asdict(one.case)
-            | {"engine/program": vars(one.engine_over_program), "program/copy": vars(one.program_over_copy)}
-            for one in lines
+            asdict(line.case)
+            | {"engine/program": vars(line.engine_over_program), "program/copy": vars(line.program_over_copy)}
+            for line in lines
         ]
         options.json.write_text(json.dumps(record, indent=2) + "\n")
 

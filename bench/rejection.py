@@ -24,7 +24,7 @@ from sampling import CLOSE, REQUEST, SampledWork, SoftmaxSequence, verification
 from torch import Tensor
 
 from specc.measure.against.compare import most_runs
-from specc.measure.against.ours import Ours
+from specc.measure.against.program import ProgramLaunches
 from specc.measure.against.work import WorkSizes
 from specc.measure.results.ratios import Ratio
 from specc.measure.timing import Effort, Floors, capture, pairs
@@ -71,7 +71,7 @@ class DrawnWork(SampledWork):
             self.pools[name][self.rows] = value
 
 
-class Theirs(SoftmaxSequence):
+class SoftmaxBaseline(SoftmaxSequence):
     """SGLang's verification of drawn drafts, and its draw of one."""
 
     def __init__(self, work: DrawnWork, tokens: Tensor, mode: str) -> None:
@@ -113,15 +113,15 @@ class Line(NamedTuple):
     floor: Ratio
 
 
-def check(ours: Ours, label: str) -> Tensor:
+def check(program: ProgramLaunches, label: str) -> Tensor:
     """The tokens i64[B, N] that were verified; SystemExit unless what is accepted is what the references accept."""
-    seen = ours.observed_step()
-    ours.reset()
-    kernels, ours.backend = ours.backend, ReferenceBackend()
-    expected = ours.observed_step()
-    ours.backend = kernels
-    ours.reset()
-    accepted = torch.arange(ours.work.shape.nodes, device=ours.work.device) < expected["accept_lens"][:, None]
+    seen = program.observed_step()
+    program.reset()
+    kernels, program.backend = program.backend, ReferenceBackend()
+    expected = program.observed_step()
+    program.backend = kernels
+    program.reset()
+    accepted = torch.arange(program.work.shape.nodes, device=program.work.device) < expected["accept_lens"][:, None]
     wrong = int(((seen["predict"] != expected["predict"]) & accepted).sum())
     wrong += int((seen["accept_lens"] != expected["accept_lens"]).sum())
     if wrong > CLOSE * int(accepted.sum()):
@@ -131,7 +131,7 @@ def check(ours: Ours, label: str) -> Tensor:
     return seen["target.tokens"].to(torch.int64)
 
 
-def sides(device: torch.device) -> Iterator[tuple[Ours, DrawnWork, str]]:
+def sides(device: torch.device) -> Iterator[tuple[ProgramLaunches, DrawnWork, str]]:
     """Every program at every batch."""
     vocabularies, batches, width, pool = REAL if harness.ON_GPU else TINY
     for vocab, mode, filters in product(vocabularies, MODES, FILTERS):
@@ -140,20 +140,22 @@ def sides(device: torch.device) -> Iterator[tuple[Ours, DrawnWork, str]]:
         with harness.compiled(shapes[-1], batches, device, keys=keys) as (plan, backend):
             for shape in shapes:
                 work = DrawnWork(shape, device, filters, runs=most_runs(EFFORT))
-                yield Ours(work, plan, backend), work, mode
+                yield ProgramLaunches(work, plan, backend), work, mode
 
 
-def lines(ours: Ours, baseline: Theirs, case: dict[str, object], floors: Floors) -> Iterator[Line]:
+def lines(
+    program: ProgramLaunches, baseline: SoftmaxBaseline, case: dict[str, object], floors: Floors
+) -> Iterator[Line]:
     """Verification, and a draft."""
-    shape = ours.work.shape
+    shape = program.work.shape
     row = shape.batch * shape.vocab * 2
     parts = {
-        "verify": (ours.queueing(verification(ours)), baseline.step, row * shape.nodes),
-        "draft": (ours.queueing(ours.nodes("draft_draw_0")), baseline.draft, row),
+        "verify": (program.queueing(verification(program)), baseline.step, row * shape.nodes),
+        "draft": (program.queueing(program.nodes("draft_draw_0")), baseline.draft, row),
     }
     for name, (our_run, baseline_run, count) in parts.items():
-        ours.reset()
-        ours.step()
+        program.reset()
+        program.step()
         graphs = [capture(run, EFFORT.copies) for run in (our_run, baseline_run, floors.run((count,)))]
         us, them = pairs(graphs[0].replay, graphs[1].replay, EFFORT.samples)
         again, copied = pairs(graphs[0].replay, graphs[2].replay, EFFORT.samples)
@@ -166,11 +168,11 @@ def main() -> None:
     floors = Floors(device, EFFORT) if harness.ON_GPU and not options.check_only else None
     print(f"SGLang's kernel: {'left out' if chain_speculative_sampling_triton is None else 'run'}")
     results: list[Line] = []
-    for ours, work, mode in sides(device):
+    for program, work, mode in sides(device):
         case: dict[str, object] = {"V": work.shape.vocab, "B": work.shape.batch, "verify": mode}
         case["filters"] = " ".join(work.filters) or "none"
-        tokens = check(ours, " ".join(f"{key}={value}" for key, value in case.items()))
-        for line in () if floors is None else lines(ours, Theirs(work, tokens, mode), case, floors):
+        tokens = check(program, " ".join(f"{key}={value}" for key, value in case.items()))
+        for line in () if floors is None else lines(program, SoftmaxBaseline(work, tokens, mode), case, floors):
             results.append(line)
             print(f"  {line.case['work']}: captured/captured {line.captured}  ours/floor {line.floor}", flush=True)
     if options.json is not None:

@@ -20,7 +20,7 @@ import torch
 from sampling import DTYPES, REQUEST, verification
 
 from specc.measure.against.compare import most_runs
-from specc.measure.against.ours import Ours
+from specc.measure.against.program import ProgramLaunches
 from specc.measure.against.work import WorkSizes, differences
 from specc.measure.against.work_tree import TreeWork
 from specc.measure.results.ratios import Ratio
@@ -63,24 +63,24 @@ class Line(NamedTuple):
     accepted: float
 
 
-def sides(device: torch.device) -> Iterator[tuple[dict[str, Ours], dict[str, object]]]:
+def sides(device: torch.device) -> Iterator[tuple[dict[str, ProgramLaunches], dict[str, object]]]:
     """Both programs of every case."""
     for topk, steps, nodes, vocab, batch in REAL if harness.ON_GPU else TINY:
         for sampling in FILTERS:
             width = 4096 if harness.ON_GPU else 40
             shape = WorkSizes(batch, steps, nodes, vocab, width, batch + 1, topk)
             work = SampledTree(shape, device, sampling, runs=most_runs(EFFORT))
-            forms: dict[str, Ours] = {}
+            forms: dict[str, ProgramLaunches] = {}
             with ExitStack() as stack:
                 for form in FORMS:
                     keys = f"verify: target_only\nverify_rows: {form}\nsampling: [{', '.join(sampling)}]\n"
                     program = harness.compiled(shape, [batch], device, keys=keys)
-                    forms[form] = Ours(work, *stack.enter_context(program))
+                    forms[form] = ProgramLaunches(work, *stack.enter_context(program))
                 case: dict[str, object] = {"K": topk, "S": steps, "N": nodes, "V": vocab, "B": batch}
                 yield forms, case | {"sampling": " ".join(sampling) or "none"}
 
 
-def check(forms: dict[str, Ours], label: str) -> float:
+def check(forms: dict[str, ProgramLaunches], label: str) -> float:
     """The mean accepted length; SystemExit unless steps decide the same in both forms."""
     accepted = 0.0
     for step in range(STEPS):
@@ -92,7 +92,7 @@ def check(forms: dict[str, Ours], label: str) -> float:
     return accepted
 
 
-def line(forms: dict[str, Ours], case: dict[str, object], accepted: float) -> Line:
+def line(forms: dict[str, ProgramLaunches], case: dict[str, object], accepted: float) -> Line:
     """Captured against captured."""
     runs = [forms[form].queueing(verification(forms[form])) for form in FORMS]
     eager, lazy = (capture(run, EFFORT.copies) for run in runs)

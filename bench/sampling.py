@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 
 from specc.measure.against.compare import most_runs
-from specc.measure.against.ours import Ours
+from specc.measure.against.program import ProgramLaunches
 from specc.measure.against.work import Work, WorkSizes
 from specc.measure.results.ratios import Ratio
 from specc.measure.timing import Effort, Floors, capture, nothing, pairs
@@ -112,16 +112,16 @@ class Line:
     floor: Ratio
 
 
-def verification(ours: Ours) -> list[Launch]:
+def verification(program: ProgramLaunches) -> list[Launch]:
     """The launches that find cuts, draw and walk."""
-    return [node for node in ours.launches if node.name.startswith(("cut", "verify"))]
+    return [node for node in program.launches if node.name.startswith(("cut", "verify"))]
 
 
-def check(ours: Ours, work: SampledWork) -> None:
+def check(program: ProgramLaunches, work: SampledWork) -> None:
     """SystemExit unless the tokens of accepted nodes are those that the references draw."""
     shape, rows = work.shape, work.rows
-    seq_lens = ours.pool("seq_lens")[rows].clone()
-    seen = ours.observed_step()
+    seq_lens = program.pool("seq_lens")[rows].clone()
+    seen = program.observed_step()
     positions = seq_lens[:, None] + torch.arange(shape.nodes, device=work.device)
     request = {name: work.pools[f"sampling_{name}"][rows] for name in ("seed", "temperature", *work.filters)}
     given = request["seed"], request["temperature"], positions
@@ -136,7 +136,7 @@ def check(ours: Ours, work: SampledWork) -> None:
         raise SystemExit(f"{wrong} of {int(accepted.sum())} tokens are not those of the reference")
 
 
-def sides(device: torch.device) -> Iterator[tuple[Ours, SampledWork]]:
+def sides(device: torch.device) -> Iterator[tuple[ProgramLaunches, SampledWork]]:
     """Every program at every batch."""
     real, tiny = (VOCABULARIES, BATCHES, WIDTH), (TINY_VOCABULARIES, TINY_BATCHES, TINY_WIDTH)
     vocabularies, batches, width = real if harness.ON_GPU else tiny
@@ -147,15 +147,15 @@ def sides(device: torch.device) -> Iterator[tuple[Ours, SampledWork]]:
             with harness.compiled(shapes[-1], batches, device, keys=keys) as (plan, backend):
                 for shape, peaked in product(shapes, (True, False) if filters else (True,)):
                     work = SampledWork(shape, device, filters, peaked=peaked, runs=most_runs(EFFORT))
-                    yield Ours(work, plan, backend), work
+                    yield ProgramLaunches(work, plan, backend), work
 
 
-def line(ours: Ours, work: SampledWork, floors: Floors) -> Line:
+def line(program: ProgramLaunches, work: SampledWork, floors: Floors) -> Line:
     """Captured against captured, and ours against a copy of the logits."""
     baseline, shape = SoftmaxSequence(work), work.shape
-    ours.reset()
-    ours.step()
-    graph = capture(ours.queueing(verification(ours)), EFFORT.copies)
+    program.reset()
+    program.step()
+    graph = capture(program.queueing(verification(program)), EFFORT.copies)
     baseline_graph = capture(baseline.step, EFFORT.copies)
     us, them = pairs(graph.replay, baseline_graph.replay, EFFORT.samples)
     least = floors.run((shape.batch * shape.nodes * shape.vocab * 2,))
@@ -171,13 +171,13 @@ def main() -> None:
     options, device = harness.parser(__doc__).parse_args(), harness.device()
     floors = Floors(device, EFFORT) if harness.ON_GPU and not options.check_only else None
     lines: list[Line] = []
-    for ours, work in sides(device):
-        check(ours, work)
+    for program, work in sides(device):
+        check(program, work)
         label = f"V={work.shape.vocab} B={work.shape.batch} {'peaked' if work.peaked else 'flat'}"
         label += f" filters: {', '.join(work.filters) or 'none'}"
         print(f"{label}: tokens as the references draw", flush=True)
         if floors is not None:
-            lines.append(line(ours, work, floors))
+            lines.append(line(program, work, floors))
             print(f"  captured/captured {lines[-1].captured}  ours/floor {lines[-1].floor}", flush=True)
     if options.json is not None:
         record = [result.case | {"captured": vars(result.captured), "floor": vars(result.floor)} for result in lines]

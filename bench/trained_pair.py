@@ -155,7 +155,7 @@ def evaluate(out: Path, corpus: Corpus, counts: Tensor) -> dict[str, Any]:
     return {
         "unigram": unigram_loss(counts, corpus.held_out),
         "uniform": math.log(len(counts)),
-        "target": sum(float(train.next_token_loss(one.logits, tokens)) for one, tokens in readings) / count,
+        "target": sum(float(train.next_token_loss(reading.logits, tokens)) for reading, tokens in readings) / count,
         "head, of the target's distribution": sum(
             float(train.chain_loss(kind, head, one, tokens)) for one, tokens in readings
         )
@@ -198,9 +198,12 @@ class Measuring:
         with case.engine(wheel, train.PROMPT + self.new, self.target) as engine:
             done = engine.generate(self.prompts, StopConditions(self.new))
             accepted = engine.stats.mean_accept_len
-        others = [one for one, text in zip(done, self.wanted, strict=True) if one.token_ids != text]
-        verdicts = [compare(self.target, one, self.new) for one in others]
-        wrong, ties = [one for one in verdicts if not one.right], sum(len(one.ties) for one in verdicts)
+        others = [result for result, text in zip(done, self.wanted, strict=True) if result.token_ids != text]
+        verdicts = [compare(self.target, result, self.new) for result in others]
+        wrong, ties = (
+            [verdict for verdict in verdicts if not verdict.right],
+            sum(len(verdict.ties) for verdict in verdicts),
+        )
         for verdict in wrong:
             print(f"not the text of generate: {verdict}", flush=True)
         return Length(tokens, case.head, accepted, len(wrong), ties, round(time.monotonic() - start, 1))
@@ -225,16 +228,16 @@ def lengths(
         yield length
 
 
-def table(found: Sequence[Length], counts: Tensor) -> Iterator[str]:
+def table(rows: Sequence[Length], counts: Tensor) -> Iterator[str]:
     """Accepted lengths by size of the map and by head, and over that of the whole head as the draft itself has it."""
-    heads, ranked = list(dict.fromkeys(one.head for one in found)), counts.sort(descending=True).values
+    heads, ranked = list(dict.fromkeys(row.head for row in rows)), counts.sort(descending=True).values
     yield f"| tokens | of the text | {' | '.join(heads)} | over the full head |"
     yield "|---" * (len(heads) + 3) + "|"
-    for tokens in dict.fromkeys(one.tokens for one in found):
-        row = {one.head: one.accepted for one in found if one.tokens == tokens}
+    for tokens in dict.fromkeys(row.tokens for row in rows):
+        row = {row.head: row.accepted for row in rows if row.tokens == tokens}
         share = float(ranked[:tokens].sum() / ranked.sum())
         cells = [f"{row[head]:.3f}" if head in row else "" for head in heads]
-        ratios = ", ".join(f"{row[head] / found[0].accepted:.3f}" for head in heads if head in row)
+        ratios = ", ".join(f"{row[head] / rows[0].accepted:.3f}" for head in heads if head in row)
         yield f"| {tokens} | {share:.2%} | {' | '.join(cells)} | {ratios} |"
 
 
@@ -333,17 +336,17 @@ def run(given: argparse.Namespace, out: Path) -> dict[str, Any]:
             print(report["losses"], flush=True)
         with clock.phase("accepted lengths"):
             measuring = Measuring(corpus, out, given.prompts, given.new)
-            found = list(lengths(measuring, cases, wheels, clock))
+            rows = list(lengths(measuring, cases, wheels, clock))
             compiling.shutdown(cancel_futures=True)
-    for line in table(found, counts):
+    for line in table(rows, counts):
         print(line, flush=True)
     written = [token for text in measuring.wanted for token in text]
     report["texts"] = {"tokens": len(written), "different tokens": len(set(written))}
     report["example"] = corpus.tokenizer.decode(measuring.prompts[0] + list(measuring.wanted[0]))
-    report["accepted"] = [asdict(one) for one in found]
+    report["accepted"] = [asdict(row) for row in rows]
     if given.json is not None:
         given.json.write_text(json.dumps(report, indent=2) + "\n")
-    if any(one.wrong_texts for one in found):
+    if any(row.wrong_texts for row in rows):
         raise SystemExit("not all texts are those of the target")
     return report
 

@@ -68,9 +68,9 @@ def launches(default: Variant, tuned: Variant, buckets: tuple[int, ...], device:
                 if node.name in chosen:
                     bench, tuned_node = Bench(session, node), cut(tuned, node, bucket)
                     assert bench.equal(tuned, tuned_node), f"{node.name} at {bucket}"
-                    ours, twin = bench.graph(default, node), bench.graph(default, node)
-                    noise = noise_of(bench.gain(ours, twin, THOROUGH))
-                    ratio = bench.gain(ours, bench.graph(tuned, tuned_node), THOROUGH)
+                    graph, twin = bench.graph(default, node), bench.graph(default, node)
+                    noise = noise_of(bench.gain(graph, twin, THOROUGH))
+                    ratio = bench.gain(graph, bench.graph(tuned, tuned_node), THOROUGH)
                     gains[f"{node.name} at {bucket}"] = Gain(bucket, ratio, noise)
     return gains
 

@@ -25,7 +25,7 @@ from programs import compile_shape
 from specc.build.build import compile_machine_code
 from specc.build.wheel.build_wheel import emit_wheel
 from specc.codegen.cache import Cache
-from specc.measure.against.ours import Ours
+from specc.measure.against.program import ProgramLaunches
 from specc.measure.against.work import Work, WorkSizes, differences
 from specc.measure.against.work_tree import TreeWork
 from specc.measure.results.ratios import Ratio
@@ -77,7 +77,7 @@ def load(folder: Path, device: torch.device) -> tuple[Plan, CudaBackend]:
 def compare(name: str, shape: WorkSizes, folders: tuple[Path, Path], device: torch.device) -> list[dict[str, object]]:
     """The ratios of one program and batch; SystemExit when its results differ."""
     work = (TreeWork if shape.topk > 1 else Work)(shape, device, runs=RUNS)
-    old, new = (Ours(work, *load(folder / name, device)) for folder in folders)
+    old, new = (ProgramLaunches(work, *load(folder / name, device)) for folder in folders)
     for _ in range(3):
         if differing := differences(old.observed_step(), new.observed_step()):
             raise SystemExit(f"{name} B={shape.batch}: results differ: {', '.join(differing)}")

@@ -124,7 +124,7 @@ def lengths(chosen: Sequence[str], sizes: Sequence[int], heads: Sequence[str]) -
         given = [None, *hot(tokenizer, sizes, folder).values()]
         for name, head in product(chosen, heads):
             draft = MODELS / name.replace("-", "_")
-            accepted_lengths = [accepted(Case(name, target, draft, one, head), folder) for one in given]
+            accepted_lengths = [accepted(Case(name, target, draft, option, head), folder) for option in given]
             trained = accepted(Case(name, target, TRAINED[name], None, head), folder) if name in TRAINED else None
             cells = [f"{length:.2f}" for length in accepted_lengths] + ["" if trained is None else f"{trained:.2f}"]
             yield f"| {name} | {head} | {' | '.join(cells)} |"

@@ -28,16 +28,16 @@ def identical(verdicts: Iterable[dict[str, Any]]) -> str:
 
 def table(records: dict[str, Any]) -> Table:
     """A row for every program's record, by the program's name."""
-    found = Table(
+    summary = Table(
         "program", "tokens", "accepted", "seconds", "identical", box=None, pad_edge=False, collapse_padding=True
     )
-    for column in found.columns[1:4]:
+    for column in summary.columns[1:4]:
         column.justify, column.no_wrap = "right", True
     for name, record in records.items():
         stats, verdict = record["stats"], identical(text["check"] for text in record["completions"])
         figures = (f"{stats['tokens']:,}", f"{stats['mean_accept_len']:.2f}", f"{stats['decode_seconds']:.2f}")
-        found.add_row(name, *figures, verdict)
-    return found
+        summary.add_row(name, *figures, verdict)
+    return summary
 
 
 def main(files: list[str]) -> None:

@@ -41,8 +41,8 @@ class Model:
         """Have room for every slot of the table i32[P, C], and for slot 0, where padding goes."""
         AttentionInterface.register("pool", attend)
         self.model = AutoModelForCausalLM.from_pretrained(EXAMPLES / "models" / folder, attn_implementation="pool")
-        self.table, one = table, self.model.config
-        self.pool = torch.zeros(one.num_hidden_layers, 2, table.max() + 1, one.num_key_value_heads, one.head_dim)
+        self.table, sizes = table, self.model.config
+        self.pool = torch.zeros(sizes.num_hidden_layers, 2, table.max() + 1, sizes.num_key_value_heads, sizes.head_dim)
 
     def __call__(self, tokens: Tensor, positions: Tensor, slots: Tensor, rows: Tensor, **_: object) -> Tensor:
         """Logits f32[b, n, V] of tokens at positions and slots i64[b, n] in rows i64[b] of the table."""

@@ -122,9 +122,11 @@ def at_point(runs: Mapping[str, Result], point: str) -> Result:
     sets = {side: figures(run, point) for side, run in runs.items()}
     if "specc" in sets:
         pairs = {name: (sets["specc"][name], sets["stock"][name]) for name in RATIOS}
-        sets["ratio"] = {name: ours / own if ours is not None and own else None for name, (ours, own) in pairs.items()}
+        sets["ratio"] = {
+            name: value / own if value is not None and own else None for name, (value, own) in pairs.items()
+        }
         turns = [run.get(point, {}).get("ms_per_step_each", []) for run in (runs["specc"], runs["stock"])]
-        if each := [ours / own for ours, own in zip(*turns, strict=False)]:
+        if each := [value / own for value, own in zip(*turns, strict=False)]:
             sets["ratio"] |= {"ms a step": statistics.median(each), "range": [min(each), max(each)]}
     return sets
 

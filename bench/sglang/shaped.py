@@ -47,11 +47,11 @@ class Job(one.Job):
 class Shaped(Server):
     """A server that tells which shapes its steps had."""
 
-    async def told(self) -> Result:
+    async def state(self) -> Result:
         """What the program did since the server was started."""
         states = await self.engine.tokenizer_manager.get_internal_state()
-        told: Result = json.loads(json.dumps(states[0]["specc"]))
-        return told
+        state: Result = json.loads(json.dumps(states[0]["specc"]))
+        return state
 
     def wait(self, work: Any) -> Any:
         """What a coroutine gives."""
@@ -64,7 +64,7 @@ class Shaped(Server):
 
     def served(self) -> Counter[str]:
         """Steps by shape."""
-        return Counter(self.wait(self.told())["served_by_shape"])
+        return Counter(self.wait(self.state())["served_by_shape"])
 
 
 def chosen(server: Shaped, prompts: list[list[int]], job: Job) -> Result:
@@ -102,15 +102,15 @@ async def risen_and_fallen(server: Shaped, job: Job) -> Result:
             short += answer["meta_info"]["completion_tokens"] != job.tokens
 
     clients = [asyncio.ensure_future(client(number)) for number in range(len(prompts))]
-    begin, phases = await server.told(), []
+    begin, phases = await server.state(), []
     for wanted in job.load:
         await asyncio.sleep(PAUSE)
-        before = await server.told()
+        before = await server.state()
         await asyncio.sleep(job.phase - PAUSE)
-        phases.append({"clients": wanted, "steps": passed(before, await server.told(), "served_by_shape")})
+        phases.append({"clients": wanted, "steps": passed(before, await server.state(), "served_by_shape")})
     over = True
     await asyncio.gather(*clients)
-    end = await server.told()
+    end = await server.state()
     whole = {"steps": passed(begin, end, "served_by_shape"), "left": passed(begin, end, "left")}
     return {"phases": phases, "answered": answered, "short": short} | whole
 

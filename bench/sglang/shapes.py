@@ -217,12 +217,12 @@ def claims(rates: Mapping[str, Mapping[int, float]], kind: str) -> Iterable[str]
     Sides of SGLang with a map count where the program has one.
     """
     auto = rates[kind + AUTO]
-    ours = {kind + shape: rates[kind + shape] for shape in SHAPES if kind + shape in rates}
+    fixed = {kind + shape: rates[kind + shape] for shape in SHAPES if kind + shape in rates}
     own = {side: by for side, by in rates.items() if side.startswith("SGLang ") and (kind or "map" not in side)}
     for batch, rate in auto.items():
-        best = max(ours, key=lambda side: ours[side].get(batch, 0), default=None)
-        if best is not None and batch in ours[best]:
-            part = rate / ours[best][batch]
+        best = max(fixed, key=lambda side: fixed[side].get(batch, 0), default=None)
+        if best is not None and batch in fixed[best]:
+            part = rate / fixed[best][batch]
             yield said(part >= NEAR_BEST, f"{kind}batch {batch}: {part:.3f} of the best single shape, {best}")
         for side, least, batches in (
             ("SGLang 5x4x8", 1.0, (2, 4, 8, 16)),

@@ -236,8 +236,8 @@ def row(run: Result, own_run: Result, plain: Result, key: str) -> tuple[list[str
     texts = [compare_texts(ids_of_run, reference.get(key, {})) for reference in (plain, own_run)]
     graphs = sum(count for name, count in traced.get("calls_per_step", {}).items() if "GraphLaunch" in name)
     ratios = [
-        ours / stock
-        for ours, stock in zip(measured["tokens_per_s"], own_measured.get("tokens_per_s", []), strict=False)
+        rate / stock
+        for rate, stock in zip(measured["tokens_per_s"], own_measured.get("tokens_per_s", []), strict=False)
     ]
     spread = f" ({number(min(ratios))} to {number(max(ratios))})" if ratios else ""
     cells = [share(text) for text in texts] + [

@@ -296,9 +296,9 @@ def run(job: Job, path: Path, result: Result, save: Any) -> None:
         save()
         path.with_suffix(".done").write_text(str(turn))
         wait_for(path, turn + 1)
-    ours = sum(value for name, value in result["counted"].items() if '"by": "program"' in name)
-    if bool(ours) != job.program:
-        raise RuntimeError(f"the program ran {ours:.0f} steps; counted: {result['counted']}")
+    steps = sum(value for name, value in result["counted"].items() if '"by": "program"' in name)
+    if bool(steps) != job.program:
+        raise RuntimeError(f"the program ran {steps:.0f} steps; counted: {result['counted']}")
 
 
 def main(path: Path, job: Job) -> int:

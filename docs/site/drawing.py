@@ -26,9 +26,9 @@ class Picture:
 
     def text(self, x: float, y: float, words: str, colour: str = "text", size: int = 15, **more: str) -> None:
         """Draw words that begin at a point, or stand about it."""
-        said = "".join(f' {name.replace("_", "-")}="{value}"' for name, value in more.items())
+        attributes = "".join(f' {name.replace("_", "-")}="{value}"' for name, value in more.items())
         fill = self.colours[colour]
-        self.shapes.append(f'<text x="{x:g}" y="{y:g}" font-size="{size}" fill="{fill}"{said}>{words}</text>')
+        self.shapes.append(f'<text x="{x:g}" y="{y:g}" font-size="{size}" fill="{fill}"{attributes}>{words}</text>')
 
     def box(self, x: float, y: float, width: float, tall: float, colour: str, edge: str | None = None) -> None:
         """Draw a rectangle."""

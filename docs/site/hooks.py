@@ -93,15 +93,15 @@ def words(html: str) -> str:
 
 def outside(pages: set[str]) -> list[str]:
     """Files outside docs/ that pages link to, and that those link to, README among them."""
-    found: set[str] = set()
+    files: set[str] = set()
     while pages:
         path = pages.pop()
         if not path.startswith("docs/"):
-            found.add(path)
+            files.add(path)
         if path.endswith(".md"):
             links = {target(link[2], path) for link in LINK.finditer((ROOT / path).read_text())}
-            pages |= {one for one in links if not one.startswith("docs/") and (ROOT / one).is_file()} - found
-    return sorted(found)
+            pages |= {page for page in links if not page.startswith("docs/") and (ROOT / page).is_file()} - files
+    return sorted(files)
 
 
 def target(link: str, source: str) -> str:

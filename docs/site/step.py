@@ -21,11 +21,11 @@ WIDTH, HEIGHT, LEFT, PITCH, TALL = 496, 390, 16, 4, 44
 
 def measured() -> dict[str, tuple[float, float]]:
     """Figures of SGLang and of the program, by column of the table."""
-    (line,) = (one for one in (DOCS / "sglang.md").read_text().splitlines() if one.startswith(f"| {ROW}"))
+    (line,) = (line for line in (DOCS / "sglang.md").read_text().splitlines() if line.startswith(f"| {ROW}"))
     rate, launches, between, glue, busy = re.findall(r"\| (\d[\d., ]*?) (?=\|)", line)[1:]
     pairs = {"launches": launches, "between": between, "glue": glue, "busy": busy}
-    found = {name: tuple(float(one) for one in pair.split(", ")) for name, pair in pairs.items()}
-    return {"rate": (1.0, float(rate)), **{name: (pair[0], pair[1]) for name, pair in found.items()}}
+    values = {name: tuple(float(figure) for figure in pair.split(", ")) for name, pair in pairs.items()}
+    return {"rate": (1.0, float(rate)), **{name: (pair[0], pair[1]) for name, pair in values.items()}}
 
 
 class Step(Picture):
@@ -77,20 +77,20 @@ def bars(picture: Step, y: float, sides: tuple[float, float]) -> None:
 def draw(colours: dict[str, str]) -> str:
     """The picture in the colours of a theme."""
     figures, picture = measured(), Step(colours, WIDTH, HEIGHT)
-    (theirs, ours), (between, none), glue = (figures[name] for name in ("launches", "between", "glue"))
+    (sglang, program), (between, none), glue = (figures[name] for name in ("launches", "between", "glue"))
     assert none == 0
     picture.text(LEFT, 28, "SGLang’s own step", size=16, font_weight="600")
-    picture.text(LEFT, 48, f"{theirs:g} launches by the host, {between:g} of them between the forwards", "soft")
-    before(picture, 60, int(theirs), int(between))
+    picture.text(LEFT, 48, f"{sglang:g} launches by the host, {between:g} of them between the forwards", "soft")
+    before(picture, 60, int(sglang), int(between))
     picture.text(LEFT, 142, "The same server with a program of specc", size=16, font_weight="600")
-    picture.text(LEFT, 162, f"{ours:g} launches by the host, none between the forwards", "soft")
-    after(picture, 180, int(ours))
+    picture.text(LEFT, 162, f"{program:g} launches by the host, none between the forwards", "soft")
+    after(picture, 180, int(program))
     picture.text(LEFT, 280, "Glue on the GPU, per step", size=16, font_weight="600")
     bars(picture, 292, glue)
     picture.text(LEFT, HEIGHT - 28, "Measured: EAGLE chain at the sizes of an 8B model, batch 1,", "soft", 14)
     picture.text(LEFT, HEIGHT - 8, "one H100, SGLang’s default attention", "soft", 14)
-    told = f"{theirs:g} launches and {glue[0]:g} microseconds of glue before, {ours:g} and {glue[1]:g} after"
-    return picture.svg(f"A decode step: {told}")
+    description = f"{sglang:g} launches and {glue[0]:g} microseconds of glue before, {program:g} and {glue[1]:g} after"
+    return picture.svg(f"A decode step: {description}")
 
 
 if __name__ == "__main__":

@@ -68,7 +68,7 @@ def absent(root: str, table: str) -> Iterator[str]:
             method = isinstance(owner, type)
             yield from (f"{short} {what}" for what in _taken_otherwise(present, takes.split(), method=method))
         known = attributes(present)
-        yield from (f"{name} has no {one}" for one in has.split() if one not in known)
+        yield from (f"{name} has no {attribute}" for attribute in has.split() if attribute not in known)
 
 
 def at(root: str, place: str) -> Any:
@@ -86,12 +86,12 @@ def _taken_otherwise(call: Any, given: Iterable[str], *, method: bool) -> Iterat
     parameters = dict(inspect.signature(call).parameters)
     if method:
         parameters.pop("self", None)
-    kinds = {one.kind for one in parameters.values()}
+    kinds = {param.kind for param in parameters.values()}
     yield from (
         f"takes no {name}" for name in given if name not in parameters and inspect.Parameter.VAR_KEYWORD not in kinds
     )
-    for name, one in parameters.items():
-        needed = one.default is one.empty and one.kind not in (one.VAR_POSITIONAL, one.VAR_KEYWORD)
+    for name, param in parameters.items():
+        needed = param.default is param.empty and param.kind not in (param.VAR_POSITIONAL, param.VAR_KEYWORD)
         if needed and name not in given:
             yield f"needs {name}"
 
@@ -106,5 +106,5 @@ def attributes(owner: Any) -> set[str]:
         for member in vars(base).values():
             code = getattr(inspect.unwrap(member) if callable(member) else member, "__code__", None)
             if code is not None:
-                names.update(one.argval for one in dis.get_instructions(code) if one.opname == "STORE_ATTR")
+                names.update(op.argval for op in dis.get_instructions(code) if op.opname == "STORE_ATTR")
     return names

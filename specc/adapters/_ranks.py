@@ -11,8 +11,8 @@ def difference(of_ranks: Sequence[Mapping[str, object]]) -> str | None:
     `of_ranks`: by rank what it does, by names that all of them have.
     """
     for name in of_ranks[0]:
-        values = [one[name] for one in of_ranks]
-        if any(one != values[0] for one in values):
+        values = [facts[name] for facts in of_ranks]
+        if any(value != values[0] for value in values):
             listed = ", ".join(f"{value} on rank {rank}" for rank, value in enumerate(values))
             return f"ranks would not run the same steps: {name} is {listed}"
     return None

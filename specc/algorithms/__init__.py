@@ -22,7 +22,7 @@ from specc.support.diagnostics import Diagnostic, DiagnosticError
 __all__ = ["Algorithm", "Plugin", "algorithm", "names", "needs", "plugin"]
 
 _ALL = (STANDALONE, EAGLE, EAGLE3, FROZEN_KV_MTP, MULTI_LAYER_EAGLE, DFLASH, NGRAM)
-_BUILT_IN = {found.name: found for found in _ALL}
+_BUILT_IN = {algorithm.name: algorithm for algorithm in _ALL}
 
 
 def names() -> tuple[str, ...]:

@@ -107,11 +107,11 @@ def _check_kv(scope: Scope) -> None:
     """Refuse a draft whose queries expect other keys and values than the target has."""
     target, draft = scope.config.target, scope.draft
     for key in ("kv_layout", "num_kv_heads", "head_dim"):
-        ours, theirs = getattr(draft, key), getattr(target, key)
-        if ours != theirs:
-            note = Note(f"the target has {theirs}", scope.at("target", key))
+        draft_value, target_value = getattr(draft, key), getattr(target, key)
+        if draft_value != target_value:
+            note = Note(f"the target has {target_value}", scope.at("target", key))
             scope.refuse(
-                "legal/kv-mismatch", f"the draft reads the target's KV, with {key} {ours}", ("draft", key), note
+                "legal/kv-mismatch", f"the draft reads the target's KV, with {key} {draft_value}", ("draft", key), note
             )
 
 

@@ -20,7 +20,7 @@ from specc.ir.declarations import Resources
 from specc.ir.opdef import OpDef
 from specc.ir.ops import OPS
 from specc.kernels.writing.family import cluster_of
-from specc.kernels.writing.functions import brought, function_name
+from specc.kernels.writing.functions import function_name, plugin_op
 from specc.pass_manager.manager import Instrument, run_passes
 from specc.pass_manager.pass_base import Context
 from specc.passes.check_resources import CheckResources
@@ -125,10 +125,13 @@ def build_program(loaded: LoadedConfig, instruments: Sequence[Instrument] = ()) 
     passes = time.perf_counter()
     generated = generate_kernels({program.loaded.config.shape: program.module for program in compiled}, loaded.file)
     plans = followed_together(
-        [build_plan(one.module, kernels, one.loaded.config) for one, kernels in zip(compiled, generated, strict=True)]
+        [
+            build_plan(shape.module, kernels, shape.loaded.config)
+            for shape, kernels in zip(compiled, generated, strict=True)
+        ]
     )
     shapes = tuple(
-        ShapeBuild(*one, kernels, plan) for one, kernels, plan in zip(compiled, generated, plans, strict=True)
+        ShapeBuild(*shape, kernels, plan) for shape, kernels, plan in zip(compiled, generated, plans, strict=True)
     )
     build = Build(loaded, shapes, {})
     build.lib = lib_sources(source.text for source in build.sources)
@@ -236,7 +239,7 @@ def _compile_failed(build: Build, error: CompileError) -> DiagnosticError:
 def _blamed(error: CompileError, ops: Sequence[Op]) -> tuple[OpDef, int] | None:
     """The op of a plugin whose device function was refused, or called in vain, and the line of its file."""
     for path, line in error.places:
-        if (op := brought(path)) is not None:
+        if (op := plugin_op(path)) is not None:
             return op, line
     names = {op.opcode for op in ops if OPS[op.opcode].tile is not None}
     if len(error.places) != 1 or not names:

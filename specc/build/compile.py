@@ -84,10 +84,10 @@ def compile_shapes(loaded: LoadedConfig, instruments: Sequence[Instrument] = ())
 
 def _check_models(loaded: LoadedConfig) -> None:
     """Neither model stands in the other's place, and the draft is no other algorithm's, as far as directories say."""
-    (target, draft), models = (loaded.model_dir(side) for side in ("target", "draft")), loaded.config.models
+    (target, draft), models = (loaded.model_dir(role) for role in ("target", "draft")), loaded.config.models
     if target is None or draft is None or target == draft:
         return
-    pair = Pair(*(describe(at, str(models[side].model)) for side, at in (("target", target), ("draft", draft))))
+    pair = Pair(*(describe(at, str(models[role].model)) for role, at in (("target", target), ("draft", draft))))
     wrong = mistaken(pair, loaded.config.algorithm)
     if wrong is not None:
         hint = f"write algorithm: {wrong.algorithm}" if wrong.pair is pair else "write each where the other is"
@@ -116,8 +116,8 @@ def _front(loaded: LoadedConfig, kept: frozenset[str]) -> Module:
 def _check_carry(shapes: Sequence[Compiled]) -> None:
     """Every carried value is carried at all shapes, with one type."""
     deepest = shapes[0]
-    for name in dict.fromkeys(name for one in shapes for name in one.module.carries):
-        types = {one.loaded.config.shape: _spell(one.module, one.module.carries.get(name)) for one in shapes}
+    for name in dict.fromkeys(name for shape in shapes for name in shape.module.carries):
+        types = {shape.loaded.config.shape: _spell(shape.module, shape.module.carries.get(name)) for shape in shapes}
         if len(set(types.values())) > 1:
             what = ", ".join(f"{type_} at {shape}" for shape, type_ in types.items())
             loaded = deepest.loaded

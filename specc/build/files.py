@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from specc.build.build import Build, ShapeBuild
-from specc.build.plan import brought
+from specc.build.plan import reference_sources
 from specc.ir.text.printer import print_module
 from specc.runtime.plan.files.plan_json import plan_text
 from specc.runtime.plan.plan import Plan
@@ -22,7 +22,7 @@ def kernel_files(build: Build) -> dict[str, str]:
 
 def reference_files(build: Build) -> dict[str, str]:
     """Path inside the package -> text, of the files with the references of ops that a plugin brought."""
-    sources = [source for built in build.shapes for source in brought(built.module).values()]
+    sources = [source for built in build.shapes for source in reference_sources(built.module).values()]
     return {source.path: source.text for source in sources}
 
 

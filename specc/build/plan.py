@@ -68,7 +68,7 @@ def build_plan(module: Module, generated: Generated, config: Config) -> Plan:
         serving=_serving(module, kv, dims),
         options=config.options.model_dump(mode="json"),
         disaggregation=config.file.disaggregation,
-        inputs={one.name: one for one in inputs},
+        inputs={entry.name: entry for entry in inputs},
         carry={
             carry.name: Carried(
                 carry.name,
@@ -82,9 +82,9 @@ def build_plan(module: Module, generated: Generated, config: Config) -> Plan:
         },
         outputs=tuple(_output(name, value) for name, value in module.outputs.items()),
         values=_values(module),
-        buffers={one.name: one for one in buffers},
+        buffers={buffer.name: buffer for buffer in buffers},
         kernels={source.name: _kernel(module, generated, source.name) for source in generated.sources},
-        ops={name: OpSource(at.path, at.function) for name, at in brought(module).items()},
+        ops={name: OpSource(at.path, at.function) for name, at in reference_sources(module).items()},
         phases=_phases(module, generated),
         captures=_graphs(module, "capture"),
         segments=_graphs(module, "segment"),
@@ -109,7 +109,7 @@ def followed_together(plans: Sequence[Plan]) -> list[Plan]:
     return [replace(plan, serving=together, kv=replace(plan.kv, **room)) for plan in plans]
 
 
-def brought(module: Module) -> dict[str, ReferenceSource]:
+def reference_sources(module: Module) -> dict[str, ReferenceSource]:
     """The references of the ops in a module that specc does not know, by op."""
     names = sorted({op.opcode for op in module.ops() if OPS[op.opcode].reference is not None})
     return {name: reference_source(OPS[name]) for name in names}

@@ -162,7 +162,7 @@ def _machine_code(program: Opened) -> dict[str, int] | None:
 
 def _settled(plan: Plan) -> dict[str, Any]:
     """The keys of a configuration that its models decided when a program was compiled."""
-    settled: dict[str, Any] = {side: _sizes(model, plan, side) for side, model in plan.models.items()}
+    settled: dict[str, Any] = {role: _sizes(model, plan, role) for role, model in plan.models.items()}
     settled["options"] = dict(plan.options)
     if plan.kv.longest is not None:
         settled["context_length"] = plan.kv.longest
@@ -174,7 +174,7 @@ def _settled(plan: Plan) -> dict[str, Any]:
     return settled
 
 
-def _sizes(model: Model, plan: Plan, side: str) -> dict[str, Any]:
+def _sizes(model: Model, plan: Plan, role: str) -> dict[str, Any]:
     """The keys of one model, None for paths."""
     from specc.config.resolved import TARGET_OUTPUTS
     from specc.ir.types import DTYPES
@@ -183,14 +183,14 @@ def _sizes(model: Model, plan: Plan, side: str) -> dict[str, Any]:
     for key in ("hidden_size", "num_layers", "num_kv_heads", "head_dim", "kv_layout", "vocab_size"):
         sizes[key] = getattr(model, key)
     sizes |= {"dtype": DTYPES[model.dtype].torch, "logits_dtype": DTYPES[model.logits_dtype].torch}
-    if side in plan.kv_pools:
-        sizes["kv_dtype"] = plan.kv_pools[side].dtype
+    if role in plan.kv_pools:
+        sizes["kv_dtype"] = plan.kv_pools[role].dtype
     if model.aux_layers:
         layers = max(model.num_layers, *model.aux_layers)
         sizes |= {"aux_layers": [*model.aux_layers], "num_hidden_layers": layers}
     elif model.spec_width != model.hidden_size:
         sizes |= {"hc_mult": model.spec_width // model.hidden_size, "hidden_source": "hc_residual"}
-    if side == "target":
+    if role == "target":
         sizes |= {key: plan.dims[key] for key in TARGET_OUTPUTS.values() if key in plan.dims}
     return sizes
 

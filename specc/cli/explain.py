@@ -127,7 +127,7 @@ def _text(story: Story, *, rejected: bool) -> Iterator[RenderableType]:
         yield from _shapes(story.of_shapes)
     yield _settings("the configuration", story.settings)
     for model in story.models:
-        yield _settings(f"{model.side}: {model.model or 'all sizes written out'}", model.settings)
+        yield _settings(f"{model.role}: {model.model or 'all sizes written out'}", model.settings)
     yield Text("\nwhat the passes decided", "bold")
     for pass_story in story.passes:
         yield _pass(pass_story, rejected)
@@ -159,7 +159,7 @@ def _shapes(choices: Choices) -> Iterator[RenderableType]:
             "\nwhich shape a batch has", "bucket", [str(bucket.bucket) for bucket in choices.buckets], columns
         )
     else:
-        rows = [(buckets, one.shapes, str(one.first)) for buckets, one in choices.told()]
+        rows = [(buckets, choice.shapes, str(choice.first)) for buckets, choice in choices.by_bucket()]
         yield _table("\nwhich shape a batch has", "buckets", "compiled for them", "begins with", rows=rows)
     yield Text(choices.rule)
     yield NumberTable("\nwhat a shape costs", "shape", [str(cost.shape) for cost in choices.costs], choices.columns())

@@ -68,8 +68,11 @@ def proposed(pair: Pair, chosen: Drafting, asked: Workload) -> Proposal:
     from specc.config.estimate.proposed import propose_shapes
 
     proposal = propose_shapes(pair, chosen, asked)
-    lines = [(str(one.shape), f"{one.why}; compiled for {_numbers(one.buckets)}") for one in proposal.shapes]
-    if idle := [shape for shape in asked.shapes if all(shape != one.shape for one in proposal.shapes)]:
+    lines = [
+        (str(candidate.shape), f"{candidate.why}; compiled for {_numbers(candidate.buckets)}")
+        for candidate in proposal.shapes
+    ]
+    if idle := [shape for shape in asked.shapes if all(shape != candidate.shape for candidate in proposal.shapes)]:
         gains = f"gains over these no more than {GAIN:.0%}, which costs machine code, graphs and start time"
         why = gains if chosen.needs.several and asked.several else "there may be one shape"
         lines.append(("left out", f"{', '.join(map(str, idle))}: {why}"))

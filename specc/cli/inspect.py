@@ -149,21 +149,21 @@ def _facts(program: Opened, text: str) -> dict[str, Any]:
         "shapes": [str(shape) for shape in sorted(plans)],
         "verified_tokens": plan.size("N"),
         "page_size": plan.kv.page_size,
-        "buckets": sorted({bucket for one in plans.values() for bucket in one.buckets}),
+        "buckets": sorted({bucket for shape_plan in plans.values() for bucket in shape_plan.buckets}),
         "archs": list(manifest.archs),
         "for_inspection": [arch for arch in manifest.archs if for_inspection(arch)],
         "kernels": len(plan.kernels),
         "machine_code": len(manifest.artifacts),
         "machine_code_bytes": dict(sorted(code.items())),
-        "arena_bytes": max(one.memory.arena for one in plans.values()),
+        "arena_bytes": max(shape_plan.memory.arena for shape_plan in plans.values()),
         "carry_bytes": sum(row.bytes for row in rows(plan)),
         "specc": manifest.specc,
         "triton": manifest.triton,
-        "assembler": {arch: f"ptxas {one.version}" for arch, one in manifest.assemblers.items()},
-        "cuda_driver": {arch: f">={cuda_release(one.driver)}" for arch, one in manifest.assemblers.items()},
+        "assembler": {arch: f"ptxas {assembler.version}" for arch, assembler in manifest.assemblers.items()},
+        "cuda_driver": {arch: f">={cuda_release(assembler.driver)}" for arch, assembler in manifest.assemblers.items()},
         "torch": f">={manifest.torch}",
         "files": len(manifest.files),
-        "models": {side: asdict(model) for side, model in plan.models.items()},
+        "models": {role: asdict(model) for role, model in plan.models.items()},
         "carry": carry,
         "totals": {str(shape): written_totals(one.totals) for shape, one in plans.items()},
         "configuration": text,
@@ -192,11 +192,11 @@ def _print(console: Console, facts: Mapping[str, Any], plans: Mapping[Shape, Pla
 
 def _by_key(models: Mapping[str, Mapping[str, Any]]) -> list[dict[str, Any]]:
     """A row for every size of the models, with a column for each of them, the target first."""
-    sides = sorted(models, reverse=True)
+    roles = sorted(models, reverse=True)
     return [
-        {"": key.replace("_", " "), **{side: models[side][key] for side in sides}}
-        for key in (models[sides[0]] if sides else ())
-        if any(models[side][key] for side in sides)
+        {"": key.replace("_", " "), **{role: models[role][key] for role in roles}}
+        for key in (models[roles[0]] if roles else ())
+        if any(models[role][key] for role in roles)
     ]
 
 
@@ -205,7 +205,7 @@ def _spell(value: object) -> str:
     if isinstance(value, list):
         return ", ".join(map(str, value)) or "none"
     if isinstance(value, dict):
-        return ", ".join(f"{key} {_spell(one)}" for key, one in value.items()) or "none"
+        return ", ".join(f"{key} {_spell(item)}" for key, item in value.items()) or "none"
     if isinstance(value, int):
         return f"{value:,}"
     return "none" if value is None else str(value)

@@ -56,5 +56,5 @@ def _engine(loaded: LoadedConfig, program: Any, device: torch.device) -> Engine:
     target = load_target(directory, program.plan, str(device))
     corpus = getattr(config.options, "corpus", None)
     tables = {} if corpus is None else {"corpus": load_corpus(loaded.path.parent / corpus, target)}
-    found = None if draft is None else load_draft(draft, program.plan, target)
-    return started(program, target, found, tables=tables)
+    drafter = None if draft is None else load_draft(draft, program.plan, target)
+    return started(program, target, drafter, tables=tables)

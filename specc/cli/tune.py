@@ -75,7 +75,7 @@ def tune(
         place = output or config.with_suffix(".tuning.yaml")
         with progress("building", quiet=quiet) as shown:
             tuned = search(loaded, device, seconds, shown.reach)
-        write_output(place, tuning_text(tuned.tuning, tuned.found, tuned.steps), folders=True)
+        write_output(place, tuning_text(tuned.tuning, tuned.winners, tuned.steps), folders=True)
         if format is Format.json:
             typer.echo(json.dumps(_record(tuned, place), indent=2))
             return
@@ -124,8 +124,8 @@ def _timed(times: Mapping[Shape, Mapping[int, float]]) -> Table:
     for shape in times:
         table.add_column(str(shape), justify="right")
     for bucket in sorted({bucket for by_bucket in times.values() for bucket in by_bucket}):
-        found = (by_bucket.get(bucket) for by_bucket in times.values())
-        table.add_row(str(bucket), *("" if time is None else f"{time:.3f}" for time in found))
+        times_of_bucket = (by_bucket.get(bucket) for by_bucket in times.values())
+        table.add_row(str(bucket), *("" if time is None else f"{time:.3f}" for time in times_of_bucket))
     return table
 
 
@@ -165,15 +165,20 @@ def _searched(loaded: LoadedConfig) -> Table:
     table.add_column("launches", overflow="fold", min_width=16)
     for name in ("now", "searched"):
         table.add_column(name, overflow="fold")
-    for one in _knobs(loaded):
-        names = ", ".join(one["launches"]) + f" of shape {one['shape']}" * several
-        table.add_row(names, one["now"], _ranges(one))
+    for group in _knobs(loaded):
+        names = ", ".join(group["launches"]) + f" of shape {group['shape']}" * several
+        table.add_row(names, group["now"], _ranges(group))
     return table
 
 
-def _ranges(one: Mapping[str, Any]) -> str:
+def _ranges(group: Mapping[str, Any]) -> str:
     """The knobs of a launch, from the least to the most."""
-    known = {"tile": one["tiles"], "warps": one["warps"], "stages": one["stages"], "split": (1, one["most_split"])}
+    known = {
+        "tile": group["tiles"],
+        "warps": group["warps"],
+        "stages": group["stages"],
+        "split": (1, group["most_split"]),
+    }
     return ", ".join(f"{word} {min(each)} to {max(each)}" for word, each in known.items() if each and max(each) > 1)
 
 
@@ -184,18 +189,20 @@ def _gained(tuned: TuningResult) -> Table:
     table = Table(title=f"on {tuned.tuning.gpu}", title_justify="left", box=None)
     for name in ("launches", "instead of", "times as fast, at bucket"):
         table.add_column(name, overflow="fold")
-    for one in tuned.found:
-        names = ", ".join(choice.launch for choice in one.choices)
-        table.add_row(names, one.default, ", ".join(map(str, one.gains)))
+    for winner in tuned.winners:
+        names = ", ".join(choice.launch for choice in winner.choices)
+        table.add_row(names, winner.default, ", ".join(map(str, winner.gains)))
     for shape, gains in tuned.steps.items():
         table.add_row(f"a step of shape {shape}", "", ", ".join(map(str, gains)))
-    if not tuned.found:
+    if not tuned.winners:
         table.add_row("nothing was faster by more than the noise", "", "")
     return table
 
 
 def _record(tuned: TuningResult, place: Path) -> dict[str, object]:
-    chosen = [{**asdict(one), "choices": [_plain(asdict(choice)) for choice in one.choices]} for one in tuned.found]
+    chosen = [
+        {**asdict(winner), "choices": [_plain(asdict(choice)) for choice in winner.choices]} for winner in tuned.winners
+    ]
     steps = {str(shape): [asdict(gain) for gain in gains] for shape, gains in tuned.steps.items()}
     named = {"gpu": tuned.tuning.gpu, "arch": tuned.tuning.arch, "triton": tuned.tuning.triton}
     return {"file": str(place), **named, "found": chosen, "steps": steps}

@@ -44,11 +44,11 @@ class Command(_Words, TyperCommand):
     def format_options(self, ctx: Any, formatter: Any) -> None:
         """As typer with rich, without rich: arguments, the headings in order, options that name none."""
         parts: dict[str, list[tuple[str, str]]] = {"Arguments": []}
-        for one in self.get_params(ctx):
-            usual = "Arguments" if one.param_type_name == "argument" else "Options"
-            record = one.get_help_record(ctx)
+        for param in self.get_params(ctx):
+            usual = "Arguments" if param.param_type_name == "argument" else "Options"
+            record = param.get_help_record(ctx)
             if record is not None:
-                parts.setdefault(getattr(one, "rich_help_panel", None) or usual, []).append(record)
+                parts.setdefault(getattr(param, "rich_help_panel", None) or usual, []).append(record)
         parts["Options"] = parts.pop("Options", [])
         for heading, records in parts.items():
             if records:

@@ -278,7 +278,7 @@ def _answer(question: dict[str, Any]) -> dict[str, Any]:
         chain: list[BaseException] = [error]
         while chain[0].__cause__ is not None and hasattr(chain[0].__cause__, "src"):
             chain.insert(0, chain[0].__cause__)
-        places = [place for one in chain if (place := _place(one)) is not None]
+        places = [place for cause in chain if (place := _place(cause)) is not None]
         return {"error": f"{type(chain[0]).__name__}: {chain[0]}", "places": places}
     return {"metadata": metadata, "binary": base64.b64encode(binary).decode("ascii")}
 
@@ -289,8 +289,8 @@ def _place(error: BaseException) -> tuple[str, int] | None:
     written, line = getattr(error, "src", None), getattr(getattr(error, "node", None), "lineno", None)
     if isinstance(written, str) and line is not None:  # the text of a function, and a line of it
         for path in sorted(package.rglob("*.py")):
-            before, found, _ = path.read_text(encoding="utf-8").partition(written)
-            if found:
+            before, function, _ = path.read_text(encoding="utf-8").partition(written)
+            if function:
                 return path.relative_to(package).as_posix(), before.count("\n") + line
     frames = [(frame.f_code.co_filename, line) for frame, line in traceback.walk_tb(error.__traceback__)]
     inside = [(Path(path), line) for path, line in frames if Path(path).is_relative_to(package)]

@@ -89,7 +89,7 @@ def ask_all(
     for worker in workers:
         idle.put(worker)
 
-    def one(question: dict[str, Any]) -> dict[str, Any] | WorkerDiedError:
+    def ask(question: dict[str, Any]) -> dict[str, Any] | WorkerDiedError:
         worker = idle.get()
         try:
             return worker.ask(question)
@@ -103,7 +103,7 @@ def ask_all(
             stack.enter_context(contextlib.closing(worker))
         pool = concurrent.futures.ThreadPoolExecutor(len(workers))
         stack.callback(pool.shutdown, cancel_futures=True)
-        futures = {pool.submit(one, question): position for position, question in enumerate(questions)}
+        futures = {pool.submit(ask, question): position for position, question in enumerate(questions)}
         for future in concurrent.futures.as_completed(futures):
             yield futures[future], future.result()
 

@@ -75,7 +75,7 @@ def with_native(archs: Iterable[str]) -> tuple[str, ...]:
 
     Raises NoGpuError when those are asked for, and there is none or none that can be compiled for.
     """
-    named = [one for arch in archs for one in (_native() if arch == NATIVE else (arch,))]
+    named = [name for arch in archs for name in (_native() if arch == NATIVE else (arch,))]
     return tuple(dict.fromkeys(named))
 
 
@@ -116,8 +116,8 @@ def _generation(plain: str) -> tuple[str, str, int]:
     return family, plain[len(family) : len(family) + 1], len(plain)
 
 
-def _distance(one: str, other: str) -> int:
-    return sum(a != b for a, b in zip(one, other, strict=True))
+def _distance(arch: str, other: str) -> int:
+    return sum(a != b for a, b in zip(arch, other, strict=True))
 
 
 def _plain(word: str) -> str:

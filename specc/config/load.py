@@ -58,9 +58,9 @@ class LoadedConfig:
         """One for each shape that is compiled for, the deepest first."""
         return [replace(self, config=self.config.at(shape)) for shape in reversed(self.config.shapes)]
 
-    def model_dir(self, side: str) -> Path | None:
+    def model_dir(self, role: str) -> Path | None:
         """Return the directory of the ``target`` or ``draft`` model; None when it has none."""
-        model = self.config.target if side == "target" else self.config.draft
+        model = self.config.target if role == "target" else self.config.draft
         return None if model is None or model.model is None else model_path(model.model, self.path.parent)
 
     @property

@@ -300,7 +300,7 @@ class Engine:
         with self._recovering("a handover", admitted):
             for row, request, handover in zip(rows, requests, handovers, strict=True):
                 self.places.put(row, request.shared, handover.kv)
-            self.bound.write_carry(rows, reduce(lambda one, more: one.merge(more), (h.carry for h in handovers)))
+            self.bound.write_carry(rows, reduce(lambda carry, more: carry.merge(more), (h.carry for h in handovers)))
         self.stats.shared_tokens += sum(request.shared for request in requests)
         self.stats.saw_health(handover.health for handover in handovers)
         for request, handover in zip(requests, handovers, strict=True):

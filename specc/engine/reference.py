@@ -101,9 +101,9 @@ def _generate(
     return tuple(out.sequences[0, prompt.shape[1] :].tolist()), [scores[0] for scores in out.logits]
 
 
-def _nearly_equal(scores: Tensor, one: int, other: int, dtype: torch.dtype) -> bool:
+def _nearly_equal(scores: Tensor, token: int, other: int, dtype: torch.dtype) -> bool:
     """Whether two of the scores f[V] are equal or one step of a 16-bit format apart."""
-    pair = scores[[one, other]].double()
+    pair = scores[[token, other]].double()
     exponent = torch.frexp(pair.abs().max()).exponent - 1
     step = torch.ldexp(torch.tensor(torch.finfo(dtype).eps, dtype=torch.float64), exponent.cpu())
     return dtype.itemsize == 2 and float(abs(pair[0] - pair[1])) <= float(step)

@@ -45,7 +45,7 @@ def weighty(story: Story) -> list[tuple[RemarkStory, Choice]]:
         saved = _next_best(choice) - choice.cost
         if saved > 0 and saved >= (heaviest[name][0] if name in heaviest else 0):
             heaviest[name] = saved, remark, choice
-    best = sorted(heaviest.values(), key=lambda one: -_next_best(one[2]) / (one[2].cost or 1))
+    best = sorted(heaviest.values(), key=lambda launch: -_next_best(launch[2]) / (launch[2].cost or 1))
     return [(remark, choice) for _, remark, choice in best[:MOST_DECISIONS]]
 
 
@@ -89,7 +89,7 @@ def _head(plan: Plan) -> str:
 def _bytes(plan: Plan, *names: str) -> int:
     """Bytes of the inputs of these names, if there are any."""
     known = [plan.inputs[name] for name in names if name in plan.inputs]
-    return sum(DTYPES[one.dtype].bytes * prod(map(plan.size, one.axes)) for one in known)
+    return sum(DTYPES[entry.dtype].bytes * prod(map(plan.size, entry.axes)) for entry in known)
 
 
 def decision(choice: Choice) -> str:

@@ -90,7 +90,7 @@ def captured(plan: Plan) -> Iterator[Captured]:
         if hidden is None:
             yield Captured(node.name, node.capture, None, None, None, ())
             continue
-        value, readers = plan.values[hidden], [one.name for one in plan.nodes() if hidden in read_by(one)]
+        value, readers = plan.values[hidden], [reader.name for reader in plan.nodes() if hidden in read_by(reader)]
         readers += [
             f"output {_spelled(output.entry, output.name)}" for output in plan.outputs if output.value == hidden
         ]
@@ -121,6 +121,6 @@ def rows(plan: Plan) -> tuple[Row, ...]:
     """That of every carried field, in order."""
     traffic = Traffic(plan.dims, {}, {}, {})
     return tuple(
-        Row(name, one.dtype, prod(map(plan.size, one.axes[1:])), traffic.nbytes(one, 1))
-        for name, one in plan.carry.items()
+        Row(name, field.dtype, prod(map(plan.size, field.axes[1:])), traffic.nbytes(field, 1))
+        for name, field in plan.carry.items()
     )

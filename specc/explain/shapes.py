@@ -107,7 +107,7 @@ class Choices:
             columns["its own"] = [f"{cost.own_code_bytes:,}" for cost in self.costs]
         return columns
 
-    def told(self) -> list[tuple[tuple[int, ...], BucketShapes]]:
+    def by_bucket(self) -> list[tuple[tuple[int, ...], BucketShapes]]:
         """Return buckets as rows of a table: each by itself where there are times, else those of the same shapes."""
         return [((bucket.bucket,), bucket) for bucket in self.buckets] if self.timed else self.alike()
 

@@ -55,7 +55,7 @@ class ConfigValue:
 class ModelStory:
     """One of the two models; ``model`` is its directory as written, None when all sizes are written out."""
 
-    side: str
+    role: str
     model: str | None
     sizes: str
     settings: tuple[ConfigValue, ...]
@@ -132,7 +132,7 @@ def tell(built: ShapeBuild, of_shapes: Choices | None = None) -> Story:
         form="chain" if config.chain else "tree",
         shapes=config.shapes,
         settings=_settings(loaded),
-        models=tuple(_model(loaded, side, model) for side, model in config.models.items()),
+        models=tuple(_model(loaded, role, model) for role, model in config.models.items()),
         passes=_passes(loaded, built.ctx),
         places={name: _place(loaded, carry.location) for name, carry in built.module.carries.items()},
         of_shapes=of_shapes if len(config.shapes) > 1 else None,
@@ -169,26 +169,26 @@ def _setting(loaded: LoadedConfig, path: tuple[str, ...], value: Value) -> Confi
     return ConfigValue(key, symbol, value, _FOLLOWS.get(key, "default"), None)
 
 
-def _model(loaded: LoadedConfig, side: str, model: ModelConfig) -> ModelStory:
+def _model(loaded: LoadedConfig, role: str, model: ModelConfig) -> ModelStory:
     """Sizes and where each comes from; last W, the width of the hidden states that this model hands over."""
-    read = loaded.facts.get(side)
+    read = loaded.facts.get(role)
     facts = dict(read.facts) if read is not None else {}
     if read is not None and read.hands_over == model.hidden_source and model.hc_mult > 1:
         facts["hidden_source"] = Fact(model.hidden_source, f"model_type {read.model_type}")
     values = {field.name: getattr(model, field.name) for field in fields(model) if field.name != "model"}
     settings: list[ConfigValue] = []
     for key, value in values.items():
-        if key in facts and not loaded.locations.written(side, key):
-            origin, place = f"{model.model}/config.json: {facts[key].origin}", loaded.location(side, "model")
+        if key in facts and not loaded.locations.written(role, key):
+            origin, place = f"{model.model}/config.json: {facts[key].origin}", loaded.location(role, "model")
             settings.append(ConfigValue(key, None, value, origin, _place(loaded, place)))
         elif value is not None:
-            settings.append(_setting(loaded, (side, key), value))
+            settings.append(_setting(loaded, (role, key), value))
     factor = " * hc_mult" if model.spec_width != model.hidden_size else ""
     factor = " * number of aux_layers" if model.hidden_source == "aux" else factor
     origin = f"hidden_size{factor}, because hidden_source is {model.hidden_source}"
     place = next(setting.place for setting in settings if setting.key == "hidden_size")
     return ModelStory(
-        side, model.model, model.sizes, (*settings, ConfigValue("spec_width", "W", model.spec_width, origin, place))
+        role, model.model, model.sizes, (*settings, ConfigValue("spec_width", "W", model.spec_width, origin, place))
     )
 
 

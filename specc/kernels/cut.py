@@ -31,7 +31,7 @@ class Cut(Family):
                 op, kinds = before.source, _OPS[: _OPS.index(chain[0].opcode)]
                 if op is None or op.opcode not in kinds or op["logits"] is not last["logits"]:
                     break
-                scales = {one["scales"] for one in (op, *chain)}
+                scales = {cut["scales"] for cut in (op, *chain)}
                 if len(scales) > 1 or leaves(module, before, [op, *chain]) or module.users(before) != [chain[0]]:
                     break
                 chain.insert(0, op)

@@ -75,7 +75,7 @@ def waiting(module: Module) -> dict[Op, list[Op]]:
         before += carried.get(op, [])
         if is_external(op) and op.phase == "extend":
             before += published
-        waits[op] = [one for one in dict.fromkeys(before) if entry_of(one.phase) == entry_of(op.phase)]
+        waits[op] = [source for source in dict.fromkeys(before) if entry_of(source.phase) == entry_of(op.phase)]
     return waits
 
 
@@ -96,10 +96,10 @@ def grouped(module: Module, waits: Mapping[Op, Sequence[Op]]) -> dict[Op, Group]
         changes = _late(module, sums, *cluster) if _reads_logits(cluster[0]) else []
         add(family, cluster[-1], cluster, changes)
     for op in module.find(*REDUCTIONS):
-        beside = [one for one, reduction in sums.items() if reduction is op]
+        beside = [neighbour for neighbour, reduction in sums.items() if reduction is op]
         add(REDUCTIONS[op.opcode], op, [op, *beside], [*_carried(module, op), *_prologues(module, sums, op)])
     for op in (op for op in module.ops() if _reads_logits(op) and op not in groups):
-        if changes := [one for one in _late(module, sums, op) if is_prologue(one)]:
+        if changes := [change for change in _late(module, sums, op) if is_prologue(change)]:
             add(TORCH, op, [op], changes)
     return groups
 
@@ -120,12 +120,12 @@ def share_no_prologues(module: Module) -> None:
                 if not with_it:  # it came with one before
                     continue
                 if any(reader in cluster for cluster in clusters[:n]):
-                    copy = next(one for one, cluster in zip(readers, clusters, strict=True) if reader in cluster)
+                    copy = next(before for before, cluster in zip(readers, clusters, strict=True) if reader in cluster)
                     changed = copy["logits"]
                 else:
                     changed = _copy(module, op).result if n > 0 else op.result
-                for one in with_it:
-                    module.replace_operand(one, op.result, changed)
+                for user in with_it:
+                    module.replace_operand(user, op.result, changed)
 
 
 def _lone(module: Module, nodes: NodeOrder) -> dict[Op, tuple[str, Cluster]]:
@@ -143,8 +143,8 @@ def _sums(module: Module, nodes: NodeOrder) -> dict[Op, Op]:
     sums: dict[Op, Op] = {}
     for op in module.find(*JOINED):
         able = [user for user in module.users(op["logits"]) if _makes(user, op)]
-        able.sort(key=lambda one: one not in [value.source for value in op.operands])
-        if (chosen := next((one for one in able if nodes.merge((one, op))), None)) is not None:
+        able.sort(key=lambda user: user not in [value.source for value in op.operands])
+        if (chosen := next((user for user in able if nodes.merge((user, op))), None)) is not None:
             sums[op] = chosen
     return sums
 

@@ -77,7 +77,7 @@ class Session:
 
     Attributes:
         frame: of a step.
-        brought: the tables of an engine, by name.
+        engine_tables: the tables of an engine, by name.
         tables: those that the program reads.
 
     """
@@ -94,10 +94,10 @@ class Session:
         self._table = self._request_table(self._prompt + most)
         slots = rows * self._table.shape[1] + 1
         self._collective = Alone(plan.ranks)
-        tables = {name: self._brought(one) for name, one in plan.tables().items()}
+        tables = {name: self._brought(table) for name, table in plan.tables().items()}
         if COUNTS in tables:
             tables[COUNTS].fill_(self._table.shape[1])
-        self.brought = tables
+        self.engine_tables = tables
         self.tables = draft_tables(plan, tables | rank_table(plan, self._collective, device))
         self.arena, bound = Arena(plan, device, poison=0), {o: pool for o, pool in plan.kv_pools.items() if pool.bound}
         self.kv = KvPools(plan, device, {o: self._buffers(p.layers * p.buffers, p.row_bytes, p.dtype, slots)
@@ -180,7 +180,7 @@ class Session:
 
     def _sampling(self, seed: int) -> Sampling:
         """A request as people make them, that asks for all that the program has."""
-        names = {name.removeprefix("sampling_") for name, one in self.plan.carry.items() if one.given}
+        names = {name.removeprefix("sampling_") for name, field in self.plan.carry.items() if field.given}
         wanted = {"top_k": 50, "top_p": 0.9, "min_p": 0.05, "repetition_penalty": 1.1}
         return Sampling(temperature=0.8, seed=seed, **{name: value for name, value in wanted.items() if name in names})
 

@@ -73,11 +73,11 @@ def _timed(
 ) -> tuple[Spread, Spread, Ratio]:
     """Microseconds of work that starts from the memory as it is, those of its floor, and how many times as long."""
     memory = session.memory()
-    ours = capture(work, effort.copies)
+    graph = capture(work, effort.copies)
     least = capture(floor, effort.copies)
-    times = pairs(ours.replay, least.replay, effort.samples, (partial(session.restore, memory), nothing))
+    times = pairs(graph.replay, least.replay, effort.samples, (partial(session.restore, memory), nothing))
     session.restore(memory)
-    mine, other = ([1000 * one / effort.copies for one in side] for side in times)
+    mine, other = ([1000 * elapsed / effort.copies for elapsed in taken] for taken in times)
     return Spread.over(mine), Spread.over(other), Ratio.of(mine, other)
 
 

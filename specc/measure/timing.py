@@ -77,7 +77,7 @@ def pairs(
         elapsed(first, before[0])
         elapsed(second, before[1])
     taken = [(elapsed(first, before[0]), elapsed(second, before[1])) for _ in range(samples)]
-    return [one for one, _ in taken], [two for _, two in taken]
+    return [former for former, _ in taken], [latter for _, latter in taken]
 
 
 class Floors:

@@ -60,7 +60,7 @@ class SelectCompaction(Pass):
             path.opcode = "commit.compact"  # same operands and type: only the choice has been made
             width, nodes = module.size(PATH), module.size(NODE)
             message = f"%{value.name} has the node axis: {width} of {nodes} rows are kept, as %{name}"
-            given, kept = (nbytes(module, tensor_type(one)) for one in (value, path.result))
+            given, kept = (nbytes(module, tensor_type(tensor)) for tensor in (value, path.result))
             whole = Rejected("every node's row", "rows that were not accepted lie between those that were", given)
             why = f"{width} of {nodes} nodes are on the path"
             choice = Choice(f"%{value.name}", f"accepted rows, as %{name}", why, (whole,), kept, "bytes")

@@ -162,10 +162,10 @@ class _Drawn:
                 rows, node = op("walk.step", *given, names=(f"rows{i}", f"node{i}"))
             (row,) = op("vocab.row", self.draw["logits"], node, names=(f"row{i}",))
             keys, scales = (op("walk.at", self.draw[x], node, names=(f"{x}{i}",))[0] for x in ("keys", "scales"))
-            one = {self.draw["logits"]: row, self.draw["scales"]: scales}
+            replaced = {self.draw["logits"]: row, self.draw["scales"]: scales}
             cuts: tuple[Value, ...] = ()
             for cut in self.cuts:
-                operands = [one.get(value, value) for name, value in cut.named.items() if name != "within"]
+                operands = [replaced.get(value, value) for name, value in cut.named.items() if name != "within"]
                 cuts = op(cut.opcode, *operands, *cuts, names=(f"{cut.result.name}{i}",), **cut.attrs)
             names = (f"token{i}", f"bad{i}")
             token, flag = op(self.draw.opcode, row, rows, keys, scales, *cuts, names=names, **self.draw.attrs)

@@ -40,7 +40,7 @@ class TuneLaunches(Pass):
         """As the tuning file says for this shape."""
         tuning, shape = loaded.config.tuning, (None, str(loaded.config.shape))
         chosen = () if tuning is None else tuning.choices
-        return cls("+".join(_spelled(one) for one in chosen if one.shape in shape))
+        return cls("+".join(_spelled(choice) for choice in chosen if choice.shape in shape))
 
     def run(self, module: Module, ctx: Context) -> None:
         """Declare the choices of the launches of this shape."""
@@ -61,13 +61,13 @@ class TuneLaunches(Pass):
         """Add the declaration of one choice; what is impossible about it."""
         buckets = module.decl(Options).buckets
         splits = tuple(choice.split.get(bucket, 0) for bucket in buckets) if choice.split else ()
-        before = told(module, kernel)
+        before = spell_choices(module, kernel)
         chosen = Tuned(kernel.name, choice.tile or 0, choice.warps or 0, choice.stages or 0, splits)
         wrong = impossible(module, kernel, replace(chosen, splits=()))
         if not wrong:
             module.decls.append(chosen)
             wrong = impossible(module, kernel, chosen)
-            now = told(module, kernel)
+            now = spell_choices(module, kernel)
             own = pass_base.Rejected(before, "specc's own, which was slower where it was measured")
             decision = pass_base.Choice(kernel.name, now, "the tuning file has it", (own,))
             self.remark(ctx, f"{kernel.name}: tuned: {now} instead of {before}", choice.location, decision)
@@ -129,12 +129,16 @@ def wrongly_tuned(module: Module) -> list[str]:
     known = [entry for entry in module.decls_of(Tuned) if entry.name in kernels]
     count = len(module.decl(Options).buckets) if known else 0
     bad += [
-        f"{one.name} has a split for {len(one.splits)} buckets" for one in known if len(one.splits) not in (0, count)
+        f"{choice.name} has a split for {len(choice.splits)} buckets"
+        for choice in known
+        if len(choice.splits) not in (0, count)
     ]
-    return bad or [f"{one.name}: {why}" for one in known for why in impossible(module, kernels[one.name], one)]
+    return bad or [
+        f"{choice.name}: {why}" for choice in known for why in impossible(module, kernels[choice.name], choice)
+    ]
 
 
-def told(module: Module, kernel: Kernel) -> str:
+def spell_choices(module: Module, kernel: Kernel) -> str:
     """The tile, warps, stages and split that a kernel has, in words."""
     family, cluster = FAMILIES[kernel.family], cluster_of(module, kernel.name)
     knobs, spec = family.knobs(module, cluster), family.spec(module, kernel.name, cluster)

@@ -90,7 +90,7 @@ class BoundStep:
         self._kv = self._moved({} if kv_pools is None else kv_pools)
         outside = check_carried(plan, device, {} if carry is None else carry)
         read = {plan.table: req_to_token, **self._tables}
-        check_apart({**self._kv.named, **{f"carry[{name!r}]": one for name, one in (carry or {}).items()}}, read)
+        check_apart({**self._kv.named, **{f"carry[{name!r}]": pool for name, pool in (carry or {}).items()}}, read)
         self._arena = Arena(plan, device, poison, memory)
         for name, tensor in outside.items():
             self._arena.stand_for(name, tensor)
@@ -103,7 +103,7 @@ class BoundStep:
         self._columns = {entry: Columns(plan, entry, req_to_token) for entry in ("prefill", "step")}
         self._stores = plan.stores("step")
         self._last: Sent = {} if first is self else first._last
-        self._staging = {at: Staging(plan, self._arena, one.inputs, self._last) for at, one in self._columns.items()}
+        self._staging = {at: Staging(plan, self._arena, rows.inputs, self._last) for at, rows in self._columns.items()}
         self._guard = TableGuard({**read, **outside})
         self._execute = in_ranges(self._dispatch) if nvtx else self._dispatch
         self._graphs: Graphs | SegmentGraphs | None = None

@@ -28,7 +28,7 @@ Element.prototype.attachShadow = function (how) { return attach.call(this, {...h
 """The theme draws diagrams where nobody can look."""
 
 
-SCALES = "all => all.map(one => one.getBoundingClientRect().width / one.viewBox.baseVal.width)"
+SCALES = "all => all.map(image => image.getBoundingClientRect().width / image.viewBox.baseVal.width)"
 """How much smaller than drawn, in letters of 16 pixels, diagrams are shown."""
 
 LOST = """all => all.filter(cell => cell.textContent.length > 60 && cell.getBoundingClientRect().right > innerWidth)
@@ -185,7 +185,7 @@ def test_it_is_searched_and_dark(seen: Seen, served: str) -> None:
     seen.page.goto(served)
     expect(seen.page.locator("body")).to_have_attribute("data-md-color-scheme", "slate")
     pictures = seen.page.locator("article picture img")
-    shown = pictures.evaluate_all("all => all.map(one => one.naturalWidth && one.currentSrc.split('/').at(-1))")
+    shown = pictures.evaluate_all("all => all.map(image => image.naturalWidth && image.currentSrc.split('/').at(-1))")
     assert shown == ["overview-dark.svg", "step-dark.svg"]
     seen.shoot("site-readme-dark")
     seen.page.keyboard.press("/")

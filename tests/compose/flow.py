@@ -122,8 +122,8 @@ class Flow(Pair):
             if name in batch and self.plan.home(name) is not None:
                 first.read(name).copy_(batch[name])
             elif name not in batch:
-                brought = self._brought(self.plan.inputs[name], tokens)
-                first.inputs = second.inputs = {**first.inputs, name: brought}
+                table = self._brought(self.plan.inputs[name], tokens)
+                first.inputs = second.inputs = {**first.inputs, name: table}
         return first, second
 
     def _brought(self, field: Input, tokens: int) -> Tensor:

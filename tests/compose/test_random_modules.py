@@ -53,8 +53,8 @@ def test_they_are_legal_and_have_every_op() -> None:
         seen.update(op.opcode for op in module.ops())
         read.update(len(module.users(value)) for value in module.values())
         kept += sum(1 for value in module.outputs.values() if module.users(value))
-    ours = {name: op for name, op in OPS.items() if op.reference is None}  # others are a plugin's
-    legal = {name for name, op in ours.items() if op.until not in ESTABLISHED and op.until != "expanded"}
+    built_in = {name: op for name, op in OPS.items() if op.reference is None}  # others are a plugin's
+    legal = {name for name, op in built_in.items() if op.until not in ESTABLISHED and op.until != "expanded"}
     computed = {name for name in legal if OPS[name].effect not in ("external", "host", "given", "collective")}
     assert computed - SUMMED == seen.keys() - {SOURCE.name}
     assert min(seen.values()) >= 3, seen

@@ -55,11 +55,11 @@ def main() -> None:
         with tempfile.TemporaryDirectory() as folder:
             backend = InterpretedBackend(build, Path(folder))
             for bucket in build.plan.buckets:
-                ours, counterpart = agreeing(build.plan, backend, torch.device("cpu"), bucket, Effort(1, 2))
+                program, counterpart = agreeing(build.plan, backend, torch.device("cpu"), bucket, Effort(1, 2))
                 counterpart.step()
-                for part in parts(ours, counterpart):
-                    ours.queueing(part.launches)()
-                    part.theirs()
+                for part in parts(program, counterpart):
+                    program.queueing(part.launches)()
+                    part.sglang()
                 print(f"{build.plan.name} at {bucket}: same results as {counterpart.name}")
 
 

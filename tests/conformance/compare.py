@@ -13,11 +13,11 @@ from .conftest import Answers
 SIDES = ("kernels", "reference")
 
 
-def same(ours: Tensor, expected: Tensor) -> bool:
+def same(result: Tensor, expected: Tensor) -> bool:
     """Bit for bit, dtype and shape included; NaN equals NaN."""
-    if ours.dtype != expected.dtype or ours.shape != expected.shape:
+    if result.dtype != expected.dtype or result.shape != expected.shape:
         return False
-    return bool(torch.equal(ours, expected) or ((ours == expected) | (ours.isnan() & expected.isnan())).all())
+    return bool(torch.equal(result, expected) or ((result == expected) | (result.isnan() & expected.isnan())).all())
 
 
 def rounds(
@@ -32,5 +32,5 @@ def rounds(
                 answers.oracle["chain"][number],
                 strict=True,
             )
-            for step, (given, ours, expected) in enumerate(both):
-                yield f"chain {number}, step {step}", case, given, ours, expected
+            for step, (given, result, expected) in enumerate(both):
+                yield f"chain {number}, step {step}", case, given, result, expected

@@ -29,14 +29,14 @@ LINKS = ("retrieve_index", "retrieve_next", "retrieve_sibling")
 @pytest.mark.parametrize("implementation", SIDES)
 def test_every_value_of_a_step(answers: Answers, implementation: str, field: str) -> None:
     compared = 0
-    for label, case, _, ours, expected in rounds(answers, implementation):
+    for label, case, _, result, expected in rounds(answers, implementation):
         if field in DRAFT and case["steps"] == 1:
             continue  # no draft forward, so specc writes nothing for one
         if field == "draft_hidden" and "hidden" not in case:
-            assert field not in ours
+            assert field not in result
             assert field not in expected
             continue
-        assert same(ours[field], expected[field]), f"{label}: {ours[field]} is not SGLang's {expected[field]}"
+        assert same(result[field], expected[field]), f"{label}: {result[field]} is not SGLang's {expected[field]}"
         compared += 1
     assert compared > 40
 
@@ -44,9 +44,9 @@ def test_every_value_of_a_step(answers: Answers, implementation: str, field: str
 @pytest.mark.parametrize("implementation", SIDES)
 def test_nothing_else_is_answered(answers: Answers, implementation: str) -> None:
     """Every value of SGLang's step has its counterpart: none is compared by nobody."""
-    for _, _, _, ours, expected in rounds(answers, implementation):
-        assert {*expected} - {*ours} <= {*LINKS, *DRAFT}
-        assert {*ours} - {*expected} <= {"health"}
+    for _, _, _, result, expected in rounds(answers, implementation):
+        assert {*expected} - {*result} <= {*LINKS, *DRAFT}
+        assert {*result} - {*expected} <= {"health"}
 
 
 def test_links_of_a_chain_are_constants(answers: Answers) -> None:
@@ -61,10 +61,10 @@ def test_links_of_a_chain_are_constants(answers: Answers) -> None:
 
 def test_verification_by_parents_and_without(answers: Answers) -> None:
     """The reference's chain form of `verify.greedy` is its tree form on the parents that SGLang's links mean."""
-    for label, case, given, ours, expected in rounds(answers, "reference"):
+    for label, case, given, result, expected in rounds(answers, "reference"):
         nodes = case["steps"] + 1
         argmax = given["target_logits"].argmax(-1).to(torch.int32)
-        operands = (ours["tokens"].view(-1, nodes), argmax, case["rows"])
+        operands = (result["tokens"].view(-1, nodes), argmax, case["rows"])
         plain = evaluate("verify.greedy", operands, {}, {"A": nodes}, {})
         linked = evaluate("verify.greedy", (*operands, parents(expected)), {}, {"A": nodes}, {})
         assert all(map(same, plain, linked)), label
@@ -93,14 +93,14 @@ def test_the_cases_cover_what_they_should(answers: Answers) -> None:
 def test_health_names_who_gave_bad_rows(answers: Answers) -> None:
     """Bit 0 the draft, 1 the target, 2 extend; draft rows hold NaN now and then, all of them infinities."""
     seen = Counter[int]()
-    for label, _, given, ours, _ in rounds(answers, "kernels"):
-        expected = torch.zeros_like(ours["health"])
+    for label, _, given, result, _ in rounds(answers, "kernels"):
+        expected = torch.zeros_like(result["health"])
         phases = (given["draft_logits"], [given["target_logits"]], [given["extend_logits"]])
         for bit, batches in enumerate(phases):
             for logits in batches:
                 expected |= bad(logits).to(torch.int32) << bit
-        assert torch.equal(ours["health"], expected), label
-        seen.update(ours["health"].tolist())
+        assert torch.equal(result["health"], expected), label
+        seen.update(result["health"].tolist())
     assert set(seen) >= {0, 1, 2, 4}
 
 
@@ -118,11 +118,11 @@ def test_nan_in_target_rows_differs_by_design(answers: Answers, implementation: 
     So a request with NaN in one of its target rows is excluded, and the others of its batch must not notice it.
     """
     clean, different = 0, 0
-    for label, case, given, ours, expected in rounds(answers, implementation, target_nan=True):
+    for label, case, given, result, expected in rounds(answers, implementation, target_nan=True):
         count = len(case["rows"])
         has_nan = given["target_logits"].isnan().flatten(1).any(1)
         for field in COMMIT:
-            our_rows, expected_rows = (answer[field].reshape(count, -1) for answer in (ours, expected))
+            our_rows, expected_rows = (answer[field].reshape(count, -1) for answer in (result, expected))
             assert same(our_rows[~has_nan], expected_rows[~has_nan]), f"{label}: {field}"
             different += not same(our_rows[has_nan], expected_rows[has_nan])
         clean += int((~has_nan).sum())

@@ -18,17 +18,17 @@ from .conftest import Answers
 def test_same_drafts_are_accepted(answers: Answers, implementation: str, block: bool) -> None:
     lengths: dict[int, int] = {}
     both = zip(answers.cases["reject"], answers.specc[implementation]["reject"], answers.oracle["reject"], strict=True)
-    for case, ours, expected in both:
+    for case, result, expected in both:
         if case["block_verification"] is not block:
             continue
-        assert ours["accept_lens"].tolist() == expected["accept_lens"].tolist()
-        for b, accepted in enumerate(ours["accept_lens"].tolist()):
+        assert result["accept_lens"].tolist() == expected["accept_lens"].tolist()
+        for b, accepted in enumerate(result["accept_lens"].tolist()):
             t, drafts = float(case["temperature"][b]), case["tokens"][b, 1:].tolist()
             p, q = ([plain.softmax(row, t) for row in case[side_][b].tolist()] for side_ in ("target", "draft"))
             chances = plain.chances("block" if block else "rejection", p, q, drafts)
             weight, count = chances[accepted - 2][1] if accepted > 1 else 1, accepted - 1
             rest = plain.left(p[count], q[count] if count < len(drafts) else None, weight)
-            for answer in (ours, expected):
+            for answer in (result, expected):
                 tokens = answer["predict"][b, :accepted].tolist()
                 assert tokens[:-1] == drafts[:count]
                 assert rest[tokens[-1]] > 0

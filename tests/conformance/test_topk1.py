@@ -23,8 +23,8 @@ SGLANG_NAN = -1e30
 
 def requests(answers: Answers, implementation: str) -> Iterator[tuple[Tensor, int, int, bool]]:
     """(row f32[V], specc's index, SGLang's index, specc's health) of every request."""
-    for case, ours, expected in both(answers, implementation):
-        columns = (ours["index"], expected["index"], ours["health"])
+    for case, result, expected in both(answers, implementation):
+        columns = (result["index"], expected["index"], result["health"])
         for row, index, expected_index, health in zip(case["logits"].float(), *columns, strict=True):
             yield row, int(index), int(expected_index), bool(health)
 
@@ -74,10 +74,10 @@ def test_health_marks_rows_with_nan_and_rows_without_a_finite_maximum(answers: A
 @pytest.mark.parametrize("implementation", SIDES)
 def test_positions_and_token_columns(answers: Answers, implementation: str) -> None:
     """Positions advance by one; the token goes into its column and nowhere else."""
-    for case, ours, oracle in both(answers, implementation):
-        assert same(ours["positions"], oracle["positions"])
+    for case, result, oracle in both(answers, implementation):
+        assert same(result["positions"], oracle["positions"])
         column = case["column"]
-        for answer in (ours, oracle):
+        for answer in (result, oracle):
             expected = case["tokens"].clone()
             expected[:, column] = answer["index"][:, 0]
             assert same(answer["tokens"], expected)

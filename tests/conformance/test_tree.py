@@ -41,10 +41,10 @@ sides = pytest.mark.parametrize("implementation", SIDES)
 def trees(answers: Answers, implementation: str = "reference") -> Iterator[Found]:
     """(label, case, specc's answer, SGLang's) of every batch of trees that the side has answered."""
     both = zip(answers.cases["tree"], answers.specc[implementation]["tree"], answers.oracle["tree"], strict=True)
-    for number, (case, ours, expected) in enumerate(both):
-        if ours is not None:
+    for number, (case, result, expected) in enumerate(both):
+        if result is not None:
             shape = f"K = {case['branches']}, S = {case['steps']}, N = {case['nodes']}"
-            yield f"batch {number} ({shape})", case, ours, expected
+            yield f"batch {number} ({shape})", case, result, expected
 
 
 def links(parent: Tensor) -> tuple[Tensor, Tensor]:
@@ -70,48 +70,48 @@ def below_an_orphan(parent: Tensor) -> Tensor:
 
 @sides
 def test_tokens_and_links(answers: Answers, implementation: str) -> None:
-    for label, _, ours, expected in trees(answers, implementation):
-        assert same(ours["tokens"], expected["tokens"]), label
-        for column, link in zip(links(ours["parent"]), ("next", "sibling"), strict=True):
+    for label, _, result, expected in trees(answers, implementation):
+        assert same(result["tokens"], expected["tokens"]), label
+        for column, link in zip(links(result["parent"]), ("next", "sibling"), strict=True):
             assert same(column, expected[link]), f"{label}: {column} is not SGLang's {link} {expected[link]}"
 
 
 @sides
 def test_parents_by_hand(answers: Answers, implementation: str) -> None:
-    for label, case, ours, _ in trees(answers, implementation):
-        assert ours["parent"].tolist() == parent_columns(case), label
-        assert same(ours["tokens"], tree_tokens(case)), label
-        unlinked = ours["parent"] < 0
+    for label, case, result, _ in trees(answers, implementation):
+        assert result["parent"].tolist() == parent_columns(case), label
+        assert same(result["tokens"], tree_tokens(case)), label
+        unlinked = result["parent"] < 0
         unlinked[:, 0] = False
         if implementation == "reference":
-            assert same(ours["orphan"], unlinked), label
+            assert same(result["orphan"], unlinked), label
         else:
-            assert (ours["health"] == torch.where(unlinked.any(1), ORPHAN_BIT, 0)).all(), label
+            assert (result["health"] == torch.where(unlinked.any(1), ORPHAN_BIT, 0)).all(), label
 
 
 @sides
 def test_positions(answers: Answers, implementation: str) -> None:
-    for label, _, ours, expected in trees(answers, implementation):
-        lost = below_an_orphan(ours["parent"])
-        positions, expected_positions = ours["positions"], expected["positions"].view_as(ours["positions"])
+    for label, _, result, expected in trees(answers, implementation):
+        lost = below_an_orphan(result["parent"])
+        positions, expected_positions = result["positions"], expected["positions"].view_as(result["positions"])
         assert same(positions.masked_fill(lost, 0), expected_positions.masked_fill(lost, 0)), label
 
 
 @sides
 def test_masks(answers: Answers, implementation: str) -> None:
     weights, seen = 2 ** torch.arange(8), Counter[str]()
-    for label, case, ours, expected in trees(answers, implementation):
+    for label, case, result, expected in trees(answers, implementation):
         mask = expected["mask"].view(-1, case["nodes"], case["nodes"])
-        seen.update(ours.keys() & {"mask", "packed", "full"})
-        if "mask" in ours:
-            assert same(ours["mask"], mask), label
-        if "packed" in ours:
-            width = ours["packed"].shape[-1]
+        seen.update(result.keys() & {"mask", "packed", "full"})
+        if "mask" in result:
+            assert same(result["mask"], mask), label
+        if "packed" in result:
+            width = result["packed"].shape[-1]
             padded = torch.nn.functional.pad(mask, (0, 8 * width - case["nodes"])).unflatten(-1, (width, 8))
-            assert same(ours["packed"], (padded * weights).sum(-1).to(torch.uint8)), label
-        if "full" in ours:
+            assert same(result["packed"], (padded * weights).sum(-1).to(torch.uint8)), label
+        if "full" in result:
             flat = expected["full"] if case["full"] else flattened(mask, case["seq_lens"])
-            assert same(ours["full"][: len(flat)], flat), label
+            assert same(result["full"][: len(flat)], flat), label
     assert min(seen[mode] for mode in ("mask", "packed", "full")) > 30
 
 
@@ -125,8 +125,8 @@ def flattened(mask: Tensor, seq_lens: Tensor) -> Tensor:
 @pytest.mark.parametrize("field", COMMITTED)
 def test_verification_and_commit(answers: Answers, implementation: str, field: str) -> None:
     """Kernels write `predict` along the accepted path, SGLang and the reference op by node."""
-    for label, case, ours, expected in trees(answers, implementation):
-        values, expected_values = ours[field], expected[field]
+    for label, case, result, expected in trees(answers, implementation):
+        values, expected_values = result[field], expected[field]
         if field == "predict" and implementation == "reference":
             values = values.flatten()
         elif field == "predict":
@@ -153,25 +153,25 @@ def accepted(case: Any, parents: list[int], tokens: list[int], target: list[int]
 @sides
 def test_values_of_nodes_follow_the_path(answers: Answers, implementation: str) -> None:
     """Compaction: row i is that of the i-th accepted node; rows after the last are not looked at."""
-    for label, case, ours, _ in trees(answers, implementation):
+    for label, case, result, _ in trees(answers, implementation):
         walks = zip(parent_columns(case), tree_tokens(case).tolist(), case["target"].tolist(), strict=True)
         for b, (parents, tokens, target) in enumerate(walks):
             path = accepted(case, parents, tokens, target)
-            assert ours["accept_lens"][b] == len(path), label
-            assert same(ours["states"][b, : len(path)], case["states"][b, path]), label
+            assert result["accept_lens"][b] == len(path), label
+            assert same(result["states"][b, : len(path)], case["states"][b, path]), label
             emitted = [target[node] for node in path]
-            assert ours["extend_ids"][b].tolist() == emitted + [0] * (case["steps"] + 1 - len(path)), label
-            assert ours["bonus"][b] == emitted[-1], label
-            assert ours["select"][b] == b * (case["steps"] + 1) + len(path) - 1, label
+            assert result["extend_ids"][b].tolist() == emitted + [0] * (case["steps"] + 1 - len(path)), label
+            assert result["bonus"][b] == emitted[-1], label
+            assert result["select"][b] == b * (case["steps"] + 1) + len(path) - 1, label
 
 
 def test_kernels_run_hundreds_of_trees(answers: Answers) -> None:
     counts, shapes = Counter[str](), set[tuple[int, int]]()
-    for _, case, ours, expected in trees(answers, "kernels"):
+    for _, case, result, expected in trees(answers, "kernels"):
         shapes.add((case["branches"], case["steps"]))
         counts["trees"] += len(case["bonus"])
         counts["padded"] += case["padding"] > 0
-        counts["orphans"] += int((ours["health"] != 0).sum())
+        counts["orphans"] += int((result["health"] != 0).sum())
         counts["long paths"] += int((expected["accept_lens"] > 4).sum())
     assert len(shapes) > 30
     assert counts["trees"] > 350
@@ -181,7 +181,7 @@ def test_kernels_run_hundreds_of_trees(answers: Answers) -> None:
 def test_the_cases_cover_what_they_should(answers: Answers) -> None:
     shapes, lengths = set[tuple[int, int]](), Counter[int]()
     counts = Counter[str]()
-    for _, case, ours, expected in trees(answers):
+    for _, case, result, expected in trees(answers):
         count = len(case["bonus"])
         shapes.add((case["branches"], case["steps"]))
         lengths.update(expected["accept_lens"].tolist())
@@ -189,8 +189,8 @@ def test_the_cases_cover_what_they_should(answers: Answers) -> None:
         counts["in Triton's interpreter"] += count * case["interpreted"]
         counts["selected by SGLang"] += count * (not case["given"])
         counts["flat masks"] += count * case["full"]
-        counts["orphans"] += int(ours["orphan"].sum())
-        counts["unreachable"] += int(below_an_orphan(ours["parent"]).sum())
+        counts["orphans"] += int(result["orphan"].sum())
+        counts["unreachable"] += int(below_an_orphan(result["parent"]).sum())
         counts["large"] += count * (case["nodes"] > 100)
     assert shapes == {(branches, steps) for branches in range(1, 9) for steps in range(1, 7)}
     assert min(lengths[accepted] for accepted in range(1, 8)) >= 20

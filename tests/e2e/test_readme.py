@@ -98,8 +98,8 @@ def cells(text: str, name: str) -> list[str]:
 
 
 def test_figures_are_those_of_the_documents() -> None:
-    for ours, (ratios, trace) in SERVERS.items():
-        steps, launches, glue, *_ = cells(README, ours)
+    for row, (ratios, trace) in SERVERS.items():
+        steps, launches, glue, *_ = cells(README, row)
         assert steps == ", ".join(cell.split()[0] for cell in cells(SGLANG, ratios))
         if trace is not None:
             _, counts, _, times, _ = cells(SGLANG, f"{trace} | 1")

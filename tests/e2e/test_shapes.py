@@ -89,9 +89,9 @@ def complete(config: Config, policy: ShapePolicy, *, padded: bool = False) -> li
 @each_config
 def test_a_shape_is_as_good_as_a_program_of_its_own(config: Config) -> None:
     for shape in (shape for shape in shapes_of(config) if shape.num_steps):
-        one = complete(alone(config, shape), FixedShape(shape))
+        single = complete(alone(config, shape), FixedShape(shape))
         several = complete(config, FixedShape(shape))
-        assert [c.accept_lens for c in several] == [c.accept_lens for c in one]
+        assert [c.accept_lens for c in several] == [c.accept_lens for c in single]
 
 
 @each_config
@@ -137,7 +137,7 @@ def test_a_batch_runs_at_a_shape_that_was_compiled_for_it(chooses: str) -> None:
     assert {rows for rows, _ in ran} >= {1, 6}
     if chooses in fixed:
         shape = shapes_of(config, fixed[chooses])[0]
-        assert {one for rows, one in ran if rows <= buckets[shape][-1]} == {shape}
+        assert {at for rows, at in ran if rows <= buckets[shape][-1]} == {shape}
 
 
 def test_a_shape_that_was_not_compiled_is_refused() -> None:

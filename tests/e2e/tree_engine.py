@@ -346,10 +346,10 @@ def draft_of(algorithm: str) -> Draft | None:
         noisy = LlamaForCausalLM(_config(2))
         noisy.load_state_dict({name: value + 0.02 * torch.randn(value.shape) for name, value in weights.items()})
         return StandaloneDraft(noisy)
-    heads, said = _example_heads(), _config(LAYERS.get(algorithm, 2))
-    said.eagle_config = {"eagle_aux_hidden_state_layer_ids": [layer - 1 for layer in AUX_LAYERS]}
-    said.dflash_config = {"target_layer_ids": [layer - 1 for layer in AUX_LAYERS], "block_size": 4}
-    said.backbone_hidden_size, said.kv_layers = 32, [1, 0]
+    heads, config = _example_heads(), _config(LAYERS.get(algorithm, 2))
+    config.eagle_config = {"eagle_aux_hidden_state_layer_ids": [layer - 1 for layer in AUX_LAYERS]}
+    config.dflash_config = {"target_layer_ids": [layer - 1 for layer in AUX_LAYERS], "block_size": 4}
+    config.backbone_hidden_size, config.kv_layers = 32, [1, 0]
     kinds: dict[str, tuple[Any, Any, Any]] = {
         "EAGLE": (EagleHead, heads.eagle_chain, EagleDraft),
         "EAGLE3": (Eagle3Head, heads.eagle3_chain, Eagle3Draft),
@@ -358,7 +358,7 @@ def draft_of(algorithm: str) -> Draft | None:
         "DFLASH": (DflashHead, heads.dflash_chain, DflashDraft),
     }
     kind, chain, wrap = kinds[algorithm]
-    return wrap(_fitted(kind(said).share_with(target_of().model), chain))
+    return wrap(_fitted(kind(config).share_with(target_of().model), chain))
 
 
 @cache

@@ -123,6 +123,6 @@ def package_of(plan: Plan, name: str, *others: Plan) -> ModuleType:
     made = ModuleType(name)
     made.__path__ = [*adapters.__path__]  # type: ignore[attr-defined]
     vars(made).update({name: getattr(runtime, name) for name in NAMES})
-    plans = {one.shape: one for one in sorted((plan, *others), key=attrgetter("shape"), reverse=True)}
+    plans = {of_shape.shape: of_shape for of_shape in sorted((plan, *others), key=attrgetter("shape"), reverse=True)}
     vars(made).update(plan=plan, plans=plans, load=lambda device: program_of(plan, *others), __version__="0.1.0+p1")
     return made

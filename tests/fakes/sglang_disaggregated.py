@@ -32,7 +32,7 @@ class SpeculativeAlgorithm:
         if not self.recurs:
             return None
         drafts: list[tuple[Any, ...]] = [
-            (one.output_topk_p, one.output_topk_index, one.hidden_states_tensor) for one in batch.reqs
+            (request.output_topk_p, request.output_topk_index, request.hidden_states_tensor) for request in batch.reqs
         ]
         chances, numbers, hidden = (torch.stack(column) for column in zip(*drafts, strict=True))
         return EagleDraftInput(chances, numbers, hidden, last_tokens_tensor)

@@ -92,13 +92,13 @@ class Server:
         attention: type[IntelAMXAttnBackend] = IntelAMXAttnBackend, scored: list[int] | None = None,
         context: int = 80, columns: int = 96, shared: SharedOutput | None = None, metrics: bool = False,
         simulated: float = -1.0, sees: Sequence[str] = (), experts: int = 1,
-        routed: BaseTopkCapturer | None = None, side: str = "null", adapters: bool = False, groups: int = 1,
+        routed: BaseTopkCapturer | None = None, mode: str = "null", adapters: bool = False, groups: int = 1,
         **spec: Any,
     ) -> None:  # fmt: skip
         """`scored`: the tokens that the draft scores; `columns`: of the table; `spec`: what it was told otherwise.
 
         `others`: plans of further shapes, less deep; `sees`: which models have positions of pictures; `experts`: ranks
-        that share them; `routed`: what keeps those that tokens went to, of a server that returns them. `side`: of two
+        that share them; `routed`: what keeps those that tokens went to, of a server that returns them. `mode`: of two
         servers that which prefills, or decodes. `adapters`: whether requests may have one.
 
         `groups`: ranks that have requests of their own, this one and the others of `MLPSyncBatchInfo`.
@@ -108,11 +108,11 @@ class Server:
         self.plan, self.overlap, self._late = plan, overlap, list[tuple[ScheduleBatch, Any]]()
         self.engine = engine_of(plan, scored, columns)
         SETTINGS.begin()
-        SETTINGS.disagg.disaggregation_mode = side
+        SETTINGS.disagg.disaggregation_mode = mode
         vars(SETTINGS.spec).update(
-            speculative_algorithm=plan.algorithm, speculative_eagle_topk=max(one.size("K") for one in (plan, *others)),
-            speculative_num_steps=plan.size("S"),
-            speculative_num_draft_tokens=max(one.size("N") for one in (plan, *others)),
+            speculative_algorithm=plan.algorithm, speculative_num_steps=plan.size("S"),
+            speculative_eagle_topk=max(of_shape.size("K") for of_shape in (plan, *others)),
+            speculative_num_draft_tokens=max(of_shape.size("N") for of_shape in (plan, *others)),
             speculative_token_map=None if scored is None else "hot.pt",
         )  # fmt: skip
         vars(SETTINGS.spec).update(spec)

@@ -71,7 +71,7 @@ class Siblings:
         self.heads: list[tuple[Tensor, ...]] = []
         if WEIGHT in plan.inputs:
             every = (head_tables(plan, tables[HEAD], tables.get(TOKEN_MAP), rank) for rank in range(self.size))
-            self.heads = [tuple(one.values()) for one in every]
+            self.heads = [tuple(tables_of_rank.values()) for tables_of_rank in every]
         self.computed: set[tuple[str, int | None]] = set()
         self.parts: dict[tuple[str, int | None], tuple[Any, int]] = {}
         for node in plan.externals():

@@ -199,7 +199,7 @@ class Modules(Draft):
             seen = [fold_all(0, codes[: place + 1]) for place in range(len(codes))]
             scores = self.model.rows[self.model.row(tokens[-1], seen[-1])]
             made.append(scores.index(max(scores)))
-            tokens, given = [*tokens, made[-1]], [self.model.hidden_codes[self.model.hidden_row(one)] for one in seen]
+            tokens, given = [*tokens, made[-1]], [self.model.hidden_codes[self.model.hidden_row(text)] for text in seen]
             layers.append(codes)
         return layers, made
 

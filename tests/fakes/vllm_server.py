@@ -321,10 +321,10 @@ def config_of(plan: Plan, requests: int, longest: int, max_graph: int, aux: bool
     """The VllmConfig of a server that a program fits, but for what of its speculation is otherwise."""
     modules = plan.size("S") if plan.algorithm == "MULTI_LAYER_EAGLE" else 1
 
-    def model(of: Any, **said: Any) -> Any:
+    def model(of: Any, **config: Any) -> Any:
         return SimpleNamespace(
             dtype=torch.float32, get_vocab_size=lambda: plan.size("V"), get_hidden_size=lambda: of.hidden_size,
-            hf_config=SimpleNamespace(**said), return_sampling_mask=False, max_model_len=longest,
+            hf_config=SimpleNamespace(**config), return_sampling_mask=False, max_model_len=longest,
         )  # fmt: skip
 
     draft = model(plan.models.get("draft", plan.models["target"]), num_nextn_predict_layers=modules)

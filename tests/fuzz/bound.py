@@ -170,10 +170,10 @@ class Bound:
         mine = carry.get(field, self._field(field))
         others: dict[str, Tensor] = {"": table, **carry}
         other = self.rng.choice([name for name in others if name != field])
-        mine, theirs = _together(self.rng, mine, others[other])
-        carry |= {field: mine, other: theirs}
+        mine, others_columns = _together(self.rng, mine, others[other])
+        carry |= {field: mine, other: others_columns}
         place = carry.pop("", table), {**more, "carry": carry}
-        shared = bool(touched(mine) & touched(theirs))
+        shared = bool(touched(mine) & touched(others_columns))
         try:
             self._bind(place)
         except BindError as error:
@@ -195,8 +195,8 @@ class Bound:
             callbacks = Sharded(self.engine, self.config, self.rng.randrange(file.tensor_parallel))
         (table, more), tables = place, self.tables
         for plan in self.compiled.plans:
-            brought = {name: op.reference for name, op in OPS.items() if op.reference is not None}
-            arguments = plan, ReferenceBackend(brought), CPU, callbacks, table, self.engine.kv, tables
+            references = {name: op.reference for name, op in OPS.items() if op.reference is not None}
+            arguments = plan, ReferenceBackend(references), CPU, callbacks, table, self.engine.kv, tables
             collective = Siblings(callbacks, plan, tables) if plan.ranks > 1 else None
             kind = RotatedStep if plan.rotated else Step
             bound[plan.shape] = kind(*arguments, collective=collective, memory=memory, shapes=bound, **more)

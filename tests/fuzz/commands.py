@@ -126,10 +126,10 @@ def _judge(words: tuple[str, ...], done: Any) -> None:
     expect(raw(shown) is None, f"{words} shows {raw(shown)}: {shown[:300]!r}")
     expect(len(shown) <= LONGEST, f"{words} shows {len(shown)} characters")
     codes = re.findall(r"(?:error|warning)\[([a-z/-]+)\]", shown) + re.findall(r'"code": "([a-z/-]+)"', shown)
-    ours = [
+    internal = [
         code for code in codes if code not in CODES or code.startswith(BLAMED_ON_US[: 1 + (words[0] != "specc-opt")])
     ]
-    expect(not ours, f"{words}: {ours}: {shown[:300]!r}")
+    expect(not internal, f"{words}: {internal}: {shown[:300]!r}")
     explained = codes or "Error" in shown or unwritable
     expect(
         done.exit_code not in (1, 2) or explained, f"{words} ends with {done.exit_code} and does not say why: {shown!r}"

@@ -272,9 +272,11 @@ class Oracle:
         """
         path, emitted = list(range(len(accepted) + 1)), [*accepted]
         while True:
-            said = reported[len(emitted)] if len(emitted) < len(reported) else None
+            reported_token = reported[len(emitted)] if len(emitted) < len(reported) else None
             position = len(self.text) + len(emitted)
-            token = self.target_token(tree.tokens[path[-1]], seen[path[-1]], position, said, self._known(emitted))
+            token = self.target_token(
+                tree.tokens[path[-1]], seen[path[-1]], position, reported_token, self._known(emitted)
+            )
             emitted.append(token)
             children = [c for c, parent in enumerate(tree.parents) if parent == path[-1] and tree.tokens[c] == token]
             if not children or len(path) > steps:
@@ -296,8 +298,8 @@ class Oracle:
         drawable = rejection.drawable(rest, self.sampler.seed, position)
         if not drawable:
             return self._walked(tree, seen, steps, reported, drafts[:count])
-        said = reported[count] if count < len(reported) else None
-        return list(range(count + 1)), [*drafts[:count], said if said in drawable else drawable[0]]
+        reported_token = reported[count] if count < len(reported) else None
+        return list(range(count + 1)), [*drafts[:count], reported_token if reported_token in drawable else drawable[0]]
 
     def _scored_row(self, token: int, seen: int, position: int, path: Sequence[int]) -> list[float] | None:
         """The row whose softmax the log-probabilities are of; None where rounding decides."""

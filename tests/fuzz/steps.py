@@ -100,9 +100,9 @@ class Session(Checks):
         self.fail_at = None
         self.write(rows, result.outputs | {"seq_lens": torch.tensor(lengths)})
         host = result.to_host()
-        said = zip(prompts.values(), samplers, counts, host.bonus, strict=True)
+        admitted = zip(prompts.values(), samplers, counts, host.bonus, strict=True)
         grammars = [self.engine.grammars.get(row, FREE) for row in rows]
-        oracles = [self._oracle(*one, grammar) for one, grammar in zip(said, grammars, strict=True)]
+        oracles = [self._oracle(*params, grammar) for params, grammar in zip(admitted, grammars, strict=True)]
         expect(host.bonus == [oracle.text[-1] for oracle in oracles], f"first tokens {host.bonus}")
         for row, oracle, health in zip(rows, oracles, host.health, strict=True):
             self.requests.pop(row, None)
@@ -129,8 +129,8 @@ class Session(Checks):
             return [Sampler()] * len(rows), [{} for _ in rows]
         names = [name for name in vars(GREEDY) if f"sampling_{name}" in self.plan.carry]
         given = [sampling.legal(self.rng, names, self.plan.size("V")) for _ in rows]
-        given = [self.returning[row].sampler.said if row in self.returning else one
-                 for row, one in zip(rows, given, strict=True)]  # fmt: skip
+        given = [self.returning[row].sampler.said if row in self.returning else params
+                 for row, params in zip(rows, given, strict=True)]  # fmt: skip
         cuts = [self.rng.choice([len(prompt), self.rng.randint(0, len(prompt))]) for prompt in prompts.values()]
         texts = [(prompt[:cut], prompt[cut:]) for prompt, cut in zip(prompts.values(), cuts, strict=True)]
         self._at_any_shape().set_sampling(rows, given, texts)
@@ -138,10 +138,10 @@ class Session(Checks):
             self.engine.grammars |= {row: self.rng.choice([FREE, self.rng.randrange(1, 1 << 30)]) for row in rows}
             self.engine.grammars |= {row: oracle.grammar for row, oracle in self.returning.items()}
         self.fresh |= set(rows)
-        samplers = [self._sampler(row, one) for row, one in zip(rows, given, strict=True)]
-        seeded = [replace(one, seed=sampler.seed) for one, sampler in zip(given, samplers, strict=True)]
+        samplers = [self._sampler(row, params) for row, params in zip(rows, given, strict=True)]
+        seeded = [replace(params, seed=sampler.seed) for params, sampler in zip(given, samplers, strict=True)]
         self.say_again = partial(self.step.set_sampling, rows, seeded, texts)
-        return samplers, [sampling.counted(one, *text) for one, text in zip(given, texts, strict=True)]
+        return samplers, [sampling.counted(params, *text) for params, text in zip(given, texts, strict=True)]
 
     def _sampler(self, row: int, given: Sampling) -> Sampler:
         """What a row says of how its request is sampled: what was given, and if no seed was, one of its own."""

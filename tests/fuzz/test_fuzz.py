@@ -50,10 +50,10 @@ def test_an_attack_that_is_ended_says_what_it_counted() -> None:
         assert attack.stdout is not None
         assert re.match(r"caches [1-9]", attack.stdout.readline())
         attack.send_signal(signal.SIGTERM)
-        said = attack.stdout.read()
-    assert attack.returncode == 0, said
-    assert re.search(r"caches: [1-9]\d+ inputs", said)
-    assert f"seed {SEED}: no third outcome" in said
+        output = attack.stdout.read()
+    assert attack.returncode == 0, output
+    assert re.search(r"caches: [1-9]\d+ inputs", output)
+    assert f"seed {SEED}: no third outcome" in output
 
 
 def test_an_attack_goes_on_where_another_ended() -> None:

@@ -27,7 +27,7 @@ class RotatedVariant(Variant):
         self.padded, makes = bool(options.pop("padded", False)), bool(options.pop("makes", False))
         program = package.load(device)
         self.batch_type, self.plan = package.Batch, program.plan
-        table, brought = self.plan.table, dict[str, Tensor]()
+        table, tables = self.plan.table, dict[str, Tensor]()
         rows, page = self.plan.size("P"), self.plan.kv.page_size
         columns = -(-(LONGEST + self.plan.kv.window) // page)
         bound = scattered(rows, columns * (1 if table == BLOCKS else page))
@@ -36,7 +36,7 @@ class RotatedVariant(Variant):
         if table == BLOCKS:
             stale = torch.full((rows, SPARE), 1 << 30, dtype=torch.int32)
             bound = torch.cat((bound, stale), 1)
-            brought[COUNTS] = torch.full((rows,), columns, dtype=torch.int32, device=program.device)
+            tables[COUNTS] = torch.full((rows,), columns, dtype=torch.int32, device=program.device)
         self.table = bound.to(program.device)
         self.tables = {name: self.made(name) for name, field in self.plan.carry.items() if field.written_by}
         self.scores, self.left = Tensor(), torch.zeros(self.plan.buckets[-1], dtype=torch.int32, device=program.device)
@@ -51,7 +51,7 @@ class RotatedVariant(Variant):
             )
             vars(self.engine).update(make_logits=self.make_logits, make_hidden=self.make_hidden)
             vars(self.engine).update(committed=self.committed, proposed=self.proposed)
-        self.step = program.bind(self.engine, self.table, tables=brought, carry=self.tables, **options)
+        self.step = program.bind(self.engine, self.table, tables=tables, carry=self.tables, **options)
 
     @property
     def given(self) -> dict[str, str]:

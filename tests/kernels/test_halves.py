@@ -78,8 +78,8 @@ def test_halves_are_the_nearest(
     assert all((result[batch:] == torch.tensor(POISON).to(result.dtype)).all() for result in results[2:])
     high, low, worth = (result[:batch] for result in results)
     of_reference = OPS["head.halves"]((states,), {"dtype": element}, {})
-    for name, ours, expected in zip(("high", "low", "worth"), (high, low, worth), of_reference, strict=True):
-        assert_same(ours, expected, name)
+    for name, half, expected in zip(("high", "low", "worth"), (high, low, worth), of_reference, strict=True):
+        assert_same(half, expected, name)
 
     for row, first, second, unit in zip(
         states.double().view(-1, width),

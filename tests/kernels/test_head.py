@@ -185,7 +185,7 @@ def test_tiles_of_many_rows(launcher: Launcher, kind: str, batch: int, each: int
     results, _ = run(launcher, module_of("head.argmax_part", head, 4, each), head, rows)
     best = [argmax(logits) for logits in head.logits.view(-1, 530)]
     padding = (rows == 0).repeat_interleave(each).tolist()
-    wanted = [(0, False) if none else one for none, one in zip(padding, best, strict=True)]
+    wanted = [(0, False) if none else winner for none, winner in zip(padding, best, strict=True)]
     found = zip(results["index"].view(-1).tolist(), results["bad"].view(-1).tolist(), strict=True)
     assert [(index, bool(bad)) for index, bad in found] == wanted
 

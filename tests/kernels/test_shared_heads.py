@@ -88,13 +88,13 @@ def test_every_rank_has_the_bits_of_one(
     head, rows = random_head(source, shape, entries, width, kind), random_rows(source, batch, POOL)
     best = [argmax(logits) for logits in head.logits.view(-1, entries)]
     padding = (rows == 0).repeat_interleave(len(best) // batch).tolist()
-    wanted = [(0, False) if none else one for none, one in zip(padding, best, strict=True)]
+    wanted = [(0, False) if none else winner for none, winner in zip(padding, best, strict=True)]
     p, index, bad = OPS["vocab.topk"]((head.logits, rows), {"axis": "K"}, {"K": branches})
     ranked: Tensor | None = None
     for ranks in RANKS:
         largest = run(launcher, module_of("vocab.argmax", head, columns, ranks, branches), head, columns, rows)
         found = zip(largest["index"].view(-1).tolist(), largest["bad"].view(-1).tolist(), strict=True)
-        assert [(one, bool(odd)) for one, odd in found] == wanted
+        assert [(winner, bool(odd)) for winner, odd in found] == wanted
         top = run(launcher, module_of("vocab.topk", head, columns, ranks, branches), head, columns, rows)
         assert_same(top["index"], index, "index")
         assert_same(top["bad"], bad, "bad")

@@ -319,8 +319,8 @@ def test_kept_out_of_range_reads_nothing_else(launcher: Launcher, wild: int) -> 
         after = memory.moved(launcher.device, {})
         launch.run(launcher, after)
         results[content] = {name: value.cpu() for name, value in after.tensors.items() if name != "kept1"}
-    ours, clamped = results.values() if len(results) > 1 else [*results.values()] * 2
-    for name, value in ours.items():
+    plain, clamped = results.values() if len(results) > 1 else [*results.values()] * 2
+    for name, value in plain.items():
         assert_same(value, clamped[name], name)
 
 

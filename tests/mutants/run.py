@@ -143,20 +143,20 @@ class Tree:
             self._write(mutant.file, mutant.apply(source))
         except ValueError as error:
             return Verdict(mutant, "stale", str(error), 0)
-        status, said, failure = self.run(mutant.killed_by)
+        status, output, failure = self.run(mutant.killed_by)
         self._write(mutant.file, source)
-        return Verdict(mutant, *_judged(status, said, failure), time.monotonic() - start)
+        return Verdict(mutant, *_judged(status, output, failure), time.monotonic() - start)
 
 
-def _judged(status: int | None, said: str, failure: dict[str, Any] | None) -> tuple[str, str]:
+def _judged(status: int | None, output: str, failure: dict[str, Any] | None) -> tuple[str, str]:
     if status is None:
-        return "timeout", _tail(said)
+        return "timeout", _tail(output)
     if status == 0:
         return "survived", ""
     if status < 0:
-        return "crashed", f"by signal {-status}\n{_tail(said)}"
+        return "crashed", f"by signal {-status}\n{_tail(output)}"
     if status != 1 or failure is None or failure["broken"]:
-        return "broken", _tail(said)
+        return "broken", _tail(output)
     return "killed", f"{failure['test']} ({failure['error']})"
 
 
@@ -180,7 +180,7 @@ def check_tests(trees: Sequence[Tree], mutants: Iterable[Mutant], pool: ThreadPo
     files = sorted({test.split("::")[0] for test in tests})
     shares = [[test for test in tests if test.split("::")[0] in files[i :: len(trees)]] for i in range(len(trees))]
     runs = [pool.submit(tree.run, share, patience=20) for tree, share in zip(trees, shares, strict=True) if share]
-    failed = [said for status, said, _ in (run.result() for run in runs) if status != 0]
+    failed = [output for status, output, _ in (run.result() for run in runs) if status != 0]
     print(*failed, sep="\n", end="\n" if failed else "")
     return not failed
 

@@ -47,7 +47,7 @@ def test_killers_exist_and_understand_what_they_notice() -> None:
         assert name.split("[")[0] in functions(file), test
 
 
-@pytest.mark.parametrize(("text", "becomes", "said"), NONE)
-def test_what_is_no_mutant_is_stale(text: str, becomes: str, said: str) -> None:
-    with pytest.raises(ValueError, match=said):
+@pytest.mark.parametrize(("text", "becomes", "message"), NONE)
+def test_what_is_no_mutant_is_stale(text: str, becomes: str, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
         Mutant("file.py", text, becomes).apply("a = 1\nb = a * 2  # b\n")

@@ -32,8 +32,8 @@ def bind(plan: Plan, engine: RecordingEngine, todo: Script, tables: Mapping[str,
             sizes = [plan.size(axis) for axis in ("P", *carried.axes[1:])]
             wide = [*sizes[:-1], sizes[-1] + SPARE * (carried.axes[1:] == ("S",))]
             carry[name] = torch.full(wide, UNTOUCHED, dtype=DTYPES[carried.dtype])[..., : sizes[-1]].zero_()
-    brought = {**tables, **{name: given[name] for name in plan.tables() if name in given}}
-    return RotatedStep(plan, *place, given[plan.table], engine.kv, brought, carry=carry, poison=poison)
+    engine_tables = {**tables, **{name: given[name] for name in plan.tables() if name in given}}
+    return RotatedStep(plan, *place, given[plan.table], engine.kv, engine_tables, carry=carry, poison=poison)
 
 
 def run(step: Step, engine: RecordingEngine, batch: Batch, *, first: bool = False) -> dict[str, Tensor]:

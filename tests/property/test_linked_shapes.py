@@ -55,9 +55,9 @@ def end(buffer: Json) -> int:
     return buffer["offset"] + buffer["bytes"]
 
 
-def share(one: Json, other: Json) -> bool:
+def share(buffer: Json, other: Json) -> bool:
     """Whether two buffers have a byte in common."""
-    return one["offset"] < end(other) and other["offset"] < end(one)
+    return buffer["offset"] < end(other) and other["offset"] < end(buffer)
 
 
 def check_places(plans: list[Json]) -> None:
@@ -70,8 +70,8 @@ def check_places(plans: list[Json]) -> None:
     for name, found in kept.items():
         assert len({(b["offset"], b["dtype"], tuple(b["shape"][1:]), b["init"]) for b in found}) == 1, name
     largest = {name: max(found, key=end) for name, found in kept.items()}
-    for (one, first), (other, second) in combinations(largest.items(), 2):
-        assert not share(first, second), f"{one} and {other}"
+    for (name, first), (other, second) in combinations(largest.items(), 2):
+        assert not share(first, second), f"{name} and {other}"
     for plan in plans:
         for name, buffer in in_arena(plan).items():
             others = [other for other, place in largest.items() if other != name and share(buffer, place)]
@@ -80,9 +80,9 @@ def check_places(plans: list[Json]) -> None:
 
 def check_live(plan: Json) -> None:
     """Buffers of one plan that live together are apart."""
-    for one, other in combinations(in_arena(plan).values(), 2):
-        together = one["lifetime"][0] <= other["lifetime"][1] and other["lifetime"][0] <= one["lifetime"][1]
-        assert not (together and share(one, other)), f"{one['name']} and {other['name']}"
+    for buffer, other in combinations(in_arena(plan).values(), 2):
+        together = buffer["lifetime"][0] <= other["lifetime"][1] and other["lifetime"][0] <= buffer["lifetime"][1]
+        assert not (together and share(buffer, other)), f"{buffer['name']} and {other['name']}"
 
 
 def check_bytes(plans: list[Json]) -> None:
@@ -105,7 +105,7 @@ def check_carry(plans: list[Json]) -> None:
         ]
         assert plan["memory"]["relay"] == plans[0]["memory"]["relay"]
         for field in plan["carry"]:
-            pools = [in_arena(one)[f"relay.{field['name']}"] | {"axes": None} for one in (plan, plans[0])]
+            pools = [in_arena(of_shape)[f"relay.{field['name']}"] | {"axes": None} for of_shape in (plan, plans[0])]
             assert pools[0] == pools[1]
 
 
@@ -200,8 +200,8 @@ def test_programs_of_three_shapes_are_linked(algorithm: str, keys: Json) -> None
 
 
 def test_one_depth_is_as_it_is_without_a_list() -> None:
-    one, listed = (build_program(load(num_steps=steps)) for steps in (3, [3]))
-    assert one.plan == listed.plan
+    plain, listed = (build_program(load(num_steps=steps)) for steps in (3, [3]))
+    assert plain.plan == listed.plan
 
 
 def test_a_shape_carries_what_another_reads() -> None:

@@ -170,7 +170,7 @@ def check_handed_back(keys: dict[str, Any]) -> int:
         writes &= buffers.keys()
         written_at = [buffers[name] for name in writes]
         for name, at in memory.items():
-            if any(share(buffers[place], one) for place in at for one in written_at):
+            if any(share(buffers[place], written) for place in at for written in written_at):
                 spoilt.add(name)
         spoilt -= writes
         assert not spoilt & reads, f"{node['name']} reads what was overwritten"

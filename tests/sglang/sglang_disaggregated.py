@@ -40,20 +40,20 @@ def serve_apart(
     with_rooms = [{**request, "room": [port, number]} for number, request in enumerate(requests, 1)]
     at_once = [{key: value for key, value in request.items() if key not in WHEN} for request in with_rooms]
 
-    def run(side: str, given: Sequence[Mapping[str, Any]]) -> Served:
+    def run(role: str, given: Sequence[Mapping[str, Any]]) -> Served:
         arguments = {
             **engine,
-            "disaggregation_mode": side,
+            "disaggregation_mode": role,
             "disaggregation_transfer_backend": "mooncake",
             "disaggregation_bootstrap_port": port,
             **ON_A_CPU,
         }
-        wheel = (wheels or {}).get(side)
-        ahead = overlap and side == "decode"  # to send a cached prefix ahead SGLang waits for a GPU
+        wheel = (wheels or {}).get(role)
+        ahead = overlap and role == "decode"  # to send a cached prefix ahead SGLang waits for a GPU
         return serve(
-            arguments, given, folder / side, overlap=ahead, wheel=wheel, settings={**ONE_MACHINE, **(settings or {})}
+            arguments, given, folder / role, overlap=ahead, wheel=wheel, settings={**ONE_MACHINE, **(settings or {})}
         )
 
     with ThreadPoolExecutor(2) as pool:
         sides = {"prefill": pool.submit(run, "prefill", at_once), "decode": pool.submit(run, "decode", with_rooms)}
-        return {side: served.result() for side, served in sides.items()}
+        return {role: served.result() for role, served in sides.items()}

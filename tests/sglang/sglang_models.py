@@ -50,15 +50,15 @@ def write_head(folder: Path, target: PreTrainedModel) -> None:
     """
     of: Any = target.config
     width, heads = of.hidden_size, of.num_attention_heads
-    one, nothing = torch.eye(width), torch.zeros(width, width)
+    identity, nothing = torch.eye(width), torch.zeros(width, width)
     weights = {
         "fc.weight": torch.randn(width, len(READS) * width) * FAINT,
         "lm_head.weight": target.get_parameter("lm_head.weight").detach().clone(),
         "norm.weight": target.get_parameter("model.norm.weight").detach().clone(),
         **{f"midlayer.{name}.weight": torch.ones(width) for name in NORMS},
-        **{f"midlayer.self_attn.{name}_proj.weight": torch.cat((one * SHARP, nothing), 1) for name in "qk"},
-        "midlayer.self_attn.v_proj.weight": torch.cat((one, nothing), 1),
-        "midlayer.self_attn.o_proj.weight": one,
+        **{f"midlayer.self_attn.{name}_proj.weight": torch.cat((identity * SHARP, nothing), 1) for name in "qk"},
+        "midlayer.self_attn.v_proj.weight": torch.cat((identity, nothing), 1),
+        "midlayer.self_attn.o_proj.weight": identity,
         **{f"midlayer.mlp.{name}_proj.weight": nothing.clone() for name in ("gate", "up", "down")},
     }
     kept = ("rms_norm_eps", "max_position_embeddings", "vocab_size", "bos_token_id", "eos_token_id")

@@ -92,7 +92,7 @@ def test_texts_are_those_without_speculation(variant: Variant, apart: Mapping[Va
 @each_program
 def test_logprobs_are_those_without_speculation(variant: Variant, apart: Mapping[Variant, Future[Sides]]) -> None:
     """The first token's came with it."""
-    served, plain = (apart[one].result()["decode"] for one in (variant, PLAIN))
+    served, plain = (apart[name].result()["decode"] for name in (variant, PLAIN))
     asked_for = [number for number, request in enumerate(served.requests) if request.get("logprobs")]
     assert len(asked_for) > 5
     for number in asked_for:
@@ -106,7 +106,7 @@ def test_the_program_ran_the_steps_of_the_server_that_decodes(
     variant: Variant, apart: Mapping[Variant, Future[Sides]]
 ) -> None:
     """SGLang those with a request that it does not serve; on the other server none runs, though one must."""
-    decode, prefill = (apart[variant].result()[side] for side in ("decode", "prefill"))
+    decode, prefill = (apart[variant].result()[role] for role in ("decode", "prefill"))
     report = decode.state["specc"]
     assert (report["program"], report["proof"]) == ("specc_program_served", "passed")
     assert report["served"] > 300
@@ -124,16 +124,16 @@ def test_every_slot_and_row_of_both_is_free_or_cached_at_the_end(
     assert apart[variant].result()["decode"].state["specc_testing"]["overlap"] == variant.overlap
 
 
-@pytest.mark.parametrize(("variant", "theirs"), [(one, own(one)) for one in PROGRAMS], ids=map(str, PROGRAMS))
+@pytest.mark.parametrize(("variant", "stock"), [(each, own(each)) for each in PROGRAMS], ids=map(str, PROGRAMS))
 def test_every_request_takes_as_many_steps_as_with_sglangs_own(
-    variant: Variant, theirs: Variant, apart: Mapping[Variant, Future[Sides]]
+    variant: Variant, stock: Variant, apart: Mapping[Variant, Future[Sides]]
 ) -> None:
     """Of those who are not thrown out: who is comes back without the keys and values of its draft."""
-    program, alone = (apart[one].result()["decode"] for one in (variant, theirs))
+    program, alone = (apart[name].result()["decode"] for name in (variant, stock))
     compared = 0
     for (number, _, output), (_, _, expected) in zip(greedy(program), greedy(alone), strict=True):
         both = (output, expected)
-        if not any(one["num_retractions"] or one["finish_reason"]["type"] == "abort" for one in both):
+        if not any(meta["num_retractions"] or meta["finish_reason"]["type"] == "abort" for meta in both):
             assert output.get("spec_verify_ct") == expected.get("spec_verify_ct"), number
             compared += 1
     assert compared > REQUESTS / 2

@@ -177,7 +177,7 @@ def test_the_program_accepts_as_much_as_sglangs_own_step(
     """On the whole: what else is in a batch, and when, changes single steps."""
     other = running[own].result()
     pairs = zip(greedy(served), greedy(other), strict=True)
-    same = [mine["token_ids"] == theirs["token_ids"] for (_, _, mine), (_, _, theirs) in pairs]
+    same = [mine["token_ids"] == answer["token_ids"] for (_, _, mine), (_, _, answer) in pairs]
     assert sum(same) > len(same) / 2
     assert accept_length(served, other) == pytest.approx(accept_length(other, served), rel=0.02)
 

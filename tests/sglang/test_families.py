@@ -33,7 +33,7 @@ EXPERTS = Family(
         replace(SORTED_TREE, ranks=2, experts=True),
     ],
     write_experts,
-    lambda _: [one | {"experts": True} for one in without_aborts(workload(REQUESTS, seed=6))],
+    lambda _: [request | {"experts": True} for request in without_aborts(workload(REQUESTS, seed=6))],
     arguments={"enable_return_routed_experts": True},
     settings={"SPECC_TEST_PAD": "1"},
 )
@@ -205,7 +205,7 @@ def test_some_requests_are_aborted(family: Family, engine: Variant, engines: Run
 def test_the_program_accepts_as_much_as_sglangs_own_step(
     family: Family, engine: Variant, own: Variant, engines: Running
 ) -> None:
-    length, own_length = (accept_length(engines.of(one)) for one in (engine, own))
+    length, own_length = (accept_length(engines.of(name)) for name in (engine, own))
     assert length == pytest.approx(own_length, rel=0.03)
 
 

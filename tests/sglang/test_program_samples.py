@@ -194,9 +194,9 @@ def test_a_program_s_distribution_is_that_without_speculation(models: Path, tmp_
     requests = [*short(seeds=True), *short(BIAS, seeds=True)]
     with side_by_side(2) as pool:
         limit = {"limit_s": 300 + TEXTS}
-        ours = pool.submit(serve, engine, requests, tmp_path / "program", overlap=True, wheel=wheel, **limit)
+        speculating = pool.submit(serve, engine, requests, tmp_path / "program", overlap=True, wheel=wheel, **limit)
         without = pool.submit(serve, PLAIN.engine(models) | CROWD, short(seeds=False), tmp_path / "plain", **limit)
-        served, plain = ours.result(), without.result()
+        served, plain = speculating.result(), without.result()
     assert served.state["specc"]["left"] == {}
     fair, biased, expected = texts(served)[:3], texts(served)[3:], texts(plain)
     assert surprise(*zip(fair, expected, strict=True)) > 1e-3

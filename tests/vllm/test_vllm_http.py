@@ -127,8 +127,8 @@ def test_a_crowd_has_the_texts_of_the_target_and_leaves_nothing_behind(server: S
     stayed = sum(answer.tokens for answer in answers)
     assert stayed < server.metric("vllm:generation_tokens_total") < stayed + LEAVING * TO_LEAVE / 2
     assert server.metric("specc:program_active", program=PROGRAM) == 1
-    ours, left, prefills = steps(server)
-    assert ours > 0 and left == prefills
+    served, left, prefills = steps(server)
+    assert served > 0 and left == prefills
 
 
 def test_a_client_alone_is_the_program_s(server: Server) -> None:
@@ -136,9 +136,9 @@ def test_a_client_alone_is_the_program_s(server: Server) -> None:
     before = steps(server)
     text = ask(server, PROMPTS[0], LONGEST)
     wait(server)
-    ours, left, _ = (now - then for now, then in zip(steps(server), before, strict=True))
+    served, left, _ = (now - then for now, then in zip(steps(server), before, strict=True))
     assert text == expected(PROMPTS[0], LONGEST)
-    assert ours >= (LONGEST - 1) / (NUM_STEPS + 1) and left <= 1
+    assert served >= (LONGEST - 1) / (NUM_STEPS + 1) and left <= 1
 
 
 def test_the_benchmark_of_two_servers_that_are_one(server: Server, tmp_path: Path) -> None:

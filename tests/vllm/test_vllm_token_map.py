@@ -27,7 +27,7 @@ OF_TARGET = Variant("eagle", "eagle", ahead=True, program=True, head="int8", tok
 """Its head is the target's."""
 variants = pytest.mark.parametrize(
     "variant",
-    [MAPPED, OF_TARGET, *(replace(one, ranks=2) for one in (MAPPED, OF_TARGET) if not ON_GPU)],
+    [MAPPED, OF_TARGET, *(replace(variant, ranks=2) for variant in (MAPPED, OF_TARGET) if not ON_GPU)],
     ids=str,
 )
 compared = pytest.mark.parametrize("variant", [MAPPED, *[replace(MAPPED, ranks=2)] * (not ON_GPU)], ids=str)
@@ -41,7 +41,9 @@ def engines(
     tokenizer, folder = AutoTokenizer.from_pretrained(EXAMPLES / "target"), tmp_path_factory.mktemp("maps")
     prompts = [tokenizer(first + last).input_ids for first, last in zip(PREAMBLES * 2, TAILS, strict=False)]
     requests = [greedy(prompt, TOKENS) for prompt in prompts]
-    requests = [one | ({"after": [number - 1, TOKENS]} if number else {}) for number, one in enumerate(requests)]
+    requests = [
+        request | ({"after": [number - 1, TOKENS]} if number else {}) for number, request in enumerate(requests)
+    ]
 
     def run(variant: Variant) -> Served:
         where = folder / str(variant)
@@ -51,7 +53,9 @@ def engines(
     wanted: list[Variant] = [*asked(request.session, "variant")]
     with side_by_side(1) as pool:
         yield started(
-            pool, [PLAIN, *dict.fromkeys(wanted), *(own(one) for one in wanted if one.draft == "eagle3")], run
+            pool,
+            [PLAIN, *dict.fromkeys(wanted), *(own(request) for request in wanted if request.draft == "eagle3")],
+            run,
         )
 
 

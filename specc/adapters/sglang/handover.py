@@ -66,7 +66,7 @@ def came(steps: Steps, batch: Any, last_tokens: Tensor) -> EagleDraftInput:
         numbers.append(given[0][:topk].long())
         chances.append(given[1][:topk].float())
         states.append(given[2].to(pools[HIDDEN].dtype))
-    index, p, hidden = (torch.stack(one).to(device, non_blocking=True) for one in (numbers, chances, states))
+    index, p, hidden = (torch.stack(rows).to(device, non_blocking=True) for rows in (numbers, chances, states))
     return EagleDraftInput(
         bonus_tokens=last_tokens, topk_p=p, topk_index=steps.numbers.tokens(index), hidden_states=hidden
     )

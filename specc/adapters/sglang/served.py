@@ -173,27 +173,27 @@ def refusals(server: Server) -> Iterator[Refusal]:
             yield Refusal(name, about if value is True else f"{about} ({name} {value})")
     if server.head_rows and server.ranks > 1:
         yield Refusal("head_rows", "a token map that names rows of a head of which each rank has a part")
-    for side, model in (("target", server.target), ("draft", server.draft)):
+    for owner, model in (("target", server.target), ("draft", server.draft)):
         if model is not None:
-            yield from _of_model(side, model, server.topk)
+            yield from _of_model(owner, model, server.topk)
     yield from _of_attention(server)
 
 
-def _of_model(side: str, model: ServedModel, topk: int) -> Iterator[Refusal]:
+def _of_model(owner: str, model: ServedModel, topk: int) -> Iterator[Refusal]:
     """Name what of a model is not served. A window, a chunk or a state explains the cache that SGLang keeps for it."""
     if model.recurrent:
-        yield Refusal(side, f"recurrent state of the {side}")
+        yield Refusal(owner, f"recurrent state of the {owner}")
     if model.chunk:
-        yield Refusal(side, f"chunks of attention of the {side}")
+        yield Refusal(owner, f"chunks of attention of the {owner}")
     elif model.cache not in CACHES:
         if model.window:
-            yield Refusal(side, f"a KV pool of another kind for sliding windows of the {side}")
+            yield Refusal(owner, f"a KV pool of another kind for sliding windows of the {owner}")
         elif not model.recurrent:
-            yield Refusal(side, f"the KV cache of the {side}, {model.cache},")
+            yield Refusal(owner, f"the KV cache of the {owner}, {model.cache},")
     elif model.window and topk > 1:
-        yield Refusal("topk", f"a tree over sliding windows of the {side}")
+        yield Refusal("topk", f"a tree over sliding windows of the {owner}")
     elif model.cache != "mha" and topk > 1:
-        yield Refusal("topk", f"a tree over the latent KV cache of the {side} ({model.cache})")
+        yield Refusal("topk", f"a tree over the latent KV cache of the {owner} ({model.cache})")
 
 
 def _of_attention(server: Server) -> Iterator[Refusal]:

@@ -95,9 +95,9 @@ class ProgramSteps(_Worker):
         group = get_parallel().tp_group
         package, program = tried(lambda: _loaded(self.programs, self), ENGINE) or (None, None)
         of_rank = {"the program": package and f"{package.__name__} {package.__version__}"}
-        told = {name: os.environ.get(name) for name in (SHAPE, TIMES)}
-        told |= {"SPECC_CAPTURE": capturing(self), "SPECC_FALLBACK": refuses(), PROOF: proving()}
-        agree(group, of_rank | told)
+        variables = {name: os.environ.get(name) for name in (SHAPE, TIMES)}
+        variables |= {"SPECC_CAPTURE": capturing(self), "SPECC_FALLBACK": refuses(), PROOF: proving()}
+        agree(group, of_rank | variables)
         if package is None:
             return
         self.steps = tried(lambda: Steps(package, program, self), ENGINE, must=group.world_size > 1)

@@ -97,7 +97,9 @@ class Plugin:
         except DiagnosticError as error:
             diagnostics = [replace(diagnostic, location=diagnostic.location or at) for diagnostic in error.diagnostics]
             raise DiagnosticError(diagnostics, error.sources, error.paths) from error
-        problems = [(one.message, one.notes) for one in check_module(scope.module) or check_linear(scope.module)]
+        problems = [
+            (problem.message, problem.notes) for problem in check_module(scope.module) or check_linear(scope.module)
+        ]
         if missing := [name for name in _OUTPUTS if name not in scope.module.outputs]:
             message = f"it hands out no {', '.join(missing)}; finish_prefill() and verify() hand out all but health"
             problems.append((message, ()))

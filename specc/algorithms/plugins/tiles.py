@@ -95,7 +95,7 @@ def _check_function(op: OpDef, node: ast.FunctionDef, wrong: Callable[[ast.AST, 
         raise wrong(node, f"{node.name}, the tile of {op.name}, is no function of Triton: write @triton.jit above it")
     if arguments.posonlyargs or arguments.kwonlyargs or arguments.vararg or arguments.kwarg:
         raise wrong(node, f"{node.name}, the tile of {op.name}, has parameters with *, ** or /")
-    function = Function(node.name, node.name, tuple(arg.arg for arg in arguments.args), brought=True)
+    function = Function(node.name, node.name, tuple(arg.arg for arg in arguments.args), of_plugin=True)
     if changes_logits(function) and any(slot.name == "logits" for slot in op.operands):
         meant, (first, *rest) = _of_prologue(op), op.results
         logits = next(slot for slot in op.operands if slot.name == "logits")

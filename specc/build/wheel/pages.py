@@ -35,7 +35,7 @@ def package_page(package: str, plans: Mapping[str, Plan]) -> dict[str, Any]:
     fields = {
         "package": package,
         "summary": f"{plan.name}: {plan.summary}",
-        "shapes": [str(shape) for shape in sorted(one.shape for one in plans.values())],
+        "shapes": [str(shape) for shape in sorted(shape_plan.shape for shape_plan in plans.values())],
         "bound": ", ".join(
             ["callbacks", plan.table]
             + ["kv_pools"] * bool(wanted(plan)["moved"])
@@ -44,7 +44,7 @@ def package_page(package: str, plans: Mapping[str, Plan]) -> dict[str, Any]:
         "holds": plan.table,
         "held": "the KV slot of every position" if plan.table == TABLE else "the blocks of KV slots",
         "table": spelled(plan, plan.inputs[plan.table]),
-        "table_types": [f"`{name}` {spelled(plan, one)}" for name, one in plan.tables().items()],
+        "table_types": [f"`{name}` {spelled(plan, table)}" for name, table in plan.tables().items()],
         "forwards": list(dict.fromkeys([*_forwards(plan, "prefill"), *_forwards(plan, "step")])),
         "given": list(_given(plan)),
         "calls": "`prefill`, `commit` and `propose`" if plan.rotated else "`prefill` and `decode`",

@@ -250,7 +250,7 @@ def _manifest(
         specc=plan.specc,
         triton=triton,
         plan_format=FORMAT,
-        plans={str(one.shape): path for path, one in plans.items()},
+        plans={str(plan.shape): path for path, plan in plans.items()},
         torch=torch_minimum,
         archs=tuple(sorted({artifact.arch for artifact in artifacts})),
         artifacts=tuple(ordered),
@@ -267,7 +267,7 @@ def _rendered(name: str, **fields: Any) -> str:
 
 
 def _metadata(
-    names: Names, version: str, summary: str, archs: Sequence[str], requires: Sequence[str], said: Mapping[str, Any]
+    names: Names, version: str, summary: str, archs: Sequence[str], requires: Sequence[str], sections: Mapping[str, Any]
 ) -> bytes:
     fields = {
         "distribution": names.distribution,
@@ -293,7 +293,7 @@ def _metadata(
         if "\n" in value or "\r" in value:
             raise ValueError(f"{header} of a wheel must be one line: {value!r}")
         message[header] = value
-    body = _rendered("README.md.jinja", summary=summary, archs=archs, **said, **fields)
+    body = _rendered("README.md.jinja", summary=summary, archs=archs, **sections, **fields)
     content = _headers(message) + body.encode()
     Metadata.from_email(content, validate=True)
     return content

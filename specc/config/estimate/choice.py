@@ -129,7 +129,7 @@ def _why(shape: Shape, wins: Sequence[int], chosen: Sequence[Shape], speeds: Spe
         near = _shortfall(speeds, chosen) <= GAIN
         where = f"best at every batch or within {GAIN:.0%} of it" if near else "the best single one for all batches"
         return f"{words_of(shape)}, {where}: {figures}"
-    other = max(others, key=lambda one: speeds[one][at])
+    other = max(others, key=lambda shape: speeds[shape][at])
     times = speeds[shape][at] / speeds[other][at]
     where = ranged(wins, tuple(speeds[shape]))
     return f"{words_of(shape)}, best at {where}: {figures}, {times:.2f} times the tokens a ms of {other}"

@@ -90,12 +90,12 @@ def propose_shapes(pair: Pair, chosen: Drafting, asked: Workload) -> Proposal:
         message = f"none of the shapes {', '.join(map(str, asked.shapes))} drafts"
         raise DiagnosticError(Diagnostic("init/no-estimate", message, hint="add one such as 3"))
     times = _step_time(pair, chosen, speed)
-    found = choose(shapes, asked.buckets, Estimate(times.ms, asked.rate), 1 if least else MOST_SHAPES)
+    chosen_shapes = choose(shapes, asked.buckets, Estimate(times.ms, asked.rate), 1 if least else MOST_SHAPES)
     read = f"{speed.bandwidth:g} TB/s and {speed.products:g} Tflop/s of one {name.upper()}"
     basis = f"{read}, texts of {CONTEXT} tokens, drafts right at {asked.rate:g}"
-    if any(each.shape.is_tree and each.shape.num_nodes > PUBLISHED_NODES for each in found):
+    if any(each.shape.is_tree and each.shape.num_nodes > PUBLISHED_NODES for each in chosen_shapes):
         basis += f"; what trees of more than {PUBLISHED_NODES} nodes commit is extrapolated"
-    return Proposal(tuple(found), basis)
+    return Proposal(tuple(chosen_shapes), basis)
 
 
 def _step_time(pair: Pair, chosen: Drafting, speed: Speed) -> StepTime:

@@ -94,7 +94,9 @@ def weights_of(model: Described, *, module: bool = False, reads: int = 0, inside
     quantised = model.said.facts.get("quant_method")
     bits = BITS.get(str(quantised.value), 8 * of_dtype) if quantised is not None else 8 * of_dtype
     kept = model.said.facts.get("kv_dtype")
-    one = _size(model, "num_kv_heads") * _size(model, "head_dim") * KV_BYTES.get(str(kept.value) if kept else "", 2)
+    row_bytes = (
+        _size(model, "num_kv_heads") * _size(model, "head_dim") * KV_BYTES.get(str(kept.value) if kept else "", 2)
+    )
     return Weights(
         dense=layers * attention + plain * usual + (layers - plain) * shared + reads * hidden,
         head=hidden * vocabulary,
@@ -104,7 +106,7 @@ def weights_of(model: Described, *, module: bool = False, reads: int = 0, inside
         bytes=bits / 8,
         layers=layers,
         attended=layers * queries,
-        kv_bytes=one * (1 if _latent(model) else 2) * (1 if module else _size(model, "num_layers")),
+        kv_bytes=row_bytes * (1 if _latent(model) else 2) * (1 if module else _size(model, "num_layers")),
     )
 
 

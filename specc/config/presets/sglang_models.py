@@ -48,7 +48,7 @@ def architecture_of(values: Mapping[str, Value]) -> str:
 
 def unserved(asked: EngineNeeds) -> Iterator[tuple[tuple[str, ...], str]]:
     """Return what of a configuration no server of SGLang's has a program run: the path of its key, and it in words."""
-    target, draft = (_of(asked.models.get(side), asked.layouts.get(side)) for side in ("target", "draft"))
+    target, draft = (_of(asked.models.get(role), asked.layouts.get(role)) for role in ("target", "draft"))
     server = Server(target, draft, topk=asked.topk, ranks=asked.ranks, head_rows=asked.head_rows)
     paths = {"topk": ("topk",), "head_rows": ("draft", "token_map")}
     for refusal in refusals(server):

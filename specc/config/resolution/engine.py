@@ -11,7 +11,7 @@ from specc.config.archs import NATIVE
 from specc.config.models import Fact, ModelFacts
 from specc.config.presets import PRESETS, Preset
 from specc.config.presets.preset import EngineNeeds, Value
-from specc.config.resolution.sides import Side
+from specc.config.resolution.roles import Role
 from specc.config.rules.checked import Checked
 from specc.config.rules.needs import Needs
 from specc.config.rules.shapes import sound_shapes, trees, written_shapes
@@ -23,7 +23,7 @@ _OWN_HEADS = re.compile(r"\w+Heads?")
 """What the reference engine's own heads are called, see `specc.engine.models`, and no class that an engine serves."""
 
 
-def for_engine(checked: Checked, algorithm: str | None, facts: Mapping[Side, ModelFacts | None]) -> Checked:
+def for_engine(checked: Checked, algorithm: str | None, facts: Mapping[Role, ModelFacts | None]) -> Checked:
     """Return the file as its engine runs it, after reporting what the engine does not do; without one as it is.
 
     ``algorithm`` is the canonical name, None where it is unknown; ``facts`` are what the model directories say.
@@ -45,7 +45,7 @@ def for_engine(checked: Checked, algorithm: str | None, facts: Mapping[Side, Mod
     return replace(checked, file=_with_mask(checked, preset, file, facts.get("target")))
 
 
-def in_engine(checked: Checked, facts: Mapping[Side, ModelFacts | None], needs: Needs) -> dict[Side, ModelFacts | None]:
+def in_engine(checked: Checked, facts: Mapping[Role, ModelFacts | None], needs: Needs) -> dict[Role, ModelFacts | None]:
     """Return what the models' directories say, as their engine runs the models.
 
     A model of float32 runs in the 16 bits that are written. A head has its target's element type, and scores all tokens
@@ -104,15 +104,15 @@ def _unsupported(checked: Checked, preset: Preset, algorithm: str | None) -> Non
 
 
 def _of_models(
-    checked: Checked, preset: Preset, algorithm: str | None, facts: Mapping[Side, ModelFacts | None]
+    checked: Checked, preset: Preset, algorithm: str | None, facts: Mapping[Role, ModelFacts | None]
 ) -> None:
     """Report what of the models the engine's adapter does not serve."""
     file = checked.file
     blocks = {"target": file.target, "draft": file.draft}
     mapped = file.draft is not None and file.draft.token_map is not None
     asked = EngineNeeds(
-        models={side: model.values for side, model in facts.items() if model is not None},
-        layouts={side: block.kv_layout for side, block in blocks.items() if block is not None and block.kv_layout},
+        models={role: model.values for role, model in facts.items() if model is not None},
+        layouts={role: block.kv_layout for role, block in blocks.items() if block is not None and block.kv_layout},
         topk=max(shape.topk for shape in written_shapes(file)),
         ranks=file.tensor_parallel,
         head_rows=mapped and algorithm in preset.heads_of_target,
@@ -199,7 +199,7 @@ def _fixed_options(checked: Checked, preset: Preset, algorithm: str) -> dict[str
 
 
 def _whole_text(
-    checked: Checked, preset: Preset, algorithm: str, facts: Mapping[Side, ModelFacts | None]
+    checked: Checked, preset: Preset, algorithm: str, facts: Mapping[Role, ModelFacts | None]
 ) -> dict[str, object]:
     """Return the option that is as long as a text may be, after reporting that nothing says how long."""
     key, target = preset.whole_text.get(algorithm), facts.get("target")

@@ -13,8 +13,8 @@ from specc.config.block import Block
 from specc.config.models import ModelFacts
 from specc.config.resolution.engine import for_engine, in_engine
 from specc.config.resolution.reduced import check_map
+from specc.config.resolution.roles import facts_of, settle
 from specc.config.resolution.sharded import check_shards, with_heads, with_shards
-from specc.config.resolution.sides import facts_of, settle
 from specc.config.resolution.step_form import check_step
 from specc.config.resolution.tuning import read_tuning
 from specc.config.resolved import Config, ModelConfig
@@ -77,7 +77,7 @@ def resolve(
         options=options,
         tuning=tuning,
     )
-    return Resolved(config, {side: model for side, model in facts.items() if model is not None})
+    return Resolved(config, {role: model for role, model in facts.items() if model is not None})
 
 
 def _algorithm(checked: Checked, algorithms: Sequence[str]) -> str | None:
@@ -135,7 +135,7 @@ def _with_aux_layers(checked: Checked, target: ModelConfig | None, draft: ModelC
         return None
     if not written and trained:
         where = at.value("draft", "model")
-    ascending = all(one < other for one, other in pairwise(layers))
+    ascending = all(layer < other for layer, other in pairwise(layers))
     if not ascending or not 1 <= layers[0] <= layers[-1] <= target.depth:
         listed = ", ".join(map(str, layers))
         message = (

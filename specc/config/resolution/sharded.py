@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from specc.config.presets import PRESETS
-from specc.config.resolution.sides import Side
+from specc.config.resolution.roles import Role
 from specc.config.resolved import ModelConfig
 from specc.config.rules.checked import Checked, refuse
 from specc.config.schema import ConfigFile
@@ -25,15 +25,15 @@ def check_shards(checked: Checked) -> None:
     refuse(checked, file.best_logprobs > 0, f"best_logprobs {what}", ("best_logprobs",), GATHERED)
 
 
-def with_shards(checked: Checked, side: Side, model: ModelConfig | None) -> ModelConfig | None:
+def with_shards(checked: Checked, role: Role, model: ModelConfig | None) -> ModelConfig | None:
     """Return a model with the columns of all its shards, None after reporting that they cannot be shared out."""
-    block = checked.file.target if side == "target" else checked.file.draft
+    block = checked.file.target if role == "target" else checked.file.draft
     if model is None or block is None:
         return model
-    written, at = block.padded_vocab_size, checked.places.value(side, "padded_vocab_size")
-    head = side == "draft" and checked.file.computes_head
+    written, at = block.padded_vocab_size, checked.places.value(role, "padded_vocab_size")
+    head = role == "draft" and checked.file.computes_head
     if checked.file.logits != "sharded" and not (head and checked.file.tensor_parallel > 1):
-        if side == "target" and checked.file.step == "rotated":
+        if role == "target" and checked.file.step == "rotated":
             return _with_rows(checked, model, written)
         if written is not None and checked.sound("logits"):
             message = "padded_vocab_size says how shards of logits are padded, and every rank has whole rows"
@@ -45,7 +45,7 @@ def with_shards(checked: Checked, side: Side, model: ModelConfig | None) -> Mode
     size = written or (_of_head(model.vocab_size) if head else _of_forwards(checked.file, model.vocab_size))
     least = -(-model.vocab_size // ranks) * ranks
     if size % ranks or size < model.vocab_size:
-        place = at if written else checked.places.value(side, "vocab_size" if block.vocab_size else "model")
+        place = at if written else checked.places.value(role, "vocab_size" if block.vocab_size else "model")
         message = f"{size} columns cannot be shared out: {model.vocab_size} tokens on {ranks} ranks"
         notes = [Note(f"tensor_parallel is {ranks}", checked.places.value("tensor_parallel"))]
         hint = f"write padded_vocab_size: a multiple of {ranks}, from {least} on"
@@ -80,7 +80,7 @@ def _with_rows(checked: Checked, target: ModelConfig, written: int | None) -> Mo
     return target if size == tokens else replace(target, padded_vocab_size=size)
 
 
-def with_heads(checked: Checked, side: Side, model: ModelConfig | None) -> ModelConfig | None:
+def with_heads(checked: Checked, role: Role, model: ModelConfig | None) -> ModelConfig | None:
     """Return a model as an engine's ranks keep its keys and values, None after reporting that they cannot.
 
     A rank has its share of the heads; where there are fewer heads than ranks, one that others have too. Every
@@ -91,11 +91,11 @@ def with_heads(checked: Checked, side: Side, model: ModelConfig | None) -> Model
         return model
     ranks, heads = file.tensor_parallel, model.num_kv_heads
     if max(heads, ranks) % min(heads, ranks):
-        block = file.target if side == "target" else file.draft
+        block = file.target if role == "target" else file.draft
         key = "num_kv_heads" if block is not None and block.num_kv_heads else "model"
         message = f"{heads} heads of keys and values cannot be shared out over {ranks} ranks"
         notes = [Note(f"tensor_parallel is {ranks}", checked.places.value("tensor_parallel"))]
         hint = "heads are a multiple of the ranks, or ranks of the heads"
-        checked.findings.error("legal/shards", message, checked.places.value(side, key), hint=hint, notes=notes)
+        checked.findings.error("legal/shards", message, checked.places.value(role, key), hint=hint, notes=notes)
         return None
     return replace(model, kv_ranks=ranks)

@@ -103,8 +103,8 @@ def _validated(places: Locations, findings: Diagnostics) -> TuningFile | None:
 
 def _tuning(block: TuningFile, places: Locations, text: str, path: str) -> Tuning:
     choices = tuple(
-        LaunchChoice(**one.model_dump(), location=places.value("launches", i, "launch"))
-        for i, one in enumerate(block.launches)
+        LaunchChoice(**choice.model_dump(), location=places.value("launches", i, "launch"))
+        for i, choice in enumerate(block.launches)
     )
     return Tuning(block.arch, block.gpu, block.specc, block.triton, choices, text, places.file, path)
 
@@ -121,18 +121,18 @@ def _check(checked: Checked, needs: Needs, tuning: Tuning, places: Locations, fi
     sound = sound_shapes(checked) and checked.sound("buckets")
     buckets = {str(shape): sizes for shape, sizes in settled_shapes(file, needs).items()} if sound else {}
     known = list(buckets)
-    for i, one in enumerate(tuning.choices):
-        shapes = known if one.shape is None else [one.shape]
-        if one.shape is not None and known and one.shape not in known:
-            message = f"the program has no shape {one.shape}; there is {', '.join(known)}"
+    for i, choice in enumerate(tuning.choices):
+        shapes = known if choice.shape is None else [choice.shape]
+        if choice.shape is not None and known and choice.shape not in known:
+            message = f"the program has no shape {choice.shape}; there is {', '.join(known)}"
             findings.error("tuning/no-launch", message, places.value("launches", i, "shape"))
-        twice = [shape for shape in shapes if (one.launch, shape) in seen]
+        twice = [shape for shape in shapes if (choice.launch, shape) in seen]
         if twice:
-            message = f"{one.launch} has an entry already"
-            findings.error("tuning/no-launch", message, one.location, hint="write one entry for a launch")
-        seen |= {(one.launch, shape) for shape in shapes}
+            message = f"{choice.launch} has an entry already"
+            findings.error("tuning/no-launch", message, choice.location, hint="write one entry for a launch")
+        seen |= {(choice.launch, shape) for shape in shapes}
         there = sorted({bucket for shape in shapes for bucket in buckets.get(shape, ())})
-        for bucket in one.split:
+        for bucket in choice.split:
             if there and bucket not in there:
                 listed = ", ".join(map(str, there))
                 message = f"the program has no bucket of {bucket}; there are {listed}"

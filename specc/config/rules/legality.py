@@ -189,12 +189,12 @@ def _logprobs(checked: Checked) -> None:
 def _one_sided(checked: Checked) -> None:
     """Report keys that say something about one of the models and stand at the other."""
     places = checked.places
-    sides = {"aux_layers": "target", "target_hidden_size": "draft", "num_aux_layers": "draft"}
-    sides |= {"token_map": "draft", "head": "draft"}
-    for key, side in sides.items():
-        other = "draft" if side == "target" else "target"
+    roles = {"aux_layers": "target", "target_hidden_size": "draft", "num_aux_layers": "draft"}
+    roles |= {"token_map": "draft", "head": "draft"}
+    for key, role in roles.items():
+        other = "draft" if role == "target" else "target"
         if places.written(other, key) and not places.broken(other, key):
-            hint = f"'{key}' belongs inside {side}:"
+            hint = f"'{key}' belongs inside {role}:"
             checked.findings.error(
                 "config/unknown-key", f"'{key}' says nothing about the {other}", places.key(other, key), hint=hint
             )
@@ -234,9 +234,9 @@ def _head(checked: Checked) -> None:
 
 def check_models(checked: Checked, target: ModelConfig | None, draft: ModelConfig | None) -> None:
     """Apply the rules about the two models; a model that could not be settled is None."""
-    for side, model in (("target", target), ("draft", draft)):
+    for role, model in (("target", target), ("draft", draft)):
         if model is not None:
-            _key_value_row(checked, side, model)
+            _key_value_row(checked, role, model)
     if target is not None:
         _target_outputs(checked, target)
         if checked.file.best_logprobs > target.vocab_size and checked.sound("best_logprobs"):
@@ -258,18 +258,18 @@ def _target_outputs(checked: Checked, target: ModelConfig) -> None:
             checked.findings.error("config/missing-key", message, at, hint=f"add '{key}:' inside target:")
 
 
-def _settled_at(checked: Checked, side: str, key: str) -> Location:
+def _settled_at(checked: Checked, role: str, key: str) -> Location:
     """Return where a model's value was settled: written out, or read from its `model:`."""
-    return checked.places.value(side, key if checked.places.written(side, key) else "model")
+    return checked.places.value(role, key if checked.places.written(role, key) else "model")
 
 
-def _key_value_row(checked: Checked, side: str, model: ModelConfig) -> None:
+def _key_value_row(checked: Checked, role: str, model: ModelConfig) -> None:
     """Check that a KV row has a sane length and a latent layout one head."""
     if model.kv_layout == "mla" and model.num_kv_heads != 1:
         message = f"mla keeps one latent row per token, so num_kv_heads is 1, and not {model.num_kv_heads}"
         hint = "write num_kv_heads: 1, and head_dim: the length of the latent row"
-        checked.findings.error("config/out-of-range", message, _settled_at(checked, side, "num_kv_heads"), hint=hint)
+        checked.findings.error("config/out-of-range", message, _settled_at(checked, role, "num_kv_heads"), hint=hint)
     row = model.num_kv_heads * model.head_dim
     if row > MAX_KV_ROW:
         message = f"num_kv_heads * head_dim is {row}, and at most {MAX_KV_ROW} elements are supported"
-        checked.findings.error("config/out-of-range", message, _settled_at(checked, side, "head_dim"))
+        checked.findings.error("config/out-of-range", message, _settled_at(checked, role, "head_dim"))

@@ -97,8 +97,8 @@ def settled_shapes(file: ConfigFile, needs: Needs) -> dict[Shape, tuple[int, ...
 def path_of(file: ConfigFile, shape: Shape) -> Path:
     """The path of the block in which a shape is written; empty where that is the configuration itself."""
     written = written_shapes(file)
-    alike = [one for one in written if one.num_steps == shape.num_steps and one.topk in (shape.topk, 1)]
-    exact = [one for one in alike if one.topk == shape.topk and one.nodes in (shape.num_nodes, None)]
+    alike = [entry for entry in written if entry.num_steps == shape.num_steps and entry.topk in (shape.topk, 1)]
+    exact = [entry for entry in alike if entry.topk == shape.topk and entry.nodes in (shape.num_nodes, None)]
     return (exact or alike or list(written))[0].path
 
 

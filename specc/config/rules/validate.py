@@ -122,7 +122,7 @@ def _report(
     if kind == "extra_forbidden":
         hint, meant = _key_hint(path, known)
         findings.error("config/unknown-key", f"unknown key {_quote(path[-1])}", places.key(*path), hint=hint)
-        places.tree.broken |= {one for one in meant if not places.written(*one)}
+        places.tree.broken |= {key for key in meant if not places.written(*key)}
     elif kind in ("model_type", "model_attributes_type", "dict_type"):
         message = f"{spell(path)} is a block of keys, and this is {say(value)}"
         hint = "write its keys on lines of their own, indented"

@@ -89,7 +89,7 @@ class Started:
             named = {role: str(fact.value) for role, fact in self.attention.items() if fact.origin == origin}
             same = len(named) == len(ROLES) and len(set(named.values())) == 1
             words = (
-                "".join(set(named.values())) if same else ", ".join(f"{one} of {role}" for role, one in named.items())
+                "".join(set(named.values())) if same else ", ".join(f"{word} of {role}" for role, word in named.items())
             )
             yield "attention", f"{words}: {origin}"
         yield "page_size", f"{self.page_size.value}: {self.page_size.origin}"

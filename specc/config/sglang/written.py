@@ -133,17 +133,17 @@ def _returned(arguments: Arguments, wanted: Wanted) -> dict[str, str]:
     return {output: name for name, output in RETURNED.items() if name in arguments.values}
 
 
-def _model(arguments: Arguments, server: Started, side: str, logits: str) -> list[str]:
+def _model(arguments: Arguments, server: Started, role: str, logits: str) -> list[str]:
     """Return the lines of one model."""
-    directory, facts = server.models[side]
-    origin = "--model-path" if side == "target" else server.draft_origin
-    lines = [f"{side}:", f"  model: {quoted(named(directory))} # {origin}"]
-    lines += _token_map(arguments, server) if side == "draft" else []
+    directory, facts = server.models[role]
+    origin = "--model-path" if role == "target" else server.draft_origin
+    lines = [f"{role}:", f"  model: {quoted(named(directory))} # {origin}"]
+    lines += _token_map(arguments, server) if role == "draft" else []
     lines += _columns(arguments, facts) if logits == "sharded" else []
-    dtype, why = _dtype(arguments, server, side)
+    dtype, why = _dtype(arguments, server, role)
     own = facts.facts.get("dtype")
     lines += [] if own is not None and own.value == dtype else [f"  dtype: {dtype} # {why}"]
-    return [*lines, *_kv_dtype(arguments, ("--kv-cache-dtype",) if side == "target" else _DRAFT_KV)]
+    return [*lines, *_kv_dtype(arguments, ("--kv-cache-dtype",) if role == "target" else _DRAFT_KV)]
 
 
 def _columns(arguments: Arguments, facts: ModelFacts) -> list[str]:
@@ -175,18 +175,18 @@ def _token_map(arguments: Arguments, server: Started) -> list[str]:
     return [f"  token_map: {quoted(str(path.resolve()))} # --speculative-token-map"]
 
 
-def _dtype(arguments: Arguments, server: Started, side: str) -> tuple[str, str]:
+def _dtype(arguments: Arguments, server: Started, role: str) -> tuple[str, str]:
     """Return the element type of a model, and why, after reporting one that the server cannot run."""
     target, written = server.models["target"][1], arguments.text("--dtype", "auto")
     quantised = target.facts.get("quant_method")
     if architecture_of(target.values) == "GptOssForCausalLM" and quantised is not None and quantised.value == "mxfp4":
         return "bfloat16", "SGLang runs a target of mxfp4 in it, and its draft"
     if written != "auto":
-        if written not in DTYPES and side == "target":
+        if written not in DTYPES and role == "target":
             arguments.wrong(f"--dtype '{written[:60]}' is unknown", f"there are auto, {', '.join(DTYPES)}")
         return DTYPES.get(written, written), f"--dtype {written}"
-    own, (others, _) = own_dtype(server.models[side][1]), own_dtype(target)
-    if side == "draft" and server.algorithm != "STANDALONE" and own[0] != others:
+    own, (others, _) = own_dtype(server.models[role][1]), own_dtype(target)
+    if role == "draft" and server.algorithm != "STANDALONE" and own[0] != others:
         message = f"with --dtype auto the head is of {own[0]} and its target of {others}, and SGLang's step fails"
         arguments.wrong(message, f"write --dtype {others}, for the server as well: both are then of that")
     return own

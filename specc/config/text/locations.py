@@ -37,7 +37,7 @@ class Locations:
         return any(_touch(path, other) for other in self.tree.broken)
 
 
-def _touch(one: Path, other: Path) -> bool:
+def _touch(path: Path, other: Path) -> bool:
     """Whether one path is a prefix of the other."""
-    length = min(len(one), len(other))
-    return one[:length] == other[:length]
+    length = min(len(path), len(other))
+    return path[:length] == other[:length]

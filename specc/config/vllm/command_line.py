@@ -91,7 +91,7 @@ class Arguments(Pasted):
 
     def block(self, name: str) -> dict[str, object]:
         """Return the keys of an argument that is an object, with those that have an argument of their own."""
-        own = {key: self._in_block(one) for one, (block, key) in _IN_BLOCKS.items() if block == name}
+        own = {key: self._in_block(argument) for argument, (block, key) in _IN_BLOCKS.items() if block == name}
         given = self.dotted.get(name) or self.blocks.get(name, {})
         return given | {key: value for key, value in own.items() if value is not None}
 
@@ -224,8 +224,8 @@ def _take(arguments: Arguments, name: str, values: list[str]) -> None:
             arguments.say(head, [key for key in keys.removesuffix("+").split(".") if key], text)
         arguments.values[head] = values
     elif head not in KNOWN and (taken_back := {f"--{negated}", f"--enable-{negated}"} & KNOWN) and negated != head:
-        for one in taken_back:
-            arguments.values.pop(one, None)
+        for flag in taken_back:
+            arguments.values.pop(flag, None)
     else:
         if head not in KNOWN:
             arguments.unused.append(head)

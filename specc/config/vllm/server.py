@@ -44,9 +44,9 @@ class Started:
         runner: the model runner, `V1` or `V2`.
         algorithm: by the program's name.
         drafting: how drafts are made.
-        models: by side the directory and what it says.
+        models: by role the directory and what it says.
         dtype: the element type of both models.
-        attention: by side the attention backend; None for one that is not known here.
+        attention: by role the attention backend; None for one that is not known here.
         captured: why the drafts of a batch are one graph, or why they are not.
         page_size: tokens of a block.
         max_requests: requests at once.
@@ -83,9 +83,9 @@ class Started:
             yield "arguments", f"read by {self.read_by}"
         yield "runner", f"{self.runner.value}: {self.runner.origin}"
         for origin in dict.fromkeys(fact.origin for fact in self.attention.values()):
-            named = {side: str(fact.value) for side, fact in self.attention.items() if fact.origin == origin}
+            named = {role: str(fact.value) for role, fact in self.attention.items() if fact.origin == origin}
             same = len(set(named.values())) == 1 and len(named) == len(self.attention)
-            words = [*named.values()][:1] if same else [f"{name} of the {side}" for side, name in named.items()]
+            words = [*named.values()][:1] if same else [f"{name} of the {role}" for role, name in named.items()]
             yield "attention", f"{', '.join(words)}: {origin}"
         if self.ranks > 1:
             yield "ranks", f"{self.ranks}, each with the whole program: --tensor-parallel-size"
@@ -126,9 +126,11 @@ def started(arguments: Arguments, gpu: Gpu, page_size: int | None = None, exact:
         arguments.findings.raise_if_errors()
         raise AssertionError("a method that no program has was reported")
     described = {"target": target} | ({"draft": drafting.draft} if drafting.draft is not None else {})
-    models = {side: (directory, one.said) for side, (directory, one) in described.items()}
+    models = {role: (directory, model.said) for role, (directory, model) in described.items()}
     dtype = _settled(_dtype(arguments, target[1]), exact, "dtype")
-    backends = {side: _attention(arguments, gpu, side, one, str(dtype.value)) for side, (_, one) in described.items()}
+    backends = {
+        role: _attention(arguments, gpu, role, model, str(dtype.value)) for role, (_, model) in described.items()
+    }
     kept = _settled(_requests(arguments, requests, gpu), exact, "max_requests")
     width = int(drafting.num_steps.value) + 1
     graphs = int(exact.values["largest_graph"]) if exact is not None else _graph(arguments, int(kept.value), width, gpu)
@@ -152,8 +154,8 @@ _Own = TypeVar("_Own", Fact, Fact | None)
 
 def _settled(own: _Own, exact: ServerAnswer | None, name: str) -> Fact | _Own:
     """Return a value: that found here, or vLLM's own where it says another."""
-    theirs = exact.fact(name) if exact is not None else None
-    return own if theirs is None or (own is not None and own.value == theirs.value) else theirs
+    fact = exact.fact(name) if exact is not None else None
+    return own if fact is None or (own is not None and own.value == fact.value) else fact
 
 
 def _as_drafted(drafting: Speculation, exact: ServerAnswer) -> Speculation:
@@ -215,10 +217,10 @@ def _dtype(arguments: Arguments, target: Described) -> Fact:
     return Fact("bfloat16", "--dtype auto: vLLM runs models of float32 in it")
 
 
-def _attention(arguments: Arguments, gpu: Gpu, side: str, described: Described, dtype: str) -> Fact:
+def _attention(arguments: Arguments, gpu: Gpu, role: str, described: Described, dtype: str) -> Fact:
     """Return a model's attention backend, after reporting that none is known."""
     written = arguments.block(ATTENTION).get("backend")
-    own = arguments.block(SPECULATION).get("attention_backend") if side == "draft" else None
+    own = arguments.block(SPECULATION).get("attention_backend") if role == "draft" else None
     origin = f"{SPECULATION}.attention_backend" if own else "--attention-backend"
     if isinstance(named := own or written, str) and named.lower() != "auto":
         return Fact(named.upper(), origin)

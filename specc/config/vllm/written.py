@@ -80,13 +80,13 @@ def _look_ups(arguments: Arguments, server: Started) -> list[str]:
     ]
 
 
-def _model(server: Started, side: str, origin: str) -> list[str]:
+def _model(server: Started, role: str, origin: str) -> list[str]:
     """Return the lines of one model."""
-    directory, facts = server.models[side]
-    lines = [f"{side}:", f"  model: {quoted(named(directory))} # {origin}"]
+    directory, facts = server.models[role]
+    lines = [f"{role}:", f"  model: {quoted(named(directory))} # {origin}"]
     own = facts.facts.get("dtype")
-    if side == "target" and (own is None or own.value != server.dtype.value):
+    if role == "target" and (own is None or own.value != server.dtype.value):
         lines.append(f"  dtype: {server.dtype.value} # {server.dtype.origin}")
-    if side == "draft" and directory == server.models["target"][0] and "num_mtp_modules" not in facts.facts:
+    if role == "draft" and directory == server.models["target"][0] and "num_mtp_modules" not in facts.facts:
         lines.append("  num_layers: 1 # the module of this type of model")
     return lines

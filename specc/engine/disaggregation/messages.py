@@ -123,13 +123,13 @@ def greet(engine: Engine, channel: Channel, patience: Patience, *, first: bool) 
         own = {"version": VERSION, "schema": schema, "max_context": engine.scheduler.max_context}
         if first:
             send(channel, Message(HELLO, fields=own), patience)
-        theirs = receive(channel, patience).fields
+        hello = receive(channel, patience).fields
         if not first:
             send(channel, Message(HELLO, fields=own), patience)
-        if theirs.get("version") != VERSION:
+        if hello.get("version") != VERSION:
             raise TransferError(None, f"the peer does not speak version {VERSION} of the messages")
-        exported(engine.program, "check_peer")(schema, theirs["schema"])
-        return theirs["max_context"]
+        exported(engine.program, "check_peer")(schema, hello["schema"])
+        return hello["max_context"]
     except BaseException:
         channel.close()
         raise

@@ -85,12 +85,12 @@ class _Probe(AttentionCache):
 
     def __init__(self) -> None:
         super().__init__()
-        self.found: list[tuple[int, torch.Size, torch.Size]] = []
+        self.layers: list[tuple[int, torch.Size, torch.Size]] = []
 
     def update(
         self, key_states: Tensor, value_states: Tensor, layer_idx: int, *args: object, **kwargs: object
     ) -> tuple[Tensor, Tensor]:
-        self.found.append((layer_idx, key_states.shape, value_states.shape))
+        self.layers.append((layer_idx, key_states.shape, value_states.shape))
         return key_states, value_states
 
     def get_mask_sizes(self, query_length: int, layer_idx: int) -> tuple[int, int]:
@@ -103,10 +103,10 @@ def kept_by(model: PreTrainedModel, run: Callable[..., object]) -> Kept:
     Raises UnsupportedModelError for a model that an engine cannot page.
     """
     probe = _Probe()
-    one = torch.zeros((1, 1), dtype=torch.int64, device=model.device)
+    position = torch.zeros((1, 1), dtype=torch.int64, device=model.device)
     try:
         with torch.no_grad():
-            run(input_ids=one + 1, position_ids=one, **{CACHE: probe}, use_cache=True)
+            run(input_ids=position + 1, position_ids=position, **{CACHE: probe}, use_cache=True)
     except UnsupportedModelError:
         raise
     except Exception as error:  # whatever a model's own code raises
@@ -116,13 +116,13 @@ def kept_by(model: PreTrainedModel, run: Callable[..., object]) -> Kept:
 
 def _kept(model: PreTrainedModel, probe: _Probe) -> Kept:
     """What the probe saw; raises UnsupportedModelError unless that is keys and values, once from every layer."""
-    layers = [layer for layer, _, _ in probe.found]
+    layers = [layer for layer, _, _ in probe.layers]
     if not layers:
         raise UnsupportedModelError("its attention hands no keys and values to a cache", HINT)
     if layers != list(range(len(layers))):
         raise UnsupportedModelError(f"its layers hand keys and values to the cache as layers {layers}", HINT)
-    shapes = [(key[1] * key[3], value[1] * value[3]) for _, key, value in probe.found]
-    _, key, value = max(probe.found, key=lambda found: found[1][1] * found[1][3])
+    shapes = [(key[1] * key[3], value[1] * value[3]) for _, key, value in probe.layers]
+    _, key, value = max(probe.layers, key=lambda layer: layer[1][1] * layer[1][3])
     rank = getattr(model.config.get_text_config(), "kv_lora_rank", None)
     latent = rank is not None and key[1] == value[1] == 1 and key[3] == rank
     if latent:

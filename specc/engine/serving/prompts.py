@@ -74,7 +74,7 @@ def grouped(lengths: Sequence[int]) -> list[list[int]]:
     for member in sorted(range(len(lengths)), key=lengths.__getitem__):
         together = [*groups[-1], member] if groups else [member]
         size = len(together) * lengths[member]
-        if groups and size <= min(MOST_TOKENS, 2 * sum(lengths[one] for one in together)):
+        if groups and size <= min(MOST_TOKENS, 2 * sum(lengths[prompt] for prompt in together)):
             groups[-1] = together
         else:
             groups.append([member])

@@ -99,15 +99,15 @@ def grown(topk: int, steps: int, nodes: int) -> list[DraftedNode]:
     frontier = list(candidates)
     for step in range(1, steps):
         new = [
-            _Candidate(topk + topk * topk * (step - 1) + place * topk + rank, one.number, step + 1, score)
-            for place, one in enumerate(frontier)
-            for rank, score in enumerate(one.score * 0.5 ** (rank + 1) for rank in range(topk))
+            _Candidate(topk + topk * topk * (step - 1) + place * topk + rank, node.number, step + 1, score)
+            for place, node in enumerate(frontier)
+            for rank, score in enumerate(node.score * 0.5 ** (rank + 1) for rank in range(topk))
         ]
         candidates += new
         frontier = _best(new, topk)
-    kept = sorted(one.number for one in _best(candidates, nodes - 1))
+    kept = sorted(node.number for node in _best(candidates, nodes - 1))
     columns = {number: column for column, number in enumerate(kept, start=1)}
-    place = {one.number: n for n, one in enumerate(candidates, start=1)}
+    place = {node.number: n for n, node in enumerate(candidates, start=1)}
     root = DraftedNode(0, -1, 0)
     return [
         root,
@@ -120,4 +120,4 @@ def grown(topk: int, steps: int, nodes: int) -> list[DraftedNode]:
 
 def _best(candidates: Sequence[_Candidate], count: int) -> list[_Candidate]:
     """Those of the highest score, of equal ones the lowest number first."""
-    return sorted(candidates, key=lambda one: (-one.score, one.number))[:count]
+    return sorted(candidates, key=lambda candidate: (-candidate.score, candidate.number))[:count]

@@ -202,14 +202,14 @@ def _short(name: str) -> str:
     return name if len(name) <= 18 else f"{name[:17]}…"
 
 
-def _buffer(page: Page, one: Buffer, left: float, top: float, column: float, height: dict[int, float]) -> Markup:
-    (first, last), kind = page.alive(one), page.kind(one)
-    low, high = (height[edge] for edge in extent(one))
+def _buffer(page: Page, buffer: Buffer, left: float, top: float, column: float, height: dict[int, float]) -> Markup:
+    (first, last), kind = page.alive(buffer), page.kind(buffer)
+    low, high = (height[edge] for edge in extent(buffer))
     x, wide = left + (first - 1) * column, (last - first + 1) * column
-    hint = f"{one.name}: {one.bytes:,} bytes at {one.offset:,}, nodes {first} to {last}; {KINDS[kind]}"
+    hint = f"{buffer.name}: {buffer.bytes:,} bytes at {buffer.offset:,}, nodes {first} to {last}; {KINDS[kind]}"
     shape = box(x + 0.5, top + low + 0.3, wide - 1, max(high - low - 0.6, 1.5), f"b-{kind}", hint, 1)
     most = int((wide - 8) / 6.2)
-    name = one.name.rpartition(".")[2] if kind == "scratch" else one.name
+    name = buffer.name.rpartition(".")[2] if kind == "scratch" else buffer.name
     if high - low < 14 or most < min(len(name), 8):
         return shape
     name = name if len(name) <= most else f"{name[: most - 1]}…"

@@ -95,9 +95,9 @@ class Page:
         for call in node.ops:  # an order that respects dataflow
             used |= set(call.results) if not used.isdisjoint(call.operands) else set()
         others = [
-            one.name
-            for one in self.plan.nodes("step")
-            if one is not node and any(not used.isdisjoint(call.operands) for call in one.ops)
+            other.name
+            for other in self.plan.nodes("step")
+            if other is not node and any(not used.isdisjoint(call.operands) for call in other.ops)
         ]
         return others or [node.name]
 

@@ -44,7 +44,7 @@ def timeline(page: Page, entry: str, name: str, title: str) -> Markup:
 def _block(page: Page, step: PlacedNode, x: float, width: float) -> Markup:
     node = step.node
     middle, bottom = x + width / 2, TOP + HEIGHT
-    block = box(x, TOP, width, HEIGHT, kind_of(node), said(page, step))
+    block = box(x, TOP, width, HEIGHT, kind_of(node), hint(page, step))
     if isinstance(node, OUTSIDE):
         capture = node.capture if isinstance(node, External) else None
         mode = "" if capture in (None, "null") else f"captures {capture}"
@@ -65,7 +65,7 @@ def kind_of(node: Node) -> str:
     return {"given": "forward", "reference": "torch"}.get(node.kind, node.kind)
 
 
-def said(page: Page, step: PlacedNode) -> str:
+def hint(page: Page, step: PlacedNode) -> str:
     """What is said where a pointer rests on a node."""
     node = step.node
     if isinstance(node, Launch):

@@ -72,8 +72,8 @@ def parse_module(text: str, file: str = "<specir>") -> Module:
     for number, line in enumerate(text.splitlines(), start=1):
         parser.line(number, line)
     parser.end()
-    if parser.found:
-        raise DiagnosticError(parser.found, sources={file: text})
+    if parser.problems:
+        raise DiagnosticError(parser.problems, sources={file: text})
     assert parser.module is not None
     return parser.module
 
@@ -84,7 +84,7 @@ class _Parser:
         self.module: Module | None = None
         self.phase: str | None = None
         self.closed = False
-        self.found: list[Diagnostic] = []
+        self.problems: list[Diagnostic] = []
         self.values: dict[str, Value] = {}
         self.pending: list[tuple[int, str, str]] = []
         self.outputs: set[str] = set()
@@ -112,7 +112,7 @@ class _Parser:
 
     def _fail(self, line: int, column: int, message: str) -> None:
         short = message if len(message) <= _MAX_MESSAGE else f"{message[:_MAX_MESSAGE]}..."
-        self.found.append(Diagnostic("ir/parse", short, Location(self.file, line, column)))
+        self.problems.append(Diagnostic("ir/parse", short, Location(self.file, line, column)))
 
     def _statement(self, text: str, number: int) -> None:
         if self.module is None:

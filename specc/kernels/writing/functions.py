@@ -51,7 +51,7 @@ class Function:
     name: str
     module: str
     parameters: tuple[str, ...]
-    brought: bool = False
+    of_plugin: bool = False
 
 
 @cache
@@ -59,15 +59,15 @@ def functions() -> dict[str, Function]:
     """The device functions of ``templates/lib`` by name."""
     by_name: dict[str, Function] = {}
     for path in lib_names():
-        by_name |= _functions_in(path.removeprefix("lib/").removesuffix(".py"), read_template(path), brought=False)
+        by_name |= _functions_in(path.removeprefix("lib/").removesuffix(".py"), read_template(path), of_plugin=False)
     return by_name
 
 
 @cache
-def _functions_in(module: str, text: str, *, brought: bool) -> Mapping[str, Function]:
+def _functions_in(module: str, text: str, *, of_plugin: bool) -> Mapping[str, Function]:
     """The functions at the top of a file by name."""
     definitions = [node for node in ast.parse(text).body if isinstance(node, ast.FunctionDef)]
-    return {f.name: Function(f.name, module, tuple(arg.arg for arg in f.args.args), brought) for f in definitions}
+    return {f.name: Function(f.name, module, tuple(arg.arg for arg in f.args.args), of_plugin) for f in definitions}
 
 
 def function_name(opcode: str) -> str:
@@ -75,7 +75,7 @@ def function_name(opcode: str) -> str:
     return opcode.replace(".", "_")
 
 
-def brought(path: str) -> OpDef | None:
+def plugin_op(path: str) -> OpDef | None:
     """The op from outside whose file is beside the kernels as ``lib/<module>.py``, None of a file of specc's."""
     ops = (op for op in OPS.values() if op.tile is not None)
     return next((op for op in ops if path == f"lib/{function_name(op.name)}.py"), None)
@@ -83,7 +83,7 @@ def brought(path: str) -> OpDef | None:
 
 def device_code(path: str) -> str:
     """The text of a file that kernels import, ``lib/<module>.py``. Raises FileNotFoundError without one."""
-    op = brought(path)
+    op = plugin_op(path)
     return read_template(path) if op is None else op.tile_text
 
 
@@ -91,7 +91,7 @@ def tile_of(op: Op) -> Function | None:
     """The device function of an op, None without one."""
     name, definition = function_name(op.opcode), OPS[op.opcode]
     if definition.tile is not None:
-        return _functions_in(name, definition.tile_text, brought=True)[name]
+        return _functions_in(name, definition.tile_text, of_plugin=True)[name]
     if definition.reference is not None:
         return None
     forwards = name.replace("kv_", "kv_forward_")

@@ -58,10 +58,10 @@ class Traffic:
     @staticmethod
     def of_plan(plan: Plan) -> Traffic:
         """That of every node of a plan."""
-        inputs = [one for one in plan.inputs.values() if not one.limit]
-        tensors = {one.name: MemoryType(one.dtype, one.axes) for one in inputs}
-        tensors |= {name: MemoryType(one.dtype, one.axes) for name, one in plan.values.items()}
-        carry = {name: MemoryType(one.dtype, one.axes) for name, one in plan.carry.items()}
+        inputs = [entry for entry in plan.inputs.values() if not entry.limit]
+        tensors = {entry.name: MemoryType(entry.dtype, entry.axes) for entry in inputs}
+        tensors |= {name: MemoryType(value.dtype, value.axes) for name, value in plan.values.items()}
+        carry = {name: MemoryType(field.dtype, field.axes) for name, field in plan.carry.items()}
         return Traffic(plan.dims, tensors, carry, plan.kv_pools)
 
     @staticmethod
@@ -72,7 +72,7 @@ class Traffic:
         operands |= {value for value in made if leaves(module, value, cluster)}
         tensors = {value.name: MemoryType.of(tensor_type(value)) for value in operands if not is_state(value)}
         dims = {dim.name: dim.size for dim in module.dims.values() if dim.size is not None}
-        carry = {name: MemoryType.of(one.type) for name, one in module.carries.items()}
+        carry = {name: MemoryType.of(field.type) for name, field in module.carries.items()}
         pools = {owner: kv_pool(module, owner) for op in cluster if (owner := _moved(op.opcode))}
         return Traffic(dims, tensors, carry, pools)
 
@@ -87,10 +87,10 @@ class Traffic:
         """Bytes of the rows of logits among them that are read."""
         return _Launch(self, calls, requests).logits()
 
-    def nbytes(self, one: MemoryType | Value | Carried, requests: int) -> int:
+    def nbytes(self, operand: MemoryType | Value | Carried, requests: int) -> int:
         """Bytes of a value, or of a carried field, for so many requests; 0 where the engine decides its size."""
         sizes = self.sizes(requests)
-        return DTYPES[one.dtype].bytes * prod(_size(sizes, axis) for axis in one.axes)
+        return DTYPES[operand.dtype].bytes * prod(_size(sizes, axis) for axis in operand.axes)
 
     def sizes(self, requests: int) -> dict[str, int]:
         """Sizes of axes for so many requests; of rows of the pool only theirs are counted."""

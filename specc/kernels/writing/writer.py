@@ -243,7 +243,7 @@ class Text:
             self.blocks[value] = self.fresh(name)
         targets = ", ".join(self.blocks[value] for value in returned.values())
         self.body.append(f"{targets} = {call}" if targets else call)
-        if function.brought:
+        if function.of_plugin:
             cast = [(self.blocks[value], DTYPES[tensor_type(value).dtype].torch) for value in returned.values()]
             self.body += [f"{name} = tl.cast({name}, tl.{'int1' if t == 'bool' else t})" for name, t in cast]
         self.stored.update(results[name] for name in written)
@@ -295,12 +295,12 @@ class Text:
     def _parts(self, op: Op, function: Function, stem: str, kind: str) -> str:
         """The memory of numbered operands as a tuple, but for a last one that is taken in registers; or its block."""
         results = numbered(op, stem)
-        late = None
+        last = None
         if f"{stem}_late" in function.parameters and len(results) > 1 and results[-1].source in self.cluster:
-            late = results[-1] if results[-1] in self.blocks else None
+            last = results[-1] if results[-1] in self.blocks else None
         if kind == "late":
-            return "None" if late is None else self.blocks[late]
-        stored = results if late is None else results[:-1]
+            return "None" if last is None else self.blocks[last]
+        stored = results if last is None else results[:-1]
         names = [self.memory(value, f"{stem}{i}") for i, value in enumerate(stored)]
         return in_tuple(names)
 

@@ -12,8 +12,8 @@ import torch
 
 from specc.measure.against.compare import ResultsDifferError, captured, compare, most_runs
 from specc.measure.against.counterpart import obstacle, shape_of
-from specc.measure.against.ours import Ours
 from specc.measure.against.parts import parts
+from specc.measure.against.program import ProgramLaunches
 from specc.measure.against.work import Work
 from specc.measure.against.work_tree import TooCloseError, TreeWork
 from specc.measure.results.records import Compared, Measurement
@@ -70,18 +70,20 @@ def beside(
         effort = effort_of(plan)
         with on(device):
             try:
-                ours, theirs = agreeing(plan, backend, device, bucket.bucket, effort)
+                program, sglang = agreeing(plan, backend, device, bucket.bucket, effort)
             except TooCloseError as error:
                 return replace(measurement, remark=str(error))
-            name = theirs.name
-            for part in parts(ours, theirs):
-                ratio, _ = captured(part, ours, theirs, effort)
+            name = sglang.name
+            for part in parts(program, sglang):
+                ratio, _ = captured(part, program, sglang, effort)
                 compared.append(Compared(bucket.bucket, part.work, ratio))
         on_done(f"both sides at {bucket.bucket}")
     return replace(measurement, against=name, compared=tuple(compared))
 
 
-def agreeing(plan: Plan, backend: Backend, device: torch.device, bucket: int, effort: Effort) -> tuple[Ours, Sequence]:
+def agreeing(
+    plan: Plan, backend: Backend, device: torch.device, bucket: int, effort: Effort
+) -> tuple[ProgramLaunches, Sequence]:
     """Both sides on the same tensors, after they were found to do the same; SGLang can be imported.
 
     Raises:
@@ -94,15 +96,15 @@ def agreeing(plan: Plan, backend: Backend, device: torch.device, bucket: int, ef
         from specc.measure.against.sglang_tree import SglangTree
 
         work: Work = TreeWork(shape, device, runs=runs)
-        ours, theirs = Ours(work, plan, backend), SglangTree(work)
+        program, sglang = ProgramLaunches(work, plan, backend), SglangTree(work)
     else:
         from specc.measure.against.sglang_chain import SglangChain
 
         work = Work(shape, device, runs=runs)
-        ours, theirs = Ours(work, plan, backend), SglangChain(work)
+        program, sglang = ProgramLaunches(work, plan, backend), SglangChain(work)
     try:
-        compare(ours, theirs)
+        compare(program, sglang)
     except ResultsDifferError as error:
-        message = f"bucket {bucket}: {error}, so nothing is compared with {theirs.name}"
+        message = f"bucket {bucket}: {error}, so nothing is compared with {sglang.name}"
         raise DiagnosticError(Diagnostic("measure/results-differ", message)) from error
-    return ours, theirs
+    return program, sglang

@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from specc.measure.against.ours import Ours
 from specc.measure.against.parts import StepPart
+from specc.measure.against.program import ProgramLaunches
 from specc.measure.against.work import differences, equal
 from specc.measure.results.ratios import Ratio
 from specc.measure.timing import WARM_UPS, Effort, capture, pairs
@@ -28,7 +28,7 @@ def most_runs(effort: Effort) -> int:
     return COMPARED_STEPS + WARM_UPS + effort.copies
 
 
-def compare(ours: Ours, theirs: Sequence) -> None:
+def compare(program: ProgramLaunches, sglang: Sequence) -> None:
     """Several steps on both sides; afterwards both are where the timed steps start.
 
     Raises:
@@ -36,28 +36,30 @@ def compare(ours: Ours, theirs: Sequence) -> None:
 
     """
     for step in range(COMPARED_STEPS):
-        unequal = differences(ours.observed_step(), theirs.observed_step())
-        for owner, buffers in ours.kv.buffers.items():
-            same = [equal(mine, other) for mine, other in zip(buffers, theirs.kv[owner], strict=True)]
+        unequal = differences(program.observed_step(), sglang.observed_step())
+        for owner, buffers in program.kv.buffers.items():
+            same = [equal(mine, other) for mine, other in zip(buffers, sglang.kv[owner], strict=True)]
             unequal += [] if all(same) else [f"{owner} keys and values of {same.count(False)} buffers"]
         if unequal:
             raise ResultsDifferError(f"results differ in step {step} ({', '.join(unequal)})")
-    ours.work.settle({name: ours.pool(name) for name in ours.work.pools})
-    ours.reset()
-    theirs.reset()
+    program.work.settle({name: program.pool(name) for name in program.work.pools})
+    program.reset()
+    sglang.reset()
 
 
-def finish_a_step(ours: Ours, theirs: Sequence) -> None:
+def finish_a_step(program: ProgramLaunches, sglang: Sequence) -> None:
     """What every part starts from."""
-    ours.reset()
-    theirs.reset()
-    ours.step()
-    theirs.step()
+    program.reset()
+    sglang.reset()
+    program.step()
+    sglang.step()
 
 
-def captured(part: StepPart, ours: Ours, theirs: Sequence, effort: Effort) -> tuple[Ratio, torch.cuda.CUDAGraph]:
-    """Their captured graph over ours, taken in turn, and ours."""
-    finish_a_step(ours, theirs)
-    mine, other = capture(ours.queueing(part.launches), effort.copies), capture(part.theirs, effort.copies)
-    us, them = pairs(mine.replay, other.replay, effort.samples, (ours.reset, theirs.reset))
+def captured(
+    part: StepPart, program: ProgramLaunches, sglang: Sequence, effort: Effort
+) -> tuple[Ratio, torch.cuda.CUDAGraph]:
+    """SGLang's captured graph over the program's, taken in turn, and the program's."""
+    finish_a_step(program, sglang)
+    mine, other = capture(program.queueing(part.launches), effort.copies), capture(part.sglang, effort.copies)
+    us, them = pairs(mine.replay, other.replay, effort.samples, (program.reset, sglang.reset))
     return Ratio.of(them, us), mine

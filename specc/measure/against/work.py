@@ -137,10 +137,10 @@ def observed(seen: Iterable[tuple[str, Tensor]]) -> dict[str, Tensor]:
     return copies
 
 
-def differences(ours: dict[str, Tensor], theirs: dict[str, Tensor]) -> list[str]:
+def differences(program: dict[str, Tensor], other: dict[str, Tensor]) -> list[str]:
     """Names of results that differ in value. Dtypes may: SGLang's relay holds tokens as i64, specc's as i32."""
-    assert ours.keys() == theirs.keys(), sorted(ours.keys() ^ theirs.keys())
-    return [name for name, mine in ours.items() if not equal(mine, theirs[name])]
+    assert program.keys() == other.keys(), sorted(program.keys() ^ other.keys())
+    return [name for name, mine in program.items() if not equal(mine, other[name])]
 
 
 def equal(mine: Tensor, other: Tensor) -> bool:

@@ -24,8 +24,8 @@ def draw(measurement: Measurement, path: Path) -> None:
         [len(measurement.compared)] if measurement.compared else []
     )
     figure, panels = panels_of(rows)
-    for panel, one in zip(panels, measurement.buckets, strict=False):
-        _draw_bucket(panel, one)
+    for panel, bucket in zip(panels, measurement.buckets, strict=False):
+        _draw_bucket(panel, bucket)
     if measurement.compared:
         _draw_compared(panels[-1], measurement)
     last = panels[len(measurement.buckets) - 1]
@@ -61,8 +61,8 @@ def _draw_bucket(panel: Any, figures: BucketFigures) -> None:
     floors = [timing.floor_us.median for timing in timed if timing.floor_us is not None]
     panel.barh(places, times, height=0.7, color="#4c78a8")
     panel.vlines(floors, [place - 0.42 for place in places], [place + 0.42 for place in places], color="#e45756", lw=2)
-    for place, one in zip(places, timed, strict=True):
-        over = f"{one.ratio.median:.1f} x" if one.ratio is not None else ""
+    for place, launch in zip(places, timed, strict=True):
+        over = f"{launch.ratio.median:.1f} x" if launch.ratio is not None else ""
         panel.annotate(over, (times[place], place), xytext=(4, 0), textcoords="offset points", va="center", fontsize=8)
     panel.set_yticks(places, [timing.name for timing in timed])
     panel.invert_yaxis()

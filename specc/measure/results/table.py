@@ -32,20 +32,20 @@ def _bucket(figures: BucketFigures) -> Table:
     table.add_column("launch", overflow="fold")
     for name in ("programs", "warps", "bytes", *(("us", "floor us", "over floor") if timed else ())):
         table.add_column(name, justify="right", no_wrap=True)
-    for one in (*figures.launches, figures.step):
-        table.add_row(*_cells(one))
+    for launch in (*figures.launches, figures.step):
+        table.add_row(*_cells(launch))
     return table
 
 
-def _cells(one: Figures) -> list[Text | str]:
+def _cells(launch: Figures) -> list[Text | str]:
     cells: list[Text | str] = [
-        Text(printable(one.name)),
-        f"{one.programs:,}",
-        str(one.warps) if one.kernel else "",
-        f"{one.bytes:,}",
+        Text(printable(launch.name)),
+        f"{launch.programs:,}",
+        str(launch.warps) if launch.kernel else "",
+        f"{launch.bytes:,}",
     ]
-    if one.us is not None and one.floor_us is not None and one.ratio is not None:
-        cells += [f"{one.us.median:.2f}", f"{one.floor_us.median:.2f}", str(one.ratio)]
+    if launch.us is not None and launch.floor_us is not None and launch.ratio is not None:
+        cells += [f"{launch.us.median:.2f}", f"{launch.floor_us.median:.2f}", str(launch.ratio)]
     return cells
 
 

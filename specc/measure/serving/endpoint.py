@@ -41,10 +41,10 @@ class ServerCounts:
         """Both together."""
         pairs = zip_longest(self.accepted, other.accepted, fillvalue=0)
         served, left = (
-            None if one is None and more is None else (one or 0) + sign * (more or 0)
-            for one, more in ((self.served, other.served), (self.left, other.left))
+            None if count is None and more is None else (count or 0) + sign * (more or 0)
+            for count, more in ((self.served, other.served), (self.left, other.left))
         )
-        accepted = tuple(one + sign * more for one, more in pairs)
+        accepted = tuple(count + sign * more for count, more in pairs)
         return ServerCounts(self.verifications + sign * other.verifications, accepted, served, left)
 
     def since(self, before: ServerCounts) -> ServerCounts:
@@ -98,7 +98,7 @@ class MeasuredServer:
         answer = await self.client.get(SWITCH, {"server_args": {"specc": int(on)}})
         done = answer if isinstance(answer, list) else [answer]
         state = _program(await self.client.get(STATE))
-        if not done or not all(one is True for one in done) or state is None or state.get("on") is not on:
+        if not done or not all(answer is True for answer in done) or state is None or state.get("on") is not on:
             raise no_other_side(self.address, f"its program could not be switched {'on' if on else 'off'}")
 
     async def counts(self) -> ServerCounts:
@@ -129,18 +129,20 @@ async def meet(client: Client, model: str | None) -> MeasuredServer:
     """
     listed = await client.get("/v1/models")
     try:
-        models = {str(one["id"]): str(one.get("owned_by", "")) for one in listed["data"]}
+        models = {str(model["id"]): str(model.get("owned_by", "")) for model in listed["data"]}
     except (KeyError, TypeError, AttributeError):
         client.broken("/v1/models lists no models")
     if not models or (model is not None and model not in models):
         wanted = "no model" if model is None else f"no model {model[:60]!r}"
         raise DiagnosticError(
-            Diagnostic("serve/no-model", f"{client.url} serves {wanted}, but {[one[:60] for one in models][:8]}")
+            Diagnostic("serve/no-model", f"{client.url} serves {wanted}, but {[name[:60] for name in models][:8]}")
         )
     client.model = model or next(iter(models))
     state = _program(await _if_there(client.get(STATE)))
     text = await _if_there(client.text(METRICS))
-    active = [one.labels.get("program") for one in samples_of(text or "") if one.name == ACTIVE and one.value]
+    active = [
+        sample.labels.get("program") for sample in samples_of(text or "") if sample.name == ACTIVE and sample.value
+    ]
     program = state.get("program") if state else next(iter(active), None)
     return MeasuredServer(client, models[client.model], program, state is not None, text is not None)
 

@@ -79,11 +79,11 @@ class Running:
     def lines(self, having: str = "") -> list[str]:
         """The last lines of its log that have a text."""
         with self.log.open(encoding="utf-8", errors="replace") as file:
-            return [line[:CHARACTERS].rstrip() for line in deque(filter(lambda one: having in one, file), LINES)]
+            return [line[:CHARACTERS].rstrip() for line in deque(filter(lambda text: having in text, file), LINES)]
 
     def program(self) -> str | None:
         """The program that it says to run, if there is one."""
-        return next((found[1] for line in self.lines("specc: ") if (found := RUNS.search(line))), None)
+        return next((match[1] for line in self.lines("specc: ") if (match := RUNS.search(line))), None)
 
     def failed(self, how: str) -> DiagnosticError:
         """It does not run, or not yet: how that is, with the end of its log."""
@@ -91,9 +91,9 @@ class Running:
         return _not_running(f"'{self.command}' {how}", hint, self.lines())
 
 
-def _not_running(message: str, hint: str, said: Sequence[str] = ()) -> DiagnosticError:
+def _not_running(message: str, hint: str, log: Sequence[str] = ()) -> DiagnosticError:
     """A server that was to be started is not there, and what its log says."""
-    notes = tuple(Note(f"its log: {line}") for line in said)
+    notes = tuple(Note(f"its log: {line}") for line in log)
     return DiagnosticError(Diagnostic("serve/not-running", message, hint=hint, notes=notes))
 
 
@@ -205,10 +205,10 @@ def _free_port() -> int:
 def _stopped_as_interrupted() -> Iterator[None]:
     """Signals that would end this process at once interrupt it, as Ctrl-C does: what it has started is stopped."""
     ending = [number for number in (signal.SIGTERM, signal.SIGHUP) if signal.getsignal(number) is signal.SIG_DFL]
-    for one in ending:
-        signal.signal(one, lambda *_: signal.raise_signal(signal.SIGINT))
+    for number in ending:
+        signal.signal(number, lambda *_: signal.raise_signal(signal.SIGINT))
     try:
         yield
     finally:
-        for one in ending:
-            signal.signal(one, signal.SIG_DFL)
+        for number in ending:
+            signal.signal(number, signal.SIG_DFL)

@@ -32,8 +32,8 @@ def tables(served: Served) -> Iterator[Table | Text]:
         yield Text(f"accepted by position, {largest.clients} clients: {shares}")
 
 
-def _requests(one: BatchFigures) -> str:
-    return f"{one.requests} requests by {one.clients} client{'s' * (one.clients != 1)}"
+def _requests(batch: BatchFigures) -> str:
+    return f"{batch.requests} requests by {batch.clients} client{'s' * (batch.clients != 1)}"
 
 
 def _figures(served: Served) -> Table:
@@ -61,13 +61,13 @@ def _cells(side: SideFigures) -> list[str]:
 def draw(served: Served, path: Path) -> None:
     """Write a picture of the tokens/s of both sides; raises ValueError and OSError as `plot.draw`."""
     figure, panels = panels_of([2] * len(served.batches))
-    for panel, one in zip(panels, served.batches, strict=True):
-        rates = [one.program.tokens_per_s, one.other.tokens_per_s]
+    for panel, batch in zip(panels, served.batches, strict=True):
+        rates = [batch.program.tokens_per_s, batch.other.tokens_per_s]
         panel.barh([0, 1], rates, height=0.7, color=["#4c78a8", "#bab0ac"])
         panel.set_yticks([0, 1], list(SIDES))
         panel.invert_yaxis()
         panel.margins(x=0.12)
-        panel.set_title(f"{one.clients} clients: {one.ratio} times as many tokens/s", loc="left")
+        panel.set_title(f"{batch.clients} clients: {batch.ratio} times as many tokens/s", loc="left")
     panels[-1].set_xlabel("tokens/s of all clients together, median of the turns")
     figure.suptitle(printable(f"{served.program or served.model}: with the program and without it"))
     save(figure, path, served.program or served.model)

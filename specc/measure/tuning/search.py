@@ -126,19 +126,19 @@ def _shape(
     loaded: LoadedConfig, tuning: Tuning, at: int, device: torch.device, on_done: OnDone
 ) -> Iterator[TunedShape]:
     """Build, compile and load every variant."""
-    build = build_program(with_choices(loaded, tuning, ()))
-    plain = build.shapes[at]
+    built = build_program(with_choices(loaded, tuning, ()))
+    plain = built.shapes[at]
     kernels = kernels_of(plain)
     wanted = {form for nodes in kernels.values() for form in forms_of(plain, nodes[0].name)} - {DEFAULT}
     choices = {form: choices_of(plain, kernels, form) for form in sorted(wanted, key=str)}
-    builds = {DEFAULT: build} | {
+    builds = {DEFAULT: built} | {
         form: build_program(with_choices(loaded, tuning, chosen)) for form, chosen in choices.items()
     }
     variants: dict[Form, Variant] = {}
     compile_ahead(builds.values(), device, lambda part: on_done("compiling", 0.25 * part))
     with tempfile.TemporaryDirectory(prefix="specc-tune-") as folder:
-        for number, (form, one) in enumerate(builds.items()):
-            variant = compiled(one, at, form, Path(folder, str(number)), device)
+        for number, (form, built) in enumerate(builds.items()):
+            variant = compiled(built, at, form, Path(folder, str(number)), device)
             if variant is not None and variant.built.plan.buffers == plain.plan.buffers:
                 variants[form] = variant
             on_done("loading", 0.25 + 0.05 * (number + 1) / len(builds))
@@ -164,7 +164,7 @@ def _try_all(shape: TunedShape, session: Session, timed: Timed, bucket: int, unt
     """Candidates for one launch in one bucket, from the memory that it finds."""
     node = timed.nodes[0]
     bench = Bench(session, node)
-    ours = bench.graph(shape.default, node)
+    graph = bench.graph(shape.default, node)
     for variant in _in_order(shape, node):
         for split in _splits(variant, node, bucket):
             if time.monotonic() > until and timed.best.get(DEFAULT, {}).get(bucket):
@@ -174,7 +174,7 @@ def _try_all(shape: TunedShape, session: Session, timed: Timed, bucket: int, unt
             if not bench.equal(variant, candidate):
                 timed.unequal += 1
                 continue
-            gain = bench.gain(ours, bench.graph(variant, candidate), BRIEF).median
+            gain = bench.gain(graph, bench.graph(variant, candidate), BRIEF).median
             best = timed.best.setdefault(variant.form, {})
             if bucket not in best or gain > best[bucket][1]:
                 best[bucket] = split, gain
@@ -238,7 +238,7 @@ class Bench:
         """Whether a launch leaves the same bits."""
         outcome = self._outcome(self._run(variant, node))
         self.reset()
-        return all(torch.equal(bits(one), bits(other)) for one, other in zip(outcome, self._wanted, strict=True))
+        return all(torch.equal(bits(result), bits(other)) for result, other in zip(outcome, self._wanted, strict=True))
 
     def graph(self, variant: Variant, node: Launch) -> torch.cuda.CUDAGraph:
         """A launch captured several times."""
@@ -246,10 +246,10 @@ class Bench:
         self.reset()
         return made
 
-    def gain(self, ours: torch.cuda.CUDAGraph, theirs: torch.cuda.CUDAGraph, samples: int) -> Ratio:
+    def gain(self, graph: torch.cuda.CUDAGraph, other: torch.cuda.CUDAGraph, samples: int) -> Ratio:
         """The first one's time over the second one's."""
         before = partial(self._session.restore, self._memory)
-        ratio = Ratio.of(*pairs(ours.replay, theirs.replay, samples, (before, before)))
+        ratio = Ratio.of(*pairs(graph.replay, other.replay, samples, (before, before)))
         self.reset()
         return ratio
 
@@ -283,14 +283,14 @@ def _compare(shape: TunedShape, on_done: OnDone) -> None:
 
 def _compare_launch(shape: TunedShape, bench: Bench, timed: Timed, bucket: int) -> None:
     node = timed.nodes[0]
-    ours, twin = bench.graph(shape.default, node), bench.graph(shape.default, node)
-    itself = bench.gain(ours, twin, THOROUGH)
+    graph, twin = bench.graph(shape.default, node), bench.graph(shape.default, node)
+    itself = bench.gain(graph, twin, THOROUGH)
     noise = noise_of(itself)
     for form in timed.finalists(shape.buckets):
         if bucket in timed.best[form]:
             variant, (split, _) = shape.variants[form], timed.best[form][bucket]
             other = bench.graph(variant, cut(variant, node, bucket, split))
-            timed.gains.setdefault(form, []).append(Gain(bucket, bench.gain(ours, other, THOROUGH), noise))
+            timed.gains.setdefault(form, []).append(Gain(bucket, bench.gain(graph, other, THOROUGH), noise))
 
 
 def _chosen(shape: TunedShape, timed: Timed) -> list[Found]:
@@ -306,7 +306,7 @@ def _chosen(shape: TunedShape, timed: Timed) -> list[Found]:
             candidates.append((sum(math.log(gain.ratio.median) for gain in kept), form, kept))
     if not candidates:
         return []
-    _, form, gains = max(candidates, key=lambda one: one[0])
+    _, form, gains = max(candidates, key=lambda candidate: candidate[0])
     splits = {gain.bucket: timed.best[form][gain.bucket][0] for gain in gains}
     name = str(shape.default.built.shape) if len(shape.default.built.loaded.config.shapes) > 1 else None
     kept = {bucket: split for bucket, split in splits.items() if split}

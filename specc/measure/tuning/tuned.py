@@ -36,13 +36,13 @@ class TuningResult:
 
     Attributes:
         tuning: what the file says.
-        found: the choices with what they gained, one for every kernel that has any.
+        winners: the choices with what they gained, one for every kernel that has any.
         steps: gains of whole steps by shape; none where nothing was chosen.
 
     """
 
     tuning: Tuning
-    found: tuple[Found, ...]
+    winners: tuple[Found, ...]
     steps: dict[str, list[Gain]]
 
 
@@ -80,7 +80,7 @@ def tune(loaded: LoadedConfig, device: torch.device, seconds: float, on_done: On
 def _least(winners: Sequence[Found], bucket: int) -> Found:
     """The choice that gains least in a bucket, of those that change it."""
     changing = [winner for winner in winners if any(gain.bucket == bucket for gain in winner.gains)]
-    return min(changing or winners, key=lambda one: one.least(bucket))
+    return min(changing or winners, key=lambda winner: winner.least(bucket))
 
 
 def _of_steps(
@@ -113,13 +113,13 @@ def step_gains(default: Variant, tuned: Variant, buckets: Sequence[int], device:
             for place in range(PLACES):
                 held = torch.empty((1 + place) * SHIFT, dtype=torch.uint8, device=device)
                 order = (default, tuned, default) if place % 2 == 0 else (tuned, default, default)
-                sides = [_Side(one, bucket, device) for one in order]
-                ours, theirs = sides[:2] if place % 2 == 0 else (sides[1], sides[0])
-                if not _same(ours.session, theirs.session):
+                sides = [_Side(program, bucket, device) for program in order]
+                default_side, tuned_side = sides[:2] if place % 2 == 0 else (sides[1], sides[0])
+                if not _same(default_side.session, tuned_side.session):
                     raise RuntimeError(f"the tuned program gives other results at bucket {bucket}")
-                ratios += ours.over(theirs)
-                noise.append(abs(statistics.median(ours.over(sides[2])) - 1))
-                del held, sides, ours, theirs
+                ratios += default_side.over(tuned_side)
+                noise.append(abs(statistics.median(default_side.over(sides[2])) - 1))
+                del held, sides, default_side, tuned_side
             gains.append(Gain(bucket, Ratio.over(ratios), max(noise)))
     return gains
 
@@ -137,7 +137,7 @@ class _Side:
         """This one's times over the other one's, taken in turn."""
         graphs = [side.graph().replay for side in (self, other)]
         mine, others = pairs(graphs[0], graphs[1], STEPS, (self._before, other._before))
-        return [one / two for one, two in zip(mine, others, strict=True)]
+        return [time / other_time for time, other_time in zip(mine, others, strict=True)]
 
     def graph(self) -> torch.cuda.CUDAGraph:
         """Several steps, one after the other."""
@@ -148,12 +148,12 @@ class _Side:
         return self._graph
 
 
-def _same(one: Session, other: Session) -> bool:
+def _same(session: Session, other: Session) -> bool:
     """Whether a step decides the same on both sides."""
-    memories = one.memory(), other.memory()
-    one.step()
+    memories = session.memory(), other.memory()
+    session.step()
     other.step()
-    mine, others = one.decided(), other.decided()
-    one.restore(memories[0])
+    mine, others = session.decided(), other.decided()
+    session.restore(memories[0])
     other.restore(memories[1])
     return all(torch.equal(bits(tensor), bits(others[name])) for name, tensor in mine.items())

@@ -21,7 +21,7 @@ from specc.kernels import FAMILIES
 from specc.kernels.writing.family import cluster_of
 from specc.kernels.writing.knobs import Knobs
 from specc.measure.backends import loaded as load
-from specc.passes.tune_launches import told
+from specc.passes.tune_launches import spell_choices
 from specc.runtime.backends import Backend
 from specc.runtime.backends.cuda import device_arch
 from specc.runtime.plan.nodes import Launch
@@ -78,7 +78,7 @@ def knobs_of(built: ShapeBuild, launch: str) -> Knobs:
 
 def described(built: ShapeBuild, launch: str) -> str:
     """The tile, warps, stages and split that a launch has, in words."""
-    return told(built.module, _declared(built, launch))
+    return spell_choices(built.module, _declared(built, launch))
 
 
 def _declared(built: ShapeBuild, launch: str) -> Kernel:
@@ -91,7 +91,7 @@ def forms_of(built: ShapeBuild, launch: str) -> set[Form]:
     tiles = (None, *(tile for tile in knobs.tiles if tile != kernel.constants.get(knobs.constant)))
     warps = (None, *(count for count in knobs.warps if count != kernel.num_warps))
     stages = (None, *(count for count in knobs.stages if count != kernel.num_stages))
-    return {Form(*one) for one in product(tiles, warps, stages)}
+    return {Form(*choice) for choice in product(tiles, warps, stages)}
 
 
 def choices_of(built: ShapeBuild, kernels: Mapping[str, list[Launch]], form: Form) -> tuple[LaunchChoice, ...]:
@@ -112,7 +112,9 @@ def compile_ahead(builds: Collection[Build], device: torch.device, on_done: Call
     One that does not compile is nothing here; `compiled` says so of its build. ``on_done``: how much of all is there.
     """
     sources = [
-        replace(source, name=f"{source.name}_{number}") for number, one in enumerate(builds) for source in one.sources
+        replace(source, name=f"{source.name}_{number}")
+        for number, build in enumerate(builds)
+        for source in build.sources
     ]
     lib = {path: text for build in builds for path, text in build.lib.items()}
     done = iter(range(1, len(sources) + 1))

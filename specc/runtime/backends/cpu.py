@@ -24,9 +24,9 @@ class ReferenceBackend:
 
     """
 
-    def __init__(self, brought: Mapping[str, Semantics] | None = None) -> None:
+    def __init__(self, references: Mapping[str, Semantics] | None = None) -> None:
         """Take what the program brings besides the ops of specc."""
-        self._semantics = {**OPS, **(brought or {})}
+        self._semantics = {**OPS, **(references or {})}
 
     def launch(self, node: Computed, frame: Frame) -> None:
         """Run one node. PlanError when an op is unknown, cannot be computed, or its result does not fit its buffer."""

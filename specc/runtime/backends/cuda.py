@@ -69,14 +69,14 @@ class CudaBackend:
         manifest: Manifest,
         root: Path,
         device: torch.device,
-        brought: Mapping[str, Semantics] | None = None,
+        references: Mapping[str, Semantics] | None = None,
     ) -> None:
         """Load the machine code in the package folder `root` onto `device`; `brought` as in `ReferenceBackend`."""
         self._device = device
         self._core = import_cuda_core()
         self._configs: dict[tuple[tuple[int, ...], int, int], Any] = {}
         self._streams: dict[int, Any] = {}
-        self._torch = ReferenceBackend(brought)
+        self._torch = ReferenceBackend(references)
         arch = device_arch(device)
         artifacts = manifest.artifacts_for(arch)
         manifest.check_driver(arch, driver_version())

@@ -27,7 +27,7 @@ class DraftTablesStep(BoundStep):
     def _brought(self, tables: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """As of any step, and those that are made."""
         given, first = super()._brought(tables), self._first_shape()
-        made = {} if first is self else {name: one for name, one in first._tables.items() if name in MADE}
+        made = {} if first is self else {name: table for name, table in first._tables.items() if name in MADE}
         return draft_tables(self._plan, {**given, **made})
 
 

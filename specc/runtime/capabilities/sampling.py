@@ -194,16 +194,16 @@ class SamplingRows:
         if len(params) != len(checked):
             raise SamplingError(f"{len(params)} parameters for {len(checked)} pool rows")
         seeded = [_own(param) for param in params]
-        for one in seeded:
-            check_built(self._plan, one)
+        for param in seeded:
+            check_built(self._plan, param)
         counted = self._counted(seeded, texts)
         index = torch.tensor(checked, dtype=torch.int64)
         for name, (pool, dtype) in self._fields.items():
-            values = torch.tensor([getattr(one, name) for one in seeded], dtype=dtype)
-            sent = (one.to(pool.device, non_blocking=True) for one in (index, values))  # nobody waits for the device
+            values = torch.tensor([getattr(param, name) for param in seeded], dtype=dtype)
+            sent = (part.to(pool.device, non_blocking=True) for part in (index, values))  # nobody waits for the device
             pool.index_copy_(0, *sent)
-        for row, one, text in zip(checked, seeded, counted, strict=True):
-            self._write_biases(row, one)
+        for row, param, text in zip(checked, seeded, counted, strict=True):
+            self._write_biases(row, param)
             self._write_counts(row, text)
         self._fresh.update(checked)
 

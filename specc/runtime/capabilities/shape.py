@@ -192,7 +192,7 @@ def _kind(shape: Shape) -> Kind:
 
 def _by_bucket(buckets: ShapeBuckets, times: StepTimes | None) -> dict[int, list[Shape]]:
     """By bucket, ascending, the shapes to choose from, ascending. ValueError for times that are none, or lack."""
-    shapes: dict[int, list[Shape]] = {size: [] for size in sorted({one for sizes in buckets.values() for one in sizes})}
+    shapes: dict[int, list[Shape]] = {size: [] for size in sorted(set[int]().union(*buckets.values()))}
     for shape in sorted(buckets):
         known = buckets[shape] if times is None else times.get(shape, ())
         for bucket in {*buckets[shape]} & {*known}:

@@ -135,14 +135,14 @@ def write_step_times(path: Path, times: StepTimes, program: LoadedTimes, *, engi
     `engine` says what ran the steps, with its version.
     """
     device = program.device
-    said = Measured(
+    content = Measured(
         program=f"{program.manifest.name} {program.manifest.version}",
         gpu=torch.cuda.get_device_name(device) if device.type == "cuda" else device.type,
         engine=engine,
         unit=UNIT,
         times={str(shape): dict(sorted(by_bucket.items())) for shape, by_bucket in sorted(times.items())},
     )
-    path.write_text(json.dumps(to_json(said), indent=2, allow_nan=False) + "\n", encoding="utf-8")
+    path.write_text(json.dumps(to_json(content), indent=2, allow_nan=False) + "\n", encoding="utf-8")
 
 
 def read_step_times(path: Path, buckets: ShapeBuckets) -> StepTimes:

@@ -157,7 +157,7 @@ def _parts(plan: Plan, graphs: Sequence[Capture], half: Sequence[Node]) -> list[
     parts: list[Part] = []
     for name, node in nodes.items():
         if name in heads:
-            parts.append(_segment(plan, heads[name].name, [nodes[one] for one in heads[name].nodes]))
+            parts.append(_segment(plan, heads[name].name, [nodes[node] for node in heads[name].nodes]))
         elif isinstance(node, OUTSIDE) and not any(name in graph.nodes for graph in heads.values()):
             parts.append(node)
     return parts

@@ -89,7 +89,7 @@ def _fault_beside(first: Tensor, buffer: Tensor) -> str:
     """How a buffer differs from the first one, in what all must share."""
     if len(buffer) != len(first):
         return f"has {len(buffer)} slots, the first buffer {len(first)}"
-    mine, theirs = (tensor.stride(0) * tensor.element_size() for tensor in (buffer, first))
-    if mine != theirs:
-        return f"has {mine} bytes from slot to slot, the first buffer {theirs}"
+    stride, first_stride = (tensor.stride(0) * tensor.element_size() for tensor in (buffer, first))
+    if stride != first_stride:
+        return f"has {stride} bytes from slot to slot, the first buffer {first_stride}"
     return ""

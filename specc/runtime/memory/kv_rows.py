@@ -24,7 +24,7 @@ class KvRows:
     def named(self) -> dict[str, Tensor]:
         """Every buffer by its name for people."""
         pools = {f"kv_pools[{owner!r}]": buffers for owner, buffers in self.buffers.items()}
-        return {f"{pool}[{i}]": one for pool, buffers in pools.items() for i, one in enumerate(buffers)}
+        return {f"{pool}[{i}]": buffer for pool, buffers in pools.items() for i, buffer in enumerate(buffers)}
 
     def write_pointers(self, arena: Arena) -> None:
         """Fill the pointer tables, i64[layers * buffers] per owner."""

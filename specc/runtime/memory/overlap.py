@@ -70,5 +70,5 @@ def check_apart(written: Mapping[str, Tensor], read: Mapping[str, Tensor]) -> No
 def sharing(written: Iterable[StridedRows], read: Iterable[StridedRows]) -> tuple[str, str] | None:
     """The names of two that share memory, at least one of them written; None when no two do."""
     kept = list(written)
-    pairs = [*combinations(kept, 2), *((one, other) for one in kept for other in read)]
-    return next(((one.name, other.name) for one, other in pairs if one.share(other)), None)
+    pairs = [*combinations(kept, 2), *((region, other) for region in kept for other in read)]
+    return next(((region.name, other.name) for region, other in pairs if region.share(other)), None)

@@ -358,7 +358,7 @@ class Plan:
     def tables(self) -> dict[str, Input]:
         """Inputs that the engine brings once, at bind, besides the request table: the runtime has the others."""
         known = (*TABLES, PROMPT, RANK, *MADE)
-        return {name: one for name, one in self.inputs.items() if self.home(name) is None and name not in known}
+        return {name: table for name, table in self.inputs.items() if self.home(name) is None and name not in known}
 
     def written_inputs(self, entry: str) -> list[str]:
         """Inputs that `entry` reads and the runtime writes: they have a buffer. Sorted."""

@@ -62,9 +62,9 @@ def to_json(value: Any) -> dict[str, Any]:
     hints, kind = _annotations(type(value)), type(value)
     content = {} if "kind" in hints or not hasattr(kind, "kind") else {"kind": kind.kind}
     for field in fields(value):
-        one = getattr(value, field.name)
-        if field.default is MISSING or field.default != one:
-            content[field.name] = _written(hints[field.name], one)
+        part = getattr(value, field.name)
+        if field.default is MISSING or field.default != part:
+            content[field.name] = _written(hints[field.name], part)
     return content
 
 
@@ -72,12 +72,12 @@ def _written(wanted: Any, value: Any) -> Any:
     if is_dataclass(value):
         return to_json(value)
     if get_origin(wanted) is tuple:
-        return [_written(kind, one) for kind, one in zip(_each(get_args(wanted), len(value)), value, strict=True)]
+        return [_written(kind, item) for kind, item in zip(_each(get_args(wanted), len(value)), value, strict=True)]
     if get_origin(wanted) is Mapping:
         kind = get_args(wanted)[1]
         if _is_listed(kind):
             return [to_json(item) for item in value.values()]
-        return {str(key): _written(kind, one) for key, one in value.items()}
+        return {str(key): _written(kind, item) for key, item in value.items()}
     return value
 
 
@@ -114,9 +114,9 @@ def _checked(right: bool, data: Any, where: str) -> Any:
 def _one_of(kinds: tuple[Any, ...], data: Any, where: str) -> Any:
     if all(is_dataclass(kind) for kind in kinds):
         named = {kind.kind: kind for kind in kinds}
-        said = data.get("kind") if isinstance(data, Mapping) else None
-        _checked(isinstance(said, str) and said in named, said, f"the kind of {where}")
-        return _record(named[said], {key: one for key, one in data.items() if key != "kind"}, where)
+        name = data.get("kind") if isinstance(data, Mapping) else None
+        _checked(isinstance(name, str) and name in named, name, f"the kind of {where}")
+        return _record(named[name], {key: value for key, value in data.items() if key != "kind"}, where)
     for kind in kinds:
         try:
             return _read(kind, data, where)
@@ -130,15 +130,15 @@ def _tuple(kinds: tuple[Any, ...], data: Any, where: str) -> tuple[Any, ...]:
     kinds = _each(kinds, len(data))
     _checked(len(kinds) == len(data), data, where)
     pairs = enumerate(zip(kinds, data, strict=True))
-    return tuple(_read(kind, one, f"{where}[{index}]") for index, (kind, one) in pairs)
+    return tuple(_read(kind, item, f"{where}[{index}]") for index, (kind, item) in pairs)
 
 
 def _mapping(kinds: tuple[Any, ...], data: Any, where: str) -> Mapping[Any, Any]:
     key_kind, kind = kinds
     if _is_listed(kind):
-        return _object_of([(one.name, one) for one in _tuple((kind, ...), data, where)], where)
+        return _object_of([(entry.name, entry) for entry in _tuple((kind, ...), data, where)], where)
     _checked(isinstance(data, dict), data, where)
-    pairs = [(_key(key_kind, key, where), _read(kind, one, f"{where}.{key}")) for key, one in data.items()]
+    pairs = [(_key(key_kind, key, where), _read(kind, item, f"{where}.{key}")) for key, item in data.items()]
     return _object_of(pairs, where)
 
 
@@ -173,7 +173,7 @@ def _record(kind: Any, data: Any, where: str) -> Any:
     needed = {field.name for field in fields(kind) if field.default is MISSING}
     if missing := sorted(needed - data.keys()):
         raise TypeError(f"{where} has no {missing[0]!r}")
-    return kind(**{name: _read(hints[name], one, f"{where}.{name}") for name, one in data.items()})
+    return kind(**{name: _read(hints[name], item, f"{where}.{name}") for name, item in data.items()})
 
 
 @cache

@@ -88,7 +88,7 @@ def vocab_topk_merge(operands: Tensors, attrs: Attrs, dims: Dims) -> Tensors:
     top, mass = _joined(top, mass.abs())
     p = torch.where(top[..., None] == -torch.inf, 0.0, exp_below(_value(keys >> 32), top[..., None]) / mass[..., None])
     index = LAST - (keys & LAST)
-    return tuple(zero_rows(one, rows == 0) for one in (p, index, nan | ~top.isfinite()))
+    return tuple(zero_rows(result, rows == 0) for result in (p, index, nan | ~top.isfinite()))
 
 
 def _tokens(logits: Tensor, rank: Tensor) -> Tensor:

@@ -140,7 +140,7 @@ def _seen(parent: Tensor) -> Tensor:
 def _parents(branches: int, kept: Sequence[Tensor], like: Tensor) -> Tensor:
     """Entry s // K of i64[B, 1 + K (S - 1)] is the candidate that candidate s grew from, -1 for the root."""
     first = torch.arange(-1, branches, device=like.device).expand(len(like), -1)
-    grown = [branches + branches * branches * step + one for step, one in enumerate(kept)]
+    grown = [branches + branches * branches * step + node for step, node in enumerate(kept)]
     return torch.cat([first, *grown], dim=1)
 
 

@@ -76,10 +76,10 @@ class Carry:
         """CarryError unless both records have the same fields with the same row shape, dtype and device."""
         if self._fields.keys() != other._fields.keys():
             raise CarryError(f"fields {sorted(self._fields)} do not match {sorted(other._fields)}")
-        for name, mine in self._fields.items():
-            theirs = other._fields[name]
-            if _row_type(mine) != _row_type(theirs):
-                raise CarryError(f"field {name!r}: {_row_type(mine)} does not match {_row_type(theirs)}")
+        for name, field in self._fields.items():
+            other_field = other._fields[name]
+            if _row_type(field) != _row_type(other_field):
+                raise CarryError(f"field {name!r}: {_row_type(field)} does not match {_row_type(other_field)}")
 
     def _map(self, function: Callable[[Tensor], Tensor]) -> Carry:
         return Carry({name: function(tensor) for name, tensor in self._fields.items()})

@@ -63,8 +63,8 @@ def carried_fields(plan: Plan, columns: int | None = None) -> tuple[CarriedField
     sizes = plan.dims if columns is None else {**plan.dims, CONTEXT_AXIS: columns + 1}
     least = LEAST if plan.rotated else {}
     return tuple(
-        CarriedField(name, one.dtype, tuple(map(plan.size, one.axes[1:])), _limit(one, sizes), least.get(name, 0))
-        for name, one in sorted(own(plan).items())
+        CarriedField(name, field.dtype, tuple(map(plan.size, field.axes[1:])), _limit(field, sizes), least.get(name, 0))
+        for name, field in sorted(own(plan).items())
     )
 
 

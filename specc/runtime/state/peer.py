@@ -44,7 +44,7 @@ def schema(plan: Plan) -> dict[str, Any]:
             for owner, pool in plan.kv_pools.items()
         },
         "models": {
-            role: {key: one for key, one in to_json(model).items() if key in MODEL_KEYS}
+            role: {key: value for key, value in to_json(model).items() if key in MODEL_KEYS}
             for role, model in plan.models.items()
         },
     }
@@ -55,20 +55,20 @@ def schema_digest(plan: Plan) -> str:
     return hashlib.sha256(_canonical(schema(plan)).encode()).hexdigest()
 
 
-def check_peer(mine: Mapping[str, Any], theirs: Mapping[str, Any]) -> None:
+def check_peer(mine: Mapping[str, Any], peer: Mapping[str, Any]) -> None:
     """SchemaMismatchError, naming everything that differs, unless two results of `schema` are the same."""
-    differences = list(_differences("", mine, theirs))
+    differences = list(_differences("", mine, peer))
     if differences:
         raise SchemaMismatchError(f"the peer's program is another one: {'; '.join(differences)}")
 
 
-def _differences(path: str, mine: object, theirs: object) -> Iterator[str]:
-    if isinstance(mine, Mapping) and isinstance(theirs, Mapping):
-        for key in sorted(mine.keys() | theirs.keys()):
+def _differences(path: str, mine: object, peer: object) -> Iterator[str]:
+    if isinstance(mine, Mapping) and isinstance(peer, Mapping):
+        for key in sorted(mine.keys() | peer.keys()):
             below = f"{path}.{key}" if path else str(key)
-            yield from _differences(below, mine.get(key, _ABSENT), theirs.get(key, _ABSENT))
-    elif _spell(mine) != _spell(theirs):
-        yield f"{path or 'schema'} is {_spell(mine)} here, {_spell(theirs)} there"
+            yield from _differences(below, mine.get(key, _ABSENT), peer.get(key, _ABSENT))
+    elif _spell(mine) != _spell(peer):
+        yield f"{path or 'schema'} is {_spell(mine)} here, {_spell(peer)} there"
 
 
 def _spell(value: object) -> str:

@@ -68,8 +68,8 @@ class Relay:
         """
         checked = batch_rows(rows, self._rows, self._device)
         check_carry(carry)
-        if theirs := sorted(carry.fields.keys() & self._pools.keys() - set(self._own)):
-            raise CarryError(f"field {theirs[0]!r} is the engine's, which writes it in a table of its own")
+        if outside := sorted(carry.fields.keys() & self._pools.keys() - set(self._own)):
+            raise CarryError(f"field {outside[0]!r} is the engine's, which writes it in a table of its own")
         if len(carry) != len(checked):
             raise CarryError(f"a carry of {len(carry)} rows for {len(rows)} pool rows")
         carry.check_like(Carry({field: self._pools[field][:0] for field in self._own}))

@@ -66,7 +66,7 @@ def _place(header: object, name: str, most: int, available: int) -> tuple[str, i
 def _counts(entry: dict[str, Any], key: str, count: int) -> list[int] | None:
     """Return a list of so many numbers from 0; None where something else stands there."""
     listed = cast("list[object]", entry.get(key)) if isinstance(entry.get(key), list) else []
-    counts = [one for one in listed if type(one) is int and one >= 0]
+    counts = [count for count in listed if type(count) is int and count >= 0]
     return counts if len(counts) == len(listed) == count else None
 
 

@@ -140,8 +140,8 @@ def leave_out_others(original: Callable[..., Any], layer: Any, states: Tensor, c
         return original(layer, states, chosen, config)
     total = torch.zeros_like(states)
     for weights, ids in zip(chosen.topk_weights.split(1, 1), chosen.topk_ids.split(1, 1), strict=True):
-        one = chosen._replace(topk_ids=ids.clamp_min(0), topk_weights=weights.masked_fill(ids < 0, 0))
-        total += original(layer, states, one, config)
+        choice = chosen._replace(topk_ids=ids.clamp_min(0), topk_weights=weights.masked_fill(ids < 0, 0))
+        total += original(layer, states, choice, config)
     return total
 
 

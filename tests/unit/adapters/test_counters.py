@@ -26,7 +26,7 @@ for captured in (("none",), ("none", "drafts")):  # the second time it is bound 
     counters.count("5x4x8")
     counters.left("sampling")
 counters.count("0")
-print(json.dumps([(one.name, one.labels, one.value) for family in REGISTRY.collect() for one in family.samples]))
+print(json.dumps([(row.name, row.labels, row.value) for family in REGISTRY.collect() for row in family.samples]))
 """
 
 

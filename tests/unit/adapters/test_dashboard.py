@@ -27,8 +27,8 @@ counters = Counters(package, "SGLang")
 counters.active("none")
 counters.count(shape)
 Verified(package).count(shape, [1, 4])
-samples = [one for family in REGISTRY.collect() for one in family.samples if not one.name.endswith("_created")]
-print(json.dumps({one.name: sorted(one.labels) for one in samples if one.name.startswith("specc:")}))
+samples = [sample for family in REGISTRY.collect() for sample in family.samples if not sample.name.endswith("_created")]
+print(json.dumps({sample.name: sorted(sample.labels) for sample in samples if sample.name.startswith("specc:")}))
 """
 OF_VLLM = {
     "vllm:spec_decode_num_drafts_total": ["engine", "model_name"],

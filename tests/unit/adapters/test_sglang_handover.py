@@ -21,7 +21,7 @@ TOPK, WIDTH, TOKENS = 3, 4, 20
 @pytest.fixture
 def decoding(serve: Serve) -> Any:
     """Starts servers that decode what another one prefills."""
-    return lambda *given, **named: serve(*given, side="decode", **named)
+    return lambda *given, **named: serve(*given, mode="decode", **named)
 
 
 @pytest.mark.parametrize("overlap", [False, True])
@@ -178,7 +178,7 @@ def test_a_server_that_prefills_keeps_still(
     monkeypatch.setenv("SPECC_PROGRAM", PROGRAM)
     monkeypatch.setenv("SPECC_FALLBACK", "refuse")
     caplog.set_level(logging.INFO)
-    server: Server = serve(plan_of("EAGLE"), overlap=overlap, side="prefill")
+    server: Server = serve(plan_of("EAGLE"), overlap=overlap, mode="prefill")
     assert server.worker.steps is None
     assert "no program runs, since this server only prefills" in caplog.text
     server.begin(PROMPTS, top_k=ALL)

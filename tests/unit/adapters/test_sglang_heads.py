@@ -117,7 +117,7 @@ def test_a_program_that_reads_logits_leaves_all_as_it_is(heads: Any) -> None:
 )
 def test_what_is_in_the_way_of_a_head(heads: Any, changes: dict[str, Any], ranks: int, what: list[str]) -> None:
     found = list(heads.misfits(plan_of(), runner_of(heads, **changes), ranks))
-    assert len(found) == len(what) and all(word in one for word, one in zip(what, found, strict=True))
+    assert len(found) == len(what) and all(word in misfit for word, misfit in zip(what, found, strict=True))
 
 
 def test_a_rank_gives_its_shard_where_it_has_the_programs_entries(heads: Any) -> None:

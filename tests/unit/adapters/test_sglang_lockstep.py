@@ -19,9 +19,9 @@ OTHERS = "requests of another rank"
 @pytest.fixture(autouse=True)
 def others(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, bool, bool]]:
     """What the other rank says: how many requests it has, whether it prefills, whether its program serves them."""
-    said = [(4, False, True)]
-    monkeypatch.setattr(MLPSyncBatchInfo, "others", said)
-    return said
+    votes = [(4, False, True)]
+    monkeypatch.setattr(MLPSyncBatchInfo, "others", votes)
+    return votes
 
 
 def widths(server: Server, monkeypatch: pytest.MonkeyPatch) -> list[int]:
@@ -100,15 +100,15 @@ def test_ranks_vote_for_what_the_program_serves(serve: Serve) -> None:
     server = serve(plan_of("EAGLE"), groups=2)
     server.begin({row: PROMPTS[row] for row in (3, 1, 2)})
     server.begin({6: PROMPTS[6]}, min_new_tokens=2)
-    said = MLPSyncBatchInfo.sent
-    assert [row[:2] for row in said] == [[3, 1], [1, 1]]
-    del said[:]
+    votes = MLPSyncBatchInfo.sent
+    assert [row[:2] for row in votes] == [[3, 1], [1, 1]]
+    del votes[:]
     run(server, [[3, 1], [3, 6], [2]])
     server.idle()
     server.worker.steps.switch(False)
     run(server, [[2]])
     server.idle()
-    assert said == [[2, 0, 1], [2, 0, 0], [1, 0, 1], [0, 0, 1], [1, 0, 0], [0, 0, 0]]
+    assert votes == [[2, 0, 1], [2, 0, 0], [1, 0, 1], [0, 0, 1], [1, 0, 0], [0, 0, 0]]
     assert server.worker.steps.tally.left == {"min_new_tokens": 1, "switched off": 1}
 
 

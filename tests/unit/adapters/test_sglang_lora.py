@@ -85,9 +85,9 @@ def test_a_graph_has_what_was_said_of_its_bucket(serve: Serve, monkeypatch: pyte
     batches = {rows: SimpleNamespace(batch_size=rows, spec_info=info) for rows in (2, 1)}
     capturing = [False]
     monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: capturing[0])
-    said = lora.lora_backend.batch_info
+    written = lora.lora_backend.batch_info
     adapters.give(batches[1])
-    assert lora.lora_backend.batch_info is said, "a step that runs has said it"
+    assert lora.lora_backend.batch_info is written, "a step that runs has said it"
     with adapters.capturing():
         for batch in batches.values():
             adapters.give(batch)
@@ -96,9 +96,9 @@ def test_a_graph_has_what_was_said_of_its_bucket(serve: Serve, monkeypatch: pyte
         for rows, batch in batches.items():
             adapters.give(batch)
             assert lora.lora_backend.batch_info == BatchInfo([None] * rows, [nodes] * rows)
-    said = lora.lora_backend.batch_info
+    written = lora.lora_backend.batch_info
     adapters.give(batches[2])
-    assert lora.lora_backend.batch_info is said
+    assert lora.lora_backend.batch_info is written
 
 
 def test_captures_are_announced(serve: Serve) -> None:

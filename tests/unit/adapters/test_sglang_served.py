@@ -90,7 +90,7 @@ def test_windows_are_for_chains_on_some_backends(backend: str) -> None:
     if traits.mask is not None:
         assert "topk" in about(Server(windowed, ServedModel(), topk=4, **given))
         assert "topk" in about(Server(ServedModel(), windowed, topk=4, **given))
-    assert {name for name, one in BACKENDS.items() if one.windows} == {"fa3", "intel_amx"}
+    assert {name for name, backend in BACKENDS.items() if backend.windows} == {"fa3", "intel_amx"}
 
 
 @pytest.mark.parametrize("backend", BACKENDS)

@@ -181,8 +181,8 @@ def test_times_are_measured_or_those_of_a_file(serve: Serve, monkeypatch: pytest
     assert {shape: [*times] for shape, times in measured.items()} == {plan.shape: [1, 2, 4] for plan in plans}
     times = {"3": {"1": 9.0, "4": 8.0}, "1": {"2": 2.5}, "0": {"1": 1.0}}
     file = tmp_path / "times.json"
-    said = {"program": "any", "gpu": "any", "engine": "any", "unit": "ms", "times": times}
-    file.write_text(json.dumps(said))
+    content = {"program": "any", "gpu": "any", "engine": "any", "unit": "ms", "times": times}
+    file.write_text(json.dumps(content))
     monkeypatch.setenv("SPECC_STEP_TIMES", str(file))
     read = started(serve, plans).worker.steps.shapes.times
     assert {str(shape): {str(bucket): time for bucket, time in of.items()} for shape, of in read.items()} == times
@@ -190,7 +190,7 @@ def test_times_are_measured_or_those_of_a_file(serve: Serve, monkeypatch: pytest
         ({"unit": "s"}, "the unit is 's'"),
         ({"times": {name: {"1": 1.0} for name in times}}, "none of 2"),
     ):
-        file.write_text(json.dumps(said | wrong))
+        file.write_text(json.dumps(content | wrong))
         with pytest.raises(RuntimeError, match=rf"SPECC_STEP_TIMES=.*times\.json: .*{message}"):
             started(serve, plans)
 
@@ -228,10 +228,10 @@ def test_backends_of_a_shape_know_its_sizes_and_share_memory(shape: Shape, topk:
     steps, nodes = shape.num_steps, shape.num_nodes
     assert branches(shape) == topk
     sized = Roles(drafts, container, verify, extend).sized(steps, topk, nodes)
-    assert [vars(one) for one in sized.draft] == [
+    assert [vars(backend) for backend in sized.draft] == [
         {"memory": [], "topk": topk, "speculative_num_steps": steps} for _ in range(max(steps - 1, 0))
     ]
-    assert all(one.memory is own.memory for one, own in zip(sized.draft, drafts, strict=False))
+    assert all(backend.memory is own.memory for backend, own in zip(sized.draft, drafts, strict=False))
     assert vars(sized.verify) == {"memory": [], "topk": topk, "speculative_num_draft_tokens": nodes}
     assert vars(sized.extend) == {"memory": [], "num_draft_tokens": nodes}
     assert sized.verify.memory is verify.memory and sized.extend.memory is extend.memory

@@ -151,17 +151,17 @@ def test_a_server_that_the_program_is_for() -> None:
 
 def test_modules_that_draft_one_after_the_other() -> None:
     """As many as there are, or fewer; one alone is run at every step."""
-    several, one = plans(algorithm="MULTI_LAYER_EAGLE"), plans()
+    several, single = plans(algorithm="MULTI_LAYER_EAGLE"), plans()
     for modules, message in (
         (3, []), (5, []), (2, ["drafting by 2 modules more than once in a step is not served"]),
         (1, ["the program is of MULTI_LAYER_EAGLE, the server's method is mtp"]),
     ):  # fmt: skip
         given = server(method="mtp", draft_model_config=model(modules=modules))
         assert misfits(several, given, Own, {Own}) == message
-    (misfit,) = misfits(one, server(method="mtp", draft_model_config=model(modules=3)), Own, {Own})
+    (misfit,) = misfits(single, server(method="mtp", draft_model_config=model(modules=3)), Own, {Own})
     assert misfit == "the program is of EAGLE, the server's method is mtp of several modules"
     for given in ({"method": "mtp", "draft_model_config": model()}, {"draft_model_config": model(modules=3)}):
-        assert misfits(one, server(**given), Own, {Own}) == []
+        assert misfits(single, server(**given), Own, {Own}) == []
 
 
 @pytest.mark.parametrize(

@@ -200,6 +200,6 @@ def test_where_one_rank_fails_all_do(second: GroupCoordinator) -> None:
     assert parallel.alike(lambda: 7) == 7
     with pytest.raises(ZeroDivisionError):
         parallel.alike(lambda: 1 // 0)
-    second.answer = lambda said: dict.fromkeys(said, "no file")
+    second.answer = lambda questions: dict.fromkeys(questions, "no file")
     with pytest.raises(RuntimeError, match="is no file on rank 0, None on rank 1"):
         parallel.alike(lambda: 7)

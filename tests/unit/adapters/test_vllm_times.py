@@ -86,8 +86,8 @@ def test_measuring_changes_no_request(measuring: Serve, algorithm: str) -> None:
 
 def test_the_policy_counts_by_what_was_measured(serve: Serve, monkeypatch: pytest.MonkeyPatch) -> None:
     slow = {Shape(3, 1, 4): 9.0, Shape(1, 1, 2): 1.5, Shape(0, 1, 1): 1.0}
-    said = {shape: dict.fromkeys((1, 2, 4), time) for shape, time in slow.items()}
-    monkeypatch.setattr(runtime, "measure_step_times", lambda *_: said)
+    measured = {shape: dict.fromkeys((1, 2, 4), time) for shape, time in slow.items()}
+    monkeypatch.setattr(runtime, "measure_step_times", lambda *_: measured)
     server = serve(plans_of("EAGLE"))
     for _ in range(40):
         server.told(ROWS, drafts := lookup(server)[4], [drafts + 1] * 4)

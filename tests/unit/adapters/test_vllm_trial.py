@@ -133,13 +133,13 @@ def test_what_vllm_has_drawn_the_program_verifies(
     run(server, BATCHES[:STEPS])
     assert len(lines(caplog)) == 2
     before = {row: server.text(row) for row in PROMPTS}
-    told = list[Sampling]()
+    params = list[Sampling]()
     say = RotatedStep.set_sampling
     monkeypatch.setattr(
-        RotatedStep, "set_sampling", lambda step, rows, of, *more: (told.extend(of), say(step, rows, of, *more))
+        RotatedStep, "set_sampling", lambda step, rows, of, *more: (params.extend(of), say(step, rows, of, *more))
     )
     run(server, BATCHES[STEPS:])
-    assert sorted(one.temperature for one in told) == [0, 0, 0.5, 1.5]
+    assert sorted(param.temperature for param in params) == [0, 0, 0.5, 1.5]
     for row in (0, 5):
         text, prompt = before[row], len(PROMPTS[row])
         for token in server.text(row)[len(text) :]:
@@ -180,14 +180,14 @@ def test_a_verification_that_is_another_is_named(
     run(server, BATCHES[:2])
     changing.append(True)
     monkeypatch.setenv("SPECC_PROGRAM", PROGRAM if must else "")
-    said = rf"{PROGRAM} differs from vLLM's own step: \d of 4 requests have other tokens in step 3 of {STEPS}"
+    difference = rf"{PROGRAM} differs from vLLM's own step: \d of 4 requests have other tokens in step 3 of {STEPS}"
     if must:
-        with pytest.raises(RuntimeError, match=said):
+        with pytest.raises(RuntimeError, match=difference):
             server.decode([2, 0, 5, 1])
         return
     server.decode([2, 0, 5, 1])
     assert server.program is None and server.runner.speculator.trial is None
-    assert re.search(f"Difference: {said} that both sides make. {NAMED}", caplog.text)
+    assert re.search(f"Difference: {difference} that both sides make. {NAMED}", caplog.text)
     changing.clear()
     run(server)
     assert all(len(server.text(row)) > len(PROMPTS[row]) + 6 for row in PROMPTS)

@@ -71,7 +71,7 @@ def depths(monkeypatch: pytest.MonkeyPatch) -> Depths:
 
 
 def test_what_is_carried_may_take_others_along(depths: Depths) -> None:
-    carried = [set(one.module.carries) & set(FIELDS) for one in depths(chained)]
+    carried = [set(depth.module.carries) & set(FIELDS) for depth in depths(chained)]
     assert carried == [{"first", "second", "third"}] * 2
 
 

@@ -193,8 +193,8 @@ def check_config(config, variant, folder):
     num_steps, topk, _ = variant.shape
     assert config["algorithm"] == variant.algorithm
     shapes = [
-        (one["num_steps"], one.get("topk", 1), one.get("num_draft_tokens", one["num_steps"] + 1))
-        for one in config.get("shapes", [config])
+        (shape["num_steps"], shape.get("topk", 1), shape.get("num_draft_tokens", shape["num_steps"] + 1))
+        for shape in config.get("shapes", [config])
     ]
     assert tuple(map(max, zip(*shapes, strict=True))) == variant.shape
     room = variant.models.context + 2 * (num_steps + 1)  # for the two steps that end a text

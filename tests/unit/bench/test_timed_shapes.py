@@ -65,8 +65,8 @@ def test_accepted_lengths_that_are_not_the_tables_and_far_texts_are_failures():
         "sides": {"5x4x8": {"1024x1": rate(10.0, 1.5)}, "SGLang 5x4x8": {"1024x1": rate(10.0, 2.95)}},
         "load": {"program": {"short": 0, "left": {"more than 64 requests": 2}}},
     }
-    said = list(shapes.failures(made, LENGTHS))
-    assert said == [
+    messages = list(shapes.failures(made, LENGTHS))
+    assert messages == [
         "texts of prompts 7 at auto differ, and no near tie is there",
         "5x4x8: 1.50 tokens a step, the table has 3.00",
         "load of program: 0 answers are too short, left to SGLang {'more than 64 requests': 2}",
@@ -77,5 +77,5 @@ def test_tables_have_a_length_of_every_shape_and_say_what_is_made_up():
     described = json.loads(Path(HERE, "accepted.json").read_text())
     for table in described.values():
         lengths = table["published"] | table["made_up"]
-        assert lengths.keys() == {*shapes.SHAPES, *(side.split()[-1] for side in shapes.SERVERS.values())}
+        assert lengths.keys() == {*shapes.SHAPES, *(server.split()[-1] for server in shapes.SERVERS.values())}
         assert not table["published"].keys() & table["made_up"].keys()

@@ -42,9 +42,9 @@ def test_a_tiny_pair_learns_and_every_head_writes_the_texts_of_its_target(tmp_pa
     assert losses["target"] < losses["uniform"]
     assert report["sizes"] == {"hidden": 64, "kv_heads": 1, "vocab_size": 1024, "layers": 4}
     assert report["target"] == {"steps": 12, "tokens": 12 * 1024}
-    found = {(one["tokens"], one["head"]): one for one in report["accepted"]}
+    found = {(row["tokens"], row["head"]): row for row in report["accepted"]}
     assert list(found) == [(1024, "engine"), (1024, "fp8"), (512, "engine"), (512, "fp8")]
-    assert all(one["wrong_texts"] == 0 and 1 <= one["accepted"] <= 4 for one in found.values())
+    assert all(row["wrong_texts"] == 0 and 1 <= row["accepted"] <= 4 for row in found.values())
     assert "| 1024 | 100.00% |" in printed
 
 

@@ -55,8 +55,8 @@ def plans_of(number: int) -> tuple[Plan, ...]:
 def test_which_there_are(number: int) -> None:
     """Files, public names, base classes, and nothing that a file imports and that is missing."""
     files, wanted = runtime_files(plans_of(number), "_"), PROGRAMS[number][2]
-    for one in CAPABILITIES:
-        assert {f"_/{file}" in files for file in one.files} == {one in wanted}
+    for capability in CAPABILITIES:
+        assert {f"_/{file}" in files for file in capability.files} == {capability in wanted}
     whole = {path: (ROOT / path.removeprefix("_/")).read_text() for path in files}
     assert {path for path in files if files[path] != whole[path]} <= {f"_/{path}" for path in LISTS}
     for path, text in files.items():
@@ -79,12 +79,12 @@ def test_names_are_of_their_files_and_of_no_others() -> None:
     api = {
         name: f"{home.replace('.', '/')}.py" for home, name in re.findall(r"^from \.([\w.]+) import (\w+)", text, re.M)
     }
-    named = [name for one in CAPABILITIES for name in one.names]
+    named = [name for capability in CAPABILITIES for name in capability.names]
     assert len({*named}) == len(named)
-    for one in CAPABILITIES:
-        assert all((ROOT / file).is_file() for file in one.files)
-        assert {name for name, home in api.items() if home in one.files} == api.keys() & {*one.names}
-        for name in one.names:
+    for capability in CAPABILITIES:
+        assert all((ROOT / file).is_file() for file in capability.files)
+        assert {name for name, home in api.items() if home in capability.files} == api.keys() & {*capability.names}
+        for name in capability.names:
             assert name in api or hasattr(Program, name) or hasattr(RotatedStep, name)
 
 

@@ -99,8 +99,8 @@ def test_any_file_of_an_installed_program(built: Path, tmp_path: Path, monkeypat
     for place, path in enumerate(files):
         whole = path.read_bytes()
         path.write_bytes([b"def (", b"raise SystemExit\n", b"\x00", whole + b"\n"][place % 4])
-        for said in refused(PACKAGE):
-            assert f"{path.relative_to(folder)} differs from its digest" in said
+        for message in refused(PACKAGE):
+            assert f"{path.relative_to(folder)} differs from its digest" in message
         path.write_bytes(whole)
     shutil.rmtree(folder / "_runtime")
     assert "_runtime/__init__.py" in refused(PACKAGE)[0]

@@ -43,7 +43,7 @@ NAMES = {dtype: name for name, dtype in DTYPES.items()}
 
 def page_of(plan: Plan, out: Path, **changes: Any) -> str:
     """The docstring of the package of a plan's wheel."""
-    sources = {one.source: "" for one in (*plan.kernels.values(), *plan.ops.values())}
+    sources = {function.source: "" for function in (*plan.kernels.values(), *plan.ops.values())}
     wheel = toy_wheel(out, **{"plan": plan, "sources": sources, "artifacts": []} | changes)
     with WheelFile(wheel) as archive:
         found = ast.get_docstring(ast.parse(archive.read("specc_program_toy_chain/__init__.py")), clean=False)
@@ -66,7 +66,11 @@ def types(text: str, sizes: dict[str, int]) -> dict[str, tuple[str, tuple[int, .
 
 def seen(values: dict[str, Any]) -> dict[str, tuple[str, tuple[int, ...]]]:
     """Dtypes and shapes of the tensors among them."""
-    return {name: (NAMES[one.dtype], tuple(one.shape)) for name, one in values.items() if isinstance(one, Tensor)}
+    return {
+        name: (NAMES[tensor.dtype], tuple(tensor.shape))
+        for name, tensor in values.items()
+        if isinstance(tensor, Tensor)
+    }
 
 
 class Recorder:
@@ -118,7 +122,7 @@ def test_forwards_and_results_are_those_of_a_run(algorithm: str, keys: dict[str,
             listed.append((name, which, how, types(given, sizes), types(returned, sizes)))
     assert sorted(map(repr, listed)) == sorted(map(repr, recorder.calls))
     for title, outputs in (("`decode` hands", result), ("and `prefill`", first)):
-        assert {name: one for text in blocks(page, title) for name, one in types(text, sizes).items()} == outputs
+        assert {name: type_ for text in blocks(page, title) for name, type_ in types(text, sizes).items()} == outputs
 
 
 @pytest.mark.parametrize("algorithm", ["STANDALONE", "EAGLE"])
@@ -144,10 +148,10 @@ def test_a_rotated_step_is_two_calls(algorithm: str, tmp_path: Path) -> None:
     assert named == {name for name, *_ in recorder.calls}
     assert len(blocks(page, "* `callbacks`")) == len(set(blocks(page, "* `callbacks`")))
     assert {
-        name: one for text in blocks(page, "* what the target") for name, one in types(text, sizes).items()
+        name: type_ for text in blocks(page, "* what the target") for name, type_ in types(text, sizes).items()
     } == seen(given)
     for title, outputs in (("`commit` hands", committed), ("`propose`:", proposed), ("and `prefill`", first)):
-        assert {name: one for text in blocks(page, title) for name, one in types(text, sizes).items()} == outputs
+        assert {name: type_ for text in blocks(page, title) for name, type_ in types(text, sizes).items()} == outputs
 
 
 def test_what_is_brought(tmp_path: Path) -> None:

@@ -93,8 +93,8 @@ def test_hidden_bytes_follow_the_graph() -> None:
     assert totals(num_steps=3, max_requests=9).hidden_state_bytes - base == 5 * row  # pool rows
     half = {"dtype": "bfloat16"}
     assert totals(num_steps=3, target=json_key(half), draft=json_key(half)).hidden_state_bytes * 2 == base
-    one = totals(num_steps=1).hidden_state_bytes
-    assert one == 4 * 2 * row  # without draft forwards only extend reads any: nothing is carried
+    carried = totals(num_steps=1).hidden_state_bytes
+    assert carried == 4 * 2 * row  # without draft forwards only extend reads any: nothing is carried
 
 
 def test_outputs_raise_hidden_bytes() -> None:

@@ -123,9 +123,9 @@ def test_it_loads(built: Build, package: Path) -> None:
 def test_bytes_are_reproducible(built: Build, tmp_path: Path) -> None:
     config = built.loaded.config
     keys = TREE if config.file.topk > 1 else {}
-    (one,) = emit_wheel(built, tmp_path / "one")
+    (wheel,) = emit_wheel(built, tmp_path / "one")
     (other,) = emit_wheel(build_program(load(config.algorithm, num_steps=STEPS, **keys)), tmp_path / "other")
-    assert one.read_bytes() == other.read_bytes()
+    assert wheel.read_bytes() == other.read_bytes()
 
 
 def test_files_beside_the_wheel(built: Build, tmp_path: Path) -> None:

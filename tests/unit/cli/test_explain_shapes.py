@@ -40,7 +40,7 @@ def config(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A configuration of four shapes for the example models, which each have buckets of their own."""
     path = tmp_path_factory.mktemp("shapes") / "four.yaml"
     keys = {"name": "four", "algorithm": "EAGLE", "shapes": SHAPES, "buckets": [1, 2, 4, 8], "archs": ["sm_90"]}
-    keys |= {side: {"model": str(MODELS / name)} for side, name in (("target", "target"), ("draft", "eagle"))}
+    keys |= {role: {"model": str(MODELS / name)} for role, name in (("target", "target"), ("draft", "eagle"))}
     path.write_text("".join(f"{key}: {json.dumps(value)}\n" for key, value in keys.items()))
     return path
 
@@ -88,30 +88,30 @@ def test_a_program_of_one_shape_has_no_table(tmp_path: Path) -> None:
 
 def test_costs_are_those_of_the_plans(config: Path) -> None:
     costs = document(config)["by_shape"]
-    assert [one["shape"] for one in costs] == ["5x4x24", "3x2x8", "3", "0"]
-    assert [one["buckets"] for one in costs] == [shape.get("buckets", [1, 2, 4, 8]) for shape in SHAPES]
+    assert [total["shape"] for total in costs] == ["5x4x24", "3x2x8", "3", "0"]
+    assert [total["buckets"] for total in costs] == [shape.get("buckets", [1, 2, 4, 8]) for shape in SHAPES]
     for cost in costs:
         alone = document(config, "--shape", cost["shape"])
         launches = [node for phase in alone["phases"] if phase["entry"] == "step" for node in phase["nodes"]]
         assert cost["launches"] == sum(node["kind"] == "launch" for node in launches)
         graphs = {node["graph"] for node in launches} - {None}
         assert cost["graphs"] == len(graphs) * len(cost["buckets"]) == len(alone["totals"]) * len(graphs)
-        assert {cost["arena_bytes"]} == {one["arena_bytes"] for one in alone["totals"].values()}
+        assert {cost["arena_bytes"]} == {total["arena_bytes"] for total in alone["totals"].values()}
         assert cost["code_bytes"] is cost["own_code_bytes"] is None
     assert "machine" not in told(config)
-    assert f"one for all: {max(one['arena_bytes'] for one in costs):,} bytes" in told(config)
+    assert f"one for all: {max(total['arena_bytes'] for total in costs):,} bytes" in told(config)
 
 
 def test_with_times_it_says_what_each_shape_promises(config: Path, times: Path) -> None:
     buckets = document(config, "--step-times", times)["by_bucket"]
-    assert [one["ms"] for one in buckets] == [
+    assert [bucket["ms"] for bucket in buckets] == [
         {name: ms[bucket] for name, ms in MS.items() if bucket in ms} for bucket in (1, 2, 4, 8)
     ]
-    assert [one["best"] for one in buckets] == ["5x4x24", "3x2x8", "3", "0"]
-    assert [one["first"] for one in buckets] == ["5x4x24", "5x4x24", "3x2x8", "3"]
+    assert [bucket["best"] for bucket in buckets] == ["5x4x24", "3x2x8", "3", "0"]
+    assert [bucket["first"] for bucket in buckets] == ["5x4x24", "5x4x24", "3x2x8", "3"]
     assert buckets[0]["shapes"] == ["5x4x24", "3x2x8", "3"]
-    for one in buckets:
-        assert one["best"] == max(one["tokens_per_ms"], key=one["tokens_per_ms"].get)
+    for bucket in buckets:
+        assert bucket["best"] == max(bucket["tokens_per_ms"], key=bucket["tokens_per_ms"].get)
     last = buckets[-1]["tokens_per_ms"]
     assert last["0"] == 1.0 and last["3"] == pytest.approx((1 + 0.79 + 0.79**2 + 0.79**3) / 9)
     text = told(config, "--step-times", times)
@@ -124,9 +124,9 @@ def test_a_batch_begins_as_a_running_program_does(config: Path, times: Path) -> 
     shapes = {name: shape for name in MS if (shape := shape_called(name)) is not None}
     for known in (None, {shapes[name]: ms for name, ms in MS.items()}):
         asked = document(config, *(("--step-times", times) if known else ()))
-        sizes: dict[Shape, Any] = {shapes[one["shape"]]: one["buckets"] for one in asked["by_shape"]}
-        for one in asked["by_bucket"]:
-            assert str(AcceptanceShape(sizes, times=known).choose(one["bucket"])) == one["first"]
+        sizes: dict[Shape, Any] = {shapes[entry["shape"]]: entry["buckets"] for entry in asked["by_shape"]}
+        for entry in asked["by_bucket"]:
+            assert str(AcceptanceShape(sizes, times=known).choose(entry["bucket"])) == entry["first"]
 
 
 def test_a_program_knows_its_machine_code(tmp_path: Path) -> None:
@@ -198,9 +198,9 @@ def test_times_that_are_none_of_the_program(
         place.write_text(text)
     out = ["-o", tmp_path / "page.html"] if command == "report" else []
     ended = run(command, config, "--step-times", place, *out)
-    said = " ".join(ended.stderr.split())
-    assert ended.exit_code == 1 and "error[run/step-times]: no step times in" in said and message in said
-    assert "`specc tune --shapes CONFIG` measures them" in said
+    output = " ".join(ended.stderr.split())
+    assert ended.exit_code == 1 and "error[run/step-times]: no step times in" in output and message in output
+    assert "`specc tune --shapes CONFIG` measures them" in output
 
 
 def test_a_bucket_without_a_time(config: Path, tmp_path: Path) -> None:

@@ -57,7 +57,7 @@ def proposed(algorithm: str, *words: object) -> tuple[dict[str, Any], str, str]:
 def shapes_of(keys: dict[str, Any]) -> list[tuple[int, int, int]]:
     """Steps, topk and nodes of the shapes that are written."""
     written = keys.get("shapes") or [keys]
-    steps = [(one["num_steps"], one.get("topk", 1), one.get("num_draft_tokens", 0)) for one in written]
+    steps = [(shape["num_steps"], shape.get("topk", 1), shape.get("num_draft_tokens", 0)) for shape in written]
     return [(step, topk, nodes or step + 1) for step, topk, nodes in steps]
 
 
@@ -65,26 +65,26 @@ def shapes_of(keys: dict[str, Any]) -> list[tuple[int, int, int]]:
 @pytest.mark.parametrize("rate", [0.3, 0.79])
 @pytest.mark.parametrize("gpu", ["h100", "l4"])
 def test_every_algorithm_gets_shapes_with_reasons(algorithm: str, rate: float, gpu: str) -> None:
-    keys, text, said = proposed(algorithm, "--rate", rate, "--gpu", gpu)
+    keys, text, report = proposed(algorithm, "--rate", rate, "--gpu", gpu)
     assert keys["algorithm"] == algorithm and keys["buckets"] == [*BUCKETS]
     shapes = shapes_of(keys)
     assert max(shapes)[0] > 0
     if "shapes" in keys:
         assert algorithm != "MULTI_LAYER_EAGLE" and not {"topk", "num_steps", "num_draft_tokens"} & keys.keys()
-        assert {bucket for one in keys["shapes"] for bucket in one["buckets"]} == {*BUCKETS}
+        assert {bucket for shape in keys["shapes"] for bucket in shape["buckets"]} == {*BUCKETS}
         assert shapes == sorted(shapes, reverse=True) and 2 <= len(shapes) <= 5
         for before, after in pairwise(keys["shapes"]):
             assert before["buckets"][0] <= after["buckets"][0] or after["num_steps"] == 0
     words = " ".join(text.replace("#", " ").split())
     assert len(shapes) == words.lower().count(" best at ") + words.count(" the best ")
-    assert f"drafts right at {rate:g}" in said and f"of one {gpu.upper()}" in said
-    assert ("more than 8 nodes commit is extrapolated" in said) == any(
+    assert f"drafts right at {rate:g}" in report and f"of one {gpu.upper()}" in report
+    assert ("more than 8 nodes commit is extrapolated" in report) == any(
         nodes > 8 for _, topk, nodes in shapes if topk > 1
     )
 
 
 def test_a_tree_for_one_request_and_a_chain_for_many() -> None:
-    keys, text, said = proposed("EAGLE", "--gpu", "h100")
+    keys, text, report = proposed("EAGLE", "--gpu", "h100")
     tree, chain = keys["shapes"]
     assert tree["topk"] > 1 and "topk" not in chain
     assert tree["buckets"][0] == 1 and chain["buckets"][-1] == 64 and 64 not in tree["buckets"]
@@ -95,10 +95,10 @@ def test_a_tree_for_one_request_and_a_chain_for_many() -> None:
     name = f"{tree['num_steps']}x{tree['topk']}x{tree['num_draft_tokens']}"
     assert (
         f"{name} a tree of {tree['num_draft_tokens'] - 1} drafts, {tree['num_steps']} deep, best at batches of 1"
-        in said
+        in report
     )
-    assert f"compiled for {', '.join(map(str, chain['buckets']))}" in said
-    assert "specc tune --shapes measures steps" in said
+    assert f"compiled for {', '.join(map(str, chain['buckets']))}" in report
+    assert "specc tune --shapes measures steps" in report
     assert all(len(line) <= 120 for line in text.splitlines())
 
 
@@ -117,13 +117,13 @@ def test_drafts_that_are_seldom_right_are_few() -> None:
 def test_shapes_to_choose_from() -> None:
     keys, _, _ = proposed("EAGLE", "--shapes", "3x4x16, 2,3x4x16", "--gpu", "h100")
     assert shapes_of(keys) == [(3, 4, 16), (2, 1, 3)]
-    keys, text, said = proposed("EAGLE", "--shapes", "4,5,0")
-    assert "left out 4, 0: gains over these no more than 5%" in said
+    keys, text, report = proposed("EAGLE", "--shapes", "4,5,0")
+    assert "left out 4, 0: gains over these no more than 5%" in report
     assert (keys["num_steps"], keys["topk"], "shapes" in keys) == (5, 1, False)
     assert "A chain of 5 drafts, best at every batch or within 5% of it" in " ".join(text.replace("#", " ").split())
-    keys, _, said = proposed("MULTI_LAYER_EAGLE", "--shapes", "2,0")
+    keys, _, report = proposed("MULTI_LAYER_EAGLE", "--shapes", "2,0")
     assert shapes_of(keys) == [(2, 1, 3)]
-    assert "left out 0: there may be one shape" in said
+    assert "left out 0: there may be one shape" in report
 
 
 def test_small_models_have_one_shape() -> None:
@@ -139,9 +139,9 @@ def test_small_models_have_one_shape() -> None:
 @pytest.mark.parametrize("algorithm", ["EAGLE", "EAGLE3", "STANDALONE"])
 @pytest.mark.parametrize("gpu", ["h100", "b200"])
 def test_a_server_of_sglang(algorithm: str, gpu: str) -> None:
-    keys, text, said = proposed(algorithm, "--engine", "sglang", "--gpu", gpu)
+    keys, text, report = proposed(algorithm, "--engine", "sglang", "--gpu", gpu)
     shapes = shapes_of(keys)
-    command = shlex.split(said.rpartition("the server: ")[2])
+    command = shlex.split(report.rpartition("the server: ")[2])
     own = [int(command[command.index(f"--speculative-{name}") + 1]) for name in ("num-steps", "eagle-topk")]
     assert own == [max(steps for steps, _, _ in shapes), max(topk for _, topk, _ in shapes)]
     assert command[command.index("--speculative-num-draft-tokens") + 1] == str(max(nodes for _, _, nodes in shapes))
@@ -149,14 +149,14 @@ def test_a_server_of_sglang(algorithm: str, gpu: str) -> None:
         assert "shapes" not in keys and keys["topk"] == 1 and "--attention-backend" not in command
         return
     assert command[command.index("--attention-backend") + 1] == "fa3" and keys["mask"] == "slots"
-    assert {bucket for one in keys["shapes"] for bucket in one["buckets"]} == {*keys["buckets"]}
+    assert {bucket for shape in keys["shapes"] for bucket in shape["buckets"]} == {*keys["buckets"]}
     assert text.count("best at ") == len(shapes)
 
 
 def test_a_server_of_vllm_has_chains_and_a_table_of_them() -> None:
-    keys, _, said = proposed("EAGLE", "--engine", "vllm", "--gpu", "h100", "--shapes", "1,7", "--rate", 0.65)
+    keys, _, report = proposed("EAGLE", "--engine", "vllm", "--gpu", "h100", "--shapes", "1,7", "--rate", 0.65)
     assert keys["num_steps"] == [1, 7] and keys["topk"] == 1
-    command = shlex.split(said.rpartition("the server: ")[2])
+    command = shlex.split(report.rpartition("the server: ")[2])
     speculation = json.loads(command[command.index("--speculative-config") + 1])
     table = speculation["num_speculative_tokens_per_batch_size"]
     assert speculation["num_speculative_tokens"] == 7
@@ -193,18 +193,18 @@ MISTAKES = [
 
 @pytest.mark.parametrize(("words", "message"), MISTAKES)
 def test_mistakes(words: list[object], message: str) -> None:
-    said = refused("target", "small", *words)
-    assert message in " ".join(said.replace("│", " ").split())
+    report = refused("target", "small", *words)
+    assert message in " ".join(report.replace("│", " ").split())
 
 
 def test_a_model_that_does_not_say_its_sizes() -> None:
     model("target", LLAMA | {"model_type": "no_such"}, "num_key_value_heads", "head_dim")
-    said = refused("target", "small", "--shapes", "auto", "--algorithm", "STANDALONE")
-    assert "error[init/no-estimate]: no step can be estimated: 'target/config.json' does not say its" in said
-    assert "leave --shapes out, and write shapes by hand" in said
+    report = refused("target", "small", "--shapes", "auto", "--algorithm", "STANDALONE")
+    assert "error[init/no-estimate]: no step can be estimated: 'target/config.json' does not say its" in report
+    assert "leave --shapes out, and write shapes by hand" in report
 
 
 def test_the_line_of_a_hint_has_the_shapes() -> None:
     model("head", HEAD)
-    said = refused("head", "target", "--shapes", "3,0", "--rate", 0.5)
-    assert "type: specc init target head --shapes 3,0 --rate 0.5" in said
+    report = refused("head", "target", "--shapes", "3,0", "--rate", 0.5)
+    assert "type: specc init target head --shapes 3,0 --rate 0.5" in report

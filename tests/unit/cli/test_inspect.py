@@ -59,8 +59,8 @@ def test_a_wheel_and_an_installed_package_say_the_same(
     text = inspect("specc_program_small").stdout
     lines = {tuple(line.split(maxsplit=1)) for line in text.splitlines()}
     assert {("version", report["version"]), ("archs", "gfx942, sm_90"), ("triton", report["triton"])} <= lines
-    ours = {("assembler", f"sm_90 {report['assembler']['sm_90']}"), ("cuda", f"driver         sm_90 >={least}.0")}
-    assert ours <= lines
+    assembled = {("assembler", f"sm_90 {report['assembler']['sm_90']}"), ("cuda", f"driver         sm_90 >={least}.0")}
+    assert assembled <= lines
 
 
 def test_what_a_program_keeps_and_costs(wheel: Path) -> None:

@@ -61,7 +61,7 @@ def test_what_is_not_served_beside_it(changes: dict[str, str | None], options: t
     result = run(*options, "--", *words(GROUPS | changes))
     assert (result.exit_code, result.stdout) == (1, "")
     errors = re.findall(r"error\[(.*?)\]: with SGLang \d+\.\d+\.\d+, (.*) is not served", result.stderr)
-    assert ("config/engine-unsupported", message) in [(code, said.partition(" (disagg")[0]) for code, said in errors]
+    assert ("config/engine-unsupported", message) in [(code, text.partition(" (disagg")[0]) for code, text in errors]
     alone = run(*options, "--", *words(EAGLE | changes))
     assert message not in alone.stderr or "--pp-size" in changes
 

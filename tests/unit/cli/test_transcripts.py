@@ -154,9 +154,9 @@ def test_servers(engine: str, width: int, folder: Path, request: pytest.FixtureR
     session = Session(folder, width)
     for name, models in SERVERS.items():
         session.type(f"specc init {models} --engine {engine} -o {name}.yaml")
-        said = session.text.rpartition("$ specc init")[2].splitlines()[1:]
+        transcript = session.text.rpartition("$ specc init")[2].splitlines()[1:]
         assert [
-            line for line in said if len(line) > width and not line.startswith(("the program: ", "the server: "))
+            line for line in transcript if len(line) > width and not line.startswith(("the program: ", "the server: "))
         ] == []
         session.type(f"specc check {name}.yaml")
     session.show("standalone.yaml")

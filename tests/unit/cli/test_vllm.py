@@ -78,8 +78,8 @@ def test_a_number_of_drafts_that_changes(tmp_path: Path) -> None:
     head = ("-sc.method", "eagle", "-sc.model", "eagle", "-sc.num_speculative_tokens", "3")
     resolved = config(tmp_path, *head, *table, *FLOAT)
     assert [str(shape) for shape in resolved.shapes] == ["0", "1", "3"]
-    one = config(tmp_path, *head, table[0], "[[1, 64, 3]]", *FLOAT)
-    assert [str(shape) for shape in one.shapes] == ["3"]
+    single = config(tmp_path, *head, table[0], "[[1, 64, 3]]", *FLOAT)
+    assert [str(shape) for shape in single.shapes] == ["3"]
     for wrong in ("3", "[[1, 2]]", '[[1, 2, "3"]]', "[[1, 2, true]]"):
         result = run("--", "vllm", "serve", TARGET, *head, table[0], wrong, *FLOAT)
         assert result.exit_code == 1

@@ -105,9 +105,9 @@ def differ(kind: str, known_type: known.Known, seed: str, cases: int) -> str | N
     """The first of some random files of which class and table say something else."""
     for number in range(cases):
         content = drawn(kind, known_type, random.Random(f"{seed}/{kind}/{number}"))
-        ours, by_class = said_by_table(content), said_by_class(content)
-        if ours is not None and by_class is not None and ours != by_class:
-            return f"{json.dumps(content)}\n  table {ours}\n  class {by_class}"
+        by_table, by_class = said_by_table(content), said_by_class(content)
+        if by_table is not None and by_class is not None and by_table != by_class:
+            return f"{json.dumps(content)}\n  table {by_table}\n  class {by_class}"
     return None
 
 

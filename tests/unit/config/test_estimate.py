@@ -130,20 +130,20 @@ def test_times_are_near_those_that_were_measured(gpu: str, factor: float, tmp_pa
 def test_shapes_have_the_order_in_which_they_were_measured(gpu: str, tmp_path: Path) -> None:
     """Wherever two of them were apart by more than turns of the same were: 5 %."""
     pairs, steps = 0, llama_on(gpu, tmp_path)
-    for (one, times), (other, others) in itertools.permutations(measured(gpu).items(), 2):
+    for (shape, times), (other, others) in itertools.permutations(measured(gpu).items(), 2):
         for batch in times:
             if times[batch] > 1.05 * others[batch]:
                 pairs += 1
-                assert steps.ms(one, batch) > steps.ms(other, batch), (one, other, batch)
+                assert steps.ms(shape, batch) > steps.ms(other, batch), (shape, other, batch)
     assert pairs > 100
 
 
 def test_times_of_another_model_on_another_gpu(tmp_path: Path) -> None:
     """A chain over MLA on one H200, of which nothing was chosen: SGLang's own steps in docs/sglang.md."""
-    (said,) = re.findall(r"SGLang's own steps take ([\d., and]+) ms at 1024 tokens", _page("sglang.md"))
+    (published,) = re.findall(r"SGLang's own steps take ([\d., and]+) ms at 1024 tokens", _page("sglang.md"))
     target, module = weights(tmp_path / "lite", LITE), weights(tmp_path / "lite", LITE, module=True, reads=2 * 2048)
     steps = StepTime(SPEEDS["h200"], target, module, needs("EAGLE").forwards)
-    times = [float(word) for word in re.findall(r"\d+\.\d+", said)]
+    times = [float(word) for word in re.findall(r"\d+\.\d+", published)]
     for batch, ms in zip((1, 8, 32, 64), times, strict=True):
         assert 1 / ELSEWHERE < steps.ms(Shape(3, 1, 4), batch) / ms < ELSEWHERE
 
@@ -188,8 +188,8 @@ def test_parameters_are_those_that_are_published(
 
 def test_experts_are_read_as_far_as_rows_reach_them(tmp_path: Path) -> None:
     model = weights(tmp_path / "model", MIXTRAL)
-    one, many = model.read(1, 0) - 2 * model.dense, model.read(10_000, 0) - 2 * model.dense
-    assert one == pytest.approx(2 * 2 * model.expert)
+    few, many = model.read(1, 0) - 2 * model.dense, model.read(10_000, 0) - 2 * model.dense
+    assert few == pytest.approx(2 * 2 * model.expert)
     assert many == pytest.approx(2 * 8 * model.expert)
     assert model.read(1, 1) - model.read(1, 0) == 2 * model.head
     assert model.multiplied(3, 2) == 2 * (3 * (model.dense + 2 * model.expert) + 2 * model.head)

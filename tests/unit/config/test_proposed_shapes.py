@@ -64,9 +64,11 @@ def test_what_the_benchmark_says_is_what_is_chosen(table: str, gpu: str) -> None
     estimate = known(times, {shape: named[shape] for shape in times})
     chosen = choose(list(times), BUCKETS, estimate)
     for bucket in BUCKETS:
-        assert best(estimate, [one.shape for one in chosen], bucket) >= best(estimate, list(times), bucket) / (1 + GAIN)
+        assert best(estimate, [proposal.shape for proposal in chosen], bucket) >= best(
+            estimate, list(times), bucket
+        ) / (1 + GAIN)
     if table == "specforge":
-        assert [str(one.shape) for one in chosen] == (["5"] if gpu == "H100" else ["5", "3"])
+        assert [str(proposal.shape) for proposal in chosen] == (["5"] if gpu == "H100" else ["5", "3"])
         where = "at every batch or within 5% of it" if gpu == "H100" else "at batches of 1 to 16"
         assert f"a chain of 5 drafts, best {where}" in chosen[0].why
 
@@ -89,17 +91,19 @@ def test_every_bucket_has_a_shape_near_its_best_and_no_shape_is_idle(
 ) -> None:
     estimate, shapes = drawn
     proposed = choose(shapes, BUCKETS, estimate, most)
-    chosen = [one.shape for one in proposed]
+    chosen = [proposal.shape for proposal in proposed]
     assert chosen == sorted({*chosen}, reverse=True)
-    assert {bucket for one in proposed for bucket in one.buckets} == {*BUCKETS}
-    assert {bucket for one in proposed for bucket in one.best} == {*BUCKETS}
+    assert {bucket for proposal in proposed for bucket in proposal.buckets} == {*BUCKETS}
+    assert {bucket for proposal in proposed for bucket in proposal.best} == {*BUCKETS}
     assert any(shape.num_steps for shape in chosen)
-    for one in proposed:
-        assert one.why.startswith(words_of(one.shape)) and one.buckets == tuple(sorted(one.buckets))
-        near = [b for b in BUCKETS if estimate.speed(one.shape, b) >= (1 - OF_USE) * best(estimate, chosen, b)]
-        assert [*one.buckets] == (near or [BUCKETS[0]])
-        assert {*one.best} == {b for b in BUCKETS if estimate.speed(one.shape, b) == best(estimate, chosen, b)}
-        rest = [shape for shape in chosen if shape != one.shape]
+    for proposal in proposed:
+        assert proposal.why.startswith(words_of(proposal.shape)) and proposal.buckets == tuple(sorted(proposal.buckets))
+        near = [b for b in BUCKETS if estimate.speed(proposal.shape, b) >= (1 - OF_USE) * best(estimate, chosen, b)]
+        assert [*proposal.buckets] == (near or [BUCKETS[0]])
+        assert {*proposal.best} == {
+            b for b in BUCKETS if estimate.speed(proposal.shape, b) == best(estimate, chosen, b)
+        }
+        rest = [shape for shape in chosen if shape != proposal.shape]
         if any(shape.num_steps for shape in rest):
             assert any(best(estimate, shapes, b) > (1 + GAIN) * best(estimate, rest, b) for b in BUCKETS)
     if most >= len(shapes):
@@ -112,7 +116,7 @@ def test_a_shape_that_gains_little_is_left_out() -> None:
     for gain, expected in ((1.04, [chain]), (1.06, [tree, chain])):
         times = {chain: dict.fromkeys((1, 8), 1.0), tree: {1: 1 / gain, 8: 2.0}}
         chosen = choose([chain, tree], (1, 8), known(times, {chain: 3.0, tree: 3.0}))
-        assert [one.shape for one in chosen] == expected
+        assert [proposal.shape for proposal in chosen] == expected
     tall, long = chosen
     assert tall == ProposedShape(
         tree, (1,), (1,),

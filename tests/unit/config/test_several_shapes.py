@@ -58,7 +58,7 @@ def test_shallow_trees_verify_as_many_nodes_as_they_can_draft(load: Load, topk: 
 
 
 @pytest.mark.parametrize(
-    ("value", "code", "column", "said"),
+    ("value", "code", "column", "message"),
     [
         ("[]", "config/out-of-range", 12, "at least this many entries: 1"),
         ("0", "config/out-of-range", 12, "nothing is ever drafted"),
@@ -78,17 +78,17 @@ def test_shallow_trees_verify_as_many_nodes_as_they_can_draft(load: Load, topk: 
         ("2.0", "config/wrong-type", 12, "an integer"),
     ],
 )
-def test_what_is_wrong_is_told_once_and_where(find: Find, value: str, code: str, column: int, said: str) -> None:
+def test_what_is_wrong_is_told_once_and_where(find: Find, value: str, code: str, column: int, message: str) -> None:
     found = only(find(steps(value)))
     assert (found.code, str(found.location)) == (code, f"c.yaml:4:{column}")
-    assert said in found.message
+    assert message in found.message
 
 
 def test_every_fall_is_told_with_the_number_before_it(find: Find) -> None:
     found = find(steps("[5, 3, 4, 1]"))
-    assert [str(one.location) for one in found] == ["c.yaml:4:16", "c.yaml:4:22"]
-    assert [[str(note.location) for note in one.notes] for one in found] == [["c.yaml:4:13"], ["c.yaml:4:19"]]
-    assert {one.hint for one in found} == {"write [1, 3, 4, 5]"}
+    assert [str(finding.location) for finding in found] == ["c.yaml:4:16", "c.yaml:4:22"]
+    assert [[str(note.location) for note in finding.notes] for finding in found] == [["c.yaml:4:13"], ["c.yaml:4:19"]]
+    assert {finding.hint for finding in found} == {"write [1, 3, 4, 5]"}
 
 
 def test_the_width_of_a_chain_is_that_of_the_deepest(find: Find) -> None:
@@ -146,7 +146,7 @@ def test_shapes_of_any_width(load: Load) -> None:
 
 
 @pytest.mark.parametrize(
-    ("shapes", "code", "said"),
+    ("shapes", "code", "message"),
     [
         (["num_steps: 3, topk: 2"], "config/missing-key", "a tree needs num_draft_tokens"),
         (["num_steps: 3, num_draft_tokens: 5"], "legal/chain-width", "verifies 4 tokens, and num_draft_tokens is 5"),
@@ -160,10 +160,10 @@ def test_shapes_of_any_width(load: Load) -> None:
         (["num_steps: 3, depth: 2"], "config/unknown-key", "unknown key 'depth'"),
     ],
 )
-def test_what_is_wrong_with_a_shape(find: Find, shapes: list[str], code: str, said: str) -> None:
+def test_what_is_wrong_with_a_shape(find: Find, shapes: list[str], code: str, message: str) -> None:
     finding = only(find(listed(*shapes)))
     assert finding.code == code
-    assert said in finding.message
+    assert message in finding.message
     assert finding.location is not None
 
 
@@ -206,7 +206,7 @@ def test_buckets_of_each_shape(load: Load) -> None:
 
 
 @pytest.mark.parametrize(
-    ("shapes", "said", "column"),
+    ("shapes", "message", "column"),
     [
         (["num_steps: 3, buckets: [1, 4]"], "and 4 is none of these", 33),
         (["num_steps: 3, buckets: []"], "there must be at least one bucket", 29),
@@ -214,11 +214,11 @@ def test_buckets_of_each_shape(load: Load) -> None:
         (["num_steps: 3, buckets: [0, 1]"], "a bucket is a batch size from 1 to 65536", 30),
     ],
 )
-def test_what_is_wrong_with_the_buckets_of_a_shape(find: Find, shapes: list[str], said: str, column: int) -> None:
+def test_what_is_wrong_with_the_buckets_of_a_shape(find: Find, shapes: list[str], message: str, column: int) -> None:
     text = listed(*shapes, "num_steps: 1")
     finding = only(find(text))
     assert finding.code == "config/buckets"
-    assert said in finding.message
+    assert message in finding.message
     assert finding.location is not None
     assert (finding.location.line, finding.location.column) == (text.splitlines().index("shapes:") + 2, column)
 
@@ -232,6 +232,6 @@ def test_every_bucket_needs_a_shape(find: Find) -> None:
     assert finding.location is not None
     assert (finding.location.line, finding.location.column) == (text.index("buckets: [1, 8, 64]") + 1, 14)
     unsaid = listed(*shapes).replace("buckets: [1, 8, 64]\n", "").replace("64]", "2]")
-    places = {(str(one.location), one.message.split(",")[0]) for one in find(unsaid)}
+    places = {(str(finding.location), finding.message.split(",")[0]) for finding in find(unsaid)}
     line = unsaid.splitlines().index("shapes:") + 1
     assert places == {(f"c.yaml:{line}:1", f"no shape has the bucket {size}") for size in (4, 8)}

@@ -169,22 +169,22 @@ HEAD = "vllm serve t --spec-model my-eagle3 --spec-method eagle --spec-tokens 2"
 @pytest.mark.usefixtures("models")
 def test_where_vllm_says_another_value_it_is_taken() -> None:
     own = server(HEAD.removeprefix("vllm serve "))
-    told = SAID | {"longest": own.longest and own.longest.value}
-    same = started(parse([HEAD]), H100, None, ServerAnswer(told))
+    answers = SAID | {"longest": own.longest and own.longest.value}
+    same = started(parse([HEAD]), H100, None, ServerAnswer(answers))
     assert replace(same, read_by=None, runner=own.runner, facts=own.facts) == own, "it says the same"
     assert (same.read_by, same.runner.origin) == ("vLLM 9.9 itself",) * 2
-    other = started(parse([HEAD]), H100, None, ServerAnswer(told | {
+    other = started(parse([HEAD]), H100, None, ServerAnswer(answers | {
         "num_steps": 3, "max_requests": 96, "largest_graph": 64, "longest": 77, "dtype": "float16", "page_size": 528,
     }))  # fmt: skip
-    theirs = (other.drafting.num_steps, other.max_requests, other.longest, other.dtype, other.page_size)
-    assert [fact and (fact.value, fact.origin) for fact in theirs] == [
+    facts = (other.drafting.num_steps, other.max_requests, other.longest, other.dtype, other.page_size)
+    assert [fact and (fact.value, fact.origin) for fact in facts] == [
         (value, "vLLM 9.9 itself") for value in (3, 96, 77, "float16", 528)
     ]
     assert other.buckets == ((1, 2, 4, 8, 16), "vLLM's largest graph has 64 tokens, a request 4")
     assert other.captured.origin.startswith("in batches of up to 16: ")
-    nothing = started(parse([HEAD]), H100, None, ServerAnswer(told | {"largest_graph": 0}))
+    nothing = started(parse([HEAD]), H100, None, ServerAnswer(answers | {"largest_graph": 0}))
     assert nothing.captured.value == "no graphs"
-    assert started(parse([HEAD]), H100, 32, ServerAnswer(told | {"page_size": 528})).page_size.value == 32
+    assert started(parse([HEAD]), H100, 32, ServerAnswer(answers | {"page_size": 528})).page_size.value == 32
 
 
 @pytest.mark.usefixtures("models")
@@ -347,7 +347,7 @@ def test_a_server_on_a_cpu() -> None:
     """It captures nothing, and has a block of its own; what is written counts."""
     line, here = "t --spec-model d --spec-tokens 2", cpu("here")
     settings = server(line, here)
-    assert {side: fact.value for side, fact in settings.attention.items()} == dict.fromkeys(
+    assert {role: fact.value for role, fact in settings.attention.items()} == dict.fromkeys(
         ("target", "draft"), "CPU_ATTN"
     )
     assert (settings.page_size.value, settings.max_requests.value, settings.buckets[0][-1]) == (128, 128, 128)

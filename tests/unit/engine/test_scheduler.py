@@ -118,11 +118,11 @@ def test_pages_of_texts_are_shared_and_given_back() -> None:
     (of_another_text,) = add(of, [2] * 30, new=1)
     assert of.admit() == [of_another_text]
     check(of)
-    (late,) = add(of, [1] * 17, new=1)
+    (latecomer,) = add(of, [1] * 17, new=1)
     assert of.admit() == []  # and what it would have shared is not held
     of.release(of_another_text, written=False)
     assert of.prefixes.evictable() == len(of.prefixes)
-    assert of.admit() == [late]
+    assert of.admit() == [latecomer]
 
 
 def test_who_resumes_has_something_to_read() -> None:

@@ -74,7 +74,7 @@ def test_what_each_line_says(story: Story) -> None:
 
 
 @pytest.mark.parametrize(
-    ("draft", "told"),
+    ("draft", "line"),
     [
         ({"head": "weights"}, "12,288 bytes of weights, the engine's own, read 3 times a step"),
         ({"head": "int8"}, "6,528 bytes of weights, a copy beside the engine's, read 3 times a step"),
@@ -84,11 +84,11 @@ def test_what_each_line_says(story: Story) -> None:
         ),
     ],
 )
-def test_what_is_read_of_a_head(draft: dict[str, object], told: str) -> None:
+def test_what_is_read_of_a_head(draft: dict[str, object], line: str) -> None:
     """Of 96 tokens with 64 weights of 16 bits each, or of 8 and a scale."""
     text = config_text("EAGLE", draft={"dtype": "bfloat16", **draft}, target={"dtype": "bfloat16"})
     told_of = tell(build_program(load_text(text, Path("small.yaml"), names(), needs)).shapes[0])
-    assert dict(brief.lines(told_of))["head"] == told
+    assert dict(brief.lines(told_of))["head"] == line
 
 
 def test_a_drawn_draft_of_a_part_has_a_table_of_entries() -> None:

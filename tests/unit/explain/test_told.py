@@ -14,8 +14,8 @@ from specc.build.build import build_program
 from specc.config import load_text
 from specc.explain.page.model import extent, gather
 from specc.explain.page.page import render
+from specc.explain.page.timeline import hint as hover
 from specc.explain.page.timeline import kind_of
-from specc.explain.page.timeline import said as hover
 from specc.runtime.plan.nodes import OUTSIDE, Launch
 
 

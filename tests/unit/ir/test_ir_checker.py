@@ -221,11 +221,11 @@ def test_what_the_engine_writes_is_loaded_before_it_does() -> None:
     ]
     assert problems(engines + in_phase(store)) == ["ir/invalid: carry.store of a field that the engine writes"]
     assert problems("carry @e : i64[B] table program\n" + in_phase(load_, store, phase="redraft")) == []
-    late = in_phase(load_.replace("}", ', kernel = "late"}'))
+    loaded_late = in_phase(load_.replace("}", ', kernel = "late"}'))
     kernel = 'kernel @late {bytes = 8, family = "rows", phase = "prepare"}'
     claims = "typed, live, tree-form, verify-selected, compacted, kv-bound, clustered"
-    assert problems(f"{engines}{late}\n{kernel}", claims) == []
-    messages = problems(f"{engines}{late}\n{kernel.replace('prepare', 'extend')}", claims)
+    assert problems(f"{engines}{loaded_late}\n{kernel}", claims) == []
+    messages = problems(f"{engines}{loaded_late}\n{kernel.replace('prepare', 'extend')}", claims)
     assert messages == ["ir/invalid: carry.load behind the engine's own writes"]
 
 

@@ -35,11 +35,11 @@ def test_operands_keep_their_order_and_may_repeat() -> None:
 def test_users_are_distinct_and_in_execution_order() -> None:
     module, b, rows = sample()
     with b.phase("extend"):
-        late = b("health.clear", rows)
+        last = b("health.clear", rows)
     early = b("health.clear", rows)
     b.many("carry.store", rows, rows, field="a")
     assert [op.phase for op in module.users(rows)] == ["prepare", "prepare", "extend"]
-    assert module.users(late) == module.users(early) == []
+    assert module.users(last) == module.users(early) == []
 
 
 def test_users_of_one_result_of_several() -> None:
@@ -208,12 +208,12 @@ def test_loads_and_stores_keep_their_order() -> None:
         b.many("carry.store", rows, rows, field="a")
         b.many("carry.store", rows, rows, field="b")
     with b.phase("redraft"):
-        late = b("carry.load", rows, names=("late",), field="a").source
+        last = b("carry.load", rows, names=("late",), field="a").source
     (_, store, later_store) = module.find("carry.store")
     dependencies = on_field(module)
     assert early is not None
-    assert late is not None
-    assert (dependencies[early], dependencies[late], dependencies[later_store]) == ([], [store], [])
+    assert last is not None
+    assert (dependencies[early], dependencies[last], dependencies[later_store]) == ([], [store], [])
     assert [op.result.name for op in dependencies[store]] == ["early", "again"]
 
 

@@ -25,8 +25,8 @@ from specc.measure.against import beside as other_side
 from specc.measure.against import work_tree
 from specc.measure.against.compare import COMPARED_STEPS
 from specc.measure.against.counterpart import obstacle, shape_of
-from specc.measure.against.ours import Ours
 from specc.measure.against.parts import parts
+from specc.measure.against.program import ProgramLaunches
 from specc.measure.against.work import Work
 from specc.measure.bench import unmeasured
 from specc.measure.results.plot import draw
@@ -52,7 +52,7 @@ def plan_of(written: str) -> Plan:
     return build_program(load(written)).plan
 
 
-class Twin(Ours):
+class Twin(ProgramLaunches):
     """The same program once more, by the references, in place of the engine's kernels."""
 
     name = "a twin"
@@ -148,10 +148,10 @@ def test_both_sides_agree_before_anything_is_timed(twin: type[Twin]) -> None:
             steps.append(node.name)
             super().launch(node, frame)
 
-    ours, counterpart = other_side.agreeing(plan, Counting(), CPU, 4, Effort(1, 2))
+    program, counterpart = other_side.agreeing(plan, Counting(), CPU, 4, Effort(1, 2))
     assert isinstance(counterpart, twin) and steps.count("verify_argmax") == COMPARED_STEPS
-    assert [part.work for part in parts(ours, counterpart)][-1] == "whole step"
-    assert all(torch.equal(ours.pool(name), pool) for name, pool in ours.work.pools.items())
+    assert [part.work for part in parts(program, counterpart)][-1] == "whole step"
+    assert all(torch.equal(program.pool(name), pool) for name, pool in program.work.pools.items())
 
 
 @pytest.mark.parametrize("place", ["bonus", "topk_index"])
@@ -186,10 +186,10 @@ def test_what_differs_in_one_step_is_enough(twin: type[Twin], monkeypatch: pytes
 @pytest.mark.parametrize(("topk", "last"), [(4, "verify_slots"), (1, "verify_inputs")])
 def test_each_side_of_a_part_does_the_same_work(topk: int, last: str) -> None:
     """What the first launch of ours does takes two calls there."""
-    ours, counterpart = Mock(work=Mock(shape=Mock(steps=3, page=1, topk=topk)), launches=[]), Mock()
-    ours.nodes.side_effect = lambda *names: names
-    by_work = {part.work: part for part in parts(ours, counterpart)}
-    by_work["prepare"].theirs()
+    program, counterpart = Mock(work=Mock(shape=Mock(steps=3, page=1, topk=topk)), launches=[]), Mock()
+    program.nodes.side_effect = lambda *names: names
+    by_work = {part.work: part for part in parts(program, counterpart)}
+    by_work["prepare"].sglang()
     assert [called[0] for called in counterpart.method_calls] == ["prepare", last]
     assert by_work["prepare"].launches == ("prepare_rows",)
 

@@ -25,7 +25,7 @@ def search(text: str, seconds: float = 60.0) -> TuningResult:
 
 
 def by_launch(tuned: TuningResult) -> dict[str, LaunchChoice]:
-    return {choice.launch: choice for depth in tuned.found for choice in depth.choices}
+    return {choice.launch: choice for depth in tuned.winners for choice in depth.choices}
 
 
 def test_nothing_is_chosen_where_nothing_is_faster(clock: Clock) -> None:
@@ -103,7 +103,7 @@ def test_choices_are_taken_back_while_a_step_is_slower(clock: Clock) -> None:
 def test_launches_of_a_kernel_are_timed_once_and_chosen_together(clock: Clock) -> None:
     clock.cost = lambda name, tile, *_: 0.5 if tile == 512 and name == "draft_argmax_0" else 1.0
     tuned = search(CHAIN.replace("num_steps: 2", "num_steps: 4"))
-    (finding,) = tuned.found
+    (finding,) = tuned.winners
     assert [choice.launch for choice in finding.choices] == ["draft_argmax_0", "draft_argmax_1"]
 
 
@@ -115,7 +115,7 @@ def test_shapes_have_choices_of_their_own(clock: Clock) -> None:
         ("verify_argmax", "1"),
     ]
     assert list(tuned.steps) == ["2", "1"]
-    text = tuning_text(tuned.tuning, tuned.found, tuned.steps)
+    text = tuning_text(tuned.tuning, tuned.winners, tuned.steps)
     assert "shape 2: 1.00 at 1" in text and text.count("\n    shape: ") == 2
 
 
@@ -130,7 +130,7 @@ def test_a_tree_is_searched_where_it_does_not_add(clock: Clock, tmp_path: Path) 
     clock.cost = lambda name, tile, warps, *_: 0.5 if warps == 2 and name in copies else 1.0
     tuned = search(TREE)
     assert {choice.launch for choice in tuned.tuning.choices} == {"compact", "prepare_rows"}
-    (tmp_path / "t.yaml").write_text(tuning_text(tuned.tuning, tuned.found, tuned.steps))
+    (tmp_path / "t.yaml").write_text(tuning_text(tuned.tuning, tuned.winners, tuned.steps))
     plan = build_program(load(TREE + "tuning: t.yaml\n", tmp_path)).plan
     warps = {node.name: plan.kernels[node.kernel].num_warps for node in plan.nodes("step") if isinstance(node, Launch)}
     assert warps["compact"] == warps["prepare_rows"] == 2 != warps["verify_argmax"]
@@ -145,7 +145,7 @@ def test_a_head_is_searched_where_it_does_not_add(clock: Clock, tmp_path: Path) 
     assert choices.keys() == {"head_0", "head_1"}
     for choice in choices.values():
         assert (choice.tile, choice.warps, choice.stages, choice.split[4]) == (128, 8, 5, 24)
-    (tmp_path / "t.yaml").write_text(tuning_text(tuned.tuning, tuned.found, tuned.steps))
+    (tmp_path / "t.yaml").write_text(tuning_text(tuned.tuning, tuned.winners, tuned.steps))
     plan = build_program(load(HEAD + "tuning: t.yaml\n", tmp_path)).plan
     for node in (node for node in plan.nodes("step") if isinstance(node, Launch) and node.name in choices):
         kernel = plan.kernels[node.kernel]

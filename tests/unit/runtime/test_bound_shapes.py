@@ -131,8 +131,8 @@ def test_a_depth_is_as_good_as_a_program_of_its_own(algorithm: str, keys: dict[s
             machine.prefill(prompts)
         for rows in ([4, 1, 6], [6], [1, 4], [4, 6, 1]):
             assert several.decode(rows) == own.decode(rows)
-        mine, theirs = several.step.read_carry([1, 4, 6]).fields, own.step.read_carry([1, 4, 6]).fields
-        assert all(torch.equal(mine[name], theirs[name]) for name in theirs)
+        mine, expected = several.step.read_carry([1, 4, 6]).fields, own.step.read_carry([1, 4, 6]).fields
+        assert all(torch.equal(mine[name], expected[name]) for name in expected)
 
 
 @each_case
@@ -152,8 +152,8 @@ def test_replays_of_changing_depths_are_what_eager_steps_are(
         depth = rng.choice(STEPS)
         eager.step, graphs.step = eager.step.at(depth), graphs.step.at(depth)
         assert graphs.decode(rows) == eager.decode(rows, padded=True)
-        mine, theirs = (machine.step.read_carry([1, 2, 4]).fields for machine in (graphs, eager))
-        assert all(torch.equal(mine[name], theirs[name]) for name in theirs)
+        mine, expected = (machine.step.read_carry([1, 2, 4]).fields for machine in (graphs, eager))
+        assert all(torch.equal(mine[name], expected[name]) for name in expected)
         segments += len(next(plan for plan in plans if plan.size("S") == depth).segments)
     for steps in STEPS:
         replays = graphs.step.at(steps).replays
@@ -212,46 +212,46 @@ def test_what_has_moved_is_noticed_at_every_depth(moved: str, capture: Any, capt
 def test_depths_may_be_captured_after_they_were_bound(capture: Any, captured: Any, cuda: FakeCuda) -> None:
     """From any of them, all at once, between two steps; what bind would have captured, and never twice."""
     plans = plans_of("EAGLE")
-    eager, late = bind(plans, 7), captured(plans, 7, capture=False)
+    eager, graphed = bind(plans, 7), captured(plans, 7, capture=False)
     rng = random.Random(5)
     prompts = {row: text(rng) for row in (2, 4)}
-    for machine in (eager, late):
+    for machine in (eager, graphed):
         machine.prefill(prompts)
-    assert late.decode([4, 2]) == eager.decode([4, 2])
+    assert graphed.decode([4, 2]) == eager.decode([4, 2])
     assert cuda.captures == 0
-    late.step.at(1).capture(capture)
+    graphed.step.at(1).capture(capture)
     graphs = [1 if capture is True else len(plan.segments) for plan in plans]
     assert cuda.captures == len(BUCKETS) * sum(graphs)
     assert {pool for name, pool in cuda.log if name in ("begin", "end")} == {0}
     if capture == "segments":  # graphs of the whole step have no nodes in the fake
-        assert [late.decode(rows) for rows in ([2], [4, 2])] == [eager.decode(rows) for rows in ([2], [4, 2])]
-        assert late.step.replays.replayed == 2 * len(plans[0].segments)
+        assert [graphed.decode(rows) for rows in ([2], [4, 2])] == [eager.decode(rows) for rows in ([2], [4, 2])]
+        assert graphed.step.replays.replayed == 2 * len(plans[0].segments)
     for steps in STEPS:
         with pytest.raises(BindError, match="captured already"):
-            late.step.at(steps).capture(capture)
+            graphed.step.at(steps).capture(capture)
     assert cuda.captures == len(BUCKETS) * sum(graphs)
 
 
 def test_a_capture_that_fails_leaves_every_depth_as_it_was(captured: Any, cuda: FakeCuda) -> None:
     plans = plans_of("EAGLE")
-    eager, late = bind(plans, 7), captured(plans, 7, capture=False)
-    for machine in (eager, late):
+    eager, graphed = bind(plans, 7), captured(plans, 7, capture=False)
+    for machine in (eager, graphed):
         machine.prefill({3: [5, 6]})
-    real, calls = late.engine.target, count()
+    real, calls = graphed.engine.target, count()
 
     def fail(**operands: Any) -> Any:
         if next(calls) == 12:  # the second depth's
             raise ZeroDivisionError
         return real(**operands)
 
-    late.engine.target = fail
+    graphed.engine.target = fail
     with pytest.raises(ZeroDivisionError):
-        late.step.capture("segments")
-    assert late.decode([3]) == eager.decode([3])
-    assert late.step.replays.replayed == 0
-    late.step.capture("segments")
-    assert late.decode([3]) == eager.decode([3])
-    assert late.step.replays.replayed == len(plans[0].segments)
+        graphed.step.capture("segments")
+    assert graphed.decode([3]) == eager.decode([3])
+    assert graphed.step.replays.replayed == 0
+    graphed.step.capture("segments")
+    assert graphed.decode([3]) == eager.decode([3])
+    assert graphed.step.replays.replayed == len(plans[0].segments)
 
 
 def test_what_has_moved_is_not_captured(captured: Any) -> None:
@@ -295,7 +295,7 @@ def test_any_shape_prefills_as_many_as_the_largest_holds(algorithm: str, verify:
     twin = of_some_buckets(algorithm, 1, verify=verify)
     twin.step = twin.step.at("0")
     twin.prefill(prompts)
-    states = [one.step.read_carry([*prompts]).fields for one in (machine, twin)]
+    states = [runner.step.read_carry([*prompts]).fields for runner in (machine, twin)]
     for name, field in states[0].items():
         if name != "sampling_seed":
             assert torch.equal(field, states[1][name]), name

@@ -78,7 +78,7 @@ SOME = {
 def test_a_fixed_shape_makes_room_for_a_batch_that_it_does_not_hold(shape: Shape) -> None:
     policy = FixedShape(shape, SOME)
     for requests in range(1, 65):
-        holding = sorted(one for one in SOME if max(SOME[one]) >= requests)
+        holding = sorted(shape for shape in SOME if max(SOME[shape]) >= requests)
         assert policy.choose(requests) == (shape if shape in holding else holding[-1])
     assert policy.choose(65) == shape, "which says that it does not hold so many"
 
@@ -92,7 +92,7 @@ def test_a_bucket_has_the_shapes_that_were_compiled_for_it_and_timed_there(seed:
     times[Shape(3, 1, 4)].pop(1)
     times[Shape(3, 2, 8)].pop(4)
     known = times if timed else SOME
-    able = {bucket: {one for one in known if bucket in known[one]} for bucket in (1, 2, 4, 8, 32, 64)}
+    able = {bucket: {shape for shape in known if bucket in known[shape]} for bucket in (1, 2, 4, 8, 32, 64)}
     policy = AcceptanceShape(SOME, times=times if timed else None, patience=1, gain=0.0)
     assert {bucket: policy.choose(bucket) for bucket in able} == {bucket: max(able[bucket]) for bucket in able}
     seen: dict[int, set[Shape]] = {bucket: set() for bucket in able}
@@ -138,7 +138,7 @@ def test_it_stays_as_long_as_patience_says() -> None:
     random = Random(5)
     policy = of_chains([1, 2, 5], patience=12, gain=0.0, window=2.0)
     chosen = run(policy, 600, lambda num_steps: [random.choice([1, num_steps + 1])])
-    changes = [index for index, (one, other) in enumerate(pairwise(chosen), start=1) if one != other]
+    changes = [index for index, (shape, other) in enumerate(pairwise(chosen), start=1) if shape != other]
     assert len(changes) > 5
     assert min(later - earlier for earlier, later in pairwise([0, *changes])) == 12
 

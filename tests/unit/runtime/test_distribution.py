@@ -147,10 +147,10 @@ def say(step: Step, kinds: Tensor, seeds: Tensor) -> None:
         for token, value in kind.sampling.logit_bias:
             bias[number, token] = value
     counts = torch.zeros(VOCAB, dtype=torch.int32).index_fill(0, torch.tensor(PROMPT), 1)
-    said = {"seed": seeds, "logit_bias": bias[kinds], "counts": counts}
+    columns = {"seed": seeds, "logit_bias": bias[kinds], "counts": counts}
     for name in PARAMETERS:
-        said.setdefault(name, torch.tensor([getattr(kind.sampling, name) or 0 for kind in KINDS])[kinds])
-    for name, values in said.items():
+        columns.setdefault(name, torch.tensor([getattr(kind.sampling, name) or 0 for kind in KINDS])[kinds])
+    for name, values in columns.items():
         if (pool := step.pools.get(f"sampling_{name}")) is not None:
             pool[1:] = values.to(pool.dtype)
 

@@ -42,7 +42,7 @@ class Scribbling(ReferenceBackend):
 
 def scratch_of(plan: Plan, node: Computed) -> list[str]:
     """Buffers that are a node's alone, counters apart."""
-    named = {one.target for one in node.args if one.kind == "buffer"} if isinstance(node, Launch) else set()
+    named = {arg.target for arg in node.args if arg.kind == "buffer"} if isinstance(node, Launch) else set()
     return sorted(name for name in named if name.startswith(f"{node.name}.") and plan.buffers[name].init == "none")
 
 
@@ -61,13 +61,13 @@ def test_hidden_rows_may_be_overwritten_and_handed_back(algorithm: str, keys: di
     other, callbacks = overwriting(plain, 11)
     rng = random.Random(len(algorithm))
     prompts = {row: text(rng) for row in (2, 4, 1)}
-    for one in (plain, other):
-        one.prefill(prompts)
+    for runner in (plain, other):
+        runner.prefill(prompts)
     for rows in ([4, 1], [2, 1, 4], [2], [1, 4, 2]):
         for padded in (True, False):
             assert other.decode(rows, padded=padded) == plain.decode(rows, padded=padded)
-            mine, theirs = (one.step.read_carry([1, 2, 4]).fields for one in (plain, other))
-            assert all(torch.equal(mine[name], theirs[name]) for name in mine)
+            mine, expected = (runner.step.read_carry([1, 2, 4]).fields for runner in (plain, other))
+            assert all(torch.equal(mine[name], expected[name]) for name in mine)
             assert same_kv(plain, other)
     assert bool(callbacks.overwritten) == (algorithm in RECURRENT)
 

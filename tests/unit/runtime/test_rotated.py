@@ -441,9 +441,9 @@ def test_hidden_states_that_an_engine_makes() -> None:
     given = machine.target(ROWS)
     twin = Machine("EAGLE")
     twin.prefill()
-    for one, hidden in ((machine, None), (twin, twin.target(ROWS).hidden)):
-        one.step.commit(Batch(ROWS), given.logits)
-        one.step.propose(Batch(ROWS), hidden)
+    for runner, hidden in ((machine, None), (twin, twin.target(ROWS).hidden)):
+        runner.step.commit(Batch(ROWS), given.logits)
+        runner.step.propose(Batch(ROWS), hidden)
     assert machine.step.pools["drafts"].tolist() == twin.step.pools["drafts"].tolist()
 
 

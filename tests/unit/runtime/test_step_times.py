@@ -41,9 +41,9 @@ def test_padding_rows_are_timed_and_no_row_changes(algorithm: str) -> None:
     rng = random.Random(5)
     prompts = {row: text(rng) for row in (2, 5)}
     machine, twin = (bind(plans_of(algorithm), 1) for _ in range(2))
-    for one in (machine, twin):
-        one.prefill(dict(prompts))
-        one.decode([2, 5])
+    for runner in (machine, twin):
+        runner.prefill(dict(prompts))
+        runner.decode([2, 5])
     before = machine.step.read_carry([2, 5]).fields
     times = measure_step_times(machine.step, repeats=2)
     assert {shape: tuple(by_bucket) for shape, by_bucket in times.items()} == machine.step.buckets
@@ -95,10 +95,10 @@ class Event:
     def synchronize(self) -> None:
         """Run all that is queued."""
         now = 0.0
-        for one in self.queue:
-            now += one if isinstance(one, float) else 0.0
-            if isinstance(one, Event):
-                one.time = now
+        for item in self.queue:
+            now += item if isinstance(item, float) else 0.0
+            if isinstance(item, Event):
+                item.time = now
         self.queue.clear()
 
     def elapsed_time(self, other: Event) -> float:
@@ -152,8 +152,8 @@ def written(path: Path, program: Program) -> Any:
 
 def test_a_file_says_what_was_measured(tmp_path: Path, program: Program) -> None:
     path = tmp_path / "times.json"
-    said = written(path, program)
-    assert said == {
+    content = written(path, program)
+    assert content == {
         "program": f"{program.manifest.name} {program.version}",
         "gpu": "cpu",
         "engine": "toy 1.2",
@@ -171,9 +171,9 @@ def test_a_file_says_what_was_measured(tmp_path: Path, program: Program) -> None
 
 def test_a_shape_may_lack_buckets(tmp_path: Path, program: Program) -> None:
     path = tmp_path / "times.json"
-    said = written(path, program)
-    said["times"]["0"] = {"64": 10.0}
-    path.write_text(json.dumps(said))
+    content = written(path, program)
+    content["times"]["0"] = {"64": 10.0}
+    path.write_text(json.dumps(content))
     assert read_step_times(path, SHAPES)[Shape(0, 2, 1)] == {64: 10.0}
 
 
@@ -209,10 +209,10 @@ def test_what_is_wrong_is_told(tmp_path: Path, program: Program, old: str, new: 
 
 def test_every_shape_of_the_program_is_there(tmp_path: Path, program: Program) -> None:
     path = tmp_path / "times.json"
-    said = written(path, program)
-    del said["times"]["3"]
-    said["times"]["0"] = {}
-    path.write_text(json.dumps(said))
+    content = written(path, program)
+    del content["times"]["3"]
+    content["times"]["0"] = {}
+    path.write_text(json.dumps(content))
     with pytest.raises(StepTimesError, match=r"^times\.json: it has no times of shape 0, 3$"):
         read_step_times(path, SHAPES)
 
@@ -236,9 +236,9 @@ def test_only_a_small_regular_file_is_read(tmp_path: Path) -> None:
 @pytest.mark.parametrize("seed", range(4))
 def test_anything_in_the_place_of_anything_is_read_or_refused(tmp_path: Path, program: Program, seed: int) -> None:
     path, rng = tmp_path / "times.json", random.Random(seed)
-    said = written(path, program)
+    content = written(path, program)
     for _ in range(300):
-        damaged = json.loads(json.dumps(said))
+        damaged = json.loads(json.dumps(content))
         *outer, key = rng.choice([place for place in places(damaged) if place])
         inside = damaged
         for step in outer:
@@ -251,4 +251,4 @@ def test_anything_in_the_place_of_anything_is_read_or_refused(tmp_path: Path, pr
             continue
         assert times.keys() == SHAPES.keys()
         assert all(set(by_bucket) <= set(SHAPES[shape]) for shape, by_bucket in times.items())
-        assert all(0 < one < float("inf") for by_bucket in times.values() for one in by_bucket.values())
+        assert all(0 < time < float("inf") for by_bucket in times.values() for time in by_bucket.values())

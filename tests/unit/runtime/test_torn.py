@@ -77,22 +77,22 @@ def pool_rows(step: Step, rows: list[int]) -> list[Tensor]:
     return [pool[rows].clone() for pool in step.pools.values()]
 
 
-def first_writer(one: Machine, rows: list[int]) -> str:
+def first_writer(machine: Machine, rows: list[int]) -> str:
     """The first node of a decode step after which a pool row is another."""
-    before, real, found = pool_rows(one.step, rows), one.step._execute, list[str]()
+    before, real, found = pool_rows(machine.step, rows), machine.step._execute, list[str]()
 
     def execute(node: Any, frame: Any) -> None:
         real(node, frame)
-        if not all(map(torch.equal, before, pool_rows(one.step, rows))):
+        if not all(map(torch.equal, before, pool_rows(machine.step, rows))):
             found.append(node.name)
 
-    one.step._execute = execute
-    one.decode(rows)
+    machine.step._execute = execute
+    machine.decode(rows)
     return found[0]
 
 
-def state(one: Machine, rows: list[int]) -> list[Any]:
-    return [values.tolist() for values in one.step.read_carry(rows).fields.values()]
+def state(machine: Machine, rows: list[int]) -> list[Any]:
+    return [values.tolist() for values in machine.step.read_carry(rows).fields.values()]
 
 
 @pytest.mark.parametrize("overlap", [True, False])
@@ -104,35 +104,35 @@ def test_every_node_of_a_step(algorithm: str, keys: dict[str, Any], overlap: boo
     writer = nodes.index(first_writer(machine_of(plan), FAILED))
     rng = random.Random(len(algorithm) + overlap)
     for place in sorted({*rng.sample(range(len(nodes)), 3), writer - 1, writer, len(nodes) - 1}):
-        one, twin = machine_of(plan), machine_of(plan)
-        boom = failing(one.step, nodes[place], late=rng.random() < 0.5)
+        victim, twin = machine_of(plan), machine_of(plan)
+        boom = failing(victim.step, nodes[place], late=rng.random() < 0.5)
         with pytest.raises(Boom) as raised:
-            one.decode(FAILED, padded=rng.random() < 0.5)
+            victim.decode(FAILED, padded=rng.random() < 0.5)
         assert raised.value is boom
-        assert one.step.torn == (frozenset(FAILED) if place >= writer else frozenset())
-        if one.step.torn:
-            refused(one, twin)
+        assert victim.step.torn == (frozenset(FAILED) if place >= writer else frozenset())
+        if victim.step.torn:
+            refused(victim, twin)
             prompts = {row: text(rng) for row in FAILED}
-            for each in (one, twin):
+            for each in (victim, twin):
                 each.prefill(prompts)
-            assert not one.step.torn
+            assert not victim.step.torn
         for rows in (FAILED, EVERY):
-            assert one.decode(rows) == twin.decode(rows)
-        assert state(one, EVERY) == state(twin, EVERY)
+            assert victim.decode(rows) == twin.decode(rows)
+        assert state(victim, EVERY) == state(twin, EVERY)
 
 
-def refused(one: Machine, twin: Machine) -> None:
+def refused(victim: Machine, twin: Machine) -> None:
     """Whatever reads torn rows says so and does nothing; other rows go on, and what is out of range is said first."""
-    before = [pool.clone() for pool in one.step.pools.values()]
+    before = [pool.clone() for pool in victim.step.pools.values()]
     for rows, torn in ((FAILED, (1, 4)), ([2, 1], (1,))):
-        for call in (one.decode, partial(one.decode, padded=True), one.step.read_carry, one.step.pack):
+        for call in (victim.decode, partial(victim.decode, padded=True), victim.step.read_carry, victim.step.pack):
             with pytest.raises(TornError, match="torn: ") as raised:
                 call(rows)
             assert raised.value.rows == torn
     with pytest.raises(BatchError, match="pool row 99 is not in"):
-        one.step.read_carry([1, 99])
-    assert all(map(torch.equal, before, one.step.pools.values()))
-    assert one.decode(FINE) == twin.decode(FINE)
+        victim.step.read_carry([1, 99])
+    assert all(map(torch.equal, before, victim.step.pools.values()))
+    assert victim.decode(FINE) == twin.decode(FINE)
 
 
 @pytest.mark.parametrize(("algorithm", "keys"), CASES, ids=IDS)
@@ -141,21 +141,21 @@ def test_every_node_of_a_prefill(algorithm: str, keys: dict[str, Any]) -> None:
     plan = machine(algorithm, 7, **keys).plan
     rng = random.Random(len(algorithm))
     for node in plan.nodes("prefill"):
-        one, twin = machine_of(plan), machine_of(plan)
+        victim, twin = machine_of(plan), machine_of(plan)
         prompts = {row: text(rng) for row in FAILED}
-        boom = failing(one.step, node.name, late=rng.random() < 0.5)
+        boom = failing(victim.step, node.name, late=rng.random() < 0.5)
         with pytest.raises(Boom) as raised:
-            one.prefill(prompts)
+            victim.prefill(prompts)
         assert raised.value is boom
-        assert one.step.torn == frozenset(FAILED)
-        one.lengths |= {row: len(prompt) for row, prompt in prompts.items()}
-        refused(one, twin)
+        assert victim.step.torn == frozenset(FAILED)
+        victim.lengths |= {row: len(prompt) for row, prompt in prompts.items()}
+        refused(victim, twin)
         for row in FAILED:
-            for each in (one, twin):
+            for each in (victim, twin):
                 each.prefill({row: prompts[row]})
-        assert not one.step.torn
-        assert one.decode(EVERY) == twin.decode(EVERY)
-        assert state(one, EVERY) == state(twin, EVERY)
+        assert not victim.step.torn
+        assert victim.decode(EVERY) == twin.decode(EVERY)
+        assert state(victim, EVERY) == state(twin, EVERY)
 
 
 def replays(step: Step, cuda: FakeCuda, late: bool) -> Iterator[Callable[[], None]]:
@@ -256,18 +256,18 @@ def test_a_forward_that_breaks_its_contract(callback: str, overlap: bool) -> Non
 
 
 def test_all_depths_know_them() -> None:
-    one = bind_depths(plans_of("EAGLE"), 1)
+    victim = bind_depths(plans_of("EAGLE"), 1)
     prompts = {2: [3, 1, 4], 5: [1]}
-    one.prefill(prompts)
-    failing(one.step.at(1), "extend_argmax", late=True)
+    victim.prefill(prompts)
+    failing(victim.step.at(1), "extend_argmax", late=True)
     with pytest.raises(Boom):
-        one.step.at(1).decode(Batch([5], [1]))
+        victim.step.at(1).decode(Batch([5], [1]))
     for steps in (1, 2, 3):
         with pytest.raises(TornError, match="pool row 5 is torn"):
-            one.step.at(steps).decode(Batch([2, 5], [3, 1]))
-    one.step.at(2).prefill(Batch([5], [1]))
-    assert [one.step.at(steps).torn for steps in (1, 2, 3)] == [frozenset()] * 3
-    one.decode([2, 5])
+            victim.step.at(steps).decode(Batch([2, 5], [3, 1]))
+    victim.step.at(2).prefill(Batch([5], [1]))
+    assert [victim.step.at(steps).torn for steps in (1, 2, 3)] == [frozenset()] * 3
+    victim.decode([2, 5])
 
 
 def device(*rows: int) -> Tensor:
@@ -276,34 +276,34 @@ def device(*rows: int) -> Tensor:
 
 def test_rows_on_the_device() -> None:
     """Those of the step, whatever the engine has put into its tensor since; they are mended by rows there as well."""
-    one, twin = (machine("EAGLE", 1) for _ in range(2))
-    for each in (one, twin):
+    victim, twin = (machine("EAGLE", 1) for _ in range(2))
+    for each in (victim, twin):
         each.prefill({2: [3, 1, 4], 1: [5], 4: [1, 1]})
     rows, lengths = device(4, 1), device(2, 1)
 
     def scheduled(new: Tensor) -> None:
         rows.copy_(device(2, 3))
 
-    failing(one.step, "extend", late=False)
+    failing(victim.step, "extend", late=False)
     with pytest.raises(Boom):
-        one.step.decode(Batch(rows, lengths), on_commit=scheduled)
-    assert one.step.torn == {1, 4}
-    for call in (lambda: one.step.decode(Batch(device(2, 4), device(3, 2))), lambda: one.step.pack(device(4, 2))):
+        victim.step.decode(Batch(rows, lengths), on_commit=scheduled)
+    assert victim.step.torn == {1, 4}
+    for call in (lambda: victim.step.decode(Batch(device(2, 4), device(3, 2))), lambda: victim.step.pack(device(4, 2))):
         with pytest.raises(TornError, match="pool row 4 is torn"):
             call()
-    one.step.decode(Batch(device(2), device(3)))
-    one.step.write_carry(device(4), twin.step.read_carry(device(4)))
-    for each in (one, twin):
+    victim.step.decode(Batch(device(2), device(3)))
+    victim.step.write_carry(device(4), twin.step.read_carry(device(4)))
+    for each in (victim, twin):
         each.step.prefill(Batch(device(1), [1]))
-    assert not one.step.torn
+    assert not victim.step.torn
     twin.decode([2])
-    assert [one.decode([4, 1]), state(one, [4, 1])] == [twin.decode([4, 1]), state(twin, [4, 1])]
+    assert [victim.decode([4, 1]), state(victim, [4, 1])] == [twin.decode([4, 1]), state(twin, [4, 1])]
 
 
 def test_rows_that_cannot_be_read_back(monkeypatch: pytest.MonkeyPatch) -> None:
     """As after a fault of the device: every row is torn, and what the caller sees is what came first."""
-    one = machine("EAGLE", 1)
-    one.prefill({2: [3, 1, 4], 1: [5]})
+    victim = machine("EAGLE", 1)
+    victim.prefill({2: [3, 1, 4], 1: [5]})
 
     def commit(lengths: Tensor) -> None:
         monkeypatch.setattr(Tensor, "tolist", lost)
@@ -313,43 +313,43 @@ def test_rows_that_cannot_be_read_back(monkeypatch: pytest.MonkeyPatch) -> None:
         raise RuntimeError("an illegal memory access")
 
     with pytest.raises(Boom):
-        one.step.decode(Batch(device(1), device(1)), on_commit=commit)
+        victim.step.decode(Batch(device(1), device(1)), on_commit=commit)
     monkeypatch.undo()
-    assert one.step.torn == set(range(1, one.engine.table.shape[0]))
+    assert victim.step.torn == set(range(1, victim.engine.table.shape[0]))
     with pytest.raises(TornError, match=r"pool rows 1, 2 are torn"):
-        one.decode([2, 1])
-    one.prefill({2: [3, 1, 4]})
-    one.decode([2])
+        victim.decode([2, 1])
+    victim.prefill({2: [3, 1, 4]})
+    victim.decode([2])
 
 
 def test_while_nothing_is_torn_nobody_waits(monkeypatch: pytest.MonkeyPatch) -> None:
     reads = HostReads(monkeypatch)
     reads.allow(ReferenceBackend, "launch")
-    one = machine("EAGLE", 1)
-    one.prefill({2: [3, 1, 4], 1: [5]})
+    victim = machine("EAGLE", 1)
+    victim.prefill({2: [3, 1, 4], 1: [5]})
     rows, lengths = device(2, 1), device(3, 1)
-    for torn in (False, True):
-        if torn:
-            failing(one.step, "extend", late=False)
+    for victim in (False, True):
+        if victim:
+            failing(victim.step, "extend", late=False)
             with pytest.raises(Boom):
-                one.decode([1])
-            one.step.write_carry(device(1), one.step.read_carry(device(2)))
+                victim.decode([1])
+            victim.step.write_carry(device(1), victim.step.read_carry(device(2)))
             rows, lengths = device(2), device(3)
         with reads:
-            one.step.decode(Batch(rows, lengths), at_least=4)
-            one.step.write_carry(rows, one.step.read_carry(rows))
+            victim.step.decode(Batch(rows, lengths), at_least=4)
+            victim.step.write_carry(rows, victim.step.read_carry(rows))
         assert reads.found == []
 
 
 def test_a_carry_that_is_written_halfway() -> None:
-    one = machine("EAGLE", 1)
-    one.prefill({2: [3, 1, 4], 1: [5]})
-    carry = one.step.read_carry([2, 1])
+    victim = machine("EAGLE", 1)
+    victim.prefill({2: [3, 1, 4], 1: [5]})
+    carry = victim.step.read_carry([2, 1])
     with pytest.raises(CarryError):
-        one.step.write_carry([2], carry)
-    assert not one.step.torn
+        victim.step.write_carry([2], carry)
+    assert not victim.step.torn
     whole = carry.fields
-    last = list(one.step.pools)[-1]
+    last = list(victim.step.pools)[-1]
 
     class Breaking(Carry):
         @property
@@ -357,10 +357,10 @@ def test_a_carry_that_is_written_halfway() -> None:
             return {**whole, last: whole[last].new_zeros((2, 7, 3))}
 
     with pytest.raises(RuntimeError):
-        one.step.write_carry([1, 2], Breaking(whole))
-    assert one.step.torn == {1, 2}
-    one.step.write_carry([1, 2], carry)
-    one.decode([1, 2])
+        victim.step.write_carry([1, 2], Breaking(whole))
+    assert victim.step.torn == {1, 2}
+    victim.step.write_carry([1, 2], carry)
+    victim.decode([1, 2])
 
 
 def test_who_is_mended_mends_nobody_else() -> None:

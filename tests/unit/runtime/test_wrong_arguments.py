@@ -90,8 +90,8 @@ def test_what_is_counted(value: Any) -> None:
 @pytest.mark.parametrize("overlap", [False, True])
 def test_calls_of_a_step(overlap: bool, value: Any) -> None:
     """And the requests go on afterwards as if nothing had been asked."""
-    one, twin = (machine_of(plan_of(overlap)) for _ in range(2))
-    step, carry = one.step, one.step.read_carry([5])
+    asked, twin = (machine_of(plan_of(overlap)) for _ in range(2))
+    step, carry = asked.step, asked.step.read_carry([5])
     survives(lambda: step.decode(value))
     survives(lambda: step.decode(Batch(value, value)))
     survives(lambda: step.decode(Batch([5], value)))
@@ -111,9 +111,9 @@ def test_calls_of_a_step(overlap: bool, value: Any) -> None:
     survives(lambda: carry.filter(value))
     survives(lambda: carry.pad(value))
     assert not step.torn
-    for each in (one, twin):
+    for each in (asked, twin):
         each.prefill(PROMPTS)
-    assert [one.decode([3, 1]), one.decode([1])] == [twin.decode([3, 1]), twin.decode([1])]
+    assert [asked.decode([3, 1]), asked.decode([1])] == [twin.decode([3, 1]), twin.decode([1])]
 
 
 @pytest.mark.parametrize("value", ODD, ids=TYPES)
@@ -187,7 +187,7 @@ def test_devices_that_are_there(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
     monkeypatch.setattr(torch.cuda, "current_device", lambda: 1)
     given = ["cuda", "cuda:0", torch.device("cuda", 1), "cpu", torch.device("cpu")]
-    assert [str(module._resolve(one)) for one in given] == ["cuda:1", "cuda:0", "cuda:1", "cpu", "cpu"]
+    assert [str(module._resolve(device)) for device in given] == ["cuda:1", "cuda:0", "cuda:1", "cpu", "cpu"]
 
 
 def with_draft(draft: Callable[..., object]) -> Callable[[], Step]:

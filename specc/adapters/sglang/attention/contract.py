@@ -107,7 +107,7 @@ def _room(backend: Any, rows: int) -> Room:
 @contextlib.contextmanager
 def _exchanged(backend: Any, rows: int, room: Room | None) -> Iterator[None]:
     """Give a backend our room of a size, if there is any yet, and SGLang's back on leaving."""
-    theirs = _room(backend, rows).entries
+    entries = _room(backend, rows).entries
     if room is not None:
         for name, value in room.held.items():
             setattr(backend, name, value)
@@ -117,7 +117,7 @@ def _exchanged(backend: Any, rows: int, room: Room | None) -> Iterator[None]:
         yield
     finally:
         for name, of in _tables(backend).items():
-            if name in theirs:
-                of[rows] = theirs[name]
+            if name in entries:
+                of[rows] = entries[name]
             else:
                 of.pop(rows, None)

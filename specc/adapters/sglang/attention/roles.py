@@ -72,7 +72,7 @@ def roles_of(worker: Any) -> Roles:
     drafter = worker.draft_worker
     container = drafter.draft_attn_backend
     return Roles(
-        draft=[] if container is None else [_plain(one, "decode") for one in container.attn_backends],
+        draft=[] if container is None else [_plain(backend, "decode") for backend in container.attn_backends],
         container=container,
         verify=_plain(worker.target_worker.model_runner.attn_backend, "verify"),
         extend=_plain(drafter.draft_extend_attn_backend or drafter.draft_runner.attn_backend, "extend"),

@@ -36,7 +36,7 @@ class Deltas:
         """Before a prefill of SGLang's: keep the deltas of its requests."""
         if self._asked:
             inputs = [request.multimodal_inputs for request in batch.reqs]
-            deltas = [0 if one is None else int(one.mrope_position_delta) for one in inputs]
+            deltas = [0 if media is None else int(media.mrope_position_delta) for media in inputs]
             self._deltas[batch.req_pool_indices] = torch.tensor(deltas).to(self._deltas.device, non_blocking=True)
 
     def give(self, runner: Any, batch: Any) -> None:

@@ -78,11 +78,11 @@ def misfits(plans: Mapping[Any, Any]) -> Iterator[str]:
         yield f"outputs {has}"
     if not handed or capturer is None:
         return
-    most = max(one.buckets[-1] * shape.num_nodes for shape, one in plans.items())
+    most = max(plan.buckets[-1] * shape.num_nodes for shape, plan in plans.items())
     value = next(output.value for output in plan.outputs if output.name == OUTPUT)
-    mine = tuple(map(plan.size, plan.values[value].axes[2:]))
-    theirs = (capturer.num_layers, capturer.topk_size)
-    if mine != theirs:
-        yield f"{OUTPUT} are {mine} in the program, {theirs} in the server, by layer and token"
+    compiled = tuple(map(plan.size, plan.values[value].axes[2:]))
+    captured = (capturer.num_layers, capturer.topk_size)
+    if compiled != captured:
+        yield f"{OUTPUT} are {compiled} in the program, {captured} in the server, by layer and token"
     if most > (room := len(capturer.device_cache.buffer)):
         yield f"a step has up to {most} nodes, the server has room for {OUTPUT} of {room}"

@@ -88,11 +88,11 @@ class Admission:
         where no prefill follows, since another server made it.
         """
         requests = [batch.reqs[place] for place in served]
-        params = [self._package.Sampling(**self._parameters(one)) for one in requests]
+        params = [self._package.Sampling(**self._parameters(request)) for request in requests]
         # SGLang's penalties are for what was emitted, that of repetition too: as if there were no prompt.
-        texts = [((), list(one.output_ids)) for one in requests]
-        self._step.set_sampling([one.kv.req_pool_idx for one in requests], params, texts)
-        self._places = [place for place, one in zip(served, params, strict=True) if draws and not one.plain]
+        texts = [((), list(request.output_ids)) for request in requests]
+        self._step.set_sampling([request.kv.req_pool_idx for request in requests], params, texts)
+        self._places = [place for place, param in zip(served, params, strict=True) if draws and not param.plain]
         self._batch = None if draws is None else batch
 
     def first(self, sample: Callable[[], Tensor], output: Any) -> Tensor:

@@ -36,9 +36,9 @@ class Masks:
 
     def __init__(self, plans: Sequence[Any], device: torch.device) -> None:
         """Allocate the masks of the largest batch, if the program of these plans reads any; all tokens are allowed."""
-        plan = plans[0]
-        self._vocabulary, self._words = plan.size("V"), -(-plan.size("V") // 32)
-        most = max(one.buckets[-1] * one.size("N") for one in plans) * self._words * plan.restricts
+        self._vocabulary = plans[0].size("V")
+        self._words = -(-self._vocabulary // 32)
+        most = max(plan.buckets[-1] * plan.size("N") for plan in plans) * self._words * plans[0].restricts
         self._masks = torch.full((most,), ALL, dtype=torch.int32, device=device)
         self._written = 0
         self._requests: Sequence[Any] = ()
@@ -52,13 +52,13 @@ class Masks:
         `barrier` lets the grammars follow what the step before has emitted, for which it waits. Not called if there is
         no grammar.
         """
-        self._requests = requests if any(one.grammar is not None for one in requests) else ()
+        self._requests = requests if any(request.grammar is not None for request in requests) else ()
         self._barrier = barrier
 
     def begin(self, *, tokens: Tensor, rows: Tensor, seq_lens: Tensor, parent: Tensor | None = None) -> Bitmask:
         """Start to bring the nodes i64[b, N] to the host; where their masks i32[b, N, W] will be."""
         if self._requests:
-            self._nodes = [async_d2h(one) for one in (tokens, parent) if one is not None]
+            self._nodes = [async_d2h(rows) for rows in (tokens, parent) if rows is not None]
             self._arrived = torch.cuda.Event() if tokens.is_cuda else None
             if self._arrived is not None:
                 self._arrived.record()
@@ -72,7 +72,7 @@ class Masks:
                 self._barrier()
             if self._arrived is not None:
                 self._arrived.synchronize()
-            tokens, *parents = (one[: len(requests)] for one in self._nodes)
+            tokens, *parents = (rows[: len(requests)] for rows in self._nodes)
             children, siblings = links(
                 parents[0].tolist() if parents else [range(-1, tokens.shape[1] - 1)] * len(tokens)
             )
@@ -83,10 +83,12 @@ class Masks:
         """The masks i32[b, W] of first tokens."""
         masks, requests, self._requests = self._of(len(rows), 1), self._requests, ()
         if requests:
-            named = [GrammarRow(row, one.grammar) for row, one in enumerate(requests) if one.grammar is not None]
+            named = [
+                GrammarRow(row, request.grammar) for row, request in enumerate(requests) if request.grammar is not None
+            ]
             first = named[0].grammar
             filled = first.allocate_vocab_mask(vocab_size=self._vocabulary, batch_size=len(requests), device="cpu")
-            first.fill_vocab_mask_batched([one for one in named if not one.grammar.is_terminated()], filled)
+            first.fill_vocab_mask_batched([row for row in named if not row.grammar.is_terminated()], filled)
             self._send(masks, filled)
         return Bitmask(masks[:, 0])
 

@@ -124,9 +124,9 @@ def _arguments(plans: Mapping[Any, Any]) -> Iterator[str]:
         "page_size": (plan.kv.page_size, get_schedule().page_size),
         "draft_positions": (plan.kv.draft_positions, "shifted"),
     }
-    for name, (mine, theirs) in asked.items():
-        if mine != theirs:
-            yield f"{name} is {mine} in the program, {theirs} in the server"
+    for name, (mine, server_value) in asked.items():
+        if mine != server_value:
+            yield f"{name} is {mine} in the program, {server_value} in the server"
     allocated = get_alloc_reserve_per_decode()
     if plan.kv.reserve > allocated:
         yield f"a step may write {plan.kv.reserve} slots of a request, the server allocates {allocated}"
@@ -150,9 +150,9 @@ def _models(plan: Any, worker: Any) -> Iterator[str]:
             "dtype": {"bfloat16": "bf16", "float16": "f16", "float32": "f32"}.get(dtype, dtype),
             "logits_dtype": "f32",
         }
-        for name, theirs in models.items():
-            if (mine := getattr(model, name)) != theirs:
-                yield f"{name} of the {role} is {mine} in the program, {theirs} in the server"
+        for name, server_value in models.items():
+            if (mine := getattr(model, name)) != server_value:
+                yield f"{name} of the {role} is {mine} in the program, {server_value} in the server"
 
 
 def _shards(plan: Any, worker: Any) -> Iterator[str]:
@@ -172,8 +172,8 @@ def _memory(plans: Mapping[Any, Any], worker: Any, server: Server) -> Iterator[s
         yield f"the server keeps {rows - 1} requests, the program {plan.size('P') - 1} (max_requests)"
     for role, runner in _runners(worker).items():
         pool = plan.kv_pools[role]
-        if pool.bound and pool.row_bytes != (theirs := _row_bytes(runner.token_to_kv_pool)):
-            yield f"a slot of a layer of the {role} has {pool.row_bytes} bytes in the program, {theirs} on a rank"
+        if pool.bound and pool.row_bytes != (row_bytes := _row_bytes(runner.token_to_kv_pool)):
+            yield f"a slot of a layer of the {role} has {pool.row_bytes} bytes in the program, {row_bytes} on a rank"
     target = worker.target_worker.model_runner
     if target.decode_cuda_graph_runner is not None and target.device == "cuda":
         most = max(target.decode_cuda_graph_runner.capture_bs)

@@ -97,7 +97,7 @@ def prove(
         emitted = step.decode(package.Batch(rows)).to_host()
         mine = None if heard.logits is None else heard.logits[:, 0].float().cpu()
         tokens = [emitted.tokens(place) for place in range(len(rows))]
-        behind = texts.scatter(1, lengths[:, None] + 1, torch.tensor([[*one[:1], 0][:1] for one in tokens]))
+        behind = texts.scatter(1, lengths[:, None] + 1, torch.tensor([[*text[:1], 0][:1] for text in tokens]))
         after = own.scores(behind, lengths + 2)
     apart = [] if mine is None else _apart(mine, _columns(before, sizes, rank))
     faults = [f"the target's scores of text {row} are off by {part:.0%}" for row, part in apart if not part <= FAR]

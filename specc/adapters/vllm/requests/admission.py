@@ -87,8 +87,8 @@ class Admission:
         """The processors of logits that forbid tokens to requests in these rows."""
         if not sampler.needs_logits_processing[rows].any():
             return []
-        known = ((one, self._processors.get(type(one))) for one in sampler.logits_processors)
-        return [one for one, what in known if what is not None and what.masks(one)[rows].any()]
+        known = ((processor, self._processors.get(type(processor))) for processor in sampler.logits_processors)
+        return [processor for processor, what in known if what is not None and what.masks(processor)[rows].any()]
 
     def bring(self, sampler: Any, rows: Any) -> None:
         """Before a step of the program for these rows: let it have what vLLM has counted by itself."""

@@ -72,8 +72,8 @@ def forbid(logits: Tensor, batch: Any, masks: Sequence[Any], sampler: Any) -> Te
         pos=batch.positions[rows],
         seq_lens_upper_bound_np=batch.seq_lens_cpu_upper_bound.numpy(),
     )
-    for one in masks:
-        one.apply(logits, context)
+    for mask in masks:
+        mask.apply(logits, context)
     return kept
 
 

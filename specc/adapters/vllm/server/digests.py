@@ -155,10 +155,10 @@ SILENT = ("ctx", "kind", "type_comment")
 DIGITS = 12
 
 
-def unknown(found: Mapping[str, str]) -> list[str]:
+def unknown(digests: Mapping[str, str]) -> list[str]:
     """The places where one of the digests that were found is not known."""
     known = {f"{owner}.{name}": of for owner, functions in KNOWN.items() for name, of in functions.items()}
-    return [place for place, one in found.items() if one not in known[place].split()]
+    return [place for place, digest in digests.items() if digest not in known[place].split()]
 
 
 def installed() -> dict[str, str]:
@@ -169,13 +169,13 @@ def installed() -> dict[str, str]:
 def digests(package: Path) -> dict[str, str]:
     """The digests of all places of `KNOWN` in a folder that is vLLM's package; an empty text where there is nothing."""
     tree = functools.cache(lambda file: ast.parse(file.read_text(encoding="utf-8")))
-    found: dict[str, str] = {}
+    by_place: dict[str, str] = {}
     for owner, functions in KNOWN.items():
         file, names = _file(package, owner.split("."))
         for name in functions:
             node = None if file is None else _defined(tree(file), [*names, name])
-            found[f"{owner}.{name}"] = "" if node is None else digest(node)
-    return found
+            by_place[f"{owner}.{name}"] = "" if node is None else digest(node)
+    return by_place
 
 
 def digest(node: ast.AST) -> str:
@@ -195,17 +195,17 @@ def _file(package: Path, parts: list[str]) -> tuple[Path | None, list[str]]:
 def _defined(tree: ast.AST, names: list[str]) -> ast.AST | None:
     """The last definition of a name, in the one of the name before it, and so on."""
     for name in names:
-        found = [node for node in ast.iter_child_nodes(tree) if getattr(node, "name", None) == name]
-        if not found:
+        definitions = [node for node in ast.iter_child_nodes(tree) if getattr(node, "name", None) == name]
+        if not definitions:
             return None
-        tree = found[-1]
+        tree = definitions[-1]
     return tree
 
 
 def _said(value: object) -> str:
     """A syntax tree in words, or a part of one, without empty fields: newer Pythons have more of these."""
     if isinstance(value, list):
-        return f"[{','.join(_said(one) for one in value if not _is_text(one))}]"
+        return f"[{','.join(_said(item) for item in value if not _is_text(item))}]"
     if not isinstance(value, ast.AST):
         return repr(value)
     return f"{type(value).__name__}({','.join(_fields(value))})"

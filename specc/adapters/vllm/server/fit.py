@@ -17,7 +17,7 @@ def misfits(plans: Mapping[Any, Any], config: Any, kind: type, served: Collectio
     are those that a program may stand for.
     """
     if kind not in served:
-        names = ", ".join(sorted(one.__name__ for one in served))
+        names = ", ".join(sorted(drafter.__name__ for drafter in served))
         return [f"drafts are those of {kind.__name__}, served are {names}"]
     plan, spec = next(iter(plans.values())), config.speculative_config
     server = facts(config)
@@ -63,11 +63,11 @@ def _arguments(plan: Any, config: Any, server: Server) -> Iterator[str]:
 def _looked_up(options: Any, longest: int, spec: Any) -> Iterator[str]:
     """What differs in how drafts are looked up, by the program's names and vLLM's."""
     wanted = {"window": ("max_model_len", longest)}
-    for mine, theirs in (("longest", "prompt_lookup_max"), ("shortest", "prompt_lookup_min")):
-        wanted[mine] = theirs, getattr(spec, theirs)
-    for mine, (theirs, value) in wanted.items():
+    for mine, argument in (("longest", "prompt_lookup_max"), ("shortest", "prompt_lookup_min")):
+        wanted[mine] = argument, getattr(spec, argument)
+    for mine, (argument, value) in wanted.items():
         if options[mine] != value:
-            yield f"options.{mine} is {options[mine]} in the program, {theirs} is {value} in the server"
+            yield f"options.{mine} is {options[mine]} in the program, {argument} is {value} in the server"
 
 
 def _models(plan: Any, config: Any) -> Iterator[str]:
@@ -81,6 +81,6 @@ def _models(plan: Any, config: Any) -> Iterator[str]:
             own = getattr(model.hf_config, "draft_vocab_size", None)
             sizes["vocab_size"] = mine.vocab_size if own in (None, sizes["vocab_size"]) else own
         kinds = {"dtype": dtype} if role == "draft" and computes_head(plan) else {"dtype": dtype, "logits_dtype": dtype}
-        for name, theirs in (sizes | kinds).items():
-            if getattr(mine, name) != theirs:
-                yield f"{name} of the {role} is {getattr(mine, name)} in the program, {theirs} in the server"
+        for name, server_value in (sizes | kinds).items():
+            if getattr(mine, name) != server_value:
+                yield f"{name} of the {role} is {getattr(mine, name)} in the program, {server_value} in the server"

@@ -149,19 +149,19 @@ def numbers_of(programs: Sequence[Any], executor: Any) -> DraftCounts | None:
 
     ServerError as `DraftCounts`.
     """
-    if all(len(one.plans) == 1 for one in programs):
+    if all(len(program.plans) == 1 for program in programs):
         return None
     wanted = executor.collective_rpc(asked)[0]  # ranks have agreed on it
     if wanted is None:
         return None
-    package = next((one for one in programs if title(one) == wanted), None)
+    package = next((program for program in programs if title(program) == wanted), None)
     if package is None:
         logger.warning("specc: %s is not installed where the scheduler is: every step has as many drafts", wanted)
         return None
     made = DraftCounts(package, functools.partial(_times, executor))
     if made.times:
-        said = {name: {size: round(time, 3) for size, time in of.items()} for name, of in made.times.items()}
-        logger.info("specc: milliseconds of a step by number of drafts and batch: %s", said)
+        rounded = {name: {size: round(time, 3) for size, time in of.items()} for name, of in made.times.items()}
+        logger.info("specc: milliseconds of a step by number of drafts and batch: %s", rounded)
     return made
 
 

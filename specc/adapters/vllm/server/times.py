@@ -74,7 +74,7 @@ class PaddingSteps:
         runner, path = self._runner, shape.num_steps + 1
         most = min(runner.max_num_reqs, runner.max_num_tokens // path)
         drafts = runner.speculator
-        requests = min(bucket, max(one for one in drafts.steps.step.buckets[shape] if one <= most))
+        requests = min(bucket, max(size for size in drafts.steps.step.buckets[shape] if size <= most))
         batch = Nobodys(requests, requests * path, torch.full((requests,), path, dtype=torch.int32))
         last, aux = self._forward(requests, path)
         handed = drafts.handed_over(None, None, get_drafter_hidden_states(runner.model, last), aux)

@@ -117,14 +117,14 @@ class Trial:
         self.over = True
         self._steps.sample_greedily(False)
         if parallel.is_first():
-            said = "specc: both sides made %d steps alike (%d of %d drafts are others): the program's count from now on"
-            logger.info(said, self._made, self._others, self._drafts)
+            text = "specc: both sides made %d steps alike (%d of %d drafts are others): the program's count from now on"
+            logger.info(text, self._made, self._others, self._drafts)
 
     def _demand(self, differ: Mapping[str, Tensor]) -> None:
         """Raise `TrialDifference` if any of the requests bool[b] has what it is named for."""
         counts = torch.stack([of.sum() for of in differ.values()]).tolist()
-        found = [f"{count} of {len(next(iter(differ.values())))} requests have" for count in counts]
-        self._agree("; ".join(f"{some} {what}" for some, what, n in zip(found, differ, counts, strict=True) if n))
+        shares = [f"{count} of {len(next(iter(differ.values())))} requests have" for count in counts]
+        self._agree("; ".join(f"{some} {what}" for some, what, n in zip(shares, differ, counts, strict=True) if n))
 
     def _agree(self, what: str) -> None:
         """Raise `TrialDifference` if there is one, on any rank."""

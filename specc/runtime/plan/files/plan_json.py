@@ -62,7 +62,7 @@ def read_plan(data: Any) -> Plan:
     if form != FORMAT:
         raise PlanError(f"plan format {form!r:.80}, this runtime reads format {FORMAT}")
     try:
-        plan = from_json(Plan, {key: one for key, one in data.items() if key != "format"}, "the plan")
+        plan = from_json(Plan, {key: value for key, value in data.items() if key != "format"}, "the plan")
     except TypeError as error:
         raise PlanError(f"malformed plan: {error}") from error
     _check(plan)

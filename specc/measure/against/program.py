@@ -19,7 +19,7 @@ READ = ("tokens", "positions", "slots", "mask", "select", "hidden")
 """What forwards read, of all that is compared; the rest is which requests they are for."""
 
 
-class Ours:
+class ProgramLaunches:
     """The launches of one plan on the tensors of one work."""
 
     def __init__(self, work: Work, plan: Plan, backend: Backend) -> None:

@@ -23,7 +23,7 @@ from specc.config.schema import REQUIRED_SIZES, HiddenSource, ModelBlock
 from specc.support.diagnostics import Note
 from specc.support.files.paths import PathError
 
-Side = Literal["target", "draft"]
+Role = Literal["target", "draft"]
 Value = int | str
 
 _KEYS = (
@@ -42,7 +42,7 @@ FIXED_BY_WEIGHTS = frozenset({"hidden_size", "vocab_size", "hc_mult", "target_hi
 """Keys of which a value beside `model:` must be the model's own."""
 
 
-def facts_of(checked: Checked, directory: Path, needs: Needs) -> dict[Side, ModelFacts | None]:
+def facts_of(checked: Checked, directory: Path, needs: Needs) -> dict[Role, ModelFacts | None]:
     """Return what the models' directories say of both sides; None where there is none, or after reporting.
 
     ``directory`` is where relative `model:` paths start; ``needs`` says what the draft's layers are to the algorithm.
@@ -56,8 +56,8 @@ def facts_of(checked: Checked, directory: Path, needs: Needs) -> dict[Side, Mode
 
 def settle(
     checked: Checked,
-    side: Side,
-    facts: Mapping[Side, ModelFacts | None],
+    role: Role,
+    facts: Mapping[Role, ModelFacts | None],
     wanted: HiddenSource | None,
     directory: Path,
 ) -> ModelConfig | None:
@@ -66,40 +66,40 @@ def settle(
     ``wanted``: the hidden state that it hands over if the file does not say. ``directory`` is where relative paths
     start.
     """
-    block, model = _block(checked, side), facts[side]
+    block, model = _block(checked, role), facts[role]
     if block is None or (block.model is not None and model is None):
         return None
     usable = _usable(block, model)
     token_map = None
-    if side == "draft":
+    if role == "draft":
         token_map, usable = token_map_of(checked, block, usable, directory)
     taken = [key for key in _KEYS if key in usable and getattr(block, key) is None]
-    in_range = [_in_range(checked, side, key, usable[key]) for key in taken]
-    values: dict[str, Any] = {key: _settle(checked, side, key, getattr(block, key), usable) for key in _KEYS}
+    in_range = [_in_range(checked, role, key, usable[key]) for key in taken]
+    values: dict[str, Any] = {key: _settle(checked, role, key, getattr(block, key), usable) for key in _KEYS}
     missing = [key for key in REQUIRED_SIZES if values[key] is None]
-    _report_missing(checked, side, missing, block.model)
-    if missing or checked.places.broken(side) or not all(in_range):
+    _report_missing(checked, role, missing, block.model)
+    if missing or checked.places.broken(role) or not all(in_range):
         return None
-    _beside_keys_and_values(checked, side, usable)
+    _beside_keys_and_values(checked, role, usable)
     hc_mult = values["hc_mult"] or 1
-    wanted = "aux" if side == "target" and block.aux_layers else wanted
-    source = block.hidden_source or wanted or _hidden_source(checked, side, hc_mult, model)
+    wanted = "aux" if role == "target" and block.aux_layers else wanted
+    source = block.hidden_source or wanted or _hidden_source(checked, role, hc_mult, model)
     rest = {**values, "hc_mult": hc_mult, "kv_layout": values["kv_layout"] or "mha"}
     logits = block.logits_dtype or (values["dtype"] if block.head == "engine" else "float32")  # a program's own are f32
     rest |= {"kv_dtype": values["kv_dtype"] or values["dtype"], "logits_dtype": logits}
-    fact = usable.get("aux_layers") if side == "draft" else None
+    fact = usable.get("aux_layers") if role == "draft" else None
     layers = tuple(map(int, str(fact.value).split())) if fact is not None else None
     rest |= {"token_map": token_map, "head": block.head}
     return ModelConfig(model=block.model, hidden_source=source, aux_layers=layers, **rest)
 
 
-def _block(checked: Checked, side: Side) -> ModelBlock | None:
-    return checked.file.target if side == "target" else checked.file.draft
+def _block(checked: Checked, role: Role) -> ModelBlock | None:
+    return checked.file.target if role == "target" else checked.file.draft
 
 
-def _facts(checked: Checked, side: Side, directory: Path) -> ModelFacts | None:
+def _facts(checked: Checked, role: Role, directory: Path) -> ModelFacts | None:
     """Return what the model directory says, or None if there is none, or after reporting that it cannot be read."""
-    block, at = _block(checked, side), checked.places.value(side, "model")
+    block, at = _block(checked, role), checked.places.value(role, "model")
     if block is None or block.model is None:
         return None
     written = block.model
@@ -169,25 +169,25 @@ def _usable(block: ModelBlock, model: ModelFacts | None) -> Mapping[str, Fact]:
     return {key: fact for key, fact in facts.items() if key not in ("num_kv_heads", "head_dim")}
 
 
-def _in_range(checked: Checked, side: Side, key: str, fact: Fact) -> bool:
+def _in_range(checked: Checked, role: Role, key: str, fact: Fact) -> bool:
     """Report a value of the model that the key may not have."""
     bound = broken_bound(key, fact.value)
     if bound is not None:
-        message = f"{side}.{key} {bound}, and config.json says {str(fact.value)[:40]} ({fact.origin})"
+        message = f"{role}.{key} {bound}, and config.json says {str(fact.value)[:40]} ({fact.origin})"
         hint = None if key in FIXED_BY_WEIGHTS else f"write {key}: beside 'model:'"
-        checked.findings.error("config/out-of-range", message, checked.places.value(side, "model"), hint=hint)
+        checked.findings.error("config/out-of-range", message, checked.places.value(role, "model"), hint=hint)
     return bound is None
 
 
-def _settle(checked: Checked, side: Side, key: str, written: Value | None, facts: Mapping[str, Fact]) -> Value | None:
+def _settle(checked: Checked, role: Role, key: str, written: Value | None, facts: Mapping[str, Fact]) -> Value | None:
     """Return a value from the file or else the model; say when they differ."""
-    fact, at = facts.get(key), checked.places.value(side, key)
+    fact, at = facts.get(key), checked.places.value(role, key)
     if fact is None or fact.value == written:
         return written
     if written is None:
         return fact.value
-    note = Note(f"the model has {key} {str(fact.value)[:40]} ({fact.origin})", checked.places.value(side, "model"))
-    message = f"{side}.{key} is written as {written}, and the model says {str(fact.value)[:40]}"
+    note = Note(f"the model has {key} {str(fact.value)[:40]} ({fact.origin})", checked.places.value(role, "model"))
+    message = f"{role}.{key} is written as {written}, and the model says {str(fact.value)[:40]}"
     if key in FIXED_BY_WEIGHTS:
         hint = f"write {str(fact.value)[:40]}, or leave the key out"
         checked.findings.error("config/model-contradiction", message, at, hint=hint, notes=[note])
@@ -196,44 +196,44 @@ def _settle(checked: Checked, side: Side, key: str, written: Value | None, facts
     return written
 
 
-def _report_missing(checked: Checked, side: Side, missing: Sequence[str], model: str | None) -> None:
+def _report_missing(checked: Checked, role: Role, missing: Sequence[str], model: str | None) -> None:
     """Report the keys that neither the file nor the model settles."""
-    keys = [key for key in missing if not checked.places.broken(side, key)]
-    if not keys or checked.places.broken(side, "model"):
+    keys = [key for key in missing if not checked.places.broken(role, key)]
+    if not keys or checked.places.broken(role, "model"):
         return
-    message = f"'{side}' lacks {', '.join(keys)}"
+    message = f"'{role}' lacks {', '.join(keys)}"
     hint = "write them out, or write 'model:' with a Hugging Face directory that says them"
     if model is not None:
         message += f", and '{model}' does not settle {'it' if len(keys) == 1 else 'them'}"
         hint = f"write {', '.join(f'{key}:' for key in keys)} beside 'model:'"
-    checked.findings.error("config/missing-key", message, checked.places.key(side), hint=hint)
+    checked.findings.error("config/missing-key", message, checked.places.key(role), hint=hint)
 
 
-def _beside_keys_and_values(checked: Checked, side: Side, facts: Mapping[str, Fact]) -> None:
+def _beside_keys_and_values(checked: Checked, role: Role, facts: Mapping[str, Fact]) -> None:
     """Say what a model keeps of a request that no program moves."""
-    at = checked.places.value(side, "model")
+    at = checked.places.value(role, "model")
     state, index = facts.get("recurrent_state"), facts.get("index_keys")
     if state is not None:
-        message = f"'{side}' keeps recurrent state in {state.value}, which the program does not move"
+        message = f"'{role}' keeps recurrent state in {state.value}, which the program does not move"
         hint = "after every step the engine brings that state back to the last accepted token, by accept_lens"
         checked.findings.warning("config/more-state", message, at, hint=hint)
     if index is not None:
-        message = f"'{side}' keeps {index.value} beside keys and values, which the program does not move"
+        message = f"'{role}' keeps {index.value} beside keys and values, which the program does not move"
         hint = "the engine keeps them in the slots of their tokens"
         if any(shape.topk > 1 for shape in written_shapes(checked.file)):
             hint += ", and moves those of the accepted path, which the output accept_index names"
         checked.findings.warning("config/more-state", message, at, hint=hint)
 
 
-def _hidden_source(checked: Checked, side: Side, hc_mult: int, facts: ModelFacts | None) -> HiddenSource:
+def _hidden_source(checked: Checked, role: Role, hc_mult: int, facts: ModelFacts | None) -> HiddenSource:
     """Return what the model hands over where the file does not say; warn when that is a guess."""
     known = facts.hands_over if facts is not None else None
     if hc_mult == 1:
         return "collapsed"
     if known is not None:
         return known
-    message = f"'{side}' has hc_mult {hc_mult} and no hidden_source: assuming hc_residual"
+    message = f"'{role}' has hc_mult {hc_mult} and no hidden_source: assuming hc_residual"
     hint = f"write hidden_source: hc_residual (hidden_size * {hc_mult} wide) or hidden_source: collapsed"
-    key = "hc_mult" if checked.places.written(side, "hc_mult") else "model"
-    checked.findings.warning("config/hc-mult-default", message, checked.places.value(side, key), hint=hint)
+    key = "hc_mult" if checked.places.written(role, "hc_mult") else "model"
+    checked.findings.warning("config/hc-mult-default", message, checked.places.value(role, key), hint=hint)
     return "hc_residual"
