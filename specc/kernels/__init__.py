@@ -1,4 +1,4 @@
-"""The kernel families. Seven compose their kernels from ops, the others have a template of their stem each."""
+"""The kernel families. Seven compose their kernels from ops, the others have a file of their stem each."""
 
 from __future__ import annotations
 

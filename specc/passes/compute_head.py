@@ -22,7 +22,7 @@ from specc.ir.ops.head import HALVES, LOGITS, PARTS
 from specc.ir.types import FLOATS, NAMES, SHARDS, Dim, TensorType
 from specc.kernels.head import parts_of
 from specc.kernels.writing.family import nbytes
-from specc.kernels.writing.vocabulary import ranked, ranks
+from specc.kernels.writing.vocabulary import is_topk, ranked
 from specc.pass_manager.pass_base import Choice, Context, Pass, Rejected
 from specc.passes.gather_logits import merge
 from specc.runtime.plan.draft_head import PART_AXIS, SCALE, WEIGHT
@@ -126,7 +126,7 @@ def _compute(module: Module, forward: Op, weights: tuple[Value, ...], states: Te
     whole = _entries(module) == _VOCABULARY
     for reader in module.users(logits) if whole else ():
         if reader.opcode in PARTS and reader["logits"] is logits:
-            words = ranked(module, reader) + 1 if ranks(reader) else 1
+            words = ranked(module, reader) + 1 if is_topk(reader) else 1
             index = reader.out("index")
             part, names = PARTS[reader.opcode], (f"{index.name}_records",)
             records = insert_before(module, reader, part, operands, names, dtype=element, words=words).result

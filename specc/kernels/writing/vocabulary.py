@@ -117,7 +117,7 @@ def scanned_rows(module: Module, reduction: Op) -> int:
     return int(reduction.attrs.get("most", rows_of(module, reduction)))
 
 
-def ranks(reduction: Op) -> bool:
+def is_topk(reduction: Op) -> bool:
     """Whether an op gives the K largest of a row, whose keys its programs keep."""
     return reduction.opcode == "vocab.topk"
 
@@ -137,7 +137,7 @@ def block(module: Module, reduction: Op) -> int:
     if (chosen := tuned(module, reduction)) is not None and chosen.tile:
         return chosen.tile
     most = _BLOCK // 2 if loads_tables(reduction) else _BLOCK
-    if ranks(reduction):
+    if is_topk(reduction):
         width = DTYPES[tensor_type(reduction["logits"]).dtype].bytes
         if alignment(vocabulary(module, reduction) * width) < VECTOR_BYTES:
             most = _BLOCK // 2
@@ -173,7 +173,7 @@ def widest_group(vocab: int, size: int, branches: int, most: int) -> int:
 
 def most_splits(module: Module, reduction: Op) -> int:
     """Most programs that share a row, a power of two, where one program combines the partials of all rows."""
-    if ranks(reduction):
+    if is_topk(reduction):
         return most_of_one(ranked(module, reduction))
     return max(1, min(MAX_SPLITS, _PARTIALS // power_of_two(scanned_rows(module, reduction))))
 
@@ -200,7 +200,7 @@ def least(costs: Mapping[int, int]) -> int:
 
 def split_costs(module: Module, reduction: Op, batch: int, cost: Cost) -> dict[int, int]:
     """The time, in tiles, by programs per row: the number of waves over the device, and of tiles in a program."""
-    size, by_rank = block(module, reduction), ranks(reduction)
+    size, by_rank = block(module, reduction), is_topk(reduction)
     tiles_ = tile_count(module, reduction)
     each_row = scanned_rows(module, reduction)
     rows = batch * each_row

@@ -57,7 +57,7 @@ RANKS = Capability(
 MOVES = Capability(
     ("capabilities/moving.py",),
     (),
-    "`topk` or `page_size` above 1",
+    "`topk` above 1",
     lambda plans: any(pool.bound for plan in plans for pool in plan.kv_pools.values()),
 )
 OPS = Capability(
