@@ -147,14 +147,19 @@ class Asked:
     text: str | None
 
 
-def crowd(server: Server, requests: int, clients: int, leaving: int, seed: int) -> list[Asked]:
-    """So many requests by so many clients, while others leave in the middle of theirs: those of the ones that stay."""
+def crowd(
+    server: Server, requests: int, clients: int, leaving: int, seed: int, to_leave: int = TO_LEAVE
+) -> list[Asked]:
+    """So many requests by so many clients, while others leave in the middle of theirs: those of the ones that stay.
+
+    A client who will leave asks for `to_leave` tokens.
+    """
     rng = random.Random(seed)
     wanted = [(rng.choice(PROMPTS), rng.randint(4, LONGEST)) for _ in range(requests)]
     left = [(rng.choice(PROMPTS), rng.randint(1, 3)) for _ in range(leaving)]
     with ThreadPoolExecutor(clients) as stay, ThreadPoolExecutor(max(1, clients // 4)) as leave:
         answers = [stay.submit(ask, server, prompt, tokens) for prompt, tokens in wanted]
-        gone = [leave.submit(ask, server, prompt, TO_LEAVE, pieces) for prompt, pieces in left]
+        gone = [leave.submit(ask, server, prompt, to_leave, pieces) for prompt, pieces in left]
         assert [request.result() for request in gone] == [None] * leaving
         return [Asked(*request, answer.result()) for request, answer in zip(wanted, answers, strict=True)]
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import subprocess
 import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -20,6 +21,8 @@ from sglang_server import SERVER
 
 pytestmark = pytest.mark.skipif(ON_GPU, reason="the environment of GPUs has no HTTP server")
 REQUESTS, CLIENTS, LEAVING = 160, 24, 60
+TO_LEAVE = 900
+"""Tokens that a client asks for who will leave: SGLang aborts a request two seconds later, if it still runs."""
 ROWS, NUM_STEPS = 16, 5
 """Requests of a step, and the drafts of a branch of the tree that is SGLang's default."""
 PROGRAM = "specc_program_target_eagle"
@@ -70,6 +73,15 @@ def test_two_models_become_a_server_with_a_program(server: Server) -> None:
     assert f"specc: {PROGRAM} runs the decode steps" in server.log.read_text()
 
 
+def test_a_plugin_leaves_metrics_to_sglang(start: Start) -> None:
+    """Prometheus_client reads where processes leave their figures when it is imported, and SGLang says so later."""
+    code = "import sys; from sglang.srt.plugins import load_plugins; load_plugins(); print(*sys.modules)"
+    done = subprocess.run([PYTHON, "-c", code], env=start.settings, capture_output=True, text=True)
+    loaded = done.stdout.split()
+    assert f"{PROGRAM}._sglang.workers" in loaded, done.stderr
+    assert "prometheus_client" not in loaded
+
+
 @pytest.mark.parametrize("algorithm", ["standalone", "eagle"])
 def test_two_models_are_served_after_four_commands(algorithm: str, models: Path, tmp_path: Path) -> None:
     """`init`, `build`, what pip does, and the command that `init` prints: as they are, without a flag of anybody's.
@@ -106,7 +118,7 @@ def state(server: Server) -> Mapping[str, Any]:
 
 def test_a_crowd_has_the_texts_of_the_target_and_leaves_nothing_behind(server: Server) -> None:
     """Those who leave are aborted, the program runs the steps, and every KV slot and pool row is free or cached."""
-    answers = crowd(server, REQUESTS, CLIENTS, LEAVING, seed=1)
+    answers = crowd(server, REQUESTS, CLIENTS, LEAVING, seed=1, to_leave=TO_LEAVE)
     assert wrong(answers) == []
     internal = state(server)
     all_accounted_for(internal["specc_testing"])
