@@ -10,12 +10,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from programs import load
+from programs import config_text
 from typer.testing import CliRunner, Result
 
 from specc.algorithms import names
-from specc.build.build import build_program
-from specc.build.wheel.build_wheel import emit_wheel
 from specc.cli.main import app
 from specc.version import __version__
 
@@ -44,8 +42,11 @@ def listing_as_json() -> dict[str, Any]:
 
 def install(site: Path, name: str, **keys: Any) -> Path:
     """Build a program without machine code for a name, and unpack its wheel; the package's folder."""
-    (wheel,) = emit_wheel(build_program(load(name=name, buckets=[1], archs=["sm_90"], **keys)), site.parent / "dist")
-    with zipfile.ZipFile(wheel) as archive:
+    config = site.parent / f"{name}.yaml"
+    config.write_text(config_text(**{"name": name, "buckets": [1], "archs": ["sm_90"], **keys}))
+    done = CliRunner().invoke(app, ["build", str(config), "-o", str(site.parent / "dist"), "--quiet"])
+    assert done.exit_code == 0, done.output
+    with zipfile.ZipFile(done.stdout.strip()) as archive:
         archive.extractall(site)
     return site / f"specc_program_{name}"
 
