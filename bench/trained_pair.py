@@ -157,7 +157,7 @@ def evaluate(out: Path, corpus: Corpus, counts: Tensor) -> dict[str, Any]:
         "uniform": math.log(len(counts)),
         "target": sum(float(train.next_token_loss(reading.logits, tokens)) for reading, tokens in readings) / count,
         "head, of the target's distribution": sum(
-            float(train.chain_loss(kind, head, one, tokens)) for one, tokens in readings
+            float(train.chain_loss(kind, head, reading, tokens)) for reading, tokens in readings
         )
         / count,
         "drafts that are the target's choice": train.agreement(drafts_of(kind, head), readings).tolist(),

@@ -56,17 +56,26 @@ SLOW = re.compile(
     r"|unit/runtime/test_distribution\.py::test_depths\w+\[.*(target_only|rejection)"
     r"|unit/explain/test_page\.py::test_the_same_bytes|unit/runtime/test_(damaged_json\.py::test_plans\[tree|reference_on_device\.py::test_every_reference)|unit/cli/test_inspect\.py::test_several|unit/measure/test_output\.py::test_the_picture|kernels/test_commit\.py::test_links|kernels/test_brought_tiles\.py::test_the_prologue|unit/engine/test_engine\.py::test_steps_accept\w+\[stranger-False-4"
     r"|unit/cli/test_(progress\.py::test_a_terminal\w+\[(build|hot)|bench_serve_command\.py::test_whoever\w+\[[12]\])"
+    # Drafts of other models without any memory, in unit/engine/test_drafts.py and test_engine.py, find what these do.
+    r"|unit/engine/test_trained\.py"
+    # One of a grid stands for the others: they take the same way with other sizes.
+    r"|aot/test_cache\.py::test_damaged_entries\w+\[(truncate|empty)|unit/algorithms/test_launches\.py::test_a_grammar\w+\[EAGLE-1"
+    r"|unit/runtime/test_(torn\.py::test_every_node_of_a_prefill\[MULTI|distribution\.py::test_depths\w+\[\(0, 2\))"
+    r"|unit/adapters/test_(vllm_steps\.py::test_blocks_of_a_size\w+\[(STANDALONE|MULTI)|sglang_shapes\.py::test_a_drawn_length\w+\[(2\.2|3\.9|2\.8))"
+    r"|unit/cli/test_(init_shapes\.py::test_a_server_of_sglang\[h100-(EAGLE3|STANDALONE)|sglang_groups\.py::test_a_group\w+\[changes[0-2])"
+    r"|unit/engine/test_engine\.py::test_(steps_accept\w+\[stranger-True-4|shared_beginnings\w+\[twin-(1|4)\])|unit/runtime/test_rejection\.py::test_extreme_rows\[(1e-06|1\.0)"
 )
 """What `make test` leaves out: machine code, texts of real models, random programs, pages in a browser, millions of
 draws, whatever else took five seconds of a processor, and of long sweeps what other tests of the sweep stand for. A
-test stands here by its folder, its file or its name."""
+test stands here by its folder, its file or its name. Coupled drafts of a real model are slow as well: unit/algorithms
+and unit/adapters have them on made-up ones."""
 QUICK = re.compile(
     r"aot/test_(adapter_kernels|compile\.py::(?!test_(bytes_do_not|the_comment|nothing_of|the_assembler\w+\[sm_100))|cache\.py)"
     r"|unit/cli/test_transcripts\.py::\w+\[(eagle|qwen)-80\]|e2e/test_(metrics|site_html)"
     r"|e2e/test_generate\.py::test_text_equals_generate\[(\w+_trained_p1_s3_o_auto|eagle\w+_k4_n16_qlen|eagle3\w+_reduced_weights|ngram\w+_corpus)\]"
     r"|e2e/test_penalties\.py::(?!\w+\[(tree|look-up|block|modules)|test_row|test_at_changing|test_after_a_failure\[(prefill|extend))"
     r"|e2e/test_grammar\.py::(?!test_texts\w+\[(True|\S+multi|False-eagle-2)|test_(with_filters|a_free|row|every)|test_at_changing\w+\[False|test_(retracted|where)\w*\[tree)"
-    r"|e2e/test_sampling\.py::test_(texts\w+\[False-(standalone|eagle-2|ngram)|row\w+\[standalone-|coupled_drafts\[dflash|after_a_handover|drawn\w+\[chain|only|the_oracle|a_seed|what)"
+    r"|e2e/test_sampling\.py::test_(texts\w+\[False-(standalone|eagle-2|ngram)|row\w+\[standalone-|after_a_handover|drawn\w+\[chain|only|the_oracle|a_seed|what)"
     r"|unit/runtime/test_distribution\.py::test_a_bias_is_noticed\[(warm|left|drafts)"
     r"|unit/cli/test_subjects\.py::test_a_plan_says_all\w+\[(eagle-tree-and-chain|eagle3-reduced|standalone-chain-rotated|(mtp|dflash|ngram|frozen-kv)-\w+\])"
 )

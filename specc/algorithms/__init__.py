@@ -5,7 +5,10 @@ An algorithm is a function that writes its graph. Nothing else in specc knows an
 
 from __future__ import annotations
 
-from importlib.metadata import entry_points
+import sys
+from collections.abc import Callable, Iterable
+from functools import cache
+from importlib.metadata import EntryPoint, entry_points
 
 from specc.algorithms.blocks.scope import Algorithm
 from specc.algorithms.dflash import DFLASH
@@ -27,8 +30,14 @@ _BUILT_IN = {algorithm.name: algorithm for algorithm in _ALL}
 
 def names() -> tuple[str, ...]:
     """Names of all installed algorithms, built-in ones first."""
-    plugins = {point.name.upper() for point in entry_points(group="specc.algorithms")}
+    plugins = {point.name.upper() for point in _points(entry_points, tuple(sys.path))}
     return (*_BUILT_IN, *sorted(plugins - set(_BUILT_IN)))
+
+
+@cache
+def _points(find: Callable[..., Iterable[EntryPoint]], _: tuple[str, ...]) -> tuple[EntryPoint, ...]:
+    """What plugins register. To find it every distribution is read, and a command asks several times."""
+    return tuple(find(group="specc.algorithms"))
 
 
 def plugin(name: str) -> Plugin | None:
@@ -41,7 +50,7 @@ def plugin(name: str) -> Plugin | None:
     """
     if name in _BUILT_IN:
         return None
-    points = [point for point in entry_points(group="specc.algorithms") if point.name.upper() == name]
+    points = [point for point in _points(entry_points, tuple(sys.path)) if point.name.upper() == name]
     plugins = {point.value: Plugin(point) for point in points}
     if len(plugins) > 1:
         message = f"several plugins bring the algorithm {name}: {'; '.join(map(str, plugins.values()))}"

@@ -165,7 +165,7 @@ def _facts(program: Opened, text: str) -> dict[str, Any]:
         "files": len(manifest.files),
         "models": {role: asdict(model) for role, model in plan.models.items()},
         "carry": carry,
-        "totals": {str(shape): written_totals(one.totals) for shape, one in plans.items()},
+        "totals": {str(shape): written_totals(shape_plan.totals) for shape, shape_plan in plans.items()},
         "configuration": text,
     }
 

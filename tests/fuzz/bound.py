@@ -170,10 +170,10 @@ class Bound:
         mine = carry.get(field, self._field(field))
         others: dict[str, Tensor] = {"": table, **carry}
         other = self.rng.choice([name for name in others if name != field])
-        mine, others_columns = _together(self.rng, mine, others[other])
-        carry |= {field: mine, other: others_columns}
+        mine, other_memory = _together(self.rng, mine, others[other])
+        carry |= {field: mine, other: other_memory}
         place = carry.pop("", table), {**more, "carry": carry}
-        shared = bool(touched(mine) & touched(others_columns))
+        shared = bool(touched(mine) & touched(other_memory))
         try:
             self._bind(place)
         except BindError as error:

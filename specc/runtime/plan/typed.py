@@ -87,22 +87,20 @@ def from_json(kind: type[T], data: Any, where: str) -> T:
 
 
 def _read(wanted: Any, data: Any, where: str) -> Any:
-    origin, args = get_origin(wanted), get_args(wanted)
-    if wanted is Any:
-        return data
-    if wanted == Signed:
-        return _checked(type(data) is int and -LARGEST <= data <= LARGEST, data, where)
-    if origin in (Union, UnionType):
-        return _one_of(args, data, where)
-    if origin is tuple:
-        return _tuple(args, data, where)
-    if origin is Mapping:
-        return _mapping(args, data, where)
-    if is_dataclass(wanted):
-        return _record(wanted, data, where)
     if wanted is int:
         return _checked(type(data) is int and 0 <= data <= LARGEST, data, where)
-    return _checked(isinstance(data, wanted), data, where)
+    if wanted is Any:
+        return data
+    if is_dataclass(wanted):
+        return _record(wanted, data, where)
+    if isinstance(wanted, type):
+        return _checked(isinstance(data, wanted), data, where)
+    if wanted == Signed:
+        return _checked(type(data) is int and -LARGEST <= data <= LARGEST, data, where)
+    origin, args = get_origin(wanted), get_args(wanted)
+    if origin in (Union, UnionType):
+        return _one_of(args, data, where)
+    return _tuple(args, data, where) if origin is tuple else _mapping(args, data, where)
 
 
 def _checked(right: bool, data: Any, where: str) -> Any:

@@ -328,8 +328,8 @@ def test_while_nothing_is_torn_nobody_waits(monkeypatch: pytest.MonkeyPatch) -> 
     victim = machine("EAGLE", 1)
     victim.prefill({2: [3, 1, 4], 1: [5]})
     rows, lengths = device(2, 1), device(3, 1)
-    for victim in (False, True):
-        if victim:
+    for torn in (False, True):
+        if torn:
             failing(victim.step, "extend", late=False)
             with pytest.raises(Boom):
                 victim.decode([1])
