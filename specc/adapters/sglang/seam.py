@@ -106,8 +106,6 @@ RELAY = "SGLang writes the relay again behind a step, two launches"
 GRAMMARS = "requests with a grammar are SGLang's"
 SIMULATED = "SGLANG_SIMULATE_ACC_LEN changes SGLang's own steps alone"
 HANDOVER = "a server that decodes what another one prefills runs no program"
-DECODING = "a server that decodes what another one prefills has rows of another kind"
-"""Looked for in such servers alone: what it imports takes prometheus_client before SGLang says where figures go."""
 LOCKSTEP = "a server whose attention is data parallel runs no program"
 MAY = {
     INTERNAL_STATE: """
@@ -126,8 +124,8 @@ speculative.spec_utils.generate_token_bitmask(reqs retrieve_next_token_cpu retri
     vocab_size)
 utils.common.async_d2h(tensor)
 """,
-    DECODING: "disaggregation.decode.DecodeReqToTokenPool: req_to_token",
     HANDOVER: """
+disaggregation.decode.DecodeReqToTokenPool: req_to_token
 managers.overlap_utils.FutureMap.publish(future_indices new_seq_lens)
 managers.schedule_batch.Req: hidden_states_tensor output_topk_index output_topk_p
 managers.schedule_batch.ScheduleBatch: enable_overlap extend_lens extend_logprob_start_lens extend_num_tokens

@@ -76,7 +76,7 @@ def register() -> None:
     if ON_CPU:
         have_amx()
         keep_results()
-        send_at_once()
+        HookRegistry.register(f"{SCHEDULER}.__init__", send_at_once, HookType.BEFORE)
         HookRegistry.register(LORA, pin_nothing, HookType.BEFORE)
         HookRegistry.register(EXPERTS, leave_out_others, HookType.AROUND)
     HookRegistry.register(STATE, add_accounting, HookType.AROUND)
@@ -116,8 +116,11 @@ def keep_results() -> None:
     common.ALLOC_MEMORY_FUNCS["cpu"] = lambda shape, *, dtype, **_: torch.empty(shape, dtype=dtype)
 
 
-def send_at_once() -> None:
-    """Let a server that prefills send KV rows without waiting for a GPU."""
+def send_at_once(*_: Any, **__: Any) -> None:
+    """Let a server that prefills send KV rows without waiting for a GPU.
+
+    Not before: what is imported takes prometheus_client, which SGLang has to have told where figures go.
+    """
     from sglang.srt.disaggregation.mooncake.conn import MooncakeKVSender
 
     MooncakeKVSender.supports_host_tensor_indices = False

@@ -49,7 +49,7 @@ def misfits(plans: Mapping[Any, Any], worker: Any) -> list[str]:
     refused = [str(refusal) for refusal in refusals(server)]
     several = [f"several shapes are not served with {what}" for what in server.single] if len(plans) > 1 else ()
     differs = (*_arguments(plans), *several, *_sampling(plan), *_models(plan, worker), *_shards(plan, worker))
-    needed = [seam.HANDOVER, seam.DECODING] if get_disagg().disaggregation_mode == "decode" else []
+    needed = [seam.HANDOVER] if get_disagg().disaggregation_mode == "decode" else []
     needed += [seam.LOCKSTEP] if server.groups > 1 else []
     refused += [f"this SGLang lacks something for it: {feature}" for feature in needed if not seam.there(feature)]
     return [*refused, *differs, *routed.misfits(plans), *_memory(plans, worker, server)]
