@@ -22,7 +22,7 @@ from specc.kernels.writing.traffic import Traffic
 from specc.measure.against import compare
 from specc.measure.against.beside import agreeing, effort_of, missing
 from specc.measure.against.parts import StepPart, parts
-from specc.measure.against.program import ProgramLaunches
+from specc.measure.against.program_launches import ProgramLaunches
 from specc.measure.against.work import WorkSizes
 from specc.measure.results.ratios import Ratio
 from specc.measure.steps import tokens_moved

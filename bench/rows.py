@@ -20,7 +20,7 @@ import torch
 from sampling import DTYPES, REQUEST, verification
 
 from specc.measure.against.compare import most_runs
-from specc.measure.against.program import ProgramLaunches
+from specc.measure.against.program_launches import ProgramLaunches
 from specc.measure.against.work import WorkSizes, differences
 from specc.measure.against.work_tree import TreeWork
 from specc.measure.results.ratios import Ratio

@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 
 from specc.measure.against.compare import most_runs
-from specc.measure.against.program import ProgramLaunches
+from specc.measure.against.program_launches import ProgramLaunches
 from specc.measure.against.work import Work, WorkSizes
 from specc.measure.results.ratios import Ratio
 from specc.measure.timing import Effort, Floors, capture, nothing, pairs

@@ -25,7 +25,7 @@ from programs import compile_shape
 from specc.build.build import compile_machine_code
 from specc.build.wheel.build_wheel import emit_wheel
 from specc.codegen.cache import Cache
-from specc.measure.against.program import ProgramLaunches
+from specc.measure.against.program_launches import ProgramLaunches
 from specc.measure.against.work import Work, WorkSizes, differences
 from specc.measure.against.work_tree import TreeWork
 from specc.measure.results.ratios import Ratio

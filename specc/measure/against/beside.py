@@ -13,7 +13,7 @@ import torch
 from specc.measure.against.compare import ResultsDifferError, captured, compare, most_runs
 from specc.measure.against.counterpart import obstacle, shape_of
 from specc.measure.against.parts import parts
-from specc.measure.against.program import ProgramLaunches
+from specc.measure.against.program_launches import ProgramLaunches
 from specc.measure.against.work import Work
 from specc.measure.against.work_tree import TooCloseError, TreeWork
 from specc.measure.results.records import Compared, Measurement

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from specc.measure.against.parts import StepPart
-from specc.measure.against.program import ProgramLaunches
+from specc.measure.against.program_launches import ProgramLaunches
 from specc.measure.against.work import differences, equal
 from specc.measure.results.ratios import Ratio
 from specc.measure.timing import WARM_UPS, Effort, capture, pairs

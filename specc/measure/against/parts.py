@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, cast
 
-from specc.measure.against.program import ProgramLaunches
+from specc.measure.against.program_launches import ProgramLaunches
 from specc.runtime.plan.nodes import Launch
 
 if TYPE_CHECKING:  # they need SGLang

@@ -26,7 +26,7 @@ from specc.measure.against import work_tree
 from specc.measure.against.compare import COMPARED_STEPS
 from specc.measure.against.counterpart import obstacle, shape_of
 from specc.measure.against.parts import parts
-from specc.measure.against.program import ProgramLaunches
+from specc.measure.against.program_launches import ProgramLaunches
 from specc.measure.against.work import Work
 from specc.measure.bench import unmeasured
 from specc.measure.results.plot import draw
