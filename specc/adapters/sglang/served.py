@@ -106,6 +106,7 @@ class Server:
         groups: of ranks, of which each has requests of its own (attention under data parallelism).
         head_rows: whether the draft scores rows of the target's head by a token map.
         adapters: whether requests may have one (LoRA).
+        looks_up: whether drafts are looked up, by no model.
         settings: by SGLang's name what `SETTINGS` has a word on.
 
     """
@@ -119,6 +120,7 @@ class Server:
     groups: int = 1
     head_rows: bool = False
     adapters: bool = False
+    looks_up: bool = False
     settings: Mapping[str, object] = field(default_factory=dict[str, object])
 
     @property
@@ -171,6 +173,8 @@ def refusals(server: Server) -> Iterator[Refusal]:
         if all((value or None) != (served or None) for served in served_values(name, data_parallel=parallel)):
             about = f"{what} under data parallelism" if parallel and name in DATA_PARALLEL else what
             yield Refusal(name, about if value is True else f"{about} ({name} {value})")
+    if server.looks_up and server.settings.get("disaggregation_mode", "null") != "null":
+        yield Refusal("disaggregation_mode", "a server that looks drafts up in texts that another one prefills")
     if server.head_rows and server.ranks > 1:
         yield Refusal("head_rows", "a token map that names rows of a head of which each rank has a part")
     for side, model in (("target", server.target), ("draft", server.draft)):

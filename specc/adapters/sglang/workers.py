@@ -36,6 +36,7 @@ FATAL = {
 """Faults after which nothing of a request is text, or nothing follows, by the program's names of them."""
 ENGINE, SWITCH = "SGLang", "specc"
 SPECULATIVE, MANAGERS = "sglang.srt.speculative", "sglang.srt.managers"
+BARRIER = "grammar_barrier"
 
 
 def replace_workers(programs: Sequence[Any]) -> None:
@@ -47,6 +48,8 @@ def replace_workers(programs: Sequence[Any]) -> None:
         (f"{MANAGERS}.overlap_utils.FutureMap", relay.SharedFutureMap),
     ):
         HookRegistry.register(place, replacement, HookType.REPLACE)
+    if seam.there(seam.LOOK_UPS):
+        HookRegistry.register(f"{SPECULATIVE}.ngram_worker.NGRAMWorker", NgramWorker, HookType.REPLACE)
     results = f"{MANAGERS}.scheduler_components.batch_result_processor.SchedulerBatchResultProcessor"
     HookRegistry.register(f"{results}.process_batch_result_decode", receive, HookType.BEFORE)
     anew = "sglang.srt.model_executor.model_runner.ModelRunner.recapture_decode_cuda_graph"
@@ -90,7 +93,7 @@ class ProgramSteps(_Worker):
             logger.info("specc: no program runs, since this server only prefills")
             return
         # Other workers of SGLang derive from these, and ranks of a pipeline have no draft.
-        if type(self) not in (EagleWorker, StandaloneWorker) or self.draft_worker is None:
+        if type(self) not in WORKERS or (self.draft_worker is None and type(self) is not NgramWorker):
             return
         group = get_parallel().tp_group
         package, program = tried(lambda: _loaded(self.programs, self), ENGINE) or (None, None)
@@ -107,30 +110,23 @@ class ProgramSteps(_Worker):
         lockstep.LockStep.current = self.steps.lockstep
         logger.info("specc: %s runs the decode steps: %s", package.__name__, self.steps.report())
 
-    def forward_batch_generation(
-        self, batch: Any, on_publish: Any = None, grammar_barrier: Any = None, pp_proxy_tensors: Any = None
-    ) -> Any:
-        """See EAGLEWorkerV2."""
-        steps, reason = self.steps, ""
+    def forward_batch_generation(self, batch: Any, on_publish: Any = None, *given: Any, **named: Any) -> Any:
+        """See a worker of SGLang's; some are given a barrier, behind which grammars have followed the step before."""
+        steps, reason, relayed = self.steps, "", on_publish is not None
         if steps is not None and (reason := steps.refuses(batch)) is None:
-            return steps.run(batch, on_publish, grammar_barrier)
+            return steps.run(batch, on_publish, named.get(BARRIER))
+        own = partial(super().forward_batch_generation, batch, on_publish, *given, **named)
         if steps is None or batch.forward_mode.is_idle():
-            return super().forward_batch_generation(batch, on_publish, grammar_barrier, pp_proxy_tensors)
-        rows, decoding = batch.req_pool_indices, batch.forward_mode.is_decode()
-        if decoding:
+            return own()
+        if decoding := batch.forward_mode.is_decode():
             steps.tally.leave(reason)
-            if on_publish is None:
-                batch.spec_info = steps.state.of(rows)
-            batch.spec_info.topk_index = steps.numbers.of(batch.spec_info.topk_index)
+            steps.state.lend(batch, relayed=relayed)
         else:
             steps.admit(batch)
-        result = super().forward_batch_generation(batch, on_publish, grammar_barrier, pp_proxy_tensors)
-        drafts = result.next_draft_input
-        drafts.topk_index = steps.numbers.tokens(drafts.topk_index)
+        result = own()
         if decoding:
-            steps.note(rows, result)
-        if on_publish is None:
-            result.next_draft_input = steps.state.adopt(rows, drafts, result.new_seq_lens)
+            steps.note(batch.req_pool_indices, result)
+        steps.state.take(batch, result, relayed=relayed)
         return result
 
 
@@ -140,6 +136,13 @@ class EagleWorker(ProgramSteps, EAGLEWorkerV2):
 
 class StandaloneWorker(ProgramSteps, StandaloneWorkerV2):
     """STANDALONE."""
+
+
+class NgramWorker(ProgramSteps, seam.kind(seam.LOOK_UPS)):
+    """NGRAM, which has no draft worker."""
+
+
+WORKERS = EagleWorker, StandaloneWorker, NgramWorker
 
 
 def _loaded(programs: Sequence[Any], worker: Any) -> tuple[Any, Any] | None:
