@@ -15,6 +15,8 @@ __all__ = ["DATA_PARALLEL", "SETTINGS", "served_values"]
 
 TESTED = ("0.5.22", "0.5.23")
 """The versions of SGLang that `make sglang` runs programs in."""
+LOOKS_UP = ("NGRAM",)
+"""Algorithms of SGLang's, by the names of programs, of which no model drafts."""
 
 
 @dataclass(frozen=True)

@@ -46,6 +46,8 @@ def misfits(plans: Mapping[Any, Any], worker: Any) -> list[str]:
     backends in place. The server itself has of everything what the shapes have most of, so that its memory holds all.
     """
     server, plan = facts(worker), next(iter(plans.values()))
+    if server.looks_up:  # a program has branches of its own, whatever SGLang's tree has
+        server = replace(server, topk=max(shape.topk for shape in plans))
     refused = [str(refusal) for refusal in refusals(server)]
     several = [f"several shapes are not served with {what}" for what in server.single] if len(plans) > 1 else ()
     differs = (*_arguments(plans, looked_up=server.looks_up), *several, *_sampling(plan), *_models(plan, worker), *_shards(plan, worker))
