@@ -25,7 +25,7 @@ BRANCHES_APART = 3
 
 @dataclass(frozen=True)
 class Variant:
-    """What one engine runs: `algorithm` is None where nothing is speculated, `draft` a model of `write_models`.
+    """What one engine runs: `algorithm` is None where nothing is speculated, `draft` a model of `write_models`, if any.
 
     With `overlap` the next forward is launched before the results of the last are read, as on a GPU. With `program`
     a wheel runs its decode steps, with `samples` those of requests that ask for anything that `BUILT` has, too.
@@ -60,7 +60,7 @@ class Variant:
         """For the names of tests and files."""
         form = "chain" if self.topk == 1 else "tree"
         named = [
-            self.draft,
+            self.draft or str(self.algorithm).lower(),
             form,
             *["overlap"] * self.overlap,
             *["program"] * self.program,
@@ -104,12 +104,13 @@ class Variant:
             given["disable_overlap_schedule"] = not self.overlap
         if self.algorithm is None:
             return given
+        given |= {"speculative_algorithm": self.algorithm, "speculative_num_draft_tokens": self.num_draft_tokens}
+        if not self.draft:  # looked up
+            return given | {"speculative_ngram_max_bfs_breadth": self.topk}
         return given | {
-            "speculative_algorithm": self.algorithm,
             "speculative_draft_model_path": str(models / self.draft),
             "speculative_num_steps": self.num_steps,
             "speculative_eagle_topk": self.topk,
-            "speculative_num_draft_tokens": self.num_draft_tokens,
             **({"speculative_token_map": str(models / TOKEN_MAP)} if self.token_map else {}),
         }
 

@@ -81,7 +81,8 @@ def bind(program: Any, worker: Any, masks: Masks) -> Bound:
     parts = parts_of(program, runners, table, group)
     attention = attention_of(worker, program.plans, captured=how != "none")
     pools = {role: runner.token_to_kv_pool for role, runner in runners.items()}
-    moved = {owner: pools[owner] for owner, pool in program.plan.kv_pools.items() if pool.bound}
+    of_shapes = [plan.kv_pools.items() for plan in program.plans.values()]
+    moved = {owner: pools[owner] for of_shape in of_shapes for owner, pool in of_shape if pool.bound}
     buffers = {owner: _interleaved(pool.k_buffer, pool.v_buffer) for owner, pool in moved.items()}
     scored = scored_tokens(worker)
     tables = {} if scored is None else {TOKEN_MAP: scored.to(device=table.device, dtype=torch.int64).contiguous()}

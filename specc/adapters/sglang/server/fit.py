@@ -179,8 +179,8 @@ def _memory(plans: Mapping[Any, Any], worker: Any, server: Server) -> Iterator[s
     if rows > plan.size("P"):
         yield f"the server keeps {rows - 1} requests, the program {plan.size('P') - 1} (max_requests)"
     for role, runner in _runners(plan, worker).items():
-        pool = plan.kv_pools[role]
-        if pool.bound and pool.row_bytes != (theirs := _row_bytes(runner.token_to_kv_pool)):
+        pool, moved = plan.kv_pools[role], any(one.kv_pools[role].bound for one in plans.values())
+        if moved and pool.row_bytes != (theirs := _row_bytes(runner.token_to_kv_pool)):
             yield f"a slot of a layer of the {role} has {pool.row_bytes} bytes in the program, {theirs} on a rank"
     target = worker.target_worker.model_runner
     if target.decode_cuda_graph_runner is not None and target.device == "cuda":
