@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from http import HTTPStatus
 from typing import Any
@@ -36,7 +36,6 @@ FATAL = {
 """Faults after which nothing of a request is text, or nothing follows, by the program's names of them."""
 ENGINE, SWITCH = "SGLang", "specc"
 SPECULATIVE, MANAGERS = "sglang.srt.speculative", "sglang.srt.managers"
-BARRIER = "grammar_barrier"
 
 
 def replace_workers(programs: Sequence[Any]) -> None:
@@ -110,12 +109,18 @@ class ProgramSteps(_Worker):
         lockstep.LockStep.current = self.steps.lockstep
         logger.info("specc: %s runs the decode steps: %s", package.__name__, self.steps.report())
 
-    def forward_batch_generation(self, batch: Any, on_publish: Any = None, *given: Any, **named: Any) -> Any:
-        """See a worker of SGLang's; some are given a barrier, behind which grammars have followed the step before."""
-        steps, reason, relayed = self.steps, "", on_publish is not None
+    def forward_batch_generation(
+        self, batch: Any, on_publish: Any = None, grammar_barrier: Any = None, pp_proxy_tensors: Any = None
+    ) -> Any:
+        """See EAGLEWorkerV2."""
+        own = partial(super().forward_batch_generation, batch, on_publish, grammar_barrier, pp_proxy_tensors)
+        return self._generated(own, batch, on_publish, grammar_barrier)
+
+    def _generated(self, own: Callable[[], Any], batch: Any, publish: Any, barrier: Any) -> Any:
+        """What the program, or SGLang's `own` forward, makes of a batch."""
+        steps, reason, relayed = self.steps, "", publish is not None
         if steps is not None and (reason := steps.refuses(batch)) is None:
-            return steps.run(batch, on_publish, named.get(BARRIER))
-        own = partial(super().forward_batch_generation, batch, on_publish, *given, **named)
+            return steps.run(batch, publish, barrier)
         if steps is None or batch.forward_mode.is_idle():
             return own()
         if decoding := batch.forward_mode.is_decode():
@@ -139,7 +144,12 @@ class StandaloneWorker(ProgramSteps, StandaloneWorkerV2):
 
 
 class NgramWorker(ProgramSteps, seam.kind(seam.LOOK_UPS)):
-    """NGRAM, which has no draft worker."""
+    """NGRAM, which has no draft worker, and whose grammars have followed the step before."""
+
+    def forward_batch_generation(self, batch: Any, on_publish: Any = None, pp_proxy_tensors: Any = None) -> Any:
+        """See NGRAMWorker."""
+        own = partial(super(ProgramSteps, self).forward_batch_generation, batch, on_publish, pp_proxy_tensors)
+        return self._generated(own, batch, on_publish, None)
 
 
 WORKERS = EagleWorker, StandaloneWorker, NgramWorker
