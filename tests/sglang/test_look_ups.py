@@ -2,13 +2,9 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
 from sglang_family import all_accounted_for, same_texts
-from sglang_mixed import Oracle
-from sglang_programs import build_program
-from sglang_server import PREFILL_CHUNK, SERVER, Served, Variant, accept_length, serve
+from sglang_server import PREFILL_CHUNK, Served, Variant, accept_length
 
 OWN = Variant("NGRAM", overlap=True)
 """SGLang's own, without a program."""

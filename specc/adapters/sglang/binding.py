@@ -20,8 +20,8 @@ from .._plugin import ServerError, word
 from .attention import Attention, attention_of
 from .models.forwards import Forwards
 from .models.recorded import RecordedForwards
-from .models.runners import runners_of, scored_tokens
 from .parts.parts import Parts, parts_of
+from .parts.runners import runners_of, scored_tokens
 from .parts.shards import Ranks
 from .requests.grammars import Masks
 from .server.proof import Heard

@@ -65,7 +65,7 @@ class SharedFutureMap(FutureMap):
             self.hidden_states_buf, self.need_hidden_states = pools["hidden"], True
 
     def _resolve_spec_extras(self, batch: Any) -> None:
-        """Gather what SGLang's step reads; the program's reads it where it is, and of texts `Texts` hands it over."""
+        """Gather what SGLang's step reads; the program's reads it where it is, and texts are handed over by `lend`."""
         if self.steps is None or not (self.steps.looks_up or self.steps.refuses(batch) is None):
             super()._resolve_spec_extras(batch)
 

@@ -12,7 +12,7 @@ import functools
 import logging
 from typing import Any
 
-from .._probe import absent, at, touches
+from .._probe import absent, at, first_kind, touches
 from .._probe import probe as probe_all
 
 logger = logging.getLogger(__name__)
@@ -226,13 +226,9 @@ def there(feature: str) -> bool:
     return not any(lacking(MAY[feature]))
 
 
-class Absent:
-    """In the place of a class that this SGLang does not have: nothing is of it."""
-
-
 def kind(feature: str) -> Any:
     """The class that a feature of `MAY` begins with; `Absent` unless all is there that the feature needs."""
-    return at(ROOT, touches(MAY[feature])[0].place) if there(feature) else Absent
+    return first_kind(ROOT, MAY[feature])
 
 
 def found(feature: str) -> list[Any]:

@@ -12,13 +12,13 @@ from torch import Tensor
 from .._plugin import SEEDS
 from .._shapes import Shapes, StepTimes, largest
 from .binding import Bound, bind
-from .models.runners import looks_up, scored_tokens
+from .parts.runners import looks_up, scored_tokens
 from .requests.admission import DETERMINISTIC_SEED, Admission
 from .requests.grammars import Masks, fills_bitmasks
 from .requests.refusals import built_for, refuses, unplanned, unserved
 from .requests.results import Numbers, Published, SglangResult, scores
 from .requests.state import State
-from .requests.texts import Texts
+from .requests.texts import TextState
 from .server.lockstep import OTHERS, LockStep
 from .server.proof import prove, proving
 from .server.ranks import seeds, shared
@@ -67,8 +67,8 @@ class Steps:
         self._vocabulary = program.plan.size("V")
         self.numbers, self.published = Numbers(scored_tokens(worker), self._vocabulary), Published()
         self.looks_up = looks_up(worker)
-        self.state: State | Texts = (
-            Texts(bound.step, worker.draft_token_num, self._vocabulary)
+        self.state: State | TextState = (
+            TextState(bound.step, worker.draft_token_num, self._vocabulary)
             if self.looks_up
             else State(package, bound.step, worker.topk, self.numbers, self.published)
         )

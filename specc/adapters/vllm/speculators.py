@@ -18,6 +18,7 @@ from vllm.v1.worker.gpu import model_runner
 
 from .._counters import Counters
 from .._plugin import CHOICE, ServerError, chosen, title, tried, word
+from .._probe import Absent
 from .._shapes import AUTO, SHAPE
 from . import seam
 from .batches import Steps
@@ -268,7 +269,7 @@ SERVED: dict[type, type[ProgramDrafts]] = {
     MultiModuleMTPSpeculator: ModulesDrafts,
     NgramGPUSpeculator: NgramDrafts,
 }
-SERVED.pop(seam.Absent, None)
+SERVED.pop(Absent, None)
 
 
 def _init_speculator(

@@ -10,7 +10,6 @@ from specc.adapters.sglang.served import (
     BACKENDS,
     DATA_PARALLEL,
     LOOKS_UP,
-    ROLES,
     SETTINGS,
     Refusal,
     Server,

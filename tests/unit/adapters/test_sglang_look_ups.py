@@ -19,7 +19,7 @@ from sampling_oracle import drawn
 from test_sglang_worker import ALL, BATCHES, PROMPTS, Serve, controller_of, plan_attention, plan_of, run, serve
 
 from specc.adapters._plugin import SEEDS
-from specc.adapters.sglang.requests.texts import Texts
+from specc.adapters.sglang.requests.texts import TextState
 from specc.runtime.batch import Batch
 from specc.runtime.plan.plan import Plan
 
@@ -231,7 +231,7 @@ class Rows:
 
     def __init__(self, window: int) -> None:
         self.pools = {"text": torch.full((6, window), 77, dtype=torch.int32), "seq_lens": torch.full((6,), 77)}
-        self.window, self.texts = window, Texts(self, NODES, VOCABULARY)
+        self.window, self.texts = window, TextState(self, NODES, VOCABULARY)
 
     def known(self, row: int, length: int) -> list[int]:
         """The last tokens of a row up to position `length`."""

@@ -14,7 +14,7 @@ from typing import Any
 from torch import Tensor
 
 from ..._shapes import largest
-from ..models.runners import looks_up
+from ..parts.runners import looks_up
 from ..seam import need
 from ..windows import map_of
 from .backend import StepAttention

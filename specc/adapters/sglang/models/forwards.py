@@ -18,8 +18,8 @@ from torch import Tensor
 
 from ..attention import Attention, branches
 from ..parts.parts import Parts
+from ..parts.runners import runners_of, scored_tokens
 from .around import drafting, running
-from .runners import runners_of, scored_tokens
 
 MODES = {"null": CaptureHiddenMode.NULL, "last": CaptureHiddenMode.LAST, "full": CaptureHiddenMode.FULL}
 

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 
-class Texts:
+class TextState:
     """As `State`, of requests whose drafts no model makes.
 
     Args:

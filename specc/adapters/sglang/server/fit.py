@@ -24,8 +24,8 @@ from ..._heads import computes_head
 from ..._shapes import largest
 from .. import seam
 from ..attention import roles_of
-from ..models.runners import looks_up, runners_of, scored_tokens
 from ..parts import heads, routed, shards
+from ..parts.runners import looks_up, runners_of, scored_tokens
 from ..served import CACHES, DATA_PARALLEL, SETTINGS, ServedModel, Server, refusals
 from ..windows import first_pool, oddity
 from .settings import flag
@@ -50,7 +50,7 @@ def misfits(plans: Mapping[Any, Any], worker: Any) -> list[str]:
         server = replace(server, topk=max(shape.topk for shape in plans))
     refused = [str(refusal) for refusal in refusals(server)]
     several = [f"several shapes are not served with {what}" for what in server.single] if len(plans) > 1 else ()
-    differs = (*_arguments(plans, looked_up=server.looks_up), *several, *_sampling(plan), *_models(plan, worker), *_shards(plan, worker))
+    differs = (*_arguments(plans, server), *several, *_sampling(plan), *_models(plan, worker), *_shards(plan, worker))
     if get_disagg().disaggregation_mode == "decode" and not seam.there(seam.HANDOVER):
         refused.append(f"this SGLang lacks something for it: {seam.HANDOVER}")
     if server.groups > 1 and not seam.there(seam.LOCKSTEP):
@@ -117,7 +117,7 @@ def _settings(worker: Any) -> dict[str, object]:
     }
 
 
-def _arguments(plans: Mapping[Any, Any], *, looked_up: bool) -> Iterator[str]:
+def _arguments(plans: Mapping[Any, Any], server: Server) -> Iterator[str]:
     spec, plan = get_spec(), next(iter(plans.values()))
     topk = max(shape.topk for shape in plans)
     asked = {
@@ -128,7 +128,7 @@ def _arguments(plans: Mapping[Any, Any], *, looked_up: bool) -> Iterator[str]:
         "page_size": (plan.kv.page_size, get_schedule().page_size),
         "draft_positions": (plan.kv.draft_positions, "shifted"),
     }
-    if looked_up:  # SGLang's tree has no number of steps, and as many branches as its texts have, up to a most
+    if server.looks_up:  # SGLang's tree has no number of steps, and as many branches as its texts have, up to a most
         del asked["num_steps"]
         asked["topk"] = topk, min(topk, spec.speculative_eagle_topk)
     for name, (mine, theirs) in asked.items():
