@@ -14,6 +14,7 @@ from fakes.plans import program_of
 from fakes.sglang_look_ups import LONGEST, SHORTEST, NgramVerifyInput
 from fakes.sglang_modules import SRT, ForwardMode
 from fakes.sglang_server import PROGRAM, Server, adapter, engine_of
+from fakes.sglang_worker import IntelAMXAttnBackend
 from programs import planned
 from sampling_oracle import drawn
 from test_sglang_worker import ALL, BATCHES, PROMPTS, Serve, controller_of, plan_attention, plan_of, run, serve
@@ -40,8 +41,8 @@ def looked_up(*keys: tuple[str, Any]) -> Plan:
 
 def plans_of(**keys: Any) -> list[Plan]:
     """Those of one program, the deepest first."""
-    sizes = {"max_requests": 6, "buckets": [1, 2, 4], "target": {"vocab_size": TOKENS}, "options": OPTIONS}
-    return sorted(planned("NGRAM", engine="sglang", **sizes, **keys), key=lambda plan: plan.shape, reverse=True)
+    sizes = {"max_requests": 6, "buckets": [1, 2, 4], "target": {"vocab_size": TOKENS}, "options": OPTIONS} | keys
+    return sorted(planned("NGRAM", engine="sglang", **sizes), key=lambda plan: plan.shape, reverse=True)
 
 
 PROMPTED = {row: [token % TOKENS for token in prompt] for row, prompt in PROMPTS.items()}
@@ -197,6 +198,54 @@ def test_a_tree_needs_the_servers_breadth(serve: Serve) -> None:
     assert server.worker.steps is None
     [reason] = adapter("server.fit").misfits({server.plan.shape: server.plan}, server.worker)
     assert reason == "topk is 2 in the program, 1 in the server"
+
+
+class Sized(IntelAMXAttnBackend):
+    """Attention that knows the server's sizes."""
+
+    def __init__(self, step: int = 0) -> None:
+        super().__init__(step)
+        self.topk, self.num_draft_tokens, self.speculative_num_steps = 10, 4, 1
+
+
+Sized.__name__ = "IntelAMXAttnBackend"
+
+
+def test_attention_has_the_sizes_of_the_program(serve: Serve) -> None:
+    """Which share all memory with the server's own, whose breadth is another; no forward is a draft's."""
+    server = serve(looked_up(), attention=Sized, speculative_eagle_topk=10, speculative_num_steps=1)
+    (attention,) = server.worker.steps._attention.values()
+    (backend,) = attention._backends
+    verify, own = backend._roles.verify, server.worker.target_worker.model_runner.attn_backend
+    assert (verify.topk, verify.speculative_num_steps, verify.num_draft_tokens) == (1, 3, 4)
+    assert (own.topk, own.speculative_num_steps, own.num_draft_tokens) == (10, 1, 4)
+    assert (backend._roles.extend, backend._roles.draft, backend._roles.named()) == (None, [], {"verify": "intel_amx"})
+    assert attention._tables.sizes.steps == 1
+    server.begin(PROMPTED)
+    run(server, BATCHES)
+
+
+def test_a_chain_runs_over_windows_whatever_the_servers_breadth(serve: Serve) -> None:
+    server = serve(looked_up(), speculative_eagle_topk=10)
+    server.worker.target_worker.model_runner.sliding_window_size = 16
+    fit = adapter("server.fit")
+    assert fit.misfits({server.plan.shape: server.plan}, server.worker) == []
+    tree = looked_up(*TREE)
+    assert "a tree over sliding windows of the target is not served" in fit.misfits({tree.shape: tree}, server.worker)
+
+
+def test_a_dry_step_need_not_find_drafts(serve: Serve) -> None:
+    """Which in short texts nothing is long enough for; where it is, they are the right ones."""
+    server = serve(plans_of(options=OPTIONS | {"longest": 16, "shortest": 16})[0])
+    assert server.worker.steps.proof == "passed"
+    server.begin(PROMPTED)
+    run(server, BATCHES)
+
+
+@pytest.mark.parametrize("field", ["text", "seq_lens"])
+def test_a_dry_step_leaves_rows_as_they_were(serve: Serve, field: str) -> None:
+    server = serve(looked_up())
+    assert not server.worker.steps.step.pools[field].any()
 
 
 def test_texts_that_another_server_prefills_are_sglangs(serve: Serve) -> None:
