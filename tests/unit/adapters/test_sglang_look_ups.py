@@ -166,6 +166,17 @@ def test_steps_of_several_shapes(
     assert sum(steps.tally.served.values()) == len(BATCHES) - len(BATCHES) // 3
 
 
+def test_a_tree_beside_a_longer_chain(serve: Serve, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Keys and values are moved where any shape is a tree, not the deepest alone."""
+    shapes = [{"num_steps": 5}, {"num_steps": 3, "topk": 2, "num_draft_tokens": 7}]
+    chain, tree = plans_of(shapes=shapes, mask="qlen")
+    monkeypatch.setenv("SPECC_SHAPE", str(tree.shape))
+    server = serve(chain, others=[tree])
+    server.begin(PROMPTED)
+    run(server, BATCHES)
+    assert server.worker.steps.tally.served == {tree.shape: len(BATCHES)}
+
+
 @overlapping
 def test_attention_that_is_planned_has_the_host_wait(serve: Serve, overlap: bool) -> None:
     server = serve(looked_up(), overlap=overlap)
