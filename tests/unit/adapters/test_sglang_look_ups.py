@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import random
 from collections.abc import Sequence
 from functools import cache
@@ -157,13 +158,15 @@ def test_steps_of_several_shapes(
     monkeypatch.setenv("SPECC_SHAPE", str(drafts[0]))
     plans = plans_of(num_steps=[*drafts][::-1])
     server = serve(plans[0], overlap=overlap, others=plans[1:])
-    draw, steps = random.Random(3), server.worker.steps
-    monkeypatch.setattr(steps.shapes, "choose", lambda _: draw.choice([*steps._plans]))
+    steps, turn = server.worker.steps, itertools.cycle(plan.shape for plan in plans[::-1])
+    monkeypatch.setattr(steps.shapes, "choose", lambda _: next(turn))
     server.begin(PROMPTED)
-    for place, rows in enumerate(BATCHES):
-        steps.switch(on=place % 3 != 2)
+    turns = len(plans) + 1
+    for place, rows in enumerate([[3, 1, 6, 2]] * 3 * turns):  # behind SGLang's step comes the one without drafts
+        steps.switch(on=place % turns < len(plans))
         run(server, [rows])
-    assert sum(steps.tally.served.values()) == len(BATCHES) - len(BATCHES) // 3
+    assert steps.tally.served == {plan.shape: 3 for plan in plans}
+    assert steps.tally.left == {"switched off": 3}
 
 
 def test_a_tree_beside_a_longer_chain(serve: Serve, monkeypatch: pytest.MonkeyPatch) -> None:
