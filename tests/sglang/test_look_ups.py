@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+from typing import Any
+
 import pytest
 from sglang_family import all_accounted_for, same_texts
-from sglang_server import PREFILL_CHUNK, Served, Variant, accept_length
+from sglang_programs import build_program
+from sglang_server import PLAIN, PREFILL_CHUNK, Served, Variant, accept_length, serve
 
 OWN = Variant("NGRAM", overlap=True)
 """SGLang's own, without a program."""
@@ -36,6 +40,26 @@ def test_everything_that_was_meant_to_happen_happened(variant: Variant, served: 
     assert sum(output["cached_tokens"] for output in outputs) > 1000
     assert max(output["prompt_tokens"] for output in outputs) > 3 * PREFILL_CHUNK
     assert sum(output["finish_reason"]["type"] == "abort" for output in outputs) > 5
+
+
+@programs
+def test_the_program_accepts_about_as_much_as_sglangs_own(variant: Variant, served: Served, running: Any) -> None:
+    """Whose trie has texts of other requests as well, and other keys."""
+    own = running[OWN].result()
+    assert accept_length(served) > 0.9 * accept_length(own)
+
+
+def test_texts_that_repeat_themselves_take_few_steps(models: Path, tmp_path: Path) -> None:
+    variant = PROGRAMS[0]
+    engine = variant.engine(models) | {"max_total_tokens": 4096}
+    sampling = {"temperature": 0, "max_new_tokens": 60, "ignore_eos": True}
+    requests = [{"text": text * 8, "sampling": sampling} for text in ("import os\n", "    return self.a\n", "a, b = ")]
+    wheel = build_program(engine, tmp_path / "wheel")
+    served = serve(engine, requests, tmp_path / "job", overlap=True, wheel=wheel)
+    plain = serve(PLAIN.engine(models) | {"max_total_tokens": 4096}, requests, tmp_path / "plain")
+    assert [output["token_ids"] for output in served.outputs] == [output["token_ids"] for output in plain.outputs]
+    assert accept_length(served) > 2.5
+    assert served.state["specc"]["left"] == {}
 
 
 @programs
