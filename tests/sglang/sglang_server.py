@@ -19,8 +19,8 @@ BUILT = "top_k,top_p,min_p,penalties,logit_bias,grammar"
 """What a program with `samples` is built for."""
 SMALL_POOL = {"max_total_tokens": 400, "schedule_conservativeness": 0.1}
 """So few KV slots, and requests taken in so lightly, that some of them must be thrown out and begin anew."""
-FEWEST_SLOTS = 350
-"""Some more than the longest request takes."""
+THROWN_OUT = {"SGLANG_TEST_RETRACT": "1", "SGLANG_TEST_RETRACT_INTERVAL": "8"}
+"""Of an engine in which a request after every few forwards begins anew, however many slots there are."""
 BRANCHES_APART = 3
 """Times as many where each branch of a tree begins a page of its own."""
 
@@ -107,8 +107,8 @@ class Variant:
         if self.algorithm is None:
             return given
         given |= {"speculative_algorithm": self.algorithm, "speculative_num_draft_tokens": self.num_draft_tokens}
-        if not self.draft:  # looked up, in steps that hold fewer slots than those of a draft
-            return given | {"speculative_ngram_max_bfs_breadth": self.topk, "max_total_tokens": FEWEST_SLOTS}
+        if not self.draft:  # looked up
+            return given | {"speculative_ngram_max_bfs_breadth": self.topk}
         return given | {
             "speculative_draft_model_path": str(models / self.draft),
             "speculative_num_steps": self.num_steps,

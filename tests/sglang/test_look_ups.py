@@ -39,7 +39,7 @@ def test_every_slot_and_row_is_free_or_cached_at_the_end(variant: Variant, serve
 def test_everything_that_was_meant_to_happen_happened(variant: Variant, served: Served) -> None:
     outputs = served.outputs
     assert served.state["specc_testing"]["overlap"] == variant.overlap
-    assert sum(output["num_retractions"] for output in outputs) > 0
+    assert sum(output["num_retractions"] for output in outputs) > 8
     assert sum(output["cached_tokens"] for output in outputs) > 1000
     assert max(output["prompt_tokens"] for output in outputs) > 3 * PREFILL_CHUNK
     assert sum(output["finish_reason"]["type"] == "abort" for output in outputs) > 5

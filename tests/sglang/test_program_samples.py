@@ -16,7 +16,7 @@ import torch
 from engine_fixtures import asked, side_by_side, started
 from sglang_mixed import AGAIN, COUNT, GRAMMARS, SCHEMA, Oracle, is_greedy, is_penalized, is_restricted, mixed
 from sglang_programs import build_program
-from sglang_server import PLAIN, SERVER, Served, Variant, serve
+from sglang_server import PLAIN, SERVER, THROWN_OUT, Served, Variant, serve
 from sglang_workload import TAILS
 from text_statistics import surprise
 
@@ -51,8 +51,7 @@ def mixed_in(variant: Variant, models: Path, folder: Path) -> Served:
     engine = variant.engine(models) | GRAMMARS
     wheel = build_program(engine, folder / "wheel", *variant.options)
     requests = mixed(random.Random(1))
-    thrown_out = {"SGLANG_TEST_RETRACT": "1", "SGLANG_TEST_RETRACT_INTERVAL": "8"}
-    return serve(engine, requests, folder / "job", overlap=variant.overlap, wheel=wheel, settings=thrown_out)
+    return serve(engine, requests, folder / "job", overlap=variant.overlap, wheel=wheel, settings=THROWN_OUT)
 
 
 def alone_in(models: Path, folder: Path) -> Served:

@@ -13,7 +13,7 @@ from engine_fixtures import asked, side_by_side, started
 from sglang_family import all_accounted_for
 from sglang_mixed import GRAMMARS, REGEX
 from sglang_programs import build_program
-from sglang_server import Served, Variant, serve
+from sglang_server import THROWN_OUT, Served, Variant, serve
 from sglang_workload import PREAMBLES, TAILS, is_greedy, workload
 
 CHAIN = Variant("STANDALONE", "standalone", overlap=True, program=True, ranks=2)
@@ -36,8 +36,6 @@ HEADS = (HEAD_CHAIN, HEAD_TREE)
 BEGINNING = 56
 """Requests of the workload that other engines serve."""
 SILENT = 44
-THROWN_OUT = {"SGLANG_TEST_RETRACT": "1", "SGLANG_TEST_RETRACT_INTERVAL": "8"}
-"""A request after every few forwards begins anew."""
 DRAWN: list[dict[str, Any]] = [
     {"temperature": 1.0, "top_k": 50},
     {"temperature": 0.9, "top_p": 0.9, "frequency_penalty": 0.5},
