@@ -29,7 +29,7 @@ SRT.put("plugins")
 
 
 class Settings:
-    """The parts of what a server was told, by the names of `runtime_context`."""
+    """The parts of what a server was told, by the names of `runtime_context`, and whether its steps overlap."""
 
     def __init__(self) -> None:
         self.begin()
@@ -55,7 +55,7 @@ class Settings:
             speculative_accept_threshold_single=1.0,
             speculative_accept_threshold_acc=1.0,
         )
-        self.model = SimpleNamespace()
+        self.model, self.overlap = SimpleNamespace(), False
         self.lora = SimpleNamespace(enable_lora=False, enable_lora_overlap_loading=False)
 
 
@@ -82,7 +82,7 @@ class GroupCoordinator:
 SETTINGS = Settings()
 SRT.put(
     "runtime_context",
-    **{f"get_{name}": partial(getattr, SETTINGS, name) for name in vars(SETTINGS)},
+    **{f"get_{name}": partial(getattr, SETTINGS, name) for name in vars(SETTINGS) if name != "overlap"},
 )
 
 
@@ -317,7 +317,7 @@ class GenerationBatchResult:
     can_run_cuda_graph: bool = False
     speculative_num_draft_tokens: int | None = None
     speculative_output_stride: int | None = None
-    next_draft_input: EagleDraftInput | None = None
+    next_draft_input: Any = None
     new_seq_lens: Tensor | None = None
     copy_done: Any = None
     accept_index: Tensor | None = None
@@ -391,6 +391,7 @@ class Req:
     kv: ReqKvInfo | None = None
     lora_id: str | None = None
     multimodal_inputs: MultimodalInputs | None = None
+    origin_input_ids: list[int] = field(default_factory=list)
     output_ids: list[int] = field(default_factory=list)
     return_logprob: bool = False
     return_hidden_states: bool = False
@@ -434,7 +435,7 @@ class ScheduleBatch:
     seq_lens: Tensor
     seq_lens_cpu: Tensor | None = None
     input_ids: Tensor | None = None
-    spec_info: EagleDraftInput | None = None
+    spec_info: Any = None
     return_logprob: bool = False
     top_logprobs_nums: list[int] | None = None
     sampling_info: SamplingBatchInfo = field(default_factory=SamplingBatchInfo)

@@ -28,12 +28,17 @@ class FutureMap:
     _relay: Any = None
 
     def __init__(self, pool: ReqToTokenPool) -> None:
-        self.req_pool_size, self.written = len(pool.req_to_token), 0
+        self.req_pool_size, self.written, self.needs_cpu_seq_lens = len(pool.req_to_token), 0, True
         self.new_seq_lens_buf, self.output_tokens_buf = torch.full((2, self.req_pool_size), -1)
         self.need_topk = self.need_hidden_states = False
         self.topk_p_buf: Tensor | None = None
         self.topk_index_buf: Tensor | None = None
         self.hidden_states_buf: Tensor | None = None
+
+    def resolve_seq_lens_cpu(self, batch: ScheduleBatch) -> None:
+        """Say how long the texts of a batch are, to the host only where it is to know."""
+        batch.seq_lens = self.new_seq_lens_buf[batch.spec_info.future_indices]
+        batch.seq_lens_cpu = batch.seq_lens.clone() if self.needs_cpu_seq_lens else None
 
     def publish(self, future_indices: Tensor, new_seq_lens: Tensor) -> None:
         if self._relay is not None and new_seq_lens is self._relay.published_seq_lens:
@@ -42,7 +47,11 @@ class FutureMap:
         self.written += 1
         self.new_seq_lens_buf[future_indices] = new_seq_lens.to(self.new_seq_lens_buf.dtype)
 
-    def stash(self, rows: Tensor, state: EagleDraftInput) -> None:
+    def stash(self, future_indices: Tensor, payload: Any) -> None:
+        rows, state = future_indices, payload
+        if not isinstance(state, EagleDraftInput):
+            self.written += 1
+            return
         assert state.bonus_tokens is not None
         if self._relay is not None and state.bonus_tokens is self._relay.published_bonus:
             self._relay.published_bonus = None

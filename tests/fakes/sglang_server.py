@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import importlib
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -23,6 +24,7 @@ from .memory import scattered
 from .models import target_next, target_scores
 from .plans import package_of
 from .sglang_disaggregated import DecodeReqToTokenPool, SpeculativeAlgorithm, send
+from .sglang_look_ups import NgramVerifyInput
 from .sglang_lora import LoRAManager
 from .sglang_modules import SETTINGS, EagleDraftInput, ForwardMode, HookRegistry, Req, ScheduleBatch
 from .sglang_parallel import MLPSyncBatchInfo
@@ -31,7 +33,11 @@ from .sglang_scheduler import Scheduler, SchedulerBatchResultProcessor
 from .sglang_worker import EagleDraftWorker, IntelAMXAttnBackend, ModelRunner, MultiStepDraftBackend
 
 PROGRAM = "specc_program_small"
-WORKERS = {"EAGLE": "eagle_worker_v2.EAGLEWorkerV2", "STANDALONE": "standalone_worker_v2.StandaloneWorkerV2"}
+WORKERS = {
+    "EAGLE": "eagle_worker_v2.EAGLEWorkerV2",
+    "STANDALONE": "standalone_worker_v2.StandaloneWorkerV2",
+    "NGRAM": "ngram_worker.NGRAMWorker",
+}
 
 
 def part(place: str) -> Any:
@@ -108,7 +114,7 @@ class Server:
         self.plan, self.overlap, self._late = plan, overlap, list[tuple[ScheduleBatch, Any]]()
         self.engine = engine_of(plan, scored, columns)
         SETTINGS.begin()
-        SETTINGS.disagg.disaggregation_mode = mode
+        SETTINGS.disagg.disaggregation_mode, SETTINGS.overlap = mode, overlap
         vars(SETTINGS.spec).update(
             speculative_algorithm=plan.algorithm, speculative_num_steps=plan.size("S"),
             speculative_eagle_topk=max(of_shape.size("K") for of_shape in (plan, *others)),
@@ -134,21 +140,23 @@ class Server:
         self.processor = SchedulerBatchResultProcessor()
         self.algorithm: Any = SpeculativeAlgorithm(recurs=self.worker.recurs)
         self.requests, self.prompts = dict[int, Req](), dict[int, list[int]]()
-        self._states, self._lengths = dict[int, dict[str, Tensor]](), dict[int, Tensor]()
+        self._states, self._lengths = dict[int, Any](), dict[int, Tensor]()
         self.steps: dict[int, list[int]] = {}
 
     def _worker(
         self, attention: type[IntelAMXAttnBackend], scored: list[int] | None, context: int, sees: Sequence[str]
     ) -> Any:
         plan, runners = self.plan, dict[str, ModelRunner]()
-        for role in ("target", "draft"):
-            model = plan.models[role]
+        for role, model in plan.models.items():
             config = SimpleNamespace(
                 vocab_size=plan.size("V"), hidden_size=model.hidden_size, context_len=context,
                 model_is_mrope=role in sees, attention_chunk_size=None, dtype=torch.float32,
             )  # fmt: skip
             kind = part("model_executor.model_runner.ModelRunner")
             runners[role] = kind(self.engine, config, attention(), is_draft_worker=role == "draft")
+        if "draft" not in runners:
+            nodes = SETTINGS.spec.speculative_num_draft_tokens
+            return part(f"speculative.{WORKERS[plan.algorithm]}")(self.engine, runners["target"], nodes)
         backends = MultiStepDraftBackend(attention, plan.size("S") - 1)
         numbered, topk = None if scored is None else torch.tensor(scored), SETTINGS.spec.speculative_eagle_topk
         drafter = EagleDraftWorker(runners["draft"], backends, numbered, topk)
@@ -201,10 +209,12 @@ class Server:
             req = sglang.request(**asked)
             req.kv = sglang.ReqKvInfo(row)
             self.scheduler._add_request_to_queue(req)
+            req.origin_input_ids = prompt
             self.requests[row], self.prompts[row], self.steps[row] = req, prompt, []
         lengths = torch.tensor([len(prompt) for prompt in prompts.values()])
         batch = self._batch([*prompts], ForwardMode.EXTEND, lengths)
         batch.input_ids = torch.tensor([token for prompt in prompts.values() for token in prompt])
+        batch.seq_lens_cpu = lengths
         return batch
 
     def decode(self, rows: Sequence[int], *, known: bool = True) -> None:
@@ -220,6 +230,8 @@ class Server:
         batch.seq_lens_cpu = lengths.clone() if known else None
         batch.spec_info = self._state(rows)
         if self.overlap:
+            self.relay.needs_cpu_seq_lens = known
+            self.relay.resolve_seq_lens_cpu(batch)
             self.relay._resolve_spec_extras(batch)
         result = self._forward(batch)
         if result.routed_experts_output is not None:
@@ -278,19 +290,38 @@ class Server:
         batch = self._batch([], ForwardMode.IDLE, torch.empty(0, dtype=torch.int64))
         return self.worker.forward_batch_generation(batch, *[lambda _: None] * self.overlap)
 
-    def _keep(self, rows: Tensor, left: EagleDraftInput, lengths: Tensor) -> None:
+    def _keep(self, rows: Tensor, left: Any, lengths: Tensor) -> None:
         """What each request of a batch takes to its next step, without the overlap schedule."""
         for place, row in enumerate(rows.tolist()):
             part = slice(place, place + 1)
-            fields = {name: value[part] for name, value in vars(left).items() if isinstance(value, Tensor)}
+            if isinstance(left, NgramVerifyInput):
+                fields = copy.copy(left)
+                fields.filter_batch(torch.tensor([place]))
+            else:
+                fields = {name: value[part] for name, value in vars(left).items() if isinstance(value, Tensor)}
             self._states[row], self._lengths[row] = fields, lengths[part]
 
-    def _state(self, rows: Sequence[int]) -> EagleDraftInput:
+    def _state(self, rows: Sequence[int]) -> Any:
+        indices = torch.tensor(rows)
+        if self.plan.algorithm == "NGRAM":
+            return self._looked_up(indices)
         if self.overlap:
-            return EagleDraftInput(future_indices=torch.tensor(rows))
+            return EagleDraftInput(future_indices=indices)
         states, draft_input = [self._states[row] for row in rows], EagleDraftInput()
         vars(draft_input).update({name: torch.cat([state[name] for state in states]) for name in states[0]})
         return draft_input
+
+    def _looked_up(self, rows: Tensor) -> NgramVerifyInput:
+        """The same of texts, of which the relay keeps what the host does not know."""
+        if self.overlap:
+            made = NgramVerifyInput(SETTINGS.spec.speculative_num_draft_tokens, rows)
+            made.future_indices = rows
+            return made
+        first, *others = (self._states[row] for row in rows.tolist())
+        made = copy.copy(first)
+        for one in others:
+            made.merge_batch(one)
+        return made
 
     def _settle(self, keep: int) -> None:
         """Give out the tokens of all but so many of the last steps."""

@@ -244,6 +244,26 @@ class ModelRunner:
 # --- the worker -------------------------------------------------------------------------------------------------------
 
 
+def begun(worker: Any, batch: ScheduleBatch) -> tuple[sglang.LogitsProcessorOutput, Tensor]:
+    """Prefill whole texts by the target of a worker: what it says, and first tokens i64[b]."""
+    assert batch.input_ids is not None
+    rows, lens, counts = batch.req_pool_indices, batch.seq_lens, batch.seq_lens.tolist()
+    runner, table = worker.target_worker.model_runner, worker.req_to_token_pool.req_to_token
+    forward_batch = ForwardBatch(
+        forward_mode=ForwardMode.EXTEND, batch_size=len(rows), input_ids=batch.input_ids, req_pool_indices=rows,
+        seq_lens=lens, seq_lens_sum=sum(counts), positions=torch.cat([torch.arange(count) for count in counts]),
+        out_cache_loc=torch.cat([table[row, :count] for row, count in zip(rows, counts, strict=True)]).long(),
+        extend_seq_lens_cpu=counts,
+        capture_hidden_mode=CaptureHiddenMode.FULL if worker.recurs else CaptureHiddenMode.NULL, reqs=batch.reqs,
+    )  # fmt: skip
+    if runner.model_config.model_is_mrope:
+        forward_batch.mrope_positions = forward_batch.positions.repeat(3, 1)
+    if runner.lora_manager is not None:
+        runner.lora_manager.begin(forward_batch)
+    output = runner.forward(forward_batch).logits_output
+    return output, runner.sample(output, forward_batch)
+
+
 @at("speculative.eagle_worker_v2")
 class EagleDraftWorker:
     """What drafts, and the target's tokens that it scores, in the order of its head; None for all of them."""
@@ -299,22 +319,8 @@ class EAGLEWorkerV2:
         return run(batch, on_publish or (lambda _: None))
 
     def _prefill(self, batch: ScheduleBatch, publish: Publish) -> sglang.GenerationBatchResult:
-        assert batch.input_ids is not None
-        rows, lens, counts = batch.req_pool_indices, batch.seq_lens, batch.seq_lens.tolist()
-        runner, table = self.target_worker.model_runner, self.req_to_token_pool.req_to_token
-        forward_batch = ForwardBatch(
-            forward_mode=ForwardMode.EXTEND, batch_size=len(rows), input_ids=batch.input_ids, req_pool_indices=rows,
-            seq_lens=lens, seq_lens_sum=sum(counts), positions=torch.cat([torch.arange(count) for count in counts]),
-            out_cache_loc=torch.cat([table[row, :count] for row, count in zip(rows, counts, strict=True)]).long(),
-            extend_seq_lens_cpu=counts,
-            capture_hidden_mode=CaptureHiddenMode.FULL if self.recurs else CaptureHiddenMode.NULL, reqs=batch.reqs,
-        )  # fmt: skip
-        if runner.model_config.model_is_mrope:
-            forward_batch.mrope_positions = forward_batch.positions.repeat(3, 1)
-        if runner.lora_manager is not None:
-            runner.lora_manager.begin(forward_batch)
-        output = runner.forward(forward_batch).logits_output
-        tokens = runner.sample(output, forward_batch)
+        rows, lens = batch.req_pool_indices, batch.seq_lens
+        output, tokens = begun(self, batch)
         publish(lens)
         given = {"hidden": output.hidden_states} if self.recurs else {}
         drafted = self._engine.prefill_draft(first=tokens, rows=rows, seq_lens=lens, capture=self._capture, **given)

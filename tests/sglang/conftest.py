@@ -12,7 +12,7 @@ from engine_fixtures import asked, mark, plain, served, side_by_side, started
 from sglang_files import ENVIRONMENT, HERE, ON_GPU
 from sglang_models import write_models
 from sglang_programs import build_program
-from sglang_server import PLAIN, Served, Variant, serve
+from sglang_server import PLAIN, THROWN_OUT, Served, Variant, serve
 from sglang_workload import without_aborts, workload
 
 __all__ = ["plain", "served"]
@@ -47,8 +47,10 @@ def running(
         given = without_aborts(requests) if variant == PLAIN else requests
         engine = variant.engine(models)
         wheel = build_program(engine, folder / f"{variant}-wheel", *variant.options) if variant.program else None
-        drawn = {"SPECC_TEST_SHAPES": "1"} if variant.shapes else {}
-        return serve(engine, given, folder / str(variant), overlap=variant.overlap, wheel=wheel, settings=drawn)
+        settings = {"SPECC_TEST_SHAPES": "1"} if variant.shapes else {}
+        if variant.algorithm and not variant.draft:  # steps that hold so few slots that there are enough for most
+            settings |= THROWN_OUT | {"SGLANG_TEST_RETRACT_INTERVAL": "24"}
+        return serve(engine, given, folder / str(variant), overlap=variant.overlap, wheel=wheel, settings=settings)
 
     with side_by_side(AT_A_TIME) as pool:
         yield started(pool, [PLAIN, *asked(request.session, "variant", "own")], run)

@@ -38,6 +38,7 @@ from sglang.srt.server_args import prepare_server_args
 from sglang.srt.speculative.draft_utils import DraftBackendFactory
 from transformers import AutoConfig, Qwen2Config
 
+from specc.adapters.sglang.parts.runners import runners_of
 from specc.adapters.sglang.served import refusals
 from specc.adapters.sglang.server import fit
 
@@ -234,11 +235,13 @@ def worker(arguments: Any) -> Any:
     """A worker with what `fit.facts` reads."""
     view = resolved_view(arguments)
     target = runner(arguments, view.model_path, draft=False)
-    draft = runner(arguments, view.speculative_draft_model_path, draft=True)
     target.attn_backend = target_backend(target)
-    factory = Factory(draft, view.speculative_eagle_topk, view.speculative_num_steps)
-    steps, extend = factory.create_decode_backend(), factory.create_draft_extend_backend()
-    drafter = SimpleNamespace(draft_runner=draft, draft_attn_backend=steps, draft_extend_attn_backend=extend)
+    drafter = None
+    if view.speculative_algorithm != "NGRAM":
+        draft = runner(arguments, view.speculative_draft_model_path, draft=True)
+        factory = Factory(draft, view.speculative_eagle_topk, view.speculative_num_steps)
+        steps, extend = factory.create_decode_backend(), factory.create_draft_extend_backend()
+        drafter = SimpleNamespace(draft_runner=draft, draft_attn_backend=steps, draft_extend_attn_backend=extend)
     return SimpleNamespace(
         target_worker=SimpleNamespace(model_runner=target),
         draft_worker=drafter,
@@ -261,7 +264,7 @@ def answer(words: list[str], gpu: str) -> dict[str, Any]:
         publish(arguments, role="scheduler")
         made = worker(arguments)
         facts = fit.facts(made)
-    runners = {"target": made.target_worker.model_runner, "draft": made.draft_worker.draft_runner}
+    runners = runners_of(made)
     return result | {
         "facts": dataclasses.asdict(facts),
         "refusals": [[refusal.about, refusal.what] for refusal in refusals(facts)],

@@ -19,13 +19,15 @@ BUILT = "top_k,top_p,min_p,penalties,logit_bias,grammar"
 """What a program with `samples` is built for."""
 SMALL_POOL = {"max_total_tokens": 400, "schedule_conservativeness": 0.1}
 """So few KV slots, and requests taken in so lightly, that some of them must be thrown out and begin anew."""
+THROWN_OUT = {"SGLANG_TEST_RETRACT": "1", "SGLANG_TEST_RETRACT_INTERVAL": "8"}
+"""Of an engine in which a request after every few forwards begins anew, however many slots there are."""
 BRANCHES_APART = 3
 """Times as many where each branch of a tree begins a page of its own."""
 
 
 @dataclass(frozen=True)
 class Variant:
-    """What one engine runs: `algorithm` is None where nothing is speculated, `draft` a model of `write_models`.
+    """What one engine runs: `algorithm` is None where nothing is speculated, `draft` a model of `write_models`, if any.
 
     With `overlap` the next forward is launched before the results of the last are read, as on a GPU. With `program`
     a wheel runs its decode steps, with `samples` those of requests that ask for anything that `BUILT` has, too.
@@ -61,7 +63,7 @@ class Variant:
         """For the names of tests and files."""
         form = "chain" if self.topk == 1 else "tree"
         named = [
-            self.draft,
+            self.draft or str(self.algorithm).lower(),
             form,
             *["overlap"] * self.overlap,
             *["program"] * self.program,
@@ -106,12 +108,13 @@ class Variant:
             given["disable_overlap_schedule"] = not self.overlap
         if self.algorithm is None:
             return given
+        given |= {"speculative_algorithm": self.algorithm, "speculative_num_draft_tokens": self.num_draft_tokens}
+        if not self.draft:  # looked up
+            return given | {"speculative_ngram_max_bfs_breadth": self.topk}
         return given | {
-            "speculative_algorithm": self.algorithm,
             "speculative_draft_model_path": str(models / self.draft),
             "speculative_num_steps": self.num_steps,
             "speculative_eagle_topk": self.topk,
-            "speculative_num_draft_tokens": self.num_draft_tokens,
             **({"speculative_token_map": str(models / TOKEN_MAP)} if self.token_map else {}),
         }
 

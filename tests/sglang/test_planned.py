@@ -12,6 +12,7 @@ from sglang_workload import workload
 VARIANTS = [
     Variant("EAGLE", "eagle", overlap=True, program=True),
     Variant("STANDALONE", "standalone", topk=4, num_draft_tokens=12, program=True),
+    Variant("NGRAM", topk=2, num_draft_tokens=7, overlap=True, program=True),
 ]
 
 

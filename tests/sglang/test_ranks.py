@@ -13,7 +13,7 @@ from engine_fixtures import asked, side_by_side, started
 from sglang_family import all_accounted_for
 from sglang_mixed import GRAMMARS, REGEX
 from sglang_programs import build_program
-from sglang_server import Served, Variant, serve
+from sglang_server import THROWN_OUT, Served, Variant, serve
 from sglang_workload import PREAMBLES, TAILS, is_greedy, workload
 
 CHAIN = Variant("STANDALONE", "standalone", overlap=True, program=True, ranks=2)
@@ -25,7 +25,9 @@ SHARDED_TREE = Variant(
     "EAGLE", "odd_eagle", topk=4, num_draft_tokens=12, program=True, ranks=2, sharded=True, target="odd"
 )
 """Of a vocabulary that is padded, so that ranks do not have half of it each."""
-SHARDED = (SHARDED_CHAIN, SHARDED_TREE)
+LOOKED_UP = Variant("NGRAM", topk=2, num_draft_tokens=7, overlap=True, program=True, ranks=2, sharded=True)
+"""Every rank looks drafts up in texts of its own, which are the same."""
+SHARDED = (SHARDED_CHAIN, SHARDED_TREE, LOOKED_UP)
 HEAD_CHAIN = Variant("EAGLE3", "eagle3_part", overlap=True, program=True, ranks=2, head="int8")
 """Of entries that are no tokens, of which ranks read others than they have."""
 HEAD_TREE = replace(SHARDED_TREE, head="weights")
@@ -34,8 +36,6 @@ HEADS = (HEAD_CHAIN, HEAD_TREE)
 BEGINNING = 56
 """Requests of the workload that other engines serve."""
 SILENT = 44
-THROWN_OUT = {"SGLANG_TEST_RETRACT": "1", "SGLANG_TEST_RETRACT_INTERVAL": "8"}
-"""A request after every few forwards begins anew."""
 DRAWN: list[dict[str, Any]] = [
     {"temperature": 1.0, "top_k": 50},
     {"temperature": 0.9, "top_p": 0.9, "frequency_penalty": 0.5},
@@ -148,7 +148,8 @@ def test_logits_of_a_step_are_gathered_by_sglang_or_stay_with_their_ranks(
         steps, left = rank["specc"]["served"] + 1, sum(rank["specc"]["left"].values())  # one was dry
         kept = {mode.removeprefix("kept "): times for mode, times in rank["logits"].items() if mode.startswith("kept")}
         gathered = {mode: times for mode, times in rank["logits"].items() if not mode.startswith("kept")}
-        drafts = {"DECODE": 2 * steps, "DRAFT_EXTEND_V2": steps} if variant in (*SHARDED, *HEADS) else {}
+        shared = variant.draft and variant in (*SHARDED, *HEADS)
+        drafts = {"DECODE": 2 * steps, "DRAFT_EXTEND_V2": steps} if shared else {}
         assert kept == drafts | ({"TARGET_VERIFY": steps} if variant.sharded else {})
         assert gathered["TARGET_VERIFY"] == left + (0 if variant.sharded else steps)
         if drafts:

@@ -18,9 +18,10 @@ from torch import Tensor
 from .._heads import TOKEN_MAP, saved
 from .._plugin import ServerError, word
 from .attention import Attention, attention_of
-from .models.forwards import Forwards, scored_tokens
+from .models.forwards import Forwards
 from .models.recorded import RecordedForwards
 from .parts.parts import Parts, parts_of
+from .parts.runners import runners_of, scored_tokens
 from .parts.shards import Ranks
 from .requests.grammars import Masks
 from .server.proof import Heard
@@ -67,21 +68,21 @@ class Bound:
 
 
 def bind(program: Any, worker: Any, masks: Masks) -> Bound:
-    """Bind a program to an EAGLEWorkerV2 whose graphs are captured; the program's are not yet.
+    """Bind a program to a worker whose graphs are captured; the program's are not yet.
 
     ServerError as `capturing`.
     """
     table = worker.req_to_token_pool.req_to_token
     how = capturing(worker)
-    target, draft = worker.target_worker.model_runner, worker.draft_worker.draft_runner
-    make = FORWARDS[how]
+    runners, make = runners_of(worker), FORWARDS[how]
     if simulating():
         make = type(f"Simulated{make.__name__}", (Simulated, make), {})
     group = get_parallel().tp_group
-    parts = parts_of(program, {"target": target, "draft": draft}, table, group)
+    parts = parts_of(program, runners, table, group)
     attention = attention_of(worker, program.plans, captured=how != "none")
-    pools = {"target": target.token_to_kv_pool, "draft": draft.token_to_kv_pool}
-    moved = {owner: pools[owner] for owner, pool in program.plan.kv_pools.items() if pool.bound}
+    pools = {role: runner.token_to_kv_pool for role, runner in runners.items()}
+    of_shapes = [plan.kv_pools.items() for plan in program.plans.values()]
+    moved = {owner: pools[owner] for of_shape in of_shapes for owner, pool in of_shape if pool.bound}
     buffers = {owner: _interleaved(pool.k_buffer, pool.v_buffer) for owner, pool in moved.items()}
     scored = scored_tokens(worker)
     tables = {} if scored is None else {TOKEN_MAP: scored.to(device=table.device, dtype=torch.int64).contiguous()}

@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from sglang.srt.managers.overlap_utils import FutureMap
 from sglang.srt.runtime_context import get_disagg
+from torch import Tensor
 
 from .._plugin import CHOICE
 from .steps import Steps
@@ -54,14 +55,27 @@ class SharedFutureMap(FutureMap):
             return
         self.steps = _offered
         pools = {field: pool[: self.req_pool_size] for field, pool in self.steps.step.pools.items()}
-        self.new_seq_lens_buf, self.output_tokens_buf = pools["seq_lens"], pools["bonus"]
+        self.new_seq_lens_buf, self._relay = pools["seq_lens"], self.steps.published
+        if self.steps.looks_up:
+            return
+        self.output_tokens_buf = pools["bonus"]
         self.topk_index_buf, self.need_topk = pools["topk_index"], True
         self.topk_p_buf = pools.get("topk_p", torch.ones_like(self.topk_index_buf, dtype=torch.float32))
         if "hidden" in pools:
             self.hidden_states_buf, self.need_hidden_states = pools["hidden"], True
-        self._relay = self.steps.published
 
     def _resolve_spec_extras(self, batch: Any) -> None:
-        """Gather what SGLang's step reads; the program's reads it where it is."""
-        if self.steps is None or self.steps.refuses(batch) is not None:
+        """Gather what SGLang's step reads; the program's reads it where it is, and texts are handed over by `lend`."""
+        if self.steps is None or not (self.steps.looks_up or self.steps.refuses(batch) is None):
             super()._resolve_spec_extras(batch)
+
+    def resolve_seq_lens_cpu(self, batch: Any, *given: Any, **named: Any) -> None:
+        """Wait for lengths where the host needs them: SGLang's own look-ups do, and attention that is planned."""
+        if self.steps is not None and self.steps.looks_up:
+            self.needs_cpu_seq_lens = self.steps.planned or self.steps.refuses(batch) is not None
+        super().resolve_seq_lens_cpu(batch, *given, **named)
+
+    def stash(self, future_indices: Tensor, payload: Any) -> None:
+        """Keep what a step leaves; of look-ups its row has all."""
+        if self.steps is None or not self.steps.looks_up:
+            super().stash(future_indices, payload)

@@ -12,7 +12,7 @@ import functools
 import logging
 from typing import Any
 
-from .._probe import absent, at, touches
+from .._probe import absent, at, first_kind, touches
 from .._probe import probe as probe_all
 
 logger = logging.getLogger(__name__)
@@ -105,6 +105,7 @@ SWITCH = "the program cannot be switched off in a running server"
 RELAY = "SGLang writes the relay again behind a step, two launches"
 GRAMMARS = "requests with a grammar are SGLang's"
 SIMULATED = "SGLANG_SIMULATE_ACC_LEN changes SGLang's own steps alone"
+LOOK_UPS = "drafts that are looked up are SGLang's"
 HANDOVER = "a server that decodes what another one prefills runs no program"
 LOCKSTEP = "a server whose attention is data parallel runs no program"
 MAY = {
@@ -123,6 +124,16 @@ constrained.base_grammar_backend.GrammarRow(row grammar)
 speculative.spec_utils.generate_token_bitmask(reqs retrieve_next_token_cpu retrieve_next_sibling_cpu draft_tokens_cpu
     vocab_size)
 utils.common.async_d2h(tensor)
+""",
+    LOOK_UPS: """
+speculative.ngram_worker.NGRAMWorker: draft_token_num draft_worker init_cuda_graphs req_to_token_pool target_worker
+speculative.ngram_worker.NGRAMWorker.forward_batch_generation(batch on_publish pp_proxy_tensors)
+speculative.ngram_info.NgramVerifyInput(draft_token_num new_seq_lens accept_tokens accept_lens)
+managers.overlap_utils.FutureMap: needs_cpu_seq_lens
+managers.overlap_utils.FutureMap.resolve_seq_lens_cpu(batch)
+managers.overlap_utils.FutureMap.stash(future_indices payload)
+managers.schedule_batch.Req: origin_input_ids
+managers.schedule_batch.ScheduleBatch: seq_lens_cpu
 """,
     HANDOVER: """
 disaggregation.decode.DecodeReqToTokenPool: req_to_token
@@ -213,6 +224,11 @@ def need(attention: str) -> None:
 def there(feature: str) -> bool:
     """Whether all is there that a feature of `MAY` needs."""
     return not any(lacking(MAY[feature]))
+
+
+def kind(feature: str) -> Any:
+    """The class that a feature of `MAY` begins with; `Absent` unless all is there that the feature needs."""
+    return first_kind(ROOT, MAY[feature])
 
 
 def found(feature: str) -> list[Any]:

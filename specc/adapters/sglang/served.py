@@ -15,6 +15,8 @@ __all__ = ["DATA_PARALLEL", "SETTINGS", "served_values"]
 
 TESTED = ("0.5.22", "0.5.23")
 """The versions of SGLang that `make sglang` runs programs in."""
+LOOKS_UP = ("NGRAM",)
+"""Algorithms of SGLang's, by the names of programs, of which no model drafts."""
 
 
 @dataclass(frozen=True)
@@ -106,6 +108,7 @@ class Server:
         groups: of ranks, of which each has requests of its own (attention under data parallelism).
         head_rows: whether the draft scores rows of the target's head by a token map.
         adapters: whether requests may have one (LoRA).
+        looks_up: whether drafts are looked up, by no model.
         settings: by SGLang's name what `SETTINGS` has a word on.
 
     """
@@ -119,6 +122,7 @@ class Server:
     groups: int = 1
     head_rows: bool = False
     adapters: bool = False
+    looks_up: bool = False
     settings: Mapping[str, object] = field(default_factory=dict[str, object])
 
     @property
@@ -171,6 +175,8 @@ def refusals(server: Server) -> Iterator[Refusal]:
         if all((value or None) != (served or None) for served in served_values(name, data_parallel=parallel)):
             about = f"{what} under data parallelism" if parallel and name in DATA_PARALLEL else what
             yield Refusal(name, about if value is True else f"{about} ({name} {value})")
+    if server.looks_up and server.settings.get("disaggregation_mode", "null") != "null":
+        yield Refusal("disaggregation_mode", "a server that looks drafts up in texts that another one prefills")
     if server.head_rows and server.ranks > 1:
         yield Refusal("head_rows", "a token map that names rows of a head of which each rank has a part")
     for owner, model in (("target", server.target), ("draft", server.draft)):

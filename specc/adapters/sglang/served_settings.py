@@ -28,6 +28,7 @@ SETTINGS: dict[str, tuple[object, str]] = {
     "speculative_adaptive": (False, "adaptive speculation"),
     "speculative_use_rejection_sampling": (False, "rejection sampling"),
     "speculative_use_block_verification": (False, "block verification"),
+    "speculative_ngram_external_corpus_path": (None, "a corpus of the server's that drafts are looked up in"),
     "speculative_draft_window_size": (None, "a window of the draft's"),
     "enable_multi_layer_eagle": (False, "multi-layer EAGLE"),
     "enable_unified_memory": (False, "a unified pool of keys and values"),

@@ -7,18 +7,18 @@ from functools import partial
 from typing import Any
 
 from sglang.srt.runtime_context import get_exec, get_parallel
-from sglang.srt.speculative.eagle_info import EagleDraftInput
 from torch import Tensor
 
 from .._plugin import SEEDS
 from .._shapes import Shapes, StepTimes, largest
 from .binding import Bound, bind
-from .models.forwards import scored_tokens
+from .parts.runners import looks_up, scored_tokens
 from .requests.admission import DETERMINISTIC_SEED, Admission
 from .requests.grammars import Masks, fills_bitmasks
 from .requests.refusals import built_for, refuses, unplanned, unserved
 from .requests.results import Numbers, Published, SglangResult, scores
 from .requests.state import State
+from .requests.texts import TextState
 from .server.lockstep import OTHERS, LockStep
 from .server.proof import prove, proving
 from .server.ranks import seeds, shared
@@ -36,6 +36,7 @@ class Steps:
         shapes: which of them the next step has.
         captured: what of it is captured, see `binding`.
         state: of requests between steps, the program's and SGLang's.
+        looks_up: whether drafts are looked up in texts.
         lockstep: with other ranks, where attention is data parallel; None elsewhere.
         tally: what the program ran, and what it left to SGLang.
         published: what the last step has written into SGLang's tables.
@@ -63,9 +64,14 @@ class Steps:
         self._plans = program.plans
         self._largest = largest(program.plans)
         self._room = worker.req_to_token_pool.req_to_token.shape[1] - program.plan.kv.window
-        self.state = State(package, bound.step, worker.topk)
-        self.numbers = Numbers(scored_tokens(worker), program.plan.size("V"))
-        self.published = Published()
+        self._vocabulary = program.plan.size("V")
+        self.numbers, self.published = Numbers(scored_tokens(worker), self._vocabulary), Published()
+        self.looks_up = looks_up(worker)
+        self.state: State | TextState = (
+            TextState(bound.step, worker.draft_token_num, self._vocabulary)
+            if self.looks_up
+            else State(package, bound.step, worker.topk, self.numbers, self.published)
+        )
         self._retired: str | None = None
         self._on = True
         self.parameters = built_for(program.plan, grammars=fills_bitmasks())
@@ -74,7 +80,6 @@ class Steps:
         deterministic = get_exec().deterministic.enable_deterministic_inference
         draw = (lambda: DETERMINISTIC_SEED) if deterministic else seeds(get_parallel().attn_tp_group, SEEDS)
         self.admission = Admission(package, self.step, draw, self._masks.restrict) if samples else None
-        self._vocabulary = program.plan.size("V")
         self.proof = "simulated" if simulating() else "passed" if proving() else "off"
         self._pads = False
         self._prove(bound, worker)
@@ -112,7 +117,7 @@ class Steps:
             return f"more than {self._largest} requests"
         if batch.sampling_info.has_watermark_candidates:
             return "a watermark"
-        if self._planned and (reason := unplanned(batch, self._room)) is not None:
+        if self.planned and (reason := unplanned(batch, self._room)) is not None:
             return reason
         return next(filter(None, map(self.unserved, batch.reqs)), None)
 
@@ -130,7 +135,7 @@ class Steps:
             prove(self._package, plan, step, worker, bound.heard[shape], rank, begun)
 
     @property
-    def _planned(self) -> bool:
+    def planned(self) -> bool:
         """Whether the host plans attention before each step."""
         return any(attention.plans for attention in self._attention.values())
 
@@ -161,6 +166,7 @@ class Steps:
         Or when requests came from a server that prefilled them, not `here`: their first tokens are there.
         """
         self._parts.deltas.note(batch)
+        self.state.begin(batch)
         if self.admission is not None:
             served = [place for place, request in enumerate(batch.reqs) if self.unserved(request) is None]
             marks = batch.sampling_info.has_watermark_candidates
@@ -178,7 +184,7 @@ class Steps:
         rows = len(batch.reqs)
         shape = self.shapes.choose(rows)
         self._masks.restrict(batch.reqs, barrier)
-        lengths = batch.seq_lens_cpu.tolist() if self._planned else [0] * rows
+        lengths = batch.seq_lens_cpu.tolist() if self.planned else [0] * rows
         self._begin(shape, lengths, [request.lora_id for request in batch.reqs])
         step = self.step.at(shape)
         here = self._package.Batch(batch.req_pool_indices)
@@ -186,12 +192,7 @@ class Steps:
         decoded = step.decode(here, at_least=most, on_commit=self.published.saying(publish))
         self.tally.serve(shape, rows, self.shapes.expected)
         host = decoded.start_copy().tensors
-        new_lengths = decoded.new_seq_lens
-        if publish is None:
-            state, new_lengths = self.state.blank(rows), new_lengths.clone()
-        else:
-            state = EagleDraftInput(bonus_tokens=decoded.bonus)
-            self.published.published_bonus = decoded.bonus
+        ends = decoded.new_seq_lens
         return SglangResult(
             logits_output=scores(batch, host),
             next_token_ids=host["predict"].view(-1),
@@ -203,8 +204,8 @@ class Steps:
             can_run_cuda_graph=self.captured != "none",
             speculative_num_draft_tokens=shape.num_nodes,
             speculative_output_stride=shape.num_steps + 1,
-            next_draft_input=state,
-            new_seq_lens=new_lengths,
+            next_draft_input=self.state.left(rows, decoded, relayed=publish is not None),
+            new_seq_lens=ends.clone() if publish is None else ends,
         )
 
     def _observe(self, shape: Any, lengths: Sequence[int]) -> None:

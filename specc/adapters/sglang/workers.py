@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from http import HTTPStatus
 from typing import Any
@@ -47,6 +47,8 @@ def replace_workers(programs: Sequence[Any]) -> None:
         (f"{MANAGERS}.overlap_utils.FutureMap", relay.SharedFutureMap),
     ):
         HookRegistry.register(place, replacement, HookType.REPLACE)
+    if seam.there(seam.LOOK_UPS):
+        HookRegistry.register(f"{SPECULATIVE}.ngram_worker.NGRAMWorker", NgramWorker, HookType.REPLACE)
     results = f"{MANAGERS}.scheduler_components.batch_result_processor.SchedulerBatchResultProcessor"
     HookRegistry.register(f"{results}.process_batch_result_decode", receive, HookType.BEFORE)
     anew = "sglang.srt.model_executor.model_runner.ModelRunner.recapture_decode_cuda_graph"
@@ -90,7 +92,7 @@ class ProgramSteps(_Worker):
             logger.info("specc: no program runs, since this server only prefills")
             return
         # Other workers of SGLang derive from these, and ranks of a pipeline have no draft.
-        if type(self) not in (EagleWorker, StandaloneWorker) or self.draft_worker is None:
+        if type(self) not in WORKERS or (self.draft_worker is None and type(self) is not NgramWorker):
             return
         group = get_parallel().tp_group
         package, program = tried(lambda: _loaded(self.programs, self), ENGINE) or (None, None)
@@ -111,26 +113,25 @@ class ProgramSteps(_Worker):
         self, batch: Any, on_publish: Any = None, grammar_barrier: Any = None, pp_proxy_tensors: Any = None
     ) -> Any:
         """See EAGLEWorkerV2."""
-        steps, reason = self.steps, ""
+        own = partial(super().forward_batch_generation, batch, on_publish, grammar_barrier, pp_proxy_tensors)
+        return self._generated(own, batch, on_publish, grammar_barrier)
+
+    def _generated(self, own: Callable[[], Any], batch: Any, publish: Any, barrier: Any) -> Any:
+        """What the program, or SGLang's `own` forward, makes of a batch."""
+        steps, reason, relayed = self.steps, "", publish is not None
         if steps is not None and (reason := steps.refuses(batch)) is None:
-            return steps.run(batch, on_publish, grammar_barrier)
+            return steps.run(batch, publish, barrier)
         if steps is None or batch.forward_mode.is_idle():
-            return super().forward_batch_generation(batch, on_publish, grammar_barrier, pp_proxy_tensors)
-        rows, decoding = batch.req_pool_indices, batch.forward_mode.is_decode()
-        if decoding:
+            return own()
+        if decoding := batch.forward_mode.is_decode():
             steps.tally.leave(reason)
-            if on_publish is None:
-                batch.spec_info = steps.state.of(rows)
-            batch.spec_info.topk_index = steps.numbers.of(batch.spec_info.topk_index)
+            steps.state.lend(batch, relayed=relayed)
         else:
             steps.admit(batch)
-        result = super().forward_batch_generation(batch, on_publish, grammar_barrier, pp_proxy_tensors)
-        drafts = result.next_draft_input
-        drafts.topk_index = steps.numbers.tokens(drafts.topk_index)
+        result = own()
         if decoding:
-            steps.note(rows, result)
-        if on_publish is None:
-            result.next_draft_input = steps.state.adopt(rows, drafts, result.new_seq_lens)
+            steps.note(batch.req_pool_indices, result)
+        steps.state.take(batch, result, relayed=relayed)
         return result
 
 
@@ -140,6 +141,18 @@ class EagleWorker(ProgramSteps, EAGLEWorkerV2):
 
 class StandaloneWorker(ProgramSteps, StandaloneWorkerV2):
     """STANDALONE."""
+
+
+class NgramWorker(ProgramSteps, seam.kind(seam.LOOK_UPS)):
+    """NGRAM, which has no draft worker, and whose grammars have followed the step before."""
+
+    def forward_batch_generation(self, batch: Any, on_publish: Any = None, pp_proxy_tensors: Any = None) -> Any:
+        """See NGRAMWorker."""
+        own = partial(super(ProgramSteps, self).forward_batch_generation, batch, on_publish, pp_proxy_tensors)
+        return self._generated(own, batch, on_publish, None)
+
+
+WORKERS = EagleWorker, StandaloneWorker, NgramWorker
 
 
 def _loaded(programs: Sequence[Any], worker: Any) -> tuple[Any, Any] | None:

@@ -12,7 +12,7 @@ import functools
 import logging
 from typing import Any
 
-from .._probe import absent, at, touches
+from .._probe import absent, first_kind
 from .._probe import probe as probe_all
 
 logger = logging.getLogger("vllm.specc")
@@ -148,10 +148,6 @@ v1.worker.workspace.use_workspace_lane(lane)
 }
 
 
-class Absent:
-    """In the place of a class that this vLLM does not have: nothing is of it."""
-
-
 def probe(version: str, *, tested: bool) -> None:
     """Look for all that the adapter touches. RuntimeError with everything that is missing of what must be there.
 
@@ -167,4 +163,4 @@ def there(feature: str) -> bool:
 
 def kind(feature: str) -> Any:
     """The class that a feature of `MAY` begins with; `Absent` unless all is there that the feature needs."""
-    return at(ROOT, touches(MAY[feature])[0].place) if there(feature) else Absent
+    return first_kind(ROOT, MAY[feature])

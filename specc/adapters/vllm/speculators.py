@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from .._probe import Absent
 from . import seam
 from .drafts import ProgramDrafts
 from .models.forwards import Forwards
@@ -99,4 +100,4 @@ SERVED: dict[type, type[ProgramDrafts]] = {
     MultiModuleMTPSpeculator: ModulesDrafts,
     NgramGPUSpeculator: NgramDrafts,
 }
-SERVED.pop(seam.Absent, None)
+SERVED.pop(Absent, None)

@@ -23,6 +23,9 @@ UNREAD: Mapping[str, str] = {
 RETURNED: Mapping[str, str] = {"--enable-return-routed-experts": "routed_experts"}
 """Arguments by which requests may ask for what a program hands out -> the output."""
 
+BREADTH, NODES = "--speculative-ngram-max-bfs-breadth", "--speculative-num-draft-tokens"
+"""Arguments of trees that are looked up."""
+
 _ALIASES = {
     "--attention-context-parallel-size": "--attn-cp-size",
     "--attention-data-parallel-size": "--attn-dp-size",
@@ -62,10 +65,11 @@ _READ = (
     "--speculative-draft-kv-cache-dtype",
     "--speculative-draft-model-path",
     "--speculative-eagle-topk",
-    "--speculative-num-draft-tokens",
     "--speculative-num-steps",
     "--speculative-token-map",
     "--tp-size",
+    BREADTH,
+    NODES,
 )
 
 

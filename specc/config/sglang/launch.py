@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from specc.adapters.sglang.served import BACKENDS
+from specc.adapters.sglang.served import BACKENDS, LOOKS_UP
 from specc.config.archs import Gpu
 from specc.config.estimate.choice import ProposedShape
 from specc.config.models import ModelFacts
@@ -14,6 +14,7 @@ from specc.config.presets.sglang_models import architecture_of
 from specc.config.proposal import Drafting, nodes_of, steps_of
 from specc.config.sglang.command_line import parse
 from specc.config.sglang.defaults import OWN_MODULES
+from specc.config.sglang.look_ups import arguments_of
 from specc.config.sglang.server import started
 from specc.config.sglang.written import own_dtype
 from specc.runtime.plan.shape import Shape
@@ -30,7 +31,7 @@ def command(pair: Pair, chosen: Drafting, topk: int | None, num_steps: int | Non
     if topk is None and num_steps is None:
         return words
     kept, steps = topk or 1, steps_of(chosen, num_steps)[0]
-    return words + _shape(Shape(steps, kept, nodes_of(chosen, kept, steps)))
+    return words + _shape(chosen, Shape(steps, kept, nodes_of(chosen, kept, steps)))
 
 
 def command_of(pair: Pair, chosen: Drafting, shapes: Sequence[ProposedShape], gpu: Gpu) -> list[str]:
@@ -40,7 +41,7 @@ def command_of(pair: Pair, chosen: Drafting, shapes: Sequence[ProposedShape], gp
     has trees.
     """
     largest = Shape(*map(max, zip(*(shape.shape for shape in shapes), strict=True)))
-    words = command(pair, chosen, None, None) + _shape(largest)
+    words = command(pair, chosen, None, None) + _shape(chosen, largest)
     usual = started(parse(command(pair, chosen, None, None)), gpu).facts.attention["verify"]
     keeps = largest.is_tree and usual in BACKENDS and BACKENDS[usual].mask is not None
     return [*words, "--attention-backend", usual] if keeps else words
@@ -53,10 +54,9 @@ def limits(pair: Pair, chosen: Drafting, gpu: Gpu) -> Limits:
     return Limits(server.buckets, not trees.findings.errors, not server.facts.single)
 
 
-def _shape(shape: Shape) -> list[str]:
+def _shape(chosen: Drafting, shape: Shape) -> list[str]:
     """Return the arguments of a shape."""
-    sizes = {"num-steps": shape.num_steps, "eagle-topk": shape.topk, "num-draft-tokens": shape.num_nodes}
-    return [word for name, value in sizes.items() for word in (f"--speculative-{name}", str(value))]
+    return arguments_of(shape, looked_up=chosen.algorithm in LOOKS_UP)
 
 
 def _dtype(target: ModelFacts, chosen: Drafting) -> list[str]:

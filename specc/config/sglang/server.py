@@ -9,7 +9,7 @@ from pathlib import Path
 from specc.adapters.sglang.served import (
     BACKENDS,
     DATA_PARALLEL,
-    ROLES,
+    LOOKS_UP,
     SETTINGS,
     Refusal,
     Server,
@@ -20,7 +20,7 @@ from specc.config.archs import CPU, Gpu, cpu
 from specc.config.models import Fact, ModelFacts, read_model
 from specc.config.presets.sglang import SGLANG
 from specc.config.presets.sglang_models import architecture_of, facts_of
-from specc.config.sglang.command_line import UNREAD, Arguments, argument
+from specc.config.sglang.command_line import BREADTH, UNREAD, Arguments, argument
 from specc.config.sglang.defaults import (
     B200,
     DECIDES_AS_DRAFT,
@@ -39,6 +39,7 @@ from specc.config.sglang.defaults import (
     page_of,
     shape,
 )
+from specc.config.sglang.look_ups import breadth, form
 
 MOST_BUCKETS = 64
 """As many as a configuration may have."""
@@ -56,7 +57,7 @@ class Started:
     Attributes:
         gpu: what it runs on.
         algorithm: by the program's name.
-        models: by side the directory and what it says.
+        models: by side the directory and what it says; without a draft where drafts are looked up.
         draft_origin: where the draft's directory comes from.
         attention: by role the attention backend.
         page_size: tokens per page.
@@ -87,7 +88,7 @@ class Started:
         yield "server", f"{SGLANG.title} on {self.gpu.title}: {self.gpu.origin}"
         for origin in dict.fromkeys(fact.origin for fact in self.attention.values()):
             named = {role: str(fact.value) for role, fact in self.attention.items() if fact.origin == origin}
-            same = len(named) == len(ROLES) and len(set(named.values())) == 1
+            same = len(named) == len(self.attention) and len(set(named.values())) == 1
             words = (
                 "".join(set(named.values())) if same else ", ".join(f"{word} of {role}" for role, word in named.items())
             )
@@ -96,7 +97,8 @@ class Started:
         kind = "chain" if self.topk.value == 1 else f"tree of topk {self.topk.value}"
         drafted = f"{self.num_steps.value} steps, a {kind}, {self.num_draft_tokens.value} nodes"
         yield "drafts", f"{drafted}: {self.num_steps.origin}"
-        yield "draft", f"{self.models['draft'][0]}: {self.draft_origin}"
+        drafts = f"{self.models['draft'][0]}: " if "draft" in self.models else ""
+        yield "draft", f"{drafts}{self.draft_origin}"
         yield "batches", f"up to {self.buckets[-1]}, {len(self.buckets)} of them: {self.buckets_origin}"
         if self.facts.untried:
             yield "untried", f"no program has run with {', '.join(self.facts.untried)} attention on a GPU yet"
@@ -116,22 +118,26 @@ def started(arguments: Arguments, gpu: Gpu) -> Started:
     if not gpu.arch.startswith(SGLANG.gpus):
         arguments.refuse(f"{gpu.arch} ({gpu.origin})", f"programs run on {SGLANG.gpus}...")
     target = _model(arguments, "--model-path", arguments.text("--model-path"))
-    path, origin = _draft(arguments, target)
-    draft = _model(arguments, "--speculative-draft-model-path", path)
-    known = _shape(arguments, algorithm, target)
+    looked_up = algorithm in LOOKS_UP
+    path, origin = ("", "none, drafts are looked up in texts") if looked_up else _draft(arguments, target)
+    draft = None if looked_up else _model(arguments, "--speculative-draft-model-path", path)
+    known = form(arguments) if looked_up else _shape(arguments, algorithm, target)
     requests, ranks = arguments.number("--max-running-requests"), arguments.number("--tp-size") or 1
     groups = _groups(arguments, algorithm)
     kept = max(1, (requests or MAX_REQUESTS) // groups)
     buckets, buckets_origin = _buckets(arguments, kept, most_captured(gpu, ranks))
     page = arguments.number("--page-size")
-    if target is None or draft is None or known is None or arguments.misread or not served:
+    if target is None or (draft is None and not looked_up) or known is None or arguments.misread or not served:
         arguments.findings.raise_if_errors()
         raise AssertionError("what is missing was reported")
     num_steps, topk, num_draft_tokens = known
     attention, page_size = _attention(arguments, gpu, target[1], page, int(topk.value))
+    if looked_up:
+        attention = {"verify": attention["verify"]}
+        _check_pages(arguments, page_size, attention)
     facts = Server(
         target=facts_of(target[1].values),
-        draft=facts_of(draft[1].values),
+        draft=None if draft is None else facts_of(draft[1].values),
         topk=int(topk.value),
         attention={role: str(fact.value) for role, fact in attention.items()},
         device=device,
@@ -139,11 +145,13 @@ def started(arguments: Arguments, gpu: Gpu) -> Started:
         groups=groups,
         head_rows=bool(arguments.text("--speculative-token-map")) and algorithm != "EAGLE3",
         adapters=_adapters(arguments),
+        looks_up=looked_up,
         settings=_settings(arguments, target[1]),
     )
     limit = _rows(arguments, kept, requests, groups)
+    models = {"target": target} | ({} if draft is None else {"draft": draft})
     server = Started(
-        gpu, algorithm, {"target": target, "draft": draft}, origin, attention, page_size, num_steps, topk,
+        gpu, algorithm, models, origin, attention, page_size, num_steps, topk,
         num_draft_tokens, limit, buckets, buckets_origin, facts,
     )  # fmt: skip
     for refusal in refusals(facts):
@@ -173,9 +181,16 @@ def _groups(arguments: Arguments, algorithm: str) -> int:
     groups = arguments.number("--attn-dp-size") or 1
     if groups == 1 and "--enable-dp-attention" in arguments.values:
         groups = arguments.number("--dp-size") or 1
-    if groups > 1 and algorithm == "STANDALONE":
-        arguments.refuse("attention under data parallelism with STANDALONE", "SGLang starts no such server")
+    if groups > 1 and algorithm in ("STANDALONE", *LOOKS_UP):
+        arguments.refuse(f"attention under data parallelism with {algorithm}", "SGLang starts no such server")
     return groups
+
+
+def _check_pages(arguments: Arguments, page_size: Fact, attention: Mapping[str, Fact]) -> None:
+    """Report pages on which SGLang looks no trees up."""
+    if int(page_size.value) > 1 and breadth(arguments) > 1 and attention["verify"].value != "flashinfer":
+        what = f"pages of {page_size.value} tokens ({page_size.origin}) under trees that are looked up"
+        arguments.refuse(what, f"SGLang starts no such server; write {BREADTH} 1")
 
 
 def _adapters(arguments: Arguments) -> bool:
@@ -344,8 +359,9 @@ def _hint(refusal: Refusal, server: Server) -> str | None:
             and (model is None or backend.windows or not model.window)
         ]
         return f"served here: {', '.join(names)} (--attention-backend)" if names else None
+    chain = f"{BREADTH} 1" if server.looks_up else "--speculative-eagle-topk 1, with --speculative-num-steps"
     return {
-        "topk": "write --speculative-eagle-topk 1, with --speculative-num-steps",
+        "topk": f"write {chain}",
         "head_rows": "leave --speculative-token-map out",
     }.get(refusal.about)
 

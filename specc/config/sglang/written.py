@@ -15,7 +15,9 @@ from specc.config.proposal import quoted
 from specc.config.resolved import Config
 from specc.config.rules.shapes import shape_called
 from specc.config.sglang.command_line import RETURNED, THRESHOLDS, Arguments
+from specc.config.sglang.look_ups import arguments_of
 from specc.config.sglang.server import Started
+from specc.runtime.plan.shape import Shape
 from specc.support.files.paths import PathError, path_of
 
 _KV_DTYPES = {
@@ -50,9 +52,11 @@ def configuration(arguments: Arguments, server: Started, wanted: Wanted) -> str:
         *_ranks(arguments, server, wanted),
         *wanted.lines(),
         *_model(arguments, server, "target", wanted.logits),
-        *_model(arguments, server, "draft", wanted.logits),
-        *wanted.of_draft(),
+        *(_model(arguments, server, "draft", wanted.logits) if "draft" in server.models else []),
+        *(wanted.of_draft() if "draft" in server.models else []),
     ]
+    if "draft" not in server.models and wanted.of_draft():
+        arguments.wrong("--head is of a model that drafts, and drafts are looked up", "leave it out")
     arguments.findings.raise_if_errors()
     return "\n".join(lines) + "\n"
 
@@ -102,9 +106,8 @@ def _shapes(arguments: Arguments, server: Started, names: Sequence[str]) -> Iter
         return
     largest = tuple(map(max, zip(*shapes, strict=True)))
     own = tuple(int(size.value) for size in (server.num_steps, server.topk, server.num_draft_tokens))
-    if largest != own:
-        options = zip(("num-steps", "eagle-topk", "num-draft-tokens"), largest, strict=True)
-        hint = "start the server with " + " ".join(f"--speculative-{name} {size}" for name, size in options)
+    if (largest[1:] != own[1:]) if server.facts.looks_up else (largest != own):
+        hint = "start the server with " + " ".join(arguments_of(Shape(*largest), looked_up=server.facts.looks_up))
         arguments.wrong("the server's own shape is not the largest of --shapes in steps, topk and nodes", hint)
     for what in server.facts.single if len(shapes) > 1 else ():
         arguments.refuse(f"--shapes with {what}", "leave --shapes out")

@@ -336,8 +336,10 @@ def of_pool(allocator: Any, slots: Tensor, cached: int, protected: int) -> dict[
 
 
 def pools(worker: Any) -> list[str]:
-    """The kinds of KV cache that target and draft have."""
-    runners = (worker.target_worker.model_runner, worker.draft_worker.draft_runner)
+    """The kinds of KV cache that target and draft have, or the target alone where drafts are looked up."""
+    runners = [worker.target_worker.model_runner]
+    if worker.draft_worker is not None:
+        runners.append(worker.draft_worker.draft_runner)
     return [type(runner.token_to_kv_pool).__name__ for runner in runners]
 
 

@@ -113,7 +113,7 @@ def test_what_may_be_missing_is_left_out(
     assert lines[3].startswith(
         "specc: tested with vLLM 0.32.0 and 0.33.0, this is 0.34.0: all that programs must have is there"
     )
-    assert adapter("seam").Absent not in adapter("speculators").SERVED
+    assert adapter("speculators").Absent not in adapter("speculators").SERVED
     caplog.clear()
     assert serve(plan_of("NGRAM"), release="0.34.0").program is None
     served = "EagleSpeculator, MTPSpeculator, MultiModuleMTPSpeculator, StandaloneARSpeculator"

@@ -174,6 +174,6 @@ def test_what_a_server_has_not_is_refused() -> None:
     ended = init("target", "head", "--engine", "llm")
     assert ended.exit_code == 2
     assert "no engine 'llm' is known" in ended.stderr
-    ended = init("target", "--engine", "sglang")
+    ended = init("target", "head", "--engine", "sglang", "--algorithm", "MULTI_LAYER_EAGLE")
     assert "error[config/engine-unsupported]" in ended.stderr
-    assert "NGRAM is not served" in ended.stderr
+    assert "MULTI_LAYER_EAGLE is not served" in ended.stderr

@@ -134,7 +134,7 @@ def test_what_is_wrong_in_standard_input_has_a_place() -> None:
 DRAFTS = ("standalone", "eagle", "eagle3", "eagle3_reduced", "mtp", "frozen_kv", "dflash", "")
 SERVED = {
     "none": set(DRAFTS),
-    "sglang": {"standalone"},
+    "sglang": {"standalone", ""},
     "vllm": {"standalone", ""},
 }
 """By engine the drafts of the examples that it serves: heads are the reference engine's own; the empty one is none."""

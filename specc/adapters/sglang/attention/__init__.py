@@ -14,6 +14,7 @@ from typing import Any
 from torch import Tensor
 
 from ..._shapes import largest
+from ..parts.runners import looks_up
 from ..seam import need
 from ..windows import map_of
 from .backend import StepAttention
@@ -110,8 +111,11 @@ def branches(shape: Any) -> int:
 
 
 def attention_of(worker: Any, plans: Mapping[Any, Any], *, captured: bool) -> dict[Any, Attention]:
-    """Attention for the steps of a program in an EAGLEWorkerV2, by shape; a single one is the server's own."""
-    roles = roles_of(worker)
+    """Attention for the steps of a program in a worker, by shape; a single one of drafts is the server's own.
+
+    Where drafts are looked up, the server's own shape says nothing of steps, and no forward is a draft's.
+    """
+    roles, looked_up = roles_of(worker), looks_up(worker)
     rows = largest(plans)
     slots, target = worker.req_to_token_pool.req_to_token, worker.target_worker.model_runner
     context, places = target.model_config.context_len, map_of(target.token_to_kv_pool)
@@ -119,8 +123,10 @@ def attention_of(worker: Any, plans: Mapping[Any, Any], *, captured: bool) -> di
     beside: Tables | None = None
     for shape, plan in plans.items():
         sizes = shape.num_steps, branches(shape), shape.num_nodes
-        tables = _tables(slots, Sizes(rows, *sizes, plan.kv.page_size, context), beside, places)
-        made[shape] = Attention(roles.sized(*sizes) if len(plans) > 1 else roles, tables, captured=captured)
+        steps = 1 if looked_up else shape.num_steps
+        tables = _tables(slots, Sizes(rows, steps, *sizes[1:], plan.kv.page_size, context), beside, places)
+        own = len(plans) == 1 and not looked_up
+        made[shape] = Attention(roles if own else roles.sized(*sizes), tables, captured=captured)
         beside = beside or tables
     return made
 

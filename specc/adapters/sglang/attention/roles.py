@@ -34,7 +34,7 @@ class Roles:
         draft: those of the draft's S - 1 forwards.
         container: the object that holds them, which prepares them together; None where there are none.
         verify: that of the target's forward over the nodes.
-        extend: that of the draft's forward over the accepted path.
+        extend: that of the draft's forward over the accepted path; None where no model drafts.
 
     """
 
@@ -44,9 +44,9 @@ class Roles:
     extend: Any
 
     def named(self) -> dict[str, str]:
-        """The backend's name by role; without drafts there is no role `draft`."""
-        names = {"verify": name_of(self.verify), "extend": name_of(self.extend)}
-        return names | ({"draft": name_of(self.draft[0])} if self.draft else {})
+        """The backend's name by role: those that there are."""
+        found = {"verify": self.verify, "extend": self.extend, "draft": next(iter(self.draft), None)}
+        return {role: name_of(backend) for role, backend in found.items() if backend is not None}
 
     def sized(self, steps: int, topk: int, nodes: int) -> Roles:
         """The same backends for steps of another shape than the server's, which is not smaller in anything.
@@ -63,18 +63,20 @@ class Roles:
         container = _resized(self.container, sizes) if draft else None
         if container is not None:
             container.attn_backends = draft
-        verify, extend = (_resized(backend, sizes) for backend in (self.verify, self.extend))
-        return replace(self, draft=draft, container=container, verify=verify, extend=extend)
+        extend = None if self.extend is None else _resized(self.extend, sizes)
+        return replace(self, draft=draft, container=container, verify=_resized(self.verify, sizes), extend=extend)
 
 
 def roles_of(worker: Any) -> Roles:
-    """The roles of an EAGLEWorkerV2, with its backends in place."""
-    drafter = worker.draft_worker
+    """The roles of a worker, with its backends in place."""
+    drafter, verify = worker.draft_worker, _plain(worker.target_worker.model_runner.attn_backend, "verify")
+    if drafter is None:
+        return Roles([], None, verify, None)
     container = drafter.draft_attn_backend
     return Roles(
         draft=[] if container is None else [_plain(backend, "decode") for backend in container.attn_backends],
         container=container,
-        verify=_plain(worker.target_worker.model_runner.attn_backend, "verify"),
+        verify=verify,
         extend=_plain(drafter.draft_extend_attn_backend or drafter.draft_runner.attn_backend, "extend"),
     )
 

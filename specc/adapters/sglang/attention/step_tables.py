@@ -102,7 +102,7 @@ class Sizes:
 
     Attributes:
         largest: rows of the largest bucket.
-        steps: S.
+        steps: S; 1 where drafts are looked up, of which no model has forwards.
         topk: K.
         nodes: N.
         page: p.

@@ -18,14 +18,10 @@ from torch import Tensor
 
 from ..attention import Attention, branches
 from ..parts.parts import Parts
+from ..parts.runners import runners_of, scored_tokens
 from .around import drafting, running
 
 MODES = {"null": CaptureHiddenMode.NULL, "last": CaptureHiddenMode.LAST, "full": CaptureHiddenMode.FULL}
-
-
-def scored_tokens(worker: Any) -> Tensor | None:
-    """The target's tokens i64[Vd] that the draft of an EAGLEWorkerV2 scores, in the order of its head; None for all."""
-    return worker.draft_worker.hot_token_id
 
 
 class ForwardOutputs(NamedTuple):
@@ -46,7 +42,7 @@ class Forwards:
     """The callbacks of a step: `draft`, `target` and `extend` (docs/runtime.md). SGLang prefills by itself.
 
     Args:
-        worker: an EAGLEWorkerV2, or one derived from it.
+        worker: an EAGLEWorkerV2, or one whose drafts are looked up; one derived from either.
         attention: prepares the metadata of attention for steps of that shape.
         parts: what stands around the models.
         shape: that of the steps.
@@ -55,8 +51,8 @@ class Forwards:
 
     def __init__(self, worker: Any, attention: Attention, parts: Parts, shape: Any) -> None:
         """Run the models of `worker`."""
-        self._target = worker.target_worker.model_runner
-        self._draft, self._drafter = worker.draft_worker.draft_runner, worker.draft_worker
+        runners = runners_of(worker)
+        self._target, self._draft, self._drafter = runners["target"], runners.get("draft"), worker.draft_worker
         self._steps, self._topk = shape.num_steps, branches(shape)
         self._attention, self._parts = attention, parts
         self._scored = scored_tokens(worker)

@@ -24,7 +24,7 @@ class Head:
 
     Args:
         plan: the program's.
-        runner: the model runner of the draft.
+        runner: the model runner of the draft; None where no model drafts.
         group: the `GroupCoordinator` of tensor parallelism.
 
     """

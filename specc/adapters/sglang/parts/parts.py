@@ -42,10 +42,10 @@ class Parts:
 
 
 def parts_of(program: Any, runners: Mapping[str, Any], table: Tensor, group: Any) -> Parts:
-    """Those of a program; `runners` are SGLang's of target and draft, `table` is that of KV slots, `group` of ranks."""
+    """Those of a program; `runners` are SGLang's by role, `table` is that of KV slots, `group` of ranks."""
     return Parts(
         shards=Shards(program.plan, runners),
-        head=Head(program.plan, runners["draft"], group),
+        head=Head(program.plan, runners.get("draft"), group),
         deltas=Deltas(runners, table),
         padding=Padding(program.plans, table.device),
         routed=Routed(table),

@@ -8,6 +8,8 @@ import torch
 from sglang.srt.speculative.eagle_info import EagleDraftInput
 from torch import Tensor
 
+from .results import Numbers, Published
+
 
 class State:
     """What SGLang keeps of a batch between steps, where the state of its requests is in a program's pool rows.
@@ -16,12 +18,14 @@ class State:
         package: the program's.
         step: it, bound.
         topk: drafts of each request.
+        numbers: how SGLang numbers them.
+        published: what the last step has written into SGLang's tables.
 
     """
 
-    def __init__(self, package: Any, step: Any, topk: int) -> None:
+    def __init__(self, package: Any, step: Any, topk: int, numbers: Numbers, published: Published) -> None:
         """Nothing is kept here: rows are the step's."""
-        self._package, self._step = package, step
+        self._package, self._step, self._numbers, self._published = package, step, numbers, published
         device = step.pools["topk_index"].device
         self._ones = torch.ones(1, topk, device=device)
         self._tokens = torch.zeros(1, topk, dtype=torch.int64, device=device)
@@ -34,6 +38,29 @@ class State:
             topk_p=self._ones.expand(rows, -1),
             topk_index=self._tokens.expand(rows, -1),
         )
+
+    def left(self, rows: int, decoded: Any, *, relayed: bool) -> EagleDraftInput:
+        """What SGLang keeps of a step of the program's of so many requests; `relayed` under the overlap schedule."""
+        if not relayed:
+            return self.blank(rows)
+        self._published.published_bonus = decoded.bonus
+        return EagleDraftInput(bonus_tokens=decoded.bonus)
+
+    def begin(self, batch: Any) -> None:
+        """Before a prefill of SGLang's: nothing of its texts is kept."""
+
+    def lend(self, batch: Any, *, relayed: bool) -> None:
+        """Before a step of SGLang's own: hand over what it reads, which the relay has done if there is one."""
+        if not relayed:
+            batch.spec_info = self.of(batch.req_pool_indices)
+        batch.spec_info.topk_index = self._numbers.of(batch.spec_info.topk_index)
+
+    def take(self, batch: Any, result: Any, *, relayed: bool) -> None:
+        """Go on behind a forward of SGLang's, a prefill or a step: have what it leaves in pool rows."""
+        drafts = result.next_draft_input
+        drafts.topk_index = self._numbers.tokens(drafts.topk_index)
+        if not relayed:
+            result.next_draft_input = self.adopt(batch.req_pool_indices, drafts, result.new_seq_lens)
 
     def adopt(self, rows: Tensor, state: EagleDraftInput, seq_lens: Tensor) -> EagleDraftInput:
         """Take over what a forward of SGLang's leaves of requests in pool rows i64[b]; returns what stands for it."""

@@ -24,8 +24,8 @@ from ..._heads import computes_head
 from ..._shapes import largest
 from .. import seam
 from ..attention import roles_of
-from ..models.forwards import scored_tokens
 from ..parts import heads, routed, shards
+from ..parts.runners import looks_up, runners_of, scored_tokens
 from ..served import CACHES, DATA_PARALLEL, SETTINGS, ServedModel, Server, refusals
 from ..windows import first_pool, oddity
 from .settings import flag
@@ -42,13 +42,15 @@ PARALLEL = ("pp_size", "dp_size", "attn_cp_size", "dcp_size", "moe_dp_size", "mo
 def misfits(plans: Mapping[Any, Any], worker: Any) -> list[str]:
     """What is in the way of running a program as the decode step of a worker of SGLang; nothing if it fits.
 
-    `plans` are the program's by shape, the deepest first, `worker` is an EAGLEWorkerV2 with its pools and attention
+    `plans` are the program's by shape, the deepest first, `worker` is one of SGLang's with its pools and attention
     backends in place. The server itself has of everything what the shapes have most of, so that its memory holds all.
     """
     server, plan = facts(worker), next(iter(plans.values()))
+    if server.looks_up:  # a program has branches of its own, whatever SGLang's tree has
+        server = replace(server, topk=max(shape.topk for shape in plans))
     refused = [str(refusal) for refusal in refusals(server)]
     several = [f"several shapes are not served with {what}" for what in server.single] if len(plans) > 1 else ()
-    differs = (*_arguments(plans), *several, *_sampling(plan), *_models(plan, worker), *_shards(plan, worker))
+    differs = (*_arguments(plans, server), *several, *_sampling(plan), *_models(plan, worker), *_shards(plan, worker))
     needed = [seam.HANDOVER] if get_disagg().disaggregation_mode == "decode" else []
     needed += [seam.LOCKSTEP] if server.groups > 1 else []
     refused += [f"this SGLang lacks something for it: {feature}" for feature in needed if not seam.there(feature)]
@@ -57,7 +59,7 @@ def misfits(plans: Mapping[Any, Any], worker: Any) -> list[str]:
 
 def facts(worker: Any) -> Server:
     """The facts of a running server on which it hangs whether programs are served, from SGLang's objects."""
-    spec, parallel, runners = get_spec(), get_parallel(), _runners(worker)
+    spec, parallel, runners = get_spec(), get_parallel(), runners_of(worker)
     named = roles_of(worker).named()
     pool, requests = runners["target"].token_to_kv_pool, type(worker.req_to_token_pool).__name__
     target = _facts_of(runners["target"], pool)
@@ -65,7 +67,8 @@ def facts(worker: Any) -> Server:
         target = replace(target, cache=f"beside a {requests}")
     return Server(
         target=target,
-        draft=_facts_of(runners["draft"], pool),
+        draft=_facts_of(runners["draft"], pool) if "draft" in runners else None,
+        looks_up=looks_up(worker),
         topk=spec.speculative_eagle_topk,
         attention={role: COMMAND_LINE.get(name, name) for role, name in named.items()},
         device=runners["target"].device,
@@ -99,7 +102,7 @@ def _settings(worker: Any) -> dict[str, object]:
     settings = {name: getattr(given, name) for name in names if hasattr(given, name)}
     settings |= {name: flag(name) for name in names if name.isupper()}
     settings |= {name: getattr(spec, name) for name in names if hasattr(spec, name)}
-    runners = _runners(worker).values()
+    runners = runners_of(worker).values()
     return settings | {
         **{name: getattr(parallel, name) for name in PARALLEL},
         "ep_size": parallel.moe_ep_size,
@@ -113,16 +116,20 @@ def _settings(worker: Any) -> dict[str, object]:
     }
 
 
-def _arguments(plans: Mapping[Any, Any]) -> Iterator[str]:
+def _arguments(plans: Mapping[Any, Any], server: Server) -> Iterator[str]:
     spec, plan = get_spec(), next(iter(plans.values()))
+    topk = max(shape.topk for shape in plans)
     asked = {
         "algorithm": (plan.algorithm, spec.speculative_algorithm),
-        "topk": (max(shape.topk for shape in plans), spec.speculative_eagle_topk),
+        "topk": (topk, spec.speculative_eagle_topk),
         "num_steps": (max(shape.num_steps for shape in plans), spec.speculative_num_steps),
         "num_draft_tokens": (max(shape.num_nodes for shape in plans), spec.speculative_num_draft_tokens),
         "page_size": (plan.kv.page_size, get_schedule().page_size),
         "draft_positions": (plan.kv.draft_positions, "shifted"),
     }
+    if server.looks_up:  # SGLang's tree has no number of steps, and as many branches as its texts have, up to a most
+        del asked["num_steps"]
+        asked["topk"] = topk, min(topk, spec.speculative_eagle_topk)
     for name, (mine, server_value) in asked.items():
         if mine != server_value:
             yield f"{name} is {mine} in the program, {server_value} in the server"
@@ -139,7 +146,7 @@ def _sampling(plan: Any) -> Iterator[str]:
 
 
 def _models(plan: Any, worker: Any) -> Iterator[str]:
-    for role, runner in _runners(worker).items():
+    for role, runner in _runners(plan, worker).items():
         model, config = plan.models[role], runner.model_config
         dtype = str(runner.dtype).removeprefix("torch.")
         scored = scored_tokens(worker) if role == "draft" else None
@@ -159,8 +166,9 @@ def _shards(plan: Any, worker: Any) -> Iterator[str]:
         if plan.ranks > 1 or computes_head(plan):
             yield "logits that are sharded, and a head that a program computes, are not served under data parallelism"
         return
-    yield from shards.misfits(plan, _runners(worker), get_parallel().tp_size)
-    yield from heads.misfits(plan, _runners(worker)["draft"], get_parallel().tp_size)
+    runners = runners_of(worker)
+    yield from shards.misfits(plan, runners, get_parallel().tp_size)
+    yield from heads.misfits(plan, runners.get("draft"), get_parallel().tp_size)
     if plan.ranks > 1 and simulating():
         yield "SGLANG_SIMULATE_ACC_LEN changes whole rows of logits, and those of the program are sharded"
 
@@ -169,9 +177,9 @@ def _memory(plans: Mapping[Any, Any], worker: Any, server: Server) -> Iterator[s
     rows, plan = len(worker.req_to_token_pool.req_to_token), next(iter(plans.values()))
     if rows > plan.size("P"):
         yield f"the server keeps {rows - 1} requests, the program {plan.size('P') - 1} (max_requests)"
-    for role, runner in _runners(worker).items():
-        pool = plan.kv_pools[role]
-        if pool.bound and pool.row_bytes != (row_bytes := _row_bytes(runner.token_to_kv_pool)):
+    for role, runner in _runners(plan, worker).items():
+        pool, moved = plan.kv_pools[role], any(of_shape.kv_pools[role].bound for of_shape in plans.values())
+        if moved and pool.row_bytes != (row_bytes := _row_bytes(runner.token_to_kv_pool)):
             yield f"a slot of a layer of the {role} has {pool.row_bytes} bytes in the program, {row_bytes} on a rank"
     target = worker.target_worker.model_runner
     if target.decode_cuda_graph_runner is not None and target.device == "cuda":
@@ -194,5 +202,6 @@ def _row_bytes(pool: Any) -> int:
     return row.numel() * row.element_size()
 
 
-def _runners(worker: Any) -> dict[str, Any]:
-    return {"target": worker.target_worker.model_runner, "draft": worker.draft_worker.draft_runner}
+def _runners(plan: Any, worker: Any) -> dict[str, Any]:
+    """The runners of models that a program has as well."""
+    return {role: runner for role, runner in runners_of(worker).items() if role in plan.models}

@@ -36,11 +36,7 @@ def build_tree_kernel_efficient_cpu(
     for request, length in enumerate(verified_seq_len.tolist()):
         above = parent_list[request].tolist() if parent_list.numel() else []
         parents = node_parents(above, selected_index[request].tolist(), topk)
-        for node in range(nodes - 1, 0, -1):
-            parent = parents[node]
-            if parent >= 0:
-                sibling[request, node] = int(child[request, parent])
-                child[request, parent] = node
+        link_children(parents, child[request], sibling[request])
         masks[request].zero_()
         for node in range(nodes):
             level, ancestor = 0, node
@@ -49,6 +45,14 @@ def build_tree_kernel_efficient_cpu(
                 level, ancestor = level + 1, parents[ancestor]
             masks[request][node, 0] = True
             positions[request, node] = length + level
+
+
+def link_children(parents: list[int], child: Tensor, sibling: Tensor) -> None:
+    """Write the first child of every node and its next sibling into links i64[nodes], which come in as -1."""
+    for node in range(len(parents) - 1, 0, -1):
+        if (parent := parents[node]) >= 0:
+            sibling[node] = int(child[parent])
+            child[parent] = node
 
 
 def node_masks(flat: Tensor, lengths: list[int], nodes: int, mode: int) -> list[Tensor]:
