@@ -15,7 +15,6 @@ import numpy as np
 import triton.language as tl
 from triton.language.semantic import TritonSemantic
 from triton.runtime import interpreter
-from triton_shortcuts import SHORTENED, note_operations, shortened
 
 _patch_language = interpreter._patch_lang
 
@@ -33,7 +32,6 @@ def lighten() -> None:
     builder = interpreter.interpreter_builder
     assert not builder.options.debug
     builder.options = replace(builder.options, sanitize_overflow=False)
-    note_operations()
     interpreter._get_np_dtype = _remembered(interpreter._get_np_dtype)
     interpreter._validate_np_data_size = _remembered_sizes(interpreter._validate_np_data_size)
     tl.block_type.__init__ = _remembered_blocks(tl.block_type.__init__)
@@ -208,19 +206,14 @@ def _equal(self: Any, other: Any) -> Any:
 
 def _patch_builtin(holder: Any, name: str, member: Any, builder: Any, scope: Any) -> None:
     """Let a function of the language know the interpreter, whose own patch copies the arguments of every call."""
-    called = _informed(getattr(member, "__wrapped__", member), interpreter_semantic(builder))
-    scope.set_attr(holder, name, shortened(called) if name in SHORTENED else called)
-
-
-@cache
-def _informed(function: Callable[..., Any], semantic: TritonSemantic) -> Callable[..., Any]:
-    """A function of the language that knows the interpreter."""
+    semantic = interpreter_semantic(builder)
+    function = getattr(member, "__wrapped__", member)
 
     def called(*args: Any, **kwargs: Any) -> Any:
         kwargs["_semantic"] = semantic
         return function(*args, **kwargs)
 
-    return called
+    scope.set_attr(holder, name, called)
 
 
 @cache
@@ -231,15 +224,10 @@ def interpreter_semantic(builder: Any) -> TritonSemantic:
 
 def _patch_what_is_left(function: FunctionType) -> Any:
     """Patch unless everything is; the modules are looked up where the interpreter does."""
-    if any(tl.core.is_builtin(module.load) for module in _languages(function)):
+    modules = [value for value in function.__globals__.values() if value is tl or value is tl.core]
+    if any(tl.core.is_builtin(module.load) for module in modules):
         return _patch_language(function)
     return interpreter._LangPatchScope()
-
-
-@cache
-def _languages(function: FunctionType) -> tuple[Any, ...]:
-    """The modules of the language that a function sees."""
-    return tuple(value for value in function.__globals__.values() if value is tl or value is tl.core)
 
 
 @contextmanager

@@ -21,6 +21,7 @@ from torch import Tensor
 
 from . import relay
 from .models.around import drafting
+from .requests.state import State
 from .steps import Steps
 
 HIDDEN = "hidden"
@@ -38,7 +39,7 @@ def take_over(
     something end with an error of their own, and the others go on. Returns what SGLang keeps of the batch.
     """
     steps = relay.offered()
-    if steps is None:
+    if steps is None or not isinstance(steps.state, State):
         return original(algorithm, batch, last_tokens_tensor, future_map)
     rows = batch.req_pool_indices
     if not batch.reqs:
