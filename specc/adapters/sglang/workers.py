@@ -109,13 +109,6 @@ class ProgramSteps(_Worker):
         lockstep.LockStep.current = self.steps.lockstep
         logger.info("specc: %s runs the decode steps: %s", package.__name__, self.steps.report())
 
-    def forward_batch_generation(
-        self, batch: Any, on_publish: Any = None, grammar_barrier: Any = None, pp_proxy_tensors: Any = None
-    ) -> Any:
-        """See EAGLEWorkerV2."""
-        own = partial(super().forward_batch_generation, batch, on_publish, grammar_barrier, pp_proxy_tensors)
-        return self._generated(own, batch, on_publish, grammar_barrier)
-
     def _generated(self, own: Callable[[], Any], batch: Any, publish: Any, barrier: Any) -> Any:
         """What the program, or SGLang's `own` forward, makes of a batch."""
         steps, reason, relayed = self.steps, "", publish is not None
@@ -135,11 +128,22 @@ class ProgramSteps(_Worker):
         return result
 
 
-class EagleWorker(ProgramSteps, EAGLEWorkerV2):
+class ModelSteps(ProgramSteps):
+    """The same where a model drafts."""
+
+    def forward_batch_generation(
+        self, batch: Any, on_publish: Any = None, grammar_barrier: Any = None, pp_proxy_tensors: Any = None
+    ) -> Any:
+        """See EAGLEWorkerV2."""
+        own = partial(super().forward_batch_generation, batch, on_publish, grammar_barrier, pp_proxy_tensors)
+        return self._generated(own, batch, on_publish, grammar_barrier)
+
+
+class EagleWorker(ModelSteps, EAGLEWorkerV2):
     """EAGLE and EAGLE3."""
 
 
-class StandaloneWorker(ProgramSteps, StandaloneWorkerV2):
+class StandaloneWorker(ModelSteps, StandaloneWorkerV2):
     """STANDALONE."""
 
 
@@ -148,7 +152,7 @@ class NgramWorker(ProgramSteps, seam.kind(seam.LOOK_UPS)):
 
     def forward_batch_generation(self, batch: Any, on_publish: Any = None, pp_proxy_tensors: Any = None) -> Any:
         """See NGRAMWorker."""
-        own = partial(super(ProgramSteps, self).forward_batch_generation, batch, on_publish, pp_proxy_tensors)
+        own = partial(super().forward_batch_generation, batch, on_publish, pp_proxy_tensors)
         return self._generated(own, batch, on_publish, None)
 
 
