@@ -44,6 +44,7 @@ def take_over(
     rows = batch.req_pool_indices
     if not batch.reqs:
         return steps.state.blank(0)
+    assert isinstance(steps.state, State)  # look-ups are refused on such a server
     steps.admit(batch, here=False)
     make = came if HIDDEN in steps.step.pools else drafted
     kept = steps.state.adopt(rows, make(steps, batch, last_tokens_tensor), batch.seq_lens)

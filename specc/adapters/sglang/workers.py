@@ -128,8 +128,8 @@ class ProgramSteps(_Worker):
         return result
 
 
-class DraftedSteps(ProgramSteps):
-    """Of a worker that has a worker for the draft."""
+class ModelSteps(ProgramSteps):
+    """The same where a model drafts."""
 
     def forward_batch_generation(
         self, batch: Any, on_publish: Any = None, grammar_barrier: Any = None, pp_proxy_tensors: Any = None
@@ -139,11 +139,11 @@ class DraftedSteps(ProgramSteps):
         return self._generated(own, batch, on_publish, grammar_barrier)
 
 
-class EagleWorker(DraftedSteps, EAGLEWorkerV2):
+class EagleWorker(ModelSteps, EAGLEWorkerV2):
     """EAGLE and EAGLE3."""
 
 
-class StandaloneWorker(DraftedSteps, StandaloneWorkerV2):
+class StandaloneWorker(ModelSteps, StandaloneWorkerV2):
     """STANDALONE."""
 
 
