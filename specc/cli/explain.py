@@ -127,7 +127,7 @@ def _text(story: Story, *, rejected: bool) -> Iterator[RenderableType]:
         yield from _shapes(story.of_shapes)
     yield _settings("the configuration", story.settings)
     for model in story.models:
-        yield _settings(f"{model.role}: {model.model or 'all sizes written out'}", model.settings)
+        yield _settings(f"{model.side}: {model.model or 'all sizes written out'}", model.settings)
     yield Text("\nwhat the passes decided", "bold")
     for pass_story in story.passes:
         yield _pass(pass_story, rejected)

@@ -55,7 +55,7 @@ class ConfigValue:
 class ModelStory:
     """One of the two models; ``model`` is its directory as written, None when all sizes are written out."""
 
-    role: str
+    side: str
     model: str | None
     sizes: str
     settings: tuple[ConfigValue, ...]

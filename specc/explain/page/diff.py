@@ -98,7 +98,7 @@ def _number(text: str | None) -> int | None:
 def _settings(story: Story) -> dict[str, str]:
     values = {"name": story.plan.name} | {setting.key: spelled(setting.value) for setting in story.settings}
     for model in story.models:
-        values |= {f"{model.role}.{setting.key}": spelled(setting.value) for setting in model.settings}
+        values |= {f"{model.side}.{setting.key}": spelled(setting.value) for setting in model.settings}
     return values
 
 

@@ -263,7 +263,7 @@ def test_a_dry_step_leaves_rows_as_they_were(serve: Serve, field: str) -> None:
 
 
 def test_texts_that_another_server_prefills_are_sglangs(serve: Serve) -> None:
-    server = serve(looked_up(), side="decode")
+    server = serve(looked_up(), mode="decode")
     assert server.worker.steps is None
 
 

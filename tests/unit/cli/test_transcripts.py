@@ -49,6 +49,9 @@ SERVERS = {
     "mimo": "published/MiMo-7B-Base",
 }
 """Models that either engine serves."""
+ENGINES = ("sglang", "vllm")
+COPIED = ("the program: ", "the server: ")
+"""How lines begin that are copied whole into a shell."""
 
 HIDDEN: tuple[tuple[str, str], ...] = (
     (r"[0-9a-f]{64}", "DIGEST"),
@@ -148,16 +151,14 @@ def test_published(models: str, width: int, folder: Path, request: pytest.Fixtur
 
 
 @pytest.mark.parametrize("width", WIDTHS)
-@pytest.mark.parametrize("engine", ["sglang", "vllm"])
+@pytest.mark.parametrize("engine", ENGINES)
 def test_servers(engine: str, width: int, folder: Path, request: pytest.FixtureRequest) -> None:
     """What `init` says of them fits the terminal, but for the commands that are copied."""
     session = Session(folder, width)
     for name, models in SERVERS.items():
         session.type(f"specc init {models} --engine {engine} -o {name}.yaml")
         transcript = session.text.rpartition("$ specc init")[2].splitlines()[1:]
-        assert [
-            line for line in transcript if len(line) > width and not line.startswith(("the program: ", "the server: "))
-        ] == []
+        assert [line for line in transcript if len(line) > width and not line.startswith(COPIED)] == []
         session.type(f"specc check {name}.yaml")
     session.show("standalone.yaml")
     compare(session, engine, request.config.getoption("--update-golden"))
@@ -172,7 +173,7 @@ def test_no_number_is_broken(width: int) -> None:
 
 
 def test_every_transcript_has_its_test() -> None:
-    wanted = {f"{name}.{width}.txt" for name in (*EXAMPLES, *PUBLISHED) for width in WIDTHS}
+    wanted = {f"{name}.{width}.txt" for name in (*EXAMPLES, *PUBLISHED, *ENGINES) for width in WIDTHS}
     assert {path.name for path in TRANSCRIPTS.iterdir()} == wanted
 
 
@@ -185,6 +186,6 @@ def test_no_line_is_wider_than_the_terminal(width: int) -> None:
             wide = [
                 line
                 for line in shown
-                if len(line) > width and not line.startswith(("wrote ", "ok: ", "warning[", "package "))
+                if len(line) > width and not line.startswith(("wrote ", "ok: ", "warning[", "package ", *COPIED))
             ]
             assert wide == [], path.name
