@@ -59,7 +59,11 @@ SLOW = re.compile(
     # Drafts of other models without any memory, in unit/engine/test_drafts.py and test_engine.py, find what these do.
     r"|unit/engine/test_trained\.py"
     # One of a grid stands for the others: they take the same way with other sizes.
-    r"|aot/test_cache\.py::test_damaged_entries\w+\[(truncate|empty)|unit/algorithms/test_launches\.py::test_a_grammar\w+\[EAGLE-1"
+    # The cache, a build without a compiler and servers that a command starts are tried by others of their files.
+    r"|aot/test_cache\.py::test_damaged_entries|unit/cli/test_(bench\.py::test_without_a_compiler\[None|subjects\.py::test_a_wheel_stands|inspect\.py::test_a_wheel_and)"
+    r"|unit/cli/test_bench_serve_command\.py::test_(a_server_that_(never|does_not)|texts_that_differ|the_table_says|a_program_that_is_switched)"
+    r"|unit/adapters/test_sglang_shapes\.py::test_what_is_drawn|kernels/test_head\.py::test_argmax_and_topk\w+\[cpu-\((800|1000,.200,.64)"
+    r"|unit/algorithms/test_launches\.py::test_a_grammar\w+\[EAGLE-1"
     r"|unit/runtime/test_(torn\.py::test_every_node_of_a_prefill\[MULTI|distribution\.py::test_depths\w+\[\(0, 2\))"
     r"|unit/adapters/test_(vllm_steps\.py::test_blocks_of_a_size\w+\[(STANDALONE|MULTI)|sglang_shapes\.py::test_a_drawn_length\w+\[(2\.2|3\.9|2\.8))"
     r"|unit/cli/test_(init_shapes\.py::test_a_server_of_sglang\[h100-(EAGLE3|STANDALONE)|sglang_groups\.py::test_a_group\w+\[changes[0-2])"
@@ -70,7 +74,7 @@ draws, whatever else took five seconds of a processor, and of long sweeps what o
 test stands here by its folder, its file or its name. Coupled drafts of a real model are slow as well: unit/algorithms
 and unit/adapters have them on made-up ones."""
 QUICK = re.compile(
-    r"aot/test_(adapter_kernels|compile\.py::(?!test_(bytes_do_not|the_comment|nothing_of|the_assembler\w+\[sm_100))|cache\.py)"
+    r"aot/test_(adapter_kernels|compile\.py::(?!test_(bytes_do_not|the_comment|nothing_of|the_assembler\w+\[sm_100))|cache\.py::(?!test_damaged))"
     r"|unit/cli/test_transcripts\.py::\w+\[(eagle|qwen)-80\]|e2e/test_(metrics|site_html)"
     r"|e2e/test_generate\.py::test_text_equals_generate\[(\w+_trained_p1_s3_o_auto|eagle\w+_k4_n16_qlen|eagle3\w+_reduced_weights|ngram\w+_corpus)\]"
     r"|e2e/test_penalties\.py::(?!\w+\[(tree|look-up|block|modules)|test_row|test_at_changing|test_after_a_failure\[(prefill|extend))"
