@@ -160,5 +160,7 @@ def table(runs: dict[str, Result]) -> list[str]:
     for name, run, key in timed:
         pairs = run.get(f"profile_{key.removeprefix('host_')}", {}).get("idle_most", ())
         lines += ["", f"{name}, {key.removeprefix('host_')}, the GPU is idle between:"] * bool(pairs)
-        lines += [f"* {one}, and {other}: {us:.1f} us in a step, {times:.2f} times" for one, other, times, us in pairs]
+        lines += [
+            f"* {launch}, and {other}: {us:.1f} us in a step, {times:.2f} times" for launch, other, times, us in pairs
+        ]
     return lines if timed else []

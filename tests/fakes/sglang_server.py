@@ -319,8 +319,8 @@ class Server:
             return made
         first, *others = (self._states[row] for row in rows.tolist())
         made = copy.copy(first)
-        for one in others:
-            made.merge_batch(one)
+        for other in others:
+            made.merge_batch(other)
         return made
 
     def _settle(self, keep: int) -> None:

@@ -20,7 +20,7 @@ BUILT = "top_k,top_p,min_p,penalties,logit_bias,grammar"
 SMALL_POOL = {"max_total_tokens": 400, "schedule_conservativeness": 0.1}
 """So few KV slots, and requests taken in so lightly, that some of them must be thrown out and begin anew."""
 THROWN_OUT = {"SGLANG_TEST_RETRACT": "1", "SGLANG_TEST_RETRACT_INTERVAL": "8"}
-"""Of an engine in which a request after every few forwards begins anew, however many slots there are."""
+"""Variables of an engine in which a request begins anew after every few forwards, however many slots there are."""
 BRANCHES_APART = 3
 """Times as many where each branch of a tree begins a page of its own."""
 

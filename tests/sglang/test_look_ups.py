@@ -48,7 +48,7 @@ def test_everything_that_was_meant_to_happen_happened(variant: Variant, served: 
 def drafted(text: list[int], variant: Variant) -> list[list[int]]:
     """The branches that a program looks up: what followed the longest matches, the latest first, of other beginnings.
 
-    What follows the end of the text is what it repeats.
+    The end of the text is followed by what it repeats.
     """
     places: list[tuple[int, int]] = []
     for end in range(len(text) - 1):

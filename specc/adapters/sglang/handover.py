@@ -39,7 +39,7 @@ def take_over(
     something end with an error of their own, and the others go on. Returns what SGLang keeps of the batch.
     """
     steps = relay.offered()
-    if steps is None or not isinstance(steps.state, State):
+    if steps is None:
         return original(algorithm, batch, last_tokens_tensor, future_map)
     rows = batch.req_pool_indices
     if not batch.reqs:

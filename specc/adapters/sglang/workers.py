@@ -19,6 +19,7 @@ from .._plugin import chosen, tried
 from .._shapes import SHAPE, TIMES
 from . import handover, relay, seam
 from .binding import capturing
+from .parts.runners import looks_up
 from .requests.refusals import refuses, turn_away
 from .requests.results import SglangResult
 from .server import lockstep
@@ -92,7 +93,7 @@ class ProgramSteps(_Worker):
             logger.info("specc: no program runs, since this server only prefills")
             return
         # Other workers of SGLang derive from these, and ranks of a pipeline have no draft.
-        if type(self) not in WORKERS or (self.draft_worker is None and type(self) is not NgramWorker):
+        if type(self) not in WORKERS or (looks_up(self) and type(self) is not NgramWorker):
             return
         group = get_parallel().tp_group
         package, program = tried(lambda: _loaded(self.programs, self), ENGINE) or (None, None)

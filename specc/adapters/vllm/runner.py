@@ -51,7 +51,9 @@ def _init_speculator(
     """VLLM's `init_speculator`: the speculator of a program, where one fits."""
     made = original(vllm_config, device, req_states)
     kind = type(made)
-    package = tried(lambda: chosen(programs, ENGINE, lambda one: misfits(one.plans, vllm_config, kind, SERVED)), ENGINE)
+    package = tried(
+        lambda: chosen(programs, ENGINE, lambda program: misfits(program.plans, vllm_config, kind, SERVED)), ENGINE
+    )
     of_rank = {
         "the program": package and title(package),
         CAPTURE: captures(),

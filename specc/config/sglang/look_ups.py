@@ -15,14 +15,15 @@ USUAL_NODES, USUAL_BREADTH = 12, 10
 
 def form(arguments: Arguments) -> tuple[Fact, Fact, Fact]:
     """Return steps, topk and nodes of a program: a chain, unless a breadth is written, whose branches are as long."""
-    nodes, breadth = arguments.number(NODES) or USUAL_NODES, arguments.number(BREADTH) or 1
-    branches = max(1, min(breadth, nodes - 1))
-    steps = -(-(nodes - 1) // branches)
+    nodes, written = arguments.number(NODES), arguments.number(BREADTH)
+    count = nodes or USUAL_NODES
+    branches = max(1, min(written or 1, count - 1))
+    steps = -(-(count - 1) // branches)
     drafted = f"{branches} branches" if branches > 1 else "a chain"
     return (
         Fact(steps, f"{drafted} of as many nodes as SGLang's tree has"),
-        Fact(branches, BREADTH if arguments.number(BREADTH) else "a chain, as no breadth is written"),
-        Fact(nodes, NODES if arguments.number(NODES) else "SGLang's default"),
+        Fact(branches, BREADTH if written else "a chain, as no breadth is written"),
+        Fact(count, NODES if nodes else "SGLang's default"),
     )
 
 

@@ -11,18 +11,26 @@ from typing import Any
 
 import pytest
 import torch
-from fakes.plans import program_of
 from fakes.sglang_look_ups import LONGEST, SHORTEST, NgramVerifyInput
 from fakes.sglang_modules import SRT, ForwardMode
-from fakes.sglang_server import PROGRAM, Server, adapter, engine_of
+from fakes.sglang_server import PROGRAM, Server, adapter
 from fakes.sglang_worker import IntelAMXAttnBackend
 from programs import planned
-from sampling_oracle import drawn
-from test_sglang_worker import ALL, BATCHES, PROMPTS, Serve, controller_of, plan_attention, plan_of, run, serve
+from test_sglang_worker import (
+    ALL,
+    BATCHES,
+    PROMPTS,
+    Serve,
+    controller_of,
+    counted,
+    drawing,
+    plan_attention,
+    plan_of,
+    run,
+    serve,
+)
 
-from specc.adapters._plugin import SEEDS
 from specc.adapters.sglang.requests.texts import TextState
-from specc.runtime.batch import Batch
 from specc.runtime.plan.plan import Plan
 
 __all__ = ["serve"]
@@ -47,20 +55,6 @@ def plans_of(**keys: Any) -> list[Plan]:
 
 
 PROMPTED = {row: [token % TOKENS for token in prompt] for row, prompt in PROMPTS.items()}
-
-
-def counted(plan: Plan, batches: Sequence[Sequence[int]]) -> dict[int, list[int]]:
-    """How many tokens each step gives a request, by pool row, of a program that prefills by itself."""
-    engine = engine_of(plan)
-    engine.prompts |= PROMPTED
-    step = program_of(plan).bind(engine, engine.table, engine.kv, capture=False)
-    tokens = [token for prompt in PROMPTED.values() for token in prompt]
-    step.prefill(Batch([*PROMPTED], [len(prompt) for prompt in PROMPTED.values()], prompt_tokens=tokens))
-    counts: dict[int, list[int]] = {row: [] for row in PROMPTED}
-    for rows in batches:
-        for row, count in zip(rows, step.decode(Batch(list(rows))).to_host().accept_lens, strict=True):
-            counts[row].append(count)
-    return counts
 
 
 def heard_lengths(server: Server) -> list[bool]:
@@ -94,7 +88,7 @@ def test_texts_are_the_targets_own(serve: Serve, keys: Any, overlap: bool) -> No
     known = heard_lengths(server)
     server.begin(PROMPTED)
     run(server, BATCHES)
-    assert server.steps == counted(plan, BATCHES)
+    assert server.steps == counted(plan, BATCHES, prompts=PROMPTED)
     assert max(max(counts) for counts in server.steps.values()) > 2, "drafts are accepted"
     assert server.relay.written == (1 if overlap else 0), "lengths of the prefill: a program's rows have all else"
     assert known == [not overlap] * len(BATCHES), "nobody waits for lengths"
@@ -110,10 +104,10 @@ def test_steps_of_either_go_on_where_the_other_stopped(serve: Serve, overlap: bo
     server.begin({row: PROMPTED[row] for row in (3, 1, 2)})
     server.begin({6: PROMPTED[6]}, min_new_tokens=2)
     run(server, BATCHES)
-    assert server.steps == counted(server.plan, BATCHES)
-    theirs = [6 in rows for rows in BATCHES]
-    assert server.worker.steps.tally.left == {"min_new_tokens": sum(theirs)}
-    assert known == (theirs if overlap else [True] * len(BATCHES))
+    assert server.steps == counted(server.plan, BATCHES, prompts=PROMPTED)
+    own = [6 in rows for rows in BATCHES]
+    assert server.worker.steps.tally.left == {"min_new_tokens": sum(own)}
+    assert known == (own if overlap else [True] * len(BATCHES))
 
 
 @overlapping
@@ -124,7 +118,7 @@ def test_a_program_is_switched_off_and_on(serve: Serve, overlap: bool) -> None:
     for start in range(len(BATCHES)):
         controller.scheduler.draft_worker.steps.switch(on=start % 2 == 0)
         run(server, BATCHES[start : start + 1])
-    assert server.steps == counted(server.plan, BATCHES)
+    assert server.steps == counted(server.plan, BATCHES, prompts=PROMPTED)
     assert server.worker.steps.tally.left == {"switched off": len(BATCHES) // 2}
 
 
@@ -139,13 +133,7 @@ def test_texts_that_are_drawn(serve: Serve, overlap: bool) -> None:
     }
     for row in PROMPTED:
         server.begin({row: PROMPTED[row]}, **asked[row])
-
-    def says(row: int, text: list[int]) -> int:
-        of = {"sampling_seed": 0, "temperature": 1.0, "top_k": 1, "top_p": 1.0} | asked[row]
-        heat, top_k = of["temperature"] * (of["top_k"] > 1), of["top_k"] % ALL
-        return drawn(server.scores(text).tolist(), of["sampling_seed"] % SEEDS, heat, len(text), top_k, of["top_p"])
-
-    run(server, BATCHES, says)
+    run(server, BATCHES, drawing(server, asked))
     assert server.worker.steps.tally.left == {}
 
 
@@ -191,7 +179,7 @@ def test_attention_that_is_planned_has_the_host_wait(serve: Serve, overlap: bool
 
 
 @pytest.mark.parametrize(
-    ("told", "reason"),
+    ("settings", "reason"),
     [
         ({"speculative_eagle_topk": 10, "speculative_num_steps": 1}, ""),
         ({"speculative_num_draft_tokens": 12}, "num_draft_tokens is 4 in the program, 12 in the server"),
@@ -199,9 +187,9 @@ def test_attention_that_is_planned_has_the_host_wait(serve: Serve, overlap: bool
         ({"speculative_algorithm": "EAGLE"}, "algorithm is NGRAM in the program, EAGLE in the server"),
     ],
 )
-def test_servers_that_a_program_fits(serve: Serve, told: dict[str, Any], reason: str) -> None:
+def test_servers_that_a_program_fits(serve: Serve, settings: dict[str, Any], reason: str) -> None:
     """Whatever breadth SGLang's tree has; its own number of steps says nothing."""
-    server = serve(looked_up(), **told)
+    server = serve(looked_up(), **settings)
     misfits = adapter("server.fit").misfits({server.plan.shape: server.plan}, server.worker)
     assert (server.worker.steps is None) == bool(misfits) == bool(reason)
     assert reason in "; ".join(misfits)
@@ -267,12 +255,12 @@ def test_texts_that_another_server_prefills_are_sglangs(serve: Serve) -> None:
     assert server.worker.steps is None
 
 
-@pytest.mark.parametrize(("mine", "theirs"), [("NGRAM", "EAGLE"), ("EAGLE", "NGRAM")])
-def test_a_program_of_another_kind_does_not_fit(serve: Serve, mine: str, theirs: str) -> None:
+@pytest.mark.parametrize(("compiled", "started"), [("NGRAM", "EAGLE"), ("EAGLE", "NGRAM")])
+def test_a_program_of_another_kind_does_not_fit(serve: Serve, compiled: str, started: str) -> None:
     """And says so, where one of them has a draft."""
-    server, other = serve(plan_of(theirs)), plan_of(mine)
+    server, other = serve(plan_of(started)), plan_of(compiled)
     misfits = adapter("server.fit").misfits({other.shape: other}, server.worker)
-    assert f"algorithm is {mine} in the program, {theirs} in the server" in misfits
+    assert f"algorithm is {compiled} in the program, {started} in the server" in misfits
 
 
 def test_without_sglangs_worker_other_algorithms_are_served(serve: Serve, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -196,19 +196,19 @@ def test_times_are_measured_or_those_of_a_file(serve: Serve, monkeypatch: pytest
 
 
 @pytest.mark.parametrize(
-    ("name", "theirs", "misfit"),
+    ("name", "value", "misfit"),
     [
         ("speculative_num_steps", 2, "num_steps is 3 in the program, 2 in the server"),
         ("speculative_eagle_topk", 1, "topk is 3 in the program, 1 in the server"),
         ("speculative_num_draft_tokens", 5, "num_draft_tokens is 9 in the program, 5 in the server"),
     ],
 )
-def test_the_server_has_of_everything_the_most(serve: Serve, name: str, theirs: int, misfit: str) -> None:
+def test_the_server_has_of_everything_the_most(serve: Serve, name: str, value: int, misfit: str) -> None:
     plans = plans_of([{"num_steps": 3}, {"num_steps": 2, "topk": 3, "num_draft_tokens": 9}], **QLEN)
     server = started(serve, plans)
     by_shape = {plan.shape: plan for plan in plans}
     assert adapter("server.fit").misfits(by_shape, server.worker) == []
-    setattr(SETTINGS.spec, name, theirs)
+    setattr(SETTINGS.spec, name, value)
     assert adapter("server.fit").misfits(by_shape, server.worker) == [misfit]
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cache
 from typing import Any
 
@@ -54,18 +54,35 @@ def test_all_that_the_adapter_touches_is_there(serve: Serve) -> None:
     assert [list(seam.lacking(table)) for table in (seam.MUST, *seam.MAY.values())] == [[]] * (1 + len(seam.MAY))
 
 
-def counted(plan: Plan, batches: Sequence[Sequence[int]], scored: list[int] | None = None) -> dict[int, list[int]]:
+def counted(
+    plan: Plan,
+    batches: Sequence[Sequence[int]],
+    scored: list[int] | None = None,
+    prompts: Mapping[int, list[int]] = PROMPTS,
+) -> dict[int, list[int]]:
     """How many tokens each step gives a request, by pool row, of a program that prefills by itself."""
     engine = engine_of(plan, scored)
-    engine.prompts |= PROMPTS
+    engine.prompts |= prompts
     tables = {} if scored is None else {"d2t": torch.tensor(scored)}
     step = program_of(plan).bind(engine, engine.table, engine.kv, tables=tables, capture=False)
-    step.prefill(Batch([*PROMPTS], [len(prompt) for prompt in PROMPTS.values()]))
-    counts: dict[int, list[int]] = {row: [] for row in PROMPTS}
+    tokens = [token for prompt in prompts.values() for token in prompt] if "text" in plan.carry else None
+    step.prefill(Batch([*prompts], [len(prompt) for prompt in prompts.values()], prompt_tokens=tokens))
+    counts: dict[int, list[int]] = {row: [] for row in prompts}
     for rows in batches:
         for row, count in zip(rows, step.decode(Batch(list(rows))).to_host().accept_lens, strict=True):
             counts[row].append(count)
     return counts
+
+
+def drawing(server: Server, asked: Mapping[int, Mapping[str, Any]]) -> Callable[[int, list[int]], int]:
+    """What an oracle draws behind a text of a request, by pool row, which has asked for this."""
+
+    def says(row: int, text: list[int]) -> int:
+        of = {"sampling_seed": 0, "temperature": 1.0, "top_k": 1, "top_p": 1.0} | asked[row]
+        heat, top_k = of["temperature"] * (of["top_k"] > 1), of["top_k"] % ALL
+        return drawn(server.scores(text).tolist(), of["sampling_seed"] % SEEDS, heat, len(text), top_k, of["top_p"])
+
+    return says
 
 
 def run(server: Server, batches: Sequence[Sequence[int]], says: Any = None, *, known: bool = True) -> None:
@@ -132,13 +149,7 @@ def test_texts_that_are_drawn(serve: Serve, algorithm: str, overlap: bool) -> No
     }  # fmt: skip
     for row in PROMPTS:
         server.begin({row: PROMPTS[row]}, **asked[row])
-
-    def says(row: int, text: list[int]) -> int:
-        of = {"sampling_seed": 0, "temperature": 1.0, "top_k": 1, "top_p": 1.0} | asked[row]
-        heat, top_k = of["temperature"] * (of["top_k"] > 1), of["top_k"] % ALL
-        return drawn(server.scores(text).tolist(), of["sampling_seed"] % SEEDS, heat, len(text), top_k, of["top_p"])
-
-    run(server, BATCHES, says)
+    run(server, BATCHES, drawing(server, asked))
     assert server.worker.steps.tally.left == {}
     assert server.worker.steps.parameters == ["seed", "temperature", "top_k", "top_p"]
 

@@ -43,7 +43,7 @@ def test_token_ids_and_accepted_lengths_must_be_the_others(ids, accepted, same, 
 
 
 class Part:
-    """Of an engine; a call takes as long as it says."""
+    """A part of an engine, whose calls take as long as they say."""
 
     def __init__(self, clock):
         self.clock = clock
@@ -60,7 +60,7 @@ class Part:
 
 
 class Output:
-    """Of a step: it is made in a microsecond."""
+    """The output of a step, which is made in a microsecond."""
 
     def __init__(self, clock):
         clock.now += 1e-6

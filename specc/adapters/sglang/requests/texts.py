@@ -45,11 +45,12 @@ class TextState:
     def begin(self, batch: Any) -> None:
         """Before a prefill of SGLang's: write the texts that it ends, also where others have left keys and values.
 
-        Its first tokens come behind them. What stands for pictures is no token of the target, and is -1.
+        The first token of an answer comes behind its text. A place that stands for a picture has no token of the
+        target, and is -1.
         """
-        parts = [self._prompt(*one) for one in zip(batch.reqs, batch.seq_lens_cpu.tolist(), strict=True)]
+        parts = list(map(self._prompt, batch.reqs, batch.seq_lens_cpu.tolist()))
         counts = torch.tensor([len(tokens) for _, tokens in parts])
-        columns, tokens = (torch.cat([*one]) for one in zip(*parts, strict=True))
+        columns, tokens = (torch.cat(rows) for rows in zip(*parts, strict=True))
         places = torch.arange(len(parts)).repeat_interleave(counts)
         sent = torch.stack((places, columns, tokens)).to(self._text.device, non_blocking=True)
         self._text[batch.req_pool_indices[sent[0]], sent[1]] = sent[2].to(self._text.dtype)

@@ -188,7 +188,7 @@ def _slots(pool: Any, table: Tensor, rows: Tensor, kv: Any) -> Iterator[None]:
 def _begin(package: Any, step: Any, rows: Tensor, lengths: Tensor, bonus: Tensor, drafts: Tensor) -> None:
     """Put greedy requests into pool rows i64[b]: lengths and bonus tokens i64[b], drafts i64[b, K], the best first.
 
-    What drafts are looked up in says that the best one has followed the bonus token all the time.
+    The text in which drafts are looked up says that the best one has followed the bonus token all the time.
     """
     pools = step.pools
     if any(field.startswith("sampling_") for field in pools):

@@ -84,8 +84,8 @@ class Target:
         layers = getattr(manager, "aux_hidden_states", ())
         if layers and sum(layer.shape[1] for layer in layers) == fed.shape[-1]:
             self._fed = [Place() for _ in layers]
-            for one, layer in zip(self._fed, layers, strict=True):
-                one.settle(tokens, layer[:0], layer)
+            for layer_place, layer in zip(self._fed, layers, strict=True):
+                layer_place.settle(tokens, layer[:0], layer)
         else:
             self._fed[0].settle(tokens, fed, place)
 

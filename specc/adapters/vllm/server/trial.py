@@ -64,10 +64,10 @@ class Trial:
         scores: makes the target's logits T[b * A, V] once more, with the masks of grammars. Raises `TrialDifference`.
         """
         if not self._made and parallel.is_first():
-            said = (
+            text = (
                 "specc: not known of this vLLM: %s. Both sides make the first %d steps, vLLM writes its tables in all"
             )
-            logger.info(said, self._new, STEPS)
+            logger.info(text, self._new, STEPS)
         rows = batch.idx_mapping.long() + AHEAD
         before = {name: table[rows] for name, table in self._fields.items()}
         try:
