@@ -1,11 +1,15 @@
 """bench/vllm: what is said of results that are made here; no engine runs."""
 
 import importlib.util
+import json
 import sys
 import types
 from pathlib import Path
 
 import pytest
+
+from specc.algorithms import names, needs
+from specc.config import load_config
 
 FOLDER = Path(__file__).parents[3] / "bench" / "vllm"
 
@@ -123,3 +127,20 @@ def test_a_table_has_the_parts_of_runs_that_timed_them(monkeypatch):
         "b, b8, the GPU is idle between:",
         "* graph of 9, and a copy: 20.2 us in a step, 1.50 times",
     )
+
+
+@pytest.mark.parametrize("drawn", [False, True])
+@pytest.mark.parametrize("kind", ["draft", "eagle", "eagle3", "head", "ngram"])
+def test_a_configuration_of_every_kind_is_whole(kind, drawn, tmp_path, monkeypatch):
+    models = load("models", monkeypatch)
+    programs = load("programs", monkeypatch)
+    for name, about in models.configs("tiny").items():
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "config.json").write_text(json.dumps(about))
+    models.write_map(tmp_path, "tiny")
+    (tmp_path / "program.yaml").write_text(json.dumps(programs.configuration(kind, "tiny", drawn, tmp_path)))
+    config = load_config(tmp_path / "program.yaml", names(), needs).config
+    assert config.algorithm == programs.ALGORITHMS[kind]
+    assert config.name == f"bench_vllm_tiny_{'drawn_' * drawn}{kind}"
+    scored = 256 if kind == "head" else 1000  # vLLM hands over scores of all tokens, whatever a head of its own scores
+    assert (config.draft or config.target).vocab_size == scored
