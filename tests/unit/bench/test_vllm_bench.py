@@ -12,17 +12,21 @@ from specc.algorithms import names, needs
 from specc.config import load_config
 
 FOLDER = Path(__file__).parents[3] / "bench" / "vllm"
+SHARED = ("models", "compare")
+"""Scripts that others import, and that bench/sglang has, too."""
 
 
 def load(name, monkeypatch):
     """A script of the folder, whose names others have, too."""
     monkeypatch.syspath_prepend(str(FOLDER))
-    monkeypatch.delitem(sys.modules, "models", raising=False)
+    for shared in SHARED:
+        monkeypatch.delitem(sys.modules, shared, raising=False)
     spec = importlib.util.spec_from_file_location(f"bench_vllm_{name}", FOLDER / f"{name}.py")
     module = importlib.util.module_from_spec(spec)
     monkeypatch.setitem(sys.modules, spec.name, module)
     spec.loader.exec_module(module)
-    sys.modules.pop("models", None)
+    for shared in SHARED:
+        sys.modules.pop(shared, None)
     return module
 
 
