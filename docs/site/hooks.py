@@ -24,8 +24,8 @@ CONSOLE = re.compile(r'(?<=<div class="language-console highlight"><pre)>(.*?)</
 TAG = re.compile(r"<[^>]*>")
 COMMAND = re.compile(r"^\$ ((?:.*\\\n)*.*)$", re.MULTILINE)
 """A command behind its prompt, with the lines that continue it."""
-OPTION = re.compile(r"<code>(?=[^<]{1,40}<)(--[\w-]+(?: \S+)?)</code>")
-"""An option with its value, as far as a telephone has room; a line would end behind its first hyphens."""
+OPTION = re.compile(r"<code>(?=[^<]{1,36}<)(--[\w-]+(?: \S+)?)</code>")
+"""An option with its value, as far as a nested list on a telephone has room; a line would end behind its hyphens."""
 TABLE = re.compile(r"<table>(.*?)</table>", re.DOTALL)
 CELL = re.compile(r"(<t[hd]\b[^>]*)>(.*?)</t[hd]>", re.DOTALL)
 """A cell of a table: its opening tag without the end, and what is in it."""
