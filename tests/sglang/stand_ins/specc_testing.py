@@ -75,6 +75,7 @@ def register() -> None:
 
     if ON_CPU:
         have_amx()
+        wait_for_nothing()
         keep_results()
         HookRegistry.register(f"{SCHEDULER}.__init__", send_at_once, HookType.BEFORE)
         HookRegistry.register(LORA, pin_nothing, HookType.BEFORE)
@@ -107,6 +108,11 @@ def have_amx() -> None:
 
     platform = overrides.get_platform
     overrides.get_platform = lambda: WithAmx(platform())
+
+
+def wait_for_nothing() -> None:
+    """Let modules of multi-token prediction share the target's head, for which they wait for a GPU."""
+    torch.cuda.synchronize = lambda: None
 
 
 def keep_results() -> None:
@@ -171,21 +177,17 @@ def keep_overlap() -> None:
 
 
 def allow_flash_attention() -> None:
-    """Say that FlashAttention 3 runs here, whose operators are stand-ins, and make masks of trees as it reads them.
-
-    Models of latent attention wait for a GPU when they share the target's head.
-    """
+    """Say that FlashAttention 3 runs here, whose operators are stand-ins, and make masks of trees as it reads them."""
     from sglang.kernels.ops.attention import flash_attention_v3
     from sglang.srt.layers.attention import attention_registry, flashattention_backend, verify_mask
-    from sglang.srt.speculative import eagle_worker_v2, standalone_worker_v2
+    from sglang.srt.speculative import eagle_worker_v2, multi_layer_eagle_worker_v2, standalone_worker_v2
     from sglang.srt.speculative.eagle_utils import TreeMaskMode
 
     backend = flashattention_backend.FlashAttentionBackend
     backend.get_cpu_graph_seq_len_fill_value = backend.get_cuda_graph_seq_len_fill_value
     attention_registry.get_device_capability = lambda: HOPPER
     flash_attention_v3._is_fa3_supported = lambda: True
-    torch.cuda.synchronize = lambda: None
-    for module in (verify_mask, eagle_worker_v2, standalone_worker_v2):
+    for module in (verify_mask, eagle_worker_v2, multi_layer_eagle_worker_v2, standalone_worker_v2):
         module.default_tree_mask_mode = lambda: TreeMaskMode.FULL_MASK
 
 
