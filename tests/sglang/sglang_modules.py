@@ -11,7 +11,7 @@ from head_layouts import read, write
 from torch import Tensor
 
 LAYERS, MODULES = 3, 3
-WIDTH, HEADS, SHARED, HEAD, VALUE, INNER = 64, 4, 2, 16, 12, 64
+WIDTH, HEADS, SHARED, HEAD, VALUE, INNER = 64, 4, 2, 16, 16, 64
 """Heads of queries, those of keys and values, and the sizes of a key and of a value."""
 WINDOW = 12
 """Tokens that modules see, and the second layer: far less than most texts have."""
