@@ -75,8 +75,9 @@ def bind(program: Any, worker: Any, masks: Masks) -> Bound:
     table = worker.req_to_token_pool.req_to_token
     how = capturing(worker)
     runners, make = runners_of(worker), FORWARDS[how]
-    if simulating():
-        make = type(f"Simulated{make.__name__}", (Simulated, make), {})
+    for kind in (worker.callbacks, *[Simulated] * simulating()):
+        if not issubclass(make, kind):
+            make = type(f"{kind.__name__}{make.__name__}", (kind, make), {})
     group = get_parallel().tp_group
     parts = parts_of(program, runners, table, group)
     attention = attention_of(worker, program.plans, captured=how != "none")
@@ -104,8 +105,12 @@ class _Callbacks:
     """Forwards and masks, as the one object whose methods a program calls."""
 
     def __init__(self, forwards: Forwards, target: Heard, masks: Masks) -> None:
-        self.draft, self.target, self.extend = forwards.draft, target, forwards.extend
+        self._forwards, self.target = forwards, target
         self.grammar_begin, self.grammar_end, self.grammar_prefill = masks.begin, masks.end, masks.prefill
+
+    def __getattr__(self, name: str) -> Any:
+        """A forward of the draft's."""
+        return getattr(self._forwards, name)
 
 
 def capturing(worker: Any) -> str:

@@ -107,6 +107,7 @@ GRAMMARS = "requests with a grammar are SGLang's"
 SIMULATED = "SGLANG_SIMULATE_ACC_LEN changes SGLang's own steps alone"
 LOOK_UPS = "drafts that are looked up are SGLang's"
 HANDOVER = "a server that decodes what another one prefills runs no program"
+MODULES = "drafts of several modules are SGLang's"
 LOCKSTEP = "a server whose attention is data parallel runs no program"
 MAY = {
     INTERNAL_STATE: """
@@ -144,6 +145,15 @@ managers.schedule_batch.ScheduleBatch: enable_overlap extend_lens extend_logprob
 speculative.eagle_worker_v2.EagleDraftWorker._draft_extend_for_prefill(batch target_hidden_states next_token_ids)
 speculative.spec_info.SpeculativeAlgorithm.build_disagg_draft_input(batch last_tokens_tensor future_map)
 speculative.spec_registry.CustomSpecAlgo.build_disagg_draft_input(batch last_tokens_tensor future_map)
+""",
+    MODULES: """
+speculative.multi_layer_eagle_worker_v2.MultiLayerEagleWorkerV2: draft_worker init_cuda_graphs req_to_token_pool
+    target_worker
+speculative.multi_layer_eagle_worker_v2.MultiLayerEagleWorkerV2.forward_batch_generation(batch on_publish
+    grammar_barrier pp_proxy_tensors)
+speculative.multi_layer_eagle_worker_v2.MultiLayerEagleDraftWorker: chain_mtp_hidden_states
+    draft_extend_attn_backend_list draft_runner draft_runner_list
+model_executor.forward_batch_info.ForwardBatch: return_hidden_states_before_norm
 """,
     LOCKSTEP: """
 layers.dp_attention.DpPaddingMode: SUM_LEN get_default_mode_in_cuda_graph is_max_len

@@ -141,12 +141,19 @@ def _model(arguments: Arguments, server: Started, role: str, logits: str) -> lis
     directory, facts = server.models[role]
     origin = "--model-path" if role == "target" else server.draft_origin
     lines = [f"{role}:", f"  model: {quoted(named(directory))} # {origin}"]
-    lines += _token_map(arguments, server) if role == "draft" else []
+    if role == "draft":
+        lines += [*_token_map(arguments, server), *_modules(server, facts)]
     lines += _columns(arguments, facts) if logits == "sharded" else []
     dtype, why = _dtype(arguments, server, role)
     own = facts.facts.get("dtype")
     lines += [] if own is not None and own.value == dtype else [f"  dtype: {dtype} # {why}"]
     return [*lines, *_kv_dtype(arguments, ("--kv-cache-dtype",) if role == "target" else _DRAFT_KV)]
+
+
+def _modules(server: Started, draft: ModelFacts) -> Iterator[str]:
+    """Return the line of how many modules draft, where the draft does not say how many it has."""
+    if server.facts.modules and "num_mtp_modules" not in draft.facts:
+        yield f"  num_layers: {server.num_steps.value} # a module for each step"
 
 
 def _columns(arguments: Arguments, facts: ModelFacts) -> list[str]:

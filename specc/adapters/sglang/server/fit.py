@@ -25,8 +25,8 @@ from ..._shapes import largest
 from .. import seam
 from ..attention import roles_of
 from ..parts import heads, routed, shards
-from ..parts.runners import looks_up, runners_of, scored_tokens
-from ..served import CACHES, DATA_PARALLEL, SETTINGS, ServedModel, Server, refusals
+from ..parts.runners import looks_up, modules_of, runners_of, scored_tokens
+from ..served import BY_MODULES, CACHES, DATA_PARALLEL, SETTINGS, ServedModel, Server, refusals
 from ..windows import first_pool, oddity
 from .settings import flag
 from .simulate import simulating
@@ -69,6 +69,7 @@ def facts(worker: Any) -> Server:
         target=target,
         draft=_facts_of(runners["draft"], pool) if "draft" in runners else None,
         looks_up=looks_up(worker),
+        modules=bool(modules_of(worker)),
         topk=spec.speculative_eagle_topk,
         attention={role: COMMAND_LINE.get(name, name) for role, name in named.items()},
         device=runners["target"].device,
@@ -119,8 +120,11 @@ def _settings(worker: Any) -> dict[str, object]:
 def _arguments(plans: Mapping[Any, Any], server: Server) -> Iterator[str]:
     spec, plan = get_spec(), next(iter(plans.values()))
     topk = max(shape.topk for shape in plans)
+    algorithm = spec.speculative_algorithm
+    if server.modules:
+        algorithm = BY_MODULES.get(algorithm, f"{algorithm} of several modules")
     asked = {
-        "algorithm": (plan.algorithm, spec.speculative_algorithm),
+        "algorithm": (plan.algorithm, algorithm),
         "topk": (topk, spec.speculative_eagle_topk),
         "num_steps": (max(shape.num_steps for shape in plans), spec.speculative_num_steps),
         "num_draft_tokens": (max(shape.num_nodes for shape in plans), spec.speculative_num_draft_tokens),

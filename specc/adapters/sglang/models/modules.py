@@ -1,0 +1,63 @@
+"""SGLang's modules of multi-token prediction, each of which drafts a token: all run over the accepted path.
+
+Every module has a runner of its own, with its attention and its keys and values. It reads hidden states of the target,
+or with some models (Step-3.5) what the module before it made.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from sglang.srt.model_executor.forward_batch_info import ForwardBatch
+from torch import Tensor
+
+from ..attention import Attention
+from ..parts.parts import Parts
+from .forwards import MODES, ForwardOutputs, Forwards
+
+
+class ModuleForwards(Forwards):
+    """The callback `extend_module` of a program, beside those of its target.
+
+    Args:
+        worker: a MultiLayerEagleWorkerV2, or one derived from it.
+        attention, parts, shape: as of `Forwards`.
+
+    """
+
+    def __init__(self, worker: Any, attention: Attention, parts: Parts, shape: Any) -> None:
+        """Run the models of `worker`."""
+        super().__init__(worker, attention, parts, shape)
+        self._modules = worker.draft_worker.draft_runner_list
+        self._chained: bool = worker.draft_worker.chain_mtp_hidden_states
+        self._made: Tensor | None = None
+
+    def _batch(self, runner: Any, *given: Any) -> ForwardBatch:
+        """As of `Forwards`. What a module makes goes to the next one as it is before the norm of the last layer."""
+        batch = super()._batch(runner, *given)
+        batch.return_hidden_states_before_norm = runner is not self._target
+        return batch
+
+    def extend_module(
+        self,
+        *,
+        step: int,
+        tokens: Tensor,
+        positions: Tensor,
+        slots: Tensor,
+        select: Tensor,
+        rows: Tensor,
+        seq_lens: Tensor,
+        capture: str,
+        hidden: Tensor,
+    ) -> ForwardOutputs:
+        """Module `step` over i64[b, A] tokens; logits of the flat rows `select` i64[b]. `hidden` T[b, A, W]."""
+        read = hidden if self._made is None or step == 0 else self._made
+        outputs = self._over_path(
+            self._modules[step], step, tokens, positions, slots, select, rows, seq_lens, read,
+            capture="full" if self._chained else capture,
+        )  # fmt: skip
+        if self._chained:
+            assert outputs.hidden is not None  # all of them are captured
+            self._made = outputs.hidden.view(hidden.shape)
+        return outputs._replace(hidden=None)
