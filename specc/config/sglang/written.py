@@ -15,6 +15,7 @@ from specc.config.proposal import quoted
 from specc.config.resolved import Config
 from specc.config.rules.shapes import shape_called
 from specc.config.sglang.command_line import RETURNED, THRESHOLDS, Arguments
+from specc.config.sglang.layers import modules_of, sizes_of
 from specc.config.sglang.look_ups import arguments_of
 from specc.config.sglang.server import Started
 from specc.runtime.plan.shape import Shape
@@ -142,18 +143,13 @@ def _model(arguments: Arguments, server: Started, role: str, logits: str) -> lis
     origin = "--model-path" if role == "target" else server.draft_origin
     lines = [f"{role}:", f"  model: {quoted(named(directory))} # {origin}"]
     if role == "draft":
-        lines += [*_token_map(arguments, server), *_modules(server, facts)]
+        lines += [*_token_map(arguments, server), *modules_of(server, facts)]
+    lines += sizes_of(server, directory, facts)
     lines += _columns(arguments, facts) if logits == "sharded" else []
     dtype, why = _dtype(arguments, server, role)
     own = facts.facts.get("dtype")
     lines += [] if own is not None and own.value == dtype else [f"  dtype: {dtype} # {why}"]
     return [*lines, *_kv_dtype(arguments, ("--kv-cache-dtype",) if role == "target" else _DRAFT_KV)]
-
-
-def _modules(server: Started, draft: ModelFacts) -> Iterator[str]:
-    """Return the line of how many modules draft, where the draft does not say how many it has."""
-    if server.facts.modules and "num_mtp_modules" not in draft.facts:
-        yield f"  num_layers: {server.num_steps.value} # a module for each step"
 
 
 def _columns(arguments: Arguments, facts: ModelFacts) -> list[str]:
