@@ -18,7 +18,7 @@ TESTED = ("0.5.22", "0.5.23")
 LOOKS_UP = ("NGRAM",)
 """Algorithms of SGLang's, by the names of programs, of which no model drafts."""
 BY_MODULES = {"EAGLE": "MULTI_LAYER_EAGLE"}
-"""Algorithm of SGLang's -> that of programs, where the draft has a module for each step (`enable_multi_layer_eagle`)."""
+"""Algorithm of SGLang's -> that of programs where a draft has a module for each step (`enable_multi_layer_eagle`)."""
 
 
 @dataclass(frozen=True)

@@ -59,9 +59,7 @@ def unserved(asked: EngineNeeds) -> Iterator[tuple[tuple[str, ...], str]]:
     """Return what of a configuration no server of SGLang's has a program run: the path of its key, and it in words."""
     target, draft = (_of(asked.models.get(role), asked.layouts.get(role)) for role in ("target", "draft"))
     modules = asked.algorithm in BY_MODULES.values()
-    server = Server(
-        target, draft, topk=asked.topk, ranks=asked.ranks, head_rows=asked.head_rows, modules=modules
-    )
+    server = Server(target, draft, topk=asked.topk, ranks=asked.ranks, head_rows=asked.head_rows, modules=modules)
     paths = {"topk": ("topk",), "head_rows": ("draft", "token_map")}
     if modules and "target" in asked.models and not has_modules(asked.models["target"]):
         yield ("algorithm",), f"a module for each step of {architecture_of(asked.models['target']) or 'such a target'}"

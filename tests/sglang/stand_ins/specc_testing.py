@@ -5,8 +5,9 @@ variables ask for more: SPECC_TEST_OVERLAP=1 keeps the overlap schedule, SPECC_T
 after that token, SPECC_TEST_PLAN=1 has the host plan attention, SPECC_TEST_PAD=1 fills every step of a program up to
 its largest batch, SPECC_TEST_SHAPES=1 draws the shape of every step of a program, SPECC_TEST_LACK=request loses the
 hidden states of that one on its way from the server that prefilled it, SPECC_TEST_CHAIN=1 has modules of a draft read
-what the one before made, as those of Step-3.5 do, and with TRITON_INTERPRET=1 FlashAttention 3 may be asked for. The internal state gets `specc_testing`: the accounting of KV slots and of pool rows, what every rank
-emitted, ran and gathered of logits, and how many steps were planned.
+what the one before made, as those of Step-3.5 do, and with TRITON_INTERPRET=1 FlashAttention 3 may be asked for. The
+internal state gets `specc_testing`: the accounting of KV slots and of pool rows, what every rank emitted, ran and
+gathered of logits, and how many steps were planned.
 """
 
 from __future__ import annotations

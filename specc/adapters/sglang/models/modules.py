@@ -13,7 +13,8 @@ from torch import Tensor
 
 from ..attention import Attention
 from ..parts.parts import Parts
-from .forwards import MODES, ForwardOutputs, Forwards
+from ..parts.runners import chained, modules_of
+from .forwards import ForwardOutputs, Forwards
 
 
 class ModuleForwards(Forwards):
@@ -28,8 +29,7 @@ class ModuleForwards(Forwards):
     def __init__(self, worker: Any, attention: Attention, parts: Parts, shape: Any) -> None:
         """Run the models of `worker`."""
         super().__init__(worker, attention, parts, shape)
-        self._modules = worker.draft_worker.draft_runner_list
-        self._chained: bool = worker.draft_worker.chain_mtp_hidden_states
+        self._modules, self._chained = modules_of(worker), chained(worker)
         self._made: Tensor | None = None
 
     def _batch(self, runner: Any, *given: Any) -> ForwardBatch:

@@ -18,6 +18,11 @@ def modules_of(worker: Any) -> Sequence[Any]:
     return getattr(worker.draft_worker, "draft_runner_list", ())
 
 
+def chained(worker: Any) -> bool:
+    """Whether each module of a draft reads what the one before it made."""
+    return bool(modules_of(worker)) and bool(worker.draft_worker.chain_mtp_hidden_states)
+
+
 def runners_of(worker: Any) -> dict[str, Any]:
     """SGLang's runners by role: of the target, and of the draft, or its first module, where a model drafts."""
     target = {"target": worker.target_worker.model_runner}

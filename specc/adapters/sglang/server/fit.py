@@ -61,15 +61,16 @@ def facts(worker: Any) -> Server:
     """The facts of a running server on which it hangs whether programs are served, from SGLang's objects."""
     spec, parallel, runners = get_spec(), get_parallel(), runners_of(worker)
     named = roles_of(worker).named()
+    modules = bool(modules_of(worker))
     pool, requests = runners["target"].token_to_kv_pool, type(worker.req_to_token_pool).__name__
     target = _facts_of(runners["target"], pool)
     if requests not in ROWS and not target.recurrent:
         target = replace(target, cache=f"beside a {requests}")
     return Server(
         target=target,
-        draft=_facts_of(runners["draft"], pool) if "draft" in runners else None,
+        draft=_facts_of(runners["draft"], pool, module=modules) if "draft" in runners else None,
         looks_up=looks_up(worker),
-        modules=bool(modules_of(worker)),
+        modules=modules,
         topk=spec.speculative_eagle_topk,
         attention={role: COMMAND_LINE.get(name, name) for role, name in named.items()},
         device=runners["target"].device,
@@ -81,12 +82,12 @@ def facts(worker: Any) -> Server:
     )
 
 
-def _facts_of(runner: Any, of_target: Any) -> ServedModel:
+def _facts_of(runner: Any, of_target: Any, *, module: bool = False) -> ServedModel:
     """The facts of a model. A pool is of its very class: others that derive from it keep their rows otherwise."""
     config, pool = runner.model_config, type(runner.token_to_kv_pool).__name__
     cache = next((layout for layout, name in CACHES.items() if name == pool), pool)
     if cache == "swa":
-        cache = oddity(runner.token_to_kv_pool, of_target) or cache
+        cache = oddity(runner.token_to_kv_pool, of_target, module=module) or cache
     layers = (getattr(layer, "sliding_window_size", None) or -1 for layer in runner.model.modules())
     return ServedModel(
         cache=f"a unified {pool}" if runner.kv_index_translator.is_translating else cache,
