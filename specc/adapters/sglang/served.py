@@ -142,6 +142,12 @@ class Server:
         return [name for name in named if name in BACKENDS and not BACKENDS[name].tried]
 
     @property
+    def whole(self) -> str | None:
+        """Beside what programs have whole logits and no head of their own, in words; None where they may."""
+        beside = {"under data parallelism": self.groups > 1, "with a draft of several modules": self.modules}
+        return next((what for what, there in beside.items() if there), None)
+
+    @property
     def single(self) -> list[str]:
         """What of this server has steps of one shape alone, in words."""
         named = [name for name in dict.fromkeys(self.attention.values()) if name in BACKENDS]
@@ -193,6 +199,8 @@ def refusals(server: Server) -> Iterator[Refusal]:
 def _of_modules(server: Server) -> Iterator[Refusal]:
     """Name what is not served yet where the draft has a module for each step."""
     if not server.modules:
+        if server.settings.get("enable_multi_layer_eagle") and server.groups == 1:
+            yield Refusal("enable_multi_layer_eagle", "multi-layer EAGLE of another algorithm")
         return
     if server.topk > 1:
         yield Refusal("topk", "a tree of several modules")

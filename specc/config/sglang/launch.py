@@ -10,7 +10,7 @@ from specc.config.estimate.choice import ProposedShape
 from specc.config.models import ModelFacts
 from specc.config.models.pair import Pair
 from specc.config.pasted import Limits
-from specc.config.presets.sglang_models import architecture_of
+from specc.config.presets.sglang_models import architecture_of, has_modules
 from specc.config.proposal import Drafting, nodes_of, steps_of
 from specc.config.sglang.command_line import parse
 from specc.config.sglang.defaults import OWN_MODULES
@@ -26,6 +26,8 @@ def command(pair: Pair, chosen: Drafting, topk: int | None, num_steps: int | Non
     """Return its words; SGLang chooses the shape where neither ``topk`` nor ``num_steps`` is given."""
     words = ["sglang", "serve", "--model-path", pair.target.written]
     words += ["--speculative-algorithm", _OF_SGLANG.get(chosen.algorithm, chosen.algorithm)]
+    if chosen.algorithm in _OF_SGLANG and not has_modules(pair.target.said.values):
+        words.append("--enable-multi-layer-eagle")
     by_itself = OWN_MODULES.fullmatch(architecture_of(pair.target.said.values)) is not None
     if chosen.draft is not None and not (chosen.draft is pair.target and by_itself):
         words += ["--speculative-draft-model-path", chosen.draft.written]

@@ -46,6 +46,9 @@ MOST_BUCKETS = 64
 
 DEVICES = tuple(dict.fromkeys(backend.device for backend in BACKENDS.values()))
 
+ALGORITHMS = tuple(name for name in SGLANG.algorithms if name not in BY_MODULES.values())
+"""Those that programs serve, by the names of the command line."""
+
 _RENAMED = {"nsa": "dsa", "compressed": "dsv4", "tokenspeed_mla": "cutedsl_mla"}
 """Attention backends by older names."""
 
@@ -111,14 +114,14 @@ def started(arguments: Arguments, gpu: Gpu) -> Started:
     """
     algorithm, device = _algorithm(arguments), arguments.text("--device", CPU if gpu.is_cpu else "cuda")
     gpu = cpu("--device cpu") if device == CPU and not gpu.is_cpu else gpu
-    served = algorithm in SGLANG.algorithms and device in DEVICES and gpu.arch.startswith(SGLANG.gpus)
+    served = algorithm in ALGORITHMS and device in DEVICES and gpu.arch.startswith(SGLANG.gpus)
     arguments.refuse_unread(UNREAD)
     if device not in DEVICES:
         arguments.refuse(f"--device {device[:60]}", f"there are {', '.join(DEVICES)}")
     if not gpu.arch.startswith(SGLANG.gpus):
         arguments.refuse(f"{gpu.arch} ({gpu.origin})", f"programs run on {SGLANG.gpus}...")
     target = _model(arguments, "--model-path", arguments.text("--model-path"))
-    looked_up, modules = algorithm in LOOKS_UP, _modules(arguments, target)
+    looked_up, modules = algorithm in LOOKS_UP, _modules(arguments, algorithm, target)
     algorithm = BY_MODULES.get(algorithm, algorithm) if modules else algorithm
     path, origin = ("", "none, drafts are looked up in texts") if looked_up else _draft(arguments, target)
     draft = None if looked_up else _model(arguments, "--speculative-draft-model-path", path)
@@ -166,22 +169,25 @@ def started(arguments: Arguments, gpu: Gpu) -> Started:
 def _algorithm(arguments: Arguments) -> str:
     """Return the algorithm's name, after reporting one that is not there or not served."""
     if not arguments.text("--speculative-algorithm"):
-        arguments.wrong("--speculative-algorithm is missing", f"there are {', '.join(SGLANG.algorithms)}")
-    written = arguments.text("--speculative-algorithm", SGLANG.algorithms[0]).upper()
+        arguments.wrong("--speculative-algorithm is missing", f"there are {', '.join(ALGORITHMS)}")
+    written = arguments.text("--speculative-algorithm", ALGORITHMS[0]).upper()
     algorithm = "EAGLE" if written == "NEXTN" else written
-    if algorithm not in SGLANG.algorithms:
-        hint = f"there are {', '.join(SGLANG.algorithms)}"
+    if algorithm not in ALGORITHMS:
+        hint = f"there are {', '.join(ALGORITHMS)}"
         arguments.refuse(f"--speculative-algorithm {written[:60]}", hint)
     if algorithm == "STANDALONE" and _adapters(arguments):
         arguments.refuse("LoRA with STANDALONE", "SGLang starts no such server; it has adapters with EAGLE and EAGLE3")
     return algorithm
 
 
-def _modules(arguments: Arguments, target: tuple[Path, ModelFacts] | None) -> bool:
-    """Return whether the draft has a module for each step, which SGLang takes for some targets by itself."""
+def _modules(arguments: Arguments, algorithm: str, target: tuple[Path, ModelFacts] | None) -> bool:
+    """Return whether the draft has a module for each step, which SGLang takes by itself for some targets.
+
+    It does that where the algorithm is written by this name, and not as NEXTN.
+    """
     by_itself = target is not None and has_modules(target[1].values)
-    by_itself = by_itself and arguments.text("--speculative-algorithm") in BY_MODULES
-    return by_itself or "--enable-multi-layer-eagle" in arguments.values
+    by_itself = by_itself and arguments.text("--speculative-algorithm") == algorithm
+    return algorithm in BY_MODULES and (by_itself or "--enable-multi-layer-eagle" in arguments.values)
 
 
 def _groups(arguments: Arguments, algorithm: str) -> int:
@@ -351,7 +357,8 @@ def _settings(arguments: Arguments, *, modules: bool) -> dict[str, object]:
 def _hint(refusal: Refusal, server: Server) -> str | None:
     """Return what would be served instead."""
     if refusal.about in SETTINGS | DATA_PARALLEL:
-        served = served_values(refusal.about, data_parallel=server.groups > 1)
+        alone = refusal.about in SETTINGS and server.groups == 1
+        served = served_values(refusal.about, data_parallel=not alone)
         name = argument(refusal.about)
         return f"leave {name} out" + (
             "" if served[0] in (None, False) else f", or write {' or '.join(map(str, served))}"

@@ -50,7 +50,13 @@ def misfits(plans: Mapping[Any, Any], worker: Any) -> list[str]:
         server = replace(server, topk=max(shape.topk for shape in plans))
     refused = [str(refusal) for refusal in refusals(server)]
     several = [f"several shapes are not served with {what}" for what in server.single] if len(plans) > 1 else ()
-    differs = (*_arguments(plans, server), *several, *_sampling(plan), *_models(plan, worker), *_shards(plan, worker))
+    differs = (
+        *_arguments(plans, server),
+        *several,
+        *_sampling(plan),
+        *_models(plan, worker),
+        *_shards(plan, worker, server),
+    )
     needed = [seam.HANDOVER] if get_disagg().disaggregation_mode == "decode" else []
     needed += [seam.LOCKSTEP] if server.groups > 1 else []
     refused += [f"this SGLang lacks something for it: {feature}" for feature in needed if not seam.there(feature)]
@@ -166,10 +172,10 @@ def _models(plan: Any, worker: Any) -> Iterator[str]:
                 yield f"{name} of the {role} is {mine} in the program, {server_value} in the server"
 
 
-def _shards(plan: Any, worker: Any) -> Iterator[str]:
-    if get_parallel().attn_dp_size > 1:
+def _shards(plan: Any, worker: Any, server: Server) -> Iterator[str]:
+    if server.whole is not None:
         if plan.ranks > 1 or computes_head(plan):
-            yield "logits that are sharded, and a head that a program computes, are not served under data parallelism"
+            yield f"logits that are sharded, and a head that a program computes, are not served {server.whole}"
         return
     runners = runners_of(worker)
     yield from shards.misfits(plan, runners, get_parallel().tp_size)
