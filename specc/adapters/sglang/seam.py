@@ -1,9 +1,9 @@
 """All of SGLang that this adapter touches, and the check that it is there before anything is replaced.
 
 Lines of the tables are those of `_probe`, of places below `sglang.srt`. Where something of `MUST` is missing no program
-runs. `MAY` has what only a feature needs, by what is left out without it. What a request could lose without anybody
-noticing is never in `MAY`. Attributes that are read while a program is fitted and bound are in no line: if one is
-missing that fails, by name. What is entered around forwards is in `around`: versions call it in other ways.
+runs. `MAY` has what only a feature needs, by what is left out without it, and nothing that a request could lose without
+anybody noticing. Attributes that are read while a program is fitted and bound are in no line: that fails by name. What
+is entered around forwards is in `around`: versions call it in other ways.
 """
 
 from __future__ import annotations
@@ -30,8 +30,7 @@ distributed.parallel_state.graph_capture(stream)
 model_executor.runner_utils.capture_mode.model_capture_mode
 model_executor.runner_utils.pool.get_or_create_global_graph_capture_stream
 
-speculative.eagle_worker_v2.EAGLEWorkerV2: draft_worker init_cuda_graphs req_to_token_pool speculative_num_steps
-    target_worker topk
+speculative.eagle_worker_v2.EAGLEWorkerV2: draft_worker init_cuda_graphs req_to_token_pool target_worker
 speculative.eagle_worker_v2.EAGLEWorkerV2.forward_batch_generation(batch on_publish grammar_barrier pp_proxy_tensors)
 speculative.eagle_worker_v2.EagleDraftWorker: draft_attn_backend draft_extend_attn_backend draft_runner hot_token_id
 speculative.standalone_worker_v2.StandaloneWorkerV2.forward_batch_generation(batch on_publish grammar_barrier
@@ -147,8 +146,7 @@ speculative.spec_info.SpeculativeAlgorithm.build_disagg_draft_input(batch last_t
 speculative.spec_registry.CustomSpecAlgo.build_disagg_draft_input(batch last_tokens_tensor future_map)
 """,
     MODULES: """
-speculative.multi_layer_eagle_worker_v2.MultiLayerEagleWorkerV2: draft_worker init_cuda_graphs req_to_token_pool
-    target_worker
+speculative.multi_layer_eagle_worker_v2.MultiLayerEagleWorkerV2: draft_worker req_to_token_pool target_worker
 speculative.multi_layer_eagle_worker_v2.MultiLayerEagleWorkerV2.forward_batch_generation(batch on_publish
     grammar_barrier pp_proxy_tensors)
 speculative.multi_layer_eagle_worker_v2.MultiLayerEagleDraftWorker: chain_mtp_hidden_states

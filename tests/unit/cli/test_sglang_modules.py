@@ -30,7 +30,7 @@ MIMO: dict[str, Any] = {
     "vocab_size": 2048,
     "dtype": "bfloat16",
 }
-"""As it is published: keys are wider than values, windows have more heads, and nothing says how many modules there are."""
+"""As published: keys are wider than values, windows have more heads, and how many modules there are is not said."""
 STEP = LLAMA | {"architectures": ["Step3p5ForCausalLM"], "num_nextn_predict_layers": 2, "sliding_window": 128}
 """One that says it."""
 SERVED: dict[str, str | None] = {
