@@ -71,7 +71,7 @@ class MultiLayerEagleWorkerV2(EAGLEWorkerV2):
         assert batch.spec_info is not None and batch.spec_info.topk_index is not None
         return [*batch.spec_info.topk_index.split(1, 1)]
 
-    def _begun(self, first: Tensor, given: dict[str, Tensor]) -> EagleDraftInput:
+    def _begun(self, first: Tensor, given: dict[str, Any]) -> EagleDraftInput:
         drafts = first.new_empty(len(first), 0, dtype=torch.int64)
         for step in range(self.speculative_num_steps):
             more = {"drafts": drafts} if step else {}
@@ -79,7 +79,7 @@ class MultiLayerEagleWorkerV2(EAGLEWorkerV2):
             drafts = torch.cat((drafts, output.logits.argmax(-1, keepdim=True)), 1)
         return EagleDraftInput(torch.ones_like(drafts, dtype=torch.float32), drafts, None, first)
 
-    def _followed(self, best: Tensor, select: Tensor, right: Tensor, given: dict[str, Tensor]) -> EagleDraftInput:
+    def _followed(self, best: Tensor, select: Tensor, right: Tensor, given: dict[str, Any]) -> EagleDraftInput:
         tokens, drafts = best.clone(), list[Tensor]()
         for step in range(self.speculative_num_steps):
             output = self._engine.extend_module(step=step, tokens=tokens, select=select, capture="null", **given)

@@ -356,11 +356,11 @@ class EAGLEWorkerV2:
             accept_index=path,
         )
 
-    def _begun(self, first: Tensor, given: dict[str, Tensor]) -> EagleDraftInput:
+    def _begun(self, first: Tensor, given: dict[str, Any]) -> EagleDraftInput:
         """What drafts leave behind prompts, and the `first` tokens i64[b]."""
         return self._state(self._engine.prefill_draft(first=first, capture=self._capture, **given), first)
 
-    def _followed(self, best: Tensor, select: Tensor, right: Tensor, given: dict[str, Tensor]) -> EagleDraftInput:
+    def _followed(self, best: Tensor, select: Tensor, right: Tensor, given: dict[str, Any]) -> EagleDraftInput:
         """The same behind tokens i64[b, N], of which the flat rows `select` i64[b] are the last of each text."""
         fed = self._engine.extend(tokens=best, select=select, accept_lens=right + 1, capture=self._capture, **given)
         return self._state(fed, best.gather(1, right[:, None])[:, 0])

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from typing import Any
 
-from sglang.srt.model_executor.forward_batch_info import ForwardBatch
 from torch import Tensor
 
 from ..attention import Attention
@@ -31,12 +30,6 @@ class ModuleForwards(Forwards):
         super().__init__(worker, attention, parts, shape)
         self._modules, self._chained = modules_of(worker), chained(worker)
         self._made: Tensor | None = None
-
-    def _batch(self, runner: Any, *given: Any) -> ForwardBatch:
-        """As of `Forwards`. What a module makes goes to the next one as it is before the norm of the last layer."""
-        batch = super()._batch(runner, *given)
-        batch.return_hidden_states_before_norm = runner is not self._target
-        return batch
 
     def extend_module(
         self,
@@ -61,3 +54,8 @@ class ModuleForwards(Forwards):
             assert outputs.hidden is not None  # all of them are captured
             self._made = outputs.hidden.view(hidden.shape)
         return outputs._replace(hidden=None)
+
+    def _run(self, runner: Any, backend: Any, batch: Any, shape: tuple[int, ...]) -> ForwardOutputs:
+        # What a module makes goes to the next one as it is before the last norm.
+        batch.return_hidden_states_before_norm = runner is not self._target
+        return super()._run(runner, backend, batch, shape)
