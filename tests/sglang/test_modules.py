@@ -97,7 +97,7 @@ def test_the_program_ran_the_steps_that_it_serves(family: Family, engine: Varian
     state = engines.of(engine).state
     assert state["specc"]["served"] > 100
     assert state["specc"]["proof"] == "passed"
-    assert state["specc"]["left"].keys() == family.left
+    assert state["specc"]["left"].keys() <= family.left
     assert state["specc_testing"]["pools"] == family.pools["EAGLE"]
 
 
