@@ -268,6 +268,7 @@ class ForwardBatch:
     mrope_positions: Tensor | None = None
     num_token_non_padded: Tensor | None = None
     lora_ids: list[str | None] | None = None
+    return_hidden_states_before_norm: bool = False
     global_num_tokens_cpu: list[int] | None = None
     global_num_tokens_gpu: Any = None
     global_num_tokens_for_logprob_cpu: list[int] | None = None

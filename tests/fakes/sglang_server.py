@@ -27,6 +27,7 @@ from .sglang_disaggregated import DecodeReqToTokenPool, SpeculativeAlgorithm, se
 from .sglang_look_ups import NgramVerifyInput
 from .sglang_lora import LoRAManager
 from .sglang_modules import SETTINGS, EagleDraftInput, ForwardMode, HookRegistry, Req, ScheduleBatch
+from .sglang_multi_layer import MultiLayerEagleDraftWorker
 from .sglang_parallel import MLPSyncBatchInfo
 from .sglang_routed import BaseTopkCapturer
 from .sglang_scheduler import Scheduler, SchedulerBatchResultProcessor
@@ -37,7 +38,11 @@ WORKERS = {
     "EAGLE": "eagle_worker_v2.EAGLEWorkerV2",
     "STANDALONE": "standalone_worker_v2.StandaloneWorkerV2",
     "NGRAM": "ngram_worker.NGRAMWorker",
+    "MULTI_LAYER_EAGLE": "multi_layer_eagle_worker_v2.MultiLayerEagleWorkerV2",
 }
+
+ALGORITHMS = {"MULTI_LAYER_EAGLE": "EAGLE"}
+"""Algorithms of programs -> what SGLang calls them, where that is something else."""
 
 
 def part(place: str) -> Any:
@@ -99,13 +104,15 @@ class Server:
         context: int = 80, columns: int = 96, shared: SharedOutput | None = None, metrics: bool = False,
         simulated: float = -1.0, sees: Sequence[str] = (), experts: int = 1,
         routed: BaseTopkCapturer | None = None, mode: str = "null", adapters: bool = False, groups: int = 1,
-        **spec: Any,
+        chained: bool = False, **spec: Any,
     ) -> None:  # fmt: skip
         """`scored`: the tokens that the draft scores; `columns`: of the table; `spec`: what it was told otherwise.
 
         `others`: plans of further shapes, less deep; `sees`: which models have positions of pictures; `experts`: ranks
         that share them; `routed`: what keeps those that tokens went to, of a server that returns them. `mode`: of two
         servers that which prefills, or decodes. `adapters`: whether requests may have one.
+
+        `chained`: whether each module of a draft reads what the one before it made.
 
         `groups`: ranks that have requests of their own, this one and the others of `MLPSyncBatchInfo`.
 
@@ -116,7 +123,7 @@ class Server:
         SETTINGS.begin()
         SETTINGS.disagg.disaggregation_mode, SETTINGS.overlap = mode, overlap
         vars(SETTINGS.spec).update(
-            speculative_algorithm=plan.algorithm, speculative_num_steps=plan.size("S"),
+            speculative_algorithm=ALGORITHMS.get(plan.algorithm, plan.algorithm), speculative_num_steps=plan.size("S"),
             speculative_eagle_topk=max(of_shape.size("K") for of_shape in (plan, *others)),
             speculative_num_draft_tokens=max(of_shape.size("N") for of_shape in (plan, *others)),
             speculative_token_map=None if scored is None else "hot.pt",
@@ -128,7 +135,7 @@ class Server:
         monkeypatch.setattr("sglang.srt.speculative.spec_utils.SIMULATE_ACC_LEN", simulated)
         sglang.SRT.plug_in(package_of(plan, PROGRAM, *others), monkeypatch, lambda adapter: adapter.TESTED[-1])
         HookRegistry.apply_hooks(monkeypatch)
-        self.worker = self._worker(attention, scored, context, sees)
+        self.worker = self._worker(attention, scored, context, sees, chained=chained)
         if adapters:
             SETTINGS.lora.enable_lora, target = True, self.worker.target_worker.model_runner
             target.lora_manager = target.model.lora_manager = LoRAManager()
@@ -144,22 +151,28 @@ class Server:
         self.steps: dict[int, list[int]] = {}
 
     def _worker(
-        self, attention: type[IntelAMXAttnBackend], scored: list[int] | None, context: int, sees: Sequence[str]
-    ) -> Any:
-        plan, runners = self.plan, dict[str, ModelRunner]()
-        for role, model in plan.models.items():
+        self, attention: type[IntelAMXAttnBackend], scored: list[int] | None, context: int, sees: Sequence[str],
+        *, chained: bool,
+    ) -> Any:  # fmt: skip
+        plan = self.plan
+
+        def runner(role: str) -> Any:
             config = SimpleNamespace(
-                vocab_size=plan.size("V"), hidden_size=model.hidden_size, context_len=context,
+                vocab_size=plan.size("V"), hidden_size=plan.models[role].hidden_size, context_len=context,
                 model_is_mrope=role in sees, attention_chunk_size=None, dtype=torch.float32,
             )  # fmt: skip
             kind = part("model_executor.model_runner.ModelRunner")
-            runners[role] = kind(self.engine, config, attention(), is_draft_worker=role == "draft")
+            return kind(self.engine, config, attention(), is_draft_worker=role == "draft")
+
+        runners: dict[str, ModelRunner] = {role: runner(role) for role in plan.models}
         if "draft" not in runners:
             nodes = SETTINGS.spec.speculative_num_draft_tokens
             return part(f"speculative.{WORKERS[plan.algorithm]}")(self.engine, runners["target"], nodes)
         backends = MultiStepDraftBackend(attention, plan.size("S") - 1)
         numbered, topk = None if scored is None else torch.tensor(scored), SETTINGS.spec.speculative_eagle_topk
-        drafter = EagleDraftWorker(runners["draft"], backends, numbered, topk)
+        drafter: Any = EagleDraftWorker(runners["draft"], backends, numbered, topk)
+        if plan.algorithm in ALGORITHMS:
+            drafter = MultiLayerEagleDraftWorker(self.engine, partial(runner, "draft"), plan.size("S"), chained=chained)
         worker = part(f"speculative.{WORKERS[plan.algorithm]}")(
             self.engine, runners["target"], drafter, topk, plan.size("S")
         )
@@ -169,7 +182,9 @@ class Server:
 
     def _capture(self, shared: SharedOutput, monkeypatch: pytest.MonkeyPatch) -> None:
         """Be a server that captures graphs, on a GPU as far as the adapter asks."""
-        for runner in (self.worker.target_worker.model_runner, self.worker.draft_worker.draft_runner):
+        drafter = self.worker.draft_worker
+        drafts = getattr(drafter, "draft_runner_list", [drafter.draft_runner])
+        for runner in (self.worker.target_worker.model_runner, *drafts):
             runner.graph_shared_output = shared
             runner.decode_cuda_graph_runner = SimpleNamespace(capture_bs=[1, 2, 4])
         for module in ("binding", "workers.program_steps"):

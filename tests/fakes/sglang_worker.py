@@ -182,7 +182,12 @@ class Model:
         assert batch.extend_prefix_lens is not None and batch.extend_seq_lens is not None
         assert torch.equal(batch.seq_lens, batch.extend_prefix_lens + batch.extend_seq_lens)
         given["seq_lens"] = batch.extend_prefix_lens.long()
-        return engine.extend(select=info.select_index, accept_lens=info.num_accept_tokens, **given)
+        return self._extended(given, batch)
+
+    def _extended(self, given: dict[str, Any], batch: ForwardBatch) -> Any:
+        """Over the accepted path."""
+        info = batch.spec_info
+        return self.engine.extend(select=info.select_index, accept_lens=info.num_accept_tokens, **given)
 
     def _prefilled(self, given: dict[str, Any], batch: ForwardBatch) -> Any:
         """Of whole texts, which the fake engine knows by their rows."""
@@ -322,9 +327,8 @@ class EAGLEWorkerV2:
         rows, lens = batch.req_pool_indices, batch.seq_lens
         output, tokens = begun(self, batch)
         publish(lens)
-        given = {"hidden": output.hidden_states} if self.recurs else {}
-        drafted = self._engine.prefill_draft(first=tokens, rows=rows, seq_lens=lens, capture=self._capture, **given)
-        state = self._state(drafted, tokens)
+        given = {"rows": rows, "seq_lens": lens} | ({"hidden": output.hidden_states} if self.recurs else {})
+        state = self._begun(tokens, given)
         return sglang.GenerationBatchResult(output, tokens, next_draft_input=state, new_seq_lens=lens)
 
     def _decode(self, batch: ScheduleBatch, publish: Publish) -> sglang.GenerationBatchResult:
@@ -342,18 +346,24 @@ class EAGLEWorkerV2:
         first, places = torch.arange(len(lens)) * nodes.shape[1], torch.arange(nodes.shape[1])
         path = torch.where(places <= right[:, None], first[:, None] + places, -1)
         select = first + right
-        fed = self._engine.extend(
-            tokens=best, select=select, accept_lens=right + 1, **at, capture=self._capture, **given
-        )
         return sglang.GenerationBatchResult(
             sglang.LogitsProcessorOutput(None),
             next_token_ids=best.flatten(),
             accept_lens=right + 1,
             speculative_num_draft_tokens=nodes.shape[1],
-            next_draft_input=self._state(fed, best.gather(1, right[:, None])[:, 0]),
+            next_draft_input=self._followed(best, select, right, at | given),
             new_seq_lens=lens + right + 1,
             accept_index=path,
         )
+
+    def _begun(self, first: Tensor, given: dict[str, Any]) -> EagleDraftInput:
+        """What drafts leave behind prompts, and the `first` tokens i64[b]."""
+        return self._state(self._engine.prefill_draft(first=first, capture=self._capture, **given), first)
+
+    def _followed(self, best: Tensor, select: Tensor, right: Tensor, given: dict[str, Any]) -> EagleDraftInput:
+        """The same behind tokens i64[b, N], of which the flat rows `select` i64[b] are the last of each text."""
+        fed = self._engine.extend(tokens=best, select=select, accept_lens=right + 1, capture=self._capture, **given)
+        return self._state(fed, best.gather(1, right[:, None])[:, 0])
 
     def _drafts(self, batch: ScheduleBatch) -> list[Tensor]:
         """The drafts i64[b, 1] of a chain."""

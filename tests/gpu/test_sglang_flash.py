@@ -96,6 +96,9 @@ def fake_backend() -> Any:
         kv_cache_dtype=torch.bfloat16,
         has_softcap=False,
         num_splits=0,
+        token_to_kv_pool=SimpleNamespace(
+            k_buffer=[torch.empty(1, KV_HEADS, WIDTH)], v_buffer=[torch.empty(1, KV_HEADS, WIDTH)]
+        ),
     )
 
 

@@ -78,6 +78,7 @@ class Variant:
             *[f"page{self.page}"] * (self.page > 1),
             *["shapes"] * bool(self.shapes),
             *[self.head] * (self.head != "engine"),
+            *[f"{self.num_steps}steps"] * (self.num_steps != 3),
         ]
         return "-".join(named) if self.algorithm else "plain"
 

@@ -21,7 +21,7 @@ from .attention import Attention, attention_of
 from .models.forwards import Forwards
 from .models.recorded import RecordedForwards
 from .parts.parts import Parts, parts_of
-from .parts.runners import runners_of, scored_tokens
+from .parts.runners import chained, runners_of, scored_tokens
 from .parts.shards import Ranks
 from .requests.grammars import Masks
 from .server.proof import Heard
@@ -75,8 +75,9 @@ def bind(program: Any, worker: Any, masks: Masks) -> Bound:
     table = worker.req_to_token_pool.req_to_token
     how = capturing(worker)
     runners, make = runners_of(worker), FORWARDS[how]
-    if simulating():
-        make = type(f"Simulated{make.__name__}", (Simulated, make), {})
+    for kind in (worker.callbacks, *[Simulated] * simulating()):
+        if not issubclass(make, kind):
+            make = type(f"{kind.__name__}{make.__name__}", (kind, make), {})
     group = get_parallel().tp_group
     parts = parts_of(program, runners, table, group)
     attention = attention_of(worker, program.plans, captured=how != "none")
@@ -104,19 +105,26 @@ class _Callbacks:
     """Forwards and masks, as the one object whose methods a program calls."""
 
     def __init__(self, forwards: Forwards, target: Heard, masks: Masks) -> None:
-        self.draft, self.target, self.extend = forwards.draft, target, forwards.extend
+        self._forwards, self.target = forwards, target
         self.grammar_begin, self.grammar_end, self.grammar_prefill = masks.begin, masks.end, masks.prefill
+
+    def __getattr__(self, name: str) -> Any:
+        """A forward of the draft's."""
+        return getattr(self._forwards, name)
 
 
 def capturing(worker: Any) -> str:
     """What to capture; nothing where SGLang captures nothing.
 
     ServerError when `SPECC_CAPTURE` is another word, or asks several ranks for segments: their forwards are replayed
-    while others are captured, and collectives of SGLang's cannot be before all are.
+    while others are captured, and collectives of SGLang's cannot be before all are. Nor are modules of a draft that
+    read what others made, which is somewhere else once a graph has made it.
     """
     how = word(CAPTURE, FORWARDS, "graph")
     if how == "segments" and get_parallel().tp_size > 1:
         raise ServerError(f"{CAPTURE}=segments is for one GPU, and tp_size is {get_parallel().tp_size}")
+    if how == "segments" and chained(worker):
+        raise ServerError(f"{CAPTURE}=segments is for modules that read hidden states of the target alone")
     captures = worker.target_worker.model_runner.decode_cuda_graph_runner is not None
     return how if captures and worker.req_to_token_pool.req_to_token.is_cuda else "none"
 

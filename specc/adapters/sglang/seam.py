@@ -1,9 +1,9 @@
 """All of SGLang that this adapter touches, and the check that it is there before anything is replaced.
 
 Lines of the tables are those of `_probe`, of places below `sglang.srt`. Where something of `MUST` is missing no program
-runs. `MAY` has what only a feature needs, by what is left out without it. What a request could lose without anybody
-noticing is never in `MAY`. Attributes that are read while a program is fitted and bound are in no line: if one is
-missing that fails, by name. What is entered around forwards is in `around`: versions call it in other ways.
+runs. `MAY` has what only a feature needs, by what is left out without it, and nothing that a request could lose without
+anybody noticing. Attributes that are read while a program is fitted and bound are in no line: that fails by name. What
+is entered around forwards is in `around`: versions call it in other ways.
 """
 
 from __future__ import annotations
@@ -30,8 +30,7 @@ distributed.parallel_state.graph_capture(stream)
 model_executor.runner_utils.capture_mode.model_capture_mode
 model_executor.runner_utils.pool.get_or_create_global_graph_capture_stream
 
-speculative.eagle_worker_v2.EAGLEWorkerV2: draft_worker init_cuda_graphs req_to_token_pool speculative_num_steps
-    target_worker topk
+speculative.eagle_worker_v2.EAGLEWorkerV2: draft_worker init_cuda_graphs req_to_token_pool target_worker
 speculative.eagle_worker_v2.EAGLEWorkerV2.forward_batch_generation(batch on_publish grammar_barrier pp_proxy_tensors)
 speculative.eagle_worker_v2.EagleDraftWorker: draft_attn_backend draft_extend_attn_backend draft_runner hot_token_id
 speculative.standalone_worker_v2.StandaloneWorkerV2.forward_batch_generation(batch on_publish grammar_barrier
@@ -107,6 +106,7 @@ GRAMMARS = "requests with a grammar are SGLang's"
 SIMULATED = "SGLANG_SIMULATE_ACC_LEN changes SGLang's own steps alone"
 LOOK_UPS = "drafts that are looked up are SGLang's"
 HANDOVER = "a server that decodes what another one prefills runs no program"
+MODULES = "drafts of several modules are SGLang's"
 LOCKSTEP = "a server whose attention is data parallel runs no program"
 MAY = {
     INTERNAL_STATE: """
@@ -145,6 +145,14 @@ speculative.eagle_worker_v2.EagleDraftWorker._draft_extend_for_prefill(batch tar
 speculative.spec_info.SpeculativeAlgorithm.build_disagg_draft_input(batch last_tokens_tensor future_map)
 speculative.spec_registry.CustomSpecAlgo.build_disagg_draft_input(batch last_tokens_tensor future_map)
 """,
+    MODULES: """
+speculative.multi_layer_eagle_worker_v2.MultiLayerEagleWorkerV2: draft_worker req_to_token_pool target_worker
+speculative.multi_layer_eagle_worker_v2.MultiLayerEagleWorkerV2.forward_batch_generation(batch on_publish
+    grammar_barrier pp_proxy_tensors)
+speculative.multi_layer_eagle_worker_v2.MultiLayerEagleDraftWorker: chain_mtp_hidden_states
+    draft_extend_attn_backend_list draft_runner draft_runner_list
+model_executor.forward_batch_info.ForwardBatch: return_hidden_states_before_norm
+""",
     LOCKSTEP: """
 layers.dp_attention.DpPaddingMode: SUM_LEN get_default_mode_in_cuda_graph is_max_len
 layers.dp_attention.set_dp_buffer_len(global_dp_buffer_len local_dp_buffer_len dp_max_padding global_num_tokens
@@ -172,7 +180,7 @@ ATTENTION = {
 layers.attention.flashattention_backend: flash_attn_with_kvcache
 layers.attention.flashattention_backend.FlashAttentionBackend: fa_impl_ver forward_metadata
     forward_metadata_spec_decode_expand has_softcap head_dim kv_cache_dtype num_attention_heads num_kv_heads num_splits
-    use_mla use_sliding_window_kv_pool _get_scheduler_metadata
+    token_to_kv_pool use_mla use_sliding_window_kv_pool _get_scheduler_metadata
 layers.attention.flashattention_backend.FlashAttentionMetadata(cache_seqlens_int32 cu_seqlens_q cu_seqlens_k page_table
     max_seq_len_q max_seq_len_k swa_page_table swa_out_cache_loc)
 """,

@@ -17,6 +17,8 @@ TESTED = ("0.5.22", "0.5.23")
 """The versions of SGLang that `make sglang` runs programs in."""
 LOOKS_UP = ("NGRAM",)
 """Algorithms of SGLang's, by the names of programs, of which no model drafts."""
+BY_MODULES = {"EAGLE": "MULTI_LAYER_EAGLE"}
+"""Algorithm of SGLang's -> that of programs where a draft has a module for each step (`enable_multi_layer_eagle`)."""
 
 
 @dataclass(frozen=True)
@@ -109,6 +111,7 @@ class Server:
         head_rows: whether the draft scores rows of the target's head by a token map.
         adapters: whether requests may have one (LoRA).
         looks_up: whether drafts are looked up, by no model.
+        modules: whether the draft has a module for each step.
         settings: by SGLang's name what `SETTINGS` has a word on.
 
     """
@@ -123,6 +126,7 @@ class Server:
     head_rows: bool = False
     adapters: bool = False
     looks_up: bool = False
+    modules: bool = False
     settings: Mapping[str, object] = field(default_factory=dict[str, object])
 
     @property
@@ -136,6 +140,12 @@ class Server:
         """The attention backends of this server on which no program has run yet."""
         named = dict.fromkeys(self.attention.get(role, "") for role in ROLES)
         return [name for name in named if name in BACKENDS and not BACKENDS[name].tried]
+
+    @property
+    def whole(self) -> str | None:
+        """Beside what programs have whole logits and no head of their own, in words; None where they may."""
+        beside = {"under data parallelism": self.groups > 1, "with a draft of several modules": self.modules}
+        return next((what for what, there in beside.items() if there), None)
 
     @property
     def single(self) -> list[str]:
@@ -177,12 +187,27 @@ def refusals(server: Server) -> Iterator[Refusal]:
             yield Refusal(name, about if value is True else f"{about} ({name} {value})")
     if server.looks_up and server.settings.get("disaggregation_mode", "null") != "null":
         yield Refusal("disaggregation_mode", "a server that looks drafts up in texts that another one prefills")
+    yield from _of_modules(server)
     if server.head_rows and server.ranks > 1:
         yield Refusal("head_rows", "a token map that names rows of a head of which each rank has a part")
     for owner, model in (("target", server.target), ("draft", server.draft)):
         if model is not None:
             yield from _of_model(owner, model, server.topk)
     yield from _of_attention(server)
+
+
+def _of_modules(server: Server) -> Iterator[Refusal]:
+    """Name what is not served yet where the draft has a module for each step."""
+    if not server.modules:
+        if server.settings.get("enable_multi_layer_eagle") and server.groups == 1:
+            yield Refusal("enable_multi_layer_eagle", "multi-layer EAGLE of another algorithm")
+        return
+    if server.topk > 1:
+        yield Refusal("topk", "a tree of several modules")
+    if server.adapters:
+        yield Refusal("adapters", "LoRA beside a draft of several modules")
+    if server.settings.get("disaggregation_mode", "null") != "null":
+        yield Refusal("disaggregation_mode", "a draft of several modules behind a server that prefills")
 
 
 def _of_model(owner: str, model: ServedModel, topk: int) -> Iterator[Refusal]:

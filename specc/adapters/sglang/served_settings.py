@@ -30,7 +30,6 @@ SETTINGS: dict[str, tuple[object, str]] = {
     "speculative_use_block_verification": (False, "block verification"),
     "speculative_ngram_external_corpus_path": (None, "a corpus of the server's that drafts are looked up in"),
     "speculative_draft_window_size": (None, "a window of the draft's"),
-    "enable_multi_layer_eagle": (False, "multi-layer EAGLE"),
     "enable_unified_memory": (False, "a unified pool of keys and values"),
     "enable_page_major_kv_layout": (False, "a KV cache laid out page by page"),
     "enable_hisparse": (False, "a hierarchical sparse KV cache"),
@@ -45,6 +44,7 @@ SETTINGS: dict[str, tuple[object, str]] = {
 DATA_PARALLEL: dict[str, tuple[object, str]] = {
     "ep_size": (1, "experts that are shared out"),
     "enable_lora": (False, "LoRA"),
+    "enable_multi_layer_eagle": (False, "multi-layer EAGLE"),
     "enable_return_routed_experts": (False, "experts as results"),
     "disaggregation_mode": ("null", "prefill and decode on two servers"),
     "enable_tp_lm_head_all_to_all": (False, "logits by all-to-all"),

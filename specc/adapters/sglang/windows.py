@@ -28,12 +28,16 @@ def map_of(pool: Any) -> Tensor | None:
     return getattr(pool, "full_to_swa_index_mapping", None)
 
 
-def oddity(pool: Any, target: Any) -> str | None:
-    """Say what differs from the two pools of gpt-oss; None if nothing does. `target` is the target's."""
+def oddity(pool: Any, target: Any, *, module: bool) -> str | None:
+    """Say what differs from the two pools of gpt-oss; None if nothing does. `target` is the target's.
+
+    A `module` that drafts has a single layer, which may have a window: its slots are those of the target's layers.
+    """
     kinds = {type(kind).__name__ for kind in (pool.full_kv_pool, pool.swa_kv_pool)}
     if kinds != {CACHES["mha"]}:
         return f"{type(pool).__name__} of {' and '.join(sorted(kinds))}"
-    if not pool.full_layer_nums or pool.swa_req_ring_size is not None or map_of(pool) is not map_of(target):
+    whole = pool.full_layer_nums or module
+    if not whole or pool.swa_req_ring_size is not None or map_of(pool) is not map_of(target):
         return f"{type(pool).__name__} with slots of another kind"
     return None
 

@@ -15,6 +15,7 @@ class EngineNeeds:
     """What a configuration asks of its engine, as far as models and their layouts are concerned.
 
     Attributes:
+        algorithm: its canonical name; None where it is unknown.
         models: by side what its directory says, by key, for those that have one.
         layouts: by side its ``kv_layout``, where that is written.
         topk: drafts kept per step.
@@ -23,6 +24,7 @@ class EngineNeeds:
 
     """
 
+    algorithm: str | None
     models: Mapping[str, Mapping[str, Value]]
     layouts: Mapping[str, str]
     topk: int

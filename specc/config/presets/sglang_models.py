@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 
-from specc.adapters.sglang.served import ServedModel, Server, refusals
+from specc.adapters.sglang.served import BY_MODULES, ServedModel, Server, refusals
 from specc.config.presets.preset import EngineNeeds, Value
 
 _WINDOWED = re.compile(
@@ -22,6 +22,15 @@ _TWO_POOLS = re.compile(
     r"Beam|EmbeddingGemma2|Gemma4|GptOss|Granite(Moe)?SWA|IQuestQ1|Laguna|Llama4|Mellum|MiMoV2|Muse|Spark2_5|Step3p"
 )
 """Architectures whose windows SGLang keeps in a KV pool of their own, beside that of layers that see the whole text."""
+
+
+_MODULES = re.compile(r"MiMoV2(Flash)?ForCausalLM|Step3p|GigaChat35")
+"""Targets that draft with a module for each step, by multi-layer EAGLE, under the name EAGLE."""
+
+
+def has_modules(values: Mapping[str, Value]) -> bool:
+    """Whether SGLang runs a module for each step of a target, by itself and of no other."""
+    return _MODULES.match(architecture_of(values)) is not None
 
 
 def facts_of(values: Mapping[str, Value]) -> ServedModel:
@@ -49,8 +58,11 @@ def architecture_of(values: Mapping[str, Value]) -> str:
 def unserved(asked: EngineNeeds) -> Iterator[tuple[tuple[str, ...], str]]:
     """Return what of a configuration no server of SGLang's has a program run: the path of its key, and it in words."""
     target, draft = (_of(asked.models.get(role), asked.layouts.get(role)) for role in ("target", "draft"))
-    server = Server(target, draft, topk=asked.topk, ranks=asked.ranks, head_rows=asked.head_rows)
+    modules = asked.algorithm in BY_MODULES.values()
+    server = Server(target, draft, topk=asked.topk, ranks=asked.ranks, head_rows=asked.head_rows, modules=modules)
     paths = {"topk": ("topk",), "head_rows": ("draft", "token_map")}
+    if modules and "target" in asked.models and not has_modules(asked.models["target"]):
+        yield ("algorithm",), f"a module for each step of {architecture_of(asked.models['target']) or 'such a target'}"
     for refusal in refusals(server):
         yield paths.get(refusal.about, (refusal.about, "model")), refusal.what
 

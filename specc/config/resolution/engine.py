@@ -114,6 +114,7 @@ def _of_models(
     blocks = {"target": file.target, "draft": file.draft}
     mapped = file.draft is not None and file.draft.token_map is not None
     asked = EngineNeeds(
+        algorithm=algorithm,
         models={role: model.values for role, model in facts.items() if model is not None},
         layouts={role: block.kv_layout for role, block in blocks.items() if block is not None and block.kv_layout},
         topk=max(shape.topk for shape in written_shapes(file)),

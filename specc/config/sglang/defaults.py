@@ -158,9 +158,6 @@ OWN_MODULES = re.compile(
 )
 """Targets that draft with modules of their own directory where no draft is written."""
 
-MULTI_LAYER = re.compile(r"MiMoV2(Flash)?ForCausalLM|Step3p|GigaChat35")
-"""Targets that draft with a module for each step, by multi-layer EAGLE, under the name EAGLE."""
-
 MAX_REQUESTS = 48
 """Requests at once with speculation, where ``--max-running-requests`` is not given."""
 

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from specc.adapters.sglang.served import BACKENDS, LOOKS_UP
+from specc.adapters.sglang.served import BACKENDS, BY_MODULES, LOOKS_UP
 from specc.config.archs import Gpu
 from specc.config.estimate.choice import ProposedShape
 from specc.config.models import ModelFacts
 from specc.config.models.pair import Pair
 from specc.config.pasted import Limits
-from specc.config.presets.sglang_models import architecture_of
+from specc.config.presets.sglang_models import architecture_of, has_modules
 from specc.config.proposal import Drafting, nodes_of, steps_of
 from specc.config.sglang.command_line import parse
 from specc.config.sglang.defaults import OWN_MODULES
@@ -19,16 +19,20 @@ from specc.config.sglang.server import started
 from specc.config.sglang.written import own_dtype
 from specc.runtime.plan.shape import Shape
 
+_OF_SGLANG = {algorithm: name for name, algorithm in BY_MODULES.items()}
+
 
 def command(pair: Pair, chosen: Drafting, topk: int | None, num_steps: int | None) -> list[str]:
     """Return its words; SGLang chooses the shape where neither ``topk`` nor ``num_steps`` is given."""
     words = ["sglang", "serve", "--model-path", pair.target.written]
-    words += ["--speculative-algorithm", chosen.algorithm]
+    words += ["--speculative-algorithm", _OF_SGLANG.get(chosen.algorithm, chosen.algorithm)]
+    if chosen.algorithm in _OF_SGLANG and not has_modules(pair.target.said.values):
+        words.append("--enable-multi-layer-eagle")
     by_itself = OWN_MODULES.fullmatch(architecture_of(pair.target.said.values)) is not None
     if chosen.draft is not None and not (chosen.draft is pair.target and by_itself):
         words += ["--speculative-draft-model-path", chosen.draft.written]
         words += _dtype(pair.target.said, chosen)
-    if topk is None and num_steps is None:
+    if topk is None and num_steps is None and chosen.algorithm not in _OF_SGLANG:  # modules say how many there are
         return words
     kept, steps = topk or 1, steps_of(chosen, num_steps)[0]
     return words + _shape(chosen, Shape(steps, kept, nodes_of(chosen, kept, steps)))

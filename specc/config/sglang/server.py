@@ -8,6 +8,7 @@ from pathlib import Path
 
 from specc.adapters.sglang.served import (
     BACKENDS,
+    BY_MODULES,
     DATA_PARALLEL,
     LOOKS_UP,
     SETTINGS,
@@ -19,14 +20,13 @@ from specc.adapters.sglang.served import (
 from specc.config.archs import CPU, Gpu, cpu
 from specc.config.models import Fact, ModelFacts, read_model
 from specc.config.presets.sglang import SGLANG
-from specc.config.presets.sglang_models import architecture_of, facts_of
+from specc.config.presets.sglang_models import architecture_of, facts_of, has_modules
 from specc.config.sglang.command_line import BREADTH, UNREAD, Arguments, argument
 from specc.config.sglang.defaults import (
     B200,
     DECIDES_AS_DRAFT,
     DECIDES_AS_PREFILL,
     MAX_REQUESTS,
-    MULTI_LAYER,
     OWN_MODULES,
     TREE,
     UNWRITTEN,
@@ -45,6 +45,9 @@ MOST_BUCKETS = 64
 """As many as a configuration may have."""
 
 DEVICES = tuple(dict.fromkeys(backend.device for backend in BACKENDS.values()))
+
+ALGORITHMS = tuple(name for name in SGLANG.algorithms if name not in BY_MODULES.values())
+"""Those that programs serve, by the names of the command line."""
 
 _RENAMED = {"nsa": "dsa", "compressed": "dsv4", "tokenspeed_mla": "cutedsl_mla"}
 """Attention backends by older names."""
@@ -111,14 +114,15 @@ def started(arguments: Arguments, gpu: Gpu) -> Started:
     """
     algorithm, device = _algorithm(arguments), arguments.text("--device", CPU if gpu.is_cpu else "cuda")
     gpu = cpu("--device cpu") if device == CPU and not gpu.is_cpu else gpu
-    served = algorithm in SGLANG.algorithms and device in DEVICES and gpu.arch.startswith(SGLANG.gpus)
+    served = algorithm in ALGORITHMS and device in DEVICES and gpu.arch.startswith(SGLANG.gpus)
     arguments.refuse_unread(UNREAD)
     if device not in DEVICES:
         arguments.refuse(f"--device {device[:60]}", f"there are {', '.join(DEVICES)}")
     if not gpu.arch.startswith(SGLANG.gpus):
         arguments.refuse(f"{gpu.arch} ({gpu.origin})", f"programs run on {SGLANG.gpus}...")
     target = _model(arguments, "--model-path", arguments.text("--model-path"))
-    looked_up = algorithm in LOOKS_UP
+    looked_up, modules = algorithm in LOOKS_UP, _modules(arguments, algorithm, target)
+    algorithm = BY_MODULES.get(algorithm, algorithm) if modules else algorithm
     path, origin = ("", "none, drafts are looked up in texts") if looked_up else _draft(arguments, target)
     draft = None if looked_up else _model(arguments, "--speculative-draft-model-path", path)
     known = form(arguments) if looked_up else _shape(arguments, algorithm, target)
@@ -132,6 +136,8 @@ def started(arguments: Arguments, gpu: Gpu) -> Started:
         raise AssertionError("what is missing was reported")
     num_steps, topk, num_draft_tokens = known
     attention, page_size = _attention(arguments, gpu, target[1], page, int(topk.value))
+    if modules:
+        del attention["draft"]
     if looked_up:
         attention = {"verify": attention["verify"]}
         _check_pages(arguments, page_size, attention)
@@ -146,7 +152,8 @@ def started(arguments: Arguments, gpu: Gpu) -> Started:
         head_rows=bool(arguments.text("--speculative-token-map")) and algorithm != "EAGLE3",
         adapters=_adapters(arguments),
         looks_up=looked_up,
-        settings=_settings(arguments, target[1]),
+        modules=modules,
+        settings=_settings(arguments, modules=modules),
     )
     limit = _rows(arguments, kept, requests, groups)
     models = {"target": target} | ({} if draft is None else {"draft": draft})
@@ -162,15 +169,25 @@ def started(arguments: Arguments, gpu: Gpu) -> Started:
 def _algorithm(arguments: Arguments) -> str:
     """Return the algorithm's name, after reporting one that is not there or not served."""
     if not arguments.text("--speculative-algorithm"):
-        arguments.wrong("--speculative-algorithm is missing", f"there are {', '.join(SGLANG.algorithms)}")
-    written = arguments.text("--speculative-algorithm", SGLANG.algorithms[0]).upper()
+        arguments.wrong("--speculative-algorithm is missing", f"there are {', '.join(ALGORITHMS)}")
+    written = arguments.text("--speculative-algorithm", ALGORITHMS[0]).upper()
     algorithm = "EAGLE" if written == "NEXTN" else written
-    if algorithm not in SGLANG.algorithms:
-        hint = f"there are {', '.join(SGLANG.algorithms)}"
+    if algorithm not in ALGORITHMS:
+        hint = f"there are {', '.join(ALGORITHMS)}"
         arguments.refuse(f"--speculative-algorithm {written[:60]}", hint)
     if algorithm == "STANDALONE" and _adapters(arguments):
         arguments.refuse("LoRA with STANDALONE", "SGLang starts no such server; it has adapters with EAGLE and EAGLE3")
     return algorithm
+
+
+def _modules(arguments: Arguments, algorithm: str, target: tuple[Path, ModelFacts] | None) -> bool:
+    """Return whether the draft has a module for each step, which SGLang takes by itself for some targets.
+
+    It does that where the algorithm is written by this name, and not as NEXTN.
+    """
+    by_itself = target is not None and has_modules(target[1].values)
+    by_itself = by_itself and arguments.text("--speculative-algorithm") == algorithm
+    return algorithm in BY_MODULES and (by_itself or "--enable-multi-layer-eagle" in arguments.values)
 
 
 def _groups(arguments: Arguments, algorithm: str) -> int:
@@ -329,10 +346,9 @@ def _origin(arguments: Arguments, role: str, mode: str) -> str:
     return next((name for name in names if arguments.text(name)), "")
 
 
-def _settings(arguments: Arguments, target: ModelFacts) -> dict[str, object]:
-    """Return what was said of each of `SETTINGS`, or comes of the target."""
-    several = arguments.text("--speculative-algorithm") == "EAGLE" and MULTI_LAYER.match(architecture_of(target.values))
-    settings = arguments.settings() | ({"enable_multi_layer_eagle": True} if several else {})
+def _settings(arguments: Arguments, *, modules: bool) -> dict[str, object]:
+    """Return what was said of each of `SETTINGS`, or comes of the target, which has a module for each step or not."""
+    settings = arguments.settings() | ({"enable_multi_layer_eagle": True} if modules else {})
     if "--enable-dp-attention" in arguments.values:  # what `--dp-size` counts is then no server beside this one
         settings.pop("dp_size", None)
     return settings
@@ -341,7 +357,8 @@ def _settings(arguments: Arguments, target: ModelFacts) -> dict[str, object]:
 def _hint(refusal: Refusal, server: Server) -> str | None:
     """Return what would be served instead."""
     if refusal.about in SETTINGS | DATA_PARALLEL:
-        served = served_values(refusal.about, data_parallel=server.groups > 1)
+        alone = refusal.about in SETTINGS and server.groups == 1
+        served = served_values(refusal.about, data_parallel=not alone)
         name = argument(refusal.about)
         return f"leave {name} out" + (
             "" if served[0] in (None, False) else f", or write {' or '.join(map(str, served))}"

@@ -15,6 +15,7 @@ from specc.config.proposal import quoted
 from specc.config.resolved import Config
 from specc.config.rules.shapes import shape_called
 from specc.config.sglang.command_line import RETURNED, THRESHOLDS, Arguments
+from specc.config.sglang.layers import modules_of, sizes_of
 from specc.config.sglang.look_ups import arguments_of
 from specc.config.sglang.server import Started
 from specc.runtime.plan.shape import Shape
@@ -70,10 +71,10 @@ def served(config: Config) -> str:
 def _ranks(arguments: Arguments, server: Started, wanted: Wanted) -> Iterator[str]:
     """Return the line of how many ranks share out what attention reads, after reporting what they cannot share."""
     ranks, groups = server.facts.ranks, server.facts.groups
-    if groups > 1:
+    if server.facts.whole is not None:
         for name, value, served in (("--logits", wanted.logits, "gathered"), ("--head", wanted.head, "engine")):
             if value != served:
-                arguments.refuse(f"{name} {value} under data parallelism", f"leave {name} out")
+                arguments.refuse(f"{name} {value} {server.facts.whole}", f"leave {name} out")
     if ranks > groups:
         yield f"tensor_parallel: {ranks // groups} # --tp-size" + (", --attn-dp-size" if groups > 1 else "")
 
@@ -141,7 +142,9 @@ def _model(arguments: Arguments, server: Started, role: str, logits: str) -> lis
     directory, facts = server.models[role]
     origin = "--model-path" if role == "target" else server.draft_origin
     lines = [f"{role}:", f"  model: {quoted(named(directory))} # {origin}"]
-    lines += _token_map(arguments, server) if role == "draft" else []
+    if role == "draft":
+        lines += [*_token_map(arguments, server), *modules_of(server, facts)]
+    lines += sizes_of(server, directory, facts)
     lines += _columns(arguments, facts) if logits == "sharded" else []
     dtype, why = _dtype(arguments, server, role)
     own = facts.facts.get("dtype")

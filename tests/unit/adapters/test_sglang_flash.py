@@ -47,6 +47,8 @@ class Layers:
 
     def __init__(self, module: ModuleType) -> None:
         self.module, self.made = module, []
+        keys, values = torch.zeros(2, 9, 2, 16)
+        self.token_to_kv_pool = SimpleNamespace(k_buffer=[keys], v_buffer=[values])
         self.forward_metadata: Any = None
         self.forward_metadata_spec_decode_expand: Any = None
 
@@ -180,12 +182,17 @@ def _without_starts(given: dict[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in given.items() if name != "cu_seqlens_q"}
 
 
-@pytest.mark.parametrize("lacking", ["captured", "mha", "a scheduler"])
+@pytest.mark.parametrize("lacking", ["captured", "mha", "a scheduler", "one width"])
 def test_layers_make_their_own_schedules_otherwise(module: ModuleType, lacking: str) -> None:
-    """Outside of a capture lengths differ from step to step; over latent rows, or in version 4, SGLang makes none."""
+    """Outside of a capture lengths differ from step to step; over latent rows, or in version 4, SGLang makes none.
+
+    Of layers whose values are narrower than their keys a schedule is nobody's but a layer's own.
+    """
     step = Step(module, latent=lacking == "mha")
     if lacking == "a scheduler":
         step.target._get_scheduler_metadata = None  # pyright: ignore[reportAttributeAccessIssue]
+    if lacking == "one width":
+        step.target.token_to_kv_pool.v_buffer = [torch.zeros(9, 2, 12)]
     if lacking == "captured":
         by_forward = step.forwards()
     else:

@@ -176,4 +176,4 @@ def test_what_a_server_has_not_is_refused() -> None:
     assert "no engine 'llm' is known" in ended.stderr
     ended = init("target", "head", "--engine", "sglang", "--algorithm", "MULTI_LAYER_EAGLE")
     assert "error[config/engine-unsupported]" in ended.stderr
-    assert "MULTI_LAYER_EAGLE is not served" in ended.stderr
+    assert "a module for each step of LlamaForCausalLM is not served" in ended.stderr

@@ -305,7 +305,11 @@ def test_how_tokens_cannot_be_verified(options: tuple[str, ...], code: str) -> N
             {"--speculative-algorithm": "STANDALONE", "--speculative-token-map": "map.pt"},
             "--speculative-token-map of STANDALONE",
         ),
-        ({"--enable-multi-layer-eagle": ""}, "multi-layer EAGLE"),
+        ({"--enable-multi-layer-eagle": ""}, "multi-layer EAGLE of another algorithm"),
+        (
+            {"--speculative-algorithm": "EAGLE", "--enable-multi-layer-eagle": ""},
+            "a module for each step of LlamaForCausalLM",
+        ),
         ({"--speculative-use-rejection-sampling": ""}, "rejection sampling"),
         ({"--pp-size": "2"}, "pipeline parallelism (pp_size 2)"),
         ({"--moe-dense-tp-size": "1"}, "hidden states that are scattered over ranks (moe_dense_tp_size 1)"),

@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import importlib
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from torch import Tensor
@@ -19,7 +20,7 @@ from ..seam import need
 from ..windows import map_of
 from .backend import StepAttention
 from .eager import Eager
-from .roles import Roles, roles_of
+from .roles import Roles, name_of, roles_of
 from .step_tables import Sizes, Tables
 
 __all__ = ["Attention", "attention_of", "branches", "roles_of"]
@@ -54,7 +55,8 @@ class Attention:
         self._shared = any(name in TABLES for name in names.values())
         made = {name: self._make(name, roles, captured=captured) for name in set(names.values())}
         self._by_role = {role: made[name] for role, name in names.items()}
-        self._backends = list(made.values())
+        self._modules = [self._make(name_of(of), replace(roles, extend=of), captured=captured) for of in roles.further]
+        self._backends = [*made.values(), *self._modules]
         self._first = "draft" if "draft" in names else "target"
 
     @property
@@ -74,9 +76,10 @@ class Attention:
             self._begin(batch)
         return self._by_role["verify"].target(batch, width, mask, counts)
 
-    def extend(self, batch: Any, seq_lens: Tensor, width: int) -> Any:
-        """For `width` tokens of each request behind `seq_lens` i64[b]."""
-        return self._by_role["extend"].extend(batch, seq_lens, width)
+    def extend(self, batch: Any, seq_lens: Tensor, width: int, module: int = 0) -> Any:
+        """For `width` tokens of each request behind `seq_lens` i64[b], in a module of the draft."""
+        of_module = self._modules[module - 1] if module else self._by_role["extend"]
+        return of_module.extend(batch, seq_lens, width)
 
     def plan(self, rows: int, lengths: Sequence[int]) -> None:
         """Plan a step of so many rows, a bucket's where it is captured, with these lengths: 0 for padding."""

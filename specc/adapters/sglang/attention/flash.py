@@ -15,6 +15,7 @@ from sglang.srt.layers.attention import flashattention_backend as fa
 from sglang.srt.layers.attention.flashattention_backend import FlashAttentionMetadata
 from torch import Tensor
 
+from ..windows import first_pool
 from .backend import StepAttention
 from .roles import Roles
 from .second_pool import TwoPools
@@ -98,9 +99,12 @@ class Flash(StepAttention):
     def _schedule(self, backend: Any, metadata: FlashAttentionMetadata, page: int, *, causal: bool) -> None:
         """Have the target's layers share one schedule, where each would make its own, which is a launch in every layer.
 
-        That of MLA is left to the layers, as SGLang leaves it.
+        That of MLA is left to the layers, as SGLang leaves it, and that of keys and values of several widths (MiMo-V2).
         """
         if not self._scheduling or backend.use_mla or backend._get_scheduler_metadata is None:
+            return
+        pool = first_pool(backend.token_to_kv_pool)
+        if pool.k_buffer[0].shape[-1] != pool.v_buffer[0].shape[-1]:
             return
         table = metadata.page_table
         schedule = backend._get_scheduler_metadata(

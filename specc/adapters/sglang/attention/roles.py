@@ -11,6 +11,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from ..parts.runners import modules_of
+
 CLASSES = {
     "CuteDslMLABackend": "cutedsl_mla",
     "CuteDslMLAPrefillBackend": "cutedsl_mla",
@@ -35,6 +37,7 @@ class Roles:
         container: the object that holds them, which prepares them together; None where there are none.
         verify: that of the target's forward over the nodes.
         extend: that of the draft's forward over the accepted path; None where no model drafts.
+        further: those of the draft's other modules over it, of a draft that has a module for each step.
 
     """
 
@@ -42,6 +45,7 @@ class Roles:
     container: Any
     verify: Any
     extend: Any
+    further: Sequence[Any] = ()
 
     def named(self) -> dict[str, str]:
         """The backend's name by role: those that there are."""
@@ -72,6 +76,10 @@ def roles_of(worker: Any) -> Roles:
     drafter, verify = worker.draft_worker, _plain(worker.target_worker.model_runner.attn_backend, "verify")
     if drafter is None:
         return Roles([], None, verify, None)
+    if modules := modules_of(worker):
+        given = zip(drafter.draft_extend_attn_backend_list, modules, strict=True)
+        extend, *further = (_plain(backend or runner.attn_backend, "extend") for backend, runner in given)
+        return Roles([], None, verify, extend, further)
     container = drafter.draft_attn_backend
     return Roles(
         draft=[] if container is None else [_plain(backend, "decode") for backend in container.attn_backends],

@@ -131,6 +131,25 @@ class Forwards:
         hidden: Tensor | None = None,
     ) -> ForwardOutputs:
         """The accepted path i64[b, A] through the draft; logits and hidden states of the flat rows `select` i64[b]."""
+        return self._over_path(
+            self._draft, 0, tokens, positions, slots, select, rows, seq_lens, hidden, capture, accept_lens
+        )
+
+    def _over_path(
+        self,
+        runner: Any,
+        module: int,
+        tokens: Tensor,
+        positions: Tensor,
+        slots: Tensor,
+        select: Tensor,
+        rows: Tensor,
+        seq_lens: Tensor,
+        hidden: Tensor | None,
+        capture: str,
+        accept_lens: Tensor | None = None,
+    ) -> ForwardOutputs:
+        """The accepted path through a draft, or that of its modules which the runner has."""
         width = tokens.shape[1]
         info = EagleDraftExtendInput(
             hidden_states=_rows(hidden),
@@ -141,11 +160,11 @@ class Forwards:
             select_index=select,
         )
         mode = ForwardMode.DRAFT_EXTEND_V2
-        batch = self._batch(self._draft, mode, info, tokens, positions, slots, rows, self._ends(seq_lens, width))
+        batch = self._batch(runner, mode, info, tokens, positions, slots, rows, self._ends(seq_lens, width))
         batch.capture_hidden_mode = MODES[capture]
         with drafting(self._drafter):
-            backend = self._attention.extend(batch, seq_lens, width)
-            return self._run(self._draft, backend, batch, rows.shape)
+            backend = self._attention.extend(batch, seq_lens, width, module)
+            return self._run(runner, backend, batch, rows.shape)
 
     def _ends(self, seq_lens: Tensor, width: int) -> Tensor:
         """`seq_lens` + `width`, of so many requests always in the same memory."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from torch import Tensor
@@ -12,12 +13,22 @@ def looks_up(worker: Any) -> bool:
     return worker.draft_worker is None
 
 
+def modules_of(worker: Any) -> Sequence[Any]:
+    """The runners of a draft that has a module for each step; none of any other."""
+    return getattr(worker.draft_worker, "draft_runner_list", ())
+
+
+def chained(worker: Any) -> bool:
+    """Whether each module of a draft reads what the one before it made."""
+    return bool(modules_of(worker)) and bool(worker.draft_worker.chain_mtp_hidden_states)
+
+
 def runners_of(worker: Any) -> dict[str, Any]:
-    """SGLang's runners by role: of the target, and of the draft where a model drafts."""
+    """SGLang's runners by role: of the target, and of the draft, or its first module, where a model drafts."""
     target = {"target": worker.target_worker.model_runner}
     return target if looks_up(worker) else target | {"draft": worker.draft_worker.draft_runner}
 
 
 def scored_tokens(worker: Any) -> Tensor | None:
     """The target's tokens i64[Vd] that the draft of a worker scores, in the order of its head; None for all."""
-    return None if looks_up(worker) else worker.draft_worker.hot_token_id
+    return None if looks_up(worker) or modules_of(worker) else worker.draft_worker.hot_token_id

@@ -17,18 +17,17 @@ class State:
     Args:
         package: the program's.
         step: it, bound.
-        topk: drafts of each request.
         numbers: how SGLang numbers them.
         published: what the last step has written into SGLang's tables.
 
     """
 
-    def __init__(self, package: Any, step: Any, topk: int, numbers: Numbers, published: Published) -> None:
+    def __init__(self, package: Any, step: Any, numbers: Numbers, published: Published) -> None:
         """Nothing is kept here: rows are the step's."""
         self._package, self._step, self._numbers, self._published = package, step, numbers, published
-        device = step.pools["topk_index"].device
-        self._ones = torch.ones(1, topk, device=device)
-        self._tokens = torch.zeros(1, topk, dtype=torch.int64, device=device)
+        device, drafts = step.pools["topk_index"].device, step.pools["topk_index"].shape[1]
+        self._ones = torch.ones(1, drafts, device=device)
+        self._tokens = torch.zeros(1, drafts, dtype=torch.int64, device=device)
         self._bonus = torch.zeros(1, dtype=torch.int32, device=device)
 
     def blank(self, rows: int) -> EagleDraftInput:

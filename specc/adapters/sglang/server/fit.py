@@ -25,8 +25,8 @@ from ..._shapes import largest
 from .. import seam
 from ..attention import roles_of
 from ..parts import heads, routed, shards
-from ..parts.runners import looks_up, runners_of, scored_tokens
-from ..served import CACHES, DATA_PARALLEL, SETTINGS, ServedModel, Server, refusals
+from ..parts.runners import looks_up, modules_of, runners_of, scored_tokens
+from ..served import BY_MODULES, CACHES, DATA_PARALLEL, SETTINGS, ServedModel, Server, refusals
 from ..windows import first_pool, oddity
 from .settings import flag
 from .simulate import simulating
@@ -50,7 +50,13 @@ def misfits(plans: Mapping[Any, Any], worker: Any) -> list[str]:
         server = replace(server, topk=max(shape.topk for shape in plans))
     refused = [str(refusal) for refusal in refusals(server)]
     several = [f"several shapes are not served with {what}" for what in server.single] if len(plans) > 1 else ()
-    differs = (*_arguments(plans, server), *several, *_sampling(plan), *_models(plan, worker), *_shards(plan, worker))
+    differs = (
+        *_arguments(plans, server),
+        *several,
+        *_sampling(plan),
+        *_models(plan, worker),
+        *_shards(plan, worker, server),
+    )
     needed = [seam.HANDOVER] if get_disagg().disaggregation_mode == "decode" else []
     needed += [seam.LOCKSTEP] if server.groups > 1 else []
     refused += [f"this SGLang lacks something for it: {feature}" for feature in needed if not seam.there(feature)]
@@ -61,14 +67,16 @@ def facts(worker: Any) -> Server:
     """The facts of a running server on which it hangs whether programs are served, from SGLang's objects."""
     spec, parallel, runners = get_spec(), get_parallel(), runners_of(worker)
     named = roles_of(worker).named()
+    modules = bool(modules_of(worker))
     pool, requests = runners["target"].token_to_kv_pool, type(worker.req_to_token_pool).__name__
     target = _facts_of(runners["target"], pool)
     if requests not in ROWS and not target.recurrent:
         target = replace(target, cache=f"beside a {requests}")
     return Server(
         target=target,
-        draft=_facts_of(runners["draft"], pool) if "draft" in runners else None,
+        draft=_facts_of(runners["draft"], pool, module=modules) if "draft" in runners else None,
         looks_up=looks_up(worker),
+        modules=modules,
         topk=spec.speculative_eagle_topk,
         attention={role: COMMAND_LINE.get(name, name) for role, name in named.items()},
         device=runners["target"].device,
@@ -80,12 +88,12 @@ def facts(worker: Any) -> Server:
     )
 
 
-def _facts_of(runner: Any, of_target: Any) -> ServedModel:
+def _facts_of(runner: Any, of_target: Any, *, module: bool = False) -> ServedModel:
     """The facts of a model. A pool is of its very class: others that derive from it keep their rows otherwise."""
     config, pool = runner.model_config, type(runner.token_to_kv_pool).__name__
     cache = next((layout for layout, name in CACHES.items() if name == pool), pool)
     if cache == "swa":
-        cache = oddity(runner.token_to_kv_pool, of_target) or cache
+        cache = oddity(runner.token_to_kv_pool, of_target, module=module) or cache
     layers = (getattr(layer, "sliding_window_size", None) or -1 for layer in runner.model.modules())
     return ServedModel(
         cache=f"a unified {pool}" if runner.kv_index_translator.is_translating else cache,
@@ -119,8 +127,11 @@ def _settings(worker: Any) -> dict[str, object]:
 def _arguments(plans: Mapping[Any, Any], server: Server) -> Iterator[str]:
     spec, plan = get_spec(), next(iter(plans.values()))
     topk = max(shape.topk for shape in plans)
+    algorithm = spec.speculative_algorithm
+    if server.modules:
+        algorithm = BY_MODULES.get(algorithm, f"{algorithm} of several modules")
     asked = {
-        "algorithm": (plan.runs_as or plan.algorithm, spec.speculative_algorithm),
+        "algorithm": (plan.runs_as or plan.algorithm, algorithm),
         "topk": (topk, spec.speculative_eagle_topk),
         "num_steps": (max(shape.num_steps for shape in plans), spec.speculative_num_steps),
         "num_draft_tokens": (max(shape.num_nodes for shape in plans), spec.speculative_num_draft_tokens),
@@ -161,10 +172,10 @@ def _models(plan: Any, worker: Any) -> Iterator[str]:
                 yield f"{name} of the {role} is {mine} in the program, {server_value} in the server"
 
 
-def _shards(plan: Any, worker: Any) -> Iterator[str]:
-    if get_parallel().attn_dp_size > 1:
+def _shards(plan: Any, worker: Any, server: Server) -> Iterator[str]:
+    if server.whole is not None:
         if plan.ranks > 1 or computes_head(plan):
-            yield "logits that are sharded, and a head that a program computes, are not served under data parallelism"
+            yield f"logits that are sharded, and a head that a program computes, are not served {server.whole}"
         return
     runners = runners_of(worker)
     yield from shards.misfits(plan, runners, get_parallel().tp_size)

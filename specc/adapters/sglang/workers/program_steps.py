@@ -14,6 +14,7 @@ from ..._plugin import chosen, tried
 from ..._shapes import SHAPE, TIMES
 from .. import relay
 from ..binding import capturing
+from ..models.forwards import Forwards
 from ..parts.runners import looks_up
 from ..requests.refusals import refuses
 from ..server import lockstep
@@ -37,6 +38,8 @@ class ProgramSteps(_Worker):
     """The class of SGLang whose place a kind takes. Whatever derives from a kind is another worker of SGLang's."""
     feature: str | None = None
     """What a kind needs of SGLang beside what must be there, by its name in `seam.MAY`."""
+    callbacks: type[Forwards] = Forwards
+    """How a program calls SGLang's models."""
     steps: Steps | None = None
 
     def init_cuda_graphs(self) -> None:

@@ -16,6 +16,7 @@ from .slots import (
     assign_req_to_token_pool_cpu,
     build_draft_decode_metadata_cpu,
     copy_all_layer_kv_cache_cpu,
+    rotate_input_ids_cpu,
 )
 from .trees import (
     build_tree_kernel_efficient_cpu,
@@ -35,6 +36,7 @@ __all__ = [
     "fill_accept_out_cache_loc_cpu",
     "fill_bonus_tokens_cpu",
     "merge_state_v2",
+    "rotate_input_ids_cpu",
     "verify_tree_greedy_cpu",
 ]
 

@@ -1,4 +1,4 @@
-"""Reading and writing of the table of KV slots, and copies of keys and values between slots."""
+"""Reading and writing of the table of KV slots, copies of keys and values between slots, and of tokens to others."""
 
 from __future__ import annotations
 
@@ -55,3 +55,11 @@ def build_draft_decode_metadata_cpu(
         branches = req_to_token[row, length : length + topk * steps].view(topk, steps)
         table[i, :, length : length + steps] = branches
     return table.view(-1, pool_len)
+
+
+def rotate_input_ids_cpu(tokens: Tensor, starts: Tensor, lengths: Tensor, new: Tensor, places: Tensor | None) -> None:
+    """Move every request's tokens one place forward, and write its new one [b, 1] at `places`, or as the last."""
+    for i, (start, length) in enumerate(zip(starts.tolist(), lengths.tolist(), strict=True)):
+        end = start + length
+        tokens[start : end - 1] = tokens[start + 1 : end].clone()
+        tokens[end - 1 if places is None else int(places[i])] = new.flatten()[i]

@@ -1,0 +1,61 @@
+"""SGLang's modules of multi-token prediction, each of which drafts a token: all run over the accepted path.
+
+Every module has a runner of its own, with its attention and its keys and values. It reads hidden states of the target,
+or with some models (Step-3.5) what the module before it made.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch import Tensor
+
+from ..attention import Attention
+from ..parts.parts import Parts
+from ..parts.runners import chained, modules_of
+from .forwards import ForwardOutputs, Forwards
+
+
+class ModuleForwards(Forwards):
+    """The callback `extend_module` of a program, beside those of its target.
+
+    Args:
+        worker: a MultiLayerEagleWorkerV2, or one derived from it.
+        attention, parts, shape: as of `Forwards`.
+
+    """
+
+    def __init__(self, worker: Any, attention: Attention, parts: Parts, shape: Any) -> None:
+        """Run the models of `worker`."""
+        super().__init__(worker, attention, parts, shape)
+        self._modules, self._chained = modules_of(worker), chained(worker)
+        self._made: Tensor | None = None
+
+    def extend_module(
+        self,
+        *,
+        step: int,
+        tokens: Tensor,
+        positions: Tensor,
+        slots: Tensor,
+        select: Tensor,
+        rows: Tensor,
+        seq_lens: Tensor,
+        capture: str,
+        hidden: Tensor,
+    ) -> ForwardOutputs:
+        """Module `step` over i64[b, A] tokens; logits of the flat rows `select` i64[b]. `hidden` T[b, A, W]."""
+        read = hidden if self._made is None or step == 0 else self._made
+        outputs = self._over_path(
+            self._modules[step], step, tokens, positions, slots, select, rows, seq_lens, read,
+            capture="full" if self._chained else capture,
+        )  # fmt: skip
+        if self._chained:
+            assert outputs.hidden is not None  # all of them are captured
+            self._made = outputs.hidden.view(hidden.shape)
+        return outputs._replace(hidden=None)
+
+    def _run(self, runner: Any, backend: Any, batch: Any, shape: tuple[int, ...]) -> ForwardOutputs:
+        # What a module makes goes to the next one as it is before the last norm.
+        batch.return_hidden_states_before_norm = runner is not self._target
+        return super()._run(runner, backend, batch, shape)

@@ -1,0 +1,137 @@
+"""Drafts with a module for each step (MULTI_LAYER_EAGLE) in SGLang, on a CPU: its texts, and as much accepted."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from functools import cache
+from pathlib import Path
+
+import pytest
+from engine_fixtures import side_by_side
+from sglang_family import Family, Running, all_accounted_for, same_texts, start
+from sglang_files import NEWEST, VERSION
+from sglang_mixed import GRAMMARS, Oracle, mixed
+from sglang_modules import ALONE, WINDOW, write_modules
+from sglang_programs import build_program
+from sglang_server import THROWN_OUT, Variant, accept_length, greedy, serve
+from sglang_workload import without_aborts, workload
+
+FEW, MANY = 40, 200
+POOLS = {"EAGLE": ["SWAKVPool", "SWAKVPool"]}
+SECOND = {"swa_full_tokens_ratio": 0.5}
+MODULES = Variant("EAGLE", "modules", target="modules", program=True)
+SHARED = Family(
+    Variant(target="modules"),
+    [replace(MODULES, overlap=True), replace(MODULES, num_steps=2, num_draft_tokens=3)],
+    lambda folder: write_modules(folder, "modules"),
+    lambda _: workload(MANY, seed=3),
+    arguments=SECOND,
+    pools=POOLS,
+    accepted=1.3,
+)
+"""Modules of MiMo-V2's kind, which all read the target's hidden states, with fewer steps than there are modules, too.
+The second KV pool has fewer slots than a long prompt has tokens, and some requests are aborted."""
+
+CHAINED = Family(
+    Variant(target="chained", attention="fa3"),
+    [replace(MODULES, draft="chained", target="chained", attention="fa3", page=16, overlap=True)],
+    lambda folder: write_modules(folder, "chained"),
+    lambda _: without_aborts(workload(FEW, seed=5)),
+    arguments=SECOND,
+    everywhere={"SPECC_TEST_CHAIN": "1"},
+    pools=POOLS,
+    accepted=1.3,
+)
+"""The same modules, each of which reads what the one before made, as those of Step-3.5 do, under FlashAttention 3."""
+
+FAMILIES = (SHARED, CHAINED) if VERSION == NEWEST else (CHAINED,)
+"""0.5.22 reads slots of the first pool in the second on a CPU's own backend."""
+PROGRAMS = [(family, program) for family in FAMILIES for program in family.programs]
+OWN = [(family, program, family.own_of(program)) for family, program in PROGRAMS]
+each_program = pytest.mark.parametrize(("family", "engine"), PROGRAMS, ids=str)
+
+
+@pytest.fixture(scope="module")
+def engines_of(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Callable[[Family], Running]]:
+    """What the engines of a family answered; they start with the first test of theirs, two at a time of all."""
+    with side_by_side(2) as pool:
+
+        @cache
+        def engines(family: str) -> Running:
+            of = next(of for of in FAMILIES if str(of) == family)
+            return start(of, pool, request.session, *(tmp_path_factory.mktemp(name) for name in ("models", "jobs")))
+
+        yield lambda family: engines(str(family))
+
+
+@pytest.fixture
+def engines(family: Family, engines_of: Callable[[Family], Running]) -> Running:
+    """What the engines of the test's family answered."""
+    return engines_of(family)
+
+
+@pytest.mark.parametrize("family", FAMILIES, ids=str)
+def test_without_speculation_texts_are_the_targets_own(family: Family, engines: Running) -> None:
+    """Against transformers, every third one."""
+    alone = engines.of(family.alone)
+    oracle = Oracle(engines.models / f"{family.alone.target}-{ALONE}")
+    for number, request, output in list(greedy(alone))[::3]:
+        assert oracle.follows(request["text"], output["token_ids"]), number
+    assert max(output["prompt_tokens"] for output in alone.outputs) > 10 * WINDOW
+
+
+@each_program
+def test_texts_are_those_without_speculation(family: Family, engine: Variant, engines: Running) -> None:
+    served = engines.of(engine)
+    same_texts(served, engines.of(family.alone))
+    all_accounted_for(served.state["specc_testing"])
+
+
+@each_program
+def test_the_program_ran_the_steps_that_it_serves(family: Family, engine: Variant, engines: Running) -> None:
+    """After a dry step, and SGLang those with a request that the program does not serve, in the same server."""
+    state = engines.of(engine).state
+    assert state["specc"]["served"] > 100
+    assert state["specc"]["proof"] == "passed"
+    assert state["specc"]["left"].keys() <= family.left
+    assert state["specc_testing"]["pools"] == family.pools["EAGLE"]
+
+
+@pytest.mark.parametrize(("family", "engine", "own"), OWN, ids=str)
+def test_the_program_accepts_as_much_as_sglangs_own_step(
+    family: Family, engine: Variant, own: Variant, engines: Running
+) -> None:
+    """Also where a step of SGLang's own stood between."""
+    length, own_length = (accept_length(engines.of(name)) for name in (engine, own))
+    assert length == pytest.approx(own_length, rel=0.03)
+    assert length > family.accepted
+
+
+@pytest.mark.parametrize(("family", "engine"), [pair for pair in PROGRAMS if SHARED in pair], ids=str)
+def test_requests_are_aborted_and_thrown_out(family: Family, engine: Variant, engines: Running) -> None:
+    outputs = engines.of(engine).outputs
+    assert sum(output["finish_reason"]["type"] == "abort" for output in outputs) > 5
+    assert sum(output["num_retractions"] for output in outputs) > 8
+
+
+DRAWN = replace(MODULES, overlap=True, samples=True)
+
+
+@pytest.mark.skipif(VERSION != NEWEST, reason="SGLang 0.5.22 has other texts with two pools on intel_amx")
+def test_texts_that_are_drawn_are_those_of_their_seeds(tmp_path: Path) -> None:
+    """Of requests of all kinds, token for token as plain Python draws from transformers' scores."""
+    write_modules(tmp_path / "models", DRAWN.target)
+    engine = DRAWN.engine(tmp_path / "models") | SECOND | GRAMMARS
+    wheel = build_program(engine, tmp_path / "wheel", *DRAWN.options)
+    requests = mixed(random.Random(1))
+    served = serve(engine, requests, tmp_path / "job", overlap=True, wheel=wheel, settings=THROWN_OUT)
+    assert served.state["specc"]["left"] == {}
+    assert served.state["specc"]["served"] > 50
+    oracle = Oracle(tmp_path / "models" / f"{DRAWN.target}-{ALONE}")
+    for number, (request, output) in enumerate(zip(requests, served.outputs, strict=True)):
+        assert oracle.expected(request, output["token_ids"]) == output["token_ids"], number
+    assert accept_length(served) > 1.1
