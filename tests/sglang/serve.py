@@ -51,7 +51,7 @@ ENVIRONMENT_ON = {"cpu": {"SGLANG_USE_CPU_ENGINE": "1"}, "cuda": {}}
 IDLE_S = 30
 OTHER_S = 240
 MODELS = {
-    "LlamaForCausalLM": {"llama", "llama_eagle", "llama_eagle3"},
+    "LlamaForCausalLM": {"dflash", "llama", "llama_eagle", "llama_eagle3"},
     "DeepseekV3ForCausalLM": {"deepseek_v2", "deepseek_nextn"},
     "Gemma3ForCausalLM": {"gemma3_causal"},
     "GptOssForCausalLM": {"gpt_oss", "llama", "llama_eagle3"},
