@@ -18,6 +18,7 @@ from torch import Tensor
 from .._heads import TOKEN_MAP, saved
 from .._plugin import ServerError, word
 from .attention import Attention, attention_of
+from .models.blocks import BlockForwards
 from .models.forwards import Forwards
 from .models.recorded import RecordedForwards
 from .parts.parts import Parts, parts_of
@@ -32,6 +33,8 @@ CAPTURE = "SPECC_CAPTURE"
 """The environment variable that says what is captured where SGLang captures graphs: one of `FORWARDS`."""
 FORWARDS: dict[str, type[Forwards]] = {"graph": Forwards, "segments": RecordedForwards, "none": Forwards}
 """The whole step as one graph, which is the default; forwards and what lies between them each; nothing."""
+BESIDE: dict[str, type[Forwards]] = {"block": BlockForwards}
+"""A callback that not all drafts have, and the forwards with it."""
 
 
 @dataclass(frozen=True)
@@ -74,9 +77,7 @@ def bind(program: Any, worker: Any, masks: Masks) -> Bound:
     """
     table = worker.req_to_token_pool.req_to_token
     how = capturing(worker)
-    runners, make = runners_of(worker), FORWARDS[how]
-    if simulating():
-        make = type(f"Simulated{make.__name__}", (Simulated, make), {})
+    runners, make = runners_of(worker), _forwards(program.plan, FORWARDS[how])
     group = get_parallel().tp_group
     parts = parts_of(program, runners, table, group)
     attention = attention_of(worker, program.plans, captured=how != "none")
@@ -95,7 +96,7 @@ def bind(program: Any, worker: Any, masks: Masks) -> Bound:
     for shape, plan in program.plans.items():
         forwards = make(worker, attention[shape], parts, shape)
         heard[shape] = Heard(forwards.target, plan, table)
-        callbacks[shape] = _Callbacks(forwards, heard[shape], masks)
+        callbacks[shape] = _Callbacks(plan, forwards, heard[shape], masks)
     step = program.bind(callbacks, table, buffers, tables=tables, collective=collective, capture=False)
     return Bound(step, how, attention, heard, parts)
 
@@ -103,9 +104,18 @@ def bind(program: Any, worker: Any, masks: Masks) -> Bound:
 class _Callbacks:
     """Forwards and masks, as the one object whose methods a program calls."""
 
-    def __init__(self, forwards: Forwards, target: Heard, masks: Masks) -> None:
-        self.draft, self.target, self.extend = forwards.draft, target, forwards.extend
-        self.grammar_begin, self.grammar_end, self.grammar_prefill = masks.begin, masks.end, masks.prefill
+    def __init__(self, plan: Any, forwards: Forwards, target: Heard, masks: Masks) -> None:
+        others = {"grammar_begin": masks.begin, "grammar_end": masks.end, "grammar_prefill": masks.prefill}
+        others["target"] = target
+        for name in plan.callbacks("step"):
+            setattr(self, name, others.get(name) or getattr(forwards, name))
+
+
+def _forwards(plan: Any, captured: type[Forwards]) -> type[Forwards]:
+    """The forwards that a program calls, of the kind that is captured."""
+    kinds = [kind for name, kind in BESIDE.items() if name in plan.callbacks("step")]
+    bases = (*[Simulated] * simulating(), *kinds, captured)
+    return type("And".join(kind.__name__ for kind in bases), bases, {}) if len(bases) > 1 else captured
 
 
 def capturing(worker: Any) -> str:

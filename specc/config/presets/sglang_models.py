@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import replace
 
 from specc.adapters.sglang.served import ServedModel, Server, refusals
+from specc.adapters.sglang.served_blocks import beside
 from specc.config.presets.preset import EngineNeeds, Value
 
 _WINDOWED = re.compile(
@@ -39,6 +40,13 @@ def facts_of(values: Mapping[str, Value]) -> ServedModel:
         chunk=chunked,
         recurrent="recurrent_state" in values,
     )
+
+
+def block_draft_of(values: Mapping[str, Value]) -> ServedModel:
+    """Return the facts of a draft that fills in blocks, of which SGLang reads the window of a layer that says so."""
+    embeds, projector = "own_embedding" in values, str(values.get("projector", ""))
+    has = beside(architecture_of(values), projector, embeds=embeds)
+    return replace(facts_of(values), window="window" in values, beside=has)
 
 
 def architecture_of(values: Mapping[str, Value]) -> str:

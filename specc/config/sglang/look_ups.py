@@ -32,7 +32,9 @@ def breadth(arguments: Arguments) -> int:
     return arguments.number(BREADTH) or USUAL_BREADTH
 
 
-def arguments_of(shape: Shape, *, looked_up: bool) -> list[str]:
+def arguments_of(shape: Shape, *, looked_up: bool, blocks: bool = False) -> list[str]:
     """Return the arguments by which a server has a program's shape, whose drafts are looked up or are a model's."""
+    if blocks:
+        return [NODES, str(shape.num_nodes)]
     steps, topk = [] if looked_up else ["--speculative-num-steps", str(shape.num_steps)], str(shape.topk)
     return [*steps, BREADTH if looked_up else "--speculative-eagle-topk", topk, NODES, str(shape.num_nodes)]

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from specc.adapters.sglang.served import (
     BACKENDS,
+    BLOCKS,
     DATA_PARALLEL,
     LOOKS_UP,
     SETTINGS,
@@ -19,7 +20,8 @@ from specc.adapters.sglang.served import (
 from specc.config.archs import CPU, Gpu, cpu
 from specc.config.models import Fact, ModelFacts, read_model
 from specc.config.presets.sglang import SGLANG
-from specc.config.presets.sglang_models import architecture_of, facts_of
+from specc.config.presets.sglang_models import architecture_of, block_draft_of, facts_of
+from specc.config.sglang import blocks
 from specc.config.sglang.command_line import BREADTH, UNREAD, Arguments, argument
 from specc.config.sglang.defaults import (
     B200,
@@ -121,7 +123,8 @@ def started(arguments: Arguments, gpu: Gpu) -> Started:
     looked_up = algorithm in LOOKS_UP
     path, origin = ("", "none, drafts are looked up in texts") if looked_up else _draft(arguments, target)
     draft = None if looked_up else _model(arguments, "--speculative-draft-model-path", path)
-    known = form(arguments) if looked_up else _shape(arguments, algorithm, target)
+    in_blocks = algorithm in BLOCKS
+    known = _sizes(arguments, algorithm, target, draft)
     requests, ranks = arguments.number("--max-running-requests"), arguments.number("--tp-size") or 1
     groups = _groups(arguments, algorithm)
     kept = max(1, (requests or MAX_REQUESTS) // groups)
@@ -131,13 +134,15 @@ def started(arguments: Arguments, gpu: Gpu) -> Started:
         arguments.findings.raise_if_errors()
         raise AssertionError("what is missing was reported")
     num_steps, topk, num_draft_tokens = known
-    attention, page_size = _attention(arguments, gpu, target[1], page, int(topk.value))
+    attention, page_size = _attention(arguments, gpu, target[1], page, int(topk.value), in_blocks=in_blocks)
     if looked_up:
         attention = {"verify": attention["verify"]}
         _check_pages(arguments, page_size, attention)
+    if in_blocks and device == CPU:
+        arguments.refuse(f"{algorithm} on a CPU", "SGLang starts no such server")
     facts = Server(
         target=facts_of(target[1].values),
-        draft=None if draft is None else facts_of(draft[1].values),
+        draft=None if draft is None else (block_draft_of if in_blocks else facts_of)(draft[1].values),
         topk=int(topk.value),
         attention={role: str(fact.value) for role, fact in attention.items()},
         device=device,
@@ -146,6 +151,7 @@ def started(arguments: Arguments, gpu: Gpu) -> Started:
         head_rows=bool(arguments.text("--speculative-token-map")) and algorithm != "EAGLE3",
         adapters=_adapters(arguments),
         looks_up=looked_up,
+        blocks=in_blocks,
         settings=_settings(arguments, target[1]),
     )
     limit = _rows(arguments, kept, requests, groups)
@@ -218,6 +224,20 @@ def _draft(arguments: Arguments, target: tuple[Path, ModelFacts] | None) -> tupl
     return "", name
 
 
+def _sizes(
+    arguments: Arguments,
+    algorithm: str,
+    target: tuple[Path, ModelFacts] | None,
+    draft: tuple[Path, ModelFacts] | None,
+) -> tuple[Fact, Fact, Fact] | None:
+    """Return steps, topk and nodes by what an algorithm has of them, or None where it cannot be said."""
+    if algorithm in LOOKS_UP:
+        return form(arguments)
+    if algorithm in BLOCKS:
+        return None if draft is None else blocks.form(arguments, draft[1])
+    return _shape(arguments, algorithm, target)
+
+
 def _shape(
     arguments: Arguments, algorithm: str, target: tuple[Path, ModelFacts] | None
 ) -> tuple[Fact, Fact, Fact] | None:
@@ -270,14 +290,15 @@ def _rows(arguments: Arguments, kept: int, written: int | None, groups: int) -> 
 
 
 def _attention(
-    arguments: Arguments, gpu: Gpu, target: ModelFacts, page: int | None, topk: int
+    arguments: Arguments, gpu: Gpu, target: ModelFacts, page: int | None, topk: int, *, in_blocks: bool
 ) -> tuple[dict[str, Fact], Fact]:
     """Return by role the attention backend, and the tokens per page."""
     names = ("--attention-backend", "--prefill-attention-backend", "--decode-attention-backend")
     base, prefill, decode = (_RENAMED.get(arguments.text(name), arguments.text(name)) for name in names)
     own = arguments.text("--speculative-draft-attention-backend")
     mode = arguments.text("--speculative-attention-mode", "prefill")
-    written, written_topk = bool(base or prefill or decode), arguments.number("--speculative-eagle-topk")
+    written = bool(base or prefill or decode)
+    written_topk = 1 if in_blocks else arguments.number("--speculative-eagle-topk")
     known, cache, architecture = (
         drafts(written_topk, page),
         facts_of(target.values).cache,
@@ -295,6 +316,10 @@ def _attention(
     by_role = roles(prefill or base, decode or base, own or None, mode)
     origin = _why(gpu, cache, architecture, known, topk)
     facts = {role: Fact(name, _origin(arguments, role, mode) or origin) for role, name in by_role.items()}
+    if in_blocks:
+        of_prefill = Fact(prefill or base, _origin(arguments, "verify", "prefill") or origin)
+        facts = {"draft": blocks.attention(own, of_prefill, gpu), "verify": facts["verify"]}
+        own = str(facts["draft"].value)
     deciding = {base, decode, *({prefill} & DECIDES_AS_PREFILL), *({own} & DECIDES_AS_DRAFT)}
     row = row if not written or row.caches else replace(row, page_size=None, forced=False)
     small = gpu.arch in B200 and cache == "mha" and known != TREE

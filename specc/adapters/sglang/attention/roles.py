@@ -11,6 +11,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from ..parts.runners import fills_blocks
+
 CLASSES = {
     "CuteDslMLABackend": "cutedsl_mla",
     "CuteDslMLAPrefillBackend": "cutedsl_mla",
@@ -34,7 +36,8 @@ class Roles:
         draft: those of the draft's S - 1 forwards.
         container: the object that holds them, which prepares them together; None where there are none.
         verify: that of the target's forward over the nodes.
-        extend: that of the draft's forward over the accepted path; None where no model drafts.
+        extend: that of the draft's forward over the accepted path; None where no model drafts, or its context is written.
+        block: that of the draft's one forward, of a draft that fills in blocks.
 
     """
 
@@ -42,10 +45,11 @@ class Roles:
     container: Any
     verify: Any
     extend: Any
+    block: Any = None
 
     def named(self) -> dict[str, str]:
         """The backend's name by role: those that there are."""
-        found = {"verify": self.verify, "extend": self.extend, "draft": next(iter(self.draft), None)}
+        found = {"verify": self.verify, "extend": self.extend, "draft": next(iter(self.draft), self.block)}
         return {role: name_of(backend) for role, backend in found.items() if backend is not None}
 
     def sized(self, steps: int, topk: int, nodes: int) -> Roles:
@@ -72,6 +76,8 @@ def roles_of(worker: Any) -> Roles:
     drafter, verify = worker.draft_worker, _plain(worker.target_worker.model_runner.attn_backend, "verify")
     if drafter is None:
         return Roles([], None, verify, None)
+    if fills_blocks(worker):
+        return Roles([], None, verify, None, block=_plain(drafter.draft_runner.attn_backend, "verify"))
     container = drafter.draft_attn_backend
     return Roles(
         draft=[] if container is None else [_plain(backend, "decode") for backend in container.attn_backends],

@@ -12,6 +12,11 @@ def looks_up(worker: Any) -> bool:
     return worker.draft_worker is None
 
 
+def fills_blocks(worker: Any) -> bool:
+    """Whether a model drafts that fills in a block at once: its worker is a plain one, without steps of a draft."""
+    return not looks_up(worker) and not hasattr(worker.draft_worker, "draft_attn_backend")
+
+
 def runners_of(worker: Any) -> dict[str, Any]:
     """SGLang's runners by role: of the target, and of the draft where a model drafts."""
     target = {"target": worker.target_worker.model_runner}
@@ -20,4 +25,4 @@ def runners_of(worker: Any) -> dict[str, Any]:
 
 def scored_tokens(worker: Any) -> Tensor | None:
     """The target's tokens i64[Vd] that the draft of a worker scores, in the order of its head; None for all."""
-    return None if looks_up(worker) else worker.draft_worker.hot_token_id
+    return None if looks_up(worker) or fills_blocks(worker) else worker.draft_worker.hot_token_id

@@ -25,8 +25,9 @@ from ..._shapes import largest
 from .. import seam
 from ..attention import roles_of
 from ..parts import heads, routed, shards
-from ..parts.runners import looks_up, runners_of, scored_tokens
+from ..parts.runners import fills_blocks, looks_up, runners_of, scored_tokens
 from ..served import CACHES, DATA_PARALLEL, SETTINGS, ServedModel, Server, refusals
+from ..served_blocks import beside
 from ..windows import first_pool, oddity
 from .settings import flag
 from .simulate import simulating
@@ -67,8 +68,9 @@ def facts(worker: Any) -> Server:
         target = replace(target, cache=f"beside a {requests}")
     return Server(
         target=target,
-        draft=_facts_of(runners["draft"], pool) if "draft" in runners else None,
+        draft=_facts_of(runners["draft"], pool, blocks=fills_blocks(worker)) if "draft" in runners else None,
         looks_up=looks_up(worker),
+        blocks=fills_blocks(worker),
         topk=spec.speculative_eagle_topk,
         attention={role: COMMAND_LINE.get(name, name) for role, name in named.items()},
         device=runners["target"].device,
@@ -80,8 +82,8 @@ def facts(worker: Any) -> Server:
     )
 
 
-def _facts_of(runner: Any, of_target: Any) -> ServedModel:
-    """The facts of a model. A pool is of its very class: others that derive from it keep their rows otherwise."""
+def _facts_of(runner: Any, of_target: Any, *, blocks: bool = False) -> ServedModel:
+    """The facts of a model, of a draft that fills in `blocks` also what it has for that. A pool is of its very class: others that derive from it keep their rows otherwise."""
     config, pool = runner.model_config, type(runner.token_to_kv_pool).__name__
     cache = next((layout for layout, name in CACHES.items() if name == pool), pool)
     if cache == "swa":
@@ -92,7 +94,14 @@ def _facts_of(runner: Any, of_target: Any) -> ServedModel:
         chunk=config.attention_chunk_size is not None,
         window=bool(runner.sliding_window_size) or any(type(size) is int and size > 0 for size in layers),
         recurrent=mambaish_config(config) is not None,
+        beside=_beside(runner.model) if blocks else "",
     )
+
+
+def _beside(model: Any) -> str:
+    """What a draft that fills in blocks has beside its layers."""
+    embeds = model.get_input_embeddings() is not None
+    return beside(type(model).__name__, getattr(model, "projector_type", None) or "", embeds=embeds)
 
 
 def _settings(worker: Any) -> dict[str, object]:
@@ -130,6 +139,8 @@ def _arguments(plans: Mapping[Any, Any], server: Server) -> Iterator[str]:
     if server.looks_up:  # SGLang's tree has no number of steps, and as many branches as its texts have, up to a most
         del asked["num_steps"]
         asked["topk"] = topk, min(topk, spec.speculative_eagle_topk)
+    if server.blocks:  # SGLang counts the tokens of a block alone, that of the step before among them
+        del asked["num_steps"]
     for name, (mine, server_value) in asked.items():
         if mine != server_value:
             yield f"{name} is {mine} in the program, {server_value} in the server"
