@@ -105,10 +105,10 @@ class _Callbacks:
     """Forwards and masks, as the one object whose methods a program calls."""
 
     def __init__(self, plan: Any, forwards: Forwards, target: Heard, masks: Masks) -> None:
-        others = {"grammar_begin": masks.begin, "grammar_end": masks.end, "grammar_prefill": masks.prefill}
-        others["target"] = target
         for name in plan.callbacks("step"):
-            setattr(self, name, others.get(name) or getattr(forwards, name))
+            setattr(self, name, getattr(forwards, name, None))
+        self.target = target
+        self.grammar_begin, self.grammar_end, self.grammar_prefill = masks.begin, masks.end, masks.prefill
 
 
 def _forwards(plan: Any, captured: type[Forwards]) -> type[Forwards]:
