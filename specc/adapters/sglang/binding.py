@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import logging
 from collections.abc import Mapping
 from contextlib import ExitStack
@@ -18,7 +19,6 @@ from torch import Tensor
 from .._heads import TOKEN_MAP, saved
 from .._plugin import ServerError, word
 from .attention import Attention, attention_of
-from .models.blocks import BlockForwards
 from .models.forwards import Forwards
 from .models.recorded import RecordedForwards
 from .parts.parts import Parts, parts_of
@@ -33,8 +33,8 @@ CAPTURE = "SPECC_CAPTURE"
 """The environment variable that says what is captured where SGLang captures graphs: one of `FORWARDS`."""
 FORWARDS: dict[str, type[Forwards]] = {"graph": Forwards, "segments": RecordedForwards, "none": Forwards}
 """The whole step as one graph, which is the default; forwards and what lies between them each; nothing."""
-BESIDE: dict[str, type[Forwards]] = {"block": BlockForwards}
-"""A callback that not all drafts have, and the forwards with it."""
+BESIDE: dict[str, tuple[str, str]] = {"block": ("blocks", "BlockForwards")}
+"""A callback that few programs have -> the module of `models`, and the forwards with it; those in use are imported."""
 
 
 @dataclass(frozen=True)
@@ -113,7 +113,8 @@ class _Callbacks:
 
 def _forwards(plan: Any, captured: type[Forwards]) -> type[Forwards]:
     """The forwards that a program calls, of the kind that is captured."""
-    kinds = [kind for name, kind in BESIDE.items() if name in plan.callbacks("step")]
+    named = [place for name, place in BESIDE.items() if name in plan.callbacks("step")]
+    kinds = [getattr(importlib.import_module(f".models.{module}", __package__), kind) for module, kind in named]
     bases = (*[Simulated] * simulating(), *kinds, captured)
     return type("And".join(kind.__name__ for kind in bases), bases, {}) if len(bases) > 1 else captured
 

@@ -13,9 +13,9 @@ from typing import Any
 import torch
 from sglang.srt.layers.logits_processor import LogitsMetadata, LogitsProcessorOutput
 from sglang.srt.model_executor.forward_batch_info import ForwardBatch, ForwardMode
+from sglang.srt.speculative.dflash_info import DFlashVerifyInput
 from torch import Tensor
 
-from .. import seam
 from ..attention import Attention
 from ..parts.heads import processors_of
 from ..parts.parts import Parts
@@ -23,7 +23,6 @@ from .forwards import MODES, ForwardOutputs, Forwards
 
 DEFERS = "defer_verify_gather"
 """What a logits processor is told to leave its gather to the worker by, in verification; not in every version."""
-_VerifyInput = seam.found(seam.BLOCKS)[-1]
 
 
 class BlockForwards(Forwards):
@@ -51,7 +50,7 @@ class BlockForwards(Forwards):
         """Logits f32[b, S, V] of all places behind the tokens bonus i32[b], of blocks at positions i64[b, A]."""
         count, width = positions.shape
         tokens = self._tokens(bonus, width)
-        info = _VerifyInput(
+        info = DFlashVerifyInput(
             draft_token=tokens.flatten(),
             positions=positions.flatten(),
             draft_token_num=width,

@@ -11,7 +11,6 @@ import torch
 from sglang.srt.speculative.eagle_info import EagleDraftInput
 from torch import Tensor
 
-from .. import seam
 from .results import Numbers, Published
 from .texts import TextState
 
@@ -107,7 +106,9 @@ class BonusState(State):
     def __init__(self, package: Any, step: Any, published: Published) -> None:
         """Nothing is kept here: rows are the step's."""
         self._package, self._step, self._published = package, step, published
-        self._input = seam.found(seam.BLOCKS)[-2]
+        from sglang.srt.speculative.dflash_info_v2 import DFlashDraftInputV2
+
+        self._input = DFlashDraftInputV2
         self._bonus = torch.zeros(1, dtype=torch.int32, device=step.pools["bonus"].device)
         self._nothing = torch.empty(1, 0, device=self._bonus.device)
 
