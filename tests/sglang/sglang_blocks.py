@@ -25,7 +25,9 @@ def write_blocks(folder: Path) -> None:
     weights, config = read("dflash")
     head_dim, mask = config["head_dim"], weights.pop("mask")
     for name, sizes in RMS.items():
-        weights |= {f"layers.{layer}.self_attn.{name}.weight": torch.full((head_dim,), sizes[layer]) for layer in (0, 1)}
+        weights |= {
+            f"layers.{layer}.self_attn.{name}.weight": torch.full((head_dim,), sizes[layer]) for layer in (0, 1)
+        }
     target, of = folder / "target", read("target")[1]
     kept = load_file(target / "model.safetensors")
     token = json.loads((target / "tokenizer.json").read_text())["model"]["vocab"][MASK]
@@ -35,6 +37,6 @@ def write_blocks(folder: Path) -> None:
     write(folder / "dflash", weights, config | more | {"dflash_config": options})
     embedding = kept[EMBEDDING].clone()
     embedding[token] = mask
-    sizes = { "num_hidden_layers": layers, "tie_word_embeddings": False}
+    sizes = {"num_hidden_layers": layers, "tie_word_embeddings": False}
     untied = {EMBEDDING: embedding, "lm_head.weight": kept[EMBEDDING]}
     write(folder / "masked", kept | untied, of | sizes)

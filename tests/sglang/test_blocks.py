@@ -1,4 +1,4 @@
-"""Programs in the place of SGLang's own DFLASH, on a CPU: its texts and accepted lengths, and nothing lost on the way."""
+"""Programs in the place of SGLang's own DFLASH, on a CPU: its texts, its accepted lengths, and nothing is lost."""
 
 from __future__ import annotations
 

@@ -57,7 +57,9 @@ BACKENDS: Mapping[str, AttentionBackend] = {
     "triton": AttentionBackend(("mha",), mask="full"),
     "fa3": AttentionBackend(("mha", "swa", "mla"), mask="slots", windows=True, blocks=True),
     "flashinfer": AttentionBackend(("mha",), mask="qlen", tried=False, planned=True),
-    "intel_amx": AttentionBackend(("mha", "swa"), drafts=("mha",), mask="qlen", device="cpu", windows=True, blocks=True),
+    "intel_amx": AttentionBackend(
+        ("mha", "swa"), drafts=("mha",), mask="qlen", device="cpu", windows=True, blocks=True
+    ),
     "trtllm_mha": AttentionBackend(("mha",), tried=False, shapes=False),
     "trtllm_mla": AttentionBackend(("mla",), tried=False, shapes=False),
     "cutedsl_mla": AttentionBackend(("mla",), tried=False, shapes=False),
@@ -190,7 +192,7 @@ def refusals(server: Server) -> Iterator[Refusal]:
         named = reasons(
             draft.beside, window=draft.window, adapters=server.adapters, groups=server.groups, decodes=not alone
         )
-        yield from itertools.starmap(Refusal, named.items())
+        yield from itertools.starmap(Refusal, named)
     if server.head_rows and server.ranks > 1:
         yield Refusal("head_rows", "a token map that names rows of a head of which each rank has a part")
     for owner, model in (("target", server.target), ("draft", server.draft)):

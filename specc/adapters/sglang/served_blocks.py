@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 BLOCKS = ("DFLASH",)
 """Algorithms of SGLang's, by the names of programs, of which a model fills in a block of drafts."""
 PLAIN = ("DFlashDraftModel",)
@@ -19,17 +21,19 @@ def beside(architecture: str, projector: str = "", *, embeds: bool = False) -> s
     return f"a {projector} projector" if projector else "an embedding of its own" if embeds else ""
 
 
-def reasons(beside: str, *, window: bool, adapters: bool, groups: int, decodes: bool) -> dict[str, str]:
+def reasons(beside: str, *, window: bool, adapters: bool, groups: int, decodes: bool) -> Iterator[tuple[str, str]]:
     """What is in the way on a server: the name of what would have to change, and it in words.
 
-    `beside` is of its draft, as is `window`: layers that see a window of the text. `adapters` are LoRA's, `groups` those
-    of ranks, and one that `decodes` what another one prefills has no texts to write the draft's context of.
+    `beside` is of its draft, as is `window`: layers that see a window of the text. `adapters` are LoRA's, `groups`
+    those of ranks. One that `decodes` what another one prefills is sent nothing of the draft's context.
     """
-    there = {
-        "draft": (bool(beside), f"{DRAFT} with {beside}"),
-        "window": (window, f"sliding windows of {DRAFT}"),
-        "adapters": (adapters, f"LoRA with {DRAFT}"),
-        "groups": (groups > 1, f"attention under data parallelism with {DRAFT}"),
-        "disaggregation_mode": (decodes, f"{DRAFT} on a server of texts that another one prefills"),
-    }
-    return {about: what for about, (is_there, what) in there.items() if is_there}
+    if beside:
+        yield "draft", f"{DRAFT} with {beside}"
+    if window:
+        yield "draft", f"sliding windows of {DRAFT}"
+    if adapters:
+        yield "adapters", f"LoRA with {DRAFT}"
+    if groups > 1:
+        yield "groups", f"attention under data parallelism with {DRAFT}"
+    if decodes:
+        yield "disaggregation_mode", f"{DRAFT} on a server of texts that another one prefills"

@@ -53,9 +53,9 @@ class ModelFacts:
     There are more than keys of the configuration: ``aux_layers`` (text, counted from 1), ``context_length``,
     ``draft_vocab_size``, ``num_mtp_modules``, ``language_model`` (a class of transformers'), ``architecture`` (the
     class that the weights are of), ``window`` and ``attention_chunk`` (tokens that some layers see at most),
-    ``quant_method`` and, in words, ``recurrent_state`` and ``index_keys``. A draft that fills in blocks says
-    ``block_size`` (with the token before its places), ``projector`` (how its rows are changed before the head) and
-    ``own_embedding``. ``known``: whether transformers has a class for the architecture.
+    ``quant_method`` and, in words, ``recurrent_state`` and ``index_keys``. Of a draft that fills in blocks there are
+    ``fills_blocks``, ``block_size`` (with the token before its places), ``projector`` (how its rows are changed before
+    the head), ``own_embedding`` and ``block_window``. ``known``: whether transformers has a class for the architecture.
     """
 
     model_type: str
@@ -154,11 +154,14 @@ def _block_facts(content: Mapping[str, Any]) -> dict[str, Fact]:
     if not isinstance(block, dict) and (named is None or "dflash" not in str(named.value).lower()):
         return {}
     options = {**content, **(cast("dict[str, Any]", block) if isinstance(block, dict) else {})}
-    size, projector = options.get("block_size"), options.get("projector_type")
+    size, projector, kinds = options.get("block_size"), options.get("projector_type"), options.get("layer_types")
+    windows = isinstance(kinds, list) and "sliding_attention" in kinds
     there = {
+        "fills_blocks": Fact(1, "dflash_config" if isinstance(block, dict) else "architectures"),
         "block_size": Fact(size, "block_size") if type(size) is int else None,
         "projector": Fact(projector, "projector_type") if isinstance(projector, str) else None,
         "own_embedding": Fact(1, "has_embed_tokens") if options.get("has_embed_tokens") is True else None,
+        "block_window": Fact(1, "layer_types") if windows else None,
     }
     return {key: fact for key, fact in there.items() if fact is not None}
 

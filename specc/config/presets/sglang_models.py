@@ -31,22 +31,17 @@ def facts_of(values: Mapping[str, Value]) -> ServedModel:
     if cache == "mla" and "index_topk" in values:
         cache = "dsa"
     windowed = "window" in values and _WINDOWED.match(architecture) is not None
+    fills, embeds = "fills_blocks" in values, "own_embedding" in values
     chunked = "attention_chunk" in values
     if (windowed or chunked) and _TWO_POOLS.match(architecture):
         cache = "swa"
     return ServedModel(
         cache=f"that of {architecture}" if _OWN_CACHES.match(architecture) else cache,
-        window=windowed or chunked,
+        window=windowed or chunked or "block_window" in values,
         chunk=chunked,
         recurrent="recurrent_state" in values,
+        beside=beside(architecture, str(values.get("projector", "")), embeds=embeds) if fills else "",
     )
-
-
-def block_draft_of(values: Mapping[str, Value]) -> ServedModel:
-    """Return the facts of a draft that fills in blocks, of which SGLang reads the window of a layer that says so."""
-    embeds, projector = "own_embedding" in values, str(values.get("projector", ""))
-    has = beside(architecture_of(values), projector, embeds=embeds)
-    return replace(facts_of(values), window="window" in values, beside=has)
 
 
 def architecture_of(values: Mapping[str, Value]) -> str:
@@ -57,7 +52,8 @@ def architecture_of(values: Mapping[str, Value]) -> str:
 def unserved(asked: EngineNeeds) -> Iterator[tuple[tuple[str, ...], str]]:
     """Return what of a configuration no server of SGLang's has a program run: the path of its key, and it in words."""
     target, draft = (_of(asked.models.get(role), asked.layouts.get(role)) for role in ("target", "draft"))
-    server = Server(target, draft, topk=asked.topk, ranks=asked.ranks, head_rows=asked.head_rows)
+    blocks = "fills_blocks" in asked.models.get("draft", {})
+    server = Server(target, draft, topk=asked.topk, ranks=asked.ranks, head_rows=asked.head_rows, blocks=blocks)
     paths = {"topk": ("topk",), "head_rows": ("draft", "token_map")}
     for refusal in refusals(server):
         yield paths.get(refusal.about, (refusal.about, "model")), refusal.what

@@ -29,11 +29,11 @@ def form(arguments: Arguments, draft: ModelFacts) -> tuple[Fact, Fact, Fact]:
 def attention(written: str, prefill: Fact, gpu: Gpu) -> Fact:
     """Return the attention backend of the draft's forward: what is written, or that of the server's prefill.
 
-    Where such a draft cannot have it SGLang takes another.
+    Where such a draft cannot have it SGLang takes another; on a CPU there is no such server.
     """
     name = "--speculative-draft-attention-backend"
     own = Fact(written, name) if written else prefill
-    if own.value in ATTENTION and own.value != "trtllm_mha":
+    if gpu.is_cpu or (own.value in ATTENTION and own.value != "trtllm_mha"):
         return own
     other = "fa4" if own.value == "trtllm_mha" and gpu.arch in B200 else "flashinfer"
     return Fact(other, f"SGLang's choice for blocks in the place of {own.value} ({own.origin})")

@@ -20,7 +20,7 @@ from specc.adapters.sglang.served import (
 from specc.config.archs import CPU, Gpu, cpu
 from specc.config.models import Fact, ModelFacts, read_model
 from specc.config.presets.sglang import SGLANG
-from specc.config.presets.sglang_models import architecture_of, block_draft_of, facts_of
+from specc.config.presets.sglang_models import architecture_of, facts_of
 from specc.config.sglang import blocks
 from specc.config.sglang.command_line import BREADTH, UNREAD, Arguments, argument
 from specc.config.sglang.defaults import (
@@ -41,7 +41,7 @@ from specc.config.sglang.defaults import (
     page_of,
     shape,
 )
-from specc.config.sglang.look_ups import breadth, form
+from specc.config.sglang.look_ups import check_pages, form
 
 MOST_BUCKETS = 64
 """As many as a configuration may have."""
@@ -137,12 +137,12 @@ def started(arguments: Arguments, gpu: Gpu) -> Started:
     attention, page_size = _attention(arguments, gpu, target[1], page, int(topk.value), in_blocks=in_blocks)
     if looked_up:
         attention = {"verify": attention["verify"]}
-        _check_pages(arguments, page_size, attention)
+        check_pages(arguments, page_size, attention["verify"])
     if in_blocks and device == CPU:
         arguments.refuse(f"{algorithm} on a CPU", "SGLang starts no such server")
     facts = Server(
         target=facts_of(target[1].values),
-        draft=None if draft is None else (block_draft_of if in_blocks else facts_of)(draft[1].values),
+        draft=None if draft is None else facts_of(draft[1].values),
         topk=int(topk.value),
         attention={role: str(fact.value) for role, fact in attention.items()},
         device=device,
@@ -190,13 +190,6 @@ def _groups(arguments: Arguments, algorithm: str) -> int:
     if groups > 1 and algorithm in ("STANDALONE", *LOOKS_UP):
         arguments.refuse(f"attention under data parallelism with {algorithm}", "SGLang starts no such server")
     return groups
-
-
-def _check_pages(arguments: Arguments, page_size: Fact, attention: Mapping[str, Fact]) -> None:
-    """Report pages on which SGLang looks no trees up."""
-    if int(page_size.value) > 1 and breadth(arguments) > 1 and attention["verify"].value != "flashinfer":
-        what = f"pages of {page_size.value} tokens ({page_size.origin}) under trees that are looked up"
-        arguments.refuse(what, f"SGLang starts no such server; write {BREADTH} 1")
 
 
 def _adapters(arguments: Arguments) -> bool:
@@ -373,7 +366,7 @@ def _hint(refusal: Refusal, server: Server) -> str | None:
         )
     if refusal.about.startswith("attention "):
         role = refusal.about.removeprefix("attention ")
-        model = server.target if role == "verify" else server.draft
+        model, in_block = server.target if role == "verify" else server.draft, server.blocks and role == "draft"
         names = [
             name
             for name, backend in BACKENDS.items()
@@ -382,8 +375,10 @@ def _hint(refusal: Refusal, server: Server) -> str | None:
             and (server.topk == 1 or backend.mask is not None)
             and not (server.groups > 1 and backend.planned)
             and (model is None or backend.windows or not model.window)
+            and (backend.blocks or not in_block)
         ]
-        return f"served here: {', '.join(names)} (--attention-backend)" if names else None
+        name = "--speculative-draft-attention-backend" if in_block else "--attention-backend"
+        return f"served here: {', '.join(names)} ({name})" if names else None
     chain = f"{BREADTH} 1" if server.looks_up else "--speculative-eagle-topk 1, with --speculative-num-steps"
     return {
         "topk": f"write {chain}",

@@ -147,7 +147,7 @@ def draft_blocks() -> None:
 
 
 def as_weights_are(forward: Callable[..., Any], model: Any, *given: Any, input_embeds: Tensor, **named: Any) -> Any:
-    """Run a draft of blocks whose weights are not of 16 bits, to which SGLang brings embeddings; these here fit them."""
+    """Run a draft of blocks whose weights are not of 16 bits, to which SGLang brings embeddings, which fit in them."""
     return forward(model, *given, input_embeds=input_embeds.to(model.norm.weight.dtype), **named)
 
 

@@ -36,7 +36,7 @@ class Roles:
         draft: those of the draft's S - 1 forwards.
         container: the object that holds them, which prepares them together; None where there are none.
         verify: that of the target's forward over the nodes.
-        extend: that of the draft's forward over the accepted path; None where no model drafts, or its context is written.
+        extend: that of the draft's forward over the accepted path; None where there is none.
         block: that of the draft's one forward, of a draft that fills in blocks.
 
     """

@@ -142,9 +142,7 @@ class BonusState(State):
         )
 
 
-def state_of(
-    package: Any, step: Any, worker: Any, numbers: Numbers, published: Published
-) -> State | TextState:
+def state_of(package: Any, step: Any, worker: Any, numbers: Numbers, published: Published) -> State | TextState:
     """The state of requests of a worker, in the rows of a program's step; see `State`."""
     if "text" in step.pools:
         return TextState(step, worker.draft_token_num, numbers.count)

@@ -83,7 +83,10 @@ def facts(worker: Any) -> Server:
 
 
 def _facts_of(runner: Any, of_target: Any, *, blocks: bool = False) -> ServedModel:
-    """The facts of a model, of a draft that fills in `blocks` also what it has for that. A pool is of its very class: others that derive from it keep their rows otherwise."""
+    """The facts of a model; of a draft that fills in `blocks` also what it has beside its layers.
+
+    A pool is of its very class: others that derive from it keep their rows otherwise.
+    """
     config, pool = runner.model_config, type(runner.token_to_kv_pool).__name__
     cache = next((layout for layout, name in CACHES.items() if name == pool), pool)
     if cache == "swa":
