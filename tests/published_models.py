@@ -118,6 +118,26 @@ MODELS: dict[str, dict[str, Any]] = {
 }  # fmt: skip
 
 
+def block_draft(architecture: str = "DFlashDraftModel", **more: Any) -> dict[str, Any]:
+    """A draft that fills in blocks of 16 for Qwen3-8B, as it is published; `more` is its `dflash_config`'s."""
+    options = {"mask_token_id": 151669, "target_layer_ids": [1, 9, 17, 25, 33], **more}
+    sizes = (4096, 12288, 5, 32, 8, 151936)
+    kinds = ["full_attention"] * 5
+    return dense(
+        "qwen3", architecture, sizes, head_dim=128, block_size=16, num_target_layers=36, dflash_config=options,
+        layer_types=kinds,
+    )  # fmt: skip
+
+
+BLOCK_DRAFTS = {
+    "Qwen3-8B-DFlash-b16": block_draft(),
+    "Qwen3-8B-Domino": block_draft(
+        projector_type="domino", shift_label=True, pure_draft_prefix_len=1, gru_hidden_dim=256, emb_dim=256
+    ),
+    "Qwen3-8B-DFlash2": block_draft("DFlash2DraftModel", selector_rank=64, selector_top_k=8),
+}
+
+
 def targets() -> dict[str, dict[str, Any]]:
     """By name the configuration of every model but heads."""
     known = {path.parent.name: json.loads(path.read_text()) for path in PUBLISHED.glob("*/config.json")}
@@ -128,7 +148,7 @@ def write(folder: Path) -> None:
     """Write the directories of all models and of heads for them, each head's called ``NAME-EAGLE3``."""
     known = {path.parent.name: json.loads(path.read_text()) for path in PUBLISHED.glob("EAGLE*/config.json")}
     heads = {f"{name}-EAGLE3": head(config) for name, config in targets().items()}
-    for name, config in (known | targets() | heads).items():
+    for name, config in (known | targets() | heads | BLOCK_DRAFTS).items():
         kept = {key: value for key, value in config.items() if key != "auto_map"}  # no code comes with them
         (folder / name).mkdir(parents=True)
         (folder / name / "config.json").write_text(json.dumps(kept))

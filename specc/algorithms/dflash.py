@@ -98,9 +98,9 @@ def _recognises(pair: Pair) -> Fit | None:
     head, options = draft.named("dflash"), draft.block("dflash_config")
     if head is None and not options:
         return None
-    size = options.get("block_size", draft.content.get("block_size"))
+    size = draft.number("block_size")
     why = f"the draft's class is {head}" if head else "the draft has a dflash_config"
-    return Fit(f"{why}, with blocks of {size}", size - 1) if type(size) is int and size > 1 else Fit(why)
+    return Fit(f"{why}, with blocks of {size}", size - 1) if size is not None and size > 1 else Fit(why)
 
 
 DFLASH = Algorithm(

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 from engine_fixtures import asked, mark, plain, served, side_by_side, started
+from sglang_blocks import write_blocks
 from sglang_files import ENVIRONMENT, HERE, ON_GPU
 from sglang_models import write_models
 from sglang_programs import build_program
@@ -33,6 +34,7 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The folder with the models."""
     folder = tmp_path_factory.mktemp("models")
     write_models(folder)
+    write_blocks(folder)
     return folder
 
 

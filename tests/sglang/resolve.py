@@ -35,6 +35,7 @@ from sglang.srt.model_executor.model_runner_components.load_model_utils import r
 from sglang.srt.models.registry import ModelRegistry
 from sglang.srt.runtime_context import get_spec, override_platform, publish
 from sglang.srt.server_args import prepare_server_args
+from sglang.srt.speculative.dflash_utils import parse_dflash_draft_config
 from sglang.srt.speculative.draft_utils import DraftBackendFactory
 from transformers import AutoConfig, Qwen2Config
 
@@ -210,6 +211,16 @@ class Factory(DraftBackendFactory):
         return create
 
 
+def named(config: ModelConfig) -> type[SimpleNamespace]:
+    """What a model is without weights, under the name of SGLang's class."""
+    return type(config.hf_config.architectures[0], (SimpleNamespace,), {})
+
+
+def projector(config: ModelConfig) -> str | None:
+    """That of a draft that fills in blocks, as SGLang reads it."""
+    return parse_dflash_draft_config(draft_hf_config=config.hf_config).projector_type
+
+
 def runner(arguments: Any, path: str, *, draft: bool) -> Any:
     """A runner with what `fit.facts` reads."""
     config = ModelConfig.from_server_args(arguments, model_path=path, is_draft_model=draft)
@@ -219,7 +230,7 @@ def runner(arguments: Any, path: str, *, draft: bool) -> Any:
         sliding_window_size=window(config),
         token_to_kv_pool=Chosen(config, draft=draft).pool(),
         kv_index_translator=SimpleNamespace(is_translating=False),
-        model=SimpleNamespace(modules=lambda: ()),
+        model=named(config)(modules=lambda: (), get_input_embeddings=lambda: None, projector_type=projector(config)),
         canary_manager=None,
         kv_cache_dtype=config.dtype,
         req_to_token_pool=None,
@@ -237,7 +248,11 @@ def worker(arguments: Any) -> Any:
     target = runner(arguments, view.model_path, draft=False)
     target.attn_backend = target_backend(target)
     drafter = None
-    if view.speculative_algorithm != "NGRAM":
+    if view.speculative_algorithm == "DFLASH":
+        draft = runner(arguments, view.speculative_draft_model_path, draft=True)
+        draft.attn_backend = backend(view.speculative_draft_attention_backend, mla=False)
+        drafter = SimpleNamespace(draft_runner=draft)
+    elif view.speculative_algorithm != "NGRAM":
         draft = runner(arguments, view.speculative_draft_model_path, draft=True)
         factory = Factory(draft, view.speculative_eagle_topk, view.speculative_num_steps)
         steps, extend = factory.create_decode_backend(), factory.create_draft_extend_backend()

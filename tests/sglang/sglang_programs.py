@@ -15,6 +15,9 @@ SERVED = {
 }[DEVICE] | {"device": DEVICE, "context_length": 1024}
 """What `serve.py` sets for every engine, as far as it says something about a program."""
 
+ON_GPUS = ("DFLASH",)
+"""Algorithms that SGLang starts on a GPU alone, so that a program is written for a server of one."""
+
 
 def write_program(engine: Mapping[str, Any], folder: Path, *options: str) -> Path:
     """The configuration for an engine with these arguments, in a new folder. RuntimeError with what specc said.
@@ -23,6 +26,9 @@ def write_program(engine: Mapping[str, Any], folder: Path, *options: str) -> Pat
     """
     folder.mkdir(parents=True)
     config = folder / CONFIG
+    if DEVICE == "cpu" and engine["speculative_algorithm"] in ON_GPUS:
+        engine = {**engine, "device": "cuda", "attention_backend": BACKEND}
+        options = ("--gpu", "h100", *options)
     words = [f"--{name.replace('_', '-')}={value}" for name, value in {**SERVED, **engine}.items()]
     specc("sglang", "check", "-o", str(config), "--name", "served", *options, "--", *words)
     return config

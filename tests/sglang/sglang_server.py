@@ -112,6 +112,8 @@ class Variant:
         given |= {"speculative_algorithm": self.algorithm, "speculative_num_draft_tokens": self.num_draft_tokens}
         if not self.draft:  # looked up
             return given | {"speculative_ngram_max_bfs_breadth": self.topk}
+        if self.algorithm == "DFLASH":  # which counts the tokens of a block alone
+            return given | {"speculative_draft_model_path": str(models / self.draft)}
         return given | {
             "speculative_draft_model_path": str(models / self.draft),
             "speculative_num_steps": self.num_steps,

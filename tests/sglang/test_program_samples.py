@@ -22,6 +22,7 @@ from text_statistics import surprise
 
 CHAIN = Variant("STANDALONE", "standalone", overlap=True, program=True, samples=True)
 TREE = Variant("EAGLE", "eagle", topk=4, num_draft_tokens=12, program=True, samples=True)
+BLOCKS = Variant("DFLASH", "dflash", target="masked", overlap=True, program=True, samples=True)
 LOOK_UPS = Variant("NGRAM", num_draft_tokens=5, overlap=True, program=True, samples=True)
 
 
@@ -43,7 +44,7 @@ def jobs(
         return alone_in(models, folder) if variant == PLAIN else mixed_in(variant, models, folder / str(variant))
 
     with side_by_side(2) as pool:
-        yield started(pool, [variant for variant in (CHAIN, TREE, LOOK_UPS, PLAIN) if variant in variants], run)
+        yield started(pool, [variant for variant in (CHAIN, TREE, LOOK_UPS, BLOCKS, PLAIN) if variant in variants], run)
 
 
 def mixed_in(variant: Variant, models: Path, folder: Path) -> Served:
@@ -65,7 +66,7 @@ def alone_in(models: Path, folder: Path) -> Served:
     return serve(engine, in_any_order, folder / "alone")
 
 
-@pytest.fixture(scope="module", params=[CHAIN, TREE, LOOK_UPS], ids=str)
+@pytest.fixture(scope="module", params=[CHAIN, TREE, LOOK_UPS, BLOCKS], ids=str)
 def served(request: pytest.FixtureRequest, jobs: Mapping[Variant, Future[Served]]) -> Served:
     """What a program answered that samples."""
     return jobs[request.param].result()

@@ -44,6 +44,15 @@ COMMANDS = {
     "Qwen3 8B, EAGLE3": f"""{LAUNCH} --model Qwen3-8B --speculative-algorithm EAGLE3 \\
         --speculative-draft-model-path Qwen3-8B-EAGLE3 --speculative-num-steps 6 --speculative-eagle-topk 10 \\
         --speculative-num-draft-tokens 32 --mem-fraction 0.9 --dtype bfloat16""",
+    "Qwen3 8B, DFlash": f"""{LAUNCH} --model-path Qwen3-8B --speculative-algorithm DFLASH \\
+        --speculative-draft-model-path Qwen3-8B-DFlash-b16 --dtype bfloat16""",
+    "Qwen3 8B, DFlash, shorter, under other attention": f"""{LAUNCH} --model-path Qwen3-8B \\
+        --speculative-algorithm DFLASH --speculative-draft-model-path Qwen3-8B-DFlash-b16 --dtype bfloat16 \\
+        --speculative-dflash-block-size 8 --attention-backend triton --speculative-draft-attention-backend fa3""",
+    "Qwen3 8B, Domino": f"""{LAUNCH} --model-path Qwen3-8B --speculative-algorithm DFLASH --dtype bfloat16 \\
+        --speculative-draft-model-path Qwen3-8B-Domino --enable-lora --lora-target-modules all --max-lora-rank 8""",
+    "Qwen3 8B, DFlash 2": f"""{LAUNCH} --model-path Qwen3-8B --speculative-algorithm DFLASH --dtype bfloat16 \\
+        --speculative-draft-model-path Qwen3-8B-DFlash2 --speculative-draft-window-size 64""",
     "Qwen3 30B, EAGLE3": f"""SGLANG_ALLOW_OVERWRITE_LONGER_CONTEXT_LEN=1 {LAUNCH} --model-path Qwen3-30B-A3B --tp 4 \\
         --speculative-algorithm EAGLE3 --speculative-draft-model Qwen3-30B-A3B-EAGLE3""",
     "DeepSeek V3": "sglang serve DeepSeek-V3 --tp 8 --trust-remote-code --speculative-algorithm EAGLE",
@@ -173,6 +182,9 @@ def test_which_server_starts(
     if settings.facts.looks_up:  # a program's form is its own, and no forward is a draft's
         assert mine == {"verify": given_out["verify"]}
         assert shape[1] <= resolved["shape"][1] and shape[2] == resolved["shape"][2]
+    elif settings.facts.blocks:  # of which SGLang counts the tokens, and has no extend
+        drafted = {"draft": resolved["draft"], "verify": given_out["verify"]}
+        assert (mine, shape, resolved["shape"][1:]) == (drafted, [shape[2] - 1, 1, shape[2]], shape[1:])
     else:
         assert (mine, shape) == (given_out, resolved["shape"])
     assert settings.page_size.value == resolved["page_size"]

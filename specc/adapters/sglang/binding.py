@@ -75,7 +75,7 @@ def bind(program: Any, worker: Any, masks: Masks) -> Bound:
     table = worker.req_to_token_pool.req_to_token
     how = capturing(worker)
     runners, make = runners_of(worker), FORWARDS[how]
-    for kind in (worker.callbacks, *[Simulated] * simulating()):
+    for kind in (worker.callbacks(), *[Simulated] * simulating()):
         if not issubclass(make, kind):
             make = type(f"{kind.__name__}{make.__name__}", (kind, make), {})
     group = get_parallel().tp_group
@@ -96,7 +96,7 @@ def bind(program: Any, worker: Any, masks: Masks) -> Bound:
     for shape, plan in program.plans.items():
         forwards = make(worker, attention[shape], parts, shape)
         heard[shape] = Heard(forwards.target, plan, table)
-        callbacks[shape] = _Callbacks(forwards, heard[shape], masks)
+        callbacks[shape] = _Callbacks(plan, forwards, heard[shape], masks)
     step = program.bind(callbacks, table, buffers, tables=tables, collective=collective, capture=False)
     return Bound(step, how, attention, heard, parts)
 
@@ -104,13 +104,11 @@ def bind(program: Any, worker: Any, masks: Masks) -> Bound:
 class _Callbacks:
     """Forwards and masks, as the one object whose methods a program calls."""
 
-    def __init__(self, forwards: Forwards, target: Heard, masks: Masks) -> None:
-        self._forwards, self.target = forwards, target
+    def __init__(self, plan: Any, forwards: Forwards, target: Heard, masks: Masks) -> None:
+        for name in plan.callbacks("step"):
+            setattr(self, name, getattr(forwards, name, None))
+        self.target = target
         self.grammar_begin, self.grammar_end, self.grammar_prefill = masks.begin, masks.end, masks.prefill
-
-    def __getattr__(self, name: str) -> Any:
-        """A forward of the draft's."""
-        return getattr(self._forwards, name)
 
 
 def capturing(worker: Any) -> str:

@@ -105,6 +105,7 @@ RELAY = "SGLang writes the relay again behind a step, two launches"
 GRAMMARS = "requests with a grammar are SGLang's"
 SIMULATED = "SGLANG_SIMULATE_ACC_LEN changes SGLang's own steps alone"
 LOOK_UPS = "drafts that are looked up are SGLang's"
+BLOCKS = "drafts that are filled in as a block are SGLang's"
 HANDOVER = "a server that decodes what another one prefills runs no program"
 MODULES = "drafts of several modules are SGLang's"
 LOCKSTEP = "a server whose attention is data parallel runs no program"
@@ -134,6 +135,15 @@ managers.overlap_utils.FutureMap.resolve_seq_lens_cpu(batch)
 managers.overlap_utils.FutureMap.stash(future_indices payload)
 managers.schedule_batch.Req: origin_input_ids
 managers.schedule_batch.ScheduleBatch: seq_lens_cpu
+""",
+    BLOCKS: """
+speculative.dflash_worker_v2.DFlashWorkerV2: draft_worker init_cuda_graphs target_worker
+speculative.dflash_worker_v2.DFlashWorkerV2.forward_batch_generation(batch on_publish grammar_barrier pp_proxy_tensors)
+speculative.dflash_worker_v2.DFlashWorkerV2._append_target_hidden_to_draft_kv_by_loc(target_hidden cache_loc positions)
+layers.logits_processor.LogitsMetadata.from_forward_batch(forward_batch)
+models.dflash.DFlashDraftModel.forward(input_ids positions forward_batch input_embeds)
+speculative.dflash_info_v2.DFlashDraftInputV2(topk_p topk_index bonus_tokens new_seq_lens hidden_states)
+speculative.dflash_info.DFlashVerifyInput(draft_token positions draft_token_num capture_hidden_mode)
 """,
     HANDOVER: """
 disaggregation.decode.DecodeReqToTokenPool: req_to_token

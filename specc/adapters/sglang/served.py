@@ -6,12 +6,14 @@ arguments and two model directories say. Imports the standard library only.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
+from .served_blocks import BLOCKS, reasons
 from .served_settings import DATA_PARALLEL, SETTINGS, served_values
 
-__all__ = ["DATA_PARALLEL", "SETTINGS", "served_values"]
+__all__ = ["BLOCKS", "DATA_PARALLEL", "SETTINGS", "served_values"]
 
 TESTED = ("0.5.22", "0.5.23")
 """The versions of SGLang that `make sglang` runs programs in."""
@@ -34,6 +36,7 @@ class AttentionBackend:
         shapes: whether it prepares steps of several shapes.
         windows: whether layers may see a window of the text alone.
         planned: whether the host plans each step of it.
+        blocks: whether it runs a draft that fills in blocks.
 
     """
 
@@ -45,6 +48,7 @@ class AttentionBackend:
     shapes: bool = True
     windows: bool = False
     planned: bool = False
+    blocks: bool = False
 
     def over(self, role: str) -> tuple[str, ...]:
         """The layouts over which it is served in a role of `ROLES`."""
@@ -53,9 +57,11 @@ class AttentionBackend:
 
 BACKENDS: Mapping[str, AttentionBackend] = {
     "triton": AttentionBackend(("mha",), mask="full"),
-    "fa3": AttentionBackend(("mha", "swa", "mla"), mask="slots", windows=True),
+    "fa3": AttentionBackend(("mha", "swa", "mla"), mask="slots", windows=True, blocks=True),
     "flashinfer": AttentionBackend(("mha",), mask="qlen", tried=False, planned=True),
-    "intel_amx": AttentionBackend(("mha", "swa"), drafts=("mha",), mask="qlen", device="cpu", windows=True),
+    "intel_amx": AttentionBackend(
+        ("mha", "swa"), drafts=("mha",), mask="qlen", device="cpu", windows=True, blocks=True
+    ),
     "trtllm_mha": AttentionBackend(("mha",), tried=False, shapes=False),
     "trtllm_mla": AttentionBackend(("mla",), tried=False, shapes=False),
     "cutedsl_mla": AttentionBackend(("mla",), tried=False, shapes=False),
@@ -88,6 +94,7 @@ class ServedModel:
         window: whether it has layers that see a window of the text alone.
         chunk: whether it has layers that see a chunk of the text alone.
         recurrent: whether it has layers that keep a state per request.
+        beside: what a draft that fills in blocks has beside its layers, in words; nothing for a plain one.
 
     """
 
@@ -95,6 +102,7 @@ class ServedModel:
     window: bool = False
     chunk: bool = False
     recurrent: bool = False
+    beside: str = ""
 
 
 @dataclass(frozen=True)
@@ -112,6 +120,7 @@ class Server:
         adapters: whether requests may have one (LoRA).
         looks_up: whether drafts are looked up, by no model.
         modules: whether the draft has a module for each step.
+        blocks: whether a model fills in a block of drafts at once.
         settings: by SGLang's name what `SETTINGS` has a word on.
 
     """
@@ -127,6 +136,7 @@ class Server:
     adapters: bool = False
     looks_up: bool = False
     modules: bool = False
+    blocks: bool = False
     settings: Mapping[str, object] = field(default_factory=dict[str, object])
 
     @property
@@ -151,7 +161,7 @@ class Server:
     def single(self) -> list[str]:
         """What of this server has steps of one shape alone, in words."""
         named = [name for name in dict.fromkeys(self.attention.values()) if name in BACKENDS]
-        several = {"LoRA": self.adapters, "attention under data parallelism": self.groups > 1}
+        several = {"LoRA": self.adapters, "attention under data parallelism": self.groups > 1, "blocks": self.blocks}
         return [f"{name} attention" for name in named if not BACKENDS[name].shapes] + [
             what for what, there in several.items() if there
         ]
@@ -188,6 +198,12 @@ def refusals(server: Server) -> Iterator[Refusal]:
     if server.looks_up and server.settings.get("disaggregation_mode", "null") != "null":
         yield Refusal("disaggregation_mode", "a server that looks drafts up in texts that another one prefills")
     yield from _of_modules(server)
+    if server.blocks:
+        draft, alone = server.draft or ServedModel(), server.settings.get("disaggregation_mode", "null") == "null"
+        named = reasons(
+            draft.beside, window=draft.window, adapters=server.adapters, groups=server.groups, decodes=not alone
+        )
+        yield from itertools.starmap(Refusal, named)
     if server.head_rows and server.ranks > 1:
         yield Refusal("head_rows", "a token map that names rows of a head of which each rank has a part")
     for owner, model in (("target", server.target), ("draft", server.draft)):
@@ -244,5 +260,7 @@ def _of_attention(server: Server) -> Iterator[Refusal]:
             yield Refusal(f"attention {role}", f"{name} attention with sliding windows ({role})")
         elif server.groups > 1 and backend.planned:
             yield Refusal(f"attention {role}", f"{name} attention under data parallelism ({role})")
+        elif server.blocks and role == "draft" and not backend.blocks:
+            yield Refusal(f"attention {role}", f"{name} attention over blocks ({role})")
         elif server.topk > 1 and backend.mask is None:
             yield Refusal(f"attention {role}", f"a tree with {name} attention ({role})")

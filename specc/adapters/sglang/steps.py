@@ -17,8 +17,7 @@ from .requests.admission import DETERMINISTIC_SEED, Admission
 from .requests.grammars import Masks, fills_bitmasks
 from .requests.refusals import built_for, refuses, unplanned, unserved
 from .requests.results import Numbers, Published, SglangResult, scores
-from .requests.state import State
-from .requests.texts import TextState
+from .requests.state import state_of
 from .server.lockstep import OTHERS, LockStep
 from .server.proof import prove, proving
 from .server.ranks import seeds, shared
@@ -67,11 +66,7 @@ class Steps:
         self._vocabulary = program.plan.size("V")
         self.numbers, self.published = Numbers(scored_tokens(worker), self._vocabulary), Published()
         self.looks_up = looks_up(worker)
-        self.state: State | TextState = (
-            TextState(bound.step, worker.draft_token_num, self._vocabulary)
-            if self.looks_up
-            else State(package, bound.step, self.numbers, self.published)
-        )
+        self.state = state_of(package, bound.step, worker, self.numbers, self.published)
         self._retired: str | None = None
         self._on = True
         self.parameters = built_for(program.plan, grammars=fills_bitmasks())

@@ -53,8 +53,9 @@ class ModelFacts:
     There are more than keys of the configuration: ``aux_layers`` (text, counted from 1), ``context_length``,
     ``draft_vocab_size``, ``num_mtp_modules``, ``language_model`` (a class of transformers'), ``architecture`` (the
     class that the weights are of), ``window`` and ``attention_chunk`` (tokens that some layers see at most),
-    ``quant_method`` and, in words, ``recurrent_state`` and ``index_keys``. ``known``: whether transformers
-    has a class for the architecture.
+    ``quant_method`` and, in words, ``recurrent_state`` and ``index_keys``. Of a draft that fills in blocks there are
+    ``fills_blocks``, ``block_size`` (with the token before its places), ``projector`` (how its rows are changed before
+    the head), ``own_embedding`` and ``block_window``. ``known``: whether transformers has a class for the architecture.
     """
 
     model_type: str
@@ -105,6 +106,7 @@ def facts_of(files: Directory, written: str) -> ModelFacts:
     known = plain(files.content)
     answer = remembered(files.raw, ask) if known is None else answer_of(known, known, files)
     facts = {key: Fact(value, str(origin)) for key, (value, origin) in answer.facts.items()}
+    facts |= _block_facts(files.content)
     return ModelFacts(answer.model_type, answer.known, facts)
 
 
@@ -144,6 +146,24 @@ def _architecture(content: Mapping[str, Any]) -> Fact | None:
     names = content.get("architectures")
     named = isinstance(names, list) and bool(names) and isinstance(names[0], str)
     return Fact(str(cast("list[object]", names)[0]), "architectures") if named else None
+
+
+def _block_facts(content: Mapping[str, Any]) -> dict[str, Fact]:
+    """Return what a draft that fills in blocks says of these; nothing of any other model."""
+    block, named = content.get("dflash_config"), _architecture(content)
+    if not isinstance(block, dict) and (named is None or "dflash" not in str(named.value).lower()):
+        return {}
+    options = {**content, **(cast("dict[str, Any]", block) if isinstance(block, dict) else {})}
+    size, projector, kinds = options.get("block_size"), options.get("projector_type"), options.get("layer_types")
+    windows = isinstance(kinds, list) and "sliding_attention" in kinds
+    there = {
+        "fills_blocks": Fact(1, "dflash_config" if isinstance(block, dict) else "architectures"),
+        "block_size": Fact(size, "block_size") if type(size) is int else None,
+        "projector": Fact(projector, "projector_type") if isinstance(projector, str) else None,
+        "own_embedding": Fact(1, "has_embed_tokens") if options.get("has_embed_tokens") is True else None,
+        "block_window": Fact(1, "layer_types") if windows else None,
+    }
+    return {key: fact for key, fact in there.items() if fact is not None}
 
 
 def _quant_method(config: object, text: object) -> Fact | None:

@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import replace
 
 from specc.adapters.sglang.served import BY_MODULES, ServedModel, Server, refusals
+from specc.adapters.sglang.served_blocks import beside
 from specc.config.presets.preset import EngineNeeds, Value
 
 _WINDOWED = re.compile(
@@ -39,14 +40,16 @@ def facts_of(values: Mapping[str, Value]) -> ServedModel:
     if cache == "mla" and "index_topk" in values:
         cache = "dsa"
     windowed = "window" in values and _WINDOWED.match(architecture) is not None
+    fills, embeds = "fills_blocks" in values, "own_embedding" in values
     chunked = "attention_chunk" in values
     if (windowed or chunked) and _TWO_POOLS.match(architecture):
         cache = "swa"
     return ServedModel(
         cache=f"that of {architecture}" if _OWN_CACHES.match(architecture) else cache,
-        window=windowed or chunked,
+        window=windowed or chunked or "block_window" in values,
         chunk=chunked,
         recurrent="recurrent_state" in values,
+        beside=beside(architecture, str(values.get("projector", "")), embeds=embeds) if fills else "",
     )
 
 
@@ -58,8 +61,10 @@ def architecture_of(values: Mapping[str, Value]) -> str:
 def unserved(asked: EngineNeeds) -> Iterator[tuple[tuple[str, ...], str]]:
     """Return what of a configuration no server of SGLang's has a program run: the path of its key, and it in words."""
     target, draft = (_of(asked.models.get(role), asked.layouts.get(role)) for role in ("target", "draft"))
-    modules = asked.algorithm in BY_MODULES.values()
-    server = Server(target, draft, topk=asked.topk, ranks=asked.ranks, head_rows=asked.head_rows, modules=modules)
+    modules, blocks = asked.algorithm in BY_MODULES.values(), "fills_blocks" in asked.models.get("draft", {})
+    server = Server(
+        target, draft, topk=asked.topk, ranks=asked.ranks, head_rows=asked.head_rows, modules=modules, blocks=blocks
+    )
     paths = {"topk": ("topk",), "head_rows": ("draft", "token_map")}
     if modules and "target" in asked.models and not has_modules(asked.models["target"]):
         yield ("algorithm",), f"a module for each step of {architecture_of(asked.models['target']) or 'such a target'}"

@@ -26,6 +26,9 @@ RETURNED: Mapping[str, str] = {"--enable-return-routed-experts": "routed_experts
 BREADTH, NODES = "--speculative-ngram-max-bfs-breadth", "--speculative-num-draft-tokens"
 """Arguments of trees that are looked up."""
 
+BLOCK = "--speculative-dflash-block-size"
+"""Another name of `NODES`, of drafts that fill in blocks."""
+
 _ALIASES = {
     "--attention-context-parallel-size": "--attn-cp-size",
     "--attention-data-parallel-size": "--attn-dp-size",
@@ -68,6 +71,7 @@ _READ = (
     "--speculative-num-steps",
     "--speculative-token-map",
     "--tp-size",
+    BLOCK,
     BREADTH,
     NODES,
 )

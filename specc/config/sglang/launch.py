@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from specc.adapters.sglang.served import BACKENDS, BY_MODULES, LOOKS_UP
+from specc.adapters.sglang.served import BACKENDS, BLOCKS, BY_MODULES, LOOKS_UP
 from specc.config.archs import Gpu
 from specc.config.estimate.choice import ProposedShape
 from specc.config.models import ModelFacts
@@ -60,7 +60,7 @@ def limits(pair: Pair, chosen: Drafting, gpu: Gpu) -> Limits:
 
 def _shape(chosen: Drafting, shape: Shape) -> list[str]:
     """Return the arguments of a shape."""
-    return arguments_of(shape, looked_up=chosen.algorithm in LOOKS_UP)
+    return arguments_of(shape, looked_up=chosen.algorithm in LOOKS_UP, blocks=chosen.algorithm in BLOCKS)
 
 
 def _dtype(target: ModelFacts, chosen: Drafting) -> list[str]:

@@ -32,7 +32,16 @@ def breadth(arguments: Arguments) -> int:
     return arguments.number(BREADTH) or USUAL_BREADTH
 
 
-def arguments_of(shape: Shape, *, looked_up: bool) -> list[str]:
+def check_pages(arguments: Arguments, page_size: Fact, verify: Fact) -> None:
+    """Report pages on which SGLang looks no trees up, where this attention backend verifies."""
+    if int(page_size.value) > 1 and breadth(arguments) > 1 and verify.value != "flashinfer":
+        what = f"pages of {page_size.value} tokens ({page_size.origin}) under trees that are looked up"
+        arguments.refuse(what, f"SGLang starts no such server; write {BREADTH} 1")
+
+
+def arguments_of(shape: Shape, *, looked_up: bool, blocks: bool = False) -> list[str]:
     """Return the arguments by which a server has a program's shape, whose drafts are looked up or are a model's."""
+    if blocks:
+        return [NODES, str(shape.num_nodes)]
     steps, topk = [] if looked_up else ["--speculative-num-steps", str(shape.num_steps)], str(shape.topk)
     return [*steps, BREADTH if looked_up else "--speculative-eagle-topk", topk, NODES, str(shape.num_nodes)]

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from specc.adapters.sglang.served import (
     BACKENDS,
+    BLOCKS,
     BY_MODULES,
     DATA_PARALLEL,
     LOOKS_UP,
@@ -21,6 +22,7 @@ from specc.config.archs import CPU, Gpu, cpu
 from specc.config.models import Fact, ModelFacts, read_model
 from specc.config.presets.sglang import SGLANG
 from specc.config.presets.sglang_models import architecture_of, facts_of, has_modules
+from specc.config.sglang import blocks
 from specc.config.sglang.command_line import BREADTH, UNREAD, Arguments, argument
 from specc.config.sglang.defaults import (
     B200,
@@ -39,7 +41,7 @@ from specc.config.sglang.defaults import (
     page_of,
     shape,
 )
-from specc.config.sglang.look_ups import breadth, form
+from specc.config.sglang.look_ups import check_pages, form
 
 MOST_BUCKETS = 64
 """As many as a configuration may have."""
@@ -125,7 +127,8 @@ def started(arguments: Arguments, gpu: Gpu) -> Started:
     algorithm = BY_MODULES.get(algorithm, algorithm) if modules else algorithm
     path, origin = ("", "none, drafts are looked up in texts") if looked_up else _draft(arguments, target)
     draft = None if looked_up else _model(arguments, "--speculative-draft-model-path", path)
-    known = form(arguments) if looked_up else _shape(arguments, algorithm, target)
+    in_blocks = algorithm in BLOCKS
+    known = _sizes(arguments, algorithm, target, draft)
     requests, ranks = arguments.number("--max-running-requests"), arguments.number("--tp-size") or 1
     groups = _groups(arguments, algorithm)
     kept = max(1, (requests or MAX_REQUESTS) // groups)
@@ -135,12 +138,14 @@ def started(arguments: Arguments, gpu: Gpu) -> Started:
         arguments.findings.raise_if_errors()
         raise AssertionError("what is missing was reported")
     num_steps, topk, num_draft_tokens = known
-    attention, page_size = _attention(arguments, gpu, target[1], page, int(topk.value))
+    attention, page_size = _attention(arguments, gpu, target[1], page, int(topk.value), in_blocks=in_blocks)
     if modules:
         del attention["draft"]
     if looked_up:
         attention = {"verify": attention["verify"]}
-        _check_pages(arguments, page_size, attention)
+        check_pages(arguments, page_size, attention["verify"])
+    if in_blocks and device == CPU:
+        arguments.refuse(f"{algorithm} on a CPU", "SGLang starts no such server")
     facts = Server(
         target=facts_of(target[1].values),
         draft=None if draft is None else facts_of(draft[1].values),
@@ -153,6 +158,7 @@ def started(arguments: Arguments, gpu: Gpu) -> Started:
         adapters=_adapters(arguments),
         looks_up=looked_up,
         modules=modules,
+        blocks=in_blocks,
         settings=_settings(arguments, modules=modules),
     )
     limit = _rows(arguments, kept, requests, groups)
@@ -203,13 +209,6 @@ def _groups(arguments: Arguments, algorithm: str) -> int:
     return groups
 
 
-def _check_pages(arguments: Arguments, page_size: Fact, attention: Mapping[str, Fact]) -> None:
-    """Report pages on which SGLang looks no trees up."""
-    if int(page_size.value) > 1 and breadth(arguments) > 1 and attention["verify"].value != "flashinfer":
-        what = f"pages of {page_size.value} tokens ({page_size.origin}) under trees that are looked up"
-        arguments.refuse(what, f"SGLang starts no such server; write {BREADTH} 1")
-
-
 def _adapters(arguments: Arguments) -> bool:
     """Return whether requests may have adapters."""
     return not arguments.values.keys().isdisjoint(("--enable-lora", "--lora-paths"))
@@ -233,6 +232,20 @@ def _draft(arguments: Arguments, target: tuple[Path, ModelFacts] | None) -> tupl
     if OWN_MODULES.fullmatch(architecture):
         return arguments.text("--model-path"), f"modules of its own, which SGLang takes for {architecture}"
     return "", name
+
+
+def _sizes(
+    arguments: Arguments,
+    algorithm: str,
+    target: tuple[Path, ModelFacts] | None,
+    draft: tuple[Path, ModelFacts] | None,
+) -> tuple[Fact, Fact, Fact] | None:
+    """Return steps, topk and nodes by what an algorithm has of them, or None where it cannot be said."""
+    if algorithm in LOOKS_UP:
+        return form(arguments)
+    if algorithm in BLOCKS:
+        return None if draft is None else blocks.form(arguments, draft[1])
+    return _shape(arguments, algorithm, target)
 
 
 def _shape(
@@ -287,14 +300,15 @@ def _rows(arguments: Arguments, kept: int, written: int | None, groups: int) -> 
 
 
 def _attention(
-    arguments: Arguments, gpu: Gpu, target: ModelFacts, page: int | None, topk: int
+    arguments: Arguments, gpu: Gpu, target: ModelFacts, page: int | None, topk: int, *, in_blocks: bool
 ) -> tuple[dict[str, Fact], Fact]:
     """Return by role the attention backend, and the tokens per page."""
     names = ("--attention-backend", "--prefill-attention-backend", "--decode-attention-backend")
     base, prefill, decode = (_RENAMED.get(arguments.text(name), arguments.text(name)) for name in names)
     own = arguments.text("--speculative-draft-attention-backend")
     mode = arguments.text("--speculative-attention-mode", "prefill")
-    written, written_topk = bool(base or prefill or decode), arguments.number("--speculative-eagle-topk")
+    written = bool(base or prefill or decode)
+    written_topk = 1 if in_blocks else arguments.number("--speculative-eagle-topk")
     known, cache, architecture = (
         drafts(written_topk, page),
         facts_of(target.values).cache,
@@ -312,6 +326,10 @@ def _attention(
     by_role = roles(prefill or base, decode or base, own or None, mode)
     origin = _why(gpu, cache, architecture, known, topk)
     facts = {role: Fact(name, _origin(arguments, role, mode) or origin) for role, name in by_role.items()}
+    if in_blocks:
+        of_prefill = Fact(prefill or base, _origin(arguments, "verify", "prefill") or origin)
+        facts = {"draft": blocks.attention(own, of_prefill, gpu), "verify": facts["verify"]}
+        own = str(facts["draft"].value)
     deciding = {base, decode, *({prefill} & DECIDES_AS_PREFILL), *({own} & DECIDES_AS_DRAFT)}
     row = row if not written or row.caches else replace(row, page_size=None, forced=False)
     small = gpu.arch in B200 and cache == "mha" and known != TREE
@@ -365,7 +383,7 @@ def _hint(refusal: Refusal, server: Server) -> str | None:
         )
     if refusal.about.startswith("attention "):
         role = refusal.about.removeprefix("attention ")
-        model = server.target if role == "verify" else server.draft
+        model, in_block = server.target if role == "verify" else server.draft, server.blocks and role == "draft"
         names = [
             name
             for name, backend in BACKENDS.items()
@@ -374,8 +392,10 @@ def _hint(refusal: Refusal, server: Server) -> str | None:
             and (server.topk == 1 or backend.mask is not None)
             and not (server.groups > 1 and backend.planned)
             and (model is None or backend.windows or not model.window)
+            and (backend.blocks or not in_block)
         ]
-        return f"served here: {', '.join(names)} (--attention-backend)" if names else None
+        name = "--speculative-draft-attention-backend" if in_block else "--attention-backend"
+        return f"served here: {', '.join(names)} ({name})" if names else None
     chain = f"{BREADTH} 1" if server.looks_up else "--speculative-eagle-topk 1, with --speculative-num-steps"
     return {
         "topk": f"write {chain}",

@@ -58,6 +58,8 @@ def configuration(arguments: Arguments, server: Started, wanted: Wanted) -> str:
     ]
     if "draft" not in server.models and wanted.of_draft():
         arguments.wrong("--head is of a model that drafts, and drafts are looked up", "leave it out")
+    if server.facts.blocks and wanted.head != "engine":
+        arguments.refuse(f"--head {wanted.head} of a draft that the target's head scores", "leave it out")
     arguments.findings.raise_if_errors()
     return "\n".join(lines) + "\n"
 

@@ -70,6 +70,11 @@ class Attention:
             self._begin(batch)
         return self._by_role["draft"].draft(step, batch)
 
+    def block(self, batch: Any, width: int) -> Any:
+        """For the draft's forward over `width` tokens of each request."""
+        self._begin(batch)
+        return self._by_role["draft"].block(batch, width)
+
     def target(self, batch: Any, width: int, mask: Tensor | None, counts: Tensor | None) -> Any:
         """For `width` nodes of each request; `mask` and `counts` are the program's of a tree."""
         if self._first == "target":
@@ -119,6 +124,7 @@ def attention_of(worker: Any, plans: Mapping[Any, Any], *, captured: bool) -> di
     Where drafts are looked up, the server's own shape says nothing of steps, and no forward is a draft's.
     """
     roles, looked_up = roles_of(worker), looks_up(worker)
+    drafts = roles.draft or not (looked_up or roles.block)
     rows = largest(plans)
     slots, target = worker.req_to_token_pool.req_to_token, worker.target_worker.model_runner
     context, places = target.model_config.context_len, map_of(target.token_to_kv_pool)
@@ -126,7 +132,7 @@ def attention_of(worker: Any, plans: Mapping[Any, Any], *, captured: bool) -> di
     beside: Tables | None = None
     for shape, plan in plans.items():
         sizes = shape.num_steps, branches(shape), shape.num_nodes
-        steps = 1 if looked_up else shape.num_steps
+        steps = shape.num_steps if drafts else 1
         tables = _tables(slots, Sizes(rows, steps, *sizes[1:], plan.kv.page_size, context), beside, places)
         own = len(plans) == 1 and not looked_up
         made[shape] = Attention(roles if own else roles.sized(*sizes), tables, captured=captured)

@@ -34,6 +34,13 @@ class StepAttention(ABC):
     def draft(self, step: int, batch: Any) -> Any:
         """For forward `step` of the draft."""
 
+    def block(self, batch: Any, width: int) -> Any:
+        """For `width` tokens of each request behind its text, of the draft; those see each other where layers say so.
+
+        `served` says which kinds have it.
+        """
+        raise NotImplementedError(f"{type(self).__name__} prepares no blocks")
+
     @abstractmethod
     def target(self, batch: Any, width: int, mask: Tensor | None, counts: Tensor | None) -> Any:
         """For `width` nodes of each request; `mask` and, in mode `slots`, `counts` are the program's of a tree."""

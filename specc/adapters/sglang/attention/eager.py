@@ -19,6 +19,11 @@ class Eager(StepAttention):
             self._roles.container.init_forward_metadata(batch)
         return self._roles.draft[step]
 
+    def block(self, batch: Any, width: int) -> Any:
+        """See `StepAttention`."""
+        self._roles.block.init_forward_metadata(batch)
+        return self._roles.block
+
     def target(self, batch: Any, width: int, mask: Tensor | None, counts: Tensor | None) -> Any:
         """See `StepAttention`."""
         self._roles.verify.init_forward_metadata(batch)

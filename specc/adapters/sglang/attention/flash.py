@@ -52,6 +52,11 @@ class Flash(StepAttention):
         )
         return self._set(backend, self._text(rows, topk, tables.whole(rows)), branches)
 
+    def block(self, batch: Any, width: int) -> Any:
+        """See `StepAttention`."""
+        rows = batch.batch_size
+        return self._set(self._roles.block, self._text(rows, width, self._tables.verifying(rows)), None)
+
     def target(self, batch: Any, width: int, mask: Tensor | None, counts: Tensor | None) -> Any:
         """See `StepAttention`."""
         tables, rows, backend = self._tables, batch.batch_size, self._roles.verify

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from ..parts.runners import modules_of
+from ..parts.runners import fills_blocks, modules_of
 
 CLASSES = {
     "CuteDslMLABackend": "cutedsl_mla",
@@ -36,8 +36,9 @@ class Roles:
         draft: those of the draft's S - 1 forwards.
         container: the object that holds them, which prepares them together; None where there are none.
         verify: that of the target's forward over the nodes.
-        extend: that of the draft's forward over the accepted path; None where no model drafts.
+        extend: that of the draft's forward over the accepted path; None where there is none.
         further: those of the draft's other modules over it, of a draft that has a module for each step.
+        block: that of the draft's one forward, of a draft that fills in blocks.
 
     """
 
@@ -46,10 +47,11 @@ class Roles:
     verify: Any
     extend: Any
     further: Sequence[Any] = ()
+    block: Any = None
 
     def named(self) -> dict[str, str]:
         """The backend's name by role: those that there are."""
-        found = {"verify": self.verify, "extend": self.extend, "draft": next(iter(self.draft), None)}
+        found = {"verify": self.verify, "extend": self.extend, "draft": next(iter(self.draft), self.block)}
         return {role: name_of(backend) for role, backend in found.items() if backend is not None}
 
     def sized(self, steps: int, topk: int, nodes: int) -> Roles:
@@ -80,6 +82,8 @@ def roles_of(worker: Any) -> Roles:
         given = zip(drafter.draft_extend_attn_backend_list, modules, strict=True)
         extend, *further = (_plain(backend or runner.attn_backend, "extend") for backend, runner in given)
         return Roles([], None, verify, extend, further)
+    if fills_blocks(worker):
+        return Roles([], None, verify, None, block=_plain(drafter.draft_runner.attn_backend, "verify"))
     container = drafter.draft_attn_backend
     return Roles(
         draft=[] if container is None else [_plain(backend, "decode") for backend in container.attn_backends],

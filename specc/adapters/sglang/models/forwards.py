@@ -225,11 +225,15 @@ class Forwards:
         if hasattr(model, "prepare_for_forward"):
             model.prepare_for_forward(batch)
         with running(model, backend, batch), parts.shards.kept(runner), parts.head.left_out(runner) as left_out:
-            output = model.forward(batch.input_ids, batch.positions, batch)
+            output = self._forward(runner, batch)
         given = output.next_token_logits.view(*shape, -1).contiguous()
         logits, states = (None, given) if left_out else (given, None)
         hidden = output.hidden_states
         return ForwardOutputs(logits, None if hidden is None else hidden.view(*shape, -1).contiguous(), states)
+
+    def _forward(self, runner: Any, batch: ForwardBatch) -> Any:
+        """What the model of a runner makes of a batch: a `LogitsProcessorOutput`."""
+        return runner.model.forward(batch.input_ids, batch.positions, batch)
 
 
 def _scored(batch: ForwardBatch) -> int:

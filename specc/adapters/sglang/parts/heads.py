@@ -31,7 +31,7 @@ class Head:
 
     def __init__(self, plan: Any, runner: Any, group: Any) -> None:
         """Find what multiplies."""
-        self._processors = _processors(runner) if computes_head(plan) else []
+        self._processors = processors_of(runner) if computes_head(plan) else []
         self._plan, self._runner, self._group = plan, runner, group
 
     def __bool__(self) -> bool:
@@ -70,7 +70,7 @@ def misfits(plan: Any, runner: Any, ranks: int) -> Iterator[str]:
     if not computes_head(plan) or plan.ranks != ranks:
         return
     head: Any = getattr(runner.model, "lm_head", None)
-    processors = _processors(runner)
+    processors = processors_of(runner)
     weight = getattr(head, "weight", None)
     if len(processors) != 1 or not isinstance(weight, Tensor) or hasattr(head, "set_lora"):
         yield "the draft has no head that one logits processor multiplies by"
@@ -97,7 +97,7 @@ def _ranks(head: Any) -> int:
     return int(getattr(head, "tp_size", 1))
 
 
-def _processors(runner: Any) -> list[Any]:
+def processors_of(runner: Any) -> list[Any]:
     """The logits processors of a model."""
     return [module for module in runner.model.modules() if isinstance(module, LogitsProcessor)]
 

@@ -23,6 +23,12 @@ def chained(worker: Any) -> bool:
     return bool(modules_of(worker)) and bool(worker.draft_worker.chain_mtp_hidden_states)
 
 
+def fills_blocks(worker: Any) -> bool:
+    """Whether a model drafts that fills in a block at once: its worker is a plain one, without steps of a draft."""
+    own_steps = hasattr(worker.draft_worker, "draft_attn_backend") or modules_of(worker)
+    return not looks_up(worker) and not own_steps
+
+
 def runners_of(worker: Any) -> dict[str, Any]:
     """SGLang's runners by role: of the target, and of the draft, or its first module, where a model drafts."""
     target = {"target": worker.target_worker.model_runner}
@@ -31,4 +37,4 @@ def runners_of(worker: Any) -> dict[str, Any]:
 
 def scored_tokens(worker: Any) -> Tensor | None:
     """The target's tokens i64[Vd] that the draft of a worker scores, in the order of its head; None for all."""
-    return None if looks_up(worker) or modules_of(worker) else worker.draft_worker.hot_token_id
+    return getattr(worker.draft_worker, "hot_token_id", None)

@@ -1,4 +1,7 @@
-"""The state of requests between steps, in the pool rows of a program, and what SGLang's own forwards have of it."""
+"""The state of requests between steps, in the pool rows of a program, and what SGLang's own forwards have of it.
+
+Which it is the carry says: drafts of the next step, a text that drafts are looked up in, or a bonus token alone.
+"""
 
 from __future__ import annotations
 
@@ -9,6 +12,7 @@ from sglang.srt.speculative.eagle_info import EagleDraftInput
 from torch import Tensor
 
 from .results import Numbers, Published
+from .texts import TextState
 
 
 class State:
@@ -86,3 +90,61 @@ class State:
             topk_p=fields.get("topk_p", self.blank(len(rows)).topk_p),
             hidden_states=fields.get("hidden"),
         )
+
+
+class BonusState(State):
+    """The same where nothing but the bonus token and the length goes from step to step: a block is drafted of these.
+
+    Args:
+        package: the program's.
+        step: it, bound.
+        published: what the last step has written into SGLang's tables.
+
+    """
+
+    def __init__(self, package: Any, step: Any, published: Published) -> None:
+        """Nothing is kept here: rows are the step's."""
+        self._package, self._step, self._published = package, step, published
+        from sglang.srt.speculative.dflash_info_v2 import DFlashDraftInputV2
+
+        self._input = DFlashDraftInputV2
+        self._bonus = torch.zeros(1, dtype=torch.int32, device=step.pools["bonus"].device)
+        self._nothing = torch.empty(1, 0, device=self._bonus.device)
+
+    def blank(self, rows: int) -> Any:
+        """See `State`."""
+        return self._of(self._bonus.expand(rows), self._bonus.expand(rows))
+
+    def left(self, rows: int, decoded: Any, *, relayed: bool) -> Any:
+        """See `State`."""
+        if not relayed:
+            return self.blank(rows)
+        self._published.published_bonus = decoded.bonus
+        return self._of(decoded.bonus, decoded.new_seq_lens)
+
+    def lend(self, batch: Any, *, relayed: bool) -> None:
+        """See `State`."""
+        if not relayed:
+            batch.spec_info.bonus_tokens = self._step.read_carry(batch.req_pool_indices).fields["bonus"]
+
+    def take(self, batch: Any, result: Any, *, relayed: bool) -> None:
+        """See `State`."""
+        if not relayed:
+            rows, drafts = batch.req_pool_indices, result.next_draft_input
+            result.next_draft_input = self.adopt(rows, drafts, result.new_seq_lens)
+
+    def _of(self, bonus: Tensor, seq_lens: Tensor) -> Any:
+        """What SGLang has of requests with bonus tokens i32[b] and lengths [b]."""
+        nothing = self._nothing.expand(len(bonus), 0)
+        return self._input(
+            topk_p=nothing, topk_index=nothing, bonus_tokens=bonus, new_seq_lens=seq_lens, hidden_states=nothing
+        )
+
+
+def state_of(package: Any, step: Any, worker: Any, numbers: Numbers, published: Published) -> State | TextState:
+    """The state of requests of a worker, in the rows of a program's step; see `State`."""
+    if "text" in step.pools:
+        return TextState(step, worker.draft_token_num, numbers.count)
+    if "topk_index" in step.pools:
+        return State(package, step, numbers, published)
+    return BonusState(package, step, published)

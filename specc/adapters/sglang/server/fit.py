@@ -25,8 +25,9 @@ from ..._shapes import largest
 from .. import seam
 from ..attention import roles_of
 from ..parts import heads, routed, shards
-from ..parts.runners import looks_up, modules_of, runners_of, scored_tokens
+from ..parts.runners import fills_blocks, looks_up, modules_of, runners_of, scored_tokens
 from ..served import BY_MODULES, CACHES, DATA_PARALLEL, SETTINGS, ServedModel, Server, refusals
+from ..served_blocks import beside
 from ..windows import first_pool, oddity
 from .settings import flag
 from .simulate import simulating
@@ -67,16 +68,17 @@ def facts(worker: Any) -> Server:
     """The facts of a running server on which it hangs whether programs are served, from SGLang's objects."""
     spec, parallel, runners = get_spec(), get_parallel(), runners_of(worker)
     named = roles_of(worker).named()
-    modules = bool(modules_of(worker))
+    modules, blocks = bool(modules_of(worker)), fills_blocks(worker)
     pool, requests = runners["target"].token_to_kv_pool, type(worker.req_to_token_pool).__name__
     target = _facts_of(runners["target"], pool)
     if requests not in ROWS and not target.recurrent:
         target = replace(target, cache=f"beside a {requests}")
     return Server(
         target=target,
-        draft=_facts_of(runners["draft"], pool, module=modules) if "draft" in runners else None,
+        draft=_facts_of(runners["draft"], pool, module=modules, blocks=blocks) if "draft" in runners else None,
         looks_up=looks_up(worker),
         modules=modules,
+        blocks=blocks,
         topk=spec.speculative_eagle_topk,
         attention={role: COMMAND_LINE.get(name, name) for role, name in named.items()},
         device=runners["target"].device,
@@ -88,8 +90,11 @@ def facts(worker: Any) -> Server:
     )
 
 
-def _facts_of(runner: Any, of_target: Any, *, module: bool = False) -> ServedModel:
-    """The facts of a model. A pool is of its very class: others that derive from it keep their rows otherwise."""
+def _facts_of(runner: Any, of_target: Any, *, module: bool = False, blocks: bool = False) -> ServedModel:
+    """The facts of a model: of a `module` that drafts, or of a draft that fills in `blocks`, what such ones may have.
+
+    A pool is of its very class: others that derive from it keep their rows otherwise.
+    """
     config, pool = runner.model_config, type(runner.token_to_kv_pool).__name__
     cache = next((layout for layout, name in CACHES.items() if name == pool), pool)
     if cache == "swa":
@@ -100,7 +105,14 @@ def _facts_of(runner: Any, of_target: Any, *, module: bool = False) -> ServedMod
         chunk=config.attention_chunk_size is not None,
         window=bool(runner.sliding_window_size) or any(type(size) is int and size > 0 for size in layers),
         recurrent=mambaish_config(config) is not None,
+        beside=_beside(runner.model) if blocks else "",
     )
+
+
+def _beside(model: Any) -> str:
+    """What a draft that fills in blocks has beside its layers."""
+    embeds = model.get_input_embeddings() is not None
+    return beside(type(model).__name__, getattr(model, "projector_type", None) or "", embeds=embeds)
 
 
 def _settings(worker: Any) -> dict[str, object]:
@@ -141,6 +153,8 @@ def _arguments(plans: Mapping[Any, Any], server: Server) -> Iterator[str]:
     if server.looks_up:  # SGLang's tree has no number of steps, and as many branches as its texts have, up to a most
         del asked["num_steps"]
         asked["topk"] = topk, min(topk, spec.speculative_eagle_topk)
+    if server.blocks:  # SGLang counts the tokens of a block alone, that of the step before among them
+        del asked["num_steps"]
     for name, (mine, server_value) in asked.items():
         if mine != server_value:
             yield f"{name} is {mine} in the program, {server_value} in the server"

@@ -11,13 +11,16 @@ from .. import handover, relay, seam
 from ..requests.refusals import turn_away
 from ..server import lockstep
 from . import hooks, internal_state
+from .dflash_worker import DflashWorker
 from .eagle_worker import EagleWorker
 from .multi_layer_eagle_worker import MultiLayerEagleWorker
 from .ngram_worker import NgramWorker
 from .program_steps import ProgramSteps
 from .standalone_worker import StandaloneWorker
 
-KINDS: tuple[type[ProgramSteps], ...] = (EagleWorker, StandaloneWorker, NgramWorker, MultiLayerEagleWorker)
+KINDS: tuple[type[ProgramSteps], ...] = (
+    EagleWorker, StandaloneWorker, NgramWorker, MultiLayerEagleWorker, DflashWorker,
+)  # fmt: skip
 RESULTS = "managers.scheduler_components.batch_result_processor.SchedulerBatchResultProcessor"
 GATHER = "managers.scheduler_components.dp_attn"
 STATE = "managers.scheduler_components.internal_state.SchedulerInternalStateController"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from .. import seam
+from ..models.forwards import Forwards
 from ..models.modules import ModuleForwards
 from .program_steps import ModelSteps
 
@@ -12,4 +13,7 @@ class MultiLayerEagleWorker(ModelSteps, seam.kind(seam.MODULES)):
 
     place = "speculative.multi_layer_eagle_worker_v2.MultiLayerEagleWorkerV2"
     feature = seam.MODULES
-    callbacks = ModuleForwards
+
+    def callbacks(self) -> type[Forwards]:
+        """See ProgramSteps."""
+        return ModuleForwards

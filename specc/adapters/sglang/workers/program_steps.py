@@ -38,9 +38,11 @@ class ProgramSteps(_Worker):
     """The class of SGLang whose place a kind takes. Whatever derives from a kind is another worker of SGLang's."""
     feature: str | None = None
     """What a kind needs of SGLang beside what must be there, by its name in `seam.MAY`."""
-    callbacks: type[Forwards] = Forwards
-    """How a program calls SGLang's models."""
     steps: Steps | None = None
+
+    def callbacks(self) -> type[Forwards]:
+        """How a program calls SGLang's models."""
+        return Forwards
 
     def init_cuda_graphs(self) -> None:
         """Capture SGLang's graphs, then bind the program that fits, on every rank the same.

@@ -1,0 +1,114 @@
+"""SGLang's forwards of a draft that fills in a block at once, and whose context is written from the target's rows.
+
+Sizes: b rows of the batch or its bucket, A tokens of a block, the bonus token before S = A - 1 places to fill; V tokens
+of the target, W the width of the rows that it hands over.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from sglang.srt.layers.logits_processor import LogitsMetadata, LogitsProcessorOutput
+from sglang.srt.model_executor.forward_batch_info import ForwardBatch, ForwardMode
+from sglang.srt.speculative.dflash_info import DFlashVerifyInput
+from torch import Tensor
+
+from ..attention import Attention
+from ..parts.heads import processors_of
+from ..parts.parts import Parts
+from .forwards import MODES, ForwardOutputs, Forwards
+
+DEFERS = "defer_verify_gather"
+"""What a logits processor is told to leave its gather to the worker by, in verification; not in every version."""
+
+
+class BlockForwards(Forwards):
+    """The callbacks `block` and `inject` (docs/runtime.md) beside the target's.
+
+    The draft reads embeddings of the target, of which one stands for a place to fill, and is scored by its head. What
+    SGLang enters around it is for attention under data parallelism alone, which is not served.
+    """
+
+    def __init__(self, worker: Any, attention: Attention, parts: Parts, shape: Any) -> None:
+        """As `Forwards`, of a DFlashWorkerV2."""
+        super().__init__(worker, attention, parts, shape)
+        model = self._target.model
+        self._worker, self._mask, self._scale = worker, worker._mask_token_id, worker._noise_embed_scale
+        self._embed, self._head, (self._processor,) = (
+            model.get_input_embeddings(),
+            model.lm_head,
+            processors_of(self._target),
+        )
+        self._blocks: dict[int, Tensor] = {}
+
+    def block(
+        self, *, bonus: Tensor, positions: Tensor, slots: Tensor, rows: Tensor, seq_lens: Tensor, capture: str
+    ) -> ForwardOutputs:
+        """Logits f32[b, S, V] of all places behind the tokens bonus i32[b], of blocks at positions i64[b, A]."""
+        count, width = positions.shape
+        tokens = self._tokens(bonus, width)
+        info = DFlashVerifyInput(
+            draft_token=tokens.flatten(),
+            positions=positions.flatten(),
+            draft_token_num=width,
+            capture_hidden_mode=MODES[capture],
+        )
+        info.num_tokens_for_logprob_per_req = width - 1
+        batch = self._batch(self._draft, ForwardMode.TARGET_VERIFY, info, tokens, positions, slots, rows, seq_lens)
+        backend = self._attention.block(batch, width)
+        return self._run(self._draft, backend, batch, (count, width - 1))
+
+    def inject(
+        self, *, positions: Tensor, slots: Tensor, rows: Tensor, seq_lens: Tensor, hidden: Tensor, capture: str
+    ) -> None:
+        """Write the draft's keys and values at positions and slots i64[b, A] from the target's rows T[b, A, W].
+
+        Those behind the accepted path, too, where the next block writes before anything reads.
+        """
+        self._worker._append_target_hidden_to_draft_kv_by_loc(
+            target_hidden=hidden.flatten(0, 1), cache_loc=slots.flatten(), positions=positions.flatten()
+        )
+
+    def _tokens(self, bonus: Tensor, width: int) -> Tensor:
+        """The blocks i64[b, A] behind bonus i32[b], of so many requests always in the same memory."""
+        count = len(bonus)
+        if count not in self._blocks:
+            self._blocks[count] = torch.full((count, width), self._mask, dtype=torch.int64, device=bonus.device)
+        self._blocks[count][:, 0] = bonus
+        return self._blocks[count]
+
+    def _logits_buffer(self, runner: Any, batch: ForwardBatch) -> Tensor | None:
+        """The draft's lie where the target's will: drafts are chosen before it runs."""
+        return super()._logits_buffer(self._target, batch)
+
+    def _forward(self, runner: Any, batch: ForwardBatch) -> Any:
+        """See `Forwards`."""
+        with whole(self._processor):
+            return self._filled(batch) if runner is self._draft else super()._forward(runner, batch)
+
+    def _filled(self, batch: ForwardBatch) -> LogitsProcessorOutput:
+        """Scores f32[b * S, V] of the places to fill."""
+        embeddings = self._embed(batch.input_ids)
+        if self._scale != 1:
+            embeddings = embeddings * self._scale
+        model = self._draft.model
+        filled = model.forward(batch.input_ids, batch.positions, batch, input_embeds=embeddings).hidden_states
+        rows = filled.view(batch.batch_size, -1, filled.shape[-1])[:, 1:].flatten(0, 1)
+        scored = LogitsMetadata.from_forward_batch(batch)
+        return LogitsProcessorOutput(self._processor._get_logits(rows, self._head, scored))
+
+
+@contextlib.contextmanager
+def whole(processor: Any) -> Iterator[None]:
+    """While a forward of a program runs: have a logits processor gather what its worker would gather otherwise."""
+    defers = getattr(processor, DEFERS, False)
+    if defers:
+        setattr(processor, DEFERS, False)
+    try:
+        yield
+    finally:
+        if defers:
+            setattr(processor, DEFERS, True)

@@ -1,0 +1,78 @@
+"""Programs in the place of SGLang's own DFLASH, on a CPU: its texts, its accepted lengths, and nothing is lost."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from concurrent.futures import Future
+from dataclasses import replace
+
+import pytest
+from sglang_family import all_accounted_for, same_texts
+from sglang_files import ON_GPU
+from sglang_server import PREFILL_CHUNK, Served, Variant, accept_length, greedy
+
+OWN = Variant("DFLASH", "dflash", target="masked", overlap=True)
+"""SGLang's own, without a program."""
+PROGRAMS = [
+    replace(OWN, program=True, overlap=False),
+    replace(OWN, program=True, samples=True),
+    replace(OWN, program=True, attention="fa3", page=16),
+]
+programs = pytest.mark.parametrize("variant", PROGRAMS, ids=str)
+every = pytest.mark.parametrize("variant", [OWN, *PROGRAMS], ids=str)
+
+
+@every
+def test_texts_are_those_without_speculation(variant: Variant, served: Served, plain: Served) -> None:
+    same_texts(served, plain)
+
+
+@every
+def test_every_slot_and_row_is_free_or_cached_at_the_end(variant: Variant, served: Served) -> None:
+    all_accounted_for(served.state["specc_testing"])
+
+
+@every
+def test_everything_that_was_meant_to_happen_happened(variant: Variant, served: Served) -> None:
+    outputs = served.outputs
+    assert served.state["specc_testing"]["overlap"] == variant.overlap
+    assert sum(output["num_retractions"] for output in outputs) > 0
+    assert sum(output["cached_tokens"] for output in outputs) > 1000
+    assert max(output["prompt_tokens"] for output in outputs) > 3 * PREFILL_CHUNK
+    assert sum(output["finish_reason"]["type"] == "abort" for output in outputs) > 5
+
+
+@programs
+def test_the_program_ran_the_steps_that_it_serves(variant: Variant, served: Served) -> None:
+    """And SGLang those with a request that the program does not serve, in the same server."""
+    state = served.state["specc"]
+    assert state["program"] == "specc_program_served"
+    assert state["proof"] == "passed"
+    assert state["served"] > 100
+    assert set(state["left"]) == (set() if variant.samples else {"logprobs", "sampling"})
+    if variant.attention == "fa3" and not ON_GPU:  # of its own steps SGLang prepares a block, and verification twice
+        assert served.state["specc_testing"]["prepared"].get("TARGET_VERIFY", 0) == 3 * sum(state["left"].values())
+
+
+@programs
+def test_the_program_accepts_as_much_as_sglangs_own_step(
+    variant: Variant, served: Served, running: Mapping[Variant, Future[Served]], plain: Served
+) -> None:
+    """By drafts that are right at several places: of three more than one is, on the whole."""
+    other = running[OWN].result()
+    pairs = zip(greedy(served), greedy(other), strict=True)
+    same = [mine["token_ids"] == answer["token_ids"] for (_, _, mine), (_, _, answer) in pairs]
+    assert sum(same) > len(same) / 2
+    mine, own = accept_length(served, other), accept_length(other, served)
+    assert mine == pytest.approx(own, rel=0.02)
+    assert mine > 2
+
+
+@pytest.mark.parametrize(("variant", "own"), [(program, OWN) for program in PROGRAMS], ids=map(str, PROGRAMS))
+def test_logprobs_are_those_without_speculation(variant: Variant, own: Variant, served: Served, plain: Served) -> None:
+    asked = [number for number, request in enumerate(served.requests) if request.get("logprobs")]
+    assert len(asked) > 5
+    for number in asked:
+        logprobs, expected = (run.outputs[number]["logprobs"] for run in (served, plain))
+        assert [token for _, token in logprobs] == served.outputs[number]["token_ids"]
+        assert [value for value, _ in logprobs] == pytest.approx([value for value, _ in expected], abs=1e-3), number
