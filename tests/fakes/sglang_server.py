@@ -172,7 +172,7 @@ class Server:
         for runner in (self.worker.target_worker.model_runner, self.worker.draft_worker.draft_runner):
             runner.graph_shared_output = shared
             runner.decode_cuda_graph_runner = SimpleNamespace(capture_bs=[1, 2, 4])
-        for module in ("binding", "workers"):
+        for module in ("binding", "workers.program_steps"):
             monkeypatch.setattr(adapter(module), "capturing", lambda _: "graph")
 
     # --- requests -----------------------------------------------------------------------------------------------------
