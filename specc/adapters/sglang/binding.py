@@ -18,10 +18,11 @@ from torch import Tensor
 from .._heads import TOKEN_MAP, saved
 from .._plugin import ServerError, word
 from .attention import Attention, attention_of
+from .models.assisted import AssistedForwards
 from .models.forwards import Forwards
 from .models.recorded import RecordedForwards
 from .parts.parts import Parts, parts_of
-from .parts.runners import runners_of, scored_tokens
+from .parts.runners import reads_target, runners_of, scored_tokens
 from .parts.shards import Ranks
 from .requests.grammars import Masks
 from .server.proof import Heard
@@ -75,8 +76,8 @@ def bind(program: Any, worker: Any, masks: Masks) -> Bound:
     table = worker.req_to_token_pool.req_to_token
     how = capturing(worker)
     runners, make = runners_of(worker), FORWARDS[how]
-    if simulating():
-        make = type(f"Simulated{make.__name__}", (Simulated, make), {})
+    for more in (AssistedForwards,) * reads_target(worker) + (Simulated,) * simulating():
+        make = type(f"{more.__name__}{make.__name__}", (more, make), {})
     group = get_parallel().tp_group
     parts = parts_of(program, runners, table, group)
     attention = attention_of(worker, program.plans, captured=how != "none")
@@ -104,7 +105,8 @@ class _Callbacks:
     """Forwards and masks, as the one object whose methods a program calls."""
 
     def __init__(self, forwards: Forwards, target: Heard, masks: Masks) -> None:
-        self.draft, self.target, self.extend = forwards.draft, target, forwards.extend
+        self.target = target
+        vars(self).update({name: getattr(forwards, name) for name in forwards.drafts})
         self.grammar_begin, self.grammar_end, self.grammar_prefill = masks.begin, masks.end, masks.prefill
 
 

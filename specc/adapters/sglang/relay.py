@@ -59,8 +59,9 @@ class SharedFutureMap(FutureMap):
         if self.steps.looks_up:
             return
         self.output_tokens_buf = pools["bonus"]
-        self.topk_index_buf, self.need_topk = pools["topk_index"], True
-        self.topk_p_buf = pools.get("topk_p", torch.ones_like(self.topk_index_buf, dtype=torch.float32))
+        if "topk_index" in pools:  # an assistant drafts in the step
+            self.topk_index_buf, self.need_topk = pools["topk_index"], True
+            self.topk_p_buf = pools.get("topk_p", torch.ones_like(self.topk_index_buf, dtype=torch.float32))
         if "hidden" in pools:
             self.hidden_states_buf, self.need_hidden_states = pools["hidden"], True
 

@@ -106,6 +106,7 @@ RELAY = "SGLang writes the relay again behind a step, two launches"
 GRAMMARS = "requests with a grammar are SGLang's"
 SIMULATED = "SGLANG_SIMULATE_ACC_LEN changes SGLang's own steps alone"
 LOOK_UPS = "drafts that are looked up are SGLang's"
+ASSISTANTS = "drafts of an assistant that reads the target's keys and values are SGLang's"
 HANDOVER = "a server that decodes what another one prefills runs no program"
 LOCKSTEP = "a server whose attention is data parallel runs no program"
 MAY = {
@@ -134,6 +135,14 @@ managers.overlap_utils.FutureMap.resolve_seq_lens_cpu(batch)
 managers.overlap_utils.FutureMap.stash(future_indices payload)
 managers.schedule_batch.Req: origin_input_ids
 managers.schedule_batch.ScheduleBatch: seq_lens_cpu
+""",
+    ASSISTANTS: """
+speculative.frozen_kv_mtp_worker_v2.FrozenKVMTPWorkerV2: draft_worker target_worker topk
+speculative.frozen_kv_mtp_worker_v2.FrozenKVMTPWorkerV2.forward_batch_generation(batch on_publish grammar_barrier)
+speculative.frozen_kv_mtp_worker_v2.FrozenKVMTPDraftWorker: draft_attn_backend draft_runner hot_token_id kv_context
+speculative.frozen_kv_mtp_info.FrozenKVMTPContext: target_token_to_kv_pool
+speculative.frozen_kv_mtp_info.FrozenKVMTPDraftInput(bonus_tokens topk_p topk_index hidden_states capture_hidden_mode
+    num_tokens_per_req num_tokens_for_logprob_per_req)
 """,
     HANDOVER: """
 disaggregation.decode.DecodeReqToTokenPool: req_to_token

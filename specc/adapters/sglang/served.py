@@ -86,6 +86,7 @@ class ServedModel:
         window: whether it has layers that see a window of the text alone.
         chunk: whether it has layers that see a chunk of the text alone.
         recurrent: whether it has layers that keep a state per request.
+        borrows: whether it has no KV cache, and reads the target's.
 
     """
 
@@ -93,6 +94,7 @@ class ServedModel:
     window: bool = False
     chunk: bool = False
     recurrent: bool = False
+    borrows: bool = False
 
 
 @dataclass(frozen=True)
@@ -179,8 +181,10 @@ def refusals(server: Server) -> Iterator[Refusal]:
         yield Refusal("disaggregation_mode", "a server that looks drafts up in texts that another one prefills")
     if server.head_rows and server.ranks > 1:
         yield Refusal("head_rows", "a token map that names rows of a head of which each rank has a part")
+    if server.draft is not None and server.draft.borrows and server.topk > 1:
+        yield Refusal("topk", "a tree of an assistant that reads the target's keys and values")
     for owner, model in (("target", server.target), ("draft", server.draft)):
-        if model is not None:
+        if model is not None and not model.borrows:
             yield from _of_model(owner, model, server.topk)
     yield from _of_attention(server)
 
@@ -211,7 +215,7 @@ def _of_attention(server: Server) -> Iterator[Refusal]:
             yield Refusal(f"attention {role}", f"{name} attention on {server.device} ({role})")
             continue
         known = model if model is not None and model.cache in CACHES else None  # another is refused by itself
-        if known is not None and known.cache not in backend.over(role):
+        if known is not None and known.cache not in backend.over(role if not known.borrows else "verify"):
             second = "a second KV pool for sliding windows"
             cache = second if known.cache == "swa" else f"a KV cache of the layout {known.cache}"
             yield Refusal(f"attention {role}", f"{name} attention over {cache} ({role})")

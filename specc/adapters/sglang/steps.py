@@ -70,7 +70,7 @@ class Steps:
         self.state: State | TextState = (
             TextState(bound.step, worker.draft_token_num, self._vocabulary)
             if self.looks_up
-            else State(package, bound.step, worker.topk, self.numbers, self.published)
+            else State(package, bound.step, worker, self.numbers, self.published)
         )
         self._retired: str | None = None
         self._on = True

@@ -19,7 +19,7 @@ from specc.adapters.sglang.served import (
 from specc.config.archs import CPU, Gpu, cpu
 from specc.config.models import Fact, ModelFacts, read_model
 from specc.config.presets.sglang import SGLANG
-from specc.config.presets.sglang_models import architecture_of, facts_of
+from specc.config.presets.sglang_models import architecture_of, assists, facts_of
 from specc.config.sglang.command_line import BREADTH, UNREAD, Arguments, argument
 from specc.config.sglang.defaults import (
     B200,
@@ -45,6 +45,9 @@ MOST_BUCKETS = 64
 """As many as a configuration may have."""
 
 DEVICES = tuple(dict.fromkeys(backend.device for backend in BACKENDS.values()))
+
+ASSISTED = ("FROZEN_KV_MTP",)
+"""Algorithms whose draft reads the target's keys and values. SGLang takes one for EAGLE with an assistant."""
 
 _RENAMED = {"nsa": "dsa", "compressed": "dsv4", "tokenspeed_mla": "cutedsl_mla"}
 """Attention backends by older names."""
@@ -121,6 +124,7 @@ def started(arguments: Arguments, gpu: Gpu) -> Started:
     looked_up = algorithm in LOOKS_UP
     path, origin = ("", "none, drafts are looked up in texts") if looked_up else _draft(arguments, target)
     draft = None if looked_up else _model(arguments, "--speculative-draft-model-path", path)
+    algorithm = _assisted(arguments, algorithm, draft)
     known = form(arguments) if looked_up else _shape(arguments, algorithm, target)
     requests, ranks = arguments.number("--max-running-requests"), arguments.number("--tp-size") or 1
     groups = _groups(arguments, algorithm)
@@ -132,12 +136,16 @@ def started(arguments: Arguments, gpu: Gpu) -> Started:
         raise AssertionError("what is missing was reported")
     num_steps, topk, num_draft_tokens = known
     attention, page_size = _attention(arguments, gpu, target[1], page, int(topk.value))
+    of_target, of_draft = facts_of(target[1].values), None if draft is None else facts_of(draft[1].values)
     if looked_up:
         attention = {"verify": attention["verify"]}
         _check_pages(arguments, page_size, attention)
+    if algorithm in ASSISTED:
+        of_draft = replace(of_target, borrows=True)
+        del attention["extend"]
     facts = Server(
-        target=facts_of(target[1].values),
-        draft=None if draft is None else facts_of(draft[1].values),
+        target=of_target,
+        draft=of_draft,
         topk=int(topk.value),
         attention={role: str(fact.value) for role, fact in attention.items()},
         device=device,
@@ -173,6 +181,17 @@ def _algorithm(arguments: Arguments) -> str:
     return algorithm
 
 
+def _assisted(arguments: Arguments, algorithm: str, draft: tuple[Path, ModelFacts] | None) -> str:
+    """Return the algorithm that SGLang runs with a draft, after reporting one that does not go with it."""
+    if draft is None or not assists(draft[1].values):
+        if draft is not None and algorithm in ASSISTED:
+            arguments.refuse(f"{algorithm} with the draft '{draft[0]}'", "give an assistant, or write EAGLE for a head")
+        return algorithm
+    if algorithm not in ("EAGLE", *ASSISTED):
+        arguments.refuse(f"{algorithm} with an assistant", "write NEXTN, which SGLang runs as FROZEN_KV_MTP")
+    return ASSISTED[0]
+
+
 def _groups(arguments: Arguments, algorithm: str) -> int:
     """Return how many groups of ranks have requests of their own, after reporting an algorithm that has none.
 
@@ -200,11 +219,7 @@ def _adapters(arguments: Arguments) -> bool:
 
 def _model(arguments: Arguments, name: str, written: str) -> tuple[Path, ModelFacts] | None:
     """Return a model's directory and what it says, or None after reporting that it cannot be read."""
-    model = arguments.model(name, written, read_model)
-    kind = "" if model is None else model[1].model_type
-    if "gemma4" in kind and "assistant" in kind:
-        arguments.refuse(f"the assistant '{written[:200]}', which SGLang runs as FROZEN_KV_MTP,", "give a head")
-    return model
+    return arguments.model(name, written, read_model)
 
 
 def _draft(arguments: Arguments, target: tuple[Path, ModelFacts] | None) -> tuple[str, str]:

@@ -19,6 +19,7 @@ from ..seam import need
 from ..windows import map_of
 from .backend import StepAttention
 from .eager import Eager
+from .reading import Reading
 from .roles import Roles, roles_of
 from .step_tables import Sizes, Tables
 
@@ -54,6 +55,8 @@ class Attention:
         self._shared = any(name in TABLES for name in names.values())
         made = {name: self._make(name, roles, captured=captured) for name in set(names.values())}
         self._by_role = {role: made[name] for role, name in names.items()}
+        if "draft" in names and roles.container is None:
+            self._by_role["draft"] = Reading(roles, tables, captured=captured)
         self._backends = list(made.values())
         self._first = "draft" if "draft" in names else "target"
 

@@ -9,7 +9,7 @@ that a forward reads or hands over.
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import torch
 from sglang.srt.model_executor.forward_batch_info import CaptureHiddenMode, ForwardBatch, ForwardMode
@@ -48,6 +48,9 @@ class Forwards:
         shape: that of the steps.
 
     """
+
+    drafts: ClassVar[tuple[str, ...]] = ("draft", "extend")
+    """The callbacks beside `target`."""
 
     def __init__(self, worker: Any, attention: Attention, parts: Parts, shape: Any) -> None:
         """Run the models of `worker`."""
@@ -161,7 +164,7 @@ class Forwards:
         info: Any,
         tokens: Tensor,
         positions: Tensor,
-        slots: Tensor,
+        slots: Tensor | None,
         rows: Tensor,
         seq_lens: Tensor,
     ) -> ForwardBatch:
@@ -171,7 +174,7 @@ class Forwards:
             input_ids=tokens.flatten(),
             req_pool_indices=rows,
             seq_lens=seq_lens,
-            out_cache_loc=slots.flatten(),
+            out_cache_loc=None if slots is None else slots.flatten(),
             seq_lens_sum=None,
             positions=positions.flatten(),
             spec_algorithm=runner.spec_algorithm,

@@ -12,6 +12,11 @@ def looks_up(worker: Any) -> bool:
     return worker.draft_worker is None
 
 
+def reads_target(worker: Any) -> bool:
+    """Whether the draft has no keys and values of its own: an assistant reads the target's."""
+    return getattr(worker.draft_worker, "kv_context", None) is not None
+
+
 def runners_of(worker: Any) -> dict[str, Any]:
     """SGLang's runners by role: of the target, and of the draft where a model drafts."""
     target = {"target": worker.target_worker.model_runner}

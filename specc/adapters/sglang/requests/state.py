@@ -8,6 +8,7 @@ import torch
 from sglang.srt.speculative.eagle_info import EagleDraftInput
 from torch import Tensor
 
+from ..parts.runners import reads_target
 from .results import Numbers, Published
 
 
@@ -17,23 +18,24 @@ class State:
     Args:
         package: the program's.
         step: it, bound.
-        topk: drafts of each request.
+        worker: SGLang's, which says how many drafts a request has, and what holds them between steps.
         numbers: how SGLang numbers them.
         published: what the last step has written into SGLang's tables.
 
     """
 
-    def __init__(self, package: Any, step: Any, topk: int, numbers: Numbers, published: Published) -> None:
+    def __init__(self, package: Any, step: Any, worker: Any, numbers: Numbers, published: Published) -> None:
         """Nothing is kept here: rows are the step's."""
+        self._input, topk = _input_of(worker), worker.topk
         self._package, self._step, self._numbers, self._published = package, step, numbers, published
-        device = step.pools["topk_index"].device
+        device = step.pools["bonus"].device
         self._ones = torch.ones(1, topk, device=device)
         self._tokens = torch.zeros(1, topk, dtype=torch.int64, device=device)
         self._bonus = torch.zeros(1, dtype=torch.int32, device=device)
 
     def blank(self, rows: int) -> EagleDraftInput:
         """What stands for the state of so many requests."""
-        return EagleDraftInput(
+        return self._input(
             bonus_tokens=self._bonus.expand(rows),
             topk_p=self._ones.expand(rows, -1),
             topk_index=self._tokens.expand(rows, -1),
@@ -44,7 +46,7 @@ class State:
         if not relayed:
             return self.blank(rows)
         self._published.published_bonus = decoded.bonus
-        return EagleDraftInput(bonus_tokens=decoded.bonus)
+        return self._input(bonus_tokens=decoded.bonus)
 
     def begin(self, batch: Any) -> None:
         """Before a prefill of SGLang's: nothing of its texts is kept."""
@@ -80,10 +82,19 @@ class State:
 
     def of(self, rows: Tensor) -> EagleDraftInput:
         """What SGLang's own step reads of requests in pool rows i64[b]."""
-        fields = self._step.read_carry(rows).fields
-        return EagleDraftInput(
+        fields, blank = self._step.read_carry(rows).fields, self.blank(len(rows))
+        return self._input(
             bonus_tokens=fields["bonus"],
-            topk_index=fields["topk_index"],
-            topk_p=fields.get("topk_p", self.blank(len(rows)).topk_p),
+            topk_index=fields.get("topk_index", blank.topk_index),
+            topk_p=fields.get("topk_p", blank.topk_p),
             hidden_states=fields.get("hidden"),
         )
+
+
+def _input_of(worker: Any) -> type[EagleDraftInput]:
+    """What holds the drafts of a batch between steps of a worker."""
+    if not reads_target(worker):
+        return EagleDraftInput
+    from sglang.srt.speculative.frozen_kv_mtp_info import FrozenKVMTPDraftInput
+
+    return FrozenKVMTPDraftInput

@@ -25,7 +25,7 @@ from ..._shapes import largest
 from .. import seam
 from ..attention import roles_of
 from ..parts import heads, routed, shards
-from ..parts.runners import looks_up, runners_of, scored_tokens
+from ..parts.runners import looks_up, reads_target, runners_of, scored_tokens
 from ..served import CACHES, DATA_PARALLEL, SETTINGS, ServedModel, Server, refusals
 from ..windows import first_pool, oddity
 from .settings import flag
@@ -65,9 +65,12 @@ def facts(worker: Any) -> Server:
     target = _facts_of(runners["target"], pool)
     if requests not in ROWS and not target.recurrent:
         target = replace(target, cache=f"beside a {requests}")
+    draft = _facts_of(runners["draft"], pool) if "draft" in runners else None
+    if draft is not None and reads_target(worker):
+        draft = replace(target, borrows=True)
     return Server(
         target=target,
-        draft=_facts_of(runners["draft"], pool) if "draft" in runners else None,
+        draft=draft,
         looks_up=looks_up(worker),
         topk=spec.speculative_eagle_topk,
         attention={role: COMMAND_LINE.get(name, name) for role, name in named.items()},
@@ -178,6 +181,8 @@ def _memory(plans: Mapping[Any, Any], worker: Any, server: Server) -> Iterator[s
     if rows > plan.size("P"):
         yield f"the server keeps {rows - 1} requests, the program {plan.size('P') - 1} (max_requests)"
     for role, runner in _runners(plan, worker).items():
+        if role not in plan.kv_pools:  # of an assistant
+            continue
         pool, moved = plan.kv_pools[role], any(of_shape.kv_pools[role].bound for of_shape in plans.values())
         if moved and pool.row_bytes != (row_bytes := _row_bytes(runner.token_to_kv_pool)):
             yield f"a slot of a layer of the {role} has {pool.row_bytes} bytes in the program, {row_bytes} on a rank"

@@ -102,7 +102,7 @@ def prove(
         behind = texts.scatter(1, lengths[:, None] + 1, torch.tensor([[*text[:1], 0][:1] for text in tokens]))
         after = own.scores(behind, lengths + 2)
     apart = [] if mine is None else _apart(mine, _columns(before, sizes, rank))
-    drafts = sizes.shape.num_steps > 0 and TEXT not in step.pools  # so short texts need not have what is looked up
+    drafts = sizes.shape.num_steps > 0 and "topk_index" in step.pools  # of others nobody knows what they draft
     faults = [f"the target's scores of text {row} are off by {part:.0%}" for row, part in apart if not part <= FAR]
     if faults := [*faults, *_tokens_differ(tokens, before, after, drafted=drafts)]:
         name = f"the dry step ({PROOF}) of the shape {sizes.shape}"

@@ -12,11 +12,12 @@ from ..requests.refusals import turn_away
 from ..server import lockstep
 from . import hooks, internal_state
 from .eagle_worker import EagleWorker
+from .frozen_kv_worker import FrozenKvWorker
 from .ngram_worker import NgramWorker
 from .program_steps import ProgramSteps
 from .standalone_worker import StandaloneWorker
 
-KINDS: tuple[type[ProgramSteps], ...] = (EagleWorker, StandaloneWorker, NgramWorker)
+KINDS: tuple[type[ProgramSteps], ...] = (EagleWorker, StandaloneWorker, NgramWorker, FrozenKvWorker)
 RESULTS = "managers.scheduler_components.batch_result_processor.SchedulerBatchResultProcessor"
 GATHER = "managers.scheduler_components.dp_attn"
 STATE = "managers.scheduler_components.internal_state.SchedulerInternalStateController"
