@@ -141,12 +141,23 @@ def _model(arguments: Arguments, server: Started, role: str, logits: str) -> lis
     directory, facts = server.models[role]
     origin = "--model-path" if role == "target" else server.draft_origin
     lines = [f"{role}:", f"  model: {quoted(named(directory))} # {origin}"]
+    lines += _heads(server, facts)
     lines += _token_map(arguments, server) if role == "draft" else []
     lines += _columns(arguments, facts) if logits == "sharded" else []
     dtype, why = _dtype(arguments, server, role)
     own = facts.facts.get("dtype")
     lines += [] if own is not None and own.value == dtype else [f"  dtype: {dtype} # {why}"]
     return [*lines, *_kv_dtype(arguments, ("--kv-cache-dtype",) if role == "target" else _DRAFT_KV)]
+
+
+def _heads(server: Started, facts: ModelFacts) -> Iterator[str]:
+    """Return the lines of the sizes that only layers that see the whole text have: slots are those of their pool."""
+    if server.facts.target is None or server.facts.target.cache != "swa":
+        return
+    for key in ("num_kv_heads", "head_dim"):
+        whole = facts.facts.get(f"whole_{key}")
+        if key not in facts.facts and whole is not None:
+            yield f"  {key}: {whole.value} # of layers that see the whole text"
 
 
 def _columns(arguments: Arguments, facts: ModelFacts) -> list[str]:
