@@ -17,6 +17,8 @@ TESTED = ("0.5.22", "0.5.23")
 """The versions of SGLang that `make sglang` runs programs in."""
 LOOKS_UP = ("NGRAM",)
 """Algorithms of SGLang's, by the names of programs, of which no model drafts."""
+ROLES = ("draft", "verify", "extend")
+"""What attention does in a step: forwards of the draft, that of the target, and the draft's over accepted tokens."""
 
 
 @dataclass(frozen=True)
@@ -30,7 +32,7 @@ class AttentionBackend:
         device: `cpu` for one that runs on no GPU; one of a GPU is served wherever SGLang starts it.
         tried: whether a program has run on it, on a GPU if it is one of a GPU's.
         shapes: whether it prepares steps of several shapes.
-        windows: whether layers may see a window of the text alone.
+        windows: the roles in which layers may see a window of the text alone.
         planned: whether the host plans each step of it.
 
     """
@@ -41,19 +43,28 @@ class AttentionBackend:
     device: str = "cuda"
     tried: bool = True
     shapes: bool = True
-    windows: bool = False
+    windows: tuple[str, ...] = ()
     planned: bool = False
 
-    def over(self, role: str) -> tuple[str, ...]:
-        """The layouts over which it is served in a role of `ROLES`."""
-        return self.caches if role != "draft" or self.drafts is None else self.drafts
+    def over(self, role: str, model: ServedModel | None) -> tuple[str, ...]:
+        """The layouts over which it is served in a role of `ROLES` of a model."""
+        return self.caches if _reads(role, model) or role != "draft" or self.drafts is None else self.drafts
+
+    def sees(self, role: str, model: ServedModel | None) -> bool:
+        """Whether layers may see a window of the text alone in a role of `ROLES` of a model."""
+        return role in self.windows or (_reads(role, model) and bool(self.windows))
+
+
+def _reads(role: str, model: ServedModel | None) -> bool:
+    """Whether a role does no more than read: of an assistant, by SGLang's own preparation."""
+    return role == "draft" and model is not None and model.borrows
 
 
 BACKENDS: Mapping[str, AttentionBackend] = {
-    "triton": AttentionBackend(("mha",), mask="full"),
-    "fa3": AttentionBackend(("mha", "swa", "mla"), mask="slots", windows=True),
+    "triton": AttentionBackend(("mha", "swa"), drafts=("mha",), mask="full", windows=("verify",)),
+    "fa3": AttentionBackend(("mha", "swa", "mla"), mask="slots", windows=ROLES),
     "flashinfer": AttentionBackend(("mha",), mask="qlen", tried=False, planned=True),
-    "intel_amx": AttentionBackend(("mha", "swa"), drafts=("mha",), mask="qlen", device="cpu", windows=True),
+    "intel_amx": AttentionBackend(("mha", "swa"), drafts=("mha",), mask="qlen", device="cpu", windows=ROLES),
     "trtllm_mha": AttentionBackend(("mha",), tried=False, shapes=False),
     "trtllm_mla": AttentionBackend(("mla",), tried=False, shapes=False),
     "cutedsl_mla": AttentionBackend(("mla",), tried=False, shapes=False),
@@ -62,9 +73,6 @@ BACKENDS: Mapping[str, AttentionBackend] = {
     "dsa": AttentionBackend(("dsa",), tried=False, shapes=False),
 }
 """The attention backends that are served, by SGLang's names."""
-
-ROLES = ("draft", "verify", "extend")
-"""What attention does in a step: forwards of the draft, that of the target, and the draft's over accepted tokens."""
 
 CACHES: Mapping[str, str] = {
     "mha": "MHATokenToKVPool",
@@ -215,11 +223,11 @@ def _of_attention(server: Server) -> Iterator[Refusal]:
             yield Refusal(f"attention {role}", f"{name} attention on {server.device} ({role})")
             continue
         known = model if model is not None and model.cache in CACHES else None  # another is refused by itself
-        if known is not None and known.cache not in backend.over(role if not known.borrows else "verify"):
+        if known is not None and known.cache not in backend.over(role, known):
             second = "a second KV pool for sliding windows"
             cache = second if known.cache == "swa" else f"a KV cache of the layout {known.cache}"
             yield Refusal(f"attention {role}", f"{name} attention over {cache} ({role})")
-        elif known is not None and known.window and not backend.windows:
+        elif known is not None and known.window and not backend.sees(role, known):
             yield Refusal(f"attention {role}", f"{name} attention with sliding windows ({role})")
         elif server.groups > 1 and backend.planned:
             yield Refusal(f"attention {role}", f"{name} attention under data parallelism ({role})")

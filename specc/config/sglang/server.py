@@ -368,10 +368,10 @@ def _hint(refusal: Refusal, server: Server) -> str | None:
             name
             for name, backend in BACKENDS.items()
             if backend.device == server.device
-            and (model is None or model.cache in backend.over(role))
+            and (model is None or model.cache in backend.over(role, model))
             and (server.topk == 1 or backend.mask is not None)
             and not (server.groups > 1 and backend.planned)
-            and (model is None or backend.windows or not model.window)
+            and (model is None or backend.sees(role, model) or not model.window)
         ]
         return f"served here: {', '.join(names)} (--attention-backend)" if names else None
     chain = f"{BREADTH} 1" if server.looks_up else "--speculative-eagle-topk 1, with --speculative-num-steps"
