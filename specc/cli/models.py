@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from dataclasses import replace
 from importlib.resources import files
 
 from specc.config.models import ModelFacts, ModelUnreadableError, facts_of_type
@@ -67,10 +68,8 @@ def _engine(preset: Preset, model: ModelFacts | None) -> str:
         return "no: no KV cache"
     if model is None or not {"num_layers", "head_dim", "num_kv_heads"} <= model.facts.keys():
         return "sizes to be written"
-    chain, tree = (
-        [what for _, what in preset.unserved(EngineNeeds({"target": model.values}, {}, topk, ranks=1, head_rows=False))]
-        for topk in (1, 2)
-    )
+    asked = EngineNeeds(algorithm=None, models={"target": model.values}, layouts={}, topk=1, ranks=1, head_rows=False)
+    chain, tree = ([what for _, what in preset.unserved(replace(asked, topk=topk))] for topk in (1, 2))
     if chain:
         return f"no: {', '.join(map(_short, chain))}"
     return "chain" if tree or not preset.tree_masks else FORMS

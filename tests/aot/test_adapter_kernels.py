@@ -13,10 +13,12 @@ from triton.compiler import ASTSource
 from specc.adapters.sglang.attention.second_pool import fill_second
 from specc.adapters.sglang.attention.slot_lists import fill_lists, pack_mask
 from specc.adapters.sglang.attention.step_tables import fill_tables
+from specc.adapters.sglang.attention.window_lists import fill_windows
 
 words = {"rows_ptr": "*i64", "seq_lens_ptr": "*i64", "slots_stride": "i32", "pages_stride": "i32"}
 words |= {"mask_ptr": "*u8", "packed_ptr": "*u8"}
-second = {name: "*i64" for name in ("map_ptr", "written_ptr", "by_token_ptr")}
+second = {name: "*i64" for name in ("map_ptr", "written_ptr", "by_token_ptr", "listed_ptr")}
+words |= {"count": "i32"}
 
 def built(kernel, arch, constants):
     names = [parameter.name for parameter in kernel.params if not parameter.is_constexpr]
@@ -33,9 +35,12 @@ for arch in (80, 90, 100):
         built(fill_tables, arch, sizes | tables)
         built(fill_lists, arch, sizes | {"BRANCHES": 8 * topk, "C": 4096, "N": 8, "FORWARDS": 4})
     built(fill_second, arch, {"LARGEST": 8, "P": 16, "W": 4, "WRITES": 4} | shared)
+    windows = {"W": 1023, "N": 4, "NODES": 4, "ROWS": 64} | shared
+    built(fill_windows, arch, windows)
+    built(fill_windows, arch, windows | {"map_ptr": None})
     built(pack_mask, arch, {"N": 8, "BYTES": 4096} | shared)
 """
-KERNELS = [*["fill_tables", "fill_lists"] * 3, "fill_second", "pack_mask"]
+KERNELS = [*["fill_tables", "fill_lists"] * 3, "fill_second", *["fill_windows"] * 2, "pack_mask"]
 
 
 def test_kernels_compile() -> None:

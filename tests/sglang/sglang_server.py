@@ -105,7 +105,7 @@ class Variant:
             given |= {"dp_size": self.groups, "enable_dp_attention": True, "enable_dp_lm_head": self.local_head}
         if self.page > 1 and self.topk > 1:
             given["max_total_tokens"] *= BRANCHES_APART
-        if self.algorithm is None or ON_GPU:
+        if self.algorithm in (None, "NEXTN") or ON_GPU:  # on a CPU SGLang turns it off by itself, but for assistants
             given["disable_overlap_schedule"] = not self.overlap
         if self.algorithm is None:
             return given

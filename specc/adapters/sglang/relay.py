@@ -59,7 +59,7 @@ class SharedFutureMap(FutureMap):
         if self.steps.looks_up:
             return
         self.output_tokens_buf = pools["bonus"]
-        if "topk_index" in pools:
+        if "topk_index" in pools:  # others draft in the step
             self.topk_index_buf, self.need_topk = pools["topk_index"], True
             self.topk_p_buf = pools.get("topk_p", torch.ones_like(self.topk_index_buf, dtype=torch.float32))
         if "hidden" in pools:

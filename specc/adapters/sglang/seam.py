@@ -106,6 +106,7 @@ GRAMMARS = "requests with a grammar are SGLang's"
 SIMULATED = "SGLANG_SIMULATE_ACC_LEN changes SGLang's own steps alone"
 LOOK_UPS = "drafts that are looked up are SGLang's"
 BLOCKS = "drafts that are filled in as a block are SGLang's"
+ASSISTANTS = "drafts of an assistant that reads the target's keys and values are SGLang's"
 HANDOVER = "a server that decodes what another one prefills runs no program"
 MODULES = "drafts of several modules are SGLang's"
 LOCKSTEP = "a server whose attention is data parallel runs no program"
@@ -144,6 +145,14 @@ layers.logits_processor.LogitsMetadata.from_forward_batch(forward_batch)
 models.dflash.DFlashDraftModel.forward(input_ids positions forward_batch input_embeds)
 speculative.dflash_info_v2.DFlashDraftInputV2(topk_p topk_index bonus_tokens new_seq_lens hidden_states)
 speculative.dflash_info.DFlashVerifyInput(draft_token positions draft_token_num capture_hidden_mode)
+""",
+    ASSISTANTS: """
+speculative.frozen_kv_mtp_worker_v2.FrozenKVMTPWorkerV2: draft_worker target_worker topk
+speculative.frozen_kv_mtp_worker_v2.FrozenKVMTPWorkerV2.forward_batch_generation(batch on_publish grammar_barrier)
+speculative.frozen_kv_mtp_worker_v2.FrozenKVMTPDraftWorker: draft_attn_backend draft_runner hot_token_id kv_context
+speculative.frozen_kv_mtp_info.FrozenKVMTPContext: target_token_to_kv_pool
+speculative.frozen_kv_mtp_info.FrozenKVMTPDraftInput(bonus_tokens topk_p topk_index hidden_states capture_hidden_mode
+    num_tokens_per_req num_tokens_for_logprob_per_req)
 """,
     HANDOVER: """
 disaggregation.decode.DecodeReqToTokenPool: req_to_token
@@ -196,11 +205,12 @@ layers.attention.flashattention_backend.FlashAttentionMetadata(cache_seqlens_int
 """,
     "triton": """
 layers.attention.triton_backend.TritonAttnBackend: cuda_graph_kv_indices cuda_graph_num_kv_splits forward_metadata
-    get_num_kv_splits kv_index_translator kv_indptr mask_indptr
+    get_num_kv_splits kv_index_translator kv_indptr mask_indptr sliding_window_size use_sliding_window_kv_pool
 layers.attention.triton_backend.TritonMultiStepDraftBackend: attn_backends topk
 layers.attention.triton_backend.TritonMultiStepDraftBackend.init_forward_metadata_out_graph(forward_batch in_capture)
 layers.attention.triton_backend.ForwardMetadata(attn_logits attn_lse max_extend_len num_kv_splits kv_indptr kv_indices
-    qo_indptr custom_mask mask_indptr window_kv_indptr window_kv_indices window_num_kv_splits window_kv_offsets)
+    qo_indptr custom_mask mask_indptr window_kv_indptr window_kv_indices window_num_kv_splits window_kv_offsets
+    swa_out_cache_loc)
 mem_cache.kv_index_translator.KVIndexTranslator.pack_read_stream(plan req_pool_indices seq_lens indptr out)
 """,
     "flashinfer": """

@@ -21,6 +21,8 @@ LOOKS_UP = ("NGRAM",)
 """Algorithms of SGLang's, by the names of programs, of which no model drafts."""
 BY_MODULES = {"EAGLE": "MULTI_LAYER_EAGLE"}
 """Algorithm of SGLang's -> that of programs where a draft has a module for each step (`enable_multi_layer_eagle`)."""
+ROLES = ("draft", "verify", "extend")
+"""What attention does in a step: forwards of the draft, that of the target, and the draft's over accepted tokens."""
 
 
 @dataclass(frozen=True)
@@ -34,7 +36,7 @@ class AttentionBackend:
         device: `cpu` for one that runs on no GPU; one of a GPU is served wherever SGLang starts it.
         tried: whether a program has run on it, on a GPU if it is one of a GPU's.
         shapes: whether it prepares steps of several shapes.
-        windows: whether layers may see a window of the text alone.
+        windows: the roles in which layers may see a window of the text alone.
         planned: whether the host plans each step of it.
         blocks: whether it runs a draft that fills in blocks.
 
@@ -46,21 +48,30 @@ class AttentionBackend:
     device: str = "cuda"
     tried: bool = True
     shapes: bool = True
-    windows: bool = False
+    windows: tuple[str, ...] = ()
     planned: bool = False
     blocks: bool = False
 
-    def over(self, role: str) -> tuple[str, ...]:
-        """The layouts over which it is served in a role of `ROLES`."""
-        return self.caches if role != "draft" or self.drafts is None else self.drafts
+    def over(self, role: str, model: ServedModel | None) -> tuple[str, ...]:
+        """The layouts over which it is served in a role of `ROLES` of a model."""
+        return self.caches if _reads(role, model) or role != "draft" or self.drafts is None else self.drafts
+
+    def sees(self, role: str, model: ServedModel | None) -> bool:
+        """Whether layers may see a window of the text alone in a role of `ROLES` of a model."""
+        return role in self.windows or (_reads(role, model) and bool(self.windows))
+
+
+def _reads(role: str, model: ServedModel | None) -> bool:
+    """Whether a role does no more than read: of an assistant, by SGLang's own preparation."""
+    return role == "draft" and model is not None and model.borrows
 
 
 BACKENDS: Mapping[str, AttentionBackend] = {
-    "triton": AttentionBackend(("mha",), mask="full"),
-    "fa3": AttentionBackend(("mha", "swa", "mla"), mask="slots", windows=True, blocks=True),
+    "triton": AttentionBackend(("mha", "swa"), drafts=("mha",), mask="full", windows=("verify",)),
+    "fa3": AttentionBackend(("mha", "swa", "mla"), mask="slots", windows=ROLES, blocks=True),
     "flashinfer": AttentionBackend(("mha",), mask="qlen", tried=False, planned=True),
     "intel_amx": AttentionBackend(
-        ("mha", "swa"), drafts=("mha",), mask="qlen", device="cpu", windows=True, blocks=True
+        ("mha", "swa"), drafts=("mha",), mask="qlen", device="cpu", windows=ROLES, blocks=True
     ),
     "trtllm_mha": AttentionBackend(("mha",), tried=False, shapes=False),
     "trtllm_mla": AttentionBackend(("mla",), tried=False, shapes=False),
@@ -70,9 +81,6 @@ BACKENDS: Mapping[str, AttentionBackend] = {
     "dsa": AttentionBackend(("dsa",), tried=False, shapes=False),
 }
 """The attention backends that are served, by SGLang's names."""
-
-ROLES = ("draft", "verify", "extend")
-"""What attention does in a step: forwards of the draft, that of the target, and the draft's over accepted tokens."""
 
 CACHES: Mapping[str, str] = {
     "mha": "MHATokenToKVPool",
@@ -95,6 +103,7 @@ class ServedModel:
         chunk: whether it has layers that see a chunk of the text alone.
         recurrent: whether it has layers that keep a state per request.
         beside: what a draft that fills in blocks has beside its layers, in words; nothing for a plain one.
+        borrows: whether it has no KV cache, and reads the target's.
 
     """
 
@@ -103,6 +112,7 @@ class ServedModel:
     chunk: bool = False
     recurrent: bool = False
     beside: str = ""
+    borrows: bool = False
 
 
 @dataclass(frozen=True)
@@ -206,8 +216,10 @@ def refusals(server: Server) -> Iterator[Refusal]:
         yield from itertools.starmap(Refusal, named)
     if server.head_rows and server.ranks > 1:
         yield Refusal("head_rows", "a token map that names rows of a head of which each rank has a part")
+    if server.draft is not None and server.draft.borrows and server.topk > 1:
+        yield Refusal("topk", "a tree of an assistant that reads the target's keys and values")
     for owner, model in (("target", server.target), ("draft", server.draft)):
-        if model is not None:
+        if model is not None and not model.borrows:
             yield from _of_model(owner, model, server.topk)
     yield from _of_attention(server)
 
@@ -252,11 +264,11 @@ def _of_attention(server: Server) -> Iterator[Refusal]:
             yield Refusal(f"attention {role}", f"{name} attention on {server.device} ({role})")
             continue
         known = model if model is not None and model.cache in CACHES else None  # another is refused by itself
-        if known is not None and known.cache not in backend.over(role):
+        if known is not None and known.cache not in backend.over(role, known):
             second = "a second KV pool for sliding windows"
             cache = second if known.cache == "swa" else f"a KV cache of the layout {known.cache}"
             yield Refusal(f"attention {role}", f"{name} attention over {cache} ({role})")
-        elif known is not None and known.window and not backend.windows:
+        elif known is not None and known.window and not backend.sees(role, known):
             yield Refusal(f"attention {role}", f"{name} attention with sliding windows ({role})")
         elif server.groups > 1 and backend.planned:
             yield Refusal(f"attention {role}", f"{name} attention under data parallelism ({role})")

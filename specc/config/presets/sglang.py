@@ -10,7 +10,7 @@ SGLANG = Preset(
     name="SGLang",
     tested=TESTED,
     plugins="sglang.srt.plugins",
-    algorithms=("STANDALONE", "EAGLE", "EAGLE3", "MULTI_LAYER_EAGLE", "DFLASH", "NGRAM"),
+    algorithms=("STANDALONE", "EAGLE", "EAGLE3", "FROZEN_KV_MTP", "MULTI_LAYER_EAGLE", "DFLASH", "NGRAM"),
     options={"NGRAM": {"corpus": None}},  # SGLang has one of its own, which its trie reads
     demands={
         ("draft_positions",): "shifted",  # its drafts see token p + 1 at position p, language models too

@@ -19,6 +19,9 @@ _WINDOWED = re.compile(
 _OWN_CACHES = re.compile(r"DeepseekV4|DiffusionGemma|Dots3|Inkling|MiniMaxM3Sparse|UnlimitedOCR")
 """Architectures with a KV cache of a kind of their own."""
 
+_ASSISTANTS = re.compile(r"Gemma4(Unified)?AssistantForCausalLM")
+"""Architectures of assistants: drafts without keys and values of their own."""
+
 _TWO_POOLS = re.compile(
     r"Beam|EmbeddingGemma2|Gemma4|GptOss|Granite(Moe)?SWA|IQuestQ1|Laguna|Llama4|Mellum|MiMoV2|Muse|Spark2_5|Step3p"
 )
@@ -58,9 +61,16 @@ def architecture_of(values: Mapping[str, Value]) -> str:
     return str(values.get("architecture", ""))
 
 
+def assists(values: Mapping[str, Value]) -> bool:
+    """Whether a model, of which its directory says this, drafts by the target's keys and values: FROZEN_KV_MTP."""
+    return _ASSISTANTS.fullmatch(architecture_of(values)) is not None
+
+
 def unserved(asked: EngineNeeds) -> Iterator[tuple[tuple[str, ...], str]]:
     """Return what of a configuration no server of SGLang's has a program run: the path of its key, and it in words."""
     target, draft = (_of(asked.models.get(role), asked.layouts.get(role)) for role in ("target", "draft"))
+    if assists(asked.models.get("draft", {})):
+        draft = replace(target, borrows=True)
     modules, blocks = asked.algorithm in BY_MODULES.values(), "fills_blocks" in asked.models.get("draft", {})
     server = Server(
         target, draft, topk=asked.topk, ranks=asked.ranks, head_rows=asked.head_rows, modules=modules, blocks=blocks

@@ -20,10 +20,15 @@ def modules_of(server: Started, draft: ModelFacts) -> Iterator[str]:
 
 
 def sizes_of(server: Started, directory: Path, model: ModelFacts) -> Iterator[str]:
-    """Return the lines of sizes that layers do not share, for a chain, which moves no keys and values."""
-    if server.topk.value != 1:
-        return
+    """Return the lines of sizes that layers do not share, as those that see the whole text have them.
+
+    Where nothing says which those are, that of config.json stands for all in a chain, which moves no keys and values.
+    """
     content = read_directory(directory, str(directory)).content
     for key, name in _SIZES.items():
-        if key not in model.facts and type(size := content.get(name)) is int:
+        if key in model.facts:
+            continue
+        if (whole := model.facts.get(f"whole_{key}")) is not None:
+            yield f"  {key}: {whole.value} # of layers that see the whole text"
+        elif server.topk.value == 1 and type(size := content.get(name)) is int:
             yield f"  {key}: {size} # {name}; other layers differ, and a chain moves none of it"

@@ -21,7 +21,7 @@ from specc.adapters.sglang.served import (
 from specc.config.archs import CPU, Gpu, cpu
 from specc.config.models import Fact, ModelFacts, read_model
 from specc.config.presets.sglang import SGLANG
-from specc.config.presets.sglang_models import architecture_of, facts_of, has_modules
+from specc.config.presets.sglang_models import architecture_of, assists, facts_of, has_modules
 from specc.config.sglang import blocks
 from specc.config.sglang.command_line import BREADTH, UNREAD, Arguments, argument
 from specc.config.sglang.defaults import (
@@ -50,6 +50,8 @@ DEVICES = tuple(dict.fromkeys(backend.device for backend in BACKENDS.values()))
 
 ALGORITHMS = tuple(name for name in SGLANG.algorithms if name not in BY_MODULES.values())
 """Those that programs serve, by the names of the command line."""
+ASSISTED = ("FROZEN_KV_MTP",)
+"""Algorithms whose draft reads the target's keys and values. SGLang takes one for EAGLE with an assistant."""
 
 _RENAMED = {"nsa": "dsa", "compressed": "dsv4", "tokenspeed_mla": "cutedsl_mla"}
 """Attention backends by older names."""
@@ -127,6 +129,7 @@ def started(arguments: Arguments, gpu: Gpu) -> Started:
     algorithm = BY_MODULES.get(algorithm, algorithm) if modules else algorithm
     path, origin = ("", "none, drafts are looked up in texts") if looked_up else _draft(arguments, target)
     draft = None if looked_up else _model(arguments, "--speculative-draft-model-path", path)
+    algorithm = _assisted(arguments, algorithm, draft)
     in_blocks = algorithm in BLOCKS
     known = _sizes(arguments, algorithm, target, draft)
     requests, ranks = arguments.number("--max-running-requests"), arguments.number("--tp-size") or 1
@@ -139,6 +142,7 @@ def started(arguments: Arguments, gpu: Gpu) -> Started:
         raise AssertionError("what is missing was reported")
     num_steps, topk, num_draft_tokens = known
     attention, page_size = _attention(arguments, gpu, target[1], page, int(topk.value), in_blocks=in_blocks)
+    of_target, of_draft = facts_of(target[1].values), None if draft is None else facts_of(draft[1].values)
     if modules:
         del attention["draft"]
     if looked_up:
@@ -146,9 +150,12 @@ def started(arguments: Arguments, gpu: Gpu) -> Started:
         check_pages(arguments, page_size, attention["verify"])
     if in_blocks and device == CPU:
         arguments.refuse(f"{algorithm} on a CPU", "SGLang starts no such server")
+    if algorithm in ASSISTED:
+        of_draft = replace(of_target, borrows=True)
+        del attention["extend"]
     facts = Server(
-        target=facts_of(target[1].values),
-        draft=None if draft is None else facts_of(draft[1].values),
+        target=of_target,
+        draft=of_draft,
         topk=int(topk.value),
         attention={role: str(fact.value) for role, fact in attention.items()},
         device=device,
@@ -196,6 +203,17 @@ def _modules(arguments: Arguments, algorithm: str, target: tuple[Path, ModelFact
     return algorithm in BY_MODULES and (by_itself or "--enable-multi-layer-eagle" in arguments.values)
 
 
+def _assisted(arguments: Arguments, algorithm: str, draft: tuple[Path, ModelFacts] | None) -> str:
+    """Return the algorithm that SGLang runs with a draft, after reporting one that does not go with it."""
+    if draft is None or not assists(draft[1].values):
+        if draft is not None and algorithm in ASSISTED:
+            arguments.refuse(f"{algorithm} with the draft '{draft[0]}'", "give an assistant, or write EAGLE for a head")
+        return algorithm
+    if algorithm not in ("EAGLE", *ASSISTED):
+        arguments.refuse(f"{algorithm} with an assistant", "write NEXTN, which SGLang runs as FROZEN_KV_MTP")
+    return ASSISTED[0]
+
+
 def _groups(arguments: Arguments, algorithm: str) -> int:
     """Return how many groups of ranks have requests of their own, after reporting an algorithm that has none.
 
@@ -216,11 +234,7 @@ def _adapters(arguments: Arguments) -> bool:
 
 def _model(arguments: Arguments, name: str, written: str) -> tuple[Path, ModelFacts] | None:
     """Return a model's directory and what it says, or None after reporting that it cannot be read."""
-    model = arguments.model(name, written, read_model)
-    kind = "" if model is None else model[1].model_type
-    if "gemma4" in kind and "assistant" in kind:
-        arguments.refuse(f"the assistant '{written[:200]}', which SGLang runs as FROZEN_KV_MTP,", "give a head")
-    return model
+    return arguments.model(name, written, read_model)
 
 
 def _draft(arguments: Arguments, target: tuple[Path, ModelFacts] | None) -> tuple[str, str]:
@@ -388,10 +402,10 @@ def _hint(refusal: Refusal, server: Server) -> str | None:
             name
             for name, backend in BACKENDS.items()
             if backend.device == server.device
-            and (model is None or model.cache in backend.over(role))
+            and (model is None or model.cache in backend.over(role, model))
             and (server.topk == 1 or backend.mask is not None)
             and not (server.groups > 1 and backend.planned)
-            and (model is None or backend.windows or not model.window)
+            and (model is None or backend.sees(role, model) or not model.window)
             and (backend.blocks or not in_block)
         ]
         name = "--speculative-draft-attention-backend" if in_block else "--attention-backend"

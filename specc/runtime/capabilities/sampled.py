@@ -42,7 +42,7 @@ class SampledStep(BoundStep):
         For engines that prefill on their own, between `set_sampling` and `write_carry`: what is drawn is counted, and
         may have been stored in the rows. `batch.seq_lens` say how long the texts are. Valid until the next call of the
         step. BatchError as `decode`, or without lengths; ForwardContractError for logits that the plan does not have
-        so; BindError where a program stores more in the launch that draws.
+        so; BindError where a program computes more in the launch that draws.
         """
         if (widest := self._widest()) is not self:
             return widest.first_tokens(batch, logits)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from specc.adapters.sglang.served import (
@@ -83,14 +85,16 @@ def test_windows_are_for_chains_on_some_backends(backend: str) -> None:
     if "mha" not in traits.caches:
         return
     given = {"attention": everywhere(backend), "device": traits.device}
-    refused = [] if traits.windows else ["attention verify"]
+    refused = [] if "verify" in traits.windows else ["attention verify"]
     assert about(Server(windowed, ServedModel(), **given)) == refused
-    refused = [] if traits.windows else ["attention draft", "attention extend"]
+    refused = [f"attention {role}" for role in ("draft", "extend") if role not in traits.windows]
     assert about(Server(ServedModel(), windowed, **given)) == refused
     if traits.mask is not None:
         assert "topk" in about(Server(windowed, ServedModel(), topk=4, **given))
         assert "topk" in about(Server(ServedModel(), windowed, topk=4, **given))
-    assert {name for name, backend in BACKENDS.items() if backend.windows} == {"fa3", "intel_amx"}
+    assert {name: backend.windows for name, backend in BACKENDS.items() if backend.windows} == {
+        "triton": ("verify",), "fa3": ROLES, "intel_amx": ROLES,
+    }  # fmt: skip
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
@@ -98,10 +102,11 @@ def test_windows_are_for_chains_on_some_backends(backend: str) -> None:
 def test_a_backend_is_served_over_its_caches(backend: str, cache: str) -> None:
     model, traits = ServedModel(cache=cache, window=cache == "swa"), BACKENDS[backend]
     server = Server(model, model, attention=everywhere(backend), device=traits.device)
-    assert about(server) == [f"attention {role}" for role in ROLES if cache not in traits.over(role)]
+    served = [cache in traits.over(role, model) and not (model.window and role not in traits.windows) for role in ROLES]
+    assert about(server) == [f"attention {role}" for role, there in zip(ROLES, served, strict=True) if not there]
     tree = Server(model, model, topk=4, attention=everywhere(backend), device=traits.device)
-    served = cache in traits.caches and traits.mask is not None and cache == "mha"
-    assert (about(tree) == []) == served
+    trees = cache in traits.caches and traits.mask is not None and cache == "mha"
+    assert (about(tree) == []) == trees
     assert tree.mask == traits.mask
     assert server.mask is None
 
@@ -113,9 +118,22 @@ def test_two_pools_of_a_draft_are_not_for_a_cpu() -> None:
     assert about(Server(two, ServedModel(), **on_cpu)) == []
     assert about(Server(two, two, **on_cpu)) == ["attention draft"]
     assert about(Server(two, two, attention=everywhere("fa3"))) == []
-    (refusal, *_) = refusals(Server(two, ServedModel(), attention=everywhere("triton")))
-    assert str(refusal) == "triton attention over a second KV pool for sliding windows (verify) is not served"
+    assert about(Server(two, ServedModel(), attention=everywhere("triton"))) == []
+    (refusal, *_) = refusals(Server(two, ServedModel(), attention=everywhere("flashinfer")))
+    assert str(refusal) == "flashinfer attention over a second KV pool for sliding windows (verify) is not served"
     assert "topk" in about(Server(two, ServedModel(), topk=4, attention=everywhere("fa3")))
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_an_assistant_reads_wherever_its_target_is_verified(backend: str) -> None:
+    """A chain; it writes nothing, so that a second pool is in nobody's way. SGLang has no trees with windows."""
+    two, traits = ServedModel(cache="swa", window=True), BACKENDS[backend]
+    attention = dict.fromkeys(("draft", "verify"), backend)
+    server = Server(two, replace(two, borrows=True), attention=attention, device=traits.device)
+    assert about(server) == ([] if "swa" in traits.caches else ["attention draft", "attention verify"])
+    one = ServedModel()
+    words = [str(refusal) for refusal in refusals(Server(one, replace(one, borrows=True), topk=4))]
+    assert words == ["a tree of an assistant that reads the target's keys and values is not served"]
 
 
 def test_a_role_has_a_backend_of_its_own() -> None:

@@ -18,6 +18,11 @@ ROWS, LENGTHS = [3, 1, 4, 2], [5, 9, 2, 16]
 PARAMS = [Sampling(0.0), Sampling(1.5, 7), Sampling(0.7, 8, top_k=5), Sampling(2.0, 9, top_k=9, top_p=0.8, min_p=0.02)]
 
 
+ALGORITHMS = ["STANDALONE", "EAGLE", "EAGLE3", "FROZEN_KV_MTP", "MULTI_LAYER_EAGLE", "DFLASH", "NGRAM"]
+STORING = ("FROZEN_KV_MTP", "DFLASH", "NGRAM")
+"""Those that store in the launch that draws."""
+
+
 def scores(width: int, rows: int = len(ROWS)) -> Tensor:
     return 2 * torch.randn(rows, width, generator=torch.Generator().manual_seed(5))
 
@@ -34,7 +39,7 @@ def wanted(logits: Tensor) -> list[int]:
     ]
 
 
-@pytest.mark.parametrize("algorithm", ["STANDALONE", "EAGLE", "EAGLE3", "MULTI_LAYER_EAGLE", "DFLASH", "NGRAM"])
+@pytest.mark.parametrize("algorithm", ALGORITHMS)
 @pytest.mark.parametrize("device", [False, True], ids=["integers", "tensors"])
 def test_as_the_prefill_draws(algorithm: str, device: bool) -> None:
     """From the same logits, row by row and after every length; of what is carried at most the rows' own changes."""
@@ -45,7 +50,7 @@ def test_as_the_prefill_draws(algorithm: str, device: bool) -> None:
     assert decoder.step.first_tokens(batch, logits).tolist() == wanted(logits)
     others = [row for row in range(decoder.plan.size("P")) if row not in ROWS]
     for name, pool in decoder.step.pools.items():
-        rows = others if algorithm in ("DFLASH", "NGRAM") and "sampling" not in name else slice(None)
+        rows = others if algorithm in STORING and "sampling" not in name else slice(None)
         assert torch.equal(pool[rows], before[name][rows]), name
     assert decoder.step.torn == frozenset()
     assert decoder.engine.calls == []
@@ -68,7 +73,7 @@ def test_a_greedy_program_takes_the_largest() -> None:
     assert decoder.step.first_tokens(Batch([], []), logits[:0]).tolist() == []
 
 
-def test_what_is_refused() -> None:
+def test_what_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     decoder = machine("STANDALONE", 3, overlap=True, **CHAIN, **FILTERS)
     logits = scores(decoder.plan.size("V"))
     with pytest.raises(BatchError, match="first_tokens needs the batch's seq_lens"):
@@ -77,11 +82,12 @@ def test_what_is_refused() -> None:
         with pytest.raises(ForwardContractError, match="prefill_target"):
             decoder.step.first_tokens(Batch(ROWS, LENGTHS), wrong)
     reading_hidden = machine("FROZEN_KV_MTP", 3, **CHAIN, **FILTERS)
+    monkeypatch.setattr("specc.runtime.entry.first.STORE", "what reads it")
     with pytest.raises(BindError, match="reads prefill_target_hidden, too"):
         reading_hidden.step.first_tokens(Batch(ROWS, LENGTHS), logits)
 
 
-@pytest.mark.parametrize("algorithm", ["STANDALONE", "EAGLE", "EAGLE3", "MULTI_LAYER_EAGLE", "DFLASH", "NGRAM"])
+@pytest.mark.parametrize("algorithm", ALGORITHMS)
 def test_what_is_drawn_counts_as_output(algorithm: str) -> None:
     """Once, whichever launch of a prefill would do it."""
     decoder = machine(algorithm, 3, **CHAIN, verify="target_only", sampling=["penalties"])
@@ -105,7 +111,7 @@ def test_what_the_engine_emits_counts_when_it_says_so() -> None:
     machine("EAGLE", 3, **CHAIN).step.count(torch.tensor([2]), torch.tensor([3]))
 
 
-@pytest.mark.parametrize("algorithm", ["STANDALONE", "EAGLE", "EAGLE3", "MULTI_LAYER_EAGLE", "DFLASH", "NGRAM"])
+@pytest.mark.parametrize("algorithm", ALGORITHMS)
 @pytest.mark.parametrize("asked", [{}, {"verify": "target_only", "sampling": ["penalties"]}], ids=["greedy", "counts"])
 def test_of_nothing(algorithm: str, asked: dict[str, object]) -> None:
     """Whichever launch counts, no requests have no tokens, and no rows none to count; their own may be of any width."""

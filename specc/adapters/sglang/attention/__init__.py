@@ -20,6 +20,7 @@ from ..seam import need
 from ..windows import map_of
 from .backend import StepAttention
 from .eager import Eager
+from .reading import Reading
 from .roles import Roles, name_of, roles_of
 from .step_tables import Sizes, Tables
 
@@ -55,6 +56,8 @@ class Attention:
         self._shared = any(name in TABLES for name in names.values())
         made = {name: self._make(name, roles, captured=captured) for name in set(names.values())}
         self._by_role = {role: made[name] for role, name in names.items()}
+        if roles.draft and roles.container is None:
+            self._by_role["draft"] = Reading(roles, tables, captured=captured)
         self._modules = [self._make(name_of(of), replace(roles, extend=of), captured=captured) for of in roles.further]
         self._backends = [*made.values(), *self._modules]
         self._first = "draft" if "draft" in names else "target"

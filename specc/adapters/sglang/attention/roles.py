@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from ..parts.runners import fills_blocks, modules_of
+from ..parts.runners import fills_blocks, modules_of, reads_target
 
 CLASSES = {
     "CuteDslMLABackend": "cutedsl_mla",
@@ -26,6 +26,8 @@ CLASSES = {
     "TritonAttnBackend": "triton",
 }
 """Class of SGLang -> the name that its command line has for it. FlashAttention has one class for two names."""
+TWO_POOLS = "use_sliding_window_kv_pool"
+"""What a backend looks up slots of a second pool by, and finds out when it is made."""
 
 
 @dataclass(frozen=True)
@@ -33,8 +35,8 @@ class Roles:
     """The backend objects of a worker by role.
 
     Attributes:
-        draft: those of the draft's S - 1 forwards.
-        container: the object that holds them, which prepares them together; None where there are none.
+        draft: those of the draft's S - 1 forwards; of an assistant one for all of its S.
+        container: the object that holds them, which prepares them together; None of one for all, and without any.
         verify: that of the target's forward over the nodes.
         extend: that of the draft's forward over the accepted path; None where there is none.
         further: those of the draft's other modules over it, of a draft that has a module for each step.
@@ -65,8 +67,9 @@ class Roles:
             "speculative_num_draft_tokens": nodes,
             "num_draft_tokens": nodes,
         }
-        draft = [_resized(backend, sizes) for backend in self.draft[: max(steps - 1, 0)]]
-        container = _resized(self.container, sizes) if draft else None
+        forwards = steps if self.container is None else max(steps - 1, 0)
+        draft = [_resized(backend, sizes) for backend in self.draft[:forwards]]
+        container = _resized(self.container, sizes) if draft and self.container is not None else None
         if container is not None:
             container.attn_backends = draft
         extend = None if self.extend is None else _resized(self.extend, sizes)
@@ -85,6 +88,8 @@ def roles_of(worker: Any) -> Roles:
     if fills_blocks(worker):
         return Roles([], None, verify, None, block=_plain(drafter.draft_runner.attn_backend, "verify"))
     container = drafter.draft_attn_backend
+    if reads_target(worker):
+        return Roles([_reading(_plain(container, "decode"), worker)], None, verify, None)
     return Roles(
         draft=[] if container is None else [_plain(backend, "decode") for backend in container.attn_backends],
         container=container,
@@ -99,6 +104,15 @@ def name_of(backend: Any) -> str:
     if kind == "FlashAttentionBackend":
         return f"fa{backend.fa_impl_ver}"
     return CLASSES.get(kind, kind)
+
+
+def _reading(backend: Any, worker: Any) -> Any:
+    """A copy of an assistant's backend that reads the target's pools; SGLang makes it for one of 64 slots."""
+    reading, of_target = copy.copy(backend), worker.target_worker.model_runner.attn_backend
+    reading.token_to_kv_pool = worker.draft_worker.kv_context.target_token_to_kv_pool
+    if hasattr(backend, TWO_POOLS):
+        setattr(reading, TWO_POOLS, getattr(_plain(of_target, "decode"), TWO_POOLS, False))
+    return reading
 
 
 def _resized(backend: Any, sizes: dict[str, int]) -> Any:

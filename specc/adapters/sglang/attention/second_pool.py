@@ -61,7 +61,7 @@ class TwoPools(Tables):
     def __init__(self, slots: Tensor, sizes: Sizes, beside: Tables | None, places: Tensor) -> None:
         """See `Tables`; `places` i64[slots + 1] is SGLang's map from slots of the first pool to those of the second."""
         super().__init__(slots, sizes, beside)
-        self._places, self._writes = places, sizes.nodes
+        self.places, self._places, self._writes = places, places, sizes.nodes
 
     @cached_property
     def _second_pages(self) -> Tensor:

@@ -129,8 +129,11 @@ class Tables:
     Attributes:
         slots: SGLang's `req_to_token` i32[rows, C].
         sizes: of the program's step.
+        places: SGLang's map i64[slots + 1] to slots of a second pool; None of a model with one.
 
     """
+
+    places: Tensor | None = None
 
     def __init__(self, slots: Tensor, sizes: Sizes, beside: Tables | None = None) -> None:
         """Allocate for the largest bucket, once a step reads them; smaller ones read a part.

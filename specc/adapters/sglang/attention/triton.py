@@ -12,12 +12,21 @@ from sglang.srt.layers.attention.triton_backend import ForwardMetadata
 from torch import Tensor
 
 from .backend import StepAttention
+from .roles import TWO_POOLS, Roles
+from .step_tables import Tables
+from .window_lists import WindowLists, Windows
 
 
 class Triton(StepAttention):
     """Triton attention over the buffers that SGLang's own graphs have."""
 
     _prefix: tuple[Tensor, Tensor] | None = None
+
+    def __init__(self, roles: Roles, tables: Tables) -> None:
+        """See `StepAttention`."""
+        super().__init__(roles, tables)
+        window = roles.verify.sliding_window_size or 0
+        self._windows = WindowLists(tables, window) if window > 0 else None
 
     def begin(self, batch: Any) -> None:
         """See `StepAttention`."""
@@ -42,7 +51,8 @@ class Triton(StepAttention):
             mask, mask_starts = mask.view(torch.uint8), backend.mask_indptr[: rows + 1]
             squares = self._tables.starts(rows, width * width, torch.int64)
             torch.add(squares, starts, alpha=width, out=mask_starts)
-        backend.forward_metadata = self._metadata(starts, slots, width, mask, mask_starts)
+        seen = None if self._windows is None else self._windows.fill(batch)
+        backend.forward_metadata = self._metadata(starts, slots, width, mask, mask_starts, seen)
         return backend
 
     def extend(self, batch: Any, seq_lens: Tensor, width: int) -> Any:
@@ -70,9 +80,16 @@ class Triton(StepAttention):
         return self._prefix
 
     def _metadata(
-        self, starts: Tensor, slots: Tensor, width: int, mask: Tensor | None, mask_starts: Tensor | None
+        self,
+        starts: Tensor,
+        slots: Tensor,
+        width: int,
+        mask: Tensor | None,
+        mask_starts: Tensor | None,
+        seen: Windows | None = None,
     ) -> ForwardMetadata:
-        """Of `width` queries for each request behind its text."""
+        """Of `width` queries for each request behind its text; layers with a window read `seen`."""
+        second = seen is not None and getattr(self._roles.verify, TWO_POOLS)
         return ForwardMetadata(
             attn_logits=None,
             attn_lse=None,
@@ -83,8 +100,9 @@ class Triton(StepAttention):
             qo_indptr=self._tables.starts(len(starts) - 1, width),
             custom_mask=mask,
             mask_indptr=mask_starts,
-            window_kv_indptr=None,
-            window_kv_indices=None,
+            window_kv_indptr=None if seen is None else seen.starts,
+            window_kv_indices=None if seen is None else seen.listed,
             window_num_kv_splits=None,
-            window_kv_offsets=None,
+            window_kv_offsets=None if seen is None else seen.firsts,
+            swa_out_cache_loc=seen.written if seen is not None and second else None,
         )

@@ -180,7 +180,7 @@ class Forwards:
         info: Any,
         tokens: Tensor,
         positions: Tensor,
-        slots: Tensor,
+        slots: Tensor | None,
         rows: Tensor,
         seq_lens: Tensor,
     ) -> ForwardBatch:
@@ -190,7 +190,7 @@ class Forwards:
             input_ids=tokens.flatten(),
             req_pool_indices=rows,
             seq_lens=seq_lens,
-            out_cache_loc=slots.flatten(),
+            out_cache_loc=None if slots is None else slots.flatten(),
             seq_lens_sum=None,
             positions=positions.flatten(),
             spec_algorithm=runner.spec_algorithm,

@@ -29,6 +29,11 @@ def fills_blocks(worker: Any) -> bool:
     return not looks_up(worker) and not own_steps
 
 
+def reads_target(worker: Any) -> bool:
+    """Whether the draft has no keys and values of its own: an assistant reads the target's."""
+    return getattr(worker.draft_worker, "kv_context", None) is not None
+
+
 def runners_of(worker: Any) -> dict[str, Any]:
     """SGLang's runners by role: of the target, and of the draft, or its first module, where a model drafts."""
     target = {"target": worker.target_worker.model_runner}

@@ -11,6 +11,7 @@ import torch
 from sglang.srt.speculative.eagle_info import EagleDraftInput
 from torch import Tensor
 
+from ..parts.runners import reads_target
 from .results import Numbers, Published
 from .texts import TextState
 
@@ -21,22 +22,27 @@ class State:
     Args:
         package: the program's.
         step: it, bound.
+        kind: SGLang's class of what it keeps.
+        drafts: how many drafts a request has between steps.
         numbers: how SGLang numbers them.
         published: what the last step has written into SGLang's tables.
 
     """
 
-    def __init__(self, package: Any, step: Any, numbers: Numbers, published: Published) -> None:
+    def __init__(
+        self, package: Any, step: Any, kind: type[EagleDraftInput], drafts: int, numbers: Numbers, published: Published
+    ) -> None:
         """Nothing is kept here: rows are the step's."""
         self._package, self._step, self._numbers, self._published = package, step, numbers, published
-        device, drafts = step.pools["topk_index"].device, step.pools["topk_index"].shape[1]
+        self._input = kind
+        device = step.pools["bonus"].device
         self._ones = torch.ones(1, drafts, device=device)
         self._tokens = torch.zeros(1, drafts, dtype=torch.int64, device=device)
         self._bonus = torch.zeros(1, dtype=torch.int32, device=device)
 
     def blank(self, rows: int) -> EagleDraftInput:
         """What stands for the state of so many requests."""
-        return EagleDraftInput(
+        return self._input(
             bonus_tokens=self._bonus.expand(rows),
             topk_p=self._ones.expand(rows, -1),
             topk_index=self._tokens.expand(rows, -1),
@@ -47,7 +53,7 @@ class State:
         if not relayed:
             return self.blank(rows)
         self._published.published_bonus = decoded.bonus
-        return EagleDraftInput(bonus_tokens=decoded.bonus)
+        return self._input(bonus_tokens=decoded.bonus)
 
     def begin(self, batch: Any) -> None:
         """Before a prefill of SGLang's: nothing of its texts is kept."""
@@ -83,11 +89,11 @@ class State:
 
     def of(self, rows: Tensor) -> EagleDraftInput:
         """What SGLang's own step reads of requests in pool rows i64[b]."""
-        fields = self._step.read_carry(rows).fields
-        return EagleDraftInput(
+        fields, blank = self._step.read_carry(rows).fields, self.blank(len(rows))
+        return self._input(
             bonus_tokens=fields["bonus"],
-            topk_index=fields["topk_index"],
-            topk_p=fields.get("topk_p", self.blank(len(rows)).topk_p),
+            topk_index=fields.get("topk_index", blank.topk_index),
+            topk_p=fields.get("topk_p", blank.topk_p),
             hidden_states=fields.get("hidden"),
         )
 
@@ -145,6 +151,10 @@ def state_of(package: Any, step: Any, worker: Any, numbers: Numbers, published: 
     """The state of requests of a worker, in the rows of a program's step; see `State`."""
     if "text" in step.pools:
         return TextState(step, worker.draft_token_num, numbers.count)
+    if reads_target(worker):
+        from sglang.srt.speculative.frozen_kv_mtp_info import FrozenKVMTPDraftInput
+
+        return State(package, step, FrozenKVMTPDraftInput, worker.topk, numbers, published)
     if "topk_index" in step.pools:
-        return State(package, step, numbers, published)
+        return State(package, step, EagleDraftInput, step.pools["topk_index"].shape[1], numbers, published)
     return BonusState(package, step, published)

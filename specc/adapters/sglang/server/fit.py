@@ -25,7 +25,7 @@ from ..._shapes import largest
 from .. import seam
 from ..attention import roles_of
 from ..parts import heads, routed, shards
-from ..parts.runners import fills_blocks, looks_up, modules_of, runners_of, scored_tokens
+from ..parts.runners import fills_blocks, looks_up, modules_of, reads_target, runners_of, scored_tokens
 from ..served import BY_MODULES, CACHES, DATA_PARALLEL, SETTINGS, ServedModel, Server, refusals
 from ..served_blocks import beside
 from ..windows import first_pool, oddity
@@ -73,9 +73,12 @@ def facts(worker: Any) -> Server:
     target = _facts_of(runners["target"], pool)
     if requests not in ROWS and not target.recurrent:
         target = replace(target, cache=f"beside a {requests}")
+    draft = _facts_of(runners["draft"], pool, module=modules, blocks=blocks) if "draft" in runners else None
+    if draft is not None and reads_target(worker):
+        draft = replace(target, borrows=True)
     return Server(
         target=target,
-        draft=_facts_of(runners["draft"], pool, module=modules, blocks=blocks) if "draft" in runners else None,
+        draft=draft,
         looks_up=looks_up(worker),
         modules=modules,
         blocks=blocks,
@@ -203,6 +206,8 @@ def _memory(plans: Mapping[Any, Any], worker: Any, server: Server) -> Iterator[s
     if rows > plan.size("P"):
         yield f"the server keeps {rows - 1} requests, the program {plan.size('P') - 1} (max_requests)"
     for role, runner in _runners(plan, worker).items():
+        if role not in plan.kv_pools:  # of an assistant
+            continue
         pool, moved = plan.kv_pools[role], any(of_shape.kv_pools[role].bound for of_shape in plans.values())
         if moved and pool.row_bytes != (row_bytes := _row_bytes(runner.token_to_kv_pool)):
             yield f"a slot of a layer of the {role} has {pool.row_bytes} bytes in the program, {row_bytes} on a rank"

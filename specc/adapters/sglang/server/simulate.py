@@ -81,12 +81,13 @@ class Simulated(Forwards):
 
     def target(self, **given: Any) -> ForwardOutputs:
         """See `Forwards`."""
-        output = super().target(**given)
         tokens, seq_lens = given["tokens"], given["seq_lens"]
+        depth = given["positions"] - seq_lens[:, None]  # before models that add 1 to positions in place (Gemma)
+        output = super().target(**given)
         length = self._accepted[self._turn % STEPS]
         self._turn += 1
         sees = seen(given["slots"], seq_lens, given.get("mask"), given.get("counts"))
-        cols = self._path(length - 1, given["positions"] - seq_lens[:, None], sees)
+        cols = self._path(length - 1, depth, sees)
         follows = self._depths[:-2] < length - 1
         wanted = torch.where(follows, tokens.gather(1, cols[:, 1:]), TOKEN)
         wanted = torch.cat((wanted, torch.full_like(wanted[:, :1], TOKEN)), dim=1)

@@ -13,13 +13,14 @@ from ..server import lockstep
 from . import hooks, internal_state
 from .dflash_worker import DflashWorker
 from .eagle_worker import EagleWorker
+from .frozen_kv_worker import FrozenKvWorker
 from .multi_layer_eagle_worker import MultiLayerEagleWorker
 from .ngram_worker import NgramWorker
 from .program_steps import ProgramSteps
 from .standalone_worker import StandaloneWorker
 
 KINDS: tuple[type[ProgramSteps], ...] = (
-    EagleWorker, StandaloneWorker, NgramWorker, MultiLayerEagleWorker, DflashWorker,
+    EagleWorker, StandaloneWorker, FrozenKvWorker, MultiLayerEagleWorker, DflashWorker, NgramWorker,
 )  # fmt: skip
 RESULTS = "managers.scheduler_components.batch_result_processor.SchedulerBatchResultProcessor"
 GATHER = "managers.scheduler_components.dp_attn"

@@ -1,0 +1,61 @@
+"""The forward of an assistant, which reads the target's keys and values and writes none, as a callback of programs."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from sglang.srt.model_executor.forward_batch_info import ForwardMode
+from torch import Tensor
+
+from ..attention import Attention
+from ..parts.parts import Parts
+from .around import drafting
+from .forwards import MODES, ForwardOutputs, Forwards
+
+
+class AssistedForwards(Forwards):
+    """Forwards of a target and its assistant: `assist` stands for `draft`, and there is no `extend`."""
+
+    def __init__(self, worker: Any, attention: Attention, parts: Parts, shape: Any) -> None:
+        """See `Forwards`."""
+        from sglang.srt.speculative.frozen_kv_mtp_info import FrozenKVMTPDraftInput
+
+        super().__init__(worker, attention, parts, shape)
+        self._input = FrozenKVMTPDraftInput
+        self._texts: dict[int, Tensor] = {}
+
+    def assist(
+        self,
+        *,
+        step: int,
+        tokens: Tensor,
+        positions: Tensor,
+        rows: Tensor,
+        seq_lens: Tensor,
+        capture: str,
+        hidden: Tensor,
+    ) -> ForwardOutputs:
+        """One token of every request, i64[b] or i64[b, 1], through the assistant; `hidden` T[b, W] or T[b, 1, W].
+
+        All forwards of a step read the text below `seq_lens` i64[b], of padding the one slot that is a sink.
+        """
+        info = self._input(
+            hidden_states=hidden.flatten(0, -2),
+            capture_hidden_mode=MODES[capture],
+            num_tokens_per_req=1,
+            num_tokens_for_logprob_per_req=1,
+        )
+        info.positions = positions.flatten()
+        lengths = self._read(step, seq_lens)
+        batch = self._batch(self._draft, ForwardMode.DECODE, info, tokens, positions, None, rows, lengths)
+        with drafting(self._drafter):
+            backend = self._attention.draft(step, batch)
+            return self._run(self._draft, backend, batch, tokens.shape)
+
+    def _read(self, step: int, seq_lens: Tensor) -> Tensor:
+        """`seq_lens` i64[b], and 1 for padding, of so many requests always in the same memory."""
+        rows = len(seq_lens)
+        if rows not in self._texts:
+            self._texts[rows] = torch.empty_like(seq_lens)
+        return torch.clamp(seq_lens, min=1, out=self._texts[rows]) if step == 0 else self._texts[rows]

@@ -1,0 +1,129 @@
+"""Programs in the place of SGLang's own assistants (FROZEN_KV_MTP), on a CPU: its texts, its drafts, nothing lost."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from operator import eq
+
+import pytest
+from engine_fixtures import side_by_side
+from sglang_assistants import WINDOW, Drafter, write_assistants
+from sglang_family import Family, Running, all_accounted_for, same_texts, start
+from sglang_mixed import Oracle
+from sglang_server import Served, Variant, accept_length, greedy
+from sglang_workload import workload
+
+REQUESTS = 200
+TEXT = {"enable_multimodal": False}
+"""SGLang would ask for what prepares pictures."""
+OWN = Variant("NEXTN", "even-assistant", target="even", overlap=True)
+ONE_POOL = Family(
+    Variant(target="even"),
+    [replace(OWN, program=True), replace(OWN, program=True, overlap=False)],
+    write_assistants,
+    lambda _: workload(REQUESTS, seed=5),
+    own=OWN,
+    arguments=TEXT | {"disable_hybrid_swa_memory": True},
+)
+"""Heads of one width, so that one KV pool has all layers: the only one over which SGLang's own step runs on a CPU."""
+TWO_POOLS = Family(
+    Variant(target="gemma"),
+    [Variant("NEXTN", "assistant", target="gemma", overlap=True, program=True, samples=True)],
+    write_assistants,
+    lambda _: workload(REQUESTS // 2, seed=5),
+    arguments=TEXT | {"swa_full_tokens_ratio": 0.5},
+)
+"""Layers with a window have narrower heads, in a pool of their own. Nothing is left to SGLang's own step, which reads
+slots of the one pool in the other."""
+FAMILIES = (ONE_POOL, TWO_POOLS)
+PROGRAMS = [(family, program) for family in FAMILIES for program in family.programs]
+COMPARED = [*PROGRAMS, (ONE_POOL, OWN)]
+each_program = pytest.mark.parametrize(("family", "engine"), PROGRAMS, ids=str)
+
+
+@pytest.fixture(scope="module")
+def running(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Mapping[str, Running]]:
+    """What the engines of both families answer, two at a time."""
+    with side_by_side(2) as pool:
+        folders = [[tmp_path_factory.mktemp(f"{family}-{kind}") for kind in ("models", "jobs")] for family in FAMILIES]
+        yield {
+            str(family): start(family, pool, request.session, *of_family)
+            for family, of_family in zip(FAMILIES, folders, strict=True)
+        }
+
+
+@pytest.fixture
+def engines(family: Family, running: Mapping[str, Running]) -> Running:
+    """What the engines of the test's family answered."""
+    return running[str(family)]
+
+
+@pytest.mark.parametrize("family", FAMILIES, ids=str)
+def test_without_speculation_texts_are_the_targets_own(family: Family, engines: Running) -> None:
+    """By transformers, every tenth one."""
+    oracle = Oracle(engines.models / family.alone.target)
+    for number, request, output in list(greedy(engines.of(family.alone)))[::10]:
+        assert oracle.follows(request["text"], output["token_ids"]), number
+
+
+@pytest.mark.parametrize(("family", "engine"), COMPARED, ids=str)
+def test_texts_are_those_without_speculation(family: Family, engine: Variant, engines: Running) -> None:
+    served = engines.of(engine)
+    same_texts(served, engines.of(family.alone))
+    all_accounted_for(served.state["specc_testing"])
+    assert accept_length(served) > family.accepted
+    assert sum(output["finish_reason"]["type"] == "abort" for output in served.outputs) > 3
+    assert max(output["prompt_tokens"] for output in served.outputs) > 10 * WINDOW
+
+
+@each_program
+def test_the_program_ran_the_steps_that_it_serves(family: Family, engine: Variant, engines: Running) -> None:
+    state = engines.of(engine).state
+    assert state["specc"]["proof"] == "passed"
+    assert state["specc"]["served"] > 100
+    assert state["specc_testing"]["overlap"] == engine.overlap
+    assert state["specc"]["left"].keys() == (set() if engine.samples else family.left)
+    assert state["specc_testing"]["pools"][0] == ("SWAKVPool" if family is TWO_POOLS else "MHATokenToKVPool")
+
+
+def steps(served: Served) -> dict[int, int]:
+    """How many steps each greedy request took that began once and went to its end."""
+    return {
+        number: output.get("spec_verify_ct", 0)
+        for number, _, output in greedy(served)
+        if not output["num_retractions"] and output["finish_reason"]["type"] != "abort"
+    }
+
+
+@pytest.mark.parametrize(("family", "engine"), [(ONE_POOL, program) for program in ONE_POOL.programs], ids=str)
+def test_every_request_takes_as_many_steps_as_with_sglangs_own(
+    family: Family, engine: Variant, engines: Running
+) -> None:
+    mine, own = steps(engines.of(engine)), steps(engines.of(OWN))
+    compared = mine.keys() & own.keys()
+    assert {number: mine[number] for number in compared} == {number: own[number] for number in compared}
+    assert sum(mine[number] for number in compared) > 500
+
+
+@pytest.mark.parametrize(("family", "engine"), [(TWO_POOLS, program) for program in TWO_POOLS.programs], ids=str)
+def test_steps_are_those_of_the_assistants_drafts(family: Family, engine: Variant, engines: Running) -> None:
+    """By transformers' layers, of some requests: drafts see what layers with a window keep in the other pool."""
+    served = engines.of(engine)
+    drafter, oracle = (
+        Drafter(engines.models / engine.target, engines.models / engine.draft),
+        Oracle(engines.models / engine.target),
+    )
+    compared = 0
+    for number, count in [*steps(served).items()][::9]:
+        prompt, answer = oracle.tokens(served.requests[number]["text"]), served.outputs[number]["token_ids"]
+        emitted, taken = 1, 0
+        while emitted < len(answer):
+            drafts = drafter.drafts(prompt + answer[:emitted], engine.num_steps)
+            accepted = [*map(eq, drafts, answer[emitted:]), False].index(False)
+            emitted, taken = emitted + accepted + 1, taken + 1
+        assert taken == count, number
+        compared += taken
+    assert compared > 30
