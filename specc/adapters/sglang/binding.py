@@ -33,7 +33,7 @@ CAPTURE = "SPECC_CAPTURE"
 """The environment variable that says what is captured where SGLang captures graphs: one of `FORWARDS`."""
 FORWARDS: dict[str, type[Forwards]] = {"graph": Forwards, "segments": RecordedForwards, "none": Forwards}
 """The whole step as one graph, which is the default; forwards and what lies between them each; nothing."""
-BESIDE: dict[str, tuple[str, str]] = {"block": ("blocks", "BlockForwards")}
+BESIDE: dict[str, tuple[str, str]] = {"block": ("block_forwards", "BlockForwards")}
 """A callback that few programs have -> the module of `models`, and the forwards with it; those in use are imported."""
 
 
