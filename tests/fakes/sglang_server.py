@@ -16,6 +16,7 @@ from torch import Tensor
 
 from specc.runtime.plan.plan import Plan
 
+from . import sglang_blocks as _blocks  # noqa: F401 (its classes are in SGLang, too)
 from . import sglang_grammars as _grammars  # noqa: F401 (its functions are in SGLang, too)
 from . import sglang_modules as sglang
 from . import sglang_worker
@@ -37,6 +38,7 @@ WORKERS = {
     "EAGLE": "eagle_worker_v2.EAGLEWorkerV2",
     "STANDALONE": "standalone_worker_v2.StandaloneWorkerV2",
     "NGRAM": "ngram_worker.NGRAMWorker",
+    "DFLASH": "dflash_worker_v2.DFlashWorkerV2",
 }
 
 
@@ -157,6 +159,8 @@ class Server:
         if "draft" not in runners:
             nodes = SETTINGS.spec.speculative_num_draft_tokens
             return part(f"speculative.{WORKERS[plan.algorithm]}")(self.engine, runners["target"], nodes)
+        if plan.algorithm == "DFLASH":
+            return part(f"speculative.{WORKERS[plan.algorithm]}")(self.engine, *runners.values(), plan.size("N"))
         backends = MultiStepDraftBackend(attention, plan.size("S") - 1)
         numbered, topk = None if scored is None else torch.tensor(scored), SETTINGS.spec.speculative_eagle_topk
         drafter = EagleDraftWorker(runners["draft"], backends, numbered, topk)
