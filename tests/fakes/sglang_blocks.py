@@ -1,4 +1,4 @@
-"""SGLang's blocks (DFLASH): a plain worker of a draft that fills in a block, over what the target's rows left of texts."""
+"""SGLang's blocks (DFLASH): a plain worker of a draft that fills in a block, over what the target's rows left."""
 
 from __future__ import annotations
 
@@ -93,19 +93,20 @@ class DFlashDraftModel(Model):
     def get_input_embeddings(self) -> None:
         return None
 
-    def forward(
+    def forward(  # pyright: ignore[reportIncompatibleMethodOverride]
         self, input_ids: Tensor, positions: Tensor, forward_batch: ForwardBatch, input_embeds: Tensor | None = None
     ) -> sglang.LogitsProcessorOutput:
-        backend, rows = ForwardContext.current.attn_backend, forward_batch.batch_size
-        assert backend.ready_for == (forward_batch.req_pool_indices.tolist(), forward_batch.forward_mode)
-        assert forward_batch.forward_mode is ForwardMode.TARGET_VERIFY and input_embeds is not None
+        batch, backend = forward_batch, ForwardContext.current.attn_backend
+        rows = batch.batch_size
+        assert backend.ready_for == (batch.req_pool_indices.tolist(), batch.forward_mode)
+        assert batch.forward_mode is ForwardMode.TARGET_VERIFY and input_embeds is not None
         tokens = input_ids.view(rows, -1)
         assert bool((tokens[:, 1:] == MASK).all()) and torch.equal(input_embeds, SCALE * input_ids[:, None])
-        buffer = forward_batch.next_token_logits_buffer
+        buffer = batch.next_token_logits_buffer
         assert buffer is None or len(buffer) == rows * (tokens.shape[1] - 1)
         logits = self.engine.block(
-            bonus=tokens[:, 0], positions=positions.view(rows, -1), slots=forward_batch.out_cache_loc.view(rows, -1),
-            rows=forward_batch.req_pool_indices, seq_lens=forward_batch.seq_lens, capture="null",
+            bonus=tokens[:, 0], positions=positions.view(rows, -1), slots=batch.out_cache_loc.view(rows, -1),
+            rows=batch.req_pool_indices, seq_lens=batch.seq_lens, capture="null",
         ).logits  # fmt: skip
         states = torch.cat((torch.full_like(logits[:, :1], torch.nan), logits), 1)
         return sglang.LogitsProcessorOutput(None, states.flatten(0, 1))

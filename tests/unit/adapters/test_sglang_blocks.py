@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
+import published_models
 import pytest
 from fakes.sglang_blocks import MASK
 from fakes.sglang_server import SharedOutput, adapter
@@ -12,7 +14,8 @@ from test_sglang_worker import ALL, BATCHES, PROMPTS, Serve, counted, drawing, p
 from specc.adapters.sglang.served import ServedModel, beside, refusals
 from specc.adapters.sglang.served import Server as Facts
 from specc.config.archs import gpu_of
-from specc.config.models import Fact, ModelFacts
+from specc.config.models import Fact, ModelFacts, read_model
+from specc.config.presets.sglang_models import facts_of
 from specc.config.sglang import block_drafts
 from specc.config.sglang.command_line import parse
 
@@ -104,8 +107,8 @@ PLAIN = "DFlashDraftModel"
 
 def refused(draft: ServedModel | None = None, **facts: Any) -> list[str]:
     """What is refused of a server on a GPU whose draft fills in blocks."""
-    attention = {"draft": "fa3", "verify": "triton"}
-    server = Facts(ServedModel(), draft or ServedModel(), blocks=True, **{"attention": attention} | facts)
+    given: dict[str, Any] = {"attention": {"draft": "fa3", "verify": "triton"}, **facts}
+    server = Facts(ServedModel(), draft or ServedModel(), blocks=True, **given)
     return [str(refusal) for refusal in refusals(server)]
 
 
@@ -145,6 +148,30 @@ def test_drafts_that_are_no_plain_ones(of: tuple[str, str, bool], what: str) -> 
     assert beside(of[0], of[1], embeds=of[2]) == what
     named = [f"a draft that fills in blocks, {what}, is not served"] if what else []
     assert refused(ServedModel(beside=what)) == named
+
+
+def test_what_a_draft_says_of_itself(tmp_path: Path) -> None:
+    """Of each the facts that programs depend on, and the size of its blocks."""
+    plain = published_models.block_draft()
+    published = {
+        "plain": plain,
+        "windows": plain | {"layer_types": ["full_attention"] * 4 + ["sliding_attention"], "sliding_window": 512},
+        "domino": published_models.BLOCK_DRAFTS["Qwen3-8B-Domino"],
+        "embeds": plain | {"has_embed_tokens": True},
+        "another": published_models.BLOCK_DRAFTS["Qwen3-8B-DFlash2"],
+        "no draft of blocks": {**plain, "architectures": ["Qwen3ForCausalLM"], "dflash_config": None},
+    }
+    published_models.write(tmp_path, published)
+    said = {name: read_model(tmp_path / name, name).values for name in published}
+    assert [values.get("block_size") for values in said.values()] == [16] * 5 + [None]
+    assert {name: facts_of(values) for name, values in said.items()} == {
+        "plain": ServedModel(),
+        "windows": ServedModel(window=True),
+        "domino": ServedModel(beside="with a domino projector"),
+        "embeds": ServedModel(beside="with an embedding of its own"),
+        "another": ServedModel(beside="of the class DFlash2DraftModel"),
+        "no draft of blocks": ServedModel(),
+    }
 
 
 SAYS = ModelFacts("qwen3", True, {"block_size": Fact(8, "block_size")})
@@ -188,6 +215,7 @@ def test_blocks_that_are_none(words: list[str], hint: str) -> None:
         ("fa3", "triton", "sm_90", "fa3"),
         ("", "trtllm_mha", "sm_100", "fa4"),
         ("", "trtllm_mha", "sm_90", "flashinfer"),
+        ("", "flashmla", "sm_100", "flashinfer"),
         ("", "flashmla", "sm_90", "flashinfer"),
         ("", "intel_amx", "cpu", "intel_amx"),
     ],
