@@ -18,6 +18,7 @@ from specc.config.models import Fact, ModelFacts, read_model
 from specc.config.presets.sglang_models import facts_of
 from specc.config.sglang import block_drafts
 from specc.config.sglang.command_line import parse
+from specc.runtime.step import Step
 
 __all__ = ["serve"]
 DRAWS = (("verify", "target_only"), ("sampling", ("top_k", "top_p")))
@@ -61,13 +62,15 @@ def test_requests_that_draw(serve: Serve, overlap: bool) -> None:
     assert server.worker.steps.tally.left == {}
 
 
-def test_drafts_lie_where_the_target_s_scores_will(serve: Serve) -> None:
-    """In a server that captures: in SGLang's buffer, as many rows as there are places to fill."""
-    shared = SharedOutput(64)
+def test_drafts_lie_where_the_target_s_scores_will(serve: Serve, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In a server that captures: in SGLang's buffer, as many rows as there are places to fill. Graphs are left out."""
+    monkeypatch.setattr(Step, "capture", lambda *_: None)
+    shared = SharedOutput(rows=16)
     server = serve(plan_of("DFLASH"), shared=shared)
     server.begin(PROMPTS)
-    server.decode([3, 1])
-    server.settle()
+    run(server, BATCHES)
+    assert server.steps == counted(server.plan, BATCHES)
+    assert server.worker.steps.report()["capture"] == "graph"
     assert shared.given == {96}
 
 

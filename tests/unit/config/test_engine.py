@@ -114,7 +114,7 @@ def test_several_shapes_are_served() -> None:
 @pytest.mark.parametrize(
     ("algorithm", "keys", "hint"),
     [
-        ("FROZEN_KV_MTP", {}, "there are STANDALONE, EAGLE, EAGLE3, NGRAM"),
+        ("FROZEN_KV_MTP", {}, "there are STANDALONE, EAGLE, EAGLE3, NGRAM, DFLASH"),
         ("NGRAM", {"options": {"corpus": "words.txt"}}, "leave it out"),
         ("EAGLE", {"outputs": ["indexer_topk"], "target": {"index_topk": 2}}, "leave it out"),
         ("EAGLE", {"archs": ["gfx942"]}, "leave it out"),
