@@ -144,11 +144,11 @@ def targets() -> dict[str, dict[str, Any]]:
     return {name: config for name, config in (known | MODELS).items() if not name.startswith("EAGLE")}
 
 
-def write(folder: Path) -> None:
-    """Write the directories of all models and of heads for them, each head's called ``NAME-EAGLE3``."""
+def write(folder: Path, models: Mapping[str, Mapping[str, Any]] | None = None) -> None:
+    """Write the directories of models; by default of all, and of heads for them, each head's called ``NAME-EAGLE3``."""
     known = {path.parent.name: json.loads(path.read_text()) for path in PUBLISHED.glob("EAGLE*/config.json")}
     heads = {f"{name}-EAGLE3": head(config) for name, config in targets().items()}
-    for name, config in (known | targets() | heads | BLOCK_DRAFTS).items():
+    for name, config in (known | targets() | heads | BLOCK_DRAFTS if models is None else models).items():
         kept = {key: value for key, value in config.items() if key != "auto_map"}  # no code comes with them
         (folder / name).mkdir(parents=True)
         (folder / name / "config.json").write_text(json.dumps(kept))

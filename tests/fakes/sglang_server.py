@@ -16,6 +16,7 @@ from torch import Tensor
 
 from specc.runtime.plan.plan import Plan
 
+from . import sglang_blocks as _blocks  # noqa: F401 (its classes are in SGLang, too)
 from . import sglang_grammars as _grammars  # noqa: F401 (its functions are in SGLang, too)
 from . import sglang_modules as sglang
 from . import sglang_worker
@@ -39,6 +40,7 @@ WORKERS = {
     "STANDALONE": "standalone_worker_v2.StandaloneWorkerV2",
     "NGRAM": "ngram_worker.NGRAMWorker",
     "MULTI_LAYER_EAGLE": "multi_layer_eagle_worker_v2.MultiLayerEagleWorkerV2",
+    "DFLASH": "dflash_worker_v2.DFlashWorkerV2",
 }
 
 ALGORITHMS = {"MULTI_LAYER_EAGLE": "EAGLE"}
@@ -168,6 +170,8 @@ class Server:
         if "draft" not in runners:
             nodes = SETTINGS.spec.speculative_num_draft_tokens
             return part(f"speculative.{WORKERS[plan.algorithm]}")(self.engine, runners["target"], nodes)
+        if plan.algorithm == "DFLASH":
+            return part(f"speculative.{WORKERS[plan.algorithm]}")(self.engine, *runners.values(), plan.size("N"))
         backends = MultiStepDraftBackend(attention, plan.size("S") - 1)
         numbered, topk = None if scored is None else torch.tensor(scored), SETTINGS.spec.speculative_eagle_topk
         drafter: Any = EagleDraftWorker(runners["draft"], backends, numbered, topk)

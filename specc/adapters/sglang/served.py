@@ -10,10 +10,10 @@ import itertools
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
-from .served_blocks import BLOCKS, reasons
+from .served_blocks import BLOCKS, beside, reasons
 from .served_settings import DATA_PARALLEL, SETTINGS, served_values
 
-__all__ = ["BLOCKS", "DATA_PARALLEL", "SETTINGS", "served_values"]
+__all__ = ["BLOCKS", "DATA_PARALLEL", "SETTINGS", "beside", "served_values"]
 
 TESTED = ("0.5.22", "0.5.23")
 """The versions of SGLang that `make sglang` runs programs in."""

@@ -12,13 +12,13 @@ DRAFT = "a draft that fills in blocks"
 
 
 def beside(architecture: str, projector: str = "", *, embeds: bool = False) -> str:
-    """What a draft has that is no plain one, in words; nothing for one that is served.
+    """What a draft is or has that is no plain one, in words; nothing for one that is served.
 
     `projector` is its `projector_type`, `embeds` whether it has an embedding of its own.
     """
     if architecture not in PLAIN:
-        return f"what {architecture} has beside its layers"
-    return f"a {projector} projector" if projector else "an embedding of its own" if embeds else ""
+        return f"of the class {architecture}"
+    return f"with a {projector} projector" if projector else "with an embedding of its own" if embeds else ""
 
 
 def reasons(beside: str, *, window: bool, adapters: bool, groups: int, decodes: bool) -> Iterator[tuple[str, str]]:
@@ -28,7 +28,7 @@ def reasons(beside: str, *, window: bool, adapters: bool, groups: int, decodes: 
     those of ranks. One that `decodes` what another one prefills is sent nothing of the draft's context.
     """
     if beside:
-        yield "draft", f"{DRAFT} with {beside}"
+        yield "draft", f"{DRAFT}, {beside},"
     if window:
         yield "draft", f"sliding windows of {DRAFT}"
     if adapters:

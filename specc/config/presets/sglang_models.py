@@ -6,8 +6,7 @@ import re
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 
-from specc.adapters.sglang.served import BY_MODULES, ServedModel, Server, refusals
-from specc.adapters.sglang.served_blocks import beside
+from specc.adapters.sglang.served import BY_MODULES, ServedModel, Server, beside, refusals
 from specc.config.presets.preset import EngineNeeds, Value
 
 _WINDOWED = re.compile(

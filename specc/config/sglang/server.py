@@ -22,7 +22,7 @@ from specc.config.archs import CPU, Gpu, cpu
 from specc.config.models import Fact, ModelFacts, read_model
 from specc.config.presets.sglang import SGLANG
 from specc.config.presets.sglang_models import architecture_of, assists, facts_of, has_modules
-from specc.config.sglang import blocks
+from specc.config.sglang import block_drafts
 from specc.config.sglang.command_line import BREADTH, UNREAD, Arguments, argument
 from specc.config.sglang.defaults import (
     B200,
@@ -258,7 +258,7 @@ def _sizes(
     if algorithm in LOOKS_UP:
         return form(arguments)
     if algorithm in BLOCKS:
-        return None if draft is None else blocks.form(arguments, draft[1])
+        return None if draft is None else block_drafts.form(arguments, draft[1])
     return _shape(arguments, algorithm, target)
 
 
@@ -342,7 +342,7 @@ def _attention(
     facts = {role: Fact(name, _origin(arguments, role, mode) or origin) for role, name in by_role.items()}
     if in_blocks:
         of_prefill = Fact(prefill or base, _origin(arguments, "verify", "prefill") or origin)
-        facts = {"draft": blocks.attention(own, of_prefill, gpu), "verify": facts["verify"]}
+        facts = {"draft": block_drafts.attention(own, of_prefill, gpu), "verify": facts["verify"]}
         own = str(facts["draft"].value)
     deciding = {base, decode, *({prefill} & DECIDES_AS_PREFILL), *({own} & DECIDES_AS_DRAFT)}
     row = row if not written or row.caches else replace(row, page_size=None, forced=False)

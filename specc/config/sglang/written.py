@@ -110,7 +110,8 @@ def _shapes(arguments: Arguments, server: Started, names: Sequence[str]) -> Iter
     largest = tuple(map(max, zip(*shapes, strict=True)))
     own = tuple(int(size.value) for size in (server.num_steps, server.topk, server.num_draft_tokens))
     if (largest[1:] != own[1:]) if server.facts.looks_up else (largest != own):
-        hint = "start the server with " + " ".join(arguments_of(Shape(*largest), looked_up=server.facts.looks_up))
+        kind = {"looked_up": server.facts.looks_up, "blocks": server.facts.blocks}
+        hint = "start the server with " + " ".join(arguments_of(Shape(*largest), **kind))
         arguments.wrong("the server's own shape is not the largest of --shapes in steps, topk and nodes", hint)
     for what in server.facts.single if len(shapes) > 1 else ():
         arguments.refuse(f"--shapes with {what}", "leave --shapes out")

@@ -288,7 +288,7 @@ def test_how_tokens_cannot_be_verified(options: tuple[str, ...], code: str) -> N
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"--speculative-algorithm": "DFLASH"}, "--speculative-algorithm DFLASH is not served"),
+        ({"--speculative-algorithm": "DSPARK"}, "--speculative-algorithm DSPARK is not served"),
         ({"--speculative-adaptive": ""}, "adaptive speculation"),
         (
             {"--lora-backend": "triton_v2"},

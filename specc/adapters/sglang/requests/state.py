@@ -53,6 +53,10 @@ class State:
         if not relayed:
             return self.blank(rows)
         self._published.published_bonus = decoded.bonus
+        return self._relayed(decoded)
+
+    def _relayed(self, decoded: Any) -> EagleDraftInput:
+        """What SGLang is given of a step whose state is in the relay's tables already."""
         return self._input(bonus_tokens=decoded.bonus)
 
     def begin(self, batch: Any) -> None:
@@ -121,11 +125,8 @@ class BonusState(State):
         """See `State`."""
         return self._of(self._bonus.expand(rows), self._bonus.expand(rows))
 
-    def left(self, rows: int, decoded: Any, *, relayed: bool) -> Any:
+    def _relayed(self, decoded: Any) -> Any:
         """See `State`."""
-        if not relayed:
-            return self.blank(rows)
-        self._published.published_bonus = decoded.bonus
         return self._of(decoded.bonus, decoded.new_seq_lens)
 
     def lend(self, batch: Any, *, relayed: bool) -> None:

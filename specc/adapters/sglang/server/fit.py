@@ -153,10 +153,9 @@ def _arguments(plans: Mapping[Any, Any], server: Server) -> Iterator[str]:
         "page_size": (plan.kv.page_size, get_schedule().page_size),
         "draft_positions": (plan.kv.draft_positions, "shifted"),
     }
-    if server.looks_up:  # SGLang's tree has no number of steps, and as many branches as its texts have, up to a most
-        del asked["num_steps"]
+    if server.looks_up:  # SGLang's tree has as many branches as its texts have, up to a most
         asked["topk"] = topk, min(topk, spec.speculative_eagle_topk)
-    if server.blocks:  # SGLang counts the tokens of a block alone, that of the step before among them
+    if server.looks_up or server.blocks:  # such a tree has no number of steps, and of a block SGLang counts the tokens
         del asked["num_steps"]
     for name, (mine, server_value) in asked.items():
         if mine != server_value:

@@ -17,7 +17,7 @@ class DflashWorker(ModelSteps, seam.kind(seam.BLOCKS)):
 
     def callbacks(self) -> type[Forwards]:
         """See ProgramSteps."""
-        from ..models.blocks import BlockForwards
+        from ..models.block_forwards import BlockForwards
 
         return BlockForwards
 

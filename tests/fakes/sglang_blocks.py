@@ -1,0 +1,171 @@
+"""SGLang's blocks (DFLASH): a plain worker of a draft that fills in a block, over what the target's rows left."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from . import sglang_modules as sglang
+from .drafts import Engine
+from .sglang_modules import EagleDraftInput, ForwardBatch, ForwardMode, LogitsProcessor, ScheduleBatch, at
+from .sglang_worker import ForwardContext, Model, ModelRunner, Publish, ReqToTokenPool, begun
+
+MASK, SCALE = 77, 2.0
+"""The token that stands for a place to fill, and what embeddings of blocks are multiplied by."""
+
+
+@at("speculative.dflash_info")
+class DFlashVerifyInput:
+    """What the forward over a block is told."""
+
+    def __init__(
+        self, draft_token: Tensor, positions: Tensor, draft_token_num: int, topk: int = 1,
+        custom_mask: Tensor | None = None, capture_hidden_mode: Any = None,
+    ) -> None:  # fmt: skip
+        self.draft_token, self.positions, self.draft_token_num = draft_token, positions, draft_token_num
+        self.custom_mask, self.capture_hidden_mode = custom_mask, capture_hidden_mode
+        self.num_tokens_for_logprob_per_req = draft_token_num
+
+
+@at("speculative.dflash_info_v2")
+class DFlashDraftInputV2(EagleDraftInput):
+    """What a request takes from one step to the next: its last token."""
+
+    def __init__(
+        self, topk_p: Tensor, topk_index: Tensor, bonus_tokens: Tensor, new_seq_lens: Tensor, hidden_states: Tensor
+    ) -> None:
+        super().__init__(topk_p, topk_index, hidden_states, bonus_tokens)
+        self.new_seq_lens = new_seq_lens
+
+
+@at("layers.logits_processor")
+class LogitsMetadata:
+    """What logits are made by."""
+
+    def __init__(self, batch: ForwardBatch) -> None:
+        self.buffer = batch.next_token_logits_buffer
+
+    @classmethod
+    def from_forward_batch(cls, forward_batch: ForwardBatch) -> LogitsMetadata:
+        return cls(forward_batch)
+
+
+class Deferring(LogitsProcessor):
+    """The target's, which is told to leave its gather in verification to the worker."""
+
+    defer_verify_gather = True
+
+    def _get_logits(self, hidden_states: Tensor, lm_head: Any, logits_metadata: LogitsMetadata) -> Tensor:
+        """Rows of the draft that are their logits."""
+        assert not self.defer_verify_gather and lm_head == "the target's"
+        return hidden_states if logits_metadata.buffer is None else logits_metadata.buffer.copy_(hidden_states)
+
+
+class BlockTarget(Model):
+    """A target whose embeddings and head the draft has."""
+
+    lm_head = "the target's"
+
+    def __init__(self, engine: Engine, *, sees: bool) -> None:
+        super().__init__(engine, sees=sees)
+        self.processor = Deferring()
+
+    def modules(self) -> list[Any]:
+        return [self, self.processor]
+
+    def get_input_embeddings(self) -> Any:
+        return lambda tokens: tokens[:, None].float()
+
+    def forward(self, input_ids: Tensor, positions: Tensor, batch: ForwardBatch) -> sglang.LogitsProcessorOutput:
+        assert self.processor.defer_verify_gather == (batch.forward_mode is ForwardMode.EXTEND)
+        return super().forward(input_ids, positions, batch)
+
+
+@at("models.dflash")
+class DFlashDraftModel(Model):
+    """The draft: rows behind a block's first are logits here."""
+
+    projector_type = None
+
+    def get_input_embeddings(self) -> None:
+        return None
+
+    def forward(  # pyright: ignore[reportIncompatibleMethodOverride]
+        self, input_ids: Tensor, positions: Tensor, forward_batch: ForwardBatch, input_embeds: Tensor | None = None
+    ) -> sglang.LogitsProcessorOutput:
+        batch, backend = forward_batch, ForwardContext.current.attn_backend
+        rows = batch.batch_size
+        assert backend.ready_for == (batch.req_pool_indices.tolist(), batch.forward_mode)
+        assert batch.forward_mode is ForwardMode.TARGET_VERIFY and input_embeds is not None
+        tokens = input_ids.view(rows, -1)
+        assert bool((tokens[:, 1:] == MASK).all()) and torch.equal(input_embeds, SCALE * input_ids[:, None])
+        buffer = batch.next_token_logits_buffer
+        assert buffer is None or len(buffer) == rows * (tokens.shape[1] - 1)
+        logits = self.engine.block(
+            bonus=tokens[:, 0], positions=positions.view(rows, -1), slots=batch.out_cache_loc.view(rows, -1),
+            rows=batch.req_pool_indices, seq_lens=batch.seq_lens, capture="null",
+        ).logits  # fmt: skip
+        states = torch.cat((torch.full_like(logits[:, :1], torch.nan), logits), 1)
+        return sglang.LogitsProcessorOutput(None, states.flatten(0, 1))
+
+
+@at("speculative.dflash_worker_v2")
+class DFlashWorkerV2:
+    """Prefills, and makes decode steps of blocks. The target alone has the table of slots."""
+
+    recurs, _mask_token_id, _noise_embed_scale = True, MASK, SCALE
+
+    def __init__(self, engine: Engine, target: ModelRunner, draft: ModelRunner, block: int) -> None:
+        target.model, draft.model = BlockTarget(engine, sees=False), DFlashDraftModel(engine, sees=False)
+        vars(target)["req_to_token_pool"] = ReqToTokenPool(engine.table)
+        self.target_worker = SimpleNamespace(model_runner=target)
+        self.draft_worker, self._block = SimpleNamespace(draft_runner=draft), block
+        self.server_args, self._engine = SimpleNamespace(lora_backend="csgmv"), engine
+
+    def init_cuda_graphs(self) -> None:
+        """Nothing is captured here."""
+
+    def _append_target_hidden_to_draft_kv_by_loc(
+        self, *, target_hidden: Tensor, cache_loc: Tensor, positions: Tensor
+    ) -> None:
+        self._engine.forward_inject(
+            positions=positions, slots=cache_loc, rows=positions, seq_lens=positions, hidden=target_hidden,
+            capture="null",
+        )  # fmt: skip
+
+    def forward_batch_generation(
+        self, batch: ScheduleBatch, on_publish: Publish | None = None, grammar_barrier: Any = None,
+        pp_proxy_tensors: Any = None,
+    ) -> sglang.GenerationBatchResult:  # fmt: skip
+        publish, rows, lens = on_publish or (lambda _: None), batch.req_pool_indices, batch.seq_lens
+        if batch.forward_mode is ForwardMode.EXTEND:
+            output, tokens = begun(self, batch)
+            publish(lens)
+            assert output.hidden_states is not None
+            self._engine.prefill_inject(rows=rows, seq_lens=lens, hidden=output.hidden_states, capture="null")
+            return self._result(output, tokens, tokens, torch.ones_like(lens), lens)
+        assert batch.spec_info is not None and batch.spec_info.bonus_tokens is not None
+        bonus, positions = batch.spec_info.bonus_tokens, lens[:, None] + torch.arange(self._block)
+        slots = self.target_worker.model_runner.req_to_token_pool.req_to_token[rows[:, None], positions].long()
+        at = {"positions": positions, "slots": slots, "rows": rows, "seq_lens": lens}
+        drafts = self._engine.block(bonus=bonus, **at, capture="null").logits.argmax(-1)
+        nodes = torch.cat((bonus[:, None].long(), drafts), 1)
+        output = self._engine.target(tokens=nodes, **at, capture="full")
+        best = output.logits.argmax(-1)
+        right = (best[:, :-1] == nodes[:, 1:]).long().cumprod(1).sum(1)
+        publish(lens + right + 1)
+        self._engine.inject(**at, hidden=output.hidden, capture="null")
+        last = best.gather(1, right[:, None])[:, 0]
+        return self._result(sglang.LogitsProcessorOutput(None), best.flatten(), last, right + 1, lens + right + 1)
+
+    def _result(
+        self, output: sglang.LogitsProcessorOutput, tokens: Tensor, last: Tensor, counts: Tensor, ends: Tensor
+    ) -> sglang.GenerationBatchResult:
+        nothing = torch.empty(len(last), 0)
+        left: Any = DFlashDraftInputV2(nothing, nothing, last, ends, nothing)
+        return sglang.GenerationBatchResult(
+            output, tokens, counts, speculative_num_draft_tokens=self._block, next_draft_input=left, new_seq_lens=ends
+        )
