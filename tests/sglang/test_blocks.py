@@ -14,7 +14,7 @@ from sglang_server import PREFILL_CHUNK, Served, Variant, accept_length, greedy
 OWN = Variant("DFLASH", "dflash", target="masked", overlap=True)
 """SGLang's own, without a program."""
 PROGRAMS = [
-    replace(OWN, program=True, overlap=False),
+    replace(OWN, program=True, overlap=False, ranks=2),
     replace(OWN, program=True, samples=True),
     replace(OWN, program=True, attention="fa3", page=16),
 ]

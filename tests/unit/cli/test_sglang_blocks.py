@@ -71,6 +71,12 @@ def test_what_check_says_of_blocks(folder: Path) -> None:
         ("h100", (), {"--disaggregation-mode": "decode"}, "of texts that another one prefills is not served"),
         ("h100", (), {BLOCK: "8", NODES: "9"}, f"{NODES} and {BLOCK} differ"),
         ("h100", ("--head", "int8"), {}, "--head int8 of a draft that the target's head scores"),
+        (
+            "h100",
+            ("--logits", "sharded"),
+            {"--tp-size": "2"},
+            "--logits sharded of a draft that the target's head scores",
+        ),
         ("h100", ("--shapes", "15,3"), {}, "--shapes with blocks"),
         ("b200", (), {}, "fa4 attention over blocks (draft) is not served"),
         ("cpu", (), {}, "DFLASH on a CPU is not served"),
