@@ -1,4 +1,4 @@
-"""SGLang's worker of assistants (FROZEN_KV_MTP): drafts read the target's keys and values, and have none of their own."""
+"""SGLang's worker of assistants (FROZEN_KV_MTP): drafts read the target's keys and values, having none."""
 
 from __future__ import annotations
 

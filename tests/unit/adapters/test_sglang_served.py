@@ -128,7 +128,7 @@ def test_two_pools_of_a_draft_are_not_for_a_cpu() -> None:
 def test_an_assistant_reads_wherever_its_target_is_verified(backend: str) -> None:
     """A chain; it writes nothing, so that a second pool is in nobody's way. SGLang has no trees with windows."""
     two, traits = ServedModel(cache="swa", window=True), BACKENDS[backend]
-    attention = {role: backend for role in ("draft", "verify")}
+    attention = dict.fromkeys(("draft", "verify"), backend)
     server = Server(two, replace(two, borrows=True), attention=attention, device=traits.device)
     assert about(server) == ([] if "swa" in traits.caches else ["attention draft", "attention verify"])
     one = ServedModel()

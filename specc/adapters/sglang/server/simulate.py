@@ -82,9 +82,7 @@ class Simulated(Forwards):
     def target(self, **given: Any) -> ForwardOutputs:
         """See `Forwards`."""
         tokens, seq_lens = given["tokens"], given["seq_lens"]
-        depth = (
-            given["positions"] - seq_lens[:, None]
-        )  # before models that add 1 to positions in place (Gemma)
+        depth = given["positions"] - seq_lens[:, None]  # before models that add 1 to positions in place (Gemma)
         output = super().target(**given)
         length = self._accepted[self._turn % STEPS]
         self._turn += 1
