@@ -181,6 +181,7 @@ class Model:
             given["hidden"] = hidden.view(*given["tokens"].shape, -1)
         if "slots" not in given:  # of an assistant, whose forwards are prepared for once
             assert backend.token_to_kv_pool is not None, "an assistant reads the target's pool"
+            assert int(batch.seq_lens.min()) > 0, "a row that reads nothing"
             backend.read += 1
             return engine.assist(step=backend.read - 1, **given)
         if mode is ForwardMode.DECODE:

@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import torch
 from fakes.sglang_modules import SRT
 from fakes.sglang_server import PROGRAM, Server, adapter
 from programs import planned
 from test_sglang_worker import BATCHES, PROMPTS, counted, drawing, run
 
+from specc.adapters.sglang.attention.reading import Reading
+from specc.adapters.sglang.attention.roles import Roles, roles_of
+from specc.adapters.sglang.attention.step_tables import Sizes, Tables
 from specc.runtime.plan.plan import Plan
 
 Serve = Callable[..., Server]
@@ -95,3 +100,48 @@ def test_a_tree_does_not_fit(serve: Serve) -> None:
     assert server.worker.steps is None
     misfits = adapter("server.fit").misfits({plan.shape: plan for plan in [server.plan]}, server.worker)
     assert "a tree of an assistant that reads the target's keys and values is not served" in misfits
+
+
+class Prepared:
+    """A backend that notes what it is asked to prepare, and of what drafts it is told."""
+
+    def __init__(self) -> None:
+        self.asked = list[tuple[str, Any]]()
+
+    def init_forward_metadata(self, batch: Any) -> None:
+        self.asked.append(("eager", batch.spec_info))
+
+    def init_forward_metadata_out_graph(self, batch: Any, in_capture: bool = False) -> None:
+        self.asked.append(("room" if in_capture else "out", batch.spec_info))
+
+    def init_forward_metadata_in_graph(self, batch: Any) -> None:
+        self.asked.append(("in", batch.spec_info))
+
+
+@pytest.mark.parametrize("captured", [False, True])
+def test_attention_is_prepared_for_the_text_alone(captured: bool) -> None:
+    """Once a step, by the backend's own contract where steps are captured, with room that is made once."""
+    backend: Any = Prepared()
+    tables = Tables(torch.zeros(3, 9, dtype=torch.int32), Sizes(2, 3, 1, 4, 1, context=8))
+    attention = Reading(Roles([backend], None, None, None), tables, captured=captured)
+    batch = SimpleNamespace(batch_size=2, spec_info="drafts")
+    for step in (0, 1, 2, 0, 1, 2):
+        assert attention.draft(step, batch) is backend
+        assert batch.spec_info == "drafts"
+    once = ["out", "in"] if captured else ["eager"]
+    assert backend.asked == [(what, None) for what in ["room"] * captured + once * 2]
+
+
+def test_the_backend_of_an_assistant_is_a_copy_over_the_targets_pools() -> None:
+    """It looks up slots of a second pool where the target's does. SGLang's own keeps its own pool."""
+    own = SimpleNamespace(token_to_kv_pool="of 64 slots", use_sliding_window_kv_pool=False, buffer=[])
+    verify = SimpleNamespace(token_to_kv_pool="the target's", use_sliding_window_kv_pool=True)
+    context = SimpleNamespace(target_token_to_kv_pool="the target's")
+    drafter = SimpleNamespace(draft_attn_backend=own, kv_context=context)
+    target = SimpleNamespace(model_runner=SimpleNamespace(attn_backend=verify))
+    roles = roles_of(SimpleNamespace(draft_worker=drafter, target_worker=target))
+    (reading,) = roles.draft
+    assert (reading.token_to_kv_pool, reading.use_sliding_window_kv_pool) == ("the target's", True)
+    assert (own.token_to_kv_pool, own.use_sliding_window_kv_pool) == ("of 64 slots", False)
+    assert reading.buffer is own.buffer
+    assert (roles.container, roles.extend, roles.verify) == (None, None, verify)
