@@ -16,6 +16,7 @@ from torch import Tensor
 
 from specc.runtime.plan.plan import Plan
 
+from . import sglang_assistants as _assistants  # noqa: F401 (its classes are in SGLang, too)
 from . import sglang_blocks as _blocks  # noqa: F401 (its classes are in SGLang, too)
 from . import sglang_grammars as _grammars  # noqa: F401 (its functions are in SGLang, too)
 from . import sglang_modules as sglang
@@ -41,6 +42,7 @@ WORKERS = {
     "NGRAM": "ngram_worker.NGRAMWorker",
     "MULTI_LAYER_EAGLE": "multi_layer_eagle_worker_v2.MultiLayerEagleWorkerV2",
     "DFLASH": "dflash_worker_v2.DFlashWorkerV2",
+    "FROZEN_KV_MTP": "frozen_kv_mtp_worker_v2.FrozenKVMTPWorkerV2",
 }
 
 ALGORITHMS = {"MULTI_LAYER_EAGLE": "EAGLE"}
@@ -150,6 +152,7 @@ class Server:
         self.algorithm: Any = SpeculativeAlgorithm(recurs=self.worker.recurs)
         self.requests, self.prompts = dict[int, Req](), dict[int, list[int]]()
         self._states, self._lengths = dict[int, Any](), dict[int, Tensor]()
+        self._input: type[EagleDraftInput] = EagleDraftInput
         self.steps: dict[int, list[int]] = {}
 
     def _worker(
@@ -293,8 +296,10 @@ class Server:
         if self.overlap:
             result = self.worker.forward_batch_generation(batch, partial(self.relay.publish, rows), self.settle)
             self.relay.stash(rows, result.next_draft_input)
+            self._input = type(result.next_draft_input)
             return result
         result = self.worker.forward_batch_generation(batch)
+        self._input = type(result.next_draft_input)
         self._keep(rows, result.next_draft_input, result.new_seq_lens)
         return result
 
@@ -325,8 +330,8 @@ class Server:
         if self.plan.algorithm == "NGRAM":
             return self._looked_up(indices)
         if self.overlap:
-            return EagleDraftInput(future_indices=indices)
-        states, draft_input = [self._states[row] for row in rows], EagleDraftInput()
+            return self._input(future_indices=indices)
+        states, draft_input = [self._states[row] for row in rows], self._input()
         vars(draft_input).update({name: torch.cat([state[name] for state in states]) for name in states[0]})
         return draft_input
 

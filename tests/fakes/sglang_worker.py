@@ -75,10 +75,10 @@ class IntelAMXAttnBackend:
     """Attention that reads the text of those whom it was prepared for, and a mask [b, N, N] of nodes."""
 
     def __init__(self, step: int = 0) -> None:
-        self.step, self.ready_for = step, None
+        self.step, self.ready_for, self.read = step, None, 0
 
     def init_forward_metadata(self, batch: ForwardBatch) -> None:
-        self.ready_for = batch.req_pool_indices.tolist(), batch.forward_mode
+        self.ready_for, self.read = (batch.req_pool_indices.tolist(), batch.forward_mode), 0
 
     def mask(self, mask: Tensor | None, rows: int, nodes: int) -> Tensor | None:
         return None if mask is None else mask.view(rows, nodes, nodes)
@@ -86,6 +86,8 @@ class IntelAMXAttnBackend:
 
 class TritonAttnBackend(IntelAMXAttnBackend):
     """The same, of a mask over the whole text."""
+
+    sliding_window_size, use_sliding_window_kv_pool = None, False
 
     def mask(self, mask: Tensor | None, rows: int, nodes: int) -> Tensor | None:
         return mask
@@ -130,7 +132,7 @@ class Model:
         place: dict[str, Any] = {
             "positions": positions, "slots": batch.out_cache_loc, "tokens": input_ids
         } if batch.forward_mode is not ForwardMode.EXTEND else {}  # fmt: skip
-        given = {name: tensor.view(rows, -1) for name, tensor in place.items()}
+        given = {name: tensor.view(rows, -1) for name, tensor in place.items() if tensor is not None}
         given |= {"rows": batch.req_pool_indices, "seq_lens": batch.seq_lens}
         assert batch.capture_hidden_mode is not None
         given["capture"] = batch.capture_hidden_mode.name.lower()
@@ -177,6 +179,11 @@ class Model:
         hidden = info.hidden_states
         if hidden is not None:
             given["hidden"] = hidden.view(*given["tokens"].shape, -1)
+        if "slots" not in given:  # of an assistant, whose forwards are prepared for once
+            assert backend.token_to_kv_pool is not None, "an assistant reads the target's pool"
+            assert int(batch.seq_lens.min()) > 0, "a row that reads nothing"
+            backend.read += 1
+            return engine.assist(step=backend.read - 1, **given)
         if mode is ForwardMode.DECODE:
             return engine.draft(step=backend.step, **given)
         assert batch.extend_prefix_lens is not None and batch.extend_seq_lens is not None
@@ -220,7 +227,8 @@ class ModelRunner:
         role = "draft" if is_draft_worker else "target"
         self.model, self.model_config, self.attn_backend = Model(engine, sees=config.model_is_mrope), config, attention
         self.is_draft_worker, self.dtype = is_draft_worker, config.dtype
-        self.token_to_kv_pool, self.kv_index_translator = MHATokenToKVPool(engine.memory[role]), KVIndexTranslator()
+        memory = engine.memory.get(role, engine.memory["target"])
+        self.token_to_kv_pool, self.kv_index_translator = MHATokenToKVPool(memory), KVIndexTranslator()
         self.spec_algorithm = "EAGLE"
 
     def forward(self, forward_batch: ForwardBatch) -> Any:

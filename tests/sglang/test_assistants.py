@@ -75,7 +75,7 @@ def test_texts_are_those_without_speculation(family: Family, engine: Variant, en
     same_texts(served, engines.of(family.alone))
     all_accounted_for(served.state["specc_testing"])
     assert accept_length(served) > family.accepted
-    assert sum(output["finish_reason"]["type"] == "abort" for output in served.outputs) > 3
+    assert sum(output["finish_reason"]["type"] == "abort" for output in served.outputs) > 2
     assert max(output["prompt_tokens"] for output in served.outputs) > 10 * WINDOW
 
 

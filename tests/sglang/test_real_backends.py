@@ -12,15 +12,19 @@ from real_backends import BATCHES, KINDS, NODES, PAGE, STEPS
 from sglang_files import ENVIRONMENT, HERE, PYTHON
 
 
-@pytest.fixture(scope="module")
-def reads() -> dict[str, Any]:
+def printed(script: str) -> str:
+    """What a script prints in SGLang's environment."""
     variables = os.environ | ENVIRONMENT.variables | {"TRITON_INTERPRET": "1"}
     variables.pop("PYTHONPATH", None)
-    done = subprocess.run(
-        [PYTHON, "-O", HERE / "real_backends.py"], env=variables, capture_output=True, text=True, check=False
-    )
+    done = subprocess.run([PYTHON, "-O", HERE / script], env=variables, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr[-4000:]
-    return json.loads(done.stdout[done.stdout.index("{") :])
+    return done.stdout
+
+
+@pytest.fixture(scope="module")
+def reads() -> dict[str, Any]:
+    said = printed("real_backends.py")
+    return json.loads(said[said.index("{") :])
 
 
 @pytest.mark.parametrize("kind", [*KINDS])
@@ -35,3 +39,9 @@ def test_forwards_read_their_keys(kind: str, reads: dict[str, Any]) -> None:
             for row, (count, table) in enumerate(zip(keys, pages, strict=True), place + 1):
                 wanted = [reads["slots"][row][at] // PAGE for at in range(0, count, PAGE)]
                 assert table[: len(wanted)] == wanted
+
+
+def test_triton_verifies_what_the_adapter_lists_of_windows() -> None:
+    """By SGLang's kernel, over one KV pool and over two: float32, against plain torch."""
+    said = printed("real_windows.py")
+    assert max(json.loads(said[said.rindex("[") :])) < 1e-5

@@ -15,8 +15,8 @@ import torch
 from torch import Tensor
 
 from specc.adapters.sglang.attention.roles import Roles
-from specc.adapters.sglang.attention.second_pool import TwoPools
 from specc.adapters.sglang.attention.step_tables import Sizes, Tables
+from specc.adapters.sglang.attention.windowed.second_pool import TwoPools
 
 SEAM = "sglang.srt.layers.attention.flashattention_backend"
 FLASH = "specc.adapters.sglang.attention.flash"

@@ -9,8 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from specc.adapters.sglang.attention.second_pool import TwoPools
 from specc.adapters.sglang.attention.step_tables import Sizes, Tables
+from specc.adapters.sglang.attention.windowed.second_pool import TwoPools
 
 ROWS, COLUMNS, POISON = 7, 96, -77
 

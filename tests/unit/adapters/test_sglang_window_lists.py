@@ -9,9 +9,9 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from specc.adapters.sglang.attention.second_pool import TwoPools
 from specc.adapters.sglang.attention.step_tables import Sizes, Tables
-from specc.adapters.sglang.attention.window_lists import WindowLists
+from specc.adapters.sglang.attention.windowed.second_pool import TwoPools
+from specc.adapters.sglang.attention.windowed.window_lists import WindowLists
 
 ROWS, COLUMNS, POISON = 7, 1300, -77
 

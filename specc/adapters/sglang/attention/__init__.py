@@ -147,6 +147,6 @@ def _tables(slots: Tensor, sizes: Sizes, beside: Tables | None, places: Tensor |
     """The tables of a step; `places` is the map to slots of a second pool, which not all models have."""
     if places is None:
         return Tables(slots, sizes, beside)
-    from .second_pool import TwoPools
+    from .windowed.second_pool import TwoPools
 
     return TwoPools(slots, sizes, beside, places)

@@ -18,8 +18,8 @@ from torch import Tensor
 from ..windows import first_pool
 from .backend import StepAttention
 from .roles import Roles
-from .second_pool import TwoPools
 from .step_tables import Tables
+from .windowed.second_pool import TwoPools
 
 WHOLE = -1, -1
 """The window of a layer that sees the whole text."""

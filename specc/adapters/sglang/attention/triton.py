@@ -14,7 +14,7 @@ from torch import Tensor
 from .backend import StepAttention
 from .roles import TWO_POOLS, Roles
 from .step_tables import Tables
-from .window_lists import WindowLists, Windows
+from .windowed.window_lists import WindowLists, Windows
 
 
 class Triton(StepAttention):

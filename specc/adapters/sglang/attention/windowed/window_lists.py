@@ -16,7 +16,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from .step_tables import COLUMNS, PROGRAMS, Tables
+from ..step_tables import COLUMNS, PROGRAMS, Tables
 
 
 @triton.jit
