@@ -131,7 +131,7 @@ def _arguments(plans: Mapping[Any, Any], server: Server) -> Iterator[str]:
     if server.modules:
         algorithm = BY_MODULES.get(algorithm, f"{algorithm} of several modules")
     asked = {
-        "algorithm": (plan.algorithm, algorithm),
+        "algorithm": (plan.runs_as or plan.algorithm, algorithm),
         "topk": (topk, spec.speculative_eagle_topk),
         "num_steps": (max(shape.num_steps for shape in plans), spec.speculative_num_steps),
         "num_draft_tokens": (max(shape.num_nodes for shape in plans), spec.speculative_num_draft_tokens),
