@@ -46,7 +46,7 @@ CHAINED = Family(
 """Modules of Step-3.5's kind, each of which reads what the one before it made, under FlashAttention 3."""
 
 FAMILIES = (SHARED, CHAINED) if VERSION == NEWEST else (CHAINED,)
-"""0.5.22 reads slots of the first pool in the second on a CPU's own backend."""
+newest = pytest.mark.skipif(VERSION != NEWEST, reason="0.5.22 reads slots of one pool in the other on intel_amx")
 PROGRAMS = [(family, program) for family in FAMILIES for program in family.programs]
 OWN = [(family, program, family.own_of(program)) for family, program in PROGRAMS]
 each_program = pytest.mark.parametrize(("family", "engine"), PROGRAMS, ids=str)
@@ -73,7 +73,8 @@ def engines(family: Family, engines_of: Callable[[Family], Running]) -> Running:
     return engines_of(family)
 
 
-@pytest.mark.parametrize("family", [of for of in FAMILIES if of is SHARED], ids=str)
+@newest
+@pytest.mark.parametrize("family", [SHARED], ids=str)
 def test_without_speculation_texts_are_the_targets_own(family: Family, engines: Running) -> None:
     """Against transformers, every third one."""
     alone = engines.of(family.alone)
@@ -110,7 +111,8 @@ def test_the_program_accepts_as_much_as_sglangs_own_step(
     assert length > family.accepted
 
 
-@pytest.mark.parametrize(("family", "engine"), [pair for pair in PROGRAMS if SHARED in pair], ids=str)
+@newest
+@pytest.mark.parametrize(("family", "engine"), [(SHARED, program) for program in SHARED.programs], ids=str)
 def test_requests_are_aborted_and_thrown_out(family: Family, engine: Variant, engines: Running) -> None:
     outputs = engines.of(engine).outputs
     assert sum(output["finish_reason"]["type"] == "abort" for output in outputs) > 5
@@ -120,7 +122,7 @@ def test_requests_are_aborted_and_thrown_out(family: Family, engine: Variant, en
 DRAWN = replace(MODULES, overlap=True, samples=True)
 
 
-@pytest.mark.skipif(VERSION != NEWEST, reason="SGLang 0.5.22 has other texts with two pools on intel_amx")
+@newest
 def test_texts_that_are_drawn_are_those_of_their_seeds(tmp_path: Path) -> None:
     """Of requests of all kinds, token for token as plain Python draws from transformers' scores."""
     write_modules(tmp_path / "models", DRAWN.target)
