@@ -52,6 +52,7 @@ IDLE_S = 30
 OTHER_S = 240
 MODELS = {
     "MiMoV2ForCausalLM": {"mimo_v2", "mimo_v2_nextn"},
+    "Step3p5ForCausalLM": {"step3p5", "step3p5_mtp"},
     "LlamaForCausalLM": {"dflash", "llama", "llama_eagle", "llama_eagle3"},
     "DeepseekV3ForCausalLM": {"deepseek_v2", "deepseek_nextn"},
     "Gemma3ForCausalLM": {"gemma3_causal"},

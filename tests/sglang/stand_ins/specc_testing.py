@@ -4,10 +4,9 @@ It keeps the CPU's attention backend where there is no AMX, and has experts of o
 variables ask for more: SPECC_TEST_OVERLAP=1 keeps the overlap schedule, SPECC_TEST_NAN=token spoils the target's scores
 after that token, SPECC_TEST_PLAN=1 has the host plan attention, SPECC_TEST_PAD=1 fills every step of a program up to
 its largest batch, SPECC_TEST_SHAPES=1 draws the shape of every step of a program, SPECC_TEST_LACK=request loses the
-hidden states of that one on its way from the server that prefilled it, SPECC_TEST_CHAIN=1 has modules of a draft read
-what the one before made, as those of Step-3.5 do, and with TRITON_INTERPRET=1 FlashAttention 3 may be asked for. The
-internal state gets `specc_testing`: the accounting of KV slots and of pool rows, what every rank emitted, ran and
-gathered of logits, and how many steps were planned.
+hidden states of that one on its way from the server that prefilled it, and with TRITON_INTERPRET=1 FlashAttention 3 may
+be asked for. The internal state gets `specc_testing`: the accounting of KV slots and of pool rows, what every rank
+emitted, ran and gathered of logits, and how many steps were planned.
 """
 
 from __future__ import annotations
@@ -31,9 +30,7 @@ PLAN = "SPECC_TEST_PLAN"
 PAD = "SPECC_TEST_PAD"
 SHAPES = "SPECC_TEST_SHAPES"
 LACK = "SPECC_TEST_LACK"
-CHAIN = "SPECC_TEST_CHAIN"
 SCHEDULER = "sglang.srt.managers.scheduler.Scheduler"
-MODULES = "sglang.srt.speculative.multi_layer_eagle_worker_v2.MultiLayerEagleDraftWorker"
 BLOCK = "sglang.srt.models.dflash.DFlashDraftModel.forward"
 LORA = "sglang.srt.lora.lora_manager.LoRAManager.__init__"
 LOGITS = "sglang.srt.layers.logits_processor.LogitsProcessor.forward"
@@ -114,8 +111,6 @@ def register() -> None:
         HookRegistry.register(f"{SCHEDULER}.__init__", pad_steps, HookType.AFTER)
     if os.environ.get(SHAPES) == "1":
         HookRegistry.register(f"{SCHEDULER}.__init__", shuffle_shapes, HookType.AFTER)
-    if os.environ.get(CHAIN) == "1":
-        HookRegistry.register(f"{MODULES}.__init__", chain_modules, HookType.AFTER)
     if LACK in os.environ:
         HookRegistry.register(TRANSFERRED, lose_hidden_states, HookType.AFTER)
     if NAN in os.environ:
@@ -133,11 +128,6 @@ def have_amx() -> None:
 def wait_for_nothing() -> None:
     """Let modules of multi-token prediction share the target's head, for which they wait for a GPU."""
     torch.cuda.synchronize = lambda: None
-
-
-def chain_modules(_: Any, worker: Any, *__: Any, **___: Any) -> None:
-    """Give each module of a draft what the one before it made, in place of the target's hidden states."""
-    worker.chain_mtp_hidden_states = True
 
 
 def draft_blocks() -> None:

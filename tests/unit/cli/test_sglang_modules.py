@@ -73,6 +73,7 @@ def test_a_draft_says_how_many_modules_it_has(tmp_path: Path) -> None:
     step = SERVED | {"--model-path": "step", "--speculative-draft-model-path": "step"}
     resolved = config(tmp_path, step | {"--speculative-num-steps": "2"})
     assert resolved.draft is not None and resolved.draft.num_layers == 2
+    assert "other layers differ" not in (tmp_path / "written.yaml").read_text()
     more = run("--", *words(step | {"--speculative-num-steps": "3"}))
     assert more.exit_code == 1
     assert "error[legal/modules]" in more.stderr
