@@ -74,6 +74,16 @@ def test_drafts_lie_where_the_target_s_scores_will(serve: Serve, monkeypatch: py
     assert shared.given == {96}
 
 
+def test_steps_of_a_length_that_is_wanted(serve: Serve) -> None:
+    server = serve(plan_of("DFLASH", tokens=128), simulated=2.0)
+    server.begin(PROMPTS)
+    for _ in range(3):
+        server.decode([*PROMPTS])
+    server.settle()
+    assert {length for counts in server.steps.values() for length in counts} == {2}
+    assert server.worker.steps.proof == "simulated"
+
+
 @overlapping
 def test_the_target_s_processor_is_left_as_it_was(serve: Serve, overlap: bool) -> None:
     server = serve(plan_of("DFLASH"), overlap=overlap)
