@@ -115,6 +115,13 @@ def test_a_block_has_one_size(serve: Serve) -> None:
     assert misfits(server) == ["num_draft_tokens is 4 in the program, 5 in the server"]
 
 
+def test_the_target_scores_drafts_by_one_processor(serve: Serve) -> None:
+    server = serve(plan_of("DFLASH"))
+    model = server.worker.target_worker.model_runner.model
+    model.modules = lambda: [model]
+    assert misfits(server) == ["the target has not one logits processor, by which blocks of drafts are scored"]
+
+
 PLAIN = "DFlashDraftModel"
 
 
