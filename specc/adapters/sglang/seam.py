@@ -42,7 +42,6 @@ speculative.eagle_info.EagleVerifyInput(draft_token custom_mask positions retrie
     seq_lens_cpu): num_tokens_for_logprob_per_req
 speculative.eagle_info.EagleDraftExtendInput(hidden_states num_correct_drafts num_accept_tokens num_tokens_per_req
     num_tokens_for_logprob_per_req select_index)
-
 model_executor.forward_batch_info.CaptureHiddenMode: FULL LAST NULL
 model_executor.forward_batch_info.ForwardMode: DECODE DRAFT_EXTEND_V2 EXTEND TARGET_VERIFY is_decode is_idle
 model_executor.forward_batch_info.ForwardBatch(forward_mode batch_size input_ids req_pool_indices seq_lens seq_lens_cpu
@@ -74,7 +73,6 @@ state_capturer.base.BaseTopkCapturer: device_cache host_cache num_layers topk_si
 state_capturer.base.TopkCaptureOutput(out_cache_loc topk host_cache)
 state_capturer.indexer_topk.get_global_indexer_capturer()
 state_capturer.routed_experts.get_global_experts_capturer()
-
 managers.overlap_utils: _DEBUG_ASSERT
 managers.overlap_utils.FutureMap: hidden_states_buf need_hidden_states need_topk new_seq_lens_buf output_tokens_buf
     req_pool_size topk_index_buf topk_p_buf

@@ -74,6 +74,16 @@ def test_drafts_lie_where_the_target_s_scores_will(serve: Serve, monkeypatch: py
     assert shared.given == {96}
 
 
+def test_steps_of_a_length_that_is_wanted(serve: Serve) -> None:
+    server = serve(plan_of("DFLASH", tokens=128), simulated=2.0)
+    server.begin(PROMPTS)
+    for _ in range(3):
+        server.decode([*PROMPTS])
+    server.settle()
+    assert {length for counts in server.steps.values() for length in counts} == {2}
+    assert server.worker.steps.proof == "simulated"
+
+
 @overlapping
 def test_the_target_s_processor_is_left_as_it_was(serve: Serve, overlap: bool) -> None:
     server = serve(plan_of("DFLASH"), overlap=overlap)
@@ -103,6 +113,13 @@ def test_a_block_has_one_size(serve: Serve) -> None:
     assert misfits(server) == []
     server = serve(plan_of("DFLASH"), speculative_num_steps=1, speculative_num_draft_tokens=5)
     assert misfits(server) == ["num_draft_tokens is 4 in the program, 5 in the server"]
+
+
+def test_the_target_scores_drafts_by_one_processor(serve: Serve) -> None:
+    server = serve(plan_of("DFLASH"))
+    model = server.worker.target_worker.model_runner.model
+    model.modules = lambda: [model]
+    assert misfits(server) == ["the target has not one logits processor, by which blocks of drafts are scored"]
 
 
 PLAIN = "DFlashDraftModel"

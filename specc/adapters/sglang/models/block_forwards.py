@@ -37,11 +37,8 @@ class BlockForwards(Forwards):
         super().__init__(worker, attention, parts, shape)
         model = self._target.model
         self._worker, self._mask, self._scale = worker, worker._mask_token_id, worker._noise_embed_scale
-        self._embed, self._head, (self._processor,) = (
-            model.get_input_embeddings(),
-            model.lm_head,
-            processors_of(self._target),
-        )
+        self._embed, self._head = model.get_input_embeddings(), model.lm_head
+        (self._processor,) = processors_of(self._target)
         self._blocks: dict[int, Tensor] = {}
 
     def block(
@@ -87,14 +84,13 @@ class BlockForwards(Forwards):
     def _forward(self, runner: Any, batch: ForwardBatch) -> Any:
         """See `Forwards`."""
         with whole(self._processor):
-            return self._filled(batch) if runner is self._draft else super()._forward(runner, batch)
+            return self._filled(runner.model, batch) if runner is self._draft else super()._forward(runner, batch)
 
-    def _filled(self, batch: ForwardBatch) -> LogitsProcessorOutput:
+    def _filled(self, model: Any, batch: ForwardBatch) -> LogitsProcessorOutput:
         """Scores f32[b * S, V] of the places to fill."""
         embeddings = self._embed(batch.input_ids)
         if self._scale != 1:
             embeddings = embeddings * self._scale
-        model = self._draft.model
         filled = model.forward(batch.input_ids, batch.positions, batch, input_embeds=embeddings).hidden_states
         rows = filled.view(batch.batch_size, -1, filled.shape[-1])[:, 1:].flatten(0, 1)
         scored = LogitsMetadata.from_forward_batch(batch)
