@@ -8,8 +8,6 @@ from pathlib import Path
 
 from specc.adapters.sglang.served import (
     BACKENDS,
-    BLOCKS,
-    BY_MODULES,
     DATA_PARALLEL,
     LOOKS_UP,
     SETTINGS,
@@ -21,7 +19,7 @@ from specc.adapters.sglang.served import (
 from specc.config.archs import CPU, Gpu, cpu
 from specc.config.models import Fact, ModelFacts, read_model
 from specc.config.presets.sglang import SGLANG
-from specc.config.presets.sglang_models import architecture_of, assists, facts_of, has_modules
+from specc.config.presets.sglang_models import architecture_of, facts_of
 from specc.config.sglang import block_drafts
 from specc.config.sglang.command_line import BREADTH, UNREAD, Arguments, argument
 from specc.config.sglang.defaults import (
@@ -29,7 +27,6 @@ from specc.config.sglang.defaults import (
     DECIDES_AS_DRAFT,
     DECIDES_AS_PREFILL,
     MAX_REQUESTS,
-    OWN_MODULES,
     TREE,
     UNWRITTEN,
     Default,
@@ -39,19 +36,14 @@ from specc.config.sglang.defaults import (
     most_captured,
     on_their_way,
     page_of,
-    shape,
 )
-from specc.config.sglang.look_ups import check_pages, form
+from specc.config.sglang.drafting import ALGORITHMS, Drafting, algorithm_of, drafting_of
+from specc.config.sglang.look_ups import check_pages
 
 MOST_BUCKETS = 64
 """As many as a configuration may have."""
 
 DEVICES = tuple(dict.fromkeys(backend.device for backend in BACKENDS.values()))
-
-ALGORITHMS = tuple(name for name in SGLANG.algorithms if name not in BY_MODULES.values())
-"""Those that programs serve, by the names of the command line."""
-ASSISTED = ("FROZEN_KV_MTP",)
-"""Algorithms whose draft reads the target's keys and values. SGLang takes one for EAGLE with an assistant."""
 
 _RENAMED = {"nsa": "dsa", "compressed": "dsv4", "tokenspeed_mla": "cutedsl_mla"}
 """Attention backends by older names."""
@@ -116,102 +108,70 @@ def started(arguments: Arguments, gpu: Gpu) -> Started:
 
     Raises DiagnosticError with all that is missing or cannot be read.
     """
-    algorithm, device = _algorithm(arguments), arguments.text("--device", CPU if gpu.is_cpu else "cuda")
+    algorithm, device = algorithm_of(arguments), arguments.text("--device", CPU if gpu.is_cpu else "cuda")
     gpu = cpu("--device cpu") if device == CPU and not gpu.is_cpu else gpu
     served = algorithm in ALGORITHMS and device in DEVICES and gpu.arch.startswith(SGLANG.gpus)
     arguments.refuse_unread(UNREAD)
+    if algorithm == "STANDALONE" and _adapters(arguments):
+        arguments.refuse("LoRA with STANDALONE", "SGLang starts no such server; it has adapters with EAGLE and EAGLE3")
     if device not in DEVICES:
         arguments.refuse(f"--device {device[:60]}", f"there are {', '.join(DEVICES)}")
     if not gpu.arch.startswith(SGLANG.gpus):
         arguments.refuse(f"{gpu.arch} ({gpu.origin})", f"programs run on {SGLANG.gpus}...")
-    target = _model(arguments, "--model-path", arguments.text("--model-path"))
-    looked_up, modules = algorithm in LOOKS_UP, _modules(arguments, algorithm, target)
-    algorithm = BY_MODULES.get(algorithm, algorithm) if modules else algorithm
-    path, origin = ("", "none, drafts are looked up in texts") if looked_up else _draft(arguments, target)
-    draft = None if looked_up else _model(arguments, "--speculative-draft-model-path", path)
-    algorithm = _assisted(arguments, algorithm, draft)
-    in_blocks = algorithm in BLOCKS
-    known = _sizes(arguments, algorithm, target, draft)
+    target = arguments.model("--model-path", arguments.text("--model-path"), read_model)
+    drafting = drafting_of(arguments, algorithm, target)
     requests, ranks = arguments.number("--max-running-requests"), arguments.number("--tp-size") or 1
-    groups = _groups(arguments, algorithm)
+    groups = _groups(arguments, drafting.algorithm)
     kept = max(1, (requests or MAX_REQUESTS) // groups)
     buckets, buckets_origin = _buckets(arguments, kept, most_captured(gpu, ranks))
     page = arguments.number("--page-size")
-    if target is None or (draft is None and not looked_up) or known is None or arguments.misread or not served:
+    lacks = drafting.draft is None and not drafting.looks_up
+    if target is None or lacks or drafting.sizes is None or arguments.misread or not served:
         arguments.findings.raise_if_errors()
         raise AssertionError("what is missing was reported")
-    num_steps, topk, num_draft_tokens = known
-    attention, page_size = _attention(arguments, gpu, target[1], page, int(topk.value), in_blocks=in_blocks)
-    of_target, of_draft = facts_of(target[1].values), None if draft is None else facts_of(draft[1].values)
-    if modules:
-        del attention["draft"]
-    if looked_up:
-        attention = {"verify": attention["verify"]}
+    attention, page_size = _attention(arguments, gpu, target[1], page, drafting)
+    if drafting.looks_up:
         check_pages(arguments, page_size, attention["verify"])
-    if in_blocks and device == CPU:
-        arguments.refuse(f"{algorithm} on a CPU", "SGLang starts no such server")
-    if algorithm in ASSISTED:
-        of_draft = replace(of_target, borrows=True)
-        del attention["extend"]
-    facts = Server(
-        target=of_target,
-        draft=of_draft,
-        topk=int(topk.value),
-        attention={role: str(fact.value) for role, fact in attention.items()},
-        device=device,
-        ranks=ranks,
-        groups=groups,
-        head_rows=bool(arguments.text("--speculative-token-map")) and algorithm != "EAGLE3",
-        adapters=_adapters(arguments),
-        looks_up=looked_up,
-        modules=modules,
-        blocks=in_blocks,
-        settings=_settings(arguments, modules=modules),
-    )
-    limit = _rows(arguments, kept, requests, groups)
-    models = {"target": target} | ({} if draft is None else {"draft": draft})
+    if drafting.blocks and device == CPU:
+        arguments.refuse(f"{drafting.algorithm} on a CPU", "SGLang starts no such server")
+    facts = _facts(arguments, drafting, target[1], attention, device, ranks, groups)
+    models = {"target": target} | ({} if drafting.draft is None else {"draft": drafting.draft})
     server = Started(
-        gpu, algorithm, models, origin, attention, page_size, num_steps, topk,
-        num_draft_tokens, limit, buckets, buckets_origin, facts,
+        gpu, drafting.algorithm, models, drafting.origin, attention, page_size, *drafting.sizes,
+        _rows(arguments, kept, requests, groups), buckets, buckets_origin, facts,
     )  # fmt: skip
     for refusal in refusals(facts):
         arguments.refuse(refusal.what, _hint(refusal, facts))
     return server
 
 
-def _algorithm(arguments: Arguments) -> str:
-    """Return the algorithm's name, after reporting one that is not there or not served."""
-    if not arguments.text("--speculative-algorithm"):
-        arguments.wrong("--speculative-algorithm is missing", f"there are {', '.join(ALGORITHMS)}")
-    written = arguments.text("--speculative-algorithm", ALGORITHMS[0]).upper()
-    algorithm = "EAGLE" if written == "NEXTN" else written
-    if algorithm not in ALGORITHMS:
-        hint = f"there are {', '.join(ALGORITHMS)}"
-        arguments.refuse(f"--speculative-algorithm {written[:60]}", hint)
-    if algorithm == "STANDALONE" and _adapters(arguments):
-        arguments.refuse("LoRA with STANDALONE", "SGLang starts no such server; it has adapters with EAGLE and EAGLE3")
-    return algorithm
-
-
-def _modules(arguments: Arguments, algorithm: str, target: tuple[Path, ModelFacts] | None) -> bool:
-    """Return whether the draft has a module for each step, which SGLang takes by itself for some targets.
-
-    It does that where the algorithm is written by this name, and not as NEXTN.
-    """
-    by_itself = target is not None and has_modules(target[1].values)
-    by_itself = by_itself and arguments.text("--speculative-algorithm") == algorithm
-    return algorithm in BY_MODULES and (by_itself or "--enable-multi-layer-eagle" in arguments.values)
-
-
-def _assisted(arguments: Arguments, algorithm: str, draft: tuple[Path, ModelFacts] | None) -> str:
-    """Return the algorithm that SGLang runs with a draft, after reporting one that does not go with it."""
-    if draft is None or not assists(draft[1].values):
-        if draft is not None and algorithm in ASSISTED:
-            arguments.refuse(f"{algorithm} with the draft '{draft[0]}'", "give an assistant, or write EAGLE for a head")
-        return algorithm
-    if algorithm not in ("EAGLE", *ASSISTED):
-        arguments.refuse(f"{algorithm} with an assistant", "write NEXTN, which SGLang runs as FROZEN_KV_MTP")
-    return ASSISTED[0]
+def _facts(
+    arguments: Arguments,
+    drafting: Drafting,
+    target: ModelFacts,
+    attention: Mapping[str, Fact],
+    device: str,
+    ranks: int,
+    groups: int,
+) -> Server:
+    """Return the facts on which it hangs whether programs are served."""
+    of_target, draft = facts_of(target.values), drafting.draft
+    of_draft = None if draft is None else facts_of(draft[1].values)
+    return Server(
+        target=of_target,
+        draft=replace(of_target, borrows=True) if drafting.assisted else of_draft,
+        topk=drafting.topk,
+        attention={role: str(fact.value) for role, fact in attention.items()},
+        device=device,
+        ranks=ranks,
+        groups=groups,
+        head_rows=bool(arguments.text("--speculative-token-map")) and drafting.algorithm != "EAGLE3",
+        adapters=_adapters(arguments),
+        looks_up=drafting.looks_up,
+        modules=drafting.modules,
+        blocks=drafting.blocks,
+        settings=_settings(arguments, modules=drafting.modules),
+    )
 
 
 def _groups(arguments: Arguments, algorithm: str) -> int:
@@ -230,61 +190,6 @@ def _groups(arguments: Arguments, algorithm: str) -> int:
 def _adapters(arguments: Arguments) -> bool:
     """Return whether requests may have adapters."""
     return not arguments.values.keys().isdisjoint(("--enable-lora", "--lora-paths"))
-
-
-def _model(arguments: Arguments, name: str, written: str) -> tuple[Path, ModelFacts] | None:
-    """Return a model's directory and what it says, or None after reporting that it cannot be read."""
-    return arguments.model(name, written, read_model)
-
-
-def _draft(arguments: Arguments, target: tuple[Path, ModelFacts] | None) -> tuple[str, str]:
-    """Return the draft's directory, and where that comes from; an empty one where SGLang has none by itself."""
-    name = "--speculative-draft-model-path"
-    if (written := arguments.text(name)) or target is None:
-        return written, name
-    architecture = architecture_of(target[1].values)
-    if OWN_MODULES.fullmatch(architecture):
-        return arguments.text("--model-path"), f"modules of its own, which SGLang takes for {architecture}"
-    return "", name
-
-
-def _sizes(
-    arguments: Arguments,
-    algorithm: str,
-    target: tuple[Path, ModelFacts] | None,
-    draft: tuple[Path, ModelFacts] | None,
-) -> tuple[Fact, Fact, Fact] | None:
-    """Return steps, topk and nodes by what an algorithm has of them, or None where it cannot be said."""
-    if algorithm in LOOKS_UP:
-        return form(arguments)
-    if algorithm in BLOCKS:
-        return None if draft is None else block_drafts.form(arguments, draft[1])
-    return _shape(arguments, algorithm, target)
-
-
-def _shape(
-    arguments: Arguments, algorithm: str, target: tuple[Path, ModelFacts] | None
-) -> tuple[Fact, Fact, Fact] | None:
-    """Return steps, topk and nodes, or None after reporting which of them are missing."""
-    names = [f"--speculative-{key}" for key in ("num-steps", "eagle-topk", "num-draft-tokens")]
-    steps, topk, nodes = map(arguments.number, names)
-    if not any(name in arguments.values for name in names):
-        architecture = architecture_of(target[1].values) if target is not None else ""
-        origin = f"SGLang's choice for {architecture or algorithm}, as no argument says it"
-        return tuple(Fact(size, origin) for size in shape(algorithm, architecture))  # type: ignore[return-value]
-    needed = names[:2] if topk == 1 else names
-    for name in needed:
-        if name not in arguments.values:
-            arguments.wrong(f"{name} is missing", "write all that is drafted, or leave it all to SGLang")
-    if steps is None or topk is None or (topk > 1 and nodes is None):
-        return None
-    if topk == 1:
-        return (
-            Fact(steps, names[0]),
-            Fact(1, names[1]),
-            Fact(steps + 1, "num_steps + 1, as SGLang takes it with topk 1"),
-        )
-    return Fact(steps, names[0]), Fact(topk, names[1]), Fact(nodes or 0, names[2])
 
 
 def _buckets(arguments: Arguments, kept: int, most: int) -> tuple[tuple[int, ...], str]:
@@ -314,7 +219,7 @@ def _rows(arguments: Arguments, kept: int, written: int | None, groups: int) -> 
 
 
 def _attention(
-    arguments: Arguments, gpu: Gpu, target: ModelFacts, page: int | None, topk: int, *, in_blocks: bool
+    arguments: Arguments, gpu: Gpu, target: ModelFacts, page: int | None, drafting: Drafting
 ) -> tuple[dict[str, Fact], Fact]:
     """Return by role the attention backend, and the tokens per page."""
     names = ("--attention-backend", "--prefill-attention-backend", "--decode-attention-backend")
@@ -322,7 +227,7 @@ def _attention(
     own = arguments.text("--speculative-draft-attention-backend")
     mode = arguments.text("--speculative-attention-mode", "prefill")
     written = bool(base or prefill or decode)
-    written_topk = 1 if in_blocks else arguments.number("--speculative-eagle-topk")
+    written_topk = 1 if drafting.blocks else arguments.number("--speculative-eagle-topk")
     known, cache, architecture = (
         drafts(written_topk, page),
         facts_of(target.values).cache,
@@ -338,16 +243,16 @@ def _attention(
     if "cutedsl_mla" in (base, decode) and not prefill:
         prefill = "trtllm_mla"
     by_role = roles(prefill or base, decode or base, own or None, mode)
-    origin = _why(gpu, cache, architecture, known, topk)
+    origin = _why(gpu, cache, architecture, known, drafting.topk)
     facts = {role: Fact(name, _origin(arguments, role, mode) or origin) for role, name in by_role.items()}
-    if in_blocks:
+    if drafting.blocks:
         of_prefill = Fact(prefill or base, _origin(arguments, "verify", "prefill") or origin)
-        facts = {"draft": block_drafts.attention(own, of_prefill, gpu), "verify": facts["verify"]}
+        facts |= {"draft": block_drafts.attention(own, of_prefill, gpu)}
         own = str(facts["draft"].value)
     deciding = {base, decode, *({prefill} & DECIDES_AS_PREFILL), *({own} & DECIDES_AS_DRAFT)}
     row = row if not written or row.caches else replace(row, page_size=None, forced=False)
     small = gpu.arch in B200 and cache == "mha" and known != TREE
-    return facts, _page(page, row, deciding, fa4_is_large=small)
+    return drafting.roles(facts), _page(page, row, deciding, fa4_is_large=small)
 
 
 def _page(written: int | None, row: Default, deciding: set[str], *, fa4_is_large: bool) -> Fact:
