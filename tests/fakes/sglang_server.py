@@ -330,10 +330,16 @@ class Server:
         if self.plan.algorithm == "NGRAM":
             return self._looked_up(indices)
         if self.overlap:
-            return self._input(future_indices=indices)
-        states, draft_input = [self._states[row] for row in rows], self._input()
+            return self._made(future_indices=indices)
+        states, draft_input = [self._states[row] for row in rows], self._made()
         vars(draft_input).update({name: torch.cat([state[name] for state in states]) for name in states[0]})
         return draft_input
+
+    def _made(self, **given: Any) -> EagleDraftInput:
+        """Something of the class that SGLang keeps, with what its blank one has, whatever that class asks for."""
+        made = self._input.__new__(self._input)
+        vars(made).update(vars(EagleDraftInput(**given)))
+        return made
 
     def _looked_up(self, rows: Tensor) -> NgramVerifyInput:
         """The same of texts, of which the relay keeps what the host does not know."""

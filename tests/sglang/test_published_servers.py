@@ -211,7 +211,9 @@ def test_what_is_refused(
     assert len(arguments.findings.errors) == len(answer["refusals"])
     of_models = [what for about, what in answer["refusals"] if about in ("target", "draft", "topk", "head_rows")]
     models = {role: facts.values for role, (_, facts) in settings.models.items()}
-    asked = EngineNeeds(models, {}, topk=int(settings.topk.value), ranks=settings.facts.ranks, head_rows=False)
+    asked = EngineNeeds(
+        settings.algorithm, models, {}, topk=int(settings.topk.value), ranks=settings.facts.ranks, head_rows=False
+    )
     assert [what for _, what in unserved(asked)] == of_models
 
 

@@ -48,8 +48,9 @@ def _of_whole_texts(text: object) -> dict[str, Fact | None]:
         return {}
     facts: dict[str, Fact | None] = {}
     for key, name in _OF_LAYERS.items():
-        values = [attribute(layers[layer], (name,)) for layer in whole]
-        facts[key] = values[0] if len(set(values)) == 1 else None
+        values = [attribute(layer, (name,)) for layer in layers]
+        of_whole = {values[layer] for layer in whole}
+        facts[key] = values[whole[0]] if len(of_whole) == 1 < len(set(values)) else None
     return facts
 
 

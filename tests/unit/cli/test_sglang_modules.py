@@ -90,7 +90,7 @@ def test_a_draft_says_how_many_modules_it_has(tmp_path: Path) -> None:
             "a draft of several modules behind a server that prefills",
         ),
         ({"--tp-size": "2", "--attn-dp-size": "2"}, (), "multi-layer EAGLE under data parallelism"),
-        ({"--attention-backend": "triton"}, (), "triton attention over a second KV pool for sliding windows (extend)"),
+        ({"--attention-backend": "triton"}, (), "triton attention with sliding windows (extend)"),
         ({"--speculative-token-map": "map.pt"}, (), "--speculative-token-map of MULTI_LAYER_EAGLE"),
         ({}, ("--head", "weights"), "--head weights with a draft of several modules"),
         ({"--tp-size": "2"}, ("--logits", "sharded"), "--logits sharded with a draft of several modules"),

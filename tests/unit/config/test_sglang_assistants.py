@@ -89,5 +89,5 @@ def test_a_build_refuses_the_same(models: Path) -> None:
     target = {"architecture": "Gemma4ForConditionalGeneration", "window": 12}
     draft = {"architecture": "Gemma4AssistantForCausalLM", "window": 12}
     for topk, refused in ((1, []), (2, ["topk", "topk"])):
-        asked = EngineNeeds({"target": target, "draft": draft}, {}, topk, ranks=1, head_rows=False)
+        asked = EngineNeeds("FROZEN_KV_MTP", {"target": target, "draft": draft}, {}, topk, ranks=1, head_rows=False)
         assert [path[0] for path, _ in unserved(asked)] == refused
