@@ -189,12 +189,24 @@ def refusals(server: Server) -> Iterator[Refusal]:
         yield Refusal("disaggregation_mode", "a server that looks drafts up in texts that another one prefills")
     if server.head_rows and server.ranks > 1:
         yield Refusal("head_rows", "a token map that names rows of a head of which each rank has a part")
-    if server.draft is not None and server.draft.borrows and server.topk > 1:
-        yield Refusal("topk", "a tree of an assistant that reads the target's keys and values")
+    if server.draft is not None and server.draft.borrows:
+        yield from _of_assistant(server)
     for owner, model in (("target", server.target), ("draft", server.draft)):
         if model is not None and not model.borrows:
             yield from _of_model(owner, model, server.topk)
     yield from _of_attention(server)
+
+
+def _of_assistant(server: Server) -> Iterator[Refusal]:
+    """Name what is not served with a draft that reads the target's keys and values."""
+    there = {
+        "topk": ("a tree", server.topk > 1),
+        "groups": ("data-parallel attention", server.groups > 1),
+        "adapters": ("LoRA", server.adapters),
+        "disaggregation_mode": ("two servers", server.settings.get("disaggregation_mode", "null") != "null"),
+    }
+    for about in (about for about, (_, asked) in there.items() if asked):
+        yield Refusal(about, f"{there[about][0]} with an assistant, which reads the target's keys and values,")
 
 
 def _of_model(owner: str, model: ServedModel, topk: int) -> Iterator[Refusal]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from specc.config.models.attributes import Bare, Fact, attribute, block_of, value_of, words_of
+from specc.config.models.attributes import VARIES, Bare, Fact, attribute, block_of, value_of, words_of
 
 WHOLE = {"whole_num_kv_heads": "num_key_value_heads", "whole_head_dim": "head_dim"}
 """What is said of the layers that see the whole text, and the attribute of a layer that says it."""
@@ -39,13 +39,13 @@ def key_value_facts(text: object) -> dict[str, Fact | None]:
 
 
 def _of_whole_texts(text: object) -> dict[str, Fact | None]:
-    """Return heads and head length of the layers that see the whole text, of a model whose layers have several."""
+    """Return heads and head length of the layers that see the whole text, those of which layers have several."""
     layers: Any = value_of(text, "per_layer_config")
     whole = [layer for layer, kind in enumerate(words_of(text, "layer_types")) if kind == "full_attention"]
-    if layers is None or not whole:
-        return {}
     facts: dict[str, Fact | None] = {}
     for key, name in WHOLE.items():
+        if not whole or value_of(text, name) != VARIES:
+            continue
         values = [attribute(layers[layer], (name,)) for layer in whole]
         facts[key] = values[0] if len(set(values)) == 1 else None
     return facts
