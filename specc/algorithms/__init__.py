@@ -74,5 +74,11 @@ def algorithm(name: str) -> Algorithm:
 
 def needs(name: str) -> Needs:
     """What the algorithm of this name asks of a configuration; raises as `algorithm`."""
-    source = plugin(name)
-    return _BUILT_IN[name].needs if source is None else source.needs(source.load())
+    if (source := plugin(name)) is None:
+        return _BUILT_IN[name].needs
+    asked = source.needs(source.load())
+    if asked.runs_as not in (None, *_BUILT_IN):
+        message = f"the plugin {source}: it runs as {asked.runs_as!r}, which is no algorithm of specc's"
+        hint = f"there are {', '.join(_BUILT_IN)}"
+        raise DiagnosticError(Diagnostic("plugin/unusable", message, hint=hint))
+    return asked

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
+from specc.algorithms import needs
 from specc.algorithms.blocks.scope import dtype_of, logits_dtype_of
 from specc.algorithms.plugins.references import ReferenceSource, reference_source
 from specc.build.totals import memory, totals
@@ -60,6 +61,7 @@ def build_plan(module: Module, generated: Generated, config: Config) -> Plan:
         name=module.name,
         algorithm=config.algorithm,
         engine=config.file.engine,
+        runs_as=needs(config.algorithm).runs_as,
         specc=__version__,
         dims=dims,
         kv=kv,

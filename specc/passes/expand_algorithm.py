@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 
 from specc.algorithms import algorithm, plugin
 from specc.algorithms.blocks.scope import Scope
+from specc.algorithms.plugins.place import differences
 from specc.ir.core import Module, states
 from specc.ir.declarations import KvPool
 from specc.pass_manager.pass_base import Context, Pass
@@ -42,6 +43,8 @@ class ExpandAlgorithm(Pass):
                 chosen.build(Scope(module, ctx.loaded))
             else:
                 source.build(chosen, Scope(module, ctx.loaded))
+                if (place := chosen.needs.runs_as) is not None:
+                    source.takes(place, differences(module, algorithm(place), ctx.loaded), op.location)
             kept = sorted(ctx.kept & module.carries.keys())
             module.carries |= {name: replace(module.carries[name], kept=True) for name in kept}
             owners = {owner for name, owner in states(module).items() if name in ctx.kept}

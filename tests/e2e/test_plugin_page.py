@@ -7,15 +7,13 @@ import re
 import shutil
 import subprocess
 import sys
-import tomllib
 import zipfile
-from collections import defaultdict
 from pathlib import Path
 
 import pytest
+from plugin_page import install_page
 
 ROOT = Path(__file__).resolve().parents[2]
-BLOCK = re.compile(r"^```\w+\n# (\S+)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 BUILD = """
 from pathlib import Path
 from specc.algorithms import names, needs
@@ -39,20 +37,8 @@ def run(folder: Path, *command: str) -> str:
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The blocks of the page as files, each put together of those that name it, and the plugin installed."""
-    files: dict[str, list[str]] = defaultdict(list)
-    for name, text in BLOCK.findall((ROOT / "docs" / "plugins.md").read_text()):
-        files[name].append(text)
     folder = tmp_path_factory.mktemp("page")
-    for name, blocks in files.items():
-        (folder / name).write_text("\n\n".join(blocks))
-    project = tomllib.loads((folder / "pyproject.toml").read_text())["project"]
-    about = folder / f"{project['name'].replace('-', '_')}-{project['version']}.dist-info"
-    about.mkdir()
-    (about / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {project['name']}\nVersion: {project['version']}\n")
-    points = project["entry-points"]["specc.algorithms"]
-    (about / "entry_points.txt").write_text(
-        "[specc.algorithms]\n" + "".join(f"{name} = {value}\n" for name, value in points.items())
-    )
+    install_page(folder)
     return folder
 
 

@@ -94,3 +94,14 @@ def test_the_page_of_an_adapter_lists_its_files() -> None:
     folder = ROOT / "specc" / "adapters" / "sglang"
     files = {path.relative_to(folder).as_posix() for path in folder.rglob("*.py") if path.name != "__init__.py"}
     assert sorted(listed) == sorted({name if not name.startswith("attention/") else "attention/" for name in files})
+
+
+def test_modules_of_adapters_that_tests_look_up_by_name_are_there() -> None:
+    """A test that waits for a module that has moved waits for nothing, or changes nothing."""
+    named = re.compile(r'\b_(sglang|vllm)((?:\.\w+)+)"')
+    files = [path for engine in ("sglang", "vllm") for path in (ROOT / "tests" / engine).rglob("*.py")]
+    found = {match.groups() for path in files for match in named.finditer(path.read_text())}
+    adapters = ROOT / "specc" / "adapters"
+    places = [adapters.joinpath(engine, *name.split(".")) for engine, name in sorted(found)]
+    assert [place for place in places if not (place.is_dir() or place.with_suffix(".py").is_file())] == []
+    assert len(places) >= 3

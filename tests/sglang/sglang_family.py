@@ -9,11 +9,17 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from engine_fixtures import asked, started
 from engine_job import LIMIT_S
+from head_layouts import EXAMPLES
 from sglang_programs import build_program
 from sglang_server import Served, Variant, greedy, serve
 from sglang_workload import without_aborts
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+NEAR, EXACT = 2**-5, 0.97
+"""In 16 bits: how far below the best score that of an emitted token may be, as a part of it; and how many are best."""
 
 UNCACHED = {"disable_radix_cache": True}
 """SGLang's cache of prefixes shifts no prompt for STANDALONE drafts (docs/sglang.md): what a draft reads of a kept one
@@ -112,6 +118,25 @@ def same_texts(served: Served, alone: Served) -> None:
             for key in ("token_ids", "text", "finish_reason"):
                 assert output[key] == expected[key], (number, key)
     assert sum(output["num_retractions"] for output in served.outputs) > 0
+
+
+def best_in_16_bits(served: Served) -> None:
+    """On a GPU greedy requests have the tokens that the target of `write_models` scores best, by transformers' float32.
+
+    Near ties may go either way, and a text goes on from the one it took.
+    """
+    model = AutoModelForCausalLM.from_pretrained(EXAMPLES / "target", dtype=torch.bfloat16).to("cuda", torch.float32)
+    tokenizer = AutoTokenizer.from_pretrained(EXAMPLES / "target")
+    best, emitted = 0, 0
+    for number, request, output in greedy(served):
+        prompt, answer = tokenizer(request["text"]).input_ids, output["token_ids"]
+        with torch.inference_mode():
+            logits = model(torch.tensor([prompt + answer], device="cuda")).logits[0, len(prompt) - 1 : -1]
+        chosen = logits.gather(1, torch.tensor(answer, device="cuda")[:, None])[:, 0]
+        most = logits.max(-1).values
+        assert bool((most - chosen <= NEAR * most.abs()).all()), number
+        best, emitted = best + int((chosen == most).sum()), emitted + len(answer)
+    assert best > EXACT * emitted
 
 
 def all_accounted_for(state: Mapping[str, Any]) -> None:

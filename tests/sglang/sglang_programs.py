@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from engine_job import specc
+from engine_job import CONFIG, specc
 from sglang_files import BACKEND, DEVICE
 
 SERVED = {
@@ -16,14 +16,20 @@ SERVED = {
 """What `serve.py` sets for every engine, as far as it says something about a program."""
 
 
-def build_program(engine: Mapping[str, Any], folder: Path, *options: str) -> Path:
-    """The wheel for an engine with these arguments, built in a new folder. RuntimeError with what specc said.
+def write_program(engine: Mapping[str, Any], folder: Path, *options: str) -> Path:
+    """The configuration for an engine with these arguments, in a new folder. RuntimeError with what specc said.
 
     `options` are those of `specc sglang check`.
     """
     folder.mkdir(parents=True)
-    config = folder / "program.yaml"
+    config = folder / CONFIG
     words = [f"--{name.replace('_', '-')}={value}" for name, value in {**SERVED, **engine}.items()]
     specc("sglang", "check", "-o", str(config), "--name", "served", *options, "--", *words)
+    return config
+
+
+def build_program(engine: Mapping[str, Any], folder: Path, *options: str) -> Path:
+    """The wheel for an engine, built in a new folder; see `write_program`."""
+    config = write_program(engine, folder, *options)
     specc("build", str(config), "-o", str(folder), "--quiet")
     return next(folder.glob("*.whl"))

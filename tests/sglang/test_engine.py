@@ -9,13 +9,10 @@ from pathlib import Path
 from zipfile import ZipFile
 
 import pytest
-import torch
-from head_layouts import EXAMPLES
-from sglang_family import all_accounted_for, same_texts
+from sglang_family import all_accounted_for, best_in_16_bits, same_texts
 from sglang_files import ON_GPU
 from sglang_mixed import Oracle
 from sglang_server import PLAIN, PREFILL_CHUNK, Served, Variant, accept_length, greedy, serve
-from transformers import AutoModelForCausalLM, AutoTokenizer
 
 SPECULATING = [
     Variant("STANDALONE", "standalone"),
@@ -69,10 +66,6 @@ LEAST_ACCEPTED = 1.5
 """Tokens per verification of any of these drafts; 1 would be a draft that is always wrong."""
 
 
-NEAR, EXACT = 2**-5, 0.97
-"""In 16 bits: how far below the best score that of an emitted token may be, as a part of it; and how many are best."""
-
-
 def test_without_speculation_texts_are_the_targets_own(plain: Served) -> None:
     """Against transformers, every third one: each token is the most probable after the prompt and those before it."""
     oracle = Oracle()
@@ -89,19 +82,7 @@ def test_texts_are_those_without_speculation(variant: Variant, served: Served, p
 @pytest.mark.skipif(not ON_GPU, reason="in float32 texts are the same")
 @pytest.mark.parametrize("variant", [PLAIN, *SPECULATING, *RUN], ids=str)
 def test_tokens_are_the_targets_best_as_far_as_16_bits_tell(variant: Variant, served: Served) -> None:
-    """Against transformers in float32: near ties may go either way, and a text goes on from the one it took."""
-    model = AutoModelForCausalLM.from_pretrained(EXAMPLES / "target", dtype=torch.bfloat16).to("cuda", torch.float32)
-    tokenizer = AutoTokenizer.from_pretrained(EXAMPLES / "target")
-    best, emitted = 0, 0
-    for number, request, output in greedy(served):
-        prompt, answer = tokenizer(request["text"]).input_ids, output["token_ids"]
-        with torch.inference_mode():
-            logits = model(torch.tensor([prompt + answer], device="cuda")).logits[0, len(prompt) - 1 : -1]
-        chosen = logits.gather(1, torch.tensor(answer, device="cuda")[:, None])[:, 0]
-        most = logits.max(-1).values
-        assert bool((most - chosen <= NEAR * most.abs()).all()), number
-        best, emitted = best + int((chosen == most).sum()), emitted + len(answer)
-    assert best > EXACT * emitted
+    best_in_16_bits(served)
 
 
 @speculating

@@ -6,7 +6,8 @@ from operator import eq
 from pathlib import Path
 
 import pytest
-from sglang_family import all_accounted_for, same_texts
+from sglang_family import all_accounted_for, best_in_16_bits, same_texts
+from sglang_files import ON_GPU
 from sglang_mixed import Oracle
 from sglang_programs import build_program
 from sglang_server import PLAIN, PREFILL_CHUNK, Served, Variant, accept_length, serve
@@ -28,6 +29,12 @@ every = pytest.mark.parametrize("variant", [OWN, *PROGRAMS], ids=str)
 @every
 def test_texts_are_those_without_speculation(variant: Variant, served: Served, plain: Served) -> None:
     same_texts(served, plain)
+
+
+@pytest.mark.skipif(not ON_GPU, reason="in float32 texts are the same")
+@every
+def test_tokens_are_the_targets_best_as_far_as_16_bits_tell(variant: Variant, served: Served) -> None:
+    best_in_16_bits(served)
 
 
 @every

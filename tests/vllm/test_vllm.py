@@ -206,7 +206,7 @@ def register():
         done = sample(self, *operands, **named)
         ran.append(done)
         if len(ran) % 10 == 0:
-            (times,) = (sys.modules[name] for name in [*sys.modules] if name.endswith("._vllm.times"))
+            (times,) = (sys.modules[name] for name in [*sys.modules] if name.endswith("._vllm.server.times"))
             assert times.measured(SimpleNamespace(model_runner=self))
             print("measured beside requests")
         return done

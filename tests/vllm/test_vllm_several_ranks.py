@@ -186,12 +186,12 @@ def register():
 
     Worker.__init__ = begin
 """
-ANOTHER = "programs[:] = [one for one in programs if one.__name__ == PROGRAMS[self.rank]]"
-NONE = "programs[:] = [one for one in programs if one.__name__ == PROGRAMS[0] and not self.rank]"
-UNBOUND = """programs[:] = [one for one in programs if one.__name__ == PROGRAMS[0]]
-        for name in [*sys.modules] if self.rank else ():
-            if name.startswith("specc_program_") and name.endswith(".speculators"):
-                sys.modules[name].Steps = None"""
+ANOTHER = "programs[:] = [program for program in programs if program.__name__ == PROGRAMS[self.rank]]"
+NONE = "programs[:] = [program for program in programs if program.__name__ == PROGRAMS[0] and not self.rank]"
+UNBOUND = """programs[:] = [program for program in programs if program.__name__ == PROGRAMS[0]]
+        drafts = [name for name in sys.modules if name.startswith("specc_program_") and name.endswith("_vllm.drafts")]
+        for name in drafts if self.rank else ():
+            sys.modules[name].Steps = vars(sys.modules[name])["Steps"] and None"""
 
 
 @pytest.mark.parametrize(

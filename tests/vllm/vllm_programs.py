@@ -47,6 +47,15 @@ def build_program(
     variant: Variant, models: Path, folder: Path, buckets: Sequence[int] = BUCKETS, name: str = "served"
 ) -> Path:
     """The wheel for a variant's engine, built in a new folder. RuntimeError with what specc said."""
+    config = write_program(variant, models, folder, buckets, name)
+    specc("build", str(config), "-o", str(folder), "--quiet")
+    return next(folder.glob("*.whl"))
+
+
+def write_program(
+    variant: Variant, models: Path, folder: Path, buckets: Sequence[int] = BUCKETS, name: str = "served"
+) -> Path:
+    """The configuration for a variant's engine, in a new folder."""
     folder.mkdir(parents=True)
     config = folder / "program.yaml"
     algorithm = "MULTI_LAYER_EAGLE" if variant.draft == "glm" else ALGORITHMS.get(variant.method or "", "NGRAM")
@@ -65,8 +74,7 @@ def build_program(
         "name": name,
     }
     config.write_text(CONFIG.format(algorithm=algorithm, drafts=drafts, **named, **sizes))
-    specc("build", str(config), "-o", str(folder), "--quiet")
-    return next(folder.glob("*.whl"))
+    return config
 
 
 def settings(variant: Variant, models: Path) -> dict[str, str]:

@@ -6,6 +6,8 @@ passes, by dataflow alone. Semantics: docs/semantics.md; SGLang's eagle_worker_v
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from specc.algorithms.blocks.growth import Frontier, grow_tree
 from specc.algorithms.blocks.rejection import carry_rows, children, load_rows
 from specc.algorithms.blocks.scope import Scope, dtype_of, logits_dtype_of
@@ -25,7 +27,18 @@ from specc.ir.core import Value
 from specc.ir.ops.health import EXTEND_BIT, PREFILL_BIT
 
 
-def build_recurrent(scope: Scope, *, reads_hidden: bool, from_target: FromTarget | None = None) -> None:
+def unchanged(logits: Value) -> Value:
+    """Draft by the logits as the draft hands them over."""
+    return logits
+
+
+def build_recurrent(
+    scope: Scope,
+    *,
+    reads_hidden: bool,
+    from_target: FromTarget | None = None,
+    drafts_by: Callable[[Value], Value] = unchanged,
+) -> None:
     """Write the graph of both entries.
 
     Args:
@@ -33,6 +46,7 @@ def build_recurrent(scope: Scope, *, reads_hidden: bool, from_target: FromTarget
         reads_hidden: whether the draft's forwards read hidden states. If so its stream is shifted: the pair at draft
             position p is (token p + 1, hidden p); if not it sees tokens at their true positions.
         from_target: what it reads of the target's; by default rows like those that it passes on itself.
+        drafts_by: writes what becomes of the draft's logits T[B, ..., Vd] before drafts are picked, in any phase.
 
     """
     scope.require_one_vocabulary()
@@ -47,7 +61,7 @@ def build_recurrent(scope: Scope, *, reads_hidden: bool, from_target: FromTarget
     offset = 0 if shifted else 1
     own = rows_like_its_own(scope) if reads_hidden else FromTarget(0, dtype_of(draft))
     rows = from_target or own
-    _prefill(scope, reads_hidden, rows)
+    _prefill(scope, reads_hidden, rows, drafts_by)
     state, root, frontier, slots = _prepare(scope, offset)
     with scope.b.phase("prepare"):
         q = load_rows(scope)
@@ -60,14 +74,14 @@ def build_recurrent(scope: Scope, *, reads_hidden: bool, from_target: FromTarget
                 names=(f"draft_logits{step}", f"kv_draft{step + 1}", f"draft_hidden{step}"),
                 capture="last", step=step, **_draft_io(scope, own),
             )  # fmt: skip
-        return logits, hidden
+        return drafts_by(logits), hidden
 
     nodes = grow_tree(scope, state, root, frontier, forward, advance=True, q=q)
     accepted = verify(scope, state, nodes, rows.offers)
-    _extend(scope, state, accepted, rows if reads_hidden else None, offset)
+    _extend(scope, state, accepted, rows if reads_hidden else None, offset, drafts_by)
 
 
-def _prefill(scope: Scope, reads_hidden: bool, rows: FromTarget) -> None:
+def _prefill(scope: Scope, reads_hidden: bool, rows: FromTarget, drafts_by: Callable[[Value], Value]) -> None:
     b = scope.b
     health, first, hidden = prefill_target(scope, rows.offers)
     with b.phase("prefill"):
@@ -79,7 +93,9 @@ def _prefill(scope: Scope, reads_hidden: bool, rows: FromTarget) -> None:
                 capture="last", **_draft_io(scope, rows),
             )  # fmt: skip
         names = "prefill_topk_p", "prefill_topk_index", "prefill_bad"
-        p, index, bad, _ = children(scope, logits, scope.seq_lens, names, stem="prefill_draft_", carried=True)
+        p, index, bad, _ = children(
+            scope, drafts_by(logits), scope.seq_lens, names, stem="prefill_draft_", carried=True
+        )
         health = b("health.raise", health, bad, names=("prefill_health_out",), bit=PREFILL_BIT)
     finish_prefill(scope, health, first, {"bonus": first, **_fields(p, index), "hidden": hidden})
 
@@ -116,7 +132,14 @@ def _prepare(scope: Scope, first: int) -> tuple[State, Value, Frontier, Value]:
     return state, root, Frontier(tokens, scores, positions, hidden), slots
 
 
-def _extend(scope: Scope, state: State, accepted: Accepted, reads: FromTarget | None, offset: int) -> None:
+def _extend(
+    scope: Scope,
+    state: State,
+    accepted: Accepted,
+    reads: FromTarget | None,
+    offset: int,
+    drafts_by: Callable[[Value], Value],
+) -> None:
     """The draft over the accepted tokens; ``reads`` is None for a draft that reads no hidden states."""
     b = scope.b
     rows = reads or FromTarget(0, dtype_of(scope.draft))
@@ -142,7 +165,7 @@ def _extend(scope: Scope, state: State, accepted: Accepted, reads: FromTarget | 
                 capture="last", **_draft_io(scope, rows),
             )  # fmt: skip
         names = "next_topk_p", "next_topk_index", "extend_bad"
-        p, index, bad, _ = children(scope, logits, accepted.new_lens, names, stem="next_", carried=True)
+        p, index, bad, _ = children(scope, drafts_by(logits), accepted.new_lens, names, stem="next_", carried=True)
         state.health = b("health.raise", state.health, bad, names=("health_out",), bit=EXTEND_BIT)
         store(scope, {"bonus": accepted.bonus, **_fields(p, index), "hidden": hidden})
     scope.output("health", state.health)

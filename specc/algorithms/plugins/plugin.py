@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import linecache
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from importlib.metadata import EntryPoint
@@ -107,6 +107,17 @@ class Plugin:
         if problems:
             wrong = f"the plugin {self}, wrote a wrong graph"
             raise DiagnosticError(Diagnostic("plugin/failed", f"{wrong}: {what}", at, HINT, n) for what, n in problems)
+
+    def takes(self, place: str, differences: Iterable[str], at: Location | None) -> None:
+        """Find its graph at fault where it differs from that of the algorithm whose place it takes in an engine.
+
+        Raises:
+            DiagnosticError: ``plugin/failed``.
+
+        """
+        if found := "; ".join(differences):
+            message = f"the plugin {self}, cannot run as {place}: {found}"
+            raise DiagnosticError(Diagnostic("plugin/failed", message, at, HINT))
 
     def _number(self, name: str, function: Callable[..., object]) -> Callable[..., int]:
         """The function of `Needs`, which gives a number or a finding."""

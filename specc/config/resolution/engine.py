@@ -23,17 +23,20 @@ _OWN_HEADS = re.compile(r"\w+Heads?")
 """What the reference engine's own heads are called, see `specc.engine.models`, and no class that an engine serves."""
 
 
-def for_engine(checked: Checked, algorithm: str | None, facts: Mapping[Role, ModelFacts | None]) -> Checked:
+def for_engine(
+    checked: Checked, algorithm: str | None, needs: Needs, facts: Mapping[Role, ModelFacts | None]
+) -> Checked:
     """Return the file as its engine runs it, after reporting what the engine does not do; without one as it is.
 
-    ``algorithm`` is the canonical name, None where it is unknown; ``facts`` are what the model directories say.
+    ``algorithm`` is the canonical name, None where it is unknown; ``needs`` says as which it runs. ``facts`` are what
+    the model directories say.
     """
     engine = checked.file.engine
     if engine is None:
         return checked
-    preset = PRESETS[engine]
-    _unsupported(checked, preset, algorithm)
-    _of_models(checked, preset, algorithm, facts)
+    preset, told = PRESETS[engine], needs.runs_as or algorithm
+    _unsupported(checked, preset, told)
+    _of_models(checked, preset, told, facts)
     _of_a_part(checked, preset)
     file = _with_demands(checked, preset)
     buckets = file.buckets if checked.sound("buckets") else []
@@ -79,7 +82,7 @@ def _halved(model: ModelFacts | None, block: ModelBlock | None, preset: Preset) 
 
 
 def _unsupported(checked: Checked, preset: Preset, algorithm: str | None) -> None:
-    """Report what the engine's adapter cannot serve."""
+    """Report what the engine's adapter cannot serve; ``algorithm`` is what the engine is told."""
     file, at = checked.file, checked.places
     if algorithm is not None and algorithm not in preset.algorithms:
         hint = f"there are {', '.join(preset.algorithms)}"

@@ -46,7 +46,7 @@ def resolve(
     algorithm = _algorithm(checked, algorithms)
     needed = needs(algorithm) if algorithm is not None else Needs()
     facts = in_engine(checked, facts_of(checked, directory, needed), needed)
-    checked = for_engine(checked, algorithm, facts)
+    checked = for_engine(checked, algorithm, needed, facts)
     check_file(checked, algorithm, needed)
     check_step(checked, needed)
     check_shards(checked)

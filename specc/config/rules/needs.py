@@ -42,6 +42,8 @@ class Needs:
         options: the keys of the algorithm's own, written under ``options:``.
         recognises: why the draft of two models is one of the algorithm's kind, None where it is not. No two algorithms
             are to recognise the same.
+        runs_as: the algorithm of specc's that a serving engine is told in its place: it has the same forwards and
+            carries the same, so that engine's own steps can go before and after. None for one that stands for itself.
 
     """
 
@@ -55,6 +57,7 @@ class Needs:
     several: bool = True
     options: type[Block] = Block
     recognises: Callable[[Pair], Fit | None] = recognises_nothing
+    runs_as: str | None = None
 
     @property
     def head(self) -> bool:

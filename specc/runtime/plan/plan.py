@@ -248,7 +248,8 @@ class Plan:
 
     `captures` says what is captured when the forwards can be: the step, or every run of nodes between two calls of the
     host; `segments` when they cannot: every run of other nodes between two calls of the engine. `engine` is the serving
-    engine that it was built for, None where it is for any.
+    engine that it was built for, None where it is for any; `runs_as` is the algorithm that an engine is told where
+    `algorithm` is a plugin's that takes the place of one.
     """
 
     name: str
@@ -275,6 +276,7 @@ class Plan:
     memory: ArenaBytes
     totals: Mapping[int, Totals]
     engine: str | None = None
+    runs_as: str | None = None
 
     def __repr__(self) -> str:
         """Name and summary: all of it is long."""

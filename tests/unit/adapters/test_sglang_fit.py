@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -111,6 +112,14 @@ def test_what_does_not_fit_is_named(serve: Serve, misfit: str, change: Change) -
     if "captures graphs" in misfit:  # attention of a CPU is not on a GPU
         problems = [problem for problem in problems if "intel_amx" not in problem]
     assert problems == [misfit]
+
+
+def test_a_plugins_program_in_the_place_of_what_sglang_is_told(serve: Serve) -> None:
+    server = serve(plan_of("EAGLE"))
+    server.plan = replace(server.plan, algorithm="SOBER", runs_as="EAGLE")
+    assert misfits(server) == []
+    setting("spec", "speculative_algorithm", "EAGLE3")(server)
+    assert misfits(server) == ["algorithm is EAGLE in the program, EAGLE3 in the server"]
 
 
 @pytest.mark.parametrize(

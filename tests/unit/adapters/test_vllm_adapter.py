@@ -97,6 +97,7 @@ def plan(**changes: Any) -> Any:
     sizes = {"S": 3, "P": P}
     given = {
         "algorithm": "EAGLE",
+        "runs_as": None,
         "size": sizes.__getitem__,
         "models": {"target": model, "draft": model},
         "buckets": [4],
@@ -147,6 +148,13 @@ def test_a_server_that_the_program_is_for() -> None:
     assert misfits(plans(), server(), Own, {Own}) == []
     assert misfits(plans(), server(method="mtp"), Own, {Own}) == []
     assert misfits(plans(), server(tensor_parallel_size=2), Own, {Own}) == []
+
+
+def test_a_plugins_program_in_the_place_of_what_vllm_is_told() -> None:
+    ours = plans(algorithm="SOBER", runs_as="EAGLE")
+    assert misfits(ours, server(), Own, {Own}) == []
+    (misfit,) = misfits(ours, server(method="eagle3"), Own, {Own})
+    assert misfit == "the program is of EAGLE, the server's method is eagle3"
 
 
 def test_modules_that_draft_one_after_the_other() -> None:

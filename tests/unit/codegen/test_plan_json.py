@@ -66,7 +66,7 @@ def test_disaggregation_changes_nothing_else(algorithm: str) -> None:
 def test_top_level_keys_are_documented(plan: Any) -> None:
     table = DOC[DOC.index("## Top level") : DOC.index("## Nodes")]
     rows = [line.split("|")[1] for line in table.splitlines() if line.startswith("| `")]
-    assert {key for row in rows for key in re.findall(r"`(\w+)`", row)} == {*plan, "engine"}
+    assert {key for row in rows for key in re.findall(r"`(\w+)`", row)} == {*plan, "engine", "runs_as"}
 
 
 def test_the_plan_of_an_engine_has_the_engine_and_what_it_settles() -> None:

@@ -123,7 +123,7 @@ def _arguments(plans: Mapping[Any, Any], server: Server) -> Iterator[str]:
     spec, plan = get_spec(), next(iter(plans.values()))
     topk = max(shape.topk for shape in plans)
     asked = {
-        "algorithm": (plan.algorithm, spec.speculative_algorithm),
+        "algorithm": (plan.runs_as or plan.algorithm, spec.speculative_algorithm),
         "topk": (topk, spec.speculative_eagle_topk),
         "num_steps": (max(shape.num_steps for shape in plans), spec.speculative_num_steps),
         "num_draft_tokens": (max(shape.num_nodes for shape in plans), spec.speculative_num_draft_tokens),

@@ -45,8 +45,8 @@ def draft_group(speculator: Any) -> int:
 
 def _arguments(plan: Any, config: Any, server: Server) -> Iterator[str]:
     spec, most = config.speculative_config, config.scheduler_config.max_num_seqs
-    if plan.algorithm != server.algorithm:
-        yield f"the program is of {plan.algorithm}, the server's method is {server.drafting}"
+    if (told := plan.runs_as or plan.algorithm) != server.algorithm:
+        yield f"the program is of {told}, the server's method is {server.drafting}"
     if plan.size("S") != spec.num_speculative_tokens:
         yield f"num_steps is {plan.size('S')} in the program, {spec.num_speculative_tokens} in the server"
     if most > plan.size("P") - 1:
@@ -56,7 +56,7 @@ def _arguments(plan: Any, config: Any, server: Server) -> Iterator[str]:
     ranks = config.parallel_config.tensor_parallel_size
     if computes_head(plan) and plan.ranks != ranks:
         yield f"tensor_parallel is {plan.ranks} in the program, tensor_parallel_size is {ranks} in the server"
-    if plan.algorithm == server.algorithm == "NGRAM":
+    if told == server.algorithm == "NGRAM":
         yield from _looked_up(plan.options, config.model_config.max_model_len, spec)
 
 
