@@ -145,12 +145,10 @@ speculative.dflash_info_v2.DFlashDraftInputV2(topk_p topk_index bonus_tokens new
 speculative.dflash_info.DFlashVerifyInput(draft_token positions draft_token_num capture_hidden_mode)
 """,
     ASSISTANTS: """
-speculative.frozen_kv_mtp_worker_v2.FrozenKVMTPWorkerV2: draft_worker target_worker topk
+speculative.frozen_kv_mtp_worker_v2.FrozenKVMTPWorkerV2: draft_worker
 speculative.frozen_kv_mtp_worker_v2.FrozenKVMTPWorkerV2.forward_batch_generation(batch on_publish grammar_barrier)
 speculative.frozen_kv_mtp_worker_v2.FrozenKVMTPDraftWorker: draft_attn_backend draft_runner hot_token_id kv_context
-speculative.frozen_kv_mtp_info.FrozenKVMTPContext: target_token_to_kv_pool
-speculative.frozen_kv_mtp_info.FrozenKVMTPDraftInput(bonus_tokens topk_p topk_index hidden_states capture_hidden_mode
-    num_tokens_per_req num_tokens_for_logprob_per_req)
+speculative.frozen_kv_mtp_info.FrozenKVMTPDraftInput(bonus_tokens topk_p topk_index hidden_states)
 """,
     HANDOVER: """
 disaggregation.decode.DecodeReqToTokenPool: req_to_token

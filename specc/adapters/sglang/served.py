@@ -10,17 +10,13 @@ import itertools
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
-from .served_blocks import BLOCKS, beside, reasons
+from .served_drafts import BLOCKS, BY_MODULES, LOOKS_UP, beside, drafting
 from .served_settings import DATA_PARALLEL, SETTINGS, served_values
 
-__all__ = ["BLOCKS", "DATA_PARALLEL", "SETTINGS", "beside", "served_values"]
+__all__ = ["BLOCKS", "BY_MODULES", "DATA_PARALLEL", "LOOKS_UP", "SETTINGS", "beside", "served_values"]
 
 TESTED = ("0.5.22", "0.5.23")
 """The versions of SGLang that `make sglang` runs programs in."""
-LOOKS_UP = ("NGRAM",)
-"""Algorithms of SGLang's, by the names of programs, of which no model drafts."""
-BY_MODULES = {"EAGLE": "MULTI_LAYER_EAGLE"}
-"""Algorithm of SGLang's -> that of programs where a draft has a module for each step (`enable_multi_layer_eagle`)."""
 ROLES = ("draft", "verify", "extend")
 """What attention does in a step: forwards of the draft, that of the target, and the draft's over accepted tokens."""
 
@@ -205,37 +201,13 @@ def refusals(server: Server) -> Iterator[Refusal]:
         if all((value or None) != (served or None) for served in served_values(name, data_parallel=parallel)):
             about = f"{what} under data parallelism" if parallel and name in DATA_PARALLEL else what
             yield Refusal(name, about if value is True else f"{about} ({name} {value})")
-    if server.looks_up and server.settings.get("disaggregation_mode", "null") != "null":
-        yield Refusal("disaggregation_mode", "a server that looks drafts up in texts that another one prefills")
-    yield from _of_modules(server)
-    if server.blocks:
-        draft, alone = server.draft or ServedModel(), server.settings.get("disaggregation_mode", "null") == "null"
-        named = reasons(
-            draft.beside, window=draft.window, adapters=server.adapters, groups=server.groups, decodes=not alone
-        )
-        yield from itertools.starmap(Refusal, named)
+    yield from itertools.starmap(Refusal, drafting(server))
     if server.head_rows and server.ranks > 1:
         yield Refusal("head_rows", "a token map that names rows of a head of which each rank has a part")
-    if server.draft is not None and server.draft.borrows and server.topk > 1:
-        yield Refusal("topk", "a tree of an assistant that reads the target's keys and values")
     for owner, model in (("target", server.target), ("draft", server.draft)):
         if model is not None and not model.borrows:
             yield from _of_model(owner, model, server.topk)
     yield from _of_attention(server)
-
-
-def _of_modules(server: Server) -> Iterator[Refusal]:
-    """Name what is not served yet where the draft has a module for each step."""
-    if not server.modules:
-        if server.settings.get("enable_multi_layer_eagle") and server.groups == 1:
-            yield Refusal("enable_multi_layer_eagle", "multi-layer EAGLE of another algorithm")
-        return
-    if server.topk > 1:
-        yield Refusal("topk", "a tree of several modules")
-    if server.adapters:
-        yield Refusal("adapters", "LoRA beside a draft of several modules")
-    if server.settings.get("disaggregation_mode", "null") != "null":
-        yield Refusal("disaggregation_mode", "a draft of several modules behind a server that prefills")
 
 
 def _of_model(owner: str, model: ServedModel, topk: int) -> Iterator[Refusal]:

@@ -53,10 +53,10 @@ class ModelFacts:
     There are more than keys of the configuration: ``aux_layers`` (text, counted from 1), ``context_length``,
     ``draft_vocab_size``, ``num_mtp_modules``, ``language_model`` (a class of transformers'), ``architecture`` (the
     class that the weights are of), ``window`` and ``attention_chunk`` (tokens that some layers see at most),
-    ``whole_num_kv_heads`` and ``whole_head_dim`` (of layers that see the whole text), ``quant_method`` and, in words,
-    ``recurrent_state`` and ``index_keys``. Of a draft that fills in blocks there are ``fills_blocks``, ``block_size``
-    (with the token before its places), ``projector`` (how its rows are changed before the head), ``own_embedding`` and
-    ``block_window``. ``known``: whether transformers has a class for the architecture.
+    ``whole_num_kv_heads`` and ``whole_head_dim`` (of layers that see the whole text, where others differ),
+    ``quant_method`` and, in words, ``recurrent_state`` and ``index_keys``. Of a draft that fills in blocks there are
+    ``fills_blocks``, ``block_size`` (with the token before its places), ``projector`` (how its rows are changed before
+    the head), ``own_embedding`` and ``block_window``. ``known``: whether transformers has a class for the architecture.
     """
 
     model_type: str

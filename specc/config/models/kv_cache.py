@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from specc.config.models.attributes import Bare, Fact, attribute, block_of, value_of, words_of
+from specc.config.models.attributes import VARIES, Bare, Fact, attribute, block_of, value_of, words_of
 
-_OF_LAYERS = {"num_kv_heads": "num_key_value_heads", "head_dim": "head_dim"}
-"""What layers may have several of -> the attribute of a layer that says it."""
+WHOLE = {"whole_num_kv_heads": "num_key_value_heads", "whole_head_dim": "head_dim"}
+"""What is said of the layers that see the whole text, and the attribute of a layer that says it."""
 _FLOATS = {"FP8": "float8_e4m3fn"}
 """Words of ModelOpt for formats of keys and values that a pool may have."""
 
@@ -35,22 +35,19 @@ def key_value_facts(text: object) -> dict[str, Fact | None]:
         head_dim = None
     if heads and _another(text, ("swa_num_key_value_heads",), heads):
         heads = None
-    shared = {"num_kv_heads": heads, "head_dim": head_dim}
-    whole = _of_whole_texts(text) if None in shared.values() else {}
-    return {**shared, **{f"whole_{key}": whole.get(key) for key, size in shared.items() if size is None}}
+    return {"num_kv_heads": heads, "head_dim": head_dim, **_of_whole_texts(text)}
 
 
 def _of_whole_texts(text: object) -> dict[str, Fact | None]:
-    """Return heads and head length of the layers that see the whole text, of a model whose layers have several."""
+    """Return heads and head length of the layers that see the whole text, those of which layers have several."""
     layers: Any = value_of(text, "per_layer_config")
     whole = [layer for layer, kind in enumerate(words_of(text, "layer_types")) if kind == "full_attention"]
-    if layers is None or not whole:
-        return {}
     facts: dict[str, Fact | None] = {}
-    for key, name in _OF_LAYERS.items():
-        values = [attribute(layer, (name,)) for layer in layers]
-        of_whole = {values[layer] for layer in whole}
-        facts[key] = values[whole[0]] if len(of_whole) == 1 < len(set(values)) else None
+    for key, name in WHOLE.items():
+        if not whole or value_of(text, name) != VARIES:
+            continue
+        values = [attribute(layers[layer], (name,)) for layer in whole]
+        facts[key] = values[0] if len(set(values)) == 1 else None
     return facts
 
 

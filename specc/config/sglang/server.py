@@ -37,8 +37,8 @@ from specc.config.sglang.defaults import (
     on_their_way,
     page_of,
 )
-from specc.config.sglang.drafting import ALGORITHMS, Drafting, algorithm_of, drafting_of
 from specc.config.sglang.look_ups import check_pages
+from specc.config.sglang.speculation import ALGORITHMS, DraftSource, algorithm_of, draft_source
 
 MOST_BUCKETS = 64
 """As many as a configuration may have."""
@@ -119,7 +119,7 @@ def started(arguments: Arguments, gpu: Gpu) -> Started:
     if not gpu.arch.startswith(SGLANG.gpus):
         arguments.refuse(f"{gpu.arch} ({gpu.origin})", f"programs run on {SGLANG.gpus}...")
     target = arguments.model("--model-path", arguments.text("--model-path"), read_model)
-    drafting = drafting_of(arguments, algorithm, target)
+    drafting = draft_source(arguments, algorithm, target)
     requests, ranks = arguments.number("--max-running-requests"), arguments.number("--tp-size") or 1
     groups = _groups(arguments, drafting.algorithm)
     kept = max(1, (requests or MAX_REQUESTS) // groups)
@@ -147,7 +147,7 @@ def started(arguments: Arguments, gpu: Gpu) -> Started:
 
 def _facts(
     arguments: Arguments,
-    drafting: Drafting,
+    drafting: DraftSource,
     target: ModelFacts,
     attention: Mapping[str, Fact],
     device: str,
@@ -219,7 +219,7 @@ def _rows(arguments: Arguments, kept: int, written: int | None, groups: int) -> 
 
 
 def _attention(
-    arguments: Arguments, gpu: Gpu, target: ModelFacts, page: int | None, drafting: Drafting
+    arguments: Arguments, gpu: Gpu, target: ModelFacts, page: int | None, drafting: DraftSource
 ) -> tuple[dict[str, Fact], Fact]:
     """Return by role the attention backend, and the tokens per page."""
     names = ("--attention-backend", "--prefill-attention-backend", "--decode-attention-backend")

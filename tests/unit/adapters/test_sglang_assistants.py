@@ -99,7 +99,7 @@ def test_a_tree_does_not_fit(serve: Serve) -> None:
     server = serve(plan_of(), speculative_eagle_topk=2)
     assert server.worker.steps is None
     misfits = adapter("server.fit").misfits({plan.shape: plan for plan in [server.plan]}, server.worker)
-    assert "a tree of an assistant that reads the target's keys and values is not served" in misfits
+    assert "a tree with an assistant, which reads the target's keys and values, is not served" in misfits
 
 
 class Prepared:

@@ -120,6 +120,13 @@ def test_what_is_in_the_way_of_a_head(heads: Any, changes: dict[str, Any], ranks
     assert len(found) == len(what) and all(word in misfit for word, misfit in zip(what, found, strict=True))
 
 
+def test_a_head_that_scores_tokens_of_some_centroids_is_no_product(heads: Any) -> None:
+    draft = runner_of(heads)
+    draft.model.use_ordered_embeddings = True
+    (misfit,) = heads.misfits(plan_of(), draft, 1)
+    assert "some centroids" in misfit
+
+
 def test_a_rank_gives_its_shard_where_it_has_the_programs_entries(heads: Any) -> None:
     draft, group = runner_of(heads, padded=64, tp_size=2, num_added_embeddings=0), Group()
     plan = plan_of("int8", tensor_parallel=2)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -131,9 +132,22 @@ def test_an_assistant_reads_wherever_its_target_is_verified(backend: str) -> Non
     attention = dict.fromkeys(("draft", "verify"), backend)
     server = Server(two, replace(two, borrows=True), attention=attention, device=traits.device)
     assert about(server) == ([] if "swa" in traits.caches else ["attention draft", "attention verify"])
+
+
+@pytest.mark.parametrize(
+    ("given", "what"),
+    [
+        ({"topk": 4}, "a tree"),
+        ({"groups": 2}, "data-parallel attention"),
+        ({"adapters": True}, "LoRA"),
+        ({"settings": {"disaggregation_mode": "decode"}}, "two servers"),
+    ],
+)
+def test_what_is_not_served_with_an_assistant(given: Any, what: str) -> None:
     one = ServedModel()
-    words = [str(refusal) for refusal in refusals(Server(one, replace(one, borrows=True), topk=4))]
-    assert words == ["a tree of an assistant that reads the target's keys and values is not served"]
+    words = f"{what} with an assistant, which reads the target's keys and values, is not served"
+    assert words in [str(refusal) for refusal in refusals(Server(one, replace(one, borrows=True), **given))]
+    assert words not in [str(refusal) for refusal in refusals(Server(one, one, **given))]
 
 
 def test_a_role_has_a_backend_of_its_own() -> None:

@@ -75,7 +75,7 @@ def what(models: Path, *given: str, gpu: str = "h100") -> list[str]:
 def test_what_is_refused(models: Path) -> None:
     tree = ("--speculative-eagle-topk=2", "--speculative-num-steps=2", "--speculative-num-draft-tokens=4")
     refused = "\n".join(what(models, "NEXTN", "assistant", *tree))
-    assert "a tree of an assistant that reads the target's keys and values" in refused
+    assert "a tree with an assistant, which reads the target's keys and values," in refused
     assert "a tree over sliding windows of the target" in refused
     assert "EAGLE3 with an assistant" in what(models, "EAGLE3", "assistant")[0]
     assert "STANDALONE with an assistant" in what(models, "STANDALONE", "assistant")[0]

@@ -69,6 +69,9 @@ def misfits(plan: Any, runner: Any, ranks: int) -> Iterator[str]:
     """What is in the way of a program that computes the head of its draft, on as many ranks as it is for."""
     if not computes_head(plan) or plan.ranks != ranks:
         return
+    if getattr(runner.model, "use_ordered_embeddings", False):
+        yield "the draft scores the tokens of some centroids alone, and the program computes a product"
+        return
     head: Any = getattr(runner.model, "lm_head", None)
     processors = processors_of(runner)
     weight = getattr(head, "weight", None)

@@ -26,8 +26,7 @@ from .. import seam
 from ..attention import roles_of
 from ..parts import heads, routed, shards
 from ..parts.runners import fills_blocks, looks_up, modules_of, reads_target, runners_of, scored_tokens
-from ..served import BY_MODULES, CACHES, DATA_PARALLEL, SETTINGS, ServedModel, Server, refusals
-from ..served_blocks import beside
+from ..served import BY_MODULES, CACHES, DATA_PARALLEL, SETTINGS, ServedModel, Server, beside, refusals
 from ..windows import first_pool, oddity
 from .settings import flag
 from .simulate import simulating

@@ -26,7 +26,7 @@ ASSISTED = ("FROZEN_KV_MTP",)
 
 
 @dataclass(frozen=True)
-class Drafting:
+class DraftSource:
     """How a server drafts.
 
     Attributes:
@@ -71,12 +71,12 @@ class Drafting:
         return {role: fact for role, fact in attention.items() if role not in absent}
 
 
-def drafting_of(arguments: Arguments, algorithm: str, target: Model | None) -> Drafting:
+def draft_source(arguments: Arguments, algorithm: str, target: Model | None) -> DraftSource:
     """Return how a server with this algorithm of SGLang's drafts; what is missing or not served is reported."""
     modules = _modules(arguments, algorithm, target)
     algorithm = BY_MODULES[algorithm] if modules else algorithm
     if algorithm in LOOKS_UP:
-        return Drafting(algorithm, None, "none, drafts are looked up in texts", form(arguments), modules=False)
+        return DraftSource(algorithm, None, "none, drafts are looked up in texts", form(arguments), modules=False)
     path, origin = _draft(arguments, target)
     draft = arguments.model("--speculative-draft-model-path", path, read_model)
     algorithm = _assisted(arguments, algorithm, draft)
@@ -84,7 +84,7 @@ def drafting_of(arguments: Arguments, algorithm: str, target: Model | None) -> D
         sizes = None if draft is None else block_drafts.form(arguments, draft[1])
     else:
         sizes = _shape(arguments, algorithm, target)
-    return Drafting(algorithm, draft, origin, sizes, modules)
+    return DraftSource(algorithm, draft, origin, sizes, modules)
 
 
 def algorithm_of(arguments: Arguments) -> str:
