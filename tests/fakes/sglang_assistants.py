@@ -46,7 +46,7 @@ class FrozenKVMTPWorkerV2(EAGLEWorkerV2):
         super().__init__(engine, target, drafter, topk, steps)
         self.draft_worker: Any = FrozenKVMTPDraftWorker(drafter.draft_runner, target)
 
-    def forward_batch_generation(
+    def forward_batch_generation(  # pyright: ignore[reportIncompatibleMethodOverride] (as SGLang's)
         self, batch: ScheduleBatch, on_publish: Publish | None = None, grammar_barrier: Any = None
     ) -> sglang.GenerationBatchResult:
         run = self._prefill if batch.forward_mode is ForwardMode.EXTEND else self._decode

@@ -6,6 +6,7 @@ asserts that tensors are on a GPU, which `-O` leaves out. Prints the largest dif
 
 from __future__ import annotations
 
+import importlib
 import json
 import sys
 from pathlib import Path
@@ -17,7 +18,6 @@ from torch import Tensor
 
 sys.path.append(str(Path(__file__).resolve().parents[2]))
 
-from sglang.kernels.ops.attention import extend_attention
 
 from specc.adapters.sglang.attention.roles import Roles
 from specc.adapters.sglang.attention.step_tables import Sizes, Tables
@@ -77,7 +77,7 @@ def apart(*, second: bool) -> float:
     keys, values = random(len(PLACES), KEPT, WIDTH), random(len(PLACES), KEPT, WIDTH)
     query, new_keys, new_values = (random(len(rows) * NODES, heads, WIDTH) for heads in (HEADS, KEPT, KEPT))
     found, most = torch.full_like(query, torch.nan), 0.0
-    extend_attention.extend_attention_fwd(
+    importlib.import_module("sglang.kernels.ops.attention.extend_attention").extend_attention_fwd(
         query, new_keys, new_values, found, keys, values, metadata.qo_indptr, metadata.window_kv_indptr,
         metadata.window_kv_indices, None, True, None, metadata.max_extend_len, 1.0, 1.0, 1.0,
         sliding_window_size=WINDOW, window_kv_offsets=metadata.window_kv_offsets,
