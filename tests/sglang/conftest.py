@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future
 from pathlib import Path
 
 import pytest
 from engine_fixtures import asked, mark, plain, served, side_by_side, started
 from sglang_blocks import write_blocks
+from sglang_family import Family, Running, start
 from sglang_files import ENVIRONMENT, HERE, ON_GPU
 from sglang_models import write_models
 from sglang_programs import build_program
@@ -56,3 +57,26 @@ def running(
 
     with side_by_side(AT_A_TIME) as pool:
         yield started(pool, [PLAIN, *asked(request.session, "variant", "own")], run)
+
+
+@pytest.fixture(scope="module")
+def engines_of(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Callable[[Family], Running]]:
+    """What the engines of a family answered; they start with the first test of theirs, two at a time of all."""
+    begun: dict[str, Running] = {}
+    with side_by_side(2) as pool:
+
+        def engines(family: Family) -> Running:
+            if (name := str(family)) not in begun:
+                models, jobs = (tmp_path_factory.mktemp(f"{name}-{kind}") for kind in ("models", "jobs"))
+                begun[name] = start(family, pool, request.session, models, jobs)
+            return begun[name]
+
+        yield engines
+
+
+@pytest.fixture
+def engines(family: Family, engines_of: Callable[[Family], Running]) -> Running:
+    """What the engines of the test's family answered."""
+    return engines_of(family)

@@ -14,7 +14,7 @@ from engine_fixtures import asked, started
 from engine_job import LIMIT_S
 from head_layouts import EXAMPLES
 from sglang_programs import build_program
-from sglang_server import Served, Variant, greedy, serve
+from sglang_server import PREFILL_CHUNK, Served, Variant, greedy, serve
 from sglang_workload import without_aborts
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
@@ -137,6 +137,16 @@ def best_in_16_bits(served: Served) -> None:
         assert bool((most - chosen <= NEAR * most.abs()).all()), number
         best, emitted = best + int((chosen == most).sum()), emitted + len(answer)
     assert best > EXACT * emitted
+
+
+def much_happened(served: Served, *, overlap: bool, retractions: int = 0) -> None:
+    """The workload did what it is for: more requests were thrown out than that, others aborted, cached, in chunks."""
+    outputs = served.outputs
+    assert served.state["specc_testing"]["overlap"] == overlap
+    assert sum(output["num_retractions"] for output in outputs) > retractions
+    assert sum(output["cached_tokens"] for output in outputs) > 1000
+    assert max(output["prompt_tokens"] for output in outputs) > 3 * PREFILL_CHUNK
+    assert sum(output["finish_reason"]["type"] == "abort" for output in outputs) > 5
 
 
 def all_accounted_for(state: Mapping[str, Any]) -> None:

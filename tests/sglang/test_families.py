@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
 from dataclasses import replace
 
 import pytest
-from engine_fixtures import side_by_side
 from sglang_experts import experts_of, write_experts
-from sglang_family import Family, Running, all_accounted_for, same_texts, start
+from sglang_family import Family, Running, all_accounted_for, same_texts
 from sglang_files import NEWEST, VERSION
 from sglang_latent import write_latent
 from sglang_lora import ADAPTERS, merged, with_adapters, write_adapted
@@ -112,29 +110,6 @@ COMPARED = [*PROGRAMS, (LATENT, LATENT_OWN)]
 """SGLang's own step among them, where it is under stand-ins of attention that nobody else tests."""
 OWN = [(family, program, family.own_of(program)) for family, program in PROGRAMS]
 each_program = pytest.mark.parametrize(("family", "engine"), PROGRAMS, ids=str)
-
-
-@pytest.fixture(scope="module")
-def engines_of(
-    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[Callable[[Family], Running]]:
-    """What the engines of a family answered; they start with the first test of theirs, two at a time of all."""
-    begun: dict[str, Running] = {}
-    with side_by_side(2) as pool:
-
-        def engines(family: Family) -> Running:
-            if (name := str(family)) not in begun:
-                models, jobs = (tmp_path_factory.mktemp(f"{name}-{kind}") for kind in ("models", "jobs"))
-                begun[name] = start(family, pool, request.session, models, jobs)
-            return begun[name]
-
-        yield engines
-
-
-@pytest.fixture
-def engines(family: Family, engines_of: Callable[[Family], Running]) -> Running:
-    """What the engines of the test's family answered."""
-    return engines_of(family)
 
 
 @pytest.mark.parametrize("family", [LATENT, WINDOWS, TWO_POOLS], ids=str)

@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Iterator
 from dataclasses import replace
-from functools import cache
 from pathlib import Path
 
 import pytest
-from engine_fixtures import side_by_side
 from sglang_chained import write_chained
-from sglang_family import Family, Running, all_accounted_for, same_texts, start
+from sglang_family import Family, Running, all_accounted_for, same_texts
 from sglang_files import NEWEST, VERSION
 from sglang_mixed import GRAMMARS, Oracle, mixed
 from sglang_modules import ALONE, WINDOW, write_modules
@@ -50,27 +47,6 @@ newest = pytest.mark.skipif(VERSION != NEWEST, reason="0.5.22 reads slots of one
 PROGRAMS = [(family, program) for family in FAMILIES for program in family.programs]
 OWN = [(family, program, family.own_of(program)) for family, program in PROGRAMS]
 each_program = pytest.mark.parametrize(("family", "engine"), PROGRAMS, ids=str)
-
-
-@pytest.fixture(scope="module")
-def engines_of(
-    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[Callable[[Family], Running]]:
-    """What the engines of a family answered; they start with the first test of theirs, two at a time of all."""
-    with side_by_side(2) as pool:
-
-        @cache
-        def engines(family: str) -> Running:
-            of = next(of for of in FAMILIES if str(of) == family)
-            return start(of, pool, request.session, *(tmp_path_factory.mktemp(name) for name in ("models", "jobs")))
-
-        yield lambda family: engines(str(family))
-
-
-@pytest.fixture
-def engines(family: Family, engines_of: Callable[[Family], Running]) -> Running:
-    """What the engines of the test's family answered."""
-    return engines_of(family)
 
 
 @newest
