@@ -19,7 +19,7 @@ MASK, SCALE = 77, 2.0
 
 @at("speculative.dflash_info")
 class DFlashVerifyInput:
-    """What the forward over a block is told."""
+    """SGLang tells the forward over a block this."""
 
     def __init__(
         self, draft_token: Tensor, positions: Tensor, draft_token_num: int, topk: int = 1,
@@ -43,7 +43,7 @@ class DFlashDraftInputV2(EagleDraftInput):
 
 @at("layers.logits_processor")
 class LogitsMetadata:
-    """What logits are made by."""
+    """Logits are made by this."""
 
     def __init__(self, batch: ForwardBatch) -> None:
         self.buffer = batch.next_token_logits_buffer

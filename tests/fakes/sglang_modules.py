@@ -1,4 +1,4 @@
-"""SGLang's modules as its adapter touches them, which are named in `seam.py`: what they hold, do and promise.
+"""SGLang's modules as its adapter touches them, which are named in `seam/`: what they hold, do and promise.
 
 A test puts them in the place of SGLang's with `SRT.installed`; `sglang_worker` and `sglang_server` run on them. What
 one server was told is in `SETTINGS`.

@@ -212,7 +212,7 @@ class Factory(DraftBackendFactory):
 
 
 def named(config: ModelConfig) -> type[SimpleNamespace]:
-    """What a model is without weights, under the name of SGLang's class."""
+    """Return a stand-in for a model without weights, under the name of SGLang's class."""
     return type(config.hf_config.architectures[0], (SimpleNamespace,), {})
 
 

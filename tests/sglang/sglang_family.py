@@ -120,6 +120,16 @@ def same_texts(served: Served, alone: Served) -> None:
     assert sum(output["num_retractions"] for output in served.outputs) > 0
 
 
+def same_logprobs(served: Served, alone: Served) -> None:
+    """Requests that want log-probabilities have those of an engine that does not speculate."""
+    asked = [number for number, request in enumerate(served.requests) if request.get("logprobs")]
+    assert len(asked) > 5
+    for number in asked:
+        logprobs, expected = (run.outputs[number]["logprobs"] for run in (served, alone))
+        assert [token for _, token in logprobs] == served.outputs[number]["token_ids"]
+        assert [value for value, _ in logprobs] == pytest.approx([value for value, _ in expected], abs=1e-3), number
+
+
 def best_in_16_bits(served: Served) -> None:
     """On a GPU greedy requests have the tokens that the target of `write_models` scores best, by transformers' float32.
 

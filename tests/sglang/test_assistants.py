@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from operator import eq
 
 import pytest
-from engine_fixtures import side_by_side
 from sglang_assistants import WINDOW, Drafter, write_assistants
-from sglang_family import Family, Running, all_accounted_for, same_texts, start
+from sglang_family import Family, Running, all_accounted_for, same_texts
 from sglang_files import NEWEST, VERSION
 from sglang_mixed import Oracle
 from sglang_server import Served, Variant, accept_length, greedy
@@ -41,25 +39,6 @@ FAMILIES = (ONE_POOL, *[TWO_POOLS] * (VERSION == NEWEST))
 PROGRAMS = [(family, program) for family in FAMILIES for program in family.programs]
 COMPARED = [*PROGRAMS, (ONE_POOL, OWN)]
 each_program = pytest.mark.parametrize(("family", "engine"), PROGRAMS, ids=str)
-
-
-@pytest.fixture(scope="module")
-def running(
-    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[Mapping[str, Running]]:
-    """What the engines of both families answer, two at a time."""
-    with side_by_side(2) as pool:
-        folders = [[tmp_path_factory.mktemp(f"{family}-{kind}") for kind in ("models", "jobs")] for family in FAMILIES]
-        yield {
-            str(family): start(family, pool, request.session, *of_family)
-            for family, of_family in zip(FAMILIES, folders, strict=True)
-        }
-
-
-@pytest.fixture
-def engines(family: Family, running: Mapping[str, Running]) -> Running:
-    """What the engines of the test's family answered."""
-    return running[str(family)]
 
 
 @pytest.mark.parametrize("family", FAMILIES, ids=str)

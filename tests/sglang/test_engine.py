@@ -9,7 +9,7 @@ from pathlib import Path
 from zipfile import ZipFile
 
 import pytest
-from sglang_family import all_accounted_for, best_in_16_bits, same_texts
+from sglang_family import all_accounted_for, best_in_16_bits, same_logprobs, same_texts
 from sglang_files import ON_GPU
 from sglang_mixed import Oracle
 from sglang_server import PLAIN, PREFILL_CHUNK, Served, Variant, accept_length, greedy, serve
@@ -87,12 +87,7 @@ def test_tokens_are_the_targets_best_as_far_as_16_bits_tell(variant: Variant, se
 
 @speculating
 def test_logprobs_are_those_without_speculation(variant: Variant, served: Served, plain: Served) -> None:
-    asked = [number for number, request in enumerate(served.requests) if request.get("logprobs")]
-    assert len(asked) > 5
-    for number in asked:
-        logprobs, expected = (run.outputs[number]["logprobs"] for run in (served, plain))
-        assert [token for _, token in logprobs] == served.outputs[number]["token_ids"]
-        assert [value for value, _ in logprobs] == pytest.approx([value for value, _ in expected], abs=1e-3), number
+    same_logprobs(served, plain)
 
 
 @speculating

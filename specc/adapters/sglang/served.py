@@ -160,7 +160,11 @@ class Server:
     @property
     def whole(self) -> str | None:
         """Beside what programs have whole logits and no head of their own, in words; None where they may."""
-        beside = {"under data parallelism": self.groups > 1, "with a draft of several modules": self.modules}
+        beside = {
+            "under data parallelism": self.groups > 1,
+            "with a draft of several modules": self.modules,
+            "with a draft that the target's head scores": self.blocks,
+        }
         return next((what for what, there in beside.items() if there), None)
 
     @property

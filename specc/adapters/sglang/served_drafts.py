@@ -18,7 +18,7 @@ ASSISTANT = "an assistant, which reads the target's keys and values"
 
 
 def beside(architecture: str, projector: str = "", *, embeds: bool = False) -> str:
-    """What a draft is or has that is no plain one, in words; nothing for one that is served.
+    """Return what sets a draft apart from a plain one, in words; nothing for one that is served.
 
     `projector` is its `projector_type`, `embeds` whether it has an embedding of its own.
     """

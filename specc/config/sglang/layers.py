@@ -24,11 +24,12 @@ def sizes_of(server: Started, directory: Path, model: ModelFacts) -> Iterator[st
 
     Where nothing says which those are, that of config.json stands for all in a chain, which moves no keys and values.
     """
-    content = read_directory(directory, str(directory)).content
     for key, name in _SIZES.items():
         if key in model.facts:
             continue
         if (whole := model.facts.get(f"whole_{key}")) is not None:
             yield f"  {key}: {whole.value} # of layers that see the whole text"
-        elif server.topk.value == 1 and type(size := content.get(name)) is int:
-            yield f"  {key}: {size} # {name}; other layers differ, and a chain moves none of it"
+        elif server.topk.value == 1:
+            size = read_directory(directory, str(directory)).content.get(name)
+            if type(size) is int:
+                yield f"  {key}: {size} # {name}; other layers differ, and a chain moves none of it"

@@ -138,7 +138,8 @@ def _shape(arguments: Arguments, algorithm: str, target: Model | None) -> Sizes 
     if not any(name in arguments.values for name in names):
         architecture = architecture_of(target[1].values) if target is not None else ""
         origin = f"SGLang's choice for {architecture or algorithm}, as no argument says it"
-        return tuple(Fact(size, origin) for size in shape(algorithm, architecture))  # type: ignore[return-value]
+        of_steps, of_branches, of_nodes = (Fact(size, origin) for size in shape(algorithm, architecture))
+        return of_steps, of_branches, of_nodes
     needed = names[:2] if topk == 1 else names
     for name in needed:
         if name not in arguments.values:

@@ -58,10 +58,6 @@ def configuration(arguments: Arguments, server: Started, wanted: Wanted) -> str:
     ]
     if "draft" not in server.models and wanted.of_draft():
         arguments.wrong("--head is of a model that drafts, and drafts are looked up", "leave it out")
-    if server.facts.blocks:
-        for name, value, served in (("--logits", wanted.logits, "gathered"), ("--head", wanted.head, "engine")):
-            if value != served:
-                arguments.refuse(f"{name} {value} of a draft that the target's head scores", f"leave {name} out")
     arguments.findings.raise_if_errors()
     return "\n".join(lines) + "\n"
 

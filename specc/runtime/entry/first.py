@@ -25,9 +25,9 @@ class FirstTokens:
     def __init__(self, plan: Plan) -> None:
         """Of `plan`.
 
-        What else of the target is stored where first tokens are drawn is stored as zeros, since the engine writes it
-        behind. BindError where what draws reads more than the logits: what it computes besides cannot be left out. What
-        a call of the host gives is there, as in a prefill.
+        The launch that draws may store other values of the target. It stores zeros for them, since the engine writes
+        these fields behind it. BindError where what draws reads more than the logits: what it computes besides cannot
+        be left out. What a call of the host gives is there, as in a prefill.
         """
         nodes = plan.nodes("prefill")
         self._plan, self._drawn = plan, plan.output("bonus", "prefill").value

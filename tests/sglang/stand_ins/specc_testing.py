@@ -20,6 +20,7 @@ from itertools import pairwise
 from typing import Any
 
 import torch
+from specc_testing_blocks import draft_blocks
 from torch import Tensor
 
 ON_CPU = os.environ.get("SGLANG_USE_CPU_ENGINE") == "1"
@@ -31,7 +32,6 @@ PAD = "SPECC_TEST_PAD"
 SHAPES = "SPECC_TEST_SHAPES"
 LACK = "SPECC_TEST_LACK"
 SCHEDULER = "sglang.srt.managers.scheduler.Scheduler"
-BLOCK = "sglang.srt.models.dflash.DFlashDraftModel.forward"
 LORA = "sglang.srt.lora.lora_manager.LoRAManager.__init__"
 LOGITS = "sglang.srt.layers.logits_processor.LogitsProcessor.forward"
 STATE = "sglang.srt.managers.scheduler_components.internal_state.SchedulerInternalStateController.get_internal_state"
@@ -70,18 +70,6 @@ class WithAmx:
         return getattr(self.platform, name)
 
 
-class OnGpu:
-    """The arguments of a server, said to be on a GPU."""
-
-    device = "cuda"
-
-    def __init__(self, given: object) -> None:
-        self.given = given
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self.given, name)
-
-
 def register() -> None:
     """Entry point."""
     from sglang.srt.plugins.hook_registry import HookRegistry, HookType
@@ -93,7 +81,6 @@ def register() -> None:
         keep_results()
         HookRegistry.register(f"{SCHEDULER}.__init__", send_at_once, HookType.BEFORE)
         HookRegistry.register(LORA, pin_nothing, HookType.BEFORE)
-        HookRegistry.register(BLOCK, as_weights_are, HookType.AROUND)
         HookRegistry.register(EXPERTS, leave_out_others, HookType.AROUND)
     HookRegistry.register(STATE, add_accounting, HookType.AROUND)
     HookRegistry.register(QUEUE, note, HookType.BEFORE)
@@ -128,33 +115,6 @@ def have_amx() -> None:
 def wait_for_nothing() -> None:
     """Let modules of multi-token prediction share the target's head, for which they wait for a GPU."""
     torch.cuda.synchronize = lambda: None
-
-
-def draft_blocks() -> None:
-    """Let SGLang draft blocks, and attend for them, on a CPU; its own kernels for that are a GPU's."""
-    from sglang.srt.arg_groups import choices, speculative_hook
-    from sglang.srt.speculative import dflash_info
-
-    resolve = speculative_hook._handle_dflash
-    view = speculative_hook.resolving_view
-
-    def handle(server_args: Any) -> None:
-        speculative_hook.resolving_view = lambda given: OnGpu(view(given))
-        try:
-            resolve(server_args)
-        finally:
-            speculative_hook.resolving_view = view
-        speculative_hook._disable_overlap_schedule_for_cpu(server_args)
-
-    speculative_hook._handle_dflash = handle
-    choices.add_draft_attention_backend_choices(["intel_amx"])
-    dflash_info.DFlashVerifyInput.tree_topk = 1
-    torch.Tensor.record_stream = lambda tensor, stream: None  # a CPU has none that it would know
-
-
-def as_weights_are(forward: Callable[..., Any], model: Any, *given: Any, input_embeds: Tensor, **named: Any) -> Any:
-    """Run a draft of blocks whose weights are not of 16 bits, to which SGLang brings embeddings, which fit in them."""
-    return forward(model, *given, input_embeds=input_embeds.to(model.norm.weight.dtype), **named)
 
 
 def keep_results() -> None:

@@ -9,6 +9,7 @@ import published_models
 import pytest
 from fakes.sglang_blocks import MASK
 from fakes.sglang_server import SharedOutput, adapter
+from test_sglang_fit import misfits
 from test_sglang_worker import ALL, BATCHES, PROMPTS, Serve, counted, drawing, plan_of, run, serve
 
 from specc.adapters.sglang.served import ServedModel, beside, refusals
@@ -100,13 +101,6 @@ def test_what_goes_from_step_to_step_is_one_token(serve: Serve) -> None:
     assert adapter("parts.runners").scored_tokens(server.worker) is None
 
 
-def misfits(server: Any) -> list[str]:
-    """What is in the way of a server's program."""
-    worker = server.worker
-    found: list[str] = adapter("server.fit").misfits({server.plan.shape: server.plan}, worker)
-    return found
-
-
 def test_a_block_has_one_size(serve: Serve) -> None:
     """Whatever SGLang has for its number of steps, which is 1."""
     server = serve(plan_of("DFLASH"), speculative_num_steps=1)
@@ -120,6 +114,14 @@ def test_the_target_scores_drafts_by_one_processor(serve: Serve) -> None:
     model = server.worker.target_worker.model_runner.model
     model.modules = lambda: [model]
     assert misfits(server) == ["the target has not one logits processor, by which blocks of drafts are scored"]
+
+
+def test_the_targets_head_scores_whole(serve: Serve) -> None:
+    """So logits are whole, and no head is the program's, as `check` has it."""
+    server = serve(plan_of("DFLASH"))
+    server.plan = plan_of("DFLASH", ("logits", "sharded"), ("tensor_parallel", 2))
+    (problem,) = misfits(server)
+    assert problem.endswith("are not served with a draft that the target's head scores")
 
 
 PLAIN = "DFlashDraftModel"

@@ -23,7 +23,6 @@ class AssistedForwards(Forwards):
 
         super().__init__(worker, attention, parts, shape)
         self._input = FrozenKVMTPDraftInput
-        self._texts: dict[int, Tensor] = {}
 
     def assist(
         self,
@@ -54,8 +53,6 @@ class AssistedForwards(Forwards):
             return self._run(self._draft, backend, batch, tokens.shape)
 
     def _read(self, step: int, seq_lens: Tensor) -> Tensor:
-        """`seq_lens` i64[b], and 1 for padding, of so many requests always in the same memory."""
-        rows = len(seq_lens)
-        if rows not in self._texts:
-            self._texts[rows] = torch.empty_like(seq_lens)
-        return torch.clamp(seq_lens, min=1, out=self._texts[rows]) if step == 0 else self._texts[rows]
+        """`seq_lens` i64[b], and 1 for padding, in memory that the first forward of a step writes."""
+        lengths = self._lengths_like(seq_lens)
+        return torch.clamp(seq_lens, min=1, out=lengths) if step == 0 else lengths

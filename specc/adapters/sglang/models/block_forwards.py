@@ -22,7 +22,7 @@ from ..parts.parts import Parts
 from .forwards import MODES, ForwardOutputs, Forwards
 
 DEFERS = "defer_verify_gather"
-"""What a logits processor is told to leave its gather to the worker by, in verification; not in every version."""
+"""The attribute by which a logits processor leaves its gather to the worker in verification; newer versions have it."""
 
 
 class BlockForwards(Forwards):

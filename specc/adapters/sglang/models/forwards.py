@@ -167,11 +167,15 @@ class Forwards:
             return self._run(runner, backend, batch, rows.shape)
 
     def _ends(self, seq_lens: Tensor, width: int) -> Tensor:
-        """`seq_lens` + `width`, of so many requests always in the same memory."""
+        """`seq_lens` + `width`, in memory that stays where it is."""
+        return torch.add(seq_lens, width, out=self._lengths_like(seq_lens))
+
+    def _lengths_like(self, seq_lens: Tensor) -> Tensor:
+        """Memory for lengths i64[b], the same of so many requests always, so that a graph can hold it."""
         rows = len(seq_lens)
         if rows not in self._lengths:
             self._lengths[rows] = torch.empty_like(seq_lens)
-        return torch.add(seq_lens, width, out=self._lengths[rows])
+        return self._lengths[rows]
 
     def _batch(
         self,

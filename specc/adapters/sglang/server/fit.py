@@ -188,7 +188,7 @@ def _models(plan: Any, worker: Any) -> Iterator[str]:
 
 
 def _shards(plan: Any, worker: Any, server: Server) -> Iterator[str]:
-    if fills_blocks(worker) and len(heads.processors_of(runners_of(worker)["target"])) != 1:
+    if server.blocks and len(heads.processors_of(runners_of(worker)["target"])) != 1:
         yield "the target has not one logits processor, by which blocks of drafts are scored"
     if server.whole is not None:
         if plan.ranks > 1 or computes_head(plan):

@@ -1,0 +1,96 @@
+"""What a feature alone needs of SGLang, by what is left out without it."""
+
+from __future__ import annotations
+
+INTERNAL_STATE = "what the program did is not in the internal state"
+SWITCH = "the program cannot be switched off in a running server"
+RELAY = "SGLang writes the relay again behind a step, two launches"
+GRAMMARS = "requests with a grammar are SGLang's"
+SIMULATED = "SGLANG_SIMULATE_ACC_LEN changes SGLang's own steps alone"
+LOOK_UPS = "drafts that are looked up are SGLang's"
+BLOCKS = "drafts that are filled in as a block are SGLang's"
+ASSISTANTS = "drafts of an assistant that reads the target's keys and values are SGLang's"
+HANDOVER = "a server that decodes what another one prefills runs no program"
+MODULES = "drafts of several modules are SGLang's"
+LOCKSTEP = "a server whose attention is data parallel runs no program"
+MAY = {
+    INTERNAL_STATE: """
+managers.scheduler_components.internal_state.SchedulerInternalStateController.get_internal_state(recv_req)
+""",
+    SWITCH: """
+managers.io_struct.SetInternalStateReq: server_args
+managers.io_struct.SetInternalStateReqOutput(updated)
+managers.scheduler_components.internal_state.SchedulerInternalStateController: scheduler
+managers.scheduler_components.internal_state.SchedulerInternalStateController.set_internal_state(recv_req)
+""",
+    RELAY: "managers.overlap_utils.FutureMap: _relay",
+    GRAMMARS: """
+constrained.base_grammar_backend.GrammarRow(row grammar)
+speculative.spec_utils.generate_token_bitmask(reqs retrieve_next_token_cpu retrieve_next_sibling_cpu draft_tokens_cpu
+    vocab_size)
+utils.common.async_d2h(tensor)
+""",
+    LOOK_UPS: """
+speculative.ngram_worker.NGRAMWorker: draft_token_num draft_worker init_cuda_graphs req_to_token_pool target_worker
+speculative.ngram_worker.NGRAMWorker.forward_batch_generation(batch on_publish pp_proxy_tensors)
+speculative.ngram_info.NgramVerifyInput(draft_token_num new_seq_lens accept_tokens accept_lens)
+managers.overlap_utils.FutureMap: needs_cpu_seq_lens
+managers.overlap_utils.FutureMap.resolve_seq_lens_cpu(batch)
+managers.overlap_utils.FutureMap.stash(future_indices payload)
+managers.schedule_batch.Req: origin_input_ids
+managers.schedule_batch.ScheduleBatch: seq_lens_cpu
+""",
+    BLOCKS: """
+speculative.dflash_worker_v2.DFlashWorkerV2: draft_worker init_cuda_graphs target_worker
+speculative.dflash_worker_v2.DFlashWorkerV2.forward_batch_generation(batch on_publish grammar_barrier pp_proxy_tensors)
+speculative.dflash_worker_v2.DFlashWorkerV2._append_target_hidden_to_draft_kv_by_loc(target_hidden cache_loc positions)
+layers.logits_processor.LogitsMetadata.from_forward_batch(forward_batch)
+models.dflash.DFlashDraftModel.forward(input_ids positions forward_batch input_embeds)
+speculative.dflash_info_v2.DFlashDraftInputV2(topk_p topk_index bonus_tokens new_seq_lens hidden_states)
+speculative.dflash_info.DFlashVerifyInput(draft_token positions draft_token_num capture_hidden_mode)
+""",
+    ASSISTANTS: """
+speculative.frozen_kv_mtp_worker_v2.FrozenKVMTPWorkerV2: draft_worker
+speculative.frozen_kv_mtp_worker_v2.FrozenKVMTPWorkerV2.forward_batch_generation(batch on_publish grammar_barrier)
+speculative.frozen_kv_mtp_worker_v2.FrozenKVMTPDraftWorker: draft_attn_backend draft_runner hot_token_id kv_context
+speculative.frozen_kv_mtp_info.FrozenKVMTPDraftInput(bonus_tokens topk_p topk_index hidden_states)
+""",
+    HANDOVER: """
+disaggregation.decode.DecodeReqToTokenPool: req_to_token
+managers.overlap_utils.FutureMap.publish(future_indices new_seq_lens)
+managers.schedule_batch.Req: hidden_states_tensor output_topk_index output_topk_p
+managers.schedule_batch.ScheduleBatch: enable_overlap extend_lens extend_logprob_start_lens extend_num_tokens
+    out_cache_loc prefix_lens req_to_token_pool
+speculative.eagle_worker_v2.EagleDraftWorker._draft_extend_for_prefill(batch target_hidden_states next_token_ids)
+speculative.spec_info.SpeculativeAlgorithm.build_disagg_draft_input(batch last_tokens_tensor future_map)
+speculative.spec_registry.CustomSpecAlgo.build_disagg_draft_input(batch last_tokens_tensor future_map)
+""",
+    MODULES: """
+speculative.multi_layer_eagle_worker_v2.MultiLayerEagleWorkerV2: draft_worker req_to_token_pool target_worker
+speculative.multi_layer_eagle_worker_v2.MultiLayerEagleWorkerV2.forward_batch_generation(batch on_publish
+    grammar_barrier pp_proxy_tensors)
+speculative.multi_layer_eagle_worker_v2.MultiLayerEagleDraftWorker: chain_mtp_hidden_states
+    draft_extend_attn_backend_list draft_runner draft_runner_list
+model_executor.forward_batch_info.ForwardBatch: return_hidden_states_before_norm
+""",
+    LOCKSTEP: """
+layers.dp_attention.DpPaddingMode: SUM_LEN get_default_mode_in_cuda_graph is_max_len
+layers.dp_attention.set_dp_buffer_len(global_dp_buffer_len local_dp_buffer_len dp_max_padding global_num_tokens
+    global_num_tokens_gpu)
+layers.dp_attention.set_is_extend_in_batch(is_extend_in_batch)
+managers.scheduler_components.dp_attn.MLPSyncBatchInfo: global_num_tokens is_extend_in_batch tp0_info_cpu
+managers.scheduler_components.dp_attn.MLPSyncBatchInfo._get_local_tensor(device dtype)
+managers.scheduler_components.dp_attn.MLPSyncBatchInfo._get_fallback_tensor(device dtype)
+managers.scheduler_components.dp_attn.MLPSyncBatchInfo.all_gather(device group)
+managers.scheduler_components.dp_attn.SchedulerDPAttnAdapter.prepare_mlp_sync_batch(local_batch)
+model_executor.forward_batch_info.ForwardBatch: global_num_tokens_cpu global_num_tokens_gpu
+    global_num_tokens_for_logprob_cpu global_num_tokens_for_logprob_gpu is_extend_in_batch dp_padding_mode
+    global_dp_buffer_len
+speculative.eagle_worker_v2.EagleDraftWorker: parallel_layout
+speculative.spec_utils.draft_tp_context(layout)
+""",
+    SIMULATED: """
+speculative.spec_utils: SIMULATE_ACC_LEN SIMULATE_ACC_METHOD
+speculative.spec_utils.sample_simulated_acc_len(simulate_acc_len simulate_acc_method max_len)
+""",
+}
