@@ -26,10 +26,18 @@ def mark(config: pytest.Config, items: list[pytest.Item], folder: Path, environm
             item.add_marker(pytest.mark.skip(reason=reason))
 
 
-def asked(session: pytest.Session, *parameters: str) -> list[Any]:
-    """What the tests of this run have for these parameters."""
-    given = [item.callspec.params for item in session.items if hasattr(item, "callspec")]
+def asked(tests: Iterable[pytest.Item], *parameters: str) -> list[Any]:
+    """What some tests have for these parameters, but those that are skipped."""
+    given = [
+        item.callspec.params
+        for item in tests
+        if isinstance(item, pytest.Function) and hasattr(item, "callspec") and not _is_skipped(item)
+    ]
     return [params[name] for params in given for name in parameters if name in params]
+
+
+def _is_skipped(item: pytest.Item) -> bool:
+    return any(mark.args[0] for mark in item.iter_markers("skipif"))
 
 
 @contextmanager

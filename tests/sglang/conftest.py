@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from concurrent.futures import Future
 from pathlib import Path
 
@@ -11,7 +11,7 @@ import pytest
 from engine_fixtures import asked, mark, plain, served, side_by_side, started
 from sglang_blocks import write_blocks
 from sglang_family import Family, Running, start
-from sglang_files import ENVIRONMENT, HERE, ON_GPU
+from sglang_files import AT_A_TIME, ENVIRONMENT, HERE
 from sglang_models import write_models
 from sglang_programs import build_program
 from sglang_server import PLAIN, THROWN_OUT, Served, Variant, serve
@@ -21,8 +21,6 @@ __all__ = ["plain", "served"]
 REQUESTS = int(os.environ.get("SPECC_TEST_REQUESTS", "200"))
 """Fewer are enough where texts alone are compared; other tests count on what happens to so many."""
 SEED = 1
-AT_A_TIME = 6 if ON_GPU else 2
-"""Engines, which share the GPU."""
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
@@ -55,28 +53,25 @@ def running(
             settings |= THROWN_OUT | {"SGLANG_TEST_RETRACT_INTERVAL": "24"}
         return serve(engine, given, folder / str(variant), overlap=variant.overlap, wheel=wheel, settings=settings)
 
+    needed = [item for item in request.session.items if request.fixturename in getattr(item, "fixturenames", ())]
     with side_by_side(AT_A_TIME) as pool:
-        yield started(pool, [PLAIN, *asked(request.session, "variant", "own")], run)
+        yield started(pool, [PLAIN, *asked(needed, "variant", "own")], run)
 
 
 @pytest.fixture(scope="module")
-def engines_of(
+def families(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[Callable[[Family], Running]]:
-    """What the engines of a family answered; they start with the first test of theirs, two at a time of all."""
-    begun: dict[str, Running] = {}
-    with side_by_side(2) as pool:
-
-        def engines(family: Family) -> Running:
-            if (name := str(family)) not in begun:
-                models, jobs = (tmp_path_factory.mktemp(f"{name}-{kind}") for kind in ("models", "jobs"))
-                begun[name] = start(family, pool, request.session, models, jobs)
-            return begun[name]
-
-        yield engines
+) -> Iterator[Mapping[str, Running]]:
+    """What the engines of each family of a file answered, some at a time of all."""
+    here = [item for item in request.session.items if item.path == request.path]
+    with side_by_side(AT_A_TIME) as pool:
+        yield {
+            name: start(family, pool, here, *(tmp_path_factory.mktemp(f"{name}-{what}") for what in "mj"))
+            for name, family in {str(family): family for family in asked(here, "family")}.items()
+        }
 
 
 @pytest.fixture
-def engines(family: Family, engines_of: Callable[[Family], Running]) -> Running:
+def engines(family: Family, families: Mapping[str, Running]) -> Running:
     """What the engines of the test's family answered."""
-    return engines_of(family)
+    return families[str(family)]

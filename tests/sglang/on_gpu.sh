@@ -5,12 +5,13 @@
 #
 # BUNDLE is a folder that bench/sglang/bundle.sh made; it needs no wheels, since the tests build their programs, and no models.
 # SGLang is unpacked into WORK (/tmp/specc-sglang), and what is there is used again. Engines run in bfloat16, with CUDA graphs,
-# under the attention backend that BACKEND (fa3) names. OUT (./out) gets what pytest said and each engine's job, answer and log.
-# LIMIT (540) is how many seconds pytest may take. TESTS are files of this folder, by default test_engine.py. HOLDS chooses
-# tests, as pytest's -k: by default those that hold in 16 bits, where a near tie may go either way.
+# under the attention backend that BACKEND (fa3) names. OUT (./out) gets what pytest said and each engine's job, answer and log,
+# which lie in JOBS (.sglang-jobs) before: several calls may run beside each other.
+# LIMIT (540) is how many seconds pytest may take. TESTS are files of this folder, by default test_engine.py. Engines are dealt
+# out to all GPUs of the machine, and those of several ranks run where there are as many.
 [ -d "$1" ] || { echo "usage: $0 BUNDLE [pytest's options]" >&2; exit 2; }
 root=$(cd "$(dirname "$0")/../.." && pwd) here=$(cd "$1" && pwd) start=$SECONDS work=${WORK:-/tmp/specc-sglang} keep=
-out=${OUT:-$root/out} ready=$root/.sglang/versions.json
+out=${OUT:-$root/out} jobs=${JOBS:-.sglang-jobs} ready=$root/.sglang/versions.json
 shift
 cd "$root" && mkdir -p "$out" .sglang/bin || exit 1
 . "$here/site.sh"
@@ -29,13 +30,13 @@ fi
 export PYTHONPATH=$root:$root/tests${PYTHONPATH:+:$PYTHONPATH} PYTEST_DISABLE_PLUGIN_AUTOLOAD=1
 export SPECC_CACHE_DIR=${SPECC_CACHE_DIR:-$root/.specc-cache} SPECC_TEST_BACKEND=${BACKEND:-fa3}
 files=() && for file in ${TESTS:-test_engine.py}; do files+=("tests/sglang/$file"); done
-holds=${HOLDS-16_bits or every_slot or everything_that or program_ran or accepts_as_much}
-timeout -k 10 "${LIMIT:-540}" python3 -m pytest "${files[@]}" -m sglang ${holds:+-k "$holds"} \
-  --confcutdir=tests/sglang --basetemp=.sglang-jobs -p no:cacheprovider "$@" 2>&1 | tee "$out/pytest.log"
+export SPECC_TEST_GPUS=$(nvidia-smi -L | wc -l)
+timeout -k 10 "${LIMIT:-540}" python3 -m pytest "${files[@]}" -m sglang \
+  --confcutdir=tests/sglang --basetemp=$jobs -p no:cacheprovider "$@" 2>&1 | tee "$out/pytest.log"
 code=${PIPESTATUS[0]}
-[ "$code" -eq 0 ] || for log in .sglang-jobs/jobs*/*/log.txt; do # the ends of engines that left nothing
+[ "$code" -eq 0 ] || for log in $jobs/*/*/log.txt; do # the ends of engines that left nothing
   [ -e "${log%log.txt}out.json" ] || { echo "== $log"; tail -n 12 "$log" | cut -c1-200; }
 done | head -60
-find .sglang-jobs -name out.json -o -name job.json -o -name log.txt | tar -cJf "$out/jobs.tar.xz" -T -
+find $jobs -name out.json -o -name job.json -o -name log.txt | tar -cJf "$out/jobs.tar.xz" -T -
 echo "total: $((SECONDS - start)) s"
 exit "$code"

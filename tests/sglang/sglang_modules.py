@@ -8,13 +8,15 @@ from typing import Any
 
 import torch
 from head_layouts import read, write
+from sglang_files import ON_GPU
 from torch import Tensor
 
 WINDOWED = [False, True, False]
 """Of each layer, whether it sees a window alone; modules all do."""
 MODULES = 3
-WIDTH, HEADS, SHARED, KEY, VALUE, INNER = 64, 4, 1, 16, 12, 64
-"""Heads of queries, and of keys and values, twice as many in windows; the sizes of a key and of a value."""
+WIDTH, HEADS, SHARED, KEY, VALUE, INNER = 64, 4, 1, 16, 16 if ON_GPU else 12, 64
+"""Heads of queries, and of keys and values, twice as many in windows; the sizes of a key and of a value, which
+FlashAttention 3 has apart for larger ones alone."""
 WINDOW = 12
 """Tokens that windows have, far less than most texts."""
 STRENGTH, FED = 0.15, 0.5

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import count
 from pathlib import Path
 from typing import Any
 
 from engine_job import LIMIT_S, run_job
 from ports import free_port
-from sglang_files import BACKEND, DEVICE, HERE, ON_GPU, PYTHON
+from sglang_files import BACKEND, DEVICE, GPUS, HERE, ON_GPU, PYTHON
 from sglang_models import TOKEN_MAP
 from sglang_workload import is_greedy
 
@@ -21,6 +22,10 @@ SMALL_POOL = {"max_total_tokens": 400, "schedule_conservativeness": 0.1}
 """So few KV slots, and requests taken in so lightly, that some of them must be thrown out and begin anew."""
 THROWN_OUT = {"SGLANG_TEST_RETRACT": "1", "SGLANG_TEST_RETRACT_INTERVAL": "8"}
 """Variables of an engine in which a request begins anew after every few forwards, however many slots there are."""
+NCCL_ALONE = {"disable_custom_all_reduce": True, "enforce_disable_flashinfer_allreduce_fusion": True}
+"""No kernels of others add up what ranks of a GPU have, which ask more of a machine."""
+TURNS = count()
+"""Of engines, which GPU each has."""
 BRANCHES_APART = 3
 """Times as many where each branch of a tree begins a page of its own."""
 
@@ -97,6 +102,7 @@ class Variant:
         given = {"model_path": str(models / self.target), "tp_size": self.ranks, **SERVER, **SMALL_POOL}
         if ON_GPU:
             given["attention_backend"] = BACKEND
+            given |= NCCL_ALONE if self.ranks > 1 else {}
         given |= {"attention_backend": self.attention} if self.attention else {}
         given |= {"page_size": self.page} if self.page > 1 else {}
         given |= {"ep_size": self.ranks} if self.experts else {}
@@ -176,6 +182,8 @@ def serve(
     script = (str(PYTHON), str(HERE / "serve.py"))
     asked = {"SPECC_TEST_OVERLAP": "1" if overlap else "0", **(settings or {})}
     apart = {"port": free_port()} if engine.get("enable_dp_attention") else {}  # others are beside it, which ranks hold
+    if engine.get("tp_size", 1) == 1 < GPUS:
+        apart["base_gpu_id"] = next(TURNS) % GPUS
     job = {"device": DEVICE, "engine": {**engine, **apart}, "requests": list(requests)}
     answer, log = run_job(script, job, folder, wheel=wheel, settings=asked, limit_s=limit_s)
     return Served(requests, answer["outputs"], answer["state"], log)

@@ -29,7 +29,8 @@ def write_sinks(folder: Path) -> None:
         layer_types=["sliding_attention", "full_attention"] * (LAYERS // 2), num_local_experts=EXPERTS,
         num_experts_per_tok=2, max_position_embeddings=1024, initializer_range=STRENGTH, tie_word_embeddings=False,
         bos_token_id=tokenizer.bos_token_id, eos_token_id=tokenizer.eos_token_id, dtype="float32",
-        rope_parameters={"rope_type": "default", "rope_theta": 10000.0}, architectures=["GptOssForCausalLM"],
+        rope_parameters={"rope_type": "default", "rope_theta": 10000.0}, swiglu_limit=7.0,
+        architectures=["GptOssForCausalLM"],
     )  # fmt: skip
     model = GptOssForCausalLM(config).float()
     with torch.no_grad():

@@ -7,8 +7,17 @@ from operator import eq
 
 import pytest
 from sglang_assistants import WINDOW, Drafter, write_assistants
-from sglang_family import Family, Running, all_accounted_for, same_texts
-from sglang_files import NEWEST, VERSION
+from sglang_family import (
+    Family,
+    Running,
+    accepts_as_much,
+    all_accounted_for,
+    as_alike_in_16_bits,
+    in_16_bits,
+    in_float32,
+    same_texts,
+)
+from sglang_files import NEWEST, ON_GPU, VERSION
 from sglang_mixed import Oracle
 from sglang_server import Served, Variant, accept_length, greedy
 from sglang_workload import workload
@@ -16,9 +25,11 @@ from sglang_workload import workload
 REQUESTS = 200
 TEXT = {"enable_multimodal": False}
 """SGLang would ask for what prepares pictures."""
-OWN = Variant("NEXTN", "even-assistant", target="even", overlap=True)
+BACKEND = "triton" if ON_GPU else ""
+"""SGLang's default for these models on a GPU, where fa3 is refused."""
+OWN = Variant("NEXTN", "even-assistant", target="even", overlap=True, attention=BACKEND)
 ONE_POOL = Family(
-    Variant(target="even"),
+    Variant(target="even", attention=BACKEND),
     [replace(OWN, program=True), replace(OWN, program=True, overlap=False)],
     write_assistants,
     lambda _: workload(REQUESTS, seed=5),
@@ -26,21 +37,25 @@ ONE_POOL = Family(
     arguments=TEXT | {"disable_hybrid_swa_memory": True},
 )
 """Heads of one width, so that one KV pool has all layers: the only one over which SGLang's own step runs on a CPU."""
+OWN_OF_TWO = replace(OWN, draft="assistant", target="gemma")
 TWO_POOLS = Family(
-    Variant(target="gemma"),
-    [Variant("NEXTN", "assistant", target="gemma", overlap=True, program=True, samples=True)],
+    Variant(target="gemma", attention=BACKEND),
+    [replace(OWN_OF_TWO, program=True, samples=True)],
     write_assistants,
     lambda _: workload(REQUESTS // 2, seed=5),
+    own=OWN_OF_TWO,
     arguments=TEXT | {"swa_full_tokens_ratio": 0.5},
 )
 """Layers with a window have narrower heads, in a pool of their own. Nothing is left to SGLang's own step, which reads
-slots of the one pool in the other; 0.5.22 does so without speculation, too."""
+slots of the one pool in the other on a CPU; 0.5.22 does so without speculation, too."""
 FAMILIES = (ONE_POOL, *[TWO_POOLS] * (VERSION == NEWEST))
 PROGRAMS = [(family, program) for family in FAMILIES for program in family.programs]
 COMPARED = [*PROGRAMS, (ONE_POOL, OWN)]
+BESIDE_OWN = [(family, program, family.own_of(program)) for family, program in PROGRAMS if ON_GPU or family is ONE_POOL]
 each_program = pytest.mark.parametrize(("family", "engine"), PROGRAMS, ids=str)
 
 
+@in_float32
 @pytest.mark.parametrize("family", FAMILIES, ids=str)
 def test_without_speculation_texts_are_the_targets_own(family: Family, engines: Running) -> None:
     """By transformers, every tenth one."""
@@ -49,10 +64,23 @@ def test_without_speculation_texts_are_the_targets_own(family: Family, engines: 
         assert oracle.follows(request["text"], output["token_ids"]), number
 
 
+@in_float32
 @pytest.mark.parametrize(("family", "engine"), COMPARED, ids=str)
 def test_texts_are_those_without_speculation(family: Family, engine: Variant, engines: Running) -> None:
+    same_texts(engines.of(engine), engines.of(family.alone))
+
+
+@in_16_bits
+@pytest.mark.parametrize(("family", "engine", "own"), BESIDE_OWN, ids=str)
+def test_texts_part_in_16_bits_no_sooner_than_sglangs_own(
+    family: Family, engine: Variant, own: Variant, engines: Running
+) -> None:
+    as_alike_in_16_bits(engines.of(engine), engines.of(own), engines.of(family.alone))
+
+
+@pytest.mark.parametrize(("family", "engine"), COMPARED, ids=str)
+def test_every_slot_and_row_is_free_or_cached_at_the_end(family: Family, engine: Variant, engines: Running) -> None:
     served = engines.of(engine)
-    same_texts(served, engines.of(family.alone))
     all_accounted_for(served.state["specc_testing"])
     assert accept_length(served) > family.accepted
     assert sum(output["finish_reason"]["type"] == "abort" for output in served.outputs) > 2
@@ -78,6 +106,7 @@ def steps(served: Served) -> dict[int, int]:
     }
 
 
+@in_float32
 @pytest.mark.parametrize(("family", "engine"), [(ONE_POOL, program) for program in ONE_POOL.programs], ids=str)
 def test_every_request_takes_as_many_steps_as_with_sglangs_own(
     family: Family, engine: Variant, engines: Running
@@ -88,6 +117,15 @@ def test_every_request_takes_as_many_steps_as_with_sglangs_own(
     assert sum(mine[number] for number in compared) > 500
 
 
+@in_16_bits
+@pytest.mark.parametrize(("family", "engine", "own"), BESIDE_OWN, ids=str)
+def test_the_program_accepts_as_much_as_sglangs_own_step(
+    family: Family, engine: Variant, own: Variant, engines: Running
+) -> None:
+    accepts_as_much(engines.of(engine), engines.of(own), apart=0.03)
+
+
+@in_float32
 @pytest.mark.parametrize(("family", "engine"), [each for each in PROGRAMS if each[0] is TWO_POOLS], ids=str)
 def test_steps_are_those_of_the_assistants_drafts(family: Family, engine: Variant, engines: Running) -> None:
     """By transformers' layers, of some requests: drafts see what layers with a window keep in the other pool."""

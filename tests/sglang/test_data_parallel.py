@@ -5,15 +5,23 @@ Streams of requests have silences, in which a group runs steps on rows of paddin
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
 import pytest
-from engine_fixtures import side_by_side
 from sglang_expert_head import write_expert_head
-from sglang_family import Family, Running, all_accounted_for, same_texts, start
-from sglang_files import NEWEST, VERSION
+from sglang_family import (
+    Family,
+    Running,
+    accepts_as_much,
+    all_accounted_for,
+    as_alike_in_16_bits,
+    in_16_bits,
+    in_float32,
+    same_texts,
+)
+from sglang_files import NEWEST, ON_GPU, RANKS, VERSION
 from sglang_latent import write_latent
 from sglang_server import Served, Variant, accept_length
 from sglang_workload import with_silences
@@ -41,27 +49,12 @@ MODULES = Family(
 )
 """Latent attention, and a module of multi-token prediction whose forwards exchange rows as those of the target do."""
 
-FAMILIES = {str(family): family for family in (HEADS, MODULES)}
-PROGRAMS = [(family, program) for family in FAMILIES.values() for program in family.programs]
-OWN = [(family, family.programs[0], family.own_of(family.programs[0])) for family in FAMILIES.values()]
+FAMILIES = (HEADS, *[MODULES] * (not ON_GPU))
+"""Kernels of a GPU have no latent rows so narrow."""
+PROGRAMS = [(family, program) for family in FAMILIES for program in family.programs if program.ranks <= RANKS]
+OWN = [(family, program, family.own_of(program)) for family, program in PROGRAMS if program is family.programs[0]]
 each_program = pytest.mark.parametrize(("family", "engine"), PROGRAMS, ids=str)
 pytestmark = pytest.mark.skipif(VERSION != NEWEST, reason="0.5.22 has the group of a draft's ranks in another form")
-
-
-@pytest.fixture(scope="module")
-def running(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Running]]:
-    """What the engines of both families answered, two at a time."""
-    with side_by_side(2) as pool:
-        yield {
-            name: start(family, pool, request.session, *(tmp_path_factory.mktemp(f"{name}-{what}") for what in "mj"))
-            for name, family in FAMILIES.items()
-        }
-
-
-@pytest.fixture
-def engines(family: Family, running: dict[str, Running]) -> Running:
-    """What the engines of the test's family answered."""
-    return running[str(family)]
 
 
 def groups_of(served: Served) -> list[Mapping[str, Any]]:
@@ -69,11 +62,24 @@ def groups_of(served: Served) -> list[Mapping[str, Any]]:
     return [*served.state["groups"].values()]
 
 
+@in_float32
 @each_program
 def test_texts_are_those_without_speculation(family: Family, engine: Variant, engines: Running) -> None:
-    """On whichever rank a request was, whoever was thrown out or left; nothing of its memory is lost."""
+    """On whichever rank a request was, whoever was thrown out or left."""
+    same_texts(engines.of(engine), engines.of(family.alone))
+
+
+@in_16_bits
+@pytest.mark.parametrize(("family", "engine", "own"), OWN, ids=str)
+def test_texts_part_in_16_bits_no_sooner_than_sglangs_own(
+    family: Family, engine: Variant, own: Variant, engines: Running
+) -> None:
+    as_alike_in_16_bits(engines.of(engine), engines.of(own), engines.of(family.alone))
+
+
+@each_program
+def test_every_slot_and_row_is_free_or_cached_at_the_end(family: Family, engine: Variant, engines: Running) -> None:
     served = engines.of(engine)
-    same_texts(served, engines.of(family.alone))
     for group in groups_of(served):
         all_accounted_for(group)
     assert sum(output["finish_reason"]["type"] == "abort" for output in served.outputs) > 1
@@ -118,4 +124,4 @@ def test_the_program_accepts_as_much_as_sglangs_own_step(
     family: Family, engine: Variant, own: Variant, engines: Running
 ) -> None:
     """Which is that of one rank."""
-    assert accept_length(engines.of(engine)) == pytest.approx(accept_length(engines.of(own)), rel=0.03)
+    accepts_as_much(engines.of(engine), engines.of(own), apart=0.03)

@@ -76,7 +76,7 @@ def apart(
         return serve_apart(engine, requests, job, overlap=variant.overlap, wheels=wheels)
 
     with side_by_side(1) as pool:
-        yield started(pool, [PLAIN, *asked(request.session, "variant", "stock")], run)
+        yield started(pool, [PLAIN, *asked(request.session.items, "variant", "stock")], run)
 
 
 @each_program

@@ -9,7 +9,15 @@ from pathlib import Path
 from zipfile import ZipFile
 
 import pytest
-from sglang_family import all_accounted_for, best_in_16_bits, same_logprobs, same_texts
+from sglang_family import (
+    accepts_as_much,
+    all_accounted_for,
+    best_in_16_bits,
+    in_16_bits,
+    in_float32,
+    same_logprobs,
+    same_texts,
+)
 from sglang_files import ON_GPU
 from sglang_mixed import Oracle
 from sglang_server import PLAIN, PREFILL_CHUNK, Served, Variant, accept_length, greedy, serve
@@ -66,6 +74,7 @@ LEAST_ACCEPTED = 1.5
 """Tokens per verification of any of these drafts; 1 would be a draft that is always wrong."""
 
 
+@in_float32
 def test_without_speculation_texts_are_the_targets_own(plain: Served) -> None:
     """Against transformers, every third one: each token is the most probable after the prompt and those before it."""
     oracle = Oracle()
@@ -74,17 +83,19 @@ def test_without_speculation_texts_are_the_targets_own(plain: Served) -> None:
         assert oracle.follows(request["text"], output["token_ids"]), number
 
 
+@in_float32
 @speculating
 def test_texts_are_those_without_speculation(variant: Variant, served: Served, plain: Served) -> None:
     same_texts(served, plain)
 
 
-@pytest.mark.skipif(not ON_GPU, reason="in float32 texts are the same")
+@in_16_bits
 @pytest.mark.parametrize("variant", [PLAIN, *SPECULATING, *RUN], ids=str)
 def test_tokens_are_the_targets_best_as_far_as_16_bits_tell(variant: Variant, served: Served) -> None:
     best_in_16_bits(served)
 
 
+@in_float32
 @speculating
 def test_logprobs_are_those_without_speculation(variant: Variant, served: Served, plain: Served) -> None:
     same_logprobs(served, plain)
@@ -150,12 +161,7 @@ def own(program: Variant) -> Variant:
 def test_the_program_accepts_as_much_as_sglangs_own_step(
     variant: Variant, own: Variant, served: Served, running: Mapping[Variant, Future[Served]]
 ) -> None:
-    """On the whole: what else is in a batch, and when, changes single steps."""
-    other = running[own].result()
-    pairs = zip(greedy(served), greedy(other), strict=True)
-    same = [mine["token_ids"] == answer["token_ids"] for (_, _, mine), (_, _, answer) in pairs]
-    assert sum(same) > len(same) / 2
-    assert accept_length(served, other) == pytest.approx(accept_length(other, served), rel=0.02)
+    accepts_as_much(served, running[own].result())
 
 
 LEAKY = """

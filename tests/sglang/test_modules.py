@@ -8,7 +8,16 @@ from pathlib import Path
 
 import pytest
 from sglang_chained import write_chained
-from sglang_family import Family, Running, all_accounted_for, same_texts
+from sglang_family import (
+    Family,
+    Running,
+    accepts_as_much,
+    all_accounted_for,
+    as_alike_in_16_bits,
+    in_16_bits,
+    in_float32,
+    same_texts,
+)
 from sglang_files import NEWEST, VERSION
 from sglang_mixed import GRAMMARS, Oracle, mixed
 from sglang_modules import ALONE, WINDOW, write_modules
@@ -50,6 +59,7 @@ each_program = pytest.mark.parametrize(("family", "engine"), PROGRAMS, ids=str)
 
 
 @newest
+@in_float32
 @pytest.mark.parametrize("family", [SHARED], ids=str)
 def test_without_speculation_texts_are_the_targets_own(family: Family, engines: Running) -> None:
     """Against transformers, every third one."""
@@ -60,11 +70,23 @@ def test_without_speculation_texts_are_the_targets_own(family: Family, engines: 
     assert max(output["prompt_tokens"] for output in alone.outputs) > 10 * WINDOW
 
 
+@in_float32
 @each_program
 def test_texts_are_those_without_speculation(family: Family, engine: Variant, engines: Running) -> None:
-    served = engines.of(engine)
-    same_texts(served, engines.of(family.alone))
-    all_accounted_for(served.state["specc_testing"])
+    same_texts(engines.of(engine), engines.of(family.alone))
+
+
+@in_16_bits
+@pytest.mark.parametrize(("family", "engine", "own"), OWN, ids=str)
+def test_texts_part_in_16_bits_no_sooner_than_sglangs_own(
+    family: Family, engine: Variant, own: Variant, engines: Running
+) -> None:
+    as_alike_in_16_bits(engines.of(engine), engines.of(own), engines.of(family.alone))
+
+
+@each_program
+def test_every_slot_and_row_is_free_or_cached_at_the_end(family: Family, engine: Variant, engines: Running) -> None:
+    all_accounted_for(engines.of(engine).state["specc_testing"])
 
 
 @each_program
@@ -82,9 +104,8 @@ def test_the_program_accepts_as_much_as_sglangs_own_step(
     family: Family, engine: Variant, own: Variant, engines: Running
 ) -> None:
     """Also where a step of SGLang's own stood between."""
-    length, own_length = (accept_length(engines.of(name)) for name in (engine, own))
-    assert length == pytest.approx(own_length, rel=0.03)
-    assert length > family.accepted
+    accepts_as_much(engines.of(engine), engines.of(own), apart=0.03)
+    assert accept_length(engines.of(engine)) > family.accepted
 
 
 @newest
@@ -99,6 +120,7 @@ DRAWN = replace(MODULES, overlap=True, samples=True)
 
 
 @newest
+@in_float32
 def test_texts_that_are_drawn_are_those_of_their_seeds(tmp_path: Path) -> None:
     """Of requests of all kinds, token for token as plain Python draws from transformers' scores."""
     write_modules(tmp_path / "models", DRAWN.target)

@@ -38,7 +38,7 @@ def jobs(
     """What tests of this run ask for, two engines at a time: programs that sample, and SGLang without speculation."""
     folder = tmp_path_factory.mktemp("mixed")
     needed = [name for item in request.session.items for name in getattr(item, "fixturenames", ())]
-    variants = [*asked(request.session, "served"), *[PLAIN] * ("alone" in needed)]
+    variants = [*asked(request.session.items, "served"), *[PLAIN] * ("alone" in needed)]
 
     def run(variant: Variant) -> Served:
         return alone_in(models, folder) if variant == PLAIN else mixed_in(variant, models, folder / str(variant))

@@ -73,7 +73,7 @@ def engines(
         return serve(engine, requests(), job, overlap=variant.overlap, wheel=wheel, settings=THROWN_OUT)
 
     with side_by_side(2) as pool:
-        yield started(pool, asked(request.session, "both"), run)
+        yield started(pool, asked(request.session.items, "both"), run)
 
 
 @pytest.fixture(scope="module", params=[CHAIN, TREE, *SHARDED, *HEADS], ids=str)

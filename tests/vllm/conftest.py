@@ -39,7 +39,7 @@ def running(
     request: pytest.FixtureRequest, models: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Mapping[Variant, Future[Served]]]:
     """All engines that the tests of this run ask for, and those of vLLM's own steps beside programs'."""
-    wanted = asked(request.session, "variant")
+    wanted = asked(request.session.items, "variant")
     variants = [PLAIN, *wanted, *(variant.own for variant in wanted)]
     folder, requests = tmp_path_factory.mktemp("jobs"), workloads(tokenizer(models), SEEDS)
 

@@ -61,7 +61,7 @@ def engines(
     """One after the other: ranks wait for each other in loops, and two of them keep a small machine busy."""
     made = AutoTokenizer.from_pretrained(EXAMPLES / "target")
     folder, given = tmp_path_factory.mktemp("ranks"), requests(lambda text: made(text).input_ids)
-    wanted: list[Variant] = [*dict.fromkeys(asked(request.session, "ranked"))]
+    wanted: list[Variant] = [*dict.fromkeys(asked(request.session.items, "ranked"))]
     alone = [replace(variant, ranks=1) for variant in wanted if variant.drafting]
 
     def run(variant: Variant) -> Served:

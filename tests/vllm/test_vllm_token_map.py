@@ -50,7 +50,7 @@ def engines(
         wheel = build_program(variant, models, where.with_suffix(".wheel")) if variant.program else None
         return serve(variant.engine(models), requests, where, wheel=wheel, settings=settings(variant, models))
 
-    wanted: list[Variant] = [*asked(request.session, "variant")]
+    wanted: list[Variant] = [*asked(request.session.items, "variant")]
     with side_by_side(1) as pool:
         yield started(
             pool,
