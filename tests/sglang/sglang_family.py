@@ -22,8 +22,8 @@ NEAR, EXACT = 2**-5, 0.97
 """In 16 bits: how far below the best score that of an emitted token may be, as a part of it; and how many are best."""
 
 UNCACHED = {"disable_radix_cache": True}
-"""SGLang's cache of prefixes shifts no prompt for STANDALONE drafts (docs/sglang.md): what a draft reads of a kept one
-depends on which prompt filled it last, and so on how busy the machine is. Its engines keep none."""
+"""SGLang's cache of prefixes shifts no prompt for STANDALONE drafts (docs/sglang-figures.md): what a draft reads of a
+kept one depends on which prompt filled it last, and so on how busy the machine is. Its engines keep none."""
 
 ADAPTED = {"enable_lora": True, "lora_backend": "torch_native", "max_loras_per_batch": 3}
 """So few adapters in memory, of which none is one, that some are thrown out for others."""
