@@ -1,4 +1,4 @@
-"""README's picture: a decode step of SGLang's own beside one of a program, from the measured row of docs/sglang.md.
+"""README's picture: a decode step of SGLang's own beside one of a program, from a row of docs/sglang-figures.md.
 
     python docs/site/step.py
 
@@ -21,7 +21,7 @@ WIDTH, HEIGHT, LEFT, PITCH, TALL = 496, 390, 16, 4, 44
 
 def measured() -> dict[str, tuple[float, float]]:
     """Figures of SGLang and of the program, by column of the table."""
-    (line,) = (line for line in (DOCS / "sglang.md").read_text().splitlines() if line.startswith(f"| {ROW}"))
+    (line,) = (line for line in (DOCS / "sglang-figures.md").read_text().splitlines() if line.startswith(f"| {ROW}"))
     rate, launches, between, glue, busy = re.findall(r"\| (\d[\d., ]*?) (?=\|)", line)[1:]
     pairs = {"launches": launches, "between": between, "glue": glue, "busy": busy}
     values = {name: tuple(float(figure) for figure in pair.split(", ")) for name, pair in pairs.items()}

@@ -18,7 +18,7 @@ from .pages import ROOT, blocks, clone, compare, run
 README = (ROOT / "README.md").read_text()
 BLOCKS = blocks("README.md")
 COMMANDS = [command for block in BLOCKS if block.language == "console" for command in block.commands()]
-SGLANG = (ROOT / "docs" / "sglang.md").read_text()
+SGLANG = (ROOT / "docs" / "sglang-figures.md").read_text()
 HOW = ("greedy", "drawn")
 MISTAKE = ("hidden_size: 4096, num_layers: 1,", "hidden_size: 2048, num_layers: 1,")
 """The draft of README's configuration, and the one of which it shows the diagnostic."""
@@ -88,7 +88,7 @@ SERVERS = {
     "SGLang's default tree, greedy": ("default tree, 1024", "default tree, 8 B"),
     "SGLang's default tree, drawn": ("default tree, drawn, 1024", "default tree, 8 B, drawn"),
 }
-"""README's rows -> the rows of docs/sglang.md that they are of: ratios at every batch, and the trace at batch 1."""
+"""README's rows -> those of docs/sglang-figures.md they are of: ratios at every batch, and the trace at batch 1."""
 
 
 def cells(text: str, name: str) -> list[str]:

@@ -89,7 +89,8 @@ def test_pages_that_code_names_exist() -> None:
 
 def test_the_page_of_an_adapter_lists_its_files() -> None:
     """By their places in the folder; `attention/` stands for its own."""
-    table = (ROOT / "docs" / "sglang.md").read_text().partition("is copied into the wheel:")[2].partition("\n\n* **")[0]
+    page = (ROOT / "docs" / "sglang-adapter.md").read_text()
+    table = page.partition("is copied into the wheel:")[2].partition("\n\n* **")[0]
     listed = re.findall(r"`((?:\w+/)?\w+\.py|attention/)`", re.sub(r"`attention/` \|.*", "`attention/`", table))
     folder = ROOT / "specc" / "adapters" / "sglang"
     files = {path.relative_to(folder).as_posix() for path in folder.rglob("*.py") if path.name != "__init__.py"}

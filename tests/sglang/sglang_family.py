@@ -29,8 +29,8 @@ in_float32 = pytest.mark.skipif(ON_GPU, reason="in 16 bits a near tie may go eit
 in_16_bits = pytest.mark.skipif(not ON_GPU, reason="in float32 texts are the same")
 
 UNCACHED = {"disable_radix_cache": True}
-"""SGLang's cache of prefixes shifts no prompt for STANDALONE drafts (docs/sglang.md): what a draft reads of a kept one
-depends on which prompt filled it last, and so on how busy the machine is. Its engines keep none."""
+"""SGLang's cache of prefixes shifts no prompt for STANDALONE drafts (docs/sglang-figures.md): what a draft reads of a
+kept one depends on which prompt filled it last, and so on how busy the machine is. Its engines keep none."""
 
 ADAPTED = {"enable_lora": True, "max_loras_per_batch": 3, **({} if ON_GPU else {"lora_backend": "torch_native"})}
 """So few adapters in memory, of which none is one, that some are thrown out for others."""

@@ -15,7 +15,7 @@ from typing import Any
 
 from torch import Tensor
 
-from .served import CACHES
+from .served_attention import CACHES
 
 
 def first_pool(pool: Any) -> Any:

@@ -139,8 +139,8 @@ def test_shapes_have_the_order_in_which_they_were_measured(gpu: str, tmp_path: P
 
 
 def test_times_of_another_model_on_another_gpu(tmp_path: Path) -> None:
-    """A chain over MLA on one H200, of which nothing was chosen: SGLang's own steps in docs/sglang.md."""
-    (published,) = re.findall(r"SGLang's own steps take ([\d., and]+) ms at 1024 tokens", _page("sglang.md"))
+    """A chain over MLA on one H200, of which nothing was chosen: SGLang's own steps in docs/sglang-figures.md."""
+    (published,) = re.findall(r"SGLang's own steps take ([\d., and]+) ms at 1024 tokens", _page("sglang-figures.md"))
     target, module = weights(tmp_path / "lite", LITE), weights(tmp_path / "lite", LITE, module=True, reads=2 * 2048)
     steps = StepTime(SPEEDS["h200"], target, module, needs("EAGLE").forwards)
     times = [float(word) for word in re.findall(r"\d+\.\d+", published)]

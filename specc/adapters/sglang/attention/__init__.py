@@ -1,7 +1,7 @@
 """Attention for forwards that a program calls: which backend each role has, and what all of them share of a step.
 
-A kind of attention is a file here, with the names that SGLang has for it in `KINDS`. docs/sglang.md says which were
-tried on what.
+A kind of attention is a file here, with the names that SGLang has for it in `KINDS`. docs/sglang-servers.md says which
+were tried on what.
 """
 
 from __future__ import annotations
