@@ -31,7 +31,8 @@ from queue import Queue
 from typing import Any
 
 import report
-from variants import VARIANTS, Variant
+from variant import Variant
+from variants import VARIANTS
 
 HERE = Path(__file__).resolve().parent
 SIDES = ("stock", "specc")

@@ -4,6 +4,7 @@
 * exmla_...: a random model like DeepSeek-V3, with latent KV rows of its widths, and an MTP module that drafts well.
 * llama_..., mla_...: no weights, which SGLang makes up: the sizes of Llama-3.1-8B with an EAGLE head of one layer, and
   those of DeepSeek-V2-Lite, all layers dense (2.7 B parameters), with an MTP module of 64 experts.
+* qwen3_..., moe_..., oss_..., mimo_..., gemma_...: as little, with drafts of other kinds; see `sizes.DRAFTED`.
 """
 
 from __future__ import annotations
@@ -16,75 +17,9 @@ from typing import Any
 
 import torch
 from safetensors.torch import load_file, save_file
+from sizes import DRAFTED, LATENT, LLAMA, MLA
 from torch import Tensor
 
-LLAMA: dict[str, Any] = {
-    "architectures": ["LlamaForCausalLM"],
-    "model_type": "llama",
-    "hidden_size": 4096,
-    "num_hidden_layers": 32,
-    "num_attention_heads": 32,
-    "num_key_value_heads": 8,
-    "head_dim": 128,
-    "intermediate_size": 14336,
-    "vocab_size": 128256,
-    "max_position_embeddings": 131072,
-    "rms_norm_eps": 1e-5,
-    "rope_theta": 500000.0,
-    "hidden_act": "silu",
-    "tie_word_embeddings": False,
-    "bos_token_id": 0,
-    "eos_token_id": 1,
-    "dtype": "bfloat16",
-}
-LATENT: dict[str, Any] = {
-    "architectures": ["DeepseekV3ForCausalLM"],
-    "model_type": "deepseek_v3",
-    "num_nextn_predict_layers": 1,
-    "kv_lora_rank": 512,
-    "qk_nope_head_dim": 128,
-    "qk_rope_head_dim": 64,
-    "v_head_dim": 128,
-    "moe_layer_freq": 1,
-    "topk_method": "noaux_tc",
-    "scoring_func": "sigmoid",
-    "norm_topk_prob": True,
-    "routed_scaling_factor": 2.5,
-    "rms_norm_eps": 1e-6,
-    "rope_theta": 10000.0,
-    "rope_scaling": {
-        "type": "yarn",
-        "factor": 40.0,
-        "original_max_position_embeddings": 4096,
-        "beta_fast": 32.0,
-        "beta_slow": 1.0,
-        "mscale": 1.0,
-        "mscale_all_dim": 1.0,
-    },
-    "max_position_embeddings": 163840,
-    "hidden_act": "silu",
-    "attention_bias": False,
-    "tie_word_embeddings": False,
-    "bos_token_id": 0,
-    "eos_token_id": 1,
-    "dtype": "bfloat16",
-}
-MLA = LATENT | {
-    "hidden_size": 2048,
-    "num_hidden_layers": 27,
-    "first_k_dense_replace": 27,
-    "num_attention_heads": 16,
-    "num_key_value_heads": 16,
-    "q_lora_rank": 1536,
-    "intermediate_size": 10944,
-    "moe_intermediate_size": 1408,
-    "n_routed_experts": 64,
-    "num_experts_per_tok": 6,
-    "n_shared_experts": 2,
-    "n_group": 8,
-    "topk_group": 4,
-    "vocab_size": 129280,
-}
 SMALL_MLA = LATENT | {
     "hidden_size": 512,
     "num_hidden_layers": 3,
@@ -212,9 +147,22 @@ def mla(out: Path, _: Path) -> None:
     write_config(out / "mla_target", MLA)
 
 
+def drafted(out: Path, _: Path) -> None:
+    """A folder for each of `sizes.DRAFTED`."""
+    for models, folders in DRAFTED.items():
+        for folder, config in folders.items():
+            write_config(out / f"{models}_{folder}", config)
+
+
 SCORED = 32768
 """Tokens that an EAGLE head with a token map scores."""
-MADE = {"ex_eagle": example, "exmla_target": small_mla, "llama_eagle": llama, "mla_target": mla}
+MADE = {
+    "ex_eagle": example,
+    "exmla_target": small_mla,
+    "llama_eagle": llama,
+    "mla_target": mla,
+    "gemma_assistant": drafted,
+}
 """What makes models, by the folder that is finished last."""
 
 

@@ -15,7 +15,7 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
-from variants import ACCEPT_LENGTH, Variant
+from variant import ACCEPT_LENGTH, Variant
 
 sys.path.append(str(Path(__file__).resolve().parents[1]))  # in a bundle all files are in one folder
 
@@ -27,7 +27,7 @@ EQUAL = 0.05
 """By how much tokens a step may differ where their expectation is set: both sides draw them."""
 PACKAGES = ("sglang", "sglang-kernel", "flashinfer-python", "torch", "triton", "transformers")
 MADE_UP = (
-    "Weights of the models llama_ and mla_ are made up when a server starts (load_format: dummy), and so are prompts. "
+    "Weights of all models but ex_ and exmla_ are made up when a server starts (load_format: dummy), as prompts are. "
     f"Their accepted length is set: SGLANG_SIMULATE_ACC_LEN={ACCEPT_LENGTH}."
 )
 COLUMNS: dict[str, Read] = {

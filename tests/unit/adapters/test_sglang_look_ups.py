@@ -374,3 +374,14 @@ def test_what_stands_for_texts_is_filtered_and_merged(rows: Any) -> None:
     some.merge_batch(more)
     assert some.accept_tokens.reshape(-1, NODES).shape == (4, NODES)
     assert len(some.accept_lens) == len(some.new_seq_lens) == 4
+
+
+@pytest.mark.parametrize("keys", [(), TREE])
+def test_steps_of_a_length_that_is_wanted(serve: Serve, keys: Any) -> None:
+    """Though what ends a step is looked up behind what began an earlier one: no more of it is accepted."""
+    server = serve(plans_of(target={"vocab_size": 128}, **dict(keys))[0], simulated=2.0)
+    server.begin(PROMPTS)
+    for _ in range(12):
+        server.decode([*PROMPTS])
+    server.settle()
+    assert {length for counts in server.steps.values() for length in counts} == {2}

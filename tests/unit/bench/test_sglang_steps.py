@@ -184,8 +184,9 @@ def test_every_variant_with_speculation_has_a_configuration_of_its_sizes(tmp_pat
         configs[f"specc_program_{config['name']}"] = config
     every = [*variants.VARIANTS.values(), *variants.SHAPED.values()]
     assert configs.keys() == {variant.program for variant in every if variant.program}
+    drafted = variants.drafted_variants()
     for variant in every:
-        if variant.program:
+        if variant.program and variant not in drafted:
             check_config(configs[variant.program], variant, tmp_path)
 
 

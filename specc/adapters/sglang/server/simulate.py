@@ -22,7 +22,7 @@ from ..models.forwards import ForwardOutputs, Forwards
 from ..parts.parts import Parts
 
 TOKEN = 100
-"""What the target says after the accepted path, as in SGLang."""
+"""What the target says after the accepted path, as in SGLang, or where that is drafted a token behind it."""
 HIGHEST = 1e30
 LENGTHS = "SPECC_SIMULATE_ACC_LENS"
 """The environment variable of the lengths of single shapes, `3:2.2,5x4x8:2.8`; others have SGLang's one."""
@@ -89,8 +89,9 @@ class Simulated(Forwards):
         sees = seen(given["slots"], seq_lens, given.get("mask"), given.get("counts"))
         cols = self._path(length - 1, depth, sees)
         follows = self._depths[:-2] < length - 1
-        wanted = torch.where(follows, tokens.gather(1, cols[:, 1:]), TOKEN)
-        wanted = torch.cat((wanted, torch.full_like(wanted[:, :1], TOKEN)), dim=1)
+        ends = _undrafted(tokens)
+        wanted = torch.where(follows, tokens.gather(1, cols[:, 1:]), ends)
+        wanted = torch.cat((wanted, ends), dim=1)
         rows = torch.arange(len(tokens), device=tokens.device)[:, None]
         assert output.logits is not None  # of the target
         output.logits.index_put_((rows, cols, wanted), self._highest)
@@ -110,3 +111,10 @@ class Simulated(Forwards):
         most = len(self._depths) - 1
         path = leaf.repeat(1, most + 1)
         return path.scatter(1, torch.where(on_path, depth, most), columns)[:, :most]
+
+
+def _undrafted(tokens: Tensor) -> Tensor:
+    """The first token i64[b, 1] from `TOKEN` on that no node i64[b, N] drafts. Look-ups find `TOKEN` in texts."""
+    others = TOKEN + torch.arange(tokens.shape[1], device=tokens.device)
+    drafted = (tokens[:, 1:, None] == others).any(1)
+    return TOKEN + drafted.int().argmin(1, keepdim=True)

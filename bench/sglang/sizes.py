@@ -1,0 +1,247 @@
+"""The sizes of models whose weights are made up when a server starts: their config.json, and those of their drafts.
+
+`DRAFTED` has those of kinds of drafts that no head of one layer makes, by the folders of target and draft.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+Config = dict[str, Any]
+SPECIAL: Config = {"bos_token_id": 0, "eos_token_id": 1, "dtype": "bfloat16"}
+LLAMA: Config = SPECIAL | {
+    "architectures": ["LlamaForCausalLM"],
+    "model_type": "llama",
+    "hidden_size": 4096,
+    "num_hidden_layers": 32,
+    "num_attention_heads": 32,
+    "num_key_value_heads": 8,
+    "head_dim": 128,
+    "intermediate_size": 14336,
+    "vocab_size": 128256,
+    "max_position_embeddings": 131072,
+    "rms_norm_eps": 1e-5,
+    "rope_theta": 500000.0,
+    "hidden_act": "silu",
+    "tie_word_embeddings": False,
+}
+LATENT: Config = SPECIAL | {
+    "architectures": ["DeepseekV3ForCausalLM"],
+    "model_type": "deepseek_v3",
+    "num_nextn_predict_layers": 1,
+    "kv_lora_rank": 512,
+    "qk_nope_head_dim": 128,
+    "qk_rope_head_dim": 64,
+    "v_head_dim": 128,
+    "moe_layer_freq": 1,
+    "topk_method": "noaux_tc",
+    "scoring_func": "sigmoid",
+    "norm_topk_prob": True,
+    "routed_scaling_factor": 2.5,
+    "rms_norm_eps": 1e-6,
+    "rope_theta": 10000.0,
+    "rope_scaling": {
+        "type": "yarn",
+        "factor": 40.0,
+        "original_max_position_embeddings": 4096,
+        "beta_fast": 32.0,
+        "beta_slow": 1.0,
+        "mscale": 1.0,
+        "mscale_all_dim": 1.0,
+    },
+    "max_position_embeddings": 163840,
+    "hidden_act": "silu",
+    "attention_bias": False,
+    "tie_word_embeddings": False,
+}
+MLA = LATENT | {
+    "hidden_size": 2048,
+    "num_hidden_layers": 27,
+    "first_k_dense_replace": 27,
+    "num_attention_heads": 16,
+    "num_key_value_heads": 16,
+    "q_lora_rank": 1536,
+    "intermediate_size": 10944,
+    "moe_intermediate_size": 1408,
+    "n_routed_experts": 64,
+    "num_experts_per_tok": 6,
+    "n_shared_experts": 2,
+    "n_group": 8,
+    "topk_group": 4,
+    "vocab_size": 129280,
+}
+
+
+def eagle3(target: Config, inner: int, heads: int) -> Config:
+    """An EAGLE3 head, which scores the whole vocabulary: the part that published ones have lies beside weights."""
+    width = {"hidden_size": target["hidden_size"], "intermediate_size": inner, "num_attention_heads": heads}
+    shared = ("num_key_value_heads", "head_dim", "vocab_size")
+    own = {
+        "architectures": ["LlamaForCausalLMEagle3"],
+        "num_hidden_layers": 1,
+        "draft_vocab_size": target["vocab_size"],
+    }
+    return LLAMA | {name: target[name] for name in shared} | width | own
+
+
+QWEN3 = LLAMA | {
+    "architectures": ["Qwen3ForCausalLM"],
+    "model_type": "qwen3",
+    "num_hidden_layers": 36,
+    "intermediate_size": 12288,
+    "vocab_size": 151936,
+    "max_position_embeddings": 40960,
+    "rms_norm_eps": 1e-6,
+    "rope_theta": 1000000.0,
+}
+BLOCKS = QWEN3 | {
+    "architectures": ["DFlashDraftModel"],
+    "num_hidden_layers": 5,
+    "num_target_layers": 36,
+    "layer_types": ["full_attention"] * 5,
+    "block_size": 16,
+    "dflash_config": {"mask_token_id": 151669, "target_layer_ids": [1, 9, 17, 25, 33]},
+}
+MOE = QWEN3 | {
+    "architectures": ["Qwen3MoeForCausalLM"],
+    "model_type": "qwen3_moe",
+    "hidden_size": 2048,
+    "num_hidden_layers": 24,
+    "num_key_value_heads": 4,
+    "intermediate_size": 6144,
+    "moe_intermediate_size": 768,
+    "num_experts": 128,
+    "num_experts_per_tok": 8,
+    "norm_topk_prob": True,
+    "decoder_sparse_step": 1,
+    "mlp_only_layers": [],
+}
+"""Half the layers of Qwen3-30B-A3B."""
+SLIDING, FULL = "sliding_attention", "full_attention"
+OSS: Config = SPECIAL | {
+    "architectures": ["GptOssForCausalLM"],
+    "model_type": "gpt_oss",
+    "hidden_size": 2880,
+    "num_hidden_layers": 24,
+    "num_attention_heads": 64,
+    "num_key_value_heads": 8,
+    "head_dim": 64,
+    "intermediate_size": 2880,
+    "num_local_experts": 32,
+    "num_experts_per_tok": 4,
+    "vocab_size": 201088,
+    "sliding_window": 128,
+    "layer_types": [SLIDING, FULL] * 12,
+    "attention_bias": True,
+    "max_position_embeddings": 131072,
+    "rms_norm_eps": 1e-5,
+    "rope_theta": 150000.0,
+    "rope_scaling": {
+        "rope_type": "yarn",
+        "factor": 32.0,
+        "original_max_position_embeddings": 4096,
+        "beta_fast": 32.0,
+        "beta_slow": 1.0,
+        "truncate": False,
+    },
+    "hidden_act": "silu",
+    "swiglu_limit": 7.0,
+    "tie_word_embeddings": False,
+}
+_PATTERN = [int(layer % 6 > 0) for layer in range(30)]
+MIMO: Config = SPECIAL | {
+    "architectures": ["MiMoV2ForCausalLM"],
+    "model_type": "mimo_v2_flash",
+    "hidden_size": 4096,
+    "num_hidden_layers": len(_PATTERN),
+    "num_attention_heads": 32,
+    "swa_num_attention_heads": 32,
+    "num_key_value_heads": 4,
+    "swa_num_key_value_heads": 8,
+    **dict.fromkeys(("head_dim", "v_head_dim", "swa_head_dim", "swa_v_head_dim"), 128),
+    "intermediate_size": 12288,
+    "vocab_size": 152576,
+    "hybrid_layer_pattern": _PATTERN,
+    "layer_types": [SLIDING if windowed else FULL for windowed in _PATTERN],
+    "mlp_layer_types": ["dense"] * len(_PATTERN),
+    "moe_layer_freq": [0] * len(_PATTERN),
+    "n_routed_experts": 2,
+    "sliding_window": 128,
+    "sliding_window_size": 128,
+    "add_swa_attention_sink_bias": True,
+    "add_full_attention_sink_bias": False,
+    "partial_rotary_factor": 0.334,
+    "rope_parameters": {"rope_type": "default", "rope_theta": 5000000.0},
+    "attention_value_scale": 0.707,
+    "attention_bias": False,
+    "max_position_embeddings": 262144,
+    "layernorm_epsilon": 1e-5,
+    "hidden_act": "silu",
+    "tie_word_embeddings": False,
+}
+"""Of MiMo-V2's kind with dense layers, 7.2 B parameters, whose values are as wide as its keys."""
+_TEXT: Config = SPECIAL | {
+    "model_type": "gemma4_text",
+    "hidden_size": 2560,
+    "num_hidden_layers": 42,
+    "num_attention_heads": 8,
+    "num_key_value_heads": 2,
+    "head_dim": 256,
+    "global_head_dim": 512,
+    "intermediate_size": 10240,
+    "vocab_size": 262144,
+    "vocab_size_per_layer_input": 262144,
+    "hidden_size_per_layer_input": 256,
+    "num_kv_shared_layers": 18,
+    "sliding_window": 512,
+    "layer_types": ([SLIDING] * 5 + [FULL]) * 7,
+    "final_logit_softcapping": 30.0,
+    "max_position_embeddings": 131072,
+    "rms_norm_eps": 1e-6,
+    "hidden_activation": "gelu_pytorch_tanh",
+    "tie_word_embeddings": True,
+    "pad_token_id": 0,
+}
+_EYES: Config = {
+    "model_type": "gemma4_vision",
+    "hidden_size": 64,
+    "intermediate_size": 64,
+    "num_hidden_layers": 1,
+    **dict.fromkeys(("num_attention_heads", "num_key_value_heads"), 1),
+    "head_dim": 64,
+}
+"""What sees pictures, which nobody shows."""
+_TIED: Config = {"dtype": "bfloat16", "tie_word_embeddings": True}
+GEMMA = _TIED | {
+    "architectures": ["Gemma4ForConditionalGeneration"],
+    "model_type": "gemma4",
+    "text_config": _TEXT,
+    "vision_config": _EYES,
+}
+ASSISTANT = _TIED | {
+    "architectures": ["Gemma4AssistantForCausalLM"],
+    "model_type": "gemma4_assistant",
+    "backbone_hidden_size": _TEXT["hidden_size"],
+    "use_ordered_embeddings": True,
+    "num_centroids": 2048,
+    "centroid_intermediate_top_k": 32,
+    "text_config": _TEXT
+    | {
+        "hidden_size": 256,
+        "num_hidden_layers": 4,
+        "num_attention_heads": 4,
+        "intermediate_size": 2048,
+        "layer_types": [SLIDING] * 3 + [FULL],
+        "num_kv_shared_layers": 4,
+        "hidden_size_per_layer_input": 0,
+        "vocab_size_per_layer_input": 0,
+    },
+}
+DRAFTED: dict[str, dict[str, Config]] = {
+    "qwen3": {"target": QWEN3, "blocks": BLOCKS},
+    "moe": {"target": MOE, "eagle3": eagle3(MOE, inner=12288, heads=32)},
+    "oss": {"target": OSS, "eagle3": eagle3(OSS, inner=17280, heads=64)},
+    "mimo": {"target": MIMO},
+    "gemma": {"target": GEMMA, "assistant": ASSISTANT},
+}
+"""By the name of models what lies in its folders, NAME_target and so on. MiMo's modules are in its target's."""
