@@ -170,7 +170,7 @@ MIMO: Config = SPECIAL | {
     "sliding_window_size": 128,
     "add_swa_attention_sink_bias": True,
     "add_full_attention_sink_bias": False,
-    "partial_rotary_factor": 0.334,
+    "partial_rotary_factor": 0.5,
     "rope_parameters": {"rope_type": "default", "rope_theta": 5000000.0},
     "attention_value_scale": 0.707,
     "attention_bias": False,

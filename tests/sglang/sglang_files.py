@@ -34,7 +34,7 @@ BACKEND = os.environ.get("SPECC_TEST_BACKEND", "fa3")
 """The attention backend of engines on a GPU."""
 GPUS = int(os.environ.get("SPECC_TEST_GPUS", "1")) if ON_GPU else 0
 """How many there are, among which engines of one rank are dealt out."""
-AT_A_TIME = 6 * GPUS or 2
+AT_A_TIME = 4 * GPUS or 2
 """Engines."""
 RANKS = GPUS or 4
 """As many as an engine may have."""

@@ -31,18 +31,19 @@ HEAD = Variant("EAGLE3", "sorter-eagle3", target="sorter", program=True, ranks=2
 HEAD_TREE = replace(HEAD, topk=3, num_draft_tokens=8, samples=True, overlap=False, ranks=4, local_head=True)
 HEADS = Family(
     Variant(target="sorter"),
-    [HEAD, HEAD_TREE, replace(HEAD, ranks=4, groups=4, overlap=False)],
+    [HEAD, HEAD_TREE, replace(HEAD, ranks=4, groups=4, overlap=False, experts=True)],
     write_expert_head,
     lambda _: with_silences(REQUESTS, seed=11),
     left=frozenset({"logprobs", "sampling", "requests of another rank"}),
     accepted=1.6,
 )
-"""A mixture of experts and a head, which each group runs by itself. Two ranks of a group share out the rest."""
+"""A mixture of experts and a head, which each group runs by itself. Two ranks of a group share out the rest, and where
+each rank has its part of the experts they get rows of all groups."""
 
 MODULE = Variant("EAGLE", "latent", target="latent", attention="fa3", program=True, ranks=2, groups=2, overlap=True)
 MODULES = Family(
     Variant(target="latent", attention="fa3"),
-    [MODULE, replace(MODULE, local_head=True)],
+    [MODULE, replace(MODULE, local_head=True, experts=True)],
     lambda folder: write_latent(folder / "latent"),
     lambda _: with_silences(FEWER, seed=12),
     left=HEADS.left,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -10,7 +11,9 @@ from typing import Any
 import pytest
 from engine_job import specc
 from plugin_page import install_page
+from sglang_disaggregated import serve_apart
 from sglang_family import all_accounted_for, same_texts
+from sglang_files import ON_GPU
 from sglang_programs import write_program
 from sglang_server import PLAIN, Served, Variant, accept_length, serve
 from sglang_workload import without_aborts, workload
@@ -37,18 +40,24 @@ def usual(served: Served) -> int:
     return counts.most_common(1)[0][0]
 
 
+def sober(engine: Mapping[str, Any], never: int, folder: Path) -> Path:
+    """The wheel of the page's algorithm for an engine of EAGLE, which never drafts a token."""
+    install_page(folder)
+    config = write_program(engine, folder / "wheel")
+    text = config.read_text().replace("algorithm: EAGLE", "algorithm: SOBER")
+    config.write_text(f"{text}options: {{never: {never}}}\n")
+    specc("build", str(config), "-o", str(config.parent), "--quiet", beside=folder)
+    [wheel] = config.parent.glob("*.whl")
+    return wheel
+
+
 @pytest.mark.parametrize("variant", PROGRAMS, ids=str)
 def test_steps_are_the_plugins_and_texts_the_targets(
     variant: Variant, models: Path, requests: list[dict[str, Any]], alone: Served, tmp_path: Path
 ) -> None:
     """Its drafts are EAGLE's, but for a token that stands in texts often and is never drafted by a step."""
     engine, never = variant.engine(models), usual(alone)
-    install_page(tmp_path)
-    config = write_program(engine, tmp_path / "wheel")
-    text = config.read_text().replace("algorithm: EAGLE", "algorithm: SOBER")
-    config.write_text(f"{text}options: {{never: {never}}}\n")
-    specc("build", str(config), "-o", str(config.parent), "--quiet", beside=tmp_path)
-    [wheel] = config.parent.glob("*.whl")
+    wheel = sober(engine, never, tmp_path)
     served = serve(engine, requests, tmp_path / "job", overlap=variant.overlap, wheel=wheel)
     same_texts(served, alone)
     all_accounted_for(served.state["specc_testing"])
@@ -59,3 +68,20 @@ def test_steps_are_the_plugins_and_texts_the_targets(
         if not output["num_retractions"] and output.get("spec_verify_ct"):
             # A step emits it as the bonus token, or not; the first step has drafts of SGLang's prefill.
             assert output["spec_verify_ct"] >= output["token_ids"][1:].count(never) - 1
+
+
+@pytest.mark.skipif(ON_GPU, reason="the transport is a stand-in for processes of a CPU")
+def test_a_server_that_prefills_hands_over_what_the_plugin_carries(
+    models: Path, requests: list[dict[str, Any]], alone: Served, tmp_path: Path
+) -> None:
+    """What EAGLE carries, in whose place it runs: the first token, the best drafts behind it, and hidden states."""
+    variant = PROGRAMS[0]
+    engine = variant.engine(models)
+    wheel = sober(engine | {"disaggregation_mode": "decode"}, usual(alone), tmp_path)
+    wheels = dict.fromkeys(("prefill", "decode"), wheel)
+    sides = serve_apart(engine, requests, tmp_path / "job", overlap=variant.overlap, wheels=wheels)
+    same_texts(sides["decode"], alone)
+    assert sides["decode"].state["specc"]["served"] > 100
+    assert accept_length(sides["decode"]) > 1.3
+    for served in sides.values():
+        all_accounted_for(served.state["specc_testing"])

@@ -85,7 +85,7 @@ def _reads(role: str, model: ServedModel | None) -> bool:
 BACKENDS: Mapping[str, AttentionBackend] = {
     "triton": AttentionBackend(("mha", "swa"), drafts=("mha",), mask="full", windows=("verify",)),
     "fa3": AttentionBackend(("mha", "swa", "mla"), mask="slots", windows=ROLES, blocks=True),
-    "flashinfer": AttentionBackend(("mha",), mask="qlen", tried=False, planned=True),
+    "flashinfer": AttentionBackend(("mha",), mask="qlen", planned=True),
     "intel_amx": AttentionBackend(
         ("mha", "swa"), drafts=("mha",), mask="qlen", device="cpu", windows=ROLES, blocks=True
     ),

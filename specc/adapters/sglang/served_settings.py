@@ -42,7 +42,6 @@ SETTINGS: dict[str, tuple[object, str]] = {
 """Argument or environment variable of SGLang's -> what is served, one value or several, and what others ask for."""
 
 DATA_PARALLEL: dict[str, tuple[object, str]] = {
-    "ep_size": (1, "experts that are shared out"),
     "enable_lora": (False, "LoRA"),
     "enable_multi_layer_eagle": (False, "multi-layer EAGLE"),
     "enable_return_routed_experts": (False, "experts as results"),

@@ -21,6 +21,7 @@ from typing import Any
 
 import torch
 from specc_testing_blocks import draft_blocks
+from specc_testing_ranks import GROUP, exchange
 from torch import Tensor
 
 ON_CPU = os.environ.get("SGLANG_USE_CPU_ENGINE") == "1"
@@ -39,7 +40,6 @@ STATE = "sglang.srt.managers.scheduler_components.internal_state.SchedulerIntern
 
 HOPPER = 9, 0
 """The capability of the GPUs that FlashAttention 3 is for."""
-GROUP = "sglang.srt.distributed.parallel_state.GroupCoordinator"
 EXPERTS = "sglang.srt.layers.moe.fused_moe_native.moe_forward_native"
 QUEUE = f"{SCHEDULER}._add_request_to_queue"
 TRANSFERRED = "sglang.srt.disaggregation.decode.DecodeTransferQueue._commit_transfer_to_req"
@@ -78,6 +78,7 @@ def register() -> None:
         have_amx()
         wait_for_nothing()
         draft_blocks()
+        exchange()
         keep_results()
         HookRegistry.register(f"{SCHEDULER}.__init__", send_at_once, HookType.BEFORE)
         HookRegistry.register(LORA, pin_nothing, HookType.BEFORE)

@@ -151,7 +151,6 @@ def test_drafts_run_in_the_group_of_their_ranks(serve: Serve, monkeypatch: pytes
 
 
 BESIDE = {
-    "experts that are shared out under data parallelism (ep_size 2)": setting("parallel", "moe_ep_size", 2),
     "prefill and decode on two servers under data parallelism (disaggregation_mode decode)": setting(
         "disagg", "disaggregation_mode", "decode"
     ),

@@ -44,8 +44,6 @@ def test_a_group_has_its_part_of_the_requests_and_shares_attention_out(
     ("changes", "options", "message"),
     [
         ({"--speculative-algorithm": "STANDALONE"}, (), "attention under data parallelism with STANDALONE"),
-        ({"--ep-size": "2"}, (), "experts that are shared out under data parallelism (ep_size 2)"),
-        ({"--expert-parallel-size": "4"}, (), "experts that are shared out under data parallelism (ep_size 4)"),
         ({"--enable-lora": ""}, (), "LoRA under data parallelism"),
         ({"--disaggregation-mode": "decode"}, (), "prefill and decode on two servers under data parallelism"),
         ({"--enable-return-routed-experts": ""}, (), "experts as results under data parallelism"),
@@ -64,6 +62,12 @@ def test_what_is_not_served_beside_it(changes: dict[str, str | None], options: t
     assert ("config/engine-unsupported", message) in [(code, text.partition(" (disagg")[0]) for code, text in errors]
     alone = run(*options, "--", *words(EAGLE | changes))
     assert message not in alone.stderr or "--pp-size" in changes
+
+
+def test_experts_may_be_shared_out_beside_it() -> None:
+    result = run("--", *words(GROUPS | {"--ep-size": "4"}))
+    assert result.exit_code == 0
+    assert "error" not in result.stderr
 
 
 def test_what_is_served_instead_of_flashinfer_is_planned_by_nobody() -> None:

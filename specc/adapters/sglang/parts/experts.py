@@ -2,7 +2,8 @@
 
 A bucket has more rows than a batch. SGLang's layers read on the device how many rows of a forward are tokens, and
 SGLang's own graph runner writes that number before each replay (`DecodeCudaGraphRunner`, `num_token_non_padded`). Here
-it is written before each step, once for all forwards.
+it is written before each step, once for all forwards. Where attention is data parallel experts get rows of all ranks,
+in which padding stands anywhere: SGLang bounds none of them, and reads no such number (`moe_num_token_non_padded`).
 """
 
 from __future__ import annotations

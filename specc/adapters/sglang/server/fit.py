@@ -127,7 +127,6 @@ def _settings(worker: Any) -> dict[str, object]:
     runners = runners_of(worker).values()
     return settings | {
         **{name: getattr(parallel, name) for name in PARALLEL},
-        "ep_size": parallel.moe_ep_size,
         "disaggregation_mode": get_disagg().disaggregation_mode,
         "moe_a2a_backend": get_exec().moe.moe_a2a_backend,
         "speculative_moe_a2a_backend": spec.speculative_moe_a2a_backend or "none",
