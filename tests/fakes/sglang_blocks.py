@@ -79,6 +79,12 @@ class BlockTarget(Model):
     def get_input_embeddings(self) -> Any:
         return lambda tokens: tokens[:, None].float()
 
+    def adapt(self) -> None:
+        """Wrap what the draft has of it, as SGLang does where adapters may change it."""
+        plain = self.get_input_embeddings()
+        self.get_input_embeddings = lambda: SimpleNamespace(base_layer=plain)
+        self.lm_head = SimpleNamespace(base_layer=self.lm_head)
+
     def forward(self, input_ids: Tensor, positions: Tensor, batch: ForwardBatch) -> sglang.LogitsProcessorOutput:
         assert self.processor.defer_verify_gather == (batch.forward_mode is ForwardMode.EXTEND)
         return super().forward(input_ids, positions, batch)
@@ -126,7 +132,9 @@ class DFlashWorkerV2:
         self.server_args, self._engine = SimpleNamespace(lora_backend="csgmv"), engine
 
     def init_cuda_graphs(self) -> None:
-        """Nothing is captured here."""
+        """Nothing is captured here. By now layers are wrapped where requests may have adapters."""
+        if (target := self.target_worker.model_runner).lora_manager is not None:
+            target.model.adapt()
 
     def _append_target_hidden_to_draft_kv_by_loc(
         self, *, target_hidden: Tensor, cache_loc: Tensor, positions: Tensor

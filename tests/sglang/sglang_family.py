@@ -14,9 +14,10 @@ from engine_fixtures import asked, started
 from engine_job import LIMIT_S
 from head_layouts import EXAMPLES
 from sglang_files import ON_GPU
+from sglang_lora import ADAPTERS, with_adapters
 from sglang_programs import build_program
-from sglang_server import PREFILL_CHUNK, Served, Variant, accept_length, greedy, serve
-from sglang_workload import without_aborts
+from sglang_server import PREFILL_CHUNK, THROWN_OUT, Served, Variant, accept_length, greedy, serve
+from sglang_workload import without_aborts, workload
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 NEAR, EXACT = 2**-5, 0.97
@@ -28,6 +29,8 @@ ALIKE = 0.05
 in_float32 = pytest.mark.skipif(ON_GPU, reason="in 16 bits a near tie may go either way")
 in_16_bits = pytest.mark.skipif(not ON_GPU, reason="in float32 texts are the same")
 
+FEWER = 60
+"""Requests where a part of them is enough."""
 UNCACHED = {"disable_radix_cache": True}
 """SGLang's cache of prefixes shifts no prompt for STANDALONE drafts (docs/sglang-figures.md): what a draft reads of a
 kept one depends on which prompt filled it last, and so on how busy the machine is. Its engines keep none."""
@@ -99,7 +102,7 @@ def start(family: Family, pool: ThreadPoolExecutor, tests: Iterable[pytest.Item]
         if variant.algorithm == "STANDALONE":
             engine |= UNCACHED
         if family.adapters:
-            engine |= ADAPTED | {"lora_paths": [f"{name}={models / name}" for name in family.adapters]}
+            engine |= adapted(models, family.adapters)
         wheel = build_program(engine, jobs / f"{variant}-wheel", *variant.options) if variant.program else None
         settings, job = family.settings if variant.program else None, jobs / f"{variant}-job"
         of_all = without_aborts(requests) if variant == family.alone else requests
@@ -108,6 +111,21 @@ def start(family: Family, pool: ThreadPoolExecutor, tests: Iterable[pytest.Item]
 
     of_these = [variant for variant in asked(tests, "engine", "own") if variant.target == family.alone.target]
     return Running(models, started(pool, [family.alone, *of_these], run))
+
+
+def adapted(models: Path, names: Iterable[str]) -> dict[str, Any]:
+    """Arguments of an engine whose requests may have adapters of these names, folders beside the models."""
+    return ADAPTED | {"lora_paths": [f"{name}={models / name}" for name in names]}
+
+
+def serve_adapted(program: Variant, models: Path, folder: Path) -> tuple[Served, Served]:
+    """What a program and an engine without speculation answer to the same requests, most of which have adapters."""
+    requests = with_adapters(without_aborts(workload(FEWER, seed=7)), seed=7)
+    adapters = adapted(models, ADAPTERS)
+    engine, alone = (variant.engine(models) | adapters for variant in (program, Variant(target=program.target)))
+    wheel = build_program(engine, folder / "wheel", *program.options)
+    served = serve(engine, requests, folder / "job", overlap=program.overlap, wheel=wheel, settings=THROWN_OUT)
+    return served, serve(alone, requests, folder / "alone")
 
 
 def same_texts(served: Served, alone: Served) -> None:

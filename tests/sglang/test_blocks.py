@@ -5,8 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from concurrent.futures import Future
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
+from sglang_blocks import write_blocks
 from sglang_family import (
     accepts_as_much,
     all_accounted_for,
@@ -16,8 +18,10 @@ from sglang_family import (
     much_happened,
     same_logprobs,
     same_texts,
+    serve_adapted,
 )
 from sglang_files import ON_GPU, RANKS
+from sglang_lora import write_adapted
 from sglang_server import Served, Variant, accept_length
 
 OWN = Variant("DFLASH", "dflash", target="masked", overlap=True)
@@ -78,3 +82,15 @@ def test_the_program_accepts_as_much_as_sglangs_own_step(
 @pytest.mark.parametrize(("variant", "own"), [(program, OWN) for program in PROGRAMS], ids=map(str, PROGRAMS))
 def test_logprobs_are_those_without_speculation(variant: Variant, own: Variant, served: Served, plain: Served) -> None:
     same_logprobs(served, plain)
+
+
+@in_float32
+def test_requests_with_adapters_have_the_texts_that_they_have_without_speculation(tmp_path: Path) -> None:
+    models = tmp_path / "models"
+    write_adapted(models)
+    write_blocks(models)
+    served, alone = serve_adapted(replace(OWN, program=True), models, tmp_path)
+    same_texts(served, alone)
+    all_accounted_for(served.state["specc_testing"])
+    assert served.state["specc"]["served"] > 100
+    assert served.state["specc"]["left"].keys() <= {"logprobs", "sampling"}

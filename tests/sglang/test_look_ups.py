@@ -2,11 +2,21 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from operator import eq
 from pathlib import Path
 
 import pytest
-from sglang_family import all_accounted_for, best_in_16_bits, in_16_bits, in_float32, much_happened, same_texts
+from sglang_family import (
+    all_accounted_for,
+    best_in_16_bits,
+    in_16_bits,
+    in_float32,
+    much_happened,
+    same_texts,
+    serve_adapted,
+)
+from sglang_lora import write_adapted
 from sglang_mixed import Oracle
 from sglang_programs import build_program
 from sglang_server import PLAIN, PREFILL_CHUNK, Served, Variant, accept_length, serve
@@ -110,6 +120,17 @@ def test_texts_that_repeat_themselves_take_few_steps(models: Path, tmp_path: Pat
     assert [output["token_ids"] for output in served.outputs] == [output["token_ids"] for output in plain.outputs]
     assert accept_length(served) > 2
     assert served.state["specc"]["left"] == {}
+
+
+@in_float32
+def test_requests_with_adapters_have_the_texts_that_they_have_without_speculation(tmp_path: Path) -> None:
+    models = tmp_path / "models"
+    write_adapted(models)
+    served, alone = serve_adapted(replace(PROGRAMS[1], target="adapted", overlap=True), models, tmp_path)
+    same_texts(served, alone)
+    all_accounted_for(served.state["specc_testing"])
+    assert served.state["specc"]["served"] > 100
+    assert served.state["specc"]["left"].keys() <= {"logprobs", "sampling"}
 
 
 @programs

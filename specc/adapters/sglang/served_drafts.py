@@ -49,7 +49,6 @@ def drafting(server: Any) -> Iterator[tuple[str, str]]:
     elif server.blocks:
         yield from _of_blocks(server.draft)
         words = {
-            "adapters": f"LoRA with {DRAFT}",
             "groups": f"attention under data parallelism with {DRAFT}",
             "disaggregation_mode": f"{DRAFT} on a server of texts that another one prefills",
         }

@@ -113,7 +113,9 @@ def started(arguments: Arguments, gpu: Gpu) -> Started:
     served = algorithm in ALGORITHMS and device in DEVICES and gpu.arch.startswith(SGLANG.gpus)
     arguments.refuse_unread(UNREAD)
     if algorithm == "STANDALONE" and _adapters(arguments):
-        arguments.refuse("LoRA with STANDALONE", "SGLang starts no such server; it has adapters with EAGLE and EAGLE3")
+        arguments.refuse(
+            "LoRA with STANDALONE", "SGLang starts no such server; it has adapters with NGRAM, EAGLE, EAGLE3 and DFLASH"
+        )
     if device not in DEVICES:
         arguments.refuse(f"--device {device[:60]}", f"there are {', '.join(DEVICES)}")
     if not gpu.arch.startswith(SGLANG.gpus):

@@ -139,7 +139,7 @@ def refused(draft: ServedModel | None = None, **facts: Any) -> list[str]:
     [
         ({}, []),
         ({"draft": ServedModel(window=True)}, ["sliding windows of a draft that fills in blocks is not served"]),
-        ({"adapters": True}, ["LoRA with a draft that fills in blocks is not served"]),
+        ({"adapters": True}, []),
         (
             {"groups": 2},
             ["attention under data parallelism with a draft that fills in blocks is not served"],

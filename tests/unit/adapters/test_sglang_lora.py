@@ -32,10 +32,10 @@ def begin(server: Server) -> None:
 
 
 @pytest.mark.parametrize("overlap", [False, True])
-@pytest.mark.parametrize("keys", [(), QLEN])
-def test_a_step_has_the_adapters_of_its_requests(serve: Serve, keys: Any, overlap: bool) -> None:
-    """Also behind a prefill of others, and a step of SGLang's own."""
-    server = serve(plan_of("EAGLE", *keys), overlap=overlap, adapters=True)
+@pytest.mark.parametrize(("algorithm", "keys"), [("EAGLE", ()), ("EAGLE", QLEN), ("DFLASH", ())])
+def test_a_step_has_the_adapters_of_its_requests(serve: Serve, algorithm: str, keys: Any, overlap: bool) -> None:
+    """Also behind a prefill of others, and a step of SGLang's own. Blocks are drafted by layers without any."""
+    server = serve(plan_of(algorithm, *keys), overlap=overlap, adapters=True)
     begin(server)
     run(server, BATCHES)
     server.begin({4: [8, 8]}, lora_id="wry")

@@ -67,7 +67,6 @@ def test_what_check_says_of_blocks(folder: Path) -> None:
         ("h100", (), blocks("Qwen3-8B-Domino"), "a draft that fills in blocks, with a domino projector, is not served"),
         ("h100", (), blocks("Qwen3-8B-DFlash2"), "of the class DFlash2DraftModel, is not served"),
         ("h100", (), {"--speculative-draft-window-size": "64"}, "a window of the draft's"),
-        ("h100", (), {"--enable-lora": ""}, "LoRA with a draft that fills in blocks is not served"),
         ("h100", (), {"--disaggregation-mode": "decode"}, "of texts that another one prefills is not served"),
         ("h100", (), {BLOCK: "8", NODES: "9"}, f"{NODES} and {BLOCK} differ"),
         ("h100", ("--head", "int8"), {}, "--head int8 with a draft that the target's head scores"),

@@ -28,8 +28,9 @@ DEFERS = "defer_verify_gather"
 class BlockForwards(Forwards):
     """The callbacks `block` and `inject` (docs/runtime.md) beside the target's.
 
-    The draft reads embeddings of the target, of which one stands for a place to fill, and is scored by its head. What
-    SGLang enters around it is for attention under data parallelism alone, which is not served.
+    The draft reads embeddings of the target, of which one stands for a place to fill, and is scored by its head, both
+    without what adapters of requests change there. What SGLang enters around it is for attention under data parallelism
+    alone, which is not served.
     """
 
     def __init__(self, worker: Any, attention: Attention, parts: Parts, shape: Any) -> None:
@@ -37,7 +38,7 @@ class BlockForwards(Forwards):
         super().__init__(worker, attention, parts, shape)
         model = self._target.model
         self._worker, self._mask, self._scale = worker, worker._mask_token_id, worker._noise_embed_scale
-        self._embed, self._head = model.get_input_embeddings(), model.lm_head
+        self._embed, self._head = map(_without_adapters, (model.get_input_embeddings(), model.lm_head))
         (self._processor,) = processors_of(self._target)
         self._blocks: dict[int, Tensor] = {}
 
@@ -95,6 +96,11 @@ class BlockForwards(Forwards):
         rows = filled.view(batch.batch_size, -1, filled.shape[-1])[:, 1:].flatten(0, 1)
         scored = LogitsMetadata.from_forward_batch(batch)
         return LogitsProcessorOutput(self._processor._get_logits(rows, self._head, scored))
+
+
+def _without_adapters(layer: Any) -> Any:
+    """The layer that SGLang has wrapped where adapters may change it; theirs are for rows of a verification alone."""
+    return getattr(layer, "base_layer", layer)
 
 
 @contextlib.contextmanager
