@@ -139,7 +139,9 @@ def kept_together(item: pytest.Item) -> str:
     if item.path.parent.name not in ("sglang", "vllm"):
         return item.nodeid
     params = params_of(item)
-    engines = [str(params[name]) for name in ("variant", "ranked", "family") if name in params]
+    if "family" in params:  # two files may have one of the same name
+        return f"{item.path.name} {params['family']}"
+    engines = [str(params[name]) for name in ("variant", "ranked") if name in params]
     return engines[0].replace("-program", "") if engines else item.path.name
 
 
