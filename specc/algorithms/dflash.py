@@ -23,9 +23,10 @@ from specc.algorithms.blocks.verification import (
     store,
     verify,
 )
-from specc.config import Fit, Needs, Pair
+from specc.config import ANY, DraftKind, Fit, Needs, Pair
 from specc.ir.core import Value
 from specc.ir.ops.health import DRAFT_BIT
+from specc.support.aux_layers import dflash_layers
 
 
 def _build(scope: Scope) -> None:
@@ -91,12 +92,27 @@ def _injected(rows: FromTarget) -> dict[str, str | int]:
     return {"capture": "null", "input_dtype": rows.dtype, "input_width": rows.width}
 
 
+KIND = DraftKind(
+    frozenset({"DflashHead", "DFlashDraftModel", "DFlashQwen3ForCausalLM"}),
+    {
+        "block_size": ANY, "mask_token_id": ANY, "mask_token": ANY, "target_layer_ids": ANY, "draft_vocab_size": ANY,
+        "num_target_layers": ANY,
+    },
+    {"dflash_config": {
+        "block_size": ANY, "mask_token_id": ANY, "mask_token": ANY, "target_layer_ids": ANY, "num_target_layers": ANY,
+        "attention_sink_bias": ANY, "attention_value_scale": ANY, "output_multiplier": (1,),
+        "use_aux_hidden_state": ANY,
+    }},
+)  # fmt: skip
+"""Drafts as their publishers and engines call them; sinks and scales are of the draft's own layers."""
+
+
 def _recognises(pair: Pair) -> Fit | None:
     """A block drafter by its class or its own block of keys; its blocks hold the root and a place for every step."""
     if (draft := pair.draft) is None:
         return None
-    head, options = draft.named("dflash"), draft.block("dflash_config")
-    if head is None and not options:
+    head = KIND.named(draft.classes)
+    if head is None and (draft.language_model is None or not draft.block("dflash_config")):
         return None
     size = draft.number("block_size")
     why = f"the draft's class is {head}" if head else "the draft has a dflash_config"
@@ -105,5 +121,8 @@ def _recognises(pair: Pair) -> Fit | None:
 
 DFLASH = Algorithm(
     "DFLASH", "a block of drafts in one forward, over the target's layers", _build,
-    Needs(target_hidden="aux", trees=False, forwards=lambda steps: 2 if steps else 1, recognises=_recognises),
+    Needs(
+        target_hidden="aux", trees=False, forwards=lambda steps: 2 if steps else 1, recognises=_recognises, kind=KIND,
+        usual_layers=dflash_layers,
+    ),
 )  # fmt: skip

@@ -9,11 +9,23 @@ from __future__ import annotations
 
 from specc.algorithms.blocks.recurrent import build_recurrent
 from specc.algorithms.blocks.scope import Algorithm, Scope
-from specc.config import Fit, Needs, Pair
+from specc.config import ANY, DraftKind, Fit, Needs, Pair
 
 
 def _build(scope: Scope) -> None:
     build_recurrent(scope, reads_hidden=True)
+
+
+KIND = DraftKind(
+    frozenset({
+        "EagleHead", "EAGLEModel", "LlamaForCausalLMEagle", "Qwen2ForCausalLMEagle", "MistralForCausalLMEagle",
+        "MistralLarge3ForCausalLMEagle", "EagleLlamaForCausalLM", "EagleLlama4ForCausalLM", "EagleMiniCPMForCausalLM",
+        "EagleCohereForCausalLM", "EagleMistralForCausalLM", "EagleMistralLarge3ForCausalLM", "EagleDeepSeekMTPModel",
+    }),
+    {"draft_vocab_size": ANY},
+    {"eagle_config": {"fc": ANY}},
+)  # fmt: skip
+"""Heads as their publishers and engines call them."""
 
 
 def _recognises(pair: Pair) -> Fit | None:
@@ -23,7 +35,7 @@ def _recognises(pair: Pair) -> Fit | None:
         return Fit(f"'{modules.written}' has one module of multi-token prediction, which runs at every step")
     if draft is None or modules is not None:
         return None
-    if head := draft.named(r"eagle(?!3)"):
+    if head := KIND.named(draft.classes):
         return Fit(f"the draft's class is {head}")
     if draft.plain and pair.one_layer_as_wide:
         return Fit("the draft is one layer, as wide as the target, which a language model is not")
@@ -34,5 +46,5 @@ EAGLE = Algorithm(
     "EAGLE",
     "a head drafts from the target's hidden states",
     _build,
-    Needs(modules=lambda steps: 1, recognises=_recognises),
+    Needs(modules=lambda steps: 1, recognises=_recognises, kind=KIND),
 )

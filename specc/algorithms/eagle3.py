@@ -11,7 +11,7 @@ from __future__ import annotations
 from specc.algorithms.blocks.recurrent import build_recurrent
 from specc.algorithms.blocks.scope import Algorithm, Scope
 from specc.algorithms.blocks.verification import aux_rows
-from specc.config import Fit, Needs, Pair
+from specc.config import ANY, DraftKind, Fit, Needs, Pair
 from specc.support.speculators import MARK
 
 
@@ -19,11 +19,29 @@ def _build(scope: Scope) -> None:
     build_recurrent(scope, reads_hidden=True, from_target=aux_rows(scope))
 
 
+KIND = DraftKind(
+    frozenset({
+        "Eagle3Head", "LlamaForCausalLMEagle3", "Eagle3LlamaForCausalLM", "Eagle3Qwen3ForCausalLM",
+        "Eagle3Qwen2_5vlForCausalLM", "Eagle3Qwen3vlForCausalLM", "Eagle3MiniMaxM2ForCausalLM",
+        "Eagle3DeepseekV2ForCausalLM", "Eagle3DeepseekV3ForCausalLM", "Eagle3DraftModel", "Eagle3Speculator",
+    }),
+    {
+        "draft_vocab_size": ANY, "eagle_aux_hidden_state_layer_ids": ANY, "num_aux_hidden_states": ANY,
+        MARK: ("eagle3",), "speculators_version": ANY, "speculators_config": ANY,
+    },
+    {"eagle_config": {
+        "eagle_aux_hidden_state_layer_ids": ANY, "use_aux_hidden_state": ANY,
+        "use_input_layernorm_in_first_layer": ANY, "use_last_layernorm": ANY, "parallel_draft_step": (1,),
+    }},
+)  # fmt: skip
+"""Heads as their publishers and engines call them, speculators' among them."""
+
+
 def _recognises(pair: Pair) -> Fit | None:
     """A head by its class, or by the keys that heads of this kind have."""
     if (draft := pair.draft) is None:
         return None
-    if head := draft.named("eagle3"):
+    if head := KIND.named(draft.classes):
         return Fit(f"the draft's class is {head}")
     if draft.content.get(MARK) == "eagle3":
         return Fit(f"the draft's {MARK} is eagle3")
@@ -40,5 +58,5 @@ EAGLE3 = Algorithm(
     "EAGLE3",
     "a head drafts from several layers of the target",
     _build,
-    Needs(target_hidden="aux", recognises=_recognises),
+    Needs(target_hidden="aux", recognises=_recognises, kind=KIND),
 )

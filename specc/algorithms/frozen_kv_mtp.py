@@ -21,7 +21,7 @@ from specc.algorithms.blocks.verification import (
     target_width_key,
     verify,
 )
-from specc.config import Fit, Needs, Pair
+from specc.config import DraftKind, Fit, Needs, Pair
 from specc.ir.core import Value
 from specc.ir.ops.health import DRAFT_BIT
 from specc.support.diagnostics import Note
@@ -115,16 +115,22 @@ def _check_kv(scope: Scope) -> None:
             )
 
 
+KIND = DraftKind(frozenset({"FrozenKvHead", "Gemma4AssistantForCausalLM", "Gemma4UnifiedAssistantForCausalLM"}))
+"""Assistants as their publishers call them."""
+
+
 def _recognises(pair: Pair) -> Fit | None:
-    """An assistant says how wide the rows of its target are by a key that no other draft has."""
-    if pair.draft is None or "backbone_hidden_size" not in pair.draft.content:
+    """An assistant by its class, which says how wide the rows of its target are by a key that no other draft has."""
+    if (draft := pair.draft) is None or "backbone_hidden_size" not in draft.content:
         return None
-    return Fit("the draft has a backbone_hidden_size, as assistants of a target have")
+    if (head := KIND.named(draft.classes) or draft.language_model) is None:
+        return None
+    return Fit(f"the draft, a {head}, has a backbone_hidden_size, as assistants of a target have")
 
 
 FROZEN_KV_MTP = Algorithm(
     "FROZEN_KV_MTP",
     "an assistant drafts over the target's own keys and values",
     _build,
-    Needs(target_head=True, forwards=lambda steps: steps, recognises=_recognises),
+    Needs(target_head=True, forwards=lambda steps: steps, recognises=_recognises, kind=KIND),
 )

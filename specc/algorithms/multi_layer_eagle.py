@@ -21,7 +21,7 @@ from specc.algorithms.blocks.verification import (
     store,
     verify,
 )
-from specc.config import Fit, Needs, Pair
+from specc.config import DraftKind, Fit, Needs, Pair
 from specc.ir.core import Value
 from specc.ir.ops.health import EXTEND_BIT, PREFILL_BIT
 from specc.support.diagnostics import Note
@@ -154,5 +154,6 @@ MULTI_LAYER_EAGLE = Algorithm(
         forwards=lambda steps: steps,
         several=False,
         recognises=_recognises,
+        kind=DraftKind(),
     ),
 )

@@ -100,13 +100,20 @@ def _asked(pair: Pair) -> tuple[dict[str, Fit], list[Diagnostic]]:
     warnings: list[Diagnostic] = []
     for name in names():
         try:
-            fit = needs(name).recognises(pair)
+            fit = needs(name).fits(pair)
         except DiagnosticError as error:  # a plugin's
             warnings += [replace(diagnostic, severity="warning", location=None) for diagnostic in error.diagnostics]
             continue
         if fit is not None:
             fits[name] = fit
     return fits, warnings
+
+
+def _unknown_keys(draft: Described) -> str:
+    """Return the keys of a draft that speak of drafting and that no algorithm knows; nothing where there are none."""
+    unknown = [kind.unknown(draft.content) for name in names() if (kind := needs(name).kind) is not None]
+    keys = [key for key in unknown[0] if all(key in of_kind for of_kind in unknown)] if unknown else []
+    return f"; no algorithm knows {', '.join(keys)}" if keys else ""
 
 
 def _size(model: Described) -> int:
@@ -126,5 +133,6 @@ def _undecided(pair: Pair, fits: dict[str, Fit]) -> Diagnostic:
         content = draft.content
         what = f"architectures {list(draft.classes)}, model_type {str(content.get('model_type'))[:60]}"
         message = f"nothing in '{draft.written}/config.json' says which algorithm drafts with it: {what}"
+        message += _unknown_keys(draft) if pair.draft is not None else ""
         known = names()
     return Diagnostic("init/which-algorithm", printable(message), hint=f"{_HINT} {', '.join(known)}")

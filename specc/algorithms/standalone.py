@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from specc.algorithms.blocks.recurrent import build_recurrent
 from specc.algorithms.blocks.scope import Algorithm, Scope
-from specc.config import Fit, Needs, Pair
+from specc.config import DraftKind, Fit, Needs, Pair
 
 
 def _build(scope: Scope) -> None:
@@ -23,4 +23,9 @@ def _recognises(pair: Pair) -> Fit | None:
     return Fit(f"the draft's class is {draft.language_model}")
 
 
-STANDALONE = Algorithm("STANDALONE", "a separate, smaller language model drafts", _build, Needs(recognises=_recognises))
+STANDALONE = Algorithm(
+    "STANDALONE",
+    "a separate, smaller language model drafts",
+    _build,
+    Needs(recognises=_recognises, kind=DraftKind()),
+)

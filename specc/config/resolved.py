@@ -17,9 +17,6 @@ from specc.ir.ops.tree import mask_width
 from specc.ir.types import DTYPES
 from specc.runtime.plan.shape import Shape
 
-DEFAULT_AUX_LAYERS = 3
-"""Layers of the target that a draft reads if nothing says how many."""
-
 KV_BYTES: dict[str, int] = {dtype.torch: dtype.bytes for dtype in DTYPES.values()} | {"float8_e5m2": 1}
 """Bytes of one element of every dtype a KV pool may have; no value of the IR is float8_e5m2."""
 
@@ -35,7 +32,8 @@ class ModelConfig:
     ``model`` is the path as written in the file, or None when the values were written out. With
     ``kv_layout == "mla"`` a layer keeps one latent row per token: ``num_kv_heads`` is 1 and ``head_dim`` its
     length. ``aux_layers`` counts from 1: of a target what it hands over, of a draft what it was trained on, None where
-    nothing says so; ``target_hidden_size`` and ``num_aux_layers`` are what a draft says of rows of several layers.
+    nothing says so; ``target_hidden_size`` and ``num_aux_layers`` are what a draft says of rows of several layers,
+    of which it reads none if it says 0, but the target's last row.
     ``num_hidden_layers`` is None where all layers keep keys and values, so that ``num_layers`` are all.
     ``experts_per_token`` and ``index_topk`` are None where the model has no experts, or no sparse attention.
     ``token_map`` says of a draft that scores a part of the target's tokens where its map is: a file, ``model``
@@ -111,8 +109,8 @@ class ModelConfig:
 
     @property
     def aux_width(self) -> int:
-        """Elements per token that this draft reads where it reads outputs of several layers of its target."""
-        return (self.num_aux_layers or DEFAULT_AUX_LAYERS) * self.target_width
+        """Elements per token that this draft reads of its target: outputs of several layers, or its last row."""
+        return max(1, self.num_aux_layers or 0) * self.target_width
 
 
 @dataclass(frozen=True)

@@ -98,11 +98,13 @@ class ModelBlock(Block):
     otherwise what the architecture is known to do, otherwise hc_residual with a warning."""
     aux_layers: Annotated[list[Annotated[int, Field(strict=True)]], Field(min_length=1, max_length=64)] | None = None
     """Of a target with hidden_source aux: the layers, counted from 1, whose outputs are handed over, strictly
-    ascending. Default: those that the draft's model was trained on, otherwise 2, L // 2 and L - 3 of L layers."""
+    ascending. Default: those that the draft's model was trained on, otherwise those
+    that such drafts usually read: of an EAGLE3 head 2, L // 2 and L - 3 of L layers."""
     target_hidden_size: Annotated[Count, Field(le=1 << 20)] | None = None
     """Of a draft that reads rows of its target: elements per token, and per layer of aux rows. Default: hidden_size."""
-    num_aux_layers: Annotated[Count, Field(le=64)] | None = None
-    """Of a draft that reads aux rows: layers side by side in one. Default: 3."""
+    num_aux_layers: Annotated[int, Field(strict=True, ge=0, le=64)] | None = None
+    """Of a draft that reads aux rows: layers side by side in one; 0 of a head that reads the target's last hidden state
+    in their place. Default: 3, of a block drafter as many as it has layers itself."""
     num_layers: Annotated[Count, Field(le=4096)] | None = None
     """Layers that keep keys and values."""
     num_hidden_layers: Annotated[Count, Field(le=4096)] | None = None

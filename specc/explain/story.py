@@ -35,7 +35,7 @@ _FOLLOWS = {
     "logits_dtype": "dtype",
     "kv_dtype": "dtype",
     "context_length": "the target's model, and room for two steps",
-    "aux_layers": "what the draft was trained on, or 2, L // 2 and L - 3",
+    "aux_layers": "what the draft was trained on, or what such drafts usually read",
 }
 """What the default of a key is taken from."""
 

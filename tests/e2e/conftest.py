@@ -112,6 +112,7 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Models]:
         "trained": Models(EXAMPLES / "target", trained, EXAMPLES / "heads.py", tokens),
         "random": _random_models(tmp_path_factory.mktemp("random"), tokens),
         "learned": _learned_positions(tmp_path_factory.mktemp("learned"), tokens),
+        "unlisted": _unlisted_layers(tmp_path_factory.mktemp("unlisted"), tokens),
         **{kind: _with_module(kind, tmp_path_factory.mktemp(kind), tokens) for kind in KINDS},
     }
 
@@ -153,6 +154,22 @@ def _random_models(root: Path, tokens: Path) -> Models:
     block.dflash_config = {"target_layer_ids": [0, 1], "block_size": 4}
     DflashHead(block).save(root / "dflash")
     drafts = {name: root / directory for name, directory in DRAFTS.items()}
+    return Models(root / "target", drafts, ROOT / "Makefile", tokens)
+
+
+def _unlisted_layers(root: Path, tokens: Path) -> Models:
+    """Write a random Qwen3 target, a head that reads its last hidden state, and a block drafter that lists no layers."""
+    torch.manual_seed(1)
+    target = AutoModelForCausalLM.from_config(_qwen3(hidden=64, layers=5, heads=4, kv_heads=2))
+    target.save_pretrained(root / "target")
+    AutoTokenizer.from_pretrained(EXAMPLES / "target").save_pretrained(root / "target")
+    head = _qwen3(hidden=64, layers=1, heads=4, kv_heads=2)
+    head.eagle_config = {"use_aux_hidden_state": False, "eagle_aux_hidden_state_layer_ids": []}
+    Eagle3Head(head).save(root / "eagle3")
+    block = _qwen3(hidden=64, layers=2, heads=4, kv_heads=1)
+    block.dflash_config, block.num_target_layers = {"block_size": 4}, 5
+    DflashHead(block).save(root / "dflash")
+    drafts = {name: root / DRAFTS[name] for name in ("EAGLE3", "DFLASH")}
     return Models(root / "target", drafts, ROOT / "Makefile", tokens)
 
 

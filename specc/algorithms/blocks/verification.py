@@ -236,10 +236,11 @@ def rows_like_its_own(scope: Scope) -> FromTarget:
 def aux_rows(scope: Scope) -> FromTarget:
     """Outputs of several layers of the target, as wide as the draft was made for, in the target's dtype.
 
-    The keys are the two that differ, if any do.
+    A draft that reads none of them reads the target's last row. The keys are the two that differ, if any do.
     """
     target, draft, reads = scope.config.target, scope.draft, target_width_key(scope)
-    offers = "hidden_size" if target.hidden_source == "aux" else "hidden_source"
+    wanted = "collapsed" if draft.num_aux_layers == 0 else "aux"
+    offers = "hidden_size" if target.hidden_source == wanted else "hidden_source"
     if (
         target.hidden_source == "aux"
         and draft.target_width == target.hidden_size

@@ -1,7 +1,8 @@
 """`model:` -> sizes: what a Hugging Face directory says about its model.
 
 One file for each question: what the directory's files are (`config_json`), which layers keep what (`layers`), what a
-token leaves in the KV pool (`kv_cache`). This one puts the answers together.
+token leaves in the KV pool (`kv_cache`) and a request in recurrent layers (`states`), what is said of drafts
+(`drafting`). This one puts the answers together.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ from specc.config.models.config_json import (
     language_model_of,
     read_directory,
 )
+from specc.config.models.drafting import block_facts, drafting_facts
 from specc.config.models.known import plain
 from specc.config.models.kv_cache import key_value_facts, kv_dtype
 from specc.config.models.layers import layer_facts
@@ -41,9 +43,7 @@ HANDS_OVER: dict[str, HiddenSource] = {
 """What a model with hyper-connections hands to its draft, by ``model_type``."""
 
 _HC_MULT = ("hc_mult", "hc_count")
-_AUX_LAYER_IDS = (("eagle_config", "eagle_aux_hidden_state_layer_ids"), ("dflash_config", "target_layer_ids"))
 _WINDOW = ("sliding_window", "sliding_window_size")
-_TARGET_WIDTH = ("target_hidden_size", "backbone_hidden_size")
 
 
 @dataclass(frozen=True)
@@ -54,7 +54,8 @@ class ModelFacts:
     ``draft_vocab_size``, ``num_mtp_modules``, ``language_model`` (a class of transformers'), ``architecture`` (the
     class that the weights are of), ``window`` and ``attention_chunk`` (tokens that some layers see at most),
     ``whole_num_kv_heads`` and ``whole_head_dim`` (of layers that see the whole text, where others differ),
-    ``quant_method`` and, in words, ``recurrent_state`` and ``index_keys``. Of a draft that fills in blocks there are
+    ``quant_method``, ``shared_index`` (whether modules share the tokens that sparse attention picks), the sizes of a
+    `RecurrentState` and, in words, ``recurrent_state`` and ``index_keys``. Of a draft that fills in blocks there are
     ``fills_blocks``, ``block_size`` (with the token before its places), ``projector`` (how its rows are changed before
     the head), ``own_embedding`` and ``block_window``. ``known``: whether transformers has a class for the architecture.
     """
@@ -107,7 +108,8 @@ def facts_of(files: Directory, written: str) -> ModelFacts:
     known = plain(files.content)
     answer = remembered(files.raw, ask) if known is None else answer_of(known, known, files)
     facts = {key: Fact(value, str(origin)) for key, (value, origin) in answer.facts.items()}
-    facts |= _block_facts(files.content)
+    architecture = facts.get("architecture")
+    facts |= block_facts(files.content, "" if architecture is None else str(architecture.value))
     return ModelFacts(answer.model_type, answer.known, facts)
 
 
@@ -128,7 +130,6 @@ def _facts(config: object, text: object, directory: Directory) -> dict[str, Fact
         "kv_dtype": kv_dtype(config, text, directory.quantization),
         "experts_per_token": attribute(text, ("num_experts_per_tok", "num_experts_per_token")),
         "index_topk": attribute(text, ("index_topk",)),
-        "draft_vocab_size": attribute(text, ("draft_vocab_size",)),
         "context_length": _context_length(text),
         "language_model": Fact(own, "architectures") if (own := language_model(directory.content)) else None,
         "architecture": _architecture(directory.content),
@@ -136,7 +137,7 @@ def _facts(config: object, text: object, directory: Directory) -> dict[str, Fact
         "attention_chunk": attribute(text, ("attention_chunk_size",)),
         "quant_method": _quant_method(config, text),
         **layer_facts(text),
-        **_aux_facts(config, text, directory.first_layer),
+        **drafting_facts(config, text, directory.first_layer),
         **key_value_facts(text),
     }
     return {key: fact for key, fact in facts.items() if fact is not None}
@@ -147,24 +148,6 @@ def _architecture(content: Mapping[str, Any]) -> Fact | None:
     names = content.get("architectures")
     named = isinstance(names, list) and bool(names) and isinstance(names[0], str)
     return Fact(str(cast("list[object]", names)[0]), "architectures") if named else None
-
-
-def _block_facts(content: Mapping[str, Any]) -> dict[str, Fact]:
-    """Return what a draft that fills in blocks says of these; nothing of any other model."""
-    block, named = content.get("dflash_config"), _architecture(content)
-    if not isinstance(block, dict) and (named is None or "dflash" not in str(named.value).lower()):
-        return {}
-    options = {**content, **(cast("dict[str, Any]", block) if isinstance(block, dict) else {})}
-    size, projector, kinds = options.get("block_size"), options.get("projector_type"), options.get("layer_types")
-    windows = isinstance(kinds, list) and "sliding_attention" in kinds
-    there = {
-        "fills_blocks": Fact(1, "dflash_config" if isinstance(block, dict) else "architectures"),
-        "block_size": Fact(size, "block_size") if type(size) is int else None,
-        "projector": Fact(projector, "projector_type") if isinstance(projector, str) else None,
-        "own_embedding": Fact(1, "has_embed_tokens") if options.get("has_embed_tokens") is True else None,
-        "block_window": Fact(1, "layer_types") if windows else None,
-    }
-    return {key: fact for key, fact in there.items() if fact is not None}
 
 
 def _quant_method(config: object, text: object) -> Fact | None:
@@ -184,33 +167,6 @@ def _context_length(text: object) -> Fact | None:
     if scaling.get("rope_type") not in ("linear", "dynamic") or factor is None:
         return trained
     return Fact(int(int(trained.value) * factor), f"{trained.origin} * {factor}")
-
-
-def _aux_facts(config: object, text: object, first_layer: int) -> dict[str, Fact | None]:
-    """Return what a draft says of the rows of its target that it reads; ``aux_layers`` is text, counted from 1.
-
-    Drafts say it beside their language model's part or in it.
-    """
-    key, layers = _aux_layer_ids(text)
-    facts: dict[str, Fact | None] = {
-        "target_hidden_size": attribute(text, _TARGET_WIDTH) or attribute(config, _TARGET_WIDTH),
-        "num_aux_layers": attribute(text, ("num_aux_hidden_states",)),
-    }
-    if isinstance(layers, list) and layers and all(type(layer) is int for layer in layers):
-        counted = [int(layer) + 1 - first_layer for layer in layers]
-        facts["aux_layers"] = Fact(" ".join(map(str, counted)), f"{key}, which counts from {first_layer}")
-        facts["num_aux_layers"] = facts["num_aux_layers"] or Fact(len(counted), f"entries of {key}")
-    return facts
-
-
-def _aux_layer_ids(text: object) -> tuple[str, object]:
-    """Return the first key that lists layers of the target, and its value."""
-    for holder, key in _AUX_LAYER_IDS:
-        nested = getattr(text, holder, None)
-        layers = nested.get(key) if isinstance(nested, dict) else getattr(text, key, None)
-        if layers is not None:
-            return key, layers
-    return "", None
 
 
 def _dtype(config: object) -> Fact | None:

@@ -21,13 +21,20 @@ class Fact:
     origin: str
 
 
+_PARTS = ("thinker_config", "text_config", "llm_config", "language_config")
+"""Keys under which files without a class of their own keep the language model's part."""
+
+
 class Bare(SimpleNamespace):
     """A config.json without a class of its own: what it says, by attribute."""
 
     def get_text_config(self) -> object:
         """Return the language model's part; the whole where there is only that."""
-        text = getattr(self, "text_config", None)
-        return Bare(**cast("dict[str, Any]", text)) if isinstance(text, dict) else self
+        for name in _PARTS:
+            part = getattr(self, name, None)
+            if isinstance(part, dict):
+                return Bare(**cast("dict[str, Any]", part)).get_text_config()
+        return self
 
 
 MOST_DIGITS = 40

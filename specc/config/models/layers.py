@@ -10,7 +10,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import cast
 
-from specc.config.models.attributes import Fact, attribute, value_of, words_of
+from specc.config.models.attributes import Fact, attribute, block_of, value_of, words_of
+from specc.config.models.states import state_facts
 
 _RECURRENT = frozenset({"linear_attention", "mamba", "mamba2", "conv", "recurrent", "kda", "gated_delta_net"})
 _BOTH = frozenset({"hybrid", "hybrid_sliding"})
@@ -21,16 +22,6 @@ _STATE_SPACE = frozenset({"rwkv", "rwkv5", "rwkv6", "rwkv7", "xlstm", "mamba", "
 _PATTERN = {"M": "mamba", "*": "full_attention", "-": "mlp", "E": "moe"}
 """The letters of Nemotron-H's ``hybrid_override_pattern``."""
 
-_MODULES = (
-    "num_nextn_predict_layers",
-    "mtp_num_hidden_layers",
-    "num_mtp_modules",
-    "num_mtp_layers",
-    "mtp_num_layers",
-    "n_predict",
-)
-"""Names for the number of modules of multi-token prediction that a model brings along."""
-
 
 def layer_facts(text: object) -> dict[str, Fact | None]:
     """Return how many layers there are, how many keep keys and values, and what else layers keep.
@@ -40,7 +31,7 @@ def layer_facts(text: object) -> dict[str, Fact | None]:
     """
     every = attribute(text, ("num_hidden_layers",))
     model_type = str(value_of(text, "model_type"))
-    facts = {"num_layers": every, "num_mtp_modules": attribute(text, _MODULES), "index_keys": _index_keys(text)}
+    facts = {"num_layers": every, "index_keys": _index_keys(text)}
     if every is None:
         return facts
     count = int(every.value)
@@ -49,7 +40,7 @@ def layer_facts(text: object) -> dict[str, Fact | None]:
         key, kinds = "model_type", ["recurrent"] * min(count, 1)
     if recurrent := [kind for kind in kinds if kind in _RECURRENT | _BOTH]:
         words = f"{len(recurrent)} of {count} layers ({', '.join(dict.fromkeys(recurrent))})"
-        facts["recurrent_state"] = Fact(words, key)
+        facts |= {"recurrent_state": Fact(words, key), **state_facts(text)}
     keeping = count if not kinds else sum(kind not in _RECURRENT | _NOTHING for kind in kinds)
     shared = attribute(text, ("num_kv_shared_layers",))
     if shared is not None and int(shared.value) < keeping:
@@ -80,7 +71,10 @@ def _pattern(text: object, key: str, count: int) -> list[str]:
 
 
 def _numbers(text: object, key: str) -> list[int]:
-    value = value_of(text, key)
+    return _numbers_of(value_of(text, key))
+
+
+def _numbers_of(value: object) -> list[int]:
     listed = cast("list[object]", value) if isinstance(value, list) else []
     return [number for number in listed if type(number) is int]
 
@@ -104,6 +98,31 @@ def _interval(text: object, key: str, count: int) -> list[str]:
     return ["linear_attention" if (layer + 1) % int(every.value) else "full_attention" for layer in range(count)]
 
 
+def _grouped(text: object, key: str, count: int) -> list[str]:
+    """Return kinds of groups of so many layers, of which the last one is attention, as are those of no whole group."""
+    size = attribute(text, (key,))
+    if size is None:
+        return []
+    every = int(size.value)
+    attending = {*range(every - 1, count, every), *range(count // every * every, count)}
+    return ["full_attention" if layer in attending else "linear_attention" for layer in range(count)]
+
+
+def _listed_apart(text: object, key: str, count: int) -> list[str]:
+    """Return kinds of which those of attention are listed in a block, counted from 1 or from 0 (Kimi, GLM)."""
+    lists = {name: set(_numbers_of(block_of(text, key).get(name))) for name in ("kda_layers", "full_attn_layers")}
+    recurrent, attention = lists.values()
+    first = 0 if 0 in recurrent | attention else 1
+    if recurrent | attention != set(range(first, first + count)) or recurrent & attention:
+        return []
+    return ["kda" if first + layer in recurrent else "full_attention" for layer in range(count)]
+
+
+def _convolved(text: object, key: str, count: int) -> list[str]:
+    """Return kinds of a model all of whose layers have short convolutions beside attention (Inkling)."""
+    return ["hybrid"] * count if value_of(text, key) is True else []
+
+
 _READERS: dict[str, Callable[[object, str, int], list[str]]] = {
     "layer_types": _listed,
     "layers_block_type": _listed,
@@ -111,6 +130,9 @@ _READERS: dict[str, Callable[[object, str, int], list[str]]] = {
     "attn_type_list": _flags,
     "attn_layer_indices": _indices,
     "full_attention_interval": _interval,
+    "linear_attn_config": _listed_apart,
+    "layer_group_size": _grouped,
+    "use_sconv": _convolved,
 }
 """Keys that say what every layer is, in the order in which they are asked."""
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
 
-from specc.config.models import ModelFacts, read_model
+from specc.config.models import ModelFacts, directory_of, read_model
 from specc.config.models.config_json import read_directory
 from specc.support.speculators import MARK
 
@@ -100,6 +100,17 @@ class Fit:
 
     why: str
     num_steps: int | None = None
+
+
+def described(target: str, draft: str, folder: Path) -> Pair | None:
+    """Return two models by their paths from a folder; None where both are the same directory.
+
+    Raises ModelUnreadableError.
+    """
+    of_target, of_draft = directory_of(target, folder), directory_of(draft, folder)
+    if of_target == of_draft:
+        return None
+    return Pair(describe(of_target, target), describe(of_draft, draft))
 
 
 def describe(directory: Path, written: str) -> Described:

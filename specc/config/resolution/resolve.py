@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from itertools import pairwise
 from pathlib import Path
 from typing import NamedTuple
 
@@ -13,7 +12,7 @@ from specc.config.block import Block
 from specc.config.models import ModelFacts
 from specc.config.resolution.engine import for_engine, in_engine
 from specc.config.resolution.reduced import check_map
-from specc.config.resolution.roles import facts_of, settle
+from specc.config.resolution.roles import check_kind, facts_of, settle
 from specc.config.resolution.sharded import check_shards, with_heads, with_shards
 from specc.config.resolution.step_form import check_step
 from specc.config.resolution.tuning import read_tuning
@@ -24,6 +23,7 @@ from specc.config.rules.needs import Needs
 from specc.config.rules.shapes import settled_shapes
 from specc.config.rules.validate import validate_options
 from specc.config.schema import SAMPLING
+from specc.support.aux_layers import are_layers
 from specc.support.diagnostics import Note
 from specc.support.suggest import did_you_mean
 
@@ -46,14 +46,17 @@ def resolve(
     algorithm = _algorithm(checked, algorithms)
     needed = needs(algorithm) if algorithm is not None else Needs()
     facts = in_engine(checked, facts_of(checked, directory, needed), needed)
+    check_kind(checked, needed, directory)
     checked = for_engine(checked, algorithm, needed, facts)
     check_file(checked, algorithm, needed)
     check_step(checked, needed)
     check_shards(checked)
     options, archs = _options(checked, algorithm, needed), _archs(checked)
-    target = settle(checked, "target", facts, needed.target_hidden, directory)
     draft = settle(checked, "draft", facts, None, directory)
-    target = _with_aux_layers(checked, target, draft)
+    draft = _with_aux_count(draft, needed)
+    last_row = draft is not None and draft.num_aux_layers == 0
+    target = settle(checked, "target", facts, None if last_row else needed.target_hidden, directory)
+    target = _with_aux_layers(checked, target, draft, needed)
     check_models(checked, target, draft)
     check_map(checked, target, draft, directory)
     target, draft = with_shards(checked, "target", target), with_shards(checked, "draft", draft)
@@ -112,7 +115,16 @@ def _options(checked: Checked, algorithm: str | None, needs: Needs) -> Block | N
     return validate_options(needs.options, checked.file.options, checked.places, checked.findings)
 
 
-def _with_aux_layers(checked: Checked, target: ModelConfig | None, draft: ModelConfig | None) -> ModelConfig | None:
+def _with_aux_count(draft: ModelConfig | None, needed: Needs) -> ModelConfig | None:
+    """Return a draft with the number of layers that it reads: what it says, or as many as is usual for its own."""
+    if draft is None or draft.num_aux_layers is not None or needed.target_hidden != "aux":
+        return draft
+    return replace(draft, num_aux_layers=len(needed.usual_layers(draft.depth, draft.depth)))
+
+
+def _with_aux_layers(
+    checked: Checked, target: ModelConfig | None, draft: ModelConfig | None, needed: Needs
+) -> ModelConfig | None:
     """Return the target with the layers whose outputs it hands over, or None after reporting."""
     if target is None or checked.file.target is None:
         return target
@@ -125,18 +137,19 @@ def _with_aux_layers(checked: Checked, target: ModelConfig | None, draft: ModelC
             checked.findings.error("config/out-of-range", message, where, hint="leave one of them out", notes=[note])
         return target
     trained = draft.aux_layers if draft is not None else None
-    layers = tuple(written) if written else trained or default_aux_layers(target.depth)
-    if layers is None and checked.places.broken("draft"):
+    usual = needed.usual_layers(target.depth, draft.depth if draft is not None else 1)
+    layers = tuple(written) if written else trained or usual
+    unsettled = not written and trained is None and not are_layers(usual, target.depth)
+    if unsettled and checked.places.broken("draft"):
         return None
-    if layers is None:
+    if unsettled:
         message = f"hidden_source: aux needs aux_layers for a target of {target.depth} layers"
         hint = "add 'aux_layers:' inside target: the layers, counted from 1, whose outputs the draft reads"
         checked.findings.error("config/missing-key", message, at.key("target"), hint=hint)
         return None
     if not written and trained:
         where = at.value("draft", "model")
-    ascending = all(layer < other for layer, other in pairwise(layers))
-    if not ascending or not 1 <= layers[0] <= layers[-1] <= target.depth:
+    if not are_layers(layers, target.depth):
         listed = ", ".join(map(str, layers))
         message = (
             f"aux_layers ascend strictly from 1 to the target's last layer, {target.depth}, and these are {listed}"
@@ -149,9 +162,3 @@ def _with_aux_layers(checked: Checked, target: ModelConfig | None, draft: ModelC
         checked.findings.error("config/model-contradiction", message, where, hint="leave aux_layers out", notes=[note])
         return None
     return replace(target, aux_layers=layers)
-
-
-def default_aux_layers(count: int) -> tuple[int, ...] | None:
-    """Return the layers that EAGLE3 heads are usually trained on, of ``count``; None for too few to be three."""
-    layers = (2, count // 2, count - 3)
-    return layers if layers[0] < layers[1] < layers[2] else None

@@ -13,6 +13,7 @@ from typing import Any, Literal
 
 from specc.config.models import Fact, ModelFacts, ModelUnreadableError, directory_of, read_model
 from specc.config.models.hub import model_path
+from specc.config.models.pair import described
 from specc.config.resolution.reduced import token_map_of
 from specc.config.resolved import ModelConfig
 from specc.config.rules.checked import Checked
@@ -52,6 +53,25 @@ def facts_of(checked: Checked, directory: Path, needs: Needs) -> dict[Role, Mode
         used = needs.modules(max(shape.num_steps for shape in written_shapes(checked.file)))
         draft = _modules(checked, draft, used, _own_draft(checked, directory))
     return {"target": target, "draft": draft}
+
+
+def check_kind(checked: Checked, needs: Needs, directory: Path) -> None:
+    """Report a draft of no kind that the algorithm knows: an engine does not run it so, and nobody else has said it.
+
+    ``directory`` is where relative `model:` paths start.
+    """
+    target, draft = (block and block.model for block in (checked.file.target, checked.file.draft))
+    if target is None or draft is None:
+        return
+    try:
+        pair = described(target, draft, directory)
+    except ModelUnreadableError:  # it was reported
+        return
+    if pair is None or (why := needs.strangeness(pair)) is None:
+        return
+    message, at = f"'{draft}' is a draft of another kind: {why}", checked.places.value("draft", "model")
+    report = checked.findings.error if checked.file.engine is not None else checked.findings.warning
+    report("config/unknown-draft", message, at, hint="its drafts may be made otherwise than the algorithm makes them")
 
 
 def settle(

@@ -6,8 +6,10 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from specc.config.block import Block
+from specc.config.models.draft_kind import DraftKind
 from specc.config.models.pair import Fit, Pair
 from specc.config.schema import HiddenSource
+from specc.support.aux_layers import eagle3_layers
 
 
 def largest_tree(topk: int, num_steps: int) -> int:
@@ -42,6 +44,8 @@ class Needs:
         options: the keys of the algorithm's own, written under ``options:``.
         recognises: why the draft of two models is one of the algorithm's kind, None where it is not. No two algorithms
             are to recognise the same.
+        kind: what config.json of such a draft may say of drafting; None for an algorithm that judges by itself.
+        usual_layers: the layers of a target that a draft reads which does not list any, from the layers of both.
         runs_as: the algorithm of specc's that a serving engine is told in its place: it has the same forwards and
             carries the same, so that engine's own steps can go before and after. None for one that stands for itself.
 
@@ -57,7 +61,26 @@ class Needs:
     several: bool = True
     options: type[Block] = Block
     recognises: Callable[[Pair], Fit | None] = recognises_nothing
+    kind: DraftKind | None = None
+    usual_layers: Callable[[int, int], tuple[int, ...]] = eagle3_layers
     runs_as: str | None = None
+
+    def fits(self, pair: Pair) -> Fit | None:
+        """Return why the draft of two models is one of the algorithm's kind; None for another, and for one like it."""
+        strange = pair.draft is not None and self.kind is not None and self.kind.unknown(pair.draft.content)
+        return None if strange else self.recognises(pair)
+
+    def strangeness(self, pair: Pair) -> str | None:
+        """Return what says that a draft is of no kind that the algorithm knows; None where nothing does.
+
+        That is a class that is neither the algorithm's nor a language model's, or a key that speaks of drafting.
+        """
+        if pair.draft is None or self.kind is None:
+            return None
+        if unknown := self.kind.unknown(pair.draft.content):
+            return f"its config.json says {', '.join(unknown)}"
+        known = pair.draft.language_model is not None or pair.modules is not None or self.recognises(pair) is not None
+        return None if known or not pair.draft.classes else f"its class is {', '.join(pair.draft.classes)}"
 
     @property
     def head(self) -> bool:

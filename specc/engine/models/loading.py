@@ -26,7 +26,7 @@ from specc.engine.models.drafts import (
 )
 from specc.engine.models.generation import ignored_settings
 from specc.engine.models.heads.dflash_head import DflashHead
-from specc.engine.models.heads.eagle3_head import Eagle3Head
+from specc.engine.models.heads.eagle3_head import Eagle3Head, reads_last
 from specc.engine.models.heads.eagle_head import EagleHead, SharingHead
 from specc.engine.models.heads.frozen_kv_head import FrozenKvHead
 from specc.engine.models.heads.mtp_heads import ModuleHead, MtpHeads
@@ -137,14 +137,15 @@ def _head_of(plan: Plan, path: str | Path) -> tuple[type[SharingHead], Callable[
         return DflashHead, DflashDraft
     if not plan.serving.reads_hidden:
         return None
-    if plan.models["target"].aux_layers:
+    config = _config(path)
+    if plan.models["target"].aux_layers or reads_last(config.get("eagle_config")):
         return Eagle3Head, Eagle3Draft
-    return (ModuleHead if has_modules(_config(path)) else EagleHead), EagleDraft
+    return (ModuleHead if has_modules(config) else EagleHead), EagleDraft
 
 
 def _check_aux(head: Eagle3Head | DflashHead, layers: tuple[int, ...]) -> None:
     """Refuse a head that was trained on other layers than the target hands over."""
-    trained, count = head.aux_layers, head.fc.in_features // head.target_width
+    trained, count = head.aux_layers, 0 if head.fc is None else head.fc.in_features // head.target_width
     if len(layers) != count or trained not in (None, layers):
         reads = f"layers {', '.join(map(str, trained))}" if trained else f"{count} layers"
         message = f"the draft reads {reads}, the target hands over layers {', '.join(map(str, layers))}"

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from specc.config import Needs, load_text
-from specc.config.resolution.resolve import default_aux_layers
+from specc.support.aux_layers import are_layers, dflash_layers, eagle3_layers
 
 from .conftest import VALID, Find, Load, Model
 from .test_models import LLAMA, TEXT
@@ -21,7 +21,18 @@ LAYERS = {"eagle_config": {"eagle_aux_hidden_state_layer_ids": [1, 2, 3]}}
     ("count", "layers"), [(6, None), (7, (2, 3, 4)), (32, (2, 16, 29)), (36, (2, 18, 33)), (4, None)]
 )
 def test_the_usual_layers(count: int, layers: tuple[int, ...] | None) -> None:
-    assert default_aux_layers(count) == layers
+    usual = eagle3_layers(count)
+    assert (usual if are_layers(usual, count) else None) == layers
+
+
+@pytest.mark.parametrize(
+    ("count", "own", "layers"),
+    [(12, 5, (2, 4, 6, 8, 10)), (36, 5, (2, 10, 18, 26, 34)), (9, 1, (5,)), (5, 2, (2, 3)), (4, 2, None), (6, 4, None)],
+)
+def test_the_usual_layers_of_a_block_drafter(count: int, own: int, layers: tuple[int, ...] | None) -> None:
+    """The published Qwen3-8B-DFlash-b16, of five layers, lists those of the second."""
+    usual = dflash_layers(count, own)
+    assert (usual if are_layers(usual, count) else None) == layers
 
 
 def test_layers_come_from_the_drafts_model(load: Load, model: Model) -> None:

@@ -240,9 +240,10 @@ ELSEWHERE = {
     "config/no-gpu",
     "config/no-kv",
     "config/unknown-architecture",
+    "config/unknown-draft",
 }
-"""Codes with tests of their own: below, in test_models.py, test_architectures.py, test_archs.py and test_layers.py, and
-in tests/unit/cli/test_sglang_unreadable.py."""
+"""Codes with tests of their own: below, in test_models.py, test_architectures.py, test_archs.py, test_layers.py,
+test_draft_kinds.py, and in tests/unit/cli/test_sglang_unreadable.py."""
 
 ALGORITHMS_OWN = {"legal/vocab-mismatch", "legal/modules", "legal/kv-mismatch", "legal/shapes"}
 """Codes of rules that algorithms bring; tests/unit/algorithms provokes them."""

@@ -22,13 +22,15 @@ from transformers import PretrainedConfig
 
 from specc.engine.memory.context import PagedContext
 from specc.engine.models.heads.eagle_head import FAMILIES, SharingHead, rotate
+from specc.support.aux_layers import dflash_layers
 
 
 class DflashHead(SharingHead):
     """``fc`` and a norm over hidden states of the target, decoder layers of the family, a last norm, and the mask.
 
     The config's ``dflash_config`` says in ``target_layer_ids`` which layers of the target, counted from 0, the head
-    reads, and in ``block_size`` how many rows the blocks had that it was trained on.
+    reads, and in ``block_size`` how many rows the blocks had that it was trained on. Without a list it reads as many
+    layers as it has, spread over the target's ``num_target_layers``.
     """
 
     def __init__(self, config: PretrainedConfig) -> None:
@@ -45,7 +47,10 @@ class DflashHead(SharingHead):
     @property
     def aux_layers(self) -> tuple[int, ...]:
         """The layers of the target, counted from 1, whose outputs the head reads."""
-        return tuple(layer + 1 for layer in self.config.dflash_config["target_layer_ids"])
+        layers = self.config.dflash_config.get("target_layer_ids")
+        if layers is None:
+            return dflash_layers(self.config.num_target_layers, self.config.num_hidden_layers)
+        return tuple(layer + 1 for layer in layers)
 
     @property
     def block_size(self) -> int:

@@ -12,6 +12,7 @@ size, E the target's, V the vocabulary.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -25,6 +26,11 @@ from specc.support.token_map import from_offsets
 
 DEFAULT_AUX = 3
 """Layers of the target that a head reads if its config does not list them."""
+
+
+def reads_last(eagle_config: object) -> bool:
+    """Return whether a head of this block of keys is one of EAGLE3's that reads the target's last hidden state."""
+    return isinstance(eagle_config, Mapping) and eagle_config.get("use_aux_hidden_state") is False
 
 
 class Eagle3Layer(nn.Module):
@@ -56,7 +62,11 @@ class Eagle3Layer(nn.Module):
 
 
 class Eagle3Head(SharingHead):
-    """``fc`` over hidden states of the target, one `Eagle3Layer`, and a norm and ``lm_head`` of its own."""
+    """``fc`` over hidden states of the target, one `Eagle3Layer`, and a norm and ``lm_head`` of its own.
+
+    A head that reads the target's last hidden state (``use_aux_hidden_state: false``) has no ``fc``: its layer takes
+    that state as it is, as in SGLang and vLLM.
+    """
 
     def __init__(self, config: PretrainedConfig) -> None:
         """Random weights in the shapes of ``config``, which describes a one-layer decoder."""
@@ -64,7 +74,11 @@ class Eagle3Head(SharingHead):
         check_one_layer(config)
         scored = getattr(config, "draft_vocab_size", None) or config.vocab_size
         width, family = config.hidden_size, FAMILIES[config.model_type]
-        self.fc = nn.Linear(self.num_aux_layers * self.target_width, width, bias=False)
+        self.fc = nn.Linear(self.num_aux_layers * self.target_width, width, bias=False) if self.num_aux_layers else None
+        if self.fc is None and self.target_width != width:
+            raise ValueError(
+                f"a head of {width} that reads the target's last hidden state, which has {self.target_width}"
+            )
         self.midlayer = Eagle3Layer(config, self.target_width)
         self.norm = family.norm(width, eps=config.rms_norm_eps)
         self.lm_head = nn.Linear(width, scored, bias=False)
@@ -85,7 +99,9 @@ class Eagle3Head(SharingHead):
 
     @property
     def num_aux_layers(self) -> int:
-        """How many layers of the target the head reads."""
+        """How many layers of the target the head reads; 0 for one that reads its last hidden state."""
+        if reads_last(getattr(self.config, "eagle_config", None)):
+            return 0
         return len(self.aux_layers or ()) or getattr(self.config, "num_aux_hidden_states", None) or DEFAULT_AUX
 
     def adapt(self, weights: dict[str, Tensor]) -> dict[str, Tensor]:
@@ -122,7 +138,8 @@ class Eagle3Head(SharingHead):
 
     def project(self, aux: Tensor) -> Tensor:
         """Bring outputs of the target's layers [..., aux * E], in the target's dtype, to the head's width [..., H]."""
-        return self.fc(aux.to(self.fc.weight.dtype))
+        aux = aux.to(self.weight.dtype)
+        return aux if self.fc is None else self.fc(aux)
 
     def forward(self, input_ids: Tensor, hidden: Tensor, position_ids: Tensor, **attention_kwargs: Any) -> Tensor:
         """Continue each pair: [B, n, H].

@@ -1,0 +1,135 @@
+"""Drafts of kinds that no algorithm knows are never taken for one that it knows: by their class, and by their keys."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from specc.algorithms import names, needs
+from specc.algorithms.recognition import recognise
+from specc.config import Pair, load_text
+from specc.config.models.draft_kind import ANY, DraftKind
+from specc.config.models.pair import describe
+from specc.support.diagnostics import DiagnosticError
+
+SIZES = {
+    "hidden_size": 64,
+    "intermediate_size": 128,
+    "num_hidden_layers": 12,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 16,
+    "vocab_size": 96,
+    "max_position_embeddings": 256,
+    "torch_dtype": "bfloat16",
+}
+TARGET = {"architectures": ["Qwen3ForCausalLM"], "model_type": "qwen3"} | SIZES
+BLOCK = {"mask_token_id": 95, "target_layer_ids": [1, 3, 5]}
+
+
+def head(architecture: str, layers: int = 1, kind: str = "llama", **keys: Any) -> dict[str, Any]:
+    """A draft of the target's sizes."""
+    return {"architectures": [architecture], "model_type": kind} | SIZES | {"num_hidden_layers": layers} | keys
+
+
+OTHERS: dict[str, tuple[dict[str, Any], str]] = {
+    "DSpark": (head("DSparkDraftModel", 5, "qwen3", block_size=7, dflash_config=BLOCK | {"markov_rank": 8}), "DFLASH"),
+    "DSpark, flat": (head("Qwen3DSparkModel", 5, "qwen3", block_size=7, markov_rank=8, mask_token_id=95), "DFLASH"),
+    "DSpark under DFlash's class": (
+        head("DFlashDraftModel", 5, "qwen3", block_size=7, markov_rank=8, dflash_config=BLOCK), "DFLASH",
+    ),
+    "Domino": (head("DFlashDraftModel", 5, "qwen3", dflash_config=BLOCK | {"projector_type": "domino"}), "DFLASH"),
+    "DFlash 2": (head("DFlash2DraftModel", 5, "qwen3", dflash_config=BLOCK | {"selector_rank": 4}), "DFLASH"),
+    "DFlash 2 under DFlash's class": (
+        head("DFlashDraftModel", 5, "qwen3", dflash_config=BLOCK | {"selector_rank": 4, "selector_top_k": 2}), "DFLASH",
+    ),
+    "DFlash that multiplies": (
+        head("DFlashDraftModel", 5, "qwen3", dflash_config=BLOCK | {"output_multiplier": 0.5}), "DFLASH",
+    ),
+    "P-EAGLE": (head("PEagleDraftModel", 4, draft_vocab_size=96), "EAGLE"),
+    "P-EAGLE under EAGLE3's class": (
+        head("LlamaForCausalLMEagle3", draft_vocab_size=96, mask_token_id=95, parallel_drafting=True), "EAGLE3",
+    ),
+    "EAGLE3 of several tokens a forward": (
+        head("LlamaForCausalLMEagle3", eagle_config={"parallel_draft_step": 4}), "EAGLE3",
+    ),
+    "EAGLE3 with a layernorm of modules": (
+        head("LlamaForCausalLMEagle3", eagle_config={"use_mtp_layernorm": True}), "EAGLE3",
+    ),
+    "PARD": (head("Qwen3ForCausalLM", 2, "qwen3", pard_token=95), "STANDALONE"),
+    "Medusa": (head("MedusaModel", medusa_num_heads=4), "EAGLE"),
+    "EAGLE of a family to come": (head("NextForCausalLMEagle9"), "EAGLE"),
+}  # fmt: skip
+"""What a draft says -> which algorithm it could be taken for."""
+
+KNOWN: dict[str, tuple[dict[str, Any], str]] = {
+    "what asks for nothing": (
+        head("DFlashDraftModel", 5, "qwen3", block_size=4, markov_rank=0, dflash_config=BLOCK | {"selector_rank": 0}),
+        "DFLASH",
+    ),
+    "sinks and scales of its layers": (
+        head("DFlashDraftModel", 5, "qwen3", dflash_config=BLOCK | {"attention_sink_bias": True, "block_size": 8}),
+        "DFLASH",
+    ),
+    "one token a forward": (head("LlamaForCausalLMEagle3", eagle_config={"parallel_draft_step": 1}), "EAGLE3"),
+}
+
+
+def written(folder: Path, draft: dict[str, Any]) -> Pair:
+    """Both directories."""
+    for role, keys in (("target", TARGET), ("draft", draft)):
+        (folder / role).mkdir()
+        (folder / role / "config.json").write_text(json.dumps(keys))
+    return Pair(*(describe(folder / role, role) for role in ("target", "draft")))
+
+
+@pytest.mark.parametrize(("draft", "algorithm"), OTHERS.values(), ids=OTHERS)
+def test_another_kind_is_not_guessed(draft: dict[str, Any], algorithm: str, tmp_path: Path) -> None:
+    pair = written(tmp_path, draft)
+    with pytest.raises(DiagnosticError) as raised:
+        recognise(pair)
+    assert [finding.code for finding in raised.value.diagnostics] == ["init/which-algorithm"]
+    assert needs(algorithm).strangeness(pair) is not None
+
+
+@pytest.mark.parametrize("engine", ["", "engine: sglang\n", "engine: vllm\n"])
+@pytest.mark.parametrize(("draft", "algorithm"), OTHERS.values(), ids=OTHERS)
+def test_another_kind_is_found_where_the_algorithm_is_written(
+    draft: dict[str, Any], algorithm: str, engine: str, tmp_path: Path
+) -> None:
+    """It is an error for an engine, which would run it otherwise, and a warning for one of the reader's own."""
+    written(tmp_path, draft)
+    text = (
+        f"{engine}name: n\nalgorithm: {algorithm}\nnum_steps: 3\ntarget: {{model: target}}\ndraft: {{model: draft}}\n"
+    )
+    try:
+        found = load_text(text, tmp_path / "c.yaml", names(), needs).warnings
+    except DiagnosticError as error:
+        found = error.diagnostics
+    (finding,) = [finding for finding in found if finding.code == "config/unknown-draft"]
+    assert finding.severity == ("error" if engine else "warning")
+    assert finding.location is not None
+
+
+@pytest.mark.parametrize(("draft", "algorithm"), KNOWN.values(), ids=KNOWN)
+def test_keys_that_ask_for_nothing_are_in_nobodys_way(draft: dict[str, Any], algorithm: str, tmp_path: Path) -> None:
+    assert recognise(written(tmp_path, draft))[0] == algorithm
+
+
+def test_a_message_names_what_is_not_known(tmp_path: Path) -> None:
+    with pytest.raises(DiagnosticError, match=r"no algorithm knows markov_rank: 8$"):
+        recognise(written(tmp_path, OTHERS["DSpark, flat"][0]))
+
+
+def test_a_block_of_another_algorithm_is_told_key_by_key() -> None:
+    kind = DraftKind(keys={"block_size": ANY}, blocks={"eagle_config": {"fc": ANY}})
+    content = {
+        "eagle_config": {"fc": 1, "x": 2},
+        "dflash_config": {"y": [3], "z": 0},
+        "block_size": 4,
+        "hidden_size": 1,
+    }
+    assert kind.unknown(content) == ["eagle_config.x: 2", "dflash_config.y: [3]", "dflash_config.z: 0"]
