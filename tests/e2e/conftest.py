@@ -158,7 +158,7 @@ def _random_models(root: Path, tokens: Path) -> Models:
 
 
 def _unlisted_layers(root: Path, tokens: Path) -> Models:
-    """Write a random Qwen3 target, a head that reads its last hidden state, and a block drafter that lists no layers."""
+    """Write a random Qwen3 target, a head that reads its last hidden state, and blocks of no listed layers."""
     torch.manual_seed(1)
     target = AutoModelForCausalLM.from_config(_qwen3(hidden=64, layers=5, heads=4, kv_heads=2))
     target.save_pretrained(root / "target")

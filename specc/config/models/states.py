@@ -45,9 +45,9 @@ class RecurrentState:
         """Return the state that a model's facts describe; None where its size is not known."""
         if _KIND not in facts:
             return None
-        sizes = [int(facts[name].value) for name in _SIZES]
-        dtype = facts.get("state_dtype")
-        return cls(str(facts[_KIND].value), *sizes, None if dtype is None else str(dtype.value))
+        heads, rows, columns, groups, kernel = (int(facts[name].value) for name in _SIZES)
+        dtype = str(facts["state_dtype"].value) if "state_dtype" in facts else None
+        return cls(str(facts[_KIND].value), heads, rows, columns, groups, kernel, dtype)
 
     def matrix_elements(self, ranks: int) -> int:
         """Return how many elements the matrices of a layer have on a rank."""

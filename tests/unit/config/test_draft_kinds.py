@@ -126,10 +126,6 @@ def test_a_message_names_what_is_not_known(tmp_path: Path) -> None:
 
 def test_a_block_of_another_algorithm_is_told_key_by_key() -> None:
     kind = DraftKind(keys={"block_size": ANY}, blocks={"eagle_config": {"fc": ANY}})
-    content = {
-        "eagle_config": {"fc": 1, "x": 2},
-        "dflash_config": {"y": [3], "z": 0},
-        "block_size": 4,
-        "hidden_size": 1,
-    }
-    assert kind.unknown(content) == ["eagle_config.x: 2", "dflash_config.y: [3]", "dflash_config.z: 0"]
+    blocks = {"eagle_config": {"fc": 1, "x": 2}, "dflash_config": {"y": [3], "z": 0}}
+    unknown = kind.unknown(blocks | {"block_size": 4, "hidden_size": 1})
+    assert unknown == ["eagle_config.x: 2", "dflash_config.y: [3]", "dflash_config.z: 0"]
