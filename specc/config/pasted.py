@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 import shlex
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import takewhile
 from pathlib import Path
@@ -18,6 +18,7 @@ from specc.config.resolved import Config
 from specc.config.rules.validate import name_hint
 from specc.config.schema import fault_of_name
 from specc.support.diagnostics import Diagnostics
+from specc.support.suggest import closest
 
 DTYPES = {"half": "float16", "float16": "float16", "bfloat16": "bfloat16", "float": "float32", "float32": "float32"}
 """Element types by the words of ``--dtype``."""
@@ -29,13 +30,17 @@ _NOTHING = re.compile(r"[\s\\]*")
 
 @dataclass
 class Pasted:
-    """The arguments by name, with their values as written; ``unused`` say nothing about the program."""
+    """The arguments by name, with their values as written.
+
+    ``unused`` say nothing about the program; ``misread`` is whether one is missing or cannot be read.
+    """
 
     title: ClassVar[str] = ""
     """The engine and its version, as people write them."""
     values: dict[str, list[str]] = field(default_factory=dict[str, list[str]])
     environment: dict[str, str] = field(default_factory=dict[str, str])
     unused: list[str] = field(default_factory=list[str])
+    misread: bool = False
     findings: Diagnostics = field(default_factory=Diagnostics)
 
     def text(self, name: str, default: str = "") -> str:
@@ -63,7 +68,22 @@ class Pasted:
 
     def wrong(self, message: str, hint: str | None = None) -> None:
         """Report an argument that is missing or cannot be read."""
+        self.misread = True
         self.findings.error("config/engine-argument", message, hint=hint)
+
+    def note_unused(self, name: str, known: Collection[str]) -> None:
+        """Note an argument that says nothing about the program, after reporting one that is none of the engine's.
+
+        What is unknown keeps nobody from reading the others, so it is not `misread`.
+        """
+        if name not in known:
+            message, like = (
+                f"{name[:60]} is no argument of {self.title}, which ends with it",
+                closest(name, sorted(known)),
+            )
+            hint = "leave it out" if like is None else f"did you mean '{like}'?"
+            self.findings.error("config/engine-argument", message, hint=hint)
+        self.unused.append(name)
 
     def refuse(self, what: str, hint: str | None) -> None:
         """Report what the adapter cannot serve."""
@@ -86,11 +106,6 @@ class Pasted:
         except ModelUnreadableError as error:
             self.wrong(f"{name}: {error}", error.hint)
             return None
-
-    @property
-    def misread(self) -> bool:
-        """Whether an argument is missing or cannot be read."""
-        return any(finding.code == "config/engine-argument" for finding in self.findings.errors)
 
 
 def is_count(word: str) -> bool:

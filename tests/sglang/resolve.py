@@ -294,7 +294,7 @@ def main() -> None:
     for case in json.loads(job.read_text()):
         try:
             answers.append(answer(case["words"], case["gpu"]))
-        except Exception as error:  # SGLang raises anything
+        except (Exception, SystemExit) as error:  # SGLang raises anything, and its parser ends the process
             if os.environ.get("RAISE"):
                 raise
             answers.append({"error": f"{type(error).__name__}: {error}"})

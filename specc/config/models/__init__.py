@@ -30,7 +30,7 @@ from specc.config.models.kv_cache import key_value_facts, kv_dtype
 from specc.config.models.layers import layer_facts
 from specc.config.models.remembered import RememberedFacts, remembered
 from specc.config.schema import Dtype, HiddenSource
-from specc.support.speculators import DTYPE_KEYS
+from specc.support.speculators import DTYPE_KEYS, MARK
 
 __all__ = ["HANDS_OVER", "Fact", "ModelFacts", "ModelUnreadableError", "directory_of", "facts_of_type", "read_model"]
 
@@ -54,10 +54,12 @@ class ModelFacts:
     ``draft_vocab_size``, ``num_mtp_modules``, ``language_model`` (a class of transformers'), ``architecture`` (the
     class that the weights are of), ``window`` and ``attention_chunk`` (tokens that some layers see at most),
     ``whole_num_kv_heads`` and ``whole_head_dim`` (of layers that see the whole text, where others differ),
-    ``quant_method``, ``shared_index`` (whether modules share the tokens that sparse attention picks), the sizes of a
-    `RecurrentState` and, in words, ``recurrent_state`` and ``index_keys``. Of a draft that fills in blocks there are
-    ``fills_blocks``, ``block_size`` (with the token before its places), ``projector`` (how its rows are changed before
-    the head), ``own_embedding`` and ``block_window``. ``known``: whether transformers has a class for the architecture.
+    ``usual_num_kv_heads`` and ``usual_head_dim`` (what the file names, though some layers may differ),
+    ``quant_method``, ``speculators`` (the type of a draft in that format), ``shared_index`` (whether modules share
+    the tokens that sparse attention picks), the sizes of a `RecurrentState` and, in words, ``recurrent_state`` and
+    ``index_keys``. Of a draft that fills in blocks there are ``fills_blocks``, ``block_size`` (with the token
+    before its places), ``projector`` (how its rows are changed before the head), ``own_embedding`` and
+    ``block_window``. ``known``: whether transformers has a class for the architecture.
     """
 
     model_type: str
@@ -136,6 +138,7 @@ def _facts(config: object, text: object, directory: Directory) -> dict[str, Fact
         "window": attribute(text, _WINDOW),
         "attention_chunk": attribute(text, ("attention_chunk_size",)),
         "quant_method": _quant_method(config, text),
+        "speculators": Fact(str(directory.content[MARK]), MARK) if MARK in directory.content else None,
         **layer_facts(text),
         **drafting_facts(config, text, directory.first_layer),
         **key_value_facts(text),

@@ -89,8 +89,7 @@ def read_directory(directory: Path, written: str) -> Directory:
         try:
             content, first_layer = merged(content), 1
         except ValueError as error:
-            advice = "of that format, directories of type 'eagle3' are read"
-            raise ModelUnreadableError(f"'{written}' is {error}", advice) from error
+            raise ModelUnreadableError(f"'{written}' is {error}") from error
     if not isinstance(content.get("model_type"), str):
         raise ModelUnreadableError(f"'{written}/config.json' has no model_type")
     if (key := _endless(content)) is not None:

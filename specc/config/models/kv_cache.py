@@ -31,11 +31,12 @@ def key_value_facts(text: object) -> dict[str, Fact | None]:
         head_dim = Fact(int(hidden.value) // int(queries.value), "hidden_size / num_attention_heads")
     if _goes_without(text, "num_key_value_heads"):
         heads = queries
+    usual = {"usual_num_kv_heads": heads, "usual_head_dim": head_dim}
     if head_dim and _another(text, ("v_head_dim", "swa_head_dim", "swa_v_head_dim"), head_dim):
         head_dim = None
     if heads and _another(text, ("swa_num_key_value_heads",), heads):
         heads = None
-    return {"num_kv_heads": heads, "head_dim": head_dim, **_of_whole_texts(text)}
+    return {"num_kv_heads": heads, "head_dim": head_dim, **usual, **_of_whole_texts(text)}
 
 
 def _of_whole_texts(text: object) -> dict[str, Fact | None]:

@@ -56,6 +56,11 @@ class Described:
         return tuple(name for name in listed if isinstance(name, str))
 
     @property
+    def model_type(self) -> str:
+        """The ``model_type`` of the whole, of which that of the language model's part may differ."""
+        return str(self.content.get("model_type", ""))
+
+    @property
     def language_model(self) -> str | None:
         """The class of a language model that transformers has; None for anything else."""
         fact = self.said.facts.get("language_model")

@@ -6,7 +6,9 @@ import re
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 
-from specc.adapters.sglang.served import BY_MODULES, ServedModel, Server, beside, refusals
+from specc.adapters.sglang.served import BY_MODULES, TESTED, ServedModel, Server, beside, refusals
+from specc.config.answers import answers_of
+from specc.config.models.states import GDN
 from specc.config.presets.preset import EngineNeeds, Value
 
 _WINDOWED = re.compile(
@@ -27,6 +29,13 @@ _TWO_POOLS = re.compile(
 """Architectures whose windows SGLang keeps in a KV pool of their own, beside that of layers that see the whole text."""
 
 
+_CHUNKED = ("Llama4ForConditionalGeneration",)
+"""Architectures whose layers see a chunk of the text alone; of others SGLang takes ``attention_chunk_size`` for a
+window, if at all."""
+
+_HYBRID_MODULES = (GDN,)
+"""Kinds of recurrent state whose targets' modules have a pool for such state, too, though they keep none."""
+
 _MODULES = re.compile(r"MiMoV2(Flash)?ForCausalLM|Step3p|GigaChat35")
 """Targets that draft with a module for each step, by multi-layer EAGLE, under the name EAGLE."""
 
@@ -36,21 +45,24 @@ def has_modules(values: Mapping[str, Value]) -> bool:
     return _MODULES.match(architecture_of(values)) is not None
 
 
-def facts_of(values: Mapping[str, Value]) -> ServedModel:
-    """Return the facts of a model in SGLang; ``values`` is what its directory says, by key."""
+def facts_of(values: Mapping[str, Value], *, module: bool = False) -> ServedModel:
+    """Return the facts of a model in SGLang; ``values`` is what its directory says, by key.
+
+    Of a target that drafts by a ``module`` of its own, that module's.
+    """
     architecture, cache = architecture_of(values), str(values.get("kv_layout", "mha"))
     if cache == "mla" and "index_topk" in values:
         cache = "dsa"
     windowed = "window" in values and _WINDOWED.match(architecture) is not None
     fills, embeds = "fills_blocks" in values, "own_embedding" in values
-    chunked = "attention_chunk" in values
+    chunked = "attention_chunk" in values and architecture in _CHUNKED
     if (windowed or chunked) and _TWO_POOLS.match(architecture):
         cache = "swa"
     return ServedModel(
         cache=f"that of {architecture}" if _OWN_CACHES.match(architecture) else cache,
-        window=windowed or chunked or "block_window" in values,
+        window=windowed or "attention_chunk" in values or "block_window" in values,
         chunk=chunked,
-        recurrent="recurrent_state" in values,
+        recurrent="recurrent_state" in values and (not module or values.get("state_kind") in _HYBRID_MODULES),
         beside=beside(architecture, str(values.get("projector", "")), embeds=embeds) if fills else "",
     )
 
@@ -65,6 +77,17 @@ def assists(values: Mapping[str, Value]) -> bool:
     return _ASSISTANTS.fullmatch(architecture_of(values)) is not None
 
 
+def unread_draft(values: Mapping[str, Value]) -> str | None:
+    """Return what of a draft SGLang cannot read, in words; None where it has a class for it."""
+    if "speculators" in values:
+        return "a head in the format of speculators"
+    architecture = architecture_of(values)
+    known = answers_of("sglang", TESTED[-1])
+    if architecture and architecture not in known.architectures | known.modules.keys():
+        return f"a draft of the class {architecture}, which SGLang does not have,"
+    return None
+
+
 def unserved(asked: EngineNeeds) -> Iterator[tuple[tuple[str, ...], str]]:
     """Return what of a configuration no server of SGLang's has a program run: the path of its key, and it in words."""
     target, draft = (_of(asked.models.get(role), asked.layouts.get(role)) for role in ("target", "draft"))
@@ -77,6 +100,8 @@ def unserved(asked: EngineNeeds) -> Iterator[tuple[tuple[str, ...], str]]:
     paths = {"topk": ("topk",), "head_rows": ("draft", "token_map")}
     if modules and "target" in asked.models and not has_modules(asked.models["target"]):
         yield ("algorithm",), f"a module for each step of {architecture_of(asked.models['target']) or 'such a target'}"
+    if (unread := unread_draft(asked.models.get("draft", {}))) is not None:
+        yield ("draft", "model"), unread
     for refusal in refusals(server):
         yield paths.get(refusal.about, (refusal.about, "model")), refusal.what
 

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from specc.adapters.sglang.served import DATA_PARALLEL, SETTINGS, served_values
+from specc.config.answers import answers_of
 from specc.config.pasted import Pasted, is_count, served_by, without_launcher, words_of
 from specc.config.presets.sglang import SGLANG
 
@@ -85,6 +86,8 @@ def argument(setting: str) -> str:
 KNOWN = frozenset({*_READ, *RETURNED, *THRESHOLDS, *UNREAD, *_ALIASES, *map(argument, SETTINGS | DATA_PARALLEL)})
 """Arguments that say something about the program."""
 
+ANSWERS = answers_of("sglang", SGLANG.tested[-1])
+"""What SGLang itself says of its arguments and classes."""
 _SERVER = re.compile(r"sglang\.launch_server|(.*/)?sglang/launch_server\.py")
 
 
@@ -121,7 +124,7 @@ def parse(words: Sequence[str]) -> Arguments:
             written, equals, value = word.partition("=")
             name = _full_name(written)
             if name not in KNOWN:
-                arguments.unused.append(written)
+                arguments.note_unused(name, ANSWERS.arguments)
             arguments.values[name] = [value] if equals else []
         elif name is None:
             arguments.wrong(f"'{word[:60]}' is the value of no argument", "arguments start with --")
@@ -136,7 +139,8 @@ def _starts(words: Sequence[str], index: int) -> bool:
 
 
 def _full_name(written: str) -> str:
-    begun = {_ALIASES.get(name, name) for name in KNOWN if name.startswith(written)}
-    if written in KNOWN or len(begun) != 1:
+    """Return the name of an argument by an alias or by its beginning, where only one has that."""
+    begun = {_ALIASES.get(name, name) for name in ANSWERS.arguments if name.startswith(written)}
+    if written in ANSWERS.arguments or len(begun) != 1:
         return _ALIASES.get(written, written)
     return begun.pop()

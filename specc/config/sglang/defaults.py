@@ -79,6 +79,11 @@ DEFAULTS: tuple[Default, ...] = (
     Default("fa4", BLACKWELL, architectures="Step3p"),
     Default("fa3", HOPPER, architectures="Step3p"),
     Default("fa3", architectures="IQuestQ1"),
+    Default("trtllm_mha", B200, architectures="Qwen4Exp", drafts=(CHAIN, PAGED), page_size=64, forced=True),
+    Default("triton", B200, architectures="Qwen4Exp", page_size=64, forced=True),
+    Default("fa3", HOPPER, architectures="Qwen4Exp", drafts=(UNWRITTEN,), page_size=64, forced=True),
+    Default("flashinfer", architectures="Qwen4Exp", page_size=64, forced=True),
+    Default("fa3", HOPPER, architectures="MiniMaxM3Sparse", drafts=(UNWRITTEN, CHAIN), page_size=128, forced=True),
     Default("trtllm_mha", B200, architectures=_QWEN_HYBRID, drafts=(CHAIN,), page_size=64, forced=True),
     Default("triton", B200, architectures=_QWEN_HYBRID, page_size=1, forced=True),
     Default("trtllm_mha", B200, architectures="NemotronH", drafts=_LONGEST_CHAINS, page_size=64, draft="trtllm_mha"),
@@ -152,14 +157,15 @@ def shape(algorithm: str, architecture: str) -> DraftShape:
     return usual if algorithm == "STANDALONE" else _SHAPES.get(architecture, usual)
 
 
-OWN_MODULES = re.compile(
-    r"(DeepseekV(32|3|4)|Glm4Moe(Lite)?|GlmMoeDsa|BailingMoe(V2|V2_5)?|MistralLarge3|HYV[34])ForCausalLM"
-    r"|(Pixtral|Qwen4Exp)ForConditionalGeneration"
-)
-"""Targets that draft with modules of their own directory where no draft is written."""
+_MAX_REQUESTS: Mapping[str, int] = {"DeepseekV4": 256}
+"""What the name of a class begins with -> requests at once, where ``--max-running-requests`` is not given."""
+_USUAL_REQUESTS = 48
 
-MAX_REQUESTS = 48
-"""Requests at once with speculation, where ``--max-running-requests`` is not given."""
+
+def max_requests(architecture: str) -> int:
+    """Return how many requests a server with speculation has at once, where nothing of it is written."""
+    return next((count for begin, count in _MAX_REQUESTS.items() if architecture.startswith(begin)), _USUAL_REQUESTS)
+
 
 FEW_REQUESTS = 32
 """As many as this or fewer: a server that decodes has rows for twice as many that another one prefills."""

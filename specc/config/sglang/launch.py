@@ -10,13 +10,13 @@ from specc.config.estimate.choice import ProposedShape
 from specc.config.models import ModelFacts
 from specc.config.models.pair import Pair
 from specc.config.pasted import Limits
-from specc.config.presets.sglang_models import architecture_of, has_modules
+from specc.config.presets.sglang_models import has_modules
 from specc.config.proposal import Drafting, nodes_of, steps_of
 from specc.config.sglang.command_line import parse
-from specc.config.sglang.defaults import OWN_MODULES
 from specc.config.sglang.look_ups import arguments_of
 from specc.config.sglang.server import started
-from specc.config.sglang.written import own_dtype
+from specc.config.sglang.speculation import brings_modules
+from specc.config.sglang.written import forced_dtype, own_dtype
 from specc.runtime.plan.shape import Shape
 
 _OF_SGLANG = {algorithm: name for name, algorithm in BY_MODULES.items()}
@@ -28,7 +28,7 @@ def command(pair: Pair, chosen: Drafting, topk: int | None, num_steps: int | Non
     words += ["--speculative-algorithm", _OF_SGLANG.get(chosen.algorithm, chosen.algorithm)]
     if chosen.algorithm in _OF_SGLANG and not has_modules(pair.target.said.values):
         words.append("--enable-multi-layer-eagle")
-    by_itself = OWN_MODULES.fullmatch(architecture_of(pair.target.said.values)) is not None
+    by_itself = brings_modules(pair.target.said)
     if chosen.draft is not None and not (chosen.draft is pair.target and by_itself):
         words += ["--speculative-draft-model-path", chosen.draft.written]
         words += _dtype(pair.target.said, chosen)
@@ -67,5 +67,7 @@ def _dtype(target: ModelFacts, chosen: Drafting) -> list[str]:
     """Return the argument without which a head would run in another element type than its target, if it would."""
     draft, (wanted, _) = chosen.draft, own_dtype(target)
     if draft is None or chosen.algorithm == "STANDALONE" or own_dtype(draft.said)[0] == wanted:
+        return []
+    if forced_dtype(target) is not None:
         return []
     return ["--dtype", wanted]

@@ -26,13 +26,13 @@ from specc.config.sglang.defaults import (
     B200,
     DECIDES_AS_DRAFT,
     DECIDES_AS_PREFILL,
-    MAX_REQUESTS,
     TREE,
     UNWRITTEN,
     Default,
     captured,
     default,
     drafts,
+    max_requests,
     most_captured,
     on_their_way,
     page_of,
@@ -124,7 +124,8 @@ def started(arguments: Arguments, gpu: Gpu) -> Started:
     drafting = draft_source(arguments, algorithm, target)
     requests, ranks = arguments.number("--max-running-requests"), arguments.number("--tp-size") or 1
     groups = _groups(arguments, drafting.algorithm)
-    kept = max(1, (requests or MAX_REQUESTS) // groups)
+    usual = max_requests("" if target is None else architecture_of(target[1].values))
+    kept = max(1, (requests or usual) // groups)
     buckets, buckets_origin = _buckets(arguments, kept, most_captured(gpu, ranks))
     page = arguments.number("--page-size")
     lacks = drafting.draft is None and not drafting.looks_up
@@ -158,7 +159,7 @@ def _facts(
 ) -> Server:
     """Return the facts on which it hangs whether programs are served."""
     of_target, draft = facts_of(target.values), drafting.draft
-    of_draft = None if draft is None else facts_of(draft[1].values)
+    of_draft = None if draft is None else facts_of(draft[1].values, module=drafting.own)
     return Server(
         target=of_target,
         draft=replace(of_target, borrows=True) if drafting.assisted else of_draft,

@@ -9,10 +9,10 @@ from pathlib import Path
 from specc.adapters.sglang.served import BLOCKS, BY_MODULES, LOOKS_UP
 from specc.config.models import Fact, ModelFacts, read_model
 from specc.config.presets.sglang import SGLANG
-from specc.config.presets.sglang_models import architecture_of, assists, has_modules
+from specc.config.presets.sglang_models import architecture_of, assists, has_modules, unread_draft
 from specc.config.sglang import block_drafts
-from specc.config.sglang.command_line import Arguments
-from specc.config.sglang.defaults import OWN_MODULES, shape
+from specc.config.sglang.command_line import ANSWERS, Arguments
+from specc.config.sglang.defaults import shape
 from specc.config.sglang.look_ups import form
 
 Model = tuple[Path, ModelFacts]
@@ -35,6 +35,7 @@ class DraftSource:
         origin: where the draft's directory comes from.
         sizes: None where they cannot be said.
         modules: whether the draft has a module for each step.
+        own: whether the target's own directory is the draft's.
 
     """
 
@@ -43,6 +44,7 @@ class DraftSource:
     origin: str
     sizes: Sizes | None
     modules: bool
+    own: bool = False
 
     @property
     def looks_up(self) -> bool:
@@ -77,14 +79,18 @@ def draft_source(arguments: Arguments, algorithm: str, target: Model | None) -> 
     algorithm = BY_MODULES[algorithm] if modules else algorithm
     if algorithm in LOOKS_UP:
         return DraftSource(algorithm, None, "none, drafts are looked up in texts", form(arguments), modules=False)
+    if algorithm not in ALGORITHMS and algorithm not in BY_MODULES.values():  # which was reported
+        return DraftSource(algorithm, None, "", None, modules)
     path, origin = _draft(arguments, target)
     draft = arguments.model("--speculative-draft-model-path", path, read_model)
+    _check_class(arguments, target, draft)
     algorithm = _assisted(arguments, algorithm, draft)
     if algorithm in BLOCKS:
         sizes = None if draft is None else block_drafts.form(arguments, draft[1])
     else:
         sizes = _shape(arguments, algorithm, target)
-    return DraftSource(algorithm, draft, origin, sizes, modules)
+    own = draft is not None and target is not None and draft[0] == target[0]
+    return DraftSource(algorithm, draft, origin, sizes, modules, own)
 
 
 def algorithm_of(arguments: Arguments) -> str:
@@ -125,10 +131,24 @@ def _draft(arguments: Arguments, target: Model | None) -> tuple[str, str]:
     name = "--speculative-draft-model-path"
     if (written := arguments.text(name)) or target is None:
         return written, name
-    architecture = architecture_of(target[1].values)
-    if OWN_MODULES.fullmatch(architecture):
+    if brings_modules(target[1]):
+        architecture = architecture_of(target[1].values)
         return arguments.text("--model-path"), f"modules of its own, which SGLang takes for {architecture}"
     return "", name
+
+
+def brings_modules(target: ModelFacts) -> bool:
+    """Return whether SGLang drafts with modules of a target's own directory where no draft is written."""
+    return ANSWERS.modules_of(architecture_of(target.values), "") is not None
+
+
+def _check_class(arguments: Arguments, target: Model | None, draft: Model | None) -> None:
+    """Report a draft that SGLang cannot read: of a format, or of a class, that it does not have."""
+    if draft is None or (target is not None and draft[0] == target[0]):
+        return
+    unread = unread_draft(draft[1].values)
+    if unread is not None:
+        arguments.refuse(unread, "give a head as SGLang's documentation names it, or one that is converted")
 
 
 def _shape(arguments: Arguments, algorithm: str, target: Model | None) -> Sizes | None:

@@ -6,6 +6,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 from specc.config.estimate.proposed import sizes, written
+from specc.config.layer_sizes import sizes_of
 from specc.config.models import ModelFacts
 from specc.config.models.hub import named
 from specc.config.pasted import DTYPES, Wanted, configuration_name, listed, served_by_program
@@ -15,7 +16,6 @@ from specc.config.proposal import quoted
 from specc.config.resolved import Config
 from specc.config.rules.shapes import shape_called
 from specc.config.sglang.command_line import RETURNED, THRESHOLDS, Arguments
-from specc.config.sglang.layers import modules_of, sizes_of
 from specc.config.sglang.look_ups import arguments_of
 from specc.config.sglang.server import Started
 from specc.runtime.plan.shape import Shape
@@ -144,13 +144,19 @@ def _model(arguments: Arguments, server: Started, role: str, logits: str) -> lis
     origin = "--model-path" if role == "target" else server.draft_origin
     lines = [f"{role}:", f"  model: {quoted(named(directory))} # {origin}"]
     if role == "draft":
-        lines += [*_token_map(arguments, server), *modules_of(server, facts)]
-    lines += sizes_of(server, directory, facts)
+        lines += [*_token_map(arguments, server), *_modules(server, facts)]
+    lines += sizes_of(facts, chain=server.topk.value == 1)
     lines += _columns(arguments, facts) if logits == "sharded" else []
     dtype, why = _dtype(arguments, server, role)
     own = facts.facts.get("dtype")
     lines += [] if own is not None and own.value == dtype else [f"  dtype: {dtype} # {why}"]
     return [*lines, *_kv_dtype(arguments, ("--kv-cache-dtype",) if role == "target" else _DRAFT_KV)]
+
+
+def _modules(server: Started, draft: ModelFacts) -> Iterator[str]:
+    """Return the line of how many modules draft, where the draft does not say how many it has."""
+    if server.facts.modules and "num_mtp_modules" not in draft.facts:
+        yield f"  num_layers: {server.num_steps.value} # a module for each step"
 
 
 def _columns(arguments: Arguments, facts: ModelFacts) -> list[str]:
@@ -185,9 +191,8 @@ def _token_map(arguments: Arguments, server: Started) -> list[str]:
 def _dtype(arguments: Arguments, server: Started, role: str) -> tuple[str, str]:
     """Return the element type of a model, and why, after reporting one that the server cannot run."""
     target, written = server.models["target"][1], arguments.text("--dtype", "auto")
-    quantised = target.facts.get("quant_method")
-    if architecture_of(target.values) == "GptOssForCausalLM" and quantised is not None and quantised.value == "mxfp4":
-        return "bfloat16", "SGLang runs a target of mxfp4 in it, and its draft"
+    if (forced := forced_dtype(target)) is not None:
+        return forced
     if written != "auto":
         if written not in DTYPES and role == "target":
             arguments.wrong(f"--dtype '{written[:60]}' is unknown", f"there are auto, {', '.join(DTYPES)}")
@@ -197,6 +202,14 @@ def _dtype(arguments: Arguments, server: Started, role: str) -> tuple[str, str]:
         message = f"with --dtype auto the head is of {own[0]} and its target of {others}, and SGLang's step fails"
         arguments.wrong(message, f"write --dtype {others}, for the server as well: both are then of that")
     return own
+
+
+def forced_dtype(target: ModelFacts) -> tuple[str, str] | None:
+    """Return the element type in which SGLang runs a target and its draft whatever is written, and why; or None."""
+    quantised = target.facts.get("quant_method")
+    if architecture_of(target.values) == "GptOssForCausalLM" and quantised is not None and quantised.value == "mxfp4":
+        return "bfloat16", "SGLang runs a target of mxfp4 in it, and its draft"
+    return None
 
 
 def own_dtype(model: ModelFacts) -> tuple[str, str]:

@@ -35,6 +35,7 @@ HERE = Path(__file__).resolve().parent
 served = _file(HERE.parents[1] / "adapters" / "vllm" / "served.py")
 GpuMachine: Any = _file(HERE / "machine.py").GpuMachine
 
+import vllm.model_executor.layers.mamba.abstract as abstract
 from vllm.config import set_current_vllm_config
 from vllm.engine.arg_utils import AsyncEngineArgs
 from vllm.entrypoints.cli.serve import ServeSubcommand
@@ -90,6 +91,18 @@ def _plain(value: Any) -> Any:
     return value if value is None or isinstance(value, bool | int | str) else type(value).__name__
 
 
+def kept_step(config: Any) -> int | None:
+    """Return of how many tokens a block is a multiple so that prefill keeps states, as vLLM's layers will say it."""
+    exports = hasattr(config.model_config.hf_text_config, "linear_key_head_dim")
+    if config.cache_config.mamba_cache_mode != "align" or not exports or "Olmo" in config.model_config.architecture:
+        return None
+    from vllm.model_executor.layers.mamba.gdn.qwen_gdn_linear_attn import _resolve_gdn_prefill_backend
+    from vllm.v1.attention.backends.gdn_attn import FLASHINFER_GDN_CHECKPOINT_ALIGNMENT
+
+    prefills = _resolve_gdn_prefill_backend(config)[1]
+    return FLASHINFER_GDN_CHECKPOINT_ALIGNMENT if prefills == "flashinfer" else None
+
+
 def page_size(config: Any) -> int | None:
     """Return the tokens of a block where they are written or follow from a recurrent state; None otherwise."""
     model, cache = config.model_config, config.cache_config
@@ -101,6 +114,7 @@ def page_size(config: Any) -> int | None:
             )
             if not cache.user_specified_block_size:
                 cache.block_size = backend.get_preferred_block_size(USUAL_BLOCK)
+        abstract.get_mamba_prefill_checkpoint_alignment = kept_step
         GpuMachine._align_hybrid_block_size(config, backend)
     return cache.block_size if model.is_hybrid or cache.user_specified_block_size else None
 

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any, cast
 
 from specc.adapters.vllm.served import SETTINGS, SPECULATIVE
+from specc.config.answers import answers_of
 from specc.config.models.attributes import decimal_number, whole_number
 from specc.config.pasted import Pasted, is_count, served_by, without_launcher, words_of
 from specc.config.presets.vllm import VLLM
@@ -45,10 +46,10 @@ _ALIASES = {
     "-pp": "--pipeline-parallel-size", "-tp": "--tensor-parallel-size",
 }  # fmt: skip
 _READ = (
-    "--block-size", "--config", "--distributed-executor-backend", "--dtype", "--enable-dbo", "--enforce-eager",
-    "--generation-config", "--kv-cache-dtype", "--max-model-len", "--max-num-batched-tokens",
-    "--max-num-seqs", "--model", "--optimization-level",
-    "--performance-mode", "--tensor-parallel-size", "--ubatch-size",
+    "--block-size", "--config", "--distributed-executor-backend", "--dtype", "--enable-chunked-prefill", "--enable-dbo",
+    "--enable-prefix-caching", "--enforce-eager", "--gdn-prefill-backend", "--generation-config", "--kv-cache-dtype",
+    "--mamba-cache-dtype", "--mamba-ssm-cache-dtype", "--max-model-len", "--max-num-batched-tokens", "--max-num-seqs",
+    "--model", "--optimization-level", "--performance-mode", "--tensor-parallel-size", "--ubatch-size",
 )  # fmt: skip
 
 
@@ -66,6 +67,10 @@ KNOWN = frozenset({
 })  # fmt: skip
 """Arguments that say something about the program."""
 
+_ON = ("--enable-chunked-prefill", "--enable-prefix-caching")
+"""Flags that are set where nothing is said, so that their negation says something."""
+ANSWERS = answers_of("vllm", VLLM.tested[-1])
+"""What vLLM itself says of its arguments and classes."""
 _SERVER = re.compile(r"vllm\.entrypoints\.openai\.api_server|(.*/)?vllm/entrypoints/openai/api_server\.py")
 _IMAGE = re.compile(r"(.*/)?vllm-openai(:[\w.\-]+)?(@sha256:\w+)?")
 """A container whose entry point is the server."""
@@ -207,8 +212,9 @@ def _pairs(arguments: Arguments, words: Sequence[str]) -> Iterator[tuple[str, li
 
 def _full_name(written: str) -> str:
     """Return the name of an argument by an alias or by its beginning, where nothing else that is known has that."""
-    begun = {name for name in KNOWN if name.startswith(written) and written.startswith("--")}
-    if written in KNOWN or len(begun) != 1:
+    named = KNOWN | ANSWERS.arguments
+    begun = {name for name in named if name.startswith(written) and written.startswith("--")}
+    if written in named or len(begun) != 1:
         return _ALIASES.get(written, written)
     return begun.pop()
 
@@ -226,9 +232,10 @@ def _take(arguments: Arguments, name: str, values: list[str]) -> None:
     elif head not in KNOWN and (taken_back := {f"--{negated}", f"--enable-{negated}"} & KNOWN) and negated != head:
         for flag in taken_back:
             arguments.values.pop(flag, None)
+            arguments.values |= {flag: ["false"]} if flag in _ON else {}
     else:
         if head not in KNOWN:
-            arguments.unused.append(head)
+            arguments.note_unused(head, ANSWERS.arguments)
         arguments.values[head] = values
 
 

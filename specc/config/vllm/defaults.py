@@ -8,6 +8,10 @@ from typing import NamedTuple
 
 from specc.config.archs import Gpu
 
+OWN_LAYERS = r"DeepseekV4For"
+"""Classes whose layers have attention of their own, over compressed rows and a window."""
+_LARGEST_GRAPHS: Mapping[str, int] = {"GptOss": 1024}
+"""What the name of a class begins with -> tokens of the largest graph, where nothing of graphs is written."""
 DATA_CENTER = ("sm_100", "sm_103")
 HOPPER = ("sm_90",)
 
@@ -37,6 +41,8 @@ BACKENDS: Mapping[str, VllmBackend] = {
     "CUTLASS_MLA": VllmBackend(captured=False, blocks=(128,)),
     "FLASH_ATTN_MLA_SPARSE": VllmBackend(captured=True, blocks=(64,)),
     "FLASHMLA_SPARSE": VllmBackend(captured=False, blocks=(64,)),
+    "FLASHMLA_SPARSE_DSV4": VllmBackend(captured=True, blocks=(256,)),
+    "FLASHINFER_MLA_SPARSE_DSV4": VllmBackend(captured=True, blocks=(256,)),
     "CPU_ATTN": VllmBackend(captured=False, blocks=(128,)),
 }
 """vLLM's backends that are known here."""
@@ -67,6 +73,8 @@ class Default(NamedTuple):
 
 
 DEFAULTS: tuple[Default, ...] = (
+    Default("FLASHINFER_MLA_SPARSE_DSV4", ("sm_120",), architectures=OWN_LAYERS),
+    Default("FLASHMLA_SPARSE_DSV4", architectures=OWN_LAYERS),
     Default("FLASH_ATTN_MLA_SPARSE", HOPPER, ("dsa",)),
     Default("FLASHMLA_SPARSE", DATA_CENTER, ("dsa",)),
     Default("TRITON_MLA", caches=("mla",), dtypes=("float32",)),
@@ -124,8 +132,14 @@ def max_requests(gpu: Gpu, ranks: int = 1) -> int:
     return 1024 if gpu.memory >= 70 and gpu.arch != "sm_80" else 256
 
 
-def most_captured(requests: int, tokens: int, arch: str) -> int:
-    """Return of how many tokens vLLM's largest graph is, for requests with so many tokens in a step."""
+def most_captured(requests: int, tokens: int, arch: str, architecture: str = "") -> int:
+    """Return of how many tokens vLLM's largest graph is, for requests with so many tokens in a step.
+
+    ``architecture`` is the target's class.
+    """
+    for begin, largest in _LARGEST_GRAPHS.items():
+        if architecture.startswith(begin):
+            return largest
     return min(2 * requests * tokens, 1024 if arch in DATA_CENTER else 512)
 
 

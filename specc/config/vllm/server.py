@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -11,13 +12,23 @@ from typing import TypeVar, cast
 from specc.adapters.vllm.served import SETTINGS, Refusal, Server, refusals
 from specc.config.archs import Gpu
 from specc.config.models import Fact, ModelFacts
-from specc.config.models.pair import Described, describe
+from specc.config.models.pair import Described
 from specc.config.pasted import DTYPES, is_count
 from specc.config.presets.vllm import VLLM
 from specc.config.vllm.asked import ServerAnswer
-from specc.config.vllm.command_line import ATTENTION, COMPILATION, GENERATION, SPECULATION, UNREAD, Arguments, argument
+from specc.config.vllm.command_line import (
+    ANSWERS,
+    ATTENTION,
+    COMPILATION,
+    GENERATION,
+    SPECULATION,
+    UNREAD,
+    Arguments,
+    argument,
+)
 from specc.config.vllm.defaults import (
     BLOCK,
+    OWN_LAYERS,
     SAMPLED,
     attention,
     block_of,
@@ -26,7 +37,8 @@ from specc.config.vllm.defaults import (
     max_requests,
     most_captured,
 )
-from specc.config.vllm.speculation import Speculation, speculation
+from specc.config.vllm.pages import caches_prefixes, hybrid_block
+from specc.config.vllm.speculation import Speculation, given_target, speculation
 from specc.support.files.reading import read_regular
 
 RUNNER = "VLLM_USE_V2_MODEL_RUNNER"
@@ -111,9 +123,9 @@ def started(arguments: Arguments, gpu: Gpu, page_size: int | None = None, exact:
     arguments.refuse_unread(UNREAD)
     if not gpu.arch.startswith(VLLM.gpus):
         arguments.refuse(f"{gpu.arch} ({gpu.origin})", f"programs run on {VLLM.gpus}...")
-    target = arguments.model("--model", arguments.text("--model"), describe)
+    target = given_target(arguments)
     drafting = speculation(arguments, target)
-    requests, block = arguments.number("--max-num-seqs"), arguments.number("--block-size")
+    requests = arguments.number("--max-num-seqs")
     settings = arguments.settings()
     if target is None or drafting is None or arguments.misread or not gpu.arch.startswith(VLLM.gpus):
         arguments.findings.raise_if_errors()
@@ -122,8 +134,9 @@ def started(arguments: Arguments, gpu: Gpu, page_size: int | None = None, exact:
     drafting = drafting if exact is None else _as_drafted(drafting, exact)
     for refusal in refusals(facts):
         arguments.refuse(refusal.what, _hint(refusal))
+    _check_chunks(arguments, target[1])
+    arguments.findings.raise_if_errors()
     if facts.algorithm is None:
-        arguments.findings.raise_if_errors()
         raise AssertionError("a method that no program has was reported")
     described = {"target": target} | ({"draft": drafting.draft} if drafting.draft is not None else {})
     models = {role: (directory, model.said) for role, (directory, model) in described.items()}
@@ -133,14 +146,19 @@ def started(arguments: Arguments, gpu: Gpu, page_size: int | None = None, exact:
     }
     kept = _settled(_requests(arguments, requests, gpu), exact, "max_requests")
     width = int(drafting.num_steps.value) + 1
-    graphs = int(exact.values["largest_graph"]) if exact is not None else _graph(arguments, int(kept.value), width, gpu)
+    graphs = (
+        int(exact.values["largest_graph"])
+        if exact is not None
+        else _graph(arguments, target[1], int(kept.value), width, gpu)
+    )
     buckets = _buckets(int(kept.value), width, graphs)
     blocks = exact.fact("page_size") if exact is not None and page_size is None else None
     longest = _longest(arguments, target[1].said)
     server = Started(
         gpu, _runner(arguments, gpu, facts, exact), facts.algorithm, drafting, models, dtype, backends,
         _captured(gpu, backends, graphs, buckets[0][-1], looked_up=drafting.draft is None),
-        blocks or _page(arguments, page_size or block, target[1], backends, written=page_size is not None), kept,
+        blocks or _page(arguments, gpu, page_size, target[1].said, backends, dtype=str(dtype.value), drafts=width - 1),
+        kept,
         arguments.number("--tensor-parallel-size") or 1, buckets,
         _settled(longest, exact, "longest"), _sampled(arguments, target[0]), facts, exact and exact.origin,
     )  # fmt: skip
@@ -169,8 +187,8 @@ def _as_drafted(drafting: Speculation, exact: ServerAnswer) -> Speculation:
 
 def _facts(arguments: Arguments, drafting: Speculation, settings: Mapping[str, object]) -> Server:
     """Return the facts on which it hangs whether programs are served."""
-    shared = drafting.draft[1].content.get("index_share_for_mtp_iteration") if drafting.draft is not None else None
-    overrides = {"index_share_for_mtp_iteration": True} if shared is True else {}
+    shared = drafting.draft is not None and "shared_index" in drafting.draft[1].said.facts
+    overrides = {"index_share_for_mtp_iteration": True} if shared else {}
     server = Server(str(drafting.method.value), *drafting.turns, drafting.assistant, settings=overrides | {**settings})
     return replace(server, first_runner=_first_runner(arguments, server))
 
@@ -191,6 +209,14 @@ def _first_runner(arguments: Arguments, server: Server) -> str:
     launched = arguments.text("--distributed-executor-backend") == "external_launcher"
     several = launched and server.settings.get("pipeline_parallel_size", 1) != 1
     return "pipeline parallelism with external_launcher" if several else ""
+
+
+def _check_chunks(arguments: Arguments, target: Described) -> None:
+    """Report a server that keeps prefixes of a recurrent state and prefills whole texts, which vLLM does not start."""
+    hybrid = target.said.values.get("architecture") in ANSWERS.hybrid
+    if hybrid and caches_prefixes(arguments) and arguments.text("--enable-chunked-prefill") == "false":
+        message = "vLLM does not start without chunked prefill where it keeps prefixes of a model with recurrent state"
+        arguments.wrong(message, "leave --no-enable-chunked-prefill out, or write --no-enable-prefix-caching")
 
 
 def _runner(arguments: Arguments, gpu: Gpu, facts: Server, exact: ServerAnswer | None) -> Fact:
@@ -233,7 +259,8 @@ def _attention(arguments: Arguments, gpu: Gpu, role: str, described: Described, 
         arguments.wrong(
             f"which attention vLLM takes on {gpu.title} for {cache} is not known", "write --attention-backend"
         )
-    return Fact(backend or "", f"vLLM's choice on {gpu.title} for {cache} in {dtype}")
+    over = architecture if re.match(OWN_LAYERS, architecture) else cache
+    return Fact(backend or "", f"vLLM's choice on {gpu.title} for {over} in {dtype}")
 
 
 def _requests(arguments: Arguments, written: int | None, gpu: Gpu) -> Fact:
@@ -250,7 +277,7 @@ def _requests(arguments: Arguments, written: int | None, gpu: Gpu) -> Fact:
     return Fact(usual, origin)
 
 
-def _graph(arguments: Arguments, kept: int, width: int, gpu: Gpu) -> int:
+def _graph(arguments: Arguments, target: Described, kept: int, width: int, gpu: Gpu) -> int:
     """Return of how many tokens vLLM's largest graph is, 0 where it captures nothing.
 
     ``width``: tokens of a request in a step.
@@ -260,9 +287,10 @@ def _graph(arguments: Arguments, kept: int, width: int, gpu: Gpu) -> int:
     if gpu.is_cpu or arguments.flag("--enforce-eager") or mode == "NONE" or (level == "0" and not mode):
         return 0
     sizes, most = compilation.get("cudagraph_capture_sizes"), compilation.get("max_cudagraph_capture_size")
+    usual = most_captured(kept, width, gpu.arch, str(target.said.values.get("architecture", "")))
     words = [str(size) for size in cast("list[object]", sizes)] if isinstance(sizes, list) else []
     listed = [int(size) for size in words if is_count(size)]
-    tokens = most if type(most) is int else max(listed, default=most_captured(kept, width, gpu.arch))
+    tokens = most if type(most) is int else max(listed, default=usual)
     return min(tokens, arguments.tokens("--max-num-batched-tokens") or tokens)
 
 
@@ -289,16 +317,30 @@ def _captured(gpu: Gpu, backends: Mapping[str, Fact], tokens: int, largest: int,
 
 
 def _page(
-    arguments: Arguments, given: int | None, target: Described, backends: Mapping[str, Fact], *, written: bool
+    arguments: Arguments,
+    gpu: Gpu,
+    given: int | None,
+    target: ModelFacts,
+    backends: Mapping[str, Fact],
+    *,
+    dtype: str,
+    drafts: int,
 ) -> Fact:
-    """Return the tokens of a block, after reporting that they follow from what is not known here."""
-    hybrid = "recurrent_state" in target.said.facts
-    if given is not None and (written or not hybrid):
-        return Fact(given, "--page-size" if written else "--block-size")
-    if hybrid:
+    """Return the tokens of a block, after reporting that they follow from what is not known here.
+
+    ``given`` are those that somebody knows, ``drafts`` is how many a step has at most.
+    """
+    named = {str(fact.value) for fact in backends.values()}
+    if given is not None:
+        return Fact(given, "--page-size")
+    if target.values.get("architecture") in ANSWERS.hybrid and "recurrent_state" in target.facts:
+        if (size := hybrid_block(arguments, gpu, target, dtype, named, drafts)) is not None:
+            return size
         hint = "give --page-size N: the server's log says it, 'Setting attention block size to N tokens'"
         arguments.wrong("blocks of a model with recurrent state are as large as that state, which is not known", hint)
-    size = block_of({str(fact.value) for fact in backends.values()})
+    if (written := arguments.number("--block-size")) is not None:
+        return Fact(written, "--block-size")
+    size = block_of(named)
     return Fact(size, "vLLM's default" if size == BLOCK else f"what {backends['target'].value} attention takes")
 
 

@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
 
 from specc.adapters.vllm.served import METHODS, MODULES, turns
+from specc.config.answers import Modules
 from specc.config.models import Fact
 from specc.config.models.pair import Described, describe
-from specc.config.vllm.command_line import SPECULATION, Arguments
-from specc.support.speculators import MARK
+from specc.config.vllm.command_line import ANSWERS, SPECULATION, Arguments
+from specc.support.speculators import MARK, verifier
 
 LOOK_UPS = METHODS["NGRAM"]
 _OTHERS = ("dflash", "dspark", "suffix", "custom_class", "extract_hidden_states")
@@ -21,8 +21,13 @@ _LOOK_UP_LENGTH = 5
 """Tokens that are looked up, where nothing says how many."""
 _BY_NAME: Mapping[str, str] = {"eagle-": "eagle", "eagle3": "eagle3", "dflash": "dflash", "dspark": "dspark"}
 """What is in a draft's name -> the method that vLLM then takes, the first of those that are there."""
-_WITH_MODULES = re.compile(r"qwen3_next|qwen3_5(_moe)?(_text)?|ernie4_5_moe")
-"""Types of models with a module that need not be in their config.json."""
+_BY_CLASS: Mapping[str, str] = {
+    "MuseGlimmerAssistantModel": "dflash", "Qwen3DSparkModel": "dspark", "Qwen3OmniDSparkModel": "dspark",
+    "MuseSparkDSparkModel": "dspark", "Gemma4DSparkModel": "dspark", "DSparkDraftModel": "dspark",
+}  # fmt: skip
+"""A draft's class -> the method that vLLM takes for it, whatever its name is."""
+_OF_SPECULATORS: Mapping[str, str] = {"peagle": "eagle3", "dflash2": "dflash"}
+"""Type of a draft in the format of speculators -> vLLM's method, where they differ."""
 TABLE = "num_speculative_tokens_per_batch_size"
 """vLLM's key of a list of [first, last, number]: how many tokens are drafted for batches of these sizes."""
 _SEVERAL = "num_nextn_predict_layers"
@@ -52,15 +57,37 @@ class Speculation:
     @property
     def turns(self) -> tuple[int, int]:
         """How many modules draft one after the other, and how often."""
-        fact = self.draft[1].said.facts.get("num_mtp_modules") if self.draft is not None else None
-        modules = int(fact.value) if fact is not None and fact.origin == _SEVERAL else 1
-        return turns(str(self.method.value), modules, int(self.num_steps.value))
+        brought = _modules(self.draft[1]) if self.draft is not None else None
+        modules = brought.value if brought is not None and brought.origin == _SEVERAL else 1
+        return turns(str(self.method.value), int(modules), int(self.num_steps.value))
 
     @property
     def assistant(self) -> bool:
         """Whether an assistant drafts, which reads the target's keys and values."""
-        kind = self.draft[1].said.model_type if self.draft is not None else ""
+        kind = self.draft[1].model_type if self.draft is not None else ""
         return "gemma4" in kind and "assistant" in kind
+
+
+def given_target(arguments: Arguments) -> tuple[Path, Described] | None:
+    """Return the target, or None after reporting that it cannot be read.
+
+    A draft in the format of speculators stands for its target, too, whose name it has; vLLM then takes it for the draft
+    and drafts as many tokens as it says, where nothing else is written.
+    """
+    given = arguments.model("--model", arguments.text("--model"), describe)
+    if given is None or MARK not in given[1].content:
+        return given
+    name, tokens = verifier(given[1].content)
+    block, kind = arguments.blocks.setdefault(SPECULATION, {}), str(given[1].content[MARK])
+    if name is None:
+        arguments.wrong("the draft of --model names no target (speculators_config.verifier)", "give the target")
+        return None
+    more = {} if tokens is None else {"num_speculative_tokens": tokens}
+    written = {**block}
+    block |= more | written | {"method": _OF_SPECULATORS.get(kind, kind), "model": arguments.text("--model")}
+    if kind == "peagle":
+        block["parallel_drafting"] = True
+    return arguments.model("the target that the draft of --model names", name, describe)
 
 
 def speculation(arguments: Arguments, target: tuple[Path, Described] | None) -> Speculation | None:
@@ -69,9 +96,6 @@ def speculation(arguments: Arguments, target: tuple[Path, Described] | None) -> 
     if not block:
         hint = f'write {SPECULATION} \'{{"method": ..., "model": ..., "num_speculative_tokens": ...}}\''
         arguments.wrong(f"{SPECULATION} is missing: nothing is drafted", hint)
-        return None
-    if target is not None and MARK in target[1].content:
-        arguments.refuse("a head that names its target by itself", f"give the target, and the head in {SPECULATION}")
         return None
     written, drafting = _word(arguments, block, "method"), _word(arguments, block, "model")
     method = written.strip("[]") or (drafting.strip("[]") if drafting.strip("[]") == "ngram" else "draft_model")
@@ -101,18 +125,25 @@ def _of_model(
         return None
     kind = _settled(MODULES if method.endswith("mtp") else method, drafting or str(draft[0]), draft[1])
     if kind is None:
-        arguments.wrong(f"{SPECULATION}.method '{method[:60]}' is unknown", f"there are {_methods()}")
+        _report_unknown(arguments, method, draft[1])
         return None
+    if kind == MODULES and (brought := _brought(draft[1])) is not None and brought.architecture is None:
+        what = f"modules of the class {', '.join(draft[1].classes)}, of which vLLM has none,"
+        arguments.refuse(what, f'write {SPECULATION}.method "dspark", which vLLM runs without a program')
+        return None
+    if (unread := _unread(kind, draft[1])) is not None:
+        arguments.refuse(unread, "give a draft that vLLM has a class for")
     agrees = kind == written or (kind == MODULES and written.endswith("mtp"))
     named = f"{SPECULATION}.method" if agrees else "what vLLM takes for such a draft"
     drafted = Fact(steps, f"{SPECULATION}.num_speculative_tokens") if steps is not None else None
-    modules = draft[1].number("num_mtp_modules")
+    modules = brought.value if (brought := _modules(draft[1])) is not None else None
     if drafted is None and kind == MODULES and modules is not None and not own:
         drafted = Fact(modules, "as many as the draft has modules")
     if drafted is None:
         arguments.wrong(f"{SPECULATION}.num_speculative_tokens is missing")
         return None
-    if kind == MODULES and modules is not None and int(drafted.value) > modules and int(drafted.value) % modules:
+    several = modules is not None and int(drafted.value) > int(modules)
+    if kind == MODULES and several and int(drafted.value) % int(modules or 1):
         arguments.wrong(f"{SPECULATION}.num_speculative_tokens is no multiple of the draft's {modules} modules")
     origin = f"modules of the target's own, which {SPECULATION} names no other for" if own else f"{SPECULATION}.model"
     return Speculation(Fact(kind, named), draft, origin, drafted)
@@ -120,17 +151,48 @@ def _of_model(
 
 def _settled(method: str, name: str, draft: Described) -> str | None:
     """Return the method that vLLM settles on for a draft of this name; None for one that it does not know."""
-    if method in ("eagle", "eagle3"):
+    if method in ("eagle", "eagle3", "dflash", "dspark"):
         return method
     if named := next((by_name for part, by_name in _BY_NAME.items() if part in name.lower()), None):
         return named
-    if draft.modules or "mtp" in draft.said.model_type or _WITH_MODULES.fullmatch(draft.said.model_type):
+    if by_class := next((_BY_CLASS[architecture] for architecture in draft.classes if architecture in _BY_CLASS), None):
+        return by_class
+    if _brought(draft) is not None or "mtp" in draft.model_type:
         return MODULES
     return "draft_model" if method == "draft_model" else None
 
 
-def _methods() -> str:
-    return ", ".join(dict.fromkeys(method for methods in METHODS.values() for method in methods))
+def _brought(draft: Described) -> Modules | None:
+    """Return the modules that vLLM finds in a directory; None where it knows of none there."""
+    return ANSWERS.modules_of(draft.classes[0] if draft.classes else "", draft.model_type)
+
+
+def _modules(draft: Described) -> Fact | None:
+    """Return how many modules vLLM finds in a directory, with what says so; None where nothing does."""
+    brought, said = _brought(draft), draft.said.facts.get("num_mtp_modules")
+    if brought is not None and isinstance(brought.count, int):
+        return Fact(brought.count, brought.architecture or "")
+    return said
+
+
+def _report_unknown(arguments: Arguments, method: str, draft: Described) -> None:
+    """Report a method that vLLM does not have, or not for this draft."""
+    if method == MODULES or method.endswith("_mtp"):
+        named = ", ".join(draft.classes) or draft.model_type
+        arguments.wrong(f"vLLM has no modules of multi-token prediction for {named}", f"give {SPECULATION}.model")
+        return
+    there = ", ".join(dict.fromkeys(method for methods in METHODS.values() for method in methods))
+    arguments.wrong(f"{SPECULATION}.method '{method[:60]}' is unknown", f"there are {there}")
+
+
+def _unread(method: str, draft: Described) -> str | None:
+    """Return in words that vLLM has no class for a draft, which it calls by its method and the class's name."""
+    if method not in ("eagle", "eagle3") or MARK in draft.content or not draft.classes:
+        return None
+    begin, name = method.capitalize(), draft.classes[0]
+    own = name.startswith(begin) or (method == "eagle3" and name.endswith(begin))
+    called = name if own else f"{begin}{name}"
+    return None if called in ANSWERS.architectures else f"a draft that vLLM calls {called}, for which it has no class,"
 
 
 def _word(arguments: Arguments, block: Mapping[str, object], key: str) -> str:

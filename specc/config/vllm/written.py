@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from specc.config.layer_sizes import sizes_of
 from specc.config.models import Fact
 from specc.config.models.hub import named
 from specc.config.pasted import Wanted, configuration_name, served_by_program
@@ -89,4 +90,4 @@ def _model(server: Started, role: str, origin: str) -> list[str]:
         lines.append(f"  dtype: {server.dtype.value} # {server.dtype.origin}")
     if role == "draft" and directory == server.models["target"][0] and "num_mtp_modules" not in facts.facts:
         lines.append("  num_layers: 1 # the module of this type of model")
-    return lines
+    return [*lines, *sizes_of(facts, chain=True)]
