@@ -44,6 +44,36 @@ def classes_written_in(folder: Path, variable: str) -> Iterator[str]:
                 yield from (value.id for value in values if isinstance(value, ast.Name))
 
 
+def readers_of(folder: Path, package: str, owner: str, attribute: str) -> set[str]:
+    """Return the names of all classes of a package that read `owner.attribute`: themselves, or by classes they name."""
+    named: dict[str, set[str]] = {}
+    reading: set[str] = set()
+    for file in sorted(folder.rglob("*.py")):
+        module = ".".join((package, *file.relative_to(folder).with_suffix("").parts))
+        body = ast.parse(file.read_text(encoding="utf-8")).body
+        known = {node.name: f"{module}.{node.name}" for node in body if isinstance(node, ast.ClassDef)}
+        for node in body:
+            if isinstance(node, ast.ImportFrom) and node.module and not node.level:
+                known |= {alias.asname or alias.name: f"{node.module}.{alias.name}" for alias in node.names}
+        for node in body:
+            if isinstance(node, ast.ClassDef):
+                inner = [*ast.walk(node)]
+                name = known[node.name]
+                named[name] = {known[of.id] for of in inner if isinstance(of, ast.Name) and of.id in known}
+                if any(isinstance(of, ast.Attribute) and _is_read(of, owner, attribute) for of in inner):
+                    reading.add(name)
+    while more := {name for name, of in named.items() if of & reading} - reading:
+        reading |= more
+    return {name.rpartition(".")[2] for name in reading}
+
+
+def _is_read(node: ast.Attribute, owner: str, attribute: str) -> bool:
+    """Whether a node is `owner.attribute`, or `something.owner.attribute`."""
+    of = node.value
+    name = of.attr if isinstance(of, ast.Attribute) else of.id if isinstance(of, ast.Name) else None
+    return node.attr == attribute and name == owner
+
+
 def derived_from(package: Path, base: str) -> set[str]:
     """Return the names of all classes of a package that derive from a class of this name, whatever can be imported."""
     bases: dict[str, set[str]] = {}

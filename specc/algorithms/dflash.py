@@ -26,7 +26,7 @@ from specc.algorithms.blocks.verification import (
 from specc.config import ANY, DraftKind, Fit, Needs, Pair
 from specc.ir.core import Value
 from specc.ir.ops.health import DRAFT_BIT
-from specc.support.aux_layers import dflash_layers
+from specc.support.aux_layers import evenly_spread
 
 
 def _build(scope: Scope) -> None:
@@ -123,6 +123,6 @@ DFLASH = Algorithm(
     "DFLASH", "a block of drafts in one forward, over the target's layers", _build,
     Needs(
         target_hidden="aux", trees=False, forwards=lambda steps: 2 if steps else 1, recognises=_recognises, kind=KIND,
-        usual_layers=dflash_layers,
+        usual_layers=evenly_spread,
     ),
 )  # fmt: skip

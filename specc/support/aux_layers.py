@@ -8,20 +8,17 @@ from __future__ import annotations
 from itertools import pairwise
 
 
-def eagle3_layers(depth: int, _: int = 1) -> tuple[int, ...]:
-    """Return the layers that EAGLE3 heads are usually trained on, of ``depth`` (arXiv 2503.01840)."""
+def three_levels(depth: int, _: int = 1) -> tuple[int, ...]:
+    """Return an early layer of ``depth``, a middle one and a late one."""
     return 2, depth // 2, depth - 3
 
 
-def dflash_layers(depth: int, drafting: int) -> tuple[int, ...]:
-    """Return the layers that a DFlash draft reads: as many as it has itself, evenly spread (arXiv 2602.06036).
-
-    ``depth`` is the target's number of layers, ``drafting`` the draft's.
-    """
-    if drafting == 1:
+def evenly_spread(depth: int, count: int) -> tuple[int, ...]:
+    """Return so many layers of ``depth``, evenly spread from the second to the last but two."""
+    if count == 1:
         return (depth // 2 + 1,)
     first, last = 1, depth - 3
-    return tuple(round(first + place * (last - first) / (drafting - 1)) + 1 for place in range(drafting))
+    return tuple(round(first + place * (last - first) / (count - 1)) + 1 for place in range(count))
 
 
 def are_layers(layers: tuple[int, ...], depth: int) -> bool:

@@ -164,7 +164,7 @@ class Server:
         def runner(role: str) -> Any:
             config = SimpleNamespace(
                 vocab_size=plan.size("V"), hidden_size=plan.models[role].hidden_size, context_len=context,
-                model_is_mrope=role in sees, attention_chunk_size=None, dtype=torch.float32,
+                model_is_mrope=role in sees, is_local_attention_model=False, dtype=torch.float32,
             )  # fmt: skip
             kind = part("model_executor.model_runner.ModelRunner")
             return kind(self.engine, config, attention(), is_draft_worker=role == "draft")

@@ -242,12 +242,11 @@ ALGORITHMS = {name: re.compile(name.replace("_", "_?"), re.IGNORECASE) for name 
 TEMPLATES = sorted(path for path in (ROOT / "templates").rglob("*") if path.suffix in (".py", ".jinja"))
 
 KEYS_OF_MODELS = {
-    "config/models/__init__.py",
-    "config/models/config_json.py",
+    "config/models/drafting.py",
     "config/models/known.py",
     "config/models/pair.py",
+    "config/rules/draft_kind.py",
     "engine/models/generation.py",
-    "support/speculators.py",
 }
 """Keys of config.json and generation_config.json are spelled there, such as `eagle_config`."""
 

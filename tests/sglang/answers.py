@@ -13,7 +13,7 @@ from typing import Any
 os.environ["HF_HUB_OFFLINE"] = "1"
 os.environ.pop("SGLANG_USE_CPU_ENGINE", None)
 
-from engine_answers import classes_written_in, write
+from engine_answers import classes_written_in, readers_of, write
 from sglang.srt.configs.model_config import ModelConfig
 from sglang.srt.models import registry
 from sglang.srt.server_args import ServerArgs
@@ -43,6 +43,12 @@ def architectures() -> list[str]:
     return sorted({*written, *registry.ModelRegistry.get_supported_archs()})
 
 
+def heads(names: list[str]) -> list[str]:
+    """The classes that draft from the target's hidden states; SGLang runs any other one as a whole model."""
+    folder = Path(registry.__file__).parent
+    return sorted(readers_of(folder, "sglang.srt.models", "spec_info", "hidden_states") & {*names})
+
+
 def modules(architecture: str) -> tuple[str, int | str] | None:
     """The class of the modules that a target of this class drafts with, and how many; None for one without."""
     config = object.__new__(ModelConfig)
@@ -66,6 +72,7 @@ def main() -> None:
         "version": importlib.metadata.version("sglang"),
         "arguments": arguments(),
         "architectures": names,
+        "heads": heads(names),
         "modules": {name: of_target for name in names if (of_target := modules(name)) is not None},
     }
     write(Path(sys.argv[1]), said)

@@ -16,7 +16,7 @@ FOLDER = Path(__file__).parent
 
 
 @dataclass(frozen=True)
-class Modules:
+class OwnModules:
     """Modules of multi-token prediction that an engine finds in a target's own directory.
 
     Attributes:
@@ -37,6 +37,7 @@ class Answers:
         version: the release.
         arguments: names of all arguments of its server, aliases among them.
         architectures: names of all classes of models that it loads, by ``architectures`` of config.json.
+        heads: those of them that read a target's hidden states; empty where nobody asked.
         modules: by a target's class, or else by its ``model_type``, the modules that it brings.
         hybrid: classes that keep a recurrent state whose size decides that of a block of keys and values.
 
@@ -45,10 +46,11 @@ class Answers:
     version: str
     arguments: frozenset[str]
     architectures: frozenset[str]
-    modules: Mapping[str, Modules]
+    modules: Mapping[str, OwnModules]
     hybrid: frozenset[str] = frozenset()
+    heads: frozenset[str] = frozenset()
 
-    def modules_of(self, architecture: str, model_type: str) -> Modules | None:
+    def modules_of(self, architecture: str, model_type: str) -> OwnModules | None:
         """Return the modules of a target of this class and type; None for one that brings none."""
         return self.modules.get(architecture) or self.modules.get(model_type)
 
@@ -61,6 +63,7 @@ def answers_of(engine: str, version: str) -> Answers:
         version=said["version"],
         arguments=frozenset(said["arguments"]),
         architectures=frozenset(said["architectures"]),
-        modules={name: Modules(*of_target) for name, of_target in said["modules"].items()},
+        modules={name: OwnModules(*of_target) for name, of_target in said["modules"].items()},
         hybrid=frozenset(said.get("hybrid", ())),
+        heads=frozenset(said.get("heads", ())),
     )

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 
 from specc.config.presets.engine_tables import TablesBlock
 
 Value = bool | int | str
+OWN_HEADS = re.compile(r"\w+Heads?")
+"""What the reference engine's own heads are called, see `specc.engine.models`, and no class that an engine serves."""
 
 
 @dataclass(frozen=True)

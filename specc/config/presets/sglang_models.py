@@ -8,8 +8,7 @@ from dataclasses import replace
 
 from specc.adapters.sglang.served import BY_MODULES, TESTED, ServedModel, Server, beside, refusals
 from specc.config.answers import answers_of
-from specc.config.models.states import GDN
-from specc.config.presets.preset import EngineNeeds, Value
+from specc.config.presets.preset import OWN_HEADS, EngineNeeds, Value
 
 _WINDOWED = re.compile(
     r"Afmoe|Beam|Cohere2|DeepseekV4|Dots3|EmbeddingGemma2|Exaone|Gemma[234]|GptOss|Granite(Moe)?SWA|IQuest(Q1|LoopCoder)"
@@ -33,8 +32,11 @@ _CHUNKED = ("Llama4ForConditionalGeneration",)
 """Architectures whose layers see a chunk of the text alone; of others SGLang takes ``attention_chunk_size`` for a
 window, if at all."""
 
-_HYBRID_MODULES = (GDN,)
+_HYBRID_MODULES = ("GDN",)
 """Kinds of recurrent state whose targets' modules have a pool for such state, too, though they keep none."""
+
+_BY_HEADS = ("EAGLE", "EAGLE3")
+"""Algorithms whose drafts read the target's hidden states. SGLang does not look whether a draft's class does."""
 
 _MODULES = re.compile(r"MiMoV2(Flash)?ForCausalLM|Step3p|GigaChat35")
 """Targets that draft with a module for each step, by multi-layer EAGLE, under the name EAGLE."""
@@ -45,16 +47,17 @@ def has_modules(values: Mapping[str, Value]) -> bool:
     return _MODULES.match(architecture_of(values)) is not None
 
 
-def facts_of(values: Mapping[str, Value], *, module: bool = False) -> ServedModel:
+def facts_of(values: Mapping[str, Value], *, module: bool = False, blocks: bool = False) -> ServedModel:
     """Return the facts of a model in SGLang; ``values`` is what its directory says, by key.
 
-    Of a target that drafts by a ``module`` of its own, that module's.
+    Of a target that drafts by a ``module`` of its own, that module's; of a draft that fills in ``blocks`` by a server's
+    algorithm, what such a draft may have, whatever its directory says of blocks.
     """
     architecture, cache = architecture_of(values), str(values.get("kv_layout", "mha"))
     if cache == "mla" and "index_topk" in values:
         cache = "dsa"
     windowed = "window" in values and _WINDOWED.match(architecture) is not None
-    fills, embeds = "fills_blocks" in values, "own_embedding" in values
+    fills, embeds = blocks or "fills_blocks" in values, "own_embedding" in values
     chunked = "attention_chunk" in values and architecture in _CHUNKED
     if (windowed or chunked) and _TWO_POOLS.match(architecture):
         cache = "swa"
@@ -77,14 +80,20 @@ def assists(values: Mapping[str, Value]) -> bool:
     return _ASSISTANTS.fullmatch(architecture_of(values)) is not None
 
 
-def unread_draft(values: Mapping[str, Value]) -> str | None:
-    """Return what of a draft SGLang cannot read, in words; None where it has a class for it."""
+def unread_draft(values: Mapping[str, Value], algorithm: str | None) -> str | None:
+    """Return what of a draft SGLang cannot draft with, in words; None where it has a class for it."""
     if "speculators" in values:
         return "a head in the format of speculators"
     architecture = architecture_of(values)
     known = answers_of("sglang", TESTED[-1])
+    if OWN_HEADS.fullmatch(architecture):  # which is refused of any engine
+        return None
     if architecture and architecture not in known.architectures | known.modules.keys():
         return f"a draft of the class {architecture}, which SGLang does not have,"
+    own = known.modules.get(architecture)
+    drafting = architecture if own is None else own.architecture
+    if architecture and algorithm in _BY_HEADS and drafting not in known.heads:
+        return f"{algorithm} with a draft of the class {architecture}, which SGLang runs as a whole model,"
     return None
 
 
@@ -100,7 +109,7 @@ def unserved(asked: EngineNeeds) -> Iterator[tuple[tuple[str, ...], str]]:
     paths = {"topk": ("topk",), "head_rows": ("draft", "token_map")}
     if modules and "target" in asked.models and not has_modules(asked.models["target"]):
         yield ("algorithm",), f"a module for each step of {architecture_of(asked.models['target']) or 'such a target'}"
-    if (unread := unread_draft(asked.models.get("draft", {}))) is not None:
+    if (unread := unread_draft(asked.models.get("draft", {}), asked.algorithm)) is not None:
         yield ("draft", "model"), unread
     for refusal in refusals(server):
         yield paths.get(refusal.about, (refusal.about, "model")), refusal.what

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import cast
@@ -10,7 +9,7 @@ from typing import cast
 from specc.config.archs import NATIVE
 from specc.config.models import Fact, ModelFacts
 from specc.config.presets import PRESETS, Preset
-from specc.config.presets.preset import EngineNeeds, Value
+from specc.config.presets.preset import OWN_HEADS, EngineNeeds, Value
 from specc.config.resolution.roles import Role
 from specc.config.rules.checked import Checked
 from specc.config.rules.needs import Needs
@@ -18,9 +17,6 @@ from specc.config.rules.shapes import sound_shapes, trees, written_shapes
 from specc.config.schema import ConfigFile, ModelBlock
 from specc.support.diagnostics import Note
 from specc.support.location import Location
-
-_OWN_HEADS = re.compile(r"\w+Heads?")
-"""What the reference engine's own heads are called, see `specc.engine.models`, and no class that an engine serves."""
 
 
 def for_engine(
@@ -121,7 +117,7 @@ def _of_models(
         ranks=file.tensor_parallel,
         head_rows=mapped and algorithm in preset.heads_of_target,
     )
-    if _OWN_HEADS.fullmatch(name := str(asked.models.get("draft", {}).get("architecture", ""))):
+    if OWN_HEADS.fullmatch(name := str(asked.models.get("draft", {}).get("architecture", ""))):
         what, at = f"a head of the reference engine's own ({name})", checked.places.value("draft", "model")
         hint = "give a head as people publish it (docs/models.md), or a language model that drafts"
         _refuse(checked, preset, f"{what} is not served", at, hint)

@@ -6,10 +6,10 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from specc.config.block import Block
-from specc.config.models.draft_kind import DraftKind
 from specc.config.models.pair import Fit, Pair
+from specc.config.rules.draft_kind import DraftKind
 from specc.config.schema import HiddenSource
-from specc.support.aux_layers import eagle3_layers
+from specc.support.aux_layers import three_levels
 
 
 def largest_tree(topk: int, num_steps: int) -> int:
@@ -62,7 +62,7 @@ class Needs:
     options: type[Block] = Block
     recognises: Callable[[Pair], Fit | None] = recognises_nothing
     kind: DraftKind | None = None
-    usual_layers: Callable[[int, int], tuple[int, ...]] = eagle3_layers
+    usual_layers: Callable[[int, int], tuple[int, ...]] = three_levels
     runs_as: str | None = None
 
     def fits(self, pair: Pair) -> Fit | None:

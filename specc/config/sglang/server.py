@@ -159,7 +159,7 @@ def _facts(
 ) -> Server:
     """Return the facts on which it hangs whether programs are served."""
     of_target, draft = facts_of(target.values), drafting.draft
-    of_draft = None if draft is None else facts_of(draft[1].values, module=drafting.own)
+    of_draft = None if draft is None else facts_of(draft[1].values, module=drafting.own, blocks=drafting.blocks)
     return Server(
         target=of_target,
         draft=replace(of_target, borrows=True) if drafting.assisted else of_draft,

@@ -83,8 +83,8 @@ def draft_source(arguments: Arguments, algorithm: str, target: Model | None) -> 
         return DraftSource(algorithm, None, "", None, modules)
     path, origin = _draft(arguments, target)
     draft = arguments.model("--speculative-draft-model-path", path, read_model)
-    _check_class(arguments, target, draft)
     algorithm = _assisted(arguments, algorithm, draft)
+    _check_class(arguments, algorithm, draft)
     if algorithm in BLOCKS:
         sizes = None if draft is None else block_drafts.form(arguments, draft[1])
     else:
@@ -142,11 +142,11 @@ def brings_modules(target: ModelFacts) -> bool:
     return ANSWERS.modules_of(architecture_of(target.values), "") is not None
 
 
-def _check_class(arguments: Arguments, target: Model | None, draft: Model | None) -> None:
-    """Report a draft that SGLang cannot read: of a format, or of a class, that it does not have."""
-    if draft is None or (target is not None and draft[0] == target[0]):
+def _check_class(arguments: Arguments, algorithm: str, draft: Model | None) -> None:
+    """Report a draft that SGLang cannot draft with: of a format or a class that it does not have, or no head."""
+    if draft is None:
         return
-    unread = unread_draft(draft[1].values)
+    unread = unread_draft(draft[1].values, algorithm)
     if unread is not None:
         arguments.refuse(unread, "give a head as SGLang's documentation names it, or one that is converted")
 

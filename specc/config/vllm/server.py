@@ -135,8 +135,8 @@ def started(arguments: Arguments, gpu: Gpu, page_size: int | None = None, exact:
     for refusal in refusals(facts):
         arguments.refuse(refusal.what, _hint(refusal))
     _check_chunks(arguments, target[1])
-    arguments.findings.raise_if_errors()
     if facts.algorithm is None:
+        arguments.findings.raise_if_errors()
         raise AssertionError("a method that no program has was reported")
     described = {"target": target} | ({"draft": drafting.draft} if drafting.draft is not None else {})
     models = {role: (directory, model.said) for role, (directory, model) in described.items()}

@@ -8,9 +8,10 @@ from pathlib import Path
 from typing import Any, cast
 
 from specc.adapters.vllm.served import METHODS, MODULES, turns
-from specc.config.answers import Modules
+from specc.config.answers import OwnModules
 from specc.config.models import Fact
 from specc.config.models.pair import Described, describe
+from specc.config.presets.preset import OWN_HEADS
 from specc.config.vllm.command_line import ANSWERS, SPECULATION, Arguments
 from specc.support.speculators import MARK, verifier
 
@@ -162,7 +163,7 @@ def _settled(method: str, name: str, draft: Described) -> str | None:
     return "draft_model" if method == "draft_model" else None
 
 
-def _brought(draft: Described) -> Modules | None:
+def _brought(draft: Described) -> OwnModules | None:
     """Return the modules that vLLM finds in a directory; None where it knows of none there."""
     return ANSWERS.modules_of(draft.classes[0] if draft.classes else "", draft.model_type)
 
@@ -191,8 +192,11 @@ def _unread(method: str, draft: Described) -> str | None:
         return None
     begin, name = method.capitalize(), draft.classes[0]
     own = name.startswith(begin) or (method == "eagle3" and name.endswith(begin))
-    called = name if own else f"{begin}{name}"
-    return None if called in ANSWERS.architectures else f"a draft that vLLM calls {called}, for which it has no class,"
+    called = [name, name if own else f"{begin}{name}"]
+    unknown = [name for name in called if name not in ANSWERS.architectures]
+    if not unknown or OWN_HEADS.fullmatch(name):  # of which any engine is told
+        return None
+    return f"a draft of the class {unknown[0]}, which vLLM does not have,"
 
 
 def _word(arguments: Arguments, block: Mapping[str, object], key: str) -> str:

@@ -86,7 +86,7 @@ CHANGES: dict[str, Change] = {
         for role, pool in zip(("target", "draft"), [two_pools()] * 2, strict=True)
         for name, value in {"sliding_window_size": 128, "token_to_kv_pool": pool}.items()
     ],
-    "chunks of attention of the draft is not served": config("draft", "attention_chunk_size", 128),
+    "chunks of attention of the draft is not served": config("draft", "is_local_attention_model", True),
     "a canary of the KV pool (kv_canary running) is not served": of("draft", "canary_manager", object()),
     "LoRA with graphs of its own for batches without adapters (lora_backend triton_v2) is not served": (
         lambda server: setattr(server.worker.server_args, "lora_backend", "triton_v2")

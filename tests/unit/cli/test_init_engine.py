@@ -19,6 +19,8 @@ from .test_init import HEAD, LLAMA, ONE_MODULE, folder, init, model
 __all__ = ["folder"]
 
 EXAMPLES = Path(__file__).parents[3] / "examples" / "models"
+HEADS = {"sglang": HEAD, "vllm": HEAD | {"architectures": ["EagleLlamaForCausalLM"]}}
+"""A head by the class that each engine has for it."""
 SERVED = {"verify": "target_only", "sampling": ["top_k", "top_p"], "archs": ["sm_90"]}
 
 
@@ -61,7 +63,7 @@ SERVED = {"verify": "target_only", "sampling": ["top_k", "top_p"], "archs": ["sm
     ],
 )
 def test_a_server_as_people_start_it(words: list[object], expected: dict[str, Any], server: str) -> None:
-    model("head", HEAD)
+    model("head", HEADS[str(words[2])])
     ended = init("target", *words, "--gpu", "h100", "-o", "c.yaml")
     assert ended.exit_code == 0, ended.output
     keys = YAML(typ="safe").load(Path("c.yaml"))
@@ -91,7 +93,7 @@ def test_a_server_as_people_start_it(words: list[object], expected: dict[str, An
 )
 def test_a_server_without_a_gpu(engine: str, expected: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
     """Where the engine is installed beside a torch for CPUs, or where `--gpu cpu` says so: no CUDA."""
-    model("head", HEAD)
+    model("head", HEADS[engine])
     ways = {"installed": [], "said": ["--gpu", "cpu"]}
     for way, words in ways.items():
         monkeypatch.setattr(
@@ -103,7 +105,9 @@ def test_a_server_without_a_gpu(engine: str, expected: dict[str, Any], monkeypat
         assert {name: keys[name] for name in expected} == expected
         assert f" on a CPU: {engine if way == 'installed' else '--gpu cpu'}" in " ".join(ended.stderr.split())
         assert "&& pip install dist/specc_program_target_eagle-*.whl\n" in ended.stderr
-    other = init("target", "head", "--engine", "vllm" if engine == "sglang" else "sglang", "-o", "d.yaml")
+    (another,) = HEADS.keys() - {engine}
+    model("other", HEADS[another])
+    other = init("target", "other", "--engine", another, "-o", "d.yaml")
     assert " on sm_90: no GPU was found here" in " ".join(other.stderr.split())
     ended = init("target", "head", "--engine", engine, "--gpu", "cpu", "--shapes", "auto")
     assert ended.exit_code == 2 and "steps are estimated on a GPU" in ended.stderr
@@ -116,7 +120,7 @@ def test_standard_output_is_no_file_to_build() -> None:
 
 
 def test_a_module_of_the_targets_own_needs_no_draft_in_a_server() -> None:
-    model("target", ONE_MODULE | {"architectures": ["DeepseekV3ForCausalLM"]})
+    model("target", ONE_MODULE | {"architectures": ["DeepseekV3ForCausalLM"], "model_type": "deepseek_v3"})
     ended = init("target", "--engine", "vllm")
     assert '{"method": "mtp", "num_speculative_tokens": ' in ended.stderr
     assert YAML(typ="safe").load(Path("target_eagle.yaml"))["target"] is not None
@@ -154,13 +158,23 @@ def test_init_refuses_such_a_head(engine: str) -> None:
     assert not Path("c.yaml").exists() and "the server: " not in ended.stderr
 
 
-@pytest.mark.parametrize(("architecture", "written"), [("DeepseekV3ForCausalLM", False), ("MiMoForCausalLM", True)])
-def test_modules_that_sglang_does_not_look_for_are_written(architecture: str, written: bool) -> None:
-    """Of some targets it takes the modules by itself, of others it wants to be told where they are."""
+@pytest.mark.parametrize("architecture", ["DeepseekV3ForCausalLM", "MiMoForCausalLM"])
+def test_sglang_looks_for_modules_by_itself(architecture: str) -> None:
     model("target", ONE_MODULE | {"architectures": [architecture]})
     ended = init("target", "--engine", "sglang", "-o", "c.yaml")
     assert ended.exit_code == 0, ended.output
-    assert ("--speculative-draft-model-path target" in ended.stderr) == written
+    assert "the server: " in ended.stderr and "--speculative-draft-model-path" not in ended.stderr
+
+
+@pytest.mark.parametrize("words", [["target"], ["target", "whole"]])
+def test_sglang_runs_no_whole_model_as_a_head(words: list[str]) -> None:
+    """Modules of a target whose class it does not know to have any, and a layer of the class of a language model."""
+    model("target", ONE_MODULE)
+    model("whole", LLAMA | {"num_hidden_layers": 1})
+    ended = init(*words, "--engine", "sglang", "--algorithm", "EAGLE", "-o", "c.yaml")
+    assert ended.exit_code == 1
+    refused = "EAGLE with a draft of the class LlamaForCausalLM, which SGLang runs as a whole model, is not served"
+    assert refused in ended.stderr
 
 
 def test_what_a_server_has_not_is_refused() -> None:

@@ -42,6 +42,8 @@ DRAFTS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
 def proposed(algorithm: str, *words: object) -> tuple[dict[str, Any], str, str]:
     """What is written for large models of an algorithm, as data and as text, after a check, and what is said."""
     target, draft = DRAFTS[algorithm]
+    if "vllm" in words and algorithm == "EAGLE":
+        draft = draft | {"architectures": ["EagleLlamaForCausalLM"]}
     models = [model("target", LARGE | target)]
     if algorithm == "MULTI_LAYER_EAGLE":
         models.append(models[0])

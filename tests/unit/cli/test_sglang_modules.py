@@ -113,11 +113,10 @@ def test_init_prints_the_server_of_as_many_modules_as_there_are() -> None:
     assert (keys["algorithm"], keys["num_steps"]) == ("MULTI_LAYER_EAGLE", 2)
     (line,) = (line for line in ended.stderr.splitlines() if line.startswith("the server: "))
     drafts = "--speculative-num-steps 2 --speculative-eagle-topk 1 --speculative-num-draft-tokens 3"
-    start = "sglang serve --model-path step --speculative-algorithm EAGLE --speculative-draft-model-path step"
+    start = "sglang serve --model-path step --speculative-algorithm EAGLE"
     assert line == f"the server: {start} {drafts}"
     assert run("--", *shlex.split(line)[2:]).exit_code == 0
     model("other", LLAMA | {"num_nextn_predict_layers": 2})
     other = init("other", "--engine", "sglang")
     assert other.exit_code == 1
     assert "a module for each step of LlamaForCausalLM is not served" in other.stderr
-    assert init("other", "--engine", "sglang", "--algorithm", "EAGLE").exit_code == 0

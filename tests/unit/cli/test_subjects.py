@@ -22,7 +22,7 @@ EXAMPLES = sorted((ROOT / "examples").glob("*.yaml"))
 TARGET, DRAFT = str(ROOT / "examples/models/target"), str(ROOT / "examples/models/eagle")
 PUBLISHED = ROOT / "tests/published"
 PAIRS = {
-    "llama": ("Llama-3.1-8B-Instruct", "EAGLE-LLaMA3.1-Instruct-8B", "sglang"),
+    "llama": ("Llama-3.1-8B-Instruct", "sglang-EAGLE-LLaMA3-Instruct-8B", "sglang"),
     "qwen": ("Qwen3-8B", "Qwen3-0.6B", "vllm"),
     "deepseek": ("DeepSeek-V3", "", ""),
 }

@@ -43,13 +43,14 @@ PUBLISHED = {
 SERVERS = {
     "standalone": "models/target models/standalone",
     "llama": PUBLISHED["llama"],
-    "llama_eagle": "published/Llama-3.1-8B-Instruct published/EAGLE-LLaMA3.1-Instruct-8B",
+    "llama_eagle": "published/Llama-3.1-8B-Instruct published/{head}",
     "qwen": PUBLISHED["qwen"],
     "deepseek": PUBLISHED["deepseek"],
     "mimo": "published/MiMo-7B-Base",
 }
-"""Models that either engine serves."""
-ENGINES = ("sglang", "vllm")
+"""Models that either engine serves, the head in the form that it reads."""
+ENGINES = {"sglang": "sglang-EAGLE-LLaMA3-Instruct-8B", "vllm": "EAGLE-LLaMA3.1-Instruct-8B"}
+"""Engines, with their heads."""
 COPIED = ("the program: ", "the server: ")
 """How lines begin that are copied whole into a shell."""
 
@@ -156,7 +157,7 @@ def test_servers(engine: str, width: int, folder: Path, request: pytest.FixtureR
     """What `init` says of them fits the terminal, but for the commands that are copied."""
     session = Session(folder, width)
     for name, models in SERVERS.items():
-        session.type(f"specc init {models} --engine {engine} -o {name}.yaml")
+        session.type(f"specc init {models.format(head=ENGINES[engine])} --engine {engine} -o {name}.yaml")
         transcript = session.text.rpartition("$ specc init")[2].splitlines()[1:]
         assert [line for line in transcript if len(line) > width and not line.startswith(COPIED)] == []
         session.type(f"specc check {name}.yaml")

@@ -12,9 +12,9 @@ from specc.algorithms import names, needs
 from specc.cli.main import app
 from specc.config import Config, load_config
 
-from .published_heads import heads
+from .published_heads import heads_of_vllm
 
-__all__ = ["heads"]
+__all__ = ["heads_of_vllm"]
 
 MODELS = EXAMPLES / "models"
 TARGET = str(MODELS / "target")

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from specc.config import Needs, load_text
-from specc.support.aux_layers import are_layers, dflash_layers, eagle3_layers
+from specc.support.aux_layers import are_layers, evenly_spread, three_levels
 
 from .conftest import VALID, Find, Load, Model
 from .test_models import LLAMA, TEXT
@@ -21,7 +21,7 @@ LAYERS = {"eagle_config": {"eagle_aux_hidden_state_layer_ids": [1, 2, 3]}}
     ("count", "layers"), [(6, None), (7, (2, 3, 4)), (32, (2, 16, 29)), (36, (2, 18, 33)), (4, None)]
 )
 def test_the_usual_layers(count: int, layers: tuple[int, ...] | None) -> None:
-    usual = eagle3_layers(count)
+    usual = three_levels(count)
     assert (usual if are_layers(usual, count) else None) == layers
 
 
@@ -31,7 +31,7 @@ def test_the_usual_layers(count: int, layers: tuple[int, ...] | None) -> None:
 )
 def test_the_usual_layers_of_a_block_drafter(count: int, own: int, layers: tuple[int, ...] | None) -> None:
     """The published Qwen3-8B-DFlash-b16, of five layers, lists those of the second."""
-    usual = dflash_layers(count, own)
+    usual = evenly_spread(count, own)
     assert (usual if are_layers(usual, count) else None) == layers
 
 

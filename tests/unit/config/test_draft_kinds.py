@@ -11,8 +11,8 @@ import pytest
 from specc.algorithms import names, needs
 from specc.algorithms.recognition import recognise
 from specc.config import Pair, load_text
-from specc.config.models.draft_kind import ANY, DraftKind
 from specc.config.models.pair import describe
+from specc.config.rules.draft_kind import ANY, DraftKind
 from specc.support.diagnostics import DiagnosticError
 
 SIZES = {

@@ -216,10 +216,16 @@ def test_a_head_of_speculators_with_a_vocabulary_of_its_own(load: Load, model: M
     assert (draft.vocab_size, draft.token_map) == (512, "model")
 
 
-@pytest.mark.parametrize("change", [{"speculators_model_type": "mlp"}, {"transformer_layer_config": None}])
-def test_other_speculators_are_refused_by_name(find: Find, model: Model, change: dict[str, Any]) -> None:
+def test_other_speculators_are_told_by_name(load: Load, model: Model) -> None:
     model(**LLAMA | {"num_hidden_layers": 12})
-    model("d", **HEAD | change)
+    model("d", **HEAD | {"speculators_model_type": "mlp"})
+    (warning,) = [found for found in load(SPECULATED).warnings if found.code == "config/unknown-draft"]
+    assert 'speculators_model_type: "mlp"' in warning.message
+
+
+def test_speculators_without_a_decoder_are_refused(find: Find, model: Model) -> None:
+    model(**LLAMA | {"num_hidden_layers": 12})
+    model("d", **HEAD | {"transformer_layer_config": None})
     (diagnostic,) = find(SPECULATED)
     assert diagnostic.code == "config/model-unreadable"
-    assert "in the format of speculators, of type" in diagnostic.message
+    assert "in the format of speculators, of type 'eagle3', without a decoder" in diagnostic.message

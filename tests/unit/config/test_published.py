@@ -59,6 +59,7 @@ SAYS_NOT = "does not say how many modules draft"
 LLAMA_8B, QWEN_80B, KIMI_K2 = "Llama-3.1-8B-Instruct", "Qwen3-Next-80B-A3B-Instruct", "Kimi-K2-Instruct"
 CASES = [
     Case(LLAMA_8B, "EAGLE-LLaMA3.1-Instruct-8B", "EAGLE", (LLAMA, (1, *LLAMA[1:])), dtype="bfloat16"),
+    Case(LLAMA_8B, "sglang-EAGLE-LLaMA3-Instruct-8B", "EAGLE", (LLAMA, (1, *LLAMA[1:])), dtype="bfloat16"),
     Case(
         LLAMA_8B,
         "EAGLE3-LLaMA3.1-Instruct-8B",

@@ -28,7 +28,9 @@ LLAMA = {
     "num_attention_heads": 4, "num_key_value_heads": 2, "vocab_size": 2048, "torch_dtype": "bfloat16",
     "max_position_embeddings": 2048, "intermediate_size": 512,
 }  # fmt: skip
-MODULES = LLAMA | {"num_nextn_predict_layers": 2}
+MODULES = LLAMA | {
+    "architectures": ["Glm4MoeForCausalLM"], "model_type": "glm4_moe", "num_nextn_predict_layers": 2,
+}  # fmt: skip
 H100 = gpu_of("h100")
 
 
@@ -124,7 +126,8 @@ def models(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A folder with a target, a draft of its kind, a head, and a target with modules."""
     head = {"architectures": ["LlamaForCausalLMEagle3"], "num_hidden_layers": 1, "draft_vocab_size": 512}
     hybrid = json.loads((Path(__file__).parents[2] / "published/Qwen3-Next-80B-A3B-Instruct/config.json").read_text())
-    configs = {"t": LLAMA, "d": LLAMA, "my-eagle3": LLAMA | head, "m": MODULES, "hybrid": hybrid}
+    one = LLAMA | {"architectures": ["EagleLlamaForCausalLM"], "num_hidden_layers": 1}
+    configs = {"t": LLAMA, "d": LLAMA, "my-eagle3": LLAMA | head, "one": one, "m": MODULES, "hybrid": hybrid}
     for name, config in configs.items():
         (tmp_path / name).mkdir()
         (tmp_path / name / "config.json").write_text(json.dumps(config))
@@ -140,7 +143,7 @@ def server(line: str, gpu: Gpu = H100, page_size: int | None = None) -> Started:
 @pytest.mark.parametrize(("line", "method", "algorithm", "steps"), [
     ("t --spec-model d --spec-tokens 2", "draft_model", "STANDALONE", 2),
     ("t --spec-model my-eagle3 --spec-tokens 2", "eagle3", "EAGLE3", 2),
-    ("t --spec-model my-eagle3 --spec-method eagle --spec-tokens 2", "eagle", "EAGLE", 2),
+    ("t --spec-model one --spec-method eagle --spec-tokens 2", "eagle", "EAGLE", 2),
     ("m --spec-method deepseek_mtp --spec-tokens 1", "mtp", "EAGLE", 1),
     ("t --spec-model m", "mtp", "MULTI_LAYER_EAGLE", 2),
     ("m --spec-method mtp --spec-tokens 2", "mtp", "MULTI_LAYER_EAGLE", 2),
@@ -163,7 +166,7 @@ SAID: dict[str, Any] = {
     "dtype": "bfloat16", "page_size": None, "lookups": [0, 0], "hybrid": False,
 }  # fmt: skip
 """What vLLM might say of a server."""
-HEAD = "vllm serve t --spec-model my-eagle3 --spec-method eagle --spec-tokens 2"
+HEAD = "vllm serve t --spec-model one --spec-method eagle --spec-tokens 2"
 
 
 @pytest.mark.usefixtures("models")
@@ -257,7 +260,7 @@ def test_a_python_that_is_none(tmp_path: Path) -> None:
     ("t --spec-method ngram", "--speculative-config.num_speculative_tokens is missing"),
     ("t --spec-method eagle --spec-tokens 2", "--speculative-config.model is missing"),
     ("t --spec-method what --spec-model d --spec-tokens 2", "--speculative-config.method 'what' is unknown"),
-    ("t --spec-method mtp --spec-tokens 2", "--speculative-config.method 'mtp' is unknown"),
+    ("t --spec-method mtp --spec-tokens 2", "vLLM has no modules of multi-token prediction for LlamaForCausalLM"),
     ("m --spec-method mtp --spec-tokens 3", "--speculative-config.num_speculative_tokens is no multiple of"),
     ("t --spec-model d --spec-tokens x", "--spec-tokens takes a positive integer, and this is 'x'"),
     ("t -sc.model d -sc.num_speculative_tokens x", "--speculative-config.num_speculative_tokens takes a positive"),
@@ -265,7 +268,7 @@ def test_a_python_that_is_none(tmp_path: Path) -> None:
     ("t -sc.method ngram --spec-tokens 2 -sc.prompt_lookup_max 2 -sc.prompt_lookup_min 3", "--speculative-config.prom"),
     ("t --spec-model d --spec-tokens 2 --dtype int8", "--dtype 'int8' is unknown"),
     ("org/model --spec-method ngram --spec-tokens 2", "--model: model directory 'org/model' does not exist"),
-    ("hybrid --spec-method mtp --spec-tokens 2", "blocks of a model with recurrent state are as large as that state"),
+    ("hybrid --kv-cache-dtype int4 --spec-method mtp --spec-tokens 2", "blocks of a model with recurrent state are as "),
 ])  # fmt: skip
 def test_what_is_missing_or_cannot_be_read(line: str, message: str) -> None:
     with pytest.raises(DiagnosticError) as raised:
@@ -368,6 +371,29 @@ def test_pages() -> None:
     assert server("hybrid --spec-method mtp --spec-tokens 2", page_size=64).page_size.value == 64
     assert block_of({"FLASH_ATTN", "FLASHMLA"}) == 64
     assert (block_of({"FLASHINFER_MLA"}), block_of({"WHO_KNOWS"})) == (32, 16)
+
+
+@pytest.mark.usefixtures("models")
+@pytest.mark.parametrize(("more", "tokens"), [
+    ("-tp 4", 320), ("-tp 4 --no-enable-prefix-caching", 288), ("-tp 4 --gdn-prefill-backend triton", 288),
+    ("-tp 4 --mamba-ssm-cache-dtype float32", 576), ("-tp 4 --kv-cache-dtype fp8", 576), ("", 576),
+    ("-tp 4 --block-size 128", 384),
+])  # fmt: skip
+def test_pages_beside_a_recurrent_state(more: str, tokens: int) -> None:
+    """Qwen3-Next: 16 and 32 heads of 128, a convolution over four tokens; two heads of 256 of keys and values.
+
+    On a quarter of it a request leaves 8 * 128 * 128 + 2048 * (3 + 2) elements in a layer, a token 2 * 256.
+    """
+    assert server(f"hybrid --spec-method mtp --spec-tokens 2 {more}").page_size.value == tokens
+
+
+@pytest.mark.usefixtures("models")
+def test_prefixes_of_a_recurrent_state_need_chunks() -> None:
+    line = "hybrid --spec-method mtp --spec-tokens 2 --no-enable-chunked-prefill"
+    with pytest.raises(DiagnosticError, match="does not start without chunked prefill"):
+        server(line)
+    assert server(f"{line} --no-enable-prefix-caching").page_size.value == 560
+    assert server(line.replace("hybrid", "m")).page_size.value == 16
 
 
 def test_what_a_request_samples_with(models: Path) -> None:

@@ -104,7 +104,7 @@ def _facts_of(runner: Any, of_target: Any, *, module: bool = False, blocks: bool
     layers = (getattr(layer, "sliding_window_size", None) or -1 for layer in runner.model.modules())
     return ServedModel(
         cache=f"a unified {pool}" if runner.kv_index_translator.is_translating else cache,
-        chunk=config.attention_chunk_size is not None,
+        chunk=config.is_local_attention_model,
         window=bool(runner.sliding_window_size) or any(type(size) is int and size > 0 for size in layers),
         recurrent=mambaish_config(config) is not None,
         beside=_beside(runner.model) if blocks else "",

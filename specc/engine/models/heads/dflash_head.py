@@ -22,7 +22,7 @@ from transformers import PretrainedConfig
 
 from specc.engine.memory.context import PagedContext
 from specc.engine.models.heads.eagle_head import FAMILIES, SharingHead, rotate
-from specc.support.aux_layers import dflash_layers
+from specc.support.aux_layers import evenly_spread
 
 
 class DflashHead(SharingHead):
@@ -49,7 +49,7 @@ class DflashHead(SharingHead):
         """The layers of the target, counted from 1, whose outputs the head reads."""
         layers = self.config.dflash_config.get("target_layer_ids")
         if layers is None:
-            return dflash_layers(self.config.num_target_layers, self.config.num_hidden_layers)
+            return evenly_spread(self.config.num_target_layers, self.config.num_hidden_layers)
         return tuple(layer + 1 for layer in layers)
 
     @property
