@@ -268,7 +268,7 @@ def test_a_python_that_is_none(tmp_path: Path) -> None:
     ("t -sc.method ngram --spec-tokens 2 -sc.prompt_lookup_max 2 -sc.prompt_lookup_min 3", "--speculative-config.prom"),
     ("t --spec-model d --spec-tokens 2 --dtype int8", "--dtype 'int8' is unknown"),
     ("org/model --spec-method ngram --spec-tokens 2", "--model: model directory 'org/model' does not exist"),
-    ("hybrid --kv-cache-dtype int4 --spec-method mtp --spec-tokens 2", "blocks of a model with recurrent state are as "),
+    ("hybrid --kv-cache-dtype int4 --spec-method mtp --spec-tokens 2", "blocks of a model with recurrent state are"),
 ])  # fmt: skip
 def test_what_is_missing_or_cannot_be_read(line: str, message: str) -> None:
     with pytest.raises(DiagnosticError) as raised:
