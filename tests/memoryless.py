@@ -7,7 +7,7 @@ is never thrown out.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, Generic, TypeAlias, TypeVar
 
@@ -201,6 +201,17 @@ def accepted_lengths(
         lengths.append(1 + wrong)
         at += lengths[-1]
     return tuple(lengths)
+
+
+def emitted(lengths: Iterable[int], decoded: int) -> tuple[int, ...]:
+    """What steps that commit so many tokens emit of a text that ends when so many are decoded, wherever in a step."""
+    kept: list[int] = []
+    for length in lengths:
+        if decoded <= sum(kept):
+            break
+        kept.append(min(length, decoded - sum(kept)))
+    assert sum(kept) == decoded, "the lengths are of a shorter text"
+    return tuple(kept)
 
 
 @contextmanager

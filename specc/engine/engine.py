@@ -278,11 +278,11 @@ class Engine:
             started = time.perf_counter()
             with self._recovering("reading the results", [r for _, r in live]), self._range("specc.read"):
                 result = flight.wait(live)
-            self.stats.read(live, result, time.perf_counter() - started, flight.shape)
-            if flight.shape is not None:
+            self.stats.read(live, result, time.perf_counter() - started, is_prefill=flight.is_prefill)
+            if flight.shape is not None:  # all that was accepted: where a text ends says nothing of its drafts
                 self.shape.observe(flight.shape, [n for index, _ in live if (n := int(result.accept_lens[index]))])
             given = [(request, flight.emitted(request, result, index)) for index, request in live]
-            self._give(given, is_prefill=flight.is_prefill)
+            self._give(given, flight.shape)
 
     def collect(self) -> list[Completion]:
         """Tell whoever listens about the tokens that were read; returns what has finished since the last time."""
@@ -305,7 +305,7 @@ class Engine:
         self.stats.saw_health(handover.health for handover in handovers)
         for request, handover in zip(requests, handovers, strict=True):
             request.handover, request.health = None, handover.health
-        self._give([(r, ([h.first], h.scores)) for r, h in zip(requests, handovers, strict=True)], is_prefill=True)
+        self._give([(r, ([h.first], h.scores)) for r, h in zip(requests, handovers, strict=True)])
 
     def _stream(self) -> None:
         """Tell whoever listens about the tokens that were read."""
@@ -344,30 +344,35 @@ class Engine:
         batch = self._batch(rows, None if self.ahead else bounds)
         return self.bound.at(shape).decode(batch, at_least=at_least)
 
-    def _give(self, given: Sequence[tuple[Request, Emitted]], *, is_prefill: bool) -> None:
-        """Give tokens to their requests. One whose text cannot be made waits again, when the others have theirs."""
+    def _give(self, given: Sequence[tuple[Request, Emitted]], shape: Shape | None = None) -> None:
+        """Give tokens of a decode step of a shape, or of prefills, to their requests.
+
+        One whose text cannot be made waits again, when the others have theirs.
+        """
         failed: dict[Request, BaseException] = {}
         for request, emitted in given:
             try:
-                self._accept(request, *emitted, is_prefill=is_prefill)
+                self._accept(request, *emitted, shape)
             except BaseException as error:
                 failed[request] = error
         if failed:
             with self._recovering("making the text", list(failed)):
                 raise next(iter(failed.values()))
 
-    def _accept(self, request: Request, tokens: Sequence[int], scores: Sequence[Score], *, is_prefill: bool) -> None:
+    def _accept(
+        self, request: Request, tokens: Sequence[int], scores: Sequence[Score], shape: Shape | None
+    ) -> None:
         """Give tokens to their request, which may finish; after a prefill they are offered to others at once."""
         events = request.accept(tokens, scores, streamed=self.on_token is not None)
         request.obey()
-        self.stats.tokens += len(events)
+        self.stats.emitted(len(events), shape)
         self._events.extend(events)
-        if is_prefill:
+        if shape is None:
             self.scheduler.remember(request)
-        else:
-            request.accept_lens.append(len(tokens))
+        elif events:
+            request.accept_lens.append(len(events))
         if tokens:
-            request.got_on(is_prefill=is_prefill)
+            request.got_on(is_prefill=shape is None)
         if request.finish_reason is not None:
             self._end(request)
 

@@ -124,6 +124,8 @@ class Machine:
         self.other = make_engine(config)
         self.program, self.seen = program_of(self.engine), seen
         self.asks: dict[int, Ask] = {}
+        self.requests: dict[int, Request] = {}
+        self.counted = Counter[int]()
         self.open: set[int] = set()
         self.heard: dict[int, list[int]] = {}
         self.deaf = False
@@ -190,6 +192,7 @@ class Machine:
         assert completion is not None
         assert completion.finish_reason == ABORT
         assert completion.token_ids == self.asks[request.request_id].text[: len(completion.token_ids)]
+        self._count_lengths(completion)
         assert self.engine.abort(request.request_id) is None
         self.open.remove(request.request_id)
 
@@ -233,6 +236,7 @@ class Machine:
         self.check()
         assert not self.open
         assert self.engine.stats.unhealthy == 0
+        assert self.engine.stats.accept_lens == self.counted
 
     def close(self) -> None:
         """Finish what is left; only the prefix cache holds pages then, and it can let go of all of them."""
@@ -264,6 +268,7 @@ class Machine:
 
     def _enter(self, ask: Ask, request_id: int) -> None:
         self.asks[request_id], self.heard[request_id] = ask, []
+        self.requests[request_id] = self.engine.scheduler.waiting[-1]
         self.open.add(request_id)
 
     def _hear(self, event: TokenEvent) -> None:
@@ -287,6 +292,7 @@ class Machine:
         self.open.remove(completion.request_id)
         ask = self.asks[completion.request_id]
         assert completion.prompt_ids == ask.prompt
+        self._count_lengths(completion)
         if completion.error is not None:
             assert isinstance(completion.error.__cause__, InjectedError)
             assert completion.finish_reason == ERROR
@@ -296,6 +302,13 @@ class Machine:
         assert (completion.token_ids, completion.text, completion.finish_reason) == ask.outcome()
         assert tuple(self.heard[completion.request_id]) == completion.token_ids
         self.seen[f"finish by {completion.finish_reason}"] += 1
+
+    def _count_lengths(self, completion: Completion) -> None:
+        """Steps have emitted what its prefills, one in each row that it had, have not: one token each, if they ran."""
+        rows, others = self.requests[completion.request_id].stay, len(completion.token_ids) - sum(completion.accept_lens)
+        assert min(1, len(completion.token_ids)) <= others <= rows
+        assert all(completion.accept_lens)
+        self.counted.update(completion.accept_lens)
 
     def _check_waits(self) -> None:
         """Nobody waits for anything but the last launch or, where lengths are relayed, the one before it."""

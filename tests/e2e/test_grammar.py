@@ -149,6 +149,8 @@ def test_texts_are_the_target_s(config: Config, padded: bool) -> None:
     completions = run(make_engine(config, padded=padded))
     expect(completions)
     assert [completion.finish_reason for completion in completions] == ["eos", "eos", "length", "eos"]
+    for completion in completions:
+        assert sum(completion.accept_lens) == len(completion.token_ids) - 1
 
 
 def test_a_free_text_is_what_it_would_be_without_grammars() -> None:

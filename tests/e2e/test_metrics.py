@@ -147,6 +147,8 @@ def test_everything_is_counted_once(config: Config) -> None:
     found = read(metrics)
     assert {completion.finish_reason for completion in completions} == {"eos", "length"}
     assert len({length for completion in completions for length in completion.accept_lens}) > 1
+    decoded = sum(len(completion.token_ids) - 1 for completion in completions)
+    assert found["specc_accepted_length_tokens_sum",] == decoded
     expect_acceptance(found, completions, config.steps)
     expect_work(found, watch, engine.plan.shape)
     assert found["specc_kernel_launches_total",] == watch.launches > 0
@@ -318,10 +320,10 @@ def test_steps_of_different_shapes() -> None:
         depth, count = (int(torch.randint(1, most, (), generator=generator)) for most in (4, 5))
         lengths = torch.randint(1, depth + 2, (count,), generator=generator).tolist()
         requests: Any = [SimpleNamespace(shared=0)] * count
-        result = SimpleNamespace(health=[0] * count, accept_lens=lengths)
         shape = Shape(depth, 1, depth + 1)
         engine.stats.launched(requests, 0.0, shape)
-        engine.stats.read(list(enumerate(requests)), result, 0.0, shape)
+        for length in lengths:
+            engine.stats.emitted(length, shape)
         seen += [(depth, length) for length in lengths]
     found = read(Metrics(engine))
     for place in (1, 2, 3):

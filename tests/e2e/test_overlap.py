@@ -346,7 +346,7 @@ def test_a_tokenizer_may_fail(every: int, overlap: bool) -> None:
         of_request = [event for event in heard if event.request_id == completion.request_id]
         assert tuple(event.token for event in of_request) == completion.token_ids
         assert "".join(event.text for event in of_request) == completion.text
-        assert sum(completion.accept_lens) < len(completion.token_ids) + engine.plan.size("A")
+        assert sum(completion.accept_lens) < len(completion.token_ids)
     expect_idle(engine)
 
 

@@ -5,23 +5,28 @@ Texts alone would not show a draft that reads wrong slots: the target corrects i
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
 from itertools import cycle
+from random import Random
 from typing import Any, NamedTuple
 
 import pytest
 import torch
-from memoryless import Growing, memoryless
+from memoryless import Growing, emitted, memoryless
 from torch import Tensor
 
-from specc.engine.serving.requests.request import Completion, StopConditions
+from specc.engine.serving.requests.request import EOS, LENGTH, STOP, Completion, StopConditions
 from specc.runtime.plan.shape import Shape
 
-from .tree_engine import LOOKUP, Config, base_texts, corpus, draft_of, expected, make_engine, target_of
+from .machine import Ask, Letters, most_new
+from .tree_engine import CONTEXT, LOOKUP, Config, base_texts, corpus, draft_of, expected, make_engine, target_of
 
 NEW = 24
 PROMPTS = [(*text[:cut], *end) for text, cut, end in zip(base_texts(), (33, 12, 1), ((), (9,), ()), strict=True)]
+NEAR_THE_END = (*base_texts()[0], *range(2, CONTEXT - 66 - NEW // 2))
+"""A prompt after which the context ends before a text does."""
 CHAINS = [
     Config("EAGLE", 1, 3, 4, 1),
     Config("EAGLE3", 1, 3, 4, 16),
@@ -107,7 +112,7 @@ def accepted(candidates: list[Candidate], nodes: int, text: tuple[int, ...]) -> 
 
 @torch.no_grad()
 def lengths_of(config: Config, prompt: tuple[int, ...], shapes: Sequence[Shape] = ()) -> list[int]:
-    """What every step commits while the target's own text is written, at least NEW tokens.
+    """What every step commits while the target's own text is written, at least NEW tokens or all that there are.
 
     shapes: those that the steps take turns in; by default the configuration's own.
     """
@@ -116,7 +121,7 @@ def lengths_of(config: Config, prompt: tuple[int, ...], shapes: Sequence[Shape] 
     turns = cycle(shapes or [Shape(config.steps, config.topk, config.nodes)])
     if draft is not None:
         alone = memoryless(target_of(config.algorithm), draft, text, shifted=config.algorithm != "STANDALONE")
-    while at < len(prompt) + NEW:
+    while at < min(len(prompt) + NEW, len(text)):
         steps, topk, nodes = next(turns)
         if draft is None:
             branches = looked_up(text[:at], topk, steps)
@@ -170,7 +175,7 @@ def test_a_tree_accepts_what_a_draft_without_kv_memory_gets_right(config: Config
         (completions,) = run(replace(config, **changes), padded=bool(changes))
         for prompt, lengths, completion in zip(PROMPTS, wanted, completions, strict=True):
             assert completion.token_ids == expected(prompt)[:NEW]
-            assert list(completion.accept_lens) == lengths
+            assert completion.accept_lens == emitted(lengths, NEW - 1)
 
 
 @pytest.mark.parametrize("config", CHAINS, ids=lambda c: f"{c.algorithm.lower()}-s{c.steps}")
@@ -181,7 +186,36 @@ def test_a_chain_accepts_what_a_draft_without_kv_memory_gets_right(config: Confi
         (completions,) = run(replace(config, overlap=overlap), padded=overlap)
         for prompt, lengths, completion in zip(PROMPTS, wanted, completions, strict=True):
             assert completion.token_ids == expected(prompt)[:NEW]
-            assert list(completion.accept_lens) == lengths
+            assert completion.accept_lens == emitted(lengths, NEW - 1)
+
+
+def any_ends(random: Random) -> list[Ask]:
+    """Texts that end at any token: by their length, by a token, by a stop string, and where the context does."""
+    ends = [(prompt, end) for end in (LENGTH, EOS, STOP) for prompt in (*PROMPTS, NEAR_THE_END)]
+    return [Ask(p, random.randint(2, min(NEW, most_new(p))), end, random.randrange(NEW)) for p, end in ends]
+
+
+@pytest.mark.parametrize("overlap", [False, True])
+@pytest.mark.parametrize("config", [*CHAINS, *SHAPES], ids=lambda c: f"{c.algorithm.lower()}-k{c.topk}-s{c.steps}")
+def test_what_lies_behind_the_end_of_a_text_is_not_counted(config: Config, overlap: bool) -> None:
+    """Steps are said to have accepted what they have emitted: together, all that was decoded."""
+    random, engine = Random(str(config)), make_engine(replace(config, overlap=overlap), tokenizer=Letters())
+    asks = [*any_ends(random), Ask(NEAR_THE_END, NEW)]
+    ids = [engine.add(ask.prompt, ask.conditions) for ask in asks]
+    done: dict[int, Completion] = {}
+    while engine.has_work:
+        done |= {completion.request_id: completion for completion in engine.step()}
+    behind = 0
+    for ask, request_id in zip(asks, ids, strict=True):
+        completion, lengths = done[request_id], lengths_of(config, ask.prompt)
+        decoded = len(completion.token_ids) - 1  # the first token is the prefill's
+        assert sum(completion.accept_lens) == decoded
+        assert completion.accept_lens == emitted(lengths, decoded)
+        behind += sum(lengths[: len(completion.accept_lens)]) - decoded
+    assert behind > 0
+    assert {completion.finish_reason for completion in done.values()} == {LENGTH, EOS, STOP}
+    assert engine.stats.accept_lens == Counter(length for each in done.values() for length in each.accept_lens)
+    assert engine.stats.depths == {config.steps: engine.stats.accept_lens.total()}
 
 
 SHARED = [SHAPES[1], SHAPES[3], *CHAINS[2:10:2]]

@@ -76,13 +76,13 @@ class Series:
 
 
 def _accepted_length(usage: Usage) -> Metric:
-    """A histogram with a bucket for every length that a step can commit, so that nothing of it is lost."""
+    """A histogram with a bucket for every length that a step can emit, so that nothing of it is lost."""
     lengths = Counter(usage.engine.stats.accept_lens)
     ends = range(1, usage.engine.plan.size("A") + 1)
     buckets = [(f"{end}.0", float(sum(lengths[length] for length in range(1, end + 1)))) for end in ends]
     return HistogramMetricFamily(
         "specc_accepted_length_tokens",
-        "Tokens that one request committed in one decode step: the accepted drafts and the bonus token.",
+        "Tokens that one request emitted in one decode step: accepted drafts and the bonus token, up to the text's end.",
         buckets=[*buckets, ("+Inf", float(lengths.total()))],
         sum_value=sum(length * times for length, times in lengths.items()),
     )
@@ -118,7 +118,7 @@ COUNTERS = (
     ),
     Series(
         "specc_position_accepted",
-        "Request-steps that accepted a draft at this position of a path.",
+        "Request-steps that emitted a draft at this position of a path, and a token behind it.",
         Usage.accepted,
         "position",
     ),

@@ -18,9 +18,9 @@ class Stats:
     A request-step is one request in one decode step. finished: requests by why they did. tokens: emitted and kept.
     prefills: prefill calls. decodes: decode steps of the whole batch, by their requests and their shape.
     idle: how many of both had no request, for the sake of other ranks. shared_tokens: tokens of prefilled texts whose
-    keys and values were there already. accept_lens: how many request-steps committed how many tokens, bonus included.
-    depths: how many had how many draft steps. Neither counts those that nobody read, for their request had left, and
-    those that the program left out for lack of room.
+    keys and values were there already. accept_lens: how many request-steps emitted how many tokens, bonus included; of
+    one in which a text ends, those up to the end. depths: how many had how many draft steps. Neither counts those that
+    nobody read, for their request had left, and those that the program left out for lack of room.
     retractions: requests thrown out for lack of pages. health: by bit, how many health words of requests, one for every
     prefill and request-step, had it set. unhealthy: how many were not 0. failures: prefills and steps that raised.
     Seconds are those spent launching and waiting, not those in which the device ran ahead.
@@ -52,17 +52,20 @@ class Stats:
             self.shared_tokens += sum(request.shared for request in requests)
             self.prefill_seconds += seconds
 
-    def read(self, live: Iterable[tuple[int, Request]], result: Any, seconds: float, shape: Shape | None) -> None:
-        """Count the results of rows, given with their requests, that were waited for so long; as `launched`."""
-        rows = [index for index, _ in live]
-        self.saw_health(result.health[row] for row in rows)
-        if shape is None:
+    def read(self, live: Iterable[tuple[int, Request]], result: Any, seconds: float, *, is_prefill: bool) -> None:
+        """Count the health of rows, given with their requests, whose results were waited for so long."""
+        self.saw_health(result.health[row] for row, _ in live)
+        if is_prefill:
             self.prefill_seconds += seconds
         else:
-            accepted = [length for row in rows if (length := int(result.accept_lens[row]))]
-            self.accept_lens.update(accepted)
-            self.depths[shape.num_steps] += len(accepted)
             self.decode_seconds += seconds
+
+    def emitted(self, tokens: int, shape: Shape | None) -> None:
+        """Count the tokens that a launch has given to one request and that it has kept; as `launched`."""
+        self.tokens += tokens
+        if shape is not None and tokens:
+            self.accept_lens[tokens] += 1
+            self.depths[shape.num_steps] += 1
 
     def saw_health(self, words: Iterable[int]) -> None:
         """Count the health words of requests."""
@@ -82,7 +85,7 @@ class Stats:
 
     @property
     def mean_accept_len(self) -> float:
-        """Tokens committed per request and decode step; 0 before the first."""
+        """Tokens emitted per request and decode step; 0 before the first."""
         count = sum(self.accept_lens.values())
         return sum(length * times for length, times in self.accept_lens.items()) / count if count else 0.0
 

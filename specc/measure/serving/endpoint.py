@@ -26,7 +26,7 @@ class ServerCounts:
 
     Attributes:
         verifications: of the drafts of one request each.
-        accepted: drafts that these accepted, by their position, from 0.
+        accepted: drafts that these accepted, by their position, from 0; engines count those behind a text's end, too.
         served: None where the server does not tell, or has no program.
         left: as served.
 

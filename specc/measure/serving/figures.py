@@ -39,7 +39,7 @@ class SideFigures:
         per_token_ms: milliseconds a token behind a request's first, the median of the requests.
         per_token_ms_p90: what nine requests in ten do not exceed.
         first_token_ms: milliseconds to a request's first text, the median.
-        accept_length: tokens a verification, None where the server does not tell.
+        accept_length: tokens a verification, those behind a text's end included; None where the server does not tell.
         by_position: which part of the verifications accepted the draft of each position; empty where not told.
         program_steps: which part of the decode steps the program ran, None where the server does not tell.
         tokens: of all answers of all turns.

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 from fakes.program import FakeProgram, make_plan, with_model
-from memoryless import accepted_lengths
+from memoryless import accepted_lengths, emitted
 
 from specc.engine.engine import Engine
 from specc.engine.errors import (
@@ -114,10 +114,9 @@ def test_steps_accept_what_a_draft_without_kv_memory_would_get_right(
     draft = make_drafts(target)[kind]
     engine = Engine(FakeProgram(make_plan(target, draft, steps=steps, shifted=shifted)), target, draft)
     for completion in engine.generate(make_prompts(5), StopConditions(max_new_tokens=40)):
-        new = sum(completion.accept_lens) + 1  # with what the last step wrote too much
-        text = (*completion.prompt_ids, *greedy(target, completion.prompt_ids, new))
+        text = (*completion.prompt_ids, *greedy(target, completion.prompt_ids, 40 + steps))
         expected = accepted_lengths(target, draft, text, len(completion.prompt_ids), steps, shifted=shifted)
-        assert completion.accept_lens == expected
+        assert completion.accept_lens == emitted(expected, 40 - 1)
 
 
 def test_whoever_a_step_leaves_out_ends_with_an_error(target: TargetModel, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -174,6 +173,7 @@ def test_max_new_tokens_is_exact(target: TargetModel, cut: int) -> None:
     engine = Engine(FakeProgram(make_plan(target, draft, steps=5)), target, draft)
     (completion,) = engine.generate([[5, 6, 7]], StopConditions(max_new_tokens=cut))
     assert len(completion.token_ids) == cut == engine.stats.tokens
+    assert sum(completion.accept_lens) == sum(engine.stats.accept_lens.elements()) == cut - 1
     assert completion.finish_reason == "length"
 
 
@@ -187,6 +187,7 @@ def test_eos_is_the_last_token_wherever_it_falls_in_a_step(target: TargetModel, 
     (completion,) = engine.generate([prompt], StopConditions(max_new_tokens=20, eos_token_ids=eos))
     assert completion.token_ids == greedy(target, prompt, 20, eos)
     assert completion.token_ids[-1] in eos
+    assert sum(completion.accept_lens) == sum(engine.stats.accept_lens.elements()) == len(completion.token_ids) - 1
     assert completion.finish_reason == "eos"
 
 

@@ -64,7 +64,7 @@ class TokenEvent:
 
 @dataclass(frozen=True)
 class Completion:
-    """The result of a request. `text` is None without tokenizer; accept_lens are per decode step.
+    """The result of a request. `text` is None without tokenizer; `accept_lens`: emitted tokens of each decode step.
 
     `scores`: what the program says of each emitted token, if it was built for that. `error`: what ended it, if the
     finish reason is ERROR; it has what was emitted before.
