@@ -1,6 +1,7 @@
 """Which shape to draft next, of a program that was compiled for several.
 
-Whatever is chosen, the text is the target's own: drafts are verified at every shape. Imports no torch.
+Drafts are verified at every shape, so what is chosen changes no text, or no distribution of texts: see `ShapePolicy`.
+Imports no torch.
 """
 
 from __future__ import annotations
@@ -29,6 +30,12 @@ class ShapePolicy(Protocol):
     """Chooses the shape of the next step from the results of earlier ones.
 
     With overlap a step is chosen before the last one's results are known.
+
+    What is chosen changes no text where the target's token comes first (verify: greedy, target_only), unless the
+    penalties are those of a step (penalties: committed). Where drafts are drawn (rejection, block) it changes the text
+    of a seed, and not its distribution, if the policy knows nothing of drafts that are drawn already. It may know all
+    that was emitted and accepted. One that chooses by the draft that the next step verifies gives some drafts up for
+    what they are, and texts are not distributed as the target's any more (docs/semantics.md).
     """
 
     def choose(self, requests: int) -> Shape:
@@ -36,7 +43,7 @@ class ShapePolicy(Protocol):
         ...
 
     def observe(self, shape: Shape, accept_lens: Sequence[int]) -> None:
-        """Take note of a step of a shape: tokens committed per request, bonus included."""
+        """Take note of a step of a shape: tokens committed per request, bonus included, behind a text's end as well."""
         ...
 
 

@@ -185,11 +185,14 @@ def emitted(
 
 def write(
     plans: Sequence[Plan], count: int, turns: Turns | None = None, chunk: int = 1 << 13, wanted: int = LENGTH,
-    of: Callable[[int], Tensor] = kinds_of, draft: Tensor = DRAFT,
+    of: Callable[[int], Tensor] = kinds_of, draft: Tensor = DRAFT, step: Step | None = None,
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
-    """Texts i64[count, wanted] of seeds one after the other, and the kinds i64[count] of who wrote them."""
-    kinds = of(chunk)
-    step, found = bind(plans, kinds, draft), list[Tensor]()
+    """Texts i64[count, wanted] of seeds one after the other, and the kinds i64[count] of who wrote them.
+
+    step: what `bind` gave, where the turns look at it.
+    """
+    kinds, found = of(chunk), list[Tensor]()
+    step = bind(plans, kinds, draft) if step is None else step
     for first in range(0, count, chunk):
         say(step, kinds, torch.arange(first, first + chunk))
         found.append(emitted(step, chunk, turns=turns, wanted=wanted)[0][:, :wanted])

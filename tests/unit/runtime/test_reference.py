@@ -39,6 +39,20 @@ def test_argmax(dtype: str, rows: list[list[float]]) -> None:
     assert (index.dtype, bad.dtype) == (torch.int32, torch.bool)
 
 
+@given(rows=st.lists(st.lists(st.sampled_from(SPECIAL), min_size=6, max_size=6), min_size=1, max_size=5))
+@settings(max_examples=60, deadline=None)
+def test_best(rows: list[list[float]]) -> None:
+    """In the order of logits: beside infinite ones tokens with -inf stand so, too."""
+    tokens, logprobs = OPS["vocab.best"]((torch.tensor(rows), torch.ones(len(rows), dtype=torch.int64)), {"count": 4}, {})
+    for row, found, scores in zip(rows, tokens.tolist(), logprobs.tolist(), strict=True):
+        clean = [-INF if math.isnan(value) else value for value in row]
+        assert found == sorted(range(len(row)), key=lambda i: (-clean[i], i))[:4]
+        below = [0.0 if value == max(clean) > -INF else value - max(clean) for value in clean]
+        share = math.log(sum(math.exp(value) for value in below if not math.isnan(value)) or 1.0)
+        wanted = [-INF if math.isnan(below[i]) else below[i] - share for i in found]
+        assert scores == pytest.approx(wanted, rel=1e-5)
+
+
 def test_argmax_of_padding_nodes_and_kept_axis() -> None:
     logits = torch.zeros(2, 3, 5)
     logits[..., 4] = 1.0
