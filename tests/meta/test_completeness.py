@@ -81,6 +81,29 @@ def test_files_that_pages_name_exist() -> None:
             assert (ROOT / name).exists(), f"{path.name} names {name}"
 
 
+WALKS = (ROOT / "docs" / "architecture.md").read_text().partition("## Three walks")[2].partition("**What a change")[0]
+NAMED = re.compile(r"\(((?:`\w+`(?:, )?)+)\)|`([\w.]+)`|`((?:specc|templates|tests|kernels_generated)/[\w./-]+)`")
+"""In a walk: names in brackets, another name, or a file."""
+
+
+@pytest.mark.parametrize("walk", [walk.split("**")[0] for walk in re.split(r"(?m)^\*\*.*\*\*$", WALKS)[1:]])
+def test_what_a_walk_names_is_in_the_file_that_it_names(walk: str) -> None:
+    """A name is in the file before it, and one in brackets is defined there."""
+    found = 0
+    for step in re.split(r"(?m)^\d\. ", walk)[1:]:
+        text = ""
+        for bracketed, name, file in NAMED.findall(step.replace("\n", " ")):
+            if file:
+                text = (ROOT / file).read_text() if (ROOT / file).is_file() else ""
+            for defined in re.findall(r"\w+", bracketed):
+                assert re.search(rf"(?m)^ *(def|class) {defined}\b|^{defined}\b.* = ", text), (defined, step)
+                found += 1
+            if name and text and not name.endswith(".py"):
+                assert re.search(rf"\b{re.escape(name)}\b", text), (name, step)
+                found += 1
+    assert found > 3
+
+
 def test_pages_that_code_names_exist() -> None:
     for path in sorted((ROOT / "specc").rglob("*.py")):
         for name in re.findall(r"docs/[\w/-]+\.md", path.read_text()):
