@@ -359,9 +359,7 @@ class Engine:
             with self._recovering("making the text", list(failed)):
                 raise next(iter(failed.values()))
 
-    def _accept(
-        self, request: Request, tokens: Sequence[int], scores: Sequence[Score], shape: Shape | None
-    ) -> None:
+    def _accept(self, request: Request, tokens: Sequence[int], scores: Sequence[Score], shape: Shape | None) -> None:
         """Give tokens to their request, which may finish; after a prefill they are offered to others at once."""
         events = request.accept(tokens, scores, streamed=self.on_token is not None)
         request.obey()

@@ -305,8 +305,8 @@ class Machine:
 
     def _count_lengths(self, completion: Completion) -> None:
         """Steps have emitted what its prefills, one in each row that it had, have not: one token each, if they ran."""
-        rows, others = self.requests[completion.request_id].stay, len(completion.token_ids) - sum(completion.accept_lens)
-        assert min(1, len(completion.token_ids)) <= others <= rows
+        others = len(completion.token_ids) - sum(completion.accept_lens)
+        assert min(1, len(completion.token_ids)) <= others <= self.requests[completion.request_id].stay
         assert all(completion.accept_lens)
         self.counted.update(completion.accept_lens)
 

@@ -83,12 +83,18 @@ def test_the_mistake_is_shown_as_it_is(folder: Path) -> None:
 
 
 SERVERS = {
-    "chain of 3 drafts, greedy": ("chain, 1024 tokens", "EAGLE chain, 8 B"),
-    "chain of 3 drafts, drawn": ("chain, drawn, 1024", None),
-    "SGLang's default tree, greedy": ("default tree, 1024", "default tree, 8 B"),
-    "SGLang's default tree, drawn": ("default tree, drawn, 1024", "default tree, 8 B, drawn"),
-}
-"""README's rows -> those of docs/sglang-figures.md they are of: ratios at every batch, and the trace at batch 1."""
+    "chain of 3 drafts, greedy": ("chain, 1024 tokens", "chain", "EAGLE chain, 8 B", "glue of the chain"),
+    "chain of 3 drafts, drawn": ("chain, drawn, 1024", "chain, drawn", None, "glue of the drawn chain"),
+    "SGLang's default tree, greedy": (
+        "default tree, 1024", "default tree", "default tree, 8 B", "glue of the default tree",
+    ),
+    "SGLang's default tree, drawn": (
+        "default tree, drawn, 1024", "default tree, drawn", "default tree, 8 B, drawn", "glue of the drawn tree",
+    ),
+}  # fmt: skip
+"""README's rows -> those of docs/sglang-figures.md: ratios at every batch and the same again, the trace at batch 1, and
+its glue again."""
+RANKS = {"two ranks, 8 B, chain", "two ranks, 8 B, default tree", "two ranks, 70 B of half the layers, chain"}
 
 
 def cells(text: str, name: str) -> list[str]:
@@ -97,13 +103,26 @@ def cells(text: str, name: str) -> list[str]:
     return [cell.strip() for cell in row.split("|")]
 
 
+def both(*figures: str) -> str:
+    """What was measured twice, as README writes it: the less and the more, or the one that there is."""
+    return " to ".join(sorted({figure for figure in figures if figure}, key=float))
+
+
 def test_figures_are_those_of_the_documents() -> None:
-    for row, (ratios, trace) in SERVERS.items():
+    for row, (ratios, again, trace, glue_again) in SERVERS.items():
         steps, launches, glue, *_ = cells(README, row)
-        assert steps == ", ".join(cell.split()[0] for cell in cells(SGLANG, ratios))
+        pairs = zip(cells(SGLANG, ratios), cells(SGLANG, again), strict=True)
+        assert steps == ", ".join(both(*(cell.partition(" ")[0] for cell in pair)) for pair in pairs)
+        times = [cells(SGLANG, glue_again)]
         if trace is not None:
-            _, counts, _, times, _ = cells(SGLANG, f"{trace} | 1")
-            assert (launches, glue) == (counts.replace(", ", " → "), times.replace(", ", " → ") + " µs")
+            _, counts, _, traced, _ = cells(SGLANG, f"{trace} | 1")
+            assert launches == counts.replace(", ", " → ")
+            times.append(traced.split(", "))
+        assert glue == " → ".join(both(*side) for side in zip(*times, strict=True)) + " µs"
+    text = " ".join(README.split())
+    for row in RANKS:
+        ratios = sorted(cell.partition(" ")[0] for cell in cells(SGLANG, row))
+        assert f"{ratios[0]} to {ratios[-1]}" in text
     measured = (ROOT / "docs" / "benchmarks.md").read_text()
     for form in ("chain", "tree"):
         glue = re.search(rf"^\| {form}: whole step \| ([\d.]+ to [\d.]+) \|", measured, re.M)
@@ -113,7 +132,7 @@ def test_figures_are_those_of_the_documents() -> None:
 
 def test_the_first_screen_says_what_the_table_says() -> None:
     """The least and the most of the ratios of a step, of trees and of the greedy chain."""
-    rows = {kind: [float(word) for word in cells(README, kind)[0].split(", ")] for kind in SERVERS}
+    rows = {kind: [float(word) for word in re.findall(r"\d\.\d\d", cells(README, kind)[0])] for kind in SERVERS}
     gains = " ".join(README[README.index("**What it gains.**") : README.index("**What it does not do.**")].split())
     trees = [(min(rows[f"SGLang's default tree, {how}"]), max(rows[f"SGLang's default tree, {how}"])) for how in HOW]
     assert re.findall(r"(0\.\d\d) to (0\.\d\d)", gains) == [(f"{least:.2f}", f"{most:.2f}") for least, most in trees]

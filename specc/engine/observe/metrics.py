@@ -82,7 +82,7 @@ def _accepted_length(usage: Usage) -> Metric:
     buckets = [(f"{end}.0", float(sum(lengths[length] for length in range(1, end + 1)))) for end in ends]
     return HistogramMetricFamily(
         "specc_accepted_length_tokens",
-        "Tokens that one request emitted in one decode step: accepted drafts and the bonus token, up to the text's end.",
+        "Tokens that a request emitted in one decode step: accepted drafts and the bonus token, up to the text's end.",
         buckets=[*buckets, ("+Inf", float(lengths.total()))],
         sum_value=sum(length * times for length, times in lengths.items()),
     )

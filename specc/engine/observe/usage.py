@@ -62,7 +62,7 @@ class Usage:
         return {place: sum(n for depth, n in depths.items() if depth >= place) for place in self._places()}
 
     def accepted(self) -> dict[int, int]:
-        """By position of a draft in its path, from 1 on: request-steps that emitted one there, and a token behind it."""
+        """By position of a draft in its path, from 1 on: request-steps that emitted it, and a token behind it."""
         lengths = Counter(self.engine.stats.accept_lens)
         return {place: sum(n for length, n in lengths.items() if length > place) for place in self._places()}
 

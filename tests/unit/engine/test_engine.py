@@ -144,6 +144,7 @@ def test_whoever_a_step_leaves_out_ends_with_an_error(target: TargetModel, monke
     assert second.token_ids == greedy(target, second.prompt_ids, NEW)[: len(second.token_ids)]
     assert engine.stats.finished == {"length": 2, "error": 1}
     assert 0 not in engine.stats.accept_lens
+    assert 0 not in second.accept_lens
     assert not engine.has_work
     assert engine.table.free_rows == engine.plan.size("P") - 1
 

@@ -22,7 +22,7 @@ DEEP, NONE = 3, 0
 
 
 def by_text(step: Step) -> Turns:
-    """Who drafts hangs on the last token and on how many the last step has emitted, as no policy of use would choose."""
+    """Who drafts hangs on the last token, and on how many the last step has emitted: no policy of use chooses so."""
     before = torch.full((ROWS,), len(PROMPT))
 
     def drafts(at: Tensor) -> Tensor:

@@ -43,7 +43,8 @@ def test_argmax(dtype: str, rows: list[list[float]]) -> None:
 @settings(max_examples=60, deadline=None)
 def test_best(rows: list[list[float]]) -> None:
     """In the order of logits: beside infinite ones tokens with -inf stand so, too."""
-    tokens, logprobs = OPS["vocab.best"]((torch.tensor(rows), torch.ones(len(rows), dtype=torch.int64)), {"count": 4}, {})
+    given = torch.tensor(rows), torch.ones(len(rows), dtype=torch.int64)
+    tokens, logprobs = OPS["vocab.best"](given, {"count": 4}, {})
     for row, found, scores in zip(rows, tokens.tolist(), logprobs.tolist(), strict=True):
         clean = [-INF if math.isnan(value) else value for value in row]
         assert found == sorted(range(len(row)), key=lambda i: (-clean[i], i))[:4]
