@@ -161,7 +161,6 @@ def test_steps_are_timed_on_padding_rows_alone() -> None:
     times = step_times(engine, repeats=2)
     assert set(times) == set(shapes_of(config))
     assert all(set(by_bucket) == set(engine.plan.buckets) for by_bucket in times.values())
-    assert all(time > 0 for by_bucket in times.values() for time in by_bucket.values())
     assert dict(engine.stats.decodes) == counted
     choose_by_times(engine, times)
     assert isinstance(engine.shape, AcceptanceShape)

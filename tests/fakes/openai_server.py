@@ -20,6 +20,8 @@ from typing import Any
 
 MODEL = "some/model"
 POSITIONS = 3
+PATIENCE_S = 60
+"""How long a request waits for others at most."""
 WORDS = (" the", " cat", " sat", "\n", " é", " 猫", " x")
 
 
@@ -38,7 +40,8 @@ class Fake:
         fault: what goes wrong with answers, one of those in `Handler.stream` and `Handler.do_GET`.
         apart: prompts whose text has another token at place 2 where the program runs, with how far apart the two best
             tokens are there.
-        token_s: seconds a step, with the program and without.
+        token_s: seconds of its own clock, `now`, that a step takes, with the program and without.
+        crowd: requests that have to run at a time, once, before any has an answer.
 
     """
 
@@ -47,6 +50,8 @@ class Fake:
     fault: str = ""
     apart: Mapping[str, float] = field(default_factory=dict)
     token_s: tuple[float, float] = (0.0, 0.0)
+    now: float = 0.0
+    crowd: int = 0
     on: bool = True
     url: str = ""
     asked: list[dict[str, Any]] = field(default_factory=list)
@@ -54,6 +59,7 @@ class Fake:
     running: int = 0
     verified: dict[bool, list[int]] = field(default_factory=lambda: {True: [], False: []})
     lock: threading.Lock = field(default_factory=threading.Lock)
+    crowded: threading.Event = field(default_factory=threading.Event)
 
     def tokens(self, prompt: str, count: int) -> list[str]:
         """The text of a prompt, in tokens."""
@@ -169,6 +175,9 @@ class Handler(BaseHTTPRequestHandler):
         with fake.lock:
             fake.running += 1
             fake.most_at_once = max(fake.most_at_once, fake.running)
+        if fake.running >= fake.crowd:
+            fake.crowded.set()
+        fake.crowded.wait(PATIENCE_S)
         try:
             whole = self.stream(prompt, body["max_tokens"], chat)
         except (BrokenPipeError, ConnectionResetError):
@@ -207,7 +216,8 @@ class Handler(BaseHTTPRequestHandler):
                 fake.verified[ran].append(accepted)
             text = "".join(tokens[place : place + accepted + 1]) or " more"
             place += accepted + 1
-            time.sleep(fake.token_s[not ran])
+            with fake.lock:
+                fake.now += fake.token_s[not ran]
             self.record({"choices": [{"delta": {"content": text}} if chat else {"text": text}]})
             if self.fails(fault):
                 return False

