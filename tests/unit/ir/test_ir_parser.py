@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-
 import pytest
 from programs import EXAMPLES, MODEL, config_text, load, passes_to
 
