@@ -8,6 +8,7 @@ import re
 from pathlib import Path
 
 import pytest
+from fuzz.generators import GENERATORS
 
 from specc.kernels import COMPOSED, LONE
 from specc.passes.pipeline import PASSES
@@ -159,6 +160,18 @@ def test_the_page_of_an_adapter_lists_its_files() -> None:
     folder = ROOT / "specc" / "adapters" / "sglang"
     files = {path.relative_to(folder).as_posix() for path in folder.rglob("*.py") if path.name != "__init__.py"}
     assert sorted(listed) == sorted({name if not name.startswith("attention/") else "attention/" for name in files})
+
+
+def test_the_page_of_the_engine_lists_its_files() -> None:
+    page = (ROOT / "docs" / "engine.md").read_text().partition("## How it works")[2].partition("\n\n* **")[0]
+    listed = [name for row in re.findall(r"(?m)^\| (`.*?) \|", page) for name in re.findall(r"`(\w+)`", row)]
+    files = {path.stem for path in (ROOT / "specc" / "engine").rglob("*.py") if path.stem != "__init__"}
+    assert sorted(listed) == sorted(files)
+
+
+def test_the_page_of_contributors_lists_every_generator_of_fuzzing() -> None:
+    table = (ROOT / "CONTRIBUTING.md").read_text().partition("| generator | input |")[2].partition("\n\n")[0]
+    assert sorted(re.findall(r"(?m)^\| `(\w+)` \|", table)) == sorted(GENERATORS)
 
 
 def test_modules_of_adapters_that_tests_look_up_by_name_are_there() -> None:
