@@ -16,7 +16,7 @@ DEMOS  := standalone-chain eagle-chain eagle-chain-head eagle-chain-adaptive eag
 # keep what it compiles.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: setup demo test test-slow test-all lint types check golden models known versions resolve conformance site browser sglang vllm gpu sanitize fuzz perturb grammars mutants bench clean
+.PHONY: setup demo test test-slow test-all lint types check golden models known coverage versions resolve conformance site browser sglang vllm gpu sanitize fuzz perturb grammars mutants bench clean
 
 setup: $(VENV)/.ready
 
@@ -124,6 +124,10 @@ models: setup
 
 known: setup
 	PYTHONPATH=tests:tests/unit $(BIN)/python -m config.known_types
+
+# What people serve: what the checks say of each server, all reasons of refusals, and the totals. docs/models.md has them.
+coverage: setup
+	PYTHONPATH=tests $(BIN)/python -m served
 
 conformance: setup
 	$(PYTHON) tests/sglang/make_environment.py

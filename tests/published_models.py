@@ -141,12 +141,12 @@ BLOCK_DRAFTS = {
 def targets() -> dict[str, dict[str, Any]]:
     """By name the configuration of every model but heads."""
     known = {path.parent.name: json.loads(path.read_text()) for path in PUBLISHED.glob("*/config.json")}
-    return {name: config for name, config in (known | MODELS).items() if not name.startswith("EAGLE")}
+    return {name: config for name, config in (known | MODELS).items() if "EAGLE" not in name}
 
 
 def write(folder: Path, models: Mapping[str, Mapping[str, Any]] | None = None) -> None:
     """Write the directories of models; by default of all, and of heads for them, each head's called ``NAME-EAGLE3``."""
-    known = {path.parent.name: json.loads(path.read_text()) for path in PUBLISHED.glob("EAGLE*/config.json")}
+    known = {path.parent.name: json.loads(path.read_text()) for path in PUBLISHED.glob("*EAGLE*/config.json")}
     heads = {f"{name}-EAGLE3": head(config) for name, config in targets().items()}
     for name, config in (known | targets() | heads | BLOCK_DRAFTS if models is None else models).items():
         kept = {key: value for key, value in config.items() if key != "auto_map"}  # no code comes with them

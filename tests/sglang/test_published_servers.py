@@ -38,7 +38,7 @@ COMMANDS = {
         --speculative-eagle-topk 4 --speculative-num-draft-tokens 16 --mem-fraction 0.75 --dtype float16 \\
         --log-level warning""",
     "Llama 8B, EAGLE": f"""{LAUNCH} --model-path Llama-3.1-8B-Instruct --speculative-algorithm EAGLE \\
-        --speculative-draft-model-path EAGLE-LLaMA3.1-Instruct-8B --dtype float16""",
+        --speculative-draft-model-path sglang-EAGLE-LLaMA3-Instruct-8B --dtype float16""",
     "Llama 70B, EAGLE3": f"""{LAUNCH} --model-path Llama-3.3-70B-Instruct --tp 4 --speculative-algorithm EAGLE3 \\
         --speculative-draft-model-path Llama-3.3-70B-Instruct-EAGLE3 {CHAIN} --max-running-requests 64""",
     "Qwen3 8B, EAGLE3": f"""{LAUNCH} --model Qwen3-8B --speculative-algorithm EAGLE3 \\

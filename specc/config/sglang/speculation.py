@@ -82,7 +82,8 @@ def draft_source(arguments: Arguments, algorithm: str, target: Model | None) -> 
     if algorithm not in ALGORITHMS and algorithm not in BY_MODULES.values():  # which was reported
         return DraftSource(algorithm, None, "", None, modules)
     path, origin = _draft(arguments, target)
-    draft = arguments.model("--speculative-draft-model-path", path, read_model)
+    unknown = target is None and not path and arguments.text("--model-path")  # the target, which may bring modules
+    draft = None if unknown else arguments.model("--speculative-draft-model-path", path, read_model)
     algorithm = _assisted(arguments, algorithm, draft)
     _check_class(arguments, algorithm, draft)
     if algorithm in BLOCKS:

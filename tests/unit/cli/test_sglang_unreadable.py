@@ -25,6 +25,10 @@ from .sglang_words import MODELS, config, run, words
         ({"--page-size": ""}, "--page-size takes a positive integer, and this is ''"),
         ({"--cuda-graph-bs-decode": "1 x"}, "--cuda-graph-bs-decode takes a positive integer, and this is 'x'"),
         ({"--model-path": "org/model"}, "--model-path: model directory 'org/model' does not exist"),
+        (
+            {"--model-path": "org/model", "--speculative-draft-model-path": None},
+            "--model-path: model directory 'org/model' does not exist",
+        ),
         ({"--speculative-draft-model-path": None}, "--speculative-draft-model-path is missing"),
     ],
 )
