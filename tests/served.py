@@ -1,7 +1,7 @@
 """What people serve, and what `specc sglang check` and `specc vllm check` say of it.
 
-`tests/published/served` has the command lines and the configurations of their models. Run as a program (`make coverage`),
-this prints a line for each, every reason of a refusal, and the totals.
+`tests/published/served` has the command lines and the configurations of their models. Run as a program, by `make
+coverage`, this prints a line for each, every reason of a refusal, and the totals.
 """
 
 from __future__ import annotations
@@ -202,7 +202,7 @@ def totals(answers: Sequence[tuple[Served, Said]]) -> Iterator[str]:
         first = {server.row: (server, said) for server, said in of if server.mark == "first" and not said.reasons}
         run = sum(has_run(*pair) for pair in first.values())
         rows = len({server.row for server, _ in of})
-        yield f"{engine}: {len(first)} of {rows} served as first recommended, {run} of a kind that has run in the engine"
+        yield f"{engine}: {len(first)} of {rows} served as first recommended, {run} of a kind that has run there"
 
 
 def main() -> None:

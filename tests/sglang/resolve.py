@@ -1,8 +1,9 @@
 """What SGLang makes of command lines: `.sglang/bin/python tests/sglang/resolve.py JOB.json OUT.json`.
 
-A job is a list of `{"words": [...], "gpu": "sm_90"}`. Of each the answer has `server`: backends, page and shape by
-SGLang's own resolution of arguments, to which the machine is said to have that GPU; and `facts` and `refusals`: what
-the adapter's `fit` finds on a worker whose model configurations, pools and windows SGLang has chosen, without weights.
+A job is a list of `{"words": [...], "gpu": "sm_90", "memory_gib": 80}`. Of each the answer has `server`: backends, page
+and shape by SGLang's own resolution of arguments, to which the machine is said to have that GPU; and `facts` and
+`refusals`: what the adapter's `fit` finds on a worker whose model configurations, pools and windows SGLang has chosen,
+without weights.
 """
 
 from __future__ import annotations
@@ -43,12 +44,11 @@ from specc.adapters.sglang.parts.runners import runners_of
 from specc.adapters.sglang.served import refusals
 from specc.adapters.sglang.server import fit
 
-AutoConfig.register("mimo", type("MiMoConfig", (Qwen2Config,), {"model_type": "mimo"}))
-"""In the place of the code that comes with the model, which is not run."""
+for kind in ("k3_dspark", "mimo", "mimo_v2", "minimax_m3_dspark"):
+    AutoConfig.register(kind, type(kind, (Qwen2Config,), {"model_type": kind}))
+"""In the place of the code that comes with a model, which is not run."""
 QUANTIZATION_METHODS.setdefault("mxfp4", QUANTIZATION_METHODS["mxfp8"])
 """SGLang has it on GPUs alone; nothing is asked of it but that it is there."""
-MEMORY_GIB = {"sm_80": 80, "sm_89": 24, "sm_90": 80, "sm_100": 180, "sm_120": 32}
-"""Of the usual GPU of an architecture."""
 
 
 def platform(gpu: str) -> dict[str, Any]:
@@ -128,7 +128,7 @@ class Chosen:
             "hybrid_mla_swa": pools.SWAKVPool,
             "hybrid_linear": pools.HybridLinearKVPool,
         }
-        return named.get(kind) or type(kind, (), {})
+        return named.get(kind) or type(f"that of {self.model_config.hf_config.architectures[0]}", (), {})
 
     def pool(self) -> Any:
         """A pool of keys and values, without any."""
@@ -170,6 +170,7 @@ CLASSES = {
     "fa3": FLASH,
     "fa4": FLASH,
     "dsa": "DeepseekSparseAttnBackend",
+    "dsv4": "DeepseekV4AttnBackend",
     "flashinfer": "FlashInferAttnBackend",
     "triton": "TritonAttnBackend",
     "trtllm_mha": "TRTLLMHAAttnBackend",
@@ -252,11 +253,20 @@ def worker(arguments: Any) -> Any:
         draft = runner(arguments, view.speculative_draft_model_path, draft=True)
         draft.attn_backend = backend(view.speculative_draft_attention_backend, mla=False)
         drafter = SimpleNamespace(draft_runner=draft)
+    elif view.speculative_algorithm == "FROZEN_KV_MTP":  # a chain is drafted by the runner's own backend
+        draft = runner(arguments, view.speculative_draft_model_path, draft=True)
+        draft.attn_backend = target_backend(draft)
+        context = SimpleNamespace(target_token_to_kv_pool=target.token_to_kv_pool)
+        drafter = SimpleNamespace(draft_runner=draft, draft_attn_backend=draft.attn_backend, kv_context=context)
     elif view.speculative_algorithm != "NGRAM":
         draft = runner(arguments, view.speculative_draft_model_path, draft=True)
         factory = Factory(draft, view.speculative_eagle_topk, view.speculative_num_steps)
         steps, extend = factory.create_decode_backend(), factory.create_draft_extend_backend()
         drafter = SimpleNamespace(draft_runner=draft, draft_attn_backend=steps, draft_extend_attn_backend=extend)
+        if view.enable_multi_layer_eagle:
+            drafter = SimpleNamespace(
+                draft_runner=draft, draft_runner_list=[draft], draft_extend_attn_backend_list=[extend]
+            )
     return SimpleNamespace(
         target_worker=SimpleNamespace(model_runner=target),
         draft_worker=drafter,
@@ -265,11 +275,11 @@ def worker(arguments: Any) -> Any:
     )
 
 
-def answer(words: list[str], gpu: str) -> dict[str, Any]:
+def answer(words: list[str], gpu: str, memory_gib: int) -> dict[str, Any]:
     """Of one command line."""
     torch.cuda.get_device_capability = lambda *_: platform(gpu)["device_capability"]
     for module in (memory_hook, qwen3_vl):
-        module.get_device_memory_capacity = lambda *_: MEMORY_GIB[gpu] * 1024
+        module.get_device_memory_capacity = lambda *_: memory_gib * 1024
     qwen3_vl.is_sm90_supported = lambda: gpu == "sm_90"
     with override_platform(**platform(gpu)):
         own, _ = _normalize_positional_model_path(words)
@@ -293,7 +303,7 @@ def main() -> None:
     answers: list[dict[str, Any]] = []
     for case in json.loads(job.read_text()):
         try:
-            answers.append(answer(case["words"], case["gpu"]))
+            answers.append(answer(**case))
         except (Exception, SystemExit) as error:  # SGLang raises anything, and its parser ends the process
             if os.environ.get("RAISE"):
                 raise

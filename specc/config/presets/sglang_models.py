@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 
-from specc.adapters.sglang.served import BY_MODULES, TESTED, ServedModel, Server, beside, refusals
+from specc.adapters.sglang.served import BLOCKS, BY_MODULES, TESTED, ServedModel, Server, beside, refusals
 from specc.config.answers import answers_of
 from specc.config.presets.preset import OWN_HEADS, EngineNeeds, Value
 
@@ -99,23 +99,29 @@ def unread_draft(values: Mapping[str, Value], algorithm: str | None) -> str | No
 
 def unserved(asked: EngineNeeds) -> Iterator[tuple[tuple[str, ...], str]]:
     """Return what of a configuration no server of SGLang's has a program run: the path of its key, and it in words."""
-    target, draft = (_of(asked.models.get(role), asked.layouts.get(role)) for role in ("target", "draft"))
-    if assists(asked.models.get("draft", {})):
+    values, layouts = asked.models.get("draft", {}), asked.layouts
+    modules = asked.algorithm in BY_MODULES.values()
+    blocks = asked.algorithm in BLOCKS or "fills_blocks" in values
+    own = asked.algorithm in _BY_HEADS and architecture_of(values) == architecture_of(asked.models.get("target", {}))
+    target = _of(asked.models.get("target"), layouts.get("target"))
+    draft = _of(asked.models.get("draft"), layouts.get("draft"), module=own, blocks=blocks)
+    if assists(values):
         draft = replace(target, borrows=True)
-    modules, blocks = asked.algorithm in BY_MODULES.values(), "fills_blocks" in asked.models.get("draft", {})
     server = Server(
         target, draft, topk=asked.topk, ranks=asked.ranks, head_rows=asked.head_rows, modules=modules, blocks=blocks
     )
     paths = {"topk": ("topk",), "head_rows": ("draft", "token_map")}
     if modules and "target" in asked.models and not has_modules(asked.models["target"]):
         yield ("algorithm",), f"a module for each step of {architecture_of(asked.models['target']) or 'such a target'}"
-    if (unread := unread_draft(asked.models.get("draft", {}), asked.algorithm)) is not None:
+    if (unread := unread_draft(values, asked.algorithm)) is not None:
         yield ("draft", "model"), unread
     for refusal in refusals(server):
         yield paths.get(refusal.about, (refusal.about, "model")), refusal.what
 
 
-def _of(values: Mapping[str, Value] | None, layout: str | None) -> ServedModel:
+def _of(
+    values: Mapping[str, Value] | None, layout: str | None, *, module: bool = False, blocks: bool = False
+) -> ServedModel:
     """Return the facts of a model whose directory says this, or whose layout is written."""
-    model = facts_of(values) if values is not None else ServedModel()
+    model = facts_of(values, module=module, blocks=blocks) if values is not None else ServedModel()
     return model if layout is None or layout == model.cache else replace(model, cache=layout)

@@ -68,7 +68,8 @@ class DraftSource:
 
     def roles(self, attention: Mapping[str, Fact]) -> dict[str, Fact]:
         """Return the attention backends of forwards that a step has."""
-        absent = {"draft"} if self.looks_up or self.modules else set[str]()
+        single = self.sizes is not None and self.sizes[0].value == 1 and not (self.blocks or self.assisted)
+        absent = {"draft"} if self.looks_up or self.modules or single else set[str]()
         absent |= {"extend"} if self.looks_up or self.assisted or self.blocks else set()
         return {role: fact for role, fact in attention.items() if role not in absent}
 

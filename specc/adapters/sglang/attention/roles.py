@@ -17,6 +17,7 @@ CLASSES = {
     "CuteDslMLABackend": "cutedsl_mla",
     "CuteDslMLAPrefillBackend": "cutedsl_mla",
     "DeepseekSparseAttnBackend": "dsa",
+    "DeepseekV4AttnBackend": "dsv4",
     "FlashInferAttnBackend": "flashinfer",
     "FlashInferMLAAttnBackend": "flashinfer_mla",
     "FlashMLABackend": "flashmla",
