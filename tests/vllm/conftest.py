@@ -7,15 +7,15 @@ from concurrent.futures import Future
 from pathlib import Path
 
 import pytest
-from engine_fixtures import asked, mark, plain, served, side_by_side, started
+from engine_fixtures import asked, mark, served, side_by_side, started
 from transformers import AutoTokenizer
 from vllm_files import ENVIRONMENT, HERE, ON_GPU
 from vllm_models import write_models
 from vllm_programs import build_program, same_program, settings
-from vllm_server import PLAIN, Served, Variant, serve
+from vllm_server import Served, Variant, serve
 from vllm_workload import without_aborts, workloads
 
-__all__ = ["plain", "served"]
+__all__ = ["served"]
 SEEDS = (4, 5, 6) if ON_GPU else (4,)
 AT_A_TIME = 11 if ON_GPU else 2
 """Engines, which share the GPU, and take a processor each to start."""
@@ -38,16 +38,16 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def running(
     request: pytest.FixtureRequest, models: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Mapping[Variant, Future[Served]]]:
-    """All engines that the tests of this run ask for, and those of vLLM's own steps beside programs'."""
+    """All engines that the tests of this run ask for, those without speculation, and vLLM's own steps beside programs'."""
     wanted = asked(request.session.items, "variant")
-    variants = [PLAIN, *wanted, *(variant.own for variant in wanted)]
+    variants = [*(variant.plain for variant in wanted), *wanted, *(variant.own for variant in wanted)]
     folder, requests = tmp_path_factory.mktemp("jobs"), workloads(tokenizer(models), SEEDS)
 
     def build(variant: Variant) -> Path:
         return build_program(variant, models, folder / f"{variant}-wheel")
 
     def run(variant: Variant) -> Served:
-        given = without_aborts(requests) if variant == PLAIN else requests
+        given = without_aborts(requests) if variant == variant.plain else requests
         wheel = wheels[same_program(variant)].result() if variant.program else None
         where = folder / str(variant)
         more = {"canaries": variant.canaries, "drafts": () if variant.shape else variant.shapes}
@@ -56,6 +56,12 @@ def running(
     with side_by_side(AT_A_TIME) as pool:
         wheels = started(pool, (same_program(variant) for variant in variants if variant.program), build)
         yield started(pool, variants, run)
+
+
+@pytest.fixture
+def plain(variant: Variant, running: Mapping[Variant, Future[Served]]) -> Served:
+    """What the target of the test's variant answered without speculation; no abort was sent to it."""
+    return running[variant.plain].result()
 
 
 def tokenizer(models: Path):

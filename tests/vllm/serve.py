@@ -144,6 +144,7 @@ def main() -> None:
     job, out = (Path(name) for name in sys.argv[1:])
     given = json.loads(job.read_text())
     os.environ.update(ENVIRONMENT | ENVIRONMENT_ON[given["device"]])
+    sys.path.append(str(HERE.parent))
     if given["device"] == "cpu":
         sys.path.append(str(HERE / "stand_ins"))
     begin = time.monotonic()

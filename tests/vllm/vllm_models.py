@@ -12,6 +12,7 @@ import torch
 from head_layouts import EMBEDDING, EXAMPLES, eagle, eagle3, read, write
 from torch import Tensor
 from torch.nn.functional import pad
+from vllm_hybrids import write_qwen3_next
 
 MODULE = {
     "embedding_norm": "token_layernorm",
@@ -26,6 +27,8 @@ PARTS = {"embedding_norm": "enorm", "hidden_norm": "hnorm", "fc": "eh_proj", "no
 SEVERAL = 3
 """Modules of multi-token prediction in `glm`."""
 
+HYBRIDS = {"qwen3_next": write_qwen3_next}
+"""Targets that keep recurrent state, each with a module of multi-token prediction in it."""
 TOKEN_MAP = "hot.json"
 """A file with a quarter of the tokens."""
 HOT = "_hot"
@@ -33,11 +36,11 @@ HOT = "_hot"
 
 
 def write_models(folder: Path) -> None:
-    """Write `target`, `standalone`, `eagle`, `eagle3`, `eagle3_part`, `mimo` and `glm` below a folder, and `TOKEN_MAP`.
+    """Write `target`, `standalone`, `eagle`, `eagle3`, `eagle3_part`, `mimo`, `glm` and `HYBRIDS` below a folder.
 
     vLLM knows a head by the name of its architecture. It counts the layers whose outputs an EAGLE3 head reads from 1,
     where SGLang, whose key stays there for specc, counts from 0. `eagle3_part` was trained to score a quarter of the
-    tokens; `eagle3_hot` is `eagle3` without entries of others.
+    tokens, which are in the file `TOKEN_MAP`; `eagle3_hot` is `eagle3` without entries of others.
 
     `mimo` is the target in the words of MiMo, with the first of the example's modules of multi-token prediction in it.
     `glm` is the target in those of GLM-4.5, with several modules; vLLM has each read what the one before it made.
@@ -71,6 +74,8 @@ def write_models(folder: Path) -> None:
     made["lm_head.weight"] = weights[EMBEDDING].clone()
     write(folder / "mimo", made, config | words | {"tie_word_embeddings": False})
     write(folder / "glm", *modules(weights, config))
+    for name, write_hybrid in HYBRIDS.items():
+        write_hybrid(folder / name)
 
 
 def named(heads: Mapping[str, Tensor], width: int, parts: Mapping[str, str], before: str) -> dict[str, Tensor]:

@@ -40,7 +40,7 @@ LOOKED_UP = (
 def same_program(variant: Variant) -> Variant:
     """The variant that stands for all with the same program, which knows of ranks where they share out its head."""
     ranks = variant.ranks if variant.head else 1
-    return replace(variant, ahead=False, canaries=True, capture="", ranks=ranks, shape="")
+    return replace(variant, ahead=False, cached=False, canaries=True, capture="", ranks=ranks, shape="")
 
 
 def build_program(

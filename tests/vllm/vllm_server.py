@@ -9,7 +9,7 @@ from typing import Any
 
 from engine_job import run_job
 from vllm_files import DEVICE, HERE, ON_GPU, PYTHON
-from vllm_models import HOT
+from vllm_models import HOT, HYBRIDS
 
 NUM_STEPS = 3
 ROWS = 4
@@ -36,7 +36,11 @@ ON = {
 LIMIT_S = 240 if ON_GPU else 600
 """For one engine, its start included."""
 
-HALF = {"dtype": "bfloat16", "enable_prefix_caching": True}
+CACHED = {"enable_prefix_caching": True}
+STATES = {False: 24, True: 46}
+"""Blocks where a target keeps recurrent state, without speculation and with it: a state behind every token of a step."""
+ALIGNED = {"mamba_cache_mode": "align"}
+"""With prefix caching states are kept where blocks end."""
 NGRAM = {"prompt_lookup_max": 4, "prompt_lookup_min": 1}
 """How many tokens n-grams have."""
 
@@ -46,8 +50,8 @@ class Variant:
     """What one engine runs: `method` is vLLM's word, None where nothing is speculated.
 
     `target` and `draft` are models of `write_models`. With `program` a wheel runs steps. With `half` both models are in
-    bfloat16, and prompts that begin alike share blocks. With `ahead` a step is scheduled before the results of the last
-    are read. With `drafting` the program draws from the target, and drafts are chosen so (`draft_sampling`).
+    bfloat16. With `cached` prompts that begin alike share blocks. With `ahead` a step is scheduled before the results
+    of the last are read. With `drafting` the program draws from the target, and drafts are chosen so (`draft_sampling`).
     `canaries` watch the blocks that no request has. `capture` is what of a program is captured where vLLM
     captures graphs, by the word of its variable. A block has `block` tokens. Models are shared out over `ranks`.
     `shapes` are numbers of drafts, of which another one is asked for in every step; without any it is always the same.
@@ -60,6 +64,7 @@ class Variant:
     program: bool = False
     target: str = "target"
     half: bool = False
+    cached: bool = False
     ahead: bool = False
     drafting: str = ""
     canaries: bool = True
@@ -73,8 +78,9 @@ class Variant:
 
     def __str__(self) -> str:
         """For the names of tests and files."""
-        drafts = self.draft or self.method or "plain"
-        options = {"half": self.half, "ahead": self.ahead, "unwatched": not self.canaries, "program": self.program}
+        drafts = self.draft or self.method or (f"plain-{self.target}" if self.recurrent else "plain")
+        options = {"half": self.half, "cached": self.cached, "ahead": self.ahead}
+        options |= {"unwatched": not self.canaries, "program": self.program}
         words = [drafts, *(word for word, so in options.items() if so)]
         words += [f"head_{self.head}"] if self.head else []
         words += ["map"] if self.token_map else []
@@ -90,6 +96,16 @@ class Variant:
         return str([*self.shapes] or NUM_STEPS)
 
     @property
+    def recurrent(self) -> bool:
+        """Whether the target keeps recurrent state."""
+        return self.target in HYBRIDS
+
+    @property
+    def plain(self) -> Variant:
+        """The same target without speculation."""
+        return Variant(target=self.target, half=self.recurrent, ahead=ON_GPU)
+
+    @property
     def own(self) -> Variant:
         """The same without a program: vLLM's own steps."""
         draft = self.draft + HOT * self.token_map
@@ -97,7 +113,11 @@ class Variant:
 
     def engine(self, models: Path) -> dict[str, Any]:
         """Arguments of the engine."""
-        given = {"model": str(models / self.target), **SERVER, **ON[DEVICE], **(HALF if self.half else {})}
+        given = {"model": str(models / self.target), **SERVER, **ON[DEVICE]}
+        given |= {"dtype": "bfloat16"} if self.half else {}
+        given |= {"num_gpu_blocks_override": STATES[self.method is not None]} if self.recurrent else {}
+        given |= {"gdn_prefill_backend": "triton"} if self.recurrent and ON_GPU else {}
+        given |= CACHED | (ALIGNED if self.recurrent else {}) if self.cached else {}
         given |= {"async_scheduling": self.ahead, "block_size": self.block, "tensor_parallel_size": self.ranks}
         if ON_GPU:
             given["compilation_config"] = graphs(ROWS if self.method is None else ROWS * (NUM_STEPS + 1))
@@ -114,7 +134,7 @@ def graphs(most: int) -> dict[str, Any]:
     return {"mode": 0, "cudagraph_mode": "FULL_DECODE_ONLY", "cudagraph_capture_sizes": sizes}
 
 
-PLAIN = Variant(ahead=ON_GPU)
+PLAIN = Variant().plain
 
 
 @dataclass(frozen=True)

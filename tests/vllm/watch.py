@@ -22,6 +22,7 @@ class Watch:
         self.canaries = canaries
         self.scheduler = core.scheduler
         self.pool = self.scheduler.kv_cache_manager.block_pool
+        self.block_size = min(group.kv_cache_spec.block_size for group in self.scheduler.kv_cache_config.kv_cache_groups)
         self.ranks = [dict(rank) for rank in self.ask("watched_begin", self.pool.num_gpu_blocks)]
         self.accepted: dict[str, list[int]] = defaultdict(list)
         """Tokens that each verification of a request took, the bonus included, by the engine's name of the request."""
@@ -110,7 +111,7 @@ class Watch:
 
     def crosses(self, name: str, tokens: int) -> bool:
         """Whether the tokens of a step lie in several blocks."""
-        size, begin = self.scheduler.block_size, self.begin(name, tokens)
+        size, begin = self.block_size, self.begin(name, tokens)
         return begin // size != (begin + tokens - 1) // size
 
     def report(self) -> dict[str, Any]:

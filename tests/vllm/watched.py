@@ -11,9 +11,10 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from triton_interpreter import lighten
 
-PATTERN = -8192.0
-"""A number in float types of 16 bits and more, so far from keys and values that a text which reads it is another."""
+PATTERN = 0xC6
+"""A byte. Numbers of such bytes, in 16 bits and more, are so far from others that a text which reads them is another."""
 
 
 class Watched:
@@ -23,6 +24,8 @@ class Watched:
 
     def watched_begin(self, blocks: int) -> dict[str, Any]:
         """Begin to watch so many blocks: the names of their layers, and of the speculator's class."""
+        if self.model_runner.device.type == "cpu":
+            lighten()
         self.watched_caches = by_block(self.model_runner, blocks)
         self.watched_graphs = 0
         self.watched_warmed_up = steps()
@@ -49,7 +52,7 @@ class Watched:
     def watched_plant(self, free: list[int]) -> None:
         """Fill blocks with the pattern, in every layer."""
         with torch.inference_mode():
-            for cache in self.watched_caches.values():
+            for cache in (cache for caches in self.watched_caches.values() for cache in caches):
                 cache[free] = PATTERN
 
     def watched_spoiled(self, free: list[int]) -> list[str]:
@@ -57,8 +60,8 @@ class Watched:
         if free and torch.cuda.is_available():
             torch.cuda.synchronize()  # whatever stream a step writes on
         spoiled = {
-            layer: [block for block in free if (cache[block] != PATTERN).any()]
-            for layer, cache in self.watched_caches.items()
+            layer: [block for block in free if any((cache[block] != PATTERN).any() for cache in caches)]
+            for layer, caches in self.watched_caches.items()
         }
         return [
             f"{layer}: blocks {blocks} were written, which no request owns"
@@ -89,15 +92,23 @@ class Watched:
         return {"graphs": self.watched_graphs, "stored": self.watched_stored, "counts": counted}
 
 
-def by_block(runner: Any, blocks: int) -> dict[str, Tensor]:
-    """The KV cache of every layer, target's and draft's, as views whose first dimension is that of the blocks."""
+def by_block(runner: Any, blocks: int) -> dict[str, list[Tensor]]:
+    """The KV cache of every layer, target's and draft's, or its recurrent states: bytes u8[blocks, ...].
+
+    Layers of several groups of KV caches have the same memory, and each block is one group's.
+    """
     context = runner.vllm_config.compilation_config.static_forward_context
-    caches: dict[str, Tensor] = {}
+    caches: dict[str, list[Tensor]] = {}
     for layer in (name for group in runner.kv_cache_config.kv_cache_groups for name in group.layer_names):
         cache = context[layer].kv_cache
-        [dimension] = [place for place, size in enumerate(cache.shape) if size == blocks]
-        caches[layer] = cache.movedim(dimension, 0)
+        caches[layer] = [bytes_of(part, blocks) for part in (cache if isinstance(cache, tuple | list) else [cache])]
     return caches
+
+
+def bytes_of(cache: Tensor, blocks: int) -> Tensor:
+    """A cache of so many blocks as bytes, with its blocks first."""
+    [dimension] = [place for place, size in enumerate(cache.shape) if size == blocks]
+    return cache.movedim(dimension, 0).view(torch.uint8)
 
 
 def samples(name: str) -> list[Any]:

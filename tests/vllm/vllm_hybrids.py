@@ -1,0 +1,252 @@
+"""A small Qwen3-Next with a module of multi-token prediction, whose texts are what its recurrent state remembers.
+
+Nothing is trained. A token is a successor of the last one, which that alone decides on, and some bits, of which each is
+what a head of a recurrent layer has stored last for a class of tokens. So a text is another one from where a state is
+that of other tokens. What decides on a token is far larger than what rounding does to it, in 16 bits, too.
+
+The bits behind a quarter of the tokens are no state's, but in a table. The module has that table and sees no state: it
+knows the successor of any token, and the whole token about one time in four.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from itertools import accumulate
+from pathlib import Path
+from typing import Any
+
+import torch
+from head_layouts import write
+from torch import Tensor
+
+SUCCESSORS, BITS, CLASSES = 32, 6, 8
+VOCAB = SUCCESSORS << BITS
+LAYERS, HEADS, WIDE, WINDOW = 3, 2, 64, 4
+"""Recurrent layers, each with that many heads of so wide keys and values, behind a convolution over a few tokens."""
+QUERIES, KEYS, ROTARY, CODE = 4, 4, 32, 96
+"""Heads of attention, and how many entries of each are rotated, and are the code of a token."""
+EXPERTS, INNER = 4, 64
+TABLED = SUCCESSORS // 4
+"""Tokens that are one of these successors have the bits behind them in a table."""
+MARK, OPEN, SHARP, NOISE = 4.0, 3.0, 3.0, 0.05
+"""How much a mark counts in a head, a gate is opened, and a token attends to itself; the deviation of all else."""
+SUCCESSOR, BIT, UNSET = 2.0, 2.0, 1.0
+"""How much the next token's successor counts, each of its bits, and a bit of which nothing is known being 0."""
+SIZES = {
+    "bias": 1,
+    "tabled": 1,
+    "code": CODE,
+    "store": BITS * CLASSES,
+    "ask": BITS * CLASSES,
+    "value": BITS * 2,
+    "next": SUCCESSORS,
+    "table": BITS * 2,
+    "successor": SUCCESSORS,
+    "bits": BITS * 2,
+    "spare": 90,
+}
+"""Entries of the residual stream: what is known of a token, and from `successor` on what layers write."""
+BEGINS = dict(zip(SIZES, accumulate(SIZES.values(), initial=0), strict=False))
+HIDDEN = sum(SIZES.values())
+
+
+def part(name: str, number: int = 0, of: int = 1) -> slice:
+    """Where a part of the residual stream is, or one of so many equal ones that it has."""
+    size = SIZES[name] // of
+    return slice(BEGINS[name] + number * size, BEGINS[name] + (number + 1) * size)
+
+
+class Draw:
+    """What is drawn, in one order."""
+
+    def __init__(self, seed: int) -> None:
+        """Begin."""
+        self._generator = torch.Generator().manual_seed(seed)
+
+    def normal(self, *shape: int) -> Tensor:
+        """Numbers around 0, of the deviation 1."""
+        return torch.randn(shape, generator=self._generator)
+
+    def below(self, end: int, *shape: int) -> Tensor:
+        """Integers."""
+        return torch.randint(end, shape, generator=self._generator)
+
+
+def one_hot(numbers: Tensor, of: int) -> Tensor:
+    """Marks f32[..., n * of] of numbers i64[..., n]."""
+    return torch.nn.functional.one_hot(numbers, of).float().flatten(-2)
+
+
+def embedding(draw: Draw, table: Tensor) -> Tensor:
+    """What is known of every token, and of the bits behind it by a table i64[SUCCESSORS, BITS], if they are in it."""
+    made = torch.zeros(VOCAB, HIDDEN)
+    successor = torch.arange(VOCAB) >> BITS
+    tabled = successor < TABLED
+    made[:, part("bias")] = 1
+    made[:, part("tabled")] = tabled.float()[:, None]
+    made[:, part("code")] = draw.normal(VOCAB, CODE).sign()
+    for name, of in (("store", CLASSES), ("ask", CLASSES), ("value", 2)):
+        made[:, part(name)] = one_hot(draw.below(of, VOCAB, BITS), of)
+    following = (successor + 1 + draw.below(SUCCESSORS - 1, VOCAB)) % SUCCESSORS
+    made[:, part("next")] = one_hot(following[:, None], SUCCESSORS)
+    made[:, part("table")] = one_hot(table[successor], 2) * tabled[:, None]
+    return made
+
+
+def head(draw: Draw) -> Tensor:
+    """What scores tokens."""
+    tokens = torch.arange(VOCAB)
+    bits = tokens[:, None] >> torch.arange(BITS) & 1
+    made = torch.zeros(VOCAB, HIDDEN)
+    made[:, part("successor")] = one_hot(tokens[:, None] >> BITS, SUCCESSORS)
+    made[:, part("bits")] = one_hot(bits, 2)
+    made[:, part("bias")] = -UNSET * bits.sum(1, keepdim=True)
+    made[:, part("spare")] = NOISE / 4 * draw.normal(VOCAB, SIZES["spare"])
+    return made
+
+
+def recurrent(draw: Draw, layer: int) -> dict[str, Tensor]:
+    """A recurrent layer: head h stores by the class of a token a bit of an earlier one, and writes what it has read.
+
+    The number of tokens between the two is that of the layer, and one more. Entries of a value behind the bit are
+    anything.
+    """
+    projected, gates = torch.zeros(HEADS, 4, WIDE, HIDDEN), NOISE * draw.normal(HEADS, 2, HIDDEN)
+    written = torch.zeros(HIDDEN, HEADS, WIDE)
+    for number in range(HEADS):
+        bit = layer * HEADS + number
+        queries, keys, values, opened = projected[number]
+        for rows, name in ((queries, "ask"), (keys, "store"), (values, "value")):
+            marks = SIZES[name] // BITS
+            rows[:marks, part(name, bit, BITS)] = MARK * torch.eye(marks)
+        values[2:, part("code")] = NOISE * MARK / 2 * draw.normal(WIDE - 2, CODE)
+        opened[:, part("bias")], opened[:, part("tabled")] = OPEN, -2 * OPEN
+        gates[number, 0, part("bias")] += OPEN
+        written[part("bits", bit, BITS), number, :2] = 0.12 * torch.eye(2)
+        written[part("spare"), number, 2:] = NOISE * 0.1 * draw.normal(SIZES["spare"], WIDE - 2)
+    window = torch.zeros(3, HEADS * WIDE, 1, WINDOW)
+    window[:2, ..., -1] = 1
+    window[2, ..., -2 - layer] = 1
+    return {
+        "in_proj_qkvz.weight": projected.flatten(0, 2),
+        "in_proj_ba.weight": gates.flatten(0, 1),
+        "conv1d.weight": window.flatten(0, 1),
+        "A_log": torch.zeros(HEADS),
+        "dt_bias": torch.full((HEADS,), -6.0),
+        "norm.weight": torch.ones(WIDE),
+        "out_proj.weight": written.flatten(1),
+    }
+
+
+def attention() -> dict[str, Tensor]:
+    """A layer in which a token attends to itself: one half of the heads writes its successor, one what its table has."""
+    width, halves = ROTARY + CODE, (("next", "successor", SUCCESSOR), ("table", "bits", BIT))
+    queries, keys, values = (torch.zeros(n, width, HIDDEN) for n in (2 * QUERIES, KEYS, KEYS))
+    written = torch.zeros(HIDDEN, QUERIES, width)
+    for rows in (queries[::2], keys):
+        rows[:, ROTARY:, part("code")] = torch.eye(CODE)
+    queries[1::2, :, part("bias")] = OPEN
+    for number in range(QUERIES):
+        read, wrote, much = halves[2 * number // QUERIES]
+        values[number * KEYS // QUERIES, : SIZES[read], part(read)] = torch.eye(SIZES[read])
+        written[part(wrote), number, : SIZES[read]] = 2 * much / QUERIES * torch.eye(SIZES[read])
+    return {
+        "q_proj.weight": queries.flatten(0, 1),
+        "k_proj.weight": keys.flatten(0, 1),
+        "v_proj.weight": values.flatten(0, 1),
+        "o_proj.weight": written.flatten(1),
+        "q_norm.weight": torch.full((width,), SHARP - 1),
+        "k_norm.weight": torch.full((width,), SHARP - 1),
+    }
+
+
+def feed_forward(draw: Draw, *, experts: bool) -> dict[str, Tensor]:
+    """Weights of anything, which write to the spare entries alone."""
+
+    def dense(before: str) -> dict[str, Tensor]:
+        down = torch.zeros(HIDDEN, INNER)
+        down[part("spare")] = NOISE * draw.normal(SIZES["spare"], INNER)
+        up = {f"{before}{name}.weight": NOISE * draw.normal(INNER, HIDDEN) for name in ("gate_proj", "up_proj")}
+        return up | {f"{before}down_proj.weight": down}
+
+    if not experts:
+        return dense("")
+    made = dense("shared_expert.")
+    for number in range(EXPERTS):
+        made |= dense(f"experts.{number}.")
+    made["gate.weight"] = draw.normal(EXPERTS, HIDDEN)
+    return made | {"shared_expert_gate.weight": NOISE * draw.normal(1, HIDDEN)}
+
+
+def fused(draw: Draw, table: Tensor) -> Tensor:
+    """What the module makes of a token's embedding and the last hidden state: its bits by the table and the successor."""
+    made = torch.zeros(2, HIDDEN, HIDDEN)
+    made[0].fill_diagonal_(0.5)
+    made[0, part("table")] = 0
+    made[1, part("bits"), part("successor")] = one_hot(table, 2).T
+    made[1, part("spare"), part("spare")] = NOISE * draw.normal(SIZES["spare"], SIZES["spare"])
+    return torch.cat((made[0], made[1]), 1)
+
+
+def under(before: str, weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """The same weights below a name."""
+    return {f"{before}.{name}": tensor for name, tensor in weights.items()}
+
+
+def layer(before: str, mixer: str, mixed: Mapping[str, Tensor], fed: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """A layer; its norms, whose weights are counted from 1, change nothing."""
+    norms = {f"{name}.weight": torch.zeros(HIDDEN) for name in ("input_layernorm", "post_attention_layernorm")}
+    return under(before, {**norms, **under(mixer, mixed), **under("mlp", fed)})
+
+
+def write_qwen3_next(folder: Path) -> None:
+    """Write the model and its module."""
+    draw = Draw(7)
+    table = draw.below(2, SUCCESSORS, BITS)
+    made = {"model.embed_tokens.weight": embedding(draw, table), "lm_head.weight": head(draw)}
+    for number in range(LAYERS):
+        fed = feed_forward(draw, experts=number == 0)
+        made |= layer(f"model.layers.{number}", "linear_attn", recurrent(draw, number), fed)
+    made |= layer(f"model.layers.{LAYERS}", "self_attn", attention(), feed_forward(draw, experts=False))
+    made |= layer("mtp.layers.0", "self_attn", attention(), feed_forward(draw, experts=True))
+    made["mtp.fc.weight"] = fused(draw, table)
+    norms = ("model.norm", "mtp.norm", "mtp.pre_fc_norm_embedding", "mtp.pre_fc_norm_hidden")
+    made |= {f"{name}.weight": torch.zeros(HIDDEN) for name in norms}
+    write(folder, {name: tensor if name.endswith("A_log") else tensor.bfloat16() for name, tensor in made.items()}, CONFIG)
+
+
+CONFIG: dict[str, Any] = {
+    "architectures": ["Qwen3NextForCausalLM"],
+    "model_type": "qwen3_next",
+    "dtype": "bfloat16",
+    "vocab_size": VOCAB,
+    "hidden_size": HIDDEN,
+    "intermediate_size": INNER,
+    "num_hidden_layers": LAYERS + 1,
+    "full_attention_interval": LAYERS + 1,
+    "num_attention_heads": QUERIES,
+    "num_key_value_heads": KEYS,
+    "head_dim": ROTARY + CODE,
+    "partial_rotary_factor": ROTARY / (ROTARY + CODE),
+    "linear_conv_kernel_dim": WINDOW,
+    "linear_num_key_heads": HEADS,
+    "linear_num_value_heads": HEADS,
+    "linear_key_head_dim": WIDE,
+    "linear_value_head_dim": WIDE,
+    "mlp_only_layers": list(range(1, LAYERS + 1)),
+    "num_experts": EXPERTS,
+    "num_experts_per_tok": 2,
+    "moe_intermediate_size": INNER,
+    "shared_expert_intermediate_size": INNER,
+    "decoder_sparse_step": 1,
+    "norm_topk_prob": True,
+    "hidden_act": "silu",
+    "rms_norm_eps": 1e-6,
+    "rope_theta": 10000.0,
+    "max_position_embeddings": 4096,
+    "tie_word_embeddings": False,
+    "attention_bias": False,
+    "num_nextn_predict_layers": 1,
+    "bos_token_id": 0,
+    "eos_token_id": 1,
+}
