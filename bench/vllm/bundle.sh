@@ -16,9 +16,9 @@ work=$(mktemp -d); trap 'rm -rf "$work"' EXIT
 tree=$work/tree; mkdir -p "$tree" "$work/whl" "$out"
 . "$here/../wheels.sh"
 
-# vLLM without what a dense text model never imports, and of its libraries the one that everything else needs. It uses the
-# stable interface of libtorch, so the one built beside torch 2.14 loads with 2.11.
-libraries=(vllm/_C_stable_libtorch)
+# vLLM without what a text model never imports, and of its libraries the one that everything else needs, and that of experts. They
+# use the stable interface of libtorch, so those built beside torch 2.14 load with 2.11.
+libraries=(vllm/_C_stable_libtorch vllm/_moe_C_stable_libtorch)
 [ "${FA3:-}" != yes ] || libraries+=(vllm/vllm_flash_attn/_vllm_fa3_C)
 get "$work" vllm==0.33.0
 unpack "$work"/vllm-0.33.0-*.whl "$tree" '*.py' '*.json' '*.jinja' '*.typed' 'vllm-0.33.0.dist-info/*' \

@@ -33,24 +33,38 @@ WAVE = 4 * ROWS
 WAVES = 20
 EXPECTED = 5_000
 """Texts that transformers draws, of each kind."""
-SERVER = {"max_num_seqs": WAVE, "max_num_batched_tokens": 512, "num_gpu_blocks_override": 64}
+SERVER = {"max_num_seqs": WAVE, "max_num_batched_tokens": 512}
+BLOCKS = {False: 64, True: 192}
+"""Of targets that keep keys and values alone, and of those that keep recurrent state."""
 IMPROBABLE = 1e-4
 VARIANTS = [
     Variant("eagle", "eagle", program=True, drafting="greedy"),
     Variant("draft_model", "standalone", ahead=True, program=True, drafting="coupled"),
     Variant("eagle", "eagle", ahead=True, program=True, drafting="coupled", shapes=(0, 1, 3)),
+    Variant("mtp", "qwen3_next", target="qwen3_next", half=True, ahead=True, program=True, drafting="coupled"),
 ]
 
 
-@pytest.fixture(
-    scope="module", params=VARIANTS, ids=lambda variant: variant.drafting + "-shapes" * bool(variant.shapes)
-)
-def drawn(request: pytest.FixtureRequest, models: Path, tmp_path_factory: pytest.TempPathFactory) -> Served:
+@pytest.fixture(scope="module", params=VARIANTS, ids=lambda variant: f"{variant}-{variant.drafting}")
+def drawing(request: pytest.FixtureRequest) -> Variant:
+    """What runs."""
+    made: Variant = request.param
+    return made
+
+
+@pytest.fixture(scope="module")
+def drawn(drawing: Variant, models: Path, tmp_path_factory: pytest.TempPathFactory) -> Served:
     """A server that was asked for texts of all kinds behind one prompt, in turn, and for some that vLLM draws."""
     folder = tmp_path_factory.mktemp("drawn")
-    wheel = build_program(request.param, models, folder / "wheel", buckets=(ROWS, WAVE))
-    given = request.param.engine(models) | SERVER
-    return serve(given, requests(), folder / "job", wheel=wheel, drafts=request.param.shapes)
+    wheel = build_program(drawing, models, folder / "wheel", buckets=(ROWS, WAVE))
+    given = drawing.engine(models) | SERVER | {"num_gpu_blocks_override": BLOCKS[drawing.recurrent]}
+    return serve(given, requests(), folder / "job", wheel=wheel, drafts=drawing.shapes)
+
+
+@pytest.fixture(scope="module")
+def target(drawing: Variant, models: Path) -> Path:
+    """The model whose texts these are."""
+    return models / drawing.target
 
 
 def requests() -> list[dict[str, Any]]:
@@ -84,10 +98,10 @@ def texts(served: Served, kind: str) -> Texts:
 
 
 @functools.cache
-def expected(kind: str) -> Texts:
+def expected(kind: str, target: Path) -> Texts:
     """What transformers draws of a kind, or of a greedy request its only text."""
     given = KINDS[kind]
-    model = AutoModelForCausalLM.from_pretrained(EXAMPLES / "target", dtype=torch.float32)
+    model = AutoModelForCausalLM.from_pretrained(target, dtype=torch.float32)
     ids = torch.tensor([prompt()])
     mask = torch.ones_like(ids)
     if not given["temperature"]:
@@ -101,20 +115,20 @@ def expected(kind: str) -> Texts:
     return made[:, ids.shape[1] :].tolist()
 
 
-def test_texts_are_distributed_as_those_that_transformers_draws(drawn: Served) -> None:
+def test_texts_are_distributed_as_those_that_transformers_draws(drawn: Served, target: Path) -> None:
     """All kinds in the same batches; the first token is vLLM's, which prefills."""
-    surprises = {kind: surprise((texts(drawn, kind), expected(kind))) for kind in KINDS if kind != "greedy"}
+    surprises = {kind: surprise((texts(drawn, kind), expected(kind, target))) for kind in KINDS if kind != "greedy"}
     assert min(surprises.values()) > IMPROBABLE, surprises
 
 
-def test_what_is_drawn_depends_on_how(drawn: Served) -> None:
+def test_what_is_drawn_depends_on_how(drawn: Served, target: Path) -> None:
     """The comparison tells the kinds apart."""
-    across_kinds = surprise((texts(drawn, "temperature"), expected("filters")))
+    across_kinds = surprise((texts(drawn, "temperature"), expected("filters", target)))
     assert across_kinds < IMPROBABLE
 
 
-def test_greedy_requests_in_the_same_batches_are_greedy(drawn: Served) -> None:
-    (only,) = expected("greedy")
+def test_greedy_requests_in_the_same_batches_are_greedy(drawn: Served, target: Path) -> None:
+    (only,) = expected("greedy", target)
     assert {tuple(text) for text in texts(drawn, "greedy")} == {tuple(only)}
 
 

@@ -21,8 +21,8 @@ from torch import Tensor
 
 SUCCESSORS, BITS, CLASSES = 32, 6, 8
 VOCAB = SUCCESSORS << BITS
-LAYERS, HEADS, WIDE, WINDOW = 3, 2, 64, 4
-"""Recurrent layers, each with that many heads of so wide keys and values, behind a convolution over a few tokens."""
+LAYERS, HEADS, WINDOW = 3, 2, 4
+"""Recurrent layers, each with that many heads, behind a convolution over a few tokens."""
 QUERIES, KEYS, ROTARY, CODE = 4, 4, 32, 96
 """Heads of attention, and how many entries of each are rotated, and are the code of a token."""
 EXPERTS, INNER = 4, 64
@@ -101,30 +101,30 @@ def head(draw: Draw) -> Tensor:
     made[:, part("successor")] = one_hot(tokens[:, None] >> BITS, SUCCESSORS)
     made[:, part("bits")] = one_hot(bits, 2)
     made[:, part("bias")] = -UNSET * bits.sum(1, keepdim=True)
-    made[:, part("spare")] = NOISE / 4 * draw.normal(VOCAB, SIZES["spare"])
+    made[:, part("spare")] = NOISE / 10 * draw.normal(VOCAB, SIZES["spare"])
     return made
 
 
-def recurrent(draw: Draw, layer: int) -> dict[str, Tensor]:
-    """A recurrent layer: head h stores by the class of a token a bit of an earlier one, and writes what it has read.
+def recurrent(draw: Draw, layer: int, wide: int) -> dict[str, Tensor]:
+    """A recurrent layer: each head stores by the class of a token a bit of an earlier one, and writes what it has read.
 
-    The number of tokens between the two is that of the layer, and one more. Entries of a value behind the bit are
-    anything.
+    How many tokens earlier is the number of the layer, and one more. Of the `wide` entries of a value those behind the
+    bit are anything.
     """
-    projected, gates = torch.zeros(HEADS, 4, WIDE, HIDDEN), NOISE * draw.normal(HEADS, 2, HIDDEN)
-    written = torch.zeros(HIDDEN, HEADS, WIDE)
+    projected, gates = torch.zeros(HEADS, 4, wide, HIDDEN), NOISE * draw.normal(HEADS, 2, HIDDEN)
+    written = torch.zeros(HIDDEN, HEADS, wide)
     for number in range(HEADS):
         bit = layer * HEADS + number
         queries, keys, values, opened = projected[number]
         for rows, name in ((queries, "ask"), (keys, "store"), (values, "value")):
             marks = SIZES[name] // BITS
             rows[:marks, part(name, bit, BITS)] = MARK * torch.eye(marks)
-        values[2:, part("code")] = NOISE * MARK / 2 * draw.normal(WIDE - 2, CODE)
+        values[2:, part("code")] = NOISE * MARK / 2 * draw.normal(wide - 2, CODE)
         opened[:, part("bias")], opened[:, part("tabled")] = OPEN, -2 * OPEN
         gates[number, 0, part("bias")] += OPEN
         written[part("bits", bit, BITS), number, :2] = 0.12 * torch.eye(2)
-        written[part("spare"), number, 2:] = NOISE * 0.1 * draw.normal(SIZES["spare"], WIDE - 2)
-    window = torch.zeros(3, HEADS * WIDE, 1, WINDOW)
+        written[part("spare"), number, 2:] = NOISE * 0.1 * draw.normal(SIZES["spare"], wide - 2)
+    window = torch.zeros(3, HEADS * wide, 1, WINDOW)
     window[:2, ..., -1] = 1
     window[2, ..., -2 - layer] = 1
     return {
@@ -133,7 +133,7 @@ def recurrent(draw: Draw, layer: int) -> dict[str, Tensor]:
         "conv1d.weight": window.flatten(0, 1),
         "A_log": torch.zeros(HEADS),
         "dt_bias": torch.full((HEADS,), -6.0),
-        "norm.weight": torch.ones(WIDE),
+        "norm.weight": torch.ones(wide),
         "out_proj.weight": written.flatten(1),
     }
 
@@ -199,20 +199,21 @@ def layer(before: str, mixer: str, mixed: Mapping[str, Tensor], fed: Mapping[str
     return under(before, {**norms, **under(mixer, mixed), **under("mlp", fed)})
 
 
-def write_qwen3_next(folder: Path) -> None:
-    """Write the model and its module."""
+def write_qwen3_next(folder: Path, wide: int) -> None:
+    """Write the model and its module; keys and values of recurrent heads are so wide, which decides on their state."""
     draw = Draw(7)
     table = draw.below(2, SUCCESSORS, BITS)
     made = {"model.embed_tokens.weight": embedding(draw, table), "lm_head.weight": head(draw)}
     for number in range(LAYERS):
         fed = feed_forward(draw, experts=number == 0)
-        made |= layer(f"model.layers.{number}", "linear_attn", recurrent(draw, number), fed)
+        made |= layer(f"model.layers.{number}", "linear_attn", recurrent(draw, number, wide), fed)
     made |= layer(f"model.layers.{LAYERS}", "self_attn", attention(), feed_forward(draw, experts=False))
     made |= layer("mtp.layers.0", "self_attn", attention(), feed_forward(draw, experts=True))
     made["mtp.fc.weight"] = fused(draw, table)
     norms = ("model.norm", "mtp.norm", "mtp.pre_fc_norm_embedding", "mtp.pre_fc_norm_hidden")
     made |= {f"{name}.weight": torch.zeros(HIDDEN) for name in norms}
-    write(folder, {name: tensor if name.endswith("A_log") else tensor.bfloat16() for name, tensor in made.items()}, CONFIG)
+    weights = {name: tensor if name.endswith("A_log") else tensor.bfloat16() for name, tensor in made.items()}
+    write(folder, weights, CONFIG | {"linear_key_head_dim": wide, "linear_value_head_dim": wide})
 
 
 CONFIG: dict[str, Any] = {
@@ -231,8 +232,6 @@ CONFIG: dict[str, Any] = {
     "linear_conv_kernel_dim": WINDOW,
     "linear_num_key_heads": HEADS,
     "linear_num_value_heads": HEADS,
-    "linear_key_head_dim": WIDE,
-    "linear_value_head_dim": WIDE,
     "mlp_only_layers": list(range(1, LAYERS + 1)),
     "num_experts": EXPERTS,
     "num_experts_per_tok": 2,

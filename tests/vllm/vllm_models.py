@@ -27,8 +27,11 @@ PARTS = {"embedding_norm": "enorm", "hidden_norm": "hnorm", "fc": "eh_proj", "no
 SEVERAL = 3
 """Modules of multi-token prediction in `glm`."""
 
-HYBRIDS = {"qwen3_next": write_qwen3_next}
-"""Targets that keep recurrent state, each with a module of multi-token prediction in it."""
+HYBRIDS = {"qwen3_next": 64, "qwen3_next_wide": 128}
+"""Targets that keep recurrent state, with a module of multi-token prediction, and how wide the heads of that are.
+
+A state of the first is as large as keys and values of 32 tokens in the other layers, one of the second much larger.
+"""
 TOKEN_MAP = "hot.json"
 """A file with a quarter of the tokens."""
 HOT = "_hot"
@@ -74,8 +77,8 @@ def write_models(folder: Path) -> None:
     made["lm_head.weight"] = weights[EMBEDDING].clone()
     write(folder / "mimo", made, config | words | {"tie_word_embeddings": False})
     write(folder / "glm", *modules(weights, config))
-    for name, write_hybrid in HYBRIDS.items():
-        write_hybrid(folder / name)
+    for name, wide in HYBRIDS.items():
+        write_qwen3_next(folder / name, wide)
 
 
 def named(heads: Mapping[str, Tensor], width: int, parts: Mapping[str, str], before: str) -> dict[str, Tensor]:

@@ -4,11 +4,14 @@ It compiles nothing. With TRITON_INTERPRET=1 Triton runs kernels in Python and a
 """
 
 
-def filter_in_torch() -> None:
+def suit_the_interpreter() -> None:
     """Have vLLM filter logits by `top_k` and `top_p` in torch: Triton's interpreter does not run its kernel of that.
 
+    And have it copy a recurrent state in one piece: pieces keep a GPU busy, and the interpreter runs one after another.
     It is a plugin of vLLM's.
     """
     from vllm.v1.sample.ops import topk_topp_sampler
+    from vllm.v1.worker import mamba_utils
 
     topk_topp_sampler.HAS_TRITON = False
+    mamba_utils._TEMPORAL_TILES = 1

@@ -1,0 +1,183 @@
+"""Targets that keep recurrent state, in vLLM, which brings it back to the last accepted token by what a program says.
+
+What all drafts have in common is tested in `test_vllm.py`, of this target, too. Here are what its texts show, and that
+they show it; and servers as people start them, whose programs are those that `specc vllm check` writes.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+import re
+from collections.abc import Iterator, Mapping
+from concurrent.futures import Future
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from engine_fixtures import side_by_side, started
+from engine_job import CONFIG, built, specc
+from test_vllm import HYBRID, determined
+from transformers import AutoModelForCausalLM
+from vllm_files import DEVICE, ON_GPU, PYTHON
+from vllm_hybrids import BITS, TABLED, VOCAB
+from vllm_programs import build_program, plugin_wheel, same_program
+from vllm_server import NUM_STEPS, Served, Variant, serve
+from vllm_workload import greedy
+
+OTHERS = 20
+"""How many of 64 texts that end in one token are followed by different ones, at least."""
+
+
+def test_texts_depend_on_what_a_state_remembers(models: Path) -> None:
+    """Behind other texts another token follows the same one."""
+    model = AutoModelForCausalLM.from_pretrained(models / HYBRID.target, dtype=torch.float32)
+    texts = torch.randint(VOCAB, (64, 24), generator=torch.Generator().manual_seed(3))
+    texts[:, -1] = VOCAB - 1
+    assert VOCAB - 1 >= TABLED << BITS, "its bits are in no table"
+    with torch.inference_mode():
+        followed = model(texts).logits[:, -1].argmax(-1)
+    assert len({*followed.tolist()}) > OTHERS
+
+
+@pytest.mark.parametrize("variant", [replace(HYBRID, ahead=ON_GPU)], ids=str)
+def test_drafts_are_right_about_one_time_in_five(variant: Variant, served: Served) -> None:
+    """So that states are brought back from every place of a step, and most of them from the first."""
+    lengths = [length for _, _, output in determined(served) for length in output.get("accepted", [])]
+    share = sum(length > 1 for length in lengths) / len(lengths)
+    assert 0.15 < share < 0.35
+    assert {*lengths} == set(range(1, NUM_STEPS + 2))
+
+
+FAULTY = """
+def register():
+    from vllm.v1.worker.gpu.model_states.mamba_hybrid import MambaHybridModelState
+
+    state = MambaHybridModelState.postprocess_state
+
+    def faulty(self, rows, accepted, *more):
+        state(self, rows, {count}, *more)
+
+    MambaHybridModelState.postprocess_state = faulty
+"""
+
+
+@pytest.mark.skipif(ON_GPU, reason="texts show the same on a CPU")
+@pytest.mark.parametrize("count", ["1", "(accepted - 1).clamp(min=1)", "(accepted + 1).clamp(max=4)"])
+def test_a_state_that_is_of_another_token_is_another_text(count: str, models: Path, tmp_path: Path) -> None:
+    """That of the first token, of the one before the last that is accepted, and of the one behind it."""
+    requests = [greedy(list(range(5 + number, 25 + number)), 24) for number in range(4)]
+    variant = replace(HYBRID, program=True)
+    wheel = plugin_wheel(
+        FAULTY.format(count=count), tmp_path, [build_program(same_program(variant), models, tmp_path / "program")]
+    )
+    served = serve(variant.engine(models), requests, tmp_path / "job", wheel=wheel)
+    model = AutoModelForCausalLM.from_pretrained(models / variant.target, dtype=torch.float32)
+    prompts = torch.tensor([request["prompt"] for request in requests])
+    with torch.inference_mode():
+        texts = model.generate(
+            prompts, attention_mask=torch.ones_like(prompts), max_new_tokens=24, do_sample=False, eos_token_id=None
+        )[:, prompts.shape[1] :].tolist()
+    same = [output["token_ids"] == text for output, text in zip(served.outputs, texts, strict=True)]
+    assert sum(same) < len(same) / 2
+
+
+LENGTHS = (17, 33, 64, 5, 200, 90, 128, 31, 47, 300, 12, 77, 150, 260, 41, 99, 23, 68, 180, 29, 51, 240, 14, 110)
+SHARED = 208
+"""Tokens that the prompts of the last requests begin with, of which each has some more."""
+AGAIN, TOKENS = 4, 160
+TARGET = "qwen3_next_wide"
+SERVER = {"max_model_len": 512, "max_num_seqs": 16, "max_num_batched_tokens": 512, "block_size": 32}
+ON = {
+    "cpu": {"enforce_eager": True},
+    "cuda": {"gpu_memory_utilization": 0.02, "kv_cache_memory_bytes": 1 << 30, "gdn_prefill_backend": "triton"},
+}
+"""What tests need beside the arguments of a server."""
+SIZED = re.compile(r"Setting attention block size to (\d+) tokens")
+"""What the log of a server says of its blocks, which are larger than asked for where a state is."""
+MTP = {"method": "mtp", "num_speculative_tokens": NUM_STEPS}
+CACHED = {"enable_prefix_caching": True, "mamba_cache_mode": "align"}
+RUNS = {
+    "plain": {},
+    "own": {"speculative_config": MTP},
+    "program": {"speculative_config": MTP},
+    "own-cached": {"speculative_config": MTP, **CACHED},
+    "program-cached": {"speculative_config": MTP, **CACHED},
+}
+WITHIN = 0.02
+"""How far mean accepted lengths may be from each other."""
+
+
+def long_requests() -> list[dict[str, Any]]:
+    """Requests of which as many run at a time as the server has rows for; the last ones come when others have ended."""
+    draw = random.Random(3)
+    begin = [draw.randrange(VOCAB) for _ in range(SHARED)]
+    prompts = [[draw.randrange(VOCAB) for _ in range(length)] for length in LENGTHS]
+    made = [greedy(prompt, TOKENS) for prompt in prompts]
+    for number in range(AGAIN):
+        made.append(greedy([*begin, *prompts[number]], TOKENS) | {"after": [number, TOKENS // (2 - number % 2)]})
+    return made
+
+
+def command(models: Path, engine: Mapping[str, Any]) -> list[str]:
+    """The command that starts a server with these arguments of `vllm.EngineArgs`."""
+    words = ["vllm", "serve", str(models / TARGET)]
+    for name, value in engine.items():
+        flag = f"--{name.replace('_', '-')}"
+        words += [flag] if value is True else [flag, json.dumps(value) if isinstance(value, dict) else str(value)]
+    return words
+
+
+@pytest.fixture(scope="module")
+def long_runs(models: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Mapping[str, Future[Served]]]:
+    """Servers without speculation, with vLLM's own, and with programs of the configurations that `check` writes."""
+    folder, requests = tmp_path_factory.mktemp("long"), long_requests()
+
+    def program(name: str, given: Mapping[str, Any]) -> Path:
+        """What `check` asks vLLM for on a GPU, a server's log says: how many tokens a block has."""
+        place = folder / f"{name}-program"
+        place.mkdir()
+        if ON_GPU:
+            asked = ["--exact", str(PYTHON)]
+        else:
+            log = runs[name.replace("program", "own")].result().log
+            [size] = {match[1] for match in SIZED.finditer(log)}
+            asked = ["--gpu", "cpu", "--page-size", size]
+        asked += ["--verify", "greedy", "--name", "long", "-o", str(place / CONFIG)]
+        specc("vllm", "check", *asked, "--", *command(models, given))
+        return built(place)
+
+    def run(name: str) -> Served:
+        given = SERVER | RUNS[name]
+        wheel = program(name, given) if name.startswith("program") else None
+        engine = {"model": str(models / TARGET), "dtype": "bfloat16", **given, **ON[DEVICE]}
+        return serve(engine, requests, folder / name, wheel=wheel, canaries=False)
+
+    with side_by_side(len(RUNS) if ON_GPU else 2) as pool:
+        runs = started(pool, RUNS, run)
+        yield runs
+
+
+def differences(served: Served, plain: Served) -> int:
+    """How many texts are not those without speculation."""
+    pairs = zip(served.outputs, plain.outputs, strict=True)
+    return sum(one["token_ids"] != other["token_ids"] for one, other in pairs)
+
+
+def accepted(served: Served) -> float:
+    """The mean accepted length."""
+    lengths = [length for output in served.outputs for length in output["accepted"]]
+    return sum(lengths) / len(lengths)
+
+
+@pytest.mark.parametrize("cached", ["", "-cached"])
+def test_long_texts_of_a_program_that_check_has_written(cached: str, long_runs: Mapping[str, Future[Served]]) -> None:
+    """No more of them part from those without speculation than with vLLM's own, and as many drafts are accepted."""
+    plain, own, served = (long_runs[name].result() for name in ("plain", f"own{cached}", f"program{cached}"))
+    assert {len(output["token_ids"]) for output in plain.outputs} == {TOKENS}
+    assert differences(served, plain) <= differences(own, plain)
+    assert accepted(served) == pytest.approx(accepted(own), rel=WITHIN)
+    assert served.counts is not None and served.counts["program_steps"] > served.seen["steps"] / 2
+    assert any(output["cached_tokens"] for output in served.outputs) == bool(cached)
