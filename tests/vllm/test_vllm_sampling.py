@@ -115,9 +115,13 @@ def expected(kind: str, target: Path) -> Texts:
     return made[:, ids.shape[1] :].tolist()
 
 
-def test_texts_are_distributed_as_those_that_transformers_draws(drawn: Served, target: Path) -> None:
-    """All kinds in the same batches; the first token is vLLM's, which prefills."""
-    surprises = {kind: surprise((texts(drawn, kind), expected(kind, target))) for kind in KINDS if kind != "greedy"}
+def test_texts_are_distributed_as_those_that_transformers_draws(drawing: Variant, drawn: Served, target: Path) -> None:
+    """All kinds in the same batches; the first token is vLLM's, which prefills.
+
+    Transformers has scores in 32 bits. In 16 bits several tokens have the same one, and filters cut between others.
+    """
+    kinds = KINDS.keys() - {"greedy", "filters" if drawing.half else ""}
+    surprises = {kind: surprise((texts(drawn, kind), expected(kind, target))) for kind in kinds}
     assert min(surprises.values()) > IMPROBABLE, surprises
 
 
