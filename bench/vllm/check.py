@@ -11,6 +11,7 @@ import torch
 
 MODULES = (
     "vllm._C_stable_libtorch",
+    "vllm._moe_C_stable_libtorch",
     "vllm.platforms",
     "vllm.engine.arg_utils",
     "vllm.v1.engine.llm_engine",
@@ -18,6 +19,7 @@ MODULES = (
     "vllm.v1.worker.gpu.model_runner",
     "vllm.v1.attention.backends.triton_attn",
     "vllm.model_executor.models.llama_eagle",
+    "vllm.model_executor.models.qwen3_next_mtp",
     "cuda.core",
 )
 
@@ -61,6 +63,20 @@ def gate() -> str:
     return near(out, torch.nn.functional.silu(left) * right)
 
 
+def experts() -> str:
+    """The two most probable of some experts, beside torch's."""
+    from vllm import _custom_ops as ops
+
+    logits = torch.randn(7, 8, device="cuda")
+    out = torch.full((7, 2), float("nan"), device="cuda")
+    chosen, places = torch.full((2, 7, 2), -1, device="cuda", dtype=torch.int32)
+    ops.topk_softmax(out, chosen, places, logits, False)
+    expected = logits.softmax(-1).topk(2)
+    if (chosen != expected.indices).any():
+        raise RuntimeError(f"{chosen.tolist()} for {expected.indices.tolist()}")
+    return near(out, expected.values)
+
+
 def near(actual: torch.Tensor, expected: torch.Tensor) -> str:
     """The relative distance, which is that of bf16."""
     distance = float((actual.float() - expected).norm() / expected.norm())
@@ -82,7 +98,7 @@ def tried(name: str, call: Callable[[], object]) -> bool:
 def main() -> int:
     """Try all."""
     good = [tried(name, lambda name=name: importlib.import_module(name) and "imported") for name in MODULES]
-    good += [tried(call.__name__, call) for call in (platform, norm, add_norm, gate)]
+    good += [tried(call.__name__, call) for call in (platform, norm, add_norm, gate, experts)]
     return int(not all(good))
 
 

@@ -17,7 +17,7 @@ from vllm_workload import without_aborts, workloads
 
 __all__ = ["served"]
 SEEDS = (4, 5, 6) if ON_GPU else (4,)
-AT_A_TIME = 11 if ON_GPU else 2
+AT_A_TIME = 14 if ON_GPU else 2
 """Engines, which share the GPU, and take a processor each to start."""
 
 
@@ -38,7 +38,7 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def running(
     request: pytest.FixtureRequest, models: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Mapping[Variant, Future[Served]]]:
-    """All engines that the tests of this run ask for, those without speculation, and vLLM's own steps beside programs'."""
+    """Start all engines that the tests ask for, those without speculation, and vLLM's own steps beside programs'."""
     wanted = asked(request.session.items, "variant")
     variants = [*(variant.plain for variant in wanted), *wanted, *(variant.own for variant in wanted)]
     folder, requests = tmp_path_factory.mktemp("jobs"), workloads(tokenizer(models), SEEDS)
@@ -60,7 +60,7 @@ def running(
 
 @pytest.fixture
 def plain(variant: Variant, running: Mapping[Variant, Future[Served]]) -> Served:
-    """What the target of the test's variant answered without speculation; no abort was sent to it."""
+    """Return what the target of the test's variant answered without speculation; no abort was sent to it."""
     return running[variant.plain].result()
 
 

@@ -139,6 +139,21 @@ def keep_async() -> None:
     CpuPlatform.check_and_update_config = staticmethod(kept)
 
 
+def tune_nothing() -> None:
+    """Have Triton take the first way to compile a kernel of several: what is fastest is not tested.
+
+    Engines start beside each other, and each would compile all of them.
+    """
+    from triton.runtime.autotuner import Autotuner
+
+    prune = Autotuner.prune_configs
+
+    def first(self: Any, named: dict[str, Any]) -> list[Any]:
+        return prune(self, named)[:1]
+
+    Autotuner.prune_configs = first
+
+
 def main() -> None:
     """Read a job, serve it, write what came out."""
     job, out = (Path(name) for name in sys.argv[1:])
@@ -154,6 +169,8 @@ def main() -> None:
 
     if given["device"] == "cpu":
         keep_async()
+    else:
+        tune_nothing()
     engine = LLMEngine.from_engine_args(EngineArgs(**ENGINE | given["engine"]))
     core = engine.engine_core.engine_core
     if given["drafts"]:

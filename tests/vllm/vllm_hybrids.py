@@ -1,11 +1,11 @@
 """A small Qwen3-Next with a module of multi-token prediction, whose texts are what its recurrent state remembers.
 
-Nothing is trained. A token is a successor of the last one, which that alone decides on, and some bits, of which each is
-what a head of a recurrent layer has stored last for a class of tokens. So a text is another one from where a state is
-that of other tokens. What decides on a token is far larger than what rounding does to it, in 16 bits, too.
+Nothing is trained. A token is a number of `SUCCESSORS`, which follows from the last token alone, and some bits. Each bit
+is what a head of a recurrent layer has stored last for a class of tokens. So a text differs from where a state is that
+of other tokens. What decides on a token is far larger than what rounding does to it, in 16 bits, too.
 
-The bits behind a quarter of the tokens are no state's, but in a table. The module has that table and sees no state: it
-knows the successor of any token, and the whole token about one time in four.
+Behind a quarter of the tokens the bits are in a table instead. The module has that table and sees no state: it knows
+the successor of any token, and the whole next token about one time in four.
 """
 
 from __future__ import annotations
@@ -21,17 +21,17 @@ from torch import Tensor
 
 SUCCESSORS, BITS, CLASSES = 32, 6, 8
 VOCAB = SUCCESSORS << BITS
+TABLED = SUCCESSORS // 4
+"""Tokens of these first successors have the bits behind them in the table."""
 LAYERS, HEADS, WINDOW = 3, 2, 4
-"""Recurrent layers, each with that many heads, behind a convolution over a few tokens."""
+"""Recurrent layers, the heads of each, and the tokens that its convolution reads."""
 QUERIES, KEYS, ROTARY, CODE = 4, 4, 32, 96
 """Heads of attention, and how many entries of each are rotated, and are the code of a token."""
 EXPERTS, INNER = 4, 64
-TABLED = SUCCESSORS // 4
-"""Tokens that are one of these successors have the bits behind them in a table."""
 MARK, OPEN, SHARP, NOISE = 4.0, 3.0, 3.0, 0.05
-"""How much a mark counts in a head, a gate is opened, and a token attends to itself; the deviation of all else."""
+"""How large a mark is in a head, how far a gate opens, how much a token attends to itself, and the deviation of noise."""
 SUCCESSOR, BIT, UNSET = 2.0, 2.0, 1.0
-"""How much the next token's successor counts, each of its bits, and a bit of which nothing is known being 0."""
+"""How much the successor counts, and a bit of the table; by how much a bit of which nothing is stored is rather 0."""
 SIZES = {
     "bias": 1,
     "tabled": 1,
@@ -45,73 +45,73 @@ SIZES = {
     "bits": BITS * 2,
     "spare": 90,
 }
-"""Entries of the residual stream: what is known of a token, and from `successor` on what layers write."""
+"""Parts of the residual stream. Up to `table` they are of the token, and from `successor` on layers write them."""
 BEGINS = dict(zip(SIZES, accumulate(SIZES.values(), initial=0), strict=False))
 HIDDEN = sum(SIZES.values())
 
 
 def part(name: str, number: int = 0, of: int = 1) -> slice:
-    """Where a part of the residual stream is, or one of so many equal ones that it has."""
+    """Return where a part of the residual stream is, or one of so many equal pieces of it."""
     size = SIZES[name] // of
     return slice(BEGINS[name] + number * size, BEGINS[name] + (number + 1) * size)
 
 
 class Draw:
-    """What is drawn, in one order."""
+    """What is drawn from a seed, in one order."""
 
     def __init__(self, seed: int) -> None:
         """Begin."""
         self._generator = torch.Generator().manual_seed(seed)
 
-    def normal(self, *shape: int) -> Tensor:
-        """Numbers around 0, of the deviation 1."""
-        return torch.randn(shape, generator=self._generator)
+    def noise(self, *shape: int) -> Tensor:
+        """Draw numbers of the deviation `NOISE`."""
+        return NOISE * torch.randn(shape, generator=self._generator)
 
     def below(self, end: int, *shape: int) -> Tensor:
-        """Integers."""
+        """Draw integers."""
         return torch.randint(end, shape, generator=self._generator)
 
 
 def one_hot(numbers: Tensor, of: int) -> Tensor:
-    """Marks f32[..., n * of] of numbers i64[..., n]."""
+    """Return marks f32[..., n * of] of numbers i64[..., n]."""
     return torch.nn.functional.one_hot(numbers, of).float().flatten(-2)
 
 
 def embedding(draw: Draw, table: Tensor) -> Tensor:
-    """What is known of every token, and of the bits behind it by a table i64[SUCCESSORS, BITS], if they are in it."""
+    """Return what each token brings, of which some have the bits of their successor in a table i64[SUCCESSORS, BITS]."""
     made = torch.zeros(VOCAB, HIDDEN)
     successor = torch.arange(VOCAB) >> BITS
-    tabled = successor < TABLED
+    tabled = (successor < TABLED).float()[:, None]
+    following = (successor + 1 + draw.below(SUCCESSORS - 1, VOCAB)) % SUCCESSORS
     made[:, part("bias")] = 1
-    made[:, part("tabled")] = tabled.float()[:, None]
-    made[:, part("code")] = draw.normal(VOCAB, CODE).sign()
+    made[:, part("tabled")] = tabled
+    made[:, part("code")] = draw.noise(VOCAB, CODE).sign()
+    made[:, part("next")] = one_hot(following[:, None], SUCCESSORS)
+    made[:, part("table")] = one_hot(table[successor], 2) * tabled
     for name, of in (("store", CLASSES), ("ask", CLASSES), ("value", 2)):
         made[:, part(name)] = one_hot(draw.below(of, VOCAB, BITS), of)
-    following = (successor + 1 + draw.below(SUCCESSORS - 1, VOCAB)) % SUCCESSORS
-    made[:, part("next")] = one_hot(following[:, None], SUCCESSORS)
-    made[:, part("table")] = one_hot(table[successor], 2) * tabled[:, None]
     return made
 
 
 def head(draw: Draw) -> Tensor:
-    """What scores tokens."""
-    tokens = torch.arange(VOCAB)
-    bits = tokens[:, None] >> torch.arange(BITS) & 1
+    """Return what scores tokens by the successor and the bits that layers have written."""
+    tokens = torch.arange(VOCAB)[:, None]
+    bits = tokens >> torch.arange(BITS) & 1
     made = torch.zeros(VOCAB, HIDDEN)
-    made[:, part("successor")] = one_hot(tokens[:, None] >> BITS, SUCCESSORS)
+    made[:, part("successor")] = one_hot(tokens >> BITS, SUCCESSORS)
     made[:, part("bits")] = one_hot(bits, 2)
     made[:, part("bias")] = -UNSET * bits.sum(1, keepdim=True)
-    made[:, part("spare")] = NOISE / 10 * draw.normal(VOCAB, SIZES["spare"])
+    made[:, part("spare")] = 0.1 * draw.noise(VOCAB, SIZES["spare"])
     return made
 
 
 def recurrent(draw: Draw, layer: int, wide: int) -> dict[str, Tensor]:
-    """A recurrent layer: each head stores by the class of a token a bit of an earlier one, and writes what it has read.
+    """Return a recurrent layer, each of whose heads stores a bit of a token by the class of a later one.
 
-    How many tokens earlier is the number of the layer, and one more. Of the `wide` entries of a value those behind the
-    bit are anything.
+    As many tokens are between the two as layers before this one. Behind a token of the table nothing is read. Of the
+    `wide` entries of a value those behind the bit are noise.
     """
-    projected, gates = torch.zeros(HEADS, 4, wide, HIDDEN), NOISE * draw.normal(HEADS, 2, HIDDEN)
+    projected, gates = torch.zeros(HEADS, 4, wide, HIDDEN), draw.noise(HEADS, 2, HIDDEN)
     written = torch.zeros(HIDDEN, HEADS, wide)
     for number in range(HEADS):
         bit = layer * HEADS + number
@@ -119,11 +119,11 @@ def recurrent(draw: Draw, layer: int, wide: int) -> dict[str, Tensor]:
         for rows, name in ((queries, "ask"), (keys, "store"), (values, "value")):
             marks = SIZES[name] // BITS
             rows[:marks, part(name, bit, BITS)] = MARK * torch.eye(marks)
-        values[2:, part("code")] = NOISE * MARK / 2 * draw.normal(wide - 2, CODE)
+        values[2:, part("code")] = MARK / 2 * draw.noise(wide - 2, CODE)
         opened[:, part("bias")], opened[:, part("tabled")] = OPEN, -2 * OPEN
         gates[number, 0, part("bias")] += OPEN
         written[part("bits", bit, BITS), number, :2] = 0.12 * torch.eye(2)
-        written[part("spare"), number, 2:] = NOISE * 0.1 * draw.normal(SIZES["spare"], wide - 2)
+        written[part("spare"), number, 2:] = 0.1 * draw.noise(SIZES["spare"], wide - 2)
     window = torch.zeros(3, HEADS * wide, 1, WINDOW)
     window[:2, ..., -1] = 1
     window[2, ..., -2 - layer] = 1
@@ -139,7 +139,7 @@ def recurrent(draw: Draw, layer: int, wide: int) -> dict[str, Tensor]:
 
 
 def attention() -> dict[str, Tensor]:
-    """A layer in which a token attends to itself: one half of the heads writes its successor, one what its table has."""
+    """Return a layer in which a token attends to itself: half of the heads write its successor, half its table's bits."""
     width, halves = ROTARY + CODE, (("next", "successor", SUCCESSOR), ("table", "bits", BIT))
     queries, keys, values = (torch.zeros(n, width, HIDDEN) for n in (2 * QUERIES, KEYS, KEYS))
     written = torch.zeros(HIDDEN, QUERIES, width)
@@ -161,46 +161,41 @@ def attention() -> dict[str, Tensor]:
 
 
 def feed_forward(draw: Draw, *, experts: bool) -> dict[str, Tensor]:
-    """Weights of anything, which write to the spare entries alone."""
+    """Return noise, which writes to the spare entries alone."""
 
     def dense(before: str) -> dict[str, Tensor]:
         down = torch.zeros(HIDDEN, INNER)
-        down[part("spare")] = NOISE * draw.normal(SIZES["spare"], INNER)
-        up = {f"{before}{name}.weight": NOISE * draw.normal(INNER, HIDDEN) for name in ("gate_proj", "up_proj")}
+        down[part("spare")] = draw.noise(SIZES["spare"], INNER)
+        up = {f"{before}{name}.weight": draw.noise(INNER, HIDDEN) for name in ("gate_proj", "up_proj")}
         return up | {f"{before}down_proj.weight": down}
 
     if not experts:
         return dense("")
-    made = dense("shared_expert.")
+    made = dense("shared_expert.") | {"shared_expert_gate.weight": draw.noise(1, HIDDEN)}
     for number in range(EXPERTS):
         made |= dense(f"experts.{number}.")
-    made["gate.weight"] = draw.normal(EXPERTS, HIDDEN)
-    return made | {"shared_expert_gate.weight": NOISE * draw.normal(1, HIDDEN)}
+    return made | {"gate.weight": draw.noise(EXPERTS, HIDDEN)}
 
 
 def fused(draw: Draw, table: Tensor) -> Tensor:
-    """What the module makes of a token's embedding and the last hidden state: its bits by the table and the successor."""
-    made = torch.zeros(2, HIDDEN, HIDDEN)
-    made[0].fill_diagonal_(0.5)
-    made[0, part("table")] = 0
-    made[1, part("bits"), part("successor")] = one_hot(table, 2).T
-    made[1, part("spare"), part("spare")] = NOISE * draw.normal(SIZES["spare"], SIZES["spare"])
-    return torch.cat((made[0], made[1]), 1)
-
-
-def under(before: str, weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """The same weights below a name."""
-    return {f"{before}.{name}": tensor for name, tensor in weights.items()}
+    """Return what the module makes of a token and the hidden state before it, whose successor has bits in the table."""
+    token, before = torch.zeros(2, HIDDEN, HIDDEN)
+    token.fill_diagonal_(0.5)
+    token[part("table")] = 0
+    before[part("bits"), part("successor")] = one_hot(table, 2).T
+    before[part("spare"), part("spare")] = draw.noise(SIZES["spare"], SIZES["spare"])
+    return torch.cat((token, before), 1)
 
 
 def layer(before: str, mixer: str, mixed: Mapping[str, Tensor], fed: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """A layer; its norms, whose weights are counted from 1, change nothing."""
-    norms = {f"{name}.weight": torch.zeros(HIDDEN) for name in ("input_layernorm", "post_attention_layernorm")}
-    return under(before, {**norms, **under(mixer, mixed), **under("mlp", fed)})
+    """Return a layer whose norms change nothing: their weights are counted from 1."""
+    made = {f"{before}.{name}.weight": torch.zeros(HIDDEN) for name in ("input_layernorm", "post_attention_layernorm")}
+    made |= {f"{before}.{mixer}.{name}": tensor for name, tensor in mixed.items()}
+    return made | {f"{before}.mlp.{name}": tensor for name, tensor in fed.items()}
 
 
 def write_qwen3_next(folder: Path, wide: int) -> None:
-    """Write the model and its module; keys and values of recurrent heads are so wide, which decides on their state."""
+    """Write the model and its module; `wide` entries of a recurrent head's keys and values make its state large."""
     draw = Draw(7)
     table = draw.below(2, SUCCESSORS, BITS)
     made = {"model.embed_tokens.weight": embedding(draw, table), "lm_head.weight": head(draw)}
@@ -249,3 +244,4 @@ CONFIG: dict[str, Any] = {
     "bos_token_id": 0,
     "eos_token_id": 1,
 }
+"""VLLM does not load a model of this class in which no layer has experts."""

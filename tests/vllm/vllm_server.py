@@ -38,7 +38,7 @@ LIMIT_S = 240 if ON_GPU else 600
 
 CACHED = {"enable_prefix_caching": True}
 STATES = {False: 24, True: 46}
-"""Blocks where a target keeps recurrent state, without speculation and with it: a state behind every token of a step."""
+"""Blocks where a target keeps recurrent state: with speculation it keeps one behind every token of a step."""
 ALIGNED = {"mamba_cache_mode": "align"}
 """With prefix caching states are kept where blocks end."""
 NGRAM = {"prompt_lookup_max": 4, "prompt_lookup_min": 1}
@@ -51,7 +51,7 @@ class Variant:
 
     `target` and `draft` are models of `write_models`. With `program` a wheel runs steps. With `half` both models are in
     bfloat16. With `cached` prompts that begin alike share blocks. With `ahead` a step is scheduled before the results
-    of the last are read. With `drafting` the program draws from the target, and drafts are chosen so (`draft_sampling`).
+    of the last are read. With `drafting` the program draws from the target, and chooses drafts so (`draft_sampling`).
     `canaries` watch the blocks that no request has. `capture` is what of a program is captured where vLLM
     captures graphs, by the word of its variable. A block has `block` tokens. Models are shared out over `ranks`.
     `shapes` are numbers of drafts, of which another one is asked for in every step; without any it is always the same.
@@ -97,12 +97,12 @@ class Variant:
 
     @property
     def recurrent(self) -> bool:
-        """Whether the target keeps recurrent state."""
+        """Say whether the target keeps recurrent state."""
         return self.target in HYBRIDS
 
     @property
     def plain(self) -> Variant:
-        """The same target without speculation."""
+        """Return the same target without speculation."""
         return Variant(target=self.target, half=self.recurrent, ahead=ON_GPU)
 
     @property

@@ -22,7 +22,8 @@ class Watch:
         self.canaries = canaries
         self.scheduler = core.scheduler
         self.pool = self.scheduler.kv_cache_manager.block_pool
-        self.block_size = min(group.kv_cache_spec.block_size for group in self.scheduler.kv_cache_config.kv_cache_groups)
+        groups = self.scheduler.kv_cache_config.kv_cache_groups
+        self.block_size = min(group.kv_cache_spec.block_size for group in groups)
         self.ranks = [dict(rank) for rank in self.ask("watched_begin", self.pool.num_gpu_blocks)]
         self.accepted: dict[str, list[int]] = defaultdict(list)
         """Tokens that each verification of a request took, the bonus included, by the engine's name of the request."""

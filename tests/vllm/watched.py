@@ -14,7 +14,7 @@ from torch import Tensor
 from triton_interpreter import lighten
 
 PATTERN = 0xC6
-"""A byte. Numbers of such bytes, in 16 bits and more, are so far from others that a text which reads them is another."""
+"""A byte. Numbers of it, in 16 bits and more, are so far from others that a text which reads them is another."""
 
 
 class Watched:
@@ -93,9 +93,9 @@ class Watched:
 
 
 def by_block(runner: Any, blocks: int) -> dict[str, list[Tensor]]:
-    """The KV cache of every layer, target's and draft's, or its recurrent states: bytes u8[blocks, ...].
+    """Return the KV cache of every layer, target's and draft's, or its recurrent states, in bytes u8[blocks, ...].
 
-    Layers of several groups of KV caches have the same memory, and each block is one group's.
+    Layers of several groups of KV caches share memory, of which each block is one group's.
     """
     context = runner.vllm_config.compilation_config.static_forward_context
     caches: dict[str, list[Tensor]] = {}
@@ -106,7 +106,7 @@ def by_block(runner: Any, blocks: int) -> dict[str, list[Tensor]]:
 
 
 def bytes_of(cache: Tensor, blocks: int) -> Tensor:
-    """A cache of so many blocks as bytes, with its blocks first."""
+    """Return a cache of so many blocks in bytes, its blocks first."""
     [dimension] = [place for place, size in enumerate(cache.shape) if size == blocks]
     return cache.movedim(dimension, 0).view(torch.uint8)
 
