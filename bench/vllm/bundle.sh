@@ -4,8 +4,8 @@
 #   bench/vllm/bundle.sh OUT [WHEEL.whl ...]
 #
 # Needs any Python with pip and a package index, and about 1 GB in TMPDIR. OUT must be new. The wheels are programs of
-# programs.py, which the tests do without. With FA3=yes it holds FlashAttention 3, too; else attention is Triton's. The
-# machine itself brings Linux x86-64, Python 3.12, torch 2.11 for CUDA 13, triton 3.6, transformers and an sm_90 GPU.
+# programs.py, which the tests do without. The machine itself brings Linux x86-64, Python 3.12, torch 2.11 for CUDA 13,
+# triton 3.6, transformers and an sm_90 GPU.
 set -euo pipefail
 [ $# -ge 1 ] || { echo "usage: $0 OUT [WHEEL.whl ...]" >&2; exit 2; }
 out=$1; shift
@@ -16,10 +16,10 @@ work=$(mktemp -d); trap 'rm -rf "$work"' EXIT
 tree=$work/tree; mkdir -p "$tree" "$work/whl" "$out"
 . "$here/../wheels.sh"
 
-# vLLM without what a text model never imports, and of its libraries the one that everything else needs, and that of experts. They
-# use the stable interface of libtorch, so those built beside torch 2.14 load with 2.11.
-libraries=(vllm/_C_stable_libtorch vllm/_moe_C_stable_libtorch)
-[ "${FA3:-}" != yes ] || libraries+=(vllm/vllm_flash_attn/_vllm_fa3_C)
+# vLLM without what a text model never imports, and of its libraries the one that everything else needs, that of
+# experts, and FlashAttention 3. They use the stable interface of libtorch, so those built beside torch 2.14 load with
+# 2.11.
+libraries=(vllm/_C_stable_libtorch vllm/_moe_C_stable_libtorch vllm/vllm_flash_attn/_vllm_fa3_C)
 get "$work" vllm==0.33.0
 unpack "$work"/vllm-0.33.0-*.whl "$tree" '*.py' '*.json' '*.jinja' '*.typed' 'vllm-0.33.0.dist-info/*' \
   "${libraries[@]/%/.abi3.so}"

@@ -1,8 +1,8 @@
 """A small Qwen3-Next with a module of multi-token prediction, whose texts are what its recurrent state remembers.
 
-Nothing is trained. A token is a number of `SUCCESSORS`, which follows from the last token alone, and some bits. Each bit
-is what a head of a recurrent layer has stored last for a class of tokens. So a text differs from where a state is that
-of other tokens. What decides on a token is far larger than what rounding does to it, in 16 bits, too.
+Nothing is trained. A token is one of `SUCCESSORS`, which follows from the last token alone, and some bits. Each bit is
+what a head of a recurrent layer has stored last for a class of tokens. So a text is another one from where a state is
+that of other tokens. What decides on a token is far larger than what rounding does to it, in 16 bits, too.
 
 Behind a quarter of the tokens the bits are in a table instead. The module has that table and sees no state: it knows
 the successor of any token, and the whole next token about one time in four.
@@ -29,7 +29,7 @@ QUERIES, KEYS, ROTARY, CODE = 4, 4, 32, 96
 """Heads of attention, and how many entries of each are rotated, and are the code of a token."""
 EXPERTS, INNER = 4, 64
 MARK, OPEN, SHARP, NOISE = 4.0, 3.0, 3.0, 0.05
-"""How large a mark is in a head, how far a gate opens, how much a token attends to itself, and the deviation of noise."""
+"""How large a mark is in a head, how far a gate opens, how much a token attends to itself, and how large noise is."""
 SUCCESSOR, BIT, UNSET = 2.0, 2.0, 1.0
 """How much the successor counts, and a bit of the table; by how much a bit of which nothing is stored is rather 0."""
 SIZES = {
@@ -78,7 +78,7 @@ def one_hot(numbers: Tensor, of: int) -> Tensor:
 
 
 def embedding(draw: Draw, table: Tensor) -> Tensor:
-    """Return what each token brings, of which some have the bits of their successor in a table i64[SUCCESSORS, BITS]."""
+    """Return what each token brings; the bits behind some are in a table i64[SUCCESSORS, BITS]."""
     made = torch.zeros(VOCAB, HIDDEN)
     successor = torch.arange(VOCAB) >> BITS
     tabled = (successor < TABLED).float()[:, None]
@@ -139,7 +139,7 @@ def recurrent(draw: Draw, layer: int, wide: int) -> dict[str, Tensor]:
 
 
 def attention() -> dict[str, Tensor]:
-    """Return a layer in which a token attends to itself: half of the heads write its successor, half its table's bits."""
+    """Return a layer in which a token attends to itself: heads write its successor, or the bits of its table."""
     width, halves = ROTARY + CODE, (("next", "successor", SUCCESSOR), ("table", "bits", BIT))
     queries, keys, values = (torch.zeros(n, width, HIDDEN) for n in (2 * QUERIES, KEYS, KEYS))
     written = torch.zeros(HIDDEN, QUERIES, width)
