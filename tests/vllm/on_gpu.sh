@@ -5,9 +5,9 @@
 #
 # BUNDLE is a folder that bench/vllm/bundle.sh made; it needs no wheels, since the tests build their programs. vLLM is unpacked
 # into .vllm, and what is there is used again. OUT (./out) gets what pytest said and each engine's job, answer and log.
-# LIMIT (540) is how many seconds pytest may take.
+# LIMIT (540) is how many seconds pytest may take, SPECC_TEST_VLLM_S (240) how many an engine.
 [ -d "$1" ] || { echo "usage: $0 BUNDLE [pytest's options]" >&2; exit 2; }
-root=$(cd "$(dirname "$0")/../.." && pwd) here=$(cd "$1" && pwd) start=$SECONDS
+root=$(cd "$(dirname "$0")/../.." && pwd -P) here=$(cd "$1" && pwd) start=$SECONDS
 out=${OUT:-$root/out} site=$root/.vllm/site ready=$root/.vllm/versions.json
 shift
 cd "$root" && mkdir -p "$out" .vllm/bin || exit 1
@@ -27,6 +27,7 @@ export SPECC_CACHE_DIR=${SPECC_CACHE_DIR:-$root/.specc-cache}
 timeout -k 10 "${LIMIT:-540}" python3 -m pytest tests/vllm -m vllm --confcutdir=tests/vllm --basetemp=.vllm-jobs \
   -p no:cacheprovider "$@" 2>&1 | tee "$out/pytest.log"
 code=${PIPESTATUS[0]}
+[ "$code" -lt 124 ] || pkill -KILL -f "$root/tests/vllm/serve.py" # engines that the limit has left
 [ "$code" -eq 0 ] || for log in .vllm-jobs/jobs*/*/log.txt; do # the ends of engines that left nothing
   [ -e "${log%log.txt}out.json" ] || { echo "== $log"; tail -n 12 "$log" | cut -c1-200; }
 done | head -60

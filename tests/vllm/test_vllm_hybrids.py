@@ -11,6 +11,7 @@ import random
 import re
 from collections.abc import Iterator, Mapping
 from concurrent.futures import Future
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -19,13 +20,14 @@ import pytest
 import torch
 from engine_fixtures import side_by_side, started
 from engine_job import CONFIG, built, specc
+from ruamel.yaml import YAML
 from test_vllm import BROUGHT_BACK, HYBRID, STEP, determined
 from transformers import AutoModelForCausalLM
 from vllm_files import DEVICE, ON_GPU, PYTHON
 from vllm_hybrids import BITS, TABLED, VOCAB
 from vllm_models import HYBRIDS
 from vllm_programs import build_program, plugin_wheel, same_program
-from vllm_server import NUM_STEPS, Served, Variant, serve
+from vllm_server import NUM_STEPS, Served, Variant, graphs, serve
 from vllm_workload import greedy
 
 needs_states = pytest.mark.skipif(not BROUGHT_BACK, reason="vLLM itself does not bring states back there")
@@ -94,25 +96,33 @@ def test_a_state_that_is_of_another_token_is_another_text(count: str, models: Pa
 LENGTHS = (17, 33, 64, 5, 200, 90, 128, 31, 47, 300, 12, 77, 150, 260, 41, 99, 23, 68, 180, 29, 51, 240, 14, 110)
 SHARED = 208
 """Tokens that the prompts of the last requests begin with."""
-AGAIN, TOKENS = 4, 160
+AGAIN, TOKENS, SEATS = 4, 160, 16
 TARGET = "qwen3_next_wide"
-SERVER = {"max_model_len": 512, "max_num_seqs": 16, "max_num_batched_tokens": 512, "block_size": 32}
+SERVER = {"max_model_len": 512, "max_num_seqs": SEATS, "max_num_batched_tokens": 512}
+BESIDE = {
+    "cpu": {"block_size": 32},
+    "cuda": {"gdn_prefill_backend": "triton", "compilation_config": graphs(SEATS * (NUM_STEPS + 1))},
+}
+"""More arguments of a server: on a CPU a block has 128 tokens by default, which is more than a state needs."""
 ON = {
     "cpu": {"enforce_eager": True},
-    "cuda": {"gpu_memory_utilization": 0.02, "kv_cache_memory_bytes": 1 << 30, "gdn_prefill_backend": "triton"},
+    "cuda": {"gpu_memory_utilization": 0.02, "kv_cache_memory_bytes": 1 << 30},
 }
 """What tests need beside the arguments of a server."""
 SIZED = re.compile(r"Setting attention block size to (\d+) tokens")
 """What the log of a server says of its blocks where a state does not fit into those that are asked for."""
+FLASHINFER = 64
+"""Of how many tokens a block is a multiple where FlashInfer prefills and prefixes are kept."""
 MTP = {"method": "mtp", "num_speculative_tokens": NUM_STEPS}
-CACHED = {"enable_prefix_caching": True, "mamba_cache_mode": "align"}
+UNCACHED = {"enable_prefix_caching": False}
 RUNS = {
-    "plain": {},
-    "own": {"speculative_config": MTP},
-    "program": {"speculative_config": MTP},
-    "own-cached": {"speculative_config": MTP, **CACHED},
-    "program-cached": {"speculative_config": MTP, **CACHED},
+    "plain": UNCACHED,
+    "own": {"speculative_config": MTP, **UNCACHED},
+    "program": {"speculative_config": MTP, **UNCACHED},
+    "own-default": {"speculative_config": MTP},
+    "program-default": {"speculative_config": MTP},
 }
+"""By default prefixes are kept, and states at the ends of blocks."""
 WITHIN = 0.02
 """How far mean accepted lengths may be from each other."""
 
@@ -132,9 +142,32 @@ def command(models: Path, engine: Mapping[str, Any]) -> list[str]:
     """Return the command that starts a server with these arguments of `vllm.EngineArgs`."""
     words = ["vllm", "serve", str(models / TARGET)]
     for name, value in engine.items():
-        flag = f"--{name.replace('_', '-')}"
-        words += [flag] if value is True else [flag, json.dumps(value) if isinstance(value, dict) else str(value)]
+        flag = name.replace("_", "-")
+        switch = {True: [f"--{flag}"], False: [f"--no-{flag}"]}
+        text = json.dumps(value) if isinstance(value, dict) else str(value)
+        words += switch[value] if isinstance(value, bool) else [f"--{flag}", text]
     return words
+
+
+def engine_of(models: Path, given: Mapping[str, Any]) -> dict[str, Any]:
+    """Return all arguments of an engine; what `serve.py` would say of prefixes is left to vLLM."""
+    more = {"enable_prefix_caching": None, "dtype": "bfloat16", **ON[DEVICE]}
+    return {"model": str(models / TARGET), **more, **given}
+
+
+def block(log: str) -> int:
+    """Return how many tokens a block has by a server's log."""
+    [size] = {int(match[1]) for match in SIZED.finditer(log)}
+    return size
+
+
+def checked(models: Path, given: Mapping[str, Any], place: Path, *asked: str) -> int:
+    """Write what `check` does for a server, with these options, into a new folder, and return its tokens of a block."""
+    place.mkdir()
+    words = ("--verify", "greedy", "--name", "long", "-o", str(place / CONFIG))
+    specc("vllm", "check", *asked, *words, "--", *command(models, given))
+    size: int = YAML(typ="safe").load(place / CONFIG)["page_size"]
+    return size
 
 
 @pytest.fixture(scope="module")
@@ -143,24 +176,18 @@ def long_runs(models: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterato
     folder, requests = tmp_path_factory.mktemp("long"), long_requests()
 
     def program(name: str, given: Mapping[str, Any]) -> Path:
-        """Build what `check` writes. On a GPU it asks vLLM how many tokens a block has, on a CPU a log says that."""
-        place = folder / f"{name}-program"
-        place.mkdir()
-        if ON_GPU:
-            asked = ["--exact", str(PYTHON)]
-        else:
-            log = runs[name.replace("program", "own")].result().log
-            [size] = {match[1] for match in SIZED.finditer(log)}
-            asked = ["--gpu", "cpu", "--page-size", size]
-        asked += ["--verify", "greedy", "--name", "long", "-o", str(place / CONFIG)]
-        specc("vllm", "check", *asked, "--", *command(models, given))
-        return built(place)
+        """Build what `check` writes. On a GPU it knows how many tokens a block has, on a CPU a log says that."""
+        asked = []
+        if not ON_GPU:
+            own = runs[name.replace("program", "own")].result()
+            asked = ["--gpu", "cpu", "--page-size", str(block(own.log))]
+        checked(models, given, folder / f"{name}-program", *asked)
+        return built(folder / f"{name}-program")
 
     def run(name: str) -> Served:
-        given = SERVER | RUNS[name]
+        given = SERVER | BESIDE[DEVICE] | RUNS[name]
         wheel = program(name, given) if name.startswith("program") else None
-        engine = {"model": str(models / TARGET), "dtype": "bfloat16", **given, **ON[DEVICE]}
-        return serve(engine, requests, folder / name, wheel=wheel, canaries=False)
+        return serve(engine_of(models, given), requests, folder / name, wheel=wheel, canaries=False)
 
     with side_by_side(len(RUNS) if ON_GPU else 2) as pool:
         runs = started(pool, RUNS, run)
@@ -179,13 +206,48 @@ def accepted(served: Served) -> float:
     return sum(lengths) / len(lengths)
 
 
+def row(name: str, served: Served, plain: Served) -> str:
+    """Return the figures of a server as a row of a table."""
+    texts, cached = len(plain.outputs), sum(bool(output["cached_tokens"]) for output in served.outputs)
+    counts = f"{(served.counts or {}).get('program_steps', 0)} of {served.seen['steps']}"
+    length = f"{accepted(served):.3f}"
+    return (
+        f"| {name} | {block(served.log)} | {differences(served, plain)} of {texts} | {length} | {cached} | {counts} |"
+    )
+
+
+HEAD = "| server | tokens of a block | texts that differ | accepted | prompts of kept prefixes | steps of the program |"
+
+
 @needs_states
-@pytest.mark.parametrize("cached", ["", "-cached"])
-def test_long_texts_of_a_program_that_check_has_written(cached: str, long_runs: Mapping[str, Future[Served]]) -> None:
+@pytest.mark.parametrize("kept", ["", "-default"])
+def test_long_texts_of_a_program_that_check_has_written(kept: str, long_runs: Mapping[str, Future[Served]]) -> None:
     """No more of them differ from those without speculation than with vLLM's own, and as many drafts are accepted."""
-    plain, own, served = (long_runs[name].result() for name in ("plain", f"own{cached}", f"program{cached}"))
+    plain, own, served = (long_runs[name].result() for name in ("plain", f"own{kept}", f"program{kept}"))
+    print("", HEAD, "|---" * 6 + "|", row(f"own{kept}", own, plain), row(f"program{kept}", served, plain), sep="\n")
     assert {len(output["token_ids"]) for output in plain.outputs} == {TOKENS}
     assert differences(served, plain) <= differences(own, plain)
     assert accepted(served) == pytest.approx(accepted(own), rel=WITHIN)
     assert served.counts is not None and served.counts["program_steps"] > served.seen["steps"] / 2
-    assert any(output["cached_tokens"] for output in served.outputs) == bool(cached)
+    for run in (own, served):
+        assert any(output["cached_tokens"] for output in run.outputs) == bool(kept)
+
+
+@pytest.mark.skipif(not ON_GPU, reason="check says how many tokens a block has on a GPU alone")
+@pytest.mark.parametrize("prefill", ["triton", "default"])
+def test_check_knows_the_blocks_of_a_server_by_default(prefill: str, models: Path, tmp_path: Path) -> None:
+    """The server's log says the same, once it has loaded its models, and `check` with vLLM's own word and without.
+
+    FlashInfer is not in the environment. Where vLLM would prefill with it, the engine may end behind that.
+    """
+    given = SERVER | BESIDE[DEVICE] | RUNS["own-default"]
+    if prefill == "default":
+        del given["gdn_prefill_backend"]
+    with suppress(RuntimeError):
+        serve(engine_of(models, given), [], tmp_path / "job", canaries=False)
+    size = block((tmp_path / "job" / "log.txt").read_text(errors="replace"))
+    for name, words in {"its table": (), "vLLM's own word": ("--exact", str(PYTHON))}.items():
+        said = checked(models, given, tmp_path / name.replace(" ", "-"), *words)
+        print(f"| blocks, prefill by {prefill} | {size} by the log | {said} by check and {name} |")
+        assert said == size
+    assert prefill == "triton" or size % FLASHINFER == 0
