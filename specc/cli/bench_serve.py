@@ -33,7 +33,7 @@ _Words = Annotated[
     ),
 ]
 _Url = Annotated[
-    str | None, typer.Option(metavar="URL", help="The server with the program, as http://127.0.0.1:30000.")
+    str | None, typer.Option("--url", metavar="URL", help="The server with the program, as http://127.0.0.1:30000.")
 ]
 _Against = Annotated[
     str | None,

@@ -24,13 +24,15 @@ OutputOption = Annotated[
 GpuOption = Annotated[
     str | None,
     typer.Option(
+        "--gpu",
         metavar="GPU",
         help="The server's: h100, b200, sm_89, ..., or cpu. Default: this machine's, or else sm_90.",
         autocompletion=completion.gpu,
     ),
 ]
 NameOption = Annotated[
-    str | None, typer.Option(metavar="NAME", help="The configuration's name. Default: one made of the algorithm.")
+    str | None,
+    typer.Option("--name", metavar="NAME", help="The configuration's name. Default: one made of the algorithm."),
 ]
 HeadOption = Annotated[
     str, typer.Option(metavar="HOW", help="The draft's key head: weights, int8 or fp8 leave it to the program.")

@@ -101,7 +101,7 @@ class RotatedStep(Step):
             raise BatchError(f"commit needs the logits: callbacks have no method {MAKE}{LOGITS}")
         columns = self._read("step", batch)
         rows, (at_least,) = len(columns[ROWS]), integers([at_least], "at_least")
-        size = self._size(max(rows, at_least)) if (at_least or self._graphs) and max(rows, at_least) else rows
+        size = self._padded(rows, at_least)
         self._torn.check(columns[ROWS])
         progress, sent = Progress(self._stores, self._on_commit(on_commit, rows)), self._sent(columns[ROWS])
         frame = self._frame(size)
@@ -168,6 +168,15 @@ class RotatedStep(Step):
         tokens = frame.rows * frame.plan.size("A")
         wanted = [name for name in node.results if name not in self._given and name in self._makes]
         return {name: getattr(self._callbacks, MAKE + name)(tokens=tokens) for name in wanted}
+
+    def _padded(self, rows: int, at_least: int) -> int:
+        """Return how many rows a step of so many runs over: those of a bucket that is asked for, or that is captured.
+
+        What an engine hands over of the others has no rows of padding, and its forwards see none.
+        """
+        size = self._size(most) if (most := max(rows, at_least)) else 0
+        captured = self._graphs is not None and (self._largest is None or size <= self._largest)
+        return size if at_least or captured else rows
 
     def _check_closed(self, what: str) -> None:
         if any(step._open is not None for step in self._shapes.values()):

@@ -131,7 +131,9 @@ def test_drafts_are_accepted(variant: Variant, served: Served) -> None:
 @every
 def test_everything_that_was_meant_to_happen_happened(variant: Variant, served: Served, plain: Served) -> None:
     seen, outputs = served.seen, served.outputs
-    assert seen["graphs"] > seen["steps"] / 3 if ON_GPU else not seen["graphs"], "steps whose target is a CUDA graph"
+    # vLLM has graphs of a hybrid for all drafts alone: where numbers of drafts take turns, fewer steps have one.
+    part = 5 if variant.recurrent and variant.shapes and not variant.program else 3
+    assert seen["graphs"] > seen["steps"] / part if ON_GPU else not seen["graphs"], "steps whose target is a CUDA graph"
     own = SPECULATORS.get(variant.draft) or SPECULATORS.get(variant.method or "", "NoneType")
     assert variant.program or seen["speculator"] == own
     assert seen["async"] == variant.ahead

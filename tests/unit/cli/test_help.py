@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import re
 import shlex
+from collections.abc import Iterator
+from typing import get_args, get_type_hints
 
 import pytest
+import typer
 from typer.core import TyperCommand, TyperGroup
 from typer.main import get_command
+from typer.models import OptionInfo
 from typer.testing import CliRunner
 
 from specc.algorithms import names
@@ -102,3 +106,23 @@ def test_shells_complete_what_is_known(monkeypatch: pytest.MonkeyPatch) -> None:
     for command in ("run", "inspect", "explain", "report", "check", "bench"):
         assert completed(f"specc {command} specc_program_t") == ["specc_program_two"]
     assert completed("specc run examples/") == []  # the shell has the files
+
+
+def options(group: typer.Typer) -> Iterator[tuple[str, OptionInfo]]:
+    """Return the options of all commands as they are declared, by the names of their parameters."""
+    for command in group.registered_commands:
+        assert command.callback is not None
+        for name, kind in get_type_hints(command.callback, include_extras=True).items():
+            yield from ((name, about) for about in get_args(kind)[1:] if isinstance(about, OptionInfo))
+    for inner in group.registered_groups:
+        assert inner.typer_instance is not None
+        yield from options(inner.typer_instance)
+
+
+def test_an_option_whose_value_has_its_name_says_its_flag() -> None:
+    """Typer 0.27 takes the value's name for the flag's where they are the same word: --GPU, --NAME."""
+    declared = list(options(app))
+    assert len(declared) > 50
+    for name, option in declared:
+        flags = option.default, *(option.param_decls or ())  # of an annotation the first one is in this place
+        assert str(option.metavar).lower() != name or f"--{name}" in flags, name
