@@ -7,8 +7,8 @@ from collections.abc import Sequence
 
 import torch
 
-LEAST = 10
-"""Counts below, of both samples together, are put together."""
+LEAST = 5
+"""Counts of which fewer are expected in the smaller sample are put together: chi-square holds of no smaller ones."""
 
 
 Texts = Sequence[Sequence[int]]
@@ -37,10 +37,11 @@ def surprise(*pairs: tuple[Texts, Texts]) -> float:
 def table(first: Counter[int], second: Counter[int]) -> torch.Tensor:
     """Counts f64[2, n] of the tokens that are frequent, and of the others together; n is 1 where nothing is to tell."""
     both = first + second
-    frequent = [token for token, count in both.items() if count >= LEAST]
+    share = min(first.total(), second.total()) / both.total()
+    frequent = [token for token, count in both.items() if count * share >= LEAST]
     columns = [(first[token], second[token]) for token in frequent]
     rest = (first.total() - sum(a for a, _ in columns), second.total() - sum(b for _, b in columns))
-    columns = [*columns, rest] if sum(rest) >= LEAST or not columns else columns
+    columns = [*columns, rest] if sum(rest) * share >= LEAST or not columns else columns
     counts = torch.tensor(columns, dtype=torch.float64).T
     return counts if counts.sum(1).min() > 0 else counts.sum(1, keepdim=True)
 

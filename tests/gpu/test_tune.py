@@ -36,7 +36,7 @@ def test_what_is_found_is_built(arch: str, tmp_path: Path) -> None:
     """Whatever was faster there: all of it is in the file, and the next build takes it."""
     path, tuning = tmp_path / "c.yaml", tmp_path / "t.yaml"
     path.write_text(config("tree", arch))
-    done = CliRunner().invoke(app, ["tune", str(path), "-o", str(tuning), "--seconds", "5", "--format", "json"])
+    done = CliRunner().invoke(app, ["tune", str(path), "-o", str(tuning), "--seconds", "60", "--format", "json"])
     assert done.exit_code == 0, done.output
     report = json.loads(done.stdout)
     (gains,) = report["steps"].values()
