@@ -91,11 +91,14 @@ def specc(*words: str, beside: Path | None = None) -> str:
     return ended.stdout + ended.stderr
 
 
-def first_program(engine: str, target: Path, draft: Path, flags: Sequence[str], folder: Path) -> tuple[list[str], Path]:
+def first_program(
+    engine: str, target: Path, draft: Path, flags: Sequence[str], folder: Path, *options: str
+) -> tuple[list[str], Path]:
     """The command of a server and the wheel of its program, as somebody has them who comes with two models.
 
     `init` writes a configuration and prints the command. The server runs on a CPU, where it must have `flags`: so
-    `check` writes the configuration again, for the command with these, and `build` compiles it in the folder.
+    `check` writes the configuration again, for the command with these and with `options` of its own, and `build`
+    compiles it in the folder.
 
     RuntimeError with what specc said. AssertionError unless `check` writes for the command alone what `init` has.
     """
@@ -103,9 +106,9 @@ def first_program(engine: str, target: Path, draft: Path, flags: Sequence[str], 
     command = initialised(engine, target, draft, folder)
     proposed = YAML(typ="safe").load(Path(config))
     asked = ("--verify", proposed["verify"], "--sampling", ",".join(proposed["sampling"]), "--name", proposed["name"])
-    for line in (command, [*command, *flags]):
-        specc(engine, "check", "-o", config, *asked, "--", *line)
-        assert line != command or YAML(typ="safe").load(Path(config)) == proposed
+    specc(engine, "check", "-o", config, *asked, "--", *command)
+    assert YAML(typ="safe").load(Path(config)) == proposed
+    specc(engine, "check", "-o", config, *asked, *options, "--", *command, *flags)
     return [*command, *flags], built(folder)
 
 

@@ -99,7 +99,8 @@ class Server:
         """Have a side run the steps from now on. RuntimeError where that is refused."""
         from sglang.srt.managers.io_struct import SetInternalStateReq
 
-        asked = SetInternalStateReq(server_args={"specc": {"stock": 0, "specc": 1}.get(side, side)})
+        word = {"stock": "off", "specc": "on"}.get(side, side)
+        asked = SetInternalStateReq(server_args={f"specc:{word}": 1})
         if not all(self.engine.loop.run_until_complete(self.engine.tokenizer_manager.set_internal_state(asked))):
             raise RuntimeError(f"the server does not switch to {side}")
 

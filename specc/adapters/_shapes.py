@@ -50,9 +50,14 @@ class Shapes:
             self.times = share(written(package, buckets) or measure())
         self.take(wanted)
 
+    @property
+    def words(self) -> Sequence[str]:
+        """What may be taken: `auto`, and the names of all shapes."""
+        return (AUTO, *self._known)
+
     def knows(self, name: object) -> bool:
-        """Whether it is the name of a shape, or `auto`."""
-        return name == AUTO or name in self._known
+        """Whether it is the name of a shape, or `auto`; it may be anything."""
+        return isinstance(name, str) and name in self.words
 
     def take(self, name: str) -> None:
         """Run the shape of a name that is known from now on, or those that a policy chooses."""

@@ -18,6 +18,8 @@ from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
+from .sglang_settings import validated
+
 MODEL = "some/model"
 POSITIONS = 3
 PATIENCE_S = 60
@@ -161,9 +163,13 @@ class Handler(BaseHTTPRequestHandler):
         fake = self.state
         body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
         if self.path == "/set_internal_state":
-            if fake.fault != "stuck":
-                fake.on = bool(body["server_args"]["specc"])
-            return self.say([fake.fault != "refuses"])
+            match validated(body["server_args"]):
+                case None:
+                    return self.say({"object": "error", "message": "Input should be a valid number"}, 400)
+                case {"specc:on": 1} | {"specc:off": 1} as settings:
+                    fake.on = "specc:on" in settings if fake.fault != "stuck" else fake.on
+                    return self.say([fake.fault != "refuses"])
+            return self.say([False])
         fake.asked.append(body | {"ran": fake.on and fake.program})
         if fake.fault == "status":
             return self.say({"object": "error", "message": "\x1b[2Jno\u202e"}, 400)

@@ -137,7 +137,9 @@ def _scores(output: LogitsProcessorOutput, places: Sequence[int]) -> list[tuple[
 @at("managers.io_struct")
 @dataclass
 class SetInternalStateReq:
-    server_args: dict[str, float]
+    """In the same process nothing looks at what it has; over HTTP `sglang_settings` does."""
+
+    server_args: Any
 
 
 @at("managers.io_struct")

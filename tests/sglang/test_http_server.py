@@ -5,13 +5,15 @@ from __future__ import annotations
 import json
 import subprocess
 import time
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 import pytest
-from engine_http import LONGEST, PROMPTS, Server, Start, ask, bench, crowd, started, wrong
+from engine_http import LONGEST, PROMPTS, Server, Start, ask, bench, crowd, expected, started, wrong
 from engine_job import by_init, environment, first_program
+from fakes.sglang_settings import validated
 from head_layouts import EXAMPLES
 from ports import free_port
 from sglang_family import all_accounted_for
@@ -36,14 +38,18 @@ KEPT = {"llama", "llama_eagle"}
 @pytest.fixture(scope="module")
 def start(models: Path, tmp_path_factory: pytest.TempPathFactory) -> Start:
     """From two models by the commands of specc, with what a small CPU needs beside them."""
-    folder = tmp_path_factory.mktemp("start")
+    return start_of(models, tmp_path_factory.mktemp("start"))
+
+
+def start_of(models: Path, folder: Path, *options: str) -> Start:
+    """What starts the server of a program with these options of `check`."""
     given = {
         **SERVED, **SERVER, "max_running_requests": ROWS, "max_total_tokens": 8192, "sampling_backend": "pytorch",
         "grammar_backend": "none", "mem_fraction_static": 0.3,
     }  # fmt: skip
     flags = ("--disable-cuda-graph", "--skip-server-warmup", "--enable-metrics")
     words = [*(f"--{name.replace('_', '-')}={value}" for name, value in given.items()), *flags]
-    (sglang, *command), wheel = first_program("sglang", models / "target", models / "eagle", words, folder)
+    (sglang, *command), wheel = first_program("sglang", models / "target", models / "eagle", words, folder, *options)
     assert sglang == "sglang"
     settings = variables(folder, wheel) | {"SGLANG_ENABLE_STRICT_MEM_CHECK_DURING_IDLE": "1"}
     assert settings.pop("SPECC_PROGRAM") == PROGRAM
@@ -151,3 +157,52 @@ def test_the_benchmark_starts_a_server(start: Start, tmp_path: Path) -> None:
     assert report["texts"] == {"compared": 4, "near_ties": 0, "equal": 4}
     [batch] = report["batches"]
     assert batch["program"]["program_steps"] == 1 and batch["other"]["program_steps"] == 0
+
+
+def test_a_server_is_told_its_shape_over_http(models: Path, tmp_path: Path) -> None:
+    """SGLang lets through settings that are numbers, so that the name of a shape is in the key."""
+    start, port = start_of(models, tmp_path, "--shapes", "5x4x8,3,0"), free_port()
+
+    def told(running: Server, **settings: object) -> bool:
+        [updated] = json.loads(running.text("/set_internal_state", {"server_args": settings}))
+        return updated
+
+    with started([*start.command, f"--port={port}"], start.settings, tmp_path, port) as running:
+        for shape in ("3", "5x4x8", "0"):
+            assert told(running, **{f"specc:{shape}": 1})
+            before = Counter(state(running)["specc"]["served_by_shape"])
+            assert ask(running, PROMPTS[0], LONGEST) == expected(PROMPTS[0], LONGEST)
+            after = state(running)["specc"]
+            assert after["shape"] == shape and {*(Counter(after["served_by_shape"]) - before)} == {shape}
+        for value in ("0", 0, "3"):  # the shape 0, or off: SGLang has made a number of either
+            assert not told(running, specc=value)
+        assert not told(running, **{"specc:7": 1})
+        with pytest.raises(AssertionError, match="400"):
+            told(running, specc="5x4x8")
+        assert state(running)["specc"]["on"] and state(running)["specc"]["shape"] == "0"
+        assert told(running, **{"specc:off": 1})
+        before = state(running)["specc"]["served"]
+        assert ask(running, PROMPTS[0], LONGEST) == expected(PROMPTS[0], LONGEST)
+        assert state(running)["specc"]["served"] == before
+        assert told(running, **{"specc:auto": 1}) and state(running)["specc"]["on"]
+
+
+VALUES = (0, 1, 3, "0", "1", "3", "5x4x8", "auto", " 1", "1e3", "nan", "", 1.0, 0.5, True, False, None, [], [1], {})
+
+
+def test_the_stand_ins_settings_are_validated_as_sglang_does() -> None:
+    """The type that SGLang says of them, as its HTTP server reads it, beside the stand-in's."""
+    code = """
+import json, sys
+from pydantic import TypeAdapter, ValidationError
+from sglang.srt.managers.io_struct import SetInternalStateReq
+def validated(posted):
+    try:
+        return TypeAdapter(SetInternalStateReq).validate_python({"server_args": posted}).server_args
+    except ValidationError:
+        return None
+print(repr([validated(posted) for posted in json.loads(sys.argv[1])]))
+"""
+    posted = [*({key: value} for key in ("specc", "specc:5x4x8") for value in VALUES), {}, [], 3, "x", None]
+    done = subprocess.run([PYTHON, "-c", code, json.dumps(posted)], capture_output=True, text=True)
+    assert done.stdout.splitlines()[-1] == repr([validated(settings) for settings in posted]), done.stderr

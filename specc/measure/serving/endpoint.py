@@ -95,7 +95,7 @@ class MeasuredServer:
 
     async def switch(self, on: bool) -> None:
         """Have the program run the decode steps, or the engine. DiagnosticError where that is refused."""
-        answer = await self.client.get(SWITCH, {"server_args": {"specc": int(on)}})
+        answer = await self.client.get(SWITCH, {"server_args": {f"specc:{'on' if on else 'off'}": 1}})
         done = answer if isinstance(answer, list) else [answer]
         state = _program(await self.client.get(STATE))
         if not done or not all(answer is True for answer in done) or state is None or state.get("on") is not on:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import json
+import math
 import random
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -13,6 +14,7 @@ import pytest
 import torch
 from fakes.sglang_modules import SETTINGS
 from fakes.sglang_server import Server, adapter, part
+from fakes.sglang_settings import validated
 from fakes.sglang_worker import IntelAMXAttnBackend, TritonAttnBackend
 from programs import planned
 from prometheus_client import REGISTRY
@@ -149,30 +151,83 @@ def test_one_shape_alone_runs_where_the_server_is_told(serve: Serve, monkeypatch
         started(serve, plans_of(CHAINS))
 
 
-def test_the_shape_is_changed_in_a_running_server(serve: Serve) -> None:
-    server = started(serve, plans_of(CHAINS))
+def posted(server: Server) -> Callable[[object], bool]:
+    """Settings over HTTP, where SGLang lets through numbers alone: whether they are taken."""
     controller, asked = controller_of(server), part("managers.io_struct.SetInternalStateReq")
 
-    def switched(to: object) -> bool:
-        return controller.set_internal_state(asked(server_args={"specc": to})).updated
+    def post(settings: object) -> bool:
+        given = validated(settings)
+        return given is not None and controller.set_internal_state(asked(server_args=given)).updated
 
-    server.begin(PROMPTS)
+    return post
+
+
+def given(server: Server) -> Callable[[object], bool]:
+    """Settings in the same process, which are whatever they are: whether they are taken."""
+    controller, asked = controller_of(server), part("managers.io_struct.SetInternalStateReq")
+    return lambda settings: controller.set_internal_state(asked(server_args=settings)).updated
+
+
+@pytest.mark.parametrize(("way", "form"), [(posted, "specc:{}"), (given, "specc:{}"), (given, "specc")])
+def test_the_shape_is_changed_in_a_running_server(serve: Serve, way: Any, form: str) -> None:
+    """Over HTTP by a key for each word; in the same process by that, or by the word itself."""
+    server = started(serve, plans_of(CHAINS))
+    switched, steps = way(server), server.worker.steps
+
+    def settings(word: str) -> dict[str, object]:
+        return {form.format(word): 1 if form != "specc" else word}
+
     for name in ("1", "0", "auto", "3"):
-        assert switched(name)
-        before = server.worker.steps.report()["served_by_shape"].get(name, 0)
-        run(server, BATCHES[:2])
-        report = server.worker.steps.report()
-        assert report["shape"] == name
-        assert name == "auto" or report["served_by_shape"][name] == before + 2
-    assert not any(map(switched, ("2", 2, "5x4x8")))
-    steps = server.worker.steps
-    before = steps.report()["served_by_shape"]
-    assert switched(0)
+        assert switched(settings(name))
+        report = steps.report()
+        assert (report["shape"], report["on"]) == (name, True)
+    server.begin(PROMPTS)
     run(server, BATCHES[:2])
-    assert switched(1)
+    assert switched(settings("off")) and not steps.report()["on"]
     run(server, BATCHES[:2])
-    assert steps.report()["served_by_shape"] == before | {"3": before["3"] + 2}
+    assert switched(settings("on"))
+    run(server, BATCHES[:2])
+    assert steps.report()["served_by_shape"] == {"3": 4}
     assert steps.tally.left == {"switched off": 2}
+    assert switched(settings("off")) and switched(settings("0"))
+    assert (steps.report()["shape"], steps.report()["on"]) == ("0", True)
+    trees = started(serve, plans_of(MIXED, **QLEN))
+    for name in ("2x2x5", "auto", "3x3x9"):
+        assert way(trees)(settings(name)) and trees.worker.steps.report()["shape"] == name
+
+
+def test_a_number_is_never_taken_for_a_shape_or_the_switch_where_it_may_be_both(
+    serve: Serve, caplog: pytest.LogCaptureFixture
+) -> None:
+    """SGLang makes the number 0 of the text "0", so nobody knows any more which of them was meant."""
+    server = started(serve, plans_of(CHAINS))
+    post, steps = posted(server), server.worker.steps
+    for value in (0, 1, "0", "1", 0.0, True, False, 3, "3"):
+        assert not post({"specc": value})
+    assert "0 may be a shape or the switch: write specc:on, specc:off or a shape" in caplog.text
+    assert (steps.report()["on"], steps.report()["shape"]) == (True, "auto")
+    other = started(serve, plans_of([{"num_steps": 2}, {"num_steps": 3}]))
+    assert posted(other)({"specc": 0}) and not other.worker.steps.report()["on"]
+    assert posted(other)({"specc": 1}) and other.worker.steps.report()["on"]
+
+
+ODD = (2, -1, "2", "", "OFF", "5x4x8", math.nan, 10**400, None, [], {}, [1], {"a": 1}, (0,), {1}, b"3", object(),
+       torch.zeros(2), torch.tensor(3))  # fmt: skip
+
+
+@pytest.mark.parametrize("key", ["specc", "specc:3", "specc:", "specc:2", "specc:off:", "specc:auto\n", "specc:5x4x8"])
+def test_what_is_no_setting_is_refused_and_changes_nothing(
+    serve: Serve, caplog: pytest.LogCaptureFixture, key: str
+) -> None:
+    server = started(serve, plans_of(CHAINS))
+    way, steps = given(server), server.worker.steps
+    before = steps.report()
+    for value in (*ODD, *[1] * (key != "specc:3")):
+        assert not way({key: value}), value
+    for more in ({key: 1, "specc": 0}, {"specc:3": 1, "specc:off": 1}, {key: 1, "unknown": 1}):
+        assert not way(more)
+    assert steps.report() == before
+    assert all(len(record.getMessage()) < 500 for record in caplog.records)
 
 
 def test_times_are_measured_or_those_of_a_file(serve: Serve, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
