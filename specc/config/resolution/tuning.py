@@ -18,9 +18,11 @@ from specc.config.text.tree import read_tree
 from specc.support.diagnostics import Diagnostics, Note
 from specc.support.files.paths import path_of
 from specc.support.files.reading import read_regular, why_unreadable
+from specc.support.location import Location
 
-MAX_BYTES = 1 << 17
-"""Largest file that is read, in bytes."""
+MAX_BYTES, MAX_VALUES = 1 << 20, 1 << 14
+"""Of a file that is read. A search writes an entry for each kernel and shape, with a value for each bucket: of the
+largest program that an algorithm of specc's has, half of it."""
 
 
 def _text_of_number(value: object) -> object:
@@ -28,15 +30,21 @@ def _text_of_number(value: object) -> object:
     return str(value) if isinstance(value, int) and not isinstance(value, bool) else value
 
 
+def _listed(value: object) -> object:
+    """One launch stands by itself."""
+    return [value] if isinstance(value, str) else value
+
+
 _Count = Annotated[int, Field(strict=True, ge=1, le=65535)]
 _Text = Annotated[str, Field(min_length=1, max_length=256)]
+_Launches = Annotated[list[_Text], BeforeValidator(_listed), Field(min_length=1)]
 _Shape = Annotated[str, BeforeValidator(_text_of_number), Field(min_length=1, max_length=32)]
 
 
 class ChoiceBlock(Block):
-    """An entry of ``launches``."""
+    """An entry of ``launches``: of one, or of several for which the same was chosen."""
 
-    launch: _Text
+    launch: _Launches
     shape: _Shape | None = None
     tile: _Count | None = None
     warps: _Count | None = None
@@ -51,7 +59,7 @@ class TuningFile(Block):
     arch: _Text
     specc: _Text
     triton: _Text
-    launches: Annotated[list[ChoiceBlock], Field(max_length=512)]
+    launches: list[ChoiceBlock]
 
 
 def read_tuning(checked: Checked, needs: Needs, directory: Path) -> Tuning | None:
@@ -74,7 +82,7 @@ def read_tuning(checked: Checked, needs: Needs, directory: Path) -> Tuning | Non
         return None
     file = "".join(char if " " <= char <= "~" else ascii(char)[1:-1] for char in written)
     findings = Diagnostics()
-    tree = read_tree(text, file, findings)
+    tree = read_tree(text, file, findings, MAX_VALUES)
     tuning = None
     if tree is not None and not findings.errors:
         places = Locations(file, tree)
@@ -103,10 +111,16 @@ def _validated(places: Locations, findings: Diagnostics) -> TuningFile | None:
 
 def _tuning(block: TuningFile, places: Locations, text: str, path: str) -> Tuning:
     choices = tuple(
-        LaunchChoice(**choice.model_dump(), location=places.value("launches", i, "launch"))
+        LaunchChoice(**choice.model_dump() | {"launch": launch}, location=_place(places, "launches", i, "launch", j))
         for i, choice in enumerate(block.launches)
+        for j, launch in enumerate(choice.launch)
     )
     return Tuning(block.arch, block.gpu, block.specc, block.triton, choices, text, places.file, path)
+
+
+def _place(places: Locations, *path: str | int) -> Location:
+    """The place of an item of a list, or of the one value that stands for the list."""
+    return places.value(*path if places.written(*path) else path[:-1])
 
 
 def _check(checked: Checked, needs: Needs, tuning: Tuning, places: Locations, findings: Diagnostics) -> None:

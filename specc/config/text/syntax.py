@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import warnings
+from functools import partial
 from typing import Any, Protocol
 
 from ruamel.yaml import YAML
@@ -27,8 +28,31 @@ MAX_NESTING = 64
 """Most blocks, lists and mappings in each other, far more than any configuration has."""
 
 
+WORDS_OF_A_VALUE = 8
+"""Most that a value takes of a text: its key and itself, each with an anchor and a tag, a colon and a comma."""
+
+
 class _Scanner(RoundTripScanner):
-    """ruamel.yaml's scanner, which takes time by the square of how deep a text is nested, with a limit on that."""
+    """ruamel.yaml's scanner, with a limit on how deep a text is nested, and on how many words it has.
+
+    It takes time by the square of the one, and much of it for each of the other.
+    """
+
+    def __init__(self, most_values: int, **given: Any) -> None:
+        super().__init__(**given)
+        self._words, self._most_values = 0, most_values
+
+    def fetch_more_tokens(self) -> Any:
+        """Read the next word, or comment."""
+        self._words += 1
+        if self._words > WORDS_OF_A_VALUE * self._most_values:
+            raise ScannerError(problem=too_much(self._most_values), problem_mark=self.reader.get_mark())
+        return super().fetch_more_tokens()
+
+    def fetch_comment(self, comment: Any) -> None:
+        """Take a comment, which is no word."""
+        self._words -= 1
+        super().fetch_comment(comment)
 
     def add_indent(self, column: int) -> bool:
         """Open a block where it is further in than the last."""
@@ -63,13 +87,18 @@ class YamlNode(Protocol):
     end_mark: Mark
 
 
-def compose(text: str, file: str, findings: Diagnostics) -> YamlNode | None:
-    """Return the root node of the only document, or None after reporting."""
+def too_much(most_values: int) -> str:
+    """Return what is said of a text of more values, or of words for more."""
+    return f"more than {most_values} values, counting what aliases repeat"
+
+
+def compose(text: str, file: str, findings: Diagnostics, most_values: int) -> YamlNode | None:
+    """Return the root node of the only document, or None after reporting; one of more than so many values is none."""
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # such as a name that anchors twice: harmless
             yaml = YAML(typ="rt", pure=True)
-            yaml.Scanner = _Scanner
+            yaml.Scanner = partial(_Scanner, most_values)
             root: YamlNode | None = yaml.compose(text)  # pyright: ignore[reportUnknownMemberType]
     except YAMLError as error:
         _report_syntax(error, text, file, findings)

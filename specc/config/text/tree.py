@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from specc.config.text.scalars import SCALARS, TAG, is_text, short_tag, spell
-from specc.config.text.syntax import YamlNode, compose
+from specc.config.text.syntax import YamlNode, compose, too_much
 from specc.support.diagnostics import Diagnostics, Note
 from specc.support.location import Location
 
@@ -20,6 +20,7 @@ Path = tuple[str | int, ...]
 
 MAX_DEPTH = 16
 MAX_VALUES = 1024
+"""Of a text that somebody writes."""
 
 
 @dataclass
@@ -32,12 +33,12 @@ class Tree:
     broken: set[Path] = field(default_factory=set[Path])
 
 
-def read_tree(text: str, file: str, findings: Diagnostics) -> Tree | None:
+def read_tree(text: str, file: str, findings: Diagnostics, most_values: int = MAX_VALUES) -> Tree | None:
     """Parse ``text`` and report what is wrong with it; return the tree, or None when there is none."""
-    root = compose(text, file, findings)
+    root = compose(text, file, findings, most_values)
     if root is None:
         return None
-    builder = _Builder(file, findings)
+    builder = _Builder(file, findings, most_values)
     if not root.tag.endswith(":map") or not isinstance(root.value, list):
         what = describe(root)
         findings.error(
@@ -50,7 +51,7 @@ def read_tree(text: str, file: str, findings: Diagnostics) -> Tree | None:
     try:
         builder.tree.values = builder.mapping(root, ())
     except _TooMuch as error:
-        findings.error("config/not-yaml", f"{error}, counting what aliases repeat", error.at)
+        findings.error("config/not-yaml", str(error), error.at)
         return None
     return builder.tree
 
@@ -66,11 +67,11 @@ class _TooMuch(Exception):
 class _Builder:
     """Turns nodes into values; records places, reports what YAML allows and a configuration does not."""
 
-    def __init__(self, file: str, findings: Diagnostics) -> None:
+    def __init__(self, file: str, findings: Diagnostics, most_values: int) -> None:
         self.tree = Tree()
         self._file = file
         self._found = findings
-        self._budget = MAX_VALUES
+        self._budget = self._most_values = most_values
 
     def span(self, node: YamlNode) -> Location:
         """Return the place of a node; a node over several lines is marked at its first word."""
@@ -142,9 +143,9 @@ class _Builder:
         """Count one value; raises _TooMuch when there are too many, or when they are nested too deeply."""
         self._budget -= 1
         if self._budget < 0:
-            raise _TooMuch(f"more than {MAX_VALUES} values", at)
+            raise _TooMuch(too_much(self._most_values), at)
         if depth > MAX_DEPTH:
-            raise _TooMuch(f"more than {MAX_DEPTH} levels", at)
+            raise _TooMuch(f"more than {MAX_DEPTH} levels, counting what aliases repeat", at)
 
     def _scalar(self, node: YamlNode, path: Path) -> object:
         """Return null, a boolean, a number or text; report null and tags that mean nothing here."""

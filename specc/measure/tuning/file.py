@@ -74,15 +74,21 @@ def tuning_text(tuning: Tuning, winners: Sequence[Found], steps: Mapping[str, Se
     lines.append("launches:" if tuning.choices else "launches: []  # nothing was faster by more than the noise")
     for winner in winners:
         lines.append(f"  # instead of {winner.default}: {', '.join(map(str, winner.gains))}")
+        launches: dict[str, list[str]] = {}
         for choice in winner.choices:
-            lines += _entry(choice)
+            launches.setdefault(_chosen(choice), []).append(choice.launch)
+        lines += [_entry(names, chosen) for chosen, names in launches.items()]
     return "\n".join(lines) + "\n"
 
 
-def _entry(choice: LaunchChoice) -> list[str]:
-    lines = [f"  - launch: {choice.launch}"]
+def _entry(launches: Sequence[str], chosen: str) -> str:
+    return f"  - launch: {launches[0] if len(launches) == 1 else '[' + ', '.join(launches) + ']'}{chosen}"
+
+
+def _chosen(choice: LaunchChoice) -> str:
+    """What was chosen of a launch, a line each."""
     words = {"shape": choice.shape, "tile": choice.tile, "warps": choice.warps, "stages": choice.stages}
-    lines += [f"    {key}: {value}" for key, value in words.items() if value is not None]
+    lines = [f"{key}: {value}" for key, value in words.items() if value is not None]
     if choice.split:
-        lines.append(f"    split: {{{', '.join(f'{bucket}: {split}' for bucket, split in choice.split.items())}}}")
-    return lines
+        lines.append(f"split: {{{', '.join(f'{bucket}: {split}' for bucket, split in choice.split.items())}}}")
+    return "".join(f"\n    {line}" for line in lines)

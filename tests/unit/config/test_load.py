@@ -195,6 +195,29 @@ def test_deep_nesting_is_refused_where_it_is_too_deep(load: Load, text: str, mon
     assert len(tokens) < 500
 
 
+LONG = {"a list": "topk: [" + "1," * 60_000, "entries": "topk:\n" + "- 1\n" * 30_000, "keys": "a: 1\n" * 20_000}
+
+
+@pytest.mark.parametrize("text", LONG.values(), ids=LONG)
+def test_a_long_text_is_given_up_on_where_it_is_too_long(
+    load: Load, text: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """At once: what is read of the text, in words, is what that many values may take."""
+    words: list[object] = []
+    fetch = RoundTripScanner.fetch_more_tokens
+    monkeypatch.setattr(RoundTripScanner, "fetch_more_tokens", lambda self: (words.append(self), fetch(self))[1])
+    with pytest.raises(DiagnosticError, match="more than 1024 values"):
+        load(text)
+    assert len(words) <= 8 * 1024
+
+
+def test_all_values_that_a_text_may_have_are_read_whatever_stands_around_them(load: Load) -> None:
+    """Anchors, comments and blanks are no values."""
+    listed = "".join(f"  # the next one\n\n  - &a{number} {number + 1} # here\n" for number in range(64))
+    text = VALID.replace("buckets: [1, 8, 64]", "buckets:\n" + listed + "# nothing\n" * 10_000)
+    assert load(text).config.buckets == tuple(range(1, 65))
+
+
 @pytest.mark.parametrize("line", ["topk: 1", "[1]: 1"])
 def test_findings_of_one_kind_end(load: Load, line: str) -> None:
     """A file of thousands of mistakes is given up on."""

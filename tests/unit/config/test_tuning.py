@@ -6,6 +6,8 @@ from pathlib import Path
 
 import pytest
 
+from specc.config.resolution import tuning
+
 from .conftest import VALID, Find, Load
 
 FILE = """\
@@ -35,16 +37,40 @@ def written(tmp_path: Path) -> Path:
 
 def test_what_it_says(load: Load, written: Path) -> None:
     loaded = load(CONFIG)
-    tuning = loaded.config.tuning
-    assert tuning is not None
-    assert (tuning.arch, tuning.gpu, tuning.specc, tuning.triton) == ("sm_90", "NVIDIA H200", "0.1.0", "3.6.0")
-    verify, prepare = tuning.choices
+    read = loaded.config.tuning
+    assert read is not None
+    assert (read.arch, read.gpu, read.specc, read.triton) == ("sm_90", "NVIDIA H200", "0.1.0", "3.6.0")
+    verify, prepare = read.choices
     assert (verify.launch, verify.tile, verify.warps, verify.split) == ("verify_argmax", 4096, 8, {1: 16, 64: 2})
     assert (prepare.tile, prepare.warps, prepare.split) == (None, 2, {})
     assert verify.location is not None
     assert (verify.location.file, verify.location.line) == ("tuned/t.yaml", 6)
     assert loaded.sources["tuned/t.yaml"] == FILE and loaded.paths["tuned/t.yaml"] == str(written)
     assert loaded.sources[loaded.file] == CONFIG
+
+
+def test_launches_that_share_an_entry(load: Load, written: Path) -> None:
+    written.write_text(FILE.replace("launch: prepare_rows", "launch: [prepare_rows, compact]"))
+    read = load(CONFIG).config.tuning
+    assert read is not None
+    _, *shared = read.choices
+    assert [(choice.launch, choice.warps) for choice in shared] == [("prepare_rows", 2), ("compact", 2)]
+    columns = [choice.location and choice.location.column for choice in shared]
+    line = "  - {launch: [prepare_rows, compact], warps: 2}"
+    assert columns == [1 + line.index(choice.launch) for choice in shared]
+
+
+def test_one_that_no_search_has_written_is_given_up_on(
+    find: Find, written: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tuning, "MAX_VALUES", 1 << 10)
+    written.write_text("launches: [" + "1," * (1 << 18))
+    (diagnostic,) = find(CONFIG)
+    assert (diagnostic.code, diagnostic.message[:21]) == ("config/not-yaml", "more than 1024 values")
+    assert diagnostic.location is not None and diagnostic.location.file == "tuned/t.yaml"
+    written.write_text("# " + "x" * (1 << 20))
+    (diagnostic,) = find(CONFIG)
+    assert diagnostic.code == "tuning/unreadable"
 
 
 def test_without_one(load: Load) -> None:
@@ -62,6 +88,11 @@ def test_without_one(load: Load) -> None:
         ("{1: 16, 64: 2}", "{one: 16}", "tuning/malformed", 9),
         ("{1: 16, 64: 2}", "16", "tuning/malformed", 9),
         ("launches:", "launches: {}\nothers:", "tuning/malformed", 5),
+        ("launch: prepare_rows", "launch: []", "tuning/malformed", 10),
+        ("launch: prepare_rows", "launch: 3", "tuning/malformed", 10),
+        ("launch: prepare_rows", "launch: [prepare_rows, 3]", "tuning/malformed", 10),
+        ("launch: prepare_rows", "launch: [prepare_rows, verify_argmax]", "tuning/no-launch", 10),
+        ("launch: prepare_rows", "launch: [a, a]", "tuning/no-launch", 10),
         ("arch: sm_90", "arch: sm_80", "tuning/arch", 2),
         ("{1: 16, 64: 2}", "{1: 16, 32: 2}", "tuning/no-choice", 9),
         ("launch: prepare_rows", "launch: verify_argmax", "tuning/no-launch", 10),

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import torch
 
 from specc.build.build import build_program
-from specc.config.chosen import LaunchChoice
-from specc.measure.tuning.file import tuning_text
+from specc.config.chosen import LaunchChoice, Tuning
+from specc.config.resolution.tuning import MAX_BYTES
+from specc.measure.results.ratios import Ratio
+from specc.measure.tuning.file import Found, Gain, tuning_text
 from specc.measure.tuning.tuned import TuningResult, tune
-from specc.measure.tuning.variants import described, knobs_of
+from specc.measure.tuning.variants import Form, described, kernels_of, knobs_of
 from specc.runtime.plan.nodes import Launch
 from specc.runtime.plan.plan import Plan
 
@@ -117,6 +120,56 @@ def test_shapes_have_choices_of_their_own(clock: Clock) -> None:
     assert list(tuned.steps) == ["2", "1"]
     text = tuning_text(tuned.tuning, tuned.winners, tuned.steps)
     assert "shape 2: 1.00 at 1" in text and text.count("\n    shape: ") == 2
+
+
+LARGEST = """\
+name: largest
+algorithm: EAGLE
+shapes: [SHAPES]
+buckets: BUCKETS
+max_requests: 64
+context_length: 4096
+verify: target_only
+verify_rows: lazy
+archs: [sm_90]
+target: {hidden_size: 64, num_layers: 1, num_kv_heads: 1, head_dim: 64, vocab_size: 25600, dtype: bfloat16}
+draft: {hidden_size: 64, num_layers: 1, num_kv_heads: 1, head_dim: 64, vocab_size: 25600, dtype: bfloat16, head: int8}
+"""
+BUCKETS = [*range(1, 65)]
+
+
+def largest(shapes: int) -> str:
+    """As many steps, buckets and, up to sixteen, shapes as a configuration may have."""
+    trees = [f"{{num_steps: 16, topk: {topk}, num_draft_tokens: {24 + topk}}}" for topk in range(2, 2 + shapes)]
+    return LARGEST.replace("SHAPES", ", ".join(trees)).replace("BUCKETS", str(BUCKETS))
+
+
+def test_what_may_be_written_of_the_largest_program_is_read(tmp_path: Path) -> None:
+    """Everything chosen of every launch; one shape is compiled, and the others have as many."""
+    names = [str(shape.config.shape) for shape in load(largest(15)).shapes()]
+    (built,) = build_program(load(largest(1))).shapes
+    winners = list[Found]()
+    for nodes in kernels_of(built).values():
+        knobs = knobs_of(built, nodes[0].name)
+        form = Form(*(known[-1] if known else None for known in (knobs.tiles, knobs.warps, knobs.stages)))
+        split = dict.fromkeys(BUCKETS, knobs.split) if knobs.split else {}
+        gains = tuple(Gain(bucket, Ratio(1.25, 1.2, 1.3), 0.02) for bucket in BUCKETS)
+        instead = described(built, nodes[0].name)
+        for name in names:
+            chosen = tuple(LaunchChoice(node.name, name, *form, split) for node in nodes)
+            winners.append(Found(chosen, instead, gains))
+    choices = [choice for winner in winners for choice in winner.choices]
+    assert len(choices) > 700
+    text = tuning_text(Tuning("sm_90", "a GPU", "0.1.0", "3.6.0", tuple(choices)), winners, {})
+    assert 2 * len(text) < MAX_BYTES
+    (tmp_path / "t.yaml").write_text(text)
+    read = load(largest(15) + "tuning: t.yaml\n", tmp_path).config.tuning
+    assert read is not None
+    assert [replace(choice, location=None) for choice in read.choices] == choices
+    lines = text.splitlines()
+    for choice in read.choices:
+        assert choice.location is not None
+        assert lines[choice.location.line - 1][choice.location.column - 1 :].startswith(choice.launch)
 
 
 def test_no_time_tries_nothing_but_what_there_is(clock: Clock) -> None:
