@@ -24,6 +24,8 @@ MODEL = "some/model"
 POSITIONS = 3
 PATIENCE_S = 60
 """How long a request waits for others at most."""
+DRIPPED = {"pings": b": ping\n\n", "no choices": b'data: {"choices": []}\n\n', "bytes": b"x"}
+"""What comes without an end, and is no text."""
 WORDS = (" the", " cat", " sat", "\n", " é", " 猫", " x")
 
 
@@ -40,6 +42,7 @@ class Fake:
         engine: `sglang` or `vllm`.
         program: whether it has a program; an sglang's can be switched.
         fault: what goes wrong with answers, one of those in `Handler.stream` and `Handler.do_GET`.
+        said: what it says of a field, whatever is true; a key is the field's name.
         apart: prompts whose text has another token at place 2 where the program runs, with how far apart the two best
             tokens are there.
         token_s: seconds of its own clock, `now`, that a step takes, with the program and without.
@@ -50,6 +53,7 @@ class Fake:
     engine: str = "sglang"
     program: bool = True
     fault: str = ""
+    said: Mapping[str, Any] = field(default_factory=dict)
     apart: Mapping[str, float] = field(default_factory=dict)
     token_s: tuple[float, float] = (0.0, 0.0)
     now: float = 0.0
@@ -69,6 +73,10 @@ class Fake:
         if prompt in self.apart and self.on and self.program and count > 2:
             pieces[2] = " OTHER"
         return pieces
+
+    def fields(self, **true: Any) -> dict[str, Any]:
+        """Fields of an answer, each as it is or as it is `said` to be."""
+        return {name: self.said.get(name, value) for name, value in true.items()}
 
     def best(self, prompt: str, count: int) -> list[dict[str, float]]:
         """The two most probable tokens of every place."""
@@ -135,15 +143,16 @@ class Handler(BaseHTTPRequestHandler):
                 return self.say(" " * (1 << 24))
             if fake.fault == "no models":
                 return self.say({"data": []})
-            return self.say({"data": [{"id": MODEL, "owned_by": fake.engine}]})
+            return self.say(fake.fields(data=[fake.fields(id=MODEL, owned_by=fake.engine)]))
         if self.path == "/health" and fake.fault == "starting":
             return self.say("not yet", 503)
         if self.path == "/server_info" and fake.engine == "sglang":
             steps = {ran: len(lengths) for ran, lengths in fake.verified.items()}
-            specc = {"program": "specc_program_x", "on": fake.on, "served": steps[True], "left": {"off": steps[False]}}
-            return self.say({"internal_states": [{"specc": specc} if fake.program else {}]})
+            left = fake.fields(left=fake.fields(off=steps[False]))
+            specc = fake.fields(program="specc_program_x", on=fake.on, served=steps[True]) | left
+            return self.say(fake.fields(internal_states=[fake.fields(specc=specc) if fake.program else {}]))
         if self.path == "/metrics" and fake.engine == "vllm":
-            return self.say({"metrics": "not metrics at all {"}.get(fake.fault, self.metrics()))
+            return self.say({"metrics": "not metrics at all {"}.get(fake.fault) or self.metrics())
         return self.say({"detail": "Not Found"}, 404)
 
     def metrics(self) -> str:
@@ -168,7 +177,7 @@ class Handler(BaseHTTPRequestHandler):
                     return self.say({"object": "error", "message": "Input should be a valid number"}, 400)
                 case {"specc:on": 1} | {"specc:off": 1} as settings:
                     fake.on = "specc:on" in settings if fake.fault != "stuck" else fake.on
-                    return self.say([fake.fault != "refuses"])
+                    return self.say(fake.said.get("updated", [fake.fault != "refuses"]))
             return self.say([False])
         fake.asked.append(body | {"ran": fake.on and fake.program})
         if fake.fault == "status":
@@ -199,13 +208,14 @@ class Handler(BaseHTTPRequestHandler):
         """An answer with log-probabilities, which is not streamed."""
         if self.state.fault == "no scores":
             return {"choices": [{"text": "".join(tokens)}]}
+        fields = self.state.fields
         if not chat:
-            return {"choices": [{"logprobs": {"tokens": tokens, "top_logprobs": best}}]}
+            return fields(choices=[fields(logprobs=fields(tokens=tokens, top_logprobs=best))])
         content = [
-            {"token": piece, "top_logprobs": [{"token": word, "logprob": score} for word, score in scores.items()]}
+            fields(token=piece, top_logprobs=[fields(token=word, logprob=score) for word, score in scores.items()])
             for piece, scores in zip(tokens, best, strict=True)
         ]
-        return {"choices": [{"logprobs": {"content": content}}]}
+        return fields(choices=[fields(logprobs=fields(content=content))])
 
     def stream(self, prompt: str, count: int, chat: bool) -> bool:
         """Answer up to the end of the stream; whether that is to come."""
@@ -224,15 +234,16 @@ class Handler(BaseHTTPRequestHandler):
             place += accepted + 1
             with fake.lock:
                 fake.now += fake.token_s[not ran]
-            self.record({"choices": [{"delta": {"content": text}} if chat else {"text": text}]})
+            delta = fake.fields(delta=fake.fields(content=text)) if chat else fake.fields(text=text)
+            self.record(fake.fields(choices=[delta]))
             if self.fails(fault):
                 return False
         if fake.engine == "sglang":
-            details = {"spec_correct_drafts_histogram": histogram if fault != "words" else ["x"]}
-            self.record({"choices": [], "sglext": {"spec_tokens_details": details}})
+            details = fake.fields(spec_correct_drafts_histogram=histogram)
+            self.record({"choices": [], **fake.fields(sglext=fake.fields(spec_tokens_details=details))})
         if fault != "no usage":
-            usage = {"prompt_tokens": len(prompt.split()), "completion_tokens": 0 if fault == "no tokens" else count}
-            self.record({"choices": [], "usage": usage})
+            usage = fake.fields(prompt_tokens=len(prompt.split()), completion_tokens=count)
+            self.record({"choices": [], **fake.fields(usage=usage)})
         return True
 
     def fails(self, fault: str) -> bool:
@@ -241,12 +252,19 @@ class Handler(BaseHTTPRequestHandler):
             self.connection.shutdown(socket.SHUT_RDWR)
         elif fault == "silent":
             time.sleep(3)
+        elif fault == "slow":
+            time.sleep(0.2)
+            return False
         elif fault == "bad json":
             self.chunk(b"data: {]\n\n")
         elif fault == "no record":
             self.chunk(b"data: [1]\n\n")
         elif fault == "error":
             self.record({"error": {"message": "\x1b[2Jout of memory"}})
+        elif fault in DRIPPED:
+            while True:  # until the client leaves
+                self.chunk(DRIPPED[fault])
+                time.sleep(0.02)
         elif fault == "long line":
             self.chunk(b"data: " + b"x" * (1 << 24) + b"\n\n")
         elif fault == "deep":

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter
-from collections.abc import Awaitable, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Iterable, Sequence
 from dataclasses import dataclass, replace
-from itertools import zip_longest
+from itertools import accumulate, zip_longest
 from typing import Any, TypeVar
 
-from specc.measure.serving.client import Client, TimedText
+from specc.measure.serving.answers import Field
+from specc.measure.serving.client import MOST_POSITIONS, Client, TimedText
 from specc.support.diagnostics import Diagnostic, DiagnosticError
 
 T = TypeVar("T")
@@ -16,8 +18,11 @@ SWITCH, STATE, METRICS = "/set_internal_state", "/server_info", "/metrics"
 """Paths at which a program is switched, told of, and measured; not all servers have them."""
 DRAFTS, BY_POSITION = ":spec_decode_num_drafts_total", ":spec_decode_num_accepted_tokens_per_pos_total"
 """Ends of the names of an engine's counters: verifications, and accepted drafts by position."""
-MOST_POSITIONS = 1024
 STEPS, ACTIVE = "specc:decode_steps_total", "specc:program_active"
+READ, NAME = (DRAFTS, BY_POSITION, STEPS, ACTIVE), re.compile("[{ \t]")
+"""Ends of the names of all metrics that are read, and what is behind a name."""
+LONGEST_LINE = 1 << 11
+"""Characters of a metric: the parser takes time by the square of them."""
 
 
 @dataclass(frozen=True)
@@ -52,6 +57,11 @@ class ServerCounts:
         return self.plus(before, -1)
 
     @property
+    def backwards(self) -> bool:
+        """Whether anything was taken off."""
+        return min(self.verifications, *self.accepted, self.served or 0, self.left or 0) < 0
+
+    @property
     def accept_length(self) -> float | None:
         """Tokens a verification, the one after the accepted drafts included; None without verifications."""
         return 1 + sum(self.accepted) / self.verifications if self.verifications > 0 else None
@@ -64,9 +74,9 @@ class ServerCounts:
 
 def of_answers(answers: Sequence[TimedText]) -> ServerCounts:
     """What the answers of a server say of their verifications themselves."""
-    most = max((len(answer.accepted) for answer in answers), default=0)
-    by_count = [sum(answer.accepted[k] for answer in answers if k < len(answer.accepted)) for k in range(most)]
-    return ServerCounts(sum(by_count), tuple(sum(by_count[k:]) for k in range(1, most)))
+    by_count = [sum(counts) for counts in zip_longest(*(answer.accepted for answer in answers), fillvalue=0)]
+    at_least = [*accumulate(reversed(by_count))][::-1]
+    return ServerCounts(sum(by_count), tuple(at_least[1:]))
 
 
 @dataclass
@@ -96,24 +106,28 @@ class MeasuredServer:
     async def switch(self, on: bool) -> None:
         """Have the program run the decode steps, or the engine. DiagnosticError where that is refused."""
         answer = await self.client.get(SWITCH, {"server_args": {f"specc:{'on' if on else 'off'}": 1}})
-        done = answer if isinstance(answer, list) else [answer]
+        done = [rank.flag() for rank in (answer.items() if isinstance(answer.value, list) else [answer])]
         state = _program(await self.client.get(STATE))
-        if not done or not all(answer is True for answer in done) or state is None or state.get("on") is not on:
+        if not done or not all(done) or state is None or state.at("on").flag() is not on:
             raise no_other_side(self.address, f"its program could not be switched {'on' if on else 'off'}")
 
     async def counts(self) -> ServerCounts:
         """The counters of now."""
-        try:
-            now = counted(samples_of(await self.client.text(METRICS))) if self.metrics else ServerCounts()
-        except (KeyError, ValueError, OverflowError) as error:
-            self.client.broken(f"{METRICS} has a counter that is none: {error}")
+        text = await self.client.text(METRICS) if self.metrics else ""
+        now = counted(self.address, samples_of(text))
         if not self.switchable:
             return now
-        state = _program(await self.client.get(STATE)) or {}
-        try:
-            return replace(now, served=int(state["served"]), left=sum(state["left"].values()))
-        except (KeyError, TypeError, ValueError, AttributeError):
+        if (state := _program(await self.client.get(STATE))) is None:
             self.client.broken(f"{STATE} does not say how many steps its program ran")
+        left = [reason.count() for reason in state.at("left").entries().values()]
+        return replace(now, served=state.at("served").count(), left=sum(left))
+
+    async def counted_since(self, before: ServerCounts) -> ServerCounts:
+        """What was counted since then."""
+        counts = (await self.counts()).since(before)
+        if counts.backwards:
+            self.client.broken(f"what {METRICS} or {STATE} counts has become less")
+        return counts
 
 
 def no_other_side(address: str, why: str) -> DiagnosticError:
@@ -127,23 +141,20 @@ async def meet(client: Client, model: str | None) -> MeasuredServer:
 
     Raises DiagnosticError where it does not answer, or has no such model.
     """
-    listed = await client.get("/v1/models")
-    try:
-        models = {str(model["id"]): str(model.get("owned_by", "")) for model in listed["data"]}
-    except (KeyError, TypeError, AttributeError):
-        client.broken("/v1/models lists no models")
+    listed = (await client.get("/v1/models")).at("data").items()
+    models = {model.at("id").text(): by.text() if (by := model.get("owned_by")) else "" for model in listed}
     if not models or (model is not None and model not in models):
         wanted = "no model" if model is None else f"no model {model[:60]!r}"
         raise DiagnosticError(
             Diagnostic("serve/no-model", f"{client.url} serves {wanted}, but {[name[:60] for name in models][:8]}")
         )
     client.model = model or next(iter(models))
-    state = _program(await _if_there(client.get(STATE)))
-    text = await _if_there(client.text(METRICS))
+    answer, text = await _if_there(client.get(STATE)), await _if_there(client.text(METRICS))
+    state = _program(answer) if answer else None
     active = [
         sample.labels.get("program") for sample in samples_of(text or "") if sample.name == ACTIVE and sample.value
     ]
-    program = state.get("program") if state else next(iter(active), None)
+    program = state.at("program").text() if state else next(iter(active), None)
     return MeasuredServer(client, models[client.model], program, state is not None, text is not None)
 
 
@@ -155,38 +166,42 @@ async def _if_there(answer: Awaitable[T]) -> T | None:
         return None
 
 
-def counted(samples: Iterable[Any]) -> ServerCounts:
-    """What samples of metrics say; those of several engines behind one address are added up.
+def counted(server: str, samples: Iterable[Any]) -> ServerCounts:
+    """What samples of a server's metrics say; those of several engines behind one address are added up.
 
-    Raises KeyError, ValueError and OverflowError for counters that are none.
+    Raises DiagnosticError for counters that are none.
     """
     drafts, positions, steps = 0, Counter[int](), Counter[bool]()
     for sample in samples:
+        name = f"{sample.name} of {METRICS}"
+        value = Field(server, name, int(sample.value) if sample.value % 1 == 0 else sample.value)
         if sample.name.endswith(DRAFTS):
-            drafts += int(sample.value)
+            drafts += value.count()
         elif sample.name.endswith(BY_POSITION):
-            if (place := int(sample.labels["position"])) not in range(MOST_POSITIONS):
-                raise ValueError(f"position {place}")
-            positions[place] += int(sample.value)
+            place = sample.labels.get("position", "")
+            number = int(place) if place.isascii() and place.isdecimal() and len(place) < 8 else place
+            positions[Field(server, f"position of {name}", number).count(MOST_POSITIONS - 1)] += value.count()
         elif sample.name == STEPS:
-            steps[sample.labels.get("by") == "program"] += int(sample.value)
+            steps[sample.labels.get("by") == "program"] += value.count()
     accepted = tuple(positions[place] for place in range(max(positions, default=-1) + 1))
     return ServerCounts(drafts, accepted, *((steps[True], steps[False]) if steps else (None, None)))
 
 
 def samples_of(text: str) -> list[Any]:
-    """All samples of metrics; none of what are no metrics."""
+    """The samples of metrics that are read here; none of what are no metrics."""
     from prometheus_client.parser import text_string_to_metric_families
 
+    lines = [line for line in text.splitlines() if NAME.split(line, 1)[0].endswith(READ)]
     try:
-        return [sample for family in text_string_to_metric_families(text) for sample in family.samples]
+        if any(len(line) > LONGEST_LINE for line in lines):
+            return []
+        return [sample for family in text_string_to_metric_families("\n".join(lines)) for sample in family.samples]
     except (ValueError, KeyError, IndexError):
         return []
 
 
-def _program(info: Any) -> Mapping[str, Any] | None:
+def _program(info: Field) -> Field | None:
     """What a server's answer about itself says of a program; None without one."""
-    states = info.get("internal_states") if isinstance(info, dict) else None
-    first = states[0] if isinstance(states, list) and states else None
-    entry = first.get("specc") if isinstance(first, dict) else None
-    return entry if isinstance(entry, dict) else None
+    states = info.get("internal_states")
+    first = states.items()[:1] if states else []
+    return first[0].get("specc") if first else None

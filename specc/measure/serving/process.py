@@ -15,6 +15,7 @@ from collections import deque
 from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager, contextmanager, suppress
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from urllib.parse import urlsplit
@@ -30,8 +31,8 @@ STOP_S, GONE_S = 30, 10
 """Seconds to end in order once that is asked for, and for the system to take back the processes that were killed."""
 LOOK_S = 0.2
 """Seconds between two looks at a server that is starting."""
-LINES, CHARACTERS = 20, 300
-"""How many lines of a log are shown, and how much of each."""
+LINES, CHARACTERS, LONGEST_LINE = 20, 300, 1 << 16
+"""How many lines of a log are shown, how much of each, and how much of a log is taken for one at most."""
 RUNS = re.compile(r"specc: (\w+) runs the decode steps")
 """A line in the log of a server with a program."""
 
@@ -79,7 +80,8 @@ class Running:
     def lines(self, having: str = "") -> list[str]:
         """The last lines of its log that have a text."""
         with self.log.open(encoding="utf-8", errors="replace") as file:
-            return [line[:CHARACTERS].rstrip() for line in deque(filter(lambda text: having in text, file), LINES)]
+            lines = iter(partial(file.readline, LONGEST_LINE), "")
+            return [line[:CHARACTERS].rstrip() for line in deque(filter(lambda text: having in text, lines), LINES)]
 
     def program(self) -> str | None:
         """The program that it says to run, if there is one."""

@@ -52,7 +52,7 @@ async def _gap(client: Client, prompt: Prompt, answer: str, other: str, *, whole
     for token, best in await client.best(asked, whole=whole):
         text = other[begin : begin + len(token)]
         if begin + len(token) > place or token != text:
-            if begin > place or len(best or {}) < 2:
+            if begin > place or len(best) < 2:
                 return None
             likely = sorted(best.items(), key=lambda item: -item[1])[:2]
             known = all(any(text.startswith(word, begin) for word, _ in likely) for text in (answer, other))

@@ -72,7 +72,7 @@ class Side:
         asked = [prompts.listed[number % len(prompts.listed)] for number in numbers]
         answers = await all_of(self.server.client, asked, clients, whole=prompts.made_up)
         seconds = time.perf_counter() - begin
-        counts = (await self.server.counts()).since(before)
+        counts = await self.server.counted_since(before)
         counted = of_answers(answers)
         if counted.verifications:
             counts = replace(counts, verifications=counted.verifications, accepted=counted.accepted)

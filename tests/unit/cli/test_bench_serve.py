@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import re
 import xml.etree.ElementTree as ElementTree
 from collections.abc import Sequence
@@ -15,7 +16,7 @@ from fakes.openai_server import MODEL, Fake, serving
 from typer.testing import CliRunner
 
 from specc.cli.main import app
-from specc.measure.serving import turns
+from specc.measure.serving import client, turns
 
 QUICK = ("--count", "6", "--max-new-tokens", "12", "--turns", "3", "--batch", "4,1", "--requests", "5")
 
@@ -172,8 +173,6 @@ FAULTS = {
     "long line": "serve/broken-answer",
     "deep": "serve/broken-answer",
     "no usage": "serve/broken-answer",
-    "no tokens": "serve/broken-answer",
-    "words": "serve/broken-answer",
     "endless": "serve/broken-answer",
     "html": "serve/broken-answer",
     "a lot": "serve/broken-answer",
@@ -181,6 +180,9 @@ FAULTS = {
     "status": "serve/refused",
     "redirect": "serve/refused",
     "silent": "serve/unreachable",
+    "pings": "serve/unreachable",
+    "no choices": "serve/unreachable",
+    "bytes": "serve/unreachable",
     "stuck": "serve/no-other-side",
     "refuses": "serve/no-other-side",
 }
@@ -189,10 +191,59 @@ FAULTS = {
 @pytest.mark.parametrize("fault", FAULTS)
 def test_a_hostile_server(fault: str) -> None:
     with serving(Fake(fault=fault)) as fake:
-        done = run("--url", fake.url, *QUICK, "--timeout", "0.5" if fault == "silent" else "60")
+        done = run("--url", fake.url, *QUICK, "--timeout", "0.5" if FAULTS[fault] == "serve/unreachable" else "60")
     assert done.exit_code == 1 and code(done) == FAULTS[fault], done.output
     assert fake.url in done.stderr and "\x1b" not in done.output and "\u202e" not in done.output
     assert done.stdout == ""
+
+
+NO_COUNTS = (math.inf, math.nan, -math.inf, 10**400, -1, 1 << 53, 2.7, "7", True, [3], {"a": 1})
+NO_TEXTS, NO_FLAGS = (5, True, ["x"], {"a": "b"}), (1, "true", [True])
+SAID = {
+    "served": (*NO_COUNTS, None), "off": NO_COUNTS, "left": (3, [], None), "on": (*NO_FLAGS, None),
+    "program": (*NO_TEXTS, None), "specc": (3, "x", [1]), "internal_states": (3, "x", {}, [3]),
+    "id": (*NO_TEXTS, None), "owned_by": NO_TEXTS, "data": (3, "x", {}, [3], None), "updated": (3, "x", [3], {}),
+    "completion_tokens": (*NO_COUNTS, 0, 13, 10**6, None), "prompt_tokens": (*NO_COUNTS, None), "usage": (3, [1], None),
+    "spec_correct_drafts_histogram": (3, {}, ["x"], [1] * 200_000, [math.inf], [13], [-1], [True]),
+    "spec_tokens_details": (3, [1]), "sglext": (3, "x"), "text": NO_TEXTS, "choices": (3, {}, [3], [{}]),
+}  # fmt: skip
+"""What a server may say of a field, and none of it is what the field has."""
+NAMED = {"updated": "/set_internal_state"}
+
+
+@pytest.mark.parametrize("name", SAID)
+def test_a_field_that_is_none_is_named(name: str) -> None:
+    prompts = ("--count", "2", "--max-new-tokens", "12", "--batch", "2", "--requests", "2", "--timeout", "60")
+    for value in SAID[name]:
+        with serving(Fake(said={name: value})) as fake:
+            done = run("--url", fake.url, *prompts)
+        assert (done.exit_code, code(done)) == (1, "serve/broken-answer"), (value, done.output)
+        assert fake.url in done.stderr and NAMED.get(name, name) in done.stderr, (value, done.output)
+
+
+@pytest.mark.parametrize("chat", [False, True])
+def test_scores_that_are_none_are_named(chat: bool, tmp_path: Path) -> None:
+    """Of the token at which two texts part."""
+    (tmp_path / "p.json").write_text(json.dumps(["one", "two"]))
+    names = ("logprobs", "content", "token", "logprob") if chat else ("logprobs", "tokens", "top_logprobs")
+    for name, value in [(name, value) for name in names for value in (5, [5], {"a": "b"}, math.nan, 10**400)]:
+        with serving(Fake(apart={"two": 0.1}, said={name: value})) as fake:
+            words = ("--prompts", str(tmp_path / "p.json"), "--batch", "1", "--max-new-tokens", "8")
+            done = run("--url", fake.url, *words, *["--chat"] * chat)
+        assert done.exit_code == 1 and code(done) == "serve/broken-answer", (name, value, done.output)
+
+
+def test_an_answer_has_an_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    """However often something of it comes, and however much of it there is."""
+    with serving(Fake(fault="slow")) as fake:
+        done = run("--url", fake.url, *QUICK, "--max-new-tokens", "100", "--timeout", "0.5")
+    assert done.exit_code == 1 and code(done) == "serve/unreachable", done.output
+    assert "takes too long for one answer: it has not ended after 2.21875 s" in done.stderr.replace("\n", " ")
+    monkeypatch.setattr(client, "LONGEST", 200)
+    monkeypatch.setattr(client, "LONGEST_TOKEN", 1)
+    with serving(Fake()) as fake:
+        done = run("--url", fake.url, *QUICK)
+    assert code(done) == "serve/broken-answer" and "takes more bytes than so many can" in done.stderr
 
 
 def test_metrics_that_are_none() -> None:

@@ -36,17 +36,33 @@ def answer(tokens: int, first_s: float, last_s: float, accepted: tuple[int, ...]
 
 
 def test_counters_of_metrics() -> None:
-    counts = counted(samples_of(METRICS))
+    counts = counted("", samples_of(METRICS))
     assert counts == ServerCounts(15, (9, 4), 7, 3)
     assert counts.accept_length == pytest.approx(1 + 13 / 15)
     assert counts.by_position == pytest.approx((9 / 15, 4 / 15))
-    assert counted([]) == ServerCounts() and ServerCounts().accept_length is None and ServerCounts().by_position == ()
+    assert (
+        counted("", []) == ServerCounts() and ServerCounts().accept_length is None and ServerCounts().by_position == ()
+    )
 
 
 def test_what_was_counted_between_two_times() -> None:
     assert ServerCounts(9, (5, 2, 1), 4, 3).since(ServerCounts(2, (1,), 1, 3)) == ServerCounts(7, (4, 2, 1), 3, 0)
     assert ServerCounts(9, (5,)).since(ServerCounts(2, (1, 0))) == ServerCounts(7, (4, 0), None, None)
     assert ServerCounts(1, (1,), 4, 0).plus(ServerCounts(2, (1, 2))) == ServerCounts(3, (2, 2), 4, 0)
+
+
+def test_metrics_that_nobody_reads_cost_nothing() -> None:
+    """The parser takes time by the square of a label's quotes, and by every line."""
+    quotes = 'vllm:other{a="' + '\\"' * (1 << 20) + '"} 1.0\n'
+    assert counted("", samples_of(quotes + METRICS)) == ServerCounts(15, (9, 4), 7, 3)
+    assert samples_of(quotes.replace("other", "spec_decode_num_drafts_total") + METRICS) == []
+
+
+def test_counters_that_become_less() -> None:
+    before = ServerCounts(9, (5, 2), 4, 3)
+    for after in (ServerCounts(8, (5, 2), 4, 3), ServerCounts(9, (5, 1), 4, 3), ServerCounts(9, (5, 2), 3, 3)):
+        assert after.since(before).backwards and not before.since(after).backwards
+    assert not before.since(before).backwards and not ServerCounts().backwards
 
 
 def test_what_answers_say_of_their_verifications() -> None:
