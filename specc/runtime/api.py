@@ -42,6 +42,7 @@ from .graphs.capture import Replays as Replays
 from .memory.footprint import Memory as Memory
 from .plan.files.manifest import Manifest as Manifest
 from .plan.plan import Plan as Plan
+from .plan.token_map import read_listed_tokens as read_listed_tokens
 from .program import Program as Program
 from .program import load as load
 from .ranks import Collective as Collective

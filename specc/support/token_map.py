@@ -8,23 +8,19 @@ SGLang's ``--speculative-token-map``. EAGLE3 heads have a tensor ``d2t`` of offs
 from __future__ import annotations
 
 import io
-import json
 import zipfile
 from collections.abc import Sequence
 from itertools import pairwise
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
+from specc.runtime.plan import token_map
 from specc.support.files.archives import bounded
 from specc.support.files.reading import read_regular, why_unreadable
 from specc.support.files.weights import whole_numbers
 
 OFFSETS = "d2t"
 """The tensor of offsets in the weights of a head."""
-MOST_BYTES = 1 << 28
-"""Largest file of a map that is read, and most that its parts may take unpacked."""
-MOST_TOKENS = 1 << 24
-"""Most entries of a map, as many as a vocabulary may have."""
 
 
 class TokenMapError(ValueError):
@@ -42,28 +38,21 @@ def read_token_map(path: Path) -> list[int]:
         TokenMapError: ``map/unreadable``.
     """
     try:
-        content = read_regular(path, MOST_BYTES)
+        content = read_regular(path, token_map.MOST_BYTES)
     except (OSError, ValueError) as error:
         raise TokenMapError("map/unreadable", f"cannot read the token map '{path}': {why_unreadable(error)}") from error
     try:
-        tokens = _listed(content) if content.lstrip()[:1] == b"[" else _saved_by_torch(content)
+        array = content.lstrip()[:1] == b"["
+        tokens = token_map.listed(content.decode("utf-8")) if array else _saved_by_torch(content)
     except Exception as error:  # torch's reader raises anything on odd files
         reason = str(error).strip().split("\n")[0][:120]
         message = f"'{path}' is neither a JSON array nor a list that torch has saved: {reason}"
         raise TokenMapError("map/unreadable", message) from error
-    listed = cast("list[object]", tokens) if isinstance(tokens, list) else []
-    valid = [token for token in listed if type(token) is int and -MOST_TOKENS <= token <= MOST_TOKENS]
-    if not 0 < len(valid) == len(listed) <= MOST_TOKENS:
-        hint = f"write whole numbers, one per row, of at most {MOST_TOKENS} tokens"
-        raise TokenMapError("map/unreadable", f"'{path}' is no list of tokens", hint)
-    return valid
-
-
-def _listed(content: bytes) -> Any:
-    """Return what a JSON array holds; nothing is parsed that has more values than a map may have."""
-    if content.count(b",") >= MOST_TOKENS:
-        raise ValueError(f"it has more than {MOST_TOKENS} values")
-    return json.loads(content)
+    try:
+        return token_map.tokens_of(tokens)
+    except ValueError as error:
+        hint = f"write whole numbers, one per row, of at most {token_map.MOST_TOKENS} tokens"
+        raise TokenMapError("map/unreadable", f"'{path}' is no list of tokens", hint) from error
 
 
 def _saved_by_torch(content: bytes) -> Any:
@@ -71,15 +60,15 @@ def _saved_by_torch(content: bytes) -> Any:
     import torch  # the only reader of these files; what compiles other configurations does without torch
 
     if zipfile.is_zipfile(io.BytesIO(content)):
-        bounded(io.BytesIO(content), MOST_BYTES).close()
+        bounded(io.BytesIO(content), token_map.MOST_BYTES).close()
     loaded = torch.load(io.BytesIO(content), map_location="cpu", weights_only=True)
     if not isinstance(loaded, torch.Tensor):
         return loaded
     whole = (torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64)
     if loaded.layout != torch.strided or loaded.dim() != 1 or loaded.dtype not in whole:
         raise ValueError(f"a tensor of {loaded.dtype} and {loaded.dim()} axes is no list of whole numbers")
-    if len(loaded) > MOST_TOKENS:  # one that repeats its memory takes none of its own
-        raise ValueError(f"it has more than {MOST_TOKENS} values")
+    if len(loaded) > token_map.MOST_TOKENS:  # one that repeats its memory takes none of its own
+        raise ValueError(f"it has more than {token_map.MOST_TOKENS} values")
     return loaded.tolist()
 
 
@@ -91,7 +80,7 @@ def read_offsets(directory: Path) -> list[int] | None:
     """
     for path in sorted(directory.glob("*.safetensors")):
         try:
-            offsets = whole_numbers(path, OFFSETS, MOST_TOKENS)
+            offsets = whole_numbers(path, OFFSETS, token_map.MOST_TOKENS)
         except (OSError, ValueError) as error:
             message = f"cannot read {OFFSETS} of '{path}': {why_unreadable(error)}"
             raise TokenMapError("map/unreadable", message) from error

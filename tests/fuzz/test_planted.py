@@ -17,6 +17,7 @@ from specc.config import models
 from specc.ir.text import parser
 from specc.runtime import bound as bound_step
 from specc.runtime.entry import external
+from specc.runtime.plan import token_map
 from specc.runtime.plan.files import manifest
 from specc.runtime.plan.files.manifest import Manifest
 from specc.runtime.rotated import RotatedStep
@@ -25,7 +26,6 @@ from specc.runtime.semantics import reference, tree, vocab
 from specc.runtime.state import limits
 from specc.runtime.state.torn import Torn
 from specc.runtime.state.transfer import RecordLayout
-from specc.support import token_map
 from specc.support.diagnostics import Diagnostics
 from specc.support.files import cachedir, weights
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable
 from http import HTTPStatus
-from typing import Any
+from typing import Any, TypeGuard
 
 import torch
 from sglang.srt.managers.schedule_batch import FINISH_ABORT
@@ -28,6 +28,9 @@ HIDDEN = "hidden"
 """The field of a carry that only a prefill can fill."""
 ERROR = "SpeccHandoverError"
 """What the requests end with of which not all came that a program carries."""
+WHOLE = (torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64)
+REAL = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
+SENT = "from the server that prefilled"
 
 
 def take_over(
@@ -57,17 +60,17 @@ def take_over(
 def came(steps: Steps, batch: Any, last_tokens: Tensor) -> EagleDraftInput:
     """What SGLang's prefill has left of each request, checked; zeros for those that lack something, which end."""
     pools, device = steps.step.pools, last_tokens.device
-    width, topk = pools[HIDDEN].shape[1], pools["topk_index"].shape[1]
+    width, topk, dtype = pools[HIDDEN].shape[1], pools["topk_index"].shape[1], pools[HIDDEN].dtype
     numbers, chances, states = list[Tensor](), list[Tensor](), list[Tensor]()
     for request in batch.reqs:
         given = request.output_topk_index, request.output_topk_p, request.hidden_states_tensor
-        lacks = lacking(*given, topk=topk, width=width, scored=steps.numbers.count)
+        lacks = lacking(*given, topk=topk, width=width, dtype=dtype, scored=steps.numbers.count)
         if lacks is not None:
             _end(request, lacks)
             given = torch.zeros(topk, dtype=torch.int64), torch.ones(topk), torch.zeros(width)
         numbers.append(given[0][:topk].long())
         chances.append(given[1][:topk].float())
-        states.append(given[2].to(pools[HIDDEN].dtype))
+        states.append(given[2].to(dtype))
     index, p, hidden = (torch.stack(rows).to(device, non_blocking=True) for rows in (numbers, chances, states))
     return EagleDraftInput(
         bonus_tokens=last_tokens, topk_p=p, topk_index=steps.numbers.tokens(index), hidden_states=hidden
@@ -75,23 +78,44 @@ def came(steps: Steps, batch: Any, last_tokens: Tensor) -> EagleDraftInput:
 
 
 def lacking(
-    numbers: Tensor | None, chances: Tensor | None, hidden: Tensor | None, *, topk: int, width: int, scored: int
+    numbers: object, chances: object, hidden: object, *, topk: int, width: int, dtype: torch.dtype, scored: int
 ) -> str | None:
-    """Name what is wrong with what came of a request; None if nothing is.
+    """Name what is wrong with what came of a request, which may be anything; None if nothing is.
 
     `numbers` are the `topk` drafts i64[K or more] as the draft numbers the `scored` tokens of its head, `chances` f32
-    theirs, `hidden` T[width].
+    theirs, `hidden` T[width], which are kept as `dtype`.
     """
-    if numbers is None or chances is None or min(len(numbers), len(chances)) < topk:
-        return f"no {topk} drafts came from the server that prefilled"
+    if numbers is None or chances is None:
+        return f"no {topk} drafts came {SENT}"
     if hidden is None:
-        return "no hidden states came from the server that prefilled"
+        return f"no hidden states came {SENT}"
+    if not (_is_row(numbers, WHOLE) and _is_row(chances, REAL) and _is_row(hidden, REAL)):
+        forms = ", ".join(map(_form, (numbers, chances, hidden)))
+        return f"drafts, chances and hidden states came {SENT} as {forms}"
+    if min(len(numbers), len(chances)) < topk:
+        return f"no {topk} drafts came {SENT}"
     if hidden.shape != (width,):
-        return f"hidden states of the shape {tuple(hidden.shape)} came from the server that prefilled, not ({width},)"
+        return f"hidden states of the shape {tuple(hidden.shape)} came {SENT}, not ({width},)"
     least, most = int(numbers[:topk].min()), int(numbers[:topk].max())
     if least < 0 or most >= scored:
-        return f"a draft came from the server that prefilled which is none of {scored} tokens: {least}, {most}"
+        return f"a draft came {SENT} which is none of {scored} tokens: {least}, {most}"
+    if not bool(((chances[:topk] >= 0) & (chances[:topk] <= 1)).all()):
+        return f"a draft came {SENT} with a chance that is none: {chances[:topk].tolist()}"
+    if not bool(hidden.to(dtype).isfinite().all()):
+        return f"hidden states came {SENT} which are not finite in {dtype}"
     return None
+
+
+def _is_row(value: object, dtypes: tuple[torch.dtype, ...]) -> TypeGuard[Tensor]:
+    """Whether it is a tensor of one axis that has values of these types."""
+    if not isinstance(value, Tensor) or value.layout != torch.strided or value.is_meta:
+        return False
+    return value.dtype in dtypes and value.dim() == 1
+
+
+def _form(value: object) -> str:
+    """What something is, in a word."""
+    return f"{value.dtype}{list(value.shape)}" if isinstance(value, Tensor) else type(value).__name__
 
 
 def drafted(steps: Steps, batch: Any, last_tokens: Tensor) -> EagleDraftInput:

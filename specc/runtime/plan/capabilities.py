@@ -41,13 +41,11 @@ SAMPLING = Capability(
 )
 RECORDS = Capability(
     ("capabilities/records.py", "state/peer.py", "state/transfer.py"),
-    (
-        *("RecordField", "RecordLayout", "check_peer", "schema", "schema_digest"),
-        *("record_layout", "pack", "unpack", "build_draft_input"),
-    ),
+    ("RecordField", "RecordLayout", "check_peer", "schema", "schema_digest", "record_layout", "pack", "unpack",
+     "build_draft_input"),
     "`disaggregation: true`",
     lambda plans: any(plan.disaggregation for plan in plans),
-)
+)  # fmt: skip
 RANKS = Capability(
     ("capabilities/collective.py",),
     ("GroupCollective",),
@@ -76,8 +74,9 @@ SHAPES = Capability(
     lambda plans: len(plans) > 1,
 )
 TABLES = Capability(
-    ("capabilities/draft_tables.py",), (), "`draft.head`", lambda plans: any(MADE & p.inputs.keys() for p in plans)
-)
+    ("capabilities/draft_tables.py", "plan/token_map.py"), ("read_listed_tokens",), "`draft.head`",
+    lambda plans: any(MADE & plan.inputs.keys() for plan in plans),
+)  # fmt: skip
 CAPABILITIES = (SAMPLING, RECORDS, RANKS, MOVES, OPS, ROTATED, SHAPES, TABLES)
 
 

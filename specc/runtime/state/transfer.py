@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, TypeGuard
 
 import torch
 from torch import Tensor
@@ -50,8 +50,8 @@ class RecordField(CarriedField):
 
     def check(self, request: Hashable, value: object) -> None:
         """FieldError unless `value` is a tensor of one request's dtype and shape."""
-        if not isinstance(value, Tensor):
-            raise FieldError(request, self.name, f"is a {type(value).__name__}, not a tensor")
+        if not _has_values(value):
+            raise FieldError(request, self.name, f"is a {type(value).__name__}, not a tensor of values one by one")
         wanted = DTYPES[self.dtype]
         if value.dtype != wanted or tuple(value.shape) != self.shape:
             got = f"{value.dtype}{list(value.shape)}"
@@ -186,9 +186,14 @@ class RecordLayout:
         return Carry({field.name: field.view(table) for field in self.fields})
 
 
+def _has_values(value: object) -> TypeGuard[Tensor]:
+    """Whether it is a tensor that has its values one by one: no sparse one, and none of the device of no memory."""
+    return isinstance(value, Tensor) and value.layout == torch.strided and not value.is_meta
+
+
 def _bytes(record: object, request: Hashable = None) -> Tensor:
     """A copy u8[...] of a record that the views of its fields can be taken of."""
-    if isinstance(record, Tensor) and record.dtype == torch.uint8:
+    if _has_values(record) and record.dtype == torch.uint8:
         return record.clone(memory_format=torch.contiguous_format)
     if isinstance(record, bytes | bytearray | memoryview):
         held = bytearray(record)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 import re
 from typing import Any
 
@@ -12,7 +13,6 @@ from fakes.sglang_modules import FINISH_ABORT, Req
 from fakes.sglang_server import PROGRAM, Server, adapter, part
 from sampling_oracle import drawn
 from test_sglang_worker import ALL, BATCHES, DRAWS, PROMPTS, QLEN, SCORED, Serve, counted, plan_of, run, serve
-from torch import Tensor
 
 __all__ = ["serve"]
 TOPK, WIDTH, TOKENS = 3, 4, 20
@@ -96,8 +96,16 @@ def spoiled(req: Req, **given: Any) -> None:
 @pytest.mark.parametrize("overlap", [False, True])
 @pytest.mark.parametrize(
     "given",
-    [{"hidden_states_tensor": None}, {"output_topk_index": torch.full((16,), 1 << 40)}, {"output_topk_p": None}],
-    ids=lambda given: next(iter(given)),
+    [
+        {"hidden_states_tensor": None},
+        {"output_topk_index": torch.full((16,), 1 << 40)},
+        {"output_topk_p": None},
+        {"output_topk_index": torch.tensor(1)},
+        {"output_topk_p": torch.full((16,), math.nan)},
+        {"hidden_states_tensor": [1.0]},
+        {"hidden_states_tensor": torch.full((4,), math.inf)},
+    ],
+    ids=lambda given: "-".join(map(repr, (next(iter(given)), str(next(iter(given.values())))[:12]))),
 )
 def test_a_request_that_lacks_something_ends_by_name_and_others_go_on(
     decoding: Serve, given: dict[str, Any], overlap: bool
@@ -120,10 +128,27 @@ def test_a_request_that_ends_already_keeps_its_reason(decoding: Serve) -> None:
     assert server.requests[3].to_finish is aborted
 
 
-def sent(**other: Tensor | None) -> dict[str, Any]:
+def sent(**other: object) -> dict[str, Any]:
     """What came of a request that lacks nothing, with something else."""
     drafts = torch.tensor([0, TOKENS - 1, 4, -7, TOKENS])  # behind the first TOPK is what nobody reads
     return {"numbers": drafts, "chances": torch.rand(5), "hidden": torch.rand(WIDTH)} | other
+
+
+NO_CHANCES = (math.nan, math.inf, -math.inf, -0.5, 1.5)
+NOT_THERE = (
+    torch.rand(5, device="meta"),
+    torch.rand(5).to_sparse(),
+    torch.tensor(1),
+    torch.rand(1, 5),
+    [0, 1, 2],
+    3,
+    "x",
+)
+ODD = {
+    "numbers": (*NOT_THERE, torch.rand(5), torch.tensor([True] * 5), torch.zeros(5, 2, dtype=torch.int64)),
+    "chances": (*NOT_THERE, torch.zeros(5, dtype=torch.complex64), torch.ones(5, dtype=torch.int64)),
+    "hidden": (*NOT_THERE, torch.zeros(WIDTH, dtype=torch.complex64), torch.ones(WIDTH, dtype=torch.int64)),
+}
 
 
 @pytest.mark.parametrize(
@@ -136,11 +161,18 @@ def sent(**other: Tensor | None) -> dict[str, Any]:
         ({"hidden": torch.rand(16)}, r"of the shape \(16,\) .* not \(4,\)"),
         ({"numbers": torch.tensor([0, TOKENS, 1])}, "none of 20 tokens: 0, 20"),
         ({"numbers": torch.tensor([0, 3, -1])}, "none of 20 tokens: -1, 3"),
+        *(({name: odd}, "drafts, chances and hidden states came .* as ") for name, odds in ODD.items() for odd in odds),
+        *(({"chances": torch.tensor([0.5, chance, 0.1])}, "a chance that is none") for chance in NO_CHANCES),
+        ({"chances": torch.tensor([0.0, 1.0, 0.5, math.nan])}, None),
+        *(({"hidden": torch.tensor([0.5, value, 0.1, 0.0])}, "not finite") for value in (math.nan, math.inf)),
+        ({"hidden": torch.tensor([0.5, 1e200, 0.1, 0.0], dtype=torch.float64)}, "not finite in torch.float32"),
+        ({"hidden": torch.rand(WIDTH).bfloat16(), "chances": torch.rand(5).double()}, None),
+        ({"numbers": torch.tensor([1, 2, 3], dtype=torch.int32)}, None),
     ],
 )
 def test_what_came_is_checked(serve: Serve, other: dict[str, Any], says: str | None) -> None:
     serve(plan_of("EAGLE"))
-    found = adapter("handover").lacking(**sent(**other), topk=TOPK, width=WIDTH, scored=TOKENS)
+    found = adapter("handover").lacking(**sent(**other), topk=TOPK, width=WIDTH, dtype=torch.float32, scored=TOKENS)
     assert found is None if says is None else re.search(says, found)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import os
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -17,9 +18,11 @@ from fakes.vllm_ranks import GroupCoordinator, ranks
 from programs import planned
 from torch import Tensor
 
+import specc.runtime
 from specc.runtime.capabilities.draft_tables import draft_tables
 from specc.runtime.entry.external import Forward
 from specc.runtime.plan.plan import Plan
+from specc.support.token_map import TokenMapError, read_token_map
 
 HEADS, FORWARDS = "specc.adapters.vllm.models.heads", "specc.adapters.vllm.models.forwards"
 TOKENS, PADDED, WIDTH, PART = 90, 128, 64, [3, 8, 40, 77]
@@ -54,7 +57,7 @@ def part_of(head: str = "weights") -> Plan:
 
 
 def head_of(plan: Plan, speculator: Any) -> Any:
-    return importlib.import_module(HEADS).Head(plan, speculator)
+    return importlib.import_module(HEADS).Head(specc.runtime, plan, speculator)
 
 
 @pytest.mark.parametrize("changes", [{}, {"norm": True}, {"tokens": torch.tensor(PART)}], ids=str)
@@ -110,6 +113,27 @@ def test_a_head_with_too_few_entries() -> None:
         head_of(plan, speculator_of())
 
 
+NO_TOKENS = (
+    "", "{", "3", '["a"]', "[[1]]", "[1e400]", "[1e30]", "[1.9, 2.9]", '"123"', '{"1": 0}', "[true, 2]", "[null]", "[]",
+    "[1, 2", "[NaN]", "[1.0]", f"[{1 << 25}]", "[" * 100_000, "[" + "1," * (1 << 24) + "1]",
+)  # fmt: skip
+
+
+def test_what_lists_no_tokens_is_refused_as_a_build_refuses_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nobody waits for what is no file, and nothing is taken for a token that is none."""
+    (tmp_path / "tokens.json").write_text("[1, 2]")
+    (tmp_path / "link").symlink_to("/dev/zero")
+    os.mkfifo(tmp_path / "pipe")
+    for name in ("pipe", "link", "tokens.json/x", ".", "missing"):
+        monkeypatch.setenv("SPECC_TOKEN_MAP", str(tmp_path / name))
+        with pytest.raises(RuntimeError, match=f"{name} lists no tokens: "):
+            head_of(part_of("int8"), speculator_of())
+    for text in NO_TOKENS:
+        (tmp_path / "tokens.json").write_text(text)
+        with pytest.raises(TokenMapError):
+            read_token_map(tmp_path / "tokens.json")
+
+
 def test_a_part_of_the_tokens_that_a_file_names(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Of a head of all tokens, whose rows the program takes."""
     speculator, file = speculator_of(), tmp_path / "tokens.json"
@@ -117,10 +141,10 @@ def test_a_part_of_the_tokens_that_a_file_names(tmp_path: Path, monkeypatch: pyt
     with pytest.raises(RuntimeError, match="the server's scores all: SPECC_TOKEN_MAP names no file"):
         head_of(part_of("int8"), speculator)
     monkeypatch.setenv("SPECC_TOKEN_MAP", str(file))
-    for wrong in (None, "{", "3", '["a"]', "[[1]]", "[1e400]", "[1e30]"):
+    for wrong in (None, *NO_TOKENS):
         if wrong is not None:
             file.write_text(wrong)
-        with pytest.raises(RuntimeError, match=r"tokens.json is no JSON array of tokens: \S+"):
+        with pytest.raises(RuntimeError, match=r"tokens.json lists no tokens: \S+"):
             head_of(part_of("int8"), speculator)
     file.write_text(str(PART))
     tables = head_of(part_of("int8"), speculator).tables()

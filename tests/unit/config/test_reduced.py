@@ -11,7 +11,7 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from specc.support import token_map
+from specc.runtime.plan import token_map
 
 from .conftest import VALID, Find, Load, Model
 from .test_aux import EAGLE3, HEAD, LAYERS

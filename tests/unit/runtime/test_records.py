@@ -270,6 +270,8 @@ WRONG: list[tuple[str, Any, str]] = [
     ("hidden", torch.zeros(1, 3), r"is torch.float32\[1, 3\]"),
     ("wide", torch.zeros(4, dtype=torch.int64), r"is torch.int64\[4\], the program carries torch.int64\[2, 2\]"),
     ("text", [1, 2, 3, 4], "is a list, not a tensor"),
+    ("text", torch.zeros(4, dtype=torch.int32, device="meta"), "is a Tensor, not a tensor of values one by one"),
+    ("text", torch.zeros(4, dtype=torch.int32).to_sparse(), "is a Tensor, not a tensor of values one by one"),
     ("flags", None, "is a NoneType, not a tensor"),
 ]
 

@@ -10,8 +10,9 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
+from specc.runtime.plan.token_map import MOST_TOKENS
 from specc.support.files.weights import whole_numbers
-from specc.support.token_map import MOST_TOKENS, TokenMapError, read_offsets
+from specc.support.token_map import TokenMapError, read_offsets
 
 WHOLE = (torch.int8, torch.uint8, torch.int16, torch.uint16, torch.int32, torch.uint32, torch.int64, torch.uint64)
 OTHERS = (

@@ -7,7 +7,6 @@ or not, of all tokens or of some. What reaches its logits processor is what the 
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 from collections.abc import Iterator
 from pathlib import Path
@@ -35,7 +34,8 @@ class Head:
     """The head of a draft of vLLM's, of a program that computes it.
 
     Args:
-        plan: the program's.
+        package: the program's.
+        plan: the program's, at the deepest of its shapes.
         speculator: a DraftModelSpeculator with its model.
 
     MisfitError where the model's logits are something else than a product with the weights of one head, the same of all
@@ -43,7 +43,7 @@ class Head:
 
     """
 
-    def __init__(self, plan: Any, speculator: Any) -> None:
+    def __init__(self, package: Any, plan: Any, speculator: Any) -> None:
         """Find the head by asking for logits, as far as the product."""
         self._speculator, self._plan = speculator, plan
         self._processors = [part for part in speculator.model.modules() if isinstance(part, LogitsProcessor)]
@@ -62,7 +62,7 @@ class Head:
         if (length := len(weight) * (plan.ranks if self._shared else 1)) < self._entries:
             raise MisfitError(f"the head of the draft has {length} entries, the program reads {self._entries}")
         self._offsets: Tensor | None = getattr(speculator.model, OFFSETS, None)
-        self._named = _read().to(weight.device) if self._maps and self._offsets is None else None
+        self._named = _read(package).to(weight.device) if self._maps and self._offsets is None else None
 
     @property
     def _entries(self) -> int:
@@ -122,16 +122,15 @@ class Head:
                 del processor.forward
 
 
-def _read() -> Tensor:
+def _read(package: Any) -> Tensor:
     """The tokens i64[n] of the file that `SPECC_TOKEN_MAP` names; binding checks that they ascend and are tokens."""
     if not (path := os.environ.get(TOKENS)):
         message = f"the program's draft scores a part of the tokens, the server's scores all: {TOKENS} names no file"
         raise ServerError(message)
     try:
-        tokens = json.loads(Path(path).read_text(encoding="utf-8"))
-        return torch.tensor([int(token) for token in tokens], dtype=torch.int64)
-    except (OSError, ValueError, TypeError, OverflowError, RuntimeError, RecursionError) as error:
-        raise ServerError(f"{TOKENS}={path} is no JSON array of tokens: {error}") from error
+        return torch.tensor(package.read_listed_tokens(Path(path)), dtype=torch.int64)
+    except (package.SpeccError, ValueError) as error:
+        raise ServerError(f"{TOKENS}={path} lists no tokens: {error}") from error
 
 
 def _stop(processor: Any) -> Any:
