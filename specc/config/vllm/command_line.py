@@ -30,6 +30,9 @@ SPECULATION, COMPILATION, ATTENTION, GENERATION = (
 BLOCKS = (SPECULATION, COMPILATION, ATTENTION, GENERATION)
 """Arguments whose value is a JSON object, whole or key by key behind dots."""
 
+MOST_LEVELS = 16
+"""Of objects and lists in each other, in such a value or behind dots."""
+
 _IN_BLOCKS: Mapping[str, tuple[str, str]] = {
     "--attention-backend": (ATTENTION, "backend"),
     "--cudagraph-capture-sizes": (COMPILATION, "cudagraph_capture_sizes"),
@@ -143,6 +146,9 @@ class Arguments(Pasted):
         if not isinstance(whole, dict):
             self.wrong(f"{name} takes a JSON object, and this is '{written[:60]}'")
             return
+        if _is_deeper(cast("object", whole), MOST_LEVELS):
+            self.wrong(f"{name} has more than {MOST_LEVELS} levels of objects and lists in each other")
+            return
         into = self.dotted.setdefault(name, {}) if keys else self.blocks.setdefault(name, {})
         if not keys:
             into.clear()
@@ -158,6 +164,14 @@ def merge(into: dict[str, object], more: Mapping[str, object]) -> None:
             merge(cast("dict[str, object]", there), cast("dict[str, object]", value))
         else:
             into[plain] = value
+
+
+def _is_deeper(value: object, levels: int) -> bool:
+    """Return whether objects and lists are in each other on more than so many levels."""
+    if not isinstance(value, dict | list):
+        return False
+    inner = cast("dict[str, object]", value).values() if isinstance(value, dict) else cast("list[object]", value)
+    return levels == 0 or any(_is_deeper(each, levels - 1) for each in inner)
 
 
 def _json(written: str) -> Any:

@@ -121,6 +121,19 @@ def test_what_is_no_object(written: str) -> None:
     assert error.message.startswith(f"{SPECULATION} takes a JSON object")
 
 
+@pytest.mark.parametrize("levels", [17, 1000])
+def test_objects_that_are_too_deep(levels: int) -> None:
+    """Whether they are written or said behind dots, once or twice: what joins them goes as deep as they do."""
+    dotted = COMPILATION + ".a" * levels
+    written = '{"a": ' * levels + "1" + "}" * levels
+    lists = '{"a": ' + "[" * levels + "]" * levels + "}"
+    for words in ([dotted, "1"] * 2, [COMPILATION, written, dotted, "1"], [COMPILATION, lists]):
+        errors = parse(words).findings.errors
+        assert errors and {error.code for error in errors} == {"config/engine-argument"}
+    sixteen = COMPILATION + ".a" * 16
+    assert parse([sixteen, "1", sixteen, "2"]).findings.errors == ()
+
+
 @pytest.fixture
 def models(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A folder with a target, a draft of its kind, a head, and a target with modules."""
