@@ -3,19 +3,23 @@
 from __future__ import annotations
 
 import re
+from contextlib import suppress
 from pathlib import Path
 
-from specc.support.files.paths import path_of
+from specc.support.files.paths import PathError, path_of
+from specc.support.files.reading import read_text, why_unreadable
 
 _NAME = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*", re.ASCII)
 _IN_CACHE = re.compile(r"/models--(?P<owner>[^/]+?)--(?P<name>[^/]+)/snapshots/[^/]+$")
+_LONGEST_REVISION = 1 << 10
+"""Bytes of the file that says which revision of a model was downloaded last."""
 _LOCAL = "give a local directory, in a file by its path from there"
 
 
 def model_path(written: str | Path, folder: Path = Path()) -> Path:
     """Return the directory that a text names: a path, from a folder, or else a model in the Hub's cache.
 
-    Whether anything is there can then be asked. Raises PathError as `path_of`.
+    Whether anything is there can then be asked. Raises PathError as `path_of`, and where the cache is damaged.
     """
     path = path_of(written, folder)
     if path.exists() or not is_name(written):
@@ -26,7 +30,10 @@ def model_path(written: str | Path, folder: Path = Path()) -> Path:
 def named(directory: Path) -> str:
     """Return how a configuration anywhere on this machine names a directory: the Hub's name, or the path."""
     name = name_in_cache(directory)
-    return name if name and _cached(name) == directory else str(directory.resolve())
+    with suppress(PathError):
+        if name and _cached(name) == directory:
+            return name
+    return str(directory.resolve())
 
 
 def name_in_cache(directory: Path) -> str | None:
@@ -48,12 +55,22 @@ def hint_for(written: str | Path) -> str:
 
 
 def _cached(name: str) -> Path | None:
-    """Return the folder of a model's branch ``main`` in the Hub's cache; None where its config.json is not there."""
-    from huggingface_hub import try_to_load_from_cache
+    """Return the folder of a model's branch ``main`` in the Hub's cache; None where its config.json is not there.
+
+    Raises PathError where what the cache says of the branch cannot be read.
+    """
+    from huggingface_hub import constants, try_to_load_from_cache
     from huggingface_hub.errors import HFValidationError
+    from huggingface_hub.file_download import repo_folder_name
 
     try:
+        folder = Path(constants.HF_HUB_CACHE, repo_folder_name(repo_id=name, repo_type="model"))
+        if (branch := folder / "refs" / "main").exists():  # of which the library reads all that comes
+            read_text(branch, _LONGEST_REVISION)
         file = try_to_load_from_cache(name, "config.json")
     except HFValidationError:
         return None
+    except (OSError, ValueError) as error:
+        message = "the Hub's cache has a model of that name, whose refs/main cannot be read"
+        raise PathError(f"{message}: {why_unreadable(error)}") from error
     return Path(file).parent if isinstance(file, str) else None

@@ -111,7 +111,15 @@ def _validated(places: Locations, findings: Diagnostics) -> TuningFile | None:
 
 def _tuning(block: TuningFile, places: Locations, text: str, path: str) -> Tuning:
     choices = tuple(
-        LaunchChoice(**choice.model_dump() | {"launch": launch}, location=_place(places, "launches", i, "launch", j))
+        LaunchChoice(
+            launch,
+            choice.shape,
+            choice.tile,
+            choice.warps,
+            choice.stages,
+            choice.split,
+            _place(places, "launches", i, "launch", j),
+        )  # fmt: skip
         for i, choice in enumerate(block.launches)
         for j, launch in enumerate(choice.launch)
     )

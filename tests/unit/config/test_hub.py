@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -13,7 +14,7 @@ from typer.testing import CliRunner
 from specc.algorithms import names, needs
 from specc.cli.main import app
 from specc.config import load_config
-from specc.config.models.hub import model_path
+from specc.config.models.hub import model_path, named
 from specc.support.files.paths import PathError
 
 from .conftest import Find
@@ -63,6 +64,33 @@ def test_what_is_no_name_is_a_path(cache: Path, written: str, monkeypatch: pytes
 def test_a_home_of_nobody_is_no_path() -> None:
     with pytest.raises(PathError):
         model_path("~nobody-of-that-name/b")
+
+
+DAMAGED: dict[str, Callable[[Path], object]] = {
+    "no text": lambda branch: branch.write_bytes(b"\xff\xfe\x00"),
+    "a lot": lambda branch: branch.write_bytes(b"0" * 2000),
+    "a pipe": os.mkfifo,
+    "a folder": Path.mkdir,
+    "a device": lambda branch: branch.symlink_to("/dev/zero"),
+}
+
+
+@pytest.mark.parametrize("damage", DAMAGED)
+def test_a_cache_that_is_damaged_is_told(cache: Path, find: Find, damage: str) -> None:
+    """The other model is in it as ever, and so is this one by its path."""
+    snapshot, other = download(cache, NAME), download(cache, DRAFT, num_hidden_layers=1)
+    branch = cache / "models--owner-of--Some.Model-8B" / "refs" / "main"
+    branch.unlink()
+    DAMAGED[damage](branch)
+    (target,) = find(TEXT)
+    assert target.code == "config/model-unreadable" and target.location is not None
+    told = "the Hub's cache has a model of that name, whose refs/main cannot be read: "
+    assert NAME in target.message and told in target.message
+    assert model_path(DRAFT) == other
+    assert named(snapshot) == str(snapshot) and named(other) == DRAFT
+    branch.unlink() if damage != "a folder" else branch.rmdir()
+    branch.write_text("no such revision")
+    assert model_path(NAME) == Path(NAME)
 
 
 def test_a_model_that_was_not_downloaded_is_told_with_what_fetches_it(find: Find) -> None:
