@@ -6,7 +6,6 @@ import json
 import os
 import platform
 import re
-import subprocess
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, distribution, entry_points, version
@@ -16,12 +15,16 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from specc.cli.reporting import Format, printing, reporting
+from specc.support.render import printable
+from specc.support.tools import output_of
 from specc.version import __version__
 
 if TYPE_CHECKING:
     from specc.config.presets import Preset
     from specc.support.diagnostics import Diagnostic
 
+HELP_S, MOST_HELP = 10, 1 << 20
+"""Seconds and bytes within which an assembler says what it compiles for."""
 _PACKAGES = ("torch", "triton", "transformers", "cuda-core", "pydantic", "networkx", "jinja2")
 
 
@@ -46,7 +49,8 @@ def doctor(format: Annotated[Format, typer.Option(help="How it is printed.")] = 
             return
         table = Table("what", "found")
         for row in facts:
-            table.add_row(row.what, Text(row.value, {True: "green", False: "yellow", None: ""}[row.good]))
+            style = {True: "green", False: "yellow", None: ""}[row.good]
+            table.add_row(Text(printable(row.what)), Text(printable(row.value), style))
         with printing() as console:
             console.print(table)
 
@@ -145,7 +149,7 @@ def _compilers() -> list[DoctorLine]:
     from specc.config import ARCHS
 
     backends = {point.name for point in entry_points(group="triton.backends")}
-    tools = [tool for tool in _assemblers() if tool.is_file()]
+    tools = [tool for tool in _assemblers() if os.path.isfile(tool)]  # no error, whatever the path is
     nvidia = {arch for tool in tools for arch in _supported(tool)} if "nvidia" in backends else set[str]()
     able = [arch for arch in ARCHS if arch in nvidia or (arch.startswith("gfx") and "amd" in backends)]
     shown = ", ".join(str(tool.name) for tool in tools)
@@ -168,10 +172,9 @@ def _assemblers() -> list[Path]:
 def _supported(tool: Path) -> set[str]:
     """Return the `sm_..` architectures that an assembler lists in its help; none if it does not run."""
     try:
-        done = subprocess.run([tool, "--help"], capture_output=True, text=True, timeout=10, check=False)
-    except (OSError, subprocess.SubprocessError):
+        return set(re.findall(r"sm_\d+", output_of([tool, "--help"], HELP_S, MOST_HELP)))
+    except OSError:
         return set()
-    return set(re.findall(r"sm_\d+", done.stdout))
 
 
 def _gpus() -> tuple[list[DoctorLine], list[str]]:

@@ -111,17 +111,10 @@ def _validated(places: Locations, findings: Diagnostics) -> TuningFile | None:
 
 def _tuning(block: TuningFile, places: Locations, text: str, path: str) -> Tuning:
     choices = tuple(
-        LaunchChoice(
-            launch,
-            choice.shape,
-            choice.tile,
-            choice.warps,
-            choice.stages,
-            choice.split,
-            _place(places, "launches", i, "launch", j),
-        )  # fmt: skip
-        for i, choice in enumerate(block.launches)
-        for j, launch in enumerate(choice.launch)
+        LaunchChoice(launch, entry.shape, entry.tile, entry.warps, entry.stages, entry.split, place)
+        for i, entry in enumerate(block.launches)
+        for j, launch in enumerate(entry.launch)
+        for place in [_place(places, "launches", i, "launch", j)]
     )
     return Tuning(block.arch, block.gpu, block.specc, block.triton, choices, text, places.file, path)
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import time
+from pathlib import Path
 
 import pytest
 from typer.testing import CliRunner
@@ -63,3 +65,39 @@ def test_what_is_in_the_way(machine, monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_program_for_an_engine_of_ones_own(machine) -> None:
     report = machine(PROGRAM | {"engine": None})
     assert report["specc_program_llama"].endswith("EAGLE for engines of your own, sm_90a: it can be loaded")
+
+
+ASSEMBLERS = {
+    "bytes": "printf 'sm_90 \\377\\376 sm_80'",
+    "endless": "while :; do echo sm_90 sm_80 0123456789012345678901234567890123456789; done",
+    "silent": "sleep 1000",
+    "left behind": "sleep 1000 & echo sm_90 sm_80",
+    "fails": "echo sm_90 sm_80; exit 3",
+}
+
+
+@pytest.mark.parametrize("what", ASSEMBLERS)
+def test_an_assembler_that_prints_anything(what: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    tool = tmp_path / "ptxas"
+    tool.write_text(f"#!/bin/sh\n{ASSEMBLERS[what]}\n")
+    tool.chmod(0o755)
+    monkeypatch.setattr(doctor_module, "HELP_S", 1)
+    begin = time.monotonic()
+    found = doctor_module._supported(tool)
+    assert found == (set() if what == "silent" else {"sm_90", "sm_80"})
+    assert time.monotonic() - begin < 5
+    assert doctor_module._supported(tmp_path / "missing") == set()
+
+
+def test_what_the_environment_has_is_shown_as_text(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Names and values of variables, and names of files; a place that can be none is none."""
+    monkeypatch.setenv("SPECC_X[/red]\x1b", "a\x1b[2J\udcff[/b]")
+    tool = tmp_path / "ptx\x1b[2Jas"
+    tool.write_text("")
+    monkeypatch.setenv("TRITON_PTXAS_PATH", str(tool))
+    monkeypatch.setenv("TRITON_PTXAS_BLACKWELL_PATH", "x" * 5000)
+    for words in (["doctor"], ["doctor", "--format", "json"]):
+        ended = CliRunner().invoke(app, words)
+        assert ended.exit_code == 0, ended.output
+        assert not {"\x1b", "\udcff"} & {*ended.output}
+    assert json.loads(ended.stdout)["SPECC_X[/red]\x1b"] == "a\x1b[2J\udcff[/b]"
