@@ -6,6 +6,7 @@ Here it is known how far a step reaches past a request's length, so here a step 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Annotated
 
 from specc.config import LoadedConfig
 from specc.ir.analysis.page_runs import PageRuns
@@ -16,6 +17,7 @@ from specc.ir.nodes import is_external, is_rotated
 from specc.ir.ops.health import ROOM_BIT
 from specc.ir.ops.tree import mask_width
 from specc.ir.types import TensorType
+from specc.pass_manager.options import Range
 from specc.pass_manager.pass_base import Choice, Context, Pass, Rejected
 from specc.runtime.plan.plan import BLOCKS, COUNTS
 from specc.support.diagnostics import Diagnostic, DiagnosticError
@@ -37,7 +39,7 @@ class BindKvLayout(Pass):
 
     blocks: bool = False
     """Whether slots are looked up in a table of blocks."""
-    padding_slot: int = 0
+    padding_slot: Annotated[int, Range(-1, 0)] = 0
     """The slot of padding rows there."""
 
     @classmethod

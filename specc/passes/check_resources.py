@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Annotated
 
 from specc.config.archs import SHARED_BYTES
 from specc.ir.core import Module
 from specc.ir.declarations import Kernel
 from specc.kernels import FAMILIES
+from specc.pass_manager.options import SIZE
 from specc.pass_manager.pass_base import Context, Pass
 from specc.support.diagnostics import Diagnostic, DiagnosticError
 
@@ -22,8 +24,8 @@ class CheckResources(Pass):
 
     """
 
-    max_spills: int = 0
-    max_shared: int = 0
+    max_spills: Annotated[int, SIZE] = 0
+    max_shared: Annotated[int, SIZE] = 0
 
     name = "check-resources"
     requires = frozenset({"clustered"})

@@ -10,7 +10,7 @@ where every rank has a part of the head: `gather-logits` makes of them what it m
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import get_args
+from typing import Annotated
 
 from specc.config import LoadedConfig
 from specc.config.schema import HeadForm
@@ -23,6 +23,7 @@ from specc.ir.types import FLOATS, NAMES, SHARDS, Dim, TensorType
 from specc.kernels.head import parts_of
 from specc.kernels.writing.family import nbytes
 from specc.kernels.writing.vocabulary import is_topk, ranked
+from specc.pass_manager.options import SIZE, OneOf
 from specc.pass_manager.pass_base import Choice, Context, Pass, Rejected
 from specc.passes.gather_logits import merge
 from specc.runtime.plan.draft_head import PART_AXIS, SCALE, WEIGHT
@@ -48,17 +49,15 @@ class ComputeHead(Pass):
     establishes = frozenset({"live"})
     until = "kv-bound"
 
-    form: str = "engine"
+    form: HeadForm = "engine"
     """Who computes it, and how its weights are kept: see the key ``draft.head``."""
-    dtype: str = ""
+    dtype: Annotated[str, OneOf(("", *sorted(FLOATS)))] = ""
     """The dtype of the rows that it reads, and of its weights unless they have 8 bits."""
-    width: int = 0
+    width: Annotated[int, SIZE] = 0
     """How many elements such a row has."""
 
     def __post_init__(self) -> None:
-        """Raise ValueError for a form that there is not, and for rows of no dtype or width."""
-        if self.form not in get_args(HeadForm):
-            raise ValueError(f"a head is of the form {', '.join(get_args(HeadForm))}, not {self.form!r}")
+        """Raise ValueError for rows of no dtype or width."""
         if self.form != "engine" and (self.dtype not in FLOATS or self.width < 1):
             raise ValueError(f"no head reads rows of {self.dtype!r} with {self.width} elements")
 

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import fields
 from itertools import chain
 
 from specc.config import LoadedConfig
+from specc.pass_manager.options import parse_item, parse_options
 from specc.pass_manager.pass_base import Pass
 from specc.passes.assign_layouts import AssignLayouts
 from specc.passes.bind_kv_layout import BindKvLayout
@@ -75,11 +75,11 @@ def parse_pipeline(text: str, loaded: LoadedConfig | None = None) -> list[Pass]:
 
     """
     passes: list[Pass] = []
-    for item in _split(text):
-        name, _, rest = item.partition("{")
+    for name, options in map(parse_item, _split(text)):
         if name not in PASSES:
-            raise ValueError(f"no pass named {name!r}; there are {', '.join(PASSES)}")
-        passes.append(_make(PASSES[name], rest.rstrip("}")) if rest else _given(PASSES[name], loaded))
+            raise ValueError(f"no pass named {name!r:.60}; there are {', '.join(PASSES)}")
+        step = PASSES[name]
+        passes.append(_given(step, loaded) if options is None else step(**parse_options(step, options)))
     return passes
 
 
@@ -96,15 +96,3 @@ def _split(text: str) -> list[str]:
         else:
             items[-1] += char
     return [item.strip() for item in items if item.strip()]
-
-
-def _make(step: type[Pass], options: str) -> Pass:
-    known = {f.name.replace("_", "-"): f for f in fields(step)}
-    values: dict[str, object] = {}
-    for pair in filter(None, (part.strip() for part in options.split(","))):
-        key, _, value = pair.partition("=")
-        if key not in known:
-            raise ValueError(f"{step.name} has no option {key!r}")
-        kind = type(known[key].default)
-        values[known[key].name] = value == "True" if kind is bool else kind(value)
-    return step(**values)

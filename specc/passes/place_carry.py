@@ -85,9 +85,9 @@ def _places(text: str) -> dict[str, FieldBlock]:
     """The places of fields by name; ValueError for text of another form."""
     places: dict[str, FieldBlock] = {}
     for word in filter(None, text.split("+")):
-        name, dtype, writer = word.split(":")
-        if dtype not in ("", *INTEGERS) or writer not in get_args(Writer):
-            raise ValueError(f"no place of a field: {word!r}")
+        name, dtype, writer = [*word.split(":"), "", "", ""][:3]
+        if dtype not in ("", *INTEGERS) or writer not in get_args(Writer) or unquote(name) in places:
+            raise ValueError(f"no place of a field, or another one: {word!r:.60}")
         places[unquote(name)] = FieldBlock(dtype=cast("Integer", dtype) or None, written_by=cast("Writer", writer))
     return places
 

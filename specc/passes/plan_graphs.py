@@ -18,6 +18,7 @@ from specc.ir.analysis.liveness import handed_back
 from specc.ir.core import PHASES, SECOND_HALF, Module, Op, entry_of
 from specc.ir.declarations import Buffer, Kernel, Layout, Node, Reference, scratch_owner
 from specc.ir.nodes import is_collective, is_external, is_given, is_host, is_rotated, node_of, node_order, quotient
+from specc.pass_manager.options import SIZE
 from specc.pass_manager.pass_base import Choice, Context, Pass, Rejected
 
 
@@ -32,6 +33,10 @@ class PlanGraphs(Pass):
 
     ends: str = ""
     """After how many drafts a rotated step may end, with ``+`` between the numbers; without any after all."""
+
+    def __post_init__(self) -> None:
+        """Raise ValueError for what is no such list."""
+        _drafts(self.ends)
 
     @classmethod
     def of(cls, loaded: LoadedConfig) -> PlanGraphs:
@@ -122,7 +127,7 @@ def _stretches(module: Module, proposing: list[str], ends: str) -> list[list[str
     Every forward brings a draft, the first one that over what was accepted.
     """
     forwards = {node_of(op) for op in module.ops() if is_external(op) and not is_given(op)}
-    wanted = {int(end) for end in ends.split("+") if end} - {0}
+    wanted = _drafts(ends) - {0}
     stretches, drafts = list[list[str]]([[]]), 0
     for name in proposing:
         if name in forwards and drafts in wanted:
@@ -130,6 +135,11 @@ def _stretches(module: Module, proposing: list[str], ends: str) -> list[list[str
         stretches[-1].append(name)
         drafts += name in forwards
     return stretches
+
+
+def _drafts(ends: str) -> set[int]:
+    """The numbers of drafts in a list with ``+`` between them; ValueError for another text."""
+    return set(map(SIZE.number, ends.split("+"))) if ends else set()
 
 
 def _segments(halves: list[list[tuple[str, bool]]]) -> dict[str, str]:

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Annotated
 
 from specc.config import LoadedConfig
 from specc.ir.analysis.liveness import hidden_result, sweep
@@ -23,6 +24,7 @@ from specc.ir.nodes import is_external
 from specc.ir.opdef import Trait
 from specc.ir.ops.model import GIVEN_HIDDEN, GIVEN_LOGITS, GIVEN_PADDED, TARGET
 from specc.ir.types import TensorType
+from specc.pass_manager.options import SIZE
 from specc.pass_manager.pass_base import Context, Pass
 from specc.support.diagnostics import Diagnostic, DiagnosticError
 from specc.support.location import Location
@@ -44,9 +46,9 @@ class RotateStep(Pass):
 
     rotated: bool = False
     """Whether to."""
-    path: int = 0
+    path: Annotated[int, SIZE] = 0
     """Tokens that the target's forward is over, of every request; 0: the bonus token and all that is drafted."""
-    row: int = 0
+    row: Annotated[int, SIZE] = 0
     """Elements from a row of the logits that the engine hands over to the next one; 0: as many as there are tokens."""
 
     @classmethod

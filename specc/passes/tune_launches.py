@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import re
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from urllib.parse import quote, unquote
 
@@ -14,10 +15,16 @@ from specc.kernels import FAMILIES
 from specc.kernels.writing.family import cluster_of
 from specc.kernels.writing.knobs import Knobs, tuned
 from specc.pass_manager import pass_base
+from specc.pass_manager.options import SIZE, Range
 from specc.pass_manager.pass_base import Context, Pass
 from specc.support.diagnostics import Diagnostic, DiagnosticError
 from specc.support.location import Location
 from specc.support.suggest import did_you_mean
+
+KNOB = Range(1, 65535)
+_SPELLED = re.compile(
+    r"(?P<launch>[^:]+):(?P<tile>\d*):(?P<warps>\d*):(?P<stages>\d*):(?P<split>(\d+-\d+(/\d+-\d+)*)?)", re.ASCII
+)
 
 
 @dataclass(frozen=True)
@@ -38,9 +45,9 @@ class TuneLaunches(Pass):
     @classmethod
     def of(cls, loaded: LoadedConfig) -> TuneLaunches:
         """As the tuning file says for this shape."""
-        tuning, shape = loaded.config.tuning, (None, str(loaded.config.shape))
+        tuning, shape, there = loaded.config.tuning, (None, str(loaded.config.shape)), loaded.config.buckets
         chosen = () if tuning is None else tuning.choices
-        return cls("+".join(_spelled(choice) for choice in chosen if choice.shape in shape))
+        return cls("+".join(_spelled(choice, there) for choice in chosen if choice.shape in shape))
 
     def run(self, module: Module, ctx: Context) -> None:
         """Declare the choices of the launches of this shape."""
@@ -60,6 +67,10 @@ class TuneLaunches(Pass):
     def _declare(self, module: Module, kernel: Kernel, choice: LaunchChoice, ctx: Context) -> list[Diagnostic]:
         """Add the declaration of one choice; what is impossible about it."""
         buckets = module.decl(Options).buckets
+        if unknown := sorted(choice.split.keys() - set(buckets)):
+            listed = ", ".join(map(str, buckets))
+            message = f"{kernel.name}: the program has no bucket of {unknown[0]}; there are {listed}"
+            return [Diagnostic("tuning/no-choice", message, choice.location)]
         splits = tuple(choice.split.get(bucket, 0) for bucket in buckets) if choice.split else ()
         before = spell_choices(module, kernel)
         chosen = Tuned(kernel.name, choice.tile or 0, choice.warps or 0, choice.stages or 0, splits)
@@ -74,22 +85,28 @@ class TuneLaunches(Pass):
         return [Diagnostic("tuning/no-choice", f"{kernel.name}: {why}", choice.location) for why in wrong]
 
 
-def _spelled(choice: LaunchChoice) -> str:
-    split = "/".join(f"{bucket}-{programs}" for bucket, programs in choice.split.items())
+def _spelled(choice: LaunchChoice, buckets: Sequence[int]) -> str:
+    """A choice for a shape with these buckets; it may be of others, too, with more of them."""
+    split = "/".join(f"{bucket}-{programs}" for bucket, programs in choice.split.items() if bucket in buckets)
     compiled = ":".join(str(knob or "") for knob in (choice.tile, choice.warps, choice.stages))
     return f"{quote(choice.launch, safe='')}:{compiled}:{split}"
 
 
 def _choices(text: str) -> list[LaunchChoice]:
     """The choices that are spelled; ValueError for text of another form."""
-    choices: list[LaunchChoice] = []
+    choices: dict[str, LaunchChoice] = {}
     for word in filter(None, text.split("+")):
-        launch, *compiled, split = word.split(":")
-        tile, warps, stages = (int(value) if value else None for value in compiled)
-        shares = (share.split("-") for share in filter(None, split.split("/")))
-        programs = {int(bucket): int(count) for bucket, count in shares}
-        choices.append(LaunchChoice(unquote(launch), None, tile, warps, stages, programs))
-    return choices
+        if (match := _SPELLED.fullmatch(word)) is None or (launch := unquote(match["launch"])) in choices:
+            raise ValueError(f"no choice for a launch, or another one: {word!r:.60}")
+        tile, warps, stages = (KNOB.number(match[n]) if match[n] else None for n in ("tile", "warps", "stages"))
+        programs: dict[int, int] = {}
+        for share in filter(None, match["split"].split("/")):
+            bucket, _, count = share.partition("-")
+            if (number := SIZE.number(bucket)) in programs:
+                raise ValueError(f"the bucket {bucket} of {launch!r:.60} is there twice")
+            programs[number] = KNOB.number(count)
+        choices[launch] = LaunchChoice(launch, None, tile, warps, stages, programs)
+    return [*choices.values()]
 
 
 def _location(choice: LaunchChoice, ctx: Context) -> Location | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Annotated
 
@@ -30,12 +31,20 @@ def _text_of_number(value: object) -> object:
     return str(value) if isinstance(value, int) and not isinstance(value, bool) else value
 
 
+def _plain_number(value: object) -> object:
+    """A key is a text, of which each number has one."""
+    if not isinstance(value, str) or not re.fullmatch(r"[1-9]\d{0,9}", value, re.ASCII):
+        raise ValueError("a bucket is a number from 1 on")
+    return int(value)
+
+
 def _listed(value: object) -> object:
     """One launch stands by itself."""
     return [value] if isinstance(value, str) else value
 
 
 _Count = Annotated[int, Field(strict=True, ge=1, le=65535)]
+_Bucket = Annotated[int, BeforeValidator(_plain_number)]
 _Text = Annotated[str, Field(min_length=1, max_length=256)]
 _Launches = Annotated[list[_Text], BeforeValidator(_listed), Field(min_length=1)]
 _Shape = Annotated[str, BeforeValidator(_text_of_number), Field(min_length=1, max_length=32)]
@@ -49,7 +58,7 @@ class ChoiceBlock(Block):
     tile: _Count | None = None
     warps: _Count | None = None
     stages: _Count | None = None
-    split: dict[Annotated[int, Field(strict=False, ge=1)], _Count] = Field(default_factory=dict[int, int])
+    split: dict[_Bucket, _Count] = Field(default_factory=dict[int, int])
 
 
 class TuningFile(Block):

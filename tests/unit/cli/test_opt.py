@@ -95,12 +95,42 @@ def test_printing_between_passes() -> None:
     assert diff.endswith("// ---- cse ----\n// no change\n")
 
 
+WRONG_OPTIONS = [
+    ("rotate-step{rotated=true}", "rotate-step: rotated: 'true' is none of 'True', 'False'"),
+    ("bind-kv-layout{blocks=1}", "bind-kv-layout: blocks: '1' is none of 'True', 'False'"),
+    ("bind-kv-layout{blocks}", "'blocks' is no option=value"),
+    ("bind-kv-layout{padding-slot=-2}", "'-2' is no number from -1 to 0"),
+    ("rotate-step{rotated=True,rotated=False}", "rotate-step: the option rotated is there twice"),
+    ("rotate-step{rotated=True,path=-5}", "rotate-step: path: '-5' is no number from 0 to"),
+    ("rotate-step{path=1_0}", "'1_0' is no number"),
+    ("rotate-step{path=\u0663}", "is no number"),
+    ("rotate-step{path=99999999999}", "is no number"),
+    ("check-resources{max-spills=-1}", "'-1' is no number from 0 to"),
+    ("check-resources{max_spills=1}", "no option 'max_spills'"),
+    ("compute-head{dtype=x}", "compute-head: dtype: 'x' is none of '', 'bf16', 'f16', 'f32'"),
+    ("compute-head{form=half}", "compute-head: form: 'half' is none of 'engine', 'weights', 'int8', 'fp8'"),
+    ("compute-head{form=int8}", "no head reads rows of ''"),
+    ("plan-graphs{ends=x}", "'x' is no number"),
+    ("plan-graphs{ends=1+}", "'' is no number"),
+    ("tune-launches{choices=a:1::}", "no choice for a launch"),
+    ("tune-launches{choices=a:1:::+a:2:::}", "no choice for a launch, or another one"),
+    ("tune-launches{choices=a:0:::}", "'0' is no number from 1 to 65535"),
+    ("tune-launches{choices=a::::1-2/1-3}", "the bucket 1 of 'a' is there twice"),
+    ("place-carry{places=a:int32}", "no place of a field"),
+    ("place-carry{places=a::engine+a::program}", "no place of a field, or another one"),
+    ("cse{", "'cse{' names no pass"),
+    ("cse}", "'cse}' names no pass"),
+    ("cse{x=1}}", "names no pass"),
+]
+
+
 @pytest.mark.parametrize(
     ("words", "message"),
     [
         (["c.yaml", "-p", "csee"], "no pass named 'csee'"),
         (["m.specir", "-p", "cse{x=1}"], "no option 'x'"),
         (["m.specir", "-p", "check-resources{max-spills=many}"], "many"),
+        *((["m.specir", "-p", passes], message) for passes, message in WRONG_OPTIONS),
         ([], "INPUT"),
         (["m.specir", "--what"], "--what"),
     ],
@@ -108,7 +138,13 @@ def test_printing_between_passes() -> None:
 def test_usage_errors(words: list[str], message: str) -> None:
     result = opt(*words)
     assert result.exit_code == 2
-    assert message in result.output
+    assert message in " ".join(result.output.replace("│", " ").split())
+
+
+def test_a_bucket_that_the_program_has_not() -> None:
+    result = opt("c.yaml", "-p", ",".join([*list(PASSES)[:14], "tune-launches{choices=verify_argmax::::7-2}"]))
+    assert result.exit_code == 1
+    assert "error[tuning/no-choice]: verify_argmax: the program has no bucket of 7; there are" in result.stderr
 
 
 @pytest.mark.parametrize(

@@ -32,6 +32,18 @@ def tuned(text: str, folder: Path, *choices: LaunchChoice) -> Build:
     return build_program(load(text + "tuning: t.yaml\n", folder))
 
 
+def test_a_choice_for_all_shapes_holds_where_a_shape_has_its_buckets(tmp_path: Path) -> None:
+    shapes = "shapes: [{num_steps: 2}, {num_steps: 1, buckets: [1]}]"
+    build = tuned(CHAIN.replace("num_steps: 2", shapes), tmp_path, LaunchChoice("verify_argmax", split={1: 3, 4: 2}))
+    splits = [
+        {bucket: grid[1] for bucket, grid in node.grid.items()}
+        for shape in build.shapes
+        for node in shape.plan.nodes("step")
+        if isinstance(node, Launch) and node.name == "verify_argmax"
+    ]
+    assert splits == [{1: 3 * 3, 4: 3 * 2}, {1: 2 * 3}]
+
+
 def launch(build: Build, name: str) -> Launch:
     return next(node for node in build.plan.nodes("step") if isinstance(node, Launch) and node.name == name)
 
