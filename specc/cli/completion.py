@@ -6,10 +6,24 @@ completed at its last word. Where nothing fits, shells complete files.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable
 from importlib.metadata import entry_points
 
 from specc.build.wheel import ENTRY_POINTS
+
+ASKED = ("_SPECC_COMPLETE", "_SPECC_OPT_COMPLETE")
+"""Variables by which a shell asks either command for words; bash says in two more which word is typed."""
+
+
+def unasked() -> str | None:
+    """What is wrong with a shell's question; None where nothing is, or nobody asks."""
+    if "complete_bash" not in map(os.environ.get, ASKED):
+        return None
+    if "COMP_WORDS" not in os.environ:
+        return "COMP_WORDS has no words to complete"
+    at = os.environ.get("COMP_CWORD", "")
+    return None if at.isascii() and at.isdecimal() and len(at) < 6 else f"COMP_CWORD is {at!r:.60}, not a word's number"
 
 
 def installed() -> list[str]:

@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, NoReturn, ParamSpec, TextIO, TypeVar
 
 import typer
 
+from specc.cli.completion import unasked
 from specc.support.diagnostics import Diagnostic, DiagnosticError, Note
 from specc.support.render import render, render_all, to_json
 
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
     from rich.console import Console
 
 EXIT_INPUT = 1
+EXIT_USAGE = 2
 EXIT_NO_GPU = 3
 EXIT_INTERNAL = 70
 
@@ -119,6 +121,9 @@ def run(app: Callable[[], object]) -> NoReturn:
     _reopen_closed()
     code: object = 0
     try:
+        if (fault := unasked()) is not None:
+            typer.echo(f"Error: {fault}", err=True)
+            sys.exit(EXIT_USAGE)
         app()
         sys.stdout.flush()
     except SystemExit as left:

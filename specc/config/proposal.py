@@ -6,7 +6,7 @@ import json
 import os
 import re
 import textwrap
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -52,7 +52,7 @@ class Key:
     def text(self) -> str:
         """The key in the file, below a comment."""
         words = comment(" ".join(filter(None, (self.about, _sentence(self.why)))))
-        return "\n".join([*words, f"{self.name}:{' ' * bool(self.value)}{self.value}", *self.block]) + "\n"
+        return yaml_of([*words, f"{self.name}:{' ' * bool(self.value)}{self.value}", *self.block])
 
 
 @dataclass(frozen=True)
@@ -122,6 +122,11 @@ def text_of(keys: list[Key]) -> str:
     """Return the file."""
     head = "# Written by `specc init`. docs/config.md explains every key, also those that are left out here.\n"
     return "\n".join([head, *(key.text() for key in keys)])
+
+
+def yaml_of(lines: Iterable[str]) -> str:
+    """Return lines as a text: each stays one, whatever a model's directory or an argument has put into it."""
+    return "".join(f"{printable(line)}\n" for line in lines)
 
 
 def comment(words: str, indent: str = "") -> list[str]:

@@ -14,6 +14,7 @@ from specc.build import plan
 from specc.cli import inspect
 from specc.codegen import aot
 from specc.config import models
+from specc.config.models import config_json
 from specc.ir.text import parser
 from specc.runtime import bound as bound_step
 from specc.runtime.entry import external
@@ -225,7 +226,8 @@ def test_configs(fault: str, monkeypatch: pytest.MonkeyPatch) -> None:
 
 def any_ratio(monkeypatch: pytest.MonkeyPatch) -> None:
     """Positions multiplied by what is no number."""
-    monkeypatch.setattr(models, "ratio", lambda value: value)
+    for module in (models, config_json):
+        monkeypatch.setattr(module, "ratio", lambda value: value)
 
 
 def fractions(monkeypatch: pytest.MonkeyPatch) -> None:

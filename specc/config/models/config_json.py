@@ -8,12 +8,12 @@ no class for the model; then nothing stands for what it leaves out. No code of t
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol, cast
 
-from specc.config.models.attributes import Bare, TooLargeError, decimal_number, whole_number
+from specc.config.models.attributes import MOST_RATIO, Bare, TooLargeError, decimal_number, ratio, whole_number
 from specc.config.models.hub import hint_for, model_path
 from specc.config.models.known import known_types
 from specc.support.files.paths import PathError
@@ -25,6 +25,9 @@ _ALSO_KNOWN_AS = {"kimi_k2": "deepseek_v3", "mimo": "qwen2"}
 
 _MOST_LAYERS = 1 << 17
 """Classes of transformers make lists of as many entries before anyone asks whether the number is in its range."""
+
+_SCALING = ("rope_scaling", "rope_parameters")
+"""Blocks that say how positions are scaled, as a whole or for layers of a kind."""
 
 
 class ModelUnreadableError(Exception):
@@ -94,6 +97,8 @@ def read_directory(directory: Path, written: str) -> Directory:
         raise ModelUnreadableError(f"'{written}/config.json' has no model_type")
     if (key := _endless(content)) is not None:
         raise ModelUnreadableError(f"'{written}/config.json': {key[:60]} is more than {_MOST_LAYERS}")
+    if (wrong := _no_scaling(content)) is not None:
+        raise ModelUnreadableError(f"'{written}/config.json': {wrong}")
     more = _keys(directory, written, "hf_quant_config.json")
     return Directory(b"\0".join([raw, *(more[:1] if more else ())]), content, more[1] if more else {}, first_layer)
 
@@ -118,14 +123,28 @@ def _keys(directory: Path, written: str, name: str) -> tuple[bytes, dict[str, An
 
 def _endless(content: Mapping[str, Any]) -> str | None:
     """Return the first key, of the model or of a part of it, with more layers than any model has; None without one."""
-    waiting = [content]
-    while waiting:
-        for key, value in waiting.pop().items():
-            if isinstance(value, dict):
-                waiting.append(cast("dict[str, Any]", value))
-            elif key.endswith(("layers", "n_layer")) and isinstance(value, int) and value > _MOST_LAYERS:
+    for block in _blocks(content):
+        for key, value in block.items():
+            if key.endswith(("layers", "n_layer")) and isinstance(value, int) and value > _MOST_LAYERS:
                 return key
     return None
+
+
+def _no_scaling(content: Mapping[str, Any]) -> str | None:
+    """Return what is wrong with a number that positions are scaled by, wherever it stands; None where nothing is."""
+    for block in _blocks(content):
+        for part in _blocks({name: block[name] for name in _SCALING if isinstance(block.get(name), dict)}):
+            if (factor := part.get("factor")) is not None and ratio(factor) is None:
+                return f"positions are scaled by {factor!r:.60}, which is no number above 0 up to {MOST_RATIO}"
+    return None
+
+
+def _blocks(content: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
+    """Yield a block of keys, and all blocks in it."""
+    waiting = [content]
+    while waiting:
+        yield (block := waiting.pop())
+        waiting += [cast("dict[str, Any]", value) for value in block.values() if isinstance(value, dict)]
 
 
 def configuration(content: Mapping[str, Any]) -> Pretrained:

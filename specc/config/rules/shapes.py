@@ -18,7 +18,7 @@ ALONE = ("num_steps", "topk", "num_draft_tokens")
 """Keys of a configuration without a list of shapes, and of every shape of such a list."""
 
 
-_NAME = re.compile(r"\d{1,3}(x\d{1,3}x\d{1,3})?")
+_NAME = re.compile(r"\d{1,3}(x\d{1,3}x\d{1,3})?", re.ASCII)
 
 
 def shape_called(name: str) -> Shape | None:

@@ -12,7 +12,7 @@ from specc.config.models.hub import named
 from specc.config.pasted import DTYPES, Wanted, configuration_name, listed, served_by_program
 from specc.config.presets.sglang import SGLANG
 from specc.config.presets.sglang_models import architecture_of
-from specc.config.proposal import quoted
+from specc.config.proposal import quoted, yaml_of
 from specc.config.resolved import Config
 from specc.config.rules.shapes import shape_called
 from specc.config.sglang.command_line import RETURNED, THRESHOLDS, Arguments
@@ -59,7 +59,7 @@ def configuration(arguments: Arguments, server: Started, wanted: Wanted) -> str:
     if "draft" not in server.models and wanted.of_draft():
         arguments.wrong("--head is of a model that drafts, and drafts are looked up", "leave it out")
     arguments.findings.raise_if_errors()
-    return "\n".join(lines) + "\n"
+    return yaml_of(lines)
 
 
 def served(config: Config) -> str:

@@ -77,7 +77,7 @@ ANSWERS = answers_of("vllm", VLLM.tested[-1])
 _SERVER = re.compile(r"vllm\.entrypoints\.openai\.api_server|(.*/)?vllm/entrypoints/openai/api_server\.py")
 _IMAGE = re.compile(r"(.*/)?vllm-openai(:[\w.\-]+)?(@sha256:\w+)?")
 """A container whose entry point is the server."""
-_LEVEL = re.compile(r"-O=?(\d)")
+_LEVEL = re.compile(r"-O=?(\d)", re.ASCII)
 _NAME = re.compile(r"--?[A-Za-z][\w.\-+]*(=.*)?", re.DOTALL)
 
 

@@ -7,7 +7,7 @@ from specc.config.models import Fact
 from specc.config.models.hub import named
 from specc.config.pasted import Wanted, configuration_name, served_by_program
 from specc.config.presets.vllm import VLLM
-from specc.config.proposal import quoted
+from specc.config.proposal import quoted, yaml_of
 from specc.config.resolved import Config
 from specc.config.vllm.command_line import Arguments
 from specc.config.vllm.server import Started
@@ -44,7 +44,7 @@ def configuration(arguments: Arguments, server: Started, wanted: Wanted) -> str:
     if drafting.draft is None and wanted.of_draft():
         arguments.wrong("--head is of a model that drafts, and drafts are looked up", "leave it out")
     arguments.findings.raise_if_errors()
-    return "\n".join(lines) + "\n"
+    return yaml_of(lines)
 
 
 def served(config: Config) -> str:

@@ -26,7 +26,7 @@ _OP = re.compile(
     rf"(?: : (?P<types>.*?))?{_LOC}"
 )
 _ESTABLISHED = re.compile(r"established (?P<names>[\w-]+(?:, [\w-]+)*)")
-_DIM = re.compile(rf"dim (?P<name>{_NAME}) : (?P<axis>\w+)(?: (?P<rel><=|=) (?P<size>\d+))?")
+_DIM = re.compile(rf"dim (?P<name>{_NAME}) : (?P<axis>\w+)(?: (?P<rel><=|=) (?P<size>[0-9]+))?")
 _INPUT = re.compile(rf"input %(?P<name>{_NAME}) : (?P<type>.+)")
 _MARKS = r"(?: limit (?P<limit>-?\w+))?(?P<given> given)?(?P<kept> kept)?(?: table (?P<table>program|engine))?"
 _CARRY = re.compile(rf"carry @(?P<name>{_NAME}) : (?P<type>.+?){_MARKS}{_LOC}")
@@ -38,6 +38,7 @@ _ATTR = re.compile(r"\s*(?P<key>\w+) = ")
 _COMMA = re.compile(r"\s*,?\s*")
 _RESULT = r"(?:\?|!kv<\w+>|\w++(?:<\w+>)?\[[^\]]*+\])"
 _RESULTS = re.compile(rf"(?:{_RESULT}(?:, {_RESULT})*+)?")
+_WHOLE = re.compile(r"[0-9]+")
 _MAX_MESSAGE = 200
 
 
@@ -58,7 +59,7 @@ def parse_type(text: str) -> Type:
     if tensor is None or tensor["dtype"] not in DTYPES:
         raise ValueError(f"{text!r} is not a type")
     entries = [entry.strip() for entry in tensor["shape"].split(",") if entry.strip()]
-    return TensorType(tensor["dtype"], tuple(int(e) if e.isdigit() else e for e in entries), tensor["of"] or "")
+    return TensorType(tensor["dtype"], tuple(int(e) if _WHOLE.fullmatch(e) else e for e in entries), tensor["of"] or "")
 
 
 def parse_module(text: str, file: str = "<specir>") -> Module:
@@ -165,7 +166,7 @@ class _Parser:
             raise _Failure("only tensors are carried")
         _once("carry @", match["name"], module.carries)
         limit = match["limit"]
-        limit = int(limit) if limit is not None and limit.removeprefix("-").isdecimal() else limit
+        limit = int(limit) if limit is not None and _WHOLE.fullmatch(limit.removeprefix("-")) else limit
         kept, given = match["kept"] is not None, match["given"] is not None
         module.carries[match["name"]] = CarriedValue(
             match["name"], type_, _location(match), kept, limit, given, match["table"] or ""

@@ -17,6 +17,7 @@ from typer.testing import CliRunner
 from specc.algorithms import names
 from specc.cli import completion, examples, sglang, vllm
 from specc.cli.main import app
+from specc.cli.reporting import run
 from specc.passes.pipeline import PASSES
 
 from .test_commands_page import COMMANDS
@@ -92,6 +93,26 @@ def completed(line: str) -> list[str]:
     }
     done = CliRunner().invoke(app, [], env=environment, prog_name="specc")
     return done.stdout.split()
+
+
+WRONG_WORDS = (None, "", "x", "-1", "1 2", "\u0663", "9" * 4301, "\x1b[2J")
+
+
+@pytest.mark.parametrize("changes", [{"COMP_WORDS": None}, *({"COMP_CWORD": word} for word in WRONG_WORDS)])
+@pytest.mark.parametrize("program", ["SPECC", "SPECC_OPT"])
+def test_a_shell_that_asks_nothing(
+    program: str, changes: dict[str, str | None], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """It is told why, in a line, and no command runs."""
+    given = {f"_{program}_COMPLETE": "complete_bash", "COMP_WORDS": "specc ch", "COMP_CWORD": "1"} | changes
+    for name, value in given.items():
+        monkeypatch.setenv(name, value) if value is not None else monkeypatch.delenv(name, raising=False)
+    with pytest.raises(SystemExit) as left:
+        run(lambda: pytest.fail("a command runs"))
+    out, err = capsys.readouterr()
+    assert (left.value.code, out) == (2, "")
+    [line] = err.splitlines()
+    assert line.startswith(f"Error: {next(iter(changes))} ") and "\x1b" not in line and len(line) < 120
 
 
 def test_shells_complete_what_is_known(monkeypatch: pytest.MonkeyPatch) -> None:

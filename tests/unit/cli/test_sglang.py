@@ -344,6 +344,7 @@ def test_what_is_not_served(changes: dict[str, str | None], message: str) -> Non
     [
         (",", {}, "--shapes ',' is not the name of a shape"),
         ("3,x", {}, "--shapes 'x' is not the name of a shape"),
+        ("\uff13", {}, "--shapes '\uff13' is not the name of a shape"),
         ("1", {}, "the server's own shape is not the largest of --shapes"),
         ("3,0", {"--enable-lora": ""}, "--shapes with LoRA is not served"),
         ("3,0", {"--lora-paths": "terse=adapter"}, "--shapes with LoRA is not served"),
@@ -370,3 +371,34 @@ def test_an_engine_beside_the_file(tmp_path: Path, command: str) -> None:
     assert (result.exit_code, "config/engine-conflict" in result.stderr) == (1, True)
     result = CliRunner().invoke(app, [command, str(path), "--engine", "unknown", *more])
     assert (result.exit_code, "there are sglang" in result.stderr) == (2, True)
+
+
+LINES = ("\n", "\r", "\x0b", "\x0c", "\x1c", "\x85", "\u2028", "\u2029")
+"""What ends a line, for YAML or for anybody."""
+
+
+@pytest.mark.parametrize("engine", ["sglang", "vllm"])
+@pytest.mark.parametrize("key", ["architectures", "model_type", "torch_dtype", "quantization_config"])
+def test_what_a_model_says_makes_no_lines(engine: str, key: str, tmp_path: Path) -> None:
+    """The configuration has the keys, and as many lines, that it has of a model that says something plain."""
+    written = dict[str, list[str]]()
+    for ending in ("", *LINES):
+        word = f"Other{ending}verify: target_only{ending}# "
+        says = {"architectures": [word], "quantization_config": {"quant_method": word}}.get(key, word)
+        models = {name: json.loads((MODELS / name / "config.json").read_text()) for name in ("target", "standalone")}
+        for name, keys in models.items():
+            (tmp_path / name).mkdir(exist_ok=True)
+            (tmp_path / name / "config.json").write_text(json.dumps(keys | {key: says}))
+        target, draft = (str(tmp_path / name) for name in models)
+        server = {
+            "sglang": ["--model-path", target, "--speculative-algorithm", "STANDALONE", "--attention-backend", "triton",
+                       "--speculative-draft-model-path", draft, "--dtype", "float16"],
+            "vllm": ["--model", target, "--spec-model", draft, "--spec-tokens", "2", "--dtype", "float16"],
+        }[engine]  # fmt: skip
+        result = CliRunner().invoke(app, [engine, "check", "--gpu", "h100", "--", *server])
+        assert result.exit_code in (0, 1), result.output
+        written[ending] = [line.partition(":")[0] for line in result.stdout.splitlines() if not line.startswith("#")]
+        assert len(result.stdout.splitlines()) == result.stdout.count("\n")
+        assert not any(line.startswith("verify: target_only#") for line in result.stdout.splitlines())
+    assert len({tuple(keys) for keys in written.values()}) == 1
+    assert key not in ("architectures", "quantization_config") or written["\n"]

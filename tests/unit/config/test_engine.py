@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import random
 from dataclasses import replace
 from math import ceil
@@ -70,6 +71,22 @@ def test_the_longest_text_follows_from_the_target(model: Model, rope: dict[str, 
     target = model(**LLAMA, rope_parameters={"rope_theta": 10000.0, **rope})
     loaded = load(target={"model": str(target), "dtype": None}, **TREE)
     assert loaded.config.file.context_length == length + 8
+
+
+@pytest.mark.parametrize("factor", [math.nan, math.inf, -math.inf, -1, 0, 1 << 80, True, "8", [2]], ids=repr)
+@pytest.mark.parametrize("name", ["rope_scaling", "rope_parameters"])
+def test_positions_are_scaled_by_a_number(model: Model, name: str, factor: object) -> None:
+    """Of any kind, in the model or in a part of it, for all layers or for some."""
+    whole, of_a_kind = ({"rope_type": kind, "factor": factor} for kind in ("yarn", "x"))
+    ropes = (whole, {"sliding_attention": of_a_kind})
+    says = [keys for rope in ropes for keys in ({name: rope}, {"text_config": LLAMA | {name: rope}})]
+    for number, keys in enumerate(says):
+        target = model(f"m{number}", **LLAMA | keys)
+        with pytest.raises(DiagnosticError, match="which is no number above 0") as raised:
+            load(target={"model": str(target), "dtype": None})
+        assert [diagnostic.code for diagnostic in raised.value.diagnostics] == ["config/model-unreadable"]
+    fine = model(**LLAMA, **{name: {"rope_type": "default", "factor": None, "rope_theta": 10000.0}})
+    assert load(target={"model": str(fine), "dtype": None}).config.target.num_layers == LLAMA["num_hidden_layers"]
 
 
 def test_a_full_mask_needs_to_know_how_long_a_text_may_be() -> None:

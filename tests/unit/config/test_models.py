@@ -11,6 +11,7 @@ from transformers import configuration_utils
 
 from specc.config import models
 from specc.config.models import read_model
+from specc.config.models.config_json import ModelUnreadableError
 
 from .conftest import Find, Load, Model
 
@@ -239,15 +240,24 @@ def test_unreadable(find: Find, tmp_path: Path, content: str | None, message: st
 
 @pytest.mark.parametrize(
     ("factor", "length"),
-    [("2", 128), ("2.5", 160), ("NaN", 64), ("Infinity", 64), ("-1", 64), ("1e300", 64), ("true", 64), ('"2"', 64)],
-)
+    [
+        ("2", 128),
+        ("2.5", 160),
+        ("null", 64),
+        *((word, None) for word in ("NaN", "Infinity", "-1", "1e300", "true", '"2"')),
+    ],
+)  # fmt: skip
 @pytest.mark.parametrize("model_type", ["llama", "no_such_model"])
-def test_rope_factors(tmp_path: Path, factor: str, length: int, model_type: str) -> None:
-    """A factor multiplies the positions that were trained on, where it can be one; whatever it is, nothing crashes."""
+def test_rope_factors(tmp_path: Path, factor: str, length: int | None, model_type: str) -> None:
+    """A factor multiplies the positions that were trained on; one that cannot be one is told."""
     rope = f'{{"rope_type": "dynamic", "factor": {factor}, "rope_theta": 10000.0}}'
     text = f'{{"model_type": "{model_type}", "max_position_embeddings": 64, "rope_parameters": {rope}}}'
     (tmp_path / "config.json").write_text(text)
-    assert read_model(tmp_path, "m").facts["context_length"].value == length
+    if length is None:
+        with pytest.raises(ModelUnreadableError, match="positions are scaled by"):
+            read_model(tmp_path, "m")
+    else:
+        assert read_model(tmp_path, "m").facts["context_length"].value == length
 
 
 def test_sums_of_huge_sizes(find: Find, model: Model) -> None:

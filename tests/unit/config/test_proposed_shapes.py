@@ -155,7 +155,17 @@ def test_what_there_is_to_choose_from() -> None:
 
 @pytest.mark.parametrize(
     ("name", "shape"),
-    [("0", (0, 1, 1)), ("3", (3, 1, 4)), ("5x4x24", (5, 4, 24)), ("x", None), ("3x2", None), ("", None)],
+    [
+        ("0", (0, 1, 1)),
+        ("3", (3, 1, 4)),
+        ("5x4x24", (5, 4, 24)),
+        ("x", None),
+        ("3x2", None),
+        ("", None),
+        ("\uff13", None),
+        ("\u0663x1x4", None),
+        ("\u00b2", None),
+    ],
 )
 def test_names_of_shapes(name: str, shape: tuple[int, int, int] | None) -> None:
     assert shape_called(name) == shape
