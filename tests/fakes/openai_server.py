@@ -12,7 +12,7 @@ import socket
 import sys
 import threading
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -43,6 +43,7 @@ class Fake:
         program: whether it has a program; an sglang's can be switched.
         fault: what goes wrong with answers, one of those in `Handler.stream` and `Handler.do_GET`.
         said: what it says of a field, whatever is true; a key is the field's name.
+        spoil: what becomes of anything that it sends.
         apart: prompts whose text has another token at place 2 where the program runs, with how far apart the two best
             tokens are there.
         token_s: seconds of its own clock, `now`, that a step takes, with the program and without.
@@ -54,6 +55,7 @@ class Fake:
     program: bool = True
     fault: str = ""
     said: Mapping[str, Any] = field(default_factory=dict)
+    spoil: Callable[[bytes], bytes] = bytes
     apart: Mapping[str, float] = field(default_factory=dict)
     token_s: tuple[float, float] = (0.0, 0.0)
     now: float = 0.0
@@ -126,7 +128,7 @@ class Handler(BaseHTTPRequestHandler):
         """Say nothing."""
 
     def say(self, body: Any, status: int = 200) -> None:
-        data = body.encode() if isinstance(body, str) else json.dumps(body).encode()
+        data = self.state.spoil(body.encode() if isinstance(body, str) else json.dumps(body).encode())
         self.send_response(status)
         self.send_header("Content-Length", str(len(data)))
         self.end_headers()
@@ -275,7 +277,7 @@ class Handler(BaseHTTPRequestHandler):
         return True
 
     def record(self, record: Any) -> None:
-        self.chunk(b"data: " + json.dumps(record).encode() + b"\n\n")
+        self.chunk(b"data: " + self.state.spoil(json.dumps(record).encode()) + b"\n\n")
 
     def chunk(self, data: bytes) -> None:
         if data:

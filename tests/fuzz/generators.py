@@ -6,7 +6,23 @@ import random
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from . import artefacts, caches, commands, configs, models, modules, prompts, records, sessions, specir, steps, wheels
+from . import (
+    artefacts,
+    caches,
+    commands,
+    configs,
+    engines,
+    models,
+    modules,
+    prompts,
+    records,
+    servers,
+    sessions,
+    specir,
+    steps,
+    tunings,
+    wheels,
+)  # fmt: skip
 
 Case = Callable[[str, random.Random], str]
 """Runs one case of a seed and says its outcome; whatever it raises is a failure."""
@@ -42,4 +58,7 @@ GENERATORS: dict[str, Generator] = {
     "caches": Generator(caches.case),
     "commands": Generator(commands.case),
     "prompts": Generator(prompts.case),
+    "engines": Generator(engines.case),
+    "servers": Generator(servers.case),
+    "tunings": Generator(tunings.case),
 }

@@ -28,6 +28,9 @@ CASES = {
     "caches": 300,
     "commands": 60,
     "prompts": 40,
+    "engines": 400,
+    "servers": 25,
+    "tunings": 40,
 }
 """Cases in a part."""
 

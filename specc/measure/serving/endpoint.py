@@ -57,9 +57,10 @@ class ServerCounts:
         return self.plus(before, -1)
 
     @property
-    def backwards(self) -> bool:
-        """Whether anything was taken off."""
-        return min(self.verifications, *self.accepted, self.served or 0, self.left or 0) < 0
+    def is_possible(self) -> bool:
+        """Whether nothing was taken off, and no position accepted more drafts than were verified."""
+        least = min(self.verifications, *self.accepted, self.served or 0, self.left or 0)
+        return least >= 0 and max(self.accepted, default=0) <= self.verifications
 
     @property
     def accept_length(self) -> float | None:
@@ -125,8 +126,8 @@ class MeasuredServer:
     async def counted_since(self, before: ServerCounts) -> ServerCounts:
         """What was counted since then."""
         counts = (await self.counts()).since(before)
-        if counts.backwards:
-            self.client.broken(f"what {METRICS} or {STATE} counts has become less")
+        if not counts.is_possible:
+            self.client.broken(f"what {METRICS} or {STATE} counts has become less, or is more than can be")
         return counts
 
 

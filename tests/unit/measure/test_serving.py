@@ -61,8 +61,10 @@ def test_metrics_that_nobody_reads_cost_nothing() -> None:
 def test_counters_that_become_less() -> None:
     before = ServerCounts(9, (5, 2), 4, 3)
     for after in (ServerCounts(8, (5, 2), 4, 3), ServerCounts(9, (5, 1), 4, 3), ServerCounts(9, (5, 2), 3, 3)):
-        assert after.since(before).backwards and not before.since(after).backwards
-    assert not before.since(before).backwards and not ServerCounts().backwards
+        assert not after.since(before).is_possible
+    assert before.since(before).is_possible and ServerCounts().is_possible
+    assert ServerCounts(19, (15, 2), 4, 3).since(before).is_possible
+    assert not ServerCounts(19, (16, 2), 4, 3).since(before).is_possible, "more than were verified"
 
 
 def test_what_answers_say_of_their_verifications() -> None:
