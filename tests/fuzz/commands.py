@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import enum
 import functools
+import itertools
 import json
 import random
 import re
@@ -57,6 +58,9 @@ LISTS = (
     "sm_90,h100",
     "native",
     "x\n,y",
+    "\uff13",
+    "\u0663x1x4",
+    "3,\uff10",
 )
 ADDRESSES = (
     "", "http", "http://", "http:///x", "ftp://x", "http://x:0", "http://x:99999", "http://[", "http://u:p@x",
@@ -109,14 +113,16 @@ def case(seed: str, rng: random.Random) -> str:
         given = _line(rng, words)
         program, inner = (opt.app, given) if words == ("specc-opt",) else (app, [*words, *given])
         done = CliRunner().invoke(program, inner)
-        _judge(words, done)
+        judge(words, done)
         after = _files(folder)
+    shapes = [said for option, said in itertools.pairwise(given) if option == "--shapes"]
+    expect(done.exit_code or "".join(shapes).isascii(), f"{words} takes shapes called {shapes}")
     expect(done.exit_code in (0, 3) or after == before, f"a failed {words} left {set(after) ^ set(before)}")
     expect(done.exit_code or all(after.get(file) for file in before), f"{words} removed {set(before) - set(after)}")
     return f"{' '.join(words)} ends with {done.exit_code}"
 
 
-def _judge(words: tuple[str, ...], done: Any) -> None:
+def judge(words: tuple[str, ...], done: Any) -> None:
     """Look at how a command has ended, and at what it has said."""
     error, shown = done.exception, done.output
     unwritable = isinstance(error, OSError) and reporting._unwritable(error)
@@ -205,6 +211,7 @@ def _known(words: tuple[str, ...], parameter: Any) -> Sequence[str]:
         "size": ("2", "20"), "algorithm": ("EAGLE", "standalone"), "gpu": ("h100", "sm_100"), "prompt": ("x",),
         "verify": ("target_only", "greedy"), "sampling": ("top_k", "grammar,penalties"), "outputs": ("logprobs",),
         "logits": ("sharded",), "topk": ("1", "2"), "num_steps": ("1", "2"), "name": ("fuzzed",),
+        "shapes": ("3", "auto", "\uff13"),
     }.get(parameter.name, ())  # fmt: skip
 
 

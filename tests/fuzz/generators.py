@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 from . import (
     artefacts,
+    asked,
     caches,
     commands,
     configs,
@@ -57,6 +58,7 @@ GENERATORS: dict[str, Generator] = {
     "records": Generator(records.case),
     "caches": Generator(caches.case),
     "commands": Generator(commands.case),
+    "asked": Generator(asked.case),
     "prompts": Generator(prompts.case),
     "engines": Generator(engines.case),
     "servers": Generator(servers.case),

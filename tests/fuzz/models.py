@@ -10,26 +10,23 @@ import contextlib
 import importlib.util
 import io
 import json
-import os
 import random
 import re
 import tempfile
-import zipfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
-
-import torch
 
 from specc import algorithms
 from specc.config import LoadedConfig, load_config, load_text
 from specc.support.diagnostics import DiagnosticError
-from specc.support.token_map import TokenMapError, check_token_map, read_offsets, read_token_map
 
 from . import legal
 from .config_texts import ODD, to_text
 from .judging import outcome
-from .outcome import RIGHT, expect
+from .maps import headers, token_maps
+from .named import cached, served
+from .outcome import expect
 
 COMPILED = 0.2
 """Of what loads, the part that is compiled: a plan takes as long as many files."""
@@ -89,7 +86,7 @@ def model_directories(rng: random.Random) -> str:
 def _blamed_rightly(load: Callable[[], LoadedConfig]) -> LoadedConfig:
     """Load directories by paths that can all be some: what is wrong with their files is not told of the paths."""
     try:
-        return load()
+        loaded = load()
     except DiagnosticError as error:
         blames = [
             diagnostic.message
@@ -98,6 +95,25 @@ def _blamed_rightly(load: Callable[[], LoadedConfig]) -> LoadedConfig:
         ]
         expect(not blames, f"a path that is one is blamed: {blames}")
         raise
+    for role in ("target", "draft"):
+        if (directory := loaded.model_dir(role)) is not None:
+            factors = [*_factors(json.loads((directory / "config.json").read_text()))]
+            expect(all(map(_scales, factors)), f"positions are scaled by {factors}")
+    return loaded
+
+
+def _factors(content: Any, *, scaling: bool = False) -> Iterator[object]:
+    """What positions are scaled by, wherever a model says it."""
+    for key, value in content.items():
+        if scaling and key == "factor":
+            yield value
+        if isinstance(value, dict):
+            yield from _factors(value, scaling=scaling or key in ("rope_scaling", "rope_parameters"))
+
+
+def _scales(factor: object) -> bool:
+    """Whether positions may be multiplied by it."""
+    return factor is None or (type(factor) in (int, float) and 0 < float(str(factor)) <= 1 << 20)
 
 
 def _directories(rng: random.Random, folder: Path, changes: list[int]) -> None:
@@ -181,137 +197,9 @@ def _fact(rng: random.Random, depth: int) -> Any:
     return rng.choice([rng.choice(ODD), odd])
 
 
-WHOLE = (torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64)
-OTHERS = (torch.float32, torch.bfloat16, torch.float8_e4m3fn, torch.complex64, torch.bool, torch.uint32)
-SIZES: dict[Any, int] = {
-    "I64": 8, "I32": 4, "U8": 1, "I8": 1, "U64": 8, "F32": 4, "F64": 8, "BF16": 2, "F8_E4M3": 1, "C64": 8, "BOOL": 1,
-    "X": 1, "": 8, None: 8,
+KINDS: dict[Callable[[random.Random], str], int] = {
+    model_directories: 6, first: 2, served: 2, cached: 2, token_maps: 3, headers: 3,
 }  # fmt: skip
-"""Types that a header may say, and bytes of an entry."""
-
-
-def _tokens(rng: random.Random) -> Any:
-    """What may stand where a list of tokens is expected."""
-    count = rng.choice([0, 1, 2, 4, 8])
-    listed: list[Any] = sorted(rng.sample(range(40), count))
-    match rng.randrange(5):
-        case 0 | 1:
-            return listed
-        case 2 if listed:
-            listed[rng.randrange(count)] = rng.choice(ODD)
-            return listed
-        case 3:
-            return rng.sample(range(-4, 60), count)
-        case _:
-            return rng.choice(ODD)
-
-
-def _tensor(rng: random.Random) -> Any:
-    """What torch may have saved: of any type, of more axes or entries than a map has, of repeated memory."""
-    tensor: Any = torch.tensor(rng.sample(range(8), rng.choice([0, 1, 4]))).to(rng.choice([*WHOLE, *OTHERS]))
-    match rng.randrange(7):
-        case 0:
-            return tensor[None]
-        case 1 if len(tensor):
-            return tensor[:1].expand(rng.choice([5, (1 << 24) + 1, 1 << 40, 1 << 60]))
-        case 2:
-            return torch.zeros(rng.choice([1, 1 << 40]), dtype=torch.int64, device="meta")
-        case 3:
-            return [tensor, tensor]
-        case 4:
-            return rng.choice([{"d2t": tensor}, (1, 2), "x", 3, None, [1 << 400, 2], b"12"])
-        case _:
-            return tensor
-
-
-def token_maps(rng: random.Random) -> str:
-    """Files of tokens: a list of whole numbers of the vocabulary, or an error that says which rule is broken."""
-    with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder) / "map"
-        match rng.randrange(6):
-            case 0:
-                path.write_text(json.dumps(_tokens(rng)))
-            case 1:
-                torch.save(rng.choice([_tokens, _tensor])(rng), path)
-            case 2:
-                torch.save(_tensor(rng), path)
-            case 3 if rng.random() < 0.1:
-                with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
-                    archive.writestr("map/data.pkl", bytes(rng.choice([10, 1 << 20, (1 << 28) + 1])))
-            case 4:
-                path.write_bytes(
-                    rng.choice(
-                        [
-                            b"[" * 100_000,
-                            b"[1" + b",1" * rng.choice([9, 9, 9, 1 << 24]) + b"]",
-                            b"",
-                            b"PK\3\4",
-                            b"[1e999]",
-                        ]
-                    )
-                )
-            case _:
-                _no_file(rng, path)
-        if path.is_file() and rng.random() < 0.2:
-            made = path.read_bytes()
-            at = rng.randrange(len(made) + 1)
-            path.write_bytes(made[:at] + rng.randbytes(rng.choice([0, 1, 8])) + made[at + rng.choice([0, 1, 50]) :])
-        return _judged(lambda: read_token_map(path), rng)
-
-
-def headers(rng: random.Random) -> str:
-    """Weights whose header says anything of a tensor: the offsets that are there, or an error."""
-    count, code = rng.choice([0, 1, 3, 4]), rng.choice([*SIZES])
-    entry: dict[str, Any] = {"dtype": code, "shape": [count], "data_offsets": [0, count * SIZES[code]]}
-    for _ in range(rng.choice([0, 0, 0, 1, 2])):
-        odd = rng.choice([*ODD, [1 << 40], [1 << 24], [2, 2], [0, 1 << 62], [8, 0], [-8, 24], [count * 8, 0]])
-        entry[rng.choice(["dtype", "shape", "data_offsets", "x"])] = odd
-    header: Any = rng.choice(
-        [{"d2t": entry, "fc.weight": {}}, {"d2t": entry}, {"d2t": entry}, {"t2d": entry}, rng.choice(ODD)]
-    )
-    encoded = json.dumps(header).encode()
-    length = rng.choice([len(encoded)] * 6 + [0, len(encoded) - 1, len(encoded) + 9, 1 << 25, 1 << 40, (1 << 64) - 1])
-    with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder) / rng.choice(["model.safetensors", "a.safetensors"])
-        if rng.random() < 0.1:
-            _no_file(rng, path)
-        else:
-            path.write_bytes(
-                length.to_bytes(8, "little") + encoded + rng.choice([bytes, rng.randbytes])(rng.choice([0, 24, 32, 64]))
-            )
-        return _judged(lambda: read_offsets(Path(folder)), rng)
-
-
-def _no_file(rng: random.Random, path: Path) -> None:
-    """Put something else there than a file that can be read, or nothing."""
-    match rng.randrange(4):
-        case 0:
-            os.mkfifo(path)
-        case 1:
-            path.mkdir()
-        case 2:
-            path.symlink_to(rng.choice([str(path), "/dev/zero", "nowhere"]))
-        case _:
-            pass
-
-
-def _judged(read: Callable[[], list[int] | None], rng: random.Random) -> str:
-    """Read a map and compare it with a draft: whole numbers that are right, or a coded error that can be printed."""
-    try:
-        tokens = read()
-        if tokens is None:
-            return "no map"
-        expect(len(tokens) <= 1 << 24, "a map of more tokens than a vocabulary has")
-        expect(all(type(token) is int for token in tokens), "a token that is no whole number")
-        check_token_map(tokens, rng.choice([len(tokens), 4]), 40)
-        expect(tokens == sorted(set(tokens)) and all(0 <= token < 40 for token in tokens), "a map that breaks a rule")
-    except TokenMapError as error:
-        expect(error.code.startswith("map/") and len(str(error)) < 1000, f"{error.code}: {error!s:.200}")
-        return f"diagnostic {error.code}"
-    return RIGHT
-
-
-KINDS: dict[Callable[[random.Random], str], int] = {model_directories: 6, first: 2, token_maps: 3, headers: 3}
 
 
 def case(seed: str, rng: random.Random) -> str:

@@ -144,6 +144,8 @@ def forged(rng: random.Random, session: steps.Session, record: Tensor) -> tuple[
                 fields[name].double(),
                 fields[name][None],
                 torch.tensor(1),
+                fields[name].to("meta"),
+                fields[name].to_sparse() if fields[name].dim() else torch.tensor(True),
             ]
             match rng.randrange(3):
                 case 0:
@@ -166,6 +168,9 @@ def forged(rng: random.Random, session: steps.Session, record: Tensor) -> tuple[
                 record[::2],
                 record.to(torch.int32),
                 memoryview(b"abc"),
+                record.to("meta"),
+                record.to_sparse(),
+                torch.tensor(1, dtype=torch.uint8),
             ]
             return rng.choice(odd), False
         case _:

@@ -32,6 +32,7 @@ FIELDS = (
     "prompt_tokens", "completion_tokens", "logprobs", "tokens", "top_logprobs", "token", "logprob",
 )  # fmt: skip
 """Whatever is read of an answer."""
+COUNTS = ("completion_tokens", "completion_tokens", "prompt_tokens", "served", "off")
 NUMBERS = (0, 1, -1, 7, 2.5, -0.0, 1e300, math.inf, -math.inf, math.nan, 1 << 53, 10**9, 10**400, True, None, "7", "x")
 COUNTERS = (
     "", "1", "1.0", "-1", "1.5", "+Inf", "NaN", "1e300", "x", "0x1", "9" * 400, '{position="0"} 1', '{position="x"} 1',
@@ -83,7 +84,8 @@ def _believed(report: dict[str, Any]) -> None:
 
 def _server(rng: random.Random) -> Fake:
     """One that says something else of a few fields, spoils what it sends, or fails."""
-    said = {rng.choice(FIELDS): _said(rng) for _ in range(rng.choice([0, 1, 1, 2]))}
+    said = {rng.choice(FIELDS): _said(rng) for _ in range(rng.choice([0, 0, 1, 1, 2]))}
+    said |= {rng.choice(COUNTS): rng.choice(NUMBERS) for _ in range(rng.choice([0, 0, 1]))}
     fault = rng.choice(FAULTS) if rng.random() < 0.25 else ""
     engine = rng.choice(["sglang", "sglang", "vllm"])
     if engine == "vllm" and rng.random() < 0.5:

@@ -27,6 +27,7 @@ CASES = {
     "records": 150,
     "caches": 300,
     "commands": 60,
+    "asked": 80,
     "prompts": 40,
     "engines": 400,
     "servers": 25,
