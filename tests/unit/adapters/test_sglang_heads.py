@@ -111,6 +111,8 @@ def test_a_program_that_reads_logits_leaves_all_as_it_is(heads: Any) -> None:
         ({"bias": torch.zeros(PADDED), "cap": 30.0}, 1, ["a bias", "a cap"]),
         ({"kept": torch.float8_e4m3fn}, 1, ["kept as torch.float8_e4m3fn[128, 64]"]),
         ({"padded": 64}, 1, ["the program reads torch.bfloat16[90, 64]"]),
+        ({"padded": TOKENS - 1}, 1, ["kept as torch.bfloat16[89, 64], the program reads torch.bfloat16[90, 64]"]),
+        ({"padded": TOKENS}, 1, []),
         ({"processors": 2}, 1, ["no head that one logits processor multiplies by"]),
         ({"processors": 0}, 1, ["no head that one logits processor multiplies by"]),
     ],

@@ -196,6 +196,16 @@ def test_the_shape_is_changed_in_a_running_server(serve: Serve, way: Any, form: 
         assert way(trees)(settings(name)) and trees.worker.steps.report()["shape"] == name
 
 
+def test_a_shape_that_is_taken_makes_room_for_batches_beyond_its_buckets(serve: Serve) -> None:
+    """They run at the deepest shape that holds them, and smaller ones at the one that was asked for."""
+    server = started(serve, plans_of(BUCKETED, **QLEN))
+    assert posted(server)({"specc:3x3x9": 1})
+    server.begin(PROMPTS)
+    run(server, [[3], [3, 1], [3, 1, 2], [1], [3, 1, 2, 6]])
+    assert server.worker.steps.report()["served_by_shape"] == {"3x3x9": 2, "3": 3}
+    assert server.worker.steps.tally.left == {}
+
+
 def test_a_number_is_never_taken_for_a_shape_or_the_switch_where_it_may_be_both(
     serve: Serve, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -296,6 +306,24 @@ def test_backends_of_a_shape_know_its_sizes_and_share_memory(shape: Shape, topk:
     else:
         assert sized.container is None
     assert (container.attn_backends, container.topk, verify.topk, extend.num_draft_tokens) == (drafts, 4, 4, 8)
+
+
+@pytest.mark.parametrize(
+    ("ranks", "simulated", "told"), [(1, 2.0, False), (2, 2.0, True), (4, 2.0, True), (2, -1.0, False)]
+)
+def test_lengths_of_sharded_logits_are_not_simulated(
+    serve: Serve, ranks: int, simulated: float, told: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On any number of ranks that have columns of their own."""
+    server = serve(
+        plans_of(CHAINS, target={"vocab_size": 128}, draft={"vocab_size": 128})[0], simulated=simulated, columns=640
+    )
+    sizes = {"vocab_size": 128} | ({"padded_vocab_size": 128} if ranks > 1 else {})
+    sharded = {"logits": "sharded", "tensor_parallel": ranks} if ranks > 1 else {}
+    (plan,) = planned("EAGLE", engine="sglang", target=sizes, draft=sizes, **sharded)
+    fit, whole = adapter("server.fit"), SimpleNamespace(blocks=False, whole=None)
+    monkeypatch.setattr(fit.shards, "misfits", lambda *_: ())
+    assert any("SIMULATE_ACC_LEN" in misfit for misfit in fit._shards(plan, server.worker, whole)) is told
 
 
 def test_lengths_are_simulated_by_shape(serve: Serve, monkeypatch: pytest.MonkeyPatch) -> None:

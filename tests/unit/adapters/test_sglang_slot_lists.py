@@ -32,9 +32,9 @@ class Step(NamedTuple):
 
 
 def drawn(seed: int, page: int, steps: int, topk: int) -> Step:
-    """Requests whose pages lie anywhere."""
+    """Requests whose pages lie anywhere; a tree may have fewer nodes than a path has tokens."""
     draw = torch.Generator().manual_seed(seed)
-    nodes = steps + 1 if topk == 1 else int(torch.randint(steps + 2, 14, (), generator=draw))
+    nodes = steps + 1 if topk == 1 else int(torch.randint(2, 14, (), generator=draw))
     count = COLUMNS // page
     pages = torch.randperm(ROWS * count, generator=draw).view(ROWS, count) + 1
     slots = (pages[:, :, None] * page + torch.arange(page)).view(ROWS, -1).to(torch.int32)

@@ -33,10 +33,10 @@ def _slots(generator: torch.Generator, page: int) -> Tensor:
 )
 def test_tables_are_those_of_the_engine(seed: int, page: int, steps: int, topk: int) -> None:
     draw, topk = torch.Generator().manual_seed(seed), topk if steps else 1
-    nodes = steps + 1 if topk == 1 else int(torch.randint(steps + 2, 14, (), generator=draw))
+    nodes = steps + 1 if topk == 1 else int(torch.randint(2, 14, (), generator=draw))
     slots, batch = _slots(draw, page), int(torch.randint(1, ROWS, (), generator=draw))
     rows = torch.randperm(ROWS - 1, generator=draw)[:batch] + 1
-    reserved = max(nodes, topk * -(-(page - 1 + steps) // page) * page)
+    reserved = max(nodes, steps + 1, topk * -(-(page - 1 + steps) // page) * page)
     lengths = torch.randint(1, COLUMNS - reserved - page, (batch,), generator=draw)
     padded = torch.rand(batch, generator=draw) < 0.2
     rows[padded], lengths[padded] = 0, 0

@@ -53,6 +53,14 @@ def test_a_program_drafts_a_block_but_for_its_first_token(
     assert resolved.num_nodes == nodes
 
 
+@pytest.mark.parametrize("name", [BLOCK, NODES])
+def test_a_block_of_one_token_has_no_drafts(folder: Path, name: str) -> None:
+    result = run("--gpu", "h100", "--", *words(blocks() | {name: "1"}))
+    assert result.exit_code == 1
+    assert f"a block of 1 tokens ({name}) has no drafts" in result.stderr
+    assert config(folder, blocks() | {name: "2"}, options=("--gpu", "h100")).num_steps == 1
+
+
 def test_what_check_says_of_blocks(folder: Path) -> None:
     result = run("--gpu", "h100", "--", *words(blocks()))
     said = dict(line.split(maxsplit=1) for line in result.stderr.splitlines())

@@ -19,6 +19,7 @@ from specc.config.sglang.defaults import (
     PAGED,
     TREE,
     UNWRITTEN,
+    Default,
     captured,
     default,
     drafts,
@@ -30,6 +31,25 @@ from specc.config.sglang.server import MOST_BUCKETS
 
 PLAIN = ["--model-path", "m", "--tp", "2"]
 VALUES = {"--model-path": ["m"], "--tp-size": ["2"]}
+
+
+@pytest.mark.parametrize(
+    ("written", "forced", "deciding", "page"),
+    [
+        (None, False, (), (64, "SGLang's choice with triton attention")),
+        (None, True, (), (64, "SGLang's choice with triton attention")),
+        (32, False, (), (32, "--page-size")),
+        (32, True, (), (64, "SGLang's choice with triton attention")),
+        (None, False, ("triton",), (64, "SGLang's choice with triton attention")),
+    ],
+)
+def test_pages_that_come_with_a_default(
+    written: int | None, forced: bool, deciding: tuple[str, ...], page: tuple[int, str]
+) -> None:
+    """They hold where none are written, or whatever is."""
+    row = Default("triton", page_size=64, forced=forced)
+    fact = server._page(written, row, {*deciding}, fa4_is_large=False)
+    assert (fact.value, fact.origin) == page
 
 
 @pytest.mark.parametrize(

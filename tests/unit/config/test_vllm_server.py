@@ -340,6 +340,8 @@ def test_the_runner() -> None:
     ("--cudagraph-capture-sizes 1 2 30", 10, True), ("-cc.cudagraph_capture_sizes+ 1,2,30", 10, True),
      ("-sc.attention_backend FLASHINFER", 170, False),
     ("--attention-backend triton_attn", 170, True), ("--performance-mode throughput --enforce-eager", 256, False),
+    ("--max-num-batched-tokens 300", 100, True), ("--max-num-batched-tokens 8k", 170, True),
+    ("--max-num-batched-tokens 300 --max-cudagraph-capture-size 64", 21, True),
 ])  # fmt: skip
 def test_batches_and_what_is_captured(more: str, largest: int, captured: bool) -> None:
     """A request has three tokens in a step here."""
