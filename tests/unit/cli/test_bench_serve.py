@@ -194,6 +194,7 @@ def test_a_hostile_server(fault: str) -> None:
         done = run("--url", fake.url, *QUICK, "--timeout", "0.5" if FAULTS[fault] == "serve/unreachable" else "60")
     assert done.exit_code == 1 and code(done) == FAULTS[fault], done.output
     assert fake.url in done.stderr and "\x1b" not in done.output and "\u202e" not in done.output
+    assert FAULTS[fault] != "serve/unreachable" or "was silent for too long" in done.stderr, "whatever came"
     assert done.stdout == ""
 
 
