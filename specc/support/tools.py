@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import os
+import selectors
 import signal
 import subprocess
-import threading
+import time
 from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -20,16 +21,20 @@ def output_of(command: Sequence[str | Path], seconds: float, most: int) -> str:
         command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, start_new_session=True
     ) as process:
         assert process.stdout is not None
-        late = threading.Timer(seconds, _end, (process,))
-        late.start()
         try:
-            return process.stdout.read(most).decode(errors="replace")
+            return _read(process.stdout.fileno(), time.monotonic() + seconds, most).decode(errors="replace")
         finally:
-            late.cancel()
-            _end(process)
+            with suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
 
 
-def _end(process: subprocess.Popen[bytes]) -> None:
-    """End a process that leads a group, with all of it."""
-    with suppress(ProcessLookupError):
-        os.killpg(process.pid, signal.SIGKILL)
+def _read(pipe: int, end: float, most: int) -> bytes:
+    """Return what comes through a pipe until a time, whoever still holds its other end."""
+    content = bytearray()
+    with selectors.DefaultSelector() as selector:
+        selector.register(pipe, selectors.EVENT_READ)
+        while len(content) < most and (left := end - time.monotonic()) > 0 and selector.select(left):
+            if not (piece := os.read(pipe, most - len(content))):
+                break
+            content += piece
+    return bytes(content)
