@@ -33,8 +33,8 @@ def _read(pipe: int, end: float, most: int) -> bytes:
     content = bytearray()
     with selectors.DefaultSelector() as selector:
         selector.register(pipe, selectors.EVENT_READ)
-        while len(content) < most and (left := end - time.monotonic()) > 0 and selector.select(left):
+        while (left := end - time.monotonic()) > 0 and selector.select(left):
             if not (piece := os.read(pipe, most - len(content))):
-                break
+                break  # it has ended, or there is as much as is wanted
             content += piece
     return bytes(content)

@@ -18,6 +18,7 @@ from typing import Any
 
 import torch
 from fakes import sglang_server as _modules  # noqa: F401 (SGLang has its classes)
+from fakes.nested import several
 from fakes.sglang_modules import SRT
 from fakes.sglang_settings import validated
 
@@ -165,15 +166,16 @@ def handed_over(rng: random.Random) -> str:
 
 def _other(rng: random.Random, value: Any) -> Any:
     """Something else in the place of a tensor, or a tensor of another form."""
-    if not isinstance(value, torch.Tensor) or value.layout != torch.strided or value.is_meta or not value.numel():
+    if not isinstance(value, torch.Tensor) or value.layout != torch.strided or value.is_meta or value.is_nested:
         value = torch.rand(3)
+    value = value if value.numel() else torch.rand(3)
     match rng.randrange(7):
         case 0:
             return rng.choice([None, 3, "x", [1, 2], (), {}, b"12", torch.tensor(1), torch.zeros(0)])
         case 1:
             return value[None] if rng.random() < 0.5 else value.reshape(-1, 1)
         case 2:
-            return value.to("meta") if rng.random() < 0.5 else value.to_sparse()
+            return rng.choice([value.to("meta"), value.to_sparse(), several(value, value)])
         case 3:
             return value.real.to(rng.choice(DTYPES))
         case 4:

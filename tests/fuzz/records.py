@@ -11,6 +11,7 @@ import struct
 from typing import Any
 
 import torch
+from fakes.nested import several
 from torch import Tensor
 
 from specc.runtime.errors import SpeccError
@@ -146,6 +147,7 @@ def forged(rng: random.Random, session: steps.Session, record: Tensor) -> tuple[
                 torch.tensor(1),
                 fields[name].to("meta"),
                 fields[name].to_sparse() if fields[name].dim() else torch.tensor(True),
+                several(torch.zeros(3), torch.zeros(2)),
             ]
             match rng.randrange(3):
                 case 0:
@@ -170,6 +172,7 @@ def forged(rng: random.Random, session: steps.Session, record: Tensor) -> tuple[
                 memoryview(b"abc"),
                 record.to("meta"),
                 record.to_sparse(),
+                several(record, record[:3]),
                 torch.tensor(1, dtype=torch.uint8),
             ]
             return rng.choice(odd), False

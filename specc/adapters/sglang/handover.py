@@ -108,14 +108,19 @@ def lacking(
 
 def _is_row(value: object, dtypes: tuple[torch.dtype, ...]) -> TypeGuard[Tensor]:
     """Whether it is a tensor of one axis that has values of these types."""
-    if not isinstance(value, Tensor) or value.layout != torch.strided or value.is_meta:
+    if not _has_shape(value) or value.layout != torch.strided or value.is_meta:
         return False
     return value.dtype in dtypes and value.dim() == 1
 
 
 def _form(value: object) -> str:
     """What something is, in a word."""
-    return f"{value.dtype}{list(value.shape)}" if isinstance(value, Tensor) else type(value).__name__
+    return f"{value.dtype}{list(value.shape)}" if _has_shape(value) else type(value).__name__
+
+
+def _has_shape(value: object) -> TypeGuard[Tensor]:
+    """Whether it is a tensor of a shape, as one of several tensors is not."""
+    return isinstance(value, Tensor) and not value.is_nested
 
 
 def drafted(steps: Steps, batch: Any, last_tokens: Tensor) -> EagleDraftInput:

@@ -187,8 +187,8 @@ class RecordLayout:
 
 
 def _has_values(value: object) -> TypeGuard[Tensor]:
-    """Whether it is a tensor that has its values one by one: no sparse one, and none of the device of no memory."""
-    return isinstance(value, Tensor) and value.layout == torch.strided and not value.is_meta
+    """Whether it is a tensor that has its values one by one: none that is sparse, several, or of no memory."""
+    return isinstance(value, Tensor) and value.layout == torch.strided and not (value.is_meta or value.is_nested)
 
 
 def _bytes(record: object, request: Hashable = None) -> Tensor:

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+from fakes.nested import several
 from fakes.sglang_modules import FINISH_ABORT, Req
 from fakes.sglang_server import PROGRAM, Server, adapter, part
 from sampling_oracle import drawn
@@ -138,6 +139,7 @@ NO_CHANCES = (math.nan, math.inf, -math.inf, -0.5, 1.5)
 NOT_THERE = (
     torch.rand(5, device="meta"),
     torch.rand(5).to_sparse(),
+    several(torch.rand(3), torch.rand(2)),
     torch.tensor(1),
     torch.rand(1, 5),
     [0, 1, 2],

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+from fakes.nested import several
 from fakes.plans import Json, chain_plan, program_of
 from programs import planned
 
@@ -272,6 +273,7 @@ WRONG: list[tuple[str, Any, str]] = [
     ("text", [1, 2, 3, 4], "is a list, not a tensor"),
     ("text", torch.zeros(4, dtype=torch.int32, device="meta"), "is a Tensor, not a tensor of values one by one"),
     ("text", torch.zeros(4, dtype=torch.int32).to_sparse(), "is a Tensor, not a tensor of values one by one"),
+    ("text", several(torch.zeros(4)), "is a Tensor, not a tensor of values one by one"),
     ("flags", None, "is a NoneType, not a tensor"),
 ]
 

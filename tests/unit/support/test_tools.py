@@ -30,5 +30,5 @@ def test_a_program_that_goes_on_is_ended() -> None:
 
 
 def test_what_is_no_program_cannot_be_run(tmp_path: object) -> None:
-    with pytest.raises(OSError):
+    with pytest.raises(FileNotFoundError):
         output_of([f"{tmp_path}/missing"], 1, 1)
