@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from specc.cli.reporting import Format, printing, reporting
+from specc.cli.tools import output_of
 from specc.support.render import printable
-from specc.support.tools import output_of
 from specc.version import __version__
 
 if TYPE_CHECKING:

@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-from specc.support.tools import output_of
+from specc.cli.tools import output_of
 
 WORDS = b"\xff0123456789\n"
 
