@@ -19,8 +19,9 @@ spec: Any = importlib.util.spec_from_file_location("answer", SCRIPT)
 asked: Any = importlib.util.module_from_spec(spec)
 spec.loader.exec_module(asked)
 ARCHS = ("sm_80", "sm_89", "sm_90", "sm_100", "sm_120")
-AutoConfig.register("mimo", type("MiMoConfig", (Qwen2Config,), {"model_type": "mimo"}))
-"""In the place of the code that comes with the model, which is not run."""
+for kind in ("mimo", "mimo_v2"):
+    AutoConfig.register(kind, type(kind, (Qwen2Config,), {"model_type": kind}))
+"""In the place of the code that comes with a model, which is not run."""
 
 
 def first_choices() -> dict[str, str]:

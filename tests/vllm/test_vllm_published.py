@@ -14,6 +14,7 @@ from typing import Any
 
 import published_models
 import pytest
+import served
 from typer.testing import CliRunner
 from vllm_files import ENVIRONMENT, HERE, ON_GPU, PYTHON, VERSION
 
@@ -27,7 +28,7 @@ from specc.config.pasted import Wanted
 from specc.config.vllm.asked import ServerAnswer, case_of
 from specc.config.vllm.command_line import Arguments, parse
 from specc.config.vllm.defaults import attention
-from specc.config.vllm.server import Started, started
+from specc.config.vllm.server import ANSWERS, Started, started
 from specc.config.vllm.written import configuration
 from specc.support.diagnostics import DiagnosticError
 
@@ -86,9 +87,17 @@ COMMANDS = {
         {by(method="eagle3", model=EAGLE3, num_speculative_tokens=3, parallel_drafting=True)}""",
 }
 GPUS = ("sm_90", "sm_100", "sm_80")
+SERVED = {
+    f"{server.row}: {' '.join((*server.models, server.how, server.gpu, server.mark))}": server
+    for server in served.servers()
+    if server.engine == "vllm"
+}
+"""What people serve."""
+LINES = COMMANDS | {name: served.MODEL.sub(r"served/\1", server.command) for name, server in SERVED.items()}
 CASES = [
     *((name, "sm_90") for name in COMMANDS),
     *((name, gpu) for name in ("Llama 8B, EAGLE", "Qwen3 8B, a draft model") for gpu in GPUS[1:]),
+    *((name, server.gpu) for name, server in SERVED.items()),
 ]
 
 
@@ -97,6 +106,7 @@ def published(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The folder with the models."""
     folder = tmp_path_factory.mktemp("published")
     published_models.write(folder)
+    served.write_models(folder / "served")
     (folder / SEVERAL).mkdir()
     config = json.loads((folder / "GLM-4.5/config.json").read_text()) | {"num_nextn_predict_layers": 3}
     (folder / SEVERAL / "config.json").write_text(json.dumps(config))
@@ -108,14 +118,14 @@ def answers(published: Path, tmp_path_factory: pytest.TempPathFactory) -> Mappin
     """What vLLM makes of every case, and its first choices of attention."""
     jobs: list[dict[str, Any]] = []
     for name, gpu in CASES:
-        jobs.append(case_of(parse([COMMANDS[name]]), gpu_of(gpu)))
+        jobs.append(case_of(parse([LINES[name]]), gpu_of(gpu)))
     folder = tmp_path_factory.mktemp("jobs")
     given, out = folder / "job.json", folder / "out.json"
     given.write_text(json.dumps(jobs))
     subprocess.run(
         [str(PYTHON), str(HERE / "resolve.py"), str(given), str(out)],
         cwd=published,
-        env={**os.environ, **ENVIRONMENT.variables, "PYTHONPATH": str(HERE / "stand_ins")},
+        env={**os.environ, **ENVIRONMENT.variables, "PYTHONPATH": f"{HERE / 'stand_ins'}:{HERE / 'resolvable'}"},
         check=True,
         timeout=570,
     )
@@ -133,9 +143,8 @@ def settings_of(
 ) -> tuple[Started, Arguments]:
     """The server of a command line, by `check`."""
     monkeypatch.chdir(published)
-    arguments = parse([COMMANDS[name]])
-    page_size = 512 if name == "Qwen3-Next" and exact is None else None
-    return started(arguments, gpu_of(gpu), page_size, exact), arguments
+    arguments = parse([LINES[name]])
+    return started(arguments, gpu_of(gpu), None, exact), arguments
 
 
 @pytest.mark.parametrize("exact", [False, True], ids=["by its table", "exact"])
@@ -144,8 +153,16 @@ def test_the_server_is_vllms(
     name: str, gpu: str, exact: bool, published: Path, answers: Mapping[Any, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     resolved = answers[name, gpu]
+    if name in SERVED and "error" in resolved:
+        with pytest.raises(DiagnosticError):
+            configuration(*reversed(settings_of(name, gpu, published, monkeypatch)), Wanted())
+        return
     assert "error" not in resolved, resolved
     answer = ServerAnswer(resolved)
+    if answer.facts.algorithm is None:
+        with pytest.raises(DiagnosticError, match=f"the method {answer.facts.method} is not served"):
+            settings_of(name, gpu, published, monkeypatch)
+        return
     settings, arguments = settings_of(name, gpu, published, monkeypatch, answer if exact else None)
     assert settings.runner.value == ("V1" if answer.facts.first_runner else "V2")
     assert settings.drafting.method.value == answer.facts.method
@@ -156,11 +173,13 @@ def test_the_server_is_vllms(
     width = int(settings.drafting.num_steps.value) + 1
     largest = resolved["largest_graph"] // width if resolved["largest_graph"] else 256
     assert settings.buckets[0][-1] == min(resolved["max_requests"], largest)
-    if resolved["page_size"] is not None and (exact or not resolved["hybrid"]):
+    if resolved["page_size"] is not None:
         assert settings.page_size.value == resolved["page_size"]
     if settings.drafting.draft is None:
         assert [settings.drafting.longest, settings.drafting.shortest] == resolved["lookups"]
-    assert ("recurrent_state" in settings.models["target"][1].facts) == resolved["hybrid"]
+    target = settings.models["target"][1]
+    hybrid = target.values.get("architecture") in ANSWERS.hybrid and "recurrent_state" in target.facts
+    assert hybrid == resolved["hybrid"]
     refused = sorted(refusal.about for refusal in refusals(answer.facts))
     assert sorted(refusal.about for refusal in refusals(settings.facts)) == refused
     assert len(arguments.findings.errors) == len(refused)
@@ -186,12 +205,14 @@ def test_what_is_served_has_a_program(
 
 def test_some_are_served_and_some_are_not(answers: Mapping[Any, Any]) -> None:
     """So that neither list is empty."""
-    left = [case for case in CASES if refused(answers[case])]
+    left = [case for case in CASES if "error" in answers[case] or refused(answers[case])]
     assert len(left) > 4
     assert len(CASES) - len(left) > 8
 
 
-def test_blocks_of_a_recurrent_state_need_not_be_said(published: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_blocks_of_a_recurrent_state_need_not_be_said(
+    published: Path, answers: Mapping[Any, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
     """By the command itself, which asks the vLLM of another environment."""
     monkeypatch.chdir(published)
     monkeypatch.setenv("PYTHONPATH", str(HERE / "stand_ins"))
@@ -199,7 +220,7 @@ def test_blocks_of_a_recurrent_state_need_not_be_said(published: Path, monkeypat
         app, ["vllm", "check", "--gpu", "h100", "--exact", str(PYTHON), "--", COMMANDS["Qwen3-Next"]]
     )
     assert result.exit_code == 0, result.output
-    assert f"page_size: 560 # vLLM {VERSION}+cpu itself\n" in result.stdout
+    assert f"page_size: {answers['Qwen3-Next', 'sm_90']['page_size']} # vLLM {VERSION}+cpu itself\n" in result.stdout
     lines = {line.split()[0]: " ".join(line.split()[1:]) for line in result.stderr.splitlines() if line.split()}
     assert lines["arguments"] == f"read by vLLM {VERSION}+cpu itself"
     assert lines["requests"] == "up to 1024 at once: vLLM's default for 80 GiB of GPU memory", "as it says, too"
