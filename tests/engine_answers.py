@@ -1,24 +1,39 @@
-"""What scripts share that ask engines: classes as their files write them, and how answers are written down.
+"""What engines answer about themselves: who asks them, and how it is written into `specc/config/answers`.
 
-Imports the standard library only.
+    [SPECC_TEST_SGLANG=0.5.22] python tests/engine_answers.py sglang [vllm]
+
+Asks each engine in its environment, which must be there (`make answers` makes it first), and writes its file anew. An
+engine's own `answers.py` runs in that environment and asks. Imports the standard library only.
 """
 
 from __future__ import annotations
 
-import ast
+import argparse
+import importlib.metadata
 import json
-from collections.abc import Iterator, Mapping
+import sys
+import tempfile
+from collections.abc import Mapping
+from dataclasses import replace
+from difflib import unified_diff
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
+from engine_environment import Environment
 
-def write(path: Path, said: Mapping[str, Any]) -> None:
-    """Write answers with an entry a line, so that two releases differ by lines."""
-    path.write_text(text_of(said), encoding="utf-8")
+HERE = Path(__file__).resolve().parent
+FOLDER = HERE.parent / "specc/config/answers"
+
+
+def write(engine: str, said: Mapping[str, Any]) -> None:
+    """Write an engine's answers, after its version, into the file that the command line of its `answers.py` names."""
+    version = importlib.metadata.version(engine).partition("+")[0]
+    Path(sys.argv[1]).write_text(text_of({"version": version, **said}), encoding="utf-8")
 
 
 def text_of(said: Mapping[str, Any]) -> str:
-    """Return answers as text."""
+    """Return answers as text with an entry a line, so that two releases differ by lines."""
     parts: list[str] = []
     for name, value in said.items():
         if isinstance(value, Mapping):
@@ -33,60 +48,41 @@ def text_of(said: Mapping[str, Any]) -> str:
     return "{\n" + ",\n".join(parts) + "\n}\n"
 
 
-def classes_written_in(folder: Path, variable: str) -> Iterator[str]:
-    """Return the names in a variable of all modules of a folder: one class, or a list of classes."""
-    for file in sorted(folder.rglob("*.py")):
-        for node in ast.parse(file.read_text(encoding="utf-8")).body:
-            if isinstance(node, ast.Assign) and any(
-                isinstance(to, ast.Name) and to.id == variable for to in node.targets
-            ):
-                values = node.value.elts if isinstance(node.value, ast.List | ast.Tuple) else [node.value]
-                yield from (value.id for value in values if isinstance(value, ast.Name))
+def names_of(parser: argparse.ArgumentParser) -> list[str]:
+    """Return the names of all arguments of a parser, aliases among them."""
+    return sorted({name for action in parser._actions for name in action.option_strings})
 
 
-def readers_of(folder: Path, package: str, owner: str, attribute: str) -> set[str]:
-    """Return the names of all classes of a package that read `owner.attribute`: themselves, or by classes they name."""
-    named: dict[str, set[str]] = {}
-    reading: set[str] = set()
-    for file in sorted(folder.rglob("*.py")):
-        module = ".".join((package, *file.relative_to(folder).with_suffix("").parts))
-        body = ast.parse(file.read_text(encoding="utf-8")).body
-        known = {node.name: f"{module}.{node.name}" for node in body if isinstance(node, ast.ClassDef)}
-        for node in body:
-            if isinstance(node, ast.ImportFrom) and node.module and not node.level:
-                known |= {alias.asname or alias.name: f"{node.module}.{alias.name}" for alias in node.names}
-        for node in body:
-            if isinstance(node, ast.ClassDef):
-                inner = [*ast.walk(node)]
-                name = known[node.name]
-                named[name] = {known[of.id] for of in inner if isinstance(of, ast.Name) and of.id in known}
-                if any(isinstance(of, ast.Attribute) and _is_read(of, owner, attribute) for of in inner):
-                    reading.add(name)
-    while more := {name for name, of in named.items() if of & reading} - reading:
-        reading |= more
-    return {name.rpartition(".")[2] for name in reading}
+def path_of(engine: str, version: str) -> Path:
+    """Return the file of a release of an engine."""
+    return FOLDER / f"{engine}-{version}.json"
 
 
-def _is_read(node: ast.Attribute, owner: str, attribute: str) -> bool:
-    """Whether a node is `owner.attribute`, or `something.owner.attribute`."""
-    of = node.value
-    name = of.attr if isinstance(of, ast.Attribute) else of.id if isinstance(of, ast.Name) else None
-    return node.attr == attribute and name == owner
+def fresh(environment: Environment, script: Path) -> str:
+    """Return what an engine answers now, as text. SystemExit with what its process said when that fails."""
+    asked = replace(environment, variables={**environment.variables, "PYTHONPATH": str(HERE)})
+    with tempfile.TemporaryDirectory() as folder:
+        out = Path(folder, "out.json")
+        asked.run(str(script), str(out))
+        return out.read_text(encoding="utf-8")
 
 
-def derived_from(package: Path, base: str) -> set[str]:
-    """Return the names of all classes of a package that derive from a class of this name, whatever can be imported."""
-    bases: dict[str, set[str]] = {}
-    for file in package.rglob("*.py"):
-        for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
-            if isinstance(node, ast.ClassDef):
-                named = {
-                    of.id if isinstance(of, ast.Name) else of.attr
-                    for of in node.bases
-                    if isinstance(of, ast.Name | ast.Attribute)
-                }
-                bases.setdefault(node.name, set()).update(named)
-    derived = {base}
-    while more := {name for name, of in bases.items() if of & derived} - derived:
-        derived |= more
-    return derived - {base}
+def difference(path: Path, answered: str) -> str:
+    """Return the lines in which a file and an engine's answers differ, and what writes the file anew; or no text."""
+    lines = (path.read_text(encoding="utf-8").splitlines(), answered.splitlines())
+    differing = [*unified_diff(*lines, str(path.relative_to(FOLDER.parents[2])), "what it answers", lineterm="")]
+    return "\n".join([*differing, "", "`make answers` writes the file anew"]) if differing else ""
+
+
+def main() -> None:
+    """Ask the engines that are named, and write their files."""
+    for engine in sys.argv[1:]:
+        sys.path.append(str(HERE / engine))
+        files = import_module(f"{engine}_files")
+        path = path_of(engine, files.VERSION)
+        path.write_text(fresh(files.ENVIRONMENT, files.HERE / "answers.py"), encoding="utf-8")
+        print(f"wrote {path}")
+
+
+if __name__ == "__main__":
+    main()

@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 import argparse
-import importlib.metadata
 import os
-import sys
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
 
 os.environ["HF_HUB_OFFLINE"] = "1"
 os.environ.pop("SGLANG_USE_CPU_ENGINE", None)
 
-from engine_answers import classes_written_in, readers_of, write
+from engine_answers import names_of, write
+from engine_classes import classes_written_in, readers_of
 from sglang.srt.configs.model_config import ModelConfig
 from sglang.srt.models import registry
 from sglang.srt.server_args import ServerArgs
@@ -34,7 +32,7 @@ def arguments() -> list[str]:
     """All arguments of the server."""
     parser = argparse.ArgumentParser()
     ServerArgs.add_cli_args(parser)
-    return sorted({name for action in parser._actions for name in action.option_strings})
+    return names_of(parser)
 
 
 def architectures() -> list[str]:
@@ -68,14 +66,13 @@ def modules(architecture: str) -> tuple[str, int | str] | None:
 def main() -> None:
     """Ask, and write what came out."""
     names = architectures()
-    said: dict[str, Any] = {
-        "version": importlib.metadata.version("sglang"),
+    said = {
         "arguments": arguments(),
         "architectures": names,
         "heads": heads(names),
         "modules": {name: of_target for name in names if (of_target := modules(name)) is not None},
     }
-    write(Path(sys.argv[1]), said)
+    write("sglang", said)
 
 
 if __name__ == "__main__":

@@ -2,21 +2,17 @@
 
 from __future__ import annotations
 
-import importlib.metadata
-import importlib.util
 import sys
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, get_args
+from typing import get_args
 
-from engine_answers import derived_from, write
+from engine_answers import names_of, write
+from engine_classes import derived_from
 
-ROOT = Path(__file__).parents[2]
-spec: Any = importlib.util.spec_from_file_location("machine", ROOT / "specc/config/vllm/machine.py")
-machine: Any = importlib.util.module_from_spec(spec)
-sys.modules[spec.name] = machine
-spec.loader.exec_module(machine)  # vLLM finds the GPU that it says there is
+sys.path.append(str(Path(__file__).parents[2] / "specc/config/vllm"))
 
+import machine  # noqa: F401 (vLLM finds the GPU that it says there is)
 import vllm
 from transformers import CONFIG_MAPPING, PretrainedConfig
 from vllm.config.speculative import MTPModelTypes, SpeculativeConfig
@@ -69,7 +65,7 @@ def all_modules() -> dict[str, tuple[str | None, int | str | None]]:
 def arguments() -> list[str]:
     """All arguments of `vllm serve`."""
     parser = ServeSubcommand().subparser_init(FlexibleArgumentParser().add_subparsers(dest="subparser"))
-    return sorted({name for action in parser._actions for name in action.option_strings})
+    return names_of(parser)
 
 
 def hybrid(architectures: list[str]) -> list[str]:
@@ -81,14 +77,13 @@ def hybrid(architectures: list[str]) -> list[str]:
 def main() -> None:
     """Ask, and write what came out."""
     names = sorted(ModelRegistry.get_supported_archs())
-    said: dict[str, Any] = {
-        "version": importlib.metadata.version("vllm").partition("+")[0],
+    said = {
         "arguments": arguments(),
         "architectures": names,
         "modules": all_modules(),
         "hybrid": hybrid(names),
     }
-    write(Path(sys.argv[1]), said)
+    write("vllm", said)
 
 
 if __name__ == "__main__":
