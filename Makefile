@@ -16,7 +16,7 @@ DEMOS  := standalone-chain eagle-chain eagle-chain-head eagle-chain-adaptive eag
 # keep what it compiles.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: setup demo test test-slow test-all lint types check golden models known coverage versions resolve conformance site browser sglang vllm gpu sanitize fuzz perturb grammars mutants bench clean
+.PHONY: setup demo test test-slow test-all lint types check golden models known coverage versions resolve conformance site browser sglang vllm answers gpu sanitize fuzz perturb grammars mutants bench clean
 
 setup: $(VENV)/.ready
 
@@ -169,6 +169,17 @@ vllm: export SPECC_TEST_VLLM = $(VERSION)
 vllm: setup
 	$(PYTHON) tests/vllm/make_environment.py
 	$(BIN)/python -m pytest tests/vllm -m vllm --part $(PART) $(VLLM)
+
+# What engines answer about their own arguments and classes, written anew into specc/config/answers: the newest that are
+# tested, or ENGINES=sglang VERSION=0.5.22 another one.
+ENGINES ?= sglang vllm
+
+answers: export SPECC_TEST_SGLANG = $(VERSION)
+answers: export SPECC_TEST_VLLM = $(VERSION)
+answers:
+	$(if $(VERSION),$(if $(word 2,$(ENGINES)),$(error VERSION is of one engine: ENGINES=sglang or ENGINES=vllm)))
+	for engine in $(ENGINES); do $(PYTHON) tests/$$engine/make_environment.py || exit 1; done
+	$(PYTHON) tests/engine_answers.py $(ENGINES)
 
 gpu: setup
 	SPECC_TEST_GPU=1 $(BIN)/python -m pytest tests/kernels tests/gpu -m gpu
