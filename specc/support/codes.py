@@ -32,7 +32,8 @@ CODES: dict[str, str] = {
     "config/unknown-architecture": "transformers has no class for a model; its config.json was read as it stands.",
     "config/model-contradiction": "A value written beside `model:` differs from what the model's weights fix.",
     "config/model-override": "A value written beside `model:` differs from the model's own, and is kept.",
-    "config/unknown-draft": "A draft's class, or keys of its config.json, are of no kind that the algorithm knows.",
+    "config/unknown-draft": "A draft's class, or keys of its config.json, are of no kind that the algorithm knows. "
+    "For an engine it is an error, otherwise a warning.",
     "config/more-state": "A model keeps more of a request than keys and values, and the program does not move it.",
     "config/no-kv": "The model keeps no keys and values.",
     "config/hc-mult-default": "What a model with hyper-connections hands over was assumed, not known.",
