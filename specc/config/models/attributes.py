@@ -21,7 +21,7 @@ class Fact:
     origin: str
 
 
-_PARTS = ("thinker_config", "text_config", "llm_config", "language_config")
+PARTS = ("thinker_config", "text_config", "llm_config", "language_config")
 """Keys under which files without a class of their own keep the language model's part."""
 
 
@@ -30,7 +30,7 @@ class Bare(SimpleNamespace):
 
     def get_text_config(self) -> object:
         """Return the language model's part; the whole where there is only that."""
-        for name in _PARTS:
+        for name in PARTS:
             part = getattr(self, name, None)
             if isinstance(part, dict):
                 return Bare(**cast("dict[str, Any]", part)).get_text_config()

@@ -12,6 +12,8 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, cast
 
+from specc.config.models.attributes import PARTS
+
 Values = tuple[object, ...]
 """Values of a key that an algorithm knows; none for any."""
 ANY: Values = ()
@@ -52,7 +54,11 @@ class DraftKind:
         return [*self._unknown(content)]
 
     def _unknown(self, content: Mapping[str, Any]) -> Iterator[str]:
-        for key, value in content.items():
+        for part, keys in _parts(content):
+            yield from (f"{part}{said}" for said in self._unknown_here(keys))
+
+    def _unknown_here(self, keys: Mapping[str, Any]) -> Iterator[str]:
+        for key, value in keys.items():
             inner = self.blocks.get(key)
             if inner is not None and isinstance(value, Mapping):
                 of_block = cast("Mapping[str, object]", value).items()
@@ -61,6 +67,15 @@ class DraftKind:
                 yield from (f"{key}.{_said(name, of)}" for name, of in cast("Mapping[str, object]", value).items())
             elif inner is None and _OF_DRAFTING.search(key) and not _known(self.keys, key, value):
                 yield _said(key, value)
+
+
+def _parts(content: Mapping[str, Any]) -> Iterator[tuple[str, Mapping[str, Any]]]:
+    """Yield the keys of a config.json, and of its language model's part, with the name before each."""
+    waiting = [("", content)]
+    while waiting:
+        name, keys = waiting.pop()
+        yield name, keys
+        waiting += [(f"{name}{part}.", keys[part]) for part in PARTS if isinstance(keys.get(part), Mapping)]
 
 
 def _known(keys: Mapping[str, Values], key: str, value: object) -> bool:
