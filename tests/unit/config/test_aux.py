@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -91,3 +92,72 @@ def test_an_algorithm_of_ones_own_may_want_layers() -> None:
         for wanted in ("aux", None)
     ]
     assert sources == ["aux", "collapsed"]
+
+
+# --- widths of drafts, by what they say and leave out ----------------------------------------------------------------
+
+USUAL = {1: (7,), 2: (2, 10), 3: (2, 6, 10), 7: (2, 3, 5, 6, 7, 9, 10)}
+"""Layers of a block drafter -> layers of a target of 12 that SGLang's `build_target_layer_ids` gives it, from 1."""
+DEEP = LLAMA | {"num_hidden_layers": 12}
+TWO = [3, 8]
+"""Layers of a target, as a draft of any depth may list them, from 0."""
+
+
+def drafting(algorithm: str) -> str:
+    """A configuration of a target `m` and a draft `d` that a directory alone describes."""
+    return EAGLE3.replace("EAGLE3", algorithm)
+
+
+@pytest.mark.parametrize("depth", USUAL)
+@pytest.mark.parametrize("holder", ["no list", "dflash_config", "beside it", "a null", "an empty list"])
+def test_rows_of_a_block_drafter(load: Load, model: Model, depth: int, holder: str) -> None:
+    """Where it lists layers they count, whatever its own depth; otherwise it reads as many as it has."""
+    block: dict[str, Any] = {"mask_token_id": 1, "use_aux_hidden_state": True}
+    lists: dict[str, dict[str, Any]] = {
+        "no list": {"dflash_config": block},
+        "dflash_config": {"dflash_config": block | {"target_layer_ids": TWO}},
+        "beside it": {"dflash_config": block, "target_layer_ids": TWO},
+        "a null": {"dflash_config": block | {"target_layer_ids": None}},
+        "an empty list": {"dflash_config": block | {"target_layer_ids": []}},
+    }
+    model(**DEEP)
+    model("d", **LLAMA | {"architectures": ["DFlashDraftModel"], "num_hidden_layers": depth} | lists[holder])
+    config = load(drafting("DFLASH")).config
+    layers = (4, 9) if holder in ("dflash_config", "beside it") else USUAL[depth]
+    assert (config.target.hidden_source, config.target.aux_layers) == ("aux", layers)
+    assert config.models["draft"].num_aux_layers == len(layers)
+    assert config.target.spec_width == config.models["draft"].aux_width == 256 * len(layers)
+
+
+@pytest.mark.parametrize("depth", [2, 7])
+def test_a_target_of_too_few_layers_for_a_block_drafter(find: Find, model: Model, depth: int) -> None:
+    model(**LLAMA | {"num_hidden_layers": 3})
+    model("d", **LLAMA | {"architectures": ["DFlashDraftModel"], "num_hidden_layers": depth})
+    (diagnostic,) = find(drafting("DFLASH"))
+    assert (diagnostic.code, "needs aux_layers" in diagnostic.message) == ("config/missing-key", True)
+
+
+@pytest.mark.parametrize("listed", [None, [], TWO], ids=["no list", "an empty list", "two"])
+@pytest.mark.parametrize("reads", [True, False, None], ids=["aux", "last row", "not said"])
+@pytest.mark.parametrize("architecture", ["LlamaForCausalLMEagle3", "Eagle3Qwen3ForCausalLM", "LlamaForCausalLM"])
+def test_rows_of_a_head_of_eagle3(
+    load: Load, model: Model, architecture: str, reads: bool | None, listed: list[int] | None
+) -> None:
+    """A head that says so reads the target's last row; any other reads the layers that it lists, or the usual three."""
+    said = {"use_aux_hidden_state": reads, "eagle_aux_hidden_state_layer_ids": listed}
+    block = {key: value for key, value in said.items() if value is not None}
+    model(**DEEP)
+    model("d", **HEAD | {"architectures": [architecture], "eagle_config": block, "draft_vocab_size": 2048})
+    config = load(EAGLE3).config
+    layers = None if reads is False else (4, 9) if listed else (2, 6, 9)
+    assert config.target.aux_layers == layers
+    assert config.target.hidden_source == ("collapsed" if layers is None else "aux")
+    assert config.models["draft"].num_aux_layers == len(layers or ())
+    assert config.target.spec_width == config.models["draft"].aux_width == 256 * len(layers or (0,))
+
+
+@pytest.mark.parametrize("said", [0, 1, "false", None, []])
+def test_only_a_flag_says_that_no_layer_is_read(load: Load, model: Model, said: object) -> None:
+    model(**DEEP)
+    model("d", **HEAD, eagle_config={"use_aux_hidden_state": said}, num_aux_hidden_states=3)
+    assert load(EAGLE3).config.target.aux_layers == (2, 6, 9)
