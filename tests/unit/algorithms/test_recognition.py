@@ -40,6 +40,7 @@ DRAFTS: dict[str, tuple[dict[str, Any], str, int | None]] = {
     "a model of one layer, narrower": (ONE | {"hidden_size": 128}, "STANDALONE", None),
     "a model with modules": (LLAMA | {"num_nextn_predict_layers": 1}, "STANDALONE", None),
     "SafeAILab's EAGLE": (ONE, "EAGLE", None),
+    "SafeAILab's EAGLE that says how wide its target is": (ONE | {"target_hidden_size": 256}, "EAGLE", None),
     "SGLang's EAGLE": (of("LlamaForCausalLMEagle"), "EAGLE", None),
     "vLLM's EAGLE": (of("EagleLlamaForCausalLM"), "EAGLE", None),
     "the example's EAGLE": (of("EagleHead"), "EAGLE", None),

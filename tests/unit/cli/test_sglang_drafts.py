@@ -11,7 +11,8 @@ from ruamel.yaml import YAML
 
 from specc.adapters.sglang.served import TESTED
 from specc.config.answers import answers_of
-from specc.config.presets.sglang_models import unread_draft
+from specc.config.presets.preset import EngineNeeds
+from specc.config.presets.sglang_models import unread_draft, unserved
 
 from .sglang_words import config, run, words
 from .test_init import LLAMA, folder, init, model
@@ -68,6 +69,26 @@ def test_a_class_is_judged_by_what_sglang_runs() -> None:
             assert unread_draft({"architecture": name}, algorithm) is None, name
     for algorithm in ("EAGLE", "STANDALONE"):
         assert unread_draft({}, algorithm) is None, "of a class that nothing says SGLang's own loading judges"
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "draft", "state", "keeps"),
+    [
+        ("EAGLE", "NemotronHForCausalLM", "Mamba-2", False),
+        ("EAGLE", "NemotronHForCausalLM", "KDA", False),
+        ("EAGLE", "Qwen3NextForCausalLM", "GDN", True),
+        ("EAGLE", "NemotronHForCausalLMMTP", "Mamba-2", True),
+        ("STANDALONE", "NemotronHForCausalLM", "Mamba-2", True),
+        ("DFLASH", "NemotronHForCausalLM", "Mamba-2", True),
+    ],
+)
+def test_a_targets_own_modules_keep_no_recurrent_state(algorithm: str, draft: str, state: str, keeps: bool) -> None:
+    """But for those of GDN, for which SGLang has a pool; a draft of another directory keeps what it says."""
+    said = {"recurrent_state": "7 of 8 layers", "state_kind": state, "kv_layout": "mha"}
+    target = draft.removesuffix("MTP")
+    models = {"target": said | {"architecture": target}, "draft": said | {"architecture": draft}}
+    asked = EngineNeeds(algorithm=algorithm, models=models, layouts={}, topk=1, ranks=1, head_rows=False)
+    assert ((("draft", "model"), "recurrent state of the draft") in [*unserved(asked)]) == keeps
 
 
 @pytest.mark.parametrize("kind", ["eagle3", "dflash", "peagle", "mlp"])

@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 
-from specc.config.models import read_model
+from specc.config.layer_sizes import sizes_of
+from specc.config.models import Fact, ModelFacts, read_model
 
 from .conftest import Find, Load, Model
 from .test_models import LLAMA, TEXT
@@ -229,3 +230,14 @@ def test_speculators_without_a_decoder_are_refused(find: Find, model: Model) -> 
     (diagnostic,) = find(SPECULATED)
     assert diagnostic.code == "config/model-unreadable"
     assert "in the format of speculators, of type 'eagle3', without a decoder" in diagnostic.message
+
+
+@pytest.mark.parametrize("chain", [True, False])
+def test_sizes_that_layers_do_not_share_are_written(chain: bool) -> None:
+    """Those of layers that see the whole text; a chain has the usual ones where nothing says which those are."""
+    said = {"num_kv_heads": 8, "whole_head_dim": 512, "usual_head_dim": 256}
+    of_one = ModelFacts("x", known=True, facts={key: Fact(value, key) for key, value in said.items()})
+    assert [*sizes_of(of_one, chain=chain)] == ["  head_dim: 512 # of layers that see the whole text"]
+    usual = ModelFacts("x", known=True, facts={f"usual_{key}": Fact(4, key) for key in ("num_kv_heads", "head_dim")})
+    lines = [line.partition(" #")[0] for line in sizes_of(usual, chain=chain)]
+    assert lines == (["  num_kv_heads: 4", "  head_dim: 4"] if chain else [])

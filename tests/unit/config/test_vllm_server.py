@@ -15,7 +15,7 @@ import pytest
 from specc.config.archs import Gpu, cpu, gpu_of
 from specc.config.pasted import Wanted
 from specc.config.vllm.asked import SCRIPT, ServerAnswer, ask
-from specc.config.vllm.command_line import COMPILATION, SPECULATION, parse
+from specc.config.vllm.command_line import ANSWERS, COMPILATION, SPECULATION, parse
 from specc.config.vllm.defaults import attention, block_of, buckets_up_to, is_captured, max_requests, most_captured
 from specc.config.vllm.server import Started, started
 from specc.config.vllm.written import configuration
@@ -392,7 +392,8 @@ def test_pages() -> None:
 @pytest.mark.parametrize(("more", "tokens"), [
     ("-tp 4", 320), ("-tp 4 --no-enable-prefix-caching", 288), ("-tp 4 --gdn-prefill-backend triton", 288),
     ("-tp 4 --mamba-ssm-cache-dtype float32", 576), ("-tp 4 --kv-cache-dtype fp8", 576), ("", 576),
-    ("-tp 4 --block-size 128", 384),
+    ("-tp 4 --block-size 128", 384), ("-tp 4 --block-size 48", 384),
+    ("-tp 4 --no-enable-prefix-caching --spec-tokens 1", 272),
 ])  # fmt: skip
 def test_pages_beside_a_recurrent_state(more: str, tokens: int) -> None:
     """Qwen3-Next: 16 and 32 heads of 128, a convolution over four tokens; two heads of 256 of keys and values.
@@ -400,6 +401,14 @@ def test_pages_beside_a_recurrent_state(more: str, tokens: int) -> None:
     On a quarter of it a request leaves 8 * 128 * 128 + 2048 * (3 + 2) elements in a layer, a token 2 * 256.
     """
     assert server(f"hybrid --spec-method mtp --spec-tokens 2 {more}").page_size.value == tokens
+
+
+def test_modules_are_those_of_a_class_or_else_of_a_type() -> None:
+    types = ANSWERS.modules.keys() - ANSWERS.architectures
+    for name, of_name in ANSWERS.modules.items():
+        assert ANSWERS.modules_of(name, "deepseek_v3") == of_name == ANSWERS.modules_of("NoSuchForCausalLM", name)
+    assert types, "some are known by their type"
+    assert ANSWERS.modules_of("NoSuchForCausalLM", "no_such") is None
 
 
 @pytest.mark.usefixtures("models")

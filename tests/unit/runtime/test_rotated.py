@@ -475,3 +475,15 @@ def test_a_look_up_is_a_launch_beside_a_block_table() -> None:
     plan = plan_of("NGRAM", step="rotated", tables={"slots": "block_table"}, page_size=4)
     (_, propose) = halves(plan)
     assert [(node.name, node.kind) for node in propose] == [("ngram_propose", "launch"), ("redraft_rows", "launch")]
+
+
+@pytest.mark.parametrize(
+    ("graphs", "largest", "sizes"),
+    [(None, None, [0, 1, 3, 2, 4, 4]), ({}, None, [0, 1, 4, 2, 4, 4]), ({}, 2, [0, 1, 3, 2, 4, 4])],
+)
+def test_rows_that_a_step_runs_over(graphs: dict[int, Any] | None, largest: int | None, sizes: list[int]) -> None:
+    """Those of a bucket that is asked for, whatever is captured; otherwise of one that is, or of no padding."""
+    step = Machine("EAGLE").step
+    step._graphs, step._largest = graphs, largest
+    asked = [(0, 0), (1, 0), (3, 0), (1, 2), (1, 4), (3, 1)]
+    assert [step._padded(rows, at_least) for rows, at_least in asked] == sizes
