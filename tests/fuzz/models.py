@@ -11,7 +11,6 @@ import importlib.util
 import io
 import json
 import random
-import re
 import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -19,10 +18,13 @@ from typing import Any
 
 from specc import algorithms
 from specc.config import LoadedConfig, load_config, load_text
+from specc.config.models import read_model
+from specc.config.models.states import RecurrentState
 from specc.support.diagnostics import DiagnosticError
+from specc.support.speculators import MARK
 
-from . import legal
-from .config_texts import ODD, to_text
+from . import legal, model_keys
+from .config_texts import to_text
 from .judging import outcome
 from .maps import headers, token_maps
 from .named import cached, served
@@ -30,37 +32,6 @@ from .outcome import expect
 
 COMPILED = 0.2
 """Of what loads, the part that is compiled: a plan takes as long as many files."""
-MODEL_KEYS = (
-    "model_type", "hidden_size", "num_hidden_layers", "num_attention_heads", "num_key_value_heads", "head_dim",
-    "vocab_size", "dtype", "torch_dtype", "hc_mult", "kv_lora_rank", "qk_rope_head_dim", "v_head_dim", "layer_types",
-    "layers_block_type", "hybrid_override_pattern", "attn_layer_indices", "full_attention_interval",
-    "num_kv_shared_layers", "num_nextn_predict_layers", "index_head_dim", "index_topk", "num_experts_per_tok",
-    "quantization_config", "text_config", "eagle_config", "dflash_config", "target_layer_ids", "draft_vocab_size",
-    "target_hidden_size", "architectures", "rope_scaling", "sliding_window", "num_experts", "auto_map",
-    "backbone_hidden_size", "block_size", "rope_parameters", "max_position_embeddings", "attn_type_list",
-)  # fmt: skip
-"""What a config.json may say, and more."""
-ROPE_TYPES = ("default", "linear", "linear", "dynamic", "yarn", "llama3", "x", 3, None)
-NUMBERS = (
-    "NaN",
-    "Infinity",
-    "-Infinity",
-    "1e999",
-    "-1e999",
-    "1e300",
-    "-0",
-    "0.5",
-    "9" * 39,
-    "9" * 41,
-    "9" * 4299,
-    "9" * 4301,
-)
-"""Words for numbers, most of which no size of a model is."""
-CLASSES = (
-    "LlamaForCausalLM", "LlamaForCausalLMEagle", "Eagle3LlamaForCausalLM", "DFlashDraftModel", "MtpHeads", "MiMoMTP",
-    "Gemma4AssistantForCausalLM", "MedusaModel", "GPT2LMHeadModel",
-)  # fmt: skip
-"""What a config.json may call its model."""
 
 
 def model_directories(rng: random.Random) -> str:
@@ -68,7 +39,7 @@ def model_directories(rng: random.Random) -> str:
     if importlib.util.find_spec("transformers") is None:
         return "transformers is not installed"
     with tempfile.TemporaryDirectory() as folder:
-        _directories(rng, Path(folder), [0, 1, 1, 2, 4])
+        strange = _directories(rng, Path(folder), [0, 1, 1, 2, 4])
         keys = legal.draw(rng, algorithm=rng.choice(algorithms.names()), small=True)
         for role in ("target", "draft"):
             if role in keys:
@@ -79,12 +50,17 @@ def model_directories(rng: random.Random) -> str:
         path = Path(folder) / "c.yaml"
         made = to_text(rng, keys)
         return outcome(
-            lambda: _blamed_rightly(lambda: load_text(made, path, algorithms.names(), algorithms.needs)), COMPILED, rng
+            lambda: _blamed_rightly(lambda: load_text(made, path, algorithms.names(), algorithms.needs), strange),
+            COMPILED,
+            rng,
         )
 
 
-def _blamed_rightly(load: Callable[[], LoadedConfig]) -> LoadedConfig:
-    """Load directories by paths that can all be some: what is wrong with their files is not told of the paths."""
+def _blamed_rightly(load: Callable[[], LoadedConfig], strange: set[str]) -> LoadedConfig:
+    """Load directories by paths that can all be some: what is wrong with their files is not told of the paths.
+
+    ``strange`` are the names of those that say something of drafting that nobody can know.
+    """
     try:
         loaded = load()
     except DiagnosticError as error:
@@ -99,7 +75,36 @@ def _blamed_rightly(load: Callable[[], LoadedConfig]) -> LoadedConfig:
         if (directory := loaded.model_dir(role)) is not None:
             factors = [*_factors(json.loads((directory / "config.json").read_text()))]
             expect(all(map(_scales, factors)), f"positions are scaled by {factors}")
+            _check_state(directory)
+    _check_draft(loaded, strange)
     return loaded
+
+
+def _check_draft(loaded: LoadedConfig, strange: set[str]) -> None:
+    """Look whether what the draft says is told: of another kind, or of a format that an engine does not read."""
+    target, draft = (loaded.model_dir(role) for role in ("target", "draft"))
+    engine, kind = loaded.config.file.engine, algorithms.needs(loaded.config.algorithm).kind
+    if draft is None or target is None or draft == target:
+        return
+    content = json.loads((draft / "config.json").read_text())
+    expect(not (engine == "sglang" and MARK in content), "a draft in the format of speculators loads for SGLang")
+    if kind is None or draft.name not in strange:
+        return
+    told = "config/unknown-draft" in {warning.code for warning in loaded.warnings}
+    expect(told and engine is None, f"a draft of another kind loads for {engine}: {content}")
+
+
+def _check_state(directory: Path) -> None:
+    """Look whether a recurrent state has sizes that it can have, which grow with the drafts and not with the ranks."""
+    state = RecurrentState.of(read_model(directory, directory.name).facts)
+    if state is None:
+        return
+    sizes = (state.heads, state.rows, state.columns, state.groups, state.kernel)
+    expect(all(type(size) is int and size > 0 for size in sizes), f"a state has the sizes {sizes}")
+    of_drafts = [state.bytes(ranks=1, drafts=drafts, inputs=2, matrices=4) for drafts in (0, 1, 5)]
+    expect(of_drafts[0] < of_drafts[1] < of_drafts[2], f"a state of {sizes} has {of_drafts} bytes")
+    expect(of_drafts[0] >= 4 * state.heads * state.rows * state.columns, "matrices are in the state")
+    expect(state.bytes(ranks=2, drafts=1, inputs=2, matrices=4) <= of_drafts[1], "ranks have more than all of it")
 
 
 def _factors(content: Any, *, scaling: bool = False) -> Iterator[object]:
@@ -116,33 +121,61 @@ def _scales(factor: object) -> bool:
     return factor is None or (type(factor) in (int, float) and 0 < float(str(factor)) <= 1 << 20)
 
 
-def _directories(rng: random.Random, folder: Path, changes: list[int]) -> None:
-    """Two model directories, ``m`` and ``d``, with so many keys that say anything, and fewer that are missing."""
+def _directories(rng: random.Random, folder: Path, changes: list[int]) -> set[str]:
+    """Two model directories, ``m`` and ``d``, with so many keys that say anything, and fewer that are missing.
+
+    Of some pairs only the draft is unusual, and nothing is damaged.
+    Returns the names of those that say something of drafting that nobody can know.
+    """
     sizes = {"hidden_size": 256, "num_hidden_layers": 4, "num_attention_heads": 4, "num_key_value_heads": 2,
         "head_dim": 64,
             "vocab_size": 2048, "dtype": "bfloat16"}  # fmt: skip
+    strange: set[str] = set()
+    plain = rng.random() < 0.4
+    changes = [0] if plain else changes
     for name in ("m", "d"):
         (folder / name).mkdir()
         facts = {"model_type": rng.choice(["llama", "qwen3_next", "deepseek_v3", "gemma3", "mamba", "no_such", "gpt2"])}
-        facts |= sizes | {rng.choice(MODEL_KEYS): _fact(rng, 2) for _ in range(rng.choice(changes))}
-        if rng.random() < 0.5:
-            facts |= {"architectures": [rng.choice(CLASSES)], "num_hidden_layers": rng.choice([1, 3, 4])}
+        facts |= sizes | {
+            rng.choice(model_keys.MODEL_KEYS): model_keys.fact(rng, 2) for _ in range(rng.choice(changes))
+        }
+        if rng.random() < (0.5 if name == "m" else 0.8):
+            facts |= {"architectures": [model_keys.a_class(rng)], "num_hidden_layers": rng.choice([1, 3, 4, 5])}
+            facts |= {"model_type": rng.choice(["llama", "llama", facts["model_type"]])}
+        if plain:
+            facts |= {"model_type": "llama"} | ({"num_hidden_layers": 12} if name == "m" else {})
+        elif name == "m" and rng.random() < 0.3:
+            facts |= {"num_hidden_layers": (layers := rng.choice([4, 8]))} | model_keys.state(rng, layers)
+        if rng.random() < 0.2:
+            facts |= model_keys.quantisation(rng)
         for key in rng.sample(list(facts), rng.choice(changes) // 2):
             del facts[key]
-        if rng.random() < 0.2:
-            facts |= {"max_position_embeddings": rng.choice([64, 1 << 30]), "rope_parameters": _rope(rng)}
-        made = json.dumps(rng.choice([[facts], None, 3]) if rng.random() < 0.05 else facts)
-        if rng.random() < 0.15:
-            made = renumbered(rng, made)
-        if rng.random() < 0.1:
-            made = rng.choice(
-                ["", "{", made[: len(made) // 2], "[" * 5000, "\x00", made * 2, '{"a": NaN}', "\ufeff" + made]
-            )
-        place = folder / name / "config.json"
-        if rng.random() < 0.05:
-            place.mkdir()
+        if not plain and rng.random() < 0.2:
+            facts |= {"max_position_embeddings": rng.choice([64, 1 << 30]), "rope_parameters": model_keys.rope(rng)}
+        if name == "d" and rng.random() < 0.4 and model_keys.drafting(rng, facts):
+            strange.add(name)
+        if name == "d" and rng.random() < 0.15:
+            facts = model_keys.in_speculators(rng, facts)
+        if plain:
+            (folder / name / "config.json").write_text(json.dumps(facts))
         else:
-            place.write_text(made, errors="replace")
+            _write(rng, folder / name / "config.json", facts)
+    return strange
+
+
+def _write(rng: random.Random, place: Path, facts: dict[str, Any]) -> None:
+    """Write a config.json, now and then a damaged one, or none."""
+    made = json.dumps(rng.choice([[facts], None, 3]) if rng.random() < 0.05 else facts)
+    if rng.random() < 0.15:
+        made = model_keys.renumbered(rng, made)
+    if rng.random() < 0.1:
+        made = rng.choice(
+            ["", "{", made[: len(made) // 2], "[" * 5000, "\x00", made * 2, '{"a": NaN}', "\ufeff" + made]
+        )
+    if rng.random() < 0.05:
+        place.mkdir()
+    else:
+        place.write_text(made, errors="replace")
 
 
 def first(rng: random.Random) -> str:
@@ -154,7 +187,7 @@ def first(rng: random.Random) -> str:
     if importlib.util.find_spec("transformers") is None:
         return "transformers is not installed"
     with tempfile.TemporaryDirectory() as folder:
-        _directories(rng, Path(folder), [0, 0, 0, 1])
+        strange = _directories(rng, Path(folder), [0, 0, 0, 1])
         draft = rng.choice([[], [f"{folder}/d"], [f"{folder}/d"], [f"{folder}/d"], [f"{folder}/m"]])
         words = [f"{folder}/m", *draft, "-o", f"{folder}/c.yaml"]
         options = {"--algorithm": [*algorithms.names(), "nosuch"], "--topk": [1, 2, 16], "--num-steps": [1, 4, 16]}
@@ -167,34 +200,10 @@ def first(rng: random.Random) -> str:
         if done.exit_code:
             return f"init ends with {done.exit_code}"
         loaded = load_config(Path(folder) / "c.yaml", algorithms.names(), algorithms.needs)
+        _check_draft(loaded, strange)
+        named = "--algorithm" in words or loaded.model_dir("draft") != Path(folder) / "d"
+        expect(named or not strange, f"a draft of another kind is taken for one of {loaded.config.algorithm}")
         return outcome(lambda: loaded, COMPILED, rng)
-
-
-def renumbered(rng: random.Random, made: str) -> str:
-    """JSON in which one number is another word for one."""
-    places = [match.span() for match in re.finditer(r"(?<=[\[ ])-?[\d.]+(?=[,\]}])", made)]
-    start, end = rng.choice(places) if places else (len(made), len(made))
-    return made[:start] + rng.choice(NUMBERS) + made[end:]
-
-
-def _rope(rng: random.Random) -> dict[str, Any]:
-    """What a model may say of its positions."""
-    factor = rng.choice([2.0, 8, float("inf"), float("nan"), 1e300, -1.0, 1 << 80, rng.choice(ODD)])
-    return {"rope_type": rng.choice(ROPE_TYPES), "factor": factor, "rope_theta": 10000.0}
-
-
-def _fact(rng: random.Random, depth: int) -> Any:
-    if depth and rng.random() < 0.1:
-        return _rope(rng)
-    if rng.random() < 0.02:
-        return [*range(rng.choice([60_000, 100_000]))]
-    if depth and rng.random() < 0.2:
-        return {rng.choice(MODEL_KEYS): _fact(rng, depth - 1) for _ in range(rng.randint(0, 4))}
-    odd = rng.choice([["full_attention", "sliding_attention"] * 2, ["mamba"] * 4, ["linear_attention",
-        "full_attention"] * 2,
-                      "M*-M", 256, 4, "float16", {"rope_type": "x"}, {"kv_cache_scheme": {"type": [],
-                      "num_bits": {}}}])  # fmt: skip
-    return rng.choice([rng.choice(ODD), odd])
 
 
 KINDS: dict[Callable[[random.Random], str], int] = {

@@ -10,8 +10,10 @@ from specc.cli import completion
 from specc.cli import doctor as doctor_module
 from specc.config import proposal
 from specc.config.models import hub
+from specc.config.presets import sglang_models
 from specc.config.resolution import tuning
-from specc.config.rules import shapes
+from specc.config.rules import draft_kind, shapes
+from specc.config.sglang import speculation, written
 from specc.config.vllm import command_line
 from specc.measure.serving import answers, client
 from specc.pass_manager import options
@@ -108,7 +110,22 @@ def uncaught(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(hub, "ValueError", KeyError, raising=False)
 
 
+def formats(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A draft in the format of speculators has a class, like any other."""
+    right = sglang_models.unread_draft
+
+    def unread(values: Any, algorithm: str | None) -> str | None:
+        return right({key: value for key, value in values.items() if key != "speculators"}, algorithm)
+
+    monkeypatch.setattr(sglang_models, "unread_draft", unread)
+    monkeypatch.setattr(speculation, "unread_draft", unread)
+
+
 MODELS: dict[str, tuple[str, Patch]] = {
+    "kinds": ("first", taken(draft_kind, "_OF_DRAFTING", draft_kind.re.compile("$^"))),
+    "parts": ("served", taken(draft_kind, "_parts", lambda content: [("", content)])),
+    "formats": ("served", formats),
+    "types": ("served", taken(written, "forced_dtype", lambda target: None)),
     "lines": ("served", taken(proposal, "printable", lambda text: text)),
     "branch": ("cached", uncaught),
     "tokens": ("token_maps", fractions),
@@ -120,7 +137,7 @@ def test_models(fault: str, monkeypatch: pytest.MonkeyPatch) -> None:
     kind, plant = MODELS[fault]
     monkeypatch.setattr(models, "KINDS", {getattr(models, kind): 1})
     plant(monkeypatch)
-    assert failures("models", 120)
+    assert failures("models", 400)
 
 
 def last_wins(monkeypatch: pytest.MonkeyPatch) -> None:
