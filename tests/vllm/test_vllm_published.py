@@ -72,6 +72,18 @@ COMMANDS = {
     "MiMo 7B": f"vllm serve MiMo-7B-Base {by(method='mimo_mtp', num_speculative_tokens=1)}",
     "Qwen3-Next": f"""vllm serve Qwen3-Next-80B-A3B-Instruct --max-model-len 8192 \\
         {by(method="qwen3_next_mtp", num_speculative_tokens=2)}""",
+    **{
+        f"Qwen3-Next, {words}": f"""vllm serve Qwen3-Next-80B-A3B-Instruct -tp 4 {words} \\
+        {by(method="mtp", num_speculative_tokens=drafts)}"""
+        for words, drafts in {
+            "--block-size 48": 2,
+            "--block-size 128": 2,
+            "--no-enable-prefix-caching": 1,
+            "--gdn-prefill-backend triton": 2,
+            "--mamba-ssm-cache-dtype float32": 2,
+            "--kv-cache-dtype fp8": 2,
+        }.items()
+    },
     "Llama 8B, batches in parts": f"""{LLAMA} -tp 2 --enable-batch-sharded-sampling \\
         {by(method="eagle3", model=EAGLE3, num_speculative_tokens=3)}""",
     "drafts that are drawn": f"""{LLAMA} {
