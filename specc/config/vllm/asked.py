@@ -20,6 +20,8 @@ from specc.config.vllm.command_line import Arguments
 SCRIPT = Path(__file__).with_name("answer.py")
 SECONDS = 600
 """How long vLLM may take."""
+_UNLOADED = "failed to be inspected"
+"""What vLLM says of a class whose file it cannot import where it runs: some need the packages of a GPU."""
 _SHOWN = 400
 """Most characters of vLLM's message that are shown."""
 _VARIABLES = "VLLM_"
@@ -87,6 +89,7 @@ def ask(arguments: Arguments, gpu: Gpu, python: Path) -> ServerAnswer | None:
             return None
     if "error" in values:
         message = " ".join(str(values["error"]).split())[:_SHOWN]
-        arguments.wrong(f"the vLLM of {python} refuses these arguments: {message}")
+        hint = "ask on a machine that serves this model, or leave --exact out" if _UNLOADED in message else None
+        arguments.wrong(f"the vLLM of {python} refuses these arguments: {message}", hint)
         return None
     return ServerAnswer(values)

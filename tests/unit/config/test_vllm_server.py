@@ -258,6 +258,16 @@ def test_vllm_that_refuses(script: str, message: str, tmp_path: Path) -> None:
     assert (error.code, message in error.message) == ("config/engine-argument", True), error.message
 
 
+def test_a_class_that_vllm_cannot_import(tmp_path: Path) -> None:
+    said = "Model architectures ['A'] failed to be inspected. Please check the logs"
+    arguments = parse(["vllm serve t"])
+    assert (
+        ask(arguments, H100, python(tmp_path, f"""echo '[{{"error": "{said.replace("'", "")}"}}]' > "$3" """)) is None
+    )
+    (error,) = arguments.findings.errors
+    assert error.hint == "ask on a machine that serves this model, or leave --exact out"
+
+
 def test_a_python_that_is_none(tmp_path: Path) -> None:
     for path in (tmp_path / "nothing", tmp_path):
         arguments = parse(["vllm serve t"])
