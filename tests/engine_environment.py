@@ -51,7 +51,9 @@ class Environment:
         return json.loads(self.ready.read_text()).get("digest") if self.ready.exists() else None
 
     def create(self) -> None:
-        """Make an empty one in the place of what is there."""
+        """Make an empty one in the place of what is there; a link to another's is no longer one."""
+        if self.folder.is_symlink():
+            self.folder.unlink()
         shutil.rmtree(self.folder, ignore_errors=True)
         subprocess.run([sys.executable, "-m", "venv", str(self.folder)], check=True)
         (self.folder / ".gitignore").write_text("*\n", encoding="utf-8")
