@@ -219,7 +219,7 @@ def served_by_program(config: Config, engine: str, drawn: Sequence[str], logprob
     file, (own, others) = config.file, logprobs
     handed = (own,) if "logprobs" in file.outputs else ()
     handed += (f"{others} up to {file.best_logprobs}",) if file.best_logprobs else ()
-    sampled = (*drawn, *config.sampling) if file.verify != "greedy" else ()
+    sampled = (*drawn, *config.sampling) if file.draws else ()
     known = ", ".join((*sampled, *handed))
     left = "" if sampled else ", those that sample among them (--verify)"
     return f"serves greedy requests{known and ' and those with '}{known}; {engine}'s own step serves all others{left}"

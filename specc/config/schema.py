@@ -270,6 +270,16 @@ class ConfigFile(Block):
     """Keys of the algorithm's own; docs/algorithms.md lists them."""
 
     @property
+    def draws(self) -> bool:
+        """Return whether the program draws tokens as requests ask for: any `verify` but greedy."""
+        return self.verify != "greedy"
+
+    @property
+    def weighs_drafts(self) -> bool:
+        """Return whether drafts are drawn, and verified by how probable the draft found them: rejection and block."""
+        return self.verify in ("rejection", "block")
+
+    @property
     def computes_head(self) -> bool:
         """Whether the program computes the head of its draft."""
         return self.draft is not None and self.draft.head != "engine"

@@ -51,7 +51,7 @@ def hand_out(scope: Scope, logits: Value, predict: Value, accept_index: Value) -
         return
     b = scope.b
     with b.at(scope.at("outputs")):
-        if scope.config.file.verify != "greedy":
+        if scope.config.file.draws:
             given = (logits, scope.rows, predict, accept_index)
             scope.output(NAME, b("vocab.logprob_path", *given, names=("logprobs",)))
         if count := scope.config.file.best_logprobs:

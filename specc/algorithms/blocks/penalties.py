@@ -43,7 +43,7 @@ def count(scope: Scope, values: Value, *counted: Value) -> None:
 
 def _features(scope: Scope) -> tuple[str, ...]:
     """What requests may ask for, of a program that draws its tokens."""
-    return scope.config.sampling if scope.config.file.verify != "greedy" else ()
+    return scope.config.sampling if scope.config.file.draws else ()
 
 
 def _tokenwise(scope: Scope, name: str, stem: str) -> Value:

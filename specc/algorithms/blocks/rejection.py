@@ -11,7 +11,6 @@ from specc.ir.core import Value
 from specc.ir.ops.sample import COIN, DRAFT, TOKEN
 from specc.runtime.plan.draft_head import TOKEN_ENTRIES
 
-MODES = ("rejection", "block")
 _COLUMN = 1 << 32
 """From one draft of a step to the next, in what their noise is keyed with."""
 
@@ -25,7 +24,7 @@ class Source(NamedTuple):
 
 def sampled(scope: Scope) -> bool:
     """Whether drafts are accepted by what they were drawn from."""
-    return scope.config.file.verify in MODES
+    return scope.config.file.weighs_drafts
 
 
 def drawn_drafts(scope: Scope) -> bool:

@@ -81,7 +81,7 @@ def prefill_target(scope: Scope, offers: str = "hidden_size", *, last: bool = Fa
                 capture="last" if last else "full", per="B" if last else "T",
                 dtype=dtype_of(target), logits_dtype=logits_dtype_of(target), width=target.spec_width,
             )  # fmt: skip
-        if scope.config.file.verify == "greedy":
+        if not scope.config.file.draws:
             first, bad = b.many("vocab.argmax", logits, scope.rows, names=("first", "first_bad"), dtype="i32", keep="")
         else:
             mine = restriction.allowed_first(scope, changed(scope, logits, "prefill_", "prefill"))
@@ -134,7 +134,7 @@ def verify(scope: Scope, state: State, nodes: Nodes, offers: str = "hidden_size"
         with b.at(scope.at("verify")):
             state.health = b("health.raise", state.health, bad, names=("health_target",), bit=TARGET_BIT)
         offered = {"accept_index": accept_index, "hidden_states": hidden}
-        if scope.config.file.verify == "greedy":
+        if not scope.config.file.draws:
             offered |= {logprobs.NAME: logprobs.of_largest(scope, logits, predict)}
         offered |= extras
         outputs = {name: value for name, value in offered.items() if name in scope.config.file.outputs}
@@ -162,7 +162,7 @@ def _accept(
     b, names = scope.b, ("node_predict", "accept_index", "accept_lens")
     links = () if nodes.parent is None else (nodes.parent,)
     with b.at(scope.at("verify")):
-        if scope.config.file.verify == "greedy":
+        if not scope.config.file.draws:
             kept = ("target_argmax", "target_bad")
             token, bad = b.many("vocab.argmax", logits, scope.rows, names=kept, dtype="i32", keep="")
             path = b.many("verify.greedy", nodes.tokens, token, scope.rows, *links, names=names)

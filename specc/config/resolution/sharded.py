@@ -21,7 +21,7 @@ def check_shards(checked: Checked) -> None:
     if file.logits != "sharded" or not checked.sound("logits"):
         return
     what = "with logits: sharded"
-    refuse(checked, file.verify != "greedy", f"verify: {file.verify} {what}", ("verify",), GATHERED)
+    refuse(checked, file.draws, f"verify: {file.verify} {what}", ("verify",), GATHERED)
     refuse(checked, file.best_logprobs > 0, f"best_logprobs {what}", ("best_logprobs",), GATHERED)
 
 

@@ -35,7 +35,7 @@ def check_step(checked: Checked, needs: Needs) -> None:
             checked, stored and wanted and checked.sound(key), what, (key,), "write tables.carry.drafts of the engine's"
         )
     asked: dict[str, tuple[bool, str]] = {
-        "verify": (file.verify in ("rejection", "block"), f"verify: {file.verify}"),
+        "verify": (file.weighs_drafts, f"verify: {file.verify}"),
         "logits": (file.logits == "sharded", "logits: sharded"),
     }
     for key, (wanted, what) in asked.items():

@@ -127,7 +127,7 @@ def _mask(checked: Checked, needs: Needs) -> None:
 
 def _drawn(checked: Checked) -> None:
     """Report features of sampling in a program that draws nothing."""
-    if checked.file.sampling and checked.file.verify == "greedy" and checked.sound("sampling", "verify"):
+    if checked.file.sampling and not checked.file.draws and checked.sound("sampling", "verify"):
         message = "verify: greedy draws no tokens, and sampling lists how they are drawn"
         at, hint = checked.places.value("sampling"), "write verify: target_only, or leave sampling out"
         checked.findings.error("legal/sampling", message, at, hint=hint)
@@ -150,7 +150,7 @@ def _rows_drawn(checked: Checked) -> None:
 def _drafts_drawn(checked: Checked, algorithm: str | None, needs: Needs) -> None:
     """Report drafts that are to be drawn, of an algorithm without draft model, and of trees."""
     file = checked.file
-    drawn = {"verify": file.verify if file.verify in ("rejection", "block") else None}
+    drawn = {"verify": file.verify if file.weighs_drafts else None}
     drawn["draft_sampling"] = file.draft_sampling if file.draft_sampling == "coupled" else None
     for key, value in drawn.items():
         if value is not None and checked.sound(key) and algorithm is not None:
