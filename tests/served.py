@@ -12,6 +12,7 @@ import shlex
 import shutil
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -72,9 +73,17 @@ class Served:
         found = HOW.search(self.command)
         return next(filter(None, found.groups())) if found else "by the draft's class"
 
+    def __str__(self) -> str:
+        """The row, models, how drafts are made, GPU and mark: for the names of tests."""
+        return f"{self.row}: {' '.join((*self.models, self.how, self.gpu, self.mark))}"
+
+    def line(self, folder: str) -> str:
+        """The command, whose models are named in a folder."""
+        return MODEL.sub(lambda name: f"{folder}/{name[1]}", self.command)
+
     def words(self, folder: Path) -> list[str]:
         """The command's words, with models of a folder."""
-        return shlex.split(MODEL.sub(lambda name: str(folder / name[1]), self.command))
+        return shlex.split(self.line(str(folder)))
 
 
 @dataclass(frozen=True)
@@ -128,6 +137,13 @@ def ask(server: Served, folder: Path) -> Said:
     return Said((), not _checked(server, folder, DRAWN[server.engine])[0], algorithm)
 
 
+def ask_all(folder: Path) -> Iterator[tuple[Served, Said]]:
+    """Write all models into a folder, and ask of every server of the list in its order."""
+    write_models(folder)
+    for server in servers():
+        yield server, ask(server, folder)
+
+
 def _checked(server: Served, folder: Path, options: Sequence[str]) -> tuple[tuple[str, ...], str]:
     """Why a server is refused, and the algorithm of what is written for it."""
     written = folder / f"{server.engine}.yaml"
@@ -174,6 +190,7 @@ class Ran:
     model: str
 
 
+@cache
 def ran() -> dict[str, list[Ran]]:
     """Return by engine what has run there."""
     listed = yaml.safe_load((SERVED / "ran.yaml").read_text(encoding="utf-8"))
@@ -209,11 +226,9 @@ def main() -> None:
     """Ask of every server, and print what is said."""
     answers: list[tuple[Served, Said]] = []
     with TemporaryDirectory() as name:
-        folder = Path(name)
-        write_models(folder)
-        for server in servers():
-            answers.append((server, ask(server, folder)))
-            print(row_of(*answers[-1]), flush=True)
+        for answer in ask_all(Path(name)):
+            answers.append(answer)
+            print(row_of(*answer), flush=True)
     print(*totals(answers), sep="\n")
 
 

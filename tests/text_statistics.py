@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import torch
 
 LEAST = 5
-"""Counts of which fewer are expected in the smaller sample are put together: chi-square holds of no smaller ones."""
+"""Chi-square holds where as many are expected in the smaller sample; counts of fewer are put together."""
 
 
 Texts = Sequence[Sequence[int]]

@@ -42,7 +42,7 @@ class OneOf:
 
 
 SIZE = Range(0, (1 << 31) - 1)
-"""Of whatever is counted, or in bytes."""
+"""Whatever is counted, or measured in bytes, is in this range."""
 
 
 def parse_item(text: str) -> tuple[str, str | None]:

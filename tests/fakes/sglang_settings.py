@@ -14,7 +14,7 @@ SERVER_ARGS: TypeAdapter[dict[str, int | float]] = TypeAdapter(dict[str, int | f
 
 
 def validated(posted: object) -> dict[str, int | float] | None:
-    """What a scheduler is given of posted settings; None where SGLang answers 400."""
+    """Return what a scheduler is given of posted settings; None where SGLang answers 400."""
     try:
         return SERVER_ARGS.validate_python(json.loads(json.dumps(posted)))
     except ValidationError:

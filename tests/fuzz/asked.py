@@ -1,4 +1,4 @@
-"""What commands are asked in other ways than by their arguments' values: options of passes, shells, the environment.
+"""Commands are asked in other ways than by their arguments' values: options of passes, shells, the environment.
 
 Options of a pass are what its fields declare, each once. A shell that completes has words, or a line that says why not.
 `doctor` shows what is there, whatever prints it. Objects of vLLM's arguments are joined, however deep they are.

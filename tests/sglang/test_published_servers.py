@@ -125,14 +125,7 @@ def held_out() -> dict[str, str]:
 
 
 HELD_OUT = held_out()
-SERVED = {
-    f"{server.row}: {' '.join((*server.models, server.how, server.gpu, server.mark))}": (
-        served.MODEL.sub(r"served/\1", server.command),
-        server.gpu,
-    )
-    for server in served.servers()
-    if server.engine == "sglang"
-}
+SERVED = {str(server): (server.line("served"), server.gpu) for server in served.servers() if server.engine == "sglang"}
 """What people serve, and on what."""
 UNKNOWN = "DSPARK"
 """An algorithm that no program has: of its servers nothing else is asked."""

@@ -99,13 +99,9 @@ COMMANDS = {
         {by(method="eagle3", model=EAGLE3, num_speculative_tokens=3, parallel_drafting=True)}""",
 }
 GPUS = ("sm_90", "sm_100", "sm_80")
-SERVED = {
-    f"{server.row}: {' '.join((*server.models, server.how, server.gpu, server.mark))}": server
-    for server in served.servers()
-    if server.engine == "vllm"
-}
+SERVED = {str(server): server for server in served.servers() if server.engine == "vllm"}
 """What people serve."""
-LINES = COMMANDS | {name: served.MODEL.sub(r"served/\1", server.command) for name, server in SERVED.items()}
+LINES = COMMANDS | {name: server.line("served") for name, server in SERVED.items()}
 CASES = [
     *((name, "sm_90") for name in COMMANDS),
     *((name, gpu) for name in ("Llama 8B, EAGLE", "Qwen3 8B, a draft model") for gpu in GPUS[1:]),

@@ -50,8 +50,8 @@ def has_modules(values: Mapping[str, Value]) -> bool:
 def facts_of(values: Mapping[str, Value], *, module: bool = False, blocks: bool = False) -> ServedModel:
     """Return the facts of a model in SGLang; ``values`` is what its directory says, by key.
 
-    Of a target that drafts by a ``module`` of its own, that module's; of a draft that fills in ``blocks`` by a server's
-    algorithm, what such a draft may have, whatever its directory says of blocks.
+    With ``module`` they are those of the module by which a target drafts. With ``blocks`` a server's algorithm has the
+    draft fill in blocks, whatever its directory says of them.
     """
     architecture, cache = architecture_of(values), str(values.get("kv_layout", "mha"))
     if cache == "mla" and "index_topk" in values:

@@ -22,8 +22,8 @@ from specc.support.files.reading import read_regular, why_unreadable
 from specc.support.location import Location
 
 MAX_BYTES, MAX_VALUES = 1 << 20, 1 << 14
-"""Of a file that is read. A search writes an entry for each kernel and shape, with a value for each bucket: of the
-largest program that an algorithm of specc's has, half of it."""
+"""The most that a file may have. A search writes an entry for each kernel and shape, with a value for each bucket: the
+largest program of specc's algorithms takes half of that."""
 
 
 def _text_of_number(value: object) -> object:

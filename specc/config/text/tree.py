@@ -20,7 +20,7 @@ Path = tuple[str | int, ...]
 
 MAX_DEPTH = 16
 MAX_VALUES = 1024
-"""Of a text that somebody writes."""
+"""The most that a text of somebody's may have; what a tool writes may have more."""
 
 
 @dataclass

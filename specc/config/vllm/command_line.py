@@ -31,7 +31,7 @@ BLOCKS = (SPECULATION, COMPILATION, ATTENTION, GENERATION)
 """Arguments whose value is a JSON object, whole or key by key behind dots."""
 
 MOST_LEVELS = 16
-"""Of objects and lists in each other, in such a value or behind dots."""
+"""Objects and lists in each other are so many at most, in such a value or behind dots."""
 
 _IN_BLOCKS: Mapping[str, tuple[str, str]] = {
     "--attention-backend": (ATTENTION, "backend"),

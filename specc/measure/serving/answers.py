@@ -10,7 +10,7 @@ from typing import Any, NoReturn
 from specc.support.diagnostics import Diagnostic, DiagnosticError
 
 MOST_COUNTED = (1 << 53) - 1
-"""Of whatever a server counts: metrics are numbers of 64 bits, in which larger ones are rounded."""
+"""A server counts up to here: metrics are numbers of 64 bits, in which larger ones are rounded."""
 LEAST_LOG = -1e300
 """In place of the logarithm of nothing."""
 SHOWN = 300
@@ -25,7 +25,9 @@ def broken_answer(server: str, what: str) -> DiagnosticError:
 
 @dataclass(frozen=True, slots=True)
 class Field:
-    """A value of what a server says, and its name there. What is asked of it is so, or DiagnosticError names it."""
+    """Holds a value that a server says, and its name there. Each method returns what it asks for, or raises
+    DiagnosticError, which names the value.
+    """
 
     server: str
     name: str

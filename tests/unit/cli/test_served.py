@@ -17,9 +17,7 @@ HEAD = ("| # | model | drafts | engine, GPU | a program serves it | evidence |",
 @pytest.fixture(scope="module")
 def answers(tmp_path_factory: pytest.TempPathFactory) -> list[tuple[served.Served, served.Said]]:
     """What is said of all of them."""
-    folder = tmp_path_factory.mktemp("served")
-    served.write_models(folder)
-    return [(server, served.ask(server, folder)) for server in served.servers()]
+    return list(served.ask_all(tmp_path_factory.mktemp("served")))
 
 
 def test_the_page_says_what_the_checks_say(
