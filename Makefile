@@ -1,5 +1,5 @@
 # make demo      set up, build wheels, install them, generate text and compare it with transformers' own
-# make test      set up, run the tests that answer in minutes: most of those that need no GPU
+# make test      set up, run the tests that answer in minutes: most of those that need no GPU; HOUSE=compiler: of one house
 # make test-all  every test that needs no GPU and no engine
 # make test-slow what make test leaves out; PART=1/16: the second of sixteen parts of it
 # make check     lint, types, every test
@@ -55,8 +55,16 @@ demo: setup
 # tests/conftest.py says which tests are slow, tests/README.md what is where.
 PYTEST := $(BIN)/python -m pytest -n 2 --dist worksteal -W error --timeout 300
 
+# Of one house: make test HOUSE=compiler. The compiler's run where neither engines nor the lab can be imported.
+HOUSE    ?=
+compiler := tests/unit/compiler tests/golden tests/filecheck
+runtime  := tests/unit/runtime
+cli      := tests/unit/cli
+engines  := tests/unit/engines
+lab      := tests/unit/lab tests/e2e
+
 test: setup
-	$(PYTEST) -m "not slow"
+	$(PYTEST) -m "not slow$(if $(filter compiler,$(HOUSE)), and not engines)" $(if $(HOUSE),--house $(HOUSE) $($(HOUSE)))
 
 # CI runs another part of what takes long with every commit.
 PART ?= 0/1
@@ -120,10 +128,10 @@ mutants: setup
 
 # The list of causal language models in docs/models.md: what the reference engine runs, and what it refuses.
 models: setup
-	PYTHONPATH=tests:tests/unit $(BIN)/python -m engine.causal_types
+	PYTHONPATH=tests:tests/unit/lab $(BIN)/python -m engine.causal_types
 
 known: setup
-	PYTHONPATH=tests:tests/unit $(BIN)/python -m config.known_types
+	PYTHONPATH=tests:tests/unit/compiler $(BIN)/python -m config.known_types
 
 # What people serve: what the checks say of each server, all reasons of refusals, and the totals. docs/models.md has them.
 coverage: setup
@@ -170,7 +178,7 @@ vllm: setup
 	$(PYTHON) tests/vllm/make_environment.py
 	$(BIN)/python -m pytest tests/vllm -m vllm --part $(PART) $(VLLM)
 
-# What engines answer about their own arguments and classes, written anew into specc/config/answers: the newest that are
+# What engines answer about their own arguments and classes, written anew into specc/engines/answers: the newest that are
 # tested, or ENGINES=sglang VERSION=0.5.22 another one.
 ENGINES ?= sglang vllm
 

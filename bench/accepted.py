@@ -19,14 +19,14 @@ import torch
 from cpu import CONTEXT, DRAFTS, EXAMPLES, NEW, PROMPTS
 from transformers.utils import logging
 
-from specc.algorithms import names, needs
-from specc.build.build import build_program
-from specc.build.wheel.build_wheel import emit_wheel
-from specc.config import load_text
-from specc.engine.engine import Engine
-from specc.engine.models.loading import load_draft, load_target
-from specc.engine.serving.requests.request import Sampling, StopConditions
-from specc.engine.wheel import package
+from specc.compiler.algorithms import names, needs
+from specc.compiler.config import load_text
+from specc.compiler.driver.build import build_program
+from specc.compiler.driver.wheel.build_wheel import emit_wheel
+from specc.lab.engine.engine import Engine
+from specc.lab.engine.models.loading import load_draft, load_target
+from specc.lab.engine.serving.requests.request import Sampling, StopConditions
+from specc.lab.engine.wheel import package
 
 WAYS = {
     "greedy": "verify: target_only\n",

@@ -26,16 +26,16 @@ import torch
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
-from specc.algorithms import names, needs
-from specc.build.build import build_program, compile_machine_code
-from specc.build.wheel.build_wheel import emit_wheel
-from specc.codegen.cache import Cache
-from specc.config import load_config
-from specc.engine.engine import Engine
-from specc.engine.models.loading import load_draft, load_target
-from specc.engine.reference import greedy
-from specc.engine.serving.requests.request import StopConditions
-from specc.engine.wheel import package
+from specc.compiler.algorithms import names, needs
+from specc.compiler.codegen.cache import Cache
+from specc.compiler.config import load_config
+from specc.compiler.driver.build import build_program, compile_machine_code
+from specc.compiler.driver.wheel.build_wheel import emit_wheel
+from specc.lab.engine.engine import Engine
+from specc.lab.engine.models.loading import load_draft, load_target
+from specc.lab.engine.reference import greedy
+from specc.lab.engine.serving.requests.request import StopConditions
+from specc.lab.engine.wheel import package
 from specc.runtime.backends.cuda import device_arch
 from specc.runtime.plan.shape import Shape
 

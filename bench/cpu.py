@@ -32,14 +32,14 @@ from transformers.utils import logging
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
-from specc.algorithms import names, needs
-from specc.build.build import build_program
-from specc.build.wheel.build_wheel import emit_wheel
-from specc.config import load_text
-from specc.engine.engine import Engine
-from specc.engine.models.loading import load_draft, load_target
-from specc.engine.serving.requests.request import StopConditions
-from specc.engine.wheel import package
+from specc.compiler.algorithms import names, needs
+from specc.compiler.config import load_text
+from specc.compiler.driver.build import build_program
+from specc.compiler.driver.wheel.build_wheel import emit_wheel
+from specc.lab.engine.engine import Engine
+from specc.lab.engine.models.loading import load_draft, load_target
+from specc.lab.engine.serving.requests.request import StopConditions
+from specc.lab.engine.wheel import package
 
 EXAMPLES = ROOT / "examples"
 DRAFTS = {

@@ -123,8 +123,8 @@ def run(rank: int, ranks: int, port: int, check_only: bool, file: str | None) ->
         line: dict[str, object] = {"topk": topk, "steps": steps, "nodes": nodes, "vocab": vocab, "batch": batch}
         line |= {"ranks": ranks, "record_bytes": records, "logits_bytes": logits}
         if on_gpus and not check_only:
-            from specc.measure.results.ratios import Ratio
-            from specc.measure.timing import capture, pairs
+            from specc.lab.measure.results.ratios import Ratio
+            from specc.lab.measure.timing import capture, pairs
 
             graphs = [capture(gather, COPIES) for gather in (side.gather_logits, side.gather_records)]
             line["ratio"] = str(Ratio.of(*pairs(graphs[0].replay, graphs[1].replay, SAMPLES)))

@@ -18,19 +18,19 @@ from typing import TYPE_CHECKING
 import harness
 import torch
 
-from specc.kernels.writing.traffic import Traffic
-from specc.measure.against import compare
-from specc.measure.against.beside import agreeing, effort_of, missing
-from specc.measure.against.parts import StepPart, parts
-from specc.measure.against.program_launches import ProgramLaunches
-from specc.measure.against.work import WorkSizes
-from specc.measure.results.ratios import Ratio
-from specc.measure.steps import tokens_moved
-from specc.measure.timing import Effort, Floors, Run, capture, nothing, pairs
-from specc.support.diagnostics import DiagnosticError
+from specc.compiler.kernels.writing.traffic import Traffic
+from specc.compiler.support.diagnostics import DiagnosticError
+from specc.lab.measure.against import compare
+from specc.lab.measure.against.beside import agreeing, effort_of, missing
+from specc.lab.measure.against.parts import StepPart, parts
+from specc.lab.measure.against.program_launches import ProgramLaunches
+from specc.lab.measure.against.work import WorkSizes
+from specc.lab.measure.results.ratios import Ratio
+from specc.lab.measure.steps import tokens_moved
+from specc.lab.measure.timing import Effort, Floors, Run, capture, nothing, pairs
 
 if TYPE_CHECKING:  # it needs SGLang
-    from specc.measure.against.sequence import Sequence as Baseline
+    from specc.lab.measure.against.sequence import Sequence as Baseline
 
 BATCHES = (1, 8, 64) if harness.ON_GPU else (1, 3)
 EFFORT = Effort(copies=10, samples=40)

@@ -25,9 +25,9 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from programs import compile_shape
 
-from specc.measure.against.work import WorkSizes
-from specc.measure.backends import cuda_backend
-from specc.measure.interpreted import InterpretedBackend
+from specc.lab.measure.against.work import WorkSizes
+from specc.lab.measure.backends import cuda_backend
+from specc.lab.measure.interpreted import InterpretedBackend
 from specc.runtime.backends import Backend
 from specc.runtime.plan.plan import Plan
 

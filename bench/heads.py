@@ -23,14 +23,14 @@ from typing import NamedTuple
 import harness
 import torch
 
-from specc.algorithms import names, needs
-from specc.build.build import build_program
-from specc.config import load_text
-from specc.measure.backends import cuda_backend
-from specc.measure.interpreted import InterpretedBackend
-from specc.measure.results.ratios import Ratio
-from specc.measure.session import Session
-from specc.measure.timing import Effort, Floors, Run, capture, pairs
+from specc.compiler.algorithms import names, needs
+from specc.compiler.config import load_text
+from specc.compiler.driver.build import build_program
+from specc.lab.measure.backends import cuda_backend
+from specc.lab.measure.interpreted import InterpretedBackend
+from specc.lab.measure.results.ratios import Ratio
+from specc.lab.measure.session import Session
+from specc.lab.measure.timing import Effort, Floors, Run, capture, pairs
 from specc.runtime.plan.draft_head import HEAD, WEIGHT
 from specc.runtime.plan.nodes import Launch
 from specc.runtime.plan.plan import TOKEN_MAP

@@ -6,10 +6,10 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 
-from specc.algorithms import names, needs
-from specc.build.build import Build, build_program
-from specc.config import load_text
-from specc.measure.against.work import WorkSizes
+from specc.compiler.algorithms import names, needs
+from specc.compiler.config import load_text
+from specc.compiler.driver.build import Build, build_program
+from specc.lab.measure.against.work import WorkSizes
 
 CONFIG = """\
 name: bench_{kind}

@@ -23,11 +23,11 @@ import torch
 from sampling import CLOSE, REQUEST, SampledWork, SoftmaxSequence, verification
 from torch import Tensor
 
-from specc.measure.against.compare import most_runs
-from specc.measure.against.program_launches import ProgramLaunches
-from specc.measure.against.work import WorkSizes
-from specc.measure.results.ratios import Ratio
-from specc.measure.timing import Effort, Floors, capture, pairs
+from specc.lab.measure.against.compare import most_runs
+from specc.lab.measure.against.program_launches import ProgramLaunches
+from specc.lab.measure.against.work import WorkSizes
+from specc.lab.measure.results.ratios import Ratio
+from specc.lab.measure.timing import Effort, Floors, capture, pairs
 from specc.runtime.backends.cpu import ReferenceBackend
 
 try:

@@ -19,12 +19,12 @@ import harness
 import torch
 from sampling import DTYPES, REQUEST, verification
 
-from specc.measure.against.compare import most_runs
-from specc.measure.against.program_launches import ProgramLaunches
-from specc.measure.against.work import WorkSizes, differences
-from specc.measure.against.work_tree import TreeWork
-from specc.measure.results.ratios import Ratio
-from specc.measure.timing import Effort, capture, pairs
+from specc.lab.measure.against.compare import most_runs
+from specc.lab.measure.against.program_launches import ProgramLaunches
+from specc.lab.measure.against.work import WorkSizes, differences
+from specc.lab.measure.against.work_tree import TreeWork
+from specc.lab.measure.results.ratios import Ratio
+from specc.lab.measure.timing import Effort, capture, pairs
 
 REAL = [(topk, steps, nodes, vocab, batch)
         for topk, steps, nodes in ((4, 3, 16), (8, 4, 48), (8, 5, 64))

@@ -20,11 +20,11 @@ import harness
 import torch
 from torch import Tensor
 
-from specc.measure.against.compare import most_runs
-from specc.measure.against.program_launches import ProgramLaunches
-from specc.measure.against.work import Work, WorkSizes
-from specc.measure.results.ratios import Ratio
-from specc.measure.timing import Effort, Floors, capture, nothing, pairs
+from specc.lab.measure.against.compare import most_runs
+from specc.lab.measure.against.program_launches import ProgramLaunches
+from specc.lab.measure.against.work import Work, WorkSizes
+from specc.lab.measure.results.ratios import Ratio
+from specc.lab.measure.timing import Effort, Floors, capture, nothing, pairs
 from specc.runtime.plan.nodes import Launch
 from specc.runtime.semantics.reference import OPS
 

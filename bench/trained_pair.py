@@ -45,10 +45,10 @@ import train
 from corpus import SEED, Corpus, is_held_out, train_tokenizer
 from heads import HEADS, Reader, drafts_of, greedy
 
-from specc.engine.models.causal_models import TargetModel
-from specc.engine.reference import compare
-from specc.engine.serving.requests.request import StopConditions
-from specc.support.diagnostics import DiagnosticError
+from specc.compiler.support.diagnostics import DiagnosticError
+from specc.lab.engine.models.causal_models import TargetModel
+from specc.lab.engine.reference import compare
+from specc.lab.engine.serving.requests.request import StopConditions
 
 SUFFIXES = (".py", ".md", ".rst", ".txt")
 LARGEST = 1 << 19

@@ -19,14 +19,14 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 import torch
 
-from specc.algorithms import names, needs
-from specc.build.build import build_program
-from specc.config import load_config
-from specc.measure.session import on
-from specc.measure.tuning.file import Gain, noise_of
-from specc.measure.tuning.search import THOROUGH, Bench, TunedShape, cut
-from specc.measure.tuning.tuned import step_gains
-from specc.measure.tuning.variants import DEFAULT, Variant, compiled, with_choices
+from specc.compiler.algorithms import names, needs
+from specc.compiler.config import load_config
+from specc.compiler.driver.build import build_program
+from specc.lab.measure.session import on
+from specc.lab.measure.tuning.file import Gain, noise_of
+from specc.lab.measure.tuning.search import THOROUGH, Bench, TunedShape, cut
+from specc.lab.measure.tuning.tuned import step_gains
+from specc.lab.measure.tuning.variants import DEFAULT, Variant, compiled, with_choices
 
 
 def main() -> None:

@@ -22,14 +22,14 @@ sys.path.insert(0, str(ROOT))
 import torch
 from programs import compile_shape
 
-from specc.build.build import compile_machine_code
-from specc.build.wheel.build_wheel import emit_wheel
-from specc.codegen.cache import Cache
-from specc.measure.against.program_launches import ProgramLaunches
-from specc.measure.against.work import Work, WorkSizes, differences
-from specc.measure.against.work_tree import TreeWork
-from specc.measure.results.ratios import Ratio
-from specc.measure.timing import Effort, capture, pairs
+from specc.compiler.codegen.cache import Cache
+from specc.compiler.driver.build import compile_machine_code
+from specc.compiler.driver.wheel.build_wheel import emit_wheel
+from specc.lab.measure.against.program_launches import ProgramLaunches
+from specc.lab.measure.against.work import Work, WorkSizes, differences
+from specc.lab.measure.against.work_tree import TreeWork
+from specc.lab.measure.results.ratios import Ratio
+from specc.lab.measure.timing import Effort, capture, pairs
 from specc.runtime.backends.cuda import CudaBackend
 from specc.runtime.plan.files.manifest import Manifest
 from specc.runtime.plan.files.plan_json import load_plan

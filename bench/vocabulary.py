@@ -37,19 +37,19 @@ from transformers.utils import logging
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
-from specc.algorithms import names, needs
-from specc.build.build import build_program, compile_machine_code
-from specc.build.wheel.build_wheel import emit_wheel
-from specc.cli.hot_tokens import most_frequent
-from specc.codegen.cache import Cache
-from specc.config import load_text
-from specc.engine.engine import Engine
-from specc.engine.models.causal_models import TargetModel
-from specc.engine.models.loading import load_draft, load_target
-from specc.engine.models.scores import rows_of
-from specc.engine.reference import greedy
-from specc.engine.serving.requests.request import StopConditions
-from specc.engine.wheel import load_program, package
+from specc.compiler.algorithms import names, needs
+from specc.compiler.codegen.cache import Cache
+from specc.compiler.config import load_text
+from specc.compiler.driver.build import build_program, compile_machine_code
+from specc.compiler.driver.wheel.build_wheel import emit_wheel
+from specc.lab.commands.hot_tokens import most_frequent
+from specc.lab.engine.engine import Engine
+from specc.lab.engine.models.causal_models import TargetModel
+from specc.lab.engine.models.loading import load_draft, load_target
+from specc.lab.engine.models.scores import rows_of
+from specc.lab.engine.reference import greedy
+from specc.lab.engine.serving.requests.request import StopConditions
+from specc.lab.engine.wheel import load_program, package
 
 MODELS = ROOT / "examples" / "models"
 DRAFTS = ("standalone", "eagle", "eagle3", "mtp", "frozen-kv", "dflash")

@@ -6,8 +6,9 @@ import gc
 import os
 import re
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from functools import cache
+from importlib.abc import MetaPathFinder
 from pathlib import Path
 
 import pytest
@@ -23,7 +24,8 @@ os.environ.pop("COLUMNS", None)  # pytest-xdist gives its workers 80, which tabl
 os.environ.setdefault("SPECC_CACHE_DIR", str(Path(__file__).parents[1] / ".specc-cache"))
 
 HERE = Path(__file__).parent
-sys.path.insert(0, str(HERE))  # programs.py, fakes
+# programs.py and fakes, and packages of tests that those of other houses take helpers from
+sys.path[:0] = [str(HERE), str(HERE / "unit"), str(HERE / "unit/compiler")]
 
 # A runner makes all commands anew of their signatures for each command line, which takes as long as many commands do.
 typer.testing._get_command = cache(typer.testing._get_command)
@@ -34,9 +36,32 @@ settings.load_profile("ci" if os.environ.get("CI") else "dev")
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    """Add ``--update-golden`` and ``--part``."""
+    """Add ``--update-golden``, ``--part`` and ``--house``."""
     parser.addoption("--update-golden", action="store_true", help="rewrite kernels_generated/ instead of comparing")
+    parser.addoption("--house", help="have no house of specc but this one and what it may import")
     parser.addoption("--part", default="0/1", metavar="K/N", help="of slow tests and engines one of N parts")
+
+
+FORBIDDEN = {"compiler": ("engines", "lab"), "runtime": ("compiler", "cli", "engines", "lab")}
+"""Houses that are not there while the tests of one run."""
+
+
+class AbsentHouses(MetaPathFinder):
+    """Finds nothing of some houses, and has their names fail."""
+
+    def __init__(self, houses: Iterable[str]) -> None:
+        self.names = tuple(f"specc.{house}" for house in houses)
+
+    def find_spec(self, fullname: str, path: object = None, target: object = None) -> None:
+        """Raise ModuleNotFoundError for what is in such a house."""
+        if fullname.startswith(self.names):
+            raise ModuleNotFoundError(f"{fullname} is of another house", name=fullname)
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Take houses away."""
+    if absent := FORBIDDEN.get(config.getoption("house") or ""):
+        sys.meta_path.insert(0, AbsentHouses(absent))
 
 
 SLOW = re.compile(
@@ -44,30 +69,30 @@ SLOW = re.compile(
     r"|kernels/test_(vocab\.py::test_(topk|reductions_are_stored|groups_of_long)|prologue|drafting)"
     r"|kernels/test_shards\.py::test_(programs|every_rank_has_the_bits_of_one\[[^]]*(2999|topk)|numbers_of_a_reduced\w+\[[^]]*topk)"
     r"|kernels/test_(sample|score|reject|cut|brought_tiles)\.py::\w+\[cpu-(f16|f32)|kernels/test_reject\.py::test_masses\[|kernels/test_row\.py|gpu/test_interpreted"
-    r"|kernels/test_(reject\.py::test_drafts_of_a_part|shared_heads\.py::test_every_rank)|unit/cli/test_(bench\.py::test_times_of_shapes|explain_shapes\.py::test_a_program_knows)"
-    r"|kernels/test_walk\.py::test_(kernels_of_both|both_forms)|unit/measure/test_tune|unit/measure/test_against|unit/bench/test_trained"
+    r"|kernels/test_(reject\.py::test_drafts_of_a_part|shared_heads\.py::test_every_rank)|unit/lab/commands/test_bench\.py::test_times_of_shapes|unit/cli/test_explain_shapes\.py::test_a_program_knows"
+    r"|kernels/test_walk\.py::test_(kernels_of_both|both_forms)|unit/lab/measure/test_tune|unit/lab/measure/test_against|unit/lab/bench/test_trained"
     r"|kernels/test_(tree|frontiers)\.py::test_(frontiers|with_the_last|ties_go|flat_masks)|kernels/test_commit\.py::test_random"
-    r"|meta/test_determinism\.py::test_wheels|unit/cli/test_(streams|transcripts)|unit/engine/test_causal_types"
-    r"|unit/runtime/test_(rejection|sampling|distribution|distribution_of_shapes)\.py::test_(a_million\w*_draws|a_bias_is_noticed|texts_of)|unit/engine/test_drafts\.py::test_shared_pages"
+    r"|meta/test_determinism\.py::test_wheels|unit/cli/test_(streams|transcripts)|unit/lab/engine/test_causal_types"
+    r"|unit/runtime/test_(rejection|sampling|distribution|distribution_of_shapes)\.py::test_(a_million\w*_draws|a_bias_is_noticed|texts_of)|unit/lab/engine/test_drafts\.py::test_shared_pages"
     r"|unit/runtime/test_(torn\.py::test_every_node_of_a_step\[\S+-False|transfer\.py::test_a_moved_request\w+\[False)"
     r"|unit/runtime/test_rotated_shapes\.py::test_any_shape\w+\[(STANDALONE|EAGLE3|FROZEN_KV_MTP)"
-    r"|unit/adapters/test_sglang_shapes\.py::test_texts_are_the_targets_own\w+\[\w+-shapes[2-5]-\w+-True"
-    r"|unit/algorithms/test_launches\.py::test_(no_step|a_grammar)\w+\[(STANDALONE|EAGLE3)-1|unit/cli/test_subjects\.py::test_a_plan_says_all"
+    r"|unit/engines/test_sglang_shapes\.py::test_texts_are_the_targets_own\w+\[\w+-shapes[2-5]-\w+-True"
+    r"|unit/compiler/algorithms/test_launches\.py::test_(no_step|a_grammar)\w+\[(STANDALONE|EAGLE3)-1|unit/cli/test_subjects\.py::test_a_plan_says_all"
     r"|unit/runtime/test_distribution\.py::test_depths\w+\[.*(target_only|rejection)"
-    r"|unit/explain/test_page\.py::test_the_same_bytes|unit/runtime/test_(damaged_json\.py::test_plans\[tree|reference_on_device\.py::test_every_reference)|unit/cli/test_inspect\.py::test_several|unit/measure/test_output\.py::test_the_picture|kernels/test_commit\.py::test_links|kernels/test_brought_tiles\.py::test_the_prologue|unit/engine/test_engine\.py::test_steps_accept\w+\[stranger-False-4"
-    r"|unit/cli/test_(progress\.py::test_a_terminal\w+\[(build|hot)|bench_serve_command\.py::test_whoever\w+\[[12]\])"
-    # Drafts of other models without any memory, in unit/engine/test_drafts.py and test_engine.py, find what these do.
-    r"|unit/engine/test_trained\.py"
+    r"|unit/compiler/explain/test_page\.py::test_the_same_bytes|unit/runtime/test_(damaged_json\.py::test_plans\[tree|reference_on_device\.py::test_every_reference)|unit/cli/test_inspect\.py::test_several|unit/lab/measure/test_output\.py::test_the_picture|kernels/test_commit\.py::test_links|kernels/test_brought_tiles\.py::test_the_prologue|unit/lab/engine/test_engine\.py::test_steps_accept\w+\[stranger-False-4"
+    r"|unit/cli/test_progress\.py::test_a_terminal\w+\[(build|hot)|unit/lab/commands/test_bench_serve_command\.py::test_whoever\w+\[[12]\]"
+    # Drafts of other models without any memory, in test_drafts.py and test_engine.py, find what these do.
+    r"|unit/lab/engine/test_trained\.py"
     # One of a grid stands for the others: they take the same way with other sizes.
     # The cache, a build without a compiler and servers that a command starts are tried by others of their files.
-    r"|aot/test_cache\.py::test_damaged_entries|unit/cli/test_(bench\.py::test_without_a_compiler\[None|subjects\.py::test_a_wheel_stands|inspect\.py::test_a_wheel_and)"
-    r"|unit/cli/test_bench_serve_command\.py::test_(a_server_that_(never|does_not)|texts_that_differ|the_table_says|a_program_that_is_switched)"
-    r"|unit/adapters/test_sglang_shapes\.py::test_what_is_drawn|kernels/test_head\.py::test_argmax_and_topk\w+\[cpu-\((800|1000,.200,.64)"
-    r"|unit/algorithms/test_launches\.py::test_a_grammar\w+\[EAGLE-1"
+    r"|aot/test_cache\.py::test_damaged_entries|unit/lab/commands/test_bench\.py::test_without_a_compiler\[None|unit/cli/test_(subjects\.py::test_a_wheel_stands|inspect\.py::test_a_wheel_and)"
+    r"|unit/lab/commands/test_bench_serve_command\.py::test_(a_server_that_(never|does_not)|texts_that_differ|the_table_says|a_program_that_is_switched)"
+    r"|unit/engines/test_sglang_shapes\.py::test_what_is_drawn|kernels/test_head\.py::test_argmax_and_topk\w+\[cpu-\((800|1000,.200,.64)"
+    r"|unit/compiler/algorithms/test_launches\.py::test_a_grammar\w+\[EAGLE-1"
     r"|unit/runtime/test_(torn\.py::test_every_node_of_a_prefill\[MULTI|distribution\.py::test_depths\w+\[\(0, 2\))"
-    r"|unit/adapters/test_(vllm_steps\.py::test_blocks_of_a_size\w+\[(STANDALONE|MULTI)|sglang_shapes\.py::test_a_drawn_length\w+\[(2\.2|3\.9|2\.8))"
-    r"|unit/cli/test_(init_shapes\.py::test_a_server_of_sglang\[h100-(EAGLE3|STANDALONE)|sglang_groups\.py::test_a_group\w+\[changes[0-2])"
-    r"|unit/engine/test_engine\.py::test_(steps_accept\w+\[stranger-True-4|shared_beginnings\w+\[twin-(1|4)\])|unit/runtime/test_rejection\.py::test_extreme_rows\[(1e-06|1\.0)"
+    r"|unit/engines/test_(vllm_steps\.py::test_blocks_of_a_size\w+\[(STANDALONE|MULTI)|sglang_shapes\.py::test_a_drawn_length\w+\[(2\.2|3\.9|2\.8))"
+    r"|unit/cli/test_init_shapes\.py::test_a_server_of_sglang\[h100-(EAGLE3|STANDALONE)|unit/engines/command_line/test_sglang_groups\.py::test_a_group\w+\[changes[0-2]"
+    r"|unit/lab/engine/test_engine\.py::test_(steps_accept\w+\[stranger-True-4|shared_beginnings\w+\[twin-(1|4)\])|unit/runtime/test_rejection\.py::test_extreme_rows\[(1e-06|1\.0)"
 )
 """What `make test` leaves out: machine code, texts of real models, random programs, pages in a browser, millions of
 draws, whatever else took five seconds of a processor, and of long sweeps what other tests of the sweep stand for. A

@@ -1,4 +1,4 @@
-"""What engines answer about themselves: who asks them, and how it is written into `specc/config/answers`.
+"""What engines answer about themselves: who asks them, and how it is written into `specc/engines/answers`.
 
     [SPECC_TEST_SGLANG=0.5.22] python tests/engine_answers.py sglang [vllm]
 
@@ -23,7 +23,7 @@ from typing import Any
 from engine_environment import Environment
 
 HERE = Path(__file__).resolve().parent
-FOLDER = HERE.parent / "specc/config/answers"
+FOLDER = HERE.parent / "specc/engines/answers"
 
 
 def write(engine: str, said: Mapping[str, Any]) -> None:

@@ -16,9 +16,9 @@ from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 from transformers import DynamicCache
 
-from specc.engine.memory.attention import plain_attention
-from specc.engine.models.causal_models import TargetModel
-from specc.engine.models.drafts import (
+from specc.lab.engine.memory.attention import plain_attention
+from specc.lab.engine.models.causal_models import TargetModel
+from specc.lab.engine.models.drafts import (
     DflashDraft,
     Draft,
     Eagle3Draft,
@@ -27,7 +27,7 @@ from specc.engine.models.drafts import (
     MtpDraft,
     StandaloneDraft,
 )
-from specc.engine.models.heads.eagle_head import SharingHead
+from specc.lab.engine.models.heads.eagle_head import SharingHead
 
 Path: TypeAlias = Sequence[tuple[int, Tensor]]
 """Drafted tokens from the first one on, each with the hidden row T[W] that the draft is given along with it."""
@@ -38,7 +38,7 @@ DraftT = TypeVar("DraftT", bound=Draft)
 def memoryless(target: TargetModel, draft: Draft, text: Sequence[int], *, shifted: bool) -> Memoryless[Any]:
     """A draft over a text; `shifted` says how a language model of its own sees it, heads always do.
 
-    Raises TypeError for a draft of another kind than those of `specc.engine.models.drafts`.
+    Raises TypeError for a draft of another kind than those of `specc.lab.engine.models.drafts`.
     """
     if isinstance(draft, StandaloneDraft):
         return Standalone(target, draft, text, shifted=shifted)

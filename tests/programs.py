@@ -7,17 +7,17 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from specc.algorithms import names, needs
-from specc.build.build import build_program
-from specc.build.compile import start_module
-from specc.config import LoadedConfig, load_text
-from specc.ir.core import Module
-from specc.ir.ops import OPS
-from specc.ir.text.parser import parse_module
-from specc.pass_manager.manager import run_passes
-from specc.pass_manager.pass_base import Context, Pass
-from specc.passes.invariants import CheckEach
-from specc.passes.pipeline import PASSES
+from specc.compiler.algorithms import names, needs
+from specc.compiler.config import LoadedConfig, load_text
+from specc.compiler.driver.build import build_program
+from specc.compiler.driver.compile import start_module
+from specc.compiler.ir.core import Module
+from specc.compiler.ir.ops import OPS
+from specc.compiler.ir.text.parser import parse_module
+from specc.compiler.pass_manager.manager import run_passes
+from specc.compiler.pass_manager.pass_base import Context, Pass
+from specc.compiler.passes.invariants import CheckEach
+from specc.compiler.passes.pipeline import PASSES
 from specc.runtime.plan.files.plan_json import plan_text
 from specc.runtime.plan.plan import Plan
 

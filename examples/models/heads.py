@@ -11,12 +11,12 @@ import torch.nn.functional as F
 from torch import Tensor
 from transformers import DynamicCache, LlamaConfig, LlamaForCausalLM
 
-from specc.engine.models.aux_states import AuxStates
-from specc.engine.models.heads.dflash_head import DflashHead
-from specc.engine.models.heads.eagle3_head import Eagle3Head
-from specc.engine.models.heads.eagle_head import EagleHead, SharingHead
-from specc.engine.models.heads.frozen_kv_head import Attend, FrozenKvHead
-from specc.engine.models.heads.mtp_heads import MtpHeads
+from specc.lab.engine.models.aux_states import AuxStates
+from specc.lab.engine.models.heads.dflash_head import DflashHead
+from specc.lab.engine.models.heads.eagle3_head import Eagle3Head
+from specc.lab.engine.models.heads.eagle_head import EagleHead, SharingHead
+from specc.lab.engine.models.heads.frozen_kv_head import Attend, FrozenKvHead
+from specc.lab.engine.models.heads.mtp_heads import MtpHeads
 
 VOCAB = 2048
 AUX_LAYERS = (1, 2, 3)  # of the target, counted from 0: their outputs are what the EAGLE3 and DFlash heads read

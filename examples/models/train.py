@@ -41,7 +41,7 @@ from heads import (
     llama_config,
 )
 
-from specc.cli.hot_tokens import most_frequent
+from specc.lab.commands.hot_tokens import most_frequent
 
 
 class Schedule(NamedTuple):

@@ -14,12 +14,12 @@ from specc.cli import completion
 from specc.cli.configuration import ConfigArgument, EngineOption, load, words_of
 from specc.cli.progress import ProgressLine, progress
 from specc.cli.reporting import Format, printing, reporting
-from specc.support.render import printable
+from specc.compiler.support.render import printable
 
 if TYPE_CHECKING:
-    from specc.build.build import Build
-    from specc.config import LoadedConfig
-    from specc.support.diagnostics import Diagnostic
+    from specc.compiler.config import LoadedConfig
+    from specc.compiler.driver.build import Build
+    from specc.compiler.support.diagnostics import Diagnostic
 
 
 class Emit(StrEnum):
@@ -53,11 +53,11 @@ def build(
     """Compile a configuration into specialised kernels, a plan and an installable wheel."""
     wanted = emit or [Emit.wheel]
     with reporting(format) as report:
-        from specc.build.build import build_program
-        from specc.build.compile import unloadable
-        from specc.build.summary import record
-        from specc.pass_manager.instruments import Reproducer
-        from specc.support.render import to_json
+        from specc.compiler.driver.build import build_program
+        from specc.compiler.driver.compile import unloadable
+        from specc.compiler.driver.summary import record
+        from specc.compiler.pass_manager.instruments import Reproducer
+        from specc.compiler.support.render import to_json
 
         loaded = load(config, report, engine)
         archs = _archs(loaded, arch)
@@ -79,7 +79,7 @@ def build(
 
 def _archs(loaded: LoadedConfig, chosen: str | None) -> Sequence[str]:
     """The architectures to compile for; a typo is a usage error."""
-    from specc.config.archs import ARCHS, NATIVE, NoGpuError, arch_hint, arch_of, with_native
+    from specc.compiler.config.archs import ARCHS, NATIVE, NoGpuError, arch_hint, arch_of, with_native
 
     if chosen is None:
         return loaded.config.archs
@@ -96,8 +96,8 @@ def _archs(loaded: LoadedConfig, chosen: str | None) -> Sequence[str]:
 
 def _unkept() -> list[Diagnostic]:
     """That nothing is kept where caches are, if that is so."""
-    from specc.support.diagnostics import Diagnostic
-    from specc.support.files.cachedir import default_directory, fault
+    from specc.compiler.support.diagnostics import Diagnostic
+    from specc.compiler.support.files.cachedir import default_directory, fault
 
     directory = default_directory()
     if not (why := fault(directory)):
@@ -108,8 +108,8 @@ def _unkept() -> list[Diagnostic]:
 
 
 def _compile(result: Build, archs: Sequence[str], jobs: int | None, cached: bool, shown: ProgressLine) -> None:
-    from specc.build.build import compile_machine_code
-    from specc.codegen.cache import Cache
+    from specc.compiler.codegen.cache import Cache
+    from specc.compiler.driver.build import compile_machine_code
 
     cache = Cache.default() if cached else Cache.disabled()
     shown.begin("compiling", len(result.sources) * len(archs))
@@ -121,8 +121,8 @@ def _compile(result: Build, archs: Sequence[str], jobs: int | None, cached: bool
 
 
 def _write(result: Build, wanted: Sequence[Emit], output: Path) -> list[Path]:
-    from specc.build.files import EMITTERS
-    from specc.build.wheel.build_wheel import emit_wheel
+    from specc.compiler.driver.files import EMITTERS
+    from specc.compiler.driver.wheel.build_wheel import emit_wheel
 
     with result.stage("emit"):
         files: list[Path] = []
@@ -137,7 +137,7 @@ def _finish(result: Build, files: Sequence[Path], quiet: bool) -> None:
         for path in files:
             typer.echo(printable(str(path)))
         return
-    from specc.build.summary import print_summary
+    from specc.compiler.driver.summary import print_summary
 
     with printing() as console:
         print_summary(result, console, files)

@@ -10,7 +10,7 @@ from specc.cli.configuration import EngineOption, SubjectArgument, load_subject
 from specc.cli.reporting import Format, reporting
 
 if TYPE_CHECKING:
-    from specc.config import Config
+    from specc.compiler.config import Config
 
 
 def check(
@@ -20,7 +20,7 @@ def check(
 ) -> None:
     """Check a configuration, without compiling anything."""
     with reporting(format) as report:
-        from specc.build.compile import check_config, unloadable
+        from specc.compiler.driver.compile import check_config, unloadable
 
         loaded = load_subject(config, report, engine).loaded
         check_config(loaded)

@@ -10,7 +10,7 @@ import os
 from collections.abc import Iterable
 from importlib.metadata import entry_points
 
-from specc.build.wheel import ENTRY_POINTS
+from specc.compiler.driver.wheel import ENTRY_POINTS
 
 ASKED = ("_SPECC_COMPLETE", "_SPECC_OPT_COMPLETE")
 """Variables by which a shell asks either command for words; bash says in two more which word is typed."""
@@ -38,42 +38,42 @@ def program(incomplete: str) -> list[str]:
 
 def engine(incomplete: str) -> list[str]:
     """A serving engine."""
-    from specc.config.presets import ENGINES
+    from specc.compiler.config.presets import ENGINES
 
     return _fitting(incomplete, ENGINES)
 
 
 def algorithm(incomplete: str) -> list[str]:
     """An algorithm, in small letters where they are typed."""
-    from specc.algorithms import names
+    from specc.compiler.algorithms import names
 
     return _fitting(incomplete, map(str.lower, names()) if incomplete.islower() else names())
 
 
 def arch(incomplete: str) -> list[str]:
     """Architectures, with commas."""
-    from specc.config.archs import ARCHS, NATIVE
+    from specc.compiler.config.archs import ARCHS, NATIVE
 
     return _listed(incomplete, (*ARCHS, NATIVE))
 
 
 def gpu(incomplete: str) -> list[str]:
     """A GPU, or its architecture."""
-    from specc.config.archs import ARCHS, CPU, GPUS
+    from specc.compiler.config.archs import ARCHS, CPU, GPUS
 
     return _fitting(incomplete, (*GPUS, *ARCHS, CPU))
 
 
 def one_pass(incomplete: str) -> list[str]:
     """A pass."""
-    from specc.passes.pipeline import PASSES
+    from specc.compiler.passes.pipeline import PASSES
 
     return _fitting(incomplete, PASSES)
 
 
 def passes(incomplete: str) -> list[str]:
     """Passes, with commas."""
-    from specc.passes.pipeline import PASSES
+    from specc.compiler.passes.pipeline import PASSES
 
     return _listed(incomplete, PASSES)
 

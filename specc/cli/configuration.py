@@ -12,21 +12,20 @@ from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, cast
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from specc.cli import completion
+from specc.compiler.support.diagnostics import Diagnostic, DiagnosticError
 from specc.runtime.plan.shape import Shape, listed, named
-from specc.support.diagnostics import Diagnostic, DiagnosticError
 
 if TYPE_CHECKING:
-    from specc.build.build import Build
     from specc.cli.inspect import Opened
     from specc.cli.reporting import Report
-    from specc.config import LoadedConfig
-    from specc.config.presets import Engine
-    from specc.explain.shapes import Choices
+    from specc.compiler.config import LoadedConfig
+    from specc.compiler.driver.build import Build
+    from specc.compiler.explain.shapes import Choices
     from specc.runtime.plan.plan import Model, Plan
 
 STDIN = Path("-")
@@ -86,7 +85,7 @@ class Subject:
 
     def compiled(self) -> tuple[Build, tuple[Diagnostic, ...]]:
         """What the compiler makes of it, and all warnings; one tells that the program was made otherwise."""
-        from specc.build.build import build_program
+        from specc.compiler.driver.build import build_program
 
         build = build_program(self.loaded)
         if any(self.plans.get(built.shape) != built.plan for built in build.shapes if self.plans):
@@ -109,8 +108,8 @@ def load(path: Path, report: Report, engine: str | None = None) -> LoadedConfig:
     Models that standard input names are looked for from the current folder. Raises DiagnosticError, and a usage error
     for an unknown engine.
     """
-    from specc.algorithms import names, needs
-    from specc.config import load_config, load_text
+    from specc.compiler.algorithms import names, needs
+    from specc.compiler.config import load_config, load_text
 
     wanted = _engine(engine)
     if path == STDIN:
@@ -135,13 +134,13 @@ def load_subject(path: Path, report: Report, engine: str | None = None) -> Subje
         return Subject(loaded, plans, program.manifest.specc, _machine_code(program))
 
 
-def _of_program(path: Path, program: Opened, folder: Path, engine: Engine | None) -> LoadedConfig:
+def _of_program(path: Path, program: Opened, folder: Path, engine: str | None) -> LoadedConfig:
     """Load the configuration of a program, a tuning file by way of a folder; what is shown is where it is in it."""
-    from specc.algorithms import names, needs
-    from specc.build.wheel.build_wheel import TUNING
     from specc.cli.inspect import CONFIG
-    from specc.config import load_text
-    from specc.config.load import MAX_BYTES
+    from specc.compiler.algorithms import names, needs
+    from specc.compiler.config import load_text
+    from specc.compiler.config.load import MAX_BYTES
+    from specc.compiler.driver.wheel.build_wheel import TUNING
     from specc.runtime.plan.files.manifest import read_packaged
 
     settled = _settled(program.plans[max(program.plans)])
@@ -176,8 +175,8 @@ def _settled(plan: Plan) -> dict[str, Any]:
 
 def _sizes(model: Model, plan: Plan, role: str) -> dict[str, Any]:
     """The keys of one model, None for paths."""
-    from specc.config.resolved import TARGET_OUTPUTS
-    from specc.ir.types import DTYPES
+    from specc.compiler.config.resolved import TARGET_OUTPUTS
+    from specc.compiler.ir.types import DTYPES
 
     sizes: dict[str, Any] = {"model": None}
     for key in ("hidden_size", "num_layers", "num_kv_heads", "head_dim", "kv_layout", "vocab_size"):
@@ -197,7 +196,7 @@ def _sizes(model: Model, plan: Plan, role: str) -> dict[str, Any]:
 
 def _standard_input() -> bytes:
     """All of standard input; raises DiagnosticError for more than a configuration may be."""
-    from specc.config.load import MAX_BYTES
+    from specc.compiler.config.load import MAX_BYTES
 
     content = sys.stdin.buffer.read(MAX_BYTES + 1)
     if len(content) > MAX_BYTES:
@@ -206,13 +205,13 @@ def _standard_input() -> bytes:
     return content
 
 
-def _engine(name: str | None) -> Engine | None:
+def _engine(name: str | None) -> str | None:
     """The engine of a name; a usage error for an unknown one."""
-    from specc.config.presets import ENGINES
+    from specc.compiler.config.presets import ENGINES
 
     if name is not None and name not in ENGINES:
         raise typer.BadParameter(f"unknown engine {name!r}; there are {', '.join(ENGINES)}", param_hint="--engine")
-    return cast("Engine | None", name)
+    return name
 
 
 def shape_index(loaded: LoadedConfig, name: str | None) -> int:
@@ -238,14 +237,14 @@ def choices_among(subject: Subject, build: Build, times: Path | None) -> Choices
 
     Raises a usage error for times of a single shape, and DiagnosticError ``run/step-times``.
     """
-    from specc.explain.shapes import choices_of
+    from specc.compiler.explain.shapes import choices_of
 
     plans = [built.plan for built in build.shapes]
     if times is None:
         return choices_of(plans, subject.code)
     if len(plans) == 1:
         raise typer.BadParameter("there is one shape, and nothing to choose", param_hint="--step-times")
-    from specc.engine.observe.step_times import times_in
+    from specc.cli.times_file import times_in
 
     return choices_of(plans, subject.code, times_in(times, {plan.shape: plan.buckets for plan in plans}))
 

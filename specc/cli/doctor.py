@@ -16,12 +16,12 @@ import typer
 
 from specc.cli.reporting import Format, printing, reporting
 from specc.cli.tools import output_of
-from specc.support.render import printable
+from specc.compiler.support.render import printable
 from specc.version import __version__
 
 if TYPE_CHECKING:
-    from specc.config.presets import Preset
-    from specc.support.diagnostics import Diagnostic
+    from specc.compiler.config.presets import Preset
+    from specc.compiler.support.diagnostics import Diagnostic
 
 HELP_S, MOST_HELP = 10, 1 << 20
 """Seconds and bytes within which an assembler says what it compiles for."""
@@ -57,7 +57,7 @@ def doctor(format: Annotated[Format, typer.Option(help="How it is printed.")] = 
 
 def rows() -> Iterator[DoctorLine]:
     """Yield everything that the table shows."""
-    from specc.config.presets import PRESETS
+    from specc.compiler.config.presets import PRESETS
 
     yield DoctorLine("specc", __version__)
     yield DoctorLine("python", f"{platform.python_version()} on {platform.machine()}")
@@ -84,7 +84,7 @@ def _engine(preset: Preset) -> DoctorLine:
 def _programs(archs: Collection[str]) -> Iterator[DoctorLine]:
     """Yield every installed program, and what is in the way of it here; its server may still be another one's."""
     from specc.cli.list import programs
-    from specc.config.presets import PRESETS
+    from specc.compiler.config.presets import PRESETS
 
     problems: dict[str, Diagnostic] = {}
     for program in programs(problems):
@@ -146,7 +146,7 @@ def _version(name: str) -> str | None:
 
 def _compilers() -> list[DoctorLine]:
     """Return the assemblers, and the architectures that the installed Triton can compile for."""
-    from specc.config import ARCHS
+    from specc.compiler.config import ARCHS
 
     backends = {point.name for point in entry_points(group="triton.backends")}
     tools = [tool for tool in _assemblers() if os.path.isfile(tool)]  # no error, whatever the path is
@@ -179,7 +179,7 @@ def _supported(tool: Path) -> set[str]:
 
 def _gpus() -> tuple[list[DoctorLine], list[str]]:
     """Return the GPUs that torch sees, and their architectures."""
-    from specc.config.archs import NoGpuError, gpus
+    from specc.compiler.config.archs import NoGpuError, gpus
 
     try:
         present = gpus()

@@ -26,9 +26,9 @@ if TYPE_CHECKING:
     from rich.console import Group, RenderableType
     from rich.text import Text
 
-    from specc.explain.program import PlacedNode
-    from specc.explain.shapes import Choices
-    from specc.explain.story import ConfigValue, PassStory, Story
+    from specc.compiler.explain.program import PlacedNode
+    from specc.compiler.explain.shapes import Choices
+    from specc.compiler.explain.story import ConfigValue, PassStory, Story
     from specc.runtime.plan.plan import Plan
 
 
@@ -48,9 +48,9 @@ def explain(
 ) -> None:
     """Tell what becomes of a configuration and why, without compiling anything."""
     with reporting(format) as report:
-        from specc.explain.document import document
-        from specc.explain.story import tell
-        from specc.support.render import to_json
+        from specc.compiler.explain.document import document
+        from specc.compiler.explain.story import tell
+        from specc.compiler.support.render import to_json
 
         _require_pass(only)
         subject = load_subject(config, report, engine)
@@ -70,7 +70,7 @@ def explain(
 
 
 def _require_pass(name: str | None) -> None:
-    from specc.passes.pipeline import default_passes
+    from specc.compiler.passes.pipeline import default_passes
 
     known = [step.name for step in default_passes()]
     if name is not None and name not in known:
@@ -97,7 +97,7 @@ def _brief(story: Story) -> Iterator[RenderableType]:
     from rich.table import Table
     from rich.text import Text
 
-    from specc.explain.brief import lines
+    from specc.compiler.explain.brief import lines
 
     yield _headline(story)
     table = Table(box=None, show_header=False)
@@ -119,8 +119,8 @@ def _text(story: Story, *, rejected: bool) -> Iterator[RenderableType]:
     """
     from rich.text import Text
 
-    from specc.build.summary import totals_table
-    from specc.explain.document import KV
+    from specc.compiler.driver.summary import totals_table
+    from specc.compiler.explain.document import KV
 
     yield _headline(story)
     if story.of_shapes is not None:
@@ -146,7 +146,7 @@ def _shapes(choices: Choices) -> Iterator[RenderableType]:
     """Which shape a batch has, and what each of them costs."""
     from rich.text import Text
 
-    from specc.build.summary import NumberTable
+    from specc.compiler.driver.summary import NumberTable
 
     if choices.timed:
         columns = {"begins with": [str(bucket.first) for bucket in choices.buckets]}
@@ -172,7 +172,7 @@ def _table(title: str, *columns: str, rows: Iterable[Iterable[object]]) -> Group
     from rich.table import Table
     from rich.text import Text
 
-    from specc.explain.brief import spelled
+    from specc.compiler.explain.brief import spelled
 
     words = [[spelled(value) for value in row] for row in rows]
     table = Table(box=None)
@@ -193,7 +193,7 @@ def _settings(title: str, settings: Iterable[ConfigValue]) -> Group:
 
 
 def _pass(story: PassStory, rejected: bool) -> Group:
-    from specc.explain.brief import cost_of
+    from specc.compiler.explain.brief import cost_of
 
     rows: list[tuple[str | None, str]] = []
     for remark in story.remarks:
@@ -207,7 +207,7 @@ def _pass(story: PassStory, rejected: bool) -> Group:
 
 
 def _captures(plan: Plan) -> Group:
-    from specc.explain.program import captured
+    from specc.compiler.explain.program import captured
 
     rows = [
         (c.forward, c.mode, c.dtype, c.width, _bytes(c.bytes, c.mode), ", ".join(c.readers)) for c in captured(plan)
@@ -223,7 +223,7 @@ def _bytes(count: int | None, mode: str) -> str | None:
 
 
 def _carry(story: Story) -> Group:
-    from specc.explain.program import rows
+    from specc.compiler.explain.program import rows
 
     carry = rows(story.plan)
     cells = [(row.name, row.dtype, row.width, f"{row.bytes:,}", story.places[row.name]) for row in carry]
@@ -232,7 +232,7 @@ def _carry(story: Story) -> Group:
 
 
 def _nodes(plan: Plan) -> Group:
-    from specc.explain.program import steps
+    from specc.compiler.explain.program import steps
 
     rows = [
         (
@@ -250,8 +250,8 @@ def _nodes(plan: Plan) -> Group:
 
 def _node(plan: Plan, step: PlacedNode) -> tuple[str, str, str]:
     """What computes a node, what it is, and its grid."""
-    from specc.build.summary import counted
-    from specc.passes.form_kernels import REFERENCE_LAUNCHES
+    from specc.compiler.driver.summary import counted
+    from specc.compiler.passes.form_kernels import REFERENCE_LAUNCHES
     from specc.runtime.plan.nodes import Collective, External, Launch, Reference
 
     node = step.node

@@ -5,9 +5,9 @@ from __future__ import annotations
 import os
 import shlex
 from dataclasses import replace
-from importlib import import_module
+from importlib.metadata import entry_points
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, NamedTuple, cast
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 import typer
 
@@ -16,16 +16,15 @@ from specc.cli.init_shapes import RateOption, ShapesOption, ShapesWanted, propos
 from specc.cli.progress import progress
 from specc.cli.reporting import printing, reporting
 from specc.cli.serving import DRAWN, GpuOption, gpu_named
-from specc.support.diagnostics import Diagnostic, DiagnosticError
-from specc.support.files.writing import write_output
-from specc.support.render import printable
+from specc.compiler.support.diagnostics import Diagnostic, DiagnosticError
+from specc.compiler.support.files.writing import write_output
+from specc.compiler.support.render import printable
 
 if TYPE_CHECKING:
     from specc.cli.reporting import Report
-    from specc.config import LoadedConfig, Pair
-    from specc.config.models.pair import Described
-    from specc.config.presets import Engine
-    from specc.config.proposal import Drafted, Drafting, Key
+    from specc.compiler.config import LoadedConfig, Pair
+    from specc.compiler.config.models.pair import Described
+    from specc.compiler.config.proposal import Drafted, Drafting, Key
 
 STDOUT = Path("-")
 
@@ -87,7 +86,7 @@ def init(
     line = _Line(output, force, algorithm, topk, num_steps, engine, gpu, shapes, rate)
     line.several.require_alone(topk, num_steps)
     with reporting() as report:
-        from specc.config.proposal import name_of
+        from specc.compiler.config.proposal import name_of
 
         with progress("reading the models"):
             pair = _pair(target, draft)
@@ -112,7 +111,7 @@ def init(
 
 def _drafted(pair: Pair, chosen: Drafting, line: _Line) -> Drafted:
     """What is drafted for an engine of one's own: the shapes that an estimate proposes, or the one that is given."""
-    from specc.config.proposal import drafted_as
+    from specc.compiler.config.proposal import drafted_as
 
     if line.shapes is None:
         return drafted_as(chosen, line.topk or 1, line.num_steps)
@@ -122,10 +121,10 @@ def _drafted(pair: Pair, chosen: Drafting, line: _Line) -> Drafted:
 
 def _proposed(pair: Pair, chosen: Drafting, name: str, path: Path, drafted: Drafted, report: Report) -> str:
     """A commented configuration for an engine of one's own, after saying what was chosen and why."""
-    from specc.algorithms import names, needs
-    from specc.build.compile import check_config
-    from specc.config import load_text
-    from specc.config.proposal import propose, text_of
+    from specc.compiler.algorithms import names, needs
+    from specc.compiler.config import load_text
+    from specc.compiler.config.proposal import propose, text_of
+    from specc.compiler.driver.compile import check_config
 
     keys = propose(pair, chosen, name, path.parent, drafted)
     text = text_of(keys)
@@ -140,19 +139,20 @@ def _proposed(pair: Pair, chosen: Drafting, name: str, path: Path, drafted: Draf
 
 def _for_engine(engine: str, pair: Pair, chosen: Drafting, name: str, path: Path, line: _Line, report: Report) -> str:
     """The configuration for a server of an engine's, after saying which that is, and what to type for both."""
-    from specc.config.pasted import Wanted
-    from specc.config.presets import ENGINES, PRESETS
-    from specc.support.suggest import did_you_mean
+    from specc.compiler.config.presets import ENGINES, PRESETS
+    from specc.compiler.config.wanted import Wanted
+    from specc.compiler.support.suggest import did_you_mean
 
     if engine not in ENGINES:
         message = f"no engine {engine!r} is known; {did_you_mean(engine, ENGINES)}"
         raise typer.BadParameter(message, param_hint="--engine")
-    preset = PRESETS[cast("Engine", engine)]
+    preset = PRESETS[engine]
     if chosen.algorithm not in preset.algorithms:
         message = f"with {preset.title}, {chosen.algorithm} is not served"
         hint = f"there are {', '.join(preset.algorithms)}; leave --engine out for an engine of your own"
         raise DiagnosticError(Diagnostic("config/engine-unsupported", message, hint=hint))
-    server, starts = import_module(f"specc.cli.{engine}"), import_module(f"specc.config.{engine}.launch")
+    server = _commands_of(engine)
+    starts = server.launch()
     wanted = Wanted(name, "target_only", DRAWN)
     if line.shapes is not None:
         gpu = gpu_named(line.gpu, engine)
@@ -174,6 +174,14 @@ def _for_engine(engine: str, pair: Pair, chosen: Drafting, name: str, path: Path
     return text
 
 
+def _commands_of(engine: str) -> Any:
+    """The commands of an engine: a module with ``configured``, and ``launch``, which returns what starts servers."""
+    from specc.cli.words import COMMANDS
+
+    (point,) = entry_points(group=COMMANDS, name=engine)
+    return point.load()
+
+
 def _pair(target: Path, draft: Path | None) -> Pair:
     """Both directories, read.
 
@@ -181,8 +189,8 @@ def _pair(target: Path, draft: Path | None) -> Pair:
         DiagnosticError: ``config/model-unreadable``, or ``init/which-algorithm`` for a draft that is no other model.
 
     """
-    from specc.config import Pair
-    from specc.config.models.hub import model_path
+    from specc.compiler.config import Pair
+    from specc.compiler.config.models.hub import model_path
 
     described = _described(target)
     if draft is None:
@@ -198,8 +206,8 @@ def _pair(target: Path, draft: Path | None) -> Pair:
 
 
 def _described(directory: Path) -> Described:
-    from specc.config.models import ModelUnreadableError, directory_of
-    from specc.config.models.pair import describe
+    from specc.compiler.config.models import ModelUnreadableError, directory_of
+    from specc.compiler.config.models.pair import describe
 
     try:
         return describe(directory_of(str(directory)), str(directory))
@@ -241,8 +249,8 @@ def _require_order(pair: Pair, wanted: str | None, line: _Line) -> None:
         DiagnosticError: ``init/reversed`` or ``init/other-algorithm``, with the line to type instead.
 
     """
-    from specc.algorithms import names
-    from specc.algorithms.recognition import mistaken
+    from specc.compiler.algorithms import names
+    from specc.compiler.algorithms.recognition import mistaken
 
     known = wanted.upper() if wanted is not None and wanted.upper() in names() else None
     wrong = mistaken(pair, known)
@@ -255,11 +263,11 @@ def _require_order(pair: Pair, wanted: str | None, line: _Line) -> None:
 
 def _chosen(pair: Pair, wanted: str | None, report: Report) -> Drafting:
     """The algorithm, and what drafts: the one that is wanted, or else the one that recognises the draft."""
-    from specc.algorithms import algorithm, names, needs
-    from specc.algorithms.recognition import recognise
-    from specc.config import Fit
-    from specc.config.proposal import Drafting
-    from specc.support.suggest import did_you_mean
+    from specc.compiler.algorithms import algorithm, names, needs
+    from specc.compiler.algorithms.recognition import recognise
+    from specc.compiler.config import Fit
+    from specc.compiler.config.proposal import Drafting
+    from specc.compiler.support.suggest import did_you_mean
 
     if wanted is None:
         name, fit, warnings = recognise(pair)

@@ -10,11 +10,11 @@ from specc.cli.configuration import words_of
 from specc.cli.serving import say
 
 if TYPE_CHECKING:
-    from specc.config import Pair
-    from specc.config.archs import Gpu
-    from specc.config.estimate.proposed import Proposal, Workload
-    from specc.config.pasted import Limits
-    from specc.config.proposal import Drafting
+    from specc.compiler.config import Pair
+    from specc.compiler.config.archs import Gpu
+    from specc.compiler.config.estimate.proposed import Proposal, Workload
+    from specc.compiler.config.proposal import Drafting
+    from specc.compiler.config.wanted import Limits
     from specc.runtime.plan.shape import Shape
 
 AUTO = "auto"
@@ -50,8 +50,8 @@ class ShapesWanted(NamedTuple):
         """What to propose shapes for, within the limits of a server; a usage error for what is no shape there."""
         if gpu.is_cpu:
             raise typer.BadParameter(f"steps are estimated on a GPU ({gpu.origin})", param_hint="--shapes")
-        from specc.config.estimate.lengths import RATE
-        from specc.config.estimate.proposed import BUCKETS, Workload
+        from specc.compiler.config.estimate.lengths import RATE
+        from specc.compiler.config.estimate.proposed import BUCKETS, Workload
 
         trees = limits is None or limits.trees
         shapes = [_shape(name, chosen, trees) for name in words_of(self.shapes or AUTO) if self.shapes != AUTO]
@@ -64,8 +64,8 @@ class ShapesWanted(NamedTuple):
 
 def proposed(pair: Pair, chosen: Drafting, asked: Workload) -> Proposal:
     """The shapes, after saying which they are and why."""
-    from specc.config.estimate.choice import GAIN
-    from specc.config.estimate.proposed import propose_shapes
+    from specc.compiler.config.estimate.choice import GAIN
+    from specc.compiler.config.estimate.proposed import propose_shapes
 
     proposal = propose_shapes(pair, chosen, asked)
     lines = [
@@ -86,8 +86,8 @@ def _numbers(buckets: tuple[int, ...]) -> str:
 
 def _shape(name: str, chosen: Drafting, trees: bool) -> Shape:
     """The shape of a name; a usage error for one that the algorithm, or the engine, cannot have."""
-    from specc.config.proposal import MOST_STEPS
-    from specc.config.rules.shapes import shape_called
+    from specc.compiler.config.proposal import MOST_STEPS
+    from specc.compiler.config.rules.shapes import shape_called
 
     shape, needs, problem = shape_called(name), chosen.needs, ""
     if shape is None:

@@ -17,14 +17,14 @@ import typer
 
 from specc.cli import completion
 from specc.cli.reporting import Format, printing, reporting
+from specc.compiler.support.diagnostics import Diagnostic, DiagnosticError
+from specc.compiler.support.files.archives import UNREADABLE, open_archive
+from specc.compiler.support.render import printable
 from specc.runtime.errors import DamagedWheelError, PlanError
 from specc.runtime.plan.files.manifest import MANIFEST, Manifest, cuda_release, for_inspection, read_packaged
 from specc.runtime.plan.files.plan_json import load_plans
 from specc.runtime.plan.plan import Plan
 from specc.runtime.plan.shape import Shape
-from specc.support.diagnostics import Diagnostic, DiagnosticError
-from specc.support.files.archives import UNREADABLE, open_archive
-from specc.support.render import printable
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -62,7 +62,7 @@ def inspect(
 ) -> None:
     """Show what a program is, after comparing its files' digests: versions, models, carry, launches, configuration."""
     with reporting(format):
-        from specc.config.load import MAX_BYTES
+        from specc.compiler.config.load import MAX_BYTES
 
         with opened(program) as shown:
             plans = shown.plans
@@ -130,8 +130,8 @@ def undamaged(program: str) -> Iterator[None]:
 
 def _facts(program: Opened, text: str) -> dict[str, Any]:
     """What is shown, by its name; ``text`` is the configuration."""
-    from specc.build.summary import written_totals
-    from specc.explain.program import rows
+    from specc.compiler.driver.summary import written_totals
+    from specc.compiler.explain.program import rows
 
     manifest, sizes, plans = program.manifest, program.sizes, program.plans
     plan = next(iter(plans.values()))
@@ -174,7 +174,7 @@ def _print(console: Console, facts: Mapping[str, Any], plans: Mapping[Shape, Pla
     """Print everything as text: single facts, then tables, then the configuration without its comments."""
     from rich.text import Text
 
-    from specc.build.summary import plain_table, totals_table
+    from specc.compiler.driver.summary import plain_table, totals_table
 
     single = {key: value for key, value in facts.items() if key not in ("models", "carry", "totals", "configuration")}
     width = max(map(len, single))

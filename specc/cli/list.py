@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from dataclasses import replace
+from importlib.metadata import entry_points
 from typing import Annotated, Any
 
 import typer
@@ -12,9 +13,12 @@ import typer
 from specc.cli.completion import installed
 from specc.cli.inspect import program_root, undamaged
 from specc.cli.reporting import Format, printing, reporting
+from specc.compiler.support.diagnostics import Diagnostic, DiagnosticError
 from specc.runtime.plan.files.manifest import Manifest
 from specc.runtime.plan.files.plan_json import load_plan
-from specc.support.diagnostics import Diagnostic, DiagnosticError
+
+MODELS = "specc.models"
+"""The group of entry points of functions whose rows say what is served of every type of models."""
 
 
 def list(
@@ -26,7 +30,7 @@ def list(
 ) -> None:
     """List the algorithms and the programs that are installed, or the models that are served."""
     with reporting(format) as report:
-        from specc.support.render import to_json
+        from specc.compiler.support.render import to_json
 
         if models:
             _print_models(format)
@@ -43,7 +47,7 @@ def list(
 
 def _algorithms(problems: dict[str, Diagnostic]) -> Iterator[dict[str, Any]]:
     """Every algorithm; those of plugins that cannot be used are problems instead."""
-    from specc.algorithms import algorithm, names, plugin
+    from specc.compiler.algorithms import algorithm, names, plugin
 
     for name in names():
         try:
@@ -82,10 +86,12 @@ def programs(problems: dict[str, Diagnostic]) -> Iterator[dict[str, Any]]:
 def _print_models(format: Format) -> None:
     from rich.text import Text
 
-    from specc.build.summary import plain_table
-    from specc.cli.models import rows
+    from specc.compiler.driver.summary import plain_table
 
-    models = [*rows()]
+    tables = entry_points(group=MODELS)
+    if not tables:
+        raise typer.BadParameter("no engine is installed that models were tried with", param_hint="--models")
+    models = [row for table in tables for row in table.load()()]
     if format is Format.json:
         typer.echo(json.dumps({"models": models}, indent=2))
         return
@@ -97,7 +103,7 @@ def _print_models(format: Format) -> None:
 def _print(listed: dict[str, Any]) -> None:
     from rich.text import Text
 
-    from specc.build.summary import plain_table
+    from specc.compiler.driver.summary import plain_table
 
     with printing() as console:
         console.print(Text("algorithms", "bold"), plain_table(listed["algorithms"]), sep="\n")

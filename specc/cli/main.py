@@ -1,30 +1,30 @@
 """The entry point `specc`: which commands there are.
 
 A command is a function in a module of its own that imports nothing heavy at its top, so that `specc --help`
-stays quick although it lists them all.
+stays quick although it lists them all. Engines and the lab bring theirs by entry points (`COMMANDS`).
 """
 
 from __future__ import annotations
 
 import gc
 import importlib
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from importlib.metadata import EntryPoint, entry_points
+from types import ModuleType
 
 import typer
 
 from specc.cli.examples import EXAMPLES, epilog
 from specc.cli.reporting import reported, run
 from specc.cli.versions import VersionOption
-from specc.cli.words import Command, CommandGroup
+from specc.cli.words import COMMANDS, Command, CommandGroup
+from specc.compiler.support.diagnostics import Diagnostic, DiagnosticError
 
-COMMANDS: tuple[str, ...] = (
-    "init", "check", "explain", "report", "build", "list", "inspect", "run", "bench", "bench-serve", "tune",
-    "hot-tokens", "schema", "doctor",
+OWN: tuple[str, ...] = (
+    "init", "check", "explain", "report", "build", "list", "inspect", "schema", "doctor",
 )  # fmt: skip
-"""Commands in the order of `specc --help`: ``specc.cli.<name>`` has a function ``<name>``, with _ for -."""
+"""Specc's own in the order of `specc --help`: ``specc.cli.<name>`` has a function ``<name>``, with _ for -."""
 
-GROUPS: tuple[str, ...] = ("sglang", "vllm")
-"""Groups of commands, one for an engine: ``specc.cli.<name>`` has a typer app ``<name>``."""
 
 YOUNG_OBJECTS = 50_000
 """New objects between two collections of garbage: modules and IR live until the end, so a search of them finds none."""
@@ -44,28 +44,39 @@ def _options(version: VersionOption = False) -> None:
     """Take the options that belong to no command."""
 
 
-def _register(name: str) -> None:
-    """Add one command."""
-    module = name.replace("-", "_")
-    command: Callable[..., None] = getattr(importlib.import_module(f"specc.cli.{module}"), module)
-    about = (command.__doc__ or "").split("\n")[0]
-    app.command(name, cls=Command, short_help=about, epilog=epilog(EXAMPLES[name]))(reported(command))
+def _register(name: str, module: ModuleType, examples: Mapping[str, tuple[str, ...]]) -> None:
+    """Add a command, or the commands of a group, with lines that people type."""
+    command: typer.Typer | Callable[..., None] = getattr(module, name.replace("-", "_"))
+    if not isinstance(command, typer.Typer):
+        about = (command.__doc__ or "").split("\n")[0]
+        app.command(name, cls=Command, short_help=about, epilog=epilog(examples[name]))(reported(command))
+        return
+    for registered in command.registered_commands:
+        assert registered.callback is not None  # a function became a command
+        registered.epilog = epilog(examples[registered.callback.__name__])
+    app.add_typer(command, name=name)
 
 
-def _register_group(name: str) -> None:
-    """Add the commands of an engine, whose module has their examples, too."""
-    module = importlib.import_module(f"specc.cli.{name}")
-    group: typer.Typer = getattr(module, name)
-    for command in group.registered_commands:
-        assert command.callback is not None  # a function became a command
-        command.epilog = epilog(module.EXAMPLES[command.callback.__name__])
-    app.add_typer(group, name=name)
+def _brought(point: EntryPoint) -> ModuleType:
+    """The module of an entry point; in place of one that cannot be imported a module whose command says so."""
+    try:
+        return point.load()
+    except ImportError as error:
+        message = f"the command {point.name}, of {point.value}, cannot be imported: {error}"
+
+        def unusable() -> None:
+            """Say why this command cannot be imported."""
+            raise DiagnosticError(Diagnostic("plugin/unusable", message, hint="install the package that it is of anew"))
+
+        module = ModuleType(point.name)
+        vars(module).update({point.name.replace("-", "_"): unusable, "EXAMPLES": {point.name: ()}})
+        return module
 
 
-for _name in COMMANDS:
-    _register(_name)
-for _name in GROUPS:
-    _register_group(_name)
+for _name in OWN:
+    _register(_name, importlib.import_module(f"specc.cli.{_name.replace('-', '_')}"), EXAMPLES)
+for _point in sorted(entry_points(group=COMMANDS), key=lambda point: point.name):
+    _register(_point.name, _module := _brought(_point), _module.EXAMPLES)
 
 
 def main() -> None:

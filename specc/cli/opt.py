@@ -15,11 +15,11 @@ from specc.cli.versions import VersionOption
 from specc.cli.words import Command
 
 if TYPE_CHECKING:
-    from specc.config import LoadedConfig
-    from specc.ir.core import Module
-    from specc.pass_manager.instruments import TimePasses
-    from specc.pass_manager.manager import Instrument
-    from specc.pass_manager.pass_base import Context, Pass
+    from specc.compiler.config import LoadedConfig
+    from specc.compiler.ir.core import Module
+    from specc.compiler.pass_manager.instruments import TimePasses
+    from specc.compiler.pass_manager.manager import Instrument
+    from specc.compiler.pass_manager.pass_base import Context, Pass
 
 MAX_BYTES = 1 << 20
 """Largest `.specir` file that is read, in bytes; those of builds have a tenth."""
@@ -30,7 +30,7 @@ app = typer.Typer(pretty_exceptions_enable=False, rich_markup_mode=None)
 def _list_passes(wanted: bool) -> None:
     """Print the names of all passes and leave."""
     if wanted:
-        from specc.passes.pipeline import PASSES
+        from specc.compiler.passes.pipeline import PASSES
 
         typer.echo("\n".join(PASSES))
         raise typer.Exit
@@ -63,9 +63,9 @@ def opt(
 ) -> None:
     """Read a module, run passes over it, print it."""
     with reporting() as report:
-        from specc.pass_manager.instruments import PrintIr, Reproducer, TimePasses
-        from specc.pass_manager.manager import run_passes
-        from specc.passes.invariants import CheckEach, check_now
+        from specc.compiler.pass_manager.instruments import PrintIr, Reproducer, TimePasses
+        from specc.compiler.pass_manager.manager import run_passes
+        from specc.compiler.passes.invariants import CheckEach, check_now
 
         module, ctx = _read(source, report)
         try:
@@ -86,7 +86,7 @@ def opt(
 
 def _steps(passes: str | None, loaded: LoadedConfig | None) -> list[Pass]:
     """The passes that are asked for; those of a build for a configuration, none for a module. ValueError: no pass."""
-    from specc.passes.pipeline import default_passes, parse_pipeline
+    from specc.compiler.passes.pipeline import default_passes, parse_pipeline
 
     if passes is not None:
         return parse_pipeline(passes, loaded)
@@ -100,13 +100,13 @@ def _read(source: str, report: Report) -> tuple[Module, Context]:
         DiagnosticError: it cannot be read, or it is wrong.
 
     """
-    from specc.ir.text.parser import parse_module
-    from specc.pass_manager.pass_base import Context
-    from specc.support.diagnostics import Diagnostic, DiagnosticError
-    from specc.support.files.reading import read_text, why_unreadable
+    from specc.compiler.ir.text.parser import parse_module
+    from specc.compiler.pass_manager.pass_base import Context
+    from specc.compiler.support.diagnostics import Diagnostic, DiagnosticError
+    from specc.compiler.support.files.reading import read_text, why_unreadable
 
     if source.endswith((".yaml", ".yml")):
-        from specc.build.compile import start_module
+        from specc.compiler.driver.compile import start_module
 
         loaded = load(Path(source), report)
         return start_module(loaded), Context(loaded)
@@ -136,8 +136,8 @@ def _echo(text: str) -> None:
 def _finish(
     module: Module, ctx: Context, output: Path | None, *, quiet: bool, remarks: bool, clock: TimePasses
 ) -> None:
-    from specc.ir.text.printer import print_module
-    from specc.support.files.writing import write_output
+    from specc.compiler.ir.text.printer import print_module
+    from specc.compiler.support.files.writing import write_output
 
     if output is not None:
         write_output(output, print_module(module))

@@ -18,11 +18,11 @@ from specc.cli.configuration import (
     shape_index,
 )
 from specc.cli.reporting import reporting
-from specc.support.render import printable
+from specc.compiler.support.render import printable
 
 if TYPE_CHECKING:
     from specc.cli.reporting import Report
-    from specc.explain.page.model import Page
+    from specc.compiler.explain.page.model import Page
 
 
 def report(
@@ -42,8 +42,8 @@ def report(
 ) -> None:
     """Write a page that tells what becomes of a configuration and why, without compiling anything."""
     with reporting() as messages:
-        from specc.explain.page.page import render
-        from specc.support.files.writing import write_output
+        from specc.compiler.explain.page.page import render
+        from specc.compiler.support.files.writing import write_output
 
         page = _page(config, messages, engine, shape, step_times)
         other = _page(against, messages, engine) if against is not None else None
@@ -55,7 +55,7 @@ def _page(
     config: Path, messages: Report, engine: str | None, shape: str | None = None, times: Path | None = None
 ) -> Page:
     """The page of a configuration, at a shape or its deepest; its warnings are printed."""
-    from specc.explain.page.model import gather
+    from specc.compiler.explain.page.model import gather
 
     subject = load_subject(config, messages, engine)
     at = shape_index(subject.loaded, shape)

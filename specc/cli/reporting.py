@@ -22,8 +22,8 @@ from typing import TYPE_CHECKING, NoReturn, ParamSpec, TextIO, TypeVar
 import typer
 
 from specc.cli.completion import unasked
-from specc.support.diagnostics import Diagnostic, DiagnosticError, Note
-from specc.support.render import render, render_all, to_json
+from specc.compiler.support.diagnostics import Diagnostic, DiagnosticError, Note
+from specc.compiler.support.render import render, render_all, to_json
 
 if TYPE_CHECKING:
     from rich.console import Console

@@ -12,7 +12,7 @@ from specc.cli.reporting import reporting
 def schema() -> None:
     """Print the JSON Schema of configuration files, for editors and other tools."""
     with reporting():
-        from specc.algorithms import names
-        from specc.config import json_schema
+        from specc.compiler.algorithms import names
+        from specc.compiler.config import json_schema
 
         typer.echo(json.dumps(json_schema(names()), indent=2))

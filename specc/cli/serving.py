@@ -10,13 +10,12 @@ import typer
 
 from specc.cli import completion
 from specc.cli.reporting import Report, printing
-from specc.support.files.writing import write_output
-from specc.support.render import printable
+from specc.compiler.support.files.writing import write_output
+from specc.compiler.support.render import printable
 
 if TYPE_CHECKING:
-    from specc.config import Config
-    from specc.config.archs import Gpu
-    from specc.config.pasted import Pasted
+    from specc.compiler.config import Config
+    from specc.compiler.config.archs import Gpu
 
 OutputOption = Annotated[
     Path | None, typer.Option("--output", "-o", metavar="FILE", help="Where to write. Default: standard output.")
@@ -43,7 +42,7 @@ DRAWN = "top_k,top_p"
 
 def gpu_named(word: str | None, engine: str | None = None) -> Gpu:
     """The GPU of ``--gpu``, for an engine's server; a usage error for an unknown one."""
-    from specc.config.archs import gpu_of
+    from specc.compiler.config.archs import gpu_of
 
     try:
         return gpu_of(word, engine)
@@ -71,18 +70,21 @@ def tell(sentence: str) -> None:
         console.print(Text(printable(sentence)))
 
 
-def checked(text: str, path: Path, arguments: Pasted, report: Report) -> Config:
-    """The configuration that a server's arguments have become, after checking it; DiagnosticError if it is not one."""
-    from specc.algorithms import names, needs
-    from specc.build.compile import check_config
-    from specc.config import load_text
+def checked(text: str, path: Path, unused: Iterable[str], report: Report) -> Config:
+    """The configuration that a server's arguments have become, after checking it; DiagnosticError if it is not one.
+
+    ``unused`` are arguments that say nothing about the program.
+    """
+    from specc.compiler.algorithms import names, needs
+    from specc.compiler.config import load_text
+    from specc.compiler.driver.compile import check_config
 
     loaded = load_text(text, path, names(), needs)
     report.know(loaded.sources, loaded.paths)
     check_config(loaded)
     report.show(loaded.warnings)
-    if arguments.unused:
-        tell(f"say nothing about the program: {', '.join(sorted(set(arguments.unused)))}")
+    if names := sorted(set(unused)):
+        tell(f"say nothing about the program: {', '.join(names)}")
     return loaded.config
 
 

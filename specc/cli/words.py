@@ -13,8 +13,10 @@ from typing import Any, cast
 import typer
 from typer.core import TyperCommand, TyperGroup
 
-from specc.support.render import printable
+from specc.compiler.support.render import printable
 
+COMMANDS = "specc.commands"
+"""The group of entry points of commands: modules with a function or a typer app of that name, and ``EXAMPLES``."""
 _USAGE_ERROR = cast("type[Exception]", typer.BadParameter.__mro__[1])
 """What typer has no public name for: every error in a command line."""
 

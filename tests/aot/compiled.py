@@ -10,13 +10,13 @@ from typing import Any
 
 from programs import load
 
-from specc.build.build import build_program
-from specc.codegen import machine_code, render
-from specc.codegen.aot import KernelSource, compile_kernels
-from specc.codegen.artifact import KernelBinary
-from specc.codegen.cache import Cache, default_directory
-from specc.config import LoadedConfig
-from specc.ir.declarations import Kernel
+from specc.compiler.codegen import machine_code, render
+from specc.compiler.codegen.aot import KernelSource, compile_kernels
+from specc.compiler.codegen.artifact import KernelBinary
+from specc.compiler.codegen.cache import Cache, default_directory
+from specc.compiler.config import LoadedConfig
+from specc.compiler.driver.build import build_program
+from specc.compiler.ir.declarations import Kernel
 
 ARCHS = ("sm_80", "sm_90", "sm_100", "gfx942")
 """One of every kind: two older and newer than sm_90, and one with warps of 64 lanes."""

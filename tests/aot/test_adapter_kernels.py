@@ -10,10 +10,10 @@ COMPILE = """
 import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
-from specc.adapters.sglang.attention.windowed.second_pool import fill_second
-from specc.adapters.sglang.attention.slot_lists import fill_lists, pack_mask
-from specc.adapters.sglang.attention.step_tables import fill_tables
-from specc.adapters.sglang.attention.windowed.window_lists import fill_windows
+from specc.engines.sglang.attention.windowed.second_pool import fill_second
+from specc.engines.sglang.attention.slot_lists import fill_lists, pack_mask
+from specc.engines.sglang.attention.step_tables import fill_tables
+from specc.engines.sglang.attention.windowed.window_lists import fill_windows
 
 words = {"rows_ptr": "*i64", "seq_lens_ptr": "*i64", "slots_stride": "i32", "pages_stride": "i32"}
 words |= {"mask_ptr": "*u8", "packed_ptr": "*u8"}

@@ -11,12 +11,12 @@ from types import SimpleNamespace
 import pytest
 from programs import EXAMPLES, load
 
-from specc import algorithms
-from specc.build.build import Build, build_program, compile_machine_code
-from specc.codegen.aot import cache_key
-from specc.codegen.cache import Cache
-from specc.ir.ops import OPS
-from specc.support.diagnostics import DiagnosticError
+from specc.compiler import algorithms
+from specc.compiler.codegen.aot import cache_key
+from specc.compiler.codegen.cache import Cache
+from specc.compiler.driver.build import Build, build_program, compile_machine_code
+from specc.compiler.ir.ops import OPS
+from specc.compiler.support.diagnostics import DiagnosticError
 
 PLUGIN = EXAMPLES / "plugin" / "src" / "specc_anchored"
 RETURN = "return tl.sum((there & (token == before)).to(tl.int32), axis=0)"

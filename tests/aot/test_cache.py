@@ -12,10 +12,10 @@ from typing import Any
 import pytest
 from compiled import kernel
 
-from specc.codegen import aot, cache, render
-from specc.codegen.aot import KernelSource, cache_key, compile_kernels
-from specc.codegen.artifact import KernelBinary
-from specc.codegen.cache import Cache
+from specc.compiler.codegen import aot, cache, render
+from specc.compiler.codegen.aot import KernelSource, cache_key, compile_kernels
+from specc.compiler.codegen.artifact import KernelBinary
+from specc.compiler.codegen.cache import Cache
 
 LIB = render.lib_sources()
 SMALL = kernel("draft_argmax", "STANDALONE", model={"vocab_size": 4096, "dtype": "bfloat16"})

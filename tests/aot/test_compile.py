@@ -13,12 +13,12 @@ import pytest
 from compiled import kernel
 from packaging.version import Version
 
-from specc.codegen import aot, machine_code, render
-from specc.codegen.aot import CompileError, KernelSource, cache_key, compile_kernels
-from specc.codegen.artifact import KNOWN_ARCHS, KernelBinary, least_driver, parse_arch
-from specc.codegen.cache import Cache
+from specc.compiler.codegen import aot, machine_code, render
+from specc.compiler.codegen.aot import CompileError, KernelSource, cache_key, compile_kernels
+from specc.compiler.codegen.artifact import KNOWN_ARCHS, KernelBinary, least_driver, parse_arch
+from specc.compiler.codegen.cache import Cache
 
-ROOT = Path(aot.__file__).parents[2]
+ROOT = Path(aot.__file__).parents[3]
 LIB = render.lib_sources()
 SMALL = kernel("draft_argmax", "STANDALONE", model={"vocab_size": 4096, "dtype": "bfloat16"})
 
@@ -125,7 +125,7 @@ PROGRAM = """
 import json, sys, pathlib
 sys.path[:0] = [{root!r}, {tests!r} + "/aot", {tests!r}]
 from compiled import kernel
-from specc.codegen import aot, cache, render
+from specc.compiler.codegen import aot, cache, render
 sources = [kernel(name, model={{"vocab_size": 4096}}) for name in ("draft_argmax", "prepare_rows")]
 artifacts = aot.compile_kernels(
     sources,

@@ -6,7 +6,7 @@ import pytest
 from compiled import compiled, kernels_of, opcodes
 from programs import load
 
-from specc.codegen.aot import KernelSource
+from specc.compiler.codegen.aot import KernelSource
 
 STEMS = ("rows", "compact", "duplicate_tail")
 LARGE = {"hidden_size": 4096, "num_layers": 80, "num_kv_heads": 8, "head_dim": 128, "vocab_size": 128256}

@@ -7,7 +7,7 @@ import pytest
 from compiled import MODEL, TREE, compiled, kernels_of, opcodes
 from programs import load
 
-from specc.codegen.artifact import KernelBinary
+from specc.compiler.codegen.artifact import KernelBinary
 
 PROGRAMS: dict[str, dict[str, Any]] = {
     "assisted": {"algorithm": "FROZEN_KV_MTP"},

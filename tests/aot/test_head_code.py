@@ -8,10 +8,10 @@ import pytest
 from compiled import MODEL, compiled, kernels_of
 from programs import load
 
-from specc.codegen.artifact import KNOWN_ARCHS
-from specc.config.archs import SHARED_BYTES
-from specc.config.rules.legality import WITHOUT_FP8
-from specc.kernels import FAMILIES
+from specc.compiler.codegen.artifact import KNOWN_ARCHS
+from specc.compiler.config.archs import SHARED_BYTES
+from specc.compiler.config.rules.legality import WITHOUT_FP8
+from specc.compiler.kernels import FAMILIES
 
 CHAIN, TREE = {"num_steps": 2}, {"num_steps": 3, "topk": 4, "num_draft_tokens": 8}
 

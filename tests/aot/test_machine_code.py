@@ -7,9 +7,9 @@ import pytest
 from compiled import ARCHS, MODEL, TREE, compiled, kernel, kernels_of
 from programs import load
 
-from specc.codegen import machine_code
-from specc.codegen.aot import CompileError, KernelSource
-from specc.codegen.artifact import KNOWN_ARCHS, KernelBinary
+from specc.compiler.codegen import machine_code
+from specc.compiler.codegen.aot import CompileError, KernelSource
+from specc.compiler.codegen.artifact import KNOWN_ARCHS, KernelBinary
 
 PROGRAMS = {
     "chain": load(target=MODEL, draft=MODEL),

@@ -15,12 +15,12 @@ import pytest
 from compiled import ARCHS, compiled, kernels_of
 from programs import load
 
-from specc.algorithms import names, needs
-from specc.build.build import build_program
-from specc.codegen import render
-from specc.codegen.aot import KernelSource, cache_key
-from specc.codegen.artifact import KNOWN_ARCHS, KernelBinary
-from specc.config.schema import Verify
+from specc.compiler.algorithms import names, needs
+from specc.compiler.codegen import render
+from specc.compiler.codegen.aot import KernelSource, cache_key
+from specc.compiler.codegen.artifact import KNOWN_ARCHS, KernelBinary
+from specc.compiler.config.schema import Verify
+from specc.compiler.driver.build import build_program
 
 MODEL = {"vocab_size": 128256, "hidden_size": 4096, "num_kv_heads": 8, "head_dim": 128, "dtype": "bfloat16"}
 WIDER_LOGITS = {"logits_dtype": "float32"}

@@ -18,14 +18,14 @@ import pytest
 from compiled import code_bytes, compiled
 from programs import EXAMPLES, ROOT
 
-from specc.algorithms import names, needs
-from specc.build.build import build_program
-from specc.codegen.aot import KernelSource, cache_key, triton_version
-from specc.codegen.artifact import KernelBinary
-from specc.codegen.machine_code import sass
-from specc.codegen.render import lib_sources
-from specc.config import load_config
-from specc.kernels import FAMILIES
+from specc.compiler.algorithms import names, needs
+from specc.compiler.codegen.aot import KernelSource, cache_key, triton_version
+from specc.compiler.codegen.artifact import KernelBinary
+from specc.compiler.codegen.machine_code import sass
+from specc.compiler.codegen.render import lib_sources
+from specc.compiler.config import load_config
+from specc.compiler.driver.build import build_program
+from specc.compiler.kernels import FAMILIES
 
 ARCHS = ("sm_80", "sm_90", "sm_100")
 TABLE = ROOT / "kernels_generated" / "registers.txt"

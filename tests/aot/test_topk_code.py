@@ -7,8 +7,8 @@ import pytest
 from compiled import ARCHS, MODEL, TREE, compiled, kernel, kernels_of, opcodes
 from programs import load
 
-from specc.codegen import machine_code
-from specc.codegen.artifact import KernelBinary
+from specc.compiler.codegen import machine_code
+from specc.compiler.codegen.artifact import KernelBinary
 
 VOCABULARIES = [("bf16", 32000), ("bf16", 128256), ("fp16", 128256), ("fp32", 128256)]
 DTYPES = {"bf16": "bfloat16", "fp16": "float16", "fp32": "float32"}

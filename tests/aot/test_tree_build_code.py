@@ -4,7 +4,7 @@ import pytest
 from compiled import MODEL, compiled, kernels_of
 from programs import load
 
-from specc.codegen.aot import KernelSource
+from specc.compiler.codegen.aot import KernelSource
 
 MASKS = {"none": {}, "qlen": {}, "bitpacked": {}, "full": {"context_length": 8192}, "slots": {}}
 

@@ -19,7 +19,11 @@ import pytest
 HERE = Path(__file__).parent
 ROOT = HERE.parents[1]
 FOLDERS = ("specc", "templates", "docs", "tests", "examples")
-EVERY = ("tests/meta/test_completeness.py", "tests/meta/test_opcodes.py", "tests/unit/ir/test_ir_signatures.py")
+EVERY = (
+    "tests/meta/test_completeness.py",
+    "tests/meta/test_opcodes.py",
+    "tests/unit/compiler/ir/test_ir_signatures.py",
+)
 """What holds for all that a change adds."""
 
 
@@ -35,7 +39,9 @@ class Cost:
 COSTS = {
     "op": Cost(3, 1, ("tests/kernels/test_rejected.py",)),
     "reduction": Cost(5, 2, ("tests/kernels/test_largest.py",)),
-    "key": Cost(2, 1, ("tests/unit/config/test_largest_batch.py", "tests/unit/config/test_schema.py")),
+    "key": Cost(
+        2, 1, ("tests/unit/compiler/config/test_largest_batch.py", "tests/unit/compiler/config/test_schema.py")
+    ),
     "pass": Cost(2, 2, ("tests/filecheck",)),
 }
 """A reduction is an op with a family of kernels: its file, and its line in the table of families."""

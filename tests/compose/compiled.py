@@ -10,17 +10,17 @@ from pathlib import Path
 
 from triton_interpreter import lighten, quietly
 
-from specc.build.build import Build, ShapeBuild
-from specc.build.plan import build_plan
-from specc.codegen.kernels import generate_kernels
-from specc.codegen.render import lib_sources
-from specc.config import LoadedConfig
-from specc.ir.core import Module
-from specc.measure.interpreted import InterpretedBackend
-from specc.pass_manager.manager import run_passes
-from specc.pass_manager.pass_base import Context
-from specc.passes.invariants import check_now
-from specc.passes.pipeline import PLANNING
+from specc.compiler.codegen.kernels import generate_kernels
+from specc.compiler.codegen.render import lib_sources
+from specc.compiler.config import LoadedConfig
+from specc.compiler.driver.build import Build, ShapeBuild
+from specc.compiler.driver.plan import build_plan
+from specc.compiler.ir.core import Module
+from specc.compiler.pass_manager.manager import run_passes
+from specc.compiler.pass_manager.pass_base import Context
+from specc.compiler.passes.invariants import check_now
+from specc.compiler.passes.pipeline import PLANNING
+from specc.lab.measure.interpreted import InterpretedBackend
 
 
 def compile_planned(module: Module, loaded: LoadedConfig) -> Build:

@@ -14,10 +14,10 @@ import torch
 from gpu.nodes import Pair
 from torch import Tensor
 
-from specc.ir.core import Module
-from specc.ir.interpret import Forward, interpret
-from specc.ir.nodes import callback_of
-from specc.ir.ops import OPS
+from specc.compiler.ir.core import Module
+from specc.compiler.ir.interpret import Forward, interpret
+from specc.compiler.ir.nodes import callback_of
+from specc.compiler.ir.ops import OPS
 from specc.runtime.backends.cpu import ReferenceBackend
 from specc.runtime.entry.frame import Frame
 from specc.runtime.plan.draft_head import TOKEN_ENTRIES

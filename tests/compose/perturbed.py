@@ -13,16 +13,16 @@ import torch
 from session import RecordingEngine, Script, outputs_of
 from torch import Tensor
 
-from specc.algorithms import names, needs
-from specc.build.build import Build
-from specc.build.compile import start_module
-from specc.config import Config, LoadedConfig, load_config, load_text
-from specc.ir.core import Module, Value, entry_of, is_state, on_nodes
-from specc.ir.interpret import interpret
-from specc.pass_manager.manager import run_passes
-from specc.pass_manager.pass_base import Context
-from specc.passes.pipeline import FRONT
-from specc.passes.select_compaction import SelectCompaction
+from specc.compiler.algorithms import names, needs
+from specc.compiler.config import Config, LoadedConfig, load_config, load_text
+from specc.compiler.driver.build import Build
+from specc.compiler.driver.compile import start_module
+from specc.compiler.ir.core import Module, Value, entry_of, is_state, on_nodes
+from specc.compiler.ir.interpret import interpret
+from specc.compiler.pass_manager.manager import run_passes
+from specc.compiler.pass_manager.pass_base import Context
+from specc.compiler.passes.pipeline import FRONT
+from specc.compiler.passes.select_compaction import SelectCompaction
 from specc.runtime.backends.cpu import ReferenceBackend
 from specc.runtime.batch import Batch
 from specc.runtime.step import Step

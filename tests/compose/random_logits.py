@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from specc.ir.core import NODE, Value, on_nodes, tensor_type
-from specc.ir.types import REDUCED, TensorType
+from specc.compiler.ir.core import NODE, Value, on_nodes, tensor_type
+from specc.compiler.ir.types import REDUCED, TensorType
 from specc.runtime.plan.draft_head import TOKEN_ENTRIES
 from specc.runtime.plan.plan import RANK, TOKEN_MAP
 

@@ -13,12 +13,12 @@ from pathlib import Path
 
 from programs import config_text
 
-from specc.algorithms import names, needs
-from specc.build.compile import start_module
-from specc.config import LoadedConfig, load_text
-from specc.ir.core import NODE, Module, on_nodes
-from specc.ir.declarations import KvLayout
-from specc.ir.types import REDUCED, Dim, TensorType
+from specc.compiler.algorithms import names, needs
+from specc.compiler.config import LoadedConfig, load_text
+from specc.compiler.driver.compile import start_module
+from specc.compiler.ir.core import NODE, Module, on_nodes
+from specc.compiler.ir.declarations import KvLayout
+from specc.compiler.ir.types import REDUCED, Dim, TensorType
 
 from .random_logits import LogitOps
 from .random_nodes import NodeOps

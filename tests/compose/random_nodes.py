@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from specc.ir.core import NODE
-from specc.ir.types import TensorType
+from specc.compiler.ir.core import NODE
+from specc.compiler.ir.types import TensorType
 
 from .random_values import FLOATS, LONGEST, Fact, Unfit, Values
 

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from specc.ir.core import NODE, Attr, Value, tensor_type
-from specc.ir.declarations import Options
-from specc.ir.types import StateType, TensorType
+from specc.compiler.ir.core import NODE, Attr, Value, tensor_type
+from specc.compiler.ir.declarations import Options
+from specc.compiler.ir.types import StateType, TensorType
 
 from .random_values import COLUMNS, LONGEST, Fact, Unfit, Values
 

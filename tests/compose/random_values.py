@@ -7,12 +7,12 @@ from collections.abc import Callable, Iterable
 from itertools import pairwise
 from typing import NamedTuple
 
-from specc.ir.builder import Builder
-from specc.ir.core import NODE, Attr, CarriedValue, Module, Value, is_state, on_nodes, tensor_type
-from specc.ir.infer import assign_types
-from specc.ir.opdef import OpDef
-from specc.ir.ops import OPS
-from specc.ir.types import TensorType
+from specc.compiler.ir.builder import Builder
+from specc.compiler.ir.core import NODE, Attr, CarriedValue, Module, Value, is_state, on_nodes, tensor_type
+from specc.compiler.ir.infer import assign_types
+from specc.compiler.ir.opdef import OpDef
+from specc.compiler.ir.ops import OPS
+from specc.compiler.ir.types import TensorType
 
 SOURCE = OpDef(
     "model.source",

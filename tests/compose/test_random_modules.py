@@ -9,13 +9,13 @@ from collections.abc import Iterator
 import pytest
 import torch
 
-from specc.build.build import Build
-from specc.ir.ops import OPS, add_forward, head
-from specc.ir.text.parser import parse_module
-from specc.ir.text.printer import print_module
-from specc.kernels import LONE
-from specc.kernels.writing.family import in_order
-from specc.passes.invariants import check_now
+from specc.compiler.driver.build import Build
+from specc.compiler.ir.ops import OPS, add_forward, head
+from specc.compiler.ir.text.parser import parse_module
+from specc.compiler.ir.text.printer import print_module
+from specc.compiler.kernels import LONE
+from specc.compiler.kernels.writing.family import in_order
+from specc.compiler.passes.invariants import check_now
 from specc.runtime.entry.frame import Frame
 from specc.runtime.plan.nodes import Launch
 

@@ -17,14 +17,14 @@ warnings.filterwarnings("ignore", "overflow encountered", RuntimeWarning)  # exp
 
 import torch
 
-from specc.algorithms import names, needs
-from specc.build.build import build_program
-from specc.config import load_text
-from specc.measure.against.beside import agreeing, missing
-from specc.measure.against.counterpart import obstacle
-from specc.measure.against.parts import parts
-from specc.measure.interpreted import InterpretedBackend
-from specc.measure.timing import Effort
+from specc.compiler.algorithms import names, needs
+from specc.compiler.config import load_text
+from specc.compiler.driver.build import build_program
+from specc.lab.measure.against.beside import agreeing, missing
+from specc.lab.measure.against.counterpart import obstacle
+from specc.lab.measure.against.parts import parts
+from specc.lab.measure.interpreted import InterpretedBackend
+from specc.lab.measure.timing import Effort
 
 CHAIN = """\
 name: benched{name}

@@ -10,7 +10,7 @@ from kernel_launcher import Launcher
 from our_launches import launch_all, padded
 from torch import Tensor
 
-from specc.ir.core import Module
+from specc.compiler.ir.core import Module
 
 MORE_ROWS = 2
 

@@ -9,7 +9,7 @@ from cluster_cases import Memory, Scan, form, launch_of
 from kernel_launcher import Launcher
 from torch import Tensor
 
-from specc.ir.core import Module
+from specc.compiler.ir.core import Module
 
 
 def launch_all(launcher: Launcher, module: Module, given: Mapping[str, Tensor], scan: Scan) -> dict[str, Tensor]:

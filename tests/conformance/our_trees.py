@@ -10,8 +10,8 @@ from kernel_launcher import Launcher
 from our_launches import launch_all, padded
 from torch import Tensor
 
-from specc.ir.core import Module
-from specc.ir.ops.health import TARGET_BIT, TREE_BIT
+from specc.compiler.ir.core import Module
+from specc.compiler.ir.ops.health import TARGET_BIT, TREE_BIT
 
 Case = dict[str, Any]
 Answer = dict[str, Tensor]

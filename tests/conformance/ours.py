@@ -25,9 +25,9 @@ from kernel_launcher import PACKAGE, Launcher
 from our_launches import launch_all, padded
 from torch import Tensor
 
-from specc.codegen import render
-from specc.ir.core import Module, Value
-from specc.ir.ops.health import DRAFT_BIT, EXTEND_BIT, ROOM_BIT, TARGET_BIT
+from specc.compiler.codegen import render
+from specc.compiler.ir.core import Module, Value
+from specc.compiler.ir.ops.health import DRAFT_BIT, EXTEND_BIT, ROOM_BIT, TARGET_BIT
 
 Case = dict[str, Any]
 Answer = dict[str, Tensor]

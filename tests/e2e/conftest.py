@@ -20,11 +20,11 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, GPT2Config, Qwen3C
 from typer.testing import CliRunner
 
 from specc.cli.main import app
-from specc.engine.models.heads.dflash_head import DflashHead
-from specc.engine.models.heads.eagle3_head import Eagle3Head
-from specc.engine.models.heads.eagle_head import EagleHead
-from specc.engine.models.heads.frozen_kv_head import FrozenKvHead
-from specc.engine.models.heads.mtp_heads import MtpHeads
+from specc.lab.engine.models.heads.dflash_head import DflashHead
+from specc.lab.engine.models.heads.eagle3_head import Eagle3Head
+from specc.lab.engine.models.heads.eagle_head import EagleHead
+from specc.lab.engine.models.heads.frozen_kv_head import FrozenKvHead
+from specc.lab.engine.models.heads.mtp_heads import MtpHeads
 
 ROOT = Path(__file__).parents[2]
 EXAMPLES = ROOT / "examples" / "models"
@@ -215,7 +215,7 @@ def build(
         if case not in built:
             with pytest.MonkeyPatch.context() as patch:
                 if case.mask != "full":
-                    patch.setattr("specc.build.build.compile_machine_code", lambda *_, **__: None)
+                    patch.setattr("specc.compiler.driver.build.compile_machine_code", lambda *_, **__: None)
                 wheel = build_wheel(case, models[case.models], tmp_path_factory.mktemp(case.name))
             with ZipFile(wheel) as archive:
                 archive.extractall(site)
@@ -291,8 +291,8 @@ def load_engine(
     **options: Any,
 ) -> Any:
     """Make an engine for a case's package; program: what it serves instead of what was loaded."""
-    from specc.engine.engine import Engine
-    from specc.engine.models.loading import load_corpus, load_draft, load_target
+    from specc.lab.engine.engine import Engine
+    from specc.lab.engine.models.loading import load_corpus, load_draft, load_target
 
     loaded = package.load("cpu")
     target = load_target(models.target, loaded.plan)

@@ -13,10 +13,10 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from specc.engine.data_parallel import GroupPeers, LockStep
-from specc.engine.engine import Engine
-from specc.engine.errors import EngineError
-from specc.engine.serving.requests.request import Completion, StopConditions
+from specc.lab.engine.data_parallel import GroupPeers, LockStep
+from specc.lab.engine.engine import Engine
+from specc.lab.engine.errors import EngineError
+from specc.lab.engine.serving.requests.request import Completion, StopConditions
 
 from .conftest import Case, Models, load_engine
 from .gloo import leave

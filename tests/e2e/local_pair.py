@@ -9,12 +9,12 @@ from typing import Any
 
 from fakes.channel import LocalChannel
 
-from specc.engine.disaggregation import Channel, DecodeWorker, Outcome, PrefillWorker
-from specc.engine.disaggregation.messages import Patience
-from specc.engine.disaggregation.prefill import FIRST
-from specc.engine.engine import Engine
-from specc.engine.serving.handover import Handover
-from specc.engine.serving.requests.request import StopConditions
+from specc.lab.engine.disaggregation import Channel, DecodeWorker, Outcome, PrefillWorker
+from specc.lab.engine.disaggregation.messages import Patience
+from specc.lab.engine.disaggregation.prefill import FIRST
+from specc.lab.engine.engine import Engine
+from specc.lab.engine.serving.handover import Handover
+from specc.lab.engine.serving.requests.request import StopConditions
 
 from .tree_engine import Config, base_texts, expected, make_engine
 

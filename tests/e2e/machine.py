@@ -13,11 +13,11 @@ import torch
 from torch import Tensor
 from transformers import DynamicCache
 
-from specc.engine.engine import Engine
-from specc.engine.errors import StepFailedError
-from specc.engine.memory.attention import plain_attention
-from specc.engine.serving.in_flight import unread
-from specc.engine.serving.requests.request import (
+from specc.lab.engine.engine import Engine
+from specc.lab.engine.errors import StepFailedError
+from specc.lab.engine.memory.attention import plain_attention
+from specc.lab.engine.serving.in_flight import unread
+from specc.lab.engine.serving.requests.request import (
     ABORT,
     EOS,
     ERROR,

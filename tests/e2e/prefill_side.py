@@ -13,8 +13,8 @@ from typing import Any
 
 import torch
 
-from specc.engine.disaggregation import Channel, PrefillWorker, Role, connect
-from specc.engine.serving.requests.request import StopConditions
+from specc.lab.engine.disaggregation import Channel, PrefillWorker, Role, connect
+from specc.lab.engine.serving.requests.request import StopConditions
 
 from .conftest import Case, Models, load_engine
 

@@ -8,7 +8,7 @@ from functools import partial
 from typing import Any
 from zlib import crc32
 
-from specc.engine.data_parallel import Peers
+from specc.lab.engine.data_parallel import Peers
 
 SECONDS = 60.0
 

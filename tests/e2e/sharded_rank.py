@@ -10,10 +10,10 @@ from datetime import timedelta
 import torch
 import torch.distributed as dist
 
-from specc.engine.data_parallel import GroupPeers
-from specc.engine.engine import Engine
-from specc.engine.models.loading import load_draft, load_target
-from specc.engine.serving.requests.request import StopConditions
+from specc.lab.engine.data_parallel import GroupPeers
+from specc.lab.engine.engine import Engine
+from specc.lab.engine.models.loading import load_draft, load_target
+from specc.lab.engine.serving.requests.request import StopConditions
 
 from .gloo import leave
 from .tensor_parallel import SameStep, of_rank

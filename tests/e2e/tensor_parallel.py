@@ -16,10 +16,10 @@ from zlib import crc32
 import torch
 from torch import Tensor
 
-from specc.engine.data_parallel import LockStep, Round
-from specc.engine.errors import LockStepError
-from specc.engine.serving.requests.request import Request
-from specc.ir.types import SHARDS
+from specc.compiler.ir.types import SHARDS
+from specc.lab.engine.data_parallel import LockStep, Round
+from specc.lab.engine.errors import LockStepError
+from specc.lab.engine.serving.requests.request import Request
 from specc.runtime import Collective
 from specc.runtime.plan.nodes import External
 from specc.runtime.plan.plan import RANK, Plan

@@ -19,8 +19,8 @@ from fakes.shards import Sharded
 from fakes.tables import wild_models
 from torch import Tensor
 
-from specc.algorithms import names, needs
-from specc.config import load_text
+from specc.compiler.algorithms import names, needs
+from specc.compiler.config import load_text
 from specc.runtime.backends.cpu import ReferenceBackend
 from specc.runtime.batch import Batch
 from specc.runtime.capabilities.collective import GroupCollective, check_ranks

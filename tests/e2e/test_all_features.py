@@ -15,10 +15,10 @@ import torch
 from penalties_oracle import changed
 from sampling_oracle import allowed, drawn
 
-from specc.engine.disaggregation import PrefillWorker
-from specc.engine.engine import Engine
-from specc.engine.memory.attention import plain_attention
-from specc.engine.serving.requests.request import Completion, Sampling, StopConditions
+from specc.lab.engine.disaggregation import PrefillWorker
+from specc.lab.engine.engine import Engine
+from specc.lab.engine.memory.attention import plain_attention
+from specc.lab.engine.serving.requests.request import Completion, Sampling, StopConditions
 
 from .local_pair import outcomes_of
 from .test_grammar import PROMPTS, compiled

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from specc.engine.reference import greedy
-from specc.engine.serving.requests.request import StopConditions
+from specc.lab.engine.reference import greedy
+from specc.lab.engine.serving.requests.request import StopConditions
 
 from .conftest import Case
 

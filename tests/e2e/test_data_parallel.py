@@ -15,8 +15,8 @@ from typing import Any
 import pytest
 from ports import free_port
 
-from specc.engine.engine import Engine
-from specc.engine.reference import greedy
+from specc.lab.engine.engine import Engine
+from specc.lab.engine.reference import greedy
 
 from .conftest import PROMPTS, ROOT, Case, Models
 

@@ -10,11 +10,11 @@ from typing import Any
 
 import pytest
 
-from specc.algorithms import names, needs
-from specc.engine.data_parallel import LockStep, Peers
-from specc.engine.engine import Engine
-from specc.engine.errors import LockStepError, StepFailedError
-from specc.engine.serving.requests.request import Completion, StopConditions
+from specc.compiler.algorithms import names, needs
+from specc.lab.engine.data_parallel import LockStep, Peers
+from specc.lab.engine.engine import Engine
+from specc.lab.engine.errors import LockStepError, StepFailedError
+from specc.lab.engine.serving.requests.request import Completion, StopConditions
 
 from .ranks import Meeting, run_ranks
 from .tree_engine import Config, InjectedError, Launched, base_texts, expected, make_engine, program_of

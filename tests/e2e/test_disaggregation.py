@@ -17,11 +17,11 @@ from typing import Any
 import pytest
 from ports import free_port
 
-from specc.engine.disaggregation import DecodeWorker, Outcome, Role, connect
-from specc.engine.engine import Engine
-from specc.engine.errors import TransferError
-from specc.engine.reference import greedy
-from specc.engine.serving.requests.request import StopConditions
+from specc.lab.engine.disaggregation import DecodeWorker, Outcome, Role, connect
+from specc.lab.engine.engine import Engine
+from specc.lab.engine.errors import TransferError
+from specc.lab.engine.reference import greedy
+from specc.lab.engine.serving.requests.request import StopConditions
 
 from .conftest import DRAFTS, PROMPTS, ROOT, Case, Models
 

@@ -11,12 +11,12 @@ import torch
 from fakes.channel import LocalChannel
 from torch import Tensor
 
-from specc.engine.disaggregation import Channel, DecodeWorker, PrefillWorker
-from specc.engine.disaggregation import prefill as prefill_module
-from specc.engine.disaggregation.messages import STATE, Message, Patience, send
-from specc.engine.errors import ContractError, EngineError, RequestTooLongError, StepFailedError, TransferError
-from specc.engine.serving.handover import Places
-from specc.engine.serving.requests.request import StopConditions
+from specc.lab.engine.disaggregation import Channel, DecodeWorker, PrefillWorker
+from specc.lab.engine.disaggregation import prefill as prefill_module
+from specc.lab.engine.disaggregation.messages import STATE, Message, Patience, send
+from specc.lab.engine.errors import ContractError, EngineError, RequestTooLongError, StepFailedError, TransferError
+from specc.lab.engine.serving.handover import Places
+from specc.lab.engine.serving.requests.request import StopConditions
 from specc.runtime.errors import FieldError, RecordError, SchemaMismatchError
 from specc.runtime.state.carry import Carry
 

@@ -12,11 +12,11 @@ import pytest
 import torch
 from fakes.channel import LocalChannel
 
-from specc.engine.disaggregation import DecodeWorker, PrefillWorker, Role, connect
-from specc.engine.disaggregation.decode import MOST_NEWS
-from specc.engine.disaggregation.messages import HELLO, Message, Patience, greet, send
-from specc.engine.errors import TransferError
-from specc.engine.serving.requests.request import Completion, StopConditions
+from specc.lab.engine.disaggregation import DecodeWorker, PrefillWorker, Role, connect
+from specc.lab.engine.disaggregation.decode import MOST_NEWS
+from specc.lab.engine.disaggregation.messages import HELLO, Message, Patience, greet, send
+from specc.lab.engine.errors import TransferError
+from specc.lab.engine.serving.requests.request import Completion, StopConditions
 
 from .local_pair import CHAIN, NEW, PROMPTS, QUICK, expect_empty, expect_text, prefilling, send_all
 from .tree_engine import expected, make_engine

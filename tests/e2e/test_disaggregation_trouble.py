@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 from fakes.channel import LocalChannel
 
-from specc.engine.disaggregation import DecodeWorker, Outcome, PrefillWorker
-from specc.engine.errors import StepFailedError, TransferError
-from specc.engine.serving.requests.request import Completion, StopConditions, TokenEvent
+from specc.lab.engine.disaggregation import DecodeWorker, Outcome, PrefillWorker
+from specc.lab.engine.errors import StepFailedError, TransferError
+from specc.lab.engine.serving.requests.request import Completion, StopConditions, TokenEvent
 
 from .local_pair import (
     CHAIN,

@@ -12,9 +12,9 @@ from types import ModuleType
 import pytest
 from memoryless import accepted_lengths, emitted
 
-from specc.engine.engine import Engine
-from specc.engine.reference import compare, greedy
-from specc.engine.serving.requests.request import StopConditions
+from specc.lab.engine.engine import Engine
+from specc.lab.engine.reference import compare, greedy
+from specc.lab.engine.serving.requests.request import StopConditions
 
 from .conftest import DRAFTS, PROMPTS, ROOT, Case, Models, build_wheel
 

@@ -15,11 +15,11 @@ import pytest
 import torch
 from sampling_oracle import drawn
 
-from specc.engine.disaggregation import PrefillWorker
-from specc.engine.engine import Engine
-from specc.engine.errors import EngineError, GrammarError
-from specc.engine.memory.attention import plain_attention
-from specc.engine.serving.requests.request import ERROR, Completion, Sampling, SamplingError, StopConditions
+from specc.lab.engine.disaggregation import PrefillWorker
+from specc.lab.engine.engine import Engine
+from specc.lab.engine.errors import EngineError, GrammarError
+from specc.lab.engine.memory.attention import plain_attention
+from specc.lab.engine.serving.requests.request import ERROR, Completion, Sampling, SamplingError, StopConditions
 
 from . import spelling
 from .local_pair import outcomes_of

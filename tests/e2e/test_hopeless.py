@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from specc.engine.engine import Engine
-from specc.engine.errors import StepFailedError, TransferError
-from specc.engine.serving.requests.request import HOPELESS, SUSPECT, Completion, StopConditions
+from specc.lab.engine.engine import Engine
+from specc.lab.engine.errors import StepFailedError, TransferError
+from specc.lab.engine.serving.requests.request import HOPELESS, SUSPECT, Completion, StopConditions
 
 from .local_pair import CHAIN, PROMPTS, expect_text, outcomes_of
 from .test_overlap import config_of, expect_idle, prompts

@@ -23,10 +23,10 @@ from transformers import (
 from typer.testing import CliRunner
 
 from specc.cli.main import app
-from specc.engine.disaggregation import PrefillWorker
-from specc.engine.engine import Engine
-from specc.engine.memory.attention import plain_attention
-from specc.engine.serving.requests.request import Completion, Sampling, Score, StopConditions, TokenEvent
+from specc.lab.engine.disaggregation import PrefillWorker
+from specc.lab.engine.engine import Engine
+from specc.lab.engine.memory.attention import plain_attention
+from specc.lab.engine.serving.requests.request import Completion, Sampling, Score, StopConditions, TokenEvent
 
 from .conftest import Case, Models, config_text
 from .local_pair import outcomes_of

@@ -18,8 +18,8 @@ from hypothesis import HealthCheck, Phase, seed, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule, run_state_machine_as_test
 
-from specc.algorithms import names, needs
-from specc.engine.serving.requests.request import EOS, LENGTH, STOP
+from specc.compiler.algorithms import names, needs
+from specc.lab.engine.serving.requests.request import EOS, LENGTH, STOP
 
 from .machine import Ask, Machine, most_new
 from .tree_engine import CUTS, Config, base_texts

@@ -15,14 +15,14 @@ from fakes.cuda import FakeBackend, FakeCuda, FakeNvtx
 from prometheus_client import CollectorRegistry
 from prometheus_client.parser import text_string_to_metric_families
 
-from specc.engine import engine as engine_module
-from specc.engine.engine import Engine
-from specc.engine.errors import StepFailedError
-from specc.engine.observe.metrics import Metrics
-from specc.engine.serving.in_flight import InFlight
-from specc.engine.serving.ranges import ranges
-from specc.engine.serving.requests.request import Completion, StopConditions
-from specc.ir.ops.health import TREE_BIT
+from specc.compiler.ir.ops.health import TREE_BIT
+from specc.lab.engine import engine as engine_module
+from specc.lab.engine.engine import Engine
+from specc.lab.engine.errors import StepFailedError
+from specc.lab.engine.observe.metrics import Metrics
+from specc.lab.engine.serving.in_flight import InFlight
+from specc.lab.engine.serving.ranges import ranges
+from specc.lab.engine.serving.requests.request import Completion, StopConditions
 from specc.runtime.backends.cpu import ReferenceBackend
 from specc.runtime.entry.frame import Frame
 from specc.runtime.entry.health import FAULTS

@@ -9,10 +9,10 @@ import pytest
 import torch
 from host_reads import HostReads
 
-from specc.algorithms import names, needs
-from specc.engine.engine import Engine
-from specc.engine.errors import EngineError, OutOfRoomError, StepFailedError
-from specc.engine.serving.requests.request import Completion, StopConditions, TokenEvent
+from specc.compiler.algorithms import names, needs
+from specc.lab.engine.engine import Engine
+from specc.lab.engine.errors import EngineError, OutOfRoomError, StepFailedError
+from specc.lab.engine.serving.requests.request import Completion, StopConditions, TokenEvent
 from specc.runtime.backends.cpu import ReferenceBackend
 from specc.runtime.entry.result import HostCopy
 

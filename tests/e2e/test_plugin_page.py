@@ -16,10 +16,10 @@ from plugin_page import install_page
 ROOT = Path(__file__).resolve().parents[2]
 BUILD = """
 from pathlib import Path
-from specc.algorithms import names, needs
-from specc.build.build import build_program
-from specc.config import load_config
-from specc.build.wheel.build_wheel import emit_wheel
+from specc.compiler.algorithms import names, needs
+from specc.compiler.driver.build import build_program
+from specc.compiler.config import load_config
+from specc.compiler.driver.wheel.build_wheel import emit_wheel
 emit_wheel(build_program(load_config(Path("medusa.yaml"), names(), needs)), Path("dist"))
 """
 

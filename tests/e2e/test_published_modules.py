@@ -13,8 +13,8 @@ from transformers import AutoModelForCausalLM, Qwen2ForCausalLM
 from typer.testing import CliRunner
 
 from specc.cli.main import app
-from specc.engine.engine import Engine
-from specc.engine.serving.requests.request import StopConditions
+from specc.lab.engine.engine import Engine
+from specc.lab.engine.serving.requests.request import StopConditions
 
 from .conftest import PROMPTS, Case, Models, build_wheel
 
@@ -62,7 +62,7 @@ def test_the_target_alone_is_given(
     case: Case, models: dict[str, Models], tmp_path: Path, *, named: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """`specc run` finds the module in the target's directory, or is told the same one twice."""
-    monkeypatch.setattr("specc.build.build.compile_machine_code", lambda *_, **__: None)
+    monkeypatch.setattr("specc.compiler.driver.build.compile_machine_code", lambda *_, **__: None)
     wheel, directory = build_wheel(case, models[case.models], tmp_path), str(models[case.models].target)
     draft = ["--draft", directory] if named else []
     words = ["run", str(wheel), "--target", directory, *draft, "--prompt", PROMPTS[0], "--check"]

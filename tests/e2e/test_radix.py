@@ -12,8 +12,8 @@ from random import Random
 
 import pytest
 
-from specc.engine.reference import greedy
-from specc.engine.serving.requests.request import Completion, StopConditions
+from specc.lab.engine.reference import greedy
+from specc.lab.engine.serving.requests.request import Completion, StopConditions
 
 from .machine import check_memory
 from .tree_engine import VOCAB, Config, make_engine, target_of

@@ -11,7 +11,7 @@ import pytest
 import torch
 from fakes.drafts import Engine
 
-from specc.passes.pipeline import PASSES
+from specc.compiler.passes.pipeline import PASSES
 
 from .pages import ROOT, blocks, clone, compare, run
 

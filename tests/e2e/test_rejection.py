@@ -12,9 +12,9 @@ import pytest
 import rejection_oracle as oracle
 import torch
 
-from specc.engine.disaggregation import PrefillWorker
-from specc.engine.memory.attention import plain_attention
-from specc.engine.serving.requests.request import Sampling, StopConditions
+from specc.lab.engine.disaggregation import PrefillWorker
+from specc.lab.engine.memory.attention import plain_attention
+from specc.lab.engine.serving.requests.request import Sampling, StopConditions
 
 from .local_pair import outcomes_of
 from .test_shapes import Turns

@@ -10,10 +10,10 @@ import pytest
 import torch
 from sampling_oracle import drawn
 
-from specc.engine.disaggregation import PrefillWorker
-from specc.engine.memory.attention import plain_attention
-from specc.engine.models.drafts import StandaloneDraft
-from specc.engine.serving.requests.request import Completion, Sampling, SamplingError, StopConditions
+from specc.lab.engine.disaggregation import PrefillWorker
+from specc.lab.engine.memory.attention import plain_attention
+from specc.lab.engine.models.drafts import StandaloneDraft
+from specc.lab.engine.serving.requests.request import Completion, Sampling, SamplingError, StopConditions
 from specc.runtime.plan.shape import Shape
 
 from .local_pair import outcomes_of

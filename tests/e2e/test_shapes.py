@@ -11,10 +11,10 @@ from itertools import cycle
 import pytest
 from memoryless import emitted
 
-from specc.algorithms import names, needs
-from specc.engine.errors import EngineError, StepFailedError
-from specc.engine.observe.step_times import choose_by_times, step_times
-from specc.engine.serving.requests.request import Completion, StopConditions
+from specc.compiler.algorithms import names, needs
+from specc.lab.engine.errors import EngineError, StepFailedError
+from specc.lab.engine.observe.step_times import choose_by_times, step_times
+from specc.lab.engine.serving.requests.request import Completion, StopConditions
 from specc.runtime.capabilities.shape import AcceptanceShape, FixedShape, ShapePolicy
 from specc.runtime.plan.nodes import External
 from specc.runtime.plan.shape import Shape

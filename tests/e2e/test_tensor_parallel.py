@@ -18,11 +18,11 @@ from ports import free_port
 from programs import config_text as small_text
 from programs import written
 
-from specc.algorithms import names, needs
-from specc.build.build import build_program
-from specc.config import load_text
-from specc.engine.engine import Engine
-from specc.engine.reference import greedy
+from specc.compiler.algorithms import names, needs
+from specc.compiler.config import load_text
+from specc.compiler.driver.build import build_program
+from specc.lab.engine.engine import Engine
+from specc.lab.engine.reference import greedy
 
 from .conftest import PROMPTS, ROOT, Case, Models
 

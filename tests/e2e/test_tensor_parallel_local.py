@@ -10,11 +10,11 @@ import pytest
 import torch
 from torch import Tensor
 
-from specc.engine.data_parallel import Peers
-from specc.engine.engine import Engine
-from specc.engine.errors import LockStepError
-from specc.engine.reference import greedy
-from specc.engine.serving.requests.request import StopConditions
+from specc.lab.engine.data_parallel import Peers
+from specc.lab.engine.engine import Engine
+from specc.lab.engine.errors import LockStepError
+from specc.lab.engine.reference import greedy
+from specc.lab.engine.serving.requests.request import StopConditions
 
 from .conftest import PROMPTS, Case
 from .ranks import run_ranks

@@ -17,7 +17,7 @@ import torch
 from memoryless import Growing, emitted, memoryless
 from torch import Tensor
 
-from specc.engine.serving.requests.request import EOS, LENGTH, STOP, Completion, StopConditions
+from specc.lab.engine.serving.requests.request import EOS, LENGTH, STOP, Completion, StopConditions
 from specc.runtime.plan.shape import Shape
 
 from .machine import Ask, Letters, most_new

@@ -19,11 +19,11 @@ from torch import Tensor
 from torch.nn.functional import cross_entropy
 from transformers import DynamicCache, LlamaConfig, LlamaForCausalLM
 
-from specc.build.build import build_program
-from specc.engine.engine import Engine
-from specc.engine.memory.attention import plain_attention
-from specc.engine.models.causal_models import TargetModel
-from specc.engine.models.drafts import (
+from specc.compiler.driver.build import build_program
+from specc.lab.engine.engine import Engine
+from specc.lab.engine.memory.attention import plain_attention
+from specc.lab.engine.models.causal_models import TargetModel
+from specc.lab.engine.models.drafts import (
     DflashDraft,
     Draft,
     Eagle3Draft,
@@ -32,12 +32,12 @@ from specc.engine.models.drafts import (
     MtpDraft,
     StandaloneDraft,
 )
-from specc.engine.models.heads.dflash_head import DflashHead
-from specc.engine.models.heads.eagle3_head import Eagle3Head
-from specc.engine.models.heads.eagle_head import EagleHead
-from specc.engine.models.heads.frozen_kv_head import FrozenKvHead
-from specc.engine.models.heads.mtp_heads import MtpHeads
-from specc.engine.reference import greedy
+from specc.lab.engine.models.heads.dflash_head import DflashHead
+from specc.lab.engine.models.heads.eagle3_head import Eagle3Head
+from specc.lab.engine.models.heads.eagle_head import EagleHead
+from specc.lab.engine.models.heads.frozen_kv_head import FrozenKvHead
+from specc.lab.engine.models.heads.mtp_heads import MtpHeads
+from specc.lab.engine.reference import greedy
 from specc.runtime.backends import Backend
 from specc.runtime.backends.cpu import ReferenceBackend
 from specc.runtime.batch import Batch

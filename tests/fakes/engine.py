@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from specc.config import Config
+from specc.compiler.config import Config
 from specc.runtime.plan.plan import Plan
 
 from . import grammar

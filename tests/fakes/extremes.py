@@ -12,7 +12,7 @@ from programs import load
 from sampling_oracle import allowed
 from torch import Tensor
 
-from specc.build.build import Build, build_program
+from specc.compiler.driver.build import Build, build_program
 from specc.runtime.backends import Backend
 from specc.runtime.batch import Batch
 from specc.runtime.capabilities.sampling import Sampling

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from specc.config import ModelConfig
+from specc.compiler.config import ModelConfig
 from specc.runtime.plan.plan import KvPool
 
 from .models import MODULUS

@@ -15,9 +15,10 @@ from typing import Any
 import torch
 from programs import config_text
 
-from specc import adapters, algorithms, runtime
-from specc.build.build import build_program
-from specc.config import load_text
+from specc import runtime
+from specc.compiler import algorithms
+from specc.compiler.config import load_text
+from specc.compiler.driver.build import build_program
 from specc.runtime.backends.cpu import ReferenceBackend
 from specc.runtime.plan.files.manifest import Manifest
 from specc.runtime.plan.files.plan_json import plan_text
@@ -120,8 +121,10 @@ def program_of(plan: Plan, *others: Plan) -> Program:
 
 def package_of(plan: Plan, name: str, *others: Plan) -> ModuleType:
     """The package of a wheel with that program, of this name: with the adapters, which import it, and without files."""
+    from specc import engines  # the compiler's tests have none
+
     made = ModuleType(name)
-    made.__path__ = [*adapters.__path__]  # type: ignore[attr-defined]
+    made.__path__ = [*engines.__path__]  # type: ignore[attr-defined]
     vars(made).update({name: getattr(runtime, name) for name in NAMES})
     plans = {of_shape.shape: of_shape for of_shape in sorted((plan, *others), key=attrgetter("shape"), reverse=True)}
     vars(made).update(plan=plan, plans=plans, load=lambda device: program_of(plan, *others), __version__="0.1.0+p1")

@@ -15,8 +15,8 @@ import torch
 from programs import config_text
 from torch import Tensor
 
-from specc.engine.models.causal_models import ModelSizes, TargetModel
-from specc.engine.models.drafts import (
+from specc.lab.engine.models.causal_models import ModelSizes, TargetModel
+from specc.lab.engine.models.drafts import (
     DflashDraft,
     Draft,
     Eagle3Draft,

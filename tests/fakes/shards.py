@@ -11,8 +11,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from specc.config import Config
-from specc.ir.ops.head import HALVES, LOGITS
+from specc.compiler.config import Config
+from specc.compiler.ir.ops.head import HALVES, LOGITS
 from specc.runtime.capabilities.draft_tables import head_tables
 from specc.runtime.plan.draft_head import HEAD, WEIGHT
 from specc.runtime.plan.nodes import External

@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from specc.config import Config
+from specc.compiler.config import Config
 from specc.runtime.plan.plan import Plan
 from specc.runtime.semantics.convention import DTYPES
 

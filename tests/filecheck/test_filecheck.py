@@ -17,7 +17,7 @@ from filecheck.parser import Parser
 from typer.testing import CliRunner
 
 from specc.cli.opt import app
-from specc.passes.pipeline import PASSES
+from specc.compiler.passes.pipeline import PASSES
 
 HERE = Path(__file__).parent
 CASES = sorted(path for path in HERE.glob("*/*") if path.suffix in (".specir", ".yaml"))

@@ -18,8 +18,8 @@ from typer.testing import CliRunner
 
 from specc.cli import completion, opt
 from specc.cli.main import app
-from specc.config.vllm.command_line import BLOCKS
-from specc.passes.pipeline import PASSES
+from specc.compiler.passes.pipeline import PASSES
+from specc.engines.vllm.check.command_line import BLOCKS
 
 from .commands import SMALL, judge
 from .hostile import SAYINGS, place

@@ -17,10 +17,11 @@ from fakes.shards import Sharded, Siblings
 from fakes.tables import wild_models
 from torch import Tensor
 
-from specc import algorithms
-from specc.build.build import build_program
-from specc.config import Config, load_text
-from specc.ir.ops import OPS
+from specc.compiler import algorithms
+from specc.compiler.config import Config, load_text
+from specc.compiler.driver.build import build_program
+from specc.compiler.ir.ops import OPS
+from specc.compiler.support.diagnostics import DiagnosticError
 from specc.runtime.backends.cpu import ReferenceBackend
 from specc.runtime.errors import BindError
 from specc.runtime.memory.arena import allocate
@@ -31,7 +32,6 @@ from specc.runtime.plan.shape import Shape
 from specc.runtime.rotated import RotatedStep
 from specc.runtime.semantics.convention import DTYPES
 from specc.runtime.step import Step
-from specc.support.diagnostics import DiagnosticError
 
 from . import legal
 from .oracle import Oracle

@@ -16,9 +16,9 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from specc.codegen.aot import KernelSource, from_cache
-from specc.codegen.cache import Cache
-from specc.config.models.remembered import RememberedFacts, remembered
+from specc.compiler.codegen.aot import KernelSource, from_cache
+from specc.compiler.codegen.cache import Cache
+from specc.compiler.config.models.remembered import RememberedFacts, remembered
 
 from .artefacts import changed, damaged
 from .outcome import RIGHT, expect

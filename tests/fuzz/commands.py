@@ -23,9 +23,9 @@ from typer.testing import CliRunner
 
 from specc.cli import opt, reporting
 from specc.cli.main import app
-from specc.config.sglang import command_line as of_sglang
-from specc.config.vllm import command_line as of_vllm
-from specc.support.codes import CODES
+from specc.compiler.support.codes import CODES
+from specc.engines.sglang.check import command_line as of_sglang
+from specc.engines.vllm.check import command_line as of_vllm
 
 from .hostile import SAYINGS, place, raw
 from .outcome import BLAMED_ON_US, LONGEST, expect

@@ -7,8 +7,8 @@ import random
 from functools import cache
 from typing import Any
 
-from specc import algorithms
-from specc.config.schema import ConfigFile
+from specc.compiler import algorithms
+from specc.compiler.config.schema import ConfigFile
 
 from . import legal
 

@@ -16,8 +16,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from specc import algorithms
-from specc.config import load_config
+from specc.compiler import algorithms
+from specc.compiler.config import load_config
 
 from . import legal
 from .config_texts import ODD, block_of, blocks, breaks, damage, misspelt, schema, to_text, value

@@ -7,8 +7,8 @@ from collections.abc import Iterator
 import pytest
 import torch
 
-from specc import algorithms
-from specc.ir.ops import OPS
+from specc.compiler import algorithms
+from specc.compiler.ir.ops import OPS
 
 from . import legal
 

@@ -23,13 +23,13 @@ from fakes.sglang_modules import SRT
 from fakes.sglang_settings import validated
 
 import specc.runtime
-from specc.adapters._shapes import Shapes
+from specc.engines._shapes import Shapes
 from specc.runtime.plan.shape import Shape
 
 from .config_texts import ODD
 from .outcome import RIGHT, expect
 
-ADAPTER = "specc.adapters.sglang"
+ADAPTER = "specc.engines.sglang"
 CHAINS = tuple(Shape(steps, 1, steps + 1) for steps in range(5))
 TREES = (Shape(5, 4, 8), Shape(2, 2, 5), Shape(3, 3, 9))
 KNOWN = "pp_max_micro_batch_size"

@@ -79,8 +79,8 @@ def warm() -> None:
 
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        import specc.engine.models.loading
-        import specc.measure.bench  # noqa: F401
+        import specc.lab.engine.models.loading
+        import specc.lab.measure.bench  # noqa: F401
     sys.addaudithook(WATCH)
 
 

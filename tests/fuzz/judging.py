@@ -7,14 +7,14 @@ import random
 from collections.abc import Callable
 from pathlib import Path
 
-from specc import algorithms
-from specc.build.build import build_program
-from specc.config import LoadedConfig, load_text
-from specc.config.load import MAX_BYTES
+from specc.compiler import algorithms
+from specc.compiler.config import LoadedConfig, load_text
+from specc.compiler.config.load import MAX_BYTES
+from specc.compiler.driver.build import build_program
+from specc.compiler.support.diagnostics import DiagnosticError
 from specc.runtime.plan.files.plan_json import plan_text, read_plan
 from specc.runtime.plan.nodes import OF_TENSORS, Launch
 from specc.runtime.plan.plan import Buffer, Plan
-from specc.support.diagnostics import DiagnosticError
 
 from .outcome import RIGHT, diagnosed, expect
 

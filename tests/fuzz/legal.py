@@ -11,8 +11,8 @@ from importlib.metadata import EntryPoint
 from pathlib import Path
 from typing import Any
 
-from specc import algorithms
-from specc.config import Needs
+from specc.compiler import algorithms
+from specc.compiler.config import Needs
 
 Keys = dict[str, Any]
 

@@ -18,9 +18,9 @@ from typing import Any
 
 import torch
 
+from specc.compiler.support.token_map import TokenMapError, check_token_map, read_offsets, read_token_map
 from specc.runtime.errors import SpeccError
 from specc.runtime.plan.token_map import read_listed_tokens
-from specc.support.token_map import TokenMapError, check_token_map, read_offsets, read_token_map
 
 from .config_texts import ODD
 from .outcome import RIGHT, expect

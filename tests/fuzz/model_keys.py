@@ -11,9 +11,9 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from specc import algorithms
-from specc.config.rules.draft_kind import BLOCKS, DraftKind
-from specc.support.speculators import MARK
+from specc.compiler import algorithms
+from specc.compiler.config.rules.draft_kind import BLOCKS, DraftKind
+from specc.compiler.support.speculators import MARK
 
 from .config_texts import ODD
 

@@ -16,12 +16,12 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from specc import algorithms
-from specc.config import LoadedConfig, load_config, load_text
-from specc.config.models import read_model
-from specc.config.models.states import RecurrentState
-from specc.support.diagnostics import DiagnosticError
-from specc.support.speculators import MARK
+from specc.compiler import algorithms
+from specc.compiler.config import LoadedConfig, load_config, load_text
+from specc.compiler.config.models import read_model
+from specc.compiler.config.models.states import RecurrentState
+from specc.compiler.support.diagnostics import DiagnosticError
+from specc.compiler.support.speculators import MARK
 
 from . import legal, model_keys
 from .config_texts import to_text

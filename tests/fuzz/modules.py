@@ -9,8 +9,8 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from specc.ir.ops import OPS, add_forward
-from specc.passes.invariants import check_now
+from specc.compiler.ir.ops import OPS, add_forward
+from specc.compiler.passes.invariants import check_now
 
 from .outcome import RIGHT
 

@@ -17,10 +17,10 @@ from unittest import mock
 
 from typer.testing import CliRunner
 
-from specc import algorithms
 from specc.cli.main import app
-from specc.config import load_text
-from specc.support.speculators import MARK
+from specc.compiler import algorithms
+from specc.compiler.config import load_text
+from specc.compiler.support.speculators import MARK
 
 from . import model_keys
 from .hostile import EXAMPLES, raw

@@ -16,7 +16,7 @@ import rejection_oracle
 from fakes import grammar
 from fakes.models import Model, extra, fold, fold_all, target_code
 
-from specc.config import Config
+from specc.compiler.config import Config
 from specc.runtime.plan.shape import Shape
 
 from . import rejection

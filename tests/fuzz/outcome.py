@@ -6,10 +6,10 @@ import json
 import re
 from collections.abc import Callable
 
+from specc.compiler.support.codes import CODES
+from specc.compiler.support.diagnostics import Diagnostic, DiagnosticError
+from specc.compiler.support.render import render, to_json
 from specc.runtime.errors import SpeccError
-from specc.support.codes import CODES
-from specc.support.diagnostics import Diagnostic, DiagnosticError
-from specc.support.render import render, to_json
 
 RIGHT = "right"
 BLAMED_ON_US = ("internal/", "ir/")

@@ -22,13 +22,13 @@ from fakes import program
 from typer.testing import CliRunner
 
 from specc.cli.main import app
-from specc.engine.engine import Engine
-from specc.engine.errors import EngineError
-from specc.engine.models import loading
-from specc.engine.models.causal_models import TargetModel
-from specc.engine.models.drafts import Draft
-from specc.engine.serving.requests.request import StopConditions
-from specc.support.files.reading import MOST_BYTES
+from specc.compiler.support.files.reading import MOST_BYTES
+from specc.lab.engine.engine import Engine
+from specc.lab.engine.errors import EngineError
+from specc.lab.engine.models import loading
+from specc.lab.engine.models.causal_models import TargetModel
+from specc.lab.engine.models.drafts import Draft
+from specc.lab.engine.serving.requests.request import StopConditions
 
 from .hostile import EXAMPLES, SAYINGS, place, raw
 from .outcome import expect
@@ -175,7 +175,7 @@ def _loaded() -> tuple[TargetModel, Draft, Any]:
     import torch
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
-    from specc.engine.models.drafts import StandaloneDraft
+    from specc.lab.engine.models.drafts import StandaloneDraft
 
     models = EXAMPLES / "models"
     read = functools.partial(AutoModelForCausalLM.from_pretrained, dtype=torch.float32, local_files_only=True)

@@ -20,7 +20,7 @@ from fakes.openai_server import DRIPPED, Fake, serving
 from typer.testing import CliRunner
 
 from specc.cli.main import app
-from specc.support.codes import CODES
+from specc.compiler.support.codes import CODES
 
 from .config_texts import ODD
 from .hostile import SAYINGS, raw

@@ -7,16 +7,16 @@ import re
 from functools import lru_cache
 from pathlib import Path
 
-from specc import algorithms
-from specc.build.compile import start_module
-from specc.config import load_text
-from specc.ir.text.parser import parse_module
-from specc.ir.text.printer import print_module
-from specc.pass_manager.manager import run_passes
-from specc.pass_manager.pass_base import Context
-from specc.passes.invariants import CheckEach, check_now
-from specc.passes.pipeline import PASSES, default_passes
-from specc.support.diagnostics import DiagnosticError
+from specc.compiler import algorithms
+from specc.compiler.config import load_text
+from specc.compiler.driver.compile import start_module
+from specc.compiler.ir.text.parser import parse_module
+from specc.compiler.ir.text.printer import print_module
+from specc.compiler.pass_manager.manager import run_passes
+from specc.compiler.pass_manager.pass_base import Context
+from specc.compiler.passes.invariants import CheckEach, check_now
+from specc.compiler.passes.pipeline import PASSES, default_passes
+from specc.compiler.support.diagnostics import DiagnosticError
 
 from . import legal
 from .outcome import RIGHT, diagnosed, expect

@@ -10,12 +10,14 @@ import pytest
 import torch
 from torch import Tensor
 
-from specc.build import plan
 from specc.cli import inspect
-from specc.codegen import aot
-from specc.config import models
-from specc.config.models import config_json
-from specc.ir.text import parser
+from specc.compiler.codegen import aot
+from specc.compiler.config import models
+from specc.compiler.config.models import config_json
+from specc.compiler.driver import plan
+from specc.compiler.ir.text import parser
+from specc.compiler.support.diagnostics import Diagnostics
+from specc.compiler.support.files import cachedir, weights
 from specc.runtime import bound as bound_step
 from specc.runtime.entry import external
 from specc.runtime.plan import token_map
@@ -27,8 +29,6 @@ from specc.runtime.semantics import reference, tree, vocab
 from specc.runtime.state import limits
 from specc.runtime.state.torn import Torn
 from specc.runtime.state.transfer import RecordLayout
-from specc.support.diagnostics import Diagnostics
-from specc.support.files import cachedir, weights
 
 from . import models as attacked
 from . import runner

@@ -8,15 +8,15 @@ import pytest
 
 from specc.cli import completion
 from specc.cli import doctor as doctor_module
-from specc.config import proposal
-from specc.config.models import hub
-from specc.config.presets import sglang_models
-from specc.config.resolution import tuning
-from specc.config.rules import draft_kind, shapes
-from specc.config.sglang import speculation, written
-from specc.config.vllm import command_line
-from specc.measure.serving import answers, client
-from specc.pass_manager import options
+from specc.compiler.config import proposal
+from specc.compiler.config.models import hub
+from specc.compiler.config.resolution import tuning
+from specc.compiler.config.rules import draft_kind, shapes
+from specc.compiler.pass_manager import options
+from specc.engines.sglang.check import models as sglang_models
+from specc.engines.sglang.check import speculation, written
+from specc.engines.vllm.check import command_line
+from specc.lab.measure.serving import answers, client
 from specc.runtime.plan import token_map
 
 from . import asked, commands, engines, maps, models, runner
@@ -144,7 +144,7 @@ def last_wins(monkeypatch: pytest.MonkeyPatch) -> None:
     """An option may be there twice."""
     right = options.parse_options
     monkeypatch.setattr(
-        "specc.passes.pipeline.parse_options",
+        "specc.compiler.passes.pipeline.parse_options",
         lambda step, text: {key: value for pair in text.split(",") for key, value in right(step, pair).items()},
     )
 

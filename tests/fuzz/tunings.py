@@ -11,14 +11,14 @@ from dataclasses import replace
 from functools import lru_cache
 from pathlib import Path
 
-from specc import algorithms
-from specc.build.build import Build, build_program
-from specc.config import LoadedConfig, load_text
-from specc.config.chosen import LaunchChoice, Tuning
-from specc.measure.results.ratios import Ratio
-from specc.measure.tuning.file import Found, Gain, tuning_text
-from specc.measure.tuning.variants import Form, described, forms_of, kernels_of, knobs_of
-from specc.support.diagnostics import DiagnosticError
+from specc.compiler import algorithms
+from specc.compiler.config import LoadedConfig, load_text
+from specc.compiler.config.chosen import LaunchChoice, Tuning
+from specc.compiler.driver.build import Build, build_program
+from specc.compiler.support.diagnostics import DiagnosticError
+from specc.lab.measure.results.ratios import Ratio
+from specc.lab.measure.tuning.file import Found, Gain, tuning_text
+from specc.lab.measure.tuning.variants import Form, described, forms_of, kernels_of, knobs_of
 
 from . import legal, specir
 from .outcome import RIGHT, diagnosed, expect

@@ -11,10 +11,10 @@ from pathlib import Path
 
 import pytest
 
-from specc.algorithms import names, needs
-from specc.build.build import build_program
-from specc.build.files import EMITTERS
-from specc.config import load_config
+from specc.compiler.algorithms import names, needs
+from specc.compiler.config import load_config
+from specc.compiler.driver.build import build_program
+from specc.compiler.driver.files import EMITTERS
 
 ROOT = Path(__file__).resolve().parents[2]
 GOLDEN = ROOT / "kernels_generated"

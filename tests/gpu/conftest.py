@@ -69,7 +69,7 @@ def device() -> torch.device:
 @pytest.fixture(scope="session")
 def arch(device: torch.device) -> str:
     """The GPU's architecture, one that specc builds for."""
-    from specc.codegen.artifact import KNOWN_ARCHS
+    from specc.compiler.codegen.artifact import KNOWN_ARCHS
     from specc.runtime.backends.cuda import device_arch
 
     name = device_arch(device)
@@ -97,11 +97,11 @@ def build(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[..., Bu
 
 def build_wheel(text: str, archs: tuple[str, ...], path: Path, out: Path, site: Path) -> Built:
     """Compile a configuration that would stand at `path`, write its wheel, unpack it into `site`."""
-    from specc.algorithms import names, needs
-    from specc.build.build import build_program, compile_machine_code
-    from specc.build.wheel.build_wheel import emit_wheel
-    from specc.codegen.cache import Cache
-    from specc.config import load_text
+    from specc.compiler.algorithms import names, needs
+    from specc.compiler.codegen.cache import Cache
+    from specc.compiler.config import load_text
+    from specc.compiler.driver.build import build_program, compile_machine_code
+    from specc.compiler.driver.wheel.build_wheel import emit_wheel
 
     result = build_program(load_text(text, path, names(), needs))
     beside = int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1"))

@@ -17,12 +17,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from specc.engine.disaggregation import Channel, DecodeWorker, PrefillWorker, Role, connect
-from specc.engine.disaggregation.messages import Patience
-from specc.engine.engine import Engine
-from specc.engine.models.loading import load_draft, load_target
-from specc.engine.reference import greedy
-from specc.engine.serving.requests.request import StopConditions
+from specc.lab.engine.disaggregation import Channel, DecodeWorker, PrefillWorker, Role, connect
+from specc.lab.engine.disaggregation.messages import Patience
+from specc.lab.engine.engine import Engine
+from specc.lab.engine.models.loading import load_draft, load_target
+from specc.lab.engine.reference import greedy
+from specc.lab.engine.serving.requests.request import StopConditions
 
 MODELS = Path(__file__).resolve().parents[2] / "examples" / "models"
 HOST = "127.0.0.1"

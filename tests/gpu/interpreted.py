@@ -24,12 +24,12 @@ from gpu.nodes import Pair, check_program
 from gpu.room import run_out
 from gpu.rotated import RotatedVariant
 from gpu.serving import Serving, Variant
-from specc.algorithms import names, needs
-from specc.build.build import build_program
-from specc.config import LoadedConfig, load_config, load_text
-from specc.config.chosen import LaunchChoice, Tuning
-from specc.measure.interpreted import InterpretedBackend
-from specc.measure.tuning.variants import kernels_of, knobs_of, with_choices
+from specc.compiler.algorithms import names, needs
+from specc.compiler.config import LoadedConfig, load_config, load_text
+from specc.compiler.config.chosen import LaunchChoice, Tuning
+from specc.compiler.driver.build import build_program
+from specc.lab.measure.interpreted import InterpretedBackend
+from specc.lab.measure.tuning.variants import kernels_of, knobs_of, with_choices
 from specc.runtime.backends import Backend
 from specc.runtime.backends.cpu import ReferenceBackend
 from specc.runtime.batch import Batch

@@ -60,10 +60,10 @@ def several(
 
 def test_any_shape_after_any_other(several: tuple[Built, str], device: torch.device) -> None:
     pytest.importorskip("transformers")
-    from specc.engine.engine import Engine
-    from specc.engine.models.loading import load_draft, load_target
-    from specc.engine.reference import greedy
-    from specc.engine.serving.requests.request import StopConditions
+    from specc.lab.engine.engine import Engine
+    from specc.lab.engine.models.loading import load_draft, load_target
+    from specc.lab.engine.reference import greedy
+    from specc.lab.engine.serving.requests.request import StopConditions
 
     def run(place: torch.device, capture: Any) -> list[tuple[str, tuple[int, ...]]]:
         program = several[0].load_module().load(place)

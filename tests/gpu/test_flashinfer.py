@@ -87,9 +87,9 @@ class Step:
     """The forwards of one step for a bucket, in static memory."""
 
     def __init__(self, layer: Layer, module: Any, topk: int, draw: torch.Generator) -> None:
-        from specc.adapters.sglang.attention.flashinfer import Flashinfer
-        from specc.adapters.sglang.attention.roles import Roles
-        from specc.adapters.sglang.attention.step_tables import Sizes, Tables
+        from specc.engines.sglang.attention.flashinfer import Flashinfer
+        from specc.engines.sglang.attention.roles import Roles
+        from specc.engines.sglang.attention.step_tables import Sizes, Tables
 
         device = layer.device
         self.layer, self.topk, self.nodes = layer, topk, STEPS + 1 if topk == 1 else 8

@@ -10,12 +10,12 @@ import pytest
 import torch
 from typer.testing import CliRunner
 
-from specc.algorithms import names, needs
-from specc.build.build import build_program
 from specc.cli.main import app
-from specc.config import load_config
-from specc.measure.host import NODES
-from specc.measure.steps import known
+from specc.compiler.algorithms import names, needs
+from specc.compiler.config import load_config
+from specc.compiler.driver.build import build_program
+from specc.lab.measure.host import NODES
+from specc.lab.measure.steps import known
 from specc.runtime.plan.plan import Plan
 
 from .conftest import EXAMPLES

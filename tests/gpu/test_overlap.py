@@ -43,10 +43,10 @@ def test_steps_in_flight_wait_for_nothing(
 ) -> None:
     """Events waited for are counted: one per step, recorded before the last launch."""
     pytest.importorskip("transformers")
-    from specc.engine.engine import Engine
-    from specc.engine.models.loading import load_draft, load_target
-    from specc.engine.reference import greedy
-    from specc.engine.serving.requests.request import StopConditions
+    from specc.lab.engine.engine import Engine
+    from specc.lab.engine.models.loading import load_draft, load_target
+    from specc.lab.engine.reference import greedy
+    from specc.lab.engine.serving.requests.request import StopConditions
 
     program = example(name).load_module().load(device)
     target = load_target(EXAMPLES / "models" / "target", program.plan, str(device))

@@ -10,8 +10,8 @@ import torch
 from fakes.toys import TOYS
 from returned import Static
 
-from specc.kernels import groups
-from specc.passes import form_kernels
+from specc.compiler.kernels import groups
+from specc.compiler.passes import form_kernels
 from specc.runtime.backends.cuda import CudaBackend
 from specc.runtime.entry.frame import Frame, Progress
 from specc.runtime.plan.files.manifest import Manifest

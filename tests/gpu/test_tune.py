@@ -11,11 +11,11 @@ import pytest
 import torch
 from typer.testing import CliRunner
 
-from specc.build.build import build_program
 from specc.cli.main import app
-from specc.config.chosen import LaunchChoice, Tuning
-from specc.measure.session import Session, on
-from specc.measure.tuning.variants import DEFAULT, Variant, compiled, kernels_of, knobs_of, with_choices
+from specc.compiler.config.chosen import LaunchChoice, Tuning
+from specc.compiler.driver.build import build_program
+from specc.lab.measure.session import Session, on
+from specc.lab.measure.tuning.variants import DEFAULT, Variant, compiled, kernels_of, knobs_of, with_choices
 
 from .conftest import EXAMPLES
 
@@ -52,8 +52,8 @@ def test_what_is_found_is_built(arch: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize("kind", TEXTS)
 def test_any_choice_gives_the_same_bits(kind: str, arch: str, device: torch.device, tmp_path: Path) -> None:
     """All that may be chosen of a launch, with the most programs a row, over several steps."""
-    from specc.algorithms import names, needs
-    from specc.config import load_text
+    from specc.compiler.algorithms import names, needs
+    from specc.compiler.config import load_text
 
     loaded = load_text(config(kind, arch), EXAMPLES / "c.yaml", names(), needs)
     tuning = Tuning(arch, "", "", "", ())

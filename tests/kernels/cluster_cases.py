@@ -13,16 +13,16 @@ from kernel_cases import POISON, assert_same, generator
 from kernel_launcher import Launcher
 from torch import Tensor
 
-from specc.ir.builder import Builder
-from specc.ir.core import Attr, CarriedValue, Module, Value, tensor_type
-from specc.ir.declarations import Kernel
-from specc.ir.infer import assign_types
-from specc.ir.types import Dim, TensorType
-from specc.kernels import FAMILIES
-from specc.kernels.writing import vocabulary
-from specc.kernels.writing.family import Cluster, Spec, cluster_of, leaves
-from specc.pass_manager.pass_base import Context
-from specc.passes.form_kernels import FormKernels
+from specc.compiler.ir.builder import Builder
+from specc.compiler.ir.core import Attr, CarriedValue, Module, Value, tensor_type
+from specc.compiler.ir.declarations import Kernel
+from specc.compiler.ir.infer import assign_types
+from specc.compiler.ir.types import Dim, TensorType
+from specc.compiler.kernels import FAMILIES
+from specc.compiler.kernels.writing import vocabulary
+from specc.compiler.kernels.writing.family import Cluster, Spec, cluster_of, leaves
+from specc.compiler.pass_manager.pass_base import Context
+from specc.compiler.passes.form_kernels import FormKernels
 
 MAX_B = 6
 FLOATS = ("f32", "f16", "bf16")

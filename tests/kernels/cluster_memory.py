@@ -12,9 +12,9 @@ from programs import brought
 from topk_cases import assert_logs, assert_probabilities
 from torch import Tensor
 
-from specc.ir.core import Module, Op, Value, tensor_type
-from specc.kernels.writing import vocabulary
-from specc.kernels.writing.family import Cluster, Parameter, Spec
+from specc.compiler.ir.core import Module, Op, Value, tensor_type
+from specc.compiler.kernels.writing import vocabulary
+from specc.compiler.kernels.writing.family import Cluster, Parameter, Spec
 from specc.runtime.semantics.convention import DTYPES
 from specc.runtime.semantics.reference import OPS, evaluate
 

@@ -8,7 +8,7 @@ import pytest
 import torch
 from kernel_launcher import INTERPRETED, ON_GPU, PACKAGE, Launcher
 
-from specc.codegen import render
+from specc.compiler.codegen import render
 
 
 def pytest_configure(config: pytest.Config) -> None:

@@ -20,9 +20,9 @@ import triton
 import triton.language as tl
 from triton_interpreter import lighten, quietly
 
-from specc.codegen.aot import COMMON_OPTIONS
-from specc.codegen.render import lib_sources, render_kernel
-from specc.kernels.writing.family import Spec
+from specc.compiler.codegen.aot import COMMON_OPTIONS
+from specc.compiler.codegen.render import lib_sources, render_kernel
+from specc.compiler.kernels.writing.family import Spec
 
 PACKAGE = "specc_test_kernels"
 INTERPRETED = not isinstance(tl.max, triton.JITFunction)

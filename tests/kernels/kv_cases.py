@@ -7,10 +7,10 @@ from dataclasses import dataclass
 
 import torch
 
-from specc.ir.core import Module, Value
-from specc.ir.declarations import KvPool
-from specc.ir.types import StateType
-from specc.kernels.writing.family import alignment
+from specc.compiler.ir.core import Module, Value
+from specc.compiler.ir.declarations import KvPool
+from specc.compiler.ir.types import StateType
+from specc.compiler.kernels.writing.family import alignment
 
 # Dtype and elements of a row: every unit from one byte to eight, rows that 16 bytes divide and rows that they do not.
 ROWS = (

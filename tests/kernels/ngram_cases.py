@@ -9,9 +9,9 @@ from hypothesis import strategies as st
 from kernel_cases import assert_same, generator, poison
 from kernel_launcher import Launcher
 
-from specc.ir.types import Dim, TensorType
-from specc.kernels import FAMILIES
-from specc.kernels.writing.family import Spec
+from specc.compiler.ir.types import Dim, TensorType
+from specc.compiler.kernels import FAMILIES
+from specc.compiler.kernels.writing.family import Spec
 from specc.runtime.semantics.reference import OPS
 
 POOL = 8

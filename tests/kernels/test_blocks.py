@@ -6,8 +6,8 @@ from cluster_cases import POOL, TypedBuilder, check_module, small_module
 from kernel_cases import POISON
 from kernel_launcher import Launcher
 
-from specc.ir.core import Module
-from specc.ir.types import TensorType
+from specc.compiler.ir.core import Module
+from specc.compiler.ir.types import TensorType
 
 STEPS = 3
 ROOM_BIT = 5

@@ -31,16 +31,16 @@ from kernel_launcher import Launcher
 from programs import EXAMPLES, ROOT, compile_to, load
 from topk_cases import hostile_logits
 
-from specc import algorithms
-from specc.algorithms.plugins.plugin import Plugin
-from specc.algorithms.plugins.tiles import check_tile
-from specc.ir.core import tensor_type
-from specc.ir.opdef import OpDef
-from specc.ir.ops import OPS
-from specc.ir.types import Dim, TensorType
-from specc.kernels import FAMILIES
+from specc.compiler import algorithms
+from specc.compiler.algorithms.plugins.plugin import Plugin
+from specc.compiler.algorithms.plugins.tiles import check_tile
+from specc.compiler.ir.core import tensor_type
+from specc.compiler.ir.opdef import OpDef
+from specc.compiler.ir.ops import OPS
+from specc.compiler.ir.types import Dim, TensorType
+from specc.compiler.kernels import FAMILIES
+from specc.compiler.support.diagnostics import DiagnosticError
 from specc.runtime.semantics.convention import DTYPES
-from specc.support.diagnostics import DiagnosticError
 
 BLOCK = re.compile(r"^```python\n# (specc_medusa\w*\.py)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 

@@ -18,8 +18,8 @@ from hypothesis import strategies as st
 from kernel_cases import quick
 from kernel_launcher import Launcher
 
-from specc.ir.core import Module
-from specc.ir.types import TensorType
+from specc.compiler.ir.core import Module
+from specc.compiler.ir.types import TensorType
 
 
 def random_ends(module: Module, source: torch.Generator, rows: torch.Tensor, axis: str) -> Drawn:

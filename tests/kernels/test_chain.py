@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from kernel_cases import argmax, generator, quick, random_logits
 from kernel_launcher import Launcher
 
-from specc.ir.core import Module, Value
+from specc.compiler.ir.core import Module, Value
 from specc.runtime.semantics.convention import DTYPES
 
 FLOATS = ("f32", "f16", "bf16")

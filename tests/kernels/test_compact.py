@@ -12,8 +12,8 @@ from kernel_cases import generator, quick, quicker
 from kernel_launcher import Launcher
 from kv_cases import ROWS, Pool, kv_state, random_pool, units
 
-from specc.kernels import FAMILIES
-from specc.kernels.writing.family import Spec
+from specc.compiler.kernels import FAMILIES
+from specc.compiler.kernels.writing.family import Spec
 from specc.runtime.semantics.convention import DTYPES
 from specc.runtime.semantics.reference import OPS, evaluate
 

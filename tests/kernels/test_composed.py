@@ -8,7 +8,7 @@ from cluster_cases import TypedBuilder, check_module, prepared, small_module
 from kernel_cases import generator
 from kernel_launcher import Launcher
 
-from specc.ir.core import Module
+from specc.compiler.ir.core import Module
 
 ROWS = torch.tensor([3, 0, 7])
 

@@ -9,9 +9,9 @@ from kernel_cases import generator, random_logits, random_rows
 from kernel_launcher import Launcher
 from programs import compile_to, load
 
-from specc.ir.core import tensor_type
-from specc.ir.declarations import Kernel
-from specc.kernels.writing.family import cluster_of
+from specc.compiler.ir.core import tensor_type
+from specc.compiler.ir.declarations import Kernel
+from specc.compiler.kernels.writing.family import cluster_of
 
 TREE = {"topk": 3, "num_draft_tokens": 6}
 PROGRAMS: dict[str, dict[str, Any]] = {

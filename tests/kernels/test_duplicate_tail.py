@@ -9,8 +9,8 @@ from kernel_cases import generator, quicker
 from kernel_launcher import Launcher
 from kv_cases import ROWS, Pool, kv_state, random_pool, units
 
-from specc.kernels import FAMILIES
-from specc.kernels.writing.family import Spec, power_of_two
+from specc.compiler.kernels import FAMILIES
+from specc.compiler.kernels.writing.family import Spec, power_of_two
 from specc.runtime.semantics.reference import evaluate
 
 shapes = st.fixed_dictionaries(

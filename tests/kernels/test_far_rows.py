@@ -13,7 +13,7 @@ from kernel_cases import generator
 from kernel_launcher import Launcher
 from torch import Tensor
 
-from specc.ir.core import Module
+from specc.compiler.ir.core import Module
 
 NO_RESERVE = 0x4000  # MAP_NORESERVE of Linux; Python has the name since 3.13
 BATCH, ROWS, VOCAB, FAR = 2, 2, 50, 2**30

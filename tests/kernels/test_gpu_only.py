@@ -8,7 +8,7 @@ from kernel_launcher import Launcher
 from topk_cases import assert_probabilities, reference_topk
 from torch import Tensor
 
-from specc.ir.core import Module
+from specc.compiler.ir.core import Module
 from specc.runtime.semantics.convention import DTYPES
 from specc.runtime.semantics.reference import OPS
 

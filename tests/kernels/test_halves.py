@@ -13,7 +13,7 @@ from kernel_cases import POISON, assert_same, generator, quicker
 from kernel_launcher import Launcher
 from torch import Tensor
 
-from specc.ir.core import Module
+from specc.compiler.ir.core import Module
 from specc.runtime.semantics.convention import DTYPES
 from specc.runtime.semantics.reference import OPS
 

@@ -15,10 +15,10 @@ from kernel_launcher import Launcher
 from topk_cases import assert_probabilities
 from torch import Tensor
 
-from specc.ir.core import Module, Op, Value
-from specc.ir.declarations import Options, Tuned
-from specc.ir.types import Dim, TensorType
-from specc.kernels import FAMILIES
+from specc.compiler.ir.core import Module, Op, Value
+from specc.compiler.ir.declarations import Options, Tuned
+from specc.compiler.ir.types import Dim, TensorType
+from specc.compiler.kernels import FAMILIES
 from specc.runtime.plan.draft_head import PART_AXIS, SCALE, WEIGHT
 from specc.runtime.semantics.convention import DTYPES
 from specc.runtime.semantics.reference import OPS

@@ -17,7 +17,7 @@ from kernel_launcher import PACKAGE, Launcher
 from topk_cases import hostile_logits
 from torch import Tensor
 
-from specc.ir.core import Module
+from specc.compiler.ir.core import Module
 from specc.runtime.semantics.convention import DTYPES
 from specc.runtime.semantics.reference import OPS
 

@@ -22,7 +22,7 @@ from hypothesis import strategies as st
 from kernel_cases import POISON, quick
 from kernel_launcher import Launcher
 
-from specc.ir.core import Module, Value
+from specc.compiler.ir.core import Module, Value
 
 LONGEST = 40
 WINDOW = 8 * 64 + 40

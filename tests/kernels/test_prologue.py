@@ -26,13 +26,13 @@ from kernel_launcher import Launcher
 from programs import compile_to, load
 from topk_cases import hostile_logits
 
-from specc.algorithms import names, needs
-from specc.algorithms.plugins.tiles import check_tile
-from specc.ir.core import Module, Op, Value, tensor_type
-from specc.ir.infer import assign_types
-from specc.ir.opdef import OpDef
-from specc.ir.ops import OPS
-from specc.ir.types import TensorType
+from specc.compiler.algorithms import names, needs
+from specc.compiler.algorithms.plugins.tiles import check_tile
+from specc.compiler.ir.core import Module, Op, Value, tensor_type
+from specc.compiler.ir.infer import assign_types
+from specc.compiler.ir.opdef import OpDef
+from specc.compiler.ir.ops import OPS
+from specc.compiler.ir.types import TensorType
 from specc.runtime.semantics.convention import DTYPES
 
 BAN = OpDef(

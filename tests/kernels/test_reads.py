@@ -11,8 +11,8 @@ from kernel_launcher import ON_GPU, Launcher
 from ngram_cases import PLAIN, completed, look_up, start
 from torch import Tensor
 
-from specc.ir.core import Module
-from specc.kernels.writing.vocabulary import widest_group
+from specc.compiler.ir.core import Module
+from specc.compiler.kernels.writing.vocabulary import widest_group
 
 if not ON_GPU:
     from triton.runtime.interpreter import InterpreterBuilder

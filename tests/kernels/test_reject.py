@@ -13,8 +13,8 @@ from sampling_oracle import WORD, f32, philox2x32
 from topk_cases import hostile_logits
 from torch import Tensor
 
-from specc.ir.core import Module
-from specc.ir.types import TensorType
+from specc.compiler.ir.core import Module
+from specc.compiler.ir.types import TensorType
 from specc.runtime.plan.draft_head import TOKEN_ENTRIES
 from specc.runtime.semantics.convention import DTYPES
 from specc.runtime.semantics.reference import OPS

@@ -14,10 +14,10 @@ from typing import Any
 import pytest
 from programs import ROOT, compile_to, load
 
-from specc.codegen import render
-from specc.ir.declarations import Kernel
-from specc.kernels import COMPOSED, FAMILIES, LONE
-from specc.kernels.writing.family import Parameter, Spec, cluster_of
+from specc.compiler.codegen import render
+from specc.compiler.ir.declarations import Kernel
+from specc.compiler.kernels import COMPOSED, FAMILIES, LONE
+from specc.compiler.kernels.writing.family import Parameter, Spec, cluster_of
 from specc.runtime.plan.nodes import Argument
 
 TEMPLATES = sorted((ROOT / "templates" / "kernels").glob("*.py.jinja"))
@@ -187,9 +187,10 @@ def test_installed_templates_come_first(tmp_path: Path) -> None:
             copy.parent.mkdir(parents=True, exist_ok=True)
             copy.write_bytes(path.read_bytes())
     program = (
-        "import json; from specc.codegen import render; from specc.kernels.writing.family import Parameter, Spec;"
+        "import json; from specc.compiler.codegen import render;"
+        " from specc.compiler.kernels.writing.family import Parameter, Spec;"
         " from specc.runtime.plan.nodes import Argument;"
-        " from specc.kernels.writing.functions import functions; spec = Spec('duplicate_tail', {}, (),"
+        " from specc.compiler.kernels.writing.functions import functions; spec = Spec('duplicate_tail', {}, (),"
         " (Parameter('i64', Argument('kv_stride', 'slot_stride', 'draft')),));"
         " print(json.dumps([render.render_kernel(spec, []), sorted(functions())]))"
     )

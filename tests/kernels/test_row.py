@@ -17,8 +17,8 @@ from test_sample import bitmasks, noise_of
 from topk_cases import hostile_logits
 from torch import Tensor
 
-from specc.ir.core import Module, Value
-from specc.passes.form_kernels import TORCH
+from specc.compiler.ir.core import Module, Value
+from specc.compiler.passes.form_kernels import TORCH
 from specc.runtime.semantics.convention import DTYPES
 
 READERS = ("vocab.argmax", "vocab.topk", "sample.draw", "logprob", "cuts", "cuts and draw", "handed out")

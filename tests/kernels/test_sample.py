@@ -16,7 +16,7 @@ from kernel_launcher import PACKAGE, Launcher
 from topk_cases import hostile_logits
 from torch import Tensor
 
-from specc.ir.core import Module
+from specc.compiler.ir.core import Module
 from specc.runtime.semantics.convention import DTYPES
 
 TEMPERATURES = torch.tensor([0.0, 5e-7, 1e-6, 0.3, 1.0, 7.5, 2.0**20, math.nan, -1.0])

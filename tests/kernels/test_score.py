@@ -14,7 +14,7 @@ from kernel_launcher import Launcher
 from topk_cases import hostile_logits
 from torch import Tensor
 
-from specc.ir.core import Module
+from specc.compiler.ir.core import Module
 from specc.runtime.semantics.convention import DTYPES
 
 

@@ -14,13 +14,13 @@ from kernel_launcher import Launcher
 from topk_cases import assert_logs, assert_probabilities, hostile_logits
 from torch import Tensor
 
-from specc.ir.core import Module
-from specc.ir.types import REDUCED, Dim, TensorType
-from specc.kernels import COMPOSED
-from specc.kernels.writing import sharding as parts
-from specc.kernels.writing import vocabulary
-from specc.pass_manager.pass_base import Context
-from specc.passes.gather_logits import GatherLogits
+from specc.compiler.ir.core import Module
+from specc.compiler.ir.types import REDUCED, Dim, TensorType
+from specc.compiler.kernels import COMPOSED
+from specc.compiler.kernels.writing import sharding as parts
+from specc.compiler.kernels.writing import vocabulary
+from specc.compiler.pass_manager.pass_base import Context
+from specc.compiler.passes.gather_logits import GatherLogits
 from specc.runtime.plan.plan import TOKEN_MAP
 from specc.runtime.semantics.convention import DTYPES
 from specc.runtime.semantics.reference import OPS

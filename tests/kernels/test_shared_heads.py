@@ -15,10 +15,10 @@ from test_head import KINDS, NAMES, POOL, Head, random_head, require_product
 from topk_cases import assert_probabilities
 from torch import Tensor
 
-from specc.ir.core import Module
-from specc.ir.types import Dim
-from specc.pass_manager.pass_base import Context
-from specc.passes.gather_logits import GatherLogits
+from specc.compiler.ir.core import Module
+from specc.compiler.ir.types import Dim
+from specc.compiler.pass_manager.pass_base import Context
+from specc.compiler.passes.gather_logits import GatherLogits
 from specc.runtime.plan.draft_head import PART_AXIS
 from specc.runtime.semantics.reference import OPS
 

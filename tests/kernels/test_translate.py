@@ -9,8 +9,8 @@ from kernel_cases import generator
 from kernel_launcher import Launcher
 from topk_cases import hostile_logits
 
-from specc.ir.core import Module
-from specc.ir.types import REDUCED, Dim, TensorType
+from specc.compiler.ir.core import Module
+from specc.compiler.ir.types import REDUCED, Dim, TensorType
 from specc.runtime.plan.plan import TOKEN_MAP
 
 V, SCORED, POOL = 90, 37, 9

@@ -27,7 +27,7 @@ from kernel_launcher import Launcher
 from topk_cases import hostile_logits
 from torch import Tensor
 
-from specc.ir.core import Module, Value
+from specc.compiler.ir.core import Module, Value
 from specc.runtime.semantics.convention import DTYPES
 from specc.runtime.semantics.reference import OPS
 

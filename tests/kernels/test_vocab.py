@@ -25,7 +25,7 @@ from kernel_launcher import Launcher
 from topk_cases import hostile_logits
 from torch import Tensor
 
-from specc.ir.core import Module, tensor_type
+from specc.compiler.ir.core import Module, tensor_type
 from specc.runtime.semantics.convention import DTYPES
 
 BIT, WIDTH = 2, 5

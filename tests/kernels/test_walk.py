@@ -29,10 +29,10 @@ from test_sample import TEMPERATURES, bitmasks
 from topk_cases import hostile_logits
 from torch import Tensor
 
-from specc.ir.core import Module, Value
-from specc.ir.declarations import Options
-from specc.pass_manager.pass_base import Context
-from specc.passes.select_verify import SelectVerify
+from specc.compiler.ir.core import Module, Value
+from specc.compiler.ir.declarations import Options
+from specc.compiler.pass_manager.pass_base import Context
+from specc.compiler.passes.select_verify import SelectVerify
 from specc.runtime.semantics.convention import DTYPES
 from specc.runtime.semantics.reference import OPS, evaluate
 

@@ -8,56 +8,62 @@ import subprocess
 import sys
 from collections import Counter
 from collections.abc import Iterator
+from importlib.metadata import entry_points
 from pathlib import Path
 
 import networkx as nx
 import pytest
 from source_files import PACKAGE, ROOT, SOURCES, below, by_folder, problems, tree_of
 
-from specc.algorithms import names
-from specc.config.presets import ENGINES
+from specc.compiler.algorithms import names
+from specc.compiler.config.presets import ENGINES, GROUP, PRESETS
 
 LAYERS = (
     "version",
-    "support",
-    "ir",
-    "config",
-    "kernels",
-    "algorithms",
-    "pass_manager",
-    "passes",
-    "codegen",
-    "build",
-    "explain",
-    "engine",
-    "measure",
+    "compiler/support",
+    "compiler/ir",
+    "compiler/config",
+    "compiler/kernels",
+    "compiler/algorithms",
+    "compiler/pass_manager",
+    "compiler/passes",
+    "compiler/codegen",
+    "compiler/driver",
+    "compiler/explain",
     "cli",
+    "engines",
+    "lab/engine",
+    "lab/measure",
+    "lab/commands",
 )
-"""Lowest first: a file may import its own layer and those before it."""
+"""Lowest first: a file may import its own layer and those before it, but engines and the lab not one another."""
+
+APART = ("engines", "lab")
+"""Houses that nobody imports: whoever needs one asks its entry points."""
 
 MAY_NAME_RUNTIME = re.compile(
-    r"ir/interpret\.py|build/wheel/wheel\.py|cli/(doctor|inspect)\.py|(engine|measure)/.*\.py"
+    r"compiler/(ir/interpret|driver/wheel/wheel)\.py|cli/(doctor|inspect|times_file)\.py|lab/.*\.py"
 )
-"""Only op semantics, the wheel writer, `inspect` and `doctor`, the engine and measuring touch the runtime, an island.
+"""Only op semantics, the wheel writer, three commands and the lab touch the runtime, an island.
 
 Besides, any file may import `specc.runtime.plan`: what the compiler writes and the runtime reads.
 """
 
-SERVED = "specc.adapters.{}.served"
-"""What the compiler reads of an adapter: facts and functions over them, which import nothing but `served_...` beside.
+SERVED = "specc.engines.{}.served"
+"""What commands read of an adapter: facts and functions over them, which import nothing but `served_...` beside.
 
-Only what is of that engine may, so that a refusal is the same before a server starts and when it does.
+A refusal is the same before a server starts and when it does.
 """
 
-ISLANDS = ("runtime", "adapters")
-"""Folders that are copied into wheels."""
+ADAPTER = re.compile(rf"engines/(?:_[a-z]\w*\.py|({'|'.join(ENGINES)})/(?!check/|commands/).*)")
+"""What is copied into wheels of an engine: its adapter, and what adapters share."""
 
 BROUGHT = {"sglang": ("triton",)}
 """What an engine never runs without, beside torch, and its adapter may use."""
 
 
 def module(path: Path) -> str:
-    """``specc/ir/core.py`` -> ``specc.ir.core``; the face of a package is the package."""
+    """``specc/compiler/ir/core.py`` -> ``specc.compiler.ir.core``; the face of a package is the package."""
     return ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__")
 
 
@@ -80,29 +86,32 @@ def imports(path: Path) -> Iterator[str]:
 
 
 def layer(name: str) -> str:
-    """``specc.ir.core`` -> ``ir``."""
-    return name.split(".")[1] if name.startswith("specc.") else ""
+    """``specc.compiler.ir.core`` -> ``compiler/ir``, and of a house without layers the house; empty for none."""
+    parts = name.split(".")[1:] if name.startswith("specc.") else []
+    return next((place for place in ("/".join(parts[:2]), *parts[:1]) if place in LAYERS), "")
+
+
+def test_there_are_four_houses_and_one_command_line() -> None:
+    folders = {path.name for path in PACKAGE.iterdir() if path.is_dir() and any(path.rglob("*.py"))}
+    assert folders == {"cli", "compiler", "engines", "lab", "runtime"}
 
 
 def test_every_file_has_a_layer() -> None:
-    names = {below(path).partition("/")[0].removesuffix(".py") for path in SOURCES}
-    assert names - {"__init__", "__main__", *ISLANDS} == set(LAYERS)
+    faces = {"specc", "specc.__main__", "specc.compiler", "specc.lab", "specc.lab.commands"}
+    names = {name for name in MODULES if not name.startswith("specc.runtime")} - faces
+    assert [name for name in names if not layer(name)] == []
+    assert {layer(name) for name in names} == set(LAYERS)
 
 
 def imports_upwards(path: Path) -> Iterator[str]:
-    """What a file imports of layers above its own."""
-    own = below(path).partition("/")[0].removesuffix(".py")
-    if own in (*ISLANDS, "__init__", "__main__"):
+    """What a file imports of layers above its own, or of the other house of those that nobody imports."""
+    if not (own := layer(module(path))):
         return
     for name in imports(path):
-        imported = layer(name)
-        if (
-            not imported
-            or imported in ISLANDS
-            or (not (PACKAGE / imported).exists() and not (PACKAGE / f"{imported}.py").exists())
-        ):
+        if not (imported := layer(name)):
             continue
-        if LAYERS.index(imported) > LAYERS.index(own):
+        house, other = own.partition("/")[0], imported.partition("/")[0]
+        if LAYERS.index(imported) > LAYERS.index(own) or (other in APART and other != house):
             yield name
 
 
@@ -111,17 +120,24 @@ def test_imports_go_down(paths: list[Path]) -> None:
     assert problems(paths, imports_upwards) == {}
 
 
+def test_walls_are_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+    path = PACKAGE / "lab" / "engine" / "wheel.py"
+    for name, wrong in (("specc.engines.pasted", True), ("specc.lab.commands.run", True), ("specc.cli.words", False)):
+        monkeypatch.setattr(sys.modules[__name__], "imports", lambda _, name=name: iter([name]))
+        assert [*imports_upwards(path)] == [name] * wrong
+
+
 def test_the_page_says_what_layers_import() -> None:
     """A row that says "up to" a layer names the highest one that the folder's files import."""
     page = (ROOT / "docs" / "architecture.md").read_text()
-    documented = dict(re.findall(r"^\| `specc/(\w+)` \|.*\| up to (\w+)\b[^|]*\|$", page, re.M))
+    documented = dict(re.findall(r"^\| `specc/([\w/]+)` \|.*\| up to ([\w/]+)\b[^|]*\|$", page, re.M))
     actual = {
         own: max(
-            (layer(name) for path in (PACKAGE / own).rglob("*.py") for name in imports(path) if layer(name) in below),
+            (layer(name) for path in (PACKAGE / own).rglob("*.py") for name in imports(path) if layer(name) in lower),
             key=LAYERS.index,
-        )
+        ).removeprefix("compiler/")
         for own in documented
-        if (below := LAYERS[: LAYERS.index(own)])
+        if (lower := LAYERS[: LAYERS.index(own)])
     }
     assert documented == actual
 
@@ -157,35 +173,53 @@ def test_the_runtime_is_an_island(path: Path) -> None:
     assert "specc.runtime" not in path.read_text(), "an absolute import would not survive the copy"
 
 
-@pytest.mark.parametrize("path", [path for path in SOURCES if below(path).startswith("adapters/")], ids=below)
+@pytest.mark.parametrize("path", [path for path in SOURCES if ADAPTER.fullmatch(below(path))], ids=below)
 def test_an_adapter_is_an_island(path: Path) -> None:
     """It is copied into wheels of its engine: nothing of specc but the program around it, and of others the engine."""
-    engine = below(path).split("/")[1]
+    match = ADAPTER.fullmatch(below(path))
+    engine = (match and match[1]) or "none"
     for name in imports(path):
         if name.startswith("specc"):
-            assert name == "specc.adapters" or name.startswith("specc.adapters."), name
-            assert {word for word in ENGINES if name.startswith(f"specc.adapters.{word}")} <= {engine}, name
+            assert name == "specc.engines" or name.startswith("specc.engines."), name
+            assert {word for word in ENGINES if name.startswith(f"specc.engines.{word}")} <= {engine}, name
+            assert not re.match(r"specc\.engines\.(\w+\.(check|commands)\b|[a-z]+$)(?<!\.engines)", name) or name in (
+                f"specc.engines.{engine}",
+            ), name
         else:
             assert name.split(".")[0] in {*sys.stdlib_module_names, "torch", engine, *BROUGHT.get(engine, ())}, name
     assert not re.search(r"(import|from) specc\b", path.read_text()), "an absolute import would not survive the copy"
 
 
-def test_every_engine_has_a_preset_and_an_adapter() -> None:
-    assert {path.stem for path in (PACKAGE / "config/presets").glob("*.py")} - {"__init__", "preset"} >= set(ENGINES)
-    assert {path.name for path in (PACKAGE / "adapters").iterdir() if path.is_dir()} - {"__pycache__"} == set(ENGINES)
-
-
-def test_nobody_imports_an_adapter() -> None:
-    """But what is of an engine the engine's table of what is served."""
-    outside = [path for path in SOURCES if not below(path).startswith("adapters/")]
-    named = {(below(path), name) for path in outside for name in imports(path) if layer(name) == "adapters"}
+def test_a_wheel_has_an_adapter_and_what_adapters_share() -> None:
     for engine in ENGINES:
-        of_engine = re.compile(rf"config(/presets)?/{engine}\w*(\.py|/.*)")
+        adapter = [match for path in SOURCES if (match := ADAPTER.fullmatch(below(path)))]
+        own = {match[0].replace(f"engines/{engine}/", f"_{engine}/") for match in adapter if match[1] == engine}
+        shared = {match[0].removeprefix("engines/") for match in adapter if match[1] is None}
+        assert {*PRESETS[engine].adapter()} == own | shared
+
+
+def test_every_engine_has_a_preset_and_an_adapter() -> None:
+    folders = {path.name for path in (PACKAGE / "engines").iterdir() if (path / "check" / "preset.py").is_file()}
+    assert folders == set(ENGINES) == {point.name for point in entry_points(group=GROUP)}
+    assert all(folder.is_file() for name in ENGINES if (folder := PACKAGE / "engines" / name / "__init__.py"))
+
+
+def test_who_reads_an_adapter() -> None:
+    """Nobody but what checks servers of the same engine, and of it the table of what is served."""
+    outside = [path for path in SOURCES if not ADAPTER.fullmatch(below(path))]
+    files = {module(path) for path in SOURCES if (match := ADAPTER.fullmatch(below(path))) and match[1]}
+    named = {(below(path), name) for path in outside for name in imports(path)}
+    read = {(path, name) for path, name in named if name in files or name.rpartition(".")[0] in files}
+    read -= {(path, name) for path, name in read if name.rpartition(".")[2] in ("check", "commands")}
+    for engine in ENGINES:
+        of_engine = re.compile(rf"engines/{engine}/(check|commands)/.*")
         table = f"{SERVED.format(engine)}."
-        allowed = {(path, name) for path, name in named if of_engine.fullmatch(path) and f"{name}.".startswith(table)}
+        allowed = {(path, name) for path, name in read if of_engine.fullmatch(path) and f"{name}.".startswith(table)}
         assert allowed
-        named -= allowed
-    assert named == set()
+        read -= allowed
+    assert {
+        (path, name) for path, name in read if name not in {f"specc.engines.{engine}" for engine in ENGINES}
+    } == set()
 
 
 @pytest.mark.parametrize("engine", ENGINES)
@@ -242,19 +276,19 @@ ALGORITHMS = {name: re.compile(name.replace("_", "_?"), re.IGNORECASE) for name 
 TEMPLATES = sorted(path for path in (ROOT / "templates").rglob("*") if path.suffix in (".py", ".jinja"))
 
 KEYS_OF_MODELS = {
-    "config/models/drafting.py",
-    "config/models/known.py",
-    "config/models/pair.py",
-    "config/rules/draft_kind.py",
-    "engine/models/generation.py",
+    "compiler/config/models/drafting.py",
+    "compiler/config/models/known.py",
+    "compiler/config/models/pair.py",
+    "compiler/config/rules/draft_kind.py",
+    "lab/engine/models/generation.py",
 }
 """Keys of config.json and generation_config.json are spelled there, such as `eagle_config`."""
 
-ENGINE = re.compile(r"engine/(models/(heads/\w+_heads?|drafts|loading)|serving/draft_callbacks)\.py")
+ENGINE = re.compile(r"lab/engine/(models/(heads/\w+_heads?|drafts|loading)|serving/draft_callbacks)\.py")
 """The reference engine runs kinds of draft models, which have the names of the papers that they come from."""
 
 DIALECT = re.compile(
-    r"ir/ops/(__init__|ngram)\.py|runtime/semantics/ngram\.py|kernels/(__init__|ngram_\w+)\.py"
+    r"compiler/ir/ops/(__init__|ngram)\.py|runtime/semantics/ngram\.py|compiler/kernels/(__init__|ngram_\w+)\.py"
     r"|kernels/ngram_\w+\.py\.jinja"
 )
 """The dialect `ngram` of look-ups in a text, its semantics and its kernels: any algorithm may use them."""
@@ -267,11 +301,11 @@ def named(path: Path, base: Path) -> set[str]:
     return algorithms - {"NGRAM"} if DIALECT.fullmatch(path.relative_to(base).as_posix()) else algorithms
 
 
-PRESET = re.compile(rf"(config(/presets)?|adapters|measure/against)/({'|'.join(ENGINES)})\w*(\.py|/.*)")
+PRESET = re.compile(rf"(engines|lab/measure/against)/({'|'.join(ENGINES)})\w*(\.py|/.*)")
 """What is of one engine: it serves some algorithms, by name."""
 
 
-@by_folder(path for path in SOURCES if not below(path).startswith("algorithms/"))
+@by_folder(path for path in SOURCES if not below(path).startswith("compiler/algorithms/"))
 def test_algorithms_are_named_in_few_places(paths: list[Path]) -> None:
     """Their own files, keys of models, and the reference engine's drafts. No pass, kernel, runtime or command does."""
     others = (path for path in paths if below(path) not in KEYS_OF_MODELS)
@@ -279,11 +313,8 @@ def test_algorithms_are_named_in_few_places(paths: list[Path]) -> None:
     assert problems(others, lambda path: named(path, PACKAGE)) == {}
 
 
-NAMES_ENGINES = re.compile(
-    rf"{PRESET.pattern}|config/presets/__init__\.py|cli/(main|examples|{'|'.join(ENGINES)})\.py"
-    r"|measure/against/.*"
-)
-"""The table of presets, the commands of one engine, lines that people type, kernels of an engine's in benchmarks."""
+NAMES_ENGINES = re.compile(rf"{PRESET.pattern}|lab/commands/(bench_serve)\.py|lab/measure/against/.*")
+"""What is of one engine, lines that people type, kernels of an engine's in benchmarks."""
 
 
 @by_folder(path for path in SOURCES if not NAMES_ENGINES.fullmatch(below(path)))
@@ -307,19 +338,19 @@ def test_every_exception_is_needed() -> None:
     assert all(named(path, PACKAGE) for path in SOURCES if ENGINE.fullmatch(below(path)))
     dialect = [path for path in SOURCES if DIALECT.fullmatch(below(path))]
     assert all(any("ngram" in word.lower() for word in code_words(path)) for path in dialect)
-    own = [named(path, PACKAGE) for path in SOURCES if below(path).startswith("algorithms/")]
+    own = [named(path, PACKAGE) for path in SOURCES if below(path).startswith("compiler/algorithms/")]
     assert set().union(*own) == set(ALGORITHMS)
 
 
 FORWARD = re.compile(r"model\.\w+")
 FIELDS = {"bonus", "topk_index", "topk_p", "hidden"}
-STRUCTURE = ("passes/", "kernels/", "codegen/", "explain/", "report/", "ir/")
+STRUCTURE = tuple(f"compiler/{room}/" for room in ("passes", "kernels", "codegen", "explain", "ir"))
 
 
 def names_of_values(path: Path) -> set[str]:
     """Opcodes of forwards and names of fields in a file's code, but for those of operands and results."""
     words = set(strings(tree_of(path), without=operand_names(tree_of(path))))
-    forwards = {word for word in words if FORWARD.fullmatch(word) and below(path) != "ir/ops/model.py"}
+    forwards = {word for word in words if FORWARD.fullmatch(word) and below(path) != "compiler/ir/ops/model.py"}
     return forwards | words & FIELDS
 
 
@@ -353,8 +384,9 @@ def test_compiling_needs_no_torch() -> None:
     """Passes, kernels and plan of a configuration without model directories."""
     example = ROOT / "examples" / "llama-8b-eagle.yaml"
     code = (
-        "from pathlib import Path\nfrom specc.algorithms import names, needs\nfrom specc.config import load_config\n"
-        "from specc.build.build import build_program\n"
+        "from pathlib import Path\nfrom specc.compiler.algorithms import names, needs\n"
+        "from specc.compiler.config import load_config\n"
+        "from specc.compiler.driver.build import build_program\n"
     )
     assert not {"torch", "triton", "transformers"} & loaded_by(
         f"{code}build_program(load_config(Path({str(example)!r}), names(), needs))"

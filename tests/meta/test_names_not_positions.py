@@ -10,7 +10,7 @@ import pytest
 from source_files import ROOT, SOURCES, below, by_folder, problems, tree_of
 
 # What makes, reads and writes ops of any kind.
-PLUMBING = {f"ir/{name}.py" for name in ("core", "builder", "parser", "printer", "opdef", "infer", "checker")}
+PLUMBING = {f"compiler/ir/{name}.py" for name in ("core", "builder", "parser", "printer", "opdef", "infer", "checker")}
 FILES = [*SOURCES, *sorted((ROOT / "examples" / "plugin").rglob("*.py"))]
 
 

@@ -10,18 +10,18 @@ from pathlib import Path
 
 import pytest
 
-from specc.ir import ops
-from specc.ir.ops import DIALECTS, OPS
-from specc.kernels import FAMILIES as FOUND
-from specc.kernels.writing.functions import function_name, functions
+from specc.compiler.ir import ops
+from specc.compiler.ir.ops import DIALECTS, OPS
+from specc.compiler.kernels import FAMILIES as FOUND
+from specc.compiler.kernels.writing.functions import function_name, functions
 from specc.runtime.semantics import reference
 
 ROOT = Path(__file__).resolve().parents[2]
-HOMES = ("specc/ir/ops", "specc/algorithms", "specc/runtime/semantics")
+HOMES = ("specc/compiler/ir/ops", "specc/compiler/algorithms", "specc/runtime/semantics")
 """Where ops are declared, written, and given a meaning."""
 MEANINGS = ROOT / "specc/runtime/semantics"
 OPCODES = frozenset(name for name in OPS if name.partition(".")[0] in DIALECTS)
-FAMILIES = tuple(f"specc/kernels/{name}.py" for name in FOUND)
+FAMILIES = tuple(f"specc/compiler/kernels/{name}.py" for name in FOUND)
 """A family of kernels names the ops that it covers."""
 TEXTS, WITH_FAMILIES = 115, 163
 """Most opcodes that stand as text elsewhere: in files that are no family, and in all."""

@@ -12,8 +12,8 @@ import pytest
 from packaging.requirements import InvalidRequirement, Requirement
 from packaging.utils import canonicalize_name
 
-from specc.build.wheel.wheel import PREFIX
-from specc.support.extras import how_to_get
+from specc.compiler.driver.wheel.wheel import PREFIX
+from specc.compiler.support.extras import how_to_get
 
 ROOT = Path(__file__).resolve().parents[2]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]

@@ -16,12 +16,12 @@ from fakes.rotated import run_target, write_left
 from fakes.tables import wild_models
 from torch import Tensor
 
-from specc.config import Config
-from specc.ir.core import Module, entry_of, on_nodes
-from specc.ir.interpret import Forward, interpret
-from specc.ir.nodes import callback_of
-from specc.ir.ops import OPS
-from specc.ir.ops.model import GIVEN_HIDDEN, GIVEN_LOGITS, GIVEN_PADDED
+from specc.compiler.config import Config
+from specc.compiler.ir.core import Module, entry_of, on_nodes
+from specc.compiler.ir.interpret import Forward, interpret
+from specc.compiler.ir.nodes import callback_of
+from specc.compiler.ir.ops import OPS
+from specc.compiler.ir.ops.model import GIVEN_HIDDEN, GIVEN_LOGITS, GIVEN_PADDED
 from specc.runtime.capabilities.sampling import Sampling
 from specc.runtime.plan.draft_head import HEAD, SCALE, TOKEN_ENTRIES, WEIGHT
 from specc.runtime.plan.parameters import PREFIX

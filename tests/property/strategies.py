@@ -10,12 +10,12 @@ from typing import Any
 from hypothesis import strategies as st
 from programs import MODEL
 
-from specc.algorithms import names, needs
-from specc.ir.core import PHASES, CarriedValue, Module
-from specc.ir.declarations import DECLS, Decl, KvPool, Options
-from specc.ir.ops import OPS
-from specc.ir.types import AXES, DTYPES, LARGEST, UNBOUNDED, Dim, StateType, TensorType, Type
-from specc.support.location import Location
+from specc.compiler.algorithms import names, needs
+from specc.compiler.ir.core import PHASES, CarriedValue, Module
+from specc.compiler.ir.declarations import DECLS, Decl, KvPool, Options
+from specc.compiler.ir.ops import OPS
+from specc.compiler.ir.types import AXES, DTYPES, LARGEST, UNBOUNDED, Dim, StateType, TensorType, Type
+from specc.compiler.support.location import Location
 
 # --- configurations -------------------------------------------------------------------------------------------------
 

@@ -11,11 +11,11 @@ from programs import compile_to, load
 from session import DTYPES, RecordingEngine, Script, interpret_entry, script
 from torch import Tensor
 
-from specc.algorithms import names, needs
-from specc.build.build import Build, build_program
-from specc.config import LoadedConfig
-from specc.ir.core import Module, is_state, tensor_type
-from specc.ir.types import TensorType
+from specc.compiler.algorithms import names, needs
+from specc.compiler.config import LoadedConfig
+from specc.compiler.driver.build import Build, build_program
+from specc.compiler.ir.core import Module, is_state, tensor_type
+from specc.compiler.ir.types import TensorType
 from specc.runtime.batch import Batch
 from specc.runtime.rotated import RotatedStep
 from specc.runtime.state.carry import Carry

@@ -13,14 +13,14 @@ from hypothesis import strategies as st
 from programs import load, written
 from strategies import configs, to_yaml
 
-from specc.algorithms import names, needs
-from specc.build.build import Build, build_program
-from specc.build.compile import compile_shapes
-from specc.config import load_text
-from specc.ir.core import Module
-from specc.ir.text.parser import parse_module
-from specc.ir.text.printer import print_module
-from specc.passes.plan_memory import FOREVER
+from specc.compiler.algorithms import names, needs
+from specc.compiler.config import load_text
+from specc.compiler.driver.build import Build, build_program
+from specc.compiler.driver.compile import compile_shapes
+from specc.compiler.ir.core import Module
+from specc.compiler.ir.text.parser import parse_module
+from specc.compiler.ir.text.printer import print_module
+from specc.compiler.passes.plan_memory import FOREVER
 from specc.runtime.memory.arena import Arena, allocate
 from specc.runtime.memory.footprint import Memory
 from specc.runtime.plan.files.plan_json import read_plan

@@ -27,14 +27,14 @@ from session import (
 )
 from strategies import configs, to_yaml
 
-from specc.algorithms import names, needs
-from specc.build.build import Build, build_program
-from specc.config import load_text
-from specc.ir.ops import OPS
-from specc.ir.text.printer import print_module
-from specc.ir.types import FLOATS
-from specc.kernels import LONE, groups
-from specc.passes import form_kernels
+from specc.compiler.algorithms import names, needs
+from specc.compiler.config import load_text
+from specc.compiler.driver.build import Build, build_program
+from specc.compiler.ir.ops import OPS
+from specc.compiler.ir.text.printer import print_module
+from specc.compiler.ir.types import FLOATS
+from specc.compiler.kernels import LONE, groups
+from specc.compiler.passes import form_kernels
 from specc.runtime.batch import Batch
 from specc.runtime.plan.files.plan_json import plan_text
 

@@ -10,15 +10,15 @@ from hypothesis import given, settings
 from programs import load, passes_to
 from strategies import configs, to_yaml
 
-from specc.algorithms import names, needs
-from specc.build.compile import start_module
-from specc.config import LoadedConfig, load_config, load_text
-from specc.ir.text.parser import parse_module
-from specc.ir.text.printer import print_module
-from specc.pass_manager.instruments import spell
-from specc.pass_manager.manager import run_passes
-from specc.pass_manager.pass_base import Context
-from specc.passes.pipeline import parse_pipeline
+from specc.compiler.algorithms import names, needs
+from specc.compiler.config import LoadedConfig, load_config, load_text
+from specc.compiler.driver.compile import start_module
+from specc.compiler.ir.text.parser import parse_module
+from specc.compiler.ir.text.printer import print_module
+from specc.compiler.pass_manager.instruments import spell
+from specc.compiler.pass_manager.manager import run_passes
+from specc.compiler.pass_manager.pass_base import Context
+from specc.compiler.passes.pipeline import parse_pipeline
 
 ROOT = Path(__file__).parents[2]
 PATHS = [path for path in sorted((ROOT / "examples").glob("*.yaml")) if not path.stem.startswith("random")]

@@ -13,15 +13,15 @@ from programs import load, passes_to
 from session import RECURRENT, Trace, assert_same, equal, interpret_script, script
 from strategies import configs, to_yaml
 
-from specc.algorithms import names, needs
-from specc.build.compile import start_module
-from specc.config import Config, LoadedConfig, load_text
-from specc.ir.core import Module
-from specc.ir.text.parser import parse_module
-from specc.ir.text.printer import print_module
-from specc.pass_manager.manager import BaseInstrument, run_passes
-from specc.pass_manager.pass_base import Context, Pass
-from specc.passes.invariants import CheckEach
+from specc.compiler.algorithms import names, needs
+from specc.compiler.config import Config, LoadedConfig, load_text
+from specc.compiler.driver.compile import start_module
+from specc.compiler.ir.core import Module
+from specc.compiler.ir.text.parser import parse_module
+from specc.compiler.ir.text.printer import print_module
+from specc.compiler.pass_manager.manager import BaseInstrument, run_passes
+from specc.compiler.pass_manager.pass_base import Context, Pass
+from specc.compiler.passes.invariants import CheckEach
 
 
 class Snapshots(BaseInstrument):

@@ -9,14 +9,14 @@ from hypothesis import given, settings
 from programs import written
 from strategies import changed_configs, configs, to_yaml
 
-from specc.algorithms import names, needs
-from specc.build.build import build_program
-from specc.config import load_text
-from specc.ir.text.parser import parse_module
-from specc.ir.text.printer import print_module
+from specc.compiler.algorithms import names, needs
+from specc.compiler.config import load_text
+from specc.compiler.driver.build import build_program
+from specc.compiler.ir.text.parser import parse_module
+from specc.compiler.ir.text.printer import print_module
+from specc.compiler.support.diagnostics import Diagnostic, DiagnosticError
+from specc.compiler.support.render import render
 from specc.runtime.plan.files.plan_json import read_plan
-from specc.support.diagnostics import Diagnostic, DiagnosticError
-from specc.support.render import render
 
 
 @settings(max_examples=40)

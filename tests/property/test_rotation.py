@@ -13,9 +13,9 @@ from session import RecordingEngine, Script, content, defined, equal, script
 from strategies import configs, to_yaml, whole_of
 from torch import Tensor
 
-from specc.algorithms import names, needs
-from specc.build.build import Build, build_program
-from specc.config import load_text
+from specc.compiler.algorithms import names, needs
+from specc.compiler.config import load_text
+from specc.compiler.driver.build import Build, build_program
 from specc.runtime.batch import Batch
 
 LATER = 1

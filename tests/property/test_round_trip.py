@@ -10,16 +10,16 @@ from hypothesis import strategies as st
 from programs import passes_to
 from strategies import configs, modules, to_yaml
 
-from specc.algorithms import names, needs
-from specc.build.compile import start_module
-from specc.config import load_text
-from specc.ir.checker import check_module
-from specc.ir.core import Module, Op
-from specc.ir.text.parser import parse_module
-from specc.ir.text.printer import print_module
-from specc.pass_manager.manager import run_passes
-from specc.pass_manager.pass_base import Context
-from specc.support.diagnostics import Diagnostic
+from specc.compiler.algorithms import names, needs
+from specc.compiler.config import load_text
+from specc.compiler.driver.compile import start_module
+from specc.compiler.ir.checker import check_module
+from specc.compiler.ir.core import Module, Op
+from specc.compiler.ir.text.parser import parse_module
+from specc.compiler.ir.text.printer import print_module
+from specc.compiler.pass_manager.manager import run_passes
+from specc.compiler.pass_manager.pass_base import Context
+from specc.compiler.support.diagnostics import Diagnostic
 
 
 def facts(module: Module) -> dict[str, Any]:

@@ -11,13 +11,13 @@ from hypothesis import strategies as st
 from programs import MODEL, passes_to
 from strategies import DTYPE_NAMES, to_yaml, width
 
-from specc.algorithms import names, needs
-from specc.build.compile import start_module
-from specc.config import LoadedConfig, load_text
-from specc.pass_manager.manager import run_passes
-from specc.pass_manager.pass_base import Context
-from specc.passes.invariants import CheckEach
-from specc.support.diagnostics import Diagnostic, DiagnosticError
+from specc.compiler.algorithms import names, needs
+from specc.compiler.config import LoadedConfig, load_text
+from specc.compiler.driver.compile import start_module
+from specc.compiler.pass_manager.manager import run_passes
+from specc.compiler.pass_manager.pass_base import Context
+from specc.compiler.passes.invariants import CheckEach
+from specc.compiler.support.diagnostics import Diagnostic, DiagnosticError
 
 SIZES = st.sampled_from([2, 4, 8])
 

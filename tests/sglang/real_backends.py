@@ -19,9 +19,9 @@ import torch
 
 sys.path.append(str(Path(__file__).resolve().parents[2]))
 
-from specc.adapters.sglang.attention.contract import Contract
-from specc.adapters.sglang.attention.roles import Roles, name_of
-from specc.adapters.sglang.attention.step_tables import Sizes, Tables
+from specc.engines.sglang.attention.contract import Contract
+from specc.engines.sglang.attention.roles import Roles, name_of
+from specc.engines.sglang.attention.step_tables import Sizes, Tables
 
 STEPS, NODES, LARGEST, CONTEXT, PAGE = 3, 4, 4, 512, 64
 BATCHES = ([7, 300, 64], [7, 300, 64], [500, 1], [63, 62, 127])

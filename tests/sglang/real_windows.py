@@ -19,10 +19,10 @@ from torch import Tensor
 sys.path.append(str(Path(__file__).resolve().parents[2]))
 
 
-from specc.adapters.sglang.attention.roles import Roles
-from specc.adapters.sglang.attention.step_tables import Sizes, Tables
-from specc.adapters.sglang.attention.triton import Triton
-from specc.adapters.sglang.attention.windowed.second_pool import TwoPools
+from specc.engines.sglang.attention.roles import Roles
+from specc.engines.sglang.attention.step_tables import Sizes, Tables
+from specc.engines.sglang.attention.triton import Triton
+from specc.engines.sglang.attention.windowed.second_pool import TwoPools
 
 NODES, LARGEST, COLUMNS, HEADS, KEPT, WIDTH = 4, 5, 96, 4, 2, 16
 WINDOW = 11

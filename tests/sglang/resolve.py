@@ -40,9 +40,9 @@ from sglang.srt.speculative.dflash_utils import parse_dflash_draft_config
 from sglang.srt.speculative.draft_utils import DraftBackendFactory
 from transformers import AutoConfig, Qwen2Config
 
-from specc.adapters.sglang.parts.runners import runners_of
-from specc.adapters.sglang.served import refusals
-from specc.adapters.sglang.server import fit
+from specc.engines.sglang.parts.runners import runners_of
+from specc.engines.sglang.served import refusals
+from specc.engines.sglang.server import fit
 
 for kind in ("k3_dspark", "mimo", "mimo_v2", "minimax_m3_dspark"):
     AutoConfig.register(kind, type(kind, (Qwen2Config,), {"model_type": kind}))

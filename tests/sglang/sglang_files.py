@@ -11,7 +11,7 @@ sys.path += [str(ROOT / "tests"), str(ROOT)]
 
 from engine_environment import Environment  # noqa: E402 (make_environment.py is run as a script)
 
-from specc.adapters.sglang import TESTED  # noqa: E402
+from specc.engines.sglang import TESTED  # noqa: E402
 
 NEWEST = TESTED[-1]
 CHOICE = "SPECC_TEST_SGLANG"

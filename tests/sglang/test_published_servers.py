@@ -20,15 +20,15 @@ import served
 import yaml
 from sglang_files import HERE, NEWEST, ON_GPU, ROOT, environment
 
-from specc.adapters.sglang.served import refusals
-from specc.config.archs import gpu_of
-from specc.config.pasted import Wanted
-from specc.config.presets.preset import EngineNeeds
-from specc.config.presets.sglang_models import unserved
-from specc.config.sglang.command_line import Arguments, parse
-from specc.config.sglang.server import Started, roles, started
-from specc.config.sglang.written import configuration
-from specc.support.diagnostics import DiagnosticError
+from specc.compiler.config.archs import gpu_of
+from specc.compiler.config.presets.contract import EngineNeeds
+from specc.compiler.config.wanted import Wanted
+from specc.compiler.support.diagnostics import DiagnosticError
+from specc.engines.sglang.check.command_line import Arguments, parse
+from specc.engines.sglang.check.models import unserved
+from specc.engines.sglang.check.server import Started, roles, started
+from specc.engines.sglang.check.written import configuration
+from specc.engines.sglang.served import refusals
 
 pytestmark = pytest.mark.skipif(ON_GPU, reason="the machine is said to have other GPUs")
 LAUNCH = "python3 -m sglang.launch_server"

@@ -10,7 +10,7 @@ from typing import get_args
 from engine_answers import names_of, write
 from engine_classes import derived_from
 
-sys.path.append(str(Path(__file__).parents[2] / "specc/config/vllm"))
+sys.path.append(str(Path(__file__).parents[2] / "specc/engines/vllm/check"))
 
 import machine  # noqa: F401 (vLLM finds the GPU that it says there is)
 import vllm

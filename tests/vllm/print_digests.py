@@ -13,7 +13,7 @@ from pathlib import Path
 
 from vllm_files import ENVIRONMENT
 
-from specc.adapters.vllm.server.digests import digests, unknown
+from specc.engines.vllm.server.digests import digests, unknown
 
 
 def main() -> None:

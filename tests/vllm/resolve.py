@@ -14,7 +14,7 @@ from typing import Any
 
 from transformers import AutoConfig, Qwen2Config
 
-SCRIPT = Path(__file__).parents[2] / "specc/config/vllm/answer.py"
+SCRIPT = Path(__file__).parents[2] / "specc/engines/vllm/check/answer.py"
 spec: Any = importlib.util.spec_from_file_location("answer", SCRIPT)
 asked: Any = importlib.util.module_from_spec(spec)
 spec.loader.exec_module(asked)

@@ -18,19 +18,19 @@ import served
 from typer.testing import CliRunner
 from vllm_files import ENVIRONMENT, HERE, ON_GPU, PYTHON, VERSION
 
-from specc.adapters.vllm.served import METHODS, refusals
-from specc.algorithms import names, needs
-from specc.build.compile import check_config
 from specc.cli.main import app
-from specc.config import load_text
-from specc.config.archs import gpu_of
-from specc.config.pasted import Wanted
-from specc.config.vllm.asked import ServerAnswer, case_of
-from specc.config.vllm.command_line import Arguments, parse
-from specc.config.vllm.defaults import attention
-from specc.config.vllm.server import ANSWERS, Started, started
-from specc.config.vllm.written import configuration
-from specc.support.diagnostics import DiagnosticError
+from specc.compiler.algorithms import names, needs
+from specc.compiler.config import load_text
+from specc.compiler.config.archs import gpu_of
+from specc.compiler.config.wanted import Wanted
+from specc.compiler.driver.compile import check_config
+from specc.compiler.support.diagnostics import DiagnosticError
+from specc.engines.vllm.check.asked import ServerAnswer, case_of
+from specc.engines.vllm.check.command_line import Arguments, parse
+from specc.engines.vllm.check.defaults import attention
+from specc.engines.vllm.check.server import ANSWERS, Started, started
+from specc.engines.vllm.check.written import configuration
+from specc.engines.vllm.served import METHODS, refusals
 
 pytestmark = pytest.mark.skipif(ON_GPU, reason="the machine is said to have other GPUs")
 

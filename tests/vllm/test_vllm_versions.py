@@ -14,7 +14,7 @@ from vllm_programs import build_program
 from vllm_server import PLAIN, Served, Variant, serve
 from vllm_workload import greedy
 
-from specc.adapters.vllm.server.digests import digests, unknown
+from specc.engines.vllm.server.digests import digests, unknown
 
 STEPS, REASON = 16, "verified by both sides"
 """How many steps a trial has, and why these are vLLM's."""
@@ -23,7 +23,7 @@ Changes = Mapping[str, Mapping[str, str]]
 RENAMED = {"v1/worker/gpu/sample/logit_bias.py": {"self.use_logit_bias": "self.has_logit_bias"}}
 """vLLM goes on as ever, under another name."""
 LACKING = """
-from specc.adapters.vllm import seam
+from specc.engines.vllm import seam
 for table in (seam.MUST, *seam.MAY.values()):
     print(*seam.lacking(table), sep="; ")
 """

@@ -13,12 +13,12 @@ from programs import config_text
 from typer.testing import CliRunner, Result
 
 from specc.cli.main import app
-from specc.codegen.aot import CompileError
-from specc.codegen.artifact import KNOWN_ARCHS
-from specc.config import ARCHS
-from specc.ir.text.parser import parse_module
+from specc.compiler.codegen.aot import CompileError
+from specc.compiler.codegen.artifact import KNOWN_ARCHS
+from specc.compiler.config import ARCHS
+from specc.compiler.ir.text.parser import parse_module
+from specc.compiler.support.diagnostics import DiagnosticError
 from specc.runtime.plan.plan import FORMAT
-from specc.support.diagnostics import DiagnosticError
 from specc.version import __version__
 
 
@@ -249,7 +249,7 @@ def test_a_kernel_that_does_not_compile(config: Path, tmp_path: Path, monkeypatc
     def fail(*_: object, **__: object) -> None:
         raise CompileError("prepare_rows", "sm_90", "expected a pointer")
 
-    monkeypatch.setattr("specc.codegen.aot.compile_kernels", fail)
+    monkeypatch.setattr("specc.compiler.codegen.aot.compile_kernels", fail)
     result = build(config, "-o", tmp_path)
     assert result.exit_code == 1
     assert "error[aot/compile-failed]: prepare_rows for sm_90: expected a pointer" in result.stderr
@@ -264,7 +264,7 @@ def test_without_a_compiler(config: Path, tmp_path: Path, monkeypatch: pytest.Mo
     def missing(name: str) -> str:
         raise importlib.metadata.PackageNotFoundError(name)
 
-    monkeypatch.setattr("specc.build.build.importlib.metadata.version", missing)
+    monkeypatch.setattr("specc.compiler.driver.build.importlib.metadata.version", missing)
     result = build(config, "-o", tmp_path)
     assert result.exit_code == 1
     assert "error[aot/no-compiler]" in result.stderr
@@ -277,7 +277,7 @@ def test_a_failure_of_specc_itself(config: Path, tmp_path: Path, monkeypatch: py
 
     monkeypatch.delenv("SPECC_DEBUG", raising=False)
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("specc.passes.cse.Cse.run", fail)
+    monkeypatch.setattr("specc.compiler.passes.cse.Cse.run", fail)
     result = build(config)
     assert result.exit_code == 70
     assert "error[internal/crash]: specc failed: ZeroDivisionError: oh no" in result.stderr

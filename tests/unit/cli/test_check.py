@@ -16,9 +16,9 @@ from specc.cli import check as check_module
 from specc.cli import doctor as doctor_module
 from specc.cli.main import app
 from specc.cli.reporting import reported, reporting
-from specc.config import LoadedConfig
+from specc.compiler.config import LoadedConfig
+from specc.compiler.support.diagnostics import Diagnostic, DiagnosticError
 from specc.runtime.plan.shape import Shape
-from specc.support.diagnostics import Diagnostic, DiagnosticError
 from specc.version import __version__
 
 ROOT = Path(__file__).parents[3]
@@ -29,7 +29,7 @@ HEAVY = ("torch", "triton", "transformers", "networkx")
 @pytest.fixture
 def front(monkeypatch: pytest.MonkeyPatch) -> None:
     """Leave the compiler out: these tests are about the command."""
-    monkeypatch.setattr("specc.build.compile.check_config", lambda loaded: None)
+    monkeypatch.setattr("specc.compiler.driver.compile.check_config", lambda loaded: None)
 
 
 def changed(tmp_path: Path, old: str, new: str) -> Path:
@@ -88,7 +88,7 @@ def test_findings_of_the_compiler_have_snippets(monkeypatch: pytest.MonkeyPatch)
     def fail(loaded: LoadedConfig) -> None:
         raise DiagnosticError(Diagnostic("type/width-mismatch", "wide", loaded.location("target", "hidden_size")))
 
-    monkeypatch.setattr("specc.build.compile.check_config", fail)
+    monkeypatch.setattr("specc.compiler.driver.compile.check_config", fail)
     result = CliRunner().invoke(app, ["check", str(EXAMPLE)])
     assert result.exit_code == 1
     assert "hidden_size: 4096" in result.stderr
@@ -97,8 +97,8 @@ def test_findings_of_the_compiler_have_snippets(monkeypatch: pytest.MonkeyPatch)
 def test_one_bucket_and_trees_in_the_summary() -> None:
     from dataclasses import replace
 
-    from specc.algorithms import names, needs
-    from specc.config import load_config
+    from specc.compiler.algorithms import names, needs
+    from specc.compiler.config import load_config
 
     config = load_config(EXAMPLE, names(), needs).config
     assert check_module.summary(replace(config, file=config.file.model_copy(update={"buckets": [4]}))).endswith(
@@ -113,7 +113,7 @@ def test_a_crash_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     def crash(loaded: object) -> None:
         raise KeyError("oops")
 
-    monkeypatch.setattr("specc.build.compile.check_config", crash)
+    monkeypatch.setattr("specc.compiler.driver.compile.check_config", crash)
     monkeypatch.delenv("SPECC_DEBUG", raising=False)
     result = CliRunner().invoke(app, ["check", str(EXAMPLE)])
     assert (result.exit_code, result.stdout) == (70, "")
@@ -194,8 +194,8 @@ def test_nothing_heavy_is_imported(code: str) -> None:
 
 def test_checking_without_models_imports_no_transformers() -> None:
     code = (
-        "import sys; from pathlib import Path; from specc.config import load_config\n"
-        "from specc.algorithms import names, needs\n"
+        "import sys; from pathlib import Path; from specc.compiler.config import load_config\n"
+        "from specc.compiler.algorithms import names, needs\n"
         f"load_config(Path({str(EXAMPLE)!r}), names(), needs)\n"
         "print([m for m in ('torch', 'triton', 'transformers') if m in sys.modules])"
     )

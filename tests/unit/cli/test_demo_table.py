@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from specc.engine.reference import Tie, Verdict
-from specc.engine.serving.stats import Stats
+from specc.lab.engine.reference import Tie, Verdict
+from specc.lab.engine.serving.stats import Stats
 
 ROOT = Path(__file__).parents[3]
 SCRIPT = ROOT / "examples" / "demo_table.py"

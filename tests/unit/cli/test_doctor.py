@@ -13,7 +13,7 @@ from typer.testing import CliRunner
 from specc.cli import doctor as doctor_module
 from specc.cli.doctor import DoctorLine
 from specc.cli.main import app
-from specc.support.diagnostics import Diagnostic
+from specc.compiler.support.diagnostics import Diagnostic
 
 PROGRAM = {
     "name": "llama", "package": "specc_program_llama", "version": "0.1.0+p1", "algorithm": "EAGLE", "num_steps": [3],

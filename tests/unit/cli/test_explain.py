@@ -11,11 +11,11 @@ import pytest
 from programs import ROOT, config_text, written
 from typer.testing import CliRunner, Result
 
-from specc.algorithms import names, needs
-from specc.build.build import build_program
 from specc.cli.main import app
-from specc.config import load_config
-from specc.config.models.remembered import RememberedFacts
+from specc.compiler.algorithms import names, needs
+from specc.compiler.config import load_config
+from specc.compiler.config.models.remembered import RememberedFacts
+from specc.compiler.driver.build import build_program
 
 TREE = {"topk": 2, "num_draft_tokens": 6, "page_size": 16}
 CASES: dict[str, tuple[str, dict[str, Any]]] = {
@@ -195,7 +195,7 @@ def test_what_a_model_says_has_its_key(tmp_path: Path, monkeypatch: pytest.Monke
     sizes["num_mtp_modules"] = 2
     facts = {key: [value, f"its_{key}"] for key, value in sizes.items()} | {"dtype": ["float32", "dtype"]}
     monkeypatch.setattr(
-        "specc.config.models.remembered", lambda content, ask: RememberedFacts("deepseek_v4", True, facts)
+        "specc.compiler.config.models.remembered", lambda content, ask: RememberedFacts("deepseek_v4", True, facts)
     )
     (tmp_path / "model").mkdir()
     (tmp_path / "model" / "config.json").write_text('{"model_type": "deepseek_v4"}')

@@ -14,7 +14,7 @@ from programs import ROOT, config_text
 from typer.testing import CliRunner, Result
 
 from specc.cli.main import app
-from specc.config.rules.shapes import shape_called
+from specc.compiler.config.rules.shapes import shape_called
 from specc.runtime.capabilities.shape import AcceptanceShape
 from specc.runtime.plan.files.manifest import MANIFEST
 from specc.runtime.plan.shape import Shape

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import shlex
 from collections.abc import Iterator
+from importlib.metadata import entry_points
 from typing import get_args, get_type_hints
 
 import pytest
@@ -14,19 +15,24 @@ from typer.main import get_command
 from typer.models import OptionInfo
 from typer.testing import CliRunner
 
-from specc.algorithms import names
-from specc.cli import completion, examples, sglang, vllm
+from specc.cli import completion, examples
 from specc.cli.main import app
 from specc.cli.reporting import run
-from specc.passes.pipeline import PASSES
+from specc.cli.words import COMMANDS as BROUGHT
+from specc.compiler.algorithms import names
+from specc.compiler.passes.pipeline import PASSES
 
 from .test_commands_page import COMMANDS
 
-EXAMPLES = {
-    **examples.EXAMPLES,
-    **{f"sglang {name}": lines for name, lines in sglang.EXAMPLES.items()},
-    **{f"vllm {name}": lines for name, lines in vllm.EXAMPLES.items()},
-}
+
+def brought() -> Iterator[tuple[str, tuple[str, ...]]]:
+    """What engines and the lab bring: lines by command, whose group stands in front."""
+    for point in entry_points(group=BROUGHT):
+        for name, lines in point.load().EXAMPLES.items():
+            yield name if name == point.name else f"{point.name} {name}", lines
+
+
+EXAMPLES = examples.EXAMPLES | dict(brought())
 OWN = [name for name in COMMANDS if name != "specc-opt"]
 
 

@@ -11,12 +11,12 @@ import pytest
 from ruamel.yaml import YAML
 from typer.testing import CliRunner, Result
 
-from specc.algorithms import names, needs
-from specc.build.compile import check_config
 from specc.cli.main import app
-from specc.config import LoadedConfig, load_config
-from specc.config.archs import NoGpuError
-from specc.support.diagnostics import DiagnosticError
+from specc.compiler.algorithms import names, needs
+from specc.compiler.config import LoadedConfig, load_config
+from specc.compiler.config.archs import NoGpuError
+from specc.compiler.driver.compile import check_config
+from specc.compiler.support.diagnostics import DiagnosticError
 
 LLAMA: dict[str, Any] = {
     "architectures": ["LlamaForCausalLM"],
@@ -39,7 +39,7 @@ FILE = "target_standalone.yaml"
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A folder with a target and a smaller model, on a machine without a GPU."""
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("specc.config.proposal.gpus", list)
+    monkeypatch.setattr("specc.compiler.config.proposal.gpus", list)
     model("target", LLAMA)
     model("small", SMALL)
     return tmp_path
@@ -265,7 +265,7 @@ def test_archs(
             raise NoGpuError("torch is not installed")
         return gpus
 
-    monkeypatch.setattr("specc.config.proposal.gpus", listed)
+    monkeypatch.setattr("specc.compiler.config.proposal.gpus", listed)
     result = init("target", "small", "-o", "-")
     assert YAML(typ="safe").load(result.stdout)["archs"] == archs
     assert reason in " ".join(result.stderr.split())

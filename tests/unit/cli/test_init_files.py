@@ -8,7 +8,7 @@ import pytest
 from typer.testing import CliRunner
 
 from specc.cli.main import app
-from specc.config.proposal import name_of
+from specc.compiler.config.proposal import name_of
 
 from .test_init import FILE, HEAD, LLAMA, SMALL, folder, init, loaded, model, refused, written
 

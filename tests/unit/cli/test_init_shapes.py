@@ -12,7 +12,7 @@ import pytest
 from programs import ROOT
 from ruamel.yaml import YAML
 
-from specc.config.estimate.proposed import BUCKETS
+from specc.compiler.config.estimate.proposed import BUCKETS
 
 from .test_init import HEAD, HEAD3, LLAMA, folder, init, loaded, model, refused
 

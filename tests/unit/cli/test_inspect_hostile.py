@@ -17,12 +17,12 @@ from fakes.plans import chain_plan
 from typer.testing import CliRunner
 
 from specc.cli.main import app
+from specc.compiler.support.files import archives
 from specc.runtime.batch import check_rows
 from specc.runtime.errors import BatchError
 from specc.runtime.plan.files.manifest import MANIFEST
 from specc.runtime.plan.plan import FORMAT
 from specc.runtime.plan.typed import read_json
-from specc.support.files import archives
 
 PACKAGE = "specc_program_odd"
 CONTROL = re.compile(r"[\x00-\x09\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]")

@@ -13,8 +13,8 @@ import pytest
 from programs import config_text
 from typer.testing import CliRunner, Result
 
-from specc.algorithms import names
 from specc.cli.main import app
+from specc.compiler.algorithms import names
 from specc.version import __version__
 
 
@@ -103,7 +103,9 @@ def test_a_damaged_program_is_named(site: Path) -> None:
 
 def test_a_plugin(site: Path) -> None:
     plugin(
-        site, "from specc.algorithms import Algorithm\nOTHER = Algorithm('OTHER', 'it drafts', lambda scope: None)\n"
+        site,
+        "from specc.compiler.algorithms import Algorithm\n"
+        "OTHER = Algorithm('OTHER', 'it drafts', lambda scope: None)\n",
     )
     row = listing_as_json()["algorithms"][-1]
     assert row == {"name": "OTHER", "summary": "it drafts", "forms": ["chain", "tree"], "from": "specc-other 1.0"}

@@ -10,9 +10,9 @@ from programs import compile_to, config_text, load
 from typer.testing import CliRunner, Result
 
 from specc.cli.opt import app
-from specc.ir.text.parser import parse_module
-from specc.ir.text.printer import print_module
-from specc.passes.pipeline import PASSES
+from specc.compiler.ir.text.parser import parse_module
+from specc.compiler.ir.text.printer import print_module
+from specc.compiler.passes.pipeline import PASSES
 from specc.version import __version__
 
 MODULE = "module @m {\n  established typed\n  dim B : request <= 4\n  input %rows : i64[B]\n}\n"

@@ -11,11 +11,11 @@ import pytest
 from programs import config_text
 from typer.testing import CliRunner, Result
 
-from specc.algorithms import names, needs
-from specc.build.build import build_program
 from specc.cli.configuration import _settled
 from specc.cli.main import app
-from specc.config import load_text
+from specc.compiler.algorithms import names, needs
+from specc.compiler.config import load_text
+from specc.compiler.driver.build import build_program
 
 ROOT = Path(__file__).parents[3]
 EXAMPLES = sorted((ROOT / "examples").glob("*.yaml"))
@@ -93,7 +93,7 @@ def test_a_wheel_stands_for_its_configuration(wheel: Path, tmp_path: Path, monke
 
 
 def test_another_specc_s_wheel_is_told_of_with_a_warning(wheel: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("specc.build.plan.__version__", "9.9")
+    monkeypatch.setattr("specc.compiler.driver.plan.__version__", "9.9")
     result = specc("explain", str(wheel))
     assert "warning[run/other-program]" in result.stderr
 
@@ -146,7 +146,7 @@ def test_what_init_writes_is_checked_without_a_warning(
     draft: str, engine: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("specc.config.proposal.gpus", list)
+    monkeypatch.setattr("specc.compiler.config.proposal.gpus", list)
     models = [TARGET] + ([str(Path(TARGET).parent / draft)] if draft else [])
     more = [] if engine == "none" else ["--engine", engine]
     served = draft in SERVED[engine]

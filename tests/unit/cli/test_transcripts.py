@@ -76,8 +76,8 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     (tmp_path / "models").symlink_to(ROOT / "examples/models")
     (tmp_path / "published").symlink_to(ROOT / "tests/published")
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("specc.config.proposal.gpus", list)
-    monkeypatch.setattr("specc.measure.bench.here", lambda: None)
+    monkeypatch.setattr("specc.compiler.config.proposal.gpus", list)
+    monkeypatch.setattr("specc.lab.measure.bench.here", lambda: None)
     return tmp_path
 
 

@@ -14,7 +14,7 @@ from fuzz.oracles import Recurrent
 from fuzz.sampler import Sampler
 from programs import load
 
-from specc.config import Config
+from specc.compiler.config import Config
 from specc.runtime.batch import Batch
 from specc.runtime.entry.frame import Frame
 from specc.runtime.memory.arena import Arena

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from specc.ir.ops import health
+from specc.compiler.ir.ops import health
 from specc.runtime.entry.health import FAULTS, faults
 from specc.runtime.entry.result import HostResult
 

@@ -11,7 +11,7 @@ import pytest
 from fakes.plans import program_of
 from programs import planned
 
-from specc.algorithms import names, needs
+from specc.compiler.algorithms import names, needs
 from specc.runtime.errors import SchemaMismatchError
 from specc.runtime.plan.plan import Plan
 from specc.runtime.state.peer import check_peer, schema, schema_digest

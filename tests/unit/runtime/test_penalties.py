@@ -13,7 +13,7 @@ from test_torn import Boom, failing, machine_of
 from test_transfer import Machine
 from torch import Tensor
 
-from specc.build.build import build_program
+from specc.compiler.driver.build import build_program
 from specc.runtime.batch import Batch
 from specc.runtime.capabilities.sampling import GREEDY, Sampling, carried
 from specc.runtime.errors import BatchError, FieldError, SamplingError

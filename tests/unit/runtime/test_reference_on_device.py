@@ -15,11 +15,11 @@ from programs import load, passes_to
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
-from specc.build.compile import start_module
-from specc.ir.core import Module, Op, Value, is_state, tensor_type
-from specc.ir.nodes import is_collective, is_external
-from specc.pass_manager.manager import run_passes
-from specc.pass_manager.pass_base import Context
+from specc.compiler.driver.compile import start_module
+from specc.compiler.ir.core import Module, Op, Value, is_state, tensor_type
+from specc.compiler.ir.nodes import is_collective, is_external
+from specc.compiler.pass_manager.manager import run_passes
+from specc.compiler.pass_manager.pass_base import Context
 from specc.runtime.semantics.convention import DTYPES
 from specc.runtime.semantics.reference import MOVES, OPS, evaluate
 

@@ -12,7 +12,7 @@ from typing import Any, get_args
 import pytest
 import torch
 
-from specc.config.schema import ConfigFile
+from specc.compiler.config.schema import ConfigFile
 from specc.runtime.entry.outputs import Attribute
 from specc.runtime.entry.result import (
     HostPrefill,

@@ -11,9 +11,9 @@ import torch
 from fakes.toys import TOYS, Toy
 from gpu.room import run_out
 
-from specc.algorithms import names, needs
-from specc.build.build import build_program
-from specc.config import load_text
+from specc.compiler.algorithms import names, needs
+from specc.compiler.config import load_text
+from specc.compiler.driver.build import build_program
 from specc.runtime.backends.cpu import ReferenceBackend
 from specc.runtime.batch import Batch
 from specc.runtime.program import Program

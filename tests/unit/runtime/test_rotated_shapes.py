@@ -14,13 +14,13 @@ from fakes.drafts import Engine
 from fakes.plans import program_of
 from programs import planned
 
+from specc.compiler.support.diagnostics import DiagnosticError
 from specc.runtime.backends.cpu import ReferenceBackend
 from specc.runtime.batch import Batch
 from specc.runtime.errors import BatchError, BindError
 from specc.runtime.plan.halves import forwards, halves
 from specc.runtime.plan.plan import PROMPT, Plan
 from specc.runtime.program import Program
-from specc.support.diagnostics import DiagnosticError
 
 CPU = torch.device("cpu")
 PROMPTS = {3: [4, 9, 2], 1: [7, 1], 6: [5, 5, 8, 1, 2]}

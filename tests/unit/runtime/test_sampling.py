@@ -20,7 +20,7 @@ from transformers import (
     TopPLogitsWarper,
 )
 
-from specc.build.build import build_program
+from specc.compiler.driver.build import build_program
 from specc.runtime.batch import Batch
 from specc.runtime.capabilities.sampling import Sampling
 from specc.runtime.errors import BatchError, FieldError, SamplingError

@@ -24,7 +24,7 @@ from test_step import bind, decode
 from test_transfer import CASES, IDS, Machine, machine, plugin, text
 from torch import Tensor
 
-from specc.ir.ops import OPS
+from specc.compiler.ir.ops import OPS
 from specc.runtime.backends.cpu import ReferenceBackend
 from specc.runtime.batch import Batch
 from specc.runtime.errors import BatchError, CarryError, ForwardContractError, TornError

@@ -16,8 +16,8 @@ from fakes.plans import chain_plan
 from fakes.tables import tame_text
 from programs import EXAMPLES, brought, planned
 
-from specc import algorithms
-from specc.ir.ops import OPS
+from specc.compiler import algorithms
+from specc.compiler.ir.ops import OPS
 from specc.runtime.backends.cpu import ReferenceBackend
 from specc.runtime.batch import Batch
 from specc.runtime.capabilities.sampling import Sampling

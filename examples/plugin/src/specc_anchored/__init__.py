@@ -18,9 +18,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from specc.algorithms.blocks.growth import Frontier, grow_tree, no_drafts
-from specc.algorithms.blocks.scope import Algorithm, Scope, dtype_of, logits_dtype_of
-from specc.algorithms.blocks.verification import (
+from specc.compiler.algorithms.blocks.growth import Frontier, grow_tree, no_drafts
+from specc.compiler.algorithms.blocks.scope import Algorithm, Scope, dtype_of, logits_dtype_of
+from specc.compiler.algorithms.blocks.verification import (
     State,
     carry_lengths,
     finish_prefill,
@@ -29,9 +29,9 @@ from specc.algorithms.blocks.verification import (
     store,
     verify,
 )
-from specc.ir.core import Value
-from specc.ir.opdef import OpDef
-from specc.ir.ops.health import DRAFT_BIT
+from specc.compiler.ir.core import Value
+from specc.compiler.ir.opdef import OpDef
+from specc.compiler.ir.ops.health import DRAFT_BIT
 from specc_anchored.reference import repeats
 
 FORWARD = OpDef(

@@ -1,0 +1,96 @@
+"""What a config.json says of drafts: the modules that a target brings, the rows of a target that a draft reads.
+
+Files say it in their language model's part, beside it, or in a block of its own; what is found first counts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, cast
+
+from specc.compiler.config.models.attributes import Fact, attribute, block_of, value_of
+
+MODULES = (
+    "num_nextn_predict_layers",
+    "mtp_num_hidden_layers",
+    "num_mtp_modules",
+    "num_mtp_layers",
+    "mtp_num_layers",
+    "n_predict",
+)
+"""Names for the number of modules of multi-token prediction that a model brings along."""
+_AUX_LAYERS = (
+    ("eagle_config", "eagle_aux_hidden_state_layer_ids"),
+    ("dflash_config", "target_layer_ids"),
+)
+_TARGET_WIDTH = ("target_hidden_size", "backbone_hidden_size")
+
+
+def drafting_facts(config: object, text: object, first_layer: int) -> dict[str, Fact | None]:
+    """Return what a model says of modules, and of rows of a target; ``aux_layers`` is text, counted from 1.
+
+    ``first_layer`` is the number by which the directory calls the first layer of its target.
+    """
+    levels = (text, config)
+    facts: dict[str, Fact | None] = {
+        "num_mtp_modules": _anywhere(levels, MODULES) or _modules_apart(levels),
+        "shared_index": _flag(levels, "index_share_for_mtp_iteration"),
+        "target_hidden_size": _anywhere(levels, _TARGET_WIDTH),
+        "num_aux_layers": _anywhere(levels, ("num_aux_hidden_states",)),
+        "draft_vocab_size": _anywhere(levels, ("draft_vocab_size",)),
+    }
+    if any(block_of(level, "eagle_config").get("use_aux_hidden_state") is False for level in levels):
+        return facts | {"num_aux_layers": Fact(0, "eagle_config.use_aux_hidden_state")}
+    key, layers = _aux_layer_ids(levels)
+    if isinstance(layers, list) and layers and all(type(layer) is int for layer in cast("list[object]", layers)):
+        counted = [int(layer) + 1 - first_layer for layer in cast("list[int]", layers)]
+        facts["aux_layers"] = Fact(" ".join(map(str, counted)), f"{key}, which counts from {first_layer}")
+        facts["num_aux_layers"] = facts["num_aux_layers"] or Fact(len(counted), f"entries of {key}")
+    return facts
+
+
+def block_facts(content: Mapping[str, Any], architecture: str) -> dict[str, Fact]:
+    """Return what a draft that fills in blocks says of these; nothing of any other model."""
+    block = content.get("dflash_config")
+    if not isinstance(block, dict) and "dflash" not in architecture.lower():
+        return {}
+    options = {**content, **(cast("dict[str, Any]", block) if isinstance(block, dict) else {})}
+    size, projector, kinds = options.get("block_size"), options.get("projector_type"), options.get("layer_types")
+    windows = isinstance(kinds, list) and "sliding_attention" in kinds
+    there = {
+        "fills_blocks": Fact(1, "dflash_config" if isinstance(block, dict) else "architectures"),
+        "block_size": Fact(size, "block_size") if type(size) is int else None,
+        "projector": Fact(projector, "projector_type") if isinstance(projector, str) else None,
+        "own_embedding": Fact(1, "has_embed_tokens") if options.get("has_embed_tokens") is True else None,
+        "block_window": Fact(1, "layer_types") if windows else None,
+    }
+    return {key: fact for key, fact in there.items() if fact is not None}
+
+
+def _anywhere(levels: Sequence[object], names: Iterable[str]) -> Fact | None:
+    """Return the first of the attributes that is a positive integer, of the first part that has one."""
+    listed = tuple(names)
+    return next((fact for level in levels if (fact := attribute(level, listed)) is not None), None)
+
+
+def _flag(levels: Sequence[object], name: str) -> Fact | None:
+    return Fact(1, name) if any(value_of(level, name) is True for level in levels) else None
+
+
+def _modules_apart(levels: Sequence[object]) -> Fact | None:
+    """Return the number of modules that a block of their own says (Inkling)."""
+    for level in levels:
+        count = block_of(level, "mtp_config").get(MODULES[0])
+        if type(count) is int and count > 0:
+            return Fact(count, MODULES[0])
+    return None
+
+
+def _aux_layer_ids(levels: Sequence[object]) -> tuple[str, object]:
+    """Return the first key that lists layers of the target, and its value."""
+    for level in levels:
+        for holder, key in _AUX_LAYERS:
+            layers = block_of(level, holder).get(key) or value_of(level, key)
+            if layers is not None:
+                return key, layers
+    return "", None

@@ -1,0 +1,130 @@
+"""How large the recurrent state of a layer is, by what a config.json says of its kind.
+
+A request leaves two things in such a layer: a matrix per head, which every token changes, and the last inputs of a
+short convolution. Verification needs the inputs of all tokens that it verifies, so that part grows with the drafts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Self
+
+from specc.compiler.config.models.attributes import Fact, attribute, block_of, value_of
+
+GDN, KDA, MAMBA2 = "GDN", "KDA", "Mamba-2"
+"""Kinds whose sizes are known: a gated delta rule, one with a gate for each channel, and a selective state space."""
+_KIND, _SIZES = "state_kind", ("state_heads", "state_rows", "state_columns", "state_groups", "conv_kernel")
+_DTYPE = ("mamba_ssm_dtype", "mamba_ssm_cache_dtype")
+
+
+@dataclass(frozen=True)
+class RecurrentState:
+    """The state of a request in one recurrent layer.
+
+    Attributes:
+        kind: `GDN`, `KDA` or `MAMBA2`.
+        heads: matrices; ranks have an equal share.
+        rows, columns: of a matrix.
+        groups: of GDN and KDA the heads of keys; of Mamba-2 the groups of heads that share B and C.
+        kernel: taps of the convolution.
+        dtype: element type of the matrices, where config.json says it; None where an engine chooses.
+
+    """
+
+    kind: str
+    heads: int
+    rows: int
+    columns: int
+    groups: int
+    kernel: int
+    dtype: str | None
+
+    @classmethod
+    def of(cls, facts: Mapping[str, Fact]) -> Self | None:
+        """Return the state that a model's facts describe; None where its size is not known."""
+        if _KIND not in facts:
+            return None
+        heads, rows, columns, groups, kernel = (int(facts[name].value) for name in _SIZES)
+        dtype = str(facts["state_dtype"].value) if "state_dtype" in facts else None
+        return cls(str(facts[_KIND].value), heads, rows, columns, groups, kernel, dtype)
+
+    def matrix_elements(self, ranks: int) -> int:
+        """Return how many elements the matrices of a layer have on a rank."""
+        return -(-self.heads // ranks) * self.rows * self.columns
+
+    def convolution_channels(self, ranks: int) -> int:
+        """Return how many channels the convolution of a layer has on a rank.
+
+        Groups that ranks cannot share out are repeated, so that each rank has the group of its heads (Mamba-2).
+        """
+        if self.kind == MAMBA2:
+            groups = self.groups if self.groups % ranks == 0 else ranks
+            return (self.heads * self.rows + 2 * groups * self.columns) // ranks
+        return (2 * self.groups * self.columns + self.heads * self.rows) // ranks
+
+    def bytes(self, *, ranks: int, drafts: int, inputs: int, matrices: int) -> int:
+        """Return the bytes of a request in a layer on a rank, with room for so many drafts.
+
+        ``inputs`` and ``matrices`` are the bytes of an element of the convolution's inputs and of the matrices.
+        """
+        kept = self.convolution_channels(ranks) * (self.kernel - 1 + drafts) * inputs
+        return kept + self.matrix_elements(ranks) * matrices
+
+
+def state_facts(text: object) -> dict[str, Fact | None]:
+    """Return the sizes of a model's recurrent state as facts; none where they are not known."""
+    for kind, read in _READERS.items():
+        sizes = read(text)
+        if sizes and all(size is not None for size in sizes):
+            facts: dict[str, Fact | None] = dict(zip(_SIZES, sizes, strict=True))
+            return {_KIND: Fact(kind, "the keys of its sizes"), **facts, "state_dtype": _dtype(text)}
+    return {}
+
+
+def _dtype(text: object) -> Fact | None:
+    """Return the element type of the matrices, where a file names it."""
+    for name in _DTYPE:
+        word = value_of(text, name)
+        if isinstance(word, str) and word != "auto":
+            return Fact(word, name)
+    return None
+
+
+def _gdn(text: object) -> tuple[Fact | None, ...]:
+    return tuple(
+        attribute(text, (f"linear_{name}",))
+        for name in ("num_value_heads", "value_head_dim", "key_head_dim", "num_key_heads", "conv_kernel_dim")
+    )
+
+
+def _kda(text: object) -> tuple[Fact | None, ...]:
+    """Return the sizes of KDA: in a block of their own (Kimi), or those of attention (Ling)."""
+    block = block_of(text, "linear_attn_config")
+    heads, length, kernel = (_in_block(block, name) for name in ("num_heads", "head_dim", "short_conv_kernel_size"))
+    if not block:
+        if value_of(text, "kda_lower_bound") is None:
+            return ()
+        names = ("num_attention_heads", "head_dim", "short_conv_kernel_size")
+        heads, length, kernel = (attribute(text, (name,)) for name in names)
+    return heads, length, length, heads, kernel
+
+
+def _in_block(block: Mapping[str, Any], name: str) -> Fact | None:
+    size = block.get(name)
+    return Fact(size, f"linear_attn_config.{name}") if type(size) is int and size > 0 else None
+
+
+def _mamba2(text: object) -> tuple[Fact | None, ...]:
+    names = (
+        ("mamba_num_heads", "mamba_n_heads"),
+        ("mamba_head_dim", "mamba_d_head"),
+        ("ssm_state_size", "mamba_d_state"),
+        ("n_groups", "mamba_n_groups"),
+        ("conv_kernel", "mamba_d_conv"),
+    )
+    return tuple(attribute(text, of_size) for of_size in names)
+
+
+_READERS = {GDN: _gdn, KDA: _kda, MAMBA2: _mamba2}
+"""Kind -> what reads heads, rows and columns of a matrix, groups and the convolution's kernel."""

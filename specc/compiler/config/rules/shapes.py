@@ -1,0 +1,187 @@
+"""Rules about what is drafted: one shape, one for each of several num_steps, or the shapes of a list."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from itertools import pairwise
+
+from specc.compiler.config.rules.checked import Checked
+from specc.compiler.config.rules.needs import Needs
+from specc.compiler.config.schema import ConfigFile
+from specc.compiler.config.text.tree import Path
+from specc.compiler.support.diagnostics import Note
+from specc.compiler.support.location import Location
+from specc.runtime.plan.shape import Shape
+
+ALONE = ("num_steps", "topk", "num_draft_tokens")
+"""Keys of a configuration without a list of shapes, and of every shape of such a list."""
+
+
+_NAME = re.compile(r"\d{1,3}(x\d{1,3}x\d{1,3})?", re.ASCII)
+
+
+def shape_called(name: str) -> Shape | None:
+    """The shape of a name, such as 3 of a chain of 3 drafts and 5x4x24 of a tree; None for what is no name of one."""
+    if not _NAME.fullmatch(name):
+        return None
+    steps, *tree = map(int, name.split("x"))
+    return Shape(steps, *(tree or (1, steps + 1)))
+
+
+@dataclass(frozen=True)
+class WrittenShape:
+    """A shape as it is written.
+
+    Attributes:
+        num_steps: S.
+        topk: K.
+        nodes: N; None where it is not written.
+        buckets: its batch sizes; None where they are not written.
+        path: of the block whose keys these are; empty for the configuration itself.
+
+    """
+
+    num_steps: int
+    topk: int
+    nodes: int | None
+    buckets: tuple[int, ...] | None = None
+    path: Path = ()
+
+    def at(self, checked: Checked, key: str) -> Location:
+        """Where a key of it is, or the block that leaves it out."""
+        return checked.places.value(*self.path, key)
+
+    def settled(self, needs: Needs, widest: int) -> Shape:
+        """The shape with as many nodes as it can draft; a step without drafts has the branches of the widest."""
+        most = needs.most_nodes(self.topk, self.num_steps)
+        if self.num_steps == 0:
+            return Shape(0, widest, 1)
+        return Shape(self.num_steps, self.topk, self.num_steps + 1 if self.topk == 1 else min(self.nodes or most, most))
+
+
+def written_shapes(file: ConfigFile) -> tuple[WrittenShape, ...]:
+    """All shapes of a configuration, in the order in which they are written."""
+    if file.shapes is None:
+        return tuple(WrittenShape(steps, file.topk, file.num_draft_tokens) for steps in file.num_steps)
+    return tuple(
+        WrittenShape(
+            shape.num_steps,
+            shape.topk,
+            shape.num_draft_tokens,
+            None if shape.buckets is None else tuple(shape.buckets),
+            ("shapes", index),
+        )
+        for index, shape in enumerate(file.shapes)
+    )
+
+
+def sound_shapes(checked: Checked) -> bool:
+    """Whether no error was reported yet at what says the shapes."""
+    return checked.sound("shapes") and (checked.file.shapes is not None or checked.sound(*ALONE))
+
+
+def trees(checked: Checked) -> list[WrittenShape]:
+    """The shapes that are trees; none where something is wrong with them."""
+    return [shape for shape in written_shapes(checked.file) if shape.topk > 1] if sound_shapes(checked) else []
+
+
+def settled_shapes(file: ConfigFile, needs: Needs) -> dict[Shape, tuple[int, ...]]:
+    """Every shape, ascending, with its buckets: what the file says, or as many nodes as can be drafted, all buckets."""
+    shapes = written_shapes(file)
+    widest = max(shape.topk for shape in shapes)
+    buckets = {shape.settled(needs, widest): tuple(shape.buckets or file.buckets) for shape in shapes}
+    return dict(sorted(buckets.items()))
+
+
+def path_of(file: ConfigFile, shape: Shape) -> Path:
+    """The path of the block in which a shape is written; empty where that is the configuration itself."""
+    written = written_shapes(file)
+    alike = [entry for entry in written if entry.num_steps == shape.num_steps and entry.topk in (shape.topk, 1)]
+    exact = [entry for entry in alike if entry.topk == shape.topk and entry.nodes in (shape.num_nodes, None)]
+    return (exact or alike or list(written))[0].path
+
+
+def check_shapes(checked: Checked, needs: Needs) -> None:
+    """Check that shapes are written in one place, that they differ, and that one drafts; then each of them."""
+    file, at = checked.file, checked.places
+    both = [key for key in ALONE if at.written(key)] if at.written("shapes") else []
+    for key in both:
+        message = f"the shapes say what is drafted, and {key} says it, too"
+        note = Note("the shapes are here", at.key("shapes"))
+        checked.findings.error("config/out-of-range", message, at.key(key), hint="leave it out", notes=[note])
+    if both:
+        return
+    if file.shapes is None:
+        _ascending(checked)
+    elif checked.sound("shapes"):
+        _different(checked, needs)
+    for shape in written_shapes(file)[-1:] if file.shapes is None else written_shapes(file):
+        if sound_shapes(checked) and (shape.topk == 1 or needs.trees) and (shape.num_steps or file.shapes is None):
+            _check_nodes(checked, shape, needs)
+
+
+def _ascending(checked: Checked) -> None:
+    """Check that several num_steps ascend strictly, up to one that drafts."""
+    steps, at = checked.file.num_steps if checked.sound("num_steps") else [], checked.places
+    if max(steps, default=1) == 0:
+        message, hint = "num_steps is 0: nothing is ever drafted", "write a number from 1 to 16, or [0, 3]"
+        checked.findings.error("config/out-of-range", message, at.value("num_steps"), hint=hint)
+    for index, (before, after) in enumerate(pairwise(steps), start=1):
+        if after <= before:
+            note = Note("it follows this one", at.value("num_steps", index - 1))
+            message = f"num_steps must ascend, and {after} follows {before}"
+            hint = f"write {sorted(set(steps))}"
+            checked.findings.error(
+                "config/out-of-range", message, at.value("num_steps", index), hint=hint, notes=[note]
+            )
+
+
+def _different(checked: Checked, needs: Needs) -> None:
+    """Check that no shape is listed twice, and that one of them drafts."""
+    shapes, at = written_shapes(checked.file), checked.places
+    first: dict[Shape, Path] = {}
+    for shape in shapes:
+        settled = shape.settled(needs, 1)
+        if settled in first:
+            note = Note("first written here", at.value(*first[settled]))
+            message = f"the shape {settled} is listed twice"
+            checked.findings.error("config/out-of-range", message, at.value(*shape.path), notes=[note])
+        first.setdefault(settled, shape.path)
+    if not any(shape.num_steps for shape in shapes):
+        message = "no shape has a draft step: nothing is ever drafted"
+        checked.findings.error("config/out-of-range", message, at.value("shapes"), hint="list a shape that drafts")
+
+
+def _check_nodes(checked: Checked, shape: WrittenShape, needs: Needs) -> None:
+    """Check N: S + 1 for a chain; for a tree from 2 up to all it can draft and the root."""
+    nodes, steps, width = shape.nodes, shape.num_steps, shape.topk
+    largest = needs.most_nodes(width, steps)
+    if nodes is None:
+        if width > 1:
+            hint = f"write num_draft_tokens: a number from 2 to {largest}"
+            message = "a tree needs num_draft_tokens, the tokens the target verifies"
+            checked.findings.error("config/missing-key", message, shape.at(checked, "topk"), hint=hint)
+        return
+    where = shape.at(checked, "num_draft_tokens")
+    if width == 1 and nodes != steps + 1:
+        message = f"a chain of {steps} steps verifies {steps + 1} tokens, and num_draft_tokens is {nodes}"
+        notes = [_origin(checked, shape, "num_steps", steps)]
+        hint = f"write num_draft_tokens: {steps + 1}, or leave the key out"
+        checked.findings.error("legal/chain-width", message, where, hint=hint, notes=notes)
+    if width > 1 and not 2 <= nodes <= largest:
+        message = f"a tree with topk {width} and num_steps {steps} has 2 to {largest} nodes, and not {nodes}"
+        notes = [_origin(checked, shape, "topk", width), _origin(checked, shape, "num_steps", steps)]
+        checked.findings.error("legal/tree-size", message, where, notes=notes)
+
+
+def _origin(checked: Checked, shape: WrittenShape, key: str, value: int) -> Note:
+    """Return a note that says what a key of a shape is and where that was written."""
+    return origin(checked, (*shape.path, key), value)
+
+
+def origin(checked: Checked, path: Path, value: int) -> Note:
+    """Return a note that says what a key is and where that was written."""
+    if not checked.places.written(*path):
+        return Note(f"{path[-1]} is {value} by default")
+    return Note(f"{path[-1]} is {value}", checked.places.value(*path))

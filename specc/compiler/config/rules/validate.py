@@ -1,0 +1,230 @@
+"""Plain values -> `ConfigFile`: pydantic decides what is wrong, this module says it in the user's words.
+
+A value that is wrong is reported, taken out, and the rest is validated again, so that later rules can still
+check what stands, and one run reports everything.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any, cast
+
+from pydantic import ValidationError
+from pydantic_core import ErrorDetails
+
+from specc.compiler.config.archs import arch_hint
+from specc.compiler.config.block import Block
+from specc.compiler.config.presets.engine_tables import FieldBlock, TablesBlock
+from specc.compiler.config.schema import OUTPUTS, ConfigFile, ModelBlock
+from specc.compiler.config.text.locations import Locations
+from specc.compiler.config.text.scalars import spell
+from specc.compiler.config.text.tree import Path
+from specc.compiler.support.diagnostics import Diagnostics
+from specc.compiler.support.suggest import closest, did_you_mean
+
+_TYPES = {
+    "int_type": "an integer",
+    "int_from_float": "an integer",
+    "bool_type": "true or false",
+    "string_type": "text",
+    "list_type": "a list",
+    "literal_error": "a word",
+}
+_WORDS: Mapping[str, tuple[str, str, Callable[[str], str | None]]] = {
+    "archs": ("config/unknown-arch", "GPU architecture", arch_hint),
+    "outputs": ("config/unknown-output", "output", lambda word: did_you_mean(word, OUTPUTS)),
+}
+"""Keys whose unknown words have a code of their own: it, what the words are, and what was probably meant."""
+
+_HOMES: Mapping[type[Block], tuple[str, tuple[Path, ...]]] = {
+    ConfigFile: ("at the top level", ((),)),
+    ModelBlock: ("inside target: or draft:", (("target",), ("draft",))),
+    TablesBlock: ("inside tables:", (("tables",),)),
+}
+"""Blocks whose keys may have been meant elsewhere: where they belong, in words and as the paths of the blocks."""
+
+
+def validate(places: Locations, findings: Diagnostics) -> ConfigFile:
+    """Return what stands in the file with every wrong value reported and left out."""
+    broken = places.tree.broken
+    values = _without(places.tree.values, broken)
+    while True:
+        try:
+            return ConfigFile.model_validate(values)
+        except ValidationError as error:
+            for details in error.errors(include_url=False):
+                path = _written_path(details["loc"], places)
+                if path in broken:
+                    raise AssertionError(f"{path} was taken out and is still there") from error
+                broken.add(path)
+                _report(details, path, places, findings)
+            values = _without(values, broken)
+
+
+def _written_path(path: Path, places: Locations) -> Path:
+    """Return the path of a value as it is written: one that may be a list, and is none, has no entries."""
+    above = path[:-1]
+    alone = isinstance(path[-1], int) and places.written(*above) and not places.written(*above, 0)
+    return above if alone else path
+
+
+def broken_bound(key: str, value: object) -> str | None:
+    """Return which bound of a model's key a value from elsewhere breaks, such as ``must be at most 64``; None if none.
+
+    ``key`` is one of `ModelBlock`.
+    """
+    try:
+        ModelBlock.model_validate({key: value})
+    except ValidationError as error:
+        (details,) = error.errors(include_url=False)
+        context: Mapping[str, Any] = details.get("ctx", {})
+        return _limit(details["type"], context) or f"must be {context.get('expected', details['msg'])}"
+    return None
+
+
+def validate_options(
+    kind: type[Block], values: Mapping[str, Any], places: Locations, findings: Diagnostics
+) -> Block | None:
+    """Return the keys of ``options:`` as the algorithm's own block, or None after reporting what is wrong."""
+    try:
+        return kind.model_validate(values)
+    except ValidationError as error:
+        for details in error.errors(include_url=False):
+            path: Path = ("options", *details["loc"])
+            _report(details, path, places, findings, tuple(kind.model_fields))
+    return None
+
+
+def _without(values: dict[str, Any], broken: set[Path]) -> dict[str, Any]:
+    """Return a copy without the keys at the broken paths; an element takes its whole list along."""
+    around = {path[:length] for path in broken for length in range(1, len(path) + 1)}
+    return _kept(values, broken, around, ())
+
+
+def _kept(values: dict[str, Any], broken: set[Path], around: set[Path], above: Path) -> dict[str, Any]:
+    """Return one level of the copy; ``around`` has every path that is broken or has something broken in it."""
+    kept: dict[str, Any] = {}
+    for key, value in values.items():
+        path = (*above, key)
+        if isinstance(value, dict) and path not in broken:
+            kept[key] = _kept(cast("dict[str, Any]", value), broken, around, path)
+        elif path not in around:
+            kept[key] = value
+    return kept
+
+
+def _report(
+    details: ErrorDetails, path: Path, places: Locations, findings: Diagnostics, known: tuple[str, ...] | None = None
+) -> None:
+    """Report one pydantic error under the code it has for users; ``known`` are the keys of the block, if not ours."""
+    kind, value = details["type"], details["input"]
+    context: Mapping[str, Any] = details.get("ctx", {})
+    if kind == "extra_forbidden":
+        hint, meant = _key_hint(path, known)
+        findings.error("config/unknown-key", f"unknown key {_quote(path[-1])}", places.key(*path), hint=hint)
+        places.tree.broken |= {key for key in meant if not places.written(*key)}
+    elif kind in ("model_type", "model_attributes_type", "dict_type"):
+        message = f"{spell(path)} is a block of keys, and this is {say(value)}"
+        hint = "write its keys on lines of their own, indented"
+        findings.error("config/not-a-mapping", message, places.value(*path), hint=hint)
+    elif kind == "missing":
+        above = places.value(*path[:-1])
+        findings.error("config/missing-key", f"key '{path[-1]}' is missing", above, hint=f"add '{path[-1]}:'")
+    elif kind == "bad_name":
+        findings.error("config/bad-name", details["msg"], places.value(*path), hint=name_hint(str(value)))
+    elif kind == "literal_error" and isinstance(value, str):
+        _report_word(path, value, str(context.get("expected", "")), places, findings)
+    elif kind in _TYPES:
+        message = f"{spell(path)} takes {_TYPES[kind]}, and this is {say(value)}"
+        hint = _type_hint(kind, value, context)
+        findings.error("config/wrong-type", message, places.value(*path), hint=hint)
+    else:
+        message = f"{spell(path)} {_limit(kind, context) or details['msg']}, and this is {say(value)}"
+        if kind == "not_allowed":
+            message = f"{spell(path)} {details['msg']}"
+        findings.error("config/out-of-range", message, places.value(*path))
+
+
+def _report_word(path: Path, value: str, expected: str, places: Locations, findings: Diagnostics) -> None:
+    """Report a word that is none of those allowed."""
+    known = tuple(word.strip("' ") for word in expected.replace(" or ", ", ").split(","))
+    usual = ("config/out-of-range", f"{spell(path)} value", lambda word: did_you_mean(word, known))
+    code, what, hint = _WORDS.get(str(path[0]), usual)
+    findings.error(code, f"unknown {what} {_quote(value)}", places.value(*path), hint=hint(value))
+
+
+def _limit(kind: str, context: Mapping[str, Any]) -> str | None:
+    """Return a bound in words."""
+    words = {
+        "greater_than_equal": ("must be at least", "ge"),
+        "less_than_equal": ("must be at most", "le"),
+        "too_long": ("must have at most this many entries:", "max_length"),
+        "too_short": ("must have at least this many entries:", "min_length"),
+        "string_too_long": ("must have at most this many characters:", "max_length"),
+    }
+    if kind == "string_too_short":
+        return "must not be empty"
+    return f"{words[kind][0]} {context[words[kind][1]]}" if kind in words else None
+
+
+def say(value: object) -> str:
+    """Return a value in words, short."""
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    if isinstance(value, str):
+        return f"the text {_quote(value)}"
+    if isinstance(value, int | float):
+        return str(value) if isinstance(value, int) else f"the number {value}"
+    return "a list" if isinstance(value, list) else "a block of keys"
+
+
+def _quote(value: object) -> str:
+    """Return a value in quotes, cut after 60 characters."""
+    text = str(value)
+    return f"'{text[:60]}...'" if len(text) > 60 else f"'{text}'"
+
+
+def _key_hint(path: Path, known: tuple[str, ...] | None) -> tuple[str, set[Path]]:
+    """Return what was probably meant, a close key here or the block that has this very key, and the paths of that."""
+    key, kind = str(path[-1]), _block_of(path)
+    here = tuple(kind.model_fields) if known is None else known
+    for home, (where, blocks) in _HOMES.items() if known is None and kind in _HOMES else ():
+        if home is not kind and key in home.model_fields:
+            return f"'{key}' belongs {where}", {(*block, key) for block in blocks}
+    best = closest(key, here)
+    if not here:
+        return "the algorithm has no options", set()
+    if best is None:
+        return f"keys here: {', '.join(here)}", set()
+    return f"did you mean '{best}'?", {(*path[:-1], best)}
+
+
+def _block_of(path: Path) -> type[Block]:
+    """Return the block in which a key stands."""
+    if path[0] == "tables":
+        return (ConfigFile, TablesBlock, TablesBlock, FieldBlock)[len(path) - 1]
+    return ConfigFile if len(path) == 1 else ModelBlock
+
+
+def name_hint(name: str) -> str | None:
+    """Return a usable name near the one written, if there is one."""
+    usable = "".join(char if char.isascii() and char.isalnum() else "_" for char in name.lower())
+    usable = usable.lstrip("_0123456789")[:63]
+    if not usable or usable == name:
+        return "write a lower-case word such as 'my_config'"
+    return f"write '{usable}'"
+
+
+def _type_hint(kind: str, value: object, context: Mapping[str, Any]) -> str | None:
+    """Return how the value would be written with the right type."""
+    if kind == "literal_error":
+        return f"write {context.get('expected')}"
+    if kind.startswith("int") and isinstance(value, float) and abs(value) < 1e15:
+        return f"write {int(value)}" if value.is_integer() else None
+    if kind.startswith("int") and isinstance(value, str) and value.isascii() and value.isdigit():
+        return f"write {value[:20]} without quotes"
+    if kind == "bool_type" and isinstance(value, str) and value.lower() in ("yes", "no", "on", "off"):
+        return f"YAML 1.2 spells it {'true' if value.lower() in ('yes', 'on') else 'false'}"
+    if kind == "list_type" and isinstance(value, str | int) and not isinstance(value, bool):
+        return f"write [{str(value)[:60]}]"
+    return None

@@ -1,0 +1,66 @@
+"""What of a program no argument of its server says, and what a server can have: how `specc init` asks an engine."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from specc.compiler.config.estimate.choice import ProposedShape
+
+
+def listed(words: str) -> list[str]:
+    """Return words that have commas between them."""
+    return [word.strip() for word in words.split(",") if word.strip()]
+
+
+@dataclass(frozen=True)
+class Limits:
+    """What a server can have of shapes: the batches of its steps, whether trees, and whether several shapes."""
+
+    buckets: tuple[int, ...]
+    trees: bool
+    several: bool
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """Keys of a program that no argument of the server says.
+
+    Attributes:
+        name: the configuration's; None for one made of the algorithm.
+        verify, logits, best_logprobs: the keys.
+        sampling, outputs: the keys as words with commas between them.
+        shapes: the key likewise, by names such as 5x4x8 and 3; of a server's own shape if there are none.
+        head: the draft's key.
+        returned: outputs that answers of the server are made of -> the argument that says so.
+        proposed: shapes instead of these, with buckets and why.
+
+    """
+
+    name: str | None = None
+    verify: str = "greedy"
+    sampling: str = ""
+    outputs: str = ""
+    best_logprobs: int = 0
+    logits: str = "gathered"
+    shapes: str = ""
+    head: str = "engine"
+    returned: Mapping[str, str] = field(default_factory=dict[str, str])
+    proposed: tuple[ProposedShape, ...] = ()
+
+    def lines(self) -> list[str]:
+        """Return the keys as lines of YAML, none for those that have their defaults."""
+        sampling, outputs = listed(self.sampling), dict.fromkeys(listed(self.outputs), "--outputs") | {**self.returned}
+        origins = ", ".join(dict.fromkeys(outputs.values()))
+        return [
+            *([f"verify: {json.dumps(self.verify)} # --verify"] if sampling or self.verify != "greedy" else []),
+            *([f"sampling: {json.dumps(sampling)} # --sampling"] if sampling else []),
+            *([f"outputs: {json.dumps([*outputs])} # {origins}"] if outputs else []),
+            *([f"best_logprobs: {self.best_logprobs} # --best-logprobs"] if self.best_logprobs else []),
+            *([f"logits: {json.dumps(self.logits)} # --logits"] if self.logits != "gathered" else []),
+        ]
+
+    def of_draft(self) -> list[str]:
+        """Return the keys of the draft's block, likewise."""
+        return [f"  head: {json.dumps(self.head)} # --head"] if self.head != "engine" else []

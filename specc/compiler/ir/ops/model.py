@@ -1,0 +1,157 @@
+"""The `model` dialect: the engine's forwards. External calls, which get static inputs and return what specc reads.
+
+``capture`` says which hidden rows a forward hands over: ``null`` none, ``last`` one per request or branch, ``full``
+all. Logits have a dtype of their own (``logits_dtype``), as engines that score in f32 hand them over.
+``hidden`` is the last operand and an optional result; both are absent when nothing needs them. ``states``, a signature,
+are what the head of a draft reads: a forward hands them over in place of logits, ``logits_dtype`` being empty, where
+the program multiplies them by the head itself. ``extras``, a signature, lists what else the target hands over per node:
+experts chosen, indexer picks. The width of a hidden operand is declared by the forward that consumes it (attributes
+``input_dtype``, ``input_width``).
+"""
+
+from __future__ import annotations
+
+from specc.compiler.ir.opdef import COUNT, OpDef
+
+_WINDOW = "rows: i64[B], seq_lens: i64[B]"
+_SCORES = {"capture": str, "logits_dtype": str}
+_OUT = {**_SCORES, "dtype": str, "width": COUNT}
+_IN = {"input_dtype": str, "input_width": COUNT}
+_STATES = {"states": str}
+_IN_OUT = {**_OUT, **_IN, **_STATES}
+_MODULE = {**_SCORES, **_IN, **_STATES, "step": int}
+_NO_STATES = {"states": ""}
+_INJECT = {"capture": str, **_IN}
+_GIVEN = "what the engine's own forward of the target over bonus and drafts gave, handed over with the"
+
+TARGET, GIVEN_LOGITS, GIVEN_HIDDEN = "model.target", "model.given_logits", "model.given_hidden"
+"""The target's forward over the nodes, and what stands for it where the engine runs it by itself."""
+GIVEN_PADDED = "model.given_padded"
+"""Logits that the engine hands over, of a vocabulary that it pads."""
+
+OPS = (
+    OpDef(
+        "model.draft",
+        "tokens: i64[B, K], positions: i64[B, K], slots: i64[D, B, K], rows: i64[B], seq_lens: i64[B],"
+        " kv: !kv<draft>, hidden?: $input_dtype[B, K, $input_width]"
+        " -> logits: $logits_dtype[B, K, Vd], kv: !kv<draft>, hidden?: $dtype[B, K, $width], states*: ?",
+        "One draft forward over the frontier; writes slots[step].",
+        {**_IN_OUT, "step": int},
+        _NO_STATES,
+        effect="external",
+        indexes={"step": "D"},
+    ),
+    OpDef(
+        "model.assist",
+        f"tokens: i64[B, *x], positions: i64[B, *x], {_WINDOW}, kv: !kv<target>,"
+        " hidden?: $input_dtype[B, *x, $input_width]"
+        " -> logits: $logits_dtype[B, *x, Vd], kv: !kv<target>, hidden?: $dtype[B, *x, $width], states*: ?",
+        "One forward of a draft that has no keys and values of its own: it reads the target's at positions before"
+        " seq_len, and writes none.",
+        {**_IN_OUT, "step": int},
+        _NO_STATES,
+        effect="external",
+    ),
+    OpDef(
+        "model.block",
+        f"bonus: i32[B], positions: i64[B, A], slots: i64[B, A], {_WINDOW}, kv: !kv<draft>"
+        " -> logits: $logits_dtype[B, S, Vd], kv: !kv<draft>, states*: ?",
+        "All drafts in one forward over the bonus token and S places to fill; writes slots, which `model.inject` writes"
+        " again.",
+        {**_SCORES, **_STATES},
+        _NO_STATES,
+        effect="external",
+    ),
+    OpDef(
+        TARGET,
+        f"tokens: i64[B, ?n], positions: i64[B, ?n], slots: i64[B, ?n], {_WINDOW}, kv: !kv<target>, mask?: ?,"
+        " counts?: i32[B, ?n]"
+        " -> logits: $logits_dtype[B, ?n, V], kv: !kv<target>, hidden?: $dtype[B, ?n, $width], extras*: ?",
+        "The target over all nodes; without a mask they are causal. ``counts`` come with a mask of slots.",
+        {**_OUT, "extras": str},
+        effect="external",
+    ),
+    OpDef(
+        GIVEN_LOGITS,
+        "-> logits: $logits_dtype[B, A, V]",
+        f"Of a rotated step: {_GIVEN} call that commits.",
+        {"logits_dtype": str},
+        effect="given",
+    ),
+    OpDef(
+        GIVEN_PADDED,
+        "-> logits: $logits_dtype[B, A, V]",
+        "`model.given_logits` whose rows are ``row`` elements apart, more than the vocabulary has tokens.",
+        {"logits_dtype": str, "row": COUNT},
+        effect="given",
+    ),
+    OpDef(
+        GIVEN_HIDDEN,
+        "-> hidden: $dtype[B, A, $width]",
+        f"Of a rotated step: {_GIVEN} call that proposes.",
+        {"dtype": str, "width": COUNT},
+        effect="given",
+    ),
+    OpDef(
+        "model.extend",
+        f"tokens: i64[B, A], positions: i64[B, A], slots: i64[B, A], select: i64[B], accept_lens: i32[B], {_WINDOW},"
+        " kv: !kv<draft>, hidden?: $input_dtype[B, A, $input_width]"
+        " -> logits: $logits_dtype[B, Vd], kv: !kv<draft>, hidden?: $dtype[B, $width], states*: ?",
+        "The draft over the accepted tokens; logits and hidden of the selected rows only.",
+        _IN_OUT,
+        _NO_STATES,
+        effect="external",
+    ),
+    OpDef(
+        "model.extend_module",
+        f"tokens: i64[B, A], positions: i64[B, A], slots: i64[B, A], select: i64[B], {_WINDOW}, kv: !kv<draft>,"
+        " hidden: $input_dtype[B, A, $input_width] -> logits: $logits_dtype[B, Vd], kv: !kv<draft>, states*: ?",
+        "Module ``step`` of the draft over the accepted tokens, each ``step`` further in the text; logits of the"
+        " selected rows only.",
+        _MODULE,
+        _NO_STATES,
+        effect="external",
+    ),
+    OpDef(
+        "model.inject",
+        f"positions: i64[B, A], slots: i64[B, A], {_WINDOW}, kv: !kv<draft>,"
+        " hidden: $input_dtype[B, A, $input_width] -> kv: !kv<draft>",
+        "Writes the draft's keys and values of the accepted tokens, made of the target's hidden states.",
+        _INJECT,
+        effect="external",
+    ),
+    OpDef(
+        "model.prefill_target",
+        f"{_WINDOW}, kv: !kv<target> -> logits: $logits_dtype[B, V], kv: !kv<target>, hidden?: $dtype[$per, $width]",
+        "The target over ragged prompts; logits of every prompt's last row. Hidden states of all rows (``per`` T), or"
+        " of the last ones (B).",
+        {**_OUT, "per": str},
+        effect="external",
+    ),
+    OpDef(
+        "model.prefill_draft",
+        f"first: i32[B], {_WINDOW}, kv: !kv<draft>, hidden?: $input_dtype[T, $input_width]"
+        " -> logits: $logits_dtype[B, Vd], kv: !kv<draft>, hidden?: $dtype[B, $width], states*: ?",
+        "The draft over ragged prompts and the first sampled token; logits of the last rows.",
+        _IN_OUT,
+        _NO_STATES,
+        effect="external",
+    ),
+    OpDef(
+        "model.prefill_module",
+        f"first: i32[B], {_WINDOW}, kv: !kv<draft>, hidden: $input_dtype[T, $input_width], drafts?: i64[B, S]"
+        " -> logits: $logits_dtype[B, Vd], kv: !kv<draft>, states*: ?",
+        "Module ``step`` of the draft over ragged prompts shifted by ``step`` + 1: the first sampled token and the"
+        " first ``step`` of ``drafts`` follow; logits of the last rows.",
+        _MODULE,
+        _NO_STATES,
+        effect="external",
+    ),
+    OpDef(
+        "model.prefill_inject",
+        f"{_WINDOW}, kv: !kv<draft>, hidden: $input_dtype[T, $input_width] -> kv: !kv<draft>",
+        "Writes the draft's keys and values of ragged prompts, made of the target's hidden states.",
+        _INJECT,
+        effect="external",
+    ),
+)

@@ -1,0 +1,131 @@
+"""head: products of hidden rows with the weights of a head, and what is asked of them, a part of the vocabulary each.
+
+The programs of a launch share the vocabulary, and each computes all rows with its part of it: the weights are read
+once, whatever the batch, up to as many rows as a tile has.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from math import prod
+
+from specc.compiler.ir.core import Module, Op, tensor_type
+from specc.compiler.ir.ops.head import LOGITS, PARTS
+from specc.compiler.ir.types import DTYPES
+from specc.compiler.kernels.writing.family import Cluster, Family, KernelArguments, Spec, power_of_two
+from specc.compiler.kernels.writing.knobs import Knobs, tuned, tuned_split
+from specc.runtime.plan.draft_head.part_size import LEAST_PART, part_size
+
+_FEWEST_ROWS, _MOST_ROWS, _MOST_RANKED = 16, 128, 64
+"""Rows of a tile: as many as a matrix instruction takes at least; at most as registers have room for, in which a top-k
+holds what it has ranked besides."""
+_ENTRIES, _ROW_BYTES, _MOST_WEIGHTS = 64, 256, 128
+"""Entries of a tile, and bytes of a row in it, which say how many weights are multiplied at once: so many at most."""
+_MOST_PART_BYTES = 512
+"""Most parts times the bytes of a weight. A large GPU has some 128 multiprocessors. Two programs on each read weights
+of 16 bits as fast as it can, and four those of 8 bits, whose tiles have half the bytes."""
+_FOUR_PROGRAMS = 32
+"""Rows of the largest tile beside which four programs have registers on a multiprocessor; beside larger ones two."""
+_STAGES, _MORE_STAGES = 3, 4
+"""Tiles on their way, of at most 32 KiB each: these decide how fast weights are read. More are where few programs have
+registers on a multiprocessor and tiles have 8 bits."""
+_TILES, _WARPS, _DEPTHS = (64, 128), (4, 8), (2, 3, 4, 5)
+"""Entries of a tile, warps and tiles on their way that may be chosen: a product is the same by all of them. How many
+weights are multiplied at once may not: it is the order of a sum."""
+
+
+class DraftHead(Family):
+    """Logits that no forward computes: stored, or reduced to records of the parts of the vocabulary."""
+
+    stem = "head"
+    spills = 1024  # on sm_100, where a thread has all rows of an entry; elsewhere 72, and 272 by Triton 3.9
+
+    def candidates(self, module: Module) -> Iterable[Cluster]:
+        """Every op that multiplies by a head."""
+        for op in module.find(LOGITS, *PARTS.values()):
+            yield (op,)
+
+    def spec(self, module: Module, name: str, cluster: Cluster) -> Spec:
+        """See `Family.spec`."""
+        (op,) = cluster
+        weight, scale = op["weight"], op.get("scale")
+        arguments = KernelArguments()
+        arguments.value("states_ptr", op["states"])
+        if scale is not None:
+            arguments.value("low_ptr", op["low"])
+            arguments.value("worth_ptr", op["worth"])
+        arguments.input("weight_ptr", weight)
+        if scale is not None:
+            arguments.input("scale_ptr", scale)
+        arguments.value("result_ptr", op.result)
+        entries, width = tensor_type(weight).sizes(module.dims)
+        parts, most, tile = _parts(module, op), _most_rows(module, op), _tile(module, op)
+        of_row, of_weight = (DTYPES[tensor_type(value).dtype].bytes for value in (op["states"], weight))
+        weights = min(_ROW_BYTES // of_row, _MOST_WEIGHTS)
+        constants = [("ROWS", rows_of(module, op)), ("V", entries), ("W", width)]
+        constants += [("PARTS", parts), ("PART", part_size(entries, parts)), ("WORDS", _words(op))]
+        constants += [("BN", tile), ("MOST", most), ("BK", weights)]
+        size = tile * weights * of_weight
+        return Spec(
+            self.stem,
+            {"scaled": scale is not None},
+            tuple(constants),
+            tuple(arguments.parameters),
+            num_stages=_MORE_STAGES if scale is not None and most > _FOUR_PROGRAMS else _STAGES,
+            registers=128 if most <= _FOUR_PROGRAMS else 255,
+            tiles=f"{tile} entries x {weights} weights, {size} bytes, for {_FEWEST_ROWS} to {most} rows",
+        )
+
+    def grid(self, module: Module, cluster: Cluster, batch: int) -> tuple[int, int, int]:
+        """A program for each part; the first axis is that of requests, so there may be a few that have none."""
+        return batch, tuned_split(module, cluster[0], batch) or -(-_parts(module, cluster[0]) // batch), 1
+
+    def knobs(self, module: Module, cluster: Cluster) -> Knobs:
+        """See `Family.knobs`: any number of programs shares the parts; a top-k adds in the order of tiles and warps."""
+        (op,) = cluster
+        whole = _words(op) < 2
+        return Knobs(
+            tiles=_TILES if whole else (),
+            warps=_WARPS if whole else (),
+            stages=_DEPTHS,
+            split=_parts(module, op),
+            constant="BN",
+        )
+
+
+def parts_of(entries: int, dtype: str) -> int:
+    """Parts that a vocabulary is cut into, whose weights are of a dtype: a power of two, and none of few entries."""
+    most = _MOST_PART_BYTES // DTYPES[dtype].bytes
+    return min(most, 1 << (max(entries // LEAST_PART, 1).bit_length() - 1))
+
+
+def _tile(module: Module, op: Op) -> int:
+    """Entries of a tile."""
+    chosen = tuned(module, op)
+    return chosen.tile if chosen is not None and chosen.tile else _ENTRIES
+
+
+def _words(op: Op) -> int:
+    """Words of a record: one of an argmax, K + 1 of a top-k; none where logits are stored."""
+    return int(op.attrs.get("words", 0))
+
+
+def _parts(module: Module, op: Op) -> int:
+    """Parts that an op's programs share: as many as its records say, of logits as of any vocabulary of that length."""
+    weight = tensor_type(op["weight"])
+    entries, _ = weight.sizes(module.dims)
+    return parts_of(entries, weight.dtype) if op.opcode == LOGITS else tensor_type(op.result).sizes(module.dims)[0]
+
+
+def _most_rows(module: Module, op: Op) -> int:
+    """Rows of the largest tile: as many as the largest batch has, of those that a tile may have."""
+    most = _MOST_RANKED if _words(op) > 1 else _MOST_ROWS
+    return max(_FEWEST_ROWS, min(most, power_of_two(module.size("B") * rows_of(module, op))))
+
+
+def rows_of(module: Module, op: Op) -> int:
+    """Hidden rows of one request."""
+    return prod(tensor_type(op["states"]).sizes(module.dims)[1:-1])
+
+
+FAMILY = DraftHead()

@@ -1,0 +1,201 @@
+"""Kernels composed from ops: what reduces over a vocabulary, then the ops' device functions, then stores.
+
+One program per request computes what blocks in registers hold; with a reduction it is the last of the request's
+programs to arrive, otherwise the first. Long rows are copied in chunks, which all programs share. What decides the
+text is the ops alone: a value that something else reads is stored, one that another kernel made is loaded.
+"""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import ClassVar
+
+from specc.compiler.ir.core import Module, Op, is_state
+from specc.compiler.ir.opdef import Trait
+from specc.compiler.kernels.writing import vocabulary
+from specc.compiler.kernels.writing.blocks import all_fit, fits_registers, is_computed, is_gather, is_long
+from specc.compiler.kernels.writing.family import CAPACITY, ROW_BLOCK, Cluster, Family, Spec, leaves, read_in_place
+from specc.compiler.kernels.writing.functions import ROW, changes_logits, in_memory, is_prologue, side_of, tile_of
+from specc.compiler.kernels.writing.knobs import tuned_split
+from specc.compiler.kernels.writing.writer import INDENT, Text, flags_first
+
+_RESIDENT_WARPS = 132 * 16
+"""Warps with about 120 registers per thread that a large GPU runs at once: those of the programs that build trees."""
+
+
+def has_tile(module: Module, op: Op) -> bool:
+    """Whether one program can compute an op of a request from blocks, memory, and pool rows."""
+    if op.has(Trait.LOADS) or op.has(Trait.STORES):
+        return all_fit(module, op)
+    function = None if op.opcode == ROW else tile_of(op)
+    if function is None or changes_logits(function) or any(is_state(value) for value in op.operands):
+        return False
+    if op.has(Trait.PICKS) and not all_fit(module, op):
+        return False  # device functions pick entries of T[N], no rows
+    memory = in_memory(op)
+    blocks = [value for name, value in op.named.items() if name in function.parameters]
+    blocks += [value for name, value in op.named_results.items() if name not in memory]
+    return all(fits_registers(module, value) for value in blocks)
+
+
+@dataclass(frozen=True)
+class Composition:
+    """A composed kernel.
+
+    Attributes:
+        spec: the kernel.
+        chunks: chunks of long rows that its programs share.
+        work: whether one program of a request computes anything.
+
+    """
+
+    spec: Spec
+    chunks: int
+    work: bool
+
+
+class Composed(Family):
+    """Ops of a request in one launch, with at most one reduction over a vocabulary."""
+
+    reduces: ClassVar[str] = ""
+    """The op that it begins with."""
+    joins: ClassVar[str] = ""
+    """The sum over the same logits that its scan makes besides."""
+    cost: ClassVar[vocabulary.Cost] = vocabulary.Cost(0)
+    """What its programs cost besides the tiles that they scan."""
+
+    def candidates(self, module: Module) -> Iterable[Cluster]:
+        """None: `form-kernels` composes these clusters itself."""
+        return ()
+
+    @abstractmethod
+    def scan(self, text: Text, reduction: Op, cluster: Cluster) -> str:
+        """Write how partial results are combined into the body; the statement that scans a chunk of a row."""
+
+    def makes(self, op: Op, reduction: Op) -> bool:
+        """Whether the scan of a reduction can make a sum, an op that it ``joins``, besides."""
+        return False
+
+    def reduction(self, cluster: Cluster) -> Op | None:
+        """The op that reduces."""
+        return next((op for op in cluster if op.opcode == self.reduces), None)
+
+    def spec(self, module: Module, name: str, cluster: Cluster) -> Spec:
+        """The kernel: what it takes and what it does."""
+        return self.compose(module, name, cluster).spec
+
+    def grid(self, module: Module, cluster: Cluster, batch: int) -> tuple[int, int, int]:
+        """Programs that scan, or copy chunks, or share what ops let them."""
+        reduction = self.reduction(cluster)
+        if reduction is not None:
+            count = vocabulary.splits(module, reduction, batch, self._cost(module, cluster))
+            return batch, vocabulary.scanned_rows(module, reduction) * count, 1
+        composition = self.compose(module, "", cluster)
+        programs = max(1, composition.chunks + composition.work)
+        if any(side_of(op) is not None for op in cluster):
+            programs = max(programs, min(module.size("N"), CAPACITY // batch))
+        return batch, programs, 1
+
+    def split_costs(self, module: Module, cluster: Cluster, batch: int) -> dict[int, int]:
+        """See `Family.split_costs`; only of what reduces, and nobody has tuned."""
+        reduction = self.reduction(cluster)
+        if reduction is None or tuned_split(module, reduction, batch):
+            return {}
+        return vocabulary.split_costs(module, reduction, batch, self._cost(module, cluster))
+
+    def _cost(self, module: Module, cluster: Cluster) -> vocabulary.Cost:
+        return self.cost.within(_resident(module, cluster))
+
+    def compose(self, module: Module, name: str, cluster: Cluster) -> Composition:
+        """Write a kernel."""
+        text, reduction = Text(module, name, cluster), self.reduction(cluster)
+        scanned = [op for op in cluster if op is reduction or op.opcode == self.joins or is_prologue(op)]
+        scanned += [op for op in cluster if read_in_place(module, op) and module.users(op.result)[0] in scanned]
+        long = [op for op in cluster if op not in scanned and _in_chunks(module, op, cluster)]
+        done = [*long, *scanned]
+        short = [op for op in cluster if op not in done]
+        for op in long:
+            source = op if "field" in op.attrs else op["x"].source
+            if source in cluster:
+                text.row(source["rows"])
+        scan = ""
+        if reduction is not None:
+            text.head.append(f"live = {text.row(reduction['rows'])} != 0")
+            scan = self.scan(text, reduction, cluster)
+        for op in flags_first(short):
+            _write(text, op)
+        for op in short if reduction is None else [*done, *short]:
+            for result, value in op.named_results.items():
+                if value in text.blocks and value not in text.stored and leaves(module, value, cluster):
+                    text.stores.append(text.put(value, result))
+        for op in short:
+            if (function := side_of(op)) is not None:
+                text.side.append(text.call(op, function))
+        for op in long:
+            text.copy(op, loop=reduction is not None)
+        return Composition(self._spec(text, reduction, scan, bool(short)), text.chunks, bool(short))
+
+    def _spec(self, text: Text, reduction: Op | None, scan: str, work: bool) -> Spec:
+        inner = [f"{INDENT}{line}" for line in (*text.loads, *text.body, *text.stores)]
+        lines = ["b = tl.program_id(0)"]
+        if reduction is not None or any(side_of(op) is not None for op in text.cluster):
+            lines += ["program = tl.program_id(1)", "programs = tl.num_programs(1)"]
+        if reduction is not None:
+            lines += [*text.head, "last = program == 0", "if live:", f"{INDENT}{scan}"]
+            lines += ["if last:", *inner, *text.side]
+        elif text.chunks:
+            lines += [f"chunk = tl.program_id(1){' - 1' * work}", *text.head]
+            lines += ["if chunk < 0:", *inner] * work + text.side
+        elif text.side:
+            lines += [*text.head, *text.side, "if program == 0:", *inner]
+        else:
+            lines += [*text.head, *(line.removeprefix(INDENT) for line in inner)]
+        tiles = vocabulary.tiles(text, reduction) if reduction is not None else "one program per request"
+        tiles += f"; long rows in chunks of {ROW_BLOCK}" if text.chunks else ""
+        warps = _warps(text.module, text.cluster, reduction is not None)
+        return text.spec(self.stem, lines, num_warps=warps, tiles=tiles)
+
+
+def _in_chunks(module: Module, op: Op, cluster: Cluster) -> bool:
+    """Whether all programs share the rows that an op moves."""
+    return is_long(module, op) and not is_gather(op) and not is_computed(module, op, cluster)
+
+
+def _write(text: Text, op: Op) -> None:
+    if op.has(Trait.LOADS) or op.has(Trait.STORES):
+        text.carry(op)
+    elif is_gather(op) and is_long(text.module, op):
+        text.gather(op)
+    elif op.opcode != "health.raise" or not text.raised(op):
+        function = tile_of(op)
+        assert function is not None, op.opcode
+        text.tile(op, function)
+
+
+def _candidates(module: Module, cluster: Sequence[Op]) -> int:
+    """The candidates of the tree that a cluster selects; 0 without one."""
+    select = next((op for op in cluster if op.opcode == "tree.select"), None)
+    if select is None:
+        return 0
+    branches, steps = module.size("K"), int(select.attrs["steps"])
+    return branches + (steps - 1) * branches * branches
+
+
+def _resident(module: Module, cluster: Cluster) -> int:
+    """Programs of what reduces that run at once."""
+    return _RESIDENT_WARPS // _warps(module, cluster, scans=True) if _candidates(module, cluster) else CAPACITY
+
+
+def _warps(module: Module, cluster: Cluster, scans: bool) -> int:
+    """4 warps to scan with, otherwise one; for the candidates of a tree 4, those of up to 512 candidates.
+
+    More warps make each of the about ten exchanges between them slower, so there are more only for large trees, to have
+    the registers: a thread holds at most eight candidates with score, token and parent.
+    """
+    count = _candidates(module, cluster)
+    if count > 512:
+        return 8 if count <= 2048 else 16
+    wide = any(op.has(Trait.MASKS) or op.opcode == "vocab.topk_merge" for op in cluster)
+    return 4 if scans or count or wide else 1

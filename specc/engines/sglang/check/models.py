@@ -1,0 +1,127 @@
+"""What SGLang makes of a model, from what its directory says: the facts on which it hangs whether programs serve it."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+
+from specc.compiler.config.presets.contract import OWN_HEADS, EngineNeeds, Value
+from specc.engines.answers import answers_of
+from specc.engines.sglang.served import BLOCKS, BY_MODULES, TESTED, ServedModel, Server, beside, refusals
+
+_WINDOWED = re.compile(
+    r"Afmoe|Beam|Cohere2|DeepseekV4|Dots3|EmbeddingGemma2|Exaone|Gemma[234]|GptOss|Granite(Moe)?SWA|IQuest(Q1|LoopCoder)"
+    r"|Inkling|JetNemotron|Laguna|Llama4|Mellum|MiMoV2|Muse|Olmo[23]|Spark2_5|Step3p|UnlimitedOCR"
+)
+"""Architectures of which SGLang reads ``sliding_window``. Of others, such as Mistral and Phi, it takes no notice."""
+
+_OWN_CACHES = re.compile(r"DeepseekV4|DiffusionGemma|Dots3|Inkling|MiniMaxM3Sparse|UnlimitedOCR")
+"""Architectures with a KV cache of a kind of their own."""
+
+_ASSISTANTS = re.compile(r"Gemma4(Unified)?AssistantForCausalLM")
+"""Architectures of assistants: drafts without keys and values of their own."""
+
+_TWO_POOLS = re.compile(
+    r"Beam|EmbeddingGemma2|Gemma4|GptOss|Granite(Moe)?SWA|IQuestQ1|Laguna|Llama4|Mellum|MiMoV2|Muse|Spark2_5|Step3p"
+)
+"""Architectures whose windows SGLang keeps in a KV pool of their own, beside that of layers that see the whole text."""
+
+
+_CHUNKED = ("Llama4ForConditionalGeneration",)
+"""Architectures whose layers see a chunk of the text alone; of others SGLang takes ``attention_chunk_size`` for a
+window, if at all."""
+
+_HYBRID_MODULES = ("GDN",)
+"""Kinds of recurrent state whose targets' modules have a pool for such state, too, though they keep none."""
+
+_BY_HEADS = ("EAGLE", "EAGLE3")
+"""Algorithms whose drafts read the target's hidden states. SGLang does not look whether a draft's class does."""
+
+_MODULES = re.compile(r"MiMoV2(Flash)?ForCausalLM|Step3p|GigaChat35")
+"""Targets that draft with a module for each step, by multi-layer EAGLE, under the name EAGLE."""
+
+
+def has_modules(values: Mapping[str, Value]) -> bool:
+    """Whether SGLang runs a module for each step of a target, by itself and of no other."""
+    return _MODULES.match(architecture_of(values)) is not None
+
+
+def facts_of(values: Mapping[str, Value], *, module: bool = False, blocks: bool = False) -> ServedModel:
+    """Return the facts of a model in SGLang; ``values`` is what its directory says, by key.
+
+    With ``module`` they are those of the module by which a target drafts. With ``blocks`` a server's algorithm has the
+    draft fill in blocks, whatever its directory says of them.
+    """
+    architecture, cache = architecture_of(values), str(values.get("kv_layout", "mha"))
+    if cache == "mla" and "index_topk" in values:
+        cache = "dsa"
+    windowed = "window" in values and _WINDOWED.match(architecture) is not None
+    fills, embeds = blocks or "fills_blocks" in values, "own_embedding" in values
+    chunked = "attention_chunk" in values and architecture in _CHUNKED
+    if (windowed or chunked) and _TWO_POOLS.match(architecture):
+        cache = "swa"
+    return ServedModel(
+        cache=f"that of {architecture}" if _OWN_CACHES.match(architecture) else cache,
+        window=windowed or "attention_chunk" in values or "block_window" in values,
+        chunk=chunked,
+        recurrent="recurrent_state" in values and (not module or values.get("state_kind") in _HYBRID_MODULES),
+        beside=beside(architecture, str(values.get("projector", "")), embeds=embeds) if fills else "",
+    )
+
+
+def architecture_of(values: Mapping[str, Value]) -> str:
+    """Return the class by which SGLang knows a model; an empty text where its directory does not name it."""
+    return str(values.get("architecture", ""))
+
+
+def assists(values: Mapping[str, Value]) -> bool:
+    """Whether a model, of which its directory says this, drafts by the target's keys and values: FROZEN_KV_MTP."""
+    return _ASSISTANTS.fullmatch(architecture_of(values)) is not None
+
+
+def unread_draft(values: Mapping[str, Value], algorithm: str | None) -> str | None:
+    """Return what of a draft SGLang cannot draft with, in words; None where it has a class for it."""
+    if "speculators" in values:
+        return "a head in the format of speculators"
+    architecture = architecture_of(values)
+    known = answers_of("sglang", TESTED[-1])
+    if OWN_HEADS.fullmatch(architecture):  # which is refused of any engine
+        return None
+    if architecture and architecture not in known.architectures | known.modules.keys():
+        return f"a draft of the class {architecture}, which SGLang does not have,"
+    own = known.modules.get(architecture)
+    drafting = architecture if own is None else own.architecture
+    if architecture and algorithm in _BY_HEADS and drafting not in known.heads:
+        return f"{algorithm} with a draft of the class {architecture}, which SGLang runs as a whole model,"
+    return None
+
+
+def unserved(asked: EngineNeeds) -> Iterator[tuple[tuple[str, ...], str]]:
+    """Return what of a configuration no server of SGLang's has a program run: the path of its key, and it in words."""
+    values, layouts = asked.models.get("draft", {}), asked.layouts
+    modules = asked.algorithm in BY_MODULES.values()
+    blocks = asked.algorithm in BLOCKS or "fills_blocks" in values
+    own = asked.algorithm in _BY_HEADS and architecture_of(values) == architecture_of(asked.models.get("target", {}))
+    target = _of(asked.models.get("target"), layouts.get("target"))
+    draft = _of(asked.models.get("draft"), layouts.get("draft"), module=own, blocks=blocks)
+    if assists(values):
+        draft = replace(target, borrows=True)
+    server = Server(
+        target, draft, topk=asked.topk, ranks=asked.ranks, head_rows=asked.head_rows, modules=modules, blocks=blocks
+    )
+    paths = {"topk": ("topk",), "head_rows": ("draft", "token_map")}
+    if modules and "target" in asked.models and not has_modules(asked.models["target"]):
+        yield ("algorithm",), f"a module for each step of {architecture_of(asked.models['target']) or 'such a target'}"
+    if (unread := unread_draft(values, asked.algorithm)) is not None:
+        yield ("draft", "model"), unread
+    for refusal in refusals(server):
+        yield paths.get(refusal.about, (refusal.about, "model")), refusal.what
+
+
+def _of(
+    values: Mapping[str, Value] | None, layout: str | None, *, module: bool = False, blocks: bool = False
+) -> ServedModel:
+    """Return the facts of a model whose directory says this, or whose layout is written."""
+    model = facts_of(values, module=module, blocks=blocks) if values is not None else ServedModel()
+    return model if layout is None or layout == model.cache else replace(model, cache=layout)

@@ -1,0 +1,335 @@
+"""The arguments of SGLang's server -> the server that they start: each value with where it comes from."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from specc.compiler.config.archs import CPU, Gpu, cpu
+from specc.compiler.config.models import Fact, ModelFacts, read_model
+from specc.engines.sglang.check import block_drafts
+from specc.engines.sglang.check.command_line import BREADTH, UNREAD, Arguments, argument
+from specc.engines.sglang.check.defaults import (
+    B200,
+    DECIDES_AS_DRAFT,
+    DECIDES_AS_PREFILL,
+    TREE,
+    UNWRITTEN,
+    Default,
+    captured,
+    default,
+    drafts,
+    max_requests,
+    most_captured,
+    on_their_way,
+    page_of,
+)
+from specc.engines.sglang.check.look_ups import check_pages
+from specc.engines.sglang.check.models import architecture_of, facts_of
+from specc.engines.sglang.check.preset import SGLANG
+from specc.engines.sglang.check.speculation import ALGORITHMS, DraftSource, algorithm_of, draft_source
+from specc.engines.sglang.served import (
+    BACKENDS,
+    DATA_PARALLEL,
+    LOOKS_UP,
+    SETTINGS,
+    Refusal,
+    Server,
+    refusals,
+    served_values,
+)
+
+MOST_BUCKETS = 64
+"""As many as a configuration may have."""
+
+DEVICES = tuple(dict.fromkeys(backend.device for backend in BACKENDS.values()))
+
+_RENAMED = {"nsa": "dsa", "compressed": "dsv4", "tokenspeed_mla": "cutedsl_mla"}
+"""Attention backends by older names."""
+
+
+@dataclass(frozen=True)
+class Started:
+    """The server that arguments start.
+
+    Attributes:
+        gpu: what it runs on.
+        algorithm: by the program's name.
+        models: by side the directory and what it says; without a draft where drafts are looked up.
+        draft_origin: where the draft's directory comes from.
+        attention: by role the attention backend.
+        page_size: tokens per page.
+        num_steps, topk, num_draft_tokens: what is drafted.
+        max_requests: requests at once.
+        buckets: sizes of batches that are captured.
+        buckets_origin: where they come from.
+        facts: those on which it hangs whether programs are served.
+
+    """
+
+    gpu: Gpu
+    algorithm: str
+    models: Mapping[str, tuple[Path, ModelFacts]]
+    draft_origin: str
+    attention: Mapping[str, Fact]
+    page_size: Fact
+    num_steps: Fact
+    topk: Fact
+    num_draft_tokens: Fact
+    max_requests: Fact
+    buckets: tuple[int, ...]
+    buckets_origin: str
+    facts: Server
+
+    def described(self) -> Iterator[tuple[str, str]]:
+        """The server in lines: what, and it with where it comes from."""
+        yield "server", f"{SGLANG.title} on {self.gpu.title}: {self.gpu.origin}"
+        for origin in dict.fromkeys(fact.origin for fact in self.attention.values()):
+            named = {role: str(fact.value) for role, fact in self.attention.items() if fact.origin == origin}
+            same = len(named) == len(self.attention) and len(set(named.values())) == 1
+            words = (
+                "".join(set(named.values())) if same else ", ".join(f"{word} of {role}" for role, word in named.items())
+            )
+            yield "attention", f"{words}: {origin}"
+        yield "page_size", f"{self.page_size.value}: {self.page_size.origin}"
+        kind = "chain" if self.topk.value == 1 else f"tree of topk {self.topk.value}"
+        drafted = f"{self.num_steps.value} steps, a {kind}, {self.num_draft_tokens.value} nodes"
+        yield "drafts", f"{drafted}: {self.num_steps.origin}"
+        drafts = f"{self.models['draft'][0]}: " if "draft" in self.models else ""
+        yield "draft", f"{drafts}{self.draft_origin}"
+        yield "batches", f"up to {self.buckets[-1]}, {len(self.buckets)} of them: {self.buckets_origin}"
+        if self.facts.untried:
+            yield "untried", f"no program has run with {', '.join(self.facts.untried)} attention on a GPU yet"
+
+
+def started(arguments: Arguments, gpu: Gpu) -> Started:
+    """Return the server that the arguments start on a GPU; what it does not serve is reported in them.
+
+    Raises DiagnosticError with all that is missing or cannot be read.
+    """
+    algorithm, device = algorithm_of(arguments), arguments.text("--device", CPU if gpu.is_cpu else "cuda")
+    gpu = cpu("--device cpu") if device == CPU and not gpu.is_cpu else gpu
+    served = algorithm in ALGORITHMS and device in DEVICES and gpu.arch.startswith(SGLANG.gpus)
+    arguments.refuse_unread(UNREAD)
+    if algorithm == "STANDALONE" and _adapters(arguments):
+        arguments.refuse(
+            "LoRA with STANDALONE", "SGLang starts no such server; it has adapters with NGRAM, EAGLE, EAGLE3 and DFLASH"
+        )
+    if device not in DEVICES:
+        arguments.refuse(f"--device {device[:60]}", f"there are {', '.join(DEVICES)}")
+    if not gpu.arch.startswith(SGLANG.gpus):
+        arguments.refuse(f"{gpu.arch} ({gpu.origin})", f"programs run on {SGLANG.gpus}...")
+    target = arguments.model("--model-path", arguments.text("--model-path"), read_model)
+    drafting = draft_source(arguments, algorithm, target)
+    requests, ranks = arguments.number("--max-running-requests"), arguments.number("--tp-size") or 1
+    groups = _groups(arguments, drafting.algorithm)
+    usual = max_requests("" if target is None else architecture_of(target[1].values))
+    kept = max(1, (requests or usual) // groups)
+    buckets, buckets_origin = _buckets(arguments, kept, most_captured(gpu, ranks))
+    page = arguments.number("--page-size")
+    lacks = drafting.draft is None and not drafting.looks_up
+    if target is None or lacks or drafting.sizes is None or arguments.misread or not served:
+        arguments.findings.raise_if_errors()
+        raise AssertionError("what is missing was reported")
+    attention, page_size = _attention(arguments, gpu, target[1], page, drafting)
+    if drafting.looks_up:
+        check_pages(arguments, page_size, attention["verify"])
+    if drafting.blocks and device == CPU:
+        arguments.refuse(f"{drafting.algorithm} on a CPU", "SGLang starts no such server")
+    facts = _facts(arguments, drafting, target[1], attention, device, ranks, groups)
+    models = {"target": target} | ({} if drafting.draft is None else {"draft": drafting.draft})
+    server = Started(
+        gpu, drafting.algorithm, models, drafting.origin, attention, page_size, *drafting.sizes,
+        _rows(arguments, kept, requests, groups), buckets, buckets_origin, facts,
+    )  # fmt: skip
+    for refusal in refusals(facts):
+        arguments.refuse(refusal.what, _hint(refusal, facts))
+    return server
+
+
+def _facts(
+    arguments: Arguments,
+    drafting: DraftSource,
+    target: ModelFacts,
+    attention: Mapping[str, Fact],
+    device: str,
+    ranks: int,
+    groups: int,
+) -> Server:
+    """Return the facts on which it hangs whether programs are served."""
+    of_target, draft = facts_of(target.values), drafting.draft
+    of_draft = None if draft is None else facts_of(draft[1].values, module=drafting.own, blocks=drafting.blocks)
+    return Server(
+        target=of_target,
+        draft=replace(of_target, borrows=True) if drafting.assisted else of_draft,
+        topk=drafting.topk,
+        attention={role: str(fact.value) for role, fact in attention.items()},
+        device=device,
+        ranks=ranks,
+        groups=groups,
+        head_rows=bool(arguments.text("--speculative-token-map")) and drafting.algorithm != "EAGLE3",
+        adapters=_adapters(arguments),
+        looks_up=drafting.looks_up,
+        modules=drafting.modules,
+        blocks=drafting.blocks,
+        settings=_settings(arguments, modules=drafting.modules),
+    )
+
+
+def _groups(arguments: Arguments, algorithm: str) -> int:
+    """Return how many groups of ranks have requests of their own, after reporting an algorithm that has none.
+
+    `--dp-size` counts them where `--enable-dp-attention` stands, and servers beside each other elsewhere.
+    """
+    groups = arguments.number("--attn-dp-size") or 1
+    if groups == 1 and "--enable-dp-attention" in arguments.values:
+        groups = arguments.number("--dp-size") or 1
+    if groups > 1 and algorithm in ("STANDALONE", *LOOKS_UP):
+        arguments.refuse(f"attention under data parallelism with {algorithm}", "SGLang starts no such server")
+    return groups
+
+
+def _adapters(arguments: Arguments) -> bool:
+    """Return whether requests may have adapters."""
+    return not arguments.values.keys().isdisjoint(("--enable-lora", "--lora-paths"))
+
+
+def _buckets(arguments: Arguments, kept: int, most: int) -> tuple[tuple[int, ...], str]:
+    """Return the sizes of batches that SGLang captures for so many requests; ``most`` is its own limit."""
+    given, limit = arguments.numbers("--cuda-graph-bs-decode"), arguments.number("--cuda-graph-max-bs-decode")
+    largest = min(kept, limit or max(given, default=most))
+    sizes, origin = given, "--cuda-graph-bs-decode"
+    if not given:
+        sizes, origin = captured(largest), "batches that SGLang captures"
+    buckets = sorted({*(size for size in sizes if size < largest), largest})
+    while len(buckets) > MOST_BUCKETS:  # every other one of the larger half, where padding costs least
+        middle = len(buckets) // 2
+        buckets = [*buckets[:middle], *buckets[:middle:-2][::-1]]
+    return tuple(buckets), origin
+
+
+def _rows(arguments: Arguments, kept: int, written: int | None, groups: int) -> Fact:
+    """Return how many requests have rows: those that run, and those on their way from a server that prefills."""
+    origin = "--max-running-requests" if written else "SGLang's default with speculation"
+    origin += f", of which a group of ranks has one in {groups}" if groups > 1 else ""
+    if arguments.text("--disaggregation-mode") != "decode":
+        return Fact(kept, origin)
+    name = "--disaggregation-decode-extra-slots"
+    extra = 0 if arguments.text(name) == "0" else arguments.number(name)
+    extra = on_their_way(written) if extra is None else extra
+    return Fact(kept + extra, f"{origin}, and {extra} on their way from the server that prefills")
+
+
+def _attention(
+    arguments: Arguments, gpu: Gpu, target: ModelFacts, page: int | None, drafting: DraftSource
+) -> tuple[dict[str, Fact], Fact]:
+    """Return by role the attention backend, and the tokens per page."""
+    names = ("--attention-backend", "--prefill-attention-backend", "--decode-attention-backend")
+    base, prefill, decode = (_RENAMED.get(arguments.text(name), arguments.text(name)) for name in names)
+    own = arguments.text("--speculative-draft-attention-backend")
+    mode = arguments.text("--speculative-attention-mode", "prefill")
+    written = bool(base or prefill or decode)
+    written_topk = 1 if drafting.blocks else arguments.number("--speculative-eagle-topk")
+    known, cache, architecture = (
+        drafts(written_topk, page),
+        facts_of(target.values).cache,
+        architecture_of(target.values),
+    )
+    deterministic = "--enable-deterministic-inference" in arguments.values
+    row = default(gpu.arch, cache, architecture, known, deterministic=deterministic)
+    if gpu.is_cpu:
+        row = replace(row, backend="intel_amx", page_size=None, forced=False, decode=None, draft=None)
+    if not base and (not prefill or prefill != decode):
+        base, decode, own = row.backend, decode or ("" if written else row.decode or ""), own or row.draft or ""
+    base = "triton" if (base, arguments.text("--kv-cache-dtype")) == ("fa3", "fp8_e5m2") else base or prefill
+    if "cutedsl_mla" in (base, decode) and not prefill:
+        prefill = "trtllm_mla"
+    by_role = roles(prefill or base, decode or base, own or None, mode)
+    origin = _why(gpu, cache, architecture, known, drafting.topk)
+    facts = {role: Fact(name, _origin(arguments, role, mode) or origin) for role, name in by_role.items()}
+    if drafting.blocks:
+        of_prefill = Fact(prefill or base, _origin(arguments, "verify", "prefill") or origin)
+        facts |= {"draft": block_drafts.attention(own, of_prefill, gpu)}
+        own = str(facts["draft"].value)
+    deciding = {base, decode, *({prefill} & DECIDES_AS_PREFILL), *({own} & DECIDES_AS_DRAFT)}
+    row = row if not written or row.caches else replace(row, page_size=None, forced=False)
+    small = gpu.arch in B200 and cache == "mha" and known != TREE
+    return drafting.roles(facts), _page(page, row, deciding, fa4_is_large=small)
+
+
+def _page(written: int | None, row: Default, deciding: set[str], *, fa4_is_large: bool) -> Fact:
+    """Return the tokens per page: what is written, or what a backend that decides it takes instead."""
+    size, origin = written, "--page-size"
+    if row.page_size is not None and (row.forced or written is None):
+        size, origin = row.page_size, f"SGLang's choice with {row.backend} attention"
+    for backend in sorted(deciding):
+        if (taken := page_of(backend, size)) is not None:
+            size, origin = taken, f"what {backend} attention takes"
+    if "fa4" in deciding and fa4_is_large:
+        return Fact(128, "what fa4 attention takes")
+    return Fact(size, origin) if size is not None else Fact(1, "SGLang's default")
+
+
+def _why(gpu: Gpu, cache: str, architecture: str, known: str, topk: int) -> str:
+    """Return why SGLang takes an attention backend, in words."""
+    exception = ", before it takes a tree" if known == UNWRITTEN and topk > 1 and not gpu.is_cpu else ""
+    tree = " and trees" if known == TREE else ""
+    return f"SGLang's choice on {gpu.title} for {architecture or 'such a model'}, {cache}{tree}{exception}"
+
+
+def _origin(arguments: Arguments, role: str, mode: str) -> str:
+    """Return the argument that gives a role its attention backend; an empty text for SGLang's own choice."""
+    many = "decode" if mode == "decode" or role == "draft" else "prefill"
+    names = [f"--{many}-attention-backend", "--attention-backend"]
+    names[:0] = [] if role == "verify" else ["--speculative-draft-attention-backend"]
+    return next((name for name in names if arguments.text(name)), "")
+
+
+def _settings(arguments: Arguments, *, modules: bool) -> dict[str, object]:
+    """Return what was said of each of `SETTINGS`, or comes of the target, which has a module for each step or not."""
+    settings = arguments.settings() | ({"enable_multi_layer_eagle": True} if modules else {})
+    if "--enable-dp-attention" in arguments.values:  # what `--dp-size` counts is then no server beside this one
+        settings.pop("dp_size", None)
+    return settings
+
+
+def _hint(refusal: Refusal, server: Server) -> str | None:
+    """Return what would be served instead."""
+    if refusal.about in SETTINGS | DATA_PARALLEL:
+        alone = refusal.about in SETTINGS and server.groups == 1
+        served = served_values(refusal.about, data_parallel=not alone)
+        name = argument(refusal.about)
+        return f"leave {name} out" + (
+            "" if served[0] in (None, False) else f", or write {' or '.join(map(str, served))}"
+        )
+    if refusal.about.startswith("attention "):
+        role = refusal.about.removeprefix("attention ")
+        model, in_block = server.target if role == "verify" else server.draft, server.blocks and role == "draft"
+        names = [
+            name
+            for name, backend in BACKENDS.items()
+            if backend.device == server.device
+            and (model is None or model.cache in backend.over(role, model))
+            and (server.topk == 1 or backend.mask is not None)
+            and not (server.groups > 1 and backend.planned)
+            and (model is None or backend.sees(role, model) or not model.window)
+            and (backend.blocks or not in_block)
+        ]
+        name = "--speculative-draft-attention-backend" if in_block else "--attention-backend"
+        return f"served here: {', '.join(names)} ({name})" if names else None
+    chain = f"{BREADTH} 1" if server.looks_up else "--speculative-eagle-topk 1, with --speculative-num-steps"
+    return {
+        "topk": f"write {chain}",
+        "head_rows": "leave --speculative-token-map out",
+    }.get(refusal.about)
+
+
+def roles(prefill: str, decode: str, draft: str | None, mode: str) -> dict[str, str]:
+    """The attention backend of every role, as SGLang gives them out.
+
+    `prefill` and `decode` are those of the server, `draft` is `speculative_draft_attention_backend` or None, `mode`
+    `speculative_attention_mode`: in `decode` many tokens of a request are the decode backend's, too.
+    """
+    many = decode if mode == "decode" else prefill
+    return {"draft": draft or decode, "verify": many, "extend": draft or many}

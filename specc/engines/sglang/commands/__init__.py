@@ -1,0 +1,1 @@
+"""Commands for whoever runs SGLang, and the command that starts a server."""

@@ -1,0 +1,242 @@
+"""How vLLM 0.33.0 drafts: the method that it settles on, the draft, and how many tokens, from what it is told."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, cast
+
+from specc.compiler.config.models import Fact
+from specc.compiler.config.models.pair import Described, describe
+from specc.compiler.config.presets.contract import OWN_HEADS
+from specc.compiler.support.speculators import MARK, verifier
+from specc.engines.answers import OwnModules
+from specc.engines.vllm.check.command_line import ANSWERS, SPECULATION, Arguments
+from specc.engines.vllm.served import METHODS, MODULES, turns
+
+LOOK_UPS = METHODS["NGRAM"]
+_OTHERS = ("dflash", "dspark", "suffix", "custom_class", "extract_hidden_states")
+"""Methods of vLLM's that no program has."""
+_LOOK_UP_LENGTH = 5
+"""Tokens that are looked up, where nothing says how many."""
+_BY_NAME: Mapping[str, str] = {"eagle-": "eagle", "eagle3": "eagle3", "dflash": "dflash", "dspark": "dspark"}
+"""What is in a draft's name -> the method that vLLM then takes, the first of those that are there."""
+_BY_CLASS: Mapping[str, str] = {
+    "MuseGlimmerAssistantModel": "dflash", "Qwen3DSparkModel": "dspark", "Qwen3OmniDSparkModel": "dspark",
+    "MuseSparkDSparkModel": "dspark", "Gemma4DSparkModel": "dspark", "DSparkDraftModel": "dspark",
+}  # fmt: skip
+"""A draft's class -> the method that vLLM takes for it, whatever its name is."""
+_OF_SPECULATORS: Mapping[str, str] = {"peagle": "eagle3", "dflash2": "dflash"}
+"""Type of a draft in the format of speculators -> vLLM's method, where they differ."""
+TABLE = "num_speculative_tokens_per_batch_size"
+"""vLLM's key of a list of [first, last, number]: how many tokens are drafted for batches of these sizes."""
+_SEVERAL = "num_nextn_predict_layers"
+"""Only where this key says how many modules there are do several of them draft one after the other."""
+
+
+@dataclass(frozen=True)
+class Speculation:
+    """How drafts are made.
+
+    Attributes:
+        method: vLLM's word, with where it comes from.
+        draft: the draft's directory and what it says; None where drafts are looked up.
+        draft_origin: where the directory comes from.
+        num_steps: tokens that are drafted.
+        longest, shortest: lengths of what is looked up.
+
+    """
+
+    method: Fact
+    draft: tuple[Path, Described] | None
+    draft_origin: str
+    num_steps: Fact
+    longest: int = _LOOK_UP_LENGTH
+    shortest: int = _LOOK_UP_LENGTH
+
+    @property
+    def turns(self) -> tuple[int, int]:
+        """How many modules draft one after the other, and how often."""
+        brought = _modules(self.draft[1]) if self.draft is not None else None
+        modules = brought.value if brought is not None and brought.origin == _SEVERAL else 1
+        return turns(str(self.method.value), int(modules), int(self.num_steps.value))
+
+    @property
+    def assistant(self) -> bool:
+        """Whether an assistant drafts, which reads the target's keys and values."""
+        kind = self.draft[1].model_type if self.draft is not None else ""
+        return "gemma4" in kind and "assistant" in kind
+
+
+def given_target(arguments: Arguments) -> tuple[Path, Described] | None:
+    """Return the target, or None after reporting that it cannot be read.
+
+    A draft in the format of speculators stands for its target, too, whose name it has; vLLM then takes it for the draft
+    and drafts as many tokens as it says, where nothing else is written.
+    """
+    given = arguments.model("--model", arguments.text("--model"), describe)
+    if given is None or MARK not in given[1].content:
+        return given
+    name, tokens = verifier(given[1].content)
+    block, kind = arguments.blocks.setdefault(SPECULATION, {}), str(given[1].content[MARK])
+    if name is None:
+        arguments.wrong("the draft of --model names no target (speculators_config.verifier)", "give the target")
+        return None
+    more = {} if tokens is None else {"num_speculative_tokens": tokens}
+    written = {**block}
+    block |= more | written | {"method": _OF_SPECULATORS.get(kind, kind), "model": arguments.text("--model")}
+    if kind == "peagle":
+        block["parallel_drafting"] = True
+    return arguments.model("the target that the draft of --model names", name, describe)
+
+
+def speculation(arguments: Arguments, target: tuple[Path, Described] | None) -> Speculation | None:
+    """Return how drafts are made, or None after reporting what is missing or cannot be read."""
+    block = arguments.block(SPECULATION)
+    if not block:
+        hint = f'write {SPECULATION} \'{{"method": ..., "model": ..., "num_speculative_tokens": ...}}\''
+        arguments.wrong(f"{SPECULATION} is missing: nothing is drafted", hint)
+        return None
+    written, drafting = _word(arguments, block, "method"), _word(arguments, block, "model")
+    method = written.strip("[]") or (drafting.strip("[]") if drafting.strip("[]") == "ngram" else "draft_model")
+    steps = _count(arguments, block, "num_speculative_tokens")
+    if method in LOOK_UPS or method in _OTHERS:
+        if steps is None:
+            arguments.wrong(f"{SPECULATION}.num_speculative_tokens is missing")
+            return None
+        given = Fact(method, f"{SPECULATION}.{'method' if written else 'model'}")
+        drafted = Fact(steps, f"{SPECULATION}.num_speculative_tokens")
+        return Speculation(given, None, "", drafted, *_lengths(arguments, block))
+    return _of_model(arguments, target, method, written, drafting, steps)
+
+
+def _of_model(
+    arguments: Arguments,
+    target: tuple[Path, Described] | None,
+    method: str,
+    written: str,
+    drafting: str,
+    steps: int | None,
+) -> Speculation | None:
+    """Return the speculation of a method that a model drafts by."""
+    own = method.endswith("mtp") and not drafting
+    draft = target if own else arguments.model(f"{SPECULATION}.model", drafting, describe)
+    if draft is None:
+        return None
+    kind = _settled(MODULES if method.endswith("mtp") else method, drafting or str(draft[0]), draft[1])
+    if kind is None:
+        _report_unknown(arguments, method, draft[1])
+        return None
+    if kind == MODULES and (brought := _brought(draft[1])) is not None and brought.architecture is None:
+        what = f"modules of the class {', '.join(draft[1].classes)}, of which vLLM has none,"
+        arguments.refuse(what, f'write {SPECULATION}.method "dspark", which vLLM runs without a program')
+        return None
+    if (unread := _unread(kind, draft[1])) is not None:
+        arguments.refuse(unread, "give a draft that vLLM has a class for")
+    agrees = kind == written or (kind == MODULES and written.endswith("mtp"))
+    named = f"{SPECULATION}.method" if agrees else "what vLLM takes for such a draft"
+    drafted = Fact(steps, f"{SPECULATION}.num_speculative_tokens") if steps is not None else None
+    modules = brought.value if (brought := _modules(draft[1])) is not None else None
+    if drafted is None and kind == MODULES and modules is not None and not own:
+        drafted = Fact(modules, "as many as the draft has modules")
+    if drafted is None:
+        arguments.wrong(f"{SPECULATION}.num_speculative_tokens is missing")
+        return None
+    several = modules is not None and int(drafted.value) > int(modules)
+    if kind == MODULES and several and int(drafted.value) % int(modules or 1):
+        arguments.wrong(f"{SPECULATION}.num_speculative_tokens is no multiple of the draft's {modules} modules")
+    origin = f"modules of the target's own, which {SPECULATION} names no other for" if own else f"{SPECULATION}.model"
+    return Speculation(Fact(kind, named), draft, origin, drafted)
+
+
+def _settled(method: str, name: str, draft: Described) -> str | None:
+    """Return the method that vLLM settles on for a draft of this name; None for one that it does not know."""
+    if method in ("eagle", "eagle3", "dflash", "dspark"):
+        return method
+    if named := next((by_name for part, by_name in _BY_NAME.items() if part in name.lower()), None):
+        return named
+    if by_class := next((_BY_CLASS[architecture] for architecture in draft.classes if architecture in _BY_CLASS), None):
+        return by_class
+    if _brought(draft) is not None or "mtp" in draft.model_type:
+        return MODULES
+    return "draft_model" if method == "draft_model" else None
+
+
+def _brought(draft: Described) -> OwnModules | None:
+    """Return the modules that vLLM finds in a directory; None where it knows of none there."""
+    return ANSWERS.modules_of(draft.classes[0] if draft.classes else "", draft.model_type)
+
+
+def _modules(draft: Described) -> Fact | None:
+    """Return how many modules vLLM finds in a directory, with what says so; None where nothing does."""
+    brought, said = _brought(draft), draft.said.facts.get("num_mtp_modules")
+    if brought is not None and isinstance(brought.count, int):
+        return Fact(brought.count, brought.architecture or "")
+    return said
+
+
+def _report_unknown(arguments: Arguments, method: str, draft: Described) -> None:
+    """Report a method that vLLM does not have, or not for this draft."""
+    if method == MODULES or method.endswith("_mtp"):
+        named = ", ".join(draft.classes) or draft.model_type
+        arguments.wrong(f"vLLM has no modules of multi-token prediction for {named}", f"give {SPECULATION}.model")
+        return
+    there = ", ".join(dict.fromkeys(method for methods in METHODS.values() for method in methods))
+    arguments.wrong(f"{SPECULATION}.method '{method[:60]}' is unknown", f"there are {there}")
+
+
+def _unread(method: str, draft: Described) -> str | None:
+    """Return in words that vLLM has no class for a draft, which it calls by its method and the class's name."""
+    if method not in ("eagle", "eagle3") or MARK in draft.content or not draft.classes:
+        return None
+    begin, name = method.capitalize(), draft.classes[0]
+    own = name.startswith(begin) or (method == "eagle3" and name.endswith(begin))
+    called = [name, name if own else f"{begin}{name}"]
+    unknown = [name for name in called if name not in ANSWERS.architectures]
+    if not unknown or OWN_HEADS.fullmatch(name):  # of which any engine is told
+        return None
+    return f"a draft of the class {unknown[0]}, which vLLM does not have,"
+
+
+def _word(arguments: Arguments, block: Mapping[str, object], key: str) -> str:
+    """Return a key that is a text, an empty one where it is not there or after reporting that it is none."""
+    value = block.get(key)
+    if value is not None and not isinstance(value, str):
+        arguments.wrong(f"{SPECULATION}.{key} takes a text, and this is {str(value)[:60]}")
+    return value if isinstance(value, str) else ""
+
+
+def _count(arguments: Arguments, block: Mapping[str, object], key: str) -> int | None:
+    """Return a key that is a positive integer, None where it is not there or after reporting that it is none."""
+    value = block.get(key)
+    if value is None:
+        return None
+    if type(value) is not int or not 0 < value < 1 << 30:
+        arguments.wrong(f"{SPECULATION}.{key} takes a positive integer, and this is {str(value)[:60]!r}")
+        return None
+    return value
+
+
+def numbers(arguments: Arguments, most: int) -> list[int]:
+    """Return all numbers of drafts that a step may have, ascending: those of a table by batch size, and the most.
+
+    A table that cannot be read is reported.
+    """
+    table = arguments.block(SPECULATION).get(TABLE)
+    rows: list[Any] = table if isinstance(table, list) else [] if table is None else [table]
+    if not all(
+        isinstance(row, list) and [type(entry) for entry in cast("list[Any]", row)] == [int] * 3 for row in rows
+    ):
+        arguments.wrong(f"{SPECULATION}.{TABLE} takes a list of [first, last, number], and this is {str(table)[:60]!r}")
+        return [most]
+    return sorted({most, *(min(int(row[2]), most) for row in rows if row[2] >= 0)})
+
+
+def _lengths(arguments: Arguments, block: Mapping[str, object]) -> tuple[int, int]:
+    """Return the lengths of what is looked up: one stands for the other that is not given."""
+    longest, shortest = (_count(arguments, block, f"prompt_lookup_{end}") for end in ("max", "min"))
+    usual = longest or shortest or _LOOK_UP_LENGTH
+    if (longest or usual) < (shortest or usual):
+        arguments.wrong(f"{SPECULATION}.prompt_lookup_min is more than prompt_lookup_max")
+    return longest or usual, shortest or usual

@@ -1,0 +1,1 @@
+"""Commands for whoever runs vLLM, and the command that starts a server."""

@@ -1,0 +1,130 @@
+"""What the tokens of a draft tree attend to: nodes in the target's verify window, branches in the draft's pages.
+
+Nothing here reads a tensor back to the host, and shapes depend on constants only, so forwards can be captured.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from specc.lab.engine.memory.context import PagedContext
+from specc.lab.engine.memory.kv_pool import KVPool
+from specc.runtime.semantics.moves import branch_run
+
+
+@dataclass(frozen=True)
+class Branches:
+    """Where the K branches of a request draft, page-aligned and each on its own.
+
+    offset: the first drafted position is seq_len + offset. page: tokens per page. room: positions per branch.
+    """
+
+    offset: int
+    page: int
+    room: int
+
+    def places(self, seq_lens: Tensor, count: int, width: int) -> Tensor:
+        """Columns of the request table that hold positions 0..width-1 of every branch: i64[b, count, width].
+
+        With base = seq_len + offset and tail = base % page, positions before base - tail are shared. Branch k has
+        a run of its own from there on, ceil((tail + room) / page) pages long, at base - tail + k * run.
+        """
+        positions = torch.arange(width, device=seq_lens.device)
+        branch = torch.arange(count, device=seq_lens.device)[None, :, None]
+        base = (seq_lens + self.offset)[:, None, None]
+        tail = base % self.page
+        run = branch_run(base, self.page, self.room)
+        return positions + torch.where(positions >= base - tail, branch * run, 0)
+
+
+class BranchContext(PagedContext):
+    """One token of every branch: tokens, positions and slots i64[b, K] as b * K rows of one token each.
+
+    A branch that was re-parented reads what it wrote itself at earlier positions, not what its new parent did.
+    """
+
+    def __init__(
+        self,
+        pool: KVPool,
+        req_to_token: Tensor,
+        rows: Tensor,
+        seq_lens: Tensor,
+        positions: Tensor,
+        slots: Tensor,
+        width: int,
+        branches: Branches,
+    ) -> None:
+        """Describe a draft forward; rows and seq_lens i64[b], the rest as for `PagedContext`."""
+        count = positions.shape[1]
+        every = rows.repeat_interleave(count)
+        super().__init__(pool, req_to_token, every, positions.reshape(-1, 1), slots, width)
+        places = branches.places(seq_lens, count, width).clamp(max=req_to_token.shape[1] - 1)
+        self.read_slots = req_to_token[rows[:, None, None], places].long().flatten(0, 1)
+
+
+class TreeContext(PagedContext):
+    """The nodes of every request's tree, in the N slots from seq_len on; a node's position is seq_len + depth.
+
+    A node attends to the committed prefix and, in the window, to the columns that its row of `tree` has. With a
+    sliding window, what counts is how deep a node is, not in which slot it lies.
+    """
+
+    def __init__(
+        self,
+        pool: KVPool,
+        req_to_token: Tensor,
+        rows: Tensor,
+        seq_lens: Tensor,
+        positions: Tensor,
+        slots: Tensor,
+        width: int,
+        prefix_and_tree: Tensor,
+    ) -> None:
+        """Describe a verify forward; prefix_and_tree bool[b, N, width] from `visible_keys`."""
+        super().__init__(pool, req_to_token, rows, positions, slots, width)
+        column = (self.key_positions - seq_lens[:, None]).clamp(0, positions.shape[1] - 1)
+        in_window = self.key_positions >= seq_lens[:, None]
+        self.key_positions = torch.where(in_window, positions.gather(1, column), self.key_positions)
+        self._visible = prefix_and_tree
+
+    def visible(self) -> Tensor:
+        """Which keys each node attends to, bool[b, N, width]."""
+        return self._visible
+
+
+def seen_columns(mask: Tensor, counts: Tensor, slots: Tensor) -> Tensor:
+    """Which columns each node sees, bool[b, N, N] as a mask `qlen` has it, from a mask `slots`.
+
+    mask i32[b, N, N] and counts i32[b, N] as `tree.seen_slots` writes them; slots i64[b, N] of the window, in which a
+    request has no slot twice.
+    """
+    counted = torch.arange(mask.shape[2], device=mask.device) < counts[..., None]
+    return ((mask[..., None, :] == slots[:, None, :, None]) & counted[..., None, :]).any(-1)
+
+
+def visible_keys(mask: Tensor, mode: str, seq_lens: Tensor, nodes: int, width: int) -> Tensor:
+    """Return which of `width` keys each node attends to, bool[b, N, width], from a tree mask of a mode but `slots`.
+
+    mask: i1[b, N, N] (`qlen`), u8[b, N, w] (`bitpacked`) or i1[b, n] (`full`), as `tree.mask` writes them.
+    """
+    keys = torch.arange(width, device=seq_lens.device)
+    lengths = seq_lens[:, None, None]
+    if mode == "full":
+        row = lengths + nodes
+        begin = (nodes * row.flatten()).cumsum(0)[:, None, None] - nodes * row
+        node = torch.arange(nodes, device=seq_lens.device)[None, :, None]
+        entry = (begin + node * row + keys).clamp(max=mask.numel() - 1)
+        return mask.reshape(-1)[entry] & (keys < row)
+    tree = _unpacked(mask, nodes) if mode == "bitpacked" else mask
+    column = (keys - lengths).expand(-1, nodes, -1)
+    own = tree.gather(2, column.clamp(0, nodes - 1)) & (column < nodes)
+    return torch.where(column < 0, True, own)
+
+
+def _unpacked(mask: Tensor, nodes: int) -> Tensor:
+    """Bit j of every node's little-endian word u8[b, N, w] as column j of bool[b, N, N]."""
+    bits = mask[..., None] >> torch.arange(8, dtype=torch.uint8, device=mask.device)
+    return (bits & 1).flatten(2)[..., :nodes].bool()

@@ -1,0 +1,181 @@
+"""The target's side of a program's callbacks, and what all callbacks share (docs/runtime.md, "Callbacks")."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from specc.lab.engine.errors import ContractError
+from specc.lab.engine.memory.context import PagedContext
+from specc.lab.engine.memory.kv_pool import KVPool
+from specc.lab.engine.memory.tree_attention import TreeContext, seen_columns, visible_keys
+from specc.lab.engine.models.causal_models import ModelSizes, TargetModel
+from specc.lab.engine.serving.prompts import PrefillPrompt, Prefix, PromptBatch, Span, grouped
+from specc.lab.engine.serving.requests.grammar import GrammarMasks
+from specc.runtime.plan.plan import Plan
+from specc.runtime.semantics.convention import DTYPES
+
+
+class ForwardResult(NamedTuple):
+    """What a callback returns: logits, or what a draft's head reads, and hidden states if the program captures them."""
+
+    logits: Tensor | None
+    hidden: Tensor | None = None
+    states: Tensor | None = None
+
+
+class Masked(NamedTuple):
+    """What a callback of grammars returns."""
+
+    bitmask: Tensor
+
+
+class EngineMemory:
+    """What an engine's forwards work on: paged pools by owner, the request table i32[P, C], prompts by pool row.
+
+    `width` is how many positions the decode forwards attend to. A captured forward needs it constant; else
+    the engine sets it before each step to something above every length in the batch.
+    """
+
+    def __init__(self, pools: Mapping[str, KVPool], req_to_token: Tensor, prompts: Mapping[int, PrefillPrompt]) -> None:
+        """Use the pools of ``target`` and, if it has one, ``draft``; `prompts`: what to prefill, by pool row."""
+        self.pools, self.req_to_token, self.prompts = pools, req_to_token, prompts
+        self.width = req_to_token.shape[1]
+
+    def prefixes(self, rows: Tensor, seq_lens: Tensor) -> list[Prefix]:
+        """The prompts of pool rows i64[b]; ContractError where one has another length than i64[b] says."""
+        prefixes: list[Prefix] = []
+        for row, length in zip(rows.tolist(), seq_lens.tolist(), strict=True):
+            tokens, shared, _ = self.prompts.get(row, PrefillPrompt(()))
+            if len(tokens) != length:
+                reason = f"pool row {row} has {len(tokens)} tokens to prefill, the program asks for {length}"
+                raise ContractError(reason)
+            host = torch.tensor(tokens, dtype=torch.int64, pin_memory=self.req_to_token.is_cuda)
+            prefixes.append(Prefix(row, host.to(self.req_to_token.device, non_blocking=True), shared))
+        return prefixes
+
+    def batches(self, owner: str, spans: Sequence[Span]) -> Iterator[PromptBatch]:
+        """The batches in which a model runs the tokens at these positions; a prompt's number is its place there."""
+        table = self.req_to_token
+        for members in grouped([span.end - span.start for span in spans]):
+            chosen = [spans[member] for member in members]
+            rows, starts, ends = torch.tensor(chosen, device=table.device).unbind(1)
+            lengths = tuple(span.end - span.start for span in chosen)
+            offsets = torch.arange(max(lengths), device=table.device)
+            positions = torch.minimum(starts[:, None] + offsets, ends[:, None] - 1)
+            counts = offsets < (ends - starts)[:, None]
+            slots = torch.where(counts, table[rows[:, None], positions].long(), 0)
+            width = max(span.end for span in chosen)
+            paged = PagedContext(self.pools[owner], table, rows, positions, slots, width)
+            yield PromptBatch(tuple(members), lengths, positions, paged)
+
+    def joined(self, rows: Iterable[Tensor], facts: ModelSizes, width: int | None = None) -> Tensor:
+        """What a model gave for one prompt after the other, T[n, width]; of no prompts no rows.
+
+        width: by default that of the model's hidden states.
+        """
+        shape = (0, width or facts.hidden_size)
+        return torch.cat((torch.empty(shape, dtype=DTYPES[facts.dtype], device=self.req_to_token.device), *rows))
+
+
+class TargetCallbacks:
+    """The target on static inputs over its paged pool; all there is for a program without draft model."""
+
+    def __init__(self, target: TargetModel, memory: EngineMemory, plan: Plan) -> None:
+        """Bind the model to memory."""
+        self.target_model, self.memory, self.mask_mode = target, memory, plan.serving.mask_mode
+        self.masks = GrammarMasks(plan, target.device)
+        self.logits_dtypes = {role: DTYPES[model.logits_dtype] for role, model in plan.models.items()}
+
+    @property
+    def capturable(self) -> bool:
+        """Whether the decode forwards wait for the device nowhere and keep their shapes."""
+        return self.target_model.capturable
+
+    @torch.inference_mode()
+    def target(
+        self,
+        *,
+        tokens: Tensor,
+        positions: Tensor,
+        slots: Tensor,
+        rows: Tensor,
+        seq_lens: Tensor,
+        capture: str,
+        mask: Tensor | None = None,
+        counts: Tensor | None = None,
+    ) -> ForwardResult:
+        """The target on the verify window i64[b, N]: logits T[b, N, V], hidden T[b, N, W].
+
+        mask: the tree, as `visible_keys` reads it; without one the window is a chain, and causal. With counts, as
+        `seen_columns` reads both.
+        """
+        where = (self.memory.pools["target"], self.memory.req_to_token, rows)
+        width = self.memory.width
+        if mask is None or self.mask_mode is None:
+            paged = PagedContext(*where, positions, slots, width)
+        else:
+            mode = self.mask_mode
+            if counts is not None:
+                mask, mode = seen_columns(mask, counts, slots), "qlen"
+            visible = visible_keys(mask, mode, seq_lens, tokens.shape[1], width)
+            paged = TreeContext(*where, seq_lens, positions, slots, width, visible)
+        states = self.target_model.forward(tokens, positions, paged)
+        return captured(self._target_logits(states), self.target_model.handed_over(states), capture)
+
+    @torch.inference_mode()
+    def prefill_target(self, *, rows: Tensor, seq_lens: Tensor, capture: str) -> ForwardResult:
+        """Prefill prompts: logits T[b, V] of each last token, hidden T[sum of lengths, W].
+
+        With `capture` ``last`` hidden is T[b, W], of the last tokens.
+
+        Where the token after a prompt is known its logit alone is finite, so that it is drawn, however that is done.
+        Shared tokens are not run again. Their hidden states are zeros, which nobody reads: the draft, too, has
+        keys and values of everything shared.
+        """
+        memory, model = self.memory, self.target_model
+        prompts = memory.prefixes(rows, seq_lens)
+        last, handed = dict[int, Tensor](), dict[int, Tensor]()
+        for batch in memory.batches("target", [prompt.span for prompt in prompts]):
+            tokens = batch.padded([prompt.tokens[prompt.shared :] for prompt in prompts])
+            states = model.forward(tokens, batch.positions, batch.paged)
+            last.update((member, own_rows[-1:]) for member, own_rows in batch.rows_of(states))
+            for member, own_rows in batch.rows_of(model.handed_over(states)):
+                shared = own_rows.new_zeros(prompts[member].shared, own_rows.shape[1])
+                handed[member] = torch.cat((shared, own_rows)) if capture == "full" else own_rows[-1:]
+        scores = self._target_logits(memory.joined(in_order(last), model.facts))
+        for index, prompt in enumerate(prompts):
+            if (known := memory.prompts[prompt.row].known) is not None:
+                scores[index] = -torch.inf
+                scores[index, known] = 0.0
+        return captured(scores, memory.joined(in_order(handed), model.facts, model.handed_width), capture)
+
+    def grammar_begin(self, *, tokens: Tensor, rows: Tensor, seq_lens: Tensor, parent: Tensor | None = None) -> Masked:
+        """What will be verified, i64[b, n]: where its masks i32[b, n, words] will be."""
+        return Masked(self.masks.begin(tokens, parent))
+
+    def grammar_end(self, *, begun: Tensor, rows: Tensor) -> Masked:
+        """Make the masks, while the target's forward runs."""
+        self.masks.end(begun)
+        return Masked(begun)
+
+    def grammar_prefill(self, *, rows: Tensor, seq_lens: Tensor) -> Masked:
+        """The masks i32[b, words] of the first tokens."""
+        return Masked(self.masks.prefill(len(rows)))
+
+    def _target_logits(self, hidden: Tensor) -> Tensor:
+        """The target's scores, in the dtype that the program reads."""
+        return self.target_model.logits(hidden).to(self.logits_dtypes["target"])
+
+
+def in_order(by_row: Mapping[int, Tensor]) -> list[Tensor]:
+    """What was found of prompts, by their numbers."""
+    return [by_row[member] for member in sorted(by_row)]
+
+
+def captured(logits: Tensor, hidden: Tensor, capture: str) -> ForwardResult:
+    """Hand over hidden states only where the program captures them."""
+    return ForwardResult(logits, None if capture == "null" else hidden)

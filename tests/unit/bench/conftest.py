@@ -1,7 +1,0 @@
-"""The scripts of bench/sglang can be imported, and what they share: on a GPU machine all lie in one folder."""
-
-import sys
-from pathlib import Path
-
-sys.path.append(str(Path(__file__).parents[3] / "bench" / "sglang"))
-sys.path.append(str(Path(__file__).parents[3] / "bench"))

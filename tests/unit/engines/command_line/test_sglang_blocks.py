@@ -1,0 +1,115 @@
+"""`specc sglang check` of servers whose draft fills in blocks, and the command of one that `specc init` prints."""
+
+from __future__ import annotations
+
+import json
+import shlex
+from pathlib import Path
+
+import published_models
+import pytest
+from cli.test_init import init
+
+from .sglang_words import config, run, words
+
+TARGET, DRAFT = "Qwen3-8B", "Qwen3-8B-DFlash-b16"
+BLOCK, NODES = "--speculative-dflash-block-size", "--speculative-num-draft-tokens"
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Where the models are, and the tests run."""
+    target = json.loads((published_models.PUBLISHED / TARGET / "config.json").read_text())
+    published_models.write(tmp_path, {TARGET: target, **published_models.BLOCK_DRAFTS})
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def blocks(draft: str = DRAFT) -> dict[str, str | None]:
+    """The arguments of a server as people start it."""
+    left_out = ("--speculative-num-steps", "--speculative-eagle-topk", "--attention-backend")
+    return dict.fromkeys(left_out) | {
+        "--model-path": TARGET,
+        "--speculative-algorithm": "DFLASH",
+        "--speculative-draft-model-path": draft,
+        "--dtype": "bfloat16",
+    }
+
+
+@pytest.mark.parametrize(
+    ("more", "nodes"),
+    [
+        ({}, 16),
+        ({BLOCK: "8"}, 8),
+        ({NODES: "4", "--speculative-num-steps": "9", "--speculative-eagle-topk": "2"}, 4),
+    ],
+)
+def test_a_program_drafts_a_block_but_for_its_first_token(
+    folder: Path, more: dict[str, str | None], nodes: int
+) -> None:
+    """Whatever is written of steps and branches, which SGLang has one of each."""
+    resolved = config(folder, blocks() | more, options=("--gpu", "h100"))
+    assert (resolved.algorithm, resolved.num_steps, resolved.file.topk) == ("DFLASH", nodes - 1, 1)
+    assert resolved.num_nodes == nodes
+
+
+@pytest.mark.parametrize("name", [BLOCK, NODES])
+def test_a_block_of_one_token_has_no_drafts(folder: Path, name: str) -> None:
+    result = run("--gpu", "h100", "--", *words(blocks() | {name: "1"}))
+    assert result.exit_code == 1
+    assert f"a block of 1 tokens ({name}) has no drafts" in result.stderr
+    assert config(folder, blocks() | {name: "2"}, options=("--gpu", "h100")).num_steps == 1
+
+
+def test_what_check_says_of_blocks(folder: Path) -> None:
+    result = run("--gpu", "h100", "--", *words(blocks()))
+    said = dict(line.split(maxsplit=1) for line in result.stderr.splitlines())
+    assert said["drafts"] == "15 steps, a chain, 16 nodes: all of a block but its first token: block_size"
+    assert said["attention"].startswith("fa3: SGLang's choice"), "of both roles that there are"
+    assert said["draft"] == f"{DRAFT}: --speculative-draft-model-path"
+
+
+@pytest.mark.parametrize(
+    ("gpu", "options", "changes", "reason"),
+    [
+        ("h100", (), blocks("Qwen3-8B-Domino"), "a draft that fills in blocks, with a domino projector, is not served"),
+        ("h100", (), blocks("Qwen3-8B-DFlash2"), "of the class DFlash2DraftModel, is not served"),
+        ("h100", (), {"--speculative-draft-window-size": "64"}, "a window of the draft's"),
+        ("h100", (), {"--disaggregation-mode": "decode"}, "of texts that another one prefills is not served"),
+        ("h100", (), {BLOCK: "8", NODES: "9"}, f"{NODES} and {BLOCK} differ"),
+        ("h100", ("--head", "int8"), {}, "--head int8 with a draft that the target's head scores"),
+        (
+            "h100",
+            ("--logits", "sharded"),
+            {"--tp-size": "2"},
+            "--logits sharded with a draft that the target's head scores",
+        ),
+        ("h100", ("--shapes", "15,3"), {}, "--shapes with blocks"),
+        ("b200", (), {}, "fa4 attention over blocks (draft) is not served"),
+        ("cpu", (), {}, "DFLASH on a CPU is not served"),
+    ],
+)
+def test_servers_with_blocks_that_are_refused(
+    folder: Path, gpu: str, options: tuple[str, ...], changes: dict[str, str | None], reason: str
+) -> None:
+    result = run("--gpu", gpu, *options, "--", *words(blocks() | changes))
+    assert result.exit_code == 1
+    assert reason in " ".join(result.stderr.split())
+
+
+@pytest.mark.parametrize(
+    ("more", "expected"),
+    [
+        ([], f"--speculative-algorithm DFLASH --speculative-draft-model-path {DRAFT}"),
+        (["--num-steps", 7], f"--speculative-draft-model-path {DRAFT} {NODES} 8"),
+    ],
+)
+def test_init_with_such_a_draft(folder: Path, more: list[object], expected: str) -> None:
+    """The command that is printed starts a server that `check` writes the same program for."""
+    ended = init(TARGET, DRAFT, "--engine", "sglang", "--gpu", "h100", "-o", "c.yaml", *more)
+    assert ended.exit_code == 0, ended.output
+    (line,) = (line for line in ended.stderr.splitlines() if line.startswith("the server: "))
+    assert expected in line
+    command = shlex.split(line.removeprefix("the server: "))
+    asked = ["--verify", "target_only", "--sampling", "top_k,top_p", "--name", "qwen3_8b_dflash", "--gpu", "h100"]
+    assert run(*asked, "--", *command).stdout == Path("c.yaml").read_text()

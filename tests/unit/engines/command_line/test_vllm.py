@@ -1,0 +1,147 @@
+"""`specc vllm check`: vLLM's arguments become a configuration that passes `specc check`, or are refused by name."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from click.testing import Result
+from programs import EXAMPLES
+from typer.testing import CliRunner
+
+from specc.cli.main import app
+from specc.compiler.algorithms import names, needs
+from specc.compiler.config import Config, load_config
+
+from .published_heads import heads_of_vllm
+
+__all__ = ["heads_of_vllm"]
+
+MODELS = EXAMPLES / "models"
+TARGET = str(MODELS / "target")
+EAGLE = ("--spec-method", "eagle", "--spec-model", "eagle", "--spec-tokens", "3")
+FLOAT = ("--dtype", "float32")
+
+
+def run(*words: object) -> Result:
+    return CliRunner().invoke(app, ["vllm", "check", *map(str, words)])
+
+
+def config(tmp_path: Path, *words: str, options: tuple[str, ...] = ()) -> Config:
+    """What a run with these arguments writes, after `specc check` has passed it."""
+    path = tmp_path / "written.yaml"
+    result = run("-o", path, *options, "--", "vllm", "serve", TARGET, *words)
+    assert result.exit_code == 0, result.output
+    checked = CliRunner().invoke(app, ["check", str(path)])
+    assert checked.exit_code == 0, checked.output
+    return load_config(path, names(), needs).config
+
+
+def test_a_head(tmp_path: Path) -> None:
+    resolved = config(tmp_path, *EAGLE, *FLOAT, "--max-num-seqs", "12")
+    assert (resolved.name, resolved.file.engine, resolved.algorithm) == ("vllm_eagle", "vllm", "EAGLE")
+    assert (resolved.file.topk, resolved.num_steps, resolved.file.page_size) == (1, 3, 16)
+    assert (resolved.max_requests, resolved.file.buckets) == (12, [1, 2, 4, 8, 12])
+    assert (resolved.file.verify, [*resolved.sampling], resolved.file.draft_sampling) == (
+        "target_only", ["top_k", "top_p"], "coupled",
+    )  # fmt: skip
+
+
+def test_a_draft_model_in_the_servers_element_type(tmp_path: Path) -> None:
+    draft = ("--spec-model", str(MODELS / "standalone"), "--spec-tokens", "2")
+    resolved = config(tmp_path, *draft)
+    assert resolved.draft is not None
+    assert (resolved.algorithm, resolved.target.dtype, resolved.draft.dtype) == ("STANDALONE", "bfloat16", "bfloat16")
+
+
+def test_a_head_that_the_program_computes(tmp_path: Path) -> None:
+    """Of a part of the tokens it scores these alone, and drafts are not drawn by the noise of all."""
+    whole = config(tmp_path, *EAGLE, *FLOAT, options=("--head", "int8"))
+    assert whole.draft is not None
+    assert (whole.draft.head, whole.draft.token_map, whole.file.draft_sampling) == ("int8", None, "coupled")
+    shared = config(tmp_path, *EAGLE, *FLOAT, "-tp", "2", options=("--head", "int8"))
+    assert shared.draft is not None and shared.draft.padded_vocab_size == 2048
+    assert (shared.file.tensor_parallel, shared.file.draft_sampling) == (2, "greedy")
+    words = ("--spec-method", "eagle3", "--spec-model", "eagle3_reduced", "--spec-tokens", "3", *FLOAT)
+    for head, scored, sampling in (("engine", 2048, "coupled"), ("fp8", 512, "greedy")):
+        part = config(tmp_path, *words, options=("--head", head))
+        assert part.draft is not None
+        assert (part.draft.head, part.draft.vocab_size, part.file.draft_sampling) == (head, scored, sampling)
+    looked_up = ("-sc.method", "ngram", "-sc.num_speculative_tokens", "4", "--max-model-len", "512", *FLOAT)
+    result = run("--head", "fp8", "--", "vllm", "serve", TARGET, *looked_up)
+    assert result.exit_code == 1
+    assert "--head is of a model that drafts, and drafts are looked up" in result.stderr
+
+
+def test_a_number_of_drafts_that_changes(tmp_path: Path) -> None:
+    """With those of vLLM's table, of which none is more than its largest step has room for."""
+    table = ("-sc.num_speculative_tokens_per_batch_size", "[[1, 4, 9], [5, 8, 1], [9, 64, 0]]")
+    head = ("-sc.method", "eagle", "-sc.model", "eagle", "-sc.num_speculative_tokens", "3")
+    resolved = config(tmp_path, *head, *table, *FLOAT)
+    assert [str(shape) for shape in resolved.shapes] == ["0", "1", "3"]
+    single = config(tmp_path, *head, table[0], "[[1, 64, 3]]", *FLOAT)
+    assert [str(shape) for shape in single.shapes] == ["3"]
+    for wrong in ("3", "[[1, 2]]", '[[1, 2, "3"]]', "[[1, 2, true]]"):
+        result = run("--", "vllm", "serve", TARGET, *head, table[0], wrong, *FLOAT)
+        assert result.exit_code == 1
+        assert "num_speculative_tokens_per_batch_size takes a list of [first, last, number]" in result.stderr
+
+
+def test_look_ups(tmp_path: Path) -> None:
+    """They are as long as the server says, and draw no drafts."""
+    words = ("-sc.method", "ngram", "-sc.num_speculative_tokens", "4", "-sc.prompt_lookup_max", "3", *FLOAT)
+    resolved = config(tmp_path, *words, "--max-model-len", "512")
+    options = {name: resolved.file.options[name] for name in ("window", "longest", "shortest")}
+    assert (resolved.algorithm, options) == ("NGRAM", {"window": 512, "longest": 3, "shortest": 3})
+    result = run("--", TARGET, *words)
+    assert result.exit_code == 1
+    assert f"'{TARGET[:60]}' is the value of no argument" in result.stderr
+    result = run("--", "vllm", "serve", TARGET, *words, "--max-model-len", "auto")
+    assert result.exit_code == 1
+    assert "drafts are looked up in as many tokens as a text may have, and nothing says how many" in result.stderr
+
+
+def test_how_tokens_are_verified() -> None:
+    """Requests of a default server draw, and so does the program, unless it is asked for otherwise."""
+    served = ("vllm", "serve", TARGET, *EAGLE, *FLOAT)
+    result = run("--name", "mine", "--", *served)
+    assert "serves greedy requests and those with temperature, top_k, top_p; vLLM's own step serves" in result.stderr
+    assert "\nname: mine\n" in f"\n{result.stdout}"
+    result = run("--verify", "greedy", "--", *served)
+    assert (result.exit_code, "verify" in result.stdout, "coupled" in result.stdout) == (0, False, False)
+    assert "serves greedy requests; vLLM's own step serves all others, those that sample among" in result.stderr
+    result = run("--sampling", "top_k", "--", *served)
+    assert '\nsampling: ["top_k"] # --sampling\n' in result.stdout
+    result = run("--verify", "rejection", "--", *served)
+    assert (result.exit_code, "error[config/engine-conflict]" in result.stderr) == (1, True)
+
+
+def test_the_server_is_told() -> None:
+    result = run("--gpu", "b200", "--", f"vllm serve {TARGET} --port 8000 {' '.join(EAGLE)} --dtype bfloat16")
+    assert result.exit_code == 0, result.output
+    settings = {line.split()[0]: " ".join(line.split()[1:]) for line in result.stderr.splitlines() if line.split()}
+    assert settings["server"] == "vLLM 0.33.0 on sm_100: --gpu b200"
+    assert settings["runner"] == "V2: vLLM's default, and nothing here that it lacks"
+    assert settings["attention"] == "FLASHINFER: vLLM's choice on sm_100 for mha in bfloat16"
+    assert settings["batches"].startswith("up to 256, ")
+    assert settings["captured"].startswith("drafts are one graph: in batches of up to 256")
+    assert settings["requests"] == "up to 1024 at once: vLLM's default for 180 GiB of GPU memory"
+    assert settings["sampling"].startswith("requests that say nothing of it draw with temperature")
+    assert "say nothing about the program: --port\n" in result.stderr
+
+
+def test_what_is_not_served_is_told_with_the_server() -> None:
+    result = run("--", "vllm", "serve", TARGET, *EAGLE, *FLOAT, "-pp", "2", "-sc.draft_sample_method=probabilistic")
+    assert result.exit_code == 1, "keys behind dots replace none of those with an argument of their own"
+    assert result.stdout == ""
+    assert "runner" in result.stderr
+    for refusal in (
+        "pipeline parallelism (pipeline_parallel_size 2)",
+        "drafts that are drawn (draft_sample_method proba",
+    ):
+        assert f"error[config/engine-unsupported]: with vLLM 0.33.0, {refusal}" in result.stderr
+    assert "hint: leave --pipeline-parallel-size out, or write 1" in result.stderr
+    assert "hint: leave --speculative-config.draft_sample_method out, or write greedy" in result.stderr
+
+
+def test_an_unknown_gpu_is_wrong_usage() -> None:
+    assert run("--gpu", "h101", "--", "vllm", "serve", TARGET).exit_code == 2

@@ -1,0 +1,246 @@
+"""Programs in the place of SGLang's blocks, on stand-ins of its modules: drafts, their context, what goes on."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import published_models
+import pytest
+from fakes.sglang_blocks import MASK
+from fakes.sglang_server import SharedOutput, adapter
+from test_sglang_fit import misfits
+from test_sglang_worker import ALL, BATCHES, PROMPTS, Serve, counted, drawing, plan_of, run, serve
+
+from specc.compiler.config.archs import gpu_of
+from specc.compiler.config.models import Fact, ModelFacts, read_model
+from specc.engines.sglang.check import block_drafts
+from specc.engines.sglang.check.command_line import parse
+from specc.engines.sglang.check.models import facts_of
+from specc.engines.sglang.served import ServedModel, beside, refusals
+from specc.engines.sglang.served import Server as Facts
+from specc.runtime.step import Step
+
+__all__ = ["serve"]
+DRAWS = (("verify", "target_only"), ("sampling", ("top_k", "top_p")))
+overlapping = pytest.mark.parametrize("overlap", [False, True])
+
+
+@overlapping
+@pytest.mark.parametrize("steps", [1, 3, 6])
+def test_texts_are_the_targets_own(serve: Serve, overlap: bool, steps: int) -> None:
+    """Step by step as by a program that prefills by itself: all of the context is there."""
+    plan = plan_of("DFLASH", ("num_steps", steps))
+    server = serve(plan, overlap=overlap)
+    server.begin(PROMPTS)
+    run(server, BATCHES)
+    assert server.steps == counted(plan, BATCHES)
+    report = server.worker.steps.report()
+    assert (report["served"], report["proof"], report["left"]) == (len(BATCHES), "passed", {})
+    assert plan.size("V") > MASK
+
+
+@overlapping
+def test_steps_of_either_go_on_where_the_other_stopped(serve: Serve, overlap: bool) -> None:
+    plan = plan_of("DFLASH")
+    server = serve(plan, overlap=overlap)
+    server.begin({row: PROMPTS[row] for row in (3, 1, 2)})
+    server.begin({6: PROMPTS[6]}, min_new_tokens=2)
+    run(server, BATCHES)
+    assert server.steps == counted(plan, BATCHES)
+    assert max(max(counts) for counts in server.steps.values()) > 2, "drafts are accepted"
+    assert server.worker.steps.tally.left == {"min_new_tokens": sum(6 in rows for rows in BATCHES)}
+
+
+@overlapping
+def test_requests_that_draw(serve: Serve, overlap: bool) -> None:
+    server = serve(plan_of("DFLASH", *DRAWS), overlap=overlap)
+    of_all = {"top_k": ALL, "temperature": 1.0}
+    asked = {3: {"temperature": 0.8, "top_k": 20, "sampling_seed": 5}, 1: of_all | {"sampling_seed": 7}, 2: {}, 6: {}}
+    for row, sampling in asked.items():
+        server.begin({row: PROMPTS[row]}, **sampling)
+    run(server, BATCHES, drawing(server, asked))
+    assert server.worker.steps.tally.left == {}
+
+
+def test_drafts_lie_where_the_target_s_scores_will(serve: Serve, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In a server that captures: in SGLang's buffer, as many rows as there are places to fill. Graphs are left out."""
+    monkeypatch.setattr(Step, "capture", lambda *_: None)
+    shared = SharedOutput(rows=16)
+    server = serve(plan_of("DFLASH"), shared=shared)
+    server.begin(PROMPTS)
+    run(server, BATCHES)
+    assert server.steps == counted(server.plan, BATCHES)
+    assert server.worker.steps.report()["capture"] == "graph"
+    assert shared.given == {96}
+
+
+def test_steps_of_a_length_that_is_wanted(serve: Serve) -> None:
+    server = serve(plan_of("DFLASH", tokens=128), simulated=2.0)
+    server.begin(PROMPTS)
+    for _ in range(3):
+        server.decode([*PROMPTS])
+    server.settle()
+    assert {length for counts in server.steps.values() for length in counts} == {2}
+    assert server.worker.steps.proof == "simulated"
+
+
+@overlapping
+def test_the_target_s_processor_is_left_as_it_was(serve: Serve, overlap: bool) -> None:
+    server = serve(plan_of("DFLASH"), overlap=overlap)
+    assert server.worker.target_worker.model_runner.model.processor.defer_verify_gather
+
+
+def test_what_goes_from_step_to_step_is_one_token(serve: Serve) -> None:
+    server = serve(plan_of("DFLASH"))
+    state, pools = server.worker.steps.state, server.worker.steps.step.pools
+    assert type(state).__name__ == "BonusState"
+    assert sorted(pools) == ["bonus", "seq_lens"]
+    left = state.blank(3)
+    assert [len(part) for part in (left.bonus_tokens, left.new_seq_lens, left.topk_p, left.hidden_states)] == [3] * 4
+    assert adapter("parts.runners").scored_tokens(server.worker) is None
+
+
+def test_a_block_has_one_size(serve: Serve) -> None:
+    """Whatever SGLang has for its number of steps, which is 1."""
+    server = serve(plan_of("DFLASH"), speculative_num_steps=1)
+    assert misfits(server) == []
+    server = serve(plan_of("DFLASH"), speculative_num_steps=1, speculative_num_draft_tokens=5)
+    assert misfits(server) == ["num_draft_tokens is 4 in the program, 5 in the server"]
+
+
+def test_the_target_scores_drafts_by_one_processor(serve: Serve) -> None:
+    server = serve(plan_of("DFLASH"))
+    model = server.worker.target_worker.model_runner.model
+    model.modules = lambda: [model]
+    assert misfits(server) == ["the target has not one logits processor, by which blocks of drafts are scored"]
+
+
+def test_the_targets_head_scores_whole(serve: Serve) -> None:
+    """So logits are whole, and no head is the program's, as `check` has it."""
+    server = serve(plan_of("DFLASH"))
+    server.plan = plan_of("DFLASH", ("logits", "sharded"), ("tensor_parallel", 2))
+    (problem,) = misfits(server)
+    assert problem.endswith("are not served with a draft that the target's head scores")
+
+
+PLAIN = "DFlashDraftModel"
+
+
+def refused(draft: ServedModel | None = None, **facts: Any) -> list[str]:
+    """What is refused of a server on a GPU whose draft fills in blocks."""
+    given: dict[str, Any] = {"attention": {"draft": "fa3", "verify": "triton"}, **facts}
+    server = Facts(ServedModel(), draft or ServedModel(), blocks=True, **given)
+    return [str(refusal) for refusal in refusals(server)]
+
+
+@pytest.mark.parametrize(
+    ("facts", "what"),
+    [
+        ({}, []),
+        ({"draft": ServedModel(window=True)}, ["sliding windows of a draft that fills in blocks is not served"]),
+        ({"adapters": True}, []),
+        (
+            {"groups": 2},
+            ["attention under data parallelism with a draft that fills in blocks is not served"],
+        ),
+        ({"ranks": 2}, []),
+        ({"attention": {"draft": "triton", "verify": "fa3"}}, ["triton attention over blocks (draft) is not served"]),
+        (
+            {"settings": {"disaggregation_mode": "decode"}},
+            ["a draft that fills in blocks on a server of texts that another one prefills is not served"],
+        ),
+    ],
+)
+def test_what_is_refused(facts: dict[str, Any], what: list[str]) -> None:
+    assert refused(**facts) == what
+    assert Facts(blocks=True).single == ["blocks"]
+
+
+@pytest.mark.parametrize(
+    ("of", "what"),
+    [
+        ((PLAIN, "", False), ""),
+        ((PLAIN, "domino", False), "with a domino projector"),
+        ((PLAIN, "", True), "with an embedding of its own"),
+        (("DFlash2DraftModel", "", False), "of the class DFlash2DraftModel"),
+    ],
+)
+def test_drafts_that_are_no_plain_ones(of: tuple[str, str, bool], what: str) -> None:
+    assert beside(of[0], of[1], embeds=of[2]) == what
+    named = [f"a draft that fills in blocks, {what}, is not served"] if what else []
+    assert refused(ServedModel(beside=what)) == named
+
+
+def test_what_a_draft_says_of_itself(tmp_path: Path) -> None:
+    """Of each the facts that programs depend on, and the size of its blocks."""
+    plain = published_models.block_draft()
+    published = {
+        "plain": plain,
+        "windows": plain | {"layer_types": ["full_attention"] * 4 + ["sliding_attention"], "sliding_window": 512},
+        "domino": published_models.BLOCK_DRAFTS["Qwen3-8B-Domino"],
+        "embeds": plain | {"has_embed_tokens": True},
+        "another": published_models.BLOCK_DRAFTS["Qwen3-8B-DFlash2"],
+        "no draft of blocks": {**plain, "architectures": ["Qwen3ForCausalLM"], "dflash_config": None},
+    }
+    published_models.write(tmp_path, published)
+    said = {name: read_model(tmp_path / name, name).values for name in published}
+    assert [values.get("block_size") for values in said.values()] == [16] * 5 + [None]
+    assert {name: facts_of(values) for name, values in said.items()} == {
+        "plain": ServedModel(),
+        "windows": ServedModel(window=True),
+        "domino": ServedModel(beside="with a domino projector"),
+        "embeds": ServedModel(beside="with an embedding of its own"),
+        "another": ServedModel(beside="of the class DFlash2DraftModel"),
+        "no draft of blocks": ServedModel(),
+    }
+
+
+SAYS = ModelFacts("qwen3", True, {"block_size": Fact(8, "block_size")})
+SILENT = ModelFacts("qwen3", True, {})
+
+
+@pytest.mark.parametrize(
+    ("words", "draft", "size"),
+    [
+        ([], SAYS, 8),
+        ([], SILENT, 16),
+        (["--speculative-dflash-block-size", "5"], SAYS, 5),
+        (["--speculative-num-draft-tokens", "6", "--speculative-num-steps", "3"], SAYS, 6),
+        (["--speculative-num-draft-tokens", "6", "--speculative-dflash-block-size", "6"], SILENT, 6),
+    ],
+)
+def test_a_program_drafts_all_of_a_block_but_its_first_token(words: list[str], draft: ModelFacts, size: int) -> None:
+    arguments = parse(["--model-path", "m", *words])
+    assert [fact.value for fact in block_drafts.form(arguments, draft)] == [size - 1, 1, size]
+    assert arguments.findings.errors == ()
+
+
+@pytest.mark.parametrize(
+    ("words", "hint"),
+    [
+        (["--speculative-num-draft-tokens", "6", "--speculative-dflash-block-size", "5"], "write one of them"),
+        (["--speculative-num-draft-tokens", "1"], "write --speculative-num-draft-tokens 2 or more"),
+    ],
+)
+def test_blocks_that_are_none(words: list[str], hint: str) -> None:
+    arguments = parse(["--model-path", "m", *words])
+    block_drafts.form(arguments, SAYS)
+    (error,) = arguments.findings.errors
+    assert error.hint is not None and hint in error.hint
+
+
+@pytest.mark.parametrize(
+    ("written", "prefill", "gpu", "taken"),
+    [
+        ("", "fa3", "sm_90", "fa3"),
+        ("fa3", "triton", "sm_90", "fa3"),
+        ("", "trtllm_mha", "sm_100", "fa4"),
+        ("", "trtllm_mha", "sm_90", "flashinfer"),
+        ("", "flashmla", "sm_100", "flashinfer"),
+        ("", "flashmla", "sm_90", "flashinfer"),
+        ("", "intel_amx", "cpu", "intel_amx"),
+    ],
+)
+def test_the_draft_s_attention(written: str, prefill: str, gpu: str, taken: str) -> None:
+    assert block_drafts.attention(written, Fact(prefill, "it"), gpu_of(gpu)).value == taken
