@@ -13,10 +13,10 @@ from specc.compiler.config.models.hub import model_path
 from specc.compiler.config.presets import Engine
 from specc.compiler.config.resolution.resolve import resolve
 from specc.compiler.config.resolved import Config
-from specc.compiler.config.rules.checked import Checked
 from specc.compiler.config.rules.needs import Needs
 from specc.compiler.config.rules.shapes import ALONE, path_of
 from specc.compiler.config.rules.validate import validate
+from specc.compiler.config.schema import Role
 from specc.compiler.config.text.locations import Locations
 from specc.compiler.config.text.tree import read_tree
 from specc.compiler.support.diagnostics import Diagnostic, DiagnosticError, Diagnostics
@@ -41,7 +41,7 @@ class LoadedConfig:
     path: Path
     locations: Locations
     warnings: tuple[Diagnostic, ...] = ()
-    facts: Mapping[str, ModelFacts] = field(default_factory=dict[str, ModelFacts])
+    facts: Mapping[Role, ModelFacts] = field(default_factory=dict[Role, ModelFacts])
 
     def location(self, *key_path: str | int) -> Location:
         """Return where a value was written; else its key, the block around it, or the first key.
@@ -79,16 +79,8 @@ class LoadedConfig:
 def load_config(
     path: Path, algorithms: Sequence[str], needs: Callable[[str], Needs], engine: Engine | None = None
 ) -> LoadedConfig:
-    """Load, check and complete the configuration at ``path``.
-
-    ``algorithms`` are the names that exist; ``needs`` says what the one of a name asks for; ``engine`` stands in place
-    of the file's own.
-
-    Raises DiagnosticError with every error of the file.
-    """
-    path = Path(path)
-    file = _file_name(path)
-    return _load(_read(path, file), path, file, algorithms, needs, engine)
+    """Load, check and complete the configuration at ``path``, as `load_text` does its text."""
+    return load_text(_read(Path(path)), Path(path), algorithms, needs, engine)
 
 
 def load_text(
@@ -97,33 +89,19 @@ def load_text(
     algorithms: Sequence[str],
     needs: Callable[[str], Needs],
     engine: Engine | None = None,
-    settled: Mapping[str, object] | None = None,
-) -> LoadedConfig:
-    """Like `load_config`, for a text that would stand at ``path`` (which need not exist).
-
-    ``settled``: keys, or blocks of keys, that count in place of what is written; one of None counts as not written.
-    """
-    file = _file_name(path)
-    text = text if isinstance(text, str) else _decoded(text, path, file)
-    return _load(text, path, file, algorithms, needs, engine, settled or {})
-
-
-def _file_name(path: Path) -> str:
-    """Return the bare name of a file with what is not printable ASCII escaped, as generated text takes it."""
-    name = path.name or str(path)
-    return "".join(char if " " <= char <= "~" else ascii(char)[1:-1] for char in name)
-
-
-def _load(
-    text: str,
-    path: Path,
-    file: str,
-    algorithms: Sequence[str],
-    needs: Callable[[str], Needs],
-    engine: Engine | None,
     settled: Mapping[str, object] = MappingProxyType({}),
 ) -> LoadedConfig:
-    """Run the stages; each one reports what it can before the first that cannot go on."""
+    """Check and complete a text that would stand at ``path`` (which need not exist).
+
+    ``algorithms`` are the names that exist; ``needs`` says what the one of a name asks for; ``engine`` stands in place
+    of the file's own. ``settled``: keys, or blocks of keys, that count in place of what is written; one of None counts
+    as not written.
+
+    Raises DiagnosticError with every error of the text.
+    """
+    name = path.name or str(path)
+    file = "".join(char if " " <= char <= "~" else ascii(char)[1:-1] for char in name)  # as generated text takes it
+    text = text if isinstance(text, str) else _decoded(text, path, file)
     findings = Diagnostics()
     tree = read_tree(text, file, findings)
     if tree is not None:
@@ -132,9 +110,9 @@ def _load(
             tree.broken.discard(("engine",))
         _settle(tree.values, settled)
         places = Locations(file, tree)
-        checked = Checked(validate(places, findings), places, findings)
+        written = findings.collect(validate(places, path.parent))
         try:
-            resolved = resolve(checked, path.parent, algorithms, needs)
+            resolved = resolve(written, algorithms, needs, findings)
         except DiagnosticError as error:  # a plugin's
             for diagnostic in error.diagnostics:
                 findings.add(replace(diagnostic, location=diagnostic.location or places.value("algorithm")))
@@ -159,15 +137,14 @@ def _settle(values: dict[str, Any], settled: Mapping[str, Any]) -> None:
             values[key] = value
 
 
-def _read(path: Path, file: str) -> str:
-    """Return the text of the file; raises DiagnosticError when there is none to read."""
+def _read(path: Path) -> bytes:
+    """Return what is in the file; raises DiagnosticError when there is nothing to read."""
     try:
-        data = read_regular(path, MAX_BYTES)
+        return read_regular(path, MAX_BYTES)
     except (OSError, ValueError) as error:
         raise DiagnosticError(
             Diagnostic("config/unreadable", f"cannot read '{path}': {why_unreadable(error)}")
         ) from error
-    return _decoded(data, path, file)
 
 
 def _decoded(data: bytes, path: Path, file: str) -> str:

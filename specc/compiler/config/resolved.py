@@ -9,13 +9,16 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
+from typing import Generic, TypeVar
 
 from specc.compiler.config.block import Block
 from specc.compiler.config.chosen import Tuning
-from specc.compiler.config.schema import ConfigFile, Dtype, HeadForm, HiddenSource, KvDtype, KvLayout, Sampling
+from specc.compiler.config.schema import ConfigFile, Dtype, HeadForm, HiddenSource, KvDtype, KvLayout, Role, Sampling
 from specc.compiler.ir.ops.tree import mask_width
 from specc.compiler.ir.types import DTYPES
 from specc.runtime.plan.shape import Shape
+
+T = TypeVar("T")
 
 KV_BYTES: dict[str, int] = {dtype.torch: dtype.bytes for dtype in DTYPES.values()} | {"float8_e5m2": 1}
 """Bytes of one element of every dtype a KV pool may have; no value of the IR is float8_e5m2."""
@@ -23,6 +26,20 @@ KV_BYTES: dict[str, int] = {dtype.torch: dtype.bytes for dtype in DTYPES.values(
 
 TARGET_OUTPUTS: dict[str, str] = {"routed_experts": "experts_per_token", "indexer_topk": "index_topk"}
 """Outputs that the target's forward hands over, and the key that says how many numbers they have per layer."""
+
+
+@dataclass(frozen=True)
+class Sides(Generic[T]):
+    """What is known of each model: None where there is no such model, and where it was reported that it is wrong."""
+
+    target: T | None
+    draft: T | None
+
+    @property
+    def present(self) -> dict[Role, T]:
+        """What is known, by role."""
+        sides: tuple[tuple[Role, T | None], ...] = ("target", self.target), ("draft", self.draft)
+        return {role: side for role, side in sides if side is not None}
 
 
 @dataclass(frozen=True)
@@ -148,9 +165,9 @@ class Config:
         return getattr(self, key) if key in self.__dataclass_fields__ else getattr(self.file, key)
 
     @property
-    def models(self) -> dict[str, ModelConfig]:
+    def models(self) -> Mapping[Role, ModelConfig]:
         """The models by role: the target, and the draft if there is one."""
-        return {"target": self.target} | ({"draft": self.draft} if self.draft is not None else {})
+        return Sides(self.target, self.draft).present
 
     @property
     def shapes(self) -> tuple[Shape, ...]:

@@ -20,6 +20,7 @@ from specc.compiler.config.presets import Engine
 from specc.compiler.config.presets.engine_tables import TablesBlock
 from specc.compiler.ir.opdef import PAGES
 
+Role = Literal["target", "draft"]
 HiddenSource = Literal["collapsed", "hc_residual", "aux"]
 KvLayout = Literal["mha", "mla"]
 Dtype = Literal["bfloat16", "float16", "float32"]
@@ -273,6 +274,11 @@ class ConfigFile(Block):
     def draws(self) -> bool:
         """Return whether the program draws tokens as requests ask for: any `verify` but greedy."""
         return self.verify != "greedy"
+
+    @property
+    def draws_target(self) -> bool:
+        """Return whether tokens are drawn from what the target finds alone: target_only."""
+        return self.verify == "target_only"
 
     @property
     def weighs_drafts(self) -> bool:

@@ -6,14 +6,16 @@ A user's mistake is never a traceback. Code that finds one builds a `Diagnostic`
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Generator, Iterable, Mapping
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, TypeAlias, TypeVar
 
 from specc.compiler.support.codes import CODES
 from specc.compiler.support.location import Location
 
-__all__ = ["CODES", "Diagnostic", "DiagnosticError", "Diagnostics", "Note", "Severity"]
+__all__ = ["CODES", "Diagnostic", "DiagnosticError", "Diagnostics", "Findings", "Note", "Severity"]
+
+T = TypeVar("T")
 
 Severity = Literal["error", "warning"]
 
@@ -46,6 +48,13 @@ class Diagnostic:
         """Return the finding in one line, without source text."""
         where = f"{self.location}: " if self.location else ""
         return f"{where}{self.severity}[{self.code}]: {self.message}"
+
+
+Findings: TypeAlias = Generator[Diagnostic, None, T]
+"""What a function finds, one after the other; its result is what it settles, None where it only checks.
+
+Another function passes them on with ``yield from``, and `Diagnostics.collect` ends the chain.
+"""
 
 
 class DiagnosticError(Exception):
@@ -81,6 +90,15 @@ class Diagnostics:
     def add(self, diagnostic: Diagnostic) -> None:
         """Record a finding, unless exactly the same one is there already."""
         self._found.setdefault(diagnostic)
+
+    def collect(self, findings: Findings[T]) -> T:
+        """Record findings, and return what was settled."""
+        while True:
+            try:
+                self.add(next(findings))
+            except StopIteration as end:
+                settled: T = end.value
+                return settled
 
     def error(
         self,

@@ -3,20 +3,19 @@
 from __future__ import annotations
 
 import re
-from pathlib import Path
 from typing import Annotated
 
 from pydantic import BeforeValidator, Field, ValidationError
 
 from specc.compiler.config.block import Block
 from specc.compiler.config.chosen import LaunchChoice, Tuning
-from specc.compiler.config.rules.checked import Checked
 from specc.compiler.config.rules.needs import Needs
 from specc.compiler.config.rules.shapes import settled_shapes, sound_shapes
+from specc.compiler.config.rules.written_file import Written
 from specc.compiler.config.text.locations import Locations
 from specc.compiler.config.text.scalars import spell
 from specc.compiler.config.text.tree import read_tree
-from specc.compiler.support.diagnostics import Diagnostics, Note
+from specc.compiler.support.diagnostics import Diagnostic, Diagnostics, Findings, Note
 from specc.compiler.support.files.paths import path_of
 from specc.compiler.support.files.reading import read_regular, why_unreadable
 from specc.compiler.support.location import Location
@@ -71,40 +70,40 @@ class TuningFile(Block):
     launches: list[ChoiceBlock]
 
 
-def read_tuning(checked: Checked, needs: Needs, directory: Path) -> Tuning | None:
-    """The file that ``tuning:`` names, relative to ``directory``; None without one, or where it cannot be read.
+def read_tuning(written: Written, needs: Needs) -> Findings[Tuning | None]:
+    """Return what the file says that ``tuning:`` names; None without one, or where it cannot be read.
 
     Raises:
         DiagnosticError: what is wrong in it, with its text.
     """
-    written = checked.file.tuning
-    if written is None:
+    name = written.file.tuning
+    if name is None:
         return None
     try:
-        path = path_of(written, directory)
+        path = path_of(name, written.directory)
         text = read_regular(path, MAX_BYTES).decode("utf-8-sig")
     except (OSError, ValueError) as error:
         why = "it is not UTF-8 text" if isinstance(error, UnicodeDecodeError) else why_unreadable(error)
-        message = f"cannot read the tuning file '{written[:200]}': {why}"
+        message = f"cannot read the tuning file '{name[:200]}': {why}"
         hint = "specc tune writes one; or leave tuning out"
-        checked.findings.error("tuning/unreadable", message, checked.places.value("tuning"), hint=hint)
+        yield Diagnostic("tuning/unreadable", message, written.places.value("tuning"), hint)
         return None
-    file = "".join(char if " " <= char <= "~" else ascii(char)[1:-1] for char in written)
+    file = "".join(char if " " <= char <= "~" else ascii(char)[1:-1] for char in name)
     findings = Diagnostics()
     tree = read_tree(text, file, findings, MAX_VALUES)
     tuning = None
     if tree is not None and not findings.errors:
         places = Locations(file, tree)
-        block = _validated(places, findings)
+        block = findings.collect(_validated(places))
         if block is not None:
             tuning = _tuning(block, places, text, str(path))
-            _check(checked, needs, tuning, places, findings)
+            findings.collect(_check(written, needs, tuning, places))
     findings.raise_if_errors({file: text}, {file: str(path)})
     return tuning
 
 
-def _validated(places: Locations, findings: Diagnostics) -> TuningFile | None:
-    """What stands in the file, None after reporting."""
+def _validated(places: Locations) -> Findings[TuningFile | None]:
+    """Return what stands in the file, None after reporting."""
     try:
         return TuningFile.model_validate(places.tree.values)
     except ValidationError as error:
@@ -114,7 +113,7 @@ def _validated(places: Locations, findings: Diagnostics) -> TuningFile | None:
             place = places.key(*path) if kind == "extra_forbidden" else places.value(*path)
             what = {"extra_forbidden": "is no key of a tuning file", "missing": "is missing"}.get(kind)
             message = f"{spell(path)} {what or 'is wrong: ' + details['msg'].lower()}"
-            findings.error("tuning/malformed", message, place, hint="docs/tuning.md has the keys")
+            yield Diagnostic("tuning/malformed", message, place, "docs/tuning.md has the keys")
         return None
 
 
@@ -133,31 +132,31 @@ def _place(places: Locations, *path: str | int) -> Location:
     return places.value(*path if places.written(*path) else path[:-1])
 
 
-def _check(checked: Checked, needs: Needs, tuning: Tuning, places: Locations, findings: Diagnostics) -> None:
+def _check(written: Written, needs: Needs, tuning: Tuning, places: Locations) -> Findings[None]:
     """Compare with the configuration what needs no compiled program: architecture, shapes, buckets, one entry each."""
-    file = checked.file
-    if checked.sound("archs") and list(file.archs) not in ([tuning.arch], ["native"]):
-        note = Note(f"the program is for {', '.join(file.archs)}", checked.places.value("archs"))
+    file = written.file
+    if written.sound("archs") and list(file.archs) not in ([tuning.arch], ["native"]):
+        note = Note(f"the program is for {', '.join(file.archs)}", written.places.value("archs"))
         message = f"the choices were measured on {tuning.arch}, and hold for a program of that architecture alone"
         hint = f"write archs: [{tuning.arch}], or leave tuning out"
-        findings.error("tuning/arch", message, places.value("arch"), hint=hint, notes=[note])
+        yield Diagnostic("tuning/arch", message, places.value("arch"), hint, (note,))
     seen: set[tuple[str, str]] = set()
-    sound = sound_shapes(checked) and checked.sound("buckets")
+    sound = sound_shapes(written) and written.sound("buckets")
     buckets = {str(shape): sizes for shape, sizes in settled_shapes(file, needs).items()} if sound else {}
     known = list(buckets)
     for i, choice in enumerate(tuning.choices):
         shapes = known if choice.shape is None else [choice.shape]
         if choice.shape is not None and known and choice.shape not in known:
             message = f"the program has no shape {choice.shape}; there is {', '.join(known)}"
-            findings.error("tuning/no-launch", message, places.value("launches", i, "shape"))
+            yield Diagnostic("tuning/no-launch", message, places.value("launches", i, "shape"))
         twice = [shape for shape in shapes if (choice.launch, shape) in seen]
         if twice:
             message = f"{choice.launch} has an entry already"
-            findings.error("tuning/no-launch", message, choice.location, hint="write one entry for a launch")
+            yield Diagnostic("tuning/no-launch", message, choice.location, "write one entry for a launch")
         seen |= {(choice.launch, shape) for shape in shapes}
         there = sorted({bucket for shape in shapes for bucket in buckets.get(shape, ())})
         for bucket in choice.split:
             if there and bucket not in there:
                 listed = ", ".join(map(str, there))
                 message = f"the program has no bucket of {bucket}; there are {listed}"
-                findings.error("tuning/no-choice", message, places.key("launches", i, "split", str(bucket)))
+                yield Diagnostic("tuning/no-choice", message, places.key("launches", i, "split", str(bucket)))

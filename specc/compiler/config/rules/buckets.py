@@ -4,73 +4,77 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from specc.compiler.config.rules.checked import Checked
 from specc.compiler.config.rules.shapes import written_shapes
+from specc.compiler.config.rules.written_file import Written
 from specc.compiler.config.text.tree import Path
-from specc.compiler.support.diagnostics import Note
+from specc.compiler.support.diagnostics import Diagnostic, Findings, Note
 
 MAX_BATCH = 65536
 """Largest bucket."""
 
 
-def check_buckets(checked: Checked) -> None:
+def check_buckets(written: Written) -> Findings[None]:
     """Check that buckets ascend strictly from at least 1, fit the request pool, and have a shape each."""
-    if not checked.sound("buckets"):
+    if not written.sound("buckets"):
         return
-    if _ascend(checked, ("buckets",), checked.file.buckets):
-        _check_pool(checked)
-        _check_shapes(checked)
+    errors = [*_check_order(written, ("buckets",), written.file.buckets)]
+    yield from errors
+    if not errors:
+        yield from _check_pool(written)
+        yield from _check_shapes(written)
 
 
-def _ascend(checked: Checked, path: Path, buckets: Sequence[int]) -> bool:
-    """Whether a list has batch sizes that ascend; what is wrong with it is reported."""
-    at, findings, before = checked.places, checked.findings, len(checked.findings.errors)
+def _check_order(written: Written, path: Path, buckets: Sequence[int]) -> Findings[None]:
+    """Check that a list has batch sizes that ascend."""
+    at = written.places
     if not buckets:
-        findings.error("config/buckets", "there must be at least one bucket", at.value(*path))
+        yield Diagnostic("config/buckets", "there must be at least one bucket", at.value(*path))
     for index, size in enumerate(buckets):
         if not 1 <= size <= MAX_BATCH:
             message = f"a bucket is a batch size from 1 to {MAX_BATCH}, and this is {str(size)[:40]}"
-            findings.error("config/buckets", message, at.value(*path, index))
+            yield Diagnostic("config/buckets", message, at.value(*path, index))
         elif index and size <= buckets[index - 1]:
             note = Note("it follows this one", at.value(*path, index - 1))
             hint = f"write {sorted(set(buckets))}" if min(buckets) > 0 else None
             message = f"buckets must ascend, and {size} follows {buckets[index - 1]}"
-            findings.error("config/buckets", message, at.value(*path, index), hint=hint, notes=[note])
-    return len(findings.errors) == before
+            yield Diagnostic("config/buckets", message, at.value(*path, index), hint, (note,))
 
 
-def _check_pool(checked: Checked) -> None:
+def _check_pool(written: Written) -> Findings[None]:
     """Check that the largest bucket fits the request pool."""
-    buckets, limit, at = checked.file.buckets, checked.file.max_requests, checked.places
-    if not checked.sound("max_requests") or limit is None or buckets[-1] <= limit:
+    buckets, limit, at = written.file.buckets, written.file.max_requests, written.places
+    if not written.sound("max_requests") or limit is None or buckets[-1] <= limit:
         return
     message = f"the largest bucket is {buckets[-1]}, and max_requests is {limit}"
     if at.written("buckets"):
-        notes = [Note("the request pool is bounded here", at.value("max_requests"))]
-        checked.findings.error("config/buckets", message, at.value("buckets", len(buckets) - 1), notes=notes)
+        note = Note("the request pool is bounded here", at.value("max_requests"))
+        yield Diagnostic("config/buckets", message, at.value("buckets", len(buckets) - 1), notes=(note,))
     else:
         hint = f"write buckets, which are {buckets} by default, up to {limit}"
-        checked.findings.error("config/buckets", message, at.value("max_requests"), hint=hint)
+        yield Diagnostic("config/buckets", message, at.value("max_requests"), hint)
 
 
-def _check_shapes(checked: Checked) -> None:
+def _check_shapes(written: Written) -> Findings[None]:
     """Check that shapes list buckets of the configuration's, and that each of these is listed by one of them."""
-    if checked.file.shapes is None or not checked.sound("shapes"):
+    if written.file.shapes is None or not written.sound("shapes"):
         return
-    at, known = checked.places, checked.file.buckets
+    at, known = written.places, written.file.buckets
     listed = ", ".join(map(str, known))
     note = Note(f"there are {listed}", at.value("buckets") if at.written("buckets") else None)
-    shapes = [(shape, (*shape.path, "buckets")) for shape in written_shapes(checked.file)]
-    sound = [shape.buckets is None or _ascend(checked, path, shape.buckets) for shape, path in shapes]
-    for shape, path in shapes if all(sound) else ():
-        for index, size in enumerate(shape.buckets or ()):
+    shapes = [(shape.buckets, (*shape.path, "buckets")) for shape in written_shapes(written.file)]
+    errors = [e for sizes, path in shapes if sizes is not None for e in _check_order(written, path, sizes)]
+    yield from errors
+    if errors:
+        return
+    for sizes, path in shapes:
+        for index, size in enumerate(sizes or ()):
             if size not in known:
                 message = f"a shape has buckets of the configuration's, and {size} is none of these"
                 hint = f"write some of {listed}, or add {size} to buckets"
-                checked.findings.error("config/buckets", message, at.value(*path, index), hint=hint, notes=[note])
-    for index, size in enumerate(known) if all(sound) else ():
-        if all(shape.buckets is not None and size not in shape.buckets for shape, _ in shapes):
+                yield Diagnostic("config/buckets", message, at.value(*path, index), hint, (note,))
+    for index, size in enumerate(known):
+        if all(sizes is not None and size not in sizes for sizes, _ in shapes):
             where = at.value("buckets", index) if at.written("buckets") else at.key("shapes")
             hint = f"add {size} to the buckets of a shape"
             message = f"no shape has the bucket {size}, so that no step could run it"
-            checked.findings.error("config/buckets", message, where, hint=hint)
+            yield Diagnostic("config/buckets", message, where, hint)

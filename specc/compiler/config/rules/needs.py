@@ -86,3 +86,11 @@ class Needs:
     def head(self) -> bool:
         """Whether the draft is a head, which reads rows of its target."""
         return self.modules is not None or self.target_hidden is not None
+
+
+@dataclass(frozen=True)
+class Chosen:
+    """An algorithm: its name as it is listed, None where there is none of that name, and what it asks for."""
+
+    name: str | None
+    needs: Needs

@@ -6,11 +6,11 @@ import re
 from dataclasses import dataclass
 from itertools import pairwise
 
-from specc.compiler.config.rules.checked import Checked
 from specc.compiler.config.rules.needs import Needs
+from specc.compiler.config.rules.written_file import Written
 from specc.compiler.config.schema import ConfigFile
 from specc.compiler.config.text.tree import Path
-from specc.compiler.support.diagnostics import Note
+from specc.compiler.support.diagnostics import Diagnostic, Findings, Note
 from specc.compiler.support.location import Location
 from specc.runtime.plan.shape import Shape
 
@@ -48,9 +48,9 @@ class WrittenShape:
     buckets: tuple[int, ...] | None = None
     path: Path = ()
 
-    def at(self, checked: Checked, key: str) -> Location:
+    def at(self, written: Written, key: str) -> Location:
         """Where a key of it is, or the block that leaves it out."""
-        return checked.places.value(*self.path, key)
+        return written.places.value(*self.path, key)
 
     def settled(self, needs: Needs, widest: int) -> Shape:
         """The shape with as many nodes as it can draft; a step without drafts has the branches of the widest."""
@@ -76,14 +76,14 @@ def written_shapes(file: ConfigFile) -> tuple[WrittenShape, ...]:
     )
 
 
-def sound_shapes(checked: Checked) -> bool:
+def sound_shapes(written: Written) -> bool:
     """Whether no error was reported yet at what says the shapes."""
-    return checked.sound("shapes") and (checked.file.shapes is not None or checked.sound(*ALONE))
+    return written.sound("shapes") and (written.file.shapes is not None or written.sound(*ALONE))
 
 
-def trees(checked: Checked) -> list[WrittenShape]:
+def trees(written: Written) -> list[WrittenShape]:
     """The shapes that are trees; none where something is wrong with them."""
-    return [shape for shape in written_shapes(checked.file) if shape.topk > 1] if sound_shapes(checked) else []
+    return [shape for shape in written_shapes(written.file) if shape.topk > 1] if sound_shapes(written) else []
 
 
 def settled_shapes(file: ConfigFile, needs: Needs) -> dict[Shape, tuple[int, ...]]:
@@ -102,58 +102,56 @@ def path_of(file: ConfigFile, shape: Shape) -> Path:
     return (exact or alike or list(written))[0].path
 
 
-def check_shapes(checked: Checked, needs: Needs) -> None:
+def check_shapes(written: Written, needs: Needs) -> Findings[None]:
     """Check that shapes are written in one place, that they differ, and that one drafts; then each of them."""
-    file, at = checked.file, checked.places
+    file, at = written.file, written.places
     both = [key for key in ALONE if at.written(key)] if at.written("shapes") else []
     for key in both:
         message = f"the shapes say what is drafted, and {key} says it, too"
         note = Note("the shapes are here", at.key("shapes"))
-        checked.findings.error("config/out-of-range", message, at.key(key), hint="leave it out", notes=[note])
+        yield Diagnostic("config/out-of-range", message, at.key(key), "leave it out", (note,))
     if both:
         return
     if file.shapes is None:
-        _ascending(checked)
-    elif checked.sound("shapes"):
-        _different(checked, needs)
+        yield from _ascending(written)
+    elif written.sound("shapes"):
+        yield from _different(written, needs)
     for shape in written_shapes(file)[-1:] if file.shapes is None else written_shapes(file):
-        if sound_shapes(checked) and (shape.topk == 1 or needs.trees) and (shape.num_steps or file.shapes is None):
-            _check_nodes(checked, shape, needs)
+        if sound_shapes(written) and (shape.topk == 1 or needs.trees) and (shape.num_steps or file.shapes is None):
+            yield from _check_nodes(written, shape, needs)
 
 
-def _ascending(checked: Checked) -> None:
+def _ascending(written: Written) -> Findings[None]:
     """Check that several num_steps ascend strictly, up to one that drafts."""
-    steps, at = checked.file.num_steps if checked.sound("num_steps") else [], checked.places
+    steps, at = written.file.num_steps if written.sound("num_steps") else [], written.places
     if max(steps, default=1) == 0:
         message, hint = "num_steps is 0: nothing is ever drafted", "write a number from 1 to 16, or [0, 3]"
-        checked.findings.error("config/out-of-range", message, at.value("num_steps"), hint=hint)
+        yield Diagnostic("config/out-of-range", message, at.value("num_steps"), hint)
     for index, (before, after) in enumerate(pairwise(steps), start=1):
         if after <= before:
             note = Note("it follows this one", at.value("num_steps", index - 1))
             message = f"num_steps must ascend, and {after} follows {before}"
             hint = f"write {sorted(set(steps))}"
-            checked.findings.error(
-                "config/out-of-range", message, at.value("num_steps", index), hint=hint, notes=[note]
-            )
+            yield Diagnostic("config/out-of-range", message, at.value("num_steps", index), hint, (note,))
 
 
-def _different(checked: Checked, needs: Needs) -> None:
+def _different(written: Written, needs: Needs) -> Findings[None]:
     """Check that no shape is listed twice, and that one of them drafts."""
-    shapes, at = written_shapes(checked.file), checked.places
+    shapes, at = written_shapes(written.file), written.places
     first: dict[Shape, Path] = {}
     for shape in shapes:
         settled = shape.settled(needs, 1)
         if settled in first:
             note = Note("first written here", at.value(*first[settled]))
             message = f"the shape {settled} is listed twice"
-            checked.findings.error("config/out-of-range", message, at.value(*shape.path), notes=[note])
+            yield Diagnostic("config/out-of-range", message, at.value(*shape.path), notes=(note,))
         first.setdefault(settled, shape.path)
     if not any(shape.num_steps for shape in shapes):
         message = "no shape has a draft step: nothing is ever drafted"
-        checked.findings.error("config/out-of-range", message, at.value("shapes"), hint="list a shape that drafts")
+        yield Diagnostic("config/out-of-range", message, at.value("shapes"), "list a shape that drafts")
 
 
-def _check_nodes(checked: Checked, shape: WrittenShape, needs: Needs) -> None:
+def _check_nodes(written: Written, shape: WrittenShape, needs: Needs) -> Findings[None]:
     """Check N: S + 1 for a chain; for a tree from 2 up to all it can draft and the root."""
     nodes, steps, width = shape.nodes, shape.num_steps, shape.topk
     largest = needs.most_nodes(width, steps)
@@ -161,27 +159,26 @@ def _check_nodes(checked: Checked, shape: WrittenShape, needs: Needs) -> None:
         if width > 1:
             hint = f"write num_draft_tokens: a number from 2 to {largest}"
             message = "a tree needs num_draft_tokens, the tokens the target verifies"
-            checked.findings.error("config/missing-key", message, shape.at(checked, "topk"), hint=hint)
+            yield Diagnostic("config/missing-key", message, shape.at(written, "topk"), hint)
         return
-    where = shape.at(checked, "num_draft_tokens")
+    where = shape.at(written, "num_draft_tokens")
     if width == 1 and nodes != steps + 1:
         message = f"a chain of {steps} steps verifies {steps + 1} tokens, and num_draft_tokens is {nodes}"
-        notes = [_origin(checked, shape, "num_steps", steps)]
         hint = f"write num_draft_tokens: {steps + 1}, or leave the key out"
-        checked.findings.error("legal/chain-width", message, where, hint=hint, notes=notes)
+        yield Diagnostic("legal/chain-width", message, where, hint, (_origin(written, shape, "num_steps", steps),))
     if width > 1 and not 2 <= nodes <= largest:
         message = f"a tree with topk {width} and num_steps {steps} has 2 to {largest} nodes, and not {nodes}"
-        notes = [_origin(checked, shape, "topk", width), _origin(checked, shape, "num_steps", steps)]
-        checked.findings.error("legal/tree-size", message, where, notes=notes)
+        notes = _origin(written, shape, "topk", width), _origin(written, shape, "num_steps", steps)
+        yield Diagnostic("legal/tree-size", message, where, notes=notes)
 
 
-def _origin(checked: Checked, shape: WrittenShape, key: str, value: int) -> Note:
+def _origin(written: Written, shape: WrittenShape, key: str, value: int) -> Note:
     """Return a note that says what a key of a shape is and where that was written."""
-    return origin(checked, (*shape.path, key), value)
+    return origin(written, (*shape.path, key), value)
 
 
-def origin(checked: Checked, path: Path, value: int) -> Note:
+def origin(written: Written, path: Path, value: int) -> Note:
     """Return a note that says what a key is and where that was written."""
-    if not checked.places.written(*path):
+    if not written.places.written(*path):
         return Note(f"{path[-1]} is {value} by default")
-    return Note(f"{path[-1]} is {value}", checked.places.value(*path))
+    return Note(f"{path[-1]} is {value}", written.places.value(*path))

@@ -6,6 +6,7 @@ check what stands, and one run reports everything.
 
 from __future__ import annotations
 
+import pathlib
 from collections.abc import Callable, Mapping
 from typing import Any, cast
 
@@ -15,11 +16,12 @@ from pydantic_core import ErrorDetails
 from specc.compiler.config.archs import arch_hint
 from specc.compiler.config.block import Block
 from specc.compiler.config.presets.engine_tables import FieldBlock, TablesBlock
+from specc.compiler.config.rules.written_file import Written
 from specc.compiler.config.schema import OUTPUTS, ConfigFile, ModelBlock
 from specc.compiler.config.text.locations import Locations
 from specc.compiler.config.text.scalars import spell
 from specc.compiler.config.text.tree import Path
-from specc.compiler.support.diagnostics import Diagnostics
+from specc.compiler.support.diagnostics import Diagnostic, Findings
 from specc.compiler.support.suggest import closest, did_you_mean
 
 _TYPES = {
@@ -44,20 +46,20 @@ _HOMES: Mapping[type[Block], tuple[str, tuple[Path, ...]]] = {
 """Blocks whose keys may have been meant elsewhere: where they belong, in words and as the paths of the blocks."""
 
 
-def validate(places: Locations, findings: Diagnostics) -> ConfigFile:
-    """Return what stands in the file with every wrong value reported and left out."""
-    broken = places.tree.broken
+def validate(places: Locations, directory: pathlib.Path) -> Findings[Written]:
+    """Return what stands in a file of a directory, with every wrong value reported and left out."""
+    broken = set(places.tree.broken)
     values = _without(places.tree.values, broken)
     while True:
         try:
-            return ConfigFile.model_validate(values)
+            return Written(ConfigFile.model_validate(values), places, frozenset(broken), directory)
         except ValidationError as error:
             for details in error.errors(include_url=False):
                 path = _written_path(details["loc"], places)
                 if path in broken:
                     raise AssertionError(f"{path} was taken out and is still there") from error
                 broken.add(path)
-                _report(details, path, places, findings)
+                broken |= yield from _report(details, path, places)
             values = _without(values, broken)
 
 
@@ -82,16 +84,14 @@ def broken_bound(key: str, value: object) -> str | None:
     return None
 
 
-def validate_options(
-    kind: type[Block], values: Mapping[str, Any], places: Locations, findings: Diagnostics
-) -> Block | None:
+def validate_options(kind: type[Block], written: Written) -> Findings[Block | None]:
     """Return the keys of ``options:`` as the algorithm's own block, or None after reporting what is wrong."""
     try:
-        return kind.model_validate(values)
+        return kind.model_validate(written.file.options)
     except ValidationError as error:
         for details in error.errors(include_url=False):
             path: Path = ("options", *details["loc"])
-            _report(details, path, places, findings, tuple(kind.model_fields))
+            yield from _report(details, path, written.places, tuple(kind.model_fields))
     return None
 
 
@@ -114,43 +114,47 @@ def _kept(values: dict[str, Any], broken: set[Path], around: set[Path], above: P
 
 
 def _report(
-    details: ErrorDetails, path: Path, places: Locations, findings: Diagnostics, known: tuple[str, ...] | None = None
-) -> None:
-    """Report one pydantic error under the code it has for users; ``known`` are the keys of the block, if not ours."""
+    details: ErrorDetails, path: Path, places: Locations, known: tuple[str, ...] | None = None
+) -> Findings[set[Path]]:
+    """Report one pydantic error under the code it has for users; ``known`` are the keys of the block, if not ours.
+
+    Return the paths of keys that were probably meant by it, and are not written.
+    """
     kind, value = details["type"], details["input"]
     context: Mapping[str, Any] = details.get("ctx", {})
+    meant: set[Path] = set()
     if kind == "extra_forbidden":
         hint, meant = _key_hint(path, known)
-        findings.error("config/unknown-key", f"unknown key {_quote(path[-1])}", places.key(*path), hint=hint)
-        places.tree.broken |= {key for key in meant if not places.written(*key)}
+        yield Diagnostic("config/unknown-key", f"unknown key {_quote(path[-1])}", places.key(*path), hint)
     elif kind in ("model_type", "model_attributes_type", "dict_type"):
         message = f"{spell(path)} is a block of keys, and this is {say(value)}"
         hint = "write its keys on lines of their own, indented"
-        findings.error("config/not-a-mapping", message, places.value(*path), hint=hint)
+        yield Diagnostic("config/not-a-mapping", message, places.value(*path), hint)
     elif kind == "missing":
         above = places.value(*path[:-1])
-        findings.error("config/missing-key", f"key '{path[-1]}' is missing", above, hint=f"add '{path[-1]}:'")
+        yield Diagnostic("config/missing-key", f"key '{path[-1]}' is missing", above, f"add '{path[-1]}:'")
     elif kind == "bad_name":
-        findings.error("config/bad-name", details["msg"], places.value(*path), hint=name_hint(str(value)))
+        yield Diagnostic("config/bad-name", details["msg"], places.value(*path), name_hint(str(value)))
     elif kind == "literal_error" and isinstance(value, str):
-        _report_word(path, value, str(context.get("expected", "")), places, findings)
+        yield _unknown_word(path, value, str(context.get("expected", "")), places)
     elif kind in _TYPES:
         message = f"{spell(path)} takes {_TYPES[kind]}, and this is {say(value)}"
         hint = _type_hint(kind, value, context)
-        findings.error("config/wrong-type", message, places.value(*path), hint=hint)
+        yield Diagnostic("config/wrong-type", message, places.value(*path), hint)
     else:
         message = f"{spell(path)} {_limit(kind, context) or details['msg']}, and this is {say(value)}"
         if kind == "not_allowed":
             message = f"{spell(path)} {details['msg']}"
-        findings.error("config/out-of-range", message, places.value(*path))
+        yield Diagnostic("config/out-of-range", message, places.value(*path))
+    return {key for key in meant if not places.written(*key)}
 
 
-def _report_word(path: Path, value: str, expected: str, places: Locations, findings: Diagnostics) -> None:
-    """Report a word that is none of those allowed."""
+def _unknown_word(path: Path, value: str, expected: str, places: Locations) -> Diagnostic:
+    """Return what is said of a word that is none of those allowed."""
     known = tuple(word.strip("' ") for word in expected.replace(" or ", ", ").split(","))
     usual = ("config/out-of-range", f"{spell(path)} value", lambda word: did_you_mean(word, known))
     code, what, hint = _WORDS.get(str(path[0]), usual)
-    findings.error(code, f"unknown {what} {_quote(value)}", places.value(*path), hint=hint(value))
+    return Diagnostic(code, f"unknown {what} {_quote(value)}", places.value(*path), hint(value))
 
 
 def _limit(kind: str, context: Mapping[str, Any]) -> str | None:

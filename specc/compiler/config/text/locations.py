@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from specc.compiler.config.text.tree import Path, Tree
+from specc.compiler.config.text.tree import Tree
 from specc.compiler.support.location import Location
 
 
@@ -31,13 +31,3 @@ class Locations:
     def written(self, *path: str | int) -> bool:
         """Whether the file itself has the key (it may come in through an alias)."""
         return path in self.tree.value_at
-
-    def broken(self, *path: str | int) -> bool:
-        """Whether an error was already reported at this path, around it or within it."""
-        return any(_touch(path, other) for other in self.tree.broken)
-
-
-def _touch(path: Path, other: Path) -> bool:
-    """Whether one path is a prefix of the other."""
-    length = min(len(path), len(other))
-    return path[:length] == other[:length]
