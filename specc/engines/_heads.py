@@ -13,11 +13,6 @@ WEIGHT, SCALE = "head_weight", "head_scale"
 """The tables that the program makes of the head when it is bound: weights and, in 8 bits, a scale of each entry."""
 
 
-def computes_head(plan: Any) -> bool:
-    """Whether a program computes the head of its draft."""
-    return HEAD in plan.tables()
-
-
 def saved(plan: Any, head: Tensor) -> str:
     """Say for the log what a draft reads of a head T[H, W] in a program, and in the engine's own step, on each rank."""
     (entries, width), in_8_bits = map(plan.size, plan.inputs[WEIGHT].axes), SCALE in plan.inputs

@@ -78,6 +78,11 @@ def _word(value: object) -> object:
     return "true" if value is True else value
 
 
+def draws_tokens(verify: str) -> bool:
+    """Return whether a program draws tokens as requests ask for: with any `verify` but greedy."""
+    return verify != "greedy"
+
+
 Count = Annotated[int, Field(strict=True, ge=1)]
 Flag = Annotated[bool, Field(strict=True)]
 Text = Annotated[str, Field(strict=True, min_length=1)]
@@ -142,6 +147,11 @@ class ModelBlock(Block):
     """Experts a token is routed to in every layer; needed for the output routed_experts."""
     index_topk: Annotated[Count, Field(le=1 << 20)] | None = None
     """Positions that the indexer of sparse attention picks per token and layer; needed for the output indexer_topk."""
+
+    @property
+    def computes_head(self) -> bool:
+        """Return whether the program computes the head of this draft."""
+        return self.head != "engine"
 
 
 Steps = Annotated[int, Field(strict=True, ge=0, le=16)]
@@ -272,13 +282,18 @@ class ConfigFile(Block):
 
     @property
     def draws(self) -> bool:
-        """Return whether the program draws tokens as requests ask for: any `verify` but greedy."""
-        return self.verify != "greedy"
+        """Return whether the program draws tokens as requests ask for."""
+        return draws_tokens(self.verify)
 
     @property
     def draws_target(self) -> bool:
         """Return whether tokens are drawn from what the target finds alone: target_only."""
         return self.verify == "target_only"
+
+    @property
+    def weighs_each(self) -> bool:
+        """Return whether drafts are weighed one after the other, and not all of a step together: rejection."""
+        return self.verify == "rejection"
 
     @property
     def weighs_drafts(self) -> bool:
@@ -288,7 +303,7 @@ class ConfigFile(Block):
     @property
     def computes_head(self) -> bool:
         """Whether the program computes the head of its draft."""
-        return self.draft is not None and self.draft.head != "engine"
+        return self.draft is not None and self.draft.computes_head
 
 
 REQUIRED: tuple[str, ...] = ("name", "algorithm", "target")

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from specc.compiler.config.estimate.choice import ProposedShape
+from specc.compiler.config.schema import draws_tokens
 
 
 def listed(words: str) -> list[str]:
@@ -49,12 +50,17 @@ class Wanted:
     returned: Mapping[str, str] = field(default_factory=dict[str, str])
     proposed: tuple[ProposedShape, ...] = ()
 
+    @property
+    def draws(self) -> bool:
+        """Return whether the program draws tokens."""
+        return draws_tokens(self.verify)
+
     def lines(self) -> list[str]:
         """Return the keys as lines of YAML, none for those that have their defaults."""
         sampling, outputs = listed(self.sampling), dict.fromkeys(listed(self.outputs), "--outputs") | {**self.returned}
         origins = ", ".join(dict.fromkeys(outputs.values()))
         return [
-            *([f"verify: {json.dumps(self.verify)} # --verify"] if sampling or self.verify != "greedy" else []),
+            *([f"verify: {json.dumps(self.verify)} # --verify"] if sampling or self.draws else []),
             *([f"sampling: {json.dumps(sampling)} # --sampling"] if sampling else []),
             *([f"outputs: {json.dumps([*outputs])} # {origins}"] if outputs else []),
             *([f"best_logprobs: {self.best_logprobs} # --best-logprobs"] if self.best_logprobs else []),
@@ -63,4 +69,4 @@ class Wanted:
 
     def of_draft(self) -> list[str]:
         """Return the keys of the draft's block, likewise."""
-        return [f"  head: {json.dumps(self.head)} # --head"] if self.head != "engine" else []
+        return [f"  head: {json.dumps(self.head)} # --head"] if self.head != Wanted.head else []

@@ -65,7 +65,7 @@ class ComputeHead(Pass):
     def of(cls, loaded: LoadedConfig) -> ComputeHead:
         """As ``draft.head`` and the draft's sizes say."""
         draft = loaded.config.draft
-        if draft is None or draft.head == "engine":
+        if draft is None or not loaded.config.file.computes_head:
             return cls()
         return cls(draft.head, NAMES[draft.dtype], draft.head_width)
 

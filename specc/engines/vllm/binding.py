@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .._heads import computes_head, saved
+from .._heads import saved
 from .models.heads import Head
 from .server import parallel
 
@@ -31,7 +31,7 @@ class Bound:
         program = package.load(str(speculator.device) if speculator.device.type == "cuda" else "cpu")
         plan = program.plan
         # Behind it ranks send each other what they have of the head.
-        head = parallel.alike(lambda: Head(package, plan, speculator)) if computes_head(plan) else None
+        head = parallel.alike(lambda: Head(package, plan, speculator)) if plan.computes_head else None
         most = max(shaped.buckets[-1] for shaped in package.plans.values())
         self._blocks = speculator.blocks(plan)
         self.target = speculator.forwards(most, package.Forward, head, self._blocks)

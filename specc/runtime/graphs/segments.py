@@ -18,7 +18,7 @@ from torch import Tensor
 
 from ..entry.frame import Frame, Progress
 from ..plan.halves import halves
-from ..plan.nodes import OUTSIDE, Capture, External, Given, Node
+from ..plan.nodes import OUTSIDE, Capture, External, Given, Node, read_by
 from ..plan.plan import Plan
 from .capture import Recorder, Replays, warm_up
 
@@ -168,7 +168,13 @@ def _segment(plan: Plan, name: str, nodes: Sequence[Node]) -> Segment:
     others = [node for node in plan.nodes("step") if node not in nodes]
     values = [value for node in nodes if isinstance(node, OUTSIDE) for value in node.results.values()]
     returned = {plan.values[value].buffer for value in values}
-    read = {buffer for node in nodes for buffer in plan.engine_reads(node)}
-    wanted = {buffer for node in others for buffer in plan.engine_reads(node)}
+    read = {buffer for node in nodes for buffer in _handed_over(plan, node)}
+    wanted = {buffer for node in others for buffer in _handed_over(plan, node)}
     wanted |= {home.name for output in plan.outputs if (home := plan.home(output.value)) is not None}
     return Segment(name, tuple(nodes), tuple(sorted(read - returned)), tuple(sorted(returned & wanted)))
+
+
+def _handed_over(plan: Plan, node: Node) -> frozenset[str]:
+    """Buffers that a node reads where the engine has returned them."""
+    homes = [plan.home(name) for name in read_by(node)]
+    return frozenset(home.name for home in homes if home is not None and home.owner == "engine")

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ..errors import PlanError
-from .draft_head import MADE
+from .draft_head import HEAD, MADE
 from .nodes import OUTSIDE, STORES, Capture, External, Given, Kernel, Node, OpSource, Phase, read_by, results_of
 from .shape import Shape
 from .typed import LARGEST
@@ -357,6 +357,11 @@ class Plan:
         """The calls of forwards among `nodes(entry)`."""
         return tuple(node for node in self.nodes(entry) if isinstance(node, External))
 
+    @property
+    def computes_head(self) -> bool:
+        """Whether the program computes the head of its draft, whose weights the engine brings."""
+        return HEAD in self.inputs
+
     def tables(self) -> dict[str, Input]:
         """Inputs that the engine brings once, at bind, besides the request table: the runtime has the others."""
         known = (*TABLES, PROMPT, RANK, *MADE)
@@ -374,11 +379,6 @@ class Plan:
         """Names of the nodes of `entry` that write pool rows."""
         computed = [node for node in self.nodes(entry) if not isinstance(node, OUTSIDE)]
         return frozenset(node.name for node in computed if not STORES.isdisjoint(call.op for call in node.ops))
-
-    def engine_reads(self, node: Node) -> frozenset[str]:
-        """Buffers that a node reads where the engine has returned them."""
-        homes = [self.home(name) for name in read_by(node)]
-        return frozenset(home.name for home in homes if home is not None and home.owner == "engine")
 
     def callbacks(self, entry: str | None = None) -> tuple[str, ...]:
         """Callback methods that the program calls, or one entry of it, sorted."""

@@ -8,7 +8,7 @@ import pytest
 import torch
 from programs import planned
 
-from specc.engines._heads import computes_head, saved
+from specc.engines._heads import saved
 
 
 @pytest.mark.parametrize(
@@ -20,7 +20,7 @@ def test_what_a_draft_reads(head: str, entries: int, reads: int) -> None:
     draft: dict[str, Any] = {"dtype": "bfloat16", "head": head, "vocab_size": entries}
     draft |= {"token_map": "engine"} if entries < 96 else {}
     (plan,) = planned("EAGLE", target={"dtype": "bfloat16"}, draft=draft)
-    assert computes_head(plan)
+    assert plan.computes_head
     own = torch.zeros(96, 64, dtype=torch.bfloat16)
     assert saved(plan, own).endswith(f"a draft reads {reads:,} bytes of it in place of {96 * 64 * 2:,}")
-    assert not computes_head(planned("EAGLE")[0])
+    assert not planned("EAGLE")[0].computes_head

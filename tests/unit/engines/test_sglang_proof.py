@@ -116,7 +116,7 @@ def plan(buckets: tuple[int, ...] = (1, 4), steps: int = 3) -> Any:
         bucket=lambda rows: next(bucket for bucket in buckets if bucket >= rows),
         kv=SimpleNamespace(reserve=RESERVE, page_size=PAGE),
         dims={},
-        tables=dict,
+        computes_head=False,
     )
 
 
@@ -198,8 +198,8 @@ def test_texts_have_slots_of_both_pools() -> None:
 def test_columns_of_a_rank_are_compared_with_its_own() -> None:
     """Of a vocabulary that is padded: the last rank has columns that SGLang cuts off."""
     scores = torch.randn(2, 10)
-    assert torch.equal(proof._columns(scores, SimpleNamespace(dims={}, tables=dict), 1), scores)
-    sharded = SimpleNamespace(dims={"Vs": 6}, tables=dict)
+    assert torch.equal(proof._columns(scores, SimpleNamespace(dims={}, computes_head=False), 1), scores)
+    sharded = SimpleNamespace(dims={"Vs": 6}, computes_head=False)
     columns = [proof._columns(scores, sharded, rank) for rank in range(2)]
     assert torch.equal(torch.cat(columns, 1), scores)
     padded = torch.cat((columns[1], torch.full((2, 2), -1e9)), 1)

@@ -102,6 +102,7 @@ def plan(**changes: Any) -> Any:
         "models": {"target": model, "draft": model},
         "buckets": [4],
         "tables": dict,
+        "computes_head": False,
         "ranks": 1,
     }
     return SimpleNamespace(**given | changes)
@@ -203,14 +204,16 @@ def test_heads_that_the_program_computes() -> None:
     """On its ranks, of as many tokens as the draft scores; that of vLLM's scores all of them. Its logits are f32."""
     target = plan().models["target"]
     part = SimpleNamespace(vocab_size=40, hidden_size=64, dtype="bf16", logits_dtype="f32")
-    of_part = plans(models={"target": target, "draft": part}, tables=lambda: {HEAD: None, TOKEN_MAP: None})
+    of_part = plans(
+        models={"target": target, "draft": part}, computes_head=True, tables=lambda: {HEAD: None, TOKEN_MAP: None}
+    )
     assert misfits(of_part, server(draft_model_config=model(part=40)), Own, {Own}) == []
     (misfit,) = misfits(of_part, server(draft_model_config=model(part=48)), Own, {Own})
     assert misfit == "vocab_size of the draft is 40 in the program, 48 in the server"
     assert misfits(of_part, server(draft_model_config=model()), Own, {Own}) == []  # a file may name them
     assert misfits(plans(), server(draft_model_config=model(part=40)), Own, {Own}) == []
     own = SimpleNamespace(vocab_size=96, hidden_size=64, dtype="bf16", logits_dtype="f32")
-    whole = plans(models={"target": target, "draft": own}, tables=lambda: {HEAD: None})
+    whole = plans(models={"target": target, "draft": own}, computes_head=True, tables=lambda: {HEAD: None})
     assert misfits(whole, server(), Own, {Own}) == []
     (misfit,) = misfits(whole, server(tensor_parallel_size=2), Own, {Own})
     assert misfit == "tensor_parallel is 1 in the program, tensor_parallel_size is 2 in the server"

@@ -161,7 +161,7 @@ def decide(
         given = tokens, logits, scope.rows, keys, scales, drawn, mass, weights, *cuts, *entries, *masses, *rows
         left, sums = b.many(
             "sample.residual", *given, names=("left", "left_sums"), parts=parts, cut=len(cuts),
-            most=1 if mode == "rejection" else scope.config.num_steps, **{"mapped": 1} if entries else {},
+            most=1 if scope.config.file.weighs_each else scope.config.num_steps, **{"mapped": 1} if entries else {},
         )  # fmt: skip
         index = b("sample.accept", tokens, scope.rows, coins, drawn, weights, left, sums, names=("decided",))
     return index, bad

@@ -127,7 +127,7 @@ def _of_a_part(written: Written, preset: Preset) -> Findings[None]:
 
 def _scores_all(preset: Preset, draft: ModelBlock | None) -> bool:
     """Whether an engine hands over scores of all tokens, whatever the draft scores: its own head makes them."""
-    return not preset.parts_of_tokens and (draft is None or draft.head == "engine")
+    return not preset.parts_of_tokens and (draft is None or not draft.computes_head)
 
 
 def _with_demands(written: Written, preset: Preset) -> Findings[ConfigFile]:

@@ -65,7 +65,7 @@ def settle(
     read = block.hidden_source or ("aux" if role == "target" and block.aux_layers else read)
     source = read or (yield from _hidden_source(written, role, hc_mult, model))
     rest = {**values, "hc_mult": hc_mult, "kv_layout": values["kv_layout"] or "mha"}
-    logits = block.logits_dtype or (values["dtype"] if block.head == "engine" else "float32")  # a program's own are f32
+    logits = block.logits_dtype or ("float32" if block.computes_head else values["dtype"])  # a program's own are f32
     rest |= {"kv_dtype": values["kv_dtype"] or values["dtype"], "logits_dtype": logits}
     fact = usable.get("aux_layers") if role == "draft" else None
     layers = tuple(map(int, str(fact.value).split())) if fact is not None else None

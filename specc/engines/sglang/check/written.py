@@ -121,7 +121,7 @@ def _shapes(arguments: Arguments, server: Started, names: Sequence[str]) -> Iter
 def _check_sampled(arguments: Arguments, wanted: Wanted) -> None:
     """Report what makes SGLang draw tokens otherwise than a program."""
     asked = listed(wanted.sampling)
-    if wanted.verify == "greedy" and not asked:
+    if not wanted.draws and not asked:
         return
     for name in THRESHOLDS:
         if arguments.text(name, "1.0") not in ("1", "1.0"):

@@ -13,7 +13,7 @@ from typing import Any
 from sglang.srt.layers.logits_processor import LogitsProcessor
 from torch import Tensor
 
-from ..._heads import HEAD, computes_head, of_rank
+from ..._heads import HEAD, of_rank
 
 GETS = "_get_logits"
 """The method of a logits processor that multiplies."""
@@ -31,7 +31,7 @@ class Head:
 
     def __init__(self, plan: Any, runner: Any, group: Any) -> None:
         """Find what multiplies."""
-        self._processors = processors_of(runner) if computes_head(plan) else []
+        self._processors = processors_of(runner) if plan.computes_head else []
         self._plan, self._runner, self._group = plan, runner, group
 
     def __bool__(self) -> bool:
@@ -67,7 +67,7 @@ class Head:
 
 def misfits(plan: Any, runner: Any, ranks: int) -> Iterator[str]:
     """What is in the way of a program that computes the head of its draft, on as many ranks as it is for."""
-    if not computes_head(plan) or plan.ranks != ranks:
+    if not plan.computes_head or plan.ranks != ranks:
         return
     if getattr(runner.model, "use_ordered_embeddings", False):
         yield "the draft scores the tokens of some centroids alone, and the program computes a product"

@@ -12,8 +12,6 @@ from typing import Any
 
 from torch import Tensor
 
-from ..._heads import computes_head
-
 AXES = {"target": "Vs", "draft": "Vds"}
 """A model -> the axis of plans that is the columns a rank has of its logits."""
 GATHERS = "do_tensor_parallel_all_gather"
@@ -22,7 +20,7 @@ GATHERS = "do_tensor_parallel_all_gather"
 
 def columns(plan: Any) -> dict[str, int]:
     """How many columns of logits a rank has of each model whose forwards hand such over."""
-    given = {role: axis for role, axis in AXES.items() if role == "target" or not computes_head(plan)}
+    given = {role: axis for role, axis in AXES.items() if role == "target" or not plan.computes_head}
     return {role: plan.dims[axis] for role, axis in given.items() if axis in plan.dims}
 
 
@@ -82,7 +80,7 @@ class Shards:
 def misfits(plan: Any, runners: Mapping[str, Any], ranks: int) -> Iterator[str]:
     """What is in the way of sharded logits on so many ranks, of a program that has them or makes them by a head."""
     parts = columns(plan)
-    if (parts or computes_head(plan)) and plan.ranks != ranks:
+    if (parts or plan.computes_head) and plan.ranks != ranks:
         yield f"tensor_parallel is {plan.ranks} in the program, tp_size is {ranks} in the server"
         return
     for role, own in parts.items():

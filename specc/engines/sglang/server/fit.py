@@ -20,7 +20,6 @@ from sglang.srt.runtime_context import (
 )
 from sglang.srt.state_capturer.indexer_topk import get_global_indexer_capturer
 
-from ..._heads import computes_head
 from ..._shapes import largest
 from .. import seam
 from ..attention import roles_of
@@ -190,7 +189,7 @@ def _shards(plan: Any, worker: Any, server: Server) -> Iterator[str]:
     if server.blocks and len(heads.processors_of(runners_of(worker)["target"])) != 1:
         yield "the target has not one logits processor, by which blocks of drafts are scored"
     if server.whole is not None:
-        if plan.ranks > 1 or computes_head(plan):
+        if plan.ranks > 1 or plan.computes_head:
             yield f"logits that are sharded, and a head that a program computes, are not served {server.whole}"
         return
     runners = runners_of(worker)

@@ -22,7 +22,7 @@ def configuration(arguments: Arguments, server: Started, wanted: Wanted) -> str:
     """
     drafting, (buckets, origin) = server.drafting, server.buckets
     name = configuration_name(arguments, wanted.name, f"vllm_{server.algorithm.lower()}")
-    coupled = wanted.verify != "greedy" and drafting.draft is not None and not _is_partial(server, wanted)
+    coupled = wanted.draws and drafting.draft is not None and not _is_partial(server, wanted)
     lines = [
         f"# Written for a server of {VLLM.title} from its arguments.",
         f"name: {name}",

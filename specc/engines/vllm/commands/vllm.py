@@ -88,9 +88,10 @@ def check(
 ) -> None:
     """Say which server a command starts, and write the configuration of its program, which is checked."""
     with reporting() as report:
+        from specc.compiler.config.schema import draws_tokens
         from specc.compiler.config.wanted import Wanted
 
-        filters = sampling if sampling is not None else "" if verify == "greedy" else DRAWN
+        filters = sampling if sampling is not None else DRAWN if draws_tokens(verify) else ""
         wanted = Wanted(name, verify, filters, outputs, best_logprobs, head=head)
         path = output or Path("vllm.yaml")
         write(configured(arguments, gpu, wanted, path, report, page_size, exact), output)

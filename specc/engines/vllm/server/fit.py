@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator, Mapping
 from typing import Any
 
-from ..._heads import TOKEN_MAP, computes_head
+from ..._heads import TOKEN_MAP
 from ..._plugin import MisfitError
 from ..served import Server, facts, refusals
 
@@ -54,7 +54,7 @@ def _arguments(plan: Any, config: Any, server: Server) -> Iterator[str]:
     if plan.buckets[-1] > most:
         yield f"the largest bucket is {plan.buckets[-1]}, the server keeps {most} requests (max_num_seqs)"
     ranks = config.parallel_config.tensor_parallel_size
-    if computes_head(plan) and plan.ranks != ranks:
+    if plan.computes_head and plan.ranks != ranks:
         yield f"tensor_parallel is {plan.ranks} in the program, tensor_parallel_size is {ranks} in the server"
     if told == server.algorithm == "NGRAM":
         yield from _looked_up(plan.options, config.model_config.max_model_len, spec)
@@ -80,7 +80,7 @@ def _models(plan: Any, config: Any) -> Iterator[str]:
         if role == "draft" and TOKEN_MAP in plan.tables():  # of the model's own, or by a file
             own = getattr(model.hf_config, "draft_vocab_size", None)
             sizes["vocab_size"] = mine.vocab_size if own in (None, sizes["vocab_size"]) else own
-        kinds = {"dtype": dtype} if role == "draft" and computes_head(plan) else {"dtype": dtype, "logits_dtype": dtype}
+        kinds = {"dtype": dtype} if role == "draft" and plan.computes_head else {"dtype": dtype, "logits_dtype": dtype}
         for name, server_value in (sizes | kinds).items():
             if getattr(mine, name) != server_value:
                 yield f"{name} of the {role} is {getattr(mine, name)} in the program, {server_value} in the server"

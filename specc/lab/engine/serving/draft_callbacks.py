@@ -15,7 +15,6 @@ from specc.lab.engine.models.causal_models import TargetModel
 from specc.lab.engine.models.drafts import DflashDraft, Draft, FrozenKvDraft, MtpDraft, RecurrentDraft
 from specc.lab.engine.serving.callbacks import EngineMemory, ForwardResult, TargetCallbacks, in_order
 from specc.lab.engine.serving.prompts import Prefix, PromptBatch, Span
-from specc.runtime.plan.draft_head import HEAD
 from specc.runtime.plan.plan import Plan
 
 DraftT = TypeVar("DraftT", bound=Draft)
@@ -36,7 +35,7 @@ class DraftCallbacks(TargetCallbacks, Generic[DraftT]):
     def __init__(self, target: TargetModel, draft: DraftT, memory: EngineMemory, plan: Plan) -> None:
         """Bind both models to memory."""
         super().__init__(target, memory, plan)
-        self.draft_model, self._computes_head = draft, HEAD in plan.tables()
+        self.draft_model, self._computes_head = draft, plan.computes_head
 
     @property
     def capturable(self) -> bool:

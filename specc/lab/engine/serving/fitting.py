@@ -92,7 +92,7 @@ def bring_tables(plan: Plan, given: Mapping[str, Tensor], draft: Draft | None) -
     """
     if draft is not None and draft.token_map is not None and TOKEN_MAP in plan.tables():
         given = {TOKEN_MAP: draft.token_map, **given}
-    if draft is not None and HEAD in plan.tables():
+    if draft is not None and plan.computes_head:
         given = {HEAD: head_of(draft), **given}
     for name in sorted(plan.tables().keys() ^ given.keys()):
         raise EngineError(f"the program reads {'a' if name in plan.tables() else 'no'} table {name!r}")
