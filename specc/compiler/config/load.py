@@ -148,18 +148,13 @@ def _read(path: Path) -> bytes:
 
 
 def _decoded(data: bytes, path: Path, file: str) -> str:
-    """Return the text of a file; raises DiagnosticError where it is none."""
+    """Return the text of a file; raises DiagnosticError at the first byte that is not UTF-8."""
     try:
         return data.decode("utf-8-sig")
     except UnicodeDecodeError as error:
-        raise _encoding_error(error, data, path, file) from error
-
-
-def _encoding_error(error: UnicodeDecodeError, data: bytes, path: Path, file: str) -> DiagnosticError:
-    """Return the error that points at the first byte that is not UTF-8."""
-    before = data[: error.start].decode("utf-8", errors="replace")
-    at = Location(file, before.count("\n") + 1, len(before) - before.rfind("\n"), 1)
-    message = f"byte 0x{data[error.start]:02x} is not UTF-8 text"
-    hint = "save the file as UTF-8"
-    diagnostic = Diagnostic("config/encoding", message, at, hint)
-    return DiagnosticError(diagnostic, {file: data.decode("utf-8", errors="replace")}, {file: str(path)})
+        before = data[: error.start].decode("utf-8", errors="replace")
+        at = Location(file, before.count("\n") + 1, len(before) - before.rfind("\n"), 1)
+        message = f"byte 0x{data[error.start]:02x} is not UTF-8 text"
+        diagnostic = Diagnostic("config/encoding", message, at, "save the file as UTF-8")
+        sources = {file: data.decode("utf-8", errors="replace")}
+        raise DiagnosticError(diagnostic, sources, {file: str(path)}) from error

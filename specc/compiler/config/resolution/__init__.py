@@ -1,1 +1,1 @@
-"""A checked file completed: its models, its engine, what ranks share out, and its tuning file."""
+"""A file completed: its models, its engine, what ranks share out, and its tuning file. `resolve` lists the stages."""

@@ -48,13 +48,11 @@ def _with_aux_layers(
     trained = draft.aux_layers if draft is not None else None
     usual = needs.usual_layers(target.depth, draft.depth if draft is not None else 1)
     layers = tuple(listed) if listed else trained or usual
-    unsettled = not listed and trained is None and not are_layers(usual, target.depth)
-    if unsettled and written.broken("draft"):
-        return None
-    if unsettled:
+    if not listed and trained is None and not are_layers(usual, target.depth):
         message = f"hidden_source: aux needs aux_layers for a target of {target.depth} layers"
         hint = "add 'aux_layers:' inside target: the layers, counted from 1, whose outputs the draft reads"
-        yield Diagnostic("config/missing-key", message, at.key("target"), hint)
+        if not written.broken("draft"):
+            yield Diagnostic("config/missing-key", message, at.key("target"), hint)
         return None
     if not listed and trained:
         where = at.value("draft", "model")

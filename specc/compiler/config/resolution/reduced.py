@@ -73,11 +73,9 @@ def _read(written: Written, path: str) -> Findings[list[int] | None]:
     """Return the tokens that a file lists, None after reporting."""
     try:
         return read_token_map(path_of(path, written.directory))
-    except (TokenMapError, PathError) as error:
-        message, hint = str(error), None
-        if isinstance(error, PathError):
-            message = f"'{path[:80]}' is not a path: {error}"
-        else:
-            hint = error.hint
-        yield Diagnostic("map/unreadable", message, written.places.value("draft", "token_map"), hint)
-        return None
+    except PathError as error:
+        message, hint = f"'{path[:80]}' is not a path: {error}", None
+    except TokenMapError as error:
+        message, hint = str(error), error.hint
+    yield Diagnostic("map/unreadable", message, written.places.value("draft", "token_map"), hint)
+    return None

@@ -165,16 +165,12 @@ def _check_nodes(written: Written, shape: WrittenShape, needs: Needs) -> Finding
     if width == 1 and nodes != steps + 1:
         message = f"a chain of {steps} steps verifies {steps + 1} tokens, and num_draft_tokens is {nodes}"
         hint = f"write num_draft_tokens: {steps + 1}, or leave the key out"
-        yield Diagnostic("legal/chain-width", message, where, hint, (_origin(written, shape, "num_steps", steps),))
+        note = origin(written, (*shape.path, "num_steps"), steps)
+        yield Diagnostic("legal/chain-width", message, where, hint, (note,))
     if width > 1 and not 2 <= nodes <= largest:
         message = f"a tree with topk {width} and num_steps {steps} has 2 to {largest} nodes, and not {nodes}"
-        notes = _origin(written, shape, "topk", width), _origin(written, shape, "num_steps", steps)
+        notes = origin(written, (*shape.path, "topk"), width), origin(written, (*shape.path, "num_steps"), steps)
         yield Diagnostic("legal/tree-size", message, where, notes=notes)
-
-
-def _origin(written: Written, shape: WrittenShape, key: str, value: int) -> Note:
-    """Return a note that says what a key of a shape is and where that was written."""
-    return origin(written, (*shape.path, key), value)
 
 
 def origin(written: Written, path: Path, value: int) -> Note:

@@ -48,9 +48,7 @@ class Written:
         return not any(self.broken(key) for key in keys)
 
 
-def refuse(
-    written: Written, asked: bool, what: str, path: tuple[str | int, ...], hint: str | None = None
-) -> Findings[None]:
+def refuse(written: Written, asked: bool, what: str, path: tree.Path, hint: str | None = None) -> Findings[None]:
     """Report one thing that is not implemented, if the file asks for it."""
     if asked:
         message = f"{what} is not implemented in this version"
