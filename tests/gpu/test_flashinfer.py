@@ -87,7 +87,7 @@ class Step:
     """The forwards of one step for a bucket, in static memory."""
 
     def __init__(self, layer: Layer, module: Any, topk: int, draw: torch.Generator) -> None:
-        from specc.engines.sglang.attention.flashinfer import Flashinfer
+        from specc.engines.sglang.attention.prepare.flashinfer import Flashinfer
         from specc.engines.sglang.attention.roles import Roles
         from specc.engines.sglang.attention.step_tables import Sizes, Tables
 

@@ -132,7 +132,7 @@ def a_tree(nodes: int, slots: Tensor, lengths: Tensor, rows: Tensor) -> tuple[Te
 @pytest.mark.parametrize(("steps", "topk", "nodes"), [(3, 1, 4), (5, 4, 8), (3, 4, 16)])
 def test_forwards_read_what_they_should(page: int, steps: int, topk: int, nodes: int) -> None:
     """In a captured step whose rows and lengths change, with the layers' shared schedule and without."""
-    from specc.engines.sglang.attention.flash import Flash
+    from specc.engines.sglang.attention.prepare.flash import Flash
 
     layer, sizes = Layer(page), Sizes(ROWS, steps, topk, nodes, page, CONTEXT)
     drafts = [fake_backend() for _ in range(steps - 1)]

@@ -24,8 +24,11 @@ SERIES = (
     "compiler/kernels",
     "compiler/passes",
     "runtime/semantics",
+    "engines/sglang/attention/kinds",
+    "engines/sglang/attention/prepare",
 )
-"""Folders whose files are one of a kind each: an algorithm, a command, a dialect, a family of kernels, a pass."""
+"""Folders whose files are one of a kind each: an algorithm, a command, a dialect, a family of kernels, a pass, a kind
+of attention."""
 
 Function = ast.FunctionDef | ast.AsyncFunctionDef
 

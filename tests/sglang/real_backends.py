@@ -19,7 +19,7 @@ import torch
 
 sys.path.append(str(Path(__file__).resolve().parents[2]))
 
-from specc.engines.sglang.attention.contract import Contract
+from specc.engines.sglang.attention.prepare.contract import Contract
 from specc.engines.sglang.attention.roles import Roles, name_of
 from specc.engines.sglang.attention.step_tables import Sizes, Tables
 

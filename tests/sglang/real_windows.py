@@ -19,9 +19,9 @@ from torch import Tensor
 sys.path.append(str(Path(__file__).resolve().parents[2]))
 
 
+from specc.engines.sglang.attention.prepare.triton import Triton
 from specc.engines.sglang.attention.roles import Roles
 from specc.engines.sglang.attention.step_tables import Sizes, Tables
-from specc.engines.sglang.attention.triton import Triton
 from specc.engines.sglang.attention.windowed.second_pool import TwoPools
 
 NODES, LARGEST, COLUMNS, HEADS, KEPT, WIDTH = 4, 5, 96, 4, 2, 16

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from .._heads import TOKEN_MAP, saved
 from .._plugin import ServerError, word
-from .attention import Attention, attention_of
+from .attention.step import Attention, attention_of
 from .models.forwards import Forwards
 from .models.recorded import RecordedForwards
 from .parts.parts import Parts, parts_of

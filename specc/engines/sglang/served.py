@@ -10,7 +10,8 @@ import itertools
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
-from .served_attention import BACKENDS, CACHES, ROLES, ServedModel
+from .attention.kinds import BACKENDS, KNOWN_BACKENDS, backend_of
+from .served_attention import CACHES, ROLES, ServedModel
 from .served_drafts import BLOCKS, BY_MODULES, LOOKS_UP, beside, drafting
 from .served_settings import DATA_PARALLEL, SETTINGS, served_values
 
@@ -20,10 +21,12 @@ __all__ = [
     "BY_MODULES",
     "CACHES",
     "DATA_PARALLEL",
+    "KNOWN_BACKENDS",
     "LOOKS_UP",
     "ROLES",
     "SETTINGS",
     "ServedModel",
+    "backend_of",
     "beside",
     "served_values",
 ]

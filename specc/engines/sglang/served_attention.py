@@ -43,10 +43,11 @@ class ServedModel:
 
 @dataclass(frozen=True)
 class AttentionBackend:
-    """An attention backend of SGLang's.
+    """An attention backend of SGLang's: all that specc knows of it, a record in a file of `attention/kinds`.
 
     Attributes:
-        caches: layouts of the KV caches over which it is served, as `Model.cache` has them.
+        name: SGLang's, on its command line.
+        caches: layouts of the KV caches over which it is served, as `Model.cache` has them; none where it is not.
         drafts: those over which it runs the draft's forwards, where not all of `caches`.
         mask: the mode in which it reads the mask of a tree, by specc's name; None where chains alone are served.
         device: `cpu` for one that runs on no GPU; one of a GPU is served wherever SGLang starts it.
@@ -55,9 +56,25 @@ class AttentionBackend:
         windows: the roles in which layers may see a window of the text alone.
         planned: whether the host plans each step of it.
         blocks: whether it runs a draft that fills in blocks.
+        place: where it stands in lists for users; the least is the first.
+        formerly: older names of it.
+        prefill: the backend that SGLang prefills with beside it, where none is written.
+        pages: tokens per page that it has, first those that it takes instead of any others; all where none are named.
+        chain_page: those that it takes on a B200 for chains over keys and values, whatever is written.
+        decides: where it decides on pages beside where it is the server's: as that of `prefill`, as the `draft`'s own.
+        drafts_blocks: whether SGLang runs a draft that fills in blocks on it.
+        classes: names of SGLang's classes that are this backend and no other.
+        prepared_by: the module in `attention/prepare` that prepares steps on it, and its class; empty where SGLang's
+            own preparation does, made anew for each batch.
+        touches: what that class needs of SGLang, in lines of `_probe`.
+        graphs: whether it writes into buffers that SGLang makes for its graphs, and so is left to SGLang's own
+            preparation in servers without.
+        tables: whether it reads the tables of a step.
+        adds_no_step: whether its drafts read as many keys as a batch has of the text, whatever the step.
 
     """
 
+    name: str
     caches: tuple[str, ...]
     drafts: tuple[str, ...] | None = None
     mask: str | None = None
@@ -67,6 +84,19 @@ class AttentionBackend:
     windows: tuple[str, ...] = ()
     planned: bool = False
     blocks: bool = False
+    place: int = 1
+    formerly: tuple[str, ...] = ()
+    prefill: str = ""
+    pages: tuple[int, ...] = ()
+    chain_page: int | None = None
+    decides: tuple[str, ...] = ()
+    drafts_blocks: bool = False
+    classes: tuple[str, ...] = ()
+    prepared_by: str = ""
+    touches: str = ""
+    graphs: bool = False
+    tables: bool = False
+    adds_no_step: bool = False
 
     def over(self, role: str, model: ServedModel | None) -> tuple[str, ...]:
         """The layouts over which it is served in a role of `ROLES` of a model."""
@@ -80,20 +110,3 @@ class AttentionBackend:
 def _reads(role: str, model: ServedModel | None) -> bool:
     """Whether a role does no more than read: of an assistant, by SGLang's own preparation."""
     return role == "draft" and model is not None and model.borrows
-
-
-BACKENDS: Mapping[str, AttentionBackend] = {
-    "triton": AttentionBackend(("mha", "swa"), drafts=("mha",), mask="full", windows=("verify",)),
-    "fa3": AttentionBackend(("mha", "swa", "mla"), mask="slots", windows=ROLES, blocks=True),
-    "flashinfer": AttentionBackend(("mha",), mask="qlen", planned=True),
-    "intel_amx": AttentionBackend(
-        ("mha", "swa"), drafts=("mha",), mask="qlen", device="cpu", windows=ROLES, blocks=True
-    ),
-    "trtllm_mha": AttentionBackend(("mha",), tried=False, shapes=False),
-    "trtllm_mla": AttentionBackend(("mla",), tried=False, shapes=False),
-    "cutedsl_mla": AttentionBackend(("mla",), tried=False, shapes=False),
-    "flashmla": AttentionBackend(("mla",), tried=False, shapes=False),
-    "fa4": AttentionBackend(("mha",), tried=False, shapes=False),
-    "dsa": AttentionBackend(("dsa",), tried=False, shapes=False),
-}
-"""The attention backends that are served, by SGLang's names."""

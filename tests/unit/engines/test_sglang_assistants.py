@@ -13,7 +13,7 @@ from fakes.sglang_server import PROGRAM, Server, adapter
 from programs import planned
 from test_sglang_worker import BATCHES, PROMPTS, counted, drawing, run
 
-from specc.engines.sglang.attention.reading import Reading
+from specc.engines.sglang.attention.prepare.reading import Reading
 from specc.engines.sglang.attention.roles import Roles, roles_of
 from specc.engines.sglang.attention.step_tables import Sizes, Tables
 from specc.runtime.plan.plan import Plan

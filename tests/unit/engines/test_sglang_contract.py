@@ -9,9 +9,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from specc.engines.sglang.attention import attention_of
-from specc.engines.sglang.attention.contract import Contract
+from specc.engines.sglang.attention.prepare.contract import Contract
 from specc.engines.sglang.attention.roles import Roles
+from specc.engines.sglang.attention.step import attention_of
 from specc.engines.sglang.attention.step_tables import Sizes, Tables
 from specc.runtime.plan.shape import Shape
 
@@ -133,7 +133,7 @@ def test_trees_are_refused() -> None:
 
 @pytest.mark.parametrize(("captured", "kind"), [(True, "Contract"), (False, "Eager")])
 def test_servers_without_graphs_prepare_each_batch(captured: bool, kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("specc.engines.sglang.attention.need", lambda attention: None)  # SGLang is not here
+    monkeypatch.setattr("specc.engines.sglang.attention.step.need", lambda attention: None)  # SGLang is not here
     context = SimpleNamespace(context_len=512)
     runner = SimpleNamespace(attn_backend=TRTLLMMLABackend(), model_config=context, token_to_kv_pool=None)
     drafter = SimpleNamespace(

@@ -19,7 +19,7 @@ from specc.engines.sglang.attention.step_tables import Sizes, Tables
 from specc.engines.sglang.attention.windowed.second_pool import TwoPools
 
 SEAM = "sglang.srt.layers.attention.flashattention_backend"
-FLASH = "specc.engines.sglang.attention.flash"
+FLASH = "specc.engines.sglang.attention.prepare.flash"
 LAYERS, ROWS, STEPS, PAGE, CONTEXT = 3, 3, 3, 4, 64
 LENGTHS = torch.tensor([9, 17, 4])
 

@@ -17,7 +17,7 @@ from specc.engines.sglang.attention.roles import Roles
 
 ROWS, COLUMNS, BUCKET = 8, 120, 4
 BACKEND = "sglang.srt.layers.attention.flashinfer_backend"
-MODULE = "specc.engines.sglang.attention.flashinfer"
+MODULE = "specc.engines.sglang.attention.prepare.flashinfer"
 
 
 class Wrapper:

@@ -12,8 +12,9 @@ import pytest
 from specc.engines import sglang as adapter
 from specc.engines.adapter_files import LEFT_OUT
 from specc.engines.sglang import seam
-from specc.engines.sglang.attention import KINDS
 from specc.engines.sglang.models import around
+from specc.engines.sglang.served import KNOWN_BACKENDS
+from specc.engines.sglang.served_attention import AttentionBackend
 
 SmallEngine = Callable[[str], Path]
 FOLDER = Path(adapter.__file__).parent
@@ -45,16 +46,15 @@ def test_what_may_be_missing_is_left_out(monkeypatch: pytest.MonkeyPatch, caplog
     assert (worker.__name__, order.__name__) == ("Worker", "order")
 
 
-def test_what_attention_lacks_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(seam, "ATTENTION", {"fa9": "workers.order(first)", "fa8": "workers.order(first second)"})
-    seam.need("fa8")
+def test_what_attention_lacks_is_named() -> None:
+    seam.need(AttentionBackend("fa8", (), touches="workers.order(first second)"))
     with pytest.raises(RuntimeError, match=r"^attention of SGLang's fa9: workers\.order needs second$"):
-        seam.need("fa9")
+        seam.need(AttentionBackend("fa9", (), touches="workers.order(first)"))
 
 
 def test_everything_that_is_imported_is_in_a_table() -> None:
     """So that a version in which it is missing is refused, or goes without it, by name."""
-    tables = (seam.MUST, *seam.MAY.values(), *seam.ATTENTION.values())
+    tables = (seam.MUST, *seam.MAY.values(), *(backend.touches for backend in KNOWN_BACKENDS.values()))
     touches = [touch for table in tables for touch in seam.touches(table)]
     known = {touch.place for touch in touches}
     known |= {f"{touch.place}.{name}" for touch in touches for name in touch.has.split()}
@@ -67,7 +67,7 @@ def test_everything_that_is_imported_is_in_a_table() -> None:
         for alias in node.names
     ]
     assert len(imported) > 30
-    assert seam.ATTENTION.keys() == KINDS.keys()
+    assert all(bool(backend.touches) == bool(backend.prepared_by) for backend in KNOWN_BACKENDS.values())
     assert [(file, place) for file, place in imported if place not in known | above] == []
 
 

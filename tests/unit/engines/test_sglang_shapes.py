@@ -21,8 +21,8 @@ from prometheus_client import REGISTRY
 from sampling_oracle import drawn
 from test_sglang_worker import ALL, BATCHES, PROGRAM, PROMPTS, Serve, controller_of, run, serve
 
-from specc.engines.sglang.attention import branches
 from specc.engines.sglang.attention.roles import Roles
+from specc.engines.sglang.attention.step import branches
 from specc.runtime.plan.plan import Plan
 from specc.runtime.plan.shape import Shape
 

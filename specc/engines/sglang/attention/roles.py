@@ -12,20 +12,9 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from ..parts.runners import fills_blocks, modules_of, reads_target
+from .kinds import KNOWN_BACKENDS
 
-CLASSES = {
-    "CuteDslMLABackend": "cutedsl_mla",
-    "CuteDslMLAPrefillBackend": "cutedsl_mla",
-    "DeepseekSparseAttnBackend": "dsa",
-    "DeepseekV4AttnBackend": "dsv4",
-    "FlashInferAttnBackend": "flashinfer",
-    "FlashInferMLAAttnBackend": "flashinfer_mla",
-    "FlashMLABackend": "flashmla",
-    "IntelAMXAttnBackend": "intel_amx",
-    "TRTLLMHAAttnBackend": "trtllm_mha",
-    "TRTLLMMLABackend": "trtllm_mla",
-    "TritonAttnBackend": "triton",
-}
+CLASSES = {kind: backend.name for backend in KNOWN_BACKENDS.values() for kind in backend.classes}
 """Class of SGLang -> the name that its command line has for it. FlashAttention has one class for two names."""
 TWO_POOLS = "use_sliding_window_kv_pool"
 """What a backend looks up slots of a second pool by, and finds out when it is made."""

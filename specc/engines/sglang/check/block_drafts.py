@@ -6,11 +6,10 @@ from specc.compiler.config.archs import Gpu
 from specc.compiler.config.models import Fact, ModelFacts
 from specc.engines.sglang.check.command_line import BLOCK, NODES, Arguments
 from specc.engines.sglang.check.defaults import B200
+from specc.engines.sglang.served import backend_of
 
 USUAL_BLOCK = 16
 """Tokens of a block where nothing is written, neither by the draft."""
-ATTENTION = ("flashinfer", "fa3", "fa4", "triton", "trtllm_mha")
-"""The backends that such a draft may have, by SGLang's names."""
 
 
 def form(arguments: Arguments, draft: ModelFacts) -> tuple[Fact, Fact, Fact]:
@@ -33,7 +32,7 @@ def attention(written: str, prefill: Fact, gpu: Gpu) -> Fact:
     """
     name = "--speculative-draft-attention-backend"
     own = Fact(written, name) if written else prefill
-    if gpu.is_cpu or (own.value in ATTENTION and own.value != "trtllm_mha"):
+    if gpu.is_cpu or backend_of(str(own.value)).drafts_blocks:
         return own
     other = "fa4" if own.value == "trtllm_mha" and gpu.arch in B200 else "flashinfer"
     return Fact(other, f"SGLang's choice for blocks in the place of {own.value} ({own.origin})")

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from specc.compiler.config.archs import Gpu
+from specc.engines.sglang.served import backend_of
 
 HOPPER = ("sm_90",)
 B200 = ("sm_100", "sm_103")
@@ -118,23 +119,9 @@ def default(arch: str, cache: str, architecture: str, known: str, *, determinist
     )
 
 
-_PAGES: Mapping[str, tuple[int, ...]] = {
-    "flashmla": (64,),
-    "trtllm_mla": (64, 32),
-    "cutedsl_mla": (64, 32),
-    "trtllm_mha": (64, 16, 32, 128),
-    "hpc_ops": (64,),
-}
-"""Attention backend -> the pages that it has, first the one that it takes instead of any other."""
-
-
-DECIDES_AS_PREFILL, DECIDES_AS_DRAFT = frozenset({"cutedsl_mla", "hpc_ops", "trtllm_mha"}), frozenset({"trtllm_mha"})
-"""Attention backends that decide on pages as those of prefill, and as the draft's own; all do as the server's."""
-
-
 def page_of(backend: str, written: int | None) -> int | None:
     """Return the tokens per page of an attention backend; None where it takes what is written."""
-    pages = _PAGES.get(backend, ())
+    pages = backend_of(backend).pages
     return None if not pages or written in pages else pages[0]
 
 

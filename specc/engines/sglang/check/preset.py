@@ -7,7 +7,7 @@ from functools import partial
 from specc.compiler.config.presets.contract import Preset
 from specc.engines.adapter_files import adapter_files
 from specc.engines.sglang.check.models import unserved
-from specc.engines.sglang.served import TESTED
+from specc.engines.sglang.served import BACKENDS, TESTED
 
 SGLANG = Preset(
     name="SGLang",
@@ -27,7 +27,7 @@ SGLANG = Preset(
     },
     heads_of_target=("EAGLE",),
     verifies=("greedy", "target_only"),  # of a greedy program SGLang itself serves requests that sample
-    tree_masks=("full", "qlen", "slots"),  # read by triton, by flashinfer and the CPU, and by fa3
+    tree_masks=tuple(sorted({backend.mask for backend in BACKENDS.values() if backend.mask})),
     padding=64,  # of its heads, which it shares out from two ranks on
     max_requests=256,
     missing_outputs=("indexer_topk",),

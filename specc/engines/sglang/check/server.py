@@ -12,8 +12,6 @@ from specc.engines.sglang.check import block_drafts
 from specc.engines.sglang.check.command_line import BREADTH, UNREAD, Arguments, argument
 from specc.engines.sglang.check.defaults import (
     B200,
-    DECIDES_AS_DRAFT,
-    DECIDES_AS_PREFILL,
     TREE,
     UNWRITTEN,
     Default,
@@ -32,10 +30,12 @@ from specc.engines.sglang.check.speculation import ALGORITHMS, DraftSource, algo
 from specc.engines.sglang.served import (
     BACKENDS,
     DATA_PARALLEL,
+    KNOWN_BACKENDS,
     LOOKS_UP,
     SETTINGS,
     Refusal,
     Server,
+    backend_of,
     refusals,
     served_values,
 )
@@ -45,7 +45,7 @@ MOST_BUCKETS = 64
 
 DEVICES = tuple(dict.fromkeys(backend.device for backend in BACKENDS.values()))
 
-_RENAMED = {"nsa": "dsa", "compressed": "dsv4", "tokenspeed_mla": "cutedsl_mla"}
+_RENAMED = {old: backend.name for backend in KNOWN_BACKENDS.values() for old in backend.formerly}
 """Attention backends by older names."""
 
 
@@ -243,8 +243,7 @@ def _attention(
     if not base and (not prefill or prefill != decode):
         base, decode, own = row.backend, decode or ("" if written else row.decode or ""), own or row.draft or ""
     base = "triton" if (base, arguments.text("--kv-cache-dtype")) == ("fa3", "fp8_e5m2") else base or prefill
-    if "cutedsl_mla" in (base, decode) and not prefill:
-        prefill = "trtllm_mla"
+    prefill = prefill or backend_of(base).prefill or backend_of(decode).prefill
     by_role = roles(prefill or base, decode or base, own or None, mode)
     origin = _why(gpu, cache, architecture, known, drafting.topk)
     facts = {role: Fact(name, _origin(arguments, role, mode) or origin) for role, name in by_role.items()}
@@ -252,13 +251,13 @@ def _attention(
         of_prefill = Fact(prefill or base, _origin(arguments, "verify", "prefill") or origin)
         facts |= {"draft": block_drafts.attention(own, of_prefill, gpu)}
         own = str(facts["draft"].value)
-    deciding = {base, decode, *({prefill} & DECIDES_AS_PREFILL), *({own} & DECIDES_AS_DRAFT)}
+    beside = {name for name, part in ((prefill, "prefill"), (own, "draft")) if part in backend_of(name).decides}
     row = row if not written or row.caches else replace(row, page_size=None, forced=False)
-    small = gpu.arch in B200 and cache == "mha" and known != TREE
-    return drafting.roles(facts), _page(page, row, deciding, fa4_is_large=small)
+    chain = gpu.arch in B200 and cache == "mha" and known != TREE
+    return drafting.roles(facts), _page(page, row, {base, decode, *beside}, chain=chain)
 
 
-def _page(written: int | None, row: Default, deciding: set[str], *, fa4_is_large: bool) -> Fact:
+def _page(written: int | None, row: Default, deciding: set[str], *, chain: bool) -> Fact:
     """Return the tokens per page: what is written, or what a backend that decides it takes instead."""
     size, origin = written, "--page-size"
     if row.page_size is not None and (row.forced or written is None):
@@ -266,8 +265,9 @@ def _page(written: int | None, row: Default, deciding: set[str], *, fa4_is_large
     for backend in sorted(deciding):
         if (taken := page_of(backend, size)) is not None:
             size, origin = taken, f"what {backend} attention takes"
-    if "fa4" in deciding and fa4_is_large:
-        return Fact(128, "what fa4 attention takes")
+    for backend in map(backend_of, deciding):
+        if chain and backend.chain_page is not None:
+            return Fact(backend.chain_page, f"what {backend.name} attention takes")
     return Fact(size, origin) if size is not None else Fact(1, "SGLang's default")
 
 

@@ -8,7 +8,7 @@ import torch
 from sglang.srt.model_executor.forward_batch_info import ForwardMode
 from torch import Tensor
 
-from ..attention import Attention
+from ..attention.step import Attention
 from ..parts.parts import Parts
 from .around import drafting
 from .forwards import MODES, ForwardOutputs, Forwards

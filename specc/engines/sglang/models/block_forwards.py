@@ -16,7 +16,7 @@ from sglang.srt.model_executor.forward_batch_info import ForwardBatch, ForwardMo
 from sglang.srt.speculative.dflash_info import DFlashVerifyInput
 from torch import Tensor
 
-from ..attention import Attention
+from ..attention.step import Attention
 from ..parts.heads import processors_of
 from ..parts.parts import Parts
 from .forwards import MODES, ForwardOutputs, Forwards

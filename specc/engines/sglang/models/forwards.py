@@ -16,7 +16,7 @@ from sglang.srt.model_executor.forward_batch_info import CaptureHiddenMode, Forw
 from sglang.srt.speculative.eagle_info import EagleDraftExtendInput, EagleDraftInput, EagleVerifyInput
 from torch import Tensor
 
-from ..attention import Attention, branches
+from ..attention.step import Attention, branches
 from ..parts.parts import Parts
 from ..parts.runners import runners_of, scored_tokens
 from .around import drafting, running

@@ -10,7 +10,7 @@ from typing import Any
 
 from torch import Tensor
 
-from ..attention import Attention
+from ..attention.step import Attention
 from ..parts.parts import Parts
 from ..parts.runners import chained, modules_of
 from .forwards import ForwardOutputs, Forwards

@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from ..attention import Attention
+from ..attention.step import Attention
 from ..parts.parts import Parts
 from .forwards import ForwardOutputs, Forwards
 

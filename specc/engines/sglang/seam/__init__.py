@@ -1,9 +1,10 @@
 """All of SGLang that this adapter touches, and the check that it is there before anything is replaced.
 
 Lines of the tables are those of `_probe`, of places below `sglang.srt`. Where something of `MUST` is missing no program
-runs. `MAY` has what only a feature needs, by what is left out without it. What a request could lose without anybody
-noticing is never in `MAY`. Attributes that are read while a program is fitted and bound are in no line: if one is
-missing that fails, by name. What is entered around forwards is in `around`: versions call it in other ways.
+runs. `MAY` has what only a feature needs, by what is left out without it; what a kind of attention needs is in its
+record. What a request could lose without anybody noticing is never in `MAY`. Attributes that are read while a program
+is fitted and bound are in no line: if one is missing that fails, by name. What is entered around forwards is in
+`around`: versions call it in other ways.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from typing import Any
 
 from ..._probe import absent, at, first_kind, touches
 from ..._probe import probe as probe_all
-from .attention import ATTENTION
+from ..served_attention import AttentionBackend
 from .may import (
     ASSISTANTS,
     BLOCKS,
@@ -32,8 +33,8 @@ from .may import (
 from .must import MUST
 
 __all__ = [
-    "ASSISTANTS", "ATTENTION", "BLOCKS", "GRAMMARS", "HANDOVER", "INTERNAL_STATE", "LOCKSTEP",
-    "LOOK_UPS", "MAY", "MODULES", "MUST", "RELAY", "SIMULATED", "SWITCH",
+    "ASSISTANTS", "BLOCKS", "GRAMMARS", "HANDOVER", "INTERNAL_STATE", "LOCKSTEP", "LOOK_UPS",
+    "MAY", "MODULES", "MUST", "RELAY", "SIMULATED", "SWITCH",
 ]  # fmt: skip
 logger = logging.getLogger(__name__)
 ROOT = "sglang.srt"
@@ -48,10 +49,10 @@ def probe(version: str, *, tested: bool) -> None:
     probe_all(f"SGLang {version}", ROOT, MUST, {} if tested else MAY, logger)
 
 
-def need(attention: str) -> None:
+def need(attention: AttentionBackend) -> None:
     """Look for what a kind of attention needs. RuntimeError with everything that is missing."""
-    if missing := list(lacking(ATTENTION[attention])):
-        raise RuntimeError(f"attention of SGLang's {attention}: {'; '.join(missing)}")
+    if missing := list(lacking(attention.touches)):
+        raise RuntimeError(f"attention of SGLang's {attention.name}: {'; '.join(missing)}")
 
 
 def there(feature: str) -> bool:

@@ -22,7 +22,7 @@ from sglang.srt.state_capturer.indexer_topk import get_global_indexer_capturer
 
 from ..._shapes import largest
 from .. import seam
-from ..attention import roles_of
+from ..attention.roles import roles_of
 from ..parts import heads, routed, shards
 from ..parts.runners import fills_blocks, looks_up, modules_of, reads_target, runners_of, scored_tokens
 from ..served import BY_MODULES, CACHES, DATA_PARALLEL, SETTINGS, ServedModel, Server, beside, refusals

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from ..._plugin import ServerError
 from .. import seam
-from ..attention import Attention
+from ..attention.step import Attention
 from ..masks import seen
 from ..models.forwards import ForwardOutputs, Forwards
 from ..parts.parts import Parts

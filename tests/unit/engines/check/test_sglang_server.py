@@ -48,7 +48,7 @@ def test_pages_that_come_with_a_default(
 ) -> None:
     """They hold where none are written, or whatever is."""
     row = Default("triton", page_size=64, forced=forced)
-    fact = server._page(written, row, {*deciding}, fa4_is_large=False)
+    fact = server._page(written, row, {*deciding}, chain=False)
     assert (fact.value, fact.origin) == page
 
 

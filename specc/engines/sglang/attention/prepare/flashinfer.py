@@ -24,10 +24,10 @@ from sglang.srt.layers.attention.flashinfer_backend import (
 )
 from torch import Tensor
 
-from .backend import StepAttention
-from .roles import Roles
-from .slot_lists import Lists
-from .step_tables import Tables
+from ..backend import StepAttention
+from ..roles import Roles
+from ..slot_lists import Lists
+from ..step_tables import Tables
 
 LAYOUT, PAGE = "NHD", 1
 

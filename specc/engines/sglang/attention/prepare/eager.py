@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .backend import StepAttention
+from ..backend import StepAttention
 
 
 class Eager(StepAttention):

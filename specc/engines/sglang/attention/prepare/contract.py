@@ -20,12 +20,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .backend import StepAttention
-from .roles import Roles, name_of
-from .step_tables import Tables
+from ..backend import StepAttention
+from ..kinds import backend_of
+from ..roles import Roles, name_of
+from ..step_tables import Tables
 
-ADD_NO_STEP = ("trtllm_mla", "cutedsl_mla", "flashmla", "dsa")
-"""Backends whose drafts read as many keys as a batch has of the text, whatever the step."""
 HELD = ("forward_metadata", "forward_decode_metadata")
 """What layers read, by the names that backends have for it."""
 ROOM = "metadata"
@@ -55,7 +54,7 @@ class Contract(StepAttention):
     def draft(self, step: int, batch: Any) -> Any:
         """See `StepAttention`."""
         backend = self._roles.draft[step]
-        if name_of(backend) in ADD_NO_STEP:
+        if backend_of(name_of(backend)).adds_no_step:
             batch.seq_lens = self._drafting(step, batch)
         return self._prepared(backend, batch)
 

@@ -11,10 +11,10 @@ import torch
 from sglang.srt.layers.attention.triton_backend import ForwardMetadata
 from torch import Tensor
 
-from .backend import StepAttention
-from .roles import TWO_POOLS, Roles
-from .step_tables import Tables
-from .windowed.window_lists import WindowLists, Windows
+from ..backend import StepAttention
+from ..roles import TWO_POOLS, Roles
+from ..step_tables import Tables
+from ..windowed.window_lists import WindowLists, Windows
 
 
 class Triton(StepAttention):

@@ -15,11 +15,11 @@ from sglang.srt.layers.attention import flashattention_backend as fa
 from sglang.srt.layers.attention.flashattention_backend import FlashAttentionMetadata
 from torch import Tensor
 
-from ..windows import first_pool
-from .backend import StepAttention
-from .roles import Roles
-from .step_tables import Tables
-from .windowed.second_pool import TwoPools
+from ...windows import first_pool
+from ..backend import StepAttention
+from ..roles import Roles
+from ..step_tables import Tables
+from ..windowed.second_pool import TwoPools
 
 WHOLE = -1, -1
 """The window of a layer that sees the whole text."""

@@ -8,9 +8,9 @@ from __future__ import annotations
 
 from typing import Any
 
+from ..roles import Roles
+from ..step_tables import Tables
 from .contract import Contract
-from .roles import Roles
-from .step_tables import Tables
 
 
 class Reading(Contract):
