@@ -5,26 +5,25 @@ Where a difference does not apply any more, make the change anew and record it w
 
 from __future__ import annotations
 
-import os
 import re
-import shutil
-import subprocess
-import sys
 from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+from changed_copy import ROOT, apply, run_changed
 
-HERE = Path(__file__).parent
-ROOT = HERE.parents[1]
-FOLDERS = ("specc", "templates", "docs", "tests", "examples")
 EVERY = (
     "tests/meta/test_completeness.py",
     "tests/meta/test_opcodes.py",
     "tests/unit/compiler/ir/test_ir_signatures.py",
 )
 """What holds for all that a change adds."""
+ATTENTION = (
+    "tests/unit/engines/test_sglang_seam.py",
+    "tests/meta/test_layering.py::test_what_the_compiler_reads_of_an_adapter_imports_nothing",
+)
+"""What holds for every attention backend."""
 
 
 @dataclass(frozen=True)
@@ -43,16 +42,12 @@ COSTS = {
         2, 1, ("tests/unit/compiler/config/test_largest_batch.py", "tests/unit/compiler/config/test_schema.py")
     ),
     "pass": Cost(2, 2, ("tests/filecheck",)),
+    "attention": Cost(2, 1, ("tests/unit/engines/test_sglang_torch_native.py", *ATTENTION)),
 }
-"""A reduction is an op with a family of kernels: its file, and its line in the table of families."""
+"""A reduction is an op with a family of kernels: its file, and its line in the table of families.
 
-
-def apply(change: str, folder: Path, *options: str) -> str:
-    """What git prints where it applies a recorded difference in a folder."""
-    command = ["git", "apply", *options, str(HERE / f"{change}.patch")]
-    done = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, f"make the change {change!r} anew and record it: {done.stderr}"
-    return done.stdout
+The attention backend runs in SGLang itself, too: `tests/sglang/test_changes.py`.
+"""
 
 
 @pytest.mark.parametrize("change", COSTS)
@@ -65,14 +60,6 @@ def test_a_change_touches_few_files(change: str) -> None:
 
 @pytest.mark.parametrize("change", COSTS)
 def test_a_change_works(change: str, tmp_path: Path) -> None:
-    for folder in FOLDERS:
-        shutil.copytree(ROOT / folder, tmp_path / folder, ignore=shutil.ignore_patterns("__pycache__"))
-    for file in ("pyproject.toml", "README.md", "CONTRIBUTING.md"):
-        shutil.copy(ROOT / file, tmp_path)
-    apply(change, tmp_path)
-    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", *EVERY, *COSTS[change].tests]
     # Pages name files that are not copied.
-    command += ["--deselect", f"{EVERY[0]}::test_files_that_pages_name_exist"]
-    environment = os.environ | {"PYTHONPATH": str(tmp_path)}
-    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False, env=environment)
-    assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-2000:]
+    left_out = ("--deselect", f"{EVERY[0]}::test_files_that_pages_name_exist")
+    run_changed(change, tmp_path, *EVERY, *COSTS[change].tests, *left_out)

@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import re
+from pathlib import Path
 
 import pytest
 
@@ -29,6 +30,7 @@ from specc.engines.sglang.check.defaults import (
 )
 from specc.engines.sglang.check.server import MOST_BUCKETS
 
+PUBLISHED = Path(__file__).parents[3] / "published"
 PLAIN = ["--model-path", "m", "--tp", "2"]
 VALUES = {"--model-path": ["m"], "--tp-size": ["2"]}
 
@@ -50,6 +52,53 @@ def test_pages_that_come_with_a_default(
     row = Default("triton", page_size=64, forced=forced)
     fact = server._page(written, row, {*deciding}, chain=False)
     assert (fact.value, fact.origin) == page
+
+
+@pytest.mark.parametrize(("chain", "page"), [(True, (128, "what fa4 attention takes")), (False, (64, "--page-size"))])
+def test_pages_that_come_with_a_chain(chain: bool, page: tuple[int, str]) -> None:
+    """Of fa4 on a B200, whatever is written."""
+    fact = server._page(64, Default("triton"), {"triton", "fa4"}, chain=chain)
+    assert (fact.value, fact.origin) == page
+
+
+@pytest.mark.parametrize(
+    ("words", "attention", "page"),
+    [
+        (
+            ["--attention-backend", "tokenspeed_mla"],
+            ("cutedsl_mla", "trtllm_mla"),
+            (64, "what cutedsl_mla attention takes"),
+        ),
+        (
+            ["--decode-attention-backend", "cutedsl_mla", "--page-size", "32"],
+            ("cutedsl_mla", "trtllm_mla"),
+            (32, "--page-size"),
+        ),
+        (
+            ["--attention-backend", "flashmla", "--page-size", "32"],
+            ("flashmla",) * 2,
+            (64, "what flashmla attention takes"),
+        ),
+        (
+            ["--attention-backend", "fa3", "--prefill-attention-backend", "cutedsl_mla"],
+            ("fa3", "cutedsl_mla"),
+            (64, "what cutedsl_mla attention takes"),
+        ),
+        (
+            ["--attention-backend", "fa3", "--prefill-attention-backend", "flashmla"],
+            ("fa3", "flashmla"),
+            (1, "SGLang's default"),
+        ),
+    ],
+)
+def test_backends_that_bring_pages_and_another_for_prefill(
+    words: list[str], attention: tuple[str, str], page: tuple[int, str]
+) -> None:
+    """A latent cache on a B200: the backends of the draft and of verification."""
+    arguments = parse(["--model-path", str(PUBLISHED / "DeepSeek-V3"), "--speculative-algorithm", "EAGLE", *words])
+    found = server.started(arguments, gpu_of("b200", "sglang"))
+    assert (found.attention["draft"].value, found.attention["verify"].value) == attention
+    assert (found.page_size.value, found.page_size.origin) == page
 
 
 @pytest.mark.parametrize(
