@@ -13,7 +13,7 @@ from specc.compiler.config.schema import Verify
 
 WORDS = {"verify": {*get_args(Verify)}, "head": {"engine"}}
 """Keys, and the words of each that decide what a program does."""
-HOME = "config/schema.py"
+HOME = "compiler/config/schema.py"
 
 
 def compared(path: Path) -> Iterator[str]:
