@@ -1,9 +1,13 @@
-"""What SGLang says of its arguments and model classes: `.sglang/bin/python tests/sglang/answers.py OUT.json`."""
+"""What SGLang says of its arguments and classes, and what it takes by itself.
+
+.sglang/bin/python tests/sglang/answers.py OUT.json
+"""
 
 from __future__ import annotations
 
 import argparse
 import os
+import tempfile
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -12,6 +16,7 @@ os.environ.pop("SGLANG_USE_CPU_ENGINE", None)
 
 from engine_answers import names_of, write
 from engine_classes import classes_written_in, readers_of
+from resolved_answers import resolved
 from sglang.srt.configs.model_config import ModelConfig
 from sglang.srt.models import registry
 from sglang.srt.server_args import ServerArgs
@@ -66,11 +71,15 @@ def modules(architecture: str) -> tuple[str, int | str] | None:
 def main() -> None:
     """Ask, and write what came out."""
     names = architectures()
+    drafting = heads(names)
+    with tempfile.TemporaryDirectory() as folder:
+        tables = resolved(Path(folder), [name for name in names if name not in drafting])
     said = {
         "arguments": arguments(),
         "architectures": names,
-        "heads": heads(names),
+        "heads": drafting,
         "modules": {name: of_target for name in names if (of_target := modules(name)) is not None},
+        **tables,
     }
     write("sglang", said)
 

@@ -22,52 +22,24 @@ os.environ["HF_HUB_OFFLINE"] = "1"
 os.environ.pop("SGLANG_USE_CPU_ENGINE", None)
 
 import torch
+from said_machine import machine
 from sglang.cli.serve import _normalize_positional_model_path
-from sglang.srt.arg_groups import memory_hook
-from sglang.srt.arg_groups.model_overrides import qwen3_vl
 from sglang.srt.arg_groups.overrides import attention_backends_of, resolved_view
 from sglang.srt.configs.model_config import ModelConfig, is_deepseek_dsa, is_deepseek_v4
 from sglang.srt.disaggregation.decode import DecodeReqToTokenPool
-from sglang.srt.layers.quantization import QUANTIZATION_METHODS
 from sglang.srt.mem_cache import kv_cache_configurator as pools
 from sglang.srt.model_executor import model_runner
 from sglang.srt.model_executor.model_runner_components import attention_backend_setup as setup
 from sglang.srt.model_executor.model_runner_components.load_model_utils import resolve_sliding_window_size
 from sglang.srt.models.registry import ModelRegistry
-from sglang.srt.runtime_context import get_spec, override_platform, publish
+from sglang.srt.runtime_context import get_spec, publish
 from sglang.srt.server_args import prepare_server_args
 from sglang.srt.speculative.dflash_utils import parse_dflash_draft_config
 from sglang.srt.speculative.draft_utils import DraftBackendFactory
-from transformers import AutoConfig, Qwen2Config
 
 from specc.engines.sglang.parts.runners import runners_of
 from specc.engines.sglang.served import refusals
 from specc.engines.sglang.server import fit
-
-for kind in ("k3_dspark", "mimo", "mimo_v2", "minimax_m3_dspark"):
-    AutoConfig.register(kind, type(kind, (Qwen2Config,), {"model_type": kind}))
-"""In the place of the code that comes with a model, which is not run."""
-QUANTIZATION_METHODS.setdefault("mxfp4", QUANTIZATION_METHODS["mxfp8"])
-"""SGLang has it on GPUs alone; nothing is asked of it but that it is there."""
-
-
-def platform(gpu: str) -> dict[str, Any]:
-    """What SGLang asks of a machine with such a GPU."""
-    capability = divmod(int(gpu.removeprefix("sm_")), 10)
-    major = capability[0]
-    others = ("is_hip", "is_npu", "is_xpu", "is_musa", "is_mps", "is_sm110", "has_amx")
-    return dict.fromkeys(others, False) | {
-        "is_cuda": True,
-        "is_sm90": major == 9,
-        "is_hopper_with_cuda_12_3": major == 9,
-        "is_sm100": major == 10,
-        "is_sm100_or_sm110": major == 10,
-        "is_sm120": major == 12,
-        "is_blackwell": major in (10, 12),
-        "has_flashinfer": True,
-        "device_sm": 10 * major + capability[1],
-        "device_capability": capability,
-    }
 
 
 def server(arguments: Any) -> dict[str, Any]:
@@ -277,11 +249,7 @@ def worker(arguments: Any) -> Any:
 
 def answer(words: list[str], gpu: str, memory_gib: int) -> dict[str, Any]:
     """Of one command line."""
-    torch.cuda.get_device_capability = lambda *_: platform(gpu)["device_capability"]
-    for module in (memory_hook, qwen3_vl):
-        module.get_device_memory_capacity = lambda *_: memory_gib * 1024
-    qwen3_vl.is_sm90_supported = lambda: gpu == "sm_90"
-    with override_platform(**platform(gpu)):
+    with machine(gpu, memory_gib):
         own, _ = _normalize_positional_model_path(words)
         arguments = prepare_server_args([*own, "--device", "cuda"])
         arguments.resolve_once()

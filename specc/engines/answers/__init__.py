@@ -1,7 +1,8 @@
 """What engines themselves say of their arguments and model classes, in files that `make answers` writes.
 
 A file is of one release of one engine, and its code has written all of it: which arguments its server has, which
-classes of models it loads, which targets draft with modules of their own. A test compares the files with the engines.
+classes of models it loads, which targets draft with modules of their own, and tables of what it takes where nothing is
+written. A test compares the files with the engines.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 FOLDER = Path(__file__).parent
 
@@ -39,6 +41,7 @@ class Answers:
         architectures: names of all classes of models that it loads, by ``architectures`` of config.json.
         heads: those of them that read a target's hidden states; empty where nobody asked.
         modules: by a target's class, or else by its ``model_type``, the modules that it brings.
+        tables: by name what it takes by itself; the engine's own rooms here say how a table is read.
         hybrid: classes that keep a recurrent state whose size decides that of a block of keys and values.
 
     """
@@ -47,6 +50,7 @@ class Answers:
     arguments: frozenset[str]
     architectures: frozenset[str]
     modules: Mapping[str, OwnModules]
+    tables: Mapping[str, Mapping[str, Any]]
     hybrid: frozenset[str] = frozenset()
     heads: frozenset[str] = frozenset()
 
@@ -64,6 +68,7 @@ def answers_of(engine: str, version: str) -> Answers:
         arguments=frozenset(said["arguments"]),
         architectures=frozenset(said["architectures"]),
         modules={name: OwnModules(*of_target) for name, of_target in said["modules"].items()},
+        tables={name: table for name, table in said.items() if name != "modules" and isinstance(table, dict)},
         hybrid=frozenset(said.get("hybrid", ())),
         heads=frozenset(said.get("heads", ())),
     )

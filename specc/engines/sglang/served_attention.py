@@ -59,9 +59,6 @@ class AttentionBackend:
         place: where it stands in lists for users; the least is the first.
         formerly: older names of it.
         prefill: the backend that SGLang prefills with beside it, where none is written.
-        pages: tokens per page that it has, first those that it takes instead of any others; all where none are named.
-        chain_page: those that it takes on a B200 for chains over keys and values, whatever is written.
-        decides: where it decides on pages beside where it is the server's: as that of `prefill`, as the `draft`'s own.
         drafts_blocks: whether SGLang runs a draft that fills in blocks on it.
         classes: names of SGLang's classes that are this backend and no other.
         prepared_by: the module in `attention/prepare` that prepares steps on it, and its class; empty where SGLang's
@@ -87,9 +84,6 @@ class AttentionBackend:
     place: int = 1
     formerly: tuple[str, ...] = ()
     prefill: str = ""
-    pages: tuple[int, ...] = ()
-    chain_page: int | None = None
-    decides: tuple[str, ...] = ()
     drafts_blocks: bool = False
     classes: tuple[str, ...] = ()
     prepared_by: str = ""

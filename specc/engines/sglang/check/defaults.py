@@ -1,21 +1,22 @@
-"""What SGLang 0.5.23 takes where its command line says nothing: attention backend, page, shape, draft, graphs.
+"""What SGLang takes where its command line says nothing: attention backend, page, shape, draft, graphs.
 
+Most of it is looked up in what the release itself has answered (`make answers`, `tests/sglang/resolved_answers.py`).
 SGLang chooses the backend before the shape, so a tree that nobody has written is none yet where the backend is chosen.
 """
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import NamedTuple
+from dataclasses import dataclass, field
+from functools import cache
+from typing import Any, NamedTuple
 
 from specc.compiler.config.archs import Gpu
-from specc.engines.sglang.served import backend_of
+from specc.engines.sglang.check.command_line import ANSWERS
 
-HOPPER = ("sm_90",)
 B200 = ("sm_100", "sm_103")
-BLACKWELL = (*B200, "sm_120")
+LATENT = ("mla", "dsa")
+"""Layouts of KV caches that have latent rows, whether attention reads all of them or some."""
 
 UNWRITTEN, CHAIN, PAGED, TREE = "unwritten", "chain", "paged chain", "tree"
 """What is known of the drafts when the backend is chosen: nothing, a chain, one on pages that are written, a tree."""
@@ -31,98 +32,58 @@ def drafts(topk: int | None, page_size: int | None) -> str:
 
 @dataclass(frozen=True)
 class Default:
-    """An attention backend that SGLang takes by itself: the first whose conditions hold; an empty one always does.
+    """The attention that SGLang takes by itself.
 
     Attributes:
-        backend: its name.
-        archs: GPUs.
-        caches: layouts of the target's KV cache.
-        architectures: what the name of the target's class begins with, a regular expression.
-        drafts: what is known of them.
-        deterministic: whether it is for ``--enable-deterministic-inference``.
+        backend: the name of the attention backend.
+        prefill, decode: those of prefill and decode, where they are others.
+        draft: the draft's, by SGLang's name of the algorithm, where it is another.
         page_size: tokens per page that come with it.
         forced: whether they do though others are written.
-        decode: the decode backend, where it is another.
-        draft: the draft's, where it is another.
+        kept: whether they do though a backend is written.
 
     """
 
     backend: str
-    archs: tuple[str, ...] = ()
-    caches: tuple[str, ...] = ()
-    architectures: str = ""
-    drafts: tuple[str, ...] = ()
-    deterministic: bool = False
+    prefill: str = ""
+    decode: str = ""
+    draft: Mapping[str, str] = field(default_factory=dict[str, str])
     page_size: int | None = None
     forced: bool = False
-    decode: str | None = None
-    draft: str | None = None
+    kept: bool = False
 
 
-_DEEPSEEK = r"DeepseekV3|KimiK25|MistralLarge3|Pixtral|LongcatFlash|Dots3Note"
-_SINKS = r"GraniteSWA|GraniteMoeSWA|MiMoV2"
-_FALCON = r"FalconH1|JetNemotron|JetVLM"
-_QWEN_HYBRID = r"Qwen3Next|Qwen3_5|InternS2"
-_LONGEST_CHAINS = (UNWRITTEN, CHAIN, PAGED)
+def default(arch: str, cache: str, architecture: str, known: str, *, deterministic: bool) -> Default | None:
+    """Return what SGLang takes where no attention backend is written; ``known`` is what `drafts` says.
 
-DEFAULTS: tuple[Default, ...] = (
-    Default("dsa", caches=("dsa",), page_size=64, forced=True),
-    Default("dsv4", architectures="DeepseekV4", page_size=256, forced=True),
-    Default("trtllm_mla", B200, architectures=_DEEPSEEK, caches=("mla",)),
-    Default("trtllm_mha", B200, architectures=r"GptOss|Llama4"),
-    Default("fa3", HOPPER, architectures=r"GptOss|Llama4"),
-    Default("triton", architectures=r"GptOss|Llama4"),
-    Default("trtllm_mha", B200, architectures=r"Exaone|Olmo2"),
-    Default("fa3", architectures=r"Exaone|Olmo2"),
-    Default("trtllm_mha", B200, architectures="Gemma4"),
-    Default("triton", architectures="Gemma4"),
-    Default("fa4", B200, architectures="MiMoV2"),
-    Default("fa4", BLACKWELL, architectures="Step3p"),
-    Default("fa3", HOPPER, architectures="Step3p"),
-    Default("fa3", architectures="IQuestQ1"),
-    Default("trtllm_mha", B200, architectures="Qwen4Exp", drafts=(CHAIN, PAGED), page_size=64, forced=True),
-    Default("triton", B200, architectures="Qwen4Exp", page_size=64, forced=True),
-    Default("fa3", HOPPER, architectures="Qwen4Exp", drafts=(UNWRITTEN,), page_size=64, forced=True),
-    Default("flashinfer", architectures="Qwen4Exp", page_size=64, forced=True),
-    Default("fa3", HOPPER, architectures="MiniMaxM3Sparse", drafts=(UNWRITTEN, CHAIN), page_size=128, forced=True),
-    Default("trtllm_mha", B200, architectures=_QWEN_HYBRID, drafts=(CHAIN,), page_size=64, forced=True),
-    Default("triton", B200, architectures=_QWEN_HYBRID, page_size=1, forced=True),
-    Default("trtllm_mha", B200, architectures="NemotronH", drafts=_LONGEST_CHAINS, page_size=64, draft="trtllm_mha"),
-    Default("triton", BLACKWELL, architectures="NemotronH", draft="flashinfer"),
-    Default("triton", B200, architectures=_FALCON),
-    Default("flashinfer", B200, architectures=r"Lfm2|GraniteMoeHybrid"),
-    Default("fa3", HOPPER, architectures="Qwen3VL", drafts=(UNWRITTEN, CHAIN), decode="flashinfer"),
-    Default("triton", BLACKWELL, caches=("mla",), deterministic=True),
-    Default("flashinfer", BLACKWELL, deterministic=True),
-    Default("fa3", deterministic=True),
-    Default("fa3", HOPPER, caches=("mla",)),
-    Default("flashinfer", B200, caches=("mla",)),
-    Default("triton", caches=("mla",)),
-    Default("fa3", HOPPER, drafts=(UNWRITTEN, CHAIN)),
-    Default("trtllm_mha", B200, drafts=(CHAIN,)),
-    Default("triton", architectures=_SINKS),
-    Default("flashinfer"),
-)
-"""The attention backends that SGLang takes by itself, those of architectures before those of all others."""
+    Return None where SGLang was not asked, or has not said.
+    """
+    if architecture and architecture not in ANSWERS.architectures - ANSWERS.heads:
+        return None
+    names = (f"{architecture} dsa", "dsa") if cache == "dsa" else (architecture, "mla" if cache in LATENT else "mha")
+    row = next(row for name in names if (row := _rows("attention").get((name, arch))) is not None)
+    columns = (f"{known}, deterministic", "deterministic") if deterministic else ()
+    said = next(row[column] for column in (*columns, known, "usual") if column in row)
+    return Default(**said) if isinstance(said, dict) else Default(said) if said is not None else None
 
 
-def default(arch: str, cache: str, architecture: str, known: str, *, deterministic: bool) -> Default:
-    """Return what SGLang takes where no attention backend is written; ``known`` is what `drafts` says."""
-    return next(
-        row
-        for row in DEFAULTS
-        if (not row.archs or arch in row.archs)
-        and (not row.caches or cache in row.caches)
-        and re.match(row.architectures, architecture)
-        and (not row.drafts or known in row.drafts)
-        and (not row.deterministic or deterministic)
-    )
+@cache
+def _rows(table: str) -> Mapping[tuple[str, str], Mapping[str, Any]]:
+    """Return the rows of a table by name and by GPU: their keys have a name and all GPUs that they are of."""
+    split = ((key.partition(" on "), row) for key, row in ANSWERS.tables[table].items())
+    return {(name, arch): row for (name, _, archs), row in split for arch in archs.split()}
 
 
-def page_of(backend: str, written: int | None) -> int | None:
-    """Return the tokens per page of an attention backend; None where it takes what is written."""
-    pages = backend_of(backend).pages
-    return None if not pages or written in pages else pages[0]
+def pages_of(parts: Mapping[str, str], arch: str, cache: str, known: str) -> dict[str, list[int]]:
+    """Return the pages of every attention backend that decides on them, the first of which it takes instead of another.
+
+    ``parts`` are the backends by what each is of: ``attention``, ``prefill``, ``decode`` and ``draft``.
+    """
+    kind = f"{'mla' if cache in LATENT else 'mha'} {TREE if known == TREE else CHAIN}"
+    rows = {backend: _rows("pages").get((backend, arch), {}) for backend in sorted(parts.values())}
+    said = {backend: row.get(kind, row.get("usual")) for backend, row in rows.items()}
+    decides = {backend for part, backend in parts.items() if (row := said[backend]) and part in row["as"]}
+    return {backend: row["sizes"] for backend, row in said.items() if backend in decides}
 
 
 class DraftShape(NamedTuple):
@@ -133,25 +94,17 @@ class DraftShape(NamedTuple):
     num_draft_tokens: int
 
 
-_SHAPES: Mapping[str, DraftShape] = dict.fromkeys(
-    ("LlamaForCausalLM", "Grok1ForCausalLM", "Grok1VForCausalLM"), DraftShape(5, 4, 8)
-)
-
-
 def shape(algorithm: str, architecture: str) -> DraftShape:
     """Return what SGLang drafts where nothing of it is written, by the target's class."""
-    usual = DraftShape(3, 1, 4)
-    return usual if algorithm == "STANDALONE" else _SHAPES.get(architecture, usual)
-
-
-_MAX_REQUESTS: Mapping[str, int] = {"DeepseekV4": 256}
-"""What the name of a class begins with -> requests at once, where ``--max-running-requests`` is not given."""
-_USUAL_REQUESTS = 48
+    said = ANSWERS.tables["shapes"]
+    name = algorithm if algorithm in said else "EAGLE"  # as which SGLang runs the others
+    return DraftShape(*said.get(f"{architecture} {name}", said[name]))
 
 
 def max_requests(architecture: str) -> int:
     """Return how many requests a server with speculation has at once, where nothing of it is written."""
-    return next((count for begin, count in _MAX_REQUESTS.items() if architecture.startswith(begin)), _USUAL_REQUESTS)
+    said = ANSWERS.tables["max_requests"]
+    return said.get(architecture, said["usual"])
 
 
 FEW_REQUESTS = 32
@@ -163,20 +116,21 @@ def on_their_way(requests: int | None) -> int:
     return 2 * requests if requests is not None and requests <= FEW_REQUESTS else 0
 
 
-_GRAPHS = ((20, 8, 8), (35, 48, 160), (60, 32, 160), (160, 256, 512))
-"""Below so many GiB, the most requests of a captured step: of fewer than four ranks, and of four and more."""
-
-
 def most_captured(gpu: Gpu, ranks: int) -> int:
     """Return of how many requests SGLang's largest graph is, where nothing of it is written."""
-    few, many = next(((few, many) for below, few, many in _GRAPHS if gpu.memory < below), (512, 512))
-    return few if ranks < 4 else many
+    return _from(_from(ANSWERS.tables["most_captured"], gpu.memory), ranks)
 
 
-_STEPS = ((1, 9, 1), (10, 33, 2), (40, 65, 4), (72, 257, 8), (272, 1 << 16, 16))
+def _from(starts: Mapping[str, Any], number: int) -> Any:
+    """Return the entry of the last start up to a number."""
+    return starts[str(max(int(start) for start in starts if int(start) <= number))]
 
 
 def captured(most: int) -> list[int]:
     """Return the sizes of batches of which SGLang captures a speculative step, up to the largest."""
-    sizes = [size for begin, end, step in _STEPS for size in range(begin, min(end, most + 1), step)]
-    return sorted({*sizes, most})
+    sizes = {most}
+    begin = 0
+    for end, step in ANSWERS.tables["captured_steps"].items():
+        sizes |= {*range(begin + step, min(int(end), most) + 1, step)}
+        begin = int(end)
+    return sorted(sizes)

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import NoReturn
 
 from specc.compiler.config.archs import CPU, Gpu, cpu
 from specc.compiler.config.models import Fact, ModelFacts, read_model
 from specc.engines.sglang.check import block_drafts
 from specc.engines.sglang.check.command_line import BREADTH, UNREAD, Arguments, argument
 from specc.engines.sglang.check.defaults import (
-    B200,
     TREE,
     UNWRITTEN,
     Default,
@@ -21,7 +21,7 @@ from specc.engines.sglang.check.defaults import (
     max_requests,
     most_captured,
     on_their_way,
-    page_of,
+    pages_of,
 )
 from specc.engines.sglang.check.look_ups import check_pages
 from specc.engines.sglang.check.models import architecture_of, facts_of
@@ -238,10 +238,13 @@ def _attention(
     )
     deterministic = "--enable-deterministic-inference" in arguments.values
     row = default(gpu.arch, cache, architecture, known, deterministic=deterministic)
-    if gpu.is_cpu:
-        row = replace(row, backend="intel_amx", page_size=None, forced=False, decode=None, draft=None)
+    row = Default("intel_amx") if gpu.is_cpu else row
     if not base and (not prefill or prefill != decode):
-        base, decode, own = row.backend, decode or ("" if written else row.decode or ""), own or row.draft or ""
+        row = row or _unsaid(arguments, gpu, architecture)
+        prefill, decode = (
+            of or ("" if written else said) for of, said in ((prefill, row.prefill), (decode, row.decode))
+        )
+        base, own = row.backend, own or row.draft.get("EAGLE" if drafting.modules else drafting.algorithm, "")
     base = "triton" if (base, arguments.text("--kv-cache-dtype")) == ("fa3", "fp8_e5m2") else base or prefill
     prefill = prefill or backend_of(base).prefill or backend_of(decode).prefill
     by_role = roles(prefill or base, decode or base, own or None, mode)
@@ -251,23 +254,27 @@ def _attention(
         of_prefill = Fact(prefill or base, _origin(arguments, "verify", "prefill") or origin)
         facts |= {"draft": block_drafts.attention(own, of_prefill, gpu)}
         own = str(facts["draft"].value)
-    beside = {name for name, part in ((prefill, "prefill"), (own, "draft")) if part in backend_of(name).decides}
-    row = row if not written or row.caches else replace(row, page_size=None, forced=False)
-    chain = gpu.arch in B200 and cache == "mha" and known != TREE
-    return drafting.roles(facts), _page(page, row, {base, decode, *beside}, chain=chain)
+    parts = {"attention": base, "prefill": prefill, "decode": decode, "draft": own}
+    row = row if row is not None and (row.kept or not written) else Default("")
+    return drafting.roles(facts), _page(page, row, pages_of(parts, gpu.arch, cache, known))
 
 
-def _page(written: int | None, row: Default, deciding: set[str], *, chain: bool) -> Fact:
+def _unsaid(arguments: Arguments, gpu: Gpu, architecture: str) -> NoReturn:
+    """Report that SGLang has not said which attention it takes."""
+    what = f"{SGLANG.title} has not said which attention it takes on {gpu.title} for {architecture or 'such a model'}"
+    arguments.wrong(what, "write --attention-backend")
+    arguments.findings.raise_if_errors()
+    raise AssertionError("it was reported")
+
+
+def _page(written: int | None, row: Default, deciding: Mapping[str, Sequence[int]]) -> Fact:
     """Return the tokens per page: what is written, or what a backend that decides it takes instead."""
     size, origin = written, "--page-size"
     if row.page_size is not None and (row.forced or written is None):
         size, origin = row.page_size, f"SGLang's choice with {row.backend} attention"
-    for backend in sorted(deciding):
-        if (taken := page_of(backend, size)) is not None:
-            size, origin = taken, f"what {backend} attention takes"
-    for backend in map(backend_of, deciding):
-        if chain and backend.chain_page is not None:
-            return Fact(backend.chain_page, f"what {backend.name} attention takes")
+    for backend, pages in deciding.items():
+        if size not in pages:
+            size, origin = pages[0], f"what {backend} attention takes"
     return Fact(size, origin) if size is not None else Fact(1, "SGLang's default")
 
 

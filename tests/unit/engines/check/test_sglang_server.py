@@ -5,7 +5,8 @@
 
 from __future__ import annotations
 
-import re
+from collections.abc import Mapping, Sequence
+from itertools import product
 from pathlib import Path
 
 import pytest
@@ -13,10 +14,9 @@ import pytest
 from specc.compiler.config import archs
 from specc.compiler.config.archs import Gpu, gpu_of
 from specc.engines.sglang.check import server
-from specc.engines.sglang.check.command_line import parse
+from specc.engines.sglang.check.command_line import ANSWERS, parse
 from specc.engines.sglang.check.defaults import (
     CHAIN,
-    DEFAULTS,
     PAGED,
     TREE,
     UNWRITTEN,
@@ -24,11 +24,12 @@ from specc.engines.sglang.check.defaults import (
     captured,
     default,
     drafts,
+    max_requests,
     most_captured,
-    page_of,
+    pages_of,
     shape,
 )
-from specc.engines.sglang.check.server import MOST_BUCKETS
+from specc.engines.sglang.check.server import MOST_BUCKETS, started
 
 PUBLISHED = Path(__file__).parents[3] / "published"
 PLAIN = ["--model-path", "m", "--tp", "2"]
@@ -38,19 +39,21 @@ VALUES = {"--model-path": ["m"], "--tp-size": ["2"]}
 @pytest.mark.parametrize(
     ("written", "forced", "deciding", "page"),
     [
-        (None, False, (), (64, "SGLang's choice with triton attention")),
-        (None, True, (), (64, "SGLang's choice with triton attention")),
-        (32, False, (), (32, "--page-size")),
-        (32, True, (), (64, "SGLang's choice with triton attention")),
-        (None, False, ("triton",), (64, "SGLang's choice with triton attention")),
+        (None, False, {}, (64, "SGLang's choice with triton attention")),
+        (None, True, {}, (64, "SGLang's choice with triton attention")),
+        (32, False, {}, (32, "--page-size")),
+        (32, True, {}, (64, "SGLang's choice with triton attention")),
+        (None, False, {"trtllm_mla": (64, 32)}, (64, "SGLang's choice with triton attention")),
+        (32, False, {"trtllm_mla": (64, 32)}, (32, "--page-size")),
+        (16, False, {"trtllm_mla": (64, 32)}, (64, "what trtllm_mla attention takes")),
     ],
 )
 def test_pages_that_come_with_a_default(
-    written: int | None, forced: bool, deciding: tuple[str, ...], page: tuple[int, str]
+    written: int | None, forced: bool, deciding: Mapping[str, Sequence[int]], page: tuple[int, str]
 ) -> None:
     """They hold where none are written, or whatever is."""
     row = Default("triton", page_size=64, forced=forced)
-    fact = server._page(written, row, {*deciding}, chain=False)
+    fact = server._page(written, row, deciding)
     assert (fact.value, fact.origin) == page
 
 
@@ -168,20 +171,37 @@ def test_settings_have_the_type_of_what_is_served() -> None:
     ],
 )
 def test_the_backend_that_sglang_takes(asked: tuple[str, str, str, str], backend: str) -> None:
-    assert default(*asked, deterministic=False).backend == backend
+    row = default(*asked, deterministic=False)
+    assert row is not None and row.backend == backend
 
 
 def test_deterministic_servers() -> None:
-    def of(arch: str, cache: str = "mha") -> str:
-        return default(arch, cache, "LlamaForCausalLM", TREE, deterministic=True).backend
+    def of(arch: str, cache: str = "mha", architecture: str = "LlamaForCausalLM") -> str:
+        row = default(arch, cache, architecture, TREE, deterministic=True)
+        return "" if row is None else row.backend
 
-    assert (of("sm_90"), of("sm_80"), of("sm_100"), of("sm_100", "mla")) == ("fa3", "fa3", "flashinfer", "triton")
+    assert (of("sm_90"), of("sm_80"), of("sm_100"), of("sm_100", "mla")) == ("fa3", "fa3", "flashinfer", "flashinfer")
+    assert of("sm_100", "mla", "Glm4MoeLiteForCausalLM") == "triton"
 
 
-def test_the_last_default_holds_for_all() -> None:
-    assert all(re.compile(row.architectures) for row in DEFAULTS)
-    last = DEFAULTS[-1]
-    assert not (last.archs or last.caches or last.architectures or last.drafts or last.deterministic)
+def test_what_sglang_was_not_asked_or_has_not_said() -> None:
+    for architecture in ("OfNobodyForCausalLM", "LlamaForCausalLMEagle3"):
+        assert default("sm_90", "mha", architecture, CHAIN, deterministic=False) is None
+    assert default("sm_90", "mha", "IQuestQ1ForCausalLM", CHAIN, deterministic=False) == Default("fa3")
+    assert default("sm_90", "mha", "IQuestQ1ForCausalLM", TREE, deterministic=False) is None
+
+
+def test_every_class_has_a_row_of_every_gpu() -> None:
+    """Of every layout of the KV cache, whatever is known of the drafts; of few SGLang has not said anything."""
+    gpus, caches = [arch for arch in archs.ARCHS if arch.startswith("sm_")], ("mha", "swa", "mla", "dsa")
+    known = [UNWRITTEN, CHAIN, PAGED, TREE]
+    unsaid: set[str] = set()
+    for architecture in ANSWERS.architectures - ANSWERS.heads:
+        for arch, cache, of_drafts, same in product(gpus, caches, known, (False, True)):
+            row = default(arch, cache, architecture, of_drafts, deterministic=same)
+            assert row is None or row.backend
+            unsaid |= {architecture} if row is None else set()
+    assert len(unsaid) < 8
 
 
 def test_what_is_known_of_drafts() -> None:
@@ -189,11 +209,23 @@ def test_what_is_known_of_drafts() -> None:
     assert (drafts(4, None), drafts(4, 16)) == (TREE, TREE)
 
 
-def test_pages_and_shapes() -> None:
-    assert (page_of("trtllm_mha", None), page_of("trtllm_mha", 16), page_of("trtllm_mha", 8)) == (64, None, 64)
-    assert (page_of("fa3", None), page_of("fa3", 5), page_of("trtllm_mla", 16)) == (None, None, 64)
-    assert shape("EAGLE", "LlamaForCausalLM") == (5, 4, 8)
+def test_pages_that_backends_have() -> None:
+    """By what each is of: the first instead of any other."""
+
+    def of(arch: str = "sm_100", cache: str = "mha", known: str = CHAIN, **parts: str) -> dict[str, list[int]]:
+        return pages_of(parts, arch, cache, known)
+
+    assert of(attention="trtllm_mha") == of(draft="trtllm_mha", attention="fa3") == {"trtllm_mha": [64, 16, 32, 128]}
+    assert of(cache="mla", decode="trtllm_mla") == {"trtllm_mla": [64, 32]}
+    assert of(cache="mla", prefill="trtllm_mla") == of(attention="fa3") == of(attention="of nobody") == {}
+    assert of(attention="fa4", cache="swa") == {"fa4": [128]}
+    assert of(attention="fa4", cache="mla") == of(attention="fa4", known=TREE) == of("sm_90", attention="fa4") == {}
+
+
+def test_shapes_and_requests() -> None:
+    assert shape("EAGLE", "LlamaForCausalLM") == shape("FROZEN_KV_MTP", "LlamaForCausalLM") == (5, 4, 8)
     assert shape("STANDALONE", "LlamaForCausalLM") == shape("EAGLE3", "Qwen3ForCausalLM") == (3, 1, 4)
+    assert (max_requests("DeepseekV4ForCausalLM"), max_requests("")) == (256, 48)
 
 
 def test_batches_that_are_captured() -> None:
@@ -203,6 +235,23 @@ def test_batches_that_are_captured() -> None:
     assert [most_captured(Gpu("", "sm_90", ""), ranks) for ranks in (1, 2, 4, 8)] == [256, 256, 512, 512]
     small = (("", "sm_100"), ("l40s", "sm_89"), ("", "sm_89"))
     assert [most_captured(Gpu(*gpu, ""), 1) for gpu in small] == [512, 32, 48]
+
+
+@pytest.mark.parametrize(
+    ("model", "words", "page"),
+    [
+        ("DeepSeek-V3.2", "", (64, "SGLang's choice with dsa attention")),
+        ("DeepSeek-V3.2", "--attention-backend dsa", (64, "SGLang's choice with dsa attention")),
+        ("Qwen3-Next-80B-A3B-Instruct", "", (64, "SGLang's choice with trtllm_mha attention")),
+        ("Qwen3-Next-80B-A3B-Instruct", "--attention-backend triton", (1, "SGLang's default")),
+    ],
+)
+def test_pages_that_are_kept_where_attention_is_written(model: str, words: str, page: tuple[int, str]) -> None:
+    published = Path(__file__).parents[3] / "published"
+    path = next(path for path in (published / model, published / "served" / model) if path.is_dir())
+    line = f"--model-path {path} --speculative-algorithm EAGLE --speculative-num-steps 3 --speculative-eagle-topk 1"
+    server = started(parse([f"{line} {words}"]), gpu_of("b200"))
+    assert (server.page_size.value, server.page_size.origin) == page
 
 
 def test_as_many_buckets_as_there_may_be() -> None:

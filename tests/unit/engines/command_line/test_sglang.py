@@ -339,6 +339,19 @@ def test_what_is_not_served(changes: dict[str, str | None], message: str) -> Non
     )
 
 
+def test_attention_that_sglang_was_not_asked_for(tmp_path: Path) -> None:
+    """Is told of a class that the release does not have, and is none where the server's own is written."""
+    facts = json.loads((MODELS / "target" / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps(facts | {"architectures": ["OfNobodyForCausalLM"]}))
+    result = run("--gpu", "h100", "--", *words({"--model-path": str(tmp_path), "--attention-backend": None}))
+    assert (result.exit_code, result.stdout) == (1, "")
+    assert re.search(
+        r"error\[config/engine-argument\]: SGLang \S+ has not said which attention it takes", result.stderr
+    )
+    assert "on sm_90 for OfNobodyForCausalLM" in result.stderr and "write --attention-backend" in result.stderr
+    assert run("--gpu", "h100", "--", *words({"--model-path": str(tmp_path)})).exit_code == 0
+
+
 @pytest.mark.parametrize(
     ("shapes", "changes", "message"),
     [

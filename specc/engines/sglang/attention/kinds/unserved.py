@@ -7,5 +7,5 @@ from ...served_attention import AttentionBackend
 RECORDS = (
     AttentionBackend("dsv4", (), classes=("DeepseekV4AttnBackend",), formerly=("compressed",)),
     AttentionBackend("flashinfer_mla", (), classes=("FlashInferMLAAttnBackend",)),
-    AttentionBackend("hpc_ops", (), pages=(64,), decides=("prefill",)),
+    AttentionBackend("hpc_ops", ()),
 )
