@@ -113,10 +113,10 @@ def resolved(folder: Path, names: Sequence[str]) -> dict[str, dict[str, Any]]:
             by_class[name] = [getattr(view, argument) for argument in TREE]
         requests[name] = resolved_view(asked.server("sm_90", **CHAIN)).max_running_requests
     return {
-        "attention": dict(exceptions(by_cache)),
+        "attention": dict(sorted(exceptions(by_cache))),
         "shapes": dict(entry for algorithm, by_class in shapes.items() for entry in unusual(by_class, algorithm)),
         "max_requests": dict(unusual(requests)),
-        "pages": dict(pages({kind: asked_of(folder, name) for kind, name in USUAL.items()})),
+        "pages": dict(sorted(pages({kind: asked_of(folder, name) for kind, name in USUAL.items()}))),
         **graphs(asked_of(folder, USUAL["mha"])),
     }
 
