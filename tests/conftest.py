@@ -98,17 +98,26 @@ SLOW = re.compile(
 draws, whatever else took five seconds of a processor, and of long sweeps what other tests of the sweep stand for. A
 test stands here by its folder, its file or its name. Coupled drafts of a real model are slow as well: unit/algorithms
 and unit/adapters have them on made-up ones."""
-QUICK = re.compile(
-    r"aot/test_(adapter_kernels|compile\.py::(?!test_(bytes_do_not|the_comment|nothing_of|the_assembler\w+\[sm_100))|cache\.py::(?!test_damaged))"
-    r"|unit/cli/test_transcripts\.py::\w+\[(eagle|qwen)-80\]|e2e/test_(metrics|site_html)"
-    r"|e2e/test_generate\.py::test_text_equals_generate\[(\w+_trained_p1_s3_o_auto|eagle\w+_k4_n16_qlen|eagle3\w+_reduced_weights|ngram\w+_corpus)\]"
-    r"|e2e/test_penalties\.py::(?!\w+\[(tree|look-up|block|modules)|test_row|test_at_changing|test_after_a_failure\[(prefill|extend))"
-    r"|e2e/test_grammar\.py::(?!test_texts\w+\[(True|\S+multi|False-eagle-2)|test_(with_filters|a_free|row|every)|test_at_changing\w+\[False|test_(retracted|where)\w*\[tree)"
-    r"|e2e/test_sampling\.py::test_(texts\w+\[False-(standalone|eagle-2|ngram)|row\w+\[standalone-|after_a_handover|drawn\w+\[chain|only|the_oracle|a_seed|what)"
-    r"|unit/runtime/test_distribution\.py::test_a_bias_is_noticed\[(warm|left|drafts)"
-    r"|unit/cli/test_subjects\.py::test_a_plan_says_all\w+\[(eagle-tree-and-chain|eagle3-reduced|standalone-chain-rotated|(mtp|dflash|ngram|frozen-kv)-\w+\])"
-)
-"""What of that it runs all the same: the texts of one model by every algorithm, and one of each kind besides."""
+QUICK = {
+    "aot/test_adapter_kernels.py": "",
+    "aot/test_cache.py": r"(?!test_damaged)",
+    "aot/test_compile.py": r"(?!test_(bytes_do_not|the_comment|nothing_of|the_assembler\w+\[sm_100))",
+    "e2e/test_generate.py": r"test_text_equals_generate\[(\w+_trained_p1_s3_o_auto|eagle\w+_k4_n16_qlen"
+    r"|eagle3\w+_reduced_weights|ngram\w+_corpus)\]",
+    "e2e/test_grammar.py": r"(?!test_texts\w+\[(True|\S+multi|False-eagle-2)|test_(with_filters|a_free|row|every)"
+    r"|test_at_changing\w+\[False|test_(retracted|where)\w*\[tree)",
+    "e2e/test_metrics.py": "",
+    "e2e/test_penalties.py": r"(?!\w+\[(tree|look-up|block|modules)|test_row|test_at_changing"
+    r"|test_after_a_failure\[(prefill|extend))",
+    "e2e/test_sampling.py": r"test_(texts\w+\[False-(standalone|eagle-2|ngram)|row\w+\[standalone-"
+    r"|after_a_handover|drawn\w+\[chain|only|the_oracle|a_seed|what)",
+    "e2e/test_site_html.py": "",
+    "unit/cli/test_subjects.py": r"test_a_plan_says_all\w+\[(eagle-tree-and-chain|eagle3-reduced"
+    r"|standalone-chain-rotated|(mtp|dflash|ngram|frozen-kv)-\w+\])",
+    "unit/cli/test_transcripts.py": r"\w+\[(eagle|qwen)-80\]",
+    "unit/runtime/test_distribution.py": r"test_a_bias_is_noticed\[(warm|left|drafts)",
+}
+"""What of that it runs all the same, by file: texts of one model by every algorithm, and one of each kind besides."""
 
 
 ELSEWHERE = ("browser", "conformance", "sglang", "vllm")
@@ -116,9 +125,19 @@ ELSEWHERE = ("browser", "conformance", "sglang", "vllm")
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
-    """Leave out folders that nobody asks for; none of their tests could run."""
-    foreign = collection_path.parent == HERE and collection_path.name in ELSEWHERE
-    return True if foreign and collection_path.name not in config.getoption("markexpr") else None
+    """Leave out folders that nobody asks for, and of `make test` folders and files without a test that it runs."""
+    marks, name = config.getoption("markexpr"), collection_path.relative_to(HERE).as_posix()
+    if name in ELSEWHERE:
+        return True if name not in marks else None
+    name += "/" * collection_path.is_dir()
+    slow = name == "gpu/" or (SLOW.match(name) and not any(file.startswith(name) for file in QUICK))
+    return True if marks == "not slow" and slow else None
+
+
+def is_slow(name: str) -> bool:
+    """Whether the lists have a test among the slow ones."""
+    file, _, test = name.partition("::")
+    return bool(SLOW.match(name)) and not (file in QUICK and re.match(QUICK[file], test))
 
 
 @pytest.hookimpl(wrapper=True)
@@ -128,7 +147,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     for item in items:
         name = item.nodeid.removeprefix("tests/")
         values = values_of(item)
-        if (SLOW.match(name) and not QUICK.match(name)) or (values and values <= seen):
+        if is_slow(name) or (values and values <= seen):
             item.add_marker(pytest.mark.slow)
         else:
             seen |= values
