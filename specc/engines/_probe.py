@@ -7,11 +7,13 @@ parentheses the names that are given to it, behind a colon what is read of it, o
 from __future__ import annotations
 
 import dis
+import functools
 import importlib
 import inspect
 import re
 from collections.abc import Iterable, Iterator, Mapping
 from logging import Logger
+from types import CodeType
 from typing import Any, NamedTuple
 
 
@@ -115,5 +117,11 @@ def attributes(owner: Any) -> set[str]:
         for member in vars(base).values():
             code = getattr(inspect.unwrap(member) if callable(member) else member, "__code__", None)
             if code is not None:
-                names.update(op.argval for op in dis.get_instructions(code) if op.opname == "STORE_ATTR")
+                names.update(_stored_by(code))
     return names
+
+
+@functools.cache
+def _stored_by(code: CodeType) -> frozenset[str]:
+    """The attributes that a function sets. Tables have lines of the same classes, whose methods are read once."""
+    return frozenset(op.argval for op in dis.get_instructions(code) if op.opname == "STORE_ATTR")
