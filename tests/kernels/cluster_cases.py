@@ -132,6 +132,11 @@ class Scan:
 PLAIN = Scan()
 
 
+def affordable(scan: Scan, vocab: int) -> Scan:
+    """Return larger tiles, unless the family chooses them, where the interpreter would loop for seconds."""
+    return scan if vocab <= 512 or not scan.block else replace(scan, block=max(scan.block, 256))
+
+
 # --- launches -----------------------------------------------------------------------------------------------------
 
 

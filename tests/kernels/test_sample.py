@@ -8,7 +8,7 @@ import pytest
 import torch
 import triton
 import triton.language as tl
-from cluster_cases import FLOATS, POOL, Scan, TypedBuilder, check_module, choice, integer, small_module
+from cluster_cases import FLOATS, POOL, Scan, TypedBuilder, affordable, check_module, choice, integer, small_module
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from kernel_cases import generator, quick, random_rows
@@ -84,7 +84,7 @@ def test_draws(launcher: Launcher, dtype: str, seed: int, rows: int, vocab: int,
     batch = random_rows(source, integer(source, 1, 6 // max(rows, 1) or 1), POOL)
     shape = (len(batch), rows) if rows else (len(batch),)
     logits = hostile_logits(source, math.prod(shape), vocab, vocab, DTYPES[dtype]).view(*shape, vocab)
-    scan = Scan(integer(source, 1, 8), int(choice(source, ("64", "512"))))
+    scan = affordable(Scan(integer(source, 1, 8), int(choice(source, ("64", "512")))), vocab)
     values = {"req_pool_indices": batch, "logits": logits, **noise_of(source, *shape)}
     if cut:  # of the row's own values, and none
         values["cuts"] = logits.float()[..., integer(source, 0, vocab - 1)].nan_to_num(nan=-math.inf)
@@ -170,7 +170,7 @@ def test_what_is_allowed(
     shape = (len(batch), rows) if rows else (len(batch),)
     logits = hostile_logits(source, math.prod(shape), vocab, vocab, DTYPES[dtype]).view(*shape, vocab)
     words = max(1, -(-vocab // 32) + more)
-    scan = Scan(integer(source, 1, 8), int(choice(source, ("64", "512"))))
+    scan = affordable(Scan(integer(source, 1, 8), int(choice(source, ("64", "512")))), vocab)
     values = {"req_pool_indices": batch, "logits": logits, "bitmask": bitmasks(source, *shape, words)}
     values |= noise_of(source, *shape) if noise else {}
     check_module(launcher, allowed(dtype, rows, vocab, words, noise=noise), source, values, scan)

@@ -6,7 +6,7 @@ import math
 
 import pytest
 import torch
-from cluster_cases import FLOATS, POOL, Scan, TypedBuilder, check_module, choice, integer, small_module
+from cluster_cases import FLOATS, POOL, Scan, TypedBuilder, affordable, check_module, choice, integer, small_module
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from kernel_cases import generator, quick, random_rows
@@ -69,7 +69,7 @@ def test_scores(
     values["index"] = torch.randint(vocab, kept, generator=source, dtype=torch.int32)
     if places:
         values["path"] = paths(source, batch, rows, places)
-    scan = Scan(integer(source, 0, 8), int(choice(source, ("0", "64", "512"))))
+    scan = affordable(Scan(integer(source, 0, 8), int(choice(source, ("0", "64", "512")))), vocab)
     module = scoring(dtype, rows, vocab, places=places, count=count, logprob=logprob or not count)
     check_module(launcher, module, source, values, scan)
 

@@ -9,6 +9,7 @@ from cluster_cases import (
     POOL,
     Scan,
     TypedBuilder,
+    affordable,
     carry,
     check_module,
     choice,
@@ -36,11 +37,6 @@ scans = st.builds(
     slack=st.sampled_from([0, 0, 1, 8]),
 )
 vocabularies = st.integers(16, 300) | st.integers(301, 3000) | st.sampled_from([64, 512, 2048])
-
-
-def affordable(scan: Scan, vocab: int) -> Scan:
-    """Larger tiles where the interpreter would loop for seconds."""
-    return scan if vocab <= 512 else Scan(scan.splits, max(scan.block, 256), scan.slack)
 
 
 def reduction(opcode: str, dtype: str, rows: int, *, index: str = "i32", **sizes: int) -> Module:
