@@ -93,6 +93,8 @@ SLOW = re.compile(
     r"|unit/engines/test_(vllm_steps\.py::test_blocks_of_a_size\w+\[(STANDALONE|MULTI)|sglang_shapes\.py::test_a_drawn_length\w+\[(2\.2|3\.9|2\.8))"
     r"|unit/cli/test_init_shapes\.py::test_a_server_of_sglang\[h100-(EAGLE3|STANDALONE)|unit/engines/command_line/test_sglang_groups\.py::test_a_group\w+\[changes[0-2]"
     r"|unit/lab/engine/test_engine\.py::test_(steps_accept\w+\[stranger-True-4|shared_beginnings\w+\[twin-(1|4)\])|unit/runtime/test_rejection\.py::test_extreme_rows\[(1e-06|1\.0)"
+    r"|unit/runtime/test_distribution_of_policies\.py::test_(what_was|a_drawn_draft_may)\w+\[block"
+    r"|kernels/test_(reject\.py::test_extreme_rows\[cpu-4|shards\.py::test_every_rank_has_the_bits_of_one\[cpu-90of96)"
 )
 """What `make test` leaves out: machine code, texts of real models, random programs, pages in a browser, millions of
 draws, whatever else took five seconds of a processor, and of long sweeps what other tests of the sweep stand for. A

@@ -6,6 +6,7 @@ import json
 import re
 import zipfile
 from collections import Counter
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -58,16 +59,22 @@ def run(command: str, *words: object) -> Result:
     return CliRunner().invoke(app, [command, *map(str, words)])
 
 
+@cache
+def explained(*words: object) -> Result:
+    """Run ``specc explain``, each command line once: no test changes a file that it has named."""
+    return run("explain", *words)
+
+
 def told(*words: object) -> str:
     """What ``specc explain`` prints, with blanks and line ends made one blank each."""
-    ended = run("explain", *words)
+    ended = explained(*words)
     assert (ended.exit_code, ended.stderr) == (0, ""), ended.output
     return " ".join(ended.stdout.split())
 
 
 def document(*words: object) -> dict[str, Any]:
     """The same as JSON."""
-    ended = run("explain", *words, "--format", "json")
+    ended = explained(*words, "--format", "json")
     assert ended.exit_code == 0, ended.output
     return json.loads(ended.stdout)
 
