@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from engine_fixtures import asked, mark, plain, served, side_by_side, started
 from sglang_blocks import write_blocks
-from sglang_family import Family, Running, start
+from sglang_family import Family, FamilyTests, Running, start
 from sglang_files import AT_A_TIME, ENVIRONMENT, HERE
 from sglang_models import write_models
 from sglang_programs import build_program
@@ -26,6 +26,14 @@ SEED = 1
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """They need SGLang."""
     mark(config, items, HERE, ENVIRONMENT)
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    """Hand out to the tests of all families the engines of their file."""
+    if metafunc.cls is not None and issubclass(metafunc.cls, FamilyTests):
+        beside = "own" in metafunc.fixturenames
+        engines = metafunc.cls.beside if beside else metafunc.cls.compared
+        metafunc.parametrize(("family", "engine", "own") if beside else ("family", "engine"), engines, ids=str)
 
 
 @pytest.fixture(scope="session")

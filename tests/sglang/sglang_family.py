@@ -92,6 +92,51 @@ class Running:
         return self.answers[variant].result()
 
 
+class FamilyTests:
+    """What holds of all families: a file has it as a class of its own, with its engines; `conftest.py` hands them out.
+
+    Attributes:
+        compared: families with an engine each, of SGLang's own step as well where nobody else tests it.
+        beside: families with a program each, and the engine of SGLang's own step that drafts as it does.
+
+    """
+
+    compared: Sequence[tuple[Family, Variant]]
+    beside: Sequence[tuple[Family, Variant, Variant]]
+
+    @in_float32
+    def test_texts_are_those_without_speculation(self, family: Family, engine: Variant, engines: Running) -> None:
+        """Whoever was thrown out or aborted."""
+        same_texts(engines.of(engine), engines.of(family.alone))
+
+    @in_16_bits
+    def test_texts_part_in_16_bits_no_sooner_than_sglangs_own(
+        self, family: Family, engine: Variant, own: Variant, engines: Running
+    ) -> None:
+        """As far as near ties let texts be the same."""
+        as_alike_in_16_bits(engines.of(engine), engines.of(own), engines.of(family.alone))
+
+    def test_every_slot_and_row_is_free_or_cached_at_the_end(
+        self, family: Family, engine: Variant, engines: Running
+    ) -> None:
+        """Of every group of ranks, after steps in which drafts were accepted."""
+        served = engines.of(engine)
+        for group in groups_of(served):
+            all_accounted_for(group)
+        assert accept_length(served) > family.accepted
+
+    def test_the_program_accepts_as_much_as_sglangs_own_step(
+        self, engine: Variant, own: Variant, engines: Running
+    ) -> None:
+        """By texts that are the same."""
+        accepts_as_much(engines.of(engine), engines.of(own), apart=0.03)
+
+
+def groups_of(served: Served) -> list[Mapping[str, Any]]:
+    """What `specc_testing` has of each group of ranks with requests of their own: of one, where all have the same."""
+    return [*served.state["groups"].values()]
+
+
 def start(family: Family, pool: ThreadPoolExecutor, tests: Iterable[pytest.Item], models: Path, jobs: Path) -> Running:
     """Its engine without speculation, and those that some tests ask for as `engine` or `own`."""
     family.write(models)

@@ -7,19 +7,10 @@ from operator import eq
 
 import pytest
 from sglang_assistants import WINDOW, Drafter, write_assistants
-from sglang_family import (
-    Family,
-    Running,
-    accepts_as_much,
-    all_accounted_for,
-    as_alike_in_16_bits,
-    in_16_bits,
-    in_float32,
-    same_texts,
-)
+from sglang_family import Family, FamilyTests, Running, in_16_bits, in_float32
 from sglang_files import NEWEST, ON_GPU, VERSION
 from sglang_mixed import Oracle
-from sglang_server import Served, Variant, accept_length, greedy
+from sglang_server import Served, Variant, greedy
 from sglang_workload import workload
 
 REQUESTS = 200
@@ -64,25 +55,20 @@ def test_without_speculation_texts_are_the_targets_own(family: Family, engines: 
         assert oracle.follows(request["text"], output["token_ids"]), number
 
 
-@in_float32
-@pytest.mark.parametrize(("family", "engine"), COMPARED, ids=str)
-def test_texts_are_those_without_speculation(family: Family, engine: Variant, engines: Running) -> None:
-    same_texts(engines.of(engine), engines.of(family.alone))
+class TestAssistants(FamilyTests):
+    compared, beside = COMPARED, BESIDE_OWN
 
-
-@in_16_bits
-@pytest.mark.parametrize(("family", "engine", "own"), BESIDE_OWN, ids=str)
-def test_texts_part_in_16_bits_no_sooner_than_sglangs_own(
-    family: Family, engine: Variant, own: Variant, engines: Running
-) -> None:
-    as_alike_in_16_bits(engines.of(engine), engines.of(own), engines.of(family.alone))
+    @in_16_bits
+    def test_the_program_accepts_as_much_as_sglangs_own_step(
+        self, engine: Variant, own: Variant, engines: Running
+    ) -> None:
+        """In float32 every request takes as many steps."""
+        super().test_the_program_accepts_as_much_as_sglangs_own_step(engine, own, engines)
 
 
 @pytest.mark.parametrize(("family", "engine"), COMPARED, ids=str)
-def test_every_slot_and_row_is_free_or_cached_at_the_end(family: Family, engine: Variant, engines: Running) -> None:
+def test_prompts_are_long_and_some_requests_are_aborted(family: Family, engine: Variant, engines: Running) -> None:
     served = engines.of(engine)
-    all_accounted_for(served.state["specc_testing"])
-    assert accept_length(served) > family.accepted
     assert sum(output["finish_reason"]["type"] == "abort" for output in served.outputs) > 2
     assert max(output["prompt_tokens"] for output in served.outputs) > 10 * WINDOW
 
@@ -115,14 +101,6 @@ def test_every_request_takes_as_many_steps_as_with_sglangs_own(
     compared = mine.keys() & own.keys()
     assert {number: mine[number] for number in compared} == {number: own[number] for number in compared}
     assert sum(mine[number] for number in compared) > 500
-
-
-@in_16_bits
-@pytest.mark.parametrize(("family", "engine", "own"), BESIDE_OWN, ids=str)
-def test_the_program_accepts_as_much_as_sglangs_own_step(
-    family: Family, engine: Variant, own: Variant, engines: Running
-) -> None:
-    accepts_as_much(engines.of(engine), engines.of(own), apart=0.03)
 
 
 @in_float32

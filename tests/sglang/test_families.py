@@ -7,21 +7,12 @@ from operator import eq
 
 import pytest
 from sglang_experts import experts_of, write_experts
-from sglang_family import (
-    Family,
-    Running,
-    accepts_as_much,
-    all_accounted_for,
-    as_alike_in_16_bits,
-    in_16_bits,
-    in_float32,
-    same_texts,
-)
+from sglang_family import Family, FamilyTests, Running, in_float32
 from sglang_files import NEWEST, ON_GPU, RANKS, VERSION
 from sglang_latent import write_latent
 from sglang_lora import ADAPTERS, merged, with_adapters, write_adapted
 from sglang_mixed import Oracle
-from sglang_server import Variant, accept_length, greedy
+from sglang_server import Variant, greedy
 from sglang_sinks import WINDOW as SECOND_WINDOW
 from sglang_sinks import write_sinks
 from sglang_vision import with_pictures, write_vision
@@ -150,25 +141,8 @@ def test_texts_are_far_longer_than_a_window(family: Family, engines: Running) ->
     assert max(output["prompt_tokens"] for _, _, output in greedy(engines.of(family.alone))) > 10 * WINDOW
 
 
-@in_float32
-@pytest.mark.parametrize(("family", "engine"), COMPARED, ids=str)
-def test_texts_are_those_without_speculation(family: Family, engine: Variant, engines: Running) -> None:
-    same_texts(engines.of(engine), engines.of(family.alone))
-
-
-@in_16_bits
-@pytest.mark.parametrize(("family", "engine", "own"), OWN, ids=str)
-def test_texts_part_in_16_bits_no_sooner_than_sglangs_own(
-    family: Family, engine: Variant, own: Variant, engines: Running
-) -> None:
-    as_alike_in_16_bits(engines.of(engine), engines.of(own), engines.of(family.alone))
-
-
-@pytest.mark.parametrize(("family", "engine"), COMPARED, ids=str)
-def test_every_slot_and_row_is_free_or_cached_at_the_end(family: Family, engine: Variant, engines: Running) -> None:
-    served = engines.of(engine)
-    all_accounted_for(served.state["specc_testing"])
-    assert accept_length(served) > family.accepted
+class TestFamilies(FamilyTests):
+    compared, beside = COMPARED, OWN
 
 
 @each_program
@@ -200,13 +174,6 @@ def test_some_requests_are_aborted(family: Family, engine: Variant, engines: Run
     served = engines.of(engine)
     assert served.state["specc"]["proof"] == "passed"
     assert sum(output["finish_reason"]["type"] == "abort" for output in served.outputs) > 5
-
-
-@pytest.mark.parametrize(("family", "engine", "own"), OWN, ids=str)
-def test_the_program_accepts_as_much_as_sglangs_own_step(
-    family: Family, engine: Variant, own: Variant, engines: Running
-) -> None:
-    accepts_as_much(engines.of(engine), engines.of(own), apart=0.03)
 
 
 @pytest.mark.parametrize(("family", "engine"), [each for each in PROGRAMS if each[0] is EXPERTS], ids=str)

@@ -8,16 +8,7 @@ from pathlib import Path
 
 import pytest
 from sglang_chained import write_chained
-from sglang_family import (
-    Family,
-    Running,
-    accepts_as_much,
-    all_accounted_for,
-    as_alike_in_16_bits,
-    in_16_bits,
-    in_float32,
-    same_texts,
-)
+from sglang_family import Family, FamilyTests, Running, in_float32
 from sglang_files import NEWEST, VERSION
 from sglang_mixed import GRAMMARS, Oracle, mixed
 from sglang_modules import ALONE, WINDOW, write_modules
@@ -70,23 +61,10 @@ def test_without_speculation_texts_are_the_targets_own(family: Family, engines: 
     assert max(output["prompt_tokens"] for output in alone.outputs) > 10 * WINDOW
 
 
-@in_float32
-@each_program
-def test_texts_are_those_without_speculation(family: Family, engine: Variant, engines: Running) -> None:
-    same_texts(engines.of(engine), engines.of(family.alone))
+class TestModules(FamilyTests):
+    """Accepted lengths also where a step of SGLang's own stood between."""
 
-
-@in_16_bits
-@pytest.mark.parametrize(("family", "engine", "own"), OWN, ids=str)
-def test_texts_part_in_16_bits_no_sooner_than_sglangs_own(
-    family: Family, engine: Variant, own: Variant, engines: Running
-) -> None:
-    as_alike_in_16_bits(engines.of(engine), engines.of(own), engines.of(family.alone))
-
-
-@each_program
-def test_every_slot_and_row_is_free_or_cached_at_the_end(family: Family, engine: Variant, engines: Running) -> None:
-    all_accounted_for(engines.of(engine).state["specc_testing"])
+    compared, beside = PROGRAMS, OWN
 
 
 @each_program
@@ -97,15 +75,6 @@ def test_the_program_ran_the_steps_that_it_serves(family: Family, engine: Varian
     assert state["specc"]["proof"] == "passed"
     assert state["specc"]["left"].keys() <= family.left
     assert state["specc_testing"]["pools"] == family.pools["EAGLE"]
-
-
-@pytest.mark.parametrize(("family", "engine", "own"), OWN, ids=str)
-def test_the_program_accepts_as_much_as_sglangs_own_step(
-    family: Family, engine: Variant, own: Variant, engines: Running
-) -> None:
-    """Also where a step of SGLang's own stood between."""
-    accepts_as_much(engines.of(engine), engines.of(own), apart=0.03)
-    assert accept_length(engines.of(engine)) > family.accepted
 
 
 @newest

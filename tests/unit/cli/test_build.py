@@ -173,7 +173,7 @@ def test_a_cache_that_others_may_write_is_told_of(
     folder.mkdir()
     folder.chmod(0o777)
     monkeypatch.setenv("SPECC_CACHE_DIR", str(folder))
-    result = build(config, "-o", tmp_path / "one", "--emit", "cubins", "-j", "1")
+    result = build(config, "-o", tmp_path / "one", "--emit", "cubins", "--arch", "sm_80", "-j", "1")
     assert result.exit_code == 0, result.output
     assert (
         f"warning[aot/no-cache]: no compiled kernels are kept or reused: the folder of caches '{folder}'"
@@ -228,7 +228,7 @@ def test_output_that_cannot_be_written(config: Path, tmp_path: Path, emit: str) 
     """A file stands where the directory should be: this fails for every user, root included."""
     blocked = tmp_path / "file"
     blocked.write_text("here first")
-    result = build(config, "-o", blocked, "--emit", emit, "--quiet")
+    result = build(config, "-o", blocked, "--emit", emit, "--arch", "sm_80", "--quiet")
     assert result.exit_code == 1, result.output
     assert "error[emit/io]: cannot write" in result.stderr
     assert str(blocked) in result.stderr
