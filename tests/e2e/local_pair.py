@@ -14,7 +14,7 @@ from specc.lab.engine.disaggregation.messages import Patience
 from specc.lab.engine.disaggregation.prefill import FIRST
 from specc.lab.engine.engine import Engine
 from specc.lab.engine.serving.handover import Handover
-from specc.lab.engine.serving.requests.request import StopConditions
+from specc.lab.engine.serving.requests.request import Completion, Sampling, StopConditions
 
 from .tree_engine import Config, base_texts, expected, make_engine
 
@@ -71,6 +71,23 @@ def outcomes_of(
     for each in (engine, peer):
         expect_empty(each)
     return outcomes
+
+
+def completions_of(config: Config, requests: Iterable[tuple[tuple[int, ...], Sampling]], new: int) -> list[Completion]:
+    """What requests say that are prefilled elsewhere, all at once."""
+    jobs = {f"{number}": request for number, request in enumerate(requests)}
+
+    def work(worker: PrefillWorker) -> None:
+        for name, (prompt, sampling) in jobs.items():
+            worker.add(name, prompt, StopConditions(new), sampling=sampling)
+        while worker.has_work:
+            worker.step()
+        worker.close()
+
+    outcomes = outcomes_of(make_engine(config), work, config)
+    completions = [outcomes[name].completion for name in jobs]
+    assert None not in completions, [outcomes[name].error for name in jobs]
+    return [completion for completion in completions if completion is not None]
 
 
 def expect_empty(engine: Engine) -> None:

@@ -15,12 +15,11 @@ import torch
 from penalties_oracle import changed
 from sampling_oracle import allowed, drawn
 
-from specc.lab.engine.disaggregation import PrefillWorker
 from specc.lab.engine.engine import Engine
 from specc.lab.engine.memory.attention import plain_attention
 from specc.lab.engine.serving.requests.request import Completion, Sampling, StopConditions
 
-from .local_pair import outcomes_of
+from .local_pair import completions_of
 from .test_grammar import PROMPTS, compiled
 from .test_shapes import Turns
 from .tree_engine import EOS, VOCAB, Config, draft_of, make_engine, target_of
@@ -138,17 +137,7 @@ def each_alone(engine: Engine) -> list[tuple[int, ...]]:
 
 def handed_over(config: Config) -> list[tuple[int, ...]]:
     """The texts of requests that were prefilled elsewhere."""
-
-    def work(worker: PrefillWorker) -> None:
-        for number, (prompt, sampling) in enumerate(zip(PROMPTS, SAMPLINGS, strict=True)):
-            worker.add(f"{number}", prompt, StopConditions(NEW), sampling=sampling)
-        while worker.has_work:
-            worker.step()
-        worker.close()
-
-    outcomes = outcomes_of(make_engine(config), work, config)
-    completions = [outcomes[f"{number}"].completion for number in range(len(PROMPTS))]
-    return [completion.token_ids for completion in completions if completion]
+    return [moved.token_ids for moved in completions_of(config, zip(PROMPTS, SAMPLINGS, strict=True), NEW)]
 
 
 def wanted() -> list[tuple[int, ...]]:

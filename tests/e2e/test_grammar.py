@@ -8,21 +8,19 @@ import random
 import re
 from dataclasses import replace
 from functools import cache
-from itertools import count
 from typing import Any
 
 import pytest
 import torch
 from sampling_oracle import drawn
 
-from specc.lab.engine.disaggregation import PrefillWorker
 from specc.lab.engine.engine import Engine
 from specc.lab.engine.errors import EngineError, GrammarError
 from specc.lab.engine.memory.attention import plain_attention
 from specc.lab.engine.serving.requests.request import ERROR, Completion, Sampling, SamplingError, StopConditions
 
 from . import spelling
-from .local_pair import outcomes_of
+from .local_pair import completions_of
 from .test_shapes import Turns
 from .tree_engine import EOS, VOCAB, Config, base_texts, make_engine, target_of
 
@@ -202,32 +200,12 @@ def test_with_filters(rows: str) -> None:
 
 def test_after_a_handover() -> None:
     """The grammar goes with the request, as its source; the text before it is followed again."""
-    jobs = list(zip(map(str, count()), PROMPTS, SAMPLINGS, strict=False))
-
-    def work(worker: PrefillWorker) -> None:
-        for name, prompt, sampling in jobs:
-            worker.add(name, prompt, StopConditions(NEW), sampling=sampling)
-        while worker.has_work:
-            worker.step()
-        worker.close()
-
-    outcomes = outcomes_of(make_engine(TREE), work, TREE)
-    completions = [outcomes[name].completion for name, _, _ in jobs]
-    expect([completion for completion in completions if completion is not None])
+    expect(completions_of(TREE, zip(PROMPTS, SAMPLINGS, strict=False), NEW))
 
 
 def test_an_empty_text_is_handed_over() -> None:
     """A first token that ends the text ends it where it is decoded."""
-    sampling = Sampling(1.0, 1, regex="a{0,0}")
-
-    def work(worker: PrefillWorker) -> None:
-        worker.add("0", PROMPTS[0], StopConditions(NEW), sampling=sampling)
-        while worker.has_work:
-            worker.step()
-        worker.close()
-
-    completion = outcomes_of(make_engine(CHAIN), work, CHAIN)["0"].completion
-    assert completion
+    (completion,) = completions_of(CHAIN, [(PROMPTS[0], Sampling(1.0, 1, regex="a{0,0}"))], NEW)
     assert (completion.text, completion.finish_reason, completion.token_ids) == ("", "eos", (EOS,))
 
 

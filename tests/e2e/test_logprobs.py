@@ -23,13 +23,12 @@ from transformers import (
 from typer.testing import CliRunner
 
 from specc.cli.main import app
-from specc.lab.engine.disaggregation import PrefillWorker
 from specc.lab.engine.engine import Engine
 from specc.lab.engine.memory.attention import plain_attention
 from specc.lab.engine.serving.requests.request import Completion, Sampling, Score, StopConditions, TokenEvent
 
 from .conftest import Case, Models, config_text
-from .local_pair import outcomes_of
+from .local_pair import completions_of
 from .test_shapes import Turns
 from .tree_engine import Config, base_texts, make_engine, program_of, target_of
 
@@ -132,18 +131,8 @@ def test_at_changing_depths() -> None:
 def test_after_a_handover(name: str) -> None:
     """The first token's comes with the request."""
     config = CONFIGS[name]
-
-    def work(worker: PrefillWorker) -> None:
-        for number, (prompt, how) in enumerate(zip(PROMPTS, samplings_of(config), strict=True)):
-            worker.add(f"{number}", prompt, StopConditions(NEW), sampling=how)
-        while worker.has_work:
-            worker.step()
-        worker.close()
-
-    outcomes = outcomes_of(make_engine(config), work, config)
-    for number, how in enumerate(samplings_of(config)):
-        completion = outcomes[f"{number}"].completion
-        assert completion is not None, outcomes[f"{number}"].error
+    moved = completions_of(config, zip(PROMPTS, samplings_of(config), strict=True), NEW)
+    for completion, how in zip(moved, samplings_of(config), strict=True):
         check(completion, how, config)
 
 

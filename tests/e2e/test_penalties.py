@@ -11,12 +11,11 @@ import torch
 from penalties_oracle import changed
 from sampling_oracle import drawn
 
-from specc.lab.engine.disaggregation import PrefillWorker
 from specc.lab.engine.engine import Engine
 from specc.lab.engine.memory.attention import plain_attention
 from specc.lab.engine.serving.requests.request import Completion, Sampling, SamplingError, StopConditions
 
-from .local_pair import outcomes_of
+from .local_pair import completions_of
 from .test_shapes import Turns
 from .tree_engine import Config, base_texts, make_engine, program_of, target_of
 
@@ -126,20 +125,8 @@ def test_at_changing_depths() -> None:
 
 def test_after_a_handover() -> None:
     """The record has the counts, and says how a request is sampled, over a channel."""
-    config = CONFIGS[1]
-
-    def work(worker: PrefillWorker) -> None:
-        for number, (prompt, sampling) in enumerate(zip(PROMPTS, SAMPLINGS, strict=True)):
-            worker.add(f"{number}", prompt, StopConditions(NEW), sampling=sampling)
-        while worker.has_work:
-            worker.step()
-        worker.close()
-
-    outcomes = outcomes_of(make_engine(config), work, config)
-    for number, text in enumerate(wanted()):
-        completion = outcomes[f"{number}"].completion
-        assert completion
-        assert completion.token_ids == text
+    moved = completions_of(CONFIGS[1], zip(PROMPTS, SAMPLINGS, strict=True), NEW)
+    assert [completion.token_ids for completion in moved] == wanted()
 
 
 @pytest.mark.parametrize("config", CONFIGS[:2], ids=["chain", "tree"])

@@ -12,11 +12,10 @@ import pytest
 import rejection_oracle as oracle
 import torch
 
-from specc.lab.engine.disaggregation import PrefillWorker
 from specc.lab.engine.memory.attention import plain_attention
 from specc.lab.engine.serving.requests.request import Sampling, StopConditions
 
-from .local_pair import outcomes_of
+from .local_pair import completions_of
 from .test_shapes import Turns
 from .tree_engine import Config, base_texts, draft_of, expected, make_engine, target_of
 
@@ -137,20 +136,8 @@ def test_batches_decide_nothing(mode: str, config: Config) -> None:
 def test_after_a_handover(mode: str) -> None:
     """What the first draft was drawn from goes along."""
     config = replace(CHAINS[0], verify=mode, overlap=True)
-    wanted = texts(config)
-
-    def work(worker: PrefillWorker) -> None:
-        for number, (prompt, sampling) in enumerate(zip(PROMPTS, SAMPLINGS, strict=True)):
-            worker.add(f"{number}", prompt, StopConditions(NEW), sampling=sampling)
-        while worker.has_work:
-            worker.step()
-        worker.close()
-
-    outcomes = outcomes_of(make_engine(config), work, config)
-    for number, text in enumerate(wanted):
-        completion = outcomes[f"{number}"].completion
-        assert completion
-        assert completion.token_ids == text
+    moved = completions_of(config, zip(PROMPTS, SAMPLINGS, strict=True), NEW)
+    assert [completion.token_ids for completion in moved] == texts(config)
 
 
 @each_mode

@@ -10,13 +10,12 @@ import pytest
 import torch
 from sampling_oracle import drawn
 
-from specc.lab.engine.disaggregation import PrefillWorker
 from specc.lab.engine.memory.attention import plain_attention
 from specc.lab.engine.models.drafts import StandaloneDraft
 from specc.lab.engine.serving.requests.request import Completion, Sampling, SamplingError, StopConditions
 from specc.runtime.plan.shape import Shape
 
-from .local_pair import outcomes_of
+from .local_pair import completions_of
 from .test_shapes import AnyShape, Turns
 from .tree_engine import Config, base_texts, expected, make_engine, target_of
 
@@ -180,20 +179,9 @@ def test_coupled_drafts_of_the_target_itself_are_all_accepted() -> None:
 
 def test_after_a_handover() -> None:
     """The record says how a request is sampled, over a channel."""
-    config = replace(CONFIGS[2], overlap=True)
-
-    def work(worker: PrefillWorker) -> None:
-        for number, (prompt, sampling) in enumerate(zip(PROMPTS, SAMPLINGS, strict=True)):
-            worker.add(f"{number}", prompt, StopConditions(NEW), sampling=sampling)
-        while worker.has_work:
-            worker.step()
-        worker.close()
-
-    outcomes = outcomes_of(make_engine(config), work, config)
-    for number, (prompt, sampling) in enumerate(zip(PROMPTS, SAMPLINGS, strict=True)):
-        completion = outcomes[f"{number}"].completion
-        assert completion
-        assert completion.token_ids == alone(prompt, sampling)
+    requests = [*zip(PROMPTS, SAMPLINGS, strict=True)]
+    moved = completions_of(replace(CONFIGS[2], overlap=True), requests, NEW)
+    assert [completion.token_ids for completion in moved] == [alone(*request) for request in requests]
 
 
 @pytest.mark.parametrize("config", CONFIGS[:3], ids=lambda c: f"{c.algorithm.lower()}-{c.topk}")

@@ -8,8 +8,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 
 import torch
-from cluster_memory import POOL, SUMS, Memory, expect, whole
-from kernel_cases import POISON, assert_same, generator
+from cluster_memory import SUMS, Memory, expect, whole
+from kernel_cases import POISON, POOL, assert_same, generator, integer
 from kernel_launcher import Launcher
 from torch import Tensor
 
@@ -83,11 +83,6 @@ def form(module: Module) -> list[tuple[str, Cluster]]:
 # --- randomness ---------------------------------------------------------------------------------------------------
 
 
-def integer(source: torch.Generator, low: int, high: int) -> int:
-    """Low to high, both included."""
-    return int(torch.randint(low, high + 1, (), generator=source))
-
-
 def choice(source: torch.Generator, options: Sequence[str]) -> str:
     """One of several."""
     return options[integer(source, 0, len(options) - 1)]
@@ -128,13 +123,12 @@ class Scan:
     slack: int = 0
     programs: int = 0
 
+    def affordable(self, vocab: int) -> Scan:
+        """Return larger tiles, unless the family chooses them, where the interpreter would loop for seconds."""
+        return self if vocab <= 512 or not self.block else replace(self, block=max(self.block, 256))
+
 
 PLAIN = Scan()
-
-
-def affordable(scan: Scan, vocab: int) -> Scan:
-    """Return larger tiles, unless the family chooses them, where the interpreter would loop for seconds."""
-    return scan if vocab <= 512 or not scan.block else replace(scan, block=max(scan.block, 256))
 
 
 # --- launches -----------------------------------------------------------------------------------------------------

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 import torch
-from kernel_cases import POISON
+from kernel_cases import POISON, POOL
 from programs import brought
 from topk_cases import assert_logs, assert_probabilities
 from torch import Tensor
@@ -18,8 +18,6 @@ from specc.compiler.kernels.writing.family import Cluster, Parameter, Spec
 from specc.runtime.semantics.convention import DTYPES
 from specc.runtime.semantics.reference import OPS, evaluate
 
-POOL = 12
-"""Rows of the pool."""
 SUMS = {
     "vocab.topk": "p",
     "vocab.logprob": "logprob",

@@ -6,6 +6,8 @@ import torch
 from hypothesis import Phase, settings
 
 POISON = -77
+POOL = 12
+"""Rows of the pool."""
 DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
 # Fixed examples: a failure is the same on every machine. The interpreter takes milliseconds per program.
 # No shrinking, which would take minutes; the seed in the failing example is enough.
@@ -22,6 +24,11 @@ def argmax(row: torch.Tensor) -> tuple[int, bool]:
         if value > best:  # false for NaN and for ties, -0.0 == 0.0
             best, index = value, position
     return index, held_nan or not math.isfinite(best)
+
+
+def integer(source: torch.Generator, low: int, high: int) -> int:
+    """Low to high, both included."""
+    return int(torch.randint(low, high + 1, (), generator=source))
 
 
 def poison(*shape: int, dtype: torch.dtype) -> torch.Tensor:

@@ -6,16 +6,15 @@ import math
 
 import pytest
 import torch
-from cluster_cases import FLOATS, POOL, TypedBuilder, check_module, integer, small_module
+from cluster_cases import FLOATS, TypedBuilder, check_module, integer, small_module
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from kernel_cases import generator, quick, random_rows
+from kernel_cases import generator, quick
 from kernel_launcher import Launcher
-from topk_cases import hostile_logits
+from topk_cases import hostile_batch
 from torch import Tensor
 
 from specc.compiler.ir.core import Module, Value
-from specc.runtime.semantics.convention import DTYPES
 
 CHAINS = [("top_k",), ("top_p",), ("min_p",), ("top_k", "top_p"), ("top_k", "top_p", "min_p"), ("top_p", "min_p")]
 
@@ -62,9 +61,8 @@ def test_cuts(
 ) -> None:
     """As the references cut, rows of every kind."""
     source = generator(seed)
-    batch = random_rows(source, integer(source, 1, 6 // max(rows, 1) or 1), POOL)
-    shape = (len(batch), rows) if rows else (len(batch),)
-    logits = hostile_logits(source, math.prod(shape), vocab, vocab, DTYPES[dtype]).view(*shape, vocab)
+    batch, logits = hostile_batch(source, dtype, rows, vocab)
+    shape = logits.shape[:-1]
     scales = torch.tensor([0.0, 0.5, 1.0, 3.0, 1e6])[torch.randint(5, shape, generator=source)]
     values = {"req_pool_indices": batch, "logits": logits, "scales": scales}
     values |= {name: value for name, value in parameters_of(source, len(batch), vocab).items() if name in names}

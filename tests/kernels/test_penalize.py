@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib
-import math
 
 import pytest
 import torch
@@ -14,11 +13,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from kernel_cases import generator, quick, random_rows
 from kernel_launcher import PACKAGE, Launcher
-from topk_cases import hostile_logits
+from topk_cases import hostile_batch
 from torch import Tensor
 
 from specc.compiler.ir.core import Module
-from specc.runtime.semantics.convention import DTYPES
 from specc.runtime.semantics.reference import OPS
 
 PENALTIES = ("repetition", "frequency", "presence")
@@ -82,10 +80,8 @@ def test_changed_logits(
     """The largest one is the reference's, from rows of every kind; what is carried is read in its pool row."""
     source = generator(seed)
     rows = 0 if form == "row" else rows
-    batch = random_rows(source, integer(source, 1, 6 // max(rows, 1) or 1), POOL)
-    count = len(batch)
-    shape = (count, rows) if rows else (count,)
-    logits = hostile_logits(source, math.prod(shape), vocab, vocab, DTYPES[dtype]).view(*shape, vocab)
+    batch, logits = hostile_batch(source, dtype, rows, vocab)
+    count, shape = len(batch), logits.shape[:-1]
     module = changed(dtype, rows, vocab, form=form, carried=carried)
     prefix, size = ("relay.", POOL) if carried else ("", count)
     values = {"req_pool_indices": batch, "logits": logits, **penalties_of(source, count)}

@@ -4,25 +4,13 @@ import math
 
 import pytest
 import torch
-from cluster_cases import (
-    FLOATS,
-    MAX_B,
-    POOL,
-    Scan,
-    TypedBuilder,
-    affordable,
-    carry,
-    check_module,
-    choice,
-    integer,
-    small_module,
-)
+from cluster_cases import FLOATS, MAX_B, POOL, Scan, TypedBuilder, carry, check_module, choice, integer, small_module
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from kernel_cases import generator, quick, random_rows
 from kernel_launcher import Launcher
 from sampling_oracle import WORD, f32, philox2x32
-from topk_cases import hostile_logits
+from topk_cases import hostile_batch, hostile_logits
 from torch import Tensor
 
 from specc.compiler.ir.core import Module
@@ -76,10 +64,9 @@ def massive(dtype: str, rows: int, vocab: int, *, cut: bool, ahead: int | None) 
 def test_masses(launcher: Launcher, dtype: str, seed: int, rows: int, vocab: int, cut: bool, ahead: int | None) -> None:
     """Of rows of every kind: the draw is what it is without them."""
     source = generator(seed)
-    batch = random_rows(source, integer(source, 1, 6 // max(rows, 1) or 1), POOL)
-    shape = (len(batch), rows) if rows else (len(batch),)
-    logits = hostile_logits(source, math.prod(shape), vocab, vocab, DTYPES[dtype]).view(*shape, vocab)
-    scan = affordable(Scan(integer(source, 1, 8), int(choice(source, ("64", "512")))), vocab)
+    batch, logits = hostile_batch(source, dtype, rows, vocab)
+    shape = logits.shape[:-1]
+    scan = Scan(integer(source, 1, 8), int(choice(source, ("64", "512")))).affordable(vocab)
     values = {"req_pool_indices": batch, "logits": logits, "keys": keys_of(source, *shape)}
     values["scales"] = SCALES[torch.randint(len(SCALES), shape, generator=source)]
     values["entries"] = entries_of(source, vocab, *shape)
@@ -214,7 +201,7 @@ def test_what_is_left(launcher: Launcher, dtype: str, seed: int, form: str, voca
     q = (torch.randn(count, 3, vocab, generator=source) + 0.5 * logits[:, :3].float()).to(DTYPES[dtype])
     cuts = logits.float()[..., integer(source, 0, vocab - 1)].clone() if cut else None
     values = chains(source, batch, logits, q, form, weights_of(source, count), cuts)
-    scan = affordable(Scan(integer(source, 1, 4), int(choice(source, ("64", "512")))), vocab)
+    scan = Scan(integer(source, 1, 4), int(choice(source, ("64", "512")))).affordable(vocab)
     check_module(launcher, leaving(dtype, vocab, form, most=most, cut=cut), source, values, scan)
 
 
@@ -259,7 +246,7 @@ def test_drafts_of_a_part_of_the_tokens(
     whole = torch.full((count, 3, vocab), -INF, dtype=q.dtype).index_copy(2, order, q)
     cuts = logits.float()[..., integer(source, 0, vocab - 1)].clone() if cut else None
     weights = weights_of(source, count)
-    scan = affordable(Scan(integer(source, 1, 4), int(choice(source, ("64", "512")))), vocab)
+    scan = Scan(integer(source, 1, 4), int(choice(source, ("64", "512")))).affordable(vocab)
     # Noise is drawn of the generator in the same order, and q is all that differs.
     seeds = integer(source, 0, 1 << 30)
     given_ = chains(generator(seeds), batch, logits, q, form, weights, cuts) | {TOKEN_ENTRIES: entries}

@@ -8,16 +8,15 @@ import pytest
 import torch
 import triton
 import triton.language as tl
-from cluster_cases import FLOATS, POOL, Scan, TypedBuilder, affordable, check_module, choice, integer, small_module
+from cluster_cases import FLOATS, POOL, Scan, TypedBuilder, check_module, choice, integer, small_module
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from kernel_cases import generator, quick, random_rows
 from kernel_launcher import PACKAGE, Launcher
-from topk_cases import hostile_logits
+from topk_cases import hostile_batch
 from torch import Tensor
 
 from specc.compiler.ir.core import Module
-from specc.runtime.semantics.convention import DTYPES
 
 TEMPERATURES = torch.tensor([0.0, 5e-7, 1e-6, 0.3, 1.0, 7.5, 2.0**20, math.nan, -1.0])
 
@@ -81,10 +80,9 @@ def noise_of(source: torch.Generator, *shape: int) -> dict[str, Tensor]:
 def test_draws(launcher: Launcher, dtype: str, seed: int, rows: int, vocab: int, cut: bool) -> None:
     """As the reference draws, from rows of every kind, and from what is not below a cut."""
     source = generator(seed)
-    batch = random_rows(source, integer(source, 1, 6 // max(rows, 1) or 1), POOL)
-    shape = (len(batch), rows) if rows else (len(batch),)
-    logits = hostile_logits(source, math.prod(shape), vocab, vocab, DTYPES[dtype]).view(*shape, vocab)
-    scan = affordable(Scan(integer(source, 1, 8), int(choice(source, ("64", "512")))), vocab)
+    batch, logits = hostile_batch(source, dtype, rows, vocab)
+    shape = logits.shape[:-1]
+    scan = Scan(integer(source, 1, 8), int(choice(source, ("64", "512")))).affordable(vocab)
     values = {"req_pool_indices": batch, "logits": logits, **noise_of(source, *shape)}
     if cut:  # of the row's own values, and none
         values["cuts"] = logits.float()[..., integer(source, 0, vocab - 1)].nan_to_num(nan=-math.inf)
@@ -166,11 +164,10 @@ def test_what_is_allowed(
 ) -> None:
     """As the reference, of rows of every kind, of masks with a word less than the row needs, or one more."""
     source = generator(seed)
-    batch = random_rows(source, integer(source, 1, 6 // max(rows, 1) or 1), POOL)
-    shape = (len(batch), rows) if rows else (len(batch),)
-    logits = hostile_logits(source, math.prod(shape), vocab, vocab, DTYPES[dtype]).view(*shape, vocab)
+    batch, logits = hostile_batch(source, dtype, rows, vocab)
+    shape = logits.shape[:-1]
     words = max(1, -(-vocab // 32) + more)
-    scan = affordable(Scan(integer(source, 1, 8), int(choice(source, ("64", "512")))), vocab)
+    scan = Scan(integer(source, 1, 8), int(choice(source, ("64", "512")))).affordable(vocab)
     values = {"req_pool_indices": batch, "logits": logits, "bitmask": bitmasks(source, *shape, words)}
     values |= noise_of(source, *shape) if noise else {}
     check_module(launcher, allowed(dtype, rows, vocab, words, noise=noise), source, values, scan)

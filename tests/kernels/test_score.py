@@ -6,16 +6,15 @@ import math
 
 import pytest
 import torch
-from cluster_cases import FLOATS, POOL, Scan, TypedBuilder, affordable, check_module, choice, integer, small_module
+from cluster_cases import FLOATS, Scan, TypedBuilder, check_module, choice, integer, small_module
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from kernel_cases import generator, quick, random_rows
+from kernel_cases import generator, quick
 from kernel_launcher import Launcher
-from topk_cases import hostile_logits
+from topk_cases import hostile_batch
 from torch import Tensor
 
 from specc.compiler.ir.core import Module
-from specc.runtime.semantics.convention import DTYPES
 
 
 def scoring(dtype: str, rows: int, vocab: int, *, places: int = 0, count: int = 0, logprob: bool = True) -> Module:
@@ -59,9 +58,8 @@ def test_scores(
 ) -> None:
     """As the references, of rows of every kind, of any token, and whoever arrives last."""
     source, count, places = generator(seed), min(count, vocab), places if rows else 0
-    batch = random_rows(source, integer(source, 1, 6 // max(rows, 1) or 1), POOL)
-    shape = (len(batch), rows) if rows else (len(batch),)
-    logits = hostile_logits(source, math.prod(shape), vocab, vocab, DTYPES[dtype]).view(*shape, vocab)
+    batch, logits = hostile_batch(source, dtype, rows, vocab)
+    shape = logits.shape[:-1]
     kept = (len(batch), places) if places else shape
     scales = torch.tensor([0.0, 0.5, 1.0, 3.0, 2.0**-20])[torch.randint(5, shape, generator=source)]
     cuts = logits.float()[..., integer(source, 0, vocab - 1)].nan_to_num(nan=-math.inf)
@@ -69,7 +67,7 @@ def test_scores(
     values["index"] = torch.randint(vocab, kept, generator=source, dtype=torch.int32)
     if places:
         values["path"] = paths(source, batch, rows, places)
-    scan = affordable(Scan(integer(source, 0, 8), int(choice(source, ("0", "64", "512")))), vocab)
+    scan = Scan(integer(source, 0, 8), int(choice(source, ("0", "64", "512")))).affordable(vocab)
     module = scoring(dtype, rows, vocab, places=places, count=count, logprob=logprob or not count)
     check_module(launcher, module, source, values, scan)
 

@@ -9,7 +9,6 @@ from cluster_cases import (
     POOL,
     Scan,
     TypedBuilder,
-    affordable,
     carry,
     check_module,
     choice,
@@ -23,7 +22,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from kernel_cases import argmax, generator, quick, random_rows
 from kernel_launcher import Launcher
-from topk_cases import hostile_logits
+from topk_cases import hostile_batch, hostile_logits
 from torch import Tensor
 
 from specc.compiler.ir.core import Module, tensor_type
@@ -75,11 +74,9 @@ def check(
 def test_argmax(launcher: Launcher, dtype: str, seed: int, rows: int, index: str, vocab: int, scan: Scan) -> None:
     """Of one row of a request or of several, against the reference and a plain scan."""
     source, module = generator(seed), reduction("vocab.argmax", dtype, rows, index=index, V=vocab)
-    batch = random_rows(source, integer(source, 1, 6 // max(rows, 1) or 1), POOL)
-    logits = hostile_logits(source, len(batch) * max(rows, 1), vocab, vocab, DTYPES[dtype])
-    shape = (len(batch), rows, vocab) if rows else (len(batch), vocab)
-    results = check(launcher, module, logits.view(shape), batch, affordable(scan, vocab), source)
-    plain = [argmax(row) for row in logits]
+    batch, logits = hostile_batch(source, dtype, rows, vocab)
+    results = check(launcher, module, logits, batch, scan.affordable(vocab), source)
+    plain = [argmax(row) for row in logits.flatten(0, -2)]
     live = (batch != 0).repeat_interleave(max(rows, 1))
     assert results["index"].flatten()[live].tolist() == [plain[i][0] for i in live.nonzero().flatten()]
     assert results["bad"].flatten()[live].tolist() == [plain[i][1] for i in live.nonzero().flatten()]
@@ -101,7 +98,7 @@ def test_topk(launcher: Launcher, dtype: str, seed: int, branches: int, each: bo
     count = len(batch) * (branches if each else 1)
     logits = hostile_logits(source, count, vocab, vocab, DTYPES[dtype])
     shape = (len(batch), branches, vocab) if each else (len(batch), vocab)
-    check(launcher, module, logits.view(shape), batch, affordable(scan, vocab), source)
+    check(launcher, module, logits.view(shape), batch, scan.affordable(vocab), source)
 
 
 def test_few_values_above_the_lowest(launcher: Launcher) -> None:
@@ -298,7 +295,7 @@ def logprob(row: Tensor) -> float:
 def test_logprobs(launcher: Launcher, dtype: str, seed: int, rows: int, vocab: int, scan: Scan) -> None:
     """Of one row of a request or of several, with the argmax in the same scan."""
     logits = hostile_logits(generator(seed), rows, vocab, vocab, DTYPES[dtype])
-    logprobs(launcher, logits, affordable(scan, vocab))
+    logprobs(launcher, logits, scan.affordable(vocab))
 
 
 @settings(quick, max_examples=30)

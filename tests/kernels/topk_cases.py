@@ -3,8 +3,9 @@
 import math
 
 import torch
-from kernel_cases import random_row
+from kernel_cases import POOL, integer, random_row, random_rows
 
+from specc.runtime.semantics.convention import DTYPES
 from specc.runtime.semantics.reference import OPS
 
 
@@ -31,6 +32,13 @@ def hostile_logits(source: torch.Generator, rows: int, length: int, stride: int,
     for row in range(rows):
         logits[row, :length] = hostile_row(source, length, dtype)
     return logits
+
+
+def hostile_batch(source: torch.Generator, dtype: str, rows: int, vocab: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """Draw pool rows of every kind, and logits T[b, ..., V] of one row of each request or of several."""
+    batch = random_rows(source, integer(source, 1, 6 // max(rows, 1) or 1), POOL)
+    shape = (len(batch), rows) if rows else (len(batch),)
+    return batch, hostile_logits(source, math.prod(shape), vocab, vocab, DTYPES[dtype]).view(*shape, vocab)
 
 
 def reference_topk(logits: torch.Tensor, rows: torch.Tensor, k: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
