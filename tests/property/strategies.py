@@ -265,6 +265,8 @@ LIMITS = st.none() | st.integers(0, 1 << 62) | st.sampled_from(["K", "N"])
 FIELD_VALUES: dict[str, st.SearchStrategy[Any]] = {
     "bool": st.booleans(),
     "int": st.integers(),
+    "int | None": st.none() | st.integers(0),
+    "tuple[int, int]": st.tuples(st.integers(), st.integers()),
     "str": st.text(max_size=6),
     "tuple[int, ...]": st.lists(st.integers(), max_size=3).map(tuple),
     "tuple[str, ...]": st.lists(st.text(max_size=4), max_size=3).map(tuple),
@@ -281,7 +283,7 @@ TAKEN: dict[tuple[type[Decl], str], st.SearchStrategy[Any]] = {
 @st.composite
 def decls(draw: st.DrawFn) -> Decl:
     """A declaration with fields of the right types and any values that it takes."""
-    kind = draw(st.sampled_from(sorted(DECLS.values(), key=lambda decl: decl.kind)))
+    kind: Any = DECLS[draw(st.sampled_from(sorted(DECLS)))].record
     rest = [field for field in dataclasses.fields(kind) if field.name != "name"]
     return kind(draw(NAMES), *[draw(TAKEN.get((kind, field.name), FIELD_VALUES[str(field.type)])) for field in rest])
 
@@ -313,5 +315,5 @@ def modules(draw: st.DrawFn) -> Module:
     for name in draw(st.lists(NAMES, max_size=2, unique=True)):
         if values := list(module.values()):
             module.outputs[name] = draw(st.sampled_from(values))
-    module.decls = draw(st.lists(decls(), max_size=2, unique_by=lambda decl: (decl.kind, decl.name)))
+    module.decls = draw(st.lists(decls(), max_size=2, unique_by=lambda decl: (type(decl), decl.name)))
     return module

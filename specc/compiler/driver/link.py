@@ -9,8 +9,8 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from specc.compiler.ir.core import Module
-from specc.compiler.ir.declarations import Buffer
-from specc.compiler.passes.plan_memory import resident, rounded
+from specc.compiler.passes.plan_memory import place, resident, rounded
+from specc.runtime.plan.plan import Buffer
 
 
 def link(modules: Sequence[Module]) -> None:
@@ -33,10 +33,11 @@ def link(modules: Sequence[Module]) -> None:
 
 def _residents(module: Module) -> list[Buffer]:
     """What lives across steps, in the order in which it lies."""
-    return sorted((buffer for buffer in module.decls_of(Buffer) if resident(buffer)), key=lambda buffer: buffer.offset)
+    residents = [buffer for buffer in module.decls_of(Buffer) if resident(buffer)]
+    return sorted(residents, key=lambda buffer: place(buffer).start)
 
 
 def _moved(buffer: Buffer, offsets: dict[str, int], shift: int) -> Buffer:
     if buffer.owner != "arena":
         return buffer
-    return replace(buffer, offset=offsets[buffer.name] if resident(buffer) else buffer.offset + shift)
+    return replace(buffer, offset=offsets[buffer.name] if resident(buffer) else place(buffer).start + shift)

@@ -64,7 +64,6 @@ def build_plan(module: Module, generated: Generated, config: Config) -> Plan:
     """
     options = module.decl(ir.Options)
     inputs = [_input(module, value) for value in module.inputs.values() if not is_state(value)] + _heads(module)
-    buffers = [_buffer(buffer) for buffer in module.decls_of(ir.Buffer)]
     kv, dims = _kv(module), _dims(module)
     return Plan(
         name=module.name,
@@ -93,7 +92,7 @@ def build_plan(module: Module, generated: Generated, config: Config) -> Plan:
         },
         outputs=tuple(_output(name, value) for name, value in module.outputs.items()),
         values=_values(module),
-        buffers={buffer.name: buffer for buffer in buffers},
+        buffers={buffer.name: buffer for buffer in module.decls_of(Buffer)},
         kernels={source.name: _kernel(module, generated, source.name) for source in generated.sources},
         ops={name: OpSource(at.path, at.function) for name, at in reference_sources(module).items()},
         phases=_phases(module, generated),
@@ -150,7 +149,7 @@ def _kv(module: Module) -> Kv:
 
 def _kv_pools(module: Module) -> dict[str, KvPool]:
     """The engine's KV buffers; ``bound`` are those that kernels touch, so that the runtime needs their addresses."""
-    tables = {buffer.name for buffer in module.decls_of(ir.Buffer)}
+    tables = {buffer.name for buffer in module.decls_of(Buffer)}
     return {
         pool.name: KvPool(pool.layers, pool.buffers, pool.row_bytes, pool.dtype, kv_pointers(pool.name) in tables)
         for pool in module.decls_of(ir.KvPool)
@@ -221,22 +220,6 @@ def _values(module: Module) -> dict[str, Place]:
         for value in module.values()
         if value.name in layouts
     }
-
-
-def _buffer(buffer: ir.Buffer) -> Buffer:
-    return Buffer(
-        name=buffer.name,
-        dtype=buffer.dtype,
-        axes=buffer.axes,
-        shape=buffer.shape,
-        strides=buffer.strides,
-        owner=buffer.owner,
-        offset=None if buffer.offset < 0 else buffer.offset,
-        bytes=buffer.bytes,
-        lifetime=(buffer.first, buffer.last),
-        init=buffer.init,
-        alignment=buffer.alignment,
-    )
 
 
 def _kernel(module: Module, generated: Generated, name: str) -> Kernel:

@@ -6,14 +6,15 @@ from collections.abc import Iterable
 
 from specc.compiler.ir.analysis.liveness import hidden_result
 from specc.compiler.ir.core import Module, Value, entry_of, tensor_type
-from specc.compiler.ir.declarations import Buffer, Kernel, Layout, Node, scratch_owner
+from specc.compiler.ir.declarations import Kernel, Layout, Node, scratch_owner
 from specc.compiler.ir.nodes import calls_of, is_collective, is_external
 from specc.compiler.ir.opdef import Trait
 from specc.compiler.ir.ops import OPS
 from specc.compiler.ir.ops.model import GIVEN_HIDDEN
 from specc.compiler.kernels.writing.family import cluster_of, nbytes
 from specc.compiler.kernels.writing.traffic import Traffic
-from specc.runtime.plan.plan import ArenaBytes, Totals
+from specc.compiler.passes.plan_memory import place
+from specc.runtime.plan.plan import ArenaBytes, Buffer, Totals
 
 
 def totals(module: Module, buckets: Iterable[int]) -> dict[int, Totals]:
@@ -44,7 +45,7 @@ def memory(module: Module) -> ArenaBytes:
     arena = [buffer for buffer in module.decls_of(Buffer) if buffer.owner == "arena"]
     kernels = {kernel.name for kernel in module.decls_of(Kernel)}
     return ArenaBytes(
-        arena=max((buffer.offset + buffer.bytes for buffer in arena), default=0),
+        arena=max((place(buffer).stop for buffer in arena), default=0),
         relay=_covered([buffer for buffer in arena if buffer.name.startswith("relay.")]),
         scratch=_covered([buffer for buffer in arena if scratch_owner(buffer.name) in kernels]),
     )
@@ -53,10 +54,9 @@ def memory(module: Module) -> ArenaBytes:
 def _covered(buffers: list[Buffer]) -> int:
     """Bytes of the arena that belong to at least one of them."""
     total = end = 0
-    for buffer in sorted(buffers, key=lambda buffer: buffer.offset):
-        last = buffer.offset + buffer.bytes
-        total += max(last - max(buffer.offset, end), 0)
-        end = max(end, last)
+    for taken in sorted(map(place, buffers), key=lambda taken: taken.start):
+        total += max(taken.stop - max(taken.start, end), 0)
+        end = max(end, taken.stop)
     return total
 
 

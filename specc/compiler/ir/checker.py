@@ -6,7 +6,7 @@ import networkx as nx
 
 from specc.compiler.ir.analysis.remembered import remembered
 from specc.compiler.ir.core import SECOND_HALF, Module, Op, Value, entry_of, is_state
-from specc.compiler.ir.declarations import Decl, Kernel, Reference
+from specc.compiler.ir.declarations import DECLS, RECORDS, Kernel, Reference
 from specc.compiler.ir.infer import explain, infer_op
 from specc.compiler.ir.nodes import is_collective, is_external, node_of
 from specc.compiler.ir.opdef import OpDef, TypeMismatch
@@ -28,7 +28,7 @@ def check_module(module: Module) -> list[Diagnostic]:
     if findings and not nx.is_directed_acyclic_graph(module.graph):  # else every operand is defined before it is read
         findings.append(Diagnostic("ir/invalid", "the def-use graph has a cycle"))
     if "typed" in module.established and not findings:
-        findings += remembered(module, check_types, Decl)
+        findings += remembered(module, check_types, *RECORDS)
     return findings
 
 
@@ -42,8 +42,11 @@ def _check_dims(module: Module) -> list[Diagnostic]:
 
 def _check_decls(module: Module) -> list[Diagnostic]:
     """A declaration is there because a pass has run: it makes none twice."""
-    early = [decl for decl in module.decls if decl.since and decl.since not in module.established]
-    messages = [f"{decl.kind} @{decl.name} is declared, and the module is not {decl.since}" for decl in early]
+    words = [(RECORDS[type(decl)], decl.name) for decl in module.decls]
+    early = [
+        (word, name, since) for word, name in words if (since := DECLS[word].since) and since not in module.established
+    ]
+    messages = [f"{word} @{name} is declared, and the module is not {since}" for word, name, since in early]
     if "clustered" not in module.established:
         messages += [
             f"{op.opcode} is in a kernel, and the module is not clustered"

@@ -14,7 +14,7 @@ from typing import TypeVar
 
 import networkx as nx
 
-from specc.compiler.ir.declarations import Decl
+from specc.compiler.ir.declarations import RECORDS, Decl
 from specc.compiler.ir.opdef import Trait
 from specc.compiler.ir.ops import OPS
 from specc.compiler.ir.types import Dim, StateType, TensorType, Type
@@ -207,7 +207,7 @@ class Module:
         """
         decls = self.decls_of(kind)
         if len(decls) != 1:
-            message = f"@{self.name} needs exactly one {kind.kind} declaration, has {len(decls)}"
+            message = f"@{self.name} needs exactly one {RECORDS[kind]} declaration, has {len(decls)}"
             raise DiagnosticError(Diagnostic("ir/invalid", message))
         return decls[0]
 

@@ -1,30 +1,29 @@
 """Declarations which the planning passes add to a module: what runs where, and where everything lives.
 
-Each is printed as ``kind @name {field = value, ...}``; its fields are the dataclass fields.
+Each is printed as ``kind @name {field = value, ...}`` (``text/attributes.py``). A buffer is the plan's own record. The
+others have what the plan has not: what a node follows in other graphs, how rows are aligned, what a launch moves.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import NamedTuple, Protocol
 
 from specc.compiler.ir.opdef import PAGES
+from specc.runtime.plan.plan import Buffer
+
+
+class Decl(Protocol):
+    """A named planning fact."""
+
+    @property
+    def name(self) -> str:
+        """Return what no other declaration of its kind is called."""
+        ...
 
 
 @dataclass(frozen=True)
-class Decl:
-    """A named planning fact.
-
-    ``since``: the invariant that the pass which adds such declarations establishes; empty if they are always there.
-    """
-
-    kind: ClassVar[str] = "decl"
-    since: ClassVar[str] = ""
-    name: str
-
-
-@dataclass(frozen=True)
-class Options(Decl):
+class Options:
     """What the configuration asks for beyond dimensions; set when the module is made.
 
     Attributes:
@@ -34,7 +33,7 @@ class Options(Decl):
 
     """
 
-    kind: ClassVar[str] = "options"
+    name: str
     buckets: tuple[int, ...]
     page_size: int
     longest: int
@@ -48,7 +47,7 @@ class Options(Decl):
 
 
 @dataclass(frozen=True)
-class KvLayout(Decl):
+class KvLayout:
     """KV slots of a step, in tokens.
 
     Attributes:
@@ -61,8 +60,7 @@ class KvLayout(Decl):
 
     """
 
-    kind: ClassVar[str] = "kv"
-    since: ClassVar[str] = "kv-bound"
+    name: str
     page_size: int
     first_draft_position: int
     verify_window: int
@@ -72,7 +70,7 @@ class KvLayout(Decl):
 
 
 @dataclass(frozen=True)
-class KvPool(Decl):
+class KvPool:
     """The KV buffers of one model, which the engine owns; set when the module is made.
 
     Attributes:
@@ -84,7 +82,7 @@ class KvPool(Decl):
 
     """
 
-    kind: ClassVar[str] = "kvpool"
+    name: str
     layers: int
     buffers: int
     row_bytes: int
@@ -98,7 +96,7 @@ class KvPool(Decl):
 
 
 @dataclass(frozen=True)
-class Kernel(Decl):
+class Kernel:
     """A cluster of ops (those whose ``kernel`` attribute names it) that one launch computes.
 
     Attributes:
@@ -108,15 +106,14 @@ class Kernel(Decl):
 
     """
 
-    kind: ClassVar[str] = "kernel"
-    since: ClassVar[str] = "clustered"
+    name: str
     family: str
     phase: str
     bytes: int
 
 
 @dataclass(frozen=True)
-class Tuned(Decl):
+class Tuned:
     """What a tuning file chose for the kernel of this name, in place of what specc does by itself.
 
     Attributes:
@@ -127,8 +124,7 @@ class Tuned(Decl):
 
     """
 
-    kind: ClassVar[str] = "tuned"
-    since: ClassVar[str] = "clustered"
+    name: str
     tile: int
     warps: int
     stages: int
@@ -136,7 +132,7 @@ class Tuned(Decl):
 
 
 @dataclass(frozen=True)
-class Reference(Decl):
+class Reference:
     """The node of an op (the one whose ``kernel`` attribute names it) that no kernel computes, but torch.
 
     Attributes:
@@ -145,14 +141,13 @@ class Reference(Decl):
 
     """
 
-    kind: ClassVar[str] = "reference"
-    since: ClassVar[str] = "clustered"
+    name: str
     phase: str
     bytes: int
 
 
 @dataclass(frozen=True)
-class Layout(Decl):
+class Layout:
     """Where a value of this name is kept: strides in elements, and how its buffer is aligned in bytes.
 
     Attributes:
@@ -163,8 +158,7 @@ class Layout(Decl):
 
     """
 
-    kind: ClassVar[str] = "layout"
-    since: ClassVar[str] = "laid-out"
+    name: str
     buffer: str
     owner: str
     strides: tuple[int, ...]
@@ -172,48 +166,13 @@ class Layout(Decl):
 
 
 @dataclass(frozen=True)
-class Grid(Decl):
+class Grid:
     """The launch grid of kernel ``kernel`` in bucket ``bucket``; ``grid[0]`` is the number of batch rows."""
 
-    kind: ClassVar[str] = "grid"
-    since: ClassVar[str] = "bucketed"
+    name: str
     kernel: str
     bucket: int
     grid: tuple[int, ...]
-
-
-@dataclass(frozen=True)
-class Buffer(Decl):
-    """A buffer, allocated once at the largest bucket.
-
-    Attributes:
-        dtype: element type.
-        axes: dimension names or element counts, outermost first, each as text.
-        shape: elements along each axis at the largest bucket.
-        strides: elements.
-        owner: ``arena`` or ``engine``.
-        offset: bytes from the start of the arena, -1 for an engine buffer.
-        bytes: size.
-        first: execution index of the first node that touches it; 0 if it lives across steps.
-        last: execution index of the last node that touches it.
-        init: ``zero`` if it must be zero when the program is loaded, else ``none``.
-        alignment: bytes that divide its address.
-
-    """
-
-    kind: ClassVar[str] = "buffer"
-    since: ClassVar[str] = "memory-planned"
-    dtype: str
-    axes: tuple[str, ...]
-    shape: tuple[int, ...]
-    strides: tuple[int, ...]
-    owner: str
-    offset: int
-    bytes: int
-    first: int
-    last: int
-    init: str
-    alignment: int
 
 
 def scratch_owner(buffer: str) -> str:
@@ -222,7 +181,7 @@ def scratch_owner(buffer: str) -> str:
 
 
 @dataclass(frozen=True)
-class Node(Decl):
+class Node:
     """One step of execution, in order: a kernel launch, an op in torch, an external call, or a collective.
 
     Attributes:
@@ -234,8 +193,7 @@ class Node(Decl):
 
     """
 
-    kind: ClassVar[str] = "node"
-    since: ClassVar[str] = "graph-planned"
+    name: str
     phase: str
     node: str
     after: tuple[str, ...]
@@ -244,11 +202,10 @@ class Node(Decl):
 
 
 @dataclass(frozen=True)
-class Resources(Decl):
+class Resources:
     """What a compiled kernel takes on one architecture, as the machine code says."""
 
-    kind: ClassVar[str] = "resources"
-    since: ClassVar[str] = "resources-checked"
+    name: str
     kernel: str
     arch: str
     registers: int
@@ -256,7 +213,29 @@ class Resources(Decl):
     shared: int
 
 
-DECLS: dict[str, type[Decl]] = {
-    decl.kind: decl
-    for decl in (Options, KvLayout, KvPool, Kernel, Tuned, Reference, Layout, Grid, Buffer, Node, Resources)
+class Kind(NamedTuple):
+    """How a record is declared.
+
+    ``since``: the invariant that the pass which adds such declarations establishes; empty if they are always there.
+    """
+
+    record: type[Decl]
+    since: str = ""
+
+
+DECLS: dict[str, Kind] = {
+    "options": Kind(Options),
+    "kv": Kind(KvLayout, "kv-bound"),
+    "kvpool": Kind(KvPool),
+    "kernel": Kind(Kernel, "clustered"),
+    "tuned": Kind(Tuned, "clustered"),
+    "reference": Kind(Reference, "clustered"),
+    "layout": Kind(Layout, "laid-out"),
+    "grid": Kind(Grid, "bucketed"),
+    "buffer": Kind(Buffer, "memory-planned"),
+    "node": Kind(Node, "graph-planned"),
+    "resources": Kind(Resources, "resources-checked"),
 }
+"""By the word that a line begins with."""
+RECORDS: dict[type[Decl], str] = {kind.record: word for word, kind in DECLS.items()}
+"""The word of every record."""

@@ -8,11 +8,12 @@ import networkx as nx
 
 from specc.compiler.ir.analysis.remembered import remembered
 from specc.compiler.ir.core import Module
-from specc.compiler.ir.declarations import Buffer, Grid, Kernel, Layout, Node, Reference, Resources
+from specc.compiler.ir.declarations import Grid, Kernel, Layout, Node, Reference, Resources
 from specc.compiler.ir.nodes import is_collective, is_external, quotient
 from specc.compiler.kernels import FAMILIES, LONE
 from specc.compiler.kernels.writing.family import Cluster, Spec, cluster_of, read_in_place
 from specc.compiler.kernels.writing.functions import is_prologue
+from specc.runtime.plan.plan import Buffer
 
 
 def specs(module: Module) -> Mapping[str, Spec]:

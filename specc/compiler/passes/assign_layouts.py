@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from specc.compiler.ir.analysis.remembered import remembered
 from specc.compiler.ir.core import Module, Value, tensor_type
-from specc.compiler.ir.declarations import Buffer, Grid, Layout, Node, Resources
+from specc.compiler.ir.declarations import Grid, Layout, Node, Resources
 from specc.compiler.ir.nodes import crossing, is_external
 from specc.compiler.ir.opdef import Trait
 from specc.compiler.ir.ops.model import GIVEN_PADDED
@@ -19,6 +19,7 @@ from specc.compiler.ir.types import DTYPES, TensorType, per_request, row_major
 from specc.compiler.kernels.writing.blocks import replaced
 from specc.compiler.kernels.writing.family import VECTOR_BYTES, alignment
 from specc.compiler.pass_manager.pass_base import Choice, Context, Pass, Rejected
+from specc.runtime.plan.plan import Buffer
 
 
 @dataclass(frozen=True)

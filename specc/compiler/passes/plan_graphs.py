@@ -16,7 +16,7 @@ import networkx as nx
 from specc.compiler.config import LoadedConfig
 from specc.compiler.ir.analysis.liveness import handed_back
 from specc.compiler.ir.core import PHASES, SECOND_HALF, Module, Op, entry_of
-from specc.compiler.ir.declarations import Buffer, Kernel, Layout, Node, Reference, scratch_owner
+from specc.compiler.ir.declarations import Kernel, Layout, Node, Reference, scratch_owner
 from specc.compiler.ir.nodes import (
     is_collective,
     is_external,
@@ -29,6 +29,8 @@ from specc.compiler.ir.nodes import (
 )
 from specc.compiler.pass_manager.options import SIZE
 from specc.compiler.pass_manager.pass_base import Choice, Context, Pass, Rejected
+from specc.compiler.passes.plan_memory import share
+from specc.runtime.plan.plan import Buffer
 
 
 @dataclass(frozen=True)
@@ -182,8 +184,7 @@ def _reuse(module: Module) -> list[tuple[str, str]]:
     edges: list[tuple[str, str]] = []
     for a in buffers:
         for b in buffers:
-            shares = a.offset < b.offset + b.bytes and b.offset < a.offset + a.bytes
-            if a is not b and shares and a.last < b.first:
+            if a is not b and share(a, b) and a.lifetime[1] < b.lifetime[0]:
                 edges += [(x, y) for x in touch[a.name] for y in touch[b.name] if x != y]
     return edges
 

@@ -18,7 +18,7 @@ from itertools import combinations
 from specc.compiler.ir.analysis.liveness import handed_back
 from specc.compiler.ir.analysis.remembered import remembered
 from specc.compiler.ir.core import Module, entry_of, tensor_type
-from specc.compiler.ir.declarations import Buffer, KvPool, Layout, Node, Reference, Resources
+from specc.compiler.ir.declarations import KvPool, Layout, Node, Reference, Resources
 from specc.compiler.ir.nodes import node_of, node_order
 from specc.compiler.ir.types import StateType, TensorType, row_major
 from specc.compiler.kernels.formed import specs
@@ -26,7 +26,7 @@ from specc.compiler.kernels.writing.family import Scratch, Spec, nbytes
 from specc.compiler.pass_manager.pass_base import Choice, Context, Pass, Rejected
 from specc.compiler.support.diagnostics import Diagnostic, DiagnosticError
 from specc.compiler.support.rounding import round_up
-from specc.runtime.plan.plan import kv_pointers
+from specc.runtime.plan.plan import Buffer, kv_pointers
 
 ALIGNMENT = 256
 """Bytes every arena buffer is aligned to, as CUDA's own allocations are."""
@@ -35,7 +35,7 @@ MAX_ARENA_BYTES = 1 << 40
 """Most bytes of an arena; no GPU has as many."""
 
 FOREVER = 1 << 30
-"""``last`` of a buffer that lives across steps."""
+"""The end of the lifetime of a buffer that lives across steps."""
 
 
 @dataclass(frozen=True)
@@ -62,11 +62,11 @@ class PlanMemory(Pass):
         if bad:
             return bad
         buffers = [buffer for buffer in by_name.values() if buffer.owner == "arena"]
-        askew = [b for b in buffers if b.offset < 0 or b.offset % b.alignment]
+        askew = [b for b in buffers if b.offset is None or b.offset < 0 or b.offset % b.alignment]
         bad = [f"buffer {b.name} is not aligned to {b.alignment}" for b in askew]
         for a, b in combinations(buffers, 2):
-            apart = a.offset + a.bytes <= b.offset or b.offset + b.bytes <= a.offset
-            if not apart and a.first <= b.last and b.first <= a.last:
+            (first, last), (other_first, other_last) = a.lifetime, b.lifetime
+            if share(a, b) and first <= other_last and other_first <= last:
                 bad.append(f"buffers {a.name} and {b.name} overlap while both are live")
         return bad
 
@@ -75,7 +75,7 @@ class PlanMemory(Pass):
         wanted = unplaced(module)
         placed = _place(_blocks(module, [buffer for buffer in wanted if buffer.owner == "arena"]))
         module.decls += [placed.get(buffer.name, buffer) for buffer in wanted]
-        used = max((b.offset + b.bytes for b in placed.values()), default=0)
+        used = max((place(b).stop for b in placed.values()), default=0)
         if used > MAX_ARENA_BYTES:
             message = f"the program's buffers would take {used} bytes, and at most {MAX_ARENA_BYTES} are supported"
             hint = "choose smaller buckets, fewer requests, or smaller models"
@@ -89,7 +89,7 @@ class PlanMemory(Pass):
 
 
 def unplaced(module: Module) -> tuple[Buffer, ...]:
-    """Every buffer of a module that is laid out, at offset -1."""
+    """Every buffer of a module that is laid out, without an offset."""
     return remembered(module, _unplaced, Buffer, Node, Resources)
 
 
@@ -127,17 +127,25 @@ def _value_buffers(module: Module, layouts: dict[str, Layout], ranges: dict[str,
         layout = layouts.get(value.name)
         if layout is None or layout.buffer != value.name or layout.owner == "input":
             continue
-        first, last = ranges[value.name]
         init = "zero" if value.source is None else "none"
-        buffers.append(_buffer(module, value.name, tensor_type(value), layout, first, last, init))
+        buffers.append(_buffer(module, layout, tensor_type(value), ranges[value.name], init))
     return buffers
 
 
-def _buffer(module: Module, name: str, type_: TensorType, layout: Layout, first: int, last: int, init: str) -> Buffer:
-    shape, size = type_.sizes(module.dims, unbounded=0), nbytes(module, type_)
-    axes = tuple(str(entry) for entry in type_.shape)
-    alignment = ALIGNMENT if layout.owner == "arena" else layout.alignment
-    return Buffer(name, type_.dtype, axes, shape, layout.strides, layout.owner, -1, size, first, last, init, alignment)
+def _buffer(module: Module, layout: Layout, type_: TensorType, lifetime: tuple[int, int], init: str) -> Buffer:
+    return Buffer(
+        name=layout.buffer,
+        dtype=type_.dtype,
+        axes=tuple(map(str, type_.shape)),
+        shape=type_.sizes(module.dims, unbounded=0),
+        strides=layout.strides,
+        owner=layout.owner,
+        offset=None,
+        bytes=nbytes(module, type_),
+        lifetime=lifetime,
+        init=init,
+        alignment=ALIGNMENT if layout.owner == "arena" else layout.alignment,
+    )
 
 
 def _relay_buffers(module: Module) -> list[Buffer]:
@@ -175,7 +183,7 @@ def _scratch(module: Module, scratch: Scratch, at: int) -> Buffer:
 
 def _owned(module: Module, name: str, type_: TensorType, live: tuple[int, int], init: str) -> Buffer:
     layout = Layout(name, name, "arena", row_major(type_.sizes(module.dims)), ALIGNMENT)
-    return _buffer(module, name, type_, layout, *live, init)
+    return _buffer(module, layout, type_, live, init)
 
 
 @dataclass(frozen=True, eq=False)
@@ -191,11 +199,11 @@ class _Block:
 
     @cached_property
     def first(self) -> int:
-        return min(buffer.first for buffer in self.buffers)
+        return min(buffer.lifetime[0] for buffer in self.buffers)
 
     @cached_property
     def last(self) -> int:
-        return max(buffer.last for buffer in self.buffers)
+        return max(buffer.lifetime[1] for buffer in self.buffers)
 
     def at(self, offset: int) -> dict[str, Buffer]:
         """Its buffers one after the other from ``offset`` on."""
@@ -245,7 +253,17 @@ def _place(blocks: list[_Block]) -> dict[str, Buffer]:
 
 def resident(buffer: Buffer) -> bool:
     """Whether a buffer keeps its content from step to step."""
-    return buffer.owner == "arena" and buffer.last == FOREVER
+    return buffer.owner == "arena" and buffer.lifetime[1] == FOREVER
+
+
+def place(buffer: Buffer) -> range:
+    """Return the bytes of the arena that a buffer has: none before it is placed."""
+    return range(0) if buffer.offset is None else range(buffer.offset, buffer.offset + buffer.bytes)
+
+
+def share(a: Buffer, b: Buffer) -> bool:
+    """Return whether two buffers have bytes of the arena in common."""
+    return place(a).start < place(b).stop and place(b).start < place(a).stop
 
 
 def rounded(size: int) -> int:

@@ -14,7 +14,7 @@ from specc.compiler.explain.shapes import Choices
 from specc.compiler.explain.story import Story, tell
 from specc.compiler.ir.declarations import scratch_owner
 from specc.compiler.ir.ops import OPS
-from specc.compiler.passes.plan_memory import FOREVER, rounded
+from specc.compiler.passes.plan_memory import resident, rounded
 from specc.runtime.plan.nodes import Launch, Node, OpCall
 from specc.runtime.plan.plan import Buffer, Plan
 
@@ -52,7 +52,7 @@ class Page:
 
     def alive(self, buffer: Buffer) -> tuple[int, int]:
         """The first node that may not find anything else in a buffer, and the last; all where it lives across steps."""
-        return (1, len(self.steps)) if _resident(buffer) else buffer.lifetime
+        return (1, len(self.steps)) if resident(buffer) else buffer.lifetime
 
     def kind(self, buffer: Buffer) -> str:
         """``carried``, ``kept`` (across steps, besides), ``scratch`` or ``value``."""
@@ -60,7 +60,7 @@ class Page:
             return "carried"
         if scratch_owner(buffer.name) in {node.name for node in self.plan.nodes() if isinstance(node, Launch)}:
             return "scratch"
-        return "kept" if _resident(buffer) else "value"
+        return "kept" if resident(buffer) else "value"
 
     def reused(self) -> int:
         """Bytes of the arena that more than one buffer has, one after the other."""
@@ -111,10 +111,6 @@ def extent(buffer: Buffer) -> tuple[int, int]:
     """Where a buffer of the arena begins, and where it ends with the bytes that alignment adds."""
     offset = buffer.offset or 0
     return offset, offset + rounded(buffer.bytes)
-
-
-def _resident(buffer: Buffer) -> bool:
-    return buffer.lifetime[1] == FOREVER
 
 
 def _touching(node: Node, field: str) -> list[OpCall]:

@@ -9,11 +9,10 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable, Container
-from dataclasses import fields
 from typing import Any
 
 from specc.compiler.ir.core import PHASES, CarriedValue, Module, Value
-from specc.compiler.ir.declarations import DECLS
+from specc.compiler.ir.text.attributes import declaration
 from specc.compiler.ir.types import AXES, DTYPES, Dim, StateType, TensorType, Type
 from specc.compiler.support.diagnostics import Diagnostic, DiagnosticError
 from specc.compiler.support.location import Location
@@ -186,19 +185,9 @@ class _Parser:
 
     def _decl(self, module: Module, text: str, _: int) -> None:
         match = _full(_DECL, text)
-        decl = DECLS.get(match["kind"])
-        if decl is None:
-            raise _Failure(f"unknown declaration {match['kind']!r}")
-        flags = {field.name: False for field in fields(decl) if field.type == "bool"}
-        attrs = flags | _attrs(match["attrs"])
-        expected = {field.name for field in fields(decl)} - {"name"}
-        if set(attrs) != expected:
-            raise _Failure(f"{match['kind']} has the fields {', '.join(sorted(expected))}")
-        for field in fields(decl):
-            if field.name != "name" and not _fits(attrs[field.name], str(field.type)):
-                raise _Failure(f"{field.name} of {match['kind']} must be {field.type}")
-        _once(f"{decl.kind} @", match["name"], {other.name for other in module.decls_of(decl)})
-        module.decls.append(decl(name=match["name"], **attrs))
+        decl = declaration(match["kind"], match["name"], _attrs(match["attrs"]))
+        _once(f"{match['kind']} @", decl.name, {other.name for other in module.decls_of(type(decl))})
+        module.decls.append(decl)
 
     def _op(self, module: Module, text: str) -> None:
         assert self.phase is not None
@@ -283,17 +272,6 @@ def _attr_value(value: Any) -> Any:
     if type(value) not in (str, int, bool):
         raise _Failure(f"{json.dumps(value)} is not an attribute's value")
     return value
-
-
-_ITEMS = {"str": str, "int": int, "bool": bool, "tuple[str, ...]": str, "tuple[int, ...]": int}
-
-
-def _fits(value: Any, wanted: str) -> bool:
-    """Whether a value has the type that a field of a declaration is annotated with."""
-    items = value if isinstance(value, tuple) else (value,)
-    return isinstance(value, tuple) == wanted.startswith("tuple") and all(
-        type(item) is _ITEMS[wanted] for item in items
-    )
 
 
 def _location(match: re.Match[str]) -> Location | None:

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import json
-from dataclasses import fields
 
 from specc.compiler.ir.core import Attr, CarriedValue, Module, Op, entry_of
-from specc.compiler.ir.declarations import Decl
+from specc.compiler.ir.declarations import RECORDS, Decl
+from specc.compiler.ir.text.attributes import attributes
 from specc.compiler.ir.types import Dim
 from specc.compiler.support.location import Location
 
@@ -65,9 +65,7 @@ def _marks(carry: CarriedValue) -> str:
 
 
 def _decl(decl: Decl) -> str:
-    given = {field.name: getattr(decl, field.name) for field in fields(decl) if field.name != "name"}
-    attrs = {name: value for name, value in given.items() if value is not False}
-    return f"{decl.kind} @{decl.name} {_attrs(attrs)}"
+    return f"{RECORDS[type(decl)]} @{decl.name} {_attrs(attributes(decl))}"
 
 
 def _attrs(attrs: dict[str, Attr]) -> str:

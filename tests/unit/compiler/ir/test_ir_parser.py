@@ -27,7 +27,9 @@ class RoundTrip(BaseInstrument):
 
     def after(self, module: Module, step: object) -> None:
         text = print_module(module)
-        assert print_module(parse_module(text)) == text
+        again = parse_module(text)
+        assert print_module(again) == text
+        assert again.decls == module.decls
 
 
 @pytest.mark.parametrize("name", ["llama-8b-eagle", "qwen3-standalone"])

@@ -13,7 +13,7 @@ from programs import ROOT, compile_to, load
 
 from specc.compiler.driver.build import build_program
 from specc.compiler.ir.core import Module, is_state
-from specc.compiler.ir.declarations import Buffer, Kernel
+from specc.compiler.ir.declarations import Kernel
 from specc.compiler.ir.nodes import is_external
 from specc.compiler.ir.types import TensorType
 from specc.compiler.kernels import COMPOSED, FAMILIES, LONE
@@ -22,6 +22,7 @@ from specc.compiler.kernels.writing.family import CAPACITY, MAX_SPLITS, cluster_
 from specc.compiler.kernels.writing.traffic import traffic
 from specc.compiler.kernels.writing.vocabulary import block, most_splits, rows_of, splits
 from specc.runtime.plan.nodes import KINDS
+from specc.runtime.plan.plan import Buffer
 
 TREE: dict[str, Any] = {"topk": 4, "num_draft_tokens": 9}
 VARIANTS: list[dict[str, Any]] = [
