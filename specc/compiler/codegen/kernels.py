@@ -13,8 +13,8 @@ from specc.compiler.ir.text.printer import print_op
 from specc.compiler.kernels.formed import specs
 from specc.compiler.kernels.writing.family import Cluster, Spec, cluster_of
 from specc.compiler.kernels.writing.knobs import tuned
+from specc.runtime.plan import nodes
 from specc.runtime.plan.draft_head import MADE
-from specc.runtime.plan.nodes import Argument
 from specc.runtime.plan.shape import Shape
 from specc.version import __version__
 
@@ -25,22 +25,20 @@ class Generated:
 
     Attributes:
         sources: one per distinct kernel.
+        kernels: what the plan has of them, by name.
         specs: the spec of every launch, by node name.
         kernel_of: kernel name of every launch, by node name.
 
     """
 
     sources: tuple[KernelSource, ...]
+    kernels: Mapping[str, nodes.Kernel]
     specs: Mapping[str, Spec]
     kernel_of: Mapping[str, str]
 
     def source(self, name: str) -> KernelSource:
         """The kernel of this name."""
         return next(source for source in self.sources if source.name == name)
-
-    def spec(self, name: str) -> Spec:
-        """The spec of any launch of the kernel of this name."""
-        return next(self.specs[node] for node, kernel in self.kernel_of.items() if kernel == name)
 
 
 def generate_kernels(modules: Mapping[Shape, Module], config_file: str) -> list[Generated]:
@@ -62,6 +60,7 @@ def _generate(
     launches = dict(specs(module))
     kernel_of: dict[str, str] = {}
     used: dict[str, KernelSource] = {}
+    kernels: dict[str, nodes.Kernel] = {}
     for kernel in module.decls_of(Kernel):
         cluster, spec = cluster_of(module, kernel.name), launches[kernel.name]
         if (chosen := tuned(module, cluster[0])) is not None:
@@ -73,28 +72,44 @@ def _generate(
             taken = any(source.name == kernel.name for source in distinct.values())
             name = f"{kernel.name}_of_{shape}" if taken else kernel.name
             distinct[key] = _source(module, name, kernel, cluster, spec, config_file)
-        kernel_of[kernel.name] = distinct[key].name
-        used[distinct[key].name] = distinct[key]
-    return Generated(tuple(used.values()), launches, kernel_of)
+        source = distinct[key]
+        kernel_of[kernel.name] = source.name
+        used[source.name], kernels[source.name] = source, _planned(source, spec)
+    return Generated(tuple(used.values()), kernels, launches, kernel_of)
 
 
-def aligned_arguments(module: Module, spec: Spec) -> frozenset[str]:
+def _aligned_arguments(module: Module, spec: Spec) -> frozenset[str]:
     """Pointers that are multiples of 16 bytes: everything in the arena, forwards' results whose rows are, and heads."""
     layouts = {layout.name: layout for layout in module.decls_of(Layout)}
     return frozenset(arg.name for arg in spec.arguments if _aligned(arg.passed, layouts))
 
 
-def _aligned(arg: Argument, layouts: dict[str, Layout]) -> bool:
+def _aligned(arg: nodes.Argument, layouts: dict[str, Layout]) -> bool:
     if arg.kind != "value":
         return arg.kind == "buffer" or (arg.kind == "input" and arg.target in MADE)
     layout = layouts[arg.target]
     return layout.owner == "arena" or layout.alignment >= 16
 
 
+def _planned(source: KernelSource, spec: Spec) -> nodes.Kernel:
+    """Return what the plan has of a kernel, by the spec of any launch of it."""
+    return nodes.Kernel(
+        family=spec.family,
+        function=source.function,
+        source=f"kernels/{source.name}.py",
+        flags={name: list(flag) if isinstance(flag, tuple) else flag for name, flag in spec.flags.items()},
+        constants=dict(source.constants),
+        arguments=source.arguments,
+        aligned=tuple(sorted(source.aligned)),
+        num_warps=source.num_warps,
+        num_stages=source.num_stages,
+    )
+
+
 def _key(module: Module, spec: Spec) -> tuple[object, ...]:
     types = tuple((arg.name, arg.type) for arg in spec.arguments)
     flags = tuple(sorted(spec.flags.items()))
-    aligned = tuple(sorted(aligned_arguments(module, spec)))
+    aligned = tuple(sorted(_aligned_arguments(module, spec)))
     launched = spec.num_warps, spec.num_stages, spec.registers
     return spec.family, flags, spec.prologue, spec.body, spec.constants, types, aligned, *launched
 
@@ -107,7 +122,7 @@ def _source(module: Module, name: str, kernel: Kernel, cluster: Cluster, spec: S
         text=render_kernel(spec, header),
         arguments=tuple((arg.name, arg.type) for arg in spec.arguments),
         constants=spec.constants,
-        aligned=aligned_arguments(module, spec),
+        aligned=_aligned_arguments(module, spec),
         num_warps=spec.num_warps,
         num_stages=spec.num_stages,
         registers=spec.registers,

@@ -14,7 +14,8 @@ from specc.compiler.codegen.kernels import Generated, generate_kernels
 from specc.compiler.codegen.render import lib_sources
 from specc.compiler.config import LoadedConfig
 from specc.compiler.driver.compile import compile_shapes
-from specc.compiler.driver.plan import build_plan, followed_together
+from specc.compiler.driver.plan import build_plan
+from specc.compiler.driver.serving import followed_together
 from specc.compiler.ir.core import Module, Op
 from specc.compiler.ir.declarations import Resources
 from specc.compiler.ir.opdef import OpDef

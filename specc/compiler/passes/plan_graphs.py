@@ -30,6 +30,7 @@ from specc.compiler.ir.nodes import (
 from specc.compiler.pass_manager.options import SIZE
 from specc.compiler.pass_manager.pass_base import Choice, Context, Pass, Rejected
 from specc.compiler.passes.plan_memory import share
+from specc.runtime.plan.nodes import Capture
 from specc.runtime.plan.plan import Buffer
 
 
@@ -121,6 +122,22 @@ class PlanGraphs(Pass):
         choice = Choice("a step", graphs, why, (at_forwards,), count, "graphs")
         self.remark(ctx, f"{whole}; {why}", choice=choice)
         self.remark(ctx, f"cut at the forwards, for engines whose forwards cannot be captured: {segments} graphs")
+
+
+def graphs(module: Module, cut: str) -> tuple[Capture, ...]:
+    """Return what is captured together, for one way to cut: the field of `Node` that names the graph."""
+    members: dict[str, list[Node]] = {}
+    for node in module.decls_of(Node):
+        if getattr(node, cut):
+            members.setdefault(getattr(node, cut), []).append(node)
+    return tuple(_graph(name, nodes) for name, nodes in members.items())
+
+
+def _graph(name: str, nodes: list[Node]) -> Capture:
+    names = tuple(node.name for node in nodes)
+    edges = tuple((before, node.name) for node in nodes for before in node.after if before in names)
+    phases = tuple(dict.fromkeys(node.phase for node in nodes))
+    return Capture(name, entry_of(phases[0]), phases, names, edges)
 
 
 def _phases(order: list[str], first: dict[str, Op]) -> dict[str, str]:
