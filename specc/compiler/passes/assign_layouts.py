@@ -49,18 +49,12 @@ class AssignLayouts(Pass):
             module.decls.append(layout)
             if layout.alignment < VECTOR_BYTES and _is_logits(module, value):
                 (size,) = TensorType("i1", tensor_type(value).shape[-1:]).sizes(module.dims)
-                self.remark(
-                    ctx,
-                    f"rows of %{value.name} are aligned to {layout.alignment} bytes: loads are narrower than 128 bits;"
-                    f" a vocabulary padded from {size} to a multiple of 8 would widen them",
-                    value.source.location if value.source else None,
-                    Choice(
-                        f"loads of %{value.name}",
-                        f"{8 * layout.alignment} bits",
-                        f"its rows are aligned to {layout.alignment} bytes",
-                        (Rejected("128 bits", "a vocabulary that is a multiple of 8 would allow them"),),
-                    ),
-                )
+                why = f"are aligned to {layout.alignment} bytes"
+                wide = Rejected("128 bits", "a vocabulary that is a multiple of 8 would allow them")
+                choice = Choice(f"loads of %{value.name}", f"{8 * layout.alignment} bits", f"its rows {why}", (wide,))
+                message = f"rows of %{value.name} {why}: loads are narrower than {wide.what}"
+                hint = f"a vocabulary padded from {size} to a multiple of 8 would widen them"
+                self.remark(ctx, f"{message}; {hint}", value.source.location if value.source else None, choice)
 
 
 def layouts(module: Module) -> tuple[Layout, ...]:

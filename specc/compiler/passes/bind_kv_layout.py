@@ -57,10 +57,10 @@ class BindKvLayout(Pass):
         for op in module.find("kv.slots", "kv.positions"):
             known = all(value.source is None or value.source.phase == "prepare" for value in op.operands)
             if known and op.phase not in ("prefill", "prepare"):
-                message = f"%{op.result.name} depends on lengths alone"
+                why = "depends on lengths alone"
                 rest = (Rejected(f"computed in {op.phase}", "the forward there would wait for it"),)
-                choice = Choice(f"%{op.result.name}", "computed in prepare", "it depends on lengths alone", rest)
-                self.remark(ctx, f"{message}: computed in prepare", op.location, choice)
+                choice = Choice(f"%{op.result.name}", "computed in prepare", f"it {why}", rest)
+                self.remark(ctx, f"{choice.of} {why}: {choice.chosen}", op.location, choice)
                 module.move(op, "prepare")
         layout = _layout(module, extra)
         module.decls.append(layout)
@@ -69,20 +69,16 @@ class BindKvLayout(Pass):
             if layout.branch_room
             else "nothing drafts on pages of its own"
         )
-        self.remark(
-            ctx,
-            f"{what}: one slot window of {layout.window} tokens per request and step at page_size {layout.page_size}, "
-            f"{layout.reserve} reserved: room for a step scheduled before this one's lengths are known",
-            ctx.at("page_size"),
-            Choice(
-                "slots of a request and step",
-                f"{layout.reserve} reserved",
-                "room for a step scheduled before this one's lengths are known",
-                (Rejected("as many as a step writes", "the next step would wait for the lengths", layout.window),),
-                layout.reserve,
-                "tokens",
-            ),
+        choice = Choice(
+            "slots of a request and step",
+            f"{layout.reserve} reserved",
+            "room for a step scheduled before this one's lengths are known",
+            (Rejected("as many as a step writes", "the next step would wait for the lengths", layout.window),),
+            layout.reserve,
+            "tokens",
         )
+        window = f"one slot window of {layout.window} tokens per request and step at page_size {layout.page_size}"
+        self.remark(ctx, f"{what}: {window}, {choice.chosen}: {choice.reason}", ctx.at("page_size"), choice)
         self._admit(module, layout, ctx)
         if self.blocks:
             self._look_up_blocks(module, layout, ctx)
@@ -113,17 +109,11 @@ class BindKvLayout(Pass):
             module.replace_uses(clear.result, raised.result)
             module.set_operands(raised, operands)
         bound = f", or longer than the {longest} of its mask," if longest >= 0 else ""
-        self.remark(
-            ctx,
-            f"a request without room for {layout.window} tokens in its row{bound} is a padding row of the step",
-            location,
-            Choice(
-                "a request without room",
-                "a padding row of the step",
-                "lengths may be known to the device alone",
-                (Rejected("asked for on the host", "the host would wait for the lengths"),),
-            ),
-        )
+        rest = (Rejected("asked for on the host", "the host would wait for the lengths"),)
+        why = "lengths may be known to the device alone"
+        choice = Choice("a request without room", "a padding row of the step", why, rest)
+        message = f"{choice.of} for {layout.window} tokens in its row{bound} is {choice.chosen}"
+        self.remark(ctx, message, location, choice)
 
     def _look_up_blocks(self, module: Module, layout: KvLayout, ctx: Context) -> None:
         """Look slots up in the table of a request's blocks, which has no more than the number that is said.
@@ -175,18 +165,11 @@ class BindKvLayout(Pass):
         )  # fmt: skip
         module.replace_operand(first, state, copy.result)
         assert entry_of(first.phase) == "step"
-        self.remark(
-            ctx,
-            f"page_size {op.attrs['page']}: the partly filled page is duplicated into every other branch by one launch,"
-            " because a branch writes pages of its own and reads the text's last tokens from them",
-            op.location,
-            Choice(
-                "the partly filled page",
-                "duplicated into every other branch",
-                "a branch writes pages of its own and reads the text's last tokens from them",
-                (Rejected("shared by all branches", "they would write to the same slots"),),
-            ),
-        )
+        rest = (Rejected("shared by all branches", "they would write to the same slots"),)
+        why = "a branch writes pages of its own and reads the text's last tokens from them"
+        choice = Choice("the partly filled page", "duplicated into every other branch", why, rest)
+        message = f"{choice.of} is {choice.chosen} by one launch, because {choice.reason}"
+        self.remark(ctx, f"page_size {op.attrs['page']}: {message}", op.location, choice)
 
 
 def _longest(module: Module) -> int:

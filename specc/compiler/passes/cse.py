@@ -34,7 +34,7 @@ class Cse(Pass):
                 what = ", ".join(f"%{old.name} is %{new.name}" for old, new in same)
                 why = f"{op.opcode} of the same operands"
                 choice = Choice(what, "computed once", why, (Rejected("compute it again", "the values are equal"),))
-                self.remark(ctx, f"{what}: computed once, {why}", op.location, choice)
+                self.remark(ctx, f"{choice.of}: {choice.chosen}, {choice.reason}", op.location, choice)
                 for old, new in same:
                     module.replace_uses(old, new)
                 module.erase(op)

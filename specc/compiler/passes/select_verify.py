@@ -53,7 +53,7 @@ class SelectVerify(Pass):
         for walk in module.find("verify.greedy"):
             mode = _mode(walk["argmax"].source)
             choice = Choice("verification", mode, "the configuration says so" if ctx.at("verify") else "the default")
-            self.remark(ctx, f"{mode}: {_REMARKS[mode]}", walk.location, choice)
+            self.remark(ctx, f"{choice.chosen}: {_REMARKS[mode]}", walk.location, choice)
         for bad in module.find("walk.bad"):
             self._choose(module, bad, ctx)
 
@@ -64,13 +64,14 @@ class SelectVerify(Pass):
             message = f"rows may be drawn auto, eager or lazy, and not {form}"
             raise DiagnosticError(Diagnostic("ir/invalid", message, bad.location))
         if drawn is None:
-            message = "every row is drawn, because something else reads what is drawn of them"
+            why = "something else reads what is drawn of them"
+            message = f"every row is drawn, because {why}"
             if form == "lazy":
                 raise DiagnosticError(Diagnostic("legal/verify", message, bad.location, "leave verify_rows out"))
             lazily = Rejected("lazy", "it would not draw the others")
-            choice = Choice(_ROWS, "eager", "something else reads what is drawn of them", (lazily,))
-            self.remark(ctx, f"eager: {message}", bad.location, choice)
-            bad.attrs["rows"] = "eager"
+            choice = Choice(_ROWS, "eager", why, (lazily,))
+            self.remark(ctx, f"{choice.chosen}: {message}", bad.location, choice)
+            bad.attrs["rows"] = choice.chosen
             return
         eager, lazy = drawn.microseconds(module)
         why = "the configuration says so" if form != "auto" else "an estimate, summed over the buckets"

@@ -81,7 +81,8 @@ class TuneLaunches(Pass):
             now = spell_choices(module, kernel)
             own = pass_base.Rejected(before, "specc's own, which was slower where it was measured")
             decision = pass_base.Choice(kernel.name, now, "the tuning file has it", (own,))
-            self.remark(ctx, f"{kernel.name}: tuned: {now} instead of {before}", choice.location, decision)
+            message = f"{decision.of}: tuned: {decision.chosen} instead of {own.what}"
+            self.remark(ctx, message, choice.location, decision)
         return [Diagnostic("tuning/no-choice", f"{kernel.name}: {why}", choice.location) for why in wrong]
 
 
