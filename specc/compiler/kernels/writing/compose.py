@@ -1,8 +1,8 @@
 """Kernels composed from ops: what reduces over a vocabulary, then the ops' device functions, then stores.
 
-One program per request computes what blocks in registers hold; with a reduction it is the last of the request's
-programs to arrive, otherwise the first. Long rows are copied in chunks, which all programs share. What decides the
-text is the ops alone: a value that something else reads is stored, one that another kernel made is loaded.
+One program per request computes what blocks in registers hold, and long rows are copied in chunks, which all programs
+share: `order.py` has the stages. What decides the text is the ops alone: a value that something else reads is stored,
+one that another kernel made is loaded.
 """
 
 from __future__ import annotations
@@ -15,11 +15,12 @@ from typing import ClassVar
 from specc.compiler.ir.core import Module, Op, is_state
 from specc.compiler.ir.opdef import Trait
 from specc.compiler.kernels.writing import vocabulary
-from specc.compiler.kernels.writing.blocks import all_fit, fits_registers, is_computed, is_gather, is_long
-from specc.compiler.kernels.writing.family import CAPACITY, ROW_BLOCK, Cluster, Family, Spec, leaves, read_in_place
-from specc.compiler.kernels.writing.functions import ROW, changes_logits, in_memory, is_prologue, side_of, tile_of
+from specc.compiler.kernels.writing.blocks import all_fit, fits_registers
+from specc.compiler.kernels.writing.family import CAPACITY, ROW_BLOCK, Cluster, Family, Spec
+from specc.compiler.kernels.writing.functions import ROW, changes_logits, in_memory, side_of, tile_of
 from specc.compiler.kernels.writing.knobs import tuned_split
-from specc.compiler.kernels.writing.writer import INDENT, Text, flags_first
+from specc.compiler.kernels.writing.order import lowered, parted
+from specc.compiler.kernels.writing.writer import Text
 
 _RESIDENT_WARPS = 132 * 16
 """Warps with about 120 registers per thread that a large GPU runs at once: those of the programs that build trees."""
@@ -111,67 +112,12 @@ class Composed(Family):
     def compose(self, module: Module, name: str, cluster: Cluster) -> Composition:
         """Write a kernel."""
         text, reduction = Text(module, name, cluster), self.reduction(cluster)
-        scanned = [op for op in cluster if op is reduction or op.opcode == self.joins or is_prologue(op)]
-        scanned += [op for op in cluster if read_in_place(module, op) and module.users(op.result)[0] in scanned]
-        long = [op for op in cluster if op not in scanned and _in_chunks(module, op, cluster)]
-        done = [*long, *scanned]
-        short = [op for op in cluster if op not in done]
-        for op in long:
-            source = op if "field" in op.attrs else op["x"].source
-            if source in cluster:
-                text.row(source["rows"])
-        scan = ""
-        if reduction is not None:
-            text.head.append(f"live = {text.row(reduction['rows'])} != 0")
-            scan = self.scan(text, reduction, cluster)
-        for op in flags_first(short):
-            _write(text, op)
-        for op in short if reduction is None else [*done, *short]:
-            for result, value in op.named_results.items():
-                if value in text.blocks and value not in text.stored and leaves(module, value, cluster):
-                    text.stores.append(text.put(value, result))
-        for op in short:
-            if (function := side_of(op)) is not None:
-                text.side.append(text.call(op, function))
-        for op in long:
-            text.copy(op, loop=reduction is not None)
-        return Composition(self._spec(text, reduction, scan, bool(short)), text.chunks, bool(short))
-
-    def _spec(self, text: Text, reduction: Op | None, scan: str, work: bool) -> Spec:
-        inner = [f"{INDENT}{line}" for line in (*text.loads, *text.body, *text.stores)]
-        lines = ["b = tl.program_id(0)"]
-        if reduction is not None or any(side_of(op) is not None for op in text.cluster):
-            lines += ["program = tl.program_id(1)", "programs = tl.num_programs(1)"]
-        if reduction is not None:
-            lines += [*text.head, "last = program == 0", "if live:", f"{INDENT}{scan}"]
-            lines += ["if last:", *inner, *text.side]
-        elif text.chunks:
-            lines += [f"chunk = tl.program_id(1){' - 1' * work}", *text.head]
-            lines += ["if chunk < 0:", *inner] * work + text.side
-        elif text.side:
-            lines += [*text.head, *text.side, "if program == 0:", *inner]
-        else:
-            lines += [*text.head, *(line.removeprefix(INDENT) for line in inner)]
+        parts = parted(module, cluster, [op for op in cluster if op is reduction or op.opcode == self.joins])
+        lines = lowered(text, parts, reduction, self.scan)
         tiles = vocabulary.tiles(text, reduction) if reduction is not None else "one program per request"
         tiles += f"; long rows in chunks of {ROW_BLOCK}" if text.chunks else ""
-        warps = _warps(text.module, text.cluster, reduction is not None)
-        return text.spec(self.stem, lines, num_warps=warps, tiles=tiles)
-
-
-def _in_chunks(module: Module, op: Op, cluster: Cluster) -> bool:
-    """Whether all programs share the rows that an op moves."""
-    return is_long(module, op) and not is_gather(op) and not is_computed(module, op, cluster)
-
-
-def _write(text: Text, op: Op) -> None:
-    if op.has(Trait.LOADS) or op.has(Trait.STORES):
-        text.carry(op)
-    elif is_gather(op) and is_long(text.module, op):
-        text.gather(op)
-    elif op.opcode != "health.raise" or not text.raised(op):
-        function = tile_of(op)
-        assert function is not None, op.opcode
-        text.tile(op, function)
+        warps = _warps(module, cluster, reduction is not None)
+        return Composition(text.spec(self.stem, lines, num_warps=warps, tiles=tiles), text.chunks, bool(parts.short))
 
 
 def _candidates(module: Module, cluster: Sequence[Op]) -> int:
