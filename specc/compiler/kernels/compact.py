@@ -6,7 +6,7 @@ from collections.abc import Iterable
 
 from specc.compiler.ir.core import Module, Op, Value, tensor_type
 from specc.compiler.ir.nodes import is_external
-from specc.compiler.kernels.writing import copying
+from specc.compiler.kernels import copying
 from specc.compiler.kernels.writing.family import (
     Cluster,
     Family,

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 
 from specc.compiler.ir.analysis.page_runs import PageRuns
 from specc.compiler.ir.core import Module
-from specc.compiler.kernels.writing import copying
+from specc.compiler.kernels import copying
 from specc.compiler.kernels.writing.family import Cluster, Family, KernelArguments, Spec, kv_pool, only, power_of_two
 from specc.compiler.kernels.writing.knobs import WARPS, Knobs, tuned_split
 

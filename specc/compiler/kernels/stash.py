@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from specc.compiler.ir.core import Module, Op, Value, tensor_type
 from specc.compiler.ir.opdef import Trait
 from specc.compiler.ir.types import TensorType
-from specc.compiler.kernels.writing import copying
+from specc.compiler.kernels import copying
 from specc.compiler.kernels.writing.blocks import fits_registers
 from specc.compiler.kernels.writing.family import Cluster, Family, KernelArguments, Spec, in_order, leaves, power_of_two
 from specc.compiler.kernels.writing.knobs import WARPS, Knobs

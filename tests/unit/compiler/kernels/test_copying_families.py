@@ -11,7 +11,7 @@ from programs import compile_to, load
 from specc.compiler.codegen.render import render_kernel
 from specc.compiler.ir.core import Module, Op
 from specc.compiler.kernels import FAMILIES
-from specc.compiler.kernels.writing.copying import programs
+from specc.compiler.kernels.copying import programs
 from specc.compiler.kernels.writing.family import Spec, alignment
 
 OUTPUTS = ["hidden_states", "logprobs", "routed_experts", "indexer_topk", "accept_index"]
