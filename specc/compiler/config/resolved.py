@@ -165,9 +165,9 @@ class Config:
         return getattr(self, key) if key in self.__dataclass_fields__ else getattr(self.file, key)
 
     @property
-    def models(self) -> Mapping[Role, ModelConfig]:
+    def models(self) -> Mapping[str, ModelConfig]:
         """The models by role: the target, and the draft if there is one."""
-        return Sides(self.target, self.draft).present
+        return {**Sides(self.target, self.draft).present}
 
     @property
     def shapes(self) -> tuple[Shape, ...]:

@@ -30,7 +30,7 @@ class Resolved:
     """A complete configuration, and what the model directories of ``target`` and ``draft`` say, if they have one."""
 
     config: Config
-    facts: Mapping[Role, ModelFacts]
+    facts: Mapping[str, ModelFacts]
 
 
 def resolve(
@@ -71,7 +71,7 @@ def resolve(
         options=options,
         tuning=tuning,
     )
-    return Resolved(config, facts.present)
+    return Resolved(config, {**facts.present})
 
 
 def _choose(written: Written, algorithms: Sequence[str], needs: Callable[[str], Needs]) -> Findings[Chosen]:
