@@ -43,8 +43,10 @@ COSTS = {
     ),
     "pass": Cost(2, 2, ("tests/filecheck",)),
     "attention": Cost(2, 1, ("tests/unit/engines/test_sglang_torch_native.py", *ATTENTION)),
+    "kind": Cost(4, 2, ("tests/unit/engines/test_sglang_two_model.py", "tests/unit/engines/test_sglang_blocks.py")),
 }
-"""A reduction is an op with a family of kernels: its file, and its line in the table of families.
+"""A reduction is an op with a family of kernels: its file, and its line in the table of families. A kind of draft is
+its record in the adapter of SGLang, and here an algorithm beside it.
 
 The attention backend runs in SGLang itself, too: `tests/sglang/test_changes.py`.
 """

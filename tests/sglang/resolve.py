@@ -1,14 +1,12 @@
 """What SGLang makes of command lines: `.sglang/bin/python tests/sglang/resolve.py JOB.json OUT.json`.
 
 A job is a list of `{"words": [...], "gpu": "sm_90", "memory_gib": 80}`. Of each the answer has `server`: backends, page
-and shape by SGLang's own resolution of arguments, to which the machine is said to have that GPU; and `facts` and
-`refusals`: what the adapter's `fit` finds on a worker whose model configurations, pools and windows SGLang has chosen,
-without weights.
+and shape by SGLang's own resolution of arguments, to which the machine is said to have that GPU; and `refusals`: what
+the adapter's `fit` finds on a worker whose model configurations, pools and windows SGLang has chosen, without weights.
 """
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import os
 import re
@@ -37,6 +35,7 @@ from sglang.srt.server_args import prepare_server_args
 from sglang.srt.speculative.dflash_utils import parse_dflash_draft_config
 from sglang.srt.speculative.draft_utils import DraftBackendFactory
 
+from specc.engines.sglang.kinds import kind_of
 from specc.engines.sglang.parts.runners import runners_of
 from specc.engines.sglang.served import refusals
 from specc.engines.sglang.server import fit
@@ -239,7 +238,9 @@ def worker(arguments: Any) -> Any:
             drafter = SimpleNamespace(
                 draft_runner=draft, draft_runner_list=[draft], draft_extend_attn_backend_list=[extend]
             )
+    several = hasattr(drafter, "draft_runner_list")
     return SimpleNamespace(
+        kind=kind_of("MULTI_LAYER_EAGLE" if several else view.speculative_algorithm),
         target_worker=SimpleNamespace(model_runner=target),
         draft_worker=drafter,
         req_to_token_pool=Chosen(target.model_config, draft=False).requests(),
@@ -259,7 +260,6 @@ def answer(words: list[str], gpu: str, memory_gib: int) -> dict[str, Any]:
         facts = fit.facts(made)
     runners = runners_of(made)
     return result | {
-        "facts": dataclasses.asdict(facts),
         "refusals": [[refusal.about, refusal.what] for refusal in refusals(facts)],
         "dtypes": {role: str(of_role.dtype).removeprefix("torch.") for role, of_role in runners.items()},
     }

@@ -195,15 +195,14 @@ def test_which_server_starts(
     given_out = roles(resolved["prefill"], resolved["decode"], resolved["draft"], mode)
     mine = {role: fact.value for role, fact in settings.attention.items()}
     shape = [settings.num_steps.value, settings.topk.value, settings.num_draft_tokens.value]
-    if settings.facts.looks_up:  # a program's form is its own, and no forward is a draft's
+    if settings.kind.model_less:  # a program's form is its own, and no forward is a draft's
         assert mine == {"verify": given_out["verify"]}
         assert shape[1] <= resolved["shape"][1] and shape[2] == resolved["shape"][2]
-    elif settings.facts.blocks:  # of which SGLang counts the tokens, and has no extend
+    elif settings.kind.blocks:  # of which SGLang counts the tokens, and has no extend
         drafted = {"draft": resolved["draft"], "verify": given_out["verify"]}
         assert (mine, shape, resolved["shape"][1:]) == (drafted, [shape[2] - 1, 1, shape[2]], shape[1:])
     else:
-        draft = settings.facts.draft
-        absent = "extend" if draft is not None and draft.borrows else "draft" if shape[0] == 1 else ""
+        absent = "extend" if settings.kind.borrows else "draft" if shape[0] == 1 else ""
         given_out.pop(absent, None)
         assert (mine, shape) == (given_out, resolved["shape"])
     assert settings.page_size.value == resolved["page_size"]

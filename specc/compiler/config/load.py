@@ -16,7 +16,6 @@ from specc.compiler.config.resolved import Config
 from specc.compiler.config.rules.needs import Needs
 from specc.compiler.config.rules.shapes import ALONE, path_of
 from specc.compiler.config.rules.validate import validate
-from specc.compiler.config.schema import Role
 from specc.compiler.config.text.locations import Locations
 from specc.compiler.config.text.tree import read_tree
 from specc.compiler.support.diagnostics import Diagnostic, DiagnosticError, Diagnostics
@@ -41,7 +40,7 @@ class LoadedConfig:
     path: Path
     locations: Locations
     warnings: tuple[Diagnostic, ...] = ()
-    facts: Mapping[Role, ModelFacts] = field(default_factory=dict[Role, ModelFacts])
+    facts: Mapping[str, ModelFacts] = field(default_factory=dict[str, ModelFacts])
 
     def location(self, *key_path: str | int) -> Location:
         """Return where a value was written; else its key, the block around it, or the first key.

@@ -21,7 +21,7 @@ from .attention.step import Attention, attention_of
 from .models.forwards import Forwards
 from .models.recorded import RecordedForwards
 from .parts.parts import Parts, parts_of
-from .parts.runners import chained, runners_of, scored_tokens
+from .parts.runners import runners_of, scored_tokens
 from .parts.shards import Ranks
 from .requests.grammars import Masks
 from .server.proof import Heard
@@ -75,7 +75,7 @@ def bind(program: Any, worker: Any, masks: Masks) -> Bound:
     table = worker.req_to_token_pool.req_to_token
     how = capturing(worker)
     runners, make = runners_of(worker), FORWARDS[how]
-    for kind in (worker.callbacks(), *[Simulated] * simulating()):
+    for kind in (worker.kind.own(worker.kind.forwards), *[Simulated] * simulating()):
         if not issubclass(make, kind):
             make = type(f"{kind.__name__}{make.__name__}", (kind, make), {})
     group = get_parallel().tp_group
@@ -121,8 +121,8 @@ def capturing(worker: Any) -> str:
     how = word(CAPTURE, FORWARDS, "graph")
     if how == "segments" and get_parallel().tp_size > 1:
         raise ServerError(f"{CAPTURE}=segments is for one GPU, and tp_size is {get_parallel().tp_size}")
-    if how == "segments" and chained(worker):
-        raise ServerError(f"{CAPTURE}=segments is for modules that read hidden states of the target alone")
+    if how == "segments" and (served := worker.kind.unsegmented(worker)):
+        raise ServerError(f"{CAPTURE}=segments is for {served}")
     captures = worker.target_worker.model_runner.decode_cuda_graph_runner is not None
     return how if captures and worker.req_to_token_pool.req_to_token.is_cuda else "none"
 

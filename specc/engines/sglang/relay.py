@@ -56,7 +56,7 @@ class SharedFutureMap(FutureMap):
         self.steps = _offered
         pools = {field: pool[: self.req_pool_size] for field, pool in self.steps.step.pools.items()}
         self.new_seq_lens_buf, self._relay = pools["seq_lens"], self.steps.published
-        if self.steps.looks_up:
+        if not self.steps.state.relayed:
             return
         self.output_tokens_buf = pools["bonus"]
         if "topk_index" in pools:  # others draft in the step
@@ -67,16 +67,16 @@ class SharedFutureMap(FutureMap):
 
     def _resolve_spec_extras(self, batch: Any) -> None:
         """Gather what SGLang's step reads; the program's reads it where it is, and texts are handed over by `lend`."""
-        if self.steps is None or not (self.steps.looks_up or self.steps.refuses(batch) is None):
+        if self.steps is None or (self.steps.state.relayed and self.steps.refuses(batch) is not None):
             super()._resolve_spec_extras(batch)
 
     def resolve_seq_lens_cpu(self, batch: Any, *given: Any, **named: Any) -> None:
         """Wait for lengths where the host needs them: SGLang's own look-ups do, and attention that is planned."""
-        if self.steps is not None and self.steps.looks_up:
+        if self.steps is not None and not self.steps.state.relayed:
             self.needs_cpu_seq_lens = self.steps.planned or self.steps.refuses(batch) is not None
         super().resolve_seq_lens_cpu(batch, *given, **named)
 
     def stash(self, future_indices: Tensor, payload: Any) -> None:
         """Keep what a step leaves; of look-ups its row has all."""
-        if self.steps is None or not self.steps.looks_up:
+        if self.steps is None or self.steps.state.relayed:
             super().stash(future_indices, payload)

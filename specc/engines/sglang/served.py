@@ -8,26 +8,28 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from .attention.kinds import BACKENDS, KNOWN_BACKENDS, backend_of
+from .kinds import KINDS, NODES, STEPS, TOPK, KindOfDraft, kind_of
 from .served_attention import CACHES, ROLES, ServedModel
-from .served_drafts import BLOCKS, BY_MODULES, LOOKS_UP, beside, drafting
 from .served_settings import DATA_PARALLEL, SETTINGS, served_values
 
 __all__ = [
     "BACKENDS",
-    "BLOCKS",
-    "BY_MODULES",
     "CACHES",
     "DATA_PARALLEL",
+    "KINDS",
     "KNOWN_BACKENDS",
-    "LOOKS_UP",
+    "NODES",
     "ROLES",
     "SETTINGS",
+    "STEPS",
+    "TOPK",
+    "KindOfDraft",
     "ServedModel",
     "backend_of",
-    "beside",
+    "kind_of",
     "served_values",
 ]
 
@@ -41,6 +43,7 @@ class Server:
 
     Attributes:
         target, draft: its models.
+        kind: how it drafts.
         topk: drafts kept per step; more than one is a tree.
         attention: by role its attention backend.
         device: where it runs, `cuda` or `cpu`.
@@ -48,15 +51,13 @@ class Server:
         groups: of ranks, of which each has requests of its own (attention under data parallelism).
         head_rows: whether the draft scores rows of the target's head by a token map.
         adapters: whether requests may have one (LoRA).
-        looks_up: whether drafts are looked up, by no model.
-        modules: whether the draft has a module for each step.
-        blocks: whether a model fills in a block of drafts at once.
         settings: by SGLang's name what `SETTINGS` has a word on.
 
     """
 
     target: ServedModel | None = None
     draft: ServedModel | None = None
+    kind: KindOfDraft | None = None
     topk: int = 1
     attention: Mapping[str, str] = field(default_factory=dict[str, str])
     device: str = "cuda"
@@ -64,10 +65,13 @@ class Server:
     groups: int = 1
     head_rows: bool = False
     adapters: bool = False
-    looks_up: bool = False
-    modules: bool = False
-    blocks: bool = False
     settings: Mapping[str, object] = field(default_factory=dict[str, object])
+
+    def model(self, role: str) -> ServedModel | None:
+        """The model whose cache attention reads in a role of `ROLES`."""
+        if self.kind is not None and self.kind.borrows and role != "verify":
+            return None if self.target is None else replace(self.target, borrows=True)
+        return self.target if role == "verify" else self.draft
 
     @property
     def mask(self) -> str | None:
@@ -84,21 +88,18 @@ class Server:
     @property
     def whole(self) -> str | None:
         """Beside what programs have whole logits and no head of their own, in words; None where they may."""
-        beside = {
-            "under data parallelism": self.groups > 1,
-            "with a draft of several modules": self.modules,
-            "with a draft that the target's head scores": self.blocks,
-        }
-        return next((what for what, there in beside.items() if there), None)
+        if self.groups > 1:
+            return "under data parallelism"
+        return None if self.kind is None else self.kind.whole or None
 
     @property
     def single(self) -> list[str]:
         """What of this server has steps of one shape alone, in words."""
         named = [name for name in dict.fromkeys(self.attention.values()) if name in BACKENDS]
-        several = {"LoRA": self.adapters, "attention under data parallelism": self.groups > 1, "blocks": self.blocks}
-        return [f"{name} attention" for name in named if not BACKENDS[name].shapes] + [
-            what for what, there in several.items() if there
-        ]
+        beside = {"LoRA": self.adapters, "attention under data parallelism": self.groups > 1}
+        of_draft = [self.kind.several] if self.kind is not None and self.kind.several else []
+        alone = [f"{name} attention" for name in named if not BACKENDS[name].shapes]
+        return [*alone, *(what for what, there in beside.items() if there), *of_draft]
 
 
 @dataclass(frozen=True)
@@ -129,13 +130,34 @@ def refusals(server: Server) -> Iterator[Refusal]:
         if all((value or None) != (served or None) for served in served_values(name, data_parallel=parallel)):
             about = f"{what} under data parallelism" if parallel and name in DATA_PARALLEL else what
             yield Refusal(name, about if value is True else f"{about} ({name} {value})")
-    yield from itertools.starmap(Refusal, drafting(server))
+    yield from itertools.starmap(Refusal, _of_draft(server))
     if server.head_rows and server.ranks > 1:
         yield Refusal("head_rows", "a token map that names rows of a head of which each rank has a part")
-    for owner, model in (("target", server.target), ("draft", server.draft)):
-        if model is not None and not model.borrows:
+    borrows = server.kind is not None and server.kind.borrows
+    for owner, model in (("target", server.target), ("draft", None if borrows else server.draft)):
+        if model is not None:
             yield from _of_model(owner, model, server.topk)
     yield from _of_attention(server)
+
+
+def _of_draft(server: Server) -> Iterator[tuple[str, str]]:
+    """Name what is in the way by how a server drafts: what would have to change, and it in words."""
+    kind = server.kind
+    for setting, elsewhere in (other.setting for other in KINDS if other is not kind):
+        if server.settings.get(setting) and server.groups == 1 and not (kind is not None and kind.model_less):
+            yield setting, elsewhere
+            return
+    if kind is None:
+        return
+    if server.draft is not None:
+        yield from kind.misfits(server.draft)
+    asked = {
+        "topk": server.topk > 1,
+        "adapters": server.adapters,
+        "groups": server.groups > 1,
+        "disaggregation_mode": server.settings.get("disaggregation_mode", "null") != "null",
+    }
+    yield from ((about, what) for about, what in kind.refused.items() if asked[about])
 
 
 def _of_model(owner: str, model: ServedModel, topk: int) -> Iterator[Refusal]:
@@ -159,7 +181,7 @@ def _of_attention(server: Server) -> Iterator[Refusal]:
     """Which attention backends are not served, or not for what they do here."""
     for role in filter(server.attention.__contains__, ROLES):
         name = server.attention[role]
-        model, backend = server.target if role == "verify" else server.draft, BACKENDS.get(name)
+        model, backend = server.model(role), BACKENDS.get(name)
         if backend is None or backend.device == "cpu" != server.device:
             yield Refusal(f"attention {role}", f"{name} attention on {server.device} ({role})")
             continue
@@ -172,7 +194,7 @@ def _of_attention(server: Server) -> Iterator[Refusal]:
             yield Refusal(f"attention {role}", f"{name} attention with sliding windows ({role})")
         elif server.groups > 1 and backend.planned:
             yield Refusal(f"attention {role}", f"{name} attention under data parallelism ({role})")
-        elif server.blocks and role == "draft" and not backend.blocks:
+        elif server.kind is not None and server.kind.blocks and role == "draft" and not backend.blocks:
             yield Refusal(f"attention {role}", f"{name} attention over blocks ({role})")
         elif server.topk > 1 and backend.mask is None:
             yield Refusal(f"attention {role}", f"a tree with {name} attention ({role})")

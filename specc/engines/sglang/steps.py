@@ -12,12 +12,11 @@ from torch import Tensor
 from .._plugin import SEEDS
 from .._shapes import Shapes, StepTimes, largest
 from .binding import Bound, bind
-from .parts.runners import looks_up, scored_tokens
+from .parts.runners import scored_tokens
 from .requests.admission import DETERMINISTIC_SEED, Admission
 from .requests.grammars import Masks, fills_bitmasks
 from .requests.refusals import built_for, refuses, unplanned, unserved
 from .requests.results import Numbers, Published, SglangResult, scores
-from .requests.state import state_of
 from .server.lockstep import OTHERS, LockStep
 from .server.proof import prove, proving
 from .server.ranks import seeds, shared
@@ -35,7 +34,6 @@ class Steps:
         shapes: which of them the next step has.
         captured: what of it is captured, see `binding`.
         state: of requests between steps, the program's and SGLang's.
-        looks_up: whether drafts are looked up in texts.
         lockstep: with other ranks, where attention is data parallel; None elsewhere.
         tally: what the program ran, and what it left to SGLang.
         published: what the last step has written into SGLang's tables.
@@ -65,8 +63,7 @@ class Steps:
         self._room = worker.req_to_token_pool.req_to_token.shape[1] - program.plan.kv.window
         self._vocabulary = program.plan.size("V")
         self.numbers, self.published = Numbers(scored_tokens(worker), self._vocabulary), Published()
-        self.looks_up = looks_up(worker)
-        self.state = state_of(package, bound.step, worker, self.numbers, self.published)
+        self.state = worker.kind.own(worker.kind.state)(package, bound.step, worker, self.numbers, self.published)
         self._retired: str | None = None
         self._on = True
         self.parameters = built_for(program.plan, grammars=fills_bitmasks())

@@ -16,6 +16,7 @@ from test_sglang_worker import BATCHES, PROMPTS, counted, drawing, run
 from specc.engines.sglang.attention.prepare.reading import Reading
 from specc.engines.sglang.attention.roles import Roles, roles_of
 from specc.engines.sglang.attention.step_tables import Sizes, Tables
+from specc.engines.sglang.kinds.assistants import ASSISTANTS
 from specc.runtime.plan.plan import Plan
 
 Serve = Callable[..., Server]
@@ -139,7 +140,7 @@ def test_the_backend_of_an_assistant_is_a_copy_over_the_targets_pools() -> None:
     context = SimpleNamespace(target_token_to_kv_pool="the target's")
     drafter = SimpleNamespace(draft_attn_backend=own, kv_context=context)
     target = SimpleNamespace(model_runner=SimpleNamespace(attn_backend=verify))
-    roles = roles_of(SimpleNamespace(draft_worker=drafter, target_worker=target))
+    roles = roles_of(SimpleNamespace(kind=ASSISTANTS, draft_worker=drafter, target_worker=target))
     (reading,) = roles.draft
     assert (reading.token_to_kv_pool, reading.use_sliding_window_kv_pool) == ("the target's", True)
     assert (own.token_to_kv_pool, own.use_sliding_window_kv_pool) == ("of 64 slots", False)

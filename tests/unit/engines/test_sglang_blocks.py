@@ -12,12 +12,11 @@ from fakes.sglang_server import SharedOutput, adapter
 from test_sglang_fit import misfits
 from test_sglang_worker import ALL, BATCHES, PROMPTS, Serve, counted, drawing, plan_of, run, serve
 
-from specc.compiler.config.archs import gpu_of
 from specc.compiler.config.models import Fact, ModelFacts, read_model
-from specc.engines.sglang.check import block_drafts
 from specc.engines.sglang.check.command_line import parse
 from specc.engines.sglang.check.models import facts_of
-from specc.engines.sglang.served import ServedModel, beside, refusals
+from specc.engines.sglang.kinds.block_drafts import BLOCKS
+from specc.engines.sglang.served import ServedModel, refusals
 from specc.engines.sglang.served import Server as Facts
 from specc.runtime.step import Step
 
@@ -130,7 +129,7 @@ PLAIN = "DFlashDraftModel"
 def refused(draft: ServedModel | None = None, **facts: Any) -> list[str]:
     """What is refused of a server on a GPU whose draft fills in blocks."""
     given: dict[str, Any] = {"attention": {"draft": "fa3", "verify": "triton"}, **facts}
-    server = Facts(ServedModel(), draft or ServedModel(), blocks=True, **given)
+    server = Facts(ServedModel(), draft or ServedModel(), BLOCKS, **given)
     return [str(refusal) for refusal in refusals(server)]
 
 
@@ -154,7 +153,7 @@ def refused(draft: ServedModel | None = None, **facts: Any) -> list[str]:
 )
 def test_what_is_refused(facts: dict[str, Any], what: list[str]) -> None:
     assert refused(**facts) == what
-    assert Facts(blocks=True).single == ["blocks"]
+    assert Facts(kind=BLOCKS).single == ["blocks"]
 
 
 @pytest.mark.parametrize(
@@ -167,7 +166,7 @@ def test_what_is_refused(facts: dict[str, Any], what: list[str]) -> None:
     ],
 )
 def test_drafts_that_are_no_plain_ones(of: tuple[str, str, bool], what: str) -> None:
-    assert beside(of[0], of[1], embeds=of[2]) == what
+    assert BLOCKS.beside(of[0], of[1], embeds=of[2]) == what
     named = [f"a draft that fills in blocks, {what}, is not served"] if what else []
     assert refused(ServedModel(beside=what)) == named
 
@@ -212,7 +211,7 @@ SILENT = ModelFacts("qwen3", True, {})
 )
 def test_a_program_drafts_all_of_a_block_but_its_first_token(words: list[str], draft: ModelFacts, size: int) -> None:
     arguments = parse(["--model-path", "m", *words])
-    assert [fact.value for fact in block_drafts.form(arguments, draft)] == [size - 1, 1, size]
+    assert [value for value, _ in BLOCKS.shape(arguments, draft.facts)] == [size - 1, 1, size]
     assert arguments.findings.errors == ()
 
 
@@ -225,7 +224,7 @@ def test_a_program_drafts_all_of_a_block_but_its_first_token(words: list[str], d
 )
 def test_blocks_that_are_none(words: list[str], hint: str) -> None:
     arguments = parse(["--model-path", "m", *words])
-    block_drafts.form(arguments, SAYS)
+    BLOCKS.shape(arguments, SAYS.facts)
     (error,) = arguments.findings.errors
     assert error.hint is not None and hint in error.hint
 
@@ -243,4 +242,5 @@ def test_blocks_that_are_none(words: list[str], hint: str) -> None:
     ],
 )
 def test_the_draft_s_attention(written: str, prefill: str, gpu: str, taken: str) -> None:
-    assert block_drafts.attention(written, Fact(prefill, "it"), gpu_of(gpu)).value == taken
+    of_draft = BLOCKS.attention(written, (prefill, "it"), newest=gpu == "sm_100", on_cpu=gpu == "cpu")
+    assert of_draft[0] == taken

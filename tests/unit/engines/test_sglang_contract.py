@@ -13,6 +13,7 @@ from specc.engines.sglang.attention.prepare.contract import Contract
 from specc.engines.sglang.attention.roles import Roles
 from specc.engines.sglang.attention.step import attention_of
 from specc.engines.sglang.attention.step_tables import Sizes, Tables
+from specc.engines.sglang.kinds.eagle_heads import HEADS
 from specc.runtime.plan.shape import Shape
 
 STEPS, NODES = 3, 4
@@ -141,6 +142,7 @@ def test_servers_without_graphs_prepare_each_batch(captured: bool, kind: str, mo
         draft_extend_attn_backend=TRTLLMMLABackend(),
     )
     worker = SimpleNamespace(
+        kind=HEADS,
         draft_worker=drafter,
         target_worker=SimpleNamespace(model_runner=runner),
         req_to_token_pool=SimpleNamespace(req_to_token=torch.zeros(9, 600).int()),

@@ -30,6 +30,7 @@ from test_sglang_worker import (
     serve,
 )
 
+from specc.engines.sglang.kinds.look_ups import LOOK_UPS
 from specc.engines.sglang.requests.texts import TextState
 from specc.runtime.plan.plan import Plan
 
@@ -73,7 +74,7 @@ def heard_lengths(server: Server) -> list[bool]:
 def test_all_that_look_ups_touch_is_there(serve: Serve) -> None:
     serve(looked_up())
     seam = adapter("seam")
-    assert seam.there(seam.LOOK_UPS)
+    assert seam.there(LOOK_UPS.absent)
     assert [name for name in SRT._held if "ngram" in name] == [
         "sglang.srt.speculative.ngram_info",
         "sglang.srt.speculative.ngram_worker",
@@ -282,7 +283,8 @@ class Rows:
 
     def __init__(self, window: int) -> None:
         self.pools = {"text": torch.full((6, window), 77, dtype=torch.int32), "seq_lens": torch.full((6,), 77)}
-        self.window, self.texts = window, TextState(self, NODES, VOCABULARY)
+        worker = SimpleNamespace(kind=LOOK_UPS, draft_token_num=NODES)
+        self.window, self.texts = window, TextState(None, self, worker, SimpleNamespace(count=VOCABULARY), None)
 
     def known(self, row: int, length: int) -> list[int]:
         """The last tokens of a row up to position `length`."""

@@ -11,6 +11,7 @@ from fakes.sglang_server import SharedOutput, adapter
 from test_sglang_fit import misfits, of, two_pools
 from test_sglang_worker import ALL, BATCHES, DRAWS, PROMPTS, Serve, counted, drawing, plan_of, run, serve
 
+from specc.engines.sglang.kinds.several_modules import SEVERAL_MODULES
 from specc.runtime.step import Step
 
 __all__ = ["serve"]
@@ -21,7 +22,7 @@ overlapping = pytest.mark.parametrize("overlap", [False, True])
 def test_all_that_modules_touch_is_there(serve: Serve) -> None:
     serve(plan_of(MODULES))
     seam = adapter("seam")
-    assert seam.there(seam.MODULES)
+    assert seam.there(SEVERAL_MODULES.absent)
 
 
 @overlapping

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from specc.engines.sglang.check.server import roles
+from specc.engines.sglang.kinds.assistants import ASSISTANTS
 from specc.engines.sglang.served import (
     BACKENDS,
     CACHES,
@@ -130,7 +130,7 @@ def test_an_assistant_reads_wherever_its_target_is_verified(backend: str) -> Non
     """A chain; it writes nothing, so that a second pool is in nobody's way. SGLang has no trees with windows."""
     two, traits = ServedModel(cache="swa", window=True), BACKENDS[backend]
     attention = dict.fromkeys(("draft", "verify"), backend)
-    server = Server(two, replace(two, borrows=True), attention=attention, device=traits.device)
+    server = Server(two, ServedModel(), ASSISTANTS, attention=attention, device=traits.device)
     assert about(server) == ([] if "swa" in traits.caches else ["attention draft", "attention verify"])
 
 
@@ -146,7 +146,7 @@ def test_an_assistant_reads_wherever_its_target_is_verified(backend: str) -> Non
 def test_what_is_not_served_with_an_assistant(given: Any, what: str) -> None:
     one = ServedModel()
     words = f"{what} with an assistant, which reads the target's keys and values, is not served"
-    assert words in [str(refusal) for refusal in refusals(Server(one, replace(one, borrows=True), **given))]
+    assert words in [str(refusal) for refusal in refusals(Server(one, one, ASSISTANTS, **given))]
     assert words not in [str(refusal) for refusal in refusals(Server(one, one, **given))]
 
 

@@ -20,7 +20,7 @@ from specc.compiler.config.rules.needs import Chosen, Needs
 from specc.compiler.config.rules.shapes import settled_shapes
 from specc.compiler.config.rules.validate import validate_options
 from specc.compiler.config.rules.written_file import Written
-from specc.compiler.config.schema import SAMPLING, Role
+from specc.compiler.config.schema import SAMPLING
 from specc.compiler.support.diagnostics import Diagnostic, Diagnostics, Findings
 from specc.compiler.support.suggest import did_you_mean
 

@@ -11,7 +11,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from ..parts.runners import fills_blocks, modules_of, reads_target
 from .kinds import KNOWN_BACKENDS
 
 CLASSES = {kind: backend.name for backend in KNOWN_BACKENDS.values() for kind in backend.classes}
@@ -37,7 +36,7 @@ class Roles:
     draft: Sequence[Any]
     container: Any
     verify: Any
-    extend: Any
+    extend: Any = None
     further: Sequence[Any] = ()
     block: Any = None
 
@@ -68,23 +67,16 @@ class Roles:
 
 def roles_of(worker: Any) -> Roles:
     """The roles of a worker, with its backends in place."""
-    drafter, verify = worker.draft_worker, _plain(worker.target_worker.model_runner.attn_backend, "verify")
-    if drafter is None:
-        return Roles([], None, verify, None)
-    if modules := modules_of(worker):
-        given = zip(drafter.draft_extend_attn_backend_list, modules, strict=True)
-        extend, *further = (_plain(backend or runner.attn_backend, "extend") for backend, runner in given)
-        return Roles([], None, verify, extend, further)
-    if fills_blocks(worker):
-        return Roles([], None, verify, None, block=_plain(drafter.draft_runner.attn_backend, "verify"))
-    container = drafter.draft_attn_backend
-    if reads_target(worker):
-        return Roles([_reading(_plain(container, "decode"), worker)], None, verify, None)
+    verify = _plain(worker.target_worker.model_runner.attn_backend, "verify")
+    own = worker.kind.backends(worker.draft_worker)
+    draft = [_plain(backend, "decode") for backend in own.get("draft", ())]
     return Roles(
-        draft=[] if container is None else [_plain(backend, "decode") for backend in container.attn_backends],
-        container=container,
+        draft=[_reading(backend, worker) for backend in draft] if worker.kind.borrows else draft,
+        container=own.get("container"),
         verify=verify,
-        extend=_plain(drafter.draft_extend_attn_backend or drafter.draft_runner.attn_backend, "extend"),
+        extend=_plain(own.get("extend"), "extend"),
+        further=[_plain(backend, "extend") for backend in own.get("further", ())],
+        block=_plain(own.get("block"), "verify"),
     )
 
 
@@ -113,7 +105,7 @@ def _resized(backend: Any, sizes: dict[str, int]) -> Any:
 
 
 def _plain(backend: Any, role: str) -> Any:
-    """The backend that runs a role, out of one that has another for prefill than for decode."""
+    """The backend that runs a role, out of one that has another for prefill than for decode; None for none."""
     if type(backend).__name__ != "HybridAttnBackend":
         return backend
     decodes = role == "decode" or (role == "verify" and backend.spec_attn_is_decode)

@@ -11,7 +11,6 @@ from typing import Any
 from torch import Tensor
 
 from ..._shapes import largest
-from ..parts.runners import looks_up
 from ..seam import need
 from ..windows import map_of
 from .backend import StepAttention
@@ -108,10 +107,9 @@ def branches(shape: Any) -> int:
 def attention_of(worker: Any, plans: Mapping[Any, Any], *, captured: bool) -> dict[Any, Attention]:
     """Attention for the steps of a program in a worker, by shape; a single one of drafts is the server's own.
 
-    Where drafts are looked up, the server's own shape says nothing of steps, and no forward is a draft's.
+    Of a kind whose programs have branches of their own, the server's own shape says nothing of steps.
     """
-    roles, looked_up = roles_of(worker), looks_up(worker)
-    drafts = roles.draft or not (looked_up or roles.block)
+    roles, kind = roles_of(worker), worker.kind
     rows = largest(plans)
     slots, target = worker.req_to_token_pool.req_to_token, worker.target_worker.model_runner
     context, places = target.model_config.context_len, map_of(target.token_to_kv_pool)
@@ -119,9 +117,9 @@ def attention_of(worker: Any, plans: Mapping[Any, Any], *, captured: bool) -> di
     beside: Tables | None = None
     for shape, plan in plans.items():
         sizes = shape.num_steps, branches(shape), shape.num_nodes
-        steps = shape.num_steps if drafts else 1
+        steps = shape.num_steps if kind.recurs else 1
         tables = _tables(slots, Sizes(rows, steps, *sizes[1:], plan.kv.page_size, context), beside, places)
-        own = len(plans) == 1 and not looked_up
+        own = len(plans) == 1 and not kind.own_branches
         made[shape] = Attention(roles if own else roles.sized(*sizes), tables, captured=captured)
         beside = beside or tables
     return made

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from specc.engines.answers import answers_of
 from specc.engines.pasted import Pasted, is_count, served_by, without_launcher, words_of
 from specc.engines.sglang.check.preset import SGLANG
-from specc.engines.sglang.served import DATA_PARALLEL, SETTINGS, served_values
+from specc.engines.sglang.served import DATA_PARALLEL, KINDS, SETTINGS, served_values
 
 THRESHOLDS = ("--speculative-accept-threshold-acc", "--speculative-accept-threshold-single")
 """Arguments below 1 let SGLang accept more drafts than sampling from the target would."""
@@ -23,12 +23,6 @@ UNREAD: Mapping[str, str] = {
 
 RETURNED: Mapping[str, str] = {"--enable-return-routed-experts": "routed_experts"}
 """Arguments by which requests may ask for what a program hands out -> the output."""
-
-BREADTH, NODES = "--speculative-ngram-max-bfs-breadth", "--speculative-num-draft-tokens"
-"""Arguments of trees that are looked up."""
-
-BLOCK = "--speculative-dflash-block-size"
-"""Another name of `NODES`, of drafts that fill in blocks."""
 
 _ALIASES = {
     "--attention-context-parallel-size": "--attn-cp-size",
@@ -68,13 +62,9 @@ _READ = (
     "--speculative-draft-attention-backend",
     "--speculative-draft-kv-cache-dtype",
     "--speculative-draft-model-path",
-    "--speculative-eagle-topk",
-    "--speculative-num-steps",
     "--speculative-token-map",
     "--tp-size",
-    BLOCK,
-    BREADTH,
-    NODES,
+    *(name for kind in KINDS for name in kind.reads),
 )
 
 

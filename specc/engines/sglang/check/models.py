@@ -8,7 +8,7 @@ from dataclasses import replace
 
 from specc.compiler.config.presets.contract import OWN_HEADS, EngineNeeds, Value
 from specc.engines.answers import answers_of
-from specc.engines.sglang.served import BLOCKS, BY_MODULES, TESTED, ServedModel, Server, beside, refusals
+from specc.engines.sglang.served import KINDS, TESTED, KindOfDraft, ServedModel, Server, kind_of, refusals
 
 _WINDOWED = re.compile(
     r"Afmoe|Beam|Cohere2|DeepseekV4|Dots3|EmbeddingGemma2|Exaone|Gemma[234]|GptOss|Granite(Moe)?SWA|IQuest(Q1|LoopCoder)"
@@ -18,9 +18,6 @@ _WINDOWED = re.compile(
 
 _OWN_CACHES = re.compile(r"DeepseekV4|DiffusionGemma|Dots3|Inkling|MiniMaxM3Sparse|UnlimitedOCR")
 """Architectures with a KV cache of a kind of their own."""
-
-_ASSISTANTS = re.compile(r"Gemma4(Unified)?AssistantForCausalLM")
-"""Architectures of assistants: drafts without keys and values of their own."""
 
 _TWO_POOLS = re.compile(
     r"Beam|EmbeddingGemma2|Gemma4|GptOss|Granite(Moe)?SWA|IQuestQ1|Laguna|Llama4|Mellum|MiMoV2|Muse|Spark2_5|Step3p"
@@ -35,29 +32,18 @@ window, if at all."""
 _HYBRID_MODULES = ("GDN",)
 """Kinds of recurrent state whose targets' modules have a pool for such state, too, though they keep none."""
 
-_BY_HEADS = ("EAGLE", "EAGLE3")
-"""Algorithms whose drafts read the target's hidden states. SGLang does not look whether a draft's class does."""
 
-_MODULES = re.compile(r"MiMoV2(Flash)?ForCausalLM|Step3p|GigaChat35")
-"""Targets that draft with a module for each step, by multi-layer EAGLE, under the name EAGLE."""
-
-
-def has_modules(values: Mapping[str, Value]) -> bool:
-    """Whether SGLang runs a module for each step of a target, by itself and of no other."""
-    return _MODULES.match(architecture_of(values)) is not None
-
-
-def facts_of(values: Mapping[str, Value], *, module: bool = False, blocks: bool = False) -> ServedModel:
+def facts_of(values: Mapping[str, Value], *, module: bool = False, kind: KindOfDraft | None = None) -> ServedModel:
     """Return the facts of a model in SGLang; ``values`` is what its directory says, by key.
 
-    With ``module`` they are those of the module by which a target drafts. With ``blocks`` a server's algorithm has the
-    draft fill in blocks, whatever its directory says of them.
+    With ``module`` they are those of the module by which a target drafts. With ``kind`` a server's draft is of that,
+    whatever its directory says.
     """
     architecture, cache = architecture_of(values), str(values.get("kv_layout", "mha"))
     if cache == "mla" and "index_topk" in values:
         cache = "dsa"
     windowed = "window" in values and _WINDOWED.match(architecture) is not None
-    fills, embeds = blocks or "fills_blocks" in values, "own_embedding" in values
+    kind, embeds = marked(values) or kind, "own_embedding" in values
     chunked = "attention_chunk" in values and architecture in _CHUNKED
     if (windowed or chunked) and _TWO_POOLS.match(architecture):
         cache = "swa"
@@ -66,7 +52,7 @@ def facts_of(values: Mapping[str, Value], *, module: bool = False, blocks: bool 
         window=windowed or "attention_chunk" in values or "block_window" in values,
         chunk=chunked,
         recurrent="recurrent_state" in values and (not module or values.get("state_kind") in _HYBRID_MODULES),
-        beside=beside(architecture, str(values.get("projector", "")), embeds=embeds) if fills else "",
+        beside="" if kind is None else kind.beside(architecture, str(values.get("projector", "")), embeds=embeds),
     )
 
 
@@ -75,9 +61,10 @@ def architecture_of(values: Mapping[str, Value]) -> str:
     return str(values.get("architecture", ""))
 
 
-def assists(values: Mapping[str, Value]) -> bool:
-    """Whether a model, of which its directory says this, drafts by the target's keys and values: FROZEN_KV_MTP."""
-    return _ASSISTANTS.fullmatch(architecture_of(values)) is not None
+def marked(values: Mapping[str, Value]) -> KindOfDraft | None:
+    """Return the kind of which a draft is that says this of itself; None for one that may be of several."""
+    architecture = architecture_of(values)
+    return next((kind for kind in KINDS if kind.marks in values or kind.of_draft(architecture)), None)
 
 
 def unread_draft(values: Mapping[str, Value], algorithm: str | None) -> str | None:
@@ -92,27 +79,30 @@ def unread_draft(values: Mapping[str, Value], algorithm: str | None) -> str | No
         return f"a draft of the class {architecture}, which SGLang does not have,"
     own = known.modules.get(architecture)
     drafting = architecture if own is None else own.architecture
-    if architecture and algorithm in _BY_HEADS and drafting not in known.heads:
+    if architecture and is_head(algorithm) and drafting not in known.heads:
         return f"{algorithm} with a draft of the class {architecture}, which SGLang runs as a whole model,"
     return None
+
+
+def is_head(algorithm: str | None) -> bool:
+    """Return whether drafts read the target's hidden states; SGLang does not look whether a draft's class does."""
+    kind = kind_of(algorithm)
+    return kind is not None and kind.head
 
 
 def unserved(asked: EngineNeeds) -> Iterator[tuple[tuple[str, ...], str]]:
     """Return what of a configuration no server of SGLang's has a program run: the path of its key, and it in words."""
     values, layouts = asked.models.get("draft", {}), asked.layouts
-    modules = asked.algorithm in BY_MODULES.values()
-    blocks = asked.algorithm in BLOCKS or "fills_blocks" in values
-    own = asked.algorithm in _BY_HEADS and architecture_of(values) == architecture_of(asked.models.get("target", {}))
+    of_target, written = architecture_of(asked.models.get("target", {})), kind_of(asked.algorithm)
+    own = is_head(asked.algorithm) and architecture_of(values) == of_target
+    # A draft that is known by its class alone is none that is not known.
+    kind = marked(values) or (None if written is not None and written.drafts else written)
     target = _of(asked.models.get("target"), layouts.get("target"))
-    draft = _of(asked.models.get("draft"), layouts.get("draft"), module=own, blocks=blocks)
-    if assists(values):
-        draft = replace(target, borrows=True)
-    server = Server(
-        target, draft, topk=asked.topk, ranks=asked.ranks, head_rows=asked.head_rows, modules=modules, blocks=blocks
-    )
+    draft = _of(asked.models.get("draft"), layouts.get("draft"), module=own, kind=kind)
+    server = Server(target, draft, kind, topk=asked.topk, ranks=asked.ranks, head_rows=asked.head_rows)
     paths = {"topk": ("topk",), "head_rows": ("draft", "token_map")}
-    if modules and "target" in asked.models and not has_modules(asked.models["target"]):
-        yield ("algorithm",), f"a module for each step of {architecture_of(asked.models['target']) or 'such a target'}"
+    if written is not None and written.targets and "target" in asked.models and not written.of_target(of_target):
+        yield ("algorithm",), f"{written.each_step} of {of_target or 'such a target'}"
     if (unread := unread_draft(values, asked.algorithm)) is not None:
         yield ("draft", "model"), unread
     for refusal in refusals(server):
@@ -120,8 +110,8 @@ def unserved(asked: EngineNeeds) -> Iterator[tuple[tuple[str, ...], str]]:
 
 
 def _of(
-    values: Mapping[str, Value] | None, layout: str | None, *, module: bool = False, blocks: bool = False
+    values: Mapping[str, Value] | None, layout: str | None, *, module: bool = False, kind: KindOfDraft | None = None
 ) -> ServedModel:
     """Return the facts of a model whose directory says this, or whose layout is written."""
-    model = facts_of(values, module=module, blocks=blocks) if values is not None else ServedModel()
+    model = facts_of(values, module=module, kind=kind) if values is not None else ServedModel()
     return model if layout is None or layout == model.cache else replace(model, cache=layout)

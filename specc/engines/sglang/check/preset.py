@@ -7,15 +7,15 @@ from functools import partial
 from specc.compiler.config.presets.contract import Preset
 from specc.engines.adapter_files import adapter_files
 from specc.engines.sglang.check.models import unserved
-from specc.engines.sglang.served import BACKENDS, TESTED
+from specc.engines.sglang.served import BACKENDS, KINDS, TESTED
 
 SGLANG = Preset(
     name="SGLang",
     tested=TESTED,
     plugins="sglang.srt.plugins",
     adapter=partial(adapter_files, "sglang"),
-    algorithms=("STANDALONE", "EAGLE", "EAGLE3", "FROZEN_KV_MTP", "MULTI_LAYER_EAGLE", "DFLASH", "NGRAM"),
-    options={"NGRAM": {"corpus": None}},  # SGLang has one of its own, which its trie reads
+    algorithms=tuple(name for kind in KINDS for name in kind.algorithms),
+    options={name: kind.options for kind in KINDS for name in kind.algorithms if kind.options},
     demands={
         ("draft_positions",): "shifted",  # its drafts see token p + 1 at position p, language models too
         ("draft_sampling",): "greedy",  # coupled drafts were not tried in it
@@ -25,7 +25,7 @@ SGLANG = Preset(
         ("target", "logits_dtype"): "float32",  # its logits processor hands over nothing else
         ("draft", "logits_dtype"): "float32",
     },
-    heads_of_target=("EAGLE",),
+    heads_of_target=tuple(name for kind in KINDS for name, counts in kind.token_maps.items() if counts),
     verifies=("greedy", "target_only"),  # of a greedy program SGLang itself serves requests that sample
     tree_masks=tuple(sorted({backend.mask for backend in BACKENDS.values() if backend.mask})),
     padding=64,  # of its heads, which it shares out from two ranks on

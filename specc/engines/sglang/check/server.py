@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import NoReturn
 
 from specc.compiler.config.archs import CPU, Gpu, cpu
 from specc.compiler.config.models import Fact, ModelFacts, read_model
-from specc.engines.sglang.check import block_drafts
-from specc.engines.sglang.check.command_line import BREADTH, UNREAD, Arguments, argument
+from specc.engines.sglang.check.command_line import UNREAD, Arguments, argument
 from specc.engines.sglang.check.defaults import (
+    B200,
     TREE,
     UNWRITTEN,
     Default,
@@ -23,7 +23,6 @@ from specc.engines.sglang.check.defaults import (
     on_their_way,
     pages_of,
 )
-from specc.engines.sglang.check.look_ups import check_pages
 from specc.engines.sglang.check.models import architecture_of, facts_of
 from specc.engines.sglang.check.preset import SGLANG
 from specc.engines.sglang.check.speculation import ALGORITHMS, DraftSource, algorithm_of, draft_source
@@ -31,11 +30,14 @@ from specc.engines.sglang.served import (
     BACKENDS,
     DATA_PARALLEL,
     KNOWN_BACKENDS,
-    LOOKS_UP,
     SETTINGS,
+    STEPS,
+    TOPK,
+    KindOfDraft,
     Refusal,
     Server,
     backend_of,
+    kind_of,
     refusals,
     served_values,
 )
@@ -56,7 +58,7 @@ class Started:
     Attributes:
         gpu: what it runs on.
         algorithm: by the program's name.
-        models: by side the directory and what it says; without a draft where drafts are looked up.
+        models: by side the directory and what it says; without a draft where no model drafts.
         draft_origin: where the draft's directory comes from.
         attention: by role the attention backend.
         page_size: tokens per page.
@@ -65,6 +67,7 @@ class Started:
         buckets: sizes of batches that are captured.
         buckets_origin: where they come from.
         facts: those on which it hangs whether programs are served.
+        kind: how it drafts.
 
     """
 
@@ -81,6 +84,7 @@ class Started:
     buckets: tuple[int, ...]
     buckets_origin: str
     facts: Server
+    kind: KindOfDraft
 
     def described(self) -> Iterator[tuple[str, str]]:
         """The server in lines: what, and it with where it comes from."""
@@ -112,10 +116,8 @@ def started(arguments: Arguments, gpu: Gpu) -> Started:
     gpu = cpu("--device cpu") if device == CPU and not gpu.is_cpu else gpu
     served = algorithm in ALGORITHMS and device in DEVICES and gpu.arch.startswith(SGLANG.gpus)
     arguments.refuse_unread(UNREAD)
-    if algorithm == "STANDALONE" and _adapters(arguments):
-        arguments.refuse(
-            "LoRA with STANDALONE", "SGLang starts no such server; it has adapters with NGRAM, EAGLE, EAGLE3 and DFLASH"
-        )
+    if _adapters(arguments):
+        _check_started(arguments, kind_of(algorithm), "adapters", f"LoRA with {algorithm}")
     if device not in DEVICES:
         arguments.refuse(f"--device {device[:60]}", f"there are {', '.join(DEVICES)}")
     if not gpu.arch.startswith(SGLANG.gpus):
@@ -123,25 +125,25 @@ def started(arguments: Arguments, gpu: Gpu) -> Started:
     target = arguments.model("--model-path", arguments.text("--model-path"), read_model)
     drafting = draft_source(arguments, algorithm, target)
     requests, ranks = arguments.number("--max-running-requests"), arguments.number("--tp-size") or 1
-    groups = _groups(arguments, drafting.algorithm)
+    groups = _groups(arguments, drafting)
     usual = max_requests("" if target is None else architecture_of(target[1].values))
     kept = max(1, (requests or usual) // groups)
     buckets, buckets_origin = _buckets(arguments, kept, most_captured(gpu, ranks))
     page = arguments.number("--page-size")
-    lacks = drafting.draft is None and not drafting.looks_up
-    if target is None or lacks or drafting.sizes is None or arguments.misread or not served:
+    kind = drafting.kind
+    read = served and not arguments.misread
+    if target is None or kind is None or drafting.lacks or drafting.sizes is None or not read:
         arguments.findings.raise_if_errors()
         raise AssertionError("what is missing was reported")
     attention, page_size = _attention(arguments, gpu, target[1], page, drafting)
-    if drafting.looks_up:
-        check_pages(arguments, page_size, attention["verify"])
-    if drafting.blocks and device == CPU:
-        arguments.refuse(f"{drafting.algorithm} on a CPU", "SGLang starts no such server")
+    kind.check(arguments, (page_size.value, page_size.origin), str(attention["verify"].value))
+    if device == CPU:
+        _check_started(arguments, kind, "cpu", f"{drafting.algorithm} on a CPU")
     facts = _facts(arguments, drafting, target[1], attention, device, ranks, groups)
     models = {"target": target} | ({} if drafting.draft is None else {"draft": drafting.draft})
     server = Started(
         gpu, drafting.algorithm, models, drafting.origin, attention, page_size, *drafting.sizes,
-        _rows(arguments, kept, requests, groups), buckets, buckets_origin, facts,
+        _rows(arguments, kept, requests, groups), buckets, buckets_origin, facts, kind,
     )  # fmt: skip
     for refusal in refusals(facts):
         arguments.refuse(refusal.what, _hint(refusal, facts))
@@ -158,26 +160,30 @@ def _facts(
     groups: int,
 ) -> Server:
     """Return the facts on which it hangs whether programs are served."""
-    of_target, draft = facts_of(target.values), drafting.draft
-    of_draft = None if draft is None else facts_of(draft[1].values, module=drafting.own, blocks=drafting.blocks)
+    draft, kind = drafting.draft, drafting.kind
+    mapped = kind is not None and kind.token_maps.get(drafting.algorithm, True)
     return Server(
-        target=of_target,
-        draft=replace(of_target, borrows=True) if drafting.assisted else of_draft,
+        target=facts_of(target.values),
+        draft=None if draft is None else facts_of(draft[1].values, module=drafting.own, kind=kind),
+        kind=kind,
         topk=drafting.topk,
         attention={role: str(fact.value) for role, fact in attention.items()},
         device=device,
         ranks=ranks,
         groups=groups,
-        head_rows=bool(arguments.text("--speculative-token-map")) and drafting.algorithm != "EAGLE3",
+        head_rows=bool(arguments.text("--speculative-token-map")) and mapped,
         adapters=_adapters(arguments),
-        looks_up=drafting.looks_up,
-        modules=drafting.modules,
-        blocks=drafting.blocks,
-        settings=_settings(arguments, modules=drafting.modules),
+        settings=_settings(arguments, kind),
     )
 
 
-def _groups(arguments: Arguments, algorithm: str) -> int:
+def _check_started(arguments: Arguments, kind: KindOfDraft | None, about: str, what: str) -> None:
+    """Report what SGLang itself does not start with a kind of draft."""
+    if kind is not None and about in kind.unstarted:
+        arguments.refuse(what, kind.unstarted[about])
+
+
+def _groups(arguments: Arguments, drafting: DraftSource) -> int:
     """Return how many groups of ranks have requests of their own, after reporting an algorithm that has none.
 
     `--dp-size` counts them where `--enable-dp-attention` stands, and servers beside each other elsewhere.
@@ -185,8 +191,9 @@ def _groups(arguments: Arguments, algorithm: str) -> int:
     groups = arguments.number("--attn-dp-size") or 1
     if groups == 1 and "--enable-dp-attention" in arguments.values:
         groups = arguments.number("--dp-size") or 1
-    if groups > 1 and algorithm in ("STANDALONE", *LOOKS_UP):
-        arguments.refuse(f"attention under data parallelism with {algorithm}", "SGLang starts no such server")
+    if groups > 1:
+        what = f"attention under data parallelism with {drafting.algorithm}"
+        _check_started(arguments, drafting.kind, "groups", what)
     return groups
 
 
@@ -230,7 +237,9 @@ def _attention(
     own = arguments.text("--speculative-draft-attention-backend")
     mode = arguments.text("--speculative-attention-mode", "prefill")
     written = bool(base or prefill or decode)
-    written_topk = 1 if drafting.blocks else arguments.number("--speculative-eagle-topk")
+    kind = drafting.kind
+    chains = kind is not None and not kind.shaped_by[1]
+    written_topk = 1 if chains else arguments.number("--speculative-eagle-topk")
     known, cache, architecture = (
         drafts(written_topk, page),
         facts_of(target.values).cache,
@@ -244,16 +253,17 @@ def _attention(
         prefill, decode = (
             of or ("" if written else said) for of, said in ((prefill, row.prefill), (decode, row.decode))
         )
-        base, own = row.backend, own or row.draft.get("EAGLE" if drafting.modules else drafting.algorithm, "")
+        base, own = row.backend, own or row.draft.get((kind and kind.written) or drafting.algorithm, "")
     base = "triton" if (base, arguments.text("--kv-cache-dtype")) == ("fa3", "fp8_e5m2") else base or prefill
     prefill = prefill or backend_of(base).prefill or backend_of(decode).prefill
     by_role = roles(prefill or base, decode or base, own or None, mode)
     origin = _why(gpu, cache, architecture, known, drafting.topk)
     facts = {role: Fact(name, _origin(arguments, role, mode) or origin) for role, name in by_role.items()}
-    if drafting.blocks:
-        of_prefill = Fact(prefill or base, _origin(arguments, "verify", "prefill") or origin)
-        facts |= {"draft": block_drafts.attention(own, of_prefill, gpu)}
-        own = str(facts["draft"].value)
+    of_prefill = prefill or base, _origin(arguments, "verify", "prefill") or origin
+    newest = gpu.arch in B200
+    if kind is not None and (of_draft := kind.attention(own, of_prefill, newest=newest, on_cpu=gpu.is_cpu)):
+        facts |= {"draft": Fact(*of_draft)}
+        own = str(of_draft[0])
     parts = {"attention": base, "prefill": prefill, "decode": decode, "draft": own}
     row = row if row is not None and (row.kept or not written) else Default("")
     return drafting.roles(facts), _page(page, row, pages_of(parts, gpu.arch, cache, known))
@@ -293,9 +303,9 @@ def _origin(arguments: Arguments, role: str, mode: str) -> str:
     return next((name for name in names if arguments.text(name)), "")
 
 
-def _settings(arguments: Arguments, *, modules: bool) -> dict[str, object]:
-    """Return what was said of each of `SETTINGS`, or comes of the target, which has a module for each step or not."""
-    settings = arguments.settings() | ({"enable_multi_layer_eagle": True} if modules else {})
+def _settings(arguments: Arguments, kind: KindOfDraft | None) -> dict[str, object]:
+    """Return what was said of each of `SETTINGS`, or comes of the kind of draft, which SGLang may take by itself."""
+    settings = arguments.settings() | ({kind.setting[0]: True} if kind is not None and kind.setting[0] else {})
     if "--enable-dp-attention" in arguments.values:  # what `--dp-size` counts is then no server beside this one
         settings.pop("dp_size", None)
     return settings
@@ -312,7 +322,8 @@ def _hint(refusal: Refusal, server: Server) -> str | None:
         )
     if refusal.about.startswith("attention "):
         role = refusal.about.removeprefix("attention ")
-        model, in_block = server.target if role == "verify" else server.draft, server.blocks and role == "draft"
+        in_block = server.kind is not None and server.kind.blocks and role == "draft"
+        model = server.model(role)
         names = [
             name
             for name, backend in BACKENDS.items()
@@ -325,9 +336,9 @@ def _hint(refusal: Refusal, server: Server) -> str | None:
         ]
         name = "--speculative-draft-attention-backend" if in_block else "--attention-backend"
         return f"served here: {', '.join(names)} ({name})" if names else None
-    chain = f"{BREADTH} 1" if server.looks_up else "--speculative-eagle-topk 1, with --speculative-num-steps"
+    steps, topk, _ = (STEPS, TOPK, "") if server.kind is None else server.kind.shaped_by
     return {
-        "topk": f"write {chain}",
+        "topk": f"write {topk} 1" + (f", with {steps}" if steps else ""),
         "head_rows": "leave --speculative-token-map out",
     }.get(refusal.about)
 

@@ -7,22 +7,19 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from specc.compiler.config.models import Fact, ModelFacts, read_model
-from specc.engines.sglang.check import block_drafts
-from specc.engines.sglang.check.command_line import ANSWERS, Arguments
+from specc.engines.sglang.check.command_line import ANSWERS, Arguments, argument
 from specc.engines.sglang.check.defaults import shape
-from specc.engines.sglang.check.look_ups import form
-from specc.engines.sglang.check.models import architecture_of, assists, has_modules, unread_draft
-from specc.engines.sglang.check.preset import SGLANG
-from specc.engines.sglang.served import BLOCKS, BY_MODULES, LOOKS_UP
+from specc.engines.sglang.check.models import architecture_of, marked, unread_draft
+from specc.engines.sglang.served import KINDS, NODES, STEPS, TOPK, KindOfDraft, kind_of
 
 Model = tuple[Path, ModelFacts]
 """A directory, and what it says."""
 Sizes = tuple[Fact, Fact, Fact]
 """Steps, topk and nodes."""
-ALGORITHMS = tuple(name for name in SGLANG.algorithms if name not in BY_MODULES.values())
+ALGORITHMS = tuple(name for kind in KINDS if not kind.written for name in kind.names)
 """Those that programs serve, by the names of the command line."""
-ASSISTED = ("FROZEN_KV_MTP",)
-"""Algorithms whose draft reads the target's keys and values. SGLang takes one for EAGLE with an assistant."""
+INSTEAD = "EAGLE"
+"""The algorithm of which SGLang makes another by its draft."""
 
 
 @dataclass(frozen=True)
@@ -31,35 +28,25 @@ class DraftSource:
 
     Attributes:
         algorithm: by the program's name.
-        draft: the draft; None where drafts are looked up, and where none is given.
+        kind: that of the algorithm; None of one that is not served.
+        draft: the draft; None where no model drafts, and where none is given.
         origin: where the draft's directory comes from.
         sizes: None where they cannot be said.
-        modules: whether the draft has a module for each step.
         own: whether the target's own directory is the draft's.
 
     """
 
     algorithm: str
+    kind: KindOfDraft | None
     draft: Model | None
     origin: str
     sizes: Sizes | None
-    modules: bool
     own: bool = False
 
     @property
-    def looks_up(self) -> bool:
-        """Whether no model drafts."""
-        return self.algorithm in LOOKS_UP
-
-    @property
-    def blocks(self) -> bool:
-        """Whether a model fills in a block of drafts at once."""
-        return self.algorithm in BLOCKS
-
-    @property
-    def assisted(self) -> bool:
-        """Whether the draft reads the target's keys and values."""
-        return self.algorithm in ASSISTED
+    def lacks(self) -> bool:
+        """Whether a model drafts, and there is none."""
+        return self.draft is None and not (self.kind is not None and self.kind.model_less)
 
     @property
     def topk(self) -> int:
@@ -67,32 +54,29 @@ class DraftSource:
         return 1 if self.sizes is None else int(self.sizes[1].value)
 
     def roles(self, attention: Mapping[str, Fact]) -> dict[str, Fact]:
-        """Return the attention backends of forwards that a step has."""
-        single = self.sizes is not None and self.sizes[0].value == 1 and not (self.blocks or self.assisted)
-        absent = {"draft"} if self.looks_up or self.modules or single else set[str]()
-        absent |= {"extend"} if self.looks_up or self.assisted or self.blocks else set()
-        return {role: fact for role, fact in attention.items() if role not in absent}
+        """Return the attention backends of forwards that a step has: the first draft may be that of extend."""
+        of_kind = attention if self.kind is None else self.kind.roles
+        single = self.sizes is not None and self.sizes[0].value == 1 and "extend" in of_kind
+        return {role: fact for role, fact in attention.items() if role in of_kind and not (single and role == "draft")}
 
 
 def draft_source(arguments: Arguments, algorithm: str, target: Model | None) -> DraftSource:
     """Return how a server with this algorithm of SGLang's drafts; what is missing or not served is reported."""
-    modules = _modules(arguments, algorithm, target)
-    algorithm = BY_MODULES[algorithm] if modules else algorithm
-    if algorithm in LOOKS_UP:
-        return DraftSource(algorithm, None, "none, drafts are looked up in texts", form(arguments), modules=False)
-    if algorithm not in ALGORITHMS and algorithm not in BY_MODULES.values():  # which was reported
-        return DraftSource(algorithm, None, "", None, modules)
+    kind = _by_target(arguments, algorithm, target)
+    algorithm, kind = (algorithm, kind_of(algorithm)) if kind is None else (kind.algorithms[0], kind)
+    if kind is None:  # which was reported
+        return DraftSource(algorithm, None, None, "", None)
+    if kind.model_less:
+        sizes = _sizes(arguments, algorithm, kind, None, target)
+        return DraftSource(algorithm, kind, None, f"none, {kind.model_less} in texts", sizes)
     path, origin = _draft(arguments, target)
     unknown = target is None and not path and arguments.text("--model-path")  # the target, which may bring modules
     draft = None if unknown else arguments.model("--speculative-draft-model-path", path, read_model)
-    algorithm = _assisted(arguments, algorithm, draft)
+    algorithm, kind = _by_draft(arguments, algorithm, kind, draft)
     _check_class(arguments, algorithm, draft)
-    if algorithm in BLOCKS:
-        sizes = None if draft is None else block_drafts.form(arguments, draft[1])
-    else:
-        sizes = _shape(arguments, algorithm, target)
+    sizes = _sizes(arguments, algorithm, kind, draft, target)
     own = draft is not None and target is not None and draft[0] == target[0]
-    return DraftSource(algorithm, draft, origin, sizes, modules, own)
+    return DraftSource(algorithm, kind, draft, origin, sizes, own)
 
 
 def algorithm_of(arguments: Arguments) -> str:
@@ -107,25 +91,34 @@ def algorithm_of(arguments: Arguments) -> str:
     return algorithm
 
 
-def _modules(arguments: Arguments, algorithm: str, target: Model | None) -> bool:
-    """Return whether the draft has a module for each step, which SGLang takes by itself for some targets.
+def _by_target(arguments: Arguments, algorithm: str, target: Model | None) -> KindOfDraft | None:
+    """Return the kind that SGLang takes in the place of an algorithm, for some targets by itself; None of most.
 
     It does that where the algorithm is written by this name, and not as NEXTN.
     """
-    by_itself = target is not None and has_modules(target[1].values)
-    by_itself = by_itself and arguments.text("--speculative-algorithm") == algorithm
-    return algorithm in BY_MODULES and (by_itself or "--enable-multi-layer-eagle" in arguments.values)
+    as_it_is = arguments.text("--speculative-algorithm") == algorithm
+    architecture = "" if target is None else architecture_of(target[1].values)
+    for kind in KINDS:
+        asked = bool(kind.setting[0]) and argument(kind.setting[0]) in arguments.values
+        if kind.written == algorithm and (asked or (as_it_is and kind.of_target(architecture))):
+            return kind
+    return None
 
 
-def _assisted(arguments: Arguments, algorithm: str, draft: Model | None) -> str:
-    """Return the algorithm that SGLang runs with a draft, after reporting one that does not go with it."""
-    if draft is None or not assists(draft[1].values):
-        if draft is not None and algorithm in ASSISTED:
-            arguments.refuse(f"{algorithm} with the draft '{draft[0]}'", "give an assistant, or write EAGLE for a head")
-        return algorithm
-    if algorithm not in ("EAGLE", *ASSISTED):
-        arguments.refuse(f"{algorithm} with an assistant", "write NEXTN, which SGLang runs as FROZEN_KV_MTP")
-    return ASSISTED[0]
+def _by_draft(arguments: Arguments, algorithm: str, kind: KindOfDraft, draft: Model | None) -> tuple[str, KindOfDraft]:
+    """Return the algorithm that runs with a draft, and its kind, after reporting one that does not go with it."""
+    if draft is None:
+        return algorithm, kind
+    of_draft = marked(draft[1].values)
+    if of_draft is None or not of_draft.drafts:
+        if kind.drafts:
+            hint = f"give {kind.called}, or write {INSTEAD} for a head"
+            arguments.refuse(f"{algorithm} with the draft '{draft[0]}'", hint)
+        return algorithm, kind
+    name = of_draft.algorithms[0]
+    if algorithm not in (INSTEAD, name):
+        arguments.refuse(f"{algorithm} with {of_draft.called}", f"write NEXTN, which SGLang runs as {name}")
+    return name, of_draft
 
 
 def _draft(arguments: Arguments, target: Model | None) -> tuple[str, str]:
@@ -153,9 +146,21 @@ def _check_class(arguments: Arguments, algorithm: str, draft: Model | None) -> N
         arguments.refuse(unread, "give a head as SGLang's documentation names it, or one that is converted")
 
 
+def _sizes(
+    arguments: Arguments, algorithm: str, kind: KindOfDraft, draft: Model | None, target: Model | None
+) -> Sizes | None:
+    """Return steps, topk and nodes; None where they cannot be said, as of a draft that is missing."""
+    missing = draft is None and not kind.model_less
+    said = None if missing else kind.shape(arguments, {} if draft is None else draft[1].facts)
+    if said is None:
+        return _shape(arguments, algorithm, target) if kind.has_steps else None
+    steps, topk, nodes = (Fact(*size) for size in said)
+    return steps, topk, nodes
+
+
 def _shape(arguments: Arguments, algorithm: str, target: Model | None) -> Sizes | None:
     """Return steps, topk and nodes, or None after reporting which of them are missing."""
-    names = [f"--speculative-{key}" for key in ("num-steps", "eagle-topk", "num-draft-tokens")]
+    names = [STEPS, TOPK, NODES]
     steps, topk, nodes = map(arguments.number, names)
     if not any(name in arguments.values for name in names):
         architecture = architecture_of(target[1].values) if target is not None else ""

@@ -16,11 +16,9 @@ from specc.compiler.config.wanted import Wanted, listed
 from specc.compiler.support.files.paths import PathError, path_of
 from specc.engines.pasted import DTYPES, configuration_name, served_by_program
 from specc.engines.sglang.check.command_line import RETURNED, THRESHOLDS, Arguments
-from specc.engines.sglang.check.look_ups import arguments_of
 from specc.engines.sglang.check.models import architecture_of
 from specc.engines.sglang.check.preset import SGLANG
 from specc.engines.sglang.check.server import Started
-from specc.runtime.plan.shape import Shape
 
 _KV_DTYPES = {
     "bf16": "bfloat16",
@@ -57,8 +55,8 @@ def configuration(arguments: Arguments, server: Started, wanted: Wanted) -> str:
         *(_model(arguments, server, "draft", wanted.logits) if "draft" in server.models else []),
         *(wanted.of_draft() if "draft" in server.models else []),
     ]
-    if "draft" not in server.models and wanted.of_draft():
-        arguments.wrong("--head is of a model that drafts, and drafts are looked up", "leave it out")
+    if server.kind.model_less and wanted.of_draft():
+        arguments.wrong(f"--head is of a model that drafts, and {server.kind.model_less}", "leave it out")
     arguments.findings.raise_if_errors()
     return yaml_of(lines)
 
@@ -108,9 +106,8 @@ def _shapes(arguments: Arguments, server: Started, names: Sequence[str]) -> Iter
         return
     largest = tuple(map(max, zip(*shapes, strict=True)))
     own = tuple(int(size.value) for size in (server.num_steps, server.topk, server.num_draft_tokens))
-    if (largest[1:] != own[1:]) if server.facts.looks_up else (largest != own):
-        kind = {"looked_up": server.facts.looks_up, "blocks": server.facts.blocks}
-        hint = "start the server with " + " ".join(arguments_of(Shape(*largest), **kind))
+    if (largest[1:] != own[1:]) if server.kind.own_branches else (largest != own):
+        hint = "start the server with " + " ".join(server.kind.arguments(*largest))
         arguments.wrong("the server's own shape is not the largest of --shapes in steps, topk and nodes", hint)
     for what in server.facts.single if len(shapes) > 1 else ():
         arguments.refuse(f"--shapes with {what}", "leave --shapes out")
@@ -156,8 +153,8 @@ def _model(arguments: Arguments, server: Started, role: str, logits: str) -> lis
 
 def _modules(server: Started, draft: ModelFacts) -> Iterator[str]:
     """Return the line of how many modules draft, where the draft does not say how many it has."""
-    if server.facts.modules and "num_mtp_modules" not in draft.facts:
-        yield f"  num_layers: {server.num_steps.value} # a module for each step"
+    if server.kind.each_step and "num_mtp_modules" not in draft.facts:
+        yield f"  num_layers: {server.num_steps.value} # {server.kind.each_step}"
 
 
 def _columns(arguments: Arguments, facts: ModelFacts) -> list[str]:
@@ -171,11 +168,11 @@ def _columns(arguments: Arguments, facts: ModelFacts) -> list[str]:
 
 
 def _token_map(arguments: Arguments, server: Started) -> list[str]:
-    """Return the line of the draft's token map: SGLang takes rows of an EAGLE head by it, of no other draft."""
-    written = arguments.text("--speculative-token-map")
-    if not written or server.algorithm == "EAGLE3":  # whose heads have their own, SGLang leaves a map out
+    """Return the line of the draft's token map: SGLang takes rows of some heads by it, of no other draft."""
+    written, counts = arguments.text("--speculative-token-map"), server.kind.token_maps.get(server.algorithm)
+    if not written or counts is False:  # SGLang leaves a map out of a head that has its own
         return []
-    if server.algorithm != "EAGLE":
+    if not counts:
         hint = "leave it out: SGLang's head scores all tokens"
         arguments.refuse(f"--speculative-token-map of {server.algorithm}", hint)
     try:
@@ -183,7 +180,7 @@ def _token_map(arguments: Arguments, server: Started) -> list[str]:
     except PathError as error:
         arguments.wrong(f"--speculative-token-map '{written[:80]}' is not a path: {error}")
         return []
-    if server.algorithm == "EAGLE" and not path.is_file():
+    if counts and not path.is_file():
         hint = "download it, and give the file: names of the Hub are not looked up"
         arguments.wrong(f"--speculative-token-map '{written[:200]}' is not a file", hint)
     return [f"  token_map: {quoted(str(path.resolve()))} # --speculative-token-map"]
@@ -199,7 +196,7 @@ def _dtype(arguments: Arguments, server: Started, role: str) -> tuple[str, str]:
             arguments.wrong(f"--dtype '{written[:60]}' is unknown", f"there are auto, {', '.join(DTYPES)}")
         return DTYPES.get(written, written), f"--dtype {written}"
     own, (others, _) = own_dtype(server.models[role][1]), own_dtype(target)
-    if role == "draft" and server.algorithm != "STANDALONE" and own[0] != others:
+    if role == "draft" and not server.kind.own_dtype and own[0] != others:
         message = f"with --dtype auto the head is of {own[0]} and its target of {others}, and SGLang's step fails"
         arguments.wrong(message, f"write --dtype {others}, for the server as well: both are then of that")
     return own

@@ -10,32 +10,30 @@ from specc.compiler.config.models import ModelFacts
 from specc.compiler.config.models.pair import Pair
 from specc.compiler.config.proposal import Drafting, nodes_of, steps_of
 from specc.compiler.config.wanted import Limits
-from specc.engines.sglang.check.command_line import parse
-from specc.engines.sglang.check.look_ups import arguments_of
-from specc.engines.sglang.check.models import has_modules
+from specc.engines.sglang.check.command_line import argument, parse
+from specc.engines.sglang.check.models import architecture_of
 from specc.engines.sglang.check.server import started
 from specc.engines.sglang.check.speculation import brings_modules
 from specc.engines.sglang.check.written import forced_dtype, own_dtype
-from specc.engines.sglang.served import BACKENDS, BLOCKS, BY_MODULES, LOOKS_UP
+from specc.engines.sglang.served import BACKENDS, KindOfDraft, kind_of
 from specc.runtime.plan.shape import Shape
-
-_OF_SGLANG = {algorithm: name for name, algorithm in BY_MODULES.items()}
 
 
 def command(pair: Pair, chosen: Drafting, topk: int | None, num_steps: int | None) -> list[str]:
     """Return its words; SGLang chooses the shape where neither ``topk`` nor ``num_steps`` is given."""
+    kind = _kind(chosen)
     words = ["sglang", "serve", "--model-path", pair.target.written]
-    words += ["--speculative-algorithm", _OF_SGLANG.get(chosen.algorithm, chosen.algorithm)]
-    if chosen.algorithm in _OF_SGLANG and not has_modules(pair.target.said.values):
-        words.append("--enable-multi-layer-eagle")
-    by_itself = brings_modules(pair.target.said)
-    if chosen.draft is not None and not (chosen.draft is pair.target and by_itself):
+    words += ["--speculative-algorithm", kind.written or chosen.algorithm]
+    if kind.setting[0] and not kind.of_target(architecture_of(pair.target.said.values)):
+        words.append(argument(kind.setting[0]))
+    brought = brings_modules(pair.target.said)
+    if chosen.draft is not None and not (chosen.draft is pair.target and brought):
         words += ["--speculative-draft-model-path", chosen.draft.written]
         words += _dtype(pair.target.said, chosen)
-    if topk is None and num_steps is None and chosen.algorithm not in _OF_SGLANG:  # modules say how many there are
+    if topk is None and num_steps is None and not kind.each_step:
         return words
     kept, steps = topk or 1, steps_of(chosen, num_steps)[0]
-    return words + _shape(chosen, Shape(steps, kept, nodes_of(chosen, kept, steps)))
+    return words + kind.arguments(steps, kept, nodes_of(chosen, kept, steps))
 
 
 def command_of(pair: Pair, chosen: Drafting, shapes: Sequence[ProposedShape], gpu: Gpu) -> list[str]:
@@ -45,7 +43,7 @@ def command_of(pair: Pair, chosen: Drafting, shapes: Sequence[ProposedShape], gp
     has trees.
     """
     largest = Shape(*map(max, zip(*(shape.shape for shape in shapes), strict=True)))
-    words = command(pair, chosen, None, None) + _shape(chosen, largest)
+    words = command(pair, chosen, None, None) + _kind(chosen).arguments(*largest)
     usual = started(parse(command(pair, chosen, None, None)), gpu).facts.attention["verify"]
     keeps = largest.is_tree and usual in BACKENDS and BACKENDS[usual].mask is not None
     return [*words, "--attention-backend", usual] if keeps else words
@@ -58,15 +56,17 @@ def limits(pair: Pair, chosen: Drafting, gpu: Gpu) -> Limits:
     return Limits(server.buckets, not trees.findings.errors, not server.facts.single)
 
 
-def _shape(chosen: Drafting, shape: Shape) -> list[str]:
-    """Return the arguments of a shape."""
-    return arguments_of(shape, looked_up=chosen.algorithm in LOOKS_UP, blocks=chosen.algorithm in BLOCKS)
+def _kind(chosen: Drafting) -> KindOfDraft:
+    """Return how SGLang drafts with an algorithm that it serves."""
+    kind = kind_of(chosen.algorithm)
+    assert kind is not None
+    return kind
 
 
 def _dtype(target: ModelFacts, chosen: Drafting) -> list[str]:
     """Return the argument without which a head would run in another element type than its target, if it would."""
     draft, (wanted, _) = chosen.draft, own_dtype(target)
-    if draft is None or chosen.algorithm == "STANDALONE" or own_dtype(draft.said)[0] == wanted:
+    if draft is None or _kind(chosen).own_dtype or own_dtype(draft.said)[0] == wanted:
         return []
     if forced_dtype(target) is not None:
         return []

@@ -11,8 +11,8 @@ from typing import Any
 from torch import Tensor
 
 from ..attention.step import Attention
+from ..kinds.several_modules import chained
 from ..parts.parts import Parts
-from ..parts.runners import chained, modules_of
 from .forwards import ForwardOutputs, Forwards
 
 
@@ -28,7 +28,7 @@ class ModuleForwards(Forwards):
     def __init__(self, worker: Any, attention: Attention, parts: Parts, shape: Any) -> None:
         """Run the models of `worker`."""
         super().__init__(worker, attention, parts, shape)
-        self._modules, self._chained = modules_of(worker), chained(worker)
+        self._modules, self._chained = worker.draft_worker.draft_runner_list, chained(worker)
         self._made: Tensor | None = None
 
     def extend_module(

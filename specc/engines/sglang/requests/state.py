@@ -1,6 +1,7 @@
 """The state of requests between steps, in the pool rows of a program, and what SGLang's own forwards have of it.
 
-Which it is the carry says: drafts of the next step, a text that drafts are looked up in, or a bonus token alone.
+Which it is the kind of draft says: drafts of the next step, a text that drafts are looked up in (`texts`), or a bonus
+token alone.
 """
 
 from __future__ import annotations
@@ -11,9 +12,8 @@ import torch
 from sglang.srt.speculative.eagle_info import EagleDraftInput
 from torch import Tensor
 
-from ..parts.runners import reads_target
+from .. import seam
 from .results import Numbers, Published
-from .texts import TextState
 
 
 class State:
@@ -22,19 +22,21 @@ class State:
     Args:
         package: the program's.
         step: it, bound.
-        kind: SGLang's class of what it keeps.
-        drafts: how many drafts a request has between steps.
-        numbers: how SGLang numbers them.
+        worker: whose requests they are.
+        numbers: how SGLang numbers drafts.
         published: what the last step has written into SGLang's tables.
 
     """
 
-    def __init__(
-        self, package: Any, step: Any, kind: type[EagleDraftInput], drafts: int, numbers: Numbers, published: Published
-    ) -> None:
+    relayed = True
+    """Whether SGLang's relay has tables of it."""
+
+    def __init__(self, package: Any, step: Any, worker: Any, numbers: Numbers, published: Published) -> None:
         """Nothing is kept here: rows are the step's."""
         self._package, self._step, self._numbers, self._published = package, step, numbers, published
-        self._input = kind
+        self._input = seam.placed(worker.kind.keeps)
+        # Between steps a request has no drafts of a kind that drafts in the step.
+        drafts = step.pools["topk_index"].shape[1] if "topk_index" in step.pools else worker.topk
         device = step.pools["bonus"].device
         self._ones = torch.ones(1, drafts, device=device)
         self._tokens = torch.zeros(1, drafts, dtype=torch.int64, device=device)
@@ -103,21 +105,12 @@ class State:
 
 
 class BonusState(State):
-    """The same where nothing but the bonus token and the length goes from step to step: a block is drafted of these.
+    """The same where nothing but the bonus token and the length goes from step to step: a block is drafted of these."""
 
-    Args:
-        package: the program's.
-        step: it, bound.
-        published: what the last step has written into SGLang's tables.
-
-    """
-
-    def __init__(self, package: Any, step: Any, published: Published) -> None:
-        """Nothing is kept here: rows are the step's."""
+    def __init__(self, package: Any, step: Any, worker: Any, numbers: Numbers, published: Published) -> None:
+        """See `State`."""
         self._package, self._step, self._published = package, step, published
-        from sglang.srt.speculative.dflash_info_v2 import DFlashDraftInputV2
-
-        self._input = DFlashDraftInputV2
+        self._input = seam.placed(worker.kind.keeps)
         self._bonus = torch.zeros(1, dtype=torch.int32, device=step.pools["bonus"].device)
         self._nothing = torch.empty(1, 0, device=self._bonus.device)
 
@@ -146,16 +139,3 @@ class BonusState(State):
         return self._input(
             topk_p=nothing, topk_index=nothing, bonus_tokens=bonus, new_seq_lens=seq_lens, hidden_states=nothing
         )
-
-
-def state_of(package: Any, step: Any, worker: Any, numbers: Numbers, published: Published) -> State | TextState:
-    """The state of requests of a worker, in the rows of a program's step; see `State`."""
-    if "text" in step.pools:
-        return TextState(step, worker.draft_token_num, numbers.count)
-    if reads_target(worker):
-        from sglang.srt.speculative.frozen_kv_mtp_info import FrozenKVMTPDraftInput
-
-        return State(package, step, FrozenKVMTPDraftInput, worker.topk, numbers, published)
-    if "topk_index" in step.pools:
-        return State(package, step, EagleDraftInput, step.pools["topk_index"].shape[1], numbers, published)
-    return BonusState(package, step, published)

@@ -12,23 +12,18 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from .. import seam
+
 
 class TextState:
-    """As `State`, of requests whose drafts no model makes.
+    """As `State`, of requests whose drafts no model makes."""
 
-    Args:
-        step: the program's, bound.
-        nodes: those that SGLang verifies of each request.
-        vocabulary: tokens of the target.
+    relayed = False
 
-    """
-
-    def __init__(self, step: Any, nodes: int, vocabulary: int) -> None:
-        """Nothing is kept here: rows are the step's."""
-        from sglang.srt.speculative.ngram_info import NgramVerifyInput
-
-        self._input, self._pools = NgramVerifyInput, step.pools
-        self._nodes, self._vocabulary = nodes, vocabulary
+    def __init__(self, package: Any, step: Any, worker: Any, numbers: Any, published: Any) -> None:
+        """See `State`. SGLang verifies `draft_token_num` nodes of each request of the worker's."""
+        self._input, self._pools = seam.placed(worker.kind.keeps), step.pools
+        self._nodes, self._vocabulary = worker.draft_token_num, numbers.count
         self._text: Tensor = self._pools["text"]
         self._zero = torch.zeros(1, dtype=torch.int32, device=self._text.device)
 

@@ -13,32 +13,18 @@ import functools
 import logging
 from typing import Any
 
-from ..._probe import absent, at, first_kind, touches
+from ..._probe import absent, at, touches
 from ..._probe import probe as probe_all
 from ..served_attention import AttentionBackend
-from .may import (
-    ASSISTANTS,
-    BLOCKS,
-    GRAMMARS,
-    HANDOVER,
-    INTERNAL_STATE,
-    LOCKSTEP,
-    LOOK_UPS,
-    MAY,
-    MODULES,
-    RELAY,
-    SIMULATED,
-    SWITCH,
-)
+from .may import GRAMMARS, HANDOVER, INTERNAL_STATE, LOCKSTEP, MAY, RELAY, SIMULATED, SWITCH
 from .must import MUST
 
 __all__ = [
-    "ASSISTANTS", "BLOCKS", "GRAMMARS", "HANDOVER", "INTERNAL_STATE", "LOCKSTEP", "LOOK_UPS",
-    "MAY", "MODULES", "MUST", "RELAY", "SIMULATED", "SWITCH",
+    "GRAMMARS", "HANDOVER", "INTERNAL_STATE", "LOCKSTEP", "MAY", "MUST", "RELAY", "SIMULATED", "SWITCH",
 ]  # fmt: skip
 logger = logging.getLogger(__name__)
 ROOT = "sglang.srt"
-lacking = functools.partial(absent, ROOT)
+lacking, placed = functools.partial(absent, ROOT), functools.partial(at, ROOT)
 
 
 def probe(version: str, *, tested: bool) -> None:
@@ -60,17 +46,12 @@ def there(feature: str) -> bool:
     return not any(lacking(MAY[feature]))
 
 
-def kind(feature: str) -> Any:
-    """The class that a feature of `MAY` begins with; `Absent` unless all is there that the feature needs."""
-    return first_kind(ROOT, MAY[feature])
-
-
 def found(feature: str) -> list[Any]:
     """What is at the places of a feature of `MAY`, None where nothing is."""
     every: list[Any] = []
     for touch in touches(MAY[feature]):
         try:
-            every.append(at(ROOT, touch.place))
+            every.append(placed(touch.place))
         except (ImportError, AttributeError):
             every.append(None)
     return every

@@ -1,17 +1,15 @@
-"""What a feature alone needs of SGLang, by what is left out without it."""
+"""What a feature alone needs of SGLang, by what is left out without it; a kind of draft says that in its own file."""
 
 from __future__ import annotations
+
+from ..kinds import KINDS
 
 INTERNAL_STATE = "what the program did is not in the internal state"
 SWITCH = "the program cannot be switched off in a running server"
 RELAY = "SGLang writes the relay again behind a step, two launches"
 GRAMMARS = "requests with a grammar are SGLang's"
 SIMULATED = "SGLANG_SIMULATE_ACC_LEN changes SGLang's own steps alone"
-LOOK_UPS = "drafts that are looked up are SGLang's"
-BLOCKS = "drafts that are filled in as a block are SGLang's"
-ASSISTANTS = "drafts of an assistant that reads the target's keys and values are SGLang's"
 HANDOVER = "a server that decodes what another one prefills runs no program"
-MODULES = "drafts of several modules are SGLang's"
 LOCKSTEP = "a server whose attention is data parallel runs no program"
 MAY = {
     INTERNAL_STATE: """
@@ -30,31 +28,6 @@ speculative.spec_utils.generate_token_bitmask(reqs retrieve_next_token_cpu retri
     vocab_size)
 utils.common.async_d2h(tensor)
 """,
-    LOOK_UPS: """
-speculative.ngram_worker.NGRAMWorker: draft_token_num draft_worker init_cuda_graphs req_to_token_pool target_worker
-speculative.ngram_worker.NGRAMWorker.forward_batch_generation(batch on_publish pp_proxy_tensors)
-speculative.ngram_info.NgramVerifyInput(draft_token_num new_seq_lens accept_tokens accept_lens)
-managers.overlap_utils.FutureMap: needs_cpu_seq_lens
-managers.overlap_utils.FutureMap.resolve_seq_lens_cpu(batch)
-managers.overlap_utils.FutureMap.stash(future_indices payload)
-managers.schedule_batch.Req: origin_input_ids
-managers.schedule_batch.ScheduleBatch: seq_lens_cpu
-""",
-    BLOCKS: """
-speculative.dflash_worker_v2.DFlashWorkerV2: draft_worker init_cuda_graphs target_worker
-speculative.dflash_worker_v2.DFlashWorkerV2.forward_batch_generation(batch on_publish grammar_barrier pp_proxy_tensors)
-speculative.dflash_worker_v2.DFlashWorkerV2._append_target_hidden_to_draft_kv_by_loc(target_hidden cache_loc positions)
-layers.logits_processor.LogitsMetadata.from_forward_batch(forward_batch)
-models.dflash.DFlashDraftModel.forward(input_ids positions forward_batch input_embeds)
-speculative.dflash_info_v2.DFlashDraftInputV2(topk_p topk_index bonus_tokens new_seq_lens hidden_states)
-speculative.dflash_info.DFlashVerifyInput(draft_token positions draft_token_num capture_hidden_mode)
-""",
-    ASSISTANTS: """
-speculative.frozen_kv_mtp_worker_v2.FrozenKVMTPWorkerV2: draft_worker
-speculative.frozen_kv_mtp_worker_v2.FrozenKVMTPWorkerV2.forward_batch_generation(batch on_publish grammar_barrier)
-speculative.frozen_kv_mtp_worker_v2.FrozenKVMTPDraftWorker: draft_attn_backend draft_runner hot_token_id kv_context
-speculative.frozen_kv_mtp_info.FrozenKVMTPDraftInput(bonus_tokens topk_p topk_index hidden_states)
-""",
     HANDOVER: """
 disaggregation.decode.DecodeReqToTokenPool: req_to_token
 managers.overlap_utils.FutureMap.publish(future_indices new_seq_lens)
@@ -64,14 +37,6 @@ managers.schedule_batch.ScheduleBatch: enable_overlap extend_lens extend_logprob
 speculative.eagle_worker_v2.EagleDraftWorker._draft_extend_for_prefill(batch target_hidden_states next_token_ids)
 speculative.spec_info.SpeculativeAlgorithm.build_disagg_draft_input(batch last_tokens_tensor future_map)
 speculative.spec_registry.CustomSpecAlgo.build_disagg_draft_input(batch last_tokens_tensor future_map)
-""",
-    MODULES: """
-speculative.multi_layer_eagle_worker_v2.MultiLayerEagleWorkerV2: draft_worker req_to_token_pool target_worker
-speculative.multi_layer_eagle_worker_v2.MultiLayerEagleWorkerV2.forward_batch_generation(batch on_publish
-    grammar_barrier pp_proxy_tensors)
-speculative.multi_layer_eagle_worker_v2.MultiLayerEagleDraftWorker: chain_mtp_hidden_states
-    draft_extend_attn_backend_list draft_runner draft_runner_list
-model_executor.forward_batch_info.ForwardBatch: return_hidden_states_before_norm
 """,
     LOCKSTEP: """
 layers.dp_attention.DpPaddingMode: SUM_LEN get_default_mode_in_cuda_graph is_max_len
@@ -93,4 +58,4 @@ speculative.spec_utils.draft_tp_context(layout)
 speculative.spec_utils: SIMULATE_ACC_LEN SIMULATE_ACC_METHOD
 speculative.spec_utils.sample_simulated_acc_len(simulate_acc_len simulate_acc_method max_len)
 """,
-}
+} | {kind.absent: kind.needs for kind in KINDS if kind.absent}

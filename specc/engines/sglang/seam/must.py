@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from ..kinds import KINDS
+
 MUST = """
 plugins.hook_registry.HookRegistry.register(target hook hook_type)
 plugins.hook_registry.HookType: AFTER AROUND BEFORE REPLACE
@@ -13,13 +15,6 @@ distributed.parallel_state.graph_capture(stream)
 model_executor.runner_utils.capture_mode.model_capture_mode
 model_executor.runner_utils.pool.get_or_create_global_graph_capture_stream
 
-speculative.eagle_worker_v2.EAGLEWorkerV2: draft_worker init_cuda_graphs req_to_token_pool target_worker
-speculative.eagle_worker_v2.EAGLEWorkerV2.forward_batch_generation(batch on_publish grammar_barrier pp_proxy_tensors)
-speculative.eagle_worker_v2.EagleDraftWorker: draft_attn_backend draft_extend_attn_backend draft_runner hot_token_id
-speculative.standalone_worker_v2.StandaloneWorkerV2.forward_batch_generation(batch on_publish grammar_barrier
-    pp_proxy_tensors)
-speculative.eagle_info.EagleDraftInput(bonus_tokens topk_p topk_index hidden_states capture_hidden_mode
-    num_tokens_per_req num_tokens_for_logprob_per_req)
 speculative.eagle_info.EagleVerifyInput(draft_token custom_mask positions retrieve_index retrieve_next_token
     retrieve_next_sibling retrieve_cum_len spec_steps topk draft_token_num capture_hidden_mode seq_lens_sum
     seq_lens_cpu): num_tokens_for_logprob_per_req
@@ -80,4 +75,4 @@ managers.utils.GenerationBatchResult(logits_output next_token_ids accept_lens ca
 sampling.sampling_batch_info.SamplingBatchInfo: has_watermark_candidates
 sampling.sampling_params.SamplingParams: frequency_penalty logit_bias min_new_tokens min_p presence_penalty
     repetition_penalty sampling_seed temperature top_k top_p watermark
-"""
+""" + "".join(kind.needs for kind in KINDS if not kind.absent)

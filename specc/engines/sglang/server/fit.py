@@ -24,8 +24,8 @@ from ..._shapes import largest
 from .. import seam
 from ..attention.roles import roles_of
 from ..parts import heads, routed, shards
-from ..parts.runners import fills_blocks, looks_up, modules_of, reads_target, runners_of, scored_tokens
-from ..served import BY_MODULES, CACHES, DATA_PARALLEL, SETTINGS, ServedModel, Server, beside, refusals
+from ..parts.runners import runners_of, scored_tokens
+from ..served import CACHES, DATA_PARALLEL, SETTINGS, KindOfDraft, ServedModel, Server, refusals
 from ..windows import first_pool, oddity
 from .settings import flag
 from .simulate import simulating
@@ -45,12 +45,12 @@ def misfits(plans: Mapping[Any, Any], worker: Any) -> list[str]:
     backends in place. The server itself has of everything what the shapes have most of, so that its memory holds all.
     """
     server, plan = facts(worker), next(iter(plans.values()))
-    if server.looks_up:  # a program has branches of its own, whatever SGLang's tree has
+    if worker.kind.own_branches:
         server = replace(server, topk=max(shape.topk for shape in plans))
     refused = [str(refusal) for refusal in refusals(server)]
     several = [f"several shapes are not served with {what}" for what in server.single] if len(plans) > 1 else ()
     differs = (
-        *_arguments(plans, server),
+        *_arguments(plans, worker.kind),
         *several,
         *_sampling(plan),
         *_models(plan, worker),
@@ -65,55 +65,43 @@ def misfits(plans: Mapping[Any, Any], worker: Any) -> list[str]:
 def facts(worker: Any) -> Server:
     """The facts of a running server on which it hangs whether programs are served, from SGLang's objects."""
     spec, parallel, runners = get_spec(), get_parallel(), runners_of(worker)
-    named = roles_of(worker).named()
-    modules, blocks = bool(modules_of(worker)), fills_blocks(worker)
+    kind, named = worker.kind, roles_of(worker).named()
     pool, requests = runners["target"].token_to_kv_pool, type(worker.req_to_token_pool).__name__
     target = _facts_of(runners["target"], pool)
     if requests not in ROWS and not target.recurrent:
         target = replace(target, cache=f"beside a {requests}")
-    draft = _facts_of(runners["draft"], pool, module=modules, blocks=blocks) if "draft" in runners else None
-    if draft is not None and reads_target(worker):
-        draft = replace(target, borrows=True)
     return Server(
         target=target,
-        draft=draft,
-        looks_up=looks_up(worker),
-        modules=modules,
-        blocks=blocks,
+        draft=_facts_of(runners["draft"], pool, kind) if "draft" in runners else None,
+        kind=kind,
         topk=spec.speculative_eagle_topk,
         attention={role: COMMAND_LINE.get(name, name) for role, name in named.items()},
         device=runners["target"].device,
         ranks=parallel.tp_size,
         groups=parallel.attn_dp_size,
-        head_rows=spec.speculative_token_map is not None and spec.speculative_algorithm != "EAGLE3",
+        head_rows=spec.speculative_token_map is not None and kind.token_maps.get(spec.speculative_algorithm, True),
         adapters=bool(get_lora().enable_lora),
         settings=_settings(worker),
     )
 
 
-def _facts_of(runner: Any, of_target: Any, *, module: bool = False, blocks: bool = False) -> ServedModel:
-    """The facts of a model: of a `module` that drafts, or of a draft that fills in `blocks`, what such ones may have.
+def _facts_of(runner: Any, of_target: Any, kind: KindOfDraft | None = None) -> ServedModel:
+    """The facts of a model: of the draft, which is of a kind, what such ones may have.
 
     A pool is of its very class: others that derive from it keep their rows otherwise.
     """
     config, pool = runner.model_config, type(runner.token_to_kv_pool).__name__
     cache = next((layout for layout, name in CACHES.items() if name == pool), pool)
     if cache == "swa":
-        cache = oddity(runner.token_to_kv_pool, of_target, module=module) or cache
+        cache = oddity(runner.token_to_kv_pool, of_target, module=kind is not None and bool(kind.each_step)) or cache
     layers = (getattr(layer, "sliding_window_size", None) or -1 for layer in runner.model.modules())
     return ServedModel(
         cache=f"a unified {pool}" if runner.kv_index_translator.is_translating else cache,
         chunk=config.is_local_attention_model,
         window=bool(runner.sliding_window_size) or any(type(size) is int and size > 0 for size in layers),
         recurrent=mambaish_config(config) is not None,
-        beside=_beside(runner.model) if blocks else "",
+        beside="" if kind is None else kind.model_beside(runner.model),
     )
-
-
-def _beside(model: Any) -> str:
-    """What a draft that fills in blocks has beside its layers."""
-    embeds = model.get_input_embeddings() is not None
-    return beside(type(model).__name__, getattr(model, "projector_type", None) or "", embeds=embeds)
 
 
 def _settings(worker: Any) -> dict[str, object]:
@@ -136,23 +124,20 @@ def _settings(worker: Any) -> dict[str, object]:
     }
 
 
-def _arguments(plans: Mapping[Any, Any], server: Server) -> Iterator[str]:
+def _arguments(plans: Mapping[Any, Any], kind: KindOfDraft) -> Iterator[str]:
     spec, plan = get_spec(), next(iter(plans.values()))
     topk = max(shape.topk for shape in plans)
-    algorithm = spec.speculative_algorithm
-    if server.modules:
-        algorithm = BY_MODULES.get(algorithm, f"{algorithm} of several modules")
     asked = {
-        "algorithm": (plan.runs_as or plan.algorithm, algorithm),
+        "algorithm": (plan.runs_as or plan.algorithm, kind.program_of(spec.speculative_algorithm)),
         "topk": (topk, spec.speculative_eagle_topk),
         "num_steps": (max(shape.num_steps for shape in plans), spec.speculative_num_steps),
         "num_draft_tokens": (max(shape.num_nodes for shape in plans), spec.speculative_num_draft_tokens),
         "page_size": (plan.kv.page_size, get_schedule().page_size),
         "draft_positions": (plan.kv.draft_positions, "shifted"),
     }
-    if server.looks_up:  # SGLang's tree has as many branches as its texts have, up to a most
+    if kind.own_branches:  # SGLang's tree has as many branches as its texts have, up to a most
         asked["topk"] = topk, min(topk, spec.speculative_eagle_topk)
-    if server.looks_up or server.blocks:  # such a tree has no number of steps, and of a block SGLang counts the tokens
+    if not kind.has_steps:
         del asked["num_steps"]
     for name, (mine, server_value) in asked.items():
         if mine != server_value:
@@ -186,7 +171,7 @@ def _models(plan: Any, worker: Any) -> Iterator[str]:
 
 
 def _shards(plan: Any, worker: Any, server: Server) -> Iterator[str]:
-    if server.blocks and len(heads.processors_of(runners_of(worker)["target"])) != 1:
+    if worker.kind.blocks and len(heads.processors_of(runners_of(worker)["target"])) != 1:
         yield "the target has not one logits processor, by which blocks of drafts are scored"
     if server.whole is not None:
         if plan.ranks > 1 or plan.computes_head:

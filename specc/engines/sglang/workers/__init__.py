@@ -1,27 +1,20 @@
-"""Workers of SGLang whose decode steps are a program's, a file for each kind, and how they come into SGLang."""
+"""Workers of SGLang whose decode steps are a program's, one of each kind of draft, and how they come into SGLang."""
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Sequence
 from typing import Any
 
 from sglang.srt.plugins.hook_registry import HookRegistry, HookType
 
 from .. import handover, relay, seam
+from ..kinds import KINDS, KindOfDraft
 from ..requests.refusals import turn_away
 from ..server import lockstep
 from . import hooks, internal_state
-from .dflash_worker import DflashWorker
-from .eagle_worker import EagleWorker
-from .frozen_kv_worker import FrozenKvWorker
-from .multi_layer_eagle_worker import MultiLayerEagleWorker
-from .ngram_worker import NgramWorker
 from .program_steps import ProgramSteps
-from .standalone_worker import StandaloneWorker
 
-KINDS: tuple[type[ProgramSteps], ...] = (
-    EagleWorker, StandaloneWorker, FrozenKvWorker, MultiLayerEagleWorker, DflashWorker, NgramWorker,
-)  # fmt: skip
 RESULTS = "managers.scheduler_components.batch_result_processor.SchedulerBatchResultProcessor"
 GATHER = "managers.scheduler_components.dp_attn"
 STATE = "managers.scheduler_components.internal_state.SchedulerInternalStateController"
@@ -31,9 +24,10 @@ RUNNER = "model_executor.model_runner.ModelRunner"
 def replace_workers(programs: Sequence[Any]) -> None:
     """Have SGLang make workers that choose among `programs`, packages of wheels; more may be added later."""
     ProgramSteps.programs = programs
-    for kind in KINDS:
-        if kind.feature is None or seam.there(kind.feature):
-            _hook(kind.place, HookType.REPLACE, kind)
+    served = [kind for kind in KINDS if not kind.absent or seam.there(kind.absent)]
+    workers = [worker_of(kind) for kind in served]  # before SGLang's are replaced, of which one derives from another
+    for kind, worker in zip(served, workers, strict=True):
+        _hook(kind.place, HookType.REPLACE, worker)
     _hook("managers.overlap_utils.FutureMap", HookType.REPLACE, relay.SharedFutureMap)
     _hook(f"{RESULTS}.process_batch_result_decode", HookType.BEFORE, hooks.receive)
     _hook(f"{RUNNER}.recapture_decode_cuda_graph", HookType.AFTER, hooks.retire)
@@ -49,6 +43,13 @@ def replace_workers(programs: Sequence[Any]) -> None:
         _hook(f"{STATE}.get_internal_state", HookType.AFTER, internal_state.tell_state)
     if seam.there(seam.SWITCH):
         _hook(f"{STATE}.set_internal_state", HookType.AROUND, internal_state.switch)
+
+
+def worker_of(kind: KindOfDraft) -> type[ProgramSteps]:
+    """Return SGLang's class of workers of a kind, with steps of a program."""
+    own = seam.placed(kind.place)
+    takes = frozenset(inspect.signature(own.forward_batch_generation).parameters)
+    return type(own.__name__, (ProgramSteps, own), {**kind.members, "kind": kind, "takes": takes})
 
 
 def _hook(place: str, how: HookType, what: Callable[..., Any]) -> None:

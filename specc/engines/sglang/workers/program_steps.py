@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from functools import partial
 from typing import Any
 
@@ -14,8 +14,7 @@ from ..._plugin import chosen, tried
 from ..._shapes import SHAPE, TIMES
 from .. import relay
 from ..binding import capturing
-from ..models.forwards import Forwards
-from ..parts.runners import looks_up
+from ..kinds import KindOfDraft
 from ..requests.refusals import refuses
 from ..server import lockstep
 from ..server.fit import misfits
@@ -31,18 +30,20 @@ _Worker: Any = object
 
 
 class ProgramSteps(_Worker):
-    """Mixed into a worker of SGLang: a program runs the decode steps that it can serve, SGLang all others."""
+    """Mixed into a worker of SGLang: a program runs the decode steps that it can serve, SGLang all others.
+
+    Attributes:
+        programs: packages of wheels to choose among.
+        kind: how it drafts. A class that derives from one with a kind is another worker of SGLang's.
+        takes: the parameters of SGLang's own `forward_batch_generation`.
+        steps: those of the program that was chosen.
+
+    """
 
     programs: Sequence[Any] = ()
-    place: str
-    """The class of SGLang whose place a kind takes. Whatever derives from a kind is another worker of SGLang's."""
-    feature: str | None = None
-    """What a kind needs of SGLang beside what must be there, by its name in `seam.MAY`."""
+    kind: KindOfDraft
+    takes: Collection[str]
     steps: Steps | None = None
-
-    def callbacks(self) -> type[Forwards]:
-        """How a program calls SGLang's models."""
-        return Forwards
 
     def init_cuda_graphs(self) -> None:
         """Capture SGLang's graphs, then bind the program that fits, on every rank the same.
@@ -54,7 +55,7 @@ class ProgramSteps(_Worker):
             logger.info("specc: no program runs, since this server only prefills")
             return
         # Ranks of a pipeline have no draft.
-        if "place" not in vars(type(self)) or (looks_up(self) and isinstance(self, ModelSteps)):
+        if "kind" not in vars(type(self)) or (self.draft_worker is None and not self.kind.model_less):
             return
         group = get_parallel().tp_group
         package, program = tried(lambda: _loaded(self.programs, self), ENGINE) or (None, None)
@@ -70,6 +71,15 @@ class ProgramSteps(_Worker):
         relay.offer(self.steps)
         lockstep.LockStep.current = self.steps.lockstep
         logger.info("specc: %s runs the decode steps: %s", package.__name__, self.steps.report())
+
+    def forward_batch_generation(
+        self, batch: Any, on_publish: Any = None, grammar_barrier: Any = None, pp_proxy_tensors: Any = None
+    ) -> Any:
+        """See EAGLEWorkerV2; workers of other kinds take less, and SGLang may give it all the same."""
+        given = {"on_publish": on_publish, "grammar_barrier": grammar_barrier, "pp_proxy_tensors": pp_proxy_tensors}
+        taken = {name: value for name, value in given.items() if name in self.takes}
+        own = partial(super().forward_batch_generation, batch, **taken)
+        return self._generated(own, batch, on_publish, grammar_barrier)
 
     def _generated(self, own: Callable[[], Any], batch: Any, publish: Any, barrier: Any) -> Any:
         """What the program, or SGLang's `own` forward, makes of a batch."""
@@ -88,17 +98,6 @@ class ProgramSteps(_Worker):
             steps.note(batch.req_pool_indices, result)
         steps.state.take(batch, result, relayed=relayed)
         return result
-
-
-class ModelSteps(ProgramSteps):
-    """The same where a model drafts."""
-
-    def forward_batch_generation(
-        self, batch: Any, on_publish: Any = None, grammar_barrier: Any = None, pp_proxy_tensors: Any = None
-    ) -> Any:
-        """See EAGLEWorkerV2."""
-        own = partial(super().forward_batch_generation, batch, on_publish, grammar_barrier, pp_proxy_tensors)
-        return self._generated(own, batch, on_publish, grammar_barrier)
 
 
 def _loaded(programs: Sequence[Any], worker: Any) -> tuple[Any, Any] | None:

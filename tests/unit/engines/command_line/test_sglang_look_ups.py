@@ -9,8 +9,7 @@ import pytest
 from cli.test_init import init
 
 from specc.engines.sglang.check.command_line import parse
-from specc.engines.sglang.check.look_ups import form
-from specc.engines.sglang.commands.launch import arguments_of
+from specc.engines.sglang.kinds.look_ups import LOOK_UPS
 from specc.runtime.plan.shape import Shape
 
 from .sglang_words import MODELS, config, run, words
@@ -50,8 +49,8 @@ def test_the_form_of_what_a_program_looks_up(
 
 @pytest.mark.parametrize("shape", [Shape(5, 1, 6), Shape(4, 2, 9), Shape(1, 3, 4)])
 def test_the_arguments_of_a_shape_have_it(shape: Shape) -> None:
-    found = form(parse(arguments_of(shape, looked_up=True)))
-    assert tuple(fact.value for fact in found) == shape
+    found = LOOK_UPS.shape(parse(LOOK_UPS.arguments(*shape)), {})
+    assert tuple(value for value, _ in found) == shape
 
 
 def test_what_check_says_of_look_ups() -> None:
