@@ -48,7 +48,7 @@ COSTS = {
 """A reduction is an op with a family of kernels: its file, and its line in the table of families. A kind of draft is
 its record in the adapter of SGLang, and here an algorithm beside it.
 
-The attention backend runs in SGLang itself, too: `tests/sglang/test_changes.py`.
+The last two run in SGLang itself, too: `tests/sglang/test_changes.py`.
 """
 
 

@@ -11,7 +11,10 @@ from sglang_files import CHOICE, ENVIRONMENT, VERSION
 REQUESTS = "40"
 
 
-@pytest.mark.parametrize(("change", "tests"), [("attention", "tests/sglang/test_torch_native.py")])
+@pytest.mark.parametrize(
+    ("change", "tests"),
+    [("attention", "tests/sglang/test_torch_native.py"), ("kind", "tests/sglang/test_two_model.py")],
+)
 def test_a_change_runs(change: str, tests: str, tmp_path: Path) -> None:
     copy = tmp_path / "copy"
     copy.mkdir()
