@@ -165,16 +165,11 @@ def _parts(plan: Plan, graphs: Sequence[Capture], half: Sequence[Node]) -> list[
 
 def _segment(plan: Plan, name: str, nodes: Sequence[Node]) -> Segment:
     """Nodes that are captured together, and what of the engine's comes into them and leaves them."""
-    others = [node for node in plan.nodes("step") if node not in nodes]
     values = [value for node in nodes if isinstance(node, OUTSIDE) for value in node.results.values()]
     returned = {plan.values[value].buffer for value in values}
-    read = {buffer for node in nodes for buffer in _handed_over(plan, node)}
-    wanted = {buffer for node in others for buffer in _handed_over(plan, node)}
+    read, wanted = (
+        {home.name for node in of for name in read_by(node) if (home := plan.home(name)) and home.owner == "engine"}
+        for of in (nodes, [node for node in plan.nodes("step") if node not in nodes])
+    )
     wanted |= {home.name for output in plan.outputs if (home := plan.home(output.value)) is not None}
     return Segment(name, tuple(nodes), tuple(sorted(read - returned)), tuple(sorted(returned & wanted)))
-
-
-def _handed_over(plan: Plan, node: Node) -> frozenset[str]:
-    """Buffers that a node reads where the engine has returned them."""
-    homes = [plan.home(name) for name in read_by(node)]
-    return frozenset(home.name for home in homes if home is not None and home.owner == "engine")

@@ -57,13 +57,6 @@ def test_pages_that_come_with_a_default(
     assert (fact.value, fact.origin) == page
 
 
-@pytest.mark.parametrize(("chain", "page"), [(True, (128, "what fa4 attention takes")), (False, (64, "--page-size"))])
-def test_pages_that_come_with_a_chain(chain: bool, page: tuple[int, str]) -> None:
-    """Of fa4 on a B200, whatever is written."""
-    fact = server._page(64, Default("triton"), {"triton", "fa4"}, chain=chain)
-    assert (fact.value, fact.origin) == page
-
-
 @pytest.mark.parametrize(
     ("words", "attention", "page"),
     [

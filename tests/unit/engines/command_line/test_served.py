@@ -45,7 +45,7 @@ def test_what_has_run_is_in_the_tests_of_that_engine() -> None:
             model, test = ROOT / entry.model, ROOT / "tests" / engine / entry.test
             assert re.search(rf"\b{entry.target}\b", model.read_text(encoding="utf-8")), entry
             source = test.read_text(encoding="utf-8")
-            assert re.search(r"^def test_\w*texts", source, re.MULTILINE), entry
+            assert re.search(r"^ *def test_\w*texts|\bFamilyTests\b", source, re.MULTILINE), entry
             assert model.suffix == ".json" or re.search(rf"^from {model.stem} import", source, re.MULTILINE), entry
 
 

@@ -65,7 +65,7 @@ def test_a_rule_that_changes_changes_the_table(monkeypatch: pytest.MonkeyPatch) 
         yield from refusals(server if server.target != ServedModel() else Server(target=ServedModel(recurrent=True)))
 
     monkeypatch.setattr("specc.engines.sglang.check.models.refusals", stricter)
-    from specc.lab.commands.models import rows as changed_rows
+    from specc.lab.commands.model_types import rows as changed_rows
 
     first = next(row for row in changed_rows() if row["model_type"] == "apertus")
     assert first["SGLang 0.5.23"] == "no: recurrent state"
