@@ -23,8 +23,7 @@ from specc.compiler.support.diagnostics import Diagnostic, DiagnosticError
 OWN: tuple[str, ...] = (
     "init", "check", "explain", "report", "build", "list", "inspect", "schema", "doctor",
 )  # fmt: skip
-"""Specc's own in the order of `specc --help`: ``specc.cli.<name>`` has a function ``<name>``, with _ for -."""
-
+"""Specc's own in the order of `specc --help`: ``specc.cli.<name>`` has a function ``<name>``."""
 
 YOUNG_OBJECTS = 50_000
 """New objects between two collections of garbage: modules and IR live until the end, so a search of them finds none."""
@@ -74,7 +73,7 @@ def _brought(point: EntryPoint) -> ModuleType:
 
 
 for _name in OWN:
-    _register(_name, importlib.import_module(f"specc.cli.{_name.replace('-', '_')}"), EXAMPLES)
+    _register(_name, importlib.import_module(f"specc.cli.{_name}"), EXAMPLES)
 for _point in sorted(entry_points(group=COMMANDS), key=lambda point: point.name):
     _register(_point.name, _module := _brought(_point), _module.EXAMPLES)
 

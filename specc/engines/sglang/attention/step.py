@@ -107,7 +107,7 @@ def branches(shape: Any) -> int:
 def attention_of(worker: Any, plans: Mapping[Any, Any], *, captured: bool) -> dict[Any, Attention]:
     """Attention for the steps of a program in a worker, by shape; a single one of drafts is the server's own.
 
-    Of a kind whose programs have branches of their own, the server's own shape says nothing of steps.
+    The server's own shape says nothing of the steps of a kind whose programs have branches of their own.
     """
     roles, kind = roles_of(worker), worker.kind
     rows = largest(plans)
