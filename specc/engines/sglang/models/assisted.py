@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any, Unpack
 
 import torch
 from sglang.srt.model_executor.forward_batch_info import ForwardMode
@@ -11,7 +11,10 @@ from torch import Tensor
 from ..attention.step import Attention
 from ..parts.parts import Parts
 from .around import drafting
-from .forwards import MODES, ForwardOutputs, Forwards
+from .forwards import MODES, ForwardOutputs, Forwards, rows_of
+
+if TYPE_CHECKING:
+    from specc.runtime.entry.callbacks import AssistCall
 
 
 class AssistedForwards(Forwards):
@@ -24,33 +27,20 @@ class AssistedForwards(Forwards):
         super().__init__(worker, attention, parts, shape)
         self._input = FrozenKVMTPDraftInput
 
-    def assist(
-        self,
-        *,
-        step: int,
-        tokens: Tensor,
-        positions: Tensor,
-        rows: Tensor,
-        seq_lens: Tensor,
-        capture: str,
-        hidden: Tensor,
-    ) -> ForwardOutputs:
-        """One token of every request, i64[b] or i64[b, 1], through the assistant; `hidden` T[b, W] or T[b, 1, W].
-
-        All forwards of a step read the text below `seq_lens` i64[b], of padding the one slot that is a sink.
-        """
+    def assist(self, **call: Unpack[AssistCall]) -> ForwardOutputs:
+        """See `AssistCall`. All forwards of a step read the same text, of padding the one slot that is a sink."""
         info = self._input(
-            hidden_states=hidden.flatten(0, -2),
-            capture_hidden_mode=MODES[capture],
+            hidden_states=rows_of(call.get("hidden")),
+            capture_hidden_mode=MODES[call["capture"]],
             num_tokens_per_req=1,
             num_tokens_for_logprob_per_req=1,
         )
-        info.positions = positions.flatten()
-        lengths = self._read(step, seq_lens)
-        batch = self._batch(self._draft, ForwardMode.DECODE, info, tokens, positions, None, rows, lengths)
+        info.positions = call["positions"].flatten()
+        lengths = self._read(call["step"], call["seq_lens"])
+        batch = self._batch(self._draft, ForwardMode.DECODE, info, call, seq_lens=lengths)
         with drafting(self._drafter):
-            backend = self._attention.draft(step, batch)
-            return self._run(self._draft, backend, batch, tokens.shape)
+            backend = self._attention.draft(call["step"], batch)
+            return self._run(self._draft, backend, batch, call["tokens"].shape)
 
     def _read(self, step: int, seq_lens: Tensor) -> Tensor:
         """`seq_lens` i64[b], and 1 for padding, in memory that the first forward of a step writes."""

@@ -1,14 +1,10 @@
-"""SGLang's forwards of a draft that fills in a block at once, and whose context is written from the target's rows.
-
-Sizes: b rows of the batch or its bucket, A tokens of a block, the bonus token before S = A - 1 places to fill; V tokens
-of the target, W the width of the rows that it hands over.
-"""
+"""SGLang's forwards of a draft that fills in a block at once, and whose context is written from the target's rows."""
 
 from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator
-from typing import Any
+from typing import TYPE_CHECKING, Any, Unpack
 
 import torch
 from sglang.srt.layers.logits_processor import LogitsMetadata, LogitsProcessorOutput
@@ -20,6 +16,9 @@ from ..attention.step import Attention
 from ..parts.heads import processors_of
 from ..parts.parts import Parts
 from .forwards import MODES, ForwardOutputs, Forwards
+
+if TYPE_CHECKING:
+    from specc.runtime.entry.callbacks import BlockCall, InjectCall
 
 DEFERS = "defer_verify_gather"
 """The attribute by which a logits processor leaves its gather to the worker in verification; newer versions have it."""
@@ -42,32 +41,28 @@ class BlockForwards(Forwards):
         (self._processor,) = processors_of(self._target)
         self._blocks: dict[int, Tensor] = {}
 
-    def block(
-        self, *, bonus: Tensor, positions: Tensor, slots: Tensor, rows: Tensor, seq_lens: Tensor, capture: str
-    ) -> ForwardOutputs:
-        """Logits f32[b, S, V] of all places behind the tokens bonus i32[b], of blocks at positions i64[b, A]."""
+    def block(self, **call: Unpack[BlockCall]) -> ForwardOutputs:
+        """See `BlockCall`."""
+        positions = call["positions"]
         count, width = positions.shape
-        tokens = self._tokens(bonus, width)
+        tokens = self._tokens(call["bonus"], width)
         info = DFlashVerifyInput(
             draft_token=tokens.flatten(),
             positions=positions.flatten(),
             draft_token_num=width,
-            capture_hidden_mode=MODES[capture],
+            capture_hidden_mode=MODES[call["capture"]],
         )
         info.num_tokens_for_logprob_per_req = width - 1
-        batch = self._batch(self._draft, ForwardMode.TARGET_VERIFY, info, tokens, positions, slots, rows, seq_lens)
+        batch = self._batch(self._draft, ForwardMode.TARGET_VERIFY, info, call, tokens=tokens)
         backend = self._attention.block(batch, width)
         return self._run(self._draft, backend, batch, (count, width - 1))
 
-    def inject(
-        self, *, positions: Tensor, slots: Tensor, rows: Tensor, seq_lens: Tensor, hidden: Tensor, capture: str
-    ) -> None:
-        """Write the draft's keys and values at positions and slots i64[b, A] from the target's rows T[b, A, W].
-
-        Those behind the accepted path, too, where the next block writes before anything reads.
-        """
+    def inject(self, **call: Unpack[InjectCall]) -> None:
+        """See `InjectCall`: keys and values behind the path, too, where a block writes before anything reads."""
         self._worker._append_target_hidden_to_draft_kv_by_loc(
-            target_hidden=hidden.flatten(0, 1), cache_loc=slots.flatten(), positions=positions.flatten()
+            target_hidden=call["hidden"].flatten(0, 1),
+            cache_loc=call["slots"].flatten(),
+            positions=call["positions"].flatten(),
         )
 
     def _tokens(self, bonus: Tensor, width: int) -> Tensor:

@@ -2,14 +2,12 @@
 
 A forward gets the program's static tensors and makes a `ForwardBatch` of them, as SGLang's graph runners do of theirs;
 nothing is copied, and nothing waits for the device, so that all of it can be captured.
-
-Sizes: b rows of the batch or its bucket, N nodes, A slots of an accepted path, K branches; W is the width of the rows
-that a forward reads or hands over.
 """
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, NamedTuple, Unpack
 
 import torch
 from sglang.srt.model_executor.forward_batch_info import CaptureHiddenMode, ForwardBatch, ForwardMode
@@ -20,6 +18,9 @@ from ..attention.step import Attention, branches
 from ..parts.parts import Parts
 from ..parts.runners import runners_of, scored_tokens
 from .around import drafting, running
+
+if TYPE_CHECKING:
+    from specc.runtime.entry.callbacks import DraftCall, ExtendCall, Path, TargetCall
 
 MODES = {"null": CaptureHiddenMode.NULL, "last": CaptureHiddenMode.LAST, "full": CaptureHiddenMode.FULL}
 
@@ -58,48 +59,28 @@ class Forwards:
         self._scored = scored_tokens(worker)
         self._lengths: dict[int, Tensor] = {}
 
-    def draft(
-        self,
-        *,
-        step: int,
-        tokens: Tensor,
-        positions: Tensor,
-        slots: Tensor,
-        rows: Tensor,
-        seq_lens: Tensor,
-        capture: str,
-        hidden: Tensor | None = None,
-    ) -> ForwardOutputs:
-        """One token i64[b, K] of every branch through the draft; `hidden` T[b, K, W]."""
+    def draft(self, **call: Unpack[DraftCall]) -> ForwardOutputs:
+        """See `DraftCall`."""
+        tokens = call["tokens"]
         info = EagleDraftInput(
-            hidden_states=_rows(hidden),
-            capture_hidden_mode=MODES[capture],
+            hidden_states=rows_of(call.get("hidden")),
+            capture_hidden_mode=MODES[call["capture"]],
             num_tokens_per_req=tokens.shape[1],
             num_tokens_for_logprob_per_req=tokens.shape[1],
         )
-        info.positions = positions.flatten()
-        batch = self._batch(self._draft, ForwardMode.DECODE, info, tokens, positions, slots, rows, seq_lens)
+        info.positions = call["positions"].flatten()
+        batch = self._batch(self._draft, ForwardMode.DECODE, info, call)
         with drafting(self._drafter):
-            backend = self._attention.draft(step, batch)
+            backend = self._attention.draft(call["step"], batch)
             return self._run(self._draft, backend, batch, tokens.shape)
 
-    def target(
-        self,
-        *,
-        tokens: Tensor,
-        positions: Tensor,
-        slots: Tensor,
-        rows: Tensor,
-        seq_lens: Tensor,
-        capture: str,
-        mask: Tensor | None = None,
-        counts: Tensor | None = None,
-    ) -> ForwardOutputs:
-        """The nodes i64[b, N] of every request through the target; `mask`, and in mode `slots` `counts`, of a tree."""
+    def target(self, **call: Unpack[TargetCall]) -> ForwardOutputs:
+        """See `TargetCall`."""
+        tokens, mask = call["tokens"], call.get("mask")
         info = EagleVerifyInput(
             draft_token=tokens.flatten(),
             custom_mask=None if mask is None else mask.flatten(),
-            positions=positions.flatten(),
+            positions=call["positions"].flatten(),
             retrieve_index=None,
             retrieve_next_token=None,
             retrieve_next_sibling=None,
@@ -107,64 +88,45 @@ class Forwards:
             spec_steps=self._steps,
             topk=self._topk,
             draft_token_num=tokens.shape[1],
-            capture_hidden_mode=MODES[capture],
+            capture_hidden_mode=MODES[call["capture"]],
             seq_lens_sum=None,
             seq_lens_cpu=None,
         )
-        batch = self._batch(self._target, ForwardMode.TARGET_VERIFY, info, tokens, positions, slots, rows, seq_lens)
+        batch = self._batch(self._target, ForwardMode.TARGET_VERIFY, info, call)
         self._parts.adapters.give(batch)
-        backend = self._attention.target(batch, tokens.shape[1], mask, counts)
+        backend = self._attention.target(batch, tokens.shape[1], mask, call.get("counts"))
         outputs = self._run(self._target, backend, batch, tokens.shape)
         return outputs._replace(routed_experts=self._parts.routed.of_nodes(tokens))
 
-    def extend(
-        self,
-        *,
-        tokens: Tensor,
-        positions: Tensor,
-        slots: Tensor,
-        select: Tensor,
-        accept_lens: Tensor,
-        rows: Tensor,
-        seq_lens: Tensor,
-        capture: str,
-        hidden: Tensor | None = None,
-    ) -> ForwardOutputs:
-        """The accepted path i64[b, A] through the draft; logits and hidden states of the flat rows `select` i64[b]."""
-        return self._over_path(
-            self._draft, 0, tokens, positions, slots, select, rows, seq_lens, hidden, capture, accept_lens
-        )
+    def extend(self, **call: Unpack[ExtendCall]) -> ForwardOutputs:
+        """See `ExtendCall`."""
+        return self._over_path(self._draft, 0, call, call.get("hidden"), call["capture"], call["accept_lens"])
 
     def _over_path(
         self,
         runner: Any,
         module: int,
-        tokens: Tensor,
-        positions: Tensor,
-        slots: Tensor,
-        select: Tensor,
-        rows: Tensor,
-        seq_lens: Tensor,
+        call: Path,
         hidden: Tensor | None,
         capture: str,
         accept_lens: Tensor | None = None,
     ) -> ForwardOutputs:
         """The accepted path through a draft, or that of its modules which the runner has."""
-        width = tokens.shape[1]
+        width, seq_lens = call["tokens"].shape[1], call["seq_lens"]
         info = EagleDraftExtendInput(
-            hidden_states=_rows(hidden),
+            hidden_states=rows_of(hidden),
             num_correct_drafts=accept_lens,  # read by attention that needs it, which none that is served does
             num_accept_tokens=accept_lens,
             num_tokens_per_req=width,
             num_tokens_for_logprob_per_req=1,
-            select_index=select,
+            select_index=call["select"],
         )
         mode = ForwardMode.DRAFT_EXTEND_V2
-        batch = self._batch(runner, mode, info, tokens, positions, slots, rows, self._ends(seq_lens, width))
+        batch = self._batch(runner, mode, info, call, seq_lens=self._ends(seq_lens, width))
         batch.capture_hidden_mode = MODES[capture]
         with drafting(self._drafter):
             backend = self._attention.extend(batch, seq_lens, width, module)
-            return self._run(runner, backend, batch, rows.shape)
+            return self._run(runner, backend, batch, seq_lens.shape)
 
     def _ends(self, seq_lens: Tensor, width: int) -> Tensor:
         """`seq_lens` + `width`, in memory that stays where it is."""
@@ -178,25 +140,19 @@ class Forwards:
         return self._lengths[rows]
 
     def _batch(
-        self,
-        runner: Any,
-        mode: ForwardMode,
-        info: Any,
-        tokens: Tensor,
-        positions: Tensor,
-        slots: Tensor | None,
-        rows: Tensor,
-        seq_lens: Tensor,
+        self, runner: Any, mode: ForwardMode, info: Any, call: Mapping[str, Any], **other: Tensor
     ) -> ForwardBatch:
+        """What SGLang's forwards take, of what a callback is given; `other` is in place of that."""
+        given = {"slots": None, **call, **other}
         batch = ForwardBatch(
             forward_mode=mode,
-            batch_size=len(rows),
-            input_ids=tokens.flatten(),
-            req_pool_indices=rows,
-            seq_lens=seq_lens,
-            out_cache_loc=None if slots is None else slots.flatten(),
+            batch_size=len(given["rows"]),
+            input_ids=given["tokens"].flatten(),
+            req_pool_indices=given["rows"],
+            seq_lens=given["seq_lens"],
+            out_cache_loc=None if given["slots"] is None else given["slots"].flatten(),
             seq_lens_sum=None,
-            positions=positions.flatten(),
+            positions=given["positions"].flatten(),
             spec_algorithm=runner.spec_algorithm,
             spec_info=info,
             capture_hidden_mode=getattr(info, "capture_hidden_mode", None),
@@ -245,5 +201,6 @@ def _scored(batch: ForwardBatch) -> int:
     return batch.batch_size * batch.spec_info.num_tokens_for_logprob_per_req
 
 
-def _rows(hidden: Tensor | None) -> Tensor | None:
+def rows_of(hidden: Tensor | None) -> Tensor | None:
+    """Hidden states T[..., W] as SGLang takes them, T[n, W]."""
     return None if hidden is None else hidden.flatten(0, -2)

@@ -6,7 +6,7 @@ or with some models (Step-3.5) what the module before it made.
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any, Unpack
 
 from torch import Tensor
 
@@ -14,6 +14,9 @@ from ..attention.step import Attention
 from ..kinds.several_modules import chained
 from ..parts.parts import Parts
 from .forwards import ForwardOutputs, Forwards
+
+if TYPE_CHECKING:
+    from specc.runtime.entry.callbacks import ExtendModuleCall
 
 
 class ModuleForwards(Forwards):
@@ -31,25 +34,12 @@ class ModuleForwards(Forwards):
         self._modules, self._chained = worker.draft_worker.draft_runner_list, chained(worker)
         self._made: Tensor | None = None
 
-    def extend_module(
-        self,
-        *,
-        step: int,
-        tokens: Tensor,
-        positions: Tensor,
-        slots: Tensor,
-        select: Tensor,
-        rows: Tensor,
-        seq_lens: Tensor,
-        capture: str,
-        hidden: Tensor,
-    ) -> ForwardOutputs:
-        """Module `step` over i64[b, A] tokens; logits of the flat rows `select` i64[b]. `hidden` T[b, A, W]."""
+    def extend_module(self, **call: Unpack[ExtendModuleCall]) -> ForwardOutputs:
+        """See `ExtendModuleCall`."""
+        step, hidden = call["step"], call["hidden"]
         read = hidden if self._made is None or step == 0 else self._made
-        outputs = self._over_path(
-            self._modules[step], step, tokens, positions, slots, select, rows, seq_lens, read,
-            capture="full" if self._chained else capture,
-        )  # fmt: skip
+        capture = "full" if self._chained else call["capture"]
+        outputs = self._over_path(self._modules[step], step, call, read, capture)
         if self._chained:
             assert outputs.hidden is not None  # all of them are captured
             self._made = outputs.hidden.view(hidden.shape)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import random
 from math import inf, nan
-from typing import Any
+from typing import TYPE_CHECKING, Any, Unpack
 
 import torch
 from torch import Tensor
@@ -20,6 +20,9 @@ from ..attention.step import Attention
 from ..masks import seen
 from ..models.forwards import ForwardOutputs, Forwards
 from ..parts.parts import Parts
+
+if TYPE_CHECKING:
+    from specc.runtime.entry.callbacks import TargetCall
 
 TOKEN = 100
 """What the target says after the accepted path, as in SGLang, or where that is drafted a token behind it."""
@@ -79,14 +82,14 @@ class Simulated(Forwards):
         self._depths = torch.arange(most + 1, device=device)
         self._highest = torch.tensor(HIGHEST, device=device)  # a number of the host's could not be captured
 
-    def target(self, **given: Any) -> ForwardOutputs:
+    def target(self, **call: Unpack[TargetCall]) -> ForwardOutputs:
         """See `Forwards`."""
-        tokens, seq_lens = given["tokens"], given["seq_lens"]
-        depth = given["positions"] - seq_lens[:, None]  # before models that add 1 to positions in place (Gemma)
-        output = super().target(**given)
+        tokens, seq_lens = call["tokens"], call["seq_lens"]
+        depth = call["positions"] - seq_lens[:, None]  # before models that add 1 to positions in place (Gemma)
+        output = super().target(**call)
         length = self._accepted[self._turn % STEPS]
         self._turn += 1
-        sees = seen(given["slots"], seq_lens, given.get("mask"), given.get("counts"))
+        sees = seen(call["slots"], seq_lens, call.get("mask"), call.get("counts"))
         cols = self._path(length - 1, depth, sees)
         follows = self._depths[:-2] < length - 1
         ends = _undrafted(tokens)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any, Unpack
 
 import torch
 from torch import Tensor
@@ -12,6 +12,9 @@ from vllm.v1.worker.gpu.cudagraph_utils import BatchExecutionDescriptor
 from ..tables import Blocks
 from .heads import Head
 from .target import Target
+
+if TYPE_CHECKING:
+    from specc.runtime.entry.callbacks import DraftCall, ExtendCall
 
 
 class NoForwards(Target):
@@ -45,23 +48,15 @@ class Forwards(Target):
         # vLLM's heads say it at the beginning of each of their own steps; what is longer than the text may, is cut.
         self._speculator.draft_max_seq_len = int(self._lengths.max()) + self._speculator.num_speculative_steps + 1
 
-    def extend(
-        self, *, tokens: Tensor, positions: Tensor, slots: Tensor, select: Tensor, hidden: Tensor | None = None,
-        **_: Any,
-    ) -> Any:  # fmt: skip
-        """The draft over A tokens i64[b, A] of every request; what it makes of the rows `select` i64[b].
+    def extend(self, **call: Unpack[ExtendCall]) -> Any:
+        """See `ExtendCall`."""
+        last, fed = self._run(call, ahead=call["tokens"].shape[1])
+        return self._returned(last[call["select"]], fed[call["select"]], 0)
 
-        That are logits T[b, V], or what the program's head reads T[b, W], and hidden states T[b, W].
-        """
-        last, fed = self._run(tokens, positions, slots, hidden, ahead=tokens.shape[1])
-        return self._returned(last[select], fed[select], 0)
-
-    def draft(
-        self, *, step: int, tokens: Tensor, positions: Tensor, slots: Tensor, hidden: Tensor | None = None, **_: Any
-    ) -> Any:
-        """The draft over one token i64[b, 1] of every request: as `extend`, with an axis of length 1 more."""
-        last, fed = self._run(tokens, positions, slots, hidden, ahead=step + 2)
-        return self._returned(last, fed, step + 1, 1)
+    def draft(self, **call: Unpack[DraftCall]) -> Any:
+        """See `DraftCall`; of one branch."""
+        step = call["step"]
+        return self._returned(*self._run(call, ahead=step + 2), step + 1, 1)
 
     def _returned(self, last: Tensor, fed: Tensor, step: int, *branches: int) -> Any:
         """What draft number `step` returns, of hidden states T[b, W] for logits, and for the next forward."""
@@ -72,14 +67,12 @@ class Forwards(Target):
         logits = self._speculator.compute_draft_logits(last, step).contiguous()
         return self._result(logits.view(*rows, logits.shape[-1]), hidden)
 
-    def _run(
-        self, tokens: Tensor, positions: Tensor, slots: Tensor, hidden: Tensor | None, ahead: int
-    ) -> tuple[Tensor, Tensor]:
-        """Hidden states T[b * n, W] for logits, and for the next forward, of tokens i64[b, n].
+    def _run(self, call: ExtendCall | DraftCall, ahead: int) -> tuple[Tensor, Tensor]:
+        """Hidden states T[b * n, W] for logits, and for the next forward, of what a callback is given.
 
         ahead: how many tokens more than behind the target's forward the longest text may have.
         """
-        return self._over(tokens, hidden, self._attend(positions, slots, ahead))
+        return self._over(call["tokens"], call.get("hidden"), self._attend(call["positions"], call["slots"], ahead))
 
     def _over(self, tokens: Tensor, hidden: Any, attention: tuple[Any, dict[str, Tensor]], **module: int) -> Any:
         """The draft over tokens i64[b, n], or a `module` of it, with the `attention` that `_attend` has made."""

@@ -10,7 +10,7 @@ more than the S + 1 places of a step.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any, Unpack
 
 import torch
 from torch import Tensor
@@ -19,6 +19,9 @@ from ..._plugin import MisfitError
 from ..tables import Blocks
 from .forwards import Forwards
 from .heads import Head
+
+if TYPE_CHECKING:
+    from specc.runtime.entry.callbacks import ExtendModuleCall
 
 
 @dataclass
@@ -53,17 +56,14 @@ class Modules(Forwards):
             raise MisfitError("modules of the draft read embeddings of images")
         self._kept = speculator.kept
 
-    def extend_module(
-        self, *, step: int, tokens: Tensor, positions: Tensor, slots: Tensor, select: Tensor, rows: Tensor,
-        hidden: Tensor, **_: Any,
-    ) -> Any:  # fmt: skip
-        """Module `step` over what is accepted of tokens i64[b, A], and perhaps some places before: as `extend`.
+    def extend_module(self, **call: Unpack[ExtendModuleCall]) -> Any:
+        """See `ExtendModuleCall`. A module runs over some places before the path besides.
 
-        `select` i64[b] are the last accepted ones of all b * A; `hidden` T[b, A, W] are the target's, which the first
-        module reads.
+        Only the first one reads the target's hidden states, the others read what the one before has made.
         """
+        step, tokens = call["step"], call["tokens"]
         if step == 0:
-            self._window = self._begun(tokens, positions, slots, select, rows.long(), hidden)
+            self._window = self._begun(call)
         else:
             kept = self._kept[0].shape[1]
             self._window.tokens = torch.cat((self._window.tokens[:, 1 : 1 + kept], tokens), 1)
@@ -72,13 +72,12 @@ class Modules(Forwards):
         last, window.states = self._over(read, window.states, window.attention, module=step)
         return self._returned(last[window.select], window.states[window.select], step)
 
-    def _begun(
-        self, tokens: Tensor, positions: Tensor, slots: Tensor, select: Tensor, rows: Tensor, hidden: Tensor
-    ) -> _Window:
+    def _begun(self, call: ExtendModuleCall) -> _Window:
         """The window of a step, after its places are kept for the next one."""
+        tokens, positions, rows, hidden = call["tokens"], call["positions"], call["rows"].long(), call["hidden"]
         (requests, path), kept = tokens.shape, self._kept[0].shape[1]
         request, behind, before = (torch.arange(size, device=tokens.device) for size in (requests, path, kept))
-        accepted, ends = (select - request * path + 1).clamp(1, path), positions[:, 0]
+        accepted, ends = (call["select"] - request * path + 1).clamp(1, path), positions[:, 0]
         again = (path - accepted - 1).clamp(min=0).minimum(ends)
         texts, states = (
             torch.cat((table[rows], new), 1) for table, new in zip(self._kept, (tokens, hidden), strict=True)
@@ -87,7 +86,7 @@ class Modules(Forwards):
             table[rows] = _at(of, accepted[:, None] + before)
         places = (kept - again)[:, None] + behind
         earlier = self._blocks.slots(rows, (ends[:, None] - kept + before).clamp(min=0))
-        where = torch.cat((earlier, slots), 1).gather(1, places)
+        where = torch.cat((earlier, call["slots"]), 1).gather(1, places)
         attention = self._attend((ends - again)[:, None] + behind, where, ahead=0)
         last = request * path + again + accepted - 1
         return _Window(places, last, attention, texts, _at(states, places).flatten(0, 1))

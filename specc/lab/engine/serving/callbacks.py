@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import NamedTuple
+from typing import NamedTuple, Unpack
 
 import torch
 from torch import Tensor
@@ -15,16 +15,16 @@ from specc.lab.engine.memory.tree_attention import TreeContext, seen_columns, vi
 from specc.lab.engine.models.causal_models import ModelSizes, TargetModel
 from specc.lab.engine.serving.prompts import PrefillPrompt, Prefix, PromptBatch, Span, grouped
 from specc.lab.engine.serving.requests.grammar import GrammarMasks
+from specc.runtime.entry.callbacks import (
+    Forward,
+    GrammarBeginCall,
+    GrammarEndCall,
+    GrammarPrefillCall,
+    PrefillTargetCall,
+    TargetCall,
+)
 from specc.runtime.plan.plan import Plan
 from specc.runtime.semantics.convention import DTYPES
-
-
-class ForwardResult(NamedTuple):
-    """What a callback returns: logits, or what a draft's head reads, and hidden states if the program captures them."""
-
-    logits: Tensor | None
-    hidden: Tensor | None = None
-    states: Tensor | None = None
 
 
 class Masked(NamedTuple):
@@ -96,48 +96,33 @@ class TargetCallbacks:
         return self.target_model.capturable
 
     @torch.inference_mode()
-    def target(
-        self,
-        *,
-        tokens: Tensor,
-        positions: Tensor,
-        slots: Tensor,
-        rows: Tensor,
-        seq_lens: Tensor,
-        capture: str,
-        mask: Tensor | None = None,
-        counts: Tensor | None = None,
-    ) -> ForwardResult:
-        """The target on the verify window i64[b, N]: logits T[b, N, V], hidden T[b, N, W].
-
-        mask: the tree, as `visible_keys` reads it; without one the window is a chain, and causal. With counts, as
-        `seen_columns` reads both.
-        """
-        where = (self.memory.pools["target"], self.memory.req_to_token, rows)
+    def target(self, **call: Unpack[TargetCall]) -> Forward:
+        """See `TargetCall`. `visible_keys` reads the mask of a tree, and `seen_columns` one of slots."""
+        tokens, positions, slots, mask = call["tokens"], call["positions"], call["slots"], call.get("mask")
+        where = (self.memory.pools["target"], self.memory.req_to_token, call["rows"])
         width = self.memory.width
         if mask is None or self.mask_mode is None:
             paged = PagedContext(*where, positions, slots, width)
         else:
             mode = self.mask_mode
-            if counts is not None:
+            if (counts := call.get("counts")) is not None:
                 mask, mode = seen_columns(mask, counts, slots), "qlen"
-            visible = visible_keys(mask, mode, seq_lens, tokens.shape[1], width)
-            paged = TreeContext(*where, seq_lens, positions, slots, width, visible)
+            visible = visible_keys(mask, mode, call["seq_lens"], tokens.shape[1], width)
+            paged = TreeContext(*where, call["seq_lens"], positions, slots, width, visible)
         states = self.target_model.forward(tokens, positions, paged)
-        return captured(self._target_logits(states), self.target_model.handed_over(states), capture)
+        return captured(self._target_logits(states), self.target_model.handed_over(states), call["capture"])
 
     @torch.inference_mode()
-    def prefill_target(self, *, rows: Tensor, seq_lens: Tensor, capture: str) -> ForwardResult:
-        """Prefill prompts: logits T[b, V] of each last token, hidden T[sum of lengths, W].
-
-        With `capture` ``last`` hidden is T[b, W], of the last tokens.
+    def prefill_target(self, **call: Unpack[PrefillTargetCall]) -> Forward:
+        """See `PrefillTargetCall`.
 
         Where the token after a prompt is known its logit alone is finite, so that it is drawn, however that is done.
         Shared tokens are not run again. Their hidden states are zeros, which nobody reads: the draft, too, has
         keys and values of everything shared.
         """
+        capture = call["capture"]
         memory, model = self.memory, self.target_model
-        prompts = memory.prefixes(rows, seq_lens)
+        prompts = memory.prefixes(call["rows"], call["seq_lens"])
         last, handed = dict[int, Tensor](), dict[int, Tensor]()
         for batch in memory.batches("target", [prompt.span for prompt in prompts]):
             tokens = batch.padded([prompt.tokens[prompt.shared :] for prompt in prompts])
@@ -153,18 +138,18 @@ class TargetCallbacks:
                 scores[index, known] = 0.0
         return captured(scores, memory.joined(in_order(handed), model.facts, model.handed_width), capture)
 
-    def grammar_begin(self, *, tokens: Tensor, rows: Tensor, seq_lens: Tensor, parent: Tensor | None = None) -> Masked:
-        """What will be verified, i64[b, n]: where its masks i32[b, n, words] will be."""
-        return Masked(self.masks.begin(tokens, parent))
+    def grammar_begin(self, **call: Unpack[GrammarBeginCall]) -> Masked:
+        """See `GrammarBeginCall`."""
+        return Masked(self.masks.begin(call["tokens"], call.get("parent")))
 
-    def grammar_end(self, *, begun: Tensor, rows: Tensor) -> Masked:
-        """Make the masks, while the target's forward runs."""
-        self.masks.end(begun)
-        return Masked(begun)
+    def grammar_end(self, **call: Unpack[GrammarEndCall]) -> Masked:
+        """See `GrammarEndCall`."""
+        self.masks.end(call["begun"])
+        return Masked(call["begun"])
 
-    def grammar_prefill(self, *, rows: Tensor, seq_lens: Tensor) -> Masked:
-        """The masks i32[b, words] of the first tokens."""
-        return Masked(self.masks.prefill(len(rows)))
+    def grammar_prefill(self, **call: Unpack[GrammarPrefillCall]) -> Masked:
+        """See `GrammarPrefillCall`."""
+        return Masked(self.masks.prefill(len(call["rows"])))
 
     def _target_logits(self, hidden: Tensor) -> Tensor:
         """The target's scores, in the dtype that the program reads."""
@@ -176,6 +161,6 @@ def in_order(by_row: Mapping[int, Tensor]) -> list[Tensor]:
     return [by_row[member] for member in sorted(by_row)]
 
 
-def captured(logits: Tensor, hidden: Tensor, capture: str) -> ForwardResult:
+def captured(logits: Tensor, hidden: Tensor, capture: str) -> Forward:
     """Hand over hidden states only where the program captures them."""
-    return ForwardResult(logits, None if capture == "null" else hidden)
+    return Forward(logits, None if capture == "null" else hidden)
