@@ -9,7 +9,7 @@ from .capabilities.shape import ShapePolicy as ShapePolicy
 from .capabilities.step_times import measure_step_times as measure_step_times
 from .capabilities.step_times import read_step_times as read_step_times
 from .capabilities.step_times import write_step_times as write_step_times
-from .entry.callbacks import Forward as Forward
+from .entry.external import Forward as Forward
 from .entry.health import faults as faults
 from .entry.result import HostCopy as HostCopy
 from .entry.result import HostPrefill as HostPrefill

@@ -1,12 +1,13 @@
-"""What a program calls of an engine: the arguments of every callback and what it returns, for all who implement them.
+"""What a program calls an engine with: the arguments of every callback, for all who implement one.
 
 Each `<Name>Call` is of the callback `<name>`, and has what the op declares that calls it (`model` and `grammar`, see
-docs/ir.md): a test compares them. Its last line are the results. A callback takes them as `**call: Unpack[DraftCall]`,
-so an argument more is an entry here, and type checkers find who reads one that is not there. What a forward has to
-compute of them is in docs/runtime.md.
+docs/ir.md): a test compares them. Its docstring ends with the results. A callback takes `**call: Unpack[DraftCall]`, so
+an argument more is an entry here, and type checkers find who reads one that is not there. What a forward has to compute
+is in docs/runtime.md.
 
-This is a file of the runtime because only that is in reach of everybody: the reference engine imports it, wheels have
-it for engines of others, and adapters name it for type checkers alone, as in wheels they stand elsewhere.
+This is a file of the runtime because only that is in reach of the reference engine and of adapters. It is for type
+checkers: nothing that a program runs imports it, so wheels do without, and adapters, which wheels have, name it for
+type checkers alone.
 
 Axes: B requests (the bucket where a step is captured), K branches, N nodes of the verify window, A slots of an accepted
 path, S drafts, T tokens of all prompts, V and Vd entries of the target's and the draft's vocabulary, W the width of
@@ -15,26 +16,13 @@ hidden rows. T is also the dtype of hidden rows and of logits, each its own.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Annotated, NotRequired, TypedDict
 
 from torch import Tensor
 
 
-@dataclass(frozen=True)
-class Forward:
-    """What a callback returns: logits, or `states` if the program computes the head, and hidden states if captured.
-
-    Contiguous tensors on the program's device, as the plan has them; read in place, so valid until the step's end.
-    """
-
-    logits: Tensor | None = None
-    hidden: Tensor | None = None
-    states: Tensor | None = None
-
-
 class Requests(TypedDict):
-    """What every call is of: the pool rows of requests, and how long their texts are; of padding both are 0."""
+    """The pool rows of requests, and how long their texts are; of padding both are 0."""
 
     rows: Annotated[Tensor, "i64[B]"]
     seq_lens: Annotated[Tensor, "i64[B]"]
@@ -46,20 +34,22 @@ class Forwarded(Requests):
     capture: str
 
 
-class Path(Forwarded):
-    """What a forward over accepted paths is given, of which the flat rows `select` come back."""
+class Places(Forwarded):
+    """What a forward writes that has A places in a request."""
 
-    tokens: Annotated[Tensor, "i64[B, A]"]
     positions: Annotated[Tensor, "i64[B, A]"]
     slots: Annotated[Tensor, "i64[B, A]"]
+
+
+class Path(Places):
+    """The accepted path, of which a draft returns what it makes of the flat rows `select`."""
+
+    tokens: Annotated[Tensor, "i64[B, A]"]
     select: Annotated[Tensor, "i64[B]"]
 
 
 class DraftCall(Forwarded):
-    """Forward `step` of the draft over one token of every branch, whose keys and values are written to `slots`.
-
-    -> logits: T[B, K, Vd], hidden?: T[B, K, W]
-    """
+    """Forward `step` over one token of every branch -> logits: T[B, K, Vd], hidden?: T[B, K, W]."""
 
     step: int
     tokens: Annotated[Tensor, "i64[B, K]"]
@@ -69,10 +59,7 @@ class DraftCall(Forwarded):
 
 
 class AssistCall(Forwarded):
-    """Forward `step` of a draft that reads the target's keys and values before `seq_lens`, and writes none.
-
-    -> logits: T[B, *x, Vd], hidden?: T[B, *x, W]
-    """
+    """Forward `step` of a draft that reads what the target keeps -> logits: T[B, *x, Vd], hidden?: T[B, *x, W]."""
 
     step: int
     tokens: Annotated[Tensor, "i64[B, *x]"]
@@ -80,22 +67,14 @@ class AssistCall(Forwarded):
     hidden: NotRequired[Annotated[Tensor, "T[B, *x, W]"]]
 
 
-class BlockCall(Forwarded):
-    """All drafts at once, over the bonus token and S places to fill.
-
-    -> logits: T[B, S, Vd]
-    """
+class BlockCall(Places):
+    """All drafts at once, over the bonus token and S places to fill -> logits: T[B, S, Vd]."""
 
     bonus: Annotated[Tensor, "i32[B]"]
-    positions: Annotated[Tensor, "i64[B, A]"]
-    slots: Annotated[Tensor, "i64[B, A]"]
 
 
 class TargetCall(Forwarded):
-    """The target over the verify window; a tree has a mask, one of slots counts besides, and a chain is causal.
-
-    -> logits: T[B, N, V], hidden?: T[B, N, W]
-    """
+    """The nodes, with a mask those of a tree; a mask of slots has counts -> logits: T[B, N, V], hidden?: T[B, N, W]."""
 
     tokens: Annotated[Tensor, "i64[B, N]"]
     positions: Annotated[Tensor, "i64[B, N]"]
@@ -105,58 +84,38 @@ class TargetCall(Forwarded):
 
 
 class ExtendCall(Path):
-    """The draft over the accepted path, of whose tokens the first `accept_lens` are text.
-
-    -> logits: T[B, Vd], hidden?: T[B, W]
-    """
+    """The draft over the path, of which the first `accept_lens` are text -> logits: T[B, Vd], hidden?: T[B, W]."""
 
     accept_lens: Annotated[Tensor, "i32[B]"]
     hidden: NotRequired[Annotated[Tensor, "T[B, A, W]"]]
 
 
 class ExtendModuleCall(Path):
-    """Module `step` of the draft over the accepted path, each token `step` further in the text.
-
-    -> logits: T[B, Vd]
-    """
+    """Module `step` of the draft over the path, each token `step` further in the text -> logits: T[B, Vd]."""
 
     step: int
     hidden: Annotated[Tensor, "T[B, A, W]"]
 
 
-class InjectCall(Forwarded):
-    """The draft's keys and values of the accepted path, to be made of the target's rows.
+class InjectCall(Places):
+    """The draft's keys and values of the path, to be made of the target's rows -> nothing."""
 
-    -> nothing
-    """
-
-    positions: Annotated[Tensor, "i64[B, A]"]
-    slots: Annotated[Tensor, "i64[B, A]"]
     hidden: Annotated[Tensor, "T[B, A, W]"]
 
 
 class PrefillTargetCall(Forwarded):
-    """Prompts through the target: logits of their last rows, hidden rows of all tokens, or of the last ones (`last`).
-
-    -> logits: T[B, V], hidden?: T[$per, W]
-    """
+    """Prompts; hidden rows are of all tokens or of the last ones -> logits: T[B, V], hidden?: T[$per, W]."""
 
 
 class PrefillDraftCall(Forwarded):
-    """Prompts and the first tokens behind them through the draft: what it makes of the last rows.
-
-    -> logits: T[B, Vd], hidden?: T[B, W]
-    """
+    """Prompts and the first tokens behind them, of which the last rows count -> logits: T[B, Vd], hidden?: T[B, W]."""
 
     first: Annotated[Tensor, "i32[B]"]
     hidden: NotRequired[Annotated[Tensor, "T[T, W]"]]
 
 
 class PrefillModuleCall(Forwarded):
-    """Prompts from token `step` + 1 on, the first tokens, and `step` of `drafts` through module `step` of the draft.
-
-    -> logits: T[B, Vd]
-    """
+    """Prompts from token `step` + 1 on, first tokens, and `step` of `drafts`, by module `step` -> logits: T[B, Vd]."""
 
     step: int
     first: Annotated[Tensor, "i32[B]"]
@@ -165,36 +124,24 @@ class PrefillModuleCall(Forwarded):
 
 
 class PrefillInjectCall(Forwarded):
-    """The draft's keys and values of prompts, to be made of the target's rows.
-
-    -> nothing
-    """
+    """The draft's keys and values of prompts, to be made of the target's rows -> nothing."""
 
     hidden: Annotated[Tensor, "T[T, W]"]
 
 
 class GrammarBeginCall(Requests):
-    """What will be verified, whose parents are those of a tree: where its masks will be.
-
-    -> bitmask: i32[B, N, $words]
-    """
+    """What will be verified, in a tree with parents: where its masks will be -> bitmask: i32[B, N, $words]."""
 
     tokens: Annotated[Tensor, "i64[B, N]"]
     parent: NotRequired[Annotated[Tensor, "i64[B, N]"]]
 
 
 class GrammarEndCall(TypedDict):
-    """What `grammar_begin` has returned: the masks of the tokens after every node, made while the target runs.
-
-    -> bitmask: i32[B, N, $words]
-    """
+    """What `grammar_begin` has returned, to be filled while the target runs -> bitmask: i32[B, N, $words]."""
 
     begun: Annotated[Tensor, "i32[B, N, $words]"]
     rows: Annotated[Tensor, "i64[B]"]
 
 
 class GrammarPrefillCall(Requests):
-    """The masks of the first tokens.
-
-    -> bitmask: i32[B, $words]
-    """
+    """The masks of the first tokens -> bitmask: i32[B, $words]."""

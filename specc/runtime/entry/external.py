@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from torch import Tensor
@@ -17,6 +18,18 @@ from ..semantics.convention import DTYPES
 from .frame import Frame
 
 STEP_AXIS = "D"
+
+
+@dataclass(frozen=True)
+class Forward:
+    """What a callback returns: logits, or `states` if the program computes the head, and hidden states if captured.
+
+    Contiguous tensors on the program's device, as the plan has them; read in place, so valid until the step's end.
+    """
+
+    logits: Tensor | None = None
+    hidden: Tensor | None = None
+    states: Tensor | None = None
 
 
 def check_callbacks(plan: Plan, callbacks: object, entry: str) -> None:

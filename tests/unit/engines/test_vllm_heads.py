@@ -21,7 +21,7 @@ from torch import Tensor
 import specc.runtime
 from specc.compiler.support.token_map import TokenMapError, read_token_map
 from specc.runtime.capabilities.draft_tables import draft_tables
-from specc.runtime.entry.callbacks import Forward
+from specc.runtime.entry.external import Forward
 from specc.runtime.plan.plan import Plan
 
 HEADS, FORWARDS = "specc.engines.vllm.models.heads", "specc.engines.vllm.models.forwards"

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from specc.runtime.backends.cpu import ReferenceBackend
 from specc.runtime.batch import Batch
-from specc.runtime.entry.callbacks import Forward
+from specc.runtime.entry.external import Forward
 from specc.runtime.errors import BatchError, BindError, ForwardContractError
 from specc.runtime.plan.files.plan_json import read_plan
 from specc.runtime.step import Step

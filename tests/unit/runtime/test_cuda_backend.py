@@ -16,7 +16,7 @@ from fakes.plans import by_torch, chain_plan, lookup_plan, node_of
 
 from specc.runtime.backends import cuda
 from specc.runtime.backends.cpu import ReferenceBackend
-from specc.runtime.entry.callbacks import Forward
+from specc.runtime.entry.external import Forward
 from specc.runtime.entry.frame import Frame
 from specc.runtime.errors import BindError, PlanError
 from specc.runtime.memory.arena import Arena

@@ -15,7 +15,7 @@ from fakes.plans import chain_plan
 
 from specc.runtime.backends.cpu import ReferenceBackend
 from specc.runtime.batch import Batch
-from specc.runtime.entry.callbacks import Forward
+from specc.runtime.entry.external import Forward
 from specc.runtime.entry.result import StepResult
 from specc.runtime.errors import BatchError, CarryError
 from specc.runtime.plan.files.plan_json import read_plan

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from specc.lab.engine.memory.context import PagedContext
 from specc.lab.engine.memory.kv_pool import KVPool
+from specc.runtime.entry.callbacks import DraftCall, TargetCall
 from specc.runtime.semantics.moves import branch_run
 
 
@@ -46,22 +47,13 @@ class BranchContext(PagedContext):
     A branch that was re-parented reads what it wrote itself at earlier positions, not what its new parent did.
     """
 
-    def __init__(
-        self,
-        pool: KVPool,
-        req_to_token: Tensor,
-        rows: Tensor,
-        seq_lens: Tensor,
-        positions: Tensor,
-        slots: Tensor,
-        width: int,
-        branches: Branches,
-    ) -> None:
-        """Describe a draft forward; rows and seq_lens i64[b], the rest as for `PagedContext`."""
+    def __init__(self, pool: KVPool, req_to_token: Tensor, call: DraftCall, width: int, branches: Branches) -> None:
+        """Describe a draft forward."""
+        rows, positions = call["rows"], call["positions"]
         count = positions.shape[1]
         every = rows.repeat_interleave(count)
-        super().__init__(pool, req_to_token, every, positions.reshape(-1, 1), slots, width)
-        places = branches.places(seq_lens, count, width).clamp(max=req_to_token.shape[1] - 1)
+        super().__init__(pool, req_to_token, every, positions.reshape(-1, 1), call["slots"], width)
+        places = branches.places(call["seq_lens"], count, width).clamp(max=req_to_token.shape[1] - 1)
         self.read_slots = req_to_token[rows[:, None, None], places].long().flatten(0, 1)
 
 
@@ -73,20 +65,13 @@ class TreeContext(PagedContext):
     """
 
     def __init__(
-        self,
-        pool: KVPool,
-        req_to_token: Tensor,
-        rows: Tensor,
-        seq_lens: Tensor,
-        positions: Tensor,
-        slots: Tensor,
-        width: int,
-        prefix_and_tree: Tensor,
+        self, pool: KVPool, req_to_token: Tensor, call: TargetCall, width: int, prefix_and_tree: Tensor
     ) -> None:
         """Describe a verify forward; prefix_and_tree bool[b, N, width] from `visible_keys`."""
-        super().__init__(pool, req_to_token, rows, positions, slots, width)
-        column = (self.key_positions - seq_lens[:, None]).clamp(0, positions.shape[1] - 1)
-        in_window = self.key_positions >= seq_lens[:, None]
+        positions, base = call["positions"], call["seq_lens"][:, None]
+        super().__init__(pool, req_to_token, call["rows"], positions, call["slots"], width)
+        column = (self.key_positions - base).clamp(0, positions.shape[1] - 1)
+        in_window = self.key_positions >= base
         self.key_positions = torch.where(in_window, positions.gather(1, column), self.key_positions)
         self._visible = prefix_and_tree
 

@@ -16,13 +16,13 @@ from specc.lab.engine.models.causal_models import ModelSizes, TargetModel
 from specc.lab.engine.serving.prompts import PrefillPrompt, Prefix, PromptBatch, Span, grouped
 from specc.lab.engine.serving.requests.grammar import GrammarMasks
 from specc.runtime.entry.callbacks import (
-    Forward,
     GrammarBeginCall,
     GrammarEndCall,
     GrammarPrefillCall,
     PrefillTargetCall,
     TargetCall,
 )
+from specc.runtime.entry.external import Forward
 from specc.runtime.plan.plan import Plan
 from specc.runtime.semantics.convention import DTYPES
 
@@ -99,16 +99,15 @@ class TargetCallbacks:
     def target(self, **call: Unpack[TargetCall]) -> Forward:
         """See `TargetCall`. `visible_keys` reads the mask of a tree, and `seen_columns` one of slots."""
         tokens, positions, slots, mask = call["tokens"], call["positions"], call["slots"], call.get("mask")
-        where = (self.memory.pools["target"], self.memory.req_to_token, call["rows"])
-        width = self.memory.width
+        pool, table, width = self.memory.pools["target"], self.memory.req_to_token, self.memory.width
         if mask is None or self.mask_mode is None:
-            paged = PagedContext(*where, positions, slots, width)
+            paged = PagedContext(pool, table, call["rows"], positions, slots, width)
         else:
             mode = self.mask_mode
             if (counts := call.get("counts")) is not None:
                 mask, mode = seen_columns(mask, counts, slots), "qlen"
             visible = visible_keys(mask, mode, call["seq_lens"], tokens.shape[1], width)
-            paged = TreeContext(*where, call["seq_lens"], positions, slots, width, visible)
+            paged = TreeContext(pool, table, call, width, visible)
         states = self.target_model.forward(tokens, positions, paged)
         return captured(self._target_logits(states), self.target_model.handed_over(states), call["capture"])
 

@@ -21,13 +21,13 @@ from specc.runtime.entry.callbacks import (
     DraftCall,
     ExtendCall,
     ExtendModuleCall,
-    Forward,
     InjectCall,
     Path,
     PrefillDraftCall,
     PrefillInjectCall,
     PrefillModuleCall,
 )
+from specc.runtime.entry.external import Forward
 from specc.runtime.plan.plan import Plan
 
 DraftT = TypeVar("DraftT", bound=Draft)
@@ -104,8 +104,7 @@ class RecurrentCallbacks(DraftCallbacks[RecurrentDraft]):
         memory = self.memory
         if call["positions"].shape[1] == 1:
             return self._context(call)
-        where = (memory.pools["draft"], memory.req_to_token, call["rows"], call["seq_lens"])
-        return BranchContext(*where, call["positions"], call["slots"], memory.width, self.branches)
+        return BranchContext(memory.pools["draft"], memory.req_to_token, call, memory.width, self.branches)
 
     @torch.inference_mode()
     def extend(self, **call: Unpack[ExtendCall]) -> Forward:

@@ -74,7 +74,7 @@ def test_a_record_is_as_its_op(callback: str) -> None:
     assert written(record) == declared(op)
     slots = [slot for slot in op.results if not slot.owner and not slot.variadic]
     results = [f"{slot.name}{slot.mark}: {spelled(op, slot)}" for slot in slots]
-    assert record.__doc__.strip().splitlines()[-1].strip() == f"-> {', '.join(results) or 'nothing'}"
+    assert record.__doc__.rpartition(" -> ")[2] == f"{', '.join(results) or 'nothing'}."
 
 
 def test_the_page_names_all_arguments() -> None:
