@@ -30,7 +30,7 @@ from specc.engines.vllm.check.command_line import Arguments, parse
 from specc.engines.vllm.check.defaults import attention
 from specc.engines.vllm.check.server import ANSWERS, Started, started
 from specc.engines.vllm.check.written import configuration
-from specc.engines.vllm.served import METHODS, refusals
+from specc.engines.vllm.served import ALGORITHMS, refusals
 
 pytestmark = pytest.mark.skipif(ON_GPU, reason="the machine is said to have other GPUs")
 
@@ -184,7 +184,7 @@ def test_the_server_is_vllms(
     if resolved["page_size"] is not None:
         assert settings.page_size.value == resolved["page_size"]
     if settings.drafting.draft is None:
-        assert [settings.drafting.longest, settings.drafting.shortest] == resolved["lookups"]
+        assert settings.drafting.options == resolved["options"]
     target = settings.models["target"][1]
     hybrid = target.values.get("architecture") in ANSWERS.hybrid and "recurrent_state" in target.facts
     assert hybrid == resolved["hybrid"]
@@ -208,7 +208,7 @@ def test_what_is_served_has_a_program(
     loaded = load_text(configuration(arguments, settings, wanted), Path("vllm.yaml"), names(), needs)
     check_config(loaded)
     assert settings.facts.algorithm == loaded.config.algorithm
-    assert settings.facts.method in METHODS[loaded.config.algorithm]
+    assert settings.facts.method in ALGORITHMS[loaded.config.algorithm]
 
 
 def test_some_are_served_and_some_are_not(answers: Mapping[Any, Any]) -> None:

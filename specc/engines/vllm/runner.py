@@ -21,12 +21,22 @@ from .._shapes import AUTO, SHAPE
 from . import seam
 from .batches import Steps
 from .drafts import CAPTURE, ENGINE, ProgramDrafts, agreed, captures
+from .kinds import KINDS, KindOfDraft
 from .requests.logits import restrict
 from .server.fit import misfits
 from .server.numbers import asking, asks, looking_up
-from .speculators import SERVED
 
 logger = logging.getLogger("vllm.specc")
+
+
+def _drafts(kind: KindOfDraft) -> type[ProgramDrafts]:
+    """A kind's drafts, in front of vLLM's speculator."""
+    made = kind.own(kind.drafts)
+    return type(made.__name__, (made, seam.speculator(kind)), {})
+
+
+SERVED = {seam.speculator(kind): _drafts(kind) for kind in KINDS if seam.there(kind.absent)}
+"""Speculators of vLLM whose verification and drafts are a program's."""
 
 
 def replace_speculators(programs: Sequence[Any]) -> None:

@@ -14,6 +14,7 @@ from typing import Any
 
 from .._probe import absent, first_kind
 from .._probe import probe as probe_all
+from .kinds import KINDS, KindOfDraft
 
 logger = logging.getLogger("vllm.specc")
 ROOT = "vllm"
@@ -80,37 +81,12 @@ model_executor.layers.logits_processor.LogitsProcessor: head_dtype logits_as_inp
 model_executor.layers.logits_processor.LogitsProcessor.forward(lm_head hidden_states embedding_bias skip_gather)
 """
 
-LANGUAGE_MODELS = "drafts of a language model are vLLM's own"
-HEADS = "drafts of EAGLE heads are vLLM's own"
-MODULES = "drafts of modules of multi-token prediction are vLLM's own"
-CHAINS = "drafts of several modules of multi-token prediction, one after the other, are vLLM's own"
-LOOK_UPS = "drafts that are looked up are vLLM's own"
 PROFILE = "memory of a program counts twice while vLLM measures what graphs take"
 UPDATE = "vLLM's tables are updated in launches behind the graph that verifies"
 NUMBERS = "programs of several shapes draft as many tokens in every step"
 TIMES = "programs of several shapes estimate how long their steps take"
 RUNNER = "the log does not say where vLLM has its first model runner, which knows of no programs"
-_HEAD = """
-v1.worker.gpu.spec_decode.{0}.speculator.{1}: hidden_size hidden_states
-v1.worker.gpu.spec_decode.{0}.speculator.{1}._run_model(num_tokens attn_metadata slot_mappings num_tokens_across_dp)
-"""
-MAY = {
-    LANGUAGE_MODELS: """
-v1.worker.gpu.spec_decode.standalone_ar.speculator.StandaloneARSpeculator
-v1.worker.gpu.spec_decode.standalone_ar.speculator.StandaloneARSpeculator._run_model(input_ids positions attn_metadata
-    slot_mappings num_tokens_across_dp)
-""",
-    HEADS: _HEAD.format("eagle", "EagleSpeculator"),
-    MODULES: _HEAD.format("mtp", "MTPSpeculator"),
-    CHAINS: """
-v1.worker.gpu.spec_decode.multi_module_mtp.speculator.MultiModuleMTPSpeculator: cached_draft_input_ids
-    cached_target_hidden_states hidden_size hidden_states inputs_embeds
-v1.worker.gpu.spec_decode.multi_module_mtp.speculator.MultiModuleMTPSpeculator._run_model(num_tokens attn_metadata
-    slot_mappings num_tokens_across_dp spec_module_idx)
-""",
-    LOOK_UPS: """
-v1.worker.gpu.spec_decode.ngram.speculator.NgramGPUSpeculator(vllm_config device req_states): max_model_len
-""",
+MAY = {kind.absent: kind.needs for kind in KINDS} | {
     PROFILE: "v1.worker.gpu.model_runner.GPUModelRunner.profile_cudagraph_memory()",
     UPDATE: """
 config.vllm.VllmConfig: aux_output_config
@@ -161,6 +137,6 @@ def there(feature: str) -> bool:
     return not any(lacking(MAY[feature]))
 
 
-def kind(feature: str) -> Any:
-    """The class that a feature of `MAY` begins with; `Absent` unless all is there that the feature needs."""
-    return first_kind(ROOT, MAY[feature])
+def speculator(kind: KindOfDraft) -> Any:
+    """The class of vLLM's speculators of a kind of draft; `Absent` unless all is there that the kind needs."""
+    return first_kind(ROOT, kind.needs)

@@ -10,20 +10,28 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
+from .kinds import ALGORITHMS, ASSISTANT, KINDS, METHODS, KindOfDraft, Method, is_assistant, kind_of
+
+__all__ = [
+    "ALGORITHMS",
+    "KINDS",
+    "METHODS",
+    "SETTINGS",
+    "SPECULATIVE",
+    "TESTED",
+    "KindOfDraft",
+    "Method",
+    "Refusal",
+    "Server",
+    "facts",
+    "is_assistant",
+    "kind_of",
+    "refusals",
+    "turns",
+]
+
 TESTED = ("0.32.0", "0.33.0")
 """The versions of vLLM that `make vllm` runs programs in."""
-MODULES = "mtp"
-"""VLLM's `method` for modules of multi-token prediction."""
-SEVERAL = "MULTI_LAYER_EAGLE"
-"""The algorithm of such modules where several draft one after the other."""
-METHODS: Mapping[str, tuple[str, ...]] = {
-    "STANDALONE": ("draft_model",),
-    "EAGLE": ("eagle", MODULES),
-    "EAGLE3": ("eagle3",),
-    SEVERAL: (MODULES,),
-    "NGRAM": ("ngram", "ngram_gpu"),
-}
-"""Algorithm of a program -> vLLM's `method` of the same; of one module it is the first that has it."""
 
 
 class Setting(NamedTuple):
@@ -93,16 +101,19 @@ class Server:
         return f"{self.method} of several modules" if self.modules > 1 else self.method
 
     @property
+    def kind(self) -> KindOfDraft | None:
+        """That of its drafts; None where no program has it."""
+        return kind_of(self.method, several=self.modules > 1)
+
+    @property
     def algorithm(self) -> str | None:
         """That of a program that drafts so; None where there is none."""
-        if self.modules > 1:
-            return SEVERAL
-        return next((name for name, methods in METHODS.items() if self.method in methods), None)
+        return self.kind and self.kind.algorithm(self.method)
 
 
 def turns(method: str | None, modules: int, drafts: int) -> tuple[int, int]:
     """How many modules draft one after the other, and how often, of all that a draft has, for so many drafts a step."""
-    used = max(1, min(modules, drafts)) if method == MODULES else 1
+    used = max(1, min(modules, drafts)) if kind_of(method, several=True) else 1
     return used, -(-drafts // used) if used > 1 else 1
 
 
@@ -149,7 +160,7 @@ def refusals(server: Server) -> Iterator[Refusal]:
     if server.rounds > 1:
         yield Refusal("rounds", f"drafting by {server.modules} modules more than once in a step")
     if server.assistant:
-        yield Refusal("assistant", "an assistant that reads the target's keys and values")
+        yield Refusal("assistant", ASSISTANT)
     for name, value in server.settings.items():
         setting = SETTINGS[name]
         if (value or None) != (setting.served or None):

@@ -1,4 +1,4 @@
-"""Every kind of vLLM's speculators, with the drafts of a program."""
+"""The drafts of a program that models make, in front of vLLM's speculators."""
 
 from __future__ import annotations
 
@@ -7,24 +7,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .._probe import Absent
-from . import seam
 from .drafts import ProgramDrafts
 from .models.forwards import Forwards
 from .models.heads import Head
 from .models.modules import Modules
 from .server.fit import draft_group
 from .tables import Blocks, last_places
-
-EagleSpeculator: Any = seam.kind(seam.HEADS)
-MTPSpeculator: Any = seam.kind(seam.MODULES)
-MultiModuleMTPSpeculator: Any = seam.kind(seam.CHAINS)
-NgramGPUSpeculator: Any = seam.kind(seam.LOOK_UPS)
-StandaloneARSpeculator: Any = seam.kind(seam.LANGUAGE_MODELS)
-
-
-class NgramDrafts(ProgramDrafts, NgramGPUSpeculator):
-    """Drafts are looked up in the text."""
 
 
 class ModelDrafts(ProgramDrafts):
@@ -43,7 +31,7 @@ class ModelDrafts(ProgramDrafts):
         return Blocks(self.block_tables, draft_group(self), plan)
 
 
-class StandaloneDrafts(ModelDrafts, StandaloneARSpeculator):
+class StandaloneDrafts(ModelDrafts):
     """A language model drafts."""
 
     def run_draft(self, count: int, hidden: None, metadata: Any, slots: Any) -> tuple[Tensor, Tensor]:
@@ -72,15 +60,7 @@ class HeadDrafts(ModelDrafts):
         return self._run_model(count, metadata, slots, None, *(() if module is None else (module,)))
 
 
-class EagleDrafts(HeadDrafts, EagleSpeculator):
-    """EAGLE and EAGLE3."""
-
-
-class MtpDrafts(HeadDrafts, MTPSpeculator):
-    """A module of multi-token prediction."""
-
-
-class ModulesDrafts(HeadDrafts, MultiModuleMTPSpeculator):
+class ModulesDrafts(HeadDrafts):
     """Several modules of multi-token prediction draft a token each."""
 
     def take(self, package: Any, states: Any) -> None:
@@ -91,13 +71,3 @@ class ModulesDrafts(HeadDrafts, MultiModuleMTPSpeculator):
     def forwards(self, requests: int, result: Any, head: Head | None, blocks: Blocks) -> Modules:
         """Those of all modules."""
         return Modules(self, requests, result, head, blocks)
-
-
-SERVED: dict[type, type[ProgramDrafts]] = {
-    StandaloneARSpeculator: StandaloneDrafts,
-    EagleSpeculator: EagleDrafts,
-    MTPSpeculator: MtpDrafts,
-    MultiModuleMTPSpeculator: ModulesDrafts,
-    NgramGPUSpeculator: NgramDrafts,
-}
-SERVED.pop(Absent, None)

@@ -23,6 +23,8 @@ from specc.engines import vllm
 from specc.engines._probe import touches
 from specc.engines.adapter_files import LEFT_OUT
 from specc.engines.vllm import seam
+from specc.engines.vllm.kinds import KINDS
+from specc.engines.vllm.kinds.look_ups import LOOK_UPS
 from specc.runtime.plan.plan import Plan
 
 FOLDER = Path(vllm.__file__).parent
@@ -110,12 +112,12 @@ def test_what_may_be_missing_is_left_out(
     decode(server)
     assert server.program.served == len(BATCHES)
     lines = [record.getMessage() for record in caplog.records if record.levelno == logging.WARNING]
-    assert [line.rpartition(": ")[2] for line in lines[:3]] == [seam.LOOK_UPS, seam.PROFILE, seam.RUNNER]
+    assert [line.rpartition(": ")[2] for line in lines[:3]] == [LOOK_UPS.absent, seam.PROFILE, seam.RUNNER]
     assert lines[0].startswith("vLLM 0.34.0: speculator.NgramGPUSpeculator takes no req_states; ")
     assert lines[3].startswith(
         "specc: tested with vLLM 0.32.0 and 0.33.0, this is 0.34.0: all that programs must have is there"
     )
-    assert adapter("speculators").Absent not in adapter("speculators").SERVED
+    assert len(adapter("runner").SERVED) == len(KINDS) - 1
     caplog.clear()
     assert serve(plan_of("NGRAM"), release="0.34.0").program is None
     served = "EagleSpeculator, MTPSpeculator, MultiModuleMTPSpeculator, StandaloneARSpeculator"

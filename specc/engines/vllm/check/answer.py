@@ -12,28 +12,23 @@ vLLM refuses the arguments there is `error` alone, with its message.
 from __future__ import annotations
 
 import dataclasses
+import importlib
 import importlib.metadata
-import importlib.util
 import json
 import os
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
-
-def _file(path: Path) -> Any:
-    """Return the module in a file, whatever package that is of."""
-    spec = importlib.util.spec_from_file_location(f"specc_{path.stem}", path)
-    assert spec is not None and spec.loader is not None
-    module = sys.modules[spec.name] = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
-HERE = Path(__file__).resolve().parent
-served = _file(HERE.parent / "served.py")
-GpuMachine: Any = _file(HERE / "machine.py").GpuMachine
+ADAPTER: Any = ModuleType("specc_vllm")
+"""The folder of the adapter as a package, of which nothing is imported by itself."""
+ADAPTER.__path__ = [str(Path(__file__).resolve().parents[1])]
+sys.modules[ADAPTER.__name__] = ADAPTER
+served: Any = importlib.import_module(f"{ADAPTER.__name__}.served")
+machine: Any = importlib.import_module(f"{ADAPTER.__name__}.check.machine")
+GpuMachine: Any = machine.GpuMachine
 
 import vllm.model_executor.layers.mamba.abstract as abstract
 from vllm.config import set_current_vllm_config
@@ -81,7 +76,7 @@ def answer(config: Any) -> dict[str, Any]:
         "longest": model.max_model_len,
         "dtype": str(model.dtype).removeprefix("torch."),
         "page_size": page_size(config),
-        "lookups": [spec.prompt_lookup_max, spec.prompt_lookup_min],
+        "options": {name: getattr(spec, key) for name, key in server.kind.written.items()} if server.kind else {},
         "hybrid": model.is_hybrid,
     }
 

@@ -35,7 +35,7 @@ class ServerAnswer:
     Attributes:
         values: by name ``version``; ``facts``, the fields of a `Server`; ``num_steps``, ``max_requests``,
             ``largest_graph`` in tokens, 0 where nothing is captured, ``longest``, ``dtype``; ``page_size``, None where
-            attention alone decides on it; ``lookups``, the longest and the shortest; ``hybrid``.
+            attention alone decides on it; ``options`` of the program, by name; ``hybrid``.
 
     """
 

@@ -51,7 +51,7 @@ ON_DATA_CENTER: Mapping[str, VllmBackend] = {"FLASHINFER": VllmBackend(captured=
 """What is otherwise on a B200: FlashInfer has kernels of TensorRT-LLM's there."""
 
 
-class Default(NamedTuple):
+class VllmDefault(NamedTuple):
     """An attention backend that vLLM takes by itself: the first whose conditions hold; an empty one always does.
 
     Attributes:
@@ -72,21 +72,21 @@ class Default(NamedTuple):
     architectures: str = ""
 
 
-DEFAULTS: tuple[Default, ...] = (
-    Default("FLASHINFER_MLA_SPARSE_DSV4", ("sm_120",), architectures=OWN_LAYERS),
-    Default("FLASHMLA_SPARSE_DSV4", architectures=OWN_LAYERS),
-    Default("FLASH_ATTN_MLA_SPARSE", HOPPER, ("dsa",)),
-    Default("FLASHMLA_SPARSE", DATA_CENTER, ("dsa",)),
-    Default("TRITON_MLA", caches=("mla",), dtypes=("float32",)),
-    Default("FLASH_ATTN_MLA", HOPPER, ("mla",)),
-    Default("FLASHINFER_MLA", DATA_CENTER, ("mla",)),
-    Default("TRITON_MLA", caches=("mla",)),
-    Default("TRITON_ATTN", caches=("mha",), dtypes=("float32",)),
-    Default("FLASHINFER", DATA_CENTER, ("mha",)),
-    Default("FLASH_ATTN", HOPPER, ("mha",)),
-    Default("TRITON_ATTN", caches=("mha",), architectures=r"GptOss|MiMoV2"),
-    Default("FLASHINFER", caches=("mha",), kv_cache=True),
-    Default("FLASH_ATTN", caches=("mha",)),
+DEFAULTS: tuple[VllmDefault, ...] = (
+    VllmDefault("FLASHINFER_MLA_SPARSE_DSV4", ("sm_120",), architectures=OWN_LAYERS),
+    VllmDefault("FLASHMLA_SPARSE_DSV4", architectures=OWN_LAYERS),
+    VllmDefault("FLASH_ATTN_MLA_SPARSE", HOPPER, ("dsa",)),
+    VllmDefault("FLASHMLA_SPARSE", DATA_CENTER, ("dsa",)),
+    VllmDefault("TRITON_MLA", caches=("mla",), dtypes=("float32",)),
+    VllmDefault("FLASH_ATTN_MLA", HOPPER, ("mla",)),
+    VllmDefault("FLASHINFER_MLA", DATA_CENTER, ("mla",)),
+    VllmDefault("TRITON_MLA", caches=("mla",)),
+    VllmDefault("TRITON_ATTN", caches=("mha",), dtypes=("float32",)),
+    VllmDefault("FLASHINFER", DATA_CENTER, ("mha",)),
+    VllmDefault("FLASH_ATTN", HOPPER, ("mha",)),
+    VllmDefault("TRITON_ATTN", caches=("mha",), architectures=r"GptOss|MiMoV2"),
+    VllmDefault("FLASHINFER", caches=("mha",), kv_cache=True),
+    VllmDefault("FLASH_ATTN", caches=("mha",)),
 )
 """The attention backends that vLLM takes by itself: FlashAttention 2 has no sinks, and no KV cache of 8 bits."""
 

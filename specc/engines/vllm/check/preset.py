@@ -7,14 +7,14 @@ from functools import partial
 from specc.compiler.config.presets.contract import Preset
 from specc.compiler.config.presets.engine_tables import FieldBlock, TablesBlock
 from specc.engines.adapter_files import adapter_files
-from specc.engines.vllm.served import METHODS, TESTED
+from specc.engines.vllm.served import ALGORITHMS, KINDS, TESTED
 
 VLLM = Preset(
     name="vLLM",
     tested=TESTED,
     plugins="vllm.general_plugins",
     adapter=partial(adapter_files, "vllm"),
-    algorithms=tuple(METHODS),
+    algorithms=tuple(ALGORITHMS),
     demands={
         ("step",): "rotated",  # it runs the target by itself, then verifies and drafts
         ("draft_positions",): "auto",  # language models see a token where it is, heads of the target one further
@@ -34,8 +34,8 @@ VLLM = Preset(
     gpus="sm_",
     one_dtype=True,
     missing_sampling=("logit_bias", "grammar", "min_p"),  # it masks logits itself, and refuses the others with drafts
-    options={"NGRAM": {"beyond": "last", "corpus": None}},
-    whole_text={"NGRAM": "window"},
+    options={name: kind.options for kind in KINDS for name in kind.algorithms if kind.options},
+    whole_text={name: kind.whole_text for kind in KINDS for name in kind.algorithms if kind.whole_text},
     tables=TablesBlock(
         slots="block_table",
         padding_slot=-1,  # where nothing is written; its block 0 is of nobody, and stays as it is

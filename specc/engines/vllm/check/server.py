@@ -39,7 +39,7 @@ from specc.engines.vllm.check.defaults import (
 from specc.engines.vllm.check.pages import caches_prefixes, hybrid_block
 from specc.engines.vllm.check.preset import VLLM
 from specc.engines.vllm.check.speculation import Speculation, given_target, speculation
-from specc.engines.vllm.served import SETTINGS, Refusal, Server, refusals
+from specc.engines.vllm.served import KINDS, METHODS, SETTINGS, Refusal, Server, refusals
 
 RUNNER = "VLLM_USE_V2_MODEL_RUNNER"
 """vLLM's variable that chooses the model runner, where that is possible."""
@@ -180,9 +180,8 @@ def _as_drafted(drafting: Speculation, exact: ServerAnswer) -> Speculation:
     """Return how drafts are made by what vLLM says of it."""
     method = Fact(exact.facts.method or "", exact.origin)
     method = drafting.method if drafting.method.value == method.value else method
-    longest, shortest = exact.values["lookups"] if drafting.draft is None else (drafting.longest, drafting.shortest)
     steps = _settled(drafting.num_steps, exact, "num_steps")
-    return replace(drafting, method=method, num_steps=steps, longest=longest, shortest=shortest)
+    return replace(drafting, method=method, num_steps=steps, options=exact.values["options"])
 
 
 def _facts(arguments: Arguments, drafting: Speculation, settings: Mapping[str, object]) -> Server:
@@ -198,11 +197,12 @@ def _first_runner(arguments: Arguments, server: Server) -> str:
     spec = arguments.block(SPECULATION)
     if arguments.environment.get(RUNNER) == "0":
         return f"{RUNNER}=0"
-    if server.method in ("suffix", "custom_class"):
-        return f"the method {server.method}"
+    method = METHODS.get(server.method or "")
+    if method is not None and method.first_runner:
+        return f"the method {method.name}"
     if spec.get("use_heterogeneous_vocab"):
         return "use_heterogeneous_vocab"
-    if server.settings.get("parallel_drafting") and server.method not in ("dflash", "dspark"):
+    if server.settings.get("parallel_drafting") and not (method is not None and method.at_once):
         return "parallel_drafting"
     if server.settings.get("use_ubatching") and RUNNER not in arguments.environment:
         return "microbatches"
@@ -380,8 +380,9 @@ def _hint(refusal: Refusal) -> str | None:
     if refusal.about in SETTINGS:
         served, name = SETTINGS[refusal.about].served, argument(refusal.about)
         return f"leave {name} out" + ("" if served in (None, False) else f", or write {served}")
+    *methods, last = dict.fromkeys(of[0].name for kind in KINDS for of in kind.algorithms.values())
     return {
-        "method": f"there are {', '.join(VLLM.algorithms)}, by the methods draft_model, eagle, eagle3, mtp and ngram",
+        "method": f"there are {', '.join(VLLM.algorithms)}, by the methods {', '.join(methods)} and {last}",
         "rounds": f"write as many {SPECULATION}.num_speculative_tokens as there are modules",
         "first_runner": "programs run in the second one, which vLLM takes by itself",
     }.get(refusal.about)

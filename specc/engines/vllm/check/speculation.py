@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from itertools import chain
 from pathlib import Path
 from typing import Any, cast
 
@@ -13,22 +14,10 @@ from specc.compiler.config.presets.contract import OWN_HEADS
 from specc.compiler.support.speculators import MARK, verifier
 from specc.engines.answers import OwnModules
 from specc.engines.vllm.check.command_line import ANSWERS, SPECULATION, Arguments
-from specc.engines.vllm.served import METHODS, MODULES, turns
+from specc.engines.vllm.served import ALGORITHMS, METHODS, is_assistant, kind_of, turns
 
-LOOK_UPS = METHODS["NGRAM"]
-_OTHERS = ("dflash", "dspark", "suffix", "custom_class", "extract_hidden_states")
-"""Methods of vLLM's that no program has."""
-_LOOK_UP_LENGTH = 5
-"""Tokens that are looked up, where nothing says how many."""
-_BY_NAME: Mapping[str, str] = {"eagle-": "eagle", "eagle3": "eagle3", "dflash": "dflash", "dspark": "dspark"}
-"""What is in a draft's name -> the method that vLLM then takes, the first of those that are there."""
-_BY_CLASS: Mapping[str, str] = {
-    "MuseGlimmerAssistantModel": "dflash", "Qwen3DSparkModel": "dspark", "Qwen3OmniDSparkModel": "dspark",
-    "MuseSparkDSparkModel": "dspark", "Gemma4DSparkModel": "dspark", "DSparkDraftModel": "dspark",
-}  # fmt: skip
-"""A draft's class -> the method that vLLM takes for it, whatever its name is."""
-_OF_SPECULATORS: Mapping[str, str] = {"peagle": "eagle3", "dflash2": "dflash"}
-"""Type of a draft in the format of speculators -> vLLM's method, where they differ."""
+MODULES = next(name for name, method in METHODS.items() if method.modules)
+USUAL = next(name for name, method in METHODS.items() if method.usual)
 TABLE = "num_speculative_tokens_per_batch_size"
 """vLLM's key of a list of [first, last, number]: how many tokens are drafted for batches of these sizes."""
 _SEVERAL = "num_nextn_predict_layers"
@@ -44,7 +33,7 @@ class Speculation:
         draft: the draft's directory and what it says; None where drafts are looked up.
         draft_origin: where the directory comes from.
         num_steps: tokens that are drafted.
-        longest, shortest: lengths of what is looked up.
+        options: those of the program that the command line says, by name.
 
     """
 
@@ -52,8 +41,7 @@ class Speculation:
     draft: tuple[Path, Described] | None
     draft_origin: str
     num_steps: Fact
-    longest: int = _LOOK_UP_LENGTH
-    shortest: int = _LOOK_UP_LENGTH
+    options: Mapping[str, int] = field(default_factory=dict[str, int])
 
     @property
     def turns(self) -> tuple[int, int]:
@@ -65,8 +53,7 @@ class Speculation:
     @property
     def assistant(self) -> bool:
         """Whether an assistant drafts, which reads the target's keys and values."""
-        kind = self.draft[1].model_type if self.draft is not None else ""
-        return "gemma4" in kind and "assistant" in kind
+        return self.draft is not None and is_assistant(self.draft[1].model_type)
 
 
 def given_target(arguments: Arguments) -> tuple[Path, Described] | None:
@@ -79,14 +66,15 @@ def given_target(arguments: Arguments) -> tuple[Path, Described] | None:
     if given is None or MARK not in given[1].content:
         return given
     name, tokens = verifier(given[1].content)
-    block, kind = arguments.blocks.setdefault(SPECULATION, {}), str(given[1].content[MARK])
+    block, written_as = arguments.blocks.setdefault(SPECULATION, {}), str(given[1].content[MARK])
+    method = next((method for method in METHODS.values() if written_as in method.formats), None)
     if name is None:
         arguments.wrong("the draft of --model names no target (speculators_config.verifier)", "give the target")
         return None
     more = {} if tokens is None else {"num_speculative_tokens": tokens}
     written = {**block}
-    block |= more | written | {"method": _OF_SPECULATORS.get(kind, kind), "model": arguments.text("--model")}
-    if kind == "peagle":
+    block |= more | written | {"method": method.name if method else written_as, "model": arguments.text("--model")}
+    if method is not None and method.formats[written_as]:
         block["parallel_drafting"] = True
     return arguments.model("the target that the draft of --model names", name, describe)
 
@@ -99,15 +87,17 @@ def speculation(arguments: Arguments, target: tuple[Path, Described] | None) -> 
         arguments.wrong(f"{SPECULATION} is missing: nothing is drafted", hint)
         return None
     written, drafting = _word(arguments, block, "method"), _word(arguments, block, "model")
-    method = written.strip("[]") or (drafting.strip("[]") if drafting.strip("[]") == "ngram" else "draft_model")
+    in_place = METHODS.get(drafting.strip("[]"))
+    method = written.strip("[]") or (in_place.name if in_place is not None and in_place.in_place else USUAL)
     steps = _count(arguments, block, "num_speculative_tokens")
-    if method in LOOK_UPS or method in _OTHERS:
+    known = METHODS.get(method)
+    if known is not None and (known.model_less or kind_of(method) is None):
         if steps is None:
             arguments.wrong(f"{SPECULATION}.num_speculative_tokens is missing")
             return None
         given = Fact(method, f"{SPECULATION}.{'method' if written else 'model'}")
         drafted = Fact(steps, f"{SPECULATION}.num_speculative_tokens")
-        return Speculation(given, None, "", drafted, *_lengths(arguments, block))
+        return Speculation(given, None, "", drafted, _options(arguments, block, method))
     return _of_model(arguments, target, method, written, drafting, steps)
 
 
@@ -152,15 +142,15 @@ def _of_model(
 
 def _settled(method: str, name: str, draft: Described) -> str | None:
     """Return the method that vLLM settles on for a draft of this name; None for one that it does not know."""
-    if method in ("eagle", "eagle3", "dflash", "dspark"):
+    if method in METHODS and METHODS[method].stated:
         return method
-    if named := next((by_name for part, by_name in _BY_NAME.items() if part in name.lower()), None):
-        return named
-    if by_class := next((_BY_CLASS[architecture] for architecture in draft.classes if architecture in _BY_CLASS), None):
-        return by_class
+    named = (of for of, known in METHODS.items() if any(part in name.lower() for part in known.names))
+    by_class = (of for told in draft.classes for of, known in METHODS.items() if told in known.classes)
+    if (told := next(chain(named, by_class), None)) is not None:
+        return told
     if _brought(draft) is not None or "mtp" in draft.model_type:
         return MODULES
-    return "draft_model" if method == "draft_model" else None
+    return USUAL if method == USUAL else None
 
 
 def _brought(draft: Described) -> OwnModules | None:
@@ -182,18 +172,16 @@ def _report_unknown(arguments: Arguments, method: str, draft: Described) -> None
         named = ", ".join(draft.classes) or draft.model_type
         arguments.wrong(f"vLLM has no modules of multi-token prediction for {named}", f"give {SPECULATION}.model")
         return
-    there = ", ".join(dict.fromkeys(method for methods in METHODS.values() for method in methods))
+    there = ", ".join(dict.fromkeys(method for methods in ALGORITHMS.values() for method in methods))
     arguments.wrong(f"{SPECULATION}.method '{method[:60]}' is unknown", f"there are {there}")
 
 
 def _unread(method: str, draft: Described) -> str | None:
     """Return in words that vLLM has no class for a draft, which it calls by its method and the class's name."""
-    if method not in ("eagle", "eagle3") or MARK in draft.content or not draft.classes:
+    if not METHODS[method].prefix or MARK in draft.content or not draft.classes:
         return None
-    begin, name = method.capitalize(), draft.classes[0]
-    own = name.startswith(begin) or (method == "eagle3" and name.endswith(begin))
-    called = [name, name if own else f"{begin}{name}"]
-    unknown = [name for name in called if name not in ANSWERS.architectures]
+    name = draft.classes[0]
+    unknown = [name for name in (name, METHODS[method].called(name)) if name not in ANSWERS.architectures]
     if not unknown or OWN_HEADS.fullmatch(name):  # of which any engine is told
         return None
     return f"a draft of the class {unknown[0]}, which vLLM does not have,"
@@ -233,10 +221,9 @@ def numbers(arguments: Arguments, most: int) -> list[int]:
     return sorted({most, *(min(int(row[2]), most) for row in rows if row[2] >= 0)})
 
 
-def _lengths(arguments: Arguments, block: Mapping[str, object]) -> tuple[int, int]:
-    """Return the lengths of what is looked up: one stands for the other that is not given."""
-    longest, shortest = (_count(arguments, block, f"prompt_lookup_{end}") for end in ("max", "min"))
-    usual = longest or shortest or _LOOK_UP_LENGTH
-    if (longest or usual) < (shortest or usual):
-        arguments.wrong(f"{SPECULATION}.prompt_lookup_min is more than prompt_lookup_max")
-    return longest or usual, shortest or usual
+def _options(arguments: Arguments, block: Mapping[str, object], method: str) -> Mapping[str, int]:
+    """Return the options of a program that vLLM's keys say, after reporting those that contradict each other."""
+    if (kind := kind_of(method)) is None:
+        return {}
+    written = {name: _count(arguments, block, key) for name, key in kind.written.items()}
+    return kind.settled(written, lambda what: arguments.wrong(f"{SPECULATION}.{what}"))

@@ -70,16 +70,16 @@ def _num_steps(arguments: Arguments, most: Fact) -> str:
 
 def _look_ups(arguments: Arguments, server: Started) -> list[str]:
     """Return the lines of what is looked up, after reporting that nothing says how long a text may be."""
-    if server.drafting.draft is not None:
+    kind = server.facts.kind
+    if kind is None or not kind.whole_text:
         return []
     if server.longest is None:
         hint = "write --max-model-len, for the server as well"
         arguments.wrong("drafts are looked up in as many tokens as a text may have, and nothing says how many", hint)
         return []
-    lengths = f"longest: {server.drafting.longest}, shortest: {server.drafting.shortest}"
-    return [
-        f"options: {{window: {server.longest.value}, {lengths}}} # {server.longest.origin}, prompt_lookup_max, _min"
-    ]
+    options = {kind.whole_text: server.longest.value, **server.drafting.options}
+    said = ", ".join(f"{name}: {value}" for name, value in options.items())
+    return [f"options: {{{said}}} # {server.longest.origin}, {kind.origin}"]
 
 
 def _model(server: Started, role: str, origin: str) -> list[str]:

@@ -14,7 +14,7 @@ from specc.compiler.config.wanted import Limits
 from specc.engines.vllm.check.command_line import SPECULATION, parse
 from specc.engines.vllm.check.server import started
 from specc.engines.vllm.check.speculation import TABLE
-from specc.engines.vllm.served import METHODS
+from specc.engines.vllm.served import ALGORITHMS
 
 
 def command(pair: Pair, chosen: Drafting, topk: int | None, num_steps: int | None) -> list[str]:
@@ -48,7 +48,7 @@ def limits(pair: Pair, chosen: Drafting, gpu: Gpu) -> Limits:
 
 def _words(pair: Pair, chosen: Drafting, drafted: Mapping[str, Any]) -> list[str]:
     """Return the words for what is drafted, as keys of the speculation."""
-    draft, methods = chosen.draft, METHODS.get(chosen.algorithm, (chosen.algorithm.lower(),))
+    draft, methods = chosen.draft, ALGORITHMS.get(chosen.algorithm, (chosen.algorithm.lower(),))
     speculation: dict[str, Any] = {"method": methods[-1 if draft is not None and draft.modules else 0]}
     if draft is not None and draft is not pair.target:
         speculation["model"] = draft.written

@@ -14,6 +14,8 @@ import importlib
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
+from ..kinds import KINDS
+
 KNOWN: Mapping[str, Mapping[str, str]] = {
     "v1.worker.gpu.model_runner.GPUModelRunner": {
         "add_requests": "e18eef318021",
@@ -107,48 +109,7 @@ KNOWN: Mapping[str, Mapping[str, str]] = {
         "compute_draft_logits": "e854cb64c324",
         "sample_draft": "0e9dbfbaa537 12f68e3f48e3",
     },
-    "v1.worker.gpu.spec_decode.target_dependent_ar.speculator.TargetDependentARSpeculator": {
-        "propose": "f3fb9d60699f be47ab9a1907",
-        "_run_model": "d911c8971902 bbb22f61721c",
-        "_prefill": "44c278f689e6 8cda1d255345",
-        "_generate_draft": "5ce97c0c91bb",
-    },
-    "v1.worker.gpu.spec_decode.target_dependent_ar.speculator": {
-        "_prepare_prefill_inputs_kernel": "45f6705caa9a",
-        "_prepare_decode_inputs_kernel": "e2a876c8cc2f",
-        "_update_draft_inputs_kernel": "8594f31c708d",
-    },
-    "v1.worker.gpu.spec_decode.standalone_ar.speculator.StandaloneARSpeculator": {
-        "propose": "13a6680698c5",
-        "_run_model": "9694efcfeb6d",
-        "_prefill": "013d3dffadba",
-        "_multi_step_decode": "c49ac2203365",
-    },
-    "v1.worker.gpu.spec_decode.standalone_ar.speculator": {
-        "_prepare_prefill_inputs_kernel": "84c7f9d0d4a2",
-    },
-    "v1.worker.gpu.spec_decode.multi_module_mtp.speculator.MultiModuleMTPSpeculator": {
-        "propose": "eba1a8530441",
-        "compute_draft_logits": "bc1fae0498ab",
-        "_run_model": "3b14162f6a97",
-        "_prepare_inputs": "7479ae6b4a8c",
-        "_generate_drafts": "bd7c7ecdc682",
-    },
-    "v1.worker.gpu.spec_decode.multi_module_mtp.speculator": {
-        "_prepare_input_buffers_kernel": "34ed37047ace",
-        "_prepare_input_hidden_states_and_embeddings_kernel": "bfc8a16f444d",
-        "_pad_trailing_draft_slots_kernel": "d7a53831ace9",
-        "_cache_inputs_kernel": "6767863f903a",
-        "_shift_input_ids_kernel": "78f12b46bf4a",
-    },
-    "v1.worker.gpu.spec_decode.ngram.speculator.NgramGPUSpeculator": {
-        "propose": "f0c077e4dac1",
-    },
-    "v1.worker.gpu.spec_decode.ngram.speculator": {
-        "_ngram_scan_kernel": "99ec0ac3ce30",
-        "_ngram_finalize_kernel": "2717d360d8d2",
-    },
-}
+} | {owner: functions for kind in KINDS for owner, functions in kind.digests.items()}
 """Module or class below vLLM's package -> its functions -> their digests in the tested versions, the oldest first."""
 SILENT = ("ctx", "kind", "type_comment")
 """Fields of syntax trees that say nothing that the source does not say elsewhere."""

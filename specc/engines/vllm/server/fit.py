@@ -7,7 +7,7 @@ from typing import Any
 
 from ..._heads import TOKEN_MAP
 from ..._plugin import MisfitError
-from ..served import Server, facts, refusals
+from ..served import KindOfDraft, Server, facts, refusals
 
 
 def misfits(plans: Mapping[Any, Any], config: Any, kind: type, served: Collection[type]) -> list[str]:
@@ -56,18 +56,17 @@ def _arguments(plan: Any, config: Any, server: Server) -> Iterator[str]:
     ranks = config.parallel_config.tensor_parallel_size
     if plan.computes_head and plan.ranks != ranks:
         yield f"tensor_parallel is {plan.ranks} in the program, tensor_parallel_size is {ranks} in the server"
-    if told == server.algorithm == "NGRAM":
-        yield from _looked_up(plan.options, config.model_config.max_model_len, spec)
+    if server.kind is not None and told == server.algorithm:
+        yield from _options(plan, server.kind, config)
 
 
-def _looked_up(options: Any, longest: int, spec: Any) -> Iterator[str]:
-    """What differs in how drafts are looked up, by the program's names and vLLM's."""
-    wanted = {"window": ("max_model_len", longest)}
-    for mine, argument in (("longest", "prompt_lookup_max"), ("shortest", "prompt_lookup_min")):
-        wanted[mine] = argument, getattr(spec, argument)
+def _options(plan: Any, kind: KindOfDraft, config: Any) -> Iterator[str]:
+    """What differs in the options that vLLM has keys for, by the program's names and vLLM's."""
+    wanted = {kind.whole_text: ("max_model_len", config.model_config.max_model_len)} if kind.whole_text else {}
+    wanted |= {mine: (key, getattr(config.speculative_config, key)) for mine, key in kind.written.items()}
     for mine, (argument, value) in wanted.items():
-        if options[mine] != value:
-            yield f"options.{mine} is {options[mine]} in the program, {argument} is {value} in the server"
+        if plan.options[mine] != value:
+            yield f"options.{mine} is {plan.options[mine]} in the program, {argument} is {value} in the server"
 
 
 def _models(plan: Any, config: Any) -> Iterator[str]:

@@ -183,7 +183,7 @@ def test_methods_that_vllm_settles_on(line: str, method: str, algorithm: str, st
 FACTS = {"method": "eagle", "modules": 1, "rounds": 1, "assistant": False, "first_runner": "", "settings": {}}
 SAID: dict[str, Any] = {
     "version": "9.9", "facts": FACTS, "num_steps": 2, "max_requests": 1024, "largest_graph": 512, "longest": 131072,
-    "dtype": "bfloat16", "page_size": None, "lookups": [0, 0], "hybrid": False,
+    "dtype": "bfloat16", "page_size": None, "options": {}, "hybrid": False,
 }  # fmt: skip
 """What vLLM might say of a server."""
 HEAD = "vllm serve t --spec-model one --spec-method eagle --spec-tokens 2"
@@ -225,10 +225,10 @@ def test_what_vllm_says_is_what_is_refused() -> None:
 
 @pytest.mark.usefixtures("models")
 def test_look_ups_as_vllm_says() -> None:
-    words = "vllm serve t --spec-method ngram --spec-tokens 2"
-    answer = ServerAnswer(SAID | {"facts": FACTS | {"method": "ngram_gpu"}, "lookups": [7, 3]})
+    words, said = "vllm serve t --spec-method ngram --spec-tokens 2", {"longest": 7, "shortest": 3}
+    answer = ServerAnswer(SAID | {"facts": FACTS | {"method": "ngram_gpu"}, "options": said})
     drafting = started(parse([words]), H100, None, answer).drafting
-    assert (drafting.method.value, drafting.longest, drafting.shortest) == ("ngram_gpu", 7, 3)
+    assert (drafting.method.value, drafting.options) == ("ngram_gpu", said)
 
 
 def python(folder: Path, script: str) -> Path:
