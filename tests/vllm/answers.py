@@ -1,4 +1,7 @@
-"""What vLLM says of its arguments and model classes: `.vllm/bin/python tests/vllm/answers.py OUT.json`."""
+"""What vLLM says of its arguments and model classes, and what it takes by itself.
+
+.vllm/bin/python tests/vllm/answers.py OUT.json
+"""
 
 from __future__ import annotations
 
@@ -12,7 +15,7 @@ from engine_classes import derived_from
 
 sys.path.append(str(Path(__file__).parents[2] / "specc/engines/vllm/check"))
 
-import machine  # noqa: F401 (vLLM finds the GPU that it says there is)
+import resolved_answers  # vLLM finds the GPUs that it says there are
 import vllm
 from transformers import CONFIG_MAPPING, PretrainedConfig
 from vllm.config.speculative import MTPModelTypes, SpeculativeConfig
@@ -82,6 +85,7 @@ def main() -> None:
         "architectures": names,
         "modules": all_modules(),
         "hybrid": hybrid(names),
+        **resolved_answers.resolved(),
     }
     write("vllm", said)
 

@@ -1,7 +1,6 @@
 """What vLLM makes of command lines: `.vllm/bin/python tests/vllm/resolve.py JOB.json OUT.json`.
 
-Job and answers are those of `specc vllm check --exact`; `backends` of an answer to all are vLLM's first choices of
-attention by GPU.
+Job and answers are those of `specc vllm check --exact`.
 """
 
 from __future__ import annotations
@@ -18,31 +17,16 @@ SCRIPT = Path(__file__).parents[2] / "specc/engines/vllm/check/answer.py"
 spec: Any = importlib.util.spec_from_file_location("answer", SCRIPT)
 asked: Any = importlib.util.module_from_spec(spec)
 spec.loader.exec_module(asked)
-ARCHS = ("sm_80", "sm_89", "sm_90", "sm_100", "sm_120")
 for kind in ("mimo", "mimo_v2"):
     AutoConfig.register(kind, type(kind, (Qwen2Config,), {"model_type": kind}))
 """In the place of the code that comes with a model, which is not run."""
-
-
-def first_choices() -> dict[str, str]:
-    """VLLM's first choices of attention in bfloat16, by GPU and layout of the KV cache."""
-    from vllm.platforms import cuda
-
-    choices: dict[str, str] = {}
-    for arch in ARCHS:
-        asked.GpuMachine.arch = arch
-        for mla in (False, True):
-            capability = asked.GpuMachine.get_device_capability()
-            names = [backend.name for backend in cuda._get_backend_priorities(mla, capability, num_heads=128)]
-            choices[f"{arch} {'mla' if mla else 'mha'}"] = names[0]
-    return choices
 
 
 def main() -> None:
     """Read a job, answer it, write what came out."""
     job, out = (Path(name) for name in sys.argv[1:])
     answers = asked.answers(json.loads(job.read_text()))
-    out.write_text(json.dumps({"answers": answers, "backends": first_choices()}))
+    out.write_text(json.dumps(answers))
 
 
 if __name__ == "__main__":

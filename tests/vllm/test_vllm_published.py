@@ -27,7 +27,6 @@ from specc.compiler.driver.compile import check_config
 from specc.compiler.support.diagnostics import DiagnosticError
 from specc.engines.vllm.check.asked import ServerAnswer, case_of
 from specc.engines.vllm.check.command_line import Arguments, parse
-from specc.engines.vllm.check.defaults import attention
 from specc.engines.vllm.check.server import ANSWERS, Started, started
 from specc.engines.vllm.check.written import configuration
 from specc.engines.vllm.served import ALGORITHMS, refusals
@@ -123,7 +122,7 @@ def published(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def answers(published: Path, tmp_path_factory: pytest.TempPathFactory) -> Mapping[Any, Any]:
-    """What vLLM makes of every case, and its first choices of attention."""
+    """What vLLM makes of every case."""
     jobs: list[dict[str, Any]] = []
     for name, gpu in CASES:
         jobs.append(case_of(parse([LINES[name]]), gpu_of(gpu)))
@@ -137,8 +136,7 @@ def answers(published: Path, tmp_path_factory: pytest.TempPathFactory) -> Mappin
         check=True,
         timeout=570,
     )
-    resolved = json.loads(out.read_text())
-    return {"backends": resolved["backends"], **dict(zip(CASES, resolved["answers"], strict=True))}
+    return dict(zip(CASES, json.loads(out.read_text()), strict=True))
 
 
 def refused(resolved: Mapping[str, Any]) -> bool:
@@ -241,12 +239,3 @@ def test_what_vllm_refuses(published: Path, monkeypatch: pytest.MonkeyPatch) -> 
     result = CliRunner().invoke(app, [*words, "-sc.num_speculative_tokens=3"])
     assert result.exit_code == 1
     assert "refuses these arguments" in result.stderr
-
-
-def test_the_first_choice_of_attention(answers: Mapping[Any, Any]) -> None:
-    """In bfloat16 it is the first one of vLLM's list that the GPU has: FLASH_ATTN_MLA is Hopper's alone."""
-    for case, backend in answers["backends"].items():
-        gpu, cache = case.split()
-        chosen = attention(gpu_of(gpu), cache, "bfloat16", "LlamaForCausalLM", small_cache=False)
-        expected = "TRITON_MLA" if backend == "FLASH_ATTN_MLA" and gpu != "sm_90" else backend
-        assert chosen == expected, case

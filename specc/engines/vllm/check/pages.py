@@ -12,8 +12,10 @@ from specc.compiler.config.archs import Gpu
 from specc.compiler.config.models import Fact, ModelFacts
 from specc.compiler.config.models.states import GDN, KDA, RecurrentState
 from specc.engines.vllm.check.command_line import Arguments
-from specc.engines.vllm.check.defaults import DATA_CENTER, HOPPER, block_of
+from specc.engines.vllm.check.defaults import block_of
 
+_HOPPER, _BLACKWELL = "sm_9", ("sm_10", "sm_12")
+"""How the names of these GPUs begin."""
 _BYTES = {"float32": 4, "bfloat16": 2, "float16": 2, "float8_e4m3fn": 1, "float8_e5m2": 1}
 _LATENT_STEP = 128
 """Tokens of which a block of latent rows is a multiple beside a recurrent state."""
@@ -55,7 +57,7 @@ def _step(
     arguments: Arguments, gpu: Gpu, target: ModelFacts, state: RecurrentState, backends: set[str]
 ) -> tuple[int, str]:
     """Return of what a block is a multiple, and why where that is more than attention's."""
-    step = max(block_of(backends), arguments.number("--block-size") or 0)
+    step = max(block_of(backends, gpu), arguments.number("--block-size") or 0)
     step = max(step, _LATENT_STEP) if target.values.get("kv_layout") == "mla" else step
     exports = state.kind == GDN and not str(target.values.get("architecture")).startswith(_KEEPS_NONE)
     if exports and caches_prefixes(arguments) and _exports_states(arguments, gpu, state):
@@ -66,8 +68,8 @@ def _step(
 def _exports_states(arguments: Arguments, gpu: Gpu, state: RecurrentState) -> bool:
     """Whether FlashInfer prefills, as it does by itself on Hopper, and on Blackwell for keys of 128."""
     asked = arguments.text("--gdn-prefill-backend", "auto")
-    blackwell = (gpu.arch in DATA_CENTER or gpu.arch.startswith("sm_12")) and state.columns == 128
-    return asked in ("auto", "flashinfer") and (gpu.arch in HOPPER or blackwell)
+    blackwell = gpu.arch.startswith(_BLACKWELL) and state.columns == 128
+    return asked in ("auto", "flashinfer") and (gpu.arch.startswith(_HOPPER) or blackwell)
 
 
 def _row_bytes(arguments: Arguments, target: ModelFacts, dtype: str) -> int | None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -259,7 +258,7 @@ def _attention(arguments: Arguments, gpu: Gpu, role: str, described: Described, 
         arguments.wrong(
             f"which attention vLLM takes on {gpu.title} for {cache} is not known", "write --attention-backend"
         )
-    over = architecture if re.match(OWN_LAYERS, architecture) else cache
+    over = architecture if architecture.startswith(OWN_LAYERS) else cache
     return Fact(backend or "", f"vLLM's choice on {gpu.title} for {over} in {dtype}")
 
 
@@ -287,7 +286,7 @@ def _graph(arguments: Arguments, target: Described, kept: int, width: int, gpu: 
     if gpu.is_cpu or arguments.flag("--enforce-eager") or mode == "NONE" or (level == "0" and not mode):
         return 0
     sizes, most = compilation.get("cudagraph_capture_sizes"), compilation.get("max_cudagraph_capture_size")
-    usual = most_captured(kept, width, gpu.arch, str(target.said.values.get("architecture", "")))
+    usual = most_captured(kept, width, gpu, str(target.said.values.get("architecture", "")))
     words = [str(size) for size in cast("list[object]", sizes)] if isinstance(sizes, list) else []
     listed = [int(size) for size in words if is_count(size)]
     tokens = most if type(most) is int else max(listed, default=usual)
@@ -309,7 +308,7 @@ def _captured(gpu: Gpu, backends: Mapping[str, Fact], tokens: int, largest: int,
     if looked_up:
         return Fact("look-ups are one graph", f"in batches of up to {largest}")
     backend = str(backends["draft"].value)
-    if is_captured(backend, gpu.arch):
+    if is_captured(backend, gpu):
         return Fact(
             "drafts are one graph", f"in batches of up to {largest}: {backend} makes its metadata on the device"
         )
@@ -340,7 +339,7 @@ def _page(
         arguments.wrong("blocks of a model with recurrent state are as large as that state, which is not known", hint)
     if (written := arguments.number("--block-size")) is not None:
         return Fact(written, "--block-size")
-    size = block_of(named)
+    size = block_of(named, gpu)
     return Fact(size, "vLLM's default" if size == BLOCK else f"what {backends['target'].value} attention takes")
 
 

@@ -401,8 +401,8 @@ def test_pages() -> None:
     assert server(line).page_size.value == 16
     assert server(f"{line} --block-size 32").page_size.value == 32
     assert server("hybrid --spec-method mtp --spec-tokens 2", page_size=64).page_size.value == 64
-    assert block_of({"FLASH_ATTN", "FLASHMLA"}) == 64
-    assert (block_of({"FLASHINFER_MLA"}), block_of({"WHO_KNOWS"})) == (32, 16)
+    assert block_of({"FLASH_ATTN", "FLASHMLA"}, H100) == 64
+    assert (block_of({"FLASHINFER_MLA"}, gpu_of("b200")), block_of({"WHO_KNOWS"}, H100)) == (32, 16)
 
 
 @pytest.mark.usefixtures("models")
@@ -476,13 +476,16 @@ def test_what_vllm_takes_by_itself() -> None:
         "CPU_ATTN",
         None,
     ]
-    assert [is_captured("FLASHINFER", arch) for arch in ("sm_90", "sm_100")] == [False, True]
-    assert not is_captured("WHO_KNOWS", "sm_90")
+    assert [is_captured("FLASHINFER", gpu_of(word)) for word in ("h100", "b200")] == [False, True]
+    assert not is_captured("WHO_KNOWS", H100)
     memories = [max_requests(gpu_of(word)) for word in ("h100", "b200", "a100", "l40s", "rtxpro6000")]
     assert memories == [1024, 1024, 256, 256, 1024]
-    assert [most_captured(1024, 4, "sm_90"), most_captured(16, 4, "sm_90"), most_captured(1024, 4, "sm_100")] == [
-        512, 128, 1024,
-    ]  # fmt: skip
+    assert [most_captured(*of) for of in ((1024, 4, H100), (16, 4, H100), (1024, 4, gpu_of("b200")))] == [
+        512,
+        128,
+        1024,
+    ]
+    assert most_captured(16, 4, H100, "GptOssForCausalLM") == 1024
     assert buckets_up_to(20) == [1, 2, 4, 8, 16, 20]
     assert buckets_up_to(1) == [1]
     assert len(buckets_up_to(1024)) <= 64
