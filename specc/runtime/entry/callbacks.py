@@ -34,14 +34,14 @@ class Forwarded(Requests):
     capture: str
 
 
-class Places(Forwarded):
+class Slots(Forwarded):
     """What a forward writes that has A places in a request."""
 
     positions: Annotated[Tensor, "i64[B, A]"]
     slots: Annotated[Tensor, "i64[B, A]"]
 
 
-class Path(Places):
+class Path(Slots):
     """The accepted path, of which a draft returns what it makes of the flat rows `select`."""
 
     tokens: Annotated[Tensor, "i64[B, A]"]
@@ -67,7 +67,7 @@ class AssistCall(Forwarded):
     hidden: NotRequired[Annotated[Tensor, "T[B, *x, W]"]]
 
 
-class BlockCall(Places):
+class BlockCall(Slots):
     """All drafts at once, over the bonus token and S places to fill -> logits: T[B, S, Vd]."""
 
     bonus: Annotated[Tensor, "i32[B]"]
@@ -97,7 +97,7 @@ class ExtendModuleCall(Path):
     hidden: Annotated[Tensor, "T[B, A, W]"]
 
 
-class InjectCall(Places):
+class InjectCall(Slots):
     """The draft's keys and values of the path, to be made of the target's rows -> nothing."""
 
     hidden: Annotated[Tensor, "T[B, A, W]"]
