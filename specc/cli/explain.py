@@ -20,6 +20,7 @@ from specc.cli.configuration import (
     shape_index,
 )
 from specc.cli.reporting import Format, printing, reporting
+from specc.compiler.ir.ops.model import runs_a_model
 from specc.runtime.plan.shape import listed
 
 if TYPE_CHECKING:
@@ -267,4 +268,6 @@ def _node(plan: Plan, step: PlacedNode) -> tuple[str, str, str]:
     reads = ", ".join(name if name == value else f"{name} = {value}" for name, value in node.operands.items())
     if node.host:
         return "host", f"reads {reads}; may wait for the device", ""
+    if not runs_a_model(node):
+        return "engine", f"reads {reads}; commits recurrent states", ""
     return "forward", f"reads {reads}; captures {node.capture}", ""

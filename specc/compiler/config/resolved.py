@@ -52,6 +52,7 @@ class ModelConfig:
     nothing says so; ``target_hidden_size`` and ``num_aux_layers`` are what a draft says of rows of several layers,
     of which it reads none if it says 0, but the target's last row.
     ``num_hidden_layers`` is None where all layers keep keys and values, so that ``num_layers`` are all.
+    ``state_layers`` keep a recurrent state, of ``state_bytes`` a request in each of them, 0 where that is not known.
     ``experts_per_token`` and ``index_topk`` are None where the model has no experts, or no sparse attention.
     ``token_map`` says of a draft that scores a part of the target's tokens where its map is: a file, ``model``
     or ``engine``; None of any other model. ``padded_vocab_size`` are the columns of all shards of its logits together,
@@ -79,6 +80,8 @@ class ModelConfig:
     target_hidden_size: int | None = None
     num_aux_layers: int | None = None
     num_hidden_layers: int | None = None
+    state_layers: int = 0
+    state_bytes: int = 0
     token_map: str | None = None
     padded_vocab_size: int | None = None
     kv_ranks: int = 1

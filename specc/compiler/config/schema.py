@@ -115,6 +115,12 @@ class ModelBlock(Block):
     """Layers that keep keys and values."""
     num_hidden_layers: Annotated[Count, Field(le=4096)] | None = None
     """All layers, where some keep no keys and values. Default: num_layers."""
+    state_layers: Annotated[int, Field(strict=True, ge=0, le=4096)] | None = None
+    """Layers that keep a recurrent state of a request (linear attention, state spaces, short convolutions). Of a target
+    with such layers a step commits the state of the last accepted token. Default: those of the model, else none."""
+    state_bytes: Annotated[int, Field(strict=True, ge=0, le=1 << 40)] | None = None
+    """Bytes of that state in such a layer, of one request, on all ranks together. Default: those of the model, if its
+    config.json says the sizes."""
     num_kv_heads: Annotated[Count, Field(le=4096)] | None = None
     """Key/value heads per layer; 1 for mla."""
     head_dim: Annotated[Count, Field(le=8192)] | None = None

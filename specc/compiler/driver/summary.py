@@ -12,6 +12,7 @@ from rich.console import Console, ConsoleOptions, Group
 from rich.table import Table
 from rich.text import Text
 
+from specc.compiler.ir.ops.model import runs_a_model
 from specc.compiler.support.render import printable
 from specc.runtime.plan.nodes import External, Given, Node, Reference
 from specc.runtime.plan.plan import Plan, Totals
@@ -58,7 +59,8 @@ def _phases(plan: Plan, title: str) -> Table:
 
 def _what(node: Node) -> str:
     if isinstance(node, External):
-        return f"the engine's {node.callback} {'on the host' if node.host else 'forward'}"
+        what = " forward" if runs_a_model(node) else " on the host" if node.host else ""
+        return f"the engine's {node.callback}{what}"
     if isinstance(node, Given):
         return f"{', '.join(node.results)} of the target, which the engine hands over"
     return counted(call.op for call in node.ops) + " (torch)" * isinstance(node, Reference)

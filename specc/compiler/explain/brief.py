@@ -7,6 +7,7 @@ from math import prod
 
 from specc.compiler.explain.program import rows
 from specc.compiler.explain.story import RemarkStory, Story
+from specc.compiler.ir.ops.model import runs_a_model
 from specc.compiler.ir.types import DTYPES
 from specc.compiler.pass_manager.pass_base import REMOVED, Choice
 from specc.runtime.plan.draft_head import SCALE, TOKEN_ENTRIES, WEIGHT
@@ -148,12 +149,13 @@ def _span(stem: str, first: int, last: int) -> str:
 
 def _forwards(plan: Plan) -> str:
     calls = plan.externals("step")
-    forwards = [node for node in calls if not node.host]
+    forwards = [node for node in calls if runs_a_model(node)]
     of_modes = [(words, [node.name for node in forwards if node.capture == mode]) for mode, words in _KEPT.items()]
     kept = [f"{words} {spans(names)}" for words, names in of_modes if names]
     given = [node.name for node in plan.nodes("step") if isinstance(node, Given)]
     hosts = [node.name for node in calls if node.host]
     more = f"; calls of the host: {spans(hosts)}" if hosts else ""
+    more += "; the engine commits recurrent states" if len(forwards) + len(hosts) < len(calls) else ""
     more += f"; the engine hands over {spans(given)}" if given else ""
     return f"{len(forwards)} a step; hidden states: {'; '.join(kept)}{more}"
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from math import prod
 
 from specc.compiler.ir.ops import OPS
+from specc.compiler.ir.ops.model import runs_a_model
 from specc.compiler.kernels.writing.traffic import Traffic, named
 from specc.runtime.plan.nodes import OUTSIDE, Collective, External, Given, Node, Phase, read_by
 from specc.runtime.plan.plan import Plan
@@ -54,14 +55,16 @@ def _moved(traffic: Traffic, node: Node, requests: int) -> int | None:
 
 def is_forward(node: Node) -> bool:
     """Whether a node is a model that the engine runs when it is called."""
-    return isinstance(node, External) and not node.host
+    return isinstance(node, External) and runs_a_model(node)
 
 
 def does(node: External | Given) -> str:
     """What the engine does in a node, in words."""
     if isinstance(node, Given):
         return "what the engine hands over"
-    return "a call of the host" if node.host else f"a forward of the engine, captures {node.capture}"
+    if not runs_a_model(node):
+        return "a call of the host" if node.host else "the engine's commit of recurrent states"
+    return f"a forward of the engine, captures {node.capture}"
 
 
 @dataclass(frozen=True)
@@ -84,7 +87,7 @@ def captured(plan: Plan) -> Iterator[Captured]:
     """That of every forward, in order."""
     traffic = Traffic.of_plan(plan)
     for node in plan.externals():
-        if node.capture is None:
+        if node.capture is None or not runs_a_model(node):
             continue
         hidden = next((value for name, value in node.results.items() if name in _optional(node)), None)
         if hidden is None:

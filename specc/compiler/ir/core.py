@@ -352,9 +352,20 @@ def is_state(value: Value) -> bool:
     return isinstance(value.type, StateType)
 
 
+def is_kv(value: Value) -> bool:
+    """Whether a value stands for a model's keys and values."""
+    return isinstance(value.type, StateType) and value.type.kind == "kv"
+
+
 def states(module: Module) -> dict[str, str]:
-    """The owners of the states that a module begins with, by the names of these inputs."""
-    return {name: value.type.owner for name, value in module.inputs.items() if isinstance(value.type, StateType)}
+    """The owners of the keys and values that a module begins with, by the names of these inputs."""
+    types = {name: value.type for name, value in module.inputs.items() if isinstance(value.type, StateType)}
+    return {name: type_.owner for name, type_ in types.items() if type_.kind == "kv"}
+
+
+def pending(module: Module) -> list[Value]:
+    """The recurrent states that forwards leave one of for each node, in order."""
+    return [value for value in module.values() if isinstance(value.type, StateType) and value.type.along]
 
 
 def tensor_type(value: Value) -> TensorType:

@@ -6,8 +6,9 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
 from specc.compiler.ir.core import Attr, Module, Op, Value
-from specc.compiler.ir.opdef import OpDef, Trait, TypeMismatch, VocabularyMismatch
+from specc.compiler.ir.opdef import OpDef, Trait
 from specc.compiler.ir.ops import OPS
+from specc.compiler.ir.signature import TypeMismatch, VocabularyMismatch
 from specc.compiler.ir.types import REDUCED, SHARDS, TensorType, Type
 from specc.compiler.support.diagnostics import Diagnostic, Note
 

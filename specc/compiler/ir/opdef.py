@@ -4,10 +4,11 @@ A signature reads like its documentation::
 
     logits: T[B, *x, V], rows: i64[B] -> index: $dtype[B, *x], bad: i1[B, *x]
 
-An upper-case dtype (``T``) and ``?name`` / ``*name`` axes are variables, ``$name`` takes an attribute's value,
-other axes must match by name; an attribute that is ``""`` stands for no axis, and as a dtype for no result. ``name?:``
-marks optional last operands (none of them, or the first ones) or an optional result, ``name*:`` a variadic one; ``?``
-is any type. Variadic results are listed, as a signature of their own, by the attribute of their name.
+An upper-case dtype (``T``) and ``?name`` / ``*name`` axes are variables, ``$name`` takes an attribute's value, other
+axes must match by name; an attribute that is ``""`` stands for no axis, as a dtype for no result, and as the owner of a
+state for no operand or result. ``name?:`` marks optional last operands (none of them, or the first ones) or an optional
+result, ``name*:`` a variadic one; ``?`` is any type. Variadic results are listed, as a signature of their own, by the
+attribute of their name.
 
 ``i64<?v>`` are numbers of entries of the axis ``?v``. Where that is a reduced vocabulary no other pattern takes them;
 where it is not they are plain integers, and the pattern takes none. ``i64<$name>`` are of the axis an attribute names.
@@ -19,13 +20,13 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum, auto
-from functools import cache, cached_property
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from specc.compiler.ir.types import DTYPES, Dim, StateType, TensorType, Type
+from specc.compiler.ir.signature import Bindings, Slot, TypeMismatch, build, match, slots_of, there
+from specc.compiler.ir.types import Dim, TensorType, Type
 
-Bindings = dict[str, Any]
 COUNT = range(1 << 48)
 """What may be counted: more elements than any memory has."""
 PAGES = range(1, (1 << 16) + 1)
@@ -55,63 +56,10 @@ class Trait(Enum):
     """It says which columns a node attends to."""
 
 
-class TypeMismatch(Exception):
-    """An operand's type does not fit an op's signature. ``index`` is the operand's position (-1: the count)."""
-
-    def __init__(self, index: int, message: str, axis: int | None = None) -> None:
-        super().__init__(message)
-        self.index = index
-        self.axis = axis
-
-
-class VocabularyMismatch(TypeMismatch):
-    """Numbers of one vocabulary are read as those of another."""
-
-
-@dataclass(frozen=True)
-class Slot:
-    """One operand or result of a signature."""
-
-    name: str
-    pattern: str
-    optional: bool
-    variadic: bool
-
-    @property
-    def mark(self) -> str:
-        """What stands after the name: ``?``, ``*`` or nothing."""
-        return "?" * self.optional + "*" * self.variadic
-
-    @property
-    def axes(self) -> tuple[str, ...]:
-        """The axes of the pattern, as they are written."""
-        return _split(self.pattern)[2]
-
-    @property
-    def owner(self) -> str:
-        """Whose keys and values it is: ``target`` of ``!kv<target>``, empty of other patterns."""
-        return self.pattern[len("!kv<") : -1] if self.pattern.startswith("!") else ""
-
-
-@cache
-def _slots(text: str) -> tuple[Slot, ...]:
-    matches = re.findall(r"(\w+)([?*]?): ([^,\[]+(?:\[[^\]]*\])?)", text)
-    return tuple(Slot(name, pattern.strip(), mark == "?", mark == "*") for name, mark, pattern in matches)
-
-
 def _last_axis(type_: Type | None) -> str | int:
     if not isinstance(type_, TensorType):
         raise TypeError(f"{type_} is not a tensor type")
     return type_.shape[-1]
-
-
-@cache
-def _split(pattern: str) -> tuple[str, str, tuple[str, ...]]:
-    """What a pattern, or the element of a type, says of dtype, numbered axis, and axes."""
-    element, _, rest = pattern.partition("[")
-    dtype, _, of = element.partition("<")
-    entries = [entry.strip() for entry in rest.rstrip("]").split(",")]
-    return dtype, of.rstrip(">"), tuple(entry for entry in entries if entry)
 
 
 @dataclass(frozen=True)
@@ -158,12 +106,12 @@ class OpDef:
     @cached_property
     def operands(self) -> tuple[Slot, ...]:
         """Operand slots in order."""
-        return _slots(self.signature.partition("->")[0])
+        return slots_of(self.signature.partition("->")[0])
 
     @cached_property
     def results(self) -> tuple[Slot, ...]:
         """Result slots in order."""
-        return _slots(self.signature.partition("->")[2])
+        return slots_of(self.signature.partition("->")[2])
 
     @cached_property
     def tile_text(self) -> str:
@@ -173,7 +121,7 @@ class OpDef:
     def misspelt(self) -> str | None:
         """What is wrong with the signature; None if all of it is read and its attributes are declared."""
         sides = self.signature.split("->")
-        read = [", ".join(f"{slot.name}{slot.mark}: {slot.pattern}" for slot in _slots(side)) for side in sides]
+        read = [", ".join(f"{slot.name}{slot.mark}: {slot.pattern}" for slot in slots_of(side)) for side in sides]
         if len(sides) != 2 or ["".join(side.split()) for side in sides] != ["".join(side.split()) for side in read]:
             return "is not of the form 'name: type, ... -> name: type, ...'"
         unknown = sorted(set(re.findall(r"\$(\w+)", self.signature)) - set(self.attrs or {}))
@@ -199,7 +147,7 @@ class OpDef:
         bound = self._bind(operands, attrs)
         if self.infer is not None:
             return tuple(self.infer(carried, attrs))
-        return self._inferred.setdefault(key, tuple(_build(slot, bound, attrs) for slot in self._all_results(attrs)))
+        return self._inferred.setdefault(key, tuple(build(slot, bound, attrs) for slot in self._all_results(attrs)))
 
     @cached_property
     def _inferred(self) -> dict[tuple[Any, ...], tuple[Type, ...]]:
@@ -229,131 +177,63 @@ class OpDef:
     @cached_property
     def _results_are_fixed(self) -> bool:
         """Whether the results are the same whatever the attributes are: none is listed, or gone for lack of a dtype."""
-        return not any(slot.variadic or slot.pattern.startswith("$") for slot in self.results)
+        return not any(slot.variadic or slot.decided_by for slot in self.results)
 
     def _all_results(self, attrs: Mapping[str, Any]) -> tuple[Slot, ...]:
         if self._results_are_fixed:
             return self.results
         attrs = self.complete(attrs)
-        there = [slot for slot in self.results if attrs.get(_split(slot.pattern)[0].removeprefix("$")) != ""]
-        listed = [_slots(str(attrs[slot.name])) if slot.variadic else (slot,) for slot in there]
+        listed = [slots_of(str(attrs[slot.name])) if slot.variadic else (slot,) for slot in there(self.results, attrs)]
         return tuple(slot for slots in listed for slot in slots)
 
     def operand_names(self, count: int, attrs: Mapping[str, Any]) -> tuple[str, ...]:
         """Name of each of ``count`` operands; variadic ones have those of `parts`, or are numbered."""
         if self.parts is not None:
             return tuple(slot.name for slot in self._slots(attrs))
-        if count in self._named:
-            return self._named[count]
+        slots = self._slots(attrs)
+        if (count, slots) in self._named:
+            return self._named[count, slots]
         names: list[str] = []
-        for slot in self.operands:
+        for slot in slots:
             if slot.variadic:
                 names += [f"{slot.name}{i}" for i in range(count - len(names))]
             elif len(names) < count:
                 names.append(slot.name)
-        return self._named.setdefault(count, tuple(names))
+        return self._named.setdefault((count, slots), tuple(names))
 
     @cached_property
-    def _named(self) -> dict[int, tuple[str, ...]]:
-        """Names of operands by their count."""
+    def _named(self) -> dict[tuple[int, tuple[Slot, ...]], tuple[str, ...]]:
+        """Names of operands by their count and the slots that there are."""
         return {}
 
+    @cached_property
+    def _operands_are_fixed(self) -> bool:
+        """Whether there are the same operands whatever the attributes are: no state hangs on one."""
+        return not any(slot.is_state and slot.decided_by for slot in self.operands)
+
     def _slots(self, attrs: Mapping[str, Any]) -> tuple[Slot, ...]:
-        """Operand slots, those of `parts` in place of the variadic one."""
+        """Operand slots that there are, those of `parts` in place of the variadic one."""
         if self.parts is None:
-            return self.operands
-        return (*(slot for slot in self.operands if not slot.variadic), *_slots(self.parts(attrs)))
+            if self._operands_are_fixed:
+                return self.operands
+            states = tuple(slot for slot in self.operands if slot.is_state)
+            gone = set(states) - set(there(states, self.complete(attrs)))
+            return tuple(slot for slot in self.operands if slot not in gone)
+        return (*(slot for slot in self.operands if not slot.variadic), *slots_of(self.parts(attrs)))
 
     def _bind(self, operands: Sequence[Type], attrs: Mapping[str, Any]) -> Bindings:
-        required = sum(not (slot.optional or slot.variadic) for slot in self.operands)
-        variadic = any(slot.variadic for slot in self.operands)
-        most = len(self.operands)
+        slots = self._slots(attrs)
+        of_signature = slots if self.parts is None else self.operands
+        required = sum(not (slot.optional or slot.variadic) for slot in of_signature)
+        variadic = any(slot.variadic for slot in of_signature)
+        most = len(of_signature)
         if len(operands) < required or (len(operands) > most and not variadic):
             counts = f"{required} to {most}" if most > required and not variadic else str(required)
             raise TypeMismatch(-1, f"takes {counts} operands, got {len(operands)}")
         bound: Bindings = {}
-        slots = self._slots(attrs)
         if self.parts is not None and len(slots) != len(operands):
             raise TypeMismatch(-1, f"takes {len(slots)} operands, got {len(operands)}")
         for index, (slot, type_) in enumerate(zip(slots, operands, strict=False)):
             if slot.pattern != "?":
-                _match(index, slot, type_, bound, attrs)
+                match(index, slot, type_, bound, attrs)
         return bound
-
-
-def _match(index: int, slot: Slot, type_: Type, bound: Bindings, attrs: Mapping[str, Any]) -> None:
-    if slot.pattern.startswith("!") or isinstance(type_, StateType):
-        if str(type_) != slot.pattern:
-            raise TypeMismatch(index, f"{slot.name} must be {slot.pattern}, got {type_}")
-        return
-    dtype, of, entries = _split(slot.pattern)
-    want = str(attrs[dtype[1:]]) if dtype.startswith("$") else dtype
-    if dtype.isupper() and dtype not in DTYPES:
-        want, of, _ = _split(str(bound.setdefault(dtype, type_.element)))
-    if want != type_.dtype:
-        raise TypeMismatch(index, f"{slot.name} must be {want}, got {type_.dtype} in {type_}")
-    _match_vocabulary(index, slot, type_, str(attrs[of[1:]]) if of.startswith("$") else of, bound)
-    _match_shape(index, slot, type_, entries, bound, attrs)
-
-
-def _match_vocabulary(index: int, slot: Slot, type_: TensorType, of: str, bound: Bindings) -> None:
-    if of.startswith("?") and not type_.of:
-        raise VocabularyMismatch(index, f"{slot.name} must number a reduced vocabulary, got {type_}")
-    want = bound.setdefault(of, type_.of) if of.startswith("?") else of
-    if want != type_.of:
-        wanted, got = (f"entries of {axis}" if axis else "the target's tokens" for axis in (want, type_.of))
-        raise VocabularyMismatch(index, f"{slot.name} must number {wanted}, got {got} in {type_}")
-
-
-def _match_shape(
-    index: int, slot: Slot, type_: TensorType, entries: Sequence[str], bound: Bindings, attrs: Mapping[str, Any]
-) -> None:
-    shape = list(type_.shape)
-    entries = [entry for entry in entries if not entry.startswith("$") or attrs[entry[1:]] != ""]
-    for position, entry in enumerate(entries):
-        if entry.startswith("*"):
-            tail = len(entries) - position - 1
-            rest = tuple(shape[position : len(shape) - tail])
-            if bound.setdefault(entry, rest) != rest:
-                raise TypeMismatch(index, f"{slot.name} is {type_}, which does not fit {slot.pattern}")
-            shape[position : len(shape) - tail] = [entry]
-            continue
-        if position >= len(shape):
-            raise TypeMismatch(index, f"{slot.name} must be {slot.pattern}, got {type_}")
-        want: object = int(entry) if entry.isdecimal() else entry
-        if entry.startswith("?"):
-            want = bound.setdefault(entry, shape[position])
-        elif entry.startswith("$"):
-            want = attrs[entry[1:]]
-        if shape[position] != want:
-            axis = position + len(type_.shape) - len(shape)  # ``*x`` stands for any number of axes
-            raise TypeMismatch(
-                index, f"{slot.name} must have {want} at axis {axis}, got {shape[position]} in {type_}", axis
-            )
-    if len(shape) != len(entries):
-        raise TypeMismatch(index, f"{slot.name} must be {slot.pattern}, got {type_}")
-
-
-def _build(slot: Slot, bound: Bindings, attrs: Mapping[str, Any]) -> Type:
-    if slot.pattern.startswith("!"):
-        return StateType(slot.owner)
-    dtype, of, entries = _split(slot.pattern)
-    if dtype in bound:
-        dtype, of, _ = _split(str(bound[dtype]))
-    dtype = str(attrs[dtype[1:]]) if dtype.startswith("$") else dtype
-    if dtype not in DTYPES:
-        raise TypeMismatch(-1, f"{slot.name} is made of {dtype!r}, and dtypes are {', '.join(DTYPES)}")
-    shape: list[str | int] = []
-    for entry in entries:
-        if entry[0] in "*?" and entry not in bound:
-            raise TypeMismatch(-1, f"{slot.name} is {slot.pattern}, and no operand says what {entry} is")
-        if entry.startswith("*"):
-            shape += bound[entry]
-        elif entry.startswith("?"):
-            shape.append(bound[entry])
-        elif entry.startswith("$"):
-            shape += [attrs[entry[1:]]] if attrs[entry[1:]] != "" else []
-        else:
-            shape.append(int(entry) if entry.isdecimal() else entry)
-    of = str(attrs[of[1:]]) if of.startswith("$") else str(bound[of]) if of.startswith("?") else of
-    return TensorType(dtype, tuple(shape), of)

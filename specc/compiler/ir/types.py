@@ -137,12 +137,35 @@ class TensorType:
 
 @dataclass(frozen=True)
 class StateType:
-    """A linear state value, ``!kv<target>`` or ``!kv<draft>``: threading it makes order dataflow."""
+    """A linear value, of which nothing is in the program's memory: threading it makes order dataflow.
+
+    ``!kv<target>`` are a model's keys and values: those of a rejected token are written again later. ``!state<target>``
+    is what its recurrent layers keep of a request, into which every token is mixed. A verifying forward leaves one for
+    each of its nodes, ``!state<target>[A]``, which is *pending*: one of them has to be committed before the next reads
+    it.
+
+    Attributes:
+        owner: the model, ``target`` or ``draft``.
+        kind: ``kv`` or ``state``.
+        along: of a pending state the dimension that it has one along; empty of others.
+
+    """
 
     owner: str
+    kind: str = "kv"
+    along: str = ""
 
     def __str__(self) -> str:
-        return f"!kv<{self.owner}>"
+        return f"!{self.kind}<{self.owner}>" + (f"[{self.along}]" if self.along else "")
+
+    @property
+    def settled(self) -> StateType:
+        """The type once one is committed, which says whose it is and of which kind."""
+        return replace(self, along="")
+
+    def renamed(self, old: str, new: str) -> StateType:
+        """The same type with dimension ``old`` called ``new``."""
+        return replace(self, along=new) if self.along == old else self
 
 
 Type = TensorType | StateType

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from specc.compiler.ir.checker import check_linear, check_types
 from specc.compiler.ir.core import Module
 from specc.compiler.ir.infer import assign_types, explain
-from specc.compiler.ir.opdef import TypeMismatch
+from specc.compiler.ir.signature import TypeMismatch
 from specc.compiler.pass_manager.pass_base import Context, Pass
 from specc.compiler.support.diagnostics import Diagnostic, DiagnosticError
 

@@ -22,7 +22,7 @@ from specc.compiler.ir.core import PATH, SECOND_HALF, Attr, CarriedValue, Module
 from specc.compiler.ir.infer import assign_types, insert_behind
 from specc.compiler.ir.nodes import is_external
 from specc.compiler.ir.opdef import Trait
-from specc.compiler.ir.ops.model import GIVEN_HIDDEN, GIVEN_LOGITS, GIVEN_PADDED, TARGET
+from specc.compiler.ir.ops.model import COMMIT_STATE, GIVEN_HIDDEN, GIVEN_LOGITS, GIVEN_PADDED, TARGET
 from specc.compiler.ir.types import TensorType
 from specc.compiler.pass_manager.options import SIZE
 from specc.compiler.pass_manager.pass_base import Context, Pass
@@ -282,6 +282,8 @@ def _verify_carried(module: Module, body: _Body) -> None:
 def _give(module: Module, target: Op, row: int) -> None:
     """What the target's forward gave, the engine hands over: the logits first, the hidden rows where they are read."""
     module.replace_uses(target.out("kv"), target["kv"])
+    for commit in module.find(COMMIT_STATE):  # who runs the target brings its state back as well
+        module.erase(commit)
     given = {"logits_dtype": target.attrs["logits_dtype"]} | ({"row": row} if row else {})
     opcode = GIVEN_PADDED if row else GIVEN_LOGITS
     _hand_over(module, "prepare", opcode, target.out("logits"), given, target.location)

@@ -15,7 +15,6 @@ from specc.compiler.ir.core import Module, Op, Value
 from specc.compiler.ir.infer import insert_behind
 from specc.compiler.ir.opdef import Trait
 from specc.compiler.ir.ops import roots
-from specc.compiler.ir.types import TensorType
 from specc.compiler.kernels.writing.vocabulary import ranked
 from specc.compiler.pass_manager.pass_base import Choice, Context, Pass, Rejected
 from specc.compiler.passes.prune_dead_dataflow import removal
@@ -175,7 +174,7 @@ def _topk_to_argmax(module: Module, topk: Op, keep: str) -> None:
 
 def _rename_axis(module: Module, old: str, new: str) -> None:
     for value in module.values():
-        if isinstance(value.type, TensorType):
+        if value.type is not None:
             value.type = value.type.renamed(old, new)
     for op in module.ops():
         op.attrs = {key: new if value == old else value for key, value in op.attrs.items()}

@@ -74,6 +74,7 @@ CODES: dict[str, str] = {
     "type/width-mismatch": "A producer and a consumer of one value disagree about its width.",
     "type/dtype-mismatch": "A producer and a consumer of one value disagree about its element type.",
     "type/vocabulary-mismatch": "Numbers of one vocabulary are read as those of another.",
+    "type/state-pending": "A forward leaves a recurrent state for each node, and none of them is committed.",
     "type/axis-mismatch": "A producer and a consumer of one value disagree about its axes.",
     "ir/parse": "The text is not well-formed `.specir`.",
     "ir/invalid": "The module breaks a rule of the IR.",

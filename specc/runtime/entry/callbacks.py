@@ -83,6 +83,13 @@ class TargetCall(Forwarded):
     counts: NotRequired[Annotated[Tensor, "i32[B, N]"]]
 
 
+class CommitStateCall(Forwarded):
+    """What the target's recurrent layers keep is from now on what the last accepted node has left -> nothing."""
+
+    accept_index: Annotated[Tensor, "i32[B, A]"]
+    accept_lens: Annotated[Tensor, "i32[B]"]
+
+
 class ExtendCall(Path):
     """The draft over the path, of which the first `accept_lens` are text -> logits: T[B, Vd], hidden?: T[B, W]."""
 

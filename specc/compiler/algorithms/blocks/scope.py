@@ -55,6 +55,8 @@ class Scope:
         self.req_to_token = module.add_input("req_to_token", TensorType("i32", ("P", "C")))
         self.kv_target = module.add_input("kv_target", StateType("target"))
         self.kv_draft = module.add_input("kv_draft", StateType("draft"))
+        recurrent = StateType("target", "state")
+        self.state_target = (module.add_input("state_target", recurrent),) if self.config.target.state_layers else ()
         reduced = self.config.draft is not None and self.config.draft.token_map is not None
         self.token_map = self.table(TOKEN_MAP, "i64", "Vd") if reduced else None
 

@@ -11,6 +11,7 @@ from specc.compiler.algorithms.blocks.sampling import drawn, draws
 from specc.compiler.algorithms.blocks.scope import Scope, dtype_of, logits_dtype_of
 from specc.compiler.ir.core import Value
 from specc.compiler.ir.ops.health import TARGET_BIT
+from specc.compiler.ir.ops.model import COMMIT_STATE, TARGET
 from specc.compiler.ir.ops.tree import SEEN_SLOTS
 
 
@@ -75,11 +76,15 @@ def prefill_target(scope: Scope, offers: str = "hidden_size", *, last: bool = Fa
     with b.phase("prefill"):
         health = b("health.clear", scope.rows, names=("prefill_health",))
         with b.at(scope.at("target", offers)):
-            logits, _, hidden = b.many(
-                "model.prefill_target", scope.rows, scope.seq_lens, scope.kv_target,
-                names=("prefill_target_logits", "prefill_kv_target", "prefill_target_hidden"),
+            logits, *_, hidden = b.many(
+                "model.prefill_target", scope.rows, scope.seq_lens, scope.kv_target, *scope.state_target,
+                names=(
+                    "prefill_target_logits", "prefill_kv_target", *_state_names(scope, "prefill_"),
+                    "prefill_target_hidden",
+                ),
                 capture="last" if last else "full", per="B" if last else "T",
                 dtype=dtype_of(target), logits_dtype=logits_dtype_of(target), width=target.spec_width,
+                **_recurrent(scope),
             )  # fmt: skip
         if not scope.config.file.draws:
             first, bad = b.many("vocab.argmax", logits, scope.rows, names=("first", "first_bad"), dtype="i32", keep="")
@@ -128,7 +133,7 @@ def verify(scope: Scope, state: State, nodes: Nodes, offers: str = "hidden_size"
     if tree and (nodes.parent is None or nodes.depth is None):
         raise ValueError(f"topk is {scope.config.topk}, and these nodes are a chain: say Needs(trees=False)")
     begun = restriction.begin(scope, nodes.tokens, state.seq_lens, nodes.parent)
-    positions, logits, hidden, extras = _target(scope, state, nodes, offers)
+    positions, logits, pending, hidden, extras = _target(scope, state, nodes, offers)
     with b.phase("verify"):
         scored, (predict, accept_index, accept_lens), bad = _accept(scope, state, nodes, logits, positions, begun)
         with b.at(scope.at("verify")):
@@ -138,6 +143,12 @@ def verify(scope: Scope, state: State, nodes: Nodes, offers: str = "hidden_size"
             offered |= {logprobs.NAME: logprobs.of_largest(scope, logits, predict)}
         offered |= extras
         outputs = {name: value for name, value in offered.items() if name in scope.config.file.outputs}
+    with b.phase("commit"), b.at(scope.at("target")):
+        for left in pending:
+            b(
+                COMMIT_STATE, left, accept_index, accept_lens, scope.rows, state.seq_lens,
+                names=_state_names(scope, "committed_"), capture="null",
+            )  # fmt: skip
     with b.phase("commit"):
         predict = b("commit.path", predict, accept_index, names=("predict",))
         new_lens, bonus = b.many(
@@ -180,8 +191,23 @@ def _accept(
         return logprobs.scored(scope, logits, mine, given, "scaled_logits"), path, bad
 
 
-def _target(scope: Scope, state: State, nodes: Nodes, offers: str) -> tuple[Value, Value, Value, dict[str, Value]]:
-    """The target's forward: the nodes' positions, logits, hidden rows, and by name whatever else it hands over."""
+def _recurrent(scope: Scope) -> dict[str, str]:
+    """The attribute of forwards of a target that keeps a recurrent state."""
+    return {"recurrent": "target"} if scope.state_target else {}
+
+
+def _state_names(scope: Scope, stem: str) -> tuple[str, ...]:
+    """The name of the target's recurrent state after an op, if it keeps one."""
+    return tuple(f"{stem}{value.name}" for value in scope.state_target)
+
+
+def _target(
+    scope: Scope, state: State, nodes: Nodes, offers: str
+) -> tuple[Value, Value, list[Value], Value, dict[str, Value]]:
+    """The target's forward: the nodes' positions, logits, recurrent states if it keeps one, hidden rows, and extras.
+
+    Extras are by name whatever else it hands over.
+    """
     b, target = scope.b, scope.config.target
     with b.phase("tree"):
         mask: tuple[Value, ...] = ()
@@ -204,13 +230,14 @@ def _target(scope: Scope, state: State, nodes: Nodes, offers: str) -> tuple[Valu
                     mask = b.many("tree.mask", state.seq_lens, nodes.parent, mode=mode, width=width)
     with b.phase("verify"), b.at(scope.at("target", offers)):
         extras = scope.target_extras()
-        logits, _, hidden, *values = b.many(
-            "model.target", nodes.tokens, positions, slots, scope.rows, state.seq_lens, state.kv_target, *mask,
-            names=("target_logits", "kv_target1", "target_hidden", *extras),
+        logits, _, *values = b.many(
+            TARGET, nodes.tokens, positions, slots, scope.rows, state.seq_lens, state.kv_target, *scope.state_target,
+            *mask, names=("target_logits", "kv_target1", *_state_names(scope, "node_"), "target_hidden", *extras),
             capture="full", dtype=dtype_of(target), logits_dtype=logits_dtype_of(target), width=target.spec_width,
-            extras=", ".join(f"{name}: {type_}" for name, type_ in extras.items()),
+            extras=", ".join(f"{name}: {type_}" for name, type_ in extras.items()), **_recurrent(scope),
         )  # fmt: skip
-    return positions, logits, hidden, dict(zip(extras, values, strict=True))
+    count = len(scope.state_target)
+    return positions, logits, values[:count], values[count], dict(zip(extras, values[count + 1 :], strict=True))
 
 
 def store(scope: Scope, fields: dict[str, Value]) -> None:

@@ -8,8 +8,9 @@ from collections.abc import Callable, Iterator
 from keyword import iskeyword
 from pathlib import Path
 
-from specc.compiler.ir.opdef import OpDef, Slot
+from specc.compiler.ir.opdef import OpDef
 from specc.compiler.ir.ops import OPS
+from specc.compiler.ir.signature import Slot
 from specc.compiler.kernels.writing.functions import Function, changes_logits, function_name, functions
 from specc.compiler.support.files.templates import lib_names
 

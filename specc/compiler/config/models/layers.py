@@ -40,7 +40,7 @@ def layer_facts(text: object) -> dict[str, Fact | None]:
         key, kinds = "model_type", ["recurrent"] * min(count, 1)
     if recurrent := [kind for kind in kinds if kind in _RECURRENT | _BOTH]:
         words = f"{len(recurrent)} of {count} layers ({', '.join(dict.fromkeys(recurrent))})"
-        facts |= {"recurrent_state": Fact(words, key), **state_facts(text)}
+        facts |= {"recurrent_state": Fact(words, key), "state_layers": Fact(len(recurrent), key), **state_facts(text)}
     keeping = count if not kinds else sum(kind not in _RECURRENT | _NOTHING for kind in kinds)
     shared = attribute(text, ("num_kv_shared_layers",))
     if shared is not None and int(shared.value) < keeping:

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Any, Self
 
 from specc.compiler.config.models.attributes import Fact, attribute, block_of, value_of
+from specc.compiler.ir.types import DTYPES, NAMES
 
 GDN, KDA, MAMBA2 = "GDN", "KDA", "Mamba-2"
 """Kinds whose sizes are known: a gated delta rule, one with a gate for each channel, and a selective state space."""
@@ -70,6 +71,25 @@ class RecurrentState:
         """
         kept = self.convolution_channels(ranks) * (self.kernel - 1 + drafts) * inputs
         return kept + self.matrix_elements(ranks) * matrices
+
+
+def state_bytes(facts: Mapping[str, Fact]) -> Fact | None:
+    """Return the bytes of a request in a layer, on all ranks together; None where a file does not say its sizes.
+
+    The matrices of a model that does not name their element type are f32, as engines keep them.
+    """
+    state, dtype = RecurrentState.of(facts), facts.get("dtype")
+    if state is None or dtype is None:
+        return None
+    inputs, matrices = _bytes(str(dtype.value)), _bytes(state.dtype or "float32")
+    if inputs is None or matrices is None:
+        return None
+    return Fact(state.bytes(ranks=1, drafts=0, inputs=inputs, matrices=matrices), f"the sizes of {state.kind}")
+
+
+def _bytes(dtype: str) -> int | None:
+    """Return the bytes of an element, None of a type that the IR does not have."""
+    return DTYPES[NAMES[dtype]].bytes if dtype in NAMES else None
 
 
 def state_facts(text: object) -> dict[str, Fact | None]:

@@ -102,5 +102,9 @@ def _modules(written: Written, model: ModelFacts, used: int) -> Findings[ModelFa
         return None
     used = layers or min(used, count)
     of_modules = Fact(used, f"modules that are used, of {there.value} ({there.origin})")
-    kept = {key: fact for key, fact in model.facts.items() if key not in ("recurrent_state", "num_hidden_layers")}
+    kept = {
+        key: fact
+        for key, fact in model.facts.items()
+        if key not in ("recurrent_state", "state_layers", "num_hidden_layers")
+    }
     return replace(model, facts={**kept, "num_layers": of_modules})

@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from specc.compiler.config.models import Fact, ModelFacts
+from specc.compiler.config.models.states import state_bytes
 from specc.compiler.config.resolution.reduced import token_map_of
 from specc.compiler.config.resolved import ModelConfig
 from specc.compiler.config.rules.shapes import written_shapes
@@ -26,6 +27,8 @@ _KEYS = (
     "kv_layout",
     "kv_dtype",
     "num_hidden_layers",
+    "state_layers",
+    "state_bytes",
     "experts_per_token",
     "index_topk",
     "target_hidden_size",
@@ -64,6 +67,7 @@ def settle(
     hc_mult = values["hc_mult"] or 1
     read = block.hidden_source or ("aux" if role == "target" and block.aux_layers else read)
     source = read or (yield from _hidden_source(written, role, hc_mult, model))
+    values |= {key: values[key] or 0 for key in ("state_layers", "state_bytes")}
     rest = {**values, "hc_mult": hc_mult, "kv_layout": values["kv_layout"] or "mha"}
     logits = block.logits_dtype or ("float32" if block.computes_head else values["dtype"])  # a program's own are f32
     rest |= {"kv_dtype": values["kv_dtype"] or values["dtype"], "logits_dtype": logits}
@@ -76,6 +80,8 @@ def settle(
 def _usable(block: ModelBlock, model: ModelFacts | None) -> Mapping[str, Fact]:
     """Return the facts that count beside what is written: another layout has rows of other sizes."""
     facts = model.facts if model is not None else {}
+    if "state_layers" in facts and (size := state_bytes(facts)) is not None:
+        facts = {**facts, "state_bytes": size}
     layout = facts.get("kv_layout")
     if block.kv_layout is None or block.kv_layout == (layout.value if layout is not None else "mha"):
         return facts
@@ -128,7 +134,7 @@ def _beside_keys_and_values(written: Written, role: Role, facts: Mapping[str, Fa
     """Say what a model keeps of a request that no program moves."""
     at = written.places.value(role, "model")
     state, index = facts.get("recurrent_state"), facts.get("index_keys")
-    if state is not None:
+    if state is not None and (role == "draft" or written.file.step == "rotated"):
         message = f"'{role}' keeps recurrent state in {state.value}, which the program does not move"
         hint = "after every step the engine brings that state back to the last accepted token, by accept_lens"
         yield Diagnostic("config/more-state", message, at, hint, severity="warning")

@@ -27,14 +27,14 @@ class Liveness:
         ops: live ops.
         values: live values (states apart).
         fields: names of live carried values.
-        states: owners of live state.
+        states: types of live states.
 
     """
 
     ops: set[Op] = field(default_factory=set)
     values: set[Value] = field(default_factory=set)
     fields: set[str] = field(default_factory=set)
-    states: set[str] = field(default_factory=set)
+    states: set[StateType] = field(default_factory=set)
 
 
 @dataclass(frozen=True)
@@ -63,7 +63,7 @@ class Removed:
 def liveness(module: Module) -> Liveness:
     """Compute the least fixpoint from the module's outputs and the carried values that are kept."""
     kept = {carry.name for carry in module.carries.values() if carry.kept}
-    states = {pool.name for pool in module.decls_of(KvPool) if pool.kept}
+    states = {StateType(pool.name) for pool in module.decls_of(KvPool) if pool.kept}
     live = Liveness(values=set(module.outputs.values()), fields=kept, states=states)
     size = -1
     while size != _size(live):
@@ -82,7 +82,7 @@ def _is_live(op: Op, live: Liveness) -> bool:
     if OPS[op.opcode].effect == "carry":
         return op.attrs["field"] in live.fields
     for value in op.results:
-        if value in live.values or (isinstance(value.type, StateType) and value.type.owner in live.states):
+        if value in live.values or (isinstance(value.type, StateType) and value.type.settled in live.states):
             return True
     return False
 
@@ -91,7 +91,7 @@ def _mark(op: Op, live: Liveness) -> None:
     live.ops.add(op)
     for value in op.operands:
         if isinstance(value.type, StateType):
-            live.states.add(value.type.owner)
+            live.states.add(value.type.settled)
         else:
             live.values.add(value)
     if op.has(Trait.LOADS):

@@ -6,18 +6,22 @@ all. Logits have a dtype of their own (``logits_dtype``), as engines that score 
 are what the head of a draft reads: a forward hands them over in place of logits, ``logits_dtype`` being empty, where
 the program multiplies them by the head itself. ``extras``, a signature, lists what else the target hands over per node:
 experts chosen, indexer picks. The width of a hidden operand is declared by the forward that consumes it (attributes
-``input_dtype``, ``input_width``).
+``input_dtype``, ``input_width``). ``recurrent`` is the owner of a state of recurrent layers, which a forward then reads
+and leaves behind; a verifying one leaves a state for each node, of which `model.commit_state` commits one.
 """
 
 from __future__ import annotations
 
 from specc.compiler.ir.opdef import COUNT, OpDef
+from specc.runtime.plan.nodes import External
 
 _WINDOW = "rows: i64[B], seq_lens: i64[B]"
 _SCORES = {"capture": str, "logits_dtype": str}
 _OUT = {**_SCORES, "dtype": str, "width": COUNT}
 _IN = {"input_dtype": str, "input_width": COUNT}
 _STATES = {"states": str}
+_RECURRENT = {"recurrent": str}
+_NOT_RECURRENT = {"recurrent": ""}
 _IN_OUT = {**_OUT, **_IN, **_STATES}
 _MODULE = {**_SCORES, **_IN, **_STATES, "step": int}
 _NO_STATES = {"states": ""}
@@ -26,6 +30,8 @@ _GIVEN = "what the engine's own forward of the target over bonus and drafts gave
 
 TARGET, GIVEN_LOGITS, GIVEN_HIDDEN = "model.target", "model.given_logits", "model.given_hidden"
 """The target's forward over the nodes, and what stands for it where the engine runs it by itself."""
+COMMIT_STATE = "model.commit_state"
+"""The engine's own commit of the state that recurrent layers of its target keep of each request."""
 GIVEN_PADDED = "model.given_padded"
 """Logits that the engine hands over, of a vocabulary that it pads."""
 
@@ -64,11 +70,20 @@ OPS = (
     ),
     OpDef(
         TARGET,
-        f"tokens: i64[B, ?n], positions: i64[B, ?n], slots: i64[B, ?n], {_WINDOW}, kv: !kv<target>, mask?: ?,"
-        " counts?: i32[B, ?n]"
-        " -> logits: $logits_dtype[B, ?n, V], kv: !kv<target>, hidden?: $dtype[B, ?n, $width], extras*: ?",
+        f"tokens: i64[B, ?n], positions: i64[B, ?n], slots: i64[B, ?n], {_WINDOW}, kv: !kv<target>,"
+        " state: !state<$recurrent>, mask?: ?, counts?: i32[B, ?n]"
+        " -> logits: $logits_dtype[B, ?n, V], kv: !kv<target>, state: !state<$recurrent>[?n],"
+        " hidden?: $dtype[B, ?n, $width], extras*: ?",
         "The target over all nodes; without a mask they are causal. ``counts`` come with a mask of slots.",
-        {**_OUT, "extras": str},
+        {**_OUT, **_RECURRENT, "extras": str},
+        _NOT_RECURRENT,
+        effect="external",
+    ),
+    OpDef(
+        COMMIT_STATE,
+        f"state: !state<target>[?n], accept_index: i32[B, A], accept_lens: i32[B], {_WINDOW} -> state: !state<target>",
+        "The target's recurrent state becomes that of node accept_index[b, accept_len - 1], the last accepted one.",
+        {"capture": str},
         effect="external",
     ),
     OpDef(
@@ -122,10 +137,12 @@ OPS = (
     ),
     OpDef(
         "model.prefill_target",
-        f"{_WINDOW}, kv: !kv<target> -> logits: $logits_dtype[B, V], kv: !kv<target>, hidden?: $dtype[$per, $width]",
+        f"{_WINDOW}, kv: !kv<target>, state: !state<$recurrent>"
+        " -> logits: $logits_dtype[B, V], kv: !kv<target>, state: !state<$recurrent>, hidden?: $dtype[$per, $width]",
         "The target over ragged prompts; logits of every prompt's last row. Hidden states of all rows (``per`` T), or"
         " of the last ones (B).",
-        {**_OUT, "per": str},
+        {**_OUT, **_RECURRENT, "per": str},
+        _NOT_RECURRENT,
         effect="external",
     ),
     OpDef(
@@ -155,3 +172,8 @@ OPS = (
         effect="external",
     ),
 )
+
+
+def runs_a_model(call: External) -> bool:
+    """Whether a call of the engine is a forward: neither one of its host, nor its commit of recurrent states."""
+    return not call.host and f"model.{call.callback}" != COMMIT_STATE

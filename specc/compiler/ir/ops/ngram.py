@@ -9,7 +9,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from specc.compiler.ir.opdef import COUNT, STEPS, OpDef, TypeMismatch
+from specc.compiler.ir.opdef import COUNT, STEPS, OpDef
+from specc.compiler.ir.signature import TypeMismatch
 from specc.compiler.ir.types import TensorType, Type
 
 PERIOD, LAST = "period", "last"

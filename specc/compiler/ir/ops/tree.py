@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from specc.compiler.ir.opdef import COUNT, STEPS, OpDef, Trait, TypeMismatch
+from specc.compiler.ir.opdef import COUNT, STEPS, OpDef, Trait
+from specc.compiler.ir.signature import TypeMismatch
 from specc.compiler.ir.types import TensorType, Type
 
 SEEN_SLOTS = "tree.seen_slots"

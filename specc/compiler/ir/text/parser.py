@@ -32,10 +32,10 @@ _CARRY = re.compile(rf"carry @(?P<name>{_NAME}) : (?P<type>.+?){_MARKS}{_LOC}")
 _OUTPUT = re.compile(rf"output (?P<name>{_NAME}) = %(?P<value>{_NAME})")
 _DECL = re.compile(rf"(?P<kind>\w+) @(?P<name>\S+){_ATTRS}")
 _TYPE = re.compile(r"(?P<dtype>\w+)(?:<(?P<of>\w+)>)?\[(?P<shape>[^\]]*)\]")
-_STATE = re.compile(r"!kv<(?P<owner>\w+)>")
+_STATE = re.compile(r"!(?P<kind>kv|state)<(?P<owner>\w+)>(?:\[(?P<along>\w+)\])?")
 _ATTR = re.compile(r"\s*(?P<key>\w+) = ")
 _COMMA = re.compile(r"\s*,?\s*")
-_RESULT = r"(?:\?|!kv<\w+>|\w++(?:<\w+>)?\[[^\]]*+\])"
+_RESULT = r"(?:\?|!\w++<\w+>(?:\[\w+\])?+|\w++(?:<\w+>)?\[[^\]]*+\])"
 _RESULTS = re.compile(rf"(?:{_RESULT}(?:, {_RESULT})*+)?")
 _WHOLE = re.compile(r"[0-9]+")
 _MAX_MESSAGE = 200
@@ -53,7 +53,7 @@ def parse_type(text: str) -> Type:
 
     """
     if state := _STATE.fullmatch(text):
-        return StateType(state["owner"])
+        return StateType(state["owner"], state["kind"], state["along"] or "")
     tensor = _TYPE.fullmatch(text)
     if tensor is None or tensor["dtype"] not in DTYPES:
         raise ValueError(f"{text!r} is not a type")

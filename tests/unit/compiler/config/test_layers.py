@@ -46,11 +46,40 @@ def test_layers_without_keys_and_values_are_not_counted(load: Load, model: Model
     model(**config_of(kind))
     loaded = load(TEXT)
     _, keeping, recurrent = HYBRIDS[kind]
-    assert (loaded.config.target.num_layers, loaded.config.target.depth) == (keeping, 12)
-    (warning,) = (warning for warning in loaded.warnings if warning.code == MORE and "'target'" in warning.message)
-    assert f"recurrent state in {recurrent} of 12 layers" in warning.message
+    target = loaded.config.target
+    assert (target.num_layers, target.depth, target.state_layers) == (keeping, 12, recurrent)
+    (warning,) = (warning for warning in loaded.warnings if warning.code == MORE)  # the program commits the target's
+    assert f"'draft' keeps recurrent state in {recurrent} of 12 layers" in warning.message
     assert warning.hint and "accept_lens" in warning.hint
+
+
+@pytest.mark.parametrize("kind", ["qwen3_next", "nemotron_h"])
+def test_who_runs_the_target_brings_its_state_back(load: Load, model: Model, kind: str) -> None:
+    model(**config_of(kind))
+    text = TEXT[: TEXT.index("draft:")].replace("STANDALONE", "NGRAM")
+    assert not [warning for warning in load(text).warnings if warning.code == MORE]
+    (warning,) = (warning for warning in load(text + "step: rotated\n").warnings if warning.code == MORE)
+    assert "'target' keeps recurrent state" in warning.message
     assert str(warning.location) == "c.yaml:4:10"
+
+
+@pytest.mark.parametrize(
+    ("keys", "written", "wanted"),
+    [
+        # 32 matrices of 128 x 128 in f32, and the last 3 inputs of 8192 channels in 16 bits.
+        ({"dtype": "bfloat16"}, "", 32 * 128 * 128 * 4 + 3 * 8192 * 2),
+        ({"dtype": "bfloat16", "mamba_ssm_dtype": "bfloat16"}, "", 32 * 128 * 128 * 2 + 3 * 8192 * 2),
+        ({"dtype": "bfloat16", "linear_conv_kernel_dim": None}, "", 0),
+        ({"dtype": "bfloat16"}, "  state_bytes: 77\n", 77),
+    ],
+)
+def test_bytes_of_a_state(load: Load, model: Model, keys: dict[str, Any], written: str, wanted: int) -> None:
+    heads = {"linear_num_value_heads": 32, "linear_num_key_heads": 16}
+    sizes = {"linear_value_head_dim": 128, "linear_key_head_dim": 128, "linear_conv_kernel_dim": 4}
+    given = {name: value for name, value in (heads | sizes | keys).items() if value is not None}
+    model(**(config_of("no_such_interval") | given))
+    text = TEXT[: TEXT.index("draft:")].replace("STANDALONE", "NGRAM")
+    assert load(text + written).config.target.state_bytes == wanted
 
 
 def test_the_aux_layers_are_counted_among_all(load: Load, model: Model) -> None:
@@ -117,7 +146,8 @@ def test_modules_keep_what_their_kind_of_layer_keeps(load: Load, model: Model) -
     loaded = load(DRAFTED)
     draft = loaded.config.models["draft"]
     assert (draft.num_layers, draft.depth, draft.head_dim, draft.hidden_size) == (1, 1, 64, 256)
-    assert [warning.message.partition(" keeps")[0] for warning in loaded.warnings] == ["'target'"]
+    assert not loaded.warnings
+    assert (draft.state_layers, loaded.config.target.state_layers) == (0, 9)
 
 
 def test_more_modules_than_there_are(find: Find, model: Model) -> None:

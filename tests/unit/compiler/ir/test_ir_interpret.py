@@ -12,6 +12,7 @@ from torch import Tensor
 from specc.compiler.ir.analysis.liveness import liveness
 from specc.compiler.ir.interpret import interpret
 from specc.compiler.ir.text.parser import parse_module
+from specc.compiler.ir.types import StateType
 
 TEXT = """module @m {
   established typed
@@ -70,7 +71,7 @@ def test_liveness_goes_around_the_loop() -> None:
     module = parse_module(TEXT)
     live = liveness(module)
     assert live.fields == {"first"}
-    assert live.states == {"target"}
+    assert live.states == {StateType("target")}
     assert live.ops == set(module.ops())
     names = {value.name for value in live.values}
     assert {"first", "root", "rows", "lens", "logits"} <= names

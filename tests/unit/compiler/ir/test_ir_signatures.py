@@ -9,8 +9,9 @@ import pytest
 from programs import ROOT
 
 from specc.compiler.ir.core import Module
-from specc.compiler.ir.opdef import OpDef, TypeMismatch
+from specc.compiler.ir.opdef import OpDef
 from specc.compiler.ir.ops import OPS
+from specc.compiler.ir.signature import TypeMismatch
 from specc.compiler.ir.text.parser import parse_type
 from specc.compiler.ir.types import DTYPES, StateType, TensorType
 from specc.runtime.semantics.reference import MOVES, STORES
@@ -26,9 +27,10 @@ def test_signatures(op: OpDef) -> None:
     assert len(op.operands) == before.count(":")
     assert len(op.results) == after.count(":")
     for slot in (*op.operands, *op.results):
-        assert re.fullmatch(r"\?|!kv<\w+>|(T|\$\w+|\w+)(<[?$]\w+>)?\[[^\[\]]*\]", slot.pattern), slot
+        state, tensor = r"!(kv|state)<\$?\w+>(\[\?\w+\])?", r"(T|\$\w+|\w+)(<[?$]\w+>)?\[[^\[\]]*\]"
+        assert re.fullmatch(rf"\?|{state}|{tensor}", slot.pattern), slot
         dtype = slot.pattern.partition("[")[0].partition("<")[0]
-        if "[" in slot.pattern and not dtype.startswith("$"):
+        if "[" in slot.pattern and not dtype.startswith(("$", "!")):
             assert dtype == "T" or dtype in DTYPES, slot
         for attribute in re.findall(r"\$(\w+)", slot.pattern):
             assert attribute in (op.attrs or {}), f"{op.name} uses ${attribute}"
