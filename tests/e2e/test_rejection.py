@@ -46,13 +46,18 @@ def scores(model: Any, text: Sequence[int]) -> list[list[float]]:
 
 @cache
 def written(
-    mode: str, prompt: tuple[int, ...], sampling: Sampling, *depths: int, part: tuple[int, ...] = ()
+    mode: str,
+    prompt: tuple[int, ...],
+    sampling: Sampling,
+    *depths: int,
+    part: tuple[int, ...] = (),
+    family: str = "llama",
 ) -> tuple[int, ...]:
     """What STANDALONE writes, by both models over whole texts, with nothing kept of the step before.
 
     The steps have these depths, one after the other and again. The draft scores a part of the tokens, or all.
     """
-    target, draft = target_of().model, draft_of("STANDALONE")
+    target, draft = target_of(family=family).model, draft_of("STANDALONE", family)
     assert draft is not None
     model: Any = draft
     seed, t, text = sampling.seed or 0, sampling.temperature, list(prompt)

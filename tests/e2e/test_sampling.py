@@ -38,9 +38,9 @@ each_config = pytest.mark.parametrize("config", CONFIGS, ids=lambda c: f"{c.algo
 
 
 @cache
-def alone(prompt: tuple[int, ...], sampling: Sampling) -> tuple[int, ...]:
+def alone(prompt: tuple[int, ...], sampling: Sampling, family: str = "llama") -> tuple[int, ...]:
     """What the target writes with nobody's help: every token drawn from the scores after all before it."""
-    text, model = list(prompt), target_of().model
+    text, model = list(prompt), target_of(family=family).model
     for _ in range(NEW):
         with torch.no_grad(), plain_attention(model):
             scores = model(torch.tensor([text])).logits[0, -1].float()

@@ -15,9 +15,10 @@ from typing import Any
 import programs
 import torch
 from memoryless import plain_head
+from random_hybrids import HYBRIDS
 from torch import Tensor
 from torch.nn.functional import cross_entropy
-from transformers import DynamicCache, LlamaConfig, LlamaForCausalLM
+from transformers import CONFIG_MAPPING, AutoModelForCausalLM, DynamicCache, LlamaConfig, LlamaForCausalLM
 
 from specc.compiler.driver.build import build_program
 from specc.lab.engine.engine import Engine
@@ -80,7 +81,7 @@ class Config:
     """One configuration, of a chain if topk is 1; shallower: further num_steps; others: further shapes.
 
     shares: the buckets of each shape, if they are not all, the configuration's own shape first. part: the tokens that a
-    draft model scores, all if there are none.
+    draft model scores, all if there are none. family: of the target.
 
     Random actions are seeded with its text. It says nothing of how tokens are drawn, so that they stay what they are.
     """
@@ -105,6 +106,7 @@ class Config:
     best: int = field(default=0, repr=False)
     head: str = field(default="engine", repr=False)
     part: tuple[int, ...] = field(default=(), repr=False)
+    family: str = field(default="llama", repr=False)
 
     @property
     def drafted(self) -> dict[str, Any]:
@@ -149,7 +151,8 @@ def plans_of(config: Config) -> tuple[Plan, ...]:
     """Compile a configuration for the models below, short of machine code; the deepest first."""
     draft = SIZES | {"num_layers": LAYERS.get(config.algorithm, SIZES["num_layers"]), "head": config.head}
     draft |= {"vocab_size": len(config.part), "token_map": "engine"} if config.part else {}
-    loaded = programs.load(config.algorithm, target=SIZES, draft=draft, **config.keys)
+    target = SIZES | {"num_hidden_layers": 4, "state_layers": 2} if config.family in HYBRIDS else SIZES
+    loaded = programs.load(config.algorithm, target=target, draft=draft, **config.keys)
     return tuple(built.plan for built in build_program(loaded).shapes)
 
 
@@ -292,7 +295,7 @@ class Launched:
 def make_engine(
     config: Config, *, padded: bool = False, memory: float = ROWS, backend: Backend | None = None, **options: Any
 ) -> Engine:
-    """Return an engine whose KV memory holds large numbers, so that whatever reads a wrong slot shows.
+    """Return an engine whose memory holds large numbers, or none, so that whatever reads what is not its own shows.
 
     memory: how many requests of the longest kind there are pages for. The engine runs ahead if the program can, as it
     would on a GPU.
@@ -300,12 +303,12 @@ def make_engine(
     program = MemoryProgram(plans_of(config), padded=padded, backend=backend)
     longest = -(-(CONTEXT - 1 + program.plan.kv.reserve) // config.page_size)
     pages = 1 + int(longest * memory)
-    draft = options.pop("draft", draft_of(config.algorithm))
+    draft = options.pop("draft", draft_of(config.algorithm, config.family))
     if config.part and draft is not None:
         draft = copy(draft)
         draft.score_only(torch.tensor(config.part))
-    tables = {} if draft is not None else {"corpus": torch.tensor(corpus(), dtype=torch.int32)}
-    target = target_of(config.algorithm)
+    tables = {} if draft is not None else {"corpus": torch.tensor(corpus(config.family), dtype=torch.int32)}
+    target = target_of(config.algorithm, config.family)
     options = {"tables": tables, "max_context": CONTEXT, "num_pages": pages, "overlap": config.overlap, **options}
     if "grammar" in config.sampling:
         options = {"tokenizer": spelling.tokenizer(), **options}
@@ -313,6 +316,8 @@ def make_engine(
     generator = torch.Generator().manual_seed(1)
     for buffer in kv_buffers(engine):
         buffer.copy_(30 * torch.randn(buffer.shape, generator=generator))
+    for states in (tensor for pool in engine.states.values() for tensor in pool.tensors):
+        states[1:] = torch.nan
     return engine
 
 
@@ -327,29 +332,38 @@ def kv_buffers(engine: Engine) -> list[Tensor]:
 
 
 @cache
-def target_of(algorithm: str = "EAGLE") -> TargetModel:
-    """A random target, the same for all algorithms but for what it hands over."""
+def target_of(algorithm: str = "EAGLE", family: str = "llama") -> TargetModel:
+    """A random target of a family, the same for all algorithms but for what it hands over."""
     if algorithm in AUX:
-        return TargetModel(target_of().model, aux_layers=AUX_LAYERS)
+        return TargetModel(target_of(family=family).model, aux_layers=AUX_LAYERS)
     torch.manual_seed(0)
-    return TargetModel(LlamaForCausalLM(_config(2)))
+    if family == "llama":
+        return TargetModel(LlamaForCausalLM(_config(2)))
+    config = {**_config(4).to_dict(), **HYBRIDS[family]}
+    config = {name: value for name, value in config.items() if name not in ("architectures", "model_type")}
+    return TargetModel(AutoModelForCausalLM.from_config(CONFIG_MAPPING[family](**config)))
 
 
 @cache
-def draft_of(algorithm: str) -> Draft | None:
-    """The target's own weights with noise, or a head that learned some of its texts; None for NGRAM."""
+def draft_of(algorithm: str, family: str = "llama") -> Draft | None:
+    """The target's own weights with noise, or a head that learned some of its texts; None for NGRAM.
+
+    Beside a target that keeps a recurrent state a language model of another family has learned them.
+    """
     if algorithm == "NGRAM":
         return None
-    weights = target_of().model.state_dict()  # first, for making them seeds too
+    weights = target_of(family=family).model.state_dict()  # first, for making them seeds too
     torch.manual_seed(2)
     if algorithm == "STANDALONE":
         noisy = LlamaForCausalLM(_config(2))
+        if family != "llama":
+            return StandaloneDraft(_learned(noisy, family))
         noisy.load_state_dict({name: value + 0.02 * torch.randn(value.shape) for name, value in weights.items()})
         return StandaloneDraft(noisy)
     heads, config = _example_heads(), _config(LAYERS.get(algorithm, 2))
     config.eagle_config = {"eagle_aux_hidden_state_layer_ids": [layer - 1 for layer in AUX_LAYERS]}
     config.dflash_config = {"target_layer_ids": [layer - 1 for layer in AUX_LAYERS], "block_size": 4}
-    config.backbone_hidden_size, config.kv_layers = 32, [1, 0]
+    config.backbone_hidden_size, config.kv_layers = 32, [3, 1] if family in HYBRIDS else [1, 0]
     kinds: dict[str, tuple[Any, Any, Any]] = {
         "EAGLE": (EagleHead, heads.eagle_chain, EagleDraft),
         "EAGLE3": (Eagle3Head, heads.eagle3_chain, Eagle3Draft),
@@ -358,7 +372,7 @@ def draft_of(algorithm: str) -> Draft | None:
         "DFLASH": (DflashHead, heads.dflash_chain, DflashDraft),
     }
     kind, chain, wrap = kinds[algorithm]
-    return wrap(_fitted(kind(config).share_with(target_of().model), chain))
+    return wrap(_fitted(kind(config).share_with(target_of(family=family).model), chain, family))
 
 
 @cache
@@ -369,15 +383,15 @@ def base_texts() -> tuple[tuple[int, ...], ...]:
 
 
 @cache
-def corpus() -> tuple[int, ...]:
+def corpus(family: str = "llama") -> tuple[int, ...]:
     """A text of the target's, between words that no text has."""
-    return (-1, *expected(base_texts()[0][:33]), -1, 5, 6, -1)
+    return (-1, *expected(base_texts()[0][:33], family), -1, 5, 6, -1)
 
 
 @cache
-def expected(prompt: tuple[int, ...]) -> tuple[int, ...]:
+def expected(prompt: tuple[int, ...], family: str = "llama") -> tuple[int, ...]:
     """The target's own greedy text up to the end of the context; a shorter one is its beginning."""
-    return greedy(target_of(), prompt, CONTEXT - len(prompt))
+    return greedy(target_of(family=family), prompt, CONTEXT - len(prompt))
 
 
 def _config(layers: int) -> LlamaConfig:
@@ -410,10 +424,28 @@ def _example_heads() -> Any:
     return module
 
 
-def _fitted(head: Any, chain: Callable[..., Any]) -> Any:
-    """Train a head for a moment on the target's own continuations of the base texts."""
-    target, prompts = target_of("DFLASH"), [text[:cut] for text in base_texts() for cut in CUTS]
-    ids, kept = torch.tensor([[*prompt, *expected(prompt)] for prompt in prompts]), DynamicCache()
+def _continued(family: str) -> Tensor:
+    """Beginnings of the base texts with the target's own continuations, as long as the context: i64[n, C]."""
+    prompts = [text[:cut] for text in base_texts() for cut in CUTS]
+    return torch.tensor([[*prompt, *expected(prompt, family)] for prompt in prompts])
+
+
+def _learned(model: LlamaForCausalLM, family: str) -> LlamaForCausalLM:
+    """Train a language model for a moment on those texts."""
+    ids = _continued(family)
+    optimizer = torch.optim.Adam(model.parameters(), lr=5e-3)
+    with torch.enable_grad():
+        for _ in range(60):
+            optimizer.zero_grad()
+            model(ids, labels=ids).loss.backward()
+            optimizer.step()
+    return model.requires_grad_(False)
+
+
+def _fitted(head: Any, chain: Callable[..., Any], family: str) -> Any:
+    """Train a head for a moment on the same."""
+    target, ids = target_of("DFLASH", family), _continued(family)
+    kept = DynamicCache(config=target.model.config)
     with torch.no_grad(), plain_attention(target.model):
         hidden = target.model.base_model(ids, past_key_values=kept).last_hidden_state
         scores = target.logits(hidden)

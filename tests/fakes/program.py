@@ -79,7 +79,9 @@ def make_plan(
 def sizes_of(facts: ModelSizes) -> dict[str, Any]:
     """What a configuration says of a model."""
     names = ("hidden_size", "num_layers", "num_kv_heads", "head_dim", "kv_layout", "vocab_size")
-    return {name: getattr(facts, name) for name in names} | {"dtype": str(DTYPES[facts.dtype]).removeprefix("torch.")}
+    recurrent = {shape.part.layer for shape in facts.states}
+    rest = {"dtype": str(DTYPES[facts.dtype]).removeprefix("torch."), "state_layers": len(recurrent)}
+    return {name: getattr(facts, name) for name in names} | rest
 
 
 def with_model(plan: Plan, role: str, **changes: Any) -> Plan:

@@ -14,6 +14,7 @@ from torch import Tensor
 from specc.compiler.support.diagnostics import Diagnostic
 from specc.lab.engine.memory.kv_pool import KVPool, PageAllocator, ReqToToken
 from specc.lab.engine.memory.prefix_cache import PrefixCache
+from specc.lab.engine.memory.states import state_pools
 from specc.lab.engine.models.causal_models import TargetModel
 from specc.lab.engine.models.drafts import Draft
 from specc.lab.engine.serving import fitting
@@ -99,19 +100,20 @@ class Engine:
         plan, device = self.plan, self.target.device
         columns = round_up(max_context + plan.kv.reserve, plan.kv.page_size)
         max_batch = max(buckets[-1] for buckets in self.program.buckets.values())
-        self.table = ReqToToken(plan.size("P"), columns, device)
+        self.states = state_pools({"target": self.target.facts.states}, plan.size("P"), device)
+        self.table = ReqToToken(plan.size("P"), columns, device, self.states.values())
         self.allocator = PageAllocator(num_pages or max_batch * columns // plan.kv.page_size + 1, plan.kv.page_size)
         slots = self.allocator.num_pages * plan.kv.page_size
         self.pools = {owner: KVPool(self.models[owner].facts.pool, slots, device) for owner in plan.kv_pools}
-        self.prefixes = PrefixCache(self.allocator, plan.serving.lookahead, enabled=share_prefixes)
+        self.prefixes = PrefixCache(self.allocator, plan.serving.lookahead, enabled=share_prefixes and not self.states)
         limits = {"max_batch": max_batch, "max_context": max_context, "reserve": plan.kv.reserve}
         self.scheduler = Scheduler(self.table, self.allocator, self.prefixes, **limits, settled=plan.serving.settled)
-        self.places = Places(self.pools, self.table.tensor, ahead=int(not plan.kv.shifted))
+        self.places = Places(self.pools, self.table.tensor, int(not plan.kv.shifted), self.states)
 
     def _bind(self, tables: Mapping[str, Tensor], options: Mapping[str, Any]) -> None:
         """Bind the program to the models' forwards over that memory, and to what else it reads."""
         self._prompts: dict[int, PrefillPrompt] = {}
-        self.memory = EngineMemory(self.pools, self.table.tensor, self._prompts)
+        self.memory = EngineMemory(self.pools, self.table.tensor, self._prompts, self.states)
         self.callbacks = make_callbacks(self.target, self.draft, self.memory, self.plan)
         fitting.check_callbacks(self.plan, self.callbacks)
         self._batch = batch_type(self.program)

@@ -17,6 +17,7 @@ from transformers.masking_utils import causal_mask_function
 
 from specc.lab.engine.memory.kv_pool import KVPool
 from specc.lab.engine.memory.probing import AttentionCache
+from specc.lab.engine.memory.states import RowStates
 
 MaskFunction = Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]
 """Whether, by row, head, position of a token and position of a key, the token may attend to the key."""
@@ -36,15 +37,22 @@ class PagedContext(AttentionCache):
     """
 
     def __init__(
-        self, pool: KVPool, req_to_token: Tensor, rows: Tensor, positions: Tensor, slots: Tensor, width: int
+        self,
+        pool: KVPool,
+        req_to_token: Tensor,
+        rows: Tensor,
+        positions: Tensor,
+        slots: Tensor,
+        width: int,
+        states: RowStates | None = None,
     ) -> None:
         """Describe a forward of [b, n] tokens.
 
         req_to_token i32[P, C]; rows i64[b] pool row of every batch row; positions and slots i64[b, n] of
         every token, no slots where nothing is written, and negative ones for slot 0; width: how many positions are
-        looked at, above every position that counts.
+        looked at, above every position that counts; states: what recurrent layers go on from, if there are some.
         """
-        super().__init__()
+        super().__init__(states)
         self.pool = pool
         self.positions = positions
         self.width = width

@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from specc.lab.engine.errors import OutOfPagesError, OutOfRowsError, UnsupportedModelError
+from specc.lab.engine.memory.states import StatePool
 
 
 @dataclass(frozen=True)
@@ -24,7 +25,8 @@ class PoolShape:
     """What one model keeps per token: `layers` times K and V of [kv_heads, head_dim], in `dtype`.
 
     latent: both are parts of one latent row of that size instead, which all heads share. A layer whose keys or values
-    are smaller keeps them at the beginning of its row.
+    are smaller keeps them at the beginning of its row. numbers: the model's own numbers of these layers, by default
+    0, 1, ...: other layers keep no keys and values.
     """
 
     layers: int
@@ -32,6 +34,7 @@ class PoolShape:
     head_dim: int
     dtype: torch.dtype
     latent: bool = False
+    numbers: tuple[int, ...] = ()
 
     @property
     def buffers(self) -> int:
@@ -55,6 +58,7 @@ class KVPool:
             [torch.zeros(size, dtype=shape.dtype, device=device) for _ in range(shape.buffers)]
             for _ in range(shape.layers)
         ]
+        self._numbered = dict(zip(shape.numbers or range(shape.layers), self.layers, strict=True))
         self._views: dict[tuple[int | Sequence[int], ...], tuple[Tensor, Tensor]] = {}
 
     @property
@@ -89,9 +93,9 @@ class KVPool:
         return self._views[place]
 
     def _view(self, layer: int, key: Sequence[int], value: Sequence[int]) -> tuple[Tensor, Tensor]:
-        if not 0 <= layer < len(self.layers):
+        if layer not in self._numbered:
             raise UnsupportedModelError(f"the KV pool has {len(self.layers)} layers, the model has layer {layer}")
-        rows = [buffer.flatten(1) for buffer in self.layers[layer]]
+        rows = [buffer.flatten(1) for buffer in self._numbered[layer]]
         sizes = [heads * size for heads, size in (key, value)]
         if sum(sizes) > rows[0].shape[1] if self.shape.latent else max(sizes) > rows[0].shape[1]:
             what = f"keys of {tuple(key)} and values of {tuple(value)} per token"
@@ -195,11 +199,15 @@ class PageAllocator:
 class ReqToToken:
     """The request table `tensor` i32[P, C]: the slot of every position of every pool row.
 
-    Row 0 is the padding row; it and every free row are all slot 0, the sink.
+    Row 0 is the padding row; it and every free row are all slot 0, the sink. What recurrent layers keep of a row is
+    given back with it.
     """
 
-    def __init__(self, rows: int, columns: int, device: torch.device | str = "cpu") -> None:
+    def __init__(
+        self, rows: int, columns: int, device: torch.device | str = "cpu", states: Iterable[StatePool] = ()
+    ) -> None:
         """Allocate a table of `rows` pool rows (P) by `columns` positions (C)."""
+        self._states = tuple(states)
         self.tensor = torch.zeros((rows, columns), dtype=torch.int32, device=device)
         self._free = list(range(1, rows))
 
@@ -220,8 +228,10 @@ class ReqToToken:
         return heapq.heappop(self._free)
 
     def release(self, row: int) -> None:
-        """Give a row back and point all of it at the sink."""
+        """Give a row back, point all of it at the sink, and clear its states."""
         self.tensor[row].zero_()
+        for states in self._states:
+            states.clear(row)
         heapq.heappush(self._free, row)
 
     def write(self, updates: Iterable[tuple[int, int, Sequence[int]]]) -> None:

@@ -5,6 +5,7 @@ Nothing here reads a tensor back to the host, and shapes depend on constants onl
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -12,6 +13,8 @@ from torch import Tensor
 
 from specc.lab.engine.memory.context import PagedContext
 from specc.lab.engine.memory.kv_pool import KVPool
+from specc.lab.engine.memory.probing import AttentionCache
+from specc.lab.engine.memory.states import RowStates, StatePool
 from specc.runtime.entry.callbacks import DraftCall, TargetCall
 from specc.runtime.semantics.moves import branch_run
 
@@ -78,6 +81,52 @@ class TreeContext(PagedContext):
     def visible(self) -> Tensor:
         """Which keys each node attends to, bool[b, N, width]."""
         return self._visible
+
+
+class NodeContext(PagedContext):
+    """One node of every request's window, which goes on from the recurrent states that its parent left."""
+
+    def __init__(self, window: PagedContext, node: Tensor, states: RowStates) -> None:
+        """Describe the forward of nodes i64[b] out of that of all."""
+        AttentionCache.__init__(self, states)
+        row = torch.arange(len(node), device=node.device)
+        self.pool, self.width, self.read_slots = window.pool, window.width, window.read_slots
+        self.key_positions, self.positions = window.key_positions, window.positions[row, node][:, None]
+        self.write_slots = window.write_slots.view(window.positions.shape)[row, node]
+        self.reached, self._masks = [], {}
+        self._visible = window.visible()[row, node][:, None]
+
+    def visible(self) -> Tensor:
+        """Which keys each node attends to, bool[b, 1, width]."""
+        return self._visible
+
+
+def node_by_node(
+    run: Callable[[Tensor, PagedContext], Sequence[Tensor]],
+    window: PagedContext,
+    tokens: Tensor,
+    pool: StatePool,
+    rows: Tensor,
+    begin: Tensor,
+) -> list[Tensor]:
+    """Run nodes i64[b, N] of the windows of pool rows i64[b], each from the recurrent states that its parent left.
+
+    begin: the position i64[b] of every window's first slot. A node's parent is the one that it sees one position before
+    its own. Returns of all nodes, T[b, N, ...], what `run` gives for tokens i64[b, 1] and their memory.
+    """
+    positions = window.positions
+    count = positions.shape[1]
+    columns = begin[:, None, None] + torch.arange(count, device=begin.device)
+    seen = window.visible().gather(2, columns.clamp(max=window.width - 1).expand(-1, count, -1))
+    above = seen & (positions[:, None] == positions[..., None] - 1)
+    parents = torch.where(above.any(2), above.int().argmax(2), -1)
+    order = positions.argsort(dim=1, stable=True)
+    found = [
+        run(tokens.gather(1, node[:, None]), NodeContext(window, node, states))
+        for node, states in pool.runs(rows, parents, order)
+    ]
+    places = order.argsort(1)[..., None]
+    return [torch.cat(parts, 1).take_along_dim(places, 1) for parts in zip(*found, strict=True)]
 
 
 def seen_columns(mask: Tensor, counts: Tensor, slots: Tensor) -> Tensor:

@@ -18,6 +18,7 @@ from specc.lab.engine.memory.attention import page, plain_attention
 from specc.lab.engine.memory.context import PagedContext
 from specc.lab.engine.memory.kv_pool import PoolShape
 from specc.lab.engine.memory.probing import CACHE, Kept, kept_by
+from specc.lab.engine.memory.states import PartShape
 from specc.lab.engine.models.aux_states import AuxStates
 from specc.lab.engine.models.scores import LmHead, layers_of
 from specc.runtime.plan.plan import Model
@@ -31,7 +32,11 @@ CONTEXT_KEYS = ("max_position_embeddings", "max_target_positions", "max_seq_len"
 
 @dataclass(frozen=True)
 class ModelSizes:
-    """What a program is built for, in the names of plan.json's `models`; dtype is a plan dtype."""
+    """What a program is built for, in the names of plan.json's `models`; dtype is a plan dtype.
+
+    kv_layers: the numbers of those `num_layers` layers that keep keys and values. states: what others, or they as
+    well, keep of a request.
+    """
 
     hidden_size: int
     num_layers: int
@@ -41,6 +46,8 @@ class ModelSizes:
     vocab_size: int
     dtype: str
     max_context: int | None
+    kv_layers: tuple[int, ...] = ()
+    states: tuple[PartShape, ...] = ()
 
     @classmethod
     def of(cls, config: PretrainedConfig, dtype: torch.dtype, kept: Kept | None = None) -> ModelSizes:
@@ -49,20 +56,22 @@ class ModelSizes:
         kept = kept or _kept_by_layers_of(text)
         return cls(
             hidden_size=text.hidden_size,
-            num_layers=kept.layers,
+            num_layers=len(kept.layers),
             num_kv_heads=kept.kv_heads,
             head_dim=kept.head_dim,
             kv_layout="mla" if kept.latent else "mha",
             vocab_size=text.vocab_size,
             dtype={known: name for name, known in DTYPES.items()}[dtype],
             max_context=_context_of(text),
+            kv_layers=kept.layers,
+            states=kept.states,
         )
 
     @property
     def pool(self) -> PoolShape:
         """The KV pool that the model needs."""
         sizes = (self.num_layers, self.num_kv_heads, self.head_dim)
-        return PoolShape(*sizes, DTYPES[self.dtype], latent=self.kv_layout == "mla")
+        return PoolShape(*sizes, DTYPES[self.dtype], latent=self.kv_layout == "mla", numbers=self.kv_layers)
 
     def check(self, role: str, wanted: Model) -> None:
         """Refuse a model that the program was not built for: a DiagnosticError with every difference."""
@@ -117,8 +126,11 @@ class CausalModel:
 
     @property
     def capturable(self) -> bool:
-        """Whether a forward can be captured: rotary embeddings that grow with the text read lengths back."""
-        return has_static_rope(self.model.config)
+        """Whether a forward can be captured: rotary embeddings that grow with the text read lengths back.
+
+        So does the commit of recurrent states.
+        """
+        return has_static_rope(self.model.config) and not self.facts.states
 
     @property
     def eos_token_ids(self) -> frozenset[int]:
@@ -217,9 +229,10 @@ def _context_of(config: PretrainedConfig) -> int | None:
 
 def _kept_by_layers_of(config: PretrainedConfig) -> Kept:
     """What layers of plain grouped attention keep, or those of latent attention (DeepSeek's)."""
+    layers = tuple(range(config.num_hidden_layers))
     if (rank := getattr(config, "kv_lora_rank", None)) is not None:
-        return Kept(config.num_hidden_layers, 1, rank + config.qk_rope_head_dim, latent=True)
+        return Kept(layers, 1, rank + config.qk_rope_head_dim, latent=True)
     heads = config.num_attention_heads
     kv_heads = getattr(config, "num_key_value_heads", None) or heads
     head_dim = getattr(config, "head_dim", None) or config.hidden_size // heads
-    return Kept(config.num_hidden_layers, kv_heads, head_dim, latent=False)
+    return Kept(layers, kv_heads, head_dim, latent=False)

@@ -11,14 +11,15 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Generic, Protocol, TypeVar
+from typing import Any, Generic, Protocol, TypeVar
 
 from torch import Tensor
+from transformers import PreTrainedModel
 
 from specc.lab.engine.errors import UnsupportedModelError
 from specc.lab.engine.memory.attention import PAGED
 from specc.lab.engine.memory.context import PagedContext
-from specc.lab.engine.memory.probing import CACHE
+from specc.lab.engine.memory.probing import CACHE, RECURRENT
 from specc.lab.engine.models.causal_models import CausalModel, ModelSizes, has_static_rope
 from specc.lab.engine.models.heads.dflash_head import DflashHead
 from specc.lab.engine.models.heads.eagle3_head import Eagle3Head
@@ -86,6 +87,12 @@ class StandaloneDraft(CausalModel):
     reads_hidden = False
     token_map: Tensor | None = None
     _part: LmHead | None = None
+
+    def __init__(self, model: PreTrainedModel, tokenizer: Any = None) -> None:
+        """Take over a loaded model; UnsupportedModelError for one that keeps a recurrent state."""
+        super().__init__(model, tokenizer)
+        if self.facts.states:
+            raise RECURRENT
 
     def score_only(self, tokens: Tensor) -> None:
         """See `Draft`."""

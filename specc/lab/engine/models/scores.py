@@ -24,12 +24,14 @@ class _Given(BaseModelOutputWithPast):
 class _NoLayers(nn.Module):
     """Stands where a model's layers were, and returns as their hidden states what it is given as embeddings.
 
-    Models that were made of an encoder and a decoder ask for their `decoder`.
+    Models that were made of an encoder and a decoder ask for their `decoder`. Numbers of the layers are there, too.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, layers: nn.Module) -> None:
         super().__init__()
         object.__setattr__(self, "decoder", self)  # not as a module of its own
+        numbers = {name: value for name, value in vars(layers).items() if isinstance(value, float)}
+        vars(self).update(numbers)
 
     def forward(self, *args: object, inputs_embeds: Tensor, **kwargs: object) -> _Given:
         return _Given(last_hidden_state=inputs_embeds)
@@ -49,7 +51,7 @@ class LmHead:
         name, head = layers_of(model), model.get_output_embeddings()
         if head is None:
             raise UnsupportedModelError(f"{type(model).__name__} has no lm_head", LANGUAGE)
-        modules = {**model._modules, name: _NoLayers()}
+        modules = {**model._modules, name: _NoLayers(getattr(model, name))}
         self._scores: Any = head
         if tokens is not None:
             self._scores = rows_of(head, tokens)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from types import MappingProxyType
 from typing import NamedTuple, Unpack
 
 import torch
@@ -11,11 +12,13 @@ from torch import Tensor
 from specc.lab.engine.errors import ContractError
 from specc.lab.engine.memory.context import PagedContext
 from specc.lab.engine.memory.kv_pool import KVPool
-from specc.lab.engine.memory.tree_attention import TreeContext, seen_columns, visible_keys
+from specc.lab.engine.memory.states import RowStates, StatePool
+from specc.lab.engine.memory.tree_attention import TreeContext, node_by_node, seen_columns, visible_keys
 from specc.lab.engine.models.causal_models import ModelSizes, TargetModel
 from specc.lab.engine.serving.prompts import PrefillPrompt, Prefix, PromptBatch, Span, grouped
 from specc.lab.engine.serving.requests.grammar import GrammarMasks
 from specc.runtime.entry.callbacks import (
+    CommitStateCall,
     GrammarBeginCall,
     GrammarEndCall,
     GrammarPrefillCall,
@@ -34,15 +37,24 @@ class Masked(NamedTuple):
 
 
 class EngineMemory:
-    """What an engine's forwards work on: paged pools by owner, the request table i32[P, C], prompts by pool row.
+    """What an engine's forwards work on: pools by owner, the request table i32[P, C], prompts by pool row.
 
     `width` is how many positions the decode forwards attend to. A captured forward needs it constant; else
     the engine sets it before each step to something above every length in the batch.
     """
 
-    def __init__(self, pools: Mapping[str, KVPool], req_to_token: Tensor, prompts: Mapping[int, PrefillPrompt]) -> None:
-        """Use the pools of ``target`` and, if it has one, ``draft``; `prompts`: what to prefill, by pool row."""
-        self.pools, self.req_to_token, self.prompts = pools, req_to_token, prompts
+    def __init__(
+        self,
+        pools: Mapping[str, KVPool],
+        req_to_token: Tensor,
+        prompts: Mapping[int, PrefillPrompt],
+        states: Mapping[str, StatePool] = MappingProxyType({}),
+    ) -> None:
+        """Use the pools of ``target`` and, if it has one, ``draft``.
+
+        prompts: what to prefill, by pool row. states: of owners with recurrent layers.
+        """
+        self.pools, self.req_to_token, self.prompts, self.states = pools, req_to_token, prompts, states
         self.width = req_to_token.shape[1]
 
     def prefixes(self, rows: Tensor, seq_lens: Tensor) -> list[Prefix]:
@@ -58,9 +70,13 @@ class EngineMemory:
         return prefixes
 
     def batches(self, owner: str, spans: Sequence[Span]) -> Iterator[PromptBatch]:
-        """The batches in which a model runs the tokens at these positions; a prompt's number is its place there."""
-        table = self.req_to_token
-        for members in grouped([span.end - span.start for span in spans]):
+        """The batches in which a model runs the tokens at these positions; a prompt's number is its place there.
+
+        Recurrent layers begin with no state, so positions are a text's first; what a batch has left is kept when the
+        next one is asked for.
+        """
+        table, pool = self.req_to_token, self.states.get(owner)
+        for members in grouped([span.end - span.start for span in spans], padded=pool is None):
             chosen = [spans[member] for member in members]
             rows, starts, ends = torch.tensor(chosen, device=table.device).unbind(1)
             lengths = tuple(span.end - span.start for span in chosen)
@@ -69,8 +85,11 @@ class EngineMemory:
             counts = offsets < (ends - starts)[:, None]
             slots = torch.where(counts, table[rows[:, None], positions].long(), 0)
             width = max(span.end for span in chosen)
-            paged = PagedContext(self.pools[owner], table, rows, positions, slots, width)
+            states = None if pool is None else RowStates()
+            paged = PagedContext(self.pools[owner], table, rows, positions, slots, width, states)
             yield PromptBatch(tuple(members), lengths, positions, paged)
+            if pool is not None and states is not None:
+                pool.keep(rows, states)
 
     def joined(self, rows: Iterable[Tensor], facts: ModelSizes, width: int | None = None) -> Tensor:
         """What a model gave for one prompt after the other, T[n, width]; of no prompts no rows.
@@ -98,18 +117,33 @@ class TargetCallbacks:
     @torch.inference_mode()
     def target(self, **call: Unpack[TargetCall]) -> Forward:
         """See `TargetCall`. `visible_keys` reads the mask of a tree, and `seen_columns` one of slots."""
-        tokens, positions, slots, mask = call["tokens"], call["positions"], call["slots"], call.get("mask")
-        pool, table, width = self.memory.pools["target"], self.memory.req_to_token, self.memory.width
-        if mask is None or self.mask_mode is None:
-            paged = PagedContext(pool, table, call["rows"], positions, slots, width)
+        tokens, window, pool = call["tokens"], self._window(call), self.memory.states.get("target")
+        if pool is None:
+            states, handed = self._run(tokens, window)
         else:
-            mode = self.mask_mode
-            if (counts := call.get("counts")) is not None:
-                mask, mode = seen_columns(mask, counts, slots), "qlen"
-            visible = visible_keys(mask, mode, call["seq_lens"], tokens.shape[1], width)
-            paged = TreeContext(pool, table, call, width, visible)
-        states = self.target_model.forward(tokens, positions, paged)
-        return captured(self._target_logits(states), self.target_model.handed_over(states), call["capture"])
+            states, handed = node_by_node(self._run, window, tokens, pool, call["rows"], call["seq_lens"])
+        return captured(self._target_logits(states), handed, call["capture"])
+
+    def _run(self, tokens: Tensor, paged: PagedContext) -> tuple[Tensor, Tensor]:
+        """The target's hidden states T[b, n, H] of tokens i64[b, n], and what is handed over T[b, n, W]."""
+        states = self.target_model.forward(tokens, paged.positions, paged)
+        return states, self.target_model.handed_over(states)
+
+    def _window(self, call: TargetCall) -> PagedContext:
+        """The memory of all nodes, in which each sees what the mask shows."""
+        slots, mask, mode = call["slots"], call.get("mask"), self.mask_mode
+        pool, table, width = self.memory.pools["target"], self.memory.req_to_token, self.memory.width
+        if mask is None or mode is None:
+            return PagedContext(pool, table, call["rows"], call["positions"], slots, width)
+        if (counts := call.get("counts")) is not None:
+            mask, mode = seen_columns(mask, counts, slots), "qlen"
+        visible = visible_keys(mask, mode, call["seq_lens"], slots.shape[1], width)
+        return TreeContext(pool, table, call, width, visible)
+
+    @torch.inference_mode()
+    def commit_state(self, **call: Unpack[CommitStateCall]) -> None:
+        """See `CommitStateCall`."""
+        self.memory.states["target"].commit(call["rows"], call["accept_index"], call["accept_lens"])
 
     @torch.inference_mode()
     def prefill_target(self, **call: Unpack[PrefillTargetCall]) -> Forward:

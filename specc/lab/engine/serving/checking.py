@@ -16,6 +16,8 @@ from specc.lab.engine.memory.attention import plain_attention
 from specc.lab.engine.memory.context import PagedContext
 from specc.lab.engine.memory.kv_pool import KVPool
 from specc.lab.engine.memory.probing import CACHE
+from specc.lab.engine.memory.states import StatePool, state_pools
+from specc.lab.engine.memory.tree_attention import node_by_node
 from specc.lab.engine.models.causal_models import CausalModel
 from specc.lab.engine.serving.callbacks import EngineMemory
 from specc.lab.engine.serving.prompts import Span
@@ -114,29 +116,48 @@ def _paged(model: CausalModel, texts: Sequence[Tensor]) -> list[Tensor]:
     width = max(map(len, texts)) + 2
     table = torch.arange(1, len(texts) * width + 1, dtype=torch.int32, device=model.device).flip(0).view(-1, width)
     pool = KVPool(model.facts.pool, table.numel() + 1, model.device)
-    for buffer in pool.buffers:
+    states = state_pools({OWNER: model.facts.states}, len(texts), model.device)
+    for buffer in (*pool.buffers, *(tensor for kept in states.values() for tensor in kept.tensors)):
         buffer.fill_(STALE)
-    memory, prompts = EngineMemory({OWNER: pool}, table, {}), [text[:-READ] for text in texts]
+    memory = EngineMemory({OWNER: pool}, table, {}, states)
+    prompts = [text[:-READ] for text in texts]
     parts: dict[int, list[Tensor]] = {}
     for batch in memory.batches(OWNER, [Span(row, 0, len(prompt)) for row, prompt in enumerate(prompts)]):
-        states = _forward(model, batch.paged, batch.padded(prompts), batch.positions)
-        parts.update((row, [model.scores(own_states[-PREFILL:])]) for row, own_states in batch.rows_of(states))
+        hidden = _forward(model, batch.paged, batch.padded(prompts), batch.positions)
+        parts.update((row, [model.scores(own_hidden[-PREFILL:])]) for row, own_hidden in batch.rows_of(hidden))
     rows, tails = torch.arange(len(texts), device=model.device), torch.stack([text[-READ:] for text in texts])
     begin = torch.tensor([len(prompt) for prompt in prompts], device=model.device)[:, None]
     for tokens in tails.split([WINDOW, *[1] * SINGLES], dim=1):
         positions = begin + torch.arange(tokens.shape[1], device=model.device)
         slots = table[rows[:, None], positions].long()
-        states = _forward(model, PagedContext(pool, table, rows, positions, slots, width), tokens, positions)
-        for row, own_states in enumerate(model.scores(states)):
-            parts[row].append(own_states)
+        window = PagedContext(pool, table, rows, positions, slots, width)
+        hidden = _read(model, states.get(OWNER), window, rows, begin[:, 0], tokens)
+        for row, own_scores in enumerate(model.scores(hidden)):
+            parts[row].append(own_scores)
         begin = begin + tokens.shape[1]
     return [torch.cat(parts[row]) for row in range(len(texts))]
+
+
+def _read(
+    model: CausalModel, states: StatePool | None, window: PagedContext, rows: Tensor, begin: Tensor, tokens: Tensor
+) -> Tensor:
+    """Hidden states T[b, n, H] of windows as a step runs them; all of their tokens are accepted."""
+    if states is None:
+        return _forward(model, window, tokens, window.positions)
+
+    def run(tokens: Tensor, paged: PagedContext) -> tuple[Tensor]:
+        return (_forward(model, paged, tokens, paged.positions),)
+
+    (hidden,) = node_by_node(run, window, tokens, states, rows, begin)
+    numbers = torch.arange(tokens.numel(), device=rows.device).view(tokens.shape)
+    states.commit(rows, numbers, torch.full_like(rows, tokens.shape[1]))
+    return hidden
 
 
 def _forward(model: CausalModel, paged: PagedContext, tokens: Tensor, positions: Tensor) -> Tensor:
     """Hidden states T[b, n, H] of tokens at positions i64[b, n]; every layer hands over its own, once."""
     states = model.forward(tokens, positions, paged)
-    if sorted(paged.reached) != list(range(model.facts.num_layers)):
+    if tuple(sorted(paged.reached)) != model.facts.kv_layers:
         reached = ", ".join(map(str, paged.reached)) or "none"
         reason = f"of its {model.facts.num_layers} layers these use the memory, in order: {reached}"
         raise UnsupportedModelError(reason, HINT)
@@ -152,9 +173,13 @@ def _plain(model: CausalModel, text: Tensor) -> Tensor:
 def _in_parts(model: CausalModel, text: Tensor, attention: str | None = None) -> Tensor:
     """The same in another order: over a cache of transformers, in parts, with one of its attentions."""
     cache, parts = DynamicCache(config=model.model.config), []
+    positions = torch.arange(len(text), device=text.device)[None]
+    window = [1] * WINDOW if model.facts.states else [WINDOW]  # recurrent layers run no windows here
+    sizes = [len(text) - READ, *window, *[1] * SINGLES]
     with plain_attention(model.model, attention):
-        for part in text.split([len(text) - READ, WINDOW, *[1] * SINGLES]):
-            parts.append(_last(model, part, **{CACHE: cache}, use_cache=True))
+        for part, places in zip(text.split(sizes), positions.split(sizes, dim=1), strict=True):
+            where = {"position_ids": places} if model.takes_positions else {}  # as `generate` says it
+            parts.append(_last(model, part, **{CACHE: cache}, use_cache=True, **where))
     return torch.cat(parts)[-TAIL:]
 
 

@@ -19,6 +19,8 @@ from specc.runtime.plan.shape import Shape, listed, named
 
 DEFAULT_CONTEXT = 1024
 """Context length to serve if the models can, in tokens."""
+COMMIT_STATE = "commit_state"
+"""The callback of programs whose target keeps a recurrent state."""
 PRODUCT_RTOL = 0.05
 """By how much scores may differ from a product with the head: more than 16 bits round, less than a cap changes."""
 
@@ -40,6 +42,12 @@ def check_program(plan: Plan, models: Mapping[str, TargetModel | Draft], *, tree
         raise EngineError(f"the program has {'a' if role in plan.models else 'no'} {role} model")
     for role, model in models.items():
         model.facts.check(role, plan.models[role])
+    commits = COMMIT_STATE in plan.callbacks()
+    if commits != bool(states := models["target"].facts.states):
+        layers = len({shape.part.layer for shape in states})
+        what = f"{layers or 'no'} layers of the target keep a recurrent state"
+        does = f"the program commits {'the state of some' if commits else 'none'}"
+        raise UnsupportedModelError(f"{what}, {does}", f"rebuild with `state_layers: {layers}` of the target")
     if plan.serving.extras:
         wanted = ", ".join(plan.serving.extras)
         raise UnsupportedModelError(f"the program hands out {wanted}, which the engine's models do not give")

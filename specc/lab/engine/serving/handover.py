@@ -11,20 +11,25 @@ from torch import Tensor
 
 from specc.lab.engine.errors import ContractError
 from specc.lab.engine.memory.kv_pool import KVPool
+from specc.lab.engine.memory.states import StatePool
 from specc.runtime import Score
 from specc.runtime.plan.plan import LENGTHS
 
 Kv = dict[str, list[Tensor]]
-"""By owner of a pool: rows T[n, kv_heads, head_dim] of each of its buffers, in the order of `KVPool.buffers`."""
+"""By owner of a pool: rows T[n, kv_heads, head_dim] of each of its buffers, in the order of `KVPool.buffers`.
+
+And by owner and `STATE` what its recurrent layers keep, in the order of `StatePool.tensors`.
+"""
+STATE = "_state"
 
 
 @dataclass(frozen=True)
 class Handover:
     """A request after its prefill, without its prompt.
 
-    first: the first token. health: the health word of the prefill. kv: the rows of its positions in every pool.
-    carry: what the program carries for it, a `Carry` of one row. grammar: the source of its grammar, see `Sampling`.
-    scores: what a program that hands out log-probabilities says of the first token.
+    first: the first token. health: the health word of the prefill. kv: the rows of its positions in every pool, and
+    what recurrent layers keep of it. carry: what the program carries for it, a `Carry` of one row. grammar: the source
+    of its grammar, see `Sampling`. scores: what a program that hands out log-probabilities says of the first token.
     """
 
     first: int
@@ -54,12 +59,14 @@ class Handover:
 class Places:
     """The KV rows that a program keeps of a text: of every pool's positions 0..n-1, `ahead` more of the draft's.
 
-    ahead: the plan's `first_draft_position`, 1 where the draft has the first token behind the prompt, too.
+    ahead: the plan's `first_draft_position`, 1 where the draft has the first token behind the prompt, too. states: what
+    recurrent layers keep of a text goes along, by the owner and `STATE`.
     """
 
     pools: Mapping[str, KVPool]
     req_to_token: Tensor
     ahead: int
+    states: Mapping[str, StatePool] = field(default_factory=dict[str, StatePool])
 
     def count(self, owner: str, length: int) -> int:
         """How many rows a prompt of some length has in a pool."""
@@ -70,17 +77,21 @@ class Places:
         return {
             owner: [buffer[self._slots(row, 0, self.count(owner, length))] for buffer in pool.buffers]
             for owner, pool in self.pools.items()
-        }
+        } | {owner + STATE: [tensor[row].clone() for tensor in pool.tensors] for owner, pool in self.states.items()}
 
     def put(self, row: int, start: int, kv: Kv) -> None:
         """Write rows into the slots of a pool row from position `start` on; what is before it is there already."""
         for owner, pool in self.pools.items():
             for buffer, rows in zip(pool.buffers, kv[owner], strict=True):
                 buffer[self._slots(row, start, len(rows))] = rows[start:].to(buffer.device)
+        for owner, pool in self.states.items():
+            for tensor, state in zip(pool.tensors, kv[owner + STATE], strict=True):
+                tensor[row] = state.to(tensor.device)
 
     def check(self, length: int, kv: Mapping[str, Any]) -> None:
         """ContractError unless these are the rows of a prompt of some length, in the dtypes and shapes of the pools."""
         expected = {owner: self._types(owner, length) for owner in self.pools}
+        expected |= {owner + STATE: [_type_of(t[0]) for t in pool.tensors] for owner, pool in self.states.items()}
         types = {owner: [_type_of(rows) for rows in tensors] for owner, tensors in kv.items()}
         if types != expected:
             raise ContractError(f"the keys and values of a prompt of {length} tokens are {expected}, not {types}")

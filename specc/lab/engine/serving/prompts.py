@@ -68,13 +68,17 @@ class PromptBatch(NamedTuple):
             yield member, states[index, :length]
 
 
-def grouped(lengths: Sequence[int]) -> list[list[int]]:
-    """Which prompts run together: padding at most doubles a batch, and `MOST_TOKENS` bound it."""
+def grouped(lengths: Sequence[int], *, padded: bool = True) -> list[list[int]]:
+    """Which prompts run together: padding at most doubles a batch, and `MOST_TOKENS` bound it.
+
+    Where it would be mixed into a recurrent state there is none: those of one length do.
+    """
     groups: list[list[int]] = []
     for member in sorted(range(len(lengths)), key=lengths.__getitem__):
         together = [*groups[-1], member] if groups else [member]
         size = len(together) * lengths[member]
-        if groups and size <= min(MOST_TOKENS, 2 * sum(lengths[prompt] for prompt in together)):
+        own = sum(lengths[prompt] for prompt in together)
+        if groups and size <= min(MOST_TOKENS, 2 * own if padded else own):
             groups[-1] = together
         else:
             groups.append([member])

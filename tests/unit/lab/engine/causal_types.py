@@ -80,6 +80,7 @@ SIZES: dict[str, Any] = {
 LATENT, CAUSAL = {"num_key_value_heads": 4}, {"is_decoder": True}
 STATES = {"mamba_n_heads": 8, "mamba_d_head": 8, "mamba_d_state": 8}
 ROPE = {"rope_type": "default", "rope_theta": 10000.0}
+HYBRID = ["linear_attention", "full_attention"] * 2
 ALTERNATE = ["sliding_attention", "full_attention"] * 2
 INPUTS = {"hidden_size_per_layer_input": 8, "num_kv_shared_layers": 2, "layer_types": ALTERNATE}
 GEMMA4 = {**INPUTS, "per_layer_config": {}}
@@ -90,7 +91,8 @@ OWN: dict[str, dict[str, Any]] = {
     **dict.fromkeys(("bert", "bert-generation", "big_bird", "camembert", "data2vec-text", "electra", "ernie"), CAUSAL),
     **dict.fromkeys(("megatron-bert", "rembert", "roberta", "roberta-prelayernorm", "roformer"), CAUSAL),
     **dict.fromkeys(("xlm-roberta", "xlm-roberta-xl"), CAUSAL),
-    "bamba": STATES,
+    "bailing_hybrid": {**LATENT, "layer_group_size": 2},
+    "bamba": {**STATES, "attn_layer_indices": [1, 3]},
     "cohere_compass_text": {"rope_parameters": dict.fromkeys(("full_attention", "sliding_attention"), ROPE)},
     "dbrx": {"attn_config": {"rope_theta": 10000.0, "kv_n_heads": 2}},
     "dots1": {"n_shared_experts": 1},
@@ -105,16 +107,17 @@ OWN: dict[str, dict[str, Any]] = {
     "dots3_note_text": LATENT,
     "qwen4_exp": {"text_config": {"indexer_budget": 8, "indexer_compress_ratio": 4}},
     "qwen4_exp_text": {"indexer_budget": 8, "indexer_compress_ratio": 4},
-    "kimi_linear": {"linear_head_dim": 8, "linear_num_heads": 4},
+    "kimi_linear": {**LATENT, "linear_head_dim": 8, "linear_num_heads": 4, "layer_types": HYBRID},
     "blt": {"encoder_hash_byte_group_vocab": 50},
     "gpt_neo": {"attention_types": [[["global", "local"], 2]], "window_size": 8},
-    "granitemoehybrid": STATES,
+    "granitemoehybrid": {**STATES, "layer_types": HYBRID},
+    "jamba": {"attn_layer_period": 2, "attn_layer_offset": 1},
     "lfm2_moe": {"layer_types": ["conv", "full_attention"] * 2},
     "mamba2": {"head_dim": 16},
     "reformer": {**CAUSAL, "axial_pos_embds_dim": [8, 24], "axial_pos_shape": [8, 16], "attention_head_size": 8},
     "roc_bert": {**CAUSAL, "shape_vocab_size": 50, "pronunciation_vocab_size": 50},
     "zamba": {"num_hidden_layers": 3, "layers_block_type": ["linear_attention", "hybrid", "hybrid"]},
-    "zamba2": {"layer_types": ["linear_attention", "hybrid"] * 2},
+    "zamba2": {"layers_block_type": ["linear_attention", "hybrid"] * 2},
     "zaya": {"num_experts_per_tok": 1},
 }
 """What a type needs besides, or instead."""
@@ -178,13 +181,33 @@ def verdict(kind: str, **more: Any) -> Verdict:
         return Verdict("not built", f"{type(error).__name__}: {_first_line(str(error))}")
     twin = noisy(model)
     try:
-        target, draft = TargetModel(model), StandaloneDraft(twin)
-        engine = Engine(FakeProgram(make_plan(target, draft, page_size=4)), target, draft, max_context=96)
+        target = TargetModel(model)
+        engine = looking_up(target) if target.facts.states else drafting(target, StandaloneDraft(twin))
     except UnsupportedModelError as error:
         return Verdict("refused", _first_line(str(error).removeprefix("the target model cannot be run: ")))
     texts = [done.token_ids for done in engine.generate(PROMPTS, StopConditions(NEW_TOKENS))]
     expected = [greedy(target, prompt, NEW_TOKENS) for prompt in PROMPTS]
     return Verdict("right") if texts == expected else Verdict("wrong", f"{texts} instead of {expected}")
+
+
+def drafting(target: TargetModel, draft: StandaloneDraft) -> Engine:
+    """An engine with a draft."""
+    return Engine(FakeProgram(make_plan(target, draft, page_size=4)), target, draft, max_context=96)
+
+
+def looking_up(target: TargetModel) -> Engine:
+    """An engine for a target that keeps a recurrent state, which no draft may; its texts are looked up.
+
+    One token of five is another one where they are looked up.
+    """
+    corpus: list[int] = []
+    for prompt in PROMPTS:
+        text = [*prompt, *greedy(target, prompt, NEW_TOKENS)]
+        others = ((token + (place % 5 == 0)) % target.facts.vocab_size for place, token in enumerate(text))
+        corpus += [-1, *others]
+    program = FakeProgram(make_plan(target, None, page_size=4, corpus=True))
+    tables = {"corpus": torch.tensor(corpus, dtype=torch.int32)}
+    return Engine(program, target, tables=tables, max_context=96)
 
 
 def _first_line(text: str) -> str:

@@ -1,0 +1,252 @@
+"""Targets that keep a recurrent state: their texts are `generate`'s, whatever was accepted and happened between.
+
+One is a gated delta net and one is Mamba-2, each with layers of attention between. What is planted here into the commit
+of states shows that a text depends on them.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from random import Random
+
+import pytest
+import torch
+from random_hybrids import HYBRIDS
+from torch import Tensor
+from transformers import CONFIG_MAPPING, AutoModelForCausalLM, AutoTokenizer
+from typer.testing import CliRunner
+
+from specc.cli.main import app
+from specc.lab.engine.engine import Engine
+from specc.lab.engine.errors import ContractError, UnsupportedModelError
+from specc.lab.engine.memory.states import CONV, StatePool
+from specc.lab.engine.models.drafts import StandaloneDraft
+from specc.lab.engine.serving.requests.request import Sampling, StopConditions
+from specc.runtime.plan.shape import Shape
+
+from .conftest import EXAMPLES, Case, Models, build_wheel
+from .conftest import PROMPTS as WRITTEN
+from .local_pair import completions_of, handed_over
+from .test_rejection import NEW as REJECTED_NEW
+from .test_rejection import texts as rejected_texts
+from .test_rejection import written
+from .test_sampling import NEW, PROMPTS, SAMPLINGS, alone, texts
+from .test_shapes import Turns
+from .tree_engine import Config, MemoryProgram, base_texts, draft_of, expected, make_engine, plans_of, target_of
+
+CHAIN, TREE = Config("STANDALONE", 1, 3, 4, 1), Config("STANDALONE", 3, 3, 8, 4)
+CONFIGS = [
+    replace(CHAIN, overlap=True),
+    TREE,
+    Config("EAGLE", 1, 3, 4, 16),
+    Config("EAGLE", 2, 3, 7, 1, mask="slots", overlap=True),
+    Config("EAGLE3", 3, 2, 8, 1, mask="bitpacked"),
+    Config("FROZEN_KV_MTP", 2, 2, 5, 1, mask="full"),
+    Config("MULTI_LAYER_EAGLE", 1, 3, 4, 16, overlap=True),
+    Config("DFLASH", 1, 3, 4, 1),
+    Config("NGRAM", 1, 3, 4, 1),
+    Config("NGRAM", 2, 3, 7, 16, mask="bitpacked", overlap=True),
+]
+MIXED = replace(TREE, others=(Shape(4, 1, 5), Shape(2, 2, 5), Shape(0, 1, 1)))
+REQUESTS = [
+    base_texts()[0][:12],
+    base_texts()[1][:5],
+    (*base_texts()[1][:12], 9),
+    base_texts()[0][:1],
+    base_texts()[2][:33],
+]
+
+each_family = pytest.mark.parametrize("family", HYBRIDS)
+each_config = pytest.mark.parametrize("config", CONFIGS, ids=lambda c: f"{c.algorithm.lower()}-{c.topk}")
+
+
+@each_family
+@each_config
+def test_texts_equal_generate(config: Config, family: str) -> None:
+    """In full and padded buckets; drafts of all kinds are right now and then."""
+    engine = make_engine(replace(config, family=family), padded=config.overlap)
+    for prompt, done in zip(REQUESTS, engine.generate(REQUESTS, StopConditions(NEW)), strict=True):
+        assert done.token_ids == expected(prompt, family)[:NEW]
+    assert len(engine.stats.accept_lens) > 1
+    assert engine.stats.unhealthy == 0
+    expect_clean(engine)
+
+
+def expect_clean(engine: Engine) -> None:
+    """Rows that nobody holds have no state any more, but for those that nobody ever held; nobody shares beginnings."""
+    assert engine.stats.shared_tokens == len(engine.prefixes) == 0
+    for states in engine.states["target"].tensors:
+        of_rows = states.flatten(1)
+        assert bool(((of_rows == 0).all(1) | of_rows.isnan().all(1)).all())
+        assert not of_rows[0].any()
+
+
+@each_family
+@pytest.mark.parametrize("config", [CHAIN, TREE, MIXED], ids=["chain", "tree", "shapes"])
+@pytest.mark.parametrize("seed", range(2))
+def test_requests_come_and_go_in_any_order(config: Config, family: str, seed: int) -> None:
+    """They are thrown out, given up and prefilled again, and rows of a batch change places."""
+    config, random = replace(config, family=family, overlap=bool(seed)), Random(seed)
+    shape = Turns(config) if config.others else None
+    engine = make_engine(config, padded=True, memory=3, **({"shape": shape} if shape else {}))
+    take_turns = engine.scheduler.take_turns
+    engine.scheduler.take_turns = lambda in_flight: random.sample(due := take_turns(in_flight), len(due))
+    asked: dict[int, tuple[tuple[int, ...], int]] = {}
+    done: dict[int, tuple[int, ...]] = {}
+    left, thrown_out = 12, 0
+    while left or engine.has_work:
+        if left and random.random() < 0.5:
+            left -= 1
+            prompt, new = random.choice(REQUESTS), random.randint(1, NEW)
+            asked[engine.add(prompt, StopConditions(new))] = prompt, new
+        engine.read(keep=0 if random.random() < 0.5 else engine.ahead)
+        if engine.scheduler.running and random.random() < 0.2:
+            thrown_out += 1
+            engine.scheduler.retract(random.choice(engine.scheduler.running))
+        if engine.scheduler.running and random.random() < 0.05:
+            gone = engine.abort(random.choice(engine.scheduler.running).request_id)
+            del asked[gone.request_id]
+        done |= {completion.request_id: completion.token_ids for completion in engine.step()}
+    assert done == {number: expected(prompt, family)[:new] for number, (prompt, new) in asked.items()}
+    assert thrown_out > 2
+    expect_clean(engine)
+
+
+@each_family
+@pytest.mark.parametrize("config", [CHAIN, TREE], ids=["chain", "tree"])
+@pytest.mark.parametrize("rows", ["eager", "lazy"])
+def test_texts_of_a_seed(config: Config, rows: str, family: str) -> None:
+    config = replace(config, verify="target_only", rows=rows, family=family)
+    wanted = [alone(prompt, sampling, family) for prompt, sampling in zip(PROMPTS, SAMPLINGS, strict=True)]
+    assert texts(config, padded=True) == wanted
+
+
+@each_family
+@pytest.mark.parametrize("mode", ["rejection", "block"])
+def test_texts_of_rejection(mode: str, family: str) -> None:
+    outputs = rejected_texts(replace(CHAIN, verify=mode, family=family), padded=True)
+    for text, prompt, sampling in zip(outputs, PROMPTS, SAMPLINGS, strict=True):
+        greedy = sampling.temperature == 0
+        oracle = expected(prompt, family) if greedy else written(mode, prompt, sampling, 3, family=family)
+        assert text == oracle[:REJECTED_NEW]
+
+
+@each_family
+@pytest.mark.parametrize("config", [CHAIN, TREE], ids=["chain", "tree"])
+def test_a_handover_takes_the_state_along(config: Config, family: str) -> None:
+    """Over a channel, whatever is prefilled elsewhere."""
+    requests = [(prompt, Sampling(0.0)) for prompt in REQUESTS]
+    moved = completions_of(replace(config, family=family), requests, NEW)
+    assert [done.token_ids for done in moved] == [expected(prompt, family)[:NEW] for prompt in REQUESTS]
+
+
+def test_a_handover_without_the_state_is_refused() -> None:
+    config = replace(CHAIN, family="bamba")
+    ((prompt, handover),) = handed_over(config, REQUESTS[:1])
+    engine = make_engine(config)
+    for spoilt in ([], [state[:1] for state in handover.kv["target_state"]]):
+        with pytest.raises(ContractError, match="the keys and values of a prompt of 12 tokens are"):
+            engine.add(prompt, handover=replace(handover, kv={**handover.kv, "target_state": spoilt}))
+    without = {owner: rows for owner, rows in handover.kv.items() if owner != "target_state"}
+    with pytest.raises(ContractError, match="target_state"):
+        engine.add(prompt, handover=replace(handover, kv=without))
+
+
+def nothing(pool: StatePool, rows: Tensor, accept_index: Tensor, accept_lens: Tensor) -> None:
+    """Commit no state."""
+
+
+def the_root(pool: StatePool, rows: Tensor, accept_index: Tensor, accept_lens: Tensor) -> None:
+    """Commit the state after the first node, whatever was accepted."""
+    COMMIT(pool, rows, accept_index, accept_lens.clamp(max=1))
+
+
+def another_node(pool: StatePool, rows: Tensor, accept_index: Tensor, accept_lens: Tensor) -> None:
+    """Commit the state after the node in the next column."""
+    nodes = next(iter(pool.pending.values())).shape[1] - 1
+    COMMIT(pool, rows, torch.where(accept_index % nodes < nodes - 1, accept_index + 1, accept_index), accept_lens)
+
+
+def no_windows(pool: StatePool, rows: Tensor, accept_index: Tensor, accept_lens: Tensor) -> None:
+    """Commit what layers have summed up, and leave the inputs of their convolutions as they were."""
+    before = {part: states.clone() for part, states in pool.parts.items() if part.kind == CONV}
+    COMMIT(pool, rows, accept_index, accept_lens)
+    for part, states in before.items():
+        pool.parts[part].copy_(states)
+
+
+def windows_alone(pool: StatePool, rows: Tensor, accept_index: Tensor, accept_lens: Tensor) -> None:
+    """Commit the inputs of convolutions alone."""
+    before = {part: states.clone() for part, states in pool.parts.items() if part.kind != CONV}
+    COMMIT(pool, rows, accept_index, accept_lens)
+    for part, states in before.items():
+        pool.parts[part].copy_(states)
+
+
+COMMIT = StatePool.commit
+SIZES = (
+    *("vocab_size", "hidden_size", "intermediate_size", "num_attention_heads", "num_key_value_heads", "head_dim"),
+    *("max_position_embeddings", "initializer_range", "tie_word_embeddings", "bos_token_id", "eos_token_id", "dtype"),
+)
+"""What a hybrid has like the random models."""
+
+
+@each_family
+@pytest.mark.parametrize("config", [CHAIN, TREE], ids=["chain", "tree"])
+@pytest.mark.parametrize("fault", [nothing, the_root, another_node, no_windows, windows_alone])
+def test_texts_depend_on_the_state(
+    config: Config, fault: Callable[..., None], family: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nearly every text is another one where a wrong state is committed."""
+    engine = make_engine(replace(config, family=family))
+    monkeypatch.setattr(StatePool, "commit", fault)
+    outputs = [done.token_ids for done in engine.generate(REQUESTS, StopConditions(NEW))]
+    right = [text == expected(prompt, family)[:NEW] for prompt, text in zip(REQUESTS, outputs, strict=True)]
+    assert sum(right) < len(right) - 1
+
+
+def test_a_program_that_commits_no_state_is_refused() -> None:
+    target, draft = target_of(family="bamba"), draft_of("STANDALONE", "bamba")
+    with pytest.raises(
+        UnsupportedModelError, match=r"^2 layers of the target keep .*, the program commits none"
+    ) as caught:
+        Engine(MemoryProgram(plans_of(CHAIN)), target, draft)
+    assert caught.value.hint == "rebuild with `state_layers: 2` of the target"
+    program = MemoryProgram(plans_of(replace(CHAIN, family="bamba")))
+    with pytest.raises(UnsupportedModelError, match=r"^no layers of the target keep .* commits the state of some"):
+        Engine(program, target_of(), draft_of("STANDALONE"))
+
+
+@each_family
+def test_a_draft_that_keeps_a_state_is_refused_by_name(family: str) -> None:
+    with pytest.raises(UnsupportedModelError, match=r"recurrent state .* keeps of targets alone"):
+        StandaloneDraft(target_of(family=family).model)
+
+
+@each_family
+@pytest.mark.parametrize("topk", [1, 2])
+def test_a_directory_is_built_for_and_run(
+    family: str, topk: int, models: dict[str, Models], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By the commands alone: its config.json says which layers keep keys and values, and which a state."""
+    monkeypatch.setattr("specc.compiler.driver.build.compile_machine_code", lambda *_, **__: None)
+    torch.manual_seed(3)
+    config = AutoModelForCausalLM.from_pretrained(models["random"].target).config.to_dict()
+    sizes = {name: config[name] for name in SIZES} | {"hidden_size": 32, "num_hidden_layers": 4} | HYBRIDS[family]
+    AutoModelForCausalLM.from_config(CONFIG_MAPPING[family](**sizes)).save_pretrained(tmp_path / "target")
+    AutoTokenizer.from_pretrained(EXAMPLES / "target").save_pretrained(tmp_path / "target")
+    hybrid = replace(models["random"], target=tmp_path / "target")
+    case = Case("STANDALONE", f"random_{family}", topk=topk, nodes=4 * topk, page_size=16)
+    wheel = build_wheel(case, hybrid, tmp_path)
+    command = ["run", str(wheel), "--check", "--format", "json", "--max-new-tokens", "12"]
+    command += ["--target", str(hybrid.target), "--draft", str(hybrid.drafts["STANDALONE"])]
+    result = CliRunner().invoke(app, [*command, *(word for prompt in WRITTEN[:3] for word in ("--prompt", prompt))])
+    assert result.exit_code == 0, result.output
+    record = json.loads(result.stdout)
+    assert [item["check"]["identical"] for item in record["completions"]] == [True] * 3
+    refused = CliRunner().invoke(app, [*command[:-1], str(hybrid.target), "--prompt", "x"])
+    assert "run/model-unsupported" in refused.output
+    assert "the engine keeps of targets alone" in refused.output.replace("\n", " ")
