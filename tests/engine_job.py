@@ -70,6 +70,21 @@ def environment(folder: Path, wheel: Path | None) -> dict[str, str]:
     return kept | {"PYTHONPATH": str(folder / "site"), "SPECC_PROGRAM": wheel.name.partition("-")[0]}
 
 
+def plugin_wheel(code: str, folder: Path, group: str, wheels: Sequence[Path] = ()) -> Path:
+    """A wheel with a plugin of an engine's group and all that is in other wheels, named as the first of these."""
+    made = folder / (wheels[0].name if wheels else "specc_program_plugin-0.1.0-py3-none-any.whl")
+    with ZipFile(made, "w") as archive:
+        for wheel in wheels:
+            with ZipFile(wheel) as source:
+                for name in source.namelist():
+                    archive.writestr(name, source.read(name))
+        about = "specc_program_plugin-0.1.0.dist-info"
+        archive.writestr("specc_program_plugin.py", code)
+        archive.writestr(f"{about}/METADATA", "Metadata-Version: 2.1\nName: specc-program-plugin\nVersion: 0.1.0\n")
+        archive.writestr(f"{about}/entry_points.txt", f"[{group}]\nx = specc_program_plugin:register\n")
+    return made
+
+
 def stop_group(process: subprocess.Popen[bytes]) -> None:
     """End what is left of an engine: it has processes of its own."""
     try:

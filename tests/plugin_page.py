@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import re
-import tomllib
 from collections import defaultdict
 from pathlib import Path
+
+from installed import write_metadata
 
 PAGE = Path(__file__).resolve().parents[1] / "docs" / "plugins.md"
 BLOCK = re.compile(r"^```\w+\n# (\S+)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
@@ -18,11 +19,4 @@ def install_page(folder: Path) -> None:
         files[name].append(text)
     for name, blocks in files.items():
         (folder / name).write_text("\n\n".join(blocks))
-    project = tomllib.loads((folder / "pyproject.toml").read_text())["project"]
-    about = folder / f"{project['name'].replace('-', '_')}-{project['version']}.dist-info"
-    about.mkdir()
-    (about / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {project['name']}\nVersion: {project['version']}\n")
-    points = project["entry-points"]["specc.algorithms"]
-    (about / "entry_points.txt").write_text(
-        "[specc.algorithms]\n" + "".join(f"{name} = {value}\n" for name, value in points.items())
-    )
+    write_metadata(folder / "pyproject.toml", folder)

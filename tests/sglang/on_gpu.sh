@@ -27,7 +27,8 @@ if [ ! -e "$ready" ]; then
   echo '{"device": "cuda"}' > "$ready"
   echo "checked after $((SECONDS - start)) s"
 fi
-export PYTHONPATH=$root:$root/tests${PYTHONPATH:+:$PYTHONPATH} PYTEST_DISABLE_PLUGIN_AUTOLOAD=1
+[ -e .sglang/about ] || python3 tests/installed.py .sglang/about || exit 1 # where specc finds engines and commands
+export PYTHONPATH=$root:$root/tests:$root/.sglang/about${PYTHONPATH:+:$PYTHONPATH} PYTEST_DISABLE_PLUGIN_AUTOLOAD=1
 export SPECC_CACHE_DIR=${SPECC_CACHE_DIR:-$root/.specc-cache} SPECC_TEST_BACKEND=${BACKEND:-fa3}
 files=() && for file in ${TESTS:-test_engine.py}; do files+=("tests/sglang/$file"); done
 export SPECC_TEST_GPUS=$(nvidia-smi -L | wc -l)

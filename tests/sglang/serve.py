@@ -59,10 +59,13 @@ MODELS = {
     "Gemma4ForConditionalGeneration": {"gemma3_causal", "gemma4_causal", "gemma4_mm", "gemma4_mtp"},
     "GptOssForCausalLM": {"gpt_oss", "llama", "llama_eagle3"},
     "Qwen2MoeForCausalLM": {"qwen2_moe"},
+    "Qwen3NextForCausalLM": {"llama", "qwen3_next", "qwen3_next_mtp"},
     "Qwen3MoeForCausalLM": {"llama", "llama_eagle3", "qwen2_moe", "qwen3_moe"},
     "Qwen2VLForConditionalGeneration": {"qwen2", "qwen2_vl"},
 }
 """Modules of a target and its drafts, by the target's architecture. SGLang would import some two hundred more."""
+RECURRENT = ("Qwen3NextForCausalLM",)
+"""Architectures that keep a recurrent state."""
 
 
 class Progress:
@@ -162,9 +165,8 @@ async def run(engine: Any, requests: list[dict[str, Any]]) -> dict[str, Any]:
     }
 
 
-def other_models(target: Path) -> str:
-    """The modules of all models but a target in this folder, and its drafts."""
-    architecture = json.loads((target / "config.json").read_text())["architectures"][0]
+def other_models(architecture: str) -> str:
+    """The modules of all models but a target of this architecture, and its drafts."""
     folder = Path(find_spec("sglang").submodule_search_locations[0], "srt", "models")
     return ",".join(sorted({path.stem for path in folder.glob("*.py")} - MODELS[architecture]))
 
@@ -207,10 +209,14 @@ def main() -> None:
     """Read a job, serve it, write what came out."""
     job, out = (Path(name) for name in sys.argv[1:])
     given = json.loads(job.read_text())
-    device, others = given["device"], other_models(Path(given["engine"]["model_path"]))
+    device, config = given["device"], Path(given["engine"]["model_path"], "config.json")
+    architecture = json.loads(config.read_text())["architectures"][0]
+    others = other_models(architecture)
     os.environ.update(ENVIRONMENT | ENVIRONMENT_ON[device], SGLANG_DISABLED_MODEL_ARCHS=others)
     if (ranks := given["engine"].get("tp_size", 1)) > 1:  # SGLang wants to be told a processor for each
         os.environ["SGLANG_CPU_OMP_THREADS_BIND"] = "|".join(map(str, range(ranks)))
+    if device == "cpu" and architecture in RECURRENT:
+        os.environ |= {"SPECC_TEST_STATES": "1", "SGLANG_MAMBA_CONV_DTYPE": "float32"}
     if device == "cpu" and given["engine"].get("attention_backend") == "fa3":  # its metadata is computed in Triton
         os.environ["TRITON_INTERPRET"] = "1"
     if device == "cpu":

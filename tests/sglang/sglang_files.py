@@ -2,6 +2,7 @@
 
 import json
 import os
+import subprocess
 import sys
 from pathlib import Path
 
@@ -38,3 +39,12 @@ AT_A_TIME = 4 * GPUS or 2
 """Engines."""
 RANKS = GPUS or 4
 """As many as an engine may have."""
+
+
+def printed(script: str) -> str:
+    """What a script of this folder prints in SGLang's environment, where Triton's kernels are interpreted."""
+    variables = os.environ | ENVIRONMENT.variables | {"TRITON_INTERPRET": "1"}
+    variables.pop("PYTHONPATH", None)
+    done = subprocess.run([PYTHON, "-O", HERE / script], env=variables, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr[-4000:]
+    return done.stdout

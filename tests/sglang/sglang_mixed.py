@@ -99,8 +99,12 @@ class Oracle:
 
     def scores(self, tokens: list[int]) -> Tensor:
         """Logits f32[n, V] after each of some tokens."""
+        return self.of_texts(torch.tensor([tokens]))[0]
+
+    def of_texts(self, texts: Tensor) -> Tensor:
+        """Logits f32[b, n, V] after each of the tokens of texts i64[b, n]."""
         with torch.no_grad():
-            return self._model(torch.tensor([tokens])).logits[0]
+            return self._model(texts).logits
 
     def expected(self, request: dict[str, Any], answer: list[int]) -> list[int]:
         """The token of every place of an answer, given those before it."""
@@ -115,9 +119,19 @@ class Oracle:
             tokens.append(drawn(scores[place].tolist(), seed, temperature, len(prompt) + place, **filters))
         return tokens
 
+    def continued(self, tokens: list[int], length: int) -> list[int]:
+        """The most probable tokens behind some, so many."""
+        given = torch.tensor([tokens])
+        options = {"max_new_tokens": length, "do_sample": False, "eos_token_id": None}
+        texts = self._model.generate(given, attention_mask=torch.ones_like(given), **options)
+        return texts[0, len(tokens) :].tolist()
+
     def follows(self, text: str, answer: list[int]) -> bool:
         """Whether each token of a prompt's answer is the most probable one after all before it."""
-        prompt = self.tokens(text)
+        return self.follow(self.tokens(text), answer)
+
+    def follow(self, prompt: list[int], answer: list[int]) -> bool:
+        """Whether each token behind some is the most probable one after all before it."""
         return self.scores(prompt + answer)[len(prompt) - 1 : -1].argmax(-1).tolist() == answer
 
     def changed(self, scores: Tensor, sampling: dict[str, Any], answer: list[int]) -> Tensor:

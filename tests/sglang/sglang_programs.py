@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import engine_job
 from engine_job import CONFIG, specc
 from sglang_files import BACKEND, DEVICE
 
@@ -39,3 +40,8 @@ def build_program(engine: Mapping[str, Any], folder: Path, *options: str) -> Pat
     config = write_program(engine, folder, *options)
     specc("build", str(config), "-o", str(folder), "--quiet")
     return next(folder.glob("*.whl"))
+
+
+def plugin_wheel(code: str, folder: Path, wheels: Sequence[Path] = ()) -> Path:
+    """A wheel with a plugin of SGLang's and all that is in other wheels, named as the first of these."""
+    return engine_job.plugin_wheel(code, folder, "sglang.srt.plugins", wheels)

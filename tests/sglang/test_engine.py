@@ -6,7 +6,6 @@ from collections.abc import Mapping
 from concurrent.futures import Future
 from dataclasses import replace
 from pathlib import Path
-from zipfile import ZipFile
 
 import pytest
 from sglang_family import (
@@ -20,6 +19,7 @@ from sglang_family import (
 )
 from sglang_files import ON_GPU
 from sglang_mixed import Oracle
+from sglang_programs import plugin_wheel
 from sglang_server import PLAIN, PREFILL_CHUNK, Served, Variant, accept_length, greedy, serve
 
 SPECULATING = [
@@ -178,12 +178,7 @@ def leak(process_batch_result, scheduler, *operands):
 
 def test_a_leak_in_a_wheel_fails_the_job(models: Path, tmp_path: Path) -> None:
     """So a wheel's plugin runs in the engine, and what it loses is seen."""
-    wheel = tmp_path / "specc_program_leaky-0.1.0-py3-none-any.whl"
-    with ZipFile(wheel, "w") as archive:
-        about = "specc_program_leaky-0.1.0.dist-info"
-        archive.writestr("specc_program_leaky.py", LEAKY)
-        archive.writestr(f"{about}/METADATA", "Metadata-Version: 2.1\nName: specc-program-leaky\nVersion: 0.1.0\n")
-        archive.writestr(f"{about}/entry_points.txt", "[sglang.srt.plugins]\nleaky = specc_program_leaky:register\n")
+    wheel = plugin_wheel(LEAKY, tmp_path)
     requests = [{"text": "import os", "sampling": {"temperature": 0, "max_new_tokens": 4}}]
     with pytest.raises(RuntimeError, match="Mem Leak Detected"):
         serve(PLAIN.engine(models), requests, tmp_path / "job", wheel=wheel)

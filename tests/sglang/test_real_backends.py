@@ -3,22 +3,11 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
 from typing import Any
 
 import pytest
 from real_backends import BATCHES, KINDS, NODES, PAGE, STEPS
-from sglang_files import ENVIRONMENT, HERE, PYTHON
-
-
-def printed(script: str) -> str:
-    """What a script prints in SGLang's environment."""
-    variables = os.environ | ENVIRONMENT.variables | {"TRITON_INTERPRET": "1"}
-    variables.pop("PYTHONPATH", None)
-    done = subprocess.run([PYTHON, "-O", HERE / script], env=variables, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr[-4000:]
-    return done.stdout
+from sglang_files import printed
 
 
 @pytest.fixture(scope="module")

@@ -22,7 +22,8 @@ if [ ! -e "$ready" ]; then
   echo '{"device": "cuda"}' > "$ready"
   echo "checked after $((SECONDS - start)) s"
 fi
-export PYTHONPATH=$root:$root/tests${PYTHONPATH:+:$PYTHONPATH} PYTEST_DISABLE_PLUGIN_AUTOLOAD=1
+[ -e .vllm/about ] || python3 tests/installed.py .vllm/about || exit 1 # where specc finds engines and commands
+export PYTHONPATH=$root:$root/tests:$root/.vllm/about${PYTHONPATH:+:$PYTHONPATH} PYTEST_DISABLE_PLUGIN_AUTOLOAD=1
 export SPECC_CACHE_DIR=${SPECC_CACHE_DIR:-$root/.specc-cache}
 timeout -k 10 "${LIMIT:-540}" python3 -m pytest tests/vllm -m vllm --confcutdir=tests/vllm --basetemp=.vllm-jobs \
   -p no:cacheprovider "$@" 2>&1 | tee "$out/pytest.log"

@@ -10,9 +10,9 @@ from typing import Any
 
 import torch
 from head_layouts import EMBEDDING, EXAMPLES, eagle, eagle3, read, write
+from hybrid_models import write_qwen3_next
 from torch import Tensor
 from torch.nn.functional import pad
-from vllm_hybrids import write_qwen3_next
 
 MODULE = {
     "embedding_norm": "token_layernorm",

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from zipfile import ZipFile
 
+import engine_job
 from engine_job import specc
 from vllm_models import TOKEN_MAP
 from vllm_server import MODEL_LEN, NGRAM, ROWS, Variant
@@ -86,14 +86,4 @@ def settings(variant: Variant, models: Path) -> dict[str, str]:
 
 def plugin_wheel(code: str, folder: Path, wheels: Sequence[Path] = ()) -> Path:
     """A wheel with a plugin of vLLM's and all that is in other wheels, named as the first of these."""
-    made = folder / (wheels[0].name if wheels else "specc_program_plugin-0.1.0-py3-none-any.whl")
-    with ZipFile(made, "w") as archive:
-        for wheel in wheels:
-            with ZipFile(wheel) as source:
-                for name in source.namelist():
-                    archive.writestr(name, source.read(name))
-        about = "specc_program_plugin-0.1.0.dist-info"
-        archive.writestr("specc_program_plugin.py", code)
-        archive.writestr(f"{about}/METADATA", "Metadata-Version: 2.1\nName: specc-program-plugin\nVersion: 0.1.0\n")
-        archive.writestr(f"{about}/entry_points.txt", "[vllm.general_plugins]\nx = specc_program_plugin:register\n")
-    return made
+    return engine_job.plugin_wheel(code, folder, "vllm.general_plugins", wheels)

@@ -4,9 +4,10 @@ It keeps the CPU's attention backend where there is no AMX, and has experts of o
 variables ask for more: SPECC_TEST_OVERLAP=1 keeps the overlap schedule, SPECC_TEST_NAN=token spoils the target's scores
 after that token, SPECC_TEST_PLAN=1 has the host plan attention, SPECC_TEST_PAD=1 fills every step of a program up to
 its largest batch, SPECC_TEST_SHAPES=1 draws the shape of every step of a program, SPECC_TEST_LACK=request loses the
-hidden states of that one on its way from the server that prefilled it, and with TRITON_INTERPRET=1 FlashAttention 3 may
-be asked for. The internal state gets `specc_testing`: the accounting of KV slots and of pool rows, what every rank
-emitted, ran and gathered of logits, and how many steps were planned.
+hidden states of that one on its way from the server that prefilled it, SPECC_TEST_STATES=1 keeps states of recurrent
+layers, and with TRITON_INTERPRET=1 FlashAttention 3 may be asked for. The internal state gets `specc_testing`: the
+accounting of KV slots, states and pool rows, what every rank emitted, ran and gathered of logits, and how many steps
+were planned.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ from typing import Any
 import torch
 from specc_testing_blocks import draft_blocks
 from specc_testing_ranks import GROUP, exchange
+from specc_testing_states import keep_states
 from torch import Tensor
 
 ON_CPU = os.environ.get("SGLANG_USE_CPU_ENGINE") == "1"
@@ -32,6 +34,7 @@ PLAN = "SPECC_TEST_PLAN"
 PAD = "SPECC_TEST_PAD"
 SHAPES = "SPECC_TEST_SHAPES"
 LACK = "SPECC_TEST_LACK"
+STATES = "SPECC_TEST_STATES"
 SCHEDULER = "sglang.srt.managers.scheduler.Scheduler"
 LORA = "sglang.srt.lora.lora_manager.LoRAManager.__init__"
 LOGITS = "sglang.srt.layers.logits_processor.LogitsProcessor.forward"
@@ -93,6 +96,8 @@ def register() -> None:
     if os.environ.get(INTERPRET) == "1":
         allow_flash_attention()
         HookRegistry.register(FLASH, note_preparation, HookType.BEFORE)
+    if os.environ.get(STATES) == "1":
+        keep_states()
     if os.environ.get(PLAN) == "1":
         HookRegistry.register(f"{SCHEDULER}.__init__", plan_attention, HookType.AFTER)
     if os.environ.get(PAD) == "1":
@@ -305,6 +310,7 @@ def accounting(scheduler: Any) -> dict[str, Any]:
     return {
         "idle": scheduler.is_fully_idle(),
         "slots": of_pools(allocator, cache),
+        "states": of_states(rows, cache),
         "rows": len(rows.req_to_token) - 1,
         "rows_free": len(rows.free_slots),
         "rows_free_once": len(set(rows.free_slots)),
@@ -330,6 +336,15 @@ def of_pools(allocator: Any, cache: Any) -> list[dict[str, int]]:
         of_pool(allocator.full_attn_allocator, cached, cache.full_evictable_size(), cache.full_protected_size()),
         of_pool(allocator.swa_attn_allocator, windows, cache.swa_evictable_size(), cache.swa_protected_size()),
     ]
+
+
+def of_states(rows: Any, cache: Any) -> dict[str, int]:
+    """How many recurrent states there are room for, and how many are free, or are those of cached prefixes."""
+    allocator = getattr(rows, "mamba_allocator", None)
+    if allocator is None:
+        return {}
+    cached = cache.all_mamba_values_flatten() if hasattr(cache, "all_mamba_values_flatten") else ()
+    return {"all": allocator.size, "free": allocator.available_size(), "cached": len(cached)}
 
 
 def of_pool(allocator: Any, slots: Tensor, cached: int, protected: int) -> dict[str, int]:

@@ -10,7 +10,7 @@ the successor of any token, and the whole next token about one time in four.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from itertools import accumulate
 from pathlib import Path
 from typing import Any
@@ -194,21 +194,39 @@ def layer(before: str, mixer: str, mixed: Mapping[str, Tensor], fed: Mapping[str
     return made | {f"{before}.mlp.{name}": tensor for name, tensor in fed.items()}
 
 
-def write_qwen3_next(folder: Path, wide: int) -> None:
-    """Write the model and its module; `wide` entries of a recurrent head's keys and values make its state large."""
+def decided(scores: Callable[[Tensor], Tensor]) -> tuple[int, float]:
+    """Return how many tokens follow one of no table behind 64 texts, and how far the best are ahead at any place.
+
+    `scores` gives logits [n, length, VOCAB] of texts i64[n, length].
+    """
+    texts = torch.randint(VOCAB, (64, 24), generator=torch.Generator().manual_seed(3))
+    texts[:, -1] = VOCAB - 1
+    with torch.inference_mode():
+        best = scores(texts).topk(2)
+    first, second = best.values.unbind(-1)
+    return len(set(best.indices[:, -1, 0].tolist())), (first - second).min().item()
+
+
+def write_qwen3_next(folder: Path, wide: int, *, dense: Sequence[int] = range(1, LAYERS + 1)) -> None:
+    """Write the model and its module; `wide` entries of a recurrent head's keys and values make its state large.
+
+    All layers but those of `dense` have experts. vLLM does not load a model of this class in which none has, and SGLang
+    none in which some have not.
+    """
     draw = Draw(7)
     table = draw.below(2, SUCCESSORS, BITS)
     made = {"model.embed_tokens.weight": embedding(draw, table), "lm_head.weight": head(draw)}
     for number in range(LAYERS):
-        fed = feed_forward(draw, experts=number == 0)
+        fed = feed_forward(draw, experts=number not in dense)
         made |= layer(f"model.layers.{number}", "linear_attn", recurrent(draw, number, wide), fed)
-    made |= layer(f"model.layers.{LAYERS}", "self_attn", attention(), feed_forward(draw, experts=False))
+    made |= layer(f"model.layers.{LAYERS}", "self_attn", attention(), feed_forward(draw, experts=LAYERS not in dense))
     made |= layer("mtp.layers.0", "self_attn", attention(), feed_forward(draw, experts=True))
     made["mtp.fc.weight"] = fused(draw, table)
     norms = ("model.norm", "mtp.norm", "mtp.pre_fc_norm_embedding", "mtp.pre_fc_norm_hidden")
     made |= {f"{name}.weight": torch.zeros(HIDDEN) for name in norms}
     weights = {name: tensor if name.endswith("A_log") else tensor.bfloat16() for name, tensor in made.items()}
-    write(folder, weights, CONFIG | {"linear_key_head_dim": wide, "linear_value_head_dim": wide})
+    sizes = {"linear_key_head_dim": wide, "linear_value_head_dim": wide, "mlp_only_layers": list(dense)}
+    write(folder, weights, CONFIG | sizes)
 
 
 CONFIG: dict[str, Any] = {
@@ -227,7 +245,6 @@ CONFIG: dict[str, Any] = {
     "linear_conv_kernel_dim": WINDOW,
     "linear_num_key_heads": HEADS,
     "linear_num_value_heads": HEADS,
-    "mlp_only_layers": list(range(1, LAYERS + 1)),
     "num_experts": EXPERTS,
     "num_experts_per_tok": 2,
     "moe_intermediate_size": INNER,
@@ -244,4 +261,3 @@ CONFIG: dict[str, Any] = {
     "bos_token_id": 0,
     "eos_token_id": 1,
 }
-"""VLLM does not load a model of this class in which no layer has experts."""
