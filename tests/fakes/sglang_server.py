@@ -20,6 +20,7 @@ from . import sglang_assistants as _assistants  # noqa: F401 (its classes are in
 from . import sglang_blocks as _blocks  # noqa: F401 (its classes are in SGLang, too)
 from . import sglang_grammars as _grammars  # noqa: F401 (its functions are in SGLang, too)
 from . import sglang_modules as sglang
+from . import sglang_states as _states  # noqa: F401 (see above)
 from . import sglang_worker
 from .drafts import Engine
 from .memory import scattered

@@ -79,7 +79,7 @@ def bind(program: Any, worker: Any, masks: Masks) -> Bound:
         if not issubclass(make, kind):
             make = type(f"{kind.__name__}{make.__name__}", (kind, make), {})
     group = get_parallel().tp_group
-    parts = parts_of(program, runners, table, group)
+    parts = parts_of(program, worker, table, group)
     attention = attention_of(worker, program.plans, captured=how != "none")
     pools = {role: runner.token_to_kv_pool for role, runner in runners.items()}
     of_shapes = [plan.kv_pools.items() for plan in program.plans.values()]

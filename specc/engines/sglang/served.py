@@ -12,25 +12,26 @@ from dataclasses import dataclass, field, replace
 
 from .attention.kinds import BACKENDS, KNOWN_BACKENDS, backend_of
 from .kinds import KINDS, NODES, STEPS, TOPK, KindOfDraft, kind_of
-from .served_attention import CACHES, ROLES, ServedModel
-from .served_settings import DATA_PARALLEL, SETTINGS, served_values
+from .served_attention import CACHES, ROLES, STATES, ServedModel
+from .served_settings import NAMES, SETTINGS, served_under
 
 __all__ = [
     "BACKENDS",
     "CACHES",
-    "DATA_PARALLEL",
     "KINDS",
     "KNOWN_BACKENDS",
+    "NAMES",
     "NODES",
     "ROLES",
     "SETTINGS",
+    "STATES",
     "STEPS",
     "TOPK",
     "KindOfDraft",
     "ServedModel",
     "backend_of",
     "kind_of",
-    "served_values",
+    "served_under",
 ]
 
 TESTED = ("0.5.22", "0.5.23")
@@ -80,6 +81,12 @@ class Server:
         return verify.mask if verify is not None and self.topk > 1 else None
 
     @property
+    def conditions(self) -> list[str]:
+        """Those of `served_settings.UNDER` that it is under."""
+        recurrent = self.target is not None and bool(self.target.state)
+        return ["under data parallelism"] * (self.groups > 1) + ["beside recurrent state"] * recurrent
+
+    @property
     def untried(self) -> list[str]:
         """The attention backends of this server on which no program has run yet."""
         named = dict.fromkeys(self.attention.get(role, "") for role in ROLES)
@@ -97,6 +104,7 @@ class Server:
         """What of this server has steps of one shape alone, in words."""
         named = [name for name in dict.fromkeys(self.attention.values()) if name in BACKENDS]
         beside = {"LoRA": self.adapters, "attention under data parallelism": self.groups > 1}
+        beside["recurrent state"] = self.target is not None and bool(self.target.state)
         of_draft = [self.kind.several] if self.kind is not None and self.kind.several else []
         alone = [f"{name} attention" for name in named if not BACKENDS[name].shapes]
         return [*alone, *(what for what, there in beside.items() if there), *of_draft]
@@ -123,13 +131,10 @@ class Refusal:
 
 def refusals(server: Server) -> Iterator[Refusal]:
     """All that is in the way of any program on a server; nothing where programs are served."""
-    parallel = server.groups > 1
-    table = SETTINGS | DATA_PARALLEL if parallel else SETTINGS
-    for name in filter(server.settings.__contains__, table):
-        value, what = server.settings[name], table[name][1]
-        if all((value or None) != (served or None) for served in served_values(name, data_parallel=parallel)):
-            about = f"{what} under data parallelism" if parallel and name in DATA_PARALLEL else what
-            yield Refusal(name, about if value is True else f"{about} ({name} {value})")
+    for name, (values, what) in served_under(server.conditions).items():
+        value = server.settings.get(name, values[0])
+        if all((value or None) != (served or None) for served in values):
+            yield Refusal(name, what if value is True else f"{what} ({name} {value})")
     yield from itertools.starmap(Refusal, _of_draft(server))
     if server.head_rows and server.ranks > 1:
         yield Refusal("head_rows", "a token map that names rows of a head of which each rank has a part")
@@ -162,14 +167,16 @@ def _of_draft(server: Server) -> Iterator[tuple[str, str]]:
 
 def _of_model(owner: str, model: ServedModel, topk: int) -> Iterator[Refusal]:
     """Name what of a model is not served. A window, a chunk or a state explains the cache that SGLang keeps for it."""
-    if model.recurrent:
+    if model.state and (owner == "draft" or model.state not in STATES):
         yield Refusal(owner, f"recurrent state of the {owner}")
+    elif model.state and topk > 1:
+        yield Refusal("topk", f"a tree over recurrent state of the {owner}")
     if model.chunk:
         yield Refusal(owner, f"chunks of attention of the {owner}")
     elif model.cache not in CACHES:
         if model.window:
             yield Refusal(owner, f"a KV pool of another kind for sliding windows of the {owner}")
-        elif not model.recurrent:
+        elif not model.state:
             yield Refusal(owner, f"the KV cache of the {owner}, {model.cache},")
     elif model.window and topk > 1:
         yield Refusal("topk", f"a tree over sliding windows of the {owner}")

@@ -18,6 +18,10 @@ CACHES: Mapping[str, str] = {
 window, a latent row, one with an indexer's keys."""
 
 
+STATES: Mapping[str, str] = {"GDN": "GDNAttnBackend"}
+"""Kinds of recurrent state of targets that are served -> SGLang's class of attention for such layers."""
+
+
 @dataclass(frozen=True)
 class ServedModel:
     """A model of a server.
@@ -27,7 +31,8 @@ class ServedModel:
             layout that is not served.
         window: whether it has layers that see a window of the text alone.
         chunk: whether it has layers that see a chunk of the text alone.
-        recurrent: whether it has layers that keep a state per request.
+        state: the kind of state that recurrent layers keep of a request, a word of `STATES`; anything else is a kind
+            that is not served, and an empty text none at all.
         beside: what a draft that fills in blocks has beside its layers, in words; nothing for a plain one.
         borrows: whether it has no KV cache, and reads the target's.
 
@@ -36,7 +41,7 @@ class ServedModel:
     cache: str = "mha"
     window: bool = False
     chunk: bool = False
-    recurrent: bool = False
+    state: str = ""
     beside: str = ""
     borrows: bool = False
 

@@ -5,6 +5,8 @@ Imports the standard library only.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 SETTINGS: dict[str, tuple[object, str]] = {
     "pp_size": (1, "pipeline parallelism"),
     "dp_size": (1, "data parallelism"),
@@ -52,8 +54,31 @@ DATA_PARALLEL: dict[str, tuple[object, str]] = {
 }
 """The same where attention is data parallel, in the place of what `SETTINGS` has and beside it."""
 
+RECURRENT: dict[str, tuple[object, str]] = {
+    "enable_lora": (False, "LoRA"),
+    "disaggregation_mode": ("null", "prefill and decode on two servers"),
+    "enable_linear_replayssm_spec": (False, "states that are kept as records"),
+    "mamba_radix_cache_strategy": (("auto", "no_buffer", "extra_buffer"), "states of prefixes that are planned"),
+}
+"""The same where a target keeps a recurrent state."""
 
-def served_values(setting: str, *, data_parallel: bool = False) -> tuple[object, ...]:
-    """The values of one of the settings that are served."""
-    served = (SETTINGS | DATA_PARALLEL if data_parallel else SETTINGS)[setting][0]
+UNDER: dict[str, dict[str, tuple[object, str]]] = {
+    "under data parallelism": DATA_PARALLEL,
+    "beside recurrent state": RECURRENT,
+}
+"""What else counts under which condition, in words that stand behind what is refused."""
+NAMES = frozenset(SETTINGS).union(*UNDER.values())
+"""All settings."""
+
+
+def served_under(conditions: Iterable[str] = ()) -> dict[str, tuple[tuple[object, ...], str]]:
+    """Return of each setting that counts under conditions of `UNDER` the values that are served, and its words."""
+    table = {name: (_values(served), what) for name, (served, what) in SETTINGS.items()}
+    for condition in conditions:
+        for name, (served, what) in UNDER[condition].items():
+            table[name] = _values(served), f"{what} {condition}"
+    return table
+
+
+def _values(served: object) -> tuple[object, ...]:
     return served if isinstance(served, tuple) else (served,)

@@ -178,6 +178,7 @@ class Steps:
         self._masks.restrict(batch.reqs, barrier)
         lengths = batch.seq_lens_cpu.tolist() if self.planned else [0] * rows
         self._begin(shape, lengths, [request.lora_id for request in batch.reqs])
+        self._parts.states.say(batch)
         step = self.step.at(shape)
         here = self._package.Batch(batch.req_pool_indices)
         most = 0 if self.lockstep is None else self.lockstep.rows

@@ -69,14 +69,14 @@ CHANGES: dict[str, Change] = {
     "a server that only prefills (disaggregation_mode prefill) is not served": setting(
         "disagg", "disaggregation_mode", "prefill"
     ),
-    "the KV cache of the target, beside a HybridReqToTokenPool, is not served": lambda server: setattr(
-        server.worker, "req_to_token_pool", type("HybridReqToTokenPool", (), vars(server.worker.req_to_token_pool))()
+    "the KV cache of the target, beside a PagedReqToTokenPool, is not served": lambda server: setattr(
+        server.worker, "req_to_token_pool", type("PagedReqToTokenPool", (), vars(server.worker.req_to_token_pool))()
     ),
     "forward hooks (forward_hooks ['h']) is not served": setting("observability", "forward_hooks", ["h"]),
     "vocab_size of the target is 96 in the program, 128 in the server": config("target", "vocab_size", 128),
     "hidden_size of the draft is 64 in the program, 32 in the server": config("draft", "hidden_size", 32),
     "dtype of the target is f32 in the program, bf16 in the server": of("target", "dtype", torch.bfloat16),
-    "recurrent state of the draft is not served": config("draft", "mamba", object()),
+    "recurrent state of the target is not served": config("target", "mamba", object()),
     "a KV pool of another kind for sliding windows of the target is not served": lambda server: (
         of("target", "sliding_window_size", 128)(server),
         of("target", "token_to_kv_pool", two_pools(kind="MLATokenToKVPool"))(server),
@@ -130,7 +130,7 @@ def test_two_pools_are_served_if_they_are_as_gpt_oss_has_them(serve: Serve, othe
     server = serve(plan_of("EAGLE"))
     for role, pool in (("target", two_pools()), ("draft", two_pools(**others))):
         of(role, "token_to_kv_pool", pool)(server)
-    facts = adapter("server.fit").facts(server.worker)
+    facts = adapter("server.facts").facts(server.worker)
     assert (facts.target.cache, facts.draft.cache == "swa") == ("swa", not others)
 
 

@@ -126,9 +126,9 @@ def test_a_module_has_a_layer_with_a_window_alone(serve: Serve) -> None:
         server = serve(plan_of(algorithm))
         for role, pool in (("target", two_pools()), ("draft", two_pools(full_layer_nums=0))):
             of(role, "token_to_kv_pool", pool)(server)
-        assert adapter("server.fit").facts(server.worker).draft.cache == expected
+        assert adapter("server.facts").facts(server.worker).draft.cache == expected
         of("target", "token_to_kv_pool", two_pools(full_layer_nums=0))(server)
-        assert adapter("server.fit").facts(server.worker).target.cache == "SWAKVPool with slots of another kind"
+        assert adapter("server.facts").facts(server.worker).target.cache == "SWAKVPool with slots of another kind"
 
 
 MISFITS = {

@@ -13,12 +13,14 @@ from specc.engines.sglang.served import (
     CACHES,
     ROLES,
     SETTINGS,
+    STATES,
     Refusal,
     ServedModel,
     Server,
     refusals,
-    served_values,
+    served_under,
 )
+from specc.engines.sglang.served_settings import UNDER
 
 LATENT, SPARSE = ServedModel(cache="mla"), ServedModel(cache="dsa")
 
@@ -37,8 +39,9 @@ def test_nothing_is_in_the_way_of_a_server_of_which_nothing_is_known() -> None:
 
 @pytest.mark.parametrize("name", SETTINGS)
 def test_a_setting_has_values_that_are_served(name: str) -> None:
-    served, what = served_values(name)[0], SETTINGS[name][1]
-    assert all(about(Server(settings={name: value})) == [] for value in served_values(name))
+    values, what = served_under()[name]
+    served = values[0]
+    assert all(about(Server(settings={name: value})) == [] for value in values)
     for value in (None, False) if served in (None, False) else (served,):  # SGLang has either for what is not there
         assert about(Server(settings={name: value})) == []
     unserved = {bool: True, int: 2}.get(type(served), "another")
@@ -58,7 +61,7 @@ def test_a_setting_has_values_that_are_served(name: str) -> None:
         ),
         (ServedModel(cache="SWAKVPool", window=True, chunk=True), ["chunks of attention of the {side}"]),
         (ServedModel(window=True, chunk=True), ["chunks of attention of the {side}"]),
-        (ServedModel(cache="HybridLinearKVPool", recurrent=True), ["recurrent state of the {side}"]),
+        (ServedModel(cache="HybridLinearKVPool", state="unknown"), ["recurrent state of the {side}"]),
         (ServedModel(cache="PageMajorMHATokenToKVPool"), ["the KV cache of the {side}, PageMajorMHATokenToKVPool,"]),
         (ServedModel(), []),
         (LATENT, []),
@@ -70,6 +73,30 @@ def test_models(role: str, model: ServedModel, what: list[str]) -> None:
     """A window, a chunk and a state explain the cache that SGLang keeps for them."""
     server = Server(target=model) if role == "target" else Server(draft=model)
     assert list(refusals(server)) == [Refusal(role, words.format(side=role)) for words in what]
+
+
+@pytest.mark.parametrize("state", [*STATES, "LinearAttnBackend"])
+@pytest.mark.parametrize("topk", [1, 4])
+def test_states_that_are_served(state: str, topk: int) -> None:
+    """Those of a target, under chains; no draft may keep one."""
+    known, model = state in STATES, ServedModel(state=state)
+    wanted = ["target"] if not known else ["topk"] if topk > 1 else []
+    assert about(Server(target=model, topk=topk)) == wanted
+    assert about(Server(target=ServedModel(), draft=model)) == ["draft"]
+    assert "recurrent state" in Server(target=model).single
+
+
+@pytest.mark.parametrize(("condition", "name"), [(under, name) for under, table in UNDER.items() for name in table])
+def test_settings_that_count_under_a_condition(condition: str, name: str) -> None:
+    """Their words say under which."""
+    groups = 2 if condition == "under data parallelism" else 1
+    target = ServedModel(state=next(iter(STATES)) if groups == 1 else "")
+    (served, *_), what = served_under([condition])[name]
+    unserved = True if served is False else "another"
+    words = what if unserved is True else f"{what} ({name} {unserved})"
+    assert words.removesuffix(f" ({name} {unserved})").endswith(condition)
+    assert list(refusals(Server(target=target, groups=groups, settings={name: unserved}))) == [Refusal(name, words)]
+    assert about(Server(target=target, groups=groups, settings={name: served})) == []
 
 
 @pytest.mark.parametrize("model", [LATENT, SPARSE])

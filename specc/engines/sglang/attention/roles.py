@@ -15,6 +15,8 @@ from .kinds import KNOWN_BACKENDS
 
 CLASSES = {kind: backend.name for backend in KNOWN_BACKENDS.values() for kind in backend.classes}
 """Class of SGLang -> the name that its command line has for it. FlashAttention has one class for two names."""
+BESIDE_STATES = "HybridLinearAttnBackend"
+"""SGLang's class around the attention of a model that has recurrent layers beside it."""
 TWO_POOLS = "use_sliding_window_kv_pool"
 """What a backend looks up slots of a second pool by, and finds out when it is made."""
 
@@ -30,6 +32,7 @@ class Roles:
         extend: that of the draft's forward over the accepted path; None where there is none.
         further: those of the draft's other modules over it, of a draft that has a module for each step.
         block: that of the draft's one forward, of a draft that fills in blocks.
+        states: of a target that keeps a recurrent state the object around `verify` that runs such layers as well.
 
     """
 
@@ -39,6 +42,7 @@ class Roles:
     extend: Any = None
     further: Sequence[Any] = ()
     block: Any = None
+    states: Any = None
 
     def named(self) -> dict[str, str]:
         """The backend's name by role: those that there are."""
@@ -67,7 +71,8 @@ class Roles:
 
 def roles_of(worker: Any) -> Roles:
     """The roles of a worker, with its backends in place."""
-    verify = _plain(worker.target_worker.model_runner.attn_backend, "verify")
+    of_target = worker.target_worker.model_runner.attn_backend
+    verify = _plain(of_target, "verify")
     own = worker.kind.backends(worker.draft_worker)
     draft = [_plain(backend, "decode") for backend in own.get("draft", ())]
     return Roles(
@@ -77,6 +82,7 @@ def roles_of(worker: Any) -> Roles:
         extend=_plain(own.get("extend"), "extend"),
         further=[_plain(backend, "extend") for backend in own.get("further", ())],
         block=_plain(own.get("block"), "verify"),
+        states=of_target if type(of_target).__name__ == BESIDE_STATES else None,
     )
 
 
@@ -105,7 +111,12 @@ def _resized(backend: Any, sizes: dict[str, int]) -> Any:
 
 
 def _plain(backend: Any, role: str) -> Any:
-    """The backend that runs a role, out of one that has another for prefill than for decode; None for none."""
+    """The backend that runs a role over keys and values; None for none.
+
+    It is taken out of one that has another for prefill than for decode, and of one for recurrent layers as well.
+    """
+    if type(backend).__name__ == BESIDE_STATES:
+        return _plain(backend.full_attn_backend, role)
     if type(backend).__name__ != "HybridAttnBackend":
         return backend
     decodes = role == "decode" or (role == "verify" and backend.spec_attn_is_decode)

@@ -17,6 +17,7 @@ from .backend import StepAttention
 from .kinds import backend_of
 from .prepare.eager import Eager
 from .prepare.reading import Reading
+from .recurrent import BesideStates
 from .roles import Roles, name_of, roles_of
 from .step_tables import Sizes, Tables
 
@@ -39,6 +40,7 @@ class Attention:
         self._by_role = {role: made[name] for role, name in names.items()}
         if roles.draft and roles.container is None:
             self._by_role["draft"] = Reading(roles, tables, captured=captured)
+        self._states = None if roles.states is None else BesideStates(roles.states)
         self._modules = [self._make(name_of(of), replace(roles, extend=of), captured=captured) for of in roles.further]
         self._backends = [*made.values(), *self._modules]
         self._first = "draft" if "draft" in names else "target"
@@ -63,7 +65,8 @@ class Attention:
         """For `width` nodes of each request; `mask` and `counts` are the program's of a tree."""
         if self._first == "target":
             self._begin(batch)
-        return self._by_role["verify"].target(batch, width, mask, counts)
+        backend = self._by_role["verify"].target(batch, width, mask, counts)
+        return backend if self._states is None else self._states.over(backend, batch, width)
 
     def extend(self, batch: Any, seq_lens: Tensor, width: int, module: int = 0) -> Any:
         """For `width` tokens of each request behind `seq_lens` i64[b], in a module of the draft."""

@@ -9,7 +9,8 @@ from dataclasses import dataclass
 from specc.engines.answers import answers_of
 from specc.engines.pasted import Pasted, is_count, served_by, without_launcher, words_of
 from specc.engines.sglang.check.preset import SGLANG
-from specc.engines.sglang.served import DATA_PARALLEL, KINDS, SETTINGS, served_values
+from specc.engines.sglang.served import KINDS, NAMES, served_under
+from specc.engines.sglang.served_settings import UNDER
 
 THRESHOLDS = ("--speculative-accept-threshold-acc", "--speculative-accept-threshold-single")
 """Arguments below 1 let SGLang accept more drafts than sampling from the target would."""
@@ -73,7 +74,7 @@ def argument(setting: str) -> str:
     return setting if setting.isupper() else f"--{setting.replace('_', '-')}"
 
 
-KNOWN = frozenset({*_READ, *RETURNED, *THRESHOLDS, *UNREAD, *_ALIASES, *map(argument, SETTINGS | DATA_PARALLEL)})
+KNOWN = frozenset({*_READ, *RETURNED, *THRESHOLDS, *UNREAD, *_ALIASES, *map(argument, NAMES)})
 """Arguments that say something about the program."""
 
 ANSWERS = answers_of("sglang", SGLANG.tested[-1])
@@ -90,8 +91,9 @@ class Arguments(Pasted):
     def settings(self) -> dict[str, object]:
         """Return by its name what is said of each setting, with the type of the value that is served."""
         values: dict[str, object] = {}
-        for setting in SETTINGS | DATA_PARALLEL:
-            served = served_values(setting, data_parallel=setting not in SETTINGS)[0]
+        of_all = served_under(UNDER) | served_under()
+        for setting, (values_served, _) in of_all.items():
+            served = values_served[0]
             written = self.environment.get(setting)
             if served is False and (argument(setting) in self.values or written not in (None, "", "0", "false")):
                 values[setting] = True

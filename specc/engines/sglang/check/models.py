@@ -29,9 +29,6 @@ _CHUNKED = ("Llama4ForConditionalGeneration",)
 """Architectures whose layers see a chunk of the text alone; of others SGLang takes ``attention_chunk_size`` for a
 window, if at all."""
 
-_HYBRID_MODULES = ("GDN",)
-"""Kinds of recurrent state whose targets' modules have a pool for such state, too, though they keep none."""
-
 
 def facts_of(values: Mapping[str, Value], *, module: bool = False, kind: KindOfDraft | None = None) -> ServedModel:
     """Return the facts of a model in SGLang; ``values`` is what its directory says, by key.
@@ -51,7 +48,7 @@ def facts_of(values: Mapping[str, Value], *, module: bool = False, kind: KindOfD
         cache=f"that of {architecture}" if _OWN_CACHES.match(architecture) else cache,
         window=windowed or "attention_chunk" in values or "block_window" in values,
         chunk=chunked,
-        recurrent="recurrent_state" in values and (not module or values.get("state_kind") in _HYBRID_MODULES),
+        state=str(values.get("state_kind", "unknown")) if "recurrent_state" in values and not module else "",
         beside="" if kind is None else kind.beside(architecture, str(values.get("projector", "")), embeds=embeds),
     )
 

@@ -28,9 +28,8 @@ from specc.engines.sglang.check.preset import SGLANG
 from specc.engines.sglang.check.speculation import ALGORITHMS, DraftSource, algorithm_of, draft_source
 from specc.engines.sglang.served import (
     BACKENDS,
-    DATA_PARALLEL,
     KNOWN_BACKENDS,
-    SETTINGS,
+    NAMES,
     STEPS,
     TOPK,
     KindOfDraft,
@@ -39,7 +38,7 @@ from specc.engines.sglang.served import (
     backend_of,
     kind_of,
     refusals,
-    served_values,
+    served_under,
 )
 
 MOST_BUCKETS = 64
@@ -313,9 +312,8 @@ def _settings(arguments: Arguments, kind: KindOfDraft | None) -> dict[str, objec
 
 def _hint(refusal: Refusal, server: Server) -> str | None:
     """Return what would be served instead."""
-    if refusal.about in SETTINGS | DATA_PARALLEL:
-        alone = refusal.about in SETTINGS and server.groups == 1
-        served = served_values(refusal.about, data_parallel=not alone)
+    if refusal.about in NAMES:
+        served, _ = served_under(server.conditions)[refusal.about]
         name = argument(refusal.about)
         return f"leave {name} out" + (
             "" if served[0] in (None, False) else f", or write {' or '.join(map(str, served))}"

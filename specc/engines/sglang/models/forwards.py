@@ -20,7 +20,7 @@ from ..parts.runners import runners_of, scored_tokens
 from .around import drafting, running
 
 if TYPE_CHECKING:
-    from specc.runtime.entry.callbacks import DraftCall, ExtendCall, Path, TargetCall
+    from specc.runtime.entry.callbacks import CommitStateCall, DraftCall, ExtendCall, Path, TargetCall
 
 MODES = {"null": CaptureHiddenMode.NULL, "last": CaptureHiddenMode.LAST, "full": CaptureHiddenMode.FULL}
 
@@ -97,6 +97,11 @@ class Forwards:
         backend = self._attention.target(batch, tokens.shape[1], mask, call.get("counts"))
         outputs = self._run(self._target, backend, batch, tokens.shape)
         return outputs._replace(routed_experts=self._parts.routed.of_nodes(tokens))
+
+    def commit_state(self, **call: Unpack[CommitStateCall]) -> None:
+        """See `CommitStateCall`: by SGLang's own commit."""
+        width = call["accept_index"].shape[1]
+        self._parts.states.commit(call["accept_lens"], call["rows"], call["seq_lens"], width)
 
     def extend(self, **call: Unpack[ExtendCall]) -> ForwardOutputs:
         """See `ExtendCall`."""

@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from torch import Tensor
 
+from ..._shapes import largest
 from .experts import Padding
 from .gathered import Gathered
 from .heads import Head
 from .lora import Adapters
 from .mrope import Deltas
 from .routed import Routed
+from .runners import runners_of
 from .shards import Shards
+from .states import RecurrentStates
 
 
 @dataclass(frozen=True)
@@ -29,6 +31,7 @@ class Parts:
         routed: the experts that tokens went to, in a server that returns them.
         gathered: how many rows each rank has, where forwards exchange them.
         adapters: those of requests (LoRA), which are said before every step.
+        states: what the target's recurrent layers keep of requests.
 
     """
 
@@ -39,10 +42,12 @@ class Parts:
     routed: Routed
     gathered: Gathered
     adapters: Adapters
+    states: RecurrentStates
 
 
-def parts_of(program: Any, runners: Mapping[str, Any], table: Tensor, group: Any) -> Parts:
-    """Those of a program; `runners` are SGLang's by role, `table` is that of KV slots, `group` of ranks."""
+def parts_of(program: Any, worker: Any, table: Tensor, group: Any) -> Parts:
+    """Those of a program in a worker; `table` is that of KV slots, `group` of ranks."""
+    runners = runners_of(worker)
     return Parts(
         shards=Shards(program.plan, runners),
         head=Head(program.plan, runners.get("draft"), group),
@@ -51,4 +56,5 @@ def parts_of(program: Any, runners: Mapping[str, Any], table: Tensor, group: Any
         routed=Routed(table),
         gathered=Gathered(table.device),
         adapters=Adapters(runners["target"]),
+        states=RecurrentStates(worker, largest(program.plans)),
     )

@@ -11,6 +11,7 @@ GRAMMARS = "requests with a grammar are SGLang's"
 SIMULATED = "SGLANG_SIMULATE_ACC_LEN changes SGLang's own steps alone"
 HANDOVER = "a server that decodes what another one prefills runs no program"
 LOCKSTEP = "a server whose attention is data parallel runs no program"
+STATES = "targets that keep a recurrent state are SGLang's"
 MAY = {
     INTERNAL_STATE: """
 managers.scheduler_components.internal_state.SchedulerInternalStateController.get_internal_state(recv_req)
@@ -57,5 +58,12 @@ speculative.spec_utils.draft_tp_context(layout)
     SIMULATED: """
 speculative.spec_utils: SIMULATE_ACC_LEN SIMULATE_ACC_METHOD
 speculative.spec_utils.sample_simulated_acc_len(simulate_acc_len simulate_acc_method max_len)
+""",
+    STATES: """
+layers.attention.hybrid_linear_attn_backend.HybridLinearAttnBackend: attn_backend_list full_attn_backend
+    linear_attn_backend
+mem_cache.memory_pool.HybridReqToTokenPool: mamba_pool req_index_to_mamba_index_mapping
+speculative.spec_utils.commit_mamba_states_after_verify(target_worker batch accept_lens accept_index draft_token_num)
+speculative.spec_utils.prepare_mamba_track_for_verify(batch)
 """,
 } | {kind.absent: kind.needs for kind in KINDS if kind.absent}

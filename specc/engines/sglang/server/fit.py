@@ -6,36 +6,22 @@ from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
-from sglang.srt.configs.hybrid_arch import mambaish_config
-from sglang.srt.managers import overlap_utils
 from sglang.srt.mem_cache.allocation_sizing import get_alloc_reserve_per_decode
 from sglang.srt.runtime_context import (
     get_disagg,
-    get_exec,
-    get_lora,
-    get_observability,
     get_parallel,
     get_schedule,
     get_spec,
 )
-from sglang.srt.state_capturer.indexer_topk import get_global_indexer_capturer
 
 from ..._shapes import largest
 from .. import seam
-from ..attention.roles import roles_of
 from ..parts import heads, routed, shards
 from ..parts.runners import runners_of, scored_tokens
-from ..served import CACHES, DATA_PARALLEL, SETTINGS, KindOfDraft, ServedModel, Server, refusals
-from ..windows import first_pool, oddity
-from .settings import flag
+from ..served import KindOfDraft, Server, refusals
+from ..windows import first_pool
+from .facts import facts
 from .simulate import simulating
-
-COMMAND_LINE = {"flashinfer_mla": "flashinfer"}
-"""Attention backends that the command line calls by the name of another."""
-ROWS = "ReqToTokenPool", "DecodeReqToTokenPool"
-"""SGLang's classes of tables of KV slots that are served, the second of a server that decodes what another prefills."""
-PARALLEL = ("pp_size", "dp_size", "attn_cp_size", "dcp_size", "moe_dp_size", "moe_dense_tp_size")
-"""Arguments by whose names SGLang keeps how many ranks came of them."""
 
 
 def misfits(plans: Mapping[Any, Any], worker: Any) -> list[str]:
@@ -58,70 +44,9 @@ def misfits(plans: Mapping[Any, Any], worker: Any) -> list[str]:
     )
     needed = [seam.HANDOVER] if get_disagg().disaggregation_mode == "decode" else []
     needed += [seam.LOCKSTEP] if server.groups > 1 else []
+    needed += [seam.STATES] if server.target is not None and server.target.state else []
     refused += [f"this SGLang lacks something for it: {feature}" for feature in needed if not seam.there(feature)]
     return [*refused, *differs, *routed.misfits(plans), *_memory(plans, worker, server)]
-
-
-def facts(worker: Any) -> Server:
-    """The facts of a running server on which it hangs whether programs are served, from SGLang's objects."""
-    spec, parallel, runners = get_spec(), get_parallel(), runners_of(worker)
-    kind, named = worker.kind, roles_of(worker).named()
-    pool, requests = runners["target"].token_to_kv_pool, type(worker.req_to_token_pool).__name__
-    target = _facts_of(runners["target"], pool)
-    if requests not in ROWS and not target.recurrent:
-        target = replace(target, cache=f"beside a {requests}")
-    return Server(
-        target=target,
-        draft=_facts_of(runners["draft"], pool, kind) if "draft" in runners else None,
-        kind=kind,
-        topk=spec.speculative_eagle_topk,
-        attention={role: COMMAND_LINE.get(name, name) for role, name in named.items()},
-        device=runners["target"].device,
-        ranks=parallel.tp_size,
-        groups=parallel.attn_dp_size,
-        head_rows=spec.speculative_token_map is not None and kind.token_maps.get(spec.speculative_algorithm, True),
-        adapters=bool(get_lora().enable_lora),
-        settings=_settings(worker),
-    )
-
-
-def _facts_of(runner: Any, of_target: Any, kind: KindOfDraft | None = None) -> ServedModel:
-    """The facts of a model: of the draft, which is of a kind, what such ones may have.
-
-    A pool is of its very class: others that derive from it keep their rows otherwise.
-    """
-    config, pool = runner.model_config, type(runner.token_to_kv_pool).__name__
-    cache = next((layout for layout, name in CACHES.items() if name == pool), pool)
-    if cache == "swa":
-        cache = oddity(runner.token_to_kv_pool, of_target, module=kind is not None and bool(kind.each_step)) or cache
-    layers = (getattr(layer, "sliding_window_size", None) or -1 for layer in runner.model.modules())
-    return ServedModel(
-        cache=f"a unified {pool}" if runner.kv_index_translator.is_translating else cache,
-        chunk=config.is_local_attention_model,
-        window=bool(runner.sliding_window_size) or any(type(size) is int and size > 0 for size in layers),
-        recurrent=mambaish_config(config) is not None,
-        beside="" if kind is None else kind.model_beside(runner.model),
-    )
-
-
-def _settings(worker: Any) -> dict[str, object]:
-    """What the server was told, as far as `SETTINGS` has a word on it: by what came of it where SGLang keeps that."""
-    parallel, spec, given = get_parallel(), get_spec(), worker.server_args
-    names = SETTINGS | DATA_PARALLEL
-    settings = {name: getattr(given, name) for name in names if hasattr(given, name)}
-    settings |= {name: flag(name) for name in names if name.isupper()}
-    settings |= {name: getattr(spec, name) for name in names if hasattr(spec, name)}
-    runners = runners_of(worker).values()
-    return settings | {
-        **{name: getattr(parallel, name) for name in PARALLEL},
-        "disaggregation_mode": get_disagg().disaggregation_mode,
-        "moe_a2a_backend": get_exec().moe.moe_a2a_backend,
-        "speculative_moe_a2a_backend": spec.speculative_moe_a2a_backend or "none",
-        "forward_hooks": get_observability().forward_hooks or None,
-        "kv_canary": "running" if any(runner.canary_manager for runner in runners) else "none",
-        "enable_return_indexer_topk": get_global_indexer_capturer() is not None,
-        "SGLANG_IS_IN_CI": bool(overlap_utils._DEBUG_ASSERT),
-    }
 
 
 def _arguments(plans: Mapping[Any, Any], kind: KindOfDraft) -> Iterator[str]:

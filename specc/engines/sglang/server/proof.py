@@ -22,6 +22,7 @@ from ..parts import shards
 from ..parts.gathered import Gathered
 from ..parts.lora import none_asked
 from ..parts.mrope import text_positions
+from ..parts.states import is_recurrent, own_states
 from ..windows import same_slots, slots_of
 
 logger = logging.getLogger(__name__)
@@ -90,8 +91,15 @@ def prove(
     lengths = torch.tensor(LENGTHS[: len(rows)])
     texts = _made_up(len(rows), max(LENGTHS) + 2, sizes.size("V"))
     own = _Own(worker, rows)
-    with torch.no_grad(), _put_back(rows, table, *step.pools.values()), _slots(own.pool, table, rows, sizes.kv):
+    with (
+        torch.no_grad(),
+        _put_back(rows, table, *step.pools.values()),
+        _slots(own.pool, table, rows, sizes.kv),
+        own_states(worker, rows),
+    ):
         before = own.scores(texts, lengths + 1)
+        if is_recurrent(worker):  # the step reads the last token itself
+            own.scores(texts, lengths)
         carried = step.pools["topk_index"].shape[1] if "topk_index" in step.pools else 1
         best = (before.argmax(-1)[:, None] + torch.arange(carried)) % sizes.size("V")
         _begin(package, step, rows, lengths, texts.gather(1, lengths[:, None])[:, 0], best)

@@ -76,14 +76,14 @@ def test_a_class_is_judged_by_what_sglang_runs() -> None:
     [
         ("EAGLE", "NemotronHForCausalLM", "Mamba-2", False),
         ("EAGLE", "NemotronHForCausalLM", "KDA", False),
-        ("EAGLE", "Qwen3NextForCausalLM", "GDN", True),
+        ("EAGLE", "Qwen3NextForCausalLM", "GDN", False),
         ("EAGLE", "NemotronHForCausalLMMTP", "Mamba-2", True),
         ("STANDALONE", "NemotronHForCausalLM", "Mamba-2", True),
         ("DFLASH", "NemotronHForCausalLM", "Mamba-2", True),
     ],
 )
 def test_a_targets_own_modules_keep_no_recurrent_state(algorithm: str, draft: str, state: str, keeps: bool) -> None:
-    """But for those of GDN, for which SGLang has a pool; a draft of another directory keeps what it says."""
+    """A draft of another directory keeps what it says."""
     said = {"recurrent_state": "7 of 8 layers", "state_kind": state, "kv_layout": "mha"}
     target = draft.removesuffix("MTP")
     models = {"target": said | {"architecture": target}, "draft": said | {"architecture": draft}}

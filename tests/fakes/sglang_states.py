@@ -1,0 +1,32 @@
+"""What SGLang has for targets that keep a recurrent state, as far as the adapter looks for it: none of it runs here."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from .sglang_modules import at
+
+
+@at("layers.attention.hybrid_linear_attn_backend")
+class HybridLinearAttnBackend:
+    attn_backend_list: Any
+    full_attn_backend: Any
+    linear_attn_backend: Any
+
+
+@at("mem_cache.memory_pool")
+class HybridReqToTokenPool:
+    mamba_pool: Any
+    req_index_to_mamba_index_mapping: Any
+
+
+@at("speculative.spec_utils")
+def commit_mamba_states_after_verify(
+    target_worker: Any, batch: Any, accept_lens: Any, accept_index: Any, draft_token_num: int
+) -> None:
+    raise AssertionError("no target here keeps a recurrent state")
+
+
+@at("speculative.spec_utils")
+def prepare_mamba_track_for_verify(batch: Any) -> None:
+    raise AssertionError("no target here keeps a recurrent state")

@@ -1,0 +1,191 @@
+"""Targets that keep recurrent states, in SGLang on a CPU: it brings states back to the last token that it accepts."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from hybrid_models import decided
+from sglang_family import (
+    Family,
+    Running,
+    accepts_as_much,
+    all_accounted_for,
+    as_alike_in_16_bits,
+    groups_of,
+    in_16_bits,
+    in_float32,
+    same_texts,
+)
+from sglang_files import NEWEST, VERSION
+from sglang_hybrids import DRAFT, GRID, PAIRS, TARGET, remembered, write_hybrids
+from sglang_mixed import Oracle
+from sglang_programs import plugin_wheel
+from sglang_server import Variant, accept_length, greedy, serve
+from sglang_workload import workload
+
+pytestmark = pytest.mark.skipif(VERSION != NEWEST, reason="stand-ins are those of what the newest calls")
+REQUESTS = 40
+FOLLOWED = 24
+"""How many tokens follow 64 texts that end in one token, at least."""
+STATES = {"max_mamba_cache_size": 40, "mamba_track_interval": GRID}
+"""A few more states than requests need, kept for prefixes as often as they can be."""
+MODULE = Variant("NEXTN", TARGET, target=TARGET)
+UNKEPT = Variant("STANDALONE", DRAFT, target=TARGET)
+OWN = [
+    MODULE,
+    replace(MODULE, overlap=True),
+    replace(MODULE, topk=3, num_draft_tokens=8),
+    replace(MODULE, attention="fa3", overlap=True, page=16),
+    UNKEPT,
+    Variant("NGRAM", topk=2, target=TARGET),
+]
+"""SGLang keeps states of prefixes at multiples of some tokens in the second, the fourth and the last, in the first and
+the third where a text ended. With a breadth of 1 its own look-ups take a tree for a chain, and texts are others."""
+LOOKED_UP = Variant("NGRAM", target=TARGET, program=True, samples=True)
+"""Texts repeat little that a chain of this length finds."""
+PROGRAMS = [
+    replace(MODULE, program=True, samples=True),
+    replace(MODULE, program=True, overlap=True),
+    replace(MODULE, program=True, attention="fa3", overlap=True, page=16),
+    replace(UNKEPT, program=True),
+    LOOKED_UP,
+]
+"""Steps that a program does not serve are SGLang's, in the middle of a text."""
+HYBRID = Family(
+    Variant(target=TARGET),
+    PROGRAMS,
+    write_hybrids,
+    lambda models: remembered(models, workload(REQUESTS, seed=3)),
+    arguments=STATES,
+    accepted=1.3,
+)
+ALL = [*OWN, *PROGRAMS]
+KEPT = [engine for engine in ALL if engine.algorithm != "STANDALONE"]
+every = pytest.mark.parametrize(("family", "engine"), [(HYBRID, engine) for engine in ALL], ids=str)
+
+
+@pytest.fixture(scope="module")
+def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Write the models once more, for engines that are no family's."""
+    folder = tmp_path_factory.mktemp("hybrids")
+    write_hybrids(folder)
+    return folder
+
+
+def test_texts_depend_on_what_a_state_remembers(models: Path) -> None:
+    """Other tokens follow one token behind other texts, and rounding decides on none of them."""
+    oracle = Oracle(models / TARGET)
+    followed, ahead = decided(oracle.of_texts)
+    assert followed > FOLLOWED
+    assert ahead > 0.1
+
+
+@in_float32
+@pytest.mark.parametrize("family", [HYBRID], ids=str)
+def test_without_speculation_texts_are_the_targets_own(family: Family, engines: Running) -> None:
+    """Against transformers, every third one."""
+    oracle, answers = Oracle(engines.models / TARGET), list(greedy(engines.of(family.alone)))
+    for number, request, output in answers[::3]:
+        prompt = request.get("input_ids") or oracle.tokens(request["text"])
+        assert oracle.follow(prompt, output["token_ids"]), number
+
+
+@in_float32
+@every
+def test_texts_are_those_without_speculation(family: Family, engine: Variant, engines: Running) -> None:
+    """Whoever was thrown out or aborted."""
+    same_texts(engines.of(engine), engines.of(family.alone))
+
+
+@in_16_bits
+@pytest.mark.parametrize(
+    ("family", "engine", "own"), [(HYBRID, program, replace(program, program=False)) for program in PROGRAMS], ids=str
+)
+def test_texts_part_in_16_bits_no_sooner_than_sglangs_own(
+    family: Family, engine: Variant, own: Variant, engines: Running
+) -> None:
+    as_alike_in_16_bits(engines.of(engine), engines.of(own), engines.of(family.alone))
+
+
+@every
+def test_every_slot_state_and_row_is_free_or_cached(family: Family, engine: Variant, engines: Running) -> None:
+    """At the end, after steps in which drafts were accepted."""
+    served = engines.of(engine)
+    for group in groups_of(served):
+        all_accounted_for(group)
+        states = group["states"]
+        assert states["free"] + states["cached"] == states["all"] == STATES["max_mamba_cache_size"]
+        assert (states["cached"] > 0) == (engine in KEPT)
+    assert accept_length(served) > (family.accepted if engine != LOOKED_UP else 1)
+
+
+@pytest.mark.parametrize(("family", "engine"), [(HYBRID, engine) for engine in KEPT], ids=str)
+def test_texts_go_on_from_states_that_verifications_left(family: Family, engine: Variant, engines: Running) -> None:
+    """Of the requests that go on from an answer, behind whose prompt the state is kept."""
+    for output in engines.of(engine).outputs[-2 * PAIRS :][1::2]:
+        assert output["cached_tokens"] == output["prompt_tokens"] - 2
+
+
+@pytest.mark.parametrize(("family", "engine"), [(HYBRID, program) for program in PROGRAMS], ids=str)
+def test_the_program_ran_the_steps_that_it_serves(family: Family, engine: Variant, engines: Running) -> None:
+    """After a dry step that SGLang's own forward confirms."""
+    specc = engines.of(engine).state["specc"]
+    assert specc["proof"] == "passed"
+    assert specc["served"] > 30
+    assert specc["left"].keys() <= family.left
+
+
+@pytest.mark.parametrize(("family", "engine", "own"), [(HYBRID, program, OWN[0]) for program in PROGRAMS[:2]], ids=str)
+def test_the_program_accepts_as_much_as_sglangs_own_step(
+    family: Family, engine: Variant, own: Variant, engines: Running
+) -> None:
+    accepts_as_much(engines.of(engine), engines.of(own), apart=0.03)
+
+
+FAULTY = """
+import torch
+
+def register():
+    from sglang.srt.layers.attention.hybrid_linear_attn_backend import HybridLinearAttnBackend as Backend
+
+    bring_back = Backend.update_mamba_state_after_mtp_verify
+
+    def commit(backend, **given):
+        states = backend.req_to_token_pool.get_speculative_mamba2_params_all_layers()
+        windows, matrices = states.conv[0].clone(), states.temporal.clone()
+        last, kept = given["last_correct_step_indices"], given["mamba_steps_to_track"]
+        bring_back(backend, **given | {changed})
+        {behind}
+
+    Backend.update_mamba_state_after_mtp_verify = commit
+"""
+FAULTS = {
+    "nothing is copied": ("{}", "states.conv[0].copy_(windows), states.temporal.copy_(matrices)"),
+    "no windows": ("{}", "states.conv[0].copy_(windows)"),
+    "no matrices": ("{}", "states.temporal.copy_(matrices)"),
+    "of the root": ("{'last_correct_step_indices': last * 0}", ""),
+    "of the node before": ("{'last_correct_step_indices': (last - 1).clamp(min=0)}", ""),
+    "none for prefixes": ("{'mamba_steps_to_track': torch.full_like(kept, -1)}", ""),
+    "others for prefixes": ("{'mamba_steps_to_track': (kept + 1).clamp(max=3) * (kept >= 0) - (kept < 0) * 1}", ""),
+}
+
+
+@in_float32
+@pytest.mark.parametrize("fault", FAULTS)
+def test_a_state_that_is_of_another_token_is_another_text(fault: str, models: Path, tmp_path: Path) -> None:
+    """SGLang's own steps are as wrong as what they commit; prefixes are read by each second request alone."""
+    changed, behind = FAULTS[fault]
+    wheel = plugin_wheel(FAULTY.format(changed=changed, behind=behind), tmp_path)
+    requests, engine = remembered(models), replace(MODULE, overlap=True)
+    served = serve(engine.engine(models) | STATES, requests, tmp_path / "job", overlap=True, wheel=wheel)
+    oracle = Oracle(models / TARGET)
+    prompts = [request.get("input_ids") or oracle.tokens(request["text"]) for request in requests]
+    answers = [output["token_ids"] for output in served.outputs]
+    right = [oracle.follow(prompt, answer) for prompt, answer in zip(prompts, answers, strict=True)]
+    if "prefixes" in fault:
+        assert all(right[::2])
+        assert not all(right[1::2])
+    else:
+        assert not any(right[::2])
