@@ -22,7 +22,7 @@ from typer.testing import CliRunner
 from specc.cli.main import app
 from specc.lab.engine.engine import Engine
 from specc.lab.engine.errors import ContractError, UnsupportedModelError
-from specc.lab.engine.memory.states import CONV, StatePool
+from specc.lab.engine.memory.state_pool import CONV, StatePool
 from specc.lab.engine.models.drafts import StandaloneDraft
 from specc.lab.engine.serving.requests.request import Sampling, StopConditions
 from specc.runtime.plan.shape import Shape

@@ -14,7 +14,7 @@ from torch import Tensor
 from specc.compiler.support.diagnostics import Diagnostic
 from specc.lab.engine.memory.kv_pool import KVPool, PageAllocator, ReqToToken
 from specc.lab.engine.memory.prefix_cache import PrefixCache
-from specc.lab.engine.memory.states import state_pools
+from specc.lab.engine.memory.state_pool import state_pools
 from specc.lab.engine.models.causal_models import TargetModel
 from specc.lab.engine.models.drafts import Draft
 from specc.lab.engine.serving import fitting

@@ -9,8 +9,7 @@ from dataclasses import dataclass
 from specc.engines.answers import answers_of
 from specc.engines.pasted import Pasted, is_count, served_by, without_launcher, words_of
 from specc.engines.sglang.check.preset import SGLANG
-from specc.engines.sglang.served import KINDS, NAMES, served_under
-from specc.engines.sglang.served_settings import UNDER
+from specc.engines.sglang.served import KINDS, NAMES, UNDER, served_under
 
 THRESHOLDS = ("--speculative-accept-threshold-acc", "--speculative-accept-threshold-single")
 """Arguments below 1 let SGLang accept more drafts than sampling from the target would."""

@@ -17,7 +17,7 @@ from transformers.masking_utils import causal_mask_function
 
 from specc.lab.engine.memory.kv_pool import KVPool
 from specc.lab.engine.memory.probing import AttentionCache
-from specc.lab.engine.memory.states import RowStates
+from specc.lab.engine.memory.state_pool import RowStates
 
 MaskFunction = Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]
 """Whether, by row, head, position of a token and position of a key, the token may attend to the key."""

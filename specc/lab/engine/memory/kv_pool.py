@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from specc.lab.engine.errors import OutOfPagesError, OutOfRowsError, UnsupportedModelError
-from specc.lab.engine.memory.states import StatePool
+from specc.lab.engine.memory.state_pool import StatePool
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,7 @@ from transformers import Cache, PreTrainedModel
 from transformers.masking_utils import create_causal_mask
 
 from specc.lab.engine.errors import HINT, UnsupportedModelError, first_line
-from specc.lab.engine.memory.states import PartShape, RowStates
+from specc.lab.engine.memory.state_pool import PartShape, RowStates
 
 RECURRENT = UnsupportedModelError(
     "it has layers with a recurrent state (state space, linear attention, convolutions), which the engine keeps of "

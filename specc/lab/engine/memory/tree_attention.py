@@ -14,7 +14,7 @@ from torch import Tensor
 from specc.lab.engine.memory.context import PagedContext
 from specc.lab.engine.memory.kv_pool import KVPool
 from specc.lab.engine.memory.probing import AttentionCache
-from specc.lab.engine.memory.states import RowStates, StatePool
+from specc.lab.engine.memory.state_pool import RowStates, StatePool
 from specc.runtime.entry.callbacks import DraftCall, TargetCall
 from specc.runtime.semantics.moves import branch_run
 

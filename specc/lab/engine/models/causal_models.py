@@ -18,7 +18,7 @@ from specc.lab.engine.memory.attention import page, plain_attention
 from specc.lab.engine.memory.context import PagedContext
 from specc.lab.engine.memory.kv_pool import PoolShape
 from specc.lab.engine.memory.probing import CACHE, Kept, kept_by
-from specc.lab.engine.memory.states import PartShape
+from specc.lab.engine.memory.state_pool import PartShape
 from specc.lab.engine.models.aux_states import AuxStates
 from specc.lab.engine.models.scores import LmHead, layers_of
 from specc.runtime.plan.plan import Model

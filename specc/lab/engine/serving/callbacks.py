@@ -12,7 +12,7 @@ from torch import Tensor
 from specc.lab.engine.errors import ContractError
 from specc.lab.engine.memory.context import PagedContext
 from specc.lab.engine.memory.kv_pool import KVPool
-from specc.lab.engine.memory.states import RowStates, StatePool
+from specc.lab.engine.memory.state_pool import RowStates, StatePool
 from specc.lab.engine.memory.tree_attention import TreeContext, node_by_node, seen_columns, visible_keys
 from specc.lab.engine.models.causal_models import ModelSizes, TargetModel
 from specc.lab.engine.serving.prompts import PrefillPrompt, Prefix, PromptBatch, Span, grouped
@@ -117,7 +117,7 @@ class TargetCallbacks:
     @torch.inference_mode()
     def target(self, **call: Unpack[TargetCall]) -> Forward:
         """See `TargetCall`. `visible_keys` reads the mask of a tree, and `seen_columns` one of slots."""
-        tokens, window, pool = call["tokens"], self._window(call), self.memory.states.get("target")
+        tokens, window, pool = call["tokens"], self._window(call), self.memory.state_pool.get("target")
         if pool is None:
             states, handed = self._run(tokens, window)
         else:
@@ -143,7 +143,7 @@ class TargetCallbacks:
     @torch.inference_mode()
     def commit_state(self, **call: Unpack[CommitStateCall]) -> None:
         """See `CommitStateCall`."""
-        self.memory.states["target"].commit(call["rows"], call["accept_index"], call["accept_lens"])
+        self.memory.state_pool["target"].commit(call["rows"], call["accept_index"], call["accept_lens"])
 
     @torch.inference_mode()
     def prefill_target(self, **call: Unpack[PrefillTargetCall]) -> Forward:

@@ -16,7 +16,7 @@ from specc.lab.engine.memory.attention import plain_attention
 from specc.lab.engine.memory.context import PagedContext
 from specc.lab.engine.memory.kv_pool import KVPool
 from specc.lab.engine.memory.probing import CACHE
-from specc.lab.engine.memory.states import StatePool, state_pools
+from specc.lab.engine.memory.state_pool import StatePool, state_pools
 from specc.lab.engine.memory.tree_attention import node_by_node
 from specc.lab.engine.models.causal_models import CausalModel
 from specc.lab.engine.serving.callbacks import EngineMemory

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from specc.lab.engine.errors import ContractError
 from specc.lab.engine.memory.kv_pool import KVPool
-from specc.lab.engine.memory.states import StatePool
+from specc.lab.engine.memory.state_pool import StatePool
 from specc.runtime import Score
 from specc.runtime.plan.plan import LENGTHS
 

@@ -51,7 +51,7 @@ def verdicts(rows: list[dict[str, str]], model_type: str) -> list[str]:
 def test_rows_are_what_is_refused(rows: list[dict[str, str]]) -> None:
     assert verdicts(rows, "llama") == ["chain, tree", "chain, tree", "chain"]
     assert verdicts(rows, "deepseek_v3") == ["chain, tree", "chain", "chain"]  # a latent cache
-    assert verdicts(rows, "qwen3_next") == ["no: recurrent state", "no: recurrent state", "chain"]
+    assert verdicts(rows, "qwen3_next") == ["chain, tree", "chain", "chain"]
     assert verdicts(rows, "gpt_oss") == ["chain, tree", "chain", "chain"]
     assert verdicts(rows, "gemma3_text") == ["chain, tree", "chain", "chain"]
     assert verdicts(rows, "deepseek_v32")[0] == "no: sparse attention"
@@ -62,7 +62,7 @@ def test_a_rule_that_changes_changes_the_table(monkeypatch: pytest.MonkeyPatch) 
     """The table asks the rules: it has no list of its own."""
 
     def stricter(server: Server) -> Any:
-        yield from refusals(server if server.target != ServedModel() else Server(target=ServedModel(recurrent=True)))
+        yield from refusals(server if server.target != ServedModel() else Server(target=ServedModel(state="unknown")))
 
     monkeypatch.setattr("specc.engines.sglang.check.models.refusals", stricter)
     from specc.lab.commands.model_types import rows as changed_rows

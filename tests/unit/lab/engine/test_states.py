@@ -17,7 +17,7 @@ from specc.lab.engine.errors import UnsupportedModelError
 from specc.lab.engine.memory.attention import plain_attention
 from specc.lab.engine.memory.kv_pool import KVPool, PoolShape
 from specc.lab.engine.memory.probing import CACHE
-from specc.lab.engine.memory.states import CONV, RECURRENT, Part, PartShape, StatePool
+from specc.lab.engine.memory.state_pool import CONV, RECURRENT, PartShape, StatePart, StatePool
 from specc.lab.engine.models.causal_models import TargetModel
 from specc.lab.engine.serving.callbacks import EngineMemory, TargetCallbacks
 from specc.lab.engine.serving.prompts import PrefillPrompt
@@ -36,18 +36,18 @@ def hybrid(family: str) -> TargetModel:
     return make_target(family, layers=4, **HYBRIDS[family])
 
 
-def fed(target: TargetModel, text: Sequence[int]) -> dict[Part, Tensor]:
+def fed(target: TargetModel, text: Sequence[int]) -> dict[StatePart, Tensor]:
     """What a cache of transformers has of the states after a text, whose tokens came one by one."""
     cache = DynamicCache(config=target.model.config)
     with torch.no_grad(), plain_attention(target.model):
         for place, token in enumerate(text):
             position = torch.tensor([[place]])
             target.model(torch.tensor([[token]]), position_ids=position, **{CACHE: cache}, use_cache=True)
-    found: dict[Part, Tensor] = {}
+    found: dict[StatePart, Tensor] = {}
     layers: list[Any] = cache.layers
     for number, layer in enumerate(layers):
         if hasattr(layer, "conv_states"):
-            found[Part(number, 0, CONV)], found[Part(number, 0, RECURRENT)] = (
+            found[StatePart(number, 0, CONV)], found[StatePart(number, 0, RECURRENT)] = (
                 layer.conv_states[0][0],
                 layer.recurrent_states[0][0],
             )
@@ -169,7 +169,7 @@ def test_a_pool_of_keys_and_values_has_the_layers_of_attention() -> None:
 
 
 def test_a_row_that_is_given_back_has_no_state() -> None:
-    pool = StatePool([PartShape(Part(0, 0, kind), (2, 3), torch.float32) for kind in (CONV, RECURRENT)], 4)
+    pool = StatePool([PartShape(StatePart(0, 0, kind), (2, 3), torch.float32) for kind in (CONV, RECURRENT)], 4)
     for tensor in pool.tensors:
         tensor.fill_(7)
     pool.clear(2)

@@ -19,7 +19,7 @@ CONV, RECURRENT = "conv", "recurrent"
 
 
 @dataclass(frozen=True, order=True)
-class Part:
+class StatePart:
     """One tensor of a layer's state: which layer, which of its states, and whether it is that of its convolution."""
 
     layer: int
@@ -31,7 +31,7 @@ class Part:
 class PartShape:
     """A tensor of a layer's state, of one request."""
 
-    part: Part
+    part: StatePart
     size: tuple[int, ...]
     dtype: torch.dtype
 
@@ -39,7 +39,7 @@ class PartShape:
 class RowStates:
     """The states of the rows of one forward, which its layers read and write as they do in a cache of transformers."""
 
-    def __init__(self, kept: Mapping[Part, Tensor] | None = None) -> None:
+    def __init__(self, kept: Mapping[StatePart, Tensor] | None = None) -> None:
         """Go on from tensors T[b, ...], which are written over, or begin with none."""
         self._layers: defaultdict[tuple[int, int], LinearAttentionLayer] = defaultdict(LinearAttentionLayer)
         for part, tensor in (kept or {}).items():
@@ -60,12 +60,12 @@ class RowStates:
         """Whether some layer has a state."""
         return any(layer.has_previous_state[0] for layer in self._layers.values())
 
-    def tensors(self) -> dict[Part, Tensor]:
+    def tensors(self) -> dict[StatePart, Tensor]:
         """Return what there is of the rows, T[b, ...]: behind a forward, what it has left."""
-        found: dict[Part, Tensor] = {}
+        found: dict[StatePart, Tensor] = {}
         for (layer, number), state in self._layers.items():
             kinds = {CONV: state.conv_states[0], RECURRENT: state.recurrent_states[0]}
-            found |= {Part(layer, number, kind): tensor for kind, tensor in kinds.items() if tensor is not None}
+            found |= {StatePart(layer, number, kind): tensor for kind, tensor in kinds.items() if tensor is not None}
         return found
 
 
@@ -88,7 +88,7 @@ class StatePool:
         self.parts = {
             shape.part: torch.zeros((rows, *shape.size), dtype=shape.dtype, device=device) for shape in shapes
         }
-        self.pending: dict[Part, Tensor] = {}
+        self.pending: dict[StatePart, Tensor] = {}
 
     @property
     def tensors(self) -> list[Tensor]:
