@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from itertools import accumulate
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from head_layouts import write
@@ -105,59 +105,87 @@ def head(draw: Draw) -> Tensor:
     return made
 
 
-def recurrent(draw: Draw, layer: int, wide: int) -> dict[str, Tensor]:
-    """Return a recurrent layer, each of whose heads stores a bit of a token by the class of a later one.
+def vocabulary(draw: Draw) -> tuple[Tensor, Tensor, Tensor]:
+    """Return a table, and of it what tokens bring and what scores them: of all models the same, if drawn first."""
+    table = draw.below(2, SUCCESSORS, BITS)
+    return table, embedding(draw, table), head(draw)
 
-    As many tokens are between the two as layers before this one. Behind a token of the table nothing is read. Of the
-    `wide` entries of a value those behind the bit are noise.
+
+class Delta(NamedTuple):
+    """Heads of delta rules, each of which stores a bit of a token by the class of a later one.
+
+    As many tokens are between the two as layers before this one. Of the `wide` entries of a value those behind the bit
+    are noise.
+
+    Attributes:
+        gates: [HEADS, 2, HIDDEN], of which the first open to what is new, and the others are noise.
+        read: to queries, keys and values [HEADS, 3, wide, HIDDEN].
+        window: the convolution [3, HEADS, wide, 1, WINDOW].
+        written: what values write [HIDDEN, HEADS, wide].
+
     """
-    projected, gates = torch.zeros(HEADS, 4, wide, HIDDEN), draw.noise(HEADS, 2, HIDDEN)
-    written = torch.zeros(HIDDEN, HEADS, wide)
+
+    gates: Tensor
+    read: Tensor
+    window: Tensor
+    written: Tensor
+
+
+def delta(draw: Draw, layer: int, wide: int, much: float) -> Delta:
+    """Return the heads of a layer, whose bits are written that much."""
+    gates, read = draw.noise(HEADS, 2, HIDDEN), torch.zeros(HEADS, 3, wide, HIDDEN)
+    window, written = torch.zeros(3, HEADS, wide, 1, WINDOW), torch.zeros(HIDDEN, HEADS, wide)
     for number in range(HEADS):
         bit = layer * HEADS + number
-        queries, keys, values, opened = projected[number]
-        for rows, name in ((queries, "ask"), (keys, "store"), (values, "value")):
+        for rows, name in zip(read[number], ("ask", "store", "value"), strict=True):
             marks = SIZES[name] // BITS
             rows[:marks, part(name, bit, BITS)] = MARK * torch.eye(marks)
-        values[2:, part("code")] = MARK / 2 * draw.noise(wide - 2, CODE)
-        opened[:, part("bias")], opened[:, part("tabled")] = OPEN, -2 * OPEN
+        read[number, 2, 2:, part("code")] = MARK / 2 * draw.noise(wide - 2, CODE)
         gates[number, 0, part("bias")] += OPEN
-        written[part("bits", bit, BITS), number, :2] = 0.12 * torch.eye(2)
+        written[part("bits", bit, BITS), number, :2] = much * torch.eye(2)
         written[part("spare"), number, 2:] = 0.1 * draw.noise(SIZES["spare"], wide - 2)
-    window = torch.zeros(3, HEADS * wide, 1, WINDOW)
     window[:2, ..., -1] = 1
     window[2, ..., -2 - layer] = 1
+    return Delta(gates, read, window, written)
+
+
+def recurrent(draw: Draw, layer: int, wide: int) -> dict[str, Tensor]:
+    """Return a recurrent layer, which reads nothing behind a token of the table."""
+    made, opened = delta(draw, layer, wide, 0.12), torch.zeros(HEADS, 1, wide, HIDDEN)
+    opened[..., part("bias")], opened[..., part("tabled")] = OPEN, -2 * OPEN
     return {
-        "in_proj_qkvz.weight": projected.flatten(0, 2),
-        "in_proj_ba.weight": gates.flatten(0, 1),
-        "conv1d.weight": window.flatten(0, 1),
+        "in_proj_qkvz.weight": torch.cat((made.read, opened), 1).flatten(0, 2),
+        "in_proj_ba.weight": made.gates.flatten(0, 1),
+        "conv1d.weight": made.window.flatten(0, 2),
         "A_log": torch.zeros(HEADS),
         "dt_bias": torch.full((HEADS,), -6.0),
         "norm.weight": torch.ones(wide),
-        "out_proj.weight": written.flatten(1),
+        "out_proj.weight": made.written.flatten(1),
     }
 
 
-def attention() -> dict[str, Tensor]:
-    """Return a layer in which a token attends to itself: heads write its successor, or the bits of its table."""
-    width, halves = ROTARY + CODE, (("next", "successor", SUCCESSOR), ("table", "bits", BIT))
-    queries, keys, values = (torch.zeros(n, width, HIDDEN) for n in (2 * QUERIES, KEYS, KEYS))
+def attention(*, plain: bool = False) -> dict[str, Tensor]:
+    """Return a layer in which a token attends to itself: heads write its successor, or the bits of its table.
+
+    A `plain` one has no rotation, gates and norms.
+    """
+    width, halves = (0 if plain else ROTARY) + CODE, (("next", "successor", SUCCESSOR), ("table", "bits", BIT))
+    queries, keys, values = (torch.zeros(n, width, HIDDEN) for n in (QUERIES, KEYS, KEYS))
     written = torch.zeros(HIDDEN, QUERIES, width)
-    for rows in (queries[::2], keys):
-        rows[:, ROTARY:, part("code")] = torch.eye(CODE)
-    queries[1::2, :, part("bias")] = OPEN
+    for rows in (queries, keys):
+        rows[:, -CODE:, part("code")] = torch.eye(CODE) * (SHARP**0.5 if plain else 1)
     for number in range(QUERIES):
         read, wrote, much = halves[2 * number // QUERIES]
         values[number * KEYS // QUERIES, : SIZES[read], part(read)] = torch.eye(SIZES[read])
         written[part(wrote), number, : SIZES[read]] = 2 * much / QUERIES * torch.eye(SIZES[read])
-    return {
-        "q_proj.weight": queries.flatten(0, 1),
-        "k_proj.weight": keys.flatten(0, 1),
-        "v_proj.weight": values.flatten(0, 1),
-        "o_proj.weight": written.flatten(1),
-        "q_norm.weight": torch.full((width,), SHARP - 1),
-        "k_norm.weight": torch.full((width,), SHARP - 1),
-    }
+    read = {"q_proj": queries, "k_proj": keys, "v_proj": values}
+    made = {f"{name}.weight": rows.flatten(0, 1) for name, rows in read.items()} | {"o_proj.weight": written.flatten(1)}
+    if plain:
+        return made
+    opened = torch.zeros(QUERIES, width, HIDDEN)
+    opened[..., part("bias")] = OPEN
+    made["q_proj.weight"] = torch.stack((queries, opened), 1).flatten(0, 2)
+    return made | {f"{name}_norm.weight": torch.full((width,), SHARP - 1) for name in "qk"}
 
 
 def feed_forward(draw: Draw, *, experts: bool) -> dict[str, Tensor]:
@@ -214,8 +242,8 @@ def write_qwen3_next(folder: Path, wide: int, *, dense: Sequence[int] = range(1,
     none in which some have not.
     """
     draw = Draw(7)
-    table = draw.below(2, SUCCESSORS, BITS)
-    made = {"model.embed_tokens.weight": embedding(draw, table), "lm_head.weight": head(draw)}
+    table, known, scores = vocabulary(draw)
+    made = {"model.embed_tokens.weight": known, "lm_head.weight": scores}
     for number in range(LAYERS):
         fed = feed_forward(draw, experts=number not in dense)
         made |= layer(f"model.layers.{number}", "linear_attn", recurrent(draw, number, wide), fed)

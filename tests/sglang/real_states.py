@@ -10,12 +10,14 @@ import json
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import real_spaces
 import torch
 from sgl_kernel.mamba import (
     CHUNK,
     causal_conv1d_fn_cpu,
     causal_conv1d_update_cpu,
     chunk_gated_delta_rule_cpu,
+    chunk_kda,
     gated_delta_rule_update,
     gates,
 )
@@ -43,6 +45,10 @@ CHAIN = [[-1, 0, 1, 2, 3, 4]] * len(ROWS)
 POSITIONS = torch.arange(len(ROWS), dtype=torch.int32)
 
 
+TRACKED = (-1, 1, 0)
+"""The chunk of each prompt before which a state is kept for prefixes (KDA), if any."""
+
+
 class OnGpu(Tensor):
     """A tensor that is said to be on a GPU."""
 
@@ -67,13 +73,15 @@ def poison(*shape: int) -> Tensor:
 
 
 class Steps:
-    """Inputs of a recurrent layer for so many tokens."""
+    """Inputs of a recurrent layer for so many tokens, in which all of a state decays, or each of its columns (KDA)."""
 
-    def __init__(self, tokens: int) -> None:
-        self.q, self.k = torch.randn(2, 1, tokens, KEY_HEADS, KEYS)
+    def __init__(self, tokens: int, *, columns: bool = False) -> None:
+        gates = HEADS * KEYS if columns else HEADS
+        self.columns = columns
+        self.q, self.k = torch.randn(2, 1, tokens, HEADS if columns else KEY_HEADS, KEYS)
         self.v = torch.randn(1, tokens, HEADS, VALUES)
-        self.a, self.b = torch.randn(2, tokens, HEADS)
-        self.a_log, self.dt_bias = torch.randn(HEADS) / 2, torch.randn(HEADS)
+        self.a, self.b = torch.randn(tokens, gates), torch.randn(tokens, HEADS)
+        self.a_log, self.dt_bias = torch.randn(HEADS) / 2, torch.randn(gates)
         self.states = torch.randn(SLOTS, HEADS, VALUES, KEYS)
 
     def stepped(self, parents: Sequence[int], begin: int, row: int) -> tuple[Tensor, Tensor]:
@@ -84,9 +92,9 @@ class Steps:
             at, heads = begin + node, list[Tensor]()
             output = torch.empty(HEADS, VALUES, dtype=torch.float64)
             for head in range(HEADS):
-                query, key = (given[0, at, head * KEY_HEADS // HEADS].double() for given in (self.q, self.k))
+                query, key = (given[0, at, head * given.shape[2] // HEADS].double() for given in (self.q, self.k))
                 query, key = (vector / (vector @ vector + 1e-6).sqrt() for vector in (query, key))
-                step = (self.a[at, head] + self.dt_bias[head]).double()
+                step = (self.a[at] + self.dt_bias).double().view(HEADS, -1)[head]
                 decay = torch.exp(-self.a_log[head].double().exp() * torch.log1p(step.exp()))
                 state = decay * (first if parent < 0 else states[parent])[head]
                 missing = self.v[0, at, head].double() - state @ key
@@ -117,6 +125,7 @@ def verified(rule: Callable[..., Tensor], given: Steps, parents: Tensor | None, 
         initial_state_source=states,
         initial_state_indices=ROWS,
         use_qk_l2norm_in_kernel=True,
+        is_kda=given.columns,
         cu_seqlens=torch.arange(0, len(given.a) + 1, nodes, dtype=torch.int32),
         **(kept if keep else {}),
     )
@@ -177,33 +186,55 @@ def prompts(convolve: Callable[..., Tensor]) -> Sequence[Tensor]:
     return out, windows
 
 
-def prompted(given: Steps, lengths: Sequence[int], rows: Sequence[int], *, exact: bool) -> Sequence[Tensor]:
+def prompted(
+    given: Steps, lengths: Sequence[int], rows: Sequence[int], *, exact: bool, whole: Callable[..., Any] = chunk_kda
+) -> Sequence[Tensor]:
     """Go over prompts: what was read, the states before chunks, and those of slots."""
     states, begins = given.states.double() if exact else given.states.clone(), [0]
     for length in lengths:
         begins.append(begins[-1] + length)
-    if not exact:
+    steps: dict[str, Any] = {
+        "initial_state": states,
+        "cu_seqlens": torch.tensor(begins, dtype=torch.int32),
+        "use_qk_l2norm_in_kernel": True,
+        "initial_state_indices": torch.tensor(rows, dtype=torch.int32),
+    }
+    if exact:
+        return exact_prompts(given, lengths, rows, states)
+    if not given.columns:
         g, beta = gates(given.a_log, given.a, given.b, given.dt_bias)
-        read, _, before = chunk_gated_delta_rule_cpu(
-            given.q,
-            given.k,
-            given.v,
-            g,
-            beta,
-            initial_state=states,
-            cu_seqlens=torch.tensor(begins, dtype=torch.int32),
-            head_first=False,
-            use_qk_l2norm_in_kernel=True,
-            initial_state_indices=torch.tensor(rows, dtype=torch.int32),
-        )
+        read, _, before = chunk_gated_delta_rule_cpu(given.q, given.k, given.v, g, beta, head_first=False, **steps)
         return read[0], before[0], states
-    read, before = list[Tensor](), list[Tensor]()
-    for row, begin, length in zip(rows, begins, lengths, strict=False):
+    tracked = poison(len(rows), HEADS, VALUES, KEYS)
+    read, before = whole(
+        given.q,
+        given.k,
+        given.v.clone(),
+        given.a.view(1, -1, HEADS, KEYS),
+        given.b[None],
+        A_log=given.a_log,
+        dt_bias=given.dt_bias,
+        beta_is_raw=True,
+        output_intermediate_states=True,
+        track_state=tracked,
+        track_chunk_idx=torch.tensor(TRACKED, dtype=torch.int32),
+        **steps,
+    )
+    return read[0], before[0], states, tracked
+
+
+def exact_prompts(given: Steps, lengths: Sequence[int], rows: Sequence[int], states: Tensor) -> Sequence[Tensor]:
+    """Return the same in float64, with what is tracked."""
+    read, before, tracked, begin = list[Tensor](), list[Tensor](), poison(len(rows), HEADS, VALUES, KEYS).double(), 0
+    for place, (row, length) in enumerate(zip(rows, lengths, strict=True)):
         output, behind = given.stepped(range(-1, length - 1), begin, row)
-        before += [given.states[row].double(), *behind[CHUNK - 1 : length - 1 : CHUNK]]
-        states[row] = behind[-1]
+        chunks = [given.states[row].double(), *behind[CHUNK - 1 : length - 1 : CHUNK]]
+        if TRACKED[place] >= 0:
+            tracked[place] = chunks[TRACKED[place]]
+        states[row], begin = behind[-1], begin + length
+        before += chunks
         read.append(output)
-    return torch.cat(read), torch.stack(before), states
+    return torch.cat(read), torch.stack(before), states, *([tracked] if given.columns else [])
 
 
 def copied(copy: Callable[..., None], shape: Sequence[int]) -> Sequence[Tensor]:
@@ -230,6 +261,28 @@ def added(add: Callable[..., None]) -> Sequence[Tensor]:
     hidden, shared, experts = torch.randn(3, 7, CHANNELS, generator=draw)
     add(hidden, torch.randn(CHANNELS, generator=draw), shared, experts)
     return [experts]
+
+
+def of_columns(lengths: Sequence[int], rows: Sequence[int], links: Tensor) -> dict[str, float]:
+    """Return the same of states whose columns decay one by one."""
+    text, many, one = (Steps(tokens, columns=True) for tokens in (sum(lengths), len(ROWS) * NODES, len(ROWS)))
+
+    def of(rule: Callable[..., Tensor], given: Steps, parents: Tensor | None) -> Callable[[], Sequence[Tensor]]:
+        return lambda: verified(rule, given, parents, keep=given is many)
+
+    mine, kernel = gated_delta_rule_update, fused_sigmoid_gating_delta_rule_update
+    pairs = {
+        "columns of a chain": (of(mine, many, None), of(kernel, many, None)),
+        "columns of a tree": (of(mine, many, links), of(kernel, many, links)),
+        "columns of tokens": (of(mine, one, None), of(kernel, one, None)),
+        "exact columns of a chain": (of(mine, many, None), lambda: exactly(many, CHAIN)),
+        "exact columns of a tree": (of(mine, many, links), lambda: exactly(many, PARENTS)),
+        "exact columns of prompts": (
+            lambda: prompted(text, lengths, rows, exact=False),
+            lambda: prompted(text, lengths, rows, exact=True),
+        ),
+    }
+    return {name: furthest(*pair) for name, pair in pairs.items()}
 
 
 def compared() -> dict[str, float]:
@@ -269,6 +322,7 @@ def compared() -> dict[str, float]:
         "exact prompts": furthest(
             lambda: prompted(text, lengths, rows, exact=False), lambda: prompted(text, lengths, rows, exact=True)
         ),
+        **of_columns(lengths, rows, links),
         "windows": furthest(
             lambda: convolved(causal_conv1d_update_cpu, nodes=NODES, tree=False),
             lambda: convolved(update, nodes=NODES, tree=False),
@@ -299,6 +353,7 @@ def compared() -> dict[str, float]:
             lambda: [rms_norm_gated(x.clone(), z, weights, None, "silu", eps=1e-6, **shared)],
         ),
         "shared expert": furthest(lambda: added(add_gated), lambda: added(fused_gate_sigmoid_mul_add)),
+        **{name: furthest(*pair) for name, pair in real_spaces.pairs(ROWS, CHAIN, PARENTS).items()},
     }
 
 

@@ -1,4 +1,4 @@
-"""A target that keeps recurrent states, with its module and with a draft of another kind, and requests to remember."""
+"""A draft for targets that keep recurrent states, and requests that ask them to remember."""
 
 from __future__ import annotations
 
@@ -8,14 +8,10 @@ from typing import Any
 
 import torch
 from engine_prompts import PREAMBLES, TAILS
-from head_layouts import EMBEDDING, WEIGHTS, write
-from hybrid_models import BIT, HIDDEN, SUCCESSOR, VOCAB, Draw, part, write_qwen3_next
-from safetensors.torch import load_file
+from head_layouts import EMBEDDING, write
+from hybrid_models import BIT, HIDDEN, SUCCESSOR, VOCAB, Draw, part, vocabulary
 from sglang_mixed import Oracle
 
-TARGET, DRAFT = "hybrid", "bigrams"
-WIDE = 16
-"""Entries of keys and values of a recurrent head."""
 GRID = 64
 """At multiples of so many tokens states of prefixes are kept."""
 PAIRS, ANSWER = 3, 48
@@ -23,11 +19,9 @@ PAIRS, ANSWER = 3, 48
 INNER, HEADS = 64, 4
 
 
-def write_hybrids(folder: Path) -> None:
-    """Write the target, whose layers all have experts, and a draft that knows what follows from the last token."""
-    write_qwen3_next(folder / TARGET, WIDE, dense=())
-    target, draw = load_file(folder / TARGET / WEIGHTS), Draw(9)
-    known = target[EMBEDDING].float()
+def write_bigrams(folder: Path) -> None:
+    """Write a draft that knows what follows from the last token, for targets with the vocabulary of `hybrid_models`."""
+    (_, known, scores), draw = vocabulary(Draw(7)), Draw(9)
     embedding = torch.zeros(VOCAB, HIDDEN)
     embedding[:, part("successor")] = SUCCESSOR * known[:, part("next")]
     embedding[:, part("bits")] = BIT * known[:, part("table")]
@@ -41,8 +35,8 @@ def write_hybrids(folder: Path) -> None:
     read |= {f"mlp.{name}_proj": draw.noise(INNER, HIDDEN) for name in ("gate", "up")}
     read |= {name: torch.ones(HIDDEN) for name in ("input_layernorm", "post_attention_layernorm")}
     made = {f"model.layers.0.{name}.weight": weights for name, weights in (written | read).items()}
-    made |= {EMBEDDING: embedding, "lm_head.weight": target["lm_head.weight"].float()}
-    write(folder / DRAFT, made | {"model.norm.weight": torch.ones(HIDDEN)}, CONFIG)
+    made |= {EMBEDDING: embedding, "lm_head.weight": scores}
+    write(folder, made | {"model.norm.weight": torch.ones(HIDDEN)}, CONFIG)
 
 
 CONFIG: dict[str, Any] = {
@@ -65,12 +59,12 @@ CONFIG: dict[str, Any] = {
 }
 
 
-def remembered(models: Path, before: Iterable[Mapping[str, Any]] = ()) -> list[dict[str, Any]]:
+def remembered(target: Path, before: Iterable[Mapping[str, Any]] = ()) -> list[dict[str, Any]]:
     """Return requests, and behind them, one by one, those of which each second one goes on from an answer.
 
     So it begins with a state that verifications have left, behind all but two tokens of its prompt.
     """
-    oracle, made = Oracle(models / TARGET), [*map(dict[str, Any], before)]
+    oracle, made = Oracle(target), [*map(dict[str, Any], before)]
     for number in range(PAIRS):
         text = "".join(PREAMBLES[number:]) + TAILS[number]
         prompt = oracle.tokens(text)

@@ -2,24 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import pytest
-from hybrid_models import decided
-from sglang_family import (
-    Family,
-    Running,
-    accepts_as_much,
-    all_accounted_for,
-    as_alike_in_16_bits,
-    groups_of,
-    in_16_bits,
-    in_float32,
-    same_texts,
-)
-from sglang_files import NEWEST, VERSION
-from sglang_hybrids import DRAFT, GRID, PAIRS, TARGET, remembered, write_hybrids
+from hybrid_models import decided, write_qwen3_next
+from mamba_models import write_nemotron_h
+from sglang_family import Family, Running, accepts_as_much, all_accounted_for, groups_of, in_float32, same_texts
+from sglang_files import NEWEST, ON_GPU, VERSION
+from sglang_hybrids import GRID, PAIRS, remembered, write_bigrams
 from sglang_mixed import Oracle
 from sglang_programs import plugin_wheel
 from sglang_server import Variant, accept_length, greedy, serve
@@ -27,66 +20,88 @@ from sglang_workload import workload
 
 pytestmark = pytest.mark.skipif(VERSION != NEWEST, reason="stand-ins are those of what the newest calls")
 REQUESTS = 40
+DTYPE = "bfloat16" if ON_GPU else "float32"
+TARGETS = {
+    "hybrid": partial(write_qwen3_next, wide=16, dense=()),
+    "state-spaces": partial(write_nemotron_h, wide=8, dtype=DTYPE),
+}
+"""What writes each, in which all layers of the first have experts; `wide` are entries of a recurrent head."""
+DRAFT = "bigrams"
 FOLLOWED = 24
 """How many tokens follow 64 texts that end in one token, at least."""
 STATES = {"max_mamba_cache_size": 40, "mamba_track_interval": GRID}
 """A few more states than requests need, kept for prefixes as often as they can be."""
-MODULE = Variant("NEXTN", TARGET, target=TARGET)
-UNKEPT = Variant("STANDALONE", DRAFT, target=TARGET)
-OWN = [
-    MODULE,
-    replace(MODULE, overlap=True),
-    replace(MODULE, topk=3, num_draft_tokens=8),
-    replace(MODULE, attention="fa3", overlap=True, page=16),
-    UNKEPT,
-    Variant("NGRAM", topk=2, target=TARGET),
-]
-"""SGLang keeps states of prefixes at multiples of some tokens in the second, the fourth and the last, in the first and
-the third where a text ended. With a breadth of 1 its own look-ups take a tree for a chain, and texts are others."""
-LOOKED_UP = Variant("NGRAM", target=TARGET, program=True, samples=True)
-"""Texts repeat little that a chain of this length finds."""
-PROGRAMS = [
-    replace(MODULE, program=True, samples=True),
-    replace(MODULE, program=True, overlap=True),
-    replace(MODULE, program=True, attention="fa3", overlap=True, page=16),
-    replace(UNKEPT, program=True),
-    LOOKED_UP,
-]
-"""Steps that a program does not serve are SGLang's, in the middle of a text."""
-HYBRID = Family(
-    Variant(target=TARGET),
-    PROGRAMS,
-    write_hybrids,
-    lambda models: remembered(models, workload(REQUESTS, seed=3)),
-    arguments=STATES,
-    accepted=1.3,
-)
-ALL = [*OWN, *PROGRAMS]
-KEPT = [engine for engine in ALL if engine.algorithm != "STANDALONE"]
-every = pytest.mark.parametrize(("family", "engine"), [(HYBRID, engine) for engine in ALL], ids=str)
+
+
+def engines_of(target: str) -> tuple[list[Variant], list[Variant]]:
+    """Return engines with SGLang's own steps, and with programs; the first of each has the target's module.
+
+    SGLang keeps states of prefixes at multiples of some tokens where a forward is launched before the results of the
+    last are read, else where a text ended. Steps that a program does not serve are SGLang's, in the middle of a text.
+    """
+    unkept = Variant("STANDALONE", DRAFT, target=target)
+    module = Variant("NEXTN", target, target=target)
+    overlapped = replace(module, overlap=True)
+    paged = replace(overlapped, attention="fa3", page=16)
+    own = [module, overlapped, replace(module, topk=3, num_draft_tokens=8), paged, unkept]
+    programs = [replace(module, samples=True), overlapped, paged, unkept]
+    return own, [replace(engine, program=True) for engine in programs]
+
+
+def write_hybrids(folder: Path, *targets: str) -> None:
+    """Write targets, and a draft for all of them."""
+    for target in targets:
+        TARGETS[target](folder / target)
+    write_bigrams(folder / DRAFT)
+
+
+def family_of(target: str, engines: Sequence[Variant]) -> Family:
+    """Return the family of a target with programs."""
+    return Family(
+        Variant(target=target),
+        engines,
+        lambda folder: write_hybrids(folder, target),
+        lambda models: remembered(models / target, workload(REQUESTS, seed=3)),
+        arguments=STATES,
+        accepted=1.3,
+    )
+
+
+OWN = {target: engines_of(target)[0] for target in TARGETS}
+PROGRAMS = {target: engines_of(target)[1] for target in TARGETS}
+OWN["hybrid"].append(Variant("NGRAM", topk=2, target="hybrid"))
+"""With a breadth of 1 its own look-ups take a tree for a chain, and texts are others."""
+PROGRAMS["hybrid"].append(Variant("NGRAM", target="hybrid", program=True, samples=True))
+FAMILIES = {target: family_of(target, programs) for target, programs in PROGRAMS.items()}
+ALL = [(FAMILIES[target], engine) for target in TARGETS for engine in (*OWN[target], *PROGRAMS[target])]
+KEPT = [(family, engine) for family, engine in ALL if engine.algorithm != "STANDALONE"]
+RUN = [(family, engine) for family, engine in ALL if engine.program]
+BESIDE = [(FAMILIES[target], program, OWN[target][0]) for target in TARGETS for program in PROGRAMS[target][:2]]
+every = pytest.mark.parametrize(("family", "engine"), ALL, ids=str)
 
 
 @pytest.fixture(scope="module")
 def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Write the models once more, for engines that are no family's."""
     folder = tmp_path_factory.mktemp("hybrids")
-    write_hybrids(folder)
+    write_hybrids(folder, *TARGETS)
     return folder
 
 
-def test_texts_depend_on_what_a_state_remembers(models: Path) -> None:
+@pytest.mark.parametrize("target", TARGETS)
+def test_texts_depend_on_what_a_state_remembers(target: str, models: Path) -> None:
     """Other tokens follow one token behind other texts, and rounding decides on none of them."""
-    oracle = Oracle(models / TARGET)
+    oracle = Oracle(models / target)
     followed, ahead = decided(oracle.of_texts)
     assert followed > FOLLOWED
     assert ahead > 0.1
 
 
 @in_float32
-@pytest.mark.parametrize("family", [HYBRID], ids=str)
+@pytest.mark.parametrize("family", FAMILIES.values(), ids=str)
 def test_without_speculation_texts_are_the_targets_own(family: Family, engines: Running) -> None:
     """Against transformers, every third one."""
-    oracle, answers = Oracle(engines.models / TARGET), list(greedy(engines.of(family.alone)))
+    oracle, answers = Oracle(engines.models / str(family)), list(greedy(engines.of(family.alone)))
     for number, request, output in answers[::3]:
         prompt = request.get("input_ids") or oracle.tokens(request["text"])
         assert oracle.follow(prompt, output["token_ids"]), number
@@ -99,16 +114,6 @@ def test_texts_are_those_without_speculation(family: Family, engine: Variant, en
     same_texts(engines.of(engine), engines.of(family.alone))
 
 
-@in_16_bits
-@pytest.mark.parametrize(
-    ("family", "engine", "own"), [(HYBRID, program, replace(program, program=False)) for program in PROGRAMS], ids=str
-)
-def test_texts_part_in_16_bits_no_sooner_than_sglangs_own(
-    family: Family, engine: Variant, own: Variant, engines: Running
-) -> None:
-    as_alike_in_16_bits(engines.of(engine), engines.of(own), engines.of(family.alone))
-
-
 @every
 def test_every_slot_state_and_row_is_free_or_cached(family: Family, engine: Variant, engines: Running) -> None:
     """At the end, after steps in which drafts were accepted."""
@@ -117,18 +122,19 @@ def test_every_slot_state_and_row_is_free_or_cached(family: Family, engine: Vari
         all_accounted_for(group)
         states = group["states"]
         assert states["free"] + states["cached"] == states["all"] == STATES["max_mamba_cache_size"]
-        assert (states["cached"] > 0) == (engine in KEPT)
-    assert accept_length(served) > (family.accepted if engine != LOOKED_UP else 1)
+        assert (states["cached"] > 0) == ((family, engine) in KEPT)
+    finds_little = engine.algorithm == "NGRAM" and engine.topk == 1  # texts repeat little
+    assert accept_length(served) > (1 if finds_little else family.accepted)
 
 
-@pytest.mark.parametrize(("family", "engine"), [(HYBRID, engine) for engine in KEPT], ids=str)
+@pytest.mark.parametrize(("family", "engine"), KEPT, ids=str)
 def test_texts_go_on_from_states_that_verifications_left(family: Family, engine: Variant, engines: Running) -> None:
     """Of the requests that go on from an answer, behind whose prompt the state is kept."""
     for output in engines.of(engine).outputs[-2 * PAIRS :][1::2]:
         assert output["cached_tokens"] == output["prompt_tokens"] - 2
 
 
-@pytest.mark.parametrize(("family", "engine"), [(HYBRID, program) for program in PROGRAMS], ids=str)
+@pytest.mark.parametrize(("family", "engine"), RUN, ids=str)
 def test_the_program_ran_the_steps_that_it_serves(family: Family, engine: Variant, engines: Running) -> None:
     """After a dry step that SGLang's own forward confirms."""
     specc = engines.of(engine).state["specc"]
@@ -137,7 +143,7 @@ def test_the_program_ran_the_steps_that_it_serves(family: Family, engine: Varian
     assert specc["left"].keys() <= family.left
 
 
-@pytest.mark.parametrize(("family", "engine", "own"), [(HYBRID, program, OWN[0]) for program in PROGRAMS[:2]], ids=str)
+@pytest.mark.parametrize(("family", "engine", "own"), BESIDE, ids=str)
 def test_the_program_accepts_as_much_as_sglangs_own_step(
     family: Family, engine: Variant, own: Variant, engines: Running
 ) -> None:
@@ -173,14 +179,17 @@ FAULTS = {
 
 
 @in_float32
+@pytest.mark.parametrize("target", TARGETS)
 @pytest.mark.parametrize("fault", FAULTS)
-def test_a_state_that_is_of_another_token_is_another_text(fault: str, models: Path, tmp_path: Path) -> None:
+def test_a_state_that_is_of_another_token_is_another_text(
+    fault: str, target: str, models: Path, tmp_path: Path
+) -> None:
     """SGLang's own steps are as wrong as what they commit; prefixes are read by each second request alone."""
     changed, behind = FAULTS[fault]
     wheel = plugin_wheel(FAULTY.format(changed=changed, behind=behind), tmp_path)
-    requests, engine = remembered(models), replace(MODULE, overlap=True)
+    requests, engine = remembered(models / target), OWN[target][1]
     served = serve(engine.engine(models) | STATES, requests, tmp_path / "job", overlap=True, wheel=wheel)
-    oracle = Oracle(models / TARGET)
+    oracle = Oracle(models / target)
     prompts = [request.get("input_ids") or oracle.tokens(request["text"]) for request in requests]
     answers = [output["token_ids"] for output in served.outputs]
     right = [oracle.follow(prompt, answer) for prompt, answer in zip(prompts, answers, strict=True)]

@@ -14,20 +14,32 @@ def keep_states() -> None:
 
     States that are accepted are copied by what SGLang itself has for other states on other devices.
     """
-    from sgl_kernel.mamba import gated_delta_rule_update, gates
+    import specc_testing_spaces as spaces
+    from sgl_kernel.mamba import (
+        causal_conv1d_fn_cpu,
+        causal_conv1d_update_cpu,
+        chunk_kda,
+        gated_delta_rule_update,
+        gates,
+    )
     from sglang.kernels.ops.attention.fla import fused_norm_gate
     from sglang.kernels.ops.mamba import mamba_state_scatter_triton as copies
     from sglang.srt.arg_groups import mamba_hook
     from sglang.srt.layers.attention import hybrid_linear_attn_backend as backends
-    from sglang.srt.layers.attention.linear import gdn_backend
-    from sglang.srt.layers.attention.linear.kernels import gdn_triton
+    from sglang.srt.layers.attention.linear import gdn_backend, kda_backend
+    from sglang.srt.layers.attention.linear.kernels import gdn_triton, kda_triton
+    from sglang.srt.layers.attention.mamba import mamba
     from sglang.srt.models import qwen2_moe
 
     mamba_hook._platform_supports_mamba_cache_extra_buffer = lambda: True
     fused_norm_gate.rms_norm_gated = norm_gated
     qwen2_moe.fused_gate_sigmoid_mul_add = add_gated
     gdn_backend.fused_gdn_gating = gates
-    gdn_triton.fused_sigmoid_gating_delta_rule_update = gated_delta_rule_update
+    for module in (gdn_triton, kda_triton):
+        module.fused_sigmoid_gating_delta_rule_update = gated_delta_rule_update
+    kda_backend.causal_conv1d_fn, kda_triton.chunk_kda = causal_conv1d_fn_cpu, chunk_kda
+    mamba.causal_conv1d_fn_triton, mamba.causal_conv1d_update_triton = causal_conv1d_fn_cpu, causal_conv1d_update_cpu
+    mamba.mamba_chunk_scan_combined, mamba.selective_state_update = spaces.scan, spaces.update
     for name in ("fused_mamba_state_scatter_with_mask", "fused_conv_window_scatter_with_mask"):
         setattr(copies, name, backends.HybridLinearAttnBackend._scatter_speculative_state_with_mask)
     backends.track_mamba_states_all_layers = track
@@ -37,9 +49,10 @@ def norm_gated(
     x: Tensor, g: Tensor, weight: Tensor, bias: Tensor | None, activation: str, *, eps: float, **options: Any
 ) -> Tensor:
     """Return x [n, V] over its size, times weights [V] and activated gates g [n, V]."""
-    if bias is not None or activation not in ("silu", "swish") or any(options.values()):
-        raise NotImplementedError((activation, options))
-    return (x * torch.rsqrt(x.square().mean(-1, keepdim=True) + eps) * weight * silu(g)).to(x.dtype)
+    if bias is not None or any(options.values()):
+        raise NotImplementedError(options)
+    open_by = {"silu": silu, "swish": silu, "sigmoid": torch.sigmoid}[activation]
+    return (x * torch.rsqrt(x.square().mean(-1, keepdim=True) + eps) * weight * open_by(g)).to(x.dtype)
 
 
 def add_gated(hidden: Tensor, weight: Tensor, shared: Tensor, experts: Tensor) -> None:

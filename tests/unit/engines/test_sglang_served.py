@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from specc.compiler.config.models.states import GDN, KDA, MAMBA2
 from specc.engines.sglang.check.server import roles
 from specc.engines.sglang.kinds.assistants import ASSISTANTS
 from specc.engines.sglang.served import (
@@ -97,6 +98,10 @@ def test_settings_that_count_under_a_condition(condition: str, name: str) -> Non
     assert words.removesuffix(f" ({name} {unserved})").endswith(condition)
     assert list(refusals(Server(target=target, groups=groups, settings={name: unserved}))) == [Refusal(name, words)]
     assert about(Server(target=target, groups=groups, settings={name: served})) == []
+
+
+def test_states_have_the_names_by_which_models_are_read() -> None:
+    assert STATES.keys() <= {GDN, KDA, MAMBA2}
 
 
 @pytest.mark.parametrize("model", [LATENT, SPARSE])

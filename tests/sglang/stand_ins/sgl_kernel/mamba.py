@@ -6,6 +6,7 @@ behind each token of a verification, from which the accepted one is taken. A req
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from itertools import pairwise
 
 import torch
@@ -125,6 +126,13 @@ def gates(A_log: Tensor, a: Tensor, b: Tensor, dt_bias: Tensor) -> tuple[Tensor,
     return decay[None], b.float().sigmoid()[None]
 
 
+def channel_gates(A_log: Tensor, a: Tensor, dt_bias: Tensor, heads: int) -> Tensor:
+    """Return the logarithm of decay of each entry of keys f32[n, heads, K], of inputs `a` [..., heads * K] (KDA)."""
+    shape = (heads, dt_bias.numel() // heads)
+    inputs = a.reshape(-1, *shape).float() + dt_bias.float().view(shape)
+    return -A_log.float().exp().view(-1, 1) * softplus(inputs, threshold=LINEAR)
+
+
 def unit(vectors: Tensor) -> Tensor:
     """Give vectors [..., K] the length of one."""
     return vectors * torch.rsqrt(vectors.square().sum(-1, keepdim=True) + NOTHING)
@@ -137,8 +145,11 @@ def directions(q: Tensor, k: Tensor, heads: int) -> tuple[Tensor, Tensor]:
 
 
 def advanced(state: Tensor, key: Tensor, value: Tensor, decay: Tensor, share: Tensor) -> Tensor:
-    """Return states [..., V, K] in which a share of the difference to a value [..., V] is stored under a key."""
-    state = state * decay.exp()[..., None, None]
+    """Return states [..., V, K] in which a share of the difference to a value [..., V] is stored under a key.
+
+    Before that they decay, by a logarithm for all of a state, or for each entry of keys [..., 1 or K].
+    """
+    state = state * decay.exp()[..., None, :]
     new = (value - (state @ key[..., None])[..., 0]) * share[..., None]
     return state + new[..., None] * key[..., None, :]
 
@@ -163,19 +174,73 @@ def chunk_gated_delta_rule_cpu(
     """
     if head_first or not use_qk_l2norm_in_kernel:
         raise NotImplementedError("heads come last, and keys and queries have no length yet")
+    read, before = prompted(
+        q, k, v, g[0].float()[..., None], beta[0].float(), initial_state, cu_seqlens, initial_state_indices
+    )
+    return read, None, torch.stack([state for states in before for state in states])[None]
+
+
+def chunk_kda(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    g: Tensor,
+    beta: Tensor,
+    *,
+    initial_state: Tensor,
+    initial_state_indices: Tensor,
+    use_qk_l2norm_in_kernel: bool,
+    cu_seqlens: Tensor,
+    A_log: Tensor,
+    dt_bias: Tensor,
+    beta_is_raw: bool,
+    output_intermediate_states: bool,
+    track_state: Tensor | None,
+    track_chunk_idx: Tensor | None,
+    **options: object,
+) -> Tensor | tuple[Tensor, Tensor]:
+    """Go over prompts of Kimi's delta rule, whose gates are made here: what is read, and states before each chunk.
+
+    `track_state` f32[b, H, V, K] gets the states before chunks `track_chunk_idx` i32[b] of prompts, which may be -1.
+    """
+    if not use_qk_l2norm_in_kernel or not beta_is_raw or any(option is not None for option in options.values()):
+        raise NotImplementedError(options)
+    decay = channel_gates(A_log, g, dt_bias, v.shape[2])
+    read, before = prompted(q, k, v, decay, beta[0].float().sigmoid(), initial_state, cu_seqlens, initial_state_indices)
+    if track_state is not None:
+        for kept, states, chunk in zip(track_state, before, track_chunk_idx.tolist(), strict=True):
+            if chunk >= 0:
+                kept.copy_(states[chunk])
+    if not output_intermediate_states:
+        return read
+    return read, torch.stack([state for states in before for state in states])[None].to(k.dtype)
+
+
+def prompted(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    decay: Tensor,
+    share: Tensor,
+    initial_state: Tensor,
+    cu_seqlens: Tensor,
+    initial_state_indices: Tensor,
+) -> tuple[Tensor, list[list[Tensor]]]:
+    """Go over prompts, each with its row of states: what is read [1, n, H, V], and of each the states before chunks."""
     queries, keys = directions(q, k, v.shape[2])
-    values, decay, share = v[0].float(), g[0].float(), beta[0].float()
-    read, before = torch.empty_like(values), list[Tensor]()
+    values = v[0].float()
+    read, before = torch.empty_like(values), list[list[Tensor]]()
     for row, (begin, end) in zip(initial_state_indices.tolist(), pairwise(cu_seqlens.tolist()), strict=True):
         state = initial_state[row].to(torch.float32, copy=True) if row >= 0 else torch.zeros(initial_state.shape[1:])
+        before.append([])
         for token in range(begin, end):
             if (token - begin) % CHUNK == 0:
-                before.append(state)
+                before[-1].append(state)
             state = advanced(state, keys[token], values[token], decay[token], share[token])
             read[token] = (state @ queries[token, :, :, None])[..., 0]
         if row >= 0:
             initial_state[row] = state.to(initial_state.dtype)
-    return read.to(v.dtype)[None], None, torch.stack(before)[None]
+    return read.to(v.dtype)[None], before
 
 
 def gated_delta_rule_update(
@@ -199,35 +264,51 @@ def gated_delta_rule_update(
     intermediate_state_indices: Tensor | None = None,
     cache_steps: int | None = None,
     retrieve_parent_token: Tensor | None = None,
+    **options: object,
 ) -> Tensor:
     """Go over a token of each request, or all nodes of its chain or tree, as many for each: what is read [1, n, H, V].
 
     `intermediate_states_buffer` [requests, N, H, V, K] gets the state behind each node, which its children go on from.
     Padding begins with zeros there, as a request without a state.
     """
-    if is_kda or not use_qk_l2norm_in_kernel or (softplus_beta, softplus_threshold) != (1.0, LINEAR):
-        raise NotImplementedError("gates are those of gated delta nets")
+    if not use_qk_l2norm_in_kernel or (softplus_beta, softplus_threshold) != (1.0, LINEAR):
+        raise NotImplementedError("gates are others")
+    if any(option is not None and option is not False for option in options.values()):
+        raise NotImplementedError(options)
     heads, requests = v.shape[2], len(cu_seqlens) - 1
     nodes = v.shape[1] // requests
     if not torch.equal(cu_seqlens, torch.arange(0, v.shape[1] + 1, nodes, dtype=cu_seqlens.dtype)):
         raise NotImplementedError("requests with unlike numbers of nodes")
-    decay, share = gates(A_log, a.reshape(-1, heads), b.reshape(-1, heads), dt_bias)
-    steps = (*directions(q, k, heads), v[0].float(), decay[0], share[0])
+    share = b.reshape(-1, heads).float().sigmoid()
+    if is_kda:
+        decay = channel_gates(A_log, a, dt_bias, heads)
+    else:
+        decay = gates(A_log, a.reshape(-1, heads), share, dt_bias)[0][0, ..., None]
+    steps = (*directions(q, k, heads), v[0].float(), decay, share)
     queries, keys, values, decay, share = (given.unflatten(0, (requests, nodes)) for given in steps)
     rows = initial_state_indices[:requests].long()
     real = rows >= 0
-    state = initial_state_source[rows.clamp(min=0)].float() * real[:, None, None, None]
-    read, states = torch.empty_like(values), list[Tensor]()
-    for node in range(nodes):
-        if retrieve_parent_token is not None and node:
-            parents = retrieve_parent_token[:requests, node].long()
-            state = torch.stack(states, 1)[torch.arange(requests), parents]
-        state = advanced(state, keys[:, node], values[:, node], decay[:, node], share[:, node])
-        read[:, node] = (state @ queries[:, node, :, :, None])[..., 0]
-        states.append(state)
+
+    def behind(before: Tensor, node: int) -> Tensor:
+        return advanced(before, keys[:, node], values[:, node], decay[:, node], share[:, node])
+
+    first = initial_state_source[rows.clamp(min=0)].float() * real[:, None, None, None]
+    states = walked(first, nodes, retrieve_parent_token, behind)
     if intermediate_states_buffer is not None:
-        kept = torch.stack(states, 1).to(intermediate_states_buffer.dtype)
+        kept = states.to(intermediate_states_buffer.dtype)
         intermediate_states_buffer[intermediate_state_indices[:requests].long(), :nodes] = kept
     if not disable_state_update:
-        initial_state_source[rows[real]] = state[real].to(initial_state_source.dtype)
-    return read.flatten(0, 1).to(v.dtype)[None]
+        initial_state_source[rows[real]] = states[real, -1].to(initial_state_source.dtype)
+    return (states @ queries[..., None])[..., 0].flatten(0, 1).to(v.dtype)[None]
+
+
+def walked(first: Tensor, nodes: int, parents: Tensor | None, behind: Callable[[Tensor, int], Tensor]) -> Tensor:
+    """Return the states [b, N, ...] behind the nodes of chains, or of trees whose parents i32[b, N] are given.
+
+    The root goes on from `first` [b, ...]. `behind` gives the states that nodes of a number leave of those before.
+    """
+    requests, states = torch.arange(len(first)), [behind(first, 0)]
+    for node in range(1, nodes):
+        before = states[-1] if parents is None else torch.stack(states, 1)[requests, parents[: len(first), node].long()]
+        states.append(behind(before, node))
+    return torch.stack(states, 1)
