@@ -186,9 +186,7 @@ def prompts(convolve: Callable[..., Tensor]) -> Sequence[Tensor]:
     return out, windows
 
 
-def prompted(
-    given: Steps, lengths: Sequence[int], rows: Sequence[int], *, exact: bool, whole: Callable[..., Any] = chunk_kda
-) -> Sequence[Tensor]:
+def prompted(given: Steps, lengths: Sequence[int], rows: Sequence[int], *, exact: bool) -> Sequence[Tensor]:
     """Go over prompts: what was read, the states before chunks, and those of slots."""
     states, begins = given.states.double() if exact else given.states.clone(), [0]
     for length in lengths:
@@ -206,7 +204,7 @@ def prompted(
         read, _, before = chunk_gated_delta_rule_cpu(given.q, given.k, given.v, g, beta, head_first=False, **steps)
         return read[0], before[0], states
     tracked = poison(len(rows), HEADS, VALUES, KEYS)
-    read, before = whole(
+    read, before = chunk_kda(
         given.q,
         given.k,
         given.v.clone(),

@@ -58,6 +58,7 @@ MODELS = {
     "Gemma3ForCausalLM": {"gemma3_causal"},
     "Gemma4ForConditionalGeneration": {"gemma3_causal", "gemma4_causal", "gemma4_mm", "gemma4_mtp"},
     "GptOssForCausalLM": {"gpt_oss", "llama", "llama_eagle3"},
+    "KimiLinearForCausalLM": {"kimi_linear", "llama"},
     "NemotronHForCausalLM": {"llama", "nemotron_h", "nemotron_h_mtp"},
     "Qwen2MoeForCausalLM": {"qwen2_moe"},
     "Qwen3NextForCausalLM": {"llama", "qwen3_next", "qwen3_next_mtp"},
@@ -65,7 +66,7 @@ MODELS = {
     "Qwen2VLForConditionalGeneration": {"qwen2", "qwen2_vl"},
 }
 """Modules of a target and its drafts, by the target's architecture. SGLang would import some two hundred more."""
-RECURRENT = ("NemotronHForCausalLM", "Qwen3NextForCausalLM")
+RECURRENT = ("KimiLinearForCausalLM", "NemotronHForCausalLM", "Qwen3NextForCausalLM")
 """Architectures that keep a recurrent state."""
 
 

@@ -9,11 +9,12 @@ from pathlib import Path
 
 import pytest
 from hybrid_models import decided, write_qwen3_next
-from mamba_models import write_nemotron_h
 from sglang_family import Family, Running, accepts_as_much, all_accounted_for, groups_of, in_float32, same_texts
 from sglang_files import NEWEST, ON_GPU, VERSION
 from sglang_hybrids import GRID, PAIRS, remembered, write_bigrams
+from sglang_kimi import write_kimi_linear
 from sglang_mixed import Oracle
+from sglang_nemotron import write_nemotron_h
 from sglang_programs import plugin_wheel
 from sglang_server import Variant, accept_length, greedy, serve
 from sglang_workload import workload
@@ -21,9 +22,12 @@ from sglang_workload import workload
 pytestmark = pytest.mark.skipif(VERSION != NEWEST, reason="stand-ins are those of what the newest calls")
 REQUESTS = 40
 DTYPE = "bfloat16" if ON_GPU else "float32"
+LATENT, ATTENDS = "latent-hybrid", "fa3"
+"""One whose layers of attention have latent rows, and what attends to those on a CPU."""
 TARGETS = {
     "hybrid": partial(write_qwen3_next, wide=16, dense=()),
     "state-spaces": partial(write_nemotron_h, wide=8, dtype=DTYPE),
+    LATENT: partial(write_kimi_linear, wide=16, dtype=DTYPE),
 }
 """What writes each, in which all layers of the first have experts; `wide` are entries of a recurrent head."""
 DRAFT = "bigrams"
@@ -40,6 +44,11 @@ def engines_of(target: str) -> tuple[list[Variant], list[Variant]]:
     last are read, else where a text ended. Steps that a program does not serve are SGLang's, in the middle of a text.
     """
     unkept = Variant("STANDALONE", DRAFT, target=target)
+    if target == LATENT:
+        unkept = replace(unkept, attention=ATTENDS)
+        overlapped, looked_up = replace(unkept, overlap=True), Variant("NGRAM", target=target, attention=ATTENDS)
+        own = [unkept, overlapped, replace(unkept, topk=3, num_draft_tokens=8)]
+        return own, [replace(engine, program=True) for engine in (unkept, overlapped, replace(looked_up, samples=True))]
     module = Variant("NEXTN", target, target=target)
     overlapped = replace(module, overlap=True)
     paged = replace(overlapped, attention="fa3", page=16)
@@ -58,7 +67,7 @@ def write_hybrids(folder: Path, *targets: str) -> None:
 def family_of(target: str, engines: Sequence[Variant]) -> Family:
     """Return the family of a target with programs."""
     return Family(
-        Variant(target=target),
+        Variant(target=target, attention=ATTENDS if target == LATENT else ""),
         engines,
         lambda folder: write_hybrids(folder, target),
         lambda models: remembered(models / target, workload(REQUESTS, seed=3)),
@@ -176,13 +185,16 @@ FAULTS = {
     "none for prefixes": ("{'mamba_steps_to_track': torch.full_like(kept, -1)}", ""),
     "others for prefixes": ("{'mamba_steps_to_track': (kept + 1).clamp(max=3) * (kept >= 0) - (kept < 0) * 1}", ""),
 }
+PLANTED = [("hybrid", fault) for fault in FAULTS]
+PLANTED += [
+    (target, fault) for target in (*TARGETS,)[1:] for fault in ("no windows", "no matrices", "others for prefixes")
+]
 
 
 @in_float32
-@pytest.mark.parametrize("target", TARGETS)
-@pytest.mark.parametrize("fault", FAULTS)
+@pytest.mark.parametrize(("target", "fault"), PLANTED)
 def test_a_state_that_is_of_another_token_is_another_text(
-    fault: str, target: str, models: Path, tmp_path: Path
+    target: str, fault: str, models: Path, tmp_path: Path
 ) -> None:
     """SGLang's own steps are as wrong as what they commit; prefixes are read by each second request alone."""
     changed, behind = FAULTS[fault]

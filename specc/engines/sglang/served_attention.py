@@ -18,7 +18,7 @@ CACHES: Mapping[str, str] = {
 window, a latent row, one with an indexer's keys."""
 
 
-STATES: Mapping[str, str] = {"GDN": "GDNAttnBackend", "Mamba-2": "Mamba2AttnBackend"}
+STATES: Mapping[str, str] = {"GDN": "GDNAttnBackend", "KDA": "KDAAttnBackend", "Mamba-2": "Mamba2AttnBackend"}
 """Kinds of recurrent state of targets that are served -> SGLang's class of attention for such layers."""
 
 
