@@ -9,7 +9,17 @@ from pathlib import Path
 
 import pytest
 from hybrid_models import decided, write_qwen3_next
-from sglang_family import Family, Running, accepts_as_much, all_accounted_for, groups_of, in_float32, same_texts
+from sglang_family import (
+    Family,
+    Running,
+    accepts_as_much,
+    all_accounted_for,
+    as_alike_in_16_bits,
+    groups_of,
+    in_16_bits,
+    in_float32,
+    same_texts,
+)
 from sglang_files import NEWEST, ON_GPU, VERSION
 from sglang_hybrids import GRID, PAIRS, remembered, write_bigrams
 from sglang_kimi import write_kimi_linear
@@ -121,6 +131,17 @@ def test_without_speculation_texts_are_the_targets_own(family: Family, engines: 
 def test_texts_are_those_without_speculation(family: Family, engine: Variant, engines: Running) -> None:
     """Whoever was thrown out or aborted."""
     same_texts(engines.of(engine), engines.of(family.alone))
+
+
+@in_16_bits
+@pytest.mark.parametrize(
+    ("family", "engine", "own"), [(family, program, family.own_of(program)) for family, program in RUN], ids=str
+)
+def test_texts_part_in_16_bits_no_sooner_than_sglangs_own(
+    family: Family, engine: Variant, own: Variant, engines: Running
+) -> None:
+    """As far as near ties let texts be the same."""
+    as_alike_in_16_bits(engines.of(engine), engines.of(own), engines.of(family.alone))
 
 
 @every
