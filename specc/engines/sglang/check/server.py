@@ -32,6 +32,7 @@ from specc.engines.sglang.served import (
     NAMES,
     STEPS,
     TOPK,
+    UNDER,
     KindOfDraft,
     Refusal,
     Server,
@@ -313,7 +314,7 @@ def _settings(arguments: Arguments, kind: KindOfDraft | None) -> dict[str, objec
 def _hint(refusal: Refusal, server: Server) -> str | None:
     """Return what would be served instead."""
     if refusal.about in NAMES:
-        served, _ = served_under(server.conditions)[refusal.about]
+        served, _ = (served_under(UNDER) | served_under(server.conditions))[refusal.about]
         name = argument(refusal.about)
         return f"leave {name} out" + (
             "" if served[0] in (None, False) else f", or write {' or '.join(map(str, served))}"

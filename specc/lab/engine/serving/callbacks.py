@@ -117,7 +117,7 @@ class TargetCallbacks:
     @torch.inference_mode()
     def target(self, **call: Unpack[TargetCall]) -> Forward:
         """See `TargetCall`. `visible_keys` reads the mask of a tree, and `seen_columns` one of slots."""
-        tokens, window, pool = call["tokens"], self._window(call), self.memory.state_pool.get("target")
+        tokens, window, pool = call["tokens"], self._window(call), self.memory.states.get("target")
         if pool is None:
             states, handed = self._run(tokens, window)
         else:
@@ -143,7 +143,7 @@ class TargetCallbacks:
     @torch.inference_mode()
     def commit_state(self, **call: Unpack[CommitStateCall]) -> None:
         """See `CommitStateCall`."""
-        self.memory.state_pool["target"].commit(call["rows"], call["accept_index"], call["accept_lens"])
+        self.memory.states["target"].commit(call["rows"], call["accept_index"], call["accept_lens"])
 
     @torch.inference_mode()
     def prefill_target(self, **call: Unpack[PrefillTargetCall]) -> Forward:
