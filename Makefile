@@ -1,7 +1,7 @@
 # make demo      set up, build wheels, install them, generate text and compare it with transformers' own
 # make test      set up, run the tests that answer in minutes: most of those that need no GPU; HOUSE=compiler: of one house
 # make test-all  every test that needs no GPU and no engine
-# make test-slow what make test leaves out; PART=1/16: the second of sixteen parts of it
+# make test-slow what make test leaves out; PART=1/32: the second of thirty-two parts of it
 # make check     lint, types, every test
 # make fuzz      attack every input with random cases of another seed, for ten minutes
 PYTHON ?= python3
@@ -16,7 +16,7 @@ DEMOS  := standalone-chain eagle-chain eagle-chain-head eagle-chain-adaptive eag
 # keep what it compiles.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: setup demo test test-slow test-all lint types check golden models known coverage versions resolve conformance site browser sglang vllm answers gpu sanitize fuzz perturb grammars mutants bench clean
+.PHONY: setup demo test durations test-slow test-all lint types check golden models known coverage versions resolve conformance site browser sglang vllm answers gpu sanitize fuzz perturb grammars mutants bench clean
 
 setup: $(VENV)/.ready
 
@@ -52,7 +52,7 @@ demo: setup
 	    || { cat build/demo/random-qwen3-chain.json; exit 1; }
 	$(BIN)/python examples/demo_table.py $(DEMOS:%=build/demo/%.json) build/demo/random-qwen3-chain.json
 
-# tests/conftest.py says which tests are slow, tests/README.md what is where.
+# tests/slow.txt says which tests are slow, tests/README.md what is where.
 PYTEST := $(BIN)/python -m pytest -n 2 --dist worksteal -W error --timeout 300
 
 # Of one house: make test HOUSE=compiler. The compiler's run where neither engines nor the lab can be imported.
@@ -65,6 +65,10 @@ lab      := tests/unit/lab tests/e2e
 
 test: setup
 	$(PYTEST) -m "not slow$(if $(filter compiler,$(HOUSE)), and not engines)" $(if $(HOUSE),--house $(HOUSE) $($(HOUSE)))
+
+# The cases in tests/slow.txt, anew: of make test and of what stands there by its case, in some twenty minutes.
+durations: setup
+	$(PYTEST) -m "not slow" --durations-list
 
 # CI runs another part of what takes long with every commit.
 PART ?= 0/1

@@ -16,7 +16,6 @@ from specc.compiler.kernels import FAMILIES
 CHAIN, TREE = {"num_steps": 2}, {"num_steps": 3, "topk": 4, "num_draft_tokens": 8}
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("head", ["weights", "int8", "fp8"])
 @pytest.mark.parametrize("shape", [CHAIN, TREE], ids=["argmax", "topk"])
 @pytest.mark.parametrize("largest", [8, 64, 256])
