@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from source_files import SOURCES, tree_of
 
 from specc.compiler.ir import ops
 from specc.compiler.ir.ops import DIALECTS, OPS
@@ -42,10 +43,10 @@ DEVICE_CODE = {
 
 def elsewhere() -> Iterator[tuple[str, ast.Module]]:
     """The files of the package that are no home of an op, parsed."""
-    for path in sorted((ROOT / "specc").rglob("*.py")):
+    for path in SOURCES:
         name = path.relative_to(ROOT).as_posix()
         if not name.startswith(HOMES):
-            yield name, ast.parse(path.read_text(encoding="utf-8"))
+            yield name, tree_of(path)
 
 
 def is_opcode(node: ast.AST | None) -> bool:

@@ -23,6 +23,8 @@ import tomllib
 from collections.abc import Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import cache
+from itertools import accumulate
 from pathlib import Path
 from queue import SimpleQueue
 from typing import Any
@@ -49,6 +51,16 @@ PROCESSES = multiprocessing.get_context("forkserver")
 PROCESSES.set_forkserver_preload(["child", "torch", "triton", "hypothesis", "pydantic", "networkx", "transformers"])
 
 
+@cache
+def _statements(source: str) -> list[int]:
+    """Where lines begin with which a statement of a file does, and where the file begins and ends."""
+    lines = [0, *accumulate(len(line) + 1 for line in source.split("\n"))]
+    firsts = (
+        min(part.lineno for part in (node, *getattr(node, "decorator_list", ()))) for node in ast.parse(source).body
+    )
+    return [0, *(lines[line - 1] for line in firsts), len(source)]
+
+
 @dataclass(frozen=True)
 class Mutant:
     """One replacement; `killed_by` are pytest node ids, none where `equivalent` says why nobody could tell."""
@@ -67,13 +79,17 @@ class Mutant:
         """The file with the mistake. ValueError when the text is not there exactly once, or the result no Python."""
         if (count := source.count(self.text)) != 1:
             raise ValueError(f"the text is found {count} times")
-        mutated = source.replace(self.text, self.becomes)
+        begin = source.index(self.text)
+        end = begin + len(self.text)
         if self.file.endswith(".py"):
-            try:
-                ast.parse(mutated)
+            starts = _statements(source)
+            first = max(start for start in starts if start <= begin)
+            last = min(start for start in starts if start >= end)
+            try:  # a file parses if all of its statements do
+                ast.parse(source[first:begin] + self.becomes + source[end:last])
             except SyntaxError as error:
                 raise ValueError(f"does not parse: {error}") from error
-        return mutated
+        return source[:begin] + self.becomes + source[end:]
 
 
 @dataclass(frozen=True)

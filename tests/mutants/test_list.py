@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import sys
 from collections import Counter
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -21,6 +22,7 @@ GOLDEN = ("tests/golden", "tests/meta", "tests/mutants")
 NONE = [("b", "c", "2 times"), ("z", "c", "0 times"), ("b =", "b", "parse")]
 
 
+@cache
 def functions(file: str) -> set[str]:
     return {node.name for node in ast.parse((ROOT / file).read_text()).body if isinstance(node, ast.FunctionDef)}
 
