@@ -7,6 +7,7 @@ differs between its versions), timestamps and permissions are fixed.
 from __future__ import annotations
 
 import contextlib
+import functools
 import hashlib
 import json
 import re
@@ -257,10 +258,16 @@ def _manifest(
     return json.dumps(to_json(manifest), sort_keys=True, indent=2) + "\n"
 
 
+@functools.cache
+def _template(text: str) -> jinja2.Template:
+    """A template with this text."""
+    environment = jinja2.Environment(undefined=jinja2.StrictUndefined, keep_trailing_newline=True, autoescape=False)
+    return environment.from_string(text)
+
+
 def _rendered(name: str, **fields: Any) -> str:
     """A file of `templates/wheel` with fields filled in."""
-    environment = jinja2.Environment(undefined=jinja2.StrictUndefined, keep_trailing_newline=True, autoescape=False)
-    return environment.from_string(template(name)).render(**fields)
+    return _template(template(name)).render(**fields)
 
 
 def _metadata(
