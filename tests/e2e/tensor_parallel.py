@@ -97,7 +97,7 @@ def _sharded(forward: Callable[..., Any], width: int, ranks: int, rank: int) -> 
     @wraps(forward)
     def call(**operands: Any) -> Any:
         answer = forward(**operands)
-        return answer._replace(logits=_columns(answer.logits, width, ranks, rank))
+        return replace(answer, logits=_columns(answer.logits, width, ranks, rank))
 
     return call
 

@@ -287,7 +287,7 @@ def test_health_words_by_bit(forward: str, bit: str, monkeypatch: pytest.MonkeyP
         for index, row in enumerate(arguments["rows"].tolist()):
             if row % 2:
                 spoiled[index].flatten()[5] = torch.nan
-        return out._replace(logits=spoiled)
+        return replace(out, logits=spoiled)
 
     setattr(engine.callbacks, forward, spoil)
     emitted = InFlight.emitted
