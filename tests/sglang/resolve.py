@@ -2,7 +2,7 @@
 
 A job is a list of `{"words": [...], "gpu": "sm_90", "memory_gib": 80}`. Of each the answer has `server`: backends, page
 and shape by SGLang's own resolution of arguments, to which the machine is said to have that GPU; and `refusals`: what
-the adapter's `fit` finds on a worker whose model configurations, pools and windows SGLang has chosen, without weights.
+the adapter's `facts` finds on a worker whose model configurations, pools and windows SGLang has chosen, without weights.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ from sglang.srt.speculative.draft_utils import DraftBackendFactory
 from specc.engines.sglang.kinds import kind_of
 from specc.engines.sglang.parts.runners import runners_of
 from specc.engines.sglang.served import refusals
-from specc.engines.sglang.server import fit
+from specc.engines.sglang.server import facts as server_facts
 
 
 def server(arguments: Any) -> dict[str, Any]:
@@ -68,7 +68,7 @@ class Chosen:
     def __init__(self, config: ModelConfig, *, draft: bool) -> None:
         self._settings = {
             "model_config": config,
-            "mambaish_config": fit.mambaish_config(config),
+            "mambaish_config": server_facts.mambaish_config(config),
             "is_hybrid_swa": config.is_hybrid_swa,
             "use_mla_backend": config.attention_arch == model_runner.AttentionArch.MLA,
             "kv_cache_dtype": torch.bfloat16,
@@ -194,7 +194,7 @@ def projector(config: ModelConfig) -> str | None:
 
 
 def runner(arguments: Any, path: str, *, draft: bool) -> Any:
-    """A runner with what `fit.facts` reads."""
+    """A runner with what `server.facts` reads."""
     config = ModelConfig.from_server_args(arguments, model_path=path, is_draft_model=draft)
     own = model_runner.resolve_draft_attention_backend(draft_attention_backend=None, is_draft_worker=draft)
     return SimpleNamespace(
@@ -215,7 +215,7 @@ def runner(arguments: Any, path: str, *, draft: bool) -> Any:
 
 
 def worker(arguments: Any) -> Any:
-    """A worker with what `fit.facts` reads."""
+    """A worker with what `server.facts` reads."""
     view = resolved_view(arguments)
     target = runner(arguments, view.model_path, draft=False)
     target.attn_backend = target_backend(target)
@@ -257,7 +257,7 @@ def answer(words: list[str], gpu: str, memory_gib: int) -> dict[str, Any]:
         result = {"server": server(arguments)}
         publish(arguments, role="scheduler")
         made = worker(arguments)
-        facts = fit.facts(made)
+        facts = server_facts.facts(made)
     runners = runners_of(made)
     return result | {
         "refusals": [[refusal.about, refusal.what] for refusal in refusals(facts)],
