@@ -2,7 +2,7 @@
 
 A job is a list of `{"words": [...], "gpu": "sm_90", "memory_gib": 80}`. Of each the answer has `server`: backends, page
 and shape by SGLang's own resolution of arguments, to which the machine is said to have that GPU; and `refusals`: what
-the adapter's `facts` finds on a worker whose model configurations, pools and windows SGLang has chosen, without weights.
+the adapter finds on a worker whose model configurations, pools and windows SGLang has chosen, without weights.
 """
 
 from __future__ import annotations
