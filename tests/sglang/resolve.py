@@ -11,10 +11,12 @@ import json
 import os
 import re
 import sys
+from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import patch
 
 os.environ["HF_HUB_OFFLINE"] = "1"
 os.environ.pop("SGLANG_USE_CPU_ENGINE", None)
@@ -25,6 +27,7 @@ from sglang.cli.serve import _normalize_positional_model_path
 from sglang.srt.arg_groups.overrides import attention_backends_of, resolved_view
 from sglang.srt.configs.model_config import ModelConfig, is_deepseek_dsa, is_deepseek_v4
 from sglang.srt.disaggregation.decode import DecodeReqToTokenPool
+from sglang.srt.layers.attention import attention_registry as registry
 from sglang.srt.mem_cache import kv_cache_configurator as pools
 from sglang.srt.model_executor import model_runner
 from sglang.srt.model_executor.model_runner_components import attention_backend_setup as setup
@@ -112,10 +115,14 @@ class Chosen:
             req_to_token_pool=SimpleNamespace(req_to_token=torch.empty(1, 1)),
         )
         pool = object.__new__(chosen)
+        kind = pools.MLATokenToKVPool if self.use_mla_backend else pools.MHATokenToKVPool
         if chosen is pools.SWAKVPool:
-            kind = pools.MLATokenToKVPool if self.use_mla_backend else pools.MHATokenToKVPool
             pool.full_kv_pool, pool.swa_kv_pool = object.__new__(kind), object.__new__(kind)
             pool.full_layer_nums, pool.full_to_swa_index_mapping = len(self.model_config.full_attention_layer_ids), None
+        if chosen is pools.HybridLinearKVPool:
+            pool.full_kv_pool = object.__new__(
+                pools.MLATokenToKVPool if self.use_mla_backend else pools.MHATokenToKVPool
+            )
         return pool
 
     def requests(self) -> Any:
@@ -136,6 +143,7 @@ def window(config: ModelConfig) -> int | None:
     return resolve_sliding_window_size(made, config)
 
 
+LAYERS = "sglang.srt.layers.attention"
 FLASH = "FlashAttentionBackend"
 CLASSES = {
     "fa3": FLASH,
@@ -156,12 +164,40 @@ def backend(name: str, *, mla: bool) -> Any:
     return type(named, (), {"fa_impl_ver": int(name[2:]) if named == FLASH else None, "needs_cpu_seq_lens": False})()
 
 
+def around_states(made: Any, whole: Any) -> Any:
+    """What SGLang puts around a backend for layers with a recurrent state as well; it alone for a model without."""
+    if server_facts.mambaish_config(made.model_config) is None:
+        return whole
+
+    def hold(hybrid: Any, full: Any, linear: Any, _: Any) -> None:
+        hybrid.full_attn_backend, hybrid.linear_attn_backend = full, linear
+
+    linear = f"{LAYERS}.linear"
+    empty = {
+        f"{linear}.gdn_backend": "GDNAttnBackend",
+        f"{linear}.kda_backend": "KDAAttnBackend",
+        f"{linear}.short_conv_backend": "ShortConvAttnBackend",
+        f"{LAYERS}.hybrid_linear_attn_backend": "Mamba2AttnBackend",
+        f"{LAYERS}.qwen_sparse_attn_backend": "QwenSparseAttnBackend",
+    }
+    with ExitStack() as patched:
+        for place, kind in empty.items():
+            patched.enter_context(patch(f"{place}.{kind}.__init__", lambda *_: None))
+        for kind in ("HybridLinearAttnBackend", "ShortConvHybridAttnBackend"):
+            patched.enter_context(patch(f"{LAYERS}.hybrid_linear_attn_backend.{kind}.__init__", hold))
+        for name in ("gdn_backend.flashinfer_gdn_prefill_default", "kda_backend.flashinfer_kda_prefill_default"):
+            patched.enter_context(patch(f"{linear}.{name}", lambda _: None))
+        patched.enter_context(patch(f"{linear}.utils.resolve_linear_attn_backends", lambda **_: None))
+        patched.enter_context(patch("sglang.kernels.ops.attention.fla.utils.check_environments", lambda: None))
+        return registry.attn_backend_wrapper(made, whole)
+
+
 def target_backend(made: Any) -> Any:
     """The target's attention backend, which SGLang's code puts together of such."""
     setup._build_full_attention_backend_from_str = lambda *, model_runner, backend_str, init_new_workspace: backend(
         backend_str, mla=model_runner.use_mla_backend
     )
-    setup.attn_backend_wrapper = lambda _, whole: whole
+    setup.attn_backend_wrapper = around_states
     names = setup.resolve_attention_backend_strs(model_runner=made)
     return setup._build_resolved_backend(model_runner=made, resolved=names, init_new_workspace=False)
 

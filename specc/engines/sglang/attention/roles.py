@@ -15,8 +15,8 @@ from .kinds import KNOWN_BACKENDS
 
 CLASSES = {kind: backend.name for backend in KNOWN_BACKENDS.values() for kind in backend.classes}
 """Class of SGLang -> the name that its command line has for it. FlashAttention has one class for two names."""
-BESIDE_STATES = "HybridLinearAttnBackend"
-"""SGLang's class around the attention of a model that has recurrent layers beside it."""
+BESIDE = "linear_attn_backend"
+"""What an object of SGLang's has around attention, of a model that has recurrent layers as well."""
 TWO_POOLS = "use_sliding_window_kv_pool"
 """What a backend looks up slots of a second pool by, and finds out when it is made."""
 
@@ -82,7 +82,7 @@ def roles_of(worker: Any) -> Roles:
         extend=_plain(own.get("extend"), "extend"),
         further=[_plain(backend, "extend") for backend in own.get("further", ())],
         block=_plain(own.get("block"), "verify"),
-        states=of_target if type(of_target).__name__ == BESIDE_STATES else None,
+        states=of_target if hasattr(of_target, BESIDE) else None,
     )
 
 
@@ -115,7 +115,7 @@ def _plain(backend: Any, role: str) -> Any:
 
     It is taken out of one that has another for prefill than for decode, and of one for recurrent layers as well.
     """
-    if type(backend).__name__ == BESIDE_STATES:
+    if hasattr(backend, BESIDE):
         return _plain(backend.full_attn_backend, role)
     if type(backend).__name__ != "HybridAttnBackend":
         return backend

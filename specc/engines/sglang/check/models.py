@@ -19,6 +19,9 @@ _WINDOWED = re.compile(
 _OWN_CACHES = re.compile(r"DeepseekV4|DiffusionGemma|Dots3|Inkling|MiniMaxM3Sparse|UnlimitedOCR")
 """Architectures with a KV cache of a kind of their own."""
 
+_OWN_ATTENTION: Mapping[str, str] = {"Qwen4Exp": "QwenSparseAttnBackend"}
+"""How the names of architectures begin whose layers have attention of their own, whatever is written -> its class."""
+
 _TWO_POOLS = re.compile(
     r"Beam|EmbeddingGemma2|Gemma4|GptOss|Granite(Moe)?SWA|IQuestQ1|Laguna|Llama4|Mellum|MiMoV2|Muse|Spark2_5|Step3p"
 )
@@ -56,6 +59,12 @@ def facts_of(values: Mapping[str, Value], *, module: bool = False, kind: KindOfD
 def architecture_of(values: Mapping[str, Value]) -> str:
     """Return the class by which SGLang knows a model; an empty text where its directory does not name it."""
     return str(values.get("architecture", ""))
+
+
+def own_attention(values: Mapping[str, Value]) -> str | None:
+    """Return SGLang's class of attention that a target's layers have whatever is written; None for most."""
+    architecture = architecture_of(values)
+    return next((kind for begin, kind in _OWN_ATTENTION.items() if architecture.startswith(begin)), None)
 
 
 def marked(values: Mapping[str, Value]) -> KindOfDraft | None:

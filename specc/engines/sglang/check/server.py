@@ -23,7 +23,7 @@ from specc.engines.sglang.check.defaults import (
     on_their_way,
     pages_of,
 )
-from specc.engines.sglang.check.models import architecture_of, facts_of
+from specc.engines.sglang.check.models import architecture_of, facts_of, own_attention
 from specc.engines.sglang.check.preset import SGLANG
 from specc.engines.sglang.check.speculation import ALGORITHMS, DraftSource, algorithm_of, draft_source
 from specc.engines.sglang.served import (
@@ -260,6 +260,8 @@ def _attention(
     origin = _why(gpu, cache, architecture, known, drafting.topk)
     facts = {role: Fact(name, _origin(arguments, role, mode) or origin) for role, name in by_role.items()}
     of_prefill = prefill or base, _origin(arguments, "verify", "prefill") or origin
+    if (of_layers := own_attention(target.values)) is not None:
+        facts |= {"verify": Fact(of_layers, f"what layers of {architecture} have")}
     newest = gpu.arch in B200
     if kind is not None and (of_draft := kind.attention(own, of_prefill, newest=newest, on_cpu=gpu.is_cpu)):
         facts |= {"draft": Fact(*of_draft)}

@@ -10,7 +10,7 @@ from sglang.srt.managers import overlap_utils
 from sglang.srt.runtime_context import get_disagg, get_exec, get_lora, get_observability, get_parallel, get_spec
 from sglang.srt.state_capturer.indexer_topk import get_global_indexer_capturer
 
-from ..attention.roles import roles_of
+from ..attention.roles import BESIDE, roles_of
 from ..parts.runners import runners_of
 from ..served import CACHES, NAMES, STATES, KindOfDraft, ServedModel, Server
 from ..windows import first_pool, oddity
@@ -23,7 +23,7 @@ ROWS = "ReqToTokenPool", "DecodeReqToTokenPool", "HybridReqToTokenPool"
 
 The second is of a server that decodes what another prefills, the third of one whose target keeps a recurrent state.
 """
-BESIDE_STATES = "HybridLinearKVPool"
+HYBRID_POOL = "HybridLinearKVPool"
 """SGLang's class of the pool around that of the layers with keys and values, of a model with other layers as well."""
 PARALLEL = ("pp_size", "dp_size", "attn_cp_size", "dcp_size", "moe_dp_size", "moe_dense_tp_size")
 """Arguments by whose names SGLang keeps how many ranks came of them."""
@@ -58,7 +58,7 @@ def _facts_of(runner: Any, of_target: Any, kind: KindOfDraft | None = None) -> S
     A pool is of its very class: others that derive from it keep their rows otherwise.
     """
     config, kept = runner.model_config, runner.token_to_kv_pool
-    if type(kept).__name__ == BESIDE_STATES:
+    if type(kept).__name__ == HYBRID_POOL:
         kept = first_pool(kept)
     pool = type(kept).__name__
     cache = next((layout for layout, name in CACHES.items() if name == pool), pool)
@@ -78,7 +78,7 @@ def _state(runner: Any) -> str:
     """The kind of recurrent state that a model keeps, SGLang's class where it is none of `STATES`; nothing for none."""
     if mambaish_config(runner.model_config) is None:
         return ""
-    linear = type(getattr(runner.attn_backend, "linear_attn_backend", None)).__name__
+    linear = type(getattr(runner.attn_backend, BESIDE, None)).__name__
     return next((kind for kind, name in STATES.items() if name == linear), linear)
 
 
