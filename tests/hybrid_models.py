@@ -114,8 +114,8 @@ def vocabulary(draw: Draw) -> tuple[Tensor, Tensor, Tensor]:
 class Delta(NamedTuple):
     """Heads of delta rules, each of which stores a bit of a token by the class of a later one.
 
-    As many tokens are between the two as layers before this one. Of the `wide` entries of a value those behind the bit
-    are noise.
+    The two have as many tokens between them as there are layers before this one. The entries of a value behind the bit
+    are noise, up to `wide`.
 
     Attributes:
         gates: [HEADS, 2, HIDDEN], of which the first open to what is new, and the others are noise.

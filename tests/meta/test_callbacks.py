@@ -1,4 +1,4 @@
-"""Whoever implements a callback takes its arguments as the record of them has them, and lists none."""
+"""A method that implements a callback takes its arguments as their record has them, and lists none."""
 
 from __future__ import annotations
 

@@ -106,7 +106,7 @@ class FamilyTests:
 
     @in_float32
     def test_texts_are_those_without_speculation(self, family: Family, engine: Variant, engines: Running) -> None:
-        """Whoever was thrown out or aborted."""
+        """Requests that were thrown out or aborted count, too."""
         same_texts(engines.of(engine), engines.of(family.alone))
 
     @in_16_bits

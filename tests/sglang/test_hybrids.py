@@ -89,7 +89,7 @@ def family_of(target: str, engines: Sequence[Variant]) -> Family:
 OWN = {target: engines_of(target)[0] for target in TARGETS}
 PROGRAMS = {target: engines_of(target)[1] for target in TARGETS}
 OWN["hybrid"].append(Variant("NGRAM", topk=2, target="hybrid"))
-"""With a breadth of 1 its own look-ups take a tree for a chain, and texts are others."""
+"""SGLang's own look-ups with a breadth of 1 take a tree for a chain, and texts are others."""
 PROGRAMS["hybrid"].append(Variant("NGRAM", target="hybrid", program=True, samples=True))
 FAMILIES = {target: family_of(target, programs) for target, programs in PROGRAMS.items()}
 ALL = [(FAMILIES[target], engine) for target in TARGETS for engine in (*OWN[target], *PROGRAMS[target])]
@@ -129,7 +129,7 @@ def test_without_speculation_texts_are_the_targets_own(family: Family, engines: 
 @in_float32
 @every
 def test_texts_are_those_without_speculation(family: Family, engine: Variant, engines: Running) -> None:
-    """Whoever was thrown out or aborted."""
+    """Requests that were thrown out or aborted count, too."""
     same_texts(engines.of(engine), engines.of(family.alone))
 
 
@@ -159,7 +159,7 @@ def test_every_slot_state_and_row_is_free_or_cached(family: Family, engine: Vari
 
 @pytest.mark.parametrize(("family", "engine"), KEPT, ids=str)
 def test_texts_go_on_from_states_that_verifications_left(family: Family, engine: Variant, engines: Running) -> None:
-    """Of the requests that go on from an answer, behind whose prompt the state is kept."""
+    """Requests that go on from an answer find the state that is kept behind its prompt."""
     for output in engines.of(engine).outputs[-2 * PAIRS :][1::2]:
         assert output["cached_tokens"] == output["prompt_tokens"] - 2
 

@@ -116,8 +116,9 @@ class ModelBlock(Block):
     num_hidden_layers: Annotated[Count, Field(le=4096)] | None = None
     """All layers, where some keep no keys and values. Default: num_layers."""
     state_layers: Annotated[int, Field(strict=True, ge=0, le=4096)] | None = None
-    """Layers that keep a recurrent state of a request (linear attention, state spaces, short convolutions). Of a target
-    with such layers a step commits the state of the last accepted token. Default: those of the model, else none."""
+    """Layers that keep a recurrent state of a request (linear attention, state spaces, short convolutions). A step
+    commits the state of the last accepted token where the target has such layers. Default: those of the model, else
+    none."""
     state_bytes: Annotated[int, Field(strict=True, ge=0, le=1 << 40)] | None = None
     """Bytes of that state in such a layer, of one request, on all ranks together. Default: those of the model, if its
     config.json says the sizes."""

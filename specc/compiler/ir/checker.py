@@ -5,7 +5,7 @@ from __future__ import annotations
 import networkx as nx
 
 from specc.compiler.ir.analysis.remembered import remembered
-from specc.compiler.ir.core import SECOND_HALF, Module, Op, Value, entry_of, is_state, pending
+from specc.compiler.ir.core import SECOND_HALF, Module, Op, Value, entry_of, is_pending, is_state
 from specc.compiler.ir.declarations import DECLS, RECORDS, Kernel, Reference
 from specc.compiler.ir.infer import explain, infer_op
 from specc.compiler.ir.nodes import is_collective, is_external, node_of
@@ -170,14 +170,13 @@ def check_linear(module: Module) -> list[Diagnostic]:
     findings = [
         Diagnostic("ir/invalid", f"output {name} is a state, which is never handed over") for name in handed_out
     ]
-    waiting = pending(module)
     for value in module.values():
         if not is_state(value):
             continue
         entries = [entry_of(user.phase) for user in module.users(value)]
         if len(entries) != len(set(entries)):
             findings.append(Diagnostic("ir/invalid", f"state %{value.name} is read twice"))
-        elif not entries and value in waiting and value.source is not None:
+        elif not entries and is_pending(value) and value.source is not None:
             message = f"%{value.name} is a state for each node, and none of them is committed"
             hint = f"read it with {COMMIT_STATE}: the next step begins with the state of the last accepted node"
             findings.append(Diagnostic("type/state-pending", message, value.source.location, hint))

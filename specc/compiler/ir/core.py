@@ -363,9 +363,9 @@ def states(module: Module) -> dict[str, str]:
     return {name: type_.owner for name, type_ in types.items() if type_.kind == "kv"}
 
 
-def pending(module: Module) -> list[Value]:
-    """The recurrent states that forwards leave one of for each node, in order."""
-    return [value for value in module.values() if isinstance(value.type, StateType) and value.type.along]
+def is_pending(value: Value) -> bool:
+    """Whether a value is a recurrent state of each node, of which one has to be committed."""
+    return isinstance(value.type, StateType) and bool(value.type.along)
 
 
 def tensor_type(value: Value) -> TensorType:

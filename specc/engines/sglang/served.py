@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, replace
 from .attention.kinds import BACKENDS, KNOWN_BACKENDS, backend_of
 from .kinds import KINDS, NODES, STEPS, TOPK, KindOfDraft, kind_of
 from .served_attention import CACHES, ROLES, STATES, ServedModel
-from .served_settings import NAMES, SETTINGS, UNDER, served_under
+from .served_settings import NAMES, SETTINGS, served_anyhow, served_under
 
 __all__ = [
     "BACKENDS",
@@ -27,12 +27,11 @@ __all__ = [
     "STATES",
     "STEPS",
     "TOPK",
-    "UNDER",
     "KindOfDraft",
     "ServedModel",
     "backend_of",
     "kind_of",
-    "served_under",
+    "served_anyhow",
 ]
 
 TESTED = ("0.5.22", "0.5.23")

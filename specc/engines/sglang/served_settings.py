@@ -80,5 +80,10 @@ def served_under(conditions: Iterable[str] = ()) -> dict[str, tuple[tuple[object
     return table
 
 
+def served_anyhow(conditions: Iterable[str] = ()) -> dict[str, tuple[tuple[object, ...], str]]:
+    """Return the same of all settings: where conditions say nothing of one, as some other condition has it."""
+    return served_under(UNDER) | served_under(conditions)
+
+
 def _values(served: object) -> tuple[object, ...]:
     return served if isinstance(served, tuple) else (served,)

@@ -29,7 +29,7 @@ class Requests(TypedDict):
 
 
 class Forwarded(Requests):
-    """What every forward is given: `capture` says which hidden rows it hands over, `null`, `last` or `full`."""
+    """Every forward gets these; `capture` says which hidden rows it hands over: `null`, `last` or `full`."""
 
     capture: str
 

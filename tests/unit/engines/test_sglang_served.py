@@ -19,9 +19,8 @@ from specc.engines.sglang.served import (
     ServedModel,
     Server,
     refusals,
-    served_under,
 )
-from specc.engines.sglang.served_settings import UNDER
+from specc.engines.sglang.served_settings import UNDER, served_under
 
 LATENT, SPARSE = ServedModel(cache="mla"), ServedModel(cache="dsa")
 

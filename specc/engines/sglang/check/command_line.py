@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from specc.engines.answers import answers_of
 from specc.engines.pasted import Pasted, is_count, served_by, without_launcher, words_of
 from specc.engines.sglang.check.preset import SGLANG
-from specc.engines.sglang.served import KINDS, NAMES, UNDER, served_under
+from specc.engines.sglang.served import KINDS, NAMES, served_anyhow
 
 THRESHOLDS = ("--speculative-accept-threshold-acc", "--speculative-accept-threshold-single")
 """Arguments below 1 let SGLang accept more drafts than sampling from the target would."""
@@ -90,9 +90,7 @@ class Arguments(Pasted):
     def settings(self) -> dict[str, object]:
         """Return by its name what is said of each setting, with the type of the value that is served."""
         values: dict[str, object] = {}
-        of_all = served_under(UNDER) | served_under()
-        for setting, (values_served, _) in of_all.items():
-            served = values_served[0]
+        for setting, ((served, *_), _) in served_anyhow().items():
             written = self.environment.get(setting)
             if served is False and (argument(setting) in self.values or written not in (None, "", "0", "false")):
                 values[setting] = True

@@ -32,14 +32,13 @@ from specc.engines.sglang.served import (
     NAMES,
     STEPS,
     TOPK,
-    UNDER,
     KindOfDraft,
     Refusal,
     Server,
     backend_of,
     kind_of,
     refusals,
-    served_under,
+    served_anyhow,
 )
 
 MOST_BUCKETS = 64
@@ -316,7 +315,7 @@ def _settings(arguments: Arguments, kind: KindOfDraft | None) -> dict[str, objec
 def _hint(refusal: Refusal, server: Server) -> str | None:
     """Return what would be served instead."""
     if refusal.about in NAMES:
-        served, _ = (served_under(UNDER) | served_under(server.conditions))[refusal.about]
+        served, _ = served_anyhow(server.conditions)[refusal.about]
         name = argument(refusal.about)
         return f"leave {name} out" + (
             "" if served[0] in (None, False) else f", or write {' or '.join(map(str, served))}"

@@ -52,7 +52,7 @@ class AttentionCache(Cache):
         return self._recurrent().layer(layer_idx, state_idx or 0).has_previous_state[0]
 
     def is_recording_past(self, layer_idx: int) -> bool:
-        """Of no layer: states of earlier tokens are kept by whoever runs the forwards."""
+        """Return False: whoever runs the forwards keeps the states of earlier tokens."""
         return False
 
     def get_conv_state(self, layer_idx: int, state_idx: int = 0) -> Tensor | None:

@@ -34,8 +34,8 @@ CONTEXT_KEYS = ("max_position_embeddings", "max_target_positions", "max_seq_len"
 class ModelSizes:
     """What a program is built for, in the names of plan.json's `models`; dtype is a plan dtype.
 
-    kv_layers: the numbers of those `num_layers` layers that keep keys and values. states: what others, or they as
-    well, keep of a request.
+    `kv_layers` are the numbers of the `num_layers` layers that keep keys and values. `states` is what recurrent layers
+    keep of a request; a layer may keep both.
     """
 
     hidden_size: int

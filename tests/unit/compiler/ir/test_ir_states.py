@@ -11,7 +11,7 @@ from programs import compile_to, load, passes_to, planned
 from specc.compiler.algorithms import names
 from specc.compiler.driver.compile import start_module
 from specc.compiler.ir.checker import check_linear, check_module
-from specc.compiler.ir.core import Module, pending
+from specc.compiler.ir.core import Module, Value, is_pending
 from specc.compiler.ir.nodes import callback_of
 from specc.compiler.ir.ops import OPS
 from specc.compiler.ir.ops.model import COMMIT_STATE, TARGET, runs_a_model
@@ -24,6 +24,10 @@ from specc.compiler.pass_manager.pass_base import Context
 
 HYBRID: dict[str, Any] = {"target": {"state_layers": 3, "state_bytes": 4096}}
 SHAPES: dict[str, dict[str, Any]] = {"chain": {}, "tree": {"topk": 2, "num_steps": 2, "num_draft_tokens": 5}}
+
+
+def pending(module: Module) -> list[Value]:
+    return [value for value in module.values() if is_pending(value)]
 
 
 def typed(algorithm: str = "NGRAM", **keys: Any) -> Module:
@@ -121,7 +125,7 @@ def test_the_plan_calls_the_commit_and_counts_no_forward() -> None:
     ("size", "told"), [(4096, "24,576 bytes are read and written for a request"), (0, "not known")]
 )
 def test_the_pass_says_who_commits_and_how_much(size: int, told: str) -> None:
-    """Of three layers, read and written."""
+    """The three layers are read and written."""
     loaded = load("NGRAM", target=HYBRID["target"] | {"state_bytes": size})
     ctx = Context(loaded)
     run_passes(start_module(loaded), passes_to("select-compaction", loaded), ctx, [])
