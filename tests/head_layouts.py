@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 from torch.nn.functional import pad
@@ -20,6 +21,11 @@ HIDDEN_COLUMNS = tuple(
     f"{of}.weight" for of in ("q_proj", "k_proj", "v_proj", "gate_proj", "up_proj", "lm_head", "o_proj")
 )
 """Weights of the EAGLE3 head whose rows, or columns, are entries of its residual stream or of its query heads."""
+
+RMS = {"q_norm": (1.16, 1.36), "k_norm": (3.26, 1.96)}
+"""How large entries of queries and keys of the DFlash head's two layers are on the whole, over its texts."""
+MASK = "\u00ff"
+"""The token of a byte that no text has, which stands for a place to fill."""
 
 
 def eagle(head: Mapping[str, Tensor]) -> dict[str, Tensor]:
@@ -44,6 +50,25 @@ def eagle3(head: Mapping[str, Tensor], config: Mapping[str, Any]) -> dict[str, T
 
     unchanged = "midlayer.input_layernorm.weight"
     return {name: tensor if name == unchanged else widened(name, tensor) for name, tensor in head.items()}
+
+
+def dflash(head: Mapping[str, Tensor], head_dim: int) -> dict[str, Tensor]:
+    """The DFlash head without what it reads at a place to fill, and with norms of queries and keys.
+
+    It was not trained with these norms: they have weights that leave queries and keys about as large as they are.
+    """
+    norms = {
+        f"layers.{layer}.self_attn.{name}.weight": torch.full((head_dim,), size)
+        for name, sizes in RMS.items()
+        for layer, size in enumerate(sizes)
+    }
+    return {name: tensor for name, tensor in head.items() if name != "mask"} | norms
+
+
+def mask_token() -> int:
+    """The number of `MASK`."""
+    token: int = json.loads((EXAMPLES / "target" / "tokenizer.json").read_text())["model"]["vocab"][MASK]
+    return token
 
 
 def read(model: str) -> tuple[dict[str, Tensor], dict[str, Any]]:

@@ -10,7 +10,7 @@ the successor of any token, and the whole next token about one time in four.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Container, Mapping, Sequence
 from itertools import accumulate
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -164,6 +164,15 @@ def recurrent(draw: Draw, layer: int, wide: int) -> dict[str, Tensor]:
     }
 
 
+def parted(mixed: Mapping[str, Tensor], wide: int) -> dict[str, Tensor]:
+    """Return a recurrent layer as Qwen3.5 has it: what makes queries of all heads, then keys, then values."""
+    read = mixed["in_proj_qkvz.weight"].view(HEADS, 4, wide, HIDDEN).transpose(0, 1)
+    scores, decays = mixed["in_proj_ba.weight"].view(HEADS, 2, HIDDEN).unbind(1)
+    apart = {"qkv": read[:3].flatten(0, 2), "z": read[3].flatten(0, 1), "b": scores, "a": decays}
+    rest = {name: tensor for name, tensor in mixed.items() if not name.startswith("in_proj")}
+    return rest | {f"in_proj_{name}.weight": tensor for name, tensor in apart.items()}
+
+
 def attention(*, plain: bool = False) -> dict[str, Tensor]:
     """Return a layer in which a token attends to itself: heads write its successor, or the bits of its table.
 
@@ -241,6 +250,29 @@ def write_qwen3_next(folder: Path, wide: int, *, dense: Sequence[int] = range(1,
     All layers but those of `dense` have experts. vLLM does not load a model of this class in which none has, and SGLang
     none in which some have not.
     """
+    made = weights_of(wide, dense)
+    sizes = {"linear_key_head_dim": wide, "linear_value_head_dim": wide, "mlp_only_layers": list(dense)}
+    write(folder, made, CONFIG | sizes)
+
+
+def write_qwen3_5(folder: Path, wide: int) -> None:
+    """Write the language model of a Qwen3.5 without experts, and its module; `wide` as of `write_qwen3_next`."""
+    made = parted_weights_of(wide, range(LAYERS + 2))
+    write(folder, made, DENSE | {"linear_key_head_dim": wide, "linear_value_head_dim": wide})
+
+
+def parted_weights_of(wide: int, dense: Container[int]) -> dict[str, Tensor]:
+    """Return `weights_of`, as Qwen3.5 has recurrent layers."""
+    made = weights_of(wide, dense)
+    for number in range(LAYERS):
+        before = f"model.layers.{number}.linear_attn."
+        mixed = {name.removeprefix(before): made.pop(name) for name in [*made] if name.startswith(before)}
+        made |= {f"{before}{name}": tensor for name, tensor in parted(mixed, wide).items()}
+    return made
+
+
+def weights_of(wide: int, dense: Container[int]) -> dict[str, Tensor]:
+    """Return weights by their names in a Qwen3-Next: those of its layers, the last of which is the module's."""
     draw = Draw(7)
     table, known, scores = vocabulary(draw)
     made = {"model.embed_tokens.weight": known, "lm_head.weight": scores}
@@ -248,13 +280,12 @@ def write_qwen3_next(folder: Path, wide: int, *, dense: Sequence[int] = range(1,
         fed = feed_forward(draw, experts=number not in dense)
         made |= layer(f"model.layers.{number}", "linear_attn", recurrent(draw, number, wide), fed)
     made |= layer(f"model.layers.{LAYERS}", "self_attn", attention(), feed_forward(draw, experts=LAYERS not in dense))
-    made |= layer("mtp.layers.0", "self_attn", attention(), feed_forward(draw, experts=True))
+    of_module = feed_forward(draw, experts=LAYERS + 1 not in dense)
+    made |= layer("mtp.layers.0", "self_attn", attention(), of_module)
     made["mtp.fc.weight"] = fused(draw, table)
     norms = ("model.norm", "mtp.norm", "mtp.pre_fc_norm_embedding", "mtp.pre_fc_norm_hidden")
     made |= {f"{name}.weight": torch.zeros(HIDDEN) for name in norms}
-    weights = {name: tensor if name.endswith("A_log") else tensor.bfloat16() for name, tensor in made.items()}
-    sizes = {"linear_key_head_dim": wide, "linear_value_head_dim": wide, "mlp_only_layers": list(dense)}
-    write(folder, weights, CONFIG | sizes)
+    return {name: tensor if name.endswith("A_log") else tensor.bfloat16() for name, tensor in made.items()}
 
 
 CONFIG: dict[str, Any] = {
@@ -288,4 +319,15 @@ CONFIG: dict[str, Any] = {
     "num_nextn_predict_layers": 1,
     "bos_token_id": 0,
     "eos_token_id": 1,
+}
+OF_EXPERTS = "num_experts", "num_experts_per_tok", "moe_intermediate_size", "shared_expert_intermediate_size"
+DENSE = {name: value for name, value in CONFIG.items() if name not in (*OF_EXPERTS, "decoder_sparse_step")} | {
+    "architectures": ["Qwen3_5ForCausalLM"],
+    "model_type": "qwen3_5_text",
+    "mtp_num_hidden_layers": 1,
+    "rope_parameters": {
+        "rope_type": "default",
+        "rope_theta": CONFIG["rope_theta"],
+        "partial_rotary_factor": CONFIG["partial_rotary_factor"],
+    },
 }

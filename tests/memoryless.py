@@ -27,6 +27,7 @@ from specc.lab.engine.models.drafts import (
     MtpDraft,
     StandaloneDraft,
 )
+from specc.lab.engine.models.heads.dspark_head import DsparkHead
 from specc.lab.engine.models.heads.eagle_head import SharingHead
 
 Path: TypeAlias = Sequence[tuple[int, Tensor]]
@@ -165,16 +166,25 @@ class Dflash(Memoryless[DflashDraft]):
     """A head that fills in a block over a context made of the target's rows."""
 
     def chain(self, known: int, steps: int) -> list[int]:
-        """All places at once."""
+        """All places at once, and of a Markov head one draft after the other."""
+        if not steps:
+            return []
         bonus, context = self.tokens[known - 1 : known], self.hidden[None, : known - 1]
         head, cache = self.draft.head, DynamicCache()
         for layer, (keys, values) in enumerate(head.keys_and_values(context, _positions(context[0]))):
             cache.update(keys, values, layer)
-        positions = known - 1 + torch.arange(1 + steps, device=bonus.device)
-        everything = torch.ones(1, 1, 1 + steps, known + steps, dtype=torch.bool, device=bonus.device)
+        first = 0 if head.anchored else 1  # row with the scores of a draft
+        positions = known - 1 + torch.arange(first + steps, device=bonus.device)
+        everything = torch.ones(1, 1, first + steps, known - 1 + first + steps, dtype=torch.bool, device=bonus.device)
         with plain_head(head):
-            rows = head(bonus, positions[None], attention_mask=everything, past_key_values=cache)[0, 1:]
-        return self.best(self.draft.logits(rows))
+            rows = head(bonus, positions[None], attention_mask=everything, past_key_values=cache)[0, first:]
+        scores = self.draft.logits(rows)
+        if not isinstance(head, DsparkHead):
+            return self.best(scores)
+        path = bonus.tolist()
+        for row in scores:
+            path += self.best(row + head.markov_head(torch.tensor(path[-1], device=bonus.device)))
+        return path[1:]
 
 
 def _positions(rows: Tensor) -> Tensor:

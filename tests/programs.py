@@ -35,6 +35,7 @@ _AUX = ({"aux_layers": [1, 2]}, {"num_aux_layers": 2})
 BESIDES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "EAGLE3": _AUX,
     "DFLASH": _AUX,
+    "DSPARK": (_AUX[0], _AUX[1] | {"markov_rank": 24}),
     "MULTI_LAYER_EAGLE": ({}, {"num_layers": 16}),
 }
 """What target and draft say besides: rows of several of the target's layers, or a module for every step."""

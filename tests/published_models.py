@@ -129,12 +129,16 @@ def block_draft(architecture: str = "DFlashDraftModel", **more: Any) -> dict[str
     )  # fmt: skip
 
 
+MARKOV = {"markov_rank": 256, "markov_head_type": "vanilla", "enable_confidence_head": True}
+"""The keys of drafts of blocks with a Markov head."""
 BLOCK_DRAFTS = {
     "Qwen3-8B-DFlash-b16": block_draft(),
     "Qwen3-8B-Domino": block_draft(
         projector_type="domino", shift_label=True, pure_draft_prefix_len=1, gru_hidden_dim=256, emb_dim=256
     ),
     "Qwen3-8B-DFlash2": block_draft("DFlash2DraftModel", selector_rank=64, selector_top_k=8),
+    "Qwen3-8B-DSpark-block7": block_draft("Qwen3DSparkModel") | MARKOV | {"block_size": 7},
+    "Qwen3-8B-DSpark-MiniMax": block_draft("DSparkMiniMaxDraftModel") | MARKOV | {"block_size": 7},
 }
 
 

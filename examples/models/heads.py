@@ -13,6 +13,7 @@ from transformers import DynamicCache, LlamaConfig, LlamaForCausalLM
 
 from specc.lab.engine.models.aux_states import AuxStates
 from specc.lab.engine.models.heads.dflash_head import DflashHead
+from specc.lab.engine.models.heads.dspark_head import DsparkHead
 from specc.lab.engine.models.heads.eagle3_head import Eagle3Head
 from specc.lab.engine.models.heads.eagle_head import EagleHead, SharingHead
 from specc.lab.engine.models.heads.frozen_kv_head import Attend, FrozenKvHead
@@ -148,7 +149,7 @@ def block_mask(blocks: int, size: int, device: torch.device) -> Tensor:
 
 def dflash_chain(head: DflashHead, reading: Reading, tokens: Tensor) -> Iterator[Tensor]:
     """One block after every position, all drafts of a block at once."""
-    bonus, size = tokens[:, 1:], head.block_size
+    bonus, size = tokens[:, 1:], DEPTH + int(not head.anchored)
     positions, cache = positions_of(bonus), DynamicCache()
     for layer, (keys, values) in enumerate(head.keys_and_values(reading.aux[:, :-1], positions)):
         cache.update(keys, values, layer)
@@ -156,7 +157,17 @@ def dflash_chain(head: DflashHead, reading: Reading, tokens: Tensor) -> Iterator
     mask = block_mask(bonus.shape[1], size, tokens.device)
     rows = head(bonus, places, attention_mask=mask, past_key_values=cache)
     for step in range(DEPTH):
-        yield rows[:, : bonus.shape[1] - step, 1 + step]
+        yield rows[:, : bonus.shape[1] - step, step + int(not head.anchored)]
+
+
+def own_scores(head: Any, rows: Tensor, before: Tensor) -> Tensor:
+    """What a head says of its rows T[B, n, W], whatever tokens i64[B, n] are before the drafts."""
+    return head.logits(rows)
+
+
+def biased_scores(head: DsparkHead, rows: Tensor, before: Tensor) -> Tensor:
+    """The same with the bias behind these tokens."""
+    return head.logits(rows) + head.markov_head(before)
 
 
 def llama_config(hidden: int, layers: int, kv_heads: int, **more: Any) -> LlamaConfig:
@@ -182,7 +193,8 @@ class Kind(NamedTuple):
     """A kind of draft head: its class, the sizes of the example, its chain.
 
     pull: weight of a smooth L1 loss that draws the chain's rows to the target's hidden states.
-    begins: the head whose weights it begins with, of one that scores a part of the tokens.
+    begins: the head whose weights it begins with, of one that scores a part of the tokens or has more than that.
+    scores: those of a chain's rows, by the tokens before the drafts.
     """
 
     head: type[SharingHead]
@@ -190,6 +202,7 @@ class Kind(NamedTuple):
     chain: Callable[[Any, Reading, Tensor], Iterator[Tensor]]
     pull: float = 0.0
     begins: str = ""
+    scores: Callable[[Any, Tensor, Tensor], Tensor] = own_scores
 
 
 EAGLE3 = {
@@ -201,6 +214,9 @@ EAGLE3 = {
     "eagle_config": {"eagle_aux_hidden_state_layer_ids": list(AUX_LAYERS)},
     "tie_word_embeddings": False,
 }
+DFLASH = {"hidden": 256, "layers": 2, "kv_heads": 1, "intermediate_size": 256}
+BLOCKS = {"target_layer_ids": list(AUX_LAYERS)}
+MARKOV = {"markov_rank": 64, "sample_from_anchor": False}
 HEADS = {
     "eagle": Kind(EagleHead, partial(llama_config, hidden=256, layers=1, kv_heads=2), eagle_chain, pull=0.2),
     "eagle3": Kind(Eagle3Head, partial(llama_config, **EAGLE3), eagle3_chain),
@@ -227,16 +243,14 @@ HEADS = {
         frozen_chain,
     ),
     "dflash": Kind(
-        DflashHead,
-        partial(
-            llama_config,
-            hidden=256,
-            layers=2,
-            kv_heads=1,
-            intermediate_size=256,
-            dflash_config={"target_layer_ids": list(AUX_LAYERS), "block_size": DEPTH + 1},
-        ),
+        DflashHead, partial(llama_config, **DFLASH, dflash_config={**BLOCKS, "block_size": DEPTH + 1}), dflash_chain
+    ),
+    "dspark": Kind(
+        DsparkHead,
+        partial(llama_config, **DFLASH, dflash_config={**BLOCKS, **MARKOV, "block_size": DEPTH}),
         dflash_chain,
+        begins="dflash",
+        scores=biased_scores,
     ),
 }
 
@@ -246,7 +260,12 @@ Drafts = Callable[[Reading, Tensor], Iterator[Tensor]]
 
 def drafts_of(kind: Kind, head: SharingHead) -> Drafts:
     """What a head drafts."""
-    return lambda reading, tokens: (whole(head, head.logits(rows)) for rows in kind.chain(head, reading, tokens))
+
+    def drafts(reading: Reading, tokens: Tensor) -> Iterator[Tensor]:
+        for draft, rows in enumerate(kind.chain(head, reading, tokens), start=1):
+            yield whole(head, kind.scores(head, rows, tokens[:, draft:]))
+
+    return drafts
 
 
 def whole(head: SharingHead, scores: Tensor) -> Tensor:

@@ -1,4 +1,4 @@
-"""Train the example models: a small target, a standalone draft, and draft heads of five kinds, one of them twice.
+"""Train the example models: a small target, a standalone draft, and draft heads of six kinds, one of them twice.
 
 All of them learn the source text of the Python standard library. The draft and the heads are
 distilled from the target as it is on disk, weights rounded to bfloat16.
@@ -71,6 +71,7 @@ SCHEDULES = {
     "mtp": Schedule(3500, 2e-3, tokens=16384, written=16384),
     "frozen_kv": Schedule(3500, 2e-3, tokens=16384, written=16384),
     "dflash": Schedule(6000, 2e-3, tokens=8192, written=16384),
+    "dspark": Schedule(600, 1e-2, written=1024),
 }
 TARGET = {"hidden": 256, "layers": 4, "kv_heads": 2}
 STAGES = ("tokenizer", "target", "standalone", *HEADS, "evaluate")
@@ -217,7 +218,8 @@ def chain_loss(kind: Kind, head: Any, reading: Reading, tokens: Tensor, scored: 
     """
     loss = torch.zeros((), device=tokens.device)
     for draft, rows in enumerate(kind.chain(head, reading, tokens), start=1):
-        loss = loss + soft_cross_entropy(head.logits(rows), reading.logits[:, draft:][..., scored])
+        scores = kind.scores(head, rows, tokens[:, draft:])
+        loss = loss + soft_cross_entropy(scores, reading.logits[:, draft:][..., scored])
         if kind.pull:
             loss = loss + kind.pull * F.smooth_l1_loss(rows, reading.hidden[:, draft:])
     return loss / DEPTH
@@ -231,7 +233,7 @@ def train_head(name: str, job: Job) -> int:
     for parameter in head.parameters():
         if parameter.ndim > 1:
             nn.init.normal_(parameter, std=0.02)
-    scored: Any = slice(None)
+    scored = slice(None)
     if kind.begins:
         scored = begin_with(head, HEADS[kind.begins].head.from_directory(job.out / kind.begins, reader.target), job)
     batches = job.batches()
@@ -247,11 +249,18 @@ def train_head(name: str, job: Job) -> int:
     return steps
 
 
-def begin_with(head: Any, whole: Any, job: Job) -> list[int]:
-    """Take the weights of a head of all tokens, and of its scores the rows of the text's most frequent tokens.
+def begin_with(head: Any, whole: Any, job: Job) -> Any:
+    """Take the weights of another head.
 
-    Returns those tokens, ascending.
+    A head that has more than that learns what it has more alone. One of a part of the tokens takes the rows of scores
+    of the text's most frequent ones. Returns the tokens that are scored, ascending: an index.
     """
+    if not hasattr(head, "d2t"):
+        weights = whole.state_dict()
+        head.load_state_dict(weights, strict=False)
+        for name, parameter in head.named_parameters():
+            parameter.requires_grad_(name not in weights)
+        return slice(None)
     ends = job.corpus.tokenizer.convert_tokens_to_ids([EOS])
     tokens = most_frequent(Counter(job.corpus.training.tolist()), head.lm_head.out_features, VOCAB, ends)
     rows = torch.tensor(tokens, device=job.device)

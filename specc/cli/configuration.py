@@ -170,7 +170,16 @@ def _settled(plan: Plan) -> dict[str, Any]:
         draft["target_hidden_size"] = target.hidden_size
         draft["num_aux_layers"] = len(target.aux_layers) or None
         draft["token_map"] = "engine" if draft["vocab_size"] != target.vocab_size else None
+        draft["markov_rank"] = _markov_rank(plan)
     return settled
+
+
+def _markov_rank(plan: Plan) -> int | None:
+    """How wide the tables of the draft's Markov head are; None without one."""
+    from specc.compiler.ir.ops.head import MARKOV
+
+    table = plan.inputs.get(MARKOV[0])
+    return None if table is None else int(table.axes[-1])
 
 
 def _sizes(model: Model, plan: Plan, role: str) -> dict[str, Any]:

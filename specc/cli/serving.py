@@ -36,6 +36,15 @@ NameOption = Annotated[
 HeadOption = Annotated[
     str, typer.Option(metavar="HOW", help="The draft's key head: weights, int8 or fp8 leave it to the program.")
 ]
+TokenMapOption = Annotated[
+    Path | None,
+    typer.Option(
+        metavar="FILE",
+        help="The draft's key token_map, beside --head: a JSON array of the tokens that it scores, as specc hot-tokens "
+        "writes it.",
+        show_default=False,
+    ),
+]
 DRAWN = "top_k,top_p"
 """Parameters, beside a temperature, that requests of an ordinary server sample with."""
 

@@ -25,7 +25,7 @@ from .graphs.segments import SegmentGraphs
 from .memory.arena import Arena
 from .memory.carried import check_carried
 from .memory.footprint import Memory
-from .memory.kv_rows import KvRows
+from .memory.kv_rows import KvRows, Pairs
 from .memory.overlap import check_apart
 from .memory.staging import Sent, Staging
 from .memory.tables import TableGuard, check_names, check_request_table, check_tables, prompt_tokens, room
@@ -52,13 +52,12 @@ class BoundStep:
         callbacks: the engine's forwards.
         req_to_token: i32[p, C], the KV slot of every position of pool rows 0..p-1, or the block table of a program that
             reads one; the engine's own tensor. With fewer than P rows, those of requests are 1..p-1.
-        kv_pools: the engine's KV buffers by owner, see `KvPools`.
+        kv_pools, state_pools: the engine's KV buffers and recurrent states by owner, see `KvPools` and `StatePools`.
         tables: what else the program reads of the engine's, see `Plan.tables`.
         collective: all ranks of a program with sharded logits, needed where there are several.
         carry: carried fields that live in tables of the engine's, see `check_carried`.
         nvtx: whether every node that the host launches or calls is in an NVTX range of its name.
-        poison: see `Arena`.
-        memory: see `Arena`.
+        poison, memory: see `Arena`.
         shapes: the steps of one binding by shape, which share state and memory; others may be added later.
 
     """
@@ -75,6 +74,7 @@ class BoundStep:
         *,
         collective: Collective | None = None,
         carry: Mapping[str, Tensor] | None = None,
+        state_pools: Pairs | None = None,
         nvtx: bool = False,
         poison: int | None = None,
         memory: Tensor | None = None,
@@ -87,7 +87,7 @@ class BoundStep:
         self._plan, self._backend, self._device, self._callbacks = plan, backend, device, callbacks
         self._shapes = {plan.shape: self} if shapes is None else shapes
         self._tables = self._brought({} if tables is None else tables)
-        self._kv = self._moved({} if kv_pools is None else kv_pools)
+        self._kv = self._moved({} if kv_pools is None else kv_pools, {} if state_pools is None else state_pools)
         outside = check_carried(plan, device, {} if carry is None else carry)
         read = {plan.table: req_to_token, **self._tables}
         check_apart({**self._kv.named, **{f"carry[{name!r}]": pool for name, pool in (carry or {}).items()}}, read)
@@ -282,11 +282,12 @@ class BoundStep:
         """What the program reads besides the request table, by name. BindError as `check_tables`."""
         if self._first_shape() is not self:
             tables = {name: table for name, table in tables.items() if name in self._plan.tables()}
-        return check_tables(self._plan, self._device, tables)
+        return check_tables(self._plan, self._device, tables, len(self._table))
 
-    def _moved(self, kv_pools: Mapping[str, Sequence[Tensor]]) -> KvRows:
-        """The engine's KV buffers that kernels touch: none. BindError for those that the program does not know."""
+    def _moved(self, kv_pools: Mapping[str, Sequence[Tensor]], state_pools: Pairs) -> KvRows:
+        """What kernels touch of the engine's pools: nothing. BindError for what the program does not know."""
         check_names("kv_pools", kv_pools, self._plan.kv_pools, "the program knows the KV buffers of")
+        check_names("state_pools", state_pools, (), "the program commits the states of")
         return KvRows()
 
     @contextlib.contextmanager

@@ -16,6 +16,7 @@ from .capabilities.records import RecordedProgram
 from .errors import BindError, UnsupportedDeviceError
 from .graphs.capture import check_device
 from .memory.arena import allocate
+from .memory.kv_rows import Pairs
 from .plan.capabilities import absent, check_held
 from .plan.files.manifest import Manifest
 from .plan.files.plan_json import load_plans
@@ -77,6 +78,7 @@ class Program(
         req_to_token: Tensor,
         kv_pools: Mapping[str, Sequence[Tensor]] | None = None,
         *,
+        state_pools: Pairs | None = None,
         tables: Mapping[str, Tensor] | None = None,
         collective: Collective | None = None,
         carry: Mapping[str, Tensor] | None = None,
@@ -87,22 +89,19 @@ class Program(
 
         The result drafts the deepest shape that the program was compiled for; its `at` has the others. It is a
         `RotatedStep` where the engine runs the target (`plan.rotated`). The table may have fewer than the program's P
-        rows; requests are then in rows 1..p-1. Forwards of the prefill are needed only by
-        those who call it. Forwards that prepare themselves for one shape come as a mapping, an object for each.
+        rows; requests are then in rows 1..p-1. Forwards of the prefill are needed only by those who call it. Forwards
+        that prepare themselves for one shape come as a mapping, an object for each.
 
         `kv_pools` has the KV buffers T[slots, ...] of `target` and `draft`, layer by layer (keys, then values), needed
-        for those that `plan.kv_pools` calls bound; `tables` the tensors of `plan.tables()`, by name. All of them must
-        stay where they are as long as the step is used.
-        `carry`: by carried field a tensor T[P, ...] of the engine's own, in the plan's dtype, contiguous and aligned to
-        16 bytes, apart from all else, in which the field lives instead of in the program's memory; row 0 is never
-        written. Nothing is cleared. All fields that the engine writes are given; rows T[P, S] of a field that the
-        configuration places in a table may be further apart.
+        for those that `plan.kv_pools` calls bound; `state_pools` the recurrent states, see `StatePools`; `tables` the
+        tensors of `plan.tables()`, by name. All of them must stay where they are as long as the step is used.
+        `carry`: by carried field a tensor T[P, ...] in which it lives instead, see `check_carried`. Nothing is cleared.
         `collective`: of a program whose logits are sharded over several ranks, all of them; by default those of
         torch.distributed. The ranks compare what they run, so all of them bind, or none does.
-        `capture`: True captures the whole step, forwards included; "segments" what runs between the forwards, which are
-        called in every step; False nothing; None, on CUDA, True when `callbacks.capturable` is true, else "segments".
-        Captures run the forwards on padding rows; where these cannot run yet, bind with False and call `Step.capture`
-        later. `nvtx`: on CUDA, launch and call every node in an NVTX range.
+        `capture`: True captures the whole step; "segments" what runs between the forwards, which are called in every
+        step; False nothing; None, on CUDA, True when `callbacks.capturable` is true, else "segments". Captures run the
+        forwards on padding rows; where these cannot run yet, bind with False and call `Step.capture` later.
+        `nvtx`: on CUDA, launch and call every node in an NVTX range.
         Raises CollectiveError when a rank does not come, BindError when one runs another program, a callback is
         missing, tables or buffers do not fit, or capture is asked of a CPU program.
         """
@@ -123,7 +122,7 @@ class Program(
         of_shape = partial(kind, collective=collective, carry=carry, nvtx=nvtx and cuda, memory=memory, shapes=bound)
         place, given = (self._backend, self.device), (req_to_token, kv_pools, tables)
         for shape, forwards in _by_shape(callbacks, self.plans).items():
-            bound[shape] = of_shape(self.plans[shape], *place, forwards, *given)
+            bound[shape] = of_shape(self.plans[shape], *place, forwards, *given, state_pools=state_pools)
         step = bound[self.plan.shape]
         if capture:
             step.capture(capture)

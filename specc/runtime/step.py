@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from .bound import BoundStep
 from .capabilities.collective import ShardedStep
+from .capabilities.committing import CommittingStep
 from .capabilities.draft_tables import DraftTablesStep
 from .capabilities.moving import MovingStep
 from .capabilities.records import RecordedStep
@@ -11,6 +12,7 @@ from .capabilities.sampled import SampledStep
 
 
 class Step(
+    CommittingStep,
     DraftTablesStep,
     MovingStep,
     RecordedStep,

@@ -4,8 +4,7 @@ The head has V entries with W weights each; a part has PART entries that follow 
 none. A program takes all rows with BN entries at a time, BM rows with them, and reads BK weights of each entry at a
 time. So all rows share what is read of the head, up to BM of them. A kernel has tiles of 16 rows to those of its
 largest batch, and a launch takes the smallest that hold its rows. Sums are of f32 and have one order, whatever the
-number of rows. Rows have 8 bits where weights have, as `halves.py` makes them: sums of i8 are whole numbers, and what
-one is worth, of the row and of the entry, multiplies the sum.
+number of rows. What a tile is stands in head_tile.py.
 
 Records are those of shard.py, with parts in place of ranks: i64[parts, rows, words]. Rules of values are those of
 argmax.py and topk.py: NaN counts as -inf and is told, -0.0 == 0.0, the lowest of equal entries is first.
@@ -16,80 +15,18 @@ import triton.language as tl
 
 from .argmax import first_of_largest
 from .best import NO_KEY, NO_ORDER, joined, sort_order
+from .head_tile import head_tile
 from .shards import mass_word
 from .topk import exp_below
 
 NO_ENTRY = tl.constexpr(0x7FFFFFFF)
 """Above every entry."""
 ABOVE_KEYS = tl.constexpr(0x7FFFFFFFFFFFFFFF)
-ROUGH = tl.constexpr(64)
-"""Products of e4m3 that a GPU may add with fewer bits than f32 has: as many as the least tile has of a sum."""
-
-
-@triton.jit
-def head_tile(
-    states_ptr,
-    low_ptr,
-    worth_ptr,
-    weight_ptr,
-    scale_ptr,
-    first_entry,
-    end,
-    first_row,
-    rows,
-    W: tl.constexpr,
-    BN: tl.constexpr,
-    BM: tl.constexpr,
-    BK: tl.constexpr,
-):
-    """Logits f32[BN, BM] of entries from the first one to `end`, and of rows from the first; others have any."""
-    n, m, k = tl.arange(0, BN), tl.arange(0, BM), tl.arange(0, BK)
-    inside = (first_entry + n < end)[:, None]
-    given = (first_row + m < rows)[None, :]
-    # 64-bit: V * W passes 2**31. Within a tile, offsets of 32 bits take half the registers.
-    wide = tl.full([], W, tl.int64)
-    weights_ptr = (weight_ptr + first_entry * wide) + (n[:, None] * W + k[None, :])
-    place = m[None, :] * W + k[:, None]
-    rows_ptr = (states_ptr + first_row * wide) + place
-    whole: tl.constexpr = weight_ptr.dtype.element_ty == tl.int8
-    logits = tl.zeros([BN, BM], tl.int32 if whole else tl.float32)
-    if scale_ptr is not None:
-        lows_ptr = (low_ptr + first_row * wide) + place
-        lows = logits
-    for at in range(0, W, BK):
-        if W % BK == 0:
-            here, there = inside, given
-        else:
-            here, there = inside & (at + k < W)[None, :], given & (at + k < W)[:, None]
-        weights = tl.load(weights_ptr + at, mask=here, other=0.0)
-        states = tl.load(rows_ptr + at, mask=there, other=0.0)
-        if scale_ptr is None:
-            logits = tl.dot(weights, states, logits, input_precision="ieee")
-        else:
-            lower = tl.load(lows_ptr + at, mask=there, other=0.0)
-            if whole:
-                logits = tl.dot(weights, states, logits, out_dtype=tl.int32)
-                lows = tl.dot(weights, lower, lows, out_dtype=tl.int32)
-            else:
-                logits = tl.dot(weights, states, logits, max_num_imprecise_acc=ROUGH)
-                lows = tl.dot(weights, lower, lows, max_num_imprecise_acc=ROUGH)
-    if scale_ptr is not None:
-        if whole:
-            logits = logits.to(tl.float32) * 256.0 + lows.to(tl.float32)
-        else:
-            logits += lows
-        logits *= tl.load(worth_ptr + first_row + m, mask=first_row + m < rows, other=0.0)[None, :]
-        logits *= tl.load(scale_ptr + first_entry + n, mask=first_entry + n < end, other=0.0)[:, None]
-    return logits
 
 
 @triton.jit
 def head_parts(
-    states_ptr,
-    low_ptr,
-    worth_ptr,
-    weight_ptr,
-    scale_ptr,
+    operands,
     result_ptr,
     program,
     programs,
@@ -102,6 +39,8 @@ def head_parts(
     BN: tl.constexpr,
     MOST: tl.constexpr,
     BK: tl.constexpr,
+    TABLE: tl.constexpr,
+    STRIDE: tl.constexpr,
 ):
     """Store what the parts of one of several programs are asked for, with tiles of at most MOST rows.
 
@@ -109,11 +48,7 @@ def head_parts(
     """
     if MOST > 16 and rows * 2 <= MOST:
         head_parts(
-            states_ptr,
-            low_ptr,
-            worth_ptr,
-            weight_ptr,
-            scale_ptr,
+            operands,
             result_ptr,
             program,
             programs,
@@ -126,14 +61,12 @@ def head_parts(
             BN,
             MOST // 2,
             BK,
+            TABLE,
+            STRIDE,
         )
     else:
         parts_of_tiles(
-            states_ptr,
-            low_ptr,
-            worth_ptr,
-            weight_ptr,
-            scale_ptr,
+            operands,
             result_ptr,
             program,
             programs,
@@ -146,16 +79,14 @@ def head_parts(
             BN,
             MOST,
             BK if MOST <= 64 else BK // 2,
+            TABLE,
+            STRIDE,
         )
 
 
 @triton.jit
 def parts_of_tiles(
-    states_ptr,
-    low_ptr,
-    worth_ptr,
-    weight_ptr,
-    scale_ptr,
+    operands,
     result_ptr,
     program,
     programs,
@@ -168,16 +99,14 @@ def parts_of_tiles(
     BN: tl.constexpr,
     BM: tl.constexpr,
     BK: tl.constexpr,
+    TABLE: tl.constexpr,
+    STRIDE: tl.constexpr,
 ):
     """Store a part's logits where WORDS is 0, else its record: of the argmax (1), or of the WORDS - 1 best entries."""
     for part in range(program, PARTS, programs):
         if WORDS == 0:
             logits_part(
-                states_ptr,
-                low_ptr,
-                worth_ptr,
-                weight_ptr,
-                scale_ptr,
+                operands,
                 result_ptr,
                 part,
                 rows,
@@ -187,14 +116,12 @@ def parts_of_tiles(
                 BN,
                 BM,
                 BK,
+                TABLE,
+                STRIDE,
             )
         elif WORDS == 1:
             argmax_part(
-                states_ptr,
-                low_ptr,
-                worth_ptr,
-                weight_ptr,
-                scale_ptr,
+                operands,
                 result_ptr,
                 part,
                 rows,
@@ -204,14 +131,12 @@ def parts_of_tiles(
                 BN,
                 BM,
                 BK,
+                TABLE,
+                STRIDE,
             )
         else:
             topk_part(
-                states_ptr,
-                low_ptr,
-                worth_ptr,
-                weight_ptr,
-                scale_ptr,
+                operands,
                 result_ptr,
                 part,
                 rows,
@@ -222,6 +147,8 @@ def parts_of_tiles(
                 BN,
                 BM,
                 BK,
+                TABLE,
+                STRIDE,
             )
 
 
@@ -234,11 +161,7 @@ def without_nan(logits, inside, nan):
 
 @triton.jit
 def logits_part(
-    states_ptr,
-    low_ptr,
-    worth_ptr,
-    weight_ptr,
-    scale_ptr,
+    operands,
     logits_ptr,
     part,
     rows,
@@ -248,6 +171,8 @@ def logits_part(
     BN: tl.constexpr,
     BM: tl.constexpr,
     BK: tl.constexpr,
+    TABLE: tl.constexpr,
+    STRIDE: tl.constexpr,
 ):
     """Store the logits f32[rows, V] of the entries of a part."""
     end = tl.minimum(part * PART + PART, V)
@@ -255,18 +180,26 @@ def logits_part(
         row = first + tl.arange(0, BM)
         for at in range(part * PART, end, BN):
             entry = at + tl.arange(0, BN)
-            x = head_tile(states_ptr, low_ptr, worth_ptr, weight_ptr, scale_ptr, at, end, first, rows, W, BN, BM, BK)
+            x = head_tile(
+                operands,
+                at,
+                end,
+                first,
+                rows,
+                W,
+                BN,
+                BM,
+                BK,
+                TABLE,
+                STRIDE,
+            )
             place = row[None, :].to(tl.int64) * V + entry[:, None]
             tl.store(logits_ptr + place, x, mask=(entry < end)[:, None] & (row < rows)[None, :])
 
 
 @triton.jit
 def argmax_part(
-    states_ptr,
-    low_ptr,
-    worth_ptr,
-    weight_ptr,
-    scale_ptr,
+    operands,
     records_ptr,
     part,
     rows,
@@ -276,6 +209,8 @@ def argmax_part(
     BN: tl.constexpr,
     BM: tl.constexpr,
     BK: tl.constexpr,
+    TABLE: tl.constexpr,
+    STRIDE: tl.constexpr,
 ):
     """Store what a part knows of the argmax of all rows."""
     end = tl.minimum(part * PART + PART, V)
@@ -286,7 +221,19 @@ def argmax_part(
         nan = tl.zeros([BM], tl.int32)
         for at in range(part * PART, end, BN):
             entry = at + tl.arange(0, BN)
-            x = head_tile(states_ptr, low_ptr, worth_ptr, weight_ptr, scale_ptr, at, end, first, rows, W, BN, BM, BK)
+            x = head_tile(
+                operands,
+                at,
+                end,
+                first,
+                rows,
+                W,
+                BN,
+                BM,
+                BK,
+                TABLE,
+                STRIDE,
+            )
             inside = (entry < end)[:, None]
             x, nan = without_nan(x, inside, nan)
             top, lowest = first_of_largest(x, entry[:, None], 0)
@@ -298,11 +245,7 @@ def argmax_part(
 
 @triton.jit
 def topk_part(
-    states_ptr,
-    low_ptr,
-    worth_ptr,
-    weight_ptr,
-    scale_ptr,
+    operands,
     records_ptr,
     part,
     rows,
@@ -313,6 +256,8 @@ def topk_part(
     BN: tl.constexpr,
     BM: tl.constexpr,
     BK: tl.constexpr,
+    TABLE: tl.constexpr,
+    STRIDE: tl.constexpr,
 ):
     """Store what a part knows of the K most probable entries of all rows, which are in no order."""
     end = tl.minimum(part * PART + PART, V)
@@ -327,7 +272,19 @@ def topk_part(
         nan = tl.zeros([BM], tl.int32)
         for at in range(part * PART, end, BN):
             entry = at + tl.arange(0, BN)
-            x = head_tile(states_ptr, low_ptr, worth_ptr, weight_ptr, scale_ptr, at, end, first, rows, W, BN, BM, BK)
+            x = head_tile(
+                operands,
+                at,
+                end,
+                first,
+                rows,
+                W,
+                BN,
+                BM,
+                BK,
+                TABLE,
+                STRIDE,
+            )
             inside = (entry < end)[:, None]
             x, nan = without_nan(x, inside, nan)
             top = tl.maximum(best, tl.max(x, axis=0))

@@ -30,6 +30,10 @@ What the engine brings:
 * `kv_pools`: the KV buffers of the {{ moved | join(" and the ") }}, by owner a list of tensors [slots, ...],
   layer by layer.
 {% endif -%}
+{% if states -%}
+* `state_pools`: the states of the target's recurrent layers, pairs of what is kept T[rows, ...] and what is pending
+  T[requests, N, ...].
+{% endif -%}
 {% if table_types -%}
 * `tables`: {{ table_types | join(", ") }}.
 {% endif -%}

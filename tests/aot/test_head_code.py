@@ -13,6 +13,7 @@ from specc.compiler.config.archs import SHARED_BYTES
 from specc.compiler.config.rules.legality import WITHOUT_FP8
 from specc.compiler.kernels import FAMILIES
 
+MARKOV = {"algorithm": "DSPARK", "num_steps": 2}
 CHAIN, TREE = {"num_steps": 2}, {"num_steps": 3, "topk": 4, "num_draft_tokens": 8}
 
 
@@ -25,5 +26,18 @@ def test_tiles_of_every_size(head: str, shape: dict[str, Any], largest: int) -> 
     sources = kernels_of(load(archs=archs, **keys, **shape), "head")
     assert sources
     for (_, arch), artifact in compiled(sources, *archs).items():
+        assert artifact.spills <= FAMILIES["head"].spills, artifact
+        assert artifact.shared <= SHARED_BYTES[arch], artifact
+
+
+@pytest.mark.parametrize("verify", ["greedy", "rejection"])
+@pytest.mark.parametrize(("dtype", "largest"), [("float32", 8), ("bfloat16", 8), ("bfloat16", 256)])
+def test_logits_with_a_bias(verify: str, dtype: str, largest: int) -> None:
+    """Reduced, or stored for a draw: two kernels, one for each row of the block."""
+    model = MODEL | {"dtype": dtype}
+    keys: dict[str, Any] = {"buckets": [largest], "verify": verify, "target": model}
+    sources = kernels_of(load(**MARKOV, **keys, draft=model | {"markov_rank": 256}), "head")
+    assert len(sources) == 2
+    for (_, arch), artifact in compiled(sources[:1], *KNOWN_ARCHS).items():
         assert artifact.spills <= FAMILIES["head"].spills, artifact
         assert artifact.shared <= SHARED_BYTES[arch], artifact

@@ -21,6 +21,7 @@ from typer.testing import CliRunner
 
 from specc.cli.main import app
 from specc.lab.engine.models.heads.dflash_head import DflashHead
+from specc.lab.engine.models.heads.dspark_head import DsparkHead
 from specc.lab.engine.models.heads.eagle3_head import Eagle3Head
 from specc.lab.engine.models.heads.eagle_head import EagleHead
 from specc.lab.engine.models.heads.frozen_kv_head import FrozenKvHead
@@ -153,7 +154,9 @@ def _random_models(root: Path, tokens: Path) -> Models:
     block = _qwen3(hidden=64, layers=2, heads=4, kv_heads=1)
     block.dflash_config = {"target_layer_ids": [0, 1], "block_size": 4}
     DflashHead(block).save(root / "dflash")
-    drafts = {name: root / directory for name, directory in DRAFTS.items()}
+    block.markov_rank = 24
+    DsparkHead(block).save(root / "dspark")
+    drafts = {name: root / directory for name, directory in DRAFTS.items()} | {"DSPARK": root / "dspark"}
     return Models(root / "target", drafts, ROOT / "Makefile", tokens)
 
 
@@ -169,7 +172,9 @@ def _unlisted_layers(root: Path, tokens: Path) -> Models:
     block = _qwen3(hidden=64, layers=2, heads=4, kv_heads=1)
     block.dflash_config, block.num_target_layers = {"block_size": 4}, 5
     DflashHead(block).save(root / "dflash")
-    drafts = {name: root / DRAFTS[name] for name in ("EAGLE3", "DFLASH")}
+    block.markov_rank, block.sample_from_anchor = 24, False
+    DsparkHead(block).save(root / "dspark")
+    drafts = {name: root / DRAFTS[name] for name in ("EAGLE3", "DFLASH")} | {"DSPARK": root / "dspark"}
     return Models(root / "target", drafts, ROOT / "Makefile", tokens)
 
 
@@ -297,7 +302,7 @@ def load_engine(
     loaded = package.load("cpu")
     target = load_target(models.target, loaded.plan)
     tokens, draft = models.token_map if case.reduced else None, None
-    if case.algorithm in DRAFTS:
+    if case.algorithm in models.drafts:
         draft = load_draft(models.drafts[case.algorithm], loaded.plan, target, tokens)
     tables = {"corpus": load_corpus(models.corpus, target)} if case.corpus else {}
     options = {"max_context": 256, "overlap": case.overlap, **options}

@@ -7,7 +7,7 @@ of states shows that a text depends on them.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from random import Random
@@ -26,6 +26,7 @@ from specc.lab.engine.memory.state_pool import CONV, StatePool
 from specc.lab.engine.models.drafts import StandaloneDraft
 from specc.lab.engine.serving.requests.request import Sampling, StopConditions
 from specc.runtime.plan.shape import Shape
+from specc.runtime.semantics.convention import MOVES, Attrs, Dims, Tensors
 
 from .conftest import EXAMPLES, Case, Models, build_wheel
 from .conftest import PROMPTS as WRITTEN
@@ -40,9 +41,11 @@ from .tree_engine import Config, MemoryProgram, base_texts, draft_of, expected, 
 CHAIN, TREE = Config("STANDALONE", 1, 3, 4, 1), Config("STANDALONE", 3, 3, 8, 4)
 CONFIGS = [
     replace(CHAIN, overlap=True),
+    replace(CHAIN, form="select"),
     TREE,
+    replace(TREE, overlap=True, form="select"),
     Config("EAGLE", 1, 3, 4, 16),
-    Config("EAGLE", 2, 3, 7, 1, mask="slots", overlap=True),
+    Config("EAGLE", 2, 3, 7, 1, mask="slots", overlap=True, form="select"),
     Config("EAGLE3", 3, 2, 8, 1, mask="bitpacked"),
     Config("FROZEN_KV_MTP", 2, 2, 5, 1, mask="full"),
     Config("MULTI_LAYER_EAGLE", 1, 3, 4, 16, overlap=True),
@@ -59,8 +62,10 @@ REQUESTS = [
     base_texts()[2][:33],
 ]
 
+SELECT = "state.select"
 each_family = pytest.mark.parametrize("family", HYBRIDS)
-each_config = pytest.mark.parametrize("config", CONFIGS, ids=lambda c: f"{c.algorithm.lower()}-{c.topk}")
+each_config = pytest.mark.parametrize("config", CONFIGS, ids=lambda c: f"{c.algorithm.lower()}-{c.topk}-{c.form}")
+each_form = pytest.mark.parametrize("form", ["engine", "select"])
 
 
 @each_family
@@ -87,9 +92,10 @@ def expect_clean(engine: Engine) -> None:
 @each_family
 @pytest.mark.parametrize("config", [CHAIN, TREE, MIXED], ids=["chain", "tree", "shapes"])
 @pytest.mark.parametrize("seed", range(2))
-def test_requests_come_and_go_in_any_order(config: Config, family: str, seed: int) -> None:
+@each_form
+def test_requests_come_and_go_in_any_order(config: Config, family: str, seed: int, form: str) -> None:
     """They are thrown out, given up and prefilled again, and rows of a batch change places."""
-    config, random = replace(config, family=family, overlap=bool(seed)), Random(seed)
+    config, random = replace(config, family=family, overlap=bool(seed), form=form), Random(seed)
     shape = Turns(config) if config.others else None
     engine = make_engine(config, padded=True, memory=3, **({"shape": shape} if shape else {}))
     take_turns = engine.scheduler.take_turns
@@ -136,10 +142,11 @@ def test_texts_of_rejection(mode: str, family: str) -> None:
 
 @each_family
 @pytest.mark.parametrize("config", [CHAIN, TREE], ids=["chain", "tree"])
-def test_a_handover_takes_the_state_along(config: Config, family: str) -> None:
+@each_form
+def test_a_handover_takes_the_state_along(config: Config, family: str, form: str) -> None:
     """Over a channel, whatever is prefilled elsewhere."""
     requests = [(prompt, Sampling(0.0)) for prompt in REQUESTS]
-    moved = completions_of(replace(config, family=family), requests, NEW)
+    moved = completions_of(replace(config, family=family, form=form), requests, NEW)
     assert [done.token_ids for done in moved] == [expected(prompt, family)[:NEW] for prompt in REQUESTS]
 
 
@@ -166,7 +173,7 @@ def the_root(pool: StatePool, rows: Tensor, accept_index: Tensor, accept_lens: T
 
 def another_node(pool: StatePool, rows: Tensor, accept_index: Tensor, accept_lens: Tensor) -> None:
     """Commit the state after the node in the next column."""
-    nodes = next(iter(pool.pending.values())).shape[1] - 1
+    nodes = next(iter(pool.pending.values())).shape[1]
     COMMIT(pool, rows, torch.where(accept_index % nodes < nodes - 1, accept_index + 1, accept_index), accept_lens)
 
 
@@ -203,6 +210,30 @@ def test_texts_depend_on_the_state(
     """Nearly every text is another one where a wrong state is committed."""
     engine = make_engine(replace(config, family=family))
     monkeypatch.setattr(StatePool, "commit", fault)
+    outputs = [done.token_ids for done in engine.generate(REQUESTS, StopConditions(NEW))]
+    right = [text == expected(prompt, family)[:NEW] for prompt, text in zip(REQUESTS, outputs, strict=True)]
+    assert sum(right) < len(right) - 1
+
+
+def misread(row: int, column: int) -> Callable[..., None]:
+    """The copy of a program that takes the node of so many places before, of so many rows further."""
+
+    def select(operands: Tensors, attrs: Attrs, dims: Dims, buffers: Sequence[Tensor]) -> None:
+        index, lens, *rest = operands
+        MOVES[SELECT][1]((index.roll(row, 0), (lens - column).clamp(min=0), *rest), attrs, dims, buffers)
+
+    return select
+
+
+@each_family
+@pytest.mark.parametrize("config", [CHAIN, TREE], ids=["chain", "tree"])
+@pytest.mark.parametrize("fault", [misread(0, 1), misread(1, 0), lambda *_: None], ids=["before", "other", "none"])
+def test_texts_depend_on_what_a_program_copies(
+    config: Config, fault: Callable[..., None], family: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The same of its own commit."""
+    engine = make_engine(replace(config, family=family, form="select"))
+    monkeypatch.setattr("specc.runtime.semantics.reference.MOVES", {**MOVES, SELECT: (MOVES[SELECT][0], fault)})
     outputs = [done.token_ids for done in engine.generate(REQUESTS, StopConditions(NEW))]
     right = [text == expected(prompt, family)[:NEW] for prompt, text in zip(REQUESTS, outputs, strict=True)]
     assert sum(right) < len(right) - 1

@@ -36,6 +36,8 @@ CHAINS = [
     Config("MULTI_LAYER_EAGLE", 1, 5, 6, 16),
     Config("DFLASH", 1, 3, 4, 1),
     Config("DFLASH", 1, 5, 6, 16),
+    Config("DSPARK", 1, 3, 4, 1),
+    Config("DSPARK", 1, 5, 6, 16, overlap=True),
     Config("NGRAM", 1, 3, 4, 16),
     Config("NGRAM", 1, 5, 6, 1),
 ]

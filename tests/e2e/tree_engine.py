@@ -34,6 +34,7 @@ from specc.lab.engine.models.drafts import (
     StandaloneDraft,
 )
 from specc.lab.engine.models.heads.dflash_head import DflashHead
+from specc.lab.engine.models.heads.dspark_head import DsparkHead
 from specc.lab.engine.models.heads.eagle3_head import Eagle3Head
 from specc.lab.engine.models.heads.eagle_head import EagleHead
 from specc.lab.engine.models.heads.frozen_kv_head import FrozenKvHead
@@ -64,7 +65,7 @@ SIZES: dict[str, Any] = {"hidden_size": 32, "num_layers": 2, "num_kv_heads": 2, 
 LAYERS = {"EAGLE": 1, "EAGLE3": 1, "MULTI_LAYER_EAGLE": MODULES}
 """Layers of drafts that do not have two."""
 AUX_LAYERS = (1, 2)
-AUX = ("EAGLE3", "DFLASH")
+AUX = ("EAGLE3", "DFLASH", "DSPARK")
 """Algorithms whose drafts read outputs of several of the target's layers: these, counted from 1."""
 LOOKUP = {"window": 64, "longest": 4, "corpus": "words.txt"}
 """Options of NGRAM: the text does not fit into the window."""
@@ -107,6 +108,7 @@ class Config:
     head: str = field(default="engine", repr=False)
     part: tuple[int, ...] = field(default=(), repr=False)
     family: str = field(default="llama", repr=False)
+    form: str = field(default="engine", repr=False)
 
     @property
     def drafted(self) -> dict[str, Any]:
@@ -151,7 +153,8 @@ def plans_of(config: Config) -> tuple[Plan, ...]:
     """Compile a configuration for the models below, short of machine code; the deepest first."""
     draft = SIZES | {"num_layers": LAYERS.get(config.algorithm, SIZES["num_layers"]), "head": config.head}
     draft |= {"vocab_size": len(config.part), "token_map": "engine"} if config.part else {}
-    target = SIZES | {"num_hidden_layers": 4, "state_layers": 2} if config.family in HYBRIDS else SIZES
+    recurrent = {"num_hidden_layers": 4, "state_layers": 2, "state_form": config.form}
+    target = SIZES | (recurrent if config.family in HYBRIDS else {})
     loaded = programs.load(config.algorithm, target=target, draft=draft, **config.keys)
     return tuple(built.plan for built in build_program(loaded).shapes)
 
@@ -211,14 +214,22 @@ class MemoryProgram:
         return self.record_layout.build_draft_input(requests, CPU)
 
     def bind(
-        self, callbacks: object, table: Tensor, kv_pools: Any, *, tables: Any, capture: Any = None, nvtx: bool = False
+        self,
+        callbacks: object,
+        table: Tensor,
+        kv_pools: Any,
+        *,
+        tables: Any,
+        capture: Any = None,
+        nvtx: bool = False,
+        **more: Any,
     ) -> MemoryStep:
         """Bind as a loaded program does."""
         self.faults = Faults(callbacks)
         given, shapes = (self.backend, CPU, self.faults, table, kv_pools, tables), dict[Shape, Step]()
         memory = allocate(self.plans.values(), CPU, poison=0xFF)
         for shape, plan in self.plans.items():
-            shapes[shape] = Step(plan, *given, nvtx=nvtx, memory=memory, shapes=shapes)
+            shapes[shape] = Step(plan, *given, nvtx=nvtx, memory=memory, shapes=shapes, **more)
         step = shapes[self.plan.shape]
         if capture:
             step.capture(capture)
@@ -363,6 +374,7 @@ def draft_of(algorithm: str, family: str = "llama") -> Draft | None:
     heads, config = _example_heads(), _config(LAYERS.get(algorithm, 2))
     config.eagle_config = {"eagle_aux_hidden_state_layer_ids": [layer - 1 for layer in AUX_LAYERS]}
     config.dflash_config = {"target_layer_ids": [layer - 1 for layer in AUX_LAYERS], "block_size": 4}
+    config.markov_rank = 24
     config.backbone_hidden_size, config.kv_layers = 32, [3, 1] if family in HYBRIDS else [1, 0]
     kinds: dict[str, tuple[Any, Any, Any]] = {
         "EAGLE": (EagleHead, heads.eagle_chain, EagleDraft),
@@ -370,6 +382,7 @@ def draft_of(algorithm: str, family: str = "llama") -> Draft | None:
         "FROZEN_KV_MTP": (FrozenKvHead, heads.frozen_chain, FrozenKvDraft),
         "MULTI_LAYER_EAGLE": (MtpHeads, heads.mtp_chain, MtpDraft),
         "DFLASH": (DflashHead, heads.dflash_chain, DflashDraft),
+        "DSPARK": (DsparkHead, heads.dflash_chain, DflashDraft),
     }
     kind, chain, wrap = kinds[algorithm]
     return wrap(_fitted(kind(config).share_with(target_of(family=family).model), chain, family))
@@ -442,6 +455,12 @@ def _learned(model: LlamaForCausalLM, family: str) -> LlamaForCausalLM:
     return model.requires_grad_(False)
 
 
+def _scores(head: Any, rows: Tensor, before: Tensor) -> Tensor:
+    """What a head finds of rows T[n, m, W] behind tokens i64[n, m]."""
+    scores = head.logits(rows)
+    return scores + head.markov_head(before) if isinstance(head, DsparkHead) else scores
+
+
 def _fitted(head: Any, chain: Callable[..., Any], family: str) -> Any:
     """Train a head for a moment on the same."""
     target, ids = target_of("DFLASH", family), _continued(family)
@@ -455,7 +474,10 @@ def _fitted(head: Any, chain: Callable[..., Any], family: str) -> Any:
     with plain_head(head), torch.enable_grad():
         for _ in range(40):
             losses = [
-                cross_entropy(head.logits(rows).flatten(0, 1), labels[:, depth : depth + rows.shape[1]].flatten())
+                cross_entropy(
+                    _scores(head, rows, ids[:, depth : depth + rows.shape[1]]).flatten(0, 1),
+                    labels[:, depth : depth + rows.shape[1]].flatten(),
+                )
                 for depth, rows in enumerate(chain(head, reading, ids), start=1)
             ]
             optimizer.zero_grad()

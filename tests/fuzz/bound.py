@@ -21,6 +21,7 @@ from specc.compiler import algorithms
 from specc.compiler.config import Config, load_text
 from specc.compiler.driver.build import build_program
 from specc.compiler.ir.ops import OPS
+from specc.compiler.ir.ops.head import MARKOV
 from specc.compiler.support.diagnostics import DiagnosticError
 from specc.runtime.backends.cpu import ReferenceBackend
 from specc.runtime.errors import BindError
@@ -153,6 +154,10 @@ class Bound:
             known[TOKEN_MAP] = torch.tensor(draft.tokens)
         if draft is not None and draft.head is not None:
             known[HEAD] = draft.head.table.clone()
+        for name, table in self.plan.tables().items():
+            if name in MARKOV:
+                sizes = [self.plan.dims.get(axis) or int(axis) for axis in table.axes]
+                known[name] = torch.zeros(sizes, dtype=DTYPES[table.dtype])
         return {name: known[name] for name in known.keys() & self.plan.tables().keys()}
 
     @property

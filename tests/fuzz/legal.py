@@ -74,7 +74,9 @@ def _pair(rng: random.Random, algorithm: str, vocab: int, steps: int) -> tuple[K
         draft |= {key: target[key] for key in _SHARED}
     if algorithm == ONE_DEPTH:
         draft["num_layers"] = steps + rng.randint(0, 2)
-    if algorithm in ("EAGLE3", "DFLASH"):
+    if algorithm == "DSPARK":
+        draft["markov_rank"] = _near(rng, 40)
+    if algorithm in ("EAGLE3", "DFLASH", "DSPARK"):
         layers = sorted(rng.sample(range(1, target["num_layers"] + 1), rng.randint(1, target["num_layers"])))
         target |= {"hidden_source": "aux", "aux_layers": layers}
         draft |= {"target_hidden_size": target["hidden_size"], "num_aux_layers": len(layers)}

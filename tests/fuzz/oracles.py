@@ -221,5 +221,6 @@ ORACLES: dict[str, type[Oracle]] = {
     "ANCHORED": Anchored,
     "MULTI_LAYER_EAGLE": Modules,
     "DFLASH": Block,
+    "DSPARK": Block,  # beside tables of zeros; tests/kernels and tests/e2e have others
     "NGRAM": LookUp,
 }

@@ -18,6 +18,7 @@ DRAFTS = {
     "frozen-kv-chain": "frozen_kv",
     "mtp-chain": "mtp",
     "dflash-chain": "dflash",
+    "dspark-chain": "dspark",
     "ngram-chain": None,
 }
 """Examples, and the directories of their drafts."""

@@ -39,6 +39,7 @@ PROGRAMS: list[dict[str, Any]] = [
     {"algorithm": "EAGLE", **TREE, "draft": {"head": "weights"}},
     {"algorithm": "EAGLE", "verify": "rejection", "draft": {"head": "fp8"}},
     {"algorithm": "NGRAM", **TREE, "options": {"corpus": "words.txt"}},
+    {"algorithm": "EAGLE", "target": {"state_layers": 2, "state_form": "select"}},
 ]
 WRITTEN = {*COMPOSED, "cut", "score"}
 """Families that write their kernels' statements; the others have a template."""

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 import torch
 from fakes.rotated import run_target, write_left
-from session import DTYPES, RecordingEngine, Script
+from session import RecordingEngine, Script
 from torch import Tensor
 
 from specc.runtime.backends.cpu import ReferenceBackend
@@ -15,6 +15,7 @@ from specc.runtime.plan.fields import own
 from specc.runtime.plan.nodes import Given
 from specc.runtime.plan.plan import Plan
 from specc.runtime.rotated import RotatedStep, laid_apart
+from specc.runtime.semantics.convention import DTYPES
 from specc.runtime.step import Step
 
 SPARE, UNTOUCHED = 3, -9

@@ -16,23 +16,23 @@ from fakes.rotated import run_target, write_left
 from fakes.tables import wild_models
 from torch import Tensor
 
+from specc.compiler.algorithms.blocks.scope import dtype_of
 from specc.compiler.config import Config
 from specc.compiler.ir.core import Module, entry_of, on_nodes
 from specc.compiler.ir.interpret import Forward, interpret
 from specc.compiler.ir.nodes import callback_of
 from specc.compiler.ir.ops import OPS
+from specc.compiler.ir.ops.head import MARKOV
 from specc.compiler.ir.ops.model import GIVEN_HIDDEN, GIVEN_LOGITS, GIVEN_PADDED
 from specc.runtime.capabilities.sampling import Sampling
 from specc.runtime.plan.draft_head import HEAD, SCALE, TOKEN_ENTRIES, WEIGHT
 from specc.runtime.plan.parameters import PREFIX
 from specc.runtime.plan.plan import TOKEN_MAP
+from specc.runtime.semantics.convention import DTYPES
 from specc.runtime.step import Step
 
 UNSPECIFIED = ("hidden_states", "logprobs", "routed_experts", "indexer_topk")
 """Outputs whose rows past the accepted length, and in padding rows, may be anything."""
-
-DTYPES = {"i1": torch.bool, "u8": torch.uint8, "i32": torch.int32, "i64": torch.int64, "f32": torch.float32}
-DTYPES |= {"bf16": torch.bfloat16, "f16": torch.float16}
 
 
 @dataclass
@@ -41,7 +41,8 @@ class Script:
 
     ``prompts`` are lengths, ``texts`` the tokens of prompts, ``corpus`` the tokens that are looked through besides,
     ``models`` those that all engines of the scenario have, and ``sampled`` says how requests are, where a program asks.
-    ``blocks`` are those that the slots of ``table`` are in, of a program that looks slots up so.
+    ``blocks`` are those that the slots of ``table`` are in, of a program that looks slots up so; ``markov`` tables of a
+    draft that has such a head.
     """
 
     prompts: dict[int, int]
@@ -52,6 +53,7 @@ class Script:
     models: dict[str, Model]
     sampled: dict[int, Sampling]
     blocks: Tensor | None = None
+    markov: tuple[Tensor, ...] = ()
 
     def inputs(self) -> dict[str, Tensor]:
         """Where KV slots are looked up: those of every position; or the blocks of a request, and how many it has.
@@ -88,6 +90,7 @@ class Script:
     def tables(self, names: Collection[str]) -> dict[str, Tensor]:
         """What the engine brings once, and what the runtime makes of it, of such names."""
         known, draft = {"corpus": self.corpus}, self.models.get("draft")
+        known |= dict(zip(MARKOV, self.markov, strict=False))
         if draft is not None and draft.tokens is not None:
             known[TOKEN_MAP] = torch.tensor(draft.tokens)
             columns = {token: column for column, token in enumerate(draft.tokens)}
@@ -122,7 +125,28 @@ def script(config: Config, seed: int, steps: int = 3) -> Script:
     texts = {row: _text(models["target"], rng, config, length, 0.2) for row, length in prompts.items()}
     corpus = _text(models["target"], rng, config, rng.randint(0, 60), 0.1)
     sampled = {row: Sampling(rng.choice([0.0, 0.5, 1.0, 20.0]), rng.randrange((1 << 63) - 1)) for row in rows}
-    return Script(prompts, batches, table, texts, torch.tensor(corpus, dtype=torch.int32), models, sampled, blocks)
+    return Script(
+        prompts,
+        batches,
+        table,
+        texts,
+        torch.tensor(corpus, dtype=torch.int32),
+        models,
+        sampled,
+        blocks,
+        _markov(config, seed),
+    )
+
+
+def _markov(config: Config, seed: int) -> tuple[Tensor, ...]:
+    """Small whole numbers, whose sums are exact, behind few tokens; nothing of a draft without such a head."""
+    if config.draft is None or config.draft.markov_rank is None:
+        return ()
+    source, rank, dtype = torch.Generator().manual_seed(seed), config.draft.markov_rank, dtype_of(config.draft)
+    entries = config.target.vocab_size, config.draft.vocab_size
+    first, second = (torch.randint(-2, 3, (count, rank), generator=source) for count in entries)
+    first *= torch.rand(len(first), 1, generator=source) < 0.1
+    return first.to(DTYPES[dtype]), second.to(DTYPES[dtype])
 
 
 def _text(target: Model, rng: random.Random, config: Config, length: int, noise: float) -> list[int]:

@@ -65,7 +65,9 @@ def pairs(draw: st.DrawFn, algorithm: str, vocab: int, steps: int) -> tuple[dict
         draft |= {key: target[key] for key in SAME}
     if algorithm == "MULTI_LAYER_EAGLE":
         draft |= {"num_layers": steps + draw(st.integers(0, 2))}
-    if algorithm in ("EAGLE3", "DFLASH"):
+    if algorithm == "DSPARK":
+        draft |= {"markov_rank": draw(st.integers(1, 40))}
+    if algorithm in ("EAGLE3", "DFLASH", "DSPARK"):
         layers = sorted(draw(st.sets(st.integers(1, target["num_layers"]), min_size=1)))
         target |= {"hidden_source": "aux", "aux_layers": layers}
         draft |= {"target_hidden_size": target["hidden_size"], "num_aux_layers": len(layers)}

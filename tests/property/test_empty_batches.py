@@ -8,7 +8,7 @@ import pytest
 import torch
 from bound_script import bind, run
 from programs import compile_to, load
-from session import DTYPES, RecordingEngine, Script, interpret_entry, script
+from session import RecordingEngine, Script, interpret_entry, script
 from torch import Tensor
 
 from specc.compiler.algorithms import names, needs
@@ -18,6 +18,7 @@ from specc.compiler.ir.core import Module, is_state, tensor_type
 from specc.compiler.ir.types import TensorType
 from specc.runtime.batch import Batch
 from specc.runtime.rotated import RotatedStep
+from specc.runtime.semantics.convention import DTYPES
 from specc.runtime.state.carry import Carry
 from specc.runtime.step import Step
 
@@ -35,6 +36,7 @@ MODELS: dict[str, dict[str, Any]] = {
     "EAGLE3": {"draft": {"hidden_size": 32, "target_hidden_size": 64}},
     "FROZEN_KV_MTP": {"draft": {"hidden_size": 32, "target_hidden_size": 64}},
     "DFLASH": {"draft": {"hidden_size": 32, "target_hidden_size": 64}},
+    "DSPARK": {"draft": {"hidden_size": 32, "target_hidden_size": 64, "markov_rank": 8}},
     "NGRAM": {"options": {"window": 64, "corpus": "notes.txt"}},
 }
 """Models of two widths, wherever an algorithm allows it."""

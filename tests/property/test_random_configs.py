@@ -49,10 +49,12 @@ def launches(keys: dict[str, Any]) -> int:
         "FROZEN_KV_MTP": steps + 1,  # of forwards, and the last row
         "MULTI_LAYER_EAGLE": steps,
         "DFLASH": 1,
+        "DSPARK": 2 * steps,
         "NGRAM": 1 + (tree and keys["mask"] == "full" and keys["verify"] == "target_only"),  # positions come before
     }
-    heads = {"DFLASH": 1, "NGRAM": 0}.get(keys["algorithm"], steps)  # each is a launch before what reads its logits
-    computed = keys.get("draft", {}).get("head", "engine") != "engine"
+    heads = {"DFLASH": 1, "DSPARK": 1, "NGRAM": 0}.get(keys["algorithm"], steps)
+    head = keys.get("draft", {}).get("head", "engine")
+    computed = (head != "engine") + (head in ("int8", "fp8"))  # before what reads its logits; rows get 8 bits before it
     return around + between.get(keys["algorithm"], recurrent) + heads * computed
 
 

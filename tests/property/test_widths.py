@@ -40,6 +40,7 @@ def any_two(draw: st.DrawFn) -> dict[str, Any]:
     draft |= draw(
         st.fixed_dictionaries({}, optional={"target_hidden_size": SIZES, "num_aux_layers": st.integers(1, 3)})
     )
+    draft |= {"markov_rank": 8} if algorithm == "DSPARK" else {}
     tree = needs(algorithm).trees and draw(st.booleans())
     steps = draw(st.integers(1, 3))
     shape = {"topk": 2, "num_draft_tokens": 3} if tree else {}
@@ -57,6 +58,7 @@ def offered_and_read(keys: dict[str, Any]) -> tuple[int, int, bool]:
         "MULTI_LAYER_EAGLE": (width(draft), True),
         "EAGLE3": (declared * draft.get("num_aux_layers", 3), False),
         "DFLASH": (declared * draft.get("num_aux_layers", 3), False),
+        "DSPARK": (declared * draft.get("num_aux_layers", 3), False),
         "FROZEN_KV_MTP": (declared, True),
         "STANDALONE": (width(target), False),
     }
@@ -97,7 +99,8 @@ def test_it_builds_or_shows_both_lines(keys: dict[str, Any]) -> None:
 def test_every_code_occurs(algorithm: str) -> None:
     """The expectation of the test above is not always the same one."""
     target, draft = MODEL | {"hidden_source": "collapsed", "hc_mult": 1}, MODEL | {"hidden_source": "collapsed"}
-    several = {"num_aux_layers": 1} if algorithm in ("EAGLE3", "DFLASH") else {"num_layers": 3}
+    several = {"num_aux_layers": 1} if algorithm in ("EAGLE3", "DFLASH", "DSPARK") else {"num_layers": 3}
+    several |= {"markov_rank": 8} if algorithm == "DSPARK" else {}
     keys = {"name": "pair", "algorithm": algorithm, "num_steps": 2, "target": target, "draft": draft | several}
 
     def codes(**sizes: Any) -> set[str]:
@@ -106,5 +109,5 @@ def test_every_code_occurs(algorithm: str) -> None:
 
     assert codes() == set()
     assert codes(hidden_size=32) == {"type/width-mismatch"}
-    only_projected = algorithm in ("EAGLE3", "DFLASH")
+    only_projected = algorithm in ("EAGLE3", "DFLASH", "DSPARK")
     assert codes(dtype="bfloat16") == (set() if only_projected else {"type/dtype-mismatch"})

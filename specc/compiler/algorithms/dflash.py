@@ -1,110 +1,35 @@
-"""DFLASH: a block drafter fills all places of a chain in one forward (block diffusion; SGLang's dflash_worker_v2).
-
-Its context is written, not read: where the target has read the text, outputs of several of its layers become the
-draft's keys and values. The block's forward reads the bonus token and S places to fill, no hidden states, so none is
-carried.
-"""
+"""DFLASH: a block drafter fills all places of a chain in one forward, and each draft is chosen by itself."""
 
 from __future__ import annotations
 
-from specc.compiler.algorithms.blocks.growth import no_drafts
+from specc.compiler.algorithms.blocks.filling import BLOCK_KEYS, BLOCK_OPTIONS, block_needs, build_blocks
 from specc.compiler.algorithms.blocks.rejection import chosen
-from specc.compiler.algorithms.blocks.scope import Algorithm, Scope, logits_dtype_of
-from specc.compiler.algorithms.blocks.verification import (
-    Accepted,
-    FromTarget,
-    Nodes,
-    State,
-    aux_rows,
-    carry_lengths,
-    finish_prefill,
-    prefill_target,
-    start,
-    store,
-    verify,
-)
-from specc.compiler.config import ANY, DraftKind, Fit, Needs, Pair
+from specc.compiler.algorithms.blocks.scope import Algorithm, Scope
+from specc.compiler.algorithms.blocks.verification import Nodes, State
+from specc.compiler.config import ANY, DraftKind, Fit, Pair
 from specc.compiler.ir.core import Value
 from specc.compiler.ir.ops.health import DRAFT_BIT
-from specc.compiler.support.aux_layers import evenly_spread
 
 
 def _build(scope: Scope) -> None:
-    scope.require_one_vocabulary()
-    b, rows = scope.b, aux_rows(scope)
-    scope.carry("bonus", "i32", limit="V")
-    carry_lengths(scope)
-    health, first, hidden = prefill_target(scope, rows.offers)
-    with b.phase("prefill"), b.at(scope.at("draft", rows.reads)):
-        b.many(
-            "model.prefill_inject", scope.rows, scope.seq_lens, scope.kv_draft, hidden,
-            names=("prefill_kv_draft",), **_injected(rows),
-        )  # fmt: skip
-    finish_prefill(scope, health, first, {"bonus": first})
-    health, seq_lens = start(scope)
-    with b.phase("prepare"):
-        root = b("carry.load", scope.rows, names=("root",), field="bonus")
-    state = State(health, seq_lens, scope.kv_draft, scope.kv_target)
-    positions, slots, nodes = _draft(scope, state, root)
-    _inject(scope, state, verify(scope, state, nodes, rows.offers), rows, (positions, slots))
+    build_blocks(scope, _at_once)
 
 
-def _draft(scope: Scope, state: State, root: Value) -> tuple[Value, Value, Nodes]:
-    """The block's forward: positions and slots of its tokens, and the chain to verify."""
+def _at_once(scope: Scope, state: State, root: Value, logits: Value) -> Nodes:
+    """All drafts of a block, none of which knows of the others."""
     b = scope.b
-    with b.phase("prepare"), b.at(scope.at("page_size")):
-        positions = b("kv.positions", state.seq_lens, names=("block_positions",), axis="A", offset=0, stride=1)
-        slots = b(
-            "kv.extend_slots", scope.req_to_token, scope.rows, state.seq_lens,
-            names=("block_slots",), axis="A", offset=0,
-        )  # fmt: skip
-    if not scope.config.num_steps:
-        return positions, slots, no_drafts(scope, root)
-    with b.phase("draft"):
-        with b.at(scope.at("num_steps")):
-            logits, state.kv_draft = b.many(
-                "model.block", root, positions, slots, scope.rows, state.seq_lens, state.kv_draft,
-                names=("block_logits", "kv_block"), capture="null", logits_dtype=logits_dtype_of(scope.draft),
-            )  # fmt: skip
-        drafts, bad, source = chosen(scope, logits, state.seq_lens, 0, ("drafts", "draft_bad"), stem="block_", axis="S")
-        state.health = b("health.raise", state.health, bad, names=("health_draft",), bit=DRAFT_BIT)
-        tokens = b("chain.join", root, drafts, names=("tokens",))
-    return positions, slots, Nodes(tokens, q=() if source is None else (source,))
-
-
-def _inject(scope: Scope, state: State, accepted: Accepted, rows: FromTarget, places: tuple[Value, Value]) -> None:
-    """Write the context of the accepted tokens, over what the block wrote there."""
-    b = scope.b
-    with b.phase("commit"):
-        hidden = b("commit.path", accepted.hidden, accepted.accept_index, names=("path_hidden",))
-    with b.phase("extend"):
-        with b.at(scope.at("draft", rows.reads)):
-            b.many(
-                "model.inject", *places, scope.rows, state.seq_lens, state.kv_draft, hidden,
-                names=("kv_draft_out",), **_injected(rows),
-            )  # fmt: skip
-        store(scope, {"bonus": accepted.bonus})
-    scope.output("health", state.health)
-
-
-def _injected(rows: FromTarget) -> dict[str, str | int]:
-    """What the forwards that write the context read."""
-    return {"capture": "null", "input_dtype": rows.dtype, "input_width": rows.width}
+    drafts, bad, source = chosen(scope, logits, state.seq_lens, 0, ("drafts", "draft_bad"), stem="block_", axis="S")
+    state.health = b("health.raise", state.health, bad, names=("health_draft",), bit=DRAFT_BIT)
+    tokens = b("chain.join", root, drafts, names=("tokens",))
+    return Nodes(tokens, q=() if source is None else (source,))
 
 
 KIND = DraftKind(
     frozenset({"DflashHead", "DFlashDraftModel", "DFlashQwen3ForCausalLM"}),
-    {
-        "block_size": ANY, "mask_token_id": ANY, "mask_token": ANY, "target_layer_ids": ANY, "draft_vocab_size": ANY,
-        "num_target_layers": ANY,
-    },
-    {"dflash_config": {
-        "block_size": ANY, "mask_token_id": ANY, "mask_token": ANY, "target_layer_ids": ANY, "num_target_layers": ANY,
-        "attention_sink_bias": ANY, "attention_value_scale": ANY, "output_multiplier": (1,),
-        "use_aux_hidden_state": ANY,
-    }},
-)  # fmt: skip
-"""Drafts as their publishers and engines call them; sinks and scales are of the draft's own layers."""
+    BLOCK_KEYS | {"draft_vocab_size": ANY},
+    {"dflash_config": BLOCK_OPTIONS},
+)
+"""Drafts as their publishers and engines call them."""
 
 
 def _recognises(pair: Pair) -> Fit | None:
@@ -120,9 +45,8 @@ def _recognises(pair: Pair) -> Fit | None:
 
 
 DFLASH = Algorithm(
-    "DFLASH", "a block of drafts in one forward, over the target's layers", _build,
-    Needs(
-        target_hidden="aux", trees=False, forwards=lambda steps: 2 if steps else 1, recognises=_recognises, kind=KIND,
-        usual_layers=evenly_spread,
-    ),
-)  # fmt: skip
+    "DFLASH",
+    "a block of drafts in one forward, over the target's layers",
+    _build,
+    block_needs(_recognises, KIND),
+)

@@ -13,7 +13,17 @@ from typing import Generic, TypeVar
 
 from specc.compiler.config.block import Block
 from specc.compiler.config.chosen import Tuning
-from specc.compiler.config.schema import ConfigFile, Dtype, HeadForm, HiddenSource, KvDtype, KvLayout, Role, Sampling
+from specc.compiler.config.schema import (
+    ConfigFile,
+    Dtype,
+    HeadForm,
+    HiddenSource,
+    KvDtype,
+    KvLayout,
+    Role,
+    Sampling,
+    StateForm,
+)
 from specc.compiler.ir.ops.tree import mask_width
 from specc.compiler.ir.types import DTYPES
 from specc.runtime.plan.shape import Shape
@@ -50,9 +60,10 @@ class ModelConfig:
     ``kv_layout == "mla"`` a layer keeps one latent row per token: ``num_kv_heads`` is 1 and ``head_dim`` its
     length. ``aux_layers`` counts from 1: of a target what it hands over, of a draft what it was trained on, None where
     nothing says so; ``target_hidden_size`` and ``num_aux_layers`` are what a draft says of rows of several layers,
-    of which it reads none if it says 0, but the target's last row.
+    of which it reads none if it says 0, but the target's last row. ``markov_rank`` is None of one without Markov head.
     ``num_hidden_layers`` is None where all layers keep keys and values, so that ``num_layers`` are all.
     ``state_layers`` keep a recurrent state, of ``state_bytes`` a request in each of them, 0 where that is not known.
+    ``state_form`` says of a target who commits it.
     ``experts_per_token`` and ``index_topk`` are None where the model has no experts, or no sparse attention.
     ``token_map`` says of a draft that scores a part of the target's tokens where its map is: a file, ``model``
     or ``engine``; None of any other model. ``padded_vocab_size`` are the columns of all shards of its logits together,
@@ -79,9 +90,11 @@ class ModelConfig:
     aux_layers: tuple[int, ...] | None = None
     target_hidden_size: int | None = None
     num_aux_layers: int | None = None
+    markov_rank: int | None = None
     num_hidden_layers: int | None = None
     state_layers: int = 0
     state_bytes: int = 0
+    state_form: StateForm = "engine"
     token_map: str | None = None
     padded_vocab_size: int | None = None
     kv_ranks: int = 1

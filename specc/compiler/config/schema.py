@@ -33,6 +33,7 @@ DraftSampling = Literal["greedy", "coupled"]
 Logprobs = Literal["raw", "processed"]
 Logits = Literal["gathered", "sharded"]
 HeadForm = Literal["engine", "weights", "int8", "fp8"]
+StateForm = Literal["engine", "select"]
 Sampling = Literal["penalties", "logit_bias", "grammar", "top_k", "top_p", "min_p"]
 StepForm = Literal["whole", "rotated"]
 DraftPositions = Literal["true", "shifted", "auto"]
@@ -111,6 +112,8 @@ class ModelBlock(Block):
     num_aux_layers: Annotated[int, Field(strict=True, ge=0, le=64)] | None = None
     """Of a draft that reads aux rows: layers side by side in one; 0 of a head that reads the target's last hidden state
     in their place. Default: 3, of a block drafter as many as it has layers itself."""
+    markov_rank: Annotated[Count, Field(le=4096)] | None = None
+    """Elements of a token's row in the Markov head of a draft, by which a drafted token knows of the one before."""
     num_layers: Annotated[Count, Field(le=4096)] | None = None
     """Layers that keep keys and values."""
     num_hidden_layers: Annotated[Count, Field(le=4096)] | None = None
@@ -122,6 +125,9 @@ class ModelBlock(Block):
     state_bytes: Annotated[int, Field(strict=True, ge=0, le=1 << 40)] | None = None
     """Bytes of that state in such a layer, of one request, on all ranks together. Default: those of the model, if its
     config.json says the sizes."""
+    state_form: StateForm = "engine"
+    """The side that commits the target's state. engine: a call of the engine's. select: a launch of the program's,
+    which copies the state that the verification has left of the accepted node."""
     num_kv_heads: Annotated[Count, Field(le=4096)] | None = None
     """Key/value heads per layer; 1 for mla."""
     head_dim: Annotated[Count, Field(le=8192)] | None = None

@@ -5,8 +5,10 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 
 from specc.compiler.config.estimate.choice import ProposedShape
+from specc.compiler.config.proposal import quoted
 from specc.compiler.config.schema import draws_tokens
 
 
@@ -33,7 +35,8 @@ class Wanted:
         verify, logits, best_logprobs: the keys.
         sampling, outputs: the keys as words with commas between them.
         shapes: the key likewise, by names such as 5x4x8 and 3; of a server's own shape if there are none.
-        head: the draft's key.
+        head, token_map: the draft's keys.
+        states: the target's key `state_form`.
         returned: outputs that answers of the server are made of -> the argument that says so.
         proposed: shapes instead of these, with buckets and why.
 
@@ -47,6 +50,8 @@ class Wanted:
     logits: str = "gathered"
     shapes: str = ""
     head: str = "engine"
+    token_map: Path | None = None
+    states: str = "engine"
     returned: Mapping[str, str] = field(default_factory=dict[str, str])
     proposed: tuple[ProposedShape, ...] = ()
 
@@ -67,6 +72,14 @@ class Wanted:
             *([f"logits: {json.dumps(self.logits)} # --logits"] if self.logits != "gathered" else []),
         ]
 
+    def of_target(self) -> list[str]:
+        """Return the target's keys as lines of its block."""
+        return [f"  state_form: {json.dumps(self.states)} # --states"] if self.states != "engine" else []
+
     def of_draft(self) -> list[str]:
         """Return the keys of the draft's block, likewise."""
-        return [f"  head: {json.dumps(self.head)} # --head"] if self.head != Wanted.head else []
+        path = "" if self.token_map is None else quoted(str(self.token_map.resolve()))
+        return [
+            *([f"  head: {json.dumps(self.head)} # --head"] if self.head != Wanted.head else []),
+            *([f"  token_map: {path} # --token-map"] if path else []),
+        ]

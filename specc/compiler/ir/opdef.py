@@ -52,6 +52,8 @@ class Trait(Enum):
     """It reads only some rows of a request: those along the accepted path, of one node, or of parents."""
     MOVES = auto()
     """It copies keys and values from slots to slots."""
+    COMMITS = auto()
+    """It copies states of recurrent layers to the rows of requests."""
     MASKS = auto()
     """It says which columns a node attends to."""
 

@@ -17,6 +17,7 @@ from specc.compiler.kernels import (
     rows,
     score,
     stash,
+    state_select,
     topk,
     topk_part,
 )
@@ -47,6 +48,7 @@ LONE: dict[str, Family] = {
         duplicate_tail.FAMILY,
         compact.FAMILY,
         stash.FAMILY,
+        state_select.FAMILY,
         halves.FAMILY,
         head.FAMILY,
     )

@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 from math import prod
 
-from specc.compiler.ir.core import Module, Op, tensor_type
-from specc.compiler.ir.ops.head import LOGITS, PARTS
+from specc.compiler.ir.core import Module, Op, Value, tensor_type
+from specc.compiler.ir.ops.head import BIASED, BIASED_PARTS, LOGITS, PARTS
 from specc.compiler.ir.types import DTYPES
 from specc.compiler.kernels.writing.family import Cluster, Family, KernelArguments, Spec, power_of_two
 from specc.compiler.kernels.writing.knobs import Knobs, tuned, tuned_split
@@ -19,6 +19,9 @@ from specc.runtime.plan.draft_head.part_size import LEAST_PART, part_size
 _FEWEST_ROWS, _MOST_ROWS, _MOST_RANKED = 16, 128, 64
 """Rows of a tile: as many as a matrix instruction takes at least; at most as registers have room for, in which a top-k
 holds what it has ranked besides."""
+_WIDE, _FEWEST_WEIGHTS = 4, 16
+"""Bytes of weights that no matrix instruction multiplies as they are, and how many of those of an entry a tile has:
+threads hold all that they multiply, so rows are as few as those of a top-k."""
 _ENTRIES, _ROW_BYTES, _MOST_WEIGHTS = 64, 256, 128
 """Entries of a tile, and bytes of a row in it, which say how many weights are multiplied at once: so many at most."""
 _MOST_PART_BYTES = 512
@@ -41,16 +44,24 @@ class DraftHead(Family):
     spills = 1024  # on sm_100, where a thread has all rows of an entry; elsewhere 72, and 272 by Triton 3.9
 
     def candidates(self, module: Module) -> Iterable[Cluster]:
-        """Every op that multiplies by a head."""
+        """Every op that multiplies by a head, or by a bias of one token."""
         for op in module.find(LOGITS, *PARTS.values()):
             yield (op,)
+        for op in module.find(BIASED, *BIASED_PARTS.values()):
+            if prod(tensor_type(op["token"]).sizes(module.dims)[1:]) == 1:
+                yield (op,)
 
     def spec(self, module: Module, name: str, cluster: Cluster) -> Spec:
         """See `Family.spec`."""
         (op,) = cluster
-        weight, scale = op["weight"], op.get("scale")
+        weight, scale, token = _weight(op), op.get("scale"), op.get("token")
         arguments = KernelArguments()
-        arguments.value("states_ptr", op["states"])
+        if token is None:
+            arguments.value("states_ptr", op["states"])
+        else:
+            arguments.input("states_ptr", op["first"])
+            arguments.value("token_ptr", token)
+            arguments.value("block_ptr", op["block"])
         if scale is not None:
             arguments.value("low_ptr", op["low"])
             arguments.value("worth_ptr", op["worth"])
@@ -60,15 +71,18 @@ class DraftHead(Family):
         arguments.value("result_ptr", op.result)
         entries, width = tensor_type(weight).sizes(module.dims)
         parts, most, tile = _parts(module, op), _most_rows(module, op), _tile(module, op)
-        of_row, of_weight = (DTYPES[tensor_type(value).dtype].bytes for value in (op["states"], weight))
-        weights = min(_ROW_BYTES // of_row, _MOST_WEIGHTS)
+        of_row, of_weight = (DTYPES[tensor_type(value).dtype].bytes for value in (_states(op), weight))
+        weights = _FEWEST_WEIGHTS if of_weight == _WIDE else min(_ROW_BYTES // of_row, _MOST_WEIGHTS)
         constants = [("ROWS", rows_of(module, op)), ("V", entries), ("W", width)]
         constants += [("PARTS", parts), ("PART", part_size(entries, parts)), ("WORDS", _words(op))]
         constants += [("BN", tile), ("MOST", most), ("BK", weights)]
+        if token is not None:
+            (table, _), (_, rows, _) = (tensor_type(op[name]).sizes(module.dims) for name in ("first", "block"))
+            constants += [("TABLE", table), ("STRIDE", rows * entries), ("ROW", int(op.attrs["row"]))]
         size = tile * weights * of_weight
         return Spec(
             self.stem,
-            {"scaled": scale is not None},
+            {"scaled": scale is not None, "added": token is not None},
             tuple(constants),
             tuple(arguments.parameters),
             num_stages=_MORE_STAGES if scale is not None and most > _FOUR_PROGRAMS else _STAGES,
@@ -112,20 +126,35 @@ def _words(op: Op) -> int:
 
 def _parts(module: Module, op: Op) -> int:
     """Parts that an op's programs share: as many as its records say, of logits as of any vocabulary of that length."""
-    weight = tensor_type(op["weight"])
+    weight = tensor_type(_weight(op))
     entries, _ = weight.sizes(module.dims)
-    return parts_of(entries, weight.dtype) if op.opcode == LOGITS else tensor_type(op.result).sizes(module.dims)[0]
+    return (
+        parts_of(entries, weight.dtype)
+        if op.opcode in (LOGITS, BIASED)
+        else tensor_type(op.result).sizes(module.dims)[0]
+    )
 
 
 def _most_rows(module: Module, op: Op) -> int:
     """Rows of the largest tile: as many as the largest batch has, of those that a tile may have."""
-    most = _MOST_RANKED if _words(op) > 1 else _MOST_ROWS
+    wide = DTYPES[tensor_type(_weight(op)).dtype].bytes == _WIDE
+    most = _MOST_RANKED if _words(op) > 1 or wide else _MOST_ROWS
     return max(_FEWEST_ROWS, min(most, power_of_two(module.size("B") * rows_of(module, op))))
 
 
 def rows_of(module: Module, op: Op) -> int:
     """Hidden rows of one request."""
-    return prod(tensor_type(op["states"]).sizes(module.dims)[1:-1])
+    return 1 if op.get("token") is not None else prod(tensor_type(op["states"]).sizes(module.dims)[1:-1])
+
+
+def _states(op: Op) -> Value:
+    """The rows that are multiplied, or the table of which they are."""
+    return op.get("states") or op["first"]
+
+
+def _weight(op: Op) -> Value:
+    """The weights of all entries."""
+    return op.get("weight") or op["second"]
 
 
 FAMILY = DraftHead()

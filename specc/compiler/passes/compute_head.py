@@ -4,21 +4,23 @@ A forward that hands over logits has read every weight of the head to write numb
 hands over the rows that its head would read. An argmax or a top-k of them becomes a launch that computes a part of the
 vocabulary in each of its programs and keeps records of it, and a merge behind it: no logits are in memory. What is read
 in another way, to draw from for instance, reads logits that a launch of the same kind stores. So are those of a shard,
-where every rank has a part of the head: `gather-logits` makes of them what it makes of a forward's.
+where every rank has a part of the head: `gather-logits` makes of them what it makes of a forward's. An argmax of
+biased logits, which the program computes of any draft's, becomes a part and a merge likewise.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Annotated
 
 from specc.compiler.config import LoadedConfig
 from specc.compiler.config.schema import HeadForm
-from specc.compiler.ir.core import Module, Op, Value, tensor_type
+from specc.compiler.ir.core import Attr, Module, Op, Value, tensor_type
 from specc.compiler.ir.infer import insert_before, insert_behind
 from specc.compiler.ir.nodes import is_external, node_of
 from specc.compiler.ir.ops import OPS
-from specc.compiler.ir.ops.head import HALVES, LOGITS, PARTS
+from specc.compiler.ir.ops.head import BIASED, BIASED_PARTS, HALVES, LOGITS, PARTS
 from specc.compiler.ir.types import FLOATS, NAMES, SHARDS, Dim, TensorType
 from specc.compiler.kernels.head import parts_of
 from specc.compiler.kernels.writing.family import nbytes
@@ -70,9 +72,22 @@ class ComputeHead(Pass):
         return cls(draft.head, NAMES[draft.dtype], draft.head_width)
 
     def run(self, module: Module, ctx: Context) -> None:
+        """Rewrite every forward that hands over logits of the draft's vocabulary, and what is asked of biased ones."""
+        if self.form != "engine":
+            self._compute_heads(module, ctx)
+        for op in module.find(BIASED):
+            _declare_parts(module, op["second"])
+            stored = _reduced(module, op.result, op.operands, BIASED_PARTS, **op.attrs)
+            size = nbytes(module, tensor_type(op.result))
+            rest = (Rejected("stored", "what is asked of them may be kept where they are computed", size),)
+            kind, why = ("stored", _READ) if stored else ("not in memory", _KEPT)
+            choice = Choice(f"%{op.result.name}", kind, why, () if stored else rest, size if stored else 0, "bytes")
+            self.remark(ctx, f"logits %{op.result.name} with the bias of a token: {why}", op.location, choice)
+            if not stored:
+                module.erase(op)
+
+    def _compute_heads(self, module: Module, ctx: Context) -> None:
         """Rewrite every forward that hands over logits of the draft's vocabulary."""
-        if self.form == "engine":
-            return
         forwards = [op for op in module.ops() if is_external(op) and _has_logits(module, op)]
         if foreign := [op for op in forwards if "states" not in (OPS[op.opcode].attrs or {})]:
             message = f"{foreign[0].opcode} hands over logits, and not what its head reads"
@@ -94,8 +109,8 @@ class ComputeHead(Pass):
     def _declare(self, module: Module) -> tuple[Value, ...]:
         """Declare parts of the vocabulary, the weights, and what one is worth in each row if they have 8 bits."""
         entries, element = _entries(module), ELEMENTS.get(self.form, self.dtype)
-        module.dims[PART_AXIS] = Dim(PART_AXIS, "part", parts_of(module.size(entries), element))
         weight = module.add_input(WEIGHT, TensorType(element, (entries, self.width)))
+        _declare_parts(module, weight)
         if element == self.dtype:
             return (weight,)
         return weight, module.add_input(SCALE, TensorType("f32", (entries,)))
@@ -122,20 +137,33 @@ def _compute(module: Module, forward: Op, weights: tuple[Value, ...], states: Te
         names = [f"{made.out('states').name}_{half}" for half in ("high", "low", "worth")]
         last = insert_behind(module, made, HALVES, (made.out("states"),), names, dtype=element)
         operands = last.out("high"), weight, last.out("low"), last.out("worth"), scale
-    whole = _entries(module) == _VOCABULARY
-    for reader in module.users(logits) if whole else ():
-        if reader.opcode in PARTS and reader["logits"] is logits:
-            words = ranked(module, reader) + 1 if is_topk(reader) else 1
-            index = reader.out("index")
-            part, names = PARTS[reader.opcode], (f"{index.name}_records",)
-            records = insert_before(module, reader, part, operands, names, dtype=element, words=words).result
-            merge(module, reader, records, of=tensor_type(index).of)
+    parts = PARTS if _entries(module) == _VOCABULARY else {}
+    stored = _reduced(module, logits, operands, parts, dtype=element)
     handed = {value: made.named_results[name] for name, value in forward.named_results.items() if value is not logits}
-    stored = bool(module.users(logits)) or logits in module.outputs.values()
     if stored:
         handed[logits] = insert_behind(module, last, LOGITS, operands, ("logits",), dtype=element).result
     module.replace(forward, handed)
     return stored
+
+
+def _reduced(
+    module: Module, logits: Value, operands: tuple[Value, ...], parts: Mapping[str, str], **attrs: Attr
+) -> bool:
+    """Let reductions of logits be parts and merges, by the op that computes a part; whether anybody else reads them."""
+    for reader in module.users(logits):
+        if reader.opcode in parts and reader["logits"] is logits:
+            words = ranked(module, reader) + 1 if is_topk(reader) else 1
+            index = reader.out("index")
+            part, names = parts[reader.opcode], (f"{index.name}_records",)
+            records = insert_before(module, reader, part, operands, names, words=words, **attrs).result
+            merge(module, reader, records, of=tensor_type(index).of)
+    return bool(module.users(logits)) or logits in module.outputs.values()
+
+
+def _declare_parts(module: Module, weight: Value) -> None:
+    """Declare the parts of a vocabulary by the weights of its entries, unless others have done so."""
+    (entries, _), element = tensor_type(weight).sizes(module.dims), tensor_type(weight).dtype
+    module.dims.setdefault(PART_AXIS, Dim(PART_AXIS, "part", parts_of(entries, element)))
 
 
 def _handing_over(module: Module, forward: Op, states: TensorType) -> Op:

@@ -11,6 +11,7 @@ from specc.compiler.passes.assign_layouts import AssignLayouts
 from specc.compiler.passes.bind_kv_layout import BindKvLayout
 from specc.compiler.passes.canonicalize import Canonicalize
 from specc.compiler.passes.check_resources import CheckResources
+from specc.compiler.passes.commit_states import CommitStates
 from specc.compiler.passes.compute_head import ComputeHead
 from specc.compiler.passes.cse import Cse
 from specc.compiler.passes.expand_algorithm import ExpandAlgorithm
@@ -35,6 +36,7 @@ FRONT: tuple[type[Pass], ...] = (
     SelectTreeForm,
     SelectVerify,
     SelectCompaction,
+    CommitStates,
     RotateStep,
     PlaceCarry,
     ComputeHead,

@@ -20,6 +20,7 @@ from specc.compiler.ir.analysis.remembered import remembered
 from specc.compiler.ir.core import Module, entry_of, tensor_type
 from specc.compiler.ir.declarations import KvPool, Layout, Node, Reference, Resources
 from specc.compiler.ir.nodes import node_of, node_order
+from specc.compiler.ir.opdef import Trait
 from specc.compiler.ir.types import StateType, TensorType, row_major
 from specc.compiler.kernels.formed import specs
 from specc.compiler.kernels.writing.family import Scratch, Spec, nbytes
@@ -27,6 +28,7 @@ from specc.compiler.pass_manager.pass_base import Choice, Context, Pass, Rejecte
 from specc.compiler.support.diagnostics import Diagnostic, DiagnosticError
 from specc.compiler.support.rounding import round_up
 from specc.runtime.plan.plan import Buffer, kv_pointers
+from specc.runtime.plan.recurrent.state_tables import PART_WORDS, STATE_PARTS, STATE_POINTERS
 
 ALIGNMENT = 256
 """Bytes every arena buffer is aligned to, as CUDA's own allocations are."""
@@ -167,6 +169,9 @@ def _pointer_buffers(module: Module, launches: Mapping[str, Spec]) -> list[Buffe
         if kv_pointers(pool.name) in passed:
             type_ = TensorType("i64", (pool.layers * pool.buffers,))
             buffers.append(_owned(module, kv_pointers(pool.name), type_, (1, FOREVER), "zero"))
+    for op in (op for op in module.ops() if op.has(Trait.COMMITS)):
+        type_ = TensorType("i64", (int(op.attrs["layers"]) * STATE_PARTS, PART_WORDS))
+        buffers.append(_owned(module, STATE_POINTERS, type_, (1, FOREVER), "zero"))
     return buffers
 
 

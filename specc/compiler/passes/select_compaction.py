@@ -14,7 +14,6 @@ from specc.compiler.ir.infer import assign_types
 from specc.compiler.ir.nodes import is_external
 from specc.compiler.ir.opdef import Trait
 from specc.compiler.ir.ops import OPS
-from specc.compiler.ir.ops.model import COMMIT_STATE
 from specc.compiler.kernels.writing.family import nbytes
 from specc.compiler.pass_manager.pass_base import Choice, Context, Pass, Rejected
 from specc.compiler.support.diagnostics import Diagnostic, DiagnosticError
@@ -51,8 +50,6 @@ class SelectCompaction(Pass):
             slots = _written_nodes(forward)
             if slots is not None:
                 self._move(module, forward, slots, ctx)
-        for commit in module.find(COMMIT_STATE):
-            self._tell_commit(module, commit, ctx)
         if readers := read_along_nodes(module):
             raise DiagnosticError([_still_on_nodes(op, value) for op, value in readers])
 
@@ -78,21 +75,6 @@ class SelectCompaction(Pass):
         copied = Rejected("copy the accepted rows", "they follow each other already")
         choice = Choice(f"%{name}", "no code", f"%{value.name} lies along the accepted path", (copied,))
         self.remark(ctx, message, _place(value), choice)
-
-    def _tell_commit(self, module: Module, commit: Op, ctx: Context) -> None:
-        """A recurrent state is cumulative, so that it is committed on a chain as well; by whom is the engine's."""
-        target = ctx.loaded.config.target if ctx.loaded is not None else None
-        moved = 2 * target.state_layers * target.state_bytes if target is not None else 0
-        of_each = f"{moved:,} bytes are read and written for a request" if moved else "its bytes are not known"
-        why = "every token is mixed into it, and a rejected one would stay there"
-        others = (
-            Rejected("left as it is", "it is that of the last node, accepted or not"),
-            Rejected("a launch of the program's", "the state lies where the engine has it"),
-        )
-        what = "recurrent state of the target"
-        cost = moved * module.size("B") or None
-        choice = Choice(what, "committed by the engine, of the last accepted node", why, others, cost, "bytes")
-        self.remark(ctx, f"the {what} is {choice.chosen}, because {why}: {of_each}", commit.location, choice)
 
     def _move(self, module: Module, forward: Op, slots: Value, ctx: Context) -> None:
         """Keys and values are values with the node axis too, in slots."""

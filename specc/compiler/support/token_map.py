@@ -31,8 +31,8 @@ class TokenMapError(ValueError):
         self.code, self.hint = code, hint
 
 
-def read_token_map(path: Path) -> list[int]:
-    """The tokens that a file lists, in its order.
+def read_token_map(path: Path, *, served: bool = False) -> list[int]:
+    """The tokens that a file lists, in its order; of one that a server reads, too, if it is `served`.
 
     Raises:
         TokenMapError: ``map/unreadable``.
@@ -41,8 +41,11 @@ def read_token_map(path: Path) -> list[int]:
         content = read_regular(path, token_map.MOST_BYTES)
     except (OSError, ValueError) as error:
         raise TokenMapError("map/unreadable", f"cannot read the token map '{path}': {why_unreadable(error)}") from error
+    array = content.lstrip()[:1] == b"["
+    if served and not array:
+        hint = "write one: specc hot-tokens does so, for a file whose name does not end with .pt"
+        raise TokenMapError("map/unreadable", f"'{path}' is no JSON array, which alone a server reads", hint)
     try:
-        array = content.lstrip()[:1] == b"["
         tokens = token_map.listed(content.decode("utf-8")) if array else _saved_by_torch(content)
     except Exception as error:  # torch's reader raises anything on odd files
         reason = str(error).strip().split("\n")[0][:120]

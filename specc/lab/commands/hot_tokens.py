@@ -44,6 +44,7 @@ def hot_tokens(
 ) -> None:
     """Count the tokens of texts and write the most frequent ones, ascending: the map for draft.token_map.
 
+    Servers of SGLang and vLLM read it as .json (SPECC_TOKEN_MAP), and so does check --token-map.
     The tokens that end a text are always among them. Of equally frequent tokens the lowest are taken.
     """
     with reporting():

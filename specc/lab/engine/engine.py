@@ -120,8 +120,8 @@ class Engine:
         self._fixed_width = self.target.device.type == "cuda" and options["capture"] is not False
         self._range = ranges(self.target.device, options["nvtx"])
         buffers = {owner: pool.buffers for owner, pool in self.pools.items()}
-        given = {"kv_pools": buffers, "tables": fitting.bring_tables(self.plan, tables, self.draft), **options}
-        self.bound = self.program.bind(self.callbacks, self.table.tensor, **given)
+        given = {**options, **fitting.bring(self.program.plans.values(), tables, self.draft, self.states)}
+        self.bound = self.program.bind(self.callbacks, self.table.tensor, kv_pools=buffers, **given)
 
     @property
     def replays(self) -> Any:

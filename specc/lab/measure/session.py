@@ -24,9 +24,11 @@ from specc.runtime.entry.frame import Frame
 from specc.runtime.memory.arena import Arena
 from specc.runtime.memory.kv_pools import KvPools
 from specc.runtime.memory.staging import Staging
+from specc.runtime.memory.state_pools import WIDE, StatePools
 from specc.runtime.plan.draft_head import ENTRIES
 from specc.runtime.plan.nodes import Collective, External, Given, Launch, Node
 from specc.runtime.plan.plan import COUNTS, PROMPT, Input, Plan
+from specc.runtime.plan.recurrent.state_tables import KEPT_INTERVAL, KEPT_ROWS, OWNER, STATE_ROWS
 from specc.runtime.rotated import laid_apart
 from specc.runtime.semantics.convention import DTYPES
 from specc.runtime.state.relay import RelayPools
@@ -97,11 +99,14 @@ class Session:
         tables = {name: self._brought(table) for name, table in plan.tables().items()}
         if COUNTS in tables:
             tables[COUNTS].fill_(self._table.shape[1])
+        states = self._states(tables)
         self.engine_tables = tables
         self.tables = draft_tables(plan, tables | rank_table(plan, self._collective, device))
         self.arena, bound = Arena(plan, device, poison=0), {o: pool for o, pool in plan.kv_pools.items() if pool.bound}
         self.kv = KvPools(plan, device, {o: self._buffers(p.layers * p.buffers, p.row_bytes, p.dtype, slots)
                                          for o, p in bound.items()})  # fmt: skip
+        if states:
+            self.kv = StatePools(plan, device, {OWNER: states}, self.kv)
         self.kv.write_pointers(self.arena)
         self._pools = RelayPools(plan, self.arena)
         self._results: dict[tuple[str, tuple[int, ...]], Tensor] = {}
@@ -245,6 +250,19 @@ class Session:
         """KV buffers of random bytes."""
         made = torch.randint(0, 256, (slots, row_bytes), generator=self._source, device=self.device, dtype=torch.uint8)
         return [made.clone().view(getattr(torch, dtype)) for _ in range(count)]
+
+    def _states(self, tables: Mapping[str, Tensor]) -> list[tuple[Tensor, Tensor]]:
+        """States of zeros for a program that copies them, a row for each pool row, as its tables say then."""
+        if STATE_ROWS not in tables:
+            return []
+        rows = torch.arange(self.plan.size("P"), dtype=torch.int32, device=self.device)
+        for name, held in ((STATE_ROWS, rows), (KEPT_ROWS, -1), (KEPT_INTERVAL, 0)):
+            tables[name][...] = held
+        calls = (call for node in self.plan.nodes("step") for call in getattr(node, "ops", ()))
+        layers, size = next((call.attrs["layers"], call.attrs["bytes"]) for call in calls if "layers" in call.attrs)
+        shapes = ((len(rows), size or WIDE), (self.plan.buckets[-1], self.plan.size("N"), size or WIDE))
+        made = [[torch.zeros(shape, dtype=torch.uint8, device=self.device) for shape in shapes] for _ in range(layers)]
+        return [(kept, pending) for kept, pending in made]
 
     def _random(self, shape: tuple[int, ...], dtype: torch.dtype, below: int = 64) -> Tensor:
         if dtype.is_floating_point:

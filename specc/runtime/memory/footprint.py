@@ -34,7 +34,7 @@ class Memory:
         """What the tensors of an arena take, and graphs."""
         relay = {f"relay.{field}" for field in plan.carry}
         homes = {home.name for name in (*plan.values, *plan.inputs) if (home := plan.home(name)) is not None}
-        tables = {kv_pointers(owner) for owner in plan.kv_pools}
+        tables = {kv_pointers(owner) for pool in plan.kv_pools for owner in (pool, f"{pool}.state")}
         scratch = arena.buffers.keys() - relay - homes - tables
         return Memory(
             arena=arena.bytes.nbytes,

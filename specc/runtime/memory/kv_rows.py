@@ -8,6 +8,9 @@ from torch import Tensor
 
 from .arena import Arena
 
+Pairs = Mapping[str, Sequence[tuple[Tensor, Tensor]]]
+"""By owner, of each tensor of a recurrent state, what is kept and what is pending."""
+
 
 class KvRows:
     """No buffers.

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from ..batch import LARGEST, check_rows, integers
 from ..errors import BatchError, BindError
+from ..plan.draft_head import HEAD
 from ..plan.plan import BLOCKS, PROMPT, Input, Plan
 from ..semantics.convention import DTYPES
 
@@ -37,14 +38,16 @@ def room(plan: Plan, columns: int) -> int:
     return columns * plan.kv.page_size if plan.table == BLOCKS else columns
 
 
-def check_tables(plan: Plan, device: torch.device, given: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """The tensors of `plan.tables()`, by name. BindError when one is missing, unknown, or does not fit."""
+def check_tables(plan: Plan, device: torch.device, given: Mapping[str, Tensor], rows: int) -> dict[str, Tensor]:
+    """The tensors of `plan.tables()`, by name, those by pool row of P or `rows`. BindError unless all fit."""
     wanted = plan.tables()
     check_names("tables", given, wanted, "the program reads the tables")
     sizes = dict(plan.dims)
     for name, field in wanted.items():
         if name not in given:
             raise BindError(f"tables has no {name!r}: the program reads {field.dtype}[{', '.join(field.axes)}] there")
+        if "P" in field.axes[:1]:
+            sizes["P"] = rows if getattr(given[name], "shape", ())[:1] == (rows,) else plan.size("P")
         fault = _fault(field, device, given[name], sizes) or _entry_fault(field, given[name], plan)
         if fault:
             raise BindError(f"table {name!r} {fault}")
@@ -129,7 +132,7 @@ def _fault(field: Input, device: torch.device, tensor: Tensor, sizes: dict[str, 
     """What is wrong with a tensor that kernels read in place, or nothing; see `type_fault`."""
     if fault := type_fault(field, device, tensor, sizes):
         return fault
-    if tensor.numel() > LARGEST:
+    if tensor.numel() > LARGEST and field.name != HEAD:  # places in a head have 64 bits
         return f"has {tensor.numel()} elements, more than {LARGEST}"
     if not tensor.is_contiguous():
         return f"has strides {list(tensor.stride())}, expected it contiguous"

@@ -58,6 +58,10 @@ MOVES = Capability(
     "`topk` above 1",
     lambda plans: any(pool.bound for plan in plans for pool in plan.kv_pools.values()),
 )
+STATES = Capability(
+    ("capabilities/committing.py", "memory/state_pools.py", "plan/recurrent/state_tables.py"), (),
+    "`state_form: select`", lambda plans: any("state_rows" in plan.inputs for plan in plans),
+)  # fmt: skip
 OPS = Capability(
     ("capabilities/brought.py",), (), "an algorithm of a plugin", lambda plans: any(plan.ops for plan in plans)
 )
@@ -77,7 +81,7 @@ TABLES = Capability(
     ("capabilities/draft_tables.py", "plan/token_map.py"), ("read_listed_tokens",), "`draft.head`",
     lambda plans: any(MADE & plan.inputs.keys() for plan in plans),
 )  # fmt: skip
-CAPABILITIES = (SAMPLING, RECORDS, RANKS, MOVES, OPS, ROTATED, SHAPES, TABLES)
+CAPABILITIES = (SAMPLING, RECORDS, RANKS, MOVES, STATES, OPS, ROTATED, SHAPES, TABLES)
 
 
 def lacking(owner: str, name: str) -> AttributeError:

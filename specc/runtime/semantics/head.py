@@ -70,7 +70,27 @@ def _product(rows: Tensor, weight: Tensor) -> Tensor:
 @register("head.argmax_part")
 def head_argmax_part(operands: Tensors, attrs: Attrs, dims: Dims) -> Tensors:
     """Operands as of `head.logits` -> records i64[G, B, ..., 1]; a part without entries knows of -inf at none."""
-    logits, first, there = _parts(operands, attrs, dims)
+    (logits,) = head_logits(operands, attrs, dims)
+    return _argmax_records(*_parts(logits, dims))
+
+
+@register("head.biased")
+def head_biased(operands: Tensors, attrs: Attrs, dims: Dims) -> Tensors:
+    """Logits T[B, S, Vd], token i64[B, ...], first [V, W], second [Vd, W] -> f32[B, Vd]: row `row` and the bias."""
+    logits, token, first, second = operands
+    states = first[token[:, *[0] * (token.dim() - 1)].clamp(0, len(first) - 1)]
+    return (logits[:, attrs["row"]].to(torch.float32) + _product(states, second).to(torch.float32),)
+
+
+@register("head.biased_part")
+def head_biased_part(operands: Tensors, attrs: Attrs, dims: Dims) -> Tensors:
+    """Operands as of `head.biased` -> records i64[G, B, 1], as of `head.argmax_part`."""
+    (logits,) = head_biased(operands, attrs, dims)
+    return _argmax_records(*_parts(logits, dims))
+
+
+def _argmax_records(logits: Tensor, first: Tensor, there: Tensor) -> Tensors:
+    """Records i64[G, B, ..., 1] of parts as `_parts` has them."""
     scores, nan = comparable(logits), (logits.isnan() & there).any(dim=-1)
     best = scores.max(dim=-1)  # the first of equal ones
     place = torch.where(there.any(dim=-1), LAST - (first + best.indices), 0)
@@ -80,7 +100,8 @@ def head_argmax_part(operands: Tensors, attrs: Attrs, dims: Dims) -> Tensors:
 @register("head.topk_part")
 def head_topk_part(operands: Tensors, attrs: Attrs, dims: Dims) -> Tensors:
     """Operands as of `head.logits` -> records i64[G, B, ..., K + 1]."""
-    logits, first, there = _parts(operands, attrs, dims)
+    (logits,) = head_logits(operands, attrs, dims)
+    logits, first, there = _parts(logits, dims)
     scores, nan = comparable(logits), (logits.isnan() & there).any(dim=-1)
     count = attrs["words"] - 1
     keys = (order(scores) << 32) | (LAST - (first[..., None] + torch.arange(scores.shape[-1], device=scores.device)))
@@ -92,9 +113,8 @@ def head_topk_part(operands: Tensors, attrs: Attrs, dims: Dims) -> Tensors:
     return (_first(torch.cat((keys, none, word[..., None]), dim=-1), 1),)
 
 
-def _parts(operands: Tensors, attrs: Attrs, dims: Dims) -> tuple[Tensor, Tensor, Tensor]:
+def _parts(logits: Tensor, dims: Dims) -> tuple[Tensor, Tensor, Tensor]:
     """Logits f32[B, ..., G, n] of parts of n entries, the first entry i64[G] of each, and which are there i1[G, n]."""
-    (logits,) = head_logits(operands, attrs, dims)
     entries, parts = logits.shape[-1], dims[PARTS]
     size = part_size(entries, parts)
     padded = torch.nn.functional.pad(logits, (0, parts * size - entries), value=-torch.inf)

@@ -5,18 +5,17 @@ from __future__ import annotations
 import random
 import shutil
 import zipfile
+from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 
 import pytest
-from fakes.toy_wheel import toy_wheel
+from fakes.toy_wheel import PACKAGE, installed, toy_wheel
 from typer.testing import CliRunner
 
 from specc.cli.main import app
 from specc.compiler.support.diagnostics import DiagnosticError
 from specc.lab.engine.wheel import load_program, package
-
-PACKAGE = "specc_program_toy_chain"
 
 
 @pytest.fixture(scope="module")
@@ -88,12 +87,15 @@ def test_flags_and_compressions(built: Path, flag: int, method: int, tmp_path: P
     refused(wheel)
 
 
-def test_any_file_of_an_installed_program(built: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.fixture
+def folder(built: Path, tmp_path: Path) -> Iterator[Path]:
+    """The package of the installed wheel."""
+    with installed(built, tmp_path):
+        yield tmp_path / PACKAGE
+
+
+def test_any_file_of_an_installed_program(folder: Path) -> None:
     """Python code too, of which nothing is run: what is no Python any more, and what would do harm."""
-    with zipfile.ZipFile(built) as archive:
-        archive.extractall(tmp_path)
-    monkeypatch.syspath_prepend(tmp_path)
-    folder = tmp_path / PACKAGE
     files = sorted(path for path in folder.rglob("*") if path.is_file() and path.name != "manifest.json")
     assert folder / "__init__.py" in files
     for place, path in enumerate(files):

@@ -110,10 +110,10 @@ def distribution(number: int, before: tuple[int, ...] = (), length: int = LENGTH
     return torch.tensor(found, dtype=torch.float64)
 
 
-def plans_of(rows: int, **keys: Any) -> tuple[Plan, ...]:
+def plans_of(rows: int, algorithm: str = "STANDALONE", **keys: Any) -> tuple[Plan, ...]:
     """The program for batches of up to so many requests, the deepest plan first."""
     more = {"buckets": [rows], "max_requests": rows, "context_length": COLUMNS, "sampling": list(ALL)}
-    return planned("STANDALONE", **{"target": SMALL, "draft": SMALL, **more, **keys})
+    return planned(algorithm, **{"target": SMALL, "draft": SMALL, **more, **keys})
 
 
 def kinds_of(rows: int) -> Tensor:
@@ -123,13 +123,16 @@ def kinds_of(rows: int) -> Tensor:
     return numbers[torch.randperm(rows, generator=torch.Generator().manual_seed(rows))]
 
 
-def bind(plans: Sequence[Plan], kinds: Tensor, draft: Tensor = DRAFT) -> Step:
-    """A binding whose pool rows, from 1 on, are of these kinds."""
+def bind(
+    plans: Sequence[Plan], kinds: Tensor, draft: Tensor = DRAFT, made: Callable[..., MarkovEngine] = MarkovEngine,
+    **brought: Tensor,
+) -> Step:  # fmt: skip
+    """A binding whose pool rows, from 1 on, are of these kinds; the engine that is `made` brings tables."""
     words = torch.tensor([sum(1 << v for v in MAY[last]) for last in range(VOCAB)], dtype=torch.int32)
     grammars = torch.tensor([False, *(KINDS[n].grammar for n in kinds.tolist())])
     bitmask = torch.where(grammars[:, None], words, -1)[..., None].contiguous()
-    tables = {TOKEN_MAP: torch.tensor(PART)} if TOKEN_MAP in plans[0].inputs else {}
-    engine = MarkovEngine(PROMPT, TARGET, draft[..., PART] if tables else draft, bitmask)
+    tables = brought | ({TOKEN_MAP: torch.tensor(PART)} if TOKEN_MAP in plans[0].inputs else {})
+    engine = made(PROMPT, TARGET, draft[..., PART] if TOKEN_MAP in tables else draft, bitmask)
     table = torch.arange(1, COLUMNS + 1, dtype=torch.int32).repeat(len(kinds) + 1, 1)
     kv = {owner: Memory.of_pool(pool, COLUMNS + 1, CPU).buffers for owner, pool in plans[0].kv_pools.items()}
     memory, shapes = allocate(plans, CPU, poison=0x5A), dict[Shape, Step]()

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Sequence
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -19,9 +21,10 @@ from specc.runtime.backends.cuda import argument_value
 from specc.runtime.batch import Batch
 from specc.runtime.entry.frame import Frame
 from specc.runtime.errors import BatchError, BindError, PlanError
-from specc.runtime.memory.tables import TableGuard
+from specc.runtime.memory.tables import TableGuard, check_tables
 from specc.runtime.plan.files.plan_json import read_plan
 from specc.runtime.plan.nodes import Argument
+from specc.runtime.plan.plan import Input
 from specc.runtime.step import Step
 
 CPU = torch.device("cpu")
@@ -265,3 +268,13 @@ def test_the_guard_watches_how_many_columns_a_table_has() -> None:
     table.as_strided_((8, 7), (9, 1))
     with pytest.raises(BindError, match="req_to_token has moved or changed its layout"):
         guard.check()
+
+
+@pytest.mark.parametrize(("name", "fault"), [("draft_head", ""), ("corpus", "has 1271398400 elements, more than")])
+def test_heads_alone_have_more_entries_than_32_bits_count(name: str, fault: str) -> None:
+    """Kernels number the rows of other tables in 32 bits. Heads of 248,320 tokens are larger than that."""
+    place, wanted = torch.device("meta"), {name: Input(name, "bf16", ("V", "D"), "engine")}
+    plan: Any = SimpleNamespace(tables=lambda: wanted, dims={})
+    given = {name: torch.empty(248_320, 5120, dtype=torch.bfloat16, device=place)}
+    with pytest.raises(BindError, match=fault) if fault else contextlib.nullcontext():
+        assert check_tables(plan, place, given, 1) == given

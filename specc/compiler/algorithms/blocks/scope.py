@@ -78,7 +78,7 @@ class Scope:
             raise TypeError(f"the options are {type(self.config.options).__name__}, not {kind.__name__}")
         return self.config.options
 
-    def table(self, name: str, dtype: str, *shape: str, of: str = "") -> Value:
+    def table(self, name: str, dtype: str, *shape: str | int, of: str = "") -> Value:
         """Declare a tensor that is there once a program is bound: the engine brings it, or the runtime makes it."""
         return self.module.add_input(name, TensorType(dtype, shape, of))
 

@@ -55,11 +55,10 @@ class ModelFacts:
     class that the weights are of), ``window`` and ``attention_chunk`` (tokens that some layers see at most),
     ``whole_num_kv_heads`` and ``whole_head_dim`` (of layers that see the whole text, where others differ),
     ``usual_num_kv_heads`` and ``usual_head_dim`` (what the file names, though some layers may differ),
-    ``quant_method``, ``speculators`` (the type of a draft in that format), ``shared_index`` (whether modules share
-    the tokens that sparse attention picks), the sizes of a `RecurrentState` and, in words, ``recurrent_state`` and
-    ``index_keys``. Of a draft that fills in blocks there are ``fills_blocks``, ``block_size`` (with the token
-    before its places), ``projector`` (how its rows are changed before the head), ``own_embedding`` and
-    ``block_window``. ``known``: whether transformers has a class for the architecture.
+    ``quant_method``, ``speculators`` (the type of a draft in that format), the sizes of a `RecurrentState` and, in
+    words, ``recurrent_state`` and ``index_keys``. Of a draft that fills in blocks there are ``fills_blocks``,
+    ``block_size`` (with the token before its places), ``projector`` (how its rows are changed before the head),
+    ``own_embedding`` and ``block_window``. ``known``: whether transformers has a class for the architecture.
     """
 
     model_type: str

@@ -23,6 +23,7 @@ _AUX_LAYERS = (
     ("eagle_config", "eagle_aux_hidden_state_layer_ids"),
     ("dflash_config", "target_layer_ids"),
 )
+_RANK = "markov_rank"
 _TARGET_WIDTH = ("target_hidden_size", "backbone_hidden_size")
 
 
@@ -33,11 +34,11 @@ def drafting_facts(config: object, text: object, first_layer: int) -> dict[str, 
     """
     levels = (text, config)
     facts: dict[str, Fact | None] = {
-        "num_mtp_modules": _anywhere(levels, MODULES) or _modules_apart(levels),
-        "shared_index": _flag(levels, "index_share_for_mtp_iteration"),
+        "num_mtp_modules": _anywhere(levels, MODULES) or _in_block(levels, "mtp_config", MODULES[0]),
         "target_hidden_size": _anywhere(levels, _TARGET_WIDTH),
         "num_aux_layers": _anywhere(levels, ("num_aux_hidden_states",)),
         "draft_vocab_size": _anywhere(levels, ("draft_vocab_size",)),
+        _RANK: _anywhere(levels, (_RANK,)) or _in_block(levels, "dflash_config", _RANK),
     }
     if any(block_of(level, "eagle_config").get("use_aux_hidden_state") is False for level in levels):
         return facts | {"num_aux_layers": Fact(0, "eagle_config.use_aux_hidden_state")}
@@ -52,7 +53,7 @@ def drafting_facts(config: object, text: object, first_layer: int) -> dict[str, 
 def block_facts(content: Mapping[str, Any], architecture: str) -> dict[str, Fact]:
     """Return what a draft that fills in blocks says of these; nothing of any other model."""
     block = content.get("dflash_config")
-    if not isinstance(block, dict) and "dflash" not in architecture.lower():
+    if not isinstance(block, dict) and "dflash" not in architecture.lower() and _RANK not in content:
         return {}
     options = {**content, **(cast("dict[str, Any]", block) if isinstance(block, dict) else {})}
     size, projector, kinds = options.get("block_size"), options.get("projector_type"), options.get("layer_types")
@@ -73,17 +74,10 @@ def _anywhere(levels: Sequence[object], names: Iterable[str]) -> Fact | None:
     return next((fact for level in levels if (fact := attribute(level, listed)) is not None), None)
 
 
-def _flag(levels: Sequence[object], name: str) -> Fact | None:
-    return Fact(1, name) if any(value_of(level, name) is True for level in levels) else None
-
-
-def _modules_apart(levels: Sequence[object]) -> Fact | None:
-    """Return the number of modules that a block of their own says (Inkling)."""
-    for level in levels:
-        count = block_of(level, "mtp_config").get(MODULES[0])
-        if type(count) is int and count > 0:
-            return Fact(count, MODULES[0])
-    return None
+def _in_block(levels: Sequence[object], holder: str, key: str) -> Fact | None:
+    """Return a positive integer that a block of keys says, such as the number of modules of Inkling."""
+    numbers = (block_of(level, holder).get(key) for level in levels)
+    return next((Fact(number, key) for number in numbers if type(number) is int and number > 0), None)
 
 
 def _aux_layer_ids(levels: Sequence[object]) -> tuple[str, object]:

@@ -97,7 +97,7 @@ def _of_models(written: Written, preset: Preset, algorithm: str | None, facts: S
     """Report what of the models the engine's adapter does not serve."""
     file = written.file
     blocks = Sides(file.target, file.draft).present
-    mapped = file.draft is not None and file.draft.token_map is not None
+    mapped = file.draft is not None and file.draft.token_map is not None and not file.draft.computes_head
     asked = EngineNeeds(
         algorithm=algorithm,
         models={role: model.values for role, model in facts.present.items()},

@@ -85,12 +85,14 @@ def _modules(written: Written, model: ModelFacts, used: int) -> Findings[ModelFa
     """
     places, there = written.places, model.facts.get("num_mtp_modules")
     layers = written.file.draft.num_layers if written.file.draft is not None else None
-    if there is None:
-        if layers is None and _own_draft(written):
+    if there is None and _own_draft(written):
+        if layers is None:
             message = "the draft is the target's own directory, which does not say how many modules draft"
             hint = "give the directory of a draft, or write num_layers: beside 'model:', the layers of its modules"
             yield Diagnostic("config/missing-key", message, places.value("draft", "model"), hint)
             return None
+        there = Fact(layers, "draft.num_layers")
+    if there is None:
         return model
     count = int(there.value)
     if layers is not None and layers > count:

@@ -33,9 +33,12 @@ _KEYS = (
     "index_topk",
     "target_hidden_size",
     "num_aux_layers",
+    "markov_rank",
 )
 
-FIXED_BY_WEIGHTS = frozenset({"hidden_size", "vocab_size", "hc_mult", "target_hidden_size", "num_aux_layers"})
+FIXED_BY_WEIGHTS = frozenset(
+    {"hidden_size", "vocab_size", "hc_mult", "target_hidden_size", "num_aux_layers", "markov_rank"}
+)
 """Keys of which a value beside `model:` must be the model's own."""
 
 
@@ -73,7 +76,7 @@ def settle(
     rest |= {"kv_dtype": values["kv_dtype"] or values["dtype"], "logits_dtype": logits}
     fact = usable.get("aux_layers") if role == "draft" else None
     layers = tuple(map(int, str(fact.value).split())) if fact is not None else None
-    rest |= {"token_map": token_map, "head": block.head}
+    rest |= {"token_map": token_map, "head": block.head, "state_form": block.state_form}
     return ModelConfig(model=block.model, hidden_source=source, aux_layers=layers, **rest)
 
 

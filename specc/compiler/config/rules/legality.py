@@ -190,7 +190,7 @@ def _one_sided(written: Written) -> Findings[None]:
     """Report keys that say something about one of the models and stand at the other."""
     places = written.places
     roles = {"aux_layers": "target", "target_hidden_size": "draft", "num_aux_layers": "draft"}
-    roles |= {"token_map": "draft", "head": "draft"}
+    roles |= {"token_map": "draft", "head": "draft", "markov_rank": "draft", "state_form": "target"}
     for key, role in roles.items():
         other = "draft" if role == "target" else "target"
         if places.written(other, key) and not written.broken(other, key):
@@ -235,6 +235,8 @@ def check_models(written: Written, models: Sides[ModelConfig]) -> Findings[None]
     for role, model in models.present.items():
         yield from _key_value_row(written, role, model)
     if target is not None:
+        yield from _state_form(written, target)
+    if target is not None:
         yield from _target_outputs(written, target)
         if written.file.best_logprobs > target.vocab_size and written.sound("best_logprobs"):
             message = f"best_logprobs is {written.file.best_logprobs}, and the target has {target.vocab_size} tokens"
@@ -243,6 +245,19 @@ def check_models(written: Written, models: Sides[ModelConfig]) -> Findings[None]
         if draft is not None and tree.topk > draft.vocab_size:
             message = f"topk is {tree.topk}, and the draft has {draft.vocab_size} tokens"
             yield Diagnostic("legal/tree-size", message, tree.at(written, "topk"))
+
+
+def _state_form(written: Written, target: ModelConfig) -> Findings[None]:
+    """Check that there is a state to commit where the program is to, and that its step runs the target."""
+    if target.state_form == "engine":
+        return
+    at, hint = written.places.value("target", "state_form"), "leave it out"
+    if not target.state_layers:
+        yield Diagnostic("legal/state-form", "no layer of the target keeps a recurrent state", at, hint)
+    elif written.file.step == "rotated":
+        note = Note("the engine runs the target by itself", written.places.value("step"))
+        message = "a rotated step commits no state: the engine does"
+        yield Diagnostic("legal/state-form", message, at, hint, (note,))
 
 
 def _target_outputs(written: Written, target: ModelConfig) -> Findings[None]:

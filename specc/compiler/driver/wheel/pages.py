@@ -10,6 +10,7 @@ from typing import Any
 from specc.runtime.plan.nodes import External, Given
 from specc.runtime.plan.outputs import PROPOSE, spelled, typed_outputs
 from specc.runtime.plan.plan import PROMPT, TABLE, Plan
+from specc.runtime.plan.recurrent.state_tables import STATE_ROWS
 
 WIDTH = 100
 HELD = "\0"
@@ -22,6 +23,7 @@ def wanted(plan: Plan) -> dict[str, Any]:
     """What pages say of the engine's side: KV buffers that are changed, tables, prompts, sampling, its name."""
     return {
         "moved": sorted(owner for owner, pool in plan.kv_pools.items() if pool.bound),
+        "states": STATE_ROWS in plan.inputs,
         "tables": list(plan.tables()),
         "prompts": PROMPT in plan.inputs,
         "samples": plan.samples,
@@ -39,6 +41,7 @@ def package_page(package: str, plans: Mapping[str, Plan]) -> dict[str, Any]:
         "bound": ", ".join(
             ["callbacks", plan.table]
             + ["kv_pools"] * bool(wanted(plan)["moved"])
+            + ["state_pools=state_pools"] * bool(wanted(plan)["states"])
             + ["tables=tables"] * bool(plan.tables())
         ),
         "holds": plan.table,

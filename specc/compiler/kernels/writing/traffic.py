@@ -203,7 +203,9 @@ class _Launch:
         return self.traffic.nbytes(field if whole else replace(field, axes=(BATCH_AXIS, "A")), self.requests)
 
     def _copied(self, call: OpCall, moved: int | None) -> int:
-        """Bytes of keys and values that an op reads once and writes once, or for every other branch."""
+        """Bytes of keys and values, or of states, that an op reads once and writes once, or for every other branch."""
+        if has(call.op, Trait.COMMITS):
+            return 2 * self.requests * int(call.attrs["layers"]) * int(call.attrs["bytes"])
         if not (owner := _moved(call.op)):
             return 0
         pool = self.traffic.kv_pools[owner]

@@ -79,8 +79,7 @@ def state_pools(
 class StatePool:
     """The states of all pool rows, zeros at first: `parts` holds T[P, ...] of each tensor. Row 0 is nobody's.
 
-    `pending` has what the last verification left, T[b, 1 + N, ...]: the state that it began from, and that after every
-    node.
+    `pending` has what the last verification left, T[requests, N, ...]: the state after every node.
     """
 
     def __init__(self, shapes: Sequence[PartShape], rows: int, device: torch.device | str = "cpu") -> None:
@@ -89,6 +88,16 @@ class StatePool:
             shape.part: torch.zeros((rows, *shape.size), dtype=shape.dtype, device=device) for shape in shapes
         }
         self.pending: dict[StatePart, Tensor] = {}
+        self._nodes = 0
+
+    def make_room(self, requests: int, nodes: int) -> None:
+        """Allocate what is pending, for so many requests and nodes at most. It stays where it is."""
+        self.pending = {part: kept.new_zeros(requests, nodes, *kept.shape[1:]) for part, kept in self.parts.items()}
+
+    @property
+    def pairs(self) -> list[tuple[Tensor, Tensor]]:
+        """Each tensor of what is kept, beside that of what is pending, by layers."""
+        return [(self.parts[part], self.pending[part]) for part in sorted(self.parts)]
 
     @property
     def tensors(self) -> list[Tensor]:
@@ -112,18 +121,22 @@ class StatePool:
         rows i64[b] are pool rows; parents i64[b, N] of nodes, -1 for what was committed; order i64[b, N]: the nodes,
         parents first. What a forward makes of the states is pending when the next one is asked for.
         """
-        count, nodes = parents.shape
+        count, self._nodes = parents.shape
+        if any(len(left) < count or left.shape[1] < self._nodes for left in self.pending.values()) or not self.pending:
+            self.make_room(count, self._nodes)
         row = torch.arange(count, device=rows.device)
-        self.pending = {}
-        for part, states in self.parts.items():
-            self.pending[part] = states.new_zeros(count, 1 + nodes, *states.shape[1:])
-            self.pending[part][:, 0] = states[rows]
+        begun = {part: states[rows] for part, states in self.parts.items()}
         for node in order.unbind(1):
-            begin = 1 + parents[row, node]
-            left = RowStates({part: states[row, begin] for part, states in self.pending.items()})
+            parent = parents[row, node]
+            left = RowStates(
+                {
+                    part: torch.where(_over(parent >= 0, begun[part]), states[row, parent.clamp(min=0)], begun[part])
+                    for part, states in self.pending.items()
+                }
+            )
             yield node, left
             for part, tensor in left.tensors().items():
-                self.pending[part][row, 1 + node] = tensor
+                self.pending[part][row, node] = tensor
 
     def commit(self, rows: Tensor, accept_index: Tensor, accept_lens: Tensor) -> None:
         """Make the pending state of every row's last accepted node its state; of a row that accepts none, nothing.
@@ -133,4 +146,9 @@ class StatePool:
         live = accept_lens.nonzero()[:, 0]
         last = accept_index[live, accept_lens[live] - 1].long()
         for part, states in self.parts.items():
-            states[rows[live]] = self.pending[part][:, 1:].flatten(0, 1)[last]
+            states[rows[live]] = self.pending[part][last // self._nodes, last % self._nodes]
+
+
+def _over(flags: Tensor, states: Tensor) -> Tensor:
+    """Flags i1[b] as they broadcast over states T[b, ...]."""
+    return flags.view(-1, *[1] * (states.dim() - 1))

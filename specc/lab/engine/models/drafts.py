@@ -5,7 +5,7 @@
 | `draft`, `extend`, `prefill_draft` | `StandaloneDraft`, `EagleDraft`, `Eagle3Draft`: go on from what they gave |
 | `assist` | `FrozenKvDraft`: reads the target's keys and values |
 | `extend_module`, `prefill_module` | `MtpDraft`: a module for every step |
-| `block`, `inject`, `prefill_inject` | `DflashDraft`: all drafts in one forward |
+| `block`, `inject`, `prefill_inject` | `DflashDraft`: all drafts in one forward, perhaps with a Markov head |
 """
 
 from __future__ import annotations
@@ -219,7 +219,12 @@ class DflashDraft(HeadDraft[DflashHead]):
         """Write keys and values of positions i64[b, n] from rows of the target T[b, n, aux * W]."""
         self.head.write(hidden, positions, paged=paged)
 
+    @property
+    def places(self) -> slice:
+        """Which of the positions of bonus and drafts its block has."""
+        return slice(-1) if self.head.anchored else slice(None)
+
     def forward(self, bonus: Tensor, positions: Tensor, paged: PagedContext) -> Tensor:
-        """Fill in what follows the tokens bonus i64[b] at positions i64[b, A], theirs first: rows T[b, A - 1, W]."""
+        """Fill in what follows the tokens bonus i64[b], at the `places` of positions i64[b, A]: rows T[b, A - 1, W]."""
         with paged:
-            return self.head(bonus, positions, **{CACHE: paged})[:, 1:]
+            return self.head(bonus, positions, **{CACHE: paged})[:, int(not self.head.anchored) :]

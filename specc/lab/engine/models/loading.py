@@ -13,6 +13,7 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
 
 from specc.compiler.config.models.config_json import class_for, configuration
+from specc.compiler.ir.ops.head import MARKOV
 from specc.compiler.support.diagnostics import Diagnostic, DiagnosticError
 from specc.compiler.support.files.reading import read_text
 from specc.compiler.support.token_map import TokenMapError, check_token_map, read_token_map
@@ -29,6 +30,7 @@ from specc.lab.engine.models.drafts import (
 )
 from specc.lab.engine.models.generation import ignored_settings
 from specc.lab.engine.models.heads.dflash_head import DflashHead
+from specc.lab.engine.models.heads.dspark_head import DsparkHead
 from specc.lab.engine.models.heads.eagle3_head import Eagle3Head, reads_last
 from specc.lab.engine.models.heads.eagle_head import EagleHead, SharingHead
 from specc.lab.engine.models.heads.frozen_kv_head import FrozenKvHead
@@ -134,7 +136,7 @@ def _head_of(plan: Plan, path: str | Path) -> tuple[type[SharingHead], Callable[
     if "extend_module" in calls:
         return MtpHeads, MtpDraft
     if "block" in calls:
-        return DflashHead, DflashDraft
+        return (DsparkHead if MARKOV[0] in plan.tables() else DflashHead), DflashDraft
     if not plan.serving.reads_hidden:
         return None
     config = _config(path)

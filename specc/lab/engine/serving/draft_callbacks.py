@@ -190,9 +190,10 @@ class BlockCallbacks(DraftCallbacks[DflashDraft]):
     @torch.inference_mode()
     def block(self, **call: Unpack[BlockCall]) -> Forward:
         """See `BlockCall`."""
-        memory, positions = self.memory, call["positions"]
+        memory, places = self.memory, self.draft_model.places
+        positions, slots = (call[name][:, places] for name in ("positions", "slots"))
         where = (memory.pools["draft"], memory.req_to_token, call["rows"])
-        paged = BlockContext(*where, positions, call["slots"], memory.width)
+        paged = BlockContext(*where, positions, slots, memory.width)
         return self._handed_over(self.draft_model.forward(call["bonus"].long(), positions, paged))
 
     @torch.inference_mode()

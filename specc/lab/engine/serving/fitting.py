@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
+from typing import Any
 
 import torch
 from torch import Tensor
 
+from specc.compiler.ir.ops.head import MARKOV
 from specc.lab.engine.errors import EngineError, UnsupportedModelError
+from specc.lab.engine.memory.state_pool import StatePool
 from specc.lab.engine.models.causal_models import CausalModel, TargetModel
 from specc.lab.engine.models.drafts import Draft
 from specc.lab.engine.serving.checking import check_scores
@@ -15,12 +18,13 @@ from specc.runtime import AcceptanceShape, FixedShape, ShapePolicy
 from specc.runtime.capabilities.shape import ShapeBuckets
 from specc.runtime.plan.draft_head import HEAD
 from specc.runtime.plan.plan import RANK, TOKEN_MAP, Plan
+from specc.runtime.plan.recurrent.state_tables import KEPT_INTERVAL, KEPT_ROWS, OWNER, STATE_ROWS
 from specc.runtime.plan.shape import Shape, listed, named
 
 DEFAULT_CONTEXT = 1024
 """Context length to serve if the models can, in tokens."""
 COMMIT_STATE = "commit_state"
-"""The callback of programs whose target keeps a recurrent state."""
+"""The callback of programs whose target keeps a recurrent state, which their engine commits."""
 PRODUCT_RTOL = 0.05
 """By how much scores may differ from a product with the head: more than 16 bits round, less than a cap changes."""
 
@@ -42,7 +46,7 @@ def check_program(plan: Plan, models: Mapping[str, TargetModel | Draft], *, tree
         raise EngineError(f"the program has {'a' if role in plan.models else 'no'} {role} model")
     for role, model in models.items():
         model.facts.check(role, plan.models[role])
-    commits = COMMIT_STATE in plan.callbacks()
+    commits = COMMIT_STATE in plan.callbacks() or STATE_ROWS in plan.inputs
     if commits != bool(states := models["target"].facts.states):
         layers = len({shape.part.layer for shape in states})
         what = f"{layers or 'no'} layers of the target keep a recurrent state"
@@ -93,6 +97,13 @@ def overlaps(plan: Plan, wanted: bool | None, device: torch.device) -> bool:
     return plan.relays and device.type != "cpu" if wanted is None else wanted
 
 
+def bring(
+    plans: Collection[Plan], tables: Mapping[str, Tensor], draft: Draft | None, states: Mapping[str, StatePool]
+) -> dict[str, Any]:
+    """Return what a program is bound to beside keys and values, by the names of arguments; EngineError for tables."""
+    return {"tables": bring_tables(next(iter(plans)), tables, draft), **bring_states(plans, states)}
+
+
 def bring_tables(plan: Plan, given: Mapping[str, Tensor], draft: Draft | None) -> dict[str, Tensor]:
     """Return the tables of the program, its draft's map among them; raises EngineError unless they are those it reads.
 
@@ -102,9 +113,35 @@ def bring_tables(plan: Plan, given: Mapping[str, Tensor], draft: Draft | None) -
         given = {TOKEN_MAP: draft.token_map, **given}
     if draft is not None and plan.computes_head:
         given = {HEAD: head_of(draft), **given}
+    if draft is not None and MARKOV[0] in plan.tables():
+        given = {**markov_of(draft), **given}
+    if STATE_ROWS in plan.tables():
+        given = {**_state_rows(plan), **given}
     for name in sorted(plan.tables().keys() ^ given.keys()):
         raise EngineError(f"the program reads {'a' if name in plan.tables() else 'no'} table {name!r}")
     return dict(given)
+
+
+def markov_of(draft: Draft) -> dict[str, Tensor]:
+    """Return the tables of a draft's Markov head; raises UnsupportedModelError for one without."""
+    tables = getattr(getattr(draft, "head", None), "markov_tables", None)
+    if tables is None:
+        raise UnsupportedModelError("the program reads the tables of a Markov head, which the draft does not have")
+    return dict(zip(MARKOV, tables, strict=True))
+
+
+def _state_rows(plan: Plan) -> dict[str, Tensor]:
+    """Return where states are: pool rows have states of their own, and those of no prefixes are kept."""
+    rows = torch.arange(plan.size("P"), dtype=torch.int32)
+    return {STATE_ROWS: rows, KEPT_ROWS: torch.full_like(rows, -1), KEPT_INTERVAL: torch.zeros(1, dtype=torch.int64)}
+
+
+def bring_states(plans: Collection[Plan], states: Mapping[str, StatePool]) -> dict[str, Any]:
+    """Return the states of the target for a program that commits them; nothing for another one."""
+    if not any(STATE_ROWS in plan.inputs for plan in plans):
+        return {}
+    states[OWNER].make_room(max(plan.buckets[-1] for plan in plans), max(plan.size("N") for plan in plans))
+    return {"state_pools": {OWNER: states[OWNER].pairs}}
 
 
 def head_of(draft: Draft) -> Tensor:

@@ -120,6 +120,12 @@ TABLE = {
         carry=BONUS | LENGTHS,
         draft=NARROW | {"target_hidden_size": 64},
     ),
+    "DSPARK": Row(
+        {"prefill_target": "full", "prefill_inject": "null", "block": "null", "target": "full", "inject": "null"},
+        reads={"prefill_inject": "f32[T, 128]", "inject": "f32[B, A, 128]"},
+        carry=BONUS | LENGTHS,
+        draft=NARROW | {"target_hidden_size": 64},
+    ),
     "NGRAM": Row(
         {"prefill_target": "null", "target": "null"},
         reads={},
@@ -193,6 +199,7 @@ ONE_STEP = {
         "extend_module_0": "null",
     },
     "DFLASH": TABLE["DFLASH"].hands_over,
+    "DSPARK": TABLE["DSPARK"].hands_over,
     "NGRAM": TABLE["NGRAM"].hands_over,
 }
 
@@ -221,6 +228,7 @@ CALLBACKS = {
     "FROZEN_KV_MTP": {"prefill_target", "assist", "target"},
     "MULTI_LAYER_EAGLE": {"prefill_target", "prefill_module", "target", "extend_module"},
     "DFLASH": {"prefill_target", "prefill_inject", "block", "target", "inject"},
+    "DSPARK": {"prefill_target", "prefill_inject", "block", "target", "inject"},
     "NGRAM": {"prefill_target", "target"},
 }
 """The engine's forwards that a program calls, and no others."""
@@ -232,6 +240,7 @@ RECORD = {
     "FROZEN_KV_MTP": (4 + 64 * 4 + 8, 4 + 64 * 4 + 8),
     "MULTI_LAYER_EAGLE": (4 + 3 * 8 + 8, 0),
     "DFLASH": (4 + 8, 0),
+    "DSPARK": (4 + 8, 0),
     "NGRAM": (100 * 4 + 8, 100 * 4 + 8),
 }
 """Bytes that one request has in the pools, of a chain and of a tree: bonus, tokens (and scores), row, text, length."""
@@ -243,6 +252,7 @@ HIDDEN = {
     "FROZEN_KV_MTP": ((5 + 4 + 4 + 4 + 4 + 16) * 256, (5 + 4 + 4 + 8 + 8 + 8 + 24) * 256),
     "MULTI_LAYER_EAGLE": (16 * 1024, 0),
     "DFLASH": (16 * 512, 0),
+    "DSPARK": (16 * 512, 0),
     "NGRAM": (0, 0),
 }
 """Bytes of hidden states in a step of four requests, with five pool rows: counted by hand, row by row.

@@ -19,7 +19,7 @@ from specc.compiler.ir.opdef import OpDef
 from specc.compiler.ir.ops import OPS, add_forward
 from specc.compiler.support.diagnostics import Diagnostic, DiagnosticError
 
-BUILT_IN = ("STANDALONE", "EAGLE", "EAGLE3", "FROZEN_KV_MTP", "MULTI_LAYER_EAGLE", "DFLASH", "NGRAM")
+BUILT_IN = ("STANDALONE", "EAGLE", "EAGLE3", "FROZEN_KV_MTP", "MULTI_LAYER_EAGLE", "DFLASH", "DSPARK", "NGRAM")
 WITH_DRAFT = [name for name in BUILT_IN if algorithms.needs(name).draft]
 
 
@@ -96,6 +96,20 @@ def test_a_reader_of_the_targets_keys_and_values_expects_those(key: str, draft: 
     diagnostic = refused(loaded)
     assert (diagnostic.code, diagnostic.location) == ("legal/kv-mismatch", loaded.location("draft", key))
     assert [note.location for note in diagnostic.notes] == [loaded.location("target", key)]
+
+
+def test_a_markov_head_has_a_rank() -> None:
+    loaded = load("DSPARK", draft={"markov_rank": None})
+    diagnostic = refused(loaded)
+    assert (diagnostic.code, diagnostic.location) == ("config/missing-key", loaded.location("draft"))
+    assert diagnostic.hint == "write markov_rank: inside draft, or give a draft whose config.json says it"
+
+
+def test_no_markov_head_over_a_part_of_the_logits() -> None:
+    loaded = load("DSPARK", tensor_parallel=2, logits="sharded", draft={"head": "weights"})
+    diagnostic = refused(loaded)
+    assert (diagnostic.code, diagnostic.location) == ("config/not-yet", loaded.location("tensor_parallel"))
+    assert diagnostic.hint == "write tensor_parallel: 1"
 
 
 def test_a_shortest_match_is_not_longer_than_the_longest() -> None:

@@ -16,10 +16,21 @@ from specc.compiler.ir.ops import OPS
 from specc.compiler.support.diagnostics import DiagnosticError
 from specc.runtime.plan.draft_head import TOKEN_ENTRIES
 
+DRAWN = ("STANDALONE", "EAGLE", "EAGLE3", "FROZEN_KV_MTP", "MULTI_LAYER_EAGLE", "DFLASH", "DSPARK")
+"""Algorithms whose drafts may be drawn."""
+
 
 @pytest.mark.parametrize(
     ("algorithm", "rows"),
-    [("STANDALONE", 1), ("EAGLE", 1), ("EAGLE3", 1), ("FROZEN_KV_MTP", 0), ("MULTI_LAYER_EAGLE", 3), ("DFLASH", 0)],
+    [
+        ("STANDALONE", 1),
+        ("EAGLE", 1),
+        ("EAGLE3", 1),
+        ("FROZEN_KV_MTP", 0),
+        ("MULTI_LAYER_EAGLE", 3),
+        ("DFLASH", 0),
+        ("DSPARK", 0),
+    ],
 )
 def test_rows_that_are_carried(algorithm: str, rows: int) -> None:
     """Those of drafts that another step verifies; every draft has one, in the order of the columns."""
@@ -34,7 +45,8 @@ def test_rows_that_are_carried(algorithm: str, rows: int) -> None:
     )
     sources = [value.source for value in q if value.source]
     assert [op.opcode for op in sources[:rows]] == ["carry.load"] * rows
-    assert all(op.opcode.startswith("model.") for op in sources[rows:])
+    made = "head.biased" if algorithm == "DSPARK" else "model."
+    assert all(op.opcode.startswith(made) for op in sources[rows:])
     assert len(q) == (1 if algorithm == "DFLASH" else 3)
     for i, (logits, mass) in enumerate(zip(q, masses, strict=True)):
         assert mass.source is not None
@@ -55,7 +67,7 @@ PART = {"vocab_size": 40, "token_map": "engine"}
 """A draft that scores a part of the tokens."""
 
 
-@pytest.mark.parametrize("algorithm", ["STANDALONE", "EAGLE", "EAGLE3", "FROZEN_KV_MTP", "MULTI_LAYER_EAGLE", "DFLASH"])
+@pytest.mark.parametrize("algorithm", DRAWN)
 @pytest.mark.parametrize("verify", ["rejection", "block"])
 def test_drafts_of_a_part_of_the_tokens(algorithm: str, verify: str) -> None:
     """What is drafted are tokens; what drafts were drawn from has the draft's columns, and the runtime's table."""
@@ -74,7 +86,7 @@ def test_drafts_of_a_part_of_the_tokens(algorithm: str, verify: str) -> None:
     assert TOKEN_ENTRIES not in plan.tables()
 
 
-@pytest.mark.parametrize("algorithm", ["STANDALONE", "EAGLE", "EAGLE3", "FROZEN_KV_MTP", "MULTI_LAYER_EAGLE", "DFLASH"])
+@pytest.mark.parametrize("algorithm", DRAWN)
 def test_coupled_drafts(algorithm: str) -> None:
     """Each has the noise of the token in its place; nothing is carried for it, and nothing is launched more."""
     keys: dict[str, Any] = {"num_steps": 3, "verify": "target_only"}

@@ -59,6 +59,13 @@ DRAFTS: dict[str, tuple[dict[str, Any], str, int | None]] = {
     ),
     "a block drafter that says no size": (of("DFlashDraftModel"), "DFLASH", None),
     "a block drafter of an odd size": (of("DFlashDraftModel", block_size="8"), "DFLASH", None),
+    "blocks with a Markov head": (of("Qwen3DSparkModel", block_size=7, markov_rank=8), "DSPARK", 7),
+    "blocks with one, told in a block": (
+        of("DSparkDraftModel", block_size=7, dflash_config={"markov_rank": 8, "markov_head_type": "vanilla"}),
+        "DSPARK", 7,
+    ),
+    "the example's blocks with one": (of("DsparkHead", dflash_config={"block_size": 3}, markov_rank=8), "DSPARK", 3),
+    "blocks with a Markov head that say no size": (of("LingDSparkModel", markov_rank=8), "DSPARK", None),
     "three modules": (of("MtpHeads", num_hidden_layers=3), "MULTI_LAYER_EAGLE", 3),
     "one module": (of("DeepseekV3ForCausalLMNextN"), "EAGLE", None),
     "one module of a directory with all layers": (of("MiMoMTP", num_hidden_layers=4, num_mtp_modules=1), "EAGLE", None),
@@ -114,7 +121,8 @@ def test_what_nothing_recognises(keys: dict[str, Any], tmp_path: Path) -> None:
         "nothing in 'draft/config.json' says which algorithm drafts with it: architectures"
     )
     assert diagnostic.hint == (
-        "give --algorithm NAME, one of STANDALONE, EAGLE, EAGLE3, FROZEN_KV_MTP, MULTI_LAYER_EAGLE, DFLASH, NGRAM"
+        "give --algorithm NAME, one of STANDALONE, EAGLE, EAGLE3, FROZEN_KV_MTP, MULTI_LAYER_EAGLE, DFLASH, DSPARK,"
+        " NGRAM"
     )
 
 

@@ -145,6 +145,7 @@ SHIPPED: dict[str, tuple[dict[str, Any], int]] = {
     "FROZEN_KV_MTP": ({"draft": NARROW | {"target_hidden_size": 64}}, 4 + 64 * 4 + 8),
     "MULTI_LAYER_EAGLE": ({"target": STREAMS, "draft": STREAMS}, 4 + 3 * 8 + 8),
     "DFLASH": ({"draft": NARROW | {"target_hidden_size": 64}}, 4 + 8),
+    "DSPARK": ({"draft": NARROW | {"target_hidden_size": 64}}, 4 + 8),
     "NGRAM": ({"options": {"window": 100}}, 100 * 4 + 8),
 }
 

@@ -171,6 +171,7 @@ CASES: list[tuple[str, str | bytes, int, int]] = [
     ("config/missing-key", edit("accept_index", "indexer_topk"), 10, 11),
     ("config/missing-key", tree(8, 64, "mask: full"), 9, 7),
     ("legal/mask", tree(8, 65, "mask: bitpacked"), 9, 7),
+    ("legal/state-form", edit("target:\n", "target:\n  state_form: select\n"), 13, 15),
     ("legal/head", VALID + "  head: int8\n  logits_dtype: bfloat16\n", 27, 17),
     ("legal/head", edit("sm_100", "sm_86") + "  head: fp8\n", 11, 16),
     ("legal/mask", tree(8, 64, "mask: full\ncontext_length: 1048576"), 10, 17),

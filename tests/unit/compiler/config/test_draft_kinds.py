@@ -36,8 +36,13 @@ def head(architecture: str, layers: int = 1, kind: str = "llama", **keys: Any) -
 
 
 OTHERS: dict[str, tuple[dict[str, Any], str]] = {
-    "DSpark": (head("DSparkDraftModel", 5, "qwen3", block_size=7, dflash_config=BLOCK | {"markov_rank": 8}), "DFLASH"),
-    "DSpark, flat": (head("Qwen3DSparkModel", 5, "qwen3", block_size=7, markov_rank=8, mask_token_id=95), "DFLASH"),
+    "DSpark whose bias has a gate": (
+        head("Qwen3DSparkModel", 5, "qwen3", block_size=7, markov_rank=8, markov_head_type="gated"), "DSPARK",
+    ),
+    "DSpark of candidates": (
+        head("DSparkDraftModel", 5, "qwen3", dflash_config=BLOCK | {"markov_rank": 8, "selector_top_k": 2}), "DSPARK",
+    ),
+    "DSpark without a Markov head": (head("Qwen3DSparkModel", 5, "next", block_size=7), "DFLASH"),
     "DSpark under DFlash's class": (
         head("DFlashDraftModel", 5, "qwen3", block_size=7, markov_rank=8, dflash_config=BLOCK), "DFLASH",
     ),
@@ -73,6 +78,18 @@ KNOWN: dict[str, tuple[dict[str, Any], str]] = {
     "sinks and scales of its layers": (
         head("DFlashDraftModel", 5, "qwen3", dflash_config=BLOCK | {"attention_sink_bias": True, "block_size": 8}),
         "DFLASH",
+    ),
+    "a head of confidence": (
+        head(
+            "DSparkDraftModel",
+            5,
+            "qwen3",
+            block_size=7,
+            enable_confidence_head=True,
+            dflash_config=BLOCK
+            | {"markov_rank": 8, "markov_head_type": "vanilla", "confidence_head_with_markov": True},
+        ),
+        "DSPARK",
     ),
     "one token a forward": (head("LlamaForCausalLMEagle3", eagle_config={"parallel_draft_step": 1}), "EAGLE3"),
 }
@@ -122,8 +139,8 @@ def test_keys_that_ask_for_nothing_are_in_nobodys_way(draft: dict[str, Any], alg
 
 
 def test_a_message_names_what_is_not_known(tmp_path: Path) -> None:
-    with pytest.raises(DiagnosticError, match=r"no algorithm knows markov_rank: 8$"):
-        recognise(written(tmp_path, OTHERS["DSpark, flat"][0]))
+    with pytest.raises(DiagnosticError, match=r'no algorithm knows markov_head_type: "gated"$'):
+        recognise(written(tmp_path, OTHERS["DSpark whose bias has a gate"][0]))
 
 
 def test_a_block_of_another_algorithm_is_told_key_by_key() -> None:

@@ -150,6 +150,15 @@ def test_modules_keep_what_their_kind_of_layer_keeps(load: Load, model: Model) -
     assert (draft.state_layers, loaded.config.target.state_layers) == (0, 9)
 
 
+def test_modules_of_a_hybrid_that_are_counted_by_the_file(load: Load, model: Model) -> None:
+    """Whatever else its configuration says of layers, it says of the target's."""
+    model(**config_of("qwen3_next"))
+    loaded = load(DRAFTED + "  num_layers: 1\n")
+    draft = loaded.config.models["draft"]
+    assert not loaded.warnings
+    assert (draft.num_layers, draft.depth, draft.state_layers) == (1, 1, 0)
+
+
 def test_more_modules_than_there_are(find: Find, model: Model) -> None:
     model(**DEEP, num_nextn_predict_layers=1)
     (diagnostic,) = find(DRAFTED + "  num_layers: 2\n")

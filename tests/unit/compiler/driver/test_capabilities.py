@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import importlib
 import re
-import sys
-import zipfile
 from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
@@ -15,7 +13,7 @@ import pytest
 import torch
 from fakes.drafts import Engine
 from fakes.plans import chain_plan
-from fakes.toy_wheel import toy_wheel
+from fakes.toy_wheel import PACKAGE, installed, toy_wheel
 from programs import planned
 
 import specc.runtime
@@ -28,7 +26,6 @@ from specc.runtime.program import Program
 from specc.runtime.rotated import RotatedStep
 
 ROOT = Path(specc.runtime.__file__).parent
-PACKAGE = "specc_program_toy_chain"
 SHARDED = {"logits": "sharded", "tensor_parallel": 2}
 PROGRAMS: list[tuple[str, dict[str, Any], list[Capability]]] = [
     ("STANDALONE", {}, []),
@@ -39,10 +36,11 @@ PROGRAMS: list[tuple[str, dict[str, Any], list[Capability]]] = [
     ("EAGLE", {"disaggregation": True}, [capabilities.RECORDS]),
     ("EAGLE", SHARDED, [capabilities.RANKS]),
     ("EAGLE", {"topk": 2, "num_draft_tokens": 6}, [capabilities.MOVES]),
+    ("EAGLE", {"target": {"state_layers": 2, "state_form": "select"}}, [capabilities.STATES]),
     ("EAGLE", {"step": "rotated", "disaggregation": True}, [capabilities.RECORDS, capabilities.ROTATED]),
     ("EAGLE", {"num_steps": [2, 3]}, [capabilities.SHAPES]),
 ]
-MOST_LINES = 5200
+MOST_LINES = 5212
 """Of the runtime of a greedy chain."""
 
 
@@ -89,14 +87,10 @@ def test_names_are_of_their_files_and_of_no_others() -> None:
 
 
 @pytest.fixture
-def chain(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[ModuleType]:
+def chain(tmp_path: Path) -> Iterator[ModuleType]:
     """The package of a greedy chain."""
-    with zipfile.ZipFile(toy_wheel(tmp_path)) as archive:
-        archive.extractall(tmp_path / "site")
-    monkeypatch.syspath_prepend(tmp_path / "site")
-    yield importlib.import_module(PACKAGE)
-    for name in [name for name in sys.modules if name.partition(".")[0] == PACKAGE]:
-        del sys.modules[name]
+    with installed(toy_wheel(tmp_path), tmp_path / "site"):
+        yield importlib.import_module(PACKAGE)
 
 
 BROUGHT_BY = {

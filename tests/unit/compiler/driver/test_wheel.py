@@ -93,9 +93,23 @@ def test_the_runtime_is_copied_byte_for_byte(built: Path) -> None:
     prefix = f"{PACKAGE}/_runtime/"
     copied = {name.removeprefix(prefix): data for name, data in read(built).items() if name.startswith(prefix)}
     assert {name for name in copied if copied[name] != sources[name]} == {"api.py", "program.py", "step.py"}
-    dialects = ["blocks", "head", "moves", "ngram", "rejection", "roots", "sample", "scores", "shards", "tree", "walk"]
+    dialects = [
+        "blocks",
+        "head",
+        "moves",
+        "ngram",
+        "rejection",
+        "roots",
+        "sample",
+        "scores",
+        "shards",
+        "state_forms",
+        "tree",
+        "walk",
+    ]
     capabilities = [
         "brought",
+        "committing",
         "collective",
         "moving",
         "records",
@@ -110,6 +124,8 @@ def test_the_runtime_is_copied_byte_for_byte(built: Path) -> None:
         "entry/callbacks.py",
         "entry/first.py",
         "memory/kv_pools.py",
+        "memory/state_pools.py",
+        "plan/recurrent/state_tables.py",
         "plan/draft_head/part_size.py",
         "plan/parameters.py",
         "plan/token_map.py",

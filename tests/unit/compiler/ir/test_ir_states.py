@@ -128,7 +128,7 @@ def test_the_pass_says_who_commits_and_how_much(size: int, told: str) -> None:
     """The three layers are read and written."""
     loaded = load("NGRAM", target=HYBRID["target"] | {"state_bytes": size})
     ctx = Context(loaded)
-    run_passes(start_module(loaded), passes_to("select-compaction", loaded), ctx, [])
+    run_passes(start_module(loaded), passes_to("commit-states", loaded), ctx, [])
     (remark,) = (remark for remark in ctx.remarks if "recurrent state" in remark.message)
     assert told in remark.message
     assert remark.choice is not None

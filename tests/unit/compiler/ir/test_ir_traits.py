@@ -47,7 +47,7 @@ def test_what_picks_is_told_which_rows() -> None:
 
 def test_what_moves_keys_and_values_has_their_state_and_no_effect_else() -> None:
     moves = {op.name for op in OWN if not op.effect and any(slot.owner for slot in op.operands)}
-    assert moves == {op.name for op in of(Trait.MOVES)}
+    assert moves == {op.name for op in (*of(Trait.MOVES), *of(Trait.COMMITS))}
 
 
 def test_every_reduction_has_a_family_and_every_family_a_reduction() -> None:

@@ -53,7 +53,8 @@ def offers(module: Module, stem: str) -> list[tuple[Cluster, Spec]]:
 def test_every_step_begins_with_one_launch(algorithm: str, form: dict[str, Any], overlap: bool) -> None:
     """All of prepare but moves of KV rows and what is read where it is carried; what only prepare reads stays in it."""
     module = formed(algorithm, **form, overlap=overlap, page_size=4)
-    ((cluster, spec),) = kernels(module, "rows")
+    ((cluster, spec), *later) = kernels(module, "rows")
+    assert all(op.phase == "draft" for made, _ in later for op in made)
     left = [op for op in module.phases["prepare"] if op not in cluster]
     assert all(op.opcode == "kv.duplicate_tail" or read_in_place(module, op) for op in left)
     assert [op.attrs["field"] for op in left if op.opcode == "carry.load"] == (["text"] if algorithm == "NGRAM" else [])

@@ -18,7 +18,7 @@ from specc.engines.sglang.check.written import configuration
 FOLDER = Path(__file__).parents[4] / "bench" / "sglang"
 DECIDES = ("model_path", "dtype", "context_length", "max_running_requests", "cuda_graph_bs_decode", "page_size")
 """Arguments on which a program hangs, beside those of speculation."""
-LEFT_OUT = {"model", "aux_layers", "num_aux_layers", "experts_per_token"}
+LEFT_OUT = {"model", "aux_layers", "num_aux_layers", "experts_per_token", "token_map"}
 """What a configuration of sizes need not say of models, but for the layers that a target hands over."""
 
 
@@ -45,9 +45,17 @@ def test_a_configuration_is_that_of_its_server(variant, folder, tmp_path):
     parsed = parse([*words(variant.engine(folder, "cuda"))])
     server = started(parsed, gpu_of("h100"))
     assert server.facts.attention["verify"] == ("triton" if variant.models.target == "gemma_target" else "fa3")
-    (tmp_path / "derived.yaml").write_text(configuration(parsed, server, Wanted(variant.config)))
-    paths = tmp_path / "derived.yaml", FOLDER / "configs" / f"{variant.config}.yaml"
-    derived, written = (load_config(path, names(), needs).config for path in paths)
+    written = load_config(FOLDER / "configs" / f"{variant.config}.yaml", names(), needs).config
+    mapped = folder / variant.program_map if variant.program_map else None
+    wanted = Wanted(
+        variant.config,
+        head=written.draft.head if mapped else "engine",
+        token_map=mapped,
+        states=written.target.state_form,
+    )
+    (tmp_path / "derived.yaml").write_text(configuration(parsed, server, wanted))
+    derived = load_config(tmp_path / "derived.yaml", names(), needs).config
+    assert ("SPECC_TOKEN_MAP" in variant.environment(folder)) == (mapped is not None)
     assert (written.algorithm, written.shape) == (derived.algorithm, derived.shape)
     assert (written.shape.num_steps, written.shape.topk, written.shape.num_nodes) == variant.shape
     assert (written.file.mask, written.file.page_size) == (derived.file.mask, derived.file.page_size)

@@ -96,7 +96,7 @@ class Steps:
         with torch.inference_mode():
             for pending in self.states.pending.values():
                 for b, path in enumerate(accepted):
-                    pending[b, [node for node in range(1 + NODES) if [node - 1] != path[-1:]]] = torch.nan
+                    pending[b, [node for node in range(NODES) if [node] != path[-1:]]] = torch.nan
         self.callbacks.commit_state(
             rows=torch.tensor(order),
             seq_lens=torch.zeros(len(order), dtype=torch.int64),

@@ -57,6 +57,11 @@ class DflashHead(SharingHead):
         """A: the rows of a block, the bonus token's included."""
         return self.config.dflash_config["block_size"]
 
+    @property
+    def anchored(self) -> bool:
+        """Whether the bonus token's row gives the scores of the first draft, so that there is a mask less."""
+        return False
+
     def project(self, aux: Tensor) -> Tensor:
         """Bring outputs of the target's layers [..., aux * W] to one row [..., W]."""
         return self.hidden_norm(self.fc(aux))
@@ -86,7 +91,8 @@ class DflashHead(SharingHead):
         """Fill in blocks: a row for the bonus token, then one for every mask.
 
         input_ids i64[B] or i64[B, m]: the bonus token of the block, or of m blocks of one text.
-        position_ids i64[B, A] or i64[B, m, A]: the positions ``s`` ... ``s + S`` of a block's rows.
+        position_ids i64[B, A] or i64[B, m, A]: the positions ``s`` ... ``s + S`` of a block's rows; of an anchored head
+            those up to ``s + S - 1``, and row i gives the scores of token ``s + 1 + i``.
         attention_kwargs: handed to the decoder layers, which write the block's own keys and values too. They say
             what the rows see: a `BlockContext` as a cache, or ``attention_mask`` over another cache.
         Returns [B, A, W] or [B, m, A, W]: row i, from 1, is what `logits` turns into the scores of token ``s + i``.

@@ -1,0 +1,83 @@
+"""DSPARK: a block drafter whose drafts are told, one after the other, which token stands before (arXiv 2607.05147).
+
+The forward is that of any draft of blocks, and its logits know nothing of each other. A Markov head mends that: before
+a draft is chosen, a bias of low rank is added, a row of one table by the token before times the other table. Of the
+first draft that is the bonus token.
+"""
+
+from __future__ import annotations
+
+from specc.compiler.algorithms.blocks.filling import BLOCK_KEYS, BLOCK_OPTIONS, block_needs, build_blocks
+from specc.compiler.algorithms.blocks.rejection import Source, chosen
+from specc.compiler.algorithms.blocks.scope import Algorithm, Scope, dtype_of
+from specc.compiler.algorithms.blocks.verification import Nodes, State
+from specc.compiler.config import ANY, DraftKind, Fit, Pair
+from specc.compiler.ir.core import Value
+from specc.compiler.ir.ops.head import BIASED, MARKOV
+from specc.compiler.ir.ops.health import DRAFT_BIT
+from specc.compiler.ir.types import SHARDS
+
+
+def _build(scope: Scope) -> None:
+    if scope.draft.markov_rank is None:
+        hint = "write markov_rank: inside draft, or give a draft whose config.json says it"
+        scope.refuse("config/missing-key", "'draft' lacks markov_rank", ("draft",), hint=hint)
+    if SHARDS["Vd"] in scope.module.dims:
+        message = "a Markov head over a draft's logits that ranks share out is not implemented"
+        scope.refuse("config/not-yet", message, ("tensor_parallel",), hint="write tensor_parallel: 1")
+    build_blocks(scope, _one_after_another)
+
+
+def _one_after_another(scope: Scope, state: State, root: Value, logits: Value) -> Nodes:
+    """The drafts of a block, each with the bias of the one before it."""
+    b, dtype, rank = scope.b, dtype_of(scope.draft), scope.draft.markov_rank
+    assert rank is not None  # refused
+    tables = [scope.table(name, dtype, axis, rank) for name, axis in zip(MARKOV, ("V", "Vd"), strict=True)]
+    before, tokens, sources = b("tree.root", root, names=("root_token",)), None, list[Source]()
+    for step in range(scope.config.num_steps):
+        with b.at(scope.at("draft", "markov_rank")):
+            biased = b(BIASED, logits, before, *tables, names=(f"biased{step}",), dtype=dtype, row=step)
+        names = f"draft_token{step}", f"draft_bad{step}"
+        before, bad, source = chosen(scope, biased, state.seq_lens, step, names, stem=f"draft{step}_", keep="K")
+        state.health = b("health.raise", state.health, bad, names=("health_draft",), bit=DRAFT_BIT)
+        if tokens is None:
+            tokens = b("chain.start", root, before, names=("tokens",))
+        else:
+            tokens = b("chain.append", tokens, before, names=("tokens",), column=step + 1)
+        sources += [] if source is None else [source]
+    assert tokens is not None  # without steps nothing is drafted
+    return Nodes(tokens, q=tuple(sources))
+
+
+_OF_HEADS = {
+    "markov_rank": ANY, "markov_head_type": ("vanilla",), "sample_from_anchor": ANY, "confidence_head": ANY,
+    "enable_confidence_head": ANY, "confidence_head_with_markov": ANY,
+}  # fmt: skip
+"""What config.json says of the heads. The one of confidence changes no draft: it says how many are worth verifying."""
+
+KIND = DraftKind(
+    frozenset({"DsparkHead", "Qwen3DSparkModel", "LingDSparkModel", "DSparkDraftModel"}),
+    BLOCK_KEYS | _OF_HEADS | {"draft_vocab_size": ANY},
+    {"dflash_config": BLOCK_OPTIONS | _OF_HEADS},
+)
+"""Drafts as their publishers and engines call them."""
+
+
+def _recognises(pair: Pair) -> Fit | None:
+    """A block drafter with a Markov head; its blocks have a draft for every place."""
+    draft = pair.draft
+    if draft is None or not (rank := draft.number("markov_rank")):
+        return None
+    head, size = KIND.named(draft.classes), draft.number("block_size")
+    if head is None and (draft.language_model is None or size is None):
+        return None
+    why = f"the draft's class is {head}" if head else f"the draft has a markov_rank of {rank}"
+    return Fit(f"{why}, with blocks of {size}", size) if size is not None and size > 0 else Fit(why)
+
+
+DSPARK = Algorithm(
+    "DSPARK",
+    "a block of drafts in one forward, each told of the one before",
+    _build,
+    block_needs(_recognises, KIND),
+)

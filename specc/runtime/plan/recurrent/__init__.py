@@ -1,0 +1,1 @@
+"""What programs know of the recurrent state of their target."""
