@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import hashlib
+import os
+from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
+
+from ._plugin import TOKENS, ServerError
 
 HEAD, TOKEN_MAP = "draft_head", "d2t"
 """Tables of a program: the engine's head, and the tokens that a draft of a part of them scores."""
@@ -19,6 +24,37 @@ def saved(plan: Any, head: Tensor) -> str:
     reads = entries * (width + 4 if in_8_bits else width * head.element_size())
     own = head.numel() * head.element_size()
     return f"the program computes the draft's head: a draft reads {reads:,} bytes of it in place of {own:,}"
+
+
+def scores_part(plan: Any) -> bool:
+    """Return whether the draft of a program that computes its head scores a part of the tokens."""
+    return bool(plan.computes_head) and TOKEN_MAP in plan.tables()
+
+
+def unnamed_tokens() -> str | None:
+    """Return what is wrong with a server where a draft scores all tokens and its program a part that no file names."""
+    if os.environ.get(TOKENS):
+        return None
+    return f"the program's draft scores a part of the tokens, the server's scores all: {TOKENS} names no file"
+
+
+def named_tokens(package: Any) -> Tensor:
+    """Return the tokens i64[n] of the file that `SPECC_TOKEN_MAP` names, read by a package of a program.
+
+    Binding checks that they ascend and are tokens. ServerError where there is none, or where it cannot be read.
+    """
+    if (unnamed := unnamed_tokens()) is not None:
+        raise ServerError(unnamed)
+    path = os.environ[TOKENS]
+    try:
+        return torch.tensor(package.read_listed_tokens(Path(path)), dtype=torch.int64)
+    except (package.SpeccError, ValueError) as error:
+        raise ServerError(f"{TOKENS}={path} lists no tokens: {error}") from error
+
+
+def digest(tokens: Tensor) -> str:
+    """Return what tokens i64[n] are, in a few digits: ranks compare them."""
+    return hashlib.sha256(tokens.numpy().tobytes()).hexdigest()[:12]
 
 
 def of_rank(plan: Any, shard: Tensor, tokens: Tensor | None, group: Any) -> Tensor:

@@ -11,6 +11,8 @@ from typing import Any, TypeVar
 
 CHOICE = "SPECC_PROGRAM"
 """The environment variable that names the package of a program that must run: a server in which it cannot, ends."""
+TOKENS = "SPECC_TOKEN_MAP"
+"""That of a file with the tokens that a program's draft scores, a JSON array, where the engine's own scores all."""
 NONE = "none"
 """Its value where no program may run: the engine is as it is without a wheel."""
 HOTTEST = float(1 << 20)

@@ -20,6 +20,8 @@ Share: TypeAlias = Callable[[StepTimes], StepTimes]
 class Shapes:
     """Chooses among the shapes of a program: by a policy where there are several, or one by its name.
 
+    An engine that changes shapes by itself is the policy.
+
     Attributes:
         name: that of the shape, or `auto`.
         times: milliseconds of a step by shape and bucket, as far as the policy needs them.
@@ -27,7 +29,12 @@ class Shapes:
     """
 
     def __init__(
-        self, package: Any, buckets: Mapping[Any, Sequence[int]], measure: Callable[[], StepTimes], share: Share
+        self,
+        package: Any,
+        buckets: Mapping[Any, Sequence[int]],
+        measure: Callable[[], StepTimes],
+        share: Share,
+        follow: Callable[[int], str] | None = None,
     ) -> None:
         """Read or measure how long steps take, if a policy needs it.
 
@@ -36,17 +43,18 @@ class Shapes:
             buckets: those of every shape.
             measure: says how long steps take, where no file does; nothing where that is not known.
             share: gives all ranks what the first one has; they agree on the environment variables before.
+            follow: names the shape of a step of so many requests in an engine that changes shapes by itself.
 
         Raises ServerError where an environment variable says what cannot be.
 
         """
-        self._package, self._buckets = package, buckets
+        self._package, self._buckets, self._follow = package, buckets, follow
         self._known = {str(shape): shape for shape in buckets}
         self.times: StepTimes = {}
         wanted = os.environ.get(SHAPE, AUTO)
         if not self.knows(wanted):
             raise ServerError(f"{SHAPE} is {AUTO} or one of {', '.join(self._known)}, got {wanted!r}")
-        if wanted == AUTO and len(self._known) > 1:
+        if wanted == AUTO and len(self._known) > 1 and follow is None:
             self.times = share(written(package, buckets) or measure())
         self.take(wanted)
 
@@ -64,10 +72,15 @@ class Shapes:
         self.name, self._policy = name, None
         if len(self._known) == 1:
             (self.name,) = self._known
+        elif name == AUTO and self._follow is not None:
+            self._policy = Followed(self._follow, {name: self._fixed(name) for name in self._known})
         elif name == AUTO:
             self._policy = self._package.AcceptanceShape(self._buckets, times=self.times or None)
         else:
-            self._policy = self._package.FixedShape(self._known[name], self._buckets)
+            self._policy = self._fixed(name)
+
+    def _fixed(self, name: str) -> Any:
+        return self._package.FixedShape(self._known[name], self._buckets)
 
     def choose(self, requests: int) -> Any:
         """The shape of the next step, of so many requests."""
@@ -83,6 +96,27 @@ class Shapes:
         """Take note of how many tokens a step has emitted of each request."""
         if self._policy is not None:
             self._policy.observe(shape, accept_lens)
+
+
+class Followed:
+    """The shapes that an engine takes by itself, which hears of every step what it has accepted.
+
+    Args:
+        follow: names that of a step of so many requests.
+        fixed: by name what always has the shape, but for batches that its buckets do not hold.
+
+    """
+
+    def __init__(self, follow: Callable[[int], str], fixed: Mapping[str, Any]) -> None:
+        """Choose nothing yet."""
+        self._follow, self._fixed = follow, fixed
+
+    def choose(self, requests: int) -> Any:
+        """The shape of the next step, of so many requests."""
+        return self._fixed[self._follow(requests)].choose(requests)
+
+    def observe(self, shape: Any, accept_lens: Sequence[int]) -> None:
+        """Nothing: the engine was told."""
 
 
 def largest(plans: Mapping[Any, Any]) -> int:

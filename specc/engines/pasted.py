@@ -10,13 +10,16 @@ from itertools import takewhile
 from pathlib import Path
 from typing import ClassVar, TypeVar
 
-from specc.compiler.config.models import ModelUnreadableError, directory_of
+from specc.compiler.config.models import Fact, ModelUnreadableError, directory_of
 from specc.compiler.config.proposal import as_yaml
 from specc.compiler.config.resolved import Config
 from specc.compiler.config.rules.validate import name_hint
 from specc.compiler.config.schema import fault_of_name
+from specc.compiler.config.wanted import Wanted
 from specc.compiler.support.diagnostics import Diagnostics
 from specc.compiler.support.suggest import closest
+from specc.compiler.support.token_map import TokenMapError, read_token_map
+from specc.engines._plugin import TOKENS
 
 DTYPES = {"half": "float16", "float16": "float16", "bfloat16": "bfloat16", "float": "float32", "float32": "float32"}
 """Element types by the words of ``--dtype``."""
@@ -135,6 +138,32 @@ def without_launcher(
     arguments.environment |= {match["name"]: match["value"] for match in set_there}
     rest = list(words[len(front) :])
     return rest, bool(begin and rest) and words[begin - 1] == "serve" and not rest[0].startswith("-")
+
+
+def check_of_draft(arguments: Pasted, wanted: Wanted, draft: Mapping[str, Fact] | None, model_less: str) -> None:
+    """Report keys of a draft's block that a server has no place for.
+
+    ``draft`` are facts of the draft, by name; None where no model drafts, but ``model_less``, in words.
+    """
+    if draft is None and wanted.of_draft():
+        name = "--token-map" if wanted.head == Wanted.head else "--head"
+        arguments.wrong(f"{name} is of a model that drafts, and {model_less}", "leave it out")
+    if draft is None or wanted.token_map is None:
+        return
+    if wanted.head == Wanted.head:
+        arguments.wrong("--token-map is of a head that the program computes", "write --head fp8, int8 or weights")
+    whole, part = (draft[key].value if key in draft else None for key in ("vocab_size", "draft_vocab_size"))
+    if part not in (None, whole):
+        arguments.wrong("--token-map is of a draft that scores all tokens, and this one has a map", "leave it out")
+    try:
+        read_token_map(wanted.token_map, served=True)
+    except TokenMapError as error:
+        arguments.findings.error(error.code, f"--token-map: {error}", hint=error.hint)
+
+
+def set_in_front(wanted: Wanted) -> str:
+    """Return what a server's environment must have for a program; nothing for most."""
+    return "" if wanted.token_map is None else f"{TOKENS}={wanted.token_map.resolve()}"
 
 
 def served_by(program: str, words: Sequence[str], index: int) -> bool:

@@ -1,4 +1,7 @@
-"""SGLang's blocks (DFLASH): a plain worker of a draft that fills in a block, over what the target's rows left."""
+"""SGLang's blocks: plain workers of drafts that fill in a block, over what the target's rows left.
+
+Drafts of one (DSPARK) are told of the one before by a Markov head.
+"""
 
 from __future__ import annotations
 
@@ -8,6 +11,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from specc.runtime.plan.plan import Plan
+
 from . import sglang_modules as sglang
 from .drafts import Engine
 from .sglang_modules import EagleDraftInput, ForwardBatch, ForwardMode, LogitsProcessor, ScheduleBatch, at
@@ -15,6 +20,19 @@ from .sglang_worker import ForwardContext, Model, ModelRunner, Publish, ReqToTok
 
 MASK, SCALE = 77, 2.0
 """The token that stands for a place to fill, and what embeddings of blocks are multiplied by."""
+
+
+def markov(plan: Plan) -> dict[str, Tensor]:
+    """The tables of the Markov head that a program reads: whole numbers behind one token in eight; none of others."""
+    source = torch.Generator().manual_seed(4)
+    made = {
+        name: torch.randint(-2, 3, (plan.size("V"), int(table.axes[-1])), generator=source).float()
+        for name, table in sorted(plan.tables().items())
+        if name.startswith("markov")
+    }
+    for first in [*made.values()][:1]:
+        first *= torch.rand(len(first), 1, generator=source) < 1 / 8
+    return made
 
 
 @at("speculative.dflash_info")
@@ -95,6 +113,8 @@ class DFlashDraftModel(Model):
     """The draft: rows behind a block's first are logits here."""
 
     projector_type = None
+    scale, unused = SCALE, 1
+    """Embeddings are multiplied by the first; so many rows of a block as the second are no draft's."""
 
     def get_input_embeddings(self) -> None:
         return None
@@ -107,15 +127,60 @@ class DFlashDraftModel(Model):
         assert backend.ready_for == (batch.req_pool_indices.tolist(), batch.forward_mode)
         assert batch.forward_mode is ForwardMode.TARGET_VERIFY and input_embeds is not None
         tokens = input_ids.view(rows, -1)
-        assert bool((tokens[:, 1:] == MASK).all()) and torch.equal(input_embeds, SCALE * input_ids[:, None])
+        assert bool((tokens[:, 1:] == MASK).all()) and torch.equal(input_embeds, self.scale * input_ids[:, None])
         buffer = batch.next_token_logits_buffer
-        assert buffer is None or len(buffer) == rows * (tokens.shape[1] - 1)
+        drafts = tokens.shape[1] - self.unused
+        assert buffer is None or len(buffer) == rows * drafts
+        places, slots = positions.view(rows, -1), batch.out_cache_loc.view(rows, -1)
+        if not self.unused:  # what is behind is nobody's
+            places = torch.cat((places, places[:, -1:] + 1), 1)
+            slots = torch.cat((slots, self.engine.table[batch.req_pool_indices[:, None], places[:, -1:]].long()), 1)
         logits = self.engine.block(
-            bonus=tokens[:, 0], positions=positions.view(rows, -1), slots=batch.out_cache_loc.view(rows, -1),
+            bonus=tokens[:, 0], positions=places, slots=slots,
             rows=batch.req_pool_indices, seq_lens=batch.seq_lens, capture="null",
         ).logits  # fmt: skip
-        states = torch.cat((torch.full_like(logits[:, :1], torch.nan), logits), 1)
+        states = torch.cat((torch.full_like(logits[:, : self.unused], torch.nan), logits), 1)
         return sglang.LogitsProcessorOutput(None, states.flatten(0, 1))
+
+
+class VanillaMarkov:
+    """A head that corrects scores by the token before."""
+
+    def __init__(self, tables: dict[str, Tensor]) -> None:
+        vars(self).update({name: SimpleNamespace(weight=table) for name, table in tables.items()})
+
+
+@at("models.dspark")
+class DSparkDraftModel(DFlashDraftModel):
+    """The same, which embeds and scores, and has a Markov head."""
+
+    is_nemotron_35_draft, confidence_head, scale = False, None, 1
+
+    def __init__(self, engine: Engine, tables: dict[str, Tensor], *, anchored: bool) -> None:
+        super().__init__(engine, sees=False)
+        self.markov_head, self.sample_from_anchor, self.unused = VanillaMarkov(tables), anchored, int(not anchored)
+
+    def forward_embed(self, input_ids: Tensor) -> Tensor:
+        return input_ids[:, None].float()
+
+    def compute_base_logits(self, hidden: Tensor) -> tuple[Tensor, Tensor]:
+        """Rows that are their scores, and for a head of confidence."""
+        assert not hidden.isnan().any()
+        return hidden, hidden
+
+
+@at("speculative.dspark_components.dspark_kv_inject")
+class TargetHiddenKvInjector:
+    """Writes the context of a draft."""
+
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine
+
+    def inject_target_hidden(self, *, target_hidden: Tensor, cache_loc: Tensor, positions: Tensor) -> None:
+        self._engine.forward_inject(
+            positions=positions, slots=cache_loc, rows=positions, seq_lens=positions, hidden=target_hidden,
+            capture="null",
+        )  # fmt: skip
 
 
 @at("speculative.dflash_worker_v2")
@@ -124,12 +189,20 @@ class DFlashWorkerV2:
 
     recurs, _mask_token_id, _noise_embed_scale = True, MASK, SCALE
 
-    def __init__(self, engine: Engine, target: ModelRunner, draft: ModelRunner, block: int) -> None:
-        target.model, draft.model = BlockTarget(engine, sees=False), DFlashDraftModel(engine, sees=False)
+    def __init__(self, engine: Engine, target: ModelRunner, draft: ModelRunner, plan: Plan) -> None:
+        block = plan.size("N")
+        target.model, draft.model = BlockTarget(engine, sees=False), self._model(engine, plan)
         vars(target)["req_to_token_pool"] = ReqToTokenPool(engine.table)
         self.target_worker = SimpleNamespace(model_runner=target)
         self.draft_worker, self._block = SimpleNamespace(draft_runner=draft), block
         self.server_args, self._engine = SimpleNamespace(lora_backend="csgmv"), engine
+
+    def _model(self, engine: Engine, plan: Plan) -> DFlashDraftModel:
+        return DFlashDraftModel(engine, sees=False)
+
+    def _drafts(self, bonus: Tensor, logits: Tensor) -> Tensor:
+        """Drafts i64[b, S] behind bonus tokens, of scores [b, S, V]."""
+        return logits.argmax(-1)
 
     def init_cuda_graphs(self) -> None:
         """Nothing is captured here. By now layers are wrapped where requests may have adapters."""
@@ -159,7 +232,7 @@ class DFlashWorkerV2:
         bonus, positions = batch.spec_info.bonus_tokens, lens[:, None] + torch.arange(self._block)
         slots = self.target_worker.model_runner.req_to_token_pool.req_to_token[rows[:, None], positions].long()
         at = {"positions": positions, "slots": slots, "rows": rows, "seq_lens": lens}
-        drafts = self._engine.block(bonus=bonus, **at, capture="null").logits.argmax(-1)
+        drafts = self._drafts(bonus, self._engine.block(bonus=bonus, **at, capture="null").logits)
         nodes = torch.cat((bonus[:, None].long(), drafts), 1)
         output = self._engine.target(tokens=nodes, **at, capture="full")
         best = output.logits.argmax(-1)
@@ -177,3 +250,26 @@ class DFlashWorkerV2:
         return sglang.GenerationBatchResult(
             output, tokens, counts, speculative_num_draft_tokens=self._block, next_draft_input=left, new_seq_lens=ends
         )
+
+
+@at("speculative.dspark_components.dspark_worker_v2")
+class DSparkWorkerV2(DFlashWorkerV2):
+    """Corrects drafts one after the other. `anchored`: whether the first row of a block is a draft's."""
+
+    anchored = True
+    draft_model: DSparkDraftModel
+
+    def __init__(self, engine: Engine, target: ModelRunner, draft: ModelRunner, plan: Plan) -> None:
+        super().__init__(engine, target, draft, plan)
+        self._kv_injector = TargetHiddenKvInjector(engine)
+
+    def _model(self, engine: Engine, plan: Plan) -> DFlashDraftModel:
+        self.draft_model = DSparkDraftModel(engine, markov(plan), anchored=self.anchored)
+        return self.draft_model
+
+    def _drafts(self, bonus: Tensor, logits: Tensor) -> Tensor:
+        head: Any = self.draft_model.markov_head
+        drafts = [bonus.long()]
+        for scores in logits.unbind(1):
+            drafts.append((scores + head.markov_w1.weight[drafts[-1]] @ head.markov_w2.weight.T).argmax(-1))
+        return torch.stack(drafts[1:], 1)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import importlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from types import SimpleNamespace
@@ -26,6 +26,7 @@ from .drafts import Engine
 from .memory import scattered
 from .models import target_next, target_scores
 from .plans import package_of
+from .sglang_adaptive import AdaptiveController
 from .sglang_disaggregated import DecodeReqToTokenPool, SpeculativeAlgorithm, send
 from .sglang_look_ups import NgramVerifyInput
 from .sglang_lora import LoRAManager
@@ -43,6 +44,7 @@ WORKERS = {
     "NGRAM": "ngram_worker.NGRAMWorker",
     "MULTI_LAYER_EAGLE": "multi_layer_eagle_worker_v2.MultiLayerEagleWorkerV2",
     "DFLASH": "dflash_worker_v2.DFlashWorkerV2",
+    "DSPARK": "dspark_components.dspark_worker_v2.DSparkWorkerV2",
     "FROZEN_KV_MTP": "frozen_kv_mtp_worker_v2.FrozenKVMTPWorkerV2",
 }
 
@@ -109,7 +111,7 @@ class Server:
         context: int = 80, columns: int = 96, shared: SharedOutput | None = None, metrics: bool = False,
         simulated: float = -1.0, sees: Sequence[str] = (), experts: int = 1,
         routed: BaseTopkCapturer | None = None, mode: str = "null", adapters: bool = False, groups: int = 1,
-        chained: bool = False, **spec: Any,
+        chained: bool = False, adaptive: Mapping[int, int] | None = None, **spec: Any,
     ) -> None:  # fmt: skip
         """`scored`: the tokens that the draft scores; `columns`: of the table; `spec`: what it was told otherwise.
 
@@ -120,6 +122,8 @@ class Server:
         `chained`: whether each module of a draft reads what the one before it made.
 
         `groups`: ranks that have requests of their own, this one and the others of `MLPSyncBatchInfo`.
+
+        `adaptive`: by the size of a batch how many steps it has, of a server that changes their number.
 
         `shared`: where logits are, of a server that captures graphs; `simulated`: how many tokens a step accepts.
         """
@@ -144,6 +148,8 @@ class Server:
         if adapters:
             SETTINGS.lora.enable_lora, target = True, self.worker.target_worker.model_runner
             target.lora_manager = target.model.lora_manager = LoRAManager()
+        if adaptive is not None:
+            self.worker.adaptive_controller = AdaptiveController(self.worker, adaptive)
         if shared is not None:
             self._capture(shared, monkeypatch)
         self.worker.init_cuda_graphs()
@@ -174,8 +180,8 @@ class Server:
         if "draft" not in runners:
             nodes = SETTINGS.spec.speculative_num_draft_tokens
             return part(f"speculative.{WORKERS[plan.algorithm]}")(self.engine, runners["target"], nodes)
-        if plan.algorithm == "DFLASH":
-            return part(f"speculative.{WORKERS[plan.algorithm]}")(self.engine, *runners.values(), plan.size("N"))
+        if plan.algorithm in ("DFLASH", "DSPARK"):
+            return part(f"speculative.{WORKERS[plan.algorithm]}")(self.engine, *runners.values(), plan)
         backends = MultiStepDraftBackend(attention, plan.size("S") - 1)
         numbered, topk = None if scored is None else torch.tensor(scored), SETTINGS.spec.speculative_eagle_topk
         drafter: Any = EagleDraftWorker(runners["draft"], backends, numbered, topk)

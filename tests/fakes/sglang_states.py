@@ -15,6 +15,11 @@ class HybridLinearAttnBackend:
 
 
 @at("mem_cache.memory_pool")
+class MambaPool:
+    mamba_cache: Any
+
+
+@at("mem_cache.memory_pool")
 class HybridReqToTokenPool:
     mamba_pool: Any
     req_index_to_mamba_index_mapping: Any
@@ -29,4 +34,9 @@ def commit_mamba_states_after_verify(
 
 @at("speculative.spec_utils")
 def prepare_mamba_track_for_verify(batch: Any) -> None:
+    raise AssertionError("no target here keeps a recurrent state")
+
+
+@at("runtime_context")
+def mamba_track_grid(tree_page: int) -> int:
     raise AssertionError("no target here keeps a recurrent state")

@@ -313,6 +313,7 @@ class EAGLEWorkerV2:
     """Prefills, and makes decode steps of chains; `recurs`: drafts read hidden states."""
 
     recurs = True
+    adaptive_controller: Any = None
 
     def __init__(self, engine: Engine, target: ModelRunner, drafter: EagleDraftWorker, topk: int, steps: int) -> None:
         self.target_worker, self.draft_worker = SimpleNamespace(model_runner=target), drafter
@@ -328,8 +329,18 @@ class EAGLEWorkerV2:
     ) -> sglang.GenerationBatchResult:  # fmt: skip
         if batch.forward_mode.is_idle():
             return sglang.GenerationBatchResult()
+        if batch.forward_mode.is_decode():
+            self.activate_step_by_batch(len(batch.seq_lens))
         run = self._prefill if batch.forward_mode is ForwardMode.EXTEND else self._decode
         return run(batch, on_publish or (lambda _: None))
+
+    def activate_step_by_batch(self, batch_size: int) -> None:
+        """Have as many steps as the controller says, if there is one."""
+        if self.adaptive_controller is not None:
+            self.adaptive_controller._activate(self.adaptive_controller.steps[batch_size])
+
+    def on_verify_complete_cpu(self, num_correct_drafts_per_req: list[int], batch_size: int = 0) -> None:
+        """Nothing is learnt here."""
 
     def _prefill(self, batch: ScheduleBatch, publish: Publish) -> sglang.GenerationBatchResult:
         rows, lens = batch.req_pool_indices, batch.seq_lens

@@ -58,12 +58,15 @@ class Tokens:
 
 
 def verified(
-    step: Callable[..., None], given: Tokens, rows: Tensor, parents: Tensor | None, *, keep: bool
+    step: Callable[..., None], given: Tokens, rows: Tensor, parents: Tensor | None, *, keep: bool, more: int = 0
 ) -> Sequence[Tensor]:
-    """Go over all nodes: what is read of real requests, the states behind their nodes, and the states of slots."""
+    """Go over all nodes: what is read of real requests, the states behind their nodes, and the states of slots.
+
+    There is room for `more` nodes of each request, of which the step does not know.
+    """
     shape = (len(rows), len(given.x) // len(rows))
     states, out = given.states.clone(), torch.full((*shape, HEADS, WIDE), float("nan"))
-    behind = torch.full((REQUESTS, shape[1], HEADS, WIDE, COLUMNS), float("nan"))
+    behind = torch.full((REQUESTS, shape[1] + more, HEADS, WIDE, COLUMNS), float("nan"))
     kept = {"intermediate_states_buffer": behind, "cache_steps": shape[1], "disable_state_update": True}
     kept |= {"intermediate_state_indices": torch.arange(len(rows), dtype=torch.int32), "retrieve_parent_token": parents}
     tokens = (given.x, given.dt[..., None].expand_as(given.x), given.b, given.c)
@@ -155,11 +158,14 @@ def pairs(rows: Tensor, chain: Sequence[Sequence[int]], tree: Sequence[Sequence[
     many, one, text = Tokens(len(rows) * nodes), Tokens(len(rows)), Tokens(sum(LENGTHS))
     roots = [[-1]] * len(rows)
 
-    def of(step: Callable[..., None], given: Tokens, parents: Tensor | None) -> Callable[[], Sequence[Tensor]]:
-        return lambda: verified(step, given, rows, parents, keep=given is many)
+    def of(
+        step: Callable[..., None], given: Tokens, parents: Tensor | None, more: int = 0
+    ) -> Callable[[], Sequence[Tensor]]:
+        return lambda: verified(step, given, rows, parents, keep=given is many, more=more)
 
     return {
         "spaces of a chain": (of(update, many, None), of(selective_state_update, many, None)),
+        "spaces of a chain with room": (of(update, many, None, 2), of(selective_state_update, many, None, 2)),
         "spaces of a tree": (of(update, many, links), of(selective_state_update, many, links)),
         "spaces of tokens": (of(update, one, None), of(selective_state_update, one, None)),
         "spaces of prompts": (lambda: prompted(scan, text), lambda: prompted(mamba_chunk_scan_combined, text)),

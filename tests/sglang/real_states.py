@@ -106,10 +106,15 @@ class Steps:
         return torch.stack(read), torch.stack(states)
 
 
-def verified(rule: Callable[..., Tensor], given: Steps, parents: Tensor | None, *, keep: bool) -> Sequence[Tensor]:
-    """Run a rule over all nodes: what is read of real requests, the states behind nodes, and the states of slots."""
+def verified(
+    rule: Callable[..., Tensor], given: Steps, parents: Tensor | None, *, keep: bool, more: int = 0
+) -> Sequence[Tensor]:
+    """Run a rule over all nodes: what is read of real requests, the states behind nodes, and the states of slots.
+
+    There is room for `more` nodes of each request, of which the rule does not know.
+    """
     nodes = len(given.a) // len(ROWS)
-    states, behind = given.states.clone(), poison(REQUESTS, nodes, HEADS, VALUES, KEYS)
+    states, behind = given.states.clone(), poison(REQUESTS, nodes + more, HEADS, VALUES, KEYS)
     kept = {"intermediate_states_buffer": behind, "intermediate_state_indices": POSITIONS, "cache_steps": nodes}
     kept |= {"disable_state_update": True, "retrieve_parent_token": parents}
     read = rule(
@@ -302,6 +307,10 @@ def compared() -> dict[str, float]:
         "chain": furthest(
             lambda: verify(gated_delta_rule_update, whole, None, keep=True),
             lambda: verify(kernel, whole, None, keep=True),
+        ),
+        "chain with room": furthest(
+            lambda: verify(gated_delta_rule_update, whole, None, keep=True, more=2),
+            lambda: verify(kernel, whole, None, keep=True, more=2),
         ),
         "tree": furthest(
             lambda: verify(gated_delta_rule_update, whole, links, keep=True),

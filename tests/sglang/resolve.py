@@ -24,7 +24,11 @@ os.environ.pop("SGLANG_USE_CPU_ENGINE", None)
 import torch
 from said_machine import machine
 from sglang.cli.serve import _normalize_positional_model_path
-from sglang.srt.arg_groups.overrides import attention_backends_of, resolved_view
+from sglang.srt.arg_groups.overrides import (
+    attention_backends_of,
+    max_speculative_num_draft_tokens,
+    resolved_view,
+)
 from sglang.srt.configs.model_config import ModelConfig, is_deepseek_dsa, is_deepseek_v4
 from sglang.srt.disaggregation.decode import DecodeReqToTokenPool
 from sglang.srt.layers.attention import attention_registry as registry
@@ -35,8 +39,10 @@ from sglang.srt.model_executor.model_runner_components.load_model_utils import r
 from sglang.srt.models.registry import ModelRegistry
 from sglang.srt.runtime_context import get_spec, publish
 from sglang.srt.server_args import prepare_server_args
-from sglang.srt.speculative.dflash_utils import parse_dflash_draft_config
+from sglang.srt.speculative.adaptive_spec_params import resolve_candidate_steps_from_config
+from sglang.srt.speculative.dflash_utils import is_nemotron_35_draft_config, parse_dflash_draft_config
 from sglang.srt.speculative.draft_utils import DraftBackendFactory
+from sglang.srt.speculative.draft_worker_common import resolve_draft_worker_attention_backend
 
 from specc.engines.sglang.kinds import kind_of
 from specc.engines.sglang.parts.runners import runners_of
@@ -50,12 +56,17 @@ def server(arguments: Any) -> dict[str, Any]:
     prefill, decode = attention_backends_of(view)
     sizes = ("speculative_num_steps", "speculative_eagle_topk", "speculative_num_draft_tokens")
     decode_graphs = view.cuda_graph_config.decode
+    shape, candidates = [getattr(view, name) for name in sizes], list[int]()
+    if view.speculative_adaptive:  # memory is that of the most steps
+        candidates = resolve_candidate_steps_from_config(view.speculative_adaptive_config)
+        shape = [max(candidates), shape[1], max_speculative_num_draft_tokens(arguments)]
     return {
         "prefill": prefill,
         "decode": decode,
         "draft": view.speculative_draft_attention_backend,
         "page_size": view.page_size,
-        "shape": [getattr(view, name) for name in sizes],
+        "shape": shape,
+        "candidates": candidates,
         "algorithm": view.speculative_algorithm,
         "draft_path": view.speculative_draft_model_path,
         "max_requests": view.max_running_requests,
@@ -224,9 +235,16 @@ def named(config: ModelConfig) -> type[SimpleNamespace]:
     return type(config.hf_config.architectures[0], (SimpleNamespace,), {})
 
 
-def projector(config: ModelConfig) -> str | None:
-    """That of a draft that fills in blocks, as SGLang reads it."""
-    return parse_dflash_draft_config(draft_hf_config=config.hf_config).projector_type
+def of_blocks(config: ModelConfig) -> dict[str, Any]:
+    """What SGLang reads of a draft that fills in blocks, whose Markov head has the name of SGLang's class."""
+    head = "VanillaMarkov" if getattr(config.hf_config, "markov_head_type", "vanilla") == "vanilla" else "Another"
+    return {
+        "get_input_embeddings": lambda: None,
+        "projector_type": parse_dflash_draft_config(draft_hf_config=config.hf_config).projector_type,
+        "is_nemotron_35_draft": is_nemotron_35_draft_config(config.hf_config),
+        "markov_head": type(head, (), {})(),
+        "confidence_head": None,
+    }
 
 
 def runner(arguments: Any, path: str, *, draft: bool) -> Any:
@@ -238,7 +256,7 @@ def runner(arguments: Any, path: str, *, draft: bool) -> Any:
         sliding_window_size=window(config),
         token_to_kv_pool=Chosen(config, draft=draft).pool(),
         kv_index_translator=SimpleNamespace(is_translating=False),
-        model=named(config)(modules=lambda: (), get_input_embeddings=lambda: None, projector_type=projector(config)),
+        model=named(config)(modules=lambda: (), **of_blocks(config)),
         canary_manager=None,
         kv_cache_dtype=config.dtype,
         req_to_token_pool=None,
@@ -256,9 +274,9 @@ def worker(arguments: Any) -> Any:
     target = runner(arguments, view.model_path, draft=False)
     target.attn_backend = target_backend(target)
     drafter = None
-    if view.speculative_algorithm == "DFLASH":
+    if view.speculative_algorithm in ("DFLASH", "DSPARK"):
         draft = runner(arguments, view.speculative_draft_model_path, draft=True)
-        draft.attn_backend = backend(view.speculative_draft_attention_backend, mla=False)
+        draft.attn_backend = backend(resolve_draft_worker_attention_backend(), mla=False)
         drafter = SimpleNamespace(draft_runner=draft)
     elif view.speculative_algorithm == "FROZEN_KV_MTP":  # a chain is drafted by the runner's own backend
         draft = runner(arguments, view.speculative_draft_model_path, draft=True)

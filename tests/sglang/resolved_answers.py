@@ -12,6 +12,7 @@ from typing import Any
 from asked_servers import BACKENDS, OF_DRAFT, Asked, asked_of
 from sglang.srt.arg_groups.choices import ATTENTION_BACKEND_CHOICES
 from sglang.srt.arg_groups.overrides import resolved_view
+from sglang.srt.speculative.adaptive_spec_params import _load_adaptive_config
 
 ARCHS = ("sm_80", "sm_86", "sm_89", "sm_90", "sm_100", "sm_103", "sm_120")
 TREE = {"speculative_num_steps": 3, "speculative_eagle_topk": 4, "speculative_num_draft_tokens": 8}
@@ -118,6 +119,7 @@ def resolved(folder: Path, names: Sequence[str]) -> dict[str, dict[str, Any]]:
         "max_requests": dict(unusual(requests)),
         "pages": dict(sorted(pages({kind: asked_of(folder, name) for kind, name in USUAL.items()}))),
         **graphs(asked_of(folder, USUAL["mha"])),
+        "candidates": {str(size): entry["candidate_steps"] for size, entry in _load_adaptive_config(None)[1].items()},
     }
 
 

@@ -53,21 +53,24 @@ OTHER_S = 240
 MODELS = {
     "MiMoV2ForCausalLM": {"mimo_v2", "mimo_v2_nextn"},
     "Step3p5ForCausalLM": {"step3p5", "step3p5_mtp"},
-    "LlamaForCausalLM": {"dflash", "llama", "llama_eagle", "llama_eagle3"},
+    "LlamaForCausalLM": {"dflash", "dspark", "llama", "llama_eagle", "llama_eagle3"},
     "DeepseekV3ForCausalLM": {"deepseek_v2", "deepseek_nextn"},
     "Gemma3ForCausalLM": {"gemma3_causal"},
     "Gemma4ForConditionalGeneration": {"gemma3_causal", "gemma4_causal", "gemma4_mm", "gemma4_mtp"},
     "GptOssForCausalLM": {"gpt_oss", "llama", "llama_eagle3"},
-    "KimiLinearForCausalLM": {"kimi_linear", "llama"},
-    "NemotronHForCausalLM": {"llama", "nemotron_h", "nemotron_h_mtp"},
+    "KimiLinearForCausalLM": {"dspark", "kimi_linear", "llama"},
+    "NemotronHForCausalLM": {"dflash", "dspark", "llama", "nemotron_h", "nemotron_h_mtp"},
     "Qwen2MoeForCausalLM": {"qwen2_moe"},
-    "Qwen3NextForCausalLM": {"llama", "qwen3_next", "qwen3_next_mtp"},
+    "Qwen3NextForCausalLM": {"dflash", "dspark", "llama", "llama_eagle3", "qwen3_next", "qwen3_next_mtp"},
+    "Qwen3_5ForCausalLM": {"llama", "qwen3_5", "qwen3_5_mtp", "qwen3_5_text"},
+    "Qwen3_5ForConditionalGeneration": {"qwen3_5", "qwen3_5_mtp", "qwen3_vl"},
+    "Qwen3_5MoeForConditionalGeneration": {"qwen3_5", "qwen3_5_mtp", "qwen3_vl"},
     "Qwen3MoeForCausalLM": {"llama", "llama_eagle3", "qwen2_moe", "qwen3_moe"},
     "Qwen2VLForConditionalGeneration": {"qwen2", "qwen2_vl"},
 }
 """Modules of a target and its drafts, by the target's architecture. SGLang would import some two hundred more."""
-RECURRENT = ("KimiLinearForCausalLM", "NemotronHForCausalLM", "Qwen3NextForCausalLM")
-"""Architectures that keep a recurrent state."""
+RECURRENT = ("KimiLinear", "NemotronH", "Qwen3Next", "Qwen3_5")
+"""How the names of architectures begin that keep a recurrent state."""
 
 
 class Progress:
@@ -217,7 +220,7 @@ def main() -> None:
     os.environ.update(ENVIRONMENT | ENVIRONMENT_ON[device], SGLANG_DISABLED_MODEL_ARCHS=others)
     if (ranks := given["engine"].get("tp_size", 1)) > 1:  # SGLang wants to be told a processor for each
         os.environ["SGLANG_CPU_OMP_THREADS_BIND"] = "|".join(map(str, range(ranks)))
-    if device == "cpu" and architecture in RECURRENT:
+    if device == "cpu" and architecture.startswith(RECURRENT):
         os.environ |= {"SPECC_TEST_STATES": "1", "SGLANG_MAMBA_CONV_DTYPE": "float32"}
     if device == "cpu" and given["engine"].get("attention_backend") == "fa3":  # its metadata is computed in Triton
         os.environ["TRITON_INTERPRET"] = "1"

@@ -1,42 +1,49 @@
-"""The example DFlash head, and its target, in the layouts that SGLang reads."""
+"""The example DFlash head, the same with a Markov head, and their target, in the layouts that SGLang reads."""
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 import torch
-from head_layouts import EMBEDDING, read, write
+from head_layouts import EMBEDDING, EXAMPLES, dflash, mask_token, read, write
 from safetensors.torch import load_file
+from torch import Tensor
+from transformers import AutoModelForCausalLM
 
-RMS = {"q_norm": (1.16, 1.36), "k_norm": (3.26, 1.96)}
-"""How large entries of queries and keys of the head's two layers are on the whole, over its texts."""
-MASK = "\u00ff"
-"""The token of a byte that no text has."""
+RANK, HEEDED = 24, 0.2
+"""How many entries rows of the Markov head have, and how much a draft heeds it."""
 
 
 def write_blocks(folder: Path) -> None:
-    """Write `dflash`, and its target `masked` beside the `target` of `write_models`, whose texts it has.
+    """Write `dflash`, `dspark` and their target `masked` beside the `target` of `write_models`, whose texts it has.
 
-    SGLang norms queries and keys, which this head was not trained with: the norms have weights that leave them about as
-    large as they are. Its mask is a token of the target's, whose head scores it as ever. The draft reads what the last
+    Its mask is a token of the target's, whose head scores it as ever. The draft reads what the last
     layer leaves, which SGLang captures where another one begins; see `write_models`.
     """
     weights, config = read("dflash")
-    head_dim, mask = config["head_dim"], weights.pop("mask")
-    for name, sizes in RMS.items():
-        weights |= {
-            f"layers.{layer}.self_attn.{name}.weight": torch.full((head_dim,), sizes[layer]) for layer in (0, 1)
-        }
     target, of = folder / "target", read("target")[1]
     kept = load_file(target / "model.safetensors")
-    token = json.loads((target / "tokenizer.json").read_text())["model"]["vocab"][MASK]
     layers = of["num_hidden_layers"] + 1
-    options = config["dflash_config"] | {"mask_token_id": token}
-    more = {"architectures": ["DFlashDraftModel"], "num_target_layers": layers}
-    write(folder / "dflash", weights, config | more | {"dflash_config": options})
+    options = config["dflash_config"] | {"mask_token_id": mask_token()}
+    more = {"num_target_layers": layers, "dflash_config": options}
+    laid = dflash(weights, config["head_dim"])
+    write(folder / "dflash", laid, config | more | {"architectures": ["DFlashDraftModel"]})
+    corrected = {"architectures": ["Qwen3DSparkModel"], "markov_rank": RANK, "markov_head_type": "vanilla"}
+    more["dflash_config"] = options | {"block_size": options["block_size"] - 1}
+    more |= {"sample_from_anchor": False}  # which this head was not trained for
+    write(folder / "dspark", laid | markov(), config | more | corrected)
     embedding = kept[EMBEDDING].clone()
-    embedding[token] = mask
+    embedding[mask_token()] = weights["mask"]
     sizes = {"num_hidden_layers": layers, "tie_word_embeddings": False}
     untied = {EMBEDDING: embedding, "lm_head.weight": kept[EMBEDDING]}
     write(folder / "masked", kept | untied, of | sizes)
+
+
+def markov() -> dict[str, Tensor]:
+    """What the target scores behind each token alone, as far as tables of so few entries have it."""
+    model = AutoModelForCausalLM.from_pretrained(EXAMPLES / "target", dtype=torch.float32)
+    with torch.inference_mode():
+        scores = model(torch.arange(model.config.vocab_size)[:, None]).logits[:, 0].log_softmax(-1)
+    rows, sizes, columns = torch.linalg.svd(scores - scores.mean(0))
+    w1, w2 = rows[:, :RANK] * sizes[:RANK] * HEEDED, columns[:RANK].T
+    return {"markov_head.markov_w1.weight": w1, "markov_head.markov_w2.weight": w2}

@@ -77,7 +77,7 @@ class Family:
     def own_of(self, program: Variant) -> Variant:
         """The engine that drafts as a program does, without any; on one rank where that changes no text."""
         alone = {} if ON_GPU else {"ranks": 1, "groups": 1, "experts": False}
-        return self.own or replace(program, program=False, overlap=False, samples=False, **alone)
+        return self.own or replace(program, program=False, overlap=False, samples=False, states="engine", **alone)
 
 
 @dataclass(frozen=True)

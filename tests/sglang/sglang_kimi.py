@@ -5,6 +5,7 @@ Its layer of attention keeps latent rows. It has no module.
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 from typing import Any
 
@@ -30,14 +31,17 @@ from hybrid_models import (
     part,
     vocabulary,
 )
+from sglang_files import ON_GPU
 from torch import Tensor
 
-LATENT = 144
+KNOWN = 144
 """Entries of a latent row: the code, the successor and the table of a token, and some more."""
-ROTARY = 16
-"""Entries of keys that all heads share, beside latent rows."""
-SHARP = 4.0
-"""How much a token attends to itself."""
+LATENT, ROTARY, VALUE = (512, 64, 128) if ON_GPU else (KNOWN, 16, SUCCESSORS)
+"""The size of a latent row, of keys that all heads share beside it, and of a head's values; what is more is 0.
+
+FlashAttention 3 has the larger ones alone."""
+SHARP = 0.378
+"""How much a token attends to itself, before products of queries and keys are divided by a root of their size."""
 
 
 def forgetful(draw: Draw, layer: int, wide: int) -> dict[str, Tensor]:
@@ -67,8 +71,8 @@ def latent() -> dict[str, Tensor]:
     begins = {"code": 0, "next": CODE, "table": CODE + SUCCESSORS}
     for name, begin in begins.items():
         rows[begin : begin + SIZES[name], part(name)] = torch.eye(SIZES[name])
-    queries[:, :CODE, part("code")] = SHARP * torch.eye(CODE)
-    read, written = torch.zeros(QUERIES, CODE + SUCCESSORS, LATENT), torch.zeros(HIDDEN, QUERIES, SUCCESSORS)
+    queries[:, :CODE, part("code")] = SHARP * math.sqrt(CODE + ROTARY) * torch.eye(CODE)
+    read, written = torch.zeros(QUERIES, CODE + VALUE, LATENT), torch.zeros(HIDDEN, QUERIES, VALUE)
     read[:, :CODE, :CODE] = torch.eye(CODE)
     halves = (("next", "successor", SUCCESSOR), ("table", "bits", BIT))
     for number in range(QUERIES):
@@ -79,7 +83,7 @@ def latent() -> dict[str, Tensor]:
     return {
         "q_proj.weight": queries.flatten(0, 1),
         "kv_a_proj_with_mqa.weight": rows,
-        "kv_a_layernorm.weight": torch.ones(LATENT),
+        "kv_a_layernorm.weight": torch.full((LATENT,), math.sqrt(KNOWN / LATENT)),  # what is not known is 0
         "kv_b_proj.weight": read.flatten(0, 1),
         "o_proj.weight": written.flatten(1),
     }
@@ -116,7 +120,7 @@ CONFIG: dict[str, Any] = {
     "q_lora_rank": None,
     "qk_nope_head_dim": CODE,
     "qk_rope_head_dim": ROTARY,
-    "v_head_dim": SUCCESSORS,
+    "v_head_dim": VALUE,
     "mla_use_nope": True,
     "first_k_dense_replace": LAYERS + 1,
     "hidden_act": "silu",

@@ -16,7 +16,7 @@ SERVED = {
 }[DEVICE] | {"device": DEVICE, "context_length": 1024}
 """What `serve.py` sets for every engine, as far as it says something about a program."""
 
-ON_GPUS = ("DFLASH",)
+ON_GPUS = ("DFLASH", "DSPARK")
 """Algorithms that SGLang starts on a GPU alone, so that a program is written for a server of one."""
 
 

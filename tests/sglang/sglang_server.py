@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import count
@@ -26,6 +27,8 @@ NCCL_ALONE = {"disable_custom_all_reduce": True, "enforce_disable_flashinfer_all
 """No kernels of others add up what ranks of a GPU have, which ask more of a machine."""
 TURNS = count()
 """Of engines, which GPU each has."""
+ADAPTED = HERE / "adaptive.json"
+"""How SGLang changes the number of steps, by batches: often."""
 BRANCHES_APART = 3
 """Times as many where each branch of a tree begins a page of its own."""
 
@@ -41,7 +44,8 @@ class Variant:
     each keeps its columns of logits in the program's steps, with `experts` it has its part of the experts. `target` is
     a model of `write_models`, too. `attention` is the backend where it is not that of CPUs.
     `shapes` are those of a program with several, between which it changes at random at every step; the engine's own
-    is the largest of each. `head` is the key of the program's draft.
+    is the largest of each. `head` is the key of the program's draft, and
+    `states` that of its target. `adaptive` has SGLang change the number of steps, among those of `ADAPTED`.
     """
 
     algorithm: str | None = None
@@ -62,7 +66,9 @@ class Variant:
     page: int = 1
     shapes: str = ""
     head: str = "engine"
+    states: str = "engine"
     experts: bool = False
+    adaptive: bool = False
 
     def __str__(self) -> str:
         """For the names of tests and files."""
@@ -82,16 +88,27 @@ class Variant:
             *[self.attention] * bool(self.attention),
             *[f"page{self.page}"] * (self.page > 1),
             *["shapes"] * bool(self.shapes),
+            *["adaptive"] * self.adaptive,
             *[self.head] * (self.head != "engine"),
+            *[self.states] * (self.states != "engine"),
             *[f"{self.num_steps}steps"] * (self.num_steps != 3),
         ]
         return "-".join(named) if self.algorithm else "plain"
+
+    @property
+    def changes_to(self) -> set[str]:
+        """The names of the shapes of a program that has several; none of one that has not."""
+        if self.adaptive:
+            entries = json.loads(ADAPTED.read_text()).values()
+            return {str(steps) for entry in entries if isinstance(entry, dict) for steps in entry["candidate_steps"]}
+        return set(filter(None, self.shapes.split(",")))
 
     @property
     def options(self) -> tuple[str, ...]:
         """What of a program's configuration is in no argument of the engine, for `build_program`."""
         shapes = ("--shapes", self.shapes) if self.shapes else ()
         shapes += ("--head", self.head) if self.head != "engine" else ()
+        shapes += ("--states", self.states) if self.states != "engine" else ()
         if self.sharded:
             return ("--logits", "sharded", "--outputs", "logprobs", *shapes)
         drawn = ("--verify", "target_only", "--sampling", BUILT, "--outputs", "logprobs", "--best-logprobs", "5")
@@ -118,13 +135,14 @@ class Variant:
         given |= {"speculative_algorithm": self.algorithm, "speculative_num_draft_tokens": self.num_draft_tokens}
         if not self.draft:  # looked up
             return given | {"speculative_ngram_max_bfs_breadth": self.topk}
-        if self.algorithm == "DFLASH":  # which counts the tokens of a block alone
+        if self.algorithm in ("DFLASH", "DSPARK"):  # which count the tokens of a block alone
             return given | {"speculative_draft_model_path": str(models / self.draft)}
         return given | {
             "speculative_draft_model_path": str(models / self.draft),
             "speculative_num_steps": self.num_steps,
             "speculative_eagle_topk": self.topk,
             **({"speculative_token_map": str(models / TOKEN_MAP)} if self.token_map else {}),
+            **({"speculative_adaptive": True, "speculative_adaptive_config": str(ADAPTED)} if self.adaptive else {}),
         }
 
 

@@ -1,4 +1,4 @@
-"""Programs in the place of SGLang's own DFLASH, on a CPU: its texts, its accepted lengths, and nothing is lost."""
+"""Programs in the place of SGLang's own blocks, on a CPU: their texts and accepted lengths, and nothing is lost."""
 
 from __future__ import annotations
 
@@ -24,15 +24,21 @@ from sglang_files import ON_GPU, RANKS
 from sglang_lora import write_adapted
 from sglang_server import Served, Variant, accept_length
 
-OWN = Variant("DFLASH", "dflash", target="masked", overlap=True)
-"""SGLang's own, without a program."""
-PROGRAMS = [
-    *[replace(OWN, program=True, overlap=False, ranks=2)] * (RANKS > 1),
-    replace(OWN, program=True, samples=True),
-    replace(OWN, program=True, attention="fa3", page=16),
-]
+OWN = [Variant(name, name.lower(), target="masked", overlap=True) for name in ("DFLASH", "DSPARK")]
+"""SGLang's own, without a program. Drafts of the second are told of the one before."""
+PROGRAMS = {
+    program: own
+    for own in OWN
+    for program in (
+        *[replace(own, program=True, overlap=False, ranks=2)] * (RANKS > 1),
+        replace(own, program=True, samples=True),
+        replace(own, program=True, samples=own.algorithm == "DSPARK", attention="fa3", page=16),
+    )
+}
+"""Which draft as each of them. Under fa3 SGLang's own step has a query less than a block of the second has tokens."""
 programs = pytest.mark.parametrize("variant", PROGRAMS, ids=str)
-every = pytest.mark.parametrize("variant", [OWN, *PROGRAMS], ids=str)
+every = pytest.mark.parametrize("variant", [*OWN, *PROGRAMS], ids=str)
+beside = pytest.mark.parametrize(("variant", "own"), PROGRAMS.items(), ids=str)
 
 
 @in_float32
@@ -69,27 +75,28 @@ def test_the_program_ran_the_steps_that_it_serves(variant: Variant, served: Serv
         assert served.state["specc_testing"]["prepared"].get("TARGET_VERIFY", 0) == 3 * sum(state["left"].values())
 
 
-@programs
+@beside
 def test_the_program_accepts_as_much_as_sglangs_own_step(
-    variant: Variant, served: Served, running: Mapping[Variant, Future[Served]]
+    variant: Variant, own: Variant, served: Served, running: Mapping[Variant, Future[Served]]
 ) -> None:
     """By drafts that are right at several places: of three more than one is, on the whole."""
-    accepts_as_much(served, running[OWN].result())
+    accepts_as_much(served, running[own].result())
     assert accept_length(served) > 2
 
 
 @in_float32
-@pytest.mark.parametrize(("variant", "own"), [(program, OWN) for program in PROGRAMS], ids=map(str, PROGRAMS))
+@beside
 def test_logprobs_are_those_without_speculation(variant: Variant, own: Variant, served: Served, plain: Served) -> None:
     same_logprobs(served, plain)
 
 
 @in_float32
-def test_requests_with_adapters_have_the_texts_that_they_have_without_speculation(tmp_path: Path) -> None:
+@pytest.mark.parametrize("own", OWN, ids=str)
+def test_requests_with_adapters_have_the_texts_that_they_have_without_speculation(own: Variant, tmp_path: Path) -> None:
     models = tmp_path / "models"
     write_adapted(models)
     write_blocks(models)
-    served, alone = serve_adapted(replace(OWN, program=True), models, tmp_path)
+    served, alone = serve_adapted(replace(own, program=True), models, tmp_path)
     same_texts(served, alone)
     all_accounted_for(served.state["specc_testing"])
     assert served.state["specc"]["served"] > 100

@@ -31,6 +31,7 @@ SPECULATING = [
     Variant("EAGLE3", "eagle3", topk=4, num_draft_tokens=12),
     Variant("EAGLE3", "eagle3_part", topk=4, num_draft_tokens=12),
     Variant("EAGLE", "eagle", overlap=True, token_map=True),
+    Variant("EAGLE", "eagle", num_steps=2, num_draft_tokens=3, overlap=True, adaptive=True),
 ]
 PROGRAMS = [
     Variant("STANDALONE", "standalone", overlap=True, program=True),
@@ -61,13 +62,19 @@ SHAPED = [
     replace(FLASH_TREE, program=True, samples=True, page=16, shapes="5x4x8,3x2x6,5,3,0"),
 ]
 """Programs of several shapes, which change at every step."""
+ADAPTIVE = [
+    Variant("EAGLE", "eagle", num_steps=2, num_draft_tokens=3, overlap=True, program=True, adaptive=True),
+    Variant("EAGLE3", "eagle3", num_steps=1, num_draft_tokens=2, program=True, adaptive=True),
+    Variant("EAGLE", "eagle", num_steps=5, num_draft_tokens=6, program=True, attention="fa3", page=16, adaptive=True),
+]
+"""Programs of several shapes, which change as SGLang has it by what is accepted and by the size of batches."""
 HEADS = [
     Variant("STANDALONE", "standalone", overlap=True, program=True, head="weights"),
     Variant("EAGLE", "eagle", overlap=True, program=True, token_map=True, head="int8"),
     Variant("EAGLE3", "eagle3_part", topk=4, num_draft_tokens=12, program=True, head="weights"),
 ]
 """Programs that compute the head of their draft."""
-RUN = [*PROGRAMS, *SHAPED, *HEADS]
+RUN = [*PROGRAMS, *SHAPED, *ADAPTIVE, *HEADS]
 """All engines in which a program runs."""
 speculating = pytest.mark.parametrize("variant", [*SPECULATING, *RUN], ids=str)
 LEAST_ACCEPTED = 1.5
@@ -103,7 +110,7 @@ def test_logprobs_are_those_without_speculation(variant: Variant, served: Served
 
 @speculating
 def test_drafts_are_accepted(variant: Variant, served: Served) -> None:
-    least = 1.2 if variant.shapes else LEAST_ACCEPTED  # some steps draft nothing
+    least = 1.2 if variant.changes_to else LEAST_ACCEPTED  # some steps draft nothing
     assert accept_length(served) > least
 
 
@@ -126,10 +133,18 @@ def test_everything_that_was_meant_to_happen_happened(variant: Variant, served: 
     assert (len(aborted) > 5) == (variant != PLAIN)
 
 
+@pytest.mark.parametrize("variant", ADAPTIVE, ids=str)
+def test_steps_of_all_candidates_ran(variant: Variant, served: Served) -> None:
+    """Of some few, since batches of one request are rare here."""
+    steps = served.state["specc"]["served_by_shape"]
+    assert set(steps) == variant.changes_to
+    assert sorted(steps.values())[-2] > 20
+
+
 @pytest.mark.parametrize("variant", SHAPED, ids=str)
 def test_steps_of_all_shapes_ran(variant: Variant, served: Served) -> None:
     steps = served.state["specc"]["served_by_shape"]
-    assert set(steps) == set(variant.shapes.split(","))
+    assert set(steps) == variant.changes_to
     assert min(steps.values()) > 20
 
 

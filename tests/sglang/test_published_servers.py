@@ -50,6 +50,11 @@ COMMANDS = {
     "Qwen3 8B, DFlash, shorter, under other attention": f"""{LAUNCH} --model-path Qwen3-8B \\
         --speculative-algorithm DFLASH --speculative-draft-model-path Qwen3-8B-DFlash-b16 --dtype bfloat16 \\
         --speculative-dflash-block-size 8 --attention-backend triton --speculative-draft-attention-backend fa3""",
+    "Qwen3 8B, DSpark": f"""{LAUNCH} --model-path Qwen3-8B --speculative-algorithm DSPARK --dtype bfloat16 \\
+        --speculative-draft-model-path Qwen3-8B-DSpark-block7""",
+    "Qwen3 8B, DSpark, shorter, under other attention": f"""{LAUNCH} --model-path Qwen3-8B --dtype bfloat16 \\
+        --speculative-algorithm DSPARK --speculative-draft-model-path Qwen3-8B-DSpark-block7 \\
+        --speculative-dspark-block-size 3 --attention-backend triton --speculative-draft-attention-backend fa3""",
     "Qwen3 8B, Domino": f"""{LAUNCH} --model-path Qwen3-8B --speculative-algorithm DFLASH --dtype bfloat16 \\
         --speculative-draft-model-path Qwen3-8B-Domino --enable-lora --lora-target-modules all --max-lora-rank 8""",
     "Qwen3 8B, DFlash 2": f"""{LAUNCH} --model-path Qwen3-8B --speculative-algorithm DFLASH --dtype bfloat16 \\
@@ -127,8 +132,6 @@ def held_out() -> dict[str, str]:
 HELD_OUT = held_out()
 SERVED = {str(server): (server.line("served"), server.gpu) for server in served.servers() if server.engine == "sglang"}
 """What people serve, and on what."""
-UNKNOWN = "DSPARK"
-"""An algorithm that no program has: of its servers nothing else is asked."""
 CASES = [
     *((line, gpu) for line in COMMANDS.values() for gpu in GPUS),
     *((line, "sm_90") for line in HELD_OUT.values()),
@@ -205,6 +208,7 @@ def test_which_server_starts(
         absent = "extend" if settings.kind.borrows else "draft" if shape[0] == 1 else ""
         given_out.pop(absent, None)
         assert (mine, shape) == (given_out, resolved["shape"])
+    assert [*settings.facts.candidates] == resolved["candidates"]
     assert settings.page_size.value == resolved["page_size"]
     rows = resolved["max_requests"] + resolved["on_their_way"]
     assert (settings.algorithm, settings.max_requests.value) == (resolved["algorithm"], rows)
@@ -223,10 +227,6 @@ def test_what_is_refused(
 ) -> None:
     """By `check`, what the adapter refuses; and by a build for the engine, what of that hangs on the models alone."""
     answer = answers[line, gpu]
-    if UNKNOWN in line:
-        with pytest.raises(DiagnosticError, match=f"--speculative-algorithm {UNKNOWN} is not served"):
-            settings_of(line, gpu, published)
-        return
     settings, arguments = settings_of(line, gpu, published)
     if "error" in answer:
         assert arguments.findings.errors, answer

@@ -67,10 +67,10 @@ class Bound:
             self.step.capture("segments" if self.captured == "segments" else True)
 
 
-def bind(program: Any, worker: Any, masks: Masks) -> Bound:
-    """Bind a program to a worker whose graphs are captured; the program's are not yet.
+def bind(package: Any, program: Any, worker: Any, masks: Masks) -> Bound:
+    """Bind the program of a package to a worker whose graphs are captured; the program's are not yet.
 
-    ServerError as `capturing`.
+    ServerError as `capturing` and `Head`.
     """
     table = worker.req_to_token_pool.req_to_token
     how = capturing(worker)
@@ -79,7 +79,7 @@ def bind(program: Any, worker: Any, masks: Masks) -> Bound:
         if not issubclass(make, kind):
             make = type(f"{kind.__name__}{make.__name__}", (kind, make), {})
     group = get_parallel().tp_group
-    parts = parts_of(program, worker, table, group)
+    parts = parts_of(package, program, worker, table, group)
     attention = attention_of(worker, program.plans, captured=how != "none")
     pools = {role: runner.token_to_kv_pool for role, runner in runners.items()}
     of_shapes = [plan.kv_pools.items() for plan in program.plans.values()]
@@ -87,7 +87,8 @@ def bind(program: Any, worker: Any, masks: Masks) -> Bound:
     buffers = {owner: _interleaved(pool.k_buffer, pool.v_buffer) for owner, pool in moved.items()}
     scored = scored_tokens(worker)
     tables = {} if scored is None else {TOKEN_MAP: scored.to(device=table.device, dtype=torch.int64).contiguous()}
-    tables |= parts.head.tables()
+    tables |= parts.head.tables() | parts.states.tables()
+    tables |= worker.kind.tables(runners["draft"].model) if "draft" in runners else {}
     if parts.head:
         logger.info("specc: %s", saved(program.plan, parts.head.weight))
     collective = Ranks(group) if program.plan.ranks > 1 else None
@@ -97,7 +98,8 @@ def bind(program: Any, worker: Any, masks: Masks) -> Bound:
         forwards = make(worker, attention[shape], parts, shape)
         heard[shape] = Heard(forwards.target, plan, table)
         callbacks[shape] = _Callbacks(plan, forwards, heard[shape], masks)
-    step = program.bind(callbacks, table, buffers, tables=tables, collective=collective, capture=False)
+    given = {"state_pools": states} if (states := parts.states.pools()) else {}
+    step = program.bind(callbacks, table, buffers, tables=tables, collective=collective, capture=False, **given)
     return Bound(step, how, attention, heard, parts)
 
 

@@ -52,6 +52,7 @@ class Server:
         groups: of ranks, of which each has requests of its own (attention under data parallelism).
         head_rows: whether the draft scores rows of the target's head by a token map.
         adapters: whether requests may have one (LoRA).
+        candidates: numbers of steps among which SGLang changes while it runs; none where it does not.
         settings: by SGLang's name what `SETTINGS` has a word on.
 
     """
@@ -66,6 +67,7 @@ class Server:
     groups: int = 1
     head_rows: bool = False
     adapters: bool = False
+    candidates: tuple[int, ...] = ()
     settings: Mapping[str, object] = field(default_factory=dict[str, object])
 
     def model(self, role: str) -> ServedModel | None:
@@ -101,10 +103,9 @@ class Server:
 
     @property
     def single(self) -> list[str]:
-        """What of this server has steps of one shape alone, in words."""
-        named = [name for name in dict.fromkeys(self.attention.values()) if name in BACKENDS]
+        """What of this server has steps of one shape alone, in words; of each candidate SGLang has attention anew."""
+        named = [] if self.candidates else [name for name in dict.fromkeys(self.attention.values()) if name in BACKENDS]
         beside = {"LoRA": self.adapters, "attention under data parallelism": self.groups > 1}
-        beside["recurrent state"] = self.target is not None and bool(self.target.state)
         of_draft = [self.kind.several] if self.kind is not None and self.kind.several else []
         alone = [f"{name} attention" for name in named if not BACKENDS[name].shapes]
         return [*alone, *(what for what, there in beside.items() if there), *of_draft]
@@ -136,6 +137,8 @@ def refusals(server: Server) -> Iterator[Refusal]:
         if all((value or None) != (served or None) for served in values):
             yield Refusal(name, what if value is True else f"{what} ({name} {value})")
     yield from itertools.starmap(Refusal, _of_draft(server))
+    if server.candidates:
+        yield from (Refusal("candidates", f"adaptive speculation with {what}") for what in server.single)
     if server.head_rows and server.ranks > 1:
         yield Refusal("head_rows", "a token map that names rows of a head of which each rank has a part")
     borrows = server.kind is not None and server.kind.borrows

@@ -27,7 +27,6 @@ SETTINGS: dict[str, tuple[object, str]] = {
     "disaggregation_mode": (("null", "decode"), "a server that only prefills"),
     "enable_pd_role_switch": (False, "prefill and decode that change places while servers run"),
     "decoupled_spec_role": ("null", "a draft in a process of its own"),
-    "speculative_adaptive": (False, "adaptive speculation"),
     "speculative_use_rejection_sampling": (False, "rejection sampling"),
     "speculative_use_block_verification": (False, "block verification"),
     "speculative_ngram_external_corpus_path": (None, "a corpus of the server's that drafts are looked up in"),

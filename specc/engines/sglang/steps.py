@@ -12,6 +12,7 @@ from torch import Tensor
 from .._plugin import SEEDS
 from .._shapes import Shapes, StepTimes, largest
 from .binding import Bound, bind
+from .candidates import follows
 from .parts.runners import scored_tokens
 from .requests.admission import DETERMINISTIC_SEED, Admission
 from .requests.grammars import Masks, fills_bitmasks
@@ -55,7 +56,7 @@ class Steps:
         self.refuses_unserved = refuses()
         device = worker.req_to_token_pool.req_to_token.device
         self._masks = Masks([*program.plans.values()], device)
-        bound = bind(program, worker, self._masks)
+        bound = bind(package, program, worker, self._masks)
         self.step, self.captured, self.draft_worker = bound.step, bound.captured, worker.draft_worker
         self._attention, self._parts = bound.attention, bound.parts
         self._plans = program.plans
@@ -81,7 +82,8 @@ class Steps:
         if self.captured != "none":
             self._pads = True
             self._prove(bound, worker)
-        self.shapes = Shapes(package, self.step.buckets, self._measure, partial(shared, get_parallel().tp_group))
+        share = partial(shared, get_parallel().tp_group)
+        self.shapes = Shapes(package, self.step.buckets, self._measure, share, follows(worker))
         self.lockstep = LockStep(self._serves) if get_parallel().attn_dp_size > 1 else None
         self.tally = Tally(package, self.captured)
 

@@ -229,9 +229,10 @@ def pad_steps(_: Any, scheduler: Any, *__: Any, **___: Any) -> None:
 
 
 def shuffle_shapes(_: Any, scheduler: Any, *__: Any, **___: Any) -> None:
-    """Draw the shapes of a program's steps, on all ranks the same."""
+    """Draw the shapes of a program's steps, on all ranks the same, unless SGLang itself changes them."""
     draw, steps = random.Random(0), scheduler.draft_worker.steps
-    steps.shapes.choose = lambda requests: draw.choice([*steps._plans])
+    if getattr(scheduler.draft_worker, "adaptive_controller", None) is None:
+        steps.shapes.choose = lambda requests: draw.choice([*steps._plans])
 
 
 def lose_hidden_states(_: Any, queue: Any, decode_req: Any) -> None:

@@ -89,7 +89,7 @@ def update(
     """Go over a token of each request x [b, H, P], or all nodes of its chain or tree x [b, N, H, P].
 
     `out` gets what is read, `intermediate_states_buffer` [requests, N, H, P, N'] the state behind each node of a
-    request that is no padding.
+    request that is no padding, as if each had room for `cache_steps` of them.
     """
     if z is not None or not dt_softplus:
         raise NotImplementedError("gates are others")
@@ -108,7 +108,8 @@ def update(
     out.copy_((states @ queries[..., None])[..., 0] + D * values)
     if intermediate_states_buffer is not None:
         kept = states[real].to(intermediate_states_buffer.dtype)
-        intermediate_states_buffer[intermediate_state_indices[real].long(), : x.shape[1]] = kept
+        places = intermediate_state_indices[real].long()[:, None] * cache_steps + torch.arange(x.shape[1])
+        intermediate_states_buffer.view(-1, *state.shape[1:])[places] = kept
     if not disable_state_update:
         state[rows[real]] = states[real, -1].to(state.dtype)
 

@@ -22,7 +22,7 @@ def keep_states() -> None:
         gated_delta_rule_update,
         gates,
     )
-    from sglang.kernels.ops.attention.fla import fused_norm_gate
+    from sglang.kernels.ops.attention.fla import fused_norm_gate, layernorm_gated
     from sglang.kernels.ops.mamba import mamba_state_scatter_triton as copies
     from sglang.srt.arg_groups import mamba_hook
     from sglang.srt.layers.attention import hybrid_linear_attn_backend as backends
@@ -32,7 +32,7 @@ def keep_states() -> None:
     from sglang.srt.models import qwen2_moe
 
     mamba_hook._platform_supports_mamba_cache_extra_buffer = lambda: True
-    fused_norm_gate.rms_norm_gated = norm_gated
+    fused_norm_gate.rms_norm_gated, layernorm_gated.rms_norm_gated = norm_gated, norm_by_head
     qwen2_moe.fused_gate_sigmoid_mul_add = add_gated
     gdn_backend.fused_gdn_gating = gates
     for module in (gdn_triton, kda_triton):
@@ -53,6 +53,15 @@ def norm_gated(
         raise NotImplementedError(options)
     open_by = {"silu": silu, "swish": silu, "sigmoid": torch.sigmoid}[activation]
     return (x * torch.rsqrt(x.square().mean(-1, keepdim=True) + eps) * weight * open_by(g)).to(x.dtype)
+
+
+def norm_by_head(
+    *, x: Tensor, z: Tensor, is_rms_norm: bool, norm_before_gate: bool, group_size: int | None, **options: Any
+) -> Tensor:
+    """Do the same with gates z [n, V], or [b, heads, V] of n rows."""
+    if not (is_rms_norm and norm_before_gate and group_size is None):
+        raise NotImplementedError((is_rms_norm, norm_before_gate, group_size))
+    return norm_gated(x, z.reshape(x.shape), **options)
 
 
 def add_gated(hidden: Tensor, weight: Tensor, shared: Tensor, experts: Tensor) -> None:

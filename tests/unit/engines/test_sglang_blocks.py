@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import published_models
 import pytest
-from fakes.sglang_blocks import MASK
+from fakes.sglang_blocks import MASK, DSparkWorkerV2, VanillaMarkov
 from fakes.sglang_server import SharedOutput, adapter
 from test_sglang_fit import misfits
 from test_sglang_worker import ALL, BATCHES, PROMPTS, Serve, counted, drawing, plan_of, run, serve
@@ -15,7 +16,7 @@ from test_sglang_worker import ALL, BATCHES, PROMPTS, Serve, counted, drawing, p
 from specc.compiler.config.models import Fact, ModelFacts, read_model
 from specc.engines.sglang.check.command_line import parse
 from specc.engines.sglang.check.models import facts_of
-from specc.engines.sglang.kinds.block_drafts import BLOCKS
+from specc.engines.sglang.kinds.block_drafts import BLOCKS, CORRECTED_BLOCKS, MARKOV, MODE
 from specc.engines.sglang.served import ServedModel, refusals
 from specc.engines.sglang.served import Server as Facts
 from specc.runtime.step import Step
@@ -25,11 +26,27 @@ DRAWS = (("verify", "target_only"), ("sampling", ("top_k", "top_p")))
 overlapping = pytest.mark.parametrize("overlap", [False, True])
 
 
+@pytest.fixture(params=["DFLASH", "DSPARK", "anchored"])
+def algorithm(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    """Of blocks in which each draft is told of the one before, those with and without a row that is no draft's."""
+    monkeypatch.setattr(DSparkWorkerV2, "anchored", request.param == "anchored")
+    return "DFLASH" if request.param == "DFLASH" else "DSPARK"
+
+
+@pytest.mark.parametrize("steps", [1, 3])
+def test_attention_is_prepared_for_the_tokens_of_a_block(serve: Serve, algorithm: str, steps: int) -> None:
+    """Those that are verified but, in an anchored block, the last."""
+    server = serve(plan_of(algorithm, ("num_steps", steps)))
+    (attention,) = server.worker.steps._attention.values()
+    sizes = attention._tables.sizes
+    assert (sizes.steps, sizes.nodes) == (steps - (algorithm == "DSPARK" and DSparkWorkerV2.anchored), steps + 1)
+
+
 @overlapping
 @pytest.mark.parametrize("steps", [1, 3, 6])
-def test_texts_are_the_targets_own(serve: Serve, overlap: bool, steps: int) -> None:
+def test_texts_are_the_targets_own(serve: Serve, algorithm: str, overlap: bool, steps: int) -> None:
     """Step by step as by a program that prefills by itself: all of the context is there."""
-    plan = plan_of("DFLASH", ("num_steps", steps))
+    plan = plan_of(algorithm, ("num_steps", steps))
     server = serve(plan, overlap=overlap)
     server.begin(PROMPTS)
     run(server, BATCHES)
@@ -40,8 +57,8 @@ def test_texts_are_the_targets_own(serve: Serve, overlap: bool, steps: int) -> N
 
 
 @overlapping
-def test_steps_of_either_go_on_where_the_other_stopped(serve: Serve, overlap: bool) -> None:
-    plan = plan_of("DFLASH")
+def test_steps_of_either_go_on_where_the_other_stopped(serve: Serve, algorithm: str, overlap: bool) -> None:
+    plan = plan_of(algorithm)
     server = serve(plan, overlap=overlap)
     server.begin({row: PROMPTS[row] for row in (3, 1, 2)})
     server.begin({6: PROMPTS[6]}, min_new_tokens=2)
@@ -52,8 +69,8 @@ def test_steps_of_either_go_on_where_the_other_stopped(serve: Serve, overlap: bo
 
 
 @overlapping
-def test_requests_that_draw(serve: Serve, overlap: bool) -> None:
-    server = serve(plan_of("DFLASH", *DRAWS), overlap=overlap)
+def test_requests_that_draw(serve: Serve, algorithm: str, overlap: bool) -> None:
+    server = serve(plan_of(algorithm, *DRAWS), overlap=overlap)
     of_all = {"top_k": ALL, "temperature": 1.0}
     asked = {3: {"temperature": 0.8, "top_k": 20, "sampling_seed": 5}, 1: of_all | {"sampling_seed": 7}, 2: {}, 6: {}}
     for row, sampling in asked.items():
@@ -62,11 +79,13 @@ def test_requests_that_draw(serve: Serve, overlap: bool) -> None:
     assert server.worker.steps.tally.left == {}
 
 
-def test_drafts_lie_where_the_target_s_scores_will(serve: Serve, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_drafts_lie_where_the_target_s_scores_will(
+    serve: Serve, algorithm: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """In a server that captures: in SGLang's buffer, as many rows as there are places to fill. Graphs are left out."""
     monkeypatch.setattr(Step, "capture", lambda *_: None)
     shared = SharedOutput(rows=16)
-    server = serve(plan_of("DFLASH"), shared=shared)
+    server = serve(plan_of(algorithm), shared=shared)
     server.begin(PROMPTS)
     run(server, BATCHES)
     assert server.steps == counted(server.plan, BATCHES)
@@ -123,7 +142,7 @@ def test_the_targets_head_scores_whole(serve: Serve) -> None:
     assert problem.endswith("are not served with a draft that the target's head scores")
 
 
-PLAIN = "DFlashDraftModel"
+PLAIN, CORRECTED = "DFlashDraftModel", "Qwen3DSparkModel"
 
 
 def refused(draft: ServedModel | None = None, **facts: Any) -> list[str]:
@@ -145,6 +164,7 @@ def refused(draft: ServedModel | None = None, **facts: Any) -> list[str]:
         ),
         ({"ranks": 2}, []),
         ({"attention": {"draft": "triton", "verify": "fa3"}}, ["triton attention over blocks (draft) is not served"]),
+        ({"attention": {"draft": "flashinfer", "verify": "flashinfer"}}, []),
         (
             {"settings": {"disaggregation_mode": "decode"}},
             ["a draft that fills in blocks on a server of texts that another one prefills is not served"],
@@ -195,6 +215,37 @@ def test_what_a_draft_says_of_itself(tmp_path: Path) -> None:
     }
 
 
+CHANGES = {
+    "": {},
+    "of the class Other": {"of": "Other"},
+    "with an embedding of its own": {"is_nemotron_35_draft": True},
+    "with a domino projector": {"projector_type": "domino"},
+    "with a Markov head of the class GatedMarkovHead": {"head": "GatedMarkovHead"},
+    f"of which some drafts are verified ({MODE})": {"confidence_head": object()},
+}
+
+
+@pytest.mark.parametrize("what", CHANGES)
+def test_models_that_are_corrected_otherwise(what: str) -> None:
+    """SGLang's heads derive from each other, and so do its drafts."""
+    of = {"of": CORRECTED, "head": "VanillaMarkov", **CHANGES[what]}
+    plain = {"is_nemotron_35_draft": False, "projector_type": None, "confidence_head": None}
+    head = type(of.pop("head"), (VanillaMarkov,), {})({})
+    model = type(of.pop("of"), (SimpleNamespace,), {})(**plain | of | {"markov_head": head})
+    assert CORRECTED_BLOCKS.model_beside(model) == what
+
+
+def test_tables_are_those_that_a_program_reads(serve: Serve) -> None:
+    """They are the server's own memory, which other weights may come into."""
+    plan = plan_of("DSPARK")
+    server = serve(plan)
+    head = server.worker.draft_model.markov_head
+    assert tuple(sorted(plan.tables())) == MARKOV
+    for name, table in CORRECTED_BLOCKS.tables(server.worker.draft_model).items():
+        assert table.data_ptr() == getattr(head, name).weight.data_ptr()
+    assert BLOCKS.tables(server.worker.draft_model) == {}
+
+
 SAYS = ModelFacts("qwen3", True, {"block_size": Fact(8, "block_size")})
 SILENT = ModelFacts("qwen3", True, {})
 
@@ -213,6 +264,49 @@ def test_a_program_drafts_all_of_a_block_but_its_first_token(words: list[str], d
     arguments = parse(["--model-path", "m", *words])
     assert [value for value, _ in BLOCKS.shape(arguments, draft.facts)] == [size - 1, 1, size]
     assert arguments.findings.errors == ()
+
+
+@pytest.mark.parametrize(
+    ("words", "draft", "drafts", "origin"),
+    [
+        ([], SAYS, 8, "block_size"),
+        ([], SILENT, 7, "SGLang's default"),
+        (["--speculative-dspark-block-size", "5"], SAYS, 5, "--speculative-dspark-block-size"),
+        (["--speculative-num-draft-tokens", "6"], SILENT, 5, "--speculative-num-draft-tokens 6"),
+        (["--speculative-num-draft-tokens", "9", "--speculative-num-steps", "3"], SAYS, 8, "block_size"),
+    ],
+)
+def test_a_program_drafts_all_of_a_corrected_block(
+    words: list[str], draft: ModelFacts, drafts: int, origin: str
+) -> None:
+    arguments = parse(["--model-path", "m", *words])
+    shape = CORRECTED_BLOCKS.shape(arguments, draft.facts)
+    assert [value for value, _ in shape] == [drafts, 1, drafts + 1]
+    assert shape[0][1] == f"all drafts of a block: {origin}"
+    assert arguments.findings.errors == ()
+
+
+@pytest.mark.parametrize(
+    ("words", "draft", "hint"),
+    [
+        (["--speculative-num-draft-tokens", "1"], SILENT, "write --speculative-dspark-block-size 1 or more"),
+        (["--speculative-num-draft-tokens", "8"], SAYS, "leave --speculative-num-draft-tokens out"),
+    ],
+)
+def test_corrected_blocks_that_are_none(words: list[str], draft: ModelFacts, hint: str) -> None:
+    arguments = parse(["--model-path", "m", *words])
+    CORRECTED_BLOCKS.shape(arguments, draft.facts)
+    (error,) = arguments.findings.errors
+    assert error.hint is not None and hint in error.hint
+
+
+@pytest.mark.parametrize(("mode", "refused"), [("", False), ("static", False), ("compact", True), ("cap-accept", True)])
+def test_all_drafts_of_a_block_are_verified(mode: str, refused: bool) -> None:
+    """Where SGLang verifies some, no program runs."""
+    arguments = parse([f"{MODE}={mode} sglang serve --model-path m"] if mode else ["--model-path", "m"])
+    CORRECTED_BLOCKS.check(arguments, (1, ""), "fa3")
+    what = [f"with SGLang 0.5.23, verification of some drafts of a block ({MODE}={mode}) is not served"]
+    assert [error.message for error in arguments.findings.errors] == (what if refused else [])
 
 
 @pytest.mark.parametrize(
@@ -242,5 +336,10 @@ def test_blocks_that_are_none(words: list[str], hint: str) -> None:
     ],
 )
 def test_the_draft_s_attention(written: str, prefill: str, gpu: str, taken: str) -> None:
-    of_draft = BLOCKS.attention(written, (prefill, "it"), newest=gpu == "sm_100", on_cpu=gpu == "cpu")
+    """Of corrected blocks trtllm_mha, too."""
+    of_draft, corrected = (
+        kind.attention(written, (prefill, "it"), newest=gpu == "sm_100", on_cpu=gpu == "cpu")
+        for kind in (BLOCKS, CORRECTED_BLOCKS)
+    )
     assert of_draft[0] == taken
+    assert corrected == ((prefill, "it") if prefill == "trtllm_mha" else of_draft)

@@ -142,6 +142,21 @@ def test_all_layers_of_a_captured_target_have_one_schedule(module: ModuleType, t
     assert not any(backend.made for backend in (*step.drafts, step.extend))
 
 
+@pytest.mark.parametrize("width", [1, STEPS, STEPS + 1])
+def test_tokens_of_a_block_see_each_other_and_nothing_behind(module: ModuleType, width: int) -> None:
+    """Though the target may verify one more behind them."""
+    step, block = Step(module), Layers(module)
+    tables = Tables(step.flash._tables.slots, Sizes(4, width - 1, 1, STEPS + 1, PAGE, CONTEXT))
+    flash = import_module(FLASH).Flash(Roles((), None, step.target, block=block), tables)
+    batch = SimpleNamespace(batch_size=ROWS, req_pool_indices=torch.arange(1, ROWS + 1), seq_lens=LENGTHS)
+    tables.fill(batch)
+    for of, wide in ((flash.block(batch, width), width), (flash.target(batch, STEPS + 1, None, None), STEPS + 1)):
+        metadata = of.forward_metadata
+        assert metadata.cache_seqlens_int32.tolist() == (LENGTHS + wide).tolist()
+        assert metadata.cache_seqlens_int32.dtype == torch.int32
+        assert (metadata.max_seq_len_q, metadata.cu_seqlens_q.tolist()) == (wide, [n * wide for n in range(ROWS + 1)])
+
+
 def test_layers_that_see_a_window_make_schedules_of_their_own(module: ModuleType) -> None:
     """Among others that share one."""
     step = Step(module)

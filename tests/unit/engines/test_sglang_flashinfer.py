@@ -147,6 +147,28 @@ def test_what_is_planned_is_what_kernels_read(flashinfer: Any, topk: int) -> Non
             assert ("custom_mask_buf" in wrapper.given) == (role == "verify" and topk > 1)
 
 
+@pytest.mark.parametrize("width", [1, 3, 4])
+@pytest.mark.parametrize("beside", [False, True])
+def test_blocks_are_planned_for_their_tokens(flashinfer: Any, width: int, beside: bool) -> None:
+    """Of which there may be fewer than the target verifies, on the same backend or beside another."""
+    sizes = step_tables.Sizes(ROWS, width - 1, 1, 4, 1, context=COLUMNS - 8)
+    slots = torch.arange(9 * COLUMNS, dtype=torch.int32).view(9, COLUMNS)
+    roles = Roles((), None, TritonAttnBackend() if beside else backend(), block=backend())
+    attention = flashinfer.Flashinfer(roles, step_tables.Tables(slots, sizes))
+    for lengths in ([5, 60, 1, 0], [7, 63, 2, 0]):
+        attention.plan(BUCKET, lengths)
+        of = batch(lengths)
+        attention.begin(of)
+        planned_backend = attention.block(of, width)
+        assert planned_backend is roles.block
+        wrapper = planned_backend.forward_metadata.wrapper
+        assert wrapper.keys == wrapper.lengths() == [length + width for length in lengths]
+        assert "custom_mask_buf" not in wrapper.given
+        if not beside:
+            wrapper = attention.target(of, 4, None, None).forward_metadata.wrapper
+            assert wrapper.keys == wrapper.lengths() == [length + 4 for length in lengths]
+
+
 def test_steps_before_the_first_are_planned_for_padding(flashinfer: Any) -> None:
     """Sizes of batch follow each other then, and each forward has one memory for all of them."""
     attention, roles, _ = made(flashinfer, 1)

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import sys
+from dataclasses import dataclass
+from itertools import product
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 
-from specc.engines.sglang.attention.recurrent import BesideStates
-from specc.engines.sglang.parts.states import RecurrentStates, own_states
+from specc.engines.sglang.attention.recurrent import BesideStates, sized
+from specc.engines.sglang.attention.roles import Roles
+from specc.engines.sglang.parts.states import RecurrentStates, misfits, own_states
 
 ROWS, NODES = torch.tensor([4, 2, 0]), 3
 """Pool rows of two requests and of padding."""
@@ -23,6 +26,7 @@ def told(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
 
     def commit(worker: Any, batch: Any, accept_lens: Any, accept_index: Any, draft_token_num: int) -> None:
         seen.append({"batch": batch, "lens": accept_lens, "index": accept_index, "nodes": draft_token_num})
+        seen[-1]["runner"] = vars(worker.model_runner)
 
     def track(batch: Any) -> None:
         batch.mamba_track_indices = torch.tensor([9, -1])
@@ -32,6 +36,7 @@ def told(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
         "runtime_context": {
             "get_exec": lambda: SimpleNamespace(mamba=mamba),
             "get_schedule": lambda: SimpleNamespace(page_size=16),
+            "mamba_track_grid": lambda page: 4 * page,
         },
         "model_executor.forward_batch_info": {"ForwardMode": SimpleNamespace(TARGET_VERIFY="verify")},
         "speculative.spec_utils": {
@@ -52,33 +57,90 @@ def worker(slots: int = 8) -> Any:
         req_to_token=torch.zeros(6, 8), mamba_pool=SimpleNamespace(size=slots),
         req_index_to_mamba_index_mapping=torch.tensor([0, 7, 6, 5, 4, 3], dtype=torch.int32),
     )  # fmt: skip
-    return SimpleNamespace(target_worker="target", req_to_token_pool=pool)
+    runner = SimpleNamespace(attn_backend="the server's own", model="model")
+    return SimpleNamespace(target_worker=SimpleNamespace(model_runner=runner), req_to_token_pool=pool)
+
+
+def plans(*tables: str, nodes: int = NODES) -> dict[str, Any]:
+    """Return the plan of a program for 4 requests, which reads these tables."""
+    sizes = {"N": nodes}
+    return {"chain": SimpleNamespace(inputs=dict.fromkeys(tables), buckets=(4,), size=sizes.get)}
+
+
+def snapshots() -> tuple[Any, SimpleNamespace]:
+    """Return a worker, and its states: a matrix and a window of 2 layers, 9 rows, 6 requests and as many nodes."""
+    of = worker()
+    kept, left = torch.zeros(2, 9, 4, 4), torch.zeros(2, 6, NODES, 4, 4)
+    windows, inputs = torch.zeros(2, 9, 5, 3), torch.zeros(2, 6, NODES, 5, 3)
+    states = SimpleNamespace(
+        temporal=kept, intermediate_ssm=left, conv=[windows], intermediate_conv_window=[inputs]
+    )  # fmt: skip
+    of.req_to_token_pool.mamba_pool.mamba_cache = states
+    nothing = SimpleNamespace(conv_state=None, context=None)
+    of.req_to_token_pool.short_conv_pool = of.req_to_token_pool.ngram_pool = nothing
+    of.target_worker.model_runner.req_to_token_pool = of.req_to_token_pool
+    of.target_worker.model_runner.attn_backend = SimpleNamespace(linear_attn_backend=SimpleNamespace())
+    return of, states
+
+
+@pytest.mark.usefixtures("told")
+def test_a_program_that_copies_states_is_told_where_they_are() -> None:
+    """Layer by layer, the matrix before the window; where they go where a text crosses an interval, by pool row."""
+    of, kept = snapshots()
+    states = RecurrentStates(of, plans("state_rows"))
+    pairs = [(kept.temporal, kept.intermediate_ssm), (kept.conv[0], kept.intermediate_conv_window[0])]
+    wanted = [tensor[layer].data_ptr() for layer in range(2) for pair in pairs for tensor in pair]
+    assert [tensor.data_ptr() for pair in states.pools()["target"] for tensor in pair] == wanted
+    tables = states.tables()
+    assert tables["state_rows"] is of.req_to_token_pool.req_index_to_mamba_index_mapping
+    assert tables["kept_interval"].tolist() == [64]
+    states.say(SimpleNamespace(req_pool_indices=torch.tensor([4, 2])))
+    assert tables["kept_rows"].tolist() == [-1, -1, -1, -1, 9, -1]
+    other = RecurrentStates(of, plans())
+    assert (other.pools(), other.tables()) == ({}, {})
+
+
+@pytest.mark.usefixtures("told")
+def test_what_keeps_a_program_from_copying_states() -> None:
+    of, kept = snapshots()
+    assert not [*misfits(plans(), of), *misfits(plans("state_rows"), of)]
+    (found,) = misfits(plans("state_rows", nodes=2), of)
+    assert found.startswith("the server keeps the states of shorter steps elsewhere")
+    kept.intermediate_ssm = None
+    (found,) = misfits(plans("state_rows"), of)
+    assert found.startswith("the server keeps no state of each node")
+    of, _ = snapshots()
+    of.req_to_token_pool.ngram_pool = SimpleNamespace(conv_state=None, context=torch.zeros(1))
+    (found,) = misfits(plans("state_rows"), of)
+    assert found.startswith("the server keeps states beside those of its recurrent layers")
 
 
 def test_the_commit_is_of_the_last_accepted_nodes_of_chains(told: list[dict[str, Any]]) -> None:
     """Nodes have SGLang's numbers; padding is said to have accepted one, as nothing has the number -1."""
-    states = RecurrentStates(worker(), rows=4)
+    of = worker()
+    states = RecurrentStates(of, plans())
     lengths = torch.tensor([10, 20, 0])
-    states.commit(torch.tensor([3, 1, 0], dtype=torch.int32), ROWS, lengths, NODES)
+    states.commit("attention", ROWS, torch.tensor([3, 1, 0], dtype=torch.int32), lengths, NODES)
     (said,) = told
     assert said["lens"].tolist() == [3, 1, 1]
     assert said["index"].tolist() == [[0, 1, 2], [3, 4, 5], [6, 7, 8]]
-    assert said["nodes"] == NODES
+    assert (said["nodes"], said["runner"]) == (NODES, {"attn_backend": "attention", "model": "model"})
     batch = said["batch"]
     assert (batch.forward_mode, batch.tree_cache.page_size) == ("verify", 16)
     assert batch.req_pool_indices is ROWS
     assert batch.seq_lens is lengths
     assert batch.mamba_track_indices.tolist() == [-1, -1, -1], "nobody has said where to"
+    assert of.target_worker.model_runner.attn_backend == "the server's own", "which its own steps go on with"
 
 
 def test_states_of_crossed_intervals_go_where_the_host_says(told: list[dict[str, Any]]) -> None:
     """Into the same memory at every step; a smaller batch leaves nothing of the one before."""
-    states = RecurrentStates(worker(), rows=4)
+    states = RecurrentStates(worker(), plans())
     lens, lengths = torch.ones(3, dtype=torch.int32), torch.zeros(3, dtype=torch.int64)
-    states.commit(lens, ROWS, lengths, NODES)
+    states.commit("attention", ROWS, lens, lengths, NODES)
     states._tracked.fill_(5)  # type: ignore[union-attr]
     states.say(SimpleNamespace())
-    states.commit(lens, ROWS, lengths, NODES)
+    states.commit("attention", ROWS, lens, lengths, NODES)
     first, second = (said["batch"].mamba_track_indices for said in told)
     assert second.tolist() == [9, -1, -1]
     assert first.data_ptr() == second.data_ptr()
@@ -116,3 +178,39 @@ def test_chains_have_links_where_a_server_has_trees(topk: int) -> None:
         return
     assert info.retrieve_next_token.tolist() == [[1, 2, -1]] * 2
     assert info.retrieve_next_sibling.tolist() == [[-1] * 3] * 2
+
+
+@dataclass(frozen=True)
+class States:
+    """SGLang's states of all layers, as far as a step of fewer nodes has others."""
+
+    temporal: torch.Tensor
+    intermediate_ssm: torch.Tensor
+
+
+@pytest.mark.parametrize("nodes", [1, 3, 4])
+def test_a_step_of_fewer_nodes_has_snapshots_as_kernels_write_them(nodes: int) -> None:
+    """They take a request to have as many as the step has nodes: of row r node n is r * N + n; the commit reads it."""
+    layers, rows, most, shape = 2, 5, 4, (3, 2)
+    states = States(torch.zeros(1), torch.full((layers, rows, most, *shape), torch.nan))
+    pool = SimpleNamespace(mamba_pool=SimpleNamespace(mamba_cache=states, size=8))
+    linear = SimpleNamespace(req_to_token_pool=pool, topk=1)
+    hybrid = SimpleNamespace(full_attn_backend="full", linear_attn_backend=linear, attn_backend_list=["full", linear])
+    both = sized(hybrid, nodes)
+    of_step = both.linear_attn_backend.req_to_token_pool.mamba_pool
+    snapshots = of_step.mamba_cache.intermediate_ssm
+    assert both.attn_backend_list == ["full", both.linear_attn_backend]
+    assert (of_step.size, of_step.mamba_cache.temporal is states.temporal) == (8, True)
+    assert (snapshots.shape, snapshots.is_contiguous()) == ((layers, rows, nodes, *shape), True)
+    for layer in range(layers):
+        written = snapshots[layer].flatten(0, 1)
+        for row, node in product(range(rows), range(nodes)):
+            written[row * nodes + node] = 100 * layer + 10 * row + node
+    expected = torch.tensor([[[100 * at + 10 * row + n for n in range(nodes)] for row in range(rows)] for at in (0, 1)])
+    assert torch.equal(snapshots[..., 0, 0].int(), expected.int())
+    assert snapshots.data_ptr() == states.intermediate_ssm.data_ptr(), "no memory of its own"
+    assert pool.mamba_pool.mamba_cache is states and hybrid.linear_attn_backend is linear
+    verify = SimpleNamespace()
+    of_shape = Roles([], None, verify, states=hybrid).sized(nodes - 1, 1, nodes).states
+    assert of_shape.linear_attn_backend.req_to_token_pool.mamba_pool.mamba_cache.intermediate_ssm.shape[2] == nodes
+    assert Roles([], None, verify).sized(nodes - 1, 1, nodes).states is None

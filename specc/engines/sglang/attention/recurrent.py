@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import copy
+import math
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -43,3 +45,24 @@ class BesideStates:
             children = torch.where(places < width, places, -1).expand(key).contiguous()
             self._links[key] = children, torch.full_like(children, -1)
         return self._links[key]
+
+
+def sized(hybrid: Any, nodes: int) -> Any:
+    """A server's object around both, for steps of so many nodes of each request, which has room for more.
+
+    Some of SGLang's kernels take each request to have as many snapshots of its state as a step has nodes (Mamba-2), and
+    its commit those that there are. So both get the beginning of that memory, in which each request has as many.
+    """
+    both, recurrent = copy.copy(hybrid), copy.copy(hybrid.linear_attn_backend)
+    recurrent.req_to_token_pool = pool = copy.copy(recurrent.req_to_token_pool)
+    pool.mamba_pool = copy.copy(pool.mamba_pool)
+    states = pool.mamba_pool.mamba_cache
+    pool.mamba_pool.mamba_cache = replace(states, intermediate_ssm=_first(states.intermediate_ssm, nodes))
+    both.linear_attn_backend, both.attn_backend_list = recurrent, [both.full_attn_backend, recurrent]
+    return both
+
+
+def _first(snapshots: Tensor, nodes: int) -> Tensor:
+    """The beginning of snapshots T[layers, rows, N, ...], as those of fewer nodes."""
+    shape = (*snapshots.shape[:2], nodes, *snapshots.shape[3:])
+    return snapshots.view(-1)[: math.prod(shape)].view(shape)

@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from .kinds import KNOWN_BACKENDS
+from .recurrent import sized
 
 CLASSES = {kind: backend.name for backend in KNOWN_BACKENDS.values() for kind in backend.classes}
 """Class of SGLang -> the name that its command line has for it. FlashAttention has one class for two names."""
@@ -66,7 +67,12 @@ class Roles:
         if container is not None:
             container.attn_backends = draft
         extend = None if self.extend is None else _resized(self.extend, sizes)
-        return replace(self, draft=draft, container=container, verify=_resized(self.verify, sizes), extend=extend)
+        made = replace(self, draft=draft, container=container, verify=_resized(self.verify, sizes), extend=extend)
+        return made.with_states(nodes)
+
+    def with_states(self, nodes: int) -> Roles:
+        """The same with states of so many nodes of each request, of which the server has no fewer."""
+        return self if self.states is None else replace(self, states=sized(self.states, nodes))
 
 
 def roles_of(worker: Any) -> Roles:

@@ -183,7 +183,7 @@ class Lists:
         return self._starts(rows, self.sizes.topk * self._columns), self._lasts[self.sizes.drafts, :rows]
 
     def extending(self, rows: int) -> tuple[Tensor, Tensor]:
-        """Of extend, likewise."""
+        """Of extend, or of the forward over a block, likewise."""
         return self._starts(rows, self.sizes.topk * self._columns), self._lasts[self.sizes.drafts + 1, :rows]
 
     def mask_starts(self, rows: int) -> Tensor:

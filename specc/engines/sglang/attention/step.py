@@ -11,6 +11,7 @@ from typing import Any
 from torch import Tensor
 
 from ..._shapes import largest
+from ..candidates import candidates_of, in_state
 from ..seam import need
 from ..windows import map_of
 from .backend import StepAttention
@@ -27,12 +28,13 @@ class Attention:
 
     Attributes:
         captured: whether steps are captured, in a server that captures its own.
+        states: SGLang's object around the attention of layers of the target, if it keeps a recurrent state.
 
     """
 
     def __init__(self, roles: Roles, tables: Tables, *, captured: bool) -> None:
         """Over the backends of a worker, see `attention_of`."""
-        self.captured = captured
+        self.captured, self.states = captured, roles.states
         names = roles.named()
         self._tables = tables
         self._shared = any(backend_of(name).tables for name in names.values())
@@ -40,7 +42,7 @@ class Attention:
         self._by_role = {role: made[name] for role, name in names.items()}
         if roles.draft and roles.container is None:
             self._by_role["draft"] = Reading(roles, tables, captured=captured)
-        self._states = None if roles.states is None else BesideStates(roles.states)
+        self._beside = None if roles.states is None else BesideStates(roles.states)
         self._modules = [self._make(name_of(of), replace(roles, extend=of), captured=captured) for of in roles.further]
         self._backends = [*made.values(), *self._modules]
         self._first = "draft" if "draft" in names else "target"
@@ -66,7 +68,7 @@ class Attention:
         if self._first == "target":
             self._begin(batch)
         backend = self._by_role["verify"].target(batch, width, mask, counts)
-        return backend if self._states is None else self._states.over(backend, batch, width)
+        return backend if self._beside is None else self._beside.over(backend, batch, width)
 
     def extend(self, batch: Any, seq_lens: Tensor, width: int, module: int = 0) -> Any:
         """For `width` tokens of each request behind `seq_lens` i64[b], in a module of the draft."""
@@ -110,9 +112,10 @@ def branches(shape: Any) -> int:
 def attention_of(worker: Any, plans: Mapping[Any, Any], *, captured: bool) -> dict[Any, Attention]:
     """Attention for the steps of a program in a worker, by shape; a single one of drafts is the server's own.
 
-    The server's own shape says nothing of the steps of a kind whose programs have branches of their own.
+    The server's own shape says nothing of the steps of a kind whose programs have branches of their own. Where SGLang
+    changes the number of steps it has backends of each, and of states as many as the most of them need.
     """
-    roles, kind = roles_of(worker), worker.kind
+    roles, kind, adaptive = roles_of(worker), worker.kind, bool(candidates_of(worker))
     rows = largest(plans)
     slots, target = worker.req_to_token_pool.req_to_token, worker.target_worker.model_runner
     context, places = target.model_config.context_len, map_of(target.token_to_kv_pool)
@@ -120,10 +123,15 @@ def attention_of(worker: Any, plans: Mapping[Any, Any], *, captured: bool) -> di
     beside: Tables | None = None
     for shape, plan in plans.items():
         sizes = shape.num_steps, branches(shape), shape.num_nodes
-        steps = shape.num_steps if kind.recurs else 1
+        steps = kind.behind(worker.draft_worker, shape.num_steps)
         tables = _tables(slots, Sizes(rows, steps, *sizes[1:], plan.kv.page_size, context), beside, places)
-        own = len(plans) == 1 and not kind.own_branches
-        made[shape] = Attention(roles if own else roles.sized(*sizes), tables, captured=captured)
+        if adaptive:
+            with in_state(worker, shape.num_steps):
+                of_shape = roles_of(worker).with_states(shape.num_nodes)
+        else:
+            own = len(plans) == 1 and not kind.own_branches
+            of_shape = roles if own else roles.sized(*sizes)
+        made[shape] = Attention(of_shape, tables, captured=captured)
         beside = beside or tables
     return made
 

@@ -102,7 +102,7 @@ class Sizes:
 
     Attributes:
         largest: rows of the largest bucket.
-        steps: S; 1 where drafts are looked up, of which no model has forwards.
+        steps: S, as a kind of draft has it (`behind`): 1 where drafts are looked up, of which no model has forwards.
         topk: K.
         nodes: N.
         page: p.
@@ -215,7 +215,7 @@ class Tables:
         return self._lens[self.sizes.drafts, :rows]
 
     def extending(self, rows: int) -> Tensor:
-        """Lengths i32[rows] that extend reads: L + A."""
+        """Lengths i32[rows] that extend reads, or the forward over a block: L + A."""
         return self._lens[self.sizes.drafts + 1, :rows]
 
     def whole(self, rows: int) -> Tensor:

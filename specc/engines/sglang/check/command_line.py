@@ -24,6 +24,9 @@ UNREAD: Mapping[str, str] = {
 RETURNED: Mapping[str, str] = {"--enable-return-routed-experts": "routed_experts"}
 """Arguments by which requests may ask for what a program hands out -> the output."""
 
+ADAPTIVE, ADAPTIVE_CONFIG = "--speculative-adaptive", "--speculative-adaptive-config"
+"""Arguments by which SGLang changes the number of steps while it runs, and by what."""
+
 _ALIASES = {
     "--attention-context-parallel-size": "--attn-cp-size",
     "--attention-data-parallel-size": "--attn-dp-size",
@@ -38,6 +41,8 @@ _ALIASES = {
     "--tensor-parallel-size": "--tp-size",
 }
 _READ = (
+    ADAPTIVE,
+    ADAPTIVE_CONFIG,
     "--attention-backend",
     "--attn-dp-size",
     "--context-length",
@@ -97,6 +102,17 @@ class Arguments(Pasted):
             elif served is not False and (word := self.text(argument(setting))):
                 values[setting] = int(word) if type(served) is int and is_count(word) else word
         return values
+
+
+def attention_groups(arguments: Arguments) -> int:
+    """Return how many groups of ranks have requests of their own.
+
+    `--dp-size` counts them where `--enable-dp-attention` stands, and servers beside each other elsewhere.
+    """
+    groups = arguments.number("--attn-dp-size") or 1
+    if groups == 1 and "--enable-dp-attention" in arguments.values:
+        groups = arguments.number("--dp-size") or 1
+    return groups
 
 
 def parse(words: Sequence[str]) -> Arguments:

@@ -33,17 +33,18 @@ _CHUNKED = ("Llama4ForConditionalGeneration",)
 window, if at all."""
 
 
-def facts_of(values: Mapping[str, Value], *, module: bool = False, kind: KindOfDraft | None = None) -> ServedModel:
+def facts_of(values: Mapping[str, Value], kind: KindOfDraft | None = None) -> ServedModel:
     """Return the facts of a model in SGLang; ``values`` is what its directory says, by key.
 
-    With ``module`` they are those of the module by which a target drafts. With ``kind`` a server's draft is of that,
-    whatever its directory says.
+    With ``kind`` a server's draft is of that, whatever its directory says, which may be the target's.
     """
     architecture, cache = architecture_of(values), str(values.get("kv_layout", "mha"))
     if cache == "mla" and "index_topk" in values:
         cache = "dsa"
     windowed = "window" in values and _WINDOWED.match(architecture) is not None
-    kind, embeds = marked(values) or kind, "own_embedding" in values
+    kind = kind if kind is not None and kind.blocks else marked(values) or kind
+    embeds = "own_embedding" in values
+    stateless = kind is not None and kind.stateless
     chunked = "attention_chunk" in values and architecture in _CHUNKED
     if (windowed or chunked) and _TWO_POOLS.match(architecture):
         cache = "swa"
@@ -51,7 +52,7 @@ def facts_of(values: Mapping[str, Value], *, module: bool = False, kind: KindOfD
         cache=f"that of {architecture}" if _OWN_CACHES.match(architecture) else cache,
         window=windowed or "attention_chunk" in values or "block_window" in values,
         chunk=chunked,
-        state=str(values.get("state_kind", "unknown")) if "recurrent_state" in values and not module else "",
+        state=str(values.get("state_kind", "unknown")) if "recurrent_state" in values and not stateless else "",
         beside="" if kind is None else kind.beside(architecture, str(values.get("projector", "")), embeds=embeds),
     )
 
@@ -100,11 +101,10 @@ def unserved(asked: EngineNeeds) -> Iterator[tuple[tuple[str, ...], str]]:
     """Return what of a configuration no server of SGLang's has a program run: the path of its key, and it in words."""
     values, layouts = asked.models.get("draft", {}), asked.layouts
     of_target, written = architecture_of(asked.models.get("target", {})), kind_of(asked.algorithm)
-    own = is_head(asked.algorithm) and architecture_of(values) == of_target
     # A draft that is known by its class alone is none that is not known.
     kind = marked(values) or (None if written is not None and written.drafts else written)
     target = _of(asked.models.get("target"), layouts.get("target"))
-    draft = _of(asked.models.get("draft"), layouts.get("draft"), module=own, kind=kind)
+    draft = _of(asked.models.get("draft"), layouts.get("draft"), kind)
     server = Server(target, draft, kind, topk=asked.topk, ranks=asked.ranks, head_rows=asked.head_rows)
     paths = {"topk": ("topk",), "head_rows": ("draft", "token_map")}
     if written is not None and written.targets and "target" in asked.models and not written.of_target(of_target):
@@ -115,9 +115,7 @@ def unserved(asked: EngineNeeds) -> Iterator[tuple[tuple[str, ...], str]]:
         yield paths.get(refusal.about, (refusal.about, "model")), refusal.what
 
 
-def _of(
-    values: Mapping[str, Value] | None, layout: str | None, *, module: bool = False, kind: KindOfDraft | None = None
-) -> ServedModel:
+def _of(values: Mapping[str, Value] | None, layout: str | None, kind: KindOfDraft | None = None) -> ServedModel:
     """Return the facts of a model whose directory says this, or whose layout is written."""
-    model = facts_of(values, module=module, kind=kind) if values is not None else ServedModel()
+    model = facts_of(values, kind) if values is not None else ServedModel()
     return model if layout is None or layout == model.cache else replace(model, cache=layout)

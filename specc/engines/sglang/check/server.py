@@ -9,7 +9,7 @@ from typing import NoReturn
 
 from specc.compiler.config.archs import CPU, Gpu, cpu
 from specc.compiler.config.models import Fact, ModelFacts, read_model
-from specc.engines.sglang.check.command_line import UNREAD, Arguments, argument
+from specc.engines.sglang.check.command_line import ADAPTIVE, UNREAD, Arguments, argument, attention_groups
 from specc.engines.sglang.check.defaults import (
     B200,
     TREE,
@@ -67,6 +67,7 @@ class Started:
         buckets_origin: where they come from.
         facts: those on which it hangs whether programs are served.
         kind: how it drafts.
+        left_off: beside what SGLang does not change the number of steps though it is asked to, in words.
 
     """
 
@@ -84,6 +85,7 @@ class Started:
     buckets_origin: str
     facts: Server
     kind: KindOfDraft
+    left_off: str = ""
 
     def described(self) -> Iterator[tuple[str, str]]:
         """The server in lines: what, and it with where it comes from."""
@@ -99,6 +101,8 @@ class Started:
         kind = "chain" if self.topk.value == 1 else f"tree of topk {self.topk.value}"
         drafted = f"{self.num_steps.value} steps, a {kind}, {self.num_draft_tokens.value} nodes"
         yield "drafts", f"{drafted}: {self.num_steps.origin}"
+        if self.left_off:
+            yield "adaptive", f"no, SGLang leaves the number of steps as it is beside {self.left_off}"
         drafts = f"{self.models['draft'][0]}: " if "draft" in self.models else ""
         yield "draft", f"{drafts}{self.draft_origin}"
         yield "batches", f"up to {self.buckets[-1]}, {len(self.buckets)} of them: {self.buckets_origin}"
@@ -142,7 +146,7 @@ def started(arguments: Arguments, gpu: Gpu) -> Started:
     models = {"target": target} | ({} if drafting.draft is None else {"draft": drafting.draft})
     server = Started(
         gpu, drafting.algorithm, models, drafting.origin, attention, page_size, *drafting.sizes,
-        _rows(arguments, kept, requests, groups), buckets, buckets_origin, facts, kind,
+        _rows(arguments, kept, requests, groups), buckets, buckets_origin, facts, kind, drafting.left_off,
     )  # fmt: skip
     for refusal in refusals(facts):
         arguments.refuse(refusal.what, _hint(refusal, facts))
@@ -163,7 +167,7 @@ def _facts(
     mapped = kind is not None and kind.token_maps.get(drafting.algorithm, True)
     return Server(
         target=facts_of(target.values),
-        draft=None if draft is None else facts_of(draft[1].values, module=drafting.own, kind=kind),
+        draft=None if draft is None else facts_of(draft[1].values, kind),
         kind=kind,
         topk=drafting.topk,
         attention={role: str(fact.value) for role, fact in attention.items()},
@@ -172,6 +176,7 @@ def _facts(
         groups=groups,
         head_rows=bool(arguments.text("--speculative-token-map")) and mapped,
         adapters=_adapters(arguments),
+        candidates=drafting.candidates,
         settings=_settings(arguments, kind),
     )
 
@@ -183,13 +188,8 @@ def _check_started(arguments: Arguments, kind: KindOfDraft | None, about: str, w
 
 
 def _groups(arguments: Arguments, drafting: DraftSource) -> int:
-    """Return how many groups of ranks have requests of their own, after reporting an algorithm that has none.
-
-    `--dp-size` counts them where `--enable-dp-attention` stands, and servers beside each other elsewhere.
-    """
-    groups = arguments.number("--attn-dp-size") or 1
-    if groups == 1 and "--enable-dp-attention" in arguments.values:
-        groups = arguments.number("--dp-size") or 1
+    """Return how many groups of ranks have requests of their own, after reporting an algorithm that has none."""
+    groups = attention_groups(arguments)
     if groups > 1:
         what = f"attention under data parallelism with {drafting.algorithm}"
         _check_started(arguments, drafting.kind, "groups", what)
@@ -340,6 +340,7 @@ def _hint(refusal: Refusal, server: Server) -> str | None:
     return {
         "topk": f"write {topk} 1" + (f", with {steps}" if steps else ""),
         "head_rows": "leave --speculative-token-map out",
+        "candidates": f"leave {ADAPTIVE} out",
     }.get(refusal.about)
 
 

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from specc.compiler.config.models import Fact, ModelFacts, read_model
-from specc.engines.sglang.check.command_line import ANSWERS, Arguments, argument
+from specc.engines.answers import OwnModules
+from specc.engines.sglang.check.adaptive import candidates_of, left_off
+from specc.engines.sglang.check.command_line import ADAPTIVE, ANSWERS, Arguments, argument
 from specc.engines.sglang.check.defaults import shape
 from specc.engines.sglang.check.models import architecture_of, marked, unread_draft
 from specc.engines.sglang.served import KINDS, NODES, STEPS, TOPK, KindOfDraft, kind_of
@@ -32,7 +34,8 @@ class DraftSource:
         draft: the draft; None where no model drafts, and where none is given.
         origin: where the draft's directory comes from.
         sizes: None where they cannot be said.
-        own: whether the target's own directory is the draft's.
+        candidates: numbers of steps among which SGLang changes, of which `sizes` has the most; none where it does not.
+        left_off: beside what it does not though it is asked to, in words.
 
     """
 
@@ -41,7 +44,8 @@ class DraftSource:
     draft: Model | None
     origin: str
     sizes: Sizes | None
-    own: bool = False
+    candidates: tuple[int, ...] = ()
+    left_off: str = ""
 
     @property
     def lacks(self) -> bool:
@@ -74,9 +78,9 @@ def draft_source(arguments: Arguments, algorithm: str, target: Model | None) -> 
     draft = None if unknown else arguments.model("--speculative-draft-model-path", path, read_model)
     algorithm, kind = _by_draft(arguments, algorithm, kind, draft)
     _check_class(arguments, algorithm, draft)
-    sizes = _sizes(arguments, algorithm, kind, draft, target)
-    own = draft is not None and target is not None and draft[0] == target[0]
-    return DraftSource(algorithm, kind, draft, origin, sizes, own)
+    candidates = candidates_of(arguments, kind)
+    sizes = _most(candidates) if candidates else _sizes(arguments, algorithm, kind, draft, target)
+    return DraftSource(algorithm, kind, draft, origin, sizes, candidates, left_off(arguments, kind))
 
 
 def algorithm_of(arguments: Arguments) -> str:
@@ -126,15 +130,15 @@ def _draft(arguments: Arguments, target: Model | None) -> tuple[str, str]:
     name = "--speculative-draft-model-path"
     if (written := arguments.text(name)) or target is None:
         return written, name
-    if brings_modules(target[1]):
+    if modules_of(target[1]) is not None:
         architecture = architecture_of(target[1].values)
         return arguments.text("--model-path"), f"modules of its own, which SGLang takes for {architecture}"
     return "", name
 
 
-def brings_modules(target: ModelFacts) -> bool:
-    """Return whether SGLang drafts with modules of a target's own directory where no draft is written."""
-    return ANSWERS.modules_of(architecture_of(target.values), "") is not None
+def modules_of(model: ModelFacts) -> OwnModules | None:
+    """Return the modules that SGLang finds in a model's directory, and drafts with; None where it knows of none."""
+    return ANSWERS.modules_of(architecture_of(model.values), "")
 
 
 def _check_class(arguments: Arguments, algorithm: str, draft: Model | None) -> None:
@@ -156,6 +160,12 @@ def _sizes(
         return _shape(arguments, algorithm, target) if kind.has_steps else None
     steps, topk, nodes = (Fact(*size) for size in said)
     return steps, topk, nodes
+
+
+def _most(candidates: Sequence[int]) -> Sizes:
+    """Return steps, topk and nodes of the most steps of a server that changes their number, which has memory for it."""
+    steps, origin = max(candidates), f"the most of {', '.join(map(str, candidates))}, candidates of {ADAPTIVE}"
+    return Fact(steps, origin), Fact(1, origin), Fact(steps + 1, origin)
 
 
 def _shape(arguments: Arguments, algorithm: str, target: Model | None) -> Sizes | None:

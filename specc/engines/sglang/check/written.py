@@ -14,11 +14,12 @@ from specc.compiler.config.resolved import Config
 from specc.compiler.config.rules.shapes import shape_called
 from specc.compiler.config.wanted import Wanted, listed
 from specc.compiler.support.files.paths import PathError, path_of
-from specc.engines.pasted import DTYPES, configuration_name, served_by_program
-from specc.engines.sglang.check.command_line import RETURNED, THRESHOLDS, Arguments
+from specc.engines.pasted import DTYPES, check_of_draft, configuration_name, served_by_program
+from specc.engines.sglang.check.command_line import ADAPTIVE, RETURNED, THRESHOLDS, Arguments
 from specc.engines.sglang.check.models import architecture_of
 from specc.engines.sglang.check.preset import SGLANG
 from specc.engines.sglang.check.server import Started
+from specc.engines.sglang.check.speculation import modules_of
 
 _KV_DTYPES = {
     "bf16": "bfloat16",
@@ -51,12 +52,13 @@ def configuration(arguments: Arguments, server: Started, wanted: Wanted) -> str:
         f"archs: [{server.gpu.arch}] # {server.gpu.origin}",
         *_ranks(arguments, server, wanted),
         *wanted.lines(),
-        *_model(arguments, server, "target", wanted.logits),
-        *(_model(arguments, server, "draft", wanted.logits) if "draft" in server.models else []),
+        *_model(arguments, server, "target", wanted),
+        *wanted.of_target(),
+        *(_model(arguments, server, "draft", wanted) if "draft" in server.models else []),
         *(wanted.of_draft() if "draft" in server.models else []),
     ]
-    if server.kind.model_less and wanted.of_draft():
-        arguments.wrong(f"--head is of a model that drafts, and {server.kind.model_less}", "leave it out")
+    draft = server.models.get("draft")
+    check_of_draft(arguments, wanted, draft and draft[1].facts, server.kind.model_less)
     arguments.findings.raise_if_errors()
     return yaml_of(lines)
 
@@ -82,7 +84,14 @@ def _shape(arguments: Arguments, server: Started, wanted: Wanted) -> list[str]:
     """Return the lines of what is drafted, in one shape or in several, and of a tree's mask."""
     sizes = {"num_steps": server.num_steps, "topk": server.topk, "num_draft_tokens": server.num_draft_tokens}
     lines = [f"{key}: {size.value} # {size.origin}" for key, size in sizes.items()]
-    if wanted.shapes:
+    several = wanted.shapes or len(wanted.proposed) > 1 or len(server.facts.candidates) > 1
+    if wanted.states != "engine" and several:
+        arguments.refuse(f"--states {wanted.states} with several shapes", "leave --states out")
+    candidates = server.facts.candidates
+    if candidates:
+        _check_candidates(arguments, candidates, wanted.shapes)
+        lines = [f"shapes: # {ADAPTIVE}", *(f"  - {{num_steps: {steps}}}" for steps in reversed(candidates))]
+    elif wanted.shapes:
         lines = ["shapes: # --shapes", *_shapes(arguments, server, listed(wanted.shapes) or [wanted.shapes])]
     if len(wanted.proposed) > 1:
         lines = ["shapes: # by an estimate", *written(wanted.proposed)]
@@ -94,6 +103,14 @@ def _shape(arguments: Arguments, server: Started, wanted: Wanted) -> list[str]:
         longest = SGLANG.longest(length, int(server.num_steps.value))
         lines.append(f"context_length: {longest} # --context-length {length}, and room for two steps")
     return lines
+
+
+def _check_candidates(arguments: Arguments, candidates: Sequence[int], shapes: str) -> None:
+    """Report shapes that are others than the numbers of steps among which the server changes."""
+    own = {str(steps) for steps in candidates}
+    if shapes and {*listed(shapes)} != own:
+        message = f"--shapes '{shapes[:60]}' is not {', '.join(map(str, candidates))}, the candidates of {ADAPTIVE}"
+        arguments.wrong(message, f"leave --shapes out, or {ADAPTIVE}, for the server as well")
 
 
 def _shapes(arguments: Arguments, server: Started, names: Sequence[str]) -> Iterator[str]:
@@ -136,15 +153,15 @@ def _returned(arguments: Arguments, wanted: Wanted) -> dict[str, str]:
     return {output: name for name, output in RETURNED.items() if name in arguments.values}
 
 
-def _model(arguments: Arguments, server: Started, role: str, logits: str) -> list[str]:
+def _model(arguments: Arguments, server: Started, role: str, wanted: Wanted) -> list[str]:
     """Return the lines of one model."""
     directory, facts = server.models[role]
     origin = "--model-path" if role == "target" else server.draft_origin
     lines = [f"{role}:", f"  model: {quoted(named(directory))} # {origin}"]
     if role == "draft":
-        lines += [*_token_map(arguments, server), *_modules(server, facts)]
+        lines += [*_token_map(arguments, server, wanted), *_modules(server, facts)]
     lines += sizes_of(facts, chain=server.topk.value == 1)
-    lines += _columns(arguments, facts) if logits == "sharded" else []
+    lines += _columns(arguments, facts) if wanted.logits == "sharded" else []
     dtype, why = _dtype(arguments, server, role)
     own = facts.facts.get("dtype")
     lines += [] if own is not None and own.value == dtype else [f"  dtype: {dtype} # {why}"]
@@ -153,8 +170,13 @@ def _model(arguments: Arguments, server: Started, role: str, logits: str) -> lis
 
 def _modules(server: Started, draft: ModelFacts) -> Iterator[str]:
     """Return the line of how many modules draft, where the draft does not say how many it has."""
-    if server.kind.each_step and "num_mtp_modules" not in draft.facts:
+    if "num_mtp_modules" in draft.facts:
+        return
+    own = modules_of(draft)
+    if server.kind.each_step:
         yield f"  num_layers: {server.num_steps.value} # {server.kind.each_step}"
+    elif server.kind.head and own is not None and isinstance(own.count, int):
+        yield f"  num_layers: {own.count} # as many as {own.architecture} has, SGLang's class for its modules"
 
 
 def _columns(arguments: Arguments, facts: ModelFacts) -> list[str]:
@@ -167,14 +189,17 @@ def _columns(arguments: Arguments, facts: ModelFacts) -> list[str]:
     return [f"  padded_vocab_size: {columns} # the head of {tokens.value} tokens, as SGLang pads it for {ranks} ranks"]
 
 
-def _token_map(arguments: Arguments, server: Started) -> list[str]:
-    """Return the line of the draft's token map: SGLang takes rows of some heads by it, of no other draft."""
+def _token_map(arguments: Arguments, server: Started, wanted: Wanted) -> list[str]:
+    """Return the line of the map by which SGLang takes rows of some heads, of no other draft."""
     written, counts = arguments.text("--speculative-token-map"), server.kind.token_maps.get(server.algorithm)
     if not written or counts is False:  # SGLang leaves a map out of a head that has its own
         return []
     if not counts:
         hint = "leave it out: SGLang's head scores all tokens"
         arguments.refuse(f"--speculative-token-map of {server.algorithm}", hint)
+    if wanted.token_map is not None:
+        message = "--token-map and --speculative-token-map both say which tokens are drafted"
+        arguments.wrong(message, "leave one of them out: the second cuts the head of SGLang's own step as well")
     try:
         path = path_of(written)
     except PathError as error:

@@ -13,7 +13,7 @@ from specc.compiler.config.wanted import Limits
 from specc.engines.sglang.check.command_line import argument, parse
 from specc.engines.sglang.check.models import architecture_of
 from specc.engines.sglang.check.server import started
-from specc.engines.sglang.check.speculation import brings_modules
+from specc.engines.sglang.check.speculation import modules_of
 from specc.engines.sglang.check.written import forced_dtype, own_dtype
 from specc.engines.sglang.served import BACKENDS, KindOfDraft, kind_of
 from specc.runtime.plan.shape import Shape
@@ -26,7 +26,7 @@ def command(pair: Pair, chosen: Drafting, topk: int | None, num_steps: int | Non
     words += ["--speculative-algorithm", kind.written or chosen.algorithm]
     if kind.setting[0] and not kind.of_target(architecture_of(pair.target.said.values)):
         words.append(argument(kind.setting[0]))
-    brought = brings_modules(pair.target.said)
+    brought = modules_of(pair.target.said) is not None
     if chosen.draft is not None and not (chosen.draft is pair.target and brought):
         words += ["--speculative-draft-model-path", chosen.draft.written]
         words += _dtype(pair.target.said, chosen)

@@ -9,7 +9,18 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from specc.cli.reporting import Report, reporting
-from specc.cli.serving import GpuOption, HeadOption, NameOption, OutputOption, checked, gpu_named, say, tell, write
+from specc.cli.serving import (
+    GpuOption,
+    HeadOption,
+    NameOption,
+    OutputOption,
+    TokenMapOption,
+    checked,
+    gpu_named,
+    say,
+    tell,
+    write,
+)
 
 if TYPE_CHECKING:
     from specc.compiler.config.wanted import Wanted
@@ -74,12 +85,17 @@ def check(
         ),
     ] = "",
     head: HeadOption = "engine",
+    token_map: TokenMapOption = None,
+    states: Annotated[
+        str,
+        typer.Option(metavar="HOW", help="The target's key state_form: select leaves recurrent states to the program."),
+    ] = "engine",
 ) -> None:
     """Say which server a command starts, and write the configuration of its program, which is checked."""
     with reporting() as report:
         from specc.compiler.config.wanted import Wanted
 
-        wanted = Wanted(name, verify, sampling, outputs, best_logprobs, logits, shapes, head)
+        wanted = Wanted(name, verify, sampling, outputs, best_logprobs, logits, shapes, head, token_map, states)
         write(configured(arguments, gpu, wanted, output or Path("sglang.yaml"), report), output)
 
 
@@ -92,6 +108,7 @@ def launch() -> ModuleType:
 
 def configured(words: list[str], gpu: str | None, wanted: Wanted, path: Path, report: Report) -> str:
     """The configuration for the server that a command starts, after saying which that is and what will be served."""
+    from specc.engines.pasted import set_in_front
     from specc.engines.sglang.check.command_line import parse
     from specc.engines.sglang.check.server import started
     from specc.engines.sglang.check.written import configuration, served
@@ -101,4 +118,6 @@ def configured(words: list[str], gpu: str | None, wanted: Wanted, path: Path, re
     say(server.described())
     text = configuration(parsed, server, wanted)
     tell(served(checked(text, path, parsed.unused, report)))
+    if variable := set_in_front(wanted):
+        tell(f"the server is started with {variable}")
     return text

@@ -1,36 +1,71 @@
-"""Drafts that fill in a block at once, over keys and values made of hidden states of the target: DFLASH."""
+"""Drafts that fill in a block at once, over keys and values made of hidden states of the target: DFLASH and DSPARK."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from ..attention.kinds import backend_of
 from .kind import NODES, STARTS_NONE, CommandLine, KindOfDraft, Said
 
-SIZE = "--speculative-dflash-block-size"
-"""Another name of `NODES`."""
-USUAL_SIZE = 16
-"""Tokens of a block where nothing is written, neither by the draft."""
-PLAIN = ("DFlashDraftModel",)
-"""SGLang's classes of such models that are served: layers, behind which the target's head scores."""
 DRAFT = "a draft that fills in blocks"
+CHAIN = (1, "a chain, as every block is")
+MARKOV = "markov_w1", "markov_w2"
+"""The tables of a Markov head, by SGLang's names and a program's."""
+MODE, ALL = "SGLANG_RAGGED_VERIFY_MODE", "static"
+"""The environment variable that says how many drafts of a block SGLang verifies, and its word for all."""
+
+
+def _of_target(worker: Any) -> Any:
+    """Return the table of KV slots, which the target alone has."""
+    return worker.target_worker.model_runner.req_to_token_pool
 
 
 @dataclass(frozen=True, eq=False)
 class _Blocks(KindOfDraft):
+    """What all drafts of blocks have.
+
+    Attributes:
+        plain: SGLang's classes of such models that are served: layers, behind which the target's head scores.
+        size: SGLang's argument of the size of a block.
+        usual: the size where nothing is written, neither by the draft.
+
+    """
+
+    keeps: str = "speculative.dflash_info_v2.DFlashDraftInputV2"
+    state: str = "requests.state.BonusState"
+    members: Mapping[str, Any] = field(default_factory=lambda: {"req_to_token_pool": property(_of_target)})
+    roles: Mapping[str, str] = field(default_factory=lambda: {"draft": "draft", "verify": "target"})
+    blocks: bool = True
+    shaped_by: tuple[str, str, str] = ("", "", NODES)
+    refused: Mapping[str, str] = field(
+        default_factory=lambda: {
+            "groups": f"attention under data parallelism with {DRAFT}",
+            "disaggregation_mode": f"{DRAFT} on a server of texts that another one prefills",
+        }
+    )
+    unstarted: Mapping[str, str] = field(default_factory=lambda: {"cpu": STARTS_NONE})
+    whole: str = "with a draft that the target's head scores"
+    plain: tuple[str, ...] = ()
+    size: str = ""
+    usual: int = 0
+
+    @property
+    def reads(self) -> tuple[str, ...]:
+        """See `KindOfDraft`."""
+        return (NODES, self.size)
+
     def shape(self, line: CommandLine, draft: Mapping[str, Any]) -> tuple[Said, Said, Said]:
         """Return a step for every token of a block but the first, which is no draft."""
-        written = {name: size for name in (NODES, SIZE) if (size := line.number(name)) is not None}
+        written = {name: size for name in self.reads if (size := line.number(name)) is not None}
         if len(set(written.values())) > 1:
-            line.wrong(f"{NODES} and {SIZE} differ", "a block has one size: write one of them")
-        own = (int(draft["block_size"].value), draft["block_size"].origin) if "block_size" in draft else None
-        size, origin = next(((size, name) for name, size in written.items()), own or (USUAL_SIZE, "SGLang's default"))
+            line.wrong(f"{NODES} and {self.size} differ", "a block has one size: write one of them")
+        own = _own_size(draft) or (self.usual, "SGLang's default")
+        size, origin = next(((size, name) for name, size in written.items()), own)
         if size < 2:
             line.wrong(f"a block of {size} tokens ({origin}) has no drafts", f"write {NODES} 2 or more")
-        steps = (size - 1, f"all of a block but its first token: {origin}")
-        return steps, (1, "a chain, as every block is"), (size, origin)
+        return (size - 1, f"all of a block but its first token: {origin}"), CHAIN, (size, origin)
 
     def attention(self, written: str, prefill: Said, *, newest: bool, on_cpu: bool) -> Said:
         """Return what is written, or that of the prefill; SGLang takes another for one that such a draft cannot have.
@@ -40,12 +75,16 @@ class _Blocks(KindOfDraft):
         name, origin = own = (written, "--speculative-draft-attention-backend") if written else prefill
         if on_cpu or backend_of(str(name)).drafts_blocks:
             return own
-        other = "fa4" if name == "trtllm_mha" and newest else "flashinfer"
-        return other, f"SGLang's choice for blocks in the place of {name} ({origin})"
+        other = self._instead_of(str(name), newest=newest)
+        return own if other == name else (other, f"SGLang's choice for blocks in the place of {name} ({origin})")
+
+    def _instead_of(self, name: str, *, newest: bool) -> str:
+        """Return the backend that SGLang takes for one that is not for such drafts."""
+        return "fa4" if name == "trtllm_mha" and newest else "flashinfer"
 
     def beside(self, architecture: str, projector: str = "", *, embeds: bool = False) -> str:
         """See `KindOfDraft`: layers alone are served."""
-        if architecture not in PLAIN:
+        if architecture not in self.plain:
             return f"of the class {architecture}"
         return f"with a {projector} projector" if projector else "with an embedding of its own" if embeds else ""
 
@@ -65,6 +104,58 @@ class _Blocks(KindOfDraft):
         """One forward has the runner's own."""
         return {"block": drafter.draft_runner.attn_backend}
 
+    def behind(self, drafter: Any, num_steps: int) -> int:
+        """See `KindOfDraft`: those of a block."""
+        return num_steps
+
+
+@dataclass(frozen=True, eq=False)
+class _CorrectedBlocks(_Blocks):
+    """Blocks of which a Markov head tells each draft the one before. Their size is that of their drafts."""
+
+    def shape(self, line: CommandLine, draft: Mapping[str, Any]) -> tuple[Said, Said, Said]:
+        """Return a step for every draft of a block, behind which one token more is verified."""
+        written, nodes = line.number(self.size), line.number(NODES)
+        own = _own_size(draft) if written is None else (written, self.size)
+        if own is not None and nodes not in (None, own[0] + 1):
+            line.wrong(f"{NODES} is {nodes}, and a block has {own[0]} drafts ({own[1]})", f"leave {NODES} out")
+        unsaid = (self.usual, "SGLang's default") if nodes is None else (nodes - 1, f"{NODES} {nodes}")
+        drafts, origin = own or unsaid
+        if drafts < 1:
+            line.wrong(f"a block of {drafts} drafts ({origin}) has none", f"write {self.size} 1 or more")
+        return (drafts, f"all drafts of a block: {origin}"), CHAIN, (drafts + 1, origin)
+
+    def _instead_of(self, name: str, *, newest: bool) -> str:
+        """See `_Blocks`."""
+        return name if name == "trtllm_mha" else "flashinfer"
+
+    def check(self, line: CommandLine, page_size: Said, verify: str) -> None:
+        """See `KindOfDraft`: all drafts of a block are verified."""
+        if (mode := line.environment.get(MODE, ALL)) != ALL:
+            line.refuse(f"verification of some drafts of a block ({MODE}={mode[:60]})", f"leave {MODE} out")
+
+    def model_beside(self, model: Any) -> str:
+        """See `KindOfDraft`. A draft has a head of confidence where SGLang verifies some drafts of a block."""
+        embeds, projector = model.is_nemotron_35_draft, model.projector_type or ""
+        if beside := self.beside(type(model).__name__, projector, embeds=embeds):
+            return beside
+        if (kind := type(model.markov_head).__name__) != "VanillaMarkov":
+            return f"with a Markov head of the class {kind}"
+        return "" if model.confidence_head is None else f"of which some drafts are verified ({MODE})"
+
+    def behind(self, drafter: Any, num_steps: int) -> int:
+        """See `KindOfDraft`: in an anchored block the last token is of the first draft."""
+        return num_steps - bool(drafter.draft_runner.model.sample_from_anchor)
+
+    def tables(self, model: Any) -> Mapping[str, Any]:
+        """See `KindOfDraft`."""
+        return {name: getattr(model.markov_head, name).weight.data for name in MARKOV}
+
+
+def _own_size(draft: Mapping[str, Any]) -> tuple[int, str] | None:
+    """Return the size of a block that the draft's directory says; None where it says none."""
+    return (int(draft["block_size"].value), draft["block_size"].origin) if "block_size" in draft else None
+
 
 BLOCKS = _Blocks(
     algorithms=("DFLASH",),
@@ -79,19 +170,32 @@ speculative.dflash_info_v2.DFlashDraftInputV2(topk_p topk_index bonus_tokens new
 speculative.dflash_info.DFlashVerifyInput(draft_token positions draft_token_num capture_hidden_mode)
 """,
     absent="drafts that are filled in as a block are SGLang's",
-    keeps="speculative.dflash_info_v2.DFlashDraftInputV2",
-    state="requests.state.BonusState",
     forwards="models.block_forwards.BlockForwards",
-    members={"req_to_token_pool": property(lambda worker: worker.target_worker.model_runner.req_to_token_pool)},
-    roles={"draft": "draft", "verify": "target"},
-    blocks=True,
     marks="fills_blocks",
-    shaped_by=("", "", NODES),
-    synonyms=(SIZE,),
-    refused={
-        "groups": f"attention under data parallelism with {DRAFT}",
-        "disaggregation_mode": f"{DRAFT} on a server of texts that another one prefills",
-    },
-    unstarted={"cpu": STARTS_NONE},
-    whole="with a draft that the target's head scores",
+    plain=("DFlashDraftModel",),
+    size="--speculative-dflash-block-size",
+    usual=16,
+)
+
+CORRECTED_BLOCKS = _CorrectedBlocks(
+    algorithms=("DSPARK",),
+    place="speculative.dspark_components.dspark_worker_v2.DSparkWorkerV2",
+    needs="""
+speculative.dspark_components.dspark_worker_v2.DSparkWorkerV2: draft_worker init_cuda_graphs target_worker
+speculative.dspark_components.dspark_worker_v2.DSparkWorkerV2.forward_batch_generation(batch on_publish grammar_barrier
+    pp_proxy_tensors)
+speculative.dspark_components.dspark_kv_inject.TargetHiddenKvInjector.inject_target_hidden(target_hidden cache_loc
+    positions)
+models.dspark.DSparkDraftModel.compute_base_logits(hidden)
+models.dspark.DSparkDraftModel.forward(input_ids positions forward_batch input_embeds)
+models.dspark.DSparkDraftModel.forward_embed(input_ids)
+speculative.dflash_info_v2.DFlashDraftInputV2(topk_p topk_index bonus_tokens new_seq_lens hidden_states)
+speculative.dflash_info.DFlashVerifyInput(draft_token positions draft_token_num capture_hidden_mode)
+""",
+    absent="drafts that are filled in as a block, each told of the one before, are SGLang's",
+    forwards="models.block_forwards.CorrectedForwards",
+    marks="markov_rank",
+    plain=("DSparkDraftModel", "LingDSparkModel", "Qwen3DSparkModel"),
+    size="--speculative-dspark-block-size",
+    usual=7,
 )

@@ -15,5 +15,6 @@ speculative.eagle_info.EagleDraftInput(bonus_tokens topk_p topk_index hidden_sta
     num_tokens_per_req num_tokens_for_logprob_per_req)
 """,
     head=True,
+    adaptive=True,
     token_maps={"EAGLE": True, "EAGLE3": False},
 )

@@ -21,7 +21,12 @@ _settings = partial(field, default_factory=dict[str, str])
 
 
 class CommandLine(Protocol):
-    """The arguments of a server, as far as a shape hangs on them."""
+    """The arguments of a server, as far as a kind of draft hangs on them, and the variables before them."""
+
+    @property
+    def environment(self) -> Mapping[str, str]:
+        """The variables by name."""
+        ...
 
     def number(self, name: str) -> int | None:
         """Return the number behind an argument; None where it does not stand."""
@@ -51,6 +56,7 @@ class KindOfDraft:
         blocks: whether the draft fills in all places of a step at once.
         each_step: what of the draft there is for each step, in words; then SGLang has as many steps as there are.
         model_less: how it drafts without any model, in words.
+        adaptive: whether SGLang changes the number of its steps while it runs, where it is asked to.
         own_branches: whether a program has branches of its own, whatever SGLang's tree has.
         own_dtype: whether the draft may have another element type than the target.
         token_maps: by algorithm whether the token map that is written counts; False where the draft has its own.
@@ -62,7 +68,6 @@ class KindOfDraft:
         called: what such a draft is called, with its article.
         marks: what a directory says of a draft of this kind alone, the name of a fact.
         shaped_by: SGLang's arguments of steps, topk and nodes; an empty one where a shape has no such argument.
-        synonyms: other names of these arguments.
         refused: what is not served with it -> in words. There are `topk`, `adapters`, `groups` (of ranks) and
             `disaggregation_mode`.
         unstarted: what SGLang itself does not start with it -> the hint. There are `adapters`, `groups` and `cpu`.
@@ -83,6 +88,7 @@ class KindOfDraft:
     blocks: bool = False
     each_step: str = ""
     model_less: str = ""
+    adaptive: bool = False
     own_branches: bool = False
     own_dtype: bool = False
     token_maps: Mapping[str, bool] = field(default_factory=dict[str, bool])
@@ -94,7 +100,6 @@ class KindOfDraft:
     called: str = ""
     marks: str = ""
     shaped_by: tuple[str, str, str] = (STEPS, TOPK, NODES)
-    synonyms: tuple[str, ...] = ()
     refused: Mapping[str, str] = _settings()
     unstarted: Mapping[str, str] = _settings()
     whole: str = ""
@@ -107,7 +112,7 @@ class KindOfDraft:
     @property
     def reads(self) -> tuple[str, ...]:
         """The arguments of a command line that say something of its shapes."""
-        return (*filter(None, self.shaped_by), *self.synonyms)
+        return tuple(filter(None, self.shaped_by))
 
     @property
     def borrows(self) -> bool:
@@ -118,6 +123,11 @@ class KindOfDraft:
     def has_steps(self) -> bool:
         """Whether SGLang counts steps of its drafts."""
         return bool(self.shaped_by[0])
+
+    @property
+    def stateless(self) -> bool:
+        """Whether a draft keeps no recurrent state, though its configuration, which may be the target's, has one."""
+        return self.head or bool(self.each_step)
 
     @property
     def recurs(self) -> bool:
@@ -163,7 +173,7 @@ class KindOfDraft:
         return None
 
     def check(self, line: CommandLine, page_size: Said, verify: str) -> None:
-        """Report what SGLang does not start on pages of this size, where that backend verifies."""
+        """Report what is not started, or not served, on pages of this size, where that backend verifies."""
 
     def attention(self, written: str, prefill: Said, *, newest: bool, on_cpu: bool) -> Said | None:
         """Return the attention backend of the draft, where SGLang does not give that out as it does to others.
@@ -183,6 +193,14 @@ class KindOfDraft:
     def model_beside(self, model: Any) -> str:
         """Return `beside` of SGLang's model; only kinds that ask it say that it answers."""
         return ""
+
+    def behind(self, drafter: Any, num_steps: int) -> int:
+        """Return of how many tokens behind a request's last one the draft's forwards have queries, in a step."""
+        return num_steps if self.recurs else 1
+
+    def tables(self, model: Any) -> Mapping[str, Any]:
+        """Return by name the tables that programs read of SGLang's model beside its head."""
+        return {}
 
     def misfits(self, draft: Any) -> Iterator[tuple[str, str]]:
         """Name what of a draft, a `ServedModel`, is not served: what would have to change, and it in words."""

@@ -15,7 +15,7 @@ from torch import Tensor
 from ..attention.step import Attention
 from ..parts.heads import processors_of
 from ..parts.parts import Parts
-from .forwards import MODES, ForwardOutputs, Forwards
+from .forwards import MODES, ForwardOutputs, Forwards, rows_of
 
 if TYPE_CHECKING:
     from specc.runtime.entry.callbacks import BlockCall, InjectCall
@@ -35,16 +35,26 @@ class BlockForwards(Forwards):
     def __init__(self, worker: Any, attention: Attention, parts: Parts, shape: Any) -> None:
         """As `Forwards`, of a DFlashWorkerV2."""
         super().__init__(worker, attention, parts, shape)
-        model = self._target.model
-        self._worker, self._mask, self._scale = worker, worker._mask_token_id, worker._noise_embed_scale
-        self._embed, self._head = map(_without_adapters, (model.get_input_embeddings(), model.lm_head))
+        self._worker, self._mask = worker, worker._mask_token_id
         (self._processor,) = processors_of(self._target)
         self._blocks: dict[int, Tensor] = {}
+        self._read()
+
+    def _read(self) -> None:
+        """Find what embeds and scores a block, and how many of its rows are of no draft."""
+        model = self._target.model
+        self._embed, self._head = map(_without_adapters, (model.get_input_embeddings(), model.lm_head))
+        self._scale, self._write = (
+            self._worker._noise_embed_scale,
+            self._worker._append_target_hidden_to_draft_kv_by_loc,
+        )
+        self._first = 1
 
     def block(self, **call: Unpack[BlockCall]) -> ForwardOutputs:
         """See `BlockCall`."""
-        positions = call["positions"]
-        count, width = positions.shape
+        count, drafts = len(call["bonus"]), call["positions"].shape[1] - 1
+        width = self._first + drafts
+        positions, slots = (call[name][:, :width] for name in ("positions", "slots"))
         tokens = self._tokens(call["bonus"], width)
         info = DFlashVerifyInput(
             draft_token=tokens.flatten(),
@@ -52,15 +62,16 @@ class BlockForwards(Forwards):
             draft_token_num=width,
             capture_hidden_mode=MODES[call["capture"]],
         )
-        info.num_tokens_for_logprob_per_req = width - 1
-        batch = self._batch(self._draft, ForwardMode.TARGET_VERIFY, info, call, tokens=tokens)
+        info.num_tokens_for_logprob_per_req = drafts
+        given = {"tokens": tokens, "positions": positions, "slots": slots}
+        batch = self._batch(self._draft, ForwardMode.TARGET_VERIFY, info, call, **given)
         backend = self._attention.block(batch, width)
-        return self._run(self._draft, backend, batch, (count, width - 1))
+        return self._run(self._draft, backend, batch, (count, drafts))
 
     def inject(self, **call: Unpack[InjectCall]) -> None:
         """See `InjectCall`: keys and values behind the path, too, where a block writes before anything reads."""
-        self._worker._append_target_hidden_to_draft_kv_by_loc(
-            target_hidden=call["hidden"].flatten(0, 1),
+        self._write(
+            target_hidden=rows_of(call["hidden"]),
             cache_loc=call["slots"].flatten(),
             positions=call["positions"].flatten(),
         )
@@ -83,14 +94,36 @@ class BlockForwards(Forwards):
             return self._filled(runner.model, batch) if runner is self._draft else super()._forward(runner, batch)
 
     def _filled(self, model: Any, batch: ForwardBatch) -> LogitsProcessorOutput:
-        """Scores f32[b * S, V] of the places to fill."""
+        """Scores f32[b * S, V] of the drafts of a block."""
         embeddings = self._embed(batch.input_ids)
         if self._scale != 1:
             embeddings = embeddings * self._scale
         filled = model.forward(batch.input_ids, batch.positions, batch, input_embeds=embeddings).hidden_states
-        rows = filled.view(batch.batch_size, -1, filled.shape[-1])[:, 1:].flatten(0, 1)
-        scored = LogitsMetadata.from_forward_batch(batch)
-        return LogitsProcessorOutput(self._processor._get_logits(rows, self._head, scored))
+        rows = filled.view(batch.batch_size, -1, filled.shape[-1])[:, self._first :].flatten(0, 1)
+        return LogitsProcessorOutput(self._scores(rows, batch))
+
+    def _scores(self, rows: Tensor, batch: ForwardBatch) -> Tensor:
+        """Scores f32[n, V] of rows T[n, H] of the draft."""
+        return self._processor._get_logits(rows, self._head, LogitsMetadata.from_forward_batch(batch))
+
+
+class CorrectedForwards(BlockForwards):
+    """The same of a draft that brings the target's embeddings and head, and whose scores its Markov head corrects.
+
+    Where it is anchored, as most are, a block has a token less: each of its rows is of the draft behind its own place.
+    """
+
+    def _read(self) -> None:
+        """See `BlockForwards`."""
+        model = self._worker.draft_model
+        self._embed, self._project = model.forward_embed, model.compute_base_logits
+        self._scale, self._first = 1, int(not model.sample_from_anchor)
+        self._write = self._worker._kv_injector.inject_target_hidden
+
+    def _scores(self, rows: Tensor, batch: ForwardBatch) -> Tensor:
+        """See `BlockForwards`. The program corrects them."""
+        scores, buffer = self._project(rows)[0], batch.next_token_logits_buffer
+        return scores.float() if buffer is None else buffer.copy_(scores)
 
 
 def _without_adapters(layer: Any) -> Any:

@@ -101,7 +101,8 @@ class Forwards:
     def commit_state(self, **call: Unpack[CommitStateCall]) -> None:
         """See `CommitStateCall`: by SGLang's own commit."""
         width = call["accept_index"].shape[1]
-        self._parts.states.commit(call["accept_lens"], call["rows"], call["seq_lens"], width)
+        lengths = call["accept_lens"], call["seq_lens"]
+        self._parts.states.commit(self._attention.states, call["rows"], *lengths, width)
 
     def extend(self, **call: Unpack[ExtendCall]) -> ForwardOutputs:
         """See `ExtendCall`."""

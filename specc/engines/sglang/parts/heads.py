@@ -13,7 +13,7 @@ from typing import Any
 from sglang.srt.layers.logits_processor import LogitsProcessor
 from torch import Tensor
 
-from ..._heads import HEAD, of_rank
+from ..._heads import HEAD, TOKEN_MAP, digest, named_tokens, of_rank, scores_part, unnamed_tokens
 
 GETS = "_get_logits"
 """The method of a logits processor that multiplies."""
@@ -23,16 +23,20 @@ class Head:
     """The head of a draft, of a program that computes it; of another one nothing.
 
     Args:
+        package: the program's.
         plan: the program's.
         runner: the model runner of the draft; None where no model drafts.
+        scored: the tokens that SGLang's own head scores, as `scored_tokens`.
         group: the `GroupCoordinator` of tensor parallelism.
 
+    ServerError where a file that names a part of the tokens cannot be read.
     """
 
-    def __init__(self, plan: Any, runner: Any, group: Any) -> None:
+    def __init__(self, package: Any, plan: Any, runner: Any, scored: Tensor | None, group: Any) -> None:
         """Find what multiplies."""
         self._processors = processors_of(runner) if plan.computes_head else []
         self._plan, self._runner, self._group = plan, runner, group
+        self._named = named_tokens(package) if is_named(plan, scored) else None
 
     def __bool__(self) -> bool:
         """Whether the program computes it."""
@@ -40,17 +44,19 @@ class Head:
 
     @property
     def weight(self) -> Tensor:
-        """What SGLang multiplies by: T[Vd, W] without the rows that it pads them by, or a rank's shard T[h, W]."""
+        """What SGLang multiplies by: T[H, W] without the rows that it pads them by, or a rank's shard T[h, W]."""
         head: Any = self._runner.model.lm_head
         weight: Tensor = head.weight.data
-        return weight[: self._plan.size("Vd")] if _ranks(head) == 1 else weight
+        return weight[: _entries(self._plan, named=self._named is not None)] if _ranks(head) == 1 else weight
 
     def tables(self) -> dict[str, Tensor]:
-        """The weights by their name; all ranks call this."""
+        """By name the weights, and the tokens i64[Vd] that a file names; all ranks call this."""
         if not self:
             return {}
-        shared = _ranks(self._runner.model.lm_head) > 1
-        return {HEAD: of_rank(self._plan, self.weight, None, self._group) if shared else self.weight}
+        weight, shared = self.weight, _ranks(self._runner.model.lm_head) > 1
+        tokens = None if self._named is None else self._named.to(weight.device)
+        table = of_rank(self._plan, weight, tokens, self._group) if shared else weight
+        return {HEAD: table} | ({} if tokens is None else {TOKEN_MAP: tokens})
 
     @contextlib.contextmanager
     def left_out(self, runner: Any) -> Iterator[bool]:
@@ -65,10 +71,26 @@ class Head:
                 delattr(processor, GETS)
 
 
-def misfits(plan: Any, runner: Any, ranks: int) -> Iterator[str]:
-    """What is in the way of a program that computes the head of its draft, on as many ranks as it is for."""
+def is_named(plan: Any, scored: Tensor | None) -> bool:
+    """Whether a file says which tokens the program's draft scores: SGLang's own scores all."""
+    return scored is None and scores_part(plan)
+
+
+def listed(package: Any, plan: Any, scored: Tensor | None) -> str | None:
+    """The digest of the tokens of that file; None where there is none. ServerError as `Head`."""
+    return digest(named_tokens(package)) if is_named(plan, scored) else None
+
+
+def misfits(plan: Any, runner: Any, scored: Tensor | None, ranks: int) -> Iterator[str]:
+    """What is in the way of a program that computes the head of its draft, on as many ranks as it is for.
+
+    `scored` are the tokens of SGLang's own head, as `scored_tokens`.
+    """
     if not plan.computes_head or plan.ranks != ranks:
         return
+    named = is_named(plan, scored)
+    if named and (unnamed := unnamed_tokens()) is not None:
+        yield unnamed
     if getattr(runner.model, "use_ordered_embeddings", False):
         yield "the draft scores the tokens of some centroids alone, and the program computes a product"
         return
@@ -81,7 +103,7 @@ def misfits(plan: Any, runner: Any, ranks: int) -> Iterator[str]:
     if _ranks(head) not in (1, ranks) or (_ranks(head) > 1 and head.num_added_embeddings):
         yield "the head of the draft is not a part of the vocabulary on each rank"
         return
-    entries, width = plan.size("Vd"), int(plan.tables()[HEAD].axes[-1])
+    entries, width = _entries(plan, named=named), int(plan.tables()[HEAD].axes[-1])
     length = len(weight) * _ranks(head)
     if weight.dtype != runner.dtype or tuple(weight.shape[1:]) != (width,) or length < entries:
         kept = f"{weight.dtype}{[length, *weight.shape[1:]]}"
@@ -93,6 +115,11 @@ def misfits(plan: Any, runner: Any, ranks: int) -> Iterator[str]:
     }
     for what in (what for what, there in changes.items() if there):
         yield f"the logits of the draft have {what}, and the program computes a product"
+
+
+def _entries(plan: Any, *, named: bool) -> int:
+    """How many entries of SGLang's head a program reads, or has a part of by a file."""
+    return int(plan.size("V" if named else "Vd"))
 
 
 def _ranks(head: Any) -> int:

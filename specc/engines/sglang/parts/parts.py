@@ -7,14 +7,13 @@ from typing import Any
 
 from torch import Tensor
 
-from ..._shapes import largest
 from .experts import Padding
 from .gathered import Gathered
 from .heads import Head
 from .lora import Adapters
 from .mrope import Deltas
 from .routed import Routed
-from .runners import runners_of
+from .runners import runners_of, scored_tokens
 from .shards import Shards
 from .states import RecurrentStates
 
@@ -45,16 +44,16 @@ class Parts:
     states: RecurrentStates
 
 
-def parts_of(program: Any, worker: Any, table: Tensor, group: Any) -> Parts:
-    """Those of a program in a worker; `table` is that of KV slots, `group` of ranks."""
+def parts_of(package: Any, program: Any, worker: Any, table: Tensor, group: Any) -> Parts:
+    """Those of the program of a package in a worker; `table` is that of KV slots, `group` of ranks."""
     runners = runners_of(worker)
     return Parts(
         shards=Shards(program.plan, runners),
-        head=Head(program.plan, runners.get("draft"), group),
+        head=Head(package, program.plan, runners.get("draft"), scored_tokens(worker), group),
         deltas=Deltas(runners, table),
         padding=Padding(program.plans, table.device),
         routed=Routed(table),
         gathered=Gathered(table.device),
         adapters=Adapters(runners["target"]),
-        states=RecurrentStates(worker, largest(program.plans)),
+        states=RecurrentStates(worker, program.plans),
     )

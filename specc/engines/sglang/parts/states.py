@@ -9,12 +9,18 @@ says before each step where to.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+import copy
+from collections.abc import Iterator, Mapping, Sequence
 from types import SimpleNamespace
 from typing import Any
 
 import torch
 from torch import Tensor
+
+from ..._shapes import largest
+
+STATE_ROWS, KEPT_ROWS, KEPT_INTERVAL = "state_rows", "kept_rows", "kept_interval"
+"""Tables of a program that copies states: where they are, where they go where a text crosses an interval, and that."""
 
 
 class RecurrentStates:
@@ -22,18 +28,36 @@ class RecurrentStates:
 
     Args:
         worker: a worker of SGLang's.
-        rows: of the largest bucket.
+        plans: of the program, by shape.
 
     """
 
-    def __init__(self, worker: Any, rows: int) -> None:
+    def __init__(self, worker: Any, plans: Mapping[Any, Any]) -> None:
         """Store nothing at any interval yet."""
-        from sglang.srt.runtime_context import get_exec
-
         self._worker, self._nodes = worker.target_worker, dict[tuple[int, int], Tensor]()
-        tracks = is_recurrent(worker) and get_exec().mamba.enable_mamba_extra_buffer
-        device = worker.req_to_token_pool.req_to_token.device
-        self._tracked = torch.full((rows,), -1, dtype=torch.int64, device=device) if tracks else None
+        table = worker.req_to_token_pool.req_to_token
+        self._copies = any(copies(plan) for plan in plans.values())
+        interval, rows = interval_of(worker), largest(plans)
+        self._tracked = torch.full((rows,), -1, dtype=torch.int64, device=table.device) if interval else None
+        self._interval = torch.tensor([interval], device=table.device)
+        self._kept_rows = torch.full((len(table),), -1, dtype=torch.int32, device=table.device)
+
+    def pools(self) -> dict[str, list[tuple[Tensor, Tensor]]]:
+        """The states of all layers, each with those that a verification leaves, for a program that copies them."""
+        if not self._copies:
+            return {}
+        states = _requests(self._worker).mamba_pool.mamba_cache
+        parts = [(states.temporal, states.intermediate_ssm)]
+        parts += zip(states.conv, states.intermediate_conv_window, strict=True)
+        parts = [(kept, left) for kept, left in parts if kept.numel()]  # of short convolutions there is no matrix
+        return {"target": [pair for layer in range(len(parts[0][0])) for pair in _of_layer(parts, layer)]}
+
+    def tables(self) -> dict[str, Tensor]:
+        """Where the states of requests are, and where they go where texts cross an interval."""
+        if not self._copies:
+            return {}
+        rows = _requests(self._worker).req_index_to_mamba_index_mapping
+        return {STATE_ROWS: rows, KEPT_ROWS: self._kept_rows, KEPT_INTERVAL: self._interval}
 
     def say(self, batch: Any) -> None:
         """Before a step: say where the states go that a batch's texts have where they cross an interval."""
@@ -44,12 +68,15 @@ class RecurrentStates:
         prepare_mamba_track_for_verify(batch)
         self._tracked.fill_(-1)
         self._tracked[: len(batch.mamba_track_indices)].copy_(batch.mamba_track_indices)
+        if self._copies:
+            self._kept_rows[batch.req_pool_indices] = batch.mamba_track_indices.to(torch.int32)
 
-    def commit(self, accept_lens: Tensor, rows: Tensor, seq_lens: Tensor, width: int) -> None:
+    def commit(self, attention: Any, rows: Tensor, accept_lens: Tensor, seq_lens: Tensor, width: int) -> None:
         """Let the state of requests in pool rows i64[b] be that after the last of `accept_lens` i32[b] of a chain.
 
-        `seq_lens` i64[b] are the lengths before that, `width` the nodes of each. A row of padding is said to have
-        accepted one, which comes into SGLang's state of padding.
+        `attention` has verified it, as SGLang's object around that of all layers. `seq_lens` i64[b] are the lengths
+        before that, `width` the nodes of each. A row of padding is said to have accepted one, which comes into
+        SGLang's state of padding.
         """
         from sglang.srt.model_executor.forward_batch_info import ForwardMode
         from sglang.srt.runtime_context import get_schedule
@@ -63,13 +90,56 @@ class RecurrentStates:
             tree_cache=SimpleNamespace(page_size=get_schedule().page_size),
         )
         nodes = self._chains(len(rows), width, rows.device)
-        commit_mamba_states_after_verify(self._worker, batch, accept_lens.clamp(min=1), nodes, width)
+        commit_mamba_states_after_verify(self._by(attention), batch, accept_lens.clamp(min=1), nodes, width)
+
+    def _by(self, attention: Any) -> Any:
+        """The worker, as one whose steps are verified by that; SGLang's commit asks it for nothing but its runner."""
+        runner = copy.copy(self._worker.model_runner)
+        runner.attn_backend = attention
+        return SimpleNamespace(model_runner=runner)
 
     def _chains(self, rows: int, width: int, device: torch.device) -> Tensor:
         """The nodes of chains i64[rows, width], by SGLang's numbers; in memory that a graph can hold."""
         if (rows, width) not in self._nodes:
             self._nodes[rows, width] = torch.arange(rows * width, device=device).view(rows, width)
         return self._nodes[rows, width]
+
+
+def _requests(worker: Any) -> Any:
+    """The requests' rows of a worker, which say where their states are."""
+    return worker.model_runner.req_to_token_pool
+
+
+def _of_layer(parts: Sequence[tuple[Tensor, Tensor]], layer: int) -> list[tuple[Tensor, Tensor]]:
+    return [(kept[layer], left[layer]) for kept, left in parts]
+
+
+def copies(plan: Any) -> bool:
+    """Whether a program copies the states of accepted tokens; else SGLang commits them."""
+    return STATE_ROWS in plan.inputs
+
+
+def interval_of(worker: Any) -> int:
+    """Tokens between the places at which a server stores the states of texts; 0 where it stores none."""
+    if not is_recurrent(worker):
+        return 0
+    from sglang.srt.runtime_context import get_exec, get_schedule, mamba_track_grid
+
+    return int(mamba_track_grid(get_schedule().page_size)) if get_exec().mamba.enable_mamba_extra_buffer else 0
+
+
+def misfits(plans: Mapping[Any, Any], worker: Any) -> Iterator[str]:
+    """What keeps a program from copying the states of a server by itself."""
+    if not any(map(copies, plans.values())):
+        return
+    pool, linear = worker.req_to_token_pool, worker.target_worker.model_runner.attn_backend.linear_attn_backend
+    snapshots = pool.mamba_pool.mamba_cache.intermediate_ssm
+    if getattr(linear, "accept_lens_pool", None) is not None or snapshots is None:
+        yield "the server keeps no state of each node: leave state_form out"
+    elif any(plan.size("N") != snapshots.shape[2] for plan in plans.values()):
+        yield "the server keeps the states of shorter steps elsewhere: leave state_form out"
+    if pool.short_conv_pool.conv_state is not None or pool.ngram_pool.context is not None:
+        yield "the server keeps states beside those of its recurrent layers: leave state_form out"
 
 
 def is_recurrent(worker: Any) -> bool:

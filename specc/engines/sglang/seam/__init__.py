@@ -16,11 +16,11 @@ from typing import Any
 from ..._probe import absent, at, touches
 from ..._probe import probe as probe_all
 from ..served_attention import AttentionBackend
-from .may import GRAMMARS, HANDOVER, INTERNAL_STATE, LOCKSTEP, MAY, RELAY, SIMULATED, STATES, SWITCH
+from .may import ADAPTIVE, GRAMMARS, HANDOVER, INTERNAL_STATE, LOCKSTEP, MAY, RELAY, SIMULATED, STATES, SWITCH
 from .must import MUST
 
 __all__ = [
-    "GRAMMARS", "HANDOVER", "INTERNAL_STATE", "LOCKSTEP", "MAY", "MUST", "RELAY", "SIMULATED",
+    "ADAPTIVE", "GRAMMARS", "HANDOVER", "INTERNAL_STATE", "LOCKSTEP", "MAY", "MUST", "RELAY", "SIMULATED",
     "STATES", "SWITCH",
 ]  # fmt: skip
 logger = logging.getLogger(__name__)

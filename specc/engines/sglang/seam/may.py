@@ -12,6 +12,7 @@ SIMULATED = "SGLANG_SIMULATE_ACC_LEN changes SGLang's own steps alone"
 HANDOVER = "a server that decodes what another one prefills runs no program"
 LOCKSTEP = "a server whose attention is data parallel runs no program"
 STATES = "targets that keep a recurrent state are SGLang's"
+ADAPTIVE = "a server that changes the number of its steps runs no program"
 MAY = {
     INTERNAL_STATE: """
 managers.scheduler_components.internal_state.SchedulerInternalStateController.get_internal_state(recv_req)
@@ -62,8 +63,17 @@ speculative.spec_utils.sample_simulated_acc_len(simulate_acc_len simulate_acc_me
     STATES: """
 layers.attention.hybrid_linear_attn_backend.HybridLinearAttnBackend: attn_backend_list full_attn_backend
     linear_attn_backend
+mem_cache.memory_pool.MambaPool: mamba_cache
 mem_cache.memory_pool.HybridReqToTokenPool: mamba_pool req_index_to_mamba_index_mapping
 speculative.spec_utils.commit_mamba_states_after_verify(target_worker batch accept_lens accept_index draft_token_num)
 speculative.spec_utils.prepare_mamba_track_for_verify(batch)
+runtime_context.mamba_track_grid(tree_page)
+""",
+    ADAPTIVE: """
+speculative.adaptive_runtime_state.AdaptiveController: candidate_steps
+speculative.adaptive_runtime_state.AdaptiveController._activate(speculative_num_steps)
+speculative.eagle_worker_v2.EAGLEWorkerV2: adaptive_controller speculative_num_steps
+speculative.eagle_worker_v2.EAGLEWorkerV2.activate_step_by_batch(batch_size)
+speculative.eagle_worker_v2.EAGLEWorkerV2.on_verify_complete_cpu(num_correct_drafts_per_req batch_size)
 """,
 } | {kind.absent: kind.needs for kind in KINDS if kind.absent}

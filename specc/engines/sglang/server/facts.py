@@ -11,6 +11,7 @@ from sglang.srt.runtime_context import get_disagg, get_exec, get_lora, get_obser
 from sglang.srt.state_capturer.indexer_topk import get_global_indexer_capturer
 
 from ..attention.roles import BESIDE, roles_of
+from ..candidates import candidates_of, in_state
 from ..parts.runners import runners_of
 from ..served import CACHES, NAMES, STATES, KindOfDraft, ServedModel, Server
 from ..windows import first_pool, oddity
@@ -32,7 +33,9 @@ PARALLEL = ("pp_size", "dp_size", "attn_cp_size", "dcp_size", "moe_dp_size", "mo
 def facts(worker: Any) -> Server:
     """The facts of a running server on which it hangs whether programs are served, from SGLang's objects."""
     spec, parallel, runners = get_spec(), get_parallel(), runners_of(worker)
-    kind, named = worker.kind, roles_of(worker).named()
+    kind, candidates = worker.kind, candidates_of(worker)
+    with in_state(worker, max(candidates, default=0)):
+        named = roles_of(worker).named()
     pool, requests = runners["target"].token_to_kv_pool, type(worker.req_to_token_pool).__name__
     target = _facts_of(runners["target"], pool)
     if requests not in ROWS:
@@ -48,6 +51,7 @@ def facts(worker: Any) -> Server:
         groups=parallel.attn_dp_size,
         head_rows=spec.speculative_token_map is not None and kind.token_maps.get(spec.speculative_algorithm, True),
         adapters=bool(get_lora().enable_lora),
+        candidates=candidates,
         settings=_settings(worker),
     )
 
@@ -69,7 +73,7 @@ def _facts_of(runner: Any, of_target: Any, kind: KindOfDraft | None = None) -> S
         cache=f"a unified {pool}" if runner.kv_index_translator.is_translating else cache,
         chunk=config.is_local_attention_model,
         window=bool(runner.sliding_window_size) or any(type(size) is int and size > 0 for size in layers),
-        state="" if kind is not None and (kind.head or kind.each_step) else _state(runner),
+        state="" if kind is not None and kind.stateless else _state(runner),
         beside="" if kind is None else kind.model_beside(runner.model),
     )
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -16,7 +16,7 @@ from sglang.srt.runtime_context import (
 
 from ..._shapes import largest
 from .. import seam
-from ..parts import heads, routed, shards
+from ..parts import heads, routed, shards, states
 from ..parts.runners import runners_of, scored_tokens
 from ..served import KindOfDraft, Server, refusals
 from ..windows import first_pool
@@ -36,20 +36,22 @@ def misfits(plans: Mapping[Any, Any], worker: Any) -> list[str]:
     refused = [str(refusal) for refusal in refusals(server)]
     several = [f"several shapes are not served with {what}" for what in server.single] if len(plans) > 1 else ()
     differs = (
-        *_arguments(plans, worker.kind),
+        *_arguments(plans, worker.kind, server.candidates),
         *several,
         *_sampling(plan),
         *_models(plan, worker),
         *_shards(plan, worker, server),
+        *states.misfits(plans, worker),
     )
     needed = [seam.HANDOVER] if get_disagg().disaggregation_mode == "decode" else []
     needed += [seam.LOCKSTEP] if server.groups > 1 else []
     needed += [seam.STATES] if server.target is not None and server.target.state else []
+    needed += [seam.ADAPTIVE] if server.candidates else []
     refused += [f"this SGLang lacks something for it: {feature}" for feature in needed if not seam.there(feature)]
     return [*refused, *differs, *routed.misfits(plans), *_memory(plans, worker, server)]
 
 
-def _arguments(plans: Mapping[Any, Any], kind: KindOfDraft) -> Iterator[str]:
+def _arguments(plans: Mapping[Any, Any], kind: KindOfDraft, candidates: Sequence[int]) -> Iterator[str]:
     spec, plan = get_spec(), next(iter(plans.values()))
     topk = max(shape.topk for shape in plans)
     asked = {
@@ -62,6 +64,9 @@ def _arguments(plans: Mapping[Any, Any], kind: KindOfDraft) -> Iterator[str]:
     }
     if kind.own_branches:  # SGLang's tree has as many branches as its texts have, up to a most
         asked["topk"] = topk, min(topk, spec.speculative_eagle_topk)
+    if candidates:  # a server of these has steps of all of them, and whatever it was started with is one
+        asked["num_steps"] = _listed(shape.num_steps for shape in plans), _listed(candidates)
+        asked["num_draft_tokens"] = max(shape.num_nodes for shape in plans), max(candidates) + 1
     if not kind.has_steps:
         del asked["num_steps"]
     for name, (mine, server_value) in asked.items():
@@ -70,6 +75,10 @@ def _arguments(plans: Mapping[Any, Any], kind: KindOfDraft) -> Iterator[str]:
     allocated = get_alloc_reserve_per_decode()
     if plan.kv.reserve > allocated:
         yield f"a step may write {plan.kv.reserve} slots of a request, the server allocates {allocated}"
+
+
+def _listed(steps: Iterable[int]) -> str:
+    return ", ".join(map(str, sorted(steps)))
 
 
 def _sampling(plan: Any) -> Iterator[str]:
@@ -84,8 +93,11 @@ def _models(plan: Any, worker: Any) -> Iterator[str]:
         model, config = plan.models[role], runner.model_config
         dtype = str(runner.dtype).removeprefix("torch.")
         scored = scored_tokens(worker) if role == "draft" else None
+        vocabulary = config.vocab_size if scored is None else len(scored)
+        if role == "draft" and heads.is_named(plan, scored):  # by a file, of as many tokens as the program says
+            vocabulary = model.vocab_size
         models = {
-            "vocab_size": config.vocab_size if scored is None else len(scored),
+            "vocab_size": vocabulary,
             "hidden_size": config.hidden_size,
             "dtype": {"bfloat16": "bf16", "float16": "f16", "float32": "f32"}.get(dtype, dtype),
             "logits_dtype": "f32",
@@ -104,7 +116,7 @@ def _shards(plan: Any, worker: Any, server: Server) -> Iterator[str]:
         return
     runners = runners_of(worker)
     yield from shards.misfits(plan, runners, get_parallel().tp_size)
-    yield from heads.misfits(plan, runners.get("draft"), get_parallel().tp_size)
+    yield from heads.misfits(plan, runners.get("draft"), scored_tokens(worker), get_parallel().tp_size)
     if plan.ranks > 1 and simulating():
         yield "SGLANG_SIMULATE_ACC_LEN changes whole rows of logits, and those of the program are sharded"
 

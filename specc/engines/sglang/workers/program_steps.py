@@ -10,11 +10,13 @@ from typing import Any
 
 from sglang.srt.runtime_context import get_parallel
 
-from ..._plugin import chosen, tried
+from ..._plugin import TOKENS, chosen, tried
 from ..._shapes import SHAPE, TIMES
 from .. import relay
 from ..binding import capturing
 from ..kinds import KindOfDraft
+from ..parts.heads import listed
+from ..parts.runners import scored_tokens
 from ..requests.refusals import refuses
 from ..server import lockstep
 from ..server.fit import misfits
@@ -62,6 +64,7 @@ class ProgramSteps(_Worker):
         of_rank = {"the program": package and f"{package.__name__} {package.__version__}"}
         variables = {name: os.environ.get(name) for name in (SHAPE, TIMES)}
         variables |= {"SPECC_CAPTURE": capturing(self), "SPECC_FALLBACK": refuses(), PROOF: proving()}
+        variables |= {TOKENS: program and listed(package, program.plan, scored_tokens(self))}
         agree(group, of_rank | variables)
         if package is None:
             return

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from . import attention  # noqa: F401 (registers operators)
+from . import attention, projections  # noqa: F401 (register operators)
 from .flash_attn import merge_state_v2
 from .slots import (
     assign_draft_cache_locs_contiguous_cpu,

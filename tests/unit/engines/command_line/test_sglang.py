@@ -7,6 +7,7 @@ import re
 from pathlib import Path
 
 import pytest
+import torch
 from click.testing import Result
 from programs import config_text
 from typer.testing import CliRunner
@@ -17,6 +18,13 @@ from .published_heads import heads
 from .sglang_words import MODELS, TREE, config, run, words
 
 __all__ = ["heads"]
+EAGLE3 = {"--speculative-algorithm": "EAGLE3", "--speculative-draft-model-path": "eagle3_reduced"}
+MAPPED = {
+    "--speculative-algorithm": "EAGLE",
+    "--speculative-draft-model-path": "eagle",
+    "--speculative-token-map": "map.pt",
+}
+LOOKED_UP = {"--speculative-algorithm": "NGRAM", "--speculative-draft-model-path": None}
 
 
 def test_a_chain(tmp_path: Path) -> None:
@@ -139,6 +147,58 @@ def test_a_token_map_on_several_ranks() -> None:
     assert "a token map that names rows of a head of which each rank has a part is not served" in result.stderr
     eagle3 = {"--speculative-algorithm": "EAGLE3", "--speculative-draft-model-path": "eagle3"}
     assert run("--", *words(changes | eagle3)).exit_code == 0
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "draft", "ranks"),
+    [("STANDALONE", str(MODELS / "standalone"), "1"), ("EAGLE", "eagle", "1"), ("EAGLE", "eagle", "2")],
+)
+@pytest.mark.usefixtures("heads")
+def test_a_head_of_tokens_that_a_file_names(tmp_path: Path, algorithm: str, draft: str, ranks: str) -> None:
+    """Of any draft, on any number of ranks; the server is told where the file is."""
+    (file := tmp_path / "tokens.json").write_text(json.dumps([*range(0, 2048, 3)]))
+    asked = ("--head", "int8", "--token-map", str(file))
+    changes = {"--speculative-algorithm": algorithm, "--speculative-draft-model-path": draft, "--tp-size": ranks}
+    resolved = config(tmp_path, changes, options=asked)
+    assert resolved.draft is not None and resolved.draft.head == "int8"
+    assert (resolved.draft.token_map, resolved.draft.vocab_size, resolved.target.vocab_size) == (str(file), 683, 2048)
+    said = run(*asked, "--", *words(changes)).stderr
+    assert f"the server is started with SPECC_TOKEN_MAP={file}" in " ".join(said.split())
+
+
+@pytest.mark.parametrize(
+    ("options", "changes", "what"),
+    [
+        ((), {}, "--token-map is of a head that the program computes"),
+        (("--head", "fp8"), EAGLE3, "--token-map is of a draft that scores all tokens, and this one has a map"),
+        (("--head", "fp8"), MAPPED, "--token-map and --speculative-token-map both say which tokens are drafted"),
+        ((), LOOKED_UP, "--token-map is of a model that drafts, and drafts are looked up"),
+    ],
+)
+@pytest.mark.usefixtures("heads")
+def test_a_file_of_tokens_that_nothing_scores(
+    tmp_path: Path, options: tuple[str, ...], changes: dict[str, str | None], what: str
+) -> None:
+    (file := tmp_path / "tokens.json").write_text("[1, 2, 3]")
+    (tmp_path / "map.pt").write_text("[1, 2, 3]")
+    changes = {key: value and value.replace("map.pt", str(tmp_path / "map.pt")) for key, value in changes.items()}
+    result = run(*options, "--token-map", file, "--", *words(changes))
+    assert (result.exit_code, what in " ".join(result.stderr.split())) == (1, True), result.stderr
+
+
+def test_a_file_that_a_server_does_not_read(tmp_path: Path) -> None:
+    """Though a build does: torch has saved it; and what is none at all, or none of the target's."""
+    torch.save([1, 2, 3], tmp_path / "tokens.pt")
+    (tmp_path / "tokens.json").write_text("[3, 2, 1]")
+    expected = {
+        "tokens.pt": "is no JSON array, which alone a server reads",
+        "missing": "cannot read",
+        "tokens.json": "3",
+    }
+    for name, what in expected.items():
+        result = run("--head", "fp8", "--token-map", tmp_path / name, "--", *words({}))
+        assert result.exit_code == 1
+        assert "error[map/" in result.stderr and what in " ".join(result.stderr.split())
 
 
 def test_nextn_is_eagle(tmp_path: Path) -> None:
@@ -288,8 +348,7 @@ def test_how_tokens_cannot_be_verified(options: tuple[str, ...], code: str) -> N
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"--speculative-algorithm": "DSPARK"}, "--speculative-algorithm DSPARK is not served"),
-        ({"--speculative-adaptive": ""}, "adaptive speculation"),
+        ({"--speculative-algorithm": "UNO"}, "--speculative-algorithm UNO is not served"),
         (
             {"--lora-backend": "triton_v2"},
             "LoRA with graphs of its own for batches without adapters (lora_backend triton_v2)",

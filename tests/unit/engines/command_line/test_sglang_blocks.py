@@ -12,8 +12,9 @@ from cli.test_init import init
 
 from .sglang_words import config, run, words
 
-TARGET, DRAFT = "Qwen3-8B", "Qwen3-8B-DFlash-b16"
+TARGET, DRAFT, CORRECTED = "Qwen3-8B", "Qwen3-8B-DFlash-b16", "Qwen3-8B-DSpark-block7"
 BLOCK, NODES = "--speculative-dflash-block-size", "--speculative-num-draft-tokens"
+DRAFTS = "--speculative-dspark-block-size"
 
 
 @pytest.fixture
@@ -25,12 +26,12 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def blocks(draft: str = DRAFT) -> dict[str, str | None]:
+def blocks(draft: str = DRAFT, algorithm: str = "DFLASH") -> dict[str, str | None]:
     """The arguments of a server as people start it."""
     left_out = ("--speculative-num-steps", "--speculative-eagle-topk", "--attention-backend")
     return dict.fromkeys(left_out) | {
         "--model-path": TARGET,
-        "--speculative-algorithm": "DFLASH",
+        "--speculative-algorithm": algorithm,
         "--speculative-draft-model-path": draft,
         "--dtype": "bfloat16",
     }
@@ -51,6 +52,28 @@ def test_a_program_drafts_a_block_but_for_its_first_token(
     resolved = config(folder, blocks() | more, options=("--gpu", "h100"))
     assert (resolved.algorithm, resolved.num_steps, resolved.file.topk) == ("DFLASH", nodes - 1, 1)
     assert resolved.num_nodes == nodes
+
+
+def corrected(draft: str = CORRECTED) -> dict[str, str | None]:
+    """The same of a draft whose drafts are told of the one before."""
+    return blocks(draft, "DSPARK")
+
+
+@pytest.mark.parametrize(
+    ("more", "steps"),
+    [
+        ({}, 7),
+        ({NODES: "8"}, 7),
+        ({DRAFTS: "3", "--speculative-num-steps": "9", "--speculative-eagle-topk": "2"}, 3),
+        ({DRAFTS: "3", NODES: "4"}, 3),
+    ],
+)
+def test_a_program_drafts_all_of_a_block_that_is_corrected(
+    folder: Path, more: dict[str, str | None], steps: int
+) -> None:
+    resolved = config(folder, corrected() | more, options=("--gpu", "h100"))
+    assert (resolved.algorithm, resolved.num_steps, resolved.num_nodes) == ("DSPARK", steps, steps + 1)
+    assert resolved.draft is not None and resolved.draft.markov_rank == 256
 
 
 @pytest.mark.parametrize("name", [BLOCK, NODES])
@@ -87,6 +110,12 @@ def test_what_check_says_of_blocks(folder: Path) -> None:
         ("h100", ("--shapes", "15,3"), {}, "--shapes with blocks"),
         ("b200", (), {}, "fa4 attention over blocks (draft) is not served"),
         ("cpu", (), {}, "DFLASH on a CPU is not served"),
+        ("cpu", (), corrected(), "DSPARK on a CPU is not served"),
+        ("b200", (), corrected(), "trtllm_mha attention over blocks (draft) is not served"),
+        ("h100", (), corrected() | {NODES: "7"}, f"{NODES} is 7, and a block has 7 drafts (block_size)"),
+        ("h100", (), corrected("Qwen3-8B-DSpark-MiniMax"), "of the class DSparkMiniMaxDraftModel, is not served"),
+        ("h100", (), corrected(DRAFT), "a draft that fills in blocks, of the class DFlashDraftModel, is not served"),
+        ("h100", (), blocks(CORRECTED), "a draft that fills in blocks, of the class Qwen3DSparkModel, is not served"),
     ],
 )
 def test_servers_with_blocks_that_are_refused(
@@ -98,18 +127,20 @@ def test_servers_with_blocks_that_are_refused(
 
 
 @pytest.mark.parametrize(
-    ("more", "expected"),
+    ("draft", "more", "expected"),
     [
-        ([], f"--speculative-algorithm DFLASH --speculative-draft-model-path {DRAFT}"),
-        (["--num-steps", 7], f"--speculative-draft-model-path {DRAFT} {NODES} 8"),
+        (DRAFT, [], f"--speculative-algorithm DFLASH --speculative-draft-model-path {DRAFT}"),
+        (DRAFT, ["--num-steps", 7], f"--speculative-draft-model-path {DRAFT} {NODES} 8"),
+        (CORRECTED, [], f"--speculative-algorithm DSPARK --speculative-draft-model-path {CORRECTED}"),
     ],
 )
-def test_init_with_such_a_draft(folder: Path, more: list[object], expected: str) -> None:
+def test_init_with_such_a_draft(folder: Path, draft: str, more: list[object], expected: str) -> None:
     """The command that is printed starts a server that `check` writes the same program for."""
-    ended = init(TARGET, DRAFT, "--engine", "sglang", "--gpu", "h100", "-o", "c.yaml", *more)
+    ended = init(TARGET, draft, "--engine", "sglang", "--gpu", "h100", "-o", "c.yaml", *more)
     assert ended.exit_code == 0, ended.output
     (line,) = (line for line in ended.stderr.splitlines() if line.startswith("the server: "))
     assert expected in line
     command = shlex.split(line.removeprefix("the server: "))
-    asked = ["--verify", "target_only", "--sampling", "top_k,top_p", "--name", "qwen3_8b_dflash", "--gpu", "h100"]
+    name = next(line for line in Path("c.yaml").read_text().splitlines() if line.startswith("name: "))
+    asked = ["--verify", "target_only", "--sampling", "top_k,top_p", "--name", name.split()[1], "--gpu", "h100"]
     assert run(*asked, "--", *command).stdout == Path("c.yaml").read_text()

@@ -13,7 +13,7 @@ from ruamel.yaml import YAML
 from specc.compiler.config.presets.contract import EngineNeeds
 from specc.engines.answers import answers_of
 from specc.engines.sglang.check.models import unread_draft, unserved
-from specc.engines.sglang.served import TESTED
+from specc.engines.sglang.served import KINDS, TESTED
 
 from .sglang_words import config, run, words
 
@@ -29,7 +29,7 @@ NOT_THERE = ("LlamaForCausalLMEagle4", "XEagle3", "DFlash9DraftModel", "Parallel
 def checked(algorithm: str, *more: str, draft: str = "draft", target: str = "target") -> dict[str, str | None]:
     """Arguments of a server of two directories, whose element type nothing says."""
     left_out = dict.fromkeys(("--speculative-num-steps", "--speculative-eagle-topk", "--attention-backend", "--dtype"))
-    models = {"--model-path": target, "--speculative-draft-model-path": draft}
+    models = {"--model-path": target, "--speculative-draft-model-path": draft or None}
     return left_out | models | {"--speculative-algorithm": algorithm} | dict(zip(more[::2], more[1::2], strict=True))
 
 
@@ -77,18 +77,52 @@ def test_a_class_is_judged_by_what_sglang_runs() -> None:
         ("EAGLE", "NemotronHForCausalLM", "Mamba-2", False),
         ("EAGLE", "NemotronHForCausalLM", "KDA", False),
         ("EAGLE", "Qwen3NextForCausalLM", "GDN", False),
-        ("EAGLE", "NemotronHForCausalLMMTP", "Mamba-2", True),
+        ("EAGLE", "NemotronHForCausalLMMTP", "Mamba-2", False),
+        ("EAGLE3", "LlamaForCausalLMEagle3", "GDN", False),
+        ("MULTI_LAYER_EAGLE", "NemotronHForCausalLM", "Mamba-2", False),
         ("STANDALONE", "NemotronHForCausalLM", "Mamba-2", True),
         ("DFLASH", "NemotronHForCausalLM", "Mamba-2", True),
     ],
 )
-def test_a_targets_own_modules_keep_no_recurrent_state(algorithm: str, draft: str, state: str, keeps: bool) -> None:
-    """A draft of another directory keeps what it says."""
+def test_heads_keep_no_recurrent_state(algorithm: str, draft: str, state: str, keeps: bool) -> None:
+    """Their configuration may be the target's, in its directory or in a copy; any other draft keeps what it says."""
     said = {"recurrent_state": "7 of 8 layers", "state_kind": state, "kv_layout": "mha"}
     target = draft.removesuffix("MTP")
     models = {"target": said | {"architecture": target}, "draft": said | {"architecture": draft}}
     asked = EngineNeeds(algorithm=algorithm, models=models, layouts={}, topk=1, ranks=1, head_rows=False)
     assert ((("draft", "model"), "recurrent state of the draft") in [*unserved(asked)]) == keeps
+
+
+COUNTED = {
+    name: own.count for name, own in sorted(answers_of("sglang", TESTED[-1]).modules.items())
+    if isinstance(own.count, int) and not any(kind.of_target(name) for kind in KINDS)
+}  # fmt: skip
+"""How many modules SGLang has of a target, whatever its config.json says."""
+
+
+@pytest.mark.parametrize("name", COUNTED)
+def test_modules_of_which_nothing_says_how_many_there_are(name: str, tmp_path: Path) -> None:
+    """As many as SGLang has, whether the draft is written or not; what the directory says is not written again."""
+    model("target", LLAMA | {"architectures": [name]})
+    results = [run("--gpu", "h100", "--", *words(checked("NEXTN", draft=draft))) for draft in ("", "target")]
+    assert not any("how many modules" in result.stderr for result in results)
+    served = [result for result in results if result.exit_code == 0]
+    assert all(f"  num_layers: {COUNTED[name]} # as many as " in result.stdout for result in served)
+    assert len(served) in (0, len(results))
+    if served:
+        draft = config(tmp_path, checked("NEXTN", draft="target"), options=("--gpu", "h100")).draft
+        assert draft is not None and draft.num_layers == COUNTED[name]
+        model("target", LLAMA | {"architectures": [name], "mtp_num_hidden_layers": COUNTED[name]})
+        said = run("--gpu", "h100", "--", *words(checked("NEXTN", draft="target")))
+        assert said.exit_code == 0 and "as many as" not in said.stdout
+
+
+def test_most_modules_that_are_counted_are_served() -> None:
+    names = [name for name in COUNTED if "Qwen3" in name or "Nemotron" in name]
+    assert len(names) > 6
+    for name in names:
+        model("target", LLAMA | {"architectures": [name]})
+        assert run("--gpu", "h100", "--", *words(checked("NEXTN", draft="target"))).exit_code == 0, name
 
 
 @pytest.mark.parametrize("kind", ["eagle3", "dflash", "peagle", "mlp"])

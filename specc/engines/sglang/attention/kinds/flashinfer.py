@@ -10,6 +10,7 @@ RECORDS = (
         caches=("mha",),
         mask="qlen",
         planned=True,
+        blocks=True,
         drafts_blocks=True,
         classes=("FlashInferAttnBackend",),
         prepared_by="flashinfer.Flashinfer",

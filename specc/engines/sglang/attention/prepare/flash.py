@@ -55,7 +55,7 @@ class Flash(StepAttention):
     def block(self, batch: Any, width: int) -> Any:
         """See `StepAttention`."""
         rows = batch.batch_size
-        return self._set(self._roles.block, self._text(rows, width, self._tables.verifying(rows)), None)
+        return self._set(self._roles.block, self._text(rows, width, self._tables.extending(rows)), None)
 
     def target(self, batch: Any, width: int, mask: Tensor | None, counts: Tensor | None) -> Any:
         """See `StepAttention`."""

@@ -1,10 +1,11 @@
-"""flashinfer (`flashinfer`): chains and trees of MHA; SGLang hands it pages of one token, whatever its allocator's are.
+"""flashinfer (`flashinfer`): chains, trees and blocks of MHA, over pages of one token, whatever the allocator's are.
 
 How a forward's keys are shared out among thread blocks is planned on the host, from lengths that the host has: for all
 forwards of a step before it is launched. What a plan holds goes to the device in one copy for each forward. The lists
 of slots, and a tree's mask, are written in the step (`slot_lists`).
 
-A chain is causal. SGLang gives its own chains a mask, which says the same.
+A chain is causal. SGLang gives its own chains a mask, which says the same. A draft's layers say of a block that it is
+not; its forward stands where other drafts have extend.
 """
 
 from __future__ import annotations
@@ -42,7 +43,7 @@ class FlashinferForward:
 
 @dataclass(frozen=True)
 class FlashinferForwards:
-    """Those of a step for one size of batch, as far as they run on flashinfer."""
+    """Those of a step for one size of batch, as far as they run on flashinfer; `extend` may be that over a block."""
 
     draft: Sequence[FlashinferForward]
     target: FlashinferForward | None
@@ -95,6 +96,10 @@ class Flashinfer(StepAttention):
         backend.forward_metadata = DecodeMetadata([self._made[batch.batch_size].draft[step].wrapper])
         return backend
 
+    def block(self, batch: Any, width: int) -> Any:
+        """See `StepAttention`."""
+        return self._set(self._roles.block, self._made[batch.batch_size].extend)
+
     def target(self, batch: Any, width: int, mask: Tensor | None, counts: Tensor | None) -> Any:
         """See `StepAttention`."""
         if mask is not None:
@@ -122,8 +127,9 @@ class Flashinfer(StepAttention):
             tree = sizes.topk > 1
             masks = {"custom_mask_buf": lists.masks, "mask_indptr_buf": lists.mask_starts(rows)} if tree else {}
             target = self._prefill("verify", roles.verify, rows, sizes.nodes, lists.verifying(rows), masks)
-        if "extend" in self._named:
-            extend = self._prefill("extend", roles.extend, rows, sizes.steps + 1, lists.extending(rows), {})
+        over = roles.extend if "extend" in self._named else roles.block if "draft" in self._named else None
+        if over is not None:
+            extend = self._prefill("extend", over, rows, sizes.steps + 1, lists.extending(rows), {})
         return FlashinferForwards(draft, target, extend)
 
     def _decode(self, step: int, rows: int) -> FlashinferForward:
