@@ -3,24 +3,40 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, fields, replace
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
+from specc.compiler.ir.ops.head import MARKOV
 from specc.runtime.plan.plan import Plan
 
 from .memory import Memory
-from .models import NO_HIDDEN, draft_code, fold, fold_all, hidden_code, target_code, target_scores
+from .models import (
+    NO_HIDDEN,
+    Model,
+    block_code,
+    draft_code,
+    fold,
+    fold_all,
+    hidden_code,
+    injected_code,
+    mix,
+    target_code,
+    target_scores,
+)  # fmt: skip
 from .tables import tame_models
-from .vllm_modules import looked_up
+from .vllm_modules import MASK, DSparkMarkovHead, looked_up
 
 if TYPE_CHECKING:
     from .vllm_server import Server
 
 TARGET, DRAFT = 0, 1
 """Groups of KV caches."""
+POISON = 1 << 40
+"""No row of scores is of this token."""
 
 
 class Target:
@@ -116,7 +132,7 @@ class Draft:
             row = int((metadata.starts <= place).sum()) - 1
             assert 0 <= position < int(metadata.seq_lens[row]) <= metadata.max_seq_len
             at = torch.arange(position + 1)
-            held = metadata.table[row, at // self._page].long() * self._page + at % self._page
+            held = metadata.tables[DRAFT][row, at // self._page].long() * self._page + at % self._page
             seen.append(fold_all(0, self.memory.read(held, layer).tolist()))
         states = torch.tensor(seen)
         return torch.stack((ids, states), 1), self.model.hidden[self.model.hidden_row(states)]
@@ -215,6 +231,157 @@ class Modules(Draft):
         """Tokens and hidden states of the last places of a text, one less than there are drafts at most."""
         most = min(self._steps - 1, len(text) - 1)
         return torch.tensor(text[len(text) - most :]), self._server.target.hidden(text[:-1])[len(text) - 1 - most :]
+
+
+class Assistant(Draft):
+    """Drafts by what the target keeps, in blocks of both groups, and keeps nothing itself.
+
+    A block of each has as many slots as one of the larger group, of which the other uses some.
+    """
+
+    def __init__(self, plan: Plan, blocks: int, server: Server) -> None:
+        self.model, self._server, self._steps = tame_models(plan)["draft"], server, plan.size("S")
+        self._page = max(server.tables.block_sizes)
+        self.memory = Memory(blocks * self._page, layers=1, per_layer=1, row_bytes=8, dtype="float32")
+        self._before = self.memory.words.clone()
+
+    def keep(self, row: int, text: Sequence[int], count: int) -> None:
+        """The target has read the last tokens of a request's text, so many."""
+        places = torch.arange(len(text) - count, len(text))
+        for group, table in enumerate(self._server.tables.block_tables):
+            self.memory.write(
+                self._held(group, table.gpu[row], places), target_code(torch.tensor(text)[places], places)
+            )
+
+    def _held(self, group: int, table: Tensor, places: Tensor) -> Tensor:
+        """The slots of places of a text, by the blocks that it has of a group."""
+        size = self._server.tables.block_sizes[group]
+        return table[places // size].long() * self._page + places % size
+
+    def run(
+        self, ids: Tensor, positions: Tensor, metadata: Any, slots: Tensor, hidden: Tensor | None,
+        layer: int | None = None,
+    ) -> Any:  # fmt: skip
+        """As a draft's. A forward has one token of every request, at the last place that the target has read."""
+        assert hidden is not None and layer is None
+        assert slots.tolist() == [-1] * len(ids), "nothing is kept"
+        assert metadata.starts.tolist() == [*range(len(ids) + 1)]
+        assert torch.equal(positions + 1, metadata.seq_lens) and int(metadata.seq_lens.max()) <= metadata.max_seq_len
+        seen: list[int] = []
+        for row, length in enumerate(metadata.seq_lens.tolist()):
+            at = torch.arange(length)
+            held = (self._held(group, table[row], at) for group, table in enumerate(metadata.tables))
+            seen.append(mix(*(fold_all(0, self.memory.read(slots).tolist()) for slots in held)))
+        states = mix(6, torch.tensor(seen), positions, ids, hidden_code(hidden))
+        return torch.stack((ids, states), 1), self.model.hidden[self.model.hidden_row(states)]
+
+    def own_drafts(self, rows: Any) -> Tensor:
+        """Drafts i64[b, S] by vLLM itself, of the texts of requests in these rows."""
+        return torch.tensor([self.drafts(self._server.text(row))[1] for row in rows.tolist()])
+
+    def drafts(self, text: Sequence[int]) -> tuple[list[int], list[int]]:
+        """No codes, and the drafts."""
+        kept = fold_all(0, [target_code(token, position) for position, token in enumerate(text[:-1])])
+        given, token, made = int(hidden_code(self._server.target.hidden(text[:-1])[-1])), text[-1], list[int]()
+        for _ in range(self._steps):
+            state = mix(6, mix(kept, kept), len(text) - 2, token, given)
+            scores = self.model.rows[self.model.row(token, state)]
+            made.append(token := scores.index(max(scores)))
+            given = self.model.hidden_codes[self.model.hidden_row(state)]
+        return [], made
+
+
+class Blocks(Draft):
+    """A draft that fills in a block at once, whose keys and values of a text are made of the target's rows.
+
+    Attributes:
+        anchored: whether the first draft is in the bonus token's place of the block.
+
+    """
+
+    anchored = False
+
+    # --- in vLLM ------------------------------------------------------------------------------------------------------
+
+    def fill(self, ids: Tensor, positions: Tensor, metadata: Any, slots: Tensor) -> Tensor:
+        """Of each place of the blocks of a batch the token that seems to stand before it, and what it has seen."""
+        assert torch.equal(slots, metadata.slots)
+        tokens, places = ids.view(len(metadata.seq_lens), -1), positions.view(len(metadata.seq_lens), -1)
+        assert bool((tokens[:, 1:] == MASK).all()), "places to fill"
+        self.memory.write(slots.view(places.shape), block_code(tokens[:, :1], places))
+        left = list[list[tuple[int, int]]]()
+        for row, (bonus, ends) in enumerate(zip(tokens[:, 0].tolist(), metadata.seq_lens.tolist(), strict=True)):
+            assert int(places[row, -1]) < ends <= metadata.max_seq_len
+            at = torch.arange(ends)
+            held = metadata.tables[DRAFT][row, at // self._page].long() * self._page + at % self._page
+            seen = fold_all(0, self.memory.read(held, None).tolist())
+            left.append([(POISON, POISON)] * (1 - self.anchored) + self._filled(bonus, seen))
+        return torch.tensor(left).flatten(0, 1)
+
+    def combine_hidden_states(self, hidden_states: Tensor) -> Tensor:
+        """One number of each of the target's rows T[n, W]."""
+        return hidden_code(hidden_states)
+
+    def precompute_and_store_context_kv(
+        self, context_states: Tensor, context_positions: Tensor, context_slot_mapping: list[Tensor] | None = None
+    ) -> None:
+        """Keys and values of a text, at slots i64[n] of each layer."""
+        assert context_slot_mapping is not None
+        for layer, slots in enumerate(context_slot_mapping):
+            self.memory.write(slots, injected_code(context_positions, context_states), layer)
+
+    # --- by itself ----------------------------------------------------------------------------------------------------
+
+    def drafts(self, text: Sequence[int]) -> tuple[list[int], list[int]]:
+        """The codes of its keys and values after a text, a block's behind them, and what it drafts then."""
+        hidden = hidden_code(self._server.target.hidden(text[:-1])).tolist()
+        codes = [injected_code(*of) for of in enumerate(hidden)]
+        codes += [block_code(text[-1], len(hidden) + place) for place in range(self._steps + 1 - self.anchored)]
+        made, before = list[int](), text[-1]
+        for of in self._filled(text[-1], fold_all(0, codes)):
+            scores = self.model.logits[self.model.row(*of)] + self.bias(before)
+            made.append(before := int(scores.argmax()))
+        return codes[: self._server.longest], made
+
+    def bias(self, before: int) -> Any:
+        """What is added to the scores of a draft behind a token: nothing."""
+        return 0
+
+    def _filled(self, bonus: int, seen: int) -> list[tuple[int, int]]:
+        """Of every place to fill, behind a bonus token, as if what mostly comes next stood before it."""
+        made = list[tuple[int, int]]()
+        for place in range(self._steps):
+            made.append((bonus, fold(seen, place)))
+            bonus = self.model.follow(bonus)
+        return made
+
+
+@dataclass(frozen=True)
+class Headed(Model):
+    """A model with a Markov head."""
+
+    markov_head: Any = None
+
+
+class Qwen3DSparkForCausalLM(Blocks):
+    """The same, whose drafts are told of the one before; rows of its tables are of whole numbers."""
+
+    anchored, draft_id_to_target_id = True, None
+
+    def __init__(self, plan: Plan, blocks: int, server: Server) -> None:
+        """Draw a Markov head, whose second table is padded as all heads are."""
+        super().__init__(plan, blocks, server)
+        random, rank = torch.Generator().manual_seed(7), plan.inputs[MARKOV[0]].axes[1]
+        sizes = (plan.size("V"), plan.size(rank)), (plan.size("V") + 5, plan.size(rank))
+        self.tables = [torch.randint(-2, 3, size, generator=random).float() for size in sizes]
+        said = {field.name: getattr(self.model, field.name) for field in fields(self.model)}
+        self.model = Headed(**said, markov_head=DSparkMarkovHead(*self.tables))
+        self.logits_processor = SimpleNamespace(scale=1.0)
+
+    def bias(self, before: int) -> Any:
+        """A row of one table times the other."""
+        first, second = self.tables
+        return first[before] @ second[: len(first)].T
 
 
 class Looked:

@@ -31,6 +31,8 @@ from .vllm_sampling import (
 from .vllm_tables import UNSET, VLLM, WORKER, BlockTables, InputBatch, InputBuffers, RequestState, at
 
 SPECULATORS = f"{WORKER}.spec_decode"
+MASK = 77
+"""The token that stands for a place to fill."""
 
 
 # --- speculators ------------------------------------------------------------------------------------------------------
@@ -94,7 +96,7 @@ class DraftModelSpeculator(BaseSpeculator):
 
     def _build_attn_metadata(
         self, num_reqs: int, batch_desc: BatchExecutionDescriptor, query_start_loc_np: Any,
-        seq_lens_cpu_upper_bound: Tensor, step: int, slot_mappings: list[Tensor],
+        seq_lens_cpu_upper_bound: Tensor, step: int, slot_mappings: list[Tensor], causal: Any = True,
     ) -> Any:  # fmt: skip
         starts = self.input_buffers.query_start_loc[: num_reqs + 1]
         assert starts.tolist() == query_start_loc_np.tolist()
@@ -102,8 +104,8 @@ class DraftModelSpeculator(BaseSpeculator):
         most = int(seq_lens_cpu_upper_bound[:num_reqs].max()) + step
         return SimpleNamespace(
             starts=starts, seq_lens=self.input_buffers.seq_lens[:num_reqs], slots=slot_mappings[self.group],
-            table=self.block_tables.input_block_tables[self.group][:num_reqs],
-            max_seq_len=min(most, self.draft_max_seq_len, self.max_model_len),
+            tables=[table[:num_reqs] for table in self.block_tables.input_block_tables],
+            max_seq_len=min(most, self.draft_max_seq_len, self.max_model_len), causal=causal,
         )  # fmt: skip
 
     def compute_draft_logits(self, hidden_states: Tensor, spec_step_idx: int) -> Tensor:
@@ -120,29 +122,68 @@ class StandaloneARSpeculator(DraftModelSpeculator):
         return self.model.run(input_ids, positions, attn_metadata, next(iter(slot_mappings.values())), None)[0]
 
 
-@at(f"{SPECULATORS}.eagle.speculator")
-class EagleSpeculator(DraftModelSpeculator):
+class HeadSpeculator(DraftModelSpeculator):
+    """A head drafts, which reads hidden states."""
+
     def __init__(self, vllm_config: Any, device: torch.device) -> None:
         super().__init__(vllm_config, device)
         draft = vllm_config.speculative_config.draft_model_config
         self.hidden_size = draft.get_hidden_size()
         self.hidden_states = torch.zeros(len(self.input_buffers.input_ids), self.hidden_size, dtype=draft.dtype)
 
+
+@at(f"{SPECULATORS}.target_dependent_ar.speculator")
+class TargetDependentARSpeculator(HeadSpeculator):
+    """A head drafts a token at a time.
+
+    Attributes:
+        last_token_indices: the rows of the first forward that forwards behind it go on from.
+        reuses: whether a forward is behind the first one; a head may then reuse what that has picked.
+
+    """
+
+    def __init__(self, vllm_config: Any, device: torch.device) -> None:
+        super().__init__(vllm_config, device)
+        self.last_token_indices = torch.full((len(self.arange_np) - 1,), -1)
+        self.reuses: bool | None = None
+
+    def on_prefill_begin(self, num_reqs: int) -> None:
+        self.reuses = False
+        self.last_token_indices.fill_(-1)
+
+    def on_prefill_end(self, num_reqs: int) -> None:
+        self.reuses = None
+        rows, seen = self.last_token_indices[:num_reqs], len(self.input_buffers.input_ids)
+        assert (rows >= 0).all() and (rows < seen).all() and rows.unique().numel() == num_reqs
+
+    def on_multi_step_decode_begin(self, num_reqs: int) -> None:
+        self.reuses = True
+
+    def on_multi_step_decode_end(self, num_reqs: int) -> None:
+        self.reuses = None
+
     def _run_model(
         self, num_tokens: int, attn_metadata: Any, slot_mappings: dict[str, Tensor], num_tokens_across_dp: None
     ) -> tuple[Tensor, Tensor]:
+        assert self.reuses is not None, "nobody has said which forward this is"
+        assert not self.reuses or num_tokens == len(attn_metadata.seq_lens), "a token of each behind the first forward"
         ids, positions = self.input_buffers.input_ids[:num_tokens], self.input_buffers.positions[:num_tokens]
         given = ids, positions, attn_metadata, next(iter(slot_mappings.values()))
         return self.model.run(*given, self.hidden_states[:num_tokens])
 
 
+@at(f"{SPECULATORS}.eagle.speculator")
+class EagleSpeculator(TargetDependentARSpeculator):
+    """A head that was trained to draft."""
+
+
 @at(f"{SPECULATORS}.mtp.speculator")
-class MTPSpeculator(EagleSpeculator):
+class MTPSpeculator(TargetDependentARSpeculator):
     """A module of multi-token prediction."""
 
 
 @at(f"{SPECULATORS}.multi_module_mtp.speculator")
-class MultiModuleMTPSpeculator(EagleSpeculator):
+class MultiModuleMTPSpeculator(HeadSpeculator):
     """Several modules of multi-token prediction, which draft one after the other.
 
     Attributes:
@@ -168,6 +209,79 @@ class MultiModuleMTPSpeculator(EagleSpeculator):
         return self.model.run(*given, self.hidden_states[:num_tokens], spec_module_idx)
 
 
+@at(f"{SPECULATORS}.gemma4.speculator")
+class Gemma4Speculator(HeadSpeculator):
+    """An assistant, whose layers are in several groups of KV caches, as those of the target that it reads."""
+
+    def _run_model(
+        self, num_tokens: int, attn_metadata: Any, slot_mappings: dict[str, Tensor], num_tokens_across_dp: None
+    ) -> tuple[Tensor, Tensor]:
+        assert {*slot_mappings} == self.draft_attn_layer_names
+        ids, positions = self.input_buffers.input_ids[:num_tokens], self.input_buffers.positions[:num_tokens]
+        given = ids, positions, attn_metadata, next(iter(slot_mappings.values()))
+        return self.model.run(*given, self.hidden_states[:num_tokens])
+
+
+@at(f"{SPECULATORS}.dflash.speculator")
+class DFlashSpeculator(DraftModelSpeculator):
+    """A block is filled in at once: its places see each other."""
+
+    def __init__(self, vllm_config: Any, device: torch.device) -> None:
+        super().__init__(vllm_config, device)
+        self.num_query_per_req, self.parallel_drafting_token_id = 1 + self.num_speculative_steps, MASK
+
+    def set_attn(self, model: Any, kv_cache_config: Any, block_tables: BlockTables, layers: set[str]) -> None:
+        super().set_attn(model, kv_cache_config, block_tables, layers)
+        self._group_causal, self._layer_group_idx = {self.group: False}, [0, 0]
+        self.draft_kv_cache_group_ids = [self.group]
+
+    def _run_model(
+        self, num_tokens: int, attn_metadata: Any, slot_mappings: dict[str, Tensor], num_tokens_across_dp: None
+    ) -> Tensor:
+        assert attn_metadata.causal == self._group_causal
+        ids, positions = self.input_buffers.input_ids[:num_tokens], self.input_buffers.positions[:num_tokens]
+        return self.model.fill(ids, positions, attn_metadata, next(iter(slot_mappings.values())))
+
+
+@at(f"{SPECULATORS}.dspark.speculator")
+class DSparkSpeculator(DFlashSpeculator):
+    """Each token of a block is told of the one before; the first is drafted in the bonus token's row."""
+
+    _draft_topk = None
+
+    def __init__(self, vllm_config: Any, device: torch.device) -> None:
+        super().__init__(vllm_config, device)
+        self.num_query_per_req = self.num_speculative_steps
+
+
+@at("model_executor.models.qwen3_dspark")
+class DSparkMarkovHead:
+    """Two tables: a token's row of one, times the other, is what is added behind it."""
+
+    def __init__(self, first: Tensor, second: Tensor) -> None:
+        self.markov_w1, self.markov_w2 = SimpleNamespace(weight=first), SimpleNamespace(weight=second)
+
+
+@at("model_executor.models.qwen3_dflash")
+class DFlashQwen3ForCausalLM:
+    """The class of drafts that fill in blocks, of which `vllm_models.Blocks` is one."""
+
+    def combine_hidden_states(self, hidden_states: Tensor) -> Tensor:
+        raise NotImplementedError
+
+    def precompute_and_store_context_kv(
+        self, context_states: Tensor, context_positions: Tensor, context_slot_mapping: list[Tensor] | None = None
+    ) -> None:
+        raise NotImplementedError
+
+
+@at("model_executor.models.qwen3_dspark")
+class Qwen3DSparkForCausalLM(DFlashQwen3ForCausalLM):
+    """The same with a Markov head, of which `vllm_models.Qwen3DSparkForCausalLM` is one."""
+
+    draft_id_to_target_id = logits_processor = model = None
+
+
 @at(f"{SPECULATORS}.ngram.speculator")
 class NgramGPUSpeculator(BaseSpeculator):
     def __init__(self, vllm_config: Any, device: torch.device, req_states: RequestState) -> None:
@@ -190,7 +304,13 @@ def init_speculator(vllm_config: Any, device: torch.device, req_states: RequestS
         return NgramGPUSpeculator(vllm_config, device, req_states)
     draft = vllm_config.speculative_config.draft_model_config.hf_config
     module = MTPSpeculator if draft.num_nextn_predict_layers == 1 else MultiModuleMTPSpeculator
-    kinds = {"draft_model": StandaloneARSpeculator, "mtp": module}
+    module = Gemma4Speculator if draft.model_type == "gemma4_mtp" else module
+    kinds = {
+        "draft_model": StandaloneARSpeculator,
+        "mtp": module,
+        "dflash": DFlashSpeculator,
+        "dspark": DSparkSpeculator,
+    }
     return kinds.get(method, EagleSpeculator)(vllm_config, device)
 
 

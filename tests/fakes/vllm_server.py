@@ -17,7 +17,7 @@ from specc.runtime.plan.plan import Plan
 from .models import target_next
 from .plans import package_of
 from .vllm_core import EngineCore, Executor
-from .vllm_models import DRAFT, Draft, Looked, Modules, Target
+from .vllm_models import DRAFT, TARGET, Assistant, Blocks, Draft, Looked, Modules, Qwen3DSparkForCausalLM, Target
 from .vllm_modules import (
     GPUModelRunner,
     ModelRunnerOutput,
@@ -35,12 +35,18 @@ from .vllm_sampling import (
     SamplerOutput,
     StructuredOutputsWorker,
 )
-from .vllm_tables import UNSET, VLLM, BlockTables, InputBatch, RequestState
+from .vllm_tables import UNSET, VLLM, BlockTables, InputBatch, KVCacheSpec, RequestState
 
 PROGRAM = "specc_program_small"
 METHODS = {
-    "STANDALONE": "draft_model", "EAGLE": "eagle", "EAGLE3": "eagle3", "MULTI_LAYER_EAGLE": "mtp", "NGRAM": "ngram",
+    "STANDALONE": "draft_model", "EAGLE": "eagle", "EAGLE3": "eagle3", "MULTI_LAYER_EAGLE": "mtp",
+    "FROZEN_KV_MTP": "mtp", "NGRAM": "ngram",
+    "DFLASH": "dflash", "DSPARK": "dspark",
 }  # fmt: skip
+KINDS = {
+    "MULTI_LAYER_EAGLE": Modules, "FROZEN_KV_MTP": Assistant, "DFLASH": Blocks, "DSPARK": Qwen3DSparkForCausalLM,
+}  # fmt: skip
+"""What drafts, where it is none that drafts as a language model does."""
 
 
 def adapter(module: str) -> Any:
@@ -54,6 +60,7 @@ class Server:
     Attributes:
         states, tables: vLLM's tables of requests, whose rows begin at 0.
         runner, worker: its model runner, and the worker that has it.
+        longest: tokens that a text may have.
         steps: of each decode step how many drafts a request had, and how many tokens it was given, by row.
         prompts: how many tokens the prompt of a row has.
         grammars: by row which tokens may follow a text.
@@ -70,7 +77,7 @@ class Server:
         others: Sequence[Plan] = (), scheduled: Any = None, lora: Any = None,
         most_tokens: int = 64, graphs: int = 0, layers: int = 0, new: Sequence[str] = (), **spec: Any,
     ) -> None:  # fmt: skip
-        """`longest`: `max_model_len`; `ahead`: slots that a request has behind those of a step.
+        """`longest`: `max_model_len`; `ahead`: slots that a request has behind those of a step, a block one more.
 
         `others` are the plans of a program's other shapes.
         `max_graph`: tokens of its largest graph; with `profile` it has measured what graphs take before it starts.
@@ -80,7 +87,7 @@ class Server:
         hands hidden states over beside the last one's, which together are these.
         `new`: places of functions that are not known of this vLLM.
         """
-        self.plan, self._ahead, self._longest = plan, ahead, longest
+        self.plan, self._ahead, self.longest = plan, ahead + (plan.algorithm in ("DFLASH", "DSPARK")), longest
         runner = GPUModelRunner
         for kind, name in ((runner, "sample"), (runner, "add_requests"), (runner, "postprocess_sampled"),
                            (runner, "profile_cudagraph_memory"), (Worker, "load_model"),
@@ -90,7 +97,10 @@ class Server:
         monkeypatch.setattr(adapter("server.digests"), "installed", lambda: dict.fromkeys(new, "new"))
         width, page = -(-longest // plan.kv.page_size), plan.kv.page_size
         self.states = RequestState(requests, plan.size("S"), longest)
-        self.tables, self.target = BlockTables(requests, (3, width), (2 * page, page)), Target(plan)
+        assists = plan.algorithm == "FROZEN_KV_MTP"
+        widths = -(-longest // (2 * page)) if assists else 3, width
+        self.tables, self.target = BlockTables(requests, widths, (2 * page, page)), Target(plan)
+        self._groups = (TARGET, DRAFT) if assists else (DRAFT,)
         self.tables.block_tables[DRAFT].gpu.fill_(UNSET)
         penalties = PenaltiesState(requests, plan.size("V"))
         processors = penalties, LogitBiasState(requests), BadWordsState(requests)
@@ -108,13 +118,14 @@ class Server:
         self.runner.lora_config, self.runner.max_num_tokens = lora, most_tokens
         self.runner.vllm_config, self.worker = self.config, Worker(self.runner)
         self.worker.load_model(load_dummy_weights=False)
-        blocks = 1 + requests * width
-        kind = Modules if plan.algorithm == "MULTI_LAYER_EAGLE" else Draft
+        blocks = 1 + requests * sum(widths[group] for group in self._groups)
+        kind = KINDS.get(plan.algorithm, Draft)
         self.draft = kind(plan, blocks, self) if "draft" in plan.models else Looked(plan, self)
-        groups = [SimpleNamespace(layer_names=names) for names in (["t.0", "t.1"], ["d.0", "d.1"])]
+        named = (["t.0", "d.0"], ["t.1", "d.1"]) if assists else (["t.0", "t.1"], ["d.0", "d.1"])
+        groups = [SimpleNamespace(layer_names=names, kv_cache_spec=KVCacheSpec()) for names in named]
         cache = SimpleNamespace(kv_cache_groups=groups)
         if profile:
-            at = BlockTables(requests, (3, width), (2 * page, page))
+            at = BlockTables(requests, widths, (2 * page, page))
             self.runner.speculator.set_attn(self.draft, cache, at, {"d.0", "d.1"})
             self.runner.profile_cudagraph_memory()
         self.runner.speculator.set_attn(self.draft, cache, self.tables, {"d.0", "d.1"})
@@ -185,7 +196,7 @@ class Server:
         `drafts`: fewer than there are; `ahead`: fewer for the next step, by default as many as there is room for.
         """
         count = 1 + (self.plan.size("S") if drafts is None else drafts)
-        left = [self._longest - 1 - int(self.states.num_computed_tokens.gpu[row]) for row in rows]
+        left = [self.longest - 1 - int(self.states.num_computed_tokens.gpu[row]) for row in rows]
         self._run(rows, [min(count, most) for most in left], prefill=False, ahead=ahead)
 
     def told(self, rows: Sequence[int], drafts: int, lengths: Sequence[int]) -> None:
@@ -197,12 +208,13 @@ class Server:
 
     def end(self, row: int) -> None:
         """A request ends: its blocks are free, and their numbers stay where they are."""
-        held = int(self.tables.num_blocks.np[DRAFT, row]) if isinstance(self.draft, Draft) else 0
-        blocks = self.tables.block_tables[DRAFT].gpu[row, :held].tolist()
-        self._free += blocks
-        self.tables.num_blocks.np[DRAFT, row] = 0
-        if isinstance(self.draft, Draft):
-            self.draft.forget(blocks)
+        for group in self._groups:
+            held = int(self.tables.num_blocks.np[group, row]) if isinstance(self.draft, Draft) else 0
+            blocks = self.tables.block_tables[group].gpu[row, :held].tolist()
+            self._free += blocks
+            self.tables.num_blocks.np[group, row] = 0
+            if isinstance(self.draft, Draft):
+                self.draft.forget(blocks)
 
     def settle(self) -> None:
         """Read what is still on its way, and look at what nobody owns."""
@@ -225,6 +237,8 @@ class Server:
         )  # fmt: skip
         self.tables.gather(at)
         hidden = self.target.forward(texts, counts)
+        for row, text, count in zip(rows, texts, counts, strict=True) if isinstance(self.draft, Assistant) else ():
+            self.draft.keep(row, text, count)
         grammar = self._grammar(rows, texts, [1] * len(rows) if prefill else counts)
         output, accepted, rejected = self.runner.sample(hidden, batch, grammar)
         self.output = output
@@ -301,9 +315,10 @@ class Server:
 
     def _allocate(self, row: int, tokens: int) -> None:
         """Blocks for so many tokens and those ahead, which no text is longer than."""
-        page = self.plan.kv.page_size
-        needed = -(-min(tokens + self._ahead, self._longest) // page) - int(self.tables.num_blocks.np[DRAFT, row])
-        self.tables.append(DRAFT, row, [self._free.pop() for _ in range(max(needed, 0))])
+        for group in self._groups:
+            size, held = self.tables.block_sizes[group], int(self.tables.num_blocks.np[group, row])
+            needed = -(-min(tokens + self._ahead, self.longest) // size) - held
+            self.tables.append(group, row, [self._free.pop() for _ in range(max(needed, 0))])
 
     def _read(self, keep: int) -> None:
         """Give requests the tokens of all but so many of the last steps."""
@@ -321,19 +336,24 @@ def config_of(plan: Plan, requests: int, longest: int, max_graph: int, aux: bool
     """The VllmConfig of a server that a program fits, but for what of its speculation is otherwise."""
     modules = plan.size("S") if plan.algorithm == "MULTI_LAYER_EAGLE" else 1
 
-    def model(of: Any, **config: Any) -> Any:
+    def model(of: Any, width: int, **config: Any) -> Any:
         return SimpleNamespace(
-            dtype=torch.float32, get_vocab_size=lambda: plan.size("V"), get_hidden_size=lambda: of.hidden_size,
-            hf_config=SimpleNamespace(**config), return_sampling_mask=False, max_model_len=longest,
+            dtype=torch.float32, get_vocab_size=lambda: plan.size("V"), get_hidden_size=lambda: width,
+            hf_config=SimpleNamespace(**config), hf_text_config=SimpleNamespace(hidden_size=of.hidden_size),
+            return_sampling_mask=False, max_model_len=longest,
         )  # fmt: skip
 
-    draft = model(plan.models.get("draft", plan.models["target"]), num_nextn_predict_layers=modules)
+    target = plan.models["target"]
+    drafts, kind, width = plan.models.get("draft", target), "llama", plan.models.get("draft", target).hidden_size
+    if plan.algorithm == "FROZEN_KV_MTP":  # of which vLLM says how wide the rows are that it reads
+        kind, width = "gemma4_mtp", target.hidden_size
+    draft = model(drafts, width, num_nextn_predict_layers=modules, model_type=kind)
     ranks = ("tensor", "pipeline", "data", "prefill_context", "decode_context")
     options = {
         "method": METHODS[plan.algorithm], "num_speculative_tokens": plan.size("S"), "draft_sample_method": "greedy",
         "rejection_sample_method": "standard", "enable_adaptive_verification": False,
         "num_speculative_tokens_per_batch_size": None, "use_local_argmax_reduction": False,
-        "parallel_drafting": False, "draft_model_config": draft,
+        "parallel_drafting": plan.algorithm in ("DFLASH", "DSPARK"), "draft_model_config": draft,
         "prompt_lookup_max": plan.options.get("longest"), "prompt_lookup_min": plan.options.get("shortest"),
     }  # fmt: skip
     return SimpleNamespace(
@@ -347,5 +367,5 @@ def config_of(plan: Plan, requests: int, longest: int, max_graph: int, aux: bool
         aux_output_config=SimpleNamespace(enabled=aux),
         speculative_config=SimpleNamespace(**options | spec),
         scheduler_config=SimpleNamespace(max_num_seqs=requests),
-        model_config=model(plan.models["target"]),
+        model_config=model(target, target.hidden_size, model_type="llama"),
     )

@@ -37,6 +37,14 @@ class StagedWriteTensor:
     gpu: Tensor
 
 
+@at("v1.kv_cache_interface")
+@dataclass(frozen=True)
+class KVCacheSpec:
+    """What layers of a group keep."""
+
+    uses_slot_mapping: bool = True
+
+
 @at(f"{WORKER}.states")
 class RequestState:
     """Tables with a row for every request: on the device what it has computed and emitted, and its drafts."""

@@ -14,6 +14,7 @@ for each request, and what `watch.py` saw. Memory that is written though no requ
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import os
 import sys
@@ -139,6 +140,16 @@ def keep_async() -> None:
     CpuPlatform.check_and_update_config = staticmethod(kept)
 
 
+def see_no_pictures() -> None:
+    """Put a stand-in where a library of pictures is missing, which classes of models import that read text as well.
+
+    VLLM looks at classes in a process of its own.
+    """
+    if importlib.util.find_spec("torchvision") is None:
+        sys.path.append(folder := str(HERE / "resolvable"))
+        os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, (os.environ.get("PYTHONPATH"), folder)))
+
+
 def tune_nothing() -> None:
     """Have Triton take the first way to compile a kernel of several: what is fastest is not tested.
 
@@ -162,6 +173,7 @@ def main() -> None:
     sys.path.append(str(HERE.parent))
     if given["device"] == "cpu":
         sys.path.append(str(HERE / "stand_ins"))
+    see_no_pictures()
     begin = time.monotonic()
     from vllm.engine.arg_utils import EngineArgs
     from vllm.v1.engine.llm_engine import LLMEngine

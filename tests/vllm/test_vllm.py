@@ -13,9 +13,9 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 from vllm_files import ON_GPU, VERSION
-from vllm_models import SEVERAL
+from vllm_models import ASSISTANT, GEMMA, SEVERAL
 from vllm_programs import BUCKETS, build_program, plugin_wheel, same_program, settings
-from vllm_server import MODEL_LEN, PLAIN, ROWS, Served, Variant, serve
+from vllm_server import GROUPED, MODEL_LEN, PLAIN, ROWS, Served, Variant, serve
 from vllm_workload import greedy, is_greedy
 
 SHAPES = (0, 1, 3)
@@ -24,6 +24,7 @@ HYBRID = Variant("mtp", "qwen3_next", target="qwen3_next", half=True)
 BROUGHT_BACK = ON_GPU or VERSION != "0.32.0"
 """Whether vLLM does so: on a CPU 0.32.0 fails to behind steps of fewer drafts, and its own texts are others."""
 RECURRENT = [HYBRID, replace(HYBRID, ahead=True, cached=True), replace(HYBRID, ahead=True, shapes=SHAPES)]
+ASSISTED = Variant("mtp", ASSISTANT, target=GEMMA)
 SPECULATING = [
     Variant("draft_model", "standalone"),
     Variant("draft_model", "standalone", ahead=True),
@@ -33,6 +34,13 @@ SPECULATING = [
     Variant("mtp", "mimo", target="mimo"),
     Variant("mtp", "glm", target="glm"),
     Variant("mtp", "glm", target="glm", ahead=True),
+    ASSISTED,
+    replace(ASSISTED, ahead=True, shapes=SHAPES),
+    Variant("dflash", "dflash"),
+    Variant("dflash", "dflash", ahead=True),
+    Variant("dflash", "dflash_windows", ahead=True),
+    Variant("dspark", "dspark", ahead=True),
+    Variant("dspark", "dspark_anchored"),
     Variant("ngram"),
     Variant("ngram_gpu", ahead=True),
     Variant("draft_model", "standalone", shapes=SHAPES),
@@ -52,6 +60,9 @@ HEADS = [
     Variant("eagle3", "eagle3_part", program=True, ahead=True, head="weights"),
     Variant("mtp", "mimo", target="mimo", program=True, head="weights"),
     Variant("mtp", "glm", target="glm", program=True, ahead=True, head="weights"),
+    replace(ASSISTED, program=True, ahead=True, head="weights"),
+    Variant("dflash", "dflash", program=True, ahead=True, head="weights"),
+    Variant("dspark", "dspark", program=True, ahead=True, head="weights"),
 ]
 PROGRAMS += HEADS
 CHOOSING = [Variant("eagle", "eagle", program=True, ahead=True, shapes=SHAPES, shape=shape) for shape in ("auto", "1")]
@@ -59,7 +70,9 @@ CHOOSING += [replace(variant, program=True, shape="auto") for variant in RECURRE
 speculating = pytest.mark.parametrize("variant", [*SPECULATING, *PROGRAMS, *CHOOSING], ids=str)
 HALF = Variant("eagle", "eagle", half=True, cached=True, ahead=True)
 HALVES = [HALF, replace(HALF, program=True)]
-every = pytest.mark.parametrize("variant", [PLAIN, HYBRID.plain, *SPECULATING, *PROGRAMS, *CHOOSING, *HALVES], ids=str)
+every = pytest.mark.parametrize(
+    "variant", [PLAIN, HYBRID.plain, ASSISTED.plain, *SPECULATING, *PROGRAMS, *CHOOSING, *HALVES], ids=str
+)
 programs = pytest.mark.parametrize("variant", [*PROGRAMS, HALVES[-1]], ids=str)
 CACHED = VERSION != "0.32.0"
 """Whether vLLM takes the one block that prompts share: 0.32.0 computes the last of them anew where a head drafts."""
@@ -67,7 +80,17 @@ LEAST_ACCEPTED, MADE_UP = 1.3, 1.2
 """Tokens per verification of any of these drafts, or of a made-up one; 1 would be a draft that is always wrong."""
 CLOSE, STEP = 1e-3, 0.125
 """How far log-probabilities may be apart in float32, and in bfloat16, where it is a step of logits from 16 to 32."""
-LAYERS = {None: 4, "draft_model": 4 + 2, "eagle": 4 + 1, "eagle3": 4 + 1, "mtp": 4 + 1, "ngram": 4, "ngram_gpu": 4}
+LAYERS = {
+    None: 4,
+    "draft_model": 4 + 2,
+    "eagle": 4 + 1,
+    "eagle3": 4 + 1,
+    "mtp": 4 + 1,
+    "dflash": 4 + 2,
+    "dspark": 4 + 2,
+    "ngram": 4,
+    "ngram_gpu": 4,
+}
 """With KV caches, which are all watched."""
 SPECULATORS = {
     "draft_model": "StandaloneARSpeculator",
@@ -75,6 +98,9 @@ SPECULATORS = {
     "eagle3": "EagleSpeculator",
     "mtp": "MTPSpeculator",
     "glm": "MultiModuleMTPSpeculator",
+    ASSISTANT: "Gemma4Speculator",
+    "dflash": "DFlashSpeculator",
+    "dspark": "DSparkSpeculator",
     "ngram": "NgramGPUSpeculator",
     "ngram_gpu": "NgramGPUSpeculator",
 }
@@ -88,7 +114,7 @@ def determined(served: Served) -> Iterator[tuple[int, Mapping[str, Any], Mapping
             yield number, request, output
 
 
-@pytest.mark.parametrize("variant", [PLAIN, HYBRID.plain], ids=str)
+@pytest.mark.parametrize("variant", [PLAIN, HYBRID.plain, ASSISTED.plain], ids=str)
 def test_without_speculation_texts_are_the_targets_own(variant: Variant, served: Served, models: Path) -> None:
     """Against transformers: each token is the most probable after the prompt and those before it."""
     model = AutoModelForCausalLM.from_pretrained(models / variant.target, dtype=torch.float32)
@@ -125,7 +151,8 @@ def test_logprobs_are_those_without_speculation(variant: Variant, served: Served
 @speculating
 def test_drafts_are_accepted(variant: Variant, served: Served) -> None:
     lengths = [length for output in served.outputs for length in output.get("accepted", [])]
-    assert sum(lengths) / len(lengths) > (MADE_UP if variant.recurrent else LEAST_ACCEPTED)
+    made_up = variant.recurrent or variant.draft == "dspark_anchored"
+    assert sum(lengths) / len(lengths) > (MADE_UP if made_up else LEAST_ACCEPTED)
 
 
 @every
@@ -156,13 +183,15 @@ def test_everything_that_was_meant_to_happen_happened(variant: Variant, served: 
 def test_every_block_is_free_at_the_end(variant: Variant, served: Served) -> None:
     """All but block 0, which vLLM keeps. That no other was written is looked at after every step.
 
-    Where states are kept at the ends of blocks, block 0 stands for those in between.
+    Where states are kept at the ends of blocks, block 0 stands for those in between, and for those behind a window.
     """
     seen = served.seen
     assert seen["free_blocks"] == seen["num_blocks"] - 1
-    assert (0 in seen["blocks"]) == (variant.recurrent and variant.cached)
+    windows = variant.windowed or variant.draft in GROUPED
+    assert (0 in seen["blocks"]) == (windows or (variant.recurrent and variant.cached))
     assert {*seen["blocks"], 0} == set(range(seen["num_blocks"]))
-    assert len(seen["layers"]) == LAYERS[variant.method] + (SEVERAL - 1) * (variant.draft == "glm")
+    more = (SEVERAL - 1) * (variant.draft == "glm") + variant.windowed + (variant.draft == ASSISTANT)
+    assert len(seen["layers"]) == LAYERS[variant.method] + more
 
 
 @programs

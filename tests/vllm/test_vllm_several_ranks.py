@@ -15,8 +15,9 @@ from engine_prompts import PREAMBLES, TAILS
 from head_layouts import EXAMPLES
 from transformers import AutoTokenizer
 from vllm_files import ON_GPU
+from vllm_models import ASSISTANT, GEMMA
 from vllm_programs import build_program, plugin_wheel, same_program, settings
-from vllm_server import PLAIN, ROWS, Served, Variant, serve
+from vllm_server import ROWS, Served, Variant, serve
 from vllm_workload import STREAM, greedy, is_greedy, without_aborts, workload
 
 pytestmark = pytest.mark.skipif(ON_GPU, reason="one GPU has one rank")
@@ -31,8 +32,10 @@ COMPUTED = [
     Variant("eagle3", "eagle3_part", ahead=True, program=True, head="weights", ranks=2),
 ]
 """Ranks share out the head of their draft as vLLM does, or have sent each other the entries of a part of the tokens."""
-both = pytest.mark.parametrize("ranked", [HEAD, MODEL, *COMPUTED], ids=str)
-every = pytest.mark.parametrize("ranked", [HEAD, MODEL, CHOOSING, *COMPUTED], ids=str)
+ASSISTED = Variant("mtp", ASSISTANT, target=GEMMA, ahead=True, program=True, ranks=2)
+"""It is greedy, and its draft reads what each rank has of the target's keys and values."""
+both = pytest.mark.parametrize("ranked", [HEAD, MODEL, ASSISTED, *COMPUTED], ids=str)
+every = pytest.mark.parametrize("ranked", [HEAD, MODEL, ASSISTED, CHOOSING, *COMPUTED], ids=str)
 DRAWN: list[dict[str, Any]] = [
     {"temperature": 1.0},
     {"temperature": 0.8, "top_k": 12, "top_p": 0.9},
@@ -67,12 +70,12 @@ def engines(
     def run(variant: Variant) -> Served:
         where = folder / str(variant)
         wheel = build_program(same_program(variant), models, where.with_suffix(".wheel")) if variant.program else None
-        asked_for = without_aborts(given) if variant == PLAIN else given
+        asked_for = without_aborts(given) if variant.method is None else given
         return serve(variant.engine(models), asked_for, where, wheel=wheel, settings=settings(variant, models))
 
     with side_by_side(1) as pool:
         compared = [own(variant) for variant in wanted if not variant.shapes]
-        yield started(pool, [PLAIN, *wanted, *alone, *compared], run)
+        yield started(pool, [*(variant.plain for variant in wanted), *wanted, *alone, *compared], run)
 
 
 def own(variant: Variant) -> Variant:
@@ -91,7 +94,7 @@ def greedy_ones(served: Served) -> list[int]:
 
 @every
 def test_texts_are_those_without_speculation_on_one_rank(ranked: Variant, engines: Any) -> None:
-    program_run, plain = engines[ranked].result(), engines[PLAIN].result()
+    program_run, plain = engines[ranked].result(), engines[ranked.plain].result()
     numbers = greedy_ones(program_run)
     assert len(numbers) > STREAM / 2
     for number in numbers:

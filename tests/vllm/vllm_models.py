@@ -9,10 +9,13 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from head_layouts import EMBEDDING, EXAMPLES, eagle, eagle3, read, write
+from assistant_models import write_assistant
+from head_layouts import CONFIG, EMBEDDING, EXAMPLES, WEIGHTS, dflash, eagle, eagle3, mask_token, read, write
 from hybrid_models import write_qwen3_next
+from safetensors.torch import load_file
 from torch import Tensor
 from torch.nn.functional import pad
+from transformers import AutoModelForCausalLM
 
 MODULE = {
     "embedding_norm": "token_layernorm",
@@ -32,6 +35,14 @@ HYBRIDS = {"qwen3_next": 64, "qwen3_next_wide": 128}
 
 A state of the first is as large as keys and values of 32 tokens in the other layers, one of the second much larger.
 """
+GEMMA, ASSISTANT = "gemma", "assistant"
+"""A target of Gemma 4's kind, and what drafts for it by its keys and values."""
+NARROW, WIDE, SHARP = 32, 64, 1.5
+"""The width of their heads where a layer sees a window, and where it sees the whole text; how far scores are apart."""
+WINDOW = 40
+"""Tokens that a layer of `dflash_windows` sees."""
+RANK, BIAS = 64, 0.3
+"""The rank of the Markov head of `dspark`, and how much of what the target says is its bias."""
 TOKEN_MAP = "hot.json"
 """A file with a quarter of the tokens."""
 HOT = "_hot"
@@ -39,7 +50,7 @@ HOT = "_hot"
 
 
 def write_models(folder: Path) -> None:
-    """Write `target`, `standalone`, `eagle`, `eagle3`, `eagle3_part`, `mimo`, `glm` and `HYBRIDS` below a folder.
+    """Write `target`, `standalone`, `eagle`, `eagle3`, `eagle3_part`, `mimo`, `glm`, `gemma` and others below a folder.
 
     vLLM knows a head by the name of its architecture. It counts the layers whose outputs an EAGLE3 head reads from 1,
     where SGLang, whose key stays there for specc, counts from 0. `eagle3_part` was trained to score a quarter of the
@@ -47,6 +58,7 @@ def write_models(folder: Path) -> None:
 
     `mimo` is the target in the words of MiMo, with the first of the example's modules of multi-token prediction in it.
     `glm` is the target in those of GLM-4.5, with several modules; vLLM has each read what the one before it made.
+    `gemma` is a Gemma4ForConditionalGeneration, for which `assistant` drafts.
     """
     for model in ("target", "standalone"):
         shutil.copytree(EXAMPLES / model, folder / model)
@@ -71,6 +83,10 @@ def write_models(folder: Path) -> None:
         }
         offsets = {"d2t": weights.pop("d2t")} if "d2t" in weights else {}
         write(folder / name, eagle3(weights, config) | offsets, config | wide)
+    write_blocks(folder / "dflash")
+    windows = {"layer_types": ["sliding_attention", "full_attention"], "use_sliding_window": True}
+    write_blocks(folder / "dflash_windows", {"causal": False}, **windows, sliding_window=WINDOW)
+    write_markov(folder)
     weights, config = read("target")
     words = {"architectures": ["MiMoForCausalLM"], "model_type": "qwen2", "num_nextn_predict_layers": 1}
     made = with_biases(weights | module(read("mtp")[0], weights, config["intermediate_size"]))
@@ -79,6 +95,45 @@ def write_models(folder: Path) -> None:
     write(folder / "glm", *modules(weights, config))
     for name, wide in HYBRIDS.items():
         write_qwen3_next(folder / name, wide)
+    write_assistant(folder / GEMMA, folder / ASSISTANT, NARROW, WIDE, SHARP)
+
+
+def write_blocks(folder: Path, said: Mapping[str, Any] | None = None, **more: Any) -> None:
+    """Write the DFlash head, whose mask vLLM reads from a file in the place of a token's embedding.
+
+    Its one head of keys and values is there twice, so that blocks have as many tokens as those of the target. `said` is
+    what else its `dflash_config` says, `more` the rest of config.json.
+    """
+    weights, config = read("dflash")
+    twice = {
+        name: torch.cat([of, of]) for name, of in weights.items() if name.endswith(("k_proj.weight", "v_proj.weight"))
+    }
+    options = config["dflash_config"] | {"mask_token_id": mask_token()} | dict(said or {})
+    more |= {"architectures": ["DFlashDraftModel"], "model_type": "qwen3", "dflash_config": options}
+    write(folder, dflash(weights | twice, config["head_dim"]), config | more | {"num_key_value_heads": 2})
+    torch.save(weights["mask"], folder / "mask_embedding.pt")
+
+
+def write_markov(folder: Path) -> None:
+    """Write `dspark` and `dspark_anchored`: `dflash`, with a Markov head of what the target says behind single tokens.
+
+    They read the mask as the embedding of a token. The first one drafts where `dflash` does. The other gives the first
+    draft in the bonus token's row, as published ones do, which its layers have not learned.
+    """
+    target = AutoModelForCausalLM.from_pretrained(folder / "target", dtype=torch.float32)
+    tokens = torch.arange(target.config.vocab_size)
+    with torch.inference_mode():
+        said = target(tokens[:, None]).logits[:, 0]
+    left, sizes, right = torch.linalg.svd(said - said.mean(0), full_matrices=False)
+    sizes = (BIAS * sizes[:RANK]).sqrt()
+    tables = {"markov_w1": left[:, :RANK] * sizes, "markov_w2": right[:RANK].T * sizes}
+    weights, config = load_file(folder / "dflash" / WEIGHTS), json.loads((folder / "dflash" / CONFIG).read_text())
+    weights |= {f"markov_head.{name}.weight": table for name, table in tables.items()}
+    weights["embed_tokens.weight"] = target.model.embed_tokens.weight.detach().clone()
+    weights["embed_tokens.weight"][mask_token()] = torch.load(folder / "dflash" / "mask_embedding.pt")
+    config |= config["dflash_config"] | {"architectures": ["Qwen3DSparkModel"], "markov_rank": RANK}
+    for name, anchored in (("dspark", False), ("dspark_anchored", True)):
+        write(folder / name, weights, config | {"sample_from_anchor": anchored, "block_size": 3})
 
 
 def named(heads: Mapping[str, Tensor], width: int, parts: Mapping[str, str], before: str) -> dict[str, Tensor]:

@@ -8,11 +8,20 @@ from pathlib import Path
 
 import engine_job
 from engine_job import specc
-from vllm_models import TOKEN_MAP
+from vllm_models import ASSISTANT, TOKEN_MAP, WIDE
 from vllm_server import MODEL_LEN, NGRAM, ROWS, Variant
 
-ALGORITHMS = {"draft_model": "STANDALONE", "eagle": "EAGLE", "eagle3": "EAGLE3", "mtp": "EAGLE"}
-"""Methods of vLLM's that models draft by, and what specc calls them; `glm` has several modules."""
+ALGORITHMS = {
+    "draft_model": "STANDALONE",
+    "eagle": "EAGLE",
+    "eagle3": "EAGLE3",
+    "mtp": "EAGLE",
+    "dflash": "DFLASH",
+    "dspark": "DSPARK",
+}
+"""Methods of vLLM's that models draft by, and what specc calls them."""
+BY_DRAFT = {"glm": "MULTI_LAYER_EAGLE", ASSISTANT: "FROZEN_KV_MTP"}
+"""The same of drafts that are of another kind than others of their method."""
 BUCKETS = (1, 2, ROWS)
 """So that a batch of three has a padding row."""
 DRAWS = "target_only\nsampling: [penalties, top_k, top_p]\ndraft_sampling: {}"
@@ -58,8 +67,9 @@ def write_program(
     """The configuration for a variant's engine, in a new folder."""
     folder.mkdir(parents=True)
     config = folder / "program.yaml"
-    algorithm = "MULTI_LAYER_EAGLE" if variant.draft == "glm" else ALGORITHMS.get(variant.method or "", "NGRAM")
+    algorithm = BY_DRAFT.get(variant.draft) or ALGORITHMS.get(variant.method or "", "NGRAM")
     dtype = ", dtype: bfloat16" if variant.half else ""
+    dtype += f", head_dim: {WIDE}" if variant.windowed else ""
     named = {"models": models, "target": variant.target, "draft": variant.draft, "dtype": dtype}
     named["head"] = f", head: {variant.head}" if variant.head else ""
     named["head"] += f", token_map: {models / TOKEN_MAP}" if variant.token_map else ""

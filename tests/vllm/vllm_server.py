@@ -10,7 +10,7 @@ from typing import Any
 
 from engine_job import run_job
 from vllm_files import DEVICE, HERE, ON_GPU, PYTHON
-from vllm_models import HOT, HYBRIDS
+from vllm_models import GEMMA, HOT, HYBRIDS
 
 NUM_STEPS = 3
 ROWS = 4
@@ -40,6 +40,10 @@ LIMIT_S = int(os.environ.get("SPECC_TEST_VLLM_S") or (240 if ON_GPU else 600))
 CACHED = {"enable_prefix_caching": True}
 STATES = {False: 24, True: 46}
 """Blocks where a target keeps recurrent state: with speculation it keeps one behind every token of a step."""
+WINDOWED = {"num_gpu_blocks_override": 24, "limit_mm_per_prompt": {"image": 0, "video": 0, "audio": 0}}
+"""Where most layers see a window: a text has blocks of several groups. Nobody shows pictures."""
+GROUPED = {"dflash_windows": 70}
+"""Blocks by draft whose layers are in several groups of KV caches: there a layer takes blocks of its own."""
 ALIGNED = {"mamba_cache_mode": "align"}
 """With prefix caching states are kept where blocks end."""
 NGRAM = {"prompt_lookup_max": 4, "prompt_lookup_min": 1}
@@ -79,7 +83,7 @@ class Variant:
 
     def __str__(self) -> str:
         """For the names of tests and files."""
-        drafts = self.draft or self.method or (f"plain-{self.target}" if self.recurrent else "plain")
+        drafts = self.draft or self.method or (f"plain-{self.target}" if self.recurrent or self.windowed else "plain")
         options = {"half": self.half, "cached": self.cached, "ahead": self.ahead}
         options |= {"unwatched": not self.canaries, "program": self.program}
         words = [drafts, *(word for word, so in options.items() if so)]
@@ -102,6 +106,11 @@ class Variant:
         return self.target in HYBRIDS
 
     @property
+    def windowed(self) -> bool:
+        """Say whether most layers of the target see a window of the text."""
+        return self.target == GEMMA
+
+    @property
     def plain(self) -> Variant:
         """Return the same target without speculation."""
         return Variant(target=self.target, half=self.recurrent, ahead=ON_GPU)
@@ -117,6 +126,8 @@ class Variant:
         given = {"model": str(models / self.target), **SERVER, **ON[DEVICE]}
         given |= {"dtype": "bfloat16"} if self.half else {}
         given |= {"num_gpu_blocks_override": STATES[self.method is not None]} if self.recurrent else {}
+        given |= WINDOWED if self.windowed else {}
+        given |= {"num_gpu_blocks_override": GROUPED[self.draft]} if self.draft in GROUPED else {}
         given |= {"gdn_prefill_backend": "triton"} if self.recurrent and ON_GPU else {}
         given |= CACHED | (ALIGNED if self.recurrent else {}) if self.cached else {}
         given |= {"async_scheduling": self.ahead, "block_size": self.block, "tensor_parallel_size": self.ranks}

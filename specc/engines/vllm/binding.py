@@ -38,7 +38,7 @@ class Bound:
         table = self._blocks.table
         # Whether a request's blocks have room, the host knows beforehand, see `room`.
         blocks = torch.full((len(table),), table.shape[1], dtype=torch.int32, device=speculator.device)
-        tables = {"num_blocks": blocks} | ({} if head is None else head.tables())
+        tables = {"num_blocks": blocks} | ({} if head is None else head.tables()) | speculator.tables(plan)
         if head is not None and parallel.is_first():
             logger.info("specc: %s", saved(plan, head.weight))
         collective = parallel.Ranks() if plan.ranks > 1 else None

@@ -156,6 +156,10 @@ class ProgramDrafts(_Speculator):
         """
         return NoForwards(self.runner, requests)
 
+    def tables(self, plan: Any) -> dict[str, Tensor]:
+        """Further tables of the program, which are of the draft. MisfitError where it has others than the plan."""
+        return {}
+
     def blocks(self, plan: Any) -> Any:
         """The blocks that the draft's keys and values are in. RuntimeError if they do not fit the program's plan."""
         return NoBlocks(plan, self.max_model_len, self.device)

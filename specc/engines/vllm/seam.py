@@ -38,6 +38,7 @@ v1.worker.gpu.states.RequestState: all_token_ids draft_tokens last_sampled_token
     req_id_to_index
 v1.worker.gpu.block_table.BlockTables: block_sizes block_tables init_block_table_layout_tensors input_block_tables
     num_blocks
+v1.kv_cache_interface.KVCacheSpec: uses_slot_mapping
 v1.worker.gpu.buffer_utils.StagedWriteTensor: gpu
 v1.worker.gpu.buffer_utils.UvaBackedTensor: gpu np
 v1.worker.gpu.input_batch.InputBatch: cu_num_logits_np expanded_idx_mapping expanded_local_pos has_prefill

@@ -10,7 +10,17 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-from .kinds import ALGORITHMS, ASSISTANT, KINDS, METHODS, KindOfDraft, Method, is_assistant, kind_of
+from .kinds import (
+    ALGORITHMS,
+    ASSISTANTS,
+    KINDS,
+    METHODS,
+    SEVERAL_MODULES,
+    KindOfDraft,
+    Method,
+    is_assistant,
+    kind_of,
+)
 
 __all__ = [
     "ALGORITHMS",
@@ -49,10 +59,8 @@ class Setting(NamedTuple):
     what: str
 
 
-PARALLEL, SPECULATIVE, MODEL, DRAFT, WHOLE = "parallel_config", "speculative_config", "model_config", "draft", ""
-"""Parts of a VllmConfig; `DRAFT` is what the draft's directory says, the `hf_config` of its model."""
-MAY_LACK = (DRAFT, WHOLE)
-"""Parts in which a setting is only there where somebody has set it."""
+PARALLEL, SPECULATIVE, MODEL, WHOLE = "parallel_config", "speculative_config", "model_config", ""
+"""Parts of a VllmConfig, which itself is the last; there a setting may be missing where nobody has set it."""
 
 SETTINGS: Mapping[str, Setting] = {
     "pipeline_parallel_size": Setting(PARALLEL, 1, "pipeline parallelism"),
@@ -67,7 +75,6 @@ SETTINGS: Mapping[str, Setting] = {
     "enable_adaptive_verification": Setting(SPECULATIVE, False, "adaptive verification"),
     "use_local_argmax_reduction": Setting(SPECULATIVE, False, "the most probable token of each rank's own logits"),
     "parallel_drafting": Setting(SPECULATIVE, False, "drafts that are all made in one forward"),
-    "index_share_for_mtp_iteration": Setting(DRAFT, False, "modules that share the tokens that sparse attention picks"),
     "return_sampling_mask": Setting(MODEL, False, "sampling masks"),
     "watermark_config": Setting(WHOLE, None, "watermarks"),
 }
@@ -97,23 +104,30 @@ class Server:
 
     @property
     def drafting(self) -> str | None:
-        """How drafts are made: vLLM's method, and whether several modules draft one after the other."""
-        return f"{self.method} of several modules" if self.modules > 1 else self.method
+        """How drafts are made: vLLM's method, and what drafts, where that is another form than others of it."""
+        return f"{self.method} of {self._form}" if self._form else self.method
 
     @property
     def kind(self) -> KindOfDraft | None:
         """That of its drafts; None where no program has it."""
-        return kind_of(self.method, several=self.modules > 1)
+        return kind_of(self.method, self._form)
 
     @property
     def algorithm(self) -> str | None:
         """That of a program that drafts so; None where there is none."""
         return self.kind and self.kind.algorithm(self.method)
 
+    @property
+    def _form(self) -> str:
+        """The form of its drafts, as kinds have it."""
+        if self.assistant:
+            return ASSISTANTS.form
+        return SEVERAL_MODULES.form if self.modules > 1 else ""
+
 
 def turns(method: str | None, modules: int, drafts: int) -> tuple[int, int]:
     """How many modules draft one after the other, and how often, of all that a draft has, for so many drafts a step."""
-    used = max(1, min(modules, drafts)) if kind_of(method, several=True) else 1
+    used = max(1, min(modules, drafts)) if kind_of(method, SEVERAL_MODULES.form) else 1
     return used, -(-drafts // used) if used > 1 else 1
 
 
@@ -124,13 +138,14 @@ def facts(config: Any) -> Server:
     modules, rounds = turns(
         spec.method, getattr(draft, "num_nextn_predict_layers", None) or 1, spec.num_speculative_tokens
     )
-    parts = {name: getattr(config, name) for name in (PARALLEL, SPECULATIVE, MODEL)} | {WHOLE: config, DRAFT: draft}
+    parts = {name: getattr(config, name) for name in (PARALLEL, SPECULATIVE, MODEL)} | {WHOLE: config}
     settings = {name: _said(parts[setting.part], name, setting) for name, setting in SETTINGS.items()}
-    return Server(spec.method, modules, rounds, settings=settings)
+    assistant = is_assistant(getattr(draft, "model_type", ""))
+    return Server(spec.method, modules, rounds, assistant, settings=settings)
 
 
 def _said(part: Any, name: str, setting: Setting) -> Any:
-    return getattr(part, name, setting.served) if setting.part in MAY_LACK else getattr(part, name)
+    return getattr(part, name, setting.served) if setting.part == WHOLE else getattr(part, name)
 
 
 @dataclass(frozen=True)
@@ -156,13 +171,13 @@ def refusals(server: Server) -> Iterator[Refusal]:
     if server.first_runner:
         yield Refusal("first_runner", f"vLLM's first model runner ({server.first_runner})")
     if server.method is not None and server.algorithm is None:
-        yield Refusal("method", f"the method {server.method}")
+        yield Refusal("method", f"the method {server.drafting}")
     if server.rounds > 1:
         yield Refusal("rounds", f"drafting by {server.modules} modules more than once in a step")
-    if server.assistant:
-        yield Refusal("assistant", ASSISTANT)
     for name, value in server.settings.items():
         setting = SETTINGS[name]
+        if server.kind is not None and name in server.kind.settles:
+            continue
         if (value or None) != (setting.served or None):
             plain = isinstance(value, int | str) and value is not True
             yield Refusal(name, f"{setting.what} ({name}{f' {value}' if plain else ''})")

@@ -8,11 +8,12 @@ import torch
 from torch import Tensor
 
 from .drafts import ProgramDrafts
-from .models.forwards import Forwards
+from .models.assisted import AssistantForwards
+from .models.block_forwards import FilledForwards, markov_tables
+from .models.forwards import Forwards, HeadForwards
 from .models.heads import Head
 from .models.modules import Modules
-from .server.fit import draft_group
-from .tables import Blocks, last_places
+from .tables import Blocks, NoBlocks, draft_groups, last_places
 
 
 class ModelDrafts(ProgramDrafts):
@@ -27,8 +28,10 @@ class ModelDrafts(ProgramDrafts):
         return Forwards(self, requests, result, head, blocks)
 
     def blocks(self, plan: Any) -> Blocks:
-        """Those of the group of KV caches that the model's layers are in."""
-        return Blocks(self.block_tables, draft_group(self), plan)
+        """Those of the groups of KV caches that the model's layers are in."""
+        groups = self.kv_cache_config.kv_cache_groups
+        named = {group: groups[group].kv_cache_spec.uses_slot_mapping for group in draft_groups(self)}
+        return Blocks(self.block_tables, named, plan)
 
 
 class StandaloneDrafts(ModelDrafts):
@@ -43,6 +46,10 @@ class StandaloneDrafts(ModelDrafts):
 
 class HeadDrafts(ModelDrafts):
     """A head of the target drafts."""
+
+    def forwards(self, requests: int, result: Any, head: Head | None, blocks: Blocks) -> Forwards:
+        """The head's own."""
+        return HeadForwards(self, requests, result, head, blocks)
 
     def handed_over(
         self, attn_metadata: Any, slot_mappings: Any, last: Tensor, aux: list[Tensor] | None, *_: Any, **__: Any
@@ -71,3 +78,38 @@ class ModulesDrafts(HeadDrafts):
     def forwards(self, requests: int, result: Any, head: Head | None, blocks: Blocks) -> Modules:
         """Those of all modules."""
         return Modules(self, requests, result, head, blocks)
+
+
+class AssistantDrafts(HeadDrafts):
+    """An assistant drafts, which reads the target's keys and values, and writes none into any block."""
+
+    def forwards(self, requests: int, result: Any, head: Head | None, blocks: Any) -> AssistantForwards:
+        """The assistant's."""
+        return AssistantForwards(self, requests, result, head, blocks)
+
+    def blocks(self, plan: Any) -> Any:
+        """None: in vLLM's own its attention finds what the target keeps, in whichever groups that is."""
+        return NoBlocks(plan, self.max_model_len, self.device, len(self.kv_cache_config.kv_cache_groups))
+
+
+class BlockDrafts(HeadDrafts):
+    """A draft fills in a block at once, over keys and values that were made of the target's hidden states."""
+
+    def run_draft(
+        self, count: int, hidden: Tensor | None, metadata: Any, slots: Any, module: int | None = None
+    ) -> tuple[Tensor, Tensor]:
+        """The draft over the first tokens of the input buffers."""
+        states = self._run_model(count, metadata, slots, None)
+        return states, states
+
+    def forwards(self, requests: int, result: Any, head: Head | None, blocks: Blocks) -> FilledForwards:
+        """Those of a block, and of what it is filled in by."""
+        return FilledForwards(self, requests, result, head, blocks)
+
+
+class MarkovDrafts(BlockDrafts):
+    """A draft fills in a block at once, and each token of it is told of the one before by the program."""
+
+    def tables(self, plan: Any) -> dict[str, Tensor]:
+        """Those of the draft's Markov head."""
+        return markov_tables(self, plan.size("Vd"))

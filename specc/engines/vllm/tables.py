@@ -6,6 +6,8 @@ its row r is the program's row r + 1.
 
 from __future__ import annotations
 
+import functools
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -17,6 +19,8 @@ AHEAD = 1
 """How many rows more the program sees than vLLM."""
 ALIGNED = 4
 """vLLM's kernels expect rows of a block table at multiples of 16 bytes: so many block numbers."""
+NO_SLOT = -1
+"""What vLLM has in the place of a slot where there is none."""
 
 
 def carried(states: Any, rows: int, *, text: bool = False) -> dict[str, Tensor]:
@@ -80,40 +84,76 @@ class Drafts(Tensor):
         return self.stored[1][(slice(None), *columns)] if columns else self.stored[1]
 
 
+def draft_groups(speculator: Any) -> Mapping[int, frozenset[str]]:
+    """The groups of KV caches that layers of the draft are in -> these layers."""
+    groups = enumerate(speculator.kv_cache_config.kv_cache_groups)
+    layers = {place: speculator.draft_attn_layer_names & set(group.layer_names) for place, group in groups}
+    return {place: frozenset(names) for place, names in layers.items() if names}
+
+
 class Blocks:
-    """Blocks of a group of KV caches, which the draft's layers are in.
+    """Blocks of the groups of KV caches that the draft's layers are in.
 
     Attributes:
-        table: i32[P, W], which a request has, with the row in front.
+        table: i32[P, W], which a request has in the group whose slots the program names, with the row in front.
 
     """
 
-    def __init__(self, tables: Any, group: int, plan: Any) -> None:
-        """Of vLLM's BlockTables, before they are used. MisfitError if the program has pages of another size."""
-        self._tables, self._group, self._page = tables, group, plan.kv.page_size
-        if (size := tables.block_sizes[group]) != self._page:
-            raise MisfitError(f"page_size is {self._page} in the program, blocks of the draft have {size} slots")
-        self.table = block_table(tables, group, plan.size("P"))
+    def __init__(self, tables: Any, groups: Mapping[int, bool], plan: Any) -> None:
+        """Of vLLM's BlockTables, before they are used. MisfitError if no group has pages of the program's size.
+
+        groups: those of the draft -> whether vLLM names slots of it; it names none in a ring of each request's own.
+        """
+        page, paged = plan.kv.page_size, [group for group, named in groups.items() if named]
+        own = [group for group in paged if tables.block_sizes[group] == page]
+        if not own:
+            sizes = " or ".join(dict.fromkeys(str(tables.block_sizes[group]) for group in paged))
+            raise MisfitError(f"page_size is {page} in the program, blocks of the draft have {sizes} slots")
+        self._tables, self._own, self._count = tables, own[0], len(tables.block_tables)
+        self._of = {group: block_table(tables, group, plan.size("P")) for group in paged}
+        self._rings = [group for group in groups if group not in paged]
+        self.table = self._of[self._own]
 
     def room(self, rows: Any) -> Any:
         """How many tokens the blocks hold of requests in vLLM's rows, both arrays of numpy's."""
-        return self._tables.num_blocks.np[self._group, rows] * self._page
+        counts, sizes = self._tables.num_blocks.np, self._tables.block_sizes
+        rooms = [counts[group, rows] * sizes[group] for group in self._of]
+        return functools.reduce(lambda least, room: least.clip(max=room), rooms)
 
-    def slots(self, rows: Tensor, positions: Tensor) -> Tensor:
-        """Slots i64[b, n] of positions i64[b, n] that requests have blocks for, in rows i64[b] of the table."""
-        return self.table[rows[:, None], positions // self._page].long() * self._page + positions % self._page
+    def slots(self, rows: Tensor, positions: Tensor, group: int | None = None) -> Tensor:
+        """Slots i64[b, n] of positions i64[b, n] that requests have blocks for, in rows i64[b] of the table.
+
+        They are of the program's group, or of another one of the draft's.
+        """
+        group = self._own if group is None else group
+        table, page = self._of[group], self._tables.block_sizes[group]
+        return table[rows[:, None], positions // page].long() * page + positions % page
+
+    def slots_by_group(self, rows: Tensor, positions: Tensor, slots: Tensor) -> list[Tensor]:
+        """Slots i64[b * n] by group of vLLM's, of which the program has named its own, `slots` i64[b, n].
+
+        Padding has none in any. Groups in which the draft has no layers get the same, which nobody reads.
+        """
+        named = [slots.reshape(-1)] * self._count
+        for group in self._of:
+            if group != self._own:
+                named[group] = torch.where(slots < 0, slots, self.slots(rows, positions, group)).reshape(-1)
+        for group in self._rings:
+            named[group] = torch.full_like(named[group], NO_SLOT)
+        return named
 
 
 class NoBlocks:
-    """What a program without a draft has in their place: it writes no keys and values, and any request has room.
+    """What a program has in their place that writes no keys and values, as one without a draft: any request has room.
 
     Attributes:
         table: i32[P, W] of zeros.
 
     """
 
-    def __init__(self, plan: Any, longest: int, device: torch.device) -> None:
-        """For texts of up to `longest` tokens, and the window of a step behind them."""
+    def __init__(self, plan: Any, longest: int, device: torch.device, groups: int = 0) -> None:
+        """For texts of up to `longest` tokens, and the window of a step behind them; `groups` are all of vLLM's."""
+        self._groups = groups
         width = -(-(longest + plan.kv.window) // plan.kv.page_size)
         self.table = torch.zeros(plan.size("P"), width, dtype=torch.int32, device=device)
         self._room = width * plan.kv.page_size
@@ -121,6 +161,10 @@ class NoBlocks:
     def room(self, _: Any) -> int:
         """See `Blocks`."""
         return self._room
+
+    def slots_by_group(self, rows: Tensor, positions: Tensor, slots: Tensor) -> list[Tensor]:
+        """See `Blocks`; `slots` i64[b, n], none of which is any, are those of every group."""
+        return [slots.reshape(-1)] * self._groups
 
 
 def block_table(tables: Any, group: int, rows: int) -> Tensor:

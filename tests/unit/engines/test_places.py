@@ -63,11 +63,6 @@ def test_one_that_stands_for_itself_is_not_served(built: Build) -> None:
     assert found.message.endswith(", the algorithm OUTSIDE is not served")
 
 
-def test_one_in_the_place_of_what_an_engine_does_not_serve_is_not_served(built: Build) -> None:
-    found = refused(lambda: built(like_eagle, "FROZEN_KV_MTP", engine="vllm"))
-    assert "the algorithm FROZEN_KV_MTP is not served" in found.message
-
-
 def test_the_name_of_no_algorithm_is_the_plugins_mistake(built: Build) -> None:
     found = refused(lambda: built(like_eagle, "EAGLE2"))
     assert (found.code, found.hint) == ("plugin/unusable", f"there are {', '.join(algorithms._BUILT_IN)}")

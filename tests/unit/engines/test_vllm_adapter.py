@@ -13,8 +13,8 @@ from torch import Tensor
 
 from specc.engines._heads import HEAD, TOKEN_MAP
 from specc.engines._plugin import MisfitError
-from specc.engines.vllm.server.fit import draft_group, misfits
-from specc.engines.vllm.tables import Blocks, NoBlocks, block_table, carried
+from specc.engines.vllm.server.fit import misfits
+from specc.engines.vllm.tables import Blocks, NoBlocks, block_table, carried, draft_groups
 from specc.runtime.plan.shape import Shape
 
 P = 7
@@ -70,16 +70,21 @@ def test_rows_of_blocks_begin_at_multiples_of_sixteen_bytes(width: int, wider: i
 
 
 def test_room_of_requests() -> None:
-    """What a request's blocks hold, of the draft's own group; without a draft as much as a step may need."""
+    """What a request's blocks hold, of the draft's own groups; without a draft as much as a step may need."""
     sizes = SimpleNamespace(page_size=16, window=4)
     made = plan(kv=sizes)
     tables = BlockTables(5, (9, 5), (8, 16))
     for row in range(5):
         tables.append(0, row, [7] * 9)
         tables.append(1, row, [7] * row)
-    assert Blocks(tables, 1, made).room(np.array([3, 0])).tolist() == [48, 0]
+    assert Blocks(tables, {1: True}, made).room(np.array([3, 0])).tolist() == [48, 0]
+    assert Blocks(tables, {1: True, 0: True}, made).room(np.array([4, 3])).tolist() == [64, 48]
+    tables.num_blocks.np[0, 4] = 5
+    assert Blocks(tables, {1: True, 0: True}, made).room(np.array([4, 3])).tolist() == [40, 48]
     with pytest.raises(MisfitError, match="page_size is 16 in the program, blocks of the draft have 8 slots"):
-        Blocks(tables, 0, made)
+        Blocks(tables, {0: True}, made)
+    with pytest.raises(MisfitError, match="blocks of the draft have 8 slots"):
+        Blocks(tables, {0: True, 1: False}, made)
     for longest, width in ((60, 4), (61, 5)):
         none = NoBlocks(made, longest, torch.device("cpu"))
         assert (list(none.table.shape), none.table.dtype) == ([P, width], torch.int32)
@@ -253,11 +258,29 @@ def test_other_drafts_are_vllms_own() -> None:
     assert misfits(plans(), server(), Own, ()) == ["drafts are those of Own, served are "]
 
 
-@pytest.mark.parametrize(("layers", "group"), [({"d.0", "d.1"}, 1), ({"t.0"}, 0)])
-def test_where_keys_and_values_of_the_draft_are(layers: set[str], group: int) -> None:
-    groups = [SimpleNamespace(layer_names=names) for names in (["t.0"], ["d.0", "d.1"])]
-    speculator = SimpleNamespace(kv_cache_config=SimpleNamespace(kv_cache_groups=groups), draft_attn_layer_names=layers)
-    assert draft_group(speculator) == group
-    speculator.draft_attn_layer_names = layers | {"t.0", "d.0"}
-    with pytest.raises(RuntimeError, match="in 2 groups of KV caches"):
-        draft_group(speculator)
+def test_where_keys_and_values_of_the_draft_are() -> None:
+    groups = [SimpleNamespace(layer_names=names) for names in (["t.0"], ["d.0", "t.1", "d.1"], ["d.2"])]
+    speculator = SimpleNamespace(
+        kv_cache_config=SimpleNamespace(kv_cache_groups=groups), draft_attn_layer_names={"d.0", "d.1", "d.2"}
+    )
+    assert draft_groups(speculator) == {1: {"d.0", "d.1"}, 2: {"d.2"}}
+
+
+def test_slots_in_every_group_of_the_draft() -> None:
+    """The program names those of its own group; those of others are in the blocks that a request has there."""
+    tables = BlockTables(5, (4, 9, 4, 1), (16, 8, 16, 4))
+    rng = np.random.default_rng(5)
+    owned = {group: rng.permutation(45).reshape(5, 9)[:, :4] for group in (0, 1, 2)}
+    blocks = Blocks(tables, {1: True, 2: True, 3: False}, plan(kv=SimpleNamespace(page_size=16, window=4)))
+    for group, rows in owned.items():
+        for row in range(5):
+            tables.append(group, row, rows[row].tolist())
+    rows, positions = torch.tensor([4, 0, 1]), torch.tensor([[5, 6], [0, 1], [30, 31]])
+    own = blocks.slots(rows, positions)
+    assert own[0].tolist() == [owned[2][3][0] * 16 + place for place in (5, 6)]
+    assert own[2].tolist() == [owned[2][0][1] * 16 + place for place in (14, 15)]
+    named = blocks.slots_by_group(rows, positions, own)
+    assert torch.equal(named[0], own.flatten()) and torch.equal(named[2], own.flatten())
+    first, last = owned[1][3][0] * 8, owned[1][0][3] * 8
+    assert named[1].tolist() == [first + 5, first + 6, 0, 1, last + 6, last + 7], "padding is in block 0"
+    assert named[3].tolist() == [-1] * 6, "nobody names slots of a ring"

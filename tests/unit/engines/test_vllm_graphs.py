@@ -90,7 +90,9 @@ def test_what_is_stored_is_read_in_place_and_anything_else_from_the_table(serve:
 
 
 @pytest.mark.parametrize("graphs", [0, 8, 16, 40])
-@pytest.mark.parametrize(("algorithm", "layers"), [("STANDALONE", 0), ("EAGLE", 0), ("EAGLE", 2), ("NGRAM", 0)])
+@pytest.mark.parametrize(
+    ("algorithm", "layers"), [("STANDALONE", 0), ("EAGLE", 0), ("EAGLE", 2), ("FROZEN_KV_MTP", 0), ("NGRAM", 0)]
+)
 def test_what_is_captured_reads_hidden_states_at_one_place(
     serve: Serve, algorithm: str, layers: int, graphs: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -164,6 +164,7 @@ def test_what_forwards_return(computed: bool, monkeypatch: pytest.MonkeyPatch) -
     module, speculator = importlib.import_module(FORWARDS), speculator_of()
     speculator.arange_np, speculator.max_model_len, speculator.device = range(5), 9, torch.device("cpu")
     speculator.runner = SimpleNamespace(lora_config=None, speculator=speculator)
+    speculator.kv_cache_config, speculator.draft_attn_layer_names = SimpleNamespace(kv_cache_groups=[]), set[str]()
     made = torch.randn(4, WIDTH).bfloat16(), torch.randn(4, WIDTH).bfloat16()
 
     def run(*_: object, **__: object) -> tuple[Tensor, Tensor]:
@@ -179,6 +180,30 @@ def test_what_forwards_return(computed: bool, monkeypatch: pytest.MonkeyPatch) -
         logits = None if computed else rows @ speculator.model.heads[0].weight.T
         assert (result.states is None) != (result.logits is None)
         assert torch.equal(result.states if computed else result.logits, rows if computed else logits)
+
+
+def test_what_a_head_is_told_around_its_forwards(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As vLLM tells its speculators: what the first forward picked is kept of the last accepted token, and reused."""
+    module, told = importlib.import_module(FORWARDS), list[Any]()
+
+    class Speculator(SimpleNamespace):
+        def __getattr__(self, name: str) -> Any:
+            return lambda count: told.append((name, count, self.last_token_indices[:count].tolist()))
+
+    def run(name: str) -> Any:
+        return lambda *_, **__: told.append(name) or name
+
+    speculator = Speculator(last_token_indices=torch.full((4,), -1))
+    forwards = object.__new__(module.HeadForwards)
+    forwards._speculator = speculator
+    monkeypatch.setattr(module.Forwards, "extend", run("extend"))
+    monkeypatch.setattr(module.Forwards, "draft", run("draft"))
+    assert forwards.extend(select=torch.tensor([2, 5])) == "extend"
+    assert forwards.draft(rows=torch.tensor([1, 3])) == "draft"
+    assert told == [
+        ("on_prefill_begin", 2, [-1, -1]), "extend", ("on_prefill_end", 2, [2, 5]),
+        ("on_multi_step_decode_begin", 2, [2, 5]), "draft", ("on_multi_step_decode_end", 2, [2, 5]),
+    ]  # fmt: skip
 
 
 @pytest.fixture

@@ -12,7 +12,15 @@ from specc.compiler.algorithms import names
 from specc.engines import vllm
 from specc.engines._probe import touches
 from specc.engines.vllm.check.preset import VLLM
-from specc.engines.vllm.kinds import ALGORITHMS, KINDS, METHODS, KindOfDraft, kind_of
+from specc.engines.vllm.kinds import (
+    ALGORITHMS,
+    ASSISTANTS,
+    KINDS,
+    METHODS,
+    SEVERAL_MODULES,
+    KindOfDraft,
+    kind_of,
+)
 from specc.engines.vllm.kinds.unserved import UNSERVED
 from specc.engines.vllm.served import Server
 
@@ -21,8 +29,8 @@ every = pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.needs.split
 
 
 def test_every_method_is_of_one_kind() -> None:
-    """Of several modules and of one, each."""
-    count = Counter((method.name, kind.several) for kind in KINDS for method in kind.methods)
+    """In each form of what drafts."""
+    count = Counter((method.name, kind.form) for kind in KINDS for method in kind.methods)
     assert set(count.values()) == {1}
     assert {*METHODS} == {name for name, _ in count} | {method.name for method in UNSERVED}
     assert not {name for name, _ in count} & {method.name for method in UNSERVED}
@@ -31,7 +39,7 @@ def test_every_method_is_of_one_kind() -> None:
 
 def test_methods_that_programs_have_not_are_of_no_kind() -> None:
     for method in (None, "", "deepseek_mtp", *(method.name for method in UNSERVED)):
-        assert kind_of(method) is None and kind_of(method, several=True) is None
+        assert all(kind_of(method, kind.form) is None for kind in KINDS)
         assert Server(method).kind is None and Server(method).algorithm is None
 
 
@@ -39,7 +47,7 @@ def test_methods_that_programs_have_not_are_of_no_kind() -> None:
 def test_a_method_says_which_algorithm_a_program_has(kind: KindOfDraft) -> None:
     for algorithm, methods in kind.algorithms.items():
         for method in methods:
-            server = Server(method.name, modules=2 if kind.several else 1)
+            server = Server(method.name, modules=1 + (kind is SEVERAL_MODULES), assistant=kind is ASSISTANTS)
             assert (server.kind, server.algorithm) == (kind, algorithm)
 
 

@@ -30,7 +30,7 @@ Serve = Callable[..., Server]
 NEW = ["v1.worker.gpu.model_runner.GPUModelRunner.sample", "v1.worker.gpu.input_batch.post_update"]
 NAMED = "New are GPUModelRunner.sample, input_batch.post_update"
 STEPS = 4
-ALGORITHMS = ["STANDALONE", "EAGLE", "MULTI_LAYER_EAGLE", "NGRAM"]
+ALGORITHMS = ["STANDALONE", "EAGLE", "MULTI_LAYER_EAGLE", "FROZEN_KV_MTP", "NGRAM"]
 
 
 @pytest.fixture

@@ -3,47 +3,41 @@
 from __future__ import annotations
 
 import json
-import sys
 import zipfile
+from collections.abc import Iterator
 from importlib import import_module
 from importlib.metadata import distributions
 from pathlib import Path
 
 import pytest
 from fakes.plans import chain_plan
-from fakes.toy_wheel import toy_wheel
+from fakes.toy_wheel import PACKAGE, installed, toy_wheel
 
 import specc.engines.sglang
 from specc.runtime.errors import DamagedWheelError
 from specc.runtime.plan.files.manifest import Manifest
 from specc.runtime.plan.files.plan_json import read_plan
 
-PACKAGE = "specc_program_toy_chain"
-
 
 @pytest.fixture
-def installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The unpacked wheel of a program for SGLang, importable."""
+def site(tmp_path: Path) -> Iterator[Path]:
+    """Where the wheel of a program for SGLang is installed."""
     wheel = toy_wheel(tmp_path / "wheel", plan=read_plan(chain_plan() | {"engine": "sglang"}))
-    with zipfile.ZipFile(wheel) as archive:
-        archive.extractall(tmp_path / "site")
-    monkeypatch.syspath_prepend(tmp_path / "site")
-    for name in [name for name in sys.modules if name.partition(".")[0] == PACKAGE]:
-        monkeypatch.delitem(sys.modules, name)
-    return tmp_path / "site"
+    with installed(wheel, tmp_path / "site"):
+        yield tmp_path / "site"
 
 
-def test_the_adapter_is_copied_byte_for_byte(installed: Path) -> None:
+def test_the_adapter_is_copied_byte_for_byte(site: Path) -> None:
     root = Path(specc.engines.sglang.__file__).parent
     sources = {path.relative_to(root): path.read_bytes() for path in root.rglob("*.py")}
     sources = {path: text for path, text in sources.items() if path.parts[0] not in ("check", "commands")}
-    folder = installed / PACKAGE / "_sglang"
+    folder = site / PACKAGE / "_sglang"
     assert {path.relative_to(folder): path.read_bytes() for path in folder.rglob("*.py")} == sources
     assert sources
 
 
-def test_the_engine_finds_it(installed: Path) -> None:
-    (found,) = distributions(path=[str(installed)])
+def test_the_engine_finds_it(site: Path) -> None:
+    (found,) = distributions(path=[str(site)])
     (plugin,) = found.entry_points.select(group="sglang.srt.plugins")
     assert (plugin.name, plugin.value) == (PACKAGE, f"{PACKAGE}._sglang:register")
     assert callable(getattr(import_module(plugin.module), plugin.attr))
@@ -52,8 +46,8 @@ def test_the_engine_finds_it(installed: Path) -> None:
     assert "sglang" in str(found.metadata.get_payload())
 
 
-def test_the_manifest_knows_the_engine_and_the_adapter(installed: Path) -> None:
-    root = installed / PACKAGE
+def test_the_manifest_knows_the_engine_and_the_adapter(site: Path) -> None:
+    root = site / PACKAGE
     manifest = Manifest.read(root)
     assert manifest.engine == "sglang"
     manifest.verify(root)

@@ -18,7 +18,7 @@ Serve = Callable[..., Server]
 PROMPTS = {2: [4, 9, 2], 0: [7, 1], 5: [5, 5, 8, 1, 2], 1: [1]}
 ROWS = list(PROMPTS)
 SHAPES = [0, 1, 3]
-ALGORITHMS = ["STANDALONE", "EAGLE", "NGRAM"]
+ALGORITHMS = ["STANDALONE", "EAGLE", "FROZEN_KV_MTP", "NGRAM"]
 
 
 def plans_of(algorithm: str, steps: Sequence[int] = SHAPES, **keys: Any) -> tuple[Plan, ...]:

@@ -64,7 +64,6 @@ def answer(config: Any) -> dict[str, Any]:
     spec, model = config.speculative_config, config.model_config
     server = dataclasses.replace(
         served.facts(config),
-        assistant=spec.use_gemma4_mtp(),
         first_runner="" if config.use_v2_model_runner else "by its own word",
     )
     return {

@@ -185,9 +185,7 @@ def _as_drafted(drafting: Speculation, exact: ServerAnswer) -> Speculation:
 
 def _facts(arguments: Arguments, drafting: Speculation, settings: Mapping[str, object]) -> Server:
     """Return the facts on which it hangs whether programs are served."""
-    shared = drafting.draft is not None and "shared_index" in drafting.draft[1].said.facts
-    overrides = {"index_share_for_mtp_iteration": True} if shared else {}
-    server = Server(str(drafting.method.value), *drafting.turns, drafting.assistant, settings=overrides | {**settings})
+    server = Server(str(drafting.method.value), *drafting.turns, drafting.assistant, settings=settings)
     return replace(server, first_runner=_first_runner(arguments, server))
 
 

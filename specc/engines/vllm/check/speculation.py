@@ -110,6 +110,9 @@ def _of_model(
     steps: int | None,
 ) -> Speculation | None:
     """Return the speculation of a method that a model drafts by."""
+    if not drafting and method in METHODS and METHODS[method].at_once:
+        arguments.refuse(f"a draft of the method {method} in the target's own checkpoint", "give a draft of its own")
+        return None
     own = method.endswith("mtp") and not drafting
     draft = target if own else arguments.model(f"{SPECULATION}.model", drafting, describe)
     if draft is None:

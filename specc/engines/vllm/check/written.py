@@ -8,7 +8,7 @@ from specc.compiler.config.models.hub import named
 from specc.compiler.config.proposal import quoted, yaml_of
 from specc.compiler.config.resolved import Config
 from specc.compiler.config.wanted import Wanted
-from specc.engines.pasted import configuration_name, served_by_program
+from specc.engines.pasted import check_of_draft, configuration_name, served_by_program
 from specc.engines.vllm.check.command_line import Arguments
 from specc.engines.vllm.check.preset import VLLM
 from specc.engines.vllm.check.server import Started
@@ -42,8 +42,8 @@ def configuration(arguments: Arguments, server: Started, wanted: Wanted) -> str:
         *(_model(server, "draft", drafting.draft_origin) if drafting.draft is not None else []),
         *(wanted.of_draft() if drafting.draft is not None else []),
     ]
-    if drafting.draft is None and wanted.of_draft():
-        arguments.wrong("--head is of a model that drafts, and drafts are looked up", "leave it out")
+    facts = None if drafting.draft is None else server.models["draft"][1].facts
+    check_of_draft(arguments, wanted, facts, "drafts are looked up")
     arguments.findings.raise_if_errors()
     return yaml_of(lines)
 
@@ -57,7 +57,8 @@ def _is_partial(server: Started, wanted: Wanted) -> bool:
     """Whether a head that the program computes has a part of the tokens, as the draft's own vocabulary or on a rank."""
     facts = server.models["draft"][1].facts
     whole, part = (facts[key].value if key in facts else None for key in ("vocab_size", "draft_vocab_size"))
-    return bool(wanted.of_draft()) and (part not in (None, whole) or server.ranks > 1)
+    partial = wanted.token_map is not None or part not in (None, whole)
+    return bool(wanted.of_draft()) and (partial or server.ranks > 1)
 
 
 def _num_steps(arguments: Arguments, most: Fact) -> str:

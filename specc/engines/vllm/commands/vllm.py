@@ -15,6 +15,7 @@ from specc.cli.serving import (
     HeadOption,
     NameOption,
     OutputOption,
+    TokenMapOption,
     checked,
     gpu_named,
     say,
@@ -76,6 +77,7 @@ def check(
         typer.Option(metavar="N", help="Tokens of a block, where the server's log says them.", min=1, max=1 << 16),
     ] = None,
     head: HeadOption = "engine",
+    token_map: TokenMapOption = None,
     exact: Annotated[
         Path | None,
         typer.Option(
@@ -92,7 +94,7 @@ def check(
         from specc.compiler.config.wanted import Wanted
 
         filters = sampling if sampling is not None else DRAWN if draws_tokens(verify) else ""
-        wanted = Wanted(name, verify, filters, outputs, best_logprobs, head=head)
+        wanted = Wanted(name, verify, filters, outputs, best_logprobs, head=head, token_map=token_map)
         path = output or Path("vllm.yaml")
         write(configured(arguments, gpu, wanted, path, report, page_size, exact), output)
 
@@ -109,6 +111,7 @@ def configured(
     exact: Path | None = None,
 ) -> str:  # fmt: skip
     """The configuration for the server that a command starts, after saying which that is and what will be served."""
+    from specc.engines.pasted import set_in_front
     from specc.engines.vllm.check.asked import ask
     from specc.engines.vllm.check.command_line import parse
     from specc.engines.vllm.check.server import started
@@ -121,4 +124,6 @@ def configured(
     say(server.described())
     text = configuration(parsed, server, wanted)
     tell(served(checked(text, path, parsed.unused, report)))
+    if variable := set_in_front(wanted):
+        tell(f"the server is started with {variable}")
     return text

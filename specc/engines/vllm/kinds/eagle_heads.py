@@ -4,6 +4,10 @@ from __future__ import annotations
 
 from .kind import KindOfDraft, Method
 
+_OWNER = "v1.worker.gpu.spec_decode.target_dependent_ar.speculator.TargetDependentARSpeculator"
+_HOOKS = ("on_prefill_begin", "on_prefill_end", "on_multi_step_decode_begin", "on_multi_step_decode_end")
+AROUND = "\n".join([f"{_OWNER}: last_token_indices", *(f"{_OWNER}.{hook}(num_reqs)" for hook in _HOOKS)])
+"""The hooks that tell a head that its forwards begin and end."""
 HEADS = KindOfDraft(
     algorithms={
         "EAGLE": (Method("eagle", stated=True, names=("eagle-",), prefix="Eagle"),),
@@ -15,10 +19,11 @@ HEADS = KindOfDraft(
 v1.worker.gpu.spec_decode.eagle.speculator.EagleSpeculator: hidden_size hidden_states
 v1.worker.gpu.spec_decode.eagle.speculator.EagleSpeculator._run_model(num_tokens attn_metadata slot_mappings
     num_tokens_across_dp)
-""",
+"""
+    + AROUND,
     absent="drafts of EAGLE heads are vLLM's own",
     digests={
-        "v1.worker.gpu.spec_decode.target_dependent_ar.speculator.TargetDependentARSpeculator": {
+        _OWNER: {
             "propose": "f3fb9d60699f be47ab9a1907",
             "_run_model": "d911c8971902 bbb22f61721c",
             "_prefill": "44c278f689e6 8cda1d255345",

@@ -59,7 +59,8 @@ class KindOfDraft:
         absent: what is said where that is not all there.
         digests: by class or module vLLM's functions whose meaning counts for it, as `digests.KNOWN`.
         drafts: the adapter's class that is put in front of vLLM's.
-        several: whether several modules draft one after the other, a token each.
+        form: what drafts, in words, where it is another form of a draft than others of the same method.
+        settles: settings of a server, see `served.SETTINGS`, that vLLM settles for it whatever is written.
         options: by key of `options` its only value in vLLM, as `Preset.options`.
         written: further options of programs -> vLLM's keys that say them, and `origin`, what says so in a comment.
         whole_text: the option that says how many tokens a text may have; empty where there is none.
@@ -71,7 +72,8 @@ class KindOfDraft:
     absent: str
     digests: Mapping[str, Mapping[str, str]]
     drafts: str
-    several: bool = False
+    form: str = ""
+    settles: tuple[str, ...] = ()
     options: Mapping[str, Any] = field(default_factory=dict[str, Any])
     written: Mapping[str, str] = field(default_factory=dict[str, str])
     origin: str = ""

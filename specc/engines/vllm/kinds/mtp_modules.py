@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from .eagle_heads import HEADS
+from .eagle_heads import AROUND, HEADS
 from .kind import KindOfDraft, Method
 
 MTP = Method("mtp", modules=True)
@@ -12,9 +12,19 @@ ONE_MODULE = KindOfDraft(
 v1.worker.gpu.spec_decode.mtp.speculator.MTPSpeculator: hidden_size hidden_states
 v1.worker.gpu.spec_decode.mtp.speculator.MTPSpeculator._run_model(num_tokens attn_metadata slot_mappings
     num_tokens_across_dp)
-""",
+"""
+    + AROUND,
     absent="drafts of modules of multi-token prediction are vLLM's own",
-    digests=HEADS.digests,
+    digests={
+        **HEADS.digests,
+        "v1.worker.gpu.spec_decode.mtp.speculator.MTPSpeculator": {
+            "load_draft_model": "664216568abe",
+            "on_prefill_begin": "56b809acadc4",
+            "on_prefill_end": "361ed59c6e3c",
+            "on_multi_step_decode_begin": "4839c52bd842",
+            "on_multi_step_decode_end": "b1b99d28c122",
+        },
+    },
     drafts="speculators.HeadDrafts",
 )
 SEVERAL_MODULES = KindOfDraft(
@@ -43,5 +53,5 @@ v1.worker.gpu.spec_decode.multi_module_mtp.speculator.MultiModuleMTPSpeculator._
         },
     },
     drafts="speculators.ModulesDrafts",
-    several=True,
+    form="several modules",
 )

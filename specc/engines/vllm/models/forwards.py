@@ -9,7 +9,7 @@ from torch import Tensor
 from vllm.config.compilation import CUDAGraphMode
 from vllm.v1.worker.gpu.cudagraph_utils import BatchExecutionDescriptor
 
-from ..tables import Blocks
+from ..tables import Blocks, draft_groups
 from .heads import Head
 from .target import Target
 
@@ -37,6 +37,7 @@ class Forwards(Target):
         """
         super().__init__(speculator.runner, requests)
         self._speculator, self._result, self._head, self._blocks = speculator, result, head, blocks
+        self._layers = draft_groups(speculator)
         most = len(speculator.arange_np)
         self._starts = torch.arange(most, dtype=torch.int32, device=speculator.device)
         self._longest = torch.full((most,), speculator.max_model_len, dtype=torch.int32)
@@ -60,7 +61,11 @@ class Forwards(Target):
 
     def _returned(self, last: Tensor, fed: Tensor, step: int, *branches: int) -> Any:
         """What draft number `step` returns, of hidden states T[b, W] for logits, and for the next forward."""
-        rows, hidden = (len(last), *branches), fed.view(len(last), *branches, fed.shape[-1])
+        rows = (len(last), *branches)
+        return self._scored(last, rows, step, fed.view(*rows, fed.shape[-1]))
+
+    def _scored(self, last: Tensor, rows: tuple[int, ...], step: int, hidden: Tensor | None = None) -> Any:
+        """The same, of logits in such `rows`, beside the hidden states that are returned."""
         if self._head is not None:
             states = self._head.states(last, step).contiguous()
             return self._result(hidden=hidden, states=states.view(*rows, states.shape[-1]))
@@ -72,7 +77,8 @@ class Forwards(Target):
 
         ahead: how many tokens more than behind the target's forward the longest text may have.
         """
-        return self._over(call["tokens"], call.get("hidden"), self._attend(call["positions"], call["slots"], ahead))
+        attention = self._attend(call["rows"], call["positions"], call["slots"], ahead)
+        return self._over(call["tokens"], call.get("hidden"), attention)
 
     def _over(self, tokens: Tensor, hidden: Any, attention: tuple[Any, dict[str, Tensor]], **module: int) -> Any:
         """The draft over tokens i64[b, n], or a `module` of it, with the `attention` that `_attend` has made."""
@@ -80,23 +86,53 @@ class Forwards(Target):
         self._speculator.input_buffers.input_ids[: len(read)].copy_(read)
         return self._speculator.run_draft(len(read), hidden, *attention, **module)
 
-    def _attend(self, positions: Tensor, slots: Tensor, ahead: int) -> tuple[Any, dict[str, Tensor]]:
+    def _attend(
+        self, rows: Tensor, positions: Tensor, slots: Tensor, ahead: int, **more: Any
+    ) -> tuple[Any, dict[str, Tensor]]:
         """The metadata of attention at positions i64[b, n], after they are in the input buffers, and slots by layer.
 
-        `ahead` as of `_run`.
+        rows: i64[b], of the program's tables; slots: i64[b, n], in the program's group; ahead: as of `_run`;
+        more: what else vLLM is told.
         """
         speculator, buffers = self._speculator, self._speculator.input_buffers
-        (requests, width), slots = positions.shape, slots.reshape(-1)
+        requests, width = positions.shape
         count = requests * width
         buffers.positions[:count].copy_(positions.reshape(-1))
         torch.mul(self._starts[: requests + 1], width, out=buffers.query_start_loc[: requests + 1])
         buffers.seq_lens[:requests].copy_(positions[:, -1] + 1)
+        by_group = self._blocks.slots_by_group(rows, positions, slots)
         metadata = speculator._build_attn_metadata(
             num_reqs=requests,
             batch_desc=BatchExecutionDescriptor(cg_mode=CUDAGraphMode.NONE, num_tokens=count, num_reqs=requests),
             query_start_loc_np=speculator.arange_np[: requests + 1] * width,
             seq_lens_cpu_upper_bound=self._lengths,
             step=ahead,
-            slot_mappings=[slots] * len(speculator.kv_cache_config.kv_cache_groups),
+            slot_mappings=by_group,
+            **more,
         )
-        return metadata, dict.fromkeys(speculator.draft_attn_layer_names, slots)
+        return metadata, {name: by_group[group] for group, names in self._layers.items() for name in names}
+
+
+class HeadForwards(Forwards):
+    """Those of a head, before and behind which vLLM has its speculators say how layers attend.
+
+    Modules of multi-token prediction may have all forwards attend to the tokens that the first one has picked
+    (`index_share_for_mtp_iteration`).
+    """
+
+    def extend(self, **call: Unpack[ExtendCall]) -> Any:
+        """See `Forwards`; what was picked for the last accepted token stays for the forwards behind."""
+        speculator, select = self._speculator, call["select"]
+        speculator.on_prefill_begin(len(select))
+        result = super().extend(**call)
+        speculator.last_token_indices[: len(select)].copy_(select)
+        speculator.on_prefill_end(len(select))
+        return result
+
+    def draft(self, **call: Unpack[DraftCall]) -> Any:
+        """See `Forwards`."""
+        requests = len(call["rows"])
+        self._speculator.on_multi_step_decode_begin(requests)
+        result = super().draft(**call)
+        self._speculator.on_multi_step_decode_end(requests)
+        return result

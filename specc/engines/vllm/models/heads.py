@@ -7,9 +7,7 @@ or not, of all tokens or of some. What reaches its logits processor is what the 
 from __future__ import annotations
 
 import contextlib
-import os
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -17,13 +15,11 @@ from torch import Tensor
 from vllm.distributed.parallel_state import get_tp_group
 from vllm.model_executor.layers.logits_processor import LogitsProcessor
 
-from ..._heads import HEAD, TOKEN_MAP, of_rank
-from ..._plugin import MisfitError, ServerError
+from ..._heads import HEAD, TOKEN_MAP, named_tokens, of_rank, scores_part
+from ..._plugin import MisfitError
 
 OFFSETS = "draft_id_to_target_id"
 """The attribute of a model that scores a part of the tokens: how far behind its entry each of them is."""
-TOKENS = "SPECC_TOKEN_MAP"
-"""The environment variable of a file with the tokens that are scored, a JSON array, where the model scores all."""
 
 
 class _Reached(Exception):
@@ -62,7 +58,7 @@ class Head:
         if (length := len(weight) * (plan.ranks if self._shared else 1)) < self._entries:
             raise MisfitError(f"the head of the draft has {length} entries, the program reads {self._entries}")
         self._offsets: Tensor | None = getattr(speculator.model, OFFSETS, None)
-        self._named = _read(package).to(weight.device) if self._maps and self._offsets is None else None
+        self._named = named_tokens(package).to(weight.device) if self._maps and self._offsets is None else None
 
     @property
     def _entries(self) -> int:
@@ -77,7 +73,7 @@ class Head:
     @property
     def _maps(self) -> bool:
         """Whether the program scores a part of the tokens."""
-        return TOKEN_MAP in self._plan.tables()
+        return scores_part(self._plan)
 
     @property
     def weight(self) -> Tensor:
@@ -120,17 +116,6 @@ class Head:
         finally:
             for processor in self._processors:
                 del processor.forward
-
-
-def _read(package: Any) -> Tensor:
-    """The tokens i64[n] of the file that `SPECC_TOKEN_MAP` names; binding checks that they ascend and are tokens."""
-    if not (path := os.environ.get(TOKENS)):
-        message = f"the program's draft scores a part of the tokens, the server's scores all: {TOKENS} names no file"
-        raise ServerError(message)
-    try:
-        return torch.tensor(package.read_listed_tokens(Path(path)), dtype=torch.int64)
-    except (package.SpeccError, ValueError) as error:
-        raise ServerError(f"{TOKENS}={path} lists no tokens: {error}") from error
 
 
 def _stop(processor: Any) -> Any:

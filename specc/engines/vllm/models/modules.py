@@ -87,7 +87,7 @@ class Modules(Forwards):
         places = (kept - again)[:, None] + behind
         earlier = self._blocks.slots(rows, (ends[:, None] - kept + before).clamp(min=0))
         where = torch.cat((earlier, call["slots"]), 1).gather(1, places)
-        attention = self._attend((ends - again)[:, None] + behind, where, ahead=0)
+        attention = self._attend(rows, (ends - again)[:, None] + behind, where, ahead=0)
         last = request * path + again + accepted - 1
         return _Window(places, last, attention, texts, _at(states, places).flatten(0, 1))
 

@@ -6,8 +6,7 @@ from collections.abc import Collection, Iterator, Mapping
 from typing import Any
 
 from ..._heads import TOKEN_MAP
-from ..._plugin import MisfitError
-from ..served import KindOfDraft, Server, facts, refusals
+from ..served import KindOfDraft, Server, facts, is_assistant, refusals
 
 
 def misfits(plans: Mapping[Any, Any], config: Any, kind: type, served: Collection[type]) -> list[str]:
@@ -32,15 +31,6 @@ def numbers(speculative: Any) -> frozenset[int]:
     """The numbers of drafts that a server's table by batch size has, of its SpeculativeConfig; none without one."""
     most, table = speculative.num_speculative_tokens, speculative.num_speculative_tokens_per_batch_size
     return frozenset(min(most, drafts) for _, _, drafts in table or ())
-
-
-def draft_group(speculator: Any) -> int:
-    """The group of KV caches that all layers of the draft are in. MisfitError when there are several."""
-    groups = speculator.kv_cache_config.kv_cache_groups
-    places = [place for place, group in enumerate(groups) if speculator.draft_attn_layer_names & set(group.layer_names)]
-    if len(places) != 1:
-        raise MisfitError(f"layers of the draft are in {len(places)} groups of KV caches")
-    return places[0]
 
 
 def _arguments(plan: Any, config: Any, server: Server) -> Iterator[str]:
@@ -75,7 +65,7 @@ def _models(plan: Any, config: Any) -> Iterator[str]:
         model, dtype = models[role], str(models[role].dtype).removeprefix("torch.")
         dtype = {"bfloat16": "bf16", "float16": "f16", "float32": "f32"}.get(dtype, dtype)
         # Heads of a part of the tokens hand over scores of all, unless the program computes them.
-        sizes = {"vocab_size": config.model_config.get_vocab_size(), "hidden_size": model.get_hidden_size()}
+        sizes = {"vocab_size": config.model_config.get_vocab_size(), "hidden_size": _width(model)}
         if role == "draft" and TOKEN_MAP in plan.tables():  # of the model's own, or by a file
             own = getattr(model.hf_config, "draft_vocab_size", None)
             sizes["vocab_size"] = mine.vocab_size if own in (None, sizes["vocab_size"]) else own
@@ -83,3 +73,10 @@ def _models(plan: Any, config: Any) -> Iterator[str]:
         for name, server_value in (sizes | kinds).items():
             if getattr(mine, name) != server_value:
                 yield f"{name} of the {role} is {getattr(mine, name)} in the program, {server_value} in the server"
+
+
+def _width(model: Any) -> int:
+    """How wide the hidden states of a ModelConfig are; vLLM says of an assistant how wide those are that it reads."""
+    assistant = is_assistant(getattr(model.hf_config, "model_type", ""))
+    width: int = model.hf_text_config.hidden_size if assistant else model.get_hidden_size()
+    return width

@@ -51,7 +51,6 @@ def test_look_ups_in_vllm(model: Model) -> None:
 @pytest.mark.parametrize(
     ("algorithm", "keys", "refused"),
     [
-        ("DFLASH", {}, ("config/engine-unsupported", "there are STANDALONE, EAGLE, EAGLE3, MULTI_LAYER_EAGLE, NGRAM")),
         ("NGRAM", {}, ("config/missing-key", "add 'window:' under 'options:'")),
         (
             "NGRAM", {"options": {"window": 64, "corpus": "words.txt"}},

@@ -66,6 +66,11 @@ def test_a_head_that_the_program_computes(tmp_path: Path) -> None:
         part = config(tmp_path, *words, options=("--head", head))
         assert part.draft is not None
         assert (part.draft.head, part.draft.vocab_size, part.file.draft_sampling) == (head, scored, sampling)
+    (tmp_path / "tokens.json").write_text(str([*range(0, 2048, 3)]))
+    mapped = config(tmp_path, *EAGLE, *FLOAT, options=("--head", "int8", "--token-map", str(tmp_path / "tokens.json")))
+    assert mapped.draft is not None
+    assert (mapped.draft.token_map, mapped.draft.vocab_size) == (str(tmp_path / "tokens.json"), 683)
+    assert mapped.file.draft_sampling == "greedy"
     looked_up = ("-sc.method", "ngram", "-sc.num_speculative_tokens", "4", "--max-model-len", "512", *FLOAT)
     result = run("--head", "fp8", "--", "vllm", "serve", TARGET, *looked_up)
     assert result.exit_code == 1
