@@ -49,10 +49,20 @@ DRAFTS = {
     "frozen-kv": "frozen_kv",
     "mtp": "mtp",
     "dflash": "dflash",
+    "dspark": "dspark",
     "ngram": None,
 }
 """By the name of an example chain, the directory of its draft."""
-DRAFT_LAYERS = {"standalone": 2, "eagle": 1, "eagle3": 1, "frozen-kv": 2, "mtp": 1, "dflash": 2, "ngram": 1}
+DRAFT_LAYERS = {
+    "standalone": 2,
+    "eagle": 1,
+    "eagle3": 1,
+    "frozen-kv": 2,
+    "mtp": 1,
+    "dflash": 2,
+    "dspark": 2,
+    "ngram": 1,
+}
 """Layers that run in one forward of the draft."""
 PROMPTS = (
     "def main():\n",

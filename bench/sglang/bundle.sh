@@ -5,7 +5,7 @@
 #
 # Needs any Python with pip and a package index, binutils, and about 3 GB in TMPDIR. Of an OUT that is a bundle, scripts and
 # programs alone are made anew. The wheels are programs of configs/, which the tests do without. FA3 says which kernels of
-# FlashAttention 3 are in it, see fa3.py ("64 128 mla"; none if empty). With FLASHINFER=no it lacks flashinfer, with MODELS=no
+# FlashAttention 3 are in it, see fa3.py ("64 128 256 mla"; none if empty). With FLASHINFER=no it lacks flashinfer, with MODELS=no
 # the example models, which run.sh is then told. The machine itself brings Linux x86-64, Python 3.12, torch 2.11 for CUDA 13,
 # triton, transformers, nvcc, ninja and an sm_90 GPU.
 #
@@ -53,7 +53,7 @@ unpack "$work"/sglang_kernel-0.4.10-*.whl "$tree" 'sgl_kernel/*.py' 'sglang_kern
 rm "$work"/sglang_kernel-0.4.10-*.whl
 get "$work" sglang-kernel==0.4.6
 unpack "$work"/sglang_kernel-0.4.6-*.whl "$tree" sgl_kernel/sm90/common_ops.abi3.so
-kinds=${FA3-64 128 mla}
+kinds=${FA3-64 128 256 mla}
 if [ -n "$kinds" ]; then
   unpack "$work"/sglang_kernel-0.4.6-*.whl "$work/fa3" sgl_kernel/flash_ops.abi3.so
   "$python" -m pip --disable-pip-version-check install -q --root-user-action=ignore --target "$work/zstandard" zstandard

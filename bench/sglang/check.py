@@ -25,6 +25,8 @@ MODULES = (
     "sglang.srt.speculative.eagle_worker_v2",
     "sglang.srt.models.llama_eagle",
     "sglang.srt.models.deepseek_nextn",
+    "sglang.srt.models.qwen3_5_mtp",
+    "sglang.srt.models.qwen3_5_text",
     "cuda.core",
 )
 LENGTHS, WIDTH = (37, 300), 4
@@ -111,7 +113,7 @@ def kernels() -> dict[str, Callable[[], str]]:
         print("FlashAttention 3: not in this bundle")
         return called
     for page in (1, 16):
-        for width in (64, 128):
+        for width in (64, 128, 256):
             called[f"fa3, heads of {width}, pages of {page}"] = lambda p=page, w=width: paged(p, 8, 2, w, w, False)
         called[f"fa3, latent rows, pages of {page}"] = lambda p=page: paged(p, 16, 1, 64, 512, True)
     return called | {"fa3, latent prefill": ragged}

@@ -171,7 +171,7 @@ def make_job(session: Session, variant: Variant, sides: Iterable[str], program: 
     """What one.py is asked."""
     job: Result = {
         "engine": variant.engine(session.models, session.device),
-        "environment": variant.environment(),
+        "environment": variant.environment(session.models),
         "sampling": dict(variant.sampling),
         "sides": list(sides),
         "plan": str(program / program.name / "plan.json") if program else None,
@@ -187,7 +187,7 @@ def make_job(session: Session, variant: Variant, sides: Iterable[str], program: 
 def environment(session: Session, variant: Variant, program: Path | None, gpu: str) -> dict[str, str]:
     """The environment of a process: a program is found on the path, and named so that nothing else can run."""
     path = [os.environ.get("PYTHONPATH", ""), str(program or "")]
-    settings = os.environ | {"PYTHONPATH": ":".join(filter(None, path))} | variant.environment()
+    settings = os.environ | {"PYTHONPATH": ":".join(filter(None, path))} | variant.environment(session.models)
     settings |= {"CUDA_VISIBLE_DEVICES": gpu} if gpu else {}
     settings |= {"SGLANG_USE_CPU_ENGINE": "1"} if session.device == "cpu" else {}
     return settings | ({"SPECC_PROGRAM": program.name} if program else {})

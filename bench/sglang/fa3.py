@@ -23,7 +23,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 import fatbin
 
 ARCH = 90
-KINDS = {"64": {(64, 64, True)}, "128": {(128, 128, True)}, "mla": {(64, 512, True), (192, 128, False)}}
+KINDS = {str(width): {(width, width, True)} for width in (64, 128, 256)} | {"mla": {(64, 512, True), (192, 128, False)}}
 """Width of queries and keys, width of values, whether KV is in pages."""
 BESIDE = ("FlashAttnFwdCombine", "prepare_varlen_num_blocks")
 SYMBOL = re.compile(rb"\.text\.(_Z\w+)")

@@ -4,7 +4,8 @@
 * exmla_...: a random model like DeepSeek-V3, with latent KV rows of its widths, and an MTP module that drafts well.
 * llama_..., mla_...: no weights, which SGLang makes up: the sizes of Llama-3.1-8B with an EAGLE head of one layer, and
   those of DeepSeek-V2-Lite, all layers dense (2.7 B parameters), with an MTP module of 64 experts.
-* qwen3_..., moe_..., oss_..., mimo_..., gemma_...: as little, with drafts of other kinds; see `sizes.DRAFTED`.
+* qwen3_..., moe_..., oss_..., mimo_..., gemma_..., q27_..., q35_...: as little, with drafts of other kinds; see
+  `sizes.DRAFTED`.
 """
 
 from __future__ import annotations
@@ -148,20 +149,21 @@ def mla(out: Path, _: Path) -> None:
 
 
 def drafted(out: Path, _: Path) -> None:
-    """A folder for each of `sizes.DRAFTED`."""
+    """A folder for each of `sizes.DRAFTED`, and tokens.json."""
+    (out / "tokens.json").write_text(json.dumps([*range(SCORED)]))
     for models, folders in DRAFTED.items():
         for folder, config in folders.items():
             write_config(out / f"{models}_{folder}", config)
 
 
 SCORED = 32768
-"""Tokens that an EAGLE head with a token map scores."""
+"""Tokens that a head with a token map scores."""
 MADE = {
     "ex_eagle": example,
     "exmla_target": small_mla,
     "llama_eagle": llama,
     "mla_target": mla,
-    "gemma_assistant": drafted,
+    "q35_target": drafted,
 }
 """What makes models, by the folder that is finished last."""
 

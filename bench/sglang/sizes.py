@@ -211,6 +211,49 @@ _EYES: Config = {
     "head_dim": 64,
 }
 """What sees pictures, which nobody shows."""
+DELTA: Config = SPECIAL | {
+    "mtp_num_hidden_layers": 1,
+    "full_attention_interval": 4,
+    "attn_output_gate": True,
+    "linear_conv_kernel_dim": 4,
+    **dict.fromkeys(("linear_key_head_dim", "linear_value_head_dim"), 128),
+    "linear_num_key_heads": 16,
+    "mamba_ssm_dtype": "float32",
+    "head_dim": 256,
+    "rope_parameters": {"rope_type": "default", "rope_theta": 10000000.0, "partial_rotary_factor": 0.25},
+    "vocab_size": 248320,
+    "max_position_embeddings": 262144,
+    "rms_norm_eps": 1e-6,
+    "hidden_act": "silu",
+    "attention_bias": False,
+    "tie_word_embeddings": False,
+}
+"""What the language models of Qwen3.6 have in common: of four layers three are gated delta nets. They have a module."""
+QWEN36 = DELTA | {
+    "architectures": ["Qwen3_5ForCausalLM"],
+    "model_type": "qwen3_5_text",
+    "hidden_size": 5120,
+    "num_hidden_layers": 64,
+    "num_attention_heads": 24,
+    "num_key_value_heads": 4,
+    "intermediate_size": 17408,
+    "linear_num_value_heads": 48,
+}
+"""Of Qwen3.6-27B, what reads and writes text."""
+QWEN36_MOE = DELTA | {
+    "architectures": ["Qwen3_5MoeForCausalLM"],
+    "model_type": "qwen3_5_moe_text",
+    "hidden_size": 2048,
+    "num_hidden_layers": 20,
+    "num_attention_heads": 16,
+    "num_key_value_heads": 2,
+    "linear_num_value_heads": 32,
+    "num_experts": 256,
+    "num_experts_per_tok": 8,
+    **dict.fromkeys(("moe_intermediate_size", "shared_expert_intermediate_size"), 512),
+    "mlp_only_layers": [],
+}
+"""Half the layers of that of Qwen3.6-35B-A3B."""
 _TIED: Config = {"dtype": "bfloat16", "tie_word_embeddings": True}
 GEMMA = _TIED | {
     "architectures": ["Gemma4ForConditionalGeneration"],
@@ -243,5 +286,7 @@ DRAFTED: dict[str, dict[str, Config]] = {
     "oss": {"target": OSS, "eagle3": eagle3(OSS, inner=17280, heads=64)},
     "mimo": {"target": MIMO},
     "gemma": {"target": GEMMA, "assistant": ASSISTANT},
+    "q27": {"target": QWEN36},
+    "q35": {"target": QWEN36_MOE},
 }
-"""By the name of models what lies in its folders, NAME_target and so on. MiMo's modules are in its target's."""
+"""By the name of models what lies in its folders, NAME_target and so on. Modules are in their target's, as MiMo's."""

@@ -37,6 +37,8 @@ class Models:
     arguments: Arguments = ()
 
 
+STATES: Arguments = (("max_mamba_cache_size", 160),)
+"""Recurrent states of a server with 32 requests at a time, as many as SGLang wants of each."""
 MODELS = {
     "ex": Models("ex_target", False, (1, 2, 4, 8, 16, 32), 2048, 65536),
     "exmla": Models("exmla_target", False, (1, 2, 4, 8, 16, 32), 2048, 65536),
@@ -48,6 +50,8 @@ MODELS = {
     "oss": Models("oss_target", True, (1, 8, 32, 64), 9216, 200_000),
     "mimo": Models("mimo_target", True, (1, 8, 32, 64), 9216, 200_000),
     "gemma": Models("gemma_target", True, (1, 8, 32, 64), 9216, 200_000, (("enable_multimodal", False),)),
+    "q27": Models("q27_target", True, (1, 8, 16, 32), 9216, 200_000, STATES),
+    "q35": Models("q35_target", True, (1, 8, 16, 32), 9216, 200_000, STATES),
 }
 
 
@@ -67,6 +71,7 @@ class Variant:
         sampling: parameters of the requests.
         config: of its program, configs/<config>.yaml.
         token_map: file of the tokens that an EAGLE head scores; "" for all of them.
+        program_map: file of those that the head of its program scores, and SGLang's own step does not read.
         arguments: what else the server is told.
 
     """
@@ -82,6 +87,7 @@ class Variant:
     sampling: tuple[tuple[str, float], ...] = (("temperature", 0),)
     config: str = ""
     token_map: str = ""
+    program_map: str = ""
     arguments: Arguments = ()
 
     @property
@@ -131,10 +137,12 @@ class Variant:
             | dict(own.arguments + self.arguments)
         )
 
-    def environment(self) -> dict[str, str]:
-        """What SGLang reads beside its arguments."""
+    def environment(self, folder: Path) -> dict[str, str]:
+        """What SGLang reads beside its arguments, and its program, with models below a folder."""
         simulated = self.models.made_up and self.algorithm
-        return {"SGLANG_SIMULATE_ACC_LEN": str(ACCEPT_LENGTH)} if simulated else {}
+        return ({"SGLANG_SIMULATE_ACC_LEN": str(ACCEPT_LENGTH)} if simulated else {}) | (
+            {"SPECC_TOKEN_MAP": str(folder / self.program_map)} if self.program_map else {}
+        )
 
 
 COMMON: dict[str, Any] = {

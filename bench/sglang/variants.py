@@ -82,6 +82,13 @@ def drafted_variants() -> list[Variant]:
         Variant("mimo_chain", "EAGLE", "mimo_target", config="mimo_chain"),
         Variant("gemma_nospec"),
         Variant("gemma_chain", "NEXTN", "gemma_assistant", config="gemma_chain"),
+        Variant("q27_nospec"),
+        Variant("q27_chain", "NEXTN", "q27_target", config="q27_chain"),
+        Variant("q27_chain_map", "NEXTN", "q27_target", config="q27_chain_map", program_map="tokens.json"),
+        Variant("q27_select", "NEXTN", "q27_target", config="q27_select"),
+        Variant("q35_nospec"),
+        Variant("q35_chain", "NEXTN", "q35_target", config="q35_chain"),
+        Variant("q35_select", "NEXTN", "q35_target", config="q35_select"),
     ]
 
 
