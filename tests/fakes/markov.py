@@ -64,3 +64,31 @@ class MarkovEngine:
     def grammar_prefill(self, *, rows: Tensor, **_: object) -> SimpleNamespace:
         """Masks [b, words] after the prompt."""
         return SimpleNamespace(bitmask=self.bitmask[rows, self.last[rows]])
+
+
+class BlockEngine(MarkovEngine):
+    """The draft fills in a block: its logits f32[2, V] are by the parity of the position before, whatever is there.
+
+    It reads rows of the target, of so many elements, which say nothing.
+    """
+
+    width = 32
+
+    def target(self, *, tokens: Tensor, positions: Tensor, mask: Tensor | None = None, **_: object) -> SimpleNamespace:
+        """Logits [b, N, V], and rows [b, N, W]."""
+        logits = super().target(tokens=tokens, positions=positions).logits
+        return SimpleNamespace(logits=logits, hidden=torch.zeros(*tokens.shape, self.width))
+
+    def prefill_target(self, *, rows: Tensor, seq_lens: Tensor, **_: object) -> SimpleNamespace:
+        """Logits [b, V] after the prompt, and rows [T, W] of its tokens."""
+        logits = super().prefill_target(rows=rows, seq_lens=seq_lens).logits
+        return SimpleNamespace(logits=logits, hidden=torch.zeros(int(seq_lens.sum()), self.width))
+
+    def block(self, *, positions: Tensor, **_: object) -> SimpleNamespace:
+        """Logits [b, S, V], of all rows but the bonus token's."""
+        return SimpleNamespace(logits=self.tables["draft"][positions[:, :-1] % 2])
+
+    def inject(self, **_: object) -> None:
+        """Nothing is kept."""
+
+    prefill_inject = inject

@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+import sys
+import zipfile
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
+from importlib import invalidate_caches
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +17,7 @@ from specc.runtime.plan.files.plan_json import read_plan
 
 from .plans import chain_plan
 
+PACKAGE = "specc_program_toy_chain"
 PARAMETERS = ("*i64", "i64", "*i8", "*i8")
 
 
@@ -36,3 +42,24 @@ def toy_wheel(out: Path, **changes: Any) -> Path:
         "summary": "A toy chain: Größe 3",
     }
     return write_wheel(out, **(arguments | changes))
+
+
+@contextmanager
+def installed(wheel: Path, site: Path) -> Iterator[None]:
+    """Unpack a toy's wheel into ``site``, where it is imported from for the length of the block, and only there."""
+    with zipfile.ZipFile(wheel) as archive:
+        archive.extractall(site)
+    sys.path.insert(0, str(site))
+    _forget()
+    try:
+        yield
+    finally:
+        sys.path.remove(str(site))
+        _forget()
+
+
+def _forget() -> None:
+    """Drop the toy's modules, so that no other test finds them."""
+    for name in [name for name in sys.modules if name.partition(".")[0] == PACKAGE]:
+        del sys.modules[name]
+    invalidate_caches()

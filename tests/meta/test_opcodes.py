@@ -24,7 +24,7 @@ MEANINGS = ROOT / "specc/runtime/semantics"
 OPCODES = frozenset(name for name in OPS if name.partition(".")[0] in DIALECTS)
 FAMILIES = tuple(f"specc/compiler/kernels/{name}.py" for name in FOUND)
 """A family of kernels names the ops that it covers."""
-TEXTS, WITH_FAMILIES = 115, 163
+TEXTS, WITH_FAMILIES = 115, 164
 """Most opcodes that stand as text elsewhere: in files that are no family, and in all."""
 COLLECTIONS, COLLECTIONS_WITH_FAMILIES = 7, 12
 """Most literals that hold several opcodes, at the top of a file or in a function, likewise."""
