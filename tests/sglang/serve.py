@@ -48,6 +48,14 @@ ENVIRONMENT = {
     "OMP_NUM_THREADS": "1",
 }
 ENVIRONMENT_ON = {"cpu": {"SGLANG_USE_CPU_ENGINE": "1"}, "cuda": {}}
+ENVIRONMENT_COMPRESSED = {
+    "SPECC_TEST_COMPRESSED": "1",
+    "SGLANG_FP8_PAGED_MQA_LOGITS_TORCH": "1",
+    "SGLANG_OPT_FLASHMLA_SPARSE_PREFILL": "0",
+    "SGLANG_OPT_USE_TILELANG_MHC_PRE": "0",
+    "SGLANG_OPT_USE_TOPK_V2": "0",
+}
+"""What SGLang has in plain torch itself, or does by the same kernels as other forwards."""
 IDLE_S = 30
 OTHER_S = 240
 MODELS = {
@@ -55,6 +63,7 @@ MODELS = {
     "Step3p5ForCausalLM": {"step3p5", "step3p5_mtp"},
     "LlamaForCausalLM": {"dflash", "dspark", "llama", "llama_eagle", "llama_eagle3"},
     "DeepseekV3ForCausalLM": {"deepseek_v2", "deepseek_nextn"},
+    "DeepseekV4ForCausalLM": {"deepseek_v4", "deepseek_v4_nextn"},
     "Gemma3ForCausalLM": {"gemma3_causal"},
     "Gemma4ForConditionalGeneration": {"gemma3_causal", "gemma4_causal", "gemma4_mm", "gemma4_mtp"},
     "GptOssForCausalLM": {"gpt_oss", "llama", "llama_eagle3"},
@@ -69,6 +78,7 @@ MODELS = {
     "Qwen2VLForConditionalGeneration": {"qwen2", "qwen2_vl"},
 }
 """Modules of a target and its drafts, by the target's architecture. SGLang would import some two hundred more."""
+COMPRESSED = "DeepseekV4"
 RECURRENT = ("KimiLinear", "NemotronH", "Qwen3Next", "Qwen3_5")
 """How the names of architectures begin that keep a recurrent state."""
 
@@ -222,6 +232,8 @@ def main() -> None:
         os.environ["SGLANG_CPU_OMP_THREADS_BIND"] = "|".join(map(str, range(ranks)))
     if device == "cpu" and architecture.startswith(RECURRENT):
         os.environ |= {"SPECC_TEST_STATES": "1", "SGLANG_MAMBA_CONV_DTYPE": "float32"}
+    if device == "cpu" and architecture.startswith(COMPRESSED):
+        os.environ.update(ENVIRONMENT_COMPRESSED)
     if device == "cpu" and given["engine"].get("attention_backend") == "fa3":  # its metadata is computed in Triton
         os.environ["TRITON_INTERPRET"] = "1"
     if device == "cpu":

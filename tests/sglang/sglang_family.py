@@ -52,6 +52,7 @@ class Family:
         arguments: arguments of every engine beside those of its variant.
         adapters: names of those that every engine is given, folders beside the models (LoRA).
         settings: environment variables of those with a program.
+        anew: whether requests begin anew after every few forwards, though there is room for all.
         left: why steps may be left to SGLang.
         pools: SGLang's classes of the memory of target and draft, by the algorithm; empty if they are not looked at.
         accepted: what the mean accepted length of all is above.
@@ -66,6 +67,7 @@ class Family:
     arguments: Mapping[str, Any] = field(default_factory=dict[str, Any])
     adapters: Sequence[str] = ()
     settings: Mapping[str, str] = field(default_factory=dict[str, str])
+    anew: bool = False
     left: frozenset[str] = frozenset({"logprobs", "sampling"})
     pools: Mapping[str, Sequence[str]] = field(default_factory=dict[str, Sequence[str]])
     accepted: float = 1.5
@@ -149,7 +151,8 @@ def start(family: Family, pool: ThreadPoolExecutor, tests: Iterable[pytest.Item]
         if family.adapters:
             engine |= adapted(models, family.adapters)
         wheel = build_program(engine, jobs / f"{variant}-wheel", *variant.options) if variant.program else None
-        settings, job = family.settings if variant.program else None, jobs / f"{variant}-job"
+        settings, job = {**(family.settings if variant.program else {})}, jobs / f"{variant}-job"
+        settings |= THROWN_OUT if family.anew and variant.algorithm else {}
         of_all = without_aborts(requests) if variant == family.alone else requests
         limit_s = LIMIT_S * -(-variant.ranks // 2)
         return serve(engine, of_all, job, overlap=variant.overlap, wheel=wheel, settings=settings, limit_s=limit_s)

@@ -13,9 +13,10 @@ CACHES: Mapping[str, str] = {
     "swa": "SWAKVPool",
     "mla": "MLATokenToKVPool",
     "dsa": "DSATokenToKVPool",
+    "compressed": "DeepSeekV4TokenToKVPool",
 }
 """Layouts of KV caches that are served -> SGLang's class: keys and values, those with a second pool for layers with a
-window, a latent row, one with an indexer's keys."""
+window, a latent row, one with an indexer's keys, rows of a window with entries that several tokens share."""
 
 
 STATES: Mapping[str, str] = {"GDN": "GDNAttnBackend", "KDA": "KDAAttnBackend", "Mamba-2": "Mamba2AttnBackend"}

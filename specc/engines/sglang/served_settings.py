@@ -36,6 +36,8 @@ SETTINGS: dict[str, tuple[object, str]] = {
     "enable_hisparse": (False, "a hierarchical sparse KV cache"),
     "lora_backend": (("csgmv", "triton", "torch_native"), "LoRA with graphs of its own for batches without adapters"),
     "enable_return_indexer_topk": (False, "the indexer's top-k as results"),
+    "dsv4_attn_backend": (("auto", "flashmla"), "other kernels for compressed keys"),
+    "SGLANG_OPT_USE_ONLINE_COMPRESS": (False, "keys that are compressed online"),
     "forward_hooks": (None, "forward hooks"),
     "kv_canary": ("none", "a canary of the KV pool"),
     "SGLANG_IS_IN_CI": (False, "state that SGLang overwrites to find faults of its own"),

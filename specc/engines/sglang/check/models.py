@@ -16,8 +16,11 @@ _WINDOWED = re.compile(
 )
 """Architectures of which SGLang reads ``sliding_window``. Of others, such as Mistral and Phi, it takes no notice."""
 
-_OWN_CACHES = re.compile(r"DeepseekV4|DiffusionGemma|Dots3|Inkling|MiniMaxM3Sparse|UnlimitedOCR")
+_OWN_CACHES = re.compile(r"DeepseekV41|DiffusionGemma|Dots3|Inkling|MiniMaxM3Sparse|UnlimitedOCR")
 """Architectures with a KV cache of a kind of their own."""
+
+_COMPRESSED = re.compile(r"DeepseekV4(?!1)")
+"""Architectures whose KV cache has entries that several tokens share, beside a window."""
 
 _OWN_ATTENTION: Mapping[str, str] = {"Qwen4Exp": "QwenSparseAttnBackend"}
 """How the names of architectures begin whose layers have attention of their own, whatever is written -> its class."""
@@ -27,6 +30,9 @@ _TWO_POOLS = re.compile(
 )
 """Architectures whose windows SGLang keeps in a KV pool of their own, beside that of layers that see the whole text."""
 
+
+_STARTED_WITH: Mapping[str, tuple[str, ...]] = {"DeepseekV4": ("EAGLE", "DSPARK")}
+"""How the names of architectures begin for which SGLang drafts by some algorithms alone -> these."""
 
 _CHUNKED = ("Llama4ForConditionalGeneration",)
 """Architectures whose layers see a chunk of the text alone; of others SGLang takes ``attention_chunk_size`` for a
@@ -48,6 +54,8 @@ def facts_of(values: Mapping[str, Value], kind: KindOfDraft | None = None) -> Se
     chunked = "attention_chunk" in values and architecture in _CHUNKED
     if (windowed or chunked) and _TWO_POOLS.match(architecture):
         cache = "swa"
+    if _COMPRESSED.match(architecture):
+        cache = "compressed"
     return ServedModel(
         cache=f"that of {architecture}" if _OWN_CACHES.match(architecture) else cache,
         window=windowed or "attention_chunk" in values or "block_window" in values,
@@ -91,6 +99,15 @@ def unread_draft(values: Mapping[str, Value], algorithm: str | None) -> str | No
     return None
 
 
+def unstarted(values: Mapping[str, Value], algorithm: str | None) -> str | None:
+    """Return the algorithm and a target for which SGLang does not draft by it, in words; None where it does."""
+    architecture = architecture_of(values)
+    for begin, algorithms in _STARTED_WITH.items():
+        if architecture.startswith(begin) and algorithm is not None and algorithm not in algorithms:
+            return f"{algorithm} for {architecture}"
+    return None
+
+
 def is_head(algorithm: str | None) -> bool:
     """Return whether drafts read the target's hidden states; SGLang does not look whether a draft's class does."""
     kind = kind_of(algorithm)
@@ -109,6 +126,8 @@ def unserved(asked: EngineNeeds) -> Iterator[tuple[tuple[str, ...], str]]:
     paths = {"topk": ("topk",), "head_rows": ("draft", "token_map")}
     if written is not None and written.targets and "target" in asked.models and not written.of_target(of_target):
         yield ("algorithm",), f"{written.each_step} of {of_target or 'such a target'}"
+    if (alone := unstarted(asked.models.get("target", {}), asked.algorithm)) is not None:
+        yield ("algorithm",), alone
     if (unread := unread_draft(values, asked.algorithm)) is not None:
         yield ("draft", "model"), unread
     for refusal in refusals(server):

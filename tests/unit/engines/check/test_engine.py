@@ -220,6 +220,8 @@ TOO_MUCH = [
         ("Llama-4-Scout-17B-16E-Instruct", "swa"),
         ("Qwen3-8B", "mha"),
         ("DeepSeek-V3", "mla"),
+        ("served/DeepSeek-V4-Flash", "compressed"),
+        ("served/DeepSeek-V4.1-Flash", "that of DeepseekV41ForCausalLM"),
     ],
 )
 def test_where_sglang_keeps_keys_and_values(name: str, cache: str) -> None:
@@ -245,6 +247,20 @@ def test_models_that_sglang_runs_no_program_of(name: str, topk: int, refused: li
     assert [error.message for error in errors] == [f"with SGLang 0.5.23, {what} is not served" for what in refused]
     assert {error.code for error in errors} == {"config/engine-unsupported"}
     assert {error.location.line for error in errors if error.location} == {3 if topk > 1 else 6}
+
+
+def test_targets_for_which_sglang_drafts_by_some_algorithms_alone() -> None:
+    """The algorithm is what would have to change; the module that the target brings drafts."""
+    name = "served/DeepSeek-V4-Flash"
+    text = f"name: one\nalgorithm: %s\nnum_draft_tokens: 4\ntarget: {{model: {name}, dtype: bfloat16}}\ndraft: {{model: %s}}\n"
+    path = PUBLISHED / "one.yaml"
+    with pytest.raises(DiagnosticError) as raised:
+        load_text(text % ("STANDALONE", "Qwen3-0.6B"), path, names(), needs, engine="sglang")
+    (error,) = (error for error in raised.value.diagnostics if error.severity == "error")
+    assert error.message == "with SGLang 0.5.23, STANDALONE for DeepseekV4ForCausalLM is not served"
+    assert error.location and error.location.line == 2
+    config = load_text(text % ("EAGLE", name), path, names(), needs, engine="sglang").config
+    assert (config.target.spec_width, config.draft and config.draft.spec_width) == (4 * 4096, 4 * 4096)
 
 
 def test_a_layout_that_is_written_where_no_directory_says_one() -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from ...served_attention import AttentionBackend
 
 RECORDS = (
-    AttentionBackend("dsv4", (), classes=("DeepseekV4AttnBackend",), formerly=("compressed",)),
     AttentionBackend("flashinfer_mla", (), classes=("FlashInferMLAAttnBackend",)),
     AttentionBackend("hpc_ops", ()),
 )
