@@ -41,10 +41,11 @@ RANKS = GPUS or 4
 """As many as an engine may have."""
 
 
-def printed(script: str) -> str:
-    """What a script of this folder prints in SGLang's environment, where Triton's kernels are interpreted."""
+def printed(script: str, *words: str) -> str:
+    """What a script of this folder prints for words in SGLang's environment, where Triton's kernels are interpreted."""
     variables = os.environ | ENVIRONMENT.variables | {"TRITON_INTERPRET": "1"}
     variables.pop("PYTHONPATH", None)
-    done = subprocess.run([PYTHON, "-O", HERE / script], env=variables, capture_output=True, text=True, check=False)
+    command = [PYTHON, "-O", HERE / script, *words]
+    done = subprocess.run(command, env=variables, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr[-4000:]
     return done.stdout

@@ -143,7 +143,7 @@ def entries_of(
     page: int = 0,
     compute_page_indices: bool = True,
 ) -> tuple[Tensor | None, ...]:
-    """Where entries of 4 and 128 tokens are written, at which positions, how many there are, and slots of the latter."""
+    """Where entries of 4 and 128 tokens are written, their positions, how many there are, and slots of the latter."""
     found = list[Tensor | None]()
     for ratio in (4, 128):
         written = lengths[: len(slots)]

@@ -252,7 +252,8 @@ def test_models_that_sglang_runs_no_program_of(name: str, topk: int, refused: li
 def test_targets_for_which_sglang_drafts_by_some_algorithms_alone() -> None:
     """The algorithm is what would have to change; the module that the target brings drafts."""
     name = "served/DeepSeek-V4-Flash"
-    text = f"name: one\nalgorithm: %s\nnum_draft_tokens: 4\ntarget: {{model: {name}, dtype: bfloat16}}\ndraft: {{model: %s}}\n"
+    models = f"target: {{model: {name}, dtype: bfloat16}}\ndraft: {{model: %s}}\n"
+    text = f"name: one\nalgorithm: %s\nnum_draft_tokens: 4\n{models}"
     path = PUBLISHED / "one.yaml"
     with pytest.raises(DiagnosticError) as raised:
         load_text(text % ("STANDALONE", "Qwen3-0.6B"), path, names(), needs, engine="sglang")
