@@ -69,7 +69,7 @@ def test_the_program_ran_the_steps_that_it_serves(family: Family, engine: Varian
     assert state["specc"]["served"] > (100 if family is COMPRESSED else 10)
     assert state["specc"]["left"].keys() <= (set() if engine.samples else family.left)
     assert state["specc_testing"]["overlap"] == engine.overlap
-    assert state["specc_testing"]["pools"] == COMPRESSED.pools[engine.algorithm]
+    assert state["specc_testing"]["pools"] == COMPRESSED.pools["EAGLE"]
 
 
 @in_float32
