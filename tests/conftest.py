@@ -33,6 +33,9 @@ LISTED = slow_tests.read(slow_tests.LIST.read_text(encoding="utf-8"))
 # A runner makes all commands anew of their signatures for each command line, which takes as long as many commands do.
 typer.testing._get_command = cache(typer.testing._get_command)
 
+# What tests and their imports make lasts: a search among it finds nothing and takes seconds.
+gc.disable()
+
 settings.register_profile("ci", derandomize=True, deadline=None, print_blob=True)
 settings.register_profile("dev", deadline=None)
 settings.load_profile("ci" if os.environ.get("CI") else "dev")
@@ -87,14 +90,15 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> Iterator[None]:
     """Mark what is slow, in one place, and keep the part that is asked for of what takes long and ``-m`` leaves."""
     seen: set[tuple[str, str, int]] = set()
-    for item in items:
-        name, values = name_of(item), values_of(item)
+    names = [*map(name_of, items)]
+    for item, name in zip(items, names, strict=True):
+        values = values_of(item)
         measured = slow_tests.has_case(LISTED, name) and not config.getoption("--durations-list")
         if measured or slow_tests.is_whole(LISTED, name) or (values and values <= seen):
             item.add_marker(pytest.mark.slow)
         seen |= values
     named = any("::" in argument for argument in config.args)  # single tests: others of their files are not read
-    config.stash[slow_tests.GONE] = slow_tests.gone(LISTED, () if named else map(name_of, items))
+    config.stash[slow_tests.GONE] = slow_tests.gone(LISTED, () if named else names)
     yield
     part, parts = (int(number) for number in config.getoption("part").split("/"))
     if parts > 1:
@@ -118,8 +122,8 @@ def values_of(item: pytest.Item) -> set[tuple[str, str, int]]:
 
 def pytest_collection_finish() -> None:
     """Let the garbage collector leave alone what lasts: tests, and the modules that they import."""
-    gc.collect()
     gc.freeze()
+    gc.enable()
 
 
 def takes_long(item: pytest.Item) -> bool:

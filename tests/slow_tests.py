@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -20,6 +21,12 @@ Listed = dict[str, dict[str, set[str]]]
 """Cases by function, and those by path."""
 GONE = pytest.StashKey[list[str]]()
 """Names of the list that a run, which has read their files, has not found."""
+
+
+@cache
+def folders_of(path: str) -> frozenset[str]:
+    """Return all folders around a file, as a list names them; every run asks for each of its tests."""
+    return frozenset(f"{folder}/" for folder in Path(path).parents)
 
 
 def parts(name: str) -> tuple[str, str, str]:
@@ -57,8 +64,7 @@ def written(listed: Listed) -> Iterator[str]:
 def is_whole(listed: Listed, name: str) -> bool:
     """Whether a list has all of a folder, of a file or of a test's function."""
     path, function, _ = parts(name)
-    around = [f"{folder}/" for folder in Path(path).parents]
-    if any(above in listed for above in around) or listed.get(path) == {}:
+    if not folders_of(path).isdisjoint(listed) or listed.get(path) == {}:
         return True
     return listed.get(path, {}).get(function) == set()
 
