@@ -15,6 +15,7 @@ import numpy as np
 import triton.language as tl
 from triton.language.semantic import TritonSemantic
 from triton.runtime import interpreter
+from triton_recordings import recorded
 
 _patch_language = interpreter._patch_lang
 
@@ -25,7 +26,8 @@ def lighten() -> None:
 
     At every call of a device function it looks for functions of `triton.language` to replace, though the launch has
     replaced them all. It computes whether integers overflow, to assert it; but its assertions are for debugging,
-    which is off. It sorts the arguments of every call. And it derives for every value anew what follows from its type.
+    which is off. It sorts the arguments of every call. And it derives for every value anew what follows from its type,
+    and what a function does for types.
     """
     interpreter._patch_lang = _patch_what_is_left
     interpreter._patch_attr = _patch_builtin
@@ -38,11 +40,6 @@ def lighten() -> None:
     tl.tensor.__init__ = _remembered_shapes(tl.tensor.__init__)
     tl.core.tuple.__eq__ = _equal
     interpreter.InterpreterBuilder.create_splat = _splat(interpreter.InterpreterBuilder.create_splat)
-    TritonSemantic.scalar_constant = _remembered_constants(TritonSemantic.scalar_constant)
-    TritonSemantic.broadcast_impl_value = _remembered_spreads(TritonSemantic.broadcast_impl_value)
-    TritonSemantic.binary_op_type_checking_impl = _remembered_numbers(
-        _unless_alike(TritonSemantic.binary_op_type_checking_impl)
-    )
 
 
 def _splat(spread: Callable[..., Any]) -> Callable[..., Any]:
@@ -112,93 +109,6 @@ def _remembered_sizes(fits: Callable[[Any, Any], bool]) -> Callable[[Any, Any], 
     return remembered
 
 
-def _remembered_constants(constant: Callable[..., Any]) -> Callable[..., Any]:
-    """A number as a tensor, made once for each type. Nothing may be written to its array, so others may have it."""
-    known: dict[tuple[type, Any, str], Any] = {}
-
-    def made(self: Any, value: Any, dtype: Any) -> Any:
-        key = type(value), value, dtype.name
-        if key not in known:
-            known[key] = _lasting(constant(self, value, dtype))
-        return known[key]
-
-    return made
-
-
-def _remembered_numbers(operands: Callable[..., Any]) -> Callable[..., Any]:
-    """What operations make of a number beside a tensor that stays as it is, once for each type of that tensor.
-
-    Types alone say whether the tensor stays. What is refused is refused every time, for nothing is remembered then.
-    """
-    known: dict[tuple[Any, ...], Any] = {}
-
-    def made(self: Any, lhs: Any, rhs: Any, *flags: bool, **named: bool) -> Any:
-        number, tensor = (lhs, rhs) if isinstance(rhs, tl.tensor) else (rhs, lhs)
-        if isinstance(number, tl.tensor) or not isinstance(tensor, tl.tensor):
-            return operands(self, lhs, rhs, *flags, **named)
-        key = tensor is lhs, type(number), number, tensor.type.name, flags, *named.items()
-        constant = known.get(key)
-        if constant is None:
-            left, right = operands(self, lhs, rhs, *flags, **named)
-            kept, constant = (left, right) if tensor is lhs else (right, left)
-            if kept is not tensor:
-                return left, right
-            known[key] = _lasting(constant)
-        return (tensor, constant) if tensor is lhs else (constant, tensor)
-
-    return made
-
-
-def _remembered_spreads(spread: Callable[..., Any]) -> Callable[..., Any]:
-    """Two operands of one shape. Which type each has then is asked once for each pair of types."""
-    known: dict[tuple[str, str], tuple[Any, Any]] = {}
-
-    def made(self: Any, lhs: Any, rhs: Any) -> Any:
-        key = lhs.type.name, rhs.type.name
-        if key not in known:
-            left, right = spread(self, lhs, rhs)
-            known[key] = left.type, right.type
-            return left, right
-        left, right = known[key]
-        return _spread_to(self, lhs, left), _spread_to(self, rhs, right)
-
-    return made
-
-
-def _spread_to(semantic: Any, operand: Any, type_: Any) -> Any:
-    """An operand in every place of a block of a type; its numbers are not copied unless there is only one."""
-    if operand.type.name == type_.name:
-        return operand
-    if not operand.type.is_block():
-        return tl.tensor(semantic.builder.create_splat(type_.to_ir(semantic.builder), operand.handle), type_)
-    numbers = np.broadcast_to(operand.handle.data, [*map(index, type_.shape)])
-    return tl.tensor(interpreter.TensorHandle(numbers, operand.handle.dtype.scalar), type_)
-
-
-def _unless_alike(operands: Callable[..., Any]) -> Callable[..., Any]:
-    """A function of two operands, called unless it once left operands of these types as they were: types decide it."""
-    alike: set[tuple[Any, ...]] = set()
-
-    def made(self: Any, lhs: Any, rhs: Any, *flags: bool, **named: bool) -> Any:
-        if not (isinstance(lhs, tl.tensor) and isinstance(rhs, tl.tensor)):
-            return operands(self, lhs, rhs, *flags, **named)
-        key = lhs.type.name, rhs.type.name, flags, *named.items()
-        if key in alike:
-            return lhs, rhs
-        left, right = operands(self, lhs, rhs, *flags, **named)
-        if left is lhs and right is rhs:
-            alike.add(key)
-        return left, right
-
-    return made
-
-
-def _lasting(tensor: Any) -> Any:
-    """A tensor that others are given, too."""
-    tensor.handle.data.flags.writeable = False
-    return tensor
-
-
 def _equal(self: Any, other: Any) -> Any:
     """Whether two shapes are equal, without making a tuple of the language of the other."""
     return tl.constexpr(self.values == (other.values if isinstance(other, tl.core.tuple) else list(other)))
@@ -206,14 +116,7 @@ def _equal(self: Any, other: Any) -> Any:
 
 def _patch_builtin(holder: Any, name: str, member: Any, builder: Any, scope: Any) -> None:
     """Let a function of the language know the interpreter, whose own patch copies the arguments of every call."""
-    semantic = interpreter_semantic(builder)
-    function = getattr(member, "__wrapped__", member)
-
-    def called(*args: Any, **kwargs: Any) -> Any:
-        kwargs["_semantic"] = semantic
-        return function(*args, **kwargs)
-
-    scope.set_attr(holder, name, called)
+    scope.set_attr(holder, name, recorded(getattr(member, "__wrapped__", member), interpreter_semantic(builder)))
 
 
 @cache
@@ -224,10 +127,15 @@ def interpreter_semantic(builder: Any) -> TritonSemantic:
 
 def _patch_what_is_left(function: FunctionType) -> Any:
     """Patch unless everything is; the modules are looked up where the interpreter does."""
-    modules = [value for value in function.__globals__.values() if value is tl or value is tl.core]
-    if any(tl.core.is_builtin(module.load) for module in modules):
+    if any(tl.core.is_builtin(module.load) for module in _languages(function)):
         return _patch_language(function)
     return interpreter._LangPatchScope()
+
+
+@cache
+def _languages(function: FunctionType) -> tuple[Any, ...]:
+    """The modules of the language that a function sees."""
+    return tuple(value for value in function.__globals__.values() if value is tl or value is tl.core)
 
 
 @contextmanager
