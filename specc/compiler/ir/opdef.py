@@ -192,20 +192,20 @@ class OpDef:
         """Name of each of ``count`` operands; variadic ones have those of `parts`, or are numbered."""
         if self.parts is not None:
             return tuple(slot.name for slot in self._slots(attrs))
-        slots = self._slots(attrs)
-        if (count, slots) in self._named:
-            return self._named[count, slots]
+        key = count if self._operands_are_fixed else (count, self._slots(attrs))
+        if key in self._named:
+            return self._named[key]
         names: list[str] = []
-        for slot in slots:
+        for slot in self._slots(attrs):
             if slot.variadic:
                 names += [f"{slot.name}{i}" for i in range(count - len(names))]
             elif len(names) < count:
                 names.append(slot.name)
-        return self._named.setdefault((count, slots), tuple(names))
+        return self._named.setdefault(key, tuple(names))
 
     @cached_property
-    def _named(self) -> dict[tuple[int, tuple[Slot, ...]], tuple[str, ...]]:
-        """Names of operands by their count and the slots that there are."""
+    def _named(self) -> dict[int | tuple[int, tuple[Slot, ...]], tuple[str, ...]]:
+        """Names of operands by their count, and by the slots that there are where these hang on attributes."""
         return {}
 
     @cached_property

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cache, partial
 from math import prod
 
 from specc.compiler.ir.core import PHASES, Module, Op, tensor_type
@@ -142,6 +143,8 @@ class _Forming:
         self.module, self.ops, self.groups, self.waits = module, list(ops), groups, waits
         self.nodes: list[EntryNode] = []
         self.place: dict[Op, int] = {}
+        self.elements = cache(partial(_elements, module))
+        self.in_blocks = cache(partial(_in_blocks, module))
 
     def run(self) -> None:
         """Place every op."""
@@ -170,8 +173,7 @@ class _Forming:
                 self._need(before)
             if op in self.place or self._host(op):
                 return
-            computed = has_tile(self.module, op) or is_long(self.module, op)
-            self._begin(Group("rows" if computed else TORCH, (op,), op))
+            self._begin(Group("rows" if self.in_blocks(op) else TORCH, (op,), op))
         if self.nodes[self.place[op]].family in ("rows", TORCH):
             self._join()
 
@@ -208,19 +210,22 @@ class _Forming:
 
     def _can(self, op: Op, launch: EntryNode) -> bool:
         """Whether a launch can compute an op besides its own."""
-        module = self.module
         if (
             launch.closed
             or op.opcode in JOINED
+            or not self.in_blocks(op)
             or any(_stores(waited) and waited in launch.ops for waited in self.waits[op])
         ):
             return False
-        if not (is_long(module, op) or has_tile(module, op)):
-            return False
         operands = [(name, value.source) for name, value in op.named.items() if value.source in launch.ops]
-        if not all(maker is not None and _within(module, op, name, maker) for name, maker in operands):
+        if not all(maker is not None and _within(self.module, op, name, maker) for name, maker in operands):
             return False
-        return sum(_elements(module, member) for member in (*launch.ops, op)) <= MOST_ELEMENTS
+        return sum(map(self.elements, (*launch.ops, op))) <= MOST_ELEMENTS
+
+
+def _in_blocks(module: Module, op: Op) -> bool:
+    """Whether a launch can have an op besides others, in a block or in chunks."""
+    return is_long(module, op) or has_tile(module, op)
 
 
 def _stores(op: Op) -> bool:

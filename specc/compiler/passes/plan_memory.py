@@ -68,7 +68,7 @@ class PlanMemory(Pass):
         bad = [f"buffer {b.name} is not aligned to {b.alignment}" for b in askew]
         for a, b in combinations(buffers, 2):
             (first, last), (other_first, other_last) = a.lifetime, b.lifetime
-            if share(a, b) and first <= other_last and other_first <= last:
+            if first <= other_last and other_first <= last and share(a, b):
                 bad.append(f"buffers {a.name} and {b.name} overlap while both are live")
         return bad
 
