@@ -216,7 +216,7 @@ FILTERED = [
 ]
 
 
-@pytest.mark.parametrize("config", [CONFIGS[1], CONFIGS[2], CONFIGS[7]], ids=["chain", "tree", "look-up"])
+@pytest.mark.parametrize("config", [CONFIGS[i] for i in (1, 2, 7, 8)], ids=["chain", "tree", "block", "look-up"])
 def test_drawn_from_the_most_probable(config: Config) -> None:
     """Each request from those that it asks for, in one batch."""
     wanted = [alone(prompt, sampling) for prompt, sampling in zip(PROMPTS, FILTERED, strict=True)]

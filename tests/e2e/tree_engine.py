@@ -439,8 +439,13 @@ def _example_heads() -> Any:
 
 def _continued(family: str) -> Tensor:
     """Beginnings of the base texts with the target's own continuations, as long as the context: i64[n, C]."""
-    prompts = [text[:cut] for text in base_texts() for cut in CUTS]
-    return torch.tensor([[*prompt, *expected(prompt, family)] for prompt in prompts])
+    if family in HYBRIDS:
+        prompts = [text[:cut] for text in base_texts() for cut in CUTS]
+        return torch.tensor([[*prompt, *expected(prompt, family)] for prompt in prompts])
+    target, texts = target_of(family=family).model, torch.tensor(base_texts())
+    with plain_attention(target):
+        continued = [_example_heads().greedy(target, texts[:, :cut], CONTEXT - cut) for cut in CUTS]
+    return torch.stack(continued, 1).flatten(0, 1)
 
 
 def _learned(model: LlamaForCausalLM, family: str) -> LlamaForCausalLM:
