@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from specc.compiler.ir.core import Module
@@ -43,19 +43,18 @@ class SpecializeBuckets(Pass):
             raise DiagnosticError(Diagnostic("config/buckets", message))
         for kernel in module.decls_of(Kernel):
             cluster = cluster_of(module, kernel.name)
-            for bucket in options.buckets:
-                grid = FAMILIES[kernel.family].grid(module, cluster, bucket)
+            grids = FAMILIES[kernel.family].grids(module, cluster, options.buckets)
+            for bucket, grid in zip(options.buckets, grids, strict=True):
                 module.decls.append(Grid(f"{kernel.name}.{bucket}", kernel.name, bucket, grid))
-            self._refuse_large(kernel, module, ctx)
-            grids = [grid.grid for grid in module.decls_of(Grid) if grid.kernel == kernel.name]
+            self._refuse_large(kernel, grids, ctx)
             programs = f"{kernel.name}: programs per bucket {[x * y * z for x, y, z in grids]}"
             costs = FAMILIES[kernel.family].split_costs(module, cluster, bound)
             choice = _split(kernel.name, bound, costs) if len(costs) > 1 else None
             self.remark(ctx, f"{programs}: {_per_request(grids)}", ctx.at("buckets"), choice)
 
-    def _refuse_large(self, kernel: Kernel, module: Module, ctx: Context) -> None:
+    def _refuse_large(self, kernel: Kernel, grids: Sequence[tuple[int, int, int]], ctx: Context) -> None:
         """Refuse a kernel with more programs per request than a grid can have."""
-        most = max(size for grid in module.decls_of(Grid) if grid.kernel == kernel.name for size in grid.grid[1:])
+        most = max(size for grid in grids for size in grid[1:])
         if most > MAX_PROGRAMS:
             message = f"{kernel.name} would launch {most} programs per request, and a grid has at most {MAX_PROGRAMS}"
             hint = (
@@ -77,7 +76,7 @@ def _shared(count: int) -> str:
     return f"{count} programs share a row" if count > 1 else "a program has a row"
 
 
-def _per_request(grids: list[tuple[int, ...]]) -> str:
+def _per_request(grids: Sequence[tuple[int, int, int]]) -> str:
     counts = [y * z for _, y, z in grids]
     if len(set(counts)) == 1:
         return f"{counts[0]} per request"

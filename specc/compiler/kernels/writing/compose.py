@@ -88,16 +88,20 @@ class Composed(Family):
         return self.compose(module, name, cluster).spec
 
     def grid(self, module: Module, cluster: Cluster, batch: int) -> tuple[int, int, int]:
+        """See `grids`."""
+        (grid,) = self.grids(module, cluster, (batch,))
+        return grid
+
+    def grids(self, module: Module, cluster: Cluster, batches: Sequence[int]) -> list[tuple[int, int, int]]:
         """Programs that scan, or copy chunks, or share what ops let them."""
         reduction = self.reduction(cluster)
         if reduction is not None:
-            count = vocabulary.splits(module, reduction, batch, self._cost(module, cluster))
-            return batch, vocabulary.scanned_rows(module, reduction) * count, 1
+            rows, cost = vocabulary.scanned_rows(module, reduction), self._cost(module, cluster)
+            return [(batch, rows * vocabulary.splits(module, reduction, batch, cost), 1) for batch in batches]
         composition = self.compose(module, "", cluster)
         programs = max(1, composition.chunks + composition.work)
-        if any(side_of(op) is not None for op in cluster):
-            programs = max(programs, min(module.size("N"), CAPACITY // batch))
-        return batch, programs, 1
+        shared = module.size("N") if any(side_of(op) is not None for op in cluster) else 0
+        return [(batch, max(programs, min(shared, CAPACITY // batch)), 1) for batch in batches]
 
     def split_costs(self, module: Module, cluster: Cluster, batch: int) -> dict[int, int]:
         """See `Family.split_costs`; only of what reduces, and nobody has tuned."""

@@ -121,6 +121,10 @@ class Family(ABC):
     def grid(self, module: Module, cluster: Cluster, batch: int) -> tuple[int, int, int]:
         """Programs for ``batch`` rows; the first entry is ``batch``."""
 
+    def grids(self, module: Module, cluster: Cluster, batches: Sequence[int]) -> list[tuple[int, int, int]]:
+        """The grid for each number of rows."""
+        return [self.grid(module, cluster, batch) for batch in batches]
+
     def knobs(self, module: Module, cluster: Cluster) -> Knobs:
         """What a tuning file may choose of a launch; by default nothing."""
         return NONE
