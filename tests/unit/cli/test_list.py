@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from fakes.machine_code import with_invented_code
 from programs import config_text
 from typer.testing import CliRunner, Result
 
@@ -41,10 +42,11 @@ def listing_as_json() -> dict[str, Any]:
 
 
 def install(site: Path, name: str, **keys: Any) -> Path:
-    """Build a program without machine code for a name, and unpack its wheel; the package's folder."""
+    """Build a program with invented machine code for a name, and unpack its wheel; the package's folder."""
     config = site.parent / f"{name}.yaml"
     config.write_text(config_text(**{"name": name, "buckets": [1], "archs": ["sm_90"], **keys}))
-    done = CliRunner().invoke(app, ["build", str(config), "-o", str(site.parent / "dist"), "--quiet"])
+    with with_invented_code():
+        done = CliRunner().invoke(app, ["build", str(config), "-o", str(site.parent / "dist"), "--quiet"])
     assert done.exit_code == 0, done.output
     with zipfile.ZipFile(done.stdout.strip()) as archive:
         archive.extractall(site)

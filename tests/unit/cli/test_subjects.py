@@ -8,6 +8,7 @@ import zipfile
 from pathlib import Path
 
 import pytest
+from fakes.machine_code import with_invented_code
 from programs import config_text
 from typer.testing import CliRunner, Result
 
@@ -67,7 +68,8 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
         "name: a_subject\nalgorithm: EAGLE\nnum_steps: [1, 2]\nbuckets: [1, 4]\narchs: [sm_90]\n"
         f"target: {{model: {TARGET}}}\ndraft: {{model: {DRAFT}}}\n"
     )
-    done = specc("build", str(config), "-o", str(folder), "--quiet")
+    with with_invented_code():
+        done = specc("build", str(config), "-o", str(folder), "--quiet")
     config.unlink()
     return Path(done.stdout.strip())
 

@@ -111,12 +111,10 @@ def child(site: Path, script: str) -> str:
     return done.stdout.strip()
 
 
-def test_importing_is_cheap_and_needs_neither_specc_nor_torch(site: Path) -> None:
-    assert child(site, IMPORT) == "cheap"
-
-
-def test_a_step_without_specc(site: Path) -> None:
-    assert child(site, RUN) == "torch 2.10.3 is installed, the program needs 2.11 or later"
+def test_importing_is_cheap_and_a_step_needs_no_specc(site: Path) -> None:
+    """In one process, which imports torch when it is asked for what needs it."""
+    refused = "torch 2.10.3 is installed, the program needs 2.11 or later"
+    assert child(site, IMPORT + RUN).splitlines() == ["cheap", refused]
 
 
 def test_the_entry_point_names_the_package(site: Path) -> None:
