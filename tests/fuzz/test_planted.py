@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -14,8 +15,8 @@ from specc.cli import inspect
 from specc.compiler.codegen import aot
 from specc.compiler.config import models
 from specc.compiler.config.models import config_json
-from specc.compiler.driver import plan
 from specc.compiler.ir.text import parser
+from specc.compiler.passes import plan_memory
 from specc.compiler.support.diagnostics import Diagnostics
 from specc.compiler.support.files import cachedir, weights
 from specc.runtime import bound as bound_step
@@ -211,8 +212,9 @@ def of_no_code(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def one_address(monkeypatch: pytest.MonkeyPatch) -> None:
     """All buffers at the start of the arena."""
-    right = plan._buffer
-    monkeypatch.setattr(plan, "_buffer", lambda buffer: {**right(buffer), **({"offset": 0} if buffer.offset else {})})
+    monkeypatch.setattr(
+        plan_memory, "_place", lambda blocks: {b.name: replace(b, offset=0) for block in blocks for b in block.buffers}
+    )
 
 
 CONFIGS: dict[str, Patch] = {"place": without_place, "code": of_no_code, "memory": one_address}

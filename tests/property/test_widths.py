@@ -57,8 +57,8 @@ def offered_and_read(keys: dict[str, Any]) -> tuple[int, int, bool]:
         "EAGLE": (width(draft), True),
         "MULTI_LAYER_EAGLE": (width(draft), True),
         "EAGLE3": (declared * draft.get("num_aux_layers", 3), False),
-        "DFLASH": (declared * draft.get("num_aux_layers", 3), False),
-        "DSPARK": (declared * draft.get("num_aux_layers", 3), False),
+        "DFLASH": (declared * draft.get("num_aux_layers", draft["num_layers"]), False),
+        "DSPARK": (declared * draft.get("num_aux_layers", draft["num_layers"]), False),
         "FROZEN_KV_MTP": (declared, True),
         "STANDALONE": (width(target), False),
     }
