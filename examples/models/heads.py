@@ -193,7 +193,7 @@ class Kind(NamedTuple):
     """A kind of draft head: its class, the sizes of the example, its chain.
 
     pull: weight of a smooth L1 loss that draws the chain's rows to the target's hidden states.
-    begins: the head whose weights it begins with, of one that scores a part of the tokens or has more than that.
+    begins: the head whose weights it begins with, of one that scores a part of the tokens.
     scores: those of a chain's rows, by the tokens before the drafts.
     """
 
@@ -216,7 +216,7 @@ EAGLE3 = {
 }
 DFLASH = {"hidden": 256, "layers": 2, "kv_heads": 1, "intermediate_size": 256}
 BLOCKS = {"target_layer_ids": list(AUX_LAYERS)}
-MARKOV = {"markov_rank": 64, "sample_from_anchor": False}
+MARKOV = {"markov_rank": 64, "sample_from_anchor": True}
 HEADS = {
     "eagle": Kind(EagleHead, partial(llama_config, hidden=256, layers=1, kv_heads=2), eagle_chain, pull=0.2),
     "eagle3": Kind(Eagle3Head, partial(llama_config, **EAGLE3), eagle3_chain),
@@ -249,7 +249,6 @@ HEADS = {
         DsparkHead,
         partial(llama_config, **DFLASH, dflash_config={**BLOCKS, **MARKOV, "block_size": DEPTH}),
         dflash_chain,
-        begins="dflash",
         scores=biased_scores,
     ),
 }

@@ -71,7 +71,7 @@ SCHEDULES = {
     "mtp": Schedule(3500, 2e-3, tokens=16384, written=16384),
     "frozen_kv": Schedule(3500, 2e-3, tokens=16384, written=16384),
     "dflash": Schedule(6000, 2e-3, tokens=8192, written=16384),
-    "dspark": Schedule(600, 1e-2, written=1024),
+    "dspark": Schedule(6000, 2e-3, tokens=8192, written=16384),
 }
 TARGET = {"hidden": 256, "layers": 4, "kv_heads": 2}
 STAGES = ("tokenizer", "target", "standalone", *HEADS, "evaluate")
@@ -250,17 +250,10 @@ def train_head(name: str, job: Job) -> int:
 
 
 def begin_with(head: Any, whole: Any, job: Job) -> Any:
-    """Take the weights of another head.
+    """Take the weights of a head that scores all tokens, and its rows of scores of the text's most frequent ones.
 
-    A head that has more than that learns what it has more alone. One of a part of the tokens takes the rows of scores
-    of the text's most frequent ones. Returns the tokens that are scored, ascending: an index.
+    Returns the tokens that are scored, ascending: an index.
     """
-    if not hasattr(head, "d2t"):
-        weights = whole.state_dict()
-        head.load_state_dict(weights, strict=False)
-        for name, parameter in head.named_parameters():
-            parameter.requires_grad_(name not in weights)
-        return slice(None)
     ends = job.corpus.tokenizer.convert_tokens_to_ids([EOS])
     tokens = most_frequent(Counter(job.corpus.training.tolist()), head.lm_head.out_features, VOCAB, ends)
     rows = torch.tensor(tokens, device=job.device)
