@@ -4,7 +4,8 @@ Rows have 8 bits where weights have, as `halves.py` makes them: sums of i8 are w
 the row and of the entry, multiplies the sum.
 
 Beside tokens i64[rows] a row is that of its token among TABLE rows, and what it gives is added to logits that are there
-already: to those of row r, STRIDE elements after those of row r - 1.
+already: to those of row r, STRIDE elements after those of row r - 1. Such rows have no halves: weights of 8 bits are
+multiplied as numbers of the rows' dtype.
 
 A tuple has all operands, None for those that a head does without: rows, their lower halves and worths, weights and
 their scales, tokens, and the logits that are there already.
@@ -45,9 +46,10 @@ def head_tile(
     else:
         token = tl.load(token_ptr + first_row + m, mask=first_row + m < rows, other=0)
         rows_ptr = states_ptr + (tl.minimum(tl.maximum(token, 0), TABLE - 1) * W)[None, :] + k[:, None]
-    whole: tl.constexpr = weight_ptr.dtype.element_ty == tl.int8
+    halved: tl.constexpr = low_ptr is not None
+    whole: tl.constexpr = halved and weight_ptr.dtype.element_ty == tl.int8
     logits = tl.zeros([BN, BM], tl.int32 if whole else tl.float32)
-    if scale_ptr is not None:
+    if halved:
         lows_ptr = (low_ptr + first_row * wide) + place
         lows = logits
     for at in range(0, W, BK):
@@ -57,8 +59,8 @@ def head_tile(
             here, there = inside & (at + k < W)[None, :], given & (at + k < W)[:, None]
         weights = tl.load(weights_ptr + at, mask=here, other=0.0)
         states = tl.load(rows_ptr + at, mask=there, other=0.0)
-        if scale_ptr is None:
-            logits = tl.dot(weights, states, logits, input_precision="ieee")
+        if not halved:
+            logits = tl.dot(weights.to(states.dtype), states, logits, input_precision="ieee")
         else:
             lower = tl.load(lows_ptr + at, mask=there, other=0.0)
             if whole:
@@ -67,12 +69,13 @@ def head_tile(
             else:
                 logits = tl.dot(weights, states, logits, max_num_imprecise_acc=ROUGH)
                 lows = tl.dot(weights, lower, lows, max_num_imprecise_acc=ROUGH)
-    if scale_ptr is not None:
+    if halved:
         if whole:
             logits = logits.to(tl.float32) * 256.0 + lows.to(tl.float32)
         else:
             logits += lows
         logits *= tl.load(worth_ptr + first_row + m, mask=first_row + m < rows, other=0.0)[None, :]
+    if scale_ptr is not None:
         logits *= tl.load(scale_ptr + first_entry + n, mask=first_entry + n < end, other=0.0)[:, None]
     if base_ptr is not None:
         base = (base_ptr + first_row * tl.full([], STRIDE, tl.int64)) + (m[None, :].to(tl.int64) * STRIDE + n[:, None])

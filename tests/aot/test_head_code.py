@@ -31,13 +31,21 @@ def test_tiles_of_every_size(head: str, shape: dict[str, Any], largest: int) -> 
 
 
 @pytest.mark.parametrize("verify", ["greedy", "rejection"])
-@pytest.mark.parametrize(("dtype", "largest"), [("float32", 8), ("bfloat16", 8), ("bfloat16", 256)])
-def test_logits_with_a_bias(verify: str, dtype: str, largest: int) -> None:
-    """Reduced, or stored for a draw: two kernels, one for each row of the block."""
+@pytest.mark.parametrize(
+    ("dtype", "largest", "head"),
+    [
+        *[("float32", 8, "engine"), ("bfloat16", 8, "engine"), ("bfloat16", 256, "engine")],
+        *[("bfloat16", 8, "fp8"), ("bfloat16", 256, "int8"), ("float16", 64, "fp8")],
+    ],
+)
+def test_logits_with_a_bias(verify: str, dtype: str, largest: int, head: str) -> None:
+    """Reduced, or stored for a draw: two kernels, one for each row of the block; and one of a head that is computed."""
     model = MODEL | {"dtype": dtype}
+    archs = [arch for arch in KNOWN_ARCHS if head != "fp8" or arch not in WITHOUT_FP8]
     keys: dict[str, Any] = {"buckets": [largest], "verify": verify, "target": model}
-    sources = kernels_of(load(**MARKOV, **keys, draft=model | {"markov_rank": 256}), "head")
-    assert len(sources) == 2
-    for (_, arch), artifact in compiled(sources[:1], *KNOWN_ARCHS).items():
+    draft = model | {"markov_rank": 256, "head": head}
+    sources = kernels_of(load(archs=archs, **MARKOV, **keys, draft=draft), "head")
+    assert len(sources) == 2 + (head != "engine")
+    for (_, arch), artifact in compiled(sources[-1:], *archs).items():
         assert artifact.spills <= FAMILIES["head"].spills, artifact
         assert artifact.shared <= SHARED_BYTES[arch], artifact

@@ -75,6 +75,7 @@ class Deferring(LogitsProcessor):
     """The target's, which is told to leave its gather in verification to the worker."""
 
     defer_verify_gather = True
+    logit_scale = final_logit_softcapping = None
 
     def _get_logits(self, hidden_states: Tensor, lm_head: Any, logits_metadata: LogitsMetadata) -> Tensor:
         """Rows of the draft that are their logits."""

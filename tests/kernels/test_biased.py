@@ -28,26 +28,38 @@ SIZES = [(300, 24, 2), (1000, 200, 64), (64, 64, 4), (130, 72, 8)]
 
 
 class Biased(NamedTuple):
-    """Logits of a block, the tokens before one of its rows, and both tables."""
+    """Logits of a block, the tokens before one of its rows, both tables, and what one of the second is worth."""
 
     block: Tensor
     token: Tensor
     first: Tensor
     second: Tensor
+    scale: Tensor | None = None
+
+    @property
+    def operands(self) -> dict[str, Tensor]:
+        """Those that are there."""
+        return {name: tensor for name, tensor in self._asdict().items() if tensor is not None}
 
     def logits(self, row: int) -> list[list[float]]:
         """Add the bias to one row of the block, entry by entry."""
+        worths = [1.0] * len(self.second) if self.scale is None else self.scale.tolist()
         return [
             [
-                float(at) + sum(a * b for a, b in zip(self.first[token].tolist(), weights.tolist(), strict=True))
-                for at, weights in zip(block[row].tolist(), self.second, strict=True)
+                float(at) + worth * sum(a * b for a, b in zip(self.first[token].tolist(), weights, strict=True))
+                for at, weights, worth in zip(block[row].tolist(), self.second.float().tolist(), worths, strict=True)
             ]
             for block, token in zip(self.block, self.token.view(len(self.token)).tolist(), strict=True)
         ]
 
 
-def random_biased(source: torch.Generator, batch: int, steps: int, entries: int, rank: int, kind: str) -> Biased:
-    """Small whole numbers, whose sums are exact in any order and often tie; some rows are NaN or infinite."""
+def random_biased(
+    source: torch.Generator, batch: int, steps: int, entries: int, rank: int, kind: str, kept: str = ""
+) -> Biased:
+    """Small whole numbers, whose sums are exact in any order and often tie; some rows are NaN or infinite.
+
+    `kept`: the dtype of 8 bits that the second table has, if it has one.
+    """
     block = torch.randint(-3, 4, (batch, steps, entries), generator=source).float()
     first = torch.randint(-3, 4, (TOKENS, rank), generator=source).float()
     second = torch.randint(-2, 3, (entries, rank), generator=source).float()
@@ -63,7 +75,8 @@ def random_biased(source: torch.Generator, batch: int, steps: int, entries: int,
                 case _:
                     pass
     token = torch.randint(0, TOKENS, (batch, 1), generator=source)
-    return Biased(block.to(DTYPES[kind]), token, first.to(DTYPES[kind]), second.to(DTYPES[kind]))
+    scale = 2.0 ** torch.randint(-2, 3, (entries,), generator=source) if kept else None
+    return Biased(block.to(DTYPES[kind]), token, first.to(DTYPES[kind]), second.to(DTYPES[kept or kind]), scale)
 
 
 def module_of(opcode: str, case: Biased, row: int, parts: int) -> Module:
@@ -71,9 +84,12 @@ def module_of(opcode: str, case: Biased, row: int, parts: int) -> Module:
     entries, rank = case.second.shape
     module = small_module(K=1, S=case.block.shape[1], V=TOKENS, Vd=entries)
     module.dims[PART_AXIS] = Dim(PART_AXIS, "part", parts)
-    b, rows, dtype = TypedBuilder(module), module.inputs["req_pool_indices"], NAMES[case.first.dtype]
-    operands = [b.given("block", dtype, "S", "Vd"), b.given("token", "i64", "K")]
-    operands += [module.add_input(name, TensorType(dtype, (axis, rank))) for name, axis in TABLES.items()]
+    b, rows = TypedBuilder(module), module.inputs["req_pool_indices"]
+    row_dtype, dtype = NAMES[case.first.dtype], NAMES[case.second.dtype]
+    operands = [b.given("block", row_dtype, "S", "Vd"), b.given("token", "i64", "K")]
+    types = {"first": TensorType(row_dtype, ("V", rank)), "second": TensorType(dtype, ("Vd", rank))}
+    types |= {} if case.scale is None else {"scale": TensorType("f32", ("Vd",))}
+    operands += [module.add_input(name, type_) for name, type_ in types.items()]
     with b.phase("draft"):
         if opcode == "head.biased":
             b.hand_out(b(opcode, *operands, dtype=dtype, row=row))
@@ -83,14 +99,11 @@ def module_of(opcode: str, case: Biased, row: int, parts: int) -> Module:
     return module
 
 
-TABLES = {"first": "V", "second": "Vd"}
-
-
 def run(launcher: Launcher, module: Module, case: Biased, rows: Tensor) -> dict[str, Tensor]:
     """What a module hands out, whose first launch writes what the batch has alone."""
     count, (stem, cluster), *merge = len(rows), *form(module)
     assert stem == "head"
-    given = {"req_pool_indices": rows, **case._asdict()}
+    given = {"req_pool_indices": rows, **case.operands}
     made = launched(launcher, module, stem, cluster, given)[cluster[0].result.name]
     whole = count * module.size(PART_AXIS) if merge else made[:count].numel()
     assert (made.reshape(-1)[whole:] == POISON).all()
@@ -104,16 +117,19 @@ def run(launcher: Launcher, module: Module, case: Biased, rows: Tensor) -> dict[
     return {**handed, "records": records}
 
 
-@pytest.mark.parametrize("kind", ["f32", "f16", "bf16"])
+@pytest.mark.parametrize(
+    ("kind", "kept"),
+    [*[(kind, "") for kind in ("f32", "f16", "bf16")], *[("bf16", "i8"), ("bf16", "f8"), ("f16", "i8"), ("f32", "f8")]],
+)
 @pytest.mark.parametrize("size", SIZES, ids=str)
 @settings(quicker, max_examples=2)
 @given(seed=st.integers(0, 2**32), batch=st.integers(1, 5), steps=st.integers(1, 4))
 def test_one_row_of_a_block_and_its_bias(
-    launcher: Launcher, kind: str, size: tuple[int, int, int], seed: int, batch: int, steps: int
+    launcher: Launcher, kind: str, kept: str, size: tuple[int, int, int], seed: int, batch: int, steps: int
 ) -> None:
     require_product(launcher, kind)
     source, (entries, rank, parts) = generator(seed), size
-    case, rows = random_biased(source, batch, steps, entries, rank, kind), random_rows(source, batch, POOL)
+    case, rows = random_biased(source, batch, steps, entries, rank, kind, kept), random_rows(source, batch, POOL)
     row = int(torch.randint(0, steps, (), generator=source))
     wanted = case.logits(row)
 
@@ -124,7 +140,7 @@ def test_one_row_of_a_block_and_its_bias(
     for each, of in enumerate(wanted):
         found = int(results["index"][each]), bool(results["bad"][each])
         assert found == ((0, False) if rows[each] == 0 else argmax(torch.tensor(of)))
-    records = OPS["head.biased_part"](tuple(case), {"row": row, "words": 1}, {PART_AXIS: parts})
+    records = OPS["head.biased_part"](tuple(case.operands.values()), {"row": row, "words": 1}, {PART_AXIS: parts})
     assert_same(results["records"], records[0], "records")
 
 
@@ -135,7 +151,7 @@ def test_tokens_of_no_row_read_the_nearest(launcher: Launcher) -> None:
     stored = run(launcher, module_of("head.biased", case, 1, 2), case._replace(token=token), torch.arange(1, 5))
     nearest = case._replace(token=torch.tensor([0, TOKENS - 1, 0, TOKENS - 1]))
     assert_same(stored["biased"], torch.tensor(nearest.logits(1)), "logits")
-    (same,) = OPS["head.biased"](tuple(case._replace(token=token)), {"row": 1}, {})
+    (same,) = OPS["head.biased"](tuple(case._replace(token=token).operands.values()), {"row": 1}, {})
     assert_same(same, stored["biased"], "reference")
 
 

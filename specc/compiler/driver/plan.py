@@ -16,7 +16,7 @@ from specc.compiler.ir.ops import OPS
 from specc.compiler.ir.ops.head import HALVES
 from specc.compiler.ir.types import TensorType, per_request
 from specc.compiler.passes.plan_graphs import graphs
-from specc.runtime.plan.draft_head import ENTRIES, HEAD, WEIGHT
+from specc.runtime.plan.draft_head import BIAS, BIAS_ENTRIES, BIAS_WEIGHT, ENTRIES, HEAD, WEIGHT
 from specc.runtime.plan.nodes import OpSource
 from specc.runtime.plan.plan import Buffer, Carried, Input, Kv, KvPool, Model, Output, Plan, kv_pointers
 from specc.runtime.plan.plan import Value as Place
@@ -133,12 +133,14 @@ def _input(module: Module, value: Value) -> Input:
 
 
 def _heads(module: Module) -> list[Input]:
-    """The head that the engine brings, of the dtype of the rows that it reads, where weights are made of one."""
-    if (weight := module.inputs.get(WEIGHT)) is None:
-        return []
-    readers = [*module.find(HALVES)] or module.users(weight)
-    states = tensor_type(readers[0]["states"])
-    return [Input(HEAD, states.dtype, (ENTRIES, str(states.shape[-1])), "engine")]
+    """The heads that the engine brings, of the dtype of the rows that they read, where weights are made of them."""
+    heads = []
+    if (weight := module.inputs.get(WEIGHT)) is not None:
+        readers = [*module.find(HALVES)] or module.users(weight)
+        heads.append((HEAD, ENTRIES, tensor_type(readers[0]["states"])))
+    if (weight := module.inputs.get(BIAS_WEIGHT)) is not None:
+        heads.append((BIAS, BIAS_ENTRIES, tensor_type(module.users(weight)[0]["first"])))
+    return [Input(name, rows.dtype, (entries, str(rows.shape[-1])), "engine") for name, entries, rows in heads]
 
 
 def _output(name: str, value: Value) -> Output:

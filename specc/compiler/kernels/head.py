@@ -62,7 +62,7 @@ class DraftHead(Family):
             arguments.input("states_ptr", op["first"])
             arguments.value("token_ptr", token)
             arguments.value("block_ptr", op["block"])
-        if scale is not None:
+        if scale is not None and token is None:
             arguments.value("low_ptr", op["low"])
             arguments.value("worth_ptr", op["worth"])
         arguments.input("weight_ptr", weight)

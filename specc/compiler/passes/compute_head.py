@@ -5,7 +5,8 @@ hands over the rows that its head would read. An argmax or a top-k of them becom
 vocabulary in each of its programs and keeps records of it, and a merge behind it: no logits are in memory. What is read
 in another way, to draw from for instance, reads logits that a launch of the same kind stores. So are those of a shard,
 where every rank has a part of the head: `gather-logits` makes of them what it makes of a forward's. An argmax of
-biased logits, which the program computes of any draft's, becomes a part and a merge likewise.
+biased logits, which the program computes of any draft's, becomes a part and a merge likewise. The table that biases
+them is kept as the head is, where the program computes that.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ from specc.compiler.pass_manager.options import SIZE, OneOf
 from specc.compiler.pass_manager.pass_base import Choice, Context, Pass, Rejected
 from specc.compiler.passes.gather_logits import merge
 from specc.compiler.support.diagnostics import Diagnostic, DiagnosticError
-from specc.runtime.plan.draft_head import PART_AXIS, SCALE, WEIGHT
+from specc.runtime.plan.draft_head import BIAS_WEIGHT, OF, PART_AXIS, WEIGHT
 
 ELEMENTS = {"int8": "i8", "fp8": "f8"}
 """What weights in 8 bits are, by the key ``draft.head``."""
@@ -75,6 +76,7 @@ class ComputeHead(Pass):
         """Rewrite every forward that hands over logits of the draft's vocabulary, and what is asked of biased ones."""
         if self.form != "engine":
             self._compute_heads(module, ctx)
+            self._keep_bias(module)
         for op in module.find(BIASED):
             _declare_parts(module, op["second"])
             stored = _reduced(module, op.result, op.operands, BIASED_PARTS, **op.attrs)
@@ -108,12 +110,30 @@ class ComputeHead(Pass):
 
     def _declare(self, module: Module) -> tuple[Value, ...]:
         """Declare parts of the vocabulary, the weights, and what one is worth in each row if they have 8 bits."""
-        entries, element = _entries(module), ELEMENTS.get(self.form, self.dtype)
-        weight = module.add_input(WEIGHT, TensorType(element, (entries, self.width)))
-        _declare_parts(module, weight)
-        if element == self.dtype:
+        weights = self._weights(module, WEIGHT, self.dtype, self.width)
+        _declare_parts(module, weights[0])
+        return weights
+
+    def _weights(self, module: Module, name: str, dtype: str, width: int | str) -> tuple[Value, ...]:
+        """Declare weights of the draft's entries that are made of an engine's of a dtype, and their scale."""
+        entries, element = _entries(module), ELEMENTS.get(self.form, dtype)
+        weight = module.add_input(name, TensorType(element, (entries, width)))
+        if element == dtype:
             return (weight,)
-        return weight, module.add_input(SCALE, TensorType("f32", (entries,)))
+        return weight, module.add_input(OF[name][1], TensorType("f32", (entries,)))
+
+    def _keep_bias(self, module: Module) -> None:
+        """Let a table that biases be of weights as the head has, and not the engine's."""
+        biased = [*module.find(BIASED)]
+        if not biased:
+            return
+        engines = biased[0]["second"]
+        dtype, (_, width) = tensor_type(engines).dtype, tensor_type(engines).shape
+        kept = self._weights(module, BIAS_WEIGHT, dtype, width)
+        for op in biased:
+            module.set_operands(op, [op["block"], op["token"], op["first"], *kept])
+            op.attrs["dtype"] = tensor_type(kept[0]).dtype
+        module.erase_input(engines.name)
 
 
 def _entries(module: Module) -> str:

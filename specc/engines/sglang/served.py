@@ -96,10 +96,17 @@ class Server:
 
     @property
     def whole(self) -> str | None:
-        """Beside what programs have whole logits and no head of their own, in words; None where they may."""
+        """Beside what logits of programs are whole, in words; None where ranks may share them out."""
         if self.groups > 1:
             return "under data parallelism"
         return None if self.kind is None else self.kind.whole or None
+
+    @property
+    def headless(self) -> str | None:
+        """Beside what no program computes a head, in words; None where one may."""
+        alone = self.kind is not None and self.kind.computed and self.groups == 1
+        several = " on several ranks" if alone else ""
+        return f"{self.whole}{several}" if self.whole and not (alone and self.ranks == 1) else None
 
     @property
     def single(self) -> list[str]:

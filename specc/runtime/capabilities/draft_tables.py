@@ -9,7 +9,7 @@ from torch import Tensor
 
 from ..bound import BoundStep
 from ..errors import BindError
-from ..plan.draft_head import HEAD, MADE, SCALE, TOKEN_ENTRIES, WEIGHT
+from ..plan.draft_head import MADE, OF, TOKEN_ENTRIES, WEIGHT
 from ..plan.plan import RANK, TOKEN_MAP, Plan
 from ..semantics.convention import DTYPES
 
@@ -36,10 +36,11 @@ def draft_tables(plan: Plan, tables: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
     BindError as of `head_tables`.
     """
-    read = {name: table for name, table in tables.items() if name != HEAD}
-    if WEIGHT in plan.inputs and WEIGHT not in read:
-        rank = int(tables[RANK]) if RANK in tables else 0
-        read |= head_tables(plan, tables[HEAD], tables.get(TOKEN_MAP), rank)
+    kept = {weight: engines for weight, (engines, _) in OF.items() if weight in plan.inputs}
+    read = {name: table for name, table in tables.items() if name not in kept.values()}
+    rank = int(tables[RANK]) if RANK in tables else 0
+    for weight in (weight for weight in kept if weight not in read):
+        read |= head_tables(plan, tables[kept[weight]], tables.get(TOKEN_MAP), rank, weight)
     if TOKEN_ENTRIES in plan.inputs and TOKEN_ENTRIES not in read:
         read[TOKEN_ENTRIES] = token_entries(plan, tables[TOKEN_MAP])
     return read
@@ -52,38 +53,42 @@ def token_entries(plan: Plan, tokens: Tensor) -> Tensor:
     return entries
 
 
-def head_tables(plan: Plan, head: Tensor, tokens: Tensor | None, rank: int = 0) -> dict[str, Tensor]:
+def head_tables(
+    plan: Plan, head: Tensor, tokens: Tensor | None, rank: int = 0, name: str = WEIGHT
+) -> dict[str, Tensor]:
     """The weights T[n, W] of the entries that a rank scores, and f32[n] what one is worth if they have 8 bits.
 
     head: the engine's, T[H, W], of all entries or, without a map, the n of the rank. tokens: which of its entries are
     scored, i64[Vd], ascending; if it has no others, all. Of R ranks with n entries each, one scores those from rank * n
-    on; what is behind the last of all is zeros, or what a rank's own head has there, and nobody looks at it.
+    on; what is behind the last of all is zeros, or what a rank's own head has there, and nobody looks at it. name: that
+    of the weights, see `OF`.
     Where nothing changes it is the engine's own tensor, else a copy. Weights of 8 bits are the nearest to the true ones
     over the scale of their row, with which its largest is the dtype's largest: in i8 half a scale away at most, in f8
     (e4m3, three bits of mantissa) a sixteenth of the weight, or 2^-10 scales where it is small. BindError for entries
     that the head has not, and in 8 bits for weights that are not finite.
     """
-    count, dtype = plan.size(plan.inputs[WEIGHT].axes[0]), plan.inputs[WEIGHT].dtype
-    head = _entries(plan, head, tokens, rank * count, count)
+    count, dtype, (engines, scales) = plan.size(plan.inputs[name].axes[0]), plan.inputs[name].dtype, OF[name]
+    head = _entries(plan, engines, head, tokens, rank * count, count)
     if dtype not in LARGEST:
-        return {WEIGHT: head if len(head) == count and head.data_ptr() % ALIGNMENT == 0 else _filled(head, count)}
+        return {name: head if len(head) == count and head.data_ptr() % ALIGNMENT == 0 else _filled(head, count)}
     weight = torch.zeros((count, head.shape[1]), dtype=DTYPES[dtype], device=head.device)
     scale = torch.zeros(count, dtype=torch.float32, device=head.device)
     scored = max(0, min(len(head), plan.size("Vd") - rank * count))
     for begin in range(0, scored, ROWS):
         rows = head[begin : min(begin + ROWS, scored)].to(torch.float32)
         if not bool(rows.isfinite().all()):
-            raise BindError(f"table {HEAD!r} has weights that are not finite, which {DTYPES[dtype]} has no place for")
+            why = f"weights that are not finite, which {DTYPES[dtype]} has no place for"
+            raise BindError(f"table {engines!r} has {why}")
         largest = rows.abs().amax(dim=1)
         worth = torch.where(largest > 0, largest, 1.0) / LARGEST[dtype]
         whole = rows / worth[:, None]
         weight[begin : begin + len(rows)] = (whole.round() if dtype == "i8" else whole).to(weight.dtype)
         scale[begin : begin + len(rows)] = worth
-    return {WEIGHT: weight, SCALE: scale}
+    return {name: weight, scales: scale}
 
 
-def _entries(plan: Plan, head: Tensor, tokens: Tensor | None, first: int, count: int) -> Tensor:
-    """The head's `count` entries from the first one on; fewer where there are no more. BindError as `head_tables`."""
+def _entries(plan: Plan, name: str, head: Tensor, tokens: Tensor | None, first: int, count: int) -> Tensor:
+    """A head's `count` entries from the first one on; fewer where there are no more. BindError as `head_tables`."""
     entries, own = plan.size("Vd"), slice(first, first + count)
     if len(head) == entries:
         return head[own] if count < entries else head
@@ -95,7 +100,7 @@ def _entries(plan: Plan, head: Tensor, tokens: Tensor | None, first: int, count:
         if len(head) > (last := int(tokens[-1])):
             return head[tokens[own]]
         wanted = f"{entries}, or more than {last}"
-    raise BindError(f"table {HEAD!r} has {len(head)} entries, the program reads {wanted}")
+    raise BindError(f"table {name!r} has {len(head)} entries, the program reads {wanted}")
 
 
 def _filled(rows: Tensor, count: int) -> Tensor:

@@ -76,10 +76,14 @@ def head_argmax_part(operands: Tensors, attrs: Attrs, dims: Dims) -> Tensors:
 
 @register("head.biased")
 def head_biased(operands: Tensors, attrs: Attrs, dims: Dims) -> Tensors:
-    """Logits T[B, S, Vd], token i64[B, ...], first [V, W], second [Vd, W] -> f32[B, Vd]: row `row` and the bias."""
-    logits, token, first, second = operands
+    """Logits T[B, S, Vd], token i64[B, ...], first [V, W], second [Vd, W] -> f32[B, Vd]: row `row` and the bias.
+
+    Of a second table in 8 bits: scale f32[Vd].
+    """
+    logits, token, first, second, *scale = operands
     states = first[token[:, *[0] * (token.dim() - 1)].clamp(0, len(first) - 1)]
-    return (logits[:, attrs["row"]].to(torch.float32) + _product(states, second).to(torch.float32),)
+    bias = _product(states, second).to(torch.float32)
+    return (logits[:, attrs["row"]].to(torch.float32) + (bias * scale[0] if scale else bias),)
 
 
 @register("head.biased_part")

@@ -8,8 +8,10 @@ from typing import Any
 
 import published_models
 import pytest
+import torch
 from fakes.sglang_blocks import MASK, DSparkWorkerV2, VanillaMarkov
 from fakes.sglang_server import SharedOutput, adapter
+from programs import planned
 from test_sglang_fit import misfits
 from test_sglang_worker import ALL, BATCHES, PROMPTS, Serve, counted, drawing, plan_of, run, serve
 
@@ -135,11 +137,28 @@ def test_the_target_scores_drafts_by_one_processor(serve: Serve) -> None:
 
 
 def test_the_targets_head_scores_whole(serve: Serve) -> None:
-    """So logits are whole, and no head is the program's, as `check` has it."""
+    """So logits are whole, as `check` has it."""
     server = serve(plan_of("DFLASH"))
     server.plan = plan_of("DFLASH", ("logits", "sharded"), ("tensor_parallel", 2))
     (problem,) = misfits(server)
-    assert problem.endswith("are not served with a draft that the target's head scores")
+    assert problem == "logits that are sharded are not served with a draft that the target's head scores"
+
+
+@pytest.mark.parametrize("by", ["DFLASH", "DSPARK"])
+def test_a_program_computes_the_targets_head_for_a_draft(serve: Serve, by: str) -> None:
+    """On one rank, where a server has such a head; the draft of the second has it as well."""
+    server = serve(plan_of(by))
+    sizes = {"vocab_size": 96}
+    server.plan = planned(by, engine="sglang", target=sizes, draft=sizes | {"head": "int8"})[0]
+    target, draft = server.worker.target_worker.model_runner, server.worker.draft_worker.draft_runner
+    assert misfits(server) == ["the draft has no head that one logits processor multiplies by"]
+    width = int(server.plan.tables()["draft_head"].axes[-1])
+    model = draft.model if by == "DSPARK" else target.model
+    model.lm_head = SimpleNamespace(weight=torch.zeros(96, width, dtype=draft.dtype), tp_size=1)
+    assert misfits(server) == []
+    vars(target.model.processor).update(final_logit_softcapping=30.0, logit_scale=2.0)
+    changed = ["the logits of the draft have a scale", "the logits of the draft have a cap"]
+    assert misfits(server) == [f"{what}, and the program computes a product" for what in changed if by == "DFLASH"]
 
 
 PLAIN, CORRECTED = "DFlashDraftModel", "Qwen3DSparkModel"

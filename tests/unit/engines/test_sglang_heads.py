@@ -67,7 +67,7 @@ class Group:
 def head_of(heads: Any, plan: Plan, runner: Any, scored: Tensor | None = None, group: Any = None) -> Any:
     """The head of a program of that plan."""
     package = SimpleNamespace(read_listed_tokens=read_listed_tokens, SpeccError=SpeccError)
-    return heads.Head(package, plan, runner, scored, group or Group())
+    return heads.Head(package, plan, {"draft": runner}, scored, group or Group())
 
 
 def plan_of(head: str = "weights", **keys: Any) -> Plan:
@@ -106,7 +106,7 @@ def test_the_weights_without_padding(heads: Any) -> None:
 def test_a_program_that_reads_logits_leaves_all_as_it_is(heads: Any) -> None:
     draft, plan = runner_of(heads, bias=torch.zeros(1)), plan_of("engine")
     head = head_of(heads, plan, draft)
-    assert not head and head.tables() == {} and list(heads.misfits(plan, draft, None, 2)) == []
+    assert not head and head.tables() == {} and list(heads.misfits(plan, {"draft": draft}, None, 2)) == []
     with head.left_out(draft) as left_out:
         assert not left_out
 
@@ -130,21 +130,21 @@ def test_a_program_that_reads_logits_leaves_all_as_it_is(heads: Any) -> None:
     ],
 )
 def test_what_is_in_the_way_of_a_head(heads: Any, changes: dict[str, Any], ranks: int, what: list[str]) -> None:
-    found = list(heads.misfits(plan_of(), runner_of(heads, **changes), None, ranks))
+    found = list(heads.misfits(plan_of(), {"draft": runner_of(heads, **changes)}, None, ranks))
     assert len(found) == len(what) and all(word in misfit for word, misfit in zip(what, found, strict=True))
 
 
 def test_a_head_that_scores_tokens_of_some_centroids_is_no_product(heads: Any) -> None:
     draft = runner_of(heads)
     draft.model.use_ordered_embeddings = True
-    (misfit,) = heads.misfits(plan_of(), draft, None, 1)
+    (misfit,) = heads.misfits(plan_of(), {"draft": draft}, None, 1)
     assert "some centroids" in misfit
 
 
 def test_a_rank_gives_its_shard_where_it_has_the_programs_entries(heads: Any) -> None:
     draft, group = runner_of(heads, padded=64, tp_size=2, num_added_embeddings=0), Group()
     plan = plan_of("int8", tensor_parallel=2)
-    assert list(heads.misfits(plan, draft, None, 2)) == []
+    assert list(heads.misfits(plan, {"draft": draft}, None, 2)) == []
     (weight,) = head_of(heads, plan, draft, None, group).tables().values()
     assert weight is draft.model.lm_head.weight.data or torch.equal(weight, draft.model.lm_head.weight)
     assert weight.shape == (64, WIDTH) and group.added == []
@@ -155,7 +155,7 @@ def test_ranks_send_each_other_entries_where_the_program_shares_out_others(heads
     draft, group = runner_of(heads, padded=32, tp_size=2, num_added_embeddings=0), Group()
     plan = plan_of("int8", tensor_parallel=2, draft={"vocab_size": 40, "token_map": "engine"})
     scored = torch.arange(40)
-    assert list(heads.misfits(plan, draft, scored, 2)) == []
+    assert list(heads.misfits(plan, {"draft": draft}, scored, 2)) == []
     (weight,) = head_of(heads, plan, draft, scored, group).tables().values()
     (added,) = group.added
     assert torch.equal(weight, added) and weight.shape == (40, WIDTH)
@@ -172,13 +172,13 @@ def test_ranks_send_each_other_entries_where_the_program_shares_out_others(heads
     ],
 )
 def test_what_is_in_the_way_of_a_head_on_ranks(heads: Any, changes: dict[str, Any], what: str) -> None:
-    (misfit,) = heads.misfits(plan_of(tensor_parallel=2), runner_of(heads, **changes), None, 2)
+    (misfit,) = heads.misfits(plan_of(tensor_parallel=2), {"draft": runner_of(heads, **changes)}, None, 2)
     assert what in misfit
 
 
 def test_a_head_that_every_rank_has_whole(heads: Any) -> None:
     draft, plan = runner_of(heads), plan_of(tensor_parallel=2)
-    assert list(heads.misfits(plan, draft, None, 2)) == []
+    assert list(heads.misfits(plan, {"draft": draft}, None, 2)) == []
     assert head_of(heads, plan, draft).tables()["draft_head"].shape == (TOKENS, WIDTH)
 
 
@@ -198,7 +198,7 @@ def part_of(head: str = "weights", **keys: Any) -> Plan:
 def test_a_part_of_the_tokens_that_a_file_names(heads: Any, named: Path) -> None:
     """Of a head of all tokens, whose rows the program takes; SGLang's own steps have all."""
     draft = runner_of(heads)
-    assert list(heads.misfits(part_of(), draft, None, 1)) == []
+    assert list(heads.misfits(part_of(), {"draft": draft}, None, 1)) == []
     tables = head_of(heads, part_of("int8"), draft).tables()
     assert tables["d2t"].tolist() == PART
     assert torch.equal(tables["draft_head"], draft.model.lm_head.weight[:TOKENS])
@@ -207,7 +207,7 @@ def test_a_part_of_the_tokens_that_a_file_names(heads: Any, named: Path) -> None
 
 def test_a_head_that_lacks_tokens_of_the_target(heads: Any, named: Path) -> None:
     """Though it has as many entries as the map."""
-    (misfit,) = heads.misfits(part_of(), runner_of(heads, padded=64), None, 1)
+    (misfit,) = heads.misfits(part_of(), {"draft": runner_of(heads, padded=64)}, None, 1)
     assert "kept as torch.bfloat16[64, 64], the program reads torch.bfloat16[90, 64]" in misfit
 
 
@@ -215,12 +215,12 @@ def test_a_part_that_no_file_names(heads: Any, monkeypatch: pytest.MonkeyPatch) 
     """But not where SGLang has a map."""
     monkeypatch.delenv("SPECC_TOKEN_MAP", raising=False)
     draft = runner_of(heads)
-    (misfit,) = heads.misfits(part_of(), draft, None, 1)
+    (misfit,) = heads.misfits(part_of(), {"draft": draft}, None, 1)
     assert "the server's scores all: SPECC_TOKEN_MAP names no file" in misfit
     with pytest.raises(RuntimeError, match="SPECC_TOKEN_MAP names no file"):
         head_of(heads, part_of(), draft)
     scored = torch.tensor(PART)
-    assert list(heads.misfits(part_of(), draft, scored, 1)) == []
+    assert list(heads.misfits(part_of(), {"draft": draft}, scored, 1)) == []
     assert head_of(heads, part_of(), draft, scored).tables().keys() == {"draft_head"}
 
 
@@ -235,7 +235,7 @@ def test_ranks_send_each_other_the_entries_that_a_file_names(heads: Any, named: 
     """Of two ranks with 64 entries each the second has the last, at 13."""
     draft, group = runner_of(heads, padded=64, tp_size=2, num_added_embeddings=0), Group()
     plan = part_of("int8", tensor_parallel=2)
-    assert list(heads.misfits(plan, draft, None, 2)) == []
+    assert list(heads.misfits(plan, {"draft": draft}, None, 2)) == []
     tables = head_of(heads, plan, draft, None, group).tables()
     (added,) = group.added
     assert tables["d2t"].tolist() == PART

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from specc.runtime.capabilities.draft_tables import head_tables, token_entries
 from specc.runtime.errors import BindError
-from specc.runtime.plan.draft_head import HEAD, SCALE, WEIGHT
+from specc.runtime.plan.draft_head import BIAS, BIAS_SCALE, BIAS_WEIGHT, HEAD, SCALE, WEIGHT
 from specc.runtime.plan.plan import TOKEN_MAP, Plan
 
 SIZES: dict[str, Any] = {"hidden_size": 24, "num_layers": 1, "num_kv_heads": 1, "head_dim": 8, "vocab_size": 90}
@@ -84,6 +84,22 @@ def test_what_is_wrong_with_a_head() -> None:
         head_tables(plan_of("weights"), weights(89), None)
     with pytest.raises(BindError, match="has 50 entries, the program reads 3, or more than 60"):
         head_tables(plan_of("weights", 3), weights(50), torch.tensor([1, 2, 60]))
+
+
+@pytest.mark.parametrize("head", ["weights", "int8", "fp8"])
+def test_a_markov_head_is_kept_as_the_head_is(head: str) -> None:
+    """Of the same tokens; what reads it knows its name and that of its scale."""
+    models = {"hidden_size": 32, "num_layers": 1, "num_kv_heads": 1, "head_dim": 8, "dtype": "bfloat16"}
+    draft = models | {"vocab_size": 40, "token_map": "engine", "head": head, "markov_rank": 24, "num_aux_layers": 2}
+    (plan,) = programs.planned("DSPARK", target=models | {"vocab_size": 90, "num_layers": 4}, draft=draft)
+    brought = {name: table.axes for name, table in plan.tables().items() if name != TOKEN_MAP}
+    assert brought == {HEAD: ("H", "32"), "markov_w1": ("V", "24"), BIAS: ("M", "24")}
+    of_head, tokens = plan_of(head, 40), torch.arange(3, 83, 2)
+    wanted = head_tables(of_head, weights(), tokens)
+    made = head_tables(plan, weights(), tokens, name=BIAS_WEIGHT)
+    assert made.keys() == {BIAS_WEIGHT} | ({BIAS_SCALE} if head != "weights" else set())
+    assert torch.equal(made[BIAS_WEIGHT].float(), wanted[WEIGHT].float())
+    assert BIAS_SCALE not in made or torch.equal(made[BIAS_SCALE], wanted[SCALE])
 
 
 def test_the_engine_brings_the_head_alone() -> None:

@@ -10,18 +10,20 @@ same kind, so a hidden row becomes two rows of 8 bits, ``high`` and ``low``, and
 (256 high + low) worth, in f8 (high + low) worth. Padding rows are computed like others.
 
 Logits of a block of drafts know nothing of each other. A bias of low rank tells each draft which one stands before it:
-a token's row of one table, times the other table, is added to the logits behind it.
+a token's row of one table, times the other table, is added to the logits behind it. The other table may have 8 bits
+and a ``scale``: it is multiplied as numbers of the first one's dtype, which have room for those of 8 bits.
 """
 
 from __future__ import annotations
 
 from specc.compiler.ir.opdef import COUNT, OpDef
 from specc.compiler.ir.types import LARGEST
+from specc.runtime.plan.draft_head import BIAS
 
 _ROWS = "states: T[B, *x, ?w], weight: $dtype[?v, ?w], low?: T[B, *x, ?w], worth?: f32[B, *x], scale?: f32[?v]"
 _RECORDS = "records: i64[G, B, *x, $words]"
 
-_BIASED = "block: T[B, S, ?v], token: i64[B, *y], first: $dtype[?u, ?w], second: $dtype[?v, ?w]"
+_BIASED = "block: T[B, S, ?v], token: i64[B, *y], first: U[?u, ?w], second: $dtype[?v, ?w], scale?: f32[?v]"
 
 LOGITS, HALVES, BIASED = "head.logits", "head.halves", "head.biased"
 PARTS = {"vocab.argmax": "head.argmax_part", "vocab.topk": "head.topk_part"}
@@ -29,7 +31,7 @@ PARTS = {"vocab.argmax": "head.argmax_part", "vocab.topk": "head.topk_part"}
 BIASED_PARTS = {"vocab.argmax": "head.biased_part"}
 """The same of reductions of biased logits."""
 
-MARKOV = "markov_w1", "markov_w2"
+MARKOV = "markov_w1", BIAS
 """The engine's tables of a draft's Markov head: rows [V, r] by the token before, and [Vd, r], what they multiply."""
 
 OPS = (

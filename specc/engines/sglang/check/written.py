@@ -72,10 +72,10 @@ def served(config: Config) -> str:
 def _ranks(arguments: Arguments, server: Started, wanted: Wanted) -> Iterator[str]:
     """Return the line of how many ranks share out what attention reads, after reporting what they cannot share."""
     ranks, groups = server.facts.ranks, server.facts.groups
-    if server.facts.whole is not None:
-        for name, value, served in (("--logits", wanted.logits, "gathered"), ("--head", wanted.head, "engine")):
-            if value != served:
-                arguments.refuse(f"{name} {value} {server.facts.whole}", f"leave {name} out")
+    logits, head = ("--logits", wanted.logits, "gathered"), ("--head", wanted.head, "engine")
+    for (name, value, served), beside in ((logits, server.facts.whole), (head, server.facts.headless)):
+        if beside is not None and value != served:
+            arguments.refuse(f"{name} {value} {beside}", f"leave {name} out")
     if ranks > groups:
         yield f"tensor_parallel: {ranks // groups} # --tp-size" + (", --attn-dp-size" if groups > 1 else "")
 

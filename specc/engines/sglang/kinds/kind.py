@@ -71,7 +71,8 @@ class KindOfDraft:
         refused: what is not served with it -> in words. There are `topk`, `adapters`, `groups` (of ranks) and
             `disaggregation_mode`.
         unstarted: what SGLang itself does not start with it -> the hint. There are `adapters`, `groups` and `cpu`.
-        whole: beside what logits are whole and the head is the engine's, in words; nothing where they may not be.
+        whole: beside what logits are whole, in words; nothing where ranks may share them out.
+        computed: whether programs may compute its head, on one rank where logits are whole.
 
     """
 
@@ -103,6 +104,7 @@ class KindOfDraft:
     refused: Mapping[str, str] = _settings()
     unstarted: Mapping[str, str] = _settings()
     whole: str = ""
+    computed: bool = True
 
     @property
     def names(self) -> tuple[str, ...]:

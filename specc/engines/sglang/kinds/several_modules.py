@@ -52,4 +52,5 @@ model_executor.forward_batch_info.ForwardBatch: return_hidden_states_before_norm
         "disaggregation_mode": "a draft of several modules behind a server that prefills",
     },
     whole="with a draft of several modules",
+    computed=False,
 )

@@ -85,8 +85,9 @@ class BlockForwards(Forwards):
         return self._blocks[count]
 
     def _logits_buffer(self, runner: Any, batch: ForwardBatch) -> Tensor | None:
-        """The draft's lie where the target's will: drafts are chosen before it runs."""
-        return super()._logits_buffer(self._target, batch)
+        """The draft's lie where the target's will: drafts are chosen before it runs. It has none of a computed head."""
+        scored = self._target if runner is self._draft and not self._parts.head else runner
+        return super()._logits_buffer(scored, batch)
 
     def _forward(self, runner: Any, batch: ForwardBatch) -> Any:
         """See `Forwards`."""
@@ -121,7 +122,10 @@ class CorrectedForwards(BlockForwards):
         self._write = self._worker._kv_injector.inject_target_hidden
 
     def _scores(self, rows: Tensor, batch: ForwardBatch) -> Tensor:
-        """See `BlockForwards`. The program corrects them."""
+        """See `BlockForwards`. The program corrects them; where it computes the head it has the rows."""
+        if self._parts.head:
+            wider = self._worker.draft_model.logits_mup_width_multiplier
+            return rows / wider if wider else rows
         scores, buffer = self._project(rows)[0], batch.next_token_logits_buffer
         return scores.float() if buffer is None else buffer.copy_(scores)
 

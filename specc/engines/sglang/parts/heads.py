@@ -1,13 +1,14 @@
 """The head of a draft's vocabulary, which a program computes: forwards of the draft hand over what it reads.
 
 SGLang's logits processor multiplies rows by a model's head. While the draft's forward of a program runs, the rows are
-what it gives instead; its own forwards have the processor as SGLang has made it.
+what it gives instead; its own forwards have the processor as SGLang has made it. A draft that fills in blocks has the
+head of the target, and its processor, or it multiplies by itself.
 """
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from sglang.srt.layers.logits_processor import LogitsProcessor
@@ -15,8 +16,8 @@ from torch import Tensor
 
 from ..._heads import HEAD, TOKEN_MAP, digest, named_tokens, of_rank, scores_part, unnamed_tokens
 
-GETS = "_get_logits"
-"""The method of a logits processor that multiplies."""
+GETS, ITSELF = "_get_logits", "compute_base_logits"
+"""The method of a logits processor that multiplies, and that of a draft which does so by itself."""
 
 
 class Head:
@@ -25,35 +26,36 @@ class Head:
     Args:
         package: the program's.
         plan: the program's.
-        runner: the model runner of the draft; None where no model drafts.
+        runners: the model runners by role; without a draft's where no model drafts.
         scored: the tokens that SGLang's own head scores, as `scored_tokens`.
         group: the `GroupCoordinator` of tensor parallelism.
 
     ServerError where a file that names a part of the tokens cannot be read.
     """
 
-    def __init__(self, package: Any, plan: Any, runner: Any, scored: Tensor | None, group: Any) -> None:
+    def __init__(self, package: Any, plan: Any, runners: Mapping[str, Any], scored: Tensor | None, group: Any) -> None:
         """Find what multiplies."""
-        self._processors = processors_of(runner) if plan.computes_head else []
-        self._plan, self._runner, self._group = plan, runner, group
+        self._computed, self._runner = bool(plan.computes_head), runners.get("draft")
+        self._head: Any
+        self._head, self._processors = scoring(runners) if self._computed else (None, [])
+        self._plan, self._group = plan, group
         self._named = named_tokens(package) if is_named(plan, scored) else None
 
     def __bool__(self) -> bool:
         """Whether the program computes it."""
-        return bool(self._processors)
+        return self._computed
 
     @property
     def weight(self) -> Tensor:
         """What SGLang multiplies by: T[H, W] without the rows that it pads them by, or a rank's shard T[h, W]."""
-        head: Any = self._runner.model.lm_head
-        weight: Tensor = head.weight.data
-        return weight[: _entries(self._plan, named=self._named is not None)] if _ranks(head) == 1 else weight
+        weight: Tensor = self._head.weight.data
+        return weight[: _entries(self._plan, named=self._named is not None)] if _ranks(self._head) == 1 else weight
 
     def tables(self) -> dict[str, Tensor]:
         """By name the weights, and the tokens i64[Vd] that a file names; all ranks call this."""
         if not self:
             return {}
-        weight, shared = self.weight, _ranks(self._runner.model.lm_head) > 1
+        weight, shared = self.weight, _ranks(self._head) > 1
         tokens = None if self._named is None else self._named.to(weight.device)
         table = of_rank(self._plan, weight, tokens, self._group) if shared else weight
         return {HEAD: table} | ({} if tokens is None else {TOKEN_MAP: tokens})
@@ -61,11 +63,12 @@ class Head:
     @contextlib.contextmanager
     def left_out(self, runner: Any) -> Iterator[bool]:
         """While a forward of a program runs: whether it is the draft's, whose rows stand for their logits then."""
-        processors = self._processors if runner is self._runner else []
+        left_out = self._computed and runner is self._runner
+        processors = self._processors if left_out else []
         for processor in processors:
             setattr(processor, GETS, _rows)
         try:
-            yield bool(processors)
+            yield left_out
         finally:
             for processor in processors:
                 delattr(processor, GETS)
@@ -81,23 +84,23 @@ def listed(package: Any, plan: Any, scored: Tensor | None) -> str | None:
     return digest(named_tokens(package)) if is_named(plan, scored) else None
 
 
-def misfits(plan: Any, runner: Any, scored: Tensor | None, ranks: int) -> Iterator[str]:
+def misfits(plan: Any, runners: Mapping[str, Any], scored: Tensor | None, ranks: int) -> Iterator[str]:
     """What is in the way of a program that computes the head of its draft, on as many ranks as it is for.
 
-    `scored` are the tokens of SGLang's own head, as `scored_tokens`.
+    `runners` are model runners by role, `scored` are the tokens of SGLang's own head, as `scored_tokens`.
     """
     if not plan.computes_head or plan.ranks != ranks:
         return
     named = is_named(plan, scored)
     if named and (unnamed := unnamed_tokens()) is not None:
         yield unnamed
+    runner = runners["draft"]
     if getattr(runner.model, "use_ordered_embeddings", False):
         yield "the draft scores the tokens of some centroids alone, and the program computes a product"
         return
-    head: Any = getattr(runner.model, "lm_head", None)
-    processors = processors_of(runner)
-    weight = getattr(head, "weight", None)
-    if len(processors) != 1 or not isinstance(weight, Tensor) or hasattr(head, "set_lora"):
+    head, processors = scoring(runners)
+    weight, multipliers = getattr(head, "weight", None), len(processors) + hasattr(runner.model, ITSELF)
+    if multipliers != 1 or not isinstance(weight, Tensor) or hasattr(head, "set_lora"):
         yield "the draft has no head that one logits processor multiplies by"
         return
     if _ranks(head) not in (1, ranks) or (_ranks(head) > 1 and head.num_added_embeddings):
@@ -110,8 +113,8 @@ def misfits(plan: Any, runner: Any, scored: Tensor | None, ranks: int) -> Iterat
         yield f"the head of the draft is kept as {kept}, the program reads {runner.dtype}[{entries}, {width}]"
     changes = {
         "a bias": getattr(head, "bias", None) is not None,
-        "a scale": processors[0].logit_scale not in (None, 1.0),
-        "a cap": bool(processors[0].final_logit_softcapping),
+        "a scale": any(processor.logit_scale not in (None, 1.0) for processor in processors),
+        "a cap": any(processor.final_logit_softcapping for processor in processors),
     }
     for what in (what for what, there in changes.items() if there):
         yield f"the logits of the draft have {what}, and the program computes a product"
@@ -125,6 +128,13 @@ def _entries(plan: Any, *, named: bool) -> int:
 def _ranks(head: Any) -> int:
     """How many ranks have a shard of a head each; 1 where each has all of it."""
     return int(getattr(head, "tp_size", 1))
+
+
+def scoring(runners: Mapping[str, Any]) -> tuple[Any, list[Any]]:
+    """What scores the rows of a draft: a head, and the logits processors that multiply; none where the draft does."""
+    draft = runners["draft"]
+    scored = draft if hasattr(draft.model, "lm_head") else runners["target"]
+    return getattr(scored.model, "lm_head", None), [] if hasattr(draft.model, ITSELF) else processors_of(scored)
 
 
 def processors_of(runner: Any) -> list[Any]:

@@ -49,7 +49,7 @@ def parts_of(package: Any, program: Any, worker: Any, table: Tensor, group: Any)
     runners = runners_of(worker)
     return Parts(
         shards=Shards(program.plan, runners),
-        head=Head(package, program.plan, runners.get("draft"), scored_tokens(worker), group),
+        head=Head(package, program.plan, runners, scored_tokens(worker), group),
         deltas=Deltas(runners, table),
         padding=Padding(program.plans, table.device),
         routed=Routed(table),

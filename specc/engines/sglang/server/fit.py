@@ -110,13 +110,17 @@ def _models(plan: Any, worker: Any) -> Iterator[str]:
 def _shards(plan: Any, worker: Any, server: Server) -> Iterator[str]:
     if worker.kind.blocks and len(heads.processors_of(runners_of(worker)["target"])) != 1:
         yield "the target has not one logits processor, by which blocks of drafts are scored"
-    if server.whole is not None:
-        if plan.ranks > 1 or plan.computes_head:
-            yield f"logits that are sharded, and a head that a program computes, are not served {server.whole}"
+    if server.whole is not None and plan.ranks > 1:
+        yield f"logits that are sharded are not served {server.whole}"
+        return
+    if server.headless is not None and plan.computes_head:
+        yield f"a head that a program computes is not served {server.headless}"
+        return
+    if server.whole is not None and not plan.computes_head:
         return
     runners = runners_of(worker)
     yield from shards.misfits(plan, runners, get_parallel().tp_size)
-    yield from heads.misfits(plan, runners.get("draft"), scored_tokens(worker), get_parallel().tp_size)
+    yield from heads.misfits(plan, runners, scored_tokens(worker), get_parallel().tp_size)
     if plan.ranks > 1 and simulating():
         yield "SGLANG_SIMULATE_ACC_LEN changes whole rows of logits, and those of the program are sharded"
 

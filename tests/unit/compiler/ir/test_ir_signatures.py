@@ -27,11 +27,11 @@ def test_signatures(op: OpDef) -> None:
     assert len(op.operands) == before.count(":")
     assert len(op.results) == after.count(":")
     for slot in (*op.operands, *op.results):
-        state, tensor = r"!(kv|state)<\$?\w+>(\[\?\w+\])?", r"(T|\$\w+|\w+)(<[?$]\w+>)?\[[^\[\]]*\]"
+        state, tensor = r"!(kv|state)<\$?\w+>(\[\?\w+\])?", r"([TU]|\$\w+|\w+)(<[?$]\w+>)?\[[^\[\]]*\]"
         assert re.fullmatch(rf"\?|{state}|{tensor}", slot.pattern), slot
         dtype = slot.pattern.partition("[")[0].partition("<")[0]
         if "[" in slot.pattern and not dtype.startswith(("$", "!")):
-            assert dtype == "T" or dtype in DTYPES, slot
+            assert dtype in ("T", "U") or dtype in DTYPES, slot
         for attribute in re.findall(r"\$(\w+)", slot.pattern):
             assert attribute in (op.attrs or {}), f"{op.name} uses ${attribute}"
 
