@@ -102,6 +102,13 @@ BLOCKS = QWEN3 | {
     "block_size": 16,
     "dflash_config": {"mask_token_id": 151669, "target_layer_ids": [1, 9, 17, 25, 33]},
 }
+MARKOV = BLOCKS | {
+    "architectures": ["Qwen3DSparkModel"],
+    "block_size": 7,
+    "markov_rank": 256,
+    "markov_head_type": "vanilla",
+}
+"""The same layers with blocks of seven, which a Markov head corrects, as drafts of Qwen3.8 have it."""
 MOE = QWEN3 | {
     "architectures": ["Qwen3MoeForCausalLM"],
     "model_type": "qwen3_moe",
@@ -281,7 +288,7 @@ ASSISTANT = _TIED | {
     },
 }
 DRAFTED: dict[str, dict[str, Config]] = {
-    "qwen3": {"target": QWEN3, "blocks": BLOCKS},
+    "qwen3": {"target": QWEN3, "blocks": BLOCKS, "markov": MARKOV},
     "moe": {"target": MOE, "eagle3": eagle3(MOE, inner=12288, heads=32)},
     "oss": {"target": OSS, "eagle3": eagle3(OSS, inner=17280, heads=64)},
     "mimo": {"target": MIMO},
