@@ -43,6 +43,10 @@ from sglang.srt.speculative.adaptive_spec_params import resolve_candidate_steps_
 from sglang.srt.speculative.dflash_utils import is_nemotron_35_draft_config, parse_dflash_draft_config
 from sglang.srt.speculative.draft_utils import DraftBackendFactory
 from sglang.srt.speculative.draft_worker_common import resolve_draft_worker_attention_backend
+from sglang.srt.speculative.dspark_components.dspark_config import (
+    DSV4_DRAFT_ATTENTION_BACKEND,
+    draft_is_deepseek_v4,
+)
 
 from specc.engines.sglang.kinds import kind_of
 from specc.engines.sglang.parts.runners import runners_of
@@ -112,6 +116,7 @@ class Chosen:
             "hybrid_swa": pools.SWAKVPool,
             "hybrid_mla_swa": pools.SWAKVPool,
             "hybrid_linear": pools.HybridLinearKVPool,
+            "dsv4": pools.DeepSeekV4TokenToKVPool,
         }
         return named.get(kind) or type(f"that of {self.model_config.hf_config.architectures[0]}", (), {})
 
@@ -130,6 +135,8 @@ class Chosen:
         if chosen is pools.SWAKVPool:
             pool.full_kv_pool, pool.swa_kv_pool = object.__new__(kind), object.__new__(kind)
             pool.full_layer_nums, pool.full_to_swa_index_mapping = len(self.model_config.full_attention_layer_ids), None
+        if chosen is pools.DeepSeekV4TokenToKVPool:
+            pool.present_ratios = sorted({ratio for ratio in config.compress_ratios if ratio})
         if chosen is pools.HybridLinearKVPool:
             pool.full_kv_pool = object.__new__(
                 pools.MLATokenToKVPool if self.use_mla_backend else pools.MHATokenToKVPool
@@ -276,7 +283,8 @@ def worker(arguments: Any) -> Any:
     drafter = None
     if view.speculative_algorithm in ("DFLASH", "DSPARK"):
         draft = runner(arguments, view.speculative_draft_model_path, draft=True)
-        draft.attn_backend = backend(resolve_draft_worker_attention_backend(), mla=False)
+        own = DSV4_DRAFT_ATTENTION_BACKEND if draft_is_deepseek_v4() else resolve_draft_worker_attention_backend()
+        draft.attn_backend = backend(own, mla=False)
         drafter = SimpleNamespace(draft_runner=draft)
     elif view.speculative_algorithm == "FROZEN_KV_MTP":  # a chain is drafted by the runner's own backend
         draft = runner(arguments, view.speculative_draft_model_path, draft=True)

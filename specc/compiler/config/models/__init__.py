@@ -24,7 +24,7 @@ from specc.compiler.config.models.config_json import (
     language_model_of,
     read_directory,
 )
-from specc.compiler.config.models.drafting import block_facts, drafting_facts
+from specc.compiler.config.models.drafting import block_facts, bundled_facts, drafting_facts
 from specc.compiler.config.models.known import plain
 from specc.compiler.config.models.kv_cache import key_value_facts, kv_dtype
 from specc.compiler.config.models.layers import layer_facts
@@ -58,7 +58,9 @@ class ModelFacts:
     ``quant_method``, ``speculators`` (the type of a draft in that format), the sizes of a `RecurrentState` and, in
     words, ``recurrent_state`` and ``index_keys``. Of a draft that fills in blocks there are ``fills_blocks``,
     ``block_size`` (with the token before its places), ``projector`` (how its rows are changed before the head),
-    ``own_embedding`` and ``block_window``. ``known``: whether transformers has a class for the architecture.
+    ``own_embedding`` and ``block_window``; of a target that has one among its own weights ``bundles_blocks``,
+    ``bundled_block_size`` (its drafts) and ``bundled_markov_rank``. ``known``: whether transformers has a class for
+    the architecture.
     """
 
     model_type: str
@@ -111,6 +113,7 @@ def facts_of(files: Directory, written: str) -> ModelFacts:
     facts = {key: Fact(value, str(origin)) for key, (value, origin) in answer.facts.items()}
     architecture = facts.get("architecture")
     facts |= block_facts(files.content, "" if architecture is None else str(architecture.value))
+    facts |= bundled_facts(files.content)
     return ModelFacts(answer.model_type, answer.known, facts)
 
 

@@ -24,6 +24,8 @@ _AUX_LAYERS = (
     ("dflash_config", "target_layer_ids"),
 )
 _RANK = "markov_rank"
+_BUNDLED = tuple(f"dspark_{key}" for key in ("block_size", _RANK, "noise_token_id", "target_layer_ids"))
+"""What a target says whose files have a draft of blocks among their own weights."""
 _TARGET_WIDTH = ("target_hidden_size", "backbone_hidden_size")
 
 
@@ -66,6 +68,18 @@ def block_facts(content: Mapping[str, Any], architecture: str) -> dict[str, Fact
         "block_window": Fact(1, "layer_types") if windows else None,
     }
     return {key: fact for key, fact in there.items() if fact is not None}
+
+
+def bundled_facts(content: Mapping[str, Any]) -> dict[str, Fact]:
+    """Return what a target says of a draft of blocks among its own weights; nothing of most."""
+    text = content.get("text_config")
+    options = {**(cast("dict[str, Any]", text) if isinstance(text, dict) else {}), **content}
+    said = [key for key in _BUNDLED if options.get(key) is not None]
+    sizes = {f"bundled_{key.removeprefix('dspark_')}": (key, options.get(key)) for key in _BUNDLED[:2]}
+    return {
+        **({"bundles_blocks": Fact(1, said[0])} if said else {}),
+        **{name: Fact(size, key) for name, (key, size) in sizes.items() if type(size) is int},
+    }
 
 
 def _anywhere(levels: Sequence[object], names: Iterable[str]) -> Fact | None:

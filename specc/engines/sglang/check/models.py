@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
+from pathlib import Path
 
 from specc.compiler.config.presets.contract import OWN_HEADS, EngineNeeds, Value
 from specc.engines.answers import answers_of
@@ -25,6 +26,20 @@ _COMPRESSED = re.compile(r"DeepseekV4(?!1)")
 _OWN_ATTENTION: Mapping[str, str] = {"Qwen4Exp": "QwenSparseAttnBackend"}
 """How the names of architectures begin whose layers have attention of their own, whatever is written -> its class."""
 
+_BLOCKS_ATTENTION: Mapping[str, str] = {"DeepseekV4ForCausalLMDSpark": "dsv4"}
+"""Classes of drafts of blocks that have attention of their own, whatever is written -> its name."""
+
+_BUNDLED: Mapping[str, Mapping[str, str]] = {
+    "DSPARK": {"DeepseekV4ForCausalLM": "DeepseekV4ForCausalLMDSpark"},
+}
+"""Algorithm -> by a target's class that of a draft among the target's own weights."""
+
+_FOLDERS: Mapping[str, str] = {"DSPARK": "dspark"}
+"""Algorithm -> the folder of a target's files where SGLang finds a draft by itself."""
+
+_CLASSES: Mapping[str, str] = {"DeepseekV41ForCausalLM": "DeepseekV4ForCausalLM"}
+"""Classes that directories name -> that as which SGLang reads them."""
+
 _TWO_POOLS = re.compile(
     r"Beam|EmbeddingGemma2|Gemma4|GptOss|Granite(Moe)?SWA|IQuestQ1|Laguna|Llama4|Mellum|MiMoV2|Muse|Spark2_5|Step3p"
 )
@@ -44,6 +59,8 @@ def facts_of(values: Mapping[str, Value], kind: KindOfDraft | None = None) -> Se
 
     With ``kind`` a server's draft is of that, whatever its directory says, which may be the target's.
     """
+    values = values if kind is None else {**values, **as_draft(values, kind)}
+    written = str(values.get("bundled_in", _written(values)))
     architecture, cache = architecture_of(values), str(values.get("kv_layout", "mha"))
     if cache == "mla" and "index_topk" in values:
         cache = "dsa"
@@ -57,7 +74,7 @@ def facts_of(values: Mapping[str, Value], kind: KindOfDraft | None = None) -> Se
     if _COMPRESSED.match(architecture):
         cache = "compressed"
     return ServedModel(
-        cache=f"that of {architecture}" if _OWN_CACHES.match(architecture) else cache,
+        cache=f"that of {written}" if _OWN_CACHES.match(written) else cache,
         window=windowed or "attention_chunk" in values or "block_window" in values,
         chunk=chunked,
         state=str(values.get("state_kind", "unknown")) if "recurrent_state" in values and not stateless else "",
@@ -65,15 +82,40 @@ def facts_of(values: Mapping[str, Value], kind: KindOfDraft | None = None) -> Se
     )
 
 
+def _written(values: Mapping[str, Value]) -> str:
+    """Return the class that a model's directory names; an empty text where it names none."""
+    return str(values.get("architecture", ""))
+
+
 def architecture_of(values: Mapping[str, Value]) -> str:
     """Return the class by which SGLang knows a model; an empty text where its directory does not name it."""
-    return str(values.get("architecture", ""))
+    return _CLASSES.get(_written(values), _written(values))
+
+
+def as_draft(values: Mapping[str, Value], kind: KindOfDraft) -> dict[str, Value]:
+    """Return what SGLang reads otherwise of a directory whose draft of a kind is among the weights of its target."""
+    drafts = _BUNDLED.get(kind.algorithms[0], {}).get(architecture_of(values))
+    if drafts is None or "bundles_blocks" not in values:
+        return {}
+    sizes = {key: values[f"bundled_{key}"] for key in ("block_size", "markov_rank") if f"bundled_{key}" in values}
+    return {"architecture": drafts, "bundled_in": _written(values), "fills_blocks": 1, **sizes}
 
 
 def own_attention(values: Mapping[str, Value]) -> str | None:
     """Return SGLang's class of attention that a target's layers have whatever is written; None for most."""
     architecture = architecture_of(values)
     return next((kind for begin, kind in _OWN_ATTENTION.items() if architecture.startswith(begin)), None)
+
+
+def draft_in(target: Path, kind: KindOfDraft) -> Path | None:
+    """Return the folder among a target's files where SGLang finds a draft of a kind; None where there is none."""
+    folder = target / _FOLDERS.get(kind.algorithms[0], "")
+    return folder if folder != target and (folder / "config.json").is_file() else None
+
+
+def blocks_attention(values: Mapping[str, Value]) -> str | None:
+    """Return the attention that a draft of blocks has whatever is written; None for most."""
+    return _BLOCKS_ATTENTION.get(architecture_of(values))
 
 
 def marked(values: Mapping[str, Value]) -> KindOfDraft | None:

@@ -23,7 +23,7 @@ from specc.engines.sglang.check.defaults import (
     on_their_way,
     pages_of,
 )
-from specc.engines.sglang.check.models import architecture_of, facts_of, own_attention
+from specc.engines.sglang.check.models import architecture_of, blocks_attention, facts_of, own_attention
 from specc.engines.sglang.check.preset import SGLANG
 from specc.engines.sglang.check.speculation import ALGORITHMS, DraftSource, algorithm_of, draft_source
 from specc.engines.sglang.served import (
@@ -265,6 +265,9 @@ def _attention(
     if kind is not None and (of_draft := kind.attention(own, of_prefill, newest=newest, on_cpu=gpu.is_cpu)):
         facts |= {"draft": Fact(*of_draft)}
         own = str(of_draft[0])
+    if drafting.draft is not None and (of_layers := blocks_attention(drafting.draft[1].values)) is not None:
+        facts |= {"draft": Fact(of_layers, f"what layers of {architecture_of(drafting.draft[1].values)} have")}
+        own = of_layers
     parts = {"attention": base, "prefill": prefill, "decode": decode, "draft": own}
     row = row if row is not None and (row.kept or not written) else Default("")
     return drafting.roles(facts), _page(page, row, pages_of(parts, gpu.arch, cache, known))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from specc.compiler.config.models import Fact, ModelFacts, read_model
@@ -11,7 +11,7 @@ from specc.engines.answers import OwnModules
 from specc.engines.sglang.check.adaptive import candidates_of, left_off
 from specc.engines.sglang.check.command_line import ADAPTIVE, ANSWERS, Arguments, argument
 from specc.engines.sglang.check.defaults import shape
-from specc.engines.sglang.check.models import architecture_of, marked, unread_draft, unstarted
+from specc.engines.sglang.check.models import architecture_of, as_draft, draft_in, marked, unread_draft, unstarted
 from specc.engines.sglang.served import KINDS, NODES, STEPS, TOPK, KindOfDraft, kind_of
 
 Model = tuple[Path, ModelFacts]
@@ -75,9 +75,9 @@ def draft_source(arguments: Arguments, algorithm: str, target: Model | None) -> 
     if kind.model_less:
         sizes = _sizes(arguments, algorithm, kind, None, target)
         return DraftSource(algorithm, kind, None, f"none, {kind.model_less} in texts", sizes)
-    path, origin = _draft(arguments, target)
+    path, origin = _draft(arguments, kind, target)
     unknown = target is None and not path and arguments.text("--model-path")  # the target, which may bring modules
-    draft = None if unknown else arguments.model("--speculative-draft-model-path", path, read_model)
+    draft = _bundled(None if unknown else arguments.model("--speculative-draft-model-path", path, read_model), kind)
     algorithm, kind = _by_draft(arguments, algorithm, kind, draft)
     _check_class(arguments, algorithm, draft)
     candidates = candidates_of(arguments, kind)
@@ -127,12 +127,32 @@ def _by_draft(arguments: Arguments, algorithm: str, kind: KindOfDraft, draft: Mo
     return name, of_draft
 
 
-def _draft(arguments: Arguments, target: Model | None) -> tuple[str, str]:
+def _bundled(draft: Model | None, kind: KindOfDraft) -> Model | None:
+    """Return a draft as SGLang reads it, which may be among the weights of its target."""
+    if draft is None:
+        return None
+    path, said = draft
+    read = {key: Fact(value, _origin(said, key)) for key, value in as_draft(said.values, kind).items()}
+    return path, replace(said, facts={**said.facts, **read})
+
+
+def _origin(said: ModelFacts, key: str) -> str:
+    """Return where it comes from what SGLang reads otherwise of a draft among the weights of its target."""
+    fact = said.facts.get(f"bundled_{key}", said.facts["bundles_blocks"])
+    return fact.origin
+
+
+def _draft(arguments: Arguments, kind: KindOfDraft, target: Model | None) -> tuple[str, str]:
     """Return the draft's directory, and where that comes from; an empty one where SGLang has none by itself."""
     name = "--speculative-draft-model-path"
     if (written := arguments.text(name)) or target is None:
         return written, name
-    if modules_of(target[1]) is not None:
+    if as_draft(target[1].values, kind):
+        told = target[1].facts["bundles_blocks"].origin
+        return arguments.text("--model-path"), f"weights of its own, which SGLang takes for {told} of its config.json"
+    if (folder := draft_in(target[0], kind)) is not None:
+        return str(folder), f"the folder {folder.name} of the target, which SGLang takes"
+    if modules_of(target[1]) is not None and not kind.blocks:
         architecture = architecture_of(target[1].values)
         return arguments.text("--model-path"), f"modules of its own, which SGLang takes for {architecture}"
     return "", name

@@ -136,8 +136,10 @@ class _CorrectedBlocks(_Blocks):
 
     def model_beside(self, model: Any) -> str:
         """See `KindOfDraft`. A draft has a head of confidence where SGLang verifies some drafts of a block."""
-        embeds, projector = model.is_nemotron_35_draft, model.projector_type or ""
-        if beside := self.beside(type(model).__name__, projector, embeds=embeds):
+        architecture = type(model).__name__
+        if architecture not in self.plain:  # which need not have any of the rest
+            return self.beside(architecture)
+        if beside := self.beside(architecture, model.projector_type or "", embeds=model.is_nemotron_35_draft):
             return beside
         if (kind := type(model.markov_head).__name__) != "VanillaMarkov":
             return f"with a Markov head of the class {kind}"

@@ -1,0 +1,84 @@
+"""`specc sglang check` of servers whose draft of blocks is among the files of the target."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import published_models
+import pytest
+
+from specc.engines.sglang.kinds.block_drafts import CORRECTED_BLOCKS
+
+from .sglang_words import config, run, words
+from .test_sglang_blocks import CORRECTED, NODES, TARGET, corrected
+
+BUNDLING, BESIDE, LATER = "DeepSeek-V4-Flash-0731", "DeepSeek-V4-Flash", "DeepSeek-V4.1-Flash"
+"""Models whose weights have such a draft; that of the second has a module alone."""
+CLASS = "a draft that fills in blocks, of the class DeepseekV4ForCausalLMDSpark, is not served"
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Where the models are, and the tests run: the first has a draft in a folder of its own."""
+    served = {name: read(published_models.PUBLISHED / "served" / name) for name in (BUNDLING, BESIDE, LATER)}
+    published_models.write(tmp_path, {TARGET: read(published_models.PUBLISHED / TARGET), **served})
+    published_models.write(tmp_path / TARGET, {"dspark": published_models.BLOCK_DRAFTS[CORRECTED]})
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def read(model: Path) -> dict[str, object]:
+    """What a model says."""
+    return json.loads((model / "config.json").read_text())
+
+
+def alone(model: str) -> dict[str, str | None]:
+    """The arguments of a server of this model that names no draft."""
+    return corrected() | {"--model-path": model, "--speculative-draft-model-path": None}
+
+
+def said(arguments: dict[str, str | None]) -> str:
+    """What is said of a server that is refused."""
+    result = run("--gpu", "b200", "--", *words(arguments))
+    assert result.exit_code == 1
+    return " ".join(result.stderr.split())
+
+
+def test_a_draft_in_a_folder_of_the_target(folder: Path) -> None:
+    """Programs are those of the server whose command line names it."""
+    resolved = config(folder, alone(TARGET), options=("--gpu", "h100"))
+    assert resolved.draft is not None
+    assert (resolved.algorithm, resolved.num_steps, resolved.draft.markov_rank) == ("DSPARK", 7, 256)
+    assert Path(str(resolved.file.draft.model)).name == "dspark"
+
+
+@pytest.mark.parametrize("model", [BUNDLING, LATER])
+@pytest.mark.parametrize("named", [False, True])
+def test_a_draft_among_the_target_s_weights(folder: Path, model: str, named: bool) -> None:
+    """SGLang has a class of its own for it, whose layers have the target's attention."""
+    more = {"--speculative-draft-model-path": model} if named else {}
+    reasons = said(alone(model) | more)
+    assert CLASS in reasons
+    assert "dsv4 attention over blocks (draft) is not served" in reasons
+    assert "is missing" not in reasons
+
+
+def test_it_says_how_long_its_blocks_are(folder: Path) -> None:
+    assert f"{NODES} is 4, and a block has 5 drafts (dspark_block_size)" in said(alone(BUNDLING) | {NODES: "4"})
+
+
+def test_a_target_that_brings_a_module_alone(folder: Path) -> None:
+    assert "--speculative-draft-model-path is missing" in said(alone(BESIDE))
+
+
+def test_modules_beside_such_a_draft(folder: Path) -> None:
+    """A target may have both, and the algorithm says which drafts."""
+    resolved = config(folder, alone(BUNDLING) | {"--speculative-algorithm": "EAGLE"}, options=("--gpu", "b200"))
+    assert (resolved.algorithm, resolved.num_steps) == ("EAGLE", 3)
+
+
+def test_the_model_that_sglang_makes_of_it() -> None:
+    """It is refused by its class, and has not all that the others have."""
+    model = type("DeepseekV4ForCausalLMDSpark", (), {})()
+    assert CORRECTED_BLOCKS.model_beside(model) == "of the class DeepseekV4ForCausalLMDSpark"
