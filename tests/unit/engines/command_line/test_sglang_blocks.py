@@ -100,7 +100,12 @@ def test_what_check_says_of_blocks(folder: Path) -> None:
         ("h100", (), {"--speculative-draft-window-size": "64"}, "a window of the draft's"),
         ("h100", (), {"--disaggregation-mode": "decode"}, "of texts that another one prefills is not served"),
         ("h100", (), {BLOCK: "8", NODES: "9"}, f"{NODES} and {BLOCK} differ"),
-        ("h100", ("--head", "int8"), {}, "--head int8 with a draft that the target's head scores"),
+        (
+            "h100",
+            ("--head", "int8"),
+            {"--tp-size": "2"},
+            "--head int8 with a draft that the target's head scores on several ranks",
+        ),
         (
             "h100",
             ("--logits", "sharded"),
