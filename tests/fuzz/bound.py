@@ -26,7 +26,7 @@ from specc.compiler.support.diagnostics import DiagnosticError
 from specc.runtime.backends.cpu import ReferenceBackend
 from specc.runtime.errors import BindError
 from specc.runtime.memory.arena import allocate
-from specc.runtime.plan.draft_head import HEAD
+from specc.runtime.plan.draft_head import BIAS_ENTRIES, HEAD
 from specc.runtime.plan.files.plan_json import plan_text, read_plan
 from specc.runtime.plan.plan import TOKEN_MAP, Plan
 from specc.runtime.plan.shape import Shape
@@ -156,7 +156,8 @@ class Bound:
             known[HEAD] = draft.head.table.clone()
         for name, table in self.plan.tables().items():
             if name in MARKOV:
-                sizes = [self.plan.dims.get(axis) or int(axis) for axis in table.axes]
+                dims = {BIAS_ENTRIES: self.plan.size("Vd"), **self.plan.dims}
+                sizes = [dims.get(axis) or int(axis) for axis in table.axes]
                 known[name] = torch.zeros(sizes, dtype=DTYPES[table.dtype])
         return {name: known[name] for name in known.keys() & self.plan.tables().keys()}
 

@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 from fakes.drafts import Engine
+from fakes.heads import Head
 from fakes.models import Model
 from fakes.rotated import run_target, write_left
 from fakes.tables import wild_models
@@ -25,7 +26,7 @@ from specc.compiler.ir.ops import OPS
 from specc.compiler.ir.ops.head import MARKOV
 from specc.compiler.ir.ops.model import GIVEN_HIDDEN, GIVEN_LOGITS, GIVEN_PADDED
 from specc.runtime.capabilities.sampling import Sampling
-from specc.runtime.plan.draft_head import HEAD, SCALE, TOKEN_ENTRIES, WEIGHT
+from specc.runtime.plan.draft_head import BIAS_SCALE, BIAS_WEIGHT, HEAD, SCALE, TOKEN_ENTRIES, WEIGHT
 from specc.runtime.plan.parameters import PREFIX
 from specc.runtime.plan.plan import TOKEN_MAP
 from specc.runtime.semantics.convention import DTYPES
@@ -98,6 +99,9 @@ class Script:
             known[TOKEN_ENTRIES] = torch.tensor(entries, dtype=torch.int32)
         if draft is not None and draft.head is not None:
             known |= {HEAD: draft.head.table, **dict(zip((WEIGHT, SCALE), draft.head.made, strict=False))}
+            for table in self.markov[1:]:
+                kept = Head(table, table, table, draft.head.form).made
+                known |= dict(zip((BIAS_WEIGHT, BIAS_SCALE), kept, strict=False))
         return {name: table for name, table in known.items() if name in names}
 
 
@@ -139,12 +143,15 @@ def script(config: Config, seed: int, steps: int = 3) -> Script:
 
 
 def _markov(config: Config, seed: int) -> tuple[Tensor, ...]:
-    """Small whole numbers, whose sums are exact, behind few tokens; nothing of a draft without such a head."""
+    """Small whole numbers, whose sums are exact, behind few tokens; nothing of a draft without such a head.
+
+    Those of the second table have one size, so that they are as exact in 8 bits.
+    """
     if config.draft is None or config.draft.markov_rank is None:
         return ()
     source, rank, dtype = torch.Generator().manual_seed(seed), config.draft.markov_rank, dtype_of(config.draft)
     entries = config.target.vocab_size, config.draft.vocab_size
-    first, second = (torch.randint(-2, 3, (count, rank), generator=source) for count in entries)
+    first, second = (torch.randint(-1, 2, (count, rank), generator=source) * 2 for count in entries)
     first *= torch.rand(len(first), 1, generator=source) < 0.1
     return first.to(DTYPES[dtype]), second.to(DTYPES[dtype])
 

@@ -25,7 +25,7 @@ from specc.runtime.memory.arena import Arena
 from specc.runtime.memory.kv_pools import KvPools
 from specc.runtime.memory.staging import Staging
 from specc.runtime.memory.state_pools import WIDE, StatePools
-from specc.runtime.plan.draft_head import ENTRIES
+from specc.runtime.plan.draft_head import BIAS_ENTRIES, ENTRIES
 from specc.runtime.plan.nodes import Collective, External, Given, Launch, Node
 from specc.runtime.plan.plan import COUNTS, PROMPT, Input, Plan
 from specc.runtime.plan.recurrent.state_tables import KEPT_INTERVAL, KEPT_ROWS, OWNER, STATE_ROWS
@@ -238,7 +238,7 @@ class Session:
 
     def _brought(self, field: Input) -> Tensor:
         """A table that the engine brings: different entries in ascending order, or tokens."""
-        sizes = {ENTRIES: self.plan.size("V"), **self.plan.dims}
+        sizes = {**dict.fromkeys((ENTRIES, BIAS_ENTRIES), self.plan.size("V")), **self.plan.dims}
         shape = [int(axis) if axis.isdecimal() else sizes.get(axis, BROUGHT) for axis in field.axes]
         if field.limit:
             most = self.plan.size(field.limit)
