@@ -21,6 +21,12 @@ def tree_of(path: Path) -> ast.Module:
     return ast.parse(path.read_text())
 
 
+@cache
+def nodes_of(tree: ast.Module) -> tuple[ast.AST, ...]:
+    """All nodes of a syntax tree, which many tests look at: they are looked for once."""
+    return (*ast.walk(tree),)
+
+
 def below(path: Path) -> str:
     """Path below ``specc/``, or below the repository."""
     return path.relative_to(PACKAGE if path.is_relative_to(PACKAGE) else ROOT).as_posix()

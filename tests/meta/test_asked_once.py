@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import get_args
 
-from source_files import SOURCES, problems, tree_of
+from source_files import SOURCES, nodes_of, problems, tree_of
 
 from specc.compiler.config.schema import Verify
 
@@ -18,7 +18,7 @@ HOME = "compiler/config/schema.py"
 
 def compared(path: Path) -> Iterator[str]:
     """Comparisons of a key with one of its words."""
-    for node in ast.walk(tree_of(path)):
+    for node in nodes_of(tree_of(path)):
         if isinstance(node, ast.Compare):
             parts = {part for side in (node.left, *node.comparators) for part in ast.walk(side)}
             names = {getattr(part, "attr", getattr(part, "id", None)) for part in parts}

@@ -7,7 +7,7 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 
-from source_files import PACKAGE, SOURCES, problems, tree_of
+from source_files import PACKAGE, SOURCES, nodes_of, problems, tree_of
 
 HOME = PACKAGE / "runtime" / "entry" / "callbacks.py"
 RECORDS = {node.name for node in tree_of(HOME).body if isinstance(node, ast.ClassDef) and node.name.endswith("Call")}
@@ -15,7 +15,7 @@ RECORDS = {node.name for node in tree_of(HOME).body if isinstance(node, ast.Clas
 
 def implemented(path: Path) -> Iterator[tuple[str, str]]:
     """The record of a method's name, and the one that its arguments are; `listed` where it lists them itself."""
-    for node in ast.walk(tree_of(path)):
+    for node in nodes_of(tree_of(path)):
         if isinstance(node, ast.FunctionDef) and [argument.arg for argument in node.args.args] == ["self"]:
             own = "".join(map(str.capitalize, node.name.split("_"))) + "Call"
             taken = ast.unparse(node.args.kwarg.annotation) if node.args.kwarg and node.args.kwarg.annotation else ""

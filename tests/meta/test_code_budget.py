@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from source_files import SOURCES, below, by_folder, problems, tree_of
+from source_files import SOURCES, below, by_folder, nodes_of, problems, tree_of
 
 MAX_FILE, MAX_FUNCTION = 400, 60
 MAX_FILES = {r"engines/sglang/(?!check/|commands/)": 250}
@@ -35,7 +35,7 @@ Function = ast.FunctionDef | ast.AsyncFunctionDef
 
 def functions(tree: ast.Module) -> Iterator[Function]:
     """All functions, nested ones too."""
-    return (node for node in ast.walk(tree) if isinstance(node, Function))
+    return (node for node in nodes_of(tree) if isinstance(node, Function))
 
 
 def public(tree: ast.AST, protocol: bool = False) -> Iterator[ast.ClassDef | Function]:
@@ -119,7 +119,7 @@ def test_few_files_are_beside_each_other() -> None:
 def test_few_classes_share_a_name() -> None:
     """Those of the two engines' adapters do, as what they say of a server, and what a module and a plan both have."""
     classes = {
-        (node.name, path) for path in SOURCES for node in ast.walk(tree_of(path)) if isinstance(node, ast.ClassDef)
+        (node.name, path) for path in SOURCES for node in nodes_of(tree_of(path)) if isinstance(node, ast.ClassDef)
     }
     shared = [name for name, count in Counter(name for name, _ in classes).items() if count > 1]
     assert len(shared) <= MAX_NAMES, sorted(shared)

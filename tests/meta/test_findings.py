@@ -7,12 +7,12 @@ from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
 
-from source_files import SOURCES, problems, tree_of
+from source_files import SOURCES, nodes_of, problems, tree_of
 
 
 def finding(path: Path) -> set[str]:
     """Functions of a file that yield findings."""
-    functions = (node for node in ast.walk(tree_of(path)) if isinstance(node, ast.FunctionDef))
+    functions = (node for node in nodes_of(tree_of(path)) if isinstance(node, ast.FunctionDef))
     return {node.name for node in functions if node.returns and ast.unparse(node.returns).startswith("Findings[")}
 
 
@@ -25,10 +25,10 @@ def public() -> set[str]:
 def lost(path: Path) -> Iterator[str]:
     """Calls whose findings nobody takes."""
     imported = {
-        alias.name for node in ast.walk(tree_of(path)) if isinstance(node, ast.ImportFrom) for alias in node.names
+        alias.name for node in nodes_of(tree_of(path)) if isinstance(node, ast.ImportFrom) for alias in node.names
     }
     names = finding(path) | imported & public()
-    for node in ast.walk(tree_of(path)):
+    for node in nodes_of(tree_of(path)):
         if isinstance(node, ast.Expr) and isinstance(node.value, ast.Call) and ast.unparse(node.value.func) in names:
             yield f"{node.lineno}: {ast.unparse(node.value)}"
 

@@ -8,12 +8,13 @@ import subprocess
 import sys
 from collections import Counter
 from collections.abc import Iterator
+from functools import cache
 from importlib.metadata import entry_points
 from pathlib import Path
 
 import networkx as nx
 import pytest
-from source_files import PACKAGE, ROOT, SOURCES, below, by_folder, problems, tree_of
+from source_files import PACKAGE, ROOT, SOURCES, below, by_folder, nodes_of, problems, tree_of
 
 from specc.compiler.algorithms import names
 from specc.compiler.config.presets import ENGINES, GROUP, PRESETS
@@ -74,10 +75,15 @@ def module(path: Path) -> str:
 MODULES = {module(path): path for path in SOURCES}
 
 
-def imports(path: Path) -> Iterator[str]:
+@cache
+def imports(path: Path) -> list[str]:
     """Absolute names of modules a file imports, in functions too; relative imports resolved."""
+    return [*_imports(path)]
+
+
+def _imports(path: Path) -> Iterator[str]:
     package = path.relative_to(ROOT).with_suffix("").parts[:-1]
-    for node in ast.walk(tree_of(path)):
+    for node in nodes_of(tree_of(path)):
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)
         elif isinstance(node, ast.ImportFrom):
@@ -249,15 +255,15 @@ def test_who_names_the_runtime() -> None:
 
 def strings(tree: ast.Module, *, without: frozenset[int] = frozenset()) -> list[str]:
     """Strings in code, without docstrings and those nodes."""
-    docs = {id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Expr)}
-    constants = [node for node in ast.walk(tree) if isinstance(node, ast.Constant) and id(node) not in docs | without]
+    docs = {id(node.value) for node in nodes_of(tree) if isinstance(node, ast.Expr)}
+    constants = [node for node in nodes_of(tree) if isinstance(node, ast.Constant) and id(node) not in docs | without]
     return [node.value for node in constants if isinstance(node.value, str)]
 
 
 def operand_names(tree: ast.Module) -> frozenset[int]:
     """The nodes that name an op's operand or result: of ``op["x"]``, ``op.get("x")`` and ``op.out("x")``."""
     operands: set[int] = set()
-    for node in ast.walk(tree):
+    for node in nodes_of(tree):
         match node:
             case ast.Subscript(value=ast.Name(), slice=ast.Constant() as name):
                 operands.add(id(name))
@@ -268,13 +274,14 @@ def operand_names(tree: ast.Module) -> frozenset[int]:
     return frozenset(operands)
 
 
+@cache
 def code_words(path: Path) -> list[str]:
     """Names and strings in a file's code, without docstrings and comments; of a template every line."""
     if path.suffix != ".py":
         return path.read_text().splitlines()
     tree = tree_of(path)
     words = strings(tree)
-    for node in ast.walk(tree):
+    for node in nodes_of(tree):
         if isinstance(node, ast.Name | ast.Attribute | ast.arg | ast.alias | ast.FunctionDef | ast.ClassDef):
             words += [str(getattr(node, name)) for name in ("id", "attr", "arg", "name") if hasattr(node, name)]
         elif isinstance(node, ast.ImportFrom) and node.module:

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from source_files import ROOT, SOURCES, below, by_folder, problems, tree_of
+from source_files import ROOT, SOURCES, below, by_folder, nodes_of, problems, tree_of
 
 # What makes, reads and writes ops of any kind.
 PLUMBING = {f"compiler/ir/{name}.py" for name in ("core", "builder", "parser", "printer", "opdef", "infer", "checker")}
@@ -21,7 +21,7 @@ def _is_list(node: ast.expr) -> bool:
 
 def positions(tree: ast.AST) -> Iterator[int]:
     """The lines that take operands or results apart by position: an index, a slice, unpacking, arguments of a call."""
-    for node in ast.walk(tree):
+    for node in nodes_of(tree):
         match node:
             case ast.Subscript(value=value) if _is_list(value):
                 yield node.lineno

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from source_files import SOURCES, tree_of
+from source_files import SOURCES, nodes_of, tree_of
 
 from specc.compiler.ir import ops
 from specc.compiler.ir.ops import DIALECTS, OPS
@@ -56,13 +56,13 @@ def is_opcode(node: ast.AST | None) -> bool:
 
 def texts(tree: ast.AST) -> list[int]:
     """The lines of a file's opcodes."""
-    return [node.lineno for node in ast.walk(tree) if isinstance(node, ast.Constant) and is_opcode(node)]
+    return [node.lineno for node in nodes_of(tree) if isinstance(node, ast.Constant) and is_opcode(node)]
 
 
 def collections(tree: ast.AST) -> list[int]:
     """The lines of the tuples, lists, sets and dicts of a file that hold several opcodes."""
     lines: list[int] = []
-    for node in ast.walk(tree):
+    for node in nodes_of(tree):
         entries: list[ast.expr | None] = []
         if isinstance(node, ast.Tuple | ast.List | ast.Set):
             entries += node.elts
