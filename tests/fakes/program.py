@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import partial
+from functools import cache, partial
 from types import SimpleNamespace
 from typing import Any
 
@@ -73,7 +73,12 @@ def make_plan(
     keys |= {"buckets": list(buckets), "max_requests": rows - 1}
     keys |= {"draft_positions": "shifted" if shifted else "true"} if algorithm == "STANDALONE" else {}
     keys |= {"options": {"window": 64} | ({"corpus": "words.txt"} if corpus else {})} if draft is None else {}
-    return read_plan(compiled(config_text(algorithm, **blocks, **keys)))
+    return _read(config_text(algorithm, **blocks, **keys))
+
+
+@cache
+def _read(text: str) -> Plan:
+    return read_plan(compiled(text))
 
 
 def sizes_of(facts: ModelSizes) -> dict[str, Any]:

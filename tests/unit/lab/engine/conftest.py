@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Callable, Iterator
+from functools import cache
 from pathlib import Path
 from types import ModuleType
 
@@ -14,7 +15,8 @@ from fakes import program as fake_program
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
-from specc.lab.engine.models.causal_models import CausalModel
+from specc.lab.engine.models.causal_models import CausalModel, TargetModel
+from specc.lab.engine.models.drafts import Draft
 from specc.runtime.plan.plan import Plan
 from specc.runtime.plan.typed import to_json
 
@@ -48,13 +50,20 @@ def model_dirs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     return {name: root / name for name in ("target", "twin", "stranger", "head")}
 
 
+@cache
+def _sizes() -> tuple[TargetModel, dict[str, Draft]]:
+    """Models that programs are made for, which nobody runs."""
+    target = make_target()
+    return target, make_drafts(target)
+
+
 @pytest.fixture
 def fake_package(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., ModuleType]]:
     """Return a function that makes the package `specc_fake_chain`, built for one of the test drafts."""
 
     def make(draft: str | None = "twin", **more: object) -> ModuleType:
-        target = make_target()
-        plan = fake_program.make_plan(target, make_drafts(target)[draft] if draft else None, **more)
+        target, drafts = _sizes()
+        plan = fake_program.make_plan(target, drafts[draft] if draft else None, **more)
         module = ModuleType(NAME)
         module.load = lambda device: fake_program.FakeProgram(plan)
         module.Batch = fake_program.Batch

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -35,7 +36,7 @@ def target() -> TargetModel:
 def reduced_plan(target: TargetModel, draft: Draft, rows: int = len(TOKENS)) -> Plan:
     """A plan for a draft that scores so many tokens."""
     plan = make_plan(target, draft, steps=3, shifted=True)
-    object.__setattr__(plan, "inputs", {**plan.inputs, TOKEN_MAP: Input(TOKEN_MAP, "i64", ("Vd",), "engine", "V")})
+    plan = replace(plan, inputs={**plan.inputs, TOKEN_MAP: Input(TOKEN_MAP, "i64", ("Vd",), "engine", "V")})
     plan = with_model(plan, "target", aux_layers=LAYERS)
     return with_model(plan, "draft", vocab_size=rows)
 
