@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from specc.runtime.capabilities.draft_tables import head_tables, token_entries
+from specc.runtime.capabilities.draft_tables import draft_tables, head_tables, token_entries
 from specc.runtime.errors import BindError
 from specc.runtime.plan.draft_head import BIAS, BIAS_SCALE, BIAS_WEIGHT, HEAD, SCALE, WEIGHT
 from specc.runtime.plan.plan import TOKEN_MAP, Plan
@@ -94,11 +94,13 @@ def test_a_markov_head_is_kept_as_the_head_is(head: str) -> None:
     (plan,) = programs.planned("DSPARK", target=models | {"vocab_size": 90, "num_layers": 4}, draft=draft)
     brought = {name: table.axes for name, table in plan.tables().items() if name != TOKEN_MAP}
     assert brought == {HEAD: ("H", "32"), "markov_w1": ("V", "24"), BIAS: ("M", "24")}
-    of_head, tokens = plan_of(head, 40), torch.arange(3, 83, 2)
-    wanted = head_tables(of_head, weights(), tokens)
-    made = head_tables(plan, weights(), tokens, name=BIAS_WEIGHT)
-    assert made.keys() == {BIAS_WEIGHT} | ({BIAS_SCALE} if head != "weights" else set())
-    assert torch.equal(made[BIAS_WEIGHT].float(), wanted[WEIGHT].float())
+    tokens, wide = torch.arange(3, 83, 2), torch.ones(90, 32, dtype=torch.bfloat16)
+    wanted = head_tables(plan_of(head, 40), weights(), tokens)
+    first = torch.zeros(90, 24, dtype=torch.bfloat16)
+    made = draft_tables(plan, {HEAD: wide, "markov_w1": first, BIAS: weights(), TOKEN_MAP: tokens})
+    in_8_bits = {SCALE, BIAS_SCALE} if head != "weights" else set()
+    assert made.keys() >= {WEIGHT, BIAS_WEIGHT, "markov_w1"} | in_8_bits and not {HEAD, BIAS} & made.keys()
+    assert torch.equal(made[BIAS_WEIGHT].float(), wanted[WEIGHT].float()) and made[WEIGHT].shape == (40, 32)
     assert BIAS_SCALE not in made or torch.equal(made[BIAS_SCALE], wanted[SCALE])
 
 

@@ -134,7 +134,7 @@ def scoring(runners: Mapping[str, Any]) -> tuple[Any, list[Any]]:
     """What scores the rows of a draft: a head, and the logits processors that multiply; none where the draft does."""
     draft = runners["draft"]
     scored = draft if hasattr(draft.model, "lm_head") else runners["target"]
-    return getattr(scored.model, "lm_head", None), [] if hasattr(draft.model, ITSELF) else processors_of(scored)
+    return getattr(scored.model, "lm_head", None), processors_of(scored)
 
 
 def processors_of(runner: Any) -> list[Any]:
