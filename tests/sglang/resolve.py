@@ -319,6 +319,8 @@ def answer(words: list[str], gpu: str, memory_gib: int) -> dict[str, Any]:
         result = {"server": server(arguments)}
         publish(arguments, role="scheduler")
         made = worker(arguments)
+        if result["server"]["algorithm"] == "DSPARK" and result["server"]["draft"] is None:
+            result["server"]["draft"] = resolve_draft_worker_attention_backend()  # which no argument says
         facts = server_facts.facts(made)
     runners = runners_of(made)
     return result | {

