@@ -132,8 +132,7 @@ def _fault(field: Input, device: torch.device, tensor: Tensor, sizes: dict[str, 
     """What is wrong with a tensor that kernels read in place, or nothing; see `type_fault`."""
     if fault := type_fault(field, device, tensor, sizes):
         return fault
-    heads = {engines for engines, _ in OF.values()}  # places in a head have 64 bits
-    if tensor.numel() > LARGEST and field.name not in heads:
+    if tensor.numel() > LARGEST and field.name not in {of for of, _ in OF.values()}:  # places in a head have 64 bits
         return f"has {tensor.numel()} elements, more than {LARGEST}"
     if not tensor.is_contiguous():
         return f"has strides {list(tensor.stride())}, expected it contiguous"

@@ -324,7 +324,7 @@ def test_lengths_of_sharded_logits_are_not_simulated(
     sizes = {"vocab_size": 128} | ({"padded_vocab_size": 128} if ranks > 1 else {})
     sharded = {"logits": "sharded", "tensor_parallel": ranks} if ranks > 1 else {}
     (plan,) = planned("EAGLE", engine="sglang", target=sizes, draft=sizes, **sharded)
-    fit, whole = adapter("server.fit"), SimpleNamespace(whole=None)
+    fit, whole = adapter("server.fit"), SimpleNamespace(whole=None, headless=None)
     monkeypatch.setattr(fit.shards, "misfits", lambda *_: ())
     assert any("SIMULATE_ACC_LEN" in misfit for misfit in fit._shards(plan, server.worker, whole)) is told
 

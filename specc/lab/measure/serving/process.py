@@ -172,6 +172,8 @@ async def _answers(running: Running) -> None:
                 async with session.get(running.command.url + HEALTH, timeout=timeout) as response:
                     if response.status < 500:
                         return
+            if (task := asyncio.current_task()) is not None and task.cancelling():
+                raise asyncio.CancelledError  # which is lost where a connection is refused at that moment
             await asyncio.sleep(LOOK_S)
     raise running.failed(f"has not answered at {running.command.url} for {limit:g} s")
 

@@ -49,7 +49,7 @@ def test_a_configuration_is_that_of_its_server(variant, folder, tmp_path):
     mapped = folder / variant.program_map if variant.program_map else None
     wanted = Wanted(
         variant.config,
-        head=written.draft.head if mapped else "engine",
+        head=written.draft.head if written.draft else "engine",
         token_map=mapped,
         states=written.target.state_form,
     )
