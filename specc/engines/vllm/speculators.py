@@ -112,4 +112,4 @@ class MarkovDrafts(BlockDrafts):
 
     def tables(self, plan: Any) -> dict[str, Tensor]:
         """Those of the draft's Markov head."""
-        return markov_tables(self, plan.size("Vd"))
+        return markov_tables(self, plan)

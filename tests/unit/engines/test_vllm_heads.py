@@ -24,7 +24,7 @@ from specc.runtime.capabilities.draft_tables import draft_tables
 from specc.runtime.entry.external import Forward
 from specc.runtime.plan.plan import Plan
 
-HEADS, FORWARDS = "specc.engines.vllm.models.heads", "specc.engines.vllm.models.forwards"
+HEADS, FORWARDS, BLOCKS = (f"specc.engines.vllm.models.{name}" for name in ("heads", "forwards", "block_forwards"))
 TOKENS, PADDED, WIDTH, PART = 90, 128, 64, [3, 8, 40, 77]
 
 
@@ -33,7 +33,7 @@ def modules() -> Iterator[None]:
     """Stand-ins of vLLM's modules."""
     with VLLM.installed():
         yield
-    for name in (HEADS, FORWARDS):
+    for name in (HEADS, FORWARDS, BLOCKS):
         sys.modules.pop(name, None)
 
 
@@ -252,3 +252,24 @@ def test_where_one_rank_fails_all_do(second: GroupCoordinator) -> None:
     second.answer = lambda questions: dict.fromkeys(questions, "no file")
     with pytest.raises(RuntimeError, match="is no file on rank 0, None on rank 1"):
         parallel.alike(lambda: 7)
+
+
+@pytest.mark.parametrize("scores", ["all", "a part by a file", "a part of its own"])
+def test_biases_are_of_the_tokens_that_are_scored(scores: str) -> None:
+    """Where a file says which these are, the program takes their rows of those of all tokens."""
+    whole, offsets = scores != "a part of its own", torch.tensor(PART) - torch.arange(len(PART))
+    first, second = (torch.randn(rows, 24).bfloat16() for rows in (TOKENS, PADDED if whole else len(PART)))
+    tables = {"markov_w1": SimpleNamespace(weight=first), "markov_w2": SimpleNamespace(weight=second)}
+    model = type("Qwen3DSparkForCausalLM", (), {})()
+    model.model = SimpleNamespace(markov_head=SimpleNamespace(**tables))
+    model.draft_id_to_target_id, model.logits_processor = None if whole else offsets, SimpleNamespace(scale=1.0)
+    sizes = {"vocab_size": TOKENS, "dtype": "bfloat16", "hidden_size": WIDTH, "num_layers": 4}
+    part = {} if scores == "all" else {"vocab_size": len(PART), "token_map": "engine"}
+    draft = sizes | {"head": "weights", "markov_rank": 24, "num_aux_layers": 2} | part
+    (plan,) = planned("DSPARK", engine="vllm", page_size=16, target=sizes, draft=draft)
+    speculator = SimpleNamespace(model=model, _draft_topk=None)
+    brought = importlib.import_module(BLOCKS).markov_tables(speculator, plan)
+    head = torch.randn(TOKENS if whole else len(PART), WIDTH).bfloat16()
+    more = {} if scores == "all" else {"d2t": torch.tensor(PART)}
+    read = draft_tables(plan, {"draft_head": head, **brought, **more})["markov_weight"]
+    assert torch.equal(read, second[PART] if scores == "a part by a file" else second[: TOKENS if whole else len(PART)])

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, Unpack
 import torch
 from torch import Tensor
 
+from ..._heads import scores_part
 from ..._plugin import MisfitError
 from .forwards import Forwards
 
@@ -49,10 +50,11 @@ class FilledForwards(Forwards):
         speculator.model.precompute_and_store_context_kv(states, positions.flatten(), where)
 
 
-def markov_tables(speculator: Any, entries: int) -> dict[str, Tensor]:
+def markov_tables(speculator: Any, plan: Any) -> dict[str, Tensor]:
     """The tables of a draft's Markov head: T[V, r] by the token before, and T[entries, r] of what is scored behind it.
 
-    A draft that scores a part of the tokens hands over rows of all, whose other entries are -inf: they have zeros.
+    A draft that scores a part of the tokens hands over rows of all, whose other entries are -inf: they have zeros. One
+    of which the program alone scores a part, by a file, has its entries of all: the program takes those of the file.
     MisfitError for a draft whose bias is another one.
     """
     model = speculator.model
@@ -64,6 +66,7 @@ def markov_tables(speculator: Any, entries: int) -> dict[str, Tensor]:
     if not isinstance(first, Tensor) or not isinstance(second, Tensor) or second.dtype != first.dtype:
         raise MisfitError("the draft's Markov head is quantised")
     offsets, bias = model.draft_id_to_target_id, second.data * model.logits_processor.scale
+    entries = plan.size("V" if scores_part(plan) and offsets is None else "Vd")
     if offsets is not None and len(offsets) < entries:
         tokens = offsets.data + torch.arange(len(offsets), device=offsets.device)
         bias = bias.new_zeros(entries, bias.shape[1]).index_copy(0, tokens, bias[: len(offsets)])
