@@ -68,32 +68,20 @@ def drafted_variants() -> list[Variant]:
         arguments = tuple(("speculative_ngram_max_bfs_breadth", most) for most in breadth)
         return Variant(f"llama_{name}", "NGRAM", "", shape, False, config=f"llama_{config}", arguments=arguments)
 
+    def corrected(name: str, **more: Any) -> Variant:
+        """Blocks of seven, whose size the draft says."""
+        return Variant(f"qwen3_{name}", "DSPARK", "qwen3_markov", (7, 1, 8), False, config=f"qwen3_{name}", **more)
+
     return [
         looks_up("ngram", (11, 1, 12), "ngram"),
         looks_up("ngram_chain", (11, 1, 12), "ngram", 1),
         looks_up("ngram_tree", (4, 3, 12), "ngram_tree", 3),
         Variant("qwen3_nospec"),
         Variant("qwen3_blocks", "DFLASH", "qwen3_blocks", (15, 1, 16), False, config="qwen3_blocks"),
-        Variant("qwen3_markov", "DSPARK", "qwen3_markov", (7, 1, 8), False, config="qwen3_markov"),
-        Variant(
-            "qwen3_markov_drawn",
-            "DSPARK",
-            "qwen3_markov",
-            (7, 1, 8),
-            False,
-            sampling=DRAWN,
-            config="qwen3_markov_drawn",
-        ),
-        Variant("qwen3_markov_fp8", "DSPARK", "qwen3_markov", (7, 1, 8), False, config="qwen3_markov_fp8"),
-        Variant(
-            "qwen3_markov_map",
-            "DSPARK",
-            "qwen3_markov",
-            (7, 1, 8),
-            False,
-            config="qwen3_markov_map",
-            program_map="tokens.json",
-        ),
+        corrected("markov"),
+        corrected("markov_drawn", sampling=DRAWN),
+        corrected("markov_fp8"),
+        corrected("markov_map", program_map="tokens.json"),
         Variant("moe_nospec"),
         Variant("moe_chain", "EAGLE3", "moe_eagle3", config="moe_chain"),
         Variant("oss_nospec"),

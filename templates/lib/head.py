@@ -48,21 +48,7 @@ def head_parts(
     """
     if MOST > 16 and rows * 2 <= MOST:
         head_parts(
-            operands,
-            result_ptr,
-            program,
-            programs,
-            rows,
-            V,
-            W,
-            PARTS,
-            PART,
-            WORDS,
-            BN,
-            MOST // 2,
-            BK,
-            TABLE,
-            STRIDE,
+            operands, result_ptr, program, programs, rows, V, W, PARTS, PART, WORDS, BN, MOST // 2, BK, TABLE, STRIDE
         )
     else:
         parts_of_tiles(
@@ -105,51 +91,11 @@ def parts_of_tiles(
     """Store a part's logits where WORDS is 0, else its record: of the argmax (1), or of the WORDS - 1 best entries."""
     for part in range(program, PARTS, programs):
         if WORDS == 0:
-            logits_part(
-                operands,
-                result_ptr,
-                part,
-                rows,
-                V,
-                W,
-                PART,
-                BN,
-                BM,
-                BK,
-                TABLE,
-                STRIDE,
-            )
+            logits_part(operands, result_ptr, part, rows, V, W, PART, BN, BM, BK, TABLE, STRIDE)
         elif WORDS == 1:
-            argmax_part(
-                operands,
-                result_ptr,
-                part,
-                rows,
-                V,
-                W,
-                PART,
-                BN,
-                BM,
-                BK,
-                TABLE,
-                STRIDE,
-            )
+            argmax_part(operands, result_ptr, part, rows, V, W, PART, BN, BM, BK, TABLE, STRIDE)
         else:
-            topk_part(
-                operands,
-                result_ptr,
-                part,
-                rows,
-                V,
-                W,
-                PART,
-                WORDS - 1,
-                BN,
-                BM,
-                BK,
-                TABLE,
-                STRIDE,
-            )
+            topk_part(operands, result_ptr, part, rows, V, W, PART, WORDS - 1, BN, BM, BK, TABLE, STRIDE)
 
 
 @triton.jit
@@ -180,19 +126,7 @@ def logits_part(
         row = first + tl.arange(0, BM)
         for at in range(part * PART, end, BN):
             entry = at + tl.arange(0, BN)
-            x = head_tile(
-                operands,
-                at,
-                end,
-                first,
-                rows,
-                W,
-                BN,
-                BM,
-                BK,
-                TABLE,
-                STRIDE,
-            )
+            x = head_tile(operands, at, end, first, rows, W, BN, BM, BK, TABLE, STRIDE)
             place = row[None, :].to(tl.int64) * V + entry[:, None]
             tl.store(logits_ptr + place, x, mask=(entry < end)[:, None] & (row < rows)[None, :])
 
@@ -221,19 +155,7 @@ def argmax_part(
         nan = tl.zeros([BM], tl.int32)
         for at in range(part * PART, end, BN):
             entry = at + tl.arange(0, BN)
-            x = head_tile(
-                operands,
-                at,
-                end,
-                first,
-                rows,
-                W,
-                BN,
-                BM,
-                BK,
-                TABLE,
-                STRIDE,
-            )
+            x = head_tile(operands, at, end, first, rows, W, BN, BM, BK, TABLE, STRIDE)
             inside = (entry < end)[:, None]
             x, nan = without_nan(x, inside, nan)
             top, lowest = first_of_largest(x, entry[:, None], 0)
@@ -272,19 +194,7 @@ def topk_part(
         nan = tl.zeros([BM], tl.int32)
         for at in range(part * PART, end, BN):
             entry = at + tl.arange(0, BN)
-            x = head_tile(
-                operands,
-                at,
-                end,
-                first,
-                rows,
-                W,
-                BN,
-                BM,
-                BK,
-                TABLE,
-                STRIDE,
-            )
+            x = head_tile(operands, at, end, first, rows, W, BN, BM, BK, TABLE, STRIDE)
             inside = (entry < end)[:, None]
             x, nan = without_nan(x, inside, nan)
             top = tl.maximum(best, tl.max(x, axis=0))
