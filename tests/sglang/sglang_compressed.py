@@ -17,7 +17,7 @@ WIDTH, STREAMS, HEADS, QUERY, GROUPS, OUTPUT, INNER = 64, 4, 4, 32, 2, 16, 64
 HEAD, ROTATED, WINDOW, PAGE = 512, 64, 128, 256
 """What SGLang has kernels for: the size of a head, what of it turns with the position, windows, and pages."""
 INDEX_HEADS, INDEX_HEAD, PICKED = 2, 128, 512
-"""Of the indexer, which picks so many entries of every fourth token."""
+"""Sizes of the indexer, which picks so many entries of every fourth token."""
 STRENGTH = 0.1
 """What layers add to the residual streams. Two tokens in three still follow from the last one alone, as far as which
 is the most probable: so a module that reads little else is right about as often."""

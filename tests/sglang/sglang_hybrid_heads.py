@@ -94,7 +94,7 @@ def write_eagle3(folder: Path) -> None:
 def write_blocks(folder: Path) -> None:
     """Write the draft of blocks, whose places to fill attend to the last token, which is none of them.
 
-    Its mask is a token that no text has. Of the context there are no keys, so that all of it counts little.
+    Its mask is a token that no text has. The context has no keys, so that all of it counts little.
     """
     (_, known, _), draw = vocabulary(Draw(7)), Draw(12)
     asks = torch.zeros(WIDTH, HIDDEN)

@@ -83,7 +83,7 @@ def test_texts_are_longer_than_windows_and_pages(family: Family, engines: Runnin
 
 @pytest.mark.parametrize("streams", [1, STREAMS])
 def test_hidden_rows_are_as_wide_as_sglang_carries_them(streams: int, tmp_path: Path) -> None:
-    """Of a request between steps, by the plan: those that the draft is given, and of ranks that have no requests."""
+    """Rows that are carried are as wide in the plan as SGLang gives them to its draft, and has them on idle ranks."""
     write_compressed(tmp_path / OWN.target, streams)
     config = write_program(OWN.engine(tmp_path) | ROOM, tmp_path / "program")
     specc("build", str(config), "--emit", "plan", "-o", str(tmp_path / "program"), "--quiet")

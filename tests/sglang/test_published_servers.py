@@ -10,7 +10,7 @@ import json
 import os
 import shlex
 import subprocess
-from collections.abc import Mapping
+from collections.abc import Collection, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -138,18 +138,19 @@ CASES = [
     *SERVED.values(),
 ]
 NAMES = [*(f"{name}, {gpu}" for name in COMMANDS for gpu in GPUS), *HELD_OUT, *SERVED]
+DSPARK_ON_B200 = "Qwen3 8B, DSpark, sm_100"
 APART = {
     "16: GLM-5.3-Flash EAGLE h200 first": "check takes dsa for the target, SGLang fa3",
-    "Qwen3 8B, DSpark, sm_100": "check takes trtllm_mha, SGLang flashinfer: its answers are not asked of DSPARK",
+    DSPARK_ON_B200: "check takes trtllm_mha, SGLang flashinfer: its answers are not asked of DSPARK",
 }
 """Where check is known to differ from SGLang, and how."""
 
 
-def compared(*, held_out: bool) -> list[Any]:
-    """All cases, those that are apart expected to fail."""
-    named = [(name, case) for name, case in zip(NAMES, CASES, strict=True) if held_out or name not in HELD_OUT]
-    marks = {name: [pytest.mark.xfail(reason=why, strict=held_out is False)] for name, why in APART.items()}
-    return [pytest.param(*case, id=name, marks=marks.get(name, [])) for name, case in named]
+def cases(names: Iterable[str], apart: Collection[str]) -> list[Any]:
+    """The cases of these names, of which those that are apart have to fail."""
+    marks = {name: pytest.mark.xfail(reason=APART[name], strict=True) for name in apart}
+    known = dict(zip(NAMES, CASES, strict=True))
+    return [pytest.param(*known[name], id=name, marks=marks.get(name, ())) for name in names]
 
 
 @pytest.fixture(scope="session")
@@ -192,7 +193,7 @@ def settings_of(line: str, gpu: str, folder: Path) -> tuple[Started, Arguments]:
     return started(arguments, gpu_of(gpu)), arguments
 
 
-@pytest.mark.parametrize(("line", "gpu"), compared(held_out=False))
+@pytest.mark.parametrize(("line", "gpu"), cases([name for name in NAMES if name not in HELD_OUT], APART))
 def test_which_server_starts(
     line: str, gpu: str, published: Path, answers: Mapping[tuple[str, str], Mapping[str, Any]]
 ) -> None:
@@ -230,7 +231,7 @@ def test_which_server_starts(
         assert any(part in description for _, description in settings.described())
 
 
-@pytest.mark.parametrize(("line", "gpu"), compared(held_out=True))
+@pytest.mark.parametrize(("line", "gpu"), cases(NAMES, [DSPARK_ON_B200]))
 def test_what_is_refused(
     line: str, gpu: str, published: Path, answers: Mapping[tuple[str, str], Mapping[str, Any]]
 ) -> None:

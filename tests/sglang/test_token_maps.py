@@ -114,7 +114,7 @@ def test_the_program_ran_all_steps(mapped: Mapped, engines: Engines) -> None:
 
 @pytest.mark.parametrize("mapped", RUN[: len(KNOWN)])
 def test_no_draft_is_lost_that_the_map_has(mapped: Mapped, engines: Engines) -> None:
-    """What is accepted of all tokens is the best of a part that has it: a text takes as many steps, or fewer."""
+    """A part that has the best of all tokens gives it, too: a text takes as many steps, or fewer."""
     served, expected = engines[mapped].result(), engines[own(mapped.program)].result()
     assert accept_length(served) > 1.3
     if mapped.program.head == "weights":

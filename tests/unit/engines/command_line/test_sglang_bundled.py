@@ -39,7 +39,7 @@ def alone(model: str) -> dict[str, str | None]:
 
 
 def said(arguments: dict[str, str | None]) -> str:
-    """What is said of a server that is refused."""
+    """The words in which a server is refused."""
     result = run("--gpu", "b200", "--", *words(arguments))
     assert result.exit_code == 1
     return " ".join(result.stderr.split())
