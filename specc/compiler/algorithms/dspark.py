@@ -1,8 +1,8 @@
 """DSPARK: a block drafter whose drafts are told, one after the other, which token stands before (arXiv 2607.05147).
 
 The forward is that of any draft of blocks, and its logits know nothing of each other. A Markov head mends that: before
-a draft is chosen, a bias of low rank is added, a row of one table by the token before times the other table. Of the
-first draft that is the bonus token.
+a draft is chosen, a bias of low rank is added, a row of one table by the token before times the other table. The bonus
+token stands before the first draft.
 """
 
 from __future__ import annotations

@@ -10,7 +10,7 @@ from specc.compiler.explain.story import RemarkStory, Story
 from specc.compiler.ir.ops.model import runs_a_model
 from specc.compiler.ir.types import DTYPES
 from specc.compiler.pass_manager.pass_base import REMOVED, Choice
-from specc.runtime.plan.draft_head import SCALE, TOKEN_ENTRIES, WEIGHT
+from specc.runtime.plan.draft_head import BIAS_WEIGHT, MADE_OF, TOKEN_ENTRIES, WEIGHT
 from specc.runtime.plan.nodes import Collective, Given, Launch, Reference
 from specc.runtime.plan.plan import TOKEN_MAP, Plan
 
@@ -65,8 +65,9 @@ def lines(story: Story) -> Iterator[tuple[str, str]]:
     yield "launches", _launches(plan)
     batch, most = max(plan.totals.items())
     yield "reads", f"{most.vocab_bytes_read:,} bytes of logits in a step of {batch} requests, the largest bucket"
-    if WEIGHT in plan.inputs:
-        yield "head", _head(plan)
+    for name, weight in (("head", WEIGHT), ("biases", BIAS_WEIGHT)):
+        if weight in plan.inputs:
+            yield name, _head(plan, weight)
     if TOKEN_ENTRIES in plan.inputs:
         yield "entries", f"{_bytes(plan, TOKEN_ENTRIES):,} bytes that say which of the draft's entries a token is"
     names = ", ".join(row.name for row in carry)
@@ -78,11 +79,12 @@ def lines(story: Story) -> Iterator[tuple[str, str]]:
         yield "" if n else "decided", decision(choice) + (f" ({remark.place})" if remark.place else "")
 
 
-def _head(plan: Plan) -> str:
-    """What is read of the draft's head, how often, and whose memory it is."""
-    size = _bytes(plan, WEIGHT, SCALE)
-    reads = sum(WEIGHT in call.operands for node in plan.nodes("step") if isinstance(node, Launch) for call in node.ops)
-    copied = SCALE in plan.inputs or TOKEN_MAP in plan.inputs
+def _head(plan: Plan, weight: str) -> str:
+    """What is read of weights of the draft's head or of its biases, how often, and whose memory they are."""
+    _, scale = MADE_OF[weight]
+    size = _bytes(plan, weight, scale)
+    reads = sum(weight in call.operands for node in plan.nodes("step") if isinstance(node, Launch) for call in node.ops)
+    copied = scale in plan.inputs or TOKEN_MAP in plan.inputs
     whose = "a copy beside the engine's" if copied else "the engine's own"
     return f"{size:,} bytes of weights, {whose}, read {reads} times a step"
 

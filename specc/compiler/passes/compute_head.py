@@ -30,7 +30,7 @@ from specc.compiler.pass_manager.options import SIZE, OneOf
 from specc.compiler.pass_manager.pass_base import Choice, Context, Pass, Rejected
 from specc.compiler.passes.gather_logits import merge
 from specc.compiler.support.diagnostics import Diagnostic, DiagnosticError
-from specc.runtime.plan.draft_head import BIAS_WEIGHT, OF, PART_AXIS, WEIGHT
+from specc.runtime.plan.draft_head import BIAS_WEIGHT, MADE_OF, PART_AXIS, WEIGHT
 
 ELEMENTS = {"int8": "i8", "fp8": "f8"}
 """What weights in 8 bits are, by the key ``draft.head``."""
@@ -120,7 +120,7 @@ class ComputeHead(Pass):
         weight = module.add_input(name, TensorType(element, (entries, width)))
         if element == dtype:
             return (weight,)
-        return weight, module.add_input(OF[name][1], TensorType("f32", (entries,)))
+        return weight, module.add_input(MADE_OF[name][1], TensorType("f32", (entries,)))
 
     def _keep_bias(self, module: Module) -> None:
         """Let a table that biases be of weights as the head has, and not the engine's."""

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from ..bound import BoundStep
 from ..errors import BindError
-from ..plan.draft_head import MADE, OF, TOKEN_ENTRIES, WEIGHT
+from ..plan.draft_head import MADE, MADE_OF, TOKEN_ENTRIES, WEIGHT
 from ..plan.plan import RANK, TOKEN_MAP, Plan
 from ..semantics.convention import DTYPES
 
@@ -36,7 +36,7 @@ def draft_tables(plan: Plan, tables: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
     BindError as of `head_tables`.
     """
-    kept = {weight: engines for weight, (engines, _) in OF.items() if weight in plan.inputs}
+    kept = {weight: engines for weight, (engines, _) in MADE_OF.items() if weight in plan.inputs}
     read = {name: table for name, table in tables.items() if name not in kept.values()}
     rank = int(tables[RANK]) if RANK in tables else 0
     for weight in (weight for weight in kept if weight not in read):
@@ -61,13 +61,13 @@ def head_tables(
     head: the engine's, T[H, W], of all entries or, without a map, the n of the rank. tokens: which of its entries are
     scored, i64[Vd], ascending; if it has no others, all. Of R ranks with n entries each, one scores those from rank * n
     on; what is behind the last of all is zeros, or what a rank's own head has there, and nobody looks at it. name: that
-    of the weights, see `OF`.
+    of the weights, see `MADE_OF`.
     Where nothing changes it is the engine's own tensor, else a copy. Weights of 8 bits are the nearest to the true ones
     over the scale of their row, with which its largest is the dtype's largest: in i8 half a scale away at most, in f8
     (e4m3, three bits of mantissa) a sixteenth of the weight, or 2^-10 scales where it is small. BindError for entries
     that the head has not, and in 8 bits for weights that are not finite.
     """
-    count, dtype, (engines, scales) = plan.size(plan.inputs[name].axes[0]), plan.inputs[name].dtype, OF[name]
+    count, dtype, (engines, scales) = plan.size(plan.inputs[name].axes[0]), plan.inputs[name].dtype, MADE_OF[name]
     head = _entries(plan, engines, head, tokens, rank * count, count)
     if dtype not in LARGEST:
         return {name: head if len(head) == count and head.data_ptr() % ALIGNMENT == 0 else _filled(head, count)}

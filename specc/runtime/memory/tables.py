@@ -10,7 +10,7 @@ from torch import Tensor
 
 from ..batch import LARGEST, check_rows, integers
 from ..errors import BatchError, BindError
-from ..plan.draft_head import OF
+from ..plan.draft_head import MADE_OF
 from ..plan.plan import BLOCKS, PROMPT, Input, Plan
 from ..semantics.convention import DTYPES
 
@@ -132,7 +132,7 @@ def _fault(field: Input, device: torch.device, tensor: Tensor, sizes: dict[str, 
     """What is wrong with a tensor that kernels read in place, or nothing; see `type_fault`."""
     if fault := type_fault(field, device, tensor, sizes):
         return fault
-    if tensor.numel() > LARGEST and field.name not in {of for of, _ in OF.values()}:  # places in a head have 64 bits
+    if tensor.numel() > LARGEST and field.name not in dict(MADE_OF.values()):  # places in a head have 64 bits
         return f"has {tensor.numel()} elements, more than {LARGEST}"
     if not tensor.is_contiguous():
         return f"has strides {list(tensor.stride())}, expected it contiguous"

@@ -78,7 +78,7 @@ def head_argmax_part(operands: Tensors, attrs: Attrs, dims: Dims) -> Tensors:
 def head_biased(operands: Tensors, attrs: Attrs, dims: Dims) -> Tensors:
     """Logits T[B, S, Vd], token i64[B, ...], first [V, W], second [Vd, W] -> f32[B, Vd]: row `row` and the bias.
 
-    Of a second table in 8 bits: scale f32[Vd].
+    A second table in 8 bits comes with scale f32[Vd].
     """
     logits, token, first, second, *scale = operands
     states = first[token[:, *[0] * (token.dim() - 1)].clamp(0, len(first) - 1)]

@@ -44,11 +44,8 @@ class BlockForwards(Forwards):
         """Find what embeds and scores a block, and how many of its rows are of no draft."""
         model = self._target.model
         self._embed, self._head = map(_without_adapters, (model.get_input_embeddings(), model.lm_head))
-        self._scale, self._write = (
-            self._worker._noise_embed_scale,
-            self._worker._append_target_hidden_to_draft_kv_by_loc,
-        )
-        self._first = 1
+        self._scale, self._first = self._worker._noise_embed_scale, 1
+        self._write = self._worker._append_target_hidden_to_draft_kv_by_loc
 
     def block(self, **call: Unpack[BlockCall]) -> ForwardOutputs:
         """See `BlockCall`."""

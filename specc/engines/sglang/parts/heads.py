@@ -36,8 +36,8 @@ class Head:
     def __init__(self, package: Any, plan: Any, runners: Mapping[str, Any], scored: Tensor | None, group: Any) -> None:
         """Find what multiplies."""
         self._computed, self._runner = bool(plan.computes_head), runners.get("draft")
-        self._head: Any
-        self._head, self._processors = scoring(runners) if self._computed else (None, [])
+        head, self._processors = scoring(runners) if self._computed else (None, [])
+        self._head: Any = head
         self._plan, self._group = plan, group
         self._named = named_tokens(package) if is_named(plan, scored) else None
 

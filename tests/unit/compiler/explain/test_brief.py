@@ -91,6 +91,17 @@ def test_what_is_read_of_a_head(draft: dict[str, object], line: str) -> None:
     assert dict(brief.lines(told_of))["head"] == line
 
 
+def test_what_is_read_of_biases() -> None:
+    """Of 96 tokens with 8 weights of 8 bits each and a scale, for every draft; what the engine's own are is its own."""
+    models = {"hidden_size": 32, "num_aux_layers": 2, "markov_rank": 8, "dtype": "bfloat16"}
+    for head in ("engine", "int8"):
+        text = config_text("DSPARK", draft=models | {"head": head}, target={"hidden_size": 32, "dtype": "bfloat16"})
+        lines = dict(brief.lines(tell(build_program(load_text(text, Path("small.yaml"), names(), needs)).shapes[0])))
+        assert lines.get("biases") == (
+            None if head == "engine" else "1,152 bytes of weights, a copy beside the engine's, read 3 times a step"
+        )
+
+
 def test_a_drawn_draft_of_a_part_has_a_table_of_entries() -> None:
     draft = {"vocab_size": 40, "token_map": "engine"}
     text = config_text("EAGLE", draft=draft, verify="rejection")
