@@ -19,6 +19,7 @@ from specc.compiler.algorithms import names, needs
 from specc.compiler.codegen import render
 from specc.compiler.codegen.aot import KernelSource, cache_key
 from specc.compiler.codegen.artifact import KNOWN_ARCHS, KernelBinary
+from specc.compiler.config.archs import SHARED_BYTES
 from specc.compiler.config.schema import Verify
 from specc.compiler.driver.build import build_program
 
@@ -107,7 +108,8 @@ def test_no_spills(program: str, everything: Compiled) -> None:
         for arch in everything.archs[key]:
             artifact = everything.artifacts[key, arch]
             assert artifact.spills == 0, artifact
-            assert artifact.shared <= 4096, artifact
+            # A head keeps tiles of its matrix there, which are loaded ahead; nothing else needs more than a reduction does.
+            assert artifact.shared <= (SHARED_BYTES[arch] if source.name.startswith("head_") else 4096), artifact
             assert not artifact.global_scratch
             assert not artifact.profile_scratch
             # Warps of 64 lanes: half as many, the same threads; but at least one.
