@@ -30,7 +30,7 @@ DRAFTS: Mapping[str, Mapping[str, int]] = {
     "tree": TREE,
 }
 """What is known of the drafts when SGLang chooses: `specc.engines.sglang.check.defaults` has the same names."""
-HEADS = ("EAGLE", "EAGLE3", "STANDALONE", "DFLASH")
+HEADS = ("EAGLE", "EAGLE3", "STANDALONE", "DFLASH", "DSPARK")
 """Algorithms whose draft has attention of its own."""
 SHAPED = ("EAGLE", "EAGLE3", "STANDALONE")
 """Algorithms of which SGLang says steps, topk and nodes."""

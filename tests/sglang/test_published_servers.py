@@ -138,15 +138,11 @@ CASES = [
     *SERVED.values(),
 ]
 NAMES = [*(f"{name}, {gpu}" for name in COMMANDS for gpu in GPUS), *HELD_OUT, *SERVED]
-DSPARK_ON_B200 = "Qwen3 8B, DSpark, sm_100"
-APART = {
-    "16: GLM-5.3-Flash EAGLE h200 first": "check takes dsa for the target, SGLang fa3",
-    DSPARK_ON_B200: "check takes trtllm_mha, SGLang flashinfer: its answers are not asked of DSPARK",
-}
+APART = {"16: GLM-5.3-Flash EAGLE h200 first": "check takes dsa for the target, SGLang fa3"}
 """Where check is known to differ from SGLang, and how."""
 
 
-def cases(names: Iterable[str], apart: Collection[str]) -> list[Any]:
+def cases(names: Iterable[str], apart: Collection[str] = ()) -> list[Any]:
     """The cases of these names, of which those that are apart have to fail."""
     marks = {name: pytest.mark.xfail(reason=APART[name], strict=True) for name in apart}
     known = dict(zip(NAMES, CASES, strict=True))
@@ -231,7 +227,7 @@ def test_which_server_starts(
         assert any(part in description for _, description in settings.described())
 
 
-@pytest.mark.parametrize(("line", "gpu"), cases(NAMES, [DSPARK_ON_B200]))
+@pytest.mark.parametrize(("line", "gpu"), cases(NAMES))
 def test_what_is_refused(
     line: str, gpu: str, published: Path, answers: Mapping[tuple[str, str], Mapping[str, Any]]
 ) -> None:

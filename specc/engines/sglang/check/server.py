@@ -237,8 +237,9 @@ def _attention(
     mode = arguments.text("--speculative-attention-mode", "prefill")
     written = bool(base or prefill or decode)
     kind = drafting.kind
-    chains = kind is not None and not kind.shaped_by[1]
-    written_topk = 1 if chains else arguments.number("--speculative-eagle-topk")
+    written_topk = arguments.number("--speculative-eagle-topk")
+    if kind is not None and kind.chains_only:
+        written_topk = 1
     known, cache, architecture = (
         drafts(written_topk, page),
         facts_of(target.values).cache,

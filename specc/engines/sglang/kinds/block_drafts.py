@@ -174,6 +174,7 @@ speculative.dflash_info.DFlashVerifyInput(draft_token positions draft_token_num 
     absent="drafts that are filled in as a block are SGLang's",
     forwards="models.block_forwards.BlockForwards",
     marks="fills_blocks",
+    chains_only=True,
     plain=("DFlashDraftModel",),
     size="--speculative-dflash-block-size",
     usual=16,

@@ -68,6 +68,7 @@ class KindOfDraft:
         called: what such a draft is called, with its article.
         marks: what a directory says of a draft of this kind alone, the name of a fact.
         shaped_by: SGLang's arguments of steps, topk and nodes; an empty one where a shape has no such argument.
+        chains_only: whether SGLang counts on chains, though no topk is written, when it chooses an attention backend.
         refused: what is not served with it -> in words. There are `topk`, `adapters`, `groups` (of ranks) and
             `disaggregation_mode`.
         unstarted: what SGLang itself does not start with it -> the hint. There are `adapters`, `groups` and `cpu`.
@@ -101,6 +102,7 @@ class KindOfDraft:
     called: str = ""
     marks: str = ""
     shaped_by: tuple[str, str, str] = (STEPS, TOPK, NODES)
+    chains_only: bool = False
     refused: Mapping[str, str] = _settings()
     unstarted: Mapping[str, str] = _settings()
     whole: str = ""
