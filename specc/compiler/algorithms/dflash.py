@@ -1,6 +1,12 @@
-"""DFLASH: a block drafter fills all places of a chain in one forward, and each draft is chosen by itself."""
+"""DFLASH: a block drafter fills all places in one forward, and each draft is chosen by itself.
+
+With topk above 1 a place has several candidates. No place knows of another one's choice, so a path is as probable as
+the product of its candidates, and a tree of the best products is verified.
+"""
 
 from __future__ import annotations
+
+from dataclasses import replace
 
 from specc.compiler.algorithms.blocks.filling import BLOCK_KEYS, BLOCK_OPTIONS, block_needs, build_blocks
 from specc.compiler.algorithms.blocks.rejection import chosen
@@ -17,11 +23,26 @@ def _build(scope: Scope) -> None:
 
 def _at_once(scope: Scope, state: State, root: Value, logits: Value) -> Nodes:
     """All drafts of a block, none of which knows of the others."""
+    if scope.config.shape.is_tree:
+        return _products(scope, state, root, logits)
     b = scope.b
     drafts, bad, source = chosen(scope, logits, state.seq_lens, 0, ("drafts", "draft_bad"), stem="block_", axis="S")
     state.health = b("health.raise", state.health, bad, names=("health_draft",), bit=DRAFT_BIT)
     tokens = b("chain.join", root, drafts, names=("tokens",))
     return Nodes(tokens, q=() if source is None else (source,))
+
+
+def _products(scope: Scope, state: State, root: Value, logits: Value) -> Nodes:
+    """The best products of the candidates of all places, as a tree."""
+    b = scope.b
+    p, index, bad = scope.pick("vocab.topk", logits, ("place_p", "place_index", "draft_bad"))
+    state.health = b("health.raise", state.health, bad, names=("health_draft",), bit=DRAFT_BIT)
+    with b.phase("tree"), b.at(scope.at("num_draft_tokens")):
+        tokens, parent, depth = b.many(
+            "tree.product", scope.rows, root, p, index, names=("tokens", "parent", "depth"),
+            steps=scope.config.num_steps,
+        )  # fmt: skip
+    return Nodes(tokens, parent, depth)
 
 
 KIND = DraftKind(
@@ -48,5 +69,5 @@ DFLASH = Algorithm(
     "DFLASH",
     "a block of drafts in one forward, over the target's layers",
     _build,
-    block_needs(_recognises, KIND),
+    replace(block_needs(_recognises, KIND), trees=True),
 )

@@ -48,7 +48,8 @@ class SelectTreeForm(Pass):
             self.remark(ctx, f"{reason}: nothing is linked", ctx.at("num_steps"), Choice(_FORM, "no drafts", reason))
         elif module.size("K") != 1:
             k, n = module.size("K"), module.size("N")
-            links = "selected and linked every step" if module.find("tree.select") else "with constant links"
+            linked = module.find("tree.select") or module.find("tree.product")
+            links = "selected and linked every step" if linked else "with constant links"
             message = f"topk = {k}: a tree of {n} nodes, {links}; its node axis is no path"
             other = Rejected("chain", f"it would draft one of {k} branches, {module.size('A')} of {n} nodes")
             choice = Choice(_FORM, f"tree of {n} nodes", f"topk is {k}; {links}", (other,))

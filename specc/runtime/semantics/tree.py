@@ -6,6 +6,7 @@ parent's place in the frontier of that step and c % K the rank among its childre
 
 from __future__ import annotations
 
+import heapq
 from collections.abc import Sequence
 
 import torch
@@ -83,6 +84,46 @@ def tree_select(operands: Tensors, attrs: Attrs, dims: Dims) -> Tensors:
         zero_rows(depth, padding),
         zero_rows((parent < 0) & (depth > 0), padding),
     )
+
+
+@register("tree.product")
+def tree_product(operands: Tensors, attrs: Attrs, dims: Dims) -> Tensors:
+    """Choose the N - 1 best paths over S places, each of which has K candidates whatever the others are.
+
+    Operands: rows i64[B]; bonus i32[B]; p f32[B, S, K] and index i64[B, S, K], descending at each place. Results:
+    tokens, parent and depth i64[B, N]. Column 0 is the root. A node offers its first child, at the next place, and its
+    next sibling; a path's score is that of its parent times p of its candidate. The best offer is taken N - 1 times,
+    NaN as -inf; the lowest node's on ties, and its sibling before its child. Padding rows: 0, -1, 0.
+    """
+    rows, bonus, p, index = operands
+    chosen = [_product(p[b].cpu(), dims["N"]) for b in range(len(rows))]
+    place, rank, parent = (torch.tensor(part, device=rows.device) for part in zip(*chosen, strict=True))
+    picked = index[torch.arange(len(rows), device=rows.device)[:, None], place.clamp(min=0), rank]
+    padding = rows == 0
+    tokens = torch.where(place < 0, bonus.to(torch.int64)[:, None], picked)
+    return zero_rows(tokens, padding), parent.masked_fill(padding[:, None], -1), zero_rows(place + 1, padding)
+
+
+def _product(p: Tensor, nodes: int) -> tuple[list[int], list[int], list[int]]:
+    """Of candidates f32[S, K] of one request the places, ranks and parents of all nodes; those of the root -1, 0, -1."""
+    steps, branches = p.shape
+    place, rank, parent, scores = [-1], [0], [-1], [torch.ones((), dtype=p.dtype)]
+    heap: list[tuple[float, int, int, int, Tensor]] = []
+
+    def offer(node: int, child: int, at: int, of: int, above: Tensor) -> None:
+        if at < steps and of < branches:
+            heapq.heappush(heap, (-float(comparable(above * p[at, of])), node, child, of, above))
+
+    offer(0, 1, 0, 0, scores[0])
+    for column in range(1, nodes):
+        _, node, child, of, above = heapq.heappop(heap)
+        place.append(place[node] + child)
+        rank.append(of)
+        parent.append(node if child else parent[node])
+        scores.append(above * p[place[-1], of])
+        offer(column, 0, place[-1], of + 1, above)
+        offer(column, 1, place[-1] + 1, 0, scores[-1])
+    return place, rank, parent
 
 
 @register("tree.mask")

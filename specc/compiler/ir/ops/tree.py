@@ -80,6 +80,16 @@ OPS = (
         {"steps": STEPS},
         parts=_parts,
     ),
+    OpDef(
+        "tree.product",
+        "rows: i64[B], bonus: i32[B], p: f32[B, S, K], index: i64[B, S, K]"
+        " -> tokens: i64[B, N], parent: i64[B, N], depth: i64[B, N]",
+        "The root and the N-1 best paths over S places that know nothing of each other, a path's score being the"
+        " product of its candidates': from the root on the best of what the nodes offer is taken, a node's first child"
+        " (the next place's first candidate) or its next sibling, the lowest node first on ties and its sibling before"
+        " its child. Columns are in that order, so the first n are a tree for every n.",
+        {"steps": STEPS},
+    ),
     OpDef("tree.positions", "seq_lens: i64[B], depth: i64[B, N] -> positions: i64[B, N]", "seq_len + depth."),
     OpDef(
         "tree.mask",
