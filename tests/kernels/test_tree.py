@@ -228,6 +228,89 @@ def test_with_the_last_draft_step(
     assert len({op.attrs["kernel"] for op in module.ops()}) == 1
 
 
+def of_places(shape: dict[str, Any], logits: tuple[str, int] | None = None) -> Module:
+    """A tree of the products of places; of logits of a dtype and a vocabulary, or of what is given for them."""
+    steps, nodes, mode = shape["steps"], nodes_of(shape), shape["mode"]
+    dtype, vocab = logits or ("f32", 64)
+    module = small_module(K=shape["k"], S=steps, N=nodes, A=steps + 1, V=vocab, B=max(MAX_B, shape["batch"]))
+    rows, lens, b = module.inputs["req_pool_indices"], module.inputs["seq_lens"], TypedBuilder(module)
+    with b.phase("tree"):
+        if logits is None:
+            p, index = b.given("p", "f32", "S", "K"), b.given("index", "i64", "S", "K")
+        else:
+            p, index, bad = b.many("vocab.topk", b.given("logits", dtype, "S", "V"), rows)
+            module.outputs["health"] = b("health.raise", b.given("earlier", "i32"), bad, names=("health",), bit=BAD)
+        names = ("tokens", "parent", "depth")
+        tokens, parent, depth = b.many(
+            "tree.product", rows, b.given("bonus", "i32"), p, index, steps=steps, names=names
+        )
+        b.hand_out(tokens, parent, b("tree.positions", lens, depth))
+        if mode == "slots":
+            b.hand_out(*b.many("tree.seen_slots", b.given("slots", "i64", "N"), parent))
+        elif mode != "none":
+            b.hand_out(b("tree.mask", lens, parent, mode=mode, width=width_of(mode, nodes, shape["longest"])))
+    return module
+
+
+def places(shape: dict[str, Any]) -> tuple[torch.Generator, Drawn]:
+    """(randomness, the inputs of a tree of products): descending shares, or any numbers at all."""
+    source, batch = generator(shape["seed"]), shape["batch"]
+    count = batch, shape["steps"], shape["k"]
+    rows = random_rows(source, batch, max(POOL, batch + 1))
+    p = torch.rand(count, generator=source).sort(dim=2, descending=True).values
+    for b in range(batch):
+        if torch.rand((), generator=source) < 0.5:
+            p[b] = hostile_scores(source, p[b].numel()).view(p[b].shape)
+    drawn = {
+        "req_pool_indices": rows,
+        "bonus": torch.randint(0, 999, (batch,), generator=source, dtype=torch.int32),
+        "seq_lens": torch.randint(0, 99, (batch,), generator=source).masked_fill(rows == 0, 0),
+        "p": p,
+        "index": torch.randint(0, NEVER_SEEN, count, generator=source),
+    }
+    if shape["mode"] == "slots":
+        drawn["slots"] = window(source, rows, nodes_of(shape))
+    return source, drawn
+
+
+@pytest.mark.parametrize("mode", MODES)
+@settings(quicker, max_examples=8)
+@given(shape=trees)
+def test_products(launcher: Launcher, mode: str, shape: dict[str, Any]) -> None:
+    """Whatever the candidates' shares are: NaN, negative, infinite, equal and in no order among them."""
+    shape = shape | {"mode": mode, "k": min(shape["k"], 5), "share": shape["share"] / 2}
+    source, drawn = places(shape)
+    shape |= {"longest": int(drawn["seq_lens"].max())}
+    check_module(launcher, of_places(shape), source, drawn, Scan(programs=1))
+
+
+@settings(quicker, max_examples=6)
+@given(shape=trees, dtype=st.sampled_from(FLOATS), vocab=st.integers(8, 250))
+def test_products_with_the_top_k(launcher: Launcher, shape: dict[str, Any], dtype: str, vocab: int) -> None:
+    """All places of a block are ranked and linked in one launch."""
+    shape = shape | {"batch": min(2, shape["batch"]), "steps": min(4, shape["steps"]), "share": shape["share"] / 2}
+    source, drawn = places(shape)
+    del drawn["p"], drawn["index"]
+    lines = hostile_logits(source, shape["batch"] * shape["steps"], vocab, vocab, DTYPES[dtype])
+    drawn["logits"] = lines.view(shape["batch"], shape["steps"], vocab)
+    drawn["earlier"] = torch.randint(0, 16, (shape["batch"],), generator=source, dtype=torch.int32)
+    module = of_places(shape | {"longest": int(drawn["seq_lens"].max())}, (dtype, vocab))
+    check_module(launcher, module, source, drawn, Scan())
+    assert len({op.attrs["kernel"] for op in module.ops()}) == 1
+
+
+@pytest.mark.parametrize(("k", "steps", "nodes"), [(8, 15, 64), (2, 15, 128), (1, 3, 4)])
+def test_large_products(launcher: Launcher, k: int, steps: int, nodes: int) -> None:
+    """Blocks as they are published, and a width of one."""
+    shape = PLAIN | {"k": k, "steps": steps, "nodes": nodes, "seed": 11}
+    source, drawn = places(shape)
+    drawn["req_pool_indices"][:] = 4
+    drawn["p"] = torch.softmax(3 * torch.randn(1, steps, k, generator=source), 2).sort(dim=2, descending=True).values
+    results = check_module(launcher, of_places(shape), source, drawn, Scan(programs=1))
+    assert (results["parent"][0, 1:] >= 0).all()
+    assert (results["parent"][0] < torch.arange(nodes)).all()
+
+
 def test_flat_masks_of_many_requests(launcher: Launcher) -> None:
     """A request's part begins behind those of all before it, which are counted 128 at a time."""
     shape = PLAIN | {"batch": 300, "k": 2, "steps": 1, "nodes": 3, "mode": "full"}

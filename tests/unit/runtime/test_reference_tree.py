@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 import random
 
@@ -42,6 +43,39 @@ def test_grow(seed: int) -> None:
         assert tokens[b].tolist() == [int(index[b, c // k, c % k]) for c in order[:k]]
         assert kept_scores[b].tolist() == pytest.approx([paths[c] for c in order[:k]], nan_ok=True)
         assert candidates[b].reshape(-1).tolist() == pytest.approx(paths, nan_ok=True)
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_products_are_the_best_of_all_paths(seed: int) -> None:
+    """Every path over the places is written out, and the best are kept; no two are equal."""
+    rng = random.Random(seed)
+    steps, k = rng.randint(1, 4), rng.randint(1, 4)
+    paths = [path for depth in range(1, steps + 1) for path in itertools.product(range(k), repeat=depth)]
+    nodes = 1 + rng.randint(1, min(len(paths), 30))
+    p = torch.rand(2, steps, k).sort(dim=2, descending=True).values * 0.9
+    index = torch.randint(0, 10**6, (2, steps, k))
+    operands = torch.tensor([3, 0]), torch.tensor([7, 8], dtype=torch.int32), p, index
+    tokens, parent, depth = OPS["tree.product"](operands, {"steps": steps}, {"N": nodes})
+    assert (tokens[1].any(), depth[1].any(), set(parent[1].tolist())) == (False, False, {-1})
+    of_column: list[tuple[int, ...]] = [()]
+    for column in range(1, nodes):
+        above = of_column[int(parent[0, column])]
+        choices = [c for c in range(k) if int(index[0, len(above), c]) == int(tokens[0, column])]
+        assert len(choices) == 1 and int(depth[0, column]) == len(above) + 1
+        of_column.append((*above, *choices))
+    scores = {path: math.prod(float(p[0, place, c]) for place, c in enumerate(path)) for path in paths}
+    assert of_column[1:] == sorted(paths, key=scores.__getitem__, reverse=True)[: nodes - 1]
+    assert (int(tokens[0, 0]), int(parent[0, 0]), int(depth[0, 0])) == (7, -1, 0)
+
+
+def test_products_that_are_equal() -> None:
+    """The node that stands first is asked first, and for its sibling before its child."""
+    p, index = torch.ones(1, 3, 2), torch.arange(6).view(1, 3, 2)
+    operands = torch.tensor([1]), torch.tensor([9], dtype=torch.int32), p, index
+    tokens, parent, depth = OPS["tree.product"](operands, {"steps": 3}, {"N": 7})
+    assert tokens[0].tolist() == [9, 0, 1, 2, 2, 3, 4]
+    assert parent[0].tolist() == [-1, 0, 0, 1, 2, 1, 3]
+    assert depth[0].tolist() == [0, 1, 1, 2, 2, 2, 3]
 
 
 class Node:

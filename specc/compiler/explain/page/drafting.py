@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import heapq
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
+from specc.compiler.ir.ops.tree import PRODUCT, SELECT
 from specc.compiler.kernels.writing.traffic import named
 from specc.runtime.plan.nodes import External
 from specc.runtime.plan.plan import Plan
@@ -66,9 +68,11 @@ def drafting(plan: Plan) -> DraftPicture:
     source: Source = "look-up" if lookup is not None else "block" if block else "forwards"
     carried = 0 if source != "forwards" else max(steps - len(forwards), 0)
     makers = tuple(node.name for node in forwards) if lookup is None else (lookup[0],)
-    selected = any(call.op == "tree.select" for _, call in calls)
+    linked = {call.op for _, call in calls} & {SELECT, PRODUCT}
+    selected = bool(linked)
     numbers = {} if lookup is None else {key: int(lookup[1].attrs[key]) for key in ("longest", "shortest")}
-    drawn = grown(topk, steps, nodes) if selected else comb(steps, nodes)
+    drawn = products(topk, steps, nodes) if PRODUCT in linked else None
+    drawn = drawn or (grown(topk, steps, nodes) if selected else comb(steps, nodes))
     corpus = lookup is not None and "corpus" in named(lookup[1])
     return DraftPicture(source, topk, steps, nodes, carried, makers, selected, numbers, corpus, tuple(drawn))
 
@@ -116,6 +120,24 @@ def grown(topk: int, steps: int, nodes: int) -> list[DraftedNode]:
             for candidate in candidates
         ),
     ]
+
+
+def products(topk: int, steps: int, nodes: int) -> list[DraftedNode]:
+    """A tree of products of places, each of whose candidates is half as probable as the one before it.
+
+    Nodes are found as in docs/semantics.md, the best of what the others offer.
+    """
+    found = [DraftedNode(0, -1, 0)]
+    offers = [(-0.5, 0, 1, 0)]  # of the best: its score, by whom, whether as a child, its rank
+    while len(found) < nodes:
+        score, node, child, rank = heapq.heappop(offers)
+        parent, column = node if child else found[node].parent, len(found)
+        found.append(DraftedNode(column, parent, found[parent].depth + 1))
+        if rank + 1 < topk:
+            heapq.heappush(offers, (score / 2, column, 0, rank + 1))
+        if found[column].depth < steps:
+            heapq.heappush(offers, (score / 2, column, 1, 0))
+    return found
 
 
 def _best(candidates: Sequence[_Candidate], count: int) -> list[_Candidate]:

@@ -10,6 +10,9 @@ from specc.compiler.ir.signature import TypeMismatch
 from specc.compiler.ir.types import TensorType, Type
 
 SEEN_SLOTS = "tree.seen_slots"
+SELECT, PRODUCT = "tree.select", "tree.product"
+"""What links a tree in every step: of candidates that grew from each other, and of places that know nothing of each
+other."""
 
 
 def mask_mode(opcode: str, attrs: Mapping[str, Any]) -> str:
@@ -72,7 +75,7 @@ OPS = (
         traits=frozenset({Trait.PICKS}),
     ),
     OpDef(
-        "tree.select",
+        SELECT,
         "rows: i64[B], bonus: i32[B], parts*: ?"
         " -> tokens: i64[B, N], parent: i64[B, N], depth: i64[B, N], orphan: i1[B, N]",
         "From S score, S token and S-2 kept operands: the N-1 best candidates in ascending id, linked to a tree."
@@ -81,7 +84,7 @@ OPS = (
         parts=_parts,
     ),
     OpDef(
-        "tree.product",
+        PRODUCT,
         "rows: i64[B], bonus: i32[B], p: f32[B, S, K], index: i64[B, S, K]"
         " -> tokens: i64[B, N], parent: i64[B, N], depth: i64[B, N]",
         "The root and the N-1 best paths over S places that know nothing of each other, a path's score being the"

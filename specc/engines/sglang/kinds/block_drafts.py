@@ -41,6 +41,7 @@ class _Blocks(KindOfDraft):
     shaped_by: tuple[str, str, str] = ("", "", NODES)
     refused: Mapping[str, str] = field(
         default_factory=lambda: {
+            "topk": f"a tree of {DRAFT}",
             "groups": f"attention under data parallelism with {DRAFT}",
             "disaggregation_mode": f"{DRAFT} on a server of texts that another one prefills",
         }
