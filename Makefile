@@ -10,7 +10,7 @@ BIN    := $(VENV)/bin
 MODELS := examples/models
 # Their names start with that of their draft, if they have one.
 DEMOS  := standalone-chain eagle-chain eagle-chain-head eagle-chain-adaptive eagle-tree-and-chain eagle3-chain frozen-kv-chain mtp-chain dflash-chain dspark-chain ngram-chain \
-          standalone-tree eagle-tree eagle-tree-wide eagle-tree-sampled eagle-tree-json eagle3-tree eagle3-reduced-tree frozen-kv-tree ngram-tree
+          standalone-tree eagle-tree eagle-tree-wide eagle-tree-sampled eagle-tree-json eagle3-tree eagle3-reduced-tree frozen-kv-tree dflash-tree ngram-tree
 
 # Hundreds of processes import specc, and all tests are read twice, which takes four times as long where Python may not
 # keep what it compiles.

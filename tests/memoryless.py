@@ -165,10 +165,8 @@ class Mtp(Memoryless[MtpDraft]):
 class Dflash(Memoryless[DflashDraft]):
     """A head that fills in a block over a context made of the target's rows."""
 
-    def chain(self, known: int, steps: int) -> list[int]:
-        """All places at once, and of a Markov head one draft after the other."""
-        if not steps:
-            return []
+    def scores(self, known: int, steps: int) -> Tensor:
+        """Scores T[steps, Vd] of all places, which know nothing of each other."""
         bonus, context = self.tokens[known - 1 : known], self.hidden[None, : known - 1]
         head, cache = self.draft.head, DynamicCache()
         for layer, (keys, values) in enumerate(head.keys_and_values(context, _positions(context[0]))):
@@ -178,12 +176,18 @@ class Dflash(Memoryless[DflashDraft]):
         everything = torch.ones(1, 1, first + steps, known - 1 + first + steps, dtype=torch.bool, device=bonus.device)
         with plain_head(head):
             rows = head(bonus, positions[None], attention_mask=everything, past_key_values=cache)[0, first:]
-        scores = self.draft.logits(rows)
+        return self.draft.logits(rows)
+
+    def chain(self, known: int, steps: int) -> list[int]:
+        """All places at once, and of a Markov head one draft after the other."""
+        if not steps:
+            return []
+        head, scores = self.draft.head, self.scores(known, steps)
         if not isinstance(head, DsparkHead):
             return self.best(scores)
-        path = bonus.tolist()
+        path = self.tokens[known - 1 : known].tolist()
         for row in scores:
-            path += self.best(row + head.markov_head(torch.tensor(path[-1], device=bonus.device)))
+            path += self.best(row + head.markov_head(torch.tensor(path[-1], device=scores.device)))
         return path[1:]
 
 

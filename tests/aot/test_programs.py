@@ -108,7 +108,7 @@ def test_no_spills(program: str, everything: Compiled) -> None:
         for arch in everything.archs[key]:
             artifact = everything.artifacts[key, arch]
             assert artifact.spills == 0, artifact
-            # A head keeps tiles of its matrix there, which are loaded ahead; nothing else needs more than a reduction does.
+            # A head keeps tiles of its matrix there, which are loaded ahead; nothing else needs more than a reduction.
             assert artifact.shared <= (SHARED_BYTES[arch] if source.name.startswith("head_") else 4096), artifact
             assert not artifact.global_scratch
             assert not artifact.profile_scratch

@@ -29,6 +29,12 @@ class NodeOps(Values):
         operands = self.rows(), self.of("i32", "B"), *scores, *tokens, *kept
         self.make("tree.select", *operands, steps=steps, facts=[Fact(), Fact("parent", NODE)])
 
+    def product(self) -> None:
+        self._only(chain=False)
+        p, index = self.of("f32", "B", "S", "K"), self.of("i64", "B", "S", "K")
+        operands = self.rows(), self.of("i32", "B"), p, index
+        self.make("tree.product", *operands, steps=self.module.size("S"), facts=[Fact(), Fact("parent", NODE)])
+
     def comb(self) -> None:
         self._only(chain=False)
         steps = -(-(self.module.size(NODE) - 1) // self.module.size("K")) + self.rng.randint(0, 1)

@@ -53,6 +53,8 @@ SHAPES = [
     Config("FROZEN_KV_MTP", 2, 4, 9, 1),
     Config("FROZEN_KV_MTP", 4, 3, 12, 1),
     Config("FROZEN_KV_MTP", 8, 1, 5, 1),
+    Config("DFLASH", 2, 4, 9, 1),
+    Config("DFLASH", 4, 3, 20, 1),
     Config("NGRAM", 2, 4, 9, 1),
     Config("NGRAM", 4, 3, 8, 1),
 ]
@@ -100,6 +102,21 @@ def candidates_of(draft: Growing[Any], known: int, topk: int, steps: int) -> lis
     return candidates
 
 
+def products_of(p: Tensor, topk: int) -> list[Candidate]:
+    """All paths over places with probabilities f32[S, V], whose scores are products."""
+    best = p.topk(topk)
+    candidates, level = list[Candidate](), [(-1, 1.0)]
+    for values, tokens in zip(best.values.tolist(), best.indices.tolist(), strict=True):
+        first = len(candidates)
+        candidates += [
+            Candidate(first + i * topk + rank, score * values[rank], tokens[rank], parent)
+            for i, (parent, score) in enumerate(level)
+            for rank in range(topk)
+        ]
+        level = [(candidate.number, candidate.score) for candidate in candidates[first:]]
+    return candidates
+
+
 def accepted(candidates: list[Candidate], nodes: int, text: tuple[int, ...]) -> int:
     """Tokens of `text` that a step commits: the path along the kept candidates, and the bonus."""
     kept = sorted(sorted(candidates, key=lambda c: (-c.score, c.number))[: nodes - 1], key=lambda c: c.number)
@@ -130,6 +147,8 @@ def lengths_of(config: Config, prompt: tuple[int, ...], shapes: Sequence[Shape] 
             candidates = comb([token for branch in branches for token in branch][: nodes - 1], steps)
         elif topk == 1:
             candidates = comb(alone.chain(at, steps), steps)
+        elif config.algorithm == "DFLASH":
+            candidates = products_of(alone.scores(at, steps).softmax(-1), topk)
         else:
             candidates = candidates_of(alone, at, topk, steps)
         lengths.append(accepted(candidates, nodes, text[at:]))

@@ -9,7 +9,7 @@ from typing import Any
 from fakes.models import NO_HIDDEN, Model, block_code, draft_code, fold, fold_all, injected_code, mix
 
 from .oracle import DRAFT, EXTEND, PREFILL, Oracle
-from .ranking import Branch, Tree, chain
+from .ranking import Branch, Tree, chain, products
 
 
 class Recurrent(Oracle):
@@ -156,6 +156,8 @@ class Block(Oracle):
             before.append(self.models["draft"].follow(before[-1]))
         rows = [(token, fold(seen, i)) for i, token in enumerate(before)]
         self.health |= DRAFT * any(self.draft_bad(*row) for row in rows)
+        if self.width > 1:
+            return products(root, [self.choices(*row, self.width, i) for i, row in enumerate(rows)], nodes)
         return chain(root, [self.next_draft(*row, i) for i, row in enumerate(rows)])
 
     def commit(self, emitted: list[int], hidden: list[int], steps: int) -> None:

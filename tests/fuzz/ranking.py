@@ -161,6 +161,27 @@ class Tree:
         return [0] if column == 0 else [*self.ancestors(self.parents[column]), column]
 
 
+def products(root: int, places: list[list[Choice]], nodes: int) -> Tree:
+    """The best products of the choices of all places, found as docs/semantics.md says. Doubt when rounding decides."""
+    start = Branch(0, root, 1.0, True, (), 0, None)
+    tree, found = Tree([root], [-1]), [(start, -1)]
+    offers = [(start.child(1, places[0][0]), 0, 0)]  # a branch, its parent's column, its rank
+    while len(found) < nodes:
+        (best,) = best_of([branch for branch, _, _ in offers], 1, ordered=False)
+        taken = next(offer for offer in offers if offer[0] is best)
+        offers.remove(taken)
+        _, parent, rank = taken
+        column = len(found)
+        found.append((best, parent))
+        tree.tokens.append(best.token)
+        tree.parents.append(parent)
+        if rank + 1 < len(places[0]):
+            offers.append((found[parent][0].child(2 * column, places[best.depth - 1][rank + 1]), parent, rank + 1))
+        if best.depth < len(places):
+            offers.append((best.child(2 * column + 1, places[best.depth][0]), column, 0))
+    return tree
+
+
 def chain(root: int, drafts: list[int]) -> Tree:
     """A tree of one branch."""
     return Tree([root, *drafts], list(range(-1, len(drafts))))

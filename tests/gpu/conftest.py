@@ -24,6 +24,7 @@ RUNNABLE |= {
     "eagle-chain-head": "eagle",
     "mtp-chain": "mtp",
     "dflash-chain": "dflash",
+    "dflash-tree": "dflash",
     "dspark-chain": "dspark",
     "frozen-kv-tree": "frozen_kv",
     "ngram-tree": "",

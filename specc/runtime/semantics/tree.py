@@ -105,7 +105,7 @@ def tree_product(operands: Tensors, attrs: Attrs, dims: Dims) -> Tensors:
 
 
 def _product(p: Tensor, nodes: int) -> tuple[list[int], list[int], list[int]]:
-    """Of candidates f32[S, K] of one request the places, ranks and parents of all nodes; those of the root -1, 0, -1."""
+    """Return places, ranks and parents of all nodes, the root's -1, 0, -1, of candidates f32[S, K] of one request."""
     steps, branches = p.shape
     place, rank, parent, scores = [-1], [0], [-1], [torch.ones((), dtype=p.dtype)]
     heap: list[tuple[float, int, int, int, Tensor]] = []
