@@ -22,6 +22,7 @@ from specc.compiler.codegen.artifact import KNOWN_ARCHS, KernelBinary
 from specc.compiler.config.archs import SHARED_BYTES
 from specc.compiler.config.schema import Verify
 from specc.compiler.driver.build import build_program
+from specc.compiler.kernels import FAMILIES
 
 MODEL = {"vocab_size": 128256, "hidden_size": 4096, "num_kv_heads": 8, "head_dim": 128, "dtype": "bfloat16"}
 WIDER_LOGITS = {"logits_dtype": "float32"}
@@ -106,10 +107,10 @@ def archs_of(key: str, *, twice: bool) -> tuple[str, ...]:
 def test_no_spills(program: str, everything: Compiled) -> None:
     for key, source in everything.sources[program]:
         for arch in everything.archs[key]:
-            artifact = everything.artifacts[key, arch]
-            assert artifact.spills == 0, artifact
+            artifact, head = everything.artifacts[key, arch], source.name.startswith("head_")
+            assert artifact.spills <= (FAMILIES["head"].spills if head else 0), artifact
             # A head keeps tiles of its matrix there, which are loaded ahead; nothing else needs more than a reduction.
-            assert artifact.shared <= (SHARED_BYTES[arch] if source.name.startswith("head_") else 4096), artifact
+            assert artifact.shared <= (SHARED_BYTES[arch] if head else 4096), artifact
             assert not artifact.global_scratch
             assert not artifact.profile_scratch
             # Warps of 64 lanes: half as many, the same threads; but at least one.
