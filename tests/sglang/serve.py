@@ -67,6 +67,8 @@ MODELS = {
     "Gemma3ForCausalLM": {"gemma3_causal"},
     "Gemma4ForConditionalGeneration": {"gemma3_causal", "gemma4_causal", "gemma4_mm", "gemma4_mtp"},
     "GptOssForCausalLM": {"gpt_oss", "llama", "llama_eagle3"},
+    "LagunaForCausalLM": {"dflash", "laguna"},
+    "MuseGlimmerForConditionalGeneration": {"dflash", "muse_glimmer"},
     "KimiLinearForCausalLM": {"dspark", "kimi_linear", "llama"},
     "NemotronHForCausalLM": {"dflash", "dspark", "llama", "nemotron_h", "nemotron_h_mtp"},
     "Qwen2MoeForCausalLM": {"qwen2_moe"},

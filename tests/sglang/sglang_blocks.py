@@ -2,21 +2,27 @@
 
 from __future__ import annotations
 
+import json
+import shutil
 from pathlib import Path
 
 import torch
-from head_layouts import EMBEDDING, EXAMPLES, dflash, mask_token, read, write
+from head_layouts import CONFIG, EMBEDDING, EXAMPLES, dflash, mask_token, read, write
 from safetensors.torch import load_file
 from torch import Tensor
 from transformers import AutoModelForCausalLM
 
 RANK, HEEDED = 24, 0.2
 """How many entries rows of the Markov head have, and how much a draft heeds it."""
+NEAR = 4
+"""Tokens that layers of a draft with windows see. It accepts an eighth less where they see one less."""
 
 
 def write_blocks(folder: Path) -> None:
     """Write `dflash`, `dspark` and their target `masked` beside the `target` of `write_models`, whose texts it has.
 
+    Both are there a second time, `dflash-near` and `dspark-near`, with layers that see a window, in which places see
+    each other.
     Its mask is a token of the target's, whose head scores it as ever. The draft reads what the last
     layer leaves, which SGLang captures where another one begins; see `write_models`.
     """
@@ -32,6 +38,11 @@ def write_blocks(folder: Path) -> None:
     more["dflash_config"] = options | {"block_size": options["block_size"] - 1}
     more |= {"sample_from_anchor": False}  # which this head was not trained for
     write(folder / "dspark", laid | markov(), config | more | corrected)
+    for name in ("dflash", "dspark"):
+        shutil.copytree(folder / name, folder / f"{name}-near")
+        about = json.loads((folder / name / CONFIG).read_text())
+        seen = {"layer_types": ["sliding_attention"] * about["num_hidden_layers"], "sliding_window": NEAR}
+        (folder / f"{name}-near" / CONFIG).write_text(json.dumps(about | seen | {"is_causal": False}))
     embedding = kept[EMBEDDING].clone()
     embedding[mask_token()] = weights["mask"]
     sizes = {"num_hidden_layers": layers, "tie_word_embeddings": False}

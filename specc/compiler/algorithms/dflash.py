@@ -46,10 +46,13 @@ def _products(scope: Scope, state: State, root: Value, logits: Value) -> Nodes:
 
 
 KIND = DraftKind(
-    frozenset({"DflashHead", "DFlashDraftModel", "DFlashQwen3ForCausalLM"}),
+    frozenset({
+        "DflashHead", "DFlashDraftModel", "DFlashQwen3ForCausalLM", "DFlashLagunaForCausalLM",
+        "MuseGlimmerAssistantModel",
+    }),
     BLOCK_KEYS | {"draft_vocab_size": ANY},
     {"dflash_config": BLOCK_OPTIONS},
-)
+)  # fmt: skip
 """Drafts as their publishers and engines call them."""
 
 

@@ -16,6 +16,7 @@ from test_sglang_fit import misfits
 from test_sglang_worker import ALL, BATCHES, PROMPTS, Serve, counted, drawing, plan_of, run, serve
 
 from specc.compiler.config.models import Fact, ModelFacts, read_model
+from specc.compiler.config.presets.contract import Value
 from specc.engines.sglang.check.command_line import parse
 from specc.engines.sglang.check.models import facts_of
 from specc.engines.sglang.kinds.block_drafts import BLOCKS, CORRECTED_BLOCKS, MARKOV, MODE
@@ -175,7 +176,15 @@ def refused(draft: ServedModel | None = None, **facts: Any) -> list[str]:
     ("facts", "what"),
     [
         ({}, []),
-        ({"draft": ServedModel(window=True)}, ["sliding windows of a draft that fills in blocks is not served"]),
+        ({"draft": ServedModel(window=True)}, []),
+        (
+            {"draft": ServedModel(window=True), "attention": {"draft": "flashinfer", "verify": "flashinfer"}},
+            ["flashinfer attention with sliding windows (draft) is not served"],
+        ),
+        (
+            {"draft": ServedModel("swa", window=True)},
+            ["a second KV pool for windows of a draft that fills in blocks is not served"],
+        ),
         ({"adapters": True}, []),
         (
             {"groups": 2},
@@ -198,7 +207,7 @@ def test_what_is_refused(facts: dict[str, Any], what: list[str]) -> None:
 @pytest.mark.parametrize(
     ("of", "what"),
     [
-        ((PLAIN, "", False), ""),
+        *(((name, "", False), "") for name in (PLAIN, "DFlashLagunaForCausalLM", "MuseGlimmerAssistantModel")),
         ((PLAIN, "domino", False), "with a domino projector"),
         ((PLAIN, "", True), "with an embedding of its own"),
         (("DFlash2DraftModel", "", False), "of the class DFlash2DraftModel"),
@@ -213,25 +222,40 @@ def test_drafts_that_are_no_plain_ones(of: tuple[str, str, bool], what: str) -> 
 def test_what_a_draft_says_of_itself(tmp_path: Path) -> None:
     """Of each the facts that programs depend on, and the size of its blocks."""
     plain = published_models.block_draft()
+    assistant = {**plain, "mask_token_id": 7, "target_layer_ids": [1, 3]} | {
+        "architectures": ["MuseGlimmerAssistantModel"],
+        "layer_types": ["sliding_attention"] * 5,
+        "sliding_window": 512,
+        "dflash_config": None,
+    }
     published = {
         "plain": plain,
         "windows": plain | {"layer_types": ["full_attention"] * 4 + ["sliding_attention"], "sliding_window": 512},
+        "unread window": plain | {"architectures": ["MuseGlimmerAssistantModel"], "sliding_window": 512},
+        "no block of its own": assistant,
         "domino": published_models.BLOCK_DRAFTS["Qwen3-8B-Domino"],
         "embeds": plain | {"has_embed_tokens": True},
         "another": published_models.BLOCK_DRAFTS["Qwen3-8B-DFlash2"],
         "no draft of blocks": {**plain, "architectures": ["Qwen3ForCausalLM"], "dflash_config": None},
+        "has a mask": {**plain, "architectures": ["Qwen3ForCausalLM"], "dflash_config": None, "mask_token_id": 7},
     }
     published_models.write(tmp_path, published)
     said = {name: read_model(tmp_path / name, name).values for name in published}
-    assert [values.get("block_size") for values in said.values()] == [16] * 5 + [None]
+    assert [values.get("block_size") for values in said.values()] == [16] * 7 + [None] * 2
     assert {name: facts_of(values) for name, values in said.items()} == {
         "plain": ServedModel(),
         "windows": ServedModel(window=True),
+        "unread window": ServedModel(),
+        "no block of its own": ServedModel(window=True),
         "domino": ServedModel(beside="with a domino projector"),
         "embeds": ServedModel(beside="with an embedding of its own"),
         "another": ServedModel(beside="of the class DFlash2DraftModel"),
         "no draft of blocks": ServedModel(),
+        "has a mask": ServedModel(),
     }
+    bundled: dict[str, Value] = {"architecture": "DeepseekV4ForCausalLMDSpark", "window": 128}
+    of_compressed = facts_of(bundled, CORRECTED_BLOCKS)
+    assert (of_compressed.cache, of_compressed.window) == ("compressed", True)
 
 
 CHANGES = {

@@ -37,10 +37,10 @@ BLOCK_KEYS = {
 }  # fmt: skip
 """What config.json of a draft of blocks says of them, in its first level or in a block of its own."""
 BLOCK_OPTIONS = BLOCK_KEYS | {
-    "attention_sink_bias": ANY, "attention_value_scale": ANY, "causal": (False,), "output_multiplier": (1,),
+    "attention_sink_bias": ANY, "attention_value_scale": ANY, "causal": ANY, "output_multiplier": (1,),
     "use_aux_hidden_state": ANY,
 }  # fmt: skip
-"""The same of a block of its own; sinks and scales are of the draft's own layers."""
+"""The same of a block of its own; sinks, scales and what places see are of the draft's own layers."""
 
 
 def block_needs(recognises: Recognises, kind: DraftKind) -> Needs:

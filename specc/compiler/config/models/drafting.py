@@ -26,6 +26,8 @@ _AUX_LAYERS = (
 _RANK = "markov_rank"
 _BUNDLED = tuple(f"dspark_{key}" for key in ("block_size", _RANK, "noise_token_id", "target_layer_ids"))
 """What a target says whose files have a draft of blocks among their own weights."""
+_PLACES = {"mask_token_id", "target_layer_ids"}
+"""Keys by both of which a draft has places to fill, and rows of its target."""
 _TARGET_WIDTH = ("target_hidden_size", "backbone_hidden_size")
 
 
@@ -55,7 +57,8 @@ def drafting_facts(config: object, text: object, first_layer: int) -> dict[str, 
 def block_facts(content: Mapping[str, Any], architecture: str) -> dict[str, Fact]:
     """Return what a draft that fills in blocks says of these; nothing of any other model."""
     block = content.get("dflash_config")
-    if not isinstance(block, dict) and "dflash" not in architecture.lower() and _RANK not in content:
+    fills = content.keys() >= _PLACES or _RANK in content or "dflash" in architecture.lower()
+    if not isinstance(block, dict) and not fills:
         return {}
     options = {**content, **(cast("dict[str, Any]", block) if isinstance(block, dict) else {})}
     size, projector, kinds = options.get("block_size"), options.get("projector_type"), options.get("layer_types")

@@ -64,18 +64,19 @@ def facts_of(values: Mapping[str, Value], kind: KindOfDraft | None = None) -> Se
     architecture, cache = architecture_of(values), str(values.get("kv_layout", "mha"))
     if cache == "mla" and "index_topk" in values:
         cache = "dsa"
-    windowed = "window" in values and _WINDOWED.match(architecture) is not None
     kind = kind if kind is not None and kind.blocks else marked(values) or kind
+    blocks = kind is not None and kind.blocks and _COMPRESSED.match(architecture) is None
+    windowed = "block_window" in values if blocks else "window" in values and _WINDOWED.match(architecture) is not None
     embeds = "own_embedding" in values
     stateless = kind is not None and kind.stateless
     chunked = "attention_chunk" in values and architecture in _CHUNKED
-    if (windowed or chunked) and _TWO_POOLS.match(architecture):
+    if (windowed or chunked) and not blocks and _TWO_POOLS.match(architecture):
         cache = "swa"
     if _COMPRESSED.match(architecture):
         cache = "compressed"
     return ServedModel(
         cache=f"that of {written}" if _OWN_CACHES.match(written) else cache,
-        window=windowed or "attention_chunk" in values or "block_window" in values,
+        window=windowed or "attention_chunk" in values,
         chunk=chunked,
         state=str(values.get("state_kind", "unknown")) if "recurrent_state" in values and not stateless else "",
         beside="" if kind is None else kind.beside(architecture, str(values.get("projector", "")), embeds=embeds),

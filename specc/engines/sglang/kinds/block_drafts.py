@@ -98,8 +98,8 @@ class _Blocks(KindOfDraft):
         """See `KindOfDraft`."""
         if draft.beside:
             yield "draft", f"{DRAFT}, {draft.beside},"
-        if draft.window:
-            yield "draft", f"sliding windows of {DRAFT}"
+        if draft.cache == "swa":
+            yield "draft", f"a second KV pool for windows of {DRAFT}"
 
     def backends(self, drafter: Any) -> Mapping[str, Any]:
         """One forward has the runner's own."""
@@ -176,7 +176,7 @@ speculative.dflash_info.DFlashVerifyInput(draft_token positions draft_token_num 
     forwards="models.block_forwards.BlockForwards",
     marks="fills_blocks",
     chains_only=True,
-    plain=("DFlashDraftModel",),
+    plain=("DFlashDraftModel", "DFlashLagunaForCausalLM", "MuseGlimmerAssistantModel"),
     size="--speculative-dflash-block-size",
     usual=16,
 )

@@ -121,21 +121,22 @@ def packed(
 ) -> Found:
     """Attend from each request's queries to its keys and values; a causal request's last query sees all of them.
 
-    `seen`: whether it is causal, and how many tokens further left a query sees at most. `sinks` [H] are `attend`'s.
+    `seen`: whether it is causal, and how many tokens further left and right a query sees at most. `sinks` [H] are
+    `attend`'s.
     """
     causal, (left, right) = seen
-    if right != -1 and not (causal and right == 0):
-        raise NotImplementedError("windows to the right")
     result = q.new_full((*q.shape[:2], keys[0][1].shape[-1]), torch.nan)
     sums = torch.full(q.shape[1::-1], torch.nan)
     for (key, value), (first, last) in zip(keys, pairwise(starts.tolist()), strict=True):
         if longest is not None and last - first > longest:
             raise ValueError(f"{last - first} queries, and max_seqlen_q is {longest}")
-        visible = torch.ones(last - first, len(key), dtype=torch.bool)
+        visible, before = torch.ones(last - first, len(key), dtype=torch.bool), len(key) - (last - first)
         if causal:
-            visible = visible.tril(len(key) - (last - first))
+            visible = visible.tril(before)
+        if right != -1:
+            visible = visible.tril(before + right)
         if left != -1:
-            visible = visible.triu(len(key) - (last - first) - left)
+            visible = visible.triu(before - left)
         query = q[first:last]
         if qv is not None:
             query, key = torch.cat((query, qv[first:last]), -1), torch.cat((key, value), -1)

@@ -79,6 +79,13 @@ KNOWN: dict[str, tuple[dict[str, Any], str]] = {
         head("DFlashDraftModel", 5, "qwen3", dflash_config=BLOCK | {"attention_sink_bias": True, "block_size": 8}),
         "DFLASH",
     ),
+    "places that see those before them alone": (
+        head("DFlashLagunaForCausalLM", 5, "qwen3", dflash_config=BLOCK | {"causal": True}), "DFLASH",
+    ),
+    "no block of its own": (
+        head("MuseGlimmerAssistantModel", 5, "qwen3", block_size=8, **BLOCK, layer_types=["sliding_attention"] * 5),
+        "DFLASH",
+    ),
     "a head of confidence": (
         head(
             "DSparkDraftModel",
@@ -92,7 +99,7 @@ KNOWN: dict[str, tuple[dict[str, Any], str]] = {
         "DSPARK",
     ),
     "one token a forward": (head("LlamaForCausalLMEagle3", eagle_config={"parallel_draft_step": 1}), "EAGLE3"),
-}
+}  # fmt: skip
 
 
 def written(folder: Path, draft: dict[str, Any]) -> Pair:

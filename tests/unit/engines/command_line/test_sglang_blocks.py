@@ -84,6 +84,16 @@ def test_a_block_of_one_token_has_no_drafts(folder: Path, name: str) -> None:
     assert config(folder, blocks() | {name: "2"}, options=("--gpu", "h100")).num_steps == 1
 
 
+def test_a_draft_that_does_not_say_how_many_tokens_it_scores(folder: Path) -> None:
+    """It has its target's head."""
+    own = config(folder, blocks(), options=("--gpu", "h100"))
+    file = Path(DRAFT, "config.json")
+    unsaid = {key: value for key, value in json.loads(file.read_text()).items() if key != "vocab_size"}
+    file.write_text(json.dumps(unsaid))
+    borrowed = config(folder, blocks(), options=("--gpu", "h100"))
+    assert own.draft is not None and own.draft == borrowed.draft
+
+
 def test_what_check_says_of_blocks(folder: Path) -> None:
     result = run("--gpu", "h100", "--", *words(blocks()))
     said = dict(line.split(maxsplit=1) for line in result.stderr.splitlines())

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 from transformers import DynamicCache, LlamaConfig, Qwen3Config
 
+from specc.lab.engine.errors import UnsupportedModelError
 from specc.lab.engine.memory.attention import PAGED
 from specc.lab.engine.memory.context import PagedContext
 from specc.lab.engine.memory.kv_pool import KVPool, PoolShape
@@ -151,3 +152,10 @@ def test_nothing_shared() -> None:
         head.share_with(make_model(hidden=48))
     with pytest.raises(RuntimeError, match="call share_with"):
         DflashHead(head.config)(torch.zeros(1, dtype=torch.int64), torch.arange(BLOCK)[None])
+
+
+def test_a_head_whose_places_see_none_behind_them_is_refused() -> None:
+    options = {"target_layer_ids": [0, 2, 3], "block_size": BLOCK}
+    with pytest.raises(UnsupportedModelError, match="see those before them alone"):
+        make_head(dflash_config=options | {"causal": True})
+    make_head(dflash_config=options | {"causal": False})

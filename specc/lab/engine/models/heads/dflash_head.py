@@ -21,6 +21,7 @@ from torch import Tensor, nn
 from transformers import PretrainedConfig
 
 from specc.compiler.support.aux_layers import evenly_spread
+from specc.lab.engine.errors import UnsupportedModelError
 from specc.lab.engine.memory.context import PagedContext
 from specc.lab.engine.models.heads.eagle_head import FAMILIES, SharingHead, rotate
 
@@ -34,8 +35,10 @@ class DflashHead(SharingHead):
     """
 
     def __init__(self, config: PretrainedConfig) -> None:
-        """Random weights in the shapes of ``config``."""
+        """Random weights in the shapes of ``config``; UnsupportedModelError where masks see none behind them."""
         super().__init__(config)
+        if config.dflash_config.get("causal"):
+            raise UnsupportedModelError("its places to fill see those before them alone (dflash_config.causal)")
         family, width, eps = FAMILIES[config.model_type], config.hidden_size, config.rms_norm_eps
         self.fc = nn.Linear(len(self.aux_layers) * width, width, bias=False)
         self.hidden_norm = family.norm(width, eps=eps)
