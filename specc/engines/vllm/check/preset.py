@@ -2,12 +2,24 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from functools import partial
 
-from specc.compiler.config.presets.contract import Preset
+from specc.compiler.config.presets.contract import EngineNeeds, Preset
 from specc.compiler.config.presets.engine_tables import FieldBlock, TablesBlock
 from specc.engines.adapter_files import adapter_files
 from specc.engines.vllm.served import ALGORITHMS, KINDS, TESTED
+
+_UNTRIED = ("DFlashLagunaForCausalLM", "MuseGlimmerAssistantModel")
+"""Classes of drafts of blocks that vLLM has, and in the place of whose steps no program has had the same texts."""
+
+
+def _unserved(asked: EngineNeeds) -> Iterator[tuple[tuple[str, ...], str]]:
+    """Return what of a draft no server of vLLM's has a program run."""
+    name = asked.models.get("draft", {}).get("architecture")
+    if name in _UNTRIED:
+        yield ("draft", "model"), f"a draft that fills in blocks, of the class {name},"
+
 
 VLLM = Preset(
     name="vLLM",
@@ -33,6 +45,7 @@ VLLM = Preset(
     missing_outputs=("logprobs", "hidden_states", "routed_experts", "indexer_topk"),
     gpus="sm_",
     one_dtype=True,
+    unserved=_unserved,
     missing_sampling=("logit_bias", "grammar", "min_p"),  # it masks logits itself, and refuses the others with drafts
     options={name: kind.options for kind in KINDS for name in kind.algorithms if kind.options},
     whole_text={name: kind.whole_text for kind in KINDS for name in kind.algorithms if kind.whole_text},

@@ -157,6 +157,19 @@ def test_a_block_of_another_algorithm_is_told_key_by_key() -> None:
     assert unknown == ["eagle_config.x: 2", "dflash_config.y: [3]", "dflash_config.z: 0"]
 
 
+@pytest.mark.engines
+@pytest.mark.parametrize("name", ["places that see those before them alone", "no block of its own"])
+def test_drafts_that_one_engine_serves_alone(name: str, tmp_path: Path) -> None:
+    """In the other no program has had the texts of its own steps."""
+    draft, algorithm = KNOWN[name]
+    written(tmp_path, draft)
+    models = "archs: [sm_90]\ntarget: {model: target}\ndraft: {model: draft}\n"
+    text = f"name: n\nalgorithm: {algorithm}\nnum_steps: 3\n{models}"
+    assert load_text(f"engine: sglang\n{text}", tmp_path / "c.yaml", names(), needs).warnings == ()
+    with pytest.raises(DiagnosticError, match=f"of the class {draft['architectures'][0]}, is not served"):
+        load_text(f"engine: vllm\n{text}", tmp_path / "c.yaml", names(), needs)
+
+
 # --- kinds to come: classes and keys that nobody has listed ----------------------------------------------------------
 
 CLASSES = (
