@@ -89,7 +89,7 @@ def test_the_program_accepts_as_much_as_sglangs_own_step(
 ) -> None:
     """By drafts that are right at several places: of three more than one is, on the whole, or almost one in windows."""
     accepts_as_much(served, running[own].result())
-    assert accept_length(served) > (1.5 if own in NEAR else 2)
+    assert accept_length(served) > (1.4 if own in NEAR else 2)
 
 
 @in_float32
