@@ -50,7 +50,10 @@ def launches(keys: dict[str, Any]) -> int:
         "MULTI_LAYER_EAGLE": steps,
         "DFLASH": 1,
         "DSPARK": 2 * steps,
-        "NGRAM": 1 + (tree and keys["mask"] == "full" and keys["verify"] == "target_only"),  # positions come before
+        # Positions come before; rotated, a launch keeps the drafts of the next step.
+        "NGRAM": 1
+        + (tree and keys["mask"] == "full" and keys["verify"] == "target_only")
+        + (keys.get("step") == "rotated"),
     }
     heads = {"DFLASH": 1, "DSPARK": 1, "NGRAM": 0}.get(keys["algorithm"], steps)
     head = keys.get("draft", {}).get("head", "engine")

@@ -126,7 +126,12 @@ def test_what_check_says_of_blocks(folder: Path) -> None:
         ("b200", (), {}, "fa4 attention over blocks (draft) is not served"),
         ("cpu", (), {}, "DFLASH on a CPU is not served"),
         ("cpu", (), corrected(), "DSPARK on a CPU is not served"),
-        ("b200", (), corrected(), "trtllm_mha attention over blocks (draft) is not served"),
+        (
+            "b200",
+            (),
+            corrected() | {"--speculative-eagle-topk": "1"},
+            "trtllm_mha attention over blocks (draft) is not served",
+        ),
         ("h100", (), corrected() | {NODES: "7"}, f"{NODES} is 7, and a block has 7 drafts (block_size)"),
         ("h100", (), corrected("Qwen3-8B-DSpark-MiniMax"), "of the class DSparkMiniMaxDraftModel, is not served"),
         ("h100", (), corrected(DRAFT), "a draft that fills in blocks, of the class DFlashDraftModel, is not served"),
