@@ -29,7 +29,7 @@ NEAR = 6
 """Tokens that all layers of a draft see, of which a block has some."""
 LAYERS = ["full_attention", "sliding_attention", "sliding_attention", "full_attention"]
 WIDTH, INNER, HEADS, SHARED, HEAD = 64, 64, 4, 2, 32
-"""Of all models; heads of queries, and of keys and values, of a draft; the entries of a head."""
+"""Sizes of all models; heads of queries, and of keys and values, of a draft; the entries of a head."""
 READS, BLOCK = [1, 2], 4
 """The layers of the target whose results a draft reads; the tokens of a block."""
 STRENGTH, QUIET = 0.25, 0.012

@@ -164,7 +164,7 @@ class Tree:
 def products(root: int, places: list[list[Choice]], nodes: int) -> Tree:
     """The best products of the choices of all places, found as docs/semantics.md says. Doubt when rounding decides."""
     start = Branch(0, root, 1.0, True, (), 0, None)
-    tree, found = Tree([root], [-1]), [(start, -1)]
+    tree, found = Tree([root], [-1]), [start]
     offers = [(start.child(1, places[0][0]), 0, 0)]  # a branch, its parent's column, its rank
     while len(found) < nodes:
         (best,) = best_of([branch for branch, _, _ in offers], 1, ordered=False)
@@ -172,11 +172,11 @@ def products(root: int, places: list[list[Choice]], nodes: int) -> Tree:
         offers.remove(taken)
         _, parent, rank = taken
         column = len(found)
-        found.append((best, parent))
+        found.append(best)
         tree.tokens.append(best.token)
         tree.parents.append(parent)
         if rank + 1 < len(places[0]):
-            offers.append((found[parent][0].child(2 * column, places[best.depth - 1][rank + 1]), parent, rank + 1))
+            offers.append((found[parent].child(2 * column, places[best.depth - 1][rank + 1]), parent, rank + 1))
         if best.depth < len(places):
             offers.append((best.child(2 * column + 1, places[best.depth][0]), column, 0))
     return tree

@@ -68,9 +68,19 @@ def width_of(mode: str, nodes: int, longest: int) -> int:
     return next(size for size in (1, 2, 4, 8) if 8 * size >= nodes) if mode == "bitpacked" else 0
 
 
+def hand_out_mask(b: TypedBuilder, shape: dict[str, Any], parent: Value) -> None:
+    """The mask of a tree, in its mode."""
+    mode = shape["mode"]
+    if mode == "slots":
+        b.hand_out(*b.many("tree.seen_slots", b.given("slots", "i64", "N"), parent))
+    elif mode != "none":
+        width = width_of(mode, nodes_of(shape), shape["longest"])
+        b.hand_out(b("tree.mask", b.module.inputs["seq_lens"], parent, mode=mode, width=width))
+
+
 def selection(shape: dict[str, Any], last: tuple[Value, Value] | None = None, b: TypedBuilder | None = None) -> Module:
     """The tree of the steps' candidates; those of a last step may be made in the same module."""
-    steps, nodes, mode = shape["steps"], nodes_of(shape), shape["mode"]
+    steps, nodes = shape["steps"], nodes_of(shape)
     module = b.module if b else small_module(K=shape["k"], N=nodes, A=steps + 1, B=max(MAX_B, shape["batch"]))
     b = b or TypedBuilder(module)
     stored = steps if last is None else steps - 1
@@ -94,10 +104,7 @@ def selection(shape: dict[str, Any], last: tuple[Value, Value] | None = None, b:
         health = b("health.raise", before, orphan, names=("health_of_tree",), bit=ORPHAN)
         module.outputs["health"] = health
         b.hand_out(chosen, parent, b("tree.positions", lens, depth))
-        if mode == "slots":
-            b.hand_out(*b.many("tree.seen_slots", b.given("slots", "i64", "N"), parent))
-        elif mode != "none":
-            b.hand_out(b("tree.mask", lens, parent, mode=mode, width=width_of(mode, nodes, shape["longest"])))
+        hand_out_mask(b, shape, parent)
     return module
 
 
@@ -230,7 +237,7 @@ def test_with_the_last_draft_step(
 
 def of_places(shape: dict[str, Any], logits: tuple[str, int] | None = None) -> Module:
     """A tree of the products of places; of logits of a dtype and a vocabulary, or of what is given for them."""
-    steps, nodes, mode = shape["steps"], nodes_of(shape), shape["mode"]
+    steps, nodes = shape["steps"], nodes_of(shape)
     dtype, vocab = logits or ("f32", 64)
     module = small_module(K=shape["k"], S=steps, N=nodes, A=steps + 1, V=vocab, B=max(MAX_B, shape["batch"]))
     rows, lens, b = module.inputs["req_pool_indices"], module.inputs["seq_lens"], TypedBuilder(module)
@@ -245,10 +252,7 @@ def of_places(shape: dict[str, Any], logits: tuple[str, int] | None = None) -> M
             "tree.product", rows, b.given("bonus", "i32"), p, index, steps=steps, names=names
         )
         b.hand_out(tokens, parent, b("tree.positions", lens, depth))
-        if mode == "slots":
-            b.hand_out(*b.many("tree.seen_slots", b.given("slots", "i64", "N"), parent))
-        elif mode != "none":
-            b.hand_out(b("tree.mask", lens, parent, mode=mode, width=width_of(mode, nodes, shape["longest"])))
+        hand_out_mask(b, shape, parent)
     return module
 
 

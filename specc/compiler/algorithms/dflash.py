@@ -6,8 +6,6 @@ the product of its candidates, and a tree of the best products is verified.
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 from specc.compiler.algorithms.blocks.filling import BLOCK_KEYS, BLOCK_OPTIONS, block_needs, build_blocks
 from specc.compiler.algorithms.blocks.rejection import chosen
 from specc.compiler.algorithms.blocks.scope import Algorithm, Scope
@@ -72,5 +70,5 @@ DFLASH = Algorithm(
     "DFLASH",
     "a block of drafts in one forward, over the target's layers",
     _build,
-    replace(block_needs(_recognises, KIND), trees=True),
+    block_needs(_recognises, KIND, trees=True),
 )

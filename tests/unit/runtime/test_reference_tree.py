@@ -52,8 +52,9 @@ def test_products_are_the_best_of_all_paths(seed: int) -> None:
     steps, k = rng.randint(1, 4), rng.randint(1, 4)
     paths = [path for depth in range(1, steps + 1) for path in itertools.product(range(k), repeat=depth)]
     nodes = 1 + rng.randint(1, min(len(paths), 30))
-    p = torch.rand(2, steps, k).sort(dim=2, descending=True).values * 0.9
-    index = torch.randint(0, 10**6, (2, steps, k))
+    source = torch.Generator().manual_seed(seed)
+    p = torch.rand(2, steps, k, generator=source).sort(dim=2, descending=True).values * 0.9
+    index = torch.randint(0, 10**6, (2, steps, k), generator=source)
     operands = torch.tensor([3, 0]), torch.tensor([7, 8], dtype=torch.int32), p, index
     tokens, parent, depth = OPS["tree.product"](operands, {"steps": steps}, {"N": nodes})
     assert (tokens[1].any(), depth[1].any(), set(parent[1].tolist())) == (False, False, {-1})

@@ -43,10 +43,10 @@ BLOCK_OPTIONS = BLOCK_KEYS | {
 """The same of a block of its own; sinks, scales and what places see are of the draft's own layers."""
 
 
-def block_needs(recognises: Recognises, kind: DraftKind) -> Needs:
-    """Return what a draft of blocks needs: rows of several layers of the target, and its chain in one forward."""
+def block_needs(recognises: Recognises, kind: DraftKind, *, trees: bool = False) -> Needs:
+    """Return what a draft of blocks needs: rows of several layers of the target, and its drafts in one forward."""
     return Needs(
-        target_hidden="aux", trees=False, forwards=lambda steps: 2 if steps else 1, recognises=recognises, kind=kind,
+        target_hidden="aux", trees=trees, forwards=lambda steps: 2 if steps else 1, recognises=recognises, kind=kind,
         usual_layers=evenly_spread,
     )  # fmt: skip
 

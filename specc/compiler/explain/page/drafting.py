@@ -69,12 +69,11 @@ def drafting(plan: Plan) -> DraftPicture:
     carried = 0 if source != "forwards" else max(steps - len(forwards), 0)
     makers = tuple(node.name for node in forwards) if lookup is None else (lookup[0],)
     linked = {call.op for _, call in calls} & {SELECT, PRODUCT}
-    selected = bool(linked)
     numbers = {} if lookup is None else {key: int(lookup[1].attrs[key]) for key in ("longest", "shortest")}
-    drawn = products(topk, steps, nodes) if PRODUCT in linked else None
-    drawn = drawn or (grown(topk, steps, nodes) if selected else comb(steps, nodes))
+    tree = products if PRODUCT in linked else grown
+    drawn = tree(topk, steps, nodes) if linked else comb(steps, nodes)
     corpus = lookup is not None and "corpus" in named(lookup[1])
-    return DraftPicture(source, topk, steps, nodes, carried, makers, selected, numbers, corpus, tuple(drawn))
+    return DraftPicture(source, topk, steps, nodes, carried, makers, bool(linked), numbers, corpus, tuple(drawn))
 
 
 def comb(steps: int, nodes: int) -> list[DraftedNode]:
