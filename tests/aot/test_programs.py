@@ -7,8 +7,8 @@ SPECC_TEST_ARCHS=all compiles all of them for every GPU.
 
 from __future__ import annotations
 
+import functools
 import os
-from dataclasses import dataclass, replace
 from typing import Any, get_args
 
 import pytest
@@ -18,7 +18,7 @@ from programs import load
 from specc.compiler.algorithms import names, needs
 from specc.compiler.codegen import render
 from specc.compiler.codegen.aot import KernelSource, cache_key
-from specc.compiler.codegen.artifact import KNOWN_ARCHS, KernelBinary
+from specc.compiler.codegen.artifact import KNOWN_ARCHS
 from specc.compiler.config.archs import SHARED_BYTES
 from specc.compiler.config.schema import Verify
 from specc.compiler.driver.build import build_program
@@ -56,58 +56,35 @@ PROGRAMS = programs()
 ALL = os.environ.get("SPECC_TEST_ARCHS") == "all"
 
 
-@dataclass(frozen=True)
-class Compiled:
-    """What every program launches, and its machine code.
-
-    Attributes:
-        sources: the kernels of a program, each with its key.
-        archs: what a kernel is compiled for, by key.
-        artifacts: machine code by key and architecture.
-
-    """
-
-    sources: dict[str, list[tuple[str, KernelSource]]]
-    archs: dict[str, tuple[str, ...]]
-    artifacts: dict[tuple[str, str], KernelBinary]
-
-
-@pytest.fixture(scope="module")
-def everything() -> Compiled:
-    """All programs; a kernel that several of them have is compiled once, and named after the first."""
+@functools.cache
+def sources_of(program: str) -> dict[str, KernelSource]:
+    """What a program launches, by what its code for sm_90 is kept under."""
     lib = render.lib_sources()
-    sources = {
-        program: [(cache_key(source, "sm_90", lib), source) for source in build_program(load(**keys)).generated.sources]
-        for program, keys in PROGRAMS.items()
-    }
-    named = {
-        key: replace(source, name=f"{program.replace('-', '_')}__{source.name}")
-        for program, listed in reversed(sources.items())
-        for key, source in listed
-    }
-    keys = {source.name: key for key, source in named.items()}
-    greedy = {key for program, listed in sources.items() if "verify" not in PROGRAMS[program] for key, _ in listed}
-    archs = {key: archs_of(key, twice=key in greedy) for key in named}
-    artifacts: dict[tuple[str, str], KernelBinary] = {}
-    for arch in KNOWN_ARCHS:
-        chosen = [source for key, source in named.items() if arch in archs[key]]
-        artifacts |= {(keys[name], arch): artifact for (name, arch), artifact in compiled(chosen, arch).items()}
-    return Compiled(sources, archs, artifacts)
+    return {cache_key(source, "sm_90", lib): source for source in kernels_of(load(**PROGRAMS[program]))}
 
 
-def archs_of(key: str, *, twice: bool) -> tuple[str, ...]:
-    """What a kernel is compiled for: a GPU that its key decides; if twice, sm_90 and another such."""
+@functools.cache
+def keys_of_greedy() -> frozenset[str]:
+    """The kernels that programs have which do not draw."""
+    return frozenset(key for name, keys in PROGRAMS.items() if "verify" not in keys for key in sources_of(name))
+
+
+def archs_of(key: str) -> tuple[str, ...]:
+    """What a kernel is compiled for: a GPU that its key decides; if greedy programs have it, sm_90 and another such."""
     if ALL:
         return tuple(KNOWN_ARCHS)
+    twice = key in keys_of_greedy()
     known = [arch for arch in KNOWN_ARCHS if not twice or arch != "sm_90"]
     return ("sm_90",) * twice + (known[int(key, 16) % len(known)],)
 
 
 @pytest.mark.parametrize("program", PROGRAMS)
-def test_no_spills(program: str, everything: Compiled) -> None:
-    for key, source in everything.sources[program]:
-        for arch in everything.archs[key]:
-            artifact, head = everything.artifacts[key, arch], source.name.startswith("head_")
+def test_no_spills(program: str) -> None:
+    sources = sources_of(program)
+    for arch in KNOWN_ARCHS:
+        chosen = [source for key, source in sources.items() if arch in archs_of(key)]
+        for (name, _), artifact in compiled(chosen, arch).items():
+            source, head = next(source for source in chosen if source.name == name), name.startswith("head_")
             assert artifact.spills <= (FAMILIES["head"].spills if head else 0), artifact
             # A head keeps tiles of its matrix there, which are loaded ahead; nothing else needs more than a reduction.
             assert artifact.shared <= (SHARED_BYTES[arch] if head else 4096), artifact
@@ -121,9 +98,9 @@ def test_no_spills(program: str, everything: Compiled) -> None:
             assert artifact.binary.startswith(b"\x7fELF")
 
 
-def test_every_gpu_has_kernels(everything: Compiled) -> None:
+def test_every_gpu_has_kernels() -> None:
     """Of the programs together: one that is added to the known ones is compiled for."""
-    assert {arch for _, arch in everything.artifacts} == {*KNOWN_ARCHS}
+    assert {arch for name in PROGRAMS for key in sources_of(name) for arch in archs_of(key)} == {*KNOWN_ARCHS}
 
 
 @pytest.mark.parametrize("program", ["EAGLE-chain", "EAGLE-tree", "EAGLE-tree-f32-logits"])
