@@ -73,6 +73,8 @@ class Case:
     """The draft scores two tokens of three, by a file."""
     head: str = "engine"
     """Who computes the head of the draft's vocabulary, and by which weights."""
+    budget: int | None = None
+    """Rows of the target, a request on average."""
     ranks: int = 0
     """Ranks that logits are sharded over, on four columns more than there are tokens; 0: they are whole."""
 
@@ -82,6 +84,7 @@ class Case:
         flags = f"p{self.page_size}_s{self.steps}_{'o' if self.overlap else 'n'}_{self.draft_positions}"
         tree = f"_k{self.topk}_n{self.nodes}_{self.mask}" if self.topk > 1 else ""
         marks = {"_corpus": self.corpus, "_mixed": self.mixed, "_reduced": self.reduced, f"_r{self.ranks}": self.ranks}
+        marks[f"_b{self.budget}"] = self.budget is not None
         marks[f"_{self.head}"] = self.head != "engine"
         ends = "".join(end for end, there in marks.items() if there)
         return f"{self.algorithm.lower()}_{self.models}_{flags}{tree}{ends}"
@@ -251,6 +254,7 @@ def config_text(case: Case, models: Models) -> str:
             f"num_draft_tokens: {case.nodes or case.steps + 1}",
             *([f"mask: {case.mask}", "context_length: 256"] if case.topk > 1 else []),
             "buckets: [1, 2, 4]",
+            *([f"budget: {case.budget}"] if case.budget else []),
             "max_requests: 6",
             "disaggregation: true",
             f"target: {{model: {str(models.target)!r}{dtypes}}}",

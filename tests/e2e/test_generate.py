@@ -91,7 +91,17 @@ HEADS = [
     Case("EAGLE3", "trained", page_size=16, topk=3, nodes=10, reduced=True, head="weights"),
     Case("FROZEN_KV_MTP", "random", steps=2, topk=2, nodes=5, head="int8"),
 ]
-CHAINS, CASES = [*CASES, *REDUCED[: len(DRAFTS)], *HEADS[: len(DRAFTS)]], [*CASES, *REDUCED, *TREES, *HEADS]
+BUDGETS = [
+    Case("STANDALONE", "trained", budget=2),
+    Case("STANDALONE", "random", steps=5, page_size=16, overlap=False, budget=3),
+    Case("EAGLE", "trained", page_size=16, budget=2),
+    Case("EAGLE3", "trained", budget=3, reduced=True),
+    Case("FROZEN_KV_MTP", "trained", page_size=16, budget=2, head="weights"),
+    Case("DFLASH", "trained", budget=2),
+    Case("DFLASH", "random", steps=5, page_size=16, overlap=False, budget=4),
+]
+"""The target has fewer rows than drafts."""
+CHAINS, CASES = [*CASES, *REDUCED[: len(DRAFTS)], *HEADS[: len(DRAFTS)]], [*CASES, *REDUCED, *TREES, *HEADS, *BUDGETS]
 TRAINED = [case for case in CASES if case.models == "trained" and case.overlap]
 TRAINED_CHAINS = [case for case in CHAINS if case.models == "trained" and case.algorithm in DRAFTS]
 MIXED = [

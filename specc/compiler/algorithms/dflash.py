@@ -24,10 +24,23 @@ def _at_once(scope: Scope, state: State, root: Value, logits: Value) -> Nodes:
     if scope.config.shape.is_tree:
         return _products(scope, state, root, logits)
     b = scope.b
+    if scope.config.file.budget is not None:
+        return _sure(scope, state, root, logits)
     drafts, bad, source = chosen(scope, logits, state.seq_lens, 0, ("drafts", "draft_bad"), stem="block_", axis="S")
     state.health = b("health.raise", state.health, bad, names=("health_draft",), bit=DRAFT_BIT)
     tokens = b("chain.join", root, drafts, names=("tokens",))
     return Nodes(tokens, q=() if source is None else (source,))
+
+
+def _sure(scope: Scope, state: State, root: Value, logits: Value) -> Nodes:
+    """The same, with how probable each is."""
+    b = scope.b
+    p, index, bad = scope.pick("vocab.topk", logits, ("p", "index", "draft_bad"))
+    state.health = b("health.raise", state.health, bad, names=("health_draft",), bit=DRAFT_BIT)
+    drafts = b("chain.only", index, names=("drafts",))
+    tokens = b("chain.join", root, drafts, names=("tokens",))
+    with b.at(scope.at("budget")):
+        return Nodes(tokens, estimate=b("budget.product", p, names=("estimate",)))
 
 
 def _products(scope: Scope, state: State, root: Value, logits: Value) -> Nodes:

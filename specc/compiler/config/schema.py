@@ -217,6 +217,10 @@ class ConfigFile(Block):
     shapes: Annotated[list[ShapeBlock], Field(min_length=1, max_length=16)] | None = None
     """Several shapes, in place of num_steps, topk and num_draft_tokens: the wheel holds a program for each of them,
     between which requests may change at any step."""
+    budget: Annotated[int, Field(strict=True, ge=2, le=16)] | None = None
+    """Rows that the target reads of a request, its root included, on average over the batch: those of the drafts that
+    are most probably accepted, so that requests have different numbers. A chain's with verify: greedy. Default: all
+    num_steps + 1."""
     page_size: Annotated[int, Field(strict=True, ge=1, le=MOST_TOKENS)] = 1
     """Tokens per page of the KV pool."""
     max_requests: Annotated[Count, Field(le=1 << 20)] | None = None

@@ -5,6 +5,8 @@ from __future__ import annotations
 from specc.compiler.kernels import (
     argmax,
     argmax_part,
+    budget_rows,
+    budget_take,
     compact,
     cut,
     draw,
@@ -47,6 +49,8 @@ LONE: dict[str, Family] = {
         ngram_propose.FAMILY,
         duplicate_tail.FAMILY,
         compact.FAMILY,
+        budget_take.FAMILY,
+        budget_rows.FAMILY,
         stash.FAMILY,
         state_select.FAMILY,
         halves.FAMILY,

@@ -23,6 +23,7 @@ from specc.compiler.passes.plan_graphs import PlanGraphs
 from specc.compiler.passes.plan_memory import PlanMemory
 from specc.compiler.passes.prune_dead_dataflow import PruneDeadDataflow
 from specc.compiler.passes.rotate_step import RotateStep
+from specc.compiler.passes.select_budgets import SelectBudgets
 from specc.compiler.passes.select_compaction import SelectCompaction
 from specc.compiler.passes.select_tree_form import SelectTreeForm
 from specc.compiler.passes.select_verify import SelectVerify
@@ -34,6 +35,7 @@ FRONT: tuple[type[Pass], ...] = (
     InferTypes,
     PruneDeadDataflow,
     SelectTreeForm,
+    SelectBudgets,
     SelectVerify,
     SelectCompaction,
     CommitStates,

@@ -98,6 +98,8 @@ def _still_read(op: Op) -> Diagnostic:
 def _fold_grow(module: Module, grow: Op) -> tuple[Value, Value]:
     """With one candidate there is nothing to rank: its token is the argmax, its parent the only row.
 
+    Where something else reads how probable it is, a top-k of one stays.
+
     Returns the candidates' tokens [B, K, K] and what they are now, the token [B, K].
     """
     candidates, topk = grow["index"], grow["p"].source
@@ -107,6 +109,13 @@ def _fold_grow(module: Module, grow: Op) -> tuple[Value, Value]:
     if topk is None or topk.opcode != "vocab.topk" or topk.out("index") is not index:
         message = f"a chain drafts the most probable token, and the candidates %{candidates.name} are no vocab.topk's"
         raise DiagnosticError(Diagnostic("ir/invalid", message, grow.location))
+    for user in module.users(grow.out("kept")):
+        if user.opcode == "tree.gather":
+            module.replace_uses(user.result, user["x"])
+    if any(user is not grow for user in module.users(grow["p"])):
+        only = insert_behind(module, grow, "chain.only", (candidates,), ("draft_token",)).result
+        module.replace_uses(grow.out("tokens"), only)
+        return candidates, only
     names = "draft_token", "draft_bad"
     argmax = insert_behind(module, topk, "vocab.argmax", topk.operands, names, dtype="i64", keep="")
     token = argmax.out("index")
@@ -115,9 +124,6 @@ def _fold_grow(module: Module, grow: Op) -> tuple[Value, Value]:
         token = insert_behind(module, argmax, translation.opcode, operands, ("draft_token",)).result
     module.replace_uses(grow.out("tokens"), token)
     module.replace_uses(topk.out("bad"), argmax.out("bad"))
-    for user in module.users(grow.out("kept")):
-        if user.opcode == "tree.gather":
-            module.replace_uses(user.result, user["x"])
     return candidates, token
 
 

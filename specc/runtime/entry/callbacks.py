@@ -9,8 +9,8 @@ This is a file of the runtime because only that is in reach of the reference eng
 checkers: nothing that a program runs imports it, so wheels do without, and adapters, which wheels have, name it for
 type checkers alone.
 
-Axes: B requests (the bucket where a step is captured), K branches, N nodes of the verify window, A slots of an accepted
-path, S drafts, T tokens of all prompts, V and Vd entries of the target's and the draft's vocabulary, W the width of
+Axes: B requests (the bucket where a step is captured), K branches, N nodes of the verify window, G rows of a budget, A
+slots of an accepted path, S drafts, T tokens of all prompts, V and Vd entries of the target's and the draft's vocabulary, W the width of
 hidden rows. T is also the dtype of hidden rows and of logits, each its own.
 """
 
@@ -81,6 +81,19 @@ class TargetCall(Forwarded):
     slots: Annotated[Tensor, "i64[B, N]"]
     mask: NotRequired[Annotated[Tensor, "?"]]
     counts: NotRequired[Annotated[Tensor, "i32[B, N]"]]
+
+
+class TargetRowsCall(Forwarded):
+    """Packed rows, G a request on average -> logits: T[B, G, V], hidden?: T[B, G, W], packed likewise.
+
+    The flat rows from `starts` on, `lens` of them, are a request's; those behind them all are padding, in slot 0.
+    """
+
+    tokens: Annotated[Tensor, "i64[B, G]"]
+    positions: Annotated[Tensor, "i64[B, G]"]
+    slots: Annotated[Tensor, "i64[B, G]"]
+    lens: Annotated[Tensor, "i32[B]"]
+    starts: Annotated[Tensor, "i32[B]"]
 
 
 class CommitStateCall(Forwarded):

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
+from specc.compiler.algorithms.blocks.budget import first_estimate, next_estimate
 from specc.compiler.algorithms.blocks.rejection import Source, chosen, drawn_drafts
 from specc.compiler.algorithms.blocks.scope import Scope
 from specc.compiler.algorithms.blocks.verification import Nodes, State
@@ -56,6 +57,7 @@ def grow_tree(
     best = frontier.scores
     assert best is not None  # only what is drawn has none
     scores, tokens, kept = [best], [frontier.tokens], list[Value]()
+    estimate = first_estimate(scope, best)
     with b.phase("draft"), b.at(scope.at("num_steps")):
         for step in range(scope.config.num_steps - 1):
             logits, hidden = forward(step, frontier)
@@ -69,11 +71,12 @@ def grow_tree(
                 hidden = b("tree.gather", hidden, origin, names=(f"frontier_hidden{step + 1}",))
             frontier = replace(frontier, tokens=grown, scores=best, hidden=hidden)
             frontier = _advanced(scope, frontier, step, advance=advance)
+            estimate = next_estimate(scope, estimate, p, step + 1)
             scores.append(candidates)
             tokens.append(index)
             kept.append(origin)
     # What would grow from the last candidates is never drafted.
-    return _select(scope, state, root, [*scores, *tokens, *kept[:-1]])
+    return replace(_select(scope, state, root, [*scores, *tokens, *kept[:-1]]), estimate=estimate)
 
 
 def no_drafts(scope: Scope, root: Value) -> Nodes:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from specc.compiler.algorithms.blocks import logprobs, restriction
+from specc.compiler.algorithms.blocks.budget import limited
 from specc.compiler.algorithms.blocks.penalties import changed, count
 from specc.compiler.algorithms.blocks.rejection import Source, decide, sampled
 from specc.compiler.algorithms.blocks.sampling import drawn, draws
@@ -40,12 +41,14 @@ class Nodes:
     """What the target verifies: tokens [B, n], and parents and depths of a tree; without them a chain.
 
     q: what the drafts were drawn from, if they were, in the order of the columns.
+    estimate: how probable it is that each draft is accepted, f32[B, S], where the target has not a row for all.
     """
 
     tokens: Value
     parent: Value | None = None
     depth: Value | None = None
     q: tuple[Source, ...] = ()
+    estimate: Value | None = None
 
 
 @dataclass(frozen=True)
@@ -176,7 +179,8 @@ def _accept(
         if not scope.config.file.draws:
             kept = ("target_argmax", "target_bad")
             token, bad = b.many("vocab.argmax", logits, scope.rows, names=kept, dtype="i32", keep="")
-            path = b.many("verify.greedy", nodes.tokens, token, scope.rows, *links, names=names)
+            tokens = limited(scope, nodes.tokens, nodes.estimate)
+            path = b.many("verify.greedy", tokens, token, scope.rows, *links, names=names)
             return logits, path, bad
         mine = restriction.allowed(scope, changed(scope, logits, "", "prepare", (nodes.tokens, *links)), begun)
         given = draws(scope, mine, positions, 1, "", "prepare")

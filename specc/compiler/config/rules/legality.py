@@ -11,6 +11,7 @@ from typing import cast
 
 from specc.compiler.config.resolved import TARGET_OUTPUTS, ModelConfig, Sides
 from specc.compiler.config.rules.buckets import check_buckets
+from specc.compiler.config.rules.budgets import check_budget
 from specc.compiler.config.rules.needs import Chosen, Needs
 from specc.compiler.config.rules.shapes import check_shapes, origin, trees
 from specc.compiler.config.rules.written_file import Written, refuse
@@ -50,6 +51,7 @@ def check_file(written: Written, chosen: Chosen) -> Findings[None]:
     yield from _mask(written, chosen.needs)
     yield from _one_sided(written)
     yield from _head(written)
+    yield from check_budget(written)
     yield from _not_yet(written)
 
 

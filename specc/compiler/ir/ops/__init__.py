@@ -10,6 +10,7 @@ import re
 from specc.compiler.ir.opdef import OpDef, Trait
 from specc.compiler.ir.ops import (
     blocks,
+    budget,
     carry,
     chain,
     commit,
@@ -54,6 +55,7 @@ OPS: dict[str, OpDef] = {
         rejection,
         walk,
         verify,
+        budget,
         commit,
         shards,
         head,

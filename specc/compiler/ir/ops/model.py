@@ -30,6 +30,8 @@ _GIVEN = "what the engine's own forward of the target over bonus and drafts gave
 
 TARGET, GIVEN_LOGITS, GIVEN_HIDDEN = "model.target", "model.given_logits", "model.given_hidden"
 """The target's forward over the nodes, and what stands for it where the engine runs it by itself."""
+TARGET_ROWS = "model.target_rows"
+"""The target's forward over packed rows, of which requests have different numbers."""
 COMMIT_STATE = "model.commit_state"
 """The engine's own commit of the state that recurrent layers of its target keep of each request."""
 GIVEN_PADDED = "model.given_padded"
@@ -77,6 +79,15 @@ OPS = (
         "The target over all nodes; without a mask they are causal. ``counts`` come with a mask of slots.",
         {**_OUT, **_RECURRENT, "extras": str},
         _NOT_RECURRENT,
+        effect="external",
+    ),
+    OpDef(
+        TARGET_ROWS,
+        f"tokens: i64[B, G], positions: i64[B, G], slots: i64[B, G], lens: i32[B], starts: i32[B], {_WINDOW},"
+        " kv: !kv<target> -> logits: $logits_dtype[B, G, V], kv: !kv<target>, hidden?: $dtype[B, G, $width]",
+        "The target over packed rows: ``lens`` of every request from flat row ``starts`` on, causal. Rows behind them"
+        " all are padding, in slot 0; nobody reads what is handed over of them.",
+        _OUT,
         effect="external",
     ),
     OpDef(

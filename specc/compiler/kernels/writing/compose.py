@@ -18,7 +18,7 @@ from specc.compiler.ir.ops.tree import SELECT
 from specc.compiler.kernels.writing import vocabulary
 from specc.compiler.kernels.writing.blocks import all_fit, fits_registers
 from specc.compiler.kernels.writing.family import CAPACITY, ROW_BLOCK, Cluster, Family, Spec
-from specc.compiler.kernels.writing.functions import ROW, changes_logits, in_memory, side_of, tile_of
+from specc.compiler.kernels.writing.functions import ELSEWHERE, changes_logits, in_memory, side_of, tile_of
 from specc.compiler.kernels.writing.knobs import tuned_split
 from specc.compiler.kernels.writing.order import lowered, parted
 from specc.compiler.kernels.writing.writer import Text
@@ -31,7 +31,7 @@ def has_tile(module: Module, op: Op) -> bool:
     """Whether one program can compute an op of a request from blocks, memory, and pool rows."""
     if op.has(Trait.LOADS) or op.has(Trait.STORES):
         return all_fit(module, op)
-    function = None if op.opcode == ROW else tile_of(op)
+    function = None if op.opcode in ELSEWHERE else tile_of(op)
     if function is None or changes_logits(function) or any(is_state(value) for value in op.operands):
         return False
     if op.has(Trait.PICKS) and not all_fit(module, op):

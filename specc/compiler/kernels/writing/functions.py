@@ -22,7 +22,7 @@ An op that gives logits for logits is a *prologue* of the reductions that read t
 ``logits`` f32, ``column`` i32, the entries of the vocabulary that these are, and ``row``, the row of all requests' that
 they are in, and otherwise memory and constants alone; it gives the new logits. ``ROWS`` are those of one request. What
 is read where it is carried, `OpDef.pooled`, is ``counts_ptr`` with ``counts_rows_ptr``, the pool and the rows i64[B] in
-it; of a value T[B, V] the latter is None. `ROW` is one too, which changes what row is read: see `vocabulary.prologue`.
+it; of a value T[B, V] the latter is None. Those in `ELSEWHERE` are some too, which change what rows are read: see `vocabulary.prologue`.
 
 The function of an op from outside is in a file of its own, `OpDef.tile`, and has no part that programs share. Beside a
 kernel that file is a module named as the function, so that those of two ops cannot meet.
@@ -38,10 +38,13 @@ from functools import cache
 from specc.compiler.ir.core import Op
 from specc.compiler.ir.opdef import OpDef
 from specc.compiler.ir.ops import OPS
+from specc.compiler.ir.ops.budget import LOGITS
 from specc.compiler.support.files.templates import lib_names, read_template
 
 ROW = "vocab.row"
 """The op that chooses one of a request's rows of logits."""
+ELSEWHERE = frozenset({ROW, LOGITS})
+"""Those that change which rows of logits are read, and none of them."""
 
 
 @dataclass(frozen=True)
@@ -108,7 +111,7 @@ def side_of(op: Op) -> Function | None:
 
 def is_prologue(op: Op) -> bool:
     """Whether an op changes logits, or which of them are read, before a reduction reads them."""
-    if op.opcode == ROW:
+    if op.opcode in ELSEWHERE:
         return True
     function, logits = tile_of(op), op.get("logits")
     if function is None or logits is None or not changes_logits(function):

@@ -8,10 +8,11 @@ from dataclasses import dataclass, replace
 from specc.compiler.ir.core import Module, Op, Value, tensor_type
 from specc.compiler.ir.opdef import Trait
 from specc.compiler.ir.ops import OPS
+from specc.compiler.ir.ops.budget import LOGITS
 from specc.compiler.ir.ops.model import GIVEN_PADDED
 from specc.compiler.ir.types import DTYPES
 from specc.compiler.kernels.writing.family import CAPACITY, MAX_SPLITS, VECTOR_BYTES, Cluster, alignment, power_of_two
-from specc.compiler.kernels.writing.functions import ROW, is_prologue, tile_of
+from specc.compiler.kernels.writing.functions import ELSEWHERE, ROW, is_prologue, tile_of
 from specc.compiler.kernels.writing.knobs import NONE, TILES, WARPS, Knobs, exact, tuned, tuned_split
 from specc.compiler.kernels.writing.writer import Text, in_tuple
 from specc.compiler.kernels.writing.writer import rows_of as rows_of_value
@@ -85,13 +86,18 @@ def scanned(text: Text, reduction: Op, cluster: Cluster) -> tuple[str, str, str,
 
 
 def memory(text: Text, reduction: Op, cluster: Cluster, stride: str = "STRIDE") -> str:
-    """The memory of the logits that a scan reads, rows ``stride`` apart; shifted where a row is chosen."""
+    """The memory of the logits that a scan reads, rows ``stride`` apart; shifted where rows are chosen, or packed."""
     logits = text.pointer(stored_logits(reduction, cluster), "logits")
     for op in logits_of(reduction, cluster):
         if op.opcode == ROW:
             given = f"{logits}, b, {text.pointer(op['at'], 'at')}, {rows_of(text.module, op)}, {stride}"
             logits = text.fresh("chosen_ptr")
             text.head.append(f"{logits} = {text.use('chosen_row')}({given})")
+        elif op.opcode == LOGITS:
+            where = f"{text.pointer(op['lens'], 'lens')}, {text.pointer(op['starts'], 'starts')}"
+            given = f"{logits}, b, program, programs, {where}, {rows_of(text.module, reduction)}, {stride}"
+            logits = text.fresh("packed_ptr")
+            text.head.append(f"{logits} = {text.use('packed_row')}({given})")
     return logits
 
 
@@ -256,7 +262,7 @@ def prologue(text: Text, reduction: Op, cluster: Cluster) -> tuple[str, str]:
     What comes before one row is chosen is given its number among all rows.
     """
     ops = logits_of(reduction, cluster)
-    changes = [op for op in ops if op.opcode != ROW]
+    changes = [op for op in ops if op.opcode not in ELSEWHERE]
     if not changes:
         return text.use("identity"), "None"
     pointers: list[str] = []

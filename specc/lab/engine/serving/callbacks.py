@@ -24,6 +24,7 @@ from specc.runtime.entry.callbacks import (
     GrammarPrefillCall,
     PrefillTargetCall,
     TargetCall,
+    TargetRowsCall,
 )
 from specc.runtime.entry.external import Forward
 from specc.runtime.plan.plan import Plan
@@ -124,6 +125,20 @@ class TargetCallbacks:
             states, handed = node_by_node(self._run, window, tokens, pool, call["rows"], call["seq_lens"])
         return captured(self._target_logits(states), handed, call["capture"])
 
+    @torch.inference_mode()
+    def target_rows(self, **call: Unpack[TargetRowsCall]) -> Forward:
+        """See `TargetRowsCall`. Every packed row is run as a request of one token, behind those that come before it.
+
+        All keys and values of a layer are written before any row attends, those of the same request among them.
+        """
+        shape, owners = call["slots"].shape, owners_of(call["lens"], call["starts"], call["slots"].numel())
+        tokens, positions, slots = (call[name].view(-1, 1) for name in ("tokens", "positions", "slots"))
+        rows = torch.where(owners < 0, 0, call["rows"][owners.clamp(min=0)])
+        memory = self.memory
+        window = PagedContext(memory.pools["target"], memory.req_to_token, rows, positions, slots, memory.width)
+        states, handed = self._run(tokens, window)
+        return captured(self._target_logits(states).view(*shape, -1), handed.view(*shape, -1), call["capture"])
+
     def _run(self, tokens: Tensor, paged: PagedContext) -> tuple[Tensor, Tensor]:
         """The target's hidden states T[b, n, H] of tokens i64[b, n], and what is handed over T[b, n, W]."""
         states = self.target_model.forward(tokens, paged.positions, paged)
@@ -187,6 +202,13 @@ class TargetCallbacks:
     def _target_logits(self, hidden: Tensor) -> Tensor:
         """The target's scores, in the dtype that the program reads."""
         return self.target_model.logits(hidden).to(self.logits_dtypes["target"])
+
+
+def owners_of(lens: Tensor, starts: Tensor, count: int) -> Tensor:
+    """The request i64[count] that each of so many packed rows is of, by lens and starts i32[B]; -1 of padding."""
+    row = torch.arange(count, dtype=starts.dtype, device=starts.device)
+    owner = torch.searchsorted(starts, row, right=True) - 1
+    return torch.where(row < starts[owner] + lens[owner], owner, -1)
 
 
 def in_order(by_row: Mapping[int, Tensor]) -> list[Tensor]:

@@ -1,0 +1,98 @@
+"""select-budgets: where the target reads fewer rows than were drafted, its rows are packed.
+
+Drafts that have no row become no tokens, so verification ends at them as it does at any draft that is wrong. What the
+target reads and hands over has the axis G of packed rows, and types keep it from what is by request. A reduction over its
+logits reads packed rows where they are; hidden rows that something reads are brought to their requests.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from specc.compiler.ir.core import Module, Op, Value
+from specc.compiler.ir.infer import assign_types, insert_before, insert_behind
+from specc.compiler.ir.ops import OPS
+from specc.compiler.ir.ops.budget import CUT, LIMIT, LOGITS, PACK, TAKE, UNPACK
+from specc.compiler.ir.ops.model import TARGET, TARGET_ROWS
+from specc.compiler.ir.types import TensorType
+from specc.compiler.kernels.writing.family import nbytes
+from specc.compiler.pass_manager.pass_base import Choice, Context, Pass, Rejected
+from specc.compiler.support.diagnostics import Diagnostic, DiagnosticError
+
+_PACKED = "tokens", "positions", "slots"
+"""What the target reads of every row."""
+
+
+@dataclass(frozen=True)
+class SelectBudgets(Pass):
+    """Lower ``budget.limit``: share rows out, pack what the target reads, unpack what is read by request."""
+
+    name = "select-budgets"
+    requires = frozenset({"typed", "tree-form"})
+    until = "verify-selected"
+
+    def run(self, module: Module, ctx: Context) -> None:
+        """Pack the rows of a target whose drafts are limited; nothing without a limit."""
+        limits = module.find(LIMIT)
+        if not limits:
+            return
+        targets = module.find(TARGET)
+        if len(limits) != 1 or len(targets) != 1:
+            what = f"a budget is of one target, the module has {len(targets)}, and {len(limits)} of {LIMIT}"
+            raise DiagnosticError(Diagnostic("ir/invalid", what, limits[0].location))
+        (limit,), (target,) = limits, targets
+        given, names = (limit["estimate"], limit["rows"]), ("verify_lens", "verify_starts")
+        share = insert_before(module, target, TAKE, given, names).results
+        before = _rows_bytes(module, target)
+        _pack(module, target, share)
+        for result in target.results:
+            if isinstance(result.type, TensorType):
+                _unpack(module, target, result, share)
+        tokens = limit["tokens"]
+        limit.opcode = CUT
+        module.set_operands(limit, (tokens, share[0]))
+        self._tell(module, target, limit, before, ctx)
+
+    def _tell(self, module: Module, target: Op, limit: Op, before: int, ctx: Context) -> None:
+        each, nodes, most = module.size("G"), module.size("A"), module.size("B")
+        why = f"the drafts that are most probably accepted have a row, {each} rows for each request on average"
+        every = Rejected("every draft", f"{nodes} rows for each request, whatever the draft thinks of it", before)
+        what, count = "rows of the target", f"{each} of {nodes} for each request"
+        choice = Choice(what, count, why, (every,), _rows_bytes(module, target), "bytes")
+        message = f"the target reads {each * most} rows of the largest batch, and not {nodes * most}: {why}"
+        self.remark(ctx, message, limit.location, choice)
+
+
+def _rows_bytes(module: Module, target: Op) -> int:
+    """Bytes of all that the target hands over."""
+    return sum(nbytes(module, value.type) for value in target.results if isinstance(value.type, TensorType))
+
+
+def _pack(module: Module, target: Op, share: Sequence[Value]) -> None:
+    """Let the target read packed rows."""
+    extra = sorted(set(target.named) - {*_PACKED, "rows", "seq_lens", "kv"})
+    if extra or target.attrs.get("extras"):
+        what = f"packed rows of a target with {', '.join(extra) or target.attrs['extras']}"
+        raise DiagnosticError(Diagnostic("config/not-yet", f"{what} are not implemented", target.location))
+    packed = [
+        insert_before(module, target, PACK, (target[name], *share), (f"packed_{target[name].name}",)).result
+        for name in _PACKED
+    ]
+    given = (*packed, *share, *(target[name] for name in ("rows", "seq_lens", "kv")))
+    target.opcode = TARGET_ROWS
+    target.attrs = {name: value for name, value in target.attrs.items() if name in (OPS[TARGET_ROWS].attrs or {})}
+    module.set_operands(target, given)
+    assign_types(module, target)
+
+
+def _unpack(module: Module, target: Op, packed: Value, share: Sequence[Value]) -> None:
+    """Bring what the target hands over to the requests that read it."""
+    readers, handed_out = module.users(packed), [name for name, value in module.outputs.items() if value is packed]
+    if not readers and not handed_out:
+        return
+    opcode = LOGITS if packed is target.out("logits") else UNPACK
+    unpacked = insert_behind(module, target, opcode, (packed, *share), (f"request_{packed.name}",)).result
+    for op in readers:
+        module.replace_operand(op, packed, unpacked)
+    module.outputs |= dict.fromkeys(handed_out, unpacked)
