@@ -40,7 +40,7 @@ Drawn = dict[str, Tensor]
 def small_module(**sizes: int) -> Module:
     """A module with the inputs of a step and with dimensions, those of `sizes` and the largest batch."""
     module = Module("small")
-    axes = {"B": "request", "K": "branch", "S": "step", "D": "forward", "N": "node", "A": "path"}
+    axes = {"B": "request", "K": "branch", "S": "step", "D": "forward", "N": "node", "A": "path", "G": "budget"}
     axes |= {"V": "vocab", "Vd": "draft_vocab"}
     for name, size in {"B": MAX_B, **sizes}.items():
         module.dims[name] = Dim(name, axes[name], size, dynamic=name == "B")

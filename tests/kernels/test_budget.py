@@ -1,0 +1,160 @@
+"""Rows of the target shared out over a batch: kernels against a greedy choice in plain Python, and their references."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from cluster_cases import FLOATS, MAX_B, Scan, TypedBuilder, check_cluster, choice, form, random_batch, small_module
+from hypothesis import given
+from hypothesis import strategies as st
+from kernel_cases import generator, integer, quick, quicker, random_logits
+from kernel_launcher import Launcher
+from torch import Tensor
+
+from specc.compiler.ir.core import Module
+from specc.runtime.semantics.convention import DTYPES
+
+SEEDS = st.integers(0, 2**32)
+
+
+def random_estimates(source: torch.Generator, batch: int, steps: int) -> Tensor:
+    """f32[batch, steps]: products of probabilities, or few values and so many ties, NaN, and what is no probability."""
+    kind = integer(source, 0, 3)
+    if kind == 0:
+        return torch.randint(0, 3, (batch, steps), generator=source) / 2
+    estimate = torch.rand(batch, steps, generator=source).cumprod(1)
+    if kind == 1:
+        odd = torch.tensor([math.nan, math.inf, -math.inf, -0.0, -1.0, 2.0, 1e-45])
+        some = torch.rand(batch, steps, generator=source) < 0.4
+        estimate[some] = odd[torch.randint(0, len(odd), (int(some.sum()),), generator=source)]
+    return estimate * (2.0**-100 if kind == 2 else 1.0)
+
+
+def shares(estimate: Tensor, rows: Tensor, total: int) -> list[int]:
+    """Rows of every request: one row after the other goes to the best draft that has none."""
+    lens = [int(row != 0) for row in rows.tolist()]
+    worth = [[0.0 if math.isnan(p) else min(max(p, 0.0), 1.0) for p in request] for request in estimate.tolist()]
+    left = {(b, place) for b, there in enumerate(lens) if there for place in range(len(worth[b]))}
+    for _ in range(min(total - sum(lens), len(left))):
+        b, place = min(left, key=lambda draft: (-worth[draft[0]][draft[1]], draft[1], draft[0]))
+        left.remove((b, place))
+        lens[b] += 1
+    return lens
+
+
+def taking(steps: int, each: int) -> Module:
+    """A module that shares rows out, and packs two values by that."""
+    module = small_module(S=steps, A=steps + 1, G=each)
+    b = TypedBuilder(module)
+    rows = module.inputs["req_pool_indices"]
+    with b.phase("verify"):
+        lens, starts = b.many("budget.take", b.given("estimate", "f32", "S"), rows, names=("lens", "starts"))
+        packed = [b("budget.pack", b.given(name, "i64", "A"), lens, starts, names=(f"packed_{name}",)) for name in "xy"]
+    b.hand_out(lens, starts, *packed)
+    return module
+
+
+@quick
+@given(seed=SEEDS, steps=st.integers(1, 9))
+def test_the_best_drafts_have_rows(launcher: Launcher, seed: int, steps: int) -> None:
+    source = generator(seed)
+    rows, each = random_batch(source), integer(source, 1, steps + 1)
+    estimate, module = random_estimates(source, len(rows), steps), taking(steps, each)
+    ((stem, cluster),) = form(module)
+    assert stem == "budget_take"
+    given = {"req_pool_indices": rows, "estimate": estimate}
+    given |= {name: torch.randint(0, 10**12, (len(rows), steps + 1), generator=source) for name in "xy"}
+    made = check_cluster(launcher, module, stem, cluster, source, given)
+    lens = shares(estimate, rows, each * len(rows))
+    assert made["lens"].tolist() == lens
+    assert made["starts"].tolist() == [sum(lens[:b]) for b in range(len(lens))]
+    for name in "xy":
+        flat = [value for request, own in zip(given[name].tolist(), lens, strict=True) for value in request[:own]]
+        assert made[f"packed_{name}"].flatten().tolist() == flat + [0] * (each * len(rows) - len(flat))
+
+
+def random_share(source: torch.Generator, rows: Tensor, steps: int, each: int) -> tuple[Tensor, Tensor]:
+    """Rows that every request has, and where they begin."""
+    estimate = torch.rand(len(rows), steps, generator=source)
+    lens = torch.tensor(shares(estimate, rows, each * len(rows)), dtype=torch.int32)
+    return lens, (lens.cumsum(0) - lens).int()
+
+
+@quicker
+@given(seed=SEEDS, steps=st.integers(1, 6), splits=st.sampled_from([0, 1, 2]))
+def test_reductions_read_packed_rows(launcher: Launcher, seed: int, steps: int, splits: int) -> None:
+    """Rows that no request has are infinite: a launch that reads one gives other tokens, and calls them bad."""
+    source = generator(seed)
+    rows, each, vocab = random_batch(source), integer(source, 1, steps + 1), integer(source, 2, 600)
+    module = small_module(S=steps, A=steps + 1, G=each, V=vocab)
+    b, dtype = TypedBuilder(module), choice(source, FLOATS)
+    with b.phase("verify"):
+        share = b.given("lens", "i32"), b.given("starts", "i32")
+        logits = b("budget.logits", b.given("logits", dtype, "G", "V"), *share, names=("mine",))
+        operands = logits, module.inputs["req_pool_indices"]
+        b.hand_out(*b.many("vocab.argmax", *operands, names=("index", "bad"), dtype="i32", keep=""))
+    ((stem, cluster),) = form(module)
+    assert (stem, [op.opcode for op in cluster]) == ("argmax", ["budget.logits", "vocab.argmax"])
+    lens, starts = random_share(source, rows, steps, each)
+    flat = random_logits(source, each * len(rows), vocab, vocab, DTYPES[dtype])
+    flat[int(lens.sum()) :] = math.inf
+    given = {"req_pool_indices": rows, "lens": lens, "starts": starts}
+    given["logits"] = flat.view(len(rows), each, vocab)
+    check_cluster(launcher, module, stem, cluster, source, given, Scan(splits=splits))
+
+
+@quicker
+@given(seed=SEEDS, steps=st.integers(1, 6), width=st.integers(1, 700))
+def test_hidden_rows_are_brought_to_their_requests(launcher: Launcher, seed: int, steps: int, width: int) -> None:
+    source = generator(seed)
+    rows, each = random_batch(source), integer(source, 1, steps + 1)
+    module = small_module(S=steps, A=steps + 1, G=each)
+    b, dtype = TypedBuilder(module), choice(source, FLOATS)
+    with b.phase("verify"):
+        share = b.given("lens", "i32"), b.given("starts", "i32")
+        b.hand_out(b("budget.unpack", b.given("packed", dtype, "G", width), *share, names=("x",)))
+    ((stem, cluster),) = form(module)
+    assert stem == "budget_rows"
+    lens, starts = random_share(source, rows, steps, each)
+    packed = torch.randn(len(rows), each, width, generator=source).to(DTYPES[dtype])
+    given = {"req_pool_indices": rows, "lens": lens, "starts": starts, "packed": packed}
+    made = check_cluster(launcher, module, stem, cluster, source, given)["x"]
+    flat = packed.flatten(0, 1)
+    for request, own, start in zip(made, lens.tolist(), starts.tolist(), strict=True):
+        assert torch.equal(request[:own], flat[start : start + own])
+        assert not request[own:].any()
+
+
+@pytest.mark.parametrize("drafted", ["chain", "block"])
+@quicker
+@given(seed=SEEDS, steps=st.integers(1, 9))
+def test_estimates_are_products(launcher: Launcher, drafted: str, seed: int, steps: int) -> None:
+    source = generator(seed)
+    rows = random_batch(source)
+    module = small_module(S=steps, K=1)
+    b = TypedBuilder(module)
+    given: dict[str, Tensor] = {"req_pool_indices": rows}
+    with b.phase("draft"):
+        if drafted == "block":
+            b.hand_out(b("budget.product", b.given("p0", "f32", "S", "K"), names=("estimate",)))
+        else:
+            estimate = b("budget.start", b.given("p0", "f32", "K"), names=("estimate",))
+            for column in range(1, steps):
+                p = b.given(f"p{column}", "f32", "K", "K")
+                estimate = b("budget.append", estimate, p, names=("estimate",), column=column)
+            b.hand_out(estimate)
+    probabilities = random_estimates(source, len(rows), steps)
+    if drafted == "block":
+        given["p0"] = probabilities[:, :, None]
+    else:
+        given |= {f"p{place}": probabilities[:, place].reshape(-1, 1, *[1] * (place > 0)) for place in range(steps)}
+    ((stem, cluster),) = form(module)
+    made = check_cluster(launcher, module, stem, cluster, source, given)
+    (estimate,) = (made[name] for name in module.outputs)
+    assert estimate.shape == (len(rows), steps) and len(rows) <= MAX_B
+    clean = [[0.0 if math.isnan(p) else min(max(p, 0.0), 1.0) for p in request] for request in probabilities.tolist()]
+    want = [[math.prod(request[: place + 1]) for place in range(steps)] for request in clean]
+    torch.testing.assert_close(estimate, torch.tensor(want), rtol=1e-5, atol=1e-30)
+    assert all((request[1:] <= request[:-1]).all() for request in estimate)
