@@ -28,6 +28,8 @@ MODEL = {"vocab_size": 128256, "hidden_size": 4096, "num_kv_heads": 8, "head_dim
 WIDER_LOGITS = {"logits_dtype": "float32"}
 TREE = {"topk": 8, "num_draft_tokens": 64, "num_steps": 5, "page_size": 16}
 COMB = {"topk": 4, "num_draft_tokens": 21, "num_steps": 5, "page_size": 16}
+BUDGET = {"budget": 2}
+"""Rows of the target, a request: its rows are packed."""
 DRAWN = {mode: {"verify": mode} for mode in get_args(Verify) if mode != "greedy"}
 DRAWN |= {"coupled": {"verify": "target_only", "draft_sampling": "coupled"}}
 """Ways to verify by what is drawn. All but the first draw drafts as well, which takes a chain of a model's."""
@@ -49,6 +51,7 @@ def programs() -> dict[str, dict[str, Any]]:
     configurations |= {
         f"{name}-f32-logits": configurations[name] | scored_in_f32 for name in ("EAGLE-chain", "EAGLE-tree")
     }
+    configurations |= {f"{name}-budget": configurations[name] | BUDGET for name in ("EAGLE-chain", "DFLASH-chain")}
     return configurations
 
 

@@ -51,7 +51,7 @@ FLOATS = frozenset({"f16", "bf16", "f32"})
 
 AXES: frozenset[str] = frozenset(
     {"request", "branch", "candidate", "step", "node", "path", "forward", "vocab", "draft_vocab", "reduced_vocab"}
-    | {"vocab_shard", "rank", "part"}
+    | {"vocab_shard", "rank", "part", "budget"}
     | {"pool", "context", "token", "corpus"}
 )
 """The kinds of axes: what a dimension counts."""
@@ -65,7 +65,9 @@ SHARDS = {"V": "Vs", "Vd": "Vds"}
 UNBOUNDED: frozenset[str] = frozenset({"context", "token", "corpus"})
 """Those whose size the engine decides, if no configuration does."""
 
-LARGEST: dict[str, int] = {"branch": 16, "candidate": 16} | dict.fromkeys(("step", "node", "path", "forward"), 512)
+LARGEST: dict[str, int] = {"branch": 16, "candidate": 16} | dict.fromkeys(
+    ("step", "node", "path", "forward", "budget"), 512
+)
 """The most entries of axes that kernels hold in registers, as in a configuration."""
 
 

@@ -38,7 +38,7 @@ class BudgetTake(Family):
             arguments.value(f"value{number}_ptr", op["value"])
             arguments.value(f"packed{number}_ptr", op.result)
         requests = power_of_two(module.size("B"))
-        constants = tuple((axis, module.size(axis)) for axis in ("G", "S", "A")) + (("REQUESTS", requests),)
+        constants = *((axis, module.size(axis)) for axis in ("G", "S", "A")), ("REQUESTS", requests)
         drafts = requests * power_of_two(module.size("S"))
         return Spec(
             self.stem,

@@ -1,8 +1,8 @@
 """select-budgets: where the target reads fewer rows than were drafted, its rows are packed.
 
 Drafts that have no row become no tokens, so verification ends at them as it does at any draft that is wrong. What the
-target reads and hands over has the axis G of packed rows, and types keep it from what is by request. A reduction over its
-logits reads packed rows where they are; hidden rows that something reads are brought to their requests.
+target reads and hands over has the axis G of packed rows, and types keep it from what is by request. A reduction over
+its logits reads packed rows where they are; hidden rows that something reads are brought to their requests.
 """
 
 from __future__ import annotations

@@ -10,8 +10,8 @@ checkers: nothing that a program runs imports it, so wheels do without, and adap
 type checkers alone.
 
 Axes: B requests (the bucket where a step is captured), K branches, N nodes of the verify window, G rows of a budget, A
-slots of an accepted path, S drafts, T tokens of all prompts, V and Vd entries of the target's and the draft's vocabulary, W the width of
-hidden rows. T is also the dtype of hidden rows and of logits, each its own.
+slots of an accepted path, S drafts, T tokens of all prompts, V and Vd entries of the target's and the draft's
+vocabulary, W the width of hidden rows. T is also the dtype of hidden rows and of logits, each its own.
 """
 
 from __future__ import annotations

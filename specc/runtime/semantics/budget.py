@@ -29,7 +29,7 @@ def budget_append(operands: Tensors, attrs: Attrs, dims: Dims) -> Tensors:
 
 @register("budget.product")
 def budget_product(operands: Tensors, attrs: Attrs, dims: Dims) -> Tensors:
-    """Probabilities f32[B, S, 1] -> estimates f32[B, S]: the product of those up to each place, in f32 from the first on."""
+    """Probabilities f32[B, S, 1] -> estimates f32[B, S]: the product of those up to each place."""
     (p,) = operands
     estimate = _probability(p[:, :, 0])
     for place in range(1, estimate.shape[1]):

@@ -22,7 +22,8 @@ An op that gives logits for logits is a *prologue* of the reductions that read t
 ``logits`` f32, ``column`` i32, the entries of the vocabulary that these are, and ``row``, the row of all requests' that
 they are in, and otherwise memory and constants alone; it gives the new logits. ``ROWS`` are those of one request. What
 is read where it is carried, `OpDef.pooled`, is ``counts_ptr`` with ``counts_rows_ptr``, the pool and the rows i64[B] in
-it; of a value T[B, V] the latter is None. Those in `ELSEWHERE` are some too, which change what rows are read: see `vocabulary.prologue`.
+it; of a value T[B, V] the latter is None. Those in `ELSEWHERE` are some too, which change what rows are read: see
+`vocabulary.prologue`.
 
 The function of an op from outside is in a file of its own, `OpDef.tile`, and has no part that programs share. Beside a
 kernel that file is a module named as the function, so that those of two ops cannot meet.

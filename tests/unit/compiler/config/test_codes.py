@@ -117,6 +117,8 @@ CASES: list[tuple[str, str | bytes, int, int]] = [
     ("legal/verify", edit("verify: greedy", "verify: rejection").replace("topk: 1", "topk: 2"), 9, 9),
     ("legal/verify", edit("EAGLE", "NGRAM").replace("verify: greedy", "verify: block").split("draft:\n")[0], 9, 9),
     ("legal/verify", edit("verify: greedy", "verify_rows: lazy"), 9, 14),
+    ("legal/budget", edit("verify: greedy", "budget: 4"), 9, 9),
+    ("config/not-yet", edit("verify: greedy", "budget: 2\nverify: target_only"), 9, 9),
     ("legal/draft-sampling", edit("verify: greedy", "draft_sampling: coupled"), 9, 17),
     (
         "legal/draft-sampling",
