@@ -8,7 +8,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
-from specc.compiler.algorithms.blocks.budget import first_estimate, next_estimate
 from specc.compiler.algorithms.blocks.rejection import Source, chosen, drawn_drafts
 from specc.compiler.algorithms.blocks.scope import Scope
 from specc.compiler.algorithms.blocks.verification import Nodes, State
@@ -57,7 +56,7 @@ def grow_tree(
     best = frontier.scores
     assert best is not None  # only what is drawn has none
     scores, tokens, kept = [best], [frontier.tokens], list[Value]()
-    estimate = first_estimate(scope, best)
+    estimate = _first_estimate(scope, best)
     with b.phase("draft"), b.at(scope.at("num_steps")):
         for step in range(scope.config.num_steps - 1):
             logits, hidden = forward(step, frontier)
@@ -71,12 +70,28 @@ def grow_tree(
                 hidden = b("tree.gather", hidden, origin, names=(f"frontier_hidden{step + 1}",))
             frontier = replace(frontier, tokens=grown, scores=best, hidden=hidden)
             frontier = _advanced(scope, frontier, step, advance=advance)
-            estimate = next_estimate(scope, estimate, p, step + 1)
+            estimate = _next_estimate(scope, estimate, p, step + 1)
             scores.append(candidates)
             tokens.append(index)
             kept.append(origin)
     # What would grow from the last candidates is never drafted.
     return replace(_select(scope, state, root, [*scores, *tokens, *kept[:-1]]), estimate=estimate)
+
+
+def _first_estimate(scope: Scope, p: Value) -> Value | None:
+    """How probable it is that drafts are accepted, f32[B, S]: of the first its probability; None without a budget."""
+    if scope.config.file.budget is None:
+        return None
+    with scope.b.phase("draft"), scope.b.at(scope.at("budget")):
+        return scope.b("budget.start", p, names=("estimate",))
+
+
+def _next_estimate(scope: Scope, estimate: Value | None, p: Value, column: int) -> Value | None:
+    """The same with that of draft ``column``, by its probability f32[B, K, K], in the phase that finds it."""
+    if estimate is None:
+        return None
+    with scope.b.at(scope.at("budget")):
+        return scope.b("budget.append", estimate, p, names=("estimate",), column=column)
 
 
 def no_drafts(scope: Scope, root: Value) -> Nodes:

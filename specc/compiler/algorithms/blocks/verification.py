@@ -5,12 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from specc.compiler.algorithms.blocks import logprobs, restriction
-from specc.compiler.algorithms.blocks.budget import limited
 from specc.compiler.algorithms.blocks.penalties import changed, count
 from specc.compiler.algorithms.blocks.rejection import Source, decide, sampled
 from specc.compiler.algorithms.blocks.sampling import drawn, draws
 from specc.compiler.algorithms.blocks.scope import Scope, dtype_of, logits_dtype_of
 from specc.compiler.ir.core import Value
+from specc.compiler.ir.ops.budget import LIMIT
 from specc.compiler.ir.ops.health import TARGET_BIT
 from specc.compiler.ir.ops.model import COMMIT_STATE, TARGET
 from specc.compiler.ir.ops.tree import SEEN_SLOTS
@@ -179,7 +179,7 @@ def _accept(
         if not scope.config.file.draws:
             kept = ("target_argmax", "target_bad")
             token, bad = b.many("vocab.argmax", logits, scope.rows, names=kept, dtype="i32", keep="")
-            tokens = limited(scope, nodes.tokens, nodes.estimate)
+            tokens = _limited(scope, nodes)
             path = b.many("verify.greedy", tokens, token, scope.rows, *links, names=names)
             return logits, path, bad
         mine = restriction.allowed(scope, changed(scope, logits, "", "prepare", (nodes.tokens, *links)), begun)
@@ -193,6 +193,18 @@ def _accept(
             with b.at(scope.at("verify_rows")):
                 bad = b("walk.bad", bad, path[1], names=("target_bad",), rows=scope.config.file.verify_rows)
         return logprobs.scored(scope, logits, mine, given, "scaled_logits"), path, bad
+
+
+def _limited(scope: Scope, nodes: Nodes) -> Value:
+    """The nodes' tokens less those for which the target has no row, in the phase verify; all without a budget."""
+    if scope.config.file.budget is None:
+        return nodes.tokens
+    if nodes.estimate is None:
+        message = f"budget needs to know how probable drafts are, which {scope.config.algorithm} does not say"
+        scope.refuse("legal/budget", message, ("budget",), hint="leave budget out")
+        raise AssertionError  # it has raised
+    with scope.b.at(scope.at("budget")):
+        return scope.b(LIMIT, nodes.tokens, nodes.estimate, scope.rows, names=("limited_tokens",))
 
 
 def _recurrent(scope: Scope) -> dict[str, str]:
