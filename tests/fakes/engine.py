@@ -210,6 +210,30 @@ class TargetEngine:
             setattr(result, name, torch.where(along(rows, numbers) != 0, numbers, -7).to(torch.int32))
         return result
 
+    def forward_target_rows(
+        self, *, tokens: Tensor, positions: Tensor, slots: Tensor, lens: Tensor, starts: Tensor, rows: Tensor,
+        seq_lens: Tensor, capture: str,
+    ) -> SimpleNamespace:  # fmt: skip
+        """Packed rows, by request; what is handed over of rows that are nobody's is NaN."""
+        column = torch.arange(tokens.numel(), device=rows.device)
+        inside = column < lens[:, None]
+        place = torch.where(inside, starts[:, None] + column, tokens.numel())
+
+        def of_requests(packed: Tensor) -> Tensor:
+            flat = torch.cat((packed.flatten(), packed.new_zeros(1)))
+            return flat[place]
+
+        given = self.forward_target(
+            tokens=of_requests(tokens), positions=of_requests(positions), slots=of_requests(slots),
+            rows=rows, seq_lens=seq_lens, capture=capture,
+        )  # fmt: skip
+        for name, value in vars(given).items():
+            flat = value.new_full((tokens.numel() + 1, value.shape[-1]), float("nan"))
+            flat[place.flatten()] = value.flatten(0, 1)
+            flat[-1] = float("nan")
+            setattr(given, name, flat[:-1].view(*tokens.shape, -1))
+        return given
+
     def forward_prefill_target(self, *, rows: Tensor, seq_lens: Tensor, capture: str) -> SimpleNamespace:
         """The prompts through the target."""
         prompts = [self.prompt(*pair) for pair in zip(rows.tolist(), seq_lens.tolist(), strict=True)]

@@ -408,8 +408,11 @@ def assert_same(first: Trace, second: Trace, what: str) -> None:
         for (owner, row), words in before.items():
             same = [torch.equal(a, b) for a, b in zip(words, after[owner, row], strict=True)]
             assert all(same), f"{what}: KV rows of {owner}, pool row {row}, after run {index}"
-    assert [call[:2] for call in first.calls] == [call[:2] for call in second.calls], what
-    for (name, step, first_operands), (_, _, second_operands) in zip(first.calls, second.calls, strict=True):
+    calls = first.calls, second.calls
+    if any(name == "target_rows" for name, *_ in second.calls):  # which has other rows than a target of all drafts
+        calls = tuple([call for call in trace if not call[0].startswith("target")] for trace in calls)
+    assert [call[:2] for call in calls[0]] == [call[:2] for call in calls[1]], what
+    for (name, step, first_operands), (_, _, second_operands) in zip(*calls, strict=True):
         assert first_operands.keys() == second_operands.keys(), f"{what}: operands of {name}"
         for operand in first_operands:
             assert torch.equal(first_operands[operand], second_operands[operand]), f"{what}: {operand} of {name} {step}"

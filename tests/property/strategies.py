@@ -34,6 +34,8 @@ KV_ROWS = st.sampled_from(
 
 HEADS = ["weights", "int8", "fp8"]
 OUTPUTS = ["accept_index", "hidden_states", "logprobs", "routed_experts", "indexer_topk"]
+ESTIMATED = ("STANDALONE", "EAGLE", "EAGLE3", "FROZEN_KV_MTP", "DFLASH")
+"""Algorithms that say how probable drafts are."""
 CONTEXT = 64
 """Tokens that a mask over the whole text has room for; more than any scenario writes."""
 
@@ -114,14 +116,14 @@ def whole_of(keys: dict[str, Any]) -> dict[str, Any]:
     return {key: value for key, value in keys.items() if key not in own} | {"target": target}
 
 
-TREE_KEYS = ("num_draft_tokens", "mask", "context_length")
+WHOLE_KEYS = ("num_draft_tokens", "mask", "context_length", "budget")
 OF_VLLM = ("STANDALONE", "EAGLE", "EAGLE3")
 
 
 @st.composite
 def rotated(draw: st.DrawFn, keys: dict[str, Any]) -> dict[str, Any]:
     """The same, with the target left to the engine, whose tables are of any integers, or as vLLM's are."""
-    keys = {key: value for key, value in keys.items() if key not in TREE_KEYS} | {"topk": 1}
+    keys = {key: value for key, value in keys.items() if key not in WHOLE_KEYS} | {"topk": 1}
     keys["outputs"] = [name for name in keys["outputs"] if name in ("accept_index", "logprobs")]
     keys["verify"] = {"rejection": "target_only", "block": "target_only"}.get(keys["verify"], keys["verify"])
     if keys["algorithm"] in OF_VLLM and keys["verify"] == "greedy" and draw(st.booleans()):
@@ -154,9 +156,15 @@ def whole_configs(draw: st.DrawFn, algorithms: Sequence[str], topk: int | None =
     most = draw(st.sampled_from([1, 1, 1, 2, 3, 4])) if topk is None else topk
     topk = min(vocab, most) if needed.trees else 1
     target, draft = draw(pairs(algorithm, vocab, steps))
-    if topk == 1:  # the sums of a tree's scores are added in another order then
+    if topk == 1:  # the sums of scores, of a tree or of an estimate, are added in another order then
         draft |= draw(st.sampled_from([*[{}] * 4, *({"head": form, "logits_dtype": "float32"} for form in HEADS)]))
     buckets = sorted(draw(st.sets(st.integers(1, 5), min_size=1, max_size=3)))
+    verified = draw(st.sampled_from(verifications(chain=needed.draft and topk == 1)))
+    outputs = draw(st.lists(st.sampled_from(OUTPUTS), unique=True, max_size=4))
+    able = algorithm in ESTIMATED and topk == 1 < steps and verified["verify"] == "greedy" and "head" not in draft
+    if able and draw(st.booleans()):
+        verified = verified | {"budget": draw(st.integers(2, steps))}
+        outputs = [name for name in outputs if name in ("hidden_states", "logprobs")]
     return {
         "name": "random",
         "algorithm": algorithm,
@@ -165,8 +173,8 @@ def whole_configs(draw: st.DrawFn, algorithms: Sequence[str], topk: int | None =
         "page_size": draw(st.sampled_from([1, 16])),
         "max_requests": buckets[-1] + draw(st.integers(0, 2)),
         "buckets": buckets,
-        "outputs": draw(st.lists(st.sampled_from(OUTPUTS), unique=True, max_size=4)),
-        **draw(st.sampled_from(verifications(chain=needed.draft and topk == 1))),
+        "outputs": outputs,
+        **verified,
         "overlap": draw(st.booleans()),
         "draft_positions": draw(st.sampled_from(["auto", "true", "shifted"])),
         "target": target | {"experts_per_token": draw(st.integers(1, 2)), "index_topk": 3},
