@@ -14,6 +14,12 @@ def probability(p):
 
 
 @triton.jit
+def budget_only(index):
+    """The tokens i64[N] of candidates i64[N, 1]."""
+    return tl.reshape(index, [index.shape[0]])
+
+
+@triton.jit
 def budget_start(p, S: tl.constexpr):
     """Estimates f32[S] of which the first is the probability f32[1], and the others are 0."""
     return tl.where(tl.arange(0, triton.next_power_of_2(S)) == 0, probability(p), 0.0)

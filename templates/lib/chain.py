@@ -24,12 +24,6 @@ def chain_first(token, S: tl.constexpr):
 
 
 @triton.jit
-def chain_only(index):
-    """The tokens i64[N] of candidates i64[N, 1]."""
-    return tl.reshape(index, [index.shape[0]])
-
-
-@triton.jit
 def chain_append(tokens, token, column, SIZE_TOKENS: tl.constexpr):
     """Tokens i64[SIZE_TOKENS] with column `column` replaced by the token i64[1]."""
     return tl.where(tl.arange(0, triton.next_power_of_2(SIZE_TOKENS)) == column, token, tokens)

@@ -40,6 +40,7 @@ PROGRAMS: list[dict[str, Any]] = [
     {"algorithm": "EAGLE", "verify": "rejection", "draft": {"head": "fp8"}},
     {"algorithm": "NGRAM", **TREE, "options": {"corpus": "words.txt"}},
     {"algorithm": "EAGLE", "target": {"state_layers": 2, "state_form": "select"}},
+    {"algorithm": "EAGLE", "budget": 2},
 ]
 WRITTEN = {*COMPOSED, "cut", "score"}
 """Families that write their kernels' statements; the others have a template."""

@@ -37,7 +37,7 @@ def _sure(scope: Scope, state: State, root: Value, logits: Value) -> Nodes:
     b = scope.b
     p, index, bad = scope.pick("vocab.topk", logits, ("p", "index", "draft_bad"))
     state.health = b("health.raise", state.health, bad, names=("health_draft",), bit=DRAFT_BIT)
-    drafts = b("chain.only", index, names=("drafts",))
+    drafts = b("budget.only", index, names=("drafts",))
     tokens = b("chain.join", root, drafts, names=("tokens",))
     with b.at(scope.at("budget")):
         return Nodes(tokens, estimate=b("budget.product", p, names=("estimate",)))

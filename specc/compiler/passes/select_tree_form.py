@@ -113,7 +113,7 @@ def _fold_grow(module: Module, grow: Op) -> tuple[Value, Value]:
         if user.opcode == "tree.gather":
             module.replace_uses(user.result, user["x"])
     if any(user is not grow for user in module.users(grow["p"])):
-        only = insert_behind(module, grow, "chain.only", (candidates,), ("draft_token",)).result
+        only = insert_behind(module, grow, "budget.only", (candidates,), ("draft_token",)).result
         module.replace_uses(grow.out("tokens"), only)
         return candidates, only
     names = "draft_token", "draft_bad"

@@ -84,10 +84,7 @@ class TargetCall(Forwarded):
 
 
 class TargetRowsCall(Forwarded):
-    """Packed rows, G a request on average -> logits: T[B, G, V], hidden?: T[B, G, W], packed likewise.
-
-    The flat rows from `starts` on, `lens` of them, are a request's; those behind them all are padding, in slot 0.
-    """
+    """Packed rows, a request's flat ones from `starts` on -> logits: T[B, G, V], hidden?: T[B, G, W]."""
 
     tokens: Annotated[Tensor, "i64[B, G]"]
     positions: Annotated[Tensor, "i64[B, G]"]

@@ -11,6 +11,12 @@ from torch import Tensor
 from .convention import Attrs, Dims, Tensors, ranking, register
 
 
+@register("budget.only")
+def budget_only(operands: Tensors, attrs: Attrs, dims: Dims) -> Tensors:
+    """Candidates i64[B, n, 1] -> tokens i64[B, n]."""
+    return (operands[0][:, :, 0].clone(),)
+
+
 @register("budget.start")
 def budget_start(operands: Tensors, attrs: Attrs, dims: Dims) -> Tensors:
     """Probabilities f32[B, 1] of first drafts -> estimates f32[B, S], 0 behind the first."""

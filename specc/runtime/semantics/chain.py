@@ -34,12 +34,6 @@ def chain_first(operands: Tensors, attrs: Attrs, dims: Dims) -> Tensors:
     return (drafts,)
 
 
-@register("chain.only")
-def chain_only(operands: Tensors, attrs: Attrs, dims: Dims) -> Tensors:
-    """Candidates i64[B, n, 1] -> tokens i64[B, n]."""
-    return (operands[0][:, :, 0].clone(),)
-
-
 @register("chain.drafts")
 def chain_drafts(operands: Tensors, attrs: Attrs, dims: Dims) -> Tensors:
     """Tokens i64[B, A] -> drafts i64[B, S]: what follows the first."""

@@ -142,7 +142,7 @@ def test_usage_errors(words: list[str], message: str) -> None:
 
 
 def test_a_bucket_that_the_program_has_not() -> None:
-    result = opt("c.yaml", "-p", ",".join([*list(PASSES)[:15], "tune-launches{choices=verify_argmax::::7-2}"]))
+    result = opt("c.yaml", "-p", ",".join([*list(PASSES)[:16], "tune-launches{choices=verify_argmax::::7-2}"]))
     assert result.exit_code == 1
     assert "error[tuning/no-choice]: verify_argmax: the program has no bucket of 7; there are" in result.stderr
 

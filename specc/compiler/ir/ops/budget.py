@@ -14,6 +14,7 @@ PACK, UNPACK, LOGITS = "budget.pack", "budget.unpack", "budget.logits"
 """Between what is by request and packed rows."""
 
 OPS = (
+    OpDef("budget.only", "index: i64[B, ?s, K] -> token: i64[B, ?s]", "The only candidate of every place."),
     OpDef(
         "budget.start",
         "p: f32[B, K] -> estimate: f32[B, S]",

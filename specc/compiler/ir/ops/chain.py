@@ -16,7 +16,6 @@ OPS = (
         "token: i64[B, K] -> drafts: i64[B, S]",
         "Drafts of which only column 0 is set yet, the others are not (0 in the reference).",
     ),
-    OpDef("chain.only", "index: i64[B, ?s, K] -> token: i64[B, ?s]", "The only candidate of every place."),
     OpDef(
         "chain.append",
         "tokens: i64[B, ?a], token: i64[B, K] -> tokens: i64[B, ?a]",

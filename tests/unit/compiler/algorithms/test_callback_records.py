@@ -26,7 +26,7 @@ SPELLED = ((r"\$\w*dtype\b", "T"), (r"\$\w*width\b", "W"), (r"\?n\b", "N"))
 """What records write for dtypes and widths of attributes, and for the variable axis of nodes."""
 SAID = {"step": "int", "capture": "str"}
 """The attributes that a call is told."""
-SIZES = ("B", "K", "A", "S", "T")
+SIZES = ("B", "K", "A", "G", "S", "T")
 """Axes that no plan calls otherwise; those of nodes are A, too, where nodes are a chain."""
 TABLE_ROW = re.compile(r"^\| `(\w+)` \| (.*?) \| .*\|$", re.MULTILINE)
 PAGE = Path(__file__).parents[4] / "docs" / "runtime.md"

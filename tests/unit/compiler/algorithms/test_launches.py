@@ -84,3 +84,11 @@ def test_a_change_of_shape_costs_none(algorithm: str, verify: str) -> None:
             assert cost.launches_in_graph == own.launches_in_graph
             assert cost.launches_outside_graph == own.launches_outside_graph == 0
         assert len(plan.externals("step")) == len(alone.externals("step"))
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "more"), [("STANDALONE", 1), ("EAGLE", 2), ("EAGLE3", 2), ("FROZEN_KV_MTP", 2), ("DFLASH", 2)]
+)
+def test_a_budget_takes_a_launch_and_another_for_hidden_rows(algorithm: str, more: int) -> None:
+    """Rows are shared out by one; a draft that reads the target's rows has them brought to their requests."""
+    assert launches(algorithm, num_steps=3, budget=2) == launches(algorithm, num_steps=3) + more

@@ -95,6 +95,7 @@ def test_the_runtime_is_copied_byte_for_byte(built: Path) -> None:
     assert {name for name in copied if copied[name] != sources[name]} == {"api.py", "program.py", "step.py"}
     dialects = [
         "blocks",
+        "budget",
         "head",
         "moves",
         "ngram",

@@ -180,7 +180,7 @@ def test_print_ir_and_time() -> None:
 
 
 def test_the_pipeline() -> None:
-    assert len(PASSES) == 21
+    assert len(PASSES) == 22
     assert [step.name for step in default_passes()] == [step.name for step in (*FRONT, *PLANNING)]
     assert list(PASSES) == [step.name for step in (*FRONT, *PLANNING, *BACK)]
 
