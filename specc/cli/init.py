@@ -153,7 +153,7 @@ def _for_engine(engine: str, pair: Pair, chosen: Drafting, name: str, path: Path
         raise DiagnosticError(Diagnostic("config/engine-unsupported", message, hint=hint))
     server = _commands_of(engine)
     starts = server.launch()
-    wanted = Wanted(name, "target_only", DRAWN)
+    wanted = Wanted(name, "target_only", sampling=DRAWN)
     if line.shapes is not None:
         gpu = gpu_named(line.gpu, engine)
         asked = line.several.asked(chosen, gpu, starts.limits(pair, chosen, gpu))

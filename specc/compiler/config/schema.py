@@ -79,6 +79,11 @@ def _word(value: object) -> object:
     return "true" if value is True else value
 
 
+def weighs_drafts(verify: str) -> bool:
+    """Return whether drafts are drawn, and verified by how probable the draft found them: rejection and block."""
+    return verify in ("rejection", "block")
+
+
 def draws_tokens(verify: str) -> bool:
     """Return whether a program draws tokens as requests ask for: with any `verify` but greedy."""
     return verify != "greedy"
@@ -315,7 +320,7 @@ class ConfigFile(Block):
     @property
     def weighs_drafts(self) -> bool:
         """Return whether drafts are drawn, and verified by how probable the draft found them: rejection and block."""
-        return self.verify in ("rejection", "block")
+        return weighs_drafts(self.verify)
 
     @property
     def computes_head(self) -> bool:

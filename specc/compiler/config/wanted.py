@@ -9,7 +9,10 @@ from pathlib import Path
 
 from specc.compiler.config.estimate.choice import ProposedShape
 from specc.compiler.config.proposal import quoted
-from specc.compiler.config.schema import draws_tokens
+from specc.compiler.config.schema import draws_tokens, weighs_drafts
+
+GREEDY = "greedy"
+"""The key `verify` where nothing says another one."""
 
 
 def listed(words: str) -> list[str]:
@@ -32,7 +35,9 @@ class Wanted:
 
     Attributes:
         name: the configuration's; None for one made of the algorithm.
-        verify, logits, best_logprobs: the keys.
+        verify: the key; None where the server's arguments may say it.
+        verified_by: what says it.
+        logits, best_logprobs: the keys.
         sampling, outputs: the keys as words with commas between them.
         shapes: the key likewise, by names such as 5x4x8 and 3; of a server's own shape if there are none.
         head, token_map: the draft's keys.
@@ -43,7 +48,8 @@ class Wanted:
     """
 
     name: str | None = None
-    verify: str = "greedy"
+    verify: str | None = None
+    verified_by: str = "--verify"
     sampling: str = ""
     outputs: str = ""
     best_logprobs: int = 0
@@ -58,14 +64,19 @@ class Wanted:
     @property
     def draws(self) -> bool:
         """Return whether the program draws tokens."""
-        return draws_tokens(self.verify)
+        return self.verify is not None and draws_tokens(self.verify)
+
+    @property
+    def weighs(self) -> bool:
+        """Return whether the program weighs drafts by what they were drawn from."""
+        return self.verify is not None and weighs_drafts(self.verify)
 
     def lines(self) -> list[str]:
         """Return the keys as lines of YAML, none for those that have their defaults."""
         sampling, outputs = listed(self.sampling), dict.fromkeys(listed(self.outputs), "--outputs") | {**self.returned}
         origins = ", ".join(dict.fromkeys(outputs.values()))
         return [
-            *([f"verify: {json.dumps(self.verify)} # --verify"] if sampling or self.draws else []),
+            *([f"verify: {json.dumps(self.verify or GREEDY)} # {self.verified_by}"] if sampling or self.draws else []),
             *([f"sampling: {json.dumps(sampling)} # --sampling"] if sampling else []),
             *([f"outputs: {json.dumps([*outputs])} # {origins}"] if outputs else []),
             *([f"best_logprobs: {self.best_logprobs} # --best-logprobs"] if self.best_logprobs else []),

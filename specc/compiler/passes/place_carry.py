@@ -8,6 +8,7 @@ never stored: what the program would have stored is handed back as before, and w
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from string import digits
 from typing import cast, get_args
 from urllib.parse import quote, unquote
 
@@ -38,7 +39,8 @@ class PlaceCarry(Pass):
     until = "kv-bound"
 
     places: str = ""
-    """Fields as ``name:dtype:writer`` with ``+`` between them; without a dtype it is the program's own."""
+    """Fields as ``name:dtype:writer`` with ``+`` between them; without a dtype it is the program's own. A name is of
+    all fields that have a number behind it, too."""
 
     def __post_init__(self) -> None:
         """Raise ValueError for what is no such list."""
@@ -54,9 +56,10 @@ class PlaceCarry(Pass):
         """Place every field that the configuration, or its engine, says something of."""
         places = _places(self.places)
         for name, place in places.items():
-            if name in module.carries:
-                self._place(module, name, place, ctx)
-            elif ctx.at("tables", "carry", name) is not None:
+            fields = [field for field in module.carries if name in (field, field.rstrip(digits))]
+            for field in fields:
+                self._place(module, field, place, ctx)
+            if not fields and ctx.at("tables", "carry", name) is not None:
                 message = f"the program carries no field '{name}'"
                 at, hint = ctx.at("tables", "carry", name), did_you_mean(name, module.carries)
                 raise DiagnosticError(Diagnostic("config/unknown-field", message, at, hint))

@@ -12,7 +12,7 @@ its own shape has. Who runs it may stop drafting where the next step's shape end
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Annotated
 
@@ -23,6 +23,7 @@ from specc.compiler.ir.infer import assign_types, insert_behind
 from specc.compiler.ir.nodes import is_external
 from specc.compiler.ir.opdef import Trait
 from specc.compiler.ir.ops.model import COMMIT_STATE, GIVEN_HIDDEN, GIVEN_LOGITS, GIVEN_PADDED, TARGET
+from specc.compiler.ir.ops.rejection import LOGITS_FIELD, MASS, row_fields
 from specc.compiler.ir.types import TensorType
 from specc.compiler.pass_manager.options import SIZE
 from specc.compiler.pass_manager.pass_base import Context, Pass
@@ -63,7 +64,8 @@ class RotateStep(Pass):
         if not self.rotated:
             return
         body = _Body.of(module)
-        _check(module, body, ctx)
+        kept = body.kept(module)
+        _check(module, body, kept, ctx)
         if self.path:
             _check_forwards(body, ctx)
         body.close(module)
@@ -71,10 +73,13 @@ class RotateStep(Pass):
         after = {**_stored(module, "step"), LENGTHS: lengths.out("new_seq_lens")}
         before = {**_stored(module, "prefill"), LENGTHS: module.inputs[LENGTHS]}
         module.carries[DRAFTS] = CarriedValue(DRAFTS, TensorType("i64", ("B", "S")), body.location, limit="V")
+        for name, value in kept.items():
+            assert isinstance(value.type, TensorType)
+            module.carries[name] = CarriedValue(name, value.type, body.location)
         _split_health(module)
-        module.outputs[f"propose.{DRAFTS}"] = _redraft(module, body, _Again("redraft", "propose", after))
-        _redraft(module, body, _Again("prefill", "prefill", before))
-        _verify_carried(module, body)
+        module.outputs[f"propose.{DRAFTS}"] = _redraft(module, body, kept, _Again("redraft", "propose", after))
+        _redraft(module, body, kept, _Again("prefill", "prefill", before))
+        _verify_carried(module, body, kept)
         _give(module, body.target, self.row)
         body.erase(module)
         if self.path:
@@ -113,6 +118,8 @@ class _Body:
             if source is not None and source not in ops:
                 ops.add(source)
                 pending += source.operands
+        drafted = _drafted(sorted(ops, key=module.order().__getitem__))
+        ops |= {op for op in module.find(MASS) if op["logits"].source in ops and op["logits"] in drafted}
         order = module.order()
         raises = [op for op in module.find("health.raise") if op["bad"].source in ops]
         return cls(targets[0], tuple(sorted(ops, key=order.__getitem__)), tuple(raises))
@@ -129,11 +136,18 @@ class _Body:
 
     def drafted(self) -> set[Value]:
         """What depends on a forward of it."""
-        values: set[Value] = set()
-        for op in self.ops:
-            if is_external(op) or values & set(op.operands):
-                values |= set(op.results)
-        return values
+        return _drafted(self.ops)
+
+    def kept(self, module: Module) -> dict[str, Value]:
+        """What drafts were drawn from, which verification reads, by the fields that carry it."""
+        inside, kept = {*self.ops, *self.raises}, dict[str, Value]()
+        masses = [op.result for op in self.ops if op.opcode == MASS]
+        for mass in masses:
+            assert mass.source is not None
+            if not all(user in inside for user in module.users(mass)):
+                column = sum(name.startswith(LOGITS_FIELD) for name in (*module.carries, *kept))
+                kept |= dict(zip(row_fields(column), (mass.source["logits"], mass), strict=True))
+        return kept
 
     def close(self, module: Module) -> None:
         """Let keys and values, and health, go on behind it as they were before it."""
@@ -166,6 +180,15 @@ class _Again:
         return "prefill_" if self.phase == "prefill" else ""
 
 
+def _drafted(ops: Iterable[Op]) -> set[Value]:
+    """What depends on a forward among ops in their order."""
+    values: set[Value] = set()
+    for op in ops:
+        if is_external(op) or values & set(op.operands):
+            values |= set(op.results)
+    return values
+
+
 def _first(body: _Body, state: Value) -> Value:
     """Keys and values as they are before the body."""
     while state.source in body.ops:
@@ -173,14 +196,14 @@ def _first(body: _Body, state: Value) -> Value:
     return state
 
 
-def _check(module: Module, body: _Body, ctx: Context) -> None:
+def _check(module: Module, body: _Body, kept: Mapping[str, Value], ctx: Context) -> None:
     """Refuse a body of which more is read than tokens, or that loads what nobody stores as it is."""
     stored = (_stored(module, "step").keys() & _stored(module, "prefill").keys()) | {LENGTHS, *_appended(module)}
     loaded = [str(op.attrs["field"]) for op in body.ops if op.has(Trait.LOADS)]
     inside = {*body.ops, *body.raises}
     lost = [name for name in loaded if name not in stored and not module.carries[name].given]
     why = [f"@{name} is not stored as a whole" for name in lost]
-    for value in body.drafted() - {body.tokens}:
+    for value in body.drafted() - {body.tokens, *kept.values()}:
         readers = [user for user in module.users(value) if user not in inside and not is_state(value)]
         why += [f"%{value.name} is read after it, by {user.opcode}" for user in readers]
     opcode = body.tokens.source.opcode if body.tokens.source is not None else "nothing"
@@ -224,7 +247,7 @@ def _appended(module: Module) -> set[str]:
     return {str(op.attrs["field"]) for op in module.find("carry.append")}
 
 
-def _redraft(module: Module, body: _Body, again: _Again) -> Value:
+def _redraft(module: Module, body: _Body, kept: Mapping[str, Value], again: _Again) -> Value:
     """The body once more, of what is carried on instead of what is loaded: the drafts i64[B, S], which are stored."""
     given = {module.inputs[LENGTHS]: again.carried[LENGTHS]}
     states = [value for op in body.ops for value in op.operands if value.source is None and is_state(value)]
@@ -242,7 +265,8 @@ def _redraft(module: Module, body: _Body, again: _Again) -> Value:
             shift = {"column": int(op.attrs["column"]) - 1} if op.opcode == "chain.append" else {}
             _write(module, op, again, given, op.opcode, operands, {**op.attrs, **shift})
     drafts, location = given[body.tokens], module.carries[DRAFTS].location
-    module.add_op(again.phase, "carry.store", (module.inputs[ROWS], drafts), (), {"field": DRAFTS}, location)
+    for name, value in {DRAFTS: drafts, **{name: given[value] for name, value in kept.items()}}.items():
+        module.add_op(again.phase, "carry.store", (module.inputs[ROWS], value), (), {"field": name}, location)
     for op in body.raises:
         health = module.outputs[f"{again.outputs}.health"]
         _write(module, op, again, given, op.opcode, [health, given[op["bad"]]], op.attrs)
@@ -268,12 +292,19 @@ def _last_state(module: Module, body: _Body, state: Value, entry: str) -> Value:
     return later[-1] if later else state
 
 
-def _verify_carried(module: Module, body: _Body) -> None:
-    """Let the step verify the drafts that are carried, below the bonus token that is."""
+def _verify_carried(module: Module, body: _Body, kept: Mapping[str, Value]) -> None:
+    """Let the step verify the drafts that are carried, below the bonus token that is, by what they were drawn from."""
     start = next(op for op in body.ops if op.opcode in ("chain.join", "chain.start"))
     where, names = (module.inputs[ROWS],), [("carried_drafts", None)]
     load = module.add_op("prepare", "carry.load", where, names, {"field": DRAFTS}, body.location)
     assign_types(module, load)
+    inside = {*body.ops, *body.raises}
+    for field, value in kept.items():
+        names = [(f"carried_{field}", None)]
+        given = module.add_op("prepare", "carry.load", where, names, {"field": field}, body.location)
+        assign_types(module, given)
+        for user in [user for user in module.users(value) if user not in inside and user.phase not in SECOND_HALF]:
+            module.replace_operand(user, value, given.result)
     join = module.add_op("prepare", "chain.join", (start["bonus"], load.result), [("nodes", None)], {}, body.location)
     assign_types(module, join)
     module.replace_uses(body.tokens, join.result)

@@ -10,11 +10,13 @@ import pytest
 import torch
 from fakes.cuda import FakeBackend, FakeCuda
 from fakes.drafts import Engine
+from fakes.sglang_blocks import markov
 from programs import compile_to, load, planned
 from torch import Tensor
 
 from specc.runtime.backends.cpu import ReferenceBackend
 from specc.runtime.batch import Batch
+from specc.runtime.capabilities.sampling import Sampling
 from specc.runtime.errors import BatchError, BindError, FieldError, ForwardContractError, TornError
 from specc.runtime.plan.halves import halves
 from specc.runtime.plan.plan import PROMPT, Plan
@@ -24,6 +26,8 @@ from specc.runtime.step import Step
 
 CPU = torch.device("cpu")
 CHAINS = ["STANDALONE", "EAGLE", "EAGLE3", "FROZEN_KV_MTP", "MULTI_LAYER_EAGLE", "DFLASH", "NGRAM"]
+WEIGHED = {name: 1 if name == "DFLASH" else 3 for name in CHAINS if name != "NGRAM"}
+"""Algorithms whose drafts are drawn -> how many fields have what they were drawn from: a block has one."""
 PROMPTS = {3: [4, 9, 2], 1: [7, 1], 6: [5, 5, 8, 1, 2]}
 ROWS = list(PROMPTS)
 POISON = 0xFF
@@ -43,8 +47,9 @@ class Machine:
         self.plan = plan_of(algorithm, step="rotated", target={"padded_vocab_size": padded}, **keys)
         self.engine, self.other = (Engine.of_plan(whole, seed=3) for _ in range(2))
         where = self.plan, backend or ReferenceBackend(), CPU
-        self.step = RotatedStep(*where, self.engine, self.engine.table, poison=POISON)
-        self.whole = Step(whole, ReferenceBackend(), CPU, self.other, self.other.table, poison=POISON)
+        more: Any = {"tables": markov(whole), "poison": POISON}
+        self.step = RotatedStep(*where, self.engine, self.engine.table, **more)
+        self.whole = Step(whole, ReferenceBackend(), CPU, self.other, self.other.table, **more)
         for engine in (self.engine, self.other):
             engine.prompts |= PROMPTS
         self.lens = {row: len(prompt) for row, prompt in PROMPTS.items()}
@@ -97,6 +102,23 @@ def test_every_step_accepts_what_a_whole_one_does(
     machine.prefill()
     for rows in (ROWS, ROWS[:1], ROWS[1:], [6, 1, 3], ROWS, ROWS):
         machine.decode(rows, at_least=4 if padded else 0, whole_bucket=whole_bucket)
+
+
+@pytest.mark.parametrize("verify", ["rejection", "block"])
+@pytest.mark.parametrize("algorithm", [*WEIGHED, "DSPARK"])
+def test_drafts_are_weighed_by_what_they_were_drawn_from(algorithm: str, verify: str) -> None:
+    """Of requests at several temperatures, one of them greedy: a step accepts what a whole one does, draw by draw."""
+    machine = Machine(algorithm, verify=verify)
+    params = [Sampling(temperature=heat, seed=seed) for seed, heat in enumerate((0.7, 0.0, 1.3))]
+    for step in (machine.step, machine.whole):
+        step.set_sampling(ROWS, params)
+    machine.prefill()
+    for rows in (ROWS, ROWS[:1], ROWS[1:], [6, 1, 3], ROWS, ROWS):
+        machine.decode(rows)
+    drafts = WEIGHED.get(algorithm, 3)
+    assert {name for name in machine.plan.carry if name.startswith("draft_")} == {
+        f"draft_{what}{number}" for what in ("logits", "mass") for number in range(drafts)
+    }
 
 
 @pytest.mark.parametrize("overlap", [True, False])

@@ -8,6 +8,7 @@ from typing import NamedTuple
 from specc.compiler.algorithms.blocks.sampling import parameter
 from specc.compiler.algorithms.blocks.scope import Scope, logits_dtype_of
 from specc.compiler.ir.core import Value
+from specc.compiler.ir.ops.rejection import row_fields
 from specc.compiler.ir.ops.sample import COIN, DRAFT, TOKEN
 from specc.runtime.plan.draft_head import TOKEN_ENTRIES
 
@@ -79,7 +80,7 @@ def chosen(
         given, of = (logits, scope.rows, scales, index), {"of": "Vd"} if mapped else {}
         source = Source(logits, b("sample.mass", *given, names=(f"{stem}mass",), ahead=0, keep=keep, **of))
         if carried:
-            for name, value in zip(_fields(column), source, strict=True):
+            for name, value in zip(row_fields(column), source, strict=True):
                 b.many("carry.store", scope.rows, value, field=name)
     return scope.translated(index, names[0]), bad, source
 
@@ -104,7 +105,7 @@ def children(
 def carry_rows(scope: Scope, count: int = 1) -> None:
     """Declare what ``count`` carried drafts were drawn from, if drafts are drawn."""
     for column in range(count if sampled(scope) else 0):
-        logits, mass = _fields(column)
+        logits, mass = row_fields(column)
         scope.carry(logits, logits_dtype_of(scope.draft), "Vd", at=("verify",))
         scope.carry(mass, "f32", 3, at=("verify",))
 
@@ -113,15 +114,11 @@ def load_rows(scope: Scope, count: int = 1) -> tuple[Source, ...]:
     """What ``count`` carried drafts were drawn from, in the phase that loads; none if they are not drawn."""
     b = scope.b
     with b.at(scope.at("verify")):
-        fields = [_fields(column) for column in range(count if sampled(scope) else 0)]
+        fields = [row_fields(column) for column in range(count if sampled(scope) else 0)]
         return tuple(
             Source(*(b("carry.load", scope.rows, names=(f"carried_{name}",), field=name) for name in names))
             for names in fields
         )
-
-
-def _fields(column: int) -> tuple[str, str]:
-    return f"draft_logits{column}", f"draft_mass{column}"
 
 
 def decide(

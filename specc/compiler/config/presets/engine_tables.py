@@ -35,4 +35,4 @@ class TablesBlock(Block):
     nothing."""
     carry: dict[str, FieldBlock] = Field(default_factory=dict[str, FieldBlock], max_length=64)
     """The carried fields that live in tables of the engine's, by name, each with its dtype there and who writes it
-    (written_by)."""
+    (written_by). A name is of all fields that have a number behind it, too."""

@@ -17,6 +17,11 @@ def check_step(written: Written, needs: Needs) -> Findings[None]:
     yield from _tables(written)
     if file.step != "rotated" or not written.sound("step"):
         return
+    several = {"num_steps": len(file.num_steps) > 1, "shapes": file.shapes is not None}
+    for key, asked in several.items():
+        what = f"verify: {file.verify} with several {key} and step: rotated"
+        weighs = file.weighs_drafts and written.sound("verify", key)
+        yield from refuse(written, asked and weighs, what, ("verify",), "write one num_steps")
     if file.engine is not None and PRESETS[file.engine].rotates:  # what it does not have was said of the engine
         return
     hint = "write step: whole"
@@ -29,14 +34,12 @@ def check_step(written: Written, needs: Needs) -> Findings[None]:
     yield from refuse(written, file.engine is not None, f"step: rotated in {file.engine}", ("step",), hint)
     drafts = file.tables.carry.get("drafts")
     stored = drafts is None or drafts.written_by == "program"  # by the last node, where fewer may run
-    several = {"num_steps": len(file.num_steps) > 1, "shapes": file.shapes is not None}
     for key, asked in several.items():
         what = f"several {key} with step: rotated, where the program stores the drafts"
         in_table = "write tables.carry.drafts of the engine's"
         yield from refuse(written, stored and asked and written.sound(key), what, (key,), in_table)
-    for key, asked in (("verify", file.weighs_drafts), ("logits", file.logits == "sharded")):
-        what = f"{key}: {getattr(file, key)} with step: rotated"
-        yield from refuse(written, asked and written.sound(key), what, (key,), hint)
+    sharded = file.logits == "sharded" and written.sound("logits")
+    yield from refuse(written, sharded, "logits: sharded with step: rotated", ("logits",), hint)
 
 
 def _tables(written: Written) -> Findings[None]:

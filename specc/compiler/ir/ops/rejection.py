@@ -7,6 +7,15 @@ from typing import Any
 
 from specc.compiler.ir.opdef import STEPS, OpDef, Trait
 
+LOGITS_FIELD, MASS_FIELD = "draft_logits", "draft_mass"
+"""Fields of the carry: the logits that a draft was drawn from, and their mass, with a number behind them."""
+MASS = "sample.mass"
+
+
+def row_fields(column: int) -> tuple[str, str]:
+    """Return the names of the fields of one draft, or of all of a block."""
+    return f"{LOGITS_FIELD}{column}", f"{MASS_FIELD}{column}"
+
 
 def _of_masses(attrs: Mapping[str, Any]) -> str:
     return ", ".join(f"masses{i}: f32[B, *x{i}, 3]" for i in range(int(attrs["parts"])))
@@ -21,7 +30,7 @@ def _of_rows(attrs: Mapping[str, Any]) -> str:
 
 OPS = (
     OpDef(
-        "sample.mass",
+        MASS,
         "logits: T[B, *x, ?v], rows: i64[B], scales: f32[B, *x], entries: i64<$of>[B, *x, $keep], cuts?: f32[B, *x]"
         " -> mass: f32[B, *x, 3]",
         "What a row's probabilities are made of, softmax(logits * scale) of those not below the cut: the largest logit,"

@@ -204,7 +204,12 @@ CASES: list[tuple[str, str | bytes, int, int]] = [
     ("config/out-of-range", edit("page_size: 16", "page_size: 65537"), 6, 12),
     ("config/out-of-range", rotated("tables: {slots: block_table}").replace("size: 16", "size: 65552"), 6, 12),
     ("config/unknown-key", rotated("tables: {carry: {bonus: {stride: 8}}}"), 9, 26),
-    ("config/not-yet", rotated("verify: rejection"), 9, 9),
+    (
+        "config/not-yet",
+        rotated("verify: rejection").replace("steps: 3", "steps: [1, 3]").replace("num_draft_tokens", "# "),
+        9,
+        9,
+    ),
     ("config/not-yet", rotated("engine: sglang"), 10, 7),
     ("config/not-yet", rotated("verify: target_only\nsampling: [top_k, grammar]"), 10, 19),
     ("config/not-yet", rotated("logits: sharded\ntensor_parallel: 4"), 9, 9),
