@@ -54,6 +54,7 @@ class Settings:
             speculative_moe_a2a_backend=None,
             speculative_accept_threshold_single=1.0,
             speculative_accept_threshold_acc=1.0,
+            speculative_use_rejection_sampling=False,
         )
         self.model, self.overlap = SimpleNamespace(), False
         self.lora = SimpleNamespace(enable_lora=False, enable_lora_overlap_loading=False)
@@ -205,6 +206,7 @@ class EagleDraftInput:
     topk_index: Tensor | None = None
     hidden_states: Tensor | None = None
     bonus_tokens: Tensor | None = None
+    draft_probs: Tensor | None = None
     capture_hidden_mode: CaptureHiddenMode = CaptureHiddenMode.FULL
     num_tokens_per_req: int = -1
     num_tokens_for_logprob_per_req: int = -1

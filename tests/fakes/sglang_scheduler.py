@@ -52,7 +52,9 @@ class FutureMap:
         if not isinstance(state, EagleDraftInput):
             self.written += 1
             return
-        assert state.bonus_tokens is not None
+        assert state.bonus_tokens is not None and state.draft_probs is None, (
+            "there is no table as long as the vocabulary"
+        )
         if self._relay is not None and state.bonus_tokens is self._relay.published_bonus:
             self._relay.published_bonus = None
         else:

@@ -387,6 +387,7 @@ class EAGLEWorkerV2:
     def _drafts(self, batch: ScheduleBatch) -> list[Tensor]:
         """The drafts i64[b, 1] of a chain."""
         assert batch.spec_info is not None and batch.spec_info.topk_index is not None
+        self._check_drawn(batch.spec_info)
         hidden, drafts = batch.spec_info.hidden_states, [self.draft_worker.token(batch.spec_info.topk_index[:, :1])]
         for step in range(self.speculative_num_steps - 1):
             given = {"hidden": hidden.view(len(drafts[0]), 1, -1)} if hidden is not None else {}
@@ -396,6 +397,18 @@ class EAGLEWorkerV2:
             hidden = getattr(output, "hidden", None)
         return drafts
 
+    def _check_drawn(self, given: EagleDraftInput) -> None:
+        """See that drafts come with what they may be drawn from, where steps weigh them by that."""
+        assert (given.draft_probs is not None) == SETTINGS.spec.speculative_use_rejection_sampling
+        if given.draft_probs is not None:
+            assert given.topk_index is not None and given.draft_probs.shape == (len(given.topk_index), self._columns)
+            torch.testing.assert_close(given.draft_probs.sum(-1), torch.ones(len(given.topk_index)))
+            assert (given.draft_probs.gather(1, given.topk_index[:, :1]) > 0).all()
+
+    @property
+    def _columns(self) -> int:
+        return self.target_worker.model_runner.model_config.vocab_size
+
     def _at(self, batch: ScheduleBatch, places: Tensor) -> dict[str, Tensor]:
         """Where tokens are, so many behind the committed text."""
         rows, positions = batch.req_pool_indices, batch.seq_lens[:, None] + places
@@ -403,8 +416,10 @@ class EAGLEWorkerV2:
         return {"rows": rows, "seq_lens": batch.seq_lens, "positions": positions, "slots": slots}
 
     def _state(self, output: Any, bonus: Tensor) -> EagleDraftInput:
-        chances, numbers = output.logits.softmax(-1).topk(self.topk, -1)
-        return EagleDraftInput(chances, numbers, getattr(output, "hidden", None), bonus)
+        all_chances = output.logits.softmax(-1)
+        chances, numbers = all_chances.topk(self.topk, -1)
+        drawn = all_chances if SETTINGS.spec.speculative_use_rejection_sampling else None
+        return EagleDraftInput(chances, numbers, getattr(output, "hidden", None), bonus, drawn)
 
     @property
     def _capture(self) -> str:

@@ -47,7 +47,8 @@ ENVIRONMENT = {
     "HF_HUB_OFFLINE": "1",
     "OMP_NUM_THREADS": "1",
 }
-ENVIRONMENT_ON = {"cpu": {"SGLANG_USE_CPU_ENGINE": "1"}, "cuda": {}}
+ENVIRONMENT_ON = {"cpu": {"SGLANG_USE_CPU_ENGINE": "1", "SGLANG_OPT_USE_GUMBEL_SAMPLE": "0"}, "cuda": {}}
+"""SGLang's draws of drafts are by a kernel of a GPU's otherwise."""
 ENVIRONMENT_COMPRESSED = {
     "SPECC_TEST_COMPRESSED": "1",
     "SGLANG_FP8_PAGED_MQA_LOGITS_TORCH": "1",

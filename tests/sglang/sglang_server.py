@@ -25,6 +25,8 @@ THROWN_OUT = {"SGLANG_TEST_RETRACT": "1", "SGLANG_TEST_RETRACT_INTERVAL": "8"}
 """Variables of an engine in which a request begins anew after every few forwards, however many slots there are."""
 NCCL_ALONE = {"disable_custom_all_reduce": True, "enforce_disable_flashinfer_allreduce_fusion": True}
 """No kernels of others add up what ranks of a GPU have, which ask more of a machine."""
+HEADS = ("EAGLE", "EAGLE3", "NEXTN")
+"""Algorithms of SGLang's with which it is asked to draw drafts, and to weigh them by what they were drawn from."""
 TURNS = count()
 """Of engines, which GPU each has."""
 ADAPTED = HERE / "adaptive.json"
@@ -44,8 +46,10 @@ class Variant:
     each keeps its columns of logits in the program's steps, with `experts` it has its part of the experts. `target` is
     a model of `write_models`, too. `attention` is the backend where it is not that of CPUs.
     `shapes` are those of a program with several, between which it changes at random at every step; the engine's own
-    is the largest of each. `head` is the key of the program's draft, and
-    `states` that of its target. `adaptive` has SGLang change the number of steps, among those of `ADAPTED`.
+    is the largest of each. `verify` is the key of a program with `samples`, and as SGLang is asked to weigh drafts if
+    it can be: on a CPU `block` is asked for as `rejection`, which is the same to all but its own draws. `head` is the
+    key of the program's draft, and `states` that of its target. `adaptive` has SGLang change the number of steps, among
+    those of `ADAPTED`.
     """
 
     algorithm: str | None = None
@@ -65,6 +69,7 @@ class Variant:
     attention: str = ""
     page: int = 1
     shapes: str = ""
+    verify: str = "target_only"
     head: str = "engine"
     states: str = "engine"
     experts: bool = False
@@ -88,6 +93,7 @@ class Variant:
             *[self.attention] * bool(self.attention),
             *[f"page{self.page}"] * (self.page > 1),
             *["shapes"] * bool(self.shapes),
+            *[self.verify] * (self.verify != "target_only"),
             *["adaptive"] * self.adaptive,
             *[self.head] * (self.head != "engine"),
             *[self.states] * (self.states != "engine"),
@@ -111,7 +117,7 @@ class Variant:
         shapes += ("--states", self.states) if self.states != "engine" else ()
         if self.sharded:
             return ("--logits", "sharded", "--outputs", "logprobs", *shapes)
-        drawn = ("--verify", "target_only", "--sampling", BUILT, "--outputs", "logprobs", "--best-logprobs", "5")
+        drawn = ("--verify", self.verify, "--sampling", BUILT, "--outputs", "logprobs", "--best-logprobs", "5")
         return (*drawn, *shapes) if self.samples else shapes
 
     def engine(self, models: Path) -> dict[str, Any]:
@@ -137,7 +143,9 @@ class Variant:
             return given | {"speculative_ngram_max_bfs_breadth": self.topk}
         if self.algorithm in ("DFLASH", "DSPARK"):  # which count the tokens of a block alone
             return given | {"speculative_draft_model_path": str(models / self.draft)}
+        weighs = self.verify != "target_only" and self.algorithm in HEADS
         return given | {
+            **({"speculative_use_rejection_sampling": True} if weighs else {}),
             "speculative_draft_model_path": str(models / self.draft),
             "speculative_num_steps": self.num_steps,
             "speculative_eagle_topk": self.topk,

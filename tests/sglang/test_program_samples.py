@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
-import os
 import random
 from collections.abc import Iterator, Mapping
 from concurrent.futures import Future
@@ -14,6 +12,7 @@ from typing import Any
 import pytest
 import torch
 from engine_fixtures import asked, side_by_side, started
+from sglang_draws import BIAS, CROWD, TEXTS, short, texts
 from sglang_mixed import AGAIN, COUNT, GRAMMARS, SCHEMA, Oracle, is_greedy, is_penalized, is_restricted, mixed
 from sglang_programs import build_program
 from sglang_server import PLAIN, SERVER, THROWN_OUT, Served, Variant, serve
@@ -165,29 +164,6 @@ def test_a_program_s_greedy_answers_are_those_without_speculation(served: Served
         assert any(kind(dict(request["sampling"])) for request, _ in greedy)
 
 
-PROMPTS: list[tuple[str, dict[str, float]]] = [
-    ("import os\n", {"temperature": 1.0}),
-    ("class Foo:\n    def ", {"temperature": 1.2, "top_k": 20}),
-    ("for name in ", {"temperature": 0.9, "top_p": 0.9}),
-]
-TEXTS = int(os.environ.get("SPECC_TEST_TEXTS", "300"))
-"""Of each prompt; `make sglang TEXTS=2000` takes some six minutes."""
-BIAS = 1 + 0.1 * math.sqrt(2000 / TEXTS)
-"""A temperature that so many texts tell from the right one; of 2000 one that is a tenth too high."""
-CROWD = {"max_running_requests": 64, "max_total_tokens": 8192, "chunked_prefill_size": 2048}
-
-
-def short(warmer: float = 1.0, *, seeds: bool) -> list[dict[str, Any]]:
-    """Four tokens of every prompt, TEXTS times; without seeds SGLang's own sampler draws as it likes."""
-    made: list[dict[str, Any]] = []
-    for text, wanted in PROMPTS:
-        sampling = {**wanted, "temperature": wanted["temperature"] * warmer, "max_new_tokens": 4, "ignore_eos": True}
-        for number in range(TEXTS):
-            seed = {"sampling_seed": number} if seeds else {}
-            made.append({"text": text, "stream": False, "sampling": sampling | seed})
-    return made
-
-
 def test_a_program_s_distribution_is_that_without_speculation(models: Path, tmp_path: Path) -> None:
     """And a temperature that is a little too high is noticed by the same test."""
     engine = CHAIN.engine(models) | CROWD
@@ -202,12 +178,6 @@ def test_a_program_s_distribution_is_that_without_speculation(models: Path, tmp_
     fair, biased, expected = texts(served)[:3], texts(served)[3:], texts(plain)
     assert surprise(*zip(fair, expected, strict=True)) > 1e-3
     assert surprise(*zip(biased, expected, strict=True)) < 1e-3
-
-
-def texts(served: Served) -> list[list[list[int]]]:
-    """The tokens of every text, by prompt."""
-    tokens = [output["token_ids"] for output in served.outputs]
-    return [tokens[start : start + TEXTS] for start in range(0, len(tokens), TEXTS)]
 
 
 def test_what_a_program_was_built_without_is_sglang_s(models: Path, tmp_path: Path, oracle: Oracle) -> None:

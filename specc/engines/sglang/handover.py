@@ -50,7 +50,9 @@ def take_over(
     assert isinstance(steps.state, State)  # look-ups are refused on such a server
     steps.admit(batch, here=False)
     make = came if HIDDEN in steps.step.pools else drafted
-    kept = steps.state.adopt(rows, make(steps, batch, last_tokens_tensor), batch.seq_lens)
+    left = make(steps, batch, last_tokens_tensor)
+    steps.state.proposals.take(rows, left)
+    kept = steps.state.adopt(rows, left, batch.seq_lens)
     if batch.enable_overlap:  # the tables have all of it: what is left is to say so
         kept.future_indices = rows
         future_map.publish(rows, batch.seq_lens)

@@ -11,9 +11,9 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 
 from .attention.kinds import BACKENDS, KNOWN_BACKENDS, backend_of
-from .kinds import KINDS, NODES, STEPS, TOPK, KindOfDraft, kind_of
+from .kinds import KINDS, NODES, STARTS_NONE, STEPS, TOPK, KindOfDraft, kind_of
 from .served_attention import CACHES, ROLES, STATES, ServedModel
-from .served_settings import NAMES, SETTINGS, served_anyhow, served_under
+from .served_settings import NAMES, SETTINGS, WEIGHING, served_anyhow, served_under
 
 __all__ = [
     "BACKENDS",
@@ -24,9 +24,11 @@ __all__ = [
     "NODES",
     "ROLES",
     "SETTINGS",
+    "STARTS_NONE",
     "STATES",
     "STEPS",
     "TOPK",
+    "WEIGHING",
     "KindOfDraft",
     "ServedModel",
     "backend_of",
@@ -89,6 +91,11 @@ class Server:
         return ["under data parallelism"] * (self.groups > 1) + ["beside recurrent state"] * recurrent
 
     @property
+    def weighs(self) -> str | None:
+        """The `verify` of a program that weighs drafts as SGLang is asked to; None where it is not asked."""
+        return next((verify for name, verify in WEIGHING.items() if self.settings.get(name)), None)
+
+    @property
     def untried(self) -> list[str]:
         """The attention backends of this server on which no program has run yet."""
         named = dict.fromkeys(self.attention.get(role, "") for role in ROLES)
@@ -144,6 +151,12 @@ def refusals(server: Server) -> Iterator[Refusal]:
         if all((value or None) != (served or None) for served in values):
             yield Refusal(name, what if value is True else f"{what} ({name} {value})")
     yield from itertools.starmap(Refusal, _of_draft(server))
+    if server.weighs and server.candidates:
+        yield Refusal("candidates", "adaptive speculation with drafts that are drawn")
+    if server.weighs and server.kind is not None and server.kind.each_step:
+        yield Refusal("speculative_use_rejection_sampling", "several modules whose drafts are drawn")
+    if server.weighs and server.settings.get("disaggregation_mode", "null") != "null":
+        yield Refusal("disaggregation_mode", "drafts that are drawn, on two servers,")
     if server.candidates:
         yield from (Refusal("candidates", f"adaptive speculation with {what}") for what in server.single)
     if server.head_rows and server.ranks > 1:

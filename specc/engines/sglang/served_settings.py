@@ -27,8 +27,6 @@ SETTINGS: dict[str, tuple[object, str]] = {
     "disaggregation_mode": (("null", "decode"), "a server that only prefills"),
     "enable_pd_role_switch": (False, "prefill and decode that change places while servers run"),
     "decoupled_spec_role": ("null", "a draft in a process of its own"),
-    "speculative_use_rejection_sampling": (False, "rejection sampling"),
-    "speculative_use_block_verification": (False, "block verification"),
     "speculative_ngram_external_corpus_path": (None, "a corpus of the server's that drafts are looked up in"),
     "speculative_draft_window_size": (None, "a window of the draft's"),
     "enable_unified_memory": (False, "a unified pool of keys and values"),
@@ -49,6 +47,8 @@ DATA_PARALLEL: dict[str, tuple[object, str]] = {
     "enable_multi_layer_eagle": (False, "multi-layer EAGLE"),
     "enable_return_routed_experts": (False, "experts as results"),
     "disaggregation_mode": ("null", "prefill and decode on two servers"),
+    "speculative_use_rejection_sampling": (False, "rejection sampling"),
+    "speculative_use_block_verification": (False, "block verification"),
     "enable_tp_lm_head_all_to_all": (False, "logits by all-to-all"),
     "SGLANG_SCHEDULER_SKIP_ALL_GATHER": (False, "schedulers that gather nothing"),
     "SGLANG_ENABLE_DP_SPEC_PREFILL_COORDINATION": (False, "prefill beside decode steps"),
@@ -62,6 +62,13 @@ RECURRENT: dict[str, tuple[object, str]] = {
     "mamba_radix_cache_strategy": (("auto", "no_buffer", "extra_buffer"), "states of prefixes that are planned"),
 }
 """The same where a target keeps a recurrent state."""
+
+WEIGHING: dict[str, str] = {
+    "speculative_use_block_verification": "block",
+    "speculative_use_rejection_sampling": "rejection",
+}
+"""Settings by which drafts are drawn and weighed by what they were drawn from -> a program's `verify`; the first that
+stands counts."""
 
 UNDER: dict[str, dict[str, tuple[object, str]]] = {
     "under data parallelism": DATA_PARALLEL,

@@ -12,6 +12,7 @@ import torch
 from fakes.sglang_modules import SETTINGS
 from fakes.sglang_server import Server, adapter
 from fakes.sglang_worker import IntelAMXAttnBackend, TritonAttnBackend
+from programs import planned
 from test_sglang_worker import DRAWS, FULL, QLEN, Serve, plan_of, serve
 
 __all__ = ["serve"]
@@ -191,3 +192,21 @@ def test_tokens_that_a_draft_scores_are_counted(serve: Serve) -> None:
     assert misfits(server) == []
     server.worker.draft_worker.hot_token_id = torch.arange(47)
     assert misfits(server) == ["vocab_size of the draft is 48 in the program, 47 in the server"]
+
+
+def test_drafts_that_are_weighed_come_with_what_they_were_drawn_from(
+    serve: Serve, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """From SGLang's steps as from the program's, which knows of the tokens that its draft scores."""
+    weighed = ("verify", "rejection")
+    server = serve(plan_of("EAGLE", weighed), speculative_use_rejection_sampling=True)
+    assert misfits(server) == []
+    seam = adapter("seam")
+    monkeypatch.setitem(seam.MAY, seam.WEIGHED, "speculative.eagle_info.EagleDraftInput(nothing_of_the_kind)")
+    assert misfits(server) == [f"this SGLang lacks something for it: {seam.WEIGHED}"]
+    some = {"vocab_size": 48, "token_map": "engine", "head": "weights"}
+    sizes = {"max_requests": 6, "buckets": [1, 2, 4], "target": {"vocab_size": 96}, "draft": some}
+    plan = planned("EAGLE", engine="sglang", verify="rejection", **sizes)[0]
+    message = "drafts that are drawn of tokens in a file are not served: SGLang's own are of all tokens"
+    assert message in misfits(serve(plan))
+    assert message not in misfits(serve(plan_of("EAGLE", weighed, scored=48), scored=list(range(48))))

@@ -136,6 +136,19 @@ def test_steps_of_either_go_on_where_the_other_stopped(
     assert server.worker.steps.tally.left == {"min_new_tokens": sum(6 in rows for rows in BATCHES)}
 
 
+@pytest.mark.parametrize("overlap", [False, True])
+@pytest.mark.parametrize("verify", ["greedy", "target_only", "rejection", "block"])
+def test_steps_of_either_weigh_drafts_that_the_other_has_drawn(serve: Serve, verify: str, overlap: bool) -> None:
+    """What drafts were drawn from goes along, of greedy programs, too: then all of it is the draft."""
+    plan = plan_of("EAGLE", ("verify", verify))
+    server = serve(plan, overlap=overlap, speculative_use_rejection_sampling=True)
+    server.begin({row: PROMPTS[row] for row in (3, 1, 2)})
+    server.begin({6: PROMPTS[6]}, min_new_tokens=2)
+    run(server, BATCHES)
+    assert max(max(counts) for counts in server.steps.values()) > 2, "drafts are accepted"
+    assert server.worker.steps.tally.left == {"min_new_tokens": sum(6 in rows for rows in BATCHES)}
+
+
 DRAWS = (("verify", "target_only"), ("sampling", ("top_k", "top_p")))
 
 

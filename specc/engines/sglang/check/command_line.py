@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from specc.engines.answers import answers_of
 from specc.engines.pasted import Pasted, is_count, served_by, without_launcher, words_of
 from specc.engines.sglang.check.preset import SGLANG
-from specc.engines.sglang.served import KINDS, NAMES, served_anyhow
+from specc.engines.sglang.served import KINDS, NAMES, WEIGHING, served_anyhow
 
 THRESHOLDS = ("--speculative-accept-threshold-acc", "--speculative-accept-threshold-single")
 """Arguments below 1 let SGLang accept more drafts than sampling from the target would."""
@@ -78,7 +78,7 @@ def argument(setting: str) -> str:
     return setting if setting.isupper() else f"--{setting.replace('_', '-')}"
 
 
-KNOWN = frozenset({*_READ, *RETURNED, *THRESHOLDS, *UNREAD, *_ALIASES, *map(argument, NAMES)})
+KNOWN = frozenset({*_READ, *RETURNED, *THRESHOLDS, *UNREAD, *_ALIASES, *map(argument, (*NAMES, *WEIGHING))})
 """Arguments that say something about the program."""
 
 ANSWERS = answers_of("sglang", SGLANG.tested[-1])

@@ -26,7 +26,8 @@ SGLANG = Preset(
         ("draft", "logits_dtype"): "float32",
     },
     heads_of_target=tuple(name for kind in KINDS for name, counts in kind.token_maps.items() if counts),
-    verifies=("greedy", "target_only"),  # of a greedy program SGLang itself serves requests that sample
+    # Of a greedy program SGLang itself serves requests that sample.
+    verifies=("greedy", "target_only", "rejection", "block"),
     tree_masks=tuple(sorted({backend.mask for backend in BACKENDS.values() if backend.mask})),
     padding=64,  # of its heads, which it shares out from two ranks on
     max_requests=256,

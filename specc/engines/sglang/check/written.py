@@ -20,6 +20,7 @@ from specc.engines.sglang.check.models import architecture_of
 from specc.engines.sglang.check.preset import SGLANG
 from specc.engines.sglang.check.server import Started
 from specc.engines.sglang.check.speculation import modules_of
+from specc.engines.sglang.check.weighing import verified
 
 _KV_DTYPES = {
     "bf16": "bfloat16",
@@ -38,6 +39,7 @@ def configuration(arguments: Arguments, server: Started, wanted: Wanted) -> str:
 
     Raises DiagnosticError with all that is missing, cannot be read, or is not served, of the server as well.
     """
+    wanted = verified(arguments, server, wanted)
     _check_sampled(arguments, wanted)
     wanted = replace(wanted, returned=_returned(arguments, wanted))
     lines = [

@@ -56,8 +56,14 @@ def check(
     gpu: GpuOption = None,
     name: NameOption = None,
     verify: Annotated[
-        str, typer.Option(metavar="HOW", help="The key verify: target_only serves requests that sample, too.")
-    ] = "greedy",
+        str | None,
+        typer.Option(
+            metavar="HOW",
+            help="The key verify: target_only serves requests that sample, too. Default: as the server is asked to "
+            "weigh drafts that are drawn, otherwise greedy.",
+            show_default=False,
+        ),
+    ] = None,
     sampling: Annotated[
         str,
         typer.Option(
@@ -95,7 +101,10 @@ def check(
     with reporting() as report:
         from specc.compiler.config.wanted import Wanted
 
-        wanted = Wanted(name, verify, sampling, outputs, best_logprobs, logits, shapes, head, token_map, states)
+        wanted = Wanted(
+            name, verify, sampling=sampling, outputs=outputs, best_logprobs=best_logprobs, logits=logits,
+            shapes=shapes, head=head, token_map=token_map, states=states,
+        )  # fmt: skip
         write(configured(arguments, gpu, wanted, output or Path("sglang.yaml"), report), output)
 
 

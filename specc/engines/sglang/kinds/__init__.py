@@ -5,12 +5,12 @@ from __future__ import annotations
 from .assistants import ASSISTANTS
 from .block_drafts import BLOCKS, CORRECTED_BLOCKS
 from .eagle_heads import HEADS
-from .kind import NODES, STEPS, TOPK, CommandLine, KindOfDraft, Said
+from .kind import NODES, STARTS_NONE, STEPS, TOPK, CommandLine, KindOfDraft, Said
 from .look_ups import LOOK_UPS
 from .several_modules import SEVERAL_MODULES
 from .standalone import STANDALONE
 
-__all__ = ["KINDS", "NODES", "STEPS", "TOPK", "CommandLine", "KindOfDraft", "Said", "kind_of"]
+__all__ = ["KINDS", "NODES", "STARTS_NONE", "STEPS", "TOPK", "CommandLine", "KindOfDraft", "Said", "kind_of"]
 
 KINDS = (STANDALONE, HEADS, ASSISTANTS, SEVERAL_MODULES, CORRECTED_BLOCKS, BLOCKS, LOOK_UPS)
 

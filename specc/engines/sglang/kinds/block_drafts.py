@@ -38,6 +38,7 @@ class _Blocks(KindOfDraft):
     members: Mapping[str, Any] = field(default_factory=lambda: {"req_to_token_pool": property(_of_target)})
     roles: Mapping[str, str] = field(default_factory=lambda: {"draft": "draft", "verify": "target"})
     blocks: bool = True
+    weighs: tuple[str, ...] = ("block",)
     shaped_by: tuple[str, str, str] = ("", "", NODES)
     refused: Mapping[str, str] = field(
         default_factory=lambda: {

@@ -16,5 +16,6 @@ speculative.eagle_info.EagleDraftInput(bonus_tokens topk_p topk_index hidden_sta
 """,
     head=True,
     adaptive=True,
+    weighs=("rejection", "block"),
     token_maps={"EAGLE": True, "EAGLE3": False},
 )

@@ -72,6 +72,7 @@ class KindOfDraft:
         refused: what is not served with it -> in words. There are `topk`, `adapters`, `groups` (of ranks) and
             `disaggregation_mode`.
         unstarted: what SGLang itself does not start with it -> the hint. There are `adapters`, `groups` and `cpu`.
+        weighs: values of `verify` by which SGLang weighs drafts of this kind, where an argument asks for it.
         whole: beside what logits are whole, in words; nothing where ranks may share them out.
         computed: whether programs may compute its head, on one rank where logits are whole.
 
@@ -105,6 +106,7 @@ class KindOfDraft:
     chains_only: bool = False
     refused: Mapping[str, str] = _settings()
     unstarted: Mapping[str, str] = _settings()
+    weighs: tuple[str, ...] = ()
     whole: str = ""
     computed: bool = True
 

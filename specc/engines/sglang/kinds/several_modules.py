@@ -41,6 +41,7 @@ model_executor.forward_batch_info.ForwardBatch: return_hidden_states_before_norm
     absent="drafts of several modules are SGLang's",
     forwards="models.modules.ModuleForwards",
     roles={"verify": "target", "extend": "draft"},
+    weighs=("rejection", "block"),
     each_step="a module for each step",
     called="several modules",
     written="EAGLE",

@@ -56,6 +56,12 @@ def lacking(request: Any, vocabulary: int, parameters: Collection[str]) -> str |
     return "sampling" if "sampling" in missing else next(iter(missing), None)
 
 
+def seed_of(request: Any) -> int | None:
+    """The seed of a `Req` that a program draws for; None of one that it has not been told of."""
+    parameters = getattr(request, _PARAMETERS, None)
+    return None if parameters is None else parameters["seed"]
+
+
 class Admission:
     """Requests on their way into a program that samples, which SGLang prefills: one prefill at a time.
 

@@ -9,15 +9,20 @@ from __future__ import annotations
 from typing import Any
 
 import torch
+from sglang.srt.runtime_context import get_spec
 from sglang.srt.speculative.eagle_info import EagleDraftInput
 from torch import Tensor
 
 from .. import seam
+from .proposals import Proposals
 from .results import Numbers, Published
 
 
 class State:
     """What SGLang keeps of a batch between steps, where the state of its requests is in a program's pool rows.
+
+    Attributes:
+        proposals: what drafts were drawn from.
 
     Args:
         package: the program's.
@@ -38,6 +43,8 @@ class State:
         # Between steps a request has no drafts of a kind that drafts in the step.
         drafts = step.pools["topk_index"].shape[1] if "topk_index" in step.pools else worker.topk
         device = step.pools["bonus"].device
+        reads = bool(getattr(get_spec(), "speculative_use_rejection_sampling", False))
+        self.proposals = Proposals(step.pools, numbers, reads=reads, in_turn=bool(worker.kind.each_step))
         self._ones = torch.ones(1, drafts, device=device)
         self._tokens = torch.zeros(1, drafts, dtype=torch.int64, device=device)
         self._bonus = torch.zeros(1, dtype=torch.int32, device=device)
@@ -68,12 +75,17 @@ class State:
         """Before a step of SGLang's own: hand over what it reads, which the relay has done if there is one."""
         if not relayed:
             batch.spec_info = self.of(batch.req_pool_indices)
-        batch.spec_info.topk_index = self._numbers.of(batch.spec_info.topk_index)
+        drafts = batch.spec_info
+        drafts.topk_index = self._numbers.of(drafts.topk_index)
+        if (chances := self.proposals.of(batch.req_pool_indices, drafts.topk_index)) is not None:
+            drafts.draft_probs = chances
 
     def take(self, batch: Any, result: Any, *, relayed: bool) -> None:
         """Go on behind a forward of SGLang's, a prefill or a step: have what it leaves in pool rows."""
         drafts = result.next_draft_input
         drafts.topk_index = self._numbers.tokens(drafts.topk_index)
+        prefilled = () if batch.forward_mode.is_decode() else batch.reqs
+        self.proposals.take(batch.req_pool_indices, drafts, prefilled)
         if not relayed:
             result.next_draft_input = self.adopt(batch.req_pool_indices, drafts, result.new_seq_lens)
 

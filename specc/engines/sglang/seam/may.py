@@ -12,6 +12,7 @@ SIMULATED = "SGLANG_SIMULATE_ACC_LEN changes SGLang's own steps alone"
 HANDOVER = "a server that decodes what another one prefills runs no program"
 LOCKSTEP = "a server whose attention is data parallel runs no program"
 STATES = "targets that keep a recurrent state are SGLang's"
+WEIGHED = "a server that weighs drafts by what they were drawn from runs no program"
 ADAPTIVE = "a server that changes the number of its steps runs no program"
 MAY = {
     INTERNAL_STATE: """
@@ -69,6 +70,7 @@ speculative.spec_utils.commit_mamba_states_after_verify(target_worker batch acce
 speculative.spec_utils.prepare_mamba_track_for_verify(batch)
 runtime_context.mamba_track_grid(tree_page)
 """,
+    WEIGHED: "speculative.eagle_info.EagleDraftInput(draft_probs)",
     ADAPTIVE: """
 speculative.adaptive_runtime_state.AdaptiveController: candidate_steps
 speculative.adaptive_runtime_state.AdaptiveController._activate(speculative_num_steps)

@@ -14,6 +14,7 @@ from sglang.srt.runtime_context import (
     get_spec,
 )
 
+from ..._drawn import weighs
 from ..._shapes import largest
 from .. import seam
 from ..parts import heads, routed, shards, states
@@ -39,6 +40,7 @@ def misfits(plans: Mapping[Any, Any], worker: Any) -> list[str]:
         *_arguments(plans, worker.kind, server.candidates),
         *several,
         *_sampling(plan),
+        *_drawn(plan, worker),
         *_models(plan, worker),
         *_shards(plan, worker, server),
         *states.misfits(plans, worker),
@@ -46,6 +48,7 @@ def misfits(plans: Mapping[Any, Any], worker: Any) -> list[str]:
     needed = [seam.HANDOVER] if get_disagg().disaggregation_mode == "decode" else []
     needed += [seam.LOCKSTEP] if server.groups > 1 else []
     needed += [seam.STATES] if server.target is not None and server.target.state else []
+    needed += [seam.WEIGHED] if server.weighs and worker.kind.has_steps else []
     needed += [seam.ADAPTIVE] if server.candidates else []
     refused += [f"this SGLang lacks something for it: {feature}" for feature in needed if not seam.there(feature)]
     return [*refused, *differs, *routed.misfits(plans), *_memory(plans, worker, server)]
@@ -79,6 +82,12 @@ def _arguments(plans: Mapping[Any, Any], kind: KindOfDraft, candidates: Sequence
 
 def _listed(steps: Iterable[int]) -> str:
     return ", ".join(map(str, sorted(steps)))
+
+
+def _drawn(plan: Any, worker: Any) -> Iterator[str]:
+    """SGLang's first draft may be of any token, and the program says what it was drawn from of those in its map."""
+    if weighs(plan) and heads.is_named(plan, scored_tokens(worker)):
+        yield "drafts that are drawn of tokens in a file are not served: SGLang's own are of all tokens"
 
 
 def _sampling(plan: Any) -> Iterator[str]:

@@ -334,7 +334,6 @@ def test_thresholds_below_one_are_for_greedy_programs() -> None:
     [
         (("--verify", "sometimes"), "config/out-of-range"),
         (("--verify", "target_only", "--sampling", "top_q"), "config/out-of-range"),
-        (("--verify", "rejection"), "config/engine-conflict"),
         (("--sampling", "top_k"), "legal/sampling"),
     ],
 )
@@ -369,7 +368,7 @@ def test_how_tokens_cannot_be_verified(options: tuple[str, ...], code: str) -> N
             {"--speculative-algorithm": "EAGLE", "--enable-multi-layer-eagle": ""},
             "a module for each step of LlamaForCausalLM",
         ),
-        ({"--speculative-use-rejection-sampling": ""}, "rejection sampling"),
+        ({"--speculative-use-rejection-sampling": ""}, "--speculative-use-rejection-sampling with STANDALONE"),
         ({"--pp-size": "2"}, "pipeline parallelism (pp_size 2)"),
         ({"--moe-dense-tp-size": "1"}, "hidden states that are scattered over ranks (moe_dense_tp_size 1)"),
         ({"--enable-eplb": ""}, "experts that are balanced while the server runs"),
