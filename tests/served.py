@@ -131,10 +131,11 @@ def write_models(folder: Path) -> None:
 
 def ask(server: Served, folder: Path) -> Said:
     """Ask a check of a server whose models are in a folder. RuntimeError if the command fails by itself."""
-    reasons, algorithm = _checked(server, folder, GREEDY[server.engine])
+    weighs = "probabilistic" in server.command  # then a program draws, whatever requests it is for
+    reasons, algorithm = _checked(server, folder, () if weighs else GREEDY[server.engine])
     if reasons:
         return Said(reasons)
-    return Said((), not _checked(server, folder, DRAWN[server.engine])[0], algorithm)
+    return Said((), weighs or not _checked(server, folder, DRAWN[server.engine])[0], algorithm)
 
 
 def ask_all(folder: Path) -> Iterator[tuple[Served, Said]]:

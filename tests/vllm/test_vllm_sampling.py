@@ -44,6 +44,11 @@ VARIANTS = [
     Variant("eagle", "eagle", ahead=True, program=True, drafting="coupled", shapes=(0, 1, 3)),
     Variant("mtp", "qwen3_next", target="qwen3_next", half=True, ahead=True, program=True, drafting="coupled"),
     Variant("mtp", ASSISTANT, target=GEMMA, ahead=True, program=True, drafting="coupled"),
+    Variant("eagle", "eagle", ahead=True, program=True, drafting="rejection"),
+    Variant("draft_model", "standalone", program=True, drafting="block"),
+    Variant("mtp", "glm", target="glm", program=True, drafting="block"),
+    Variant("dflash", "dflash", program=True, drafting="rejection"),
+    Variant("dspark", "dspark", ahead=True, program=True, drafting="block"),
 ]
 
 

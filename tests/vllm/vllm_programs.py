@@ -24,8 +24,8 @@ BY_DRAFT = {"glm": "MULTI_LAYER_EAGLE", ASSISTANT: "FROZEN_KV_MTP"}
 """The same of drafts that are of another kind than others of their method."""
 BUCKETS = (1, 2, ROWS)
 """So that a batch of three has a padding row."""
-DRAWS = "target_only\nsampling: [penalties, top_k, top_p]\ndraft_sampling: {}"
-"""The value of `verify` of a program that draws, and the keys behind it."""
+DRAWS = "{}\nsampling: [penalties, top_k, top_p]"
+"""The value of `verify` of a program that draws, and a key behind it."""
 CONFIG = """
 name: {name}
 engine: vllm
@@ -74,7 +74,10 @@ def write_program(
     named["head"] = f", head: {variant.head}" if variant.head else ""
     named["head"] += f", token_map: {models / TOKEN_MAP}" if variant.token_map else ""
     drafts = DRAFT.format(**named) if variant.draft else LOOKED_UP
-    verify = DRAWS.format(variant.drafting) if variant.drafting else "greedy"
+    verify = "greedy"
+    if variant.drafting:
+        verify = DRAWS.format(variant.drafting if variant.weighs else "target_only")
+        verify += "" if variant.weighs else f"\ndraft_sampling: {variant.drafting}"
     sizes = {
         "block": variant.block,
         "ranks": variant.ranks,

@@ -56,7 +56,8 @@ class Variant:
 
     `target` and `draft` are models of `write_models`. With `program` a wheel runs steps. With `half` both models are in
     bfloat16. With `cached` prompts that begin alike share blocks. With `ahead` a step is scheduled before the results
-    of the last are read. With `drafting` the program draws from the target, and chooses drafts so (`draft_sampling`).
+    of the last are read. With `drafting` the program draws from the target, and chooses drafts so (`draft_sampling`);
+    with `rejection` and `block` it draws them, and weighs them by what they were drawn from, as the engine then does.
     `canaries` watch the blocks that no request has. `capture` is what of a program is captured where vLLM
     captures graphs, by the word of its variable. A block has `block` tokens. Models are shared out over `ranks`.
     `shapes` are numbers of drafts, of which another one is asked for in every step; without any it is always the same.
@@ -87,6 +88,7 @@ class Variant:
         options = {"half": self.half, "cached": self.cached, "ahead": self.ahead}
         options |= {"unwatched": not self.canaries, "program": self.program}
         words = [drafts, *(word for word, so in options.items() if so)]
+        words += [self.drafting] if self.weighs else []
         words += [f"head_{self.head}"] if self.head else []
         words += ["map"] if self.token_map else []
         words += [f"capture_{self.capture}"] if self.capture else []
@@ -99,6 +101,11 @@ class Variant:
     def num_steps(self) -> str:
         """The key of the program's configuration."""
         return str([*self.shapes] or NUM_STEPS)
+
+    @property
+    def weighs(self) -> bool:
+        """Say whether drafts are weighed by what they were drawn from."""
+        return self.drafting in ("rejection", "block")
 
     @property
     def recurrent(self) -> bool:
@@ -137,6 +144,9 @@ class Variant:
             return given
         drafts = {"model": str(models / self.draft)} if self.draft else NGRAM
         config = {"method": self.method, "num_speculative_tokens": NUM_STEPS, **drafts}
+        if self.weighs:
+            weighing = "block" if self.drafting == "block" else "standard"
+            config |= {"draft_sample_method": "probabilistic", "rejection_sample_method": weighing}
         return given | {"speculative_config": config}
 
 

@@ -9,11 +9,13 @@ from typing import Any, TypeVar
 from torch import Tensor
 
 from .._counters import Counters
-from .._plugin import ServerError, title, tried, word
+from .._drawn import weighs
+from .._plugin import MisfitError, ServerError, title, tried, word
 from .batches import Steps
 from .models.forwards import NoForwards
 from .models.heads import Head
 from .models.target import updates_tables_alone
+from .requests.proposals import DraftLogits
 from .server import digests, parallel
 from .server.trial import Trial, TrialDifference
 from .tables import Drafts, NoBlocks, carried
@@ -35,6 +37,7 @@ class ProgramDrafts(_Speculator):
     Attributes:
         fields: what vLLM's tables carry of requests, see `carried`.
         kept: further tables T[P, ...] of vLLM's in which drafts leave something for those of the next step.
+        proposals: what drafts were drawn from; None of a program that does not weigh them by that.
         steps: the program's; None until it is bound, and where it does not fit keys and values.
         trial: of the steps, as long as they do not count; None in a vLLM whose functions are known.
         program: its title.
@@ -45,6 +48,7 @@ class ProgramDrafts(_Speculator):
 
     fields: Mapping[str, Tensor]
     kept: Sequence[Tensor] = ()
+    proposals: DraftLogits | None = None
     steps: Steps | None = None
     trial: Trial | None = None
     program: str
@@ -56,6 +60,10 @@ class ProgramDrafts(_Speculator):
         self.program = title(package)
         self._package, self._counters = package, Counters(package, ENGINE, kept=parallel.is_first())
         self.fields = carried(states, package.plan.size("P"), text="text" in package.plan.carry)
+        if weighs(package.plan):
+            self.proposals = DraftLogits(package.plan, states.max_num_reqs, self.device)
+            self.draft_logits = self.proposals.seen
+            self.fields = {**self.fields, **self.proposals.fields}
 
     def init_cudagraph_manager(self, *args: Any, **named: Any) -> None:
         """See BaseSpeculator; then bind the program: a draft knows by now where its keys and values are.
@@ -63,8 +71,8 @@ class ProgramDrafts(_Speculator):
         Where one rank cannot, none does.
         """
         super().init_cudagraph_manager(*args, **named)
-        self.steps = tried(lambda: Steps(self._package, self, self._counters), ENGINE)
         new = digests.unknown(digests.installed())
+        self.steps = tried(lambda: self._bound(new), ENGINE)
         if not agreed({"a bound program": self.steps is not None, "what is not known of vLLM": new}):
             self.release()
         if self.steps is not None and not new:
@@ -73,6 +81,13 @@ class ProgramDrafts(_Speculator):
             self.trial = Trial(self.steps, self.fields, new, self.kept)
         if self.steps is not None and parallel.is_first():
             logger.info("specc: %s runs the decode steps: %s", self._package.__name__, self.steps.report())
+
+    def _bound(self, new: Sequence[str]) -> Steps:
+        """The program's steps. MisfitError for drafts that are drawn beside functions of vLLM's that are not known."""
+        if new and self.proposals is not None:
+            names = ", ".join(new)
+            raise MisfitError(f"drafts that are drawn are not tried beside vLLM's own, and {names} are not known")
+        return Steps(self._package, self, self._counters)
 
     def _write_tables(self, steps: Steps) -> None:
         """Have steps of the program write vLLM's tables, as vLLM does behind its own."""
@@ -111,7 +126,10 @@ class ProgramDrafts(_Speculator):
     def propose(self, input_batch: Any, *args: Any, **named: Any) -> Tensor:
         """See BaseSpeculator."""
         if self.steps is None or self.steps.committed is not input_batch:
-            return super().propose(input_batch, *args, **named)
+            own = super().propose(input_batch, *args, **named)
+            if not named.get("dummy_run", False):
+                self._weigh(input_batch, own)
+            return own
         drafts = named.get("num_speculative_tokens", self.num_speculative_steps)
         handed = self.handed_over(*args, **named)
         if (trial := self.trial) is None:
@@ -123,6 +141,13 @@ class ProgramDrafts(_Speculator):
         if trial.over:
             self.trial = None
         return own
+
+    def _weigh(self, batch: Any, drafts: Tensor) -> None:
+        """Have the program weigh drafts i64[b, S] of vLLM's by what they were drawn from, for an InputBatch."""
+        if self.steps is not None and self.proposals is not None:
+            temperatures = self.runner.sampler.sampling_states.temperature.gpu
+            rows = batch.idx_mapping[: batch.num_reqs].long()
+            self.proposals.take(self.steps.step.pools, rows, drafts[: len(rows)], temperatures)
 
     def on_trial(self, part: Callable[[], _Made]) -> _Made | None:
         """What a part of a trial's step makes; None where the program ends, for it differs or fails.

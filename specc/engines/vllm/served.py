@@ -24,8 +24,10 @@ from .kinds import (
 
 __all__ = [
     "ALGORITHMS",
+    "BLOCK",
     "KINDS",
     "METHODS",
+    "PROBABILISTIC",
     "SETTINGS",
     "SPECULATIVE",
     "TESTED",
@@ -45,11 +47,11 @@ TESTED = ("0.32.0", "0.33.0")
 
 
 class Setting(NamedTuple):
-    """A setting of a server of which one value is served.
+    """A setting of a server of which some values are served.
 
     Attributes:
         part: the attribute of vLLM's VllmConfig that has it; an empty text for the VllmConfig itself.
-        served: the value.
+        served: the value, or several in a tuple, vLLM's own first.
         what: what any other asks for.
 
     """
@@ -58,9 +60,17 @@ class Setting(NamedTuple):
     served: object
     what: str
 
+    @property
+    def values(self) -> tuple[object, ...]:
+        """All that are served."""
+        return self.served if isinstance(self.served, tuple) else (self.served,)
+
 
 PARALLEL, SPECULATIVE, MODEL, WHOLE = "parallel_config", "speculative_config", "model_config", ""
 """Parts of a VllmConfig, which itself is the last; there a setting may be missing where nobody has set it."""
+
+PROBABILISTIC, BLOCK = "probabilistic", "block"
+"""How drafts are drawn that are weighed by what they were drawn from, and weighed all of a step together."""
 
 SETTINGS: Mapping[str, Setting] = {
     "pipeline_parallel_size": Setting(PARALLEL, 1, "pipeline parallelism"),
@@ -70,15 +80,15 @@ SETTINGS: Mapping[str, Setting] = {
     "use_ubatching": Setting(PARALLEL, False, "microbatches"),
     "enable_batch_sharded_sampling": Setting(PARALLEL, False, "sampling in which each rank has a part of the batch"),
     "enable_eplb": Setting(PARALLEL, False, "experts that move between ranks"),
-    "draft_sample_method": Setting(SPECULATIVE, "greedy", "drafts that are drawn"),
-    "rejection_sample_method": Setting(SPECULATIVE, "standard", "another rejection sampler"),
+    "draft_sample_method": Setting(SPECULATIVE, ("greedy", PROBABILISTIC), "drafts that are drawn"),
+    "rejection_sample_method": Setting(SPECULATIVE, ("standard", BLOCK), "another rejection sampler"),
     "enable_adaptive_verification": Setting(SPECULATIVE, False, "adaptive verification"),
     "use_local_argmax_reduction": Setting(SPECULATIVE, False, "the most probable token of each rank's own logits"),
     "parallel_drafting": Setting(SPECULATIVE, False, "drafts that are all made in one forward"),
     "return_sampling_mask": Setting(MODEL, False, "sampling masks"),
     "watermark_config": Setting(WHOLE, None, "watermarks"),
 }
-"""Setting of vLLM's -> where it is, the only value that is served, and what any other asks for."""
+"""Setting of vLLM's -> where it is, what is served, and what any other asks for."""
 
 
 @dataclass(frozen=True)
@@ -118,6 +128,13 @@ class Server:
         return self.kind and self.kind.algorithm(self.method)
 
     @property
+    def weighs(self) -> str | None:
+        """The `verify` of a program that draws drafts, and weighs them, as vLLM does; None where none are drawn."""
+        if self.settings.get("draft_sample_method") != PROBABILISTIC:
+            return None
+        return "block" if self.settings.get("rejection_sample_method") == BLOCK else "rejection"
+
+    @property
     def _form(self) -> str:
         """The form of its drafts, as kinds have it."""
         if self.assistant:
@@ -145,7 +162,7 @@ def facts(config: Any) -> Server:
 
 
 def _said(part: Any, name: str, setting: Setting) -> Any:
-    return getattr(part, name, setting.served) if setting.part == WHOLE else getattr(part, name)
+    return getattr(part, name, setting.values[0]) if setting.part == WHOLE else getattr(part, name)
 
 
 @dataclass(frozen=True)
@@ -174,10 +191,12 @@ def refusals(server: Server) -> Iterator[Refusal]:
         yield Refusal("method", f"the method {server.drafting}")
     if server.rounds > 1:
         yield Refusal("rounds", f"drafting by {server.modules} modules more than once in a step")
+    if server.weighs and server.kind is not None and not server.kind.draws:
+        yield Refusal("draft_sample_method", f"drafts that are drawn with the method {server.drafting}")
     for name, value in server.settings.items():
         setting = SETTINGS[name]
         if server.kind is not None and name in server.kind.settles:
             continue
-        if (value or None) != (setting.served or None):
+        if all((value or None) != (served or None) for served in setting.values):
             plain = isinstance(value, int | str) and value is not True
             yield Refusal(name, f"{setting.what} ({name}{f' {value}' if plain else ''})")

@@ -110,6 +110,11 @@ class BlockDrafts(HeadDrafts):
 class MarkovDrafts(BlockDrafts):
     """A draft fills in a block at once, and each token of it is told of the one before by the program."""
 
+    def _sample_logits(self, logits: Tensor, *given: Any) -> Tensor:
+        """See DSparkSpeculator: a program keeps logits with their bias as it draws from them."""
+        drawn = logits if self.proposals is None else logits.to(self.proposals.seen.dtype)
+        return super()._sample_logits(drawn, *given)
+
     def tables(self, plan: Any) -> dict[str, Tensor]:
         """Those of the draft's Markov head."""
         return markov_tables(self, plan)

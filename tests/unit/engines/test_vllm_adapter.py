@@ -109,6 +109,7 @@ def plan(**changes: Any) -> Any:
         "tables": dict,
         "computes_head": False,
         "ranks": 1,
+        "carry": {},
     }
     return SimpleNamespace(**given | changes)
 
@@ -187,8 +188,11 @@ def test_modules_that_draft_one_after_the_other() -> None:
         ({"max_num_seqs": 3}, "the largest bucket is 4, the server keeps 3 requests (max_num_seqs)"),
         ({"pipeline_parallel_size": 2}, "pipeline parallelism (pipeline_parallel_size 2) is not served"),
         ({"enable_batch_sharded_sampling": True}, "sampling in which each rank has a part of the batch (enable_batch"),
-        ({"draft_sample_method": "probabilistic"}, "drafts that are drawn (draft_sample_method probabilistic) is"),
-        ({"rejection_sample_method": "block"}, "another rejection sampler (rejection_sample_method block) is"),
+        (
+            {"draft_sample_method": "probabilistic"},
+            "drafts are not weighed by what they are drawn from in the program, draft_sample_method is probabilistic",
+        ),
+        ({"rejection_sample_method": "fly"}, "another rejection sampler (rejection_sample_method fly) is"),
         (
             {"num_speculative_tokens_per_batch_size": [(1, 2, 3), (3, 4, 1), (5, 6, 0)]},
             "num_speculative_tokens_per_batch_size asks for 0, 1 drafts, num_steps is 3",

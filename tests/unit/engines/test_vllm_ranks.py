@@ -102,7 +102,7 @@ def test_where_no_program_fits_this_rank_none_runs_on_others(
 ) -> None:
     """This one asks, too: others wait for its answer."""
     group = ranks(monkeypatch, GroupCoordinator(2, 0, otherwise(CHOSEN, "another")))
-    server = serve(plan(), rejection_sample_method="block")
+    server = serve(plan(), rejection_sample_method="fly")
     assert server.program is None
     assert group.said[0][CHOSEN] is None
     assert any("None on rank 0, another on rank 1" in line for line in messages_of_ranks(caplog))

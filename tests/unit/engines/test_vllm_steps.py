@@ -376,7 +376,7 @@ def test_a_server_of_the_first_model_runner_is_told_of(
 
 
 def test_a_server_that_no_program_fits_runs_vllms_steps(serve: Serve, monkeypatch: pytest.MonkeyPatch) -> None:
-    server = serve(plan_of("EAGLE"), rejection_sample_method="block")
+    server = serve(plan_of("EAGLE"), rejection_sample_method="fly")
     assert server.program is None
     server.begin(PROMPTS)
     run(server, BATCHES)
@@ -391,4 +391,4 @@ def test_a_program_that_must_run_ends_a_server_that_it_does_not_fit(
 ) -> None:
     monkeypatch.setenv("SPECC_PROGRAM", PROGRAM)
     with pytest.raises(RuntimeError, match=f"{PROGRAM} does not fit this server: another rejection sampler"):
-        serve(plan_of("EAGLE"), rejection_sample_method="block")
+        serve(plan_of("EAGLE"), rejection_sample_method="fly")

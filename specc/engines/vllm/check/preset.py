@@ -36,7 +36,8 @@ VLLM = Preset(
         ("penalties",): "exact",  # as its own, at every draft
     },
     heads_of_target=(),
-    verifies=("greedy", "target_only"),  # of a greedy program requests that sample are its own
+    # Of a greedy program requests that sample are its own.
+    verifies=("greedy", "target_only", "rejection", "block"),
     tree_masks=(),  # it has no trees
     padding=64,  # of its heads, whose scores it cuts off by a view
     pads_rows=True,
@@ -59,6 +60,8 @@ VLLM = Preset(
             "seq_lens": FieldBlock(dtype="int32", written_by="engine"),
             # Of all tokens, in which drafts are looked up; vLLM writes what the program has appended once more.
             "text": FieldBlock(dtype="int32", written_by="program"),
+            # What drafts were drawn from, before temperature, as vLLM keeps it of its own.
+            "draft_logits": FieldBlock(written_by="program"),
         },
     ),
 )

@@ -375,8 +375,9 @@ def _sampled(arguments: Arguments, target: Path) -> Fact:
 def _hint(refusal: Refusal) -> str | None:
     """Return what would be served instead."""
     if refusal.about in SETTINGS:
-        served, name = SETTINGS[refusal.about].served, argument(refusal.about)
-        return f"leave {name} out" + ("" if served in (None, False) else f", or write {served}")
+        served, name = SETTINGS[refusal.about].values, argument(refusal.about)
+        words = "" if served[0] in (None, False) else f", or write {' or '.join(map(str, served))}"
+        return f"leave {name} out{words}"
     *methods, last = dict.fromkeys(of[0].name for kind in KINDS for of in kind.algorithms.values())
     return {
         "method": f"there are {', '.join(VLLM.algorithms)}, by the methods {', '.join(methods)} and {last}",

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from specc.compiler.config.layer_sizes import sizes_of
 from specc.compiler.config.models import Fact
 from specc.compiler.config.models.hub import named
@@ -9,10 +11,14 @@ from specc.compiler.config.proposal import quoted, yaml_of
 from specc.compiler.config.resolved import Config
 from specc.compiler.config.wanted import Wanted
 from specc.engines.pasted import check_of_draft, configuration_name, served_by_program
-from specc.engines.vllm.check.command_line import Arguments
+from specc.engines.vllm.check.command_line import SPECULATION, Arguments
 from specc.engines.vllm.check.preset import VLLM
 from specc.engines.vllm.check.server import Started
 from specc.engines.vllm.check.speculation import numbers
+from specc.engines.vllm.served import BLOCK, PROBABILISTIC
+
+USUAL = "target_only"
+"""The key `verify` where nothing says another one."""
 
 
 def configuration(arguments: Arguments, server: Started, wanted: Wanted) -> str:
@@ -21,8 +27,9 @@ def configuration(arguments: Arguments, server: Started, wanted: Wanted) -> str:
     Raises DiagnosticError with all that is missing or cannot be read.
     """
     drafting, (buckets, origin) = server.drafting, server.buckets
+    wanted = _verified(arguments, server, wanted)
     name = configuration_name(arguments, wanted.name, f"vllm_{server.algorithm.lower()}")
-    coupled = wanted.draws and drafting.draft is not None and not _is_partial(server, wanted)
+    coupled = wanted.draws and not wanted.weighs and drafting.draft is not None and not _is_partial(server, wanted)
     lines = [
         f"# Written for a server of {VLLM.title} from its arguments.",
         f"name: {name}",
@@ -46,6 +53,24 @@ def configuration(arguments: Arguments, server: Started, wanted: Wanted) -> str:
     check_of_draft(arguments, wanted, facts, "drafts are looked up")
     arguments.findings.raise_if_errors()
     return yaml_of(lines)
+
+
+def _verified(arguments: Arguments, server: Started, wanted: Wanted) -> Wanted:
+    """Return what is wanted, with the key `verify` as the server draws drafts and weighs them; others are reported."""
+    own = server.facts.weighs
+    name = f"{SPECULATION}.draft_sample_method"
+    if own is not None and server.facts.kind is not None and wanted.of_draft():
+        arguments.refuse(f"--head {wanted.head} beside drafts that are drawn ({name})", "leave --head out")
+    if wanted.verify is None:
+        settings = server.facts.settings
+        together = settings.get("rejection_sample_method") == BLOCK
+        weighed_by = f"{SPECULATION}.rejection_sample_method" if together else name
+        return replace(wanted, verify=own or USUAL, verified_by=weighed_by if own else "--verify")
+    if wanted.weighs != (own is not None):
+        hint = "leave --verify out" if own else f'write {name} "{PROBABILISTIC}", for the server as well'
+        beside = f"{name} {PROBABILISTIC if own else 'greedy'}"
+        arguments.refuse(f"--verify {wanted.verify} beside {beside}", hint)
+    return wanted
 
 
 def served(config: Config) -> str:

@@ -57,8 +57,14 @@ def check(
     gpu: GpuOption = None,
     name: NameOption = None,
     verify: Annotated[
-        str, typer.Option(metavar="HOW", help="The key verify: greedy leaves requests that sample to vLLM.")
-    ] = "target_only",
+        str | None,
+        typer.Option(
+            metavar="HOW",
+            help="The key verify: greedy leaves requests that sample to vLLM. Default: rejection or block where the "
+            "server draws drafts, otherwise target_only.",
+            show_default=False,
+        ),
+    ] = None,
     sampling: Annotated[
         str | None,
         typer.Option(
@@ -93,8 +99,11 @@ def check(
         from specc.compiler.config.schema import draws_tokens
         from specc.compiler.config.wanted import Wanted
 
-        filters = sampling if sampling is not None else DRAWN if draws_tokens(verify) else ""
-        wanted = Wanted(name, verify, filters, outputs, best_logprobs, head=head, token_map=token_map)
+        filters = sampling if sampling is not None else DRAWN if verify is None or draws_tokens(verify) else ""
+        wanted = Wanted(
+            name, verify, sampling=filters, outputs=outputs, best_logprobs=best_logprobs, head=head,
+            token_map=token_map,
+        )  # fmt: skip
         path = output or Path("vllm.yaml")
         write(configured(arguments, gpu, wanted, path, report, page_size, exact), output)
 

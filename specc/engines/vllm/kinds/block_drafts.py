@@ -70,5 +70,7 @@ model_executor.models.qwen3_dspark.Qwen3DSparkForCausalLM: draft_id_to_target_id
         },
     },
     drafts="speculators.MarkovDrafts",
+    draws=True,
+    rescores=True,
     settles=BLOCKS.settles,
 )  # fmt: skip

@@ -60,6 +60,8 @@ class KindOfDraft:
         digests: by class or module vLLM's functions whose meaning counts for it, as `digests.KNOWN`.
         drafts: the adapter's class that is put in front of vLLM's.
         form: what drafts, in words, where it is another form of a draft than others of the same method.
+        draws: whether drafts may be drawn, and weighed by what they were drawn from.
+        rescores: whether a program changes the draft's logits before it draws from them, and keeps them as it has them.
         settles: settings of a server, see `served.SETTINGS`, that vLLM settles for it whatever is written.
         options: by key of `options` its only value in vLLM, as `Preset.options`.
         written: further options of programs -> vLLM's keys that say them, and `origin`, what says so in a comment.
@@ -73,6 +75,8 @@ class KindOfDraft:
     digests: Mapping[str, Mapping[str, str]]
     drafts: str
     form: str = ""
+    draws: bool = False
+    rescores: bool = False
     settles: tuple[str, ...] = ()
     options: Mapping[str, Any] = field(default_factory=dict[str, Any])
     written: Mapping[str, str] = field(default_factory=dict[str, str])

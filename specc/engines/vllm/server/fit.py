@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator, Mapping
 from typing import Any
 
+from ..._drawn import weighs
 from ..._heads import TOKEN_MAP
+from ..requests.proposals import logits_dtypes
 from ..served import KindOfDraft, Server, facts, is_assistant, refusals
 
 
@@ -21,6 +23,7 @@ def misfits(plans: Mapping[Any, Any], config: Any, kind: type, served: Collectio
     plan, spec = next(iter(plans.values())), config.speculative_config
     server = facts(config)
     faults = [*map(str, refusals(server)), *_arguments(plan, config, server), *_models(plan, config)]
+    faults += _drawn(plan, config, server)
     if lacking := sorted(numbers(spec) - {shape.num_steps for shape in plans}):
         known, asked = (", ".join(map(str, sorted(some))) for some in ((shape.num_steps for shape in plans), lacking))
         faults.append(f"num_speculative_tokens_per_batch_size asks for {asked} drafts, num_steps is {known}")
@@ -48,6 +51,20 @@ def _arguments(plan: Any, config: Any, server: Server) -> Iterator[str]:
         yield f"tensor_parallel is {plan.ranks} in the program, tensor_parallel_size is {ranks} in the server"
     if server.kind is not None and told == server.algorithm:
         yield from _options(plan, server.kind, config)
+
+
+def _drawn(plan: Any, config: Any, server: Server) -> Iterator[str]:
+    """What differs in how drafts are drawn and weighed, which both sides have to do alike."""
+    spec, mine = config.speculative_config, weighs(plan)
+    if mine != (server.weighs is not None):
+        how = "drawn and weighed" if mine else "not weighed by what they are drawn from"
+        yield f"drafts are {how} in the program, draft_sample_method is {spec.draft_sample_method} in the server"
+    elif mine and plan.computes_head:
+        yield "drafts are drawn from a head that the program computes, and the server keeps scores of its own"
+    elif mine and not (server.kind is not None and server.kind.rescores):
+        (drawn,), kept = logits_dtypes(plan), config.model_config.head_dtype
+        if drawn != kept:
+            yield f"drafts are drawn from {drawn} in the program, the server keeps {kept}"
 
 
 def _options(plan: Any, kind: KindOfDraft, config: Any) -> Iterator[str]:

@@ -22,7 +22,7 @@ def test_the_defaults_are_those_of_vllm() -> None:
         assert config.target.padded_vocab_size == 128, "rows of logits are those of a padded head"
         assert {name: (place.dtype, place.written_by) for name, place in config.file.tables.carry.items()} == {
             "bonus": ("int64", "engine"), "drafts": ("int64", "engine"), "seq_lens": ("int32", "engine"),
-            "text": ("int32", "program"),
+            "text": ("int32", "program"), "draft_logits": (None, "program"),
         }  # fmt: skip
 
 
@@ -77,8 +77,8 @@ def test_look_ups_in_vllm(model: Model) -> None:
             ("config/engine-conflict", "write logits: gathered, or leave the key out"),
         ),
         (
-            "EAGLE", {"verify": "rejection"},
-            ("config/engine-conflict", "write verify: greedy or target_only, or leave the key out"),
+            "EAGLE", {"verify": "rejection", "num_steps": [1, 3]},
+            ("config/not-yet", "write one num_steps"),
         ),
         *(
             (

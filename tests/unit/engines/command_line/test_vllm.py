@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
 from click.testing import Result
 from programs import EXAMPLES
 from typer.testing import CliRunner
@@ -117,7 +118,32 @@ def test_how_tokens_are_verified() -> None:
     result = run("--sampling", "top_k", "--", *served)
     assert '\nsampling: ["top_k"] # --sampling\n' in result.stdout
     result = run("--verify", "rejection", "--", *served)
-    assert (result.exit_code, "error[config/engine-conflict]" in result.stderr) == (1, True)
+    assert "--verify rejection beside --speculative-config.draft_sample_method greedy is not served" in result.stderr
+    assert (
+        'hint: write --speculative-config.draft_sample_method "probabilistic", for the server as well' in result.stderr
+    )
+
+
+@pytest.mark.parametrize("verify", ["rejection", "block"])
+def test_drafts_that_are_drawn_are_weighed_as_the_server_does(verify: str) -> None:
+    drawn = ["-sc.draft_sample_method=probabilistic"] + ["-sc.rejection_sample_method=block"] * (verify == "block")
+    served = ("vllm", "serve", TARGET, *EAGLE, *FLOAT, *drawn)
+    result = run("--", *served)
+    origin = {"rejection": "draft_sample_method", "block": "rejection_sample_method"}[verify]
+    assert f'\nverify: "{verify}" # --speculative-config.{origin}\n' in result.stdout
+    assert '\nsampling: ["top_k", "top_p"] # --sampling\n' in result.stdout
+    assert "draft_sampling" not in result.stdout
+    assert "serves greedy requests and those with temperature, top_k, top_p; vLLM's own step serves" in result.stderr
+    for refused, hint in ((("--verify", "target_only"), "--verify"), (("--head", "int8"), "--head")):
+        result = run(*refused, "--", *served)
+        assert f"error[config/engine-unsupported]: with vLLM 0.33.0, {' '.join(refused)} beside" in result.stderr
+        assert f"hint: leave {hint} out" in result.stderr
+
+
+def test_a_verification_of_blocks_without_draws_is_that_of_the_target_alone() -> None:
+    """Greedy drafts are accepted as the target draws, whether one after the other or all together."""
+    result = run("--", "vllm", "serve", TARGET, *EAGLE, *FLOAT, "-sc.rejection_sample_method=block")
+    assert '\nverify: "target_only" # --verify\n' in result.stdout
 
 
 def test_the_server_is_told() -> None:
@@ -135,17 +161,17 @@ def test_the_server_is_told() -> None:
 
 
 def test_what_is_not_served_is_told_with_the_server() -> None:
-    result = run("--", "vllm", "serve", TARGET, *EAGLE, *FLOAT, "-pp", "2", "-sc.draft_sample_method=probabilistic")
+    result = run("--", "vllm", "serve", TARGET, *EAGLE, *FLOAT, "-pp", "2", "-sc.rejection_sample_method=fly")
     assert result.exit_code == 1, "keys behind dots replace none of those with an argument of their own"
     assert result.stdout == ""
     assert "runner" in result.stderr
     for refusal in (
         "pipeline parallelism (pipeline_parallel_size 2)",
-        "drafts that are drawn (draft_sample_method proba",
+        "another rejection sampler (rejection_sample_meth",
     ):
         assert f"error[config/engine-unsupported]: with vLLM 0.33.0, {refusal}" in result.stderr
     assert "hint: leave --pipeline-parallel-size out, or write 1" in result.stderr
-    assert "hint: leave --speculative-config.draft_sample_method out, or write greedy" in result.stderr
+    assert "leave --speculative-config.rejection_sample_method out, or write standard or block" in result.stderr
 
 
 def test_an_unknown_gpu_is_wrong_usage() -> None:
