@@ -45,9 +45,11 @@ VARIANTS = [
     Variant("mtp", "qwen3_next", target="qwen3_next", half=True, ahead=True, program=True, drafting="coupled"),
     Variant("mtp", ASSISTANT, target=GEMMA, ahead=True, program=True, drafting="coupled"),
     Variant("eagle", "eagle", ahead=True, program=True, drafting="rejection"),
-    Variant("draft_model", "standalone", program=True, drafting="block"),
-    Variant("mtp", "glm", target="glm", program=True, drafting="block"),
-    Variant("dflash", "dflash", program=True, drafting="rejection"),
+    Variant("draft_model", "standalone", ahead=True, program=True, drafting="rejection"),
+    Variant("eagle3", "eagle3", ahead=True, program=True, drafting="block"),
+    Variant("mtp", "mimo", target="mimo", ahead=True, program=True, drafting="rejection"),
+    Variant("mtp", "glm", target="glm", ahead=True, program=True, drafting="block"),
+    Variant("dflash", "dflash", ahead=True, program=True, drafting="rejection"),
     Variant("dspark", "dspark", ahead=True, program=True, drafting="block"),
 ]
 

@@ -37,6 +37,7 @@ model_executor.models.qwen3_dflash.DFlashQwen3ForCausalLM.precompute_and_store_c
         },
     },
     drafts="speculators.BlockDrafts",
+    draws=True,
     settles=("parallel_drafting",),
 )  # fmt: skip
 MARKOV_BLOCKS = KindOfDraft(

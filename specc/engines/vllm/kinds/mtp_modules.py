@@ -26,6 +26,7 @@ v1.worker.gpu.spec_decode.mtp.speculator.MTPSpeculator._run_model(num_tokens att
         },
     },
     drafts="speculators.HeadDrafts",
+    draws=True,
 )
 SEVERAL_MODULES = KindOfDraft(
     algorithms={"MULTI_LAYER_EAGLE": (MTP,)},
@@ -53,5 +54,6 @@ v1.worker.gpu.spec_decode.multi_module_mtp.speculator.MultiModuleMTPSpeculator._
         },
     },
     drafts="speculators.ModulesDrafts",
+    draws=True,
     form="several modules",
 )
