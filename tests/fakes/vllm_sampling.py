@@ -203,6 +203,7 @@ class SamplingStates:
         self.temperature, self.top_p, self.min_p = (
             UvaBackedTensor(np.full(rows, self.none[name], np.float32)) for name in ("temperature", "top_p", "min_p")
         )
+        self.temperature.gpu = torch.from_numpy(self.temperature.np)
         self.top_k = UvaBackedTensor(np.full(rows, vocabulary, np.int32))
         self.seeds = UvaBackedTensor(np.zeros(rows, dtype=np.int64))
         self.seeds_set = np.zeros(rows, dtype=bool)

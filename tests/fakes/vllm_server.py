@@ -338,9 +338,10 @@ def config_of(plan: Plan, requests: int, longest: int, max_graph: int, aux: bool
 
     def model(of: Any, width: int, **config: Any) -> Any:
         return SimpleNamespace(
-            dtype=torch.float32, get_vocab_size=lambda: plan.size("V"), get_hidden_size=lambda: width,
-            hf_config=SimpleNamespace(**config), hf_text_config=SimpleNamespace(hidden_size=of.hidden_size),
-            return_sampling_mask=False, max_model_len=longest,
+            dtype=torch.float32, head_dtype=torch.float32, get_vocab_size=lambda: plan.size("V"),
+            get_hidden_size=lambda: width, hf_config=SimpleNamespace(**config),
+            hf_text_config=SimpleNamespace(hidden_size=of.hidden_size), return_sampling_mask=False,
+            max_model_len=longest,
         )  # fmt: skip
 
     target = plan.models["target"]

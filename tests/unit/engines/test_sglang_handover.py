@@ -63,6 +63,23 @@ def test_steps_of_sglang_s_own_go_on_there_too(
 
 
 @pytest.mark.parametrize("overlap", [False, True])
+@pytest.mark.parametrize("algorithm", ["EAGLE", "STANDALONE"])
+def test_drafts_that_came_were_sure(decoding: Serve, algorithm: str, overlap: bool) -> None:
+    """Of a program that weighs drafts by what they were drawn from, in rows that had other requests."""
+    server = decoding(plan_of(algorithm, ("verify", "rejection")), overlap=overlap)
+    server.receive({3: [8, 8, 3], 1: PROMPTS[1]})
+    run(server, [[3, 1], [3], [1]])
+    server.receive({3: PROMPTS[3]})
+    pools = server.worker.steps.step.pools
+    (draft,) = pools["topk_index"][3].tolist()
+    chances = pools["draft_logits0"][3].softmax(-1)
+    assert chances.argmax() == draft and chances.max() == 1
+    assert pools["draft_mass0"][3].tolist() == [0, 1, 1]
+    run(server, [[3], [3, 1], [3]])
+    assert server.steps[3] == counted(plan_of(algorithm), [[3]] * 3)[3]
+
+
+@pytest.mark.parametrize("overlap", [False, True])
 def test_a_row_has_what_came_last(decoding: Serve, overlap: bool) -> None:
     """When a request has ended, or was thrown out, its row is another one's."""
     server = decoding(plan_of("EAGLE"), overlap=overlap)
