@@ -6,6 +6,9 @@ Blocks of values are as rows.py says.
 import triton
 import triton.language as tl
 
+PULL: tl.constexpr = 2.0
+KEPT: tl.constexpr = 0.97
+
 
 @triton.jit
 def probability(p):
@@ -14,35 +17,55 @@ def probability(p):
 
 
 @triton.jit
-def budget_only(index):
-    """The tokens i64[N] of candidates i64[N, 1]."""
-    return tl.reshape(index, [index.shape[0]])
+def budget_only(x):
+    """The entries T[N] of candidates T[N, 1]."""
+    return tl.reshape(x, [x.shape[0]])
 
 
 @triton.jit
 def budget_start(p, S: tl.constexpr):
-    """Estimates f32[S] of which the first is the probability f32[1], and the others are 0."""
-    return tl.where(tl.arange(0, triton.next_power_of_2(S)) == 0, probability(p), 0.0)
+    """Probabilities f32[S] of which the first is f32[1], and the others are 0."""
+    return tl.where(tl.arange(0, triton.next_power_of_2(S)) == 0, p, 0.0)
 
 
 @triton.jit
-def budget_append(estimate, p, column, SIZE_ESTIMATE: tl.constexpr):
-    """Estimates f32[SIZE_ESTIMATE] with entry `column` that of the one before it times the probability f32[1, 1]."""
-    c = tl.arange(0, triton.next_power_of_2(SIZE_ESTIMATE))
-    before = tl.sum(tl.where(c == column - 1, estimate, 0.0), axis=0)
-    return tl.where(c == column, before * tl.reshape(probability(p), [1]), estimate)
+def budget_append(sure, p, column, SIZE_SURE: tl.constexpr):
+    """Probabilities f32[SIZE_SURE] with entry `column` replaced by f32[1, 1]."""
+    return tl.where(tl.arange(0, triton.next_power_of_2(SIZE_SURE)) == column, tl.reshape(p, [1]), sure)
 
 
 @triton.jit
-def budget_product(p, S: tl.constexpr):
-    """Estimates f32[S] of probabilities f32[S, 1]: the product of those up to each place."""
-    c = tl.arange(0, triton.next_power_of_2(S))
-    each = tl.reshape(probability(p), [p.shape[0]])
+def budget_begin(rows):
+    """Two numbers f32[2] that are 0."""
+    return tl.zeros([2], tl.float32)
+
+
+@triton.jit
+def budget_estimate(sure, agreement, S: tl.constexpr):
+    """Estimates f32[S]: products of probabilities f32[S] up to each place, corrected by what a request has accepted."""
+    c, which = tl.arange(0, triton.next_power_of_2(S)), tl.arange(0, 2)
+    accepted = tl.sum(tl.where(which == 0, agreement, 0.0), axis=0)
+    expected = tl.sum(tl.where(which == 1, agreement, 0.0), axis=0)
+    each = probability(probability(sure) * tl.div_rn(accepted + PULL, expected + PULL))
     estimate, so_far = each, 1.0
     for place in tl.static_range(S):
         so_far *= tl.sum(tl.where(c == place, each, 0.0), axis=0)
         estimate = tl.where(c == place, so_far, estimate)
     return estimate
+
+
+@triton.jit
+def budget_learn(agreement, sure, tokens, accept_lens, S: tl.constexpr, SIZE_TOKENS: tl.constexpr):
+    """What a request has accepted and its draft expected, f32[2], with a step more."""
+    c, node = tl.arange(0, triton.next_power_of_2(S)), tl.arange(0, triton.next_power_of_2(SIZE_TOKENS))
+    rows = tl.sum(((node < SIZE_TOKENS) & (tokens >= 0)).to(tl.int32), axis=0)
+    judged = tl.minimum(accept_lens, rows - 1)
+    accepted = tl.maximum(accept_lens - 1, 0).to(tl.float32)
+    expected = 0.0
+    for place in tl.static_range(S):
+        found = tl.sum(tl.where(c == place, probability(sure), 0.0), axis=0)
+        expected += tl.where(place < judged, found, 0.0)
+    return (agreement + tl.where(tl.arange(0, 2) == 0, accepted, expected)) * KEPT
 
 
 @triton.jit

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import pytest
@@ -34,7 +34,7 @@ CASES = [
 
 
 def guess(drafts: Memoryless[Any], known: int, steps: int) -> tuple[list[int], list[float]]:
-    """Drafts after the first `known` tokens, and how probable each path is: a product of softmaxes."""
+    """Drafts after the first `known` tokens, and how probable the draft finds each."""
     tokens: list[int] = []
     scores: list[Tensor] = []
     if isinstance(drafts, Dflash):
@@ -48,8 +48,7 @@ def guess(drafts: Memoryless[Any], known: int, steps: int) -> tuple[list[int], l
             path.append((drafts.best(row)[0], hidden))
             scores.append(row)
         tokens = [token for token, _ in path]
-    sure = [float(row.float().softmax(-1).max()) for row in scores]
-    return tokens, [math.prod(sure[: place + 1]) for place in range(steps)]
+    return tokens, [float(row.float().softmax(-1).max()) for row in scores]
 
 
 @dataclass
@@ -60,15 +59,28 @@ class Text:
     known: int
     end: int
     drafts: Memoryless[Any]
-    lens: list[int]
-    rows: list[int]
+    lens: list[int] = field(default_factory=list[int])
+    rows: list[int] = field(default_factory=list[int])
+    accepted: float = 0.0
+    expected: float = 0.0
+
+    def survivals(self, sure: Sequence[float]) -> list[float]:
+        """How probable it is that each draft and all before it are accepted."""
+        each = [min(1.0, p * (self.accepted + 2) / (self.expected + 2)) for p in sure]
+        return [math.prod(each[: place + 1]) for place in range(len(each))]
+
+    def learn(self, sure: Sequence[float], room: int) -> None:
+        """Take note of the drafts of the last step that were judged."""
+        self.accepted = 0.97 * (self.accepted + self.lens[-1] - 1)
+        self.expected = 0.97 * (self.expected + sum(sure[: min(room, self.lens[-1])]))
 
 
 def step(running: Sequence[Text], steps: int, each: int) -> None:
     """One step of a batch: rows go to the best drafts, and what is right of those is accepted."""
     guessed = [guess(text.drafts, text.known, steps) for text in running]
     spare = each * len(running) - len(running)
-    order = [(-p, place, b) for b, (_, survivals) in enumerate(guessed) for place, p in enumerate(survivals)]
+    survivals = [text.survivals(sure) for text, (_, sure) in zip(running, guessed, strict=True)]
+    order = [(-p, place, b) for b, own in enumerate(survivals) for place, p in enumerate(own)]
     taken = sorted(order)[:spare]
     for b, text in enumerate(running):
         room = sum(request == b for _, _, request in taken)
@@ -77,6 +89,7 @@ def step(running: Sequence[Text], steps: int, each: int) -> None:
         right = [token == want for token, want in zip(guessed[b][0], wanted, strict=False)]
         text.lens.append(1 + (right.index(False) if False in right else len(right)))
         text.known += text.lens[-1]
+        text.learn(guessed[b][1], room)
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
@@ -88,7 +101,7 @@ def test_the_most_probable_drafts_are_verified(case: Case, make_engine: Callable
     for prompt in prompts:
         whole = (*prompt, *greedy(engine.target, prompt, NEW + case.steps))
         drafts = memoryless(engine.target, engine.draft, whole, shifted=engine.plan.kv.shifted)
-        texts.append(Text(whole, len(prompt) + 1, len(prompt) + NEW, drafts, [], []))
+        texts.append(Text(whole, len(prompt) + 1, len(prompt) + NEW, drafts))
     while running := [text for text in texts if text.known < text.end]:
         step(running, case.steps, case.budget or 0)
     for completion, text in zip(engine.generate(prompts, StopConditions(NEW)), texts, strict=True):

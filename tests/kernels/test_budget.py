@@ -34,10 +34,15 @@ def random_estimates(source: torch.Generator, batch: int, steps: int, kind: str)
     return estimate * (2.0**-100 if kind == "tiny" else 1.0)
 
 
+def probability(p: float) -> float:
+    """A number from 0 to 1."""
+    return 0.0 if math.isnan(p) else min(max(p, 0.0), 1.0)
+
+
 def shares(estimate: Tensor, rows: Tensor, total: int) -> list[int]:
     """Rows of every request: one row after the other goes to the best draft that has none."""
     lens = [int(row != 0) for row in rows.tolist()]
-    worth = [[0.0 if math.isnan(p) else min(max(p, 0.0), 1.0) for p in request] for request in estimate.tolist()]
+    worth = [[probability(p) for p in request] for request in estimate.tolist()]
     left = {(b, place) for b, there in enumerate(lens) if there for place in range(len(worth[b]))}
     for _ in range(min(total - sum(lens), len(left))):
         b, place = min(left, key=lambda draft: (-worth[draft[0]][draft[1]], draft[1], draft[0]))
@@ -133,7 +138,9 @@ def test_hidden_rows_are_brought_to_their_requests(launcher: Launcher, seed: int
 @pytest.mark.parametrize("drafted", ["chain", "block"])
 @quicker
 @given(seed=SEEDS, steps=st.integers(1, 9))
-def test_estimates_are_products(launcher: Launcher, drafted: str, seed: int, steps: int) -> None:
+def test_estimates_are_products_corrected_by_what_was_accepted(
+    launcher: Launcher, drafted: str, seed: int, steps: int
+) -> None:
     source = generator(seed)
     rows = random_batch(source)
     module = small_module(S=steps, K=1)
@@ -141,23 +148,56 @@ def test_estimates_are_products(launcher: Launcher, drafted: str, seed: int, ste
     given: dict[str, Tensor] = {"req_pool_indices": rows}
     with b.phase("draft"):
         if drafted == "block":
-            b.hand_out(b("budget.product", b.given("p0", "f32", "S", "K"), names=("estimate",)))
+            sure = b("budget.only", b.given("p0", "f32", "S", "K"), names=("sure",))
         else:
-            estimate = b("budget.start", b.given("p0", "f32", "K"), names=("estimate",))
+            sure = b("budget.start", b.given("p0", "f32", "K"), names=("sure",))
             for column in range(1, steps):
                 p = b.given(f"p{column}", "f32", "K", "K")
-                estimate = b("budget.append", estimate, p, names=("estimate",), column=column)
-            b.hand_out(estimate)
-    probabilities = random_estimates(source, len(rows), steps, choice(source, KINDS))
+                sure = b("budget.append", sure, p, names=("sure",), column=column)
+        b.hand_out(b("budget.estimate", sure, b.given("agreement", "f32", 2), names=("estimate",)))
+    found = random_estimates(source, len(rows), steps, choice(source, KINDS))
     if drafted == "block":
-        given["p0"] = probabilities[:, :, None]
+        given["p0"] = found[:, :, None]
     else:
-        given |= {f"p{place}": probabilities[:, place].reshape(-1, 1, *[1] * (place > 0)) for place in range(steps)}
+        given |= {f"p{place}": found[:, place].reshape(-1, 1, *[1] * (place > 0)) for place in range(steps)}
+    given["agreement"] = torch.rand(len(rows), 2, generator=source) * 9
     ((stem, cluster),) = form(module)
-    made = check_cluster(launcher, module, stem, cluster, source, given)
-    (estimate,) = (made[name] for name in module.outputs)
+    estimate = check_cluster(launcher, module, stem, cluster, source, given)["estimate"]
     assert estimate.shape == (len(rows), steps) and len(rows) <= MAX_B
-    clean = [[0.0 if math.isnan(p) else min(max(p, 0.0), 1.0) for p in request] for request in probabilities.tolist()]
-    want = [[math.prod(request[: place + 1]) for place in range(steps)] for request in clean]
+    want = [survivals(*pair) for pair in zip(found.tolist(), given["agreement"].tolist(), strict=True)]
     torch.testing.assert_close(estimate, torch.tensor(want), rtol=1e-5, atol=1e-30)
     assert all((request[1:] <= request[:-1]).all() for request in estimate)
+
+
+def survivals(sure: list[float], agreement: list[float]) -> list[float]:
+    """How probable it is that each draft of a request and all before it are accepted."""
+    ratio = (agreement[0] + 2) / (agreement[1] + 2)
+    each = [probability(probability(p) * ratio) for p in sure]
+    return [math.prod(each[: place + 1]) for place in range(len(sure))]
+
+
+@quicker
+@given(seed=SEEDS, steps=st.integers(1, 9))
+def test_requests_learn_of_drafts_that_were_judged(launcher: Launcher, seed: int, steps: int) -> None:
+    source = generator(seed)
+    rows = random_batch(source)
+    module = small_module(S=steps, A=steps + 1)
+    b = TypedBuilder(module)
+    with b.phase("commit"):
+        operands = b.given("agreement", "f32", 2), b.given("sure", "f32", "S"), b.given("tokens", "i64", "A")
+        b.hand_out(b("budget.learn", *operands, b.given("accept_lens", "i32"), names=("after",)))
+    sure = random_estimates(source, len(rows), steps, choice(source, KINDS))
+    lens = torch.where(rows == 0, 0, torch.randint(1, steps + 2, rows.shape, generator=source))
+    accept_lens = torch.minimum(torch.randint(1, steps + 2, rows.shape, generator=source), lens).int()
+    column = torch.arange(steps + 1)
+    tokens = torch.where(column < lens[:, None], torch.randint(0, 99, (len(rows), steps + 1), generator=source), -1)
+    given = {"req_pool_indices": rows, "sure": sure, "tokens": tokens, "accept_lens": accept_lens}
+    given["agreement"] = torch.rand(len(rows), 2, generator=source) * 9
+    ((stem, cluster),) = form(module)
+    after = check_cluster(launcher, module, stem, cluster, source, given)["after"]
+    for request, own, accepted, ps, before in zip(
+        after, lens.tolist(), accept_lens.tolist(), sure.tolist(), given["agreement"].tolist(), strict=True
+    ):
+        judged = ps[: max(0, min(own - 1, accepted))]
+        want = [before[0] + max(0, accepted - 1), before[1] + sum(map(probability, judged))]
+        torch.testing.assert_close(request, torch.tensor(want) * 0.97, rtol=1e-5, atol=1e-6)

@@ -119,8 +119,9 @@ def carried(config: Config) -> set[str]:
             config.algorithm, 1
         )
         fields |= {f"draft_{name}{i}" for i in range(count) for name in ("logits", "mass")}
+    fields |= {"agreement"} if config.file.budget else set()
     if config.algorithm in RECURRENT and not rotated:
-        fields |= set() if config.chain else {"topk_p"}
+        fields |= set() if config.chain and not config.file.budget else {"topk_p"}
         fields -= set() if config.num_steps > 1 else {"hidden"}
     return fields
 

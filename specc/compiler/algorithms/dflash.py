@@ -40,7 +40,7 @@ def _sure(scope: Scope, state: State, root: Value, logits: Value) -> Nodes:
     drafts = b("budget.only", index, names=("drafts",))
     tokens = b("chain.join", root, drafts, names=("tokens",))
     with b.at(scope.at("budget")):
-        return Nodes(tokens, estimate=b("budget.product", p, names=("estimate",)))
+        return Nodes(tokens, sure=b("budget.only", p, names=("sure",)))
 
 
 def _products(scope: Scope, state: State, root: Value, logits: Value) -> Nodes:

@@ -10,37 +10,68 @@ from torch import Tensor
 
 from .convention import Attrs, Dims, Tensors, ranking, register
 
+PULL, KEPT = 2.0, 0.97
+"""What counts of drafts begin with, and what of a step's counts is left after the next one."""
+
 
 @register("budget.only")
 def budget_only(operands: Tensors, attrs: Attrs, dims: Dims) -> Tensors:
-    """Candidates i64[B, n, 1] -> tokens i64[B, n]."""
+    """Candidates T[B, n, 1] -> T[B, n]."""
     return (operands[0][:, :, 0].clone(),)
 
 
 @register("budget.start")
 def budget_start(operands: Tensors, attrs: Attrs, dims: Dims) -> Tensors:
-    """Probabilities f32[B, 1] of first drafts -> estimates f32[B, S], 0 behind the first."""
+    """Probabilities f32[B, 1] of first drafts -> f32[B, S], 0 behind the first."""
     (p,) = operands
-    return (torch.nn.functional.pad(_probability(p), (0, dims["S"] - 1)),)
+    return (torch.nn.functional.pad(p, (0, dims["S"] - 1)),)
 
 
 @register("budget.append")
 def budget_append(operands: Tensors, attrs: Attrs, dims: Dims) -> Tensors:
-    """Estimates f32[B, S], p f32[B, 1, 1] -> estimates whose entry `column` is the one before it times p."""
-    estimate, p = operands
-    column, estimate = int(attrs["column"]), estimate.clone()
-    estimate[:, column] = estimate[:, column - 1] * _probability(p[:, 0, 0])
-    return (estimate,)
+    """Probabilities f32[B, S], p f32[B, 1, 1] -> the same with p in column `column`."""
+    sure, p = operands
+    sure = sure.clone()
+    sure[:, int(attrs["column"])] = p[:, 0, 0]
+    return (sure,)
 
 
-@register("budget.product")
-def budget_product(operands: Tensors, attrs: Attrs, dims: Dims) -> Tensors:
-    """Probabilities f32[B, S, 1] -> estimates f32[B, S]: the product of those up to each place."""
-    (p,) = operands
-    estimate = _probability(p[:, :, 0])
+@register("budget.begin")
+def budget_begin(operands: Tensors, attrs: Attrs, dims: Dims) -> Tensors:
+    """Rows i64[B] -> f32[B, 2]: 0 accepted, 0 expected."""
+    (rows,) = operands
+    return (torch.zeros(len(rows), 2, device=rows.device),)
+
+
+@register("budget.estimate")
+def budget_estimate(operands: Tensors, attrs: Attrs, dims: Dims) -> Tensors:
+    """Probabilities f32[B, S], agreement f32[B, 2] -> f32[B, S]: products of those up to each place, corrected.
+
+    `agreement` is how many drafts of the request were accepted, and how many the draft had expected.
+    """
+    sure, agreement = operands
+    accepted, expected = agreement.unbind(1)
+    estimate = _probability(_probability(sure) * ((accepted + PULL) / (expected + PULL))[:, None])
     for place in range(1, estimate.shape[1]):
         estimate[:, place] *= estimate[:, place - 1]
     return (estimate,)
+
+
+@register("budget.learn")
+def budget_learn(operands: Tensors, attrs: Attrs, dims: Dims) -> Tensors:
+    """Agreement f32[B, 2], probabilities f32[B, S], tokens i64[B, n], accept_lens i32[B] -> agreement with a step more.
+
+    Judged are the drafts that are accepted and the first one that is not, if the target had a row for it.
+    """
+    agreement, sure, tokens, accept_lens = operands
+    place = torch.arange(sure.shape[1], device=sure.device)
+    accepted = place < accept_lens[:, None] - 1
+    judged = (place < accept_lens[:, None]) & (place < (tokens >= 0).sum(1)[:, None] - 1)
+    expected = torch.zeros_like(agreement[:, 0])
+    for column in range(sure.shape[1]):  # in this order
+        expected = expected + torch.where(judged[:, column], _probability(sure[:, column]), 0.0)
+    step = torch.stack((accepted.sum(1).to(torch.float32), expected), dim=1)
+    return ((agreement + step) * KEPT,)
 
 
 @register("budget.limit")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from specc.compiler.algorithms.blocks import logprobs, restriction
 from specc.compiler.algorithms.blocks.penalties import changed, count
@@ -14,6 +14,9 @@ from specc.compiler.ir.ops.budget import LIMIT
 from specc.compiler.ir.ops.health import TARGET_BIT
 from specc.compiler.ir.ops.model import COMMIT_STATE, TARGET
 from specc.compiler.ir.ops.tree import SEEN_SLOTS
+
+AGREEMENT, MOST_AGREED = "agreement", 1 << 12
+"""What a request carries of its drafts: how many were accepted, and expected, lately; more than it can come to."""
 
 
 @dataclass(frozen=True)
@@ -41,13 +44,15 @@ class Nodes:
     """What the target verifies: tokens [B, n], and parents and depths of a tree; without them a chain.
 
     q: what the drafts were drawn from, if they were, in the order of the columns.
-    estimate: how probable it is that each draft is accepted, f32[B, S], where the target has not a row for all.
+    sure: how probable the draft finds each of its tokens, f32[B, S], where the target has not a row for all.
+    estimate: how probable it is then that each draft and those before it are accepted, f32[B, S].
     """
 
     tokens: Value
     parent: Value | None = None
     depth: Value | None = None
     q: tuple[Source, ...] = ()
+    sure: Value | None = None
     estimate: Value | None = None
 
 
@@ -108,6 +113,10 @@ def finish_prefill(scope: Scope, health: Value, first: Value, fields: dict[str, 
         store(scope, fields)
         if scope.config.file.overlap:
             scope.b.many("carry.store", scope.rows, scope.seq_lens, field="seq_lens")
+        if scope.config.file.budget is not None:
+            scope.carry(AGREEMENT, "f32", 2, limit=MOST_AGREED, at=("budget",))
+            with scope.b.at(scope.at("budget")):
+                store(scope, {AGREEMENT: scope.b("budget.begin", scope.rows, names=("no_agreement",))})
     scope.output("prefill.bonus", first)
     scope.output("prefill.health", health)
 
@@ -135,6 +144,7 @@ def verify(scope: Scope, state: State, nodes: Nodes, offers: str = "hidden_size"
     tree = scope.config.shape.is_tree
     if tree and (nodes.parent is None or nodes.depth is None):
         raise ValueError(f"topk is {scope.config.topk}, and these nodes are a chain: say Needs(trees=False)")
+    nodes = _estimated(scope, nodes)
     begun = restriction.begin(scope, nodes.tokens, state.seq_lens, nodes.parent)
     positions, logits, pending, hidden, extras = _target(scope, state, nodes, offers)
     with b.phase("verify"):
@@ -181,6 +191,7 @@ def _accept(
             token, bad = b.many("vocab.argmax", logits, scope.rows, names=kept, dtype="i32", keep="")
             tokens = _limited(scope, nodes)
             path = b.many("verify.greedy", tokens, token, scope.rows, *links, names=names)
+            _learn(scope, nodes, tokens, path[2])
             return logits, path, bad
         mine = restriction.allowed(scope, changed(scope, logits, "", "prepare", (nodes.tokens, *links)), begun)
         given = draws(scope, mine, positions, 1, "", "prepare")
@@ -195,16 +206,34 @@ def _accept(
         return logprobs.scored(scope, logits, mine, given, "scaled_logits"), path, bad
 
 
-def _limited(scope: Scope, nodes: Nodes) -> Value:
-    """The nodes' tokens less those for which the target has no row, in the phase verify; all without a budget."""
+def _estimated(scope: Scope, nodes: Nodes) -> Nodes:
+    """The nodes with estimates, if the target has not a row for all."""
     if scope.config.file.budget is None:
-        return nodes.tokens
-    if nodes.estimate is None:
+        return nodes
+    if nodes.sure is None:
         message = f"budget needs to know how probable drafts are, which {scope.config.algorithm} does not say"
         scope.refuse("legal/budget", message, ("budget",), hint="leave budget out")
         raise AssertionError  # it has raised
+    with scope.b.phase("draft"), scope.b.at(scope.at("budget")):
+        agreement = scope.b("carry.load", scope.rows, names=(AGREEMENT,), field=AGREEMENT)
+        return replace(nodes, estimate=scope.b("budget.estimate", nodes.sure, agreement, names=("estimate",)))
+
+
+def _limited(scope: Scope, nodes: Nodes) -> Value:
+    """The nodes' tokens less those for which the target has no row, in the phase verify; all without a budget."""
+    if nodes.estimate is None:
+        return nodes.tokens
     with scope.b.at(scope.at("budget")):
         return scope.b(LIMIT, nodes.tokens, nodes.estimate, scope.rows, names=("limited_tokens",))
+
+
+def _learn(scope: Scope, nodes: Nodes, verified: Value, accept_lens: Value) -> None:
+    """Take note of what was accepted of the drafts that had a row, by their tokens i64[B, n]."""
+    if nodes.sure is not None:
+        with scope.b.phase("commit"), scope.b.at(scope.at("budget")):
+            agreement = scope.b("carry.load", scope.rows, names=("agreement_before",), field=AGREEMENT)
+            given = agreement, nodes.sure, verified, accept_lens
+            store(scope, {AGREEMENT: scope.b("budget.learn", *given, names=("agreement_after",))})
 
 
 def _recurrent(scope: Scope) -> dict[str, str]:

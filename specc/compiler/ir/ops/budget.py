@@ -14,26 +14,37 @@ PACK, UNPACK, LOGITS = "budget.pack", "budget.unpack", "budget.logits"
 """Between what is by request and packed rows."""
 
 OPS = (
-    OpDef("budget.only", "index: i64[B, ?s, K] -> token: i64[B, ?s]", "The only candidate of every place."),
+    OpDef("budget.only", "x: T[B, ?s, K] -> x: T[B, ?s]", "What the only candidate of every place has."),
     OpDef(
         "budget.start",
-        "p: f32[B, K] -> estimate: f32[B, S]",
-        "How probable it is that a draft is accepted, of the first one; the others are not set (0 in the reference).",
+        "p: f32[B, K] -> sure: f32[B, S]",
+        "How probable the draft finds each of its tokens: the first; the others are not set (0 in the reference).",
     ),
     OpDef(
         "budget.append",
-        "estimate: f32[B, S], p: f32[B, K, K] -> estimate: f32[B, S]",
-        "Entry ``column`` is that of the draft before it times ``p``; a ``p`` that is NaN or negative counts as 0, and"
-        " one above 1 as 1.",
+        "sure: f32[B, S], p: f32[B, K, K] -> sure: f32[B, S]",
+        "Set column ``column``.",
         {"column": range(1, 513)},
         inplace=True,
         indexes={"column": 0},
     ),
     OpDef(
-        "budget.product",
-        "p: f32[B, S, K] -> estimate: f32[B, S]",
-        "That of drafts that do not know of each other: the product of ``p`` up to each of them, as `budget.append`"
-        " takes one after the other.",
+        "budget.begin",
+        "rows: i64[B] -> agreement: f32[B, 2]",
+        "What a request begins with: nothing was accepted, and nothing expected.",
+    ),
+    OpDef(
+        "budget.estimate",
+        "sure: f32[B, S], agreement: f32[B, 2] -> estimate: f32[B, S]",
+        "How probable it is that each draft and all before it are accepted: the product of what the draft finds, each"
+        " times (accepted + 2) / (expected + 2) of the request, at most 1. NaN and what is negative count as 0.",
+    ),
+    OpDef(
+        "budget.learn",
+        "agreement: f32[B, 2], sure: f32[B, S], tokens: i64[B, ?n], accept_lens: i32[B] -> agreement: f32[B, 2]",
+        "The drafts that were judged, those that are accepted and the first one that is not, of those that are tokens:"
+        " how many are accepted is added to the first number, what the draft found of them to the second, and both are"
+        " worth 0.97 of that.",
     ),
     OpDef(
         LIMIT,
