@@ -78,10 +78,10 @@ def budget_cut(tokens, lens, SIZE_TOKENS: tl.constexpr):
 def packed_row(logits_ptr, b, program, programs, lens_ptr, starts_ptr, ROWS: tl.constexpr, STRIDE: tl.constexpr):
     """Where rows STRIDE apart, ROWS of a request, would begin if that of this program were a packed one.
 
-    It is that of the program's column, or the last one of a request that has fewer.
+    It is that of the program's column, or the last one of a request that has fewer; of one that has none another's.
     """
     column = program // (programs // ROWS)
-    row = tl.load(starts_ptr + b) + tl.minimum(column, tl.load(lens_ptr + b) - 1)
+    row = tl.maximum(tl.load(starts_ptr + b) + tl.minimum(column, tl.load(lens_ptr + b) - 1), 0)
     # 64-bit: B * ROWS * STRIDE may pass 2**31.
     return logits_ptr + (row - b * ROWS - column).to(tl.int64) * STRIDE
 

@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import os
 from collections import Counter
+from collections.abc import Iterable
+from dataclasses import replace
 from functools import partial
 from random import Random
 from typing import Any
@@ -157,10 +159,9 @@ def draw_config(algorithm: str, is_tree: bool, page_size: int, overlap: bool) ->
     )
 
 
-@pytest.mark.parametrize(("algorithm", "is_tree"), FORMS)
-def test_whatever_happens_the_text_is_the_targets(algorithm: str, is_tree: bool) -> None:
+def run_machines(configs: Iterable[Config]) -> Counter[str]:
+    """Do random things to engines of some configurations, checked after each; what has happened."""
     seen = Counter[str]()
-    configs = [draw_config(algorithm, is_tree, page, overlap) for page in PAGES for overlap in (False, True)]
     for config in configs:
         rules: Any = seed(str(config))(partial(Rules, config, seen))
         run_state_machine_as_test(
@@ -174,6 +175,23 @@ def test_whatever_happens_the_text_is_the_targets(algorithm: str, is_tree: bool)
                 suppress_health_check=list(HealthCheck),
             ),
         )
+    return seen
+
+
+@pytest.mark.parametrize("algorithm", ["STANDALONE", "EAGLE", "EAGLE3", "FROZEN_KV_MTP", "DFLASH"])
+def test_so_it_is_where_the_target_has_fewer_rows(algorithm: str) -> None:
+    pages = zip(PAGES, (False, True, True), strict=True)
+    drawn = [draw_config(algorithm, False, page, overlap) for page, overlap in pages]
+    configs = [
+        replace(config, steps=3, nodes=4, shallower=(), budget=2 + number % 2) for number, config in enumerate(drawn)
+    ]
+    assert run_machines(configs)["decode step"] > 0
+
+
+@pytest.mark.parametrize(("algorithm", "is_tree"), FORMS)
+def test_whatever_happens_the_text_is_the_targets(algorithm: str, is_tree: bool) -> None:
+    configs = [draw_config(algorithm, is_tree, page, overlap) for page in PAGES for overlap in (False, True)]
+    seen = run_machines(configs)
     changes = {"shape change"} if any(config.shallower or config.others for config in configs) else set[str]()
     assert not {event for event in EVENTS | changes | (RARE if LONG else set()) if not seen[event]}
     assert seen["decode step"] * len(FORMS) >= STEPS

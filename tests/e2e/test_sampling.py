@@ -75,6 +75,17 @@ def test_texts_are_the_target_s(config: Config, padded: bool) -> None:
     assert texts(config, padded=padded) == wanted
 
 
+@pytest.mark.parametrize("config", [CONFIGS[i] for i in (0, 1, 3, 6)], ids=lambda c: f"{c.algorithm.lower()}")
+@pytest.mark.parametrize("padded", [False, True])
+def test_a_target_with_fewer_rows(config: Config, padded: bool) -> None:
+    """Whichever drafts are verified; with filters too, whose launches read packed rows as well."""
+    config = replace(config, topk=1, nodes=config.steps + 1, mask="qlen", budget=2)
+    wanted = [alone(prompt, sampling) for prompt, sampling in zip(PROMPTS, SAMPLINGS, strict=True)]
+    assert texts(config, padded=padded) == wanted
+    filtered = texts(replace(config, sampling=ALL), FILTERED, padded=padded)
+    assert filtered == [alone(p, s) for p, s in zip(PROMPTS, FILTERED, strict=True)]
+
+
 @pytest.mark.parametrize("config", [CONFIGS[i] for i in (0, 2, 3, 7)], ids=lambda c: f"{c.algorithm.lower()}-{c.topk}")
 def test_row_after_row(config: Config) -> None:
     """The same where rows are drawn along the path alone, with filters too."""

@@ -109,6 +109,7 @@ class Config:
     part: tuple[int, ...] = field(default=(), repr=False)
     family: str = field(default="llama", repr=False)
     form: str = field(default="engine", repr=False)
+    budget: int | None = field(default=None, repr=False)
 
     @property
     def drafted(self) -> dict[str, Any]:
@@ -139,6 +140,7 @@ class Config:
             "verify_rows": self.rows,
             "penalties": self.penalties,
             "draft_sampling": self.draft_sampling,
+            **({"budget": self.budget} if self.budget else {}),
             **(
                 {"outputs": ["logprobs"], "logprobs": self.logprobs, "best_logprobs": self.best}
                 if self.logprobs

@@ -90,9 +90,10 @@ def random_share(source: torch.Generator, rows: Tensor, steps: int, each: int) -
     return lens, (lens.cumsum(0) - lens).int()
 
 
+@pytest.mark.parametrize("reader", ["argmax", "draw", "cut"])
 @quicker
 @given(seed=SEEDS, steps=st.integers(1, 6), splits=st.sampled_from([0, 1, 2]))
-def test_reductions_read_packed_rows(launcher: Launcher, seed: int, steps: int, splits: int) -> None:
+def test_launches_read_packed_rows(launcher: Launcher, reader: str, seed: int, steps: int, splits: int) -> None:
     """Rows that no request has are infinite: a launch that reads one gives other tokens, and calls them bad."""
     source = generator(seed)
     rows, each, vocab = random_batch(source), integer(source, 1, steps + 1), integer(source, 2, 600)
@@ -101,16 +102,25 @@ def test_reductions_read_packed_rows(launcher: Launcher, seed: int, steps: int, 
     with b.phase("verify"):
         share = b.given("lens", "i32"), b.given("starts", "i32")
         logits = b("budget.logits", b.given("logits", dtype, "G", "V"), *share, names=("mine",))
-        operands = logits, module.inputs["req_pool_indices"]
-        b.hand_out(*b.many("vocab.argmax", *operands, names=("index", "bad"), dtype="i32", keep=""))
+        operands, names = (logits, module.inputs["req_pool_indices"]), ("index", "bad")
+        if reader == "argmax":
+            b.hand_out(*b.many("vocab.argmax", *operands, names=names, dtype="i32", keep=""))
+        elif reader == "draw":
+            noise = b.given("keys", "i64", "A"), b.given("scales", "f32", "A")
+            b.hand_out(*b.many("sample.draw", *operands, *noise, names=names, dtype="i32", keep=""))
+        else:
+            b.hand_out(b("sample.top_k", logits, b.given("scales", "f32", "A"), b.given("k", "i32"), names=("cuts",)))
     ((stem, cluster),) = form(module)
-    assert (stem, [op.opcode for op in cluster]) == ("argmax", ["budget.logits", "vocab.argmax"])
+    assert stem == reader and cluster[0].opcode == "budget.logits" and len(cluster) == 2
     lens, starts = random_share(source, rows, steps, each)
     flat = random_logits(source, each * len(rows), vocab, vocab, DTYPES[dtype])
     flat[int(lens.sum()) :] = math.inf
     given = {"req_pool_indices": rows, "lens": lens, "starts": starts}
     given["logits"] = flat.view(len(rows), each, vocab)
-    check_cluster(launcher, module, stem, cluster, source, given, Scan(splits=splits))
+    given["keys"] = torch.randint(0, 2**62, (len(rows), steps + 1), generator=source)
+    given["scales"] = torch.randint(0, 3, (len(rows), steps + 1), generator=source).float()
+    given["k"] = torch.randint(0, vocab + 1, (len(rows),), generator=source, dtype=torch.int32)
+    check_cluster(launcher, module, stem, cluster, source, given, Scan(splits=splits) if reader != "cut" else Scan())
 
 
 @quicker

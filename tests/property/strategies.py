@@ -161,10 +161,11 @@ def whole_configs(draw: st.DrawFn, algorithms: Sequence[str], topk: int | None =
     buckets = sorted(draw(st.sets(st.integers(1, 5), min_size=1, max_size=3)))
     verified = draw(st.sampled_from(verifications(chain=needed.draft and topk == 1)))
     outputs = draw(st.lists(st.sampled_from(OUTPUTS), unique=True, max_size=4))
-    able = algorithm in ESTIMATED and topk == 1 < steps and verified["verify"] == "greedy" and "head" not in draft
-    if able and draw(st.booleans()):
+    able = algorithm in ESTIMATED and topk == 1 < steps and "head" not in draft
+    if able and verified in ({"verify": "greedy"}, {"verify": "target_only"}) and draw(st.booleans()):
+        handed = {"hidden_states", "logprobs"} if verified["verify"] == "greedy" else {"hidden_states"}
         verified = verified | {"budget": draw(st.integers(2, steps))}
-        outputs = [name for name in outputs if name in ("hidden_states", "logprobs")]
+        outputs = [name for name in outputs if name in handed]
     return {
         "name": "random",
         "algorithm": algorithm,

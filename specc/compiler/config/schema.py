@@ -224,8 +224,8 @@ class ConfigFile(Block):
     between which requests may change at any step."""
     budget: Annotated[int, Field(strict=True, ge=2, le=16)] | None = None
     """Rows that the target reads of a request, its root included, on average over the batch: those of the drafts that
-    are most probably accepted, so that requests have different numbers. A chain's with verify: greedy. Default: all
-    num_steps + 1."""
+    are most probably accepted, so that requests have different numbers. A chain's with verify: greedy or target_only.
+    Default: all num_steps + 1."""
     page_size: Annotated[int, Field(strict=True, ge=1, le=MOST_TOKENS)] = 1
     """Tokens per page of the KV pool."""
     max_requests: Annotated[Count, Field(le=1 << 20)] | None = None

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from specc.compiler.ir.core import Module, tensor_type
+from specc.compiler.ir.ops.budget import LOGITS
 from specc.compiler.kernels.writing import vocabulary
 from specc.compiler.kernels.writing.family import Cluster, Family, Spec, leaves, power_of_two
 from specc.compiler.kernels.writing.writer import Text
@@ -59,7 +60,9 @@ class Cut(Family):
         call = f"{text.use('cut_row')}({', '.join(pointers)}, b, row, {function}, {operands}, V, STRIDE, BLOCK, ROOM)"
         stride = vocabulary.row_elements(module, cuts[0], cluster)
         text.constants += [("V", vocab), ("STRIDE", stride), ("BLOCK", block), ("ROOM", room)]
-        body = "b = tl.program_id(0)", f"row = b * {rows} + tl.program_id(1)", *text.head, call
+        packed = any(op.opcode == LOGITS for op in cluster)
+        names = ["program, programs = tl.program_id(1), tl.num_programs(1)"] if packed else []
+        body = "b = tl.program_id(0)", f"row = b * {rows} + tl.program_id(1)", *names, *text.head, call
         tiles = f"blocks of {block} elements; a cut is found among {room} tiles of {_TILE}"
         return text.spec(self.stem, body, num_warps=max(4, min(16, (block << halvings) // 512)), tiles=tiles)
 

@@ -20,6 +20,7 @@ from specc.compiler.kernels.writing.family import nbytes
 from specc.compiler.pass_manager.pass_base import Choice, Context, Pass, Rejected
 from specc.compiler.support.diagnostics import Diagnostic, DiagnosticError
 
+_SPELT = {"state": "a recurrent state", "mask": "a mask"}
 _PACKED = "tokens", "positions", "slots"
 """What the target reads of every row."""
 
@@ -73,8 +74,9 @@ def _pack(module: Module, target: Op, share: Sequence[Value]) -> None:
     """Let the target read packed rows."""
     extra = sorted(set(target.named) - {*_PACKED, "rows", "seq_lens", "kv"})
     if extra or target.attrs.get("extras"):
-        what = f"packed rows of a target with {', '.join(extra) or target.attrs['extras']}"
-        raise DiagnosticError(Diagnostic("config/not-yet", f"{what} are not implemented", target.location))
+        what = ", ".join(_SPELT.get(name, name) for name in extra) or target.attrs["extras"]
+        message = f"packed rows of a target with {what} are not implemented"
+        raise DiagnosticError(Diagnostic("config/not-yet", message, target.location))
     packed = [
         insert_before(module, target, PACK, (target[name], *share), (f"packed_{target[name].name}",)).result
         for name in _PACKED

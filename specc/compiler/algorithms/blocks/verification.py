@@ -199,10 +199,13 @@ def _accept(
             token, bad = decide(scope, nodes.tokens, mine, state.seq_lens, given, nodes.q)
         else:
             token, bad = drawn(scope, mine, given, ("drawn", "drawn_bad"))
-        path = b.many("verify.greedy", nodes.tokens, token, scope.rows, *links, names=names)
+        tokens = _limited(scope, nodes)
+        path = b.many("verify.greedy", tokens, token, scope.rows, *links, names=names)
+        _learn(scope, nodes, tokens, path[2])
         if not drafted:
+            rows = scope.config.file.verify_rows if nodes.estimate is None else "eager"  # its rows are not by request
             with b.at(scope.at("verify_rows")):
-                bad = b("walk.bad", bad, path[1], names=("target_bad",), rows=scope.config.file.verify_rows)
+                bad = b("walk.bad", bad, path[1], names=("target_bad",), rows=rows)
         return logprobs.scored(scope, logits, mine, given, "scaled_logits"), path, bad
 
 

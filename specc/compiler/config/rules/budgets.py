@@ -21,7 +21,10 @@ def check_budget(written: Written) -> Findings[None]:
     unable = {
         "several shapes": len(shapes) > 1,
         "trees": bool(shapes) and bool(trees(written)),
-        f"verify: {file.verify}": file.draws and written.sound("verify"),
+        f"verify: {file.verify}": file.weighs_drafts and written.sound("verify"),
+        "draft_sampling: coupled": file.draft_sampling == "coupled",
+        "verify_rows: lazy": file.verify_rows == "lazy",
+        "log-probabilities of tokens that are drawn": file.draws and "logprobs" in file.outputs,
         "step: rotated": file.step == "rotated",
         "logits: sharded": file.logits == "sharded",
         "best_logprobs": file.best_logprobs > 0,
