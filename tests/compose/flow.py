@@ -136,6 +136,8 @@ class Flow(Pair):
             of_draft, tokens = self.plan.size("Vd"), self.plan.size("V")
             order = torch.randperm(max(of_draft, tokens), generator=self.operands.source)[:tokens]
             return torch.where(order < of_draft, order, -1).to(torch.int32)
+        if len(field.axes) > 1:
+            return self.operands.draw([self.plan.size(axis) for axis in field.axes], DTYPES[field.dtype], lengths=False)
         if field.limit:
             order = torch.randperm(self.plan.size(field.limit), generator=self.operands.source)
             return order[: self.plan.size(field.axes[0])].sort().values

@@ -28,8 +28,8 @@ from .random_values import COLUMNS, LONGEST, Fact, Unfit
 ESTABLISHED = ("typed", "live", "tree-form", "verify-selected", "compacted", "kv-bound")
 FORWARDS = (
     "source source reduce reduce draw draw mass mass change keys translate part allow cut row row logprob scale "
-    "best grow grow select product comb tree_positions mask gather handed_on health advance chain_of_tokens join walk "
-    "visit positions convert"
+    "best grow grow select product lattice comb tree_positions mask gather handed_on health advance "
+    "chain_of_tokens join walk visit positions convert"
 )
 COMMIT = (
     "compact compact compact move move move move last lengths extend_ids chosen shift scores scores store append count "

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from specc.compiler.ir.core import NODE
+from specc.compiler.ir.ops.lattice import SELECTOR
 from specc.compiler.ir.types import TensorType
 
 from .random_values import FLOATS, LONGEST, Fact, Unfit, Values
@@ -34,6 +35,24 @@ class NodeOps(Values):
         p, index = self.of("f32", "B", "S", "K"), self.of("i64", "B", "S", "K")
         operands = self.rows(), self.of("i32", "B"), p, index
         self.make("tree.product", *operands, steps=self.module.size("S"), facts=[Fact(), Fact("parent", NODE)])
+
+    def lattice(self) -> None:
+        """A path over the candidates of places, behind rows of some width, or the scores of one of the places."""
+        p, index = self.of("f32", "B", "S", "K"), self.of("i64", "B", "S", "K")
+        rank, dtype, table = self.rng.randint(1, 40), self.rng.choice(FLOATS), self.rng.choice(FLOATS)
+        states = self.of(dtype, "B", "S", rank)
+        names = (f"{name}_{table}_{rank}" for name in SELECTOR)
+        tables = [
+            self.module.inputs.get(name) or self.module.add_input(name, TensorType(table, ("V", rank)))
+            for name in names
+        ]
+        if self.rng.random() < 0.5:
+            self.make("lattice.walk", self.rows(), self.of("i32", "B"), p, index, states, *tables)
+            return
+        token, place = self.of("i64", "B", *self.rng.choice([(), ("K",)])), self.rng.randrange(self.module.size("S"))
+        operands = self.rows(), p, index, self.of("i64", "B", "S", "K"), token, states, *tables
+        entries = self.rng.choice(["V", "Vd"])
+        self.make("lattice.row", *operands, entries=entries, place=place, facts=[Fact(rough=True)])
 
     def comb(self) -> None:
         self._only(chain=False)

@@ -18,6 +18,7 @@ from specc.compiler.ir.ops import (
     head,
     health,
     kv,
+    lattice,
     model,
     moves,
     ngram,
@@ -59,6 +60,7 @@ OPS: dict[str, OpDef] = {
         commit,
         shards,
         head,
+        lattice,
         model,
     )
     for op in dialect.OPS
