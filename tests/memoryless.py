@@ -27,6 +27,7 @@ from specc.lab.engine.models.drafts import (
     MtpDraft,
     StandaloneDraft,
 )
+from specc.lab.engine.models.heads.dflash2_head import Dflash2Head
 from specc.lab.engine.models.heads.dspark_head import DsparkHead
 from specc.lab.engine.models.heads.eagle_head import SharingHead
 
@@ -165,8 +166,8 @@ class Mtp(Memoryless[MtpDraft]):
 class Dflash(Memoryless[DflashDraft]):
     """A head that fills in a block over a context made of the target's rows."""
 
-    def scores(self, known: int, steps: int) -> Tensor:
-        """Scores T[steps, Vd] of all places, which know nothing of each other."""
+    def rows(self, known: int, steps: int) -> Tensor:
+        """Rows T[steps, W] of all places."""
         bonus, context = self.tokens[known - 1 : known], self.hidden[None, : known - 1]
         head, cache = self.draft.head, DynamicCache()
         for layer, (keys, values) in enumerate(head.keys_and_values(context, _positions(context[0]))):
@@ -175,20 +176,36 @@ class Dflash(Memoryless[DflashDraft]):
         positions = known - 1 + torch.arange(first + steps, device=bonus.device)
         everything = torch.ones(1, 1, first + steps, known - 1 + first + steps, dtype=torch.bool, device=bonus.device)
         with plain_head(head):
-            rows = head(bonus, positions[None], attention_mask=everything, past_key_values=cache)[0, first:]
-        return self.draft.logits(rows)
+            return head(bonus, positions[None], attention_mask=everything, past_key_values=cache)[0, first:]
+
+    def scores(self, known: int, steps: int) -> Tensor:
+        """Scores T[steps, Vd] of all places, which know nothing of each other."""
+        return self.draft.logits(self.rows(known, steps))
 
     def chain(self, known: int, steps: int) -> list[int]:
-        """All places at once, and of a Markov head one draft after the other."""
+        """All places at once, and of a Markov head or a selector one draft after the other."""
         if not steps:
             return []
-        head, scores = self.draft.head, self.scores(known, steps)
-        if not isinstance(head, DsparkHead):
+        head, rows = self.draft.head, self.rows(known, steps)
+        scores = self.draft.logits(rows)
+        if not isinstance(head, DsparkHead | Dflash2Head):
             return self.best(scores)
         path = self.tokens[known - 1 : known].tolist()
-        for row in scores:
-            path += self.best(row + head.markov_head(torch.tensor(path[-1], device=scores.device)))
+        for row, score in zip(rows, scores, strict=True):
+            before = torch.tensor(path[-1], device=scores.device)
+            path += self.best(self._behind(row, score, before))
         return path[1:]
+
+    def _behind(self, row: Tensor, score: Tensor, before: Tensor) -> Tensor:
+        """Scores T[Vd] of a place behind a token; of a selector -inf of all that are no candidates."""
+        head = self.draft.head
+        if isinstance(head, DsparkHead):
+            return score + head.markov_head(before)
+        assert isinstance(head, Dflash2Head)
+        bias = head.candidate_selector(row, before)
+        bias = bias if self.draft.token_map is None else bias[self.draft.token_map]
+        candidates = score.topk(head.config.dflash_config["selector_top_k"]).indices
+        return torch.full_like(score, -torch.inf).index_copy(0, candidates, (score + bias)[candidates])
 
 
 def _positions(rows: Tensor) -> Tensor:

@@ -36,6 +36,7 @@ BESIDES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "EAGLE3": _AUX,
     "DFLASH": _AUX,
     "DSPARK": (_AUX[0], _AUX[1] | {"markov_rank": 24}),
+    "DFLASH2": (_AUX[0], _AUX[1] | {"selector_rank": 24, "selector_top_k": 4}),
     "MULTI_LAYER_EAGLE": ({}, {"num_layers": 16}),
 }
 """What target and draft say besides: rows of several of the target's layers, or a module for every step."""

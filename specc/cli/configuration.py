@@ -170,16 +170,18 @@ def _settled(plan: Plan) -> dict[str, Any]:
         draft["target_hidden_size"] = target.hidden_size
         draft["num_aux_layers"] = len(target.aux_layers) or None
         draft["token_map"] = "engine" if draft["vocab_size"] != target.vocab_size else None
-        draft["markov_rank"] = _markov_rank(plan)
+        draft |= _corrections(plan)
     return settled
 
 
-def _markov_rank(plan: Plan) -> int | None:
-    """How wide the tables of the draft's Markov head are; None without one."""
+def _corrections(plan: Plan) -> dict[str, int]:
+    """The keys of a draft's Markov head or selector: how wide its tables are, and how many candidates it has."""
     from specc.compiler.ir.ops.head import MARKOV
+    from specc.compiler.ir.ops.lattice import CANDIDATES, SELECTOR
 
-    table = plan.inputs.get(MARKOV[0])
-    return None if table is None else int(table.axes[-1])
+    ranks = {"markov_rank": MARKOV[0], "selector_rank": SELECTOR[0]}
+    widths = {key: int(plan.inputs[name].axes[-1]) for key, name in ranks.items() if name in plan.inputs}
+    return widths | ({"selector_top_k": plan.size(CANDIDATES)} if "selector_rank" in widths else {})
 
 
 def _sizes(model: Model, plan: Plan, role: str) -> dict[str, Any]:

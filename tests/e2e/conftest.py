@@ -20,6 +20,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, GPT2Config, Qwen3C
 from typer.testing import CliRunner
 
 from specc.cli.main import app
+from specc.lab.engine.models.heads.dflash2_head import Dflash2Head
 from specc.lab.engine.models.heads.dflash_head import DflashHead
 from specc.lab.engine.models.heads.dspark_head import DsparkHead
 from specc.lab.engine.models.heads.eagle3_head import Eagle3Head
@@ -39,6 +40,8 @@ DRAFTS = {
     "DFLASH": "dflash",
 }
 """The directory of each algorithm's draft; NGRAM has none."""
+SELECTOR = {"selector_rank": 24, "selector_top_k": 5, "conv_kernel_size": 3, "conv_group_size": 16}
+"""What a draft of blocks says of its selector and its convolutions."""
 PROMPTS = (
     "def main():\n",
     "import os\nimport sys\n\n",
@@ -159,7 +162,10 @@ def _random_models(root: Path, tokens: Path) -> Models:
     DflashHead(block).save(root / "dflash")
     block.markov_rank = 24
     DsparkHead(block).save(root / "dspark")
-    drafts = {name: root / directory for name, directory in DRAFTS.items()} | {"DSPARK": root / "dspark"}
+    block.dflash_config |= SELECTOR
+    Dflash2Head(block).save(root / "dflash2")
+    drafts = {name: root / directory for name, directory in DRAFTS.items()}
+    drafts |= {"DSPARK": root / "dspark", "DFLASH2": root / "dflash2"}
     return Models(root / "target", drafts, ROOT / "Makefile", tokens)
 
 
@@ -177,7 +183,10 @@ def _unlisted_layers(root: Path, tokens: Path) -> Models:
     DflashHead(block).save(root / "dflash")
     block.markov_rank, block.sample_from_anchor = 24, False
     DsparkHead(block).save(root / "dspark")
-    drafts = {name: root / DRAFTS[name] for name in ("EAGLE3", "DFLASH")} | {"DSPARK": root / "dspark"}
+    block.dflash_config |= {"selector_rank": 8, "selector_top_k": 16}
+    Dflash2Head(block).save(root / "dflash2")
+    drafts = {name: root / DRAFTS[name] for name in ("EAGLE3", "DFLASH")}
+    drafts |= {"DSPARK": root / "dspark", "DFLASH2": root / "dflash2"}
     return Models(root / "target", drafts, ROOT / "Makefile", tokens)
 
 

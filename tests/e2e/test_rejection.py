@@ -28,6 +28,7 @@ CHAINS = [
     Config("MULTI_LAYER_EAGLE", 1, 3, 4, 16, overlap=True),
     Config("DFLASH", 1, 3, 4, 1),
     Config("DSPARK", 1, 3, 4, 1),
+    Config("DFLASH2", 1, 3, 4, 1),
 ]
 PROMPTS = [base_texts()[0][:12], base_texts()[1][:5], base_texts()[2][:33], base_texts()[0][:1]]
 SAMPLINGS = [Sampling(0.7, 3), Sampling(1.0, 2**63 - 2), Sampling(0.0), Sampling(1.6, 3)]

@@ -29,6 +29,7 @@ CONFIGS = [
     Config("MULTI_LAYER_EAGLE", 1, 3, 4, 16, overlap=True, verify="target_only"),
     Config("DFLASH", 1, 3, 4, 1, verify="target_only"),
     Config("DSPARK", 1, 3, 4, 16, verify="target_only"),
+    Config("DFLASH2", 1, 3, 4, 16, verify="target_only"),
     Config("NGRAM", 2, 3, 7, 16, overlap=True, verify="target_only"),
 ]
 DEEP = replace(CONFIGS[0], steps=4, nodes=5, shallower=(1, 2))

@@ -29,6 +29,7 @@ CONFIGS = [
     Config("FROZEN_KV_MTP", 1, 4, 5, 1, shallower=(0, 1, 2)),
     Config("DFLASH", 1, 4, 5, 16, shallower=(0, 1, 2)),
     Config("DSPARK", 1, 4, 5, 16, shallower=(0, 1, 2)),
+    Config("DFLASH2", 1, 4, 5, 16, shallower=(0, 1, 2)),
     Config("NGRAM", 1, 4, 5, 1, shallower=(0, 1, 2)),
     Config("EAGLE", 2, 4, 9, 16, shallower=(0, 1, 2)),
     Config("STANDALONE", 4, 3, 16, 16, shallower=(0, 1, 2)),

@@ -38,6 +38,8 @@ CHAINS = [
     Config("DFLASH", 1, 5, 6, 16),
     Config("DSPARK", 1, 3, 4, 1),
     Config("DSPARK", 1, 5, 6, 16, overlap=True),
+    Config("DFLASH2", 1, 3, 4, 1),
+    Config("DFLASH2", 1, 5, 6, 16, overlap=True),
     Config("NGRAM", 1, 3, 4, 16),
     Config("NGRAM", 1, 5, 6, 1),
 ]

@@ -33,6 +33,7 @@ from specc.lab.engine.models.drafts import (
     MtpDraft,
     StandaloneDraft,
 )
+from specc.lab.engine.models.heads.dflash2_head import Dflash2Head
 from specc.lab.engine.models.heads.dflash_head import DflashHead
 from specc.lab.engine.models.heads.dspark_head import DsparkHead
 from specc.lab.engine.models.heads.eagle3_head import Eagle3Head
@@ -65,7 +66,7 @@ SIZES: dict[str, Any] = {"hidden_size": 32, "num_layers": 2, "num_kv_heads": 2, 
 LAYERS = {"EAGLE": 1, "EAGLE3": 1, "MULTI_LAYER_EAGLE": MODULES}
 """Layers of drafts that do not have two."""
 AUX_LAYERS = (1, 2)
-AUX = ("EAGLE3", "DFLASH", "DSPARK")
+AUX = ("EAGLE3", "DFLASH", "DSPARK", "DFLASH2")
 """Algorithms whose drafts read outputs of several of the target's layers: these, counted from 1."""
 LOOKUP = {"window": 64, "longest": 4, "corpus": "words.txt"}
 """Options of NGRAM: the text does not fit into the window."""
@@ -377,6 +378,7 @@ def draft_of(algorithm: str, family: str = "llama") -> Draft | None:
     config.eagle_config = {"eagle_aux_hidden_state_layer_ids": [layer - 1 for layer in AUX_LAYERS]}
     config.dflash_config = {"target_layer_ids": [layer - 1 for layer in AUX_LAYERS], "block_size": 4}
     config.markov_rank = 24
+    config.dflash_config |= {"selector_rank": 24, "selector_top_k": 4, "conv_kernel_size": 2, "conv_group_size": 8}
     config.backbone_hidden_size, config.kv_layers = 32, [3, 1] if family in HYBRIDS else [1, 0]
     kinds: dict[str, tuple[Any, Any, Any]] = {
         "EAGLE": (EagleHead, heads.eagle_chain, EagleDraft),
@@ -385,6 +387,7 @@ def draft_of(algorithm: str, family: str = "llama") -> Draft | None:
         "MULTI_LAYER_EAGLE": (MtpHeads, heads.mtp_chain, MtpDraft),
         "DFLASH": (DflashHead, heads.dflash_chain, DflashDraft),
         "DSPARK": (DsparkHead, heads.dflash_chain, DflashDraft),
+        "DFLASH2": (Dflash2Head, heads.dflash_chain, DflashDraft),
     }
     kind, chain, wrap = kinds[algorithm]
     return wrap(_fitted(kind(config).share_with(target_of(family=family).model), chain, family))
@@ -465,6 +468,8 @@ def _learned(model: LlamaForCausalLM, family: str) -> LlamaForCausalLM:
 def _scores(head: Any, rows: Tensor, before: Tensor) -> Tensor:
     """What a head finds of rows T[n, m, W] behind tokens i64[n, m]."""
     scores = head.logits(rows)
+    if isinstance(head, Dflash2Head):
+        return scores + head.candidate_selector(rows, before)
     return scores + head.markov_head(before) if isinstance(head, DsparkHead) else scores
 
 

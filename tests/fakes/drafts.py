@@ -74,7 +74,6 @@ class Engine(TargetEngine):
         self, *, bonus: Tensor, positions: Tensor, slots: Tensor, rows: Tensor, seq_lens: Tensor, capture: str
     ) -> SimpleNamespace:
         """All places but the bonus token's, at once, each as if what mostly comes next stood before it."""
-        assert capture == "null"
         self.memory["draft"].write(slots, block_code(bonus[:, None], positions))
         place = torch.arange(positions.shape[1] - 1, device=rows.device)
         text = self.texts("draft", rows, seq_lens + positions.shape[1])

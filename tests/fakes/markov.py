@@ -72,7 +72,7 @@ class BlockEngine(MarkovEngine):
     It reads rows of the target, of so many elements, which say nothing.
     """
 
-    width = 32
+    width, rank = 32, 5
 
     def target(self, *, tokens: Tensor, positions: Tensor, mask: Tensor | None = None, **_: object) -> SimpleNamespace:
         """Logits [b, N, V], and rows [b, N, W]."""
@@ -84,9 +84,12 @@ class BlockEngine(MarkovEngine):
         logits = super().prefill_target(rows=rows, seq_lens=seq_lens).logits
         return SimpleNamespace(logits=logits, hidden=torch.zeros(int(seq_lens.sum()), self.width))
 
-    def block(self, *, positions: Tensor, **_: object) -> SimpleNamespace:
-        """Logits [b, S, V], of all rows but the bonus token's."""
-        return SimpleNamespace(logits=self.tables["draft"][positions[:, :-1] % 2])
+    def block(self, *, positions: Tensor, capture: str, **_: object) -> SimpleNamespace:
+        """Logits [b, S, V], of all rows but the bonus token's; ones for a selector, [b, S, rank]."""
+        logits = self.tables["draft"][positions[:, :-1] % 2]
+        if capture == "null":
+            return SimpleNamespace(logits=logits)
+        return SimpleNamespace(logits=logits, hidden=torch.ones(*logits.shape[:2], self.rank))
 
     def inject(self, **_: object) -> None:
         """Nothing is kept."""

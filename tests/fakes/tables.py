@@ -37,7 +37,7 @@ def wild_models(
     for role, model in config.models.items():
         errs = 0.1 if role == "target" else rng.choice([0.05, 0.3, 0.3, 0.9])
         width = (model.target_hidden_size or model.hidden_size) if config.algorithm == "FROZEN_KV_MTP" else 0
-        width = width if role == "draft" and width else model.spec_width
+        width = width if role == "draft" and width else model.selector_rank or model.spec_width
         logits = model.vocab_size, getattr(torch, model.logits_dtype)
         hidden = width, getattr(torch, model.dtype)
         tokens = sorted(rng.sample(range(vocab), model.vocab_size)) if model.vocab_size < vocab else None

@@ -22,6 +22,7 @@ from specc.compiler.config import Config, load_text
 from specc.compiler.driver.build import build_program
 from specc.compiler.ir.ops import OPS
 from specc.compiler.ir.ops.head import MARKOV
+from specc.compiler.ir.ops.lattice import SELECTOR
 from specc.compiler.support.diagnostics import DiagnosticError
 from specc.runtime.backends.cpu import ReferenceBackend
 from specc.runtime.errors import BindError
@@ -155,7 +156,7 @@ class Bound:
         if draft is not None and draft.head is not None:
             known[HEAD] = draft.head.table.clone()
         for name, table in self.plan.tables().items():
-            if name in MARKOV:
+            if name in (*MARKOV, *SELECTOR):
                 dims = {BIAS_ENTRIES: self.plan.size("Vd"), **self.plan.dims}
                 sizes = [dims.get(axis) or int(axis) for axis in table.axes]
                 known[name] = torch.zeros(sizes, dtype=DTYPES[table.dtype])

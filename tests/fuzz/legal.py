@@ -76,7 +76,9 @@ def _pair(rng: random.Random, algorithm: str, vocab: int, steps: int) -> tuple[K
         draft["num_layers"] = steps + rng.randint(0, 2)
     if algorithm == "DSPARK":
         draft["markov_rank"] = _near(rng, 40)
-    if algorithm in ("EAGLE3", "DFLASH", "DSPARK"):
+    if algorithm == "DFLASH2":
+        draft |= {"selector_rank": _near(rng, 40), "selector_top_k": _near(rng, min(16, vocab))}
+    if algorithm in ("EAGLE3", "DFLASH", "DFLASH2", "DSPARK"):
         layers = sorted(rng.sample(range(1, target["num_layers"] + 1), rng.randint(1, target["num_layers"])))
         target |= {"hidden_source": "aux", "aux_layers": layers}
         draft |= {"target_hidden_size": target["hidden_size"], "num_aux_layers": len(layers)}

@@ -131,11 +131,15 @@ class Oracle:
             return self.argmax("draft", token, seen)[0]
         draft = self.models["draft"]
         self.drawn_of[number] = row = draft.rows[draft.row(token, seen)]
+        return self.drawn_from(number, row)
+
+    def drawn_from(self, number: int, row: list[float]) -> int:
+        """The token that draft ``number`` below the root has of a row of the draft's. Doubt where rounding decides."""
         noise = (self.length + (number << 32), rejection_oracle.DRAFT) if self.judges else (self.length + number + 1, 0)
         column, *others = self.drafter.draw(row, *noise)
         if others:
             raise Doubt
-        return draft.token(column)
+        return self.models["draft"].token(column)
 
     def draft_bad(self, token: int, seen: int) -> bool:
         """Whether the draft's row after a token is bad."""

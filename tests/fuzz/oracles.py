@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from functools import cached_property
 from itertools import pairwise
 from typing import Any
@@ -9,7 +10,7 @@ from typing import Any
 from fakes.models import NO_HIDDEN, Model, block_code, draft_code, fold, fold_all, injected_code, mix
 
 from .oracle import DRAFT, EXTEND, PREFILL, Oracle
-from .ranking import Branch, Tree, chain, products
+from .ranking import Branch, Tree, chain, f32, most_probable, products
 
 
 class Recurrent(Oracle):
@@ -164,6 +165,27 @@ class Block(Oracle):
         self.draft_codes += [injected_code(len(self.draft_codes) + i, code) for i, code in enumerate(hidden)]
 
 
+class Selected(Block):
+    """DFLASH2, beside tables of zeros: a place's most probable tokens, which alone are drawn, as probable as they are.
+
+    tests/kernels and tests/e2e have other tables.
+    """
+
+    def next_draft(self, token: int, seen: int, number: int) -> int:
+        if not self.draws:
+            return super().next_draft(token, seen, number)
+        assert self.config.draft is not None and self.config.draft.selector_top_k is not None
+        draft = self.models["draft"]
+        place = draft.row(token, seen)
+        self.drawn_of[number] = row = [-math.inf] * len(draft.rows[place])
+        for choice in most_probable(place, draft.rows[place], self.config.draft.selector_top_k):
+            row[choice.token] = f32(math.log(max(choice.p, 2.0**-126)))
+        return self.drawn_from(number, row)
+
+    def draft_bad(self, token: int, seen: int) -> bool:
+        return self.argmax("draft", token, seen)[1]
+
+
 class LookUp(Oracle):
     """NGRAM. `corpus` are the tokens that are looked through besides."""
 
@@ -224,5 +246,6 @@ ORACLES: dict[str, type[Oracle]] = {
     "MULTI_LAYER_EAGLE": Modules,
     "DFLASH": Block,
     "DSPARK": Block,  # beside tables of zeros; tests/kernels and tests/e2e have others
+    "DFLASH2": Selected,
     "NGRAM": LookUp,
 }

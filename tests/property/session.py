@@ -24,6 +24,7 @@ from specc.compiler.ir.interpret import Forward, interpret
 from specc.compiler.ir.nodes import callback_of
 from specc.compiler.ir.ops import OPS
 from specc.compiler.ir.ops.head import MARKOV
+from specc.compiler.ir.ops.lattice import SELECTOR
 from specc.compiler.ir.ops.model import GIVEN_HIDDEN, GIVEN_LOGITS, GIVEN_PADDED
 from specc.runtime.capabilities.sampling import Sampling
 from specc.runtime.plan.draft_head import BIAS_SCALE, BIAS_WEIGHT, HEAD, SCALE, TOKEN_ENTRIES, WEIGHT
@@ -42,8 +43,8 @@ class Script:
 
     ``prompts`` are lengths, ``texts`` the tokens of prompts, ``corpus`` the tokens that are looked through besides,
     ``models`` those that all engines of the scenario have, and ``sampled`` says how requests are, where a program asks.
-    ``blocks`` are those that the slots of ``table`` are in, of a program that looks slots up so; ``markov`` tables of a
-    draft that has such a head.
+    ``blocks`` are those that the slots of ``table`` are in, of a program that looks slots up so; ``markov`` and
+    ``selector`` are tables of a draft that has such a head.
     """
 
     prompts: dict[int, int]
@@ -55,6 +56,7 @@ class Script:
     sampled: dict[int, Sampling]
     blocks: Tensor | None = None
     markov: tuple[Tensor, ...] = ()
+    selector: tuple[Tensor, ...] = ()
 
     def inputs(self) -> dict[str, Tensor]:
         """Where KV slots are looked up: those of every position; or the blocks of a request, and how many it has.
@@ -91,7 +93,7 @@ class Script:
     def tables(self, names: Collection[str]) -> dict[str, Tensor]:
         """What the engine brings once, and what the runtime makes of it, of such names."""
         known, draft = {"corpus": self.corpus}, self.models.get("draft")
-        known |= dict(zip(MARKOV, self.markov, strict=False))
+        known |= {**dict(zip(MARKOV, self.markov, strict=False)), **dict(zip(SELECTOR, self.selector, strict=False))}
         if draft is not None and draft.tokens is not None:
             known[TOKEN_MAP] = torch.tensor(draft.tokens)
             columns = {token: column for column, token in enumerate(draft.tokens)}
@@ -139,7 +141,18 @@ def script(config: Config, seed: int, steps: int = 3) -> Script:
         sampled,
         blocks,
         _markov(config, seed),
+        _selector(config, seed),
     )
+
+
+def _selector(config: Config, seed: int) -> tuple[Tensor, ...]:
+    """Zeros, but for few tokens before which small whole numbers stand; nothing of a draft without a selector."""
+    if config.draft is None or config.draft.selector_rank is None:
+        return ()
+    source, shape = torch.Generator().manual_seed(seed), (config.target.vocab_size, config.draft.selector_rank)
+    tables = [torch.randint(-1, 2, shape, generator=source).to(DTYPES[dtype_of(config.draft)]) for _ in range(2)]
+    tables[0] *= torch.rand(len(tables[0]), 1, generator=source) < 0.2
+    return tuple(tables)
 
 
 def _markov(config: Config, seed: int) -> tuple[Tensor, ...]:

@@ -69,7 +69,10 @@ def pairs(draw: st.DrawFn, algorithm: str, vocab: int, steps: int) -> tuple[dict
         draft |= {"num_layers": steps + draw(st.integers(0, 2))}
     if algorithm == "DSPARK":
         draft |= {"markov_rank": draw(st.integers(1, 40))}
-    if algorithm in ("EAGLE3", "DFLASH", "DSPARK"):
+    if algorithm == "DFLASH2":
+        most = min(16, draft.get("vocab_size", vocab))
+        draft |= {"selector_rank": draw(st.integers(1, 40)), "selector_top_k": draw(st.integers(1, most))}
+    if algorithm in ("EAGLE3", "DFLASH", "DFLASH2", "DSPARK"):
         layers = sorted(draw(st.sets(st.integers(1, target["num_layers"]), min_size=1)))
         target |= {"hidden_source": "aux", "aux_layers": layers}
         draft |= {"target_hidden_size": target["hidden_size"], "num_aux_layers": len(layers)}

@@ -37,6 +37,7 @@ MODELS: dict[str, dict[str, Any]] = {
     "FROZEN_KV_MTP": {"draft": {"hidden_size": 32, "target_hidden_size": 64}},
     "DFLASH": {"draft": {"hidden_size": 32, "target_hidden_size": 64}},
     "DSPARK": {"draft": {"hidden_size": 32, "target_hidden_size": 64, "markov_rank": 8}},
+    "DFLASH2": {"draft": {"hidden_size": 32, "target_hidden_size": 64, "selector_rank": 8}},
     "NGRAM": {"options": {"window": 64, "corpus": "notes.txt"}},
 }
 """Models of two widths, wherever an algorithm allows it."""

@@ -104,6 +104,7 @@ CARRIED = {
     "MULTI_LAYER_EAGLE": {"bonus", "topk_index"},
     "DFLASH": {"bonus"},
     "DSPARK": {"bonus"},
+    "DFLASH2": {"bonus"},
     "NGRAM": {"text"},
 }
 
@@ -115,7 +116,7 @@ def carried(config: Config) -> set[str]:
     fields = fields | ({"seq_lens"} if config.file.overlap else set())
     fields |= {"sampling_seed", "sampling_temperature"} if config.file.verify != "greedy" else set()
     if config.file.verify in ("rejection", "block"):
-        count = {"FROZEN_KV_MTP": 0, "DFLASH": 0, "DSPARK": 0, "MULTI_LAYER_EAGLE": config.num_steps}.get(
+        count = {"FROZEN_KV_MTP": 0, "DFLASH": 0, "DFLASH2": 0, "DSPARK": 0, "MULTI_LAYER_EAGLE": config.num_steps}.get(
             config.algorithm, 1
         )
         fields |= {f"draft_{name}{i}" for i in range(count) for name in ("logits", "mass")}
@@ -129,7 +130,8 @@ def carried(config: Config) -> set[str]:
 TREE = {"topk": 2, "num_draft_tokens": 6, "page_size": 4, "num_steps": 3, "mask": "qlen"}
 
 
-BITS = {"FROZEN_KV_MTP": {0, 1}, "MULTI_LAYER_EAGLE": {1, 2, 3}, "DFLASH": {0, 1}, "DSPARK": {0, 1}, "NGRAM": {1}}
+BITS = {"FROZEN_KV_MTP": {0, 1}, "MULTI_LAYER_EAGLE": {1, 2, 3}, "NGRAM": {1}}
+BITS |= {name: {0, 1} for name in ("DFLASH", "DFLASH2", "DSPARK")}
 """Health bits that a program can raise at all, if not those of a draft, the target, extend and prefill."""
 SCENARIOS = [(name, {"num_steps": 4}) for name in names()] + [(name, TREE) for name in names() if needs(name).trees]
 SCENARIOS += [(name, {"num_steps": 4, "draft": {"head": "int8"}}) for name in ("STANDALONE", "EAGLE")]

@@ -45,17 +45,19 @@ def launches(keys: dict[str, Any]) -> int:
     tails = tree and keys["page_size"] > 1 and steps > 1
     waits = tree and steps == 1 and keys["mask"] == "full"  # its prefixes are filled by all programs, from lengths
     recurrent = steps - 1 + waits + 1 + tails  # of draft forwards, and of extend
+    drawn = keys["verify"] in ("rejection", "block") or keys.get("draft_sampling") == "coupled"
     between = {
         "FROZEN_KV_MTP": steps + 1,  # of forwards, and the last row
         "MULTI_LAYER_EAGLE": steps,
         "DFLASH": 1,
         "DSPARK": 2 * steps,
+        "DFLASH2": 1 + drawn * steps,
         # Positions come before; rotated, a launch keeps the drafts of the next step.
         "NGRAM": 1
         + (tree and keys["mask"] == "full" and keys["verify"] == "target_only")
         + (keys.get("step") == "rotated"),
     }
-    heads = {"DFLASH": 1, "DSPARK": 1, "NGRAM": 0}.get(keys["algorithm"], steps)
+    heads = {"DFLASH": 1, "DFLASH2": 1, "DSPARK": 1, "NGRAM": 0}.get(keys["algorithm"], steps)
     head = keys.get("draft", {}).get("head", "engine")
     computed = (head != "engine") + (head in ("int8", "fp8"))  # before what reads its logits; rows get 8 bits before it
     return around + between.get(keys["algorithm"], recurrent) + heads * computed

@@ -20,6 +20,8 @@ from specc.compiler.passes.invariants import CheckEach
 from specc.compiler.support.diagnostics import Diagnostic, DiagnosticError
 
 SIZES = st.sampled_from([2, 4, 8])
+CORRECTED = {"DSPARK": {"markov_rank": 8}, "DFLASH2": {"selector_rank": 8, "selector_top_k": 2}}
+"""What drafts say whose blocks are corrected."""
 
 
 @st.composite
@@ -40,7 +42,7 @@ def any_two(draw: st.DrawFn) -> dict[str, Any]:
     draft |= draw(
         st.fixed_dictionaries({}, optional={"target_hidden_size": SIZES, "num_aux_layers": st.integers(1, 3)})
     )
-    draft |= {"markov_rank": 8} if algorithm == "DSPARK" else {}
+    draft |= CORRECTED.get(algorithm, {})
     tree = needs(algorithm).trees and draw(st.booleans())
     steps = draw(st.integers(1, 3))
     shape = {"topk": 2, "num_draft_tokens": 3} if tree else {}
@@ -59,6 +61,7 @@ def offered_and_read(keys: dict[str, Any]) -> tuple[int, int, bool]:
         "EAGLE3": (declared * draft.get("num_aux_layers", 3), False),
         "DFLASH": (declared * draft.get("num_aux_layers", draft["num_layers"]), False),
         "DSPARK": (declared * draft.get("num_aux_layers", draft["num_layers"]), False),
+        "DFLASH2": (declared * draft.get("num_aux_layers", draft["num_layers"]), False),
         "FROZEN_KV_MTP": (declared, True),
         "STANDALONE": (width(target), False),
     }
@@ -99,8 +102,8 @@ def test_it_builds_or_shows_both_lines(keys: dict[str, Any]) -> None:
 def test_every_code_occurs(algorithm: str) -> None:
     """The expectation of the test above is not always the same one."""
     target, draft = MODEL | {"hidden_source": "collapsed", "hc_mult": 1}, MODEL | {"hidden_source": "collapsed"}
-    several = {"num_aux_layers": 1} if algorithm in ("EAGLE3", "DFLASH", "DSPARK") else {"num_layers": 3}
-    several |= {"markov_rank": 8} if algorithm == "DSPARK" else {}
+    several = {"num_aux_layers": 1} if algorithm in ("EAGLE3", "DFLASH", "DFLASH2", "DSPARK") else {"num_layers": 3}
+    several |= CORRECTED.get(algorithm, {})
     keys = {"name": "pair", "algorithm": algorithm, "num_steps": 2, "target": target, "draft": draft | several}
 
     def codes(**sizes: Any) -> set[str]:
@@ -109,5 +112,5 @@ def test_every_code_occurs(algorithm: str) -> None:
 
     assert codes() == set()
     assert codes(hidden_size=32) == {"type/width-mismatch"}
-    only_projected = algorithm in ("EAGLE3", "DFLASH", "DSPARK")
+    only_projected = algorithm in ("EAGLE3", "DFLASH", "DFLASH2", "DSPARK")
     assert codes(dtype="bfloat16") == (set() if only_projected else {"type/dtype-mismatch"})

@@ -12,6 +12,7 @@ from importlib.metadata import EntryPoint, entry_points
 
 from specc.compiler.algorithms.blocks.scope import Algorithm
 from specc.compiler.algorithms.dflash import DFLASH
+from specc.compiler.algorithms.dflash2 import DFLASH2
 from specc.compiler.algorithms.dspark import DSPARK
 from specc.compiler.algorithms.eagle import EAGLE
 from specc.compiler.algorithms.eagle3 import EAGLE3
@@ -25,7 +26,7 @@ from specc.compiler.support.diagnostics import Diagnostic, DiagnosticError
 
 __all__ = ["Algorithm", "Plugin", "algorithm", "names", "needs", "plugin"]
 
-_ALL = (STANDALONE, EAGLE, EAGLE3, FROZEN_KV_MTP, MULTI_LAYER_EAGLE, DFLASH, DSPARK, NGRAM)
+_ALL = (STANDALONE, EAGLE, EAGLE3, FROZEN_KV_MTP, MULTI_LAYER_EAGLE, DFLASH, DSPARK, DFLASH2, NGRAM)
 _BUILT_IN = {algorithm.name: algorithm for algorithm in _ALL}
 
 

@@ -60,7 +60,8 @@ class ModelConfig:
     ``kv_layout == "mla"`` a layer keeps one latent row per token: ``num_kv_heads`` is 1 and ``head_dim`` its
     length. ``aux_layers`` counts from 1: of a target what it hands over, of a draft what it was trained on, None where
     nothing says so; ``target_hidden_size`` and ``num_aux_layers`` are what a draft says of rows of several layers,
-    of which it reads none if it says 0, but the target's last row. ``markov_rank`` is None of one without Markov head.
+    of which it reads none if it says 0, but the target's last row. ``markov_rank`` is None of one without Markov head,
+    ``selector_rank`` and ``selector_top_k`` of one without selector.
     ``num_hidden_layers`` is None where all layers keep keys and values, so that ``num_layers`` are all.
     ``state_layers`` keep a recurrent state, of ``state_bytes`` a request in each of them, 0 where that is not known.
     ``state_form`` says of a target who commits it.
@@ -91,6 +92,8 @@ class ModelConfig:
     target_hidden_size: int | None = None
     num_aux_layers: int | None = None
     markov_rank: int | None = None
+    selector_rank: int | None = None
+    selector_top_k: int | None = None
     num_hidden_layers: int | None = None
     state_layers: int = 0
     state_bytes: int = 0

@@ -119,6 +119,10 @@ class ModelBlock(Block):
     in their place. Default: 3, of a block drafter as many as it has layers itself."""
     markov_rank: Annotated[Count, Field(le=4096)] | None = None
     """Elements of a token's row in the Markov head of a draft, by which a drafted token knows of the one before."""
+    selector_rank: Annotated[Count, Field(le=4096)] | None = None
+    """Elements of a token's row in the selector of a draft, which says how well a candidate follows a token."""
+    selector_top_k: Annotated[Count, Field(le=16)] | None = None
+    """Candidates of each place of a block that the selector chooses among."""
     num_layers: Annotated[Count, Field(le=4096)] | None = None
     """Layers that keep keys and values."""
     num_hidden_layers: Annotated[Count, Field(le=4096)] | None = None
@@ -340,6 +344,9 @@ REQUIRED_SIZES: tuple[str, ...] = (
     "dtype",
 )
 """Keys that a model block without `model:` writes."""
+
+SELECTOR: tuple[str, str] = ("selector_rank", "selector_top_k")
+"""Keys of a draft with a selector, named as its config.json names them."""
 
 
 def json_schema(algorithms: Collection[str]) -> dict[str, Any]:

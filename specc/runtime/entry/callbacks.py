@@ -68,7 +68,7 @@ class AssistCall(Forwarded):
 
 
 class BlockCall(Slots):
-    """All drafts at once, over the bonus token and S places to fill -> logits: T[B, S, Vd]."""
+    """All drafts at once, over the bonus token and S places to fill -> logits: T[B, S, Vd], hidden?: T[B, S, W]."""
 
     bonus: Annotated[Tensor, "i32[B]"]
 

@@ -1,7 +1,8 @@
 """Texts of programs whose drafts are drawn from a block are distributed as the target's, with a bias and without.
 
-A Markov head makes the distribution of a draft depend on the one that was drawn before it: rejection has to judge a
-draft by the row that it was drawn from, which nobody has but the program.
+A Markov head, or a selector, makes the distribution of a draft depend on the one that was drawn before it: rejection
+has to judge a draft by the row that it was drawn from, which nobody has but the program. A selector draws no token that
+is no candidate.
 """
 
 from __future__ import annotations
@@ -22,13 +23,17 @@ BLOCK, BIAS = DRAFT.mean(1), DRAFT.mean(0) - DRAFT.mean((0, 1))
 U, SCALES, V = torch.linalg.svd(BIAS)
 TABLES = {"markov_w1": (U * SCALES)[:, :RANK].contiguous(), "markov_w2": V[:RANK].T.contiguous()}
 """Both tables of a Markov head whose bias is nearly that."""
+SELECTOR = dict(zip(("selector_before", "selector_after"), TABLES.values(), strict=True))
+"""Those of a selector, beside rows of ones."""
+BROUGHT = {"DFLASH": {}, "DSPARK": TABLES, "DFLASH2": SELECTOR}
+SAID = {"DFLASH": {}, "DSPARK": {"markov_rank": RANK}, "DFLASH2": {"selector_rank": RANK, "selector_top_k": 3}}
 MODEL = SMALL | {"num_layers": 2}
 PROGRAMS: dict[str, dict[str, Any]] = {
     f"{algorithm} {verify}": {
         "algorithm": algorithm, "verify": verify, "num_steps": 2, "target": MODEL | {"aux_layers": [1, 2]},
         "draft": MODEL | {"num_aux_layers": 2} | more,
     }
-    for algorithm, more in (("DFLASH", {}), ("DSPARK", {"markov_rank": RANK})) for verify in ("rejection", "block")
+    for algorithm, more in SAID.items() for verify in ("rejection", "block")
 }  # fmt: skip
 
 
@@ -36,7 +41,7 @@ def texts(name: str, count: int) -> tuple[list[float], float]:
     """How probable texts of each kind of request are if the target has written them, and tokens of a verification."""
     plans = plans_of(ROWS, **PROGRAMS[name])
     kinds = kinds_of(ROWS)
-    step = bind(plans, kinds, BLOCK, BlockEngine, **(TABLES if "DSPARK" in name else {}))
+    step = bind(plans, kinds, BLOCK, BlockEngine, **BROUGHT[name.split()[0]])
     lengths = list[Tensor]()
     step.decode = noting(step.decode, lengths)
     found = write(plans, count, chunk=ROWS, step=step)
@@ -61,9 +66,10 @@ def test_texts_of_all_kinds(name: str, request: pytest.FixtureRequest) -> None:
     assert min(chances) > 1e-4, chances
 
 
-def test_a_bias_is_worth_having() -> None:
+@pytest.mark.parametrize("algorithm", ["DSPARK", "DFLASH2"])
+def test_a_bias_is_worth_having(algorithm: str) -> None:
     """More drafts are accepted where they know the token before."""
-    (_, with_bias), (_, without) = (texts(f"{algorithm} rejection", FEWER) for algorithm in ("DSPARK", "DFLASH"))
+    (_, with_bias), (_, without) = (texts(f"{name} rejection", FEWER) for name in (algorithm, "DFLASH"))
     assert with_bias - 1 > 1.1 * (without - 1)
 
 
@@ -75,10 +81,11 @@ def test_a_bias_is_worth_having() -> None:
     ],
     ids=["the row of another draft", "the row behind another token"],
 )
+@pytest.mark.parametrize("algorithm", ["DSPARK", "DFLASH2"])
 @pytest.mark.parametrize("verify", ["rejection", "block"])
 def test_a_wrong_row_is_noticed(
-    verify: str, wrong: Callable[[list[Any]], list[Any]], monkeypatch: pytest.MonkeyPatch
+    verify: str, algorithm: str, wrong: Callable[[list[Any]], list[Any]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """By the same test, of fewer texts."""
     with_operands("sample.residual", wrong)(monkeypatch)
-    assert min(texts(f"DSPARK {verify}", FEWER)[0]) < 1e-6
+    assert min(texts(f"{algorithm} {verify}", FEWER)[0]) < 1e-6

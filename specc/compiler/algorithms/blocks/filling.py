@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from specc.compiler.algorithms.blocks.growth import no_drafts
-from specc.compiler.algorithms.blocks.scope import Scope, logits_dtype_of
+from specc.compiler.algorithms.blocks.scope import Scope, dtype_of, logits_dtype_of
 from specc.compiler.algorithms.blocks.verification import (
     Accepted,
     FromTarget,
@@ -29,8 +29,11 @@ from specc.compiler.ir.core import Value
 from specc.compiler.support.aux_layers import evenly_spread
 
 Recognises = Callable[[Pair], Fit | None]
-Choose = Callable[[Scope, State, Value, Value], Nodes]
-"""The chain to verify, of a root i32[B] and a block's logits [B, S, Vd]; raises health."""
+Choose = Callable[..., Nodes]
+"""The chain to verify, of a `Scope`, a `State`, a root i32[B] and a block's logits [B, S, Vd]; raises health.
+
+Where the forward hands over rows of the places besides, these T[B, S, width] too.
+"""
 
 BLOCK_KEYS = {
     "block_size": ANY, "mask_token_id": ANY, "mask_token": ANY, "target_layer_ids": ANY, "num_target_layers": ANY,
@@ -51,8 +54,11 @@ def block_needs(recognises: Recognises, kind: DraftKind, *, trees: bool = False)
     )  # fmt: skip
 
 
-def build_blocks(scope: Scope, choose: Choose) -> None:
-    """Write the steps of a draft of blocks, whose drafts are chosen as an algorithm does."""
+def build_blocks(scope: Scope, choose: Choose, *, width: int = 0) -> None:
+    """Write the steps of a draft of blocks, whose drafts are chosen as an algorithm does.
+
+    ``width``: elements of the rows that its forward hands over of the places besides logits, if it does.
+    """
     scope.require_one_vocabulary()
     b, rows = scope.b, aux_rows(scope)
     scope.carry("bonus", "i32", limit="V")
@@ -68,11 +74,11 @@ def build_blocks(scope: Scope, choose: Choose) -> None:
     with b.phase("prepare"):
         root = b("carry.load", scope.rows, names=("root",), field="bonus")
     state = State(health, seq_lens, scope.kv_draft, scope.kv_target)
-    positions, slots, nodes = _draft(scope, state, root, choose)
+    positions, slots, nodes = _draft(scope, state, root, choose, width)
     _inject(scope, state, verify(scope, state, nodes, rows.offers), rows, (positions, slots))
 
 
-def _draft(scope: Scope, state: State, root: Value, choose: Choose) -> tuple[Value, Value, Nodes]:
+def _draft(scope: Scope, state: State, root: Value, choose: Choose, width: int) -> tuple[Value, Value, Nodes]:
     """The block's forward: positions and slots of its tokens, and the chain to verify."""
     b = scope.b
     with b.phase("prepare"), b.at(scope.at("page_size")):
@@ -85,11 +91,13 @@ def _draft(scope: Scope, state: State, root: Value, choose: Choose) -> tuple[Val
         return positions, slots, no_drafts(scope, root)
     with b.phase("draft"):
         with b.at(scope.at("num_steps")):
-            logits, state.kv_draft = b.many(
+            more = {"capture": "full", "dtype": dtype_of(scope.draft), "width": width} if width else {"capture": "null"}
+            logits, state.kv_draft, *hidden = b.many(
                 "model.block", root, positions, slots, scope.rows, state.seq_lens, state.kv_draft,
-                names=("block_logits", "kv_block"), capture="null", logits_dtype=logits_dtype_of(scope.draft),
+                names=("block_logits", "kv_block", "block_hidden")[: 2 + (width > 0)],
+                logits_dtype=logits_dtype_of(scope.draft), **more,
             )  # fmt: skip
-        nodes = choose(scope, state, root, logits)
+        nodes = choose(scope, state, root, logits, *hidden)
     return positions, slots, nodes
 
 

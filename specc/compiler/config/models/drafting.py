@@ -9,6 +9,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, cast
 
 from specc.compiler.config.models.attributes import Fact, attribute, block_of, value_of
+from specc.compiler.config.schema import SELECTOR
 
 MODULES = (
     "num_nextn_predict_layers",
@@ -42,7 +43,7 @@ def drafting_facts(config: object, text: object, first_layer: int) -> dict[str, 
         "target_hidden_size": _anywhere(levels, _TARGET_WIDTH),
         "num_aux_layers": _anywhere(levels, ("num_aux_hidden_states",)),
         "draft_vocab_size": _anywhere(levels, ("draft_vocab_size",)),
-        _RANK: _anywhere(levels, (_RANK,)) or _in_block(levels, "dflash_config", _RANK),
+        **{key: _anywhere(levels, (key,)) or _in_block(levels, "dflash_config", key) for key in (_RANK, *SELECTOR)},
     }
     if any(block_of(level, "eagle_config").get("use_aux_hidden_state") is False for level in levels):
         return facts | {"num_aux_layers": Fact(0, "eagle_config.use_aux_hidden_state")}

@@ -16,7 +16,7 @@ from specc.compiler.config.resolved import ModelConfig
 from specc.compiler.config.rules.shapes import written_shapes
 from specc.compiler.config.rules.validate import broken_bound
 from specc.compiler.config.rules.written_file import Written
-from specc.compiler.config.schema import REQUIRED_SIZES, HiddenSource, ModelBlock, Role
+from specc.compiler.config.schema import REQUIRED_SIZES, SELECTOR, HiddenSource, ModelBlock, Role
 from specc.compiler.support.diagnostics import Diagnostic, Findings, Note
 
 Value = int | str
@@ -34,10 +34,11 @@ _KEYS = (
     "target_hidden_size",
     "num_aux_layers",
     "markov_rank",
+    *SELECTOR,
 )
 
 FIXED_BY_WEIGHTS = frozenset(
-    {"hidden_size", "vocab_size", "hc_mult", "target_hidden_size", "num_aux_layers", "markov_rank"}
+    {"hidden_size", "vocab_size", "hc_mult", "target_hidden_size", "num_aux_layers", "markov_rank", SELECTOR[0]}
 )
 """Keys of which a value beside `model:` must be the model's own."""
 

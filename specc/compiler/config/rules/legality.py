@@ -15,7 +15,7 @@ from specc.compiler.config.rules.budgets import check_budget
 from specc.compiler.config.rules.needs import Chosen, Needs
 from specc.compiler.config.rules.shapes import check_shapes, origin, trees
 from specc.compiler.config.rules.written_file import Written, refuse
-from specc.compiler.config.schema import REQUIRED
+from specc.compiler.config.schema import REQUIRED, SELECTOR
 from specc.compiler.ir.ops.tree import mask_width
 from specc.compiler.support.diagnostics import Diagnostic, Findings, Note
 from specc.compiler.support.location import Location
@@ -193,6 +193,7 @@ def _one_sided(written: Written) -> Findings[None]:
     places = written.places
     roles = {"aux_layers": "target", "target_hidden_size": "draft", "num_aux_layers": "draft"}
     roles |= {"token_map": "draft", "head": "draft", "markov_rank": "draft", "state_form": "target"}
+    roles |= dict.fromkeys(SELECTOR, "draft")
     for key, role in roles.items():
         other = "draft" if role == "target" else "target"
         if places.written(other, key) and not written.broken(other, key):

@@ -63,11 +63,11 @@ OPS = (
     OpDef(
         "model.block",
         f"bonus: i32[B], positions: i64[B, A], slots: i64[B, A], {_WINDOW}, kv: !kv<draft>"
-        " -> logits: $logits_dtype[B, S, Vd], kv: !kv<draft>, states*: ?",
+        " -> logits: $logits_dtype[B, S, Vd], kv: !kv<draft>, hidden?: $dtype[B, S, $width], states*: ?",
         "All drafts in one forward over the bonus token and S places to fill; writes slots, which `model.inject` writes"
-        " again.",
-        {**_SCORES, **_STATES},
-        _NO_STATES,
+        " again. ``hidden`` is what a draft makes of the places' rows for a selector.",
+        {**_OUT, **_STATES},
+        {**_NO_STATES, "dtype": "", "width": 0},
         effect="external",
     ),
     OpDef(

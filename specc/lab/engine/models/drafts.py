@@ -21,6 +21,7 @@ from specc.lab.engine.memory.attention import PAGED
 from specc.lab.engine.memory.context import PagedContext
 from specc.lab.engine.memory.probing import CACHE, RECURRENT
 from specc.lab.engine.models.causal_models import CausalModel, ModelSizes, has_static_rope
+from specc.lab.engine.models.heads.dflash2_head import Dflash2Head
 from specc.lab.engine.models.heads.dflash_head import DflashHead
 from specc.lab.engine.models.heads.eagle3_head import Eagle3Head
 from specc.lab.engine.models.heads.eagle_head import EagleHead, SharingHead
@@ -228,3 +229,9 @@ class DflashDraft(HeadDraft[DflashHead]):
         """Fill in what follows the tokens bonus i64[b], at the `places` of positions i64[b, A]: rows T[b, A - 1, W]."""
         with paged:
             return self.head(bonus, positions, **{CACHE: paged})[:, int(not self.head.anchored) :]
+
+    def selector_rows(self, rows: Tensor) -> Tensor:
+        """What a head's selector makes of places' rows T[b, S, W], T[b, S, r]; TypeError of a head without one."""
+        if not isinstance(self.head, Dflash2Head):
+            raise TypeError(f"{type(self.head).__name__} has no selector")
+        return self.head.selector_rows(rows)

@@ -14,6 +14,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
 
 from specc.compiler.config.models.config_json import class_for, configuration
 from specc.compiler.ir.ops.head import MARKOV
+from specc.compiler.ir.ops.lattice import SELECTOR
 from specc.compiler.support.diagnostics import Diagnostic, DiagnosticError
 from specc.compiler.support.files.reading import read_text
 from specc.compiler.support.token_map import TokenMapError, check_token_map, read_token_map
@@ -29,6 +30,7 @@ from specc.lab.engine.models.drafts import (
     StandaloneDraft,
 )
 from specc.lab.engine.models.generation import ignored_settings
+from specc.lab.engine.models.heads.dflash2_head import Dflash2Head
 from specc.lab.engine.models.heads.dflash_head import DflashHead
 from specc.lab.engine.models.heads.dspark_head import DsparkHead
 from specc.lab.engine.models.heads.eagle3_head import Eagle3Head, reads_last
@@ -136,7 +138,8 @@ def _head_of(plan: Plan, path: str | Path) -> tuple[type[SharingHead], Callable[
     if "extend_module" in calls:
         return MtpHeads, MtpDraft
     if "block" in calls:
-        return (DsparkHead if MARKOV[0] in plan.tables() else DflashHead), DflashDraft
+        corrected = {MARKOV[0]: DsparkHead, SELECTOR[0]: Dflash2Head}
+        return next((head for table, head in corrected.items() if table in plan.tables()), DflashHead), DflashDraft
     if not plan.serving.reads_hidden:
         return None
     config = _config(path)

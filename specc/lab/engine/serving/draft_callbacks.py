@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any, Generic, TypeVar, Unpack
 
 import torch
@@ -194,7 +195,11 @@ class BlockCallbacks(DraftCallbacks[DflashDraft]):
         positions, slots = (call[name][:, places] for name in ("positions", "slots"))
         where = (memory.pools["draft"], memory.req_to_token, call["rows"])
         paged = BlockContext(*where, positions, slots, memory.width)
-        return self._handed_over(self.draft_model.forward(call["bonus"].long(), positions, paged))
+        rows = self.draft_model.forward(call["bonus"].long(), positions, paged)
+        handed = self._handed_over(rows)
+        if call["capture"] == "null":
+            return handed
+        return replace(handed, hidden=self.draft_model.selector_rows(rows).contiguous())
 
     @torch.inference_mode()
     def inject(self, **call: Unpack[InjectCall]) -> None:

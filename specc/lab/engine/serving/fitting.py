@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from specc.compiler.ir.ops.head import MARKOV
+from specc.compiler.ir.ops.lattice import SELECTOR
 from specc.lab.engine.errors import EngineError, UnsupportedModelError
 from specc.lab.engine.memory.state_pool import StatePool
 from specc.lab.engine.models.causal_models import CausalModel, TargetModel
@@ -23,6 +24,8 @@ from specc.runtime.plan.shape import Shape, listed, named
 
 DEFAULT_CONTEXT = 1024
 """Context length to serve if the models can, in tokens."""
+_OF_HEADS = {MARKOV: ("markov_tables", "a Markov head"), SELECTOR: ("selector_tables", "a selector")}
+"""Tables of parts of a head that the program computes: the head's attribute that has them, and what the part is."""
 COMMIT_STATE = "commit_state"
 """The callback of programs whose target keeps a recurrent state, which their engine commits."""
 PRODUCT_RTOL = 0.05
@@ -113,8 +116,9 @@ def bring_tables(plan: Plan, given: Mapping[str, Tensor], draft: Draft | None) -
         given = {TOKEN_MAP: draft.token_map, **given}
     if draft is not None and plan.computes_head:
         given = {HEAD: head_of(draft), **given}
-    if draft is not None and MARKOV[0] in plan.tables():
-        given = {**markov_of(draft), **given}
+    if draft is not None:
+        for names in (names for names in _OF_HEADS if names[0] in plan.tables()):
+            given = {**tables_of(draft, names), **given}
     if STATE_ROWS in plan.tables():
         given = {**_state_rows(plan), **given}
     for name in sorted(plan.tables().keys() ^ given.keys()):
@@ -122,12 +126,13 @@ def bring_tables(plan: Plan, given: Mapping[str, Tensor], draft: Draft | None) -
     return dict(given)
 
 
-def markov_of(draft: Draft) -> dict[str, Tensor]:
-    """Return the tables of a draft's Markov head; raises UnsupportedModelError for one without."""
-    tables = getattr(getattr(draft, "head", None), "markov_tables", None)
+def tables_of(draft: Draft, names: tuple[str, str]) -> dict[str, Tensor]:
+    """Return the two tables of these names of a draft's head; raises UnsupportedModelError for one without."""
+    attribute, whose = _OF_HEADS[names]
+    tables = getattr(getattr(draft, "head", None), attribute, None)
     if tables is None:
-        raise UnsupportedModelError("the program reads the tables of a Markov head, which the draft does not have")
-    return dict(zip(MARKOV, tables, strict=True))
+        raise UnsupportedModelError(f"the program reads the tables of {whose}, which the draft does not have")
+    return dict(zip(names, tables, strict=True))
 
 
 def _state_rows(plan: Plan) -> dict[str, Tensor]:

@@ -126,6 +126,12 @@ TABLE = {
         carry=BONUS | LENGTHS,
         draft=NARROW | {"target_hidden_size": 64},
     ),
+    "DFLASH2": Row(
+        {"prefill_target": "full", "prefill_inject": "null", "block": "full", "target": "full", "inject": "null"},
+        reads={"prefill_inject": "f32[T, 128]", "inject": "f32[B, A, 128]"},
+        carry=BONUS | LENGTHS,
+        draft=NARROW | {"target_hidden_size": 64},
+    ),
     "NGRAM": Row(
         {"prefill_target": "null", "target": "null"},
         reads={},
@@ -200,6 +206,7 @@ ONE_STEP = {
     },
     "DFLASH": TABLE["DFLASH"].hands_over,
     "DSPARK": TABLE["DSPARK"].hands_over,
+    "DFLASH2": TABLE["DFLASH2"].hands_over,
     "NGRAM": TABLE["NGRAM"].hands_over,
 }
 
@@ -229,6 +236,7 @@ CALLBACKS = {
     "MULTI_LAYER_EAGLE": {"prefill_target", "prefill_module", "target", "extend_module"},
     "DFLASH": {"prefill_target", "prefill_inject", "block", "target", "inject"},
     "DSPARK": {"prefill_target", "prefill_inject", "block", "target", "inject"},
+    "DFLASH2": {"prefill_target", "prefill_inject", "block", "target", "inject"},
     "NGRAM": {"prefill_target", "target"},
 }
 """The engine's forwards that a program calls, and no others."""
@@ -241,6 +249,7 @@ RECORD = {
     "MULTI_LAYER_EAGLE": (4 + 3 * 8 + 8, 0),
     "DFLASH": (4 + 8, 0),
     "DSPARK": (4 + 8, 0),
+    "DFLASH2": (4 + 8, 0),
     "NGRAM": (100 * 4 + 8, 100 * 4 + 8),
 }
 """Bytes that one request has in the pools, of a chain and of a tree: bonus, tokens (and scores), row, text, length."""
@@ -253,6 +262,7 @@ HIDDEN = {
     "MULTI_LAYER_EAGLE": (16 * 1024, 0),
     "DFLASH": (16 * 512, 0),
     "DSPARK": (16 * 512, 0),
+    "DFLASH2": (16 * 512 + 4 * 3 * 24 * 2, 0),
     "NGRAM": (0, 0),
 }
 """Bytes of hidden states in a step of four requests, with five pool rows: counted by hand, row by row.

@@ -19,7 +19,9 @@ from specc.compiler.ir.opdef import OpDef
 from specc.compiler.ir.ops import OPS, add_forward
 from specc.compiler.support.diagnostics import Diagnostic, DiagnosticError
 
-BUILT_IN = ("STANDALONE", "EAGLE", "EAGLE3", "FROZEN_KV_MTP", "MULTI_LAYER_EAGLE", "DFLASH", "DSPARK", "NGRAM")
+BUILT_IN = (
+    "STANDALONE", "EAGLE", "EAGLE3", "FROZEN_KV_MTP", "MULTI_LAYER_EAGLE", "DFLASH", "DSPARK", "DFLASH2", "NGRAM",
+)  # fmt: skip
 WITH_DRAFT = [name for name in BUILT_IN if algorithms.needs(name).draft]
 
 
@@ -110,6 +112,26 @@ def test_no_markov_head_over_a_part_of_the_logits() -> None:
     diagnostic = refused(loaded)
     assert (diagnostic.code, diagnostic.location) == ("config/not-yet", loaded.location("tensor_parallel"))
     assert diagnostic.hint == "write tensor_parallel: 1"
+
+
+@pytest.mark.parametrize("key", ["selector_rank", "selector_top_k"])
+def test_a_selector_has_a_rank_and_candidates(key: str) -> None:
+    loaded = load("DFLASH2", draft={key: None})
+    diagnostic = refused(loaded)
+    assert (diagnostic.code, diagnostic.location) == ("config/missing-key", loaded.location("draft"))
+    assert diagnostic.hint == f"write {key}: inside draft, or give a draft whose config.json says it"
+
+
+def test_no_more_candidates_than_tokens() -> None:
+    loaded = load("DFLASH2", draft={"vocab_size": 8, "token_map": "engine", "selector_top_k": 9})
+    diagnostic = refused(loaded)
+    assert (diagnostic.code, diagnostic.location) == ("config/out-of-range", loaded.location("draft", "selector_top_k"))
+
+
+def test_no_selector_over_a_part_of_the_logits() -> None:
+    loaded = load("DFLASH2", tensor_parallel=2, logits="sharded", draft={"head": "weights"})
+    diagnostic = refused(loaded)
+    assert (diagnostic.code, diagnostic.location) == ("config/not-yet", loaded.location("tensor_parallel"))
 
 
 def test_a_shortest_match_is_not_longer_than_the_longest() -> None:

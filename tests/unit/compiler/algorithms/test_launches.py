@@ -38,7 +38,17 @@ def launches(algorithm: str, **keys: Any) -> int:
 def test_the_table_has_every_algorithm() -> None:
     assert {name: bool(tree) for name, (_, tree) in BOUNDS.items()} == {
         name: needs(name).trees
-        for name in ("STANDALONE", "EAGLE", "EAGLE3", "FROZEN_KV_MTP", "MULTI_LAYER_EAGLE", "DFLASH", "DSPARK", "NGRAM")
+        for name in (
+            "STANDALONE",
+            "EAGLE",
+            "EAGLE3",
+            "FROZEN_KV_MTP",
+            "MULTI_LAYER_EAGLE",
+            "DFLASH",
+            "DSPARK",
+            "DFLASH2",
+            "NGRAM",
+        )
     }
 
 

@@ -66,6 +66,13 @@ DRAFTS: dict[str, tuple[dict[str, Any], str, int | None]] = {
     ),
     "the example's blocks with one": (of("DsparkHead", dflash_config={"block_size": 3}, markov_rank=8), "DSPARK", 3),
     "blocks with a Markov head that say no size": (of("LingDSparkModel", markov_rank=8), "DSPARK", None),
+    "blocks with a selector": (
+        of("DFlash2DraftModel", block_size=16, dflash_config={"selector_rank": 256, "selector_top_k": 8}),
+        "DFLASH2", 15,
+    ),
+    "blocks with a selector that say no size": (
+        of("DFlash2DraftModel", dflash_config={"selector_rank": 4, "selector_top_k": 2}), "DFLASH2", None,
+    ),
     "three modules": (of("MtpHeads", num_hidden_layers=3), "MULTI_LAYER_EAGLE", 3),
     "one module": (of("DeepseekV3ForCausalLMNextN"), "EAGLE", None),
     "one module of a directory with all layers": (of("MiMoMTP", num_hidden_layers=4, num_mtp_modules=1), "EAGLE", None),
@@ -122,7 +129,7 @@ def test_what_nothing_recognises(keys: dict[str, Any], tmp_path: Path) -> None:
     )
     assert diagnostic.hint == (
         "give --algorithm NAME, one of STANDALONE, EAGLE, EAGLE3, FROZEN_KV_MTP, MULTI_LAYER_EAGLE, DFLASH, DSPARK,"
-        " NGRAM"
+        " DFLASH2, NGRAM"
     )
 
 

@@ -146,6 +146,7 @@ SHIPPED: dict[str, tuple[dict[str, Any], int]] = {
     "MULTI_LAYER_EAGLE": ({"target": STREAMS, "draft": STREAMS}, 4 + 3 * 8 + 8),
     "DFLASH": ({"draft": NARROW | {"target_hidden_size": 64}}, 4 + 8),
     "DSPARK": ({"draft": NARROW | {"target_hidden_size": 64}}, 4 + 8),
+    "DFLASH2": ({"draft": NARROW | {"target_hidden_size": 64}}, 4 + 8),
     "NGRAM": ({"options": {"window": 100}}, 100 * 4 + 8),
 }
 

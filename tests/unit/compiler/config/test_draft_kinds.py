@@ -28,6 +28,7 @@ SIZES = {
 }
 TARGET = {"architectures": ["Qwen3ForCausalLM"], "model_type": "qwen3"} | SIZES
 BLOCK = {"mask_token_id": 95, "target_layer_ids": [1, 3, 5]}
+SELECTOR = {"selector_rank": 4, "selector_top_k": 2}
 
 
 def head(architecture: str, layers: int = 1, kind: str = "llama", **keys: Any) -> dict[str, Any]:
@@ -47,7 +48,9 @@ OTHERS: dict[str, tuple[dict[str, Any], str]] = {
         head("DFlashDraftModel", 5, "qwen3", block_size=7, markov_rank=8, dflash_config=BLOCK), "DFLASH",
     ),
     "Domino": (head("DFlashDraftModel", 5, "qwen3", dflash_config=BLOCK | {"projector_type": "domino"}), "DFLASH"),
-    "DFlash 2": (head("DFlash2DraftModel", 5, "qwen3", dflash_config=BLOCK | {"selector_rank": 4}), "DFLASH"),
+    "DFlash 2 to come": (
+        head("DFlash2DraftModel", 5, "qwen3", dflash_config=BLOCK | SELECTOR | {"selector_beams": 3}), "DFLASH2",
+    ),
     "DFlash 2 under DFlash's class": (
         head("DFlashDraftModel", 5, "qwen3", dflash_config=BLOCK | {"selector_rank": 4, "selector_top_k": 2}), "DFLASH",
     ),
@@ -85,6 +88,15 @@ KNOWN: dict[str, tuple[dict[str, Any], str]] = {
     "no block of its own": (
         head("MuseGlimmerAssistantModel", 5, "qwen3", block_size=8, **BLOCK, layer_types=["sliding_attention"] * 5),
         "DFLASH",
+    ),
+    "a selector, convolutions and scaled scores": (
+        head(
+            "DFlash2DraftModel", 5, "qwen3", block_size=8,
+            dflash_config=BLOCK
+            | SELECTOR
+            | {"conv_kernel_size": 4, "conv_group_size": 16, "output_multiplier": 0.5, "final_logit_softcapping": 30.0},
+        ),
+        "DFLASH2",
     ),
     "a head of confidence": (
         head(

@@ -13,7 +13,7 @@ from specc.compiler.ir.ops.head import MARKOV
 from specc.lab.engine.errors import UnsupportedModelError
 from specc.lab.engine.models.drafts import DflashDraft
 from specc.lab.engine.models.heads.dspark_head import DsparkHead
-from specc.lab.engine.serving.fitting import markov_of
+from specc.lab.engine.serving.fitting import tables_of
 
 from .models_for_tests import COMMON, VOCAB, make_model
 from .test_heads_dflash import LAYERS, WIDTH, make_rows
@@ -46,7 +46,7 @@ def test_scores_of_a_part_of_the_tokens() -> None:
     bias = head.markov_head(torch.arange(VOCAB))
     head.score_only(tokens)
     torch.testing.assert_close(head.markov_head(torch.arange(VOCAB)), bias[:, tokens])
-    assert [*map(len, markov_of(DflashDraft(head)).values())] == [VOCAB, 3]
+    assert [*map(len, tables_of(DflashDraft(head), MARKOV).values())] == [VOCAB, 3]
 
 
 @torch.no_grad()
@@ -86,5 +86,5 @@ def test_what_has_no_markov_head() -> None:
     with pytest.raises(ValueError, match="says no markov_rank"):
         make_head(markov_rank=0)
     with pytest.raises(UnsupportedModelError, match="tables of a Markov head, which the draft does not have"):
-        markov_of(DflashDraft(make_plain()))
-    assert dict.fromkeys(MARKOV) == dict.fromkeys(markov_of(DflashDraft(make_head())))
+        tables_of(DflashDraft(make_plain()), MARKOV)
+    assert dict.fromkeys(MARKOV) == dict.fromkeys(tables_of(DflashDraft(make_head()), MARKOV))

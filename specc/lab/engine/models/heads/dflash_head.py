@@ -100,11 +100,19 @@ class DflashHead(SharingHead):
             what the rows see: a `BlockContext` as a cache, or ``attention_mask`` over another cache.
         Returns [B, A, W] or [B, m, A, W]: row i, from 1, is what `logits` turns into the scores of token ``s + i``.
         """
-        embedding, _ = self._modules_of_target()
-        masks = self.mask.expand(*input_ids.shape, position_ids.shape[-1] - 1, -1)
-        blocks = torch.cat((embedding(input_ids)[..., None, :], masks), dim=-2)
+        size = position_ids.shape[-1]
+        blocks = self.beginnings(input_ids, size - 1)
         rows = blocks.flatten(1, -2)
         rotation = self.rotary(rows, position_ids.flatten(1))
         for layer in self.layers:
-            rows = layer(rows, position_embeddings=rotation, **attention_kwargs)
+            rows = self.run_layer(layer, rows, size, position_embeddings=rotation, **attention_kwargs)
         return self.norm(rows).view(blocks.shape)
+
+    def beginnings(self, input_ids: Tensor, places: int) -> Tensor:
+        """What the first layer reads of blocks i64[...]: the token's embedding and masks, T[..., 1 + places, W]."""
+        masks = self.mask.expand(*input_ids.shape, places, -1)
+        return torch.cat((self.embed(input_ids)[..., None, :], masks), dim=-2)
+
+    def run_layer(self, layer: nn.Module, rows: Tensor, size: int, **attention_kwargs: Any) -> Tensor:
+        """Run a decoder layer on the rows T[B, m * size, W] of m blocks, one after the other."""
+        return layer(rows, **attention_kwargs)
