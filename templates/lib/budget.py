@@ -6,8 +6,8 @@ Blocks of values are as rows.py says.
 import triton
 import triton.language as tl
 
-PULL: tl.constexpr = 2.0
-KEPT: tl.constexpr = 0.97
+PULL = tl.constexpr(2.0)
+KEPT = tl.constexpr(0.97)
 
 
 @triton.jit
@@ -29,9 +29,9 @@ def budget_start(p, S: tl.constexpr):
 
 
 @triton.jit
-def budget_append(sure, p, column, SIZE_SURE: tl.constexpr):
-    """Probabilities f32[SIZE_SURE] with entry `column` replaced by f32[1, 1]."""
-    return tl.where(tl.arange(0, triton.next_power_of_2(SIZE_SURE)) == column, tl.reshape(p, [1]), sure)
+def budget_append(confidence, p, column, SIZE_CONFIDENCE: tl.constexpr):
+    """Probabilities f32[SIZE_CONFIDENCE] with entry `column` replaced by f32[1, 1]."""
+    return tl.where(tl.arange(0, triton.next_power_of_2(SIZE_CONFIDENCE)) == column, tl.reshape(p, [1]), confidence)
 
 
 @triton.jit
@@ -41,12 +41,12 @@ def budget_begin(rows):
 
 
 @triton.jit
-def budget_estimate(sure, agreement, S: tl.constexpr):
+def budget_estimate(confidence, agreement, S: tl.constexpr):
     """Estimates f32[S]: products of probabilities f32[S] up to each place, corrected by what a request has accepted."""
     c, which = tl.arange(0, triton.next_power_of_2(S)), tl.arange(0, 2)
     accepted = tl.sum(tl.where(which == 0, agreement, 0.0), axis=0)
     expected = tl.sum(tl.where(which == 1, agreement, 0.0), axis=0)
-    each = probability(probability(sure) * tl.div_rn(accepted + PULL, expected + PULL))
+    each = probability(probability(confidence) * tl.div_rn(accepted + PULL, expected + PULL))
     estimate, so_far = each, 1.0
     for place in tl.static_range(S):
         so_far *= tl.sum(tl.where(c == place, each, 0.0), axis=0)
@@ -55,7 +55,7 @@ def budget_estimate(sure, agreement, S: tl.constexpr):
 
 
 @triton.jit
-def budget_learn(agreement, sure, tokens, accept_lens, S: tl.constexpr, SIZE_TOKENS: tl.constexpr):
+def budget_learn(agreement, confidence, tokens, accept_lens, S: tl.constexpr, SIZE_TOKENS: tl.constexpr):
     """What a request has accepted and its draft expected, f32[2], with a step more."""
     c, node = tl.arange(0, triton.next_power_of_2(S)), tl.arange(0, triton.next_power_of_2(SIZE_TOKENS))
     rows = tl.sum(((node < SIZE_TOKENS) & (tokens >= 0)).to(tl.int32), axis=0)
@@ -63,7 +63,7 @@ def budget_learn(agreement, sure, tokens, accept_lens, S: tl.constexpr, SIZE_TOK
     accepted = tl.maximum(accept_lens - 1, 0).to(tl.float32)
     expected = 0.0
     for place in tl.static_range(S):
-        found = tl.sum(tl.where(c == place, probability(sure), 0.0), axis=0)
+        found = tl.sum(tl.where(c == place, probability(confidence), 0.0), axis=0)
         expected += tl.where(place < judged, found, 0.0)
     return (agreement + tl.where(tl.arange(0, 2) == 0, accepted, expected)) * KEPT
 

@@ -52,6 +52,8 @@ def programs() -> dict[str, dict[str, Any]]:
         f"{name}-f32-logits": configurations[name] | scored_in_f32 for name in ("EAGLE-chain", "EAGLE-tree")
     }
     configurations |= {f"{name}-budget": configurations[name] | BUDGET for name in ("EAGLE-chain", "DFLASH-chain")}
+    drawn = configurations["EAGLE-chain-target_only"] | BUDGET
+    configurations["EAGLE-chain-target_only-budget"] = drawn | {"sampling": ["penalties", "grammar", "top_k"]}
     return configurations
 
 

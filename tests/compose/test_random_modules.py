@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from specc.compiler.driver.build import Build
-from specc.compiler.ir.ops import OPS, add_forward, head
+from specc.compiler.ir.ops import OPS, add_forward, budget, head
 from specc.compiler.ir.text.parser import parse_module
 from specc.compiler.ir.text.printer import print_module
 from specc.compiler.kernels import LONE
@@ -29,6 +29,9 @@ MODULES = 300
 SUMMED = {"vocab.topk_part", "vocab.topk_merge", "vocab.logprob_merge", *(op.name for op in head.OPS)}
 """Ops of records with sums, and of products, whose last bits are each side's own: tests/kernels/test_shards.py and
 test_head.py have them."""
+TOGETHER = {"state.select", *(op.name for op in budget.OPS)}
+"""Ops that read what only others of their kind leave, tables of states and rows that are shared out over a batch:
+tests/kernels/test_state_select.py and test_budget.py have them."""
 
 
 @pytest.fixture(autouse=True)
@@ -56,7 +59,7 @@ def test_they_are_legal_and_have_every_op() -> None:
     built_in = {name: op for name, op in OPS.items() if op.reference is None}  # others are a plugin's
     legal = {name for name, op in built_in.items() if op.until not in ESTABLISHED and op.until != "expanded"}
     computed = {name for name in legal if OPS[name].effect not in ("external", "host", "given", "collective")}
-    assert computed - SUMMED == seen.keys() - {SOURCE.name}
+    assert computed - SUMMED - TOGETHER == seen.keys() - {SOURCE.name}
     assert min(seen.values()) >= 3, seen
     assert all(read[readers] > MODULES for readers in range(4)), read
     assert kept > MODULES

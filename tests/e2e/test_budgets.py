@@ -64,22 +64,22 @@ class Text:
     accepted: float = 0.0
     expected: float = 0.0
 
-    def survivals(self, sure: Sequence[float]) -> list[float]:
+    def survivals(self, confidence: Sequence[float]) -> list[float]:
         """How probable it is that each draft and all before it are accepted."""
-        each = [min(1.0, p * (self.accepted + 2) / (self.expected + 2)) for p in sure]
+        each = [min(1.0, p * (self.accepted + 2) / (self.expected + 2)) for p in confidence]
         return [math.prod(each[: place + 1]) for place in range(len(each))]
 
-    def learn(self, sure: Sequence[float], room: int) -> None:
+    def learn(self, confidence: Sequence[float], room: int) -> None:
         """Take note of the drafts of the last step that were judged."""
         self.accepted = 0.97 * (self.accepted + self.lens[-1] - 1)
-        self.expected = 0.97 * (self.expected + sum(sure[: min(room, self.lens[-1])]))
+        self.expected = 0.97 * (self.expected + sum(confidence[: min(room, self.lens[-1])]))
 
 
 def step(running: Sequence[Text], steps: int, each: int) -> None:
     """One step of a batch: rows go to the best drafts, and what is right of those is accepted."""
     guessed = [guess(text.drafts, text.known, steps) for text in running]
     spare = each * len(running) - len(running)
-    survivals = [text.survivals(sure) for text, (_, sure) in zip(running, guessed, strict=True)]
+    survivals = [text.survivals(confidence) for text, (_, confidence) in zip(running, guessed, strict=True)]
     order = [(-p, place, b) for b, own in enumerate(survivals) for place, p in enumerate(own)]
     taken = sorted(order)[:spare]
     for b, text in enumerate(running):

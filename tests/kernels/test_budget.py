@@ -158,13 +158,13 @@ def test_estimates_are_products_corrected_by_what_was_accepted(
     given: dict[str, Tensor] = {"req_pool_indices": rows}
     with b.phase("draft"):
         if drafted == "block":
-            sure = b("budget.only", b.given("p0", "f32", "S", "K"), names=("sure",))
+            confidence = b("budget.only", b.given("p0", "f32", "S", "K"), names=("confidence",))
         else:
-            sure = b("budget.start", b.given("p0", "f32", "K"), names=("sure",))
+            confidence = b("budget.start", b.given("p0", "f32", "K"), names=("confidence",))
             for column in range(1, steps):
                 p = b.given(f"p{column}", "f32", "K", "K")
-                sure = b("budget.append", sure, p, names=("sure",), column=column)
-        b.hand_out(b("budget.estimate", sure, b.given("agreement", "f32", 2), names=("estimate",)))
+                confidence = b("budget.append", confidence, p, names=("confidence",), column=column)
+        b.hand_out(b("budget.estimate", confidence, b.given("agreement", "f32", 2), names=("estimate",)))
     found = random_estimates(source, len(rows), steps, choice(source, KINDS))
     if drafted == "block":
         given["p0"] = found[:, :, None]
@@ -179,11 +179,11 @@ def test_estimates_are_products_corrected_by_what_was_accepted(
     assert all((request[1:] <= request[:-1]).all() for request in estimate)
 
 
-def survivals(sure: list[float], agreement: list[float]) -> list[float]:
+def survivals(confidence: list[float], agreement: list[float]) -> list[float]:
     """How probable it is that each draft of a request and all before it are accepted."""
     ratio = (agreement[0] + 2) / (agreement[1] + 2)
-    each = [probability(probability(p) * ratio) for p in sure]
-    return [math.prod(each[: place + 1]) for place in range(len(sure))]
+    each = [probability(probability(p) * ratio) for p in confidence]
+    return [math.prod(each[: place + 1]) for place in range(len(confidence))]
 
 
 @quicker
@@ -194,19 +194,19 @@ def test_requests_learn_of_drafts_that_were_judged(launcher: Launcher, seed: int
     module = small_module(S=steps, A=steps + 1)
     b = TypedBuilder(module)
     with b.phase("commit"):
-        operands = b.given("agreement", "f32", 2), b.given("sure", "f32", "S"), b.given("tokens", "i64", "A")
+        operands = b.given("agreement", "f32", 2), b.given("confidence", "f32", "S"), b.given("tokens", "i64", "A")
         b.hand_out(b("budget.learn", *operands, b.given("accept_lens", "i32"), names=("after",)))
-    sure = random_estimates(source, len(rows), steps, choice(source, KINDS))
+    confidence = random_estimates(source, len(rows), steps, choice(source, KINDS))
     lens = torch.where(rows == 0, 0, torch.randint(1, steps + 2, rows.shape, generator=source))
     accept_lens = torch.minimum(torch.randint(1, steps + 2, rows.shape, generator=source), lens).int()
     column = torch.arange(steps + 1)
     tokens = torch.where(column < lens[:, None], torch.randint(0, 99, (len(rows), steps + 1), generator=source), -1)
-    given = {"req_pool_indices": rows, "sure": sure, "tokens": tokens, "accept_lens": accept_lens}
+    given = {"req_pool_indices": rows, "confidence": confidence, "tokens": tokens, "accept_lens": accept_lens}
     given["agreement"] = torch.rand(len(rows), 2, generator=source) * 9
     ((stem, cluster),) = form(module)
     after = check_cluster(launcher, module, stem, cluster, source, given)["after"]
     for request, own, accepted, ps, before in zip(
-        after, lens.tolist(), accept_lens.tolist(), sure.tolist(), given["agreement"].tolist(), strict=True
+        after, lens.tolist(), accept_lens.tolist(), confidence.tolist(), given["agreement"].tolist(), strict=True
     ):
         judged = ps[: max(0, min(own - 1, accepted))]
         want = [before[0] + max(0, accepted - 1), before[1] + sum(map(probability, judged))]

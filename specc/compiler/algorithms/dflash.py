@@ -25,14 +25,14 @@ def _at_once(scope: Scope, state: State, root: Value, logits: Value) -> Nodes:
         return _products(scope, state, root, logits)
     b = scope.b
     if scope.config.file.budget is not None:
-        return _sure(scope, state, root, logits)
+        return _with_confidence(scope, state, root, logits)
     drafts, bad, source = chosen(scope, logits, state.seq_lens, 0, ("drafts", "draft_bad"), stem="block_", axis="S")
     state.health = b("health.raise", state.health, bad, names=("health_draft",), bit=DRAFT_BIT)
     tokens = b("chain.join", root, drafts, names=("tokens",))
     return Nodes(tokens, q=() if source is None else (source,))
 
 
-def _sure(scope: Scope, state: State, root: Value, logits: Value) -> Nodes:
+def _with_confidence(scope: Scope, state: State, root: Value, logits: Value) -> Nodes:
     """The same, with how probable each is."""
     b = scope.b
     p, index, bad = scope.pick("vocab.topk", logits, ("p", "index", "draft_bad"))
@@ -40,7 +40,7 @@ def _sure(scope: Scope, state: State, root: Value, logits: Value) -> Nodes:
     drafts = b("budget.only", index, names=("drafts",))
     tokens = b("chain.join", root, drafts, names=("tokens",))
     with b.at(scope.at("budget")):
-        return Nodes(tokens, sure=b("budget.only", p, names=("sure",)))
+        return Nodes(tokens, confidence=b("budget.only", p, names=("confidence",)))
 
 
 def _products(scope: Scope, state: State, root: Value, logits: Value) -> Nodes:

@@ -30,10 +30,10 @@ def budget_start(operands: Tensors, attrs: Attrs, dims: Dims) -> Tensors:
 @register("budget.append")
 def budget_append(operands: Tensors, attrs: Attrs, dims: Dims) -> Tensors:
     """Probabilities f32[B, S], p f32[B, 1, 1] -> the same with p in column `column`."""
-    sure, p = operands
-    sure = sure.clone()
-    sure[:, int(attrs["column"])] = p[:, 0, 0]
-    return (sure,)
+    confidence, p = operands
+    confidence = confidence.clone()
+    confidence[:, int(attrs["column"])] = p[:, 0, 0]
+    return (confidence,)
 
 
 @register("budget.begin")
@@ -49,9 +49,9 @@ def budget_estimate(operands: Tensors, attrs: Attrs, dims: Dims) -> Tensors:
 
     `agreement` is how many drafts of the request were accepted, and how many the draft had expected.
     """
-    sure, agreement = operands
+    confidence, agreement = operands
     accepted, expected = agreement.unbind(1)
-    estimate = _probability(_probability(sure) * ((accepted + PULL) / (expected + PULL))[:, None])
+    estimate = _probability(_probability(confidence) * ((accepted + PULL) / (expected + PULL))[:, None])
     for place in range(1, estimate.shape[1]):
         estimate[:, place] *= estimate[:, place - 1]
     return (estimate,)
@@ -63,13 +63,13 @@ def budget_learn(operands: Tensors, attrs: Attrs, dims: Dims) -> Tensors:
 
     Judged are the drafts that are accepted and the first one that is not, if the target had a row for it.
     """
-    agreement, sure, tokens, accept_lens = operands
-    place = torch.arange(sure.shape[1], device=sure.device)
+    agreement, confidence, tokens, accept_lens = operands
+    place = torch.arange(confidence.shape[1], device=confidence.device)
     accepted = place < accept_lens[:, None] - 1
     judged = (place < accept_lens[:, None]) & (place < (tokens >= 0).sum(1)[:, None] - 1)
     expected = torch.zeros_like(agreement[:, 0])
-    for column in range(sure.shape[1]):  # in this order
-        expected = expected + torch.where(judged[:, column], _probability(sure[:, column]), 0.0)
+    for column in range(confidence.shape[1]):  # in this order
+        expected = expected + torch.where(judged[:, column], _probability(confidence[:, column]), 0.0)
     step = torch.stack((accepted.sum(1).to(torch.float32), expected), dim=1)
     return ((agreement + step) * KEPT,)
 

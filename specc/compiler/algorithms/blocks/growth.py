@@ -56,7 +56,7 @@ def grow_tree(
     best = frontier.scores
     assert best is not None  # only what is drawn has none
     scores, tokens, kept = [best], [frontier.tokens], list[Value]()
-    sure = _first_sure(scope, best)
+    confidence = _first_confidence(scope, best)
     with b.phase("draft"), b.at(scope.at("num_steps")):
         for step in range(scope.config.num_steps - 1):
             logits, hidden = forward(step, frontier)
@@ -70,28 +70,28 @@ def grow_tree(
                 hidden = b("tree.gather", hidden, origin, names=(f"frontier_hidden{step + 1}",))
             frontier = replace(frontier, tokens=grown, scores=best, hidden=hidden)
             frontier = _advanced(scope, frontier, step, advance=advance)
-            sure = _next_sure(scope, sure, p, step + 1)
+            confidence = _next_confidence(scope, confidence, p, step + 1)
             scores.append(candidates)
             tokens.append(index)
             kept.append(origin)
     # What would grow from the last candidates is never drafted.
-    return replace(_select(scope, state, root, [*scores, *tokens, *kept[:-1]]), sure=sure)
+    return replace(_select(scope, state, root, [*scores, *tokens, *kept[:-1]]), confidence=confidence)
 
 
-def _first_sure(scope: Scope, p: Value) -> Value | None:
+def _first_confidence(scope: Scope, p: Value) -> Value | None:
     """How probable the draft finds its tokens, f32[B, S], of which the first is there; None without a budget."""
     if scope.config.file.budget is None:
         return None
     with scope.b.phase("draft"), scope.b.at(scope.at("budget")):
-        return scope.b("budget.start", p, names=("sure",))
+        return scope.b("budget.start", p, names=("confidence",))
 
 
-def _next_sure(scope: Scope, sure: Value | None, p: Value, column: int) -> Value | None:
+def _next_confidence(scope: Scope, confidence: Value | None, p: Value, column: int) -> Value | None:
     """The same with that of draft ``column``, by its probability f32[B, K, K], in the phase that finds it."""
-    if sure is None:
+    if confidence is None:
         return None
     with scope.b.at(scope.at("budget")):
-        return scope.b("budget.append", sure, p, names=("sure",), column=column)
+        return scope.b("budget.append", confidence, p, names=("confidence",), column=column)
 
 
 def no_drafts(scope: Scope, root: Value) -> Nodes:

@@ -44,7 +44,7 @@ class Nodes:
     """What the target verifies: tokens [B, n], and parents and depths of a tree; without them a chain.
 
     q: what the drafts were drawn from, if they were, in the order of the columns.
-    sure: how probable the draft finds each of its tokens, f32[B, S], where the target has not a row for all.
+    confidence: how probable the draft finds each of its tokens, f32[B, S], where the target has not a row for all.
     estimate: how probable it is then that each draft and those before it are accepted, f32[B, S].
     """
 
@@ -52,7 +52,7 @@ class Nodes:
     parent: Value | None = None
     depth: Value | None = None
     q: tuple[Source, ...] = ()
-    sure: Value | None = None
+    confidence: Value | None = None
     estimate: Value | None = None
 
 
@@ -213,13 +213,13 @@ def _estimated(scope: Scope, nodes: Nodes) -> Nodes:
     """The nodes with estimates, if the target has not a row for all."""
     if scope.config.file.budget is None:
         return nodes
-    if nodes.sure is None:
+    if nodes.confidence is None:
         message = f"budget needs to know how probable drafts are, which {scope.config.algorithm} does not say"
         scope.refuse("legal/budget", message, ("budget",), hint="leave budget out")
         raise AssertionError  # it has raised
     with scope.b.phase("draft"), scope.b.at(scope.at("budget")):
         agreement = scope.b("carry.load", scope.rows, names=(AGREEMENT,), field=AGREEMENT)
-        return replace(nodes, estimate=scope.b("budget.estimate", nodes.sure, agreement, names=("estimate",)))
+        return replace(nodes, estimate=scope.b("budget.estimate", nodes.confidence, agreement, names=("estimate",)))
 
 
 def _limited(scope: Scope, nodes: Nodes) -> Value:
@@ -232,10 +232,10 @@ def _limited(scope: Scope, nodes: Nodes) -> Value:
 
 def _learn(scope: Scope, nodes: Nodes, verified: Value, accept_lens: Value) -> None:
     """Take note of what was accepted of the drafts that had a row, by their tokens i64[B, n]."""
-    if nodes.sure is not None:
+    if nodes.confidence is not None:
         with scope.b.phase("commit"), scope.b.at(scope.at("budget")):
             agreement = scope.b("carry.load", scope.rows, names=("agreement_before",), field=AGREEMENT)
-            given = agreement, nodes.sure, verified, accept_lens
+            given = agreement, nodes.confidence, verified, accept_lens
             store(scope, {AGREEMENT: scope.b("budget.learn", *given, names=("agreement_after",))})
 
 

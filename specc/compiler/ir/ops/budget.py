@@ -17,12 +17,12 @@ OPS = (
     OpDef("budget.only", "x: T[B, ?s, K] -> x: T[B, ?s]", "What the only candidate of every place has."),
     OpDef(
         "budget.start",
-        "p: f32[B, K] -> sure: f32[B, S]",
+        "p: f32[B, K] -> confidence: f32[B, S]",
         "How probable the draft finds each of its tokens: the first; the others are not set (0 in the reference).",
     ),
     OpDef(
         "budget.append",
-        "sure: f32[B, S], p: f32[B, K, K] -> sure: f32[B, S]",
+        "confidence: f32[B, S], p: f32[B, K, K] -> confidence: f32[B, S]",
         "Set column ``column``.",
         {"column": range(1, 513)},
         inplace=True,
@@ -35,13 +35,13 @@ OPS = (
     ),
     OpDef(
         "budget.estimate",
-        "sure: f32[B, S], agreement: f32[B, 2] -> estimate: f32[B, S]",
+        "confidence: f32[B, S], agreement: f32[B, 2] -> estimate: f32[B, S]",
         "How probable it is that each draft and all before it are accepted: the product of what the draft finds, each"
         " times (accepted + 2) / (expected + 2) of the request, at most 1. NaN and what is negative count as 0.",
     ),
     OpDef(
         "budget.learn",
-        "agreement: f32[B, 2], sure: f32[B, S], tokens: i64[B, ?n], accept_lens: i32[B] -> agreement: f32[B, 2]",
+        "agreement: f32[B, 2], confidence: f32[B, S], tokens: i64[B, ?n], accept_lens: i32[B] -> agreement: f32[B, 2]",
         "The drafts that were judged, those that are accepted and the first one that is not, of those that are tokens:"
         " how many are accepted is added to the first number, what the draft found of them to the second, and both are"
         " worth 0.97 of that.",

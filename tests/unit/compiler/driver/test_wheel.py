@@ -97,6 +97,7 @@ def test_the_runtime_is_copied_byte_for_byte(built: Path) -> None:
         "blocks",
         "budget",
         "head",
+        "lattice",
         "moves",
         "ngram",
         "rejection",
