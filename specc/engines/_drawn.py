@@ -1,13 +1,20 @@
-"""What programs carry of drafts that are weighed by what they were drawn from, by the names of their fields."""
+"""The fields that programs carry of drafts that are weighed by what they were drawn from."""
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
 LOGITS, MASS = "draft_logits", "draft_mass"
 """The logits, and what makes probabilities of them, with the number of the draft behind, or of the block's only one."""
 GREEDY = 1e-6
 """A temperature below that draws nothing."""
+
+
+def row_fields(fields: Iterable[str]) -> list[tuple[str, str]]:
+    """Return the fields of logits and mass of every draft that has them, in the order of the drafts."""
+    numbers = [int(name.removeprefix(LOGITS)) for name in fields if name.startswith(LOGITS)]
+    return [(f"{LOGITS}{number}", f"{MASS}{number}") for number in sorted(numbers)]
 
 
 def weighs(plan: Any) -> bool:

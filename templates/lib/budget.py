@@ -8,6 +8,7 @@ import triton.language as tl
 
 PULL = tl.constexpr(2.0)
 KEPT = tl.constexpr(0.97)
+"""What a ratio begins with on either side, and what is left of its counts after a step."""
 
 
 @triton.jit
@@ -87,11 +88,20 @@ def packed_row(logits_ptr, b, program, programs, lens_ptr, starts_ptr, ROWS: tl.
 
 
 @triton.jit
-def share_rows(estimate_ptr, rows_ptr, requests, G: tl.constexpr, S: tl.constexpr, REQUESTS: tl.constexpr):
+def share_rows(
+    estimate_ptr,
+    rows_ptr,
+    requests,
+    G: tl.constexpr,
+    S: tl.constexpr,
+    REQUESTS: tl.constexpr,
+    BITS: tl.constexpr,
+):
     """Rows i32[REQUESTS] that every one of `requests` has of G times as many, by estimates f32[requests, S].
 
     One lane stands for one draft, place by place. The least estimate that has a row is found bit by bit, then the last
     of the drafts that are as probable; keys are estimates' bits, which are ordered as numbers from 0 on are.
+    BITS hold one number more than there are lanes.
     """
     PLACES: tl.constexpr = triton.next_power_of_2(S)
     draft = tl.arange(0, PLACES * REQUESTS)
@@ -100,7 +110,8 @@ def share_rows(estimate_ptr, rows_ptr, requests, G: tl.constexpr, S: tl.constexp
     there = alive & (place < S)
     estimate = tl.load(estimate_ptr + request * S + place, mask=there, other=0.0)
     key = tl.where(there, probability(estimate).to(tl.int32, bitcast=True), -1)
-    roots = tl.sum((alive & (place == 0)).to(tl.int32), axis=0)
+    root = (alive & (place == 0)).to(tl.int32)
+    roots = tl.sum(root, axis=0)
     spare = tl.minimum(requests * G - roots, roots * S)
     least = 0
     for bit in tl.static_range(30):
@@ -109,10 +120,8 @@ def share_rows(estimate_ptr, rows_ptr, requests, G: tl.constexpr, S: tl.constexp
     left = spare - tl.sum((key > least).to(tl.int32), axis=0)
     equal = key == least
     end = 0
-    BITS: tl.constexpr = 1 + (PLACES * REQUESTS).bit_length()
     for bit in tl.static_range(BITS):
         further = end | (1 << (BITS - 1 - bit))
         end = tl.where(tl.sum((equal & (draft < further)).to(tl.int32), axis=0) <= left, further, end)
     taken = (key > least) | (equal & (draft < end))
-    root = alive & (place == 0)
-    return tl.sum(tl.reshape((taken.to(tl.int32) + root.to(tl.int32)), [PLACES, REQUESTS]), axis=0)
+    return tl.sum(tl.reshape(taken.to(tl.int32) + root, [PLACES, REQUESTS]), axis=0)

@@ -75,7 +75,7 @@ def keys_of_greedy() -> frozenset[str]:
 
 
 def archs_of(key: str) -> tuple[str, ...]:
-    """What a kernel is compiled for: a GPU that its key decides; if greedy programs have it, sm_90 and another such."""
+    """The GPUs that a kernel is compiled for: one that its key decides, beside sm_90 if greedy programs have it."""
     if ALL:
         return tuple(KNOWN_ARCHS)
     twice = key in keys_of_greedy()

@@ -38,8 +38,9 @@ class BudgetTake(Family):
             arguments.value(f"value{number}_ptr", op["value"])
             arguments.value(f"packed{number}_ptr", op.result)
         requests = power_of_two(module.size("B"))
-        constants = *((axis, module.size(axis)) for axis in ("G", "S", "A")), ("REQUESTS", requests)
         drafts = requests * power_of_two(module.size("S"))
+        sizes = ((axis, module.size(axis)) for axis in ("G", "S", "A"))
+        constants = *sizes, ("REQUESTS", requests), ("BITS", 1 + drafts.bit_length())
         return Spec(
             self.stem,
             {"values": len(packs)},

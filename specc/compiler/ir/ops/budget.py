@@ -1,7 +1,7 @@
 """The `budget` dialect: which drafts of a batch are verified, where the target reads fewer rows than were drafted.
 
 The target's rows are *packed*: those of a request follow each other, request after request, and ``[B, G]`` has room for
-G of each on average. What is behind them all is padding. Design: docs/budgets.md.
+G of each on average. Rows behind them all are padding. The design is docs/budgets.md.
 """
 
 from __future__ import annotations

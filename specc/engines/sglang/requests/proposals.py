@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from ..._drawn import GREEDY, LOGITS, MASS
+from ..._drawn import GREEDY, row_fields
 from .admission import seed_of
 
 if TYPE_CHECKING:
@@ -35,9 +35,8 @@ class Proposals:
     """
 
     def __init__(self, pools: Any, numbers: Numbers, *, reads: bool, in_turn: bool) -> None:
-        """Of a program that may carry nothing of it: then nothing is kept, and what SGLang reads is made up."""
-        columns = [name.removeprefix(LOGITS) for name in pools if name.startswith(LOGITS)]
-        self._kept = [(pools[LOGITS + column], pools[MASS + column]) for column in sorted(columns, key=int)]
+        """Keep what a program carries of it. If that is nothing, what SGLang reads is made up."""
+        self._kept = [(pools[logits], pools[mass]) for logits, mass in row_fields(pools)]
         self._temperatures = pools.get(TEMPERATURE)
         self._numbers, self._reads, self._in_turn = numbers, reads, in_turn
 

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..._drawn import GREEDY, LOGITS, MASS
+from ..._drawn import GREEDY, LOGITS, row_fields
 from ..tables import AHEAD
 
 DTYPES = {"bf16": torch.bfloat16, "f16": torch.float16, "f32": torch.float32}
@@ -34,11 +34,9 @@ class DraftLogits:
     """
 
     def __init__(self, plan: Any, requests: int, device: torch.device) -> None:
-        """Of a program that weighs drafts, for so many requests of vLLM's."""
-        names = sorted(
-            (name for name in plan.carry if name.startswith(LOGITS)), key=lambda name: int(name[len(LOGITS) :])
-        )
-        self._masses = [MASS + name.removeprefix(LOGITS) for name in names]
+        """Make the tables of a program that weighs drafts, for so many requests of vLLM's."""
+        fields = row_fields(plan.carry)
+        names, self._masses = [logits for logits, _ in fields], [mass for _, mass in fields]
         (dtype,) = logits_dtypes(plan)
         rows, drafts = plan.size("P"), plan.size("S")
         shapes = {name: [plan.size(axis) for axis in plan.carry[name].axes[1:]] for name in names}

@@ -54,7 +54,7 @@ def _arguments(plan: Any, config: Any, server: Server) -> Iterator[str]:
 
 
 def _drawn(plan: Any, config: Any, server: Server) -> Iterator[str]:
-    """What differs in how drafts are drawn and weighed, which both sides have to do alike."""
+    """Tell where program and server draw or weigh drafts in different ways."""
     spec, mine = config.speculative_config, weighs(plan)
     if mine != (server.weighs is not None):
         how = "drawn and weighed" if mine else "not weighed by what they are drawn from"
