@@ -19,7 +19,7 @@ ROOT = Path(__file__).resolve().parents[1]
 FOLDER = ROOT / "build" / "triton"
 RANDOM = "random-qwen3-chain"
 """The example whose models a script makes."""
-QUICK = ("eagle-chain", "eagle-tree")
+QUICK = ("eagle-chain-budget", "eagle-tree")
 QUICK_TESTS = ("test_prepare.py", "test_vocab.py", "test_tree.py", "test_frontiers.py", "test_carry.py")
 
 

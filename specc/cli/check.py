@@ -33,4 +33,5 @@ def summary(config: Config) -> str:
     """Return a configuration in one line."""
     smallest, largest = config.file.buckets[0], config.file.buckets[-1]
     sizes = f"bucket {largest}" if smallest == largest else f"buckets {smallest}..{largest}"
-    return f"{config.name}: {config.algorithm}, {config.drafted}, page {config.file.page_size}, {sizes}"
+    rows = f", {config.file.budget} rows a request" if config.file.budget else ""
+    return f"{config.name}: {config.algorithm}, {config.drafted}{rows}, page {config.file.page_size}, {sizes}"

@@ -313,13 +313,16 @@ def combine_topk(
     R: tl.constexpr = triton.next_power_of_2(ROWS)
     KP: tl.constexpr = triton.next_power_of_2(K)
     row = tl.arange(0, R)
-    chunk = tl.arange(0, SPLITS)
-    slots = (first_row + row[:, None]) * SPLITS + chunk[None, :]
-    present = (row < ROWS)[:, None] & (chunk < chunks)[None, :]
-    tops, masses = gather(max_ptr, sum_ptr, slots, present)
-    top = tl.max(tops, axis=1)
-    bad = (row < ROWS) & ((tl.abs(top) == float("inf")) | (tl.min(masses, axis=1) < 0.0))
-    mass = tl.sum(rescaled(tl.abs(masses), tops, top[:, None]), axis=1)
+    if R == 1:
+        top, bad, mass = _mass_of_row(max_ptr, sum_ptr, first_row, chunks, SPLITS)
+    else:
+        chunk = tl.arange(0, SPLITS)
+        slots = (first_row + row[:, None]) * SPLITS + chunk[None, :]
+        present = (row < ROWS)[:, None] & (chunk < chunks)[None, :]
+        tops, masses = gather(max_ptr, sum_ptr, slots, present)
+        top = tl.max(tops, axis=1)
+        bad = (row < ROWS) & ((tl.abs(top) == float("inf")) | (tl.min(masses, axis=1) < 0.0))
+        mass = tl.sum(rescaled(tl.abs(masses), tops, top[:, None]), axis=1)
     order, place = _best_of_chunks(key_ptr, first_row, chunks, ROWS, K, SPLITS)
     if LATE:
         some = tl.maximum(chunks, 1)
@@ -334,6 +337,18 @@ def combine_topk(
     weight = exp_below(value, top[:, None])
     p = tl.where(real & (top > float("-inf"))[:, None], weight / mass[:, None], 0.0)
     return p, tl.where(real, index, 0), bad
+
+
+@triton.jit
+def _mass_of_row(max_ptr, sum_ptr, row, chunks, SPLITS: tl.constexpr):
+    # A row's largest value f32[1], whether it holds NaN or +inf, i1[1], and its sum f32[1]. They are made as scalars:
+    # as a tensor of one row, all partials would be in the registers of each thread.
+    chunk = tl.arange(0, SPLITS)
+    tops, masses = gather(max_ptr, sum_ptr, row * SPLITS + chunk, chunk < chunks)
+    top = tl.max(tops, axis=0)
+    bad = (tl.abs(top) == float("inf")) | (tl.min(masses, axis=0) < 0.0)
+    mass = tl.sum(rescaled(tl.abs(masses), tops, top), axis=0)
+    return tl.full([1], top, tl.float32), tl.full([1], bad, tl.int1), tl.full([1], mass, tl.float32)
 
 
 @triton.jit

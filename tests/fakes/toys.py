@@ -64,6 +64,10 @@ CHAINS = (
     Toy("toy_block", "DFLASH", 4, True, 51, "float32", AUX, HEAD),
     Toy("toy_ngram", "NGRAM", 4, True, 12, "bfloat16", draft="", more={"options": "{window: 64}"}),
 )
+BUDGETS = (
+    Toy("toy_budget", "EAGLE", 4, True, 64, "bfloat16", more={"budget": 2}),
+    Toy("toy_budget_block", "DFLASH", 4, False, 51, "float32", AUX, HEAD, {"budget": 3, "outputs": "[hidden_states]"}),
+)
 EXPERTS = "num_kv_heads: 2, head_dim: 6, experts_per_token: 2"
 TREES = (
     Toy("toy_tree", "STANDALONE", 3, True, 64, "float32", more=tree(2, 6, 1, "qlen")),
@@ -87,7 +91,11 @@ TREES = (
         more=tree(3, 8, 16, "full", context_length=160, options="{window: 64, longest: 4, corpus: words.txt}"),
     ),
 )  # fmt: skip
-TOYS = (*CHAINS, *TREES)
+ALONE = (*CHAINS, *TREES)
+"""Programs in which what a request gets does not depend on who else is served."""
+TOYS = (*ALONE, *BUDGETS)
+LAUNCHED = Toy("toy_path", "DFLASH2", 4, True, 51, "float32", AUX, f"{HEAD}, selector_rank: 12, selector_top_k: 3")
+"""One whose launches are tried alone: the engine here has no selector."""
 ENGINES = (
     "{bonus: {dtype: int64, written_by: engine}, seq_lens: {dtype: int32, written_by: engine}, drafts: {dtype: int64}}"
 )

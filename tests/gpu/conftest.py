@@ -22,6 +22,7 @@ RUNNABLE = {"standalone-chain": "standalone", "standalone-tree": "standalone"}
 RUNNABLE |= {"eagle-chain": "eagle", "eagle-tree": "eagle", "eagle-tree-paged": "eagle", "eagle3-tree": "eagle3"}
 RUNNABLE |= {
     "eagle-chain-head": "eagle",
+    "eagle-chain-budget": "eagle",
     "mtp-chain": "mtp",
     "dflash-chain": "dflash",
     "dflash-tree": "dflash",

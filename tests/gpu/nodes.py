@@ -25,8 +25,11 @@ from .operands import POISON, Operands
 
 LONGEST = 40
 """Committed lengths are below this."""
-HANDED_ON = ("commit.compact", "commit.last", "tree.gather", "tree.repeat")
-"""Ops that move numbers and change none."""
+HANDS_ON = (
+    *("commit.compact", "commit.last", "tree.gather", "tree.repeat"),
+    *("budget.only", "budget.start", "budget.append", "budget.estimate"),
+)
+"""Ops whose result depends on such a sum if an operand does."""
 WALKS = ("verify.greedy", "verify.path")
 """Ops that accept a path, and give it and its length last."""
 CLOSE = {"rtol": 2e-5, "atol": 2e-6, "equal_nan": True}
@@ -195,7 +198,7 @@ def inexact(ops: Sequence[OpCall]) -> set[str]:
             dependent.add(call.results[1])
         elif call.op == "tree.grow":
             dependent |= {call.results[1], call.results[3]}
-        elif call.op in HANDED_ON and call.operands[0] in dependent:
+        elif call.op == "budget.learn" or (call.op in HANDS_ON and dependent.intersection(call.operands)):
             dependent.add(call.results[0])
         elif call.op in ("carry.store", "relay.publish") and call.operands[1] in dependent:
             dependent.add(f"relay.{call.attrs['field']}")

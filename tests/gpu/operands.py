@@ -29,7 +29,7 @@ class Operands:
         self.plan, self.source, self.longest, self.slots = plan, source, longest, slots
         calls = [call for node in plan.nodes("step") if not isinstance(node, External) for call in node.ops]
         self.makers = {result: (call.op, index) for call in calls for index, result in enumerate(call.results)}
-        self.rows, self.multiplied = torch.empty(0, dtype=torch.int64), set[str]()
+        self.rows, self.multiplied, self.ties = torch.empty(0, dtype=torch.int64), set[str](), True
 
     def poison(self, arena: Arena) -> None:
         """Poison all memory but what keeps its content from step to step: that is zero, as after loading."""
@@ -47,6 +47,7 @@ class Operands:
         for name, pool in frames[0].pools.items():
             pool.copy_(self.draw(tuple(pool.shape), pool.dtype, lengths=name == "seq_lens"))
         read, made = set[str](), set(TABLES)
+        self.ties = not any(call.op == "tree.product" for call in node.ops)
         self.multiplied = {call.operands[0] for call in node.ops if call.op.startswith("head.")}
         for call in node.ops:
             for name in call.operands:
@@ -55,6 +56,7 @@ class Operands:
                     self.fill_value(name, frames, live)
             made.update(call.results)
         self.fill_paths(read, frames[0], live)
+        self.fill_shares(read, frames[0], live)
 
     def fill_value(self, name: str, frames: tuple[Frame, Frame], live: int) -> None:
         """Write one operand; a forward's result is a tensor of its own on either side."""
@@ -93,14 +95,14 @@ class Operands:
         """Tokens that the engine brings: the prompts of lengths that are drawn already, or any, some negative."""
         if name == PROMPT:
             return self.draw((int(frame.read("seq_lens").sum()),), torch.int64, lengths=False)
-        if name in (WEIGHT, SCALE):
-            given = self.plan.inputs[name]
+        given = self.plan.inputs[name]
+        if name in (WEIGHT, SCALE) or len(given.axes) > 1:
             return self.whole_numbers(tuple(map(self.plan.size, given.axes)), DTYPES[given.dtype])
         if name == RANK:
             return torch.zeros(1, dtype=torch.int64)
         if name == COUNTS:
             return torch.randint(0, 80, (self.plan.size("P"),), generator=self.source, dtype=torch.int32)
-        tokens = self.draw((BROUGHT,), DTYPES[self.plan.inputs[name].dtype], lengths=False)
+        tokens = self.draw((BROUGHT,), DTYPES[given.dtype], lengths=False)
         return torch.where(torch.rand(len(tokens), generator=self.source) < 0.1, -1, tokens)
 
     def draw_value(self, name: str, shape: tuple[int, ...], dtype: torch.dtype, live: int) -> Tensor:
@@ -148,6 +150,18 @@ class Operands:
             if op.startswith("verify.") and result in (1, 2):
                 frame.read(name).copy_(index if result == 1 else (index >= 0).sum(1))
 
+    def fill_shares(self, read: set[str], frame: Frame, live: int) -> None:
+        """How many packed rows each request has, and where they begin, of those that are read: none of padding."""
+        places = {name: place for name in read for op, place in [self.makers.get(name, ("", 0))] if op == "budget.take"}
+        if not places:
+            return
+        lens = torch.zeros(frame.rows, dtype=torch.int32)
+        lens[:live] = 1
+        for b in torch.randint(0, max(live, 1), (live * self.plan.size("G") - live,), generator=self.source).tolist():
+            lens[b] = min(lens[b] + 1, self.plan.size("A"))
+        for name, place in places.items():
+            frame.read(name).copy_(lens.cumsum(0) - lens if place else lens)
+
     def tree_path(self, nodes: int, *, moves: bool) -> Tensor:
         """Ascending columns from the root on; with ``moves`` the second is not column 1, so that rows have to move."""
         chosen = torch.rand(nodes, generator=self.source) < torch.rand((), generator=self.source)
@@ -168,12 +182,16 @@ class Operands:
         return torch.randint(-2, 3, shape, generator=self.source).to(dtype)
 
     def forward_result(self, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
-        """Logits, hidden states or numbers. High first columns; many ties, near and far; NaN; one row of NaN alone."""
+        """Logits, hidden states or numbers. High first columns; many ties, near and far; NaN; one row of NaN alone.
+
+        Of products of probabilities the last bits depend on sums. So there equal ones are not chosen among.
+        """
         if not dtype.is_floating_point:
             return torch.randint(0, 1 << 20, shape, generator=self.source).to(dtype)
         tensor = torch.randn(shape, generator=self.source)
         rows = tensor.view(-1, shape[-1])
-        rows[:, :FEW] = torch.randint(6, 9, (len(rows), FEW), generator=self.source).float()
+        high = torch.randint(6, 9, (len(rows), FEW), generator=self.source).float()
+        rows[:, :FEW] = high if self.ties else rows[:, :FEW] + 6
         kinds = torch.randint(0, 6, (len(rows),), generator=self.source)
         rows[kinds == 0, 1] = torch.nan
         rows[kinds == 2, ::512] = 8.0  # the same lane of several blocks

@@ -21,6 +21,8 @@ LONGEST = 120
 """A request leaves when its text is longer."""
 WORDS = 60
 """Tokens of a text that drafts may be looked up in besides."""
+SUMMED = ("topk_p", "agreement")
+"""What is carried that comes from sums over a vocabulary."""
 ON_PATH = ("hidden_states", "logprobs", "routed_experts", "indexer_topk")
 """Outputs whose rows past the accepted length mean nothing."""
 
@@ -41,9 +43,10 @@ class Variant:
     def __init__(self, package: Package, device: str | torch.device, **options: Any) -> None:
         """`options`: `capture` for `bind`, `padded` for every decode, `returns`: what to bind around the engine."""
         returns = options.pop("returns", None) or (lambda engine: engine)
-        self.padded = bool(options.pop("padded", False))
         program = package.load(device)
         self.batch_type, self.plan = package.Batch, program.plan
+        # A budget is that of the bucket: requests have more rows to share out where it is padded.
+        self.padded = bool(options.pop("padded", False)) or "G" in self.plan.dims
         self.engine = engine_of(program, scattered(self.plan.size("P"), LONGEST + self.plan.kv.window))
         self.table = self.engine.table
         tables = tables_of(program)
@@ -152,9 +155,7 @@ class Serving:
         carried = [variant.carried(rows) for variant in self.variants.values()]
         for fields in carried[1:]:
             for field, values in carried[0].items():
-                same = (
-                    torch.allclose(fields[field], values) if field == "topk_p" else torch.equal(fields[field], values)
-                )
+                same = torch.allclose(fields[field], values) if field in SUMMED else torch.equal(fields[field], values)
                 assert same, field
         kept = [variant.kept(self.lengths) for variant in self.variants.values()]
         for contents in kept[1:]:

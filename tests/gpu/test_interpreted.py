@@ -9,7 +9,7 @@ import sys
 import pytest
 import torch
 from fakes import extremes
-from fakes.toys import ROTATED, SAMPLED, TOYS
+from fakes.toys import ALONE, LAUNCHED, ROTATED, SAMPLED, TOYS
 
 from .conftest import ROOT
 from .interpreted import check, check_tuned, check_without_drafts, crowd, extremes_of
@@ -19,7 +19,7 @@ SLOW = "toy_ngram_tree"
 
 
 @pytest.mark.skipif(os.environ.get("SPECC_TEST_GPU") == "1", reason="kernels are compiled in this process")
-@pytest.mark.parametrize("name", [*(toy.name for toy in TOYS), "eagle-chain-head"])
+@pytest.mark.parametrize("name", [*(toy.name for toy in (*TOYS, LAUNCHED)), "eagle-chain-head"])
 def test_every_launch(name: str) -> None:
     torch.set_num_threads(1)
     check(name)
@@ -34,14 +34,14 @@ def test_every_launch_of_a_rotated_program(name: str) -> None:
 
 
 @pytest.mark.skipif(os.environ.get("SPECC_TEST_GPU") == "1", reason="kernels are compiled in this process")
-@pytest.mark.parametrize("name", [toy.name for toy in TOYS if toy.algorithm != "MULTI_LAYER_EAGLE"])
+@pytest.mark.parametrize("name", [toy.name for toy in ALONE if toy.algorithm != "MULTI_LAYER_EAGLE"])
 def test_every_launch_of_a_step_without_drafts(name: str) -> None:
     torch.set_num_threads(1)
     check_without_drafts(name)
 
 
 @pytest.mark.skipif(os.environ.get("SPECC_TEST_GPU") == "1", reason="kernels are compiled in this process")
-@pytest.mark.parametrize("name", [toy.name for toy in TOYS if toy.name != SLOW])
+@pytest.mark.parametrize("name", [toy.name for toy in ALONE if toy.name != SLOW])
 def test_requests_without_room(name: str) -> None:
     torch.set_num_threads(1)
     crowd(name)

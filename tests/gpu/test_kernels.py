@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import pytest
 import torch
-from fakes.toys import TOYS, Toy
+from fakes.toys import LAUNCHED, TOYS, Toy
 
 from specc.runtime.backends.cuda import CudaBackend
 from specc.runtime.plan.files.manifest import Manifest
@@ -24,7 +24,7 @@ def test_every_launch_equals_its_ops(name: str, example: Callable[[str], Built],
     check(example(name), device)
 
 
-@pytest.mark.parametrize("toy", TOYS, ids=lambda toy: toy.name)
+@pytest.mark.parametrize("toy", [*TOYS, LAUNCHED], ids=lambda toy: toy.name)
 def test_every_launch_of_the_toys(toy: Toy, build: Callable[..., Built], arch: str, device: torch.device) -> None:
     check(build(toy.text, (arch,)), device)
 

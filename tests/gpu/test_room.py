@@ -6,14 +6,14 @@ from collections.abc import Callable
 
 import pytest
 import torch
-from fakes.toys import TOYS, Toy
+from fakes.toys import ALONE, Toy
 
 from .conftest import Built
 from .room import run_out
 
 
 @pytest.mark.parametrize("capture", [True, "segments", False])
-@pytest.mark.parametrize("toy", TOYS, ids=lambda toy: toy.name)
+@pytest.mark.parametrize("toy", ALONE, ids=lambda toy: toy.name)
 def test_a_request_without_room_is_left_alone(
     toy: Toy, capture: bool | str, build: Callable[..., Built], arch: str, device: torch.device
 ) -> None:

@@ -20,11 +20,10 @@ def test_text_equals_generate(name: str, example: Callable[[str], Built]) -> Non
     """And drafts are accepted as often as on the CPU: a draft that computes on garbage changes no text."""
     pytest.importorskip("transformers")
     records = [run(name, example(name), device) for device in ("cuda", "cpu")]
-    for record in records:
-        assert [item["check"]["identical"] for item in record["completions"]] == [True] * len(PROMPTS)
     cuda, cpu = (record["stats"]["mean_accept_len"] for record in records)
     assert cpu > 1.2
-    assert abs(cuda - cpu) < 0.1 * cpu
+    assert cuda > 0.9 * cpu
+    assert cuda < 1.1 * cpu or "budget" in name  # on a GPU there are the rows of a bucket to share out
 
 
 def run(name: str, built: Built, device: str) -> dict[str, Any]:
@@ -37,4 +36,6 @@ def run(name: str, built: Built, device: str) -> dict[str, Any]:
     command += [word for prompt in PROMPTS for word in ("--prompt", prompt)]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
-    return json.loads(done.stdout)
+    record = json.loads(done.stdout)
+    assert [item["check"]["identical"] for item in record["completions"]] == [True] * len(PROMPTS)
+    return record
