@@ -48,7 +48,7 @@ class Variant:
     `shapes` are those of a program with several, between which it changes at random at every step; the engine's own
     is the largest of each. `verify` is the key of a program with `samples`, and as SGLang is asked to weigh drafts if
     it can be: on a CPU `block` is asked for as `rejection`, which is the same to all but its own draws. `head` is the
-    key of the program's draft, and `states` that of its target. `adaptive` has SGLang change the number of steps, among
+    key of the program's draft, `states` that of its target, and `budget` the program's own. `adaptive` has SGLang change the number of steps, among
     those of `ADAPTED`.
     """
 
@@ -74,6 +74,7 @@ class Variant:
     states: str = "engine"
     experts: bool = False
     adaptive: bool = False
+    budget: int | None = None
 
     def __str__(self) -> str:
         """For the names of tests and files."""
@@ -95,6 +96,7 @@ class Variant:
             *["shapes"] * bool(self.shapes),
             *[self.verify] * (self.verify != "target_only"),
             *["adaptive"] * self.adaptive,
+            *[f"budget{self.budget}"] * (self.budget is not None),
             *[self.head] * (self.head != "engine"),
             *[self.states] * (self.states != "engine"),
             *[f"{self.num_steps}steps"] * (self.num_steps != 3),
@@ -115,6 +117,7 @@ class Variant:
         shapes = ("--shapes", self.shapes) if self.shapes else ()
         shapes += ("--head", self.head) if self.head != "engine" else ()
         shapes += ("--states", self.states) if self.states != "engine" else ()
+        shapes += ("--budget", str(self.budget)) if self.budget is not None else ()
         if self.sharded:
             return ("--logits", "sharded", "--outputs", "logprobs", *shapes)
         drawn = ("--verify", self.verify, "--sampling", BUILT, "--outputs", "logprobs", "--best-logprobs", "5")

@@ -42,6 +42,7 @@ class Wanted:
         shapes: the key likewise, by names such as 5x4x8 and 3; of a server's own shape if there are none.
         head, token_map: the draft's keys.
         states: the target's key `state_form`.
+        budget: the key; None without.
         returned: outputs that answers of the server are made of -> the argument that says so.
         proposed: shapes instead of these, with buckets and why.
 
@@ -58,6 +59,7 @@ class Wanted:
     head: str = "engine"
     token_map: Path | None = None
     states: str = "engine"
+    budget: int | None = None
     returned: Mapping[str, str] = field(default_factory=dict[str, str])
     proposed: tuple[ProposedShape, ...] = ()
 
@@ -80,6 +82,7 @@ class Wanted:
             *([f"sampling: {json.dumps(sampling)} # --sampling"] if sampling else []),
             *([f"outputs: {json.dumps([*outputs])} # {origins}"] if outputs else []),
             *([f"best_logprobs: {self.best_logprobs} # --best-logprobs"] if self.best_logprobs else []),
+            *([f"budget: {self.budget} # --budget"] if self.budget is not None else []),
             *([f"logits: {json.dumps(self.logits)} # --logits"] if self.logits != "gathered" else []),
         ]
 

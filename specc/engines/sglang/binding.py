@@ -96,7 +96,7 @@ def bind(package: Any, program: Any, worker: Any, masks: Masks) -> Bound:
     callbacks: dict[Any, _Callbacks] = {}
     for shape, plan in program.plans.items():
         forwards = make(worker, attention[shape], parts, shape)
-        heard[shape] = Heard(forwards.target, plan, table)
+        heard[shape] = Heard(forwards, plan, table)
         callbacks[shape] = _Callbacks(plan, forwards, heard[shape], masks)
     given = {"state_pools": states} if (states := parts.states.pools()) else {}
     step = program.bind(callbacks, table, buffers, tables=tables, collective=collective, capture=False, **given)
@@ -109,7 +109,7 @@ class _Callbacks:
     def __init__(self, plan: Any, forwards: Forwards, target: Heard, masks: Masks) -> None:
         for name in plan.callbacks("step"):
             setattr(self, name, getattr(forwards, name, None))
-        self.target = target
+        setattr(self, target.name, target)
         self.grammar_begin, self.grammar_end, self.grammar_prefill = masks.begin, masks.end, masks.prefill
 
 

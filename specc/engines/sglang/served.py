@@ -54,6 +54,7 @@ class Server:
         groups: of ranks, of which each has requests of its own (attention under data parallelism).
         head_rows: whether the draft scores rows of the target's head by a token map.
         adapters: whether requests may have one (LoRA).
+        budget: whether a program's requests share the target's rows out.
         candidates: numbers of steps among which SGLang changes while it runs; none where it does not.
         settings: by SGLang's name what `SETTINGS` has a word on.
 
@@ -69,6 +70,7 @@ class Server:
     groups: int = 1
     head_rows: bool = False
     adapters: bool = False
+    budget: bool = False
     candidates: tuple[int, ...] = ()
     settings: Mapping[str, object] = field(default_factory=dict[str, object])
 
@@ -161,11 +163,29 @@ def refusals(server: Server) -> Iterator[Refusal]:
         yield from (Refusal("candidates", f"adaptive speculation with {what}") for what in server.single)
     if server.head_rows and server.ranks > 1:
         yield Refusal("head_rows", "a token map that names rows of a head of which each rank has a part")
+    if server.budget:
+        yield from (Refusal("budget", f"a budget of rows with {what}") for what in beside_budgets(server))
     borrows = server.kind is not None and server.kind.borrows
     for owner, model in (("target", server.target), ("draft", None if borrows else server.draft)):
         if model is not None:
             yield from _of_model(owner, model, server.topk)
     yield from _of_attention(server)
+
+
+def beside_budgets(server: Server) -> Iterator[str]:
+    """Name what of a server is not served beside a budget of rows."""
+    target, verifies = server.target, server.attention.get("verify", "")
+    there = {
+        "LoRA": server.adapters,
+        "attention under data parallelism": server.groups > 1,
+        "adaptive speculation": bool(server.candidates),
+        "two servers": server.settings.get("disaggregation_mode", "null") != "null",
+    }
+    yield from (what for what, is_there in there.items() if is_there)
+    if target is not None and target.cache != "mha":
+        yield f"a KV cache of the layout {target.cache}"
+    if verifies in BACKENDS and not BACKENDS[verifies].packed:
+        yield f"{verifies} attention"
 
 
 def _of_draft(server: Server) -> Iterator[tuple[str, str]]:

@@ -62,6 +62,7 @@ class AttentionBackend:
         windows: the roles in which layers may see a window of the text alone.
         planned: whether the host plans each step of it.
         blocks: whether it runs a draft that fills in blocks.
+        packed: whether it verifies rows of which each request has as many as it gets (a budget of rows).
         place: where it stands in lists for users; the least is the first.
         formerly: older names of it.
         prefill: the backend that SGLang prefills with beside it, where none is written.
@@ -87,6 +88,7 @@ class AttentionBackend:
     windows: tuple[str, ...] = ()
     planned: bool = False
     blocks: bool = False
+    packed: bool = False
     place: int = 1
     formerly: tuple[str, ...] = ()
     prefill: str = ""

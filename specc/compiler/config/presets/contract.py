@@ -67,6 +67,7 @@ class Preset:
         missing_sampling: values of ``sampling`` that its adapter does not serve.
         one_dtype: whether every draft runs in the element type of its target, not heads alone.
         unserved: what its adapter does not serve of the models: the path of a key, and what is not served in words.
+        budgets: whether it has the callback `target_rows`.
         tables: its tables; of carried fields that a program does not have they say nothing. None where it has none.
 
     """
@@ -91,6 +92,7 @@ class Preset:
     missing_sampling: tuple[str, ...] = ()
     one_dtype: bool = False
     unserved: Callable[[EngineNeeds], Iterable[tuple[tuple[str, ...], str]]] = nothing
+    budgets: bool = False
     tables: TablesBlock | None = None
 
     @property

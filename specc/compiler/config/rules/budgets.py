@@ -29,7 +29,6 @@ def check_budget(written: Written) -> Findings[None]:
         "logits: sharded": file.logits == "sharded",
         "best_logprobs": file.best_logprobs > 0,
         **{f"the output {name}": name in file.outputs for name in ("accept_index", "routed_experts", "indexer_topk")},
-        f"engine: {file.engine}": file.engine is not None,
     }
     for what, asked in unable.items():
         yield from refuse(written, asked, f"a budget of rows with {what}", ("budget",), _HINT)

@@ -70,6 +70,12 @@ class Attention:
         backend = self._by_role["verify"].target(batch, width, mask, counts)
         return backend if self._beside is None else self._beside.over(backend, batch, width)
 
+    def packed(self, batch: Any, width: int, lens: Tensor, starts: Tensor) -> Any:
+        """For rows of the target, `lens` i32[b] of each request from `starts` i32[b] on, at most `width`."""
+        if self._first == "target":
+            self._begin(batch)
+        return self._by_role["verify"].packed(batch, width, lens, starts)
+
     def extend(self, batch: Any, seq_lens: Tensor, width: int, module: int = 0) -> Any:
         """For `width` tokens of each request behind `seq_lens` i64[b], in a module of the draft."""
         of_module = self._modules[module - 1] if module else self._by_role["extend"]

@@ -34,4 +34,5 @@ SGLANG = Preset(
     missing_outputs=("indexer_topk",),
     gpus="sm_",
     unserved=unserved,
+    budgets=True,
 )

@@ -21,6 +21,7 @@ from specc.engines.sglang.check.preset import SGLANG
 from specc.engines.sglang.check.server import Started
 from specc.engines.sglang.check.speculation import modules_of
 from specc.engines.sglang.check.weighing import verified
+from specc.engines.sglang.served import beside_budgets
 
 _KV_DTYPES = {
     "bf16": "bfloat16",
@@ -42,6 +43,9 @@ def configuration(arguments: Arguments, server: Started, wanted: Wanted) -> str:
     wanted = verified(arguments, server, wanted)
     _check_sampled(arguments, wanted)
     wanted = replace(wanted, returned=_returned(arguments, wanted))
+    if wanted.budget is not None:
+        for what in beside_budgets(server.facts):
+            arguments.refuse(f"--budget with {what}", "leave --budget out")
     lines = [
         f"# Written for a server of {SGLANG.title} from its arguments.",
         f"name: {configuration_name(arguments, wanted.name, f'sglang_{server.algorithm.lower()}')}",

@@ -90,6 +90,14 @@ def check(
             show_default=False,
         ),
     ] = "",
+    budget: Annotated[
+        int | None,
+        typer.Option(
+            metavar="G",
+            help="The key budget: the target reads G rows of a request on average, the most probable of the batch.",
+            show_default=False,
+        ),
+    ] = None,
     head: HeadOption = "engine",
     token_map: TokenMapOption = None,
     states: Annotated[
@@ -103,7 +111,7 @@ def check(
 
         wanted = Wanted(
             name, verify, sampling=sampling, outputs=outputs, best_logprobs=best_logprobs, logits=logits,
-            shapes=shapes, head=head, token_map=token_map, states=states,
+            shapes=shapes, head=head, token_map=token_map, states=states, budget=budget,
         )  # fmt: skip
         write(configured(arguments, gpu, wanted, output or Path("sglang.yaml"), report), output)
 

@@ -20,7 +20,7 @@ from ..parts.runners import runners_of, scored_tokens
 from .around import drafting, running
 
 if TYPE_CHECKING:
-    from specc.runtime.entry.callbacks import CommitStateCall, DraftCall, ExtendCall, Path, TargetCall
+    from specc.runtime.entry.callbacks import CommitStateCall, DraftCall, ExtendCall, Path, TargetCall, TargetRowsCall
 
 MODES = {"null": CaptureHiddenMode.NULL, "last": CaptureHiddenMode.LAST, "full": CaptureHiddenMode.FULL}
 
@@ -40,7 +40,7 @@ class ForwardOutputs(NamedTuple):
 
 
 class Forwards:
-    """The callbacks of a step: `draft`, `target` and `extend` (docs/runtime.md). SGLang prefills by itself.
+    """The callbacks of a step: `draft`, `target` or `target_rows`, and `extend` (docs/runtime.md). SGLang prefills by itself.
 
     Args:
         worker: an EAGLEWorkerV2, or one whose drafts are looked up; one derived from either.
@@ -77,8 +77,22 @@ class Forwards:
     def target(self, **call: Unpack[TargetCall]) -> ForwardOutputs:
         """See `TargetCall`."""
         tokens, mask = call["tokens"], call.get("mask")
+        batch = self._verified(call, mask)
+        self._parts.adapters.give(batch)
+        backend = self._attention.target(batch, tokens.shape[1], mask, call.get("counts"))
+        outputs = self._run(self._target, backend, batch, tokens.shape)
+        return outputs._replace(routed_experts=self._parts.routed.of_nodes(tokens))
+
+    def target_rows(self, **call: Unpack[TargetRowsCall]) -> ForwardOutputs:
+        """See `TargetRowsCall`: to SGLang all requests have as many rows, but for attention."""
+        batch = self._verified(call, None)
+        backend = self._attention.packed(batch, self._steps + 1, call["lens"], call["starts"])
+        return self._run(self._target, backend, batch, call["tokens"].shape, call["starts"])
+
+    def _verified(self, call: Mapping[str, Any], mask: Tensor | None) -> ForwardBatch:
+        """A verification of the tokens i64[b, n] of a call."""
         info = EagleVerifyInput(
-            draft_token=tokens.flatten(),
+            draft_token=call["tokens"].flatten(),
             custom_mask=None if mask is None else mask.flatten(),
             positions=call["positions"].flatten(),
             retrieve_index=None,
@@ -87,16 +101,12 @@ class Forwards:
             retrieve_cum_len=None,
             spec_steps=self._steps,
             topk=self._topk,
-            draft_token_num=tokens.shape[1],
+            draft_token_num=call["tokens"].shape[1],
             capture_hidden_mode=MODES[call["capture"]],
             seq_lens_sum=None,
             seq_lens_cpu=None,
         )
-        batch = self._batch(self._target, ForwardMode.TARGET_VERIFY, info, call)
-        self._parts.adapters.give(batch)
-        backend = self._attention.target(batch, tokens.shape[1], mask, call.get("counts"))
-        outputs = self._run(self._target, backend, batch, tokens.shape)
-        return outputs._replace(routed_experts=self._parts.routed.of_nodes(tokens))
+        return self._batch(self._target, ForwardMode.TARGET_VERIFY, info, call)
 
     def commit_state(self, **call: Unpack[CommitStateCall]) -> None:
         """See `CommitStateCall`: by SGLang's own commit."""
@@ -181,12 +191,16 @@ class Forwards:
             columns = runner.model_config.vocab_size if scored is None else len(scored)
         return runner.graph_shared_output.get_logits_buffer(columns, rows=rows)
 
-    def _run(self, runner: Any, backend: Any, batch: ForwardBatch, shape: tuple[int, ...]) -> ForwardOutputs:
+    def _run(
+        self, runner: Any, backend: Any, batch: ForwardBatch, shape: tuple[int, ...], starts: Tensor | None = None
+    ) -> ForwardOutputs:
+        """What a model makes of a batch; a request has rows from `starts` i32[b] on, by default as many as others."""
         parts = self._parts
         batch.mark_forward_metadata_ready()
-        parts.padding.give(batch)
+        if starts is None:  # packed ones fill the rows of padding, too
+            parts.padding.give(batch)
         parts.gathered.give(batch, _scored(batch))
-        parts.deltas.give(runner, batch)
+        parts.deltas.give(runner, batch, starts)
         model = runner.model
         if hasattr(model, "prepare_for_forward"):
             model.prepare_for_forward(batch)

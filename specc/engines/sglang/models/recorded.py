@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from ..attention.step import Attention
 from ..parts.parts import Parts
@@ -43,17 +44,19 @@ class RecordedForwards(Forwards):
         self._pool = torch.cuda.graph_pool_handle()
         self._stream = torch.cuda.Stream()
 
-    def _run(self, runner: Any, backend: Any, batch: Any, shape: tuple[int, ...]) -> ForwardOutputs:
+    def _run(
+        self, runner: Any, backend: Any, batch: Any, shape: tuple[int, ...], starts: Tensor | None = None
+    ) -> ForwardOutputs:
         key = (id(backend), batch.forward_mode, batch.batch_size, *_places(batch))
         if key in self._recorded:
             self._recorded[key].graph.replay()
             return self._recorded[key].outputs
         self._met[key] += 1
         if self._met[key] == 1:
-            return super()._run(runner, backend, batch, shape)
+            return super()._run(runner, backend, batch, shape, starts)
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph, pool=self._pool, stream=self._stream, capture_error_mode="thread_local"):
-            outputs = super()._run(runner, backend, batch, shape)
+            outputs = super()._run(runner, backend, batch, shape, starts)
         self._recorded[key] = RecordedForward(graph, outputs)
         graph.replay()
         return outputs

@@ -39,9 +39,14 @@ class Deltas:
             deltas = [0 if media is None else int(media.mrope_position_delta) for media in inputs]
             self._deltas[batch.req_pool_indices] = torch.tensor(deltas).to(self._deltas.device, non_blocking=True)
 
-    def give(self, runner: Any, batch: Any) -> None:
-        """Give a forward of a step its positions i64[3, n], where its model has such."""
-        if runner.model_config.model_is_mrope:
-            places = batch.positions.view(batch.batch_size, -1)
-            moved = places + self._deltas[batch.req_pool_indices, None]
-            batch.mrope_positions = text_positions(runner, moved.flatten())
+    def give(self, runner: Any, batch: Any, starts: Tensor | None = None) -> None:
+        """Give a forward of a step its positions i64[3, n], where its model has such.
+
+        A request has rows from `starts` i32[b] on, by default as many as others.
+        """
+        if not runner.model_config.model_is_mrope:
+            return
+        deltas, rows = self._deltas[batch.req_pool_indices], torch.arange(len(batch.positions), device=batch.positions.device)
+        every = len(rows) // batch.batch_size
+        request = rows // every if starts is None else torch.searchsorted(starts, rows, right=True, out_int32=True) - 1
+        batch.mrope_positions = text_positions(runner, batch.positions + deltas[request])

@@ -17,6 +17,9 @@ from .. import seam
 from .proposals import Proposals
 from .results import Numbers, Published
 
+AGREEMENT = "agreement"
+"""The field of a carry that says how often a request's drafts were right, of a program with a budget of rows."""
+
 
 class State:
     """What SGLang keeps of a batch between steps, where the state of its requests is in a program's pool rows.
@@ -69,7 +72,9 @@ class State:
         return self._input(bonus_tokens=decoded.bonus)
 
     def begin(self, batch: Any) -> None:
-        """Before a prefill of SGLang's: nothing of its texts is kept."""
+        """Before a prefill of SGLang's: nothing of its texts is kept, and no draft of its requests was judged yet."""
+        if AGREEMENT in self._step.pools:
+            self._step.pools[AGREEMENT][batch.req_pool_indices] = 0
 
     def lend(self, batch: Any, *, relayed: bool) -> None:
         """Before a step of SGLang's own: hand over what it reads, which the relay has done if there is one."""

@@ -22,6 +22,7 @@ from ..parts.runners import runners_of, scored_tokens
 from ..served import KindOfDraft, Server, refusals
 from ..windows import first_pool
 from .facts import facts
+from .proof import ROWS
 from .simulate import simulating
 
 
@@ -34,6 +35,7 @@ def misfits(plans: Mapping[Any, Any], worker: Any) -> list[str]:
     server, plan = facts(worker), next(iter(plans.values()))
     if worker.kind.own_branches:
         server = replace(server, topk=max(shape.topk for shape in plans))
+    server = replace(server, budget=ROWS in plan.callbacks("step"))
     refused = [str(refusal) for refusal in refusals(server)]
     several = [f"several shapes are not served with {what}" for what in server.single] if len(plans) > 1 else ()
     differs = (

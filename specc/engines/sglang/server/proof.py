@@ -29,6 +29,8 @@ logger = logging.getLogger(__name__)
 
 PROOF = "SPECC_PROOF"
 """The environment variable that says whether there is a dry step: `on`, the default, or `off`."""
+ROWS = "target_rows"
+"""The callback of a program whose requests share the target's rows out."""
 TEXT = "text"
 """The field of a carry in which drafts are looked up."""
 LENGTHS = (7, 12)
@@ -48,28 +50,32 @@ def proving() -> bool:
 
 
 class Heard:
-    """A program's `target` callback, and a copy of its logits in the dry step.
+    """A program's callback of the target, and a copy of its logits behind the texts in the dry step.
 
     Forwards of SGLang's leave their logits in one buffer, where extend's lie over the target's at the end of a step. So
     they are copied behind the forward, which takes a step that is not captured.
 
     Attributes:
+        name: the callback's, `target` or `target_rows`.
         rows: how many requests the dry step has.
-        logits: T[b, N, V] or, of a program with sharded logits, the rank's columns of them; None before the step.
+        logits: T[b, V] or, of a program with sharded logits, the rank's columns of them; None before the step.
 
     """
 
-    def __init__(self, target: Any, plan: Any, table: Tensor) -> None:
-        """Listen to a callback, in a server with this table of KV slots."""
+    def __init__(self, forwards: Any, plan: Any, table: Tensor) -> None:
+        """Listen to a callback among the forwards of a program, in a server with this table of KV slots."""
         self.rows = min(len(LENGTHS), plan.buckets[-1], len(table) - 1)
-        self._target, self._listening = target, True
+        self.name = ROWS if ROWS in plan.callbacks("step") else "target"
+        self._target, self._listening = getattr(forwards, self.name), True
         self.logits: Tensor | None = None
 
     def __call__(self, **given: Any) -> Any:
         """Call it."""
         result = self._target(**given)
         if self._listening and len(given["rows"]) == self.rows:
-            self.logits = result.logits.clone()
+            packed = given.get("starts")
+            roots = result.logits[:, 0] if packed is None else result.logits.flatten(0, 1)[packed.long()]
+            self.logits = roots.clone()
         return result
 
     def forget(self) -> None:
@@ -105,7 +111,7 @@ def prove(
         _begin(package, step, rows, lengths, texts.gather(1, lengths[:, None])[:, 0], best)
         begin(lengths.tolist())
         emitted = step.decode(package.Batch(rows)).to_host()
-        mine = None if heard.logits is None else heard.logits[:, 0].float().cpu()
+        mine = None if heard.logits is None else heard.logits.float().cpu()
         tokens = [emitted.tokens(place) for place in range(len(rows))]
         behind = texts.scatter(1, lengths[:, None] + 1, torch.tensor([[*text[:1], 0][:1] for text in tokens]))
         after = own.scores(behind, lengths + 2)

@@ -22,7 +22,7 @@ from ..models.forwards import ForwardOutputs, Forwards
 from ..parts.parts import Parts
 
 if TYPE_CHECKING:
-    from specc.runtime.entry.callbacks import TargetCall
+    from specc.runtime.entry.callbacks import TargetCall, TargetRowsCall
 
 TOKEN = 100
 """What the target says after the accepted path, as in SGLang, or where that is drafted a token behind it."""
@@ -98,6 +98,24 @@ class Simulated(Forwards):
         rows = torch.arange(len(tokens), device=tokens.device)[:, None]
         assert output.logits is not None  # of the target
         output.logits.index_put_((rows, cols, wanted), self._highest)
+        return output
+
+    def target_rows(self, **call: Unpack[TargetRowsCall]) -> ForwardOutputs:
+        """See `Forwards`: of a path as much is accepted as has rows."""
+        tokens, lens, starts = call["tokens"].flatten(), call["lens"][:, None], call["starts"][:, None]
+        output = super().target_rows(**call)
+        length = self._accepted[self._turn % STEPS]
+        self._turn += 1
+        cols = self._depths[:-1]
+        there = cols < lens
+        place = torch.where(there, starts + cols, 0)
+        drafted = torch.where(there, tokens[place], -1)
+        ends = _undrafted(drafted)
+        follows = (cols[:-1] < length - 1) & there[:, 1:]
+        wanted = torch.cat((torch.where(follows, drafted[:, 1:], ends), ends), dim=1)
+        assert output.logits is not None  # of the target
+        chosen = output.logits.flatten(0, 1)  # rows that are nobody's are left as they are
+        chosen.index_put_((place, wanted), torch.where(there, self._highest, 0.0), accumulate=True)
         return output
 
     def _path(self, last: Tensor, depth: Tensor, sees: Tensor) -> Tensor:

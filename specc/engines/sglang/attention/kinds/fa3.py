@@ -12,6 +12,7 @@ RECORDS = (
         windows=ROLES,
         blocks=True,
         drafts_blocks=True,
+        packed=True,
         prepared_by="flash.Flash",
         tables=True,
         touches="""

@@ -72,21 +72,33 @@ class Flash(StepAttention):
         self._schedule(backend, text, tables.sizes.page, causal=nodes is None)
         return self._set(backend, text, nodes)
 
+    def packed(self, batch: Any, width: int, lens: Tensor, starts: Tensor) -> Any:
+        """See `StepAttention`."""
+        tables, backend = self._tables, self._roles.verify
+        ends, bounds = tables.packed(batch, lens, starts)
+        text = self._text(batch.batch_size, width, ends, bounds)
+        self._schedule(backend, text, tables.sizes.page, causal=True)
+        return self._set(backend, text, None)
+
     def extend(self, batch: Any, seq_lens: Tensor, width: int) -> Any:
         """See `StepAttention`."""
         batch.extend_prefix_lens, batch.extend_seq_lens_cpu = seq_lens, [width] * len(seq_lens)
         rows = batch.batch_size
         return self._set(self._roles.extend, self._text(rows, width, self._tables.extending(rows)), None)
 
-    def _text(self, rows: int, width: int, lengths: Tensor) -> FlashAttentionMetadata:
-        """Metadata of `width` queries of each request over its table, up to i32[rows] lengths."""
+    def _text(self, rows: int, width: int, lengths: Tensor, bounds: Tensor | None = None) -> FlashAttentionMetadata:
+        """Metadata of `width` queries of each request over its table, up to i32[rows] lengths.
+
+        With `bounds` i32[rows + 1] of at most so many, which lie between these.
+        """
         tables = self._tables
+        bounds = tables.starts(rows, width) if bounds is None else bounds
         return FlashAttentionMetadata(
             cache_seqlens_int32=lengths,
             max_seq_len_q=width,
             max_seq_len_k=tables.sizes.context,
-            cu_seqlens_q=tables.starts(rows, width),
-            cu_seqlens_k=tables.starts(rows, width),  # of new keys alone, and there are none
+            cu_seqlens_q=bounds,
+            cu_seqlens_k=bounds,  # of new keys alone, and there are none
             page_table=tables.pages(rows),
         )
 

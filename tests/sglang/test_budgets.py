@@ -1,0 +1,37 @@
+"""Programs whose requests share the target's rows out, inside SGLang: texts, rows, and what is accepted."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from sglang_family import all_accounted_for, in_float32, same_texts
+from sglang_server import Served, Variant, accept_length
+
+HEAD = Variant(
+    "EAGLE", "eagle", num_steps=4, num_draft_tokens=5, overlap=True, program=True, attention="fa3", budget=2
+)
+PROGRAMS = [
+    HEAD,
+    replace(HEAD, overlap=False, page=16, samples=True, budget=3),
+    Variant("EAGLE3", "eagle3", overlap=True, program=True, samples=True, attention="fa3", budget=2),
+    Variant("STANDALONE", "standalone", program=True, attention="fa3", budget=2),
+]
+programs = pytest.mark.parametrize("variant", PROGRAMS, ids=str)
+
+
+@in_float32
+@programs
+def test_texts_are_those_without_speculation(variant: Variant, served: Served, plain: Served) -> None:
+    """Of greedy requests, whoever has rows beside them."""
+    same_texts(served, plain)
+
+
+@programs
+def test_every_slot_and_row_is_free_or_cached_at_the_end(variant: Variant, served: Served) -> None:
+    """And requests have accepted more than the one draft that each would have of rows shared out evenly."""
+    all_accounted_for(served.state["specc_testing"])
+    assert served.state["specc"]["proof"] == "passed"
+    assert served.state["specc"]["served"] > 100
+    assert served.state["specc"]["left"].keys() <= {"sampling", "logprobs"}
+    assert accept_length(served) > 1.3
