@@ -48,8 +48,8 @@ class Variant:
     `shapes` are those of a program with several, between which it changes at random at every step; the engine's own
     is the largest of each. `verify` is the key of a program with `samples`, and as SGLang is asked to weigh drafts if
     it can be: on a CPU `block` is asked for as `rejection`, which is the same to all but its own draws. `head` is the
-    key of the program's draft, `states` that of its target, and `budget` the program's own. `adaptive` has SGLang change the number of steps, among
-    those of `ADAPTED`.
+    key of the program's draft, `states` that of its target, and `budget` the program's own; with one it has no
+    log-probabilities. `adaptive` has SGLang change the number of steps, among those of `ADAPTED`.
     """
 
     algorithm: str | None = None
@@ -120,8 +120,9 @@ class Variant:
         shapes += ("--budget", str(self.budget)) if self.budget is not None else ()
         if self.sharded:
             return ("--logits", "sharded", "--outputs", "logprobs", *shapes)
-        drawn = ("--verify", self.verify, "--sampling", BUILT, "--outputs", "logprobs", "--best-logprobs", "5")
-        return (*drawn, *shapes) if self.samples else shapes
+        drawn = ("--verify", self.verify, "--sampling", BUILT)
+        scored = () if self.budget else ("--outputs", "logprobs", "--best-logprobs", "5")
+        return (*drawn, *scored, *shapes) if self.samples else shapes
 
     def engine(self, models: Path) -> dict[str, Any]:
         """Arguments of the engine."""

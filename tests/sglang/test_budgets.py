@@ -8,9 +8,7 @@ import pytest
 from sglang_family import all_accounted_for, in_float32, same_texts
 from sglang_server import Served, Variant, accept_length
 
-HEAD = Variant(
-    "EAGLE", "eagle", num_steps=4, num_draft_tokens=5, overlap=True, program=True, attention="fa3", budget=2
-)
+HEAD = Variant("EAGLE", "eagle", num_steps=4, num_draft_tokens=5, overlap=True, program=True, attention="fa3", budget=2)
 PROGRAMS = [
     HEAD,
     replace(HEAD, overlap=False, page=16, samples=True, budget=3),

@@ -115,6 +115,11 @@ def test_what_does_not_fit_is_named(serve: Serve, misfit: str, change: Change) -
     assert problems == [misfit]
 
 
+def test_a_budget_is_for_attention_that_takes_packed_rows(serve: Serve) -> None:
+    server = serve(plan_of("EAGLE", ("budget", 2)))
+    assert misfits(server) == ["a budget of rows with intel_amx attention is not served"]
+
+
 def test_a_plugins_program_in_the_place_of_what_sglang_is_told(serve: Serve) -> None:
     server = serve(plan_of("EAGLE"))
     server.plan = replace(server.plan, algorithm="SOBER", runs_as="EAGLE")

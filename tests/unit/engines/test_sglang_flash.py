@@ -142,6 +142,25 @@ def test_all_layers_of_a_captured_target_have_one_schedule(module: ModuleType, t
     assert not any(backend.made for backend in (*step.drafts, step.extend))
 
 
+def test_packed_rows_are_queries_of_the_request_that_has_them(module: ModuleType) -> None:
+    """In one schedule for all layers, which knows no more than the most that a request may have."""
+    step = Step(module)
+    lens, starts = (torch.tensor(numbers, dtype=torch.int32) for numbers in ([2, 4, 1], [0, 2, 6]))
+    batch = SimpleNamespace(batch_size=ROWS, req_pool_indices=torch.arange(1, ROWS + 1), seq_lens=LENGTHS)
+    step.flash._tables.fill(batch)
+    with step.flash.capturing():
+        step.flash.begin(batch)
+        schedules = _given(step.flash.packed(batch, STEPS + 1, lens, starts).forward())
+    metadata = step.target.forward_metadata
+    assert metadata.cache_seqlens_int32.tolist() == (LENGTHS + lens).tolist()
+    assert metadata.cu_seqlens_q.tolist() == [0, 2, 6, 7]
+    assert metadata.max_seq_len_q == STEPS + 1
+    assert (metadata.cache_seqlens_int32.dtype, metadata.cu_seqlens_q.dtype) == (torch.int32, torch.int32)
+    assert len(schedules) == LAYERS and len(step.target.made) == 1
+    (made,) = step.target.made
+    assert made["cu_seqlens_q"].tolist() == [0, 2, 6, 7] and made["causal"]
+
+
 @pytest.mark.parametrize("width", [1, STEPS, STEPS + 1])
 def test_tokens_of_a_block_see_each_other_and_nothing_behind(module: ModuleType, width: int) -> None:
     """Though the target may verify one more behind them."""

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 from fakes.sglang_modules import MultimodalInputs
-from fakes.sglang_server import Server
+from fakes.sglang_server import Server, adapter
 from test_sglang_worker import PROMPTS, QLEN, Serve, plan_of, run, serve
 
 __all__ = ["serve"]
@@ -38,3 +39,17 @@ def test_texts_are_at_their_places_plus_a_delta(
     run(server, [[1, 3], [3, 6, 1], [6]])
     assert server.worker.steps.report()["served"] == 6
     assert server.worker.steps.report()["proof"] == "passed"
+
+
+def test_packed_rows_are_moved_by_the_delta_of_the_request_that_has_them(serve: Serve) -> None:
+    """Requests of padding have none, and rows that are nobody's are moved by any."""
+    server = serve(plan_of("EAGLE"), sees=("target",))
+    deltas, target = adapter("parts.mrope").Deltas, server.worker.target_worker.model_runner
+    kept = deltas({"target": target}, torch.zeros(9, 1))
+    pictures = [MultimodalInputs(torch.tensor([[delta]])) for delta in (5, -2)]
+    requests = [SimpleNamespace(multimodal_inputs=media) for media in (*pictures, None)]
+    kept.note(SimpleNamespace(reqs=requests, req_pool_indices=torch.tensor([3, 1, 2])))
+    places = torch.tensor([10, 11, 12, 20, 30, 0])
+    rows = SimpleNamespace(req_pool_indices=torch.tensor([3, 1, 2, 0]), positions=places, batch_size=4)
+    kept.give(target, rows, torch.tensor([0, 3, 4, 5], dtype=torch.int32))
+    assert rows.mrope_positions[:, :5].tolist() == [[15, 16, 17, 18, 30]] * 3

@@ -117,6 +117,7 @@ def plan(buckets: tuple[int, ...] = (1, 4), steps: int = 3) -> Any:
         kv=SimpleNamespace(reserve=RESERVE, page_size=PAGE),
         dims={},
         computes_head=False,
+        callbacks=lambda entry: {"target"},
     )
 
 
@@ -133,7 +134,8 @@ def proved(
     """Prove a step, perhaps again once it is captured; whatever comes of it, tables are as they were."""
     server = Server(slots, second)
     made = plan(buckets, steps)
-    heard = Heard(lambda rows, logits: SimpleNamespace(logits=logits), made, server.table)
+    forwards = SimpleNamespace(target=lambda rows, logits: SimpleNamespace(logits=logits))
+    heard = Heard(forwards, made, server.table)
     step = Step(server, heard, fault, sampling=sampling)
     if heard_before:
         heard.forget()
@@ -210,7 +212,8 @@ def test_columns_of_a_rank_are_compared_with_its_own() -> None:
 def test_what_is_heard_is_a_copy_until_it_is_forgotten() -> None:
     """SGLang's forwards share a buffer: extend's logits lie over the target's when a step has ended."""
     shared = torch.zeros(9, 1, 1)
-    heard = Heard(lambda rows: SimpleNamespace(logits=shared[: len(rows)]), plan(), torch.zeros(9, 1))
+    forwards = SimpleNamespace(target=lambda rows: SimpleNamespace(logits=shared[: len(rows)]))
+    heard = Heard(forwards, plan(), torch.zeros(9, 1))
     heard(rows=range(4))
     assert heard.logits is None
     heard(rows=range(2))
@@ -219,6 +222,15 @@ def test_what_is_heard_is_a_copy_until_it_is_forgotten() -> None:
     heard.forget()
     heard(rows=range(2))
     assert heard.logits is None
+
+
+def test_of_packed_rows_the_first_of_each_request_is_heard() -> None:
+    packed = SimpleNamespace(**{**vars(plan()), "callbacks": lambda entry: {"target_rows"}})
+    logits = torch.arange(6.0).view(2, 3, 1)
+    heard = Heard(SimpleNamespace(target_rows=lambda **_: SimpleNamespace(logits=logits)), packed, torch.zeros(9, 1))
+    assert heard.name == "target_rows"
+    heard(rows=range(2), starts=torch.tensor([0, 4], dtype=torch.int32))
+    assert heard.logits is not None and heard.logits.tolist() == [[0], [4]]
 
 
 def test_a_captured_step_is_compared_by_what_it_emits() -> None:

@@ -103,6 +103,26 @@ def test_states_have_the_names_by_which_models_are_read() -> None:
     assert STATES.keys() <= {GDN, KDA, MAMBA2}
 
 
+@pytest.mark.parametrize(
+    ("given", "what"),
+    [
+        ({}, None),
+        ({"attention": everywhere("fa3")}, None),
+        ({"attention": {**everywhere("triton"), "verify": "fa3"}}, None),
+        ({"attention": {**everywhere("fa3"), "verify": "triton"}}, "triton attention"),
+        ({"target": LATENT}, f"a KV cache of the layout {LATENT.cache}"),
+        ({"adapters": True}, "LoRA"),
+        ({"groups": 2}, "attention under data parallelism"),
+        ({"candidates": (1, 3)}, "adaptive speculation"),
+        ({"settings": {"disaggregation_mode": "decode"}}, "two servers"),
+    ],
+)
+def test_what_is_not_served_beside_a_budget_of_rows(given: Any, what: str | None) -> None:
+    wanted = [] if what is None else [Refusal("budget", f"a budget of rows with {what}")]
+    assert [refusal for refusal in refusals(Server(budget=True, **given)) if refusal.about == "budget"] == wanted
+    assert not [refusal for refusal in refusals(Server(**given)) if refusal.about == "budget"]
+
+
 @pytest.mark.parametrize("model", [LATENT, SPARSE])
 def test_trees_over_latent_rows(model: ServedModel) -> None:
     assert about(Server(target=model, topk=4)) == ["topk"]

@@ -21,7 +21,7 @@ from specc.engines.sglang.check.preset import SGLANG
 from specc.engines.sglang.check.server import Started
 from specc.engines.sglang.check.speculation import modules_of
 from specc.engines.sglang.check.weighing import verified
-from specc.engines.sglang.served import beside_budgets
+from specc.engines.sglang.served import BACKENDS, beside_budgets
 
 _KV_DTYPES = {
     "bf16": "bfloat16",
@@ -43,9 +43,8 @@ def configuration(arguments: Arguments, server: Started, wanted: Wanted) -> str:
     wanted = verified(arguments, server, wanted)
     _check_sampled(arguments, wanted)
     wanted = replace(wanted, returned=_returned(arguments, wanted))
-    if wanted.budget is not None:
-        for what in beside_budgets(server.facts):
-            arguments.refuse(f"--budget with {what}", "leave --budget out")
+    for what in beside_budgets(server.facts) if wanted.budget is not None else ():
+        arguments.refuse(f"--budget with {what}", _without_budget(server, what))
     lines = [
         f"# Written for a server of {SGLANG.title} from its arguments.",
         f"name: {configuration_name(arguments, wanted.name, f'sglang_{server.algorithm.lower()}')}",
@@ -73,6 +72,13 @@ def served(config: Config) -> str:
     """Return in a line which requests a program of this configuration serves."""
     named = ("temperature", "sampling_seed"), ("return_logprob", "top_logprobs_num")
     return served_by_program(config, "SGLang", *named)
+
+
+def _without_budget(server: Started, what: str) -> str:
+    """Return what would be served instead of a budget of rows."""
+    verifies = [name for name, backend in BACKENDS.items() if backend.packed]
+    of_attention = what == f"{server.attention['verify'].value} attention"
+    return "leave --budget out" + (f", or write --attention-backend {' or '.join(verifies)}" if of_attention else "")
 
 
 def _ranks(arguments: Arguments, server: Started, wanted: Wanted) -> Iterator[str]:

@@ -40,7 +40,9 @@ class ForwardOutputs(NamedTuple):
 
 
 class Forwards:
-    """The callbacks of a step: `draft`, `target` or `target_rows`, and `extend` (docs/runtime.md). SGLang prefills by itself.
+    """The callbacks of a step: `draft`, `target` or `target_rows`, and `extend` (docs/runtime.md).
+
+    SGLang prefills by itself.
 
     Args:
         worker: an EAGLEWorkerV2, or one whose drafts are looked up; one derived from either.

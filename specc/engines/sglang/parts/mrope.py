@@ -46,7 +46,10 @@ class Deltas:
         """
         if not runner.model_config.model_is_mrope:
             return
-        deltas, rows = self._deltas[batch.req_pool_indices], torch.arange(len(batch.positions), device=batch.positions.device)
-        every = len(rows) // batch.batch_size
-        request = rows // every if starts is None else torch.searchsorted(starts, rows, right=True, out_int32=True) - 1
+        deltas = self._deltas[batch.req_pool_indices]
+        rows = torch.arange(len(batch.positions), device=deltas.device)
+        if starts is None:
+            request = rows // (len(rows) // batch.batch_size)
+        else:
+            request = torch.searchsorted(starts, rows, right=True, out_int32=True) - 1
         batch.mrope_positions = text_positions(runner, batch.positions + deltas[request])
