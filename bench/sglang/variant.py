@@ -43,6 +43,7 @@ MODELS = {
     "ex": Models("ex_target", False, (1, 2, 4, 8, 16, 32), 2048, 65536),
     "exmla": Models("exmla_target", False, (1, 2, 4, 8, 16, 32), 2048, 65536),
     "llama": Models("llama_target", True, (1, 8, 32, 64), 9216, 300_000),
+    "load": Models("llama_target", True, (1, 8, 32, 64, 128), 2048, 250_000),
     "mla": Models("mla_target", True, (1, 8, 32, 64), 9216, 600_000),
     "shapes": Models("llama_target", True, (1, 2, 4, 8, 16, 32, 64), 2048, 120_000),
     "qwen3": Models("qwen3_target", True, (1, 8, 32, 64), 9216, 120_000),

@@ -60,6 +60,18 @@ def timed_variants() -> list[Variant]:
     ]
 
 
+def loaded_variants() -> list[Variant]:
+    """At a real size, of up to 128 requests at a time: chains, and chains whose requests share the target's rows out."""
+
+    def chain(name: str, steps: int) -> Variant:
+        shape = (steps, 1, steps + 1)
+        return Variant(f"load_{name}", "EAGLE", "llama_eagle", shape, config=f"load_{name}")
+
+    return [
+        Variant("load_nospec"), chain("chain2", 2), chain("chain5", 5), chain("budget3", 5), chain("budget4", 5)
+    ]  # fmt: skip
+
+
 def drafted_variants() -> list[Variant]:
     """At a real size, whose drafts are no single head's: blocks, look-ups, modules, an assistant; and other targets."""
 
@@ -122,4 +134,6 @@ def shaped_variants() -> list[Variant]:
 
 
 SHAPED = {variant.name: variant for variant in shaped_variants()}
-VARIANTS = {variant.name: variant for variant in (*text_variants(), *timed_variants(), *drafted_variants())}
+VARIANTS = {
+    variant.name: variant for variant in (*text_variants(), *timed_variants(), *loaded_variants(), *drafted_variants())
+}
