@@ -54,6 +54,7 @@ rm "$work"/sglang_kernel-0.4.10-*.whl
 get "$work" sglang-kernel==0.4.6
 unpack "$work"/sglang_kernel-0.4.6-*.whl "$tree" sgl_kernel/sm90/common_ops.abi3.so
 kinds=${FA3-64 128 256 mla}
+echo "$kinds" > "$out/fa3.txt"
 if [ -n "$kinds" ]; then
   unpack "$work"/sglang_kernel-0.4.6-*.whl "$work/fa3" sgl_kernel/flash_ops.abi3.so
   "$python" -m pip --disable-pip-version-check install -q --root-user-action=ignore --target "$work/zstandard" zstandard

@@ -29,6 +29,8 @@ MODULES = (
     "sglang.srt.models.qwen3_5_text",
     "cuda.core",
 )
+KINDS = Path(__file__).with_name("fa3.txt")
+"""Which kernels of FlashAttention 3 the bundle has, in words of fa3.py."""
 LENGTHS, WIDTH = (37, 300), 4
 """Texts, and their last tokens that are queries."""
 
@@ -112,11 +114,13 @@ def kernels() -> dict[str, Callable[[], str]]:
     if not has_fa3():
         print("FlashAttention 3: not in this bundle")
         return called
+    kinds = KINDS.read_text().split() if KINDS.exists() else []
     for page in (1, 16):
-        for width in (64, 128, 256):
+        for width in (int(kind) for kind in kinds if kind.isdecimal()):
             called[f"fa3, heads of {width}, pages of {page}"] = lambda p=page, w=width: paged(p, 8, 2, w, w, False)
-        called[f"fa3, latent rows, pages of {page}"] = lambda p=page: paged(p, 16, 1, 64, 512, True)
-    return called | {"fa3, latent prefill": ragged}
+        if "mla" in kinds:
+            called[f"fa3, latent rows, pages of {page}"] = lambda p=page: paged(p, 16, 1, 64, 512, True)
+    return called | ({"fa3, latent prefill": ragged} if "mla" in kinds else {})
 
 
 def tried(name: str, call: Callable[[], object]) -> bool:

@@ -61,7 +61,7 @@ def timed_variants() -> list[Variant]:
 
 
 def loaded_variants() -> list[Variant]:
-    """At a real size, of up to 128 requests at a time: chains, and chains whose requests share the target's rows out."""
+    """At a real size, of up to 128 requests: chains, and chains whose requests share the target's rows out."""
 
     def chain(name: str, steps: int) -> Variant:
         shape = (steps, 1, steps + 1)
