@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from sglang_family import all_accounted_for, in_float32, same_texts
+from sglang_family import all_accounted_for, best_in_16_bits, in_16_bits, in_float32, same_texts
 from sglang_server import Served, Variant, accept_length
 
 HEAD = Variant("EAGLE", "eagle", num_steps=4, num_draft_tokens=5, overlap=True, program=True, attention="fa3", budget=2)
@@ -14,6 +14,7 @@ PROGRAMS = [
     replace(HEAD, overlap=False, page=16, samples=True, budget=3),
     Variant("EAGLE3", "eagle3", overlap=True, program=True, samples=True, attention="fa3", budget=2),
     Variant("STANDALONE", "standalone", program=True, attention="fa3", budget=2),
+    Variant("DFLASH", "dflash", target="masked", overlap=True, program=True, attention="fa3", budget=2),
 ]
 programs = pytest.mark.parametrize("variant", PROGRAMS, ids=str)
 
@@ -23,6 +24,12 @@ programs = pytest.mark.parametrize("variant", PROGRAMS, ids=str)
 def test_texts_are_those_without_speculation(variant: Variant, served: Served, plain: Served) -> None:
     """Of greedy requests, whoever has rows beside them."""
     same_texts(served, plain)
+
+
+@in_16_bits
+@programs
+def test_tokens_are_the_targets_best_as_far_as_16_bits_tell(variant: Variant, served: Served) -> None:
+    best_in_16_bits(served)
 
 
 @programs
