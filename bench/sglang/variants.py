@@ -89,7 +89,10 @@ def drafted_variants() -> list[Variant]:
         looks_up("ngram_chain", (11, 1, 12), "ngram", 1),
         looks_up("ngram_tree", (4, 3, 12), "ngram_tree", 3),
         Variant("qwen3_nospec"),
-        Variant("qwen3_blocks", "DFLASH", "qwen3_blocks", (15, 1, 16), False, config="qwen3_blocks"),
+        *(
+            Variant(f"qwen3_{name}", "DFLASH", "qwen3_blocks", (15, 1, 16), False, config=f"qwen3_{name}")
+            for name in ("blocks", "budget4", "budget8")
+        ),
         corrected("markov"),
         corrected("markov_drawn", sampling=DRAWN),
         corrected("markov_fp8"),
