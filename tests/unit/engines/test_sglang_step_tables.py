@@ -59,23 +59,6 @@ def test_tables_are_those_of_the_engine(seed: int, page: int, steps: int, topk: 
             _check_branch(tables, slots[row], length, b, k, batch)
 
 
-@settings(max_examples=25, deadline=None)
-@given(seed=st.integers(0, 1 << 30), batch=st.integers(1, ROWS))
-def test_packed_rows_have_bounds_and_ends(seed: int, batch: int) -> None:
-    """Requests of padding have none; what is behind the batch is left alone."""
-    draw = torch.Generator().manual_seed(seed)
-    lens = torch.randint(0, 5, (batch,), generator=draw, dtype=torch.int32)
-    starts = (lens.cumsum(0) - lens).to(torch.int32)
-    lengths = torch.randint(1, 90, (batch,), generator=draw)
-    tables = Tables(_slots(draw, 1), Sizes(ROWS, 4, 1, 5, 1, context=100))
-    for memory in tables._bounds:
-        memory.fill_(POISON)
-    ends, bounds = tables.packed(SimpleNamespace(batch_size=batch, seq_lens=lengths), lens, starts)
-    assert ends.tolist() == (lengths + lens).tolist()
-    assert bounds.tolist() == [0, *lens.cumsum(0).tolist()]
-    assert set(tables._bounds[0][batch:].tolist()) | set(tables._bounds[1][batch + 1 :].tolist()) <= {POISON}
-
-
 def _check_branch(tables: Tables, slots: Tensor, length: int, b: int, k: int, batch: int) -> None:
     """A branch's keys: the tail of the text's last page, copied, then what it has drafted itself."""
     sizes = tables.sizes

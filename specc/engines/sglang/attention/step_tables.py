@@ -96,28 +96,6 @@ def fill_tables(
                 tl.store(branch_lens_ptr + (forward * LARGEST + b) * K + k, reads, mask=forward < S)
 
 
-@triton.jit
-def bound_rows(
-    lens_ptr: tl.tensor,
-    starts_ptr: tl.tensor,
-    seq_lens_ptr: tl.tensor,
-    ends_ptr: tl.tensor,
-    bounds_ptr: tl.tensor,
-    rows: tl.tensor,
-    BLOCK: tl.constexpr,
-) -> None:
-    """Write up to where each of `rows` requests reads, i32[rows], and between what its packed rows lie, i32[rows + 1].
-
-    A request has `lens` i32[rows] of them from `starts` i32[rows] on, behind `seq_lens` i64[rows] tokens.
-    """
-    b = tl.arange(0, BLOCK)
-    there = b < rows
-    count, start = tl.load(lens_ptr + b, mask=there, other=0), tl.load(starts_ptr + b, mask=there, other=0)
-    tl.store(ends_ptr + b, (tl.load(seq_lens_ptr + b, mask=there, other=0) + count).to(tl.int32), mask=there)
-    tl.store(bounds_ptr + b, start, mask=there)
-    tl.store(bounds_ptr + b + 1, start + count, mask=b == rows - 1)
-
-
 @dataclass(frozen=True)
 class Sizes:
     """The sizes of a program's step, see above.
@@ -186,10 +164,6 @@ class Tables:
     def _branch_lens(self) -> Tensor:
         return self._made(1, self.sizes.steps, self._trees, self.sizes.topk)
 
-    @cached_property
-    def _bounds(self) -> tuple[Tensor, Tensor]:
-        return self._made(1, self.sizes.largest), self._made(0, self.sizes.largest + 1)
-
     @property
     def _trees(self) -> int:
         """Rows that have branches."""
@@ -239,16 +213,6 @@ class Tables:
     def verifying(self, rows: int) -> Tensor:
         """Lengths i32[rows] that verify reads of the table: L + N of a chain, the text's L of a tree."""
         return self._lens[self.sizes.drafts, :rows]
-
-    def packed(self, batch: Any, lens: Tensor, starts: Tensor) -> tuple[Tensor, Tensor]:
-        """Lengths i32[rows] that verify reads, and bounds i32[rows + 1] of its queries, of packed rows.
-
-        A request has `lens` i32[rows] of them from `starts` i32[rows] on.
-        """
-        rows, (ends, bounds) = batch.batch_size, self._bounds
-        launch: Any = bound_rows[(1,)]
-        launch(lens, starts, batch.seq_lens, ends, bounds, rows, BLOCK=triton.next_power_of_2(self.sizes.largest))
-        return ends[:rows], bounds[: rows + 1]
 
     def extending(self, rows: int) -> Tensor:
         """Lengths i32[rows] that extend reads, or the forward over a block: L + A."""

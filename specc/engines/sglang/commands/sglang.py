@@ -34,6 +34,14 @@ CommandArgument = Annotated[
         show_default=False,
     ),
 ]
+BudgetOption = Annotated[
+    int | None,
+    typer.Option(
+        metavar="G",
+        help="The key budget: the target reads G rows of a request on average, the most probable of the batch.",
+        show_default=False,
+    ),
+]
 EXAMPLES = {
     "check": (
         "specc sglang check -o server.yaml -- sglang serve --model-path models/target ...",
@@ -90,14 +98,7 @@ def check(
             show_default=False,
         ),
     ] = "",
-    budget: Annotated[
-        int | None,
-        typer.Option(
-            metavar="G",
-            help="The key budget: the target reads G rows of a request on average, the most probable of the batch.",
-            show_default=False,
-        ),
-    ] = None,
+    budget: BudgetOption = None,
     head: HeadOption = "engine",
     token_map: TokenMapOption = None,
     states: Annotated[

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator
+from functools import cached_property
 from typing import Any
 
 from sglang.srt.layers.attention import flashattention_backend as fa
@@ -17,6 +18,7 @@ from torch import Tensor
 
 from ...windows import first_pool
 from ..backend import StepAttention
+from ..packed_rows import PackedRows
 from ..roles import Roles
 from ..step_tables import Tables
 from ..windowed.second_pool import TwoPools
@@ -33,6 +35,10 @@ class Flash(StepAttention):
         super().__init__(roles, tables)
         self._schedules: dict[int, tuple[Tensor, Tensor]] = {}
         self._scheduling = False
+
+    @cached_property
+    def _packed(self) -> PackedRows:
+        return PackedRows(self._tables.sizes.largest, self._tables.slots.device)
 
     def begin(self, batch: Any) -> None:
         """See `StepAttention`."""
@@ -75,7 +81,7 @@ class Flash(StepAttention):
     def packed(self, batch: Any, width: int, lens: Tensor, starts: Tensor) -> Any:
         """See `StepAttention`."""
         tables, backend = self._tables, self._roles.verify
-        ends, bounds = tables.packed(batch, lens, starts)
+        ends, bounds = self._packed.fill(batch, lens, starts)
         text = self._text(batch.batch_size, width, ends, bounds)
         self._schedule(backend, text, tables.sizes.page, causal=True)
         return self._set(backend, text, None)
