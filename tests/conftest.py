@@ -132,14 +132,14 @@ def takes_long(item: pytest.Item) -> bool:
 
 
 def kept_together(item: pytest.Item) -> str:
-    """Name the engine or family of a test, the same for what it is compared with; any other has a name of its own."""
+    """Name the engine of a test, the same for what it is compared with; any other has a name of its own."""
     if item.path.parent.name not in ("sglang", "vllm"):
         return item.nodeid
     params = params_of(item)
+    engines = [str(params[name]).replace("-program", "") for name in ("variant", "ranked", "engine") if name in params]
     if "family" in params:  # two files may have one of the same name
-        return f"{item.path.name} {params['family']}"
-    engines = [str(params[name]) for name in ("variant", "ranked") if name in params]
-    return engines[0].replace("-program", "") if engines else item.path.name
+        return " ".join((item.path.name, str(params["family"]), *engines))
+    return engines[0] if engines else item.path.name
 
 
 def params_of(item: pytest.Item) -> Mapping[str, object]:
