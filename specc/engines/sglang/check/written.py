@@ -171,7 +171,7 @@ def _model(arguments: Arguments, server: Started, role: str, wanted: Wanted) -> 
     origin = "--model-path" if role == "target" else server.draft_origin
     lines = [f"{role}:", f"  model: {quoted(named(directory))} # {origin}"]
     if role == "draft":
-        lines += [*_token_map(arguments, server, wanted), *_modules(server, facts), *_vocabulary(server, facts)]
+        lines += [*_token_map(arguments, server, wanted), *_modules(server, facts)]
     lines += sizes_of(facts, chain=server.topk.value == 1)
     lines += _columns(arguments, facts) if wanted.logits == "sharded" else []
     dtype, why = _dtype(arguments, server, role)
@@ -189,13 +189,6 @@ def _modules(server: Started, draft: ModelFacts) -> Iterator[str]:
         yield f"  num_layers: {server.num_steps.value} # {server.kind.each_step}"
     elif server.kind.head and own is not None and isinstance(own.count, int):
         yield f"  num_layers: {own.count} # as many as {own.architecture} has, SGLang's class for its modules"
-
-
-def _vocabulary(server: Started, draft: ModelFacts) -> Iterator[str]:
-    """Return the line of how many tokens a draft of blocks scores, where it does not say it."""
-    tokens = server.models["target"][1].facts.get("vocab_size")
-    if server.kind.blocks and "vocab_size" not in draft.facts and tokens is not None:
-        yield f"  vocab_size: {tokens.value} # the target's, whose head scores such a draft"
 
 
 def _columns(arguments: Arguments, facts: ModelFacts) -> list[str]:
