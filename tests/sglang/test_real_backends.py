@@ -30,7 +30,8 @@ def test_forwards_read_their_keys(kind: str, reads: dict[str, Any]) -> None:
                 assert table[: len(wanted)] == wanted
 
 
-def test_triton_verifies_what_the_adapter_lists_of_windows() -> None:
-    """By SGLang's kernel, over one KV pool and over two: float32, against plain torch."""
+def test_triton_verifies_what_the_adapter_prepares() -> None:
+    """Windows over one KV pool and over two, and packed rows, by SGLang's kernel: float32, against plain torch."""
     said = printed("real_windows.py")
-    assert max(json.loads(said[said.rindex("[") :])) < 1e-5
+    apart = json.loads(said[said.rindex("[") :])
+    assert len(apart) == 4 and max(apart) < 1e-5

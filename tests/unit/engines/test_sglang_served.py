@@ -108,8 +108,8 @@ def test_states_have_the_names_by_which_models_are_read() -> None:
     [
         ({}, None),
         ({"attention": everywhere("fa3")}, None),
-        ({"attention": {**everywhere("triton"), "verify": "fa3"}}, None),
-        ({"attention": {**everywhere("fa3"), "verify": "triton"}}, "triton attention"),
+        ({"attention": {**everywhere("flashinfer"), "verify": "triton"}}, None),
+        ({"attention": {**everywhere("fa3"), "verify": "flashinfer"}}, "flashinfer attention"),
         ({"target": LATENT}, f"a KV cache of the layout {LATENT.cache}"),
         ({"adapters": True}, "LoRA"),
         ({"groups": 2}, "attention under data parallelism"),

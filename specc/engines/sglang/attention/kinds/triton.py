@@ -13,6 +13,7 @@ RECORDS = (
         windows=("verify",),
         place=0,
         drafts_blocks=True,
+        packed=True,
         classes=("TritonAttnBackend",),
         prepared_by="triton.Triton",
         graphs=True,

@@ -5,6 +5,8 @@ The prefix of verify and extend is the same text in the same slots: its list is 
 
 from __future__ import annotations
 
+from dataclasses import replace
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -12,6 +14,7 @@ from sglang.srt.layers.attention.triton_backend import ForwardMetadata
 from torch import Tensor
 
 from ..backend import StepAttention
+from ..packed_rows import PackedRows
 from ..roles import TWO_POOLS, Roles
 from ..step_tables import Tables
 from ..windowed.window_lists import WindowLists, Windows
@@ -27,6 +30,10 @@ class Triton(StepAttention):
         super().__init__(roles, tables)
         window = roles.verify.sliding_window_size or 0
         self._windows = WindowLists(tables, window) if window > 0 else None
+
+    @cached_property
+    def _packed(self) -> PackedRows:
+        return PackedRows(self._tables.sizes.largest, self._tables.slots.device)
 
     def begin(self, batch: Any) -> None:
         """See `StepAttention`."""
@@ -53,6 +60,14 @@ class Triton(StepAttention):
             torch.add(squares, starts, alpha=width, out=mask_starts)
         seen = None if self._windows is None else self._windows.fill(batch)
         backend.forward_metadata = self._metadata(starts, slots, width, mask, mask_starts, seen)
+        return backend
+
+    def packed(self, batch: Any, width: int, lens: Tensor, starts: Tensor) -> Any:
+        """See `StepAttention`."""
+        backend, (_, bounds) = self._roles.verify, self._packed.fill(batch, lens, starts)
+        seen = None if self._windows is None else self._windows.fill(batch)
+        metadata = self._metadata(*self._text(backend, batch, batch.seq_lens), width, None, None, seen)
+        backend.forward_metadata = replace(metadata, qo_indptr=bounds)
         return backend
 
     def extend(self, batch: Any, seq_lens: Tensor, width: int) -> Any:
