@@ -1,6 +1,6 @@
 """SGLang's blocks: plain workers of drafts that fill in a block, over what the target's rows left.
 
-Drafts of one (DSPARK) are told of the one before by a Markov head.
+Drafts of one (DSPARK) are told of the one before by a Markov head, those of another (DFLASH2) chosen by a selector.
 """
 
 from __future__ import annotations
@@ -22,16 +22,16 @@ MASK, SCALE = 77, 2.0
 """The token that stands for a place to fill, and what embeddings of blocks are multiplied by."""
 
 
-def markov(plan: Plan) -> dict[str, Tensor]:
-    """The tables of the Markov head that a program reads: whole numbers behind one token in eight; none of others."""
+def brought(plan: Plan) -> dict[str, Tensor]:
+    """The tables of a Markov head or a selector that a program reads: whole numbers behind one token in eight."""
     source = torch.Generator().manual_seed(4)
     made = {
         name: torch.randint(-2, 3, (plan.size("V"), int(table.axes[-1])), generator=source).float()
         for name, table in sorted(plan.tables().items())
-        if name.startswith("markov")
+        if name.startswith(("markov", "selector"))
     }
-    for first in [*made.values()][:1]:
-        first *= torch.rand(len(first), 1, generator=source) < 1 / 8
+    for name in made.keys() & {"markov_w1", "selector_before"}:
+        made[name] *= torch.rand(len(made[name]), 1, generator=source) < 1 / 8
     return made
 
 
@@ -77,10 +77,14 @@ class Deferring(LogitsProcessor):
     defer_verify_gather = True
     logit_scale = final_logit_softcapping = None
 
+    def __init__(self, columns: int) -> None:
+        self._columns = columns
+
     def _get_logits(self, hidden_states: Tensor, lm_head: Any, logits_metadata: LogitsMetadata) -> Tensor:
-        """Rows of the draft that are their logits."""
+        """Rows of the draft that begin with their logits."""
         assert not self.defer_verify_gather and lm_head == "the target's"
-        return hidden_states if logits_metadata.buffer is None else logits_metadata.buffer.copy_(hidden_states)
+        scores = hidden_states[:, : self._columns] * (self.logit_scale or 1)
+        return scores if logits_metadata.buffer is None else logits_metadata.buffer.copy_(scores)
 
 
 class BlockTarget(Model):
@@ -90,7 +94,7 @@ class BlockTarget(Model):
 
     def __init__(self, engine: Engine, *, sees: bool) -> None:
         super().__init__(engine, sees=sees)
-        self.processor = Deferring()
+        self.processor = Deferring(engine.models["draft"].logits.shape[1])
 
     def modules(self) -> list[Any]:
         return [self, self.processor]
@@ -106,6 +110,8 @@ class BlockTarget(Model):
 
     def forward(self, input_ids: Tensor, positions: Tensor, batch: ForwardBatch) -> sglang.LogitsProcessorOutput:
         assert self.processor.defer_verify_gather == (batch.forward_mode is ForwardMode.EXTEND)
+        buffer = batch.next_token_logits_buffer
+        assert buffer is None or not buffer[: batch.batch_size].isnan().any(), "drafts had memory of their own"
         return super().forward(input_ids, positions, batch)
 
 
@@ -136,12 +142,47 @@ class DFlashDraftModel(Model):
         if not self.unused:  # what is behind is nobody's
             places = torch.cat((places, places[:, -1:] + 1), 1)
             slots = torch.cat((slots, self.engine.table[batch.req_pool_indices[:, None], places[:, -1:]].long()), 1)
-        logits = self.engine.block(
-            bonus=tokens[:, 0], positions=places, slots=slots,
-            rows=batch.req_pool_indices, seq_lens=batch.seq_lens, capture="null",
-        ).logits  # fmt: skip
-        states = torch.cat((torch.full_like(logits[:, : self.unused], torch.nan), logits), 1)
+        made = self._rows(
+            bonus=tokens[:, 0], positions=places, slots=slots, rows=batch.req_pool_indices, seq_lens=batch.seq_lens
+        )
+        states = torch.cat((torch.full_like(made[:, : self.unused], torch.nan), made), 1)
         return sglang.LogitsProcessorOutput(None, states.flatten(0, 1))
+
+    def _rows(self, **call: Tensor) -> Tensor:
+        """The rows [b, S, ...] of drafts."""
+        logits: Tensor = self.engine.block(**call, capture="null").logits
+        return logits
+
+
+class Selector:
+    """A selector of so many tokens; a row behind its logits is what it reads of a place."""
+
+    def __init__(self, tables: dict[str, Tensor]) -> None:
+        self.predecessor_codebook, self.successor_codebook = tables["selector_before"], tables["selector_after"]
+
+    def hidden_projection(self, rows: Tensor) -> Tensor:
+        """What it reads of rows [..., V + r]."""
+        return rows[..., len(self.predecessor_codebook) :]
+
+
+@at("models.dflash")
+class DFlash2DraftModel(DFlashDraftModel):
+    """The same with a selector, whose scores are multiplied."""
+
+    lm_head = None
+
+    def __init__(self, engine: Engine, tables: dict[str, Tensor]) -> None:
+        super().__init__(engine, sees=False)
+        self.candidate_selector = Selector(tables)
+        self.draft_config = SimpleNamespace(output_multiplier=1 / 64, final_logit_softcapping=None)
+
+    def _rows(self, **call: Tensor) -> Tensor:
+        """Logits, before they are multiplied, and what a selector reads."""
+        made = self.engine.block(**call, capture="full")
+        return torch.cat((made.logits / self.draft_config.output_multiplier, made.hidden), -1)
+
+    def _transform_unary_logits(self, logits: Tensor) -> Tensor:
+        return logits.mul_(self.draft_config.output_multiplier)
 
 
 class VanillaMarkov:
@@ -192,18 +233,28 @@ class DFlashWorkerV2:
 
     def __init__(self, engine: Engine, target: ModelRunner, draft: ModelRunner, plan: Plan) -> None:
         block = plan.size("N")
-        target.model, draft.model = BlockTarget(engine, sees=False), self._model(engine, plan)
+        self.draft_model: Any = self._model(engine, plan)
+        target.model, draft.model = BlockTarget(engine, sees=False), self.draft_model
         vars(target)["req_to_token_pool"] = ReqToTokenPool(engine.table)
         self.target_worker = SimpleNamespace(model_runner=target)
         self.draft_worker, self._block = SimpleNamespace(draft_runner=draft), block
         self.server_args, self._engine = SimpleNamespace(lora_backend="csgmv"), engine
 
     def _model(self, engine: Engine, plan: Plan) -> DFlashDraftModel:
-        return DFlashDraftModel(engine, sees=False)
+        tables, self._kept = brought(plan), plan.size("L") if plan.algorithm == "DFLASH2" else 0
+        return DFlash2DraftModel(engine, tables) if self._kept else DFlashDraftModel(engine, sees=False)
 
-    def _drafts(self, bonus: Tensor, logits: Tensor) -> Tensor:
-        """Drafts i64[b, S] behind bonus tokens, of scores [b, S, V]."""
-        return logits.argmax(-1)
+    def _drafts(self, bonus: Tensor, block: Any) -> Tensor:
+        """Drafts i64[b, S] behind bonus tokens, of scores [b, S, V] and of what a selector reads [b, S, r]."""
+        if not self._kept:
+            return block.logits.argmax(-1)
+        selector, drafts = self.draft_model.candidate_selector, [bonus.long()]
+        for place in range(block.logits.shape[1]):
+            scores, kept = block.logits[:, place].topk(self._kept)
+            known = selector.predecessor_codebook[drafts[-1]] * block.hidden[:, place]
+            behind = (selector.successor_codebook[kept] @ known[:, :, None])[..., 0]
+            drafts.append(kept.gather(1, (scores + behind).argmax(-1, keepdim=True))[:, 0])
+        return torch.stack(drafts[1:], 1)
 
     def init_cuda_graphs(self) -> None:
         """Nothing is captured here. By now layers are wrapped where requests may have adapters."""
@@ -233,7 +284,8 @@ class DFlashWorkerV2:
         bonus, positions = batch.spec_info.bonus_tokens, lens[:, None] + torch.arange(self._block)
         slots = self.target_worker.model_runner.req_to_token_pool.req_to_token[rows[:, None], positions].long()
         at = {"positions": positions, "slots": slots, "rows": rows, "seq_lens": lens}
-        drafts = self._drafts(bonus, self._engine.block(bonus=bonus, **at, capture="null").logits)
+        block = self._engine.block(bonus=bonus, **at, capture="full" if self._kept else "null")
+        drafts = self._drafts(bonus, block)
         nodes = torch.cat((bonus[:, None].long(), drafts), 1)
         output = self._engine.target(tokens=nodes, **at, capture="full")
         best = output.logits.argmax(-1)
@@ -257,20 +309,18 @@ class DFlashWorkerV2:
 class DSparkWorkerV2(DFlashWorkerV2):
     """Corrects drafts one after the other. `anchored`: whether the first row of a block is a draft's."""
 
-    anchored = True
-    draft_model: DSparkDraftModel
+    anchored, _kept = True, 0
 
     def __init__(self, engine: Engine, target: ModelRunner, draft: ModelRunner, plan: Plan) -> None:
         super().__init__(engine, target, draft, plan)
         self._kv_injector = TargetHiddenKvInjector(engine)
 
     def _model(self, engine: Engine, plan: Plan) -> DFlashDraftModel:
-        self.draft_model = DSparkDraftModel(engine, markov(plan), anchored=self.anchored)
-        return self.draft_model
+        return DSparkDraftModel(engine, brought(plan), anchored=self.anchored)
 
-    def _drafts(self, bonus: Tensor, logits: Tensor) -> Tensor:
-        head: Any = self.draft_model.markov_head
+    def _drafts(self, bonus: Tensor, block: Any) -> Tensor:
+        head = self.draft_model.markov_head
         drafts = [bonus.long()]
-        for scores in logits.unbind(1):
+        for scores in block.logits.unbind(1):
             drafts.append((scores + head.markov_w1.weight[drafts[-1]] @ head.markov_w2.weight.T).argmax(-1))
         return torch.stack(drafts[1:], 1)

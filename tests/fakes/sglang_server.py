@@ -44,11 +44,12 @@ WORKERS = {
     "NGRAM": "ngram_worker.NGRAMWorker",
     "MULTI_LAYER_EAGLE": "multi_layer_eagle_worker_v2.MultiLayerEagleWorkerV2",
     "DFLASH": "dflash_worker_v2.DFlashWorkerV2",
+    "DFLASH2": "dflash_worker_v2.DFlashWorkerV2",
     "DSPARK": "dspark_components.dspark_worker_v2.DSparkWorkerV2",
     "FROZEN_KV_MTP": "frozen_kv_mtp_worker_v2.FrozenKVMTPWorkerV2",
 }
 
-ALGORITHMS = {"MULTI_LAYER_EAGLE": "EAGLE"}
+ALGORITHMS = {"MULTI_LAYER_EAGLE": "EAGLE", "DFLASH2": "DFLASH"}
 """Algorithms of programs -> what SGLang calls them, where that is something else."""
 
 
@@ -180,7 +181,7 @@ class Server:
         if "draft" not in runners:
             nodes = SETTINGS.spec.speculative_num_draft_tokens
             return part(f"speculative.{WORKERS[plan.algorithm]}")(self.engine, runners["target"], nodes)
-        if plan.algorithm in ("DFLASH", "DSPARK"):
+        if plan.algorithm in ("DFLASH", "DFLASH2", "DSPARK"):
             return part(f"speculative.{WORKERS[plan.algorithm]}")(self.engine, *runners.values(), plan)
         backends = MultiStepDraftBackend(attention, plan.size("S") - 1)
         numbered, topk = None if scored is None else torch.tensor(scored), SETTINGS.spec.speculative_eagle_topk

@@ -244,10 +244,12 @@ def named(config: ModelConfig) -> type[SimpleNamespace]:
 
 def of_blocks(config: ModelConfig) -> dict[str, Any]:
     """What SGLang reads of a draft that fills in blocks, whose Markov head has the name of SGLang's class."""
+    said = parse_dflash_draft_config(draft_hf_config=config.hf_config)
     head = "VanillaMarkov" if getattr(config.hf_config, "markov_head_type", "vanilla") == "vanilla" else "Another"
     return {
         "get_input_embeddings": lambda: None,
-        "projector_type": parse_dflash_draft_config(draft_hf_config=config.hf_config).projector_type,
+        "projector_type": said.projector_type,
+        "candidate_selector": said.selector_rank or None,
         "is_nemotron_35_draft": is_nemotron_35_draft_config(config.hf_config),
         "markov_head": type(head, (), {})(),
         "confidence_head": None,
@@ -300,9 +302,11 @@ def worker(arguments: Any) -> Any:
             drafter = SimpleNamespace(
                 draft_runner=draft, draft_runner_list=[draft], draft_extend_attn_backend_list=[extend]
             )
-    several = hasattr(drafter, "draft_runner_list")
+    kind = kind_of("MULTI_LAYER_EAGLE" if hasattr(drafter, "draft_runner_list") else view.speculative_algorithm)
+    if kind is not None and "kind" in kind.members:  # which the draft decides
+        kind = kind.members["kind"].fget(SimpleNamespace(draft_model=drafter.draft_runner.model))
     return SimpleNamespace(
-        kind=kind_of("MULTI_LAYER_EAGLE" if several else view.speculative_algorithm),
+        kind=kind,
         target_worker=SimpleNamespace(model_runner=target),
         draft_worker=drafter,
         req_to_token_pool=Chosen(target.model_config, draft=False).requests(),
@@ -321,6 +325,8 @@ def answer(words: list[str], gpu: str, memory_gib: int) -> dict[str, Any]:
         made = worker(arguments)
         if result["server"]["algorithm"] == "DSPARK" and result["server"]["draft"] is None:
             result["server"]["draft"] = resolve_draft_worker_attention_backend()  # which no argument says
+        if made.kind.blocks:
+            result["server"]["algorithm"] = made.kind.algorithms[0]
         facts = server_facts.facts(made)
     runners = runners_of(made)
     return result | {

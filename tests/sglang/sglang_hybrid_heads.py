@@ -1,4 +1,4 @@
-"""Heads for targets that keep recurrent states: EAGLE3, and two that fill in blocks. All know what bigrams know."""
+"""Heads for targets that keep recurrent states: EAGLE3, and three that fill in blocks. All know what bigrams know."""
 
 from __future__ import annotations
 
@@ -20,7 +20,9 @@ BLOCK = 4
 SLOW = WIDTH // 2 - 1
 """The entry of a head that turns least with the position."""
 HEEDED, KNOWN = 3.0, 2
-"""How much a Markov head's draft heeds it, and of how many tokens it knows one."""
+"""How much a draft heeds its Markov head or selector, and of how many tokens that knows one."""
+CANDIDATES = 8
+"""Candidates of a place among which a selector chooses."""
 SURE = 2.0
 """How much more a place to fill attends to the token before it than to what no key is of."""
 SIZE: dict[str, Any] = {
@@ -108,14 +110,33 @@ def write_corrected(folder: Path) -> None:
     They know what follows the mask, which is wrong, unless the head knows what follows the token before.
     """
     (_, known, scores), draw = vocabulary(Draw(7)), Draw(12)
-    weights = filling(known, apart(known), draw)
+    before, behind = pairs(known, scores)
+    head = {"markov_head.markov_w1.weight": before, "markov_head.markov_w2.weight": behind}
+    config = {"architectures": ["DSparkDraftModel"], "markov_rank": before.shape[1], "markov_head_type": "vanilla"}
+    write(folder, filling(known, apart(known), draw) | head, SIZE | OF_BLOCKS | told(BLOCK - 1) | config)
+
+
+def write_selected(folder: Path) -> None:
+    """Write the draft of blocks with a selector, which knows what the Markov head knows."""
+    (_, known, scores), draw = vocabulary(Draw(7)), Draw(12)
+    asks = torch.zeros(WIDTH, HIDDEN)
+    asks[SLOW, part("bias")] = 1
+    before, behind = pairs(known, scores)
+    selector = {"predecessor_codebook": before, "successor_codebook": behind}
+    selector["hidden_projection.weight"] = torch.zeros(before.shape[1], HIDDEN)
+    selector["hidden_projection.weight"][:, part("bias")] = 1
+    config = told(BLOCK) | {"architectures": ["DFlash2DraftModel"]}
+    config["dflash_config"] |= {"selector_rank": before.shape[1], "selector_top_k": CANDIDATES}
+    weights = filling(known, asks, draw) | {f"candidate_selector.{name}": table for name, table in selector.items()}
+    write(folder, weights, SIZE | OF_BLOCKS | config)
+
+
+def pairs(known: Tensor, scores: Tensor) -> tuple[Tensor, Tensor]:
+    """Return tables [VOCAB, r] of tokens before and behind, whose products are scores of one behind the other."""
     knows = (torch.arange(VOCAB) % KNOWN == 0)[:, None]
-    pairs = [(SUCCESSOR * known[:, part("next")], "successor"), (BIT * known[:, part("table")], "bits")]
-    weights["markov_head.markov_w1.weight"] = torch.cat([HEEDED * knows * rows for rows, _ in pairs], 1)
-    weights["markov_head.markov_w2.weight"] = torch.cat([scores[:, part(name)] for _, name in pairs], 1)
-    rank = SIZES["next"] + SIZES["table"]
-    config = {"architectures": ["DSparkDraftModel"], "markov_rank": rank, "markov_head_type": "vanilla"}
-    write(folder, weights, SIZE | OF_BLOCKS | told(BLOCK - 1) | config)
+    both = [(SUCCESSOR * known[:, part("next")], "successor"), (BIT * known[:, part("table")], "bits")]
+    before = torch.cat([HEEDED * knows * rows for rows, _ in both], 1)
+    return before, torch.cat([scores[:, part(name)] for _, name in both], 1)
 
 
 def apart(known: Tensor) -> Tensor:

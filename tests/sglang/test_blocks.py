@@ -24,11 +24,13 @@ from sglang_files import ON_GPU, RANKS
 from sglang_lora import write_adapted
 from sglang_server import Served, Variant, accept_length
 
-FAR = [Variant(name, name.lower(), target="masked", overlap=True) for name in ("DFLASH", "DSPARK")]
+DRAFTS = {"dflash": "DFLASH", "dflash2": "DFLASH", "dspark": "DSPARK"}
+"""SGLang's algorithm by the draft, whose class tells those of one algorithm apart."""
+FAR = [Variant(name, draft, target="masked", overlap=True) for draft, name in DRAFTS.items()]
 NEAR = [replace(own, draft=f"{own.draft}-near") for own in FAR]
 """Of drafts whose layers see a window."""
 OWN = [*FAR, *NEAR]
-"""SGLang's own, without a program. Drafts of DSPARK are told of the one before."""
+"""SGLang's own, without a program. Drafts of DSPARK are told of the one before, and `dflash2` has a selector."""
 PROGRAMS = {
     program: own
     for own in FAR

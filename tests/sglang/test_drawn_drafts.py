@@ -20,6 +20,7 @@ PROGRAMS = [
     Variant("EAGLE3", "eagle3", program=True, samples=True, verify="block"),
     Variant("STANDALONE", "standalone", overlap=True, program=True, samples=True, verify="rejection"),
     Variant("DFLASH", "dflash", target="masked", overlap=True, program=True, samples=True, verify="rejection"),
+    Variant("DFLASH", "dflash2", target="masked", overlap=True, program=True, samples=True, verify="block"),
     Variant("DSPARK", "dspark", target="masked", overlap=True, program=True, samples=True, verify="block"),
 ]
 """SGLang itself draws the first draft behind a prompt of the heads, and takes the most probable one of a model's."""

@@ -23,7 +23,7 @@ from sglang_family import (
     same_texts,
 )
 from sglang_files import NEWEST, ON_GPU, RANKS, VERSION
-from sglang_hybrid_heads import write_blocks, write_corrected, write_eagle3
+from sglang_hybrid_heads import write_blocks, write_corrected, write_eagle3, write_selected
 from sglang_hybrids import GRID, PAIRS, remembered, write_bigrams
 from sglang_kimi import write_kimi_linear
 from sglang_mixed import Oracle
@@ -53,6 +53,7 @@ TARGETS = {
 }
 """What writes each, in which all layers of the first have experts; `wide` are entries of a recurrent head."""
 DRAFT, HEAD, BLOCKS, CORRECTED = "bigrams", "hybrid-eagle3", "hybrid-blocks", "hybrid-corrected"
+SELECTED = "hybrid-selected"
 FOLLOWED = 24
 """How many tokens follow 64 texts that end in one token, at least."""
 STATES = {"max_mamba_cache_size": 40, "mamba_track_interval": GRID}
@@ -69,13 +70,14 @@ def engines_of(target: str) -> tuple[list[Variant], list[Variant]]:
     module, head = Variant("NEXTN", target, target=target), Variant("EAGLE3", HEAD, target=target, overlap=True)
     overlapped, blocks = replace(module, overlap=True), Variant("DFLASH", BLOCKS, target=target)
     corrected = Variant("DSPARK", CORRECTED, target=target, overlap=True)
+    selected = Variant("DFLASH", SELECTED, target=target, overlap=True)
     paged, tree = replace(overlapped, attention="fa3", page=16), replace(module, topk=3, num_draft_tokens=8)
     sampling, several = replace(module, samples=True), replace(module, shapes="3,1,0")
     adaptive = replace(module, num_steps=2, num_draft_tokens=3, adaptive=True)
     if target == GDN:
-        own = [module, overlapped, adaptive, tree, paged, unkept, head, blocks, corrected]
+        own = [module, overlapped, adaptive, tree, paged, unkept, head, blocks, corrected, selected]
         programs = [sampling, overlapped, paged, unkept, head, blocks, several, replace(looked_up, samples=True)]
-        programs += [corrected, replace(corrected, attention=ATTENDS, page=16)]
+        programs += [selected, corrected, replace(corrected, attention=ATTENDS, page=16)]
         programs += [adaptive, replace(adaptive, overlap=True, samples=True)]
         programs += [replace(overlapped, head="int8"), *[replace(module, ranks=2)] * (RANKS > 1)]
         programs += [replace(module, states="select"), replace(paged, states="select")]
@@ -101,6 +103,7 @@ def write_hybrids(folder: Path, *targets: str) -> None:
     for target in targets:
         TARGETS[target](folder / target)
     drafts = {DRAFT: write_bigrams, HEAD: write_eagle3, BLOCKS: write_blocks, CORRECTED: write_corrected}
+    drafts[SELECTED] = write_selected
     for name, write in drafts.items():
         write(folder / name)
 
@@ -135,8 +138,8 @@ KEPT = [(family, engine) for family, engine in ALL if engine.algorithm != "STAND
 RUN = [(family, engine) for family, engine in ALL if engine.program]
 BESIDE = [(FAMILIES[target], program, OWN[target][0]) for target in TARGETS for program in PROGRAMS[target][:2]]
 BESIDE += [
-    (FAMILIES[target], program, next(own for own in OWN[target] if own.algorithm == program.algorithm))
-    for target in TARGETS for program in PROGRAMS[target] if program.algorithm == "DSPARK"
+    (FAMILIES[target], program, next(own for own in OWN[target] if own.draft == program.draft))
+    for target in TARGETS for program in PROGRAMS[target] if program.draft in (CORRECTED, SELECTED)
 ]  # fmt: skip
 every = pytest.mark.parametrize(("family", "engine"), ALL, ids=str)
 

@@ -59,6 +59,8 @@ COMMANDS = {
         --speculative-draft-model-path Qwen3-8B-Domino --enable-lora --lora-target-modules all --max-lora-rank 8""",
     "Qwen3 8B, DFlash 2": f"""{LAUNCH} --model-path Qwen3-8B --speculative-algorithm DFLASH --dtype bfloat16 \\
         --speculative-draft-model-path Qwen3-8B-DFlash2 --speculative-draft-window-size 64""",
+    "Qwen3 8B, DFlash 2, served": f"""{LAUNCH} --model-path Qwen3-8B --speculative-algorithm DFLASH --dtype bfloat16 \\
+        --speculative-draft-model-path Qwen3-8B-DFlash2""",
     "Qwen3 30B, EAGLE3": f"""SGLANG_ALLOW_OVERWRITE_LONGER_CONTEXT_LEN=1 {LAUNCH} --model-path Qwen3-30B-A3B --tp 4 \\
         --speculative-algorithm EAGLE3 --speculative-draft-model Qwen3-30B-A3B-EAGLE3""",
     "DeepSeek V3": "sglang serve DeepSeek-V3 --tp 8 --trust-remote-code --speculative-algorithm EAGLE",

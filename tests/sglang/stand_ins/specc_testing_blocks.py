@@ -47,6 +47,7 @@ def draft_blocks() -> None:
     dflash_info.DFlashVerifyInput.tree_topk = 1
     dspark_accept.chain_speculative_sampling_triton = accept
     torch.Tensor.record_stream = lambda tensor, stream: None  # a CPU has none that it would know
+    torch.compiler.set_stance("force_eager")  # compiling a selector for every size takes a CPU longer than it runs
     HookRegistry.register(BLOCK, as_weights_are, HookType.AROUND)
 
 

@@ -29,11 +29,11 @@ DRAWS = (("verify", "target_only"), ("sampling", ("top_k", "top_p")))
 overlapping = pytest.mark.parametrize("overlap", [False, True])
 
 
-@pytest.fixture(params=["DFLASH", "DSPARK", "anchored"])
+@pytest.fixture(params=["DFLASH", "DFLASH2", "DSPARK", "anchored"])
 def algorithm(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
     """Of blocks in which each draft is told of the one before, those with and without a row that is no draft's."""
     monkeypatch.setattr(DSparkWorkerV2, "anchored", request.param == "anchored")
-    return "DFLASH" if request.param == "DFLASH" else "DSPARK"
+    return "DSPARK" if request.param == "anchored" else request.param
 
 
 @pytest.mark.parametrize("steps", [1, 3])
@@ -235,13 +235,14 @@ def test_what_a_draft_says_of_itself(tmp_path: Path) -> None:
         "no block of its own": assistant,
         "domino": published_models.BLOCK_DRAFTS["Qwen3-8B-Domino"],
         "embeds": plain | {"has_embed_tokens": True},
-        "another": published_models.BLOCK_DRAFTS["Qwen3-8B-DFlash2"],
+        "selected": published_models.BLOCK_DRAFTS["Qwen3-8B-DFlash2"],
+        "another": published_models.block_draft("DFlash2BeamDraftModel", selector_rank=64, selector_top_k=8),
         "no draft of blocks": {**plain, "architectures": ["Qwen3ForCausalLM"], "dflash_config": None},
         "has a mask": {**plain, "architectures": ["Qwen3ForCausalLM"], "dflash_config": None, "mask_token_id": 7},
     }
     published_models.write(tmp_path, published)
     said = {name: read_model(tmp_path / name, name).values for name in published}
-    assert [values.get("block_size") for values in said.values()] == [16] * 7 + [None] * 2
+    assert [values.get("block_size") for values in said.values()] == [16] * 8 + [None] * 2
     assert {name: facts_of(values) for name, values in said.items()} == {
         "plain": ServedModel(),
         "windows": ServedModel(window=True),
@@ -249,7 +250,8 @@ def test_what_a_draft_says_of_itself(tmp_path: Path) -> None:
         "no block of its own": ServedModel(window=True),
         "domino": ServedModel(beside="with a domino projector"),
         "embeds": ServedModel(beside="with an embedding of its own"),
-        "another": ServedModel(beside="of the class DFlash2DraftModel"),
+        "selected": ServedModel(),
+        "another": ServedModel(beside="of the class DFlash2BeamDraftModel"),
         "no draft of blocks": ServedModel(),
         "has a mask": ServedModel(),
     }

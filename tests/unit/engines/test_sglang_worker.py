@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 from fakes.plans import program_of
-from fakes.sglang_blocks import markov
+from fakes.sglang_blocks import brought
 from fakes.sglang_grammars import START, Grammar
 from fakes.sglang_modules import SRT, ForwardMode, request
 from fakes.sglang_server import PROGRAM, Server, SharedOutput, adapter, engine_of, part
@@ -64,7 +64,7 @@ def counted(
     """How many tokens each step gives a request, by pool row, of a program that prefills by itself."""
     engine = engine_of(plan, scored)
     engine.prompts |= prompts
-    tables = markov(plan) | ({} if scored is None else {"d2t": torch.tensor(scored)})
+    tables = brought(plan) | ({} if scored is None else {"d2t": torch.tensor(scored)})
     step = program_of(plan).bind(engine, engine.table, engine.kv, tables=tables, capture=False)
     tokens = [token for prompt in prompts.values() for token in prompt] if "text" in plan.carry else None
     step.prefill(Batch([*prompts], [len(prompt) for prompt in prompts.values()], prompt_tokens=tokens))

@@ -10,7 +10,7 @@ import pytest
 import torch
 from fakes.cuda import FakeBackend, FakeCuda
 from fakes.drafts import Engine
-from fakes.sglang_blocks import markov
+from fakes.sglang_blocks import brought
 from programs import compile_to, load, planned
 from torch import Tensor
 
@@ -47,7 +47,7 @@ class Machine:
         self.plan = plan_of(algorithm, step="rotated", target={"padded_vocab_size": padded}, **keys)
         self.engine, self.other = (Engine.of_plan(whole, seed=3) for _ in range(2))
         where = self.plan, backend or ReferenceBackend(), CPU
-        more: Any = {"tables": markov(whole), "poison": POISON}
+        more: Any = {"tables": brought(whole), "poison": POISON}
         self.step = RotatedStep(*where, self.engine, self.engine.table, **more)
         self.whole = Step(whole, ReferenceBackend(), CPU, self.other, self.other.table, **more)
         for engine in (self.engine, self.other):

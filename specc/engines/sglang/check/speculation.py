@@ -116,6 +116,8 @@ def _by_draft(arguments: Arguments, algorithm: str, kind: KindOfDraft, draft: Mo
     if draft is None:
         return algorithm, kind
     of_draft = marked(draft[1].values)
+    if of_draft is not None and of_draft.written == algorithm:
+        return of_draft.algorithms[0], of_draft
     if of_draft is None or not of_draft.drafts:
         if kind.drafts:
             hint = f"give {kind.called}, or write {INSTEAD} for a head"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from .assistants import ASSISTANTS
-from .block_drafts import BLOCKS, CORRECTED_BLOCKS
+from .block_drafts import BLOCKS, CORRECTED_BLOCKS, SELECTED_BLOCKS
 from .eagle_heads import HEADS
 from .kind import NODES, STARTS_NONE, STEPS, TOPK, CommandLine, KindOfDraft, Said
 from .look_ups import LOOK_UPS
@@ -12,7 +12,7 @@ from .standalone import STANDALONE
 
 __all__ = ["KINDS", "NODES", "STARTS_NONE", "STEPS", "TOPK", "CommandLine", "KindOfDraft", "Said", "kind_of"]
 
-KINDS = (STANDALONE, HEADS, ASSISTANTS, SEVERAL_MODULES, CORRECTED_BLOCKS, BLOCKS, LOOK_UPS)
+KINDS = (STANDALONE, HEADS, ASSISTANTS, SEVERAL_MODULES, CORRECTED_BLOCKS, SELECTED_BLOCKS, BLOCKS, LOOK_UPS)
 
 
 def kind_of(algorithm: str | None) -> KindOfDraft | None:

@@ -1,4 +1,4 @@
-"""Drafts that fill in a block at once, over keys and values made of hidden states of the target: DFLASH and DSPARK."""
+"""Drafts that fill in a block at once, over keys and values of the target's hidden states: DFLASH, DFLASH2, DSPARK."""
 
 from __future__ import annotations
 
@@ -13,6 +13,8 @@ DRAFT = "a draft that fills in blocks"
 CHAIN = (1, "a chain, as every block is")
 MARKOV = "markov_w1", "markov_w2"
 """The tables of a Markov head, by SGLang's names and a program's."""
+SELECTOR = {"selector_before": "predecessor_codebook", "selector_after": "successor_codebook"}
+"""The tables of a selector: a program's name -> SGLang's."""
 MODE, ALL = "SGLANG_RAGGED_VERIFY_MODE", "static"
 """The environment variable that says how many drafts of a block SGLang verifies, and its word for all."""
 
@@ -20,6 +22,19 @@ MODE, ALL = "SGLANG_RAGGED_VERIFY_MODE", "static"
 def _of_target(worker: Any) -> Any:
     """Return the table of KV slots, which the target alone has."""
     return worker.target_worker.model_runner.req_to_token_pool
+
+
+_MEMBERS = {"req_to_token_pool": property(_of_target)}
+
+
+def _by_draft(worker: Any) -> KindOfDraft:
+    """Return the kind of a worker that runs drafts of two kinds: its model has a selector, or none."""
+    return BLOCKS if selector_of(worker.draft_model) is None else SELECTED_BLOCKS
+
+
+def selector_of(model: Any) -> Any:
+    """Return the selector of SGLang's model; None where it has none."""
+    return getattr(model, "candidate_selector", None)
 
 
 @dataclass(frozen=True, eq=False)
@@ -35,7 +50,7 @@ class _Blocks(KindOfDraft):
 
     keeps: str = "speculative.dflash_info_v2.DFlashDraftInputV2"
     state: str = "requests.state.BonusState"
-    members: Mapping[str, Any] = field(default_factory=lambda: {"req_to_token_pool": property(_of_target)})
+    members: Mapping[str, Any] = field(default_factory=lambda: _MEMBERS)
     roles: Mapping[str, str] = field(default_factory=lambda: {"draft": "draft", "verify": "target"})
     blocks: bool = True
     weighs: tuple[str, ...] = ("block",)
@@ -112,6 +127,15 @@ class _Blocks(KindOfDraft):
 
 
 @dataclass(frozen=True, eq=False)
+class _SelectedBlocks(_Blocks):
+    """Blocks of which a selector chooses drafts, each behind the one before, among the candidates of its place."""
+
+    def tables(self, model: Any) -> Mapping[str, Any]:
+        """See `KindOfDraft`."""
+        return {name: getattr(selector_of(model), own).data for name, own in SELECTOR.items()}
+
+
+@dataclass(frozen=True, eq=False)
 class _CorrectedBlocks(_Blocks):
     """Blocks of which a Markov head tells each draft the one before. Their size is that of their drafts."""
 
@@ -161,10 +185,7 @@ def _own_size(draft: Mapping[str, Any]) -> tuple[int, str] | None:
     return (int(draft["block_size"].value), draft["block_size"].origin) if "block_size" in draft else None
 
 
-BLOCKS = _Blocks(
-    algorithms=("DFLASH",),
-    place="speculative.dflash_worker_v2.DFlashWorkerV2",
-    needs="""
+_NEEDS = """
 speculative.dflash_worker_v2.DFlashWorkerV2: draft_worker init_cuda_graphs target_worker
 speculative.dflash_worker_v2.DFlashWorkerV2.forward_batch_generation(batch on_publish grammar_barrier pp_proxy_tensors)
 speculative.dflash_worker_v2.DFlashWorkerV2._append_target_hidden_to_draft_kv_by_loc(target_hidden cache_loc positions)
@@ -172,14 +193,36 @@ layers.logits_processor.LogitsMetadata.from_forward_batch(forward_batch)
 models.dflash.DFlashDraftModel.forward(input_ids positions forward_batch input_embeds)
 speculative.dflash_info_v2.DFlashDraftInputV2(topk_p topk_index bonus_tokens new_seq_lens hidden_states)
 speculative.dflash_info.DFlashVerifyInput(draft_token positions draft_token_num capture_hidden_mode)
-""",
+"""
+
+BLOCKS = _Blocks(
+    algorithms=("DFLASH",),
+    place="speculative.dflash_worker_v2.DFlashWorkerV2",
+    needs=_NEEDS,
     absent="drafts that are filled in as a block are SGLang's",
+    members=_MEMBERS | {"kind": property(_by_draft)},
     forwards="models.block_forwards.BlockForwards",
     marks="fills_blocks",
     chains_only=True,
     plain=("DFlashDraftModel", "DFlashLagunaForCausalLM", "MuseGlimmerAssistantModel"),
     size="--speculative-dflash-block-size",
     usual=16,
+)
+
+SELECTED_BLOCKS = _SelectedBlocks(
+    algorithms=("DFLASH2",),
+    place=BLOCKS.place,
+    needs=f"{_NEEDS}models.dflash.DFlash2DraftModel._transform_unary_logits(logits)\n",
+    absent="drafts of a block that a selector chooses are SGLang's",
+    members=BLOCKS.members,
+    forwards="models.block_forwards.SelectedForwards",
+    written=BLOCKS.algorithms[0],
+    called="a selector",
+    marks="selector_rank",
+    chains_only=True,
+    plain=("DFlash2DraftModel", "MiniMaxDFlash2DraftModel"),
+    size=BLOCKS.size,
+    usual=BLOCKS.usual,
 )
 
 CORRECTED_BLOCKS = _CorrectedBlocks(

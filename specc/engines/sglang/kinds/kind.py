@@ -50,7 +50,7 @@ class KindOfDraft:
         keeps: SGLang's class of what a request keeps between steps.
         state: the adapter's class of that.
         forwards: the adapter's class of callbacks.
-        members: what its workers have beside what all have.
+        members: what its workers have beside what all have; `kind` is there where a draft says which of several it is.
         roles: of `served_attention.ROLES` those of its steps -> the model whose cache each reads.
         head: whether the draft is a head, which reads hidden states of the target.
         blocks: whether the draft fills in all places of a step at once.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any, Unpack
 
 import torch
@@ -13,6 +13,7 @@ from sglang.srt.speculative.dflash_info import DFlashVerifyInput
 from torch import Tensor
 
 from ..attention.step import Attention
+from ..kinds.block_drafts import selector_of
 from ..parts.heads import processors_of
 from ..parts.parts import Parts
 from .forwards import MODES, ForwardOutputs, Forwards, rows_of
@@ -98,11 +99,40 @@ class BlockForwards(Forwards):
             embeddings = embeddings * self._scale
         filled = model.forward(batch.input_ids, batch.positions, batch, input_embeds=embeddings).hidden_states
         rows = filled.view(batch.batch_size, -1, filled.shape[-1])[:, self._first :].flatten(0, 1)
-        return LogitsProcessorOutput(self._scores(rows, batch))
+        return LogitsProcessorOutput(self._scores(rows, batch), hidden_states=self._handed_over(rows))
+
+    def _handed_over(self, rows: Tensor) -> Tensor | None:
+        """What a program reads of rows T[n, H] of the draft beside their scores."""
+        return None
 
     def _scores(self, rows: Tensor, batch: ForwardBatch) -> Tensor:
         """Scores f32[n, V] of rows T[n, H] of the draft."""
         return self._processor._get_logits(rows, self._head, LogitsMetadata.from_forward_batch(batch))
+
+
+class SelectedForwards(BlockForwards):
+    """The same of a draft whose drafts a selector chooses: beside scores it hands over what that reads of each place.
+
+    Scores are added to the selector's, so they are those that SGLang adds: the rows times the target's head, without
+    what its logits processor does to them (scale, cap), and with what the draft does.
+    """
+
+    def _read(self) -> None:
+        """See `BlockForwards`."""
+        super()._read()
+        self._model = self._worker.draft_model
+        self._project = selector_of(self._model).hidden_projection
+
+    def _handed_over(self, rows: Tensor) -> Tensor:
+        """See `BlockForwards`: T[n, r]."""
+        projected: Tensor = self._project(rows)
+        return projected
+
+    def _scores(self, rows: Tensor, batch: ForwardBatch) -> Tensor:
+        """See `BlockForwards`. Where the program computes the head it has the rows."""
+        with _set(self._processor, logit_scale=None, final_logit_softcapping=None):
+            scores = super()._scores(rows, batch)
+        return scores if self._parts.head else self._model._transform_unary_logits(scores)
 
 
 class CorrectedForwards(BlockForwards):
@@ -132,14 +162,23 @@ def _without_adapters(layer: Any) -> Any:
     return getattr(layer, "base_layer", layer)
 
 
-@contextlib.contextmanager
-def whole(processor: Any) -> Iterator[None]:
+def whole(processor: Any) -> contextlib.AbstractContextManager[None]:
     """While a forward of a program runs: have a logits processor gather what its worker would gather otherwise."""
-    defers = getattr(processor, DEFERS, False)
-    if defers:
-        setattr(processor, DEFERS, False)
+    return _set(processor, **({DEFERS: False} if hasattr(processor, DEFERS) else {}))
+
+
+@contextlib.contextmanager
+def _set(processor: Any, **attributes: Any) -> Iterator[None]:
+    """Have a logits processor have other attributes for a while."""
+    own = {name: getattr(processor, name) for name in attributes}
+    _give(processor, attributes)
     try:
         yield
     finally:
-        if defers:
-            setattr(processor, DEFERS, True)
+        _give(processor, own)
+
+
+def _give(processor: Any, attributes: Mapping[str, Any]) -> None:
+    """Set attributes of a logits processor."""
+    for name, value in attributes.items():
+        setattr(processor, name, value)

@@ -15,6 +15,7 @@ from sglang.srt.layers.logits_processor import LogitsProcessor
 from torch import Tensor
 
 from ..._heads import HEAD, TOKEN_MAP, digest, named_tokens, of_rank, scores_part, unnamed_tokens
+from ..kinds.block_drafts import selector_of
 
 GETS, ITSELF = "_get_logits", "compute_base_logits"
 """The method of a logits processor that multiplies, and that of a draft which does so by itself."""
@@ -111,10 +112,13 @@ def misfits(plan: Any, runners: Mapping[str, Any], scored: Tensor | None, ranks:
     if weight.dtype != runner.dtype or tuple(weight.shape[1:]) != (width,) or length < entries:
         kept = f"{weight.dtype}{[length, *weight.shape[1:]]}"
         yield f"the head of the draft is kept as {kept}, the program reads {runner.dtype}[{entries}, {width}]"
+    own = None if selector_of(runner.model) is None else runner.model.draft_config
     changes = {
         "a bias": getattr(head, "bias", None) is not None,
-        "a scale": any(processor.logit_scale not in (None, 1.0) for processor in processors),
-        "a cap": any(processor.final_logit_softcapping for processor in processors),
+        "a scale": any(processor.logit_scale not in (None, 1.0) for processor in processors)
+        or (own is not None and own.output_multiplier != 1),
+        "a cap": any(processor.final_logit_softcapping for processor in processors)
+        or (own is not None and bool(own.final_logit_softcapping)),
     }
     for what in (what for what, there in changes.items() if there):
         yield f"the logits of the draft have {what}, and the program computes a product"
@@ -131,9 +135,13 @@ def _ranks(head: Any) -> int:
 
 
 def scoring(runners: Mapping[str, Any]) -> tuple[Any, list[Any]]:
-    """What scores the rows of a draft: a head, and the logits processors that multiply; none where the draft does."""
+    """What scores the rows of a draft: a head, and the logits processors that multiply; none where the draft does.
+
+    A draft with a selector has the target's head in its own place, once SGLang has scored by it.
+    """
     draft = runners["draft"]
-    scored = draft if hasattr(draft.model, "lm_head") else runners["target"]
+    scores = hasattr(draft.model, "lm_head") and selector_of(draft.model) is None
+    scored = draft if scores else runners["target"]
     return getattr(scored.model, "lm_head", None), processors_of(scored)
 
 

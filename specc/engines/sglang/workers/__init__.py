@@ -25,9 +25,10 @@ def replace_workers(programs: Sequence[Any]) -> None:
     """Have SGLang make workers that choose among `programs`, packages of wheels; more may be added later."""
     ProgramSteps.programs = programs
     served = [kind for kind in KINDS if not kind.absent or seam.there(kind.absent)]
-    workers = [worker_of(kind) for kind in served]  # before SGLang's are replaced, of which one derives from another
-    for kind, worker in zip(served, workers, strict=True):
-        _hook(kind.place, HookType.REPLACE, worker)
+    # Before SGLang's are replaced, of which one derives from another; those of a place are the same for all its kinds.
+    workers = {kind.place: worker_of(kind) for kind in served}
+    for place, worker in workers.items():
+        _hook(place, HookType.REPLACE, worker)
     _hook("managers.overlap_utils.FutureMap", HookType.REPLACE, relay.SharedFutureMap)
     _hook(f"{RESULTS}.process_batch_result_decode", HookType.BEFORE, hooks.receive)
     _hook(f"{RUNNER}.recapture_decode_cuda_graph", HookType.AFTER, hooks.retire)
@@ -49,7 +50,7 @@ def worker_of(kind: KindOfDraft) -> type[ProgramSteps]:
     """Return SGLang's class of workers of a kind, with steps of a program."""
     own = seam.placed(kind.place)
     takes = frozenset(inspect.signature(own.forward_batch_generation).parameters)
-    return type(own.__name__, (ProgramSteps, own), {**kind.members, "kind": kind, "takes": takes})
+    return type(own.__name__, (ProgramSteps, own), {"kind": kind, "takes": takes, **kind.members})
 
 
 def _hook(place: str, how: HookType, what: Callable[..., Any]) -> None:

@@ -13,6 +13,7 @@ from cli.test_init import init
 from .sglang_words import config, run, words
 
 TARGET, DRAFT, CORRECTED = "Qwen3-8B", "Qwen3-8B-DFlash-b16", "Qwen3-8B-DSpark-block7"
+SELECTED = "Qwen3-8B-DFlash2"
 BLOCK, NODES = "--speculative-dflash-block-size", "--speculative-num-draft-tokens"
 DRAFTS = "--speculative-dspark-block-size"
 
@@ -52,6 +53,24 @@ def test_a_program_drafts_a_block_but_for_its_first_token(
     resolved = config(folder, blocks() | more, options=("--gpu", "h100"))
     assert (resolved.algorithm, resolved.num_steps, resolved.file.topk) == ("DFLASH", nodes - 1, 1)
     assert resolved.num_nodes == nodes
+
+
+@pytest.mark.parametrize(
+    ("more", "nodes", "verify"),
+    [
+        ({}, 16, "greedy"),
+        ({BLOCK: "8"}, 8, "greedy"),
+        ({"--speculative-use-block-verification": ""}, 16, "block"),
+    ],
+)
+def test_a_draft_with_a_selector_is_of_another_algorithm(
+    folder: Path, more: dict[str, str | None], nodes: int, verify: str
+) -> None:
+    """Of the same name in SGLang, which draws its drafts where requests draw."""
+    resolved = config(folder, blocks(SELECTED) | more, options=("--gpu", "h100"))
+    assert (resolved.algorithm, resolved.num_steps, resolved.num_nodes) == ("DFLASH2", nodes - 1, nodes)
+    assert resolved.draft is not None and resolved.file.verify == verify
+    assert (resolved.draft.selector_rank, resolved.draft.selector_top_k) == (64, 8)
 
 
 def corrected(draft: str = CORRECTED) -> dict[str, str | None]:
@@ -106,7 +125,8 @@ def test_what_check_says_of_blocks(folder: Path) -> None:
     ("gpu", "options", "changes", "reason"),
     [
         ("h100", (), blocks("Qwen3-8B-Domino"), "a draft that fills in blocks, with a domino projector, is not served"),
-        ("h100", (), blocks("Qwen3-8B-DFlash2"), "of the class DFlash2DraftModel, is not served"),
+        ("h100", (), corrected(SELECTED), "of the class DFlash2DraftModel, is not served"),
+        ("cpu", (), blocks(SELECTED), "DFLASH2 on a CPU is not served"),
         ("h100", (), {"--speculative-draft-window-size": "64"}, "a window of the draft's"),
         ("h100", (), {"--disaggregation-mode": "decode"}, "of texts that another one prefills is not served"),
         ("h100", (), {BLOCK: "8", NODES: "9"}, f"{NODES} and {BLOCK} differ"),
@@ -152,6 +172,7 @@ def test_servers_with_blocks_that_are_refused(
         (DRAFT, [], f"--speculative-algorithm DFLASH --speculative-draft-model-path {DRAFT}"),
         (DRAFT, ["--num-steps", 7], f"--speculative-draft-model-path {DRAFT} {NODES} 8"),
         (CORRECTED, [], f"--speculative-algorithm DSPARK --speculative-draft-model-path {CORRECTED}"),
+        (SELECTED, [], f"--speculative-algorithm DFLASH --speculative-draft-model-path {SELECTED}"),
     ],
 )
 def test_init_with_such_a_draft(folder: Path, draft: str, more: list[object], expected: str) -> None:
