@@ -45,7 +45,9 @@ class ModuleForwards(Forwards):
             self._made = outputs.hidden.view(hidden.shape)
         return outputs._replace(hidden=None)
 
-    def _run(self, runner: Any, backend: Any, batch: Any, shape: tuple[int, ...]) -> ForwardOutputs:
+    def _run(
+        self, runner: Any, backend: Any, batch: Any, shape: tuple[int, ...], starts: Tensor | None = None
+    ) -> ForwardOutputs:
         # What a module makes goes to the next one as it is before the last norm.
         batch.return_hidden_states_before_norm = runner is not self._target
-        return super()._run(runner, backend, batch, shape)
+        return super()._run(runner, backend, batch, shape, starts)
